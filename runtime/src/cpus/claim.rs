@@ -1,0 +1,233 @@
+//! Claims on CPUs, so that several runtimes of a host pin their shards to different ones: one locked file a CPU.
+//!
+//! The lock is the kernel's (`flock`) and goes with the process, however it ends; a file that is left over means
+//! nothing. What is written in it is only for the one who wonders who holds the CPU.
+
+use std::{
+    fs::{self, DirBuilder, File, OpenOptions, Permissions, TryLockError},
+    io::{self, Read, Write},
+    os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt},
+    path::{Path, PathBuf},
+};
+
+use super::{allowed::allowed_cpus, list::parse};
+use crate::error::RuntimeError;
+
+/// Which CPUs are wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wanted<'a> {
+    /// This many, whichever are free.
+    Any(usize),
+    /// Exactly these.
+    These(&'a [usize]),
+}
+
+/// A CPU that no other runtime of the host will pin to, for as long as this lives.
+#[derive(Debug)]
+pub struct CpuClaim {
+    cpu: usize,
+    file: File,
+}
+
+impl CpuClaim {
+    /// The CPU's number.
+    pub fn cpu(&self) -> usize {
+        self.cpu
+    }
+}
+
+impl Drop for CpuClaim {
+    fn drop(&mut self) {
+        // Only so that the file names nobody; closing it is what ends the claim.
+        let _ = self.file.set_len(0);
+    }
+}
+
+/// Claims CPUs among those that this process may use, all that are wanted or none. One hardware thread of each core
+/// is taken before the second of any.
+///
+/// `directory` is the same for all runtimes that are to keep out of each other's way, and is created where it is
+/// missing.
+///
+/// # Errors
+/// [`RuntimeError::TooFewCpus`], [`RuntimeError::CpuNotAllowed`], [`RuntimeError::CpuClaimed`] or
+/// [`RuntimeError::ClaimFile`].
+pub fn claim_cpus(directory: &Path, wanted: Wanted<'_>) -> Result<Vec<CpuClaim>, RuntimeError> {
+    let allowed = allowed_cpus()?;
+    prepare(directory)?;
+    match wanted {
+        Wanted::These(cpus) => cpus
+            .iter()
+            .map(|cpu| {
+                if !allowed.contains(cpu) {
+                    return Err(RuntimeError::CpuNotAllowed { cpu: *cpu, allowed: allowed.clone() });
+                }
+                claim(directory, *cpu)
+            })
+            .collect(),
+        Wanted::Any(count) => {
+            let mut claims = Vec::with_capacity(count);
+            for cpu in cores_first(&allowed, siblings) {
+                if claims.len() == count {
+                    break;
+                }
+                match claim(directory, cpu) {
+                    Ok(claim) => claims.push(claim),
+                    // Another user's file counts as taken: its owner may be at work.
+                    Err(RuntimeError::CpuClaimed { .. } | RuntimeError::ClaimFile { .. }) => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            if claims.len() < count {
+                let (free, allowed) = (claims.len(), allowed.len());
+                return Err(RuntimeError::TooFewCpus { wanted: count, free, allowed });
+            }
+            Ok(claims)
+        }
+    }
+}
+
+/// Makes the directory, open to every user and, like `/tmp`, with files that only their owner can remove.
+fn prepare(directory: &Path) -> Result<(), RuntimeError> {
+    let failed = |source| RuntimeError::ClaimFile { path: directory.into(), source };
+    match fs::metadata(directory) {
+        Ok(data) if data.is_dir() => Ok(()),
+        Ok(_) => Err(failed(io::ErrorKind::NotADirectory.into())),
+        Err(_) => {
+            DirBuilder::new().recursive(true).mode(0o755).create(directory).map_err(failed)?;
+            fs::set_permissions(directory, Permissions::from_mode(0o1777)).map_err(failed)
+        }
+    }
+}
+
+fn claim(directory: &Path, cpu: usize) -> Result<CpuClaim, RuntimeError> {
+    let path = directory.join(format!("cpu-{cpu}.lock"));
+    let failed = |source| RuntimeError::ClaimFile { path: path.clone(), source };
+    let mut file = open(&path).map_err(failed)?;
+    match file.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => {
+            return Err(RuntimeError::CpuClaimed { cpu, holder: holder(&mut file), path });
+        }
+        Err(TryLockError::Error(source)) => return Err(failed(source)),
+    }
+    file.set_len(0).map_err(failed)?;
+    file.write_all(format!("{}\n", std::process::id()).as_bytes()).map_err(failed)?;
+    Ok(CpuClaim { cpu, file })
+}
+
+/// Opens or makes a lock file, which any user may lock. In a shared directory a link could lead anywhere, so none
+/// is followed.
+fn open(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).custom_flags(libc::O_NOFOLLOW);
+    match options.open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        opened => return opened,
+    }
+    match options.create_new(true).mode(0o666).open(path) {
+        Ok(file) => {
+            // The process's umask took bits off.
+            file.set_permissions(Permissions::from_mode(0o666))?;
+            Ok(file)
+        }
+        // Another runtime was faster.
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            OpenOptions::new().read(true).write(true).custom_flags(libc::O_NOFOLLOW).open(path)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+fn holder(file: &mut File) -> Option<u32> {
+    let mut text = String::new();
+    file.take(32).read_to_string(&mut text).ok()?;
+    text.trim().parse().ok()
+}
+
+/// The CPUs in the order in which to take them: the first hardware threads of all cores, then the second ones.
+fn cores_first(cpus: &[usize], siblings: impl Fn(usize) -> Option<Vec<usize>>) -> Vec<usize> {
+    let mut order: Vec<(usize, usize)> = cpus
+        .iter()
+        .map(|cpu| {
+            let threads = siblings(*cpu).unwrap_or_default();
+            (threads.iter().position(|thread| thread == cpu).unwrap_or(0), *cpu)
+        })
+        .collect();
+    order.sort_unstable();
+    order.into_iter().map(|(_, cpu)| cpu).collect()
+}
+
+/// The hardware threads of a CPU's core, itself included.
+fn siblings(cpu: usize) -> Option<Vec<usize>> {
+    let path = format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list");
+    parse(&fs::read_to_string(PathBuf::from(path)).ok()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn first_allowed() -> usize {
+        allowed_cpus().unwrap()[0]
+    }
+
+    #[test]
+    fn a_claimed_cpu_cannot_be_claimed_again_until_it_is_free() {
+        let directory = tempfile::tempdir().unwrap();
+        let (directory, cpu) = (directory.path().join("a/b"), first_allowed());
+        let claims = claim_cpus(&directory, Wanted::These(&[cpu])).unwrap();
+        assert_eq!(claims[0].cpu(), cpu);
+        let error = claim_cpus(&directory, Wanted::These(&[cpu])).unwrap_err();
+        let RuntimeError::CpuClaimed { cpu: claimed, holder, .. } = &error else {
+            panic!("{error}");
+        };
+        assert_eq!((*claimed, *holder), (cpu, Some(std::process::id())));
+        assert!(error.to_string().contains(&format!("process {}", std::process::id())));
+        drop(claims);
+        claim_cpus(&directory, Wanted::These(&[cpu])).unwrap();
+    }
+
+    #[test]
+    fn any_claims_all_or_none_and_never_the_same_twice() {
+        let directory = tempfile::tempdir().unwrap();
+        let allowed = allowed_cpus().unwrap().len();
+        let first = claim_cpus(directory.path(), Wanted::Any(1)).unwrap();
+        let error = claim_cpus(directory.path(), Wanted::Any(allowed)).unwrap_err();
+        let RuntimeError::TooFewCpus { wanted, free, allowed: all } = error else { panic!("{error}") };
+        assert_eq!((wanted, free, all), (allowed, allowed - 1, allowed));
+        let rest = claim_cpus(directory.path(), Wanted::Any(allowed - 1)).unwrap();
+        let mut cpus: Vec<_> = first.iter().chain(&rest).map(CpuClaim::cpu).collect();
+        cpus.sort_unstable();
+        assert_eq!(cpus, allowed_cpus().unwrap());
+    }
+
+    #[test]
+    fn a_cpu_that_is_not_ours_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let error = claim_cpus(directory.path(), Wanted::These(&[60_000])).unwrap_err();
+        assert!(matches!(error, RuntimeError::CpuNotAllowed { cpu: 60_000, .. }), "{error}");
+    }
+
+    #[test]
+    fn a_directory_or_file_that_cannot_be_used_is_named() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("file");
+        fs::write(&file, "").unwrap();
+        let error = claim_cpus(&file, Wanted::Any(1)).unwrap_err();
+        assert!(matches!(&error, RuntimeError::ClaimFile { path, .. } if *path == file), "{error}");
+
+        let cpu = first_allowed();
+        let link = directory.path().join(format!("cpu-{cpu}.lock"));
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        let error = claim_cpus(directory.path(), Wanted::These(&[cpu])).unwrap_err();
+        assert!(matches!(&error, RuntimeError::ClaimFile { path, .. } if *path == link), "{error}");
+    }
+
+    #[test]
+    fn second_hardware_threads_come_last() {
+        let pairs = |cpu: usize| Some(vec![cpu % 4, cpu % 4 + 4]);
+        assert_eq!(cores_first(&[0, 4, 1, 5, 6], pairs), [0, 1, 4, 5, 6]);
+        assert_eq!(cores_first(&[3, 2], |_| None), [2, 3]);
+    }
+}

@@ -1,0 +1,10 @@
+//! CPUs: which ones this process may use, and which of them it holds. Called at start; bounded by the machine.
+
+mod allowed;
+mod claim;
+mod list;
+
+pub use self::{
+    allowed::allowed_cpus,
+    claim::{CpuClaim, Wanted, claim_cpus},
+};

@@ -1,0 +1,129 @@
+//! What can go wrong in the runtime: one variant an operation, with its operands and what to do.
+
+use std::{io, path::PathBuf, time::Duration};
+
+/// Why the runtime could not do what was asked.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RuntimeError {
+    /// The executor of a shard could not set up its rings.
+    #[error(
+        "io_uring cannot be used: {reason}; allow the system calls io_uring_setup, io_uring_enter \
+         and io_uring_register (a container's seccomp profile may forbid them), set the sysctl \
+         kernel.io_uring_disabled to 0, and give the process at least 512 KiB of locked memory (ulimit -l)"
+    )]
+    IoUring {
+        /// What the kernel or the executor answered.
+        reason: String,
+    },
+    /// A system call failed.
+    #[error("{operation} failed: {source}")]
+    System {
+        /// What was being done.
+        operation: &'static str,
+        /// What the kernel answered.
+        source: io::Error,
+    },
+    /// A setting cannot be used.
+    #[error("setting {setting}: {problem}")]
+    Setting {
+        /// The field of the settings.
+        setting: &'static str,
+        /// What is wrong with it, and what would be right.
+        problem: String,
+    },
+    /// A CPU was asked for that this process may not run on.
+    #[error("CPU {cpu} is not one of those that this process may use ({allowed:?}); change the pinning or the cpuset")]
+    CpuNotAllowed {
+        /// The CPU that was asked for.
+        cpu: usize,
+        /// The CPUs that may be used.
+        allowed: Vec<usize>,
+    },
+    /// A CPU was asked for that another runtime holds.
+    #[error("CPU {cpu} is claimed by {} (lock file {})", holder_text(.holder), .path.display())]
+    CpuClaimed {
+        /// The CPU that was asked for.
+        cpu: usize,
+        /// The process that holds it, where its lock file says so.
+        holder: Option<u32>,
+        /// The lock file.
+        path: PathBuf,
+    },
+    /// Fewer CPUs are free than shards want to be pinned.
+    #[error("{wanted} CPUs are wanted, {free} of the {allowed} allowed ones are free")]
+    TooFewCpus {
+        /// How many were asked for.
+        wanted: usize,
+        /// How many could be claimed.
+        free: usize,
+        /// How many this process may run on.
+        allowed: usize,
+    },
+    /// The lock file of a CPU, or its directory, cannot be used.
+    #[error("CPU lock file {}: {source}", .path.display())]
+    ClaimFile {
+        /// The file or directory.
+        path: PathBuf,
+        /// What the kernel answered.
+        source: io::Error,
+    },
+    /// The shard stopped before it could answer.
+    #[error("shard {shard} has stopped")]
+    ShardGone {
+        /// The shard that was asked.
+        shard: usize,
+    },
+    /// The task panicked; the shard goes on.
+    #[error("the task panicked: {message}")]
+    TaskPanicked {
+        /// What it panicked with.
+        message: String,
+    },
+    /// The shard's mailbox has no free slot.
+    #[error("the mailbox of shard {shard} is full ({slots} slots)")]
+    MailboxFull {
+        /// The shard that was asked.
+        shard: usize,
+        /// The size of its mailbox.
+        slots: usize,
+    },
+    /// A shard did not stop in time; its thread is left alone.
+    #[error("shard {shard} did not stop within {waited:?}; a task does not return")]
+    StopTimedOut {
+        /// The shard.
+        shard: usize,
+        /// How long was waited.
+        waited: Duration,
+    },
+    /// A shard's thread ended by a panic of the reactor itself.
+    #[error("the thread of shard {shard} panicked")]
+    ShardPanicked {
+        /// The shard.
+        shard: usize,
+    },
+}
+
+impl RuntimeError {
+    pub(crate) fn system(operation: &'static str) -> impl FnOnce(nix::errno::Errno) -> Self {
+        move |errno| Self::System { operation, source: errno.into() }
+    }
+}
+
+fn holder_text(holder: &Option<u32>) -> String {
+    match holder {
+        Some(pid) => format!("process {pid}"),
+        None => "another process".into(),
+    }
+}
+
+/// The text of a caught panic.
+pub(crate) fn panic_message(payload: &(dyn std::any::Any + Send)) -> String {
+    if let Some(text) = payload.downcast_ref::<&str>() {
+        (*text).into()
+    } else if let Some(text) = payload.downcast_ref::<String>() {
+        text.clone()
+    } else {
+        "(no message)".into()
+    }
+}

@@ -1,0 +1,116 @@
+//! The handshake between a shard that goes to sleep and a thread that posts to it; any thread, no bound to keep.
+//!
+//! A lost wake-up needs the sleeper to miss the post and the poster to miss the sleeper. Both sides write, then
+//! fence, then read what the other writes, so at least one of them sees the other (Dekker's idea). A poster that
+//! finds the shard awake pays one fence and one load, no system call.
+
+#[cfg(loom)]
+use loom::sync::atomic::{AtomicBool, Ordering, fence};
+#[cfg(not(loom))]
+use std::sync::atomic::{AtomicBool, Ordering, fence};
+
+/// Whether a shard sleeps, as its posters see it.
+#[derive(Debug)]
+pub(crate) struct SleepFlag(AtomicBool);
+
+impl SleepFlag {
+    pub(crate) fn new() -> Self {
+        Self(AtomicBool::new(false))
+    }
+
+    /// Poster, after it has published something: true if the doorbell must be rung, which one poster alone is told.
+    pub(crate) fn must_ring(&self) -> bool {
+        // Pairs with the fence in `announce`.
+        fence(Ordering::SeqCst);
+        self.0.load(Ordering::Relaxed) && self.0.swap(false, Ordering::AcqRel)
+    }
+
+    /// Sleeper: says that it is about to sleep. It must look for work once more before it does.
+    pub(crate) fn announce(&self) {
+        self.0.store(true, Ordering::Relaxed);
+        // Pairs with the fence in `must_ring`.
+        fence(Ordering::SeqCst);
+    }
+
+    /// Sleeper: it is awake and needs no doorbell.
+    pub(crate) fn awake(&self) {
+        self.0.store(false, Ordering::Relaxed);
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use loom::{
+        sync::{
+            Arc,
+            atomic::{AtomicBool, AtomicUsize, Ordering},
+        },
+        thread,
+    };
+
+    use super::SleepFlag;
+
+    struct Model {
+        flag: SleepFlag,
+        posts: AtomicUsize,
+        rung: AtomicBool,
+    }
+
+    impl Model {
+        fn post(&self) {
+            self.posts.fetch_add(1, Ordering::Release);
+            if self.flag.must_ring() {
+                self.rung.store(true, Ordering::Release);
+            }
+        }
+    }
+
+    /// If the sleeper found nothing on its last look, every later post must ring.
+    fn no_lost_wake_up(posters: usize) {
+        loom::model(move || {
+            let model =
+                Arc::new(Model { flag: SleepFlag::new(), posts: AtomicUsize::new(0), rung: AtomicBool::new(false) });
+            let threads: Vec<_> = (0..posters)
+                .map(|_| {
+                    let model = Arc::clone(&model);
+                    thread::spawn(move || model.post())
+                })
+                .collect();
+
+            model.flag.announce();
+            let seen = model.posts.load(Ordering::Acquire);
+            for thread in threads {
+                thread.join().unwrap();
+            }
+            let missed = posters - seen;
+            assert!(missed == 0 || model.rung.load(Ordering::Acquire), "{missed} posts and no doorbell");
+        });
+    }
+
+    #[test]
+    fn loom_one_poster() {
+        no_lost_wake_up(1);
+    }
+
+    #[test]
+    fn loom_two_posters() {
+        no_lost_wake_up(2);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::SleepFlag;
+
+    #[test]
+    fn only_a_sleeper_needs_the_doorbell_and_only_once() {
+        let flag = SleepFlag::new();
+        assert!(!flag.must_ring());
+        flag.announce();
+        assert!(flag.must_ring());
+        assert!(!flag.must_ring());
+        flag.announce();
+        flag.awake();
+        assert!(!flag.must_ring());
+    }
+}

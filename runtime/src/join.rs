@@ -1,0 +1,176 @@
+//! The result of a job on a shard, for whoever asked: a future on another shard, a future of any other executor,
+//! or a blocked thread.
+
+use std::{
+    fmt,
+    future::Future,
+    pin::Pin,
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    task::{Context, Poll, Waker},
+};
+
+use crate::{error::RuntimeError, mailbox::ShardRef, shard::Shard};
+
+/// Waits for the result of [`Runtime::on_shard`](crate::Runtime::on_shard). Dropping it lets the task run on.
+#[must_use = "the task runs on without it, but its result and its panic are lost"]
+pub struct JoinHandle<T> {
+    exchange: Arc<Exchange<T>>,
+    /// The shard on which a task awaits this, and the slot of its remote waker there.
+    awaited: Option<(ShardRef, u64)>,
+}
+
+struct Exchange<T> {
+    state: Mutex<State<T>>,
+    arrived: Condvar,
+}
+
+struct State<T> {
+    result: Option<Result<T, RuntimeError>>,
+    waker: Option<Waker>,
+}
+
+impl<T> Exchange<T> {
+    fn lock(&self) -> MutexGuard<'_, State<T>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The shard's end of a [`JoinHandle`]; dropped without a result, it reports that the shard is gone.
+pub(crate) struct JoinSender<T> {
+    exchange: Arc<Exchange<T>>,
+    shard: usize,
+    sent: bool,
+}
+
+pub(crate) fn join_pair<T>(shard: usize) -> (JoinSender<T>, JoinHandle<T>) {
+    let exchange =
+        Arc::new(Exchange { state: Mutex::new(State { result: None, waker: None }), arrived: Condvar::new() });
+    let sender = JoinSender { exchange: Arc::clone(&exchange), shard, sent: false };
+    (sender, JoinHandle { exchange, awaited: None })
+}
+
+impl<T> JoinSender<T> {
+    pub(crate) fn send(mut self, result: Result<T, RuntimeError>) {
+        self.put(result);
+    }
+
+    fn put(&mut self, result: Result<T, RuntimeError>) {
+        self.sent = true;
+        let waker = {
+            let mut state = self.exchange.lock();
+            // The first one counts, see `settle`.
+            state.result.get_or_insert(result);
+            state.waker.take()
+        };
+        self.exchange.arrived.notify_all();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+}
+
+impl<T> Drop for JoinSender<T> {
+    fn drop(&mut self) {
+        if !self.sent {
+            self.put(Err(RuntimeError::ShardGone { shard: self.shard }));
+        }
+    }
+}
+
+impl<T> JoinHandle<T> {
+    /// Decides the result before the job that would have made it is dropped.
+    pub(crate) fn settle(&self, error: RuntimeError) {
+        self.exchange.lock().result.get_or_insert(Err(error));
+    }
+
+    /// Blocks until the result is there.
+    ///
+    /// # Errors
+    /// [`RuntimeError::TaskPanicked`], [`RuntimeError::ShardGone`] where the shard stopped first, or
+    /// [`RuntimeError::MailboxFull`] where the shard could not be asked.
+    ///
+    /// # Panics
+    /// On a shard's thread, which must not block; await the handle there.
+    pub fn wait(self) -> Result<T, RuntimeError> {
+        assert!(Shard::current().is_none(), "a shard's thread must not block; await the handle");
+        let mut state = self.exchange.lock();
+        loop {
+            if let Some(result) = state.result.take() {
+                return result;
+            }
+            state = self.exchange.arrived.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+impl<T> Future for JoinHandle<T> {
+    type Output = Result<T, RuntimeError>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let Self { exchange, awaited } = self.get_mut();
+        let mut state = exchange.lock();
+        if let Some(result) = state.result.take() {
+            return Poll::Ready(result);
+        }
+        let waker = match Shard::current() {
+            None => context.waker().clone(),
+            // A task of a shard is woken through its own mailbox, see `remote_waker`. A second poll must not drop
+            // the first one's remote waker, which would wake the task at once.
+            Some(shard) => {
+                let here = shard.shard_ref(shard.index());
+                if let Some((there, slot)) = awaited
+                    && there.is(&here)
+                    && shard.retarget_remote_waker(*slot, context.waker())
+                {
+                    return Poll::Pending;
+                }
+                let (slot, waker) = shard.remote_waker(context.waker());
+                *awaited = Some((here, slot));
+                waker
+            }
+        };
+        let replaced = state.waker.replace(waker);
+        drop(state);
+        // Not under the lock: it may be a remote waker of another shard.
+        drop(replaced);
+        Poll::Pending
+    }
+}
+
+impl<T> fmt::Debug for JoinHandle<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "JoinHandle(finished: {})", self.exchange.lock().result.is_some())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_result_reaches_a_blocked_thread() {
+        let (sender, handle) = join_pair(0);
+        let thread = std::thread::spawn(move || handle.wait());
+        sender.send(Ok(5));
+        assert_eq!(thread.join().unwrap().unwrap(), 5);
+    }
+
+    #[test]
+    fn a_sender_that_goes_says_that_the_shard_is_gone() {
+        let (sender, handle) = join_pair::<()>(4);
+        drop(sender);
+        assert!(matches!(handle.wait(), Err(RuntimeError::ShardGone { shard: 4 })));
+    }
+
+    #[test]
+    fn a_poll_before_the_result_is_woken_by_it() {
+        let (sender, mut handle) = join_pair(0);
+        let mut context = Context::from_waker(Waker::noop());
+        assert!(Pin::new(&mut handle).poll(&mut context).is_pending());
+        assert_eq!(format!("{handle:?}"), "JoinHandle(finished: false)");
+        sender.send(Ok("done"));
+        let Poll::Ready(Ok("done")) = Pin::new(&mut handle).poll(&mut context) else {
+            panic!("the result is there");
+        };
+    }
+}

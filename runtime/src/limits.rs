@@ -1,0 +1,53 @@
+//! Every bound of a shard, in one place. All are per shard unless the comment says otherwise.
+
+use std::time::Duration;
+
+/// Jobs that wait in a mailbox before `submit` answers full; the default of `RuntimeSettings::mailbox_slots`.
+/// 1024 pointers pairs are 16 KiB, and a shard drains `JOBS_PER_TURN` of them a turn.
+pub(crate) const MAILBOX_SLOTS: usize = 1024;
+
+/// Mailbox jobs run in one turn, so that a flood of jobs cannot starve the sources.
+pub(crate) const JOBS_PER_TURN: usize = 64;
+
+/// Timers fired in one turn; what is left fires in the next, before the shard may sleep.
+pub(crate) const TIMERS_PER_TURN: usize = 256;
+
+/// What one source may do in one turn, in the source's own units (frames, completions, ...).
+pub(crate) const SOURCE_BUDGET: usize = 64;
+
+/// Kernel events taken from the epoll set at once; level-triggered leftovers come again in the next turn.
+pub(crate) const EVENTS_PER_TURN: usize = 64;
+
+/// While sources report work, the epoll set is looked at only every so many turns: hot descriptors are read
+/// directly, and one `epoll_wait` (about 0.15 us) is then a small part of 8 busy turns. An idle turn always
+/// looks, because there is nothing better to do.
+pub(crate) const EPOLL_EVERY: u32 = 8;
+
+/// A cancelled timer stays in the heap until it is due or until the heap is more than half cancelled timers;
+/// below this size the heap is not worth compacting.
+pub(crate) const TIMER_COMPACT_MIN: usize = 64;
+
+/// Shards of one runtime. The settings of the project allow as many.
+pub(crate) const SHARDS_MAX: usize = 1024;
+
+/// Rounds that cancelled tasks get to finish when a shard stops. One is enough for a task that only has to be
+/// dropped; more are needed only where dropping one task wakes another.
+pub(crate) const STOP_ROUNDS: usize = 1000;
+
+/// Stall reports are written at most this often; the ones in between are counted in the next.
+pub(crate) const STALL_REPORT_EVERY: Duration = Duration::from_secs(1);
+
+/// The longest sleep that is passed to the kernel; a later deadline is simply slept for in parts.
+pub(crate) const PARK_MAX: Duration = Duration::from_secs(24 * 3600);
+
+/// Entries in each of the executor's io_uring rings. A shard has about three operations in flight there (the
+/// wait for the epoll set, the executor's own timer and wake-up), because its sockets are not driven by it.
+pub(crate) const RING_DEPTH: usize = 32;
+
+/// The executor's registered memory for file reads, which a shard does not use; 64 KiB is the least it takes,
+/// and small enough for the usual 8 MiB of locked memory.
+pub(crate) const EXECUTOR_IO_BYTES: usize = 64 * 1024;
+
+/// How often the executor looks at its own rings while tasks are runnable. The executor's default of 100 ms
+/// would be the latency of everything that goes through it; 1 ms costs under 1 % of a core.
+pub(crate) const EXECUTOR_TICK: Duration = Duration::from_millis(1);

@@ -1,0 +1,285 @@
+//! Mailboxes: how any thread hands a job to a shard. Bounded by `RuntimeSettings::mailbox_slots`; a post to a shard
+//! that is awake makes no system call.
+
+use std::{
+    fmt,
+    os::fd::{AsFd, BorrowedFd},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering, fence},
+    },
+};
+
+use crossbeam_queue::ArrayQueue;
+use nix::sys::eventfd::{EfdFlags, EventFd};
+
+use crate::{error::RuntimeError, handshake::SleepFlag, shard::Shard};
+
+/// What a shard is asked to run, once, on its own thread.
+pub type Job = Box<dyn FnOnce(&Shard) + Send>;
+
+/// The job was not taken: the mailbox has no free slot, or the shard has stopped.
+#[derive(thiserror::Error)]
+#[error("shard {shard} {}", if *.stopped { "has stopped" } else { "has no free mailbox slot" })]
+pub struct MailboxFull {
+    /// The shard that was asked.
+    pub shard: usize,
+    /// The shard has stopped and will never take the job.
+    pub stopped: bool,
+    /// The job, unchanged, for another try.
+    pub job: Job,
+}
+
+impl fmt::Debug for MailboxFull {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MailboxFull")
+            .field("shard", &self.shard)
+            .field("stopped", &self.stopped)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The part of a shard that other threads touch.
+pub(crate) struct Mailbox {
+    shard: usize,
+    jobs: ArrayQueue<Job>,
+    sleep: SleepFlag,
+    doorbell: EventFd,
+    stop: AtomicBool,
+    closed: AtomicBool,
+    /// Wake-ups that other threads owe to tasks of this shard; at most one for each pending remote wait.
+    woken: Mutex<Vec<u64>>,
+    any_woken: AtomicBool,
+    stalls: AtomicU64,
+    turns: AtomicU64,
+    parks: AtomicU64,
+}
+
+/// One shard as any thread sees it.
+#[derive(Clone)]
+pub struct ShardRef(pub(crate) Arc<Mailbox>);
+
+impl ShardRef {
+    pub(crate) fn new(shard: usize, slots: usize) -> Result<Self, RuntimeError> {
+        let doorbell = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
+            .map_err(RuntimeError::system("making a shard's doorbell"))?;
+        Ok(Self(Arc::new(Mailbox {
+            shard,
+            jobs: ArrayQueue::new(slots),
+            sleep: SleepFlag::new(),
+            doorbell,
+            stop: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
+            woken: Mutex::default(),
+            any_woken: AtomicBool::new(false),
+            stalls: AtomicU64::new(0),
+            turns: AtomicU64::new(0),
+            parks: AtomicU64::new(0),
+        })))
+    }
+
+    /// The shard's number, from 0.
+    pub fn index(&self) -> usize {
+        self.0.shard
+    }
+
+    /// Hands a job to the shard, which runs it in one of its next turns, in the order of submission.
+    ///
+    /// Jobs that are still waiting when the shard stops are dropped unrun.
+    ///
+    /// # Errors
+    /// [`MailboxFull`], with the job in it, where no slot is free or the shard has stopped.
+    pub fn submit(&self, job: Job) -> Result<(), MailboxFull> {
+        let mailbox = &*self.0;
+        if mailbox.closed.load(Ordering::Acquire) {
+            return Err(MailboxFull { shard: mailbox.shard, stopped: true, job });
+        }
+        mailbox.jobs.push(job).map_err(|job| MailboxFull { shard: mailbox.shard, stopped: false, job })?;
+        mailbox.ring_if_asleep();
+        // Either the closing shard saw the push, or this sees that it is closed; the fence is in `must_ring`.
+        if mailbox.closed.load(Ordering::Relaxed) {
+            mailbox.drop_jobs();
+        }
+        Ok(())
+    }
+
+    /// Whether both name the same shard of the same runtime.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// Jobs that may wait at once.
+    pub fn slots(&self) -> usize {
+        self.0.jobs.capacity()
+    }
+
+    /// How often the shard went longer without a turn than `RuntimeSettings::stall_report` allows.
+    pub fn stalls(&self) -> u64 {
+        self.0.stalls.load(Ordering::Relaxed)
+    }
+
+    /// Turns that the shard has taken.
+    pub fn turns(&self) -> u64 {
+        self.0.turns.load(Ordering::Relaxed)
+    }
+
+    /// How often the shard has gone to sleep.
+    pub fn parks(&self) -> u64 {
+        self.0.parks.load(Ordering::Relaxed)
+    }
+}
+
+impl fmt::Debug for ShardRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ShardRef({})", self.0.shard)
+    }
+}
+
+impl Mailbox {
+    // What any thread may do.
+
+    fn ring_if_asleep(&self) {
+        if self.sleep.must_ring() {
+            // It cannot fail but by a counter at its limit, which rings as well.
+            let _ = self.doorbell.write(1);
+        }
+    }
+
+    /// Asks the shard to stop.
+    pub(crate) fn stop(&self) {
+        self.stop.store(true, Ordering::Release);
+        self.ring_if_asleep();
+    }
+
+    /// Tells the shard to wake the task that waits in `slot`.
+    pub(crate) fn wake(&self, slot: u64) {
+        self.woken.lock().unwrap_or_else(PoisonError::into_inner).push(slot);
+        self.any_woken.store(true, Ordering::Release);
+        self.ring_if_asleep();
+    }
+
+    // What only the shard does.
+
+    pub(crate) fn doorbell(&self) -> BorrowedFd<'_> {
+        self.doorbell.as_fd()
+    }
+
+    pub(crate) fn pop(&self) -> Option<Job> {
+        self.jobs.pop()
+    }
+
+    pub(crate) fn stop_asked(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn take_woken(&self) -> Vec<u64> {
+        if !self.any_woken.load(Ordering::Relaxed) {
+            return Vec::new();
+        }
+        self.any_woken.store(false, Ordering::Relaxed);
+        std::mem::take(&mut *self.woken.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Announces sleep. False if there is something to do after all; the shard then stays awake.
+    pub(crate) fn try_sleep(&self) -> bool {
+        self.sleep.announce();
+        let idle =
+            self.jobs.is_empty() && !self.any_woken.load(Ordering::Acquire) && !self.stop.load(Ordering::Acquire);
+        if !idle {
+            self.sleep.awake();
+        }
+        idle
+    }
+
+    pub(crate) fn awake(&self) {
+        self.sleep.awake();
+    }
+
+    /// Takes no more jobs and drops those that wait, so that whoever waits for one learns of it.
+    pub(crate) fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+        fence(Ordering::SeqCst);
+        self.drop_jobs();
+    }
+
+    fn drop_jobs(&self) {
+        while let Some(job) = self.jobs.pop() {
+            drop(job);
+        }
+    }
+
+    pub(crate) fn count_stall(&self) {
+        bump(&self.stalls);
+    }
+
+    pub(crate) fn count_turn(&self) {
+        bump(&self.turns);
+    }
+
+    pub(crate) fn count_park(&self) {
+        bump(&self.parks);
+    }
+}
+
+/// Counts in a counter that one thread writes and others read: no locked instruction is needed.
+fn bump(counter: &AtomicU64) {
+    counter.store(counter.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_mailbox_gives_the_job_back() {
+        let shard = ShardRef::new(3, 1).unwrap();
+        shard.submit(Box::new(|_| {})).unwrap();
+        let full = shard.submit(Box::new(|_| {})).unwrap_err();
+        assert_eq!((full.shard, full.stopped), (3, false));
+        assert_eq!(full.to_string(), "shard 3 has no free mailbox slot");
+        drop(shard.0.pop().unwrap());
+        shard.submit(full.job).unwrap();
+    }
+
+    #[test]
+    fn a_closed_mailbox_drops_what_waits_and_takes_no_more() {
+        let shard = ShardRef::new(0, 4).unwrap();
+        let waiting = Arc::new(());
+        let held = Arc::clone(&waiting);
+        shard.submit(Box::new(move |_| drop(held))).unwrap();
+        shard.0.close();
+        assert_eq!(Arc::strong_count(&waiting), 1);
+        let full = shard.submit(Box::new(|_| {})).unwrap_err();
+        assert!(full.stopped);
+        assert!(format!("{full:?} {full}").contains("has stopped"));
+    }
+
+    #[test]
+    fn sleep_is_refused_while_anything_waits() {
+        let shard = ShardRef::new(0, 4).unwrap();
+        assert!(shard.0.try_sleep());
+        shard.0.awake();
+        shard.submit(Box::new(|_| {})).unwrap();
+        assert!(!shard.0.try_sleep());
+        drop(shard.0.pop());
+        shard.0.wake(7);
+        assert!(!shard.0.try_sleep());
+        assert_eq!(shard.0.take_woken(), [7]);
+        assert_eq!(shard.0.take_woken(), []);
+        assert!(shard.0.try_sleep());
+        shard.0.stop();
+        assert!(!shard.0.try_sleep());
+    }
+
+    #[test]
+    fn the_doorbell_rings_once_and_only_for_a_sleeper() {
+        let shard = ShardRef::new(0, 4).unwrap();
+        shard.submit(Box::new(|_| {})).unwrap();
+        assert!(shard.0.doorbell.read().is_err(), "awake: no ring");
+        drop(shard.0.pop());
+        assert!(shard.0.try_sleep());
+        shard.submit(Box::new(|_| {})).unwrap();
+        shard.submit(Box::new(|_| {})).unwrap();
+        assert_eq!(shard.0.doorbell.read().unwrap(), 1);
+    }
+}

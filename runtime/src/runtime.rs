@@ -1,0 +1,312 @@
+//! The runtime: starts the shards' threads, hands out handles to them, and stops them. Any thread may hold it;
+//! bounded by the number of shards.
+
+use std::{
+    fmt, io,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{Arc, Condvar, Mutex, PoisonError, mpsc},
+    thread,
+    time::{Duration, Instant},
+};
+
+use glommio::{LocalExecutor, LocalExecutorBuilder, Placement};
+
+use crate::{
+    cpus::{CpuClaim, Wanted, claim_cpus},
+    error::{RuntimeError, panic_message},
+    join::{JoinHandle, join_pair},
+    limits::{EXECUTOR_IO_BYTES, EXECUTOR_TICK, RING_DEPTH},
+    mailbox::ShardRef,
+    polling::Polling,
+    probe,
+    settings::{Pin, RuntimeSettings},
+    shard::Shard,
+    turn::Reactor,
+};
+
+/// The running shards. When the last clone is dropped, they are stopped.
+#[derive(Clone)]
+pub struct Runtime(Arc<Inner>);
+
+struct Inner {
+    shards: Arc<[ShardRef]>,
+    cpus: Vec<Option<usize>>,
+    /// In the order of the shards; none once joined.
+    threads: Mutex<Vec<Option<thread::JoinHandle<()>>>>,
+    endings: Arc<Endings>,
+    stop_within: Duration,
+}
+
+/// Which of the threads are done. A thread cannot be joined with a time limit, so it says so itself.
+struct Endings {
+    done: Mutex<Vec<bool>>,
+    changed: Condvar,
+}
+
+/// What one shard's thread needs to start.
+struct Start {
+    index: usize,
+    peers: Arc<[ShardRef]>,
+    claim: Option<CpuClaim>,
+    polling: Polling,
+    stall_report: Duration,
+    endings: Arc<Endings>,
+}
+
+impl Runtime {
+    /// Claims CPUs, starts the shards, and returns when all of them take turns.
+    ///
+    /// Each shard has its thread, three small io_uring rings, an epoll set, and one more thread that the executor
+    /// keeps for blocking file operations and that sleeps.
+    ///
+    /// # Errors
+    /// [`RuntimeError::Setting`] for settings that cannot work, [`RuntimeError::CpuNotAllowed`] or
+    /// [`RuntimeError::CpuClaimed`] for [`Pin::Cpus`], [`RuntimeError::IoUring`] where the kernel forbids it, and
+    /// [`RuntimeError::System`] where the kernel refuses anything else. The shards that had started are stopped.
+    pub fn start(settings: RuntimeSettings) -> Result<Self, RuntimeError> {
+        settings.check()?;
+        probe::io_uring().map_err(|error| RuntimeError::IoUring { reason: error.to_string() })?;
+        let mut claims = claims(&settings)?.into_iter();
+        let shards = (0..settings.shards)
+            .map(|index| ShardRef::new(index, settings.mailbox_slots))
+            .collect::<Result<Arc<[_]>, _>>()?;
+        let mut runtime = Inner {
+            cpus: Vec::with_capacity(settings.shards),
+            threads: Mutex::default(),
+            endings: Arc::new(Endings { done: Mutex::new(vec![false; settings.shards]), changed: Condvar::new() }),
+            stop_within: settings.stop_within,
+            shards,
+        };
+        let (up, started) = mpsc::channel();
+        for index in 0..settings.shards {
+            let claim = claims.next();
+            runtime.cpus.push(claim.as_ref().map(CpuClaim::cpu));
+            let start = Start {
+                index,
+                peers: Arc::clone(&runtime.shards),
+                claim,
+                polling: settings.polling,
+                stall_report: settings.stall_report,
+                endings: Arc::clone(&runtime.endings),
+            };
+            let up = up.clone();
+            // If a thread cannot be made, dropping `runtime` stops those that were.
+            let handle = thread::Builder::new()
+                .name(format!("{}-{index}", settings.thread_name))
+                .spawn(move || run_shard(start, up))
+                .map_err(|source| RuntimeError::System { operation: "starting a shard's thread", source })?;
+            let threads = runtime.threads.get_mut().unwrap_or_else(PoisonError::into_inner);
+            threads.push(Some(handle));
+        }
+        drop(up);
+        for _ in 0..settings.shards {
+            started.recv().unwrap_or(Err(RuntimeError::ShardPanicked { shard: 0 }))?;
+        }
+        Ok(Self(Arc::new(runtime)))
+    }
+
+    /// Number of shards.
+    pub fn shards(&self) -> usize {
+        self.0.shards.len()
+    }
+
+    /// The CPU that each shard is pinned to, in the order of the shards.
+    pub fn cpus(&self) -> Vec<Option<usize>> {
+        self.0.cpus.clone()
+    }
+
+    /// A handle to one shard, for any thread.
+    ///
+    /// # Panics
+    /// Where there is no shard of that number.
+    pub fn shard(&self, index: usize) -> ShardRef {
+        self.0.shards[index].clone()
+    }
+
+    /// Runs `f` as a task on a shard and returns a handle to its result.
+    ///
+    /// The handle reports a panic of the task, a shard that stopped first, and a full mailbox; nobody is left waiting.
+    ///
+    /// # Panics
+    /// Where there is no shard of that number.
+    pub fn on_shard<T, F>(&self, index: usize, f: F) -> JoinHandle<T>
+    where
+        F: AsyncFnOnce(Shard) -> T + Send + 'static,
+        T: Send + 'static,
+    {
+        self.0.shards[index].run(f)
+    }
+
+    /// Stops every shard: its tasks are dropped wherever they wait, its sources are dropped, its thread ends.
+    ///
+    /// Waits for that as long as `RuntimeSettings::stop_within` says; on a shard's own thread it only asks. Calling it
+    /// again does nothing.
+    ///
+    /// # Errors
+    /// [`RuntimeError::StopTimedOut`] where a task does not return, [`RuntimeError::ShardPanicked`] where a reactor
+    /// has failed.
+    pub fn stop(&self) -> Result<(), RuntimeError> {
+        self.0.stop()
+    }
+}
+
+impl ShardRef {
+    /// Runs `f` as a task on the shard, as [`Runtime::on_shard`] does.
+    pub fn run<T, F>(&self, f: F) -> JoinHandle<T>
+    where
+        F: AsyncFnOnce(Shard) -> T + Send + 'static,
+        T: Send + 'static,
+    {
+        let (sender, handle) = join_pair(self.index());
+        let job = move |shard: &Shard| {
+            let task = shard.spawn({
+                let shard = shard.clone();
+                async move { f(shard).await }
+            });
+            // A task of its own passes the result on, so that a panic in `f` is a result as well.
+            drop(shard.spawn(async move {
+                sender.send(task.await);
+            }));
+        };
+        if let Err(full) = self.submit(Box::new(job))
+            && !full.stopped
+        {
+            // Before the job, whose end would say that the shard is gone.
+            handle.settle(RuntimeError::MailboxFull { shard: self.index(), slots: self.slots() });
+        }
+        handle
+    }
+}
+
+impl Inner {
+    fn stop(&self) -> Result<(), RuntimeError> {
+        self.shards.iter().for_each(|shard| shard.0.stop());
+        let is_ours = |here: Shard| self.shards.iter().any(|shard| shard.is(here.mailbox()));
+        if Shard::current().is_some_and(is_ours) {
+            return Ok(());
+        }
+        let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        let deadline = Instant::now() + self.stop_within;
+        for (shard, place) in threads.iter_mut().enumerate() {
+            if !self.endings.wait(shard, deadline) {
+                return Err(RuntimeError::StopTimedOut { shard, waited: self.stop_within });
+            }
+            // The thread has said its last word, so this does not wait for long.
+            if let Some(thread) = place.take() {
+                thread.join().map_err(|_panic| RuntimeError::ShardPanicked { shard })?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if let Err(error) = self.stop() {
+            tracing::error!(%error, "the runtime did not stop cleanly");
+        }
+    }
+}
+
+impl fmt::Debug for Runtime {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Runtime").field("cpus", &self.0.cpus).finish_non_exhaustive()
+    }
+}
+
+impl Endings {
+    /// Waits until the shard's thread is done; false if it is not by `deadline`.
+    fn wait(&self, shard: usize, deadline: Instant) -> bool {
+        let done = self.done.lock().unwrap_or_else(PoisonError::into_inner);
+        let left = deadline.saturating_duration_since(Instant::now());
+        let (done, _) =
+            self.changed.wait_timeout_while(done, left, |done| !done[shard]).unwrap_or_else(PoisonError::into_inner);
+        done[shard]
+    }
+
+    fn end(&self, shard: usize) {
+        self.done.lock().unwrap_or_else(PoisonError::into_inner)[shard] = true;
+        self.changed.notify_all();
+    }
+}
+
+fn claims(settings: &RuntimeSettings) -> Result<Vec<CpuClaim>, RuntimeError> {
+    match &settings.pin {
+        Pin::Off => Ok(Vec::new()),
+        Pin::Cpus(cpus) => claim_cpus(&settings.claim_directory, Wanted::These(cpus)),
+        Pin::IfFree => {
+            let claims = claim_cpus(&settings.claim_directory, Wanted::Any(settings.shards));
+            Ok(claims.unwrap_or_else(|error| {
+                tracing::warn!(%error, shards = settings.shards, "the shards run unpinned");
+                Vec::new()
+            }))
+        }
+    }
+}
+
+/// What must happen when a shard's thread ends, however it ends: nobody may wait for it in vain.
+struct LastWords {
+    shard: ShardRef,
+    claim: Option<CpuClaim>,
+    endings: Arc<Endings>,
+}
+
+impl Drop for LastWords {
+    fn drop(&mut self) {
+        Shard::set_current(None);
+        self.shard.0.close();
+        drop(self.claim.take());
+        self.endings.end(self.shard.index());
+    }
+}
+
+/// The body of a shard's thread.
+fn run_shard(start: Start, up: mpsc::Sender<Result<(), RuntimeError>>) {
+    let Start { index, peers, claim, polling, stall_report, endings } = start;
+    let cpu = claim.as_ref().map(CpuClaim::cpu);
+    let _last_words = LastWords { shard: peers[index].clone(), claim, endings };
+    let made = (|| {
+        // Before the executor is made, so that its memory is near the CPU.
+        cpu.map_or(Ok(()), pin)?;
+        let executor = executor()?;
+        let shard = Shard::new(index, cpu, peers)?;
+        let reactor = Reactor::new(shard.clone(), polling, stall_report)?;
+        Shard::set_current(Some(shard));
+        Ok((executor, reactor))
+    })();
+    match made {
+        Ok((executor, reactor)) => {
+            // Nobody listens any more where another shard has failed; then a stop is on its way as well.
+            let _ = up.send(Ok(()));
+            drop(up);
+            executor.run(reactor.run());
+        }
+        Err(error) => {
+            let _ = up.send(Err(error));
+        }
+    }
+}
+
+/// Makes the executor of the calling thread.
+fn executor() -> Result<LocalExecutor, RuntimeError> {
+    let builder = LocalExecutorBuilder::new(Placement::Unbound)
+        .ring_depth(RING_DEPTH)
+        .io_memory(EXECUTOR_IO_BYTES)
+        .preempt_timer(EXECUTOR_TICK);
+    // On a kernel that lacks an operation which it needs, the executor panics instead of saying so.
+    let reason = match catch_unwind(AssertUnwindSafe(|| builder.make())) {
+        Ok(Ok(executor)) => return Ok(executor),
+        Ok(Err(error)) => error.to_string(),
+        Err(panic) => panic_message(&*panic),
+    };
+    Err(RuntimeError::IoUring { reason })
+}
+
+/// Pins the calling thread.
+fn pin(cpu: usize) -> Result<(), RuntimeError> {
+    if core_affinity::set_for_current(core_affinity::CoreId { id: cpu }) {
+        return Ok(());
+    }
+    let source = io::Error::last_os_error();
+    Err(RuntimeError::System { operation: "pinning a shard's thread", source })
+}

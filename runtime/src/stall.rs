@@ -1,0 +1,99 @@
+//! Stall reports: who kept the shard from taking its turn. On the shard's thread; one log line a second at most.
+
+use std::time::{Duration, Instant};
+
+use crate::limits::STALL_REPORT_EVERY;
+
+/// Takes the time between the stations of a turn and notices when one takes too long.
+pub(crate) struct StallWatch {
+    limit: Option<Duration>,
+    last: Instant,
+    reported: Option<Instant>,
+    unreported: u64,
+}
+
+/// A stall that is due to be written.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Stall {
+    pub(crate) lasted: Duration,
+    /// Stalls since the last report that were not written.
+    pub(crate) unreported: u64,
+}
+
+/// What a station found.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Lap {
+    Fine,
+    /// Too long, but the last report was just now.
+    Counted,
+    Report(Stall),
+}
+
+impl StallWatch {
+    pub(crate) fn new(limit: Duration, now: Instant) -> Self {
+        let limit = (limit > Duration::ZERO).then_some(limit);
+        Self { limit, last: now, reported: None, unreported: 0 }
+    }
+
+    /// Whether the shard must read the clock at all between the turns' own readings.
+    pub(crate) fn is_on(&self) -> bool {
+        self.limit.is_some()
+    }
+
+    /// The time since the last station is over at `now`.
+    #[inline]
+    pub(crate) fn lap(&mut self, now: Instant) -> Lap {
+        let lasted = now.saturating_duration_since(std::mem::replace(&mut self.last, now));
+        match self.limit {
+            Some(limit) if lasted > limit => self.stalled(lasted, now),
+            _ => Lap::Fine,
+        }
+    }
+
+    /// The shard slept until `now`; that is no stall.
+    pub(crate) fn slept(&mut self, now: Instant) {
+        self.last = now;
+    }
+
+    #[cold]
+    fn stalled(&mut self, lasted: Duration, now: Instant) -> Lap {
+        let soon = |reported| now.saturating_duration_since(reported) < STALL_REPORT_EVERY;
+        if self.reported.is_some_and(soon) {
+            self.unreported += 1;
+            return Lap::Counted;
+        }
+        self.reported = Some(now);
+        Lap::Report(Stall { lasted, unreported: std::mem::take(&mut self.unreported) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    #[test]
+    fn a_long_lap_is_reported_and_the_next_ones_are_counted() {
+        let start = Instant::now();
+        let mut watch = StallWatch::new(100 * MS, start);
+        assert_eq!(watch.lap(start + 100 * MS), Lap::Fine);
+        let first = Stall { lasted: 150 * MS, unreported: 0 };
+        assert_eq!(watch.lap(start + 250 * MS), Lap::Report(first));
+        assert_eq!(watch.lap(start + 500 * MS), Lap::Counted);
+        assert_eq!(watch.lap(start + 700 * MS), Lap::Counted);
+        let later = Stall { lasted: 600 * MS, unreported: 2 };
+        assert_eq!(watch.lap(start + 1300 * MS), Lap::Report(later));
+    }
+
+    #[test]
+    fn sleep_is_no_stall_and_zero_turns_reports_off() {
+        let start = Instant::now();
+        let mut watch = StallWatch::new(100 * MS, start);
+        watch.slept(start + 5000 * MS);
+        assert_eq!(watch.lap(start + 5001 * MS), Lap::Fine);
+        let mut off = StallWatch::new(Duration::ZERO, start);
+        assert!(!off.is_on() && watch.is_on());
+        assert_eq!(off.lap(start + 5000 * MS), Lap::Fine);
+    }
+}

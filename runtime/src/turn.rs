@@ -1,0 +1,313 @@
+//! The reactor: the task that takes a shard's turns, and sleeps when the policy says so. The shard's thread runs it;
+//! the constants of `limits` bound each of its steps.
+
+use std::{
+    future::poll_fn,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+    task::Poll,
+    time::{Duration, Instant},
+};
+
+use nix::sys::{
+    time::TimeSpec,
+    timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags},
+};
+
+use crate::{
+    error::{RuntimeError, panic_message},
+    limits::{EPOLL_EVERY, JOBS_PER_TURN, PARK_MAX, SOURCE_BUDGET, STOP_ROUNDS, TIMERS_PER_TURN},
+    mailbox::Mailbox,
+    park::ReadinessWait,
+    polling::{Idleness, Next, Polling},
+    readiness::Report,
+    shard::Shard,
+    source::{SourceId, SourceTable},
+    stall::{Lap, StallWatch},
+};
+
+pub(crate) struct Reactor {
+    shard: Shard,
+    mailbox: Arc<Mailbox>,
+    sources: SourceTable,
+    reports: Vec<Report>,
+    turns_since_look: u32,
+    idleness: Idleness,
+    stalls: StallWatch,
+    wait: ReadinessWait,
+    alarm: TimerFd,
+    alarm_at: Option<Instant>,
+}
+
+impl Reactor {
+    pub(crate) fn new(shard: Shard, polling: Polling, stall_report: Duration) -> Result<Self, RuntimeError> {
+        let flags = TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK;
+        let alarm =
+            TimerFd::new(ClockId::CLOCK_MONOTONIC, flags).map_err(RuntimeError::system("making a shard's alarm"))?;
+        let mailbox = Arc::clone(&shard.mailbox().0);
+        shard.0.epoll.watch_own(&alarm)?;
+        shard.0.epoll.watch_own(mailbox.doorbell())?;
+        Ok(Self {
+            shard,
+            mailbox,
+            sources: SourceTable::default(),
+            reports: Vec::new(),
+            turns_since_look: 0,
+            idleness: Idleness::new(polling),
+            stalls: StallWatch::new(stall_report, Instant::now()),
+            wait: ReadinessWait::default(),
+            alarm,
+            alarm_at: None,
+        })
+    }
+
+    /// Takes turns until the shard is asked to stop, then ends its tasks and drops its sources.
+    pub(crate) async fn run(mut self) {
+        while !self.mailbox.stop_asked() {
+            let worked = self.turn();
+            match self.idleness.after_turn(worked, self.shard.now()) {
+                Next::Park if self.try_sleep() => self.park().await,
+                // Every runnable task goes once before the next turn: the executor's queue is first in, first out.
+                _ => glommio::executor().yield_now().await,
+            }
+        }
+        self.end().await;
+    }
+
+    /// One pass over everything that can have work; true if anything had.
+    fn turn(&mut self) -> bool {
+        let now = Instant::now();
+        self.shard.0.now.set(now);
+        self.mailbox.count_turn();
+        self.lap(now, "a task, or a source that found no work");
+
+        let notified = self.shard.0.notified.replace(false);
+        self.change_sources();
+        let mut work = self.run_jobs();
+        work += self.shard.0.timers.fire(now, TIMERS_PER_TURN);
+        work += self.poll_sources();
+        self.turns_since_look += 1;
+        if work == 0 || self.turns_since_look >= EPOLL_EVERY {
+            work += self.look();
+        }
+        work > 0 || notified
+    }
+
+    fn change_sources(&mut self) {
+        while self.shard.0.sources.any() {
+            let removed = self.sources.apply(&self.shard.0.sources);
+            survive(&self.shard, "a removed source", || drop(removed));
+        }
+    }
+
+    /// Runs the jobs and wake-ups that other threads sent.
+    fn run_jobs(&mut self) -> usize {
+        let woken = self.mailbox.take_woken();
+        for slot in &woken {
+            self.shard.0.remote_waits.wake(*slot);
+        }
+        let mut ran = 0;
+        while ran < JOBS_PER_TURN
+            && let Some(job) = self.mailbox.pop()
+        {
+            survive(&self.shard, "a job", || job(&self.shard));
+            ran += 1;
+        }
+        if ran > 0 {
+            self.station("a job");
+        }
+        woken.len() + ran
+    }
+
+    fn poll_sources(&mut self) -> usize {
+        let mut work = 0;
+        for (id, source) in self.sources.iter_mut() {
+            match guard(&self.shard, id, || source.poll(&self.shard, SOURCE_BUDGET)) {
+                Some(0) => {}
+                Some(done) => {
+                    work += done;
+                    if self.stalls.is_on() {
+                        let name = || source.name();
+                        report(&self.mailbox, &self.shard, &mut self.stalls, Instant::now(), name);
+                    }
+                }
+                None => work += 1,
+            }
+        }
+        work
+    }
+
+    /// Asks the kernel, without waiting, which descriptors are ready, and tells their sources.
+    fn look(&mut self) -> usize {
+        self.turns_since_look = 0;
+        let mut reports = std::mem::take(&mut self.reports);
+        self.shard.0.epoll.look(&mut reports);
+        let work = reports.len();
+        if work > 0 {
+            // A source that was added in this turn may already have been reported.
+            self.change_sources();
+            for (id, token, readiness) in reports.drain(..) {
+                if let Some(source) = self.sources.get_mut(id) {
+                    guard(&self.shard, id, || source.ready(token, readiness));
+                }
+            }
+        }
+        self.reports = reports;
+        work
+    }
+
+    /// Gets everyone ready for sleep; if anyone has work after all, nobody is asleep when this returns false.
+    fn try_sleep(&mut self) -> bool {
+        let mut due = self.shard.0.timers.next_deadline();
+        for (id, source) in self.sources.iter() {
+            let ask = || (source.has_work(), source.next_timeout());
+            match guard(&self.shard, id, ask) {
+                Some((false, timeout)) => due = due.into_iter().chain(timeout).min(),
+                _ => return false,
+            }
+        }
+        if !self.set_alarm(due) {
+            return false;
+        }
+        let mut asked = 0;
+        let willing = self.sources.iter_mut().all(|(id, source)| {
+            asked += 1;
+            guard(&self.shard, id, || source.try_sleep()) == Some(true)
+        });
+        let state = &self.shard.0;
+        let idle = willing && !state.notified.get() && !state.sources.any() && self.mailbox.try_sleep();
+        if !idle {
+            self.wake_sources(asked);
+        }
+        idle
+    }
+
+    /// Wakes the first `count` sources.
+    fn wake_sources(&mut self, count: usize) {
+        for (id, source) in self.sources.iter_mut().take(count) {
+            guard(&self.shard, id, || source.wake());
+        }
+    }
+
+    /// Sets the alarm for `due`; false if that is now, or the kernel refuses.
+    fn set_alarm(&mut self, due: Option<Instant>) -> bool {
+        let Some(due) = due else { return true };
+        let now = Instant::now();
+        if due <= now {
+            return false;
+        }
+        if self.alarm_at == Some(due) {
+            return true;
+        }
+        let after = Expiration::OneShot(TimeSpec::from_duration((due - now).min(PARK_MAX)));
+        let set = self.alarm.set(after, TimerSetTimeFlags::empty()).is_ok();
+        self.alarm_at = set.then_some(due);
+        set
+    }
+
+    /// Sleeps until the epoll set has something or a task of this shard says so.
+    async fn park(&mut self) {
+        self.mailbox.count_park();
+        let state = &*self.shard.0;
+        state.parked.set(true);
+        let mut registered = false;
+        let outcome = poll_fn(|context| {
+            if !registered {
+                *state.reactor.borrow_mut() = Some(context.waker().clone());
+                registered = true;
+            }
+            if state.notified.get() {
+                return Poll::Ready(Ok(()));
+            }
+            self.wait.poll(&state.epoll, context)
+        })
+        .await;
+        state.parked.set(false);
+        self.mailbox.awake();
+        if let Err(error) = outcome {
+            // Without a descriptor for the wait the shard can only go on looking.
+            tracing::warn!(shard = state.index, %error, "the shard cannot sleep");
+            glommio::executor().yield_now().await;
+        }
+        let now = Instant::now();
+        self.stalls.slept(now);
+        if self.alarm_at.is_some_and(|at| at <= now) {
+            self.alarm_at = None;
+        }
+        self.wake_sources(usize::MAX);
+        self.look();
+    }
+
+    fn station(&mut self, culprit: &'static str) {
+        if self.stalls.is_on() {
+            self.lap(Instant::now(), culprit);
+        }
+    }
+
+    fn lap(&mut self, now: Instant, culprit: &'static str) {
+        report(&self.mailbox, &self.shard, &mut self.stalls, now, || culprit);
+    }
+
+    /// Drops tasks, then sources, then whatever other threads still wait for.
+    async fn end(mut self) {
+        self.mailbox.close();
+        let tasks = &self.shard.0.tasks;
+        tasks.end_all();
+        for _ in 0..STOP_ROUNDS {
+            if tasks.live() == 0 {
+                break;
+            }
+            glommio::executor().yield_now().await;
+            // Tasks that were not yet waiting at the first call are now, if they are still there.
+            tasks.end_all();
+        }
+        if tasks.live() > 0 {
+            tracing::warn!(shard = self.shard.index(), tasks = tasks.live(), "tasks outlive the shard");
+        }
+        self.change_sources();
+        let sources = self.sources.clear();
+        survive(&self.shard, "a source", || drop(sources));
+        self.shard.0.remote_waits.clear();
+        self.shard.0.reactor.borrow_mut().take();
+    }
+}
+
+/// Ends a lap of the stall watch, and counts and logs what it found.
+fn report(
+    mailbox: &Mailbox,
+    shard: &Shard,
+    stalls: &mut StallWatch,
+    now: Instant,
+    culprit: impl FnOnce() -> &'static str,
+) {
+    let lap = stalls.lap(now);
+    if lap == Lap::Fine {
+        return;
+    }
+    mailbox.count_stall();
+    if let Lap::Report(stall) = lap {
+        let (shard, culprit) = (shard.index(), culprit());
+        let (lasted, unreported) = (stall.lasted, stall.unreported);
+        tracing::warn!(shard, ?lasted, culprit, unreported, "the shard took no turn for too long");
+    }
+}
+
+/// Calls a source; one that panics is removed, because nobody knows what state it is in.
+fn guard<T>(shard: &Shard, id: SourceId, call: impl FnOnce() -> T) -> Option<T> {
+    let answer = survive(shard, "a source", call);
+    if answer.is_none() {
+        shard.0.sources.remove(id);
+    }
+    answer
+}
+
+/// Runs foreign code; a panic is logged and ends that code alone.
+fn survive<T>(shard: &Shard, what: &'static str, f: impl FnOnce() -> T) -> Option<T> {
+    match catch_unwind(AssertUnwindSafe(f)) {
+        Ok(value) => Some(value),
+        Err(panic) => {
+            tracing::error!(shard = shard.index(), message = panic_message(&*panic), "{what} panicked");
+            None
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! Pinning and claims between runtimes and between processes, and hosts that do not let a shard start.
+//!
+//! Some tests need a process of their own: they start this test program again and name the part to play.
+
+use std::{
+    env,
+    io::{BufRead, BufReader, Read},
+    path::Path,
+    process::{Child, Command, Stdio},
+};
+
+use sealane_runtime::{Pin, Runtime, RuntimeError, RuntimeSettings, Wanted, allowed_cpus, claim_cpus};
+
+const PART: &str = "RUNTIME_TEST_PART";
+const DIRECTORY: &str = "RUNTIME_TEST_DIRECTORY";
+
+fn settings(directory: &Path, shards: usize, pin: Pin) -> RuntimeSettings {
+    RuntimeSettings { shards, pin, claim_directory: directory.into(), ..RuntimeSettings::default() }
+}
+
+fn play(part: &str, directory: &Path) -> Child {
+    Command::new(env::current_exe().unwrap())
+        .args(["--exact", "another_process", "--nocapture"])
+        .env(PART, part)
+        .env(DIRECTORY, directory)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
+/// The other side of the tests below; does nothing by itself.
+#[test]
+fn another_process() {
+    let Ok(part) = env::var(PART) else { return };
+    let directory = env::var(DIRECTORY).unwrap();
+    let directory = Path::new(&directory);
+    match &*part {
+        "hold" => {
+            let claims = claim_cpus(directory, Wanted::Any(1)).unwrap();
+            println!("\nholding {}", claims[0].cpu());
+            std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
+        }
+        "locked memory" => {
+            use nix::sys::resource::{Resource, setrlimit};
+            setrlimit(Resource::RLIMIT_MEMLOCK, 4096, 4096).unwrap();
+            println!("\nerror {}", start_error(directory));
+        }
+        "no io_uring" => {
+            forbid_io_uring();
+            println!("\nerror {}", start_error(directory));
+        }
+        other => panic!("no such part: {other}"),
+    }
+}
+
+fn start_error(directory: &Path) -> RuntimeError {
+    let error = Runtime::start(settings(directory, 2, Pin::Off)).unwrap_err();
+    assert!(matches!(error, RuntimeError::IoUring { .. }), "{error}");
+    error
+}
+
+/// What the default seccomp profile of containers does.
+#[allow(unsafe_code)]
+fn forbid_io_uring() {
+    let statement = |code, k| libc::sock_filter { code: code as u16, jt: 0, jf: 0, k };
+    let mut filter = [
+        // The number of the system call is the first word of what the filter sees.
+        statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0),
+        libc::sock_filter {
+            code: (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16,
+            jt: 0,
+            jf: 1,
+            k: libc::SYS_io_uring_setup as u32,
+        },
+        statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
+        statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    // SAFETY: the program points to the filter above, which the kernel copies before the call returns; the filter
+    // narrows what this process, made for the purpose, may do.
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        let mode = libc::SECCOMP_MODE_FILTER;
+        assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, mode, &raw const program, 0, 0), 0);
+    }
+}
+
+/// The rest of the line that starts with `word` in what the process writes.
+fn line(child: &mut Child, word: &str) -> String {
+    BufReader::new(child.stdout.take().unwrap())
+        .lines()
+        .find_map(|line| Some(line.unwrap().strip_prefix(word)?.trim().to_owned()))
+        .expect("the other process has played its part")
+}
+
+#[test]
+fn each_shard_runs_on_its_cpu() {
+    let directory = tempfile::tempdir().unwrap();
+    let count = allowed_cpus().unwrap().len().min(2);
+    let runtime = Runtime::start(settings(directory.path(), count, Pin::IfFree)).unwrap();
+    let mut cpus = runtime.cpus();
+    for (index, cpu) in cpus.iter().enumerate() {
+        let (seen, allowed) =
+            runtime.on_shard(index, async |shard| (shard.cpu(), allowed_cpus().unwrap())).wait().unwrap();
+        assert_eq!(seen, *cpu);
+        assert_eq!(allowed, [cpu.expect("it could be claimed")]);
+    }
+    cpus.dedup();
+    assert_eq!(cpus.len(), count, "two shards never share a CPU");
+
+    let other = Runtime::start(settings(directory.path(), count, Pin::IfFree)).unwrap();
+    if allowed_cpus().unwrap().len() < 2 * count {
+        assert_eq!(other.cpus(), vec![None; count], "too few are left, so it runs unpinned");
+    }
+    drop(other);
+    runtime.stop().unwrap();
+    let again = Runtime::start(settings(directory.path(), count, Pin::IfFree)).unwrap();
+    assert!(again.cpus().iter().all(Option::is_some), "the claims ended with the runtime");
+}
+
+#[test]
+fn exactly_these_cpus_or_an_error() {
+    let directory = tempfile::tempdir().unwrap();
+    let cpu = allowed_cpus().unwrap()[0];
+    let pin = || settings(directory.path(), 1, Pin::Cpus(vec![cpu]));
+    let runtime = Runtime::start(pin()).unwrap();
+    assert_eq!(runtime.cpus(), [Some(cpu)]);
+    let error = Runtime::start(pin()).unwrap_err();
+    assert!(matches!(error, RuntimeError::CpuClaimed { .. }), "{error}");
+    drop(runtime);
+    Runtime::start(pin()).unwrap();
+    let error = Runtime::start(settings(directory.path(), 1, Pin::Cpus(vec![60_000]))).unwrap_err();
+    assert!(matches!(error, RuntimeError::CpuNotAllowed { .. }), "{error}");
+}
+
+#[test]
+fn a_directory_that_cannot_be_used_only_costs_the_pinning() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    let runtime = Runtime::start(settings(&file, 1, Pin::IfFree)).unwrap();
+    assert_eq!(runtime.cpus(), [None]);
+    let error = Runtime::start(settings(&file, 1, Pin::Cpus(vec![0]))).unwrap_err();
+    assert!(matches!(error, RuntimeError::ClaimFile { .. }), "{error}");
+}
+
+#[test]
+fn a_cpu_of_another_process_is_left_alone_until_that_ends() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut other = play("hold", directory.path());
+    let cpu: usize = line(&mut other, "holding ").parse().unwrap();
+    let error = claim_cpus(directory.path(), Wanted::These(&[cpu])).unwrap_err();
+    let RuntimeError::CpuClaimed { holder, .. } = error else { panic!("{error}") };
+    assert_eq!(holder, Some(other.id()));
+    for claim in claim_cpus(directory.path(), Wanted::Any(1)).unwrap_or_default() {
+        assert_ne!(claim.cpu(), cpu);
+    }
+    // It cannot clean up, and need not.
+    other.kill().unwrap();
+    other.wait().unwrap();
+    claim_cpus(directory.path(), Wanted::These(&[cpu])).unwrap();
+}
+
+#[test]
+fn a_host_without_io_uring_is_told_what_to_do() {
+    let directory = tempfile::tempdir().unwrap();
+    for part in ["no io_uring", "locked memory"] {
+        let mut other = play(part, directory.path());
+        let error = line(&mut other, "error ");
+        assert!(error.contains("io_uring cannot be used"), "{error}");
+        assert!(error.contains("seccomp") && error.contains("ulimit -l"), "{error}");
+        drop(other.stdin.take());
+        assert!(other.wait().unwrap().success(), "{part}");
+    }
+}

@@ -1,0 +1,309 @@
+//! Shards from outside: jobs, tasks, panics, and stopping, with every polling policy.
+
+use std::{
+    future::pending,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+        mpsc,
+    },
+    time::Duration,
+};
+
+use sealane_runtime::{Pin, Polling, Runtime, RuntimeError, RuntimeSettings, Shard};
+
+fn settings(shards: usize, polling: Polling) -> RuntimeSettings {
+    RuntimeSettings { shards, polling, pin: Pin::Off, ..RuntimeSettings::default() }
+}
+
+fn start(shards: usize, polling: Polling) -> Runtime {
+    Runtime::start(settings(shards, polling)).unwrap()
+}
+
+const POLICIES: [Polling; 3] =
+    [Polling::Spin, Polling::SpinThenPark { idle_spin: Duration::from_micros(200) }, Polling::Park];
+
+/// Says that it was dropped.
+struct Witness(Arc<AtomicUsize>);
+
+impl Drop for Witness {
+    fn drop(&mut self) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn every_shard_runs_what_it_is_given() {
+    for polling in POLICIES {
+        let runtime = start(3, polling);
+        assert_eq!((runtime.shards(), runtime.cpus()), (3, vec![None; 3]));
+        let handles: Vec<_> = (0..3)
+            .map(|index| {
+                runtime.on_shard(index, async move |shard| {
+                    let seen = shard.spawn({
+                        let shard = shard.clone();
+                        async move {
+                            shard.yield_now().await;
+                            Shard::current().unwrap().index()
+                        }
+                    });
+                    (shard.index(), shard.shards(), seen.await.unwrap())
+                })
+            })
+            .collect();
+        for (index, handle) in handles.into_iter().enumerate() {
+            assert_eq!(handle.wait().unwrap(), (index, 3, index));
+        }
+        runtime.stop().unwrap();
+    }
+}
+
+fn bounce(shard: &Shard, rounds: usize, done: mpsc::Sender<()>) {
+    if rounds == 0 {
+        done.send(()).unwrap();
+        return;
+    }
+    let other = shard.shard_ref(1 - shard.index());
+    other.submit(Box::new(move |shard| bounce(shard, rounds - 1, done))).unwrap();
+}
+
+/// A single lost wake-up would leave both shards asleep for ever.
+#[test]
+fn no_wake_up_is_lost_between_shards_that_sleep() {
+    let runtime = start(2, Polling::Park);
+    let (sender, done) = mpsc::channel();
+    runtime.shard(0).submit(Box::new(move |shard| bounce(shard, 40_000, sender))).unwrap();
+    done.recv().unwrap();
+    assert!(runtime.shard(0).parks() > 0 && runtime.shard(1).parks() > 0);
+    runtime.stop().unwrap();
+}
+
+#[test]
+fn a_task_awaits_a_job_on_another_shard() {
+    for polling in POLICIES {
+        let runtime = start(2, polling);
+        let sum = runtime.on_shard(0, async |shard| {
+            let other = shard.shard_ref(1);
+            let mut sum = 0;
+            for number in 0..500 {
+                sum += other.run(async move |_| number).await.unwrap();
+            }
+            sum
+        });
+        assert_eq!(sum.wait().unwrap(), 124_750);
+        runtime.stop().unwrap();
+    }
+}
+
+#[test]
+fn a_panic_ends_the_task_and_nothing_else() {
+    let runtime = start(1, Polling::default());
+    let panicked = runtime.on_shard(0, async |_| panic!("on purpose {}", 7));
+    let error: Result<(), _> = panicked.wait();
+    let Err(RuntimeError::TaskPanicked { message }) = error else { panic!("{error:?}") };
+    assert_eq!(message, "on purpose 7");
+
+    runtime.shard(0).submit(Box::new(|_| panic!("a job on purpose"))).unwrap();
+    let inner = runtime.on_shard(0, async |shard| {
+        let task = shard.spawn(async {
+            struct Bomb;
+            impl Drop for Bomb {
+                fn drop(&mut self) {
+                    panic!("a drop on purpose");
+                }
+            }
+            let _bomb = Bomb;
+            if Shard::current().is_some() {
+                pending::<()>().await;
+            }
+        });
+        drop(task);
+        let task = shard.spawn(async { panic!("a task on purpose") });
+        let ended: Result<(), _> = task.await;
+        matches!(ended, Err(RuntimeError::TaskPanicked { .. }))
+    });
+    assert!(inner.wait().unwrap());
+    runtime.stop().unwrap();
+}
+
+#[test]
+fn a_spawned_task_starts_only_after_the_caller_gave_way() {
+    let runtime = start(1, Polling::default());
+    let order = runtime.on_shard(0, async |shard| {
+        let borrowed = std::rc::Rc::new(std::cell::RefCell::new(Vec::new()));
+        let mut caller = borrowed.borrow_mut();
+        let task = shard.spawn({
+            let borrowed = borrowed.clone();
+            async move { borrowed.borrow_mut().push("task") }
+        });
+        caller.push("caller");
+        drop(caller);
+        task.await.unwrap();
+        borrowed.take()
+    });
+    assert_eq!(order.wait().unwrap(), ["caller", "task"]);
+}
+
+#[test]
+fn a_dropped_handle_lets_the_task_run_on() {
+    let runtime = start(1, Polling::Park);
+    let (sender, receiver) = mpsc::channel();
+    drop(runtime.on_shard(0, async move |shard| {
+        let task = shard.spawn(async move { sender.send(5).unwrap() });
+        drop(task);
+    }));
+    assert_eq!(receiver.recv().unwrap(), 5);
+}
+
+#[test]
+fn a_full_mailbox_says_so() {
+    let runtime = Runtime::start(RuntimeSettings { mailbox_slots: 2, ..settings(1, Polling::Park) }).unwrap();
+    let shard = runtime.shard(0);
+    let (release, wait) = mpsc::channel::<()>();
+    let (sender, busy) = mpsc::channel();
+    let block = move |_: &Shard| {
+        sender.send(()).unwrap();
+        wait.recv().unwrap_err();
+    };
+    shard.submit(Box::new(block)).unwrap();
+    busy.recv().unwrap();
+    let ran = Arc::new(AtomicUsize::new(0));
+    let count = || {
+        let ran = Arc::clone(&ran);
+        Box::new(move |_: &Shard| {
+            ran.fetch_add(1, Ordering::SeqCst);
+        })
+    };
+    shard.submit(count()).unwrap();
+    shard.submit(count()).unwrap();
+    let full = shard.submit(count()).unwrap_err();
+    assert!(!full.stopped);
+    let error = runtime.on_shard(0, async |_| ()).wait().unwrap_err();
+    assert!(matches!(error, RuntimeError::MailboxFull { shard: 0, slots: 2 }), "{error}");
+
+    drop(release);
+    let mut job = full.job;
+    while let Err(full) = shard.submit(job) {
+        job = full.job;
+        std::thread::yield_now();
+    }
+    while ran.load(Ordering::SeqCst) < 3 {
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn stopping_drops_tasks_wherever_they_wait() {
+    for polling in POLICIES {
+        let runtime = start(2, polling);
+        let dropped = Arc::new(AtomicUsize::new(0));
+        let witness = || Witness(Arc::clone(&dropped));
+        let (one, two, three) = (witness(), witness(), witness());
+        let sleeping = runtime.on_shard(0, async move |shard| {
+            let _one = one;
+            shard.sleep(Duration::from_secs(3600)).await;
+        });
+        let for_ever = runtime.on_shard(1, async move |shard| {
+            let other = shard.shard_ref(0);
+            let task = shard.spawn(async move {
+                let _two = two;
+                other.run(async |_| pending::<()>().await).await
+            });
+            task.await
+        });
+        let yielding = runtime.on_shard(1, async move |shard| {
+            let _three = three;
+            loop {
+                shard.yield_now().await;
+            }
+        });
+        // All are under way once these have answered, in the order of the mailboxes.
+        runtime.on_shard(0, async |_| ()).wait().unwrap();
+        runtime.on_shard(1, async |_| ()).wait().unwrap();
+        runtime.stop().unwrap();
+        assert_eq!(dropped.load(Ordering::SeqCst), 3);
+        assert!(matches!(sleeping.wait(), Err(RuntimeError::ShardGone { shard: 0 })));
+        assert!(matches!(for_ever.wait(), Err(RuntimeError::ShardGone { shard: 1 })));
+        let ended: Result<(), _> = yielding.wait();
+        assert!(matches!(ended, Err(RuntimeError::ShardGone { shard: 1 })));
+    }
+}
+
+#[test]
+fn a_stopped_shard_takes_nothing_and_stopping_again_does_nothing() {
+    let runtime = start(1, Polling::Park);
+    let shard = runtime.shard(0);
+    runtime.stop().unwrap();
+    runtime.clone().stop().unwrap();
+    assert!(shard.submit(Box::new(|_| {})).unwrap_err().stopped);
+    let error = runtime.on_shard(0, async |_| ()).wait().unwrap_err();
+    assert!(matches!(error, RuntimeError::ShardGone { shard: 0 }), "{error}");
+}
+
+#[test]
+fn the_last_handle_stops_the_shards() {
+    let runtime = start(1, Polling::Park);
+    let shard = runtime.shard(0);
+    drop(runtime.clone());
+    runtime.on_shard(0, async |_| ()).wait().unwrap();
+    drop(runtime);
+    assert!(shard.submit(Box::new(|_| {})).unwrap_err().stopped);
+}
+
+#[test]
+fn a_shard_can_stop_its_own_runtime() {
+    let runtime = start(2, Polling::Park);
+    let inside = runtime.clone();
+    let stopped = runtime.on_shard(0, async move |shard| {
+        assert!(!shard.stopping());
+        // From inside it can only be asked for.
+        inside.stop().unwrap();
+        drop(inside);
+        shard.stopping()
+    });
+    // The shard ends after this turn, so its answer may not get out.
+    assert!(matches!(stopped.wait(), Ok(true) | Err(RuntimeError::ShardGone { .. })));
+    runtime.stop().unwrap();
+
+    let runtime = start(1, Polling::Spin);
+    drop(runtime.on_shard(0, async |shard| shard.request_stop()));
+    let shard = runtime.shard(0);
+    while !shard.submit(Box::new(|_| {})).is_err_and(|full| full.stopped) {
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_task_that_does_not_return_is_not_waited_for_for_ever() {
+    let runtime =
+        Runtime::start(RuntimeSettings { stop_within: Duration::from_millis(5), ..settings(1, Polling::default()) })
+            .unwrap();
+    let (release, wait) = mpsc::channel::<()>();
+    let (sender, busy) = mpsc::channel();
+    let stuck = runtime.on_shard(0, async move |_| {
+        sender.send(()).unwrap();
+        wait.recv().unwrap_err();
+    });
+    busy.recv().unwrap();
+    let error = runtime.stop().unwrap_err();
+    assert!(matches!(error, RuntimeError::StopTimedOut { shard: 0, .. }), "{error}");
+    drop(release);
+    drop(stuck.wait());
+    while matches!(runtime.stop(), Err(RuntimeError::StopTimedOut { .. })) {}
+    runtime.stop().unwrap();
+}
+
+#[test]
+fn waiting_on_a_shards_thread_is_a_bug_that_is_noticed() {
+    let runtime = start(2, Polling::default());
+    let handle = runtime.on_shard(1, async |_| ());
+    let blocked = runtime.on_shard(0, async move |_| handle.wait()).wait();
+    let Err(RuntimeError::TaskPanicked { message }) = blocked else { panic!("{blocked:?}") };
+    assert!(message.contains("must not block"));
+}
+
+#[test]
+fn settings_that_cannot_work_are_refused() {
+    let error = Runtime::start(settings(0, Polling::Park)).unwrap_err();
+    assert!(matches!(error, RuntimeError::Setting { setting: "shards", .. }), "{error}");
+}

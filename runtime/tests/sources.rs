@@ -1,0 +1,362 @@
+//! Sources and timers: what a shard polls, how it wakes for them, and that neither can starve the other.
+
+use std::{
+    cell::{Cell, RefCell},
+    future::poll_fn,
+    io::{Read, Write},
+    os::{fd::AsFd, unix::net::UnixStream},
+    rc::Rc,
+    sync::mpsc,
+    task::Poll,
+    time::{Duration, Instant},
+};
+
+use sealane_runtime::{Interest, Pin, Polling, Readiness, Runtime, RuntimeError, RuntimeSettings, Shard, Source};
+
+fn start(polling: Polling) -> Runtime {
+    Runtime::start(RuntimeSettings { polling, pin: Pin::Off, ..RuntimeSettings::default() }).unwrap()
+}
+
+/// Reads what comes in on a socket, but only when it was told that there is something.
+struct Reader {
+    stream: UnixStream,
+    token: u64,
+    readable: bool,
+    received: mpsc::Sender<u8>,
+}
+
+impl Source for Reader {
+    fn poll(&mut self, _: &Shard, budget: usize) -> usize {
+        if !self.readable {
+            return 0;
+        }
+        let mut bytes = vec![0; budget];
+        match self.stream.read(&mut bytes) {
+            Ok(count) => {
+                bytes[..count].iter().for_each(|byte| self.received.send(*byte).unwrap());
+                count
+            }
+            Err(_would_block) => {
+                self.readable = false;
+                0
+            }
+        }
+    }
+
+    fn ready(&mut self, token: u64, readiness: Readiness) {
+        assert_eq!(token, self.token);
+        self.readable |= readiness.readable;
+    }
+
+    fn has_work(&self) -> bool {
+        self.readable
+    }
+
+    fn try_sleep(&mut self) -> bool {
+        true
+    }
+
+    fn wake(&mut self) {}
+}
+
+#[test]
+fn a_descriptor_that_becomes_ready_wakes_a_sleeping_shard() {
+    for (polling, interest) in [
+        (Polling::Park, Interest::READ.edge()),
+        (Polling::Park, Interest::READ),
+        (Polling::default(), Interest::READ.edge()),
+        (Polling::Spin, Interest::READ.edge()),
+    ] {
+        let runtime = start(polling);
+        let (near, mut far) = UnixStream::pair().unwrap();
+        near.set_nonblocking(true).unwrap();
+        let (sender, received) = mpsc::channel();
+        let added = runtime.on_shard(0, async move |shard| {
+            let fd = near.as_fd().try_clone_to_owned().unwrap();
+            let source = shard.add_source(Reader { stream: near, token: 42, readable: false, received: sender });
+            shard.watch(source, fd.as_fd(), 42, interest).unwrap();
+            source
+        });
+        let source = added.wait().unwrap();
+        for byte in 0..200 {
+            far.write_all(&[byte]).unwrap();
+            assert_eq!(received.recv().unwrap(), byte);
+        }
+        runtime.on_shard(0, async move |shard| shard.remove_source(source)).wait().unwrap();
+        // The sender went with the source.
+        received.recv().unwrap_err();
+        runtime.stop().unwrap();
+    }
+}
+
+#[test]
+fn a_watch_that_cannot_be_is_an_error() {
+    let runtime = start(Polling::Park);
+    let error = runtime.on_shard(0, async |shard| {
+        let (near, _far) = UnixStream::pair().unwrap();
+        let (sender, _) = mpsc::channel();
+        let stream = near.try_clone().unwrap();
+        let source = shard.add_source(Reader { stream, token: 0, readable: false, received: sender });
+        shard.watch(source, near.as_fd(), 0, Interest::WRITE).unwrap();
+        shard.rewatch(source, near.as_fd(), 1, Interest::READ).unwrap();
+        let twice = shard.watch(source, near.as_fd(), 0, Interest::READ).unwrap_err();
+        shard.unwatch(near.as_fd()).unwrap();
+        shard.unwatch(near.as_fd()).unwrap_err();
+        shard.remove_source(source);
+        twice
+    });
+    assert!(matches!(error.wait().unwrap(), RuntimeError::System { .. }));
+}
+
+/// Writes down what it was asked, and answers as it is told.
+#[derive(Default)]
+struct Diary {
+    polls: Cell<usize>,
+    sleeps: Cell<usize>,
+    wakes: Cell<usize>,
+    refusals_left: Cell<usize>,
+    due: Cell<Option<Instant>>,
+}
+
+struct Writer(Rc<Diary>);
+
+impl Source for Writer {
+    fn poll(&mut self, shard: &Shard, _: usize) -> usize {
+        self.0.polls.set(self.0.polls.get() + 1);
+        match self.0.due.get() {
+            Some(due) if due <= shard.now() => {
+                self.0.due.set(None);
+                1
+            }
+            _ => 0,
+        }
+    }
+
+    fn has_work(&self) -> bool {
+        false
+    }
+
+    fn try_sleep(&mut self) -> bool {
+        self.0.sleeps.set(self.0.sleeps.get() + 1);
+        let left = self.0.refusals_left.get();
+        self.0.refusals_left.set(left.saturating_sub(1));
+        left == 0
+    }
+
+    fn wake(&mut self) {
+        self.0.wakes.set(self.0.wakes.get() + 1);
+    }
+
+    fn next_timeout(&self) -> Option<Instant> {
+        self.0.due.get()
+    }
+}
+
+#[test]
+fn a_source_that_will_not_sleep_keeps_the_shard_awake() {
+    let runtime = start(Polling::Park);
+    let shard = runtime.shard(0);
+    let parks_at_last_refusal = runtime.on_shard(0, async |shard| {
+        let diary = Rc::new(Diary::default());
+        diary.refusals_left.set(100);
+        shard.add_source(Writer(diary.clone()));
+        // Fires from a sleep or between turns, whichever the source allows.
+        let here = shard.shard_ref(0);
+        let mut parks = here.parks();
+        let mut parks_while_refusing = 0;
+        while diary.sleeps.get() <= 100 {
+            shard.sleep(Duration::from_micros(50)).await;
+            if diary.refusals_left.get() > 0 {
+                parks_while_refusing += here.parks() - parks;
+            }
+            parks = here.parks();
+        }
+        assert!(diary.wakes.get() >= 100, "who refuses is told that it stays awake");
+        parks_while_refusing
+    });
+    // The shard may have been on its way to sleep when the source was added, once.
+    assert!(parks_at_last_refusal.wait().unwrap() <= 1);
+    assert!(shard.parks() > 0);
+}
+
+#[test]
+fn a_sources_timeout_ends_the_sleep() {
+    let runtime = start(Polling::Park);
+    let polled_when_due = runtime.on_shard(0, async |shard| {
+        let diary = Rc::new(Diary::default());
+        shard.add_source(Writer(diary.clone()));
+        for _ in 0..20 {
+            diary.due.set(Some(Instant::now() + Duration::from_micros(300)));
+            shard.notify();
+            // Woken by nothing but the source's work: without its timeout the shard would sleep for ever.
+            while diary.due.get().is_some() {
+                give_way().await;
+            }
+        }
+        diary.polls.get() > 0
+    });
+    assert!(polled_when_due.wait().unwrap());
+}
+
+/// Gives way without telling the shard, as a task does that yields to another executor's future.
+async fn give_way() {
+    let mut first = true;
+    poll_fn(|context| {
+        if std::mem::take(&mut first) {
+            context.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        Poll::Ready(())
+    })
+    .await;
+}
+
+#[test]
+fn a_sleep_that_begins_while_the_shard_is_asleep_ends_all_the_same() {
+    let runtime = start(Polling::Park);
+    let slept = runtime.on_shard(0, async |shard| {
+        for _ in 0..50 {
+            let here = shard.shard_ref(0);
+            let parks = here.parks();
+            while here.parks() == parks {
+                give_way().await;
+            }
+            let before = Instant::now();
+            shard.sleep(Duration::from_micros(200)).await;
+            assert!(before.elapsed() >= Duration::from_micros(200));
+        }
+    });
+    slept.wait().unwrap();
+}
+
+/// Judged by what the shard's own clock showed, turn by turn, not by how long the test took.
+#[test]
+fn a_sleep_is_on_time_beside_a_task_that_yields_for_ever() {
+    for polling in [Polling::Spin, Polling::default(), Polling::Park] {
+        let runtime = start(polling);
+        let late = runtime.on_shard(0, async |shard| {
+            let deadline = Instant::now() + Duration::from_millis(5);
+            let over = Rc::new(Cell::new(false));
+            let busy = shard.spawn({
+                let (shard, over) = (shard.clone(), over.clone());
+                async move {
+                    let (mut early, mut late) = (0, 0);
+                    while !over.get() {
+                        match shard.now() < deadline {
+                            true => early += 1,
+                            false => late += 1,
+                        }
+                        shard.yield_now().await;
+                    }
+                    (early, late)
+                }
+            });
+            shard.sleep_until(deadline).await;
+            assert!(shard.now() >= deadline);
+            over.set(true);
+            busy.await.unwrap()
+        });
+        let (_early, late) = late.wait().unwrap();
+        assert!(late <= 2, "the first turn after the deadline fires it, but {late} went by");
+    }
+}
+
+#[test]
+fn sleeps_end_in_order_and_dropped_ones_never() {
+    let runtime = start(Polling::default());
+    let order = runtime.on_shard(0, async |shard| {
+        let order = Rc::new(RefCell::new(Vec::new()));
+        let start = Instant::now();
+        let tasks = [3, 1, 2].map(|number| {
+            let (shard, order) = (shard.clone(), order.clone());
+            shard.clone().spawn(async move {
+                shard.sleep_until(start + number * Duration::from_millis(1)).await;
+                order.borrow_mut().push(number);
+            })
+        });
+        for _ in 0..10_000 {
+            let mut sleep = Box::pin(shard.sleep(Duration::from_secs(3600)));
+            poll_fn(|context| {
+                assert!(sleep.as_mut().poll(context).is_pending());
+                Poll::Ready(())
+            })
+            .await;
+        }
+        for task in tasks {
+            task.await.unwrap();
+        }
+        shard.sleep_until(start).await;
+        order.take()
+    });
+    assert_eq!(order.wait().unwrap(), [1, 2, 3]);
+}
+
+/// Uses everything that a shard offers from inside its own poll.
+struct Reentrant {
+    step: usize,
+    done: mpsc::Sender<&'static str>,
+    stream: UnixStream,
+}
+
+impl Source for Reentrant {
+    fn poll(&mut self, shard: &Shard, _: usize) -> usize {
+        self.step += 1;
+        shard.notify();
+        let (sender, _) = mpsc::channel();
+        let stream = self.stream.try_clone().unwrap();
+        let inner = shard.add_source(Reader { stream, token: 0, readable: false, received: sender });
+        shard.watch(inner, self.stream.as_fd(), 0, Interest::WRITE.edge()).unwrap();
+        shard.unwatch(self.stream.as_fd()).unwrap();
+        shard.remove_source(inner);
+        let done = self.done.clone();
+        drop(shard.spawn(async move { done.send("spawned").unwrap() }));
+        if self.step == 3 {
+            panic!("a source on purpose");
+        }
+        1
+    }
+
+    fn has_work(&self) -> bool {
+        true
+    }
+
+    fn try_sleep(&mut self) -> bool {
+        true
+    }
+
+    fn wake(&mut self) {}
+}
+
+impl Drop for Reentrant {
+    fn drop(&mut self) {
+        let shard = Shard::current().expect("a source is dropped on its shard");
+        shard.notify();
+        self.done.send("dropped").unwrap();
+    }
+}
+
+#[test]
+fn a_source_may_call_back_and_one_that_panics_is_dropped() {
+    let runtime = start(Polling::default());
+    let (sender, events) = mpsc::channel();
+    let (stream, _far) = UnixStream::pair().unwrap();
+    let added = runtime.on_shard(0, async move |shard| shard.add_source(Reentrant { step: 0, done: sender, stream }));
+    added.wait().unwrap();
+    let mut events: Vec<_> = events.into_iter().collect();
+    events.sort_unstable();
+    assert_eq!(events, ["dropped", "spawned", "spawned", "spawned"]);
+    assert_eq!(runtime.on_shard(0, async |_| 1).wait().unwrap(), 1, "the shard goes on");
+}
+
+#[test]
+fn sources_are_dropped_when_the_shard_stops() {
+    let runtime = start(Polling::Park);
+    let (sender, received) = mpsc::channel();
+    let (near, _far) = UnixStream::pair().unwrap();
+    let added = runtime.on_shard(0, async move |shard| {
+        shard.add_source(Reader { stream: near, token: 0, readable: false, received: sender })
+    });
+    added.wait().unwrap();
+    runtime.stop().unwrap();
+    received.recv().unwrap_err();
+}

@@ -1,0 +1,173 @@
+//! Slots addressed by generational handles: what goes over the wire or to a device in place of a pointer.
+//!
+//! Lives on one shard; bounded by the limit given at construction; allocates only while it grows.
+
+/// Names one entry of one [`Arena`], and never a later entry in the same slot.
+///
+/// 63 bits: the slot's index in the low 32, its generation (1 to 2^31 - 1) above. Zero is never a valid handle.
+/// The generational index as ECS libraries and `wr_id` users know it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Handle(u64);
+
+const GENERATION_MAX: u32 = (1 << 31) - 1;
+
+impl Handle {
+    fn new(index: u32, generation: u32) -> Self {
+        Self(u64::from(generation) << 32 | u64::from(index))
+    }
+
+    /// The handle as a number, for a wire field or a work request id.
+    pub fn to_bits(self) -> u64 {
+        self.0
+    }
+
+    /// A handle from a number that may come from outside: a wrong one is merely not found.
+    pub fn from_bits(bits: u64) -> Self {
+        Self(bits)
+    }
+
+    /// The slot's index.
+    pub fn index(self) -> usize {
+        (self.0 & u64::from(u32::MAX)) as usize
+    }
+
+    fn generation(self) -> u64 {
+        self.0 >> 32
+    }
+}
+
+impl std::fmt::Debug for Handle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}#{}", self.index(), self.generation())
+    }
+}
+
+struct Slot<T> {
+    generation: u32,
+    value: Option<T>,
+}
+
+/// A bounded set of values with stable generational handles.
+pub struct Arena<T> {
+    slots: Vec<Slot<T>>,
+    free: Vec<u32>,
+    limit: usize,
+}
+
+impl<T> Arena<T> {
+    /// An empty arena that holds at most `limit` values (at most 2^32 - 1).
+    pub fn new(limit: usize) -> Self {
+        Self { slots: Vec::new(), free: Vec::new(), limit: limit.min(u32::MAX as usize) }
+    }
+
+    /// Number of values.
+    pub fn len(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    /// True if there is no value.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// True if the next [`insert`](Self::insert) gives its value back.
+    pub fn is_full(&self) -> bool {
+        self.len() >= self.limit
+    }
+
+    /// Stores a value, or gives it back when the arena is full.
+    pub fn insert(&mut self, value: T) -> Result<Handle, T> {
+        if let Some(index) = self.free.pop() {
+            let slot = &mut self.slots[index as usize];
+            slot.value = Some(value);
+            return Ok(Handle::new(index, slot.generation));
+        }
+        if self.is_full() {
+            return Err(value);
+        }
+        let index = self.slots.len() as u32;
+        self.slots.push(Slot { generation: 1, value: Some(value) });
+        Ok(Handle::new(index, 1))
+    }
+
+    /// The value of `handle`, unless it is gone.
+    pub fn get(&self, handle: Handle) -> Option<&T> {
+        let slot = self.slots.get(handle.index())?;
+        if u64::from(slot.generation) != handle.generation() { None } else { slot.value.as_ref() }
+    }
+
+    /// The value of `handle`, unless it is gone.
+    pub fn get_mut(&mut self, handle: Handle) -> Option<&mut T> {
+        let slot = self.slots.get_mut(handle.index())?;
+        if u64::from(slot.generation) != handle.generation() { None } else { slot.value.as_mut() }
+    }
+
+    /// Takes the value of `handle` out; the handle is dead from then on.
+    pub fn remove(&mut self, handle: Handle) -> Option<T> {
+        let slot = self.slots.get_mut(handle.index())?;
+        if u64::from(slot.generation) != handle.generation() {
+            return None;
+        }
+        let value = slot.value.take()?;
+        slot.generation = if slot.generation == GENERATION_MAX { 1 } else { slot.generation + 1 };
+        self.free.push(handle.index() as u32);
+        Some(value)
+    }
+
+    /// Every value with its handle, in slot order.
+    pub fn iter(&self) -> impl Iterator<Item = (Handle, &T)> {
+        self.slots.iter().enumerate().filter_map(|(index, slot)| {
+            Some((Handle::new(index as u32, slot.generation), slot.value.as_ref()?))
+        })
+    }
+
+    /// Every value, mutably, with its handle, in slot order.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = (Handle, &mut T)> {
+        self.slots.iter_mut().enumerate().filter_map(|(index, slot)| {
+            Some((Handle::new(index as u32, slot.generation), slot.value.as_mut()?))
+        })
+    }
+
+    /// The handles of all values for which `pick` says yes, in slot order.
+    pub fn select(&self, mut pick: impl FnMut(&T) -> bool) -> Vec<Handle> {
+        self.iter().filter(|(_, value)| pick(value)).map(|(handle, _)| handle).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dead_handle_finds_nothing_although_its_slot_lives_on() {
+        let mut arena = Arena::new(2);
+        let first = arena.insert("a").unwrap();
+        assert_eq!(arena.remove(first), Some("a"));
+        let second = arena.insert("b").unwrap();
+        assert_eq!(first.index(), second.index());
+        assert_eq!(arena.get(first), None);
+        assert_eq!(arena.remove(first), None);
+        assert_eq!(arena.get(second), Some(&"b"));
+        assert_eq!(Handle::from_bits(second.to_bits()), second);
+    }
+
+    #[test]
+    fn full_gives_the_value_back() {
+        let mut arena = Arena::new(1);
+        let only = arena.insert(1).unwrap();
+        assert_eq!(arena.insert(2), Err(2));
+        arena.remove(only);
+        assert!(arena.insert(3).is_ok());
+        assert_eq!(arena.len(), 1);
+    }
+
+    #[test]
+    fn numbers_from_outside_are_merely_not_found() {
+        let mut arena = Arena::new(4);
+        arena.insert(7).unwrap();
+        for bits in [0, 1, u64::MAX, 5 << 32, 99] {
+            assert_eq!(arena.get(Handle::from_bits(bits)), None);
+            assert_eq!(arena.remove(Handle::from_bits(bits)), None);
+        }
+    }
+}

@@ -1,0 +1,278 @@
+//! Task names and transport addresses: checked values of the form `host:port`. Plain data for any
+//! thread; a host name is bounded by `HOST_NAME_BYTES_MAX`.
+
+use std::borrow::Borrow;
+use std::fmt;
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::str::FromStr;
+use std::sync::Arc;
+
+use super::diagnostic::{AddressProblem, ProblemAt};
+
+/// Longest host name, in bytes (RFC 1035, section 2.3.4).
+pub const HOST_NAME_BYTES_MAX: usize = 253;
+
+/// Longest part of a host name between two dots, in bytes (RFC 1035, section 2.3.4).
+const HOST_LABEL_BYTES_MAX: usize = 63;
+
+/// The host half of an address.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Host {
+    /// An IPv4 address.
+    V4(Ipv4Addr),
+    /// An IPv6 address, written in brackets.
+    V6(Ipv6Addr),
+    /// A host name in lower case, resolved anew at every connect.
+    Name(Arc<str>),
+}
+
+impl Host {
+    /// Parses an IPv4 address, an IPv6 address in brackets, or a host name.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with the text, and how to write it.
+    pub fn parse(text: &str) -> Result<Host, AddressProblem> {
+        host(text).map_err(|at| at.problem)
+    }
+}
+
+impl fmt::Display for Host {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Host::V4(address) => write!(out, "{address}"),
+            Host::V6(address) => write!(out, "[{address}]"),
+            Host::Name(name) => out.write_str(name),
+        }
+    }
+}
+
+/// Where a task is reached by Sealane: the right side of an endpoint map line.
+///
+/// Two spellings of one address (`[0::1]:7`, `[::1]:7`; `HOST:7`, `host:7`) are equal.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct TransportAddress {
+    /// The host to connect to.
+    pub host: Host,
+    /// The TCP port, 1 to 65535.
+    pub port: u16,
+}
+
+impl fmt::Display for TransportAddress {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{}:{}", self.host, self.port)
+    }
+}
+
+impl FromStr for TransportAddress {
+    type Err = AddressProblem;
+
+    fn from_str(text: &str) -> Result<TransportAddress, AddressProblem> {
+        host_and_port(text).map_err(|at| at.problem)
+    }
+}
+
+/// Names a training process by its gRPC address `host:port`: the left side of an endpoint map line.
+///
+/// The text is kept as written, because the training framework looks it up by exactly that text.
+/// Cloning counts a reference.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct TaskName(Arc<str>);
+
+impl TaskName {
+    /// The name as it was written.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    pub(super) fn parse_at(text: &str) -> Result<TaskName, ProblemAt> {
+        host_and_port(text).map(|_| TaskName(text.into()))
+    }
+}
+
+impl FromStr for TaskName {
+    type Err = AddressProblem;
+
+    fn from_str(text: &str) -> Result<TaskName, AddressProblem> {
+        TaskName::parse_at(text).map_err(|at| at.problem)
+    }
+}
+
+impl fmt::Display for TaskName {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(&self.0)
+    }
+}
+
+/// Lets a map keyed by `TaskName` be asked with a `&str`.
+impl Borrow<str> for TaskName {
+    fn borrow(&self) -> &str {
+        &self.0
+    }
+}
+
+impl AsRef<str> for TaskName {
+    fn as_ref(&self) -> &str {
+        &self.0
+    }
+}
+
+/// Parses `host:port`; a problem comes with its byte offset in `text`.
+pub(super) fn host_and_port(text: &str) -> Result<TransportAddress, ProblemAt> {
+    if text.is_empty() {
+        return Err(AddressProblem::Empty.at(0));
+    }
+    if let Some((offset, character)) = text.char_indices().find(|(_, c)| !belongs(*c)) {
+        return Err(AddressProblem::Character(character).at(offset));
+    }
+    let colon = match text.strip_prefix('[') {
+        // The colon that matters is the one after the bracket.
+        Some(inner) => {
+            let end = inner.find(']').ok_or(AddressProblem::OpenBracket.at(0))? + 2;
+            match text[end..].chars().next() {
+                Some(':') => end,
+                Some(_) => return Err(AddressProblem::AfterBracket.at(end)),
+                None => return Err(AddressProblem::NoPort.at(end)),
+            }
+        }
+        None => {
+            let colon = text.find(':').ok_or(AddressProblem::NoPort.at(text.len()))?;
+            if text[colon + 1..].contains(':') {
+                return Err(AddressProblem::BareIpv6(text.into()).at(0));
+            }
+            colon
+        }
+    };
+    let host = host(&text[..colon])?;
+    let port = port(&text[colon + 1..]).map_err(|problem| problem.at(colon + 1))?;
+    Ok(TransportAddress { host, port })
+}
+
+/// True for the characters that an address can hold at all, wherever they stand.
+fn belongs(character: char) -> bool {
+    character.is_ascii_alphanumeric() || "._-:[]%".contains(character)
+}
+
+fn host(text: &str) -> Result<Host, ProblemAt> {
+    if text.is_empty() {
+        return Err(AddressProblem::NoHost.at(0));
+    }
+    if let Some(inner) = text.strip_prefix('[') {
+        let inner = inner.strip_suffix(']').unwrap_or(inner);
+        return match inner.parse() {
+            Ok(address) => Ok(Host::V6(address)),
+            Err(_) if inner.contains('%') => Err(AddressProblem::Zone(inner.into()).at(1)),
+            Err(_) => Err(AddressProblem::Ipv6(inner.into()).at(1)),
+        };
+    }
+    // A resolver would read "10.0.0" or "10.0.0.256" in surprising ways, so digits and dots alone
+    // must be a whole IPv4 address.
+    if text.bytes().all(|b| b.is_ascii_digit() || b == b'.') {
+        return match text.parse() {
+            Ok(address) => Ok(Host::V4(address)),
+            Err(_) => Err(AddressProblem::Ipv4(text.into()).at(0)),
+        };
+    }
+    if is_host_name(text) {
+        Ok(Host::Name(text.to_ascii_lowercase().into()))
+    } else {
+        Err(AddressProblem::HostName(text.into()).at(0))
+    }
+}
+
+/// Letters, digits, `-` and, as container networks use it, `_`; one dot may end the name.
+fn is_host_name(text: &str) -> bool {
+    let labels = text.strip_suffix('.').unwrap_or(text);
+    labels.len() <= HOST_NAME_BYTES_MAX
+        && labels.split('.').all(|label| {
+            (1..=HOST_LABEL_BYTES_MAX).contains(&label.len())
+                && !label.starts_with('-')
+                && !label.ends_with('-')
+                && label.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
+        })
+}
+
+fn port(text: &str) -> Result<u16, AddressProblem> {
+    if text.is_empty() {
+        return Err(AddressProblem::NoPort);
+    }
+    if !text.bytes().all(|b| b.is_ascii_digit()) {
+        return Err(AddressProblem::Port(text.into()));
+    }
+    match text.parse::<u16>() {
+        Ok(0) => Err(AddressProblem::PortZero),
+        // A second spelling of one port would make a second name of one task.
+        Ok(port) if text.starts_with('0') => Err(AddressProblem::LeadingZero(port)),
+        Ok(port) => Ok(port),
+        Err(_) => Err(AddressProblem::Port(text.into())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn problem(text: &str) -> (usize, String) {
+        let at = host_and_port(text).unwrap_err();
+        (at.offset, at.problem.to_string())
+    }
+
+    #[test]
+    fn reads_every_kind_of_host() {
+        for (text, printed) in [
+            ("10.0.0.7:1", "10.0.0.7:1"),
+            ("PS0.Train:65535", "ps0.train:65535"),
+            ("ps_0-a.train.:80", "ps_0-a.train.:80"),
+            ("[0:0::1]:7", "[::1]:7"),
+            ("7a:1", "7a:1"),
+        ] {
+            let address: TransportAddress = text.parse().unwrap();
+            assert_eq!(address.to_string(), printed);
+        }
+    }
+
+    #[test]
+    fn a_task_name_keeps_its_spelling() {
+        let task: TaskName = "PS0:2222".parse().unwrap();
+        assert_eq!(task.to_string(), "PS0:2222");
+        assert_eq!(task.as_ref(), "PS0:2222");
+        assert_eq!("ps 0:1".parse::<TaskName>().unwrap_err(), AddressProblem::Character(' '));
+    }
+
+    #[test]
+    fn every_problem_says_where_it_is_and_what_to_write() {
+        let label = "a".repeat(64);
+        for (text, offset, says) in [
+            ("", 0, "write host:port"),
+            ("ps 0:1", 2, "`' '` cannot stand"),
+            ("ps\u{a0}0:1", 2, "`'\\u{a0}'` cannot stand"),
+            ("[::1:7", 0, "no `]`"),
+            ("[::1]7", 5, "write `]:`"),
+            ("[::1]", 5, "no port"),
+            ("[::1]:", 6, "no port"),
+            ("ps0", 3, "no port"),
+            ("ps0:", 4, "no port"),
+            ("::1:2222", 0, "brackets"),
+            (":80", 0, "no host"),
+            ("[fe80::1%eth0]:7", 1, "zone"),
+            ("[::g]:7", 1, "not an IPv6 address"),
+            ("[]:7", 1, "not an IPv6 address"),
+            ("10.0.0.256:7", 0, "not an IPv4 address"),
+            ("10.0.0:7", 0, "not an IPv4 address"),
+            ("-ps:7", 0, "not a host name"),
+            ("a..b:7", 0, "not a host name"),
+            ("a]:7", 0, "not a host name"),
+            (&format!("{label}:7"), 0, "not a host name"),
+            ("ps0:0", 4, "the port is 0"),
+            ("ps0:65536", 4, "write a port from 1 to 65535"),
+            ("ps0:7x", 4, "write a port from 1 to 65535"),
+            ("ps0:080", 4, "write 80"),
+        ] {
+            let (found, message) = problem(text);
+            assert_eq!(found, offset, "{text}: {message}");
+            assert!(message.contains(says), "{text}: {message}");
+        }
+        let long = format!("{}b", "a.".repeat(127));
+        assert_eq!(Host::parse(&long), Err(AddressProblem::HostName(long.as_str().into())));
+    }
+}

@@ -1,0 +1,304 @@
+//! The endpoint map: which transport address carries the tensors of which task. Immutable once
+//! parsed and shared by `Arc`, so any thread may read it; bounded by `FILE_BYTES_MAX` and `ENTRIES_MAX`.
+//!
+//! A file holds one `task=transport address` line per task:
+//!
+//! ```text
+//! # ps 0 and ps 1 share a host, so they share its daemon
+//! ps0.train:2222=10.0.0.7:7000
+//! ps1.train:2223=10.0.0.7:7000
+//! worker0.train:2222=[fd00::12]:7000   # IPv6 stands in brackets
+//! ```
+//!
+//! Blank lines, `#` comments, surrounding spaces, a byte order mark and CRLF line ends are fine.
+//! Everything else that is not such a line is an error that shows where it is and how to fix it.
+
+mod address;
+mod diagnostic;
+mod parse;
+mod shared;
+
+pub use address::{Host, TaskName, TransportAddress};
+pub use diagnostic::{AddressProblem, Diagnostic, EndpointMapError, Problem, Severity};
+pub use shared::{Changed, SharedEndpointMap};
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs::File;
+use std::io::{ErrorKind, Read};
+use std::path::Path;
+
+use hashbrown::HashMap;
+
+/// Name of the file that is looked for in the endpoint map directory.
+pub const FILE_NAME: &str = ".endpoint_map";
+
+/// Largest file that is read, in bytes: room for `ENTRIES_MAX` lines of 256 characters, so that a
+/// path that names something else by mistake (a core dump, a device) does not fill the memory.
+pub const FILE_BYTES_MAX: u64 = 16 * 1024 * 1024;
+
+/// Most tasks that one map may name: far above the largest known jobs (thousands of tasks).
+pub const ENTRIES_MAX: usize = 65_536;
+
+const _: () = assert!(ENTRIES_MAX as u64 * 256 <= FILE_BYTES_MAX);
+
+/// Says for every task at which transport address it is reached.
+///
+/// Costs about 200 bytes of memory a task.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct EndpointMap {
+    by_task: HashMap<TaskName, TransportAddress>,
+    /// The same pairs the other way round, in order: what `iter` and `Display` walk.
+    by_address: BTreeMap<TransportAddress, Vec<TaskName>>,
+}
+
+impl EndpointMap {
+    /// Parses the text of an endpoint map; `file_name` is only used in errors.
+    ///
+    /// # Errors
+    ///
+    /// The first line that cannot be read, with its line, column and fix.
+    pub fn parse(text: &str, file_name: &str) -> Result<EndpointMap, EndpointMapError> {
+        let outcome = parse::parse(text);
+        let first_error = outcome.diagnostics.into_iter().find(|diagnostic| diagnostic.severity() == Severity::Error);
+        match first_error {
+            Some(diagnostic) => {
+                Err(EndpointMapError::Line { file: file_name.to_owned(), diagnostic: Box::new(diagnostic) })
+            }
+            None => Ok(outcome.map),
+        }
+    }
+
+    /// Reads and parses the endpoint map file at `path`.
+    ///
+    /// # Errors
+    ///
+    /// The file is missing, unreadable, larger than [`FILE_BYTES_MAX`], not UTF-8, or has a line
+    /// that cannot be read.
+    pub fn load(path: impl AsRef<Path>) -> Result<EndpointMap, EndpointMapError> {
+        let path = path.as_ref();
+        let text = EndpointMap::read_text(path)?;
+        EndpointMap::parse(&text, &path.display().to_string())
+    }
+
+    /// Reads the file at `path` without parsing it, for [`lint`].
+    ///
+    /// # Errors
+    ///
+    /// The file is missing, unreadable, larger than [`FILE_BYTES_MAX`] or not UTF-8.
+    pub fn read_text(path: impl AsRef<Path>) -> Result<String, EndpointMapError> {
+        let path = path.as_ref();
+        let file_name = path.display().to_string();
+        let unreadable = |error: std::io::Error| match error.kind() {
+            ErrorKind::NotFound => EndpointMapError::Missing { file: file_name.clone() },
+            _ => EndpointMapError::Read { file: file_name.clone(), error },
+        };
+        let mut bytes = Vec::new();
+        // One byte more than the limit tells "too large" from "exactly full", and needs no trust
+        // in the length that the file system reports.
+        File::open(path).map_err(unreadable)?.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(unreadable)?;
+        if bytes.len() as u64 > FILE_BYTES_MAX {
+            return Err(EndpointMapError::TooLarge { file: file_name });
+        }
+        String::from_utf8(bytes).map_err(|error| {
+            let valid = error.utf8_error().valid_up_to();
+            EndpointMapError::Line {
+                diagnostic: Box::new(parse::not_utf8(&error.as_bytes()[..valid])),
+                file: file_name,
+            }
+        })
+    }
+
+    /// Builds a map from pairs, for processes that know their peers without a file.
+    ///
+    /// # Errors
+    ///
+    /// A task is given with two transport addresses, or there are more than [`ENTRIES_MAX`] pairs.
+    pub fn from_entries(
+        entries: impl IntoIterator<Item = (TaskName, TransportAddress)>,
+    ) -> Result<EndpointMap, EndpointMapError> {
+        let mut map = EndpointMap::default();
+        for (task, address) in entries {
+            match map.by_task.get(&task) {
+                Some(known) if *known == address => continue,
+                Some(known) => {
+                    return Err(EndpointMapError::Conflict { task, first: known.clone(), second: address });
+                }
+                None if map.len() == ENTRIES_MAX => return Err(EndpointMapError::TooManyEntries),
+                None => map.insert(task, address),
+            }
+        }
+        map.sort();
+        Ok(map)
+    }
+
+    /// Where `task` is reached; `None` if the map does not name it.
+    pub fn resolve(&self, task: &str) -> Option<&TransportAddress> {
+        self.by_task.get(task)
+    }
+
+    /// The tasks that are reached at `address`, in order of name.
+    pub fn tasks_at(&self, address: &TransportAddress) -> impl Iterator<Item = &TaskName> {
+        self.by_address.get(address).into_iter().flatten()
+    }
+
+    /// Every transport address once, in order.
+    pub fn addresses(&self) -> impl ExactSizeIterator<Item = &TransportAddress> {
+        self.by_address.keys()
+    }
+
+    /// Every task with its transport address, in order of address, then of name.
+    pub fn iter(&self) -> impl Iterator<Item = (&TaskName, &TransportAddress)> {
+        self.by_address.iter().flat_map(|(address, tasks)| tasks.iter().map(move |task| (task, address)))
+    }
+
+    /// Number of tasks.
+    pub fn len(&self) -> usize {
+        self.by_task.len()
+    }
+
+    /// True if the map names no task.
+    pub fn is_empty(&self) -> bool {
+        self.by_task.is_empty()
+    }
+
+    /// Adds a task that is not in the map; `sort` must follow once all are in.
+    fn insert(&mut self, task: TaskName, address: TransportAddress) {
+        self.by_address.entry(address.clone()).or_default().push(task.clone());
+        self.by_task.insert(task, address);
+    }
+
+    fn sort(&mut self) {
+        for tasks in self.by_address.values_mut() {
+            tasks.sort_unstable();
+        }
+    }
+}
+
+/// Prints the map in the form that [`EndpointMap::parse`] reads.
+impl fmt::Display for EndpointMap {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.iter().try_for_each(|(task, address)| writeln!(out, "{task}={address}"))
+    }
+}
+
+/// Everything worth saying about the text of an endpoint map, errors and warnings, in line order.
+pub fn lint(text: &str) -> Vec<Diagnostic> {
+    parse::parse(text).diagnostics
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn map(text: &str) -> EndpointMap {
+        EndpointMap::parse(text, "map").unwrap()
+    }
+
+    #[test]
+    fn resolves_tasks_and_addresses() {
+        let map = map("b:1=h:7\na:1=h:7\nc:1=[::1]:7\n");
+        assert_eq!(map.len(), 3);
+        assert!(!map.is_empty());
+        let address: TransportAddress = "h:7".parse().unwrap();
+        assert_eq!(map.resolve("a:1"), Some(&address));
+        assert_eq!(map.resolve("d:1"), None);
+        let tasks: Vec<_> = map.tasks_at(&address).map(TaskName::as_str).collect();
+        assert_eq!(tasks, ["a:1", "b:1"]);
+        assert_eq!(map.addresses().len(), 2);
+        assert_eq!(map.tasks_at(&"h:8".parse().unwrap()).count(), 0);
+    }
+
+    #[test]
+    fn from_entries_refuses_a_conflict() {
+        let pair = |task: &str, address: &str| (task.parse().unwrap(), address.parse().unwrap());
+        let built = EndpointMap::from_entries([pair("a:1", "h:7"), pair("a:1", "h:7")]).unwrap();
+        assert_eq!(built, map("a:1=h:7"));
+        let error = EndpointMap::from_entries([pair("a:1", "h:7"), pair("a:1", "h:8")]);
+        assert_eq!(
+            error.unwrap_err().to_string(),
+            "task a:1 is given at h:7 and at h:8; give it one transport address"
+        );
+    }
+
+    #[test]
+    fn from_entries_refuses_too_many() {
+        let address: TransportAddress = "h:7".parse().unwrap();
+        let entries = (0..=ENTRIES_MAX).map(|index| {
+            let task: TaskName = format!("t{index}:1").parse().unwrap();
+            (task, address.clone())
+        });
+        let error = EndpointMap::from_entries(entries).unwrap_err();
+        assert!(matches!(error, EndpointMapError::TooManyEntries));
+    }
+
+    #[test]
+    fn load_names_the_file_in_every_error() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join(FILE_NAME);
+        let shown = path.display().to_string();
+        let missing = EndpointMap::load(&path).unwrap_err().to_string();
+        assert!(missing.starts_with(&format!("{shown}: no such file; ")), "{missing}");
+
+        std::fs::write(&path, "a:1=h:7\nb:1=h:0\n").unwrap();
+        let port = EndpointMap::load(&path).unwrap_err().to_string();
+        assert_eq!(port, format!("{shown}:2:7: the port is 0; write a port from 1 to 65535"));
+
+        std::fs::write(&path, b"a:1=h:7\nb:\xff=h:7\n").unwrap();
+        let text = EndpointMap::load(&path).unwrap_err().to_string();
+        assert!(text.starts_with(&format!("{shown}:2:3: ")), "{text}");
+
+        let unreadable = EndpointMap::load(directory.path()).unwrap_err();
+        assert!(matches!(unreadable, EndpointMapError::Read { .. }));
+
+        let file = File::create(&path).unwrap();
+        file.set_len(FILE_BYTES_MAX + 1).unwrap();
+        let large = EndpointMap::load(&path).unwrap_err();
+        assert!(matches!(large, EndpointMapError::TooLarge { .. }));
+
+        std::fs::write(&path, "a:1=h:7\n").unwrap();
+        assert_eq!(EndpointMap::load(&path).unwrap(), map("a:1=h:7"));
+    }
+
+    fn any_host() -> impl Strategy<Value = Host> {
+        prop_oneof![
+            any::<[u8; 4]>().prop_map(|octets| Host::V4(octets.into())),
+            any::<[u8; 16]>().prop_map(|octets| Host::V6(octets.into())),
+            "[a-z]([a-z0-9_-]{0,8}[a-z0-9])?(\\.[a-z0-9]{1,5}[a-z])?".prop_map(|name| Host::parse(&name).unwrap()),
+        ]
+    }
+
+    fn any_address() -> impl Strategy<Value = TransportAddress> {
+        (any_host(), 1..=u16::MAX).prop_map(|(host, port)| TransportAddress { host, port })
+    }
+
+    proptest! {
+        #[test]
+        fn printing_and_parsing_gives_the_same_map(
+            pairs in prop::collection::hash_map(any_address(), any_address(), 0..40),
+        ) {
+            let entries = pairs
+                .into_iter()
+                .map(|(task, address)| (task.to_string().parse().unwrap(), address));
+            let built = EndpointMap::from_entries(entries).unwrap();
+            prop_assert_eq!(&map(&built.to_string()), &built);
+            prop_assert_eq!(lint(&built.to_string()), vec![]);
+        }
+
+        #[test]
+        fn any_bytes_are_read_without_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            let _ = EndpointMap::parse(&String::from_utf8_lossy(&bytes), "map");
+        }
+
+        /// Text made of the format's own characters reaches deeper than random bytes do.
+        #[test]
+        fn likely_text_is_read_without_panic(text in "[a0-9:=#\\[\\]. \t\r\n%é-]{0,80}") {
+            let errors = lint(&text)
+                .iter()
+                .filter(|diagnostic| diagnostic.severity() == Severity::Error)
+                .count();
+            prop_assert_eq!(EndpointMap::parse(&text, "map").is_err(), errors > 0);
+        }
+    }
+}

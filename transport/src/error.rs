@@ -1,0 +1,185 @@
+//! What a caller is told, in gRPC's canonical codes, and what closes a link.
+
+use std::time::Duration;
+
+/// gRPC's canonical codes that Sealane answers with; the number is the one on the wire.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
+#[allow(missing_docs, reason = "each is gRPC's code of that name")]
+pub enum Code {
+    InvalidArgument = 3,
+    DeadlineExceeded = 4,
+    NotFound = 5,
+    PermissionDenied = 7,
+    ResourceExhausted = 8,
+    Aborted = 10,
+    Unimplemented = 12,
+    Unavailable = 14,
+}
+
+/// Why a send or a recv ended without its tensor. Every caller gets one of these; none waits for ever.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The task is not in the endpoint map, or not served where the map says.
+    #[error("task {task} is not known: {reason}")]
+    NotFound {
+        /// The task that was named.
+        task: Box<str>,
+        /// What was looked at, and what to do.
+        reason: Box<str>,
+    },
+    /// The peer cannot be reached, or was lost.
+    #[error("{peer} is unavailable: {reason}")]
+    Unavailable {
+        /// The peer's transport address.
+        peer: Box<str>,
+        /// What happened.
+        reason: Box<str>,
+    },
+    /// The deadline passed first.
+    #[error("{operation} of step {step} key '{key}' waited {waited:?} and its deadline passed")]
+    DeadlineExceeded {
+        /// `recv` or `send`.
+        operation: &'static str,
+        /// The step.
+        step: i64,
+        /// The key.
+        key: Box<str>,
+        /// How long it was allowed to wait.
+        waited: Duration,
+    },
+    /// The step was aborted, here or at the peer, or the engine stops.
+    #[error("step {step} was aborted: {reason}")]
+    Aborted {
+        /// The step.
+        step: i64,
+        /// The reason given by whoever aborted it.
+        reason: Box<str>,
+    },
+    /// A named limit was reached; try again later or raise the setting.
+    #[error("{limit} is full: {reason}")]
+    ResourceExhausted {
+        /// The limit's name, as in the settings.
+        limit: Box<str>,
+        /// Its value, and what asked for more.
+        reason: Box<str>,
+    },
+    /// The call itself cannot be carried out, whatever the state.
+    #[error("{reason}")]
+    InvalidArgument {
+        /// What is wrong and what is accepted.
+        reason: Box<str>,
+    },
+    /// The peer or the daemon refuses this caller.
+    #[error("permission denied: {reason}")]
+    PermissionDenied {
+        /// Who refused and why.
+        reason: Box<str>,
+    },
+    /// The peer or this build does not know the operation.
+    #[error("not implemented: {reason}")]
+    Unimplemented {
+        /// What is missing.
+        reason: Box<str>,
+    },
+}
+
+impl Error {
+    /// The canonical code.
+    pub fn code(&self) -> Code {
+        match self {
+            Error::NotFound { .. } => Code::NotFound,
+            Error::Unavailable { .. } => Code::Unavailable,
+            Error::DeadlineExceeded { .. } => Code::DeadlineExceeded,
+            Error::Aborted { .. } => Code::Aborted,
+            Error::ResourceExhausted { .. } => Code::ResourceExhausted,
+            Error::InvalidArgument { .. } => Code::InvalidArgument,
+            Error::PermissionDenied { .. } => Code::PermissionDenied,
+            Error::Unimplemented { .. } => Code::Unimplemented,
+        }
+    }
+
+    /// A limit that was reached, by its setting's name.
+    pub fn full(limit: &str, reason: impl Into<Box<str>>) -> Self {
+        Error::ResourceExhausted { limit: limit.into(), reason: reason.into() }
+    }
+
+    /// A call that cannot be carried out.
+    pub fn invalid(reason: impl Into<Box<str>>) -> Self {
+        Error::InvalidArgument { reason: reason.into() }
+    }
+
+    /// A peer that cannot be used.
+    pub fn unavailable(peer: &str, reason: impl Into<Box<str>>) -> Self {
+        Error::Unavailable { peer: peer.into(), reason: reason.into() }
+    }
+
+    /// The error that a peer put on the wire. An unknown code reads as Unavailable: the request has ended, and trying
+    /// again elsewhere is all that a caller of an older version can do.
+    pub(crate) fn from_wire(code: u8, peer: &str, step: i64, message: &str) -> Self {
+        let reason: Box<str> = message.into();
+        match code {
+            3 => Error::InvalidArgument { reason },
+            // The peer's own clock ran out; ours is about to.
+            4 => Error::Aborted { step, reason },
+            5 => Error::NotFound { task: peer.into(), reason },
+            7 => Error::PermissionDenied { reason },
+            8 => Error::ResourceExhausted { limit: "a limit of the peer".into(), reason },
+            10 => Error::Aborted { step, reason },
+            12 => Error::Unimplemented { reason },
+            _ => Error::Unavailable { peer: peer.into(), reason },
+        }
+    }
+
+    /// The text that goes with the code on the wire: the bare reason where there is one.
+    pub(crate) fn wire_reason(&self) -> String {
+        match self {
+            Error::Aborted { reason, .. } => reason.to_string(),
+            Error::InvalidArgument { reason } => reason.to_string(),
+            other => other.to_string(),
+        }
+    }
+}
+
+/// Why a link ended. The session survives it, and asks again on the next one.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LinkError {
+    /// The peer closed, between two frames or within one.
+    #[error("the peer closed the connection")]
+    Closed,
+    /// The operating system reported an error.
+    #[error("{operation}: {message}")]
+    Io {
+        /// The system call.
+        operation: &'static str,
+        /// The system's words.
+        message: String,
+        /// True if nobody listens there, which for a link that once stood means that the peer is gone.
+        refused: bool,
+    },
+    /// The peer sent bytes that break the protocol.
+    #[error("the peer broke the protocol: {0}")]
+    Protocol(#[from] crate::wire::WireError),
+    /// Nothing was heard for the time that `transport.peer_timeout_ms` allows.
+    #[error("the peer was silent for {0:?}")]
+    Silent(Duration),
+    /// The peer said goodbye.
+    #[error("the peer went away: {0}")]
+    WentAway(String),
+    /// A fault that a test injected.
+    #[error("injected fault: {0}")]
+    Injected(&'static str),
+}
+
+impl LinkError {
+    /// Wraps an operating system error with the name of the call.
+    pub fn io(operation: &'static str, error: &std::io::Error) -> Self {
+        LinkError::Io {
+            operation,
+            message: error.to_string(),
+            refused: error.kind() == std::io::ErrorKind::ConnectionRefused,
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! Any link, made unreliable on purpose: for the tests of those who build on links, here and elsewhere.
+//!
+//! The same seed gives the same faults at the same calls.
+
+use std::os::fd::BorrowedFd;
+
+use crate::error::LinkError;
+use crate::link::{Landing, Link, LinkKind, Receiver};
+use crate::outbox::Outbox;
+
+/// How often what goes wrong, each in calls per million.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Faults {
+    /// The link breaks, as by a reset.
+    pub reset: u32,
+    /// A call moves nothing, as on a slow network.
+    pub delay: u32,
+    /// From this call on everything sent vanishes and nothing comes, as when the peer's host is gone.
+    pub blackout: u32,
+    /// A receive moves only a few bytes, so that frames arrive in pieces.
+    pub dribble: u32,
+}
+
+/// A link with faults.
+pub struct FaultLink<L> {
+    link: L,
+    faults: Faults,
+    random: u64,
+    dead: Option<LinkError>,
+    black: bool,
+}
+
+impl<L: Link> FaultLink<L> {
+    /// Wraps `link`; `seed` chooses the faults.
+    pub fn new(link: L, faults: Faults, seed: u64) -> Self {
+        Self { link, faults, random: seed, dead: None, black: false }
+    }
+
+    /// SplitMix64 (Steele, Lea, Flood 2014): one draw.
+    fn happens(&mut self, per_million: u32) -> bool {
+        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.random;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mixed ^ (mixed >> 31)) % 1_000_000 < u64::from(per_million)
+    }
+
+    fn strike(&mut self) -> Result<(), LinkError> {
+        if let Some(error) = &self.dead {
+            return Err(error.clone());
+        }
+        if self.happens(self.faults.reset) {
+            let error = LinkError::Injected("reset");
+            self.dead = Some(error.clone());
+            return Err(error);
+        }
+        self.black |= self.happens(self.faults.blackout);
+        Ok(())
+    }
+}
+
+impl<L: Link> Link for FaultLink<L> {
+    fn kind(&self) -> LinkKind {
+        self.link.kind()
+    }
+
+    fn transmit(&mut self, outbox: &mut Outbox) -> Result<usize, LinkError> {
+        self.strike()?;
+        if self.black {
+            let vanished = outbox.pending_bytes();
+            outbox.advance(vanished);
+            return Ok(vanished);
+        }
+        if self.happens(self.faults.delay) { Ok(0) } else { self.link.transmit(outbox) }
+    }
+
+    fn receive(&mut self, receiver: &mut dyn Receiver, budget: usize) -> Result<usize, LinkError> {
+        self.strike()?;
+        if self.black || self.happens(self.faults.delay) {
+            return Ok(0);
+        }
+        let budget = if self.happens(self.faults.dribble) { 1 } else { budget };
+        self.link.receive(receiver, budget)
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.link.descriptor()
+    }
+
+    fn abandon(&mut self) -> Option<Landing> {
+        self.link.abandon()
+    }
+}

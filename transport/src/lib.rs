@@ -1,0 +1,26 @@
+//! Sealane's transport: who a task's peer is, what the two say to each other, and the links that carry it.
+//!
+//! Protocol is decided without I/O ([`session`], [`wire`]); links ([`tcp`], [`loopback`]) only move bytes. Knows nothing
+//! of tensors but that they are metadata and payload, and nothing of rendezvous.
+
+#![deny(unsafe_code)]
+
+pub mod arena;
+pub mod endpoint_map;
+pub mod error;
+pub mod fault;
+pub mod lane;
+pub mod limits;
+pub mod link;
+pub mod loopback;
+pub mod outbox;
+pub mod payload;
+pub mod session;
+pub mod tcp;
+pub mod wire;
+
+pub use arena::{Arena, Handle};
+pub use error::{Code, Error, LinkError};
+pub use limits::SessionLimits;
+pub use link::{Link, LinkKind, Meta};
+pub use payload::Payload;

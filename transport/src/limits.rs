@@ -1,0 +1,85 @@
+//! Every limit of the wire and the session, by name. Those that users may set are in [`SessionLimits`].
+
+/// Longest key of a tensor, in bytes. TensorFlow's rendezvous keys reach about 300.
+pub const KEY_BYTES_MAX: usize = 4096;
+
+/// Longest tensor metadata, in bytes: 254 dimensions of 8 bytes and a fixed part.
+pub const META_BYTES_MAX: usize = 2048 + 64;
+
+/// Most releases in one frame.
+pub const RELEASES_PER_FRAME: usize = 1024;
+
+/// Longest text of an error or a farewell, in bytes.
+pub const REASON_BYTES_MAX: usize = 1024;
+
+/// Longest body of a frame, in bytes, payload not counted.
+pub const FRAME_BODY_BYTES_MAX: usize = 16 * 1024;
+
+/// Longest greeting, in bytes: room for [`TASKS_PER_HELLO`] names of ordinary length.
+pub const HELLO_BYTES_MAX: usize = 256 * 1024;
+
+/// Most tasks that one greeting names.
+pub const TASKS_PER_HELLO: usize = 4096;
+
+/// Longest task name or transport address in a greeting, in bytes.
+pub const NAME_BYTES_MAX: usize = 512;
+
+/// A payload up to this size is copied behind its header instead of being a vector of its own: below it, an iovec
+/// costs more than the copy.
+pub const INLINE_PAYLOAD_BYTES: usize = 8 * 1024;
+
+/// An outbox with this many staged bytes takes no more until the link has written: bounds a turn's write, and memory.
+pub const OUTBOX_STAGED_BYTES: usize = 256 * 1024;
+
+/// Most payload vectors queued in an outbox.
+pub const OUTBOX_PAYLOADS: usize = 64;
+
+/// Control frames (failures, parked notes, cancels) waiting to leave; at this many the session reads no more from its
+/// peer until some have left, so a peer that asks and never reads stalls itself alone.
+pub const CONTROL_QUEUE_MAX: usize = 4096;
+
+/// Releases not yet acknowledged; at this many the session asks for nothing more until some are.
+pub const RELEASE_LOG_MAX: usize = 65_536;
+
+/// The producer acknowledges releases after this many.
+pub const RELEASE_ACK_EVERY: u64 = 256;
+
+const _: () = {
+    assert!(KEY_BYTES_MAX + 64 <= FRAME_BODY_BYTES_MAX);
+    assert!(META_BYTES_MAX + 64 <= FRAME_BODY_BYTES_MAX);
+    assert!(RELEASES_PER_FRAME * 8 <= FRAME_BODY_BYTES_MAX);
+    assert!(REASON_BYTES_MAX + 64 <= FRAME_BODY_BYTES_MAX);
+    assert!(FRAME_BODY_BYTES_MAX + INLINE_PAYLOAD_BYTES <= OUTBOX_STAGED_BYTES);
+    assert!(RELEASE_ACK_EVERY < RELEASE_LOG_MAX as u64 / 2);
+};
+
+/// Limits of one session that a user may set.
+#[derive(Debug, Clone)]
+pub struct SessionLimits {
+    /// Requests in flight to a peer that it has neither answered nor parked. Default 40, as mt-verbs' request buffers.
+    pub window: usize,
+    /// Requests of this side that exist at all, asked or waiting for the window. Default 65,536.
+    pub queued_requests_max: usize,
+    /// Requests of the peer that wait here for their tensor, and tensors handed out and not yet released, each.
+    /// Default 65,536.
+    pub parked_requests_max: usize,
+    /// Largest tensor accepted, in bytes. Default 4 GiB.
+    pub tensor_bytes_max: u64,
+    /// A ping goes out after this long without a word from the peer. Default 10 s.
+    pub heartbeat: std::time::Duration,
+    /// A peer that says nothing for this long has lost the link. Default 30 s.
+    pub peer_timeout: std::time::Duration,
+}
+
+impl Default for SessionLimits {
+    fn default() -> Self {
+        Self {
+            window: 40,
+            queued_requests_max: 65_536,
+            parked_requests_max: 65_536,
+            tensor_bytes_max: 4 << 30,
+            heartbeat: std::time::Duration::from_secs(10),
+            peer_timeout: std::time::Duration::from_secs(30),
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! The contract that every kind of link fulfils: move bytes for one session, in order, both ways.
+//!
+//! Decisions (what to send, what a frame means, where a tensor lands) are the session's; a link only moves bytes, and
+//! is called once a batch, not once a message. One conformance suite (`tests/`) holds all links to it, with
+//! [`loopback`](crate::loopback) as the reference.
+
+use std::os::fd::BorrowedFd;
+
+use sealane_runtime::Buffer;
+
+use crate::arena::Handle;
+use crate::error::LinkError;
+use crate::outbox::Outbox;
+use crate::wire::WireError;
+
+/// Metadata of a tensor as transport carries it: opaque bytes, without allocation up to rank 4.
+pub type Meta = smallvec::SmallVec<[u8; 48]>;
+
+/// What carries the bytes; named in logs, in `sealane check` and in bench results.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum LinkKind {
+    /// Within one shard, by copy. The reference.
+    Loopback,
+    /// A TCP socket.
+    Tcp,
+}
+
+impl LinkKind {
+    /// The name used in results and logs.
+    pub fn name(self) -> &'static str {
+        match self {
+            LinkKind::Loopback => "loopback",
+            LinkKind::Tcp => "tcp",
+        }
+    }
+}
+
+/// One shard's connection to one peer shard.
+pub trait Link {
+    /// What carries the bytes.
+    fn kind(&self) -> LinkKind;
+
+    /// Writes from the front of the outbox until it is empty or the link takes no more. Payloads that are done with
+    /// go back through the outbox. The bytes that were taken.
+    ///
+    /// # Errors
+    /// The link is dead; the outbox keeps what was not written.
+    fn transmit(&mut self, outbox: &mut Outbox) -> Result<usize, LinkError>;
+
+    /// Reads what is there, about `budget` bytes at most, and hands it to the receiver. The bytes that were read; 0
+    /// means that there was nothing.
+    ///
+    /// # Errors
+    /// The link is dead, or the receiver found the bytes wrong.
+    fn receive(&mut self, receiver: &mut dyn Receiver, budget: usize) -> Result<usize, LinkError>;
+
+    /// What to wait for when polling ends: readable, and writable while the outbox is not empty. `None` for a link
+    /// that only its own shard can make ready.
+    fn descriptor(&self) -> Option<BorrowedFd<'_>>;
+
+    /// Payload under way into a landing at this moment, if the link dies now.
+    fn abandon(&mut self) -> Option<Landing>;
+}
+
+/// The session's ear.
+pub trait Receiver {
+    /// Takes whole frames off the front of `bytes`. If the last one announces a payload that is not all in `bytes`,
+    /// what there is of it is taken and the rest is to be written to the landing.
+    ///
+    /// # Errors
+    /// The bytes break the protocol.
+    fn frames(&mut self, bytes: &[u8]) -> Result<Frames, WireError>;
+
+    /// A landing that is filled.
+    fn landed(&mut self, landing: Landing);
+}
+
+/// What [`Receiver::frames`] took.
+#[derive(Debug)]
+pub struct Frames {
+    /// Bytes taken.
+    pub consumed: usize,
+    /// Where the next bytes belong, if not to a frame.
+    pub landing: Option<Landing>,
+}
+
+/// A payload on its way in: the place it goes to and how much of it is there.
+#[derive(Debug)]
+pub struct Landing {
+    /// The request that it answers.
+    pub(crate) request: Handle,
+    /// The producer's handle of it.
+    pub(crate) token: Handle,
+    pub(crate) meta: Meta,
+    pub(crate) place: Place,
+    pub(crate) filled: usize,
+    pub(crate) total: usize,
+}
+
+/// Where a payload goes.
+#[derive(Debug)]
+pub(crate) enum Place {
+    /// Into memory: the consumer's own or the slab's.
+    Buffer(Buffer),
+    /// Nowhere: nobody waits for it any more, or there is no room. It goes back to the producer.
+    Nowhere,
+}
+
+impl Landing {
+    /// Bytes that are still to come.
+    pub fn missing(&self) -> usize {
+        self.total - self.filled
+    }
+
+    /// True if all bytes are there.
+    pub fn is_complete(&self) -> bool {
+        self.missing() == 0
+    }
+
+    /// The memory that takes the next bytes; `None` if they are to be read and thrown away.
+    pub fn target(&mut self) -> Option<&mut [u8]> {
+        match &mut self.place {
+            Place::Buffer(buffer) => Some(&mut buffer[self.filled..self.total]),
+            Place::Nowhere => None,
+        }
+    }
+
+    /// Notes that `count` bytes were written to [`target`](Self::target), or thrown away.
+    ///
+    /// # Panics
+    /// If that is more than is missing.
+    pub fn advance(&mut self, count: usize) {
+        assert!(count <= self.missing(), "a link fills no more than is missing");
+        self.filled += count;
+    }
+
+    /// Copies from the front of `bytes`; how many were taken.
+    pub fn take(&mut self, bytes: &[u8]) -> usize {
+        let count = bytes.len().min(self.missing());
+        if let Some(target) = self.target() {
+            target[..count].copy_from_slice(&bytes[..count]);
+        }
+        self.advance(count);
+        count
+    }
+}

@@ -1,0 +1,218 @@
+//! What a session has ready to leave: staged frame bytes with tensor payloads between them, in order.
+//!
+//! Lives on one shard; bounded by [`OUTBOX_STAGED_BYTES`] and [`OUTBOX_PAYLOADS`], past which
+//! [`Outbox::is_full`] is true and the session waits for the link.
+
+use std::collections::VecDeque;
+use std::io::IoSlice;
+
+use crate::arena::Handle;
+use crate::limits::{INLINE_PAYLOAD_BYTES, OUTBOX_PAYLOADS, OUTBOX_STAGED_BYTES};
+use crate::payload::Payload;
+use crate::wire::FrameWriter;
+
+/// Frames and payloads in the order in which they must reach the peer.
+#[derive(Default)]
+pub struct Outbox {
+    staged: Vec<u8>,
+    /// Bytes of `staged` already written.
+    head: usize,
+    segments: VecDeque<Segment>,
+    payloads: usize,
+    returned: Vec<(Handle, Payload)>,
+}
+
+enum Segment {
+    Staged(usize),
+    Payload { token: Handle, payload: Payload, written: usize },
+}
+
+impl Outbox {
+    /// True if nothing waits to be written.
+    pub fn is_empty(&self) -> bool {
+        self.segments.is_empty()
+    }
+
+    /// True if the session should put in no more for now.
+    pub fn is_full(&self) -> bool {
+        self.staged.len() - self.head >= OUTBOX_STAGED_BYTES || self.payloads >= OUTBOX_PAYLOADS
+    }
+
+    /// Bytes that wait to be written.
+    pub fn pending_bytes(&self) -> usize {
+        let bytes = |segment: &Segment| match segment {
+            Segment::Staged(length) => *length,
+            Segment::Payload { payload, written, .. } => payload.len() - written,
+        };
+        self.segments.iter().map(bytes).sum()
+    }
+
+    /// Appends the frames that `write` writes.
+    #[inline]
+    pub fn stage(&mut self, write: impl FnOnce(&mut FrameWriter<'_>)) {
+        let before = self.staged.len();
+        write(&mut FrameWriter(&mut self.staged));
+        self.lengthen(self.staged.len() - before);
+    }
+
+    /// Appends a payload. A small one is copied and given straight back; a large one stays until the link wrote it and
+    /// then comes out of [`returned`](Self::returned) under its token.
+    #[inline]
+    pub fn push(&mut self, token: Handle, payload: Payload) -> Option<Payload> {
+        if payload.len() <= INLINE_PAYLOAD_BYTES {
+            self.staged.extend_from_slice(payload.as_ref());
+            self.lengthen(payload.len());
+            return Some(payload);
+        }
+        self.payloads += 1;
+        self.segments.push_back(Segment::Payload { token, payload, written: 0 });
+        None
+    }
+
+    #[inline]
+    fn lengthen(&mut self, length: usize) {
+        match self.segments.back_mut() {
+            Some(Segment::Staged(last)) => *last += length,
+            _ if length > 0 => self.segments.push_back(Segment::Staged(length)),
+            _ => {}
+        }
+    }
+
+    /// Fills `slices` with what is to be written first; the number filled.
+    pub fn gather<'a>(&'a self, slices: &mut [IoSlice<'a>]) -> usize {
+        let mut at = self.head;
+        let mut count = 0;
+        for (slot, segment) in slices.iter_mut().zip(&self.segments) {
+            *slot = match segment {
+                Segment::Staged(length) => {
+                    at += length;
+                    IoSlice::new(&self.staged[at - length..at])
+                }
+                Segment::Payload { payload, written, .. } => IoSlice::new(&payload.as_ref()[*written..]),
+            };
+            count += 1;
+        }
+        count
+    }
+
+    /// Notes that the link has written the first `count` bytes.
+    pub fn advance(&mut self, mut count: usize) {
+        while count > 0 {
+            match self.segments.front_mut().expect("a link writes no more than there is") {
+                Segment::Staged(length) => {
+                    let step = count.min(*length);
+                    *length -= step;
+                    self.head += step;
+                    count -= step;
+                    if *length > 0 {
+                        break;
+                    }
+                    self.segments.pop_front();
+                }
+                Segment::Payload { payload, written, .. } => {
+                    let step = count.min(payload.len() - *written);
+                    *written += step;
+                    count -= step;
+                    if *written < payload.len() {
+                        break;
+                    }
+                    let Some(Segment::Payload { token, payload, .. }) = self.segments.pop_front() else { unreachable!() };
+                    self.payloads -= 1;
+                    self.returned.push((token, payload));
+                }
+            }
+        }
+        self.compact();
+    }
+
+    /// Keeps the written prefix from growing without bound while the outbox never runs empty.
+    fn compact(&mut self) {
+        if self.head == self.staged.len() {
+            self.staged.clear();
+            self.head = 0;
+        } else if self.head >= OUTBOX_STAGED_BYTES {
+            self.staged.drain(..self.head);
+            self.head = 0;
+        }
+    }
+
+    /// Payloads that the link is done with, to be taken by the session.
+    pub fn returned(&mut self) -> &mut Vec<(Handle, Payload)> {
+        &mut self.returned
+    }
+
+    /// Forgets what was staged and gives every payload back: the link is gone.
+    pub fn clear(&mut self) {
+        for segment in self.segments.drain(..) {
+            if let Segment::Payload { token, payload, .. } = segment {
+                self.returned.push((token, payload));
+            }
+        }
+        self.staged.clear();
+        self.head = 0;
+        self.payloads = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn contents(outbox: &Outbox) -> Vec<u8> {
+        let mut slices = [IoSlice::new(&[]); 64];
+        let count = outbox.gather(&mut slices);
+        slices[..count].iter().flat_map(|slice| slice.to_vec()).collect()
+    }
+
+    fn large(fill: u8) -> Payload {
+        vec![fill; INLINE_PAYLOAD_BYTES + 1].into()
+    }
+
+    proptest! {
+        /// Whatever the sizes of the writes, the same bytes leave in the same order and every payload comes back once.
+        #[test]
+        fn partial_writes_keep_order(
+            pushes in proptest::collection::vec((any::<bool>(), any::<u8>()), 1..20),
+            writes in proptest::collection::vec(1usize..5000, 1..400),
+        ) {
+            let mut outbox = Outbox::default();
+            let mut expected = Vec::new();
+            let mut sent = 0;
+            for (index, (big, fill)) in pushes.iter().enumerate() {
+                if *big {
+                    let payload = large(*fill);
+                    expected.extend_from_slice(payload.as_ref());
+                    prop_assert!(outbox.push(Handle::from_bits(index as u64), payload).is_none());
+                    sent += 1;
+                } else {
+                    outbox.stage(|w| w.0.extend_from_slice(&[*fill; 7]));
+                    expected.extend_from_slice(&[*fill; 7]);
+                }
+            }
+            let mut left = Vec::new();
+            for write in writes.iter().cycle() {
+                let now = contents(&outbox);
+                if now.is_empty() { break; }
+                let count = (*write).min(now.len());
+                left.extend_from_slice(&now[..count]);
+                outbox.advance(count);
+            }
+            prop_assert_eq!(left, expected);
+            prop_assert!(outbox.is_empty());
+            prop_assert_eq!(outbox.returned().len(), sent);
+        }
+    }
+
+    #[test]
+    fn clearing_gives_payloads_back_and_leaves_nothing() {
+        let mut outbox = Outbox::default();
+        outbox.stage(|w| w.ping(1));
+        outbox.push(Handle::from_bits(4), large(1));
+        assert!(outbox.push(Handle::from_bits(5), vec![1, 2].into()).is_some(), "small ones are copied");
+        outbox.advance(20);
+        outbox.clear();
+        assert!(outbox.is_empty() && outbox.pending_bytes() == 0);
+        assert_eq!(outbox.returned()[0].0, Handle::from_bits(4));
+    }
+}

@@ -1,0 +1,404 @@
+//! The asking half of a session: requests by id, the window, deadlines, landings.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use sealane_runtime::{Buffer, Slab};
+
+use super::control::{Control, ControlQueue};
+use super::releases::ReleaseLog;
+use super::{Arrived, Event, Roster, Session, Unanswered};
+use crate::arena::{Arena, Handle};
+use crate::error::Error;
+use crate::limits::{KEY_BYTES_MAX, SessionLimits};
+use crate::link::{Landing, Meta, Place};
+use crate::outbox::Outbox;
+use crate::wire::{Request, Response};
+
+/// A recv: what is wanted, from whom, until when, and where to.
+#[derive(Debug)]
+pub struct Ask<'a, W> {
+    /// The asking task, by its place in this side's greeting.
+    pub consumer: u16,
+    /// The peer's task, by the owner's number.
+    pub producer: u32,
+    /// The step.
+    pub step: i64,
+    /// The tensor's name within the step.
+    pub key: &'a str,
+    /// When the request ends with DeadlineExceeded.
+    pub deadline: Instant,
+    /// The consumer's own memory for the tensor, at least as long as it; without it, the slab's is taken.
+    pub destination: Option<Buffer>,
+    /// Comes back with the answer.
+    pub waiter: W,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// In `to_ask`.
+    Queued,
+    /// Counts against the window.
+    Asked,
+    /// The producer has said that it waits for the tensor.
+    Parked,
+}
+
+struct Wanted<W> {
+    consumer: u16,
+    producer: u32,
+    step: i64,
+    key: String,
+    since: Instant,
+    deadline: Instant,
+    state: State,
+    /// True once it went out on any link.
+    asked: bool,
+    destination: Option<Buffer>,
+    waiter: W,
+}
+
+/// Keys kept for reuse, so that a request allocates nothing: at most this many.
+const SPARE_KEYS: usize = 4096;
+
+pub(super) struct Consumer<W> {
+    window: usize,
+    wanted: Arena<Wanted<W>>,
+    to_ask: VecDeque<Handle>,
+    in_flight: usize,
+    /// No deadline is earlier; it may be later than the truth says, never earlier.
+    earliest: Option<Instant>,
+    releases: ReleaseLog,
+    spare_keys: Vec<String>,
+    tensor_bytes_max: u64,
+}
+
+impl<W> Consumer<W> {
+    pub(super) fn new(limits: &SessionLimits) -> Self {
+        Self {
+            window: limits.window,
+            wanted: Arena::new(limits.queued_requests_max),
+            to_ask: VecDeque::new(),
+            in_flight: 0,
+            earliest: None,
+            releases: ReleaseLog::default(),
+            spare_keys: Vec::new(),
+            tensor_bytes_max: limits.tensor_bytes_max,
+        }
+    }
+
+    pub(super) fn requests(&self) -> usize {
+        self.wanted.len()
+    }
+
+    pub(super) fn has_releases(&self) -> bool {
+        !self.releases.is_empty()
+    }
+
+    pub(super) fn has_unsent_releases(&self) -> bool {
+        self.releases.has_unsent()
+    }
+
+    pub(super) fn can_ask(&self) -> bool {
+        !self.to_ask.is_empty() && self.in_flight < self.window && !self.releases.is_full()
+    }
+
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
+        self.earliest
+    }
+
+    fn remove(&mut self, handle: Handle) -> Option<Wanted<W>> {
+        let mut wanted = self.wanted.remove(handle)?;
+        if wanted.state == State::Asked {
+            self.in_flight -= 1;
+        }
+        if self.spare_keys.len() < SPARE_KEYS {
+            self.spare_keys.push(std::mem::take(&mut wanted.key));
+        }
+        if self.wanted.is_empty() {
+            self.earliest = None;
+        }
+        Some(wanted)
+    }
+
+    pub(super) fn stage_releases(&mut self, outbox: &mut Outbox) {
+        self.releases.stage(outbox);
+    }
+
+    pub(super) fn stage_request(&mut self, now: Instant, roster: &Roster, outbox: &mut Outbox) -> bool {
+        while self.in_flight < self.window && !self.releases.is_full() {
+            let Some(id) = self.to_ask.pop_front() else { return false };
+            let Some(wanted) = self.wanted.get_mut(id) else { continue };
+            let Some(producer) = roster.place_of(wanted.producer) else { continue };
+            (wanted.state, wanted.asked) = (State::Asked, true);
+            self.in_flight += 1;
+            let left = wanted.deadline.saturating_duration_since(now);
+            let (consumer, step, key) = (wanted.consumer, wanted.step, wanted.key.as_str());
+            let timeout_ms = left.as_millis().min(u128::from(u32::MAX)) as u32;
+            outbox.stage(|writer| writer.request(&Request { id, step, timeout_ms, consumer, producer, key }));
+            return true;
+        }
+        false
+    }
+
+    /// All that stands is asked again, in the order of its slots; what the peer does not serve ends.
+    pub(super) fn resume<D>(&mut self, roster: &Roster, peer: &str, events: &mut VecDeque<Event<W, D>>) {
+        let strangers = self.wanted.select(|wanted| roster.place_of(wanted.producer).is_none());
+        for handle in strangers {
+            self.end(handle, not_served(peer), events);
+        }
+    }
+
+    /// Takes a request out and tells its waiter why; false if it has ended already.
+    fn end<D>(&mut self, handle: Handle, error: Error, events: &mut VecDeque<Event<W, D>>) -> bool {
+        let Some(wanted) = self.remove(handle) else { return false };
+        let answer = Err(Unanswered { error, destination: wanted.destination });
+        events.push_back(Event::Answered { waiter: wanted.waiter, answer });
+        true
+    }
+
+    /// The link is gone. A landing gives the consumer's memory back to its request.
+    pub(super) fn suspend(&mut self, landing: Option<Landing>) {
+        self.releases.rewind();
+        self.in_flight = 0;
+        self.to_ask.clear();
+        if let Some(Landing { request, place: Place::Buffer(buffer), .. }) = landing
+            && let Some(wanted) = self.wanted.get_mut(request)
+        {
+            wanted.destination = Some(buffer);
+        }
+        for (handle, wanted) in self.wanted.iter_mut() {
+            wanted.state = State::Queued;
+            self.to_ask.push_back(handle);
+        }
+    }
+
+    pub(super) fn end_asked<D>(&mut self, error: &Error, events: &mut VecDeque<Event<W, D>>) {
+        self.end_those(|wanted| wanted.asked, error, events);
+        self.releases = ReleaseLog::default();
+    }
+
+    fn end_those<D>(
+        &mut self,
+        mut pick: impl FnMut(&Wanted<W>) -> bool,
+        error: &Error,
+        events: &mut VecDeque<Event<W, D>>,
+    ) -> Vec<Handle> {
+        let handles = self.wanted.select(&mut pick);
+        for &handle in &handles {
+            self.end(handle, error.clone(), events);
+        }
+        handles
+    }
+
+    pub(super) fn expire<D>(&mut self, now: Instant, control: &mut ControlQueue, events: &mut VecDeque<Event<W, D>>) {
+        if self.earliest.is_none_or(|earliest| earliest > now) {
+            return;
+        }
+        for handle in self.wanted.select(|wanted| wanted.deadline <= now) {
+            let wanted = self.wanted.get(handle).expect("just selected");
+            if wanted.state != State::Queued {
+                control.push(Control::Cancel(handle));
+            }
+            let error = Error::DeadlineExceeded {
+                operation: "recv",
+                step: wanted.step,
+                key: wanted.key.as_str().into(),
+                waited: wanted.deadline.saturating_duration_since(wanted.since),
+            };
+            self.end(handle, error, events);
+        }
+        self.earliest = self.wanted.iter().map(|(_, wanted)| wanted.deadline).min();
+    }
+
+    pub(super) fn parked(&mut self, id: Handle) {
+        if let Some(wanted) = self.wanted.get_mut(id)
+            && wanted.state == State::Asked
+        {
+            wanted.state = State::Parked;
+            self.in_flight -= 1;
+        }
+    }
+
+    pub(super) fn failed<D>(&mut self, id: Handle, code: u8, peer: &str, reason: &str, events: &mut VecDeque<Event<W, D>>) {
+        let Some(step) = self.wanted.get(id).map(|wanted| wanted.step) else { return };
+        self.end(id, Error::from_wire(code, peer, step, reason), events);
+    }
+
+    /// Finds the place for a tensor that begins to arrive. One that nobody waits for, or that does not fit, is read
+    /// and goes back to its producer.
+    pub(super) fn land<D>(
+        &mut self,
+        response: &Response<'_>,
+        slab: &Slab,
+        events: &mut VecDeque<Event<W, D>>,
+    ) -> Landing {
+        let place = self.place(response, slab, events);
+        Landing {
+            request: response.id,
+            token: response.token,
+            meta: Meta::from_slice(response.meta),
+            place,
+            filled: 0,
+            total: response.payload_bytes as usize,
+        }
+    }
+
+    fn place<D>(&mut self, response: &Response<'_>, slab: &Slab, events: &mut VecDeque<Event<W, D>>) -> Place {
+        let Some(wanted) = self.wanted.get_mut(response.id) else { return Place::Nowhere };
+        let bytes = response.payload_bytes;
+        let refusal = if bytes > self.tensor_bytes_max {
+            let limit = self.tensor_bytes_max;
+            Error::full("transport.tensor_bytes_max", format!("the tensor has {bytes} bytes, the limit is {limit}"))
+        } else {
+            match wanted.destination.take_if(|destination| destination.len() as u64 >= bytes) {
+                Some(destination) => return Place::Buffer(destination),
+                None if let Some(destination) = &wanted.destination => {
+                    let room = destination.len();
+                    Error::invalid(format!("the destination has {room} bytes, the tensor needs {bytes}"))
+                }
+                None => match slab.allocate(bytes as usize) {
+                    Ok(buffer) => return Place::Buffer(buffer),
+                    Err(full) => Error::full("runtime.slab_receive_bytes", full.to_string()),
+                },
+            }
+        };
+        self.end(response.id, refusal, events);
+        Place::Nowhere
+    }
+
+    /// A tensor is all there: its waiter gets it, and its producer the release.
+    pub(super) fn landed<D>(&mut self, landing: Landing, events: &mut VecDeque<Event<W, D>>) {
+        let arrived = match landing.place {
+            Place::Buffer(mut buffer) => self.remove(landing.request).map(|wanted| {
+                buffer.truncate(landing.total);
+                (wanted.waiter, Arrived { meta: landing.meta, buffer })
+            }),
+            Place::Nowhere => None,
+        };
+        self.releases.push(landing.token, arrived.is_some());
+        if let Some((waiter, arrived)) = arrived {
+            events.push_back(Event::Answered { waiter, answer: Ok(arrived) });
+        }
+    }
+
+    pub(super) fn acknowledge(&mut self, sequence: u64) -> bool {
+        self.releases.acknowledge(sequence)
+    }
+}
+
+fn not_served(peer: &str) -> Error {
+    Error::NotFound {
+        task: "asked".into(),
+        reason: format!("{peer} answers but does not serve that task; compare the endpoint maps of both hosts").into(),
+    }
+}
+
+impl<W, D> Session<W, D> {
+    /// Asks the peer for a tensor; the answer comes as [`Event::Answered`].
+    ///
+    /// # Errors
+    /// ResourceExhausted if `fusion.queued_requests_max` requests exist, InvalidArgument if the key is too long,
+    /// NotFound if the attached peer does not serve the task, Unavailable if the peer is going away. The waiter
+    /// and the destination come back with each.
+    pub fn request(&mut self, now: Instant, ask: Ask<'_, W>) -> Result<Handle, (Unanswered, W)> {
+        let refused = |error, ask: Ask<'_, W>| Err((Unanswered { error, destination: ask.destination }, ask.waiter));
+        if ask.key.len() > KEY_BYTES_MAX {
+            let reason = format!("the key has {} bytes, at most {KEY_BYTES_MAX} are accepted", ask.key.len());
+            return refused(Error::invalid(reason), ask);
+        }
+        if let Some(reason) = &self.going_away {
+            return refused(Error::unavailable(&self.peer, reason.clone()), ask);
+        }
+        if let Some(attached) = &self.attached
+            && attached.roster.place_of(ask.producer).is_none()
+        {
+            return refused(not_served(&self.peer), ask);
+        }
+        let consumer = &mut self.consumer;
+        let mut key = consumer.spare_keys.pop().unwrap_or_default();
+        key.clear();
+        key.push_str(ask.key);
+        let wanted = Wanted {
+            consumer: ask.consumer,
+            producer: ask.producer,
+            step: ask.step,
+            key,
+            since: now,
+            deadline: ask.deadline,
+            state: State::Queued,
+            asked: false,
+            destination: ask.destination,
+            waiter: ask.waiter,
+        };
+        match consumer.wanted.insert(wanted) {
+            Ok(handle) => {
+                consumer.to_ask.push_back(handle);
+                consumer.earliest = Some(consumer.earliest.map_or(ask.deadline, |earliest| earliest.min(ask.deadline)));
+                Ok(handle)
+            }
+            Err(wanted) => {
+                let reason = format!("{} requests to {} wait already", self.limits.queued_requests_max, self.peer);
+                let error = Error::full("fusion.queued_requests_max", reason);
+                Err((Unanswered { error, destination: wanted.destination }, wanted.waiter))
+            }
+        }
+    }
+
+    /// Gives a request up: no answer comes for it. Its waiter and, unless the tensor is arriving at this moment, its
+    /// destination; `None` if it has ended already.
+    pub fn cancel(&mut self, handle: Handle) -> Option<(W, Option<Buffer>)> {
+        let known = self.consumer.wanted.get(handle)?.state != State::Queued;
+        let wanted = self.consumer.remove(handle)?;
+        if known && self.attached.is_some() {
+            self.control.push(Control::Cancel(handle));
+        }
+        Some((wanted.waiter, wanted.destination))
+    }
+
+    /// Ends this side's requests of `step` between `consumer` and `producer` with `error`.
+    pub fn end_requests(&mut self, step: i64, consumer: u16, producer: Option<u32>, error: &Error) {
+        let pick = |wanted: &Wanted<W>| {
+            wanted.step == step && wanted.consumer == consumer && producer.is_none_or(|number| number == wanted.producer)
+        };
+        for handle in self.consumer.end_those(pick, error, &mut self.events) {
+            if self.attached.is_some() {
+                self.control.push(Control::Cancel(handle));
+            }
+        }
+    }
+
+    /// Ends every request with `error`: no link could be made.
+    pub fn end_all_requests(&mut self, error: &Error) {
+        for handle in self.consumer.end_those(|_| true, error, &mut self.events) {
+            if self.attached.is_some() {
+                self.control.push(Control::Cancel(handle));
+            }
+        }
+    }
+
+    /// Takes out the requests that `pick` (consumer, producer) chooses and that have not been sent, to be asked of
+    /// another session: its pair turned out to live on another of the peer's shards.
+    pub fn take_requests(&mut self, mut pick: impl FnMut(u16, u32) -> bool, mut each: impl FnMut(Ask<'_, W>)) {
+        debug_assert!(self.attached.is_none(), "requests move before a link is attached");
+        for handle in self.consumer.wanted.select(|wanted| pick(wanted.consumer, wanted.producer)) {
+            let mut wanted = self.consumer.wanted.remove(handle).expect("just selected");
+            let key = std::mem::take(&mut wanted.key);
+            each(Ask {
+                consumer: wanted.consumer,
+                producer: wanted.producer,
+                step: wanted.step,
+                key: &key,
+                deadline: wanted.deadline,
+                destination: wanted.destination,
+                waiter: wanted.waiter,
+            });
+        }
+    }
+
+    /// The longest that a request has waited by `now`; zero without requests.
+    pub fn oldest_wait(&self, now: Instant) -> Duration {
+        let since = self.consumer.wanted.iter().map(|(_, wanted)| wanted.since).min();
+        since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since))
+    }
+}

@@ -1,0 +1,63 @@
+//! Short frames that wait to leave: notes, failures, farewells. Bounded by [`CONTROL_QUEUE_MAX`] and what one read of
+//! the link can add to it.
+
+use std::collections::VecDeque;
+
+use crate::arena::Handle;
+use crate::limits::CONTROL_QUEUE_MAX;
+use crate::outbox::Outbox;
+use crate::wire::{Abort, Failure};
+
+#[derive(Debug)]
+pub(super) enum Control {
+    Parked(Handle),
+    Cancel(Handle),
+    Failure { id: Handle, code: u8, reason: String },
+    Released(u64),
+    Resumed,
+    Abort { step: i64, task: u16, reason: Box<str> },
+    Ping(u64),
+    Pong(u64),
+    GoAway(Box<str>),
+}
+
+#[derive(Default)]
+pub(super) struct ControlQueue {
+    queue: VecDeque<Control>,
+}
+
+impl ControlQueue {
+    pub(super) fn push(&mut self, control: Control) {
+        // A peer that pings and never reads must not fill the queue: the latest pong answers for all.
+        if let (Control::Pong(nonce), Some(Control::Pong(last))) = (&control, self.queue.back_mut()) {
+            *last = *nonce;
+            return;
+        }
+        self.queue.push_back(control);
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        self.queue.len() >= CONTROL_QUEUE_MAX
+    }
+
+    /// Stages the first frame; false if there is none.
+    pub(super) fn stage(&mut self, outbox: &mut Outbox) -> bool {
+        let Some(control) = self.queue.pop_front() else { return false };
+        outbox.stage(|writer| match &control {
+            Control::Parked(id) => writer.parked(*id),
+            Control::Cancel(id) => writer.cancel(*id),
+            Control::Failure { id, code, reason } => writer.failure(&Failure { id: *id, code: *code, reason }),
+            Control::Released(sequence) => writer.released(*sequence),
+            Control::Resumed => writer.resumed(),
+            Control::Abort { step, task, reason } => writer.abort(&Abort { step: *step, task: *task, reason }),
+            Control::Ping(nonce) => writer.ping(*nonce),
+            Control::Pong(nonce) => writer.pong(*nonce),
+            Control::GoAway(reason) => writer.go_away(reason),
+        });
+        true
+    }
+}

@@ -1,0 +1,334 @@
+//! The conversation with one peer shard, without I/O: requests by id, answers, releases, over any number of links.
+//!
+//! One session outlives its links. `handle_*` and [`Session::inbound`] take in what happened, [`Session::fill`] puts
+//! frames into the outbox, [`Session::poll_event`] tells the owner what it must know, [`Session::next_timeout`] when to
+//! call [`Session::handle_timeout`]. Time is always an argument. The manner is quinn-proto's.
+//!
+//! Nothing is lost when a link dies: the consumer asks again for what stands, under the same ids; the producer keeps
+//! each tensor until its release and answers an id that it has answered before with the same tensor. Releases are
+//! numbered and acknowledged, so that none is lost with the link that carried it.
+//!
+//! `W` is what the owner wants back with an answer (a waiter), `D` with a release (a deposit). Runs on one shard;
+//! bounded by [`SessionLimits`] and `limits.rs`.
+
+mod consumer;
+mod control;
+mod producer;
+mod receive;
+mod releases;
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use sealane_runtime::Buffer;
+
+use crate::arena::Handle;
+use crate::error::{Error, LinkError};
+use crate::limits::SessionLimits;
+use crate::link::{Landing, Meta};
+use crate::outbox::Outbox;
+use crate::payload::Payload;
+
+pub use consumer::Ask;
+use consumer::Consumer;
+use control::{Control, ControlQueue};
+use producer::Producer;
+pub use receive::Inbound;
+
+/// What a session tells its owner.
+#[derive(Debug)]
+pub enum Event<W, D> {
+    /// The peer asks for a tensor: answer with [`Session::answer`], [`Session::park`] or [`Session::refuse`].
+    Asked(Asked),
+    /// The peer no longer waits for a request that was parked.
+    Withdrawn(Handle),
+    /// A request of this side ended.
+    Answered {
+        /// What [`Ask`] came with.
+        waiter: W,
+        /// The tensor, or why there is none.
+        answer: Result<Arrived, Unanswered>,
+    },
+    /// A tensor of this side was released.
+    Settled {
+        /// What [`Session::answer`] came with.
+        deposit: D,
+        /// The tensor's metadata and bytes.
+        tensor: (Meta, Payload),
+        /// True if the consumer has it, false if it goes back to where it was.
+        taken: bool,
+    },
+    /// The peer's task ends a step.
+    Aborted {
+        /// The step.
+        step: i64,
+        /// The peer's task.
+        peer_task: u32,
+        /// Why.
+        reason: Box<str>,
+    },
+}
+
+/// A request of the peer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Asked {
+    /// Names the request in the answer.
+    pub id: Handle,
+    /// The peer's task that wants the tensor, by the owner's number.
+    pub consumer: u32,
+    /// The task of this side that is asked, by its place in this side's greeting.
+    pub producer: u16,
+    /// The step.
+    pub step: i64,
+    /// Where the key is: see [`Session::key`].
+    key: Range<usize>,
+}
+
+/// A tensor that came.
+#[derive(Debug)]
+pub struct Arrived {
+    /// Its metadata, not looked at.
+    pub meta: Meta,
+    /// Its bytes, exactly as many as came, in the consumer's own buffer if one went with the request.
+    pub buffer: Buffer,
+}
+
+/// A request that ended without its tensor.
+#[derive(Debug)]
+pub struct Unanswered {
+    /// Why.
+    pub error: Error,
+    /// The memory that came with the request, unless a tensor is arriving in it at this moment.
+    pub destination: Option<Buffer>,
+}
+
+/// The tasks at the other end, as the owner numbers them.
+#[derive(Debug, Clone, Default)]
+pub struct Roster {
+    /// For each task of the peer's greeting, the owner's number of it.
+    pub numbers: Vec<u32>,
+}
+
+impl Roster {
+    fn place_of(&self, peer_task: u32) -> Option<u16> {
+        self.numbers.iter().position(|&number| number == peer_task).map(|place| place as u16)
+    }
+}
+
+struct Attached {
+    heard: Instant,
+    pinged: Option<Instant>,
+    roster: Roster,
+    tensor_bytes_max: u64,
+}
+
+/// See the module.
+pub struct Session<W, D> {
+    /// The peer's transport address, for messages.
+    peer: Box<str>,
+    limits: SessionLimits,
+    /// Number of tasks in this side's greeting: requests for others are refused.
+    tasks: u16,
+    /// Links that this session has had.
+    epoch: u32,
+    attached: Option<Attached>,
+    /// Set when the peer said goodbye: nothing more is asked on this link.
+    going_away: Option<Box<str>>,
+    outbox: Outbox,
+    control: ControlQueue,
+    consumer: Consumer<W>,
+    producer: Producer<D>,
+    events: VecDeque<Event<W, D>>,
+    /// Keys of the [`Asked`] events in the queue, one after the other.
+    event_keys: String,
+}
+
+impl<W, D> Session<W, D> {
+    /// A session without a link yet, with the peer at transport address `peer`; this side's greeting names `tasks`
+    /// tasks.
+    pub fn new(peer: &str, tasks: u16, limits: SessionLimits) -> Self {
+        Self {
+            peer: peer.into(),
+            tasks,
+            epoch: 0,
+            attached: None,
+            going_away: None,
+            outbox: Outbox::default(),
+            control: ControlQueue::default(),
+            consumer: Consumer::new(&limits),
+            producer: Producer::new(&limits),
+            events: VecDeque::new(),
+            event_keys: String::new(),
+            limits,
+        }
+    }
+
+    /// The peer's transport address.
+    pub fn peer(&self) -> &str {
+        &self.peer
+    }
+
+    /// Links that this session has had; goes into the greeting.
+    pub fn epoch(&self) -> u32 {
+        self.epoch
+    }
+
+    /// True while there is a link.
+    pub fn is_attached(&self) -> bool {
+        self.attached.is_some()
+    }
+
+    /// Requests of this side that have not ended.
+    pub fn requests(&self) -> usize {
+        self.consumer.requests()
+    }
+
+    /// Tensors handed to the peer and not yet released.
+    pub fn unreleased(&self) -> usize {
+        self.producer.unreleased()
+    }
+
+    /// True if a link is wanted: there is something to ask or to release.
+    pub fn wants_link(&self) -> bool {
+        self.attached.is_none() && (self.consumer.requests() > 0 || self.consumer.has_releases())
+    }
+
+    /// A link stands, the session's `epoch`th as both sides agreed in their greetings. What this side still wants is
+    /// asked again on it; requests for tasks that the peer does not serve end with NotFound.
+    pub fn attach(&mut self, now: Instant, epoch: u32, roster: Roster, tensor_bytes_max: u64) {
+        debug_assert!(self.attached.is_none(), "detach comes first");
+        self.epoch = epoch;
+        self.going_away = None;
+        self.consumer.resume(&roster, &self.peer, &mut self.events);
+        self.producer.resume();
+        self.control.push(Control::Resumed);
+        self.attached = Some(Attached { heard: now, pinged: None, roster, tensor_bytes_max });
+    }
+
+    /// The link is gone; `landing` is what it was filling. The owner drops the peer's parked requests: those that
+    /// stand will be asked again.
+    pub fn detach(&mut self, landing: Option<Landing>) {
+        self.attached = None;
+        self.control = ControlQueue::default();
+        self.outbox.clear();
+        self.collect_written();
+        self.consumer.suspend(landing);
+        self.producer.suspend();
+    }
+
+    /// The peer is another process now, or gone for good: every request that it was asked ends with `error`, every
+    /// tensor handed to it and not released goes back. Requests that were never asked wait on.
+    pub fn reset(&mut self, error: &Error) {
+        debug_assert!(self.attached.is_none(), "detach comes first");
+        self.consumer.end_asked(error, &mut self.events);
+        self.producer.take_back_all(&mut self.events);
+        self.epoch = 0;
+    }
+
+    /// The next thing that the owner must know.
+    pub fn poll_event(&mut self) -> Option<Event<W, D>> {
+        self.events.pop_front()
+    }
+
+    /// The key of a request that [`poll_event`](Self::poll_event) just gave; valid until the next call that takes
+    /// bytes in.
+    pub fn key(&self, asked: &Asked) -> &str {
+        &self.event_keys[asked.key.clone()]
+    }
+
+    /// What the link is to write.
+    pub fn outbox(&mut self) -> &mut Outbox {
+        &mut self.outbox
+    }
+
+    /// Takes back the payloads that the link has written.
+    pub fn collect_written(&mut self) {
+        self.producer.collect(self.outbox.returned(), &mut self.events);
+    }
+
+    /// True if the session takes in more bytes: a peer that does not read its answers is not read from.
+    pub fn can_receive(&self) -> bool {
+        !self.control.is_full()
+    }
+
+    /// True if something other than releases waits to leave: a release by itself waits one turn, since the next
+    /// request most often follows it and both leave in one write.
+    pub fn is_urgent(&self) -> bool {
+        self.attached.is_some() && (!self.control.is_empty() || self.producer.has_answers() || self.consumer.can_ask())
+    }
+
+    /// True if anything waits to leave.
+    pub fn has_output(&self) -> bool {
+        !self.outbox.is_empty() || self.is_urgent() || (self.attached.is_some() && self.consumer.has_unsent_releases())
+    }
+
+    /// Puts frames into the outbox until it is full or there is no more to say. With `one_message`, stops after the
+    /// first request, answer or control frame, so that each leaves in a write of its own; true if it put in any.
+    pub fn fill(&mut self, now: Instant, one_message: bool) -> bool {
+        let Some(attached) = &self.attached else { return false };
+        let mut filled = false;
+        loop {
+            if self.outbox.is_full() {
+                return filled;
+            }
+            if self.consumer.has_unsent_releases() {
+                self.consumer.stage_releases(&mut self.outbox);
+                filled = true;
+                continue;
+            }
+            let more = self.producer.stage_answer(&mut self.outbox)
+                || self.consumer.stage_request(now, &attached.roster, &mut self.outbox)
+                || self.control.stage(&mut self.outbox);
+            filled |= more;
+            if !more || one_message {
+                return filled;
+            }
+        }
+    }
+
+    /// Ends `step` for `task` (its place in this side's greeting) at the peer too.
+    pub fn abort(&mut self, step: i64, task: u16, reason: &str) {
+        if self.attached.is_some() {
+            self.control.push(Control::Abort { step, task, reason: reason.into() });
+        }
+    }
+
+    /// Says goodbye: the peer asks for nothing more on this link.
+    pub fn go_away(&mut self, reason: &str) {
+        if self.attached.is_some() {
+            self.control.push(Control::GoAway(reason.into()));
+        }
+    }
+
+    /// When [`handle_timeout`](Self::handle_timeout) is to be called at the latest.
+    pub fn next_timeout(&self) -> Option<Instant> {
+        let liveness = self.attached.as_ref().map(|attached| match attached.pinged {
+            None => attached.heard + self.limits.heartbeat,
+            Some(_) => attached.heard + self.limits.peer_timeout.max(self.limits.heartbeat + Duration::from_millis(1)),
+        });
+        [liveness, self.consumer.next_deadline()].into_iter().flatten().min()
+    }
+
+    /// Time has passed: requests whose deadline is over end, an idle peer is pinged.
+    ///
+    /// # Errors
+    /// The peer has been silent for too long: the owner detaches.
+    pub fn handle_timeout(&mut self, now: Instant) -> Result<(), LinkError> {
+        self.consumer.expire(now, &mut self.control, &mut self.events);
+        if let Some(attached) = &mut self.attached {
+            let silence = now.saturating_duration_since(attached.heard);
+            if attached.pinged.is_some() && silence >= self.limits.peer_timeout {
+                return Err(LinkError::Silent(silence));
+            }
+            if attached.pinged.is_none() && silence >= self.limits.heartbeat {
+                attached.pinged = Some(now);
+                self.control.push(Control::Ping(u64::from(self.epoch)));
+            }
+        }
+        Ok(())
+    }
+}
+
+
+

@@ -1,0 +1,231 @@
+//! The answering half of a session: the peer's requests, and each tensor handed out, kept until its release.
+
+use std::collections::VecDeque;
+
+use super::control::Control;
+use super::{Event, Session};
+use crate::arena::{Arena, Handle};
+use crate::error::{Code, Error};
+use crate::limits::{RELEASE_ACK_EVERY, SessionLimits};
+use crate::link::Meta;
+use crate::outbox::Outbox;
+use crate::payload::Payload;
+use crate::wire::Response;
+
+struct Served<D> {
+    /// The peer's id of the request.
+    request: Handle,
+    meta: Meta,
+    /// `None` while the outbox or the link has it.
+    payload: Option<Payload>,
+    deposit: D,
+    /// The release, if it came while the link still had the payload.
+    settled: Option<bool>,
+    /// Handed out on an earlier link, and not yet asked for on this one.
+    stale: bool,
+}
+
+pub(super) struct Producer<D> {
+    served: Arena<Served<D>>,
+    to_answer: VecDeque<Handle>,
+    stale: usize,
+    /// Requests of the peer that the owner has parked.
+    parked: usize,
+    parked_max: usize,
+    /// Number of the next release.
+    release_seen: u64,
+    release_acknowledged: u64,
+}
+
+impl<D> Producer<D> {
+    pub(super) fn new(limits: &SessionLimits) -> Self {
+        Self {
+            served: Arena::new(limits.parked_requests_max),
+            to_answer: VecDeque::new(),
+            stale: 0,
+            parked: 0,
+            parked_max: limits.parked_requests_max,
+            release_seen: 0,
+            release_acknowledged: 0,
+        }
+    }
+
+    pub(super) fn unreleased(&self) -> usize {
+        self.served.len()
+    }
+
+    pub(super) fn has_answers(&self) -> bool {
+        !self.to_answer.is_empty()
+    }
+
+    /// The setting's value, if the peer has as many requests parked or tensors unreleased.
+    pub(super) fn full(&self) -> Option<usize> {
+        (self.parked >= self.parked_max || self.served.is_full()).then_some(self.parked_max)
+    }
+
+    pub(super) fn unpark(&mut self) {
+        self.parked = self.parked.saturating_sub(1);
+    }
+
+    /// A request that this side has answered on an earlier link gets the same answer; false if it has not.
+    pub(super) fn answer_again(&mut self, request: Handle) -> bool {
+        if self.stale == 0 {
+            return false;
+        }
+        let same = |(_, served): &(Handle, &mut Served<D>)| served.stale && served.request == request;
+        let Some((token, served)) = self.served.iter_mut().find(same) else { return false };
+        served.stale = false;
+        self.stale -= 1;
+        self.to_answer.push_back(token);
+        true
+    }
+
+    /// Stages the next answer: frame and payload. False if there is none.
+    #[inline]
+    pub(super) fn stage_answer(&mut self, outbox: &mut Outbox) -> bool {
+        while let Some(token) = self.to_answer.pop_front() {
+            let Some(served) = self.served.get_mut(token) else { continue };
+            let Some(payload) = served.payload.take() else { continue };
+            let response = Response {
+                id: served.request,
+                token,
+                payload_bytes: payload.len() as u64,
+                meta: &served.meta,
+            };
+            outbox.stage(|writer| writer.response(&response));
+            served.payload = outbox.push(token, payload);
+            return true;
+        }
+        false
+    }
+
+    /// Payloads that the link is done with come home.
+    pub(super) fn collect<W>(&mut self, returned: &mut Vec<(Handle, Payload)>, events: &mut VecDeque<Event<W, D>>) {
+        for (token, payload) in returned.drain(..) {
+            let Some(served) = self.served.get_mut(token) else { continue };
+            served.payload = Some(payload);
+            if let Some(taken) = served.settled {
+                self.settle(token, taken, events);
+            }
+        }
+    }
+
+    /// Takes in releases; `None` if their numbers cannot be, else whether an acknowledgement is due.
+    pub(super) fn release<W>(
+        &mut self,
+        sequence: u64,
+        entries: impl Iterator<Item = (Handle, bool)>,
+        events: &mut VecDeque<Event<W, D>>,
+    ) -> Option<bool> {
+        if sequence > self.release_seen {
+            return None;
+        }
+        let seen_before = (self.release_seen - sequence) as usize;
+        for (token, taken) in entries.skip(seen_before) {
+            self.release_seen += 1;
+            self.settle(token, taken, events);
+        }
+        let due = self.release_seen - self.release_acknowledged >= RELEASE_ACK_EVERY;
+        if due {
+            self.release_acknowledged = self.release_seen;
+        }
+        Some(due)
+    }
+
+    #[inline]
+    fn settle<W>(&mut self, token: Handle, taken: bool, events: &mut VecDeque<Event<W, D>>) {
+        let Some(served) = self.served.get_mut(token) else { return };
+        if served.payload.is_none() {
+            served.settled = Some(taken);
+            return;
+        }
+        let served = self.served.remove(token).expect("just found");
+        self.stale -= usize::from(served.stale);
+        let tensor = (served.meta, served.payload.expect("just looked at"));
+        events.push_back(Event::Settled { deposit: served.deposit, tensor, taken });
+    }
+
+    /// The link is gone; the outbox has given every payload back.
+    pub(super) fn suspend(&mut self) {
+        self.to_answer.clear();
+        self.parked = 0;
+        for (_, served) in self.served.iter_mut() {
+            served.stale = true;
+        }
+        self.stale = self.served.len();
+    }
+
+    /// On a new link, the acknowledgement of what was seen goes out first.
+    pub(super) fn resume(&mut self) {
+        self.release_acknowledged = self.release_seen;
+    }
+
+    /// The consumer has asked again for all it still wants: what is left was given up while there was no link.
+    pub(super) fn take_back_stale<W>(&mut self, events: &mut VecDeque<Event<W, D>>) {
+        for token in self.served.select(|served| served.stale) {
+            self.settle(token, false, events);
+        }
+    }
+
+    pub(super) fn take_back_all<W>(&mut self, events: &mut VecDeque<Event<W, D>>) {
+        for token in self.served.select(|_| true) {
+            self.settle(token, false, events);
+        }
+        self.release_seen = 0;
+        self.release_acknowledged = 0;
+    }
+
+    pub(super) fn release_seen(&self) -> u64 {
+        self.release_seen
+    }
+}
+
+impl<W, D> Session<W, D> {
+    /// Answers the peer's request with a tensor. It stays here until its release, which comes as
+    /// [`Event::Settled`] with `deposit`.
+    ///
+    /// # Errors
+    /// The tensor comes back if `fusion.parked_requests_max` tensors are unreleased; the request is refused.
+    pub fn answer(&mut self, id: Handle, meta: Meta, payload: Payload, deposit: D) -> Result<(), (Meta, Payload, D)> {
+        let limit = self.attached.as_ref().map_or(u64::MAX, |attached| attached.tensor_bytes_max);
+        if payload.len() as u64 > limit {
+            let reason = format!("the tensor has {} bytes, the consumer accepts {limit}", payload.len());
+            self.refuse(id, &Error::full("transport.tensor_bytes_max", reason));
+            return Err((meta, payload, deposit));
+        }
+        let served = Served { request: id, meta, payload: Some(payload), deposit, settled: None, stale: false };
+        match self.producer.served.insert(served) {
+            Ok(token) => {
+                self.producer.to_answer.push_back(token);
+                Ok(())
+            }
+            Err(served) => {
+                let reason = format!("{} tensors are unreleased", self.limits.parked_requests_max);
+                self.refuse(id, &Error::full("fusion.parked_requests_max", reason));
+                let payload = served.payload.expect("not handed to a link yet");
+                Err((served.meta, payload, served.deposit))
+            }
+        }
+    }
+
+    /// The owner keeps the request until its tensor is there: the peer is told, and asks on past its window.
+    pub fn park(&mut self, id: Handle) {
+        self.producer.parked += 1;
+        self.control.push(Control::Parked(id));
+    }
+
+    /// The owner no longer keeps a request that it had parked: call before answering it.
+    pub fn unpark(&mut self) {
+        self.producer.unpark();
+    }
+
+    /// Answers the peer's request with an error.
+    pub fn refuse(&mut self, id: Handle, error: &Error) {
+        let code = match error.code() {
+            // The peer's own deadline is the peer's to report.
+            Code::DeadlineExceeded => Code::Aborted,
+            code => code,
+        };
+        self.control.push(Control::Failure { id, code: code as u8, reason: error.wire_reason() });
+    }
+}

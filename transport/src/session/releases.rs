@@ -1,0 +1,82 @@
+//! The consumer's numbered log of releases: kept until the producer has acknowledged them, sent again on a new link.
+
+use std::collections::VecDeque;
+
+use crate::arena::Handle;
+use crate::limits::{RELEASE_LOG_MAX, RELEASES_PER_FRAME};
+use crate::outbox::Outbox;
+
+#[derive(Default)]
+pub(super) struct ReleaseLog {
+    entries: VecDeque<(Handle, bool)>,
+    /// Number of the first entry.
+    first: u64,
+    /// Entries at the front that went out on this link.
+    sent: usize,
+}
+
+impl ReleaseLog {
+    pub(super) fn push(&mut self, token: Handle, taken: bool) {
+        self.entries.push_back((token, taken));
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        self.entries.len() >= RELEASE_LOG_MAX
+    }
+
+    pub(super) fn has_unsent(&self) -> bool {
+        self.sent < self.entries.len()
+    }
+
+    /// Stages one frame of releases.
+    pub(super) fn stage(&mut self, outbox: &mut Outbox) {
+        let count = (self.entries.len() - self.sent).min(RELEASES_PER_FRAME);
+        let sequence = self.first + self.sent as u64;
+        let entries = self.entries.range(self.sent..self.sent + count).copied();
+        outbox.stage(|writer| writer.release(sequence, entries));
+        self.sent += count;
+    }
+
+    /// The producer has seen all before `sequence`; false if that cannot be.
+    pub(super) fn acknowledge(&mut self, sequence: u64) -> bool {
+        let Some(count) = sequence.checked_sub(self.first) else { return true };
+        if count > self.sent as u64 {
+            return false;
+        }
+        self.entries.drain(..count as usize);
+        self.first = sequence;
+        self.sent -= count as usize;
+        true
+    }
+
+    /// The link is gone: all that was not acknowledged goes out again.
+    pub(super) fn rewind(&mut self) {
+        self.sent = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_not_acknowledged_is_sent_again() {
+        let mut log = ReleaseLog::default();
+        let mut outbox = Outbox::default();
+        (0..5).for_each(|index| log.push(Handle::from_bits(index), true));
+        log.stage(&mut outbox);
+        assert!(!log.has_unsent());
+        assert!(log.acknowledge(3));
+        assert!(log.acknowledge(1), "an old acknowledgement is nothing new");
+        assert!(!log.acknowledge(6), "what was not sent cannot have been seen");
+        log.rewind();
+        assert!(log.has_unsent());
+        log.stage(&mut outbox);
+        assert_eq!((log.first, log.sent), (3, 2));
+        assert!(log.acknowledge(5) && log.is_empty());
+    }
+}

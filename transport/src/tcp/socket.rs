@@ -1,0 +1,221 @@
+//! One connected socket as a link.
+//!
+//! Frames are read through a small staging buffer; once a payload's header was seen, its bytes are read by `readv`
+//! straight into their destination, with the staging buffer behind it for whatever follows.
+
+use std::io::{ErrorKind, IoSlice, IoSliceMut, Read};
+use std::os::fd::{AsFd, BorrowedFd};
+
+use socket2::{SockRef, Socket};
+
+use crate::error::LinkError;
+use crate::limits::FRAME_BODY_BYTES_MAX;
+use crate::link::{Landing, Link, LinkKind, Receiver};
+use crate::outbox::Outbox;
+use crate::wire::FRAME_HEADER_BYTES;
+
+/// Staging bytes a link: large enough for any frame and for several hundred small tensors a read, small enough that
+/// the part of a 4 MiB tensor which is copied out of it is under 2%.
+const STAGING_BYTES: usize = 64 * 1024;
+/// Vectors in one write.
+const VECTORS: usize = 32;
+
+const _: () = assert!(STAGING_BYTES >= FRAME_BODY_BYTES_MAX + FRAME_HEADER_BYTES);
+
+/// What every Sealane socket is set to, besides TCP_NODELAY.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct TcpSettings {
+    /// Congestion control by its name in the kernel; empty (the default) leaves the kernel's.
+    pub congestion: String,
+    /// SO_SNDBUF in bytes; 0 (the default) leaves the kernel's autotuning.
+    pub send_buffer_bytes: usize,
+    /// SO_RCVBUF in bytes; 0 (the default) leaves the kernel's autotuning.
+    pub receive_buffer_bytes: usize,
+}
+
+impl TcpSettings {
+    /// Applies the settings to a socket, before it connects or once it is accepted.
+    ///
+    /// # Errors
+    /// The option that the kernel refused, for example a congestion control that is not loaded.
+    pub fn apply(&self, socket: &Socket) -> Result<(), LinkError> {
+        socket.set_nonblocking(true).map_err(|error| LinkError::io("set O_NONBLOCK", &error))?;
+        socket.set_tcp_nodelay(true).map_err(|error| LinkError::io("set TCP_NODELAY", &error))?;
+        if !self.congestion.is_empty() {
+            socket
+                .set_tcp_congestion(self.congestion.as_bytes())
+                .map_err(|error| LinkError::io("set TCP_CONGESTION (transport.tcp.congestion)", &error))?;
+        }
+        if self.send_buffer_bytes > 0 {
+            socket
+                .set_send_buffer_size(self.send_buffer_bytes)
+                .map_err(|error| LinkError::io("set SO_SNDBUF (transport.tcp.send_buffer_bytes)", &error))?;
+        }
+        if self.receive_buffer_bytes > 0 {
+            socket
+                .set_recv_buffer_size(self.receive_buffer_bytes)
+                .map_err(|error| LinkError::io("set SO_RCVBUF (transport.tcp.receive_buffer_bytes)", &error))?;
+        }
+        Ok(())
+    }
+}
+
+/// The congestion control that a socket uses, by its name in the kernel.
+pub fn congestion_of(socket: &impl AsFd) -> String {
+    let name = SockRef::from(socket).tcp_congestion().unwrap_or_default();
+    String::from_utf8_lossy(&name).trim_end_matches('\0').to_owned()
+}
+
+/// A connected socket after its greeting.
+pub struct TcpLink {
+    socket: Socket,
+    staging: Box<[u8]>,
+    start: usize,
+    end: usize,
+    landing: Option<Landing>,
+}
+
+impl TcpLink {
+    /// Takes over a non-blocking connected socket; `read_ahead` is what was read behind the greeting.
+    ///
+    /// # Panics
+    /// If that is more than the staging buffer holds; the greeting reads no further.
+    pub fn new(socket: Socket, read_ahead: &[u8]) -> Self {
+        let mut staging = vec![0; STAGING_BYTES].into_boxed_slice();
+        staging[..read_ahead.len()].copy_from_slice(read_ahead);
+        Self { socket, staging, start: 0, end: read_ahead.len(), landing: None }
+    }
+
+    /// Lets the receiver take what is staged; true if that was anything.
+    #[inline]
+    fn parse(&mut self, receiver: &mut dyn Receiver) -> Result<(), LinkError> {
+        if self.start == self.end {
+            return Ok(());
+        }
+        let frames = receiver.frames(&self.staging[self.start..self.end])?;
+        self.start += frames.consumed;
+        self.landing = frames.landing;
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+        } else if self.staging.len() - self.start < FRAME_BODY_BYTES_MAX + FRAME_HEADER_BYTES {
+            self.staging.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+        }
+        Ok(())
+    }
+
+    /// One read of frames; the bytes read and whether the socket may hold more.
+    #[inline]
+    fn read_frames(&mut self, receiver: &mut dyn Receiver) -> Result<(usize, bool), LinkError> {
+        let room = self.staging.len() - self.end;
+        let Some(count) = got((&self.socket).read(&mut self.staging[self.end..]))? else { return Ok((0, false)) };
+        self.end += count;
+        self.parse(receiver)?;
+        Ok((count, count == room))
+    }
+
+    /// One read into the landing; the bytes read and whether the socket may hold more.
+    fn read_landing(&mut self, mut landing: Landing, receiver: &mut dyn Receiver) -> Result<(usize, bool), LinkError> {
+        debug_assert_eq!(self.start, self.end, "a landing has taken all that was staged");
+        let missing = landing.missing();
+        let result = match landing.target() {
+            Some(target) => {
+                let mut slices = [IoSliceMut::new(target), IoSliceMut::new(&mut self.staging)];
+                (&self.socket).read_vectored(&mut slices)
+            }
+            None => {
+                let room = missing.min(self.staging.len());
+                (&self.socket).read(&mut self.staging[..room])
+            }
+        };
+        let count = match got(result) {
+            Ok(count) => count,
+            Err(error) => {
+                self.landing = Some(landing);
+                return Err(error);
+            }
+        };
+        let Some(count) = count else {
+            self.landing = Some(landing);
+            return Ok((0, false));
+        };
+        landing.advance(count.min(missing));
+        if !landing.is_complete() {
+            self.landing = Some(landing);
+            return Ok((count, true));
+        }
+        (self.start, self.end) = (0, count - missing.min(count));
+        receiver.landed(landing);
+        self.parse(receiver)?;
+        Ok((count, true))
+    }
+}
+
+/// What a read got: `None` if there was nothing, an error if the peer has closed.
+#[inline]
+fn got(result: std::io::Result<usize>) -> Result<Option<usize>, LinkError> {
+    match result {
+        Ok(0) => Err(LinkError::Closed),
+        Ok(count) => Ok(Some(count)),
+        Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => Ok(None),
+        Err(error) => Err(LinkError::io("read", &error)),
+    }
+}
+
+impl Link for TcpLink {
+    fn kind(&self) -> LinkKind {
+        LinkKind::Tcp
+    }
+
+    fn transmit(&mut self, outbox: &mut Outbox) -> Result<usize, LinkError> {
+        let mut total = 0;
+        while !outbox.is_empty() {
+            let mut slices = [IoSlice::new(&[]); VECTORS];
+            let count = outbox.gather(&mut slices);
+            // One slice is the common case, and `send` is the shorter way through the kernel.
+            let result = match &slices[..count] {
+                [only] => self.socket.send_with_flags(only, libc::MSG_NOSIGNAL),
+                several => self.socket.send_vectored_with_flags(several, libc::MSG_NOSIGNAL),
+            };
+            match result {
+                Ok(written) => {
+                    outbox.advance(written);
+                    total += written;
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(LinkError::io("write", &error)),
+            }
+        }
+        Ok(total)
+    }
+
+    fn receive(&mut self, receiver: &mut dyn Receiver, budget: usize) -> Result<usize, LinkError> {
+        // Only the greeting's read-ahead can be staged and whole at this point.
+        let mut total = self.end - self.start;
+        if total > 0 && self.landing.is_none() {
+            self.parse(receiver)?;
+            total -= self.end - self.start;
+        } else {
+            total = 0;
+        }
+        loop {
+            let (count, more) = match self.landing.take() {
+                Some(landing) => self.read_landing(landing, receiver)?,
+                None => self.read_frames(receiver)?,
+            };
+            total += count;
+            if !more || total >= budget {
+                return Ok(total);
+            }
+        }
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.socket.as_fd())
+    }
+
+    fn abandon(&mut self) -> Option<Landing> {
+        self.landing.take()
+    }
+}

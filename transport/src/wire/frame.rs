@@ -1,0 +1,441 @@
+//! Frames: one checked view for reading, one writer that cannot write an illegal one.
+
+use zerocopy::little_endian::{I64, U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use super::{WireError, fixed, text};
+use crate::arena::Handle;
+use crate::limits::{FRAME_BODY_BYTES_MAX, KEY_BYTES_MAX, META_BYTES_MAX, REASON_BYTES_MAX, RELEASES_PER_FRAME};
+
+/// Bytes before every frame's body.
+pub const FRAME_HEADER_BYTES: usize = size_of::<Header>();
+
+const KIND_REQUEST: u8 = 1;
+const KIND_RESPONSE: u8 = 2;
+const KIND_FAILURE: u8 = 3;
+const KIND_PARKED: u8 = 4;
+const KIND_CANCEL: u8 = 5;
+const KIND_RELEASE: u8 = 6;
+const KIND_RELEASED: u8 = 7;
+const KIND_RESUMED: u8 = 8;
+const KIND_ABORT: u8 = 9;
+const KIND_PING: u8 = 10;
+const KIND_PONG: u8 = 11;
+const KIND_GO_AWAY: u8 = 12;
+
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct Header {
+    kind: u8,
+    code: u8,
+    reserved: U16,
+    body_bytes: U32,
+    id: U64,
+}
+
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct RequestFixed {
+    step: I64,
+    timeout_ms: U32,
+    consumer: U16,
+    producer: U16,
+}
+
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct ResponseFixed {
+    token: U64,
+    payload_bytes: U64,
+}
+
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct AbortFixed {
+    step: I64,
+    task: U16,
+    reserved: U16,
+}
+
+const _: () = {
+    assert!(size_of::<Header>() == 16);
+    assert!(size_of::<RequestFixed>() == 16);
+    assert!(size_of::<ResponseFixed>() == 16);
+    assert!(size_of::<AbortFixed>() == 12);
+};
+
+/// A consumer asks for a tensor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Request<'a> {
+    /// The consumer's handle; comes back with the answer.
+    pub id: Handle,
+    /// The step.
+    pub step: i64,
+    /// Milliseconds that the consumer still waits; 0 means that it has given up.
+    pub timeout_ms: u32,
+    /// The asking task: its place in the list of tasks of the asker's greeting.
+    pub consumer: u16,
+    /// The asked task: its place in the list of tasks of the asked side's greeting.
+    pub producer: u16,
+    /// The tensor's name within the step.
+    pub key: &'a str,
+}
+
+/// A producer hands out a tensor; `payload_bytes` raw bytes follow the frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Response<'a> {
+    /// The request's id.
+    pub id: Handle,
+    /// The producer's handle of the tensor; comes back with the release.
+    pub token: Handle,
+    /// Bytes that follow.
+    pub payload_bytes: u64,
+    /// The tensor's metadata, which transport does not read.
+    pub meta: &'a [u8],
+}
+
+/// A request that ended without a tensor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Failure<'a> {
+    /// The request's id.
+    pub id: Handle,
+    /// One of gRPC's canonical codes.
+    pub code: u8,
+    /// The reason, for a person.
+    pub reason: &'a str,
+}
+
+/// Tensors that the consumer has, or will not take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Release<'a> {
+    /// Number of the first entry since the session began.
+    pub sequence: u64,
+    /// The entries, consecutive from there.
+    pub entries: ReleaseEntries<'a>,
+}
+
+/// The entries of a [`Release`]: token, and whether the tensor was taken (true) or goes back (false).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ReleaseEntries<'a>(&'a [u8]);
+
+impl ReleaseEntries<'_> {
+    /// Entries, first to last.
+    pub fn iter(self) -> impl Iterator<Item = (Handle, bool)> {
+        self.0.chunks_exact(8).map(|chunk| {
+            let entry = u64::from_le_bytes(chunk.try_into().expect("chunks_exact gives 8"));
+            (Handle::from_bits(entry >> 1), entry & 1 == 0)
+        })
+    }
+}
+
+/// A step that ends for a task and its peers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Abort<'a> {
+    /// The step.
+    pub step: i64,
+    /// The aborting task: its place in its side's greeting.
+    pub task: u16,
+    /// The reason, for a person.
+    pub reason: &'a str,
+}
+
+/// The sender will answer no more requests on this link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GoAway<'a> {
+    /// The reason, for a person.
+    pub reason: &'a str,
+}
+
+/// One frame, checked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs, reason = "each carries the type that documents it, or the id named here")]
+pub enum Frame<'a> {
+    Request(Request<'a>),
+    Response(Response<'a>),
+    Failure(Failure<'a>),
+    /// The request's tensor is not there yet; the request no longer counts against the window.
+    Parked {
+        id: Handle,
+    },
+    /// The consumer no longer waits for the request.
+    Cancel {
+        id: Handle,
+    },
+    Release(Release<'a>),
+    /// All releases before this number were seen.
+    Released {
+        sequence: u64,
+    },
+    /// All requests of the former link that still stand were asked again.
+    Resumed,
+    Abort(Abort<'a>),
+    Ping {
+        nonce: u64,
+    },
+    Pong {
+        nonce: u64,
+    },
+    GoAway(GoAway<'a>),
+}
+
+/// Reads the first frame of `bytes` and the length it took; `None` if it is not all there yet.
+///
+/// # Errors
+/// Any [`WireError`]; the link cannot be read on after one.
+#[inline]
+pub fn parse(bytes: &[u8]) -> Result<Option<(Frame<'_>, usize)>, WireError> {
+    let Ok((header, rest)) = Header::ref_from_prefix(bytes) else { return Ok(None) };
+    let body_bytes = header.body_bytes.get() as usize;
+    if body_bytes > FRAME_BODY_BYTES_MAX {
+        let limit = FRAME_BODY_BYTES_MAX as u64;
+        return Err(WireError::TooLong { what: "frame body", found: body_bytes as u64, limit });
+    }
+    let Some(body) = rest.get(..body_bytes) else { return Ok(None) };
+    let id = Handle::from_bits(header.id.get());
+    let frame = match header.kind {
+        KIND_REQUEST => {
+            let (fields, key) = fixed::<RequestFixed>("request", body)?;
+            bounded("key", key.len(), KEY_BYTES_MAX)?;
+            Frame::Request(Request {
+                id,
+                step: fields.step.get(),
+                timeout_ms: fields.timeout_ms.get(),
+                consumer: fields.consumer.get(),
+                producer: fields.producer.get(),
+                key: text("key", key)?,
+            })
+        }
+        KIND_RESPONSE => {
+            let (fields, meta) = fixed::<ResponseFixed>("response", body)?;
+            bounded("metadata", meta.len(), META_BYTES_MAX)?;
+            Frame::Response(Response {
+                id,
+                token: Handle::from_bits(fields.token.get()),
+                payload_bytes: fields.payload_bytes.get(),
+                meta,
+            })
+        }
+        KIND_FAILURE => Frame::Failure(Failure { id, code: header.code, reason: reason(body)? }),
+        KIND_PARKED => Frame::Parked { id },
+        KIND_CANCEL => Frame::Cancel { id },
+        KIND_RELEASE => {
+            if !body.len().is_multiple_of(8) {
+                return Err(WireError::Truncated { what: "release", found: body.len() });
+            }
+            bounded("release", body.len() / 8, RELEASES_PER_FRAME)?;
+            Frame::Release(Release { sequence: header.id.get(), entries: ReleaseEntries(body) })
+        }
+        KIND_RELEASED => Frame::Released { sequence: header.id.get() },
+        KIND_RESUMED => Frame::Resumed,
+        KIND_ABORT => {
+            let (fields, why) = fixed::<AbortFixed>("abort", body)?;
+            Frame::Abort(Abort { step: fields.step.get(), task: fields.task.get(), reason: reason(why)? })
+        }
+        KIND_PING => Frame::Ping { nonce: header.id.get() },
+        KIND_PONG => Frame::Pong { nonce: header.id.get() },
+        KIND_GO_AWAY => Frame::GoAway(GoAway { reason: reason(body)? }),
+        unknown => return Err(WireError::UnknownKind(unknown)),
+    };
+    Ok(Some((frame, FRAME_HEADER_BYTES + body_bytes)))
+}
+
+fn bounded(what: &'static str, found: usize, limit: usize) -> Result<(), WireError> {
+    if found > limit { Err(WireError::TooLong { what, found: found as u64, limit: limit as u64 }) } else { Ok(()) }
+}
+
+fn reason(bytes: &[u8]) -> Result<&str, WireError> {
+    bounded("reason", bytes.len(), REASON_BYTES_MAX)?;
+    text("reason", bytes)
+}
+
+/// Appends frames to a byte vector. Lengths over the limits are refused by whoever made the values
+/// ([`crate::session`]), so nothing here can fail; reasons are cut to their limit.
+pub struct FrameWriter<'a>(pub &'a mut Vec<u8>);
+
+impl FrameWriter<'_> {
+    /// Writes a request.
+    #[inline]
+    pub fn request(&mut self, request: &Request<'_>) {
+        let fields = RequestFixed {
+            step: I64::new(request.step),
+            timeout_ms: U32::new(request.timeout_ms),
+            consumer: U16::new(request.consumer),
+            producer: U16::new(request.producer),
+        };
+        self.frame(KIND_REQUEST, 0, request.id.to_bits(), fields.as_bytes(), request.key.as_bytes());
+    }
+
+    /// Writes a response's frame; its payload is the caller's to send next.
+    #[inline]
+    pub fn response(&mut self, response: &Response<'_>) {
+        let fields = ResponseFixed {
+            token: U64::new(response.token.to_bits()),
+            payload_bytes: U64::new(response.payload_bytes),
+        };
+        self.frame(KIND_RESPONSE, 0, response.id.to_bits(), fields.as_bytes(), response.meta);
+    }
+
+    /// Writes a failure.
+    pub fn failure(&mut self, failure: &Failure<'_>) {
+        self.frame(KIND_FAILURE, failure.code, failure.id.to_bits(), &[], cut(failure.reason).as_bytes());
+    }
+
+    /// Writes a parked note.
+    pub fn parked(&mut self, id: Handle) {
+        self.frame(KIND_PARKED, 0, id.to_bits(), &[], &[]);
+    }
+
+    /// Writes a cancel.
+    pub fn cancel(&mut self, id: Handle) {
+        self.frame(KIND_CANCEL, 0, id.to_bits(), &[], &[]);
+    }
+
+    /// Writes the releases that `entries` yields, at most [`RELEASES_PER_FRAME`].
+    #[inline]
+    pub fn release(&mut self, sequence: u64, entries: impl ExactSizeIterator<Item = (Handle, bool)>) {
+        debug_assert!(entries.len() <= RELEASES_PER_FRAME);
+        self.header(KIND_RELEASE, 0, sequence, entries.len() * 8);
+        for (token, taken) in entries {
+            let entry = token.to_bits() << 1 | u64::from(!taken);
+            self.0.extend_from_slice(&entry.to_le_bytes());
+        }
+    }
+
+    /// Writes the acknowledgement of releases.
+    pub fn released(&mut self, sequence: u64) {
+        self.frame(KIND_RELEASED, 0, sequence, &[], &[]);
+    }
+
+    /// Writes the end of the requests asked again.
+    pub fn resumed(&mut self) {
+        self.frame(KIND_RESUMED, 0, 0, &[], &[]);
+    }
+
+    /// Writes an abort.
+    pub fn abort(&mut self, abort: &Abort<'_>) {
+        let fields = AbortFixed { step: I64::new(abort.step), task: U16::new(abort.task), reserved: U16::ZERO };
+        self.frame(KIND_ABORT, 0, 0, fields.as_bytes(), cut(abort.reason).as_bytes());
+    }
+
+    /// Writes a ping.
+    pub fn ping(&mut self, nonce: u64) {
+        self.frame(KIND_PING, 0, nonce, &[], &[]);
+    }
+
+    /// Writes a pong.
+    pub fn pong(&mut self, nonce: u64) {
+        self.frame(KIND_PONG, 0, nonce, &[], &[]);
+    }
+
+    /// Writes a farewell.
+    pub fn go_away(&mut self, reason: &str) {
+        self.frame(KIND_GO_AWAY, 0, 0, &[], cut(reason).as_bytes());
+    }
+
+    #[inline]
+    fn frame(&mut self, kind: u8, code: u8, id: u64, fields: &[u8], rest: &[u8]) {
+        self.header(kind, code, id, fields.len() + rest.len());
+        self.0.extend_from_slice(fields);
+        self.0.extend_from_slice(rest);
+    }
+
+    #[inline]
+    fn header(&mut self, kind: u8, code: u8, id: u64, body_bytes: usize) {
+        debug_assert!(body_bytes <= FRAME_BODY_BYTES_MAX);
+        let header =
+            Header { kind, code, reserved: U16::ZERO, body_bytes: U32::new(body_bytes as u32), id: U64::new(id) };
+        self.0.extend_from_slice(header.as_bytes());
+    }
+}
+
+fn cut(reason: &str) -> &str {
+    &reason[..reason.floor_char_boundary(REASON_BYTES_MAX)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn written(write: impl FnOnce(&mut FrameWriter<'_>)) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        write(&mut FrameWriter(&mut bytes));
+        bytes
+    }
+
+    #[test]
+    fn every_frame_reads_back_as_written() {
+        let id = Handle::from_bits(3 << 32 | 9);
+        let request = Request { id, step: -4, timeout_ms: 7, consumer: 1, producer: 2, key: "w/0" };
+        let response = Response { id, token: Handle::from_bits(5 << 32), payload_bytes: 1 << 40, meta: b"meta" };
+        let failure = Failure { id, code: 14, reason: "gone" };
+        let abort = Abort { step: i64::MIN, task: 3, reason: "loss is NaN" };
+        for (bytes, frame) in [
+            (written(|w| w.request(&request)), Frame::Request(request)),
+            (written(|w| w.response(&response)), Frame::Response(response)),
+            (written(|w| w.failure(&failure)), Frame::Failure(failure)),
+            (written(|w| w.parked(id)), Frame::Parked { id }),
+            (written(|w| w.cancel(id)), Frame::Cancel { id }),
+            (written(|w| w.released(8)), Frame::Released { sequence: 8 }),
+            (written(|w| w.resumed()), Frame::Resumed),
+            (written(|w| w.abort(&abort)), Frame::Abort(abort)),
+            (written(|w| w.ping(1)), Frame::Ping { nonce: 1 }),
+            (written(|w| w.pong(2)), Frame::Pong { nonce: 2 }),
+            (written(|w| w.go_away("bye")), Frame::GoAway(GoAway { reason: "bye" })),
+        ] {
+            assert_eq!(parse(&bytes), Ok(Some((frame, bytes.len()))));
+            for shorter in 0..bytes.len() {
+                assert_eq!(parse(&bytes[..shorter]), Ok(None), "{frame:?} cut to {shorter}");
+            }
+        }
+        let entries = [(id, true), (Handle::from_bits(1 << 32), false)];
+        let bytes = written(|w| w.release(40, entries.into_iter()));
+        let Ok(Some((Frame::Release(release), _))) = parse(&bytes) else { panic!("not a release") };
+        assert_eq!((release.sequence, release.entries.iter().collect::<Vec<_>>()), (40, entries.to_vec()));
+    }
+
+    #[test]
+    fn bad_frames_are_named() {
+        let mut unknown = written(|w| w.ping(1));
+        unknown[0] = 77;
+        assert_eq!(parse(&unknown), Err(WireError::UnknownKind(77)));
+        let mut long = written(|w| w.ping(1));
+        long[4..8].copy_from_slice(&u32::MAX.to_le_bytes());
+        assert!(matches!(parse(&long), Err(WireError::TooLong { what: "frame body", .. })));
+        let mut odd = written(|w| w.release(0, [(Handle::from_bits(1), true)].into_iter()));
+        odd[4] = 7;
+        assert!(matches!(parse(&odd), Err(WireError::Truncated { what: "release", .. })));
+        let mut truncated = written(|w| w.request(&Request {
+            id: Handle::from_bits(1), step: 0, timeout_ms: 0, consumer: 0, producer: 0, key: "",
+        }));
+        truncated[4] = 15;
+        assert!(matches!(parse(&truncated), Err(WireError::Truncated { what: "request", .. })));
+        let mut not_text = written(|w| w.go_away("x"));
+        *not_text.last_mut().unwrap() = 0xff;
+        assert_eq!(parse(&not_text), Err(WireError::NotUtf8("reason")));
+    }
+
+    #[test]
+    fn a_long_reason_is_cut_at_a_character() {
+        let reason = "é".repeat(REASON_BYTES_MAX);
+        let bytes = written(|w| w.go_away(&reason));
+        let Ok(Some((Frame::GoAway(away), _))) = parse(&bytes) else { panic!("not a farewell") };
+        assert_eq!(away.reason.len(), REASON_BYTES_MAX);
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_read_without_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            if let Ok(Some((_, length))) = parse(&bytes) {
+                prop_assert!(length <= bytes.len());
+            }
+        }
+
+        #[test]
+        fn any_body_of_any_kind_is_read_without_panic(kind in 0u8..14, body in proptest::collection::vec(any::<u8>(), 0..80)) {
+            let mut bytes = Vec::new();
+            FrameWriter(&mut bytes).frame(kind, 0, 1, &body, &[]);
+            let _ = parse(&bytes);
+        }
+    }
+}

@@ -1,0 +1,326 @@
+//! The greeting: who calls, whom they want, what both can do. Comes before any frame, in both directions.
+
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use super::{WireError, fixed, text};
+use crate::limits::{HELLO_BYTES_MAX, NAME_BYTES_MAX, REASON_BYTES_MAX, TASKS_PER_HELLO};
+
+/// The first eight bytes of every link.
+pub const MAGIC: [u8; 8] = *b"SEALANE\n";
+/// Oldest wire version that this side speaks.
+pub const VERSION_MIN: u16 = 1;
+/// Newest wire version that this side speaks.
+pub const VERSION_MAX: u16 = 1;
+/// Bytes before a greeting's body.
+pub const PREFACE_BYTES: usize = size_of::<Preface>();
+
+const KIND_HELLO: u8 = 1;
+const KIND_WELCOME: u8 = 2;
+const KIND_REJECT: u8 = 3;
+
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct Preface {
+    magic: [u8; 8],
+    kind: u8,
+    code: u8,
+    version_min: U16,
+    version_max: U16,
+    reserved: U16,
+    body_bytes: U32,
+}
+
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct HelloFixed {
+    features: U64,
+    incarnation: U64,
+    tensor_bytes_max: U64,
+    epoch: U32,
+    shards: U16,
+    shard: U16,
+    lane: U32,
+    tasks: U16,
+    address_bytes: U16,
+}
+
+const _: () = {
+    assert!(size_of::<Preface>() == 20);
+    assert!(size_of::<HelloFixed>() == 40);
+    assert!(TASKS_PER_HELLO <= u16::MAX as usize);
+};
+
+/// What each side says of itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Hello {
+    /// Feature bits; a feature is used when both sides set its bit. None exist yet.
+    pub features: u64,
+    /// A number drawn when the process started: a peer with another one has restarted.
+    pub incarnation: u64,
+    /// Largest tensor that this side accepts, in bytes.
+    pub tensor_bytes_max: u64,
+    /// Links that this session has had, as this side counts.
+    pub epoch: u32,
+    /// Number of shards of this side.
+    pub shards: u16,
+    /// The shard that speaks.
+    pub shard: u16,
+    /// The lane (see [`crate::lane`]) for which the link is made: it names the called side's shard.
+    pub lane: u32,
+    /// This side's transport address, as in the endpoint map.
+    pub address: String,
+    /// The tasks served here; requests name them by their place in this list.
+    pub tasks: Vec<String>,
+}
+
+/// Why a call was not answered with a welcome.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum RejectCode {
+    /// No common version.
+    Version = 1,
+    /// Both sides called at once, and the other call stands.
+    Crossed = 2,
+    /// A limit of the called side is reached.
+    Full = 3,
+    /// The called side is stopping, or cannot take this caller.
+    Refused = 4,
+}
+
+/// The called side's no.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Reject {
+    /// The kind of no.
+    pub code: RejectCode,
+    /// The reason, for a person.
+    pub reason: String,
+}
+
+/// One greeting, checked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Greeting {
+    /// The caller's.
+    Hello(Hello),
+    /// The called side's yes.
+    Welcome(Hello),
+    /// The called side's no.
+    Reject(Reject),
+}
+
+impl Greeting {
+    /// Reads the greeting at the front of `bytes` and the length it took; `None` if it is not all there yet.
+    ///
+    /// Foreign bytes are found out by the first that differs, without waiting for more.
+    ///
+    /// # Errors
+    /// Any [`WireError`]; nothing more can be read from such a peer.
+    pub fn parse(bytes: &[u8]) -> Result<Option<(Greeting, usize)>, WireError> {
+        let shown = bytes.len().min(MAGIC.len());
+        if bytes[..shown] != MAGIC[..shown] {
+            let shown = bytes.len().min(16);
+            return Err(WireError::NotSealane(String::from_utf8_lossy(&bytes[..shown]).into_owned()));
+        }
+        let Ok((preface, rest)) = Preface::ref_from_prefix(bytes) else { return Ok(None) };
+        let (theirs_min, theirs_max) = (preface.version_min.get(), preface.version_max.get());
+        // A reject is read whatever its version: it says which version would do.
+        if preface.kind != KIND_REJECT && (theirs_max < VERSION_MIN || theirs_min > VERSION_MAX) {
+            return Err(WireError::Version { theirs_min, theirs_max });
+        }
+        let body_bytes = preface.body_bytes.get() as usize;
+        if body_bytes > HELLO_BYTES_MAX {
+            let limit = HELLO_BYTES_MAX as u64;
+            return Err(WireError::TooLong { what: "greeting", found: body_bytes as u64, limit });
+        }
+        let Some(body) = rest.get(..body_bytes) else { return Ok(None) };
+        let greeting = match preface.kind {
+            KIND_HELLO => Greeting::Hello(Hello::parse(body)?),
+            KIND_WELCOME => Greeting::Welcome(Hello::parse(body)?),
+            KIND_REJECT => Greeting::Reject(Reject {
+                code: RejectCode::parse(preface.code)?,
+                reason: text("reason", &body[..body.len().min(REASON_BYTES_MAX)])?.to_owned(),
+            }),
+            found => return Err(WireError::BadValue { what: "greeting kind", found: u64::from(found) }),
+        };
+        Ok(Some((greeting, PREFACE_BYTES + body_bytes)))
+    }
+
+    /// The greeting's bytes.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let (kind, code, body) = match self {
+            Greeting::Hello(hello) => (KIND_HELLO, 0, hello.body()),
+            Greeting::Welcome(hello) => (KIND_WELCOME, 0, hello.body()),
+            Greeting::Reject(reject) => {
+                let cut = reject.reason.floor_char_boundary(REASON_BYTES_MAX);
+                (KIND_REJECT, reject.code as u8, reject.reason.as_bytes()[..cut].to_vec())
+            }
+        };
+        let preface = Preface {
+            magic: MAGIC,
+            kind,
+            code,
+            version_min: U16::new(VERSION_MIN),
+            version_max: U16::new(VERSION_MAX),
+            reserved: U16::ZERO,
+            body_bytes: U32::new(body.len() as u32),
+        };
+        [preface.as_bytes(), &body].concat()
+    }
+}
+
+impl RejectCode {
+    fn parse(code: u8) -> Result<Self, WireError> {
+        match code {
+            1 => Ok(Self::Version),
+            2 => Ok(Self::Crossed),
+            3 => Ok(Self::Full),
+            4 => Ok(Self::Refused),
+            found => Err(WireError::BadValue { what: "reject code", found: u64::from(found) }),
+        }
+    }
+}
+
+impl Hello {
+    fn parse(body: &[u8]) -> Result<Hello, WireError> {
+        let (fields, mut rest) = fixed::<HelloFixed>("greeting", body)?;
+        let (shards, shard) = (fields.shards.get(), fields.shard.get());
+        if shard >= shards {
+            return Err(WireError::BadValue { what: "greeting's shard", found: u64::from(shard) });
+        }
+        let tasks = fields.tasks.get() as usize;
+        if tasks > TASKS_PER_HELLO {
+            let limit = TASKS_PER_HELLO as u64;
+            return Err(WireError::TooLong { what: "greeting's list of tasks", found: tasks as u64, limit });
+        }
+        let address = name(&mut rest, fields.address_bytes.get())?;
+        let mut names = Vec::new();
+        for _ in 0..tasks {
+            let (length, after) = fixed::<U16>("task name", rest)?;
+            let length = length.get();
+            rest = after;
+            names.push(name(&mut rest, length)?);
+        }
+        Ok(Hello {
+            features: fields.features.get(),
+            incarnation: fields.incarnation.get(),
+            tensor_bytes_max: fields.tensor_bytes_max.get(),
+            epoch: fields.epoch.get(),
+            shards,
+            shard,
+            lane: fields.lane.get(),
+            address,
+            tasks: names,
+        })
+    }
+
+    /// # Panics
+    /// If there are more tasks or longer names than the limits allow: the engine checks its own at start.
+    fn body(&self) -> Vec<u8> {
+        assert!(self.tasks.len() <= TASKS_PER_HELLO, "the engine checks its task count at start");
+        let fields = HelloFixed {
+            features: U64::new(self.features),
+            incarnation: U64::new(self.incarnation),
+            tensor_bytes_max: U64::new(self.tensor_bytes_max),
+            epoch: U32::new(self.epoch),
+            shards: U16::new(self.shards),
+            shard: U16::new(self.shard),
+            lane: U32::new(self.lane),
+            tasks: U16::new(self.tasks.len() as u16),
+            address_bytes: U16::new(self.address.len() as u16),
+        };
+        let mut body = fields.as_bytes().to_vec();
+        body.extend_from_slice(self.address.as_bytes());
+        for task in &self.tasks {
+            body.extend_from_slice(&(task.len() as u16).to_le_bytes());
+            body.extend_from_slice(task.as_bytes());
+        }
+        assert!(body.len() <= HELLO_BYTES_MAX, "the engine checks its task names at start");
+        body
+    }
+}
+
+fn name(rest: &mut &[u8], length: u16) -> Result<String, WireError> {
+    let length = usize::from(length);
+    if length > NAME_BYTES_MAX {
+        return Err(WireError::TooLong { what: "name", found: length as u64, limit: NAME_BYTES_MAX as u64 });
+    }
+    let Some((name, after)) = rest.split_at_checked(length) else {
+        return Err(WireError::Truncated { what: "name", found: rest.len() });
+    };
+    *rest = after;
+    Ok(text("name", name)?.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn hello() -> Hello {
+        Hello {
+            features: 0,
+            incarnation: 77,
+            tensor_bytes_max: 1 << 30,
+            epoch: 2,
+            shards: 4,
+            shard: 3,
+            lane: 9,
+            address: "10.0.0.1:7000".into(),
+            tasks: vec!["10.0.0.1:2222".into(), "10.0.0.1:2223".into()],
+        }
+    }
+
+    #[test]
+    fn greetings_read_back_as_written_and_wait_for_all_bytes() {
+        let reject = Reject { code: RejectCode::Full, reason: "4096 links".into() };
+        for greeting in [Greeting::Hello(hello()), Greeting::Welcome(hello()), Greeting::Reject(reject)] {
+            let bytes = greeting.to_bytes();
+            assert_eq!(Greeting::parse(&bytes), Ok(Some((greeting, bytes.len()))));
+            for shorter in 0..bytes.len() {
+                assert_eq!(Greeting::parse(&bytes[..shorter]), Ok(None));
+            }
+        }
+    }
+
+    #[test]
+    fn strangers_are_found_out_by_their_first_byte() {
+        let error = Greeting::parse(b"GET / HTTP/1.1\r\n").unwrap_err();
+        assert_eq!(error.to_string(), "not a Sealane peer: it began with \"GET / HTTP/1.1\\r\\n\"");
+        assert!(Greeting::parse(b"X").is_err());
+    }
+
+    #[test]
+    fn another_version_is_named_with_both_ranges() {
+        let mut bytes = Greeting::Hello(hello()).to_bytes();
+        bytes[10..14].copy_from_slice(&[9, 0, 12, 0]);
+        let error = Greeting::parse(&bytes).unwrap_err();
+        assert_eq!(error, WireError::Version { theirs_min: 9, theirs_max: 12 });
+        assert!(error.to_string().contains("9 to 12"));
+    }
+
+    #[test]
+    fn a_shard_beyond_the_shards_and_a_long_name_are_refused() {
+        let wrong = Hello { shard: 4, ..hello() };
+        assert!(matches!(
+            Greeting::parse(&Greeting::Hello(wrong).to_bytes()),
+            Err(WireError::BadValue { what: "greeting's shard", found: 4 })
+        ));
+        let long = Hello { address: "x".repeat(NAME_BYTES_MAX + 1), ..hello() };
+        assert!(matches!(
+            Greeting::parse(&Greeting::Hello(long).to_bytes()),
+            Err(WireError::TooLong { what: "name", .. })
+        ));
+    }
+
+    proptest! {
+        #[test]
+        fn any_greeting_body_is_read_without_panic(kind in 0u8..5, body in proptest::collection::vec(any::<u8>(), 0..120)) {
+            let mut bytes = Greeting::Hello(hello()).to_bytes();
+            bytes.truncate(PREFACE_BYTES);
+            bytes[8] = kind;
+            bytes[16..20].copy_from_slice(&(body.len() as u32).to_le_bytes());
+            bytes.extend_from_slice(&body);
+            let _ = Greeting::parse(&bytes);
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! The bytes between two shards: the greeting that opens a link and the frames that follow.
+//!
+//! `WIRE.md` beside this crate is the specification; this module is its only reader and writer. Numbers are
+//! little-endian and unaligned; every length is checked before anything is indexed or allocated by it.
+
+mod frame;
+mod greeting;
+
+pub use frame::{
+    Abort, FRAME_HEADER_BYTES, Failure, Frame, FrameWriter, GoAway, Release, ReleaseEntries, Request, Response, parse,
+};
+pub use greeting::{Greeting, Hello, MAGIC, PREFACE_BYTES, Reject, RejectCode, VERSION_MAX, VERSION_MIN};
+
+/// How bytes can fail to be Sealane's. Each names what was read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum WireError {
+    /// The first bytes are another protocol's.
+    #[error("not a Sealane peer: it began with {0:?}")]
+    NotSealane(String),
+    /// The two sides share no version.
+    #[error("the peer speaks wire versions {theirs_min} to {theirs_max}, this side {VERSION_MIN} to {VERSION_MAX}")]
+    Version {
+        /// Oldest version the peer speaks.
+        theirs_min: u16,
+        /// Newest version the peer speaks.
+        theirs_max: u16,
+    },
+    /// A length field is over its limit.
+    #[error("{what} of {found} bytes, at most {limit} are accepted")]
+    TooLong {
+        /// What the length belongs to.
+        what: &'static str,
+        /// The length found.
+        found: u64,
+        /// The limit.
+        limit: u64,
+    },
+    /// A body is shorter than its fixed part, or does not divide as it must.
+    #[error("{what} is truncated: {found} bytes")]
+    Truncated {
+        /// What was being read.
+        what: &'static str,
+        /// Bytes there were.
+        found: usize,
+    },
+    /// A kind of frame that this version does not know.
+    #[error("unknown frame kind {0}")]
+    UnknownKind(u8),
+    /// Text that is not UTF-8.
+    #[error("{0} is not UTF-8")]
+    NotUtf8(&'static str),
+    /// A field holds a value that cannot be.
+    #[error("{what} is {found}")]
+    BadValue {
+        /// The field.
+        what: &'static str,
+        /// Its value.
+        found: u64,
+    },
+}
+
+/// Reads one fixed part off the front of `body`.
+fn fixed<'a, T>(what: &'static str, body: &'a [u8]) -> Result<(&'a T, &'a [u8]), WireError>
+where
+    T: zerocopy::FromBytes + zerocopy::KnownLayout + zerocopy::Immutable + zerocopy::Unaligned,
+{
+    T::ref_from_prefix(body).map_err(|_| WireError::Truncated { what, found: body.len() })
+}
+
+fn text<'a>(what: &'static str, bytes: &'a [u8]) -> Result<&'a str, WireError> {
+    std::str::from_utf8(bytes).map_err(|_| WireError::NotUtf8(what))
+}

@@ -1,0 +1,380 @@
+//! The source that makes links: listens, answers calls, makes calls. Off the hot path; bounded by
+//! [`GREETINGS_MAX`] and the handshake timeout.
+
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::rc::Rc;
+use std::time::Instant;
+
+use sealane_runtime::{Interest, Readiness, Shard, Source};
+use sealane_transport::endpoint_map::{Host, TransportAddress};
+use sealane_transport::error::LinkError;
+use sealane_transport::lane::shard_of;
+use sealane_transport::tcp::{Answering, Call, Dial, DialError, Dialed, Progress, resolve};
+use sealane_transport::wire::{Hello, RejectCode, WireError};
+use sealane_transport::{Arena, Handle};
+use socket2::Socket;
+
+use super::shard::ShardEngine;
+use crate::node::{Answer, ConnectOrder, DialFailure, DialFailureKind};
+
+/// Greetings under way at once, calls and answers together; past this, callers wait in the kernel's backlog.
+const GREETINGS_MAX: usize = 1024;
+/// Callers accepted in one turn at most.
+const ACCEPTS_PER_TURN: usize = 64;
+/// The listener's token; greetings have their handles, which are never 0.
+const LISTENER: u64 = 0;
+
+enum Greeting {
+    Calling { dial: Dial, peer: Handle, more: Vec<SocketAddr>, hello: Hello },
+    Answering(Answering),
+}
+
+/// A call whose host name was looked up: whom it is for, what was found, and what to say.
+pub(super) type FoundAddresses = (Handle, Result<Vec<SocketAddr>, LinkError>, Hello);
+
+struct Pending {
+    /// `None` only while it is being polled.
+    greeting: Option<Greeting>,
+    deadline: Instant,
+}
+
+pub(super) struct Greetings {
+    engine: Rc<ShardEngine>,
+    listener: Option<Socket>,
+    /// The listener is watched, and so it is not when greetings are full.
+    listening: bool,
+    callers_wait: bool,
+    pending: Arena<Pending>,
+    /// Greetings whose descriptor reported something.
+    ready: Vec<Handle>,
+}
+
+impl Greetings {
+    pub(super) fn start(engine: &Rc<ShardEngine>, listener: Option<Socket>) {
+        if let Some(listener) = &listener
+            && let Err(error) = engine.settings.tcp.apply(listener)
+        {
+            tracing::warn!(%error, "the listening socket keeps its own options");
+        }
+        let greetings = Greetings {
+            engine: engine.clone(),
+            listener,
+            listening: false,
+            callers_wait: false,
+            pending: Arena::new(GREETINGS_MAX),
+            ready: Vec::new(),
+        };
+        engine.greetings_source.set(Some(engine.shard.add_source(greetings)));
+    }
+
+    fn watch(&self, descriptor: BorrowedFd<'_>, token: u64, interest: Interest) -> bool {
+        let id = self.engine.greetings_source.get().expect("set at start");
+        match self.engine.shard.watch(id, descriptor, token, interest) {
+            Ok(()) => true,
+            Err(error) => {
+                tracing::error!(%error, "a greeting cannot be watched");
+                false
+            }
+        }
+    }
+
+    fn deadline(&self) -> Instant {
+        self.engine.shard.now() + self.engine.settings.handshake_timeout
+    }
+
+    /// Watches the listener while there is room for callers.
+    fn mind_listener(&mut self) {
+        let Some(listener) = &self.listener else { return };
+        let wanted = !self.pending.is_full();
+        if wanted == self.listening {
+            return;
+        }
+        if wanted {
+            self.listening = self.watch(listener.as_fd(), LISTENER, Interest::READ);
+        } else {
+            self.listening = false;
+            if let Err(error) = self.engine.shard.unwatch(listener.as_fd()) {
+                tracing::error!(%error, "the listener cannot be unwatched");
+            }
+        }
+    }
+
+    fn accept(&mut self) -> usize {
+        let mut accepted = 0;
+        while self.callers_wait && accepted < ACCEPTS_PER_TURN && !self.pending.is_full() {
+            let Some(listener) = &self.listener else { break };
+            match listener.accept() {
+                Ok((socket, from)) => {
+                    accepted += 1;
+                    let from = from.as_socket().map_or_else(String::new, |from| from.to_string());
+                    match Answering::new(socket, &self.engine.settings.tcp) {
+                        Ok(answering) => self.add(Greeting::Answering(answering)),
+                        Err(error) => tracing::warn!(from, %error, "a caller's socket cannot be used"),
+                    }
+                }
+                Err(error) => {
+                    self.callers_wait = false;
+                    if error.kind() != std::io::ErrorKind::WouldBlock {
+                        tracing::warn!(%error, "accept failed");
+                    }
+                }
+            }
+        }
+        accepted
+    }
+
+    fn add(&mut self, greeting: Greeting) {
+        let pending = Pending { greeting: None, deadline: self.deadline() };
+        let Ok(handle) = self.pending.insert(pending) else {
+            if let Greeting::Calling { peer, .. } = greeting {
+                let reason = format!("{GREETINGS_MAX} greetings are under way");
+                self.dial_failed(peer, reason, DialFailureKind::Transient);
+            }
+            return;
+        };
+        let (descriptor, interest) = match &greeting {
+            // A call's socket is always writable once it is connected, so that is reported once.
+            Greeting::Calling { dial, .. } => (dial.descriptor(), Interest::READ_WRITE.edge()),
+            Greeting::Answering(answering) => (answering.descriptor(), Interest::READ),
+        };
+        if self.watch(descriptor, handle.to_bits(), interest) {
+            self.pending.get_mut(handle).expect("just inserted").greeting = Some(greeting);
+            self.ready.push(handle);
+        } else {
+            self.pending.remove(handle);
+        }
+    }
+
+    fn carry_out(&mut self, order: ConnectOrder) {
+        match order {
+            ConnectOrder::Dial { peer, address, hello } => self.look_up(peer, address, hello),
+            ConnectOrder::HangUp(peer) => {
+                let of_peer = |pending: &Pending| {
+                    matches!(&pending.greeting, Some(Greeting::Calling { peer: other, .. }) if *other == peer)
+                };
+                for handle in self.pending.select(of_peer) {
+                    self.pending.remove(handle);
+                }
+            }
+        }
+    }
+
+    /// Names are looked up on a thread of their own, since the resolver blocks; addresses need no looking up.
+    fn look_up(&mut self, peer: Handle, address: TransportAddress, hello: Hello) {
+        if !matches!(address.host, Host::Name(_)) {
+            let found = resolve(&address);
+            return self.call(peer, found, hello);
+        }
+        let home = self.engine.shard.shard_ref(self.engine.shard.index());
+        let look_up = move || {
+            let found = resolve(&address);
+            let job = move |_: &Shard| {
+                let Some(engine) = ShardEngine::current() else { return };
+                engine.found_addresses.borrow_mut().push((peer, found, hello));
+                engine.shard.notify();
+            };
+            if let Err(full) = home.submit(Box::new(job)) {
+                tracing::warn!(%full, "a looked up name found no way back");
+            }
+        };
+        if let Err(error) = std::thread::Builder::new().name("sealane-resolve".into()).spawn(look_up) {
+            self.dial_failed(peer, format!("no thread to look the name up: {error}"), DialFailureKind::Transient);
+        }
+    }
+
+    fn call(&mut self, peer: Handle, found: Result<Vec<SocketAddr>, LinkError>, hello: Hello) {
+        match found {
+            Ok(addresses) => self.call_next(peer, addresses, hello, LinkError::Closed),
+            Err(error) => self.dial_failed(peer, error.to_string(), DialFailureKind::Transient),
+        }
+    }
+
+    /// Calls the next address of a name; `error` is what the former came to.
+    fn call_next(&mut self, peer: Handle, mut more: Vec<SocketAddr>, hello: Hello, mut error: LinkError) {
+        while !more.is_empty() {
+            let address = more.remove(0);
+            match Dial::start(address, hello.clone(), &self.engine.settings.tcp) {
+                Ok(dial) => return self.add(Greeting::Calling { dial, peer, more, hello }),
+                Err(failed) => error = failed,
+            }
+        }
+        let kind = kind_of(&error);
+        self.dial_failed(peer, error.to_string(), kind);
+    }
+
+    fn dial_failed(&self, peer: Handle, reason: String, kind: DialFailureKind) {
+        self.engine.with_node(|node, now| node.dial_failed(now, peer, DialFailure { reason, kind }));
+    }
+
+    fn poll_pending(&mut self, handle: Handle) {
+        let Some(pending) = self.pending.get_mut(handle) else { return };
+        let deadline = pending.deadline;
+        match pending.greeting.take().expect("polled by nobody else") {
+            Greeting::Calling { dial, peer, more, hello } => match dial.poll() {
+                Ok(Progress::Pending(dial)) => {
+                    let greeting = Some(Greeting::Calling { dial, peer, more, hello });
+                    *self.pending.get_mut(handle).expect("still there") = Pending { greeting, deadline };
+                }
+                Ok(Progress::Done(dialed)) => {
+                    self.pending.remove(handle);
+                    self.dialed(peer, dialed);
+                }
+                Err(error) => {
+                    self.pending.remove(handle);
+                    self.call_failed(peer, more, hello, error);
+                }
+            },
+            Greeting::Answering(answering) => match answering.poll() {
+                Ok(Progress::Pending(answering)) => {
+                    let greeting = Some(Greeting::Answering(answering));
+                    *self.pending.get_mut(handle).expect("still there") = Pending { greeting, deadline };
+                }
+                Ok(Progress::Done(call)) => {
+                    self.pending.remove(handle);
+                    self.route(call);
+                }
+                Err(error) => {
+                    self.pending.remove(handle);
+                    tracing::warn!(%error, "a caller did not introduce itself");
+                }
+            },
+        }
+    }
+
+    fn dialed(&self, peer: Handle, dialed: Dialed) {
+        let Dialed { link, welcome } = dialed;
+        // The greeting's watch ends here; the link's own begins when the node takes it.
+        if let Some(descriptor) = sealane_transport::Link::descriptor(&link)
+            && let Err(error) = self.engine.shard.unwatch(descriptor)
+        {
+            tracing::error!(%error, "a greeting cannot be unwatched");
+        }
+        self.engine.with_node(|node, now| node.dialed(now, peer, Box::new(link), &welcome));
+    }
+
+    fn call_failed(&mut self, peer: Handle, more: Vec<SocketAddr>, hello: Hello, error: DialError) {
+        match error {
+            DialError::Link(error) => self.call_next(peer, more, hello, error),
+            DialError::Rejected(reject) => {
+                let kind = match reject.code {
+                    RejectCode::Crossed => DialFailureKind::Crossed,
+                    RejectCode::Full => DialFailureKind::Transient,
+                    RejectCode::Version | RejectCode::Refused => DialFailureKind::Final,
+                };
+                self.dial_failed(peer, format!("rejected: {}", reject.reason), kind);
+            }
+        }
+    }
+
+    /// Hands a caller to the shard that serves its lane.
+    fn route(&self, call: Call) {
+        if let Err(error) = self.engine.shard.unwatch(call.descriptor()) {
+            tracing::error!(%error, "a greeting cannot be unwatched");
+        }
+        let owner = shard_of(call.hello.lane, self.engine.shard.shards());
+        if owner == self.engine.shard.index() {
+            return self.engine.answer(call);
+        }
+        let job = move |_: &Shard| match ShardEngine::current() {
+            Some(engine) => engine.answer(call),
+            None => call.reject(RejectCode::Refused, "the engine is starting or stopping"),
+        };
+        if let Err(full) = self.engine.shard.shard_ref(owner).submit(Box::new(job)) {
+            // The caller's socket is in the job and closes with it; the caller calls again.
+            tracing::warn!(%full, "a caller could not be handed on");
+        }
+    }
+
+    fn expire(&mut self, now: Instant) -> usize {
+        let late = self.pending.select(|pending| pending.deadline <= now);
+        for &handle in &late {
+            let pending = self.pending.remove(handle).expect("just selected");
+            let within = self.engine.settings.handshake_timeout;
+            match pending.greeting {
+                Some(Greeting::Calling { peer, .. }) => {
+                    let reason = format!("it accepted or ignored the call but did not answer the greeting within {within:?}");
+                    self.dial_failed(peer, reason, DialFailureKind::Transient);
+                }
+                _ => tracing::warn!(?within, "a caller did not introduce itself in time"),
+            }
+        }
+        late.len()
+    }
+}
+
+fn kind_of(error: &LinkError) -> DialFailureKind {
+    match error {
+        LinkError::Io { refused: true, .. } => DialFailureKind::Refused,
+        LinkError::Protocol(WireError::NotSealane(_) | WireError::Version { .. }) => DialFailureKind::Final,
+        _ => DialFailureKind::Transient,
+    }
+}
+
+impl ShardEngine {
+    /// Answers a caller whose pair this shard serves.
+    fn answer(&self, call: Call) {
+        let answer = self.with_node(|node, now| node.called(now, &call.hello));
+        match answer {
+            Answer::Reject(code, reason) => {
+                tracing::debug!(peer = call.hello.address, reason, "a caller was rejected");
+                call.reject(code, reason);
+            }
+            Answer::Welcome { peer } => {
+                let hello = call.hello.clone();
+                self.with_node(|node, now| node.accepted(now, peer, Box::new(call.accept()), &hello));
+            }
+        }
+    }
+}
+
+impl Source for Greetings {
+    fn poll(&mut self, shard: &Shard, _budget: usize) -> usize {
+        let orders = self.engine.take_orders();
+        let mut work = orders.len();
+        for order in orders {
+            self.carry_out(order);
+        }
+        let found = self.engine.found_addresses.take();
+        work += found.len();
+        for (peer, found, hello) in found {
+            self.call(peer, found, hello);
+        }
+        work += self.accept();
+        for handle in std::mem::take(&mut self.ready) {
+            self.poll_pending(handle);
+            work += 1;
+        }
+        if !self.pending.is_empty() {
+            work += self.expire(shard.now());
+        }
+        self.mind_listener();
+        work
+    }
+
+    fn ready(&mut self, token: u64, _readiness: Readiness) {
+        if token == LISTENER {
+            self.callers_wait = true;
+        } else {
+            self.ready.push(Handle::from_bits(token));
+        }
+    }
+
+    fn has_work(&self) -> bool {
+        self.callers_wait && !self.pending.is_full() || !self.ready.is_empty() || self.engine.has_orders()
+    }
+
+    fn try_sleep(&mut self) -> bool {
+        !self.has_work()
+    }
+
+    fn wake(&mut self) {}
+
+    fn next_timeout(&self) -> Option<Instant> {
+        self.pending.iter().map(|(_, pending)| pending.deadline).min()
+    }
+
+    fn name(&self) -> &'static str {
+        "greetings"
+    }
+}

@@ -1,0 +1,92 @@
+//! The source that moves the node's links: polled every turn, watched by epoll while the shard sleeps.
+
+use std::rc::Rc;
+use std::time::Instant;
+
+use sealane_runtime::{Interest, Readiness, Shard, Source};
+use sealane_transport::Handle;
+
+use super::shard::ShardEngine;
+
+pub(super) struct Links {
+    engine: Rc<ShardEngine>,
+    /// New links to be watched; kept to reuse its memory.
+    new_links: Vec<Handle>,
+    /// Links watched for writing too, while the shard sleeps.
+    watched_for_room: Vec<Handle>,
+}
+
+impl Links {
+    pub(super) fn start(engine: &Rc<ShardEngine>) {
+        let links = Links { engine: engine.clone(), new_links: Vec::new(), watched_for_room: Vec::new() };
+        engine.links_source.set(Some(engine.shard.add_source(links)));
+    }
+
+    fn watch(&self, handle: Handle, interest: Interest, fresh: bool) {
+        let id = self.engine.links_source.get().expect("set at start");
+        self.engine.borrow_node(|node| {
+            let Some(descriptor) = node.link(handle).and_then(|link| link.descriptor()) else { return };
+            let shard = &self.engine.shard;
+            let token = handle.to_bits();
+            let watched = if fresh {
+                shard.watch(id, descriptor, token, interest)
+            } else {
+                shard.rewatch(id, descriptor, token, interest)
+            };
+            if let Err(error) = watched {
+                // The link is still read while it is hot; its requests end by their deadlines at the latest.
+                tracing::error!(%error, "a link cannot be watched");
+            }
+        });
+    }
+}
+
+impl Source for Links {
+    fn poll(&mut self, shard: &Shard, _budget: usize) -> usize {
+        let now = shard.now();
+        // The node bounds its turn in bytes, which a count of the shard's cannot.
+        let work = self.engine.borrow_node(|node| {
+            let work = node.turn(now);
+            node.take_new_links(&mut self.new_links);
+            work
+        });
+        while let Some(handle) = self.new_links.pop() {
+            self.watch(handle, Interest::READ, true);
+        }
+        work
+    }
+
+    fn ready(&mut self, token: u64, _readiness: Readiness) {
+        // Readable, writable or broken: the next turn's read and write find out which.
+        self.engine.borrow_node(|node| node.mark_hot(Handle::from_bits(token)));
+    }
+
+    fn has_work(&self) -> bool {
+        self.engine.borrow_node(|node| node.has_work())
+    }
+
+    fn try_sleep(&mut self) -> bool {
+        if self.has_work() {
+            return false;
+        }
+        self.engine.borrow_node(|node| self.watched_for_room.extend_from_slice(node.blocked()));
+        for &handle in &self.watched_for_room {
+            self.watch(handle, Interest::READ_WRITE, false);
+        }
+        true
+    }
+
+    fn wake(&mut self) {
+        for handle in std::mem::take(&mut self.watched_for_room) {
+            self.watch(handle, Interest::READ, false);
+        }
+    }
+
+    fn next_timeout(&self) -> Option<Instant> {
+        self.engine.borrow_node(|node| node.next_timeout())
+    }
+
+    fn name(&self) -> &'static str {
+        "links"
+    }
+}

@@ -1,0 +1,212 @@
+//! The engine as code on one of its shards sees it: no crossing of threads, no allocation per tensor.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::{Duration, Instant};
+
+use sealane_runtime::{Buffer, Shard};
+use sealane_transport::endpoint_map::EndpointMap;
+use sealane_transport::{Error, Handle};
+
+use super::shard::ShardEngine;
+use super::task::{RecvOptions, SendOptions};
+use crate::node::{Counters, RecvOutcome, RecvRequest, RecvWaiter, SendOutcome, SendWaiter, Ticket};
+use crate::tensor::Tensor;
+
+/// The engine on the shard that runs this code; from [`Engine::on_shard`](super::Engine::on_shard). `!Send`, as all
+/// that belongs to a shard:
+///
+/// ```compile_fail
+/// fn needs_send<T: Send>() {}
+/// needs_send::<sealane_fusion::LocalEngine>();
+/// ```
+#[derive(Clone)]
+pub struct LocalEngine(Rc<ShardEngine>);
+
+impl LocalEngine {
+    pub(super) fn current() -> Option<LocalEngine> {
+        ShardEngine::current().map(LocalEngine)
+    }
+
+    /// The shard: to spawn tasks, sleep, and look at the clock.
+    pub fn shard(&self) -> &Shard {
+        &self.0.shard
+    }
+
+    /// A task of this engine.
+    ///
+    /// # Errors
+    /// NotFound if it is not served here.
+    pub fn task(&self, name: &str) -> Result<LocalTask, Error> {
+        let local = self.0.borrow_node(|node| node.local_task(name))?;
+        Ok(LocalTask { engine: self.0.clone(), local })
+    }
+
+    /// Memory of the send slab: a tensor made in it leaves without a copy, and the memory comes back by itself once
+    /// the consumer has released the tensor.
+    ///
+    /// # Errors
+    /// ResourceExhausted if the slab has no room.
+    pub fn allocate(&self, len: usize) -> Result<Buffer, Error> {
+        let allocated = self.0.borrow_node(|node| node.send_slab().allocate(len));
+        allocated.map_err(|full| Error::full("runtime.slab_send_bytes", full.to_string()))
+    }
+
+    /// What this shard has done, and holds now.
+    pub fn counters(&self) -> Counters {
+        self.0.borrow_node(|node| node.counters())
+    }
+
+    pub(super) fn set_map(&self, map: Arc<EndpointMap>) {
+        self.0.borrow_node(|node| node.set_map(map));
+    }
+
+    /// Says goodbye, and stays until the goodbyes have left or `deadline` is over.
+    pub(super) async fn shut_down(&self, reason: &str, deadline: Instant) {
+        self.0.with_node(|node, now| node.shut_down(now, reason));
+        while self.0.borrow_node(|node| node.has_work() || !node.blocked().is_empty()) && Instant::now() < deadline {
+            self.0.shard.sleep(Duration::from_millis(1)).await;
+        }
+    }
+}
+
+/// A task of this engine, on one shard.
+#[derive(Clone)]
+pub struct LocalTask {
+    engine: Rc<ShardEngine>,
+    local: u16,
+}
+
+impl LocalTask {
+    /// This task and a peer, ready for sends and recvs.
+    ///
+    /// # Errors
+    /// NotFound if the peer is not in the endpoint map, InvalidArgument if another shard serves the pair (see
+    /// [`Engine::shard_of`](super::Engine::shard_of)).
+    pub fn pair(&self, peer: &str) -> Result<LocalPair, Error> {
+        let pair = self.engine.borrow_node(|node| node.pair(self.local, peer))?;
+        Ok(LocalPair { engine: self.engine.clone(), pair })
+    }
+
+    /// Ends a step of this task on this shard: see [`Task::abort`](super::Task::abort), which does so on all.
+    pub fn abort(&self, step: i64, reason: &str) {
+        self.engine.with_node(|node, _| node.abort(self.local, step, reason));
+    }
+
+    /// Frees what is left of a step on this shard: see [`Task::cleanup`](super::Task::cleanup), which does so on all.
+    pub fn cleanup(&self, step: i64) {
+        self.engine.with_node(|node, _| node.cleanup(self.local, step));
+    }
+}
+
+/// A task of this engine and a peer, on the shard that serves the two.
+#[derive(Clone)]
+pub struct LocalPair {
+    engine: Rc<ShardEngine>,
+    pair: u32,
+}
+
+impl LocalPair {
+    /// Deposits a tensor for the peer. The future ends when the peer has released it; dropping the future lets the
+    /// send go on unobserved.
+    pub fn send(&self, step: i64, key: &str, tensor: Tensor) -> LocalSending {
+        self.send_with(step, key, tensor, SendOptions::default())
+    }
+
+    /// [`send`](Self::send) with options.
+    pub fn send_with(&self, step: i64, key: &str, tensor: Tensor, options: SendOptions) -> LocalSending {
+        let timeout = options.timeout.unwrap_or(self.engine.settings.request_timeout);
+        let cell = self.engine.with_node(|node, now| {
+            let cell = node.open_send();
+            node.send(self.pair, step, key, tensor, now + timeout, SendWaiter::Cell(cell));
+            cell
+        });
+        LocalSending { engine: self.engine.clone(), cell: Some(cell) }
+    }
+
+    /// Asks the peer for a tensor, which arrives in the receive slab. Dropping the future gives the recv up.
+    pub fn recv(&self, step: i64, key: &str) -> LocalReceiving {
+        self.recv_with(step, key, RecvOptions::default())
+    }
+
+    /// [`recv`](Self::recv) into the caller's own memory, which comes back with the outcome: in the tensor, or in the
+    /// error.
+    pub fn recv_into(&self, step: i64, key: &str, destination: Buffer) -> LocalReceiving {
+        self.recv_with(step, key, RecvOptions { destination: Some(destination), ..RecvOptions::default() })
+    }
+
+    /// [`recv`](Self::recv) with options.
+    pub fn recv_with(&self, step: i64, key: &str, options: RecvOptions) -> LocalReceiving {
+        let timeout = options.timeout.unwrap_or(self.engine.settings.request_timeout);
+        let (cell, ticket) = self.engine.with_node(|node, now| {
+            let cell = node.open_recv();
+            let ticket = node.recv(now, RecvRequest {
+                pair: self.pair,
+                step,
+                key,
+                deadline: now + timeout,
+                destination: options.destination,
+                waiter: RecvWaiter::Cell(cell),
+            });
+            (cell, ticket)
+        });
+        LocalReceiving { engine: self.engine.clone(), cell: Some(cell), ticket }
+    }
+}
+
+/// A send under way on this shard.
+#[must_use = "await it to know that the tensor arrived, or drop it on purpose"]
+pub struct LocalSending {
+    engine: Rc<ShardEngine>,
+    cell: Option<Handle>,
+}
+
+impl Future for LocalSending {
+    type Output = SendOutcome;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<SendOutcome> {
+        let cell = self.cell.expect("polled after it was ready");
+        let outcome = ready!(self.engine.borrow_node(|node| node.poll_send(cell, context.waker())));
+        self.cell = None;
+        Poll::Ready(outcome)
+    }
+}
+
+impl Drop for LocalSending {
+    fn drop(&mut self) {
+        if let Some(cell) = self.cell {
+            self.engine.borrow_node(|node| node.close_send(cell));
+        }
+    }
+}
+
+/// A recv under way on this shard.
+#[must_use = "a recv that is dropped is given up"]
+pub struct LocalReceiving {
+    engine: Rc<ShardEngine>,
+    cell: Option<Handle>,
+    ticket: Option<Ticket>,
+}
+
+impl Future for LocalReceiving {
+    type Output = RecvOutcome;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<RecvOutcome> {
+        let cell = self.cell.expect("polled after it was ready");
+        let outcome = ready!(self.engine.borrow_node(|node| node.poll_recv(cell, context.waker())));
+        self.cell = None;
+        Poll::Ready(outcome)
+    }
+}
+
+impl Drop for LocalReceiving {
+    fn drop(&mut self) {
+        if let Some(cell) = self.cell {
+            let ticket = self.ticket;
+            self.engine.with_node(|node, _| node.close_recv(cell, ticket));
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! The engine: one node a shard, on pinned threads, with TCP sockets. Embedded in a training process, or in the daemon.
+
+mod greetings;
+mod links;
+mod local;
+mod settings;
+mod shard;
+mod task;
+
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use sealane_runtime::{JoinHandle, Runtime};
+use sealane_transport::Error;
+use sealane_transport::endpoint_map::{EndpointMap, TransportAddress};
+use sealane_transport::error::LinkError;
+use sealane_transport::tcp::{listen, resolve};
+
+use crate::node::Counters;
+pub use local::{LocalEngine, LocalPair, LocalReceiving, LocalSending, LocalTask};
+pub use settings::EngineSettings;
+use shard::ShardEngine;
+pub use task::{Receiving, RecvOptions, SendOptions, Sending, Task};
+
+/// Why an engine did not start.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StartError {
+    /// The settings cannot be carried out.
+    #[error("{0}")]
+    Settings(String),
+    /// The transport address cannot be listened on.
+    #[error("cannot listen on {address}: {source}; is another Sealane or another program using the port?")]
+    Listen {
+        /// The address.
+        address: TransportAddress,
+        /// The system's words.
+        source: LinkError,
+    },
+    /// The shards did not start.
+    #[error(transparent)]
+    Runtime(#[from] sealane_runtime::RuntimeError),
+    /// A shard could not be set up.
+    #[error("a shard could not be set up: {0}")]
+    Shard(String),
+}
+
+/// How long [`Engine::stop`] gives goodbyes to leave.
+const FAREWELL_TIME: Duration = Duration::from_millis(500);
+
+struct Inner {
+    runtime: Runtime,
+    settings: EngineSettings,
+    address: TransportAddress,
+}
+
+/// A running engine. Clones share it; it stops when told to, or when the last clone and the last [`Task`] are gone.
+///
+/// ```
+/// use std::net::TcpListener;
+/// use sealane_fusion::{EndpointMap, Engine, EngineSettings, Tensor};
+///
+/// // Two tasks, each with an engine of its own, as they would be on two hosts.
+/// let (ps, worker) = (TcpListener::bind("127.0.0.1:0")?, TcpListener::bind("127.0.0.1:0")?);
+/// let map = format!("ps0:2222={}\nworker0:2222={}\n", ps.local_addr()?, worker.local_addr()?);
+/// let start = |task: &str, listener| {
+///     let map = EndpointMap::parse(&map, "example").unwrap();
+///     let mut settings = EngineSettings::new(map, &[task]).unwrap();
+///     settings.listener = Some(listener);
+///     Engine::start(settings)
+/// };
+/// let (ps, worker) = (start("ps0:2222", ps)?, start("worker0:2222", worker)?);
+///
+/// let weights = Tensor::from_elements(&[2, 2], &[1.0_f32, 2.0, 3.0, 4.0])?;
+/// let sending = ps.task("ps0:2222")?.send("worker0:2222", 1, "dense/kernel", weights);
+/// let arrived = worker.task("worker0:2222")?.recv("ps0:2222", 1, "dense/kernel").wait()?;
+/// assert_eq!(arrived.elements::<f32>()?, [1.0, 2.0, 3.0, 4.0]);
+/// sending.wait()?; // the consumer has it: the memory is free again
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone)]
+pub struct Engine(Arc<Inner>);
+
+impl Engine {
+    /// Starts the shards and listens on the transport address of the tasks.
+    ///
+    /// # Errors
+    /// See [`StartError`]; nothing is left running.
+    pub fn start(mut settings: EngineSettings) -> Result<Engine, StartError> {
+        let address = settings.check().map_err(StartError::Settings)?;
+        let listener = match settings.listener.take() {
+            Some(listener) => listener,
+            None => bind(&address, &settings)?,
+        };
+        let runtime = Runtime::start(settings.runtime.clone())?;
+        let incarnation = incarnation();
+        let mut listener = Some(listener);
+        let started: Vec<JoinHandle<Result<(), String>>> = (0..runtime.shards())
+            .map(|index| {
+                let node = settings.node(&address, index, incarnation);
+                let (settings, listener) = (settings.clone_for_shard(), listener.take());
+                runtime.on_shard(index, async move |shard| ShardEngine::start(&shard, node, settings, listener))
+            })
+            .collect();
+        for shard in started {
+            shard.wait()?.map_err(StartError::Shard)?;
+        }
+        Ok(Engine(Arc::new(Inner { runtime, settings, address })))
+    }
+
+    /// A task of this engine.
+    ///
+    /// # Errors
+    /// NotFound if it is not among the tasks that the engine was started with.
+    pub fn task(&self, name: &str) -> Result<Task, Error> {
+        Task::new(self.clone(), name)
+    }
+
+    /// This engine's transport address.
+    pub fn address(&self) -> &TransportAddress {
+        &self.0.address
+    }
+
+    /// Number of shards.
+    pub fn shards(&self) -> usize {
+        self.0.runtime.shards()
+    }
+
+    /// The CPU of each shard, where it is pinned.
+    pub fn cpus(&self) -> Vec<Option<usize>> {
+        self.0.runtime.cpus()
+    }
+
+    /// The shard that serves a pair of tasks.
+    pub fn shard_of(&self, local: &str, peer: &str) -> usize {
+        use sealane_transport::lane;
+        lane::shard_of(lane::lane(local, peer), self.shards())
+    }
+
+    /// Runs `f` on a shard, where sends and recvs cost no crossing of threads and no allocation.
+    ///
+    /// # Panics
+    /// If there is no such shard.
+    pub fn on_shard<T, F>(&self, index: usize, f: F) -> JoinHandle<T>
+    where
+        F: AsyncFnOnce(LocalEngine) -> T + Send + 'static,
+        T: Send + 'static,
+    {
+        self.0.runtime.on_shard(index, async move |_| f(LocalEngine::current().expect("set up at start")).await)
+    }
+
+    /// What each shard has done, and holds now.
+    ///
+    /// # Errors
+    /// Unavailable if the engine has stopped.
+    pub fn counters(&self) -> Result<Vec<Counters>, Error> {
+        let ask = |index| self.on_shard(index, async |shard| shard.counters());
+        let asked: Vec<_> = (0..self.shards()).map(ask).collect();
+        asked.into_iter().map(|counters| counters.wait().map_err(|error| stopped(&error))).collect()
+    }
+
+    /// Takes a new endpoint map on all shards. Requests under way end on the links they have.
+    ///
+    /// # Errors
+    /// Unavailable if the engine has stopped.
+    pub fn set_map(&self, map: Arc<EndpointMap>) -> Result<(), Error> {
+        let tell = |index| {
+            let map = map.clone();
+            self.on_shard(index, async move |shard| shard.set_map(map))
+        };
+        let told: Vec<_> = (0..self.shards()).map(tell).collect();
+        told.into_iter().try_for_each(|told| told.wait().map_err(|error| stopped(&error)))
+    }
+
+    /// Says goodbye to the peers, ends every call with Unavailable or Aborted, and stops the shards.
+    ///
+    /// # Errors
+    /// A shard did not stop in time, or had panicked.
+    pub fn stop(&self) -> Result<(), sealane_runtime::RuntimeError> {
+        let deadline = Instant::now() + FAREWELL_TIME;
+        let goodbyes: Vec<_> = (0..self.shards())
+            .map(|index| self.on_shard(index, async move |shard| shard.shut_down("the engine stops", deadline).await))
+            .collect();
+        for goodbye in goodbyes {
+            // A shard that has stopped already has said all that it can.
+            let _ = goodbye.wait();
+        }
+        self.0.runtime.stop()
+    }
+}
+
+fn bind(address: &TransportAddress, settings: &EngineSettings) -> Result<TcpListener, StartError> {
+    let failed = |source| StartError::Listen { address: address.clone(), source };
+    let mut error = LinkError::Closed;
+    for candidate in resolve(address).map_err(failed)? {
+        match listen(candidate, &settings.tcp) {
+            Ok(socket) => return Ok(socket.into()),
+            Err(refused) => error = refused,
+        }
+    }
+    Err(failed(error))
+}
+
+fn stopped(error: &sealane_runtime::RuntimeError) -> Error {
+    Error::unavailable("this engine", error.to_string())
+}
+
+/// A number that no other start of an engine on this cluster has: time and process, mixed.
+fn incarnation() -> u64 {
+    use std::hash::{BuildHasher, RandomState};
+    RandomState::new().hash_one((std::process::id(), std::time::SystemTime::now()))
+}

@@ -1,0 +1,101 @@
+//! One shard of an engine: the node, and what feeds it links. Reached through a thread-local by jobs that come from
+//! other threads; one runtime carries one engine, so there is exactly one.
+
+use std::cell::{Cell, OnceCell, RefCell};
+use std::net::TcpListener;
+use std::rc::Rc;
+use std::task::Waker;
+use std::time::Instant;
+
+use sealane_runtime::{Shard, Slab, SlabSettings, SourceId};
+use socket2::Socket;
+
+use super::greetings::{FoundAddresses, Greetings};
+use super::links::Links;
+use super::settings::EngineSettings;
+use crate::node::{ConnectOrder, Node, NodeSettings};
+
+thread_local! {
+    static ENGINE: OnceCell<Rc<ShardEngine>> = const { OnceCell::new() };
+}
+
+/// See the module. `!Send`: it belongs to its shard's thread.
+pub(super) struct ShardEngine {
+    pub(super) shard: Shard,
+    pub(super) settings: EngineSettings,
+    node: RefCell<Node>,
+    pub(super) links_source: Cell<Option<SourceId>>,
+    pub(super) greetings_source: Cell<Option<SourceId>>,
+    /// Host names that were looked up on other threads, on their way to the greetings.
+    pub(super) found_addresses: RefCell<Vec<FoundAddresses>>,
+    /// Calls to make and to drop, from the node to the greetings.
+    orders: RefCell<Vec<ConnectOrder>>,
+    wakers: RefCell<Vec<Waker>>,
+}
+
+impl ShardEngine {
+    /// Sets a shard up. Shard 0 listens for all.
+    pub(super) fn start(
+        shard: &Shard,
+        node: NodeSettings,
+        settings: EngineSettings,
+        listener: Option<TcpListener>,
+    ) -> Result<(), String> {
+        let slab = |name, bytes| Slab::new(SlabSettings { name, bytes, ..SlabSettings::default() });
+        let send = slab("send", settings.slab_send_bytes).map_err(|error| error.to_string())?;
+        let receive = slab("receive", settings.slab_receive_bytes).map_err(|error| error.to_string())?;
+        let map = settings.map.clone();
+        let node = Node::new(node, map, send, receive).map_err(|error| error.to_string())?;
+        let engine = Rc::new(ShardEngine {
+            shard: shard.clone(),
+            settings,
+            node: RefCell::new(node),
+            links_source: Cell::new(None),
+            greetings_source: Cell::new(None),
+            found_addresses: RefCell::default(),
+            orders: RefCell::default(),
+            wakers: RefCell::default(),
+        });
+        Links::start(&engine);
+        Greetings::start(&engine, listener.map(Socket::from));
+        ENGINE.with(|slot| slot.set(engine)).map_err(|_| "the shard has an engine already".to_owned())
+    }
+
+    /// The engine of the shard that runs this thread.
+    pub(super) fn current() -> Option<Rc<ShardEngine>> {
+        ENGINE.with(|slot| slot.get().cloned())
+    }
+
+    /// Lends the node to `f` on behalf of a task, and makes sure that a turn follows.
+    pub(super) fn with_node<T>(&self, f: impl FnOnce(&mut Node, Instant) -> T) -> T {
+        let result = self.borrow_node(|node| f(node, self.shard.now()));
+        self.shard.notify();
+        result
+    }
+
+    /// Lends the node to `f`, then wakes whom that concerned, and takes down which calls the node wants made.
+    pub(super) fn borrow_node<T>(&self, f: impl FnOnce(&mut Node) -> T) -> T {
+        let mut wakers = self.wakers.take();
+        let result = {
+            let mut node = self.node.borrow_mut();
+            let result = f(&mut node);
+            node.take_wakers(&mut wakers);
+            while let Some(order) = node.poll_order() {
+                self.orders.borrow_mut().push(order);
+            }
+            result
+        };
+        wakers.drain(..).for_each(Waker::wake);
+        self.wakers.replace(wakers);
+        result
+    }
+
+    /// The calls that the node wants made or dropped, if any.
+    pub(super) fn take_orders(&self) -> Vec<ConnectOrder> {
+        self.orders.take()
+    }
+
+    pub(super) fn has_orders(&self) -> bool {
+        !self.orders.borrow().is_empty()
+    }
+}

@@ -1,0 +1,246 @@
+//! A task as any thread sees it: calls cross to the shard that serves the pair and come back by a one-shot channel.
+
+use std::future::{Future, IntoFuture};
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::{Duration, Instant};
+
+use sealane_runtime::{Buffer, Shard, ShardRef};
+use sealane_transport::Error;
+use sealane_transport::endpoint_map::TaskName;
+
+use super::Engine;
+use super::shard::ShardEngine;
+use crate::node::{Node, RecvOutcome, RecvRequest, RecvWaiter, SendOutcome, SendWaiter, Unreceived};
+use crate::tensor::Tensor;
+
+/// What a recv may be told besides step and key.
+#[derive(Debug, Default)]
+pub struct RecvOptions {
+    /// How long to wait; the engine's `request_timeout` unless given.
+    pub timeout: Option<Duration>,
+    /// Memory for the tensor; the receive slab's unless given. It comes back in the tensor or in the error.
+    pub destination: Option<Buffer>,
+}
+
+/// What a send may be told besides step and key.
+#[derive(Debug, Default)]
+pub struct SendOptions {
+    /// How long the tensor waits to be asked for; the engine's `request_timeout` unless given.
+    pub timeout: Option<Duration>,
+}
+
+/// A task of an [`Engine`], for any thread. Cheap to clone; keeps the engine running.
+#[derive(Clone)]
+pub struct Task {
+    engine: Engine,
+    name: TaskName,
+}
+
+impl Task {
+    pub(super) fn new(engine: Engine, name: &str) -> Result<Task, Error> {
+        let served = engine.0.settings.tasks.iter().find(|task| task.as_str() == name).cloned();
+        let name = served.ok_or_else(|| Error::NotFound {
+            task: name.into(),
+            reason: "this engine was not started with it".into(),
+        })?;
+        Ok(Task { engine, name })
+    }
+
+    /// The task's name.
+    pub fn name(&self) -> &str {
+        self.name.as_str()
+    }
+
+    /// Deposits a tensor for `to`, which may ask before or after. The returned future (or
+    /// [`wait`](Sending::wait)) ends when the consumer has released it; dropping it lets the send go on unobserved.
+    pub fn send(&self, to: &str, step: i64, key: &str, tensor: Tensor) -> Sending {
+        self.send_with(to, step, key, tensor, SendOptions::default())
+    }
+
+    /// [`send`](Self::send) with options.
+    pub fn send_with(&self, to: &str, step: i64, key: &str, tensor: Tensor, options: SendOptions) -> Sending {
+        let timeout = options.timeout.unwrap_or(self.engine.0.settings.request_timeout);
+        let (sender, receiver) = oneshot::channel();
+        let (local, peer, key) = (self.name.clone(), to.to_owned(), key.to_owned());
+        let submitted = self.submit(to, move |node, now| {
+            let waiter = SendWaiter::Channel(sender);
+            match node.local_task(local.as_str()).and_then(|local| node.pair(local, &peer)) {
+                Ok(pair) => node.send(pair, step, &key, tensor, now + timeout, waiter),
+                Err(error) => node.finish_send(waiter, Err(error)),
+            }
+        });
+        Sending(Outcome::of(submitted, receiver))
+    }
+
+    /// Asks `from` for a tensor, which may be sent before or after. The returned future (or
+    /// [`wait`](Receiving::wait)) ends with the tensor or an error, at the latest at its deadline.
+    pub fn recv(&self, from: &str, step: i64, key: &str) -> Receiving {
+        self.recv_with(from, step, key, RecvOptions::default())
+    }
+
+    /// [`recv`](Self::recv) into the caller's own memory, which comes back with the outcome: in the tensor, or in the
+    /// error.
+    pub fn recv_into(&self, from: &str, step: i64, key: &str, destination: Buffer) -> Receiving {
+        self.recv_with(from, step, key, RecvOptions { destination: Some(destination), ..RecvOptions::default() })
+    }
+
+    /// [`recv`](Self::recv) with options.
+    pub fn recv_with(&self, from: &str, step: i64, key: &str, options: RecvOptions) -> Receiving {
+        let timeout = options.timeout.unwrap_or(self.engine.0.settings.request_timeout);
+        let (sender, receiver) = oneshot::channel();
+        let (local, peer, key) = (self.name.clone(), from.to_owned(), key.to_owned());
+        let submitted = self.submit(from, move |node, now| {
+            let RecvOptions { destination, .. } = options;
+            let waiter = RecvWaiter::Channel(sender);
+            match node.local_task(local.as_str()).and_then(|local| node.pair(local, &peer)) {
+                Ok(pair) => {
+                    let deadline = now + timeout;
+                    node.recv(now, RecvRequest { pair, step, key: &key, deadline, destination, waiter });
+                }
+                Err(error) => node.finish_recv(waiter, Err(Unreceived { error, destination })),
+            }
+        });
+        Receiving(Outcome::of(submitted, receiver))
+    }
+
+    /// Ends `step` of this task, here and at its peers: every waiting recv of it ends with Aborted and `reason`,
+    /// tensors that wait are freed, and calls that come later hear the same until [`cleanup`](Self::cleanup).
+    ///
+    /// # Errors
+    /// ResourceExhausted if a shard's mailbox is full, Unavailable if the engine has stopped.
+    pub fn abort(&self, step: i64, reason: &str) -> Result<(), Error> {
+        self.on_all(|task| {
+            let reason = reason.to_owned();
+            move |node, _| node.abort(task, step, &reason)
+        })
+    }
+
+    /// Frees what is left of `step` of this task: tensors that wait, requests that wait for it, and the memory that
+    /// it was aborted. The step's number may be used again.
+    ///
+    /// # Errors
+    /// ResourceExhausted if a shard's mailbox is full, Unavailable if the engine has stopped.
+    pub fn cleanup(&self, step: i64) -> Result<(), Error> {
+        self.on_all(|task| move |node, _| node.cleanup(task, step))
+    }
+
+    fn on_all<F>(&self, make: impl Fn(u16) -> F) -> Result<(), Error>
+    where
+        F: FnOnce(&mut Node, Instant) + Send + 'static,
+    {
+        let place = self.engine.0.settings.tasks.iter().position(|task| *task == self.name);
+        let place = place.expect("a Task is one of the engine's") as u16;
+        let runtime = &self.engine.0.runtime;
+        (0..runtime.shards()).try_for_each(|shard| submit(&runtime.shard(shard), make(place)))
+    }
+
+    fn submit(&self, peer: &str, job: impl FnOnce(&mut Node, Instant) + Send + 'static) -> Result<(), Error> {
+        let shard = self.engine.shard_of(self.name(), peer);
+        submit(&self.engine.0.runtime.shard(shard), job)
+    }
+}
+
+fn submit(shard: &ShardRef, job: impl FnOnce(&mut Node, Instant) + Send + 'static) -> Result<(), Error> {
+    let run = move |_: &Shard| {
+        if let Some(engine) = ShardEngine::current() {
+            engine.with_node(job);
+        }
+    };
+    shard.submit(Box::new(run)).map_err(|full| match full.stopped {
+        true => Error::unavailable("this engine", "it has stopped"),
+        false => Error::full("runtime.mailbox_slots", full.to_string()),
+    })
+}
+
+/// An outcome on its way from a shard, or one that was known at once.
+enum Outcome<T> {
+    Coming(oneshot::Receiver<T>),
+    Awaited(oneshot::AsyncReceiver<T>),
+    Here(T),
+    Over,
+}
+
+impl<T, E: From<Error>> Outcome<Result<T, E>> {
+    fn of(submitted: Result<(), Error>, receiver: oneshot::Receiver<Result<T, E>>) -> Self {
+        match submitted {
+            Ok(()) => Outcome::Coming(receiver),
+            Err(error) => Outcome::Here(Err(error.into())),
+        }
+    }
+
+    fn wait(self) -> Result<T, E> {
+        match self {
+            Outcome::Coming(receiver) => receiver.recv().unwrap_or_else(|_| Err(gone())),
+            Outcome::Here(outcome) => outcome,
+            Outcome::Awaited(_) | Outcome::Over => panic!("waited for after it was polled"),
+        }
+    }
+
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<T, E>> {
+        loop {
+            match std::mem::replace(self, Outcome::Over) {
+                Outcome::Coming(receiver) => *self = Outcome::Awaited(receiver.into_future()),
+                Outcome::Awaited(mut receiver) => {
+                    let poll = Pin::new(&mut receiver).poll(context);
+                    if poll.is_pending() {
+                        *self = Outcome::Awaited(receiver);
+                    }
+                    return Poll::Ready(ready!(poll).unwrap_or_else(|_| Err(gone())));
+                }
+                Outcome::Here(outcome) => return Poll::Ready(outcome),
+                Outcome::Over => panic!("polled after it was ready"),
+            }
+        }
+    }
+}
+
+fn gone<E: From<Error>>() -> E {
+    Error::unavailable("this engine", "it stopped before the call ended").into()
+}
+
+/// A send under way: await it, or [`wait`](Self::wait).
+#[must_use = "await it to know that the tensor arrived, or drop it on purpose"]
+pub struct Sending(Outcome<SendOutcome>);
+
+impl Sending {
+    /// Blocks until the consumer has released the tensor, or the send has failed: at the latest a while after its
+    /// deadline. Not for code on a shard.
+    ///
+    /// # Errors
+    /// As [`Error`] says; DeadlineExceeded if nobody asked in time.
+    pub fn wait(self) -> SendOutcome {
+        self.0.wait()
+    }
+}
+
+impl Future for Sending {
+    type Output = SendOutcome;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<SendOutcome> {
+        self.0.poll(context)
+    }
+}
+
+/// A recv under way: await it, or [`wait`](Self::wait).
+#[must_use = "a recv that nobody waits for takes the tensor all the same"]
+pub struct Receiving(Outcome<RecvOutcome>);
+
+impl Receiving {
+    /// Blocks until the tensor is there, or the recv has failed: at the latest at its deadline. Not for code on a
+    /// shard.
+    ///
+    /// # Errors
+    /// As [`Error`] says; [`Unreceived`] gives the destination back.
+    pub fn wait(self) -> RecvOutcome {
+        self.0.wait()
+    }
+}
+
+impl Future for Receiving {
+    type Output = RecvOutcome;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<RecvOutcome> {
+        self.0.poll(context)
+    }
+}

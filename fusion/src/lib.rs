@@ -1,0 +1,21 @@
+//! Sealane's fusion of sends and recvs: tensors, the rendezvous where they meet, and the engine that moves them.
+//!
+//! Start with [`Engine`]: give it an endpoint map and the tasks it serves, and call `send` and `recv` from any thread,
+//! or run code on a shard.
+
+#![deny(unsafe_code)]
+
+mod engine;
+pub mod node;
+pub mod rendezvous;
+mod tensor;
+
+pub use engine::{
+    Engine, EngineSettings, LocalEngine, LocalPair, LocalReceiving, LocalSending, LocalTask, Receiving, RecvOptions,
+    SendOptions, Sending, StartError, Task,
+};
+pub use node::{Counters, Fuse, RecvOutcome, SendOutcome, Unreceived};
+pub use sealane_runtime::Buffer;
+pub use sealane_transport::endpoint_map::EndpointMap;
+pub use sealane_transport::{Code, Error};
+pub use tensor::{DType, Element, Shape, Tensor, TensorMeta, TypeCode};

@@ -1,0 +1,212 @@
+//! What tasks ask of a node: send, recv, abort, cleanup.
+
+use std::task::{Poll, Waker};
+use std::time::Instant;
+
+use sealane_runtime::Buffer;
+use sealane_transport::limits::KEY_BYTES_MAX;
+use sealane_transport::session::{Ask, Unanswered};
+use sealane_transport::{Error, Handle};
+
+use super::cells::{RecvOutcome, RecvWaiter, SendOutcome, SendWaiter, Unreceived};
+use super::{Node, Pair};
+use crate::rendezvous::{Deposited, Meeting, Scope, Unsent};
+use crate::tensor::Tensor;
+
+/// A recv, as a task of this shard asks it.
+#[derive(Debug)]
+pub struct RecvRequest<'a> {
+    /// The pair, from [`Node::pair`].
+    pub pair: u32,
+    /// The step.
+    pub step: i64,
+    /// The tensor's name within the step.
+    pub key: &'a str,
+    /// When it ends with DeadlineExceeded.
+    pub deadline: Instant,
+    /// The caller's memory for the tensor, if it brings any.
+    pub destination: Option<Buffer>,
+    /// Who is told.
+    pub waiter: RecvWaiter,
+}
+
+/// Names a request until it ends: the session and its id there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ticket {
+    session: Handle,
+    request: Handle,
+}
+
+impl Node {
+    /// Asks for a tensor. Its outcome goes to the waiter, errors included; the ticket cancels.
+    pub fn recv(&mut self, now: Instant, recv: RecvRequest<'_>) -> Option<Ticket> {
+        let Pair { local, peer, .. } = self.pairs[recv.pair as usize];
+        if let Some(reason) = self.ended.reason(local, recv.pair, recv.step) {
+            let error = Error::Aborted { step: recv.step, reason: reason.into() };
+            self.finish_recv(recv.waiter, Err(Unreceived { error, destination: recv.destination }));
+            return None;
+        }
+        let session = match self.session_of(recv.pair) {
+            Ok(session) => session,
+            Err(error) => {
+                self.finish_recv(recv.waiter, Err(Unreceived { error, destination: recv.destination }));
+                return None;
+            }
+        };
+        let ask = Ask {
+            consumer: local,
+            producer: peer,
+            step: recv.step,
+            key: recv.key,
+            deadline: recv.deadline,
+            destination: recv.destination,
+            waiter: recv.waiter,
+        };
+        let asked = self.peers.get_mut(session).expect("session_of gives a live one").session.request(now, ask);
+        match asked {
+            Ok(request) => {
+                self.mark_dirty(session);
+                self.schedule_by(session, recv.deadline);
+                self.want_link(now, session);
+                Some(Ticket { session, request })
+            }
+            Err((Unanswered { error, destination }, waiter)) => {
+                self.finish_recv(waiter, Err(Unreceived { error, destination }));
+                None
+            }
+        }
+    }
+
+    /// Gives a recv up.
+    pub fn cancel(&mut self, ticket: Ticket) {
+        if let Some(peer) = self.peers.get_mut(ticket.session)
+            && peer.session.cancel(ticket.request).is_some()
+        {
+            self.mark_dirty(ticket.session);
+        }
+    }
+
+    /// Deposits a tensor, or answers the request that waits for it. The waiter hears how it ended: released by its
+    /// consumer, or an error: ResourceExhausted if the table is full, InvalidArgument if a tensor waits there
+    /// already, DeadlineExceeded if nobody asked by then, Aborted if the step was.
+    pub fn send(
+        &mut self,
+        pair: u32,
+        step: i64,
+        key: &str,
+        tensor: Tensor,
+        deadline: Instant,
+        waiter: SendWaiter,
+    ) {
+        if key.len() > KEY_BYTES_MAX {
+            let reason = format!("the key has {} bytes, at most {KEY_BYTES_MAX} are accepted", key.len());
+            return self.finish_send(waiter, Err(Error::invalid(reason)));
+        }
+        if let Some(reason) = self.ended.reason(self.pairs[pair as usize].local, pair, step) {
+            let error = Error::Aborted { step, reason: reason.into() };
+            return self.finish_send(waiter, Err(error));
+        }
+        let at = Meeting { pair, step, key };
+        match self.table.deposit(at, tensor.into_parts(), waiter, deadline) {
+            Ok(Deposited::Kept(_)) => {}
+            Ok(Deposited::Wanted { by, tensor, deposit }) => self.lend(by, tensor, deposit),
+            Err((error, waiter)) => self.finish_send(waiter, Err(error)),
+        }
+    }
+
+    /// Ends a step of a local task, here and at its peers: every waiting recv of it ends with `reason`, tensors that
+    /// wait are freed, and what comes later hears the same until [`cleanup`](Self::cleanup).
+    pub fn abort(&mut self, local: u16, step: i64, reason: &str) {
+        self.ended.insert(Scope::Task(local), step, reason);
+        self.end_step(step, |pair| pair.local == local, reason);
+        let error = Error::Aborted { step, reason: reason.into() };
+        for handle in self.peers.select(|_| true) {
+            let peer = self.peers.get_mut(handle).expect("just selected");
+            peer.session.end_requests(step, local, None, &error);
+            peer.session.abort(step, local, reason);
+            self.settle_events(handle);
+            self.mark_dirty(handle);
+        }
+    }
+
+    /// Frees what is left of a step of a local task: tensors that wait end with Aborted at their senders, parked
+    /// requests at their consumers. The step may be used again.
+    pub fn cleanup(&mut self, local: u16, step: i64) {
+        self.end_step(step, |pair| pair.local == local, "the step was cleaned up");
+        let pairs = &self.pairs;
+        self.ended.forget(step, |scope| match scope {
+            Scope::Task(task) => task == local,
+            Scope::Pair(pair) => pairs[pair as usize].local == local,
+        });
+    }
+
+    /// Frees the step's tensors and refuses its parked requests for the pairs that `pick` chooses.
+    pub(super) fn end_step(&mut self, step: i64, pick: impl Fn(&Pair) -> bool, reason: &str) {
+        let error = Error::Aborted { step, reason: reason.into() };
+        let pairs = &self.pairs;
+        let chosen = |pair: u32, other: i64| other == step && pick(&pairs[pair as usize]);
+        let unsent = self.table.take_deposits(chosen);
+        let parked = self.table.take_parked(chosen);
+        for Unsent { sender, .. } in unsent {
+            self.finish_send(sender, Err(error.clone()));
+        }
+        for by in parked {
+            if let Some(peer) = self.peers.get_mut(by.session) {
+                peer.session.unpark();
+                peer.session.refuse(by.id, &error);
+                self.mark_dirty(by.session);
+            }
+        }
+    }
+
+    /// The cell of a future that waits for a tensor.
+    pub fn open_recv(&mut self) -> Handle {
+        self.recv_cells.open()
+    }
+
+    /// The cell of a future that waits for a release.
+    pub fn open_send(&mut self) -> Handle {
+        self.send_cells.open()
+    }
+
+    /// The tensor that a future waits for.
+    pub fn poll_recv(&mut self, cell: Handle, waker: &Waker) -> Poll<RecvOutcome> {
+        self.recv_cells.poll(cell, waker)
+    }
+
+    /// The release that a future waits for.
+    pub fn poll_send(&mut self, cell: Handle, waker: &Waker) -> Poll<SendOutcome> {
+        self.send_cells.poll(cell, waker)
+    }
+
+    /// The future is dropped: the recv is given up, its outcome too.
+    pub fn close_recv(&mut self, cell: Handle, ticket: Option<Ticket>) {
+        self.recv_cells.close(cell);
+        if let Some(ticket) = ticket {
+            self.cancel(ticket);
+        }
+    }
+
+    /// The future is dropped: the send goes on, nobody hears its outcome.
+    pub fn close_send(&mut self, cell: Handle) {
+        self.send_cells.close(cell);
+    }
+
+    /// Tells a waiter how its recv ended.
+    pub fn finish_recv(&mut self, waiter: RecvWaiter, outcome: RecvOutcome) {
+        match waiter {
+            RecvWaiter::Cell(cell) => self.recv_cells.finish(cell, outcome, &mut self.wakers),
+            // A caller that no longer listens has dropped its end.
+            RecvWaiter::Channel(sender) => drop(sender.send(outcome)),
+        }
+    }
+
+    /// Tells a waiter how its send ended.
+    pub fn finish_send(&mut self, waiter: SendWaiter, outcome: SendOutcome) {
+        match waiter {
+            SendWaiter::Nobody => {}
+            SendWaiter::Cell(cell) => self.send_cells.finish(cell, outcome, &mut self.wakers),
+            SendWaiter::Channel(sender) => drop(sender.send(outcome)),
+        }
+    }
+}

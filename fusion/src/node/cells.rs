@@ -1,0 +1,109 @@
+//! Where the outcome of a send or recv waits for the one who asked.
+
+use std::task::{Poll, Waker};
+
+use sealane_runtime::Buffer;
+use sealane_transport::{Arena, Error, Handle};
+
+use crate::tensor::Tensor;
+
+/// A recv that ended without a tensor; gives the caller's memory back where it can.
+#[derive(Debug, thiserror::Error)]
+#[error("{error}")]
+pub struct Unreceived {
+    /// Why.
+    pub error: Error,
+    /// The memory that was to take the tensor, unless the tensor was arriving in it when the recv ended.
+    pub destination: Option<Buffer>,
+}
+
+impl From<Unreceived> for Error {
+    fn from(unreceived: Unreceived) -> Error {
+        unreceived.error
+    }
+}
+
+impl From<Error> for Unreceived {
+    fn from(error: Error) -> Unreceived {
+        Unreceived { error, destination: None }
+    }
+}
+
+/// How a recv ends.
+pub type RecvOutcome = Result<Tensor, Unreceived>;
+/// How a send ends: `Ok` once the consumer has released the tensor.
+pub type SendOutcome = Result<(), Error>;
+
+/// Who waits for a tensor.
+#[derive(Debug)]
+pub enum RecvWaiter {
+    /// A future on this shard.
+    Cell(Handle),
+    /// A caller on any thread.
+    Channel(oneshot::Sender<RecvOutcome>),
+}
+
+/// Who waits for a release.
+#[derive(Debug)]
+pub enum SendWaiter {
+    /// Nobody.
+    Nobody,
+    /// A future on this shard.
+    Cell(Handle),
+    /// A caller on any thread.
+    Channel(oneshot::Sender<SendOutcome>),
+}
+
+enum Cell<T> {
+    Waiting(Option<Waker>),
+    Done(T),
+}
+
+/// The outcomes of one kind of call that futures on this shard wait for. As many as there are such futures.
+pub(super) struct Cells<T>(Arena<Cell<T>>);
+
+impl<T> Default for Cells<T> {
+    fn default() -> Self {
+        Cells(Arena::new(usize::MAX))
+    }
+}
+
+impl<T> Cells<T> {
+    pub(super) fn open(&mut self) -> Handle {
+        match self.0.insert(Cell::Waiting(None)) {
+            Ok(cell) => cell,
+            Err(_) => unreachable!("2^32 futures do not fit in memory"),
+        }
+    }
+
+    pub(super) fn close(&mut self, cell: Handle) {
+        self.0.remove(cell);
+    }
+
+    /// Puts the outcome in; the future's waker goes to `wakers`. A closed cell drops it.
+    pub(super) fn finish(&mut self, cell: Handle, outcome: T, wakers: &mut Vec<Waker>) {
+        if let Some(slot) = self.0.get_mut(cell)
+            && let Cell::Waiting(waker) = std::mem::replace(slot, Cell::Done(outcome))
+        {
+            wakers.extend(waker);
+        }
+    }
+
+    /// The outcome, and the cell is closed; or the waker is kept.
+    pub(super) fn poll(&mut self, cell: Handle, waker: &Waker) -> Poll<T> {
+        match self.0.get_mut(cell) {
+            Some(Cell::Waiting(kept)) => {
+                match kept {
+                    Some(kept) => kept.clone_from(waker),
+                    None => *kept = Some(waker.clone()),
+                }
+                Poll::Pending
+            }
+            Some(Cell::Done(_)) => match self.0.remove(cell) {
+                Some(Cell::Done(outcome)) => Poll::Ready(outcome),
+                _ => unreachable!("just looked at"),
+            },
+            None => panic!("a future is polled after it was ready"),
+        }
+    }
+}

@@ -1,0 +1,441 @@
+//! Which connections a node wants, and what it makes of those that come.
+//!
+//! Connections are made lazily, from either side. Two calls that cross are settled to one: the call of the side with
+//! the smaller transport address stands.
+
+use std::time::Instant;
+
+use sealane_transport::endpoint_map::TransportAddress;
+use sealane_transport::error::LinkError;
+use sealane_transport::lane::shard_of;
+use sealane_transport::loopback::loopback;
+use sealane_transport::session::{Ask, Roster, Session};
+use sealane_transport::wire::{Greeting, Hello, RejectCode};
+use sealane_transport::{Error, Handle, Link};
+
+use super::cells::Unreceived;
+use super::peer::{Connection, Peer};
+use super::{Node, STRANGER};
+
+/// What the owner of a node is to do about connections.
+#[derive(Debug)]
+pub enum ConnectOrder {
+    /// Call a peer, say `hello`, and report with [`Node::dialed`] or [`Node::dial_failed`].
+    Dial {
+        /// Names the call in the report.
+        peer: Handle,
+        /// Whom to call.
+        address: TransportAddress,
+        /// What to say.
+        hello: Hello,
+    },
+    /// Drop the call: the peer's own call came first.
+    HangUp(Handle),
+}
+
+/// A call that came to nothing.
+#[derive(Debug)]
+pub struct DialFailure {
+    /// Why, for a person.
+    pub reason: String,
+    /// What it means for those who wait.
+    pub kind: DialFailureKind,
+}
+
+/// What a failed call means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DialFailureKind {
+    /// Nobody listens there.
+    Refused,
+    /// The peer's own call is on its way.
+    Crossed,
+    /// It may work later.
+    Transient,
+    /// It will not work later either: another program or version.
+    Final,
+}
+
+/// What becomes of a caller.
+#[derive(Debug)]
+pub enum Answer {
+    /// Make the link, and hand it over with [`Node::accepted`].
+    Welcome {
+        /// Names the session.
+        peer: Handle,
+    },
+    /// Say no.
+    Reject(RejectCode, String),
+}
+
+impl Node {
+    /// The session that serves a pair; made if there is none.
+    pub(super) fn session_of(&mut self, pair: u32) -> Result<Handle, Error> {
+        let known = &self.pairs[pair as usize];
+        if let Some(session) = known.session
+            && self.peers.get(session).is_some()
+        {
+            return Ok(session);
+        }
+        let (lane, peer) = (known.lane, known.peer);
+        let address = self.peer_tasks[peer as usize].address.clone();
+        let session = if address == self.settings.address {
+            self.loopback_session(self.peer_tasks[peer as usize].name.clone().as_str())?
+        } else {
+            let shard = self.shards_at.get(&address).map(|&shards| shard_of(lane, usize::from(shards)) as u16);
+            self.session_with(address, shard, lane)?
+        };
+        self.pairs[pair as usize].session = Some(session);
+        Ok(session)
+    }
+
+    fn session_with(&mut self, address: TransportAddress, shard: Option<u16>, lane: u32) -> Result<Handle, Error> {
+        let key = (address, shard);
+        if let Some(&session) = self.sessions.get(&key) {
+            return Ok(session);
+        }
+        let tasks = self.settings.tasks.len() as u16;
+        let session = Session::new(&key.0.to_string(), tasks, self.settings.session.clone());
+        let peer = Peer::new(key.0.clone(), shard, lane, session);
+        let Ok(handle) = self.peers.insert(peer) else {
+            let limit = self.settings.links_max;
+            return Err(Error::full("transport.links_max", format!("sessions for {limit} links exist")));
+        };
+        self.sessions.insert(key, handle);
+        Ok(handle)
+    }
+
+    /// The loopback's calling end; requests go out there and come in at the other.
+    fn loopback_session(&mut self, task: &str) -> Result<Handle, Error> {
+        self.local_task(task)?;
+        if let Some((calling, _)) = self.loopback {
+            return Ok(calling);
+        }
+        let names: Vec<_> = self.settings.tasks.iter().map(|task| task.to_string()).collect();
+        let roster = self.roster(&names);
+        let (one, other) = loopback();
+        let mut ends = [one, other].into_iter().map(|link| {
+            let session = Session::new("this engine", names.len() as u16, self.settings.session.clone());
+            let mut peer = Peer::new(self.settings.address.clone(), Some(self.settings.shard), 0, session);
+            peer.session.attach(Instant::now(), 1, roster.clone(), self.settings.session.tensor_bytes_max);
+            peer.connection = Connection::Attached;
+            peer.link = Some(Box::new(link));
+            self.peers.insert(peer).map_err(|_| Error::full("transport.links_max", "no room for the loopback"))
+        });
+        let (calling, called) = (ends.next().expect("two ends")?, ends.next().expect("two ends")?);
+        drop(ends);
+        for (end, partner) in [(calling, called), (called, calling)] {
+            self.peers.get_mut(end).expect("just made").partner = Some(partner);
+        }
+        self.loopback = Some((calling, called));
+        Ok(calling)
+    }
+
+    /// The numbers of a peer's tasks. Names that the endpoint map does not have are strangers: a peer cannot make
+    /// this side remember more than its map.
+    fn roster(&mut self, names: &[String]) -> Roster {
+        Roster { numbers: names.iter().map(|name| self.number_of(name).unwrap_or(STRANGER)).collect() }
+    }
+
+    /// Calls the peer if something waits for it and nothing is under way.
+    pub(super) fn want_link(&mut self, now: Instant, handle: Handle) {
+        let Some(peer) = self.peers.get_mut(handle) else { return };
+        if peer.connection != Connection::Idle || !peer.session.wants_link() {
+            return;
+        }
+        peer.wanted_since.get_or_insert(now);
+        self.dial(handle);
+        self.reschedule(handle);
+    }
+
+    fn dial(&mut self, handle: Handle) {
+        let hello = self.hello(handle);
+        let peer = self.peers.get_mut(handle).expect("the caller looked it up");
+        peer.connection = Connection::Dialing;
+        self.orders.push_back(ConnectOrder::Dial { peer: handle, address: peer.address.clone(), hello });
+    }
+
+    fn hello(&self, handle: Handle) -> Hello {
+        let peer = self.peers.get(handle).expect("the caller looked it up");
+        Hello {
+            features: 0,
+            incarnation: self.settings.incarnation.wrapping_add(peer.given_up),
+            tensor_bytes_max: self.settings.session.tensor_bytes_max,
+            epoch: peer.session.epoch(),
+            shards: self.settings.shards,
+            shard: self.settings.shard,
+            lane: peer.lane,
+            address: self.settings.address.to_string(),
+            tasks: self.settings.tasks.iter().map(|task| task.to_string()).collect(),
+        }
+    }
+
+    /// The next thing to do about connections.
+    pub fn poll_order(&mut self) -> Option<ConnectOrder> {
+        self.orders.pop_front()
+    }
+
+    /// A call was answered with a welcome.
+    pub fn dialed(&mut self, now: Instant, handle: Handle, link: Box<dyn Link>, welcome: &Hello) {
+        // Hung up meanwhile: dropping the link closes it.
+        if self.peers.get(handle).is_none_or(|peer| peer.connection != Connection::Dialing) {
+            return;
+        }
+        if self.place(handle, welcome) {
+            self.attach(now, handle, link, welcome, welcome.epoch);
+        } else {
+            let reason = "the peer answered from another shard than its greeting's lane says".into();
+            self.dial_failed(now, handle, DialFailure { reason, kind: DialFailureKind::Final });
+        }
+    }
+
+    /// A call came to nothing.
+    pub fn dial_failed(&mut self, now: Instant, handle: Handle, failure: DialFailure) {
+        let Some(peer) = self.peers.get_mut(handle).filter(|peer| peer.connection == Connection::Dialing) else {
+            return;
+        };
+        peer.last_error = failure.reason;
+        tracing::debug!(peer = peer.session.peer(), reason = peer.last_error, "a call failed");
+        match failure.kind {
+            DialFailureKind::Final => {
+                let error = Error::unavailable(peer.session.peer(), peer.last_error.clone());
+                peer.session.end_all_requests(&error);
+            }
+            // It stood once: whoever was asked there is gone.
+            DialFailureKind::Refused if peer.session.epoch() > 0 => {
+                let reason = format!("it was connected and is gone: {}", peer.last_error);
+                self.give_up(handle, &reason);
+            }
+            _ => {}
+        }
+        let peer = self.peers.get_mut(handle).expect("still there");
+        if peer.session.wants_link() {
+            peer.connection = Connection::Waiting(now + peer.backoff());
+        } else {
+            (peer.connection, peer.wanted_since, peer.attempts) = (Connection::Idle, None, 0);
+        }
+        self.settle_events(handle);
+        self.reschedule(handle);
+    }
+
+    /// This side gives the session up: what the peer was asked ends, what it was lent comes back.
+    pub(super) fn give_up(&mut self, handle: Handle, reason: &str) {
+        let Some(peer) = self.peers.get_mut(handle) else { return };
+        peer.given_up += 1;
+        peer.lost_at = None;
+        let error = Error::unavailable(peer.session.peer(), reason);
+        peer.session.reset(&error);
+        self.settle_events(handle);
+    }
+
+    /// Decides about a caller that has introduced itself.
+    pub fn called(&mut self, now: Instant, hello: &Hello) -> Answer {
+        let Ok(address) = hello.address.parse::<TransportAddress>() else {
+            return Answer::Reject(RejectCode::Refused, format!("'{}' is not a transport address", hello.address));
+        };
+        if shard_of(hello.lane, usize::from(self.settings.shards)) != usize::from(self.settings.shard) {
+            return Answer::Reject(RejectCode::Refused, "the call reached a shard that does not serve its lane".into());
+        }
+        if self.links >= self.settings.links_max {
+            let limit = self.settings.links_max;
+            return Answer::Reject(RejectCode::Full, format!("transport.links_max: {limit} links stand"));
+        }
+        if let Some(provisional) = self.sessions.get(&(address.clone(), None)).copied() {
+            // The caller tells how many shards it has, so our own first call is known to go to this one.
+            let own = Hello { shard: shard_of(self.lane_of(provisional), usize::from(hello.shards)) as u16, ..hello.clone() };
+            self.place(provisional, &own);
+        } else if self.shards_at.get(&address).is_some_and(|&shards| shards != hello.shards) {
+            self.forget_address(&address, "it restarted with another number of cores");
+        }
+        self.shards_at.insert(address.clone(), hello.shards);
+        let handle = match self.session_with(address.clone(), Some(hello.shard), hello.lane) {
+            Ok(handle) => handle,
+            Err(error) => return Answer::Reject(RejectCode::Full, error.to_string()),
+        };
+        let peer = self.peers.get_mut(handle).expect("just found or made");
+        let same = peer.incarnation.is_none_or(|incarnation| incarnation == hello.incarnation);
+        match peer.connection {
+            Connection::Attached if same && hello.epoch < peer.session.epoch() => {
+                return Answer::Reject(RejectCode::Crossed, "another link stands".into());
+            }
+            // The peer knows better that the old link is dead, or is a new process.
+            Connection::Attached => self.lose(now, handle, &LinkError::Closed),
+            Connection::Dialing if self.settings.address < address => {
+                return Answer::Reject(RejectCode::Crossed, "the call from here stands".into());
+            }
+            _ => {}
+        }
+        let peer = self.peers.get_mut(handle).expect("still there");
+        if peer.connection == Connection::Dialing {
+            self.orders.push_back(ConnectOrder::HangUp(handle));
+        }
+        Answer::Welcome { peer: handle }
+    }
+
+    /// Takes over the link of a caller that was welcomed; the welcome is the first thing that goes out on it.
+    pub fn accepted(&mut self, now: Instant, handle: Handle, link: Box<dyn Link>, hello: &Hello) {
+        let mine = self.peers.get(handle).expect("welcomed a moment ago").session.epoch();
+        let epoch = mine.max(hello.epoch).wrapping_add(1);
+        let welcome = Hello { epoch, ..self.hello(handle) };
+        self.attach(now, handle, link, hello, epoch);
+        let peer = self.peers.get_mut(handle).expect("still there");
+        let bytes = Greeting::Welcome(welcome).to_bytes();
+        peer.session.outbox().stage(|writer| writer.0.extend_from_slice(&bytes));
+        self.mark_dirty(handle);
+    }
+
+    fn lane_of(&self, handle: Handle) -> u32 {
+        self.peers.get(handle).map_or(0, |peer| peer.lane)
+    }
+
+    /// Notes which shard of the peer a session speaks with. Requests of pairs that live on another of its shards move
+    /// to that one's session. False if the peer answers from the wrong shard.
+    fn place(&mut self, handle: Handle, hello: &Hello) -> bool {
+        let peer = self.peers.get_mut(handle).expect("the caller looked it up");
+        let address = peer.address.clone();
+        match peer.shard {
+            Some(shard) => return shard == hello.shard,
+            None => peer.shard = Some(hello.shard),
+        }
+        let shards = usize::from(hello.shards);
+        self.shards_at.insert(address.clone(), hello.shards);
+        self.sessions.remove(&(address.clone(), None));
+        self.sessions.insert((address, peer.shard), handle);
+        let mut misplaced = Vec::new();
+        let (pairs, numbers) = (&self.pairs, &self.pair_numbers);
+        let elsewhere = |consumer: u16, producer: u32| {
+            let pair = numbers.get(&(consumer, producer)).map(|&pair| &pairs[pair as usize]);
+            pair.is_some_and(|pair| shard_of(pair.lane, shards) != usize::from(hello.shard))
+        };
+        peer.session.take_requests(elsewhere, |ask| {
+            let Ask { consumer, producer, step, key, deadline, destination, waiter } = ask;
+            misplaced.push((consumer, producer, step, key.to_owned(), deadline, destination, waiter));
+        });
+        for pair in &mut self.pairs {
+            if pair.session == Some(handle) && shard_of(pair.lane, shards) != usize::from(hello.shard) {
+                pair.session = None;
+            }
+        }
+        let now = Instant::now();
+        for (consumer, producer, step, key, deadline, destination, waiter) in misplaced {
+            let pair = self.pair_of(consumer, producer);
+            self.recv(now, super::RecvRequest { pair, step, key: &key, deadline, destination, waiter });
+        }
+        true
+    }
+
+    /// A peer's shards are numbered anew: all its sessions end.
+    fn forget_address(&mut self, address: &TransportAddress, reason: &str) {
+        for handle in self.peers.select(|peer| peer.address == *address && peer.partner.is_none()) {
+            self.lose(Instant::now(), handle, &LinkError::WentAway(reason.into()));
+            self.give_up(handle, reason);
+            let mut peer = self.peers.remove(handle).expect("just selected");
+            let error = Error::unavailable(peer.session.peer(), reason);
+            peer.session.end_all_requests(&error);
+            while let Some(event) = peer.session.poll_event() {
+                if let sealane_transport::session::Event::Answered { waiter, answer: Err(unanswered) } = event {
+                    let unreceived = Unreceived { error: unanswered.error, destination: unanswered.destination };
+                    self.finish_recv(waiter, Err(unreceived));
+                }
+            }
+            self.sessions.retain(|_, session| *session != handle);
+        }
+        self.shards_at.remove(address);
+    }
+
+    fn attach(&mut self, now: Instant, handle: Handle, link: Box<dyn Link>, hello: &Hello, epoch: u32) {
+        let roster = self.roster(&hello.tasks);
+        let peer = self.peers.get_mut(handle).expect("the caller looked it up");
+        if peer.incarnation.is_some_and(|incarnation| incarnation != hello.incarnation) {
+            let error = Error::unavailable(peer.session.peer(), "it restarted, and what it was asked is lost");
+            peer.session.reset(&error);
+        }
+        let peer = self.peers.get_mut(handle).expect("still there");
+        peer.incarnation = Some(hello.incarnation);
+        tracing::info!(
+            peer = peer.session.peer(),
+            link = link.kind().name(),
+            reason = "the only network link in this build",
+            peer_shard = hello.shard,
+            "link up"
+        );
+        peer.session.attach(now, epoch, roster, hello.tensor_bytes_max);
+        peer.link = Some(link);
+        peer.connection = Connection::Attached;
+        (peer.wanted_since, peer.lost_at, peer.attempts) = (None, None, 0);
+        (peer.blocked, peer.last_pair) = (false, None);
+        self.links += 1;
+        self.new_links.push(handle);
+        self.settle_events(handle);
+        self.mark_dirty(handle);
+        self.mark_hot(handle);
+        self.reschedule(handle);
+    }
+
+    /// The link is gone. What stands is asked again on the next one, which is called for at once if this side asks.
+    pub(super) fn lose(&mut self, now: Instant, handle: Handle, error: &LinkError) {
+        let Some(peer) = self.peers.get_mut(handle) else { return };
+        let Some(mut link) = peer.link.take() else { return };
+        tracing::info!(peer = peer.session.peer(), link = link.kind().name(), %error, "link lost");
+        peer.session.detach(link.abandon());
+        peer.last_error = error.to_string();
+        (peer.connection, peer.lost_at, peer.blocked) = (Connection::Idle, Some(now), false);
+        self.links -= 1;
+        self.counters.links_lost += 1;
+        self.table.withdraw_session(handle);
+        if let LinkError::WentAway(reason) = error {
+            let reason = format!("it went away: {reason}");
+            self.give_up(handle, &reason);
+        }
+        self.settle_events(handle);
+        self.want_link(now, handle);
+        self.reschedule(handle);
+    }
+
+    /// Looks at the connection of a session when its time has come.
+    pub(super) fn look_after(&mut self, now: Instant, handle: Handle) {
+        let Some(peer) = self.peers.get_mut(handle) else { return };
+        let silent = peer.session.handle_timeout(now);
+        if peer.wanted_since.is_some_and(|since| since + self.settings.connect_timeout <= now) {
+            let within = self.settings.connect_timeout;
+            let reason = format!("no connection within {within:?} (connect_timeout_ms): {}", peer.last_error);
+            let error = Error::unavailable(peer.session.peer(), reason);
+            peer.session.end_all_requests(&error);
+            peer.wanted_since = None;
+            if peer.connection == Connection::Dialing {
+                self.orders.push_back(ConnectOrder::HangUp(handle));
+            }
+            (peer.connection, peer.attempts) = (Connection::Idle, 0);
+        }
+        if let Connection::Waiting(until) = peer.connection
+            && until <= now
+        {
+            peer.connection = Connection::Idle;
+        }
+        let lease_over = peer.lost_at.is_some_and(|lost| lost + self.settings.lease <= now);
+        if lease_over && peer.session.unreleased() > 0 {
+            self.give_up(handle, "it had no link for longer than fusion.lease_ms");
+        }
+        self.settle_events(handle);
+        match silent {
+            Ok(()) => self.want_link(now, handle),
+            Err(error) => self.lose(now, handle, &error),
+        }
+        self.mark_dirty(handle);
+    }
+
+    /// Says goodbye to every peer and ends every call: the engine stops.
+    pub fn shut_down(&mut self, now: Instant, reason: &str) {
+        for handle in self.peers.select(|_| true) {
+            let peer = self.peers.get_mut(handle).expect("just selected");
+            peer.session.go_away(reason);
+            let error = Error::unavailable(peer.session.peer(), format!("this engine stops: {reason}"));
+            peer.session.end_all_requests(&error);
+            self.settle_events(handle);
+            self.mark_dirty(handle);
+        }
+        for unsent in self.table.take_deposits(|_, _| true) {
+            self.finish_send(unsent.sender, Err(Error::Aborted { step: unsent.step, reason: reason.into() }));
+        }
+        self.turn(now);
+    }
+}

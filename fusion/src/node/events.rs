@@ -1,0 +1,147 @@
+//! What sessions report, carried to the table and to those who wait.
+
+use std::time::Instant;
+
+use sealane_transport::session::{Asked, Event};
+use sealane_transport::{Error, Handle, Payload};
+
+use super::cells::Unreceived;
+use super::{Node, STRANGER};
+use crate::rendezvous::{Found, Meeting, Parked, Scope, Settled};
+use crate::tensor::{Tensor, TensorMeta};
+
+impl Node {
+    /// Handles all that a session has to report.
+    pub(super) fn settle_events(&mut self, handle: Handle) {
+        while let Some(event) = self.peers.get_mut(handle).and_then(|peer| peer.session.poll_event()) {
+            match event {
+                Event::Asked(asked) => self.asked(handle, asked),
+                Event::Withdrawn(id) => {
+                    if self.table.withdraw(Parked { session: handle, id })
+                        && let Some(peer) = self.peers.get_mut(handle)
+                    {
+                        peer.session.unpark();
+                    }
+                }
+                Event::Answered { waiter, answer } => {
+                    let outcome = match answer {
+                        Ok(arrived) => {
+                            self.counters.tensors_received += 1;
+                            self.counters.bytes_received += arrived.buffer.len() as u64;
+                            Tensor::from_wire(&arrived.meta, arrived.buffer).map_err(|error| {
+                                let peer = self.peers.get(handle).map_or("the peer", |peer| peer.session.peer());
+                                Unreceived::from(Error::unavailable(peer, format!("it sent a bad tensor: {error}")))
+                            })
+                        }
+                        Err(unanswered) => {
+                            Err(Unreceived { error: unanswered.error, destination: unanswered.destination })
+                        }
+                    };
+                    self.finish_recv(waiter, outcome);
+                }
+                Event::Settled { deposit, tensor: (meta, payload), taken } => {
+                    self.settled(deposit, (TensorMeta::from_own_wire(meta), payload), taken);
+                }
+                Event::Aborted { step, peer_task, reason } => self.aborted(handle, step, peer_task, &reason),
+            }
+        }
+    }
+
+    fn asked(&mut self, handle: Handle, asked: Asked) {
+        let ends = (asked.producer, asked.consumer);
+        let peer = self.peers.get_mut(handle).expect("its session just reported");
+        let pair = match peer.last_pair {
+            Some((last, pair)) if last == ends => pair,
+            _ if asked.consumer == STRANGER => {
+                let reason = "the asking task is not in the endpoint map of the asked host".into();
+                let task = "the asking task".into();
+                peer.session.refuse(asked.id, &Error::NotFound { task, reason });
+                return;
+            }
+            _ => {
+                let pair = self.pair_of(asked.producer, asked.consumer);
+                self.peers.get_mut(handle).expect("still there").last_pair = Some((ends, pair));
+                pair
+            }
+        };
+        let peer = self.peers.get_mut(handle).expect("still there");
+        if !self.pairs[pair as usize].owned {
+            let reason = "the pair is served by another shard: the two sides disagree on lanes";
+            peer.session.refuse(asked.id, &Error::invalid(reason));
+            return;
+        }
+        if let Some(reason) = self.ended.reason(asked.producer, pair, asked.step) {
+            peer.session.refuse(asked.id, &Error::Aborted { step: asked.step, reason: reason.into() });
+            return;
+        }
+        let at = Meeting { pair, step: asked.step, key: peer.session.key(&asked) };
+        match self.table.want(at, Parked { session: handle, id: asked.id }) {
+            Ok(Found::Tensor((meta, payload), deposit)) => {
+                if let Err((meta, payload, deposit)) =
+                    peer.session.answer(asked.id, meta.into_wire(), payload, deposit)
+                {
+                    self.settled(deposit, (TensorMeta::from_own_wire(meta), payload), false);
+                }
+            }
+            Ok(Found::Parked) => peer.session.park(asked.id),
+            Err(error) => peer.session.refuse(asked.id, &error),
+        }
+    }
+
+    /// Hands a tensor to a request that waited for it.
+    pub(super) fn lend(&mut self, by: Parked, (meta, payload): (TensorMeta, Payload), deposit: Handle) {
+        let Some(peer) = self.peers.get_mut(by.session) else {
+            // Sessions leave the table before they go.
+            return self.settled(deposit, (meta, payload), false);
+        };
+        peer.session.unpark();
+        let refused = peer.session.answer(by.id, meta.into_wire(), payload, deposit);
+        self.mark_dirty(by.session);
+        if let Err((meta, payload, deposit)) = refused {
+            self.settled(deposit, (TensorMeta::from_own_wire(meta), payload), false);
+        }
+    }
+
+    fn settled(&mut self, deposit: Handle, tensor: (TensorMeta, Payload), taken: bool) {
+        let bytes = tensor.1.len() as u64;
+        match self.table.settle(deposit, tensor, taken) {
+            Settled::Taken(sender) => {
+                self.counters.tensors_sent += 1;
+                self.counters.bytes_sent += bytes;
+                self.finish_send(sender, Ok(()));
+            }
+            Settled::Kept | Settled::Gone => {}
+            Settled::Wanted { by, tensor, deposit } => self.lend(by, tensor, deposit),
+            Settled::Displaced(sender, error) => self.finish_send(sender, Err(error)),
+        }
+    }
+
+    fn aborted(&mut self, handle: Handle, step: i64, peer_task: u32, reason: &str) {
+        if peer_task == STRANGER {
+            return;
+        }
+        let mine = |(number, pair): (usize, &super::Pair)| (pair.peer == peer_task).then_some((number as u32, pair.local));
+        let pairs: Vec<_> = self.pairs.iter().enumerate().filter_map(mine).collect();
+        let error = Error::Aborted { step, reason: reason.into() };
+        for (pair, local) in pairs {
+            self.ended.insert(Scope::Pair(pair), step, reason);
+            if let Some(peer) = self.peers.get_mut(handle) {
+                peer.session.end_requests(step, local, Some(peer_task), &error);
+            }
+        }
+        self.end_step(step, |pair| pair.peer == peer_task, reason);
+    }
+
+    /// Ends what has waited past its deadline in the table.
+    pub(super) fn expire_deposits(&mut self, now: Instant) {
+        for unsent in self.table.expire(now) {
+            let error = Error::DeadlineExceeded {
+                operation: "send",
+                step: unsent.step,
+                key: unsent.key.into(),
+                waited: now.saturating_duration_since(unsent.deadline),
+            };
+            self.finish_send(unsent.sender, Err(error));
+        }
+    }
+}

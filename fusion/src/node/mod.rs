@@ -1,0 +1,303 @@
+//! One shard's share of the engine, without threads or sockets: sessions with peers, the rendezvous table, and who
+//! waits for what.
+//!
+//! Links are given to it, made by whoever owns it: the engine makes TCP sockets, the simulation in `tests/` makes
+//! queues. [`Node::turn`] moves what there is to move; [`Node::poll_order`] says which connections are wanted;
+//! time is an argument. Bounded by [`NodeSettings`] and by what its sessions are bounded by.
+
+mod calls;
+mod cells;
+mod connect;
+mod events;
+mod peer;
+mod schedule;
+mod turn;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::task::Waker;
+use std::time::{Duration, Instant};
+
+use hashbrown::HashMap;
+use sealane_runtime::Slab;
+use sealane_transport::endpoint_map::{EndpointMap, TaskName, TransportAddress};
+use sealane_transport::lane::{lane, shard_of};
+use sealane_transport::limits::TASKS_PER_HELLO;
+use sealane_transport::{Arena, Error, Handle, SessionLimits};
+
+use crate::rendezvous::{EndedSteps, Table};
+pub use calls::{RecvRequest, Ticket};
+pub use cells::{RecvOutcome, RecvWaiter, SendOutcome, SendWaiter, Unreceived};
+use cells::Cells;
+pub use connect::{Answer, ConnectOrder, DialFailure, DialFailureKind};
+use peer::Peer;
+use schedule::Schedule;
+
+/// How messages of one turn leave.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Fuse {
+    /// Each in a write of its own.
+    Off,
+    /// All that a turn has queued for a peer in one write.
+    #[default]
+    Turn,
+}
+
+/// What a node must know; the same for all shards of an engine but `shard`.
+#[derive(Debug, Clone)]
+pub struct NodeSettings {
+    /// This side's transport address, as peers find it in their map.
+    pub address: TransportAddress,
+    /// The tasks served here, at most 4,096.
+    pub tasks: Vec<TaskName>,
+    /// This shard.
+    pub shard: u16,
+    /// All shards of this engine.
+    pub shards: u16,
+    /// Drawn when the process starts; another one means a restart.
+    pub incarnation: u64,
+    /// Limits of each session.
+    pub session: SessionLimits,
+    /// Tensors that wait or are lent at most. Default 1,048,576.
+    pub deposited_tensors_max: usize,
+    /// Links at most; further callers are rejected. Default 4,096.
+    pub links_max: usize,
+    /// How long requests wait for a connection. Default 120 s.
+    pub connect_timeout: Duration,
+    /// How long a tensor stays lent to a peer that has no link. Default 120 s.
+    pub lease: Duration,
+    /// How messages leave. Default `Turn`.
+    pub fuse: Fuse,
+}
+
+/// What a node has done since it began.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Tensors received by tasks of this shard.
+    pub tensors_received: u64,
+    /// Their bytes.
+    pub bytes_received: u64,
+    /// Tensors of this shard that were released by their consumers.
+    pub tensors_sent: u64,
+    /// Their bytes.
+    pub bytes_sent: u64,
+    /// Writes to links.
+    pub writes: u64,
+    /// Links that were lost.
+    pub links_lost: u64,
+    /// Links that stand now.
+    pub links: u64,
+    /// Bytes of the send slab in use now.
+    pub slab_send_bytes: u64,
+    /// Bytes of the receive slab in use now.
+    pub slab_receive_bytes: u64,
+    /// Tensors that wait or are lent now.
+    pub deposits: u64,
+    /// Requests of peers that wait now.
+    pub parked: u64,
+}
+
+/// A task of another engine, or of this one, as a peer.
+struct PeerTask {
+    name: TaskName,
+    address: TransportAddress,
+}
+
+/// A local task and a peer task.
+struct Pair {
+    local: u16,
+    peer: u32,
+    lane: u32,
+    /// False if another shard of this engine serves the pair.
+    owned: bool,
+    /// The session that it uses, once known.
+    session: Option<Handle>,
+}
+
+/// The number of a peer's task that this side's endpoint map does not name.
+const STRANGER: u32 = u32::MAX;
+
+/// See the module.
+pub struct Node {
+    settings: NodeSettings,
+    map: Arc<EndpointMap>,
+    peer_tasks: Vec<PeerTask>,
+    peer_numbers: HashMap<TaskName, u32>,
+    pairs: Vec<Pair>,
+    pair_numbers: HashMap<(u16, u32), u32>,
+    /// Shards of each transport address that has been met.
+    shards_at: HashMap<TransportAddress, u16>,
+    peers: Arena<Peer>,
+    /// Sessions by address and the peer's shard; `None` until the peer's number of shards is known.
+    sessions: HashMap<(TransportAddress, Option<u16>), Handle>,
+    /// The two ends of the loopback, once two tasks of this shard talk.
+    loopback: Option<(Handle, Handle)>,
+    table: Table<SendWaiter>,
+    ended: EndedSteps,
+    receive_slab: Slab,
+    send_slab: Slab,
+    recv_cells: Cells<RecvOutcome>,
+    send_cells: Cells<SendOutcome>,
+    wakers: Vec<Waker>,
+    /// Sessions with something to send.
+    dirty: Vec<Handle>,
+    /// Sessions whose link took less than there was.
+    blocked: Vec<Handle>,
+    /// Sessions whose link is read every turn.
+    hot: Vec<Handle>,
+    /// Sessions that got a link since the owner last looked.
+    new_links: Vec<Handle>,
+    schedule: Schedule,
+    orders: VecDeque<ConnectOrder>,
+    counters: Counters,
+    links: usize,
+}
+
+impl Node {
+    /// A node without peers. Tensors arrive in `receive_slab` unless the consumer brings memory; `send_slab` is for
+    /// producers on this shard.
+    ///
+    /// # Errors
+    /// InvalidArgument with more tasks than a greeting can name.
+    pub fn new(
+        settings: NodeSettings,
+        map: Arc<EndpointMap>,
+        send_slab: Slab,
+        receive_slab: Slab,
+    ) -> Result<Node, Error> {
+        if settings.tasks.len() > TASKS_PER_HELLO {
+            let found = settings.tasks.len();
+            return Err(Error::invalid(format!("{found} tasks on one engine, at most {TASKS_PER_HELLO} are possible")));
+        }
+        Ok(Node {
+            peer_tasks: Vec::new(),
+            peer_numbers: HashMap::new(),
+            pairs: Vec::new(),
+            pair_numbers: HashMap::new(),
+            shards_at: HashMap::new(),
+            peers: Arena::new(settings.links_max.saturating_mul(2)),
+            sessions: HashMap::new(),
+            loopback: None,
+            table: Table::new(settings.deposited_tensors_max),
+            ended: EndedSteps::default(),
+            receive_slab,
+            send_slab,
+            recv_cells: Cells::default(),
+            send_cells: Cells::default(),
+            wakers: Vec::new(),
+            dirty: Vec::new(),
+            blocked: Vec::new(),
+            hot: Vec::new(),
+            new_links: Vec::new(),
+            schedule: Schedule::default(),
+            orders: VecDeque::new(),
+            counters: Counters::default(),
+            links: 0,
+            settings,
+            map,
+        })
+    }
+
+    /// The slab from which producers on this shard take memory.
+    pub fn send_slab(&self) -> &Slab {
+        &self.send_slab
+    }
+
+    /// What this node is set to.
+    pub fn settings(&self) -> &NodeSettings {
+        &self.settings
+    }
+
+    /// What has happened so far.
+    pub fn counters(&self) -> Counters {
+        Counters {
+            links: self.links as u64,
+            slab_send_bytes: self.send_slab.in_use_bytes() as u64,
+            slab_receive_bytes: self.receive_slab.in_use_bytes() as u64,
+            deposits: self.table.deposits() as u64,
+            parked: self.table.parked() as u64,
+            ..self.counters
+        }
+    }
+
+    /// The place of a local task in this side's greeting.
+    ///
+    /// # Errors
+    /// NotFound if it is not served here.
+    pub fn local_task(&self, name: &str) -> Result<u16, Error> {
+        let place = self.settings.tasks.iter().position(|task| task.as_str() == name);
+        place.map(|place| place as u16).ok_or_else(|| Error::NotFound {
+            task: name.into(),
+            reason: format!("it is not among the {} tasks of this engine", self.settings.tasks.len()).into(),
+        })
+    }
+
+    /// The number of the pair of a local task and a peer.
+    ///
+    /// # Errors
+    /// NotFound if the peer is not in the endpoint map, InvalidArgument if another shard serves the pair.
+    pub fn pair(&mut self, local: u16, peer: &str) -> Result<u32, Error> {
+        let number = self.number_of(peer).ok_or_else(|| Error::NotFound {
+            task: peer.into(),
+            reason: "the endpoint map has no line for it; add one and reload".into(),
+        })?;
+        let pair = self.pair_of(local, number);
+        if self.pairs[pair as usize].owned {
+            return Ok(pair);
+        }
+        let owner = shard_of(self.pairs[pair as usize].lane, usize::from(self.settings.shards));
+        let here = self.settings.shard;
+        Err(Error::invalid(format!("the pair with {peer} is served by shard {owner}, this is shard {here}")))
+    }
+
+    /// The number of a task in the map.
+    fn number_of(&mut self, name: &str) -> Option<u32> {
+        if let Some(&number) = self.peer_numbers.get(name) {
+            return Some(number);
+        }
+        let address = self.map.resolve(name)?.clone();
+        let name = name.parse::<TaskName>().ok()?;
+        let number = self.peer_tasks.len() as u32;
+        self.peer_tasks.push(PeerTask { name: name.clone(), address });
+        self.peer_numbers.insert(name, number);
+        Some(number)
+    }
+
+    fn pair_of(&mut self, local: u16, peer: u32) -> u32 {
+        if let Some(&pair) = self.pair_numbers.get(&(local, peer)) {
+            return pair;
+        }
+        let lane = lane(self.settings.tasks[usize::from(local)].as_str(), self.peer_tasks[peer as usize].name.as_str());
+        let owned = shard_of(lane, usize::from(self.settings.shards)) == usize::from(self.settings.shard);
+        let pair = self.pairs.len() as u32;
+        self.pairs.push(Pair { local, peer, lane, owned, session: None });
+        self.pair_numbers.insert((local, peer), pair);
+        pair
+    }
+
+    /// Takes a new endpoint map. Requests under way end on the links they have; later ones go to the new addresses.
+    pub fn set_map(&mut self, map: Arc<EndpointMap>) {
+        for task in &mut self.peer_tasks {
+            if let Some(address) = map.resolve(task.name.as_str()) {
+                task.address = address.clone();
+            }
+        }
+        for pair in &mut self.pairs {
+            pair.session = None;
+        }
+        self.map = map;
+    }
+
+    /// Moves the wakers of futures that can go on into `into`. Waking is the owner's, once it no longer holds the node.
+    pub fn take_wakers(&mut self, into: &mut Vec<Waker>) {
+        into.append(&mut self.wakers);
+    }
+
+    /// When [`turn`](Self::turn) must come at the latest.
+    pub fn next_timeout(&self) -> Option<Instant> {
+        [self.schedule.next(), self.table.next_deadline()].into_iter().flatten().min()
+    }
+}
+
+#[cfg(test)]
+mod tests;

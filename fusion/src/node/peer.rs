@@ -1,0 +1,109 @@
+//! What a node keeps of one peer shard: the session, the link if there is one, and where the connection stands.
+
+use std::time::{Duration, Instant};
+
+use sealane_transport::endpoint_map::TransportAddress;
+use sealane_transport::session::Session;
+use sealane_transport::{Handle, Link};
+
+use super::cells::RecvWaiter;
+
+/// First wait before a peer is called again; doubled up to [`BACKOFF_MAX`].
+const BACKOFF_MIN: Duration = Duration::from_millis(10);
+/// Longest wait before a peer is called again.
+const BACKOFF_MAX: Duration = Duration::from_secs(1);
+
+/// Where the connection stands while there is no link, or that there is one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Connection {
+    /// Nothing wants one.
+    Idle,
+    /// A call is under way.
+    Dialing,
+    /// The next call is due then.
+    Waiting(Instant),
+    /// There is a link.
+    Attached,
+}
+
+pub(super) struct Peer {
+    pub(super) address: TransportAddress,
+    /// The peer's shard; `None` until its number of shards is known.
+    pub(super) shard: Option<u16>,
+    /// A lane that leads to that shard.
+    pub(super) lane: u32,
+    pub(super) incarnation: Option<u64>,
+    /// Times that this side gave the session up; shows in the greeting's incarnation, so that the peer does too.
+    pub(super) given_up: u64,
+    pub(super) session: Session<RecvWaiter, Handle>,
+    pub(super) link: Option<Box<dyn Link>>,
+    pub(super) connection: Connection,
+    /// Since when a link is wanted and missing.
+    pub(super) wanted_since: Option<Instant>,
+    /// When the last link was lost.
+    pub(super) lost_at: Option<Instant>,
+    pub(super) attempts: u32,
+    pub(super) last_error: String,
+    /// The other end, for the loopback.
+    pub(super) partner: Option<Handle>,
+    pub(super) in_dirty: bool,
+    pub(super) in_hot: bool,
+    pub(super) idle_turns: u32,
+    /// The link took less than there was: wait for it to be writable.
+    pub(super) blocked: bool,
+    /// The earliest entry in the schedule.
+    pub(super) scheduled: Option<Instant>,
+    /// The pair of the last request, which most often is the pair of the next: (producer, consumer) and its number.
+    pub(super) last_pair: Option<((u16, u32), u32)>,
+}
+
+impl Peer {
+    pub(super) fn new(
+        address: TransportAddress,
+        shard: Option<u16>,
+        lane: u32,
+        session: Session<RecvWaiter, Handle>,
+    ) -> Self {
+        Self {
+            address,
+            shard,
+            lane,
+            incarnation: None,
+            given_up: 0,
+            session,
+            link: None,
+            connection: Connection::Idle,
+            wanted_since: None,
+            lost_at: None,
+            attempts: 0,
+            last_error: String::new(),
+            partner: None,
+            in_dirty: false,
+            in_hot: false,
+            idle_turns: 0,
+            blocked: false,
+            scheduled: None,
+            last_pair: None,
+        }
+    }
+
+    /// The wait before the next call: doubled each time, and spread by up to a quarter so that a thousand workers do
+    /// not call a restarted ps in step.
+    pub(super) fn backoff(&mut self) -> Duration {
+        let doubled = BACKOFF_MIN * (1 << self.attempts.min(7));
+        self.attempts += 1;
+        let spread = (self.lane.wrapping_mul(0x9e37_79b9).wrapping_add(self.attempts) % 256) as f64 / 1024.0;
+        doubled.min(BACKOFF_MAX).mul_f64(1.0 - spread)
+    }
+
+    /// When the peer needs a look at the latest.
+    pub(super) fn next_timeout(&self, connect_timeout: Duration, lease: Duration) -> Option<Instant> {
+        let redial = match self.connection {
+            Connection::Waiting(until) => Some(until),
+            _ => None,
+        };
+        let give_up = self.wanted_since.map(|since| since + connect_timeout);
+        let lease_over = self.lost_at.filter(|_| self.session.unreleased() > 0).map(|lost| lost + lease);
+        [self.session.next_timeout(), redial, give_up, lease_over].into_iter().flatten().min()
+    }
+}

@@ -1,0 +1,233 @@
+//! A node's part of its shard's turn: write what was queued, read what came, look at what is due.
+
+use std::time::Instant;
+
+use sealane_transport::error::LinkError;
+use sealane_transport::{Handle, Link};
+
+use super::{Fuse, Node};
+
+/// Bytes read from one link in one turn at most, so that a busy link does not starve its neighbours.
+const RECEIVE_BUDGET_BYTES: usize = 1 << 20;
+/// Bytes written to one link in one turn at most.
+const TRANSMIT_BUDGET_BYTES: usize = 4 << 20;
+/// Turns without a byte after which a link is no longer read every turn, and its shard's epoll set tells when to.
+const HOT_IDLE_TURNS: u32 = 4096;
+
+impl Node {
+    /// One turn: writes, reads, timeouts, each bounded. The work done; 0 means that there was nothing to do.
+    pub fn turn(&mut self, now: Instant) -> usize {
+        let mut work = self.transmit_dirty(now);
+        work += self.retry_blocked(now);
+        work += self.receive_hot(now);
+        if self.next_timeout().is_some_and(|due| due <= now) {
+            self.timeouts(now);
+            work += 1;
+        }
+        work
+    }
+
+    fn timeouts(&mut self, now: Instant) {
+        self.expire_deposits(now);
+        while let Some((time, handle)) = self.schedule.take_due(now) {
+            let Some(peer) = self.peers.get_mut(handle) else { continue };
+            if peer.scheduled == Some(time) {
+                peer.scheduled = None;
+            }
+            self.look_after(now, handle);
+            self.reschedule(handle);
+        }
+    }
+
+    /// Enters the session's next timeout, unless an earlier one is entered.
+    pub(super) fn reschedule(&mut self, handle: Handle) {
+        let Some(peer) = self.peers.get(handle) else { return };
+        if let Some(time) = peer.next_timeout(self.settings.connect_timeout, self.settings.lease) {
+            self.schedule_by(handle, time);
+        }
+    }
+
+    #[inline]
+    pub(super) fn schedule_by(&mut self, handle: Handle, time: Instant) {
+        let Some(peer) = self.peers.get_mut(handle) else { return };
+        if peer.scheduled.is_none_or(|scheduled| time < scheduled) {
+            peer.scheduled = Some(time);
+            self.schedule.add(time, handle);
+        }
+    }
+
+    #[inline]
+    pub(super) fn mark_dirty(&mut self, handle: Handle) {
+        if let Some(peer) = self.peers.get_mut(handle)
+            && !peer.in_dirty
+        {
+            peer.in_dirty = true;
+            self.dirty.push(handle);
+        }
+    }
+
+    /// The link of this session has bytes: read it every turn for a while.
+    pub fn mark_hot(&mut self, handle: Handle) {
+        let Some(peer) = self.peers.get_mut(handle) else { return };
+        peer.idle_turns = 0;
+        if !peer.in_hot {
+            peer.in_hot = true;
+            self.hot.push(handle);
+        }
+    }
+
+    fn transmit_dirty(&mut self, now: Instant) -> usize {
+        let mut work = 0;
+        // What becomes dirty meanwhile waits for the next turn.
+        for index in (0..self.dirty.len()).rev() {
+            let handle = self.dirty.swap_remove(index);
+            let Some(peer) = self.peers.get_mut(handle) else { continue };
+            peer.in_dirty = false;
+            if !peer.blocked {
+                work += self.transmit(now, handle);
+            }
+        }
+        work
+    }
+
+    /// Tries again where a link took less than there was. Cheaper than asking epoll while the shard spins; when it
+    /// sleeps, epoll watches these links for room.
+    fn retry_blocked(&mut self, now: Instant) -> usize {
+        let mut work = 0;
+        for index in (0..self.blocked.len()).rev() {
+            let handle = self.blocked.swap_remove(index);
+            work += self.transmit(now, handle);
+        }
+        work
+    }
+
+    /// Writes what one session has to say, as much as the link takes and the budget allows.
+    fn transmit(&mut self, now: Instant, handle: Handle) -> usize {
+        let one_message = self.settings.fuse == Fuse::Off;
+        let mut total = 0;
+        let mut error = None;
+        let mut blocked = false;
+        let Some(peer) = self.peers.get_mut(handle) else { return 0 };
+        peer.blocked = false;
+        let Some(link) = &mut peer.link else { return 0 };
+        loop {
+            let filled = peer.session.fill(now, one_message);
+            if peer.session.outbox().is_empty() {
+                break;
+            }
+            match link.transmit(peer.session.outbox()) {
+                Ok(written) => total += written,
+                Err(lost) => {
+                    error = Some(lost);
+                    break;
+                }
+            }
+            self.counters.writes += 1;
+            peer.session.collect_written();
+            blocked = !peer.session.outbox().is_empty();
+            if blocked {
+                break;
+            }
+            if !filled || total >= TRANSMIT_BUDGET_BYTES {
+                break;
+            }
+        }
+        let more = !blocked && peer.session.has_output();
+        let partner = peer.partner;
+        peer.blocked = blocked && error.is_none();
+        if let Some(error) = error {
+            self.lose(now, handle, &error);
+            return 1;
+        }
+        if blocked {
+            self.blocked.push(handle);
+        } else if more {
+            self.mark_dirty(handle);
+        }
+        if total > 0 {
+            self.settle_events(handle);
+            // A loopback's other end has no descriptor to tell it.
+            self.mark_hot(partner.unwrap_or(handle));
+        }
+        total
+    }
+
+    fn receive_hot(&mut self, now: Instant) -> usize {
+        let mut work = 0;
+        for index in (0..self.hot.len()).rev() {
+            let handle = self.hot[index];
+            let read = self.receive(now, handle);
+            work += read;
+            let Some(peer) = self.peers.get_mut(handle) else {
+                self.hot.swap_remove(index);
+                continue;
+            };
+            peer.idle_turns = if read > 0 { 0 } else { peer.idle_turns + 1 };
+            if peer.link.is_none() || peer.idle_turns >= HOT_IDLE_TURNS {
+                peer.in_hot = false;
+                self.hot.swap_remove(index);
+            }
+        }
+        work
+    }
+
+    fn receive(&mut self, now: Instant, handle: Handle) -> usize {
+        let Some(peer) = self.peers.get_mut(handle) else { return 0 };
+        let Some(link) = &mut peer.link else { return 0 };
+        if !peer.session.can_receive() {
+            return 0;
+        }
+        let mut inbound = peer.session.inbound(now, &self.receive_slab);
+        let result = link.receive(&mut inbound, RECEIVE_BUDGET_BYTES);
+        let read = match result {
+            Ok(0) => return 0,
+            Ok(read) => read,
+            Err(error) => {
+                // What came before the end counts: a farewell, or the last answers.
+                self.settle_events(handle);
+                self.lose(now, handle, &error);
+                return 1;
+            }
+        };
+        peer.session.heard(now);
+        self.settle_events(handle);
+        let Some(peer) = self.peers.get_mut(handle) else { return read };
+        if let Some(reason) = peer.session.farewell() {
+            let error = LinkError::WentAway(reason.into());
+            self.lose(now, handle, &error);
+            return read;
+        }
+        if peer.session.is_urgent() && !peer.blocked {
+            self.transmit(now, handle);
+        } else if peer.session.has_output() {
+            // Releases by themselves wait for the next turn: the task that got the tensor most often asks for more.
+            self.mark_dirty(handle);
+        }
+        read
+    }
+
+    /// True if a turn would do something: nothing that waits for a descriptor counts.
+    pub fn has_work(&self) -> bool {
+        !self.dirty.is_empty() || self.hot.iter().any(|&handle| self.is_undrained_loopback(handle))
+    }
+
+    /// A loopback end that has been written to since it was last read.
+    fn is_undrained_loopback(&self, handle: Handle) -> bool {
+        self.peers.get(handle).is_some_and(|peer| peer.partner.is_some() && peer.idle_turns == 0)
+    }
+
+    /// Moves the sessions that have a new link into `into`: their descriptors are to be watched for reading.
+    pub fn take_new_links(&mut self, into: &mut Vec<Handle>) {
+        into.append(&mut self.new_links);
+    }
+
+    /// The sessions whose link took less than there was: to be watched for writing too while the shard sleeps.
+    pub fn blocked(&self) -> &[Handle] {
+        &self.blocked
+    }
+
+    /// The link of a session, if it has one.
+    pub fn link(&self, handle: Handle) -> Option<&dyn Link> {
+        Some(&**self.peers.get(handle)?.link.as_ref()?)
+    }
+}

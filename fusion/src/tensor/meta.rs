@@ -1,0 +1,192 @@
+//! Type, shape and flags of a tensor, kept in the form in which they travel, so that a send encodes nothing.
+
+use sealane_transport::{Error, Meta};
+use smallvec::SmallVec;
+
+use super::DType;
+
+/// Most dimensions a tensor may have: TensorFlow's limit.
+pub const RANK_MAX: usize = 254;
+
+/// Dimensions, outermost first. On the stack up to rank 6.
+pub type Shape = SmallVec<[u64; 6]>;
+
+const FIXED_BYTES: usize = 8;
+const FLAG_DEAD: u8 = 1;
+const FLAG_STRINGS: u8 = 2;
+
+/// Type, shape and flags; cannot hold an illegal combination. 8 bytes and 8 a dimension, on the stack up to rank 5.
+///
+/// Layout (little-endian): type code `u8`, bits `u8`, lanes `u16`, flags `u8` (1 dead, 2 strings), rank `u8`, zero
+/// `u16`, then each dimension as `u64`.
+#[derive(Clone, PartialEq, Eq)]
+pub struct TensorMeta(Meta);
+
+impl TensorMeta {
+    /// Metadata of a tensor of numbers.
+    ///
+    /// # Errors
+    /// InvalidArgument with over 254 dimensions, or if the bytes of such a tensor overflow 64 bits.
+    pub fn new(dtype: DType, shape: &[u64]) -> Result<TensorMeta, Error> {
+        Self::with_flags(dtype, shape, 0)
+    }
+
+    /// Metadata of a tensor of strings: see [`Tensor::from_strings`](super::Tensor::from_strings).
+    pub(super) fn strings(shape: &[u64]) -> Result<TensorMeta, Error> {
+        Self::with_flags(DType::U8, shape, FLAG_STRINGS)
+    }
+
+    pub(super) fn dead(dtype: DType) -> TensorMeta {
+        Self::with_flags(dtype, &[0], FLAG_DEAD).expect("rank 1 without bytes is legal")
+    }
+
+    fn with_flags(dtype: DType, shape: &[u64], flags: u8) -> Result<TensorMeta, Error> {
+        if shape.len() > RANK_MAX {
+            return Err(Error::invalid(format!("{} dimensions, at most {RANK_MAX} are possible", shape.len())));
+        }
+        let lanes = dtype.lanes.to_le_bytes();
+        let mut meta = Meta::new();
+        let fixed = [dtype.code as u8, dtype.bits, lanes[0], lanes[1], flags, shape.len() as u8, 0, 0];
+        meta.extend_from_slice(&fixed);
+        for dimension in shape {
+            meta.extend_from_slice(&dimension.to_le_bytes());
+        }
+        let meta = TensorMeta(meta);
+        meta.bytes()?;
+        Ok(meta)
+    }
+
+    /// Checks metadata that came over the wire.
+    pub(crate) fn from_wire(bytes: &[u8]) -> Result<TensorMeta, Error> {
+        let Some((&[code, bits, lanes_low, lanes_high, flags, rank, _, _], dimensions)) = bytes.split_first_chunk()
+        else {
+            return Err(Error::invalid(format!("tensor metadata of {} bytes is too short", bytes.len())));
+        };
+        DType::from_numbers(code, bits, u16::from_le_bytes([lanes_low, lanes_high]))?;
+        if flags & !(FLAG_DEAD | FLAG_STRINGS) != 0 {
+            return Err(Error::invalid(format!("tensor metadata has unknown flags {flags:#x}")));
+        }
+        if usize::from(rank) > RANK_MAX || dimensions.len() != usize::from(rank) * 8 {
+            let found = dimensions.len();
+            return Err(Error::invalid(format!("tensor metadata of rank {rank} has {found} bytes of dimensions")));
+        }
+        let meta = TensorMeta(Meta::from_slice(bytes));
+        meta.bytes()?;
+        Ok(meta)
+    }
+
+    pub(crate) fn into_wire(self) -> Meta {
+        self.0
+    }
+
+    /// Takes back what [`into_wire`](Self::into_wire) gave.
+    pub(crate) fn from_own_wire(meta: Meta) -> TensorMeta {
+        TensorMeta(meta)
+    }
+
+    /// The element type; `u8` for strings.
+    pub fn dtype(&self) -> DType {
+        let lanes = u16::from_le_bytes([self.0[2], self.0[3]]);
+        DType::from_numbers(self.0[0], self.0[1], lanes).expect("checked when it was made")
+    }
+
+    /// Number of dimensions, 0 to 254.
+    pub fn rank(&self) -> usize {
+        usize::from(self.0[5])
+    }
+
+    /// The dimensions, outermost first.
+    pub fn shape(&self) -> Shape {
+        self.dimensions().collect()
+    }
+
+    fn dimensions(&self) -> impl Iterator<Item = u64> {
+        self.0[FIXED_BYTES..].chunks_exact(8).map(|bytes| u64::from_le_bytes(bytes.try_into().expect("8 bytes")))
+    }
+
+    /// Number of elements.
+    pub fn element_count(&self) -> u64 {
+        if self.dimensions().any(|dimension| dimension == 0) { 0 } else { self.dimensions().product() }
+    }
+
+    /// True for TensorFlow's dead tensors.
+    pub fn is_dead(&self) -> bool {
+        self.0[4] & FLAG_DEAD != 0
+    }
+
+    /// True for a tensor of strings.
+    pub fn is_strings(&self) -> bool {
+        self.0[4] & FLAG_STRINGS != 0
+    }
+
+    /// Bytes of a tensor of numbers; for strings, of their offsets: the least that there can be.
+    fn bytes(&self) -> Result<u64, Error> {
+        let too_large = || Error::invalid("the shape asks for more than 2^64 bytes");
+        let mut count = 1_u64;
+        // A zero anywhere makes the tensor empty, however large the other dimensions are.
+        if self.dimensions().any(|dimension| dimension == 0) {
+            count = 0;
+        } else {
+            for dimension in self.dimensions() {
+                count = count.checked_mul(dimension).ok_or_else(too_large)?;
+            }
+        }
+        if self.is_strings() {
+            return count.checked_add(1).and_then(|offsets| offsets.checked_mul(8)).ok_or_else(too_large);
+        }
+        self.dtype().bytes_of(count).ok_or_else(too_large)
+    }
+
+    pub(super) fn check_bytes(&self, found: u64) -> Result<(), Error> {
+        let bytes = self.bytes()?;
+        let fits = if self.is_strings() { found >= bytes } else { found == bytes };
+        if fits {
+            return Ok(());
+        }
+        Err(Error::invalid(format!("{self:?} takes {bytes} bytes, the data has {found}")))
+    }
+}
+
+impl std::fmt::Debug for TensorMeta {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let kind = if self.is_strings() { "strings".to_owned() } else { self.dtype().to_string() };
+        write!(f, "{kind}{:?}", self.shape().as_slice())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn every_rank_up_to_254_and_no_more() {
+        for rank in [0, 1, 6, 7, RANK_MAX] {
+            let shape = vec![1; rank];
+            let meta = TensorMeta::new(DType::F32, &shape).unwrap();
+            assert_eq!((meta.rank(), meta.shape().to_vec(), meta.element_count()), (rank, shape, 1));
+            assert_eq!(TensorMeta::from_wire(&meta.clone().into_wire()).unwrap(), meta);
+        }
+        assert!(TensorMeta::new(DType::F32, &[1; RANK_MAX + 1]).is_err());
+    }
+
+    #[test]
+    fn bytes_follow_type_and_shape() {
+        let int4 = DType::scalar(crate::TypeCode::Int, 4);
+        assert_eq!(TensorMeta::new(int4, &[3]).unwrap().bytes().unwrap(), 2);
+        assert_eq!(TensorMeta::new(DType::C128, &[2, 2]).unwrap().bytes().unwrap(), 64);
+        assert_eq!(TensorMeta::new(DType::F64, &[u64::MAX, 0]).unwrap().bytes().unwrap(), 0);
+        assert!(TensorMeta::new(DType::F64, &[1 << 40, 1 << 40]).is_err());
+        let error = TensorMeta::new(DType::F32, &[2]).unwrap().check_bytes(9).unwrap_err();
+        assert_eq!(error.to_string(), "f32[2] takes 8 bytes, the data has 9");
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_checked_without_panic(bytes in proptest::collection::vec(any::<u8>(), 0..60)) {
+            if let Ok(meta) = TensorMeta::from_wire(&bytes) {
+                prop_assert_eq!(TensorMeta::from_wire(&meta.clone().into_wire()).unwrap(), meta);
+            }
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! A tensor: metadata in its wire form, and bytes.
+
+mod dtype;
+mod element;
+mod meta;
+mod strings;
+
+use sealane_runtime::Buffer;
+use sealane_transport::{Error, Payload};
+use zerocopy::IntoBytes;
+
+pub use dtype::{DType, TypeCode};
+pub use element::Element;
+pub use meta::{Shape, TensorMeta};
+
+/// A named-by-others block of numbers: what a send hands over and a recv gets.
+///
+/// The bytes are row-major and little-endian, as DLPack and numpy have them by default. Cheap to move, not to clone.
+#[derive(Debug)]
+pub struct Tensor {
+    meta: TensorMeta,
+    data: Payload,
+}
+
+impl Tensor {
+    /// A tensor of `data` with type and shape `meta`. Takes anything that owns bytes: a [`Buffer`], a `Vec<u8>`, or
+    /// `bytes::Bytes` for memory that many sends share without a copy.
+    ///
+    /// # Errors
+    /// InvalidArgument if the bytes are not as many as type and shape say.
+    pub fn new(meta: TensorMeta, data: impl Into<Payload>) -> Result<Tensor, Error> {
+        let data = data.into();
+        meta.check_bytes(data.len() as u64)?;
+        Ok(Tensor { meta, data })
+    }
+
+    /// A tensor with a copy of `elements`.
+    ///
+    /// ```
+    /// use sealane_fusion::Tensor;
+    /// let tensor = Tensor::from_elements(&[2, 3], &[1.0_f32, 2.0, 3.0, 4.0, 5.0, 6.0])?;
+    /// assert_eq!(tensor.elements::<f32>()?[4], 5.0);
+    /// # Ok::<(), sealane_fusion::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// InvalidArgument if the shape asks for another number of elements, or has over 254 dimensions.
+    pub fn from_elements<T: Element>(shape: &[u64], elements: &[T]) -> Result<Tensor, Error> {
+        Tensor::new(TensorMeta::new(T::DTYPE, shape)?, elements.as_bytes().to_vec())
+    }
+
+    /// The value that TensorFlow's control flow sends on a branch that was not taken: no bytes, marked dead.
+    pub fn dead(dtype: DType) -> Tensor {
+        Tensor { meta: TensorMeta::dead(dtype), data: Payload::default() }
+    }
+
+    /// Puts metadata and bytes that came over the wire together.
+    pub(crate) fn from_wire(meta: &[u8], data: Buffer) -> Result<Tensor, Error> {
+        let meta = TensorMeta::from_wire(meta)?;
+        meta.check_bytes(data.len() as u64)?;
+        Ok(Tensor { meta, data: data.into() })
+    }
+
+    /// Type, shape and flags.
+    pub fn meta(&self) -> &TensorMeta {
+        &self.meta
+    }
+
+    /// The element type.
+    pub fn dtype(&self) -> DType {
+        self.meta.dtype()
+    }
+
+    /// The dimensions, outermost first; none for a scalar.
+    pub fn shape(&self) -> Shape {
+        self.meta.shape()
+    }
+
+    /// The bytes.
+    pub fn bytes(&self) -> &[u8] {
+        self.data.as_ref()
+    }
+
+    /// The elements, in place.
+    ///
+    /// # Errors
+    /// InvalidArgument if the tensor is of another type, or its memory is not aligned for it (memory from the slab is).
+    pub fn elements<T: Element>(&self) -> Result<&[T], Error> {
+        if self.dtype() != T::DTYPE {
+            return Err(Error::invalid(format!("the tensor is {}, not {}", self.dtype(), T::DTYPE)));
+        }
+        T::slice_of(self.bytes())
+            .ok_or_else(|| Error::invalid(format!("the bytes are not aligned for {}: copy them first", T::DTYPE)))
+    }
+
+    /// Metadata and bytes apart.
+    pub fn into_parts(self) -> (TensorMeta, Payload) {
+        (self.meta, self.data)
+    }
+
+    /// The memory, to be used again: for the next recv, for example. Memory that was shared is copied.
+    pub fn into_buffer(self) -> Buffer {
+        match self.data {
+            Payload::Owned(buffer) => buffer,
+            Payload::Shared(bytes) => Buffer::from_vec(bytes.into()),
+        }
+    }
+}

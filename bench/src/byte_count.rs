@@ -1,0 +1,76 @@
+//! Byte counts as people write them: `64`, `4KiB`, `4MiB`, `1GiB`, and `MB` for 10^6.
+
+use crate::error::BenchError;
+
+const UNITS: [(&str, usize); 7] =
+    [("", 1), ("b", 1), ("kib", 1 << 10), ("mib", 1 << 20), ("gib", 1 << 30), ("kb", 1_000), ("mb", 1_000_000)];
+
+/// Reads a byte count; the unit's case does not matter, a space before it is fine.
+///
+/// # Errors
+/// [`BenchError::Setting`] when it is no whole number, has an unknown unit or does not fit.
+///
+/// ```
+/// assert_eq!(sealane_bench::parse_bytes("4MiB").unwrap(), 4 << 20);
+/// ```
+pub fn parse_bytes(text: &str) -> Result<usize, BenchError> {
+    let text = text.trim();
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let (number, unit) = text.split_at(digits);
+    let unit = unit.trim_start().to_ascii_lowercase();
+    let scale = UNITS.iter().find(|(name, _)| *name == unit).map(|(_, scale)| *scale);
+    number.parse::<usize>().ok().zip(scale).and_then(|(number, scale)| number.checked_mul(scale)).ok_or_else(|| {
+        BenchError::Setting {
+            setting: "--size",
+            value: text.to_owned(),
+            accepted: "bytes such as 64, 4KiB or 4MiB".to_owned(),
+        }
+    })
+}
+
+/// Writes a byte count with the largest binary unit that keeps it whole.
+pub(crate) fn format_bytes(bytes: usize) -> String {
+    for (unit, scale) in [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)] {
+        if bytes >= scale && bytes.is_multiple_of(scale) {
+            return format!("{} {unit}", bytes / scale);
+        }
+    }
+    format!("{bytes} B")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn units_are_read() {
+        let cases = [
+            ("64", 64),
+            (" 64 B ", 64),
+            ("4MiB", 4 << 20),
+            ("4 mib", 4 << 20),
+            ("2KiB", 2 << 10),
+            ("1GiB", 1 << 30),
+            ("3MB", 3_000_000),
+        ];
+        for (text, bytes) in cases {
+            assert_eq!(parse_bytes(text).expect(text), bytes);
+        }
+    }
+
+    #[test]
+    fn what_is_no_byte_count_is_refused() {
+        for text in ["", "MiB", "-1", "4.5MiB", "4 parsecs", "99999999999999999999", "99999999999999999GiB"] {
+            let error = parse_bytes(text).expect_err(text);
+            assert!(error.to_string().contains("4MiB"), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_largest_whole_unit_is_written() {
+        assert_eq!(format_bytes(64), "64 B");
+        assert_eq!(format_bytes(4 << 20), "4 MiB");
+        assert_eq!(format_bytes(1500), "1500 B");
+        assert_eq!(format_bytes(3 << 10), "3 KiB");
+    }
+}

@@ -1,0 +1,133 @@
+//! What can go wrong in a measurement, with what was being done and to which system.
+
+use std::io;
+use std::process::ExitStatus;
+use std::time::Duration;
+
+/// Why a measurement could not be made.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BenchError {
+    /// A setting of the plan is outside what can be measured.
+    #[error("{setting} is {value}; give {accepted}")]
+    Setting {
+        /// The flag or field.
+        setting: &'static str,
+        /// What was given.
+        value: String,
+        /// What is accepted.
+        accepted: String,
+    },
+    /// The link is a known one that this build does not contain.
+    #[error("this build has no {0} link; choose tcp or loopback")]
+    LinkNotBuilt(&'static str),
+    /// The plan names nothing to measure.
+    #[error("nothing to measure; name a system with --baseline raw or --baseline grpc")]
+    NoSystem,
+    /// A system call failed.
+    #[error("cannot {operation}: {source}")]
+    Io {
+        /// What was being done, as in "cannot connect to the producer".
+        operation: String,
+        /// What the operating system said.
+        source: io::Error,
+    },
+    /// The kernel does not offer the congestion control that was asked for.
+    #[error(
+        "cannot use congestion control {name}: {source}; choose one of \
+         /proc/sys/net/ipv4/tcp_allowed_congestion_control"
+    )]
+    Congestion {
+        /// The name that was asked for.
+        name: String,
+        /// What the operating system said.
+        source: io::Error,
+    },
+    /// Two systems of one run ended up with different congestion controls.
+    #[error("{system} runs with congestion control {found}, the others with {expected}; set one with --congestion")]
+    CongestionDiffers {
+        /// The system that differs.
+        system: &'static str,
+        /// Its congestion control.
+        found: String,
+        /// That of the systems before it.
+        expected: String,
+    },
+    /// The producer process did not say in time that it is ready.
+    #[error("the producer of {system} was not ready within {waited:?}; it wrote: {stderr}")]
+    PeerSilent {
+        /// The system whose producer it is.
+        system: &'static str,
+        /// How long was waited.
+        waited: Duration,
+        /// The end of its standard error.
+        stderr: String,
+    },
+    /// The producer process ended while it was needed.
+    #[error("the producer of {system} ended ({status}); it wrote: {stderr}")]
+    PeerDied {
+        /// The system whose producer it is.
+        system: &'static str,
+        /// How it ended.
+        status: ExitStatus,
+        /// The end of its standard error.
+        stderr: String,
+    },
+    /// What was handed to a producer process, or what it answered, is not understood.
+    #[error("cannot understand {what} {text:?}: {source}")]
+    Dialogue {
+        /// Which text.
+        what: &'static str,
+        /// The text itself.
+        text: String,
+        /// Why not.
+        source: serde_json::Error,
+    },
+    /// A link moved nothing for too long.
+    #[error("the link of {system} moved nothing for {waited:?}")]
+    Stalled {
+        /// The system that stalled.
+        system: &'static str,
+        /// How long was waited.
+        waited: Duration,
+    },
+    /// A reply had another length than the tensor that was asked for.
+    #[error("{system} answered {received} bytes to a request for {expected}")]
+    WrongReply {
+        /// The system that answered.
+        system: &'static str,
+        /// The tensor's bytes.
+        expected: usize,
+        /// The reply's bytes.
+        received: usize,
+    },
+    /// The measured engine refused to start or failed a call.
+    #[error("sealane failed to {operation}: {reason}")]
+    Sealane {
+        /// What was being done.
+        operation: &'static str,
+        /// What the engine said.
+        reason: String,
+    },
+    /// gRPC refused to start or failed a call.
+    #[error("gRPC failed to {operation}: {reason}")]
+    Grpc {
+        /// What was being done.
+        operation: &'static str,
+        /// What the library said, causes included.
+        reason: String,
+    },
+}
+
+impl BenchError {
+    /// Whether the arguments were wrong (exit code 2), rather than the work failed (exit code 1).
+    pub fn is_usage(&self) -> bool {
+        matches!(self, Self::Setting { .. } | Self::LinkNotBuilt(_) | Self::NoSystem | Self::Congestion { .. })
+    }
+
+    /// Wraps an operating system error with what was being done.
+    pub(crate) fn io(operation: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
+        let operation = operation.into();
+        move |source| Self::Io { operation, source }
+    }
+}

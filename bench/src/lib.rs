@@ -1,0 +1,50 @@
+//! Measurements of Sealane and of what users would otherwise run, made side by side.
+//!
+//! A [`Plan`] says what to measure. [`run`] sets every system up once, the consumer in this process
+//! on the first CPU and the producer in a process of its own on the second, and measures them in
+//! turn, round by round. The [`Outcome`] becomes JSON, a table or a plot.
+//!
+//! The baselines do the same work in the same run: `raw` is the bare operation of the kernel (with
+//! link `loopback`: of memory, two rings of bytes in one thread), `grpc` is gRPC through tonic.
+//!
+//! A program that calls [`run`] must be able to start itself as a producer, by calling
+//! [`serve_peer`] with the last argument that [`PeerProgram`]'s command line gets.
+
+#![deny(unsafe_code)]
+
+mod allocator;
+mod byte_count;
+mod error;
+mod limits;
+mod machine;
+mod peer;
+mod plan;
+mod plot;
+mod progress;
+mod quotient;
+mod report;
+mod run;
+mod sample;
+mod spread;
+mod stopwatch;
+mod system;
+mod systems;
+mod table;
+mod turns;
+
+pub use byte_count::parse_bytes;
+pub use error::BenchError;
+pub use limits::{IDLE_US_DEFAULT, REQUEST_BYTES, STALL_LIMIT};
+pub use machine::Machine;
+pub use peer::{Peer, PeerJob, PeerProgram, PeerReady, serve_peer};
+pub use plan::{Bench, Fuse, Link, Plan};
+pub use progress::Progress;
+pub use quotient::Ratio;
+pub use report::{Figures, Parameters, Report, ResultRow, SCHEMA, Switch};
+pub use run::{Outcome, run};
+pub use sample::{Metric, Sample, record_round_trip, round_trip_histogram};
+pub use spread::Spread;
+pub use stopwatch::{RoundClock, Tally};
+pub use system::System;
+pub use systems::SystemName;
+pub use turns::Measured;

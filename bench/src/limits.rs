@@ -1,0 +1,82 @@
+//! Every bound of the harness in one place: no wait, buffer or count is unlimited.
+
+use std::time::Duration;
+
+/// Bytes of a request, the same for every system: room for a header, a key's number and a step.
+pub const REQUEST_BYTES: usize = 64;
+
+/// Largest tensor of a measurement. More would measure the machine's memory, not the link.
+pub const SIZE_BYTES_MAX: usize = 1 << 30;
+
+/// Most rounds of one run.
+pub const ROUNDS_MAX: u32 = 1_000;
+
+/// Longest round, in seconds.
+pub const SECONDS_MAX: f64 = 3_600.0;
+
+/// Most requests in flight at once.
+pub const WINDOW_MAX: usize = 65_536;
+
+/// Longest gap between two requests of a latency round, in microseconds.
+pub const IDLE_US_MAX: u64 = 10_000_000;
+
+/// Gap between requests when polling is off: five times the default idle spin of 200 µs, so that
+/// every reactor has gone to sleep when the next request comes.
+pub const IDLE_US_DEFAULT: u64 = 1_000;
+
+/// Share of a round's length that is run before it and not counted, so that caches, branch
+/// predictors and the congestion window are those of steady work.
+pub const WARM_UP_SHARE: f64 = 0.1;
+
+/// Longest warm-up: a tenth of a second is many round trips even of the slowest system.
+pub const WARM_UP_MAX: Duration = Duration::from_millis(100);
+
+/// How long a link may move nothing before the round fails.
+pub const STALL_LIMIT: Duration = Duration::from_secs(10);
+
+/// Idle passes of a spinning loop between two looks at the clock.
+pub const IDLE_PASSES_A_LOOK: u32 = 4_096;
+
+/// How long a producer process may take to say that it is ready; generous, because a test suite
+/// may start many at once on few cores.
+pub const READY_LIMIT: Duration = Duration::from_secs(30);
+
+/// Longest line in which a producer says that it is ready.
+pub const READY_LINE_BYTES_MAX: u64 = 4 << 10;
+
+/// How long a connection to a ready producer may take.
+pub const CONNECT_LIMIT: Duration = Duration::from_secs(10);
+
+/// How long a producer may take to end after its control pipe closed, before it is killed.
+pub const END_LIMIT: Duration = Duration::from_secs(5);
+
+/// How long a failed round waits to learn whether its producer died of the same cause.
+pub const BLAME_LIMIT: Duration = Duration::from_millis(500);
+
+/// How much of what a producer last wrote to standard error is kept for the error message.
+pub const STDERR_BYTES_KEPT: usize = 8 << 10;
+
+/// Largest write of many small messages at once, and the read buffer of the many-message rounds.
+pub const FUSED_BYTES_MAX: usize = 256 << 10;
+
+/// Capacity of one direction of the in-memory raw link: fits in a core's second-level cache.
+pub const RING_BYTES: usize = 256 << 10;
+
+/// Capacity of one direction of the in-memory gRPC connection.
+pub const DUPLEX_BYTES: usize = 1 << 20;
+
+/// Flow-control window of gRPC, of a stream and of the connection: never the limit of a round.
+pub const GRPC_WINDOW_BYTES: u32 = 1 << 30;
+
+/// Largest HTTP/2 frame. Of 16 KiB to 8 MiB this moved 4 MiB tensors fastest (`bench bandwidth`, 2
+/// cores: 2.2 GB/s with 16 KiB, 4.1 with 64 KiB, 6.2 with 1 MiB, 6.1 with 8 MiB).
+pub const GRPC_FRAME_BYTES: u32 = 1 << 20;
+
+/// Longest round trip that a histogram tells apart, in nanoseconds; longer ones count as this.
+pub const ROUND_TRIP_NS_MAX: u64 = 60_000_000_000;
+
+const _: () = assert!(
+    IDLE_US_DEFAULT < IDLE_US_MAX && STALL_LIMIT.as_micros() >= IDLE_US_MAX as u128,
+    "an idle gap must not look like a stall"
+);
+const _: () = assert!(FUSED_BYTES_MAX >= REQUEST_BYTES);

@@ -1,0 +1,153 @@
+//! The machine that a run is made on: what a report says of it, and the CPUs of the two sides.
+
+use std::fs;
+
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+use nix::sys::utsname::uname;
+use nix::unistd::Pid;
+use serde::{Deserialize, Serialize};
+
+use crate::error::BenchError;
+
+/// What a report says of the machine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Machine {
+    /// CPUs that this process may use.
+    pub cpus: usize,
+    /// The CPU's name as the kernel knows it.
+    pub cpu_model: String,
+    /// The kernel's release.
+    pub kernel: String,
+    /// CPUs that the consumer and the producer are pinned to; empty when there is only one.
+    pub pinned: Vec<usize>,
+}
+
+impl Machine {
+    /// Looks at the machine; `cpus` are those of the run.
+    ///
+    /// # Errors
+    /// [`BenchError::Io`] when the kernel does not tell.
+    pub fn look(allowed: &[usize], cpus: Option<[usize; 2]>) -> Result<Self, BenchError> {
+        let names = uname().map_err(|e| BenchError::io("ask for the kernel's release")(e.into()))?;
+        let cpu_info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        Ok(Self {
+            cpus: allowed.len(),
+            cpu_model: cpu_model(&cpu_info),
+            kernel: names.release().to_string_lossy().into_owned(),
+            pinned: cpus.map(Vec::from).unwrap_or_default(),
+        })
+    }
+}
+
+fn cpu_model(cpu_info: &str) -> String {
+    cpu_info
+        .lines()
+        .filter_map(|line| line.split_once(':'))
+        .find(|(field, _)| field.trim() == "model name")
+        .map_or_else(|| "unknown".to_owned(), |(_, model)| model.trim().to_owned())
+}
+
+/// The CPUs that the calling thread may use, in ascending order.
+///
+/// # Errors
+/// [`BenchError::Io`] when the kernel does not tell.
+pub fn allowed_cpus() -> Result<Vec<usize>, BenchError> {
+    let set = affinity()?;
+    Ok((0..CpuSet::count()).filter(|cpu| set.is_set(*cpu).unwrap_or(false)).collect())
+}
+
+/// Decides which CPUs the consumer and the producer get: those that were asked for, else the first
+/// two allowed ones, else none.
+///
+/// # Errors
+/// [`BenchError::Setting`] when a CPU was asked for that is not allowed.
+pub fn choose_cpus(wanted: Option<[usize; 2]>, allowed: &[usize]) -> Result<Option<[usize; 2]>, BenchError> {
+    match wanted {
+        Some(cpus) => match cpus.iter().find(|cpu| !allowed.contains(cpu)) {
+            Some(cpu) => Err(BenchError::Setting {
+                setting: "--cpus",
+                value: cpu.to_string(),
+                accepted: format!("CPUs that this process may use: {allowed:?}"),
+            }),
+            None => Ok(Some(cpus)),
+        },
+        None => Ok(match allowed {
+            [consumer, producer, ..] => Some([*consumer, *producer]),
+            _ => None,
+        }),
+    }
+}
+
+/// The calling thread is pinned while this lives, and free again afterwards.
+#[derive(Debug)]
+pub struct Pinned {
+    before: CpuSet,
+}
+
+impl Pinned {
+    /// Pins the calling thread to `cpu`; threads and processes that it starts inherit that.
+    ///
+    /// # Errors
+    /// [`BenchError::Io`] when the kernel refuses.
+    pub fn to(cpu: usize) -> Result<Self, BenchError> {
+        let before = affinity()?;
+        let mut only = CpuSet::new();
+        only.set(cpu)
+            .and_then(|()| sched_setaffinity(Pid::from_raw(0), &only))
+            .map_err(|e| BenchError::io(format!("pin a thread to CPU {cpu}"))(e.into()))?;
+        Ok(Self { before })
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        // The mask was valid when it was read; if the CPUs have since been taken away, the thread
+        // stays where it is, which is all that can be done.
+        let _ = sched_setaffinity(Pid::from_raw(0), &self.before);
+    }
+}
+
+fn affinity() -> Result<CpuSet, BenchError> {
+    sched_getaffinity(Pid::from_raw(0))
+        .map_err(|e| BenchError::io("ask for the CPUs that this process may use")(e.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_two_allowed_cpus_are_the_default() {
+        assert_eq!(choose_cpus(None, &[2, 5, 7]).expect("two"), Some([2, 5]));
+        assert_eq!(choose_cpus(None, &[2]).expect("one"), None);
+        assert_eq!(choose_cpus(Some([7, 2]), &[2, 5, 7]).expect("allowed"), Some([7, 2]));
+        let error = choose_cpus(Some([2, 9]), &[2, 5]).expect_err("9 is not allowed");
+        assert!(error.is_usage());
+        assert!(error.to_string().contains("[2, 5]"), "{error}");
+    }
+
+    #[test]
+    fn pinning_ends_with_the_guard() {
+        let before = allowed_cpus().expect("linux tells");
+        let pinned = Pinned::to(before[0]).expect("allowed");
+        assert_eq!(allowed_cpus().expect("linux tells"), before[..1]);
+        drop(pinned);
+        assert_eq!(allowed_cpus().expect("linux tells"), before);
+        let error = Pinned::to(CpuSet::count() - 1).expect_err("no machine has so many");
+        assert!(error.to_string().contains("pin a thread"), "{error}");
+    }
+
+    #[test]
+    fn the_model_is_read_from_the_first_processor() {
+        let text = "processor\t: 0\nmodel name\t: Abacus 9\nprocessor\t: 1\nmodel name\t: Other\n";
+        assert_eq!(cpu_model(text), "Abacus 9");
+        assert_eq!(cpu_model(""), "unknown");
+    }
+
+    #[test]
+    fn the_machine_is_described() {
+        let machine = Machine::look(&[0, 1], Some([0, 1])).expect("linux tells");
+        assert_eq!((machine.cpus, machine.pinned.as_slice()), (2, &[0, 1][..]));
+        assert!(!machine.kernel.is_empty());
+    }
+}

@@ -1,0 +1,211 @@
+//! The producer's process, as the consumer's process sees it: start, wake, rest, end.
+//!
+//! The producer is this same executable with a hidden subcommand. It says on its standard output
+//! that it is ready and ends when its standard input closes. While other systems are measured it is
+//! stopped (SIGSTOP), so that even a spinning producer costs them nothing.
+
+mod producer;
+mod stderr;
+
+use std::io::{self, BufRead, BufReader, Read};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::mpsc;
+use std::thread;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde::{Deserialize, Serialize};
+
+use crate::error::BenchError;
+use crate::limits::{BLAME_LIMIT, END_LIMIT, READY_LIMIT, READY_LINE_BYTES_MAX};
+use crate::plan::Plan;
+use crate::systems::SystemName;
+
+pub(crate) use producer::announce;
+pub use producer::serve_peer;
+use stderr::StderrTail;
+
+/// How to start a producer: a program and what comes before the job among its arguments.
+#[derive(Clone, Debug)]
+pub struct PeerProgram {
+    /// The executable.
+    pub program: PathBuf,
+    /// Arguments that make it call [`serve_peer`] with the argument after them.
+    pub arguments: Vec<String>,
+}
+
+impl PeerProgram {
+    /// The running executable, even if its file was replaced meanwhile, with these arguments.
+    pub fn this(arguments: &[&str]) -> Self {
+        Self {
+            program: PathBuf::from("/proc/self/exe"),
+            arguments: arguments.iter().map(|argument| (*argument).to_owned()).collect(),
+        }
+    }
+}
+
+/// What a producer is told to do, as JSON in one argument.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct PeerJob {
+    /// Whose producer it is.
+    pub system: SystemName,
+    /// What is measured.
+    pub plan: Plan,
+    /// The CPU that it pins itself to.
+    pub cpu: Option<usize>,
+    /// The port that the consumer listens on, where a system's consumer does.
+    pub consumer_port: Option<u16>,
+}
+
+/// What a producer says when it can be connected to, as one line of JSON.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct PeerReady {
+    /// The TCP port that it listens on.
+    pub port: u16,
+}
+
+/// A running producer process. Dropping it ends the process.
+#[derive(Debug)]
+pub struct Peer {
+    system: &'static str,
+    child: Child,
+    /// Closing it tells the producer to end.
+    control: Option<ChildStdin>,
+    stderr: StderrTail,
+    ready: PeerReady,
+}
+
+impl Peer {
+    /// Starts a producer and waits until it is ready.
+    ///
+    /// The process is killed with the calling thread, so start it on one that outlives the run.
+    ///
+    /// # Errors
+    /// [`BenchError::PeerDied`] and [`BenchError::PeerSilent`] carry what it wrote to standard error.
+    pub fn start(program: &PeerProgram, job: &PeerJob) -> Result<Self, BenchError> {
+        let system = job.system.as_str();
+        let text = serde_json::to_string(job).map_err(|source| BenchError::Dialogue {
+            what: "the job of a producer",
+            text: format!("{job:?}"),
+            source,
+        })?;
+        let mut child = Command::new(&program.program)
+            .args(&program.arguments)
+            .arg(text)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(BenchError::io(format!("start the producer of {system}")))?;
+        let pipes = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+        let (Some(control), Some(stdout), Some(stderr)) = pipes else {
+            unreachable!("all three streams were asked to be pipes");
+        };
+        // From here on the producer's drop cleans up, whatever fails.
+        let mut peer = Self {
+            system,
+            child,
+            control: Some(control),
+            stderr: StderrTail::follow(stderr),
+            ready: PeerReady { port: 0 },
+        };
+        let line = peer.first_line(stdout)?;
+        peer.ready = serde_json::from_str(&line).map_err(|source| BenchError::Dialogue {
+            what: "what a producer said",
+            text: line,
+            source,
+        })?;
+        Ok(peer)
+    }
+
+    /// What the producer said of itself.
+    pub fn ready(&self) -> PeerReady {
+        self.ready
+    }
+
+    /// The producer's process id.
+    pub fn process_id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Lets the producer run.
+    ///
+    /// # Errors
+    /// [`BenchError::PeerDied`] when it is gone.
+    pub fn resume(&mut self) -> Result<(), BenchError> {
+        self.signal(Signal::SIGCONT)
+    }
+
+    /// Stops the producer where it is.
+    ///
+    /// # Errors
+    /// [`BenchError::PeerDied`] when it is gone.
+    pub fn rest(&mut self) -> Result<(), BenchError> {
+        self.signal(Signal::SIGSTOP)
+    }
+
+    /// Explains a failed round: the producer's end, if it ended, else the failure itself.
+    pub fn blame(&mut self, failure: BenchError) -> BenchError {
+        if !self.stderr.ended_within(BLAME_LIMIT) {
+            return failure;
+        }
+        self.died().unwrap_or(failure)
+    }
+
+    /// Waits for the line in which the producer says that it is ready.
+    fn first_line(&mut self, stdout: ChildStdout) -> Result<String, BenchError> {
+        let (line_out, line_in) = mpsc::sync_channel(1);
+        thread::spawn(move || {
+            let mut line = String::new();
+            let read = BufReader::new(stdout.take(READY_LINE_BYTES_MAX)).read_line(&mut line);
+            // Nobody waits any more when the limit passed first.
+            let _ = line_out.send(read.map(|_| line));
+        });
+        let silent = |peer: &Self| BenchError::PeerSilent {
+            system: peer.system,
+            waited: READY_LIMIT,
+            stderr: peer.stderr.text(),
+        };
+        match line_in.recv_timeout(READY_LIMIT) {
+            Ok(Ok(line)) if !line.is_empty() => Ok(line),
+            Ok(_) => {
+                let failure = silent(self);
+                Err(self.blame(failure))
+            }
+            Err(_) => Err(silent(self)),
+        }
+    }
+
+    fn signal(&mut self, signal: Signal) -> Result<(), BenchError> {
+        // Asking first also reaps it: a signal to a reaped process could hit a stranger, one to
+        // a child that has not been waited for cannot.
+        if let Ok(Some(_)) = self.child.try_wait() {
+            self.stderr.ended_within(BLAME_LIMIT);
+            return Err(self.died().expect("a process that was waited for has a status"));
+        }
+        kill(self.pid(), signal)
+            .map_err(|e| BenchError::io(format!("send {signal} to the producer of {}", self.system))(e.into()))
+    }
+
+    fn died(&mut self) -> Option<BenchError> {
+        let status = self.child.wait().ok()?;
+        Some(BenchError::PeerDied { system: self.system, status, stderr: self.stderr.text() })
+    }
+
+    fn pid(&self) -> Pid {
+        Pid::from_raw(i32::try_from(self.child.id()).expect("process ids are positive i32"))
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        // Errors mean that it is gone already, which is what is wanted.
+        self.control = None;
+        let _ = self.resume();
+        if !self.stderr.ended_within(END_LIMIT) {
+            let _ = self.child.kill();
+        }
+        let _: io::Result<_> = self.child.wait();
+    }
+}

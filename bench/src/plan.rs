@@ -1,0 +1,275 @@
+//! What to measure: the typed form of `sealane bench`'s flags, checked before anything starts.
+//! The producer process gets the same plan.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::BenchError;
+use crate::limits::{IDLE_US_MAX, ROUNDS_MAX, SECONDS_MAX, SIZE_BYTES_MAX, WINDOW_MAX};
+use crate::systems::SystemName;
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Bench {
+    /// Request and response of one tensor, one at a time: percentiles of the round trip.
+    Latency,
+    /// Small tensors a second, with a window of requests in flight.
+    Rate,
+    /// Large tensors, in 10^9 bytes a second.
+    Bandwidth,
+}
+
+impl fmt::Display for Bench {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Latency => "latency",
+            Self::Rate => "rate",
+            Self::Bandwidth => "bandwidth",
+        })
+    }
+}
+
+/// What carries the tensors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Link {
+    /// Two processes and a TCP connection over the loopback interface.
+    Tcp,
+    /// Inside one process, without the kernel.
+    Loopback,
+}
+
+impl fmt::Display for Link {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Tcp => "tcp",
+            Self::Loopback => "loopback",
+        })
+    }
+}
+
+impl FromStr for Link {
+    type Err = BenchError;
+
+    fn from_str(text: &str) -> Result<Self, BenchError> {
+        match text {
+            "tcp" => Ok(Self::Tcp),
+            "loopback" => Ok(Self::Loopback),
+            "shm" => Err(BenchError::LinkNotBuilt("shm")),
+            "verbs" => Err(BenchError::LinkNotBuilt("verbs")),
+            _ => Err(BenchError::Setting {
+                setting: "--link",
+                value: text.to_owned(),
+                accepted: "tcp or loopback".to_owned(),
+            }),
+        }
+    }
+}
+
+/// Whether small messages to one peer may leave as one write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Fuse {
+    /// One write a message, on both sides.
+    Off,
+    /// What a turn queued leaves as one write.
+    Turn,
+}
+
+impl fmt::Display for Fuse {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Off => "off",
+            Self::Turn => "turn",
+        })
+    }
+}
+
+impl FromStr for Fuse {
+    type Err = BenchError;
+
+    fn from_str(text: &str) -> Result<Self, BenchError> {
+        match text {
+            "off" => Ok(Self::Off),
+            "turn" => Ok(Self::Turn),
+            _ => Err(BenchError::Setting {
+                setting: "--fuse",
+                value: text.to_owned(),
+                accepted: "off or turn".to_owned(),
+            }),
+        }
+    }
+}
+
+/// A complete, serialisable description of one run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Plan {
+    /// What is measured.
+    pub bench: Bench,
+    /// What carries the tensors. Default: tcp.
+    pub link: Link,
+    /// Bytes of a tensor. Default: 64; for bandwidth 4 MiB.
+    pub size_bytes: usize,
+    /// Counted seconds of each system in each round; the warm-up comes on top. Default: 1.
+    pub seconds: f64,
+    /// Rounds, in each of which every system is measured once. Default: 5.
+    pub rounds: u32,
+    /// Requests in flight at once. Default: 1 for latency, 256 for rate, 4 for bandwidth.
+    pub window: usize,
+    /// Whether small messages are fused. Default: turn.
+    pub fuse: Fuse,
+    /// Whether both sides spin instead of sleeping. Default: yes; only latency can do without.
+    pub polling: bool,
+    /// Gap between two requests of a latency round, in microseconds. Default: 0.
+    pub idle_us: u64,
+    /// Congestion control of every TCP socket. Default: the kernel's.
+    pub congestion: Option<String>,
+    /// CPUs of the consumer and of the producer. Default: the first two that are allowed.
+    pub cpus: Option<[usize; 2]>,
+    /// What is measured beside Sealane, in turn with it.
+    pub baselines: Vec<SystemName>,
+}
+
+impl Plan {
+    /// The plan that `sealane bench BENCH` runs without flags.
+    pub fn new(bench: Bench) -> Self {
+        let (size_bytes, window) = match bench {
+            Bench::Latency => (64, 1),
+            Bench::Rate => (64, 256),
+            Bench::Bandwidth => (4 << 20, 4),
+        };
+        Self {
+            bench,
+            link: Link::Tcp,
+            size_bytes,
+            seconds: 1.0,
+            rounds: 5,
+            window,
+            fuse: Fuse::Turn,
+            polling: true,
+            idle_us: 0,
+            congestion: None,
+            cpus: None,
+            baselines: Vec::new(),
+        }
+    }
+
+    /// Makes sure that the plan can be run.
+    ///
+    /// # Errors
+    /// [`BenchError::Setting`] names the first flag that is outside its limits.
+    pub fn check(&self) -> Result<(), BenchError> {
+        within("--size", self.size_bytes, 1, SIZE_BYTES_MAX)?;
+        within("--rounds", self.rounds, 1, ROUNDS_MAX)?;
+        within("--window", self.window, 1, WINDOW_MAX)?;
+        within("--idle-us", self.idle_us, 0, IDLE_US_MAX)?;
+        if !(self.seconds > 0.0 && self.seconds <= SECONDS_MAX) {
+            return Err(BenchError::Setting {
+                setting: "--seconds",
+                value: self.seconds.to_string(),
+                accepted: format!("more than 0 and at most {SECONDS_MAX}"),
+            });
+        }
+        if !self.polling && self.bench != Bench::Latency {
+            return Err(BenchError::Setting {
+                setting: "--polling",
+                value: "off".to_owned(),
+                accepted: "on; only latency is measured asleep".to_owned(),
+            });
+        }
+        if let Some([consumer, producer]) = self.cpus
+            && consumer == producer
+        {
+            return Err(BenchError::Setting {
+                setting: "--cpus",
+                value: format!("{consumer},{producer}"),
+                accepted: "two different CPUs".to_owned(),
+            });
+        }
+        Ok(())
+    }
+
+    /// The counted length of one round.
+    pub fn round_length(&self) -> Duration {
+        Duration::from_secs_f64(self.seconds)
+    }
+
+    /// The gap before each request of a latency round, if there is one.
+    pub fn idle(&self) -> Option<Duration> {
+        (self.idle_us > 0).then(|| Duration::from_micros(self.idle_us))
+    }
+}
+
+fn within<T: PartialOrd + fmt::Display>(setting: &'static str, value: T, min: T, max: T) -> Result<(), BenchError> {
+    if value < min || value > max {
+        return Err(BenchError::Setting { setting, value: value.to_string(), accepted: format!("{min} to {max}") });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_default_plans_are_valid() {
+        for bench in [Bench::Latency, Bench::Rate, Bench::Bandwidth] {
+            Plan::new(bench).check().expect("defaults are valid");
+        }
+    }
+
+    #[test]
+    fn a_setting_outside_its_limits_is_named() {
+        type Spoil = fn(&mut Plan);
+        let cases: [(&str, Spoil); 9] = [
+            ("--size", |plan| plan.size_bytes = 0),
+            ("--size", |plan| plan.size_bytes = SIZE_BYTES_MAX + 1),
+            ("--rounds", |plan| plan.rounds = 0),
+            ("--window", |plan| plan.window = WINDOW_MAX + 1),
+            ("--idle-us", |plan| plan.idle_us = IDLE_US_MAX + 1),
+            ("--seconds", |plan| plan.seconds = 0.0),
+            ("--seconds", |plan| plan.seconds = f64::NAN),
+            ("--polling", |plan| plan.polling = false),
+            ("--cpus", |plan| plan.cpus = Some([1, 1])),
+        ];
+        for (flag, spoil) in cases {
+            let mut plan = Plan::new(Bench::Rate);
+            spoil(&mut plan);
+            let error = plan.check().expect_err(flag);
+            assert!(error.is_usage());
+            assert!(error.to_string().starts_with(flag), "{error}");
+        }
+    }
+
+    #[test]
+    fn links_are_read_by_name() {
+        assert_eq!("tcp".parse::<Link>().expect("known"), Link::Tcp);
+        assert_eq!("loopback".parse::<Link>().expect("known"), Link::Loopback);
+        for absent in ["shm", "verbs"] {
+            let error = absent.parse::<Link>().expect_err("not built");
+            assert!(error.to_string().contains(&format!("this build has no {absent} link")));
+        }
+        assert!("carrier-pigeon".parse::<Link>().expect_err("unknown").is_usage());
+    }
+
+    #[test]
+    fn fusion_is_read_by_name() {
+        for fuse in [Fuse::Off, Fuse::Turn] {
+            assert_eq!(fuse.to_string().parse::<Fuse>().expect("known"), fuse);
+        }
+        assert!("plan".parse::<Fuse>().expect_err("unknown").is_usage());
+    }
+
+    #[test]
+    fn a_plan_survives_the_way_to_the_producer() {
+        let mut plan = Plan::new(Bench::Bandwidth);
+        plan.congestion = Some("reno".to_owned());
+        plan.baselines = vec![SystemName::Grpc];
+        let text = serde_json::to_string(&plan).expect("serialisable");
+        assert_eq!(serde_json::from_str::<Plan>(&text).expect("readable"), plan);
+    }
+}

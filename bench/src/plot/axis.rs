@@ -1,0 +1,178 @@
+//! Scales and their ticks. Pure arithmetic: a value becomes a share of the axis.
+
+/// A mark on an axis.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Tick {
+    /// Where it is, from 0 to 1.
+    pub(super) share: f64,
+    /// What it says.
+    pub(super) label: String,
+}
+
+/// Ticks that a linear axis has about.
+const TICKS: f64 = 6.0;
+
+/// A linear axis from 0.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Linear {
+    step: f64,
+    steps: u32,
+}
+
+impl Linear {
+    /// An axis that reaches `max`, with ticks at round numbers.
+    pub(super) fn up_to(max: f64) -> Self {
+        let max = if max.is_finite() && max > 0.0 { max } else { 1.0 };
+        let rough = max / TICKS;
+        let scale = 10_f64.powf(rough.log10().floor());
+        let step = [1.0, 2.0, 5.0, 10.0]
+            .map(|factor| factor * scale)
+            .into_iter()
+            .find(|step| *step >= rough)
+            .unwrap_or(10.0 * scale);
+        Self { step, steps: (max / step).ceil() as u32 }
+    }
+
+    pub(super) fn share(self, value: f64) -> f64 {
+        value / (self.step * f64::from(self.steps))
+    }
+
+    pub(super) fn ticks(self) -> Vec<Tick> {
+        let tick = |index| {
+            let value = self.step * f64::from(index);
+            Tick { share: self.share(value), label: short(value) }
+        };
+        (0..=self.steps).map(tick).collect()
+    }
+}
+
+/// A logarithmic axis.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Logarithmic {
+    min: f64,
+    max: f64,
+}
+
+impl Logarithmic {
+    /// An axis over `min` to `max`, both widened to 1, 2 or 5 times a power of ten.
+    pub(super) fn over(min: f64, max: f64) -> Self {
+        let min = if min.is_finite() && min > 0.0 { min } else { 1.0 };
+        let max = if max.is_finite() && max > min { max } else { min };
+        let marks = marks(min, max);
+        let below = marks.iter().rev().find(|mark| **mark <= min).copied().unwrap_or(min);
+        let above = marks.iter().find(|mark| **mark > max).copied().unwrap_or(max * 2.0);
+        Self { min: below, max: above }
+    }
+
+    pub(super) fn share(self, value: f64) -> f64 {
+        let share = (value / self.min).log10() / (self.max / self.min).log10();
+        share.clamp(0.0, 1.0)
+    }
+
+    pub(super) fn ticks(self) -> Vec<Tick> {
+        let tolerance = 1e-9;
+        marks(self.min, self.max)
+            .into_iter()
+            .filter(|mark| *mark >= self.min * (1.0 - tolerance))
+            .filter(|mark| *mark <= self.max * (1.0 + tolerance))
+            .map(|mark| Tick { share: self.share(mark), label: short(mark) })
+            .collect()
+    }
+}
+
+/// 1, 2 and 5 times every power of ten from below `min` to above `max`.
+fn marks(min: f64, max: f64) -> Vec<f64> {
+    let powers = min.log10().floor() as i32..=max.log10().floor() as i32 + 1;
+    powers.flat_map(|power| [1.0, 2.0, 5.0].map(|factor| factor * 10_f64.powi(power))).collect()
+}
+
+/// The axis of percentiles that gives each further nine the same room: 0 %, 90 %, 99 %, 99.9 %...
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Tail {
+    nines: u32,
+}
+
+impl Tail {
+    /// An axis that ends at this many nines.
+    pub(super) fn to_nines(nines: u32) -> Self {
+        Self { nines: nines.max(1) }
+    }
+
+    /// The quantile at a share of the axis.
+    pub(super) fn quantile(self, share: f64) -> f64 {
+        1.0 - 10_f64.powf(-share * f64::from(self.nines))
+    }
+
+    pub(super) fn share(self, quantile: f64) -> f64 {
+        -(1.0 - quantile).log10() / f64::from(self.nines)
+    }
+
+    pub(super) fn ticks(self) -> Vec<Tick> {
+        let nines = (1..=self.nines).map(|nines| {
+            let decimals = nines.saturating_sub(2) as usize;
+            let percent = 100.0 - 10_f64.powi(2 - nines as i32);
+            Tick { share: f64::from(nines) / f64::from(self.nines), label: format!("{percent:.decimals$} %") }
+        });
+        let start = Tick { share: 0.0, label: "0 %".to_owned() };
+        let half = Tick { share: self.share(0.5), label: "50 %".to_owned() };
+        [start, half].into_iter().chain(nines).collect()
+    }
+}
+
+/// A number as short as it can be read: `2.5 M`, `400 k`, `0.5`.
+pub(super) fn short(value: f64) -> String {
+    let (scaled, unit) = match value.abs() {
+        large if large >= 1e9 => (value / 1e9, " G"),
+        large if large >= 1e6 => (value / 1e6, " M"),
+        large if large >= 1e4 => (value / 1e3, " k"),
+        _ => (value, ""),
+    };
+    let digits = format!("{scaled:.3}");
+    let digits = digits.trim_end_matches('0').trim_end_matches('.');
+    format!("{digits}{unit}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn labels(ticks: &[Tick]) -> Vec<&str> {
+        ticks.iter().map(|tick| tick.label.as_str()).collect()
+    }
+
+    #[test]
+    fn linear_ticks_are_round_and_reach_the_maximum() {
+        let axis = Linear::up_to(2_400_000.0);
+        assert_eq!(labels(&axis.ticks()), ["0", "500 k", "1 M", "1.5 M", "2 M", "2.5 M"]);
+        assert!((axis.share(1_250_000.0) - 0.5).abs() < 1e-9);
+        for strange in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+            assert!(Linear::up_to(strange).ticks().len() > 1);
+        }
+    }
+
+    #[test]
+    fn logarithmic_ticks_enclose_what_is_shown() {
+        let axis = Logarithmic::over(6.4, 42.0);
+        assert_eq!(labels(&axis.ticks()), ["5", "10", "20", "50"]);
+        assert_eq!(axis.share(5.0), 0.0);
+        assert!((axis.share(50.0) - 1.0).abs() < 1e-9);
+        assert!(Logarithmic::over(f64::NAN, 0.0).ticks().len() > 1);
+        assert!(Logarithmic::over(3.0, 3.0).ticks().len() > 1);
+    }
+
+    #[test]
+    fn every_nine_gets_the_same_room() {
+        let axis = Tail::to_nines(4);
+        assert_eq!(labels(&axis.ticks()), ["0 %", "50 %", "90 %", "99 %", "99.9 %", "99.99 %"]);
+        assert!((axis.share(0.99) - 0.5).abs() < 1e-9);
+        assert!((axis.quantile(0.5) - 0.99).abs() < 1e-9);
+    }
+
+    #[test]
+    fn numbers_are_short() {
+        let cases = [(0.0, "0"), (0.5, "0.5"), (5_000.0, "5000"), (25_000.0, "25 k"), (3e9, "3 G")];
+        for (value, text) in cases {
+            assert_eq!(short(value), text);
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! Ratios of Sealane's figures and the baselines', taken round by round, so that what slowed a
+//! round down slowed both down.
+
+use serde::{Deserialize, Serialize};
+
+use crate::sample::{Metric, Sample};
+use crate::spread::Spread;
+use crate::turns::Measured;
+
+/// The system that all others are compared with.
+const SUBJECT: &str = "sealane";
+
+/// Percentiles of a round trip that are compared. The maximum is not: it is one event.
+const PERCENTILES: [(&str, f64); 4] = [("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("p999", 0.999)];
+
+/// A quotient of one figure of two systems.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Ratio {
+    /// Which systems: the first one's figure is divided by the second one's.
+    pub name: String,
+    /// Which figure.
+    pub of: String,
+    /// Its spread over the rounds.
+    #[serde(flatten)]
+    pub spread: Spread,
+}
+
+/// One ratio for every baseline and figure that it shares with Sealane; none without Sealane.
+pub(crate) fn ratios(measured: &[Measured]) -> Vec<Ratio> {
+    let Some(subject) = measured.iter().find(|one| one.system == SUBJECT) else {
+        return Vec::new();
+    };
+    measured.iter().filter(|other| other.system != SUBJECT).flat_map(|baseline| compare(subject, baseline)).collect()
+}
+
+fn compare(subject: &Measured, baseline: &Measured) -> Vec<Ratio> {
+    let name = format!("{SUBJECT}/{}", baseline.system);
+    let ratio =
+        |of: String, quotients: &[f64]| Spread::of(quotients).map(|spread| Ratio { name: name.clone(), of, spread });
+    let percentiles = PERCENTILES.iter().filter_map(|(label, quantile)| {
+        let of = format!("{}.{label}", Metric::RoundTrip);
+        ratio(of, &quotients(&percentile(subject, *quantile), &percentile(baseline, *quantile)))
+    });
+    let shared = subject.metrics().into_iter().filter_map(|metric| {
+        let quotients = quotients(&subject.values(metric), &baseline.values(metric));
+        ratio(metric.to_string(), &quotients)
+    });
+    percentiles.chain(shared).collect()
+}
+
+fn percentile(measured: &Measured, quantile: f64) -> Vec<f64> {
+    let at = |sample: &Sample| sample.round_trips.as_ref().map(|all| all.value_at_quantile(quantile) as f64);
+    measured.samples.iter().filter_map(at).collect()
+}
+
+/// Divides round by round; a round in which the baseline did nothing has no quotient.
+fn quotients(subject: &[f64], baseline: &[f64]) -> Vec<f64> {
+    subject
+        .iter()
+        .zip(baseline)
+        .map(|(subject, baseline)| subject / baseline)
+        .filter(|quotient| quotient.is_finite())
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sample::round_trip_histogram;
+
+    fn rates(system: &'static str, rounds: &[f64]) -> Measured {
+        let sample = |value: &f64| Sample::figure(Metric::TensorsPerSecond, *value);
+        Measured { system, variant: String::new(), samples: rounds.iter().map(sample).collect() }
+    }
+
+    #[test]
+    fn quotients_are_taken_round_by_round() {
+        // The medians' quotient would be 3.
+        let subject = rates(SUBJECT, &[100.0, 300.0, 800.0]);
+        let baseline = rates("raw", &[50.0, 100.0, 200.0]);
+        let made = ratios(&[subject, baseline]);
+        assert_eq!(
+            made,
+            [Ratio {
+                name: "sealane/raw".to_owned(),
+                of: "tensors_per_s".to_owned(),
+                spread: Spread { median: 3.0, min: 2.0, max: 4.0 },
+            }]
+        );
+        let paired = ratios(&[rates(SUBJECT, &[10.0, 40.0]), rates("grpc", &[10.0, 10.0])]);
+        assert_eq!(paired[0].name, "sealane/grpc");
+        assert_eq!(paired[0].spread, Spread { median: 2.5, min: 1.0, max: 4.0 });
+    }
+
+    #[test]
+    fn every_percentile_but_the_maximum_is_compared() {
+        let trips = |system, nanoseconds| {
+            let mut histogram = round_trip_histogram();
+            histogram.saturating_record(nanoseconds);
+            let samples = vec![Sample::round_trips(histogram)];
+            Measured { system, variant: String::new(), samples }
+        };
+        let made = ratios(&[trips("raw", 1_000), trips(SUBJECT, 1_500)]);
+        let of: Vec<_> = made.iter().map(|ratio| ratio.of.as_str()).collect();
+        assert_eq!(of, ["rtt_us.p50", "rtt_us.p90", "rtt_us.p99", "rtt_us.p999"]);
+        assert!(made.iter().all(|ratio| ratio.spread.median == 1.5));
+    }
+
+    #[test]
+    fn what_is_not_shared_or_not_finite_is_left_out() {
+        assert!(ratios(&[rates("raw", &[1.0]), rates("grpc", &[1.0])]).is_empty());
+        assert!(ratios(&[rates(SUBJECT, &[1.0]), rates("raw", &[0.0])]).is_empty());
+        let other = Measured {
+            system: "raw",
+            variant: String::new(),
+            samples: vec![Sample::figure(Metric::GigabytesPerSecond, 1.0)],
+        };
+        assert!(ratios(&[rates(SUBJECT, &[1.0]), other]).is_empty());
+    }
+}

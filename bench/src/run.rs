@@ -1,0 +1,113 @@
+//! One run from plan to outcome. Runs on the calling thread, which is pinned meanwhile.
+
+use crate::allocator::keep_freed_memory;
+use crate::error::BenchError;
+use crate::machine::{Machine, Pinned, allowed_cpus, choose_cpus};
+use crate::peer::PeerProgram;
+use crate::plan::Plan;
+use crate::progress::Progress;
+use crate::report::Report;
+use crate::system::System;
+use crate::systems;
+use crate::turns::{Measured, take_turns};
+
+/// What a run yields: the report, and what it was made from.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// What goes into the JSON.
+    pub report: Report,
+    /// Every sample of every system, as a plot needs them.
+    pub measured: Vec<Measured>,
+}
+
+/// Measures what `plan` says; `program` starts the producers.
+///
+/// # Errors
+/// A plan that cannot be run ([`BenchError::is_usage`]) or the first failure of any system.
+pub fn run(plan: &Plan, program: &PeerProgram, progress: &mut Progress) -> Result<Outcome, BenchError> {
+    plan.check()?;
+    keep_freed_memory();
+    let allowed = allowed_cpus()?;
+    let cpus = choose_cpus(plan.cpus, &allowed)?;
+    let machine = Machine::look(&allowed, cpus)?;
+    let _pinned = cpus.map(|[consumer, _]| Pinned::to(consumer)).transpose()?;
+    let mut systems = systems::set_up(plan, cpus, program)?;
+    let congestion = one_congestion(&systems)?;
+    let measured = take_turns(&mut systems, plan, progress)?;
+    let report = Report::new(plan, machine, congestion, &measured);
+    Ok(Outcome { report, measured })
+}
+
+/// The congestion control of all systems that have one: figures are comparable only if it is one.
+fn one_congestion(systems: &[Box<dyn System>]) -> Result<Option<String>, BenchError> {
+    let mut one: Option<&str> = None;
+    for system in systems {
+        match (one, system.congestion()) {
+            (Some(expected), Some(found)) if expected != found => {
+                return Err(BenchError::CongestionDiffers {
+                    system: system.name(),
+                    found: found.to_owned(),
+                    expected: expected.to_owned(),
+                });
+            }
+            (_, found) => one = one.or(found),
+        }
+    }
+    Ok(one.map(str::to_owned))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::plan::Bench;
+    use crate::sample::Sample;
+
+    struct With(Option<&'static str>);
+
+    impl System for With {
+        fn name(&self) -> &'static str {
+            "scripted"
+        }
+        fn variant(&self) -> String {
+            String::new()
+        }
+        fn congestion(&self) -> Option<&str> {
+            self.0
+        }
+        fn resume(&mut self) -> Result<(), BenchError> {
+            Ok(())
+        }
+        fn round(&mut self, _length: Duration) -> Result<Sample, BenchError> {
+            Ok(Sample::default())
+        }
+        fn rest(&mut self) -> Result<(), BenchError> {
+            Ok(())
+        }
+    }
+
+    fn congestion_of(names: &[Option<&'static str>]) -> Result<Option<String>, BenchError> {
+        let systems: Vec<Box<dyn System>> = names.iter().map(|name| Box::new(With(*name)) as Box<dyn System>).collect();
+        one_congestion(&systems)
+    }
+
+    #[test]
+    fn all_systems_must_share_their_congestion_control() {
+        assert_eq!(congestion_of(&[]).expect("none"), None);
+        assert_eq!(congestion_of(&[None, Some("bbr"), None]).expect("one"), Some("bbr".into()));
+        let error = congestion_of(&[Some("bbr"), Some("reno")]).expect_err("two");
+        assert!(error.to_string().contains("reno") && error.to_string().contains("bbr"));
+    }
+
+    #[test]
+    fn a_plan_without_systems_or_with_a_strange_cpu_is_refused() {
+        let program = PeerProgram::this(&[]);
+        let mut plan = Plan::new(Bench::Latency);
+        let error = run(&plan, &program, &mut Progress::silent()).expect_err("no system");
+        assert!(error.is_usage());
+        plan.cpus = Some([0, 1_000_000]);
+        let error = run(&plan, &program, &mut Progress::silent()).expect_err("no such CPU");
+        assert!(error.to_string().contains("--cpus"), "{error}");
+    }
+}

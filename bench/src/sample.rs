@@ -1,0 +1,108 @@
+//! What one system yields in one round.
+
+use std::fmt;
+use std::time::Duration;
+
+use hdrhistogram::Histogram;
+use serde::{Deserialize, Serialize};
+
+use crate::limits::ROUND_TRIP_NS_MAX;
+
+/// Significant decimal digits that a histogram keeps: a value is off by at most 0.1 %.
+const HISTOGRAM_DIGITS: u8 = 3;
+
+/// A figure that a round yields, under the name that it has in the report.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Metric {
+    /// Time from a request to its full response; percentiles.
+    #[serde(rename = "rtt_us")]
+    RoundTrip,
+    /// Tensors that arrived in a second.
+    #[serde(rename = "tensors_per_s")]
+    TensorsPerSecond,
+    /// 10^9 bytes of tensors that arrived in a second.
+    #[serde(rename = "gigabytes_per_s")]
+    GigabytesPerSecond,
+}
+
+impl Metric {
+    /// The name in the report.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::RoundTrip => "rtt_us",
+            Self::TensorsPerSecond => "tensors_per_s",
+            Self::GigabytesPerSecond => "gigabytes_per_s",
+        }
+    }
+
+    /// The label of an axis or a column, unit included.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::RoundTrip => "round trip, µs",
+            Self::TensorsPerSecond => "tensors/s",
+            Self::GigabytesPerSecond => "GB/s",
+        }
+    }
+}
+
+impl fmt::Display for Metric {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// What one system yielded in one round: round trips, or figures, or both.
+#[derive(Clone, Debug, Default)]
+pub struct Sample {
+    /// Every round trip of the round, in nanoseconds.
+    pub round_trips: Option<Histogram<u64>>,
+    /// The other metrics, each at most once.
+    pub figures: Vec<(Metric, f64)>,
+}
+
+impl Sample {
+    /// A sample that consists of round trips.
+    pub fn round_trips(histogram: Histogram<u64>) -> Self {
+        Self { round_trips: Some(histogram), figures: Vec::new() }
+    }
+
+    /// A sample that is a single figure.
+    pub fn figure(metric: Metric, value: f64) -> Self {
+        Self { round_trips: None, figures: vec![(metric, value)] }
+    }
+}
+
+/// An empty histogram of round trips in nanoseconds.
+pub fn round_trip_histogram() -> Histogram<u64> {
+    Histogram::new_with_bounds(1, ROUND_TRIP_NS_MAX, HISTOGRAM_DIGITS)
+        .expect("the bounds are constants that the histogram accepts")
+}
+
+/// Counts one round trip; one that is too long counts as the longest.
+pub fn record_round_trip(histogram: &mut Histogram<u64>, took: Duration) {
+    let nanoseconds = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+    histogram.saturating_record(nanoseconds.clamp(1, ROUND_TRIP_NS_MAX));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn round_trips_out_of_range_are_clamped() {
+        let mut histogram = round_trip_histogram();
+        record_round_trip(&mut histogram, Duration::ZERO);
+        record_round_trip(&mut histogram, Duration::from_secs(3_600));
+        assert_eq!(histogram.len(), 2);
+        assert_eq!(histogram.min(), 1);
+        assert!(histogram.max() >= ROUND_TRIP_NS_MAX);
+    }
+
+    #[test]
+    fn metrics_have_one_name() {
+        for metric in [Metric::RoundTrip, Metric::TensorsPerSecond, Metric::GigabytesPerSecond] {
+            let text = serde_json::to_string(&metric).expect("serialisable");
+            assert_eq!(text, format!("\"{metric}\""));
+        }
+    }
+}

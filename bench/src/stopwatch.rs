@@ -1,0 +1,115 @@
+//! When a round warms up, counts and is over. Pure: the time is an argument, so that every system
+//! counts by the same rule.
+
+use std::time::{Duration, Instant};
+
+use crate::limits::{WARM_UP_MAX, WARM_UP_SHARE};
+
+/// The moments of one round.
+#[derive(Clone, Copy, Debug)]
+pub struct RoundClock {
+    counts_from: Instant,
+    ends: Instant,
+}
+
+impl RoundClock {
+    /// A round that starts now with its warm-up and then counts for `length`.
+    pub fn start(now: Instant, length: Duration) -> Self {
+        let counts_from = now + length.mul_f64(WARM_UP_SHARE).min(WARM_UP_MAX);
+        Self { counts_from, ends: counts_from + length }
+    }
+
+    /// Whether the warm-up is behind us.
+    pub fn counts(&self, now: Instant) -> bool {
+        now >= self.counts_from
+    }
+
+    /// Whether no further request should be made.
+    pub fn is_over(&self, now: Instant) -> bool {
+        now >= self.ends
+    }
+}
+
+/// Counts completions of a round and turns them into a rate.
+///
+/// Counting starts at the first completion after the warm-up, which is itself not counted, and
+/// ends at the first one after the end, which is: both ends of the interval are completions.
+#[derive(Clone, Copy, Debug)]
+pub struct Tally {
+    clock: RoundClock,
+    started: Option<Instant>,
+    last: Instant,
+    counted: u64,
+}
+
+impl Tally {
+    /// A tally of a round that starts now and counts for `length`.
+    pub fn start(now: Instant, length: Duration) -> Self {
+        Self { clock: RoundClock::start(now, length), started: None, last: now, counted: 0 }
+    }
+
+    /// Notes that `count` tensors are complete at `now`; says whether the round is over.
+    pub fn completed(&mut self, count: u64, now: Instant) -> bool {
+        if count == 0 || !self.clock.counts(now) {
+            return false;
+        }
+        match self.started {
+            None => self.started = Some(now),
+            Some(_) => {
+                self.counted += count;
+                self.last = now;
+            }
+        }
+        self.counted > 0 && self.clock.is_over(now)
+    }
+
+    /// Completions a second; 0 when fewer than two moments were seen.
+    pub fn per_second(&self) -> f64 {
+        match self.started {
+            Some(started) if self.last > started => self.counted as f64 / (self.last - started).as_secs_f64(),
+            _ => 0.0,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LENGTH: Duration = Duration::from_millis(500);
+    const WARM_UP: Duration = Duration::from_millis(50);
+
+    #[test]
+    fn the_warm_up_is_a_share_with_a_maximum() {
+        let now = Instant::now();
+        let clock = RoundClock::start(now, LENGTH);
+        assert!(!clock.counts(now));
+        assert!(clock.counts(now + WARM_UP));
+        assert!(!clock.is_over(now + LENGTH));
+        assert!(clock.is_over(now + WARM_UP + LENGTH));
+        let long = RoundClock::start(now, Duration::from_secs(100));
+        assert!(long.counts(now + WARM_UP_MAX));
+    }
+
+    #[test]
+    fn completions_between_two_completions_are_counted() {
+        let now = Instant::now();
+        let mut tally = Tally::start(now, LENGTH);
+        assert!(!tally.completed(1_000, now), "warm-up");
+        assert!(!tally.completed(7, now + WARM_UP), "starts the count");
+        assert!(!tally.completed(100, now + WARM_UP + LENGTH / 2));
+        assert!(!tally.completed(0, now + WARM_UP + LENGTH), "nothing completed");
+        assert!(tally.completed(100, now + WARM_UP + LENGTH));
+        assert!((tally.per_second() - 400.0).abs() < 1e-6);
+    }
+
+    #[test]
+    fn a_round_in_which_everything_is_late_still_counts_something() {
+        let now = Instant::now();
+        let mut tally = Tally::start(now, LENGTH);
+        assert!(!tally.completed(1, now + LENGTH * 3), "only starts the count");
+        assert!(tally.completed(1, now + LENGTH * 5));
+        assert!((tally.per_second() - 1.0).abs() < 1e-6);
+        assert_eq!(Tally::start(now, LENGTH).per_second(), 0.0);
+    }
+}

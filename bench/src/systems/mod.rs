@@ -1,0 +1,131 @@
+//! The systems that can be measured, by name, and the sockets that they share.
+
+mod grpc;
+mod raw;
+mod sealane;
+mod sockets;
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::BenchError;
+use crate::peer::{PeerJob, PeerProgram};
+use crate::plan::{Link, Plan};
+use crate::system::System;
+
+/// A system's name, as flags and reports spell it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SystemName {
+    /// Sealane itself: always measured, and so never a baseline.
+    Sealane,
+    /// The bare operation of the kernel, or of memory where the link is in memory.
+    Raw,
+    /// gRPC, through tonic.
+    Grpc,
+}
+
+impl SystemName {
+    /// The name itself.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Sealane => "sealane",
+            Self::Raw => "raw",
+            Self::Grpc => "grpc",
+        }
+    }
+}
+
+impl fmt::Display for SystemName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl FromStr for SystemName {
+    type Err = BenchError;
+
+    fn from_str(text: &str) -> Result<Self, BenchError> {
+        match text {
+            "raw" => Ok(Self::Raw),
+            "grpc" => Ok(Self::Grpc),
+            _ => Err(BenchError::Setting {
+                setting: "--baseline",
+                value: text.to_owned(),
+                accepted: "raw or grpc".to_owned(),
+            }),
+        }
+    }
+}
+
+/// Sets up every system of the plan, each with its producer at rest.
+///
+/// # Errors
+/// [`BenchError::NoSystem`] when the plan names none; whatever keeps one from starting.
+pub fn set_up(
+    plan: &Plan,
+    cpus: Option<[usize; 2]>,
+    program: &PeerProgram,
+) -> Result<Vec<Box<dyn System>>, BenchError> {
+    let mut names = vec![SystemName::Sealane];
+    for name in &plan.baselines {
+        if !names.contains(name) {
+            names.push(*name);
+        }
+    }
+    let producer_cpu = cpus.map(|[_, producer]| producer);
+    names
+        .into_iter()
+        .map(|system| {
+            let job = PeerJob { system, plan: plan.clone(), cpu: producer_cpu, consumer_port: None };
+            one(&job, program)
+        })
+        .collect()
+}
+
+fn one(job: &PeerJob, program: &PeerProgram) -> Result<Box<dyn System>, BenchError> {
+    Ok(match (job.system, job.plan.link) {
+        (SystemName::Sealane, Link::Tcp) => Box::new(sealane::Sealane::over_tcp(job, program)?),
+        (SystemName::Sealane, Link::Loopback) => Box::new(sealane::Sealane::in_memory(&job.plan)?),
+        (SystemName::Raw, Link::Tcp) => Box::new(raw::OverTcp::start(job, program)?),
+        (SystemName::Raw, Link::Loopback) => Box::new(raw::InMemory::new(&job.plan)),
+        (SystemName::Grpc, Link::Tcp) => Box::new(grpc::Unary::over_tcp(job, program)?),
+        (SystemName::Grpc, Link::Loopback) => Box::new(grpc::Unary::in_memory(&job.plan)?),
+    })
+}
+
+/// Runs the producer's side of a system until its consumer is gone.
+pub(crate) fn serve(job: &PeerJob) -> Result<(), BenchError> {
+    match job.system {
+        SystemName::Sealane => sealane::serve(job),
+        SystemName::Raw => raw::serve(&job.plan),
+        SystemName::Grpc => grpc::serve(&job.plan),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::Bench;
+
+    #[test]
+    fn systems_are_read_by_name() {
+        for name in [SystemName::Raw, SystemName::Grpc] {
+            assert_eq!(name.to_string().parse::<SystemName>().expect("known"), name);
+        }
+        assert!("smoke-signals".parse::<SystemName>().expect_err("unknown").is_usage());
+    }
+
+    #[test]
+    fn a_baseline_that_is_named_twice_is_measured_once() {
+        let mut plan = Plan { link: Link::Loopback, ..Plan::new(Bench::Rate) };
+        let program = PeerProgram::this(&[]);
+        assert!(matches!(set_up(&plan, None, &program), Err(BenchError::NoSystem)));
+        plan.baselines = vec![SystemName::Raw, SystemName::Grpc, SystemName::Raw];
+        let systems = set_up(&plan, None, &program).expect("nothing to start");
+        let names: Vec<_> = systems.iter().map(|system| system.name()).collect();
+        assert_eq!(names, ["raw", "grpc"]);
+    }
+}

@@ -1,0 +1,155 @@
+//! The baseline `raw`: the bare operation on the same work, with nothing around it.
+//!
+//! Over TCP: two processes and one connection; both sides spin on non-blocking sockets, or block
+//! when polling is off. Over loopback: two rings of bytes in one thread, so that every byte is
+//! copied in and out once and nothing else happens.
+
+mod channel;
+mod consumer;
+mod memory;
+mod producer;
+mod tcp;
+
+use std::io;
+use std::time::Duration;
+
+use crate::error::BenchError;
+use crate::limits::STALL_LIMIT;
+use crate::peer::{Peer, PeerJob, PeerProgram, PeerReady, announce};
+use crate::plan::{Bench, Fuse, Plan};
+use crate::sample::Sample;
+use crate::system::System;
+use crate::systems::sockets;
+
+use channel::Channel;
+use memory::MemoryChannel;
+use producer::RawProducer;
+use tcp::TcpChannel;
+
+const NAME: &str = "raw";
+
+/// Raw sockets, the producer in a process of its own.
+pub(super) struct OverTcp {
+    plan: Plan,
+    congestion: String,
+    channel: TcpChannel,
+    peer: Peer,
+}
+
+impl OverTcp {
+    pub(super) fn start(job: &PeerJob, program: &PeerProgram) -> Result<Self, BenchError> {
+        let plan = job.plan.clone();
+        let mut peer = Peer::start(program, job)?;
+        let stream = sockets::connect(peer.ready().port, plan.congestion.as_deref())?;
+        let congestion = sockets::congestion(&stream)?;
+        let channel = TcpChannel::new(stream, plan.polling, Some(STALL_LIMIT))?;
+        peer.rest()?;
+        Ok(Self { plan, congestion, channel, peer })
+    }
+}
+
+impl System for OverTcp {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn variant(&self) -> String {
+        variant(&self.plan)
+    }
+
+    fn congestion(&self) -> Option<&str> {
+        Some(&self.congestion)
+    }
+
+    fn resume(&mut self) -> Result<(), BenchError> {
+        self.peer.resume()
+    }
+
+    fn round(&mut self, length: Duration) -> Result<Sample, BenchError> {
+        measure(&mut self.channel, &self.plan, length).map_err(|failure| self.peer.blame(failure))
+    }
+
+    fn rest(&mut self) -> Result<(), BenchError> {
+        self.peer.rest()
+    }
+}
+
+/// Rings of bytes, both sides in the calling thread.
+pub(super) struct InMemory {
+    plan: Plan,
+    channel: MemoryChannel,
+}
+
+impl InMemory {
+    pub(super) fn new(plan: &Plan) -> Self {
+        Self { plan: plan.clone(), channel: MemoryChannel::new(RawProducer::new(plan)) }
+    }
+}
+
+impl System for InMemory {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn variant(&self) -> String {
+        "memory".to_owned()
+    }
+
+    fn congestion(&self) -> Option<&str> {
+        None
+    }
+
+    fn resume(&mut self) -> Result<(), BenchError> {
+        Ok(())
+    }
+
+    fn round(&mut self, length: Duration) -> Result<Sample, BenchError> {
+        measure(&mut self.channel, &self.plan, length)
+    }
+
+    fn rest(&mut self) -> Result<(), BenchError> {
+        Ok(())
+    }
+}
+
+/// The producer's side over TCP: serves one consumer until that closes the connection.
+pub(super) fn serve(plan: &Plan) -> Result<(), BenchError> {
+    let listener = sockets::listen(plan.congestion.as_deref())?;
+    announce(PeerReady { port: sockets::port(&listener)? })?;
+    let mut channel = TcpChannel::new(sockets::accept(&listener)?, plan.polling, None)?;
+    let mut producer = RawProducer::new(plan);
+    loop {
+        match producer.turn(&mut channel) {
+            Ok(_) => {}
+            Err(gone) if is_end(&gone) => return Ok(()),
+            Err(failure) => return Err(BenchError::io("serve the consumer")(failure)),
+        }
+    }
+}
+
+fn is_end(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+    matches!(error.kind(), UnexpectedEof | BrokenPipe | ConnectionReset)
+}
+
+fn measure(channel: &mut impl Channel, plan: &Plan, length: Duration) -> Result<Sample, BenchError> {
+    let sample = match plan.bench {
+        Bench::Latency => consumer::round_trips(channel, plan, length),
+        Bench::Rate => consumer::rate(channel, plan, length),
+        Bench::Bandwidth => consumer::bandwidth(channel, plan, length),
+    };
+    sample.map_err(|failure| match failure.kind() {
+        io::ErrorKind::TimedOut => BenchError::Stalled { system: NAME, waited: STALL_LIMIT },
+        _ => BenchError::io("move bytes over the raw link")(failure),
+    })
+}
+
+fn variant(plan: &Plan) -> String {
+    let waiting = if plan.polling { "polling" } else { "blocking" };
+    match (plan.bench, plan.fuse) {
+        (Bench::Latency, _) => waiting.to_owned(),
+        (Bench::Rate, Fuse::Off) => format!("{waiting}, a write each"),
+        (Bench::Rate, Fuse::Turn) => format!("{waiting}, fused writes"),
+        (Bench::Bandwidth, _) => format!("{waiting}, one stream"),
+    }
+}

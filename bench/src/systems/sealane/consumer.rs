@@ -1,0 +1,127 @@
+//! The consumer's side: one task on the shard for every request in flight.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use hdrhistogram::Histogram;
+use sealane_fusion::{Buffer, Engine, Error, LocalEngine, LocalPair, Unreceived};
+
+use super::{NAME, PS, WORKER};
+use crate::error::BenchError;
+use crate::plan::{Bench, Plan};
+use crate::sample::{Metric, Sample, record_round_trip, round_trip_histogram};
+use crate::stopwatch::{RoundClock, Tally};
+
+/// One of the requests that are in flight at once: its key, its next step, and the memory that it fills.
+pub(super) struct Lane {
+    key: String,
+    step: i64,
+    buffer: Option<Buffer>,
+}
+
+pub(super) fn key_of(lane: usize) -> String {
+    format!("layer_{lane}/kernel")
+}
+
+impl Lane {
+    pub(super) fn new(index: usize, size_bytes: usize) -> Self {
+        Self { key: key_of(index), step: 0, buffer: Some(Buffer::from_vec(vec![0; size_bytes])) }
+    }
+
+    /// Receives the next step's tensor into the lane's own memory.
+    async fn pull(&mut self, pair: &LocalPair, size: usize) -> Result<(), Error> {
+        let buffer = self.buffer.take().expect("given back by every pull");
+        let tensor = pair.recv_into(self.step, &self.key, buffer).await.map_err(|Unreceived { error, .. }| error)?;
+        let buffer = tensor.into_buffer();
+        if buffer.len() != size {
+            let reason = format!("{NAME} answered {} bytes to a request for {size}", buffer.len());
+            return Err(Error::InvalidArgument { reason: reason.into() });
+        }
+        self.buffer = Some(buffer);
+        self.step += 1;
+        Ok(())
+    }
+}
+
+/// One round on the engine's shard; gives the lanes back for the next.
+pub(super) fn round(
+    engine: &Engine,
+    plan: &Plan,
+    lanes: Vec<Lane>,
+    length: Duration,
+) -> Result<(Sample, Vec<Lane>), BenchError> {
+    let plan = plan.clone();
+    let job = engine.on_shard(0, async move |shard| match plan.bench {
+        Bench::Latency => round_trips(&shard, &plan, lanes, length).await,
+        Bench::Rate | Bench::Bandwidth => throughput(&shard, &plan, lanes, length).await,
+    });
+    let failed = |reason: String| BenchError::Sealane { operation: "move tensors", reason };
+    job.wait().map_err(|error| failed(error.to_string()))?.map_err(|error| failed(error.to_string()))
+}
+
+async fn round_trips(
+    shard: &LocalEngine,
+    plan: &Plan,
+    mut lanes: Vec<Lane>,
+    length: Duration,
+) -> Result<(Sample, Vec<Lane>), Error> {
+    let pair = shard.task(WORKER)?.pair(PS)?;
+    let mut histogram: Histogram<u64> = round_trip_histogram();
+    let clock = RoundClock::start(Instant::now(), length);
+    let lane = &mut lanes[0];
+    loop {
+        if let Some(idle) = plan.idle() {
+            shard.shard().sleep(idle).await;
+        }
+        let asked = Instant::now();
+        lane.pull(&pair, plan.size_bytes).await?;
+        let answered = Instant::now();
+        if clock.counts(asked) {
+            record_round_trip(&mut histogram, answered - asked);
+            if clock.is_over(answered) {
+                return Ok((Sample::round_trips(histogram), lanes));
+            }
+        }
+    }
+}
+
+async fn throughput(
+    shard: &LocalEngine,
+    plan: &Plan,
+    lanes: Vec<Lane>,
+    length: Duration,
+) -> Result<(Sample, Vec<Lane>), Error> {
+    let pair = shard.task(WORKER)?.pair(PS)?;
+    let tally = Rc::new(RefCell::new((Tally::start(Instant::now(), length), false)));
+    let tasks: Vec<_> = lanes
+        .into_iter()
+        .map(|lane| shard.shard().spawn(pull_until_over(shard.clone(), pair.clone(), lane, plan.size_bytes, tally.clone())))
+        .collect();
+    let mut lanes = Vec::with_capacity(tasks.len());
+    for task in tasks {
+        lanes.push(task.await.expect("the task does not panic")?);
+    }
+    let per_second = tally.borrow().0.per_second();
+    let sample = match plan.bench {
+        Bench::Bandwidth => Sample::figure(Metric::GigabytesPerSecond, per_second * plan.size_bytes as f64 / 1e9),
+        Bench::Rate | Bench::Latency => Sample::figure(Metric::TensorsPerSecond, per_second),
+    };
+    Ok((sample, lanes))
+}
+
+async fn pull_until_over(
+    shard: LocalEngine,
+    pair: LocalPair,
+    mut lane: Lane,
+    size: usize,
+    tally: Rc<RefCell<(Tally, bool)>>,
+) -> Result<Lane, Error> {
+    while !tally.borrow().1 {
+        lane.pull(&pair, size).await?;
+        // The turn's own clock: exact to the turn, and free.
+        let over = tally.borrow_mut().0.completed(1, shard.shard().now());
+        tally.borrow_mut().1 |= over;
+    }
+    Ok(lane)
+}

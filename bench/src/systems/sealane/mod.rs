@@ -1,0 +1,204 @@
+//! The system under test: two engines, one in each process, or one with both tasks where the link is loopback.
+//!
+//! Both sides run on a shard, as a parameter server's own code would: the consumer asks for `lane`'s tensor of the
+//! next step as soon as the former has arrived; the producer has deposited it before, one step ahead.
+
+mod consumer;
+mod producer;
+
+use std::net::TcpListener;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use sealane_fusion::{EndpointMap, Engine, EngineSettings, Fuse as EngineFuse};
+use sealane_runtime::{Pin, Polling};
+use sealane_transport::tcp::{TcpSettings, congestion_of};
+use socket2::Socket;
+
+use crate::error::BenchError;
+use crate::peer::{Peer, PeerJob, PeerProgram, PeerReady, announce};
+use crate::plan::{Bench, Fuse, Link, Plan};
+use crate::sample::Sample;
+use crate::system::System;
+use consumer::Lane;
+
+const NAME: &str = "sealane";
+const PS: &str = "ps:1";
+const WORKER: &str = "worker:1";
+
+/// Bytes of each slab: the largest window of small tensors, or a few large ones.
+const SLAB_BYTES: usize = 64 << 20;
+
+/// A rested system is neither pinged nor given up: its peer process is stopped on purpose.
+const PATIENCE: Duration = Duration::from_secs(24 * 3600);
+
+/// An engine that consumes, and what it consumes from.
+pub(in crate::systems) struct Sealane {
+    plan: Plan,
+    engine: Engine,
+    congestion: Option<String>,
+    lanes: Vec<Lane>,
+    /// The producer's process; `None` where it is in this one.
+    peer: Option<Peer>,
+    /// Dropping it lets the shard's thread, which waits for it while others are measured, go on.
+    resting: Option<mpsc::Sender<()>>,
+}
+
+impl Sealane {
+    /// Two processes, one TCP connection.
+    pub(in crate::systems) fn over_tcp(job: &PeerJob, program: &PeerProgram) -> Result<Self, BenchError> {
+        let (listener, port) = listen(&job.plan)?;
+        let congestion = congestion_of(&listener);
+        let job = PeerJob { consumer_port: Some(port), ..job.clone() };
+        let peer = Peer::start(program, &job)?;
+        let map = map(peer.ready().port, port);
+        let cpu = job.plan.cpus.map(|[consumer, _]| consumer);
+        let engine = engine(&job.plan, map, &[WORKER], listener, cpu)?;
+        let mut system = Self::new(&job.plan, engine, Some(congestion), Some(peer));
+        system.rest()?;
+        Ok(system)
+    }
+
+    /// One process, one shard, the loopback link.
+    pub(in crate::systems) fn in_memory(plan: &Plan) -> Result<Self, BenchError> {
+        let (listener, port) = listen(plan)?;
+        let cpu = plan.cpus.map(|[consumer, _]| consumer);
+        let engine = engine(plan, map(port, port), &[WORKER, PS], listener, cpu)?;
+        producer::start(&engine, plan)?;
+        let mut system = Self::new(plan, engine, None, None);
+        system.rest()?;
+        Ok(system)
+    }
+
+    fn new(plan: &Plan, engine: Engine, congestion: Option<String>, peer: Option<Peer>) -> Self {
+        let lanes = (0..plan.window).map(|index| Lane::new(index, plan.size_bytes)).collect();
+        Self { plan: plan.clone(), engine, congestion, lanes, peer, resting: None }
+    }
+}
+
+impl System for Sealane {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn variant(&self) -> String {
+        let waiting = if self.plan.polling { "polling" } else { "parking" };
+        match (self.plan.bench, self.plan.fuse) {
+            (Bench::Latency, _) => waiting.to_owned(),
+            (Bench::Rate, Fuse::Off) => format!("{waiting}, a write each"),
+            (Bench::Rate, Fuse::Turn) => format!("{waiting}, fused turns"),
+            (Bench::Bandwidth, _) => format!("{waiting}, window {}", self.plan.window),
+        }
+    }
+
+    fn congestion(&self) -> Option<&str> {
+        self.congestion.as_deref()
+    }
+
+    fn resume(&mut self) -> Result<(), BenchError> {
+        self.resting = None;
+        self.peer.as_mut().map_or(Ok(()), Peer::resume)
+    }
+
+    fn round(&mut self, length: Duration) -> Result<Sample, BenchError> {
+        let lanes = std::mem::take(&mut self.lanes);
+        match consumer::round(&self.engine, &self.plan, lanes, length) {
+            Ok((sample, lanes)) => {
+                self.lanes = lanes;
+                Ok(sample)
+            }
+            Err(failure) => Err(match &mut self.peer {
+                Some(peer) => peer.blame(failure),
+                None => failure,
+            }),
+        }
+    }
+
+    fn rest(&mut self) -> Result<(), BenchError> {
+        if let Some(peer) = &mut self.peer {
+            peer.rest()?;
+        }
+        // A spinning shard would take its CPU from whoever is measured next: hold its thread.
+        let (resume, resumed) = mpsc::channel::<()>();
+        self.resting = Some(resume);
+        drop(self.engine.on_shard(0, async move |_| {
+            let _ = resumed.recv();
+        }));
+        Ok(())
+    }
+}
+
+impl Drop for Sealane {
+    fn drop(&mut self) {
+        self.resting = None;
+        // The producer first: its end is what the consumer's engine would otherwise wait to tell it about.
+        self.peer = None;
+        if let Err(error) = self.engine.stop() {
+            eprintln!("the measured engine did not stop cleanly: {error}");
+        }
+    }
+}
+
+/// The producer's process.
+pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
+    let (listener, port) = listen(&job.plan)?;
+    let map = map(port, job.consumer_port.unwrap_or(port));
+    let engine = engine(&job.plan, map, &[PS], listener, job.cpu)?;
+    producer::start(&engine, &job.plan)?;
+    announce(PeerReady { port })?;
+    loop {
+        // The process ends with its standard input or its parent.
+        std::thread::park();
+    }
+}
+
+fn listen(plan: &Plan) -> Result<(TcpListener, u16), BenchError> {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).map_err(BenchError::io("listen"))?;
+    let port = listener.local_addr().map_err(BenchError::io("find the port"))?.port();
+    let socket = Socket::from(listener);
+    let failed = |error| BenchError::Sealane { operation: "set up its socket", reason: format!("{error}") };
+    tcp_settings(plan).apply(&socket).map_err(failed)?;
+    Ok((socket.into(), port))
+}
+
+fn tcp_settings(plan: &Plan) -> TcpSettings {
+    TcpSettings { congestion: plan.congestion.clone().unwrap_or_default(), ..TcpSettings::default() }
+}
+
+fn map(ps: u16, worker: u16) -> String {
+    format!("{PS}=127.0.0.1:{ps}\n{WORKER}=127.0.0.1:{worker}\n")
+}
+
+fn engine(
+    plan: &Plan,
+    map: String,
+    tasks: &[&str],
+    listener: TcpListener,
+    cpu: Option<usize>,
+) -> Result<Engine, BenchError> {
+    let failed = |reason: String| BenchError::Sealane { operation: "start", reason };
+    let map = EndpointMap::parse(&map, "the bench's endpoint map").map_err(|error| failed(error.to_string()))?;
+    let mut settings = EngineSettings::new(map, tasks).map_err(|error| failed(error.to_string()))?;
+    settings.listener = Some(listener);
+    settings.tcp = tcp_settings(plan);
+    settings.session.window = plan.window;
+    settings.session.heartbeat = PATIENCE;
+    settings.session.peer_timeout = PATIENCE;
+    settings.request_timeout = PATIENCE;
+    settings.slab_send_bytes = SLAB_BYTES;
+    settings.slab_receive_bytes = 1 << 20;
+    settings.fuse = match plan.fuse {
+        Fuse::Off => EngineFuse::Off,
+        Fuse::Turn => EngineFuse::Turn,
+    };
+    settings.runtime.polling = if plan.polling { Polling::Spin } else { Polling::default() };
+    settings.runtime.pin = cpu.map_or(Pin::Off, |cpu| Pin::Cpus(vec![cpu]));
+    settings.runtime.stall_report = Duration::ZERO;
+    // The harness has chosen the CPUs; claims of daemons on this machine are not its business.
+    settings.runtime.claim_directory =
+        std::env::temp_dir().join(format!("sealane-bench-{}", std::process::id()));
+    if plan.link == Link::Loopback {
+        settings.session.parked_requests_max = settings.session.parked_requests_max.max(plan.window * 2);
+    }
+    Engine::start(settings).map_err(|error| failed(error.to_string()))
+}

@@ -1,0 +1,184 @@
+//! The report as people read it.
+
+use std::fmt::Write;
+
+use crate::byte_count::format_bytes;
+use crate::plan::Bench;
+use crate::report::{Figures, Report, ResultRow, Switch};
+use crate::sample::Metric;
+
+impl Report {
+    /// A heading, a table of the results and, where there are ratios, a table of those.
+    pub fn to_table(&self) -> String {
+        let mut text = self.heading();
+        text.push_str("\n\n");
+        text.push_str(&self.round_trips());
+        text.push_str(&self.values());
+        if !self.ratios.is_empty() {
+            text.push('\n');
+            text.push_str(&self.quotients());
+        }
+        text
+    }
+
+    /// One line that says what was measured, and how.
+    pub(crate) fn heading(&self) -> String {
+        let settings = &self.parameters;
+        let mut text = format!(
+            "{} over {}: {}, {} rounds of {} s",
+            self.bench,
+            self.link,
+            format_bytes(settings.size_bytes),
+            settings.rounds,
+            settings.seconds
+        );
+        let mut add = |part: &str| {
+            text.push_str(", ");
+            text.push_str(part);
+        };
+        match self.bench {
+            Bench::Latency => {
+                add(if settings.polling == Switch::On { "polling on" } else { "polling off" });
+                if settings.idle_us > 0 {
+                    add(&format!("{} µs idle before each request", settings.idle_us));
+                }
+            }
+            Bench::Rate => add(&format!("window {}, fuse {}", settings.window, settings.fuse)),
+            Bench::Bandwidth => add(&format!("window {}", settings.window)),
+        }
+        if let Some(congestion) = &settings.congestion {
+            add(&format!("congestion control {congestion}"));
+        }
+        match self.machine.pinned.as_slice() {
+            [consumer, producer] => add(&format!("CPUs {consumer} and {producer}")),
+            _ => add("not pinned"),
+        }
+        text
+    }
+
+    fn round_trips(&self) -> String {
+        let heads = ["system", "variant", "p50 µs", "p90 µs", "p99 µs", "p99.9 µs", "max µs", "count"];
+        let rows = self.results.iter().filter_map(|row| match row.figures {
+            Figures::RoundTrips { p50, p90, p99, p999, max, count } => {
+                let figures = [p50, p90, p99, p999, max].map(|value| format!("{value:.2}"));
+                Some(named(row, figures.into_iter().chain([count.to_string()])))
+            }
+            Figures::Value { .. } => None,
+        });
+        aligned(&heads, rows.collect())
+    }
+
+    fn values(&self) -> String {
+        let heads = ["system", "variant", "metric", "median", "min", "max"];
+        let rows = self.results.iter().filter_map(|row| match row.figures {
+            Figures::Value { value, min, max } => {
+                let figures = [value, min, max].map(|value| written(row.metric, value));
+                Some(named(row, [row.metric.label().to_owned()].into_iter().chain(figures)))
+            }
+            Figures::RoundTrips { .. } => None,
+        });
+        aligned(&heads, rows.collect())
+    }
+
+    fn quotients(&self) -> String {
+        let heads = ["ratio", "of", "median", "min", "max"];
+        let rows = self.ratios.iter().map(|ratio| {
+            let spread = ratio.spread;
+            let figures = [spread.median, spread.min, spread.max];
+            let mut row = vec![ratio.name.clone(), ratio.of.clone()];
+            row.extend(figures.map(|value| format!("{value:.3}")));
+            row
+        });
+        aligned(&heads, rows.collect())
+    }
+}
+
+fn named(row: &ResultRow, figures: impl Iterator<Item = String>) -> Vec<String> {
+    [row.system.clone(), row.variant.clone()].into_iter().chain(figures).collect()
+}
+
+fn written(metric: Metric, value: f64) -> String {
+    match metric {
+        Metric::TensorsPerSecond => format!("{value:.0}"),
+        Metric::GigabytesPerSecond | Metric::RoundTrip => format!("{value:.2}"),
+    }
+}
+
+/// A table whose text is aligned left and whose numbers are aligned right; nothing without rows.
+fn aligned(heads: &[&str], rows: Vec<Vec<String>>) -> String {
+    if rows.is_empty() {
+        return String::new();
+    }
+    let heads: Vec<String> = heads.iter().map(|head| (*head).to_owned()).collect();
+    let widths: Vec<usize> = (0..heads.len())
+        .map(|column| {
+            let cells = rows.iter().chain([&heads]).map(|row| row[column].chars().count());
+            cells.max().unwrap_or(0)
+        })
+        .collect();
+    let mut text = String::new();
+    for row in [&heads].into_iter().chain(&rows) {
+        let mut line = String::new();
+        for (column, (cell, width)) in row.iter().zip(&widths).enumerate() {
+            let is_number = rows[0][column].starts_with(|c: char| c.is_ascii_digit());
+            let result = if is_number { write!(line, "{cell:>width$}  ") } else { write!(line, "{cell:<width$}  ") };
+            result.expect("a string takes everything");
+        }
+        text.push_str(line.trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machine::Machine;
+    use crate::plan::Plan;
+    use crate::sample::{Sample, round_trip_histogram};
+    use crate::turns::Measured;
+
+    fn machine() -> Machine {
+        let text = "x".to_owned();
+        Machine { cpus: 2, cpu_model: text.clone(), kernel: text, pinned: vec![0, 1] }
+    }
+
+    #[test]
+    fn latency_shows_percentiles_and_ratios() {
+        let measured = [("sealane", 8_000), ("raw", 6_400)].map(|(system, nanoseconds)| {
+            let mut histogram = round_trip_histogram();
+            histogram.saturating_record(nanoseconds);
+            let samples = vec![Sample::round_trips(histogram)];
+            Measured { system, variant: "polling".to_owned(), samples }
+        });
+        let plan = Plan::new(Bench::Latency);
+        let report = Report::new(&plan, machine(), Some("reno".to_owned()), &measured);
+        let text = report.to_table();
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(
+            lines[0],
+            "latency over tcp: 64 B, 5 rounds of 1 s, polling on, congestion control reno, \
+             CPUs 0 and 1"
+        );
+        assert!(lines[2].starts_with("system   variant  p50 µs"), "{text}");
+        assert!(lines[3].starts_with("sealane  polling    8.00"), "{text}");
+        assert!(text.contains("sealane/raw  rtt_us.p50    1.250"), "{text}");
+    }
+
+    #[test]
+    fn rates_and_bandwidths_show_their_spread() {
+        let cases = [
+            (Bench::Rate, Metric::TensorsPerSecond, "tensors/s    1235", "window 256, fuse turn"),
+            (Bench::Bandwidth, Metric::GigabytesPerSecond, "GB/s    1234.57", "4 MiB"),
+        ];
+        for (bench, metric, row, heading) in cases {
+            let samples = vec![Sample::figure(metric, 1_234.567)];
+            let measured = Measured { system: "raw", variant: "v".to_owned(), samples };
+            let report = Report::new(&Plan::new(bench), machine(), None, &[measured]);
+            let text = report.to_table();
+            assert!(text.contains(heading), "{text}");
+            assert!(text.contains(row), "{text}");
+            assert!(!text.contains("ratio"), "{text}");
+        }
+    }
+}

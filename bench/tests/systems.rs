@@ -1,0 +1,164 @@
+//! Every baseline, through the whole harness, with real producer processes. The cases start this
+//! very executable as the producer, which is why it has its own `main`.
+
+use std::process::ExitCode;
+
+use libtest_mimic::{Arguments, Failed, Trial};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use sealane_bench::{
+    Bench, BenchError, Figures, Fuse, Link, Metric, Peer, PeerJob, PeerProgram, Plan, Progress, SystemName, run,
+    serve_peer,
+};
+
+/// Makes this executable a producer.
+const PRODUCE: &str = "produce";
+/// Makes it a producer that fails, or one that never gets ready.
+const FAIL: &str = "fail";
+const BABBLE: &str = "babble";
+
+/// Length of a round: long enough for many round trips, short enough for a test.
+const ROUND_SECONDS: f64 = 0.02;
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().collect();
+    if let [_, role, job] = arguments.as_slice() {
+        match role.as_str() {
+            PRODUCE => return ended(serve_peer(job)),
+            FAIL => {
+                eprintln!("the dog ate it");
+                return ExitCode::from(7);
+            }
+            BABBLE => {
+                println!("not ready at all");
+                return ExitCode::SUCCESS;
+            }
+            _ => {}
+        }
+    }
+    libtest_mimic::run(&Arguments::from_args(), cases()).exit_code()
+}
+
+fn ended(outcome: Result<(), BenchError>) -> ExitCode {
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn cases() -> Vec<Trial> {
+    let mut cases = Vec::new();
+    for link in [Link::Tcp, Link::Loopback] {
+        for system in [SystemName::Raw, SystemName::Grpc] {
+            for bench in [Bench::Latency, Bench::Rate, Bench::Bandwidth] {
+                let plan = short_plan(bench, link, vec![system]);
+                cases.push(yields_figures(format!("{system} {bench} over {link}"), plan));
+            }
+            let mut asleep = short_plan(Bench::Latency, link, vec![system]);
+            asleep.polling = false;
+            asleep.idle_us = 300;
+            cases.push(yields_figures(format!("{system} latency over {link} asleep"), asleep));
+            let mut large = short_plan(Bench::Latency, link, vec![system]);
+            large.size_bytes = (3 << 20) + 1;
+            cases.push(yields_figures(format!("{system} latency over {link}, large"), large));
+            for size_bytes in [1, 100_003] {
+                let mut unfused = short_plan(Bench::Rate, link, vec![system]);
+                unfused.fuse = Fuse::Off;
+                unfused.window = 7;
+                unfused.size_bytes = size_bytes;
+                let name = format!("{system} rate over {link} of {size_bytes} bytes, not fused");
+                cases.push(yields_figures(name, unfused));
+            }
+        }
+    }
+    let mut both = short_plan(Bench::Rate, Link::Tcp, vec![SystemName::Raw, SystemName::Grpc]);
+    both.congestion = Some("reno".to_owned());
+    cases.push(yields_figures("both in turn with reno".to_owned(), both));
+    cases.push(Trial::test("a producer that fails is shown with its words", a_failing_producer));
+    cases.push(Trial::test("a producer that babbles is not understood", a_babbling_producer));
+    cases.push(Trial::test("a program that is missing is named", a_missing_program));
+    cases.push(Trial::test("a producer that was killed is reported", a_killed_producer));
+    cases
+}
+
+fn short_plan(bench: Bench, link: Link, baselines: Vec<SystemName>) -> Plan {
+    let seconds = ROUND_SECONDS;
+    Plan { link, baselines, seconds, rounds: 2, ..Plan::new(bench) }
+}
+
+fn yields_figures(name: String, plan: Plan) -> Trial {
+    Trial::test(name, move || {
+        let outcome = run(&plan, &PeerProgram::this(&[PRODUCE]), &mut Progress::silent())?;
+        let report = &outcome.report;
+        assert_eq!(report.results.len(), plan.baselines.len());
+        assert_eq!(report.parameters.congestion.is_some(), plan.link == Link::Tcp);
+        if plan.congestion.is_some() {
+            assert_eq!(report.parameters.congestion, plan.congestion);
+        }
+        for (row, name) in report.results.iter().zip(&plan.baselines) {
+            assert_eq!(row.system, name.as_str());
+            let expected = match plan.bench {
+                Bench::Latency => Metric::RoundTrip,
+                Bench::Rate => Metric::TensorsPerSecond,
+                Bench::Bandwidth => Metric::GigabytesPerSecond,
+            };
+            assert_eq!(row.metric, expected);
+            match row.figures {
+                Figures::RoundTrips { p50, count, max, .. } => {
+                    assert!(p50 > 0.0 && p50 <= max);
+                    assert!(count >= u64::from(plan.rounds));
+                }
+                Figures::Value { value, min, max } => {
+                    assert!(0.0 < min && min <= value && value <= max);
+                }
+            }
+        }
+        let svg = outcome.to_svg("sealane bench");
+        roxmltree::Document::parse(&svg)?;
+        Ok(())
+    })
+}
+
+fn raw_job() -> PeerJob {
+    PeerJob { system: SystemName::Raw, plan: Plan::new(Bench::Latency), cpu: None, consumer_port: None }
+}
+
+fn a_failing_producer() -> Result<(), Failed> {
+    let error = Peer::start(&PeerProgram::this(&[FAIL]), &raw_job()).expect_err("it fails");
+    let text = error.to_string();
+    assert!(matches!(error, BenchError::PeerDied { .. }), "{text}");
+    assert!(text.contains("the dog ate it") && text.contains('7'), "{text}");
+    Ok(())
+}
+
+fn a_babbling_producer() -> Result<(), Failed> {
+    let error = Peer::start(&PeerProgram::this(&[BABBLE]), &raw_job()).expect_err("it babbles");
+    assert!(error.to_string().contains("not ready at all"), "{error}");
+    Ok(())
+}
+
+fn a_missing_program() -> Result<(), Failed> {
+    let program = PeerProgram { program: "/nowhere/at/all".into(), arguments: Vec::new() };
+    let error = Peer::start(&program, &raw_job()).expect_err("there is no such program");
+    assert!(error.to_string().contains("start the producer of raw"), "{error}");
+    Ok(())
+}
+
+fn a_killed_producer() -> Result<(), Failed> {
+    let mut peer = Peer::start(&PeerProgram::this(&[PRODUCE]), &raw_job())?;
+    let process = Pid::from_raw(i32::try_from(peer.process_id())?);
+    kill(process, Signal::SIGKILL)?;
+    // The signal was sent; that the process is gone is seen when it is.
+    let error = loop {
+        if let Err(error) = peer.rest() {
+            break error;
+        }
+    };
+    assert!(matches!(error, BenchError::PeerDied { .. }), "{error}");
+    let blamed = peer.blame(BenchError::NoSystem);
+    assert!(matches!(blamed, BenchError::PeerDied { .. }), "{blamed}");
+    Ok(())
+}

@@ -1,0 +1,175 @@
+//! The arguments of the program. Adding a command takes two lines here, one in `Command` and one
+//! in `Cli::run`, and a file in `commands/`.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::error::ErrorKind;
+use clap::{Args, Parser, Subcommand};
+
+use crate::commands::{bench, check, map};
+use crate::settings::{Override, Role};
+use crate::{Context, Failure};
+
+/// Moves the tensors of parameter-server training between tasks.
+#[derive(Debug, Parser)]
+#[command(name = "sealane", version, after_help = "Example:\n  sealane check")]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Bench(bench::Args),
+    Check(check::Args),
+    Map(map::Args),
+}
+
+impl Cli {
+    pub(crate) fn run(&self, context: &Context) -> Result<(), Failure> {
+        match &self.command {
+            Command::Bench(args) => bench::run(args, context),
+            Command::Check(args) => check::run(args, context),
+            Command::Map(args) => map::run(args, context),
+        }
+    }
+}
+
+/// The flags of every command that reads settings.
+#[derive(Args, Clone, Debug, Default)]
+pub struct SettingsFlags {
+    /// The endpoint map to use, instead of `.endpoint_map` in the configured directory
+    #[arg(long, value_name = "FILE")]
+    pub endpoint_map: Option<PathBuf>,
+
+    /// Whose variables to read: those of a ps, or those of a worker or chief
+    #[arg(long, value_name = "ROLE")]
+    pub role: Option<Role>,
+
+    /// The settings file to read, instead of `sealane.toml` in the working directory
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+
+    /// Gives a setting a value, as in `runtime.shards=4`; repeatable
+    #[arg(long, value_name = "NAME=VALUE")]
+    pub set: Vec<String>,
+}
+
+impl SettingsFlags {
+    pub(crate) fn overrides(&self) -> Result<Vec<Override>, Failure> {
+        let mut overrides = Vec::new();
+        for pair in &self.set {
+            let (name, text) = pair.split_once('=').ok_or_else(|| {
+                Failure::input(format!(
+                    "--set {pair:?} has no `=`; write a setting and its value, as in runtime.shards=4"
+                ))
+            })?;
+            overrides.push(Override::new("--set", name.trim(), text.trim()));
+        }
+        if let Some(file) = &self.endpoint_map {
+            let text = file.to_str().ok_or_else(|| {
+                Failure::input(format!("--endpoint-map {} is not UTF-8; name the file in UTF-8", file.display()))
+            })?;
+            overrides.push(Override::new("--endpoint-map", "transport.endpoint_map", text));
+        }
+        Ok(overrides)
+    }
+}
+
+/// What the arguments ask for.
+pub(crate) enum Parsed {
+    /// A command to run.
+    Command(Cli),
+    /// A text to print: help or version.
+    Answer(String),
+}
+
+/// Reads the arguments; the first is the program's name.
+pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Parsed, Failure> {
+    let error = match Cli::try_parse_from(arguments) {
+        Ok(cli) => return Ok(Parsed::Command(cli)),
+        Err(error) => error,
+    };
+    let text = error.render().to_string();
+    match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => Ok(Parsed::Answer(text)),
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            Err(Failure::input(format!("there is no command; write one, as below\n\n{text}")))
+        }
+        _ => Err(Failure::input(one_sentence(&text))),
+    }
+}
+
+/// Keeps what was wrong and the tips of an argument error, on one line.
+fn one_sentence(rendered: &str) -> String {
+    let mut parts: Vec<String> = rendered
+        .split("\n\n")
+        .map(|paragraph| paragraph.split_whitespace().collect::<Vec<_>>().join(" "))
+        .filter(|paragraph| {
+            !(paragraph.is_empty() || paragraph.starts_with("Usage:") || paragraph.starts_with("For more information"))
+        })
+        .map(|paragraph| paragraph.trim_start_matches("error: ").to_owned())
+        .collect();
+    parts.push("see --help".to_owned());
+    parts.join("; ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    fn read(line: &str) -> Result<Parsed, Failure> {
+        parse(line.split(' ').map(OsString::from))
+    }
+
+    fn check_help(command: &mut clap::Command) {
+        let name = command.get_name().to_owned();
+        let help = command.render_long_help().to_string();
+        let (_, example) = help.rsplit_once("Example:").unwrap_or_else(|| panic!("{name}: {help}"));
+        let mut lines = example.lines().filter(|line| !line.is_empty());
+        assert!(lines.all(|line| line.starts_with("  sealane ")), "{name}: {help}");
+        // The command `help` is made by the parser.
+        let commands = command.get_subcommands_mut();
+        for command in commands.filter(|command| command.get_name() != "help") {
+            check_help(command);
+        }
+    }
+
+    #[test]
+    fn the_help_of_every_command_ends_with_an_example() {
+        let mut command = Cli::command();
+        command.clone().debug_assert();
+        check_help(&mut command);
+    }
+
+    #[test]
+    fn help_and_version_are_answers() {
+        for line in ["sealane --help", "sealane --version", "sealane map --help"] {
+            assert!(matches!(read(line), Ok(Parsed::Answer(_))), "{line}");
+        }
+    }
+
+    #[test]
+    fn a_wrong_argument_is_one_sentence() {
+        let Err(failure) = read("sealane chekc") else {
+            panic!("accepted");
+        };
+        assert_eq!(
+            failure.to_string(),
+            "unrecognized subcommand 'chekc'; tip: a similar subcommand exists: 'check'; see --help"
+        );
+        let Err(failure) = read("sealane") else {
+            panic!("accepted");
+        };
+        assert!(failure.to_string().starts_with("there is no command; "));
+    }
+
+    #[test]
+    fn set_needs_an_equals_sign() {
+        let flags = SettingsFlags { set: vec!["runtime.shards".into()], ..SettingsFlags::default() };
+        let failure = flags.overrides().unwrap_err().to_string();
+        assert!(failure.starts_with("--set \"runtime.shards\" has no `=`; "), "{failure}");
+    }
+}

@@ -1,0 +1,5 @@
+//! The subcommands, one file each: `Args` says what the command takes, `run` does it.
+
+pub mod bench;
+pub mod check;
+pub mod map;

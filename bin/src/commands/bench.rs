@@ -1,0 +1,238 @@
+//! `sealane bench`: measures Sealane and what users would otherwise run, side by side.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use clap::{Subcommand, ValueEnum};
+use sealane_bench::{
+    Bench, BenchError, Fuse, IDLE_US_DEFAULT, Link, Outcome, PeerProgram, Plan, Progress, SystemName, parse_bytes,
+    run as measure, serve_peer,
+};
+
+use crate::{Context, Failure};
+
+/// What starts this program as a producer; the job follows as the last argument.
+const PRODUCER: [&str; 2] = ["bench", "peer"];
+
+/// What stands for standard output where a file is expected.
+const STANDARD_OUTPUT: &str = "-";
+
+/// Measure Sealane and what would run without it, side by side
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  sealane bench latency --baseline raw --baseline grpc")]
+pub struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Request and response of one tensor, one at a time
+    #[command(after_help = "Example:\n  sealane bench latency --baseline raw --polling off --json -")]
+    Latency {
+        #[command(flatten)]
+        common: Common,
+
+        /// Bytes of a tensor, as in 64 or 4MiB
+        #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "64")]
+        size: usize,
+
+        /// Whether both sides spin instead of sleeping
+        #[arg(long, value_name = "ON|OFF", default_value = "on")]
+        polling: Polling,
+
+        /// Microseconds without work before each request [default: 0; with --polling off: 1000]
+        #[arg(long, value_name = "US")]
+        idle_us: Option<u64>,
+    },
+
+    /// Small tensors a second
+    #[command(after_help = "Example:\n  sealane bench rate --window 256 --fuse off --baseline grpc")]
+    Rate {
+        #[command(flatten)]
+        common: Common,
+
+        /// Bytes of a tensor, as in 64 or 4KiB
+        #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "64")]
+        size: usize,
+
+        /// Requests in flight at once
+        #[arg(long, value_name = "N", default_value_t = Plan::new(Bench::Rate).window)]
+        window: usize,
+
+        /// Whether small messages leave one by one (off) or as one write a turn (turn)
+        #[arg(long, value_name = "off|turn", default_value_t = Fuse::Turn)]
+        fuse: Fuse,
+    },
+
+    /// Large tensors, in 10^9 bytes a second
+    #[command(after_help = "Example:\n  sealane bench bandwidth --size 4MiB --congestion reno --baseline raw")]
+    Bandwidth {
+        #[command(flatten)]
+        common: Common,
+
+        /// Bytes of a tensor, as in 4MiB
+        #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "4MiB")]
+        size: usize,
+
+        /// Tensors in flight at once; the raw baseline streams without a window
+        #[arg(long, value_name = "N", default_value_t = Plan::new(Bench::Bandwidth).window)]
+        window: usize,
+    },
+
+    /// Serve a measurement that another process makes
+    #[command(
+        hide = true,
+        after_help = "Example:\n  sealane bench peer JSON  # started by the other commands, not by people"
+    )]
+    Peer {
+        /// What to serve
+        job: String,
+    },
+}
+
+#[derive(Debug, clap::Args)]
+struct Common {
+    /// What carries the tensors: tcp or loopback
+    #[arg(long, default_value_t = Link::Tcp)]
+    link: Link,
+
+    /// Counted seconds of each system in each round
+    #[arg(long, value_name = "S", default_value_t = 1.0)]
+    seconds: f64,
+
+    /// Rounds, in each of which every system is measured once
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    rounds: u32,
+
+    /// Also measure raw (the bare operation of the kernel) or grpc; repeatable
+    #[arg(long, value_name = "raw|grpc")]
+    baseline: Vec<SystemName>,
+
+    /// CPUs of the consumer and the producer, as in 0,1 [default: the first two allowed]
+    #[arg(long, value_name = "A,B", value_parser = two_cpus)]
+    cpus: Option<[usize; 2]>,
+
+    /// TCP congestion control of every system [default: the kernel's]
+    #[arg(long, value_name = "NAME")]
+    congestion: Option<String>,
+
+    /// Write the report as JSON to a file, or alone to standard output with `-`
+    #[arg(long, value_name = "FILE|-")]
+    json: Option<PathBuf>,
+
+    /// Draw the report
+    #[arg(long, value_name = "FILE.svg")]
+    plot: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Polling {
+    On,
+    Off,
+}
+
+/// Runs `sealane bench`.
+///
+/// # Errors
+///
+/// The flags contradict the machine or each other, a measurement failed, or a file cannot be
+/// written.
+pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
+    let (common, plan) = match &args.command {
+        Command::Latency { common, size, polling, idle_us } => {
+            let polling = *polling == Polling::On;
+            let idle_us = idle_us.unwrap_or(if polling { 0 } else { IDLE_US_DEFAULT });
+            let plan = Plan { polling, idle_us, ..plan(Bench::Latency, common, *size) };
+            (common, plan)
+        }
+        Command::Rate { common, size, window, fuse } => {
+            let plan = Plan { window: *window, fuse: *fuse, ..plan(Bench::Rate, common, *size) };
+            (common, plan)
+        }
+        Command::Bandwidth { common, size, window } => {
+            (common, Plan { window: *window, ..plan(Bench::Bandwidth, common, *size) })
+        }
+        Command::Peer { job } => return Ok(serve_peer(job)?),
+    };
+    let outcome = measure(&plan, &PeerProgram::this(&PRODUCER), &mut Progress::on_stderr())?;
+    if let Some(file) = &common.plot {
+        write(file, &outcome.to_svg(&command_line()))?;
+    }
+    report(&outcome, common.json.as_deref(), context)
+}
+
+fn plan(bench: Bench, common: &Common, size_bytes: usize) -> Plan {
+    Plan {
+        link: common.link,
+        size_bytes,
+        seconds: common.seconds,
+        rounds: common.rounds,
+        congestion: common.congestion.clone(),
+        cpus: common.cpus,
+        baselines: common.baseline.clone(),
+        ..Plan::new(bench)
+    }
+}
+
+fn report(outcome: &Outcome, json: Option<&Path>, context: &Context) -> Result<(), Failure> {
+    match json {
+        Some(file) if file == Path::new(STANDARD_OUTPUT) => context.print(&outcome.report.to_json()),
+        Some(file) => {
+            write(file, &outcome.report.to_json())?;
+            context.print(&outcome.report.to_table())
+        }
+        None => context.print(&outcome.report.to_table()),
+    }
+}
+
+fn write(file: &Path, text: &str) -> Result<(), Failure> {
+    fs::write(file, text).map_err(|error| {
+        Failure::input(format!(
+            "{} cannot be written ({error}); name a file in a directory that exists",
+            file.display()
+        ))
+    })
+}
+
+/// The command as the user typed it, without the path of the program.
+fn command_line() -> String {
+    let arguments = std::env::args_os().skip(1);
+    let words = arguments.map(|argument| argument.to_string_lossy().into_owned());
+    ["sealane".to_owned()].into_iter().chain(words).collect::<Vec<_>>().join(" ")
+}
+
+fn two_cpus(text: &str) -> Result<[usize; 2], String> {
+    text.split_once(',')
+        .and_then(|(consumer, producer)| Some([consumer.trim().parse().ok()?, producer.trim().parse().ok()?]))
+        .ok_or_else(|| "write two CPU numbers, as in 0,1".to_owned())
+}
+
+impl From<BenchError> for Failure {
+    fn from(error: BenchError) -> Failure {
+        if error.is_usage() { Failure::input(error) } else { Failure::work(error) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_cpus_are_two_numbers() {
+        assert_eq!(two_cpus("0,1"), Ok([0, 1]));
+        assert_eq!(two_cpus(" 3 , 2 "), Ok([3, 2]));
+        for text in ["", "0", "0,1,2", "a,b", "-1,0"] {
+            assert!(two_cpus(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_wrong_plan_is_the_users_and_a_failed_round_is_not() {
+        let wrong = Failure::from(BenchError::NoSystem);
+        assert_eq!(format!("{:?}", wrong.report()), format!("{:?}", std::process::ExitCode::from(2)));
+        let failed = BenchError::Stalled { system: "raw", waited: std::time::Duration::ZERO };
+        let failed = Failure::from(failed);
+        assert_eq!(format!("{:?}", failed.report()), format!("{:?}", std::process::ExitCode::from(1)));
+    }
+}

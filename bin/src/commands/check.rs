@@ -1,0 +1,119 @@
+//! `sealane check`: what this host can do and what a daemon on it would do. Only looks: it claims
+//! no CPU, opens no connection, changes nothing.
+
+mod cpus;
+mod host;
+mod io_uring;
+mod local;
+mod paths;
+mod rdma;
+mod report;
+
+use sealane_transport::endpoint_map::{EndpointMap, EndpointMapError};
+
+use self::cpus::Cpus;
+use self::host::{MemoryLock, Tcp};
+use self::io_uring::IoUring;
+use self::local::LocalHost;
+use self::paths::{Ours, Path};
+use self::rdma::Device;
+use self::report::{MapReport, Report, SettingReport};
+use crate::cli::SettingsFlags;
+use crate::commands::map::unknown_task;
+use crate::settings::{Settings, Source};
+use crate::{Context, Failure};
+
+/// Show what this host can do and would do, and where every setting comes from
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  sealane check --endpoint-map jobs/.endpoint_map --role ps")]
+pub struct Args {
+    #[command(flatten)]
+    settings: SettingsFlags,
+
+    /// A task that this host serves; repeatable; without it, the task of TF_CONFIG, or every task
+    /// whose transport address is this host's
+    #[arg(long, value_name = "ADDR")]
+    task: Vec<String>,
+
+    /// Print JSON alone
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs `sealane check`.
+///
+/// # Errors
+///
+/// A setting or the endpoint map is wrong; what could be found out is printed all the same.
+pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
+    let settings = context.settings(&args.settings)?;
+    let (map, map_failure) = endpoint_map(&settings)?;
+    let (paths, ours_failure) = match &map {
+        Some(map) => match ours(args, &settings, map) {
+            Ok(ours) => (paths::paths(map, &ours), None),
+            Err(failure) => (Vec::new(), Some(failure)),
+        },
+        None => (Vec::new(), None),
+    };
+    let failure = map_failure.or(ours_failure);
+    let report = report(&settings, map.as_ref(), paths, failure.as_ref());
+    let text = if args.json { report.json()? } else { report.to_string() };
+    context.print(&text)?;
+    failure.map_or(Ok(()), Err)
+}
+
+/// The endpoint map, or why there is none. One that nobody asked for may be missing.
+fn endpoint_map(settings: &Settings) -> Result<(Option<EndpointMap>, Option<Failure>), Failure> {
+    let file = &settings.transport.endpoint_map;
+    match EndpointMap::load(&file.value) {
+        Ok(map) => Ok((Some(map), None)),
+        Err(EndpointMapError::Missing { .. }) if file.source == Source::Default => Ok((None, None)),
+        Err(error) => Ok((None, Some(error.into()))),
+    }
+}
+
+/// Which transport addresses this host would serve.
+fn ours(args: &Args, settings: &Settings, map: &EndpointMap) -> Result<Ours, Failure> {
+    let named = |tasks: &[String], by: &'static str| {
+        let mut addresses = Vec::new();
+        for task in tasks {
+            let address = map.resolve(task).ok_or_else(|| {
+                let file = &settings.transport.endpoint_map.value;
+                Failure::input(unknown_task(map, file, task))
+            })?;
+            addresses.push(address.clone());
+        }
+        Ok(Ours::new(addresses, by))
+    };
+    if !args.task.is_empty() {
+        return named(&args.task, "--task names a task there");
+    }
+    if let Some(task) = &settings.tf_config.task {
+        return named(std::slice::from_ref(task), "TF_CONFIG names a task there");
+    }
+    let host = LocalHost::look();
+    let addresses = map.addresses().filter(|address| host.has(&address.host));
+    Ok(Ours::new(addresses.cloned(), "it is an address of this host"))
+}
+
+fn report(settings: &Settings, map: Option<&EndpointMap>, paths: Vec<Path>, failure: Option<&Failure>) -> Report {
+    let tasks = map.map_or(0, EndpointMap::len);
+    Report {
+        role: settings.role.value.to_string(),
+        role_source: settings.role.source.to_string(),
+        shards: settings.runtime.shards_for(tasks),
+        cpus: Cpus::look(&settings.runtime.claim_directory.value),
+        memory_lock: MemoryLock::look(),
+        io_uring: IoUring::look(),
+        rdma: Device::look(rdma::DEVICES),
+        tcp: Tcp::look(settings.tcp.congestion.value.as_deref()),
+        settings: settings.entries().iter().map(SettingReport::of).collect(),
+        endpoint_map: MapReport {
+            file: settings.transport.endpoint_map.value.display().to_string(),
+            source: settings.transport.endpoint_map.source.to_string(),
+            tasks: map.map(EndpointMap::len),
+            error: failure.map(ToString::to_string),
+        },
+        paths,
+    }
+}

@@ -1,0 +1,121 @@
+//! What the kernel gives this process: CPUs, lockable memory, TCP congestion controls.
+
+use std::fmt;
+use std::fs;
+
+use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
+use serde::Serialize;
+
+/// Where the kernel says which congestion control it uses, and which it would let a socket have.
+const CONGESTION: &str = "/proc/sys/net/ipv4/tcp_congestion_control";
+const CONGESTION_AVAILABLE: &str = "/proc/sys/net/ipv4/tcp_available_congestion_control";
+const CONGESTION_ALLOWED: &str = "/proc/sys/net/ipv4/tcp_allowed_congestion_control";
+
+/// How much memory this process may lock.
+#[derive(Debug, Serialize)]
+pub(super) struct MemoryLock {
+    /// `null` means no limit.
+    soft_bytes: Option<u64>,
+    /// `null` means no limit.
+    hard_bytes: Option<u64>,
+    error: Option<String>,
+}
+
+impl MemoryLock {
+    /// Reads the limits of this process.
+    pub(super) fn look() -> MemoryLock {
+        let finite = |bytes| (bytes != RLIM_INFINITY).then_some(bytes);
+        match getrlimit(Resource::RLIMIT_MEMLOCK) {
+            Ok((soft, hard)) => MemoryLock { soft_bytes: finite(soft), hard_bytes: finite(hard), error: None },
+            Err(error) => MemoryLock { soft_bytes: None, hard_bytes: None, error: Some(error.to_string()) },
+        }
+    }
+}
+
+impl fmt::Display for MemoryLock {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let show = |bytes: Option<u64>| match bytes {
+            Some(bytes) => format!("{bytes} bytes"),
+            None => "no limit".to_owned(),
+        };
+        match &self.error {
+            Some(error) => write!(out, "unknown: {error}"),
+            None => {
+                let (soft, hard) = (show(self.soft_bytes), show(self.hard_bytes));
+                write!(out, "{soft}, can be raised to {hard}")
+            }
+        }
+    }
+}
+
+/// The congestion controls of this host's TCP.
+#[derive(Debug, Serialize)]
+pub(super) struct Tcp {
+    /// The kernel's default.
+    congestion: String,
+    /// Those that the kernel has loaded.
+    congestion_available: Vec<String>,
+    /// Those that a process without privilege may choose.
+    congestion_allowed: Vec<String>,
+    /// Whether the one that `transport.tcp.congestion` asks for can be had; `null` if none is.
+    wanted_available: Option<bool>,
+}
+
+impl Tcp {
+    /// Reads the kernel's lists; `wanted` is what the settings ask for.
+    pub(super) fn look(wanted: Option<&str>) -> Tcp {
+        let text = |file| fs::read_to_string(file).unwrap_or_default();
+        let (default, available) = (text(CONGESTION), text(CONGESTION_AVAILABLE));
+        Tcp::of(wanted, &default, &available, &text(CONGESTION_ALLOWED))
+    }
+
+    fn of(wanted: Option<&str>, default: &str, available: &str, allowed: &str) -> Tcp {
+        let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+        let congestion_available = words(available);
+        Tcp {
+            wanted_available: wanted.map(|name| congestion_available.iter().any(|has| has == name)),
+            congestion: default.trim().to_owned(),
+            congestion_allowed: words(allowed),
+            congestion_available,
+        }
+    }
+}
+
+impl fmt::Display for Tcp {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let available = self.congestion_available.join(", ");
+        let allowed = self.congestion_allowed.join(", ");
+        let default = &self.congestion;
+        write!(out, "congestion control {default}; available {available}; ")?;
+        write!(out, "without privilege {allowed}")?;
+        if self.wanted_available == Some(false) {
+            out.write_str("; the one in transport.tcp.congestion is not available")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shows_the_memory_limit() {
+        let lock = MemoryLock { soft_bytes: Some(8192), hard_bytes: None, error: None };
+        assert_eq!(lock.to_string(), "8192 bytes, can be raised to no limit");
+        assert_eq!(MemoryLock::look().error, None);
+    }
+
+    #[test]
+    fn says_if_the_wanted_congestion_control_is_missing() {
+        let of = |wanted| Tcp::of(wanted, "bbr\n", "reno bbr cubic\n", "reno bbr\n");
+        assert_eq!(of(None).wanted_available, None);
+        assert_eq!(of(Some("cubic")).wanted_available, Some(true));
+        let missing = of(Some("vegas")).to_string();
+        assert_eq!(
+            missing,
+            "congestion control bbr; available reno, bbr, cubic; without privilege reno, bbr; \
+             the one in transport.tcp.congestion is not available"
+        );
+    }
+}

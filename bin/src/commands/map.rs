@@ -1,0 +1,100 @@
+//! `sealane map`: reads an endpoint map file and says whether it is right and what is in it.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use clap::Subcommand;
+use sealane_transport::endpoint_map::{self, EndpointMap, Severity, TaskName};
+
+use crate::{Context, Failure, nearest};
+
+/// How many names to suggest for a task that is not in the map.
+const SUGGESTIONS_MAX: usize = 3;
+
+/// Work with `.endpoint_map` files
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  sealane map lint jobs/.endpoint_map")]
+pub struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Show everything that is wrong with an endpoint map
+    #[command(after_help = "Example:\n  sealane map lint jobs/.endpoint_map")]
+    Lint {
+        /// The endpoint map
+        file: PathBuf,
+    },
+    /// Show where a task is reached
+    #[command(after_help = "Example:\n  sealane map resolve jobs/.endpoint_map ps0.train:2222")]
+    Resolve {
+        /// The endpoint map
+        file: PathBuf,
+        /// The task, by its gRPC address
+        task: String,
+    },
+}
+
+/// Runs `sealane map`.
+///
+/// # Errors
+///
+/// The file is not an endpoint map, or does not name the task.
+pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
+    match &args.command {
+        Command::Lint { file } => lint(file, context),
+        Command::Resolve { file, task } => resolve(file, task, context),
+    }
+}
+
+fn lint(file: &Path, context: &Context) -> Result<(), Failure> {
+    let text = EndpointMap::read_text(file)?;
+    let (mut errors, mut warnings) = (0, 0);
+    let mut stderr = std::io::stderr().lock();
+    for diagnostic in endpoint_map::lint(&text) {
+        let word = match diagnostic.severity() {
+            Severity::Error => {
+                errors += 1;
+                "error"
+            }
+            Severity::Warning => {
+                warnings += 1;
+                "warning"
+            }
+        };
+        // With standard error gone, the exit code still tells.
+        let _ = writeln!(stderr, "{}:{diagnostic} ({word})", file.display());
+    }
+    drop(stderr);
+    if errors > 0 {
+        return Err(Failure::input(format!(
+            "{} has {errors} errors and {warnings} warnings; correct the lines shown above",
+            file.display()
+        )));
+    }
+    let map = EndpointMap::parse(&text, &file.display().to_string())?;
+    let (tasks, addresses) = (map.len(), map.addresses().len());
+    context.print(&format!("ok: {tasks} tasks at {addresses} transport addresses\n"))
+}
+
+fn resolve(file: &Path, task: &str, context: &Context) -> Result<(), Failure> {
+    let map = EndpointMap::load(file)?;
+    match map.resolve(task) {
+        Some(address) => context.print(&format!("{address}\n")),
+        None => Err(Failure::input(unknown_task(&map, file, task))),
+    }
+}
+
+/// Says that `task` is not in the map that was read from `file`, and which names are like it.
+pub fn unknown_task(map: &EndpointMap, file: &Path, task: &str) -> String {
+    let known = map.iter().map(|(task, _)| TaskName::as_str(task));
+    let near = nearest(task, known, SUGGESTIONS_MAX);
+    let file = file.display();
+    if near.is_empty() {
+        format!("task {task} is not in {file}; add a line for it, or name one of its tasks")
+    } else {
+        format!("task {task} is not in {file}; did you mean {}?", near.join(" or "))
+    }
+}

@@ -1,0 +1,108 @@
+//! What every command is given besides its arguments: the environment, the working directory, and
+//! standard output.
+
+use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
+
+use tracing_subscriber::EnvFilter;
+
+use crate::Failure;
+use crate::cli::SettingsFlags;
+use crate::settings::{Environment, Override, Settings, Sources};
+
+/// The variable that says what is logged, in the syntax of `tracing-subscriber`'s filter.
+const LOG_VARIABLE: &str = "RUST_LOG";
+/// Without it, what an operator must see: pinning that did not happen, links that broke.
+const LOG_DEFAULT: &str = "warn";
+
+/// What the process gives to a command.
+#[derive(Debug)]
+pub struct Context {
+    environment: Environment,
+    working_directory: PathBuf,
+}
+
+impl Context {
+    /// Takes the environment given and the working directory of the process.
+    ///
+    /// # Errors
+    ///
+    /// There is no working directory any more.
+    pub fn new(environment: Environment) -> Result<Context, Failure> {
+        let working_directory = std::env::current_dir().map_err(|error| {
+            Failure::input(format!("the working directory cannot be found ({error}); change to one that exists"))
+        })?;
+        Ok(Context { environment, working_directory })
+    }
+
+    /// The environment of the process.
+    pub fn environment(&self) -> &Environment {
+        &self.environment
+    }
+
+    /// Where `sealane.toml` is looked for.
+    pub fn working_directory(&self) -> &Path {
+        &self.working_directory
+    }
+
+    /// The settings that `flags`, the environment and `sealane.toml` give.
+    ///
+    /// # Errors
+    ///
+    /// A value cannot be read or contradicts another one.
+    pub fn settings(&self, flags: &SettingsFlags) -> Result<Settings, Failure> {
+        self.settings_with(flags, [])
+    }
+
+    /// As [`Context::settings`], with the settings that a command has flags of its own for.
+    ///
+    /// # Errors
+    ///
+    /// A value cannot be read or contradicts another one.
+    pub fn settings_with(
+        &self,
+        flags: &SettingsFlags,
+        overrides: impl IntoIterator<Item = Override>,
+    ) -> Result<Settings, Failure> {
+        let mut all = flags.overrides()?;
+        all.extend(overrides);
+        let settings = Settings::load(&Sources {
+            environment: &self.environment,
+            working_directory: &self.working_directory,
+            config: flags.config.as_deref(),
+            role: flags.role,
+            overrides: &all,
+        })?;
+        Ok(settings)
+    }
+
+    /// Writes `text` to standard output as it is. A reader that has gone away (`| head`) is no
+    /// failure.
+    ///
+    /// # Errors
+    ///
+    /// Standard output cannot be written.
+    pub fn print(&self, text: &str) -> Result<(), Failure> {
+        let mut out = std::io::stdout().lock();
+        match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+            Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(Failure::work(format!(
+                "standard output cannot be written ({error}); direct it to a place with room"
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    /// Sends log lines to standard error, filtered by `RUST_LOG`.
+    pub(crate) fn start_log(&self) -> Result<(), Failure> {
+        let filter = self.environment.get(LOG_VARIABLE)?.unwrap_or(LOG_DEFAULT);
+        let filter = EnvFilter::try_new(filter).map_err(|error| {
+            Failure::input(format!(
+                "{LOG_VARIABLE}={filter:?} cannot be read ({error}); \
+                 write a level such as info, or target=level pairs between commas"
+            ))
+        })?;
+        // A second start in one process (a test) leaves the first in place.
+        let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init();
+        Ok(())
+    }
+}

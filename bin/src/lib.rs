@@ -1,0 +1,35 @@
+//! The command line of Sealane: arguments and settings in, one command run, an exit code out. Runs
+//! on the main thread; the only crate of the workspace that reads the environment.
+#![deny(unsafe_code)]
+
+pub mod cli;
+pub mod commands;
+mod context;
+mod failure;
+mod nearest;
+pub mod settings;
+
+pub use context::Context;
+pub use failure::Failure;
+pub use nearest::nearest;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use settings::Environment;
+
+/// Runs the program: 0 done, 1 the work failed, 2 the arguments or files were wrong.
+pub fn run(arguments: impl IntoIterator<Item = OsString>, environment: Environment) -> ExitCode {
+    let outcome = Context::new(environment).and_then(|context| {
+        let cli = match cli::parse(arguments)? {
+            cli::Parsed::Command(cli) => cli,
+            cli::Parsed::Answer(text) => return context.print(&text),
+        };
+        context.start_log()?;
+        cli.run(&context)
+    });
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report(),
+    }
+}

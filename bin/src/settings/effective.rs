@@ -1,0 +1,194 @@
+//! Decides for every setting which of its sources wins, and reads that one's text.
+
+use std::path::Path;
+
+use super::file::{self, FILE_NAME, FileValue};
+use super::table::{self, DefaultValue, Setting, TABLE, Variables};
+use super::value::Value;
+use super::{Environment, Given, Role, SettingsError, Source, Sourced};
+
+/// What the settings are read from.
+#[derive(Clone, Copy, Debug)]
+pub struct Sources<'a> {
+    /// The environment variables.
+    pub environment: &'a Environment,
+    /// Where `sealane.toml` is looked for; it need not be there.
+    pub working_directory: &'a Path,
+    /// The settings file that a flag names instead; it must be there.
+    pub config: Option<&'a Path>,
+    /// The role that a flag names; without it, `TF_CONFIG` does.
+    pub role: Option<Role>,
+    /// The settings that flags give; of two for one setting the later wins.
+    pub overrides: &'a [Override],
+}
+
+/// A setting that a flag gives.
+#[derive(Clone, Debug)]
+pub struct Override {
+    flag: &'static str,
+    name: String,
+    text: String,
+}
+
+impl Override {
+    /// `flag` gives the setting called `name` the value that `text` says.
+    pub fn new(flag: &'static str, name: impl Into<String>, text: impl Into<String>) -> Override {
+        Override { flag, name: name.into(), text: text.into() }
+    }
+}
+
+/// The effective value of one setting.
+#[derive(Clone, Debug)]
+pub struct Entry {
+    /// The setting.
+    pub setting: &'static Setting,
+    /// Its value.
+    pub value: Value,
+    /// What gave it.
+    pub source: Source,
+}
+
+impl Entry {
+    /// The value with its unit; for one that nothing gives, what happens instead.
+    pub fn shown(&self) -> String {
+        match (&self.value, self.setting.default) {
+            (Value::Unset, DefaultValue::Unset(meaning)) => meaning.to_owned(),
+            (value, _) => self.setting.kind.show(value),
+        }
+    }
+}
+
+/// One entry for every row of the table, in its order.
+pub(super) struct Effective {
+    entries: Vec<Entry>,
+}
+
+impl Effective {
+    pub(super) fn read(sources: &Sources<'_>, role: Role) -> Result<Effective, SettingsError> {
+        let mut entries: Vec<Entry> = TABLE.iter().map(default).collect();
+        // From the weakest source to the strongest, so that the last one to write wins; an
+        // unreadable value is an error even where a stronger source would hide it.
+        for given in file_values(sources)? {
+            set(&mut entries[given.index], given.source, &given.text)?;
+        }
+        for entry in &mut entries {
+            variable(entry, sources.environment, role)?;
+        }
+        for given in sources.overrides {
+            let (index, _) = table::find(&given.name).ok_or_else(|| SettingsError::UnknownName {
+                place: given.flag.to_owned(),
+                name: given.name.clone(),
+                near: file::near(&given.name),
+            })?;
+            set(&mut entries[index], Source::Flag(given.flag), &given.text)?;
+        }
+        Ok(Effective { entries })
+    }
+
+    pub(super) fn into_entries(self) -> Vec<Entry> {
+        self.entries
+    }
+
+    /// The entry called `name`.
+    ///
+    /// # Panics
+    ///
+    /// The table has no such row: a bug that any load of settings shows.
+    pub(super) fn entry(&self, name: &str) -> &Entry {
+        let found = table::find(name).map(|(index, _)| &self.entries[index]);
+        found.unwrap_or_else(|| panic!("the table has no setting {name}"))
+    }
+
+    /// How a value was given, for an error about it.
+    pub(super) fn given(&self, name: &str) -> Given {
+        let Entry { setting, value, source } = self.entry(name);
+        let text = match value {
+            Value::Unset => "unset".to_owned(),
+            Value::Number(number) => number.to_string(),
+            Value::Bool(bool) => bool.to_string(),
+            Value::Text(text) => text.clone(),
+        };
+        Given { name: setting.name, source: source.clone(), text }
+    }
+
+    /// An optional value as a typed one.
+    ///
+    /// # Panics
+    ///
+    /// `read` does not fit the row's kind: a bug that any load of settings shows.
+    pub(super) fn optional<T>(&self, name: &str, read: impl FnOnce(&Value) -> Option<T>) -> Sourced<Option<T>> {
+        let entry = self.entry(name);
+        let value = match &entry.value {
+            Value::Unset => None,
+            value => {
+                let typed = read(value);
+                Some(typed.unwrap_or_else(|| panic!("{name} has a value of another type: {value:?}")))
+            }
+        };
+        Sourced { value, source: entry.source.clone() }
+    }
+
+    /// A value that always is one.
+    ///
+    /// # Panics
+    ///
+    /// As [`Effective::optional`], or the row has no default.
+    pub(super) fn get<T>(&self, name: &str, read: impl FnOnce(&Value) -> Option<T>) -> Sourced<T> {
+        self.optional(name, read).map(|value| value.unwrap_or_else(|| panic!("{name} has no default")))
+    }
+}
+
+fn default(setting: &'static Setting) -> Entry {
+    Entry {
+        setting,
+        value: match setting.default {
+            DefaultValue::Number(number) => Value::Number(number),
+            DefaultValue::Bool(bool) => Value::Bool(bool),
+            DefaultValue::Text(text) => Value::Text(text.to_owned()),
+            DefaultValue::Unset(_) => Value::Unset,
+        },
+        source: Source::Default,
+    }
+}
+
+fn file_values(sources: &Sources<'_>) -> Result<Vec<FileValue>, SettingsError> {
+    match sources.config {
+        Some(path) => file::read(path)?
+            .ok_or_else(|| SettingsError::File { path: path.to_owned(), error: std::io::ErrorKind::NotFound.into() }),
+        None => {
+            let values = file::read(&sources.working_directory.join(FILE_NAME))?;
+            Ok(values.unwrap_or_default())
+        }
+    }
+}
+
+fn variable(entry: &mut Entry, environment: &Environment, role: Role) -> Result<(), SettingsError> {
+    let variables = entry.setting.variables;
+    let Some(name) = variables.for_role(role) else {
+        return Ok(());
+    };
+    match environment.get(name)? {
+        None => return Ok(()),
+        Some("") if matches!(variables, Variables::Verbs(_)) => return Ok(()),
+        Some(text) => set(entry, Source::Variable(name), text)?,
+    }
+    if let (Variables::InvertedByRole { .. }, Value::Bool(bool)) = (variables, &mut entry.value) {
+        *bool = !*bool;
+    }
+    Ok(())
+}
+
+fn set(entry: &mut Entry, source: Source, text: &str) -> Result<(), SettingsError> {
+    let setting = entry.setting;
+    match setting.kind.read(text) {
+        Some(value) => {
+            entry.value = value;
+            entry.source = source;
+            Ok(())
+        }
+        None => Err(SettingsError::Unreadable {
+            given: Given { name: setting.name, source, text: text.to_owned() },
+            accepted: setting.kind,
+        }),
+    }
+}

@@ -1,0 +1,88 @@
+//! The ranges and defaults of the settings, each with its reason.
+
+/// One KiB, in bytes.
+pub(super) const KIB: u64 = 1024;
+/// One MiB, in bytes.
+pub(super) const MIB: u64 = 1024 * KIB;
+/// One GiB, in bytes.
+pub(super) const GIB: u64 = 1024 * MIB;
+/// One TiB, in bytes.
+pub(super) const TIB: u64 = 1024 * GIB;
+
+/// Most shards: the most CPUs that a CPU set of the C library holds.
+pub const SHARDS_MAX: u64 = 1024;
+/// Most shards by default: what DeepRec gives a parameter server with many connections.
+pub const SHARDS_DEFAULT_MAX: usize = 16;
+
+/// Longest spin before a shard sleeps, in µs; whoever wants more wants `polling`.
+pub(super) const IDLE_SPIN_US_MAX: u64 = 1_000_000;
+/// Several times a round trip in a data centre, so that a request's answer is met awake.
+pub(super) const IDLE_SPIN_US: u64 = 200;
+
+/// Smallest slab: a few tensors of the largest eager size.
+pub(super) const SLAB_BYTES_MIN: u64 = MIB;
+/// Largest slab: more than a shard's share of any host's memory.
+pub(super) const SLAB_BYTES_MAX: u64 = TIB;
+/// Room for a step of a common vision model, at a cost that a small host can pay.
+pub(super) const SLAB_BYTES: u64 = 64 * MIB;
+
+/// Smallest mailbox: one slot would serialise every exchange between two shards.
+pub(super) const MAILBOX_SLOTS_MIN: u64 = 2;
+/// Largest mailbox: 16 MiB of slots a shard.
+pub(super) const MAILBOX_SLOTS_MAX: u64 = 1 << 20;
+/// A step's worth of jobs of a model with thousands of variables.
+pub(super) const MAILBOX_SLOTS: u64 = 4096;
+
+/// A task that holds its shard for as long as this has missed hundreds of round trips.
+pub(super) const STALL_REPORT_MS: u64 = 100;
+
+/// One day: a longer time-out is a mistaken unit.
+pub(super) const TIME_MS_MAX: u64 = 86_400_000;
+/// DeepRec's default of `NETWORK_MAX_CONNECTION_TIMEOUT`.
+pub(super) const CONNECT_TIMEOUT_MS: u64 = 120_000;
+/// Far more than a handshake takes, short enough to try again within a connect time-out.
+pub(super) const HANDSHAKE_TIMEOUT_MS: u64 = 5_000;
+/// Three heartbeats fit into the peer time-out, so that one lost is no loss of the peer.
+pub(super) const HEARTBEAT_MS: u64 = 10_000;
+/// How long a silent peer is believed to be alive.
+pub(super) const PEER_TIMEOUT_MS: u64 = 30_000;
+const _: () = assert!(3 * HEARTBEAT_MS <= PEER_TIMEOUT_MS);
+
+/// Largest window: the request ids of one link in flight.
+pub(super) const WINDOW_MAX: u64 = 65_536;
+/// The request buffers a peer that mt-verbs found best.
+pub(super) const WINDOW: u64 = 40;
+/// Largest tensor that can be allowed.
+pub(super) const TENSOR_BYTES_CEILING: u64 = TIB;
+/// Largest tensor by default: an embedding table's shard, not a broken length.
+pub(super) const TENSOR_BYTES_MAX: u64 = 4 * GIB;
+/// Most links that can be allowed: every pair of a port and a peer.
+pub(super) const LINKS_CEILING: u64 = 65_536;
+/// Most links by default: thousands of peers.
+pub(super) const LINKS_MAX: u64 = 4096;
+/// Largest socket buffer: beyond this the kernel refuses.
+pub(super) const SOCKET_BUFFER_BYTES_MAX: u64 = GIB;
+
+/// A slow step of a large job.
+pub(super) const REQUEST_TIMEOUT_MS: u64 = 600_000;
+/// How long a producer keeps what a dead consumer never releases.
+pub(super) const LEASE_MS: u64 = 120_000;
+/// Ceiling of the three queue limits below: each entry costs about 100 bytes.
+pub(super) const QUEUED_MAX: u64 = 1 << 24;
+/// Requests that wait for a link.
+pub(super) const QUEUED_REQUESTS_MAX: u64 = 65_536;
+/// Requests that wait for their tensor.
+pub(super) const PARKED_REQUESTS_MAX: u64 = 65_536;
+/// Tensors that wait for their request.
+pub(super) const DEPOSITED_TENSORS_MAX: u64 = 1 << 20;
+
+/// The fields of a queue pair's attributes hold no more (InfiniBand specification, vol. 1, 11.2).
+pub(super) const RDMA_TIMEOUT_MAX: u64 = 31;
+/// Three bits, as above.
+pub(super) const RDMA_RETRY_MAX: u64 = 7;
+/// TensorFlow accepts eight service levels.
+pub(super) const RDMA_SERVICE_LEVEL_MAX: u64 = 7;
+/// TensorFlow narrows these numbers to a byte.
+pub(super) const RDMA_BYTE_MAX: u64 = 255;
+/// More than any device's `max_qp_wr`.
+pub(super) const RDMA_QUEUE_DEPTH_MAX: u64 = 65_536;

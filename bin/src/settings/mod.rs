@@ -1,0 +1,90 @@
+//! The settings: read once from flags, environment, `sealane.toml` and defaults into typed values
+//! that remember where they came from. Plain data for any thread.
+//!
+//! A flag wins over a variable, a variable over the file, the file over the default. A value that
+//! cannot be read is an error, never a silent default.
+
+mod effective;
+mod environment;
+mod error;
+mod file;
+mod limits;
+mod role;
+mod sections;
+mod source;
+mod start;
+mod table;
+mod value;
+
+pub use effective::{Entry, Override, Sources};
+pub use environment::Environment;
+pub use error::{Given, SettingsError};
+pub use file::FILE_NAME;
+pub use limits::{SHARDS_DEFAULT_MAX, SHARDS_MAX};
+pub use role::{Role, TF_CONFIG, TfConfig};
+pub use sections::{Fuse, Fusion, Require, Runtime, Tcp, Transport, Verbs};
+pub use source::{Source, Sourced};
+pub use table::{DefaultValue, Setting, TABLE, Variables};
+pub use value::{Kind, Value};
+
+use effective::Effective;
+
+/// Every setting, typed, with its source.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Whose variables were read.
+    pub role: Sourced<Role>,
+    /// What `TF_CONFIG` says of this process.
+    pub tf_config: TfConfig,
+    /// Shards, polling, pinning, memory.
+    pub runtime: Runtime,
+    /// The endpoint map, time-outs and limits of links.
+    pub transport: Transport,
+    /// Sockets.
+    pub tcp: Tcp,
+    /// Requests and tensors in flight.
+    pub fusion: Fusion,
+    /// The RDMA device and its queue pairs.
+    pub verbs: Verbs,
+    entries: Vec<Entry>,
+}
+
+impl Settings {
+    /// Reads all settings.
+    ///
+    /// # Errors
+    ///
+    /// The first value that cannot be read, name that no setting has, or pair of values that
+    /// contradict each other.
+    pub fn load(sources: &Sources<'_>) -> Result<Settings, SettingsError> {
+        let tf_config = TfConfig::read(sources.environment)?;
+        let role = role(sources.role, &tf_config);
+        let effective = Effective::read(sources, role.value)?;
+        Ok(Settings {
+            runtime: Runtime::of(&effective, sources.environment)?,
+            transport: Transport::of(&effective)?,
+            tcp: Tcp::of(&effective),
+            fusion: Fusion::of(&effective),
+            verbs: Verbs::of(&effective)?,
+            entries: effective.into_entries(),
+            role,
+            tf_config,
+        })
+    }
+
+    /// Every setting with its effective value, in the order of [`TABLE`].
+    pub fn entries(&self) -> &[Entry] {
+        &self.entries
+    }
+}
+
+fn role(flag: Option<Role>, tf_config: &TfConfig) -> Sourced<Role> {
+    match (flag, &tf_config.job) {
+        (Some(value), _) => Sourced { value, source: Source::Flag("--role") },
+        (None, Some(job)) => Sourced { value: Role::of_job(job), source: Source::Variable(TF_CONFIG) },
+        (None, None) => Sourced { value: Role::Other, source: Source::Default },
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,338 @@
+//! The typed settings, a struct for each section of `sealane.toml`. `table.rs` holds their ranges,
+//! defaults and meaning.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use nix::unistd::{AccessFlags, access};
+use sealane_transport::endpoint_map;
+
+use super::effective::Effective;
+use super::limits::SHARDS_DEFAULT_MAX;
+use super::value::Value;
+use super::{Environment, SettingsError, Sourced};
+
+/// `[runtime]`
+#[derive(Clone, Debug)]
+pub struct Runtime {
+    /// Number of shards; see [`Runtime::shards_for`].
+    pub shards: Sourced<Option<usize>>,
+    /// Whether a shard never sleeps.
+    pub polling: Sourced<bool>,
+    /// How long an idle shard spins before it sleeps.
+    pub idle_spin: Sourced<Duration>,
+    /// Whether every shard is pinned; `None` pins if enough CPUs are free.
+    pub pin: Sourced<Option<bool>>,
+    /// Memory of a shard for tensors to send, in bytes.
+    pub slab_send_bytes: Sourced<usize>,
+    /// Memory of a shard for tensors received, in bytes.
+    pub slab_receive_bytes: Sourced<usize>,
+    /// Jobs that may wait for a shard.
+    pub mailbox_slots: Sourced<usize>,
+    /// A turn that takes longer is reported; zero reports none.
+    pub stall_report: Sourced<Duration>,
+    /// Where the lock files are that claim CPUs.
+    pub claim_directory: Sourced<PathBuf>,
+}
+
+impl Runtime {
+    pub(super) fn of(from: &Effective, environment: &Environment) -> Result<Runtime, SettingsError> {
+        let claim_directory = from.optional("runtime.claim_directory", path);
+        Ok(Runtime {
+            shards: from.optional("runtime.shards", number),
+            polling: from.get("runtime.polling", bool),
+            idle_spin: from.get("runtime.idle_spin_us", microseconds),
+            pin: from.optional("runtime.pin", bool),
+            slab_send_bytes: from.get("runtime.slab_send_bytes", number),
+            slab_receive_bytes: from.get("runtime.slab_receive_bytes", number),
+            mailbox_slots: from.get("runtime.mailbox_slots", number),
+            stall_report: from.get("runtime.stall_report_ms", milliseconds),
+            claim_directory: Sourced {
+                value: match claim_directory.value {
+                    Some(path) => path,
+                    None => default_claim_directory(environment, Path::new("/run/lock"))?,
+                },
+                source: claim_directory.source,
+            },
+        })
+    }
+
+    /// The number of shards for an endpoint map of so many tasks.
+    pub fn shards_for(&self, tasks: usize) -> usize {
+        let by_tasks = tasks.clamp(1, SHARDS_DEFAULT_MAX);
+        self.shards.value.unwrap_or(by_tasks)
+    }
+}
+
+/// A directory that this user's daemons share and that a reboot empties.
+fn default_claim_directory(environment: &Environment, lock_directory: &Path) -> Result<PathBuf, SettingsError> {
+    const NAME: &str = "sealane";
+    // A relative XDG_RUNTIME_DIR is to be ignored (XDG Base Directory Specification).
+    let of_user = environment.get("XDG_RUNTIME_DIR")?.map(Path::new);
+    if let Some(directory) = of_user.filter(|directory| directory.is_absolute()) {
+        return Ok(directory.join(NAME));
+    }
+    let of_host = lock_directory.join(NAME);
+    let writable = |path: &Path| access(path, AccessFlags::W_OK).is_ok();
+    if writable(&of_host) || (!of_host.exists() && writable(lock_directory)) {
+        return Ok(of_host);
+    }
+    let temporary = environment.get("TMPDIR")?.filter(|text| !text.is_empty());
+    Ok(Path::new(temporary.unwrap_or("/tmp")).join(NAME))
+}
+
+/// `[transport]`
+#[derive(Clone, Debug)]
+pub struct Transport {
+    /// The endpoint map file.
+    pub endpoint_map: Sourced<PathBuf>,
+    /// How long a request waits for a connection.
+    pub connect_timeout: Sourced<Duration>,
+    /// How long a new connection may take to introduce itself.
+    pub handshake_timeout: Sourced<Duration>,
+    /// How often a quiet link is asked for a sign of life.
+    pub heartbeat: Sourced<Duration>,
+    /// How long a silent peer is believed to be alive; longer than `heartbeat`.
+    pub peer_timeout: Sourced<Duration>,
+    /// Requests that a link has in flight.
+    pub window: Sourced<usize>,
+    /// Largest tensor that is accepted, in bytes.
+    pub tensor_bytes_max: Sourced<u64>,
+    /// Links that may be open at once.
+    pub links_max: Sourced<usize>,
+    /// The kind of link that every peer must have.
+    pub require: Sourced<Require>,
+}
+
+/// The kind of link that every peer must have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Require {
+    /// Whichever there is.
+    Any,
+    /// TCP.
+    Tcp,
+}
+
+impl Transport {
+    pub(super) fn of(from: &Effective) -> Result<Transport, SettingsError> {
+        let heartbeat = from.get("transport.heartbeat_ms", milliseconds);
+        let peer_timeout = from.get("transport.peer_timeout_ms", milliseconds);
+        if peer_timeout.value <= heartbeat.value {
+            return Err(SettingsError::Contradiction {
+                first: Box::new(from.given("transport.peer_timeout_ms")),
+                second: Box::new(from.given("transport.heartbeat_ms")),
+                fix: "make the peer time-out longer than the heartbeat, three times as long say",
+            });
+        }
+        let require = from.get("transport.require", text);
+        let require_given = || from.given("transport.require");
+        Ok(Transport {
+            endpoint_map: endpoint_map_file(from),
+            connect_timeout: from.get("transport.connect_timeout_ms", milliseconds),
+            handshake_timeout: from.get("transport.handshake_timeout_ms", milliseconds),
+            heartbeat,
+            peer_timeout,
+            window: from.get("transport.window", number),
+            tensor_bytes_max: from.get("transport.tensor_bytes_max", number),
+            links_max: from.get("transport.links_max", number),
+            require: Sourced {
+                value: match require.value.as_str() {
+                    "any" => Require::Any,
+                    "tcp" => Require::Tcp,
+                    _ => {
+                        return Err(SettingsError::NoVerbs { given: require_given() });
+                    }
+                },
+                source: require.source,
+            },
+        })
+    }
+}
+
+/// A file that is named wins over a directory that is named by the same kind of source or a
+/// weaker one.
+fn endpoint_map_file(from: &Effective) -> Sourced<PathBuf> {
+    let file = from.optional("transport.endpoint_map", path);
+    let directory = from.get("transport.endpoint_map_directory", path);
+    match file.value {
+        Some(value) if file.source.rank() >= directory.source.rank() => Sourced { value, source: file.source },
+        _ => directory.map(|directory| match directory.as_os_str().to_str() {
+            // `.endpoint_map` reads better than `./.endpoint_map` in every message.
+            Some(".") => PathBuf::from(endpoint_map::FILE_NAME),
+            _ => directory.join(endpoint_map::FILE_NAME),
+        }),
+    }
+}
+
+/// `[transport.tcp]`
+#[derive(Clone, Debug)]
+pub struct Tcp {
+    /// The congestion control to ask for; `None` leaves the kernel's default.
+    pub congestion: Sourced<Option<String>>,
+    /// Send buffer of a socket, in bytes; `None` leaves it to the kernel.
+    pub send_buffer_bytes: Sourced<Option<usize>>,
+    /// Receive buffer of a socket, in bytes; `None` leaves it to the kernel.
+    pub receive_buffer_bytes: Sourced<Option<usize>>,
+}
+
+impl Tcp {
+    pub(super) fn of(from: &Effective) -> Tcp {
+        let buffer = |name| {
+            let bytes: Sourced<usize> = from.get(name, number);
+            bytes.map(|bytes| (bytes > 0).then_some(bytes))
+        };
+        Tcp {
+            congestion: from.get("transport.tcp.congestion", text).map(|name| (!name.is_empty()).then_some(name)),
+            send_buffer_bytes: buffer("transport.tcp.send_buffer_bytes"),
+            receive_buffer_bytes: buffer("transport.tcp.receive_buffer_bytes"),
+        }
+    }
+}
+
+/// `[fusion]`
+#[derive(Clone, Debug)]
+pub struct Fusion {
+    /// What moves as one message.
+    pub fuse: Sourced<Fuse>,
+    /// How long a request waits for its tensor when its caller names no deadline.
+    pub request_timeout: Sourced<Duration>,
+    /// How long a producer keeps a tensor that was fetched and not released.
+    pub lease: Sourced<Duration>,
+    /// Requests of a shard that may wait for a link.
+    pub queued_requests_max: Sourced<usize>,
+    /// Requests of a shard that may wait for their tensor.
+    pub parked_requests_max: Sourced<usize>,
+    /// Tensors of a shard that may wait for their request.
+    pub deposited_tensors_max: Sourced<usize>,
+}
+
+/// What moves as one message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fuse {
+    /// Nothing: every message is a write of its own.
+    Off,
+    /// The small messages that a turn queues for one peer.
+    Turn,
+}
+
+impl Fusion {
+    pub(super) fn of(from: &Effective) -> Fusion {
+        let fuse = |value: &Value| match text(value)?.as_str() {
+            "off" => Some(Fuse::Off),
+            "turn" => Some(Fuse::Turn),
+            _ => None,
+        };
+        Fusion {
+            fuse: from.get("fusion.fuse", fuse),
+            request_timeout: from.get("fusion.request_timeout_ms", milliseconds),
+            lease: from.get("fusion.lease_ms", milliseconds),
+            queued_requests_max: from.get("fusion.queued_requests_max", number),
+            parked_requests_max: from.get("fusion.parked_requests_max", number),
+            deposited_tensors_max: from.get("fusion.deposited_tensors_max", number),
+        }
+    }
+}
+
+/// `[verbs]`, read and checked as TensorFlow's verbs reads it.
+#[derive(Clone, Debug)]
+pub struct Verbs {
+    /// The RDMA device; `None` takes the only one with an active port.
+    pub device: Sourced<Option<String>>,
+    /// The device's port; `None` takes the first active one.
+    pub port: Sourced<Option<u8>>,
+    /// Index of the port's GID; `None` takes the RoCE v2 GID of an IPv4 address.
+    pub gid_index: Sourced<Option<u8>>,
+    /// Index of the partition key.
+    pub pkey_index: Sourced<u8>,
+    /// Work requests that a queue pair holds in each direction.
+    pub queue_depth: Sourced<u32>,
+    /// Wait for an acknowledgement, as a power of two of 4.096 µs.
+    pub timeout: Sourced<u8>,
+    /// How often an unacknowledged packet is sent again.
+    pub retry_count: Sourced<u8>,
+    /// Service level of a queue pair.
+    pub service_level: Sourced<u8>,
+    /// Path MTU in bytes; `None` takes the port's active MTU.
+    pub mtu: Sourced<Option<u16>>,
+    /// Traffic class of a queue pair's packets.
+    pub traffic_class: Sourced<u8>,
+}
+
+impl Verbs {
+    pub(super) fn of(from: &Effective) -> Result<Verbs, SettingsError> {
+        let device = from.optional("verbs.device", text);
+        let port = from.optional("verbs.port", number);
+        if port.value.is_some() && device.value.is_none() {
+            return Err(SettingsError::PortWithoutDevice { given: from.given("verbs.port") });
+        }
+        Ok(Verbs {
+            device,
+            port,
+            gid_index: from.optional("verbs.gid_index", number),
+            pkey_index: from.get("verbs.pkey_index", number),
+            queue_depth: from.get("verbs.queue_depth", number),
+            timeout: from.get("verbs.timeout", number),
+            retry_count: from.get("verbs.retry_count", number),
+            service_level: from.get("verbs.service_level", number),
+            mtu: from.optional("verbs.mtu", |value| text(value)?.parse().ok()),
+            traffic_class: from.get("verbs.traffic_class", number),
+        })
+    }
+}
+
+fn number<T: TryFrom<u64>>(value: &Value) -> Option<T> {
+    match value {
+        Value::Number(number) => T::try_from(*number).ok(),
+        _ => None,
+    }
+}
+
+fn milliseconds(value: &Value) -> Option<Duration> {
+    number(value).map(Duration::from_millis)
+}
+
+fn microseconds(value: &Value) -> Option<Duration> {
+    number(value).map(Duration::from_micros)
+}
+
+fn bool(value: &Value) -> Option<bool> {
+    match value {
+        Value::Bool(bool) => Some(*bool),
+        _ => None,
+    }
+}
+
+fn text(value: &Value) -> Option<String> {
+    match value {
+        Value::Text(text) => Some(text.clone()),
+        _ => None,
+    }
+}
+
+fn path(value: &Value) -> Option<PathBuf> {
+    text(value).map(PathBuf::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn claims_lie_where_daemons_of_the_host_look() {
+        let directory = tempfile::tempdir().unwrap();
+        let lock = directory.path();
+        let of = |variables: &[(&str, &str)], lock: &Path| {
+            let environment = variables.iter().copied().collect();
+            default_claim_directory(&environment, lock).unwrap()
+        };
+        assert_eq!(of(&[("XDG_RUNTIME_DIR", "/run/user/7")], lock), Path::new("/run/user/7/sealane"));
+        for ignored in ["", "run/user/7"] {
+            assert_eq!(of(&[("XDG_RUNTIME_DIR", ignored)], lock), lock.join("sealane"));
+        }
+        std::fs::create_dir(lock.join("sealane")).unwrap();
+        assert_eq!(of(&[], lock), lock.join("sealane"));
+        let none = lock.join("none");
+        assert_eq!(of(&[("TMPDIR", "/var/tmp")], &none), Path::new("/var/tmp/sealane"));
+        assert_eq!(of(&[("TMPDIR", "")], &none), Path::new("/tmp/sealane"));
+    }
+}

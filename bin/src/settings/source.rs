@@ -1,0 +1,60 @@
+//! Where a setting's value came from.
+
+use std::fmt;
+use std::path::PathBuf;
+
+/// A value and where it came from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sourced<T> {
+    /// The value.
+    pub value: T,
+    /// What gave it.
+    pub source: Source,
+}
+
+impl<T> Sourced<T> {
+    /// The same source with a value made of this one.
+    pub fn map<U>(self, make: impl FnOnce(T) -> U) -> Sourced<U> {
+        Sourced { value: make(self.value), source: self.source }
+    }
+}
+
+/// What gave a value. The later ones win over the earlier ones.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Source {
+    /// Nothing did.
+    Default,
+    /// A line of a settings file.
+    File {
+        /// The file, as it was named.
+        path: PathBuf,
+        /// Line, counted from 1.
+        line: usize,
+    },
+    /// An environment variable.
+    Variable(&'static str),
+    /// A flag of the command line.
+    Flag(&'static str),
+}
+
+impl Source {
+    /// Higher wins.
+    pub(super) fn rank(&self) -> u8 {
+        match self {
+            Source::Default => 0,
+            Source::File { .. } => 1,
+            Source::Variable(_) => 2,
+            Source::Flag(_) => 3,
+        }
+    }
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Source::Default => out.write_str("default"),
+            Source::File { path, line } => write!(out, "{}:{line}", path.display()),
+            Source::Variable(name) | Source::Flag(name) => out.write_str(name),
+        }
+    }
+}

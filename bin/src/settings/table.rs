@@ -1,0 +1,277 @@
+//! The one table of all settings: what each is called, what it accepts, what it is by default.
+//! Reading, `sealane check` and the documentation all follow it.
+
+use super::Role;
+use super::limits::*;
+use super::value::Kind;
+
+/// Describes one setting.
+#[derive(Debug)]
+pub struct Setting {
+    /// The full name `section.key`, as in `sealane.toml` and after `--set`.
+    pub name: &'static str,
+    /// The variables that give it.
+    pub variables: Variables,
+    /// The flag of its own that gives it, besides `--set`.
+    pub flag: Option<&'static str>,
+    /// What it accepts.
+    pub kind: Kind,
+    /// What it is when nothing gives it.
+    pub default: DefaultValue,
+    /// What it does, in one sentence.
+    pub doc: &'static str,
+}
+
+/// The environment variables that give a setting.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Variables {
+    /// None does.
+    None,
+    /// The same one for every role.
+    One(&'static str),
+    /// TensorFlow's verbs variable: as `One`, but empty means unset.
+    Verbs(&'static str),
+    /// One for a ps and one for a worker or chief.
+    ByRole {
+        /// Read for a ps and for any other job.
+        ps: &'static str,
+        /// Read for a worker or chief.
+        worker: &'static str,
+    },
+    /// As `ByRole`, with a variable that says the opposite of the setting.
+    InvertedByRole {
+        /// Read for a ps and for any other job.
+        ps: &'static str,
+        /// Read for a worker or chief.
+        worker: &'static str,
+    },
+}
+
+impl Variables {
+    /// The variable that is read for `role`.
+    pub fn for_role(&self, role: Role) -> Option<&'static str> {
+        match *self {
+            Variables::None => None,
+            Variables::One(name) | Variables::Verbs(name) => Some(name),
+            Variables::ByRole { ps, worker } | Variables::InvertedByRole { ps, worker } => {
+                Some(if role.reads_worker_variables() { worker } else { ps })
+            }
+        }
+    }
+}
+
+/// What a setting is when nothing gives it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DefaultValue {
+    /// A number, in the unit of the kind.
+    Number(u64),
+    /// A bool.
+    Bool(bool),
+    /// A text, a path or one of the choices.
+    Text(&'static str),
+    /// Nothing fixed: what happens instead.
+    Unset(&'static str),
+}
+
+impl Setting {
+    /// The section of `sealane.toml` that holds the setting.
+    pub fn section(&self) -> &'static str {
+        self.name.rsplit_once('.').map_or("", |(section, _)| section)
+    }
+}
+
+const fn setting(
+    name: &'static str,
+    variables: Variables,
+    kind: Kind,
+    default: DefaultValue,
+    doc: &'static str,
+) -> Setting {
+    Setting { name, variables, flag: None, kind, default, doc }
+}
+
+const fn count(min: u64, max: u64) -> Kind {
+    Kind::Count { min, max }
+}
+
+const fn bytes(min: u64, max: u64) -> Kind {
+    Kind::Bytes { min, max }
+}
+
+const fn milliseconds(min: u64) -> Kind {
+    Kind::Milliseconds { min, max: TIME_MS_MAX }
+}
+
+use DefaultValue::{Bool, Number, Text, Unset};
+use Variables::{None as Nothing, One, Verbs};
+
+/// All settings, by section, in the order in which they are shown.
+#[rustfmt::skip] // One row a setting: a table is read down its columns.
+pub static TABLE: &[Setting] = &[
+    setting("runtime.shards",
+        Variables::ByRole { ps: "NETWORK_PS_CORE_NUMBER", worker: "NETWORK_WORKER_CORE_NUMBER" },
+        count(1, SHARDS_MAX), Unset("min(16, tasks in the map)"),
+        "Number of shards, each a thread of its own."),
+    setting("runtime.polling",
+        Variables::ByRole { ps: "PS_ENABLE_POLLING", worker: "WORKER_ENABLE_POLLING" },
+        Kind::Bool, Bool(false),
+        "True: a shard never sleeps. False: it sleeps after `idle_spin_us` without work."),
+    setting("runtime.idle_spin_us", Nothing,
+        Kind::Microseconds { min: 0, max: IDLE_SPIN_US_MAX }, Number(IDLE_SPIN_US),
+        "How long an idle shard spins before it sleeps; 0 sleeps at once."),
+    setting("runtime.pin",
+        Variables::InvertedByRole { ps: "PS_DISABLE_PIN_CORES", worker: "WORKER_DISABLE_PIN_CORES" },
+        Kind::Bool, Unset("pin if enough CPUs are free"),
+        "Whether every shard is pinned to a CPU of its own."),
+    setting("runtime.slab_send_bytes", Nothing,
+        bytes(SLAB_BYTES_MIN, SLAB_BYTES_MAX), Number(SLAB_BYTES),
+        "Memory of a shard for tensors to send."),
+    setting("runtime.slab_receive_bytes", Nothing,
+        bytes(SLAB_BYTES_MIN, SLAB_BYTES_MAX), Number(SLAB_BYTES),
+        "Memory of a shard for tensors received."),
+    setting("runtime.mailbox_slots", Nothing,
+        count(MAILBOX_SLOTS_MIN, MAILBOX_SLOTS_MAX), Number(MAILBOX_SLOTS),
+        "Jobs that may wait for a shard."),
+    setting("runtime.stall_report_ms", Nothing,
+        milliseconds(0), Number(STALL_REPORT_MS),
+        "A turn that takes longer is reported; 0 reports none."),
+    setting("runtime.claim_directory", Nothing,
+        Kind::Path, Unset("$XDG_RUNTIME_DIR/sealane, else /run/lock/sealane, else the temporary directory"),
+        "Where the lock files are that claim CPUs; daemons that share a host must share it."),
+
+    Setting { flag: Some("--endpoint-map"),
+        ..setting("transport.endpoint_map", Nothing,
+        Kind::Path, Unset("`.endpoint_map` in transport.endpoint_map_directory"),
+        "The endpoint map file.") },
+    setting("transport.endpoint_map_directory", One("TF_SEASTAR_ENDPOINT_MAP_PATH"),
+        Kind::Path, Text("."),
+        "The directory that holds `.endpoint_map`."),
+    setting("transport.connect_timeout_ms", One("NETWORK_MAX_CONNECTION_TIMEOUT"),
+        milliseconds(1), Number(CONNECT_TIMEOUT_MS),
+        "How long a request waits for a connection."),
+    setting("transport.handshake_timeout_ms", Nothing,
+        milliseconds(1), Number(HANDSHAKE_TIMEOUT_MS),
+        "How long a new connection may take to introduce itself."),
+    setting("transport.heartbeat_ms", Nothing,
+        milliseconds(1), Number(HEARTBEAT_MS),
+        "How often a quiet link is asked for a sign of life."),
+    setting("transport.peer_timeout_ms", Nothing,
+        milliseconds(1), Number(PEER_TIMEOUT_MS),
+        "How long a silent peer is believed to be alive; more than `heartbeat_ms`."),
+    setting("transport.window", Nothing,
+        count(1, WINDOW_MAX), Number(WINDOW),
+        "Requests that a link has in flight."),
+    setting("transport.tensor_bytes_max", Nothing,
+        bytes(1, TENSOR_BYTES_CEILING), Number(TENSOR_BYTES_MAX),
+        "Largest tensor that is accepted."),
+    setting("transport.links_max", Nothing,
+        count(1, LINKS_CEILING), Number(LINKS_MAX),
+        "Links that may be open at once."),
+    setting("transport.require", Nothing,
+        Kind::OneOf(&["any", "tcp", "verbs"]), Text("any"),
+        "The kind of link that every peer must have; any other is an error."),
+
+    setting("transport.tcp.congestion", Nothing,
+        Kind::Text, Text(""),
+        "The kernel's congestion control to ask for; empty leaves the kernel's default."),
+    setting("transport.tcp.send_buffer_bytes", Nothing,
+        bytes(0, SOCKET_BUFFER_BYTES_MAX), Number(0),
+        "Send buffer of a socket; 0 leaves it to the kernel."),
+    setting("transport.tcp.receive_buffer_bytes", Nothing,
+        bytes(0, SOCKET_BUFFER_BYTES_MAX), Number(0),
+        "Receive buffer of a socket; 0 leaves it to the kernel."),
+
+    setting("fusion.fuse", Nothing,
+        Kind::OneOf(&["off", "turn"]), Text("turn"),
+        "What moves as one message: nothing, or the small messages of a turn."),
+    setting("fusion.request_timeout_ms", Nothing,
+        milliseconds(1), Number(REQUEST_TIMEOUT_MS),
+        "How long a request waits for its tensor when its caller names no deadline."),
+    setting("fusion.lease_ms", Nothing,
+        milliseconds(1), Number(LEASE_MS),
+        "How long a producer keeps a tensor that was fetched and not released."),
+    setting("fusion.queued_requests_max", Nothing,
+        count(1, QUEUED_MAX), Number(QUEUED_REQUESTS_MAX),
+        "Requests of a shard that may wait for a link."),
+    setting("fusion.parked_requests_max", Nothing,
+        count(1, QUEUED_MAX), Number(PARKED_REQUESTS_MAX),
+        "Requests of a shard that may wait for their tensor."),
+    setting("fusion.deposited_tensors_max", Nothing,
+        count(1, QUEUED_MAX), Number(DEPOSITED_TENSORS_MAX),
+        "Tensors of a shard that may wait for their request."),
+
+    setting("verbs.device", Verbs("RDMA_DEVICE"),
+        Kind::Text, Unset("the only device with an active port"),
+        "The RDMA device."),
+    setting("verbs.port", Verbs("RDMA_DEVICE_PORT"),
+        count(1, RDMA_BYTE_MAX), Unset("the first active port"),
+        "The device's port; only beside `device`."),
+    setting("verbs.gid_index", Verbs("RDMA_GID_INDEX"),
+        count(0, RDMA_BYTE_MAX), Unset("the RoCE v2 GID of an IPv4 address"),
+        "Index of the port's GID."),
+    setting("verbs.pkey_index", Verbs("RDMA_PKEY"),
+        count(0, RDMA_BYTE_MAX), Number(0),
+        "Index of the partition key."),
+    setting("verbs.queue_depth", Verbs("RDMA_QUEUE_DEPTH"),
+        count(1, RDMA_QUEUE_DEPTH_MAX), Number(1024),
+        "Work requests that a queue pair holds in each direction."),
+    setting("verbs.timeout", Verbs("RDMA_TIMEOUT"),
+        count(0, RDMA_TIMEOUT_MAX), Number(14),
+        "Wait for an acknowledgement: 4.096 µs times 2 to this power; 0 waits for ever."),
+    setting("verbs.retry_count", Verbs("RDMA_RETRY_CNT"),
+        count(0, RDMA_RETRY_MAX), Number(7),
+        "How often an unacknowledged packet is sent again."),
+    setting("verbs.service_level", Verbs("RDMA_SL"),
+        count(0, RDMA_SERVICE_LEVEL_MAX), Number(0),
+        "Service level of a queue pair."),
+    setting("verbs.mtu", Verbs("RDMA_MTU"),
+        Kind::OneOf(&["256", "512", "1024", "2048", "4096"]), Unset("the port's active MTU"),
+        "Path MTU in bytes; at most the port's active MTU."),
+    setting("verbs.traffic_class", Verbs("RDMA_TRAFFIC_CLASS"),
+        count(0, RDMA_BYTE_MAX), Number(0),
+        "Traffic class of a queue pair's packets."),
+];
+
+/// The setting called `name`, and its place in the table.
+pub(super) fn find(name: &str) -> Option<(usize, &'static Setting)> {
+    TABLE.iter().enumerate().find(|(_, setting)| setting.name == name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn names_and_variables_are_unique_and_described() {
+        let mut names = HashSet::new();
+        let mut variables = HashSet::new();
+        for setting in TABLE {
+            assert!(names.insert(setting.name), "{}", setting.name);
+            assert!(!setting.section().is_empty(), "{}", setting.name);
+            assert!(setting.doc.ends_with('.'), "{}", setting.name);
+            let roles = [Role::Ps, Role::Worker];
+            let read: HashSet<_> = roles.map(|role| setting.variables.for_role(role)).into();
+            for variable in read.into_iter().flatten() {
+                assert!(variables.insert(variable), "{variable}");
+            }
+        }
+        assert_eq!(variables.len(), 2 * 3 + 2 + 10);
+    }
+
+    #[test]
+    fn every_default_is_accepted() {
+        for setting in TABLE {
+            let text = match setting.default {
+                Number(number) => number.to_string(),
+                Bool(bool) => bool.to_string(),
+                Text(text) => text.to_owned(),
+                Unset(meaning) => {
+                    assert!(!meaning.is_empty(), "{}", setting.name);
+                    continue;
+                }
+            };
+            assert!(setting.kind.read(&text).is_some(), "{}", setting.name);
+        }
+    }
+}

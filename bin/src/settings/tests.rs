@@ -1,0 +1,297 @@
+//! Tests of reading all settings together: precedence, provenance, roles, errors.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::*;
+
+/// What one test reads its settings from.
+#[derive(Default)]
+struct Case {
+    variables: Vec<(&'static str, OsString)>,
+    overrides: Vec<Override>,
+    role: Option<Role>,
+    toml: Option<&'static str>,
+}
+
+impl Case {
+    fn variables(pairs: &[(&'static str, &str)]) -> Case {
+        Case { variables: pairs.iter().map(|(name, text)| (*name, text.into())).collect(), ..Case::default() }
+    }
+
+    fn set(mut self, name: &str, text: &str) -> Case {
+        self.overrides.push(Override::new("--set", name, text));
+        self
+    }
+
+    fn toml(mut self, text: &'static str) -> Case {
+        self.toml = Some(text);
+        self
+    }
+
+    fn role(mut self, role: Role) -> Case {
+        self.role = Some(role);
+        self
+    }
+
+    /// Also gives the path of the settings file.
+    fn load(self) -> (Result<Settings, SettingsError>, PathBuf) {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join(FILE_NAME);
+        if let Some(text) = self.toml {
+            std::fs::write(&file, text).unwrap();
+        }
+        let settings = Settings::load(&Sources {
+            environment: &self.variables.into_iter().collect(),
+            working_directory: directory.path(),
+            config: None,
+            role: self.role,
+            overrides: &self.overrides,
+        });
+        (settings, file)
+    }
+
+    fn settings(self) -> Settings {
+        self.load().0.unwrap()
+    }
+
+    /// The error, with the settings file's path made short.
+    fn error(self) -> String {
+        let (settings, file) = self.load();
+        let error = settings.unwrap_err().to_string();
+        error.replace(&file.display().to_string(), FILE_NAME)
+    }
+}
+
+#[test]
+fn defaults() {
+    let settings = Case::default().settings();
+    assert_eq!(settings.role.value, Role::Other);
+    let runtime = &settings.runtime;
+    assert_eq!(runtime.shards.value, None);
+    assert_eq!([0, 1, 5, 16, 900].map(|tasks| runtime.shards_for(tasks)), [1, 1, 5, 16, 16]);
+    assert!(!runtime.polling.value);
+    assert_eq!(runtime.idle_spin.value, Duration::from_micros(200));
+    assert_eq!(runtime.pin.value, None);
+    assert_eq!(runtime.slab_send_bytes.value, 64 << 20);
+    assert_eq!(runtime.mailbox_slots.value, 4096);
+    let transport = &settings.transport;
+    assert_eq!(transport.endpoint_map.value, Path::new(".endpoint_map"));
+    assert_eq!(transport.connect_timeout.value, Duration::from_secs(120));
+    assert_eq!(transport.window.value, 40);
+    assert_eq!(transport.tensor_bytes_max.value, 4 << 30);
+    assert_eq!(transport.require.value, Require::Any);
+    assert_eq!(settings.tcp.congestion.value, None);
+    assert_eq!(settings.tcp.send_buffer_bytes.value, None);
+    assert_eq!(settings.fusion.fuse.value, Fuse::Turn);
+    assert_eq!(settings.verbs.queue_depth.value, 1024);
+    assert_eq!(settings.verbs.timeout.value, 14);
+    assert_eq!(settings.verbs.mtu.value, None);
+    assert_eq!(settings.entries().len(), TABLE.len());
+    assert!(settings.entries().iter().all(|entry| entry.source == Source::Default));
+}
+
+#[test]
+fn a_flag_wins_over_a_variable_over_the_file_over_the_default() {
+    const TOML: &str = "[runtime]\n\nshards = 2\n";
+    let variable = || Case::variables(&[("NETWORK_PS_CORE_NUMBER", "3")]);
+
+    let (settings, file) = Case::default().toml(TOML).load();
+    let shards = settings.unwrap().runtime.shards;
+    assert_eq!(shards.value, Some(2));
+    assert_eq!(shards.source, Source::File { path: file, line: 3 });
+
+    let shards = variable().toml(TOML).settings().runtime.shards;
+    assert_eq!(shards.value, Some(3));
+    assert_eq!(shards.source, Source::Variable("NETWORK_PS_CORE_NUMBER"));
+
+    let case = variable().toml(TOML).set("runtime.shards", "4").set("runtime.shards", "5");
+    let settings = case.settings();
+    assert_eq!(settings.runtime.shards.value, Some(5));
+    assert_eq!(settings.runtime.shards.source, Source::Flag("--set"));
+    assert_eq!(settings.runtime.shards_for(1), 5);
+}
+
+#[test]
+fn the_role_picks_the_variables() {
+    let pairs =
+        [("NETWORK_PS_CORE_NUMBER", "3"), ("NETWORK_WORKER_CORE_NUMBER", "4"), ("WORKER_ENABLE_POLLING", "True")];
+    for (role, shards, polling) in
+        [(None, 3, false), (Some(Role::Ps), 3, false), (Some(Role::Worker), 4, true), (Some(Role::Chief), 4, true)]
+    {
+        let case = Case { role, ..Case::variables(&pairs) };
+        let settings = case.settings();
+        assert_eq!(settings.runtime.shards.value, Some(shards));
+        assert_eq!(settings.runtime.polling.value, polling);
+    }
+    for (job, shards) in [("worker", 4), ("chief", 4), ("ps", 3), ("evaluator", 3)] {
+        let config = format!(r#"{{"task":{{"type":"{job}"}}}}"#);
+        let mut case = Case::variables(&pairs);
+        case.variables.push((TF_CONFIG, config.into()));
+        let settings = case.settings();
+        assert_eq!(settings.runtime.shards.value, Some(shards), "{job}");
+        assert_eq!(settings.role.source, Source::Variable(TF_CONFIG));
+    }
+    let worker = Case::variables(&[(TF_CONFIG, r#"{"task":{"type":"worker"}}"#)]);
+    let role = worker.role(Role::Ps).settings().role;
+    assert_eq!((role.value, role.source), (Role::Ps, Source::Flag("--role")));
+}
+
+#[test]
+fn pinning_has_three_states() {
+    for (text, pin) in [("True", false), ("0", true)] {
+        let settings = Case::variables(&[("PS_DISABLE_PIN_CORES", text)]).settings();
+        assert_eq!(settings.runtime.pin.value, Some(pin));
+    }
+    // Only the variable says the opposite of what it sets.
+    let settings = Case::default().toml("runtime.pin = true").settings();
+    assert_eq!(settings.runtime.pin.value, Some(true));
+    let settings = Case::variables(&[("PS_DISABLE_PIN_CORES", "1")]).set("runtime.pin", "yes");
+    assert_eq!(settings.settings().runtime.pin.value, Some(true));
+}
+
+#[test]
+fn a_file_and_a_directory_can_give_the_endpoint_map() {
+    let map = |case: Case| case.settings().transport.endpoint_map;
+    let directory = || Case::variables(&[("TF_SEASTAR_ENDPOINT_MAP_PATH", "jobs")]);
+    let found = map(directory());
+    assert_eq!(found.value, Path::new("jobs/.endpoint_map"));
+    assert_eq!(found.source, Source::Variable("TF_SEASTAR_ENDPOINT_MAP_PATH"));
+    let empty = Case::variables(&[("TF_SEASTAR_ENDPOINT_MAP_PATH", "")]);
+    assert_eq!(map(empty).value, Path::new(".endpoint_map"));
+    let file = "transport.endpoint_map = 'mine'";
+    assert_eq!(map(Case::default().toml(file)).value, Path::new("mine"));
+    let weaker = map(directory().toml(file));
+    assert_eq!(weaker.value, Path::new("jobs/.endpoint_map"), "a variable wins over the file");
+    let flag = map(directory().set("transport.endpoint_map", "yours"));
+    assert_eq!(flag.value, Path::new("yours"));
+}
+
+#[test]
+fn verbs_variables_are_read_as_tensorflow_reads_them() {
+    let settings = Case::variables(&[
+        ("RDMA_DEVICE", "mlx5_0"),
+        ("RDMA_DEVICE_PORT", "1"),
+        ("RDMA_GID_INDEX", "3"),
+        ("RDMA_PKEY", ""),
+        ("RDMA_QUEUE_DEPTH", "2048"),
+        ("RDMA_TIMEOUT", "10"),
+        ("RDMA_RETRY_CNT", "5"),
+        ("RDMA_SL", "1"),
+        ("RDMA_MTU", "512"),
+        ("RDMA_TRAFFIC_CLASS", "8"),
+    ])
+    .settings();
+    let verbs = settings.verbs;
+    assert_eq!(verbs.device.value.as_deref(), Some("mlx5_0"));
+    assert_eq!(verbs.port.value, Some(1));
+    assert_eq!(verbs.gid_index.value, Some(3));
+    assert_eq!((verbs.pkey_index.value, verbs.pkey_index.source), (0, Source::Default));
+    assert_eq!(verbs.queue_depth.value, 2048);
+    assert_eq!((verbs.timeout.value, verbs.retry_count.value), (10, 5));
+    assert_eq!((verbs.service_level.value, verbs.traffic_class.value), (1, 8));
+    assert_eq!(verbs.mtu.value, Some(512));
+}
+
+#[test]
+fn every_error_names_what_gave_the_value_and_what_is_accepted() {
+    for (case, expected) in [
+        (
+            Case::variables(&[("WORKER_ENABLE_POLLING", "maybe")]).role(Role::Worker),
+            "WORKER_ENABLE_POLLING=\"maybe\" (which sets runtime.polling) cannot be read; \
+             write 0, 1, true, false, yes or no",
+        ),
+        (
+            Case::variables(&[("NETWORK_PS_CORE_NUMBER", "")]),
+            "NETWORK_PS_CORE_NUMBER=\"\" (which sets runtime.shards) cannot be read; \
+             write a whole number from 1 to 1024",
+        ),
+        (
+            // The flag would win, but the variable is still wrong.
+            Case::variables(&[("NETWORK_PS_CORE_NUMBER", "0")]).set("runtime.shards", "1"),
+            "NETWORK_PS_CORE_NUMBER=\"0\" (which sets runtime.shards) cannot be read; \
+             write a whole number from 1 to 1024",
+        ),
+        (
+            Case::variables(&[("RDMA_MTU", "1500")]),
+            "RDMA_MTU=\"1500\" (which sets verbs.mtu) cannot be read; \
+             write 256, 512, 1024, 2048 or 4096",
+        ),
+        (
+            Case::default().toml("[runtime]\nslab_send_bytes = '64MB'"),
+            "sealane.toml:2: runtime.slab_send_bytes = 64MB cannot be read; \
+             write a number of bytes from 1 MiB to 1 TiB, plain or as in 64MiB",
+        ),
+        (
+            Case::default().set("transport.window", "0"),
+            "--set transport.window=0 cannot be read; write a whole number from 1 to 65536",
+        ),
+        (Case::default().set("window", "1"), "--set: there is no setting window; did you mean transport.window?"),
+        (
+            Case::default().toml("transport.require = 'verbs'"),
+            "sealane.toml:1: transport.require = verbs asks for a link \
+             that this build does not have; write any or tcp",
+        ),
+        (
+            Case::variables(&[("RDMA_DEVICE_PORT", "1")]),
+            "RDMA_DEVICE_PORT=\"1\" (which sets verbs.port) names a port of no device; \
+             name the device in RDMA_DEVICE too",
+        ),
+        (
+            Case::default().set("transport.heartbeat_ms", "30000"),
+            "transport.peer_timeout_ms = 30000 (the default) does not go with \
+             --set transport.heartbeat_ms=30000; make the peer time-out longer than the \
+             heartbeat, three times as long say",
+        ),
+        (
+            Case::variables(&[(TF_CONFIG, "7")]),
+            "TF_CONFIG cannot be read (it is not a JSON object); \
+             write TensorFlow's JSON there, or unset it",
+        ),
+    ] {
+        assert_eq!(case.error(), expected);
+    }
+}
+
+#[test]
+fn a_variable_that_is_no_text_is_an_error() {
+    let value = OsStr::from_bytes(b"\xff").to_owned();
+    let case = Case { variables: vec![("TF_SEASTAR_ENDPOINT_MAP_PATH", value)], ..Case::default() };
+    let error = case.error();
+    assert!(error.starts_with("TF_SEASTAR_ENDPOINT_MAP_PATH="), "{error}");
+    assert!(error.contains("is not UTF-8; "), "{error}");
+}
+
+#[test]
+fn a_settings_file_that_is_named_must_be_there() {
+    let directory = tempfile::tempdir().unwrap();
+    let load = |config: &Path| {
+        Settings::load(&Sources {
+            environment: &Environment::default(),
+            working_directory: directory.path(),
+            config: Some(config),
+            role: None,
+            overrides: &[],
+        })
+    };
+    let path = directory.path().join("other.toml");
+    let error = load(&path).unwrap_err().to_string();
+    assert!(error.contains("other.toml: cannot be read ("), "{error}");
+    std::fs::write(&path, "runtime.shards = 7").unwrap();
+    assert_eq!(load(&path).unwrap().runtime.shards.value, Some(7));
+}
+
+#[test]
+fn entries_show_value_and_meaning() {
+    let settings = Case::default().set("runtime.slab_send_bytes", "1GiB").settings();
+    let shown = |name: &str| {
+        let found = settings.entries().iter().find(|entry| entry.setting.name == name);
+        found.map(Entry::shown).unwrap()
+    };
+    assert_eq!(shown("runtime.slab_send_bytes"), "1 GiB");
+    assert_eq!(shown("runtime.shards"), "min(16, tasks in the map)");
+    assert_eq!(shown("transport.heartbeat_ms"), "10000 ms");
+    assert_eq!(shown("transport.require"), "\"any\"");
+}

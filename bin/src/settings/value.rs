@@ -1,0 +1,229 @@
+//! The values that settings take, and how each kind is read from text and shown. Pure.
+
+use std::fmt;
+
+use super::limits::{GIB, KIB, MIB, TIB};
+
+/// What a setting accepts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A whole number.
+    Count {
+        /// Smallest.
+        min: u64,
+        /// Largest.
+        max: u64,
+    },
+    /// A number of bytes, plain or with a binary unit.
+    Bytes {
+        /// Smallest.
+        min: u64,
+        /// Largest.
+        max: u64,
+    },
+    /// A whole number of milliseconds.
+    Milliseconds {
+        /// Shortest.
+        min: u64,
+        /// Longest.
+        max: u64,
+    },
+    /// A whole number of microseconds.
+    Microseconds {
+        /// Shortest.
+        min: u64,
+        /// Longest.
+        max: u64,
+    },
+    /// A bool, as TensorFlow and Python write it.
+    Bool,
+    /// One of these words.
+    OneOf(&'static [&'static str]),
+    /// Any text.
+    Text,
+    /// A path; empty means the working directory.
+    Path,
+}
+
+/// The value of a setting.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Value {
+    /// Nothing gives it, and its default depends on the host or the endpoint map.
+    Unset,
+    /// A number, in the unit of the kind.
+    Number(u64),
+    /// A bool.
+    Bool(bool),
+    /// A text, a path or one of the choices.
+    Text(String),
+}
+
+const UNITS: [(&str, u64); 5] = [("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB), ("B", 1)];
+
+impl Kind {
+    /// Reads a value; `None` if the kind does not accept it.
+    pub fn read(&self, text: &str) -> Option<Value> {
+        match *self {
+            Kind::Text => Some(Value::Text(text.to_owned())),
+            Kind::Path if text.is_empty() => Some(Value::Text(".".to_owned())),
+            Kind::Path => Some(Value::Text(text.to_owned())),
+            Kind::Bool => read_bool(text.trim()).map(Value::Bool),
+            Kind::OneOf(words) => {
+                let text = text.trim();
+                words.contains(&text).then(|| Value::Text(text.to_owned()))
+            }
+            Kind::Bytes { min, max } => within(read_bytes(text.trim())?, min, max),
+            Kind::Count { min, max } | Kind::Milliseconds { min, max } | Kind::Microseconds { min, max } => {
+                within(read_number(text.trim())?, min, max)
+            }
+        }
+    }
+
+    /// Shows a value of this kind, with its unit.
+    pub fn show(&self, value: &Value) -> String {
+        match (self, value) {
+            (_, Value::Unset) => "unset".to_owned(),
+            (_, Value::Bool(bool)) => bool.to_string(),
+            (_, Value::Text(text)) => format!("{text:?}"),
+            (Kind::Bytes { .. }, Value::Number(bytes)) => show_bytes(*bytes),
+            (Kind::Milliseconds { .. }, Value::Number(number)) => format!("{number} ms"),
+            (Kind::Microseconds { .. }, Value::Number(number)) => format!("{number} µs"),
+            (_, Value::Number(number)) => number.to_string(),
+        }
+    }
+}
+
+/// Prints what is accepted, to go after "write ".
+impl fmt::Display for Kind {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Kind::Count { min, max } => write!(out, "a whole number from {min} to {max}"),
+            Kind::Bytes { min, max } => {
+                let (min, max) = (show_bytes(*min), show_bytes(*max));
+                write!(out, "a number of bytes from {min} to {max}, plain or as in 64MiB")
+            }
+            Kind::Milliseconds { min, max } => {
+                write!(out, "a whole number of milliseconds from {min} to {max}")
+            }
+            Kind::Microseconds { min, max } => {
+                write!(out, "a whole number of microseconds from {min} to {max}")
+            }
+            Kind::Bool => out.write_str("0, 1, true, false, yes or no"),
+            Kind::OneOf(words) => {
+                let (last, rest) = words.split_last().unwrap_or((&"", &[]));
+                write!(out, "{} or {last}", rest.join(", "))
+            }
+            Kind::Text => out.write_str("a text"),
+            Kind::Path => out.write_str("a path"),
+        }
+    }
+}
+
+/// As TensorFlow reads a bool (0, 1, true, false in any case), and as people write one.
+fn read_bool(text: &str) -> Option<bool> {
+    match text.to_ascii_lowercase().as_str() {
+        "1" | "true" | "yes" => Some(true),
+        "0" | "false" | "no" => Some(false),
+        _ => None,
+    }
+}
+
+/// Digits only: no sign, no space inside, nothing after.
+fn read_number(text: &str) -> Option<u64> {
+    let digits = text.bytes().all(|byte| byte.is_ascii_digit());
+    digits.then(|| text.parse().ok()).flatten()
+}
+
+fn read_bytes(text: &str) -> Option<u64> {
+    for (unit, bytes) in UNITS {
+        if let Some(number) = text.strip_suffix(unit) {
+            return read_number(number.trim_end())?.checked_mul(bytes);
+        }
+    }
+    read_number(text)
+}
+
+/// In the largest unit that divides it.
+fn show_bytes(bytes: u64) -> String {
+    let divides = |unit: &&(&str, u64)| bytes > 0 && bytes.is_multiple_of(unit.1);
+    let (name, unit) = UNITS.iter().find(divides).unwrap_or(&("B", 1));
+    format!("{} {name}", bytes / unit)
+}
+
+fn within(number: u64, min: u64, max: u64) -> Option<Value> {
+    (min..=max).contains(&number).then_some(Value::Number(number))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_bools_as_tensorflow_and_python_write_them() {
+        for text in ["1", "true", "True", "TRUE", "yes", "Yes", " true "] {
+            assert_eq!(Kind::Bool.read(text), Some(Value::Bool(true)), "{text:?}");
+        }
+        for text in ["0", "false", "False", "FALSE", "no", "NO"] {
+            assert_eq!(Kind::Bool.read(text), Some(Value::Bool(false)), "{text:?}");
+        }
+        for text in ["", " ", "2", "on", "t", "maybe", "truee", "-1"] {
+            assert_eq!(Kind::Bool.read(text), None, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn reads_numbers_within_their_range() {
+        let kind = Kind::Count { min: 1, max: 1024 };
+        for (text, number) in [("1", 1), (" 8 ", 8), ("1024", 1024), ("007", 7)] {
+            assert_eq!(kind.read(text), Some(Value::Number(number)), "{text:?}");
+        }
+        for text in ["", "0", "1025", "-1", "+1", "8x", "8 8", "1e3", "99999999999999999999"] {
+            assert_eq!(kind.read(text), None, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn reads_bytes_with_and_without_unit() {
+        let kind = Kind::Bytes { min: 1, max: u64::MAX };
+        for (text, number) in [
+            ("65536", 65536),
+            ("64MiB", 64 * MIB),
+            ("64 MiB", 64 * MIB),
+            ("4GiB", 4 * GIB),
+            ("1TiB", TIB),
+            ("3KiB", 3 * KIB),
+            ("12B", 12),
+        ] {
+            assert_eq!(kind.read(text), Some(Value::Number(number)), "{text:?}");
+        }
+        for text in ["", "MiB", "64M", "64MB", "1.5GiB", "-1KiB", "99999999999TiB"] {
+            assert_eq!(kind.read(text), None, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn reads_words_and_texts() {
+        let kind = Kind::OneOf(&["off", "turn"]);
+        assert_eq!(kind.read("turn"), Some(Value::Text("turn".into())));
+        assert_eq!(kind.read("Turn"), None);
+        assert_eq!(Kind::Path.read(""), Some(Value::Text(".".into())));
+        assert_eq!(Kind::Path.read("/a b"), Some(Value::Text("/a b".into())));
+        assert_eq!(Kind::Text.read(""), Some(Value::Text(String::new())));
+    }
+
+    #[test]
+    fn shows_values_and_what_is_accepted() {
+        let bytes = Kind::Bytes { min: 0, max: TIB };
+        assert_eq!(bytes.show(&Value::Number(64 * MIB)), "64 MiB");
+        assert_eq!(bytes.show(&Value::Number(1500)), "1500 B");
+        assert_eq!(bytes.show(&Value::Number(0)), "0 B");
+        assert_eq!(bytes.show(&Value::Unset), "unset");
+        let time = Kind::Milliseconds { min: 1, max: 9 };
+        assert_eq!(time.show(&Value::Number(5)), "5 ms");
+        assert_eq!(time.to_string(), "a whole number of milliseconds from 1 to 9");
+        let spin = Kind::Microseconds { min: 0, max: 9 };
+        assert_eq!(spin.show(&Value::Number(5)), "5 µs");
+        assert_eq!(Kind::OneOf(&["any", "tcp"]).to_string(), "any or tcp");
+        assert_eq!(bytes.to_string(), "a number of bytes from 0 B to 1 TiB, plain or as in 64MiB");
+    }
+}

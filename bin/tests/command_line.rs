@@ -1,0 +1,270 @@
+//! The command line as a script sees it: standard output, standard error, exit code.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use serde_json::Value as Json;
+use tempfile::TempDir;
+
+/// A working directory with nothing in it, and no variable but what a test sets.
+struct Place {
+    directory: TempDir,
+}
+
+impl Place {
+    fn new() -> Place {
+        Place { directory: tempfile::tempdir().unwrap() }
+    }
+
+    fn write(&self, name: &str, text: &str) {
+        let path = self.directory.path().join(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    }
+
+    fn run_with(&self, variables: &[(&str, &str)], arguments: &[&str]) -> Output {
+        Command::new(env!("CARGO_BIN_EXE_sealane"))
+            .current_dir(&self.directory)
+            .env_clear()
+            .env("XDG_RUNTIME_DIR", self.directory.path())
+            .envs(variables.iter().copied())
+            .args(arguments)
+            .output()
+            .unwrap()
+    }
+
+    fn run(&self, arguments: &[&str]) -> Output {
+        self.run_with(&[], arguments)
+    }
+
+    /// Standard output of a command that must succeed and say nothing else.
+    fn succeed(&self, arguments: &[&str]) -> String {
+        let output = self.run(arguments);
+        assert_eq!(stderr(&output), "");
+        assert_eq!(output.status.code(), Some(0));
+        stdout(&output)
+    }
+
+    /// Standard error of a command that must refuse its arguments or files and print nothing.
+    fn refuse(&self, arguments: &[&str]) -> String {
+        let output = self.run(arguments);
+        assert_eq!(stdout(&output), "");
+        assert_eq!(output.status.code(), Some(2));
+        stderr(&output)
+    }
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+const MAP: &str = "# two on one host\nps0:2222=127.0.0.1:7000\nps1:2222=127.0.0.1:7000\n\
+                   worker0:2222=[fd00::7]:7000\n";
+
+#[test]
+fn lint_counts_tasks_and_addresses() {
+    let place = Place::new();
+    place.write("map", MAP);
+    let answer = place.succeed(&["map", "lint", "map"]);
+    assert_eq!(answer, "ok: 3 tasks at 2 transport addresses\n");
+}
+
+#[test]
+fn lint_shows_every_problem_and_refuses() {
+    let place = Place::new();
+    place.write("jobs/.endpoint_map", "a:1=h:7\nb:1=h:0\na:1=h:7\nc\n");
+    let error = place.refuse(&["map", "lint", "jobs/.endpoint_map"]);
+    let lines: Vec<_> = error.lines().collect();
+    assert_eq!(lines[0], "jobs/.endpoint_map:2:7: the port is 0; write a port from 1 to 65535 (error)");
+    assert!(lines[1].starts_with("jobs/.endpoint_map:3:1: task a:1 is given the same way"));
+    assert!(lines[1].ends_with("(warning)"));
+    assert!(lines[2].starts_with("jobs/.endpoint_map:4:2: there is no `=`"));
+    assert_eq!(lines[3], "error: jobs/.endpoint_map has 2 errors and 1 warnings; correct the lines shown above");
+}
+
+#[test]
+fn lint_warns_and_accepts() {
+    let place = Place::new();
+    place.write("map", "a:1=h:7\na:1=h:7\n");
+    let output = place.run(&["map", "lint", "map"]);
+    assert_eq!(output.status.code(), Some(0));
+    assert_eq!(stdout(&output), "ok: 1 tasks at 1 transport addresses\n");
+    assert!(stderr(&output).contains("map:2:1: "));
+}
+
+#[test]
+fn a_missing_map_is_refused() {
+    let place = Place::new();
+    for arguments in [&["map", "lint", "none"][..], &["map", "resolve", "none", "a:1"]] {
+        let error = place.refuse(arguments);
+        assert!(error.starts_with("error: none: no such file; "), "{error}");
+    }
+}
+
+#[test]
+fn resolve_prints_the_address_or_near_names() {
+    let place = Place::new();
+    place.write("map", MAP);
+    assert_eq!(place.succeed(&["map", "resolve", "map", "worker0:2222"]), "[fd00::7]:7000\n");
+    let near = place.refuse(&["map", "resolve", "map", "ps2:2222"]);
+    assert_eq!(near, "error: task ps2:2222 is not in map; did you mean ps0:2222 or ps1:2222?\n");
+    let far = place.refuse(&["map", "resolve", "map", "nobody.at.all:1"]);
+    assert!(far.contains("is not in map; add a line for it"), "{far}");
+}
+
+#[test]
+fn wrong_arguments_are_one_sentence() {
+    let place = Place::new();
+    let error = place.refuse(&["map", "resolve", "map"]);
+    assert_eq!(error.lines().count(), 1, "{error}");
+    assert!(error.contains("<TASK>"), "{error}");
+    assert!(place.refuse(&[]).starts_with("error: there is no command; "));
+    let error = place.refuse(&["check", "--role", "boss"]);
+    assert!(error.contains("write ps, worker or chief"), "{error}");
+    let error = place.refuse(&["check", "--set", "runtime.shards"]);
+    assert!(error.contains("has no `=`"), "{error}");
+}
+
+#[test]
+fn help_ends_with_an_example() {
+    let place = Place::new();
+    for arguments in [&["--help"][..], &["check", "--help"], &["map", "lint", "--help"]] {
+        let help = place.succeed(arguments);
+        let last = help.lines().rfind(|line| !line.is_empty()).unwrap();
+        assert!(last.starts_with("  sealane "), "{help}");
+    }
+}
+
+#[test]
+fn check_prints_every_setting_with_its_source() {
+    let place = Place::new();
+    place.write("sealane.toml", "[transport]\nwindow = 64\n");
+    place.write(".endpoint_map", MAP);
+    let output = place.run_with(
+        &[("WORKER_ENABLE_POLLING", "True"), ("TF_CONFIG", r#"{"task":{"type":"worker"}}"#)],
+        &["check", "--set", "fusion.fuse=off"],
+    );
+    assert_eq!(stderr(&output), "");
+    assert_eq!(output.status.code(), Some(0));
+    let text = stdout(&output);
+    let line = |name: &str| {
+        let mut lines = text.lines().map(str::trim);
+        let found = lines.find(|line| line.starts_with(&format!("{name} ")));
+        found.unwrap_or_else(|| panic!("no {name} in {text}"))
+    };
+    assert!(line("runtime.polling").ends_with("true  (variable WORKER_ENABLE_POLLING)"));
+    assert!(line("transport.window").ends_with("sealane.toml:2)"));
+    assert!(line("fusion.fuse").ends_with("\"off\"  (flag --set)"));
+    assert!(line("fusion.lease_ms").ends_with("120000 ms  (default)"));
+    assert!(line("shards").ends_with('3'));
+    assert!(line("127.0.0.1:7000").contains("loopback: the same transport address as ours"));
+    assert!(line("[fd00::7]:7000").contains("tcp: the only network link in this build"));
+}
+
+fn check_json(place: &Place, variables: &[(&str, &str)], arguments: &[&str]) -> (Json, Output) {
+    let arguments = [&["check", "--json"], arguments].concat();
+    let output = place.run_with(variables, &arguments);
+    let json = serde_json::from_str(&stdout(&output)).unwrap();
+    (json, output)
+}
+
+#[test]
+fn check_prints_json_alone() {
+    let place = Place::new();
+    place.write("job.map", MAP);
+    let variables = [("NETWORK_PS_CORE_NUMBER", "2")];
+    let arguments = ["--endpoint-map", "job.map", "--role", "ps", "--task", "worker0:2222"];
+    let (json, output) = check_json(&place, &variables, &arguments);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert_eq!(json["schema"], "sealane-check/1");
+    assert_eq!((&json["role"], &json["role_source"]), (&"ps".into(), &"--role".into()));
+    assert_eq!(json["shards"], 2);
+    assert!(!json["cpus"]["allowed"].as_array().unwrap().is_empty());
+    assert!(json["io_uring"]["available"].is_boolean());
+    assert!(json["rdma"].is_array());
+    let settings = json["settings"].as_array().unwrap();
+    let named = |name: &str| settings.iter().find(|setting| setting["name"] == name).unwrap();
+    assert_eq!(named("runtime.shards")["value"], 2);
+    assert_eq!(named("runtime.shards")["source"]["kind"], "variable");
+    assert_eq!(named("runtime.shards")["source"]["name"], "NETWORK_PS_CORE_NUMBER");
+    assert_eq!(named("runtime.pin")["value"], Json::Null);
+    assert_eq!(json["endpoint_map"]["file"], "job.map");
+    assert_eq!(json["endpoint_map"]["source"], "--endpoint-map");
+    assert_eq!(json["endpoint_map"]["tasks"], 3);
+    let paths = json["paths"].as_array().unwrap();
+    let links: Vec<_> = paths.iter().map(|path| (&path["transport_address"], &path["link"])).collect();
+    assert_eq!(
+        links,
+        [(&"127.0.0.1:7000".into(), &"tcp".into()), (&"[fd00::7]:7000".into(), &Json::from("loopback")),]
+    );
+}
+
+#[test]
+fn check_does_without_a_map_that_nobody_named() {
+    let place = Place::new();
+    let (json, output) = check_json(&place, &[], &[]);
+    assert_eq!(output.status.code(), Some(0));
+    assert_eq!(json["endpoint_map"]["tasks"], Json::Null);
+    assert_eq!(json["endpoint_map"]["error"], Json::Null);
+    assert_eq!(json["paths"], Json::Array(Vec::new()));
+}
+
+#[test]
+fn check_reports_and_then_refuses_a_bad_map_or_task() {
+    let place = Place::new();
+    place.write("bad/.endpoint_map", "a:1=h:0\n");
+    place.write("good", MAP);
+    let bad = [("TF_SEASTAR_ENDPOINT_MAP_PATH", "bad")];
+    let none = [("TF_SEASTAR_ENDPOINT_MAP_PATH", "none")];
+    for (variables, arguments, expected) in [
+        (&bad[..], &[][..], "bad/.endpoint_map:1:7: the port is 0"),
+        (&none, &[], "none/.endpoint_map: no such file"),
+        (&[], &["--endpoint-map", "good", "--task", "ps3:2222"], "task ps3:2222 is not in good"),
+    ] {
+        let (json, output) = check_json(&place, variables, arguments);
+        assert_eq!(output.status.code(), Some(2));
+        assert!(stderr(&output).starts_with(&format!("error: {expected}")), "{}", stderr(&output));
+        let error = json["endpoint_map"]["error"].as_str().unwrap();
+        assert!(error.starts_with(expected), "{error}");
+        assert!(!json["settings"].as_array().unwrap().is_empty());
+    }
+}
+
+#[test]
+fn check_serves_the_task_of_tf_config() {
+    let place = Place::new();
+    place.write(".endpoint_map", MAP);
+    let config = r#"{"cluster":{"worker":["worker0:2222"]},"task":{"type":"worker","index":0}}"#;
+    let (json, _) = check_json(&place, &[("TF_CONFIG", config)], &[]);
+    assert_eq!(json["role_source"], "TF_CONFIG");
+    let reason = json["paths"][1]["reason"].as_str().unwrap();
+    assert!(reason.ends_with("TF_CONFIG names a task there"), "{reason}");
+    assert_eq!(json["paths"][0]["link"], "tcp");
+}
+
+#[test]
+fn a_value_that_cannot_be_read_names_its_variable() {
+    let place = Place::new();
+    let output = place.run_with(&[("PS_ENABLE_POLLING", "maybe")], &["check"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert_eq!(
+        stderr(&output),
+        "error: PS_ENABLE_POLLING=\"maybe\" (which sets runtime.polling) cannot be read; \
+         write 0, 1, true, false, yes or no\n"
+    );
+    let output = place.run_with(&[("RUST_LOG", "a=b=c")], &["check"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).starts_with("error: RUST_LOG=\"a=b=c\" cannot be read ("));
+}
+
+#[test]
+fn check_leaves_nothing_behind() {
+    let place = Place::new();
+    place.succeed(&["check"]);
+    let left: Vec<_> = std::fs::read_dir(Path::new(place.directory.path())).unwrap().collect();
+    assert!(left.is_empty(), "{left:?}");
+}

@@ -116,16 +116,18 @@ impl<T> Arena<T> {
 
     /// Every value with its handle, in slot order.
     pub fn iter(&self) -> impl Iterator<Item = (Handle, &T)> {
-        self.slots.iter().enumerate().filter_map(|(index, slot)| {
-            Some((Handle::new(index as u32, slot.generation), slot.value.as_ref()?))
-        })
+        self.slots
+            .iter()
+            .enumerate()
+            .filter_map(|(index, slot)| Some((Handle::new(index as u32, slot.generation), slot.value.as_ref()?)))
     }
 
     /// Every value, mutably, with its handle, in slot order.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = (Handle, &mut T)> {
-        self.slots.iter_mut().enumerate().filter_map(|(index, slot)| {
-            Some((Handle::new(index as u32, slot.generation), slot.value.as_mut()?))
-        })
+        self.slots
+            .iter_mut()
+            .enumerate()
+            .filter_map(|(index, slot)| Some((Handle::new(index as u32, slot.generation), slot.value.as_mut()?)))
     }
 
     /// The handles of all values for which `pick` says yes, in slot order.

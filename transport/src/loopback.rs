@@ -46,7 +46,7 @@ impl Link for LoopbackLink {
         LinkKind::Loopback
     }
 
-    fn transmit(&mut self, outbox: &mut Outbox) -> Result<usize, LinkError> {
+    fn transmit(&mut self, outbox: &mut Outbox, _more_follows: bool) -> Result<usize, LinkError> {
         let mut pipe = self.outgoing.borrow_mut();
         if pipe.closed {
             return Err(LinkError::Closed);
@@ -68,7 +68,8 @@ impl Link for LoopbackLink {
         let mut total = 0;
         while !pipe.bytes.is_empty() && total < budget {
             if let Some(landing) = &mut self.landing {
-                let count = landing.take(pipe.bytes.as_slices().0);
+                let ready = pipe.bytes.as_slices().0;
+                let count = landing.take(&ready[..ready.len().min(budget - total)]);
                 pipe.bytes.drain(..count);
                 total += count;
                 if landing.is_complete() {
@@ -76,7 +77,9 @@ impl Link for LoopbackLink {
                 }
                 continue;
             }
-            let frames = receiver.frames(pipe.bytes.make_contiguous())?;
+            let ready = pipe.bytes.make_contiguous();
+            let room = (budget - total).max(FRAME_HEADER_BYTES + FRAME_BODY_BYTES_MAX);
+            let frames = receiver.frames(&ready[..ready.len().min(room)])?;
             pipe.bytes.drain(..frames.consumed);
             total += frames.consumed;
             self.landing = frames.landing;

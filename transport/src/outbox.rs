@@ -116,7 +116,9 @@ impl Outbox {
                     if *written < payload.len() {
                         break;
                     }
-                    let Some(Segment::Payload { token, payload, .. }) = self.segments.pop_front() else { unreachable!() };
+                    let Some(Segment::Payload { token, payload, .. }) = self.segments.pop_front() else {
+                        unreachable!()
+                    };
                     self.payloads -= 1;
                     self.returned.push((token, payload));
                 }

@@ -150,9 +150,7 @@ impl Greetings {
         match order {
             ConnectOrder::Dial { peer, address, hello } => self.look_up(peer, address, hello),
             ConnectOrder::HangUp(peer) => {
-                let of_peer = |pending: &Pending| {
-                    matches!(&pending.greeting, Some(Greeting::Calling { peer: other, .. }) if *other == peer)
-                };
+                let of_peer = |pending: &Pending| matches!(&pending.greeting, Some(Greeting::Calling { peer: other, .. }) if *other == peer);
                 for handle in self.pending.select(of_peer) {
                     self.pending.remove(handle);
                 }
@@ -293,7 +291,8 @@ impl Greetings {
             let within = self.engine.settings.handshake_timeout;
             match pending.greeting {
                 Some(Greeting::Calling { peer, .. }) => {
-                    let reason = format!("it accepted or ignored the call but did not answer the greeting within {within:?}");
+                    let reason =
+                        format!("it accepted or ignored the call but did not answer the greeting within {within:?}");
                     self.dial_failed(peer, reason, DialFailureKind::Transient);
                 }
                 _ => tracing::warn!(?within, "a caller did not introduce itself in time"),

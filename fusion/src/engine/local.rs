@@ -143,14 +143,17 @@ impl LocalPair {
         let timeout = options.timeout.unwrap_or(self.engine.settings.request_timeout);
         let (cell, ticket) = self.engine.with_node(|node, now| {
             let cell = node.open_recv();
-            let ticket = node.recv(now, RecvRequest {
-                pair: self.pair,
-                step,
-                key,
-                deadline: now + timeout,
-                destination: options.destination,
-                waiter: RecvWaiter::Cell(cell),
-            });
+            let ticket = node.recv(
+                now,
+                RecvRequest {
+                    pair: self.pair,
+                    step,
+                    key,
+                    deadline: now + timeout,
+                    destination: options.destination,
+                    waiter: RecvWaiter::Cell(cell),
+                },
+            );
             (cell, ticket)
         });
         LocalReceiving { engine: self.engine.clone(), cell: Some(cell), ticket }

@@ -1,7 +1,7 @@
 //! One shard of an engine: the node, and what feeds it links. Reached through a thread-local by jobs that come from
 //! other threads; one runtime carries one engine, so there is exactly one.
 
-use std::cell::{Cell, OnceCell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell, RefMut};
 use std::net::TcpListener;
 use std::rc::Rc;
 use std::task::Waker;
@@ -74,20 +74,33 @@ impl ShardEngine {
     }
 
     /// Lends the node to `f`, then wakes whom that concerned, and takes down which calls the node wants made.
+    #[inline]
     pub(super) fn borrow_node<T>(&self, f: impl FnOnce(&mut Node) -> T) -> T {
+        let mut node = self.node.borrow_mut();
+        let result = f(&mut node);
+        if node.has_news() {
+            self.spread_news(node);
+        }
+        result
+    }
+
+    #[cold]
+    fn take_down_orders(&self, node: &mut Node) {
+        while let Some(order) = node.poll_order() {
+            self.orders.borrow_mut().push(order);
+        }
+    }
+
+    fn spread_news(&self, mut node: RefMut<'_, Node>) {
+        if node.has_orders() {
+            self.take_down_orders(&mut node);
+        }
         let mut wakers = self.wakers.take();
-        let result = {
-            let mut node = self.node.borrow_mut();
-            let result = f(&mut node);
-            node.take_wakers(&mut wakers);
-            while let Some(order) = node.poll_order() {
-                self.orders.borrow_mut().push(order);
-            }
-            result
-        };
+        node.take_wakers(&mut wakers);
+        // A waker may run code of its owner's, which may want the node.
+        drop(node);
         wakers.drain(..).for_each(Waker::wake);
         self.wakers.replace(wakers);
-        result
     }
 
     /// The calls that the node wants made or dropped, if any.

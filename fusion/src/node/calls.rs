@@ -46,7 +46,7 @@ impl Node {
             self.finish_recv(recv.waiter, Err(Unreceived { error, destination: recv.destination }));
             return None;
         }
-        let session = match self.session_of(recv.pair) {
+        let session = match self.session_of(now, recv.pair) {
             Ok(session) => session,
             Err(error) => {
                 self.finish_recv(recv.waiter, Err(Unreceived { error, destination: recv.destination }));
@@ -89,15 +89,7 @@ impl Node {
     /// Deposits a tensor, or answers the request that waits for it. The waiter hears how it ended: released by its
     /// consumer, or an error: ResourceExhausted if the table is full, InvalidArgument if a tensor waits there
     /// already, DeadlineExceeded if nobody asked by then, Aborted if the step was.
-    pub fn send(
-        &mut self,
-        pair: u32,
-        step: i64,
-        key: &str,
-        tensor: Tensor,
-        deadline: Instant,
-        waiter: SendWaiter,
-    ) {
+    pub fn send(&mut self, pair: u32, step: i64, key: &str, tensor: Tensor, deadline: Instant, waiter: SendWaiter) {
         if key.len() > KEY_BYTES_MAX {
             let reason = format!("the key has {} bytes, at most {KEY_BYTES_MAX} are accepted", key.len());
             return self.finish_send(waiter, Err(Error::invalid(reason)));

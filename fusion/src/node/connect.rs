@@ -69,7 +69,7 @@ pub enum Answer {
 
 impl Node {
     /// The session that serves a pair; made if there is none.
-    pub(super) fn session_of(&mut self, pair: u32) -> Result<Handle, Error> {
+    pub(super) fn session_of(&mut self, now: Instant, pair: u32) -> Result<Handle, Error> {
         let known = &self.pairs[pair as usize];
         if let Some(session) = known.session
             && self.peers.get(session).is_some()
@@ -79,7 +79,7 @@ impl Node {
         let (lane, peer) = (known.lane, known.peer);
         let address = self.peer_tasks[peer as usize].address.clone();
         let session = if address == self.settings.address {
-            self.loopback_session(self.peer_tasks[peer as usize].name.clone().as_str())?
+            self.loopback_session(now, self.peer_tasks[peer as usize].name.clone().as_str())?
         } else {
             let shard = self.shards_at.get(&address).map(|&shards| shard_of(lane, usize::from(shards)) as u16);
             self.session_with(address, shard, lane)?
@@ -105,7 +105,7 @@ impl Node {
     }
 
     /// The loopback's calling end; requests go out there and come in at the other.
-    fn loopback_session(&mut self, task: &str) -> Result<Handle, Error> {
+    fn loopback_session(&mut self, now: Instant, task: &str) -> Result<Handle, Error> {
         self.local_task(task)?;
         if let Some((calling, _)) = self.loopback {
             return Ok(calling);
@@ -116,7 +116,7 @@ impl Node {
         let mut ends = [one, other].into_iter().map(|link| {
             let session = Session::new("this engine", names.len() as u16, self.settings.session.clone());
             let mut peer = Peer::new(self.settings.address.clone(), Some(self.settings.shard), 0, session);
-            peer.session.attach(Instant::now(), 1, roster.clone(), self.settings.session.tensor_bytes_max);
+            peer.session.attach(now, 1, roster.clone(), self.settings.session.tensor_bytes_max);
             peer.connection = Connection::Attached;
             peer.link = Some(Box::new(link));
             self.peers.insert(peer).map_err(|_| Error::full("transport.links_max", "no room for the loopback"))
@@ -180,7 +180,7 @@ impl Node {
         if self.peers.get(handle).is_none_or(|peer| peer.connection != Connection::Dialing) {
             return;
         }
-        if self.place(handle, welcome) {
+        if self.place(now, handle, welcome) {
             self.attach(now, handle, link, welcome, welcome.epoch);
         } else {
             let reason = "the peer answered from another shard than its greeting's lane says".into();
@@ -224,6 +224,7 @@ impl Node {
         peer.lost_at = None;
         let error = Error::unavailable(peer.session.peer(), reason);
         peer.session.reset(&error);
+        self.counters.sessions_reset += 1;
         self.settle_events(handle);
     }
 
@@ -241,10 +242,11 @@ impl Node {
         }
         if let Some(provisional) = self.sessions.get(&(address.clone(), None)).copied() {
             // The caller tells how many shards it has, so our own first call is known to go to this one.
-            let own = Hello { shard: shard_of(self.lane_of(provisional), usize::from(hello.shards)) as u16, ..hello.clone() };
-            self.place(provisional, &own);
+            let own =
+                Hello { shard: shard_of(self.lane_of(provisional), usize::from(hello.shards)) as u16, ..hello.clone() };
+            self.place(now, provisional, &own);
         } else if self.shards_at.get(&address).is_some_and(|&shards| shards != hello.shards) {
-            self.forget_address(&address, "it restarted with another number of cores");
+            self.forget_address(now, &address, "it restarted with another number of cores");
         }
         self.shards_at.insert(address.clone(), hello.shards);
         let handle = match self.session_with(address.clone(), Some(hello.shard), hello.lane) {
@@ -289,7 +291,7 @@ impl Node {
 
     /// Notes which shard of the peer a session speaks with. Requests of pairs that live on another of its shards move
     /// to that one's session. False if the peer answers from the wrong shard.
-    fn place(&mut self, handle: Handle, hello: &Hello) -> bool {
+    fn place(&mut self, now: Instant, handle: Handle, hello: &Hello) -> bool {
         let peer = self.peers.get_mut(handle).expect("the caller looked it up");
         let address = peer.address.clone();
         match peer.shard {
@@ -315,7 +317,6 @@ impl Node {
                 pair.session = None;
             }
         }
-        let now = Instant::now();
         for (consumer, producer, step, key, deadline, destination, waiter) in misplaced {
             let pair = self.pair_of(consumer, producer);
             self.recv(now, super::RecvRequest { pair, step, key: &key, deadline, destination, waiter });
@@ -324,9 +325,9 @@ impl Node {
     }
 
     /// A peer's shards are numbered anew: all its sessions end.
-    fn forget_address(&mut self, address: &TransportAddress, reason: &str) {
+    fn forget_address(&mut self, now: Instant, address: &TransportAddress, reason: &str) {
         for handle in self.peers.select(|peer| peer.address == *address && peer.partner.is_none()) {
-            self.lose(Instant::now(), handle, &LinkError::WentAway(reason.into()));
+            self.lose(now, handle, &LinkError::WentAway(reason.into()));
             self.give_up(handle, reason);
             let mut peer = self.peers.remove(handle).expect("just selected");
             let error = Error::unavailable(peer.session.peer(), reason);
@@ -348,6 +349,7 @@ impl Node {
         if peer.incarnation.is_some_and(|incarnation| incarnation != hello.incarnation) {
             let error = Error::unavailable(peer.session.peer(), "it restarted, and what it was asked is lost");
             peer.session.reset(&error);
+            self.counters.sessions_reset += 1;
         }
         let peer = self.peers.get_mut(handle).expect("still there");
         peer.incarnation = Some(hello.incarnation);

@@ -5,7 +5,7 @@ use std::time::Instant;
 use sealane_transport::session::{Asked, Event};
 use sealane_transport::{Error, Handle, Payload};
 
-use super::cells::Unreceived;
+use super::cells::{RecvWaiter, Unreceived};
 use super::{Node, STRANGER};
 use crate::rendezvous::{Found, Meeting, Parked, Scope, Settled};
 use crate::tensor::{Tensor, TensorMeta};
@@ -13,37 +13,45 @@ use crate::tensor::{Tensor, TensorMeta};
 impl Node {
     /// Handles all that a session has to report.
     pub(super) fn settle_events(&mut self, handle: Handle) {
-        while let Some(event) = self.peers.get_mut(handle).and_then(|peer| peer.session.poll_event()) {
-            match event {
-                Event::Asked(asked) => self.asked(handle, asked),
-                Event::Withdrawn(id) => {
-                    if self.table.withdraw(Parked { session: handle, id })
-                        && let Some(peer) = self.peers.get_mut(handle)
-                    {
-                        peer.session.unpark();
-                    }
-                }
-                Event::Answered { waiter, answer } => {
-                    let outcome = match answer {
-                        Ok(arrived) => {
-                            self.counters.tensors_received += 1;
-                            self.counters.bytes_received += arrived.buffer.len() as u64;
-                            Tensor::from_wire(&arrived.meta, arrived.buffer).map_err(|error| {
-                                let peer = self.peers.get(handle).map_or("the peer", |peer| peer.session.peer());
-                                Unreceived::from(Error::unavailable(peer, format!("it sent a bad tensor: {error}")))
-                            })
-                        }
-                        Err(unanswered) => {
-                            Err(Unreceived { error: unanswered.error, destination: unanswered.destination })
-                        }
-                    };
-                    self.finish_recv(waiter, outcome);
-                }
-                Event::Settled { deposit, tensor: (meta, payload), taken } => {
-                    self.settled(deposit, (TensorMeta::from_own_wire(meta), payload), taken);
-                }
-                Event::Aborted { step, peer_task, reason } => self.aborted(handle, step, peer_task, &reason),
+        let mut events = std::mem::take(&mut self.events);
+        while let Some(peer) = self.peers.get_mut(handle).filter(|peer| peer.session.has_events()) {
+            peer.session.swap_events(&mut events);
+            for event in events.drain(..) {
+                self.settle_event(handle, event);
             }
+        }
+        self.events = events;
+    }
+
+    #[inline]
+    fn settle_event(&mut self, handle: Handle, event: Event<RecvWaiter, Handle>) {
+        match event {
+            Event::Asked(asked) => self.asked(handle, asked),
+            Event::Withdrawn(id) => {
+                if self.table.withdraw(Parked { session: handle, id })
+                    && let Some(peer) = self.peers.get_mut(handle)
+                {
+                    peer.session.unpark();
+                }
+            }
+            Event::Answered { waiter, answer } => {
+                let outcome = match answer {
+                    Ok(arrived) => {
+                        self.counters.tensors_received += 1;
+                        self.counters.bytes_received += arrived.buffer.len() as u64;
+                        Tensor::from_wire(&arrived.meta, arrived.buffer).map_err(|error| {
+                            let peer = self.peers.get(handle).map_or("the peer", |peer| peer.session.peer());
+                            Unreceived::from(Error::unavailable(peer, format!("it sent a bad tensor: {error}")))
+                        })
+                    }
+                    Err(unanswered) => Err(Unreceived { error: unanswered.error, destination: unanswered.destination }),
+                };
+                self.finish_recv(waiter, outcome);
+            }
+            Event::Settled { deposit, tensor: (meta, payload), taken } => {
+                self.settled(deposit, (TensorMeta::from_own_wire(meta), payload), taken);
+            }
+            Event::Aborted { step, peer_task, reason } => self.aborted(handle, step, peer_task, &reason),
         }
     }
 
@@ -77,8 +85,7 @@ impl Node {
         let at = Meeting { pair, step: asked.step, key: peer.session.key(&asked) };
         match self.table.want(at, Parked { session: handle, id: asked.id }) {
             Ok(Found::Tensor((meta, payload), deposit)) => {
-                if let Err((meta, payload, deposit)) =
-                    peer.session.answer(asked.id, meta.into_wire(), payload, deposit)
+                if let Err((meta, payload, deposit)) = peer.session.answer(asked.id, meta.into_wire(), payload, deposit)
                 {
                     self.settled(deposit, (TensorMeta::from_own_wire(meta), payload), false);
                 }
@@ -120,7 +127,8 @@ impl Node {
         if peer_task == STRANGER {
             return;
         }
-        let mine = |(number, pair): (usize, &super::Pair)| (pair.peer == peer_task).then_some((number as u32, pair.local));
+        let mine =
+            |(number, pair): (usize, &super::Pair)| (pair.peer == peer_task).then_some((number as u32, pair.local));
         let pairs: Vec<_> = self.pairs.iter().enumerate().filter_map(mine).collect();
         let error = Error::Aborted { step, reason: reason.into() };
         for (pair, local) in pairs {

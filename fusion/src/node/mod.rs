@@ -23,12 +23,13 @@ use sealane_runtime::Slab;
 use sealane_transport::endpoint_map::{EndpointMap, TaskName, TransportAddress};
 use sealane_transport::lane::{lane, shard_of};
 use sealane_transport::limits::TASKS_PER_HELLO;
+use sealane_transport::session::Event;
 use sealane_transport::{Arena, Error, Handle, SessionLimits};
 
 use crate::rendezvous::{EndedSteps, Table};
 pub use calls::{RecvRequest, Ticket};
-pub use cells::{RecvOutcome, RecvWaiter, SendOutcome, SendWaiter, Unreceived};
 use cells::Cells;
+pub use cells::{RecvOutcome, RecvWaiter, SendOutcome, SendWaiter, Unreceived};
 pub use connect::{Answer, ConnectOrder, DialFailure, DialFailureKind};
 use peer::Peer;
 use schedule::Schedule;
@@ -85,6 +86,8 @@ pub struct Counters {
     pub writes: u64,
     /// Links that were lost.
     pub links_lost: u64,
+    /// Sessions that were given up, or whose peer had restarted: what was under way on them is in doubt.
+    pub sessions_reset: u64,
     /// Links that stand now.
     pub links: u64,
     /// Bytes of the send slab in use now.
@@ -139,6 +142,8 @@ pub struct Node {
     recv_cells: Cells<RecvOutcome>,
     send_cells: Cells<SendOutcome>,
     wakers: Vec<Waker>,
+    /// Kept to reuse its memory; empty between calls.
+    events: VecDeque<Event<RecvWaiter, Handle>>,
     /// Sessions with something to send.
     dirty: Vec<Handle>,
     /// Sessions whose link took less than there was.
@@ -185,6 +190,7 @@ impl Node {
             recv_cells: Cells::default(),
             send_cells: Cells::default(),
             wakers: Vec::new(),
+            events: VecDeque::new(),
             dirty: Vec::new(),
             blocked: Vec::new(),
             hot: Vec::new(),
@@ -291,6 +297,17 @@ impl Node {
     /// Moves the wakers of futures that can go on into `into`. Waking is the owner's, once it no longer holds the node.
     pub fn take_wakers(&mut self, into: &mut Vec<Waker>) {
         into.append(&mut self.wakers);
+    }
+
+    /// True if there are wakers or orders to take.
+    #[inline]
+    pub fn has_news(&self) -> bool {
+        !self.wakers.is_empty() || !self.orders.is_empty()
+    }
+
+    /// True if [`poll_order`](Self::poll_order) has something.
+    pub fn has_orders(&self) -> bool {
+        !self.orders.is_empty()
     }
 
     /// When [`turn`](Self::turn) must come at the latest.

@@ -115,7 +115,8 @@ impl Node {
             if peer.session.outbox().is_empty() {
                 break;
             }
-            match link.transmit(peer.session.outbox()) {
+            let more_follows = one_message && peer.session.is_urgent();
+            match link.transmit(peer.session.outbox(), more_follows) {
                 Ok(written) => total += written,
                 Err(lost) => {
                     error = Some(lost);

@@ -41,7 +41,8 @@ impl EndedSteps {
         if self.reasons.is_empty() {
             return None;
         }
-        let found = self.reasons.get(&(Scope::Task(task), step)).or_else(|| self.reasons.get(&(Scope::Pair(pair), step)));
+        let found =
+            self.reasons.get(&(Scope::Task(task), step)).or_else(|| self.reasons.get(&(Scope::Pair(pair), step)));
         found.map(|reason| &**reason)
     }
 

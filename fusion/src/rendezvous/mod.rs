@@ -135,7 +135,9 @@ impl<S> Table<S> {
     fn find(&self, hash: u64, at: Meeting<'_>) -> Option<Handle> {
         let entries = &self.entries;
         let same = |handle: &Handle| {
-            entries.get(*handle).is_some_and(|entry| (entry.pair, entry.step, entry.key.as_str()) == (at.pair, at.step, at.key))
+            entries
+                .get(*handle)
+                .is_some_and(|entry| (entry.pair, entry.step, entry.key.as_str()) == (at.pair, at.step, at.key))
         };
         self.index.find(hash, same).copied()
     }
@@ -209,7 +211,8 @@ impl<S> Table<S> {
         };
         let entry = self.entries.get_mut(handle).expect("the index holds live entries");
         let State::Wanted(by) = entry.state else {
-            let reason = format!("a tensor for step {} key '{}' waits already; one send meets one recv", at.step, at.key);
+            let reason =
+                format!("a tensor for step {} key '{}' waits already; one send meets one recv", at.step, at.key);
             return Err((Error::invalid(reason), sender));
         };
         entry.state = State::Lent { sender, deadline };
@@ -236,7 +239,8 @@ impl<S> Table<S> {
             return Err(Error::invalid(reason));
         }
         // Whatever stands in for the state while it is taken apart is overwritten on the next line.
-        let State::Deposited { tensor, sender, deadline } = std::mem::replace(&mut entry.state, State::Wanted(by)) else {
+        let State::Deposited { tensor, sender, deadline } = std::mem::replace(&mut entry.state, State::Wanted(by))
+        else {
             unreachable!("lent entries are not in the index")
         };
         entry.state = State::Lent { sender, deadline };
@@ -277,7 +281,9 @@ impl<S> Table<S> {
 
     /// Forgets every parked request of a session: its link is gone, and what stands will be asked again.
     pub fn withdraw_session(&mut self, session: Handle) {
-        let parked: Vec<_> = self.parked.keys().filter(|by| by.session == session).copied().collect();
+        let mut parked: Vec<_> = self.parked.keys().filter(|by| by.session == session).copied().collect();
+        // A hash map's order is no order: the same history is to leave the same table behind.
+        parked.sort_unstable_by_key(|by| by.id);
         for by in parked {
             self.withdraw(by);
         }
@@ -290,7 +296,8 @@ impl<S> Table<S> {
 
     /// Takes out the requests that wait for which `pick(pair, step)` says yes.
     pub fn take_parked(&mut self, mut pick: impl FnMut(u32, i64) -> bool) -> Vec<Parked> {
-        let chosen = self.entries.select(|entry| matches!(entry.state, State::Wanted(_)) && pick(entry.pair, entry.step));
+        let chosen =
+            self.entries.select(|entry| matches!(entry.state, State::Wanted(_)) && pick(entry.pair, entry.step));
         let requests = chosen.into_iter().filter_map(|handle| match self.entries.get(handle)?.state {
             State::Wanted(by) => Some(by),
             _ => None,
@@ -312,7 +319,8 @@ impl<S> Table<S> {
         if self.earliest.is_none_or(|earliest| earliest > now) {
             return Vec::new();
         }
-        let expired = self.take_those(|entry| matches!(entry.state, State::Deposited { deadline, .. } if deadline <= now));
+        let expired =
+            self.take_those(|entry| matches!(entry.state, State::Deposited { deadline, .. } if deadline <= now));
         let deadline = |entry: &Entry<S>| match entry.state {
             State::Deposited { deadline, .. } => Some(deadline),
             _ => None,

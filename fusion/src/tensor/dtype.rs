@@ -50,6 +50,13 @@ const CODES: [TypeCode; 18] = [
     TypeCode::Float4E2m1fn,
 ];
 
+impl TypeCode {
+    #[inline]
+    pub(super) fn from_number(code: u8) -> Option<TypeCode> {
+        CODES.get(usize::from(code)).copied()
+    }
+}
+
 /// An element type: DLPack's `DLDataType`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct DType {
@@ -103,8 +110,8 @@ impl DType {
     /// # Errors
     /// InvalidArgument if DLPack knows no such code, or bits or lanes are 0.
     pub fn from_numbers(code: u8, bits: u8, lanes: u16) -> Result<DType, Error> {
-        match CODES.get(usize::from(code)) {
-            Some(&code) if bits > 0 && lanes > 0 => Ok(DType { code, bits, lanes }),
+        match TypeCode::from_number(code) {
+            Some(code) if bits > 0 && lanes > 0 => Ok(DType { code, bits, lanes }),
             _ => Err(Error::invalid(format!("no DLPack type has code {code}, {bits} bits and {lanes} lanes"))),
         }
     }

@@ -3,7 +3,7 @@
 use sealane_transport::{Error, Meta};
 use smallvec::SmallVec;
 
-use super::DType;
+use super::{DType, TypeCode};
 
 /// Most dimensions a tensor may have: TensorFlow's limit.
 pub const RANK_MAX: usize = 254;
@@ -70,9 +70,8 @@ impl TensorMeta {
             let found = dimensions.len();
             return Err(Error::invalid(format!("tensor metadata of rank {rank} has {found} bytes of dimensions")));
         }
-        let meta = TensorMeta(Meta::from_slice(bytes));
-        meta.bytes()?;
-        Ok(meta)
+        // Whether the bytes overflow is found out when they are compared with those that came.
+        Ok(TensorMeta(Meta::from_slice(bytes)))
     }
 
     pub(crate) fn into_wire(self) -> Meta {
@@ -85,9 +84,13 @@ impl TensorMeta {
     }
 
     /// The element type; `u8` for strings.
+    #[inline]
     pub fn dtype(&self) -> DType {
-        let lanes = u16::from_le_bytes([self.0[2], self.0[3]]);
-        DType::from_numbers(self.0[0], self.0[1], lanes).expect("checked when it was made")
+        DType {
+            code: TypeCode::from_number(self.0[0]).expect("checked when it was made"),
+            bits: self.0[1],
+            lanes: u16::from_le_bytes([self.0[2], self.0[3]]),
+        }
     }
 
     /// Number of dimensions, 0 to 254.
@@ -120,23 +123,31 @@ impl TensorMeta {
     }
 
     /// Bytes of a tensor of numbers; for strings, of their offsets: the least that there can be.
+    #[inline]
     fn bytes(&self) -> Result<u64, Error> {
         let too_large = || Error::invalid("the shape asks for more than 2^64 bytes");
-        let mut count = 1_u64;
-        // A zero anywhere makes the tensor empty, however large the other dimensions are.
-        if self.dimensions().any(|dimension| dimension == 0) {
-            count = 0;
-        } else {
-            for dimension in self.dimensions() {
-                count = count.checked_mul(dimension).ok_or_else(too_large)?;
+        let mut count = Some(1_u64);
+        for dimension in self.dimensions() {
+            // A zero anywhere makes the tensor empty, however large the other dimensions are.
+            if dimension == 0 {
+                count = Some(0);
+                break;
             }
+            count = count.and_then(|count| count.checked_mul(dimension));
         }
+        // An overflow before a zero does not count either.
+        let count = match count {
+            Some(count) => count,
+            None if self.dimensions().any(|dimension| dimension == 0) => 0,
+            None => return Err(too_large()),
+        };
         if self.is_strings() {
             return count.checked_add(1).and_then(|offsets| offsets.checked_mul(8)).ok_or_else(too_large);
         }
         self.dtype().bytes_of(count).ok_or_else(too_large)
     }
 
+    #[inline]
     pub(super) fn check_bytes(&self, found: u64) -> Result<(), Error> {
         let bytes = self.bytes()?;
         let fits = if self.is_strings() { found >= bytes } else { found == bytes };
@@ -185,6 +196,7 @@ mod tests {
         #[test]
         fn any_bytes_are_checked_without_panic(bytes in proptest::collection::vec(any::<u8>(), 0..60)) {
             if let Ok(meta) = TensorMeta::from_wire(&bytes) {
+                let _ = meta.check_bytes(7);
                 prop_assert_eq!(TensorMeta::from_wire(&meta.clone().into_wire()).unwrap(), meta);
             }
         }

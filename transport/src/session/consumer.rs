@@ -55,11 +55,17 @@ struct Wanted<W> {
     /// True once it went out on any link.
     asked: bool,
     destination: Option<Buffer>,
+    /// The destination came with the request: it stays with it when a link is lost, unlike memory of the slab.
+    brought: bool,
     waiter: W,
 }
 
 /// Keys kept for reuse, so that a request allocates nothing: at most this many.
 const SPARE_KEYS: usize = 4096;
+
+/// The queue is cleared of ended requests when it holds this many entries more than twice the requests that stand: a
+/// peer that cannot be reached must not make it grow.
+const QUEUE_SLACK: usize = 256;
 
 pub(super) struct Consumer<W> {
     window: usize,
@@ -101,6 +107,11 @@ impl<W> Consumer<W> {
 
     pub(super) fn can_ask(&self) -> bool {
         !self.to_ask.is_empty() && self.in_flight < self.window && !self.releases.is_full()
+    }
+
+    #[cfg(test)]
+    pub(super) fn queue_length(&self) -> usize {
+        self.to_ask.len()
     }
 
     pub(super) fn next_deadline(&self) -> Option<Instant> {
@@ -157,13 +168,14 @@ impl<W> Consumer<W> {
         true
     }
 
-    /// The link is gone. A landing gives the consumer's memory back to its request.
+    /// The link is gone. A landing gives the consumer's memory back to its request, and the slab's to the slab.
     pub(super) fn suspend(&mut self, landing: Option<Landing>) {
         self.releases.rewind();
         self.in_flight = 0;
         self.to_ask.clear();
         if let Some(Landing { request, place: Place::Buffer(buffer), .. }) = landing
             && let Some(wanted) = self.wanted.get_mut(request)
+            && wanted.brought
         {
             wanted.destination = Some(buffer);
         }
@@ -220,7 +232,14 @@ impl<W> Consumer<W> {
         }
     }
 
-    pub(super) fn failed<D>(&mut self, id: Handle, code: u8, peer: &str, reason: &str, events: &mut VecDeque<Event<W, D>>) {
+    pub(super) fn failed<D>(
+        &mut self,
+        id: Handle,
+        code: u8,
+        peer: &str,
+        reason: &str,
+        events: &mut VecDeque<Event<W, D>>,
+    ) {
         let Some(step) = self.wanted.get(id).map(|wanted| wanted.step) else { return };
         self.end(id, Error::from_wire(code, peer, step, reason), events);
     }
@@ -316,6 +335,10 @@ impl<W, D> Session<W, D> {
             return refused(not_served(&self.peer), ask);
         }
         let consumer = &mut self.consumer;
+        if consumer.to_ask.len() > 2 * consumer.wanted.len() + QUEUE_SLACK {
+            let wanted = &consumer.wanted;
+            consumer.to_ask.retain(|&handle| wanted.get(handle).is_some());
+        }
         let mut key = consumer.spare_keys.pop().unwrap_or_default();
         key.clear();
         key.push_str(ask.key);
@@ -328,6 +351,7 @@ impl<W, D> Session<W, D> {
             deadline: ask.deadline,
             state: State::Queued,
             asked: false,
+            brought: ask.destination.is_some(),
             destination: ask.destination,
             waiter: ask.waiter,
         };
@@ -359,7 +383,9 @@ impl<W, D> Session<W, D> {
     /// Ends this side's requests of `step` between `consumer` and `producer` with `error`.
     pub fn end_requests(&mut self, step: i64, consumer: u16, producer: Option<u32>, error: &Error) {
         let pick = |wanted: &Wanted<W>| {
-            wanted.step == step && wanted.consumer == consumer && producer.is_none_or(|number| number == wanted.producer)
+            wanted.step == step
+                && wanted.consumer == consumer
+                && producer.is_none_or(|number| number == wanted.producer)
         };
         for handle in self.consumer.end_those(pick, error, &mut self.events) {
             if self.attached.is_some() {

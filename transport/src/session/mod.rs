@@ -210,6 +210,7 @@ impl<W, D> Session<W, D> {
     /// stand will be asked again.
     pub fn detach(&mut self, landing: Option<Landing>) {
         self.attached = None;
+        self.going_away = None;
         self.control = ControlQueue::default();
         self.outbox.clear();
         self.collect_written();
@@ -229,6 +230,19 @@ impl<W, D> Session<W, D> {
     /// The next thing that the owner must know.
     pub fn poll_event(&mut self) -> Option<Event<W, D>> {
         self.events.pop_front()
+    }
+
+    /// Swaps the events that wait with `other`, which must be empty: the way to handle many without taking each from
+    /// the session.
+    pub fn swap_events(&mut self, other: &mut VecDeque<Event<W, D>>) {
+        debug_assert!(other.is_empty());
+        std::mem::swap(&mut self.events, other);
+    }
+
+    /// True if [`poll_event`](Self::poll_event) has something.
+    #[inline]
+    pub fn has_events(&self) -> bool {
+        !self.events.is_empty()
     }
 
     /// The key of a request that [`poll_event`](Self::poll_event) just gave; valid until the next call that takes
@@ -255,7 +269,8 @@ impl<W, D> Session<W, D> {
     /// True if something other than releases waits to leave: a release by itself waits one turn, since the next
     /// request most often follows it and both leave in one write.
     pub fn is_urgent(&self) -> bool {
-        self.attached.is_some() && (!self.control.is_empty() || self.producer.has_answers() || self.consumer.can_ask())
+        let asks = self.going_away.is_none() && self.consumer.can_ask();
+        self.attached.is_some() && (!self.control.is_empty() || self.producer.has_answers() || asks)
     }
 
     /// True if anything waits to leave.
@@ -278,7 +293,7 @@ impl<W, D> Session<W, D> {
                 continue;
             }
             let more = self.producer.stage_answer(&mut self.outbox)
-                || self.consumer.stage_request(now, &attached.roster, &mut self.outbox)
+                || (self.going_away.is_none() && self.consumer.stage_request(now, &attached.roster, &mut self.outbox))
                 || self.control.stage(&mut self.outbox);
             filled |= more;
             if !more || one_message {
@@ -330,5 +345,5 @@ impl<W, D> Session<W, D> {
     }
 }
 
-
-
+#[cfg(test)]
+mod tests;

@@ -35,6 +35,8 @@ pub(super) struct Producer<D> {
     /// Number of the next release.
     release_seen: u64,
     release_acknowledged: u64,
+    /// The consumer may not have had the last acknowledgement: the next releases are acknowledged at once.
+    acknowledge_next: bool,
 }
 
 impl<D> Producer<D> {
@@ -47,6 +49,7 @@ impl<D> Producer<D> {
             parked_max: limits.parked_requests_max,
             release_seen: 0,
             release_acknowledged: 0,
+            acknowledge_next: false,
         }
     }
 
@@ -86,12 +89,8 @@ impl<D> Producer<D> {
         while let Some(token) = self.to_answer.pop_front() {
             let Some(served) = self.served.get_mut(token) else { continue };
             let Some(payload) = served.payload.take() else { continue };
-            let response = Response {
-                id: served.request,
-                token,
-                payload_bytes: payload.len() as u64,
-                meta: &served.meta,
-            };
+            let response =
+                Response { id: served.request, token, payload_bytes: payload.len() as u64, meta: &served.meta };
             outbox.stage(|writer| writer.response(&response));
             served.payload = outbox.push(token, payload);
             return true;
@@ -125,8 +124,9 @@ impl<D> Producer<D> {
             self.release_seen += 1;
             self.settle(token, taken, events);
         }
-        let due = self.release_seen - self.release_acknowledged >= RELEASE_ACK_EVERY;
+        let due = self.acknowledge_next || self.release_seen - self.release_acknowledged >= RELEASE_ACK_EVERY;
         if due {
+            self.acknowledge_next = false;
             self.release_acknowledged = self.release_seen;
         }
         Some(due)
@@ -155,9 +155,10 @@ impl<D> Producer<D> {
         self.stale = self.served.len();
     }
 
-    /// On a new link, the acknowledgement of what was seen goes out first.
+    /// An acknowledgement may have been lost with the former link, and the consumer sends again what it lacks one for:
+    /// without an answer to that, links that die young would let its log grow until it may ask for nothing more.
     pub(super) fn resume(&mut self) {
-        self.release_acknowledged = self.release_seen;
+        self.acknowledge_next = self.release_seen > 0;
     }
 
     /// The consumer has asked again for all it still wants: what is left was given up while there was no link.

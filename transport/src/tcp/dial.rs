@@ -114,10 +114,7 @@ impl Dial {
 }
 
 /// Reads until a greeting is whole, the socket is empty, or the bytes are wrong.
-pub(super) fn read_greeting(
-    mut socket: &Socket,
-    input: &mut Vec<u8>,
-) -> Result<Option<(Greeting, usize)>, LinkError> {
+pub(super) fn read_greeting(mut socket: &Socket, input: &mut Vec<u8>) -> Result<Option<(Greeting, usize)>, LinkError> {
     let mut bytes = [0; READ_BYTES];
     loop {
         match socket.read(&mut bytes) {

@@ -167,15 +167,17 @@ impl Link for TcpLink {
         LinkKind::Tcp
     }
 
-    fn transmit(&mut self, outbox: &mut Outbox) -> Result<usize, LinkError> {
+    fn transmit(&mut self, outbox: &mut Outbox, more_follows: bool) -> Result<usize, LinkError> {
+        // A write that others follow needs no segment of its own.
+        let flags = libc::MSG_NOSIGNAL | if more_follows { libc::MSG_MORE } else { 0 };
         let mut total = 0;
         while !outbox.is_empty() {
             let mut slices = [IoSlice::new(&[]); VECTORS];
             let count = outbox.gather(&mut slices);
             // One slice is the common case, and `send` is the shorter way through the kernel.
             let result = match &slices[..count] {
-                [only] => self.socket.send_with_flags(only, libc::MSG_NOSIGNAL),
-                several => self.socket.send_vectored_with_flags(several, libc::MSG_NOSIGNAL),
+                [only] => self.socket.send_with_flags(only, flags),
+                several => self.socket.send_vectored_with_flags(several, flags),
             };
             match result {
                 Ok(written) => {

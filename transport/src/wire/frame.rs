@@ -405,9 +405,9 @@ mod tests {
         let mut odd = written(|w| w.release(0, [(Handle::from_bits(1), true)].into_iter()));
         odd[4] = 7;
         assert!(matches!(parse(&odd), Err(WireError::Truncated { what: "release", .. })));
-        let mut truncated = written(|w| w.request(&Request {
-            id: Handle::from_bits(1), step: 0, timeout_ms: 0, consumer: 0, producer: 0, key: "",
-        }));
+        let mut truncated = written(|w| {
+            w.request(&Request { id: Handle::from_bits(1), step: 0, timeout_ms: 0, consumer: 0, producer: 0, key: "" })
+        });
         truncated[4] = 15;
         assert!(matches!(parse(&truncated), Err(WireError::Truncated { what: "request", .. })));
         let mut not_text = written(|w| w.go_away("x"));

@@ -1,0 +1,107 @@
+//! Engines to test with: one a task, joined by a map of the ports that they got.
+
+use std::net::{Ipv4Addr, TcpListener};
+use std::time::Duration;
+
+use sealane_fusion::{Counters, DType, EndpointMap, Engine, EngineSettings, Tensor, TensorMeta};
+use sealane_runtime::Pin;
+
+/// A wait that is over by then has failed; far beyond what a loaded machine takes.
+pub const LONG: Duration = Duration::from_secs(60);
+
+pub fn listener() -> TcpListener {
+    TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("loopback has a free port")
+}
+
+pub fn port(listener: &TcpListener) -> u16 {
+    listener.local_addr().expect("a bound socket has an address").port()
+}
+
+pub fn task(index: usize) -> String {
+    format!("task{index}:2222")
+}
+
+/// A map of `task0:2222` and so on to loopback ports.
+pub fn map(ports: &[u16]) -> EndpointMap {
+    let line = |(index, port): (usize, &u16)| format!("{}=127.0.0.1:{port}\n", task(index));
+    let text: String = ports.iter().enumerate().map(line).collect();
+    EndpointMap::parse(&text, "test").expect("well-formed")
+}
+
+/// Settings for tests: small slabs, no pinning, since many tests share the machine.
+pub fn settings(map: EndpointMap, index: usize, listener: TcpListener) -> EngineSettings {
+    let mut settings = EngineSettings::new(map, &[&task(index)]).expect("a well-formed name");
+    settings.listener = Some(listener);
+    settings.runtime.pin = Pin::Off;
+    settings.slab_send_bytes = 1 << 20;
+    settings.slab_receive_bytes = 16 << 20;
+    settings.request_timeout = LONG;
+    settings.connect_timeout = LONG;
+    settings
+}
+
+/// `count` engines, each with one task, that know each other; `tweak` changes the settings of each.
+pub fn engines(count: usize, tweak: impl Fn(usize, &mut EngineSettings)) -> Vec<Engine> {
+    let listeners: Vec<_> = (0..count).map(|_| listener()).collect();
+    let ports: Vec<_> = listeners.iter().map(port).collect();
+    let start = |(index, listener)| {
+        let mut settings = settings(map(&ports), index, listener);
+        tweak(index, &mut settings);
+        Engine::start(settings).expect("an engine starts")
+    };
+    listeners.into_iter().enumerate().map(start).collect()
+}
+
+/// Two engines with default test settings.
+pub fn two() -> (Engine, Engine) {
+    let mut engines = engines(2, |_, _| {}).into_iter();
+    (engines.next().expect("two"), engines.next().expect("two"))
+}
+
+/// A tensor of `len` bytes that no other `(step, seed)` has.
+pub fn tensor(len: usize, seed: u64) -> Tensor {
+    Tensor::new(TensorMeta::new(DType::U8, &[len as u64]).expect("rank 1"), bytes(len, seed)).expect("sizes agree")
+}
+
+pub fn bytes(len: usize, seed: u64) -> Vec<u8> {
+    (0..len as u64).map(|at| (at.wrapping_mul(31) ^ seed ^ (at >> 8)) as u8).collect()
+}
+
+/// What all shards of an engine hold and have done, added up.
+pub fn total(engine: &Engine) -> Counters {
+    let mut total = Counters::default();
+    for shard in engine.counters().expect("the engine runs") {
+        total.tensors_received += shard.tensors_received;
+        total.tensors_sent += shard.tensors_sent;
+        total.links += shard.links;
+        total.links_lost += shard.links_lost;
+        total.deposits += shard.deposits;
+        total.parked += shard.parked;
+        total.slab_send_bytes += shard.slab_send_bytes;
+        total.slab_receive_bytes += shard.slab_receive_bytes;
+    }
+    total
+}
+
+/// Looks at the counters until `done` holds.
+///
+/// # Panics
+/// If that takes longer than [`LONG`].
+pub fn until(engine: &Engine, what: &str, done: impl Fn(&Counters) -> bool) {
+    let deadline = std::time::Instant::now() + LONG;
+    loop {
+        let counters = total(engine);
+        if done(&counters) {
+            return;
+        }
+        assert!(std::time::Instant::now() < deadline, "{what}: still {counters:?}");
+        std::thread::yield_now();
+    }
+}
+
+/// Nothing is left of anything: the memory is free, nobody waits.
+pub fn assert_empty(engine: &Engine) {
+    until(engine, "memory or waiters leaked", |counters| {
+        (counters.slab_send_bytes, counters.slab_receive_bytes, counters.deposits, counters.parked) == (0, 0, 0, 0)
+    });
+}

@@ -1,0 +1,9 @@
+//! Running engines: real shards, real sockets on loopback, ports that the system picks.
+
+mod exchange;
+mod fixture;
+mod limits;
+mod peers;
+mod shards;
+mod stranger;
+mod trouble;

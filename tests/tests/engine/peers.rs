@@ -1,0 +1,99 @@
+//! Peers that stop, restart, or are gone: every caller hears of it.
+
+use std::net::{SocketAddr, TcpListener};
+use std::time::Duration;
+
+use sealane_fusion::{Code, Engine, RecvOptions, SendOptions};
+
+use crate::fixture::{assert_empty, bytes, listener, map, port, settings, task, tensor, two, until};
+
+#[test]
+fn stopping_an_engine_ends_its_calls_and_its_peers() {
+    let (ps, worker) = two();
+    let (ps_task, worker_task) = (ps.task(&task(0)).unwrap(), worker.task(&task(1)).unwrap());
+    let asked = worker_task.recv(&task(0), 1, "never sent");
+    let own = ps_task.recv(&task(1), 1, "never sent either");
+    let kept = ps_task.send(&task(1), 1, "never asked for", tensor(10, 0));
+    until(&ps, "the request arrives", |counters| counters.parked == 1);
+    ps.stop().unwrap();
+    let error = asked.wait().unwrap_err().error;
+    assert_eq!(error.code(), Code::Unavailable, "{error}");
+    assert_eq!(own.wait().unwrap_err().error.code(), Code::Unavailable);
+    assert_eq!(kept.wait().unwrap_err().code(), Code::Aborted);
+    let late = ps_task.recv(&task(1), 2, "w").wait().unwrap_err().error;
+    assert_eq!(late.code(), Code::Unavailable, "{late}");
+    assert_empty(&worker);
+}
+
+#[test]
+fn a_peer_that_restarted_is_told_apart_and_serves_again() {
+    let (ps_listener, worker_listener) = (listener(), listener());
+    let ports = [port(&ps_listener), port(&worker_listener)];
+    let address: SocketAddr = ps_listener.local_addr().unwrap();
+    // A second handle keeps the port for the restarted engine.
+    let kept_port: TcpListener = ps_listener.try_clone().unwrap();
+    let ps = Engine::start(settings(map(&ports), 0, ps_listener)).unwrap();
+    let worker = Engine::start(settings(map(&ports), 1, worker_listener)).unwrap();
+    let worker_task = worker.task(&task(1)).unwrap();
+    let asked = worker_task.recv(&task(0), 1, "lost");
+    until(&ps, "the request arrives", |counters| counters.parked == 1);
+    ps.stop().unwrap();
+    drop(ps);
+    let error = asked.wait().unwrap_err().error;
+    assert_eq!(error.code(), Code::Unavailable, "{error}");
+    assert_eq!(kept_port.local_addr().unwrap(), address);
+    let ps = Engine::start(settings(map(&ports), 0, kept_port)).unwrap();
+    let sending = ps.task(&task(0)).unwrap().send(&task(1), 2, "w", tensor(100_000, 5));
+    assert_eq!(worker_task.recv(&task(0), 2, "w").wait().unwrap().bytes(), bytes(100_000, 5));
+    sending.wait().unwrap();
+    assert_empty(&worker);
+}
+
+#[test]
+fn a_peer_that_starts_late_is_waited_for() {
+    let (ps_listener, worker_listener) = (listener(), listener());
+    let ports = [port(&ps_listener), port(&worker_listener)];
+    // Nobody listens: the port is bound again only once the worker has asked.
+    let address = ps_listener.local_addr().unwrap();
+    drop(ps_listener);
+    let worker = Engine::start(settings(map(&ports), 1, worker_listener)).unwrap();
+    let receiving = worker.task(&task(1)).unwrap().recv(&task(0), 1, "w");
+    let Ok(ps_listener) = TcpListener::bind(address) else {
+        // Another test's process got the port meanwhile; that is not what this test is about.
+        return;
+    };
+    let ps = Engine::start(settings(map(&ports), 0, ps_listener)).unwrap();
+    let sending = ps.task(&task(0)).unwrap().send(&task(1), 1, "w", tensor(10, 5));
+    assert_eq!(receiving.wait().unwrap().bytes(), bytes(10, 5));
+    sending.wait().unwrap();
+}
+
+#[test]
+fn a_peer_that_never_listens_is_unavailable_after_the_connect_timeout() {
+    let (gone, own) = (listener(), listener());
+    let ports = [port(&gone), port(&own)];
+    drop(gone);
+    let mut settings = settings(map(&ports), 1, own);
+    settings.connect_timeout = Duration::from_millis(50);
+    let worker = Engine::start(settings).unwrap();
+    let error = worker.task(&task(1)).unwrap().recv(&task(0), 1, "w").wait().unwrap_err().error;
+    assert_eq!(error.code(), Code::Unavailable);
+    let text = error.to_string();
+    assert!(text.contains("connect_timeout_ms") && text.contains("refused"), "{text}");
+}
+
+#[test]
+fn deadlines_end_recvs_and_sends_and_free_both_sides() {
+    let (ps, worker) = two();
+    let (ps_task, worker_task) = (ps.task(&task(0)).unwrap(), worker.task(&task(1)).unwrap());
+    let soon = Some(Duration::from_millis(20));
+    let options = RecvOptions { timeout: soon, destination: None };
+    let error = worker_task.recv_with(&task(0), 1, "never sent", options).wait().unwrap_err().error;
+    assert_eq!(error.code(), Code::DeadlineExceeded);
+    assert!(error.to_string().contains("recv of step 1 key 'never sent'"), "{error}");
+    let options = SendOptions { timeout: soon };
+    let error = ps_task.send_with(&task(1), 1, "never asked for", tensor(10, 0), options).wait().unwrap_err();
+    assert_eq!(error.code(), Code::DeadlineExceeded);
+    assert_empty(&ps);
+    assert_empty(&worker);
+}

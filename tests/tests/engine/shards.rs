@@ -1,0 +1,106 @@
+//! Several shards, unlike numbers of them, and code that runs on them.
+
+use sealane_fusion::{Code, Error};
+use sealane_runtime::Polling;
+
+use crate::fixture::{assert_empty, bytes, engines, task, tensor, total};
+
+#[test]
+fn engines_with_unlike_numbers_of_shards_serve_every_pair() {
+    let shards = [3, 2, 1, 4];
+    let engines = engines(shards.len(), |index, settings| settings.runtime.shards = shards[index]);
+    for (from, sender) in engines.iter().enumerate() {
+        for (to, receiver) in engines.iter().enumerate().filter(|(to, _)| *to != from) {
+            let sending = sender.task(&task(from)).unwrap().send(&task(to), 1, "w", tensor(20_000, from as u64));
+            let arrived = receiver.task(&task(to)).unwrap().recv(&task(from), 1, "w").wait().unwrap();
+            assert_eq!(arrived.bytes(), bytes(20_000, from as u64));
+            sending.wait().unwrap();
+        }
+    }
+    for engine in &engines {
+        // Three peers, one pair with each: one link a pair, whichever side called.
+        assert_eq!(total(engine).links, 3);
+        assert_empty(engine);
+    }
+}
+
+#[test]
+fn many_tasks_of_one_host_share_its_links() {
+    use crate::fixture::{listener, map, port, settings};
+    let (one, other) = (listener(), listener());
+    // Tasks 0 to 7 on one host, 8 to 15 on the other, two shards each.
+    let ports: Vec<_> = (0..16).map(|index| if index < 8 { port(&one) } else { port(&other) }).collect();
+    let start = |listener, tasks: std::ops::Range<usize>| {
+        let mut settings = settings(map(&ports), tasks.start, listener);
+        settings.tasks = tasks.map(|index| task(index).parse().unwrap()).collect();
+        settings.runtime.shards = 2;
+        sealane_fusion::Engine::start(settings).unwrap()
+    };
+    let (one, other) = (start(one, 0..8), start(other, 8..16));
+    for from in 0..8 {
+        for to in 8..16 {
+            let sending = one.task(&task(from)).unwrap().send(&task(to), 1, "w", tensor(100, from as u64));
+            let arrived = other.task(&task(to)).unwrap().recv(&task(from), 1, "w").wait().unwrap();
+            assert_eq!(arrived.bytes(), bytes(100, from as u64));
+            sending.wait().unwrap();
+        }
+    }
+    // 64 pairs, but a lane leads to the same shard number on both sides: two links.
+    assert_eq!((total(&one).links, total(&other).links), (2, 2));
+}
+
+#[test]
+fn code_on_a_shard_sends_and_receives_without_crossing_threads() {
+    for polling in [Polling::Spin, Polling::Park, Polling::default()] {
+        let engines = engines(2, |_, settings| settings.runtime.polling = polling);
+        let producing = engines[0].on_shard(0, async |shard| {
+            let pair = shard.task(&task(0))?.pair(&task(1))?;
+            for step in 0..100 {
+                let mut buffer = shard.allocate(64)?;
+                buffer.copy_from_slice(&bytes(64, step as u64));
+                let meta = tensor(64, 0).meta().clone();
+                pair.send(step, "w", sealane_fusion::Tensor::new(meta, buffer)?).await?;
+            }
+            Ok::<(), Error>(())
+        });
+        let consuming = engines[1].on_shard(0, async |shard| {
+            let pair = shard.task(&task(1))?.pair(&task(0))?;
+            for step in 0..100 {
+                let tensor = pair.recv(step, "w").await.map_err(Error::from)?;
+                assert_eq!(tensor.bytes(), bytes(64, step as u64));
+            }
+            Ok::<(), Error>(())
+        });
+        consuming.wait().unwrap().unwrap();
+        producing.wait().unwrap().unwrap();
+        engines.iter().for_each(assert_empty);
+    }
+}
+
+#[test]
+fn a_pair_is_refused_on_a_shard_that_does_not_serve_it() {
+    let engines = engines(2, |_, settings| settings.runtime.shards = 2);
+    let owner = engines[0].shard_of(&task(0), &task(1));
+    let refused = engines[0].on_shard(1 - owner, async |shard| shard.task(&task(0))?.pair(&task(1)).map(|_| ()));
+    let error = refused.wait().unwrap().unwrap_err();
+    assert_eq!(error.code(), Code::InvalidArgument);
+    assert!(error.to_string().contains(&format!("served by shard {owner}")), "{error}");
+}
+
+#[test]
+fn a_dropped_recv_leaves_its_tensor_to_the_next() {
+    let engines = engines(2, |_, _| {});
+    engines[1]
+        .on_shard(0, async |shard| {
+            let pair = shard.task(&task(1)).unwrap().pair(&task(0)).unwrap();
+            drop(pair.recv(1, "w"));
+        })
+        .wait()
+        .unwrap();
+    let sending = engines[0].task(&task(0)).unwrap().send(&task(1), 1, "w", tensor(10, 1));
+    let arrived = engines[1].task(&task(1)).unwrap().recv(&task(0), 1, "w").wait().unwrap();
+    assert_eq!(arrived.bytes(), bytes(10, 1));
+    drop(arrived);
+    sending.wait().unwrap();
+    engines.iter().for_each(assert_empty);
+}

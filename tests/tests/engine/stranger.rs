@@ -1,0 +1,278 @@
+//! Whatever else may connect or be connected to: not Sealane, another version, a peer that breaks off or lies.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use sealane_fusion::{Code, Engine, EngineSettings};
+use sealane_transport::Handle;
+use sealane_transport::wire::{self, Frame, FrameWriter, Greeting, Hello, Response};
+
+use crate::fixture::{LONG, assert_empty, bytes, listener, map, port, settings, task, tensor, two};
+
+/// A worker whose ps is `serve`, run on a thread with the first connection.
+fn worker_with(
+    serve: impl FnOnce(TcpStream) + Send + 'static,
+    tweak: impl FnOnce(&mut EngineSettings),
+) -> (Engine, JoinHandle<()>) {
+    let (ps, own) = (listener(), listener());
+    let ports = [port(&ps), port(&own)];
+    let server = thread::spawn(move || {
+        let (stream, _) = ps.accept().expect("the worker calls");
+        // From now on nobody listens.
+        drop(ps);
+        stream.set_read_timeout(Some(LONG)).expect("a timeout can be set");
+        serve(stream);
+    });
+    let mut settings = settings(map(&ports), 1, own);
+    tweak(&mut settings);
+    (Engine::start(settings).expect("an engine starts"), server)
+}
+
+fn recv_error(worker: &Engine) -> sealane_fusion::Error {
+    worker.task(&task(1)).unwrap().recv(&task(0), 1, "w").wait().unwrap_err().error
+}
+
+fn read_greeting(stream: &mut TcpStream) -> Hello {
+    let mut input = Vec::new();
+    loop {
+        if let Some((Greeting::Hello(hello), _)) = Greeting::parse(&input).expect("the engine greets correctly") {
+            return hello;
+        }
+        let mut byte = [0];
+        stream.read_exact(&mut byte).expect("the engine greets");
+        input.push(byte[0]);
+    }
+}
+
+/// Welcomes the engine as a ps would.
+fn welcome(stream: &mut TcpStream) {
+    let hello = read_greeting(stream);
+    let welcome = Hello {
+        epoch: hello.epoch + 1,
+        incarnation: 99,
+        shards: 1,
+        shard: 0,
+        address: "127.0.0.1:1".into(),
+        tasks: vec![task(0)],
+        ..hello
+    };
+    stream.write_all(&Greeting::Welcome(welcome).to_bytes()).expect("the engine reads");
+}
+
+/// Reads frames until the engine's request; its id.
+fn read_request(stream: &mut TcpStream) -> Handle {
+    let mut input = Vec::new();
+    loop {
+        while let Some((frame, length)) = wire::parse(&input).expect("the engine's frames are correct") {
+            if let Frame::Request(request) = frame {
+                return request.id;
+            }
+            input.drain(..length);
+        }
+        let mut byte = [0];
+        stream.read_exact(&mut byte).expect("the engine asks");
+        input.push(byte[0]);
+    }
+}
+
+#[test]
+fn a_server_that_is_not_sealane_is_named_as_such() {
+    for reply in [&b"HTTP/1.1 400 Bad Request\r\n\r\n"[..], b"\x15\x03\x01\x00\x02\x02\x46", b"220 mail ESMTP\r\n"] {
+        let (worker, server) = worker_with(
+            move |mut stream| {
+                let _ = stream.write_all(reply);
+                let _ = stream.read(&mut [0; 64]);
+            },
+            |_| {},
+        );
+        let error = recv_error(&worker);
+        assert_eq!(error.code(), Code::Unavailable);
+        assert!(error.to_string().contains("not a Sealane peer"), "{error}");
+        server.join().unwrap();
+    }
+}
+
+#[test]
+fn another_version_is_named_on_both_sides() {
+    let (worker, server) = worker_with(
+        |mut stream| {
+            let hello = read_greeting(&mut stream);
+            let mut bytes = Greeting::Welcome(hello).to_bytes();
+            bytes[10..14].copy_from_slice(&[7, 0, 9, 0]);
+            let _ = stream.write_all(&bytes);
+            let _ = stream.read(&mut [0; 64]);
+        },
+        |_| {},
+    );
+    let error = recv_error(&worker);
+    assert!(error.to_string().contains("wire versions 7 to 9, this side 1 to 1"), "{error}");
+    server.join().unwrap();
+
+    let mut caller = TcpStream::connect(worker_address(&worker)).unwrap();
+    caller.set_read_timeout(Some(LONG)).unwrap();
+    let hello = Hello {
+        features: 0,
+        incarnation: 1,
+        tensor_bytes_max: 1,
+        epoch: 0,
+        shards: 1,
+        shard: 0,
+        lane: 0,
+        address: "127.0.0.1:1".into(),
+        tasks: vec![],
+    };
+    let mut bytes = Greeting::Hello(hello).to_bytes();
+    bytes[10..14].copy_from_slice(&[7, 0, 9, 0]);
+    caller.write_all(&bytes).unwrap();
+    let mut answer = Vec::new();
+    caller.read_to_end(&mut answer).unwrap();
+    let Ok(Some((Greeting::Reject(reject), _))) = Greeting::parse(&answer) else { panic!("{answer:?}") };
+    assert!(reject.reason.contains("versions 1 to 1"), "{}", reject.reason);
+}
+
+fn worker_address(engine: &Engine) -> String {
+    engine.address().to_string()
+}
+
+#[test]
+fn callers_that_are_not_sealane_disturb_nobody() {
+    let (ps, worker) = two();
+    let address = ps.address().to_string();
+    let mut strangers: Vec<_> = (0..8).map(|_| TcpStream::connect(&address).unwrap()).collect();
+    for (index, stranger) in strangers.iter_mut().enumerate() {
+        stranger.set_read_timeout(Some(LONG)).unwrap();
+        let hello = match index {
+            0 => b"GET /metrics HTTP/1.1\r\n\r\n".to_vec(),
+            1 => bytes(10_000, 3),
+            // The magic, and then nothing sensible.
+            2 => [&wire::MAGIC[..], &[0xff; 100]].concat(),
+            3 => [&wire::MAGIC[..], &[1, 0, 1, 0, 1, 0, 0, 0, 0xff, 0xff, 0xff, 0x7f]].concat(),
+            // Half a greeting, and silence or the end.
+            4 | 5 => wire::MAGIC[..5].to_vec(),
+            _ => Vec::new(),
+        };
+        let _ = stranger.write_all(&hello);
+        if index % 2 == 1 {
+            let _ = stranger.shutdown(Shutdown::Write);
+        }
+    }
+    let sending = ps.task(&task(0)).unwrap().send(&task(1), 1, "w", tensor(100_000, 1));
+    let arrived = worker.task(&task(1)).unwrap().recv(&task(0), 1, "w").wait().unwrap();
+    assert_eq!(arrived.bytes(), bytes(100_000, 1));
+    sending.wait().unwrap();
+    for index in [0, 1, 3] {
+        // Closed, or reset: not answered. Number 2 passes for another version, and is told so.
+        assert_eq!(strangers[index].read(&mut [0; 8]).unwrap_or(0), 0, "stranger {index}");
+    }
+    drop(arrived);
+    assert_empty(&worker);
+}
+
+#[test]
+fn a_peer_that_never_greets_is_unavailable() {
+    let silent = |stream: TcpStream| {
+        let mut stream = stream;
+        let _ = stream.read_to_end(&mut Vec::new());
+    };
+    let (worker, server) = worker_with(silent, |settings| {
+        settings.handshake_timeout = Duration::from_millis(20);
+        settings.connect_timeout = Duration::from_millis(100);
+    });
+    let error = recv_error(&worker);
+    assert_eq!(error.code(), Code::Unavailable, "{error}");
+    drop(worker);
+    server.join().unwrap();
+}
+
+#[test]
+fn a_peer_that_greets_and_then_says_nothing_runs_into_the_deadline_or_the_peer_timeout() {
+    let mute = |mut stream: TcpStream| {
+        welcome(&mut stream);
+        let _ = stream.read_to_end(&mut Vec::new());
+    };
+    let (worker, server) = worker_with(mute, |settings| settings.request_timeout = Duration::from_millis(50));
+    assert_eq!(recv_error(&worker).code(), Code::DeadlineExceeded);
+    assert_empty(&worker);
+    drop(worker);
+    server.join().unwrap();
+
+    let (worker, server) = worker_with(mute, |settings| {
+        settings.session.heartbeat = Duration::from_millis(20);
+        settings.session.peer_timeout = Duration::from_millis(60);
+    });
+    let error = recv_error(&worker);
+    assert_eq!(error.code(), Code::Unavailable, "{error}");
+    assert_empty(&worker);
+    server.join().unwrap();
+}
+
+#[test]
+fn a_peer_that_dies_in_the_middle_of_a_tensor_leaks_nothing() {
+    for whole in [0, 1, 4096, 999_999] {
+        let die = move |mut stream: TcpStream| {
+            welcome(&mut stream);
+            let id = read_request(&mut stream);
+            let (meta, token) = ([1, 8, 1, 0, 0, 1, 0, 0, 64, 66, 15, 0, 0, 0, 0, 0], Handle::from_bits(1 << 32));
+            let mut frame = Vec::new();
+            FrameWriter(&mut frame).response(&Response { id, token, payload_bytes: 1_000_000, meta: &meta });
+            stream.write_all(&frame).unwrap();
+            stream.write_all(&bytes(1_000_000, 1)[..whole]).unwrap();
+        };
+        let (worker, server) = worker_with(die, |_| {});
+        let error = recv_error(&worker);
+        assert_eq!(error.code(), Code::Unavailable, "{error}");
+        server.join().unwrap();
+        assert_empty(&worker);
+    }
+}
+
+#[test]
+fn a_peer_that_lies_is_dropped_and_its_callers_told() {
+    type Lie = fn(Handle, &mut Vec<u8>);
+    let lies: [(&str, Lie); 4] = [
+        ("unknown frame", |_, frame| frame.extend_from_slice(&[200; 64])),
+        ("metadata that does not fit", |id, frame| {
+            let meta = [1, 8, 1, 0, 0, 1, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0];
+            let token = Handle::from_bits(1 << 32);
+            FrameWriter(frame).response(&Response { id, token, payload_bytes: 3, meta: &meta });
+            frame.extend_from_slice(&[1, 2, 3]);
+        }),
+        ("releases of the future", |_, frame| {
+            FrameWriter(frame).release(1 << 40, [(Handle::from_bits(1 << 32), true)].into_iter());
+        }),
+        ("a request of a task that it does not have", |id, frame| {
+            let request = wire::Request { id, step: 0, timeout_ms: 1, consumer: 60_000, producer: 0, key: "w" };
+            FrameWriter(frame).request(&request);
+        }),
+    ];
+    for (name, lie) in lies {
+        let (worker, server) = worker_with(
+            move |mut stream| {
+                welcome(&mut stream);
+                let id = read_request(&mut stream);
+                let mut frame = Vec::new();
+                lie(id, &mut frame);
+                let _ = stream.write_all(&frame);
+                // Stays until the worker has had enough, or has its answer.
+                let _ = stream.set_read_timeout(Some(Duration::from_millis(200)));
+                let _ = stream.read_to_end(&mut Vec::new());
+            },
+            |_| {},
+        );
+        let error = recv_error(&worker);
+        assert_eq!(error.code(), Code::Unavailable, "{name}: {error}");
+        assert_empty(&worker);
+        server.join().unwrap();
+    }
+}
+
+#[test]
+fn a_port_in_use_is_said_with_the_address() {
+    let taken: TcpListener = listener();
+    let mut settings = settings(map(&[port(&taken)]), 0, listener());
+    settings.listener = None;
+    let error = Engine::start(settings).err().expect("the port is taken").to_string();
+    assert!(error.contains(&format!("127.0.0.1:{}", port(&taken))) && error.contains("in use"), "{error}");
+}

@@ -1,0 +1,84 @@
+//! Calls that name what is not there.
+
+use sealane_fusion::{Code, Engine, EngineSettings};
+
+use crate::fixture::{bytes, listener, map, port, settings, task, tensor, two};
+
+#[test]
+fn unknown_tasks_are_an_error_to_their_caller_alone() {
+    let (ps, worker) = two();
+    let error = ps.task("nobody:1").err().expect("not a task of this engine");
+    assert_eq!(error.code(), Code::NotFound);
+    let ps_task = ps.task(&task(0)).unwrap();
+    let error = ps_task.recv("nobody:1", 1, "w").wait().unwrap_err().error;
+    assert_eq!(error.code(), Code::NotFound);
+    assert!(error.to_string().contains("nobody:1") && error.to_string().contains("endpoint map"), "{error}");
+    let error = ps_task.send("nobody:1", 1, "w", tensor(1, 0)).wait().unwrap_err();
+    assert_eq!(error.code(), Code::NotFound);
+    let sending = ps_task.send(&task(1), 1, "w", tensor(10, 1));
+    assert_eq!(worker.task(&task(1)).unwrap().recv(&task(0), 1, "w").wait().unwrap().bytes(), bytes(10, 1));
+    sending.wait().unwrap();
+}
+
+#[test]
+fn a_task_that_is_not_where_the_map_says_is_not_found() {
+    let (one, other) = (listener(), listener());
+    // The worker's map has a task 2 at the ps's address; the ps does not know it.
+    let ports = [port(&one), port(&other)];
+    let ps = Engine::start(settings(map(&ports), 0, one)).unwrap();
+    let worker = Engine::start(settings(map(&[ports[0], ports[1], ports[0]]), 1, other)).unwrap();
+    let worker_task = worker.task(&task(1)).unwrap();
+    let error = worker_task.recv(&task(2), 1, "w").wait().unwrap_err().error;
+    assert_eq!(error.code(), Code::NotFound, "{error}");
+    let sending = ps.task(&task(0)).unwrap().send(&task(1), 1, "w", tensor(10, 1));
+    assert_eq!(worker_task.recv(&task(0), 1, "w").wait().unwrap().bytes(), bytes(10, 1));
+    sending.wait().unwrap();
+}
+
+#[test]
+fn a_task_that_the_producers_map_does_not_have_is_told_so() {
+    let (one, other) = (listener(), listener());
+    let ports = [port(&one), port(&other)];
+    // Only the worker's map has both.
+    let ps = Engine::start(settings(map(&ports[..1]), 0, one)).unwrap();
+    let worker = Engine::start(settings(map(&ports), 1, other)).unwrap();
+    let error = worker.task(&task(1)).unwrap().recv(&task(0), 1, "w").wait().unwrap_err().error;
+    assert_eq!(error.code(), Code::NotFound, "{error}");
+    assert!(error.to_string().contains("endpoint map of the asked host"), "{error}");
+    drop(ps);
+}
+
+#[test]
+fn a_new_map_moves_later_calls() {
+    let (ps, worker) = two();
+    let spare = listener();
+    let (ps_port, worker_port) = (ps.address().port, worker.address().port);
+    let spare_port = port(&spare);
+    let moved = Engine::start(settings(map(&[spare_port, worker_port]), 0, spare)).unwrap();
+    let worker_task = worker.task(&task(1)).unwrap();
+    let sending = ps.task(&task(0)).unwrap().send(&task(1), 1, "w", tensor(10, 1));
+    assert_eq!(worker_task.recv(&task(0), 1, "w").wait().unwrap().bytes(), bytes(10, 1));
+    sending.wait().unwrap();
+    worker.set_map(std::sync::Arc::new(map(&[spare_port, worker_port]))).unwrap();
+    let sending = moved.task(&task(0)).unwrap().send(&task(1), 2, "w", tensor(10, 2));
+    assert_eq!(worker_task.recv(&task(0), 2, "w").wait().unwrap().bytes(), bytes(10, 2));
+    sending.wait().unwrap();
+    assert_ne!(ps_port, spare_port);
+}
+
+#[test]
+fn settings_that_cannot_work_are_refused_at_start() {
+    let refused = |settings: EngineSettings| Engine::start(settings).err().expect("refused").to_string();
+    let own = listener();
+    let mut without_tasks = settings(map(&[port(&own)]), 0, own);
+    without_tasks.tasks.clear();
+    assert!(refused(without_tasks).contains("no task"));
+    let own = listener();
+    let stranger = settings(map(&[port(&own)]), 7, own);
+    let error = refused(stranger);
+    assert!(error.contains("task7:2222") && error.contains("add a line"), "{error}");
+    let (own, other) = (listener(), listener());
+    let mut two_homes = settings(map(&[port(&own), port(&other)]), 0, own);
+    two_homes.tasks.push(task(1).parse().unwrap());
+    assert!(refused(two_homes).contains("different transport addresses"));
+}

@@ -1,0 +1,253 @@
+//! The session by itself: bytes in, bytes out, time as an argument. No socket, no clock, no thread.
+
+mod alive;
+mod answering;
+mod asking;
+mod hostile;
+mod resuming;
+
+use std::time::{Duration, Instant};
+
+use sealane_runtime::{Buffer, Slab, SlabSettings};
+
+use super::{Ask, Asked, Event, Roster, Session};
+use crate::arena::Handle;
+use crate::limits::SessionLimits;
+use crate::link::{Landing, Meta, Receiver};
+use crate::payload::Payload;
+use crate::wire::{Frame, FrameWriter, WireError, parse};
+
+/// The owner's number of the one task at the other end.
+const PEER_TASK: u32 = 7;
+/// Receive slab of an end: a few tensors.
+const SLAB_BYTES: usize = 4 << 20;
+
+/// What an end's owner sees: waiters are numbers, deposits are names.
+type Seen = Event<u32, &'static str>;
+
+/// A session, with what its owner and its link would keep for it.
+struct End {
+    session: Session<u32, &'static str>,
+    slab: Slab,
+    now: Instant,
+    limits: SessionLimits,
+    /// Bytes of a frame that is not all there.
+    input: Vec<u8>,
+    landing: Option<Landing>,
+}
+
+impl End {
+    fn new() -> Self {
+        Self::with(SessionLimits::default())
+    }
+
+    fn with(limits: SessionLimits) -> Self {
+        let slab = Slab::new(SlabSettings { name: "receive", bytes: SLAB_BYTES, populate: false }).unwrap();
+        let mut end = Self {
+            session: Session::new("10.0.0.2:7000", 1, limits.clone()),
+            slab,
+            now: Instant::now(),
+            limits,
+            input: Vec::new(),
+            landing: None,
+        };
+        end.attach();
+        end
+    }
+
+    /// A new link; the next after the one before.
+    fn attach(&mut self) {
+        let epoch = self.session.epoch() + 1;
+        let roster = Roster { numbers: vec![PEER_TASK] };
+        self.session.attach(self.now, epoch, roster, self.limits.tensor_bytes_max);
+    }
+
+    fn lose_link(&mut self) {
+        self.session.detach(self.landing.take());
+        self.input.clear();
+    }
+
+    fn wanting<'a>(&self, key: &'a str, waiter: u32) -> Ask<'a, u32> {
+        let deadline = self.now + Duration::from_secs(60);
+        Ask { consumer: 0, producer: PEER_TASK, step: 1, key, deadline, destination: None, waiter }
+    }
+
+    fn ask(&mut self, key: &str, waiter: u32) -> Handle {
+        let ask = self.wanting(key, waiter);
+        self.session.request(self.now, ask).expect("accepted")
+    }
+
+    fn answer(&mut self, id: Handle, bytes: impl Into<Payload>, deposit: &'static str) {
+        let meta = Meta::from_slice(deposit.as_bytes());
+        assert!(self.session.answer(id, meta, bytes.into(), deposit).is_ok());
+    }
+
+    /// All that the session has to say, as if the link had taken it.
+    fn speak(&mut self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        loop {
+            self.session.fill(self.now, false);
+            let outbox = self.session.outbox();
+            if outbox.is_empty() {
+                return bytes;
+            }
+            let mut slices = [std::io::IoSlice::new(&[]); 8];
+            let count = outbox.gather(&mut slices);
+            let before = bytes.len();
+            slices[..count].iter().for_each(|slice| bytes.extend_from_slice(slice));
+            outbox.advance(bytes.len() - before);
+            self.session.collect_written();
+        }
+    }
+
+    /// Takes bytes in as a link does, in whatever pieces they come.
+    fn hear(&mut self, bytes: &[u8]) -> Result<(), WireError> {
+        let mut inbound = self.session.inbound(self.now, &self.slab);
+        self.input.extend_from_slice(bytes);
+        loop {
+            if let Some(landing) = &mut self.landing {
+                let count = landing.take(&self.input);
+                self.input.drain(..count);
+                if !landing.is_complete() {
+                    return Ok(());
+                }
+                inbound.landed(self.landing.take().expect("just looked at"));
+            }
+            let frames = inbound.frames(&self.input)?;
+            self.input.drain(..frames.consumed);
+            self.landing = frames.landing;
+            if self.landing.is_none() {
+                self.session.heard(self.now);
+                return Ok(());
+            }
+        }
+    }
+
+    fn events(&mut self) -> Vec<Seen> {
+        std::iter::from_fn(|| self.session.poll_event()).collect()
+    }
+
+    /// The peer's requests that came, with their keys; nothing else may have come.
+    fn asked(&mut self) -> Vec<(Asked, String)> {
+        let mut asked = Vec::new();
+        while let Some(event) = self.session.poll_event() {
+            let Event::Asked(request) = event else { panic!("not a request: {event:?}") };
+            let key = self.session.key(&request).to_owned();
+            asked.push((request, key));
+        }
+        asked
+    }
+
+    /// The one request that came.
+    fn asked_one(&mut self) -> Handle {
+        let asked = self.asked();
+        assert_eq!(asked.len(), 1);
+        asked[0].0.id
+    }
+
+    /// Answers that came: waiter, and the bytes or the error's text.
+    fn answers(&mut self) -> Vec<(u32, Result<Vec<u8>, String>)> {
+        let answered = |event: Seen| match event {
+            Event::Answered { waiter, answer } => {
+                (waiter, answer.map(|arrived| arrived.buffer.to_vec()).map_err(|why| why.error.to_string()))
+            }
+            other => panic!("not an answer: {other:?}"),
+        };
+        self.events().into_iter().map(answered).collect()
+    }
+
+    /// Releases that came: deposit, bytes, taken.
+    fn settled(&mut self) -> Vec<(&'static str, usize, bool)> {
+        let settled = |event: Seen| match event {
+            Event::Settled { deposit, tensor: (meta, payload), taken } => {
+                assert_eq!(&meta[..], deposit.as_bytes(), "the metadata comes back too");
+                (deposit, payload.len(), taken)
+            }
+            other => panic!("not a release: {other:?}"),
+        };
+        self.events().into_iter().map(settled).collect()
+    }
+}
+
+/// Two ends, and the wire between them.
+struct Pair {
+    asking: End,
+    answering: End,
+}
+
+impl Pair {
+    fn new() -> Self {
+        Self { asking: End::new(), answering: End::new() }
+    }
+
+    /// Everything said is heard, until nobody has more to say.
+    fn talk(&mut self) {
+        loop {
+            let (forth, back) = (self.asking.speak(), self.answering.speak());
+            if forth.is_empty() && back.is_empty() {
+                return;
+            }
+            self.answering.hear(&forth).unwrap();
+            self.asking.hear(&back).unwrap();
+        }
+    }
+
+    /// The link dies and another one takes its place.
+    fn new_link(&mut self) {
+        self.asking.lose_link();
+        self.answering.lose_link();
+        self.asking.attach();
+        self.answering.attach();
+    }
+
+    fn nothing_is_left(&mut self) {
+        assert_eq!((self.asking.session.requests(), self.answering.session.unreleased()), (0, 0));
+        assert_eq!(self.asking.slab.in_use_bytes(), 0);
+        assert!(self.asking.session.poll_event().is_none() && self.answering.session.poll_event().is_none());
+        assert!(!self.asking.session.has_output() && !self.answering.session.has_output());
+    }
+}
+
+/// Bytes that a peer may send.
+fn frames(write: impl FnOnce(&mut FrameWriter<'_>)) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    write(&mut FrameWriter(&mut bytes));
+    bytes
+}
+
+/// The frames that were said, in a word each: `request w0`, `response 5`, `release 0+2`.
+fn words(mut bytes: &[u8]) -> Vec<String> {
+    let mut words = Vec::new();
+    while let Some((frame, length)) = parse(bytes).unwrap() {
+        let mut skip = length;
+        words.push(match frame {
+            Frame::Request(request) => format!("request {}", request.key),
+            Frame::Response(response) => {
+                skip += response.payload_bytes as usize;
+                format!("response {}", response.payload_bytes)
+            }
+            Frame::Failure(failure) => format!("failure {}", failure.code),
+            Frame::Release(release) => format!("release {}+{}", release.sequence, release.entries.iter().count()),
+            Frame::Released { sequence } => format!("released {sequence}"),
+            Frame::Abort(abort) => format!("abort {}", abort.step),
+            Frame::Ping { .. } => "ping".into(),
+            Frame::Pong { .. } => "pong".into(),
+            Frame::GoAway(_) => "go away".into(),
+            Frame::Resumed => "resumed".into(),
+            Frame::Parked { .. } => "parked".into(),
+            Frame::Cancel { .. } => "cancel".into(),
+        });
+        bytes = &bytes[skip..];
+    }
+    assert!(bytes.is_empty(), "a session says whole frames");
+    words
+}
+
+/// Bytes that differ from place to place.
+fn pattern(length: usize) -> Vec<u8> {
+    (0..length).map(|at| (at * 31 % 251) as u8).collect()
+}
+
+fn heap(length: usize) -> Buffer {
+    Buffer::from_vec(vec![0; length])
+}

@@ -1,0 +1,194 @@
+//! The answering half: a tensor is kept until its release, and no limit of it is passed.
+
+use super::*;
+use crate::limits::{OUTBOX_PAYLOADS, RELEASE_ACK_EVERY, RELEASE_LOG_MAX};
+
+/// One tensor asked for, answered, and all its bytes said but not heard.
+fn answered(pair: &mut Pair, bytes: usize) -> Vec<u8> {
+    pair.asking.ask("w", 1);
+    pair.talk();
+    let id = pair.answering.asked_one();
+    pair.answering.answer(id, pattern(bytes), "w");
+    pair.answering.speak()
+}
+
+#[test]
+fn the_tensor_stays_until_its_release() {
+    let mut pair = Pair::new();
+    let bytes = answered(&mut pair, 100_000);
+    assert_eq!(words(&bytes), ["response 100000"]);
+    assert!(pair.answering.session.poll_event().is_none(), "the wire took it, the consumer may not have it");
+    assert_eq!(pair.answering.session.unreleased(), 1);
+    pair.asking.hear(&bytes).unwrap();
+    assert_eq!(pair.asking.answers().len(), 1);
+    let release = pair.asking.speak();
+    assert_eq!(words(&release), ["release 0+1"]);
+    pair.answering.hear(&release).unwrap();
+    assert_eq!(pair.answering.settled(), [("w", 100_000, true)]);
+    pair.nothing_is_left();
+}
+
+#[test]
+fn a_release_that_comes_while_the_link_holds_the_payload_waits_for_it() {
+    let mut pair = Pair::new();
+    pair.asking.ask("w", 1);
+    pair.talk();
+    let id = pair.answering.asked_one();
+    pair.answering.answer(id, pattern(100_000), "w");
+    pair.answering.session.fill(pair.answering.now, false);
+    // A peer may give a tensor up that it has seen only a part of.
+    let early = frames(|w| w.release(0, [(Handle::from_bits(1 << 32), false)].into_iter()));
+    pair.answering.hear(&early).unwrap();
+    assert!(pair.answering.session.poll_event().is_none());
+    pair.answering.speak();
+    assert_eq!(pair.answering.settled(), [("w", 100_000, false)]);
+}
+
+#[test]
+fn releases_leave_together_and_without_hurry() {
+    let mut pair = Pair::new();
+    (0..3).for_each(|number| _ = pair.asking.ask("w", number));
+    pair.talk();
+    for (request, _) in pair.answering.asked() {
+        pair.answering.answer(request.id, vec![1], "w");
+    }
+    let bytes = pair.answering.speak();
+    pair.asking.hear(&bytes).unwrap();
+    assert_eq!(pair.asking.answers().len(), 3);
+    assert!(pair.asking.session.has_output() && !pair.asking.session.is_urgent());
+    pair.asking.ask("next", 9);
+    assert!(pair.asking.session.is_urgent());
+    assert_eq!(words(&pair.asking.speak()), ["release 0+3", "request next"]);
+}
+
+#[test]
+fn one_message_at_a_time_where_fusion_is_off() {
+    let mut asking = End::new();
+    (0..3).for_each(|number| _ = asking.ask("w", number));
+    for expected in ["request w", "request w", "request w", "resumed"] {
+        assert!(asking.session.fill(asking.now, true));
+        let mut slices = [std::io::IoSlice::new(&[]); 2];
+        assert_eq!(asking.session.outbox().gather(&mut slices), 1);
+        assert_eq!(words(&slices[0]), [expected]);
+        let count = slices[0].len();
+        asking.session.outbox().advance(count);
+    }
+    assert!(!asking.session.fill(asking.now, true));
+}
+
+#[test]
+fn acknowledgements_keep_the_release_log_short() {
+    let mut pair = Pair::new();
+    for round in 1..=2 * RELEASE_ACK_EVERY {
+        pair.asking.ask("w", 1);
+        pair.talk();
+        let id = pair.answering.asked_one();
+        pair.answering.answer(id, vec![1], "w");
+        pair.talk();
+        assert_eq!((pair.asking.answers().len(), pair.answering.settled().len()), (1, 1));
+        assert_eq!(pair.asking.session.consumer.has_releases(), round % RELEASE_ACK_EVERY != 0);
+    }
+    pair.nothing_is_left();
+}
+
+#[test]
+fn without_acknowledgements_nothing_more_is_asked() {
+    let mut asking = End::new();
+    asking.ask("held", 1);
+    asking.speak();
+    // Answers to nobody: each must be released, and this peer never acknowledges.
+    let nobody = frames(|w| {
+        for number in 1..=RELEASE_LOG_MAX as u64 {
+            let (id, token) = (Handle::from_bits(99 << 32), Handle::from_bits(1 << 32 | number));
+            w.response(&crate::wire::Response { id, token, payload_bytes: 0, meta: &[] });
+        }
+    });
+    asking.hear(&nobody).unwrap();
+    asking.ask("w", 2);
+    let said = words(&asking.speak());
+    assert!(said.iter().all(|word| word.starts_with("release")), "no request among {} frames", said.len());
+    asking.hear(&frames(|w| w.released(1))).unwrap();
+    assert_eq!(words(&asking.speak()), ["request w"]);
+}
+
+#[test]
+fn limits_of_the_answering_side_refuse_and_name_themselves() {
+    let limits = SessionLimits { parked_requests_max: 2, ..SessionLimits::default() };
+    let mut pair = Pair { asking: End::new(), answering: End::with(limits) };
+    (0..2).for_each(|number| _ = pair.asking.ask("parked", number));
+    pair.talk();
+    let parked = pair.answering.asked();
+    parked.iter().for_each(|(request, _)| pair.answering.session.park(request.id));
+    pair.asking.ask("one too many", 3);
+    pair.talk();
+    let full = "a limit of the peer is full: fusion.parked_requests_max is full: \
+                2 requests of this peer are parked or unreleased";
+    assert_eq!(pair.asking.answers(), [(3, Err(full.into()))]);
+    for (request, _) in &parked {
+        pair.answering.session.unpark();
+        pair.answering.answer(request.id, vec![1], "w");
+    }
+    let bytes = pair.answering.speak();
+    pair.asking.ask("unreleased", 4);
+    let request = pair.asking.speak();
+    pair.answering.hear(&request).unwrap();
+    assert!(pair.answering.session.poll_event().is_none());
+    pair.asking.hear(&bytes).unwrap();
+    pair.talk();
+    assert_eq!(pair.asking.answers()[2], (4, Err(full.into())));
+}
+
+#[test]
+fn an_answer_over_a_limit_comes_back_to_its_owner() {
+    let few = SessionLimits { parked_requests_max: 1, ..SessionLimits::default() };
+    let small = SessionLimits { tensor_bytes_max: 100, ..SessionLimits::default() };
+    let mut pair = Pair { asking: End::with(small), answering: End::with(few) };
+    pair.answering.lose_link();
+    pair.answering.session.attach(pair.answering.now, 2, Roster { numbers: vec![PEER_TASK] }, 100);
+    (0..3).for_each(|number| _ = pair.asking.ask("w", number));
+    pair.talk();
+    let ids: Vec<_> = pair.answering.asked().iter().map(|(request, _)| request.id).collect();
+    let (meta, payload, deposit) =
+        pair.answering.session.answer(ids[0], Meta::from_slice(b"m"), vec![0; 101].into(), "large").unwrap_err();
+    assert_eq!((&meta[..], payload.len(), deposit), (&b"m"[..], 101, "large"));
+    pair.answering.answer(ids[1], vec![0; 100], "fits");
+    let refused = pair.answering.session.answer(ids[2], Meta::new(), vec![0; 3].into(), "second");
+    assert_eq!(refused.unwrap_err().2, "second");
+    pair.talk();
+    let answers = pair.asking.answers();
+    assert_eq!(answers[0], (1, Ok(vec![0; 100])));
+    let text = |at: usize| answers[at].1.clone().unwrap_err();
+    assert!(
+        text(1).ends_with("transport.tensor_bytes_max is full: the tensor has 101 bytes, the consumer accepts 100")
+    );
+    assert!(text(2).ends_with("fusion.parked_requests_max is full: 1 tensors are unreleased"), "{}", text(2));
+    assert_eq!(pair.answering.settled(), [("fits", 100, true)]);
+    pair.nothing_is_left();
+}
+
+#[test]
+fn the_outbox_takes_a_bounded_number_of_payloads_at_once() {
+    let mut answering = End::new();
+    let shared = bytes::Bytes::from(pattern(10_000));
+    for number in 0..2 * OUTBOX_PAYLOADS as u64 {
+        answering.answer(Handle::from_bits(1 << 32 | number), shared.clone(), "w");
+    }
+    assert!(answering.session.fill(answering.now, false));
+    assert!(answering.session.outbox().is_full());
+    assert!(answering.session.outbox().pending_bytes() < (OUTBOX_PAYLOADS + 1) * (10_000 + 100));
+    assert_eq!(words(&answering.speak()).len(), 2 * OUTBOX_PAYLOADS + 1);
+}
+
+#[test]
+fn an_abort_reaches_the_peer_with_its_task_and_reason() {
+    let mut pair = Pair::new();
+    pair.asking.session.abort(i64::MIN, 0, "loss is NaN");
+    pair.talk();
+    let [Event::Aborted { step: i64::MIN, peer_task: PEER_TASK, reason }] = &pair.answering.events()[..] else {
+        panic!("not an abort")
+    };
+    assert_eq!(&**reason, "loss is NaN");
+    pair.asking.lose_link();
+    pair.asking.session.abort(1, 0, "nobody hears it");
+    assert!(!pair.asking.session.has_output());
+}

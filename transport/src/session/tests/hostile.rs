@@ -1,0 +1,151 @@
+//! A peer that breaks the protocol, or floods: a typed error or a bound, never more.
+
+use super::*;
+use crate::limits::CONTROL_QUEUE_MAX;
+use crate::wire::{Abort, Request, Response};
+
+fn request(number: u64) -> Request<'static> {
+    Request { id: Handle::from_bits(1 << 32 | number), step: 1, timeout_ms: 9, consumer: 0, producer: 0, key: "w" }
+}
+
+#[test]
+fn numbers_that_cannot_be_end_the_link_and_are_named() {
+    let abort = Abort { step: 1, task: 4, reason: "" };
+    let cases = [
+        (frames(|w| w.request(&Request { consumer: 1, ..request(0) })), "request's consumer is 1"),
+        (frames(|w| w.request(&Request { producer: 1, ..request(0) })), "request's producer is 1"),
+        (frames(|w| w.release(5, [(Handle::from_bits(0), true)].into_iter())), "release number is 5"),
+        (frames(|w| w.released(1)), "acknowledged release number is 1"),
+        (frames(|w| w.abort(&abort)), "abort's task is 4"),
+        (vec![0; 16], "unknown frame kind 0"),
+    ];
+    for (bytes, message) in cases {
+        let error = End::new().hear(&bytes).unwrap_err();
+        assert_eq!(error.to_string(), message);
+    }
+}
+
+#[test]
+fn handles_that_name_nothing_change_nothing() {
+    let mut pair = Pair::new();
+    pair.asking.ask("w", 1);
+    pair.talk();
+    let id = pair.answering.asked_one();
+    pair.answering.answer(id, pattern(10), "w");
+    for bits in [0, 1, u64::MAX, 2 << 32, 1 << 32 | 77, u64::MAX >> 1] {
+        let unknown = Handle::from_bits(bits);
+        let to_consumer = frames(|w| {
+            w.parked(unknown);
+            w.failure(&crate::wire::Failure { id: unknown, code: 14, reason: "x" });
+        });
+        pair.asking.hear(&to_consumer).unwrap();
+        let before = pair.answering.session.producer.release_seen();
+        pair.answering.hear(&frames(|w| w.release(before, [(unknown, true)].into_iter()))).unwrap();
+        pair.answering.hear(&frames(|w| w.cancel(unknown))).unwrap();
+        assert!(matches!(pair.answering.events()[..], [Event::Withdrawn(_)]));
+    }
+    assert_eq!((pair.asking.session.requests(), pair.answering.session.unreleased()), (1, 1));
+}
+
+#[test]
+fn an_answer_to_nobody_is_read_and_sent_back() {
+    let mut asking = End::new();
+    let (id, token) = (Handle::from_bits(8 << 32), Handle::from_bits(3 << 32));
+    let mut bytes = frames(|w| w.response(&Response { id, token, payload_bytes: 50_000, meta: b"m" }));
+    bytes.extend(pattern(50_000));
+    bytes.extend(frames(|w| w.ping(1)));
+    for piece in bytes.chunks(7_001) {
+        asking.hear(piece).unwrap();
+    }
+    assert!(asking.session.poll_event().is_none());
+    assert_eq!(asking.slab.in_use_bytes(), 0);
+    assert_eq!(words(&asking.speak()), ["release 0+1", "resumed", "pong"]);
+}
+
+#[test]
+fn a_second_answer_to_the_same_request_is_sent_back() {
+    let mut asking = End::new();
+    let id = asking.ask("w", 1);
+    for token in [3 << 32, 4 << 32] {
+        let response = Response { id, token: Handle::from_bits(token), payload_bytes: 2, meta: &[] };
+        let bytes = [frames(|w| w.response(&response)), vec![7, 7]].concat();
+        asking.hear(&bytes).unwrap();
+    }
+    assert_eq!(asking.answers(), [(1, Ok(vec![7, 7]))]);
+    let said = asking.speak();
+    let Ok(Some((Frame::Release(release), _))) = parse(&said) else { panic!("no release") };
+    let entries: Vec<_> = release.entries.iter().collect();
+    assert_eq!(entries, [(Handle::from_bits(3 << 32), true), (Handle::from_bits(4 << 32), false)]);
+}
+
+#[test]
+fn an_announced_size_beyond_all_memory_allocates_nothing() {
+    let limits = SessionLimits { tensor_bytes_max: u64::MAX, ..SessionLimits::default() };
+    for mut asking in [End::new(), End::with(limits)] {
+        let id = asking.ask("w", 1);
+        let token = Handle::from_bits(1 << 32);
+        asking.hear(&frames(|w| w.response(&Response { id, token, payload_bytes: u64::MAX, meta: &[] }))).unwrap();
+        assert!(matches!(&asking.answers()[..], [(1, Err(_))]));
+        asking.hear(&[0; 1000]).unwrap();
+        assert_eq!(asking.slab.in_use_bytes(), 0);
+        asking.lose_link();
+        assert!(!asking.session.wants_link(), "what never arrived needs no release");
+    }
+}
+
+#[test]
+fn a_flood_of_pings_costs_one_pong() {
+    let mut session = End::new();
+    let pings = frames(|w| (0..10_000).for_each(|nonce| w.ping(nonce)));
+    session.hear(&pings).unwrap();
+    assert!(session.session.can_receive());
+    let said = session.speak();
+    assert_eq!(words(&said), ["resumed", "pong"]);
+    assert!(matches!(parse(&said[16..]), Ok(Some((Frame::Pong { nonce: 9_999 }, _)))), "the latest");
+}
+
+#[test]
+fn a_peer_that_asks_and_never_reads_is_no_longer_read_from() {
+    let limits = SessionLimits { parked_requests_max: 10, ..SessionLimits::default() };
+    let mut session = End::with(limits);
+    let mut heard = 0;
+    while session.session.can_receive() {
+        session.hear(&frames(|w| w.request(&request(heard)))).unwrap();
+        session.asked().into_iter().for_each(|(asked, _)| session.session.park(asked.id));
+        heard += 1;
+        assert!(heard <= CONTROL_QUEUE_MAX as u64, "the control queue is bounded");
+    }
+    // Once the link takes frames again, so does the session.
+    session.session.fill(session.now, false);
+    assert!(session.session.can_receive());
+    let said = words(&session.speak());
+    assert_eq!(said.iter().filter(|word| *word == "parked").count(), 10);
+    assert_eq!(said.iter().filter(|word| *word == "failure 8").count() as u64, heard - 10);
+}
+
+#[test]
+fn after_its_farewell_a_peer_is_asked_for_nothing_until_the_next_link() {
+    let mut pair = Pair::new();
+    pair.answering.session.go_away("maintenance");
+    let farewell = pair.answering.speak();
+    assert_eq!(words(&farewell), ["resumed", "go away"]);
+    pair.asking.ask("queued", 1);
+    pair.asking.hear(&farewell).unwrap();
+    assert_eq!(pair.asking.session.farewell(), Some("maintenance"));
+    let ask = pair.asking.wanting("w", 2);
+    let (unanswered, waiter) = pair.asking.session.request(pair.asking.now, ask).unwrap_err();
+    assert_eq!(unanswered.error.to_string(), "10.0.0.2:7000 is unavailable: maintenance");
+    assert_eq!(waiter, 2);
+    assert_eq!(words(&pair.asking.speak()), ["resumed"], "what was queued waits too");
+    assert!(!pair.asking.session.has_output());
+
+    pair.asking.lose_link();
+    pair.answering.lose_link();
+    assert_eq!(pair.asking.session.farewell(), None);
+    pair.asking.ask("for the next one", 3);
+    assert!(pair.asking.session.wants_link());
+    pair.asking.attach();
+    assert_eq!(words(&pair.asking.speak()), ["request queued", "request for the next one", "resumed"]);
+    pair.answering.session.go_away("nobody hears it");
+    assert!(!pair.answering.session.has_output());
+}

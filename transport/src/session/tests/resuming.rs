@@ -1,0 +1,255 @@
+//! A link dies and another takes its place: every tensor arrives once, every release counts once.
+
+use super::*;
+use crate::error::{Code, Error};
+use crate::limits::RELEASE_ACK_EVERY;
+
+const BYTES: usize = 100_000;
+
+/// One request, answered with a tensor of [`BYTES`]; what the answering side then says.
+fn answered(pair: &mut Pair, destination: Option<Buffer>) -> Vec<u8> {
+    let ask = Ask { destination, ..pair.asking.wanting("w", 1) };
+    pair.asking.session.request(pair.asking.now, ask).unwrap();
+    pair.talk();
+    let id = pair.answering.asked_one();
+    pair.answering.answer(id, pattern(BYTES), "w");
+    pair.answering.speak()
+}
+
+fn arrives_once(pair: &mut Pair) {
+    pair.talk();
+    assert_eq!(pair.asking.answers(), [(1, Ok(pattern(BYTES)))]);
+    assert_eq!(pair.answering.settled(), [("w", BYTES, true)]);
+    pair.nothing_is_left();
+}
+
+#[test]
+fn a_link_lost_within_a_payload_that_had_left_gives_the_same_tensor() {
+    for heard in [0, 20, 40, BYTES / 2, BYTES + 32] {
+        let mut pair = Pair::new();
+        let bytes = answered(&mut pair, None);
+        pair.asking.hear(&bytes[..heard]).unwrap();
+        pair.new_link();
+        assert_eq!(pair.answering.session.unreleased(), 1);
+        arrives_once(&mut pair);
+    }
+}
+
+#[test]
+fn a_link_lost_while_the_payload_was_leaving_gives_the_same_tensor() {
+    for written in [0, 10, 40, BYTES / 2] {
+        let mut pair = Pair::new();
+        pair.asking.ask("w", 1);
+        pair.talk();
+        let id = pair.answering.asked_one();
+        pair.answering.answer(id, pattern(BYTES), "w");
+        pair.answering.session.fill(pair.answering.now, false);
+        let outbox = pair.answering.session.outbox();
+        let mut slices = [std::io::IoSlice::new(&[]); 4];
+        let count = outbox.gather(&mut slices);
+        let bytes: Vec<u8> = slices[..count].iter().flat_map(|slice| slice.to_vec()).take(written).collect();
+        outbox.advance(written);
+        pair.asking.hear(&bytes).unwrap();
+        pair.new_link();
+        arrives_once(&mut pair);
+    }
+}
+
+#[test]
+fn a_tensor_that_was_taken_is_not_sent_again_although_its_release_was_lost() {
+    let mut pair = Pair::new();
+    let bytes = answered(&mut pair, None);
+    pair.asking.hear(&bytes).unwrap();
+    assert_eq!(pair.asking.answers().len(), 1);
+    assert_eq!(words(&pair.asking.speak()), ["release 0+1"], "and nobody hears it");
+    pair.new_link();
+    assert_eq!(words(&pair.asking.speak()), ["release 0+1", "resumed"]);
+    pair.new_link();
+    pair.talk();
+    assert!(pair.asking.session.poll_event().is_none());
+    assert_eq!(pair.answering.settled(), [("w", BYTES, true)]);
+    pair.nothing_is_left();
+}
+
+#[test]
+fn releases_heard_and_sent_again_count_once() {
+    let mut pair = Pair::new();
+    for number in 0..3 {
+        answered(&mut pair, None);
+        pair.new_link();
+        pair.talk();
+        assert_eq!(pair.asking.answers().len(), 1);
+        assert_eq!(pair.answering.settled(), [("w", BYTES, true)], "round {number}");
+        pair.new_link();
+        pair.talk();
+        assert!(pair.answering.session.poll_event().is_none());
+        let left = pair.asking.session.consumer.has_releases();
+        assert!(!left, "what is sent again on a new link is acknowledged at once");
+    }
+    pair.nothing_is_left();
+}
+
+#[test]
+fn many_short_links_do_not_grow_the_release_log() {
+    let mut pair = Pair::new();
+    for _ in 0..2 * RELEASE_ACK_EVERY {
+        pair.asking.ask("w", 1);
+        pair.talk();
+        let id = pair.answering.asked_one();
+        pair.answering.answer(id, vec![1], "w");
+        pair.talk();
+        assert_eq!((pair.asking.answers().len(), pair.answering.settled().len()), (1, 1));
+        pair.new_link();
+        let again = pair.asking.speak();
+        assert!(words(&again).len() <= 2 && again.len() <= 16 + 2 * 8 + 16, "{:?}", words(&again));
+        pair.answering.hear(&again).unwrap();
+        pair.talk();
+    }
+}
+
+#[test]
+fn memory_that_was_brought_survives_the_link_and_the_slabs_goes_back() {
+    let gone = Error::unavailable("p", "gone");
+    for brought in [Some(heap(BYTES)), None] {
+        let room = brought.as_ref().map(|buffer| buffer.len());
+        let mut pair = Pair::new();
+        let bytes = answered(&mut pair, brought);
+        pair.asking.hear(&bytes[..BYTES / 2]).unwrap();
+        pair.asking.lose_link();
+        assert_eq!(pair.asking.slab.in_use_bytes(), 0, "a request that waits for a link holds no slab memory");
+        pair.asking.session.end_all_requests(&gone);
+        let [Event::Answered { answer: Err(unanswered), .. }] = &pair.asking.events()[..] else { panic!("an answer") };
+        assert_eq!(unanswered.destination.as_ref().map(|buffer| buffer.len()), room);
+    }
+}
+
+#[test]
+fn a_destination_is_filled_again_after_half_a_tensor() {
+    let mut pair = Pair::new();
+    let bytes = answered(&mut pair, Some(heap(BYTES)));
+    pair.asking.hear(&bytes[..BYTES / 2]).unwrap();
+    pair.new_link();
+    pair.talk();
+    let [Event::Answered { answer: Ok(arrived), .. }] = &mut pair.asking.events()[..] else { panic!("no tensor") };
+    assert_eq!(arrived.buffer[..], pattern(BYTES)[..]);
+    assert!(std::mem::take(&mut arrived.buffer).into_vec().is_ok(), "it is the memory that was brought");
+}
+
+#[test]
+fn a_request_given_up_without_a_link_gives_its_tensor_back() {
+    let mut pair = Pair::new();
+    let ask = pair.asking.ask("w", 1);
+    pair.talk();
+    let id = pair.answering.asked_one();
+    pair.answering.answer(id, pattern(BYTES), "w");
+    pair.answering.speak();
+    pair.asking.lose_link();
+    pair.answering.lose_link();
+    pair.asking.session.cancel(ask).unwrap();
+    pair.asking.attach();
+    pair.answering.attach();
+    assert_eq!(pair.answering.session.unreleased(), 1);
+    pair.talk();
+    assert_eq!(pair.answering.settled(), [("w", BYTES, false)]);
+    pair.nothing_is_left();
+}
+
+#[test]
+fn parked_requests_are_asked_again_as_the_window_allows() {
+    let mut pair = Pair::new();
+    (0..50).for_each(|number| _ = pair.asking.ask(&format!("w{number}"), number));
+    let mut parked = Vec::new();
+    for _ in 0..2 {
+        pair.talk();
+        parked.extend(pair.answering.asked());
+        parked.iter().for_each(|(request, _)| pair.answering.session.park(request.id));
+    }
+    assert_eq!(parked.len(), 50);
+    pair.new_link();
+    let again = words(&pair.asking.speak());
+    assert_eq!((again.len(), again[39].as_str(), again[40].as_str()), (41, "request w39", "resumed"));
+}
+
+#[test]
+fn tensors_of_requests_that_the_window_holds_back_return_and_are_asked_for_later() {
+    let mut pair = Pair::new();
+    (0..42).for_each(|number| _ = pair.asking.ask("w", number));
+    pair.talk();
+    let first = pair.answering.asked();
+    first.iter().for_each(|(request, _)| pair.answering.session.park(request.id));
+    pair.talk();
+    let second = pair.answering.asked();
+    for (request, _) in first.iter().chain(&second) {
+        pair.answering.answer(request.id, pattern(9_000), "w");
+    }
+    pair.answering.speak();
+    pair.new_link();
+    pair.talk();
+    let events = pair.answering.events();
+    let taken = |yes| events.iter().filter(|e| matches!(e, Event::Settled { taken, .. } if *taken == yes)).count();
+    let asked: Vec<_> =
+        events.iter().filter_map(|event| if let Event::Asked(asked) = event { Some(asked.id) } else { None }).collect();
+    assert_eq!((taken(true), taken(false), asked.len()), (40, 2, 2), "taken, returned, asked as new");
+    asked.into_iter().for_each(|id| pair.answering.answer(id, pattern(9_000), "w"));
+    pair.talk();
+    assert_eq!(pair.asking.answers().len(), 42);
+    assert_eq!(pair.answering.settled(), [("w", 9_000, true); 2]);
+    pair.nothing_is_left();
+}
+
+#[test]
+fn a_restarted_peer_ends_what_it_was_asked_and_nothing_else() {
+    let mut pair = Pair::new();
+    let bytes = answered(&mut pair, None);
+    pair.asking.hear(&bytes[..BYTES / 2]).unwrap();
+    pair.asking.lose_link();
+    pair.asking.ask("never sent", 2);
+    let restarted = Error::unavailable("p", "it restarted");
+    pair.asking.session.reset(&restarted);
+    assert_eq!(pair.asking.answers(), [(1, Err("p is unavailable: it restarted".into()))]);
+    assert_eq!((pair.asking.session.requests(), pair.asking.session.epoch()), (1, 0));
+    assert!(pair.asking.session.wants_link());
+
+    pair.answering.lose_link();
+    pair.answering.session.reset(&restarted);
+    assert_eq!(pair.answering.settled(), [("w", BYTES, false)]);
+    assert!(!pair.answering.session.wants_link());
+
+    pair.asking.attach();
+    pair.answering.attach();
+    pair.talk();
+    let id = pair.answering.asked_one();
+    pair.answering.answer(id, vec![6], "never sent");
+    pair.talk();
+    assert_eq!(pair.asking.answers(), [(2, Ok(vec![6]))]);
+    assert_eq!(pair.answering.settled(), [("never sent", 1, true)], "release numbers begin anew on both sides");
+    pair.nothing_is_left();
+}
+
+#[test]
+fn requests_for_a_task_that_the_peer_no_longer_serves_end() {
+    let mut asking = End::new();
+    asking.ask("w", 1);
+    asking.lose_link();
+    asking.session.attach(asking.now, 2, Roster { numbers: vec![PEER_TASK + 1] }, 1 << 20);
+    let [Event::Answered { waiter: 1, answer: Err(unanswered) }] = &asking.events()[..] else { panic!("no answer") };
+    assert_eq!(unanswered.error.code(), Code::NotFound);
+    assert_eq!(words(&asking.speak()), ["resumed"]);
+}
+
+#[test]
+fn requests_move_to_another_session_with_all_that_they_brought() {
+    let mut asking = End::new();
+    asking.lose_link();
+    asking.ask("stays", 1);
+    let moves = Ask { consumer: 3, destination: Some(heap(5)), ..asking.wanting("moves", 2) };
+    asking.session.request(asking.now, moves).unwrap();
+    let mut moved = Vec::new();
+    asking.session.take_requests(
+        |consumer, producer| consumer == 3 && producer == PEER_TASK,
+        |ask| moved.push((ask.key.to_owned(), ask.waiter, ask.destination.map(|buffer| buffer.len()), ask.deadline)),
+    );
+    assert_eq!(moved, [("moves".into(), 2, Some(5), asking.now + Duration::from_secs(60))]);
+    asking.attach();
+    assert_eq!(words(&asking.speak()), ["request stays", "resumed"]);
+}

@@ -1,0 +1,92 @@
+//! Pairs of connected ends, of every kind of link; `seed` chooses the faults of those that have some, and 0 none.
+
+use std::net::{TcpListener, TcpStream};
+
+use nix::poll::PollFlags;
+use sealane_transport::Link;
+use sealane_transport::fault::{FaultLink, Faults};
+use sealane_transport::loopback::loopback as loopback_pair;
+use sealane_transport::tcp::{TcpLink, TcpSettings};
+use socket2::Socket;
+
+use crate::sockets::ready;
+
+/// Two ends that hear each other.
+pub type Ends = [Box<dyn Link>; 2];
+/// Makes a pair of ends; called again for each new link.
+pub type Make = fn(seed: u64) -> Ends;
+
+/// Socket buffers so small that large payloads go in many pieces; below a loopback segment's size the kernel would wait
+/// for delayed acknowledgements.
+const NARROW_BYTES: usize = 64 * 1024;
+/// A call in five moves nothing, one in five reads as little as it can.
+const SLOW: Faults = Faults { reset: 0, delay: 200_000, blackout: 0, dribble: 200_000 };
+/// A link lives for some hundred calls, and one death in four is silent.
+const FAILING: Faults = Faults { reset: 3_000, delay: 50_000, blackout: 1_000, dribble: 50_000 };
+
+pub fn loopback(_seed: u64) -> Ends {
+    let (one, other) = loopback_pair();
+    [Box::new(one), Box::new(other)]
+}
+
+pub fn tcp(_seed: u64) -> Ends {
+    connected(&TcpSettings::default()).map(|end| Box::new(end) as Box<dyn Link>)
+}
+
+pub fn narrow_tcp(_seed: u64) -> Ends {
+    connected(&narrow()).map(|end| Box::new(end) as Box<dyn Link>)
+}
+
+pub fn slow_loopback(seed: u64) -> Ends {
+    let (one, other) = loopback_pair();
+    faulty([one, other], SLOW, seed)
+}
+
+pub fn slow_tcp(seed: u64) -> Ends {
+    faulty(connected(&narrow()), SLOW, seed)
+}
+
+pub fn failing_loopback(seed: u64) -> Ends {
+    let (one, other) = loopback_pair();
+    faulty([one, other], FAILING, seed)
+}
+
+pub fn failing_tcp(seed: u64) -> Ends {
+    faulty(connected(&narrow()), FAILING, seed)
+}
+
+fn narrow() -> TcpSettings {
+    TcpSettings { send_buffer_bytes: NARROW_BYTES, receive_buffer_bytes: NARROW_BYTES, ..TcpSettings::default() }
+}
+
+fn faulty<L: Link + 'static>(ends: [L; 2], faults: Faults, seed: u64) -> Ends {
+    let faults = if seed == 0 { Faults::default() } else { faults };
+    let mut seed = seed;
+    ends.map(|end| {
+        seed = seed.wrapping_add(1);
+        Box::new(FaultLink::new(end, faults, seed)) as Box<dyn Link>
+    })
+}
+
+fn connected(settings: &TcpSettings) -> [TcpLink; 2] {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
+    let one = TcpStream::connect(listener.local_addr().expect("an address")).expect("connect");
+    let (other, _) = listener.accept().expect("accept");
+    [one, other].map(|stream| {
+        let socket = Socket::from(stream);
+        settings.apply(&socket).expect("ordinary options");
+        TcpLink::new(socket, &[])
+    })
+}
+
+/// Waits until one of the links has bytes or, where `true` stands with it, room for some. A loopback is not waited for.
+pub fn wait(links: &[(&dyn Link, bool)]) {
+    let mut watched = Vec::new();
+    for (link, writing) in links {
+        let flags = if *writing { PollFlags::POLLIN | PollFlags::POLLOUT } else { PollFlags::POLLIN };
+        watched.extend(link.descriptor().map(|descriptor| (descriptor, flags)));
+    }
+    if !watched.is_empty() {
+        ready(&watched);
+    }
+}

@@ -1,0 +1,331 @@
+//! Two sessions that ask each other over links that come and go: chosen by a seed, checked at every step.
+//!
+//! Every tensor asked for arrives once and identical, or its waiter hears why not; every tensor lent comes home once,
+//! taken exactly if it arrived. Time is virtual.
+
+use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::time::{Duration, Instant};
+
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use sealane_runtime::{Buffer, Slab, SlabSettings};
+use sealane_transport::error::{Code, Error};
+use sealane_transport::session::{Ask, Asked, Event, Roster, Session};
+use sealane_transport::{Handle, Link, Meta, Payload, SessionLimits};
+
+use crate::ends::{Make, wait};
+
+/// Runs of one test, each with its own seed.
+const SEEDS: u64 = 12;
+/// Steps of a run before it is brought to its end.
+const STEPS: usize = 1_000;
+/// Steps that bringing it to its end may take.
+const LAST_STEPS: usize = 200_000;
+/// Sizes on both sides of the copied ones and of what a read takes.
+const SIZES: [usize; 10] = [0, 1, 64, 1000, 8191, 8192, 8193, 65_537, 200_000, 700_000];
+const RECEIVE_BUDGET: usize = 256 * 1024;
+
+pub fn sessions_settle_everything(make: Make) {
+    for seed in 0..SEEDS {
+        let outcome = catch_unwind(AssertUnwindSafe(|| Run::new(make, seed).finish()));
+        if let Err(panic) = outcome {
+            eprintln!("the failing run has seed {seed}");
+            resume_unwind(panic);
+        }
+    }
+}
+
+/// What a key's producer does when asked for it: the same however often it is asked.
+#[derive(Clone, Copy, PartialEq)]
+enum Manner {
+    Answers,
+    Parks,
+    Refuses,
+}
+
+/// A tensor that exists once: at home, or lent to the session.
+struct Kept {
+    manner: Manner,
+    at_home: Option<Payload>,
+    taken: bool,
+}
+
+/// What became of a request.
+#[derive(Debug, PartialEq)]
+enum Fate {
+    Waits(Handle),
+    Arrived,
+    Ended(Code),
+    Cancelled,
+}
+
+struct Side {
+    session: Session<u32, u32>,
+    slab: Slab,
+    /// What this side has asked for, by number; the key is the number's text.
+    asked: Vec<Fate>,
+    /// What the other side may ask for.
+    kept: HashMap<u32, Kept>,
+    parked: Vec<(Handle, u32)>,
+    answered: usize,
+}
+
+struct Run {
+    make: Make,
+    random: SmallRng,
+    now: Instant,
+    links: Option<crate::ends::Ends>,
+    sides: [Side; 2],
+    epoch: u32,
+}
+
+fn contents(number: u32, length: usize) -> Vec<u8> {
+    (0..length as u32).map(|at| (at.wrapping_mul(31) ^ at >> 8 ^ number.wrapping_mul(97)) as u8).collect()
+}
+
+impl Side {
+    fn new(limits: SessionLimits) -> Self {
+        let slab = Slab::new(SlabSettings { name: "receive", bytes: 8 << 20, populate: false }).unwrap();
+        let session = Session::new("the other", 1, limits);
+        Self { session, slab, asked: Vec::new(), kept: HashMap::new(), parked: Vec::new(), answered: 0 }
+    }
+
+    fn lose(&mut self, link: &mut dyn Link) {
+        self.session.detach(link.abandon());
+        self.parked.clear();
+    }
+
+    /// Writes, then reads; false if the link is dead.
+    fn turn(&mut self, now: Instant, link: &mut dyn Link, one_message: bool, moved: &mut usize) -> bool {
+        self.session.fill(now, one_message);
+        let sent = link.transmit(self.session.outbox(), false);
+        self.session.collect_written();
+        let read = link.receive(&mut self.session.inbound(now, &self.slab), RECEIVE_BUDGET);
+        if let Ok(count @ 1..) = read {
+            self.session.heard(now);
+            *moved += count;
+        }
+        *moved += sent.as_ref().unwrap_or(&0);
+        self.handle_events();
+        sent.is_ok() && read.is_ok()
+    }
+
+    fn handle_events(&mut self) {
+        while let Some(event) = self.session.poll_event() {
+            match event {
+                Event::Asked(asked) => self.serve(&asked),
+                Event::Withdrawn(id) => {
+                    if let Some(at) = self.parked.iter().position(|(parked, _)| *parked == id) {
+                        self.parked.swap_remove(at);
+                        self.session.unpark();
+                    }
+                }
+                Event::Answered { waiter, answer } => {
+                    let fate = &mut self.asked[waiter as usize];
+                    assert!(matches!(fate, Fate::Waits(_)), "request {waiter} ended twice: {fate:?}");
+                    *fate = match answer {
+                        Ok(arrived) => {
+                            let length = arrived.buffer.len();
+                            assert_eq!(arrived.meta[..], (length as u64).to_le_bytes());
+                            assert!(arrived.buffer[..] == contents(waiter, length), "tensor {waiter} is not identical");
+                            Fate::Arrived
+                        }
+                        Err(unanswered) => Fate::Ended(unanswered.error.code()),
+                    };
+                }
+                Event::Settled { deposit, tensor: (_, payload), taken } => {
+                    let kept = self.kept.get_mut(&deposit).expect("lent");
+                    assert!(kept.at_home.is_none() && !kept.taken, "tensor {deposit} came home twice");
+                    kept.taken = taken;
+                    kept.at_home = Some(payload);
+                }
+                Event::Aborted { .. } => panic!("nobody aborts"),
+            }
+        }
+    }
+
+    fn serve(&mut self, asked: &Asked) {
+        let number = self.session.key(asked).parse().expect("keys are numbers");
+        let kept = &self.kept[&number];
+        assert!(kept.at_home.is_some() && !kept.taken, "tensor {number} was asked for while it was lent or taken");
+        match kept.manner {
+            Manner::Answers => self.answer(asked.id, number),
+            Manner::Parks => {
+                self.session.park(asked.id);
+                self.parked.push((asked.id, number));
+            }
+            Manner::Refuses => self.session.refuse(asked.id, &Error::invalid("never")),
+        }
+    }
+
+    fn answer(&mut self, id: Handle, number: u32) {
+        let payload = self.kept.get_mut(&number).and_then(|kept| kept.at_home.take()).expect("at home");
+        let meta = Meta::from_slice(&(payload.len() as u64).to_le_bytes());
+        assert!(self.session.answer(id, meta, payload, number).is_ok());
+        self.answered += 1;
+    }
+
+    fn answer_parked(&mut self, at: usize) {
+        let (id, number) = self.parked.swap_remove(at);
+        self.session.unpark();
+        self.answer(id, number);
+    }
+}
+
+impl Run {
+    fn new(make: Make, seed: u64) -> Self {
+        let mut random = SmallRng::seed_from_u64(seed);
+        let mut limits = || SessionLimits {
+            window: random.random_range(1..60),
+            heartbeat: Duration::from_millis(50),
+            peer_timeout: Duration::from_millis(200),
+            ..SessionLimits::default()
+        };
+        let sides = [Side::new(limits()), Side::new(limits())];
+        Self { make, random, now: Instant::now(), links: None, sides, epoch: 0 }
+    }
+
+    fn ask(&mut self, side: usize, patience: Duration) {
+        let length = SIZES[self.random.random_range(0..SIZES.len())];
+        let manner = match self.random.random_range(0..10) {
+            0..6 => Manner::Answers,
+            6..9 => Manner::Parks,
+            _ => Manner::Refuses,
+        };
+        let number = self.sides[side].asked.len() as u32;
+        let payload = Payload::from(contents(number, length));
+        self.sides[1 - side].kept.insert(number, Kept { manner, at_home: Some(payload), taken: false });
+        let room = length + self.random.random_range(0..2);
+        let destination = self.random.random_bool(0.5).then(|| Buffer::from_vec(vec![0; room]));
+        let (deadline, key) = (self.now + patience, number.to_string());
+        let ask = Ask { consumer: 0, producer: 0, step: 1, key: &key, deadline, destination, waiter: number };
+        let handle = self.sides[side].session.request(self.now, ask).expect("few enough");
+        self.sides[side].asked.push(Fate::Waits(handle));
+    }
+
+    fn cancel_one(&mut self, side: usize) {
+        let side = &mut self.sides[side];
+        let at = self.random.random_range(0..side.asked.len().max(1));
+        if let Some(Fate::Waits(handle)) = side.asked.get(at) {
+            assert_eq!(side.session.cancel(*handle).expect("it waits").0 as usize, at);
+            side.asked[at] = Fate::Cancelled;
+        }
+    }
+
+    fn lose_links(&mut self) {
+        if let Some(mut links) = self.links.take() {
+            for (side, link) in self.sides.iter_mut().zip(&mut links) {
+                side.lose(&mut **link);
+                side.handle_events();
+            }
+        }
+    }
+
+    fn connect(&mut self, seed: u64) {
+        if self.links.is_some() {
+            return;
+        }
+        self.epoch += 1;
+        self.links = Some((self.make)(seed));
+        for side in &mut self.sides {
+            side.session.attach(self.now, self.epoch, Roster { numbers: vec![0] }, u64::MAX);
+        }
+    }
+
+    /// One turn of both sides; true if anything moved.
+    fn turn(&mut self) -> bool {
+        let mut moved = 0;
+        let mut stands = true;
+        if let Some(links) = &mut self.links {
+            for (side, link) in self.sides.iter_mut().zip(links) {
+                stands &= side.turn(self.now, &mut **link, self.random.random_bool(0.3), &mut moved);
+            }
+        }
+        for side in &mut self.sides {
+            stands &= side.session.handle_timeout(self.now).is_ok();
+            side.handle_events();
+        }
+        if !stands {
+            self.lose_links();
+        }
+        moved > 0
+    }
+
+    fn step(&mut self) {
+        let side = self.random.random_range(0..2);
+        match self.random.random_range(0..100) {
+            0..40 => {
+                let patience = Duration::from_millis(if self.random.random_bool(0.1) { 30 } else { 1 << 30 });
+                self.ask(side, patience);
+            }
+            40..44 => self.cancel_one(side),
+            44..52 => {
+                let parked = self.sides[side].parked.len();
+                if parked > 0 {
+                    let at = self.random.random_range(0..parked);
+                    self.sides[side].answer_parked(at);
+                }
+            }
+            52..53 => self.lose_links(),
+            53..58 => {
+                let seed = self.random.random();
+                self.connect(seed);
+            }
+            58..62 => self.now += Duration::from_millis(self.random.random_range(1..40)),
+            _ => _ = self.turn(),
+        }
+    }
+
+    /// Runs, then lets everything end over links without faults, then looks at what is left.
+    fn finish(mut self) {
+        for _ in 0..STEPS {
+            self.step();
+        }
+        self.lose_links();
+        let mut steps = 0;
+        while self.sides.iter().any(|side| side.session.requests() + side.session.unreleased() > 0) {
+            steps += 1;
+            assert!(steps < LAST_STEPS, "the run does not end: {}", self.standing());
+            self.connect(0);
+            for side in &mut self.sides {
+                while !side.parked.is_empty() {
+                    side.answer_parked(0);
+                }
+            }
+            if !self.turn()
+                && let Some([one, other]) = &self.links
+            {
+                let writing = |side: &mut Side| !side.session.outbox().is_empty();
+                let [first, second] = &mut self.sides;
+                wait(&[(&**one, writing(first)), (&**other, writing(second))]);
+            }
+        }
+        self.check();
+    }
+
+    fn standing(&self) -> String {
+        let side =
+            |side: &Side| format!("{} requests, {} unreleased", side.session.requests(), side.session.unreleased());
+        format!("{} and {}", side(&self.sides[0]), side(&self.sides[1]))
+    }
+
+    fn check(&self) {
+        for (index, side) in self.sides.iter().enumerate() {
+            let other = &self.sides[1 - index];
+            assert_eq!(side.slab.in_use_bytes(), 0, "every block of the receive slab came back");
+            for (number, fate) in side.asked.iter().enumerate() {
+                let kept = &other.kept[&(number as u32)];
+                assert!(kept.at_home.is_some(), "tensor {number} came home");
+                assert_eq!(kept.taken, *fate == Fate::Arrived, "tensor {number}: {fate:?}");
+                let refused = *fate == Fate::Ended(Code::InvalidArgument);
+                assert!(!refused || kept.manner == Manner::Refuses, "tensor {number} was refused");
+                let ended = matches!(fate, Fate::Ended(Code::InvalidArgument | Code::DeadlineExceeded));
+                assert!(ended || matches!(fate, Fate::Arrived | Fate::Cancelled), "tensor {number}: {fate:?}");
+            }
+            let arrived = side.asked.iter().filter(|fate| **fate == Fate::Arrived).count();
+            assert!(arrived * 3 > side.asked.len(), "{arrived} of {} tensors arrived", side.asked.len());
+            assert!(other.answered >= arrived);
+        }
+    }
+}

@@ -1,0 +1,347 @@
+//! Calling and being called over TCP: what each side says, hears, and makes of a stranger.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use nix::poll::PollFlags;
+use sealane_runtime::{Slab, SlabSettings};
+use sealane_transport::error::LinkError;
+use sealane_transport::session::{Ask, Event, Roster, Session};
+use sealane_transport::tcp::{
+    Answering, Call, CallError, Dial, DialError, Dialed, Progress, TcpLink, TcpSettings, congestion_of, listen, resolve,
+};
+use sealane_transport::wire::{Greeting, Hello, MAGIC, PREFACE_BYTES, Reject, RejectCode, VERSION_MAX, WireError};
+use sealane_transport::{Link, Meta, SessionLimits};
+use socket2::Socket;
+
+mod sockets;
+
+use sockets::ready;
+
+fn hello(address: &str) -> Hello {
+    Hello {
+        features: 0,
+        incarnation: 77,
+        tensor_bytes_max: 1 << 30,
+        epoch: 0,
+        shards: 2,
+        shard: 1,
+        lane: 5,
+        address: address.into(),
+        tasks: vec!["10.0.0.1:2222".into()],
+    }
+}
+
+fn settings() -> TcpSettings {
+    TcpSettings::default()
+}
+
+/// A listening socket on a port of the system's choice, and where that is.
+fn listening() -> (Socket, SocketAddr) {
+    let listener = listen("127.0.0.1:0".parse().unwrap(), &settings()).unwrap();
+    let address = listener.local_addr().unwrap().as_socket().unwrap();
+    (listener, address)
+}
+
+fn accept(listener: &Socket) -> Answering {
+    ready(&[(std::os::fd::AsFd::as_fd(listener), PollFlags::POLLIN)]);
+    let (socket, _) = listener.accept().unwrap();
+    Answering::new(socket, &settings()).unwrap()
+}
+
+fn answered(mut answering: Answering) -> Result<Call, CallError> {
+    loop {
+        match answering.poll()? {
+            Progress::Done(call) => return Ok(call),
+            Progress::Pending(pending) => answering = pending,
+        }
+        ready(&[(answering.descriptor(), PollFlags::POLLIN)]);
+    }
+}
+
+fn dialed(mut dial: Dial) -> Result<Dialed, DialError> {
+    loop {
+        match dial.poll()? {
+            Progress::Done(dialed) => return Ok(dialed),
+            Progress::Pending(pending) => dial = pending,
+        }
+        let flags = if dial.wants_write() { PollFlags::POLLOUT } else { PollFlags::POLLIN };
+        ready(&[(dial.descriptor(), flags)]);
+    }
+}
+
+fn dial_to(address: SocketAddr) -> Dial {
+    Dial::start(address, hello("10.0.0.1:7000"), &settings()).unwrap()
+}
+
+/// A dial of which the hello is out, at a listener of which the call is taken by the test itself.
+fn hello_sent(listener: &TcpListener) -> (Dial, TcpStream) {
+    let mut dial = dial_to(listener.local_addr().unwrap());
+    let (stream, _) = listener.accept().unwrap();
+    while dial.wants_write() {
+        ready(&[(dial.descriptor(), PollFlags::POLLOUT)]);
+        let Progress::Pending(pending) = dial.poll().unwrap() else { panic!("nobody has answered yet") };
+        dial = pending;
+    }
+    (dial, stream)
+}
+
+/// What becomes of a call to a peer that answers with these bytes and closes.
+fn dial_answered_with(bytes: &[u8]) -> DialError {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (dial, mut stream) = hello_sent(&listener);
+    let mut heard = vec![0; Greeting::Hello(hello("10.0.0.1:7000")).to_bytes().len()];
+    stream.read_exact(&mut heard).unwrap();
+    stream.write_all(bytes).unwrap();
+    drop(stream);
+    dialed(dial).err().expect("no welcome was sent")
+}
+
+/// What becomes of a caller that says these bytes and no more, and what it is told.
+fn call_beginning_with(bytes: &[u8]) -> (LinkError, Vec<u8>) {
+    let (listener, address) = listening();
+    let mut caller = TcpStream::connect(address).unwrap();
+    caller.write_all(bytes).unwrap();
+    caller.shutdown(Shutdown::Write).unwrap();
+    let CallError(error) = answered(accept(&listener)).err().expect("not a whole hello");
+    let mut told = Vec::new();
+    caller.read_to_end(&mut told).unwrap();
+    (error, told)
+}
+
+/// Sends what waits in the session and takes in what came, until an event appears.
+fn event<W, D>(session: &mut Session<W, D>, link: &mut TcpLink, slab: &Slab) -> Event<W, D> {
+    loop {
+        let now = Instant::now();
+        session.fill(now, false);
+        link.transmit(session.outbox(), false).unwrap();
+        session.collect_written();
+        link.receive(&mut session.inbound(now, slab), 1 << 20).unwrap();
+        if let Some(event) = session.poll_event() {
+            return event;
+        }
+        if !session.has_output() {
+            ready(&[(link.descriptor().unwrap(), PollFlags::POLLIN)]);
+        }
+    }
+}
+
+#[test]
+fn a_call_and_its_welcome_make_a_link_that_carries_tensors() {
+    let (listener, address) = listening();
+    let dial = dial_to(address);
+    let answering = accept(&listener);
+    let Progress::Pending(dial) = dial.poll().unwrap() else { panic!("nobody has answered yet") };
+    let call = answered(answering).unwrap();
+    assert_eq!(call.hello, hello("10.0.0.1:7000"));
+
+    let slab = Slab::new(SlabSettings { name: "receive", bytes: 1 << 20, populate: false }).unwrap();
+    let now = Instant::now();
+    let mut answering: Session<(), u8> = Session::new("10.0.0.1:7000", 1, SessionLimits::default());
+    let mut answering_link = call.accept();
+    answering.attach(now, 1, Roster { numbers: vec![3] }, 1 << 20);
+    let welcome = Greeting::Welcome(Hello { epoch: 1, ..hello("10.0.0.2:7000") }).to_bytes();
+    answering.outbox().stage(|writer| writer.0.extend_from_slice(&welcome));
+    // Frames behind the welcome, in the same write: they must reach the link.
+    answering.abort(9, 0, "behind the welcome");
+    answering.fill(now, false);
+    answering_link.transmit(answering.outbox(), false).unwrap();
+
+    let Dialed { mut link, welcome } = dialed(dial).unwrap();
+    assert_eq!(welcome, Hello { epoch: 1, ..hello("10.0.0.2:7000") });
+    let mut asking: Session<u8, ()> = Session::new("10.0.0.2:7000", 1, SessionLimits::default());
+    asking.attach(now, welcome.epoch, Roster { numbers: vec![4] }, welcome.tensor_bytes_max);
+    assert!(matches!(event(&mut asking, &mut link, &slab), Event::Aborted { step: 9, peer_task: 4, .. }));
+
+    let deadline = now + Duration::from_secs(60);
+    let ask = Ask { consumer: 0, producer: 4, step: 1, key: "w", deadline, destination: None, waiter: 8 };
+    asking.request(now, ask).unwrap();
+    asking.fill(now, false);
+    link.transmit(asking.outbox(), false).unwrap();
+    let Event::Asked(asked) = event(&mut answering, &mut answering_link, &slab) else { panic!("not a request") };
+    assert_eq!((answering.key(&asked), asked.consumer), ("w", 3));
+    answering.answer(asked.id, Meta::from_slice(b"meta"), vec![5; 20_000].into(), 6).unwrap();
+    answering.fill(now, false);
+    answering_link.transmit(answering.outbox(), false).unwrap();
+    answering.collect_written();
+    let Event::Answered { waiter: 8, answer: Ok(arrived) } = event(&mut asking, &mut link, &slab) else {
+        panic!("no tensor")
+    };
+    assert_eq!((&arrived.meta[..], &arrived.buffer[..]), (&b"meta"[..], &[5; 20_000][..]));
+    asking.fill(now, false);
+    link.transmit(asking.outbox(), false).unwrap();
+    let settled = event(&mut answering, &mut answering_link, &slab);
+    assert!(matches!(settled, Event::Settled { deposit: 6, taken: true, .. }));
+}
+
+#[test]
+fn a_hello_in_single_bytes_is_understood() {
+    let (listener, address) = listening();
+    let mut caller = TcpStream::connect(address).unwrap();
+    caller.set_nodelay(true).unwrap();
+    let mut answering = accept(&listener);
+    let bytes = Greeting::Hello(hello("10.0.0.1:7000")).to_bytes();
+    for (at, byte) in bytes.iter().enumerate() {
+        caller.write_all(&[*byte]).unwrap();
+        ready(&[(answering.descriptor(), PollFlags::POLLIN)]);
+        match answering.poll().unwrap() {
+            Progress::Pending(pending) => {
+                assert!(at + 1 < bytes.len(), "the hello was whole");
+                answering = pending;
+            }
+            Progress::Done(call) => {
+                assert_eq!((at + 1, call.hello), (bytes.len(), hello("10.0.0.1:7000")));
+                return;
+            }
+        }
+    }
+    panic!("the hello was not understood");
+}
+
+#[test]
+fn strangers_are_named_by_what_they_said_first() {
+    let (error, told) = call_beginning_with(b"GET / HTTP/1.1\r\nHost: ps\r\n\r\n");
+    let stranger = LinkError::Protocol(WireError::NotSealane("GET / HTTP/1.1\r\n".into()));
+    assert_eq!((error, told), (stranger, vec![]));
+    let (error, _) = call_beginning_with(&[0x16, 3, 1, 0, 200, 1, 0, 0xff]);
+    assert!(matches!(error, LinkError::Protocol(WireError::NotSealane(_))), "{error}");
+    let (error, _) = call_beginning_with(b"SEALANE?");
+    assert!(matches!(error, LinkError::Protocol(WireError::NotSealane(_))), "{error}");
+    let error = dial_answered_with(b"HTTP/1.1 400 Bad Request\r\n\r\n");
+    let text = "the peer broke the protocol: not a Sealane peer: it began with \"HTTP/1.1 400 Bad\"";
+    assert_eq!(error.to_string(), text);
+}
+
+#[test]
+fn a_caller_that_closes_within_its_hello_is_gone() {
+    let bytes = Greeting::Hello(hello("10.0.0.1:7000")).to_bytes();
+    for said in [0, 1, PREFACE_BYTES, bytes.len() - 1] {
+        assert_eq!(call_beginning_with(&bytes[..said]), (LinkError::Closed, vec![]), "after {said} bytes");
+    }
+    let welcome = Greeting::Welcome(hello("10.0.0.2:7000")).to_bytes();
+    for said in [0, 1, PREFACE_BYTES, welcome.len() - 1] {
+        assert_eq!(dial_answered_with(&welcome[..said]), DialError::Link(LinkError::Closed), "after {said} bytes");
+    }
+}
+
+#[test]
+fn a_caller_of_another_version_is_told_ours() {
+    let mut bytes = Greeting::Hello(hello("10.0.0.1:7000")).to_bytes();
+    let next = VERSION_MAX + 1;
+    bytes[10..12].copy_from_slice(&next.to_le_bytes());
+    bytes[12..14].copy_from_slice(&(next + 2).to_le_bytes());
+    let (error, told) = call_beginning_with(&bytes);
+    assert_eq!(error, LinkError::Protocol(WireError::Version { theirs_min: next, theirs_max: next + 2 }));
+    let Ok(Some((Greeting::Reject(reject), length))) = Greeting::parse(&told) else { panic!("no reject: {told:?}") };
+    assert_eq!((reject.code, length), (RejectCode::Version, told.len()));
+    assert!(reject.reason.contains("wire versions 1 to 1"), "{}", reject.reason);
+}
+
+#[test]
+fn a_welcome_of_another_version_is_refused() {
+    let mut bytes = Greeting::Welcome(hello("10.0.0.2:7000")).to_bytes();
+    bytes[10..14].copy_from_slice(&[9, 0, 9, 0]);
+    let error = dial_answered_with(&bytes);
+    assert_eq!(error, DialError::Link(LinkError::Protocol(WireError::Version { theirs_min: 9, theirs_max: 9 })));
+}
+
+#[test]
+fn a_reject_reaches_the_caller_whatever_its_version() {
+    let (listener, address) = listening();
+    let dial = dial_to(address);
+    let answering = accept(&listener);
+    let Progress::Pending(dial) = dial.poll().unwrap() else { panic!("nobody has answered yet") };
+    answered(answering).unwrap().reject(RejectCode::Full, "transport.links_max: 4096 links stand");
+    let reason = "transport.links_max: 4096 links stand".to_owned();
+    assert_eq!(dialed(dial).err(), Some(DialError::Rejected(Reject { code: RejectCode::Full, reason })));
+
+    let mut newer = Greeting::Reject(Reject { code: RejectCode::Version, reason: "9 only".into() }).to_bytes();
+    newer[10..14].copy_from_slice(&[9, 0, 9, 0]);
+    let error = dial_answered_with(&newer);
+    assert_eq!(error.to_string(), "the peer refused: 9 only");
+}
+
+#[test]
+fn greetings_in_the_wrong_direction_break_the_protocol() {
+    let (error, _) = call_beginning_with(&Greeting::Welcome(hello("10.0.0.2:7000")).to_bytes());
+    assert!(matches!(error, LinkError::Protocol(WireError::BadValue { what: "greeting kind", .. })), "{error}");
+    let error = dial_answered_with(&Greeting::Hello(hello("10.0.0.2:7000")).to_bytes());
+    assert!(matches!(error, DialError::Link(LinkError::Protocol(WireError::BadValue { .. }))), "{error}");
+    let mut unknown = MAGIC.to_vec();
+    unknown.extend_from_slice(&[7, 0, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
+    let (error, _) = call_beginning_with(&unknown);
+    assert!(matches!(error, LinkError::Protocol(WireError::BadValue { found: 7, .. })), "{error}");
+}
+
+#[test]
+fn a_hello_that_announces_too_much_is_refused_before_it_comes() {
+    let mut bytes = Greeting::Hello(hello("10.0.0.1:7000")).to_bytes();
+    bytes[16..20].copy_from_slice(&u32::MAX.to_le_bytes());
+    let (error, _) = call_beginning_with(&bytes[..PREFACE_BYTES]);
+    assert!(matches!(error, LinkError::Protocol(WireError::TooLong { what: "greeting", .. })), "{error}");
+}
+
+#[test]
+fn a_port_where_nobody_listens_is_told_as_refused() {
+    let gone = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    // The system may refuse at once, or when the socket is looked at.
+    let error = match Dial::start(gone, hello("10.0.0.1:7000"), &settings()) {
+        Ok(dial) => match dialed(dial) {
+            Err(DialError::Link(error)) => error,
+            _ => panic!("nobody listens there"),
+        },
+        Err(error) => error,
+    };
+    assert!(matches!(error, LinkError::Io { operation: "connect", refused: true, .. }), "{error}");
+}
+
+#[test]
+fn a_port_in_use_is_an_error() {
+    let (_listener, address) = listening();
+    let error = listen(address, &settings()).unwrap_err();
+    assert!(matches!(error, LinkError::Io { operation: "bind", .. }), "{error}");
+}
+
+#[test]
+fn settings_reach_the_socket_or_are_refused_by_name() {
+    let large = TcpSettings { send_buffer_bytes: 100_000, receive_buffer_bytes: 50_000, ..settings() };
+    let socket = listen("127.0.0.1:0".parse().unwrap(), &large).unwrap();
+    assert!(socket.send_buffer_size().unwrap() >= 100_000 && socket.recv_buffer_size().unwrap() >= 50_000);
+    let available = congestion_of(&socket);
+    assert!(!available.is_empty());
+    let same = TcpSettings { congestion: available.clone(), ..settings() };
+    assert_eq!(congestion_of(&listen("127.0.0.1:0".parse().unwrap(), &same).unwrap()), available);
+    let unknown = TcpSettings { congestion: "no-such-control".into(), ..settings() };
+    let error = listen("127.0.0.1:0".parse().unwrap(), &unknown).unwrap_err();
+    assert!(error.to_string().contains("transport.tcp.congestion"), "{error}");
+}
+
+#[test]
+fn addresses_resolve_without_a_resolver_where_they_are_literal() {
+    let resolved = |text: &str| resolve(&text.parse().unwrap()).unwrap();
+    assert_eq!(resolved("127.0.0.1:80"), ["127.0.0.1:80".parse().unwrap()]);
+    assert_eq!(resolved("[::1]:80"), ["[::1]:80".parse().unwrap()]);
+}
+
+#[test]
+fn a_long_list_of_tasks_arrives_in_several_reads() {
+    let (listener, address) = listening();
+    let tasks: Vec<String> = (0..4000).map(|task| format!("worker-{task}.training.example:2222")).collect();
+    let long = Hello { tasks, ..hello("10.0.0.1:7000") };
+    let bytes = Greeting::Hello(long.clone()).to_bytes();
+    assert!(bytes.len() > 100_000);
+    let mut dial = Dial::start(address, long.clone(), &settings()).unwrap();
+    let mut answering = accept(&listener);
+    let call = loop {
+        let Progress::Pending(still) = dial.poll().unwrap() else { panic!("nobody has answered yet") };
+        dial = still;
+        match answering.poll().unwrap() {
+            Progress::Done(call) => break call,
+            Progress::Pending(pending) => answering = pending,
+        }
+        let writing = if dial.wants_write() { PollFlags::POLLOUT } else { PollFlags::empty() };
+        ready(&[(dial.descriptor(), writing), (answering.descriptor(), PollFlags::POLLIN)]);
+    };
+    assert_eq!(call.hello, long);
+}

@@ -21,9 +21,6 @@ pub enum BenchError {
     /// The link is a known one that this build does not contain.
     #[error("this build has no {0} link; choose tcp or loopback")]
     LinkNotBuilt(&'static str),
-    /// The plan names nothing to measure.
-    #[error("nothing to measure; name a system with --baseline raw or --baseline grpc")]
-    NoSystem,
     /// A system call failed.
     #[error("cannot {operation}: {source}")]
     Io {
@@ -122,7 +119,7 @@ pub enum BenchError {
 impl BenchError {
     /// Whether the arguments were wrong (exit code 2), rather than the work failed (exit code 1).
     pub fn is_usage(&self) -> bool {
-        matches!(self, Self::Setting { .. } | Self::LinkNotBuilt(_) | Self::NoSystem | Self::Congestion { .. })
+        matches!(self, Self::Setting { .. } | Self::LinkNotBuilt(_) | Self::Congestion { .. })
     }
 
     /// Wraps an operating system error with what was being done.

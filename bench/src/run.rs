@@ -101,13 +101,13 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_without_systems_or_with_a_strange_cpu_is_refused() {
+    fn a_plan_that_cannot_be_run_is_refused() {
         let program = PeerProgram::this(&[]);
-        let mut plan = Plan::new(Bench::Latency);
-        let error = run(&plan, &program, &mut Progress::silent()).expect_err("no system");
-        assert!(error.is_usage());
-        plan.cpus = Some([0, 1_000_000]);
+        let mut plan = Plan { rounds: 0, ..Plan::new(Bench::Latency) };
+        let error = run(&plan, &program, &mut Progress::silent()).expect_err("no rounds");
+        assert!(error.is_usage() && error.to_string().contains("--rounds"), "{error}");
+        plan = Plan { cpus: Some([0, 1_000_000]), ..Plan::new(Bench::Latency) };
         let error = run(&plan, &program, &mut Progress::silent()).expect_err("no such CPU");
-        assert!(error.to_string().contains("--cpus"), "{error}");
+        assert!(error.is_usage() && error.to_string().contains("--cpus"), "{error}");
     }
 }

@@ -112,7 +112,7 @@ mod tests {
         fn round(&mut self, length: Duration) -> Result<Sample, BenchError> {
             assert_eq!(length, Duration::from_secs(1));
             if self.rounds == 3 {
-                return Err(BenchError::NoSystem);
+                return Err(BenchError::LinkNotBuilt("shm"));
             }
             self.rounds += 1;
             Ok(Sample::figure(Metric::TensorsPerSecond, f64::from(self.rounds)))
@@ -153,7 +153,7 @@ mod tests {
     #[test]
     fn a_failed_round_ends_the_run() {
         let (outcome, _) = run(4);
-        assert!(matches!(outcome, Err(BenchError::NoSystem)));
+        assert!(matches!(outcome, Err(BenchError::LinkNotBuilt(_))));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand};
 
-use crate::commands::{bench, check, map};
+use crate::commands::{bench, check, demo, map, recv, send};
 use crate::settings::{Override, Role};
 use crate::{Context, Failure};
 
@@ -23,7 +23,11 @@ pub struct Cli {
 enum Command {
     Bench(bench::Args),
     Check(check::Args),
+    Demo(demo::Args),
+    DemoTask(demo::TaskArgs),
     Map(map::Args),
+    Recv(recv::Args),
+    Send(send::Args),
 }
 
 impl Cli {
@@ -31,7 +35,11 @@ impl Cli {
         match &self.command {
             Command::Bench(args) => bench::run(args, context),
             Command::Check(args) => check::run(args, context),
+            Command::Demo(args) => demo::run(args, context),
+            Command::DemoTask(args) => demo::run_task(args, context),
             Command::Map(args) => map::run(args, context),
+            Command::Recv(args) => recv::run(args, context),
+            Command::Send(args) => send::run(args, context),
         }
     }
 }

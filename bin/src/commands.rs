@@ -2,4 +2,8 @@
 
 pub mod bench;
 pub mod check;
+pub mod demo;
 pub mod map;
+pub mod recv;
+pub mod send;
+mod transfer;

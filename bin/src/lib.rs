@@ -5,9 +5,13 @@
 pub mod cli;
 pub mod commands;
 mod context;
+pub mod engine_settings;
 mod failure;
+pub mod files;
+mod host_memory;
 mod nearest;
 pub mod settings;
+pub mod workload;
 
 pub use context::Context;
 pub use failure::Failure;

@@ -82,6 +82,7 @@ mod loom_tests {
             for thread in threads {
                 thread.join().unwrap();
             }
+            model.flag.awake();
             let missed = posters - seen;
             assert!(missed == 0 || model.rung.load(Ordering::Acquire), "{missed} posts and no doorbell");
         });

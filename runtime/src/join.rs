@@ -9,15 +9,11 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
-use crate::{error::RuntimeError, mailbox::ShardRef, shard::Shard};
+use crate::{error::RuntimeError, shard::Shard};
 
 /// Waits for the result of [`Runtime::on_shard`](crate::Runtime::on_shard). Dropping it lets the task run on.
 #[must_use = "the task runs on without it, but its result and its panic are lost"]
-pub struct JoinHandle<T> {
-    exchange: Arc<Exchange<T>>,
-    /// The shard on which a task awaits this, and the slot of its remote waker there.
-    awaited: Option<(ShardRef, u64)>,
-}
+pub struct JoinHandle<T>(Arc<Exchange<T>>);
 
 struct Exchange<T> {
     state: Mutex<State<T>>,
@@ -46,7 +42,7 @@ pub(crate) fn join_pair<T>(shard: usize) -> (JoinSender<T>, JoinHandle<T>) {
     let exchange =
         Arc::new(Exchange { state: Mutex::new(State { result: None, waker: None }), arrived: Condvar::new() });
     let sender = JoinSender { exchange: Arc::clone(&exchange), shard, sent: false };
-    (sender, JoinHandle { exchange, awaited: None })
+    (sender, JoinHandle(exchange))
 }
 
 impl<T> JoinSender<T> {
@@ -80,7 +76,7 @@ impl<T> Drop for JoinSender<T> {
 impl<T> JoinHandle<T> {
     /// Decides the result before the job that would have made it is dropped.
     pub(crate) fn settle(&self, error: RuntimeError) {
-        self.exchange.lock().result.get_or_insert(Err(error));
+        self.0.lock().result.get_or_insert(Err(error));
     }
 
     /// Blocks until the result is there.
@@ -93,12 +89,12 @@ impl<T> JoinHandle<T> {
     /// On a shard's thread, which must not block; await the handle there.
     pub fn wait(self) -> Result<T, RuntimeError> {
         assert!(Shard::current().is_none(), "a shard's thread must not block; await the handle");
-        let mut state = self.exchange.lock();
+        let mut state = self.0.lock();
         loop {
             if let Some(result) = state.result.take() {
                 return result;
             }
-            state = self.exchange.arrived.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = self.0.arrived.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
 }
@@ -107,31 +103,13 @@ impl<T> Future for JoinHandle<T> {
     type Output = Result<T, RuntimeError>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let Self { exchange, awaited } = self.get_mut();
-        let mut state = exchange.lock();
+        let mut state = self.0.lock();
         if let Some(result) = state.result.take() {
             return Poll::Ready(result);
         }
-        let waker = match Shard::current() {
-            None => context.waker().clone(),
-            // A task of a shard is woken through its own mailbox, see `remote_waker`. A second poll must not drop
-            // the first one's remote waker, which would wake the task at once.
-            Some(shard) => {
-                let here = shard.shard_ref(shard.index());
-                if let Some((there, slot)) = awaited
-                    && there.is(&here)
-                    && shard.retarget_remote_waker(*slot, context.waker())
-                {
-                    return Poll::Pending;
-                }
-                let (slot, waker) = shard.remote_waker(context.waker());
-                *awaited = Some((here, slot));
-                waker
-            }
-        };
-        let replaced = state.waker.replace(waker);
+        let replaced = state.waker.replace(context.waker().clone());
         drop(state);
-        // Not under the lock: it may be a remote waker of another shard.
+        // Not under the lock: a waker may be foreign code.
         drop(replaced);
         Poll::Pending
     }
@@ -139,7 +117,7 @@ impl<T> Future for JoinHandle<T> {
 
 impl<T> fmt::Debug for JoinHandle<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "JoinHandle(finished: {})", self.exchange.lock().result.is_some())
+        write!(f, "JoinHandle(finished: {})", self.0.lock().result.is_some())
     }
 }
 

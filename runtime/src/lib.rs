@@ -44,8 +44,6 @@ mod probe;
 #[cfg(not(loom))]
 mod readiness;
 #[cfg(not(loom))]
-mod remote_waker;
-#[cfg(not(loom))]
 mod runtime;
 #[cfg(not(loom))]
 mod settings;

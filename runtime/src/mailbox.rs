@@ -13,7 +13,7 @@ use std::{
 use crossbeam_queue::ArrayQueue;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
-use crate::{error::RuntimeError, handshake::SleepFlag, shard::Shard};
+use crate::{error::RuntimeError, handshake::SleepFlag, shard::Shard, task::TaskKey};
 
 /// What a shard is asked to run, once, on its own thread.
 pub type Job = Box<dyn FnOnce(&Shard) + Send>;
@@ -47,8 +47,8 @@ pub(crate) struct Mailbox {
     doorbell: EventFd,
     stop: AtomicBool,
     closed: AtomicBool,
-    /// Wake-ups that other threads owe to tasks of this shard; at most one for each pending remote wait.
-    woken: Mutex<Vec<u64>>,
+    /// Wake-ups that other threads owe to tasks of this shard; at most one for each task.
+    woken: Mutex<Vec<TaskKey>>,
     any_woken: AtomicBool,
     stalls: AtomicU64,
     turns: AtomicU64,
@@ -151,9 +151,9 @@ impl Mailbox {
         self.ring_if_asleep();
     }
 
-    /// Tells the shard to wake the task that waits in `slot`.
-    pub(crate) fn wake(&self, slot: u64) {
-        self.woken.lock().unwrap_or_else(PoisonError::into_inner).push(slot);
+    /// Tells the shard to wake a task.
+    pub(crate) fn wake(&self, task: TaskKey) {
+        self.woken.lock().unwrap_or_else(PoisonError::into_inner).push(task);
         self.any_woken.store(true, Ordering::Release);
         self.ring_if_asleep();
     }
@@ -172,7 +172,7 @@ impl Mailbox {
         self.stop.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn take_woken(&self) -> Vec<u64> {
+    pub(crate) fn take_woken(&self) -> Vec<TaskKey> {
         if !self.any_woken.load(Ordering::Relaxed) {
             return Vec::new();
         }
@@ -262,9 +262,10 @@ mod tests {
         shard.submit(Box::new(|_| {})).unwrap();
         assert!(!shard.0.try_sleep());
         drop(shard.0.pop());
-        shard.0.wake(7);
+        let task = TaskKey::default();
+        shard.0.wake(task);
         assert!(!shard.0.try_sleep());
-        assert_eq!(shard.0.take_woken(), [7]);
+        assert_eq!(shard.0.take_woken(), [task]);
         assert_eq!(shard.0.take_woken(), []);
         assert!(shard.0.try_sleep());
         shard.0.stop();

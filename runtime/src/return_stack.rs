@@ -125,6 +125,7 @@ mod loom_tests {
             }
             model.stack.take(|block| model.link(block), |block| came[block as usize] += 1);
             assert_eq!(came, [1, 1, 0]);
+            assert!(model.stack.is_empty());
         });
     }
 

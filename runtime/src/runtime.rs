@@ -21,6 +21,7 @@ use crate::{
     probe,
     settings::{Pin, RuntimeSettings},
     shard::Shard,
+    task,
     turn::Reactor,
 };
 
@@ -159,14 +160,11 @@ impl ShardRef {
     {
         let (sender, handle) = join_pair(self.index());
         let job = move |shard: &Shard| {
-            let task = shard.spawn({
+            let run = {
                 let shard = shard.clone();
                 async move { f(shard).await }
-            });
-            // A task of its own passes the result on, so that a panic in `f` is a result as well.
-            drop(shard.spawn(async move {
-                sender.send(task.await);
-            }));
+            };
+            task::spawn(shard, run, |result| sender.send(result));
         };
         if let Err(full) = self.submit(Box::new(job))
             && !full.stopped

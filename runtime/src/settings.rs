@@ -32,7 +32,7 @@ pub struct RuntimeSettings {
     /// Where the lock files of claimed CPUs are kept, one directory for all runtimes of a host; it is created if
     /// it is missing. Default `/tmp/sealane`.
     pub claim_directory: PathBuf,
-    /// Jobs that may wait in one shard's mailbox; default 1024, 16 bytes each.
+    /// Jobs that may wait in one shard's mailbox; default 1024, 24 bytes each.
     pub mailbox_slots: usize,
     /// A shard that takes no turn for longer than this is reported; default 100 ms, zero turns reports off.
     pub stall_report: Duration,

@@ -16,9 +16,8 @@ use crate::{
     error::RuntimeError,
     mailbox::ShardRef,
     readiness::{EpollSet, Interest},
-    remote_waker::RemoteWaits,
     source::{Source, SourceChanges, SourceId},
-    task::{TaskHandle, Tasks, prepare},
+    task::{self, TaskHandle, Tasks},
     timers::{TimerId, Timers},
 };
 
@@ -49,8 +48,7 @@ pub(crate) struct State {
     pub(crate) epoll: EpollSet,
     pub(crate) timers: Timers,
     pub(crate) sources: SourceChanges,
-    pub(crate) tasks: Rc<Tasks>,
-    pub(crate) remote_waits: RemoteWaits,
+    pub(crate) tasks: Tasks,
 }
 
 impl Shard {
@@ -66,14 +64,19 @@ impl Shard {
             epoll: EpollSet::new()?,
             timers: Timers::default(),
             sources: SourceChanges::default(),
-            tasks: Rc::default(),
-            remote_waits: RemoteWaits::default(),
+            tasks: Tasks::default(),
         })))
     }
 
     /// The shard on whose thread this is called, if it is one's.
     pub fn current() -> Option<Self> {
-        CURRENT.with(|current| current.borrow().clone())
+        Self::with_current(Self::clone)
+    }
+
+    /// Calls `f` with the shard on whose thread this is called.
+    pub(crate) fn with_current<T>(f: impl FnOnce(&Self) -> T) -> Option<T> {
+        // A thread that ends may drop wakers after this has gone.
+        CURRENT.try_with(|current| current.borrow().as_ref().map(f)).ok().flatten()
     }
 
     pub(crate) fn set_current(shard: Option<Self>) {
@@ -115,11 +118,8 @@ impl Shard {
     /// A panic of the task ends the task alone, and its handle reports it. When the shard stops, the task is
     /// dropped wherever it waits.
     pub fn spawn<T: 'static>(&self, future: impl Future<Output = T> + 'static) -> TaskHandle<T> {
-        let (task, handle) = prepare(Rc::clone(&self.0.tasks), self.0.index, future);
-        // Not `spawn_local`, which would run the task at once, inside whatever the caller has borrowed.
-        glommio::spawn_local_into(task, glommio::TaskQueueHandle::default())
-            .expect("the executor's own queue is always there, and a shard's handle lives on its thread")
-            .detach();
+        let (handle, finish) = TaskHandle::new();
+        task::spawn(self, future, finish);
         handle
     }
 
@@ -138,13 +138,12 @@ impl Shard {
     ///
     /// A shard with a task that yields is busy: it does not sleep.
     pub async fn yield_now(&self) {
-        self.notify();
         glommio::executor().yield_now().await;
     }
 
-    /// Says that a task queued work on a source: the sources are polled once more before the shard sleeps.
+    /// Says that work was queued on a source: the sources are polled once more before the shard sleeps.
     ///
-    /// About a nanosecond while the shard is awake.
+    /// Whenever a task runs, this happens by itself. About a nanosecond while the shard is awake.
     #[inline]
     pub fn notify(&self) {
         self.0.notified.set(true);
@@ -227,15 +226,6 @@ impl Shard {
     pub(crate) fn mailbox(&self) -> &ShardRef {
         &self.0.peers[self.0.index]
     }
-
-    /// A waker that any thread may use once to wake the task behind `waker`, and the slot that it has here.
-    pub(crate) fn remote_waker(&self, waker: &Waker) -> (u64, Waker) {
-        self.0.remote_waits.waker(self.mailbox().clone(), waker)
-    }
-
-    pub(crate) fn retarget_remote_waker(&self, slot: u64, waker: &Waker) -> bool {
-        self.0.remote_waits.retarget(slot, waker)
-    }
 }
 
 impl fmt::Debug for Shard {
@@ -263,10 +253,6 @@ impl Future for Sleep {
             None if *deadline <= shard.now() => Poll::Ready(()),
             None => {
                 *timer = Some(shard.0.timers.add(*deadline, context.waker().clone()));
-                if shard.0.parked.get() {
-                    // The reactor sleeps by an earlier answer to "when is the next timer due?".
-                    shard.notify();
-                }
                 Poll::Pending
             }
         }

@@ -1,5 +1,9 @@
-//! Tasks of a shard: spawned, awaited and, when the shard stops, dropped on its own thread. Not bounded here:
-//! whoever spawns for each request bounds the requests.
+//! Tasks of a shard: spawned, woken from any thread, and, when the shard stops, dropped on their own. Not bounded
+//! here: whoever spawns for each request bounds the requests.
+//!
+//! A task sees a waker of ours, never the executor's. A wake-up from another thread would otherwise wait until the
+//! executor next looks at its rings, which a shard that spins gives it no occasion for; so it goes through the
+//! shard's mailbox, where every turn looks.
 
 use std::{
     cell::{Cell, RefCell},
@@ -8,10 +12,18 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     pin::Pin,
     rc::Rc,
-    task::{Context, Poll, Waker},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Context, Poll, Wake, Waker},
 };
 
-use crate::error::{RuntimeError, panic_message};
+use crate::{
+    error::{RuntimeError, panic_message},
+    mailbox::ShardRef,
+    shard::Shard,
+};
 
 /// Waits for a task of the same shard. Dropping it lets the task run on.
 #[must_use = "awaiting it is the way to learn of a panic; drop it to let the task run on"]
@@ -22,27 +34,43 @@ struct Outcome<T> {
     waker: Option<Waker>,
 }
 
+impl<T> TaskHandle<T> {
+    /// A handle, and what brings it its result.
+    pub(crate) fn new() -> (Self, impl FnOnce(Result<T, RuntimeError>)) {
+        let outcome = Rc::new(RefCell::new(Outcome { result: None, waker: None }));
+        let handle = Self(Rc::clone(&outcome));
+        let finish = move |result| {
+            let waker = {
+                let mut outcome = outcome.borrow_mut();
+                outcome.result = Some(result);
+                outcome.waker.take()
+            };
+            if let Some(waker) = waker {
+                waker.wake();
+            }
+        };
+        (handle, finish)
+    }
+
+    /// Whether the task has ended and its result was not taken yet.
+    pub fn is_finished(&self) -> bool {
+        self.0.borrow().result.is_some()
+    }
+}
+
 impl<T> Future for TaskHandle<T> {
     type Output = Result<T, RuntimeError>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let mut outcome = self.0.borrow_mut();
-        match outcome.result.take() {
-            Some(result) => Poll::Ready(result),
-            None => {
-                let replaced = outcome.waker.replace(context.waker().clone());
-                drop(outcome);
-                drop(replaced);
-                Poll::Pending
-            }
+        if let Some(result) = outcome.result.take() {
+            return Poll::Ready(result);
         }
-    }
-}
-
-impl<T> TaskHandle<T> {
-    /// Whether the task has ended and its result was not taken yet.
-    pub fn is_finished(&self) -> bool {
-        self.0.borrow().result.is_some()
+        let replaced = outcome.waker.replace(context.waker().clone());
+        drop(outcome);
+        // Not while the outcome is borrowed: a waker may be foreign code.
+        drop(replaced);
+        Poll::Pending
     }
 }
 
@@ -52,13 +80,59 @@ impl<T> fmt::Debug for TaskHandle<T> {
     }
 }
 
-/// The live tasks of a shard, so that it can end them when it stops.
+/// The live tasks of a shard: how to wake each, and, when the shard stops, to end them.
 #[derive(Default)]
 pub(crate) struct Tasks {
-    entries: RefCell<Vec<Option<Waker>>>,
-    free: RefCell<Vec<usize>>,
+    entries: RefCell<Vec<Entry>>,
+    free: RefCell<Vec<u32>>,
     live: Cell<usize>,
     ending: Cell<bool>,
+}
+
+#[derive(Default)]
+struct Entry {
+    /// Which of the tasks that had this place; tells a late wake-up apart.
+    generation: u32,
+    /// None once the task has ended.
+    waker: Option<Arc<TaskWaker>>,
+    /// The executor's waker, known from the first poll on. An executor gives a task one waker for life.
+    executor: Option<Waker>,
+}
+
+/// Names a task of one shard: its place and the place's generation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct TaskKey {
+    place: u32,
+    generation: u32,
+}
+
+/// Wakes a task, from any thread.
+struct TaskWaker {
+    shard: ShardRef,
+    key: TaskKey,
+    /// A wake-up is under way in the mailbox, and another would be one too many.
+    posted: AtomicBool,
+}
+
+impl Wake for TaskWaker {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        let here = Shard::with_current(|shard| {
+            let is_ours = shard.mailbox().is(&self.shard);
+            if is_ours {
+                shard.0.tasks.wake(self.key);
+            }
+            is_ours
+        });
+        // POSTED: AcqRel on both sides. If this finds a wake-up under way, then the shard's swap in `wake_posted`
+        // comes later and brings what was done before this to the task's next poll.
+        if here != Some(true) && !self.posted.swap(true, Ordering::AcqRel) {
+            self.shard.0.wake(self.key);
+        }
+    }
 }
 
 impl Tasks {
@@ -69,58 +143,95 @@ impl Tasks {
     /// Makes every task end at its next poll, which this asks for; tasks spawned from now on end unrun.
     pub(crate) fn end_all(&self) {
         self.ending.set(true);
-        let wakers: Vec<_> = self.entries.borrow().iter().flatten().cloned().collect();
-        wakers.into_iter().for_each(Waker::wake);
-    }
-
-    fn enter(&self) -> usize {
-        self.live.set(self.live.get() + 1);
-        self.free.borrow_mut().pop().unwrap_or_else(|| {
-            let mut entries = self.entries.borrow_mut();
-            entries.push(None);
-            entries.len() - 1
-        })
-    }
-
-    fn leave(&self, entry: usize) {
-        let waker = self.entries.borrow_mut()[entry].take();
-        drop(waker);
-        self.free.borrow_mut().push(entry);
-        self.live.set(self.live.get() - 1);
-    }
-
-    /// Keeps the waker of a task that waits. An executor gives a task one waker for life, so one copy is enough.
-    fn remember(&self, entry: usize, waker: &Waker) {
-        let place = &mut self.entries.borrow_mut()[entry];
-        if place.is_none() {
-            *place = Some(waker.clone());
+        for entry in &*self.entries.borrow() {
+            if let Some(executor) = &entry.executor {
+                executor.wake_by_ref();
+            }
         }
+    }
+
+    /// Wakes a task, unless it has ended. The executor's wakers only queue the task, so the borrow is safe.
+    fn wake(&self, key: TaskKey) {
+        if let Some(entry) = self.entries.borrow().get(key.place as usize)
+            && entry.generation == key.generation
+            && let Some(executor) = &entry.executor
+        {
+            executor.wake_by_ref();
+        }
+    }
+
+    /// Wakes a task on behalf of another thread.
+    pub(crate) fn wake_posted(&self, key: TaskKey) {
+        if let Some(entry) = self.entries.borrow().get(key.place as usize)
+            && entry.generation == key.generation
+            && let Some(waker) = &entry.waker
+        {
+            // POSTED: see `TaskWaker`.
+            waker.posted.swap(false, Ordering::AcqRel);
+        }
+        self.wake(key);
+    }
+
+    fn enter(&self, shard: ShardRef) -> (TaskKey, Waker) {
+        let mut entries = self.entries.borrow_mut();
+        let place = self.free.borrow_mut().pop().unwrap_or_else(|| {
+            entries.push(Entry::default());
+            (entries.len() - 1) as u32
+        });
+        let entry = &mut entries[place as usize];
+        let key = TaskKey { place, generation: entry.generation };
+        let waker = Arc::new(TaskWaker { shard, key, posted: AtomicBool::new(false) });
+        entry.waker = Some(Arc::clone(&waker));
+        self.live.set(self.live.get() + 1);
+        (key, waker.into())
+    }
+
+    /// Learns the executor's waker of a task at its first poll.
+    fn remember(&self, key: TaskKey, executor: &Waker) {
+        self.entries.borrow_mut()[key.place as usize].executor = Some(executor.clone());
+    }
+
+    fn leave(&self, key: TaskKey) {
+        let entry = {
+            let entry = &mut self.entries.borrow_mut()[key.place as usize];
+            let next = Entry { generation: entry.generation.wrapping_add(1), ..Entry::default() };
+            std::mem::replace(entry, next)
+        };
+        drop(entry);
+        self.free.borrow_mut().push(key.place);
+        self.live.set(self.live.get() - 1);
     }
 }
 
-/// Wraps a future for the executor: a panic ends the task alone, and so does the end of the shard.
-pub(crate) fn prepare<T: 'static>(
-    tasks: Rc<Tasks>,
-    shard: usize,
+/// Hands a future to the executor. A panic ends the task alone, and so does the end of the shard; `finish` gets the
+/// result in any case.
+pub(crate) fn spawn<T: 'static>(
+    shard: &Shard,
     future: impl Future<Output = T> + 'static,
-) -> (impl Future<Output = ()> + 'static, TaskHandle<T>) {
-    let outcome = Rc::new(RefCell::new(Outcome { result: None, waker: None }));
-    let handle = TaskHandle(Rc::clone(&outcome));
-    let entry = tasks.enter();
+    finish: impl FnOnce(Result<T, RuntimeError>) + 'static,
+) {
+    let shard = shard.clone();
+    let (key, waker) = shard.0.tasks.enter(shard.mailbox().clone());
     let mut future = Some(Box::pin(future));
-    let run = async move {
-        let result = poll_fn(|context| {
-            if tasks.ending.get() {
-                return Poll::Ready(Err(RuntimeError::ShardGone { shard }));
+    let mut is_first = true;
+    let task = async move {
+        let result = poll_fn(|executor| {
+            // Whatever a task does may be work for a source, and a shard with a runnable task is not idle.
+            shard.notify();
+            if shard.0.tasks.ending.get() {
+                return Poll::Ready(Err(RuntimeError::ShardGone { shard: shard.index() }));
             }
-            tasks.remember(entry, context.waker());
+            if std::mem::take(&mut is_first) {
+                shard.0.tasks.remember(key, executor.waker());
+            }
             let running = future.as_mut().expect("it is taken only when the task has ended");
-            match catch_unwind(AssertUnwindSafe(|| running.as_mut().poll(context))) {
+            let mut context = Context::from_waker(&waker);
+            match catch_unwind(AssertUnwindSafe(|| running.as_mut().poll(&mut context))) {
                 Ok(Poll::Pending) => Poll::Pending,
                 Ok(Poll::Ready(value)) => Poll::Ready(Ok(value)),
                 Err(panic) => {
                     let message = panic_message(&*panic);
-                    tracing::error!(shard, message, "a task panicked");
+                    tracing::error!(shard = shard.index(), message, "a task panicked");
                     Poll::Ready(Err(RuntimeError::TaskPanicked { message }))
                 }
             }
@@ -128,24 +239,24 @@ pub(crate) fn prepare<T: 'static>(
         .await;
         // What the task owns goes before its result is seen.
         let future = future.take();
-        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| drop(future))) {
-            let message = panic_message(&*panic);
-            tracing::error!(shard, message, "a task panicked while it was dropped");
-        }
-        tasks.leave(entry);
-        let waker = {
-            let mut outcome = outcome.borrow_mut();
-            outcome.result = Some(result);
-            outcome.waker.take()
-        };
-        // The last one to hold the outcome drops the result, which may run foreign code: that is caught as well.
-        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| drop(outcome))) {
-            let message = panic_message(&*panic);
-            tracing::error!(shard, message, "a task's result panicked while it was dropped");
-        }
-        if let Some(waker) = waker {
-            waker.wake();
-        }
+        contain(&shard, "dropping a task", || drop(future));
+        shard.0.tasks.leave(key);
+        contain(&shard, "a task's result", || finish(result));
     };
-    (run, handle)
+    // Not `spawn_local`, which would run the task at once, inside whatever the caller has borrowed.
+    glommio::spawn_local_into(task, glommio::TaskQueueHandle::default())
+        .expect("the executor's own queue is always there, and a shard's handle lives on its thread")
+        .detach();
+}
+
+/// Runs foreign code; a panic is logged and ends that code alone.
+pub(crate) fn contain<T>(shard: &Shard, what: &'static str, f: impl FnOnce() -> T) -> Option<T> {
+    match catch_unwind(AssertUnwindSafe(f)) {
+        Ok(value) => Some(value),
+        Err(panic) => {
+            let message = panic_message(&*panic);
+            tracing::error!(shard = shard.index(), message, "{what} panicked");
+            None
+        }
+    }
 }

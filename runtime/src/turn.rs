@@ -3,7 +3,6 @@
 
 use std::{
     future::poll_fn,
-    panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
     task::Poll,
     time::{Duration, Instant},
@@ -15,7 +14,7 @@ use nix::sys::{
 };
 
 use crate::{
-    error::{RuntimeError, panic_message},
+    error::RuntimeError,
     limits::{EPOLL_EVERY, JOBS_PER_TURN, PARK_MAX, SOURCE_BUDGET, STOP_ROUNDS, TIMERS_PER_TURN},
     mailbox::Mailbox,
     park::ReadinessWait,
@@ -24,6 +23,7 @@ use crate::{
     shard::Shard,
     source::{SourceId, SourceTable},
     stall::{Lap, StallWatch},
+    task::contain,
 };
 
 pub(crate) struct Reactor {
@@ -82,8 +82,8 @@ impl Reactor {
         self.lap(now, "a task, or a source that found no work");
 
         let notified = self.shard.0.notified.replace(false);
-        self.change_sources();
-        let mut work = self.run_jobs();
+        let mut work = self.change_sources();
+        work += self.run_jobs();
         work += self.shard.0.timers.fire(now, TIMERS_PER_TURN);
         work += self.poll_sources();
         self.turns_since_look += 1;
@@ -93,24 +93,28 @@ impl Reactor {
         work > 0 || notified
     }
 
-    fn change_sources(&mut self) {
+    /// Applies what was asked for since the last time, and returns whether anything was, as work.
+    fn change_sources(&mut self) -> usize {
+        let mut changed = 0;
         while self.shard.0.sources.any() {
             let removed = self.sources.apply(&self.shard.0.sources);
-            survive(&self.shard, "a removed source", || drop(removed));
+            contain(&self.shard, "dropping a source", || drop(removed));
+            changed = 1;
         }
+        changed
     }
 
     /// Runs the jobs and wake-ups that other threads sent.
     fn run_jobs(&mut self) -> usize {
         let woken = self.mailbox.take_woken();
-        for slot in &woken {
-            self.shard.0.remote_waits.wake(*slot);
+        for task in &woken {
+            self.shard.0.tasks.wake_posted(*task);
         }
         let mut ran = 0;
         while ran < JOBS_PER_TURN
             && let Some(job) = self.mailbox.pop()
         {
-            survive(&self.shard, "a job", || job(&self.shard));
+            contain(&self.shard, "a job", || job(&self.shard));
             ran += 1;
         }
         if ran > 0 {
@@ -122,13 +126,17 @@ impl Reactor {
     fn poll_sources(&mut self) -> usize {
         let mut work = 0;
         for (id, source) in self.sources.iter_mut() {
-            match guard(&self.shard, id, || source.poll(&self.shard, SOURCE_BUDGET)) {
-                Some(0) => {}
-                Some(done) => {
+            let poll = || {
+                let done = source.poll(&self.shard, SOURCE_BUDGET);
+                (done, (done > 0).then(|| source.name()))
+            };
+            match guard(&self.shard, id, poll) {
+                Some((_, None)) => {}
+                Some((done, Some(name))) => {
                     work += done;
                     if self.stalls.is_on() {
-                        let name = || source.name();
-                        report(&self.mailbox, &self.shard, &mut self.stalls, Instant::now(), name);
+                        let now = Instant::now();
+                        report(&self.mailbox, &self.shard, &mut self.stalls, now, name);
                     }
                 }
                 None => work += 1,
@@ -245,7 +253,7 @@ impl Reactor {
     }
 
     fn lap(&mut self, now: Instant, culprit: &'static str) {
-        report(&self.mailbox, &self.shard, &mut self.stalls, now, || culprit);
+        report(&self.mailbox, &self.shard, &mut self.stalls, now, culprit);
     }
 
     /// Drops tasks, then sources, then whatever other threads still wait for.
@@ -266,27 +274,20 @@ impl Reactor {
         }
         self.change_sources();
         let sources = self.sources.clear();
-        survive(&self.shard, "a source", || drop(sources));
-        self.shard.0.remote_waits.clear();
+        contain(&self.shard, "a source", || drop(sources));
         self.shard.0.reactor.borrow_mut().take();
     }
 }
 
 /// Ends a lap of the stall watch, and counts and logs what it found.
-fn report(
-    mailbox: &Mailbox,
-    shard: &Shard,
-    stalls: &mut StallWatch,
-    now: Instant,
-    culprit: impl FnOnce() -> &'static str,
-) {
+fn report(mailbox: &Mailbox, shard: &Shard, stalls: &mut StallWatch, now: Instant, culprit: &'static str) {
     let lap = stalls.lap(now);
     if lap == Lap::Fine {
         return;
     }
     mailbox.count_stall();
     if let Lap::Report(stall) = lap {
-        let (shard, culprit) = (shard.index(), culprit());
+        let shard = shard.index();
         let (lasted, unreported) = (stall.lasted, stall.unreported);
         tracing::warn!(shard, ?lasted, culprit, unreported, "the shard took no turn for too long");
     }
@@ -294,20 +295,9 @@ fn report(
 
 /// Calls a source; one that panics is removed, because nobody knows what state it is in.
 fn guard<T>(shard: &Shard, id: SourceId, call: impl FnOnce() -> T) -> Option<T> {
-    let answer = survive(shard, "a source", call);
+    let answer = contain(shard, "a source", call);
     if answer.is_none() {
         shard.0.sources.remove(id);
     }
     answer
-}
-
-/// Runs foreign code; a panic is logged and ends that code alone.
-fn survive<T>(shard: &Shard, what: &'static str, f: impl FnOnce() -> T) -> Option<T> {
-    match catch_unwind(AssertUnwindSafe(f)) {
-        Ok(value) => Some(value),
-        Err(panic) => {
-            tracing::error!(shard = shard.index(), message = panic_message(&*panic), "{what} panicked");
-            None
-        }
-    }
 }

@@ -1,7 +1,7 @@
 //! Sources and timers: what a shard polls, how it wakes for them, and that neither can starve the other.
 
 use std::{
-    cell::{Cell, RefCell},
+    cell::Cell,
     future::poll_fn,
     io::{Read, Write},
     os::{fd::AsFd, unix::net::UnixStream},
@@ -212,21 +212,22 @@ async fn give_way() {
 }
 
 #[test]
-fn a_sleep_that_begins_while_the_shard_is_asleep_ends_all_the_same() {
+fn a_shard_with_a_runnable_task_does_not_sleep() {
     let runtime = start(Polling::Park);
-    let slept = runtime.on_shard(0, async |shard| {
-        for _ in 0..50 {
-            let here = shard.shard_ref(0);
-            let parks = here.parks();
-            while here.parks() == parks {
-                give_way().await;
-            }
-            let before = Instant::now();
-            shard.sleep(Duration::from_micros(200)).await;
-            assert!(before.elapsed() >= Duration::from_micros(200));
+    let shard = runtime.on_shard(0, async |shard| {
+        let here = shard.shard_ref(0);
+        let (parks, turns) = (here.parks(), here.turns());
+        for _ in 0..1000 {
+            give_way().await;
         }
+        assert_eq!(here.parks(), parks);
+        assert!(here.turns() - turns >= 1000, "every other task and the sources had their turn");
+        here
     });
-    slept.wait().unwrap();
+    let shard = shard.wait().unwrap();
+    while shard.parks() == 0 {
+        std::thread::yield_now();
+    }
 }
 
 /// Judged by what the shard's own clock showed, turn by turn, not by how long the test took.
@@ -262,16 +263,18 @@ fn a_sleep_is_on_time_beside_a_task_that_yields_for_ever() {
 }
 
 #[test]
-fn sleeps_end_in_order_and_dropped_ones_never() {
+fn every_sleep_ends_when_due_and_dropped_ones_never() {
     let runtime = start(Polling::default());
-    let order = runtime.on_shard(0, async |shard| {
-        let order = Rc::new(RefCell::new(Vec::new()));
+    let ended = runtime.on_shard(0, async |shard| {
+        let ended = Rc::new(Cell::new(0));
         let start = Instant::now();
         let tasks = [3, 1, 2].map(|number| {
-            let (shard, order) = (shard.clone(), order.clone());
-            shard.clone().spawn(async move {
-                shard.sleep_until(start + number * Duration::from_millis(1)).await;
-                order.borrow_mut().push(number);
+            let (here, ended) = (shard.clone(), ended.clone());
+            shard.spawn(async move {
+                let deadline = start + number * Duration::from_millis(1);
+                here.sleep_until(deadline).await;
+                assert!(Instant::now() >= deadline);
+                ended.set(ended.get() + 1);
             })
         });
         for _ in 0..10_000 {
@@ -285,10 +288,11 @@ fn sleeps_end_in_order_and_dropped_ones_never() {
         for task in tasks {
             task.await.unwrap();
         }
+        // Past already, so it does not wait.
         shard.sleep_until(start).await;
-        order.take()
+        ended.get()
     });
-    assert_eq!(order.wait().unwrap(), [1, 2, 3]);
+    assert_eq!(ended.wait().unwrap(), 3);
 }
 
 /// Uses everything that a shard offers from inside its own poll.

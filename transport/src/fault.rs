@@ -17,7 +17,7 @@ pub struct Faults {
     pub delay: u32,
     /// From this call on everything sent vanishes and nothing comes, as when the peer's host is gone.
     pub blackout: u32,
-    /// A receive moves only a few bytes, so that frames arrive in pieces.
+    /// A receive has a budget of one byte: it moves as little as the link can.
     pub dribble: u32,
 }
 

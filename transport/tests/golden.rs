@@ -155,7 +155,9 @@ fn the_limits_are_those_of_the_code() {
     let defaults = SessionLimits::default();
     assert!(DOCUMENT.contains(&format!("as its window ({} unless", defaults.window)));
     assert!(DOCUMENT.contains(&format!("heard nothing for {} s", defaults.heartbeat.as_secs())));
-    assert!(DOCUMENT.contains(&format!("{} s (its setting) after a ping", defaults.peer_timeout.as_secs())));
+    let (after_ping, silence) = (defaults.peer_timeout - defaults.heartbeat, defaults.peer_timeout);
+    let ends = format!("within {} s after a ping, {} s (its setting)", after_ping.as_secs(), silence.as_secs());
+    assert!(DOCUMENT.contains(&ends), "WIRE.md lacks '{ends}'");
 }
 
 #[test]

@@ -60,23 +60,31 @@ impl FromStr for SystemName {
     }
 }
 
-/// Sets up every system of the plan, each with its producer at rest.
-///
-/// # Errors
-/// [`BenchError::NoSystem`] when the plan names none; whatever keeps one from starting.
-pub fn set_up(
-    plan: &Plan,
-    cpus: Option<[usize; 2]>,
-    program: &PeerProgram,
-) -> Result<Vec<Box<dyn System>>, BenchError> {
+/// Sealane, then each baseline of the plan once.
+fn measured(plan: &Plan) -> Vec<SystemName> {
     let mut names = vec![SystemName::Sealane];
     for name in &plan.baselines {
         if !names.contains(name) {
             names.push(*name);
         }
     }
-    let producer_cpu = cpus.map(|[_, producer]| producer);
     names
+}
+
+/// Sets up every system of the plan, each with its producer at rest.
+///
+/// # Errors
+/// [`BenchError::Congestion`] when the kernel lacks the one that is wanted; whatever keeps a system from starting.
+pub fn set_up(
+    plan: &Plan,
+    cpus: Option<[usize; 2]>,
+    program: &PeerProgram,
+) -> Result<Vec<Box<dyn System>>, BenchError> {
+    if let (Link::Tcp, Some(name)) = (plan.link, &plan.congestion) {
+        sockets::check_congestion(name)?;
+    }
+    let producer_cpu = cpus.map(|[_, producer]| producer);
+    measured(plan)
         .into_iter()
         .map(|system| {
             let job = PeerJob { system, plan: plan.clone(), cpu: producer_cpu, consumer_port: None };
@@ -119,13 +127,17 @@ mod tests {
     }
 
     #[test]
+    fn an_unknown_congestion_control_is_the_users_mistake() {
+        let plan = Plan { congestion: Some("tin-can".to_owned()), ..Plan::new(Bench::Rate) };
+        let error = set_up(&plan, None, &PeerProgram::this(&[])).err().expect("no kernel has it");
+        assert!(error.is_usage() && error.to_string().contains("tin-can"), "{error}");
+    }
+
+    #[test]
     fn a_baseline_that_is_named_twice_is_measured_once() {
-        let mut plan = Plan { link: Link::Loopback, ..Plan::new(Bench::Rate) };
-        let program = PeerProgram::this(&[]);
-        assert!(matches!(set_up(&plan, None, &program), Err(BenchError::NoSystem)));
-        plan.baselines = vec![SystemName::Raw, SystemName::Grpc, SystemName::Raw];
-        let systems = set_up(&plan, None, &program).expect("nothing to start");
-        let names: Vec<_> = systems.iter().map(|system| system.name()).collect();
-        assert_eq!(names, ["raw", "grpc"]);
+        let baselines = vec![SystemName::Raw, SystemName::Grpc, SystemName::Raw];
+        let plan = Plan { baselines, ..Plan::new(Bench::Rate) };
+        let names: Vec<_> = measured(&plan).into_iter().map(SystemName::as_str).collect();
+        assert_eq!(names, ["sealane", "raw", "grpc"]);
     }
 }

@@ -46,6 +46,11 @@ pub(super) fn connect(port: u16, congestion: Option<&str>) -> Result<TcpStream, 
     Ok(socket.into())
 }
 
+/// Makes sure that the kernel offers a congestion control, before any system is set up with it.
+pub(super) fn check_congestion(name: &str) -> Result<(), BenchError> {
+    socket(Some(name)).map(drop)
+}
+
 /// The congestion control that a socket really has.
 pub(super) fn congestion(stream: &TcpStream) -> Result<String, BenchError> {
     let name =

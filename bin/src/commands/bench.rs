@@ -229,7 +229,7 @@ mod tests {
 
     #[test]
     fn a_wrong_plan_is_the_users_and_a_failed_round_is_not() {
-        let wrong = Failure::from(BenchError::NoSystem);
+        let wrong = Failure::from(BenchError::LinkNotBuilt("shm"));
         assert_eq!(format!("{:?}", wrong.report()), format!("{:?}", std::process::ExitCode::from(2)));
         let failed = BenchError::Stalled { system: "raw", waited: std::time::Duration::ZERO };
         let failed = Failure::from(failed);

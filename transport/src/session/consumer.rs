@@ -380,6 +380,11 @@ impl<W, D> Session<W, D> {
         Some((wanted.waiter, wanted.destination))
     }
 
+    /// True until the request of that handle has ended or was taken out.
+    pub fn is_waiting(&self, handle: Handle) -> bool {
+        self.consumer.wanted.get(handle).is_some()
+    }
+
     /// Ends this side's requests of `step` between `consumer` and `producer` with `error`.
     pub fn end_requests(&mut self, step: i64, consumer: u16, producer: Option<u32>, error: &Error) {
         let pick = |wanted: &Wanted<W>| {
@@ -405,12 +410,12 @@ impl<W, D> Session<W, D> {
 
     /// Takes out the requests that `pick` (consumer, producer) chooses and that have not been sent, to be asked of
     /// another session: its pair turned out to live on another of the peer's shards.
-    pub fn take_requests(&mut self, mut pick: impl FnMut(u16, u32) -> bool, mut each: impl FnMut(Ask<'_, W>)) {
+    pub fn take_requests(&mut self, mut pick: impl FnMut(u16, u32) -> bool, mut each: impl FnMut(Handle, Ask<'_, W>)) {
         debug_assert!(self.attached.is_none(), "requests move before a link is attached");
         for handle in self.consumer.wanted.select(|wanted| pick(wanted.consumer, wanted.producer)) {
             let mut wanted = self.consumer.wanted.remove(handle).expect("just selected");
             let key = std::mem::take(&mut wanted.key);
-            each(Ask {
+            let ask = Ask {
                 consumer: wanted.consumer,
                 producer: wanted.producer,
                 step: wanted.step,
@@ -418,7 +423,8 @@ impl<W, D> Session<W, D> {
                 deadline: wanted.deadline,
                 destination: wanted.destination,
                 waiter: wanted.waiter,
-            });
+            };
+            each(handle, ask);
         }
     }
 

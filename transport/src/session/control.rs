@@ -24,10 +24,16 @@ pub(super) enum Control {
 #[derive(Default)]
 pub(super) struct ControlQueue {
     queue: VecDeque<Control>,
+    /// `Resumed` and `GoAway`, one of each a link: they say that all is said, so they leave after requests and answers.
+    conclusions: VecDeque<Control>,
 }
 
 impl ControlQueue {
     pub(super) fn push(&mut self, control: Control) {
+        if matches!(control, Control::Resumed | Control::GoAway(_)) {
+            self.conclusions.push_back(control);
+            return;
+        }
         // A peer that pings and never reads must not fill the queue: the latest pong answers for all.
         if let (Control::Pong(nonce), Some(Control::Pong(last))) = (&control, self.queue.back_mut()) {
             *last = *nonce;
@@ -37,17 +43,31 @@ impl ControlQueue {
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.queue.is_empty()
+        self.queue.is_empty() && self.conclusions.is_empty()
     }
 
     pub(super) fn is_full(&self) -> bool {
         self.queue.len() >= CONTROL_QUEUE_MAX
     }
 
-    /// Stages the first frame; false if there is none.
+    /// Stages the first frame but a conclusion; false if there is none.
+    #[inline]
     pub(super) fn stage(&mut self, outbox: &mut Outbox) -> bool {
-        let Some(control) = self.queue.pop_front() else { return false };
-        outbox.stage(|writer| match &control {
+        let control = self.queue.pop_front();
+        control.is_some_and(|control| control.stage(outbox))
+    }
+
+    /// Stages what concludes all that was said before; false if nothing does.
+    #[inline]
+    pub(super) fn stage_conclusion(&mut self, outbox: &mut Outbox) -> bool {
+        let control = self.conclusions.pop_front();
+        control.is_some_and(|control| control.stage(outbox))
+    }
+}
+
+impl Control {
+    fn stage(self, outbox: &mut Outbox) -> bool {
+        outbox.stage(|writer| match &self {
             Control::Parked(id) => writer.parked(*id),
             Control::Cancel(id) => writer.cancel(*id),
             Control::Failure { id, code, reason } => writer.failure(&Failure { id: *id, code: *code, reason }),

@@ -140,6 +140,8 @@ pub struct Session<W, D> {
     consumer: Consumer<W>,
     producer: Producer<D>,
     events: VecDeque<Event<W, D>>,
+    /// [`Asked`] events in the queue: the owner has still to park or answer them, so they count as if it had.
+    undecided: usize,
     /// Keys of the [`Asked`] events in the queue, one after the other.
     event_keys: String,
 }
@@ -159,6 +161,7 @@ impl<W, D> Session<W, D> {
             consumer: Consumer::new(&limits),
             producer: Producer::new(&limits),
             events: VecDeque::new(),
+            undecided: 0,
             event_keys: String::new(),
             limits,
         }
@@ -187,6 +190,12 @@ impl<W, D> Session<W, D> {
     /// Tensors handed to the peer and not yet released.
     pub fn unreleased(&self) -> usize {
         self.producer.unreleased()
+    }
+
+    /// True if the two sides do not yet agree on what was lent: a tensor was handed to the peer and not released, or
+    /// one of the peer's was released and the peer has not said that it knows.
+    pub fn has_loans(&self) -> bool {
+        self.producer.unreleased() > 0 || self.consumer.has_releases()
     }
 
     /// True if a link is wanted: there is something to ask or to release.
@@ -229,7 +238,11 @@ impl<W, D> Session<W, D> {
 
     /// The next thing that the owner must know.
     pub fn poll_event(&mut self) -> Option<Event<W, D>> {
-        self.events.pop_front()
+        let event = self.events.pop_front();
+        if let Some(Event::Asked(_)) = event {
+            self.undecided -= 1;
+        }
+        event
     }
 
     /// Swaps the events that wait with `other`, which must be empty: the way to handle many without taking each from
@@ -237,6 +250,7 @@ impl<W, D> Session<W, D> {
     pub fn swap_events(&mut self, other: &mut VecDeque<Event<W, D>>) {
         debug_assert!(other.is_empty());
         std::mem::swap(&mut self.events, other);
+        self.undecided = 0;
     }
 
     /// True if [`poll_event`](Self::poll_event) has something.
@@ -292,9 +306,11 @@ impl<W, D> Session<W, D> {
                 filled = true;
                 continue;
             }
-            let more = self.producer.stage_answer(&mut self.outbox)
+            // Control goes first: a request that is asked again must not overtake the cancel of the one before it.
+            let more = self.control.stage(&mut self.outbox)
+                || self.producer.stage_answer(&mut self.outbox)
                 || (self.going_away.is_none() && self.consumer.stage_request(now, &attached.roster, &mut self.outbox))
-                || self.control.stage(&mut self.outbox);
+                || self.control.stage_conclusion(&mut self.outbox);
             filled |= more;
             if !more || one_message {
                 return filled;
@@ -320,9 +336,15 @@ impl<W, D> Session<W, D> {
     pub fn next_timeout(&self) -> Option<Instant> {
         let liveness = self.attached.as_ref().map(|attached| match attached.pinged {
             None => attached.heard + self.limits.heartbeat,
-            Some(_) => attached.heard + self.limits.peer_timeout.max(self.limits.heartbeat + Duration::from_millis(1)),
+            Some(pinged) => pinged + self.pong_timeout(),
         });
         [liveness, self.consumer.next_deadline()].into_iter().flatten().min()
+    }
+
+    /// How long the answer to a ping may take. Counted from the ping, not from the last word of the peer: a shard that
+    /// was itself stopped for longer than the timeout asks before it judges.
+    fn pong_timeout(&self) -> Duration {
+        self.limits.peer_timeout.saturating_sub(self.limits.heartbeat).max(Duration::from_millis(1))
     }
 
     /// Time has passed: requests whose deadline is over end, an idle peer is pinged.
@@ -331,14 +353,16 @@ impl<W, D> Session<W, D> {
     /// The peer has been silent for too long: the owner detaches.
     pub fn handle_timeout(&mut self, now: Instant) -> Result<(), LinkError> {
         self.consumer.expire(now, &mut self.control, &mut self.events);
+        let pong_timeout = self.pong_timeout();
         if let Some(attached) = &mut self.attached {
             let silence = now.saturating_duration_since(attached.heard);
-            if attached.pinged.is_some() && silence >= self.limits.peer_timeout {
-                return Err(LinkError::Silent(silence));
-            }
-            if attached.pinged.is_none() && silence >= self.limits.heartbeat {
-                attached.pinged = Some(now);
-                self.control.push(Control::Ping(u64::from(self.epoch)));
+            match attached.pinged {
+                Some(pinged) if now >= pinged + pong_timeout => return Err(LinkError::Silent(silence)),
+                None if silence >= self.limits.heartbeat => {
+                    attached.pinged = Some(now);
+                    self.control.push(Control::Ping(u64::from(self.epoch)));
+                }
+                _ => {}
             }
         }
         Ok(())

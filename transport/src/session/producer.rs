@@ -2,6 +2,8 @@
 
 use std::collections::VecDeque;
 
+use hashbrown::HashMap;
+
 use super::control::Control;
 use super::{Event, Session};
 use crate::arena::{Arena, Handle};
@@ -21,14 +23,13 @@ struct Served<D> {
     deposit: D,
     /// The release, if it came while the link still had the payload.
     settled: Option<bool>,
-    /// Handed out on an earlier link, and not yet asked for on this one.
-    stale: bool,
 }
 
 pub(super) struct Producer<D> {
     served: Arena<Served<D>>,
     to_answer: VecDeque<Handle>,
-    stale: usize,
+    /// Those handed out on an earlier link and not yet asked for on this one, by the peer's id.
+    stale: HashMap<Handle, Handle>,
     /// Requests of the peer that the owner has parked.
     parked: usize,
     parked_max: usize,
@@ -44,7 +45,7 @@ impl<D> Producer<D> {
         Self {
             served: Arena::new(limits.parked_requests_max),
             to_answer: VecDeque::new(),
-            stale: 0,
+            stale: HashMap::new(),
             parked: 0,
             parked_max: limits.parked_requests_max,
             release_seen: 0,
@@ -61,9 +62,10 @@ impl<D> Producer<D> {
         !self.to_answer.is_empty()
     }
 
-    /// The setting's value, if the peer has as many requests parked or tensors unreleased.
-    pub(super) fn full(&self) -> Option<usize> {
-        (self.parked >= self.parked_max || self.served.is_full()).then_some(self.parked_max)
+    /// The setting's value, if the peer has as many requests parked or tensors unreleased, `undecided` ones included.
+    pub(super) fn full(&self, undecided: usize) -> Option<usize> {
+        let most = self.parked.max(self.served.len()) + undecided;
+        (most >= self.parked_max).then_some(self.parked_max)
     }
 
     pub(super) fn unpark(&mut self) {
@@ -72,13 +74,7 @@ impl<D> Producer<D> {
 
     /// A request that this side has answered on an earlier link gets the same answer; false if it has not.
     pub(super) fn answer_again(&mut self, request: Handle) -> bool {
-        if self.stale == 0 {
-            return false;
-        }
-        let same = |(_, served): &(Handle, &mut Served<D>)| served.stale && served.request == request;
-        let Some((token, served)) = self.served.iter_mut().find(same) else { return false };
-        served.stale = false;
-        self.stale -= 1;
+        let Some(token) = self.stale.remove(&request) else { return false };
         self.to_answer.push_back(token);
         true
     }
@@ -140,7 +136,9 @@ impl<D> Producer<D> {
             return;
         }
         let served = self.served.remove(token).expect("just found");
-        self.stale -= usize::from(served.stale);
+        if !self.stale.is_empty() {
+            self.stale.remove(&served.request);
+        }
         let tensor = (served.meta, served.payload.expect("just looked at"));
         events.push_back(Event::Settled { deposit: served.deposit, tensor, taken });
     }
@@ -149,10 +147,7 @@ impl<D> Producer<D> {
     pub(super) fn suspend(&mut self) {
         self.to_answer.clear();
         self.parked = 0;
-        for (_, served) in self.served.iter_mut() {
-            served.stale = true;
-        }
-        self.stale = self.served.len();
+        self.stale = self.served.iter().map(|(token, served)| (served.request, token)).collect();
     }
 
     /// An acknowledgement may have been lost with the former link, and the consumer sends again what it lacks one for:
@@ -163,7 +158,7 @@ impl<D> Producer<D> {
 
     /// The consumer has asked again for all it still wants: what is left was given up while there was no link.
     pub(super) fn take_back_stale<W>(&mut self, events: &mut VecDeque<Event<W, D>>) {
-        for token in self.served.select(|served| served.stale) {
+        for (_, token) in std::mem::take(&mut self.stale) {
             self.settle(token, false, events);
         }
     }
@@ -194,7 +189,7 @@ impl<W, D> Session<W, D> {
             self.refuse(id, &Error::full("transport.tensor_bytes_max", reason));
             return Err((meta, payload, deposit));
         }
-        let served = Served { request: id, meta, payload: Some(payload), deposit, settled: None, stale: false };
+        let served = Served { request: id, meta, payload: Some(payload), deposit, settled: None };
         match self.producer.served.insert(served) {
             Ok(token) => {
                 self.producer.to_answer.push_back(token);

@@ -45,11 +45,12 @@ impl<W, D> Session<W, D> {
         if self.producer.answer_again(request.id) {
             return Ok(());
         }
-        if let Some(limit) = self.producer.full() {
+        if let Some(limit) = self.producer.full(self.undecided) {
             let reason = format!("{limit} requests of this peer are parked or unreleased");
             self.refuse(request.id, &Error::full("fusion.parked_requests_max", reason));
             return Ok(());
         }
+        self.undecided += 1;
         let start = self.event_keys.len();
         self.event_keys.push_str(request.key);
         self.events.push_back(Event::Asked(Asked {

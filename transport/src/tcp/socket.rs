@@ -73,6 +73,8 @@ pub struct TcpLink {
     start: usize,
     end: usize,
     landing: Option<Landing>,
+    /// The last write said that more follows: the kernel may hold its bytes back.
+    held_back: bool,
 }
 
 impl TcpLink {
@@ -83,7 +85,7 @@ impl TcpLink {
     pub fn new(socket: Socket, read_ahead: &[u8]) -> Self {
         let mut staging = vec![0; STAGING_BYTES].into_boxed_slice();
         staging[..read_ahead.len()].copy_from_slice(read_ahead);
-        Self { socket, staging, start: 0, end: read_ahead.len(), landing: None }
+        Self { socket, staging, start: 0, end: read_ahead.len(), landing: None, held_back: false }
     }
 
     /// Lets the receiver take what is staged; true if that was anything.
@@ -170,6 +172,11 @@ impl Link for TcpLink {
     fn transmit(&mut self, outbox: &mut Outbox, more_follows: bool) -> Result<usize, LinkError> {
         // A write that others follow needs no segment of its own.
         let flags = libc::MSG_NOSIGNAL | if more_follows { libc::MSG_MORE } else { 0 };
+        if outbox.is_empty() && self.held_back && !more_follows {
+            // Nothing followed after all. Setting the option again is how Linux is told to send what it holds.
+            self.socket.set_tcp_nodelay(true).map_err(|error| LinkError::io("set TCP_NODELAY", &error))?;
+            self.held_back = false;
+        }
         let mut total = 0;
         while !outbox.is_empty() {
             let mut slices = [IoSlice::new(&[]); VECTORS];
@@ -183,6 +190,7 @@ impl Link for TcpLink {
                 Ok(written) => {
                     outbox.advance(written);
                     total += written;
+                    self.held_back = more_follows;
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}

@@ -96,7 +96,9 @@ async fn throughput(
     let tally = Rc::new(RefCell::new((Tally::start(Instant::now(), length), false)));
     let tasks: Vec<_> = lanes
         .into_iter()
-        .map(|lane| shard.shard().spawn(pull_until_over(shard.clone(), pair.clone(), lane, plan.size_bytes, tally.clone())))
+        .map(|lane| {
+            shard.shard().spawn(pull_until_over(shard.clone(), pair.clone(), lane, plan.size_bytes, tally.clone()))
+        })
         .collect();
     let mut lanes = Vec::with_capacity(tasks.len());
     for task in tasks {

@@ -16,6 +16,7 @@ use sealane_transport::tcp::{TcpSettings, congestion_of};
 use socket2::Socket;
 
 use crate::error::BenchError;
+use crate::limits::STALL_LIMIT;
 use crate::peer::{Peer, PeerJob, PeerProgram, PeerReady, announce};
 use crate::plan::{Bench, Fuse, Link, Plan};
 use crate::sample::Sample;
@@ -52,8 +53,7 @@ impl Sealane {
         let job = PeerJob { consumer_port: Some(port), ..job.clone() };
         let peer = Peer::start(program, &job)?;
         let map = map(peer.ready().port, port);
-        let cpu = job.plan.cpus.map(|[consumer, _]| consumer);
-        let engine = engine(&job.plan, map, &[WORKER], listener, cpu)?;
+        let engine = engine(&job.plan, map, &[WORKER], listener, STALL_LIMIT)?;
         let mut system = Self::new(&job.plan, engine, Some(congestion), Some(peer));
         system.rest()?;
         Ok(system)
@@ -62,8 +62,7 @@ impl Sealane {
     /// One process, one shard, the loopback link.
     pub(in crate::systems) fn in_memory(plan: &Plan) -> Result<Self, BenchError> {
         let (listener, port) = listen(plan)?;
-        let cpu = plan.cpus.map(|[consumer, _]| consumer);
-        let engine = engine(plan, map(port, port), &[WORKER, PS], listener, cpu)?;
+        let engine = engine(plan, map(port, port), &[WORKER, PS], listener, PATIENCE)?;
         producer::start(&engine, plan)?;
         let mut system = Self::new(plan, engine, None, None);
         system.rest()?;
@@ -143,7 +142,7 @@ impl Drop for Sealane {
 pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
     let (listener, port) = listen(&job.plan)?;
     let map = map(port, job.consumer_port.unwrap_or(port));
-    let engine = engine(&job.plan, map, &[PS], listener, job.cpu)?;
+    let engine = engine(&job.plan, map, &[PS], listener, PATIENCE)?;
     producer::start(&engine, &job.plan)?;
     announce(PeerReady { port })?;
     loop {
@@ -174,7 +173,7 @@ fn engine(
     map: String,
     tasks: &[&str],
     listener: TcpListener,
-    cpu: Option<usize>,
+    request_timeout: Duration,
 ) -> Result<Engine, BenchError> {
     let failed = |reason: String| BenchError::Sealane { operation: "start", reason };
     let map = EndpointMap::parse(&map, "the bench's endpoint map").map_err(|error| failed(error.to_string()))?;
@@ -184,7 +183,7 @@ fn engine(
     settings.session.window = plan.window;
     settings.session.heartbeat = PATIENCE;
     settings.session.peer_timeout = PATIENCE;
-    settings.request_timeout = PATIENCE;
+    settings.request_timeout = request_timeout;
     settings.slab_send_bytes = SLAB_BYTES;
     settings.slab_receive_bytes = 1 << 20;
     settings.fuse = match plan.fuse {
@@ -192,11 +191,9 @@ fn engine(
         Fuse::Turn => EngineFuse::Turn,
     };
     settings.runtime.polling = if plan.polling { Polling::Spin } else { Polling::default() };
-    settings.runtime.pin = cpu.map_or(Pin::Off, |cpu| Pin::Cpus(vec![cpu]));
+    // The harness has pinned this thread, and a shard's thread inherits that.
+    settings.runtime.pin = Pin::Off;
     settings.runtime.stall_report = Duration::ZERO;
-    // The harness has chosen the CPUs; claims of daemons on this machine are not its business.
-    settings.runtime.claim_directory =
-        std::env::temp_dir().join(format!("sealane-bench-{}", std::process::id()));
     if plan.link == Link::Loopback {
         settings.session.parked_requests_max = settings.session.parked_requests_max.max(plan.window * 2);
     }

@@ -140,29 +140,32 @@ fn limits_of_the_answering_side_refuse_and_name_themselves() {
 
 #[test]
 fn an_answer_over_a_limit_comes_back_to_its_owner() {
-    let few = SessionLimits { parked_requests_max: 1, ..SessionLimits::default() };
+    let few = SessionLimits { parked_requests_max: 3, ..SessionLimits::default() };
     let small = SessionLimits { tensor_bytes_max: 100, ..SessionLimits::default() };
     let mut pair = Pair { asking: End::with(small), answering: End::with(few) };
     pair.answering.lose_link();
     pair.answering.session.attach(pair.answering.now, 2, Roster { numbers: vec![PEER_TASK] }, 100);
-    (0..3).for_each(|number| _ = pair.asking.ask("w", number));
+    (0..4).for_each(|number| _ = pair.asking.ask("w", number));
     pair.talk();
     let ids: Vec<_> = pair.answering.asked().iter().map(|(request, _)| request.id).collect();
+    assert_eq!(ids.len(), 3, "the fourth is refused before its owner hears of it");
     let (meta, payload, deposit) =
         pair.answering.session.answer(ids[0], Meta::from_slice(b"m"), vec![0; 101].into(), "large").unwrap_err();
     assert_eq!((&meta[..], payload.len(), deposit), (&b"m"[..], 101, "large"));
     pair.answering.answer(ids[1], vec![0; 100], "fits");
-    let refused = pair.answering.session.answer(ids[2], Meta::new(), vec![0; 3].into(), "second");
-    assert_eq!(refused.unwrap_err().2, "second");
+    let nobody = Handle::from_bits(77 << 32);
+    (0..2).for_each(|_| pair.answering.answer(nobody, vec![0; 1], "unwanted"));
+    let refused = pair.answering.session.answer(ids[2], Meta::new(), vec![0; 3].into(), "fourth");
+    assert_eq!(refused.unwrap_err().2, "fourth");
     pair.talk();
     let answers = pair.asking.answers();
-    assert_eq!(answers[0], (1, Ok(vec![0; 100])));
     let text = |at: usize| answers[at].1.clone().unwrap_err();
-    assert!(
-        text(1).ends_with("transport.tensor_bytes_max is full: the tensor has 101 bytes, the consumer accepts 100")
-    );
-    assert!(text(2).ends_with("fusion.parked_requests_max is full: 1 tensors are unreleased"), "{}", text(2));
-    assert_eq!(pair.answering.settled(), [("fits", 100, true)]);
+    assert!(text(0).ends_with("fusion.parked_requests_max is full: 3 requests of this peer are parked or unreleased"));
+    let too_large = "transport.tensor_bytes_max is full: the tensor has 101 bytes, the consumer accepts 100";
+    assert!(text(1).ends_with(too_large));
+    assert!(text(2).ends_with("fusion.parked_requests_max is full: 3 tensors are unreleased"), "{}", text(2));
+    assert_eq!(answers[3], (1, Ok(vec![0; 100])), "refusals are short, and overtake tensors");
+    assert_eq!(pair.answering.settled(), [("fits", 100, true), ("unwanted", 1, false), ("unwanted", 1, false)]);
     pair.nothing_is_left();
 }
 

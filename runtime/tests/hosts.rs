@@ -1,4 +1,4 @@
-//! Pinning and claims between runtimes and between processes, and hosts that do not let a shard start.
+//! What a host grants: CPUs shared with other runtimes and processes, io_uring, memory.
 //!
 //! Some tests need a process of their own: they start this test program again and name the part to play.
 
@@ -6,10 +6,12 @@ use std::{
     env,
     io::{BufRead, BufReader, Read},
     path::Path,
-    process::{Child, Command, Stdio},
+    process::{Child, ChildStdout, Command, Stdio},
 };
 
-use sealane_runtime::{Pin, Runtime, RuntimeError, RuntimeSettings, Wanted, allowed_cpus, claim_cpus};
+use sealane_runtime::{
+    Pin, Runtime, RuntimeError, RuntimeSettings, Slab, SlabSettings, Wanted, allowed_cpus, claim_cpus,
+};
 
 const PART: &str = "RUNTIME_TEST_PART";
 const DIRECTORY: &str = "RUNTIME_TEST_DIRECTORY";
@@ -50,6 +52,12 @@ fn another_process() {
             forbid_io_uring();
             println!("\nerror {}", start_error(directory));
         }
+        "little memory" => {
+            use nix::sys::resource::{Resource, setrlimit};
+            setrlimit(Resource::RLIMIT_AS, 1 << 30, 1 << 30).unwrap();
+            let settings = SlabSettings { bytes: 2 << 30, ..SlabSettings::default() };
+            println!("\nerror {}", Slab::new(settings).unwrap_err());
+        }
         other => panic!("no such part: {other}"),
     }
 }
@@ -86,12 +94,15 @@ fn forbid_io_uring() {
     }
 }
 
-/// The rest of the line that starts with `word` in what the process writes.
-fn line(child: &mut Child, word: &str) -> String {
-    BufReader::new(child.stdout.take().unwrap())
+/// The rest of the line that starts with `word` in what the process writes, and the pipe, which must stay open.
+fn line(child: &mut Child, word: &str) -> (String, BufReader<ChildStdout>) {
+    let mut output = BufReader::new(child.stdout.take().unwrap());
+    let found = output
+        .by_ref()
         .lines()
         .find_map(|line| Some(line.unwrap().strip_prefix(word)?.trim().to_owned()))
-        .expect("the other process has played its part")
+        .expect("the other process has played its part");
+    (found, output)
 }
 
 #[test]
@@ -149,7 +160,8 @@ fn a_directory_that_cannot_be_used_only_costs_the_pinning() {
 fn a_cpu_of_another_process_is_left_alone_until_that_ends() {
     let directory = tempfile::tempdir().unwrap();
     let mut other = play("hold", directory.path());
-    let cpu: usize = line(&mut other, "holding ").parse().unwrap();
+    let (cpu, _output) = line(&mut other, "holding ");
+    let cpu: usize = cpu.parse().unwrap();
     let error = claim_cpus(directory.path(), Wanted::These(&[cpu])).unwrap_err();
     let RuntimeError::CpuClaimed { holder, .. } = error else { panic!("{error}") };
     assert_eq!(holder, Some(other.id()));
@@ -167,10 +179,20 @@ fn a_host_without_io_uring_is_told_what_to_do() {
     let directory = tempfile::tempdir().unwrap();
     for part in ["no io_uring", "locked memory"] {
         let mut other = play(part, directory.path());
-        let error = line(&mut other, "error ");
+        let (error, mut output) = line(&mut other, "error ");
         assert!(error.contains("io_uring cannot be used"), "{error}");
         assert!(error.contains("seccomp") && error.contains("ulimit -l"), "{error}");
-        drop(other.stdin.take());
+        output.read_to_end(&mut Vec::new()).unwrap();
         assert!(other.wait().unwrap().success(), "{part}");
     }
+}
+
+#[test]
+fn a_slab_that_the_host_cannot_give_is_an_error() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut other = play("little memory", directory.path());
+    let (error, mut output) = line(&mut other, "error ");
+    assert!(error.contains("mapping the slab failed"), "{error}");
+    output.read_to_end(&mut Vec::new()).unwrap();
+    assert!(other.wait().unwrap().success());
 }

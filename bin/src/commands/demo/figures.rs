@@ -1,0 +1,168 @@
+//! What a demo has measured so far, added up step by step. Memory does not grow with the steps.
+
+use std::time::Duration;
+
+use hdrhistogram::Histogram;
+
+use super::protocol::Fetched;
+
+/// Longest latency that is told apart, in ns: no request of the demo waits for longer.
+const LATENCY_NS_MAX: u64 = 120_000_000_000;
+/// Digits of a latency that are kept.
+const LATENCY_DIGITS: u8 = 3;
+
+/// What moved in one direction, and how long that took.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Flow {
+    pub(super) tensors: u64,
+    pub(super) bytes: u64,
+    pub(super) time: Duration,
+}
+
+impl Flow {
+    /// 10^9 bytes a second; 0 where nothing moved.
+    pub(super) fn gigabytes_per_s(&self) -> f64 {
+        if self.time.is_zero() { 0.0 } else { self.bytes as f64 / self.time.as_secs_f64() / 1e9 }
+    }
+
+    fn add(&mut self, other: Flow) {
+        self.tensors += other.tensors;
+        self.bytes += other.bytes;
+        self.time += other.time;
+    }
+
+    /// Two that took place at once.
+    fn beside(self, other: Flow) -> Flow {
+        Flow { tensors: self.tensors + other.tensors, bytes: self.bytes + other.bytes, time: self.time.max(other.time) }
+    }
+}
+
+/// What one worker, or all, moved.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Traffic {
+    pub(super) pull: Flow,
+    pub(super) push: Flow,
+}
+
+impl Traffic {
+    /// Tensors both ways.
+    pub(super) fn tensors(&self) -> u64 {
+        self.pull.tensors + self.push.tensors
+    }
+
+    /// Bytes both ways.
+    pub(super) fn bytes(&self) -> u64 {
+        self.pull.bytes + self.push.bytes
+    }
+
+    /// Time of all transfers of a step, in ms, on average.
+    pub(super) fn step_ms(&self, steps: u64) -> f64 {
+        (self.pull.time + self.push.time).as_secs_f64() * 1e3 / steps.max(1) as f64
+    }
+
+    fn add(&mut self, other: Traffic) {
+        self.pull.add(other.pull);
+        self.push.add(other.push);
+    }
+}
+
+/// All figures of a demo.
+#[derive(Debug)]
+pub(super) struct Figures {
+    /// Of each worker, by number.
+    pub(super) workers: Vec<Traffic>,
+    /// Of all workers, whose transfers take place at once.
+    pub(super) total: Traffic,
+    /// Of the single pulls, in ns.
+    pub(super) latencies: Histogram<u64>,
+    pub(super) tensors_verified: u64,
+    pub(super) bytes_verified: u64,
+    pub(super) steps: u64,
+}
+
+impl Figures {
+    pub(super) fn new(workers: usize) -> Figures {
+        let latencies = Histogram::new_with_bounds(1, LATENCY_NS_MAX, LATENCY_DIGITS);
+        Figures {
+            workers: vec![Traffic::default(); workers],
+            total: Traffic::default(),
+            latencies: latencies.expect("the bounds are constants that make a histogram"),
+            tensors_verified: 0,
+            bytes_verified: 0,
+            steps: 0,
+        }
+    }
+
+    /// Adds a step: what each worker fetched from each ps, and what each ps fetched from each worker. Gives what all
+    /// workers moved in it.
+    pub(super) fn add_step(&mut self, pulled: &[Vec<Fetched>], pushed: &[Vec<Fetched>]) -> Traffic {
+        let mut step = vec![Traffic::default(); self.workers.len()];
+        for (worker, from_ps) in pulled.iter().enumerate() {
+            for fetched in from_ps {
+                step[worker].pull = step[worker].pull.beside(flow(fetched));
+                fetched.latencies_ns.iter().for_each(|latency| self.latencies.saturating_record(*latency));
+            }
+        }
+        for fetched in pushed.iter().flatten() {
+            step[fetched.peer].push = step[fetched.peer].push.beside(flow(fetched));
+        }
+        let all = step.iter().fold(Traffic::default(), |all, worker| Traffic {
+            pull: all.pull.beside(worker.pull),
+            push: all.push.beside(worker.push),
+        });
+        self.workers.iter_mut().zip(step).for_each(|(sum, worker)| sum.add(worker));
+        self.total.add(all);
+        self.steps += 1;
+        all
+    }
+
+    /// Adds what was compared byte by byte.
+    pub(super) fn add_verified(&mut self, tensors: u64, bytes: u64) {
+        self.tensors_verified += tensors;
+        self.bytes_verified += bytes;
+    }
+}
+
+fn flow(fetched: &Fetched) -> Flow {
+    Flow { tensors: fetched.tensors, bytes: fetched.bytes, time: Duration::from_nanos(fetched.elapsed_ns) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fetched(peer: usize, bytes: u64, elapsed_ms: u64) -> Fetched {
+        let elapsed_ns = elapsed_ms * 1_000_000;
+        Fetched { peer, tensors: 1, bytes, elapsed_ns, latencies_ns: vec![elapsed_ns] }
+    }
+
+    #[test]
+    fn flows_at_once_take_as_long_as_the_longest_and_steps_add_up() {
+        let mut figures = Figures::new(2);
+        // Two ps: each worker pulls from both, each ps takes the pushes of both.
+        let pulled = [[fetched(0, 100, 2), fetched(1, 200, 4)], [fetched(0, 100, 6), fetched(1, 200, 1)]];
+        let pushed = [[fetched(0, 10, 1), fetched(1, 10, 3)], [fetched(0, 20, 2), fetched(1, 20, 5)]];
+        let (pulled, pushed) = (pulled.map(Vec::from), pushed.map(Vec::from));
+        let step = figures.add_step(&pulled, &pushed);
+        let ms = Duration::from_millis;
+        assert_eq!(step.pull, Flow { tensors: 4, bytes: 600, time: ms(6) });
+        assert_eq!(step.push, Flow { tensors: 4, bytes: 60, time: ms(5) });
+        assert_eq!(figures.workers[0].pull, Flow { tensors: 2, bytes: 300, time: ms(4) });
+        assert_eq!(figures.workers[0].push, Flow { tensors: 2, bytes: 30, time: ms(2) });
+        assert_eq!(figures.workers[1].push.time, ms(5));
+        figures.add_step(&pulled, &pushed);
+        assert_eq!((figures.total.tensors(), figures.total.bytes(), figures.steps), (16, 1320, 2));
+        assert_eq!(figures.total.step_ms(2), 11.0);
+        assert_eq!(figures.latencies.len(), 8);
+        figures.add_verified(3, 30);
+        figures.add_verified(4, 40);
+        assert_eq!((figures.tensors_verified, figures.bytes_verified), (7, 70));
+    }
+
+    #[test]
+    fn rates_are_of_ten_to_the_ninth() {
+        let flow = Flow { tensors: 1, bytes: 3_000_000_000, time: Duration::from_secs(2) };
+        assert_eq!(flow.gigabytes_per_s(), 1.5);
+        assert_eq!(Flow::default().gigabytes_per_s(), 0.0);
+    }
+}

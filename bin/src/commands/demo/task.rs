@@ -1,0 +1,229 @@
+//! One task of the demo, in a process of its own: an engine, its share of the workload, and the orders of the parent.
+//! Makes and compares bytes on the main thread, moves them on the shard.
+
+use std::io::{self, BufRead, Write};
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, Receiver};
+use std::time::Duration;
+
+use sealane_fusion::{EndpointMap, Engine, EngineSettings, Error};
+use sealane_runtime::{JoinHandle, Pin};
+
+use super::exchange::{self, Between};
+use super::interrupts;
+use super::protocol::{Fetched, Job, Order, Part, Report};
+use super::share::Share;
+use crate::cli::SettingsFlags;
+use crate::engine_settings::short_lived_engine_settings;
+use crate::settings::{Role, Runtime, Settings, Source, Sourced};
+use crate::workload::Workload;
+use crate::{Context, Failure};
+
+/// How long a request of the demo waits: far longer than any transfer here, short enough to see a demo fail.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
+/// Slabs of a demo's engine where no setting gives them: its tensors bring their own memory.
+const SLAB_BYTES: usize = 1 << 20;
+/// Orders read ahead of the one that is carried out; the parent sends one at a time.
+const ORDERS_MAX: usize = 2;
+
+/// What `sealane demo` starts its tasks with.
+#[derive(Debug, clap::Args)]
+#[command(hide = true, after_help = "Example:\n  sealane demo-task  # started by `sealane demo`, not by people")]
+pub struct TaskArgs {
+    /// As in `sealane demo`
+    #[arg(long)]
+    config: Option<PathBuf>,
+    /// As in `sealane demo`
+    #[arg(long)]
+    set: Vec<String>,
+}
+
+/// Runs one task of the demo.
+///
+/// # Errors
+///
+/// Standard output cannot be written. Whatever else goes wrong is reported to the parent, which ends this process.
+pub fn run_task(args: &TaskArgs, context: &Context) -> Result<(), Failure> {
+    interrupts::leave_to_parent()?;
+    let orders = read_orders();
+    if let Err(reason) = serve(&orders, args, context) {
+        report(&Report::Failed { reason })?;
+        // The parent has the reason and closes standard input, which ends the process.
+        while orders.recv().is_ok() {}
+    }
+    Ok(())
+}
+
+/// Reads orders on a thread of its own, so that the end of standard input ends the process whatever it waits for.
+fn read_orders() -> Receiver<Result<Order, String>> {
+    let (sender, receiver) = mpsc::sync_channel(ORDERS_MAX);
+    std::thread::spawn(move || {
+        for line in io::stdin().lock().lines().map_while(Result::ok) {
+            let order = serde_json::from_str(&line).map_err(|error| format!("an order cannot be read ({error})"));
+            let is_last = matches!(order, Ok(Order::Finish));
+            // Nobody listens once the work has ended.
+            if sender.send(order).is_err() || is_last {
+                return;
+            }
+        }
+        std::process::exit(1);
+    });
+    receiver
+}
+
+fn report(report: &Report) -> Result<(), Failure> {
+    let mut line = serde_json::to_vec(report).map_err(Failure::work)?;
+    line.push(b'\n');
+    let mut out = io::stdout().lock();
+    out.write_all(&line).and_then(|()| out.flush()).map_err(Failure::work)
+}
+
+fn serve(orders: &Receiver<Result<Order, String>>, args: &TaskArgs, context: &Context) -> Result<(), String> {
+    let mut state = None;
+    loop {
+        let order = orders.recv().map_err(|_| "the orders ended".to_owned())??;
+        let answer = match (order, &mut state) {
+            (Order::Begin(job), state) => {
+                let listener = TcpListener::bind("127.0.0.1:0");
+                let listener = listener.map_err(|error| format!("no port can be had on 127.0.0.1 ({error})"))?;
+                let address = listener.local_addr().map_err(|error| error.to_string())?;
+                *state = Some(State::Listening { job, listener });
+                Report::Listening { address }
+            }
+            (Order::Start { endpoint_map }, state) => {
+                let Some(State::Listening { job, listener }) = state.take() else {
+                    return Err("told to start before it had a port".to_owned());
+                };
+                let player = Player::start(&job, listener, &endpoint_map, args, context);
+                let player = player.map_err(|failure| failure.to_string())?;
+                let cpus = player.engine.cpus();
+                *state = Some(State::Running(player));
+                Report::Ready { cpus }
+            }
+            (Order::Fill { step }, Some(State::Running(player))) => player.fill(step)?,
+            (Order::Fetch { step }, Some(State::Running(player))) => player.fetch(step)?,
+            (Order::Verify { step }, Some(State::Running(player))) => player.verify(step)?,
+            (Order::Finish, Some(State::Running(player))) => {
+                return player.engine.stop().map_err(|error| error.to_string());
+            }
+            (order, _) => return Err(format!("told to {order:?} before it had started")),
+        };
+        report(&answer).map_err(|failure| failure.to_string())?;
+    }
+}
+
+enum State {
+    Listening { job: Job, listener: TcpListener },
+    Running(Player),
+}
+
+/// A task with its engine.
+struct Player {
+    task: String,
+    engine: Engine,
+    share: Share,
+    window: usize,
+    /// What was offered in this step and may not have been released.
+    offered: Vec<JoinHandle<Result<(), Error>>>,
+}
+
+impl Player {
+    fn start(
+        job: &Job,
+        listener: TcpListener,
+        endpoint_map: &Path,
+        args: &TaskArgs,
+        context: &Context,
+    ) -> Result<Player, Failure> {
+        let settings = settings(job.part, &args.config, &args.set, context)?;
+        let workload = Workload::parse(&job.workload, "the workload")?;
+        let task = job.task();
+        let pin = if job.pin { Pin::IfFree } else { Pin::Off };
+        let engine = short_lived_engine_settings(&settings, EndpointMap::load(endpoint_map)?, &[&task], pin)?;
+        let window = engine.session.window;
+        let Runtime { slab_send_bytes, slab_receive_bytes, .. } = &settings.runtime;
+        let engine = Engine::start(EngineSettings {
+            listener: Some(listener),
+            slab_send_bytes: given_or(slab_send_bytes, SLAB_BYTES),
+            slab_receive_bytes: given_or(slab_receive_bytes, SLAB_BYTES),
+            connect_timeout: engine.connect_timeout.min(REQUEST_TIMEOUT),
+            request_timeout: engine.request_timeout.min(REQUEST_TIMEOUT),
+            ..engine
+        });
+        let engine = engine.map_err(Failure::work)?;
+        Ok(Player { task, engine, share: Share::new(job, &workload), window, offered: Vec::new() })
+    }
+
+    fn between(&self, peer: usize, step: i64) -> Between {
+        Between { task: self.task.clone(), peer: self.share.peers()[peer].clone(), step }
+    }
+
+    /// Also sees the offers of the step before end: then their memory is free to be used again.
+    fn fill(&mut self, step: i64) -> Result<Report, String> {
+        for offered in self.offered.drain(..) {
+            settle(offered)?;
+        }
+        self.share.fill(step);
+        for peer in 0..self.share.peers().len() {
+            let offers = self.share.offers_to(peer);
+            self.offered.push(exchange::offer(&self.engine, self.between(peer, step), offers));
+        }
+        Ok(Report::Filled)
+    }
+
+    fn fetch(&mut self, step: i64) -> Result<Report, String> {
+        let peers = 0..self.share.peers().len();
+        let mut asked = Vec::with_capacity(peers.len());
+        // All memory is lent before the first request, whose time begins to count.
+        let wanted: Vec<_> = peers.map(|peer| (peer, self.share.wanted_from(peer))).collect();
+        for (peer, wanted) in wanted {
+            let between = self.between(peer, step);
+            asked.push((peer, exchange::fetch(&self.engine, between, wanted, self.window)));
+        }
+        let mut fetched = Vec::with_capacity(asked.len());
+        for (peer, asked) in asked {
+            let arrived = settle(asked)?;
+            fetched.push(Fetched {
+                peer,
+                tensors: arrived.tensors.len() as u64,
+                elapsed_ns: nanoseconds(arrived.elapsed),
+                latencies_ns: arrived.latencies.into_iter().map(nanoseconds).collect(),
+                bytes: self.share.arrived_from(peer, arrived.tensors),
+            });
+        }
+        Ok(Report::Fetched(fetched))
+    }
+
+    fn verify(&mut self, step: i64) -> Result<Report, String> {
+        let (tensors, bytes) = self.share.verify(step)?;
+        Ok(Report::Verified { tensors, bytes })
+    }
+}
+
+/// The settings of a demo's task.
+pub(super) fn settings(
+    part: Part,
+    config: &Option<PathBuf>,
+    set: &[String],
+    context: &Context,
+) -> Result<Settings, Failure> {
+    let role = match part {
+        Part::Ps => Role::Ps,
+        Part::Worker => Role::Worker,
+    };
+    context.settings(&SettingsFlags { endpoint_map: None, role: Some(role), config: config.clone(), set: set.to_vec() })
+}
+
+/// What a flag, a variable or a file gives, or else what suits a demo.
+fn given_or<T: Copy>(setting: &Sourced<T>, demo: T) -> T {
+    if setting.source == Source::Default { demo } else { setting.value }
+}
+
+fn settle<T>(handle: JoinHandle<Result<T, Error>>) -> Result<T, String> {
+    handle.wait().map_err(|error| error.to_string())?.map_err(|error| error.to_string())
+}
+
+fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,236 @@
+//! The one place where the program's settings become those of an engine. Plain data, made once before the engine
+//! starts.
+
+use std::time::Duration;
+
+use sealane_fusion::{EndpointMap, EngineSettings, Fuse};
+use sealane_runtime::{Pin, Polling, RuntimeSettings, Wanted, claim_cpus};
+use sealane_transport::SessionLimits;
+use sealane_transport::tcp::TcpSettings;
+
+use crate::Failure;
+use crate::settings::{self, Runtime, Settings, Source};
+
+/// Shards of an engine that serves one short piece of work and for which nothing gives a number: there is one pair
+/// of tasks to serve, or hardly more.
+const SHORT_LIVED_SHARDS: usize = 1;
+
+/// What `settings` say of an engine that serves `tasks` for long: a daemon's, or a training process's.
+///
+/// `transport.require` needs no conversion: every link between two hosts is TCP here.
+///
+/// # Errors
+/// A task's name cannot be read, or pinning is required and too few CPUs are free.
+pub fn engine_settings(settings: &Settings, map: EndpointMap, tasks: &[&str]) -> Result<EngineSettings, Failure> {
+    let shards = settings.runtime.shards_for(map.len());
+    let pin = pin(&settings.runtime, shards, Pin::IfFree)?;
+    convert(settings, map, tasks, shards, pin)
+}
+
+/// What `settings` say of an engine that lives for one short piece of work. Where nothing gives them: one shard,
+/// `unset_pin` in place of claiming CPUs, and no reports of long turns, which here only say that a slab was being made
+/// or that the machine has other work.
+///
+/// # Errors
+/// As [`engine_settings`].
+pub fn short_lived_engine_settings(
+    settings: &Settings,
+    map: EndpointMap,
+    tasks: &[&str],
+    unset_pin: Pin,
+) -> Result<EngineSettings, Failure> {
+    let shards = settings.runtime.shards.value.unwrap_or(SHORT_LIVED_SHARDS);
+    let pin = pin(&settings.runtime, shards, unset_pin)?;
+    let mut engine = convert(settings, map, tasks, shards, pin)?;
+    if settings.runtime.stall_report.source == Source::Default {
+        engine.runtime.stall_report = Duration::ZERO;
+    }
+    Ok(engine)
+}
+
+fn convert(
+    settings: &Settings,
+    map: EndpointMap,
+    tasks: &[&str],
+    shards: usize,
+    pin: Pin,
+) -> Result<EngineSettings, Failure> {
+    let Settings { runtime, transport, tcp, fusion, .. } = settings;
+    let base = EngineSettings::new(map, tasks).map_err(Failure::input)?;
+    Ok(EngineSettings {
+        runtime: RuntimeSettings {
+            shards,
+            pin,
+            polling: polling(runtime),
+            claim_directory: runtime.claim_directory.value.clone(),
+            mailbox_slots: runtime.mailbox_slots.value,
+            stall_report: runtime.stall_report.value,
+            ..base.runtime
+        },
+        slab_send_bytes: runtime.slab_send_bytes.value,
+        slab_receive_bytes: runtime.slab_receive_bytes.value,
+        tcp: TcpSettings {
+            congestion: tcp.congestion.value.clone().unwrap_or_default(),
+            send_buffer_bytes: tcp.send_buffer_bytes.value.unwrap_or(0),
+            receive_buffer_bytes: tcp.receive_buffer_bytes.value.unwrap_or(0),
+        },
+        session: SessionLimits {
+            window: transport.window.value,
+            queued_requests_max: fusion.queued_requests_max.value,
+            parked_requests_max: fusion.parked_requests_max.value,
+            tensor_bytes_max: transport.tensor_bytes_max.value,
+            heartbeat: transport.heartbeat.value,
+            peer_timeout: transport.peer_timeout.value,
+        },
+        links_max: transport.links_max.value,
+        connect_timeout: transport.connect_timeout.value,
+        handshake_timeout: transport.handshake_timeout.value,
+        request_timeout: fusion.request_timeout.value,
+        lease: fusion.lease.value,
+        deposited_tensors_max: fusion.deposited_tensors_max.value,
+        fuse: match fusion.fuse.value {
+            settings::Fuse::Off => Fuse::Off,
+            settings::Fuse::Turn => Fuse::Turn,
+        },
+        ..base
+    })
+}
+
+fn polling(runtime: &Runtime) -> Polling {
+    let idle_spin = runtime.idle_spin.value;
+    match (runtime.polling.value, idle_spin.is_zero()) {
+        (true, _) => Polling::Spin,
+        (false, true) => Polling::Park,
+        (false, false) => Polling::SpinThenPark { idle_spin },
+    }
+}
+
+/// A pin that is required names its CPUs, as the runtime wants it: those that can be claimed now. Should another
+/// process claim one before the engine does, the engine says so and does not start.
+fn pin(runtime: &Runtime, shards: usize, unset: Pin) -> Result<Pin, Failure> {
+    match runtime.pin.value {
+        None => Ok(unset),
+        Some(false) => Ok(Pin::Off),
+        Some(true) => {
+            let claims = claim_cpus(&runtime.claim_directory.value, Wanted::Any(shards)).map_err(|error| {
+                let by = match &runtime.pin.source {
+                    Source::Default => String::new(),
+                    source => format!(" by {source}"),
+                };
+                Failure::work(format!("runtime.pin is required{by}, but {error}"))
+            })?;
+            Ok(Pin::Cpus(claims.iter().map(|claim| claim.cpu()).collect()))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::settings::{Environment, Override, Sources};
+
+    const MAP: &str = "ps0:2222=127.0.0.1:7000\nps1:2222=127.0.0.1:7001\nworker0:2222=127.0.0.1:7002\n";
+
+    fn load(given: &[(&str, &str)]) -> Settings {
+        let directory = tempfile::tempdir().unwrap();
+        let environment: Environment = [("XDG_RUNTIME_DIR", directory.path().to_str().unwrap())].into_iter().collect();
+        let overrides: Vec<_> = given.iter().map(|(name, text)| Override::new("--set", *name, *text)).collect();
+        Settings::load(&Sources {
+            environment: &environment,
+            working_directory: directory.path(),
+            config: None,
+            role: None,
+            overrides: &overrides,
+        })
+        .unwrap()
+    }
+
+    fn map() -> EndpointMap {
+        EndpointMap::parse(MAP, "test").unwrap()
+    }
+
+    fn engine(given: &[(&str, &str)]) -> EngineSettings {
+        engine_settings(&load(given), map(), &["ps0:2222"]).unwrap()
+    }
+
+    #[test]
+    fn a_long_lived_engine_has_a_shard_for_each_task_and_a_short_lived_one_has_one() {
+        let long = engine(&[]);
+        assert_eq!((long.runtime.shards, &long.runtime.pin), (3, &Pin::IfFree));
+        let short = short_lived_engine_settings(&load(&[]), map(), &["ps0:2222"], Pin::Off).unwrap();
+        assert_eq!((short.runtime.shards, &short.runtime.pin), (1, &Pin::Off));
+        assert_eq!(short.runtime.stall_report, Duration::ZERO);
+        let given = load(&[("runtime.shards", "2"), ("runtime.stall_report_ms", "5")]);
+        let short = short_lived_engine_settings(&given, map(), &["ps0:2222"], Pin::Off).unwrap();
+        assert_eq!((short.runtime.shards, short.runtime.stall_report), (2, Duration::from_millis(5)));
+    }
+
+    #[test]
+    fn every_setting_arrives() {
+        let engine = engine(&[
+            ("runtime.pin", "false"),
+            ("runtime.idle_spin_us", "7"),
+            ("runtime.mailbox_slots", "8"),
+            ("runtime.stall_report_ms", "9"),
+            ("runtime.slab_send_bytes", "1MiB"),
+            ("runtime.slab_receive_bytes", "2MiB"),
+            ("runtime.claim_directory", "/claims"),
+            ("transport.window", "11"),
+            ("transport.tensor_bytes_max", "12"),
+            ("transport.heartbeat_ms", "13"),
+            ("transport.peer_timeout_ms", "14"),
+            ("transport.links_max", "15"),
+            ("transport.connect_timeout_ms", "16"),
+            ("transport.handshake_timeout_ms", "17"),
+            ("transport.tcp.congestion", "reno"),
+            ("transport.tcp.send_buffer_bytes", "18"),
+            ("transport.tcp.receive_buffer_bytes", "19"),
+            ("fusion.fuse", "off"),
+            ("fusion.request_timeout_ms", "20"),
+            ("fusion.lease_ms", "21"),
+            ("fusion.queued_requests_max", "22"),
+            ("fusion.parked_requests_max", "23"),
+            ("fusion.deposited_tensors_max", "24"),
+        ]);
+        let ms = Duration::from_millis;
+        let runtime = &engine.runtime;
+        assert_eq!(runtime.pin, Pin::Off);
+        assert_eq!(runtime.polling, Polling::SpinThenPark { idle_spin: Duration::from_micros(7) });
+        assert_eq!((runtime.mailbox_slots, runtime.stall_report), (8, ms(9)));
+        assert_eq!(runtime.claim_directory.to_str(), Some("/claims"));
+        assert_eq!((engine.slab_send_bytes, engine.slab_receive_bytes), (1 << 20, 2 << 20));
+        let session = &engine.session;
+        assert_eq!((session.window, session.tensor_bytes_max), (11, 12));
+        assert_eq!((session.heartbeat, session.peer_timeout), (ms(13), ms(14)));
+        assert_eq!((session.queued_requests_max, session.parked_requests_max), (22, 23));
+        assert_eq!((engine.links_max, engine.deposited_tensors_max), (15, 24));
+        assert_eq!((engine.connect_timeout, engine.handshake_timeout), (ms(16), ms(17)));
+        assert_eq!((engine.request_timeout, engine.lease), (ms(20), ms(21)));
+        let tcp = TcpSettings { congestion: "reno".into(), send_buffer_bytes: 18, receive_buffer_bytes: 19 };
+        assert_eq!(engine.tcp, tcp);
+        assert_eq!(engine.fuse, Fuse::Off);
+    }
+
+    #[test]
+    fn polling_follows_its_two_settings() {
+        assert_eq!(engine(&[]).runtime.polling, Polling::default());
+        assert_eq!(engine(&[("runtime.polling", "true")]).runtime.polling, Polling::Spin);
+        assert_eq!(engine(&[("runtime.idle_spin_us", "0")]).runtime.polling, Polling::Park);
+    }
+
+    #[test]
+    fn a_required_pin_names_cpus_or_fails() {
+        let claims = tempfile::tempdir().unwrap();
+        let claims = claims.path().to_str().unwrap();
+        let given = |shards| [("runtime.pin", "true"), ("runtime.shards", shards), ("runtime.claim_directory", claims)];
+        let Pin::Cpus(cpus) = engine(&given("1")).runtime.pin else { panic!("not pinned") };
+        assert_eq!(cpus.len(), 1);
+        let failure = engine_settings(&load(&given("1024")), map(), &["ps0:2222"]).unwrap_err().to_string();
+        assert!(failure.starts_with("runtime.pin is required by --set, but "), "{failure}");
+    }
+
+    #[test]
+    fn a_task_that_is_no_name_is_refused() {
+        assert!(engine_settings(&load(&[]), map(), &["ps0"]).is_err());
+    }
+}

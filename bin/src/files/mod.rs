@@ -1,0 +1,276 @@
+//! Tensor files: `.npy` and `.safetensors`, in and out. Runs on the calling thread; a file is read whole, and what it
+//! claims is checked before it is used.
+
+mod npy;
+mod npy_header;
+mod safetensors;
+
+use std::fs::File;
+use std::io::{self, BufWriter, Read, Write};
+use std::path::{Path, PathBuf};
+
+use sealane_fusion::{DType, Tensor};
+
+/// Largest file that is read: it has to fit into memory, and a larger one is hardly a file of tensors.
+const FILE_BYTES_MAX: u64 = 1 << 40;
+
+/// Buffer of a file that is written: headers and small tensors leave together, large ones pass it by.
+const WRITE_BUFFER_BYTES: usize = 64 * 1024;
+
+/// What a new file may be used for, before the process's umask takes its part.
+const FILE_MODE: u32 = 0o666;
+
+/// The format of a tensor file, which its extension tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// numpy's: one tensor without a name.
+    Npy,
+    /// Many tensors, each with its name.
+    Safetensors,
+}
+
+/// Why a tensor file cannot be read or written, in one sentence.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FileError {
+    /// The extension is of no format that is known.
+    #[error("{}: the name ends in neither .npy nor .safetensors; give it the extension of its format", .path.display())]
+    Format {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The file cannot be read.
+    #[error("{}: cannot be read ({error}); name a readable file", .path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        error: io::Error,
+    },
+    /// The file does not fit into memory.
+    #[error("{}: {bytes} bytes do not fit into memory (at most {FILE_BYTES_MAX} are read); split the file", .path.display())]
+    TooLarge {
+        /// The file.
+        path: PathBuf,
+        /// Its size.
+        bytes: u64,
+    },
+    /// The file cannot be written.
+    #[error("{}: cannot be written ({error}); name a file in a directory that exists and has room", .path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        error: io::Error,
+    },
+    /// What the file holds is not what its format says, or cannot be sent.
+    #[error("{}: {problem}", .path.display())]
+    Contents {
+        /// The file.
+        path: PathBuf,
+        /// Where, what, and what to do.
+        problem: String,
+    },
+    /// The format cannot hold the tensor.
+    #[error("{}: {format} cannot hold {key}, which is {what}; {remedy}", .path.display())]
+    Unfit {
+        /// The file.
+        path: PathBuf,
+        /// The format's name.
+        format: &'static str,
+        /// The tensor.
+        key: String,
+        /// What it is.
+        what: String,
+        /// What to do.
+        remedy: &'static str,
+    },
+}
+
+/// A tensor and its key.
+pub type NamedTensor = (String, Tensor);
+
+impl Format {
+    /// The format of a file of that name.
+    ///
+    /// # Errors
+    /// Its extension is of no format that is known.
+    pub fn of(path: &Path) -> Result<Format, FileError> {
+        match path.extension().and_then(|extension| extension.to_str()) {
+            Some("npy") => Ok(Format::Npy),
+            Some("safetensors") => Ok(Format::Safetensors),
+            _ => Err(FileError::Format { path: path.to_owned() }),
+        }
+    }
+}
+
+/// Reads all tensors of a file. The one of an `.npy` file gets `key`, or else the file's name without extension as its
+/// key; those of a `.safetensors` file have theirs, and `key` chooses one.
+///
+/// # Errors
+/// The file cannot be read, is not of its format, or holds what cannot be sent.
+pub fn read(path: &Path, key: Option<&str>) -> Result<Vec<NamedTensor>, FileError> {
+    let format = Format::of(path)?;
+    let bytes = read_bytes(path)?;
+    let tensors = match format {
+        Format::Npy => {
+            let stem = || path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned());
+            let key = key.map_or_else(stem, str::to_owned);
+            npy::decode(bytes).map(|tensor| vec![(key, tensor)])
+        }
+        Format::Safetensors => safetensors::decode(bytes, key),
+    };
+    tensors.map_err(|problem| FileError::Contents { path: path.to_owned(), problem })
+}
+
+/// Writes tensors to a file that is there as a whole or not at all. An `.npy` file takes the first and has no place
+/// for its key.
+///
+/// # Errors
+/// The file cannot be written, or its format cannot hold a tensor.
+///
+/// # Panics
+/// There is no tensor.
+pub fn write(path: &Path, tensors: &[NamedTensor]) -> Result<(), FileError> {
+    let format = Format::of(path)?;
+    let header = match format {
+        Format::Npy => npy::header(&tensors[0]),
+        Format::Safetensors => safetensors::header(tensors),
+    };
+    let (header, order) = header.map_err(|unfit| unfit.at(path))?;
+    let parts = std::iter::once(header.as_slice()).chain(order.into_iter().map(|index| tensors[index].1.bytes()));
+    replace(path, parts).map_err(|error| FileError::Write { path: path.to_owned(), error })
+}
+
+/// The start of a file, and which tensors' bytes follow it in which order.
+type Layout = (Vec<u8>, Vec<usize>);
+
+/// A tensor that a format cannot hold.
+struct Unfit {
+    format: &'static str,
+    key: String,
+    what: String,
+    remedy: &'static str,
+}
+
+impl Unfit {
+    fn new(format: &'static str, (key, tensor): &NamedTensor, remedy: &'static str) -> Unfit {
+        let what = if tensor.meta().is_dead() { "dead".to_owned() } else { format!("{:?}", tensor.meta()) };
+        Unfit { format, key: key.clone(), what, remedy }
+    }
+
+    fn at(self, path: &Path) -> FileError {
+        let Unfit { format, key, what, remedy } = self;
+        FileError::Unfit { path: path.to_owned(), format, key, what, remedy }
+    }
+}
+
+/// The type of a tensor of plain numbers; `None` for strings and dead tensors, which no file format has.
+fn plain_dtype(tensor: &Tensor) -> Option<DType> {
+    let meta = tensor.meta();
+    (!meta.is_strings() && !meta.is_dead()).then(|| meta.dtype())
+}
+
+fn read_bytes(path: &Path) -> Result<Vec<u8>, FileError> {
+    let failed = |error| FileError::Read { path: path.to_owned(), error };
+    let file = File::open(path).map_err(failed)?;
+    let bytes = file.metadata().map_err(failed)?.len();
+    let too_large = || FileError::TooLarge { path: path.to_owned(), bytes };
+    if bytes > FILE_BYTES_MAX {
+        return Err(too_large());
+    }
+    let mut read = Vec::new();
+    read.try_reserve_exact(bytes as usize).map_err(|_| too_large())?;
+    // A file that grows while it is read is read as long as it was.
+    file.take(bytes).read_to_end(&mut read).map_err(failed)?;
+    Ok(read)
+}
+
+fn replace<'a>(path: &Path, parts: impl Iterator<Item = &'a [u8]>) -> io::Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    let directory = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    let mut builder = tempfile::Builder::new();
+    builder.prefix(".sealane-").permissions(std::fs::Permissions::from_mode(FILE_MODE));
+    let file = builder.tempfile_in(directory)?;
+    let mut out = BufWriter::with_capacity(WRITE_BUFFER_BYTES, &file);
+    for part in parts {
+        out.write_all(part)?;
+    }
+    out.flush()?;
+    drop(out);
+    file.persist(path).map_err(|error| error.error)?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tensor(elements: &[f32]) -> Tensor {
+        Tensor::from_elements(&[elements.len() as u64], elements).unwrap()
+    }
+
+    #[test]
+    fn the_extension_tells_the_format() {
+        assert_eq!(Format::of(Path::new("a/b.npy")).unwrap(), Format::Npy);
+        assert_eq!(Format::of(Path::new("b.safetensors")).unwrap(), Format::Safetensors);
+        for name in ["b", "b.npz", "npy", "b.npy.gz"] {
+            let error = Format::of(Path::new(name)).unwrap_err().to_string();
+            assert!(error.contains("neither .npy nor .safetensors"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_file_comes_back_as_it_was_written() {
+        let directory = tempfile::tempdir().unwrap();
+        let tensors = [("b".to_owned(), tensor(&[1.0])), ("a/x".to_owned(), tensor(&[2.0, 3.0]))];
+        for (name, keys) in [("w.npy", &["w"][..]), ("w.safetensors", &["a/x", "b"])] {
+            let path = directory.path().join(name);
+            write(&path, &tensors).unwrap();
+            let mut read = read(&path, None).unwrap();
+            read.sort_by(|(one, _), (other, _)| one.cmp(other));
+            assert_eq!(read.iter().map(|(key, _)| key).collect::<Vec<_>>(), keys);
+            let (_, last) = read.last().unwrap();
+            assert_eq!(last.elements::<f32>().unwrap(), [1.0]);
+        }
+        let chosen = read(&directory.path().join("w.npy"), Some("k")).unwrap();
+        assert_eq!(chosen[0].0, "k");
+        let left: Vec<_> = std::fs::read_dir(&directory).unwrap().collect();
+        assert_eq!(left.len(), 2, "{left:?}");
+    }
+
+    #[test]
+    fn files_that_cannot_be_used_are_named() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = |name: &str| directory.path().join(name);
+        let error = read(&path("none.npy"), None).unwrap_err();
+        assert!(matches!(error, FileError::Read { .. }), "{error}");
+        std::fs::write(path("short.npy"), b"x").unwrap();
+        let error = read(&path("short.npy"), None).unwrap_err().to_string();
+        assert!(error.starts_with(path("short.npy").to_str().unwrap()), "{error}");
+        let error = write(&path("none/w.npy"), &[("w".to_owned(), tensor(&[]))]).unwrap_err();
+        assert!(matches!(error, FileError::Write { .. }), "{error}");
+        File::create(path("large.npy")).unwrap().set_len(FILE_BYTES_MAX + 1).ok();
+        if path("large.npy").metadata().unwrap().len() > FILE_BYTES_MAX {
+            let error = read(&path("large.npy"), None).unwrap_err();
+            assert!(matches!(error, FileError::TooLarge { .. }), "{error}");
+        }
+    }
+
+    #[test]
+    fn strings_and_dead_tensors_fit_no_format() {
+        let directory = tempfile::tempdir().unwrap();
+        let strings = Tensor::from_strings(&[1], &["x"]).unwrap();
+        let dead = Tensor::dead(DType::F32);
+        for (tensor, what) in [(strings, "strings[1]"), (dead, "dead")] {
+            let tensors = [("k".to_owned(), tensor)];
+            for name in ["w.npy", "w.safetensors"] {
+                let error = write(&directory.path().join(name), &tensors).unwrap_err().to_string();
+                assert!(error.contains(&format!("cannot hold k, which is {what}; ")), "{error}");
+            }
+        }
+    }
+}

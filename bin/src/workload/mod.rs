@@ -1,0 +1,245 @@
+//! Workloads: the tensors that a worker pulls and pushes in one step, by name, type and shape. Five come with the
+//! program, others from JSON files. Plain data, bounded by the limits below.
+
+mod tensor_spec;
+
+use std::collections::HashSet;
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use tensor_spec::TensorEntry;
+pub use tensor_spec::TensorSpec;
+
+/// Largest workload file: ten times the file of a model with 65,536 tensors.
+const FILE_BYTES_MAX: u64 = 64 << 20;
+/// Most tensors of one direction: more than any published model has variables.
+const TENSORS_MAX: usize = 65_536;
+
+/// The workloads that come with the program.
+const BUILT_IN: [(&str, &str); 5] = [
+    ("resnet50", include_str!("../../workloads/resnet50.json")),
+    ("mobilenet_v2", include_str!("../../workloads/mobilenet_v2.json")),
+    ("vgg16", include_str!("../../workloads/vgg16.json")),
+    ("wide_deep_400", include_str!("../../workloads/wide_deep_400.json")),
+    ("dlrm_kaggle", include_str!("../../workloads/dlrm_kaggle.json")),
+];
+
+/// What one worker moves in one step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Workload {
+    /// What it is called.
+    pub name: String,
+    /// The parameters that a worker pulls.
+    pub pull: Vec<TensorSpec>,
+    /// The gradients that a worker pushes.
+    pub push: Vec<TensorSpec>,
+}
+
+/// Why a workload cannot be used, in one sentence.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum WorkloadError {
+    /// Neither the name of a workload nor a file.
+    #[error("there is no workload {name}; name {}, or a file that ends in .json", built_in_names())]
+    Unknown {
+        /// What was named.
+        name: String,
+    },
+    /// The file cannot be read.
+    #[error("{}: cannot be read ({error}); name a JSON file that describes tensors", .path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        error: io::Error,
+    },
+    /// The file is larger than any workload needs.
+    #[error("{}: has more than {FILE_BYTES_MAX} bytes; describe at most {TENSORS_MAX} tensors each way", .path.display())]
+    TooLarge {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The text is not JSON, or a field is of the wrong type.
+    #[error("{place}: {error}; write an object with a list \"tensors\", or with lists \"pull\" and \"push\"")]
+    Syntax {
+        /// The file, or the workload's name.
+        place: String,
+        /// What the JSON parser says, with line and column.
+        error: serde_json::Error,
+    },
+    /// The tensors cannot be moved as they are described.
+    #[error("{place}: {problem}")]
+    Tensors {
+        /// The file, or the workload's name.
+        place: String,
+        /// Which tensor, what is wrong with it, and what is accepted.
+        problem: String,
+    },
+}
+
+/// The text of a workload file. Fields that nobody here needs may stand beside these.
+#[derive(Deserialize)]
+struct WorkloadFile {
+    name: Option<String>,
+    dtype: Option<String>,
+    tensors: Option<Vec<TensorEntry>>,
+    pull: Option<Vec<TensorEntry>>,
+    push: Option<Vec<TensorEntry>>,
+}
+
+impl Workload {
+    /// The text of the workload that `name` means: one that comes with the program or, if it ends in `.json`, a file's.
+    ///
+    /// # Errors
+    /// There is no such workload, or its file cannot be read.
+    pub fn text(name: &str) -> Result<String, WorkloadError> {
+        if let Some((_, text)) = BUILT_IN.iter().find(|(built_in, _)| *built_in == name) {
+            return Ok((*text).to_owned());
+        }
+        let path = Path::new(name);
+        if path.extension().is_none_or(|extension| extension != "json") {
+            return Err(WorkloadError::Unknown { name: name.to_owned() });
+        }
+        let failed = |error| WorkloadError::File { path: path.to_owned(), error };
+        let mut text = String::new();
+        let file = File::open(path).map_err(failed)?;
+        file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text).map_err(failed)?;
+        if text.len() as u64 > FILE_BYTES_MAX {
+            return Err(WorkloadError::TooLarge { path: path.to_owned() });
+        }
+        Ok(text)
+    }
+
+    /// Reads a workload; `place` is the file's or the workload's name, for errors.
+    ///
+    /// # Errors
+    /// The text is not JSON, or its tensors cannot be moved as they are described.
+    pub fn parse(text: &str, place: &str) -> Result<Workload, WorkloadError> {
+        let file: WorkloadFile =
+            serde_json::from_str(text).map_err(|error| WorkloadError::Syntax { place: place.to_owned(), error })?;
+        let wrong = |problem: String| WorkloadError::Tensors { place: place.to_owned(), problem };
+        let dtype = file.dtype.as_deref();
+        let read = |list: &'static str, entries: Vec<TensorEntry>| specs(list, entries, dtype).map_err(wrong);
+        let (pull, push) = match (file.tensors, file.pull, file.push) {
+            (Some(tensors), None, None) => {
+                let pull = read("tensors", tensors)?;
+                (pull.clone(), pull)
+            }
+            (None, Some(pull), Some(push)) => (read("pull", pull)?, read("push", push)?),
+            _ => {
+                let problem = "the tensors are missing or twofold; write either \"tensors\", which are pulled and \
+                               pushed, or both \"pull\" and \"push\"";
+                return Err(wrong(problem.to_owned()));
+            }
+        };
+        let stem = || Path::new(place).file_stem().map_or(place.into(), |stem| stem.to_string_lossy());
+        Ok(Workload { name: file.name.unwrap_or_else(|| stem().into_owned()), pull, push })
+    }
+
+    /// Bytes that a worker pulls in a step.
+    pub fn pull_bytes(&self) -> u64 {
+        self.pull.iter().map(TensorSpec::bytes).sum()
+    }
+
+    /// Bytes that a worker pushes in a step.
+    pub fn push_bytes(&self) -> u64 {
+        self.push.iter().map(TensorSpec::bytes).sum()
+    }
+}
+
+fn specs(list: &str, entries: Vec<TensorEntry>, dtype: Option<&str>) -> Result<Vec<TensorSpec>, String> {
+    if entries.is_empty() || entries.len() > TENSORS_MAX {
+        return Err(format!("\"{list}\" has {} tensors; 1 to {TENSORS_MAX} are accepted", entries.len()));
+    }
+    let specs: Vec<_> = entries.into_iter().map(|entry| TensorSpec::of(entry, dtype)).collect::<Result<_, String>>()?;
+    let mut names = HashSet::new();
+    match specs.iter().find(|spec| !names.insert(spec.name())) {
+        Some(twice) => Err(format!("\"{list}\" has two tensors named {}; name each once", twice.name())),
+        None => Ok(specs),
+    }
+}
+
+fn built_in_names() -> String {
+    BUILT_IN.map(|(name, _)| name).join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn problem(text: &str) -> String {
+        Workload::parse(text, "my.json").unwrap_err().to_string()
+    }
+
+    #[test]
+    fn every_workload_that_comes_with_the_program_can_be_read() {
+        let expected = [
+            ("resnet50", 214, 102_334_368, 214, 102_334_368),
+            ("mobilenet_v2", 158, 14_019_488, 158, 14_019_488),
+            ("vgg16", 32, 553_430_176, 32, 553_430_176),
+            ("wide_deep_400", 406, 3_508_772, 406, 3_508_772),
+        ];
+        for (name, pulled, pull_bytes, pushed, push_bytes) in expected {
+            let workload = Workload::parse(&Workload::text(name).unwrap(), name).unwrap();
+            assert_eq!(workload.name, name);
+            assert_eq!((workload.pull.len(), workload.pull_bytes()), (pulled, pull_bytes), "{name}");
+            assert_eq!((workload.push.len(), workload.push_bytes()), (pushed, push_bytes), "{name}");
+        }
+        let dlrm = Workload::parse(&Workload::text("dlrm_kaggle").unwrap(), "dlrm_kaggle").unwrap();
+        assert_eq!((dlrm.pull.len(), dlrm.push.len()), (40, 66));
+        assert!(dlrm.push.iter().any(|spec| spec.dtype() != sealane_fusion::DType::F32));
+    }
+
+    #[test]
+    fn a_name_is_a_workload_or_a_json_file() {
+        let unknown = Workload::text("resnet51").unwrap_err().to_string();
+        assert!(unknown.starts_with("there is no workload resnet51; name resnet50, mobilenet_v2, "), "{unknown}");
+        let missing = Workload::text("none/of.json").unwrap_err().to_string();
+        assert!(missing.starts_with("none/of.json: cannot be read ("), "{missing}");
+    }
+
+    #[test]
+    fn a_workload_needs_no_name_of_its_own() {
+        let workload = Workload::parse(r#"{"tensors":[{"name":"a","shape":[]}]}"#, "dir/my.json").unwrap();
+        assert_eq!((workload.name.as_str(), workload.pull_bytes()), ("my", 4));
+        assert_eq!(workload.pull, workload.push);
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_with_its_place() {
+        assert!(problem("{\"tensors\": [").starts_with("my.json: EOF while parsing a list at line 1 column 13; "));
+        assert!(problem("{}").starts_with("my.json: the tensors are missing or twofold; "));
+        assert!(problem(r#"{"pull":[]}"#).starts_with("my.json: the tensors are missing or twofold; "));
+        assert_eq!(problem(r#"{"tensors":[]}"#), "my.json: \"tensors\" has 0 tensors; 1 to 65536 are accepted");
+        let twice = r#"{"tensors":[{"name":"a","shape":[1]},{"name":"a","shape":[1]}]}"#;
+        assert_eq!(problem(twice), "my.json: \"tensors\" has two tensors named a; name each once");
+        let dtype = r#"{"dtype":"f31","tensors":[{"name":"a","shape":[1]}]}"#;
+        assert!(problem(dtype).starts_with("my.json: tensor a has dtype f31; "), "{}", problem(dtype));
+    }
+
+    #[test]
+    fn a_file_that_is_too_large_is_not_read_whole() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("large.json");
+        File::create(&path).unwrap().set_len(FILE_BYTES_MAX + 1).unwrap();
+        let error = Workload::text(path.to_str().unwrap()).unwrap_err();
+        assert!(matches!(error, WorkloadError::TooLarge { .. }), "{error}");
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_checked_without_panic(text in r#"[\{\}\[\]":,a-z0-9]{0,80}"#) {
+            let _ = Workload::parse(&text, "any");
+        }
+
+        #[test]
+        fn any_shape_is_checked_without_panic(shape in proptest::collection::vec(any::<u64>(), 0..5)) {
+            let shape = format!("{shape:?}");
+            let _ = Workload::parse(&format!(r#"{{"tensors":[{{"name":"a","shape":{shape}}}]}}"#), "any");
+        }
+    }
+}

@@ -1,0 +1,302 @@
+//! The demo as a user sees it: what it prints, how it ends, and what it leaves behind.
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value as Json;
+use tempfile::TempDir;
+
+/// A few tensors of all sizes: none, odd, eager, large.
+const TINY: &str = r#"{"name": "tiny", "tensors": [
+    {"name": "empty", "shape": [0, 3]},
+    {"name": "scalar", "shape": [], "dtype": "i64"},
+    {"name": "odd", "shape": [7, 11], "dtype": "u8"},
+    {"name": "dense/kernel", "shape": [300, 40]},
+    {"name": "dense/bias", "shape": [40], "dtype": "bf16"}]}"#;
+const TINY_BYTES: u64 = 8 + 77 + 48_000 + 80;
+
+/// Pulls and pushes of different tensors.
+const UNEVEN: &str = r#"{"pull": [{"name": "rows", "shape": [64, 4]}],
+    "push": [{"name": "rows", "shape": [64, 4]}, {"name": "ids", "shape": [64], "dtype": "i64"}]}"#;
+
+/// A working directory with workloads in it, and a directory for temporary files.
+struct Place {
+    directory: TempDir,
+}
+
+impl Place {
+    fn new() -> Place {
+        let place = Place { directory: tempfile::tempdir().unwrap() };
+        std::fs::create_dir(place.temporary()).unwrap();
+        place.write("tiny.json", TINY);
+        place.write("uneven.json", UNEVEN);
+        place
+    }
+
+    fn temporary(&self) -> std::path::PathBuf {
+        self.directory.path().join("tmp")
+    }
+
+    fn write(&self, name: &str, text: &str) {
+        std::fs::write(self.directory.path().join(name), text).unwrap();
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_sealane"));
+        command
+            .current_dir(&self.directory)
+            .env_clear()
+            .env("XDG_RUNTIME_DIR", self.directory.path())
+            .env("TMPDIR", self.temporary())
+            .env("RUST_LOG", "error")
+            .arg("demo")
+            .args(arguments);
+        command
+    }
+
+    fn run(&self, arguments: &[&str]) -> Output {
+        let output = self.command(arguments).output().unwrap();
+        self.assert_nothing_is_left(&String::from_utf8_lossy(&output.stderr));
+        output
+    }
+
+    /// Runs a demo that must succeed, and gives its JSON.
+    fn json(&self, arguments: &[&str]) -> Json {
+        let output = self.run(&[arguments, &["--json", "-"]].concat());
+        assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+
+    /// The one sentence of a demo that must fail with that exit code.
+    fn fail(&self, code: i32, arguments: &[&str]) -> String {
+        let output = self.run(arguments);
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "");
+        assert_eq!(output.status.code(), Some(code));
+        error(&String::from_utf8(output.stderr).unwrap())
+    }
+
+    /// No process that the demo named is there, and no temporary file.
+    fn assert_nothing_is_left(&self, stderr: &str) {
+        for (task, process) in processes(stderr.lines()) {
+            assert!(!Path::new(&format!("/proc/{process}")).exists(), "{task} runs on as {process}");
+        }
+        let left: Vec<_> = std::fs::read_dir(self.temporary()).unwrap().collect();
+        assert!(left.is_empty(), "{left:?}");
+    }
+}
+
+/// The tasks that a demo names on standard error, and their processes.
+fn processes<'a>(lines: impl Iterator<Item = &'a str>) -> Vec<(String, i32)> {
+    lines
+        .filter_map(|line| {
+            let (task, rest) = line.split_once(" listens on ")?;
+            let (_, process) = rest.strip_suffix(')')?.split_once("(process ")?;
+            Some((task.to_owned(), process.parse().unwrap()))
+        })
+        .collect()
+}
+
+fn error(stderr: &str) -> String {
+    let line = stderr.lines().last().unwrap_or_default();
+    line.strip_prefix("error: ").unwrap_or_else(|| panic!("{stderr}")).to_owned()
+}
+
+/// A demo that would run for hours, once its tasks move tensors.
+struct Running {
+    demo: Child,
+    stderr: BufReader<std::process::ChildStderr>,
+    told: String,
+}
+
+impl Running {
+    fn start(place: &Place) -> Running {
+        let arguments = ["--workload", "tiny.json", "--steps", "1000000", "--set", "runtime.idle_spin_us=0"];
+        let mut command = place.command(&arguments);
+        let mut demo = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut stderr = BufReader::new(demo.stderr.take().unwrap());
+        let mut told = String::new();
+        for _ in 0..3 {
+            stderr.read_line(&mut told).unwrap();
+        }
+        Running { demo, stderr, told }
+    }
+
+    fn process(&self, task: &str) -> Pid {
+        let processes = processes(self.told.lines());
+        let (_, process) = processes.iter().find(|(name, _)| name == task).unwrap();
+        Pid::from_raw(*process)
+    }
+
+    fn end(mut self, place: &Place) -> (Option<i32>, String) {
+        self.stderr.read_to_string(&mut self.told).unwrap();
+        let status = self.demo.wait().unwrap();
+        place.assert_nothing_is_left(&self.told);
+        (status.code(), error(&self.told))
+    }
+}
+
+#[test]
+fn tensors_move_and_are_verified() {
+    let place = Place::new();
+    let output = place.run(&["--workload", "tiny.json", "--workers", "2", "--steps", "2", "--embedded"]);
+    let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert_eq!(output.status.code(), Some(0), "{stderr}");
+    assert!(stdout.starts_with("tiny: 2 workers and 1 ps over tcp, 2 steps; "), "{stdout}");
+    for row in ["worker0:2222", "worker1:2222", "total"] {
+        assert!(stdout.lines().any(|line| line.starts_with(row)), "{stdout}");
+    }
+    // Two workers, five tensors each way, two steps and one to connect.
+    assert!(stdout.contains("every byte of 60 tensors verified ("), "{stdout}");
+    assert_eq!(processes(stderr.lines()).len(), 3, "{stderr}");
+    assert!(stderr.contains("step 1 of 2: pull "), "{stderr}");
+}
+
+#[test]
+fn json_has_the_figures() {
+    let place = Place::new();
+    let json = place.json(&["--workload", "tiny.json", "--steps", "2", "--link", "tcp"]);
+    assert_eq!(json["schema"], "sealane-demo/1");
+    assert_eq!((&json["workload"], &json["link"]), (&"tiny".into(), &"tcp".into()));
+    assert_eq!(json["parameters"]["steps"], 2);
+    assert_eq!(json["parameters"]["window"], 40);
+    let workers = json["workers"].as_array().unwrap();
+    assert_eq!(workers.len(), 2);
+    for worker in workers {
+        assert_eq!((&worker["tensors"], &worker["bytes"]), (&20.into(), &(4 * TINY_BYTES).into()));
+        assert!(worker["pull_gigabytes_per_s"].as_f64().unwrap() > 0.0);
+        assert!(worker["push_gigabytes_per_s"].as_f64().unwrap() > 0.0);
+    }
+    assert_eq!(json["total"]["bytes"], 8 * TINY_BYTES);
+    assert_eq!(json["pull_latency_us"]["count"], 20);
+    assert_eq!(json["verified"]["bytes"], 12 * TINY_BYTES);
+}
+
+#[test]
+fn json_can_go_to_a_file_beside_the_table() {
+    let place = Place::new();
+    let output = place.run(&["--workload", "tiny.json", "--steps", "1", "--json", "demo.json"]);
+    assert!(String::from_utf8_lossy(&output.stdout).contains("every byte of 40 tensors verified"));
+    let json: Json = serde_json::from_slice(&std::fs::read(place.directory.path().join("demo.json")).unwrap()).unwrap();
+    assert_eq!(json["schema"], "sealane-demo/1");
+    let failure = place.run(&["--workload", "tiny.json", "--steps", "1", "--json", "none/demo.json"]);
+    assert_eq!(failure.status.code(), Some(2));
+    assert!(error(&String::from_utf8_lossy(&failure.stderr)).starts_with("none/demo.json cannot be written ("));
+}
+
+#[test]
+fn tensors_are_dealt_out_to_several_ps_and_shards() {
+    let place = Place::new();
+    let json = place.json(&["--workload", "tiny.json", "--steps", "1", "--ps", "3", "--workers", "1"]);
+    assert_eq!(json["verified"]["tensors"], 20);
+    let uneven = ["--workload", "uneven.json", "--steps", "1", "--ps", "2", "--set", "runtime.shards=2"];
+    let json = place.json(&uneven);
+    assert_eq!(json["workload"], "uneven");
+    assert_eq!((&json["parameters"]["pull_tensors"], &json["parameters"]["push_tensors"]), (&1.into(), &2.into()));
+    assert_eq!(json["verified"]["tensors"], 12);
+}
+
+#[test]
+fn a_byte_that_differs_ends_the_demo() {
+    let place = Place::new();
+    let demo = ["--workload", "tiny.json", "--steps", "2", "--flip-bit"];
+    let pushed = place.fail(1, &[&demo[..], &["worker1:2222"]].concat());
+    assert!(
+        pushed.starts_with("ps0:2222 failed in step 1: byte 4 of scalar from worker1:2222 in step 1 is "),
+        "{pushed}"
+    );
+    let pulled = place.fail(1, &[&demo[..], &["ps0:2222"]].concat());
+    assert!(pulled.contains(" failed in step 1: byte 4 of scalar from ps0:2222 in step 1 is 0x"), "{pulled}");
+}
+
+#[test]
+fn a_task_that_is_killed_ends_the_demo() {
+    let place = Place::new();
+    for task in ["worker1:2222", "ps0:2222"] {
+        let running = Running::start(&place);
+        kill(running.process(task), Signal::SIGKILL).unwrap();
+        let (code, error) = running.end(&place);
+        assert_eq!(code, Some(1));
+        assert!(error.starts_with(&format!("{task} (process ")), "{error}");
+        assert!(error.contains("signal: 9"), "{error}");
+    }
+}
+
+#[test]
+fn an_interrupted_demo_ends_its_tasks() {
+    let place = Place::new();
+    for signal in [Signal::SIGINT, Signal::SIGTERM] {
+        let running = Running::start(&place);
+        kill(Pid::from_raw(running.demo.id() as i32), signal).unwrap();
+        let (code, error) = running.end(&place);
+        assert_eq!(code, Some(1));
+        assert!(error.starts_with(&format!("{signal} came ")), "{error}");
+    }
+}
+
+#[test]
+fn tasks_end_with_a_demo_that_is_killed() {
+    let place = Place::new();
+    let mut running = Running::start(&place);
+    kill(Pid::from_raw(running.demo.id() as i32), Signal::SIGKILL).unwrap();
+    running.demo.wait().unwrap();
+    // Standard error is the tasks' too, and ends with the last of them.
+    running.stderr.read_to_string(&mut running.told).unwrap();
+    let ended = |process: i32| {
+        let state = std::fs::read_to_string(format!("/proc/{process}/stat"));
+        state.is_err() || state.is_ok_and(|stat| stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('Z')))
+    };
+    for (task, process) in processes(running.told.lines()) {
+        // An ending process closes its files a moment before it counts as ended.
+        while !ended(process) {
+            std::thread::yield_now();
+        }
+        assert!(!task.is_empty());
+    }
+}
+
+#[test]
+fn wrong_arguments_and_files_are_refused() {
+    let place = Place::new();
+    place.write("bad.json", "{\"tensors\": 3}");
+    // More than any machine has.
+    let huge: Vec<_> = (0..100).map(|i| format!(r#"{{"name": "{i}", "shape": [1000000000]}}"#)).collect();
+    place.write("huge.json", &format!(r#"{{"tensors": [{}]}}"#, huge.join(",")));
+    let cases: [(&[&str], &str); 8] = [
+        (&["--workload", "resnet51"], "there is no workload resnet51; name resnet50, "),
+        (&["--workload", "none.json"], "none.json: cannot be read ("),
+        (&["--workload", "bad.json"], "bad.json: invalid type: integer `3`, expected a sequence at line 1 column 13"),
+        (&["--workload", "huge.json", "--workers", "64"], "huge with 64 workers needs 77200.00 GB of memory and "),
+        (&["--workload", "tiny.json", "--flip-bit", "ps1:2222"], "--flip-bit ps1:2222 is no task of this demo; "),
+        (&["--workload", "tiny.json", "--set", "transport.window=0"], "--set transport.window=0 cannot be read; "),
+        (&["--workers", "0"], "invalid value '0' for '--workers <N>'"),
+        (&["--link", "verbs"], "invalid value 'verbs' for '--link <LINK>'"),
+    ];
+    for (arguments, expected) in cases {
+        let error = place.fail(2, arguments);
+        assert!(error.starts_with(expected), "{error}");
+    }
+}
+
+#[test]
+fn a_task_that_is_told_nonsense_says_so_and_ends_with_its_input() {
+    use std::io::Write;
+    let place = Place::new();
+    for (order, reason) in
+        [("what", "an order cannot be read ("), ("{\"Fill\":{\"step\":1}}", "told to Fill { step: 1 }")]
+    {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_sealane"));
+        command.current_dir(&place.directory).arg("demo-task").stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut task = command.spawn().unwrap();
+        let mut orders = task.stdin.take().unwrap();
+        writeln!(orders, "{order}").unwrap();
+        let mut report = String::new();
+        BufReader::new(task.stdout.take().unwrap()).read_line(&mut report).unwrap();
+        let report: Json = serde_json::from_str(&report).unwrap();
+        assert!(report["Failed"]["reason"].as_str().unwrap().starts_with(reason), "{report}");
+        drop(orders);
+        assert_eq!(task.wait().unwrap().code(), Some(1));
+    }
+}

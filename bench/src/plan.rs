@@ -118,7 +118,7 @@ pub struct Plan {
     pub seconds: f64,
     /// Rounds, in each of which every system is measured once. Default: 5.
     pub rounds: u32,
-    /// Requests in flight at once. Default: 1 for latency, 256 for rate, 4 for bandwidth.
+    /// Requests in flight at once. Default: 1 for latency, 256 for rate, 2 for bandwidth.
     pub window: usize,
     /// Whether small messages are fused. Default: turn.
     pub fuse: Fuse,
@@ -140,7 +140,7 @@ impl Plan {
         let (size_bytes, window) = match bench {
             Bench::Latency => (64, 1),
             Bench::Rate => (64, 256),
-            Bench::Bandwidth => (4 << 20, 4),
+            Bench::Bandwidth => (4 << 20, 2),
         };
         Self {
             bench,

@@ -46,6 +46,7 @@ impl Side {
         let hello = Hello {
             features: 0,
             incarnation,
+            remembers: 0,
             tensor_bytes_max: TENSOR_BYTES_MAX,
             epoch: 0,
             shards: 1,

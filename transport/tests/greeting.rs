@@ -23,6 +23,7 @@ fn hello(address: &str) -> Hello {
     Hello {
         features: 0,
         incarnation: 77,
+        remembers: 0,
         tensor_bytes_max: 1 << 30,
         epoch: 0,
         shards: 2,

@@ -190,6 +190,12 @@ impl<W> Consumer<W> {
         self.releases = ReleaseLog::default();
     }
 
+    /// The peer knows of no request and of no release.
+    pub(super) fn forget_asking(&mut self) {
+        self.wanted.iter_mut().for_each(|(_, wanted)| wanted.asked = false);
+        self.releases = ReleaseLog::default();
+    }
+
     fn end_those<D>(
         &mut self,
         mut pick: impl FnMut(&Wanted<W>) -> bool,

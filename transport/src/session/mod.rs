@@ -236,6 +236,15 @@ impl<W, D> Session<W, D> {
         self.epoch = 0;
     }
 
+    /// The peer is the same process, but does not remember this session: every tensor handed to it and not released goes
+    /// back, and every request that stands will be asked as if for the first time.
+    pub fn start_anew(&mut self) {
+        debug_assert!(self.attached.is_none(), "detach comes first");
+        self.consumer.forget_asking();
+        self.producer.take_back_all(&mut self.events);
+        self.epoch = 0;
+    }
+
     /// The next thing that the owner must know.
     pub fn poll_event(&mut self) -> Option<Event<W, D>> {
         let event = self.events.pop_front();

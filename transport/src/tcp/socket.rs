@@ -17,10 +17,13 @@ use crate::wire::FRAME_HEADER_BYTES;
 /// Staging bytes a link: large enough for any frame and for several hundred small tensors a read, small enough that
 /// the part of a 4 MiB tensor which is copied out of it is under 2%.
 const STAGING_BYTES: usize = 64 * 1024;
+/// Frames read in one call: a helping that keeps both ends at work. With all that 64 KiB hold taken at once, the two
+/// take turns at working and waiting (`bench rate`, window 256: 2.1 M tensors/s, with 16 KiB 2.6 M, with 4 KiB 2.0 M).
+const HELPING_BYTES: usize = 16 * 1024;
 /// Vectors in one write.
 const VECTORS: usize = 32;
 
-const _: () = assert!(STAGING_BYTES >= FRAME_BODY_BYTES_MAX + FRAME_HEADER_BYTES);
+const _: () = assert!(STAGING_BYTES - HELPING_BYTES >= FRAME_BODY_BYTES_MAX + FRAME_HEADER_BYTES);
 
 /// What every Sealane socket is set to, besides TCP_NODELAY.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -106,14 +109,15 @@ impl TcpLink {
         Ok(())
     }
 
-    /// One read of frames; the bytes read and whether the socket may hold more.
+    /// One helping of frames; the bytes read.
     #[inline]
-    fn read_frames(&mut self, receiver: &mut dyn Receiver) -> Result<(usize, bool), LinkError> {
-        let room = self.staging.len() - self.end;
-        let Some(count) = got((&self.socket).read(&mut self.staging[self.end..]))? else { return Ok((0, false)) };
+    fn read_frames(&mut self, receiver: &mut dyn Receiver) -> Result<usize, LinkError> {
+        let room = (self.staging.len() - self.end).min(HELPING_BYTES);
+        let target = &mut self.staging[self.end..self.end + room];
+        let Some(count) = got((&self.socket).read(target))? else { return Ok(0) };
         self.end += count;
         self.parse(receiver)?;
-        Ok((count, count == room))
+        Ok(count)
     }
 
     /// One read into the landing; the bytes read and whether the socket may hold more.
@@ -209,16 +213,20 @@ impl Link for TcpLink {
         } else {
             total = 0;
         }
-        loop {
-            let (count, more) = match self.landing.take() {
-                Some(landing) => self.read_landing(landing, receiver)?,
-                None => self.read_frames(receiver)?,
-            };
+        // Payloads up to the budget, but one helping of frames.
+        if self.landing.is_none() {
+            total += self.read_frames(receiver)?;
+        }
+        while total < budget
+            && let Some(landing) = self.landing.take()
+        {
+            let (count, more) = self.read_landing(landing, receiver)?;
             total += count;
-            if !more || total >= budget {
-                return Ok(total);
+            if !more {
+                break;
             }
         }
+        Ok(total)
     }
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {

@@ -36,6 +36,7 @@ struct Preface {
 struct HelloFixed {
     features: U64,
     incarnation: U64,
+    remembers: U64,
     tensor_bytes_max: U64,
     epoch: U32,
     shards: U16,
@@ -47,7 +48,7 @@ struct HelloFixed {
 
 const _: () = {
     assert!(size_of::<Preface>() == 20);
-    assert!(size_of::<HelloFixed>() == 40);
+    assert!(size_of::<HelloFixed>() == 48);
     assert!(TASKS_PER_HELLO <= u16::MAX as usize);
 };
 
@@ -58,6 +59,9 @@ pub struct Hello {
     pub features: u64,
     /// A number drawn when the process started: a peer with another one has restarted.
     pub incarnation: u64,
+    /// The incarnation of the other side with which this side goes on; 0 if its session starts anew. Only where each
+    /// side remembers the other does a session go on.
+    pub remembers: u64,
     /// Largest tensor that this side accepts, in bytes.
     pub tensor_bytes_max: u64,
     /// Links that this session has had, as this side counts.
@@ -203,6 +207,7 @@ impl Hello {
         Ok(Hello {
             features: fields.features.get(),
             incarnation: fields.incarnation.get(),
+            remembers: fields.remembers.get(),
             tensor_bytes_max: fields.tensor_bytes_max.get(),
             epoch: fields.epoch.get(),
             shards,
@@ -220,6 +225,7 @@ impl Hello {
         let fields = HelloFixed {
             features: U64::new(self.features),
             incarnation: U64::new(self.incarnation),
+            remembers: U64::new(self.remembers),
             tensor_bytes_max: U64::new(self.tensor_bytes_max),
             epoch: U32::new(self.epoch),
             shards: U16::new(self.shards),
@@ -260,6 +266,7 @@ mod tests {
         Hello {
             features: 0,
             incarnation: 77,
+            remembers: 78,
             tensor_bytes_max: 1 << 30,
             epoch: 2,
             shards: 4,

@@ -1,1 +1,3 @@
-//! Placeholder.
+//! What tests that span crates share. The tests themselves are in `tests/`, one file a subject.
+
+pub mod simulation;

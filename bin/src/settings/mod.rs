@@ -9,6 +9,7 @@ mod environment;
 mod error;
 mod file;
 mod limits;
+pub mod markdown;
 mod role;
 mod sections;
 mod source;

@@ -276,7 +276,8 @@ impl Greetings {
         }
         let job = move |_: &Shard| match ShardEngine::current() {
             Some(engine) => engine.answer(call),
-            None => call.reject(RejectCode::Refused, "the engine is starting or stopping"),
+            // It may have started by the next call.
+            None => call.reject(RejectCode::Full, "the engine is starting or stopping"),
         };
         if let Err(full) = self.engine.shard.shard_ref(owner).submit(Box::new(job)) {
             // The caller's socket is in the job and closes with it; the caller calls again.

@@ -31,10 +31,10 @@ pub struct RecvRequest<'a> {
 }
 
 /// Names a request until it ends: the session and its id there.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Ticket {
-    session: Handle,
-    request: Handle,
+    pub(super) session: Handle,
+    pub(super) request: Handle,
 }
 
 impl Node {
@@ -79,10 +79,10 @@ impl Node {
 
     /// Gives a recv up.
     pub fn cancel(&mut self, ticket: Ticket) {
-        if let Some(peer) = self.peers.get_mut(ticket.session)
-            && peer.session.cancel(ticket.request).is_some()
-        {
-            self.mark_dirty(ticket.session);
+        let cancelled = self.peers.get_mut(ticket.session).and_then(|peer| peer.session.cancel(ticket.request));
+        match cancelled {
+            Some(_) => self.mark_dirty(ticket.session),
+            None => self.cancel_moved(ticket),
         }
     }
 
@@ -139,6 +139,7 @@ impl Node {
         let chosen = |pair: u32, other: i64| other == step && pick(&pairs[pair as usize]);
         let unsent = self.table.take_deposits(chosen);
         let parked = self.table.take_parked(chosen);
+        self.table.bar_loans(chosen, &error);
         for Unsent { sender, .. } in unsent {
             self.finish_send(sender, Err(error.clone()));
         }

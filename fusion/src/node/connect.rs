@@ -3,19 +3,21 @@
 //! Connections are made lazily, from either side. Two calls that cross are settled to one: the call of the side with
 //! the smaller transport address stands.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use sealane_transport::endpoint_map::TransportAddress;
 use sealane_transport::error::LinkError;
 use sealane_transport::lane::shard_of;
 use sealane_transport::loopback::loopback;
-use sealane_transport::session::{Ask, Roster, Session};
+use sealane_transport::session::{Roster, Session};
 use sealane_transport::wire::{Greeting, Hello, RejectCode};
-use sealane_transport::{Error, Handle, Link};
+use sealane_transport::{Error, Handle, Link, SessionLimits};
 
-use super::cells::Unreceived;
 use super::peer::{Connection, Peer};
 use super::{Node, STRANGER};
+
+/// A loopback is never pinged (this is a hundred years): a shard cannot be alive for itself.
+const LOOPBACK_HEARTBEAT: Duration = Duration::from_secs(100 * 365 * 86_400);
 
 /// What the owner of a node is to do about connections.
 #[derive(Debug)]
@@ -67,6 +69,14 @@ pub enum Answer {
     Reject(RejectCode, String),
 }
 
+/// What two greetings agree on.
+struct Agreement {
+    /// The link's number.
+    epoch: u32,
+    /// The session goes on, rather than starting anew on both sides.
+    goes_on: bool,
+}
+
 impl Node {
     /// The session that serves a pair; made if there is none.
     pub(super) fn session_of(&mut self, now: Instant, pair: u32) -> Result<Handle, Error> {
@@ -114,7 +124,8 @@ impl Node {
         let roster = self.roster(&names);
         let (one, other) = loopback();
         let mut ends = [one, other].into_iter().map(|link| {
-            let session = Session::new("this engine", names.len() as u16, self.settings.session.clone());
+            let limits = SessionLimits { heartbeat: LOOPBACK_HEARTBEAT, ..self.settings.session.clone() };
+            let session = Session::new("this engine", names.len() as u16, limits);
             let mut peer = Peer::new(self.settings.address.clone(), Some(self.settings.shard), 0, session);
             peer.session.attach(now, 1, roster.clone(), self.settings.session.tensor_bytes_max);
             peer.connection = Connection::Attached;
@@ -139,7 +150,11 @@ impl Node {
     /// Calls the peer if something waits for it and nothing is under way.
     pub(super) fn want_link(&mut self, now: Instant, handle: Handle) {
         let Some(peer) = self.peers.get_mut(handle) else { return };
-        if peer.connection != Connection::Idle || !peer.session.wants_link() {
+        if peer.connection != Connection::Idle {
+            return;
+        }
+        if !peer.session.wants_link() {
+            peer.wanted_since = None;
             return;
         }
         peer.wanted_since.get_or_insert(now);
@@ -154,11 +169,24 @@ impl Node {
         self.orders.push_back(ConnectOrder::Dial { peer: handle, address: peer.address.clone(), hello });
     }
 
+    /// This side's incarnation in its session with a peer.
+    fn incarnation(&self, peer: &Peer) -> u64 {
+        self.settings.incarnation.wrapping_add(peer.given_up)
+    }
+
+    /// True if a greeting's sender and this side remember each other, so that their session goes on.
+    fn goes_on(&self, handle: Handle, hello: &Hello) -> bool {
+        let peer = self.peers.get(handle).expect("the caller looked it up");
+        let known = peer.remembers && peer.incarnation == Some(hello.incarnation);
+        known && hello.remembers == self.incarnation(peer)
+    }
+
     fn hello(&self, handle: Handle) -> Hello {
         let peer = self.peers.get(handle).expect("the caller looked it up");
         Hello {
             features: 0,
-            incarnation: self.settings.incarnation.wrapping_add(peer.given_up),
+            incarnation: self.incarnation(peer),
+            remembers: peer.incarnation.filter(|_| peer.remembers).unwrap_or(0),
             tensor_bytes_max: self.settings.session.tensor_bytes_max,
             epoch: peer.session.epoch(),
             shards: self.settings.shards,
@@ -180,8 +208,16 @@ impl Node {
         if self.peers.get(handle).is_none_or(|peer| peer.connection != Connection::Dialing) {
             return;
         }
-        if self.place(now, handle, welcome) {
-            self.attach(now, handle, link, welcome, welcome.epoch);
+        let address = self.peers.get(handle).expect("just looked at").address.clone();
+        if self.shards_at.get(&address).is_some_and(|&shards| shards != welcome.shards) {
+            // The call reached the shard that the former process would have answered from: call anew.
+            self.renumber(now, &address, welcome.shards);
+        } else if welcome.remembers != 0 && !self.goes_on(handle, welcome) {
+            let reason = "the welcome answers a former greeting".into();
+            self.dial_failed(now, handle, DialFailure { reason, kind: DialFailureKind::Transient });
+        } else if self.place(now, handle, welcome) {
+            let goes_on = welcome.remembers != 0;
+            self.attach(now, handle, link, welcome, Agreement { epoch: welcome.epoch, goes_on });
         } else {
             let reason = "the peer answered from another shard than its greeting's lane says".into();
             self.dial_failed(now, handle, DialFailure { reason, kind: DialFailureKind::Final });
@@ -193,6 +229,7 @@ impl Node {
         let Some(peer) = self.peers.get_mut(handle).filter(|peer| peer.connection == Connection::Dialing) else {
             return;
         };
+        peer.connection = Connection::Idle;
         peer.last_error = failure.reason;
         tracing::debug!(peer = peer.session.peer(), reason = peer.last_error, "a call failed");
         match failure.kind {
@@ -221,11 +258,22 @@ impl Node {
     pub(super) fn give_up(&mut self, handle: Handle, reason: &str) {
         let Some(peer) = self.peers.get_mut(handle) else { return };
         peer.given_up += 1;
+        peer.remembers = false;
         peer.lost_at = None;
         let error = Error::unavailable(peer.session.peer(), reason);
         peer.session.reset(&error);
         self.counters.sessions_reset += 1;
+        // The greeting of a call under way does not tell the peer.
+        self.hang_up(handle);
         self.settle_events(handle);
+    }
+
+    /// Drops the call that is under way, if one is.
+    pub(super) fn hang_up(&mut self, handle: Handle) {
+        if let Some(peer) = self.peers.get_mut(handle).filter(|peer| peer.connection == Connection::Dialing) {
+            peer.connection = Connection::Idle;
+            self.orders.push_back(ConnectOrder::HangUp(handle));
+        }
     }
 
     /// Decides about a caller that has introduced itself.
@@ -241,12 +289,9 @@ impl Node {
             return Answer::Reject(RejectCode::Full, format!("transport.links_max: {limit} links stand"));
         }
         if let Some(provisional) = self.sessions.get(&(address.clone(), None)).copied() {
-            // The caller tells how many shards it has, so our own first call is known to go to this one.
-            let own =
-                Hello { shard: shard_of(self.lane_of(provisional), usize::from(hello.shards)) as u16, ..hello.clone() };
-            self.place(now, provisional, &own);
+            self.place_provisional(now, provisional, hello);
         } else if self.shards_at.get(&address).is_some_and(|&shards| shards != hello.shards) {
-            self.forget_address(now, &address, "it restarted with another number of cores");
+            self.renumber(now, &address, hello.shards);
         }
         self.shards_at.insert(address.clone(), hello.shards);
         let handle = match self.session_with(address.clone(), Some(hello.shard), hello.lane) {
@@ -266,10 +311,7 @@ impl Node {
             }
             _ => {}
         }
-        let peer = self.peers.get_mut(handle).expect("still there");
-        if peer.connection == Connection::Dialing {
-            self.orders.push_back(ConnectOrder::HangUp(handle));
-        }
+        self.hang_up(handle);
         Answer::Welcome { peer: handle }
     }
 
@@ -277,82 +319,28 @@ impl Node {
     pub fn accepted(&mut self, now: Instant, handle: Handle, link: Box<dyn Link>, hello: &Hello) {
         let mine = self.peers.get(handle).expect("welcomed a moment ago").session.epoch();
         let epoch = mine.max(hello.epoch).wrapping_add(1);
-        let welcome = Hello { epoch, ..self.hello(handle) };
-        self.attach(now, handle, link, hello, epoch);
+        let goes_on = self.goes_on(handle, hello);
+        let remembers = if goes_on { hello.incarnation } else { 0 };
+        let welcome = Hello { epoch, remembers, ..self.hello(handle) };
+        self.attach(now, handle, link, hello, Agreement { epoch, goes_on });
         let peer = self.peers.get_mut(handle).expect("still there");
         let bytes = Greeting::Welcome(welcome).to_bytes();
         peer.session.outbox().stage(|writer| writer.0.extend_from_slice(&bytes));
         self.mark_dirty(handle);
     }
 
-    fn lane_of(&self, handle: Handle) -> u32 {
-        self.peers.get(handle).map_or(0, |peer| peer.lane)
-    }
-
-    /// Notes which shard of the peer a session speaks with. Requests of pairs that live on another of its shards move
-    /// to that one's session. False if the peer answers from the wrong shard.
-    fn place(&mut self, now: Instant, handle: Handle, hello: &Hello) -> bool {
-        let peer = self.peers.get_mut(handle).expect("the caller looked it up");
-        let address = peer.address.clone();
-        match peer.shard {
-            Some(shard) => return shard == hello.shard,
-            None => peer.shard = Some(hello.shard),
-        }
-        let shards = usize::from(hello.shards);
-        self.shards_at.insert(address.clone(), hello.shards);
-        self.sessions.remove(&(address.clone(), None));
-        self.sessions.insert((address, peer.shard), handle);
-        let mut misplaced = Vec::new();
-        let (pairs, numbers) = (&self.pairs, &self.pair_numbers);
-        let elsewhere = |consumer: u16, producer: u32| {
-            let pair = numbers.get(&(consumer, producer)).map(|&pair| &pairs[pair as usize]);
-            pair.is_some_and(|pair| shard_of(pair.lane, shards) != usize::from(hello.shard))
-        };
-        peer.session.take_requests(elsewhere, |ask| {
-            let Ask { consumer, producer, step, key, deadline, destination, waiter } = ask;
-            misplaced.push((consumer, producer, step, key.to_owned(), deadline, destination, waiter));
-        });
-        for pair in &mut self.pairs {
-            if pair.session == Some(handle) && shard_of(pair.lane, shards) != usize::from(hello.shard) {
-                pair.session = None;
-            }
-        }
-        for (consumer, producer, step, key, deadline, destination, waiter) in misplaced {
-            let pair = self.pair_of(consumer, producer);
-            self.recv(now, super::RecvRequest { pair, step, key: &key, deadline, destination, waiter });
-        }
-        true
-    }
-
-    /// A peer's shards are numbered anew: all its sessions end.
-    fn forget_address(&mut self, now: Instant, address: &TransportAddress, reason: &str) {
-        for handle in self.peers.select(|peer| peer.address == *address && peer.partner.is_none()) {
-            self.lose(now, handle, &LinkError::WentAway(reason.into()));
-            self.give_up(handle, reason);
-            let mut peer = self.peers.remove(handle).expect("just selected");
-            let error = Error::unavailable(peer.session.peer(), reason);
-            peer.session.end_all_requests(&error);
-            while let Some(event) = peer.session.poll_event() {
-                if let sealane_transport::session::Event::Answered { waiter, answer: Err(unanswered) } = event {
-                    let unreceived = Unreceived { error: unanswered.error, destination: unanswered.destination };
-                    self.finish_recv(waiter, Err(unreceived));
-                }
-            }
-            self.sessions.retain(|_, session| *session != handle);
-        }
-        self.shards_at.remove(address);
-    }
-
-    fn attach(&mut self, now: Instant, handle: Handle, link: Box<dyn Link>, hello: &Hello, epoch: u32) {
+    fn attach(&mut self, now: Instant, handle: Handle, link: Box<dyn Link>, hello: &Hello, agreement: Agreement) {
         let roster = self.roster(&hello.tasks);
         let peer = self.peers.get_mut(handle).expect("the caller looked it up");
+        let was_met = peer.session.epoch() > 0;
         if peer.incarnation.is_some_and(|incarnation| incarnation != hello.incarnation) {
             let error = Error::unavailable(peer.session.peer(), "it restarted, and what it was asked is lost");
             peer.session.reset(&error);
-            self.counters.sessions_reset += 1;
+        } else if !agreement.goes_on {
+            peer.session.start_anew();
         }
-        let peer = self.peers.get_mut(handle).expect("still there");
-        peer.incarnation = Some(hello.incarnation);
+        self.counters.sessions_reset += u64::from(was_met && !agreement.goes_on);
+        (peer.incarnation, peer.remembers) = (Some(hello.incarnation), true);
         tracing::info!(
             peer = peer.session.peer(),
             link = link.kind().name(),
@@ -360,7 +348,7 @@ impl Node {
             peer_shard = hello.shard,
             "link up"
         );
-        peer.session.attach(now, epoch, roster, hello.tensor_bytes_max);
+        peer.session.attach(now, agreement.epoch, roster, hello.tensor_bytes_max);
         peer.link = Some(link);
         peer.connection = Connection::Attached;
         (peer.wanted_since, peer.lost_at, peer.attempts) = (None, None, 0);
@@ -375,6 +363,12 @@ impl Node {
 
     /// The link is gone. What stands is asked again on the next one, which is called for at once if this side asks.
     pub(super) fn lose(&mut self, now: Instant, handle: Handle, error: &LinkError) {
+        self.drop_link(now, handle, error);
+        self.want_link(now, handle);
+        self.reschedule(handle);
+    }
+
+    pub(super) fn drop_link(&mut self, now: Instant, handle: Handle, error: &LinkError) {
         let Some(peer) = self.peers.get_mut(handle) else { return };
         let Some(mut link) = peer.link.take() else { return };
         tracing::info!(peer = peer.session.peer(), link = link.kind().name(), %error, "link lost");
@@ -389,8 +383,6 @@ impl Node {
             self.give_up(handle, &reason);
         }
         self.settle_events(handle);
-        self.want_link(now, handle);
-        self.reschedule(handle);
     }
 
     /// Looks at the connection of a session when its time has come.
@@ -402,19 +394,17 @@ impl Node {
             let reason = format!("no connection within {within:?} (connect_timeout_ms): {}", peer.last_error);
             let error = Error::unavailable(peer.session.peer(), reason);
             peer.session.end_all_requests(&error);
-            peer.wanted_since = None;
-            if peer.connection == Connection::Dialing {
-                self.orders.push_back(ConnectOrder::HangUp(handle));
-            }
-            (peer.connection, peer.attempts) = (Connection::Idle, 0);
+            (peer.wanted_since, peer.attempts) = (None, 0);
+            self.hang_up(handle);
         }
+        let Some(peer) = self.peers.get_mut(handle) else { return };
         if let Connection::Waiting(until) = peer.connection
             && until <= now
         {
             peer.connection = Connection::Idle;
         }
         let lease_over = peer.lost_at.is_some_and(|lost| lost + self.settings.lease <= now);
-        if lease_over && peer.session.unreleased() > 0 {
+        if lease_over && peer.session.has_loans() {
             self.give_up(handle, "it had no link for longer than fusion.lease_ms");
         }
         self.settle_events(handle);
@@ -429,7 +419,10 @@ impl Node {
     pub fn shut_down(&mut self, now: Instant, reason: &str) {
         for handle in self.peers.select(|_| true) {
             let peer = self.peers.get_mut(handle).expect("just selected");
-            peer.session.go_away(reason);
+            // The loopback's ends stop together: neither is to hear of it from the other.
+            if peer.partner.is_none() {
+                peer.session.go_away(reason);
+            }
             let error = Error::unavailable(peer.session.peer(), format!("this engine stops: {reason}"));
             peer.session.end_all_requests(&error);
             self.settle_events(handle);

@@ -10,6 +10,7 @@ mod cells;
 mod connect;
 mod events;
 mod peer;
+mod placement;
 mod schedule;
 mod turn;
 
@@ -133,6 +134,8 @@ pub struct Node {
     peers: Arena<Peer>,
     /// Sessions by address and the peer's shard; `None` until the peer's number of shards is known.
     sessions: HashMap<(TransportAddress, Option<u16>), Handle>,
+    /// Requests that went to another session than their tickets say.
+    moved: HashMap<Ticket, Ticket>,
     /// The two ends of the loopback, once two tasks of this shard talk.
     loopback: Option<(Handle, Handle)>,
     table: Table<SendWaiter>,
@@ -182,6 +185,7 @@ impl Node {
             shards_at: HashMap::new(),
             peers: Arena::new(settings.links_max.saturating_mul(2)),
             sessions: HashMap::new(),
+            moved: HashMap::new(),
             loopback: None,
             table: Table::new(settings.deposited_tensors_max),
             ended: EndedSteps::default(),

@@ -32,7 +32,10 @@ pub(super) struct Peer {
     pub(super) shard: Option<u16>,
     /// A lane that leads to that shard.
     pub(super) lane: u32,
+    /// From its last greeting.
     pub(super) incarnation: Option<u64>,
+    /// The session goes on from the last link; false if it starts anew with the next.
+    pub(super) remembers: bool,
     /// Times that this side gave the session up; shows in the greeting's incarnation, so that the peer does too.
     pub(super) given_up: u64,
     pub(super) session: Session<RecvWaiter, Handle>,
@@ -69,6 +72,7 @@ impl Peer {
             shard,
             lane,
             incarnation: None,
+            remembers: false,
             given_up: 0,
             session,
             link: None,
@@ -103,7 +107,7 @@ impl Peer {
             _ => None,
         };
         let give_up = self.wanted_since.map(|since| since + connect_timeout);
-        let lease_over = self.lost_at.filter(|_| self.session.unreleased() > 0).map(|lost| lost + lease);
+        let lease_over = self.lost_at.filter(|_| self.session.has_loans()).map(|lost| lost + lease);
         [self.session.next_timeout(), redial, give_up, lease_over].into_iter().flatten().min()
     }
 }

@@ -112,18 +112,21 @@ impl Node {
         let Some(link) = &mut peer.link else { return 0 };
         loop {
             let filled = peer.session.fill(now, one_message);
-            if peer.session.outbox().is_empty() {
+            // With a write a message, a last call tells the link that nothing follows.
+            if peer.session.outbox().is_empty() && !one_message {
                 break;
             }
             let more_follows = one_message && peer.session.is_urgent();
             match link.transmit(peer.session.outbox(), more_follows) {
-                Ok(written) => total += written,
+                Ok(written) => {
+                    total += written;
+                    self.counters.writes += u64::from(written > 0);
+                }
                 Err(lost) => {
                     error = Some(lost);
                     break;
                 }
             }
-            self.counters.writes += 1;
             peer.session.collect_written();
             blocked = !peer.session.outbox().is_empty();
             if blocked {
@@ -180,24 +183,21 @@ impl Node {
         }
         let mut inbound = peer.session.inbound(now, &self.receive_slab);
         let result = link.receive(&mut inbound, RECEIVE_BUDGET_BYTES);
-        let read = match result {
-            Ok(0) => return 0,
-            Ok(read) => read,
-            Err(error) => {
-                // What came before the end counts: a farewell, or the last answers.
-                self.settle_events(handle);
+        if let Ok(0) = result {
+            return 0;
+        }
+        peer.session.heard(now);
+        // What came before the end of a link counts: the last answers, and a farewell.
+        self.settle_events(handle);
+        let Some(peer) = self.peers.get_mut(handle) else { return 1 };
+        let farewell = peer.session.farewell().map(|reason| LinkError::WentAway(reason.into()));
+        let read = match (farewell, result) {
+            (None, Ok(read)) => read,
+            (Some(error), _) | (None, Err(error)) => {
                 self.lose(now, handle, &error);
                 return 1;
             }
         };
-        peer.session.heard(now);
-        self.settle_events(handle);
-        let Some(peer) = self.peers.get_mut(handle) else { return read };
-        if let Some(reason) = peer.session.farewell() {
-            let error = LinkError::WentAway(reason.into());
-            self.lose(now, handle, &error);
-            return read;
-        }
         if peer.session.is_urgent() && !peer.blocked {
             self.transmit(now, handle);
         } else if peer.session.has_output() {

@@ -74,8 +74,17 @@ pub struct Unsent<S> {
 }
 
 enum State<S> {
-    Deposited { tensor: (TensorMeta, Payload), sender: S, deadline: Instant },
-    Lent { sender: S, deadline: Instant },
+    Deposited {
+        tensor: (TensorMeta, Payload),
+        sender: S,
+        deadline: Instant,
+    },
+    /// `barred`: what its sender hears if it comes back, instead of its waiting again.
+    Lent {
+        sender: S,
+        deadline: Instant,
+        barred: Option<Box<Error>>,
+    },
     Wanted(Parked),
 }
 
@@ -215,7 +224,7 @@ impl<S> Table<S> {
                 format!("a tensor for step {} key '{}' waits already; one send meets one recv", at.step, at.key);
             return Err((Error::invalid(reason), sender));
         };
-        entry.state = State::Lent { sender, deadline };
+        entry.state = State::Lent { sender, deadline, barred: None };
         self.deposits += 1;
         self.parked.remove(&by);
         self.unlink(hash, handle);
@@ -243,13 +252,13 @@ impl<S> Table<S> {
         else {
             unreachable!("lent entries are not in the index")
         };
-        entry.state = State::Lent { sender, deadline };
+        entry.state = State::Lent { sender, deadline, barred: None };
         self.unlink(hash, handle);
         Ok(Found::Tensor(tensor, handle))
     }
 
     /// Ends the loan of a deposit. Taken: its sender is to be told so. Given back: it waits again, unless another
-    /// tensor has taken its place meanwhile, or (`Ok(Some)`) a request waits for it.
+    /// tensor has taken its place or its step has ended meanwhile, or a request waits for it.
     pub fn settle(&mut self, deposit: Handle, tensor: (TensorMeta, Payload), taken: bool) -> Settled<S> {
         let Some(entry) = self.entries.get(deposit) else { return Settled::Gone };
         if taken {
@@ -260,9 +269,12 @@ impl<S> Table<S> {
         }
         let key = entry.key.clone();
         let at = Meeting { pair: entry.pair, step: entry.step, key: &key };
-        let Some(Entry { state: State::Lent { sender, deadline }, .. }) = self.remove(deposit) else {
+        let Some(Entry { state: State::Lent { sender, deadline, barred }, .. }) = self.remove(deposit) else {
             return Settled::Gone;
         };
+        if let Some(error) = barred {
+            return Settled::Displaced(sender, *error);
+        }
         match self.deposit(at, tensor, sender, deadline) {
             Ok(Deposited::Kept(_)) => Settled::Kept,
             Ok(Deposited::Wanted { by, tensor, deposit }) => Settled::Wanted { by, tensor, deposit },
@@ -292,6 +304,18 @@ impl<S> Table<S> {
     /// Takes out the tensors that wait (not those lent) for which `pick(pair, step)` says yes.
     pub fn take_deposits(&mut self, mut pick: impl FnMut(u32, i64) -> bool) -> Vec<Unsent<S>> {
         self.take_those(|entry| pick(entry.pair, entry.step))
+    }
+
+    /// Tensors that are lent, and for which `pick(pair, step)` says yes, will not wait again when they come back: their
+    /// senders hear `error`.
+    pub fn bar_loans(&mut self, mut pick: impl FnMut(u32, i64) -> bool, error: &Error) {
+        for (_, entry) in self.entries.iter_mut() {
+            if let State::Lent { barred, .. } = &mut entry.state
+                && pick(entry.pair, entry.step)
+            {
+                *barred = Some(Box::new(error.clone()));
+            }
+        }
     }
 
     /// Takes out the requests that wait for which `pick(pair, step)` says yes.
@@ -362,7 +386,7 @@ pub enum Settled<S> {
         /// The deposit, lent again.
         deposit: Handle,
     },
-    /// It came back, but its place was taken meanwhile.
+    /// It came back, but its place was taken meanwhile or its step has ended.
     Displaced(S, Error),
     /// The deposit had ended before.
     Gone,

@@ -1,1 +1,247 @@
+//! The table by itself: who meets whom, and what comes back.
 
+use std::time::{Duration, Instant};
+
+use proptest::prelude::*;
+use sealane_transport::{Code, Error, Handle, Payload};
+
+use super::{Deposited, Found, Meeting, Parked, Settled, Table};
+use crate::tensor::{DType, TensorMeta};
+
+const SOON: Duration = Duration::from_secs(1);
+
+fn at(key: &str) -> Meeting<'_> {
+    Meeting { pair: 0, step: 1, key }
+}
+
+fn tensor(byte: u8) -> (TensorMeta, Payload) {
+    (TensorMeta::new(DType::U8, &[1]).unwrap(), vec![byte].into())
+}
+
+fn request(id: u64) -> Parked {
+    Parked { session: Handle::from_bits(1 << 32), id: Handle::from_bits(1 << 32 | id) }
+}
+
+fn byte((_, payload): &(TensorMeta, Payload)) -> u8 {
+    payload.as_ref()[0]
+}
+
+/// Deposits, expecting that nobody waits.
+fn keep(table: &mut Table<&'static str>, key: &str, sender: &'static str, deadline: Instant) {
+    let kept = table.deposit(at(key), tensor(sender.as_bytes()[0]), sender, deadline);
+    assert!(matches!(kept, Ok(Deposited::Kept(_))));
+}
+
+/// Asks, expecting that the tensor is there.
+fn take(table: &mut Table<&'static str>, key: &str, id: u64) -> ((TensorMeta, Payload), Handle) {
+    match table.want(at(key), request(id)) {
+        Ok(Found::Tensor(tensor, deposit)) => (tensor, deposit),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_tensor_is_lent_until_it_is_settled() {
+    let now = Instant::now();
+    let mut table = Table::new(10);
+    keep(&mut table, "w", "a", now + SOON);
+    let (lent, deposit) = take(&mut table, "w", 1);
+    assert_eq!((byte(&lent), table.deposits(), table.parked()), (b'a', 1, 0));
+    assert!(matches!(table.settle(deposit, lent, true), Settled::Taken("a")));
+    assert_eq!(table.deposits(), 0);
+    assert!(matches!(table.settle(deposit, tensor(0), true), Settled::Gone), "once");
+    assert!(matches!(table.settle(deposit, tensor(0), false), Settled::Gone));
+}
+
+#[test]
+fn a_request_waits_for_its_tensor() {
+    let now = Instant::now();
+    let mut table = Table::new(10);
+    assert!(matches!(table.want(at("w"), request(1)), Ok(Found::Parked)));
+    assert_eq!(table.parked(), 1);
+    let Ok(Deposited::Wanted { by, tensor: lent, deposit }) = table.deposit(at("w"), tensor(7), "a", now) else {
+        panic!("a request waits")
+    };
+    assert_eq!((by, byte(&lent), table.parked(), table.deposits()), (request(1), 7, 0, 1));
+    assert!(matches!(table.settle(deposit, lent, true), Settled::Taken("a")));
+}
+
+#[test]
+fn pair_step_and_key_keep_tensors_apart() {
+    let now = Instant::now();
+    let mut table = Table::new(10);
+    keep(&mut table, "w", "a", now);
+    let others = [Meeting { pair: 1, ..at("w") }, Meeting { step: 2, ..at("w") }, at("v")];
+    for (other, id) in others.into_iter().zip(1..) {
+        assert!(matches!(table.want(other, request(id)), Ok(Found::Parked)));
+    }
+    assert_eq!((table.parked(), table.deposits()), (3, 1));
+}
+
+#[test]
+fn one_send_meets_one_recv() {
+    let now = Instant::now();
+    let mut table = Table::new(10);
+    keep(&mut table, "w", "a", now);
+    let (error, sender) = table.deposit(at("w"), tensor(2), "b", now).unwrap_err();
+    assert_eq!((error.code(), sender), (Code::InvalidArgument, "b"));
+    assert!(matches!(table.want(at("v"), request(1)), Ok(Found::Parked)));
+    assert_eq!(table.want(at("v"), request(2)).unwrap_err().code(), Code::InvalidArgument);
+    // While a tensor is lent, the next of its name may come.
+    let _lent = take(&mut table, "w", 3);
+    keep(&mut table, "w", "b", now);
+}
+
+#[test]
+fn a_tensor_that_comes_back_waits_again_or_goes_to_who_waits() {
+    let now = Instant::now();
+    let mut table = Table::new(10);
+    keep(&mut table, "w", "a", now + SOON);
+    let (lent, deposit) = take(&mut table, "w", 1);
+    assert!(matches!(table.settle(deposit, lent, false), Settled::Kept));
+    let (lent, deposit) = take(&mut table, "w", 2);
+    assert!(matches!(table.want(at("w"), request(3)), Ok(Found::Parked)));
+    let Settled::Wanted { by, tensor: lent, deposit } = table.settle(deposit, lent, false) else { panic!("wanted") };
+    assert_eq!((by, byte(&lent), table.parked(), table.deposits()), (request(3), b'a', 0, 1));
+    keep(&mut table, "w", "b", now);
+    let Settled::Displaced(sender, error) = table.settle(deposit, lent, false) else { panic!("its place is taken") };
+    assert_eq!((sender, error.code()), ("a", Code::InvalidArgument));
+    assert_eq!(table.deposits(), 1);
+}
+
+#[test]
+fn a_tensor_whose_loan_is_barred_does_not_wait_again() {
+    let now = Instant::now();
+    let mut table = Table::new(10);
+    for (key, sender) in [("w", "a"), ("v", "b"), ("u", "c")] {
+        keep(&mut table, key, sender, now);
+    }
+    let (back, taken) = (take(&mut table, "w", 1), take(&mut table, "v", 2));
+    let error = Error::Aborted { step: 1, reason: "over".into() };
+    table.bar_loans(|_, step| step == 2, &error);
+    table.bar_loans(|pair, step| (pair, step) == (0, 1), &error);
+    let Settled::Displaced(sender, found) = table.settle(back.1, back.0, false) else { panic!("barred") };
+    assert_eq!((sender, found), ("a", error));
+    assert!(matches!(table.settle(taken.1, taken.0, true), Settled::Taken("b")), "taken is taken");
+    assert_eq!(byte(&take(&mut table, "u", 3).0), b'c', "what was not lent is not meant");
+}
+
+#[test]
+fn a_full_table_names_its_limit_and_counts_what_is_lent() {
+    let now = Instant::now();
+    let mut table = Table::new(1);
+    keep(&mut table, "w", "a", now);
+    let (lent, deposit) = take(&mut table, "w", 1);
+    let (error, sender) = table.deposit(at("v"), tensor(1), "b", now).unwrap_err();
+    assert_eq!(sender, "b");
+    assert!(matches!(error, Error::ResourceExhausted { limit, .. } if &*limit == "fusion.deposited_tensors_max"));
+    assert!(matches!(table.settle(deposit, lent, false), Settled::Kept), "its own place is its own");
+}
+
+#[test]
+fn withdrawn_requests_are_forgotten() {
+    let now = Instant::now();
+    let mut table = Table::new(10);
+    let other = Parked { session: Handle::from_bits(2 << 32), ..request(3) };
+    for (key, by) in [("u", request(1)), ("v", request(2)), ("w", other)] {
+        assert!(matches!(table.want(at(key), by), Ok(Found::Parked)));
+    }
+    assert!(table.withdraw(request(1)) && !table.withdraw(request(1)));
+    table.withdraw_session(request(2).session);
+    assert_eq!(table.parked(), 1);
+    keep(&mut table, "u", "a", now);
+    keep(&mut table, "v", "b", now);
+    assert!(matches!(table.deposit(at("w"), tensor(1), "c", now), Ok(Deposited::Wanted { by, .. }) if by == other));
+}
+
+#[test]
+fn a_steps_tensors_and_requests_are_taken_out_together() {
+    let now = Instant::now();
+    let mut table = Table::new(10);
+    keep(&mut table, "w", "a", now + SOON);
+    keep(&mut table, "lent", "b", now + SOON);
+    let _lent = take(&mut table, "lent", 9);
+    assert!(matches!(table.want(at("v"), request(1)), Ok(Found::Parked)));
+    assert!(table.take_deposits(|_, step| step == 2).is_empty() && table.take_parked(|pair, _| pair == 1).is_empty());
+    let unsent = table.take_deposits(|pair, step| (pair, step) == (0, 1));
+    assert_eq!(
+        unsent.iter().map(|unsent| (unsent.sender, &*unsent.key, unsent.step)).collect::<Vec<_>>(),
+        [("a", "w", 1)]
+    );
+    assert_eq!(table.take_parked(|_, _| true), [request(1)]);
+    assert_eq!((table.deposits(), table.parked()), (1, 0), "what is lent stays");
+}
+
+#[test]
+fn tensors_expire_in_time_and_not_while_they_are_lent() {
+    let now = Instant::now();
+    let mut table = Table::new(10);
+    assert_eq!(table.next_deadline(), None);
+    for (key, sender, wait) in [("u", "a", 3), ("v", "b", 1), ("w", "c", 2)] {
+        keep(&mut table, key, sender, now + SOON * wait);
+    }
+    assert_eq!(table.next_deadline(), Some(now + SOON));
+    let (lent, deposit) = take(&mut table, "v", 1);
+    assert!(table.expire(now + SOON).is_empty(), "the first is lent");
+    assert_eq!(table.next_deadline(), Some(now + SOON * 2));
+    let expired = table.expire(now + SOON * 2);
+    assert_eq!(expired.iter().map(|unsent| unsent.sender).collect::<Vec<_>>(), ["c"]);
+    assert!(matches!(table.settle(deposit, lent, false), Settled::Kept));
+    let expired = table.expire(now + SOON * 2);
+    assert_eq!(expired.iter().map(|unsent| unsent.sender).collect::<Vec<_>>(), ["b"], "late as it is");
+    assert_eq!((table.next_deadline(), table.deposits()), (Some(now + SOON * 3), 1));
+}
+
+proptest! {
+    /// Against the plainest model: a list of tensors that wait and of requests that wait, by key.
+    #[test]
+    fn the_table_does_what_two_lists_do(deeds in proptest::collection::vec((0u8..4, 0u8..4), 1..200)) {
+        let now = Instant::now();
+        let mut table: Table<u64> = Table::new(usize::MAX);
+        let mut waiting: Vec<(String, u64)> = Vec::new();
+        let mut parked: Vec<(String, u64)> = Vec::new();
+        let mut lent = Vec::new();
+        for (number, (deed, key)) in deeds.into_iter().enumerate() {
+            let (number, key) = (number as u64, format!("key{key}"));
+            let find = |list: &[(String, u64)]| list.iter().position(|(other, _)| *other == key);
+            match deed {
+                0 => match (find(&waiting), find(&parked), table.deposit(at(&key), tensor(number as u8), number, now)) {
+                    (Some(_), None, Err((_, sender))) => prop_assert_eq!(sender, number),
+                    (None, Some(first), Ok(Deposited::Wanted { by, tensor, deposit })) => {
+                        prop_assert_eq!(by, request(parked.remove(first).1));
+                        lent.push((key, number, tensor, deposit));
+                    }
+                    (None, None, Ok(Deposited::Kept(_))) => waiting.push((key, number)),
+                    (_, _, found) => prop_assert!(false, "deposit of {key}: {found:?}"),
+                },
+                1 => match (find(&waiting), find(&parked), table.want(at(&key), request(number))) {
+                    (Some(first), None, Ok(Found::Tensor(tensor, deposit))) => {
+                        let (key, sender) = waiting.remove(first);
+                        prop_assert_eq!(byte(&tensor), sender as u8);
+                        lent.push((key, sender, tensor, deposit));
+                    }
+                    (None, Some(_), Err(_)) => {}
+                    (None, None, Ok(Found::Parked)) => parked.push((key, number)),
+                    (_, _, found) => prop_assert!(false, "request of {key}: {found:?}"),
+                },
+                _ if lent.is_empty() => {}
+                _ => {
+                    let (key, sender, tensor, deposit) = lent.remove(0);
+                    let find = |list: &[(String, u64)]| list.iter().position(|(other, _)| *other == key);
+                    match table.settle(deposit, tensor, deed == 2) {
+                        Settled::Taken(told) if deed == 2 => prop_assert_eq!(told, sender),
+                        Settled::Displaced(told, _) => prop_assert!(told == sender && find(&waiting).is_some()),
+                        Settled::Wanted { by, tensor, deposit } => {
+                            let first = find(&parked).expect("a request waits");
+                            prop_assert_eq!(by, request(parked.remove(first).1));
+                            lent.push((key, sender, tensor, deposit));
+                        }
+                        Settled::Kept => waiting.push((key, sender)),
+                        found => prop_assert!(false, "settled: {found:?}"),
+                    }
+                }
+            }
+            prop_assert_eq!((table.deposits(), table.parked()), (waiting.len() + lent.len(), parked.len()));
+        }
+    }
+}

@@ -23,9 +23,12 @@ fn a_send_and_its_recv_meet_in_either_order() {
 fn every_size_arrives_whole_with_and_without_a_destination() {
     let (ps, worker) = two();
     let (ps_task, worker_task) = (ps.task(&task(0)).unwrap(), worker.task(&task(1)).unwrap());
-    for (step, len) in [0, 1, 63, 64, 8191, 8192, 8193, 65_535, 65_536, 65_537, 1 << 20, 5_000_001].into_iter().enumerate() {
+    for (step, len) in
+        [0, 1, 63, 64, 8191, 8192, 8193, 65_535, 65_536, 65_537, 1 << 20, 5_000_001].into_iter().enumerate()
+    {
         let step = step as i64;
-        let sent = [ps_task.send(&task(1), step, "slab", tensor(len, 7)), ps_task.send(&task(1), step, "own", tensor(len, 8))];
+        let sent =
+            [ps_task.send(&task(1), step, "slab", tensor(len, 7)), ps_task.send(&task(1), step, "own", tensor(len, 8))];
         let in_slab = worker_task.recv(&task(0), step, "slab").wait().unwrap();
         let own = Buffer::from_vec(vec![0; len + 3]);
         let in_own = worker_task.recv_into(&task(0), step, "own", own).wait().unwrap();

@@ -52,6 +52,7 @@ fn welcome(stream: &mut TcpStream) {
     let welcome = Hello {
         epoch: hello.epoch + 1,
         incarnation: 99,
+        remembers: 0,
         shards: 1,
         shard: 0,
         address: "127.0.0.1:1".into(),
@@ -115,6 +116,7 @@ fn another_version_is_named_on_both_sides() {
     let hello = Hello {
         features: 0,
         incarnation: 1,
+        remembers: 0,
         tensor_bytes_max: 1,
         epoch: 0,
         shards: 1,

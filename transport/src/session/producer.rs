@@ -158,7 +158,10 @@ impl<D> Producer<D> {
 
     /// The consumer has asked again for all it still wants: what is left was given up while there was no link.
     pub(super) fn take_back_stale<W>(&mut self, events: &mut VecDeque<Event<W, D>>) {
-        for (_, token) in std::mem::take(&mut self.stale) {
+        let mut left: Vec<_> = std::mem::take(&mut self.stale).into_values().collect();
+        // A hash map's order is no order: the same history is to have the same outcome.
+        left.sort_unstable();
+        for token in left {
             self.settle(token, false, events);
         }
     }

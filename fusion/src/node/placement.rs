@@ -1,0 +1,129 @@
+//! Which shard of a peer serves which pair: known once the peer has said how many shards it has, and known anew when it
+//! restarts with another number. Requests that were to go elsewhere move, and their tickets follow them.
+
+use std::time::Instant;
+
+use sealane_runtime::Buffer;
+use sealane_transport::Handle;
+use sealane_transport::endpoint_map::TransportAddress;
+use sealane_transport::error::LinkError;
+use sealane_transport::lane::shard_of;
+use sealane_transport::session::Ask;
+use sealane_transport::wire::Hello;
+
+use super::calls::{RecvRequest, Ticket};
+use super::cells::RecvWaiter;
+use super::peer::Peer;
+use super::{Node, Pair};
+
+/// A request on its way from one session to another: never sent on any link.
+struct Unasked {
+    ticket: Ticket,
+    consumer: u16,
+    producer: u32,
+    step: i64,
+    key: String,
+    deadline: Instant,
+    destination: Option<Buffer>,
+    waiter: RecvWaiter,
+}
+
+/// Takes out the requests that `pick` (consumer, producer) chooses.
+fn take_requests(peer: &mut Peer, handle: Handle, pick: impl FnMut(u16, u32) -> bool) -> Vec<Unasked> {
+    let mut unasked = Vec::new();
+    peer.session.take_requests(pick, |request, ask| {
+        let ticket = Ticket { session: handle, request };
+        let Ask { consumer, producer, step, key, deadline, destination, waiter } = ask;
+        let key = key.to_owned();
+        unasked.push(Unasked { ticket, consumer, producer, step, key, deadline, destination, waiter });
+    });
+    unasked
+}
+
+impl Node {
+    /// A caller says how many shards its side has: a session that was to call one of them, whichever serves its lane,
+    /// now knows which.
+    pub(super) fn place_provisional(&mut self, now: Instant, provisional: Handle, hello: &Hello) {
+        let lane = self.peers.get(provisional).map_or(0, |peer| peer.lane);
+        let called = Hello { shard: shard_of(lane, usize::from(hello.shards)) as u16, ..hello.clone() };
+        self.place(now, provisional, &called);
+    }
+
+    /// Notes which shard of the peer a session speaks with. Requests of pairs that live on another of its shards move
+    /// to that one's session. False if the peer answers from the wrong shard.
+    pub(super) fn place(&mut self, now: Instant, handle: Handle, hello: &Hello) -> bool {
+        self.forget_ended_moves();
+        let peer = self.peers.get_mut(handle).expect("the caller looked it up");
+        let address = peer.address.clone();
+        match peer.shard {
+            Some(shard) => return shard == hello.shard,
+            None => peer.shard = Some(hello.shard),
+        }
+        let shards = usize::from(hello.shards);
+        self.shards_at.insert(address.clone(), hello.shards);
+        self.sessions.remove(&(address.clone(), None));
+        self.sessions.insert((address, peer.shard), handle);
+        let is_elsewhere = |pair: &Pair| shard_of(pair.lane, shards) != usize::from(hello.shard);
+        let (pairs, numbers) = (&self.pairs, &self.pair_numbers);
+        let misplaced = take_requests(peer, handle, |consumer, producer| {
+            numbers.get(&(consumer, producer)).is_some_and(|&pair| is_elsewhere(&pairs[pair as usize]))
+        });
+        for pair in &mut self.pairs {
+            if pair.session == Some(handle) && is_elsewhere(pair) {
+                pair.session = None;
+            }
+        }
+        self.ask_elsewhere(now, misplaced);
+        true
+    }
+
+    /// The peer at `address` has another number of shards than it had: it restarted. Its sessions end, and what it was
+    /// asked with them; what it was not asked yet is asked of the shards that it has now.
+    pub(super) fn renumber(&mut self, now: Instant, address: &TransportAddress, shards: u16) {
+        self.forget_ended_moves();
+        let mut unasked = Vec::new();
+        for handle in self.peers.select(|peer| peer.address == *address && peer.partner.is_none()) {
+            self.drop_link(now, handle, &LinkError::Closed);
+            self.give_up(handle, "it restarted with another number of cores, and what it was asked is lost");
+            let mut peer = self.peers.remove(handle).expect("just selected");
+            unasked.extend(take_requests(&mut peer, handle, |_, _| true));
+            self.sessions.retain(|_, session| *session != handle);
+        }
+        self.shards_at.insert(address.clone(), shards);
+        self.ask_elsewhere(now, unasked);
+    }
+
+    fn ask_elsewhere(&mut self, now: Instant, requests: Vec<Unasked>) {
+        for Unasked { ticket, consumer, producer, step, key, deadline, destination, waiter } in requests {
+            let pair = self.pair_of(consumer, producer);
+            let moved = self.recv(now, RecvRequest { pair, step, key: &key, deadline, destination, waiter });
+            if let Some(moved) = moved {
+                self.moved.insert(ticket, moved);
+            }
+        }
+    }
+
+    /// Forgets where requests went that have ended since: what is kept is bounded by the requests that stand.
+    fn forget_ended_moves(&mut self) {
+        let (peers, moved) = (&self.peers, &self.moved);
+        let stands =
+            |ticket: &Ticket| peers.get(ticket.session).is_some_and(|peer| peer.session.is_waiting(ticket.request));
+        let ended = |mut ticket: Ticket| {
+            while let Some(next) = moved.get(&ticket) {
+                ticket = *next;
+            }
+            !stands(&ticket)
+        };
+        let ended: Vec<_> = moved.keys().copied().filter(|ticket| ended(*ticket)).collect();
+        for ticket in ended {
+            self.moved.remove(&ticket);
+        }
+    }
+
+    /// Gives a request up that is no longer where its ticket says; nothing if it has ended.
+    pub(super) fn cancel_moved(&mut self, ticket: Ticket) {
+        if let Some(moved) = self.moved.remove(&ticket) {
+            self.cancel(moved);
+        }
+    }
+}

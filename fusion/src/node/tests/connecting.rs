@@ -1,0 +1,291 @@
+//! Connections: made when wanted, one of two that cross, missed, lost, given up.
+
+use super::*;
+
+const PS: (usize, &str) = (0, "ps:1");
+const WORKER: (usize, &str) = (1, "worker:1");
+
+/// A worker and a ps that wait for tensors of each other, and the calls that both want made.
+fn crossing() -> (Net, Asked, Asked, (Handle, Hello), (Handle, Hello)) {
+    let mut net = Net::pair();
+    let at_ps = net.recv(PS, "worker:1", "g");
+    let at_worker = net.recv(WORKER, "ps:1", "w");
+    let (of_ps, of_worker) = (net.dialing(0), net.dialing(1));
+    (net, at_ps, at_worker, of_ps, of_worker)
+}
+
+fn both_arrive(mut net: Net, at_ps: &Asked, at_worker: &Asked) {
+    net.send(PS, "worker:1", "w", &[1]);
+    net.send(WORKER, "ps:1", "g", &[2]);
+    net.rest();
+    assert_eq!((at_ps.bytes(), at_worker.bytes()), (vec![2], vec![1]));
+    assert_eq!((net.nodes[0].counters().links, net.nodes[1].counters().links), (1, 1));
+    assert_eq!((net.nodes[0].counters().links_lost, net.nodes[1].counters().links_lost), (0, 0));
+}
+
+#[test]
+fn of_two_calls_that_cross_the_smaller_addresss_stands() {
+    let (mut net, at_ps, at_worker, of_ps, of_worker) = crossing();
+    let Err((code, _)) = net.call(0, &of_worker.1) else { panic!("the ps has the smaller address") };
+    assert_eq!(code, RejectCode::Crossed);
+    net.fail(1, of_worker.0, DialFailureKind::Crossed, "crossed");
+    let (link, welcome) = net.call(1, &of_ps.1).unwrap();
+    net.nodes[0].dialed(net.now, of_ps.0, Box::new(link), &welcome);
+    both_arrive(net, &at_ps, &at_worker);
+}
+
+#[test]
+fn whichever_of_two_crossing_calls_comes_first() {
+    let (mut net, at_ps, at_worker, of_ps, of_worker) = crossing();
+    let (link, welcome) = net.call(1, &of_ps.1).unwrap();
+    assert!(matches!(net.nodes[1].poll_order(), Some(ConnectOrder::HangUp(peer)) if peer == of_worker.0));
+    net.nodes[0].dialed(net.now, of_ps.0, Box::new(link), &welcome);
+    // The call that was hung up arrives all the same.
+    let Err((code, _)) = net.call(0, &of_worker.1) else { panic!("a link stands") };
+    assert_eq!(code, RejectCode::Crossed);
+    // And so does its end, after which nobody asked.
+    net.fail(1, of_worker.0, DialFailureKind::Crossed, "crossed");
+    both_arrive(net, &at_ps, &at_worker);
+}
+
+#[test]
+fn an_unknown_task_is_an_error_to_the_caller_alone() {
+    let mut net = Net::pair();
+    let error = net.nodes[1].pair(0, "ps:9").unwrap_err();
+    assert_eq!(error.to_string(), "task ps:9 is not known: the endpoint map has no line for it; add one and reload");
+    let error = net.nodes[1].local_task("ps:1").unwrap_err();
+    assert_eq!(error.to_string(), "task ps:1 is not known: it is not among the 1 tasks of this engine");
+}
+
+#[test]
+fn a_task_that_its_host_does_not_serve_is_not_found() {
+    let mut net = Net::pair();
+    let before = net.recv(PS, "absent:1", "w");
+    net.rest();
+    assert_eq!(before.error().code(), Code::NotFound);
+    let after = net.recv(PS, "absent:1", "w");
+    assert_eq!(after.error().code(), Code::NotFound);
+    let mut alone = Net::new([worker()]);
+    assert_eq!(alone.recv((0, "worker:1"), "absent:1", "w").error().code(), Code::NotFound);
+}
+
+#[test]
+fn a_stranger_is_told_that_the_asked_host_does_not_know_it() {
+    let mut net = Net::pair();
+    let map = EndpointMap::parse("ps:1=10.0.0.1:7000\n", "narrow").unwrap();
+    net.nodes[0].set_map(Arc::new(map));
+    let asked = net.recv(WORKER, "ps:1", "w");
+    net.rest();
+    let error = asked.error();
+    assert_eq!(error.code(), Code::NotFound);
+    assert!(error.to_string().contains("not in the endpoint map of the asked host"), "{error}");
+    net.nodes[1].abort(0, 1, "a stranger's abort ends nothing");
+    net.rest();
+}
+
+#[test]
+fn requests_wait_so_long_for_a_connection() {
+    let mut net = Net::new([worker()]);
+    net.mute = true;
+    let timeout = net.nodes[0].settings().connect_timeout;
+    let pair = net.number(0, "worker:1", "ps:1");
+    let (sender, receiver) = oneshot::channel();
+    let (deadline, waiter) = (net.now + timeout * 10, RecvWaiter::Channel(sender));
+    let request = RecvRequest { pair, step: 1, key: "w", deadline, destination: None, waiter };
+    net.nodes[0].recv(net.now, request);
+    net.pass(timeout - Duration::from_millis(1));
+    assert!(receiver.try_recv().is_err());
+    net.pass(Duration::from_millis(1));
+    let error = receiver.try_recv().unwrap().unwrap_err().error;
+    assert!(error.to_string().contains("no connection within 20s (connect_timeout_ms)"), "{error}");
+    assert_eq!(error.code(), Code::Unavailable);
+    assert!(net.nodes[0].poll_order().is_none(), "nobody waits, so nobody calls");
+}
+
+#[test]
+fn a_request_is_not_charged_for_the_wait_of_one_that_was_given_up() {
+    let mut net = Net::new([worker()]);
+    let timeout = net.nodes[0].settings().connect_timeout;
+    let first = net.recv((0, "worker:1"), "ps:1", "w");
+    net.rest();
+    net.nodes[0].cancel(first.ticket.unwrap());
+    net.pass(timeout - SOON / 2);
+    let second = net.recv((0, "worker:1"), "ps:1", "w");
+    net.pass(SOON / 2 + Duration::from_secs(1));
+    assert!(second.waits());
+}
+
+#[test]
+fn a_peer_that_cannot_be_spoken_with_ends_the_requests_at_once() {
+    let mut net = Net::new([worker()]);
+    net.failure = DialFailureKind::Final;
+    let asked = net.recv((0, "worker:1"), "ps:1", "w");
+    net.rest();
+    assert_eq!(asked.error().to_string(), "10.0.0.1:7000 is unavailable: nobody is there");
+}
+
+#[test]
+fn calls_are_repeated_ever_less_often() {
+    let mut net = Net::new([worker()]);
+    let _waits = net.recv((0, "worker:1"), "ps:1", "w");
+    net.rest();
+    let (mut pauses, start) = (Vec::new(), net.now);
+    while net.now < start + Duration::from_secs(4) {
+        let due = net.nodes[0].next_timeout().unwrap();
+        pauses.push(due - net.now);
+        net.pass(due - net.now);
+    }
+    assert!(pauses[0] <= Duration::from_millis(10) && pauses.len() < 15, "{pauses:?}");
+    assert!(pauses.iter().all(|pause| *pause <= Duration::from_secs(1)), "{pauses:?}");
+}
+
+#[test]
+fn a_peer_that_restarted_has_lost_what_it_was_asked() {
+    let mut net = Net::pair();
+    let asked = net.recv(WORKER, "ps:1", "w");
+    net.rest();
+    net.nodes[0] = node(NodeSettings { incarnation: 2000, ..ps() });
+    net.rest();
+    let error = asked.error();
+    assert_eq!(error.to_string(), "10.0.0.1:7000 is unavailable: it restarted, and what it was asked is lost");
+    let (sent, again) = (net.send(PS, "worker:1", "w", &[1]), net.recv(WORKER, "ps:1", "w"));
+    net.rest();
+    assert_eq!((again.bytes(), sent.outcome()), (vec![1], Ok(())));
+    assert_eq!(net.nodes[1].counters().sessions_reset, 1);
+}
+
+#[test]
+fn a_peer_that_was_connected_and_refuses_calls_is_gone() {
+    let mut net = Net::pair();
+    let asked = net.recv(WORKER, "ps:1", "w");
+    net.rest();
+    net.nodes.remove(0);
+    net.failure = DialFailureKind::Refused;
+    net.rest();
+    let error = asked.error();
+    assert!(error.to_string().contains("it was connected and is gone"), "{error}");
+}
+
+#[test]
+fn what_was_lent_to_a_consumer_that_died_waits_for_the_next() {
+    let mut net = Net::pair();
+    let asked = net.recv(WORKER, "ps:1", "w");
+    net.rest();
+    let sent = net.send(PS, "worker:1", "w", &[5; 20_000]);
+    net.nodes[0].turn(net.now);
+    net.nodes[1] = node(NodeSettings { incarnation: 2000, ..worker() });
+    assert!(matches!(asked.receiver.try_recv(), Err(oneshot::TryRecvError::Disconnected)));
+    net.rest();
+    assert!(sent.waits());
+    let again = net.recv(WORKER, "ps:1", "w");
+    net.rest();
+    assert_eq!((again.bytes(), sent.outcome()), (vec![5; 20_000], Ok(())));
+}
+
+#[test]
+fn a_lease_ends_what_a_dead_consumer_never_releases() {
+    let mut net = Net::pair();
+    let _asked = net.recv(WORKER, "ps:1", "w");
+    net.rest();
+    let sent = net.send(PS, "worker:1", "w", &[5; 20_000]);
+    net.nodes[0].turn(net.now);
+    net.nodes.pop();
+    net.rest();
+    net.pass(SOON);
+    assert!(sent.waits(), "lent tensors have no deadline");
+    net.pass(net.nodes[0].settings().lease);
+    assert_eq!(sent.error().code(), Code::DeadlineExceeded);
+    assert_eq!(net.nodes[0].counters().sessions_reset, 1);
+    net.nothing_is_left();
+}
+
+#[test]
+fn a_consumer_stops_calling_a_peer_that_it_owes_releases_alone() {
+    let mut net = Net::pair();
+    let asked = net.recv(WORKER, "ps:1", "w");
+    net.send(PS, "worker:1", "w", &[5]);
+    net.rest();
+    assert_eq!(asked.bytes(), [5]);
+    net.nodes.remove(0);
+    net.rest();
+    let lease = net.nodes[0].settings().lease;
+    net.pass(lease);
+    net.pass(lease);
+    assert_eq!(net.nodes[0].next_timeout(), None);
+}
+
+#[test]
+fn a_call_that_greets_with_the_former_incarnation_is_dropped_when_the_session_is_given_up() {
+    let mut net = Net::pair();
+    let _asked = net.recv(WORKER, "ps:1", "w");
+    net.send(PS, "worker:1", "w", &[5]);
+    net.rest();
+    let before = net.nodes[1].settings().incarnation;
+    let ps = net.nodes.remove(0);
+    drop(ps);
+    net.mute = true;
+    net.nodes[0].turn(net.now);
+    let (peer, hello) = net.dialing(0);
+    assert_eq!(hello.incarnation, before);
+    let lease = net.nodes[0].settings().lease;
+    net.now += lease;
+    net.nodes[0].turn(net.now);
+    assert!(matches!(net.nodes[0].poll_order(), Some(ConnectOrder::HangUp(dropped)) if dropped == peer));
+    let _again = net.recv((0, "worker:1"), "ps:1", "v");
+    assert_ne!(net.dialing(0).1.incarnation, before);
+}
+
+#[test]
+fn a_farewell_ends_what_was_asked_and_the_next_process_is_asked_anew() {
+    let mut net = Net::pair();
+    let asked = net.recv(WORKER, "ps:1", "w");
+    net.rest();
+    let (own, sent) = (net.recv(PS, "worker:1", "g"), net.send(PS, "worker:1", "v", &[1]));
+    net.nodes[0].shut_down(net.now, "the job is over");
+    assert_eq!(own.error().to_string(), "10.0.0.2:7000 is unavailable: this engine stops: the job is over");
+    assert_eq!(sent.error(), Error::Aborted { step: 1, reason: "the job is over".into() });
+    net.nodes[1].turn(net.now);
+    assert_eq!(asked.error().to_string(), "10.0.0.1:7000 is unavailable: it went away: the job is over");
+    net.nodes[0] = node(NodeSettings { incarnation: 2000, ..ps() });
+    let again = net.recv(WORKER, "ps:1", "w");
+    net.send(PS, "worker:1", "w", &[2]);
+    net.rest();
+    assert_eq!(again.bytes(), [2]);
+}
+
+#[test]
+fn an_engine_that_talks_to_itself_stops_without_a_word() {
+    let mut net = Net::new([ps()]);
+    let asked = net.recv((0, "ps:1"), "ps:2", "w");
+    net.rest();
+    net.nodes[0].shut_down(net.now, "the job is over");
+    net.rest();
+    assert_eq!(asked.error().code(), Code::Unavailable);
+    assert_eq!(net.nodes[0].counters().links, 0);
+}
+
+#[test]
+fn callers_over_the_limit_are_told_to_come_back() {
+    let mut net = Net::new([NodeSettings { links_max: 0, ..ps() }, worker()]);
+    let asked = net.recv(WORKER, "ps:1", "w");
+    net.rest();
+    assert_eq!(net.rejections, [(RejectCode::Full, "transport.links_max: 0 links stand".into())]);
+    assert!(asked.waits());
+    let mut narrow = Net::new([NodeSettings { links_max: 1, ..ps() }]);
+    let _two = [narrow.recv((0, "ps:1"), "worker:1", "w"), narrow.recv((0, "ps:1"), "nowhere:1", "w")];
+    let third = narrow.recv((0, "ps:1"), "ps:2", "w");
+    assert_eq!(limit(&third.error()), "transport.links_max");
+}
+
+#[test]
+fn a_new_map_sends_later_requests_elsewhere() {
+    let mut net = Net::pair();
+    let moved = MAP.replace("nowhere:1=10.0.0.9", "nowhere:1=10.0.0.2");
+    net.failure = DialFailureKind::Transient;
+    let _lost = net.recv(PS, "nowhere:1", "w");
+    net.rest();
+    net.nodes[0].set_map(Arc::new(EndpointMap::parse(&moved, "moved").unwrap()));
+    let asked = net.recv(PS, "nowhere:1", "v");
+    net.rest();
+    assert!(asked.error().to_string().contains("10.0.0.2:7000 answers but does not serve that task"));
+}

@@ -1,0 +1,235 @@
+//! Sends and recvs that end without meeting: deadlines, duplicates, limits, steps that end.
+
+use super::*;
+
+const PS: (usize, &str) = (0, "ps:1");
+const WORKER: (usize, &str) = (1, "worker:1");
+
+fn with_limits(session: SessionLimits) -> Net {
+    Net::new([NodeSettings { session: session.clone(), ..ps() }, NodeSettings { session, ..worker() }])
+}
+
+#[test]
+fn a_recv_ends_at_its_deadline_and_the_producer_forgets_it() {
+    let mut net = Net::pair();
+    let asked = net.recv(WORKER, "ps:1", "w");
+    net.pass(SOON - Duration::from_millis(1));
+    assert!(asked.waits());
+    net.pass(Duration::from_millis(1));
+    let error = asked.error();
+    assert_eq!(error.code(), Code::DeadlineExceeded);
+    assert_eq!(error.to_string(), "recv of step 1 key 'w' waited 5s and its deadline passed");
+    net.nothing_is_left();
+}
+
+#[test]
+fn a_send_ends_at_its_deadline() {
+    let mut net = Net::pair();
+    let sent = net.send(PS, "worker:1", "w", &[1]);
+    assert_eq!(net.nodes[0].next_timeout(), Some(net.now + SOON));
+    net.pass(SOON);
+    assert!(matches!(sent.error(), Error::DeadlineExceeded { operation: "send", step: 1, .. }));
+    net.nothing_is_left();
+}
+
+#[test]
+fn one_send_meets_one_recv() {
+    let mut net = Net::pair();
+    let first = net.send(PS, "worker:1", "w", &[1]);
+    let second = net.send(PS, "worker:1", "w", &[2]);
+    assert_eq!(second.error().code(), Code::InvalidArgument);
+    let asked = net.recv(WORKER, "ps:1", "w");
+    net.rest();
+    assert_eq!((asked.bytes(), first.outcome()), (vec![1], Ok(())));
+    let waiting = net.recv(WORKER, "ps:1", "w");
+    let refused = net.recv(WORKER, "ps:1", "w");
+    net.rest();
+    assert_eq!(refused.error().code(), Code::InvalidArgument);
+    assert!(waiting.waits());
+}
+
+#[test]
+fn a_recv_may_be_given_up_and_asked_anew_at_once() {
+    let mut net = Net::pair();
+    let first = net.recv(WORKER, "ps:1", "w");
+    net.rest();
+    net.nodes[1].cancel(first.ticket.unwrap());
+    let second = net.recv(WORKER, "ps:1", "w");
+    net.rest();
+    assert!(second.waits(), "the request must not overtake the cancel");
+    net.send(PS, "worker:1", "w", &[3]);
+    net.rest();
+    assert_eq!(second.bytes(), [3]);
+    net.nodes[1].cancel(second.ticket.unwrap());
+    net.nothing_is_left();
+}
+
+#[test]
+fn a_tensor_that_is_given_up_on_its_way_waits_again() {
+    let mut net = Net::pair();
+    let given_up = net.recv(WORKER, "ps:1", "w");
+    net.rest();
+    let sent = net.send(PS, "worker:1", "w", &[8; 50_000]);
+    // The producer has written it, the consumer has not read it.
+    net.nodes[0].turn(net.now);
+    net.nodes[1].cancel(given_up.ticket.unwrap());
+    net.rest();
+    assert!(sent.waits());
+    let asked = net.recv(WORKER, "ps:1", "w");
+    net.rest();
+    assert_eq!((asked.bytes(), sent.outcome()), (vec![8; 50_000], Ok(())));
+}
+
+#[test]
+fn a_tensor_that_comes_back_to_a_step_that_was_cleaned_up_does_not_wait_again() {
+    let mut net = Net::pair();
+    let given_up = net.recv(WORKER, "ps:1", "w");
+    net.rest();
+    let sent = net.send(PS, "worker:1", "w", &[8; 50_000]);
+    net.nodes[0].turn(net.now);
+    net.nodes[1].cancel(given_up.ticket.unwrap());
+    net.nodes[0].cleanup(0, 1);
+    net.rest();
+    assert_eq!(sent.error(), Error::Aborted { step: 1, reason: "the step was cleaned up".into() });
+    let (anew, asked) = (net.send(PS, "worker:1", "w", &[9]), net.recv(WORKER, "ps:1", "w"));
+    net.rest();
+    assert_eq!((asked.bytes(), anew.outcome()), (vec![9], Ok(())));
+}
+
+#[test]
+fn a_consumer_that_aborts_ends_the_step_on_both_sides() {
+    let mut net = Net::pair();
+    let (waiting, sent) = (net.recv(WORKER, "ps:1", "w"), net.send(PS, "worker:1", "other", &[1]));
+    net.rest();
+    net.nodes[1].abort(0, 1, "loss is NaN");
+    let aborted = Error::Aborted { step: 1, reason: "loss is NaN".into() };
+    assert_eq!(waiting.error(), aborted);
+    net.rest();
+    assert_eq!(sent.error(), aborted);
+    assert_eq!(net.recv(WORKER, "ps:1", "late").error(), aborted);
+    assert_eq!(net.send(PS, "worker:1", "late", &[1]).error(), aborted);
+    net.nothing_is_left();
+}
+
+#[test]
+fn a_producer_that_aborts_ends_the_step_on_both_sides_until_both_clean_up() {
+    let mut net = Net::pair();
+    let (waiting, elsewhere) = (net.recv(WORKER, "ps:1", "w"), net.recv(WORKER, "ps:2", "w"));
+    net.rest();
+    net.nodes[0].abort(0, 1, "preempted");
+    net.rest();
+    let aborted = Error::Aborted { step: 1, reason: "preempted".into() };
+    assert_eq!(waiting.error(), aborted);
+    assert!(elsewhere.waits(), "the other ps goes on");
+    assert_eq!(net.send(PS, "worker:1", "w", &[1]).error(), aborted);
+    net.nodes[0].cleanup(0, 1);
+    net.nodes[1].cleanup(0, 1);
+    net.rest();
+    assert!(elsewhere.waits(), "cleaning up ends what a task was asked, not what it asks");
+    let (sent, asked) = (net.send(PS, "worker:1", "w", &[1]), net.recv(WORKER, "ps:1", "w"));
+    net.rest();
+    assert_eq!((asked.bytes(), sent.outcome()), (vec![1], Ok(())));
+}
+
+#[test]
+fn a_recv_that_comes_after_the_abort_of_its_producer_hears_of_it() {
+    let mut net = Net::pair();
+    net.nodes[0].abort(0, 1, "preempted");
+    let asked = net.recv(WORKER, "ps:1", "w");
+    net.rest();
+    assert_eq!(asked.error(), Error::Aborted { step: 1, reason: "preempted".into() });
+}
+
+#[test]
+fn cleanup_frees_what_is_left_of_a_step() {
+    let mut net = Net::pair();
+    let (sent, parked) = (net.send(PS, "worker:1", "w", &[1]), net.recv(WORKER, "ps:1", "v"));
+    net.rest();
+    net.nodes[0].cleanup(0, 2);
+    assert!(sent.waits() && parked.waits(), "another step");
+    net.nodes[0].cleanup(0, 1);
+    net.rest();
+    for error in [sent.error(), parked.error()] {
+        assert_eq!(error, Error::Aborted { step: 1, reason: "the step was cleaned up".into() });
+    }
+    net.nothing_is_left();
+}
+
+#[test]
+fn a_full_table_takes_no_more_tensors() {
+    let mut net = Net::new([NodeSettings { deposited_tensors_max: 1, ..ps() }, worker()]);
+    let _kept = net.send(PS, "worker:1", "w", &[1]);
+    assert_eq!(limit(&net.send(PS, "worker:1", "v", &[1]).error()), "fusion.deposited_tensors_max");
+}
+
+#[test]
+fn a_consumer_asks_for_so_many_tensors_at_most() {
+    let mut net = with_limits(SessionLimits { queued_requests_max: 1, ..SessionLimits::default() });
+    let _waits = net.recv(WORKER, "ps:1", "w");
+    let refused = net.recv_into(WORKER, "ps:1", "v", Some(Buffer::from_vec(vec![0; 3])));
+    let unreceived = refused.outcome().unwrap_err();
+    assert_eq!(limit(&unreceived.error), "fusion.queued_requests_max");
+    assert_eq!(unreceived.destination.unwrap().len(), 3, "the memory comes back");
+    assert!(refused.ticket.is_none());
+}
+
+#[test]
+fn a_producer_parks_so_many_requests_at_most_also_when_they_come_at_once() {
+    let mut net = with_limits(SessionLimits { parked_requests_max: 2, ..SessionLimits::default() });
+    let asked: Vec<_> = (0..3).map(|key| net.recv(WORKER, "ps:1", &key.to_string())).collect();
+    net.rest();
+    assert_eq!(net.nodes[0].counters().parked, 2);
+    let error = asked[2].error();
+    assert!(error.to_string().contains("fusion.parked_requests_max"), "{error}");
+    assert!(asked[0].waits() && asked[1].waits());
+}
+
+#[test]
+fn a_tensor_over_the_consumers_limit_stays_with_its_producer() {
+    let session = SessionLimits { tensor_bytes_max: 10, ..SessionLimits::default() };
+    let mut net = Net::new([ps(), NodeSettings { session, ..worker() }]);
+    let (sent, asked) = (net.send(PS, "worker:1", "w", &[0; 11]), net.recv(WORKER, "ps:1", "w"));
+    net.rest();
+    let error = asked.error();
+    assert_eq!(error.code(), Code::ResourceExhausted);
+    assert!(error.to_string().contains("transport.tensor_bytes_max"), "{error}");
+    assert!(sent.waits());
+}
+
+#[test]
+fn a_full_receive_slab_refuses_the_recv_and_not_the_tensor() {
+    let mut net = Net::pair();
+    let large = vec![1; SLAB_BYTES - 4096];
+    let first = net.recv(WORKER, "ps:1", "w");
+    net.send(PS, "worker:1", "w", &large);
+    net.rest();
+    let held = first.outcome().unwrap();
+    let (sent, asked) = (net.send(PS, "worker:1", "v", &large), net.recv(WORKER, "ps:1", "v"));
+    net.rest();
+    assert_eq!(limit(&asked.error()), "runtime.slab_receive_bytes");
+    drop(held);
+    let again = net.recv(WORKER, "ps:1", "v");
+    net.rest();
+    assert_eq!((again.bytes().len(), sent.outcome()), (large.len(), Ok(())));
+}
+
+#[test]
+fn memory_that_is_too_short_comes_back_and_so_does_the_tensor() {
+    let mut net = Net::pair();
+    let sent = net.send(PS, "worker:1", "w", &[6; 10]);
+    let asked = net.recv_into(WORKER, "ps:1", "w", Some(Buffer::from_vec(vec![0; 9])));
+    net.rest();
+    let unreceived = asked.outcome().unwrap_err();
+    assert_eq!(unreceived.error.to_string(), "the destination has 9 bytes, the tensor needs 10");
+    assert_eq!(unreceived.destination.unwrap().len(), 9);
+    assert!(sent.waits());
+}
+
+#[test]
+fn a_key_may_not_be_too_long() {
+    let mut net = Net::pair();
+    let key = "k".repeat(4097);
+    let expected = "the key has 4097 bytes, at most 4096 are accepted";
+    assert_eq!(net.send(PS, "worker:1", &key, &[1]).error().to_string(), expected);
+    assert_eq!(net.recv(WORKER, "ps:1", &key).error().to_string(), expected);
+}

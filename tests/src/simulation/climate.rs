@@ -1,0 +1,118 @@
+//! What a seed chooses before anything happens: the cluster's size, its limits, and how bad the weather is.
+
+use std::time::Duration;
+
+use rand::Rng;
+use rand::rngs::SmallRng;
+use sealane_fusion::Fuse;
+use sealane_transport::SessionLimits;
+use sealane_transport::fault::Faults;
+
+/// A ping goes out after this silence.
+const HEARTBEAT: Duration = Duration::from_millis(100);
+/// A link that is silent for this long is dead.
+pub(super) const PEER_TIMEOUT: Duration = Duration::from_millis(400);
+/// Requests wait this long for a connection.
+pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_millis(1500);
+/// Tensors stay lent this long to a peer without a link.
+pub(super) const LEASE: Duration = Duration::from_millis(1000);
+/// Callers wait this long for a welcome.
+pub(super) const HANDSHAKE_TIMEOUT: Duration = Duration::from_millis(200);
+/// While things go wrong, and tasks work.
+pub(super) const STORM: Duration = Duration::from_millis(2500);
+/// Longest deadline of a task's own calls.
+pub(super) const DEADLINE_MAX: Duration = Duration::from_millis(2000);
+/// Largest tensor, in bytes: over what an outbox copies.
+pub(super) const TENSOR_BYTES_MAX: usize = 40 * 1024;
+/// A node that finds nothing to do looks again after this long at the latest.
+pub(super) const IDLE_MAX: Duration = Duration::from_millis(20);
+/// Longest that a turn is withheld: shorter than [`PEER_TIMEOUT`] less [`HEARTBEAT`], or the peers would be right to
+/// take the shard for dead.
+pub(super) const WITHHELD_MAX: Duration = Duration::from_millis(100);
+/// How late the end of a call may come: a deadline is seen in a turn.
+pub(super) const LATENESS_MAX: Duration = Duration::from_millis(150);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Weather {
+    /// Nothing goes wrong: every call that is met ends well.
+    Calm,
+    /// Links break, stall and fall silent; hosts and routes stand.
+    Flaky,
+    /// And processes restart, routes part, calls are refused.
+    Storm,
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct Climate {
+    pub(super) weather: Weather,
+    pub(super) hosts: usize,
+    pub(super) shards_max: usize,
+    pub(super) tasks_per_host: usize,
+    /// Limits are so small that they are met.
+    pub(super) scarce: bool,
+    pub(super) limits: SessionLimits,
+    pub(super) deposited_tensors_max: usize,
+    pub(super) slab_send_bytes: usize,
+    pub(super) slab_receive_bytes: usize,
+    pub(super) fuse: Fuse,
+    pub(super) faults: Faults,
+    /// Receives in a thousand that see only the first bytes of what there is.
+    pub(super) piecemeal: u32,
+    /// Calls in a thousand that come to nothing on their way.
+    pub(super) calls_lost: u32,
+    /// Turns are withheld now and then.
+    pub(super) slow: bool,
+    /// Tensors that are sent, roughly.
+    pub(super) exchanges: usize,
+}
+
+impl Climate {
+    pub(super) fn draw(random: &mut SmallRng) -> Self {
+        let weather = match random.random_range(0..10) {
+            0 | 1 => Weather::Calm,
+            2..=4 => Weather::Flaky,
+            _ => Weather::Storm,
+        };
+        let scarce = random.random_bool(0.4);
+        let rough = |random: &mut SmallRng, max: u32| match weather {
+            Weather::Calm => 0,
+            _ => random.random_range(0..=max),
+        };
+        Climate {
+            weather,
+            hosts: random.random_range(2..=5),
+            shards_max: random.random_range(1..=3),
+            tasks_per_host: random.random_range(1..=2),
+            scarce,
+            limits: SessionLimits {
+                window: random.random_range(1..=4),
+                queued_requests_max: if scarce { 6 } else { 4096 },
+                parked_requests_max: if scarce { random.random_range(1..=3) } else { 4096 },
+                tensor_bytes_max: if scarce { 30 * 1024 } else { 1 << 20 },
+                heartbeat: HEARTBEAT,
+                peer_timeout: PEER_TIMEOUT,
+            },
+            deposited_tensors_max: if scarce { random.random_range(2..=6) } else { 4096 },
+            slab_send_bytes: if scarce { 128 * 1024 } else { 16 << 20 },
+            slab_receive_bytes: if scarce { 48 * 1024 } else { 16 << 20 },
+            fuse: if random.random_bool(0.3) { Fuse::Off } else { Fuse::Turn },
+            faults: Faults {
+                reset: rough(random, 4_000),
+                delay: random.random_range(0..400_000),
+                blackout: rough(random, 600),
+                dribble: random.random_range(0..500_000),
+            },
+            piecemeal: random.random_range(0..500),
+            calls_lost: rough(random, 200),
+            slow: random.random_bool(0.4),
+            exchanges: random.random_range(40..160),
+        }
+    }
+
+    /// Links made once the weather is fine again.
+    pub(super) fn fine(&mut self) {
+        self.faults = Faults::default();
+        self.calls_lost = 0;
+        self.slow = false;
+    }
+}

@@ -1,0 +1,157 @@
+//! Carries out what tasks do, and enters it in the ledger.
+
+use std::time::Duration;
+
+use sealane_fusion::node::{RecvRequest, RecvWaiter, SendWaiter};
+use sealane_fusion::{Buffer, Tensor};
+
+use super::ledger::{End, Era, Recv, Send};
+use super::run::Simulation;
+use super::workload::{self, Deed, Spot};
+
+impl Simulation {
+    pub(super) fn conduct(&mut self, deed: Deed) -> Result<(), String> {
+        match deed {
+            Deed::Send { at, bytes, timeout } => self.send(at, bytes, timeout).map(drop),
+            Deed::Recv { at, room, timeout } => self.recv(at, room, timeout).map(drop),
+            Deed::Cancel(at) => self.cancel(at),
+            Deed::Deafen(at) => {
+                if let Some(number) = self.ledger.open_recv_of(at) {
+                    self.trace.note(self.now, format_args!("nobody listens to recv {number}"));
+                    self.ledger.end_recv(number, self.now, End::Deaf);
+                }
+                Ok(())
+            }
+            Deed::Abort { task, step } => {
+                let host = self.host_of(task);
+                self.trace.note(self.now, format_args!("task {task} aborts step {step}"));
+                self.on_all_shards(host, task, |node, task| node.abort(task, step, "the loss is not a number"), step)?;
+                let waits = |&recv: &usize| {
+                    let at = self.ledger.recvs[recv].at;
+                    (at.consumer, at.step) == (task, step)
+                };
+                match self.ledger.open_recvs[host].iter().copied().find(waits) {
+                    Some(recv) => Err(format!("recv {recv} waits on although its step was aborted")),
+                    None => Ok(()),
+                }
+            }
+            Deed::Cleanup { task, step } => {
+                let host = self.host_of(task);
+                self.trace.note(self.now, format_args!("task {task} cleans step {step} up"));
+                if self.hosts[host].runs() {
+                    self.ledger.cleaned.entry((task, step)).or_default().push(self.now);
+                }
+                self.on_all_shards(host, task, |node, task| node.cleanup(task, step), step)
+            }
+            Deed::Consume => {
+                self.ledger.held.clear();
+                Ok(())
+            }
+        }
+    }
+
+    fn on_all_shards(
+        &mut self,
+        host: usize,
+        task: usize,
+        mut act: impl FnMut(&mut sealane_fusion::node::Node, u16),
+        step: i64,
+    ) -> Result<(), String> {
+        self.ledger.touched.insert((task, step));
+        for shard in 0..self.hosts[host].seats.len() {
+            let place = self.place_of(task);
+            act(&mut self.hosts[host].seats[shard].node, place);
+            self.settle(host, shard)?;
+        }
+        Ok(())
+    }
+
+    /// The shard that serves a pair on a host, and the pair's number there; `None` while the host is down.
+    fn seat_of(&mut self, host: usize, local: usize, peer: usize) -> Result<Option<(usize, u32)>, String> {
+        if !self.hosts[host].runs() {
+            return Ok(None);
+        }
+        let (local, peer) = (self.task_name(local), self.task_name(peer));
+        let shard = self.hosts[host].shard_for(&local, &peer);
+        let node = &mut self.hosts[host].seats[shard].node;
+        let pair = node.local_task(local.as_str()).and_then(|local| node.pair(local, peer.as_str()));
+        pair.map(|pair| Some((shard, pair))).map_err(|error| error.to_string())
+    }
+
+    /// Sends; the number of the send, unless the host is down or has no memory for the tensor.
+    pub(super) fn send(&mut self, at: Spot, bytes: usize, timeout: Duration) -> Result<Option<usize>, String> {
+        let host = self.host_of(at.producer);
+        let Some((shard, pair)) = self.seat_of(host, at.producer, at.consumer)? else { return Ok(None) };
+        let node = &mut self.hosts[host].seats[shard].node;
+        let Ok(mut buffer) = node.send_slab().allocate(bytes) else { return Ok(None) };
+        let era = Era { process: self.hosts[host].process, ..self.era(at) };
+        let (sender, receiver) = oneshot::channel();
+        let (issued, deadline, receiver) = (self.now, self.now + timeout, Some(receiver));
+        let deliveries = Vec::new();
+        let send = Send { at, bytes, host, era, issued, deadline, receiver, ended: None, deliveries };
+        let number = self.ledger.add_send(send);
+        self.trace.note(self.now, format_args!("send {number} to {at:?}: {bytes} bytes, for {timeout:?}"));
+        workload::fill(at, number, &mut buffer);
+        let tensor = Tensor::new(workload::meta(number, bytes), buffer).map_err(|error| error.to_string())?;
+        let until = self.base + deadline;
+        let node = &mut self.hosts[host].seats[shard].node;
+        node.send(pair, at.step, &key(at), tensor, until, SendWaiter::Channel(sender));
+        self.settle(host, shard)?;
+        Ok(Some(number))
+    }
+
+    /// Receives; the number of the recv, unless the host is down.
+    pub(super) fn recv(&mut self, at: Spot, room: Option<usize>, timeout: Duration) -> Result<Option<usize>, String> {
+        let host = self.host_of(at.consumer);
+        let Some((shard, pair)) = self.seat_of(host, at.consumer, at.producer)? else { return Ok(None) };
+        let (sender, receiver) = oneshot::channel();
+        let destination = room.map(|room| Buffer::from_vec(vec![0; room]));
+        let (issued, deadline) = (self.now, self.now + timeout);
+        let number = self.ledger.add_recv(Recv {
+            at,
+            host,
+            process: self.hosts[host].process,
+            shard,
+            issued,
+            deadline,
+            destination: destination.as_ref().map(|memory| (memory.as_ptr() as usize, memory.len())),
+            ticket: None,
+            receiver: Some(receiver),
+            ended: None,
+        });
+        self.trace.note(issued, format_args!("recv {number} of {at:?} for {timeout:?}, room {room:?}"));
+        let (now, deadline, key) = (self.instant(), self.base + deadline, key(at));
+        let waiter = RecvWaiter::Channel(sender);
+        let request = RecvRequest { pair, step: at.step, key: &key, deadline, destination, waiter };
+        let ticket = self.hosts[host].seats[shard].node.recv(now, request);
+        self.ledger.recvs[number].ticket = ticket;
+        self.settle(host, shard)?;
+        Ok(Some(number))
+    }
+
+    fn cancel(&mut self, at: Spot) -> Result<(), String> {
+        let Some(number) = self.ledger.open_recv_of(at) else { return Ok(()) };
+        let recv = &self.ledger.recvs[number];
+        let (host, shard) = (recv.host, recv.shard);
+        debug_assert_eq!(recv.process, self.hosts[host].process, "recvs end with their process");
+        let Some(ticket) = recv.ticket else { return Err(format!("recv {number} stands without a ticket")) };
+        self.trace.note(self.now, format_args!("recv {number} is given up"));
+        self.hosts[host].seats[shard].node.cancel(ticket);
+        self.ledger.end_recv(number, self.now, End::GivenUp);
+        self.settle(host, shard)
+    }
+
+    /// A process is gone, and its calls with it.
+    pub(super) fn end_calls_of_process(&mut self, host: usize) {
+        for number in std::mem::take(&mut self.ledger.open_recvs[host]) {
+            self.ledger.end_recv(number, self.now, End::Lost);
+        }
+        for number in std::mem::take(&mut self.ledger.open_sends[host]) {
+            self.ledger.end_send(number, self.now, End::Lost);
+        }
+    }
+}
+
+fn key(at: Spot) -> String {
+    format!("layer{}/weights", at.key)
+}

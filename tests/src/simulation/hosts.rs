@@ -1,0 +1,247 @@
+//! The simulated hosts: each runs one process of a few nodes, or none; and the turns of those nodes.
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use rand::Rng;
+use sealane_fusion::node::{Node, NodeSettings};
+use sealane_runtime::{Slab, SlabSettings};
+use sealane_transport::Handle;
+
+use super::agenda::{Ending, Event};
+use super::climate::{IDLE_MAX, WITHHELD_MAX};
+use super::run::Simulation;
+
+/// Incarnations lie so far apart that none is reached by counting.
+const INCARNATION_STRIDE: u64 = 1 << 32;
+/// Turns of a node that says goodbye.
+const FAREWELL_TURNS: usize = 3;
+
+/// One shard of a running process.
+pub(super) struct Seat {
+    pub(super) node: Node,
+    links: Vec<Handle>,
+    /// The number of the turn that counts; those entered before are void.
+    turn: u64,
+    /// When that is.
+    due: Duration,
+    idle: Duration,
+    slow_until: Duration,
+    writes: u64,
+}
+
+/// A host, with its process if one runs.
+pub(super) struct Host {
+    pub(super) seats: Vec<Seat>,
+    /// Processes that ran here, the present one included.
+    pub(super) process: u32,
+    pub(super) power: Rc<Cell<bool>>,
+    /// What its links and sessions of former processes came to.
+    pub(super) links_lost: u64,
+    pub(super) sessions_reset: u64,
+}
+
+impl Host {
+    pub(super) fn new() -> Self {
+        let power = Rc::new(Cell::new(true));
+        Host { seats: Vec::new(), process: 0, power, links_lost: 0, sessions_reset: 0 }
+    }
+
+    pub(super) fn runs(&self) -> bool {
+        !self.seats.is_empty()
+    }
+
+    fn take_down(&mut self) {
+        for seat in self.seats.drain(..) {
+            let counters = seat.node.counters();
+            self.links_lost += counters.links_lost;
+            self.sessions_reset += counters.sessions_reset;
+        }
+    }
+}
+
+impl Simulation {
+    pub(super) fn start(&mut self, index: usize) -> Result<(), String> {
+        if self.hosts[index].runs() {
+            return Ok(());
+        }
+        let shards = self.random.random_range(1..=self.climate.shards_max);
+        let slab =
+            |name, bytes| Slab::new(SlabSettings { name, bytes, populate: false }).map_err(|error| error.to_string());
+        self.hosts[index].process += 1;
+        self.hosts[index].power = Rc::new(Cell::new(true));
+        let process = self.hosts[index].process;
+        self.trace.note(self.now, format_args!("host {index} starts process {process} with {shards} shards"));
+        for shard in 0..shards {
+            let settings = NodeSettings {
+                address: self.address(index),
+                tasks: self.tasks_of(index),
+                shard: shard as u16,
+                shards: shards as u16,
+                incarnation: (index as u64 + 1) * INCARNATION_STRIDE * 64 + u64::from(process) * INCARNATION_STRIDE,
+                session: self.climate.limits.clone(),
+                deposited_tensors_max: self.climate.deposited_tensors_max,
+                links_max: 64,
+                connect_timeout: super::climate::CONNECT_TIMEOUT,
+                lease: super::climate::LEASE,
+                fuse: self.climate.fuse,
+            };
+            let send = slab("send", self.climate.slab_send_bytes)?;
+            let receive = slab("receive", self.climate.slab_receive_bytes)?;
+            let node = Node::new(settings, self.map.clone(), send, receive).map_err(|error| error.to_string())?;
+            let seat = Seat {
+                node,
+                links: Vec::new(),
+                turn: 0,
+                due: Duration::MAX,
+                idle: Duration::ZERO,
+                slow_until: Duration::ZERO,
+                writes: 0,
+            };
+            self.hosts[index].seats.push(seat);
+            self.schedule_turn(index, shard);
+        }
+        Ok(())
+    }
+
+    pub(super) fn stop(&mut self, index: usize, ending: Ending) -> Result<(), String> {
+        if !self.hosts[index].runs() {
+            return Ok(());
+        }
+        self.trace.note(self.now, format_args!("host {index} stops: {ending:?}"));
+        let now = self.instant();
+        if ending == Ending::Graceful {
+            self.ledger.note_farewell(index);
+            for shard in 0..self.hosts[index].seats.len() {
+                self.hosts[index].seats[shard].node.shut_down(now, "the test stops this engine");
+                for _ in 0..FAREWELL_TURNS {
+                    self.hosts[index].seats[shard].node.turn(now);
+                }
+            }
+        }
+        self.look_at_calls(index)?;
+        self.hosts[index].power.set(ending != Ending::PowerLoss);
+        self.drop_calls_of(index);
+        self.hosts[index].take_down();
+        self.end_calls_of_process(index);
+        Ok(())
+    }
+
+    pub(super) fn turn(&mut self, index: usize, shard: usize, number: u64) -> Result<(), String> {
+        let now = self.instant();
+        let Some(seat) = self.hosts[index].seats.get_mut(shard).filter(|seat| seat.turn == number) else {
+            return Ok(());
+        };
+        seat.links.retain(|&link| seat.node.link(link).is_some());
+        for &link in &seat.links {
+            seat.node.mark_hot(link);
+        }
+        let work = seat.node.turn(now);
+        seat.idle = if work > 0 { Duration::ZERO } else { (seat.idle * 2).clamp(Duration::from_micros(20), IDLE_MAX) };
+        let writes = seat.node.counters().writes;
+        let wrote = writes != seat.writes;
+        seat.writes = writes;
+        self.settle(index, shard)?;
+        if wrote {
+            self.rouse();
+        }
+        Ok(())
+    }
+
+    /// What follows every call of a node: carries out its orders, hears its answers, looks at its limits, and enters
+    /// its next turn.
+    pub(super) fn settle(&mut self, index: usize, shard: usize) -> Result<(), String> {
+        while let Some(order) = self.hosts[index].seats[shard].node.poll_order() {
+            self.carry_out(index, shard, order);
+        }
+        let seat = &mut self.hosts[index].seats[shard];
+        seat.node.take_new_links(&mut seat.links);
+        self.look_at_calls(index)?;
+        self.look_at_limits(index, shard)?;
+        self.schedule_turn(index, shard);
+        Ok(())
+    }
+
+    fn schedule_turn(&mut self, index: usize, shard: usize) {
+        let now = self.now;
+        let base = self.base;
+        let pause = Duration::from_micros(self.random.random_range(5..80));
+        let withheld = self.random.random_range(Duration::from_millis(1)..WITHHELD_MAX);
+        let seat = &mut self.hosts[index].seats[shard];
+        let mut due = now + pause.max(seat.idle);
+        if let Some(timeout) = seat.node.next_timeout() {
+            due = due.min(timeout.saturating_duration_since(base).max(now + pause));
+        }
+        if seat.slow_until > now && self.climate.slow {
+            // A turn that is withheld is not brought nearer by what happens meanwhile.
+            due = if seat.due > now && seat.due != Duration::MAX { seat.due } else { now + withheld };
+        }
+        seat.turn += 1;
+        seat.due = due;
+        let number = seat.turn;
+        self.agenda.add(due, Event::Turn { host: index, shard, number });
+    }
+
+    /// Something was written somewhere: nodes that pause look sooner.
+    fn rouse(&mut self) {
+        for index in 0..self.hosts.len() {
+            for shard in 0..self.hosts[index].seats.len() {
+                let seat = &mut self.hosts[index].seats[shard];
+                if seat.due > self.now + Duration::from_micros(100) {
+                    seat.idle = Duration::ZERO;
+                    self.schedule_turn(index, shard);
+                }
+            }
+        }
+    }
+
+    pub(super) fn slow_down(&mut self, index: usize, shard: usize, until: Duration) {
+        if let Some(seat) = self.hosts[index].seats.get_mut(shard) {
+            seat.slow_until = until;
+        }
+    }
+
+    fn look_at_limits(&self, index: usize, shard: usize) -> Result<(), String> {
+        let seat = &self.hosts[index].seats[shard];
+        let counters = seat.node.counters();
+        // A session for each shard of each host, and the loopback's called end.
+        let sessions = (self.hosts.len() * self.climate.shards_max + 1) as u64;
+        let found = [
+            ("deposits", counters.deposits, self.climate.deposited_tensors_max as u64),
+            ("parked", counters.parked, self.climate.limits.parked_requests_max as u64 * sessions),
+            ("links", counters.links, sessions),
+            ("slab_send_bytes", counters.slab_send_bytes, self.climate.slab_send_bytes as u64),
+            ("slab_receive_bytes", counters.slab_receive_bytes, self.climate.slab_receive_bytes as u64),
+        ];
+        for (what, now, most) in found {
+            if now > most {
+                return Err(format!("host {index} shard {shard} has {what} {now}, the limit is {most}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Nothing is left once everything is over.
+    pub(super) fn look_for_leftovers(&self) -> Result<(), String> {
+        for (index, host) in self.hosts.iter().enumerate() {
+            for (shard, seat) in host.seats.iter().enumerate() {
+                let counters = seat.node.counters();
+                let left = [
+                    ("deposits", counters.deposits),
+                    ("parked requests", counters.parked),
+                    ("bytes of the send slab", counters.slab_send_bytes),
+                    ("bytes of the receive slab", counters.slab_receive_bytes),
+                ];
+                if let Some((what, count)) = left.into_iter().find(|(_, count)| *count > 0) {
+                    return Err(format!("host {index} shard {shard} still has {count} {what} when all is over"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn instant(&self) -> Instant {
+        self.base + self.now
+    }
+}

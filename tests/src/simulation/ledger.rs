@@ -1,0 +1,140 @@
+//! Every send and recv of a run: what was asked, what was told, and which send's tensor each recv got.
+
+use std::collections::{BTreeSet, HashMap};
+use std::time::Duration;
+
+use sealane_fusion::node::Ticket;
+use sealane_fusion::{Code, RecvOutcome, SendOutcome, Tensor};
+
+use super::workload::Spot;
+
+/// Where a producer's node stands: its process, and the sessions that it has reset. While neither changes, a tensor
+/// is delivered once at most, and not at all once its send has failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Era {
+    pub(super) process: u32,
+    pub(super) resets: u64,
+}
+
+/// How a call ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum End {
+    Ok,
+    Err(Code),
+    /// Its process ended first.
+    Lost,
+    /// Its task gave it up.
+    GivenUp,
+    /// Its task no longer listens.
+    Deaf,
+}
+
+pub(super) struct Send {
+    pub(super) at: Spot,
+    pub(super) bytes: usize,
+    pub(super) host: usize,
+    pub(super) era: Era,
+    pub(super) issued: Duration,
+    pub(super) deadline: Duration,
+    pub(super) receiver: Option<oneshot::Receiver<SendOutcome>>,
+    pub(super) ended: Option<(Duration, End)>,
+    /// The recvs that got it, and when.
+    pub(super) deliveries: Vec<(usize, Era)>,
+}
+
+pub(super) struct Recv {
+    pub(super) at: Spot,
+    pub(super) host: usize,
+    pub(super) process: u32,
+    pub(super) shard: usize,
+    pub(super) issued: Duration,
+    pub(super) deadline: Duration,
+    /// Address and length of the memory that its task brought.
+    pub(super) destination: Option<(usize, usize)>,
+    pub(super) ticket: Option<Ticket>,
+    pub(super) receiver: Option<oneshot::Receiver<RecvOutcome>>,
+    pub(super) ended: Option<(Duration, End)>,
+}
+
+#[derive(Default)]
+pub(super) struct Ledger {
+    pub(super) sends: Vec<Send>,
+    pub(super) recvs: Vec<Recv>,
+    /// By host: the calls that have not ended.
+    pub(super) open_sends: Vec<Vec<usize>>,
+    pub(super) open_recvs: Vec<Vec<usize>>,
+    sends_at: HashMap<Spot, Vec<usize>>,
+    recvs_at: HashMap<Spot, Vec<usize>>,
+    /// Steps that a task has aborted or cleaned up.
+    pub(super) touched: BTreeSet<(usize, i64)>,
+    /// When a task has cleaned a step up, each time.
+    pub(super) cleaned: HashMap<(usize, i64), Vec<Duration>>,
+    /// Hosts whose process has said goodbye.
+    pub(super) farewells: BTreeSet<usize>,
+    /// Tensors that tasks have received and not yet consumed.
+    pub(super) held: Vec<Tensor>,
+}
+
+impl Ledger {
+    pub(super) fn new(hosts: usize) -> Self {
+        let none = || vec![Vec::new(); hosts];
+        Ledger { open_sends: none(), open_recvs: none(), ..Ledger::default() }
+    }
+
+    pub(super) fn add_send(&mut self, send: Send) -> usize {
+        let number = self.sends.len();
+        self.open_sends[send.host].push(number);
+        self.sends_at.entry(send.at).or_default().push(number);
+        self.sends.push(send);
+        number
+    }
+
+    pub(super) fn add_recv(&mut self, recv: Recv) -> usize {
+        let number = self.recvs.len();
+        self.open_recvs[recv.host].push(number);
+        self.recvs_at.entry(recv.at).or_default().push(number);
+        self.recvs.push(recv);
+        number
+    }
+
+    pub(super) fn sends_of(&self, at: Spot) -> &[usize] {
+        self.sends_at.get(&at).map_or(&[], Vec::as_slice)
+    }
+
+    pub(super) fn recvs_of(&self, at: Spot) -> &[usize] {
+        self.recvs_at.get(&at).map_or(&[], Vec::as_slice)
+    }
+
+    /// The latest recv of a spot that has not ended.
+    pub(super) fn open_recv_of(&self, at: Spot) -> Option<usize> {
+        self.recvs_of(at).iter().rev().copied().find(|&recv| self.recvs[recv].ended.is_none())
+    }
+
+    pub(super) fn end_send(&mut self, number: usize, now: Duration, end: End) {
+        let send = &mut self.sends[number];
+        (send.ended, send.receiver) = (Some((now, end)), None);
+        let host = send.host;
+        self.open_sends[host].retain(|&open| open != number);
+    }
+
+    pub(super) fn end_recv(&mut self, number: usize, now: Duration, end: End) {
+        let recv = &mut self.recvs[number];
+        (recv.ended, recv.receiver) = (Some((now, end)), None);
+        let host = recv.host;
+        self.open_recvs[host].retain(|&open| open != number);
+    }
+
+    pub(super) fn note_farewell(&mut self, host: usize) {
+        self.farewells.insert(host);
+    }
+
+    /// True if the producer cleaned the step up between the send and the recv.
+    pub(super) fn is_stale(&self, send: &Send, recv: &Recv) -> bool {
+        let cleaned = self.cleaned.get(&(send.at.producer, send.at.step));
+        cleaned.is_some_and(|times| times.iter().any(|&when| send.issued < when && when < recv.issued))
+    }
+
+    pub(super) fn is_touched(&self, at: Spot) -> bool {
+        self.touched.contains(&(at.producer, at.step)) || self.touched.contains(&(at.consumer, at.step))
+    }
+}

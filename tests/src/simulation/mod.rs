@@ -1,0 +1,82 @@
+//! Whole clusters on virtual time: engines as their nodes, a network that delays, breaks and partitions, processes that
+//! restart, tasks that send and recv at random, and a ledger that knows what each of them may be told.
+//!
+//! One thread, no clock, no socket; everything that happens follows from the seed. A run is bounded by
+//! [`EVENTS_MAX`](run::EVENTS_MAX) events. [`simulate`] runs one seed; a [`Violation`] names the seed that replays it.
+
+mod agenda;
+mod climate;
+mod conduct;
+mod hosts;
+mod ledger;
+mod network;
+mod run;
+mod trace;
+mod verdict;
+mod wire;
+mod workload;
+
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+
+use run::Simulation;
+
+/// What a run came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Report {
+    /// A hash over all that happened: the same seed gives the same.
+    pub trace_hash: u64,
+    /// Events that were carried out.
+    pub events: usize,
+    /// Recvs that got their tensor.
+    pub delivered: usize,
+    /// Recvs that ended with an error.
+    pub refused: usize,
+    /// Links that were lost.
+    pub links_lost: u64,
+    /// Sessions that were given up, or whose peer had restarted.
+    pub sessions_reset: u64,
+}
+
+/// A promise that was broken.
+#[derive(Debug)]
+pub struct Violation {
+    /// The seed that shows it again.
+    pub seed: u64,
+    /// Virtual time since the start.
+    pub at: Duration,
+    /// Which promise, and by whom.
+    pub what: String,
+    /// The last events before it, oldest first.
+    pub recent: Vec<String>,
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for line in &self.recent {
+            writeln!(out, "{line}")?;
+        }
+        write!(out, "seed {} at {:?}: {}", self.seed, self.at, self.what)
+    }
+}
+
+impl std::error::Error for Violation {}
+
+/// Lines of the trace that a violation shows.
+pub const TRACE_LINES: usize = 200;
+
+/// Runs one seed from the first call to the last, and checks every promise. A violation shows the last `lines` lines of
+/// the trace; [`TRACE_LINES`] most often tell the story.
+///
+/// # Errors
+/// The first promise that was broken; a panic of the code under test is one too.
+pub fn simulate(seed: u64, lines: usize) -> Result<Report, Box<Violation>> {
+    let mut simulation = Simulation::new(seed, lines);
+    let outcome = catch_unwind(AssertUnwindSafe(|| simulation.run())).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
+        Err(format!("panic: {text}"))
+    });
+    outcome.map_err(|what| Box::new(simulation.violation(what)))
+}

@@ -1,0 +1,216 @@
+//! What a call may be told, and when: the promises of sends and recvs, checked as each ends.
+//!
+//! - A recv ends once, by its deadline (and the lateness of a turn): with the bytes of a tensor that was sent to that
+//!   very spot, or with an error that what happened explains.
+//! - A tensor is delivered once at most, its send ends well only if it was, and it is not delivered any more once its
+//!   send has ended; all this as long as the producer's session with the consumer stands.
+//! - A session that is reset (the consumer restarted, or was out of reach for longer than the lease, or its host refused
+//!   calls) loses the releases that were under way. The producer cannot know whether the consumer has what it was lent.
+//!   From then on three more things are legal: the tensor is delivered again to another recv; the send fails although
+//!   the tensor was delivered; the tensor is delivered although the send failed, since a reset on the producer's side
+//!   does not stop the bytes that are on their way.
+//! - What was sent before its producer cleaned the step up is not delivered to a recv that was asked afterwards.
+//! - A recv to which nobody listens any more still takes its tensor: such a send ends well too.
+
+use std::time::Duration;
+
+use sealane_fusion::{Code, Error, RecvOutcome, SendOutcome, Tensor};
+
+use super::climate::{LATENESS_MAX, Weather};
+use super::ledger::{End, Era};
+use super::run::Simulation;
+use super::workload::{self, Spot};
+
+impl Simulation {
+    /// Where the producer of a spot stands.
+    pub(super) fn era(&self, at: Spot) -> Era {
+        let host = &self.hosts[self.host_of(at.producer)];
+        let resets = match host.runs() {
+            false => u64::MAX,
+            true => {
+                let shard = host.shard_for(&self.task_name(at.producer), &self.task_name(at.consumer));
+                host.seats[shard].node.counters().sessions_reset
+            }
+        };
+        Era { process: host.process, resets }
+    }
+
+    /// Hears what the calls of a host have come to.
+    pub(super) fn look_at_calls(&mut self, host: usize) -> Result<(), String> {
+        let mut recvs = std::mem::take(&mut self.ledger.open_recvs[host]);
+        let mut left = Vec::new();
+        for number in recvs.drain(..) {
+            let receiver = self.ledger.recvs[number].receiver.as_ref();
+            match receiver.map(|receiver| receiver.try_recv()) {
+                Some(Ok(outcome)) => self.recv_ended(number, outcome)?,
+                Some(Err(oneshot::TryRecvError::Disconnected)) => {
+                    return Err(format!("recv {number} was forgotten without a word"));
+                }
+                Some(Err(oneshot::TryRecvError::Empty)) => left.push(number),
+                None => {}
+            }
+        }
+        self.ledger.open_recvs[host] = left;
+        let mut sends = std::mem::take(&mut self.ledger.open_sends[host]);
+        let mut left = Vec::new();
+        for number in sends.drain(..) {
+            let receiver = self.ledger.sends[number].receiver.as_ref();
+            match receiver.map(|receiver| receiver.try_recv()) {
+                Some(Ok(outcome)) => self.send_ended(number, outcome)?,
+                Some(Err(oneshot::TryRecvError::Disconnected)) => {
+                    return Err(format!("send {number} was forgotten without a word"));
+                }
+                Some(Err(oneshot::TryRecvError::Empty)) => left.push(number),
+                None => {}
+            }
+        }
+        self.ledger.open_sends[host] = left;
+        Ok(())
+    }
+
+    fn recv_ended(&mut self, number: usize, outcome: RecvOutcome) -> Result<(), String> {
+        let (now, recv) = (self.now, &self.ledger.recvs[number]);
+        if now > recv.deadline + LATENESS_MAX {
+            return Err(format!("recv {number} ended {:?} after its deadline", now - recv.deadline));
+        }
+        let end = match outcome {
+            Ok(tensor) => {
+                self.delivered(number, &tensor)?;
+                self.ledger.held.push(tensor);
+                End::Ok
+            }
+            Err(unreceived) => {
+                let error = &unreceived.error;
+                self.trace.note(now, format_args!("recv {number} failed: {error}"));
+                if let Some(reason) = self.unexplained_recv(number, error) {
+                    return Err(format!("recv {number} of {:?} was told '{error}', but {reason}", recv.at));
+                }
+                if let Some(destination) = &unreceived.destination {
+                    let given = (destination.as_ptr() as usize, destination.len());
+                    if self.ledger.recvs[number].destination != Some(given) {
+                        return Err(format!("recv {number} was given back other memory than it brought"));
+                    }
+                }
+                End::Err(error.code())
+            }
+        };
+        self.ledger.end_recv(number, now, end);
+        Ok(())
+    }
+
+    /// A recv got a tensor: whose is it, and might it?
+    fn delivered(&mut self, number: usize, tensor: &Tensor) -> Result<(), String> {
+        let recv = &self.ledger.recvs[number];
+        let send = workload::send_of(tensor).filter(|&send| send < self.ledger.sends.len());
+        let Some(from) = send else { return Err(format!("recv {number} got a tensor that nobody sent")) };
+        self.trace.note(self.now, format_args!("recv {number} got send {from}"));
+        let era = self.era(recv.at);
+        let send = &self.ledger.sends[from];
+        if send.at != recv.at {
+            return Err(format!("recv {number} of {:?} got what was sent to {:?}", recv.at, send.at));
+        }
+        if self.ledger.is_stale(send, recv) {
+            return Err(format!("recv {number} got send {from} of a step that had been cleaned up between the two"));
+        }
+        let mut expected = vec![0; send.bytes];
+        workload::fill(send.at, from, &mut expected);
+        if *tensor.meta() != workload::meta(from, send.bytes) || tensor.bytes() != expected {
+            return Err(format!("recv {number} got a corrupted tensor"));
+        }
+        if let Some((at, room)) = recv.destination
+            && (room < send.bytes || send.bytes > 0 && tensor.bytes().as_ptr() as usize != at)
+        {
+            return Err(format!("recv {number} got its tensor elsewhere than in its own memory"));
+        }
+        if let Some(&(earlier, before)) = send.deliveries.last()
+            && before == era
+        {
+            return Err(format!("send {from} was delivered to recv {earlier} and again to recv {number}"));
+        }
+        match send.ended {
+            Some((_, End::Ok)) => return Err(format!("send {from} was delivered after it had been released")),
+            Some((_, End::Err(code))) if send.era == era => {
+                return Err(format!("send {from} had failed with {code:?} and was delivered to recv {number}"));
+            }
+            _ => {}
+        }
+        self.ledger.sends[from].deliveries.push((number, era));
+        Ok(())
+    }
+
+    fn send_ended(&mut self, number: usize, outcome: SendOutcome) -> Result<(), String> {
+        let (now, send) = (self.now, &self.ledger.sends[number]);
+        let end = match outcome {
+            Ok(()) => {
+                self.trace.note(now, format_args!("send {number} released"));
+                let deaf = |&recv: &usize| matches!(self.ledger.recvs[recv].ended, Some((_, End::Deaf)));
+                if send.deliveries.is_empty() && !self.ledger.recvs_of(send.at).iter().any(deaf) {
+                    return Err(format!("send {number} ended well, but nobody has the tensor"));
+                }
+                End::Ok
+            }
+            Err(error) => {
+                self.trace.note(now, format_args!("send {number} failed: {error}"));
+                if let Some(reason) = self.unexplained_send(number, &error) {
+                    return Err(format!("send {number} to {:?} was told '{error}', but {reason}", send.at));
+                }
+                if !send.deliveries.is_empty() && send.era == self.era(send.at) {
+                    return Err(format!("send {number} failed with '{error}' although it was delivered"));
+                }
+                End::Err(error.code())
+            }
+        };
+        self.ledger.end_send(number, now, end);
+        Ok(())
+    }
+
+    /// Why what happened does not explain the error; `None` if it does.
+    fn unexplained_recv(&self, number: usize, error: &Error) -> Option<&'static str> {
+        let recv = &self.ledger.recvs[number];
+        let overlaps = |&other: &usize| {
+            let known = &self.ledger.recvs[other];
+            other != number && overlap(known.ended, recv.issued, known.deadline)
+        };
+        let explained = match error.code() {
+            Code::DeadlineExceeded => self.now >= recv.deadline,
+            Code::Aborted => self.ledger.is_touched(recv.at),
+            Code::Unavailable => self.climate.weather != Weather::Calm,
+            Code::ResourceExhausted => self.climate.scarce,
+            Code::InvalidArgument => {
+                let short = recv.destination.is_some_and(|(_, room)| {
+                    self.ledger.sends_of(recv.at).iter().any(|&send| self.ledger.sends[send].bytes > room)
+                });
+                short || self.ledger.recvs_of(recv.at).iter().any(overlaps)
+            }
+            _ => false,
+        };
+        (!explained).then_some("nothing that happened explains it")
+    }
+
+    fn unexplained_send(&self, number: usize, error: &Error) -> Option<&'static str> {
+        let send = &self.ledger.sends[number];
+        let overlaps = |&other: &usize| {
+            let known = &self.ledger.sends[other];
+            other != number && overlap(known.ended, send.issued, Duration::MAX)
+        };
+        let farewell = self.ledger.farewells.contains(&send.host);
+        let explained = match error.code() {
+            Code::DeadlineExceeded => self.now >= send.deadline,
+            Code::Aborted => farewell || self.ledger.is_touched(send.at),
+            Code::ResourceExhausted => self.climate.scarce,
+            Code::InvalidArgument => self.ledger.sends_of(send.at).iter().any(overlaps),
+            _ => false,
+        };
+        (!explained).then_some("nothing that happened explains it")
+    }
+}
+
+/// True if a call still stood after another was issued. One to which nobody listens stands until its deadline, as far
+/// as can be known.
+fn overlap(ended: Option<(Duration, End)>, issued: Duration, deadline: Duration) -> bool {
+    match ended {
+        None => true,
+        Some((_, End::Deaf)) => deadline.saturating_add(LATENESS_MAX) > issued,
+        Some((when, _)) => when > issued,
+    }
+}

@@ -1,0 +1,160 @@
+//! The links of the simulated network: a loopback made faulty, that a parted route stills and that a host without power
+//! never closes.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
+use std::os::fd::BorrowedFd;
+use std::rc::Rc;
+
+use sealane_transport::error::LinkError;
+use sealane_transport::fault::FaultLink;
+use sealane_transport::link::{Frames, Landing, Receiver};
+use sealane_transport::loopback::LoopbackLink;
+use sealane_transport::outbox::Outbox;
+use sealane_transport::wire::{Greeting, WireError};
+use sealane_transport::{Link, LinkKind};
+
+/// What all wires share: which hosts do not hear each other, and the ends of hosts that lost their power.
+#[derive(Default)]
+pub(super) struct Air {
+    parted: RefCell<BTreeSet<(usize, usize)>>,
+    /// Never dropped before the run ends: dropping an end would tell the other.
+    lost: RefCell<Vec<FaultLink<LoopbackLink>>>,
+}
+
+impl Air {
+    pub(super) fn part(&self, one: usize, other: usize) {
+        self.parted.borrow_mut().insert((one.min(other), one.max(other)));
+    }
+
+    pub(super) fn heal(&self, one: usize, other: usize) {
+        self.parted.borrow_mut().remove(&(one.min(other), one.max(other)));
+    }
+
+    pub(super) fn heal_all(&self) {
+        self.parted.borrow_mut().clear();
+    }
+
+    pub(super) fn is_parted(&self, one: usize, other: usize) -> bool {
+        self.parted.borrow().contains(&(one.min(other), one.max(other)))
+    }
+}
+
+/// One end.
+pub(super) struct Wire {
+    /// `None` only while it is being dropped.
+    link: Option<FaultLink<LoopbackLink>>,
+    ends: (usize, usize),
+    air: Rc<Air>,
+    /// False once this end's host has lost its power.
+    power: Rc<Cell<bool>>,
+    /// Receives in a thousand that are cut short.
+    piecemeal: u32,
+    random: u64,
+}
+
+impl Wire {
+    pub(super) fn new(
+        link: FaultLink<LoopbackLink>,
+        ends: (usize, usize),
+        air: &Rc<Air>,
+        power: &Rc<Cell<bool>>,
+        piecemeal: u32,
+        seed: u64,
+    ) -> Self {
+        Self { link: Some(link), ends, air: air.clone(), power: power.clone(), piecemeal, random: seed | 1 }
+    }
+
+    fn is_still(&self) -> bool {
+        self.air.is_parted(self.ends.0, self.ends.1)
+    }
+
+    fn link(&mut self) -> &mut FaultLink<LoopbackLink> {
+        self.link.as_mut().expect("not dropped")
+    }
+
+    /// xorshift64 (Marsaglia 2003): one draw.
+    fn draw(&mut self, below: u64) -> u64 {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        self.random % below
+    }
+}
+
+impl Link for Wire {
+    fn kind(&self) -> LinkKind {
+        LinkKind::Tcp
+    }
+
+    fn transmit(&mut self, outbox: &mut Outbox, more_follows: bool) -> Result<usize, LinkError> {
+        if self.is_still() { Ok(0) } else { self.link().transmit(outbox, more_follows) }
+    }
+
+    fn receive(&mut self, receiver: &mut dyn Receiver, budget: usize) -> Result<usize, LinkError> {
+        if self.is_still() {
+            return Ok(0);
+        }
+        if self.draw(1000) < u64::from(self.piecemeal) {
+            let bytes = self.draw(300) as usize + 1;
+            return self.link().receive(&mut Piecemeal { receiver, bytes }, budget);
+        }
+        self.link().receive(receiver, budget)
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    fn abandon(&mut self) -> Option<Landing> {
+        self.link().abandon()
+    }
+}
+
+impl Drop for Wire {
+    fn drop(&mut self) {
+        if let Some(link) = self.link.take()
+            && !self.power.get()
+        {
+            self.air.lost.borrow_mut().push(link);
+        }
+    }
+}
+
+/// Lets frames end anywhere, as a socket does.
+struct Piecemeal<'a> {
+    receiver: &'a mut dyn Receiver,
+    bytes: usize,
+}
+
+impl Receiver for Piecemeal<'_> {
+    fn frames(&mut self, bytes: &[u8]) -> Result<Frames, WireError> {
+        let shown = bytes.len().min(self.bytes);
+        self.receiver.frames(&bytes[..shown])
+    }
+
+    fn landed(&mut self, landing: Landing) {
+        self.receiver.landed(landing);
+    }
+}
+
+/// Hears a greeting and leaves what follows on the link.
+#[derive(Default)]
+pub(super) struct Ear(pub(super) Option<Greeting>);
+
+impl Receiver for Ear {
+    fn frames(&mut self, bytes: &[u8]) -> Result<Frames, WireError> {
+        let mut consumed = 0;
+        if self.0.is_none()
+            && let Some((greeting, length)) = Greeting::parse(bytes)?
+        {
+            self.0 = Some(greeting);
+            consumed = length;
+        }
+        Ok(Frames { consumed, landing: None })
+    }
+
+    fn landed(&mut self, _: Landing) {
+        unreachable!("greetings bring no payload")
+    }
+}

@@ -1,0 +1,219 @@
+//! What tasks do: tensors exchanged at random, calls given up, steps aborted and cleaned up. And the tensors' bytes.
+
+use std::time::Duration;
+
+use rand::Rng;
+use rand::rngs::SmallRng;
+use sealane_fusion::{DType, Tensor, TensorMeta};
+
+use super::agenda::{Agenda, Ending, Event};
+use super::climate::{Climate, DEADLINE_MAX, STORM, TENSOR_BYTES_MAX, Weather};
+
+/// Steps that tasks work on.
+pub(super) const STEPS: i64 = 6;
+/// Keys that several exchanges share, so that they get into each other's way.
+const SHARED_KEYS: u32 = 4;
+/// Steps of the last exchanges, of which each must succeed.
+pub(super) const PROBE_STEP: i64 = 1000;
+
+/// Where a tensor is sent and received.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) struct Spot {
+    pub(super) producer: usize,
+    pub(super) consumer: usize,
+    pub(super) step: i64,
+    pub(super) key: u32,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Deed {
+    Send {
+        at: Spot,
+        bytes: usize,
+        timeout: Duration,
+    },
+    /// `room`: the length of the memory that the consumer brings.
+    Recv {
+        at: Spot,
+        room: Option<usize>,
+        timeout: Duration,
+    },
+    /// The latest recv of that spot is given up.
+    Cancel(Spot),
+    /// Nobody listens any more for the latest recv of that spot.
+    Deafen(Spot),
+    Abort {
+        task: usize,
+        step: i64,
+    },
+    Cleanup {
+        task: usize,
+        step: i64,
+    },
+    /// Tensors that were received before now go back.
+    Consume,
+}
+
+fn length(random: &mut SmallRng) -> usize {
+    match random.random_range(0..10) {
+        0 | 1 => 0,
+        2..=6 => random.random_range(8..600),
+        7 | 8 => random.random_range(600..9_500),
+        _ => random.random_range(9_500..=TENSOR_BYTES_MAX),
+    }
+}
+
+fn timeout(random: &mut SmallRng, least: Duration) -> Duration {
+    let most = DEADLINE_MAX.as_micros() as f64 / least.as_micros() as f64;
+    least.mul_f64(most.powf(random.random_range(0.0..1.0)))
+}
+
+fn moment(random: &mut SmallRng) -> Duration {
+    random.random_range(Duration::ZERO..STORM)
+}
+
+fn soon(random: &mut SmallRng) -> Duration {
+    random.random_range(Duration::ZERO..Duration::from_millis(200))
+}
+
+/// A tensor is given up while it is on its way, its step is cleaned up, and the step's number used again.
+fn once_more(at: Spot, start: Duration, random: &mut SmallRng, agenda: &mut Agenda) {
+    let timeout = DEADLINE_MAX / 2;
+    let instant = |random: &mut SmallRng| random.random_range(Duration::ZERO..Duration::from_micros(600));
+    let cancelled = start + instant(random);
+    let cleaned = start + instant(random);
+    let again = cancelled.max(cleaned) + instant(random);
+    agenda.add(start, Event::Deed(Deed::Send { at, bytes: length(random), timeout }));
+    agenda.add(start, Event::Deed(Deed::Recv { at, room: None, timeout }));
+    agenda.add(cancelled, Event::Deed(Deed::Cancel(at)));
+    agenda.add(cleaned, Event::Deed(Deed::Cleanup { task: at.producer, step: at.step }));
+    agenda.add(again, Event::Deed(Deed::Recv { at, room: None, timeout }));
+    agenda.add(again + instant(random), Event::Deed(Deed::Send { at, bytes: length(random), timeout }));
+}
+
+/// Enters all that tasks will do, and all that will happen to them.
+pub(super) fn plan(climate: &Climate, random: &mut SmallRng, agenda: &mut Agenda) {
+    let tasks = climate.hosts * climate.tasks_per_host;
+    for number in 0..climate.exchanges {
+        let shared = random.random_bool(0.25);
+        let key = if shared { random.random_range(0..SHARED_KEYS) } else { SHARED_KEYS + number as u32 };
+        let at = Spot {
+            producer: random.random_range(0..tasks),
+            consumer: random.random_range(0..tasks),
+            step: random.random_range(0..STEPS),
+            key,
+        };
+        let start = moment(random);
+        if random.random_bool(0.06) {
+            once_more(at, start, random, agenda);
+            continue;
+        }
+        if random.random_bool(0.92) {
+            let timeout = timeout(random, Duration::from_millis(30));
+            agenda.add(start + soon(random), Event::Deed(Deed::Send { at, bytes: length(random), timeout }));
+        }
+        if random.random_bool(0.92) {
+            let room = random.random_bool(0.3).then(|| match random.random_bool(0.8) {
+                true => TENSOR_BYTES_MAX,
+                false => length(random),
+            });
+            let asked = start + soon(random);
+            let timeout = timeout(random, Duration::from_millis(3));
+            agenda.add(asked, Event::Deed(Deed::Recv { at, room, timeout }));
+            match random.random_range(0..100) {
+                0..8 => agenda.add(asked + soon(random), Event::Deed(Deed::Cancel(at))),
+                8..10 => agenda.add(asked + soon(random), Event::Deed(Deed::Deafen(at))),
+                10..16 => {
+                    // Given up and wanted again at once.
+                    let again = asked + soon(random);
+                    agenda.add(again, Event::Deed(Deed::Cancel(at)));
+                    agenda.add(again, Event::Deed(Deed::Recv { at, room: None, timeout }));
+                }
+                _ => {}
+            }
+        }
+    }
+    for _ in 0..random.random_range(0..5) {
+        let (task, step) = (random.random_range(0..tasks), random.random_range(0..STEPS));
+        let when = moment(random);
+        agenda.add(when, Event::Deed(Deed::Abort { task, step }));
+        agenda.add(when + soon(random), Event::Deed(Deed::Cleanup { task, step }));
+    }
+    for _ in 0..random.random_range(0..4) {
+        let (task, step) = (random.random_range(0..tasks), random.random_range(0..STEPS));
+        agenda.add(moment(random), Event::Deed(Deed::Cleanup { task, step }));
+    }
+    let mut when = Duration::ZERO;
+    while when < STORM {
+        when += soon(random);
+        agenda.add(when, Event::Deed(Deed::Consume));
+    }
+    if climate.slow {
+        for _ in 0..random.random_range(1..4) {
+            let (host, shard) = (random.random_range(0..climate.hosts), random.random_range(0..climate.shards_max));
+            let from = moment(random);
+            let until = from + moment(random) / 3;
+            agenda.add(from, Event::Slow { host, shard, until });
+        }
+    }
+    if climate.weather == Weather::Storm {
+        misfortunes(climate, random, agenda);
+    }
+}
+
+fn misfortunes(climate: &Climate, random: &mut SmallRng, agenda: &mut Agenda) {
+    for _ in 0..random.random_range(0..4) {
+        let host = random.random_range(0..climate.hosts);
+        let ending = match random.random_range(0..3) {
+            0 => Ending::Graceful,
+            1 => Ending::Crash,
+            _ => Ending::PowerLoss,
+        };
+        let when = random.random_range(Duration::ZERO..STORM);
+        agenda.add(when, Event::Stop(host, ending));
+        agenda.add(when + random.random_range(Duration::ZERO..STORM / 2), Event::Start(host));
+    }
+    for _ in 0..random.random_range(0..3) {
+        let (one, other) = (random.random_range(0..climate.hosts), random.random_range(0..climate.hosts));
+        if one != other {
+            let when = random.random_range(Duration::ZERO..STORM);
+            agenda.add(when, Event::Part(one, other));
+            agenda.add(when + random.random_range(Duration::ZERO..STORM), Event::Heal(one, other));
+        }
+    }
+}
+
+/// SplitMix64 (Steele, Lea, Flood 2014).
+fn mixed(number: u64) -> u64 {
+    let number = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let number = (number ^ (number >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    number ^ (number >> 31)
+}
+
+/// The bytes of a tensor: which send it is, then what follows from that and from where it was sent.
+pub(super) fn fill(at: Spot, send: usize, bytes: &mut [u8]) {
+    let mut seed = mixed(send as u64 ^ (at.step as u64) << 40) ^ mixed((at.producer << 32 | at.consumer) as u64);
+    seed ^= u64::from(at.key) << 17;
+    let mut chunks = bytes.chunks_mut(8);
+    if let Some(first) = chunks.next() {
+        first.copy_from_slice(&(send as u64).to_le_bytes()[..first.len()]);
+    }
+    for chunk in chunks {
+        seed = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        chunk.copy_from_slice(&mixed(seed).to_le_bytes()[..chunk.len()]);
+    }
+}
+
+/// Metadata of such a tensor; one without bytes says in its shape which send it is.
+pub(super) fn meta(send: usize, bytes: usize) -> TensorMeta {
+    let shape: &[u64] = if bytes == 0 { &[send as u64, 0] } else { &[bytes as u64] };
+    TensorMeta::new(DType::U8, shape).expect("few dimensions")
+}
+
+/// Which send a tensor is from, as far as it says itself.
+pub(super) fn send_of(tensor: &Tensor) -> Option<usize> {
+    match tensor.bytes().first_chunk::<8>() {
+        Some(first) => Some(u64::from_le_bytes(*first) as usize),
+        None => Some(*tensor.shape().first()? as usize),
+    }
+}

@@ -1,0 +1,32 @@
+//! Clusters on virtual time: a fixed set of seeds, each a different cluster, weather and work. `cargo xtask sim` runs more.
+
+use sealane_tests::simulation::{TRACE_LINES, simulate};
+
+/// Seeds that the suite runs.
+const SEEDS: u64 = 200;
+
+#[test]
+fn promises_hold_whatever_the_weather() {
+    let (mut delivered, mut refused, mut lost, mut reset) = (0, 0, 0, 0);
+    for seed in 0..SEEDS {
+        match simulate(seed, TRACE_LINES) {
+            Ok(report) => {
+                delivered += report.delivered;
+                refused += report.refused;
+                lost += report.links_lost;
+                reset += report.sessions_reset;
+            }
+            Err(violation) => panic!("{violation}"),
+        }
+    }
+    // A simulation in which nothing goes wrong, or nothing goes well, would prove nothing.
+    assert!(delivered > 50 * SEEDS as usize && refused > SEEDS as usize && lost > SEEDS && reset > SEEDS / 4);
+}
+
+#[test]
+fn a_seed_replays_exactly() {
+    for seed in 0..12 {
+        let (first, second) = (simulate(seed, TRACE_LINES), simulate(seed, TRACE_LINES));
+        assert_eq!(first.unwrap(), second.unwrap(), "seed {seed}");
+    }
+}

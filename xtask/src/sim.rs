@@ -1,0 +1,68 @@
+//! `cargo xtask sim`: the simulation over as many seeds as one has time for.
+
+use std::process::ExitCode;
+use std::time::Instant;
+
+use clap::Args;
+use sealane_tests::simulation::{TRACE_LINES, simulate};
+
+/// Seeds between two lines of progress.
+const PROGRESS_EVERY: u64 = 1000;
+
+#[derive(Args)]
+#[command(after_help = "Examples:\n  cargo xtask sim --seeds 10000\n  cargo xtask sim --seed 4711 --log")]
+pub(crate) struct Sim {
+    /// How many seeds to run, one after the other
+    #[arg(long, default_value_t = 1)]
+    seeds: u64,
+    /// The first seed
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// Go on after a seed that breaks a promise, and print no traces
+    #[arg(long)]
+    all: bool,
+    /// Lines of the trace to print
+    #[arg(long, default_value_t = TRACE_LINES)]
+    lines: usize,
+    /// Print the nodes' own log
+    #[arg(long)]
+    log: bool,
+}
+
+impl Sim {
+    pub(crate) fn run(&self) -> ExitCode {
+        if self.log {
+            let filter = tracing_subscriber::EnvFilter::new("debug");
+            tracing_subscriber::fmt().with_env_filter(filter).without_time().with_writer(std::io::stderr).init();
+        }
+        let start = Instant::now();
+        let (mut failed, mut delivered, mut refused, mut lost, mut reset) = (0, 0, 0, 0, 0);
+        for seed in self.seed..self.seed.saturating_add(self.seeds) {
+            match simulate(seed, self.lines) {
+                Ok(report) => {
+                    delivered += report.delivered;
+                    refused += report.refused;
+                    lost += report.links_lost;
+                    reset += report.sessions_reset;
+                }
+                Err(violation) if self.all => {
+                    failed += 1;
+                    println!("seed {seed} at {:?}: {}", violation.at, violation.what);
+                }
+                Err(violation) => {
+                    println!("{violation}\nagain with: cargo xtask sim --seed {seed}");
+                    return ExitCode::FAILURE;
+                }
+            }
+            if (seed - self.seed + 1).is_multiple_of(PROGRESS_EVERY) {
+                eprintln!("{} seeds in {:.0?}", seed - self.seed + 1, start.elapsed());
+            }
+        }
+        println!(
+            "{} seeds, {failed} failed: {delivered} recvs got their tensor, {refused} an error, {lost} links were lost, \
+             {reset} sessions reset",
+            self.seeds
+        );
+        if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    }
+}

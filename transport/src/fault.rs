@@ -64,14 +64,14 @@ impl<L: Link> Link for FaultLink<L> {
         self.link.kind()
     }
 
-    fn transmit(&mut self, outbox: &mut Outbox, more_follows: bool) -> Result<usize, LinkError> {
+    fn transmit(&mut self, outbox: &mut Outbox, budget: usize, more_follows: bool) -> Result<usize, LinkError> {
         self.strike()?;
         if self.black {
-            let vanished = outbox.pending_bytes();
+            let vanished = outbox.pending_bytes().min(budget);
             outbox.advance(vanished);
             return Ok(vanished);
         }
-        if self.happens(self.faults.delay) { Ok(0) } else { self.link.transmit(outbox, more_follows) }
+        if self.happens(self.faults.delay) { Ok(0) } else { self.link.transmit(outbox, budget, more_follows) }
     }
 
     fn receive(&mut self, receiver: &mut dyn Receiver, budget: usize) -> Result<usize, LinkError> {

@@ -40,13 +40,14 @@ pub trait Link {
     /// What carries the bytes.
     fn kind(&self) -> LinkKind;
 
-    /// Writes from the front of the outbox until it is empty or the link takes no more. Payloads that are done with
-    /// go back through the outbox. The bytes that were taken. With `more_follows`, another call comes in the same turn:
-    /// the link may hold back what it has until then.
+    /// Writes from the front of the outbox until it is empty, `budget` bytes are written or the link takes no more.
+    /// Payloads that are done with go back through the outbox. The bytes that were taken, never more than the budget;
+    /// if they are fewer and the outbox is not empty, wait for the link to be writable. With `more_follows`, another
+    /// call comes in the same turn: the link may hold back what it has until then.
     ///
     /// # Errors
     /// The link is dead; the outbox keeps what was not written.
-    fn transmit(&mut self, outbox: &mut Outbox, more_follows: bool) -> Result<usize, LinkError>;
+    fn transmit(&mut self, outbox: &mut Outbox, budget: usize, more_follows: bool) -> Result<usize, LinkError>;
 
     /// Reads what is there, about `budget` bytes at most, and hands it to the receiver. The bytes that were read; 0
     /// means that there was nothing.

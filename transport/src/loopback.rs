@@ -46,17 +46,18 @@ impl Link for LoopbackLink {
         LinkKind::Loopback
     }
 
-    fn transmit(&mut self, outbox: &mut Outbox, _more_follows: bool) -> Result<usize, LinkError> {
+    fn transmit(&mut self, outbox: &mut Outbox, budget: usize, _more_follows: bool) -> Result<usize, LinkError> {
         let mut pipe = self.outgoing.borrow_mut();
         if pipe.closed {
             return Err(LinkError::Closed);
         }
         let mut total = 0;
-        while !outbox.is_empty() && pipe.bytes.len() < LOOPBACK_BYTES {
+        let room = budget.min(LOOPBACK_BYTES - pipe.bytes.len());
+        while !outbox.is_empty() && total < room {
             let mut slices = [IoSlice::new(&[])];
-            outbox.gather(&mut slices);
-            let count = slices[0].len().min(LOOPBACK_BYTES - pipe.bytes.len());
-            pipe.bytes.extend(&slices[0][..count]);
+            outbox.gather_within(&mut slices, room - total);
+            let count = slices[0].len();
+            pipe.bytes.extend(&slices[0][..]);
             outbox.advance(count);
             total += count;
         }

@@ -80,17 +80,28 @@ impl Outbox {
 
     /// Fills `slices` with what is to be written first; the number filled.
     pub fn gather<'a>(&'a self, slices: &mut [IoSlice<'a>]) -> usize {
+        self.gather_within(slices, usize::MAX)
+    }
+
+    /// Fills `slices` with at most `budget` bytes of what is to be written first; the number filled.
+    pub fn gather_within<'a>(&'a self, slices: &mut [IoSlice<'a>], mut budget: usize) -> usize {
         let mut at = self.head;
         let mut count = 0;
         for (slot, segment) in slices.iter_mut().zip(&self.segments) {
-            *slot = match segment {
+            let bytes = match segment {
                 Segment::Staged(length) => {
                     at += length;
-                    IoSlice::new(&self.staged[at - length..at])
+                    &self.staged[at - length..at]
                 }
-                Segment::Payload { payload, written, .. } => IoSlice::new(&payload.as_ref()[*written..]),
+                Segment::Payload { payload, written, .. } => &payload.as_ref()[*written..],
             };
+            let within = bytes.len().min(budget);
+            *slot = IoSlice::new(&bytes[..within]);
             count += 1;
+            budget -= within;
+            if budget == 0 {
+                break;
+            }
         }
         count
     }

@@ -116,7 +116,7 @@ fn event<W, D>(session: &mut Session<W, D>, link: &mut TcpLink, slab: &Slab) -> 
     loop {
         let now = Instant::now();
         session.fill(now, false);
-        link.transmit(session.outbox(), false).unwrap();
+        link.transmit(session.outbox(), usize::MAX, false).unwrap();
         session.collect_written();
         link.receive(&mut session.inbound(now, slab), 1 << 20).unwrap();
         if let Some(event) = session.poll_event() {
@@ -147,7 +147,7 @@ fn a_call_and_its_welcome_make_a_link_that_carries_tensors() {
     // Frames behind the welcome, in the same write: they must reach the link.
     answering.abort(9, 0, "behind the welcome");
     answering.fill(now, false);
-    answering_link.transmit(answering.outbox(), false).unwrap();
+    answering_link.transmit(answering.outbox(), usize::MAX, false).unwrap();
 
     let Dialed { mut link, welcome } = dialed(dial).unwrap();
     assert_eq!(welcome, Hello { epoch: 1, ..hello("10.0.0.2:7000") });
@@ -159,19 +159,19 @@ fn a_call_and_its_welcome_make_a_link_that_carries_tensors() {
     let ask = Ask { consumer: 0, producer: 4, step: 1, key: "w", deadline, destination: None, waiter: 8 };
     asking.request(now, ask).unwrap();
     asking.fill(now, false);
-    link.transmit(asking.outbox(), false).unwrap();
+    link.transmit(asking.outbox(), usize::MAX, false).unwrap();
     let Event::Asked(asked) = event(&mut answering, &mut answering_link, &slab) else { panic!("not a request") };
     assert_eq!((answering.key(&asked), asked.consumer), ("w", 3));
     answering.answer(asked.id, Meta::from_slice(b"meta"), vec![5; 20_000].into(), 6).unwrap();
     answering.fill(now, false);
-    answering_link.transmit(answering.outbox(), false).unwrap();
+    answering_link.transmit(answering.outbox(), usize::MAX, false).unwrap();
     answering.collect_written();
     let Event::Answered { waiter: 8, answer: Ok(arrived) } = event(&mut asking, &mut link, &slab) else {
         panic!("no tensor")
     };
     assert_eq!((&arrived.meta[..], &arrived.buffer[..]), (&b"meta"[..], &[5; 20_000][..]));
     asking.fill(now, false);
-    link.transmit(asking.outbox(), false).unwrap();
+    link.transmit(asking.outbox(), usize::MAX, false).unwrap();
     let settled = event(&mut answering, &mut answering_link, &slab);
     assert!(matches!(settled, Event::Settled { deposit: 6, taken: true, .. }));
 }

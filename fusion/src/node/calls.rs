@@ -8,7 +8,7 @@ use sealane_transport::limits::KEY_BYTES_MAX;
 use sealane_transport::session::{Ask, Unanswered};
 use sealane_transport::{Error, Handle};
 
-use super::cells::{RecvOutcome, RecvWaiter, SendOutcome, SendWaiter, Unreceived};
+use super::cells::{RecvOutcome, RecvWaiter, SendOutcome, SendWaiter, Sender, Unreceived};
 use super::{Node, Pair};
 use crate::rendezvous::{Deposited, Meeting, Scope, Unsent};
 use crate::tensor::Tensor;
@@ -99,10 +99,11 @@ impl Node {
             return self.finish_send(waiter, Err(error));
         }
         let at = Meeting { pair, step, key };
-        match self.table.deposit(at, tensor.into_parts(), waiter, deadline) {
+        let sender = Sender { waiter, since: self.clock };
+        match self.table.deposit(at, tensor.into_parts(), sender, deadline) {
             Ok(Deposited::Kept(_)) => {}
             Ok(Deposited::Wanted { by, tensor, deposit }) => self.lend(by, tensor, deposit),
-            Err((error, waiter)) => self.finish_send(waiter, Err(error)),
+            Err((error, sender)) => self.finish_send(sender.waiter, Err(error)),
         }
     }
 
@@ -141,12 +142,11 @@ impl Node {
         let parked = self.table.take_parked(chosen);
         self.table.bar_loans(chosen, &error);
         for Unsent { sender, .. } in unsent {
-            self.finish_send(sender, Err(error.clone()));
+            self.finish_send(sender.waiter, Err(error.clone()));
         }
         for by in parked {
             if let Some(peer) = self.peers.get_mut(by.session) {
-                peer.session.unpark();
-                peer.session.refuse(by.id, &error);
+                peer.session.end_parked(by.id, &error);
                 self.mark_dirty(by.session);
             }
         }

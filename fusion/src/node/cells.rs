@@ -1,6 +1,7 @@
 //! Where the outcome of a send or recv waits for the one who asked.
 
 use std::task::{Poll, Waker};
+use std::time::Instant;
 
 use sealane_runtime::Buffer;
 use sealane_transport::{Arena, Error, Handle};
@@ -52,6 +53,13 @@ pub enum SendWaiter {
     Cell(Handle),
     /// A caller on any thread.
     Channel(oneshot::Sender<SendOutcome>),
+}
+
+/// Who sent a tensor, and since when it waits.
+#[derive(Debug)]
+pub struct Sender {
+    pub(super) waiter: SendWaiter,
+    pub(super) since: Instant,
 }
 
 enum Cell<T> {

@@ -19,6 +19,9 @@ use super::{Node, STRANGER};
 /// A loopback is never pinged (this is a hundred years): a shard cannot be alive for itself.
 const LOOPBACK_HEARTBEAT: Duration = Duration::from_secs(100 * 365 * 86_400);
 
+/// Sessions of one process begin anew less often than this: incarnations that differ by less are of one process.
+const LIVES_MAX: u64 = 1 << 20;
+
 /// What the owner of a node is to do about connections.
 #[derive(Debug)]
 pub enum ConnectOrder {
@@ -69,14 +72,6 @@ pub enum Answer {
     Reject(RejectCode, String),
 }
 
-/// What two greetings agree on.
-struct Agreement {
-    /// The link's number.
-    epoch: u32,
-    /// The session goes on, rather than starting anew on both sides.
-    goes_on: bool,
-}
-
 impl Node {
     /// The session that serves a pair; made if there is none.
     pub(super) fn session_of(&mut self, now: Instant, pair: u32) -> Result<Handle, Error> {
@@ -105,13 +100,27 @@ impl Node {
         }
         let tasks = self.settings.tasks.len() as u16;
         let session = Session::new(&key.0.to_string(), tasks, self.settings.session.clone());
-        let peer = Peer::new(key.0.clone(), shard, lane, session);
+        let peer = Peer { life: self.lives, ..Peer::new(key.0.clone(), shard, lane, session) };
+        if self.peers.is_full() {
+            self.forget_idle_peer();
+        }
         let Ok(handle) = self.peers.insert(peer) else {
             let limit = self.settings.links_max;
-            return Err(Error::full("transport.links_max", format!("sessions for {limit} links exist")));
+            return Err(Error::full("transport.links_max", format!("sessions for {limit} links are in use")));
         };
         self.sessions.insert(key, handle);
         Ok(handle)
+    }
+
+    /// Makes room for a session: one without a link and with nothing under way is as good as none.
+    fn forget_idle_peer(&mut self) {
+        let idle = self.peers.iter().find(|(_, peer)| {
+            peer.connection == Connection::Idle && peer.session.requests() == 0 && !peer.session.has_loans()
+        });
+        if let Some((handle, _)) = idle {
+            self.peers.remove(handle);
+            self.sessions.retain(|_, session| *session != handle);
+        }
     }
 
     /// The loopback's calling end; requests go out there and come in at the other.
@@ -171,7 +180,7 @@ impl Node {
 
     /// This side's incarnation in its session with a peer.
     fn incarnation(&self, peer: &Peer) -> u64 {
-        self.settings.incarnation.wrapping_add(peer.given_up)
+        self.settings.incarnation.wrapping_add(peer.life)
     }
 
     /// True if a greeting's sender and this side remember each other, so that their session goes on.
@@ -209,15 +218,20 @@ impl Node {
             return;
         }
         let address = self.peers.get(handle).expect("just looked at").address.clone();
-        if self.shards_at.get(&address).is_some_and(|&shards| shards != welcome.shards) {
+        if self.links >= self.settings.links_max {
+            let reason = format!("transport.links_max: {} links stand on this side", self.links);
+            self.dial_failed(now, handle, DialFailure { reason, kind: DialFailureKind::Transient });
+        } else if self.shards_at.get(&address).is_some_and(|&shards| shards != welcome.shards) {
             // The call reached the shard that the former process would have answered from: call anew.
             self.renumber(now, &address, welcome.shards);
         } else if welcome.remembers != 0 && !self.goes_on(handle, welcome) {
             let reason = "the welcome answers a former greeting".into();
             self.dial_failed(now, handle, DialFailure { reason, kind: DialFailureKind::Transient });
         } else if self.place(now, handle, welcome) {
-            let goes_on = welcome.remembers != 0;
-            self.attach(now, handle, link, welcome, Agreement { epoch: welcome.epoch, goes_on });
+            if welcome.remembers == 0 {
+                self.start_anew(handle, welcome);
+            }
+            self.attach(now, handle, link, welcome, welcome.epoch);
         } else {
             let reason = "the peer answered from another shard than its greeting's lane says".into();
             self.dial_failed(now, handle, DialFailure { reason, kind: DialFailureKind::Final });
@@ -257,15 +271,22 @@ impl Node {
     /// This side gives the session up: what the peer was asked ends, what it was lent comes back.
     pub(super) fn give_up(&mut self, handle: Handle, reason: &str) {
         let Some(peer) = self.peers.get_mut(handle) else { return };
-        peer.given_up += 1;
         peer.remembers = false;
         peer.lost_at = None;
         let error = Error::unavailable(peer.session.peer(), reason);
         peer.session.reset(&error);
         self.counters.sessions_reset += 1;
+        self.begin_life(handle);
         // The greeting of a call under way does not tell the peer.
         self.hang_up(handle);
         self.settle_events(handle);
+    }
+
+    fn begin_life(&mut self, handle: Handle) {
+        self.lives += 1;
+        if let Some(peer) = self.peers.get_mut(handle) {
+            peer.life = self.lives;
+        }
     }
 
     /// Drops the call that is under way, if one is.
@@ -284,9 +305,10 @@ impl Node {
         if shard_of(hello.lane, usize::from(self.settings.shards)) != usize::from(self.settings.shard) {
             return Answer::Reject(RejectCode::Refused, "the call reached a shard that does not serve its lane".into());
         }
-        if self.links >= self.settings.links_max {
-            let limit = self.settings.links_max;
-            return Answer::Reject(RejectCode::Full, format!("transport.links_max: {limit} links stand"));
+        if self.map.tasks_at(&address).next().is_none() {
+            let here = &self.settings.address;
+            let reason = format!("the endpoint map of {here} has no task at {address}; add its line there and reload");
+            return Answer::Reject(RejectCode::Refused, reason);
         }
         if let Some(provisional) = self.sessions.get(&(address.clone(), None)).copied() {
             self.place_provisional(now, provisional, hello);
@@ -299,7 +321,14 @@ impl Node {
             Err(error) => return Answer::Reject(RejectCode::Full, error.to_string()),
         };
         let peer = self.peers.get_mut(handle).expect("just found or made");
+        if peer.incarnation.is_some_and(|known| (1..LIVES_MAX).contains(&known.wrapping_sub(hello.incarnation))) {
+            return Answer::Reject(RejectCode::Crossed, "a later greeting came before this one".into());
+        }
         let same = peer.incarnation.is_none_or(|incarnation| incarnation == hello.incarnation);
+        if peer.connection != Connection::Attached && self.links >= self.settings.links_max {
+            let limit = self.settings.links_max;
+            return Answer::Reject(RejectCode::Full, format!("transport.links_max: {limit} links stand"));
+        }
         match peer.connection {
             Connection::Attached if same && hello.epoch < peer.session.epoch() => {
                 return Answer::Reject(RejectCode::Crossed, "another link stands".into());
@@ -317,29 +346,42 @@ impl Node {
 
     /// Takes over the link of a caller that was welcomed; the welcome is the first thing that goes out on it.
     pub fn accepted(&mut self, now: Instant, handle: Handle, link: Box<dyn Link>, hello: &Hello) {
-        let mine = self.peers.get(handle).expect("welcomed a moment ago").session.epoch();
-        let epoch = mine.max(hello.epoch).wrapping_add(1);
-        let goes_on = self.goes_on(handle, hello);
-        let remembers = if goes_on { hello.incarnation } else { 0 };
+        let peer = self.peers.get_mut(handle).expect("welcomed a moment ago");
+        let epoch = peer.session.epoch().max(hello.epoch).wrapping_add(1);
+        let peer_was_met = peer.session.epoch() > 0;
+        let mut remembers = hello.incarnation;
+        if !self.goes_on(handle, hello) {
+            remembers = 0;
+            if peer_was_met {
+                // Greetings that were meant for the session as it was must not fit the one that it is from now on.
+                self.begin_life(handle);
+            }
+            self.start_anew(handle, hello);
+        }
         let welcome = Hello { epoch, remembers, ..self.hello(handle) };
-        self.attach(now, handle, link, hello, Agreement { epoch, goes_on });
+        self.attach(now, handle, link, hello, epoch);
         let peer = self.peers.get_mut(handle).expect("still there");
         let bytes = Greeting::Welcome(welcome).to_bytes();
         peer.session.outbox().stage(|writer| writer.0.extend_from_slice(&bytes));
         self.mark_dirty(handle);
     }
 
-    fn attach(&mut self, now: Instant, handle: Handle, link: Box<dyn Link>, hello: &Hello, agreement: Agreement) {
-        let roster = self.roster(&hello.tasks);
+    /// The two sides do not both remember their session: what was under way on it is in doubt.
+    fn start_anew(&mut self, handle: Handle, hello: &Hello) {
         let peer = self.peers.get_mut(handle).expect("the caller looked it up");
-        let was_met = peer.session.epoch() > 0;
+        self.counters.sessions_reset += u64::from(peer.session.epoch() > 0);
         if peer.incarnation.is_some_and(|incarnation| incarnation != hello.incarnation) {
             let error = Error::unavailable(peer.session.peer(), "it restarted, and what it was asked is lost");
             peer.session.reset(&error);
-        } else if !agreement.goes_on {
+        } else {
             peer.session.start_anew();
         }
-        self.counters.sessions_reset += u64::from(was_met && !agreement.goes_on);
+    }
+
+    fn attach(&mut self, now: Instant, handle: Handle, link: Box<dyn Link>, hello: &Hello, epoch: u32) {
+        let roster = self.roster(&hello.tasks);
+        let has_strangers = roster.numbers.contains(&STRANGER);
+        let peer = self.peers.get_mut(handle).expect("the caller looked it up");
         (peer.incarnation, peer.remembers) = (Some(hello.incarnation), true);
         tracing::info!(
             peer = peer.session.peer(),
@@ -348,11 +390,12 @@ impl Node {
             peer_shard = hello.shard,
             "link up"
         );
-        peer.session.attach(now, agreement.epoch, roster, hello.tensor_bytes_max);
+        peer.session.attach(now, epoch, roster, hello.tensor_bytes_max);
         peer.link = Some(link);
         peer.connection = Connection::Attached;
         (peer.wanted_since, peer.lost_at, peer.attempts) = (None, None, 0);
         (peer.blocked, peer.last_pair) = (false, None);
+        peer.has_strangers = has_strangers;
         self.links += 1;
         self.new_links.push(handle);
         self.settle_events(handle);
@@ -429,7 +472,8 @@ impl Node {
             self.mark_dirty(handle);
         }
         for unsent in self.table.take_deposits(|_, _| true) {
-            self.finish_send(unsent.sender, Err(Error::Aborted { step: unsent.step, reason: reason.into() }));
+            let error = Error::Aborted { step: unsent.step, reason: reason.into() };
+            self.finish_send(unsent.sender.waiter, Err(error));
         }
         self.turn(now);
     }

@@ -115,11 +115,11 @@ impl Node {
             Settled::Taken(sender) => {
                 self.counters.tensors_sent += 1;
                 self.counters.bytes_sent += bytes;
-                self.finish_send(sender, Ok(()));
+                self.finish_send(sender.waiter, Ok(()));
             }
             Settled::Kept | Settled::Gone => {}
             Settled::Wanted { by, tensor, deposit } => self.lend(by, tensor, deposit),
-            Settled::Displaced(sender, error) => self.finish_send(sender, Err(error)),
+            Settled::Displaced(sender, error) => self.finish_send(sender.waiter, Err(error)),
         }
     }
 
@@ -130,6 +130,10 @@ impl Node {
         let mine =
             |(number, pair): (usize, &super::Pair)| (pair.peer == peer_task).then_some((number as u32, pair.local));
         let pairs: Vec<_> = self.pairs.iter().enumerate().filter_map(mine).collect();
+        // Said before, and so done: a peer that repeats itself costs no second look at the table.
+        if pairs.iter().all(|&(pair, local)| self.ended.reason(local, pair, step).is_some()) {
+            return;
+        }
         let error = Error::Aborted { step, reason: reason.into() };
         for (pair, local) in pairs {
             self.ended.insert(Scope::Pair(pair), step, reason);
@@ -147,9 +151,9 @@ impl Node {
                 operation: "send",
                 step: unsent.step,
                 key: unsent.key.into(),
-                waited: now.saturating_duration_since(unsent.deadline),
+                waited: unsent.deadline.saturating_duration_since(unsent.sender.since),
             };
-            self.finish_send(unsent.sender, Err(error));
+            self.finish_send(unsent.sender.waiter, Err(error));
         }
     }
 }

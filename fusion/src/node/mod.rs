@@ -23,13 +23,14 @@ use hashbrown::HashMap;
 use sealane_runtime::Slab;
 use sealane_transport::endpoint_map::{EndpointMap, TaskName, TransportAddress};
 use sealane_transport::lane::{lane, shard_of};
-use sealane_transport::limits::TASKS_PER_HELLO;
+use sealane_transport::error::LinkError;
+use sealane_transport::limits::{HELLO_BYTES_MAX, TASKS_PER_HELLO};
 use sealane_transport::session::Event;
 use sealane_transport::{Arena, Error, Handle, SessionLimits};
 
 use crate::rendezvous::{EndedSteps, Table};
 pub use calls::{RecvRequest, Ticket};
-use cells::Cells;
+use cells::{Cells, Sender};
 pub use cells::{RecvOutcome, RecvWaiter, SendOutcome, SendWaiter, Unreceived};
 pub use connect::{Answer, ConnectOrder, DialFailure, DialFailureKind};
 use peer::Peer;
@@ -138,7 +139,7 @@ pub struct Node {
     moved: HashMap<Ticket, Ticket>,
     /// The two ends of the loopback, once two tasks of this shard talk.
     loopback: Option<(Handle, Handle)>,
-    table: Table<SendWaiter>,
+    table: Table<Sender>,
     ended: EndedSteps,
     receive_slab: Slab,
     send_slab: Slab,
@@ -159,6 +160,10 @@ pub struct Node {
     orders: VecDeque<ConnectOrder>,
     counters: Counters,
     links: usize,
+    /// The time of the last turn, for what need not be exact.
+    clock: Instant,
+    /// The number of the last life that a session began; new sessions start there, so that a peer's never goes down.
+    lives: u64,
 }
 
 impl Node {
@@ -176,6 +181,11 @@ impl Node {
         if settings.tasks.len() > TASKS_PER_HELLO {
             let found = settings.tasks.len();
             return Err(Error::invalid(format!("{found} tasks on one engine, at most {TASKS_PER_HELLO} are possible")));
+        }
+        let name_bytes: usize = settings.tasks.iter().map(|task| task.as_str().len() + 2).sum();
+        if name_bytes > HELLO_BYTES_MAX / 2 {
+            let limit = HELLO_BYTES_MAX / 2;
+            return Err(Error::invalid(format!("the tasks' names take {name_bytes} bytes, at most {limit} are possible")));
         }
         Ok(Node {
             peer_tasks: Vec::new(),
@@ -203,6 +213,8 @@ impl Node {
             orders: VecDeque::new(),
             counters: Counters::default(),
             links: 0,
+            clock: Instant::now(),
+            lives: 0,
             settings,
             map,
         })
@@ -286,6 +298,7 @@ impl Node {
     }
 
     /// Takes a new endpoint map. Requests under way end on the links they have; later ones go to the new addresses.
+    /// Links whose greeting named tasks that the old map did not have are made again: the new one may have them.
     pub fn set_map(&mut self, map: Arc<EndpointMap>) {
         for task in &mut self.peer_tasks {
             if let Some(address) = map.resolve(task.name.as_str()) {
@@ -296,6 +309,9 @@ impl Node {
             pair.session = None;
         }
         self.map = map;
+        for handle in self.peers.select(|peer| peer.has_strangers && peer.link.is_some()) {
+            self.lose(self.clock, handle, &LinkError::Closed);
+        }
     }
 
     /// Moves the wakers of futures that can go on into `into`. Waking is the owner's, once it no longer holds the node.

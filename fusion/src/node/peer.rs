@@ -36,8 +36,9 @@ pub(super) struct Peer {
     pub(super) incarnation: Option<u64>,
     /// The session goes on from the last link; false if it starts anew with the next.
     pub(super) remembers: bool,
-    /// Times that this side gave the session up; shows in the greeting's incarnation, so that the peer does too.
-    pub(super) given_up: u64,
+    /// Counts up whenever this side gives the session up or begins it anew, and shows in the greeting's incarnation: no
+    /// greeting fits another life of the session than the one that it was meant for.
+    pub(super) life: u64,
     pub(super) session: Session<RecvWaiter, Handle>,
     pub(super) link: Option<Box<dyn Link>>,
     pub(super) connection: Connection,
@@ -58,6 +59,8 @@ pub(super) struct Peer {
     pub(super) scheduled: Option<Instant>,
     /// The pair of the last request, which most often is the pair of the next: (producer, consumer) and its number.
     pub(super) last_pair: Option<((u16, u32), u32)>,
+    /// The peer named tasks that the endpoint map did not have when the link was made.
+    pub(super) has_strangers: bool,
 }
 
 impl Peer {
@@ -73,7 +76,7 @@ impl Peer {
             lane,
             incarnation: None,
             remembers: false,
-            given_up: 0,
+            life: 0,
             session,
             link: None,
             connection: Connection::Idle,
@@ -88,6 +91,7 @@ impl Peer {
             blocked: false,
             scheduled: None,
             last_pair: None,
+            has_strangers: false,
         }
     }
 

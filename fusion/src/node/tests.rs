@@ -4,6 +4,7 @@ mod connecting;
 mod ending;
 mod meeting;
 mod placing;
+mod writing;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -9,14 +9,15 @@ use super::{Fuse, Node};
 
 /// Bytes read from one link in one turn at most, so that a busy link does not starve its neighbours.
 const RECEIVE_BUDGET_BYTES: usize = 1 << 20;
-/// Bytes written to one link in one turn at most.
-const TRANSMIT_BUDGET_BYTES: usize = 4 << 20;
+/// Bytes written to one link at once at most; what is left waits for the next turn.
+pub(super) const TRANSMIT_BUDGET_BYTES: usize = 4 << 20;
 /// Turns without a byte after which a link is no longer read every turn, and its shard's epoll set tells when to.
 const HOT_IDLE_TURNS: u32 = 4096;
 
 impl Node {
     /// One turn: writes, reads, timeouts, each bounded. The work done; 0 means that there was nothing to do.
     pub fn turn(&mut self, now: Instant) -> usize {
+        self.clock = now;
         let mut work = self.transmit_dirty(now);
         work += self.retry_blocked(now);
         work += self.receive_hot(now);
@@ -117,8 +118,11 @@ impl Node {
                 break;
             }
             let more_follows = one_message && peer.session.is_urgent();
-            match link.transmit(peer.session.outbox(), more_follows) {
+            let budget = TRANSMIT_BUDGET_BYTES - total;
+            match link.transmit(peer.session.outbox(), budget, more_follows) {
                 Ok(written) => {
+                    // A link that took the whole budget may take more.
+                    blocked = written < budget && !peer.session.outbox().is_empty();
                     total += written;
                     self.counters.writes += u64::from(written > 0);
                 }
@@ -128,11 +132,7 @@ impl Node {
                 }
             }
             peer.session.collect_written();
-            blocked = !peer.session.outbox().is_empty();
-            if blocked {
-                break;
-            }
-            if !filled || total >= TRANSMIT_BUDGET_BYTES {
+            if blocked || !filled || total == TRANSMIT_BUDGET_BYTES {
                 break;
             }
         }

@@ -234,10 +234,13 @@ impl<S> Table<S> {
     /// Looks for the tensor of a request; parks the request if it is not there yet.
     ///
     /// # Errors
-    /// InvalidArgument if another request waits there already.
+    /// InvalidArgument if another request waits there already, or this one's id is in use.
     pub fn want(&mut self, at: Meeting<'_>, by: Parked) -> Result<Found, Error> {
         let hash = self.hash(at);
         let Some(handle) = self.find(hash, at) else {
+            if self.parked.contains_key(&by) {
+                return Err(Error::invalid("the id is that of another request, which waits"));
+            }
             let handle = self.insert(hash, at, State::Wanted(by));
             self.parked.insert(by, handle);
             return Ok(Found::Parked);

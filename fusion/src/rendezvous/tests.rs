@@ -245,3 +245,13 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn an_id_that_waits_already_cannot_wait_for_another_tensor() {
+    let mut table = Table::<()>::new(4);
+    let by = Parked { session: Handle::from_bits(1 << 32), id: Handle::from_bits(5 << 32) };
+    assert!(matches!(table.want(at("a"), by), Ok(Found::Parked)));
+    assert!(table.want(at("b"), by).unwrap_err().to_string().contains("id is that of another"));
+    table.withdraw_session(by.session);
+    assert_eq!((table.parked(), table.entries.len()), (0, 0));
+}

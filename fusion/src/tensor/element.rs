@@ -11,7 +11,8 @@ pub trait Element: FromBytes + IntoBytes + Immutable + Copy {
 
     /// The elements in `bytes`, in place; `None` if they are not aligned or not whole.
     fn slice_of(bytes: &[u8]) -> Option<&[Self]> {
-        <[Self]>::ref_from_bytes(bytes).ok()
+        // Memory of no bytes may lie anywhere.
+        if bytes.is_empty() { Some(&[]) } else { <[Self]>::ref_from_bytes(bytes).ok() }
     }
 }
 

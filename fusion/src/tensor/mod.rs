@@ -106,3 +106,16 @@ impl Tensor {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tensor_without_bytes_has_elements_all_the_same() {
+        for tensor in [Tensor::from_elements::<f64>(&[0], &[]).unwrap(), Tensor::dead(DType::F64)] {
+            assert!(tensor.elements::<f64>().unwrap().is_empty());
+            assert!(tensor.elements::<f32>().is_err(), "the type still counts");
+        }
+    }
+}

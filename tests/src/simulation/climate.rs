@@ -104,7 +104,7 @@ impl Climate {
             },
             piecemeal: random.random_range(0..500),
             calls_lost: rough(random, 200),
-            slow: random.random_bool(0.4),
+            slow: random.random_bool(0.4) && weather != Weather::Calm,
             exchanges: random.random_range(40..160),
         }
     }

@@ -87,8 +87,8 @@ impl Link for Wire {
         LinkKind::Tcp
     }
 
-    fn transmit(&mut self, outbox: &mut Outbox, more_follows: bool) -> Result<usize, LinkError> {
-        if self.is_still() { Ok(0) } else { self.link().transmit(outbox, more_follows) }
+    fn transmit(&mut self, outbox: &mut Outbox, budget: usize, more_follows: bool) -> Result<usize, LinkError> {
+        if self.is_still() { Ok(0) } else { self.link().transmit(outbox, budget, more_follows) }
     }
 
     fn receive(&mut self, receiver: &mut dyn Receiver, budget: usize) -> Result<usize, LinkError> {

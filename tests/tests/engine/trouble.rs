@@ -36,16 +36,35 @@ fn a_task_that_is_not_where_the_map_says_is_not_found() {
 }
 
 #[test]
-fn a_task_that_the_producers_map_does_not_have_is_told_so() {
+fn a_host_that_the_producers_map_does_not_have_is_told_so() {
     let (one, other) = (listener(), listener());
     let ports = [port(&one), port(&other)];
     // Only the worker's map has both.
     let ps = Engine::start(settings(map(&ports[..1]), 0, one)).unwrap();
     let worker = Engine::start(settings(map(&ports), 1, other)).unwrap();
     let error = worker.task(&task(1)).unwrap().recv(&task(0), 1, "w").wait().unwrap_err().error;
+    assert_eq!(error.code(), Code::Unavailable, "{error}");
+    assert!(error.to_string().contains(&format!("has no task at 127.0.0.1:{}", ports[1])), "{error}");
+    drop(ps);
+}
+
+#[test]
+fn a_task_that_the_producers_map_does_not_have_is_told_so_until_the_map_has_it() {
+    let (one, other) = (listener(), listener());
+    let ports = [port(&one), port(&other), port(&other)];
+    // The ps knows the worker's host by one task, and not yet the second one there.
+    let ps = Engine::start(settings(map(&ports[..2]), 0, one)).unwrap();
+    let mut on_worker = settings(map(&ports), 1, other);
+    on_worker.tasks.push(task(2).parse().unwrap());
+    let worker = Engine::start(on_worker).unwrap();
+    let second = worker.task(&task(2)).unwrap();
+    let error = second.recv(&task(0), 1, "w").wait().unwrap_err().error;
     assert_eq!(error.code(), Code::NotFound, "{error}");
     assert!(error.to_string().contains("endpoint map of the asked host"), "{error}");
-    drop(ps);
+    ps.set_map(std::sync::Arc::new(map(&ports))).unwrap();
+    let sending = ps.task(&task(0)).unwrap().send(&task(2), 2, "w", tensor(10, 1));
+    assert_eq!(second.recv(&task(0), 2, "w").wait().unwrap().bytes(), bytes(10, 1));
+    sending.wait().unwrap();
 }
 
 #[test]

@@ -13,7 +13,7 @@ use crate::error::Error;
 use crate::limits::{KEY_BYTES_MAX, SessionLimits};
 use crate::link::{Landing, Meta, Place};
 use crate::outbox::Outbox;
-use crate::wire::{Request, Response};
+use crate::wire::{Request, Response, WireError};
 
 /// A recv: what is wanted, from whom, until when, and where to.
 #[derive(Debug)]
@@ -69,6 +69,7 @@ const QUEUE_SLACK: usize = 256;
 
 pub(super) struct Consumer<W> {
     window: usize,
+    requests_max: usize,
     wanted: Arena<Wanted<W>>,
     to_ask: VecDeque<Handle>,
     in_flight: usize,
@@ -83,6 +84,7 @@ impl<W> Consumer<W> {
     pub(super) fn new(limits: &SessionLimits) -> Self {
         Self {
             window: limits.window,
+            requests_max: limits.queued_requests_max,
             wanted: Arena::new(limits.queued_requests_max),
             to_ask: VecDeque::new(),
             in_flight: 0,
@@ -252,21 +254,27 @@ impl<W> Consumer<W> {
 
     /// Finds the place for a tensor that begins to arrive. One that nobody waits for, or that does not fit, is read
     /// and goes back to its producer.
+    ///
+    /// # Errors
+    /// The peer answers what was not asked, without end: each answer would leave a release behind.
     pub(super) fn land<D>(
         &mut self,
         response: &Response<'_>,
         slab: &Slab,
         events: &mut VecDeque<Event<W, D>>,
-    ) -> Landing {
+    ) -> Result<Landing, WireError> {
+        if self.releases.is_flooded(self.requests_max) {
+            return Err(WireError::BadValue { what: "answer past all requests", found: response.id.to_bits() });
+        }
         let place = self.place(response, slab, events);
-        Landing {
+        Ok(Landing {
             request: response.id,
             token: response.token,
             meta: Meta::from_slice(response.meta),
             place,
             filled: 0,
             total: response.payload_bytes as usize,
-        }
+        })
     }
 
     fn place<D>(&mut self, response: &Response<'_>, slab: &Slab, events: &mut VecDeque<Event<W, D>>) -> Place {

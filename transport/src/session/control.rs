@@ -23,7 +23,10 @@ pub(super) enum Control {
 
 #[derive(Default)]
 pub(super) struct ControlQueue {
+    /// What this side says by itself: bounded by its own requests, and by those of the peer that it had parked.
     queue: VecDeque<Control>,
+    /// What the peer's frames made this side say: bounded by [`CONTROL_QUEUE_MAX`].
+    answers: VecDeque<Control>,
     /// `Resumed` and `GoAway`, one of each a link: they say that all is said, so they leave after requests and answers.
     conclusions: VecDeque<Control>,
 }
@@ -34,26 +37,33 @@ impl ControlQueue {
             self.conclusions.push_back(control);
             return;
         }
-        // A peer that pings and never reads must not fill the queue: the latest pong answers for all.
-        if let (Control::Pong(nonce), Some(Control::Pong(last))) = (&control, self.queue.back_mut()) {
-            *last = *nonce;
-            return;
-        }
         self.queue.push_back(control);
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.queue.is_empty() && self.conclusions.is_empty()
+    /// Adds what a frame of the peer made this side say.
+    pub(super) fn push_answer(&mut self, control: Control) {
+        // A peer that pings and never reads must not fill the queue: the latest pong answers for all.
+        if let (Control::Pong(nonce), Some(Control::Pong(last))) = (&control, self.answers.back_mut()) {
+            *last = *nonce;
+            return;
+        }
+        self.answers.push_back(control);
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        self.queue.is_empty() && self.answers.is_empty() && self.conclusions.is_empty()
+    }
+
+    /// True if the peer has made this side say so much that it must be heard out first. What this side says by itself
+    /// does not count: else two sides that both end a step could stop reading each other.
     pub(super) fn is_full(&self) -> bool {
-        self.queue.len() >= CONTROL_QUEUE_MAX
+        self.answers.len() >= CONTROL_QUEUE_MAX
     }
 
     /// Stages the first frame but a conclusion; false if there is none.
     #[inline]
     pub(super) fn stage(&mut self, outbox: &mut Outbox) -> bool {
-        let control = self.queue.pop_front();
+        let control = self.answers.pop_front().or_else(|| self.queue.pop_front());
         control.is_some_and(|control| control.stage(outbox))
     }
 

@@ -210,7 +210,7 @@ impl<W, D> Session<W, D> {
     /// The owner keeps the request until its tensor is there: the peer is told, and asks on past its window.
     pub fn park(&mut self, id: Handle) {
         self.producer.parked += 1;
-        self.control.push(Control::Parked(id));
+        self.control.push_answer(Control::Parked(id));
     }
 
     /// The owner no longer keeps a request that it had parked: call before answering it.
@@ -218,13 +218,24 @@ impl<W, D> Session<W, D> {
         self.producer.unpark();
     }
 
-    /// Answers the peer's request with an error.
+    /// Answers a request that the peer has just made with an error.
     pub fn refuse(&mut self, id: Handle, error: &Error) {
-        let code = match error.code() {
-            // The peer's own deadline is the peer's to report.
-            Code::DeadlineExceeded => Code::Aborted,
-            code => code,
-        };
-        self.control.push(Control::Failure { id, code: code as u8, reason: error.wire_reason() });
+        let failure = failure(id, error);
+        self.control.push_answer(failure);
     }
+
+    /// Answers a request that was parked with an error: this side has ended it.
+    pub fn end_parked(&mut self, id: Handle, error: &Error) {
+        self.unpark();
+        self.control.push(failure(id, error));
+    }
+}
+
+fn failure(id: Handle, error: &Error) -> Control {
+    let code = match error.code() {
+        // The peer's own deadline is the peer's to report.
+        Code::DeadlineExceeded => Code::Aborted,
+        code => code,
+    };
+    Control::Failure { id, code: code as u8, reason: error.wire_reason() }
 }

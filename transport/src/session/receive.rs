@@ -77,7 +77,7 @@ impl<W, D> Session<W, D> {
                 let entries = release.entries.iter();
                 match self.producer.release(release.sequence, entries, &mut self.events) {
                     Some(false) => {}
-                    Some(true) => self.control.push(Control::Released(self.producer.release_seen())),
+                    Some(true) => self.control.push_answer(Control::Released(self.producer.release_seen())),
                     None => return Err(WireError::BadValue { what: "release number", found: release.sequence }),
                 }
             }
@@ -94,7 +94,7 @@ impl<W, D> Session<W, D> {
                 };
                 self.events.push_back(Event::Aborted { step: abort.step, peer_task, reason: abort.reason.into() });
             }
-            Frame::Ping { nonce } => self.control.push(Control::Pong(nonce)),
+            Frame::Ping { nonce } => self.control.push_answer(Control::Pong(nonce)),
             Frame::Pong { .. } => self.heard(now),
             Frame::GoAway(away) => self.going_away = Some(away.reason.into()),
         }
@@ -109,7 +109,7 @@ impl<W, D> Session<W, D> {
 
 impl<W, D> Inbound<'_, W, D> {
     #[inline]
-    fn land(&mut self, response: &Response<'_>) -> Landing {
+    fn land(&mut self, response: &Response<'_>) -> Result<Landing, WireError> {
         let session = &mut *self.session;
         session.consumer.land(response, self.slab, &mut session.events)
     }
@@ -124,7 +124,7 @@ impl<W, D> Receiver for Inbound<'_, W, D> {
                 self.session.handle_frame(self.now, frame)?;
                 continue;
             };
-            let mut landing = self.land(&response);
+            let mut landing = self.land(&response)?;
             consumed += landing.take(&bytes[consumed..]);
             if !landing.is_complete() {
                 return Ok(Frames { consumed, landing: Some(landing) });

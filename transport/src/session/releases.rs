@@ -28,6 +28,11 @@ impl ReleaseLog {
         self.entries.len() >= RELEASE_LOG_MAX
     }
 
+    /// True if the log holds more than honest answers can have put there, `asked` of them unasked for at most.
+    pub(super) fn is_flooded(&self, asked: usize) -> bool {
+        self.entries.len() >= RELEASE_LOG_MAX + asked
+    }
+
     pub(super) fn has_unsent(&self) -> bool {
         self.sent < self.entries.len()
     }

@@ -173,7 +173,7 @@ impl Link for TcpLink {
         LinkKind::Tcp
     }
 
-    fn transmit(&mut self, outbox: &mut Outbox, more_follows: bool) -> Result<usize, LinkError> {
+    fn transmit(&mut self, outbox: &mut Outbox, budget: usize, more_follows: bool) -> Result<usize, LinkError> {
         // A write that others follow needs no segment of its own.
         let flags = libc::MSG_NOSIGNAL | if more_follows { libc::MSG_MORE } else { 0 };
         if outbox.is_empty() && self.held_back && !more_follows {
@@ -182,9 +182,9 @@ impl Link for TcpLink {
             self.held_back = false;
         }
         let mut total = 0;
-        while !outbox.is_empty() {
+        while !outbox.is_empty() && total < budget {
             let mut slices = [IoSlice::new(&[]); VECTORS];
-            let count = outbox.gather(&mut slices);
+            let count = outbox.gather_within(&mut slices, budget - total);
             // One slice is the common case, and `send` is the shorter way through the kernel.
             let result = match &slices[..count] {
                 [only] => self.socket.send_with_flags(only, flags),

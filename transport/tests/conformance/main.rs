@@ -35,6 +35,7 @@ conforms!(loopback, tcp, narrow_tcp, slow_loopback, slow_tcp: moved {
     payloads_come_back_exactly_once_after_a_death,
     a_landing_under_way_is_given_up_whole,
     one_receive_keeps_to_its_budget,
+    one_transmit_keeps_to_its_budget,
     bad_bytes_are_a_protocol_error,
 });
 

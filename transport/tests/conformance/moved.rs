@@ -102,7 +102,7 @@ fn carry(ends: &mut Ends, outbox: &mut Outbox, mut receive: impl FnMut(&mut dyn 
     let [from, to] = ends;
     let mut calls = 0;
     loop {
-        let sent = from.transmit(outbox, false).expect("a healthy link");
+        let sent = from.transmit(outbox, usize::MAX, false).expect("a healthy link");
         let (read, done) = receive(&mut **to);
         if done {
             return;
@@ -152,7 +152,7 @@ pub fn what_was_held_back_leaves_with_the_next_write(make: Make) {
     let mut ear = Ear::default();
     for nonce in 0..1000 {
         outbox.stage(|writer| writer.ping(nonce));
-        ends[0].transmit(&mut outbox, nonce % 10 != 9).expect("a healthy link");
+        ends[0].transmit(&mut outbox, usize::MAX, nonce % 10 != 9).expect("a healthy link");
     }
     outbox.stage(|writer| writer.ping(1000));
     carry(&mut ends, &mut outbox, |link| {
@@ -193,7 +193,7 @@ pub fn both_directions_at_once(make: Make) {
     while sides.iter().any(|side| side.arrived.len() < COUNT) {
         let mut moved = 0;
         for side in 0..2 {
-            moved += ends[side].transmit(&mut outboxes[side], false).expect("a healthy link");
+            moved += ends[side].transmit(&mut outboxes[side], usize::MAX, false).expect("a healthy link");
             moved += sides[side].receive(&mut *ends[side], BUDGET).expect("a healthy link");
         }
         calls = if moved > 0 { 0 } else { calls + 1 };
@@ -223,7 +223,7 @@ pub fn a_full_pipe_holds_the_rest_back_until_it_is_read(make: Make) {
     // With nobody reading, the pipe takes some and then no more.
     let (mut taken, mut refusals) = (0, 0);
     while refusals < 50 {
-        let count = ends[0].transmit(&mut outbox, false).expect("a full pipe is no error");
+        let count = ends[0].transmit(&mut outbox, usize::MAX, false).expect("a full pipe is no error");
         (taken, refusals) = if count > 0 { (taken + count, 0) } else { (taken, refusals + 1) };
     }
     assert!(0 < taken && taken < all, "{taken} of {all} bytes were taken");
@@ -237,7 +237,7 @@ pub fn closing_is_noticed_after_the_last_byte(make: Make) {
     let mut outbox = Outbox::default();
     outbox.stage(|writer| (0..100).for_each(|nonce| writer.ping(nonce)));
     while !outbox.is_empty() {
-        from.transmit(&mut outbox, false).expect("a healthy link");
+        from.transmit(&mut outbox, usize::MAX, false).expect("a healthy link");
     }
     drop(from);
     let mut ear = Ear::default();
@@ -258,7 +258,7 @@ pub fn writing_to_a_closed_end_fails(make: Make) {
     let mut outbox = Outbox::default();
     let error = loop {
         outbox.stage(|writer| writer.ping(1));
-        match from.transmit(&mut outbox, false) {
+        match from.transmit(&mut outbox, usize::MAX, false) {
             Ok(_) => wait(&[(&*from, true)]),
             Err(error) => break error,
         }
@@ -295,9 +295,9 @@ pub fn payloads_come_back_exactly_once_after_a_death(make: Make) {
     for number in 0..COUNT {
         wanting.answer(&mut outbox, number, pattern(number, 1 << 20));
     }
-    from.transmit(&mut outbox, false).expect("a healthy link");
+    from.transmit(&mut outbox, usize::MAX, false).expect("a healthy link");
     drop(to);
-    while from.transmit(&mut outbox, false).is_ok() && !outbox.is_empty() {
+    while from.transmit(&mut outbox, usize::MAX, false).is_ok() && !outbox.is_empty() {
         wait(&[(&*from, true)]);
     }
     outbox.clear();
@@ -322,7 +322,7 @@ pub fn a_landing_under_way_is_given_up_whole(make: Make) {
         writer.0.extend_from_slice(&slices[1][..100_000]);
     });
     while !outbox.is_empty() {
-        from.transmit(&mut outbox, false).expect("a healthy link");
+        from.transmit(&mut outbox, usize::MAX, false).expect("a healthy link");
         wanting.receive(&mut *to, BUDGET).expect("a healthy link");
     }
     drop(from);
@@ -358,6 +358,30 @@ pub fn one_receive_keeps_to_its_budget(make: Make) {
     }
 }
 
+pub fn one_transmit_keeps_to_its_budget(make: Make) {
+    const COUNT: usize = 12;
+    for budget in [1000, 8192, 100_000] {
+        let [mut from, mut to] = make(13);
+        let mut wanting = Wanting::new(COUNT);
+        let mut outbox = Outbox::default();
+        // Some lie in the staged bytes, some are payloads of their own.
+        let size = |number: usize| 3_000 + 10_000 * (number % 3);
+        for number in 0..COUNT {
+            wanting.answer(&mut outbox, number, pattern(number, size(number)));
+        }
+        while wanting.arrived.len() < COUNT {
+            let pending = outbox.pending_bytes();
+            let sent = from.transmit(&mut outbox, budget, false).expect("a healthy link");
+            assert!(sent <= budget, "{sent} bytes for a budget of {budget}");
+            assert_eq!(outbox.pending_bytes(), pending - sent, "the rest is still there");
+            if wanting.receive(&mut *to, BUDGET).expect("a healthy link") == 0 && sent == 0 {
+                wait(&[(&*from, !outbox.is_empty()), (&*to, false)]);
+            }
+        }
+        assert!(wanting.arrived.iter().all(|(waiter, bytes)| *bytes == pattern(*waiter, size(*waiter))));
+    }
+}
+
 pub fn bad_bytes_are_a_protocol_error(make: Make) {
     let [mut from, mut to] = make(11);
     let mut outbox = Outbox::default();
@@ -366,7 +390,7 @@ pub fn bad_bytes_are_a_protocol_error(make: Make) {
         writer.0.extend_from_slice(&[200; 16]);
     });
     while !outbox.is_empty() {
-        from.transmit(&mut outbox, false).expect("a healthy link");
+        from.transmit(&mut outbox, usize::MAX, false).expect("a healthy link");
     }
     let mut ear = Ear::default();
     let error = loop {

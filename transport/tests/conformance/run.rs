@@ -99,7 +99,7 @@ impl Side {
     /// Writes, then reads; false if the link is dead.
     fn turn(&mut self, now: Instant, link: &mut dyn Link, one_message: bool, moved: &mut usize) -> bool {
         self.session.fill(now, one_message);
-        let sent = link.transmit(self.session.outbox(), false);
+        let sent = link.transmit(self.session.outbox(), usize::MAX, false);
         self.session.collect_written();
         let read = link.receive(&mut self.session.inbound(now, &self.slab), RECEIVE_BUDGET);
         if let Ok(count @ 1..) = read {

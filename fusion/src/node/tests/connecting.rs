@@ -70,9 +70,21 @@ fn a_task_that_its_host_does_not_serve_is_not_found() {
 }
 
 #[test]
-fn a_stranger_is_told_that_the_asked_host_does_not_know_it() {
+fn a_host_that_is_not_in_the_map_is_rejected() {
     let mut net = Net::pair();
     let map = EndpointMap::parse("ps:1=10.0.0.1:7000\n", "narrow").unwrap();
+    net.nodes[0].set_map(Arc::new(map));
+    let _asked = net.recv(WORKER, "ps:1", "w");
+    net.rest();
+    let [(RejectCode::Refused, reason)] = &net.rejections[..] else { panic!("{:?}", net.rejections) };
+    assert!(reason.contains("the endpoint map of 10.0.0.1:7000 has no task at 10.0.0.2:7000"), "{reason}");
+}
+
+#[test]
+fn a_stranger_is_told_that_the_asked_host_does_not_know_it() {
+    let mut net = Net::pair();
+    // The host is known by another task.
+    let map = EndpointMap::parse("ps:1=10.0.0.1:7000\nother:1=10.0.0.2:7000\n", "narrow").unwrap();
     net.nodes[0].set_map(Arc::new(map));
     let asked = net.recv(WORKER, "ps:1", "w");
     net.rest();
@@ -236,6 +248,66 @@ fn a_call_that_greets_with_the_former_incarnation_is_dropped_when_the_session_is
 }
 
 #[test]
+fn a_greeting_that_was_overtaken_is_rejected() {
+    let mut net = Net::pair();
+    let asked = net.recv(WORKER, "ps:1", "w");
+    let (peer, former) = net.dialing(1);
+    let (link, welcome) = net.call(0, &former).unwrap();
+    net.nodes[1].dialed(net.now, peer, Box::new(link), &welcome);
+    net.rest();
+    assert!(asked.waits());
+    // The ps goes away and comes back: the worker gives the session up, and begins another.
+    net.nodes[0] = node(NodeSettings { incarnation: 2000, ..ps() });
+    net.failure = DialFailureKind::Refused;
+    let away = net.nodes.remove(0);
+    net.rest();
+    assert_eq!(asked.error().code(), Code::Unavailable);
+    net.nodes.insert(0, away);
+    let again = net.recv(WORKER, "ps:1", "w");
+    net.pass(Duration::from_secs(2));
+    assert!(again.waits());
+    let Err((code, reason)) = net.call(0, &former) else { panic!("a greeting of a former life") };
+    assert_eq!((code, &*reason), (RejectCode::Crossed, "a later greeting came before this one"));
+    net.send(PS, "worker:1", "w", &[1]);
+    net.rest();
+    assert_eq!(again.bytes(), [1]);
+}
+
+#[test]
+fn a_first_welcome_that_is_lost_costs_nothing() {
+    let mut net = Net::pair();
+    let at_worker = net.recv(WORKER, "ps:1", "w");
+    let (peer, hello) = net.dialing(1);
+    let (link, _) = net.call(0, &hello).unwrap();
+    // The ps believes in the link, and asks on it.
+    let at_ps = net.recv(PS, "worker:1", "g");
+    net.nodes[0].turn(net.now);
+    drop(link);
+    net.fail(1, peer, DialFailureKind::Transient, "the welcome was lost");
+    net.rest();
+    net.pass(Duration::from_secs(1));
+    net.send(PS, "worker:1", "w", &[1]);
+    net.send(WORKER, "ps:1", "g", &[2]);
+    net.rest();
+    assert_eq!((at_worker.bytes(), at_ps.bytes()), (vec![1], vec![2]));
+}
+
+#[test]
+fn a_welcome_that_answers_a_former_greeting_is_not_taken() {
+    let mut net = Net::pair();
+    let asked = net.recv(WORKER, "ps:1", "w");
+    let (peer, hello) = net.dialing(1);
+    let (link, welcome) = net.call(0, &hello).unwrap();
+    let former = Hello { remembers: hello.incarnation + 5, ..welcome };
+    net.nodes[1].dialed(net.now, peer, Box::new(link), &former);
+    assert_eq!(net.nodes[1].counters().links, 0);
+    net.pass(Duration::from_secs(1));
+    net.send(PS, "worker:1", "w", &[1]);
+    net.rest();
+    assert_eq!(asked.bytes(), [1]);
+}
+
+#[test]
 fn a_farewell_ends_what_was_asked_and_the_next_process_is_asked_anew() {
     let mut net = Net::pair();
     let asked = net.recv(WORKER, "ps:1", "w");
@@ -269,7 +341,8 @@ fn callers_over_the_limit_are_told_to_come_back() {
     let mut net = Net::new([NodeSettings { links_max: 0, ..ps() }, worker()]);
     let asked = net.recv(WORKER, "ps:1", "w");
     net.rest();
-    assert_eq!(net.rejections, [(RejectCode::Full, "transport.links_max: 0 links stand".into())]);
+    let [(RejectCode::Full, reason)] = &net.rejections[..] else { panic!("{:?}", net.rejections) };
+    assert!(reason.contains("transport.links_max"), "{reason}");
     assert!(asked.waits());
     let mut narrow = Net::new([NodeSettings { links_max: 1, ..ps() }]);
     let _two = [narrow.recv((0, "ps:1"), "worker:1", "w"), narrow.recv((0, "ps:1"), "nowhere:1", "w")];

@@ -1,7 +1,7 @@
 //! A peer that breaks the protocol, or floods: a typed error or a bound, never more.
 
 use super::*;
-use crate::limits::CONTROL_QUEUE_MAX;
+use crate::limits::{CONTROL_QUEUE_MAX, RELEASE_LOG_MAX, SessionLimits};
 use crate::wire::{Abort, Request, Response};
 
 fn request(number: u64) -> Request<'static> {
@@ -148,4 +148,25 @@ fn after_its_farewell_a_peer_is_asked_for_nothing_until_the_next_link() {
     assert_eq!(words(&pair.asking.speak()), ["request queued", "request for the next one", "resumed"]);
     pair.answering.session.go_away("nobody hears it");
     assert!(!pair.answering.session.has_output());
+}
+
+#[test]
+fn answers_without_end_to_what_was_not_asked_end_the_link() {
+    let mut asking = End::new();
+    let response = |number: u64| Response {
+        id: Handle::from_bits(8 << 32),
+        token: Handle::from_bits(1 << 32 | number),
+        payload_bytes: 0,
+        meta: &[],
+    };
+    let mut heard = 0;
+    let error = loop {
+        let flood = frames(|w| (0..256).for_each(|number| w.response(&response(number))));
+        match asking.hear(&flood) {
+            Ok(()) => heard += 256,
+            Err(error) => break error,
+        }
+    };
+    assert!(error.to_string().contains("answer past all requests"), "{error}");
+    assert!(heard <= RELEASE_LOG_MAX + SessionLimits::default().queued_requests_max, "{heard}");
 }

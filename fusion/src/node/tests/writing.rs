@@ -1,0 +1,81 @@
+//! How much leaves at once.
+
+use std::cell::{Cell, RefCell};
+use std::os::fd::BorrowedFd;
+use std::rc::Rc;
+
+use sealane_transport::LinkKind;
+use sealane_transport::error::LinkError;
+use sealane_transport::outbox::Outbox;
+
+use super::super::turn::TRANSMIT_BUDGET_BYTES;
+use super::*;
+
+/// A link that takes whatever it may, as a fast network with a fast reader does.
+struct FastLink {
+    link: LoopbackLink,
+    /// From then on nobody reads what it takes.
+    fast: Rc<Cell<bool>>,
+    /// What each call since then took.
+    taken: Rc<RefCell<Vec<usize>>>,
+}
+
+impl Link for FastLink {
+    fn kind(&self) -> LinkKind {
+        self.link.kind()
+    }
+
+    fn transmit(&mut self, outbox: &mut Outbox, budget: usize, more_follows: bool) -> Result<usize, LinkError> {
+        if !self.fast.get() {
+            return self.link.transmit(outbox, budget, more_follows);
+        }
+        let count = outbox.pending_bytes().min(budget);
+        outbox.advance(count);
+        self.taken.borrow_mut().push(count);
+        Ok(count)
+    }
+
+    fn receive(&mut self, receiver: &mut dyn Receiver, budget: usize) -> Result<usize, LinkError> {
+        self.link.receive(receiver, budget)
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    fn abandon(&mut self) -> Option<Landing> {
+        self.link.abandon()
+    }
+}
+
+#[test]
+fn a_link_that_takes_everything_gets_its_share_a_turn_and_is_not_waited_for() {
+    let mut net = Net::pair();
+    let tensor = 2 * TRANSMIT_BUDGET_BYTES + 1000;
+    let _sent = net.send((0, "ps:1"), "worker:1", "w", &vec![1; tensor]);
+    let _asked = net.recv((1, "worker:1"), "ps:1", "w");
+    let (calling, hello) = net.dialing(1);
+    let Answer::Welcome { peer } = net.nodes[0].called(net.now, &hello) else { panic!("a caller is welcome") };
+    let (mut mine, link) = loopback();
+    let (fast, taken) = (Rc::<Cell<bool>>::default(), Rc::<RefCell<Vec<usize>>>::default());
+    let theirs = FastLink { link, fast: fast.clone(), taken: taken.clone() };
+    net.nodes[0].accepted(net.now, peer, Box::new(theirs), &hello);
+    net.nodes[0].turn(net.now);
+    let mut ear = Ear(None);
+    mine.receive(&mut ear, usize::MAX).unwrap();
+    let Some(Greeting::Welcome(welcome)) = ear.0 else { panic!("the welcome comes first") };
+    net.nodes[1].dialed(net.now, calling, Box::new(mine), &welcome);
+    net.nodes[1].turn(net.now);
+
+    fast.set(true);
+    for turn in 1..=2 {
+        net.nodes[0].turn(net.now);
+        assert_eq!(*taken.borrow(), vec![TRANSMIT_BUDGET_BYTES; turn]);
+        assert!(net.nodes[0].blocked().is_empty(), "there is no need to wait until it is writable");
+        assert!(net.nodes[0].has_work(), "the rest leaves in the next turn");
+    }
+    net.nodes[0].turn(net.now);
+    let last = taken.borrow()[2];
+    assert!((1000..2000).contains(&last), "{last} bytes are the rest of the tensor and its header");
+    assert!(!net.nodes[0].has_work());
+}

@@ -26,6 +26,8 @@ mod handshake;
 mod return_stack;
 
 #[cfg(not(loom))]
+mod alarm;
+#[cfg(not(loom))]
 mod cpus;
 #[cfg(not(loom))]
 mod error;

@@ -37,6 +37,10 @@ pub(crate) const STOP_ROUNDS: usize = 1000;
 /// Stall reports are written at most this often; the ones in between are counted in the next.
 pub(crate) const STALL_REPORT_EVERY: Duration = Duration::from_secs(1);
 
+/// A task's sleep that is longer ends after this long: a hundred years, which any clock can count from now. So
+/// `Duration::MAX` may stand for "for ever".
+pub(crate) const SLEEP_MAX: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+
 /// The longest sleep that is passed to the kernel; a later deadline is simply slept for in parts.
 pub(crate) const PARK_MAX: Duration = Duration::from_secs(24 * 3600);
 

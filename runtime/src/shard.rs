@@ -14,6 +14,7 @@ use std::{
 
 use crate::{
     error::RuntimeError,
+    limits::SLEEP_MAX,
     mailbox::ShardRef,
     readiness::{EpollSet, Interest},
     source::{Source, SourceChanges, SourceId},
@@ -123,10 +124,10 @@ impl Shard {
         handle
     }
 
-    /// Waits for at least `duration`.
+    /// Waits for at least `duration`, or a hundred years if that is less.
     pub fn sleep(&self, duration: Duration) -> Sleep {
         // The turn's clock may be a turn old, and the sleep would be as much too short.
-        self.sleep_until(Instant::now() + duration)
+        self.sleep_until(Instant::now() + duration.min(SLEEP_MAX))
     }
 
     /// Waits until `deadline`; does not wait at all where that is past.

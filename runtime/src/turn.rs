@@ -8,14 +8,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nix::sys::{
-    time::TimeSpec,
-    timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags},
-};
-
 use crate::{
+    alarm::Alarm,
     error::RuntimeError,
-    limits::{EPOLL_EVERY, JOBS_PER_TURN, PARK_MAX, SOURCE_BUDGET, STOP_ROUNDS, TIMERS_PER_TURN},
+    limits::{EPOLL_EVERY, JOBS_PER_TURN, SOURCE_BUDGET, STOP_ROUNDS, TIMERS_PER_TURN},
     mailbox::Mailbox,
     park::ReadinessWait,
     polling::{Idleness, Next, Polling},
@@ -35,15 +31,12 @@ pub(crate) struct Reactor {
     idleness: Idleness,
     stalls: StallWatch,
     wait: ReadinessWait,
-    alarm: TimerFd,
-    alarm_at: Option<Instant>,
+    alarm: Alarm,
 }
 
 impl Reactor {
     pub(crate) fn new(shard: Shard, polling: Polling, stall_report: Duration) -> Result<Self, RuntimeError> {
-        let flags = TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK;
-        let alarm =
-            TimerFd::new(ClockId::CLOCK_MONOTONIC, flags).map_err(RuntimeError::system("making a shard's alarm"))?;
+        let alarm = Alarm::new()?;
         let mailbox = Arc::clone(&shard.mailbox().0);
         shard.0.epoll.watch_own(&alarm)?;
         shard.0.epoll.watch_own(mailbox.doorbell())?;
@@ -57,7 +50,6 @@ impl Reactor {
             stalls: StallWatch::new(stall_report, Instant::now()),
             wait: ReadinessWait::default(),
             alarm,
-            alarm_at: None,
         })
     }
 
@@ -174,7 +166,7 @@ impl Reactor {
                 _ => return false,
             }
         }
-        if !self.set_alarm(due) {
+        if due.is_some_and(|due| !self.alarm.set(Instant::now(), due)) {
             return false;
         }
         let mut asked = 0;
@@ -195,22 +187,6 @@ impl Reactor {
         for (id, source) in self.sources.iter_mut().take(count) {
             guard(&self.shard, id, || source.wake());
         }
-    }
-
-    /// Sets the alarm for `due`; false if that is now, or the kernel refuses.
-    fn set_alarm(&mut self, due: Option<Instant>) -> bool {
-        let Some(due) = due else { return true };
-        let now = Instant::now();
-        if due <= now {
-            return false;
-        }
-        if self.alarm_at == Some(due) {
-            return true;
-        }
-        let after = Expiration::OneShot(TimeSpec::from_duration((due - now).min(PARK_MAX)));
-        let set = self.alarm.set(after, TimerSetTimeFlags::empty()).is_ok();
-        self.alarm_at = set.then_some(due);
-        set
     }
 
     /// Sleeps until the epoll set has something or a task of this shard says so.
@@ -239,9 +215,7 @@ impl Reactor {
         }
         let now = Instant::now();
         self.stalls.slept(now);
-        if self.alarm_at.is_some_and(|at| at <= now) {
-            self.alarm_at = None;
-        }
+        self.alarm.awake(now);
         self.wake_sources(usize::MAX);
         self.look();
     }

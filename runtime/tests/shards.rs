@@ -2,7 +2,8 @@
 
 use std::{
     cell::RefCell,
-    future::{Future, pending},
+    future::{Future, pending, poll_fn},
+    pin::pin,
     rc::Rc,
     sync::{
         Arc, Mutex,
@@ -253,6 +254,17 @@ fn a_full_mailbox_says_so() {
     while ran.load(Ordering::SeqCst) < 3 {
         thread::yield_now();
     }
+}
+
+#[test]
+fn a_sleep_may_be_without_end() {
+    let runtime = start(1, Polling::Park);
+    let asleep = runtime.on_shard(0, async |shard| {
+        let mut sleep = pin!(shard.sleep(Duration::MAX));
+        poll_fn(|context| Poll::Ready(sleep.as_mut().poll(context).is_pending())).await
+    });
+    assert!(asleep.wait().unwrap());
+    runtime.stop().unwrap();
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! The table of settings as the README shows it, made from [`TABLE`](super::TABLE) so that it cannot drift.
+//! The table of settings as the README shows it, made from the one table of settings so that it cannot drift.
 
 use std::fmt::Write;
 

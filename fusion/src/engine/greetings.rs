@@ -1,12 +1,13 @@
 //! The source that makes links: listens, answers calls, makes calls. Off the hot path; bounded by
 //! [`GREETINGS_MAX`] and the handshake timeout.
 
+use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::rc::Rc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use sealane_runtime::{Interest, Readiness, Shard, Source};
+use sealane_runtime::{Interest, Readiness, RuntimeError, Shard, Source};
 use sealane_transport::endpoint_map::{Host, TransportAddress};
 use sealane_transport::error::LinkError;
 use sealane_transport::lane::shard_of;
@@ -15,13 +16,18 @@ use sealane_transport::wire::{Hello, RejectCode, WireError};
 use sealane_transport::{Arena, Handle};
 use socket2::Socket;
 
-use super::shard::ShardEngine;
+use super::deadline;
+use super::look_ups::LookUps;
+use super::shard::{ShardEngine, Vital};
 use crate::node::{Answer, ConnectOrder, DialFailure, DialFailureKind};
 
 /// Greetings under way at once, calls and answers together; past this, callers wait in the kernel's backlog.
 const GREETINGS_MAX: usize = 1024;
 /// Callers accepted in one turn at most.
 const ACCEPTS_PER_TURN: usize = 64;
+/// How long callers are left in the kernel's backlog after accepting one failed, for want of descriptors most often:
+/// the listener stays ready all that time. Also how often that is logged at most.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// The listener's token; greetings have their handles, which are never 0.
 const LISTENER: u64 = 0;
 
@@ -30,9 +36,6 @@ enum Greeting {
     Answering(Answering),
 }
 
-/// A call whose host name was looked up: whom it is for, what was found, and what to say.
-pub(super) type FoundAddresses = (Handle, Result<Vec<SocketAddr>, LinkError>, Hello);
-
 struct Pending {
     /// `None` only while it is being polled.
     greeting: Option<Greeting>,
@@ -40,11 +43,14 @@ struct Pending {
 }
 
 pub(super) struct Greetings {
-    engine: Rc<ShardEngine>,
+    engine: Vital,
     listener: Option<Socket>,
-    /// The listener is watched, and so it is not when greetings are full.
+    /// The listener is watched: not while greetings are full, and not in a pause.
     listening: bool,
     callers_wait: bool,
+    /// The end of the pause after accepting failed.
+    accepts_at: Option<Instant>,
+    look_ups: LookUps,
     pending: Arena<Pending>,
     /// Greetings whose descriptor reported something.
     ready: Vec<Handle>,
@@ -52,46 +58,75 @@ pub(super) struct Greetings {
 
 impl Greetings {
     pub(super) fn start(engine: &Rc<ShardEngine>, listener: Option<Socket>) {
+        let greetings = Self::new(engine, listener);
+        engine.greetings_source.set(Some(engine.shard.add_source(greetings)));
+    }
+
+    fn new(engine: &Rc<ShardEngine>, listener: Option<Socket>) -> Self {
         if let Some(listener) = &listener
             && let Err(error) = engine.settings.tcp.apply(listener)
         {
             tracing::warn!(%error, "the listening socket keeps its own options");
         }
-        let greetings = Greetings {
-            engine: engine.clone(),
+        Greetings {
+            engine: Vital::new(engine),
             listener,
             listening: false,
             callers_wait: false,
+            accepts_at: None,
+            look_ups: LookUps::new(&engine.shard),
             pending: Arena::new(GREETINGS_MAX),
             ready: Vec::new(),
-        };
-        engine.greetings_source.set(Some(engine.shard.add_source(greetings)));
-    }
-
-    fn watch(&self, descriptor: BorrowedFd<'_>, token: u64, interest: Interest) -> bool {
-        let id = self.engine.greetings_source.get().expect("set at start");
-        match self.engine.shard.watch(id, descriptor, token, interest) {
-            Ok(()) => true,
-            Err(error) => {
-                tracing::error!(%error, "a greeting cannot be watched");
-                false
-            }
         }
     }
 
+    fn turn(&mut self, now: Instant) -> usize {
+        let orders = self.engine.take_orders();
+        let mut work = orders.len();
+        for order in orders {
+            self.carry_out(order);
+        }
+        for found in self.look_ups.take_found() {
+            self.call(found.peer, found.addresses, found.hello);
+            work += 1;
+        }
+        work += self.accept(now);
+        for handle in std::mem::take(&mut self.ready) {
+            self.poll_pending(handle);
+            work += 1;
+        }
+        if !self.pending.is_empty() {
+            work += self.expire(now);
+        }
+        self.mind_listener(now);
+        work
+    }
+
+    fn watch(&self, descriptor: BorrowedFd<'_>, token: u64, interest: Interest) -> Result<(), RuntimeError> {
+        let id = self.engine.greetings_source.get().expect("set at start");
+        self.engine.shard.watch(id, descriptor, token, interest)
+    }
+
     fn deadline(&self) -> Instant {
-        self.engine.shard.now() + self.engine.settings.handshake_timeout
+        deadline(self.engine.shard.now(), self.engine.settings.handshake_timeout)
     }
 
     /// Watches the listener while there is room for callers.
-    fn mind_listener(&mut self) {
+    fn mind_listener(&mut self, now: Instant) {
+        self.accepts_at = self.accepts_at.filter(|&at| at > now);
         let Some(listener) = &self.listener else { return };
-        let wanted = !self.pending.is_full();
+        let wanted = !self.pending.is_full() && self.accepts_at.is_none();
         if wanted == self.listening {
             return;
         }
         if wanted {
-            self.listening = self.watch(listener.as_fd(), LISTENER, Interest::READ);
+            match self.watch(listener.as_fd(), LISTENER, Interest::READ) {
+                Ok(()) => self.listening = true,
+                Err(error) => {
+                    tracing::error!(%error, retry_in = ?ACCEPT_PAUSE, "the listener cannot be watched");
+                    self.accepts_at = Some(now + ACCEPT_PAUSE);
+                }
+            }
         } else {
             self.listening = false;
             if let Err(error) = self.engine.shard.unwatch(listener.as_fd()) {
@@ -100,7 +135,7 @@ impl Greetings {
         }
     }
 
-    fn accept(&mut self) -> usize {
+    fn accept(&mut self, now: Instant) -> usize {
         let mut accepted = 0;
         while self.callers_wait && accepted < ACCEPTS_PER_TURN && !self.pending.is_full() {
             let Some(listener) = &self.listener else { break };
@@ -115,8 +150,11 @@ impl Greetings {
                 }
                 Err(error) => {
                     self.callers_wait = false;
-                    if error.kind() != std::io::ErrorKind::WouldBlock {
-                        tracing::warn!(%error, "accept failed");
+                    // After these the listener says by itself whether more callers wait.
+                    let harmless = [ErrorKind::WouldBlock, ErrorKind::ConnectionAborted, ErrorKind::Interrupted];
+                    if !harmless.contains(&error.kind()) {
+                        tracing::warn!(%error, retry_in = ?ACCEPT_PAUSE, "a caller cannot be accepted");
+                        self.accepts_at = Some(now + ACCEPT_PAUSE);
                     }
                 }
             }
@@ -138,18 +176,23 @@ impl Greetings {
             Greeting::Calling { dial, .. } => (dial.descriptor(), Interest::READ_WRITE.edge()),
             Greeting::Answering(answering) => (answering.descriptor(), Interest::READ),
         };
-        if self.watch(descriptor, handle.to_bits(), interest) {
-            self.pending.get_mut(handle).expect("just inserted").greeting = Some(greeting);
-            self.ready.push(handle);
-        } else {
+        if let Err(error) = self.watch(descriptor, handle.to_bits(), interest) {
             self.pending.remove(handle);
+            tracing::error!(%error, "a greeting cannot be watched");
+            if let Greeting::Calling { peer, .. } = greeting {
+                self.dial_failed(peer, error.to_string(), DialFailureKind::Transient);
+            }
+            return;
         }
+        self.pending.get_mut(handle).expect("just inserted").greeting = Some(greeting);
+        self.ready.push(handle);
     }
 
     fn carry_out(&mut self, order: ConnectOrder) {
         match order {
-            ConnectOrder::Dial { peer, address, hello } => self.look_up(peer, address, hello),
+            ConnectOrder::Dial { peer, address, hello } => self.dial(peer, address, hello),
             ConnectOrder::HangUp(peer) => {
+                self.look_ups.drop_those_for(peer);
                 let of_peer = |pending: &Pending| matches!(&pending.greeting, Some(Greeting::Calling { peer: other, .. }) if *other == peer);
                 for handle in self.pending.select(of_peer) {
                     self.pending.remove(handle);
@@ -158,26 +201,14 @@ impl Greetings {
         }
     }
 
-    /// Names are looked up on a thread of their own, since the resolver blocks; addresses need no looking up.
-    fn look_up(&mut self, peer: Handle, address: TransportAddress, hello: Hello) {
+    /// Names are looked up first; addresses need no looking up.
+    fn dial(&mut self, peer: Handle, address: TransportAddress, hello: Hello) {
         if !matches!(address.host, Host::Name(_)) {
             let found = resolve(&address);
             return self.call(peer, found, hello);
         }
-        let home = self.engine.shard.shard_ref(self.engine.shard.index());
-        let look_up = move || {
-            let found = resolve(&address);
-            let job = move |_: &Shard| {
-                let Some(engine) = ShardEngine::current() else { return };
-                engine.found_addresses.borrow_mut().push((peer, found, hello));
-                engine.shard.notify();
-            };
-            if let Err(full) = home.submit(Box::new(job)) {
-                tracing::warn!(%full, "a looked up name found no way back");
-            }
-        };
-        if let Err(error) = std::thread::Builder::new().name("sealane-resolve".into()).spawn(look_up) {
-            self.dial_failed(peer, format!("no thread to look the name up: {error}"), DialFailureKind::Transient);
+        if let Err(reason) = self.look_ups.begin(peer, address, hello) {
+            self.dial_failed(peer, reason, DialFailureKind::Transient);
         }
     }
 
@@ -291,10 +322,10 @@ impl Greetings {
             let pending = self.pending.remove(handle).expect("just selected");
             let within = self.engine.settings.handshake_timeout;
             match pending.greeting {
-                Some(Greeting::Calling { peer, .. }) => {
-                    let reason =
-                        format!("it accepted or ignored the call but did not answer the greeting within {within:?}");
-                    self.dial_failed(peer, reason, DialFailureKind::Transient);
+                Some(Greeting::Calling { peer, more, hello, .. }) => {
+                    let reason = format!("it accepted or ignored the call but did not answer within {within:?}");
+                    let error = std::io::Error::new(ErrorKind::TimedOut, reason);
+                    self.call_next(peer, more, hello, LinkError::io("greet", &error));
                 }
                 _ => tracing::warn!(?within, "a caller did not introduce itself in time"),
             }
@@ -330,26 +361,7 @@ impl ShardEngine {
 
 impl Source for Greetings {
     fn poll(&mut self, shard: &Shard, _budget: usize) -> usize {
-        let orders = self.engine.take_orders();
-        let mut work = orders.len();
-        for order in orders {
-            self.carry_out(order);
-        }
-        let found = self.engine.found_addresses.take();
-        work += found.len();
-        for (peer, found, hello) in found {
-            self.call(peer, found, hello);
-        }
-        work += self.accept();
-        for handle in std::mem::take(&mut self.ready) {
-            self.poll_pending(handle);
-            work += 1;
-        }
-        if !self.pending.is_empty() {
-            work += self.expire(shard.now());
-        }
-        self.mind_listener();
-        work
+        self.turn(shard.now())
     }
 
     fn ready(&mut self, token: u64, _readiness: Readiness) {
@@ -371,10 +383,13 @@ impl Source for Greetings {
     fn wake(&mut self) {}
 
     fn next_timeout(&self) -> Option<Instant> {
-        self.pending.iter().map(|(_, pending)| pending.deadline).min()
+        self.pending.iter().map(|(_, pending)| pending.deadline).chain(self.accepts_at).min()
     }
 
     fn name(&self) -> &'static str {
         "greetings"
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -6,10 +6,10 @@ use std::time::Instant;
 use sealane_runtime::{Interest, Readiness, Shard, Source};
 use sealane_transport::Handle;
 
-use super::shard::ShardEngine;
+use super::shard::{ShardEngine, Vital};
 
 pub(super) struct Links {
-    engine: Rc<ShardEngine>,
+    engine: Vital,
     /// New links to be watched; kept to reuse its memory.
     new_links: Vec<Handle>,
     /// Links watched for writing too, while the shard sleeps.
@@ -18,7 +18,7 @@ pub(super) struct Links {
 
 impl Links {
     pub(super) fn start(engine: &Rc<ShardEngine>) {
-        let links = Links { engine: engine.clone(), new_links: Vec::new(), watched_for_room: Vec::new() };
+        let links = Links { engine: Vital::new(engine), new_links: Vec::new(), watched_for_room: Vec::new() };
         engine.links_source.set(Some(engine.shard.add_source(links)));
     }
 

@@ -11,6 +11,7 @@ use sealane_runtime::{Buffer, Shard};
 use sealane_transport::endpoint_map::EndpointMap;
 use sealane_transport::{Error, Handle};
 
+use super::deadline;
 use super::shard::ShardEngine;
 use super::task::{RecvOptions, SendOptions};
 use crate::node::{Counters, RecvOutcome, RecvRequest, RecvWaiter, SendOutcome, SendWaiter, Ticket};
@@ -121,7 +122,7 @@ impl LocalPair {
         let timeout = options.timeout.unwrap_or(self.engine.settings.request_timeout);
         let cell = self.engine.with_node(|node, now| {
             let cell = node.open_send();
-            node.send(self.pair, step, key, tensor, now + timeout, SendWaiter::Cell(cell));
+            node.send(self.pair, step, key, tensor, deadline(now, timeout), SendWaiter::Cell(cell));
             cell
         });
         LocalSending { engine: self.engine.clone(), cell: Some(cell) }
@@ -149,7 +150,7 @@ impl LocalPair {
                     pair: self.pair,
                     step,
                     key,
-                    deadline: now + timeout,
+                    deadline: deadline(now, timeout),
                     destination: options.destination,
                     waiter: RecvWaiter::Cell(cell),
                 },

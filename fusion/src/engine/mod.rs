@@ -3,6 +3,7 @@
 mod greetings;
 mod links;
 mod local;
+mod look_ups;
 mod settings;
 mod shard;
 mod task;
@@ -48,6 +49,13 @@ pub enum StartError {
 
 /// How long [`Engine::stop`] gives goodbyes to leave.
 const FAREWELL_TIME: Duration = Duration::from_millis(500);
+/// A longer timeout means no limit: a hundred years, which any clock can count from now.
+const TIMEOUT_MAX: Duration = Duration::from_secs(100 * 365 * 86_400);
+
+/// When what begins now and may take `timeout` must have ended.
+fn deadline(now: Instant, timeout: Duration) -> Instant {
+    now + timeout.min(TIMEOUT_MAX)
+}
 
 struct Inner {
     runtime: Runtime,

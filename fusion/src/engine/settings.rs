@@ -9,6 +9,7 @@ use sealane_transport::endpoint_map::{EndpointMap, TaskName, TransportAddress};
 use sealane_transport::tcp::TcpSettings;
 use sealane_transport::{Error, SessionLimits};
 
+use super::TIMEOUT_MAX;
 use crate::node::{Fuse, NodeSettings};
 
 /// Settings of an engine. [`EngineSettings::new`] gives working defaults; the program `sealane` fills them from flags,
@@ -124,8 +125,8 @@ impl EngineSettings {
             session: self.session.clone(),
             deposited_tensors_max: self.deposited_tensors_max,
             links_max: self.links_max,
-            connect_timeout: self.connect_timeout,
-            lease: self.lease,
+            connect_timeout: self.connect_timeout.min(TIMEOUT_MAX),
+            lease: self.lease.min(TIMEOUT_MAX),
             fuse: self.fuse,
         }
     }

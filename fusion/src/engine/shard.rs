@@ -10,7 +10,7 @@ use std::time::Instant;
 use sealane_runtime::{Shard, Slab, SlabSettings, SourceId};
 use socket2::Socket;
 
-use super::greetings::{FoundAddresses, Greetings};
+use super::greetings::Greetings;
 use super::links::Links;
 use super::settings::EngineSettings;
 use crate::node::{ConnectOrder, Node, NodeSettings};
@@ -26,11 +26,36 @@ pub(super) struct ShardEngine {
     node: RefCell<Node>,
     pub(super) links_source: Cell<Option<SourceId>>,
     pub(super) greetings_source: Cell<Option<SourceId>>,
-    /// Host names that were looked up on other threads, on their way to the greetings.
-    pub(super) found_addresses: RefCell<Vec<FoundAddresses>>,
     /// Calls to make and to drop, from the node to the greetings.
     orders: RefCell<Vec<ConnectOrder>>,
     wakers: RefCell<Vec<Waker>>,
+}
+
+/// Held by a source that the engine cannot do without. A source that panics is dropped by the shard, which goes on:
+/// without it nobody would judge deadlines or make links, so the engine stops, and every caller is told.
+pub(super) struct Vital(Rc<ShardEngine>);
+
+impl Vital {
+    pub(super) fn new(engine: &Rc<ShardEngine>) -> Self {
+        Vital(engine.clone())
+    }
+}
+
+impl std::ops::Deref for Vital {
+    type Target = ShardEngine;
+
+    fn deref(&self) -> &ShardEngine {
+        &self.0
+    }
+}
+
+impl Drop for Vital {
+    fn drop(&mut self) {
+        if !self.0.shard.stopping() {
+            tracing::error!("a source of the engine failed: the engine stops");
+            self.0.shard.request_stop();
+        }
+    }
 }
 
 impl ShardEngine {
@@ -52,7 +77,6 @@ impl ShardEngine {
             node: RefCell::new(node),
             links_source: Cell::new(None),
             greetings_source: Cell::new(None),
-            found_addresses: RefCell::default(),
             orders: RefCell::default(),
             wakers: RefCell::default(),
         });

@@ -9,15 +9,15 @@ use sealane_runtime::{Buffer, Shard, ShardRef};
 use sealane_transport::Error;
 use sealane_transport::endpoint_map::TaskName;
 
-use super::Engine;
 use super::shard::ShardEngine;
+use super::{Engine, deadline};
 use crate::node::{Node, RecvOutcome, RecvRequest, RecvWaiter, SendOutcome, SendWaiter, Unreceived};
 use crate::tensor::Tensor;
 
 /// What a recv may be told besides step and key.
 #[derive(Debug, Default)]
 pub struct RecvOptions {
-    /// How long to wait; the engine's `request_timeout` unless given.
+    /// How long to wait; the engine's `request_timeout` unless given, `Duration::MAX` for no limit.
     pub timeout: Option<Duration>,
     /// Memory for the tensor; the receive slab's unless given. It comes back in the tensor or in the error.
     pub destination: Option<Buffer>,
@@ -26,7 +26,8 @@ pub struct RecvOptions {
 /// What a send may be told besides step and key.
 #[derive(Debug, Default)]
 pub struct SendOptions {
-    /// How long the tensor waits to be asked for; the engine's `request_timeout` unless given.
+    /// How long the tensor waits to be asked for; the engine's `request_timeout` unless given, `Duration::MAX` for no
+    /// limit.
     pub timeout: Option<Duration>,
 }
 
@@ -66,7 +67,7 @@ impl Task {
         let submitted = self.submit(to, move |node, now| {
             let waiter = SendWaiter::Channel(sender);
             match node.local_task(local.as_str()).and_then(|local| node.pair(local, &peer)) {
-                Ok(pair) => node.send(pair, step, &key, tensor, now + timeout, waiter),
+                Ok(pair) => node.send(pair, step, &key, tensor, deadline(now, timeout), waiter),
                 Err(error) => node.finish_send(waiter, Err(error)),
             }
         });
@@ -95,7 +96,7 @@ impl Task {
             let waiter = RecvWaiter::Channel(sender);
             match node.local_task(local.as_str()).and_then(|local| node.pair(local, &peer)) {
                 Ok(pair) => {
-                    let deadline = now + timeout;
+                    let deadline = deadline(now, timeout);
                     node.recv(now, RecvRequest { pair, step, key: &key, deadline, destination, waiter });
                 }
                 Err(error) => node.finish_recv(waiter, Err(Unreceived { error, destination })),

@@ -22,8 +22,8 @@ use std::time::{Duration, Instant};
 use hashbrown::HashMap;
 use sealane_runtime::Slab;
 use sealane_transport::endpoint_map::{EndpointMap, TaskName, TransportAddress};
-use sealane_transport::lane::{lane, shard_of};
 use sealane_transport::error::LinkError;
+use sealane_transport::lane::{lane, shard_of};
 use sealane_transport::limits::{HELLO_BYTES_MAX, TASKS_PER_HELLO};
 use sealane_transport::session::Event;
 use sealane_transport::{Arena, Error, Handle, SessionLimits};
@@ -185,7 +185,9 @@ impl Node {
         let name_bytes: usize = settings.tasks.iter().map(|task| task.as_str().len() + 2).sum();
         if name_bytes > HELLO_BYTES_MAX / 2 {
             let limit = HELLO_BYTES_MAX / 2;
-            return Err(Error::invalid(format!("the tasks' names take {name_bytes} bytes, at most {limit} are possible")));
+            return Err(Error::invalid(format!(
+                "the tasks' names take {name_bytes} bytes, at most {limit} are possible"
+            )));
         }
         Ok(Node {
             peer_tasks: Vec::new(),

@@ -16,7 +16,7 @@ pub enum Scope {
     Pair(u32),
 }
 
-/// The reasons of aborted steps, the latest [`ENDED_STEPS_MAX`].
+/// The reasons of aborted steps, the latest `ENDED_STEPS_MAX`.
 #[derive(Default)]
 pub struct EndedSteps {
     reasons: HashMap<(Scope, i64), Box<str>>,

@@ -265,6 +265,8 @@ impl<S> Table<S> {
     pub fn settle(&mut self, deposit: Handle, tensor: (TensorMeta, Payload), taken: bool) -> Settled<S> {
         let Some(entry) = self.entries.get(deposit) else { return Settled::Gone };
         if taken {
+            // First, while the sender is still in the table: memory of the caller's may panic when it is freed.
+            drop(tensor);
             let Some(Entry { state: State::Lent { sender, .. }, .. }) = self.remove(deposit) else {
                 return Settled::Gone;
             };

@@ -2,7 +2,7 @@
 //! restart, tasks that send and recv at random, and a ledger that knows what each of them may be told.
 //!
 //! One thread, no clock, no socket; everything that happens follows from the seed. A run is bounded by
-//! [`EVENTS_MAX`](run::EVENTS_MAX) events. [`simulate`] runs one seed; a [`Violation`] names the seed that replays it.
+//! `EVENTS_MAX` events. [`simulate`] runs one seed; a [`Violation`] names the seed that replays it.
 
 mod agenda;
 mod climate;

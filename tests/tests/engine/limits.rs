@@ -1,8 +1,9 @@
 //! Every "full" is a typed error that names its limit, to the one caller; the rest goes on.
 
 use std::sync::mpsc;
+use std::time::Duration;
 
-use sealane_fusion::{Buffer, Code, Error};
+use sealane_fusion::{Buffer, Code, Error, RecvOptions, SendOptions};
 
 use crate::fixture::{assert_empty, bytes, engines, task, tensor, total, two, until};
 
@@ -126,5 +127,32 @@ fn a_full_mailbox_is_said_to_the_caller_and_holds_nobody_up() {
             assert_full(&sending.wait().unwrap_err(), "mailbox_slots");
         }
     }
+    engines.iter().for_each(assert_empty);
+}
+
+#[test]
+fn a_timeout_may_be_without_limit() {
+    let engines = engines(2, |_, settings| {
+        settings.handshake_timeout = Duration::MAX;
+        settings.connect_timeout = Duration::MAX;
+        settings.lease = Duration::MAX;
+    });
+    let timeout = Some(Duration::MAX);
+    let (ps_task, worker_task) = (engines[0].task(&task(0)).unwrap(), engines[1].task(&task(1)).unwrap());
+    let receiving = worker_task.recv_with(&task(0), 1, "w", RecvOptions { timeout, destination: None });
+    ps_task.send_with(&task(1), 1, "w", tensor(10, 1), SendOptions { timeout }).wait().unwrap();
+    assert_eq!(receiving.wait().unwrap().bytes(), bytes(10, 1));
+
+    let producing = engines[0].on_shard(0, async move |shard| {
+        let pair = shard.task(&task(0))?.pair(&task(1))?;
+        pair.send_with(2, "w", tensor(10, 2), SendOptions { timeout }).await
+    });
+    let consuming = engines[1].on_shard(0, async move |shard| {
+        let pair = shard.task(&task(1))?.pair(&task(0))?;
+        let tensor = pair.recv_with(2, "w", RecvOptions { timeout, destination: None }).await;
+        tensor.map(|tensor| tensor.bytes().to_vec()).map_err(Error::from)
+    });
+    assert_eq!(consuming.wait().unwrap(), Ok(bytes(10, 2)));
+    producing.wait().unwrap().unwrap();
     engines.iter().for_each(assert_empty);
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use sealane_fusion::{Code, Engine, RecvOptions, SendOptions};
 
-use crate::fixture::{assert_empty, bytes, listener, map, port, settings, task, tensor, two, until};
+use crate::fixture::{assert_empty, bytes as pattern, listener, map, port, settings, task, tensor, two, until};
 
 #[test]
 fn stopping_an_engine_ends_its_calls_and_its_peers() {
@@ -23,6 +23,38 @@ fn stopping_an_engine_ends_its_calls_and_its_peers() {
     let late = ps_task.recv(&task(1), 2, "w").wait().unwrap_err().error;
     assert_eq!(late.code(), Code::Unavailable, "{late}");
     assert_empty(&worker);
+}
+
+/// Memory that must not be freed.
+struct Trap;
+
+impl AsRef<[u8]> for Trap {
+    fn as_ref(&self) -> &[u8] {
+        &[7; 4]
+    }
+}
+
+impl Drop for Trap {
+    fn drop(&mut self) {
+        panic!("a tensor's owner panics, on purpose");
+    }
+}
+
+#[test]
+fn an_engine_whose_reactor_fails_tells_everyone() {
+    let (ps, worker) = two();
+    let (ps_task, worker_task) = (ps.task(&task(0)).unwrap(), worker.task(&task(1)).unwrap());
+    let waiting = ps_task.recv(&task(1), 1, "never sent");
+    let meta = sealane_fusion::TensorMeta::new(sealane_fusion::DType::U8, &[4]).unwrap();
+    let trap = sealane_fusion::Tensor::new(meta, ::bytes::Bytes::from_owner(Trap)).unwrap();
+    let sending = ps_task.send(&task(1), 1, "w", trap);
+    assert_eq!(worker_task.recv(&task(0), 1, "w").wait().unwrap().bytes(), [7; 4]);
+    // The release frees the memory, within the engine's own turn.
+    assert_eq!(waiting.wait().unwrap_err().error.code(), Code::Unavailable);
+    assert_eq!(sending.wait().unwrap_err().code(), Code::Unavailable);
+    assert_eq!(ps_task.recv(&task(1), 2, "w").wait().unwrap_err().error.code(), Code::Unavailable);
+    let lost = worker_task.recv(&task(0), 2, "w").wait().unwrap_err().error;
+    assert_eq!(lost.code(), Code::Unavailable, "{lost}");
 }
 
 #[test]
@@ -44,7 +76,7 @@ fn a_peer_that_restarted_is_told_apart_and_serves_again() {
     assert_eq!(kept_port.local_addr().unwrap(), address);
     let ps = Engine::start(settings(map(&ports), 0, kept_port)).unwrap();
     let sending = ps.task(&task(0)).unwrap().send(&task(1), 2, "w", tensor(100_000, 5));
-    assert_eq!(worker_task.recv(&task(0), 2, "w").wait().unwrap().bytes(), bytes(100_000, 5));
+    assert_eq!(worker_task.recv(&task(0), 2, "w").wait().unwrap().bytes(), pattern(100_000, 5));
     sending.wait().unwrap();
     assert_empty(&worker);
 }
@@ -64,7 +96,7 @@ fn a_peer_that_starts_late_is_waited_for() {
     };
     let ps = Engine::start(settings(map(&ports), 0, ps_listener)).unwrap();
     let sending = ps.task(&task(0)).unwrap().send(&task(1), 1, "w", tensor(10, 5));
-    assert_eq!(receiving.wait().unwrap().bytes(), bytes(10, 5));
+    assert_eq!(receiving.wait().unwrap().bytes(), pattern(10, 5));
     sending.wait().unwrap();
 }
 

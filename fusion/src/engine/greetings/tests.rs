@@ -1,0 +1,157 @@
+//! Greetings without their shard's turns: the test takes them, at the times that it wants.
+
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+
+use sealane_runtime::{Pin, Runtime};
+use sealane_transport::endpoint_map::EndpointMap;
+use socket2::{Domain, SockAddr, Type};
+
+use super::super::settings::EngineSettings;
+use super::*;
+use crate::node::{RecvRequest, RecvWaiter};
+
+/// Longer than a node waits before it calls again, shorter than it waits for a call.
+const BACKOFF: Duration = Duration::from_secs(2);
+
+fn on_a_shard(test: impl FnOnce(&Rc<ShardEngine>) + Send + 'static) {
+    let map = EndpointMap::parse("ps:1=127.0.0.1:7000\nworker:1=127.0.0.1:7001\n", "test").unwrap();
+    let mut settings = EngineSettings::new(map, &["ps:1"]).unwrap();
+    settings.runtime.pin = Pin::Off;
+    (settings.slab_send_bytes, settings.slab_receive_bytes) = (1 << 20, 1 << 20);
+    let runtime = Runtime::start(settings.runtime.clone()).unwrap();
+    let done = runtime.on_shard(0, async move |shard| {
+        let node = settings.node(&"127.0.0.1:7000".parse().unwrap(), 0, 1);
+        ShardEngine::start(&shard, node, settings, None).unwrap();
+        test(&ShardEngine::current().unwrap());
+    });
+    done.wait().unwrap();
+    runtime.stop().unwrap();
+}
+
+fn listener() -> (TcpListener, SocketAddr) {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let address = listener.local_addr().unwrap();
+    (listener, address)
+}
+
+/// Has the node call its peer.
+fn call(engine: &ShardEngine) -> (Handle, Hello) {
+    engine.with_node(|node, now| {
+        let pair = node.pair(0, "worker:1").unwrap();
+        let waiter = RecvWaiter::Channel(oneshot::channel().0);
+        let deadline = now + BACKOFF * 10;
+        node.recv(now, RecvRequest { pair, step: 1, key: "w", deadline, destination: None, waiter });
+    });
+    let orders = engine.take_orders().into_iter().next();
+    let Some(ConnectOrder::Dial { peer, hello, .. }) = orders else { panic!("not a call: {orders:?}") };
+    (peer, hello)
+}
+
+/// True if the node has heard that its call failed.
+fn is_called_again(engine: &ShardEngine, called: Handle) -> bool {
+    engine.with_node(|node, now| node.turn(now + BACKOFF));
+    let again = |order: &ConnectOrder| matches!(order, ConnectOrder::Dial { peer, .. } if *peer == called);
+    engine.take_orders().iter().any(again)
+}
+
+#[test]
+fn a_listener_that_cannot_accept_rests_and_is_asked_again() {
+    on_a_shard(|engine| {
+        // Before it listens, accepting fails as it does without descriptors: for a reason that stays.
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        socket.bind(&SockAddr::from(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))).unwrap();
+        let address = socket.local_addr().unwrap().as_socket().unwrap();
+        let mut greetings = Greetings::new(engine, Some(socket));
+        let now = engine.shard.now();
+        greetings.turn(now);
+        assert!(greetings.listening);
+
+        greetings.ready(LISTENER, Readiness::default());
+        greetings.turn(now);
+        assert!(!greetings.listening && !greetings.has_work());
+        let again = now + ACCEPT_PAUSE;
+        assert_eq!(greetings.next_timeout(), Some(again));
+        greetings.turn(again - Duration::from_millis(1));
+        assert!(!greetings.listening);
+
+        greetings.listener.as_ref().unwrap().listen(1).unwrap();
+        let _caller = TcpStream::connect(address).unwrap();
+        greetings.turn(again);
+        assert!(greetings.listening);
+        assert_eq!(greetings.next_timeout(), None);
+        greetings.ready(LISTENER, Readiness::default());
+        greetings.turn(again);
+        assert_eq!(greetings.pending.len(), 1);
+    });
+}
+
+#[test]
+fn a_listener_that_cannot_be_watched_is_tried_again_after_a_pause() {
+    on_a_shard(|engine| {
+        let socket = Socket::from(listener().0);
+        let source = engine.greetings_source.get().unwrap();
+        let mut greetings = Greetings::new(engine, Some(socket));
+        let watched = greetings.listener.as_ref().unwrap().as_fd();
+        engine.shard.watch(source, watched, 7, Interest::READ).unwrap();
+        let now = engine.shard.now();
+        greetings.turn(now);
+        assert!(!greetings.listening);
+        assert_eq!(greetings.next_timeout(), Some(now + ACCEPT_PAUSE));
+        engine.shard.unwatch(greetings.listener.as_ref().unwrap().as_fd()).unwrap();
+        greetings.turn(now + ACCEPT_PAUSE);
+        assert!(greetings.listening);
+    });
+}
+
+#[test]
+fn a_call_whose_socket_cannot_be_watched_has_failed() {
+    on_a_shard(|engine| {
+        let (_listener, address) = listener();
+        let mut greetings = Greetings::new(engine, None);
+        let (peer, hello) = call(engine);
+        let dial = Dial::start(address, hello.clone(), &engine.settings.tcp).unwrap();
+        let source = engine.greetings_source.get().unwrap();
+        // A descriptor is watched once only.
+        engine.shard.watch(source, dial.descriptor(), 7, Interest::READ).unwrap();
+        greetings.add(Greeting::Calling { dial, peer, more: Vec::new(), hello });
+        assert!(greetings.pending.is_empty());
+        assert!(is_called_again(engine, peer));
+    });
+}
+
+#[test]
+fn an_address_that_does_not_answer_in_time_is_followed_by_the_next() {
+    on_a_shard(|engine| {
+        let ((_mute, first), (second, next)) = (listener(), listener());
+        let mut greetings = Greetings::new(engine, None);
+        let (peer, hello) = call(engine);
+        greetings.call(peer, Ok(vec![first, next]), hello);
+        let now = engine.shard.now();
+        greetings.turn(now);
+        assert_eq!(greetings.pending.len(), 1);
+
+        greetings.turn(now + engine.settings.handshake_timeout);
+        assert_eq!(greetings.pending.len(), 1, "the next address is called");
+        second.accept().unwrap();
+        assert!(!is_called_again(engine, peer), "the call goes on");
+
+        let [handle] = greetings.pending.select(|_| true)[..] else { panic!("one call") };
+        greetings.pending.get_mut(handle).unwrap().deadline = now;
+        greetings.turn(now);
+        assert!(greetings.pending.is_empty());
+        assert!(is_called_again(engine, peer), "no address is left");
+    });
+}
+
+#[test]
+fn hanging_up_reaches_a_call_whose_name_is_being_looked_up() {
+    on_a_shard(|engine| {
+        let mut greetings = Greetings::new(engine, None);
+        let (peer, hello) = call(engine);
+        let address = "localhost:7001".parse().unwrap();
+        greetings.carry_out(ConnectOrder::Dial { peer, address, hello });
+        assert!(!greetings.look_ups.is_empty());
+        greetings.carry_out(ConnectOrder::HangUp(peer));
+        assert!(greetings.look_ups.is_empty());
+    });
+}

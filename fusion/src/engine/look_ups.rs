@@ -1,0 +1,165 @@
+//! Host names that are being looked up for calls, each on a thread of its own, since the resolver blocks. Their owner
+//! is the shard; bounded by [`LOOK_UPS_MAX`].
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use sealane_runtime::{Shard, ShardRef};
+use sealane_transport::endpoint_map::TransportAddress;
+use sealane_transport::error::LinkError;
+use sealane_transport::tcp::resolve;
+use sealane_transport::wire::Hello;
+use sealane_transport::{Arena, Handle};
+
+/// Names looked up at once for one shard; calls of further ones fail and are made again later.
+const LOOK_UPS_MAX: usize = 1024;
+
+type Addresses = Result<Vec<SocketAddr>, LinkError>;
+
+/// A call whose host name was looked up.
+pub(super) struct Found {
+    /// Whom it is for.
+    pub(super) peer: Handle,
+    /// What to say.
+    pub(super) hello: Hello,
+    pub(super) addresses: Addresses,
+}
+
+pub(super) struct LookUps {
+    home: ShardRef,
+    /// Calls that wait for their addresses. Each look-up is one entry, so that what an old one finds fits no new one.
+    under_way: Arena<(Handle, Hello)>,
+    /// Where the threads leave what they found; one entry a thread.
+    found: Arc<Mutex<Vec<(Handle, Addresses)>>>,
+}
+
+impl LookUps {
+    pub(super) fn new(shard: &Shard) -> Self {
+        let home = shard.shard_ref(shard.index());
+        Self { home, under_way: Arena::new(LOOK_UPS_MAX), found: Arc::default() }
+    }
+
+    /// Begins to look a name up for a call; if it cannot, says why.
+    pub(super) fn begin(&mut self, peer: Handle, address: TransportAddress, hello: Hello) -> Result<(), String> {
+        let Ok(look_up) = self.under_way.insert((peer, hello)) else {
+            return Err(format!("{LOOK_UPS_MAX} host names are being looked up"));
+        };
+        let (home, found) = (self.home.clone(), self.found.clone());
+        let on_its_thread = move || {
+            let addresses = resolve(&address);
+            found.lock().unwrap_or_else(PoisonError::into_inner).push((look_up, addresses));
+            // Only to wake the shard: one whose mailbox is full is awake, and polls after it has taken the jobs.
+            let _ = home.submit(Box::new(|_| {}));
+        };
+        if let Err(error) = std::thread::Builder::new().name("sealane-resolve".into()).spawn(on_its_thread) {
+            self.under_way.remove(look_up);
+            return Err(format!("no thread to look the name up: {error}"));
+        }
+        Ok(())
+    }
+
+    /// Forgets what is looked up for a call that is no longer wanted.
+    pub(super) fn drop_those_for(&mut self, peer: Handle) {
+        for look_up in self.under_way.select(|(of, _)| *of == peer) {
+            self.under_way.remove(look_up);
+        }
+    }
+
+    /// True if no call waits for its addresses.
+    pub(super) fn is_empty(&self) -> bool {
+        self.under_way.is_empty()
+    }
+
+    /// What was found since the last time.
+    pub(super) fn take_found(&mut self) -> Vec<Found> {
+        if self.is_empty() {
+            return Vec::new();
+        }
+        let found = std::mem::take(&mut *self.found.lock().unwrap_or_else(PoisonError::into_inner));
+        let wanted = |(look_up, addresses)| {
+            let (peer, hello) = self.under_way.remove(look_up)?;
+            Some(Found { peer, hello, addresses })
+        };
+        found.into_iter().filter_map(wanted).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sealane_runtime::{Pin, Runtime, RuntimeSettings};
+
+    use super::*;
+
+    fn on_a_shard(test: impl FnOnce(&Shard) + Send + 'static) {
+        let settings = RuntimeSettings { pin: Pin::Off, ..RuntimeSettings::default() };
+        let runtime = Runtime::start(settings).unwrap();
+        runtime.on_shard(0, async move |shard| test(&shard)).wait().unwrap();
+        runtime.stop().unwrap();
+    }
+
+    fn hello() -> Hello {
+        Hello {
+            features: 0,
+            incarnation: 1,
+            remembers: 0,
+            tensor_bytes_max: 1000,
+            epoch: 0,
+            shards: 1,
+            shard: 0,
+            lane: 0,
+            address: "10.0.0.1:7000".into(),
+            tasks: Vec::new(),
+        }
+    }
+
+    /// Waits until `count` threads have left what they found.
+    fn wait_for(look_ups: &LookUps, count: usize) {
+        while look_ups.found.lock().unwrap().len() < count {
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn what_is_found_while_the_mailbox_is_full_is_not_lost() {
+        on_a_shard(|shard| {
+            let mut look_ups = LookUps::new(shard);
+            while look_ups.home.submit(Box::new(|_| {})).is_ok() {}
+            let peer = Handle::from_bits(7);
+            look_ups.begin(peer, "localhost:7000".parse().unwrap(), hello()).unwrap();
+            wait_for(&look_ups, 1);
+            let [found] = &look_ups.take_found()[..] else { panic!("one name was looked up") };
+            assert_eq!((found.peer, &found.hello), (peer, &hello()));
+            assert!(look_ups.is_empty());
+        });
+    }
+
+    #[test]
+    fn an_old_look_up_is_not_taken_for_a_newer_one() {
+        on_a_shard(|shard| {
+            let mut look_ups = LookUps::new(shard);
+            let (peer, other) = (Handle::from_bits(7), Handle::from_bits(8));
+            let mut begin = |peer, epoch| {
+                look_ups.drop_those_for(peer);
+                look_ups.begin(peer, "localhost:7000".parse().unwrap(), Hello { epoch, ..hello() }).unwrap();
+            };
+            begin(peer, 1);
+            begin(other, 2);
+            begin(peer, 3);
+            wait_for(&look_ups, 3);
+            let mut found: Vec<_> = look_ups.take_found().iter().map(|found| (found.peer, found.hello.epoch)).collect();
+            found.sort();
+            assert_eq!(found, [(peer, 3), (other, 2)]);
+        });
+    }
+
+    #[test]
+    fn too_many_look_ups_are_refused_by_number() {
+        on_a_shard(|shard| {
+            let mut look_ups = LookUps::new(shard);
+            look_ups.under_way = Arena::new(1);
+            look_ups.begin(Handle::from_bits(7), "localhost:7000".parse().unwrap(), hello()).unwrap();
+            let reason = look_ups.begin(Handle::from_bits(8), "localhost:7000".parse().unwrap(), hello()).unwrap_err();
+            assert!(reason.contains(&LOOK_UPS_MAX.to_string()), "{reason}");
+        });
+    }
+}

@@ -53,8 +53,6 @@ fn an_engine_whose_reactor_fails_tells_everyone() {
     assert_eq!(waiting.wait().unwrap_err().error.code(), Code::Unavailable);
     assert_eq!(sending.wait().unwrap_err().code(), Code::Unavailable);
     assert_eq!(ps_task.recv(&task(1), 2, "w").wait().unwrap_err().error.code(), Code::Unavailable);
-    let lost = worker_task.recv(&task(0), 2, "w").wait().unwrap_err().error;
-    assert_eq!(lost.code(), Code::Unavailable, "{lost}");
 }
 
 #[test]

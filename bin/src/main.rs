@@ -2,8 +2,8 @@
 
 use std::process::ExitCode;
 
-use sealane::settings::Environment;
+use sealane_cli::settings::Environment;
 
 fn main() -> ExitCode {
-    sealane::run(std::env::args_os(), Environment::of_process())
+    sealane_cli::run(std::env::args_os(), Environment::of_process())
 }

@@ -1,6 +1,6 @@
 //! The README tells the truth about the settings.
 
-use sealane::settings::markdown::in_readme;
+use sealane_cli::settings::markdown::in_readme;
 
 #[test]
 fn the_readme_has_todays_settings() {

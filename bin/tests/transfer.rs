@@ -4,7 +4,7 @@ use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
-use sealane::files;
+use sealane_cli::files;
 use sealane_fusion::{DType, Tensor, TensorMeta};
 use tempfile::TempDir;
 

@@ -8,7 +8,6 @@
 mod engine;
 pub mod node;
 pub mod rendezvous;
-mod tensor;
 
 pub use engine::{
     Engine, EngineSettings, LocalEngine, LocalPair, LocalReceiving, LocalSending, LocalTask, Receiving, RecvOptions,
@@ -17,5 +16,5 @@ pub use engine::{
 pub use node::{Counters, Fuse, RecvOutcome, SendOutcome, Unreceived};
 pub use sealane_runtime::Buffer;
 pub use sealane_transport::endpoint_map::EndpointMap;
+pub use sealane_transport::tensor::{DType, Element, Shape, Tensor, TensorMeta, TypeCode};
 pub use sealane_transport::{Code, Error};
-pub use tensor::{DType, Element, Shape, Tensor, TensorMeta, TypeCode};

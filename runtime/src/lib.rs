@@ -6,6 +6,7 @@
 //! tensors in flight.
 //!
 //! ```
+//! # #[cfg(feature = "executor")] {
 //! use sealane_runtime::{Pin, Runtime, RuntimeSettings};
 //!
 //! let runtime = Runtime::start(RuntimeSettings { shards: 2, pin: Pin::Off, ..RuntimeSettings::default() })?;
@@ -15,8 +16,12 @@
 //! });
 //! assert_eq!(sum.wait()?, 42);
 //! runtime.stop()?;
+//! # }
 //! # Ok::<(), sealane_runtime::RuntimeError>(())
 //! ```
+//!
+//! Without the feature `executor` (on by default) there are no shards and no executor: only the memory, for programs
+//! that share it with a shard of another process.
 //!
 //! Nothing outside this crate knows which executor runs a shard.
 
@@ -25,49 +30,48 @@
 mod handshake;
 mod return_stack;
 
-#[cfg(not(loom))]
+#[cfg(shards)]
 mod alarm;
-#[cfg(not(loom))]
+#[cfg(shards)]
 mod cpus;
 #[cfg(not(loom))]
 mod error;
-#[cfg(not(loom))]
+#[cfg(shards)]
 mod join;
-#[cfg(not(loom))]
+#[cfg(shards)]
 mod limits;
-#[cfg(not(loom))]
+#[cfg(shards)]
 mod mailbox;
-#[cfg(not(loom))]
+#[cfg(shards)]
 mod park;
-#[cfg(not(loom))]
+#[cfg(shards)]
 mod polling;
-#[cfg(not(loom))]
+#[cfg(shards)]
 mod probe;
-#[cfg(not(loom))]
+#[cfg(shards)]
 mod readiness;
-#[cfg(not(loom))]
+#[cfg(shards)]
 mod runtime;
-#[cfg(not(loom))]
+#[cfg(shards)]
 mod settings;
-#[cfg(not(loom))]
+#[cfg(shards)]
 mod shard;
 #[cfg(not(loom))]
 mod slab;
-#[cfg(not(loom))]
+#[cfg(shards)]
 mod source;
-#[cfg(not(loom))]
+#[cfg(shards)]
 mod stall;
-#[cfg(not(loom))]
+#[cfg(shards)]
 mod task;
-#[cfg(not(loom))]
+#[cfg(shards)]
 mod timers;
-#[cfg(not(loom))]
+#[cfg(shards)]
 mod turn;
 
-#[cfg(not(loom))]
+#[cfg(shards)]
 pub use self::{
     cpus::{CpuClaim, Wanted, allowed_cpus, claim_cpus},
-    error::RuntimeError,
     join::JoinHandle,
     mailbox::{Job, MailboxFull, ShardRef},
     polling::Polling,
@@ -75,7 +79,11 @@ pub use self::{
     runtime::Runtime,
     settings::{Pin, RuntimeSettings},
     shard::{Shard, Sleep},
-    slab::{Buffer, Slab, SlabFull, SlabSettings},
     source::{Source, SourceId},
     task::TaskHandle,
+};
+#[cfg(not(loom))]
+pub use self::{
+    error::RuntimeError,
+    slab::{Buffer, Slab, SlabFull, SlabSettings},
 };

@@ -1,7 +1,7 @@
 //! Sealane's transport: who a task's peer is, what the two say to each other, and the links that carry it.
 //!
-//! Protocol is decided without I/O ([`session`], [`wire`]); links ([`tcp`], [`loopback`]) only move bytes. Knows nothing
-//! of tensors but that they are metadata and payload, and nothing of rendezvous.
+//! Protocol is decided without I/O ([`session`], [`wire`]); links ([`tcp`], [`loopback`]) only move bytes. Both know of a
+//! tensor only that it is metadata and payload; what those mean to users is in [`tensor`].
 
 #![deny(unsafe_code)]
 
@@ -17,6 +17,7 @@ pub mod outbox;
 pub mod payload;
 pub mod session;
 pub mod tcp;
+pub mod tensor;
 pub mod wire;
 
 pub use arena::{Arena, Handle};
@@ -24,3 +25,4 @@ pub use error::{Code, Error, LinkError};
 pub use limits::SessionLimits;
 pub use link::{Link, LinkKind, Meta};
 pub use payload::Payload;
+pub use tensor::{Tensor, TensorMeta};

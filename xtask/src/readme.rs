@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::ExitCode;
 
-use sealane::settings::markdown::in_readme;
+use sealane_cli::settings::markdown::in_readme;
 
 pub(crate) fn run() -> ExitCode {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../README.md");

@@ -15,7 +15,7 @@ use super::deadline;
 use super::shard::ShardEngine;
 use super::task::{RecvOptions, SendOptions};
 use crate::node::{Counters, RecvOutcome, RecvRequest, RecvWaiter, SendOutcome, SendWaiter, Ticket};
-use crate::tensor::Tensor;
+use sealane_transport::tensor::Tensor;
 
 /// The engine on the shard that runs this code; from [`Engine::on_shard`](super::Engine::on_shard). `!Send`, as all
 /// that belongs to a shard:

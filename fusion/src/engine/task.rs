@@ -12,7 +12,7 @@ use sealane_transport::endpoint_map::TaskName;
 use super::shard::ShardEngine;
 use super::{Engine, deadline};
 use crate::node::{Node, RecvOutcome, RecvRequest, RecvWaiter, SendOutcome, SendWaiter, Unreceived};
-use crate::tensor::Tensor;
+use sealane_transport::tensor::Tensor;
 
 /// What a recv may be told besides step and key.
 #[derive(Debug, Default)]

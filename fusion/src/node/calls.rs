@@ -11,7 +11,7 @@ use sealane_transport::{Error, Handle};
 use super::cells::{RecvOutcome, RecvWaiter, SendOutcome, SendWaiter, Sender, Unreceived};
 use super::{Node, Pair};
 use crate::rendezvous::{Deposited, Meeting, Scope, Unsent};
-use crate::tensor::Tensor;
+use sealane_transport::tensor::Tensor;
 
 /// A recv, as a task of this shard asks it.
 #[derive(Debug)]

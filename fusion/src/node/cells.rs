@@ -6,7 +6,7 @@ use std::time::Instant;
 use sealane_runtime::Buffer;
 use sealane_transport::{Arena, Error, Handle};
 
-use crate::tensor::Tensor;
+use sealane_transport::tensor::Tensor;
 
 /// A recv that ended without a tensor; gives the caller's memory back where it can.
 #[derive(Debug, thiserror::Error)]

@@ -8,7 +8,7 @@ use sealane_transport::{Error, Handle, Payload};
 use super::cells::{RecvWaiter, Unreceived};
 use super::{Node, STRANGER};
 use crate::rendezvous::{Found, Meeting, Parked, Scope, Settled};
-use crate::tensor::{Tensor, TensorMeta};
+use sealane_transport::tensor::{Tensor, TensorMeta};
 
 impl Node {
     /// Handles all that a session has to report.

@@ -21,7 +21,7 @@ use super::{
     Answer, ConnectOrder, DialFailure, DialFailureKind, Fuse, Node, NodeSettings, RecvOutcome, RecvRequest, RecvWaiter,
     SendOutcome, SendWaiter, Ticket,
 };
-use crate::tensor::Tensor;
+use sealane_transport::tensor::Tensor;
 
 const MAP: &str = "ps:1=10.0.0.1:7000\nps:2=10.0.0.1:7000\nworker:1=10.0.0.2:7000\nabsent:1=10.0.0.2:7000\n\
                    nowhere:1=10.0.0.9:7000\n";

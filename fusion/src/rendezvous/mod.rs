@@ -12,8 +12,8 @@ use std::time::Instant;
 use hashbrown::{DefaultHashBuilder, HashMap, HashTable};
 use sealane_transport::{Arena, Error, Handle, Payload};
 
-use crate::tensor::TensorMeta;
 pub use ended::{EndedSteps, Scope};
+use sealane_transport::tensor::TensorMeta;
 
 /// The meeting point of one send and one recv.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

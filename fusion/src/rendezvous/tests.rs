@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use sealane_transport::{Code, Error, Handle, Payload};
 
 use super::{Deposited, Found, Meeting, Parked, Settled, Table};
-use crate::tensor::{DType, TensorMeta};
+use sealane_transport::tensor::{DType, TensorMeta};
 
 const SOON: Duration = Duration::from_secs(1);
 

@@ -3,7 +3,7 @@
 use std::task::{Poll, Waker};
 
 use super::*;
-use crate::tensor::DType;
+use sealane_transport::tensor::DType;
 
 const PS: (usize, &str) = (0, "ps:1");
 const WORKER: (usize, &str) = (1, "worker:1");

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use sealane_transport::Error;
+use crate::Error;
 
 /// DLPack's type codes (`DLDataTypeCode`, DLPack 1.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -5,8 +5,8 @@ mod element;
 mod meta;
 mod strings;
 
+use crate::{Error, Payload};
 use sealane_runtime::Buffer;
-use sealane_transport::{Error, Payload};
 use zerocopy::IntoBytes;
 
 pub use dtype::{DType, TypeCode};
@@ -37,10 +37,10 @@ impl Tensor {
     /// A tensor with a copy of `elements`.
     ///
     /// ```
-    /// use sealane_fusion::Tensor;
+    /// use sealane_transport::tensor::Tensor;
     /// let tensor = Tensor::from_elements(&[2, 3], &[1.0_f32, 2.0, 3.0, 4.0, 5.0, 6.0])?;
     /// assert_eq!(tensor.elements::<f32>()?[4], 5.0);
-    /// # Ok::<(), sealane_fusion::Error>(())
+    /// # Ok::<(), sealane_transport::Error>(())
     /// ```
     ///
     /// # Errors
@@ -54,8 +54,11 @@ impl Tensor {
         Tensor { meta: TensorMeta::dead(dtype), data: Payload::default() }
     }
 
-    /// Puts metadata and bytes that came over the wire together.
-    pub(crate) fn from_wire(meta: &[u8], data: Buffer) -> Result<Tensor, Error> {
+    /// Puts metadata and bytes that came from outside together.
+    ///
+    /// # Errors
+    /// InvalidArgument if the metadata is not well formed, or the bytes are not as many as it says.
+    pub fn from_wire(meta: &[u8], data: Buffer) -> Result<Tensor, Error> {
         let meta = TensorMeta::from_wire(meta)?;
         meta.check_bytes(data.len() as u64)?;
         Ok(Tensor { meta, data: data.into() })

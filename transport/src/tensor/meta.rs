@@ -1,6 +1,6 @@
 //! Type, shape and flags of a tensor, kept in the form in which they travel, so that a send encodes nothing.
 
-use sealane_transport::{Error, Meta};
+use crate::{Error, Meta};
 use smallvec::SmallVec;
 
 use super::{DType, TypeCode};
@@ -56,8 +56,11 @@ impl TensorMeta {
         Ok(meta)
     }
 
-    /// Checks metadata that came over the wire.
-    pub(crate) fn from_wire(bytes: &[u8]) -> Result<TensorMeta, Error> {
+    /// Checks metadata that came from outside.
+    ///
+    /// # Errors
+    /// InvalidArgument if it breaks the layout, or names a type that is not known.
+    pub fn from_wire(bytes: &[u8]) -> Result<TensorMeta, Error> {
         let Some((&[code, bits, lanes_low, lanes_high, flags, rank, _, _], dimensions)) = bytes.split_first_chunk()
         else {
             return Err(Error::invalid(format!("tensor metadata of {} bytes is too short", bytes.len())));
@@ -74,12 +77,13 @@ impl TensorMeta {
         Ok(TensorMeta(Meta::from_slice(bytes)))
     }
 
-    pub(crate) fn into_wire(self) -> Meta {
+    /// The wire form.
+    pub fn into_wire(self) -> Meta {
         self.0
     }
 
-    /// Takes back what [`into_wire`](Self::into_wire) gave.
-    pub(crate) fn from_own_wire(meta: Meta) -> TensorMeta {
+    /// Takes back what [`into_wire`](Self::into_wire) gave, unchecked: accessors of anything else may panic.
+    pub fn from_own_wire(meta: Meta) -> TensorMeta {
         TensorMeta(meta)
     }
 
@@ -183,7 +187,7 @@ mod tests {
 
     #[test]
     fn bytes_follow_type_and_shape() {
-        let int4 = DType::scalar(crate::TypeCode::Int, 4);
+        let int4 = DType::scalar(crate::tensor::TypeCode::Int, 4);
         assert_eq!(TensorMeta::new(int4, &[3]).unwrap().bytes().unwrap(), 2);
         assert_eq!(TensorMeta::new(DType::C128, &[2, 2]).unwrap().bytes().unwrap(), 64);
         assert_eq!(TensorMeta::new(DType::F64, &[u64::MAX, 0]).unwrap().bytes().unwrap(), 0);

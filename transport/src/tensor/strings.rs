@@ -1,6 +1,6 @@
 //! Tensors of strings: offsets first, then the text of all.
 
-use sealane_transport::Error;
+use crate::Error;
 
 use super::{Tensor, TensorMeta};
 

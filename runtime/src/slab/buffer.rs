@@ -1,16 +1,24 @@
-//! A buffer: bytes with one owner, from a slab or from the heap; any thread, bounded by its slab.
+//! A buffer: bytes with one owner, from a slab, from the heap or lent; any thread, bounded by its slab.
 #![allow(unsafe_code)]
 
 use std::{
     fmt,
     ops::{Deref, DerefMut},
     ptr::NonNull,
+    sync::Arc,
 };
 
 use super::{
     extents::Block,
     home::{self, Home},
 };
+
+/// Who lends memory that is no slab's, and hears when it is no longer used.
+pub trait Lender: Send + Sync {
+    /// The buffer that was lent as `token` is dropped: nobody uses its bytes any more. Called on whichever thread drops
+    /// it, and wherever: it must not call back into what owns the buffer.
+    fn give_back(&self, token: u64);
+}
 
 /// Bytes with one owner, which go back to their slab when dropped, from whichever thread.
 ///
@@ -20,6 +28,7 @@ pub struct Buffer(Storage);
 
 enum Storage {
     Slab { start: NonNull<u8>, len: usize, block: Block, home: NonNull<Home> },
+    Lent { start: NonNull<u8>, len: usize, token: u64, lender: Arc<dyn Lender> },
     Heap(Vec<u8>),
 }
 
@@ -40,14 +49,46 @@ impl Buffer {
         Self(Storage::Heap(bytes))
     }
 
+    /// A buffer over memory that `lender` lends as `token`, and gets back when the buffer is dropped.
+    ///
+    /// # Safety
+    /// The `len` bytes at `start` stay readable and writable as long as `lender` lives, and until they are given back
+    /// nothing else in this process uses them. Another process may: what is read may change, so nothing may be decided
+    /// by it that was not copied first.
+    pub unsafe fn lent(start: NonNull<u8>, len: usize, token: u64, lender: Arc<dyn Lender>) -> Self {
+        Self(Storage::Lent { start, len, token, lender })
+    }
+
+    /// The token of a lent buffer, which is not given back by this: the caller owes the bytes to the lender.
+    ///
+    /// # Errors
+    /// The buffer itself where it is not lent.
+    pub fn into_token(mut self) -> Result<u64, Self> {
+        match std::mem::replace(&mut self.0, Storage::Heap(Vec::new())) {
+            Storage::Lent { token, .. } => Ok(token),
+            other => {
+                self.0 = other;
+                Err(self)
+            }
+        }
+    }
+
+    /// Who lent the memory, and as what; `None` where it is not lent.
+    pub fn lender(&self) -> Option<(&Arc<dyn Lender>, u64)> {
+        match &self.0 {
+            Storage::Lent { lender, token, .. } => Some((lender, *token)),
+            _ => None,
+        }
+    }
+
     /// The heap memory of a buffer that was made by [`from_vec`](Self::from_vec), without copying.
     ///
     /// # Errors
-    /// The buffer itself where it lies in a slab.
+    /// The buffer itself where it lies elsewhere.
     pub fn into_vec(mut self) -> Result<Vec<u8>, Self> {
         match &mut self.0 {
             Storage::Heap(bytes) => Ok(std::mem::take(bytes)),
-            Storage::Slab { .. } => Err(self),
+            Storage::Slab { .. } | Storage::Lent { .. } => Err(self),
         }
     }
 
@@ -55,16 +96,18 @@ impl Buffer {
     pub fn truncate(&mut self, len: usize) {
         match &mut self.0 {
             Storage::Heap(bytes) => bytes.truncate(len),
-            Storage::Slab { len: now, .. } => *now = len.min(*now),
+            Storage::Slab { len: now, .. } | Storage::Lent { len: now, .. } => *now = len.min(*now),
         }
     }
 }
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        if let Storage::Slab { block, home, .. } = self.0 {
+        match &self.0 {
             // SAFETY: the block went to this buffer alone, which nobody can use any more.
-            unsafe { home::give_back(home, block) };
+            Storage::Slab { block, home, .. } => unsafe { home::give_back(*home, *block) },
+            Storage::Lent { token, lender, .. } => lender.give_back(*token),
+            Storage::Heap(_) => {}
         }
     }
 }
@@ -79,6 +122,8 @@ impl Deref for Buffer {
             // SAFETY: the block lies in a mapping that outlives the buffer, has at least `len` bytes, all of them
             // initialised (zeroed by the kernel or written since), and is accessed through this buffer alone.
             Storage::Slab { start, len, .. } => unsafe { std::slice::from_raw_parts(start.as_ptr(), *len) },
+            // SAFETY: as `lent` asks of its caller.
+            Storage::Lent { start, len, .. } => unsafe { std::slice::from_raw_parts(start.as_ptr(), *len) },
         }
     }
 }
@@ -90,6 +135,8 @@ impl DerefMut for Buffer {
             Storage::Heap(bytes) => bytes,
             // SAFETY: as in `deref`, and `self` is borrowed mutably.
             Storage::Slab { start, len, .. } => unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), *len) },
+            // SAFETY: as `lent` asks of its caller, and `self` is borrowed mutably.
+            Storage::Lent { start, len, .. } => unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), *len) },
         }
     }
 }
@@ -110,8 +157,47 @@ impl fmt::Debug for Buffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let place = match self.0 {
             Storage::Slab { .. } => "slab",
+            Storage::Lent { .. } => "lent",
             Storage::Heap(_) => "heap",
         };
         write!(f, "Buffer({} bytes, {place})", self.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+
+    #[test]
+    fn lent_memory_is_used_in_place_and_given_back_once() {
+        #[derive(Default)]
+        struct Book(Mutex<Vec<u64>>);
+        impl Lender for Book {
+            fn give_back(&self, token: u64) {
+                self.0.lock().unwrap().push(token);
+            }
+        }
+
+        let book = Arc::new(Book::default());
+        let mut memory = vec![1_u8; 100];
+        let start = NonNull::new(memory.as_mut_ptr()).unwrap();
+        // SAFETY: the memory outlives both buffers, which do not exist at the same time.
+        let mut lent = unsafe { Buffer::lent(start, 100, 7, book.clone()) };
+        lent[99] = 5;
+        lent.truncate(50);
+        assert_eq!((lent.len(), lent.lender().map(|(_, token)| token)), (50, Some(7)));
+        let lent = lent.into_vec().unwrap_err();
+        drop(lent);
+        assert_eq!(*book.0.lock().unwrap(), [7]);
+
+        // SAFETY: as above.
+        let kept = unsafe { Buffer::lent(start, 100, 8, book.clone()) };
+        assert_eq!(kept[99], 5);
+        assert_eq!(kept.into_token().unwrap(), 8);
+        assert_eq!(*book.0.lock().unwrap(), [7], "whoever takes the token owes the memory");
+        assert!(Buffer::from_vec(vec![1]).into_token().is_err());
+        assert_eq!(memory[99], 5);
     }
 }

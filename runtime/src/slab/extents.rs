@@ -1,6 +1,6 @@
-//! The slab's bookkeeping: which bytes are free, in pure code that never touches them; owner thread only.
+//! The bookkeeping of a piece of memory: which bytes are free, in pure code that never touches them; one owner.
 //!
-//! The slab is divided into *extents* of whole pages, placed by a sub-allocator (two-level bitmaps, coalescing).
+//! The memory is divided into *extents* of whole pages, placed by a sub-allocator (two-level bitmaps, coalescing).
 //! A large block is an extent of its own. A small block (up to 64 KiB) is one of the equal parts of an extent, and a
 //! bitmap beside the extent says which parts are free, so allocating and freeing touches no block memory, cannot
 //! be misled by what someone wrote there, and notices a block that is freed twice.
@@ -24,15 +24,24 @@ const NONE: u32 = u32::MAX;
 /// The class of an extent that is one large block.
 const LARGE: u8 = CLASSES as u8;
 
-/// A block's place, and the extent that it belongs to.
+/// A block that is out: its place, and the extent that it belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Block {
+pub struct Block {
     pub(super) offset: usize,
     pub(super) extent: u32,
 }
 
+impl Block {
+    /// Where the block begins, in bytes from the start of the memory; a multiple of 64.
+    pub fn offset(&self) -> usize {
+        self.offset
+    }
+}
+
+/// Which bytes of a piece of memory are free: the bookkeeping behind every [`Slab`](super::Slab), for memory that is
+/// not a slab's, such as what two processes share. Takes about 1 % of what it keeps the books of.
 #[derive(Debug)]
-pub(super) struct Extents {
+pub struct Extents {
     pages: Allocator<u32>,
     table: Vec<Extent>,
     vacant: Vec<u32>,
@@ -68,9 +77,12 @@ fn class_of(len: usize) -> usize {
 }
 
 impl Extents {
-    /// Bookkeeping for `bytes`, a multiple of the page.
-    pub(super) fn new(bytes: usize) -> Self {
-        let pages = u32::try_from(bytes / PAGE).expect("the slab's size is checked");
+    /// Bookkeeping for `bytes`, of which only whole pages of 4 KiB count; nothing is in use.
+    ///
+    /// # Panics
+    /// With more than 2^32 pages.
+    pub fn new(bytes: usize) -> Self {
+        let pages = u32::try_from(bytes / PAGE).expect("no more than 2^32 pages");
         Self {
             // Every page may be an extent of its own, and the allocator keeps a node for each used and free run.
             pages: Allocator::with_max_allocs(pages, pages.saturating_add(8).min(u32::MAX / 2)),
@@ -83,16 +95,18 @@ impl Extents {
         }
     }
 
-    pub(super) fn in_use_bytes(&self) -> usize {
+    /// Bytes in blocks that are out, counted in whole blocks.
+    pub fn in_use_bytes(&self) -> usize {
         self.in_use_bytes
     }
 
-    pub(super) fn blocks_out(&self) -> usize {
+    /// Blocks that are out.
+    pub fn blocks_out(&self) -> usize {
         self.blocks_out
     }
 
-    /// Finds room for `len` bytes, at least one.
-    pub(super) fn allocate(&mut self, len: usize) -> Option<Block> {
+    /// Finds room for `len` bytes, at least one: a power of two from 64 bytes to 64 KiB, whole pages above that.
+    pub fn allocate(&mut self, len: usize) -> Option<Block> {
         debug_assert!(len > 0);
         if len > SMALL_MAX {
             return self.allocate_large(len);
@@ -123,7 +137,7 @@ impl Extents {
     ///
     /// # Panics
     /// When the block is not one that is in use: freed twice, or its name was overwritten.
-    pub(super) fn free(&mut self, block: Block) {
+    pub fn free(&mut self, block: Block) {
         let extent = self.table.get_mut(block.extent as usize).expect("a block names its extent");
         assert!(extent.pages.is_some() && block.offset >= extent.start, "a block lies in its extent");
         let at = block.offset - extent.start;

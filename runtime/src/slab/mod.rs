@@ -14,7 +14,10 @@ mod tests;
 
 use std::rc::Rc;
 
-pub use self::buffer::Buffer;
+pub use self::{
+    buffer::{Buffer, Lender},
+    extents::{Block, Extents},
+};
 use self::{
     extents::PAGE,
     home::{BYTES_MAX, Owner},

@@ -10,11 +10,11 @@ pub mod node;
 pub mod rendezvous;
 
 pub use engine::{
-    Engine, EngineSettings, LocalEngine, LocalPair, LocalReceiving, LocalSending, LocalTask, Receiving, RecvOptions,
-    SendOptions, Sending, StartError, Task,
+    Engine, EngineSettings, LocalEngine, LocalPair, LocalReceiving, LocalSending, LocalTask, Receiving, Sending,
+    StartError, Task,
 };
-pub use node::{Counters, Fuse, RecvOutcome, SendOutcome, Unreceived};
+pub use node::{Counters, Fuse};
 pub use sealane_runtime::Buffer;
 pub use sealane_transport::endpoint_map::EndpointMap;
 pub use sealane_transport::tensor::{DType, Element, Shape, Tensor, TensorMeta, TypeCode};
-pub use sealane_transport::{Code, Error};
+pub use sealane_transport::{Code, Error, RecvOptions, RecvOutcome, SendOptions, SendOutcome, Unreceived};

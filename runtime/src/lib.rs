@@ -85,5 +85,5 @@ pub use self::{
 #[cfg(not(loom))]
 pub use self::{
     error::RuntimeError,
-    slab::{Buffer, Slab, SlabFull, SlabSettings},
+    slab::{Block, Buffer, Extents, Lender, Slab, SlabFull, SlabSettings},
 };

@@ -6,6 +6,7 @@
 #![deny(unsafe_code)]
 
 pub mod arena;
+pub mod call;
 pub mod endpoint_map;
 pub mod error;
 pub mod fault;
@@ -21,6 +22,7 @@ pub mod tensor;
 pub mod wire;
 
 pub use arena::{Arena, Handle};
+pub use call::{RecvOptions, RecvOutcome, SendOptions, SendOutcome, Unreceived};
 pub use error::{Code, Error, LinkError};
 pub use limits::SessionLimits;
 pub use link::{Link, LinkKind, Meta};

@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 
 use sealane_runtime::{Buffer, Shard};
 use sealane_transport::endpoint_map::EndpointMap;
-use sealane_transport::{Error, Handle};
+use sealane_transport::{Error, Handle, RecvOptions, RecvOutcome, SendOptions, SendOutcome};
 
 use super::deadline;
 use super::shard::ShardEngine;
-use super::task::{RecvOptions, SendOptions};
-use crate::node::{Counters, RecvOutcome, RecvRequest, RecvWaiter, SendOutcome, SendWaiter, Ticket};
+
+use crate::node::{Counters, RecvRequest, RecvWaiter, SendWaiter, Ticket};
 use sealane_transport::tensor::Tensor;
 
 /// The engine on the shard that runs this code; from [`Engine::on_shard`](super::Engine::on_shard). `!Send`, as all

@@ -22,7 +22,7 @@ use crate::node::Counters;
 pub use local::{LocalEngine, LocalPair, LocalReceiving, LocalSending, LocalTask};
 pub use settings::EngineSettings;
 use shard::ShardEngine;
-pub use task::{Receiving, RecvOptions, SendOptions, Sending, Task};
+pub use task::{Receiving, Sending, Task};
 
 /// Why an engine did not start.
 #[derive(Debug, thiserror::Error)]

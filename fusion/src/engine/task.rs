@@ -3,33 +3,16 @@
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use sealane_runtime::{Buffer, Shard, ShardRef};
-use sealane_transport::Error;
 use sealane_transport::endpoint_map::TaskName;
+use sealane_transport::{Error, RecvOptions, RecvOutcome, SendOptions, SendOutcome, Unreceived};
 
 use super::shard::ShardEngine;
 use super::{Engine, deadline};
-use crate::node::{Node, RecvOutcome, RecvRequest, RecvWaiter, SendOutcome, SendWaiter, Unreceived};
+use crate::node::{Node, RecvRequest, RecvWaiter, SendWaiter};
 use sealane_transport::tensor::Tensor;
-
-/// What a recv may be told besides step and key.
-#[derive(Debug, Default)]
-pub struct RecvOptions {
-    /// How long to wait; the engine's `request_timeout` unless given, `Duration::MAX` for no limit.
-    pub timeout: Option<Duration>,
-    /// Memory for the tensor; the receive slab's unless given. It comes back in the tensor or in the error.
-    pub destination: Option<Buffer>,
-}
-
-/// What a send may be told besides step and key.
-#[derive(Debug, Default)]
-pub struct SendOptions {
-    /// How long the tensor waits to be asked for; the engine's `request_timeout` unless given, `Duration::MAX` for no
-    /// limit.
-    pub timeout: Option<Duration>,
-}
 
 /// A task of an [`Engine`], for any thread. Cheap to clone; keeps the engine running.
 #[derive(Clone)]

@@ -6,9 +6,9 @@ use std::time::Instant;
 use sealane_runtime::Buffer;
 use sealane_transport::limits::KEY_BYTES_MAX;
 use sealane_transport::session::{Ask, Unanswered};
-use sealane_transport::{Error, Handle};
+use sealane_transport::{Error, Handle, RecvOutcome, SendOutcome, Unreceived};
 
-use super::cells::{RecvOutcome, RecvWaiter, SendOutcome, SendWaiter, Sender, Unreceived};
+use super::cells::{RecvWaiter, SendWaiter, Sender};
 use super::{Node, Pair};
 use crate::rendezvous::{Deposited, Meeting, Scope, Unsent};
 use sealane_transport::tensor::Tensor;

@@ -3,37 +3,7 @@
 use std::task::{Poll, Waker};
 use std::time::Instant;
 
-use sealane_runtime::Buffer;
-use sealane_transport::{Arena, Error, Handle};
-
-use sealane_transport::tensor::Tensor;
-
-/// A recv that ended without a tensor; gives the caller's memory back where it can.
-#[derive(Debug, thiserror::Error)]
-#[error("{error}")]
-pub struct Unreceived {
-    /// Why.
-    pub error: Error,
-    /// The memory that was to take the tensor, unless the tensor was arriving in it when the recv ended.
-    pub destination: Option<Buffer>,
-}
-
-impl From<Unreceived> for Error {
-    fn from(unreceived: Unreceived) -> Error {
-        unreceived.error
-    }
-}
-
-impl From<Error> for Unreceived {
-    fn from(error: Error) -> Unreceived {
-        Unreceived { error, destination: None }
-    }
-}
-
-/// How a recv ends.
-pub type RecvOutcome = Result<Tensor, Unreceived>;
-/// How a send ends: `Ok` once the consumer has released the tensor.
-pub type SendOutcome = Result<(), Error>;
+use sealane_transport::{Arena, Handle, RecvOutcome, SendOutcome};
 
 /// Who waits for a tensor.
 #[derive(Debug)]

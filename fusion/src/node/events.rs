@@ -3,9 +3,9 @@
 use std::time::Instant;
 
 use sealane_transport::session::{Asked, Event};
-use sealane_transport::{Error, Handle, Payload};
+use sealane_transport::{Error, Handle, Payload, Unreceived};
 
-use super::cells::{RecvWaiter, Unreceived};
+use super::cells::RecvWaiter;
 use super::{Node, STRANGER};
 use crate::rendezvous::{Found, Meeting, Parked, Scope, Settled};
 use sealane_transport::tensor::{Tensor, TensorMeta};

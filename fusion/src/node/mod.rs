@@ -26,12 +26,12 @@ use sealane_transport::error::LinkError;
 use sealane_transport::lane::{lane, shard_of};
 use sealane_transport::limits::{HELLO_BYTES_MAX, TASKS_PER_HELLO};
 use sealane_transport::session::Event;
-use sealane_transport::{Arena, Error, Handle, SessionLimits};
+use sealane_transport::{Arena, Error, Handle, RecvOutcome, SendOutcome, SessionLimits};
 
 use crate::rendezvous::{EndedSteps, Table};
 pub use calls::{RecvRequest, Ticket};
 use cells::{Cells, Sender};
-pub use cells::{RecvOutcome, RecvWaiter, SendOutcome, SendWaiter, Unreceived};
+pub use cells::{RecvWaiter, SendWaiter};
 pub use connect::{Answer, ConnectOrder, DialFailure, DialFailureKind};
 use peer::Peer;
 use schedule::Schedule;

@@ -3,9 +3,10 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use sealane_runtime::{Buffer, Slab};
+use sealane_runtime::Buffer;
 
 use super::control::{Control, ControlQueue};
+use super::receive::ReceiveMemory;
 use super::releases::ReleaseLog;
 use super::{Arrived, Event, Roster, Session, Unanswered};
 use crate::arena::{Arena, Handle};
@@ -260,13 +261,13 @@ impl<W> Consumer<W> {
     pub(super) fn land<D>(
         &mut self,
         response: &Response<'_>,
-        slab: &Slab,
+        memory: &dyn ReceiveMemory,
         events: &mut VecDeque<Event<W, D>>,
     ) -> Result<Landing, WireError> {
         if self.releases.is_flooded(self.requests_max) {
             return Err(WireError::BadValue { what: "answer past all requests", found: response.id.to_bits() });
         }
-        let place = self.place(response, slab, events);
+        let place = self.place(response, memory, events);
         Ok(Landing {
             request: response.id,
             token: response.token,
@@ -277,7 +278,7 @@ impl<W> Consumer<W> {
         })
     }
 
-    fn place<D>(&mut self, response: &Response<'_>, slab: &Slab, events: &mut VecDeque<Event<W, D>>) -> Place {
+    fn place<D>(&mut self, response: &Response<'_>, memory: &dyn ReceiveMemory, events: &mut VecDeque<Event<W, D>>) -> Place {
         let Some(wanted) = self.wanted.get_mut(response.id) else { return Place::Nowhere };
         let bytes = response.payload_bytes;
         let refusal = if bytes > self.tensor_bytes_max {
@@ -290,9 +291,9 @@ impl<W> Consumer<W> {
                     let room = destination.len();
                     Error::invalid(format!("the destination has {room} bytes, the tensor needs {bytes}"))
                 }
-                None => match slab.allocate(bytes as usize) {
+                None => match memory.allocate(wanted.consumer, bytes as usize) {
                     Ok(buffer) => return Place::Buffer(buffer),
-                    Err(full) => Error::full("runtime.slab_receive_bytes", full.to_string()),
+                    Err(full) => full,
                 },
             }
         };

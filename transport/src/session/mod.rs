@@ -34,7 +34,7 @@ pub use consumer::Ask;
 use consumer::Consumer;
 use control::{Control, ControlQueue};
 use producer::Producer;
-pub use receive::Inbound;
+pub use receive::{Inbound, ReceiveMemory};
 
 /// What a session tells its owner.
 #[derive(Debug)]

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use sealane_runtime::Slab;
+use sealane_runtime::{Buffer, Slab};
 
 use super::control::Control;
 use super::{Asked, Event, Session};
@@ -10,20 +10,36 @@ use crate::error::Error;
 use crate::link::{Frames, Landing, Receiver};
 use crate::wire::{self, Frame, Request, Response, WireError};
 
+/// Memory for tensors that come without a place of their own.
+pub trait ReceiveMemory {
+    /// Exactly `len` bytes for a tensor that `consumer`, a task by its place in this side's greeting, has asked for.
+    ///
+    /// # Errors
+    /// ResourceExhausted, which the consumer hears; the tensor stays with its producer.
+    fn allocate(&self, consumer: u16, len: usize) -> Result<Buffer, Error>;
+}
+
+/// One slab for all tasks.
+impl ReceiveMemory for Slab {
+    fn allocate(&self, _consumer: u16, len: usize) -> Result<Buffer, Error> {
+        Slab::allocate(self, len).map_err(|full| Error::full("runtime.slab_receive_bytes", full.to_string()))
+    }
+}
+
 /// A session listening: lent to a link for one call of [`Link::receive`](crate::link::Link::receive).
 pub struct Inbound<'a, W, D> {
     session: &'a mut Session<W, D>,
-    slab: &'a Slab,
+    memory: &'a dyn ReceiveMemory,
     now: Instant,
 }
 
 impl<W, D> Session<W, D> {
-    /// Lends the session to a link. Tensors without a destination of their own land in `slab`.
-    pub fn inbound<'a>(&'a mut self, now: Instant, slab: &'a Slab) -> Inbound<'a, W, D> {
+    /// Lends the session to a link. Tensors without a destination of their own land in `memory`.
+    pub fn inbound<'a>(&'a mut self, now: Instant, memory: &'a dyn ReceiveMemory) -> Inbound<'a, W, D> {
         if self.events.is_empty() {
             self.event_keys.clear();
         }
-        Inbound { session: self, slab, now }
+        Inbound { session: self, memory, now }
     }
 
     /// Bytes came in: the peer lives.
@@ -111,7 +127,7 @@ impl<W, D> Inbound<'_, W, D> {
     #[inline]
     fn land(&mut self, response: &Response<'_>) -> Result<Landing, WireError> {
         let session = &mut *self.session;
-        session.consumer.land(response, self.slab, &mut session.events)
+        session.consumer.land(response, self.memory, &mut session.events)
     }
 }
 

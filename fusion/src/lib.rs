@@ -10,8 +10,8 @@ pub mod node;
 pub mod rendezvous;
 
 pub use engine::{
-    Engine, EngineSettings, LocalEngine, LocalPair, LocalReceiving, LocalSending, LocalTask, Receiving, Sending,
-    StartError, Task,
+    ClientEnds, ClientId, Engine, EngineSettings, LocalEngine, LocalPair, LocalReceiving, LocalSending, LocalTask,
+    Receiving, Sending, StartError, Task,
 };
 pub use node::{Counters, Fuse};
 pub use sealane_runtime::Buffer;

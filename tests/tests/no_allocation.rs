@@ -43,7 +43,7 @@ const WARM_UP: i64 = 2_000;
 fn engine(map: &str, task: &str, listener: TcpListener) -> Engine {
     let map = EndpointMap::parse(map, "test").expect("well-formed");
     let mut settings = EngineSettings::new(map, &[task]).expect("a well-formed name");
-    settings.listener = Some(listener);
+    settings.listeners = vec![listener];
     settings.runtime.pin = Pin::Off;
     // To sleep costs the executor a few allocations, per sleep; here only the data path is counted.
     settings.runtime.polling = Polling::Spin;

@@ -3,9 +3,9 @@
 
 use std::io::ErrorKind;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::rc::Rc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use sealane_runtime::{Interest, Readiness, RuntimeError, Shard, Source};
 use sealane_transport::endpoint_map::{Host, TransportAddress};
@@ -14,9 +14,9 @@ use sealane_transport::lane::shard_of;
 use sealane_transport::tcp::{Answering, Call, Dial, DialError, Dialed, Progress, resolve};
 use sealane_transport::wire::{Hello, RejectCode, WireError};
 use sealane_transport::{Arena, Handle};
-use socket2::Socket;
 
 use super::deadline;
+use super::listener::{Listener, Watch};
 use super::look_ups::LookUps;
 use super::shard::{ShardEngine, Vital};
 use crate::node::{Answer, ConnectOrder, DialFailure, DialFailureKind};
@@ -25,15 +25,9 @@ use crate::node::{Answer, ConnectOrder, DialFailure, DialFailureKind};
 const GREETINGS_MAX: usize = 1024;
 /// Callers accepted in one turn at most.
 const ACCEPTS_PER_TURN: usize = 64;
-/// How long callers are left in the kernel's backlog after accepting one failed, for want of descriptors most often:
-/// the listener stays ready all that time. Also how often that is logged at most.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// The listener's token; greetings have their handles, which are never 0.
-const LISTENER: u64 = 0;
-
 enum Greeting {
     Calling { dial: Dial, peer: Handle, more: Vec<SocketAddr>, hello: Hello },
-    Answering(Answering),
+    Answering { answering: Answering, via: u16 },
 }
 
 struct Pending {
@@ -44,12 +38,8 @@ struct Pending {
 
 pub(super) struct Greetings {
     engine: Vital,
-    listener: Option<Socket>,
-    /// The listener is watched: not while greetings are full, and not in a pause.
-    listening: bool,
-    callers_wait: bool,
-    /// The end of the pause after accepting failed.
-    accepts_at: Option<Instant>,
+    /// A listener's token is its place here; greetings have their handles, which are larger than any place.
+    listeners: Vec<Listener>,
     look_ups: LookUps,
     pending: Arena<Pending>,
     /// Greetings whose descriptor reported something.
@@ -57,23 +47,15 @@ pub(super) struct Greetings {
 }
 
 impl Greetings {
-    pub(super) fn start(engine: &Rc<ShardEngine>, listener: Option<Socket>) {
-        let greetings = Self::new(engine, listener);
+    pub(super) fn start(engine: &Rc<ShardEngine>, listeners: Vec<Listener>) {
+        let greetings = Self::new(engine, listeners);
         engine.greetings_source.set(Some(engine.shard.add_source(greetings)));
     }
 
-    fn new(engine: &Rc<ShardEngine>, listener: Option<Socket>) -> Self {
-        if let Some(listener) = &listener
-            && let Err(error) = engine.settings.tcp.apply(listener)
-        {
-            tracing::warn!(%error, "the listening socket keeps its own options");
-        }
+    fn new(engine: &Rc<ShardEngine>, listeners: Vec<Listener>) -> Self {
         Greetings {
             engine: Vital::new(engine),
-            listener,
-            listening: false,
-            callers_wait: false,
-            accepts_at: None,
+            listeners,
             look_ups: LookUps::new(&engine.shard),
             pending: Arena::new(GREETINGS_MAX),
             ready: Vec::new(),
@@ -98,7 +80,7 @@ impl Greetings {
         if !self.pending.is_empty() {
             work += self.expire(now);
         }
-        self.mind_listener(now);
+        self.mind_listeners(now);
         work
     }
 
@@ -111,51 +93,39 @@ impl Greetings {
         deadline(self.engine.shard.now(), self.engine.settings.handshake_timeout)
     }
 
-    /// Watches the listener while there is room for callers.
-    fn mind_listener(&mut self, now: Instant) {
-        self.accepts_at = self.accepts_at.filter(|&at| at > now);
-        let Some(listener) = &self.listener else { return };
-        let wanted = !self.pending.is_full() && self.accepts_at.is_none();
-        if wanted == self.listening {
-            return;
-        }
-        if wanted {
-            match self.watch(listener.as_fd(), LISTENER, Interest::READ) {
-                Ok(()) => self.listening = true,
-                Err(error) => {
-                    tracing::error!(%error, retry_in = ?ACCEPT_PAUSE, "the listener cannot be watched");
-                    self.accepts_at = Some(now + ACCEPT_PAUSE);
+    /// Watches the listeners while there is room for callers.
+    fn mind_listeners(&mut self, now: Instant) {
+        let has_room = !self.pending.is_full();
+        let (shard, id) = (&self.engine.shard, self.engine.greetings_source.get().expect("set at start"));
+        for (place, listener) in self.listeners.iter_mut().enumerate() {
+            match listener.mind(now, has_room) {
+                Some(Watch::Begin) => {
+                    if let Err(error) = shard.watch(id, listener.descriptor(), place as u64, Interest::READ) {
+                        tracing::error!(%error, "a listener cannot be watched");
+                        listener.watch_failed(now);
+                    }
                 }
-            }
-        } else {
-            self.listening = false;
-            if let Err(error) = self.engine.shard.unwatch(listener.as_fd()) {
-                tracing::error!(%error, "the listener cannot be unwatched");
+                Some(Watch::End) => {
+                    if let Err(error) = shard.unwatch(listener.descriptor()) {
+                        tracing::error!(%error, "a listener cannot be unwatched");
+                    }
+                }
+                None => {}
             }
         }
     }
 
     fn accept(&mut self, now: Instant) -> usize {
         let mut accepted = 0;
-        while self.callers_wait && accepted < ACCEPTS_PER_TURN && !self.pending.is_full() {
-            let Some(listener) = &self.listener else { break };
-            match listener.accept() {
-                Ok((socket, from)) => {
-                    accepted += 1;
-                    let from = from.as_socket().map_or_else(String::new, |from| from.to_string());
-                    match Answering::new(socket, &self.engine.settings.tcp) {
-                        Ok(answering) => self.add(Greeting::Answering(answering)),
-                        Err(error) => tracing::warn!(from, %error, "a caller's socket cannot be used"),
-                    }
-                }
-                Err(error) => {
-                    self.callers_wait = false;
-                    // After these the listener says by itself whether more callers wait.
-                    let harmless = [ErrorKind::WouldBlock, ErrorKind::ConnectionAborted, ErrorKind::Interrupted];
-                    if !harmless.contains(&error.kind()) {
-                        tracing::warn!(%error, retry_in = ?ACCEPT_PAUSE, "a caller cannot be accepted");
-                        self.accepts_at = Some(now + ACCEPT_PAUSE);
-                    }
+        for place in 0..self.listeners.len() {
+            while accepted < ACCEPTS_PER_TURN && !self.pending.is_full() {
+                let listener = &mut self.listeners[place];
+                let Some((socket, from)) = listener.accept(now) else { break };
+                let via = listener.via;
+                accepted += 1;
+                match Answering::new(socket, &self.engine.settings.tcp) {
+                    Ok(answering) => self.add(Greeting::Answering { answering, via }),
+                    Err(error) => tracing::warn!(from, %error, "a caller's socket cannot be used"),
                 }
             }
         }
@@ -174,7 +144,7 @@ impl Greetings {
         let (descriptor, interest) = match &greeting {
             // A call's socket is always writable once it is connected, so that is reported once.
             Greeting::Calling { dial, .. } => (dial.descriptor(), Interest::READ_WRITE.edge()),
-            Greeting::Answering(answering) => (answering.descriptor(), Interest::READ),
+            Greeting::Answering { answering, .. } => (answering.descriptor(), Interest::READ),
         };
         if let Err(error) = self.watch(descriptor, handle.to_bits(), interest) {
             self.pending.remove(handle);
@@ -254,14 +224,14 @@ impl Greetings {
                     self.call_failed(peer, more, hello, error);
                 }
             },
-            Greeting::Answering(answering) => match answering.poll() {
+            Greeting::Answering { answering, via } => match answering.poll() {
                 Ok(Progress::Pending(answering)) => {
-                    let greeting = Some(Greeting::Answering(answering));
+                    let greeting = Some(Greeting::Answering { answering, via });
                     *self.pending.get_mut(handle).expect("still there") = Pending { greeting, deadline };
                 }
                 Ok(Progress::Done(call)) => {
                     self.pending.remove(handle);
-                    self.route(call);
+                    self.route(call, via);
                 }
                 Err(error) => {
                     self.pending.remove(handle);
@@ -297,16 +267,16 @@ impl Greetings {
     }
 
     /// Hands a caller to the shard that serves its lane.
-    fn route(&self, call: Call) {
+    fn route(&self, call: Call, via: u16) {
         if let Err(error) = self.engine.shard.unwatch(call.descriptor()) {
             tracing::error!(%error, "a greeting cannot be unwatched");
         }
         let owner = shard_of(call.hello.lane, self.engine.shard.shards());
         if owner == self.engine.shard.index() {
-            return self.engine.answer(call);
+            return self.engine.answer(call, via);
         }
         let job = move |_: &Shard| match ShardEngine::current() {
-            Some(engine) => engine.answer(call),
+            Some(engine) => engine.answer(call, via),
             // It may have started by the next call.
             None => call.reject(RejectCode::Full, "the engine is starting or stopping"),
         };
@@ -344,8 +314,8 @@ fn kind_of(error: &LinkError) -> DialFailureKind {
 
 impl ShardEngine {
     /// Answers a caller whose pair this shard serves.
-    fn answer(&self, call: Call) {
-        let answer = self.with_node(|node, now| node.called(now, &call.hello));
+    fn answer(&self, call: Call, via: u16) {
+        let answer = self.with_node(|node, now| node.called(now, via, &call.hello));
         match answer {
             Answer::Reject(code, reason) => {
                 tracing::debug!(peer = call.hello.address, reason, "a caller was rejected");
@@ -365,15 +335,15 @@ impl Source for Greetings {
     }
 
     fn ready(&mut self, token: u64, _readiness: Readiness) {
-        if token == LISTENER {
-            self.callers_wait = true;
-        } else {
-            self.ready.push(Handle::from_bits(token));
+        match self.listeners.get_mut(token as usize) {
+            Some(listener) => listener.callers_wait = true,
+            None => self.ready.push(Handle::from_bits(token)),
         }
     }
 
     fn has_work(&self) -> bool {
-        self.callers_wait && !self.pending.is_full() || !self.ready.is_empty() || self.engine.has_orders()
+        let callers_wait = self.listeners.iter().any(|listener| listener.callers_wait);
+        callers_wait && !self.pending.is_full() || !self.ready.is_empty() || self.engine.has_orders()
     }
 
     fn try_sleep(&mut self) -> bool {
@@ -383,7 +353,8 @@ impl Source for Greetings {
     fn wake(&mut self) {}
 
     fn next_timeout(&self) -> Option<Instant> {
-        self.pending.iter().map(|(_, pending)| pending.deadline).chain(self.accepts_at).min()
+        let pauses = self.listeners.iter().filter_map(Listener::next_timeout);
+        self.pending.iter().map(|(_, pending)| pending.deadline).chain(pauses).min()
     }
 
     fn name(&self) -> &'static str {

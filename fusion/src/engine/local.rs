@@ -8,7 +8,7 @@ use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use sealane_runtime::{Buffer, Shard};
-use sealane_transport::endpoint_map::EndpointMap;
+use sealane_transport::endpoint_map::{EndpointMap, TaskName};
 use sealane_transport::{Error, Handle, RecvOptions, RecvOutcome, SendOptions, SendOutcome};
 
 use super::deadline;
@@ -61,8 +61,8 @@ impl LocalEngine {
         self.0.borrow_node(|node| node.counters())
     }
 
-    pub(super) fn set_map(&self, map: Arc<EndpointMap>) {
-        self.0.borrow_node(|node| node.set_map(map));
+    pub(super) fn set_map(&self, map: Arc<EndpointMap>, more: Vec<(TaskName, u16)>) -> Result<(), Error> {
+        self.0.with_node(|node, _| node.set_map(map, more))
     }
 
     /// Says goodbye, and stays until the goodbyes have left or `deadline` is over.

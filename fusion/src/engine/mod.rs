@@ -1,7 +1,9 @@
 //! The engine: one node a shard, on pinned threads, with TCP sockets. Embedded in a training process, or in the daemon.
 
+mod clients;
 mod greetings;
 mod links;
+mod listener;
 mod local;
 mod look_ups;
 mod settings;
@@ -9,16 +11,19 @@ mod shard;
 mod task;
 
 use std::net::TcpListener;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use sealane_runtime::{JoinHandle, Runtime};
 use sealane_transport::Error;
-use sealane_transport::endpoint_map::{EndpointMap, TransportAddress};
+use sealane_transport::endpoint_map::{EndpointMap, TaskName, TransportAddress};
 use sealane_transport::error::LinkError;
 use sealane_transport::tcp::{listen, resolve};
 
 use crate::node::Counters;
+use clients::Attached;
+pub use clients::{ClientEnds, ClientId};
+use listener::Listener;
 pub use local::{LocalEngine, LocalPair, LocalReceiving, LocalSending, LocalTask};
 pub use settings::EngineSettings;
 use shard::ShardEngine;
@@ -60,7 +65,10 @@ fn deadline(now: Instant, timeout: Duration) -> Instant {
 struct Inner {
     runtime: Runtime,
     settings: EngineSettings,
-    address: TransportAddress,
+    addresses: Vec<TransportAddress>,
+    /// Grows when a new endpoint map has more; never shrinks.
+    tasks: RwLock<Vec<TaskName>>,
+    attached: Mutex<Attached>,
 }
 
 /// A running engine. Clones share it; it stops when told to, or when the last clone and the last [`Task`] are gone.
@@ -75,7 +83,7 @@ struct Inner {
 /// let start = |task: &str, listener| {
 ///     let map = EndpointMap::parse(&map, "example").unwrap();
 ///     let mut settings = EngineSettings::new(map, &[task]).unwrap();
-///     settings.listener = Some(listener);
+///     settings.listeners = vec![listener];
 ///     Engine::start(settings)
 /// };
 /// let (ps, worker) = (start("ps0:2222", ps)?, start("worker0:2222", worker)?);
@@ -91,30 +99,34 @@ struct Inner {
 pub struct Engine(Arc<Inner>);
 
 impl Engine {
-    /// Starts the shards and listens on the transport address of the tasks.
+    /// Starts the shards and listens on the transport addresses of the tasks.
     ///
     /// # Errors
     /// See [`StartError`]; nothing is left running.
     pub fn start(mut settings: EngineSettings) -> Result<Engine, StartError> {
-        let address = settings.check().map_err(StartError::Settings)?;
-        let listener = match settings.listener.take() {
-            Some(listener) => listener,
-            None => bind(&address, &settings)?,
-        };
+        let addresses = settings.check().map_err(StartError::Settings)?;
+        let mut sockets = std::mem::take(&mut settings.listeners);
+        if sockets.is_empty() {
+            sockets = addresses.iter().map(|address| bind(address, &settings)).collect::<Result<_, _>>()?;
+        }
+        let listeners = sockets.into_iter().enumerate();
+        let listeners = listeners.map(|(via, socket)| Listener::new(socket, via as u16, &settings.tcp)).collect();
         let runtime = Runtime::start(settings.runtime.clone())?;
         let incarnation = incarnation();
-        let mut listener = Some(listener);
+        let mut listeners: Vec<Listener> = listeners;
         let started: Vec<JoinHandle<Result<(), String>>> = (0..runtime.shards())
             .map(|index| {
-                let node = settings.node(&address, index, incarnation);
-                let (settings, listener) = (settings.clone_for_shard(), listener.take());
-                runtime.on_shard(index, async move |shard| ShardEngine::start(&shard, node, settings, listener))
+                let node = settings.node(&addresses, index, incarnation);
+                // The first shard listens for all.
+                let (settings, listeners) = (settings.clone_for_shard(), std::mem::take(&mut listeners));
+                runtime.on_shard(index, async move |shard| ShardEngine::start(&shard, node, settings, listeners))
             })
             .collect();
         for shard in started {
             shard.wait()?.map_err(StartError::Shard)?;
         }
-        Ok(Engine(Arc::new(Inner { runtime, settings, address })))
+        let tasks = RwLock::new(settings.tasks.clone());
+        Ok(Engine(Arc::new(Inner { runtime, settings, addresses, tasks, attached: Mutex::default() })))
     }
 
     /// A task of this engine.
@@ -125,9 +137,14 @@ impl Engine {
         Task::new(self.clone(), name)
     }
 
-    /// This engine's transport address.
-    pub fn address(&self) -> &TransportAddress {
-        &self.0.address
+    /// The tasks served here.
+    pub fn tasks(&self) -> Vec<TaskName> {
+        self.0.tasks.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// This engine's transport addresses.
+    pub fn addresses(&self) -> &[TransportAddress] {
+        &self.0.addresses
     }
 
     /// Number of shards.
@@ -168,17 +185,24 @@ impl Engine {
         asked.into_iter().map(|counters| counters.wait().map_err(|error| stopped(&error))).collect()
     }
 
-    /// Takes a new endpoint map on all shards. Requests under way end on the links they have.
+    /// Takes a new endpoint map on all shards, and serves `more` tasks of it besides, on the transport addresses that it
+    /// listens on. Requests under way end on the links they have.
     ///
     /// # Errors
+    /// InvalidArgument, and nothing has changed, if one of `more` is not in the map or is at another address than those;
     /// Unavailable if the engine has stopped.
-    pub fn set_map(&self, map: Arc<EndpointMap>) -> Result<(), Error> {
+    pub fn set_map(&self, map: Arc<EndpointMap>, more: &[TaskName]) -> Result<(), Error> {
+        let mut tasks = self.0.tasks.write().unwrap_or_else(PoisonError::into_inner);
+        let new: Vec<_> = more.iter().filter(|task| !tasks.contains(task)).cloned().collect();
+        let places = EngineSettings::places(&map, &new, &self.0.addresses).map_err(Error::invalid)?;
         let tell = |index| {
-            let map = map.clone();
-            self.on_shard(index, async move |shard| shard.set_map(map))
+            let (map, places) = (map.clone(), places.clone());
+            self.on_shard(index, async move |shard| shard.set_map(map, places))
         };
         let told: Vec<_> = (0..self.shards()).map(tell).collect();
-        told.into_iter().try_for_each(|told| told.wait().map_err(|error| stopped(&error)))
+        told.into_iter().try_for_each(|told| told.wait().map_err(|error| stopped(&error))?)?;
+        tasks.extend(new);
+        Ok(())
     }
 
     /// Says goodbye to the peers, ends every call with Unavailable or Aborted, and stops the shards.

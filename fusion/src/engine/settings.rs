@@ -18,10 +18,11 @@ use crate::node::{Fuse, NodeSettings};
 pub struct EngineSettings {
     /// Where every task is.
     pub map: Arc<EndpointMap>,
-    /// The tasks served here; all have the same transport address in the map.
+    /// The tasks served here. They may have several transport addresses in the map: all are listened on.
     pub tasks: Vec<TaskName>,
-    /// A listening socket to use instead of binding the transport address: for tests, and for socket activation.
-    pub listener: Option<TcpListener>,
+    /// Listening sockets to use instead of binding the transport addresses, for tests and for socket activation: one for
+    /// each address, in the order in which `tasks` name them first. Empty: the addresses are bound.
+    pub listeners: Vec<TcpListener>,
     /// Shards, pinning, polling.
     pub runtime: RuntimeSettings,
     /// Bytes of each shard's slab for sending. Default 64 MiB.
@@ -46,6 +47,8 @@ pub struct EngineSettings {
     pub deposited_tensors_max: usize,
     /// How messages of a turn leave. Default [`Fuse::Turn`].
     pub fuse: Fuse,
+    /// Why links are of the kind that they are, for the log. Default: that TCP is the only network link.
+    pub path_reason: String,
 }
 
 impl EngineSettings {
@@ -61,7 +64,7 @@ impl EngineSettings {
         Ok(EngineSettings {
             map: Arc::new(map),
             tasks: tasks.iter().map(parse).collect::<Result<_, _>>()?,
-            listener: None,
+            listeners: Vec::new(),
             runtime: RuntimeSettings { thread_name: "sealane".into(), ..RuntimeSettings::default() },
             slab_send_bytes: slab.bytes,
             slab_receive_bytes: slab.bytes,
@@ -74,40 +77,63 @@ impl EngineSettings {
             lease: Duration::from_secs(120),
             deposited_tensors_max: 1 << 20,
             fuse: Fuse::Turn,
+            path_reason: "the only network link in this build".into(),
         })
     }
 
-    /// The transport address of the tasks, if the settings can be carried out.
-    pub(super) fn check(&self) -> Result<TransportAddress, String> {
-        let Some(first) = self.tasks.first() else {
+    /// The transport addresses of the tasks, if the settings can be carried out.
+    pub(super) fn check(&self) -> Result<Vec<TransportAddress>, String> {
+        if self.tasks.is_empty() {
             return Err("the engine has no task to serve: name at least one".into());
-        };
+        }
         let find = |task: &TaskName| {
             let found = self.map.resolve(task.as_str());
             found.ok_or_else(|| format!("task {task} is not in the endpoint map: add a line '{task}=HOST:PORT'"))
         };
-        let address = find(first)?;
+        let mut addresses: Vec<TransportAddress> = Vec::new();
         for task in &self.tasks {
-            let other = find(task)?;
-            if other != address {
-                return Err(format!(
-                    "tasks {first} and {task} have different transport addresses ({address} and {other}): \
-                     one engine serves one"
-                ));
+            let address = find(task)?;
+            if !addresses.contains(address) {
+                addresses.push(address.clone());
             }
+        }
+        let (found, wanted) = (self.listeners.len(), addresses.len());
+        if found > 0 && found != wanted {
+            return Err(format!("{found} listeners for {wanted} transport addresses: give one for each, or none"));
         }
         if self.session.window == 0 {
             return Err("transport.window is 0: at least one request must be in flight".into());
         }
-        Ok(address.clone())
+        Ok(addresses)
     }
 
-    /// The same settings for one shard; the listener stays with the engine.
+    /// The tasks, each with the place of its transport address among `addresses`.
+    ///
+    /// # Errors
+    /// A task is not in the map, or its address is not one of these.
+    pub(super) fn places(
+        map: &EndpointMap,
+        tasks: &[TaskName],
+        addresses: &[TransportAddress],
+    ) -> Result<Vec<(TaskName, u16)>, String> {
+        let place = |task: &TaskName| {
+            let address =
+                map.resolve(task.as_str()).ok_or_else(|| format!("task {task} is not in the endpoint map"))?;
+            let place = addresses.iter().position(|other| other == address);
+            let place =
+                place.ok_or_else(|| format!("task {task} is at {address}, where this engine does not listen"))?;
+            Ok((task.clone(), place as u16))
+        };
+        tasks.iter().map(place).collect()
+    }
+
+    /// The same settings for one shard; the listeners stay with the engine.
     pub(super) fn clone_for_shard(&self) -> EngineSettings {
         EngineSettings {
             map: self.map.clone(),
             tasks: self.tasks.clone(),
-            listener: None,
+            listeners: Vec::new(),
+            path_reason: self.path_reason.clone(),
             runtime: self.runtime.clone(),
             tcp: self.tcp.clone(),
             session: self.session.clone(),
@@ -115,10 +141,11 @@ impl EngineSettings {
         }
     }
 
-    pub(super) fn node(&self, address: &TransportAddress, shard: usize, incarnation: u64) -> NodeSettings {
+    pub(super) fn node(&self, addresses: &[TransportAddress], shard: usize, incarnation: u64) -> NodeSettings {
+        let tasks = Self::places(&self.map, &self.tasks, addresses);
         NodeSettings {
-            address: address.clone(),
-            tasks: self.tasks.clone(),
+            addresses: addresses.to_vec(),
+            tasks: tasks.expect("the addresses are those of the tasks"),
             shard: shard as u16,
             shards: self.runtime.shards as u16,
             incarnation,
@@ -128,6 +155,7 @@ impl EngineSettings {
             connect_timeout: self.connect_timeout.min(TIMEOUT_MAX),
             lease: self.lease.min(TIMEOUT_MAX),
             fuse: self.fuse,
+            path_reason: self.path_reason.clone(),
         }
     }
 }

@@ -2,16 +2,16 @@
 //! other threads; one runtime carries one engine, so there is exactly one.
 
 use std::cell::{Cell, OnceCell, RefCell, RefMut};
-use std::net::TcpListener;
 use std::rc::Rc;
 use std::task::Waker;
 use std::time::Instant;
 
 use sealane_runtime::{Shard, Slab, SlabSettings, SourceId};
-use socket2::Socket;
 
+use super::clients::{Change, Clients};
 use super::greetings::Greetings;
 use super::links::Links;
+use super::listener::Listener;
 use super::settings::EngineSettings;
 use crate::node::{ConnectOrder, Node, NodeSettings};
 
@@ -26,6 +26,11 @@ pub(super) struct ShardEngine {
     node: RefCell<Node>,
     pub(super) links_source: Cell<Option<SourceId>>,
     pub(super) greetings_source: Cell<Option<SourceId>>,
+    pub(super) clients_source: Cell<Option<SourceId>>,
+    /// Clients to let in and to let go.
+    pub(super) client_changes: RefCell<Vec<Change>>,
+    /// Calls of clients that have not ended.
+    pub(super) client_calls: Cell<usize>,
     /// Calls to make and to drop, from the node to the greetings.
     orders: RefCell<Vec<ConnectOrder>>,
     wakers: RefCell<Vec<Waker>>,
@@ -64,7 +69,7 @@ impl ShardEngine {
         shard: &Shard,
         node: NodeSettings,
         settings: EngineSettings,
-        listener: Option<TcpListener>,
+        listeners: Vec<Listener>,
     ) -> Result<(), String> {
         let slab = |name, bytes| Slab::new(SlabSettings { name, bytes, ..SlabSettings::default() });
         let send = slab("send", settings.slab_send_bytes).map_err(|error| error.to_string())?;
@@ -77,11 +82,16 @@ impl ShardEngine {
             node: RefCell::new(node),
             links_source: Cell::new(None),
             greetings_source: Cell::new(None),
+            clients_source: Cell::new(None),
+            client_changes: RefCell::default(),
+            client_calls: Cell::new(0),
             orders: RefCell::default(),
             wakers: RefCell::default(),
         });
         Links::start(&engine);
-        Greetings::start(&engine, listener.map(Socket::from));
+        Greetings::start(&engine, listeners);
+        // Behind the links, so that what arrived in a turn is told in it.
+        Clients::start(&engine);
         ENGINE.with(|slot| slot.set(engine)).map_err(|_| "the shard has an engine already".to_owned())
     }
 

@@ -19,16 +19,19 @@ use sealane_transport::tensor::Tensor;
 pub struct Task {
     engine: Engine,
     name: TaskName,
+    /// Its place among the engine's.
+    place: u16,
 }
 
 impl Task {
     pub(super) fn new(engine: Engine, name: &str) -> Result<Task, Error> {
-        let served = engine.0.settings.tasks.iter().find(|task| task.as_str() == name).cloned();
-        let name = served.ok_or_else(|| Error::NotFound {
+        let tasks = engine.tasks();
+        let place = tasks.iter().position(|task| task.as_str() == name);
+        let place = place.ok_or_else(|| Error::NotFound {
             task: name.into(),
             reason: "this engine was not started with it".into(),
         })?;
-        Ok(Task { engine, name })
+        Ok(Task { engine, name: tasks[place].clone(), place: place as u16 })
     }
 
     /// The task's name.
@@ -46,10 +49,10 @@ impl Task {
     pub fn send_with(&self, to: &str, step: i64, key: &str, tensor: Tensor, options: SendOptions) -> Sending {
         let timeout = options.timeout.unwrap_or(self.engine.0.settings.request_timeout);
         let (sender, receiver) = oneshot::channel();
-        let (local, peer, key) = (self.name.clone(), to.to_owned(), key.to_owned());
+        let (local, peer, key) = (self.place, to.to_owned(), key.to_owned());
         let submitted = self.submit(to, move |node, now| {
             let waiter = SendWaiter::Channel(sender);
-            match node.local_task(local.as_str()).and_then(|local| node.pair(local, &peer)) {
+            match node.pair(local, &peer) {
                 Ok(pair) => node.send(pair, step, &key, tensor, deadline(now, timeout), waiter),
                 Err(error) => node.finish_send(waiter, Err(error)),
             }
@@ -73,11 +76,11 @@ impl Task {
     pub fn recv_with(&self, from: &str, step: i64, key: &str, options: RecvOptions) -> Receiving {
         let timeout = options.timeout.unwrap_or(self.engine.0.settings.request_timeout);
         let (sender, receiver) = oneshot::channel();
-        let (local, peer, key) = (self.name.clone(), from.to_owned(), key.to_owned());
+        let (local, peer, key) = (self.place, from.to_owned(), key.to_owned());
         let submitted = self.submit(from, move |node, now| {
             let RecvOptions { destination, .. } = options;
             let waiter = RecvWaiter::Channel(sender);
-            match node.local_task(local.as_str()).and_then(|local| node.pair(local, &peer)) {
+            match node.pair(local, &peer) {
                 Ok(pair) => {
                     let deadline = deadline(now, timeout);
                     node.recv(now, RecvRequest { pair, step, key: &key, deadline, destination, waiter });
@@ -113,10 +116,8 @@ impl Task {
     where
         F: FnOnce(&mut Node, Instant) + Send + 'static,
     {
-        let place = self.engine.0.settings.tasks.iter().position(|task| *task == self.name);
-        let place = place.expect("a Task is one of the engine's") as u16;
         let runtime = &self.engine.0.runtime;
-        (0..runtime.shards()).try_for_each(|shard| submit(&runtime.shard(shard), make(place)))
+        (0..runtime.shards()).try_for_each(|shard| submit(&runtime.shard(shard), make(self.place)))
     }
 
     fn submit(&self, peer: &str, job: impl FnOnce(&mut Node, Instant) + Send + 'static) -> Result<(), Error> {

@@ -8,9 +8,9 @@ use sealane_transport::limits::KEY_BYTES_MAX;
 use sealane_transport::session::{Ask, Unanswered};
 use sealane_transport::{Error, Handle, RecvOutcome, SendOutcome, Unreceived};
 
-use super::cells::{RecvWaiter, SendWaiter, Sender};
-use super::{Node, Pair};
-use crate::rendezvous::{Deposited, Meeting, Scope, Unsent};
+use super::cells::{ClientOutcome, RecvWaiter, SendWaiter, Sender};
+use super::{Node, Pair, draining};
+use crate::rendezvous::{Deposited, Meeting, Parked, Scope, Unsent};
 use sealane_transport::tensor::Tensor;
 
 /// A recv, as a task of this shard asks it.
@@ -30,11 +30,18 @@ pub struct RecvRequest<'a> {
     pub waiter: RecvWaiter,
 }
 
-/// Names a request until it ends: the session and its id there.
+/// Names a request until it ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Ticket {
-    pub(super) session: Handle,
-    pub(super) request: Handle,
+pub enum Ticket {
+    /// One that is asked of a peer: the session and its id there.
+    Peer {
+        /// The session.
+        session: Handle,
+        /// The request's id there.
+        request: Handle,
+    },
+    /// One that is asked of a task of this node.
+    Local(Handle),
 }
 
 impl Node {
@@ -46,7 +53,15 @@ impl Node {
             self.finish_recv(recv.waiter, Err(Unreceived { error, destination: recv.destination }));
             return None;
         }
-        let session = match self.session_of(now, recv.pair) {
+        if self.draining && matches!(recv.waiter, RecvWaiter::Client(_)) {
+            let refusal = draining();
+            self.finish_recv(recv.waiter, Err(Unreceived { error: refusal, destination: recv.destination }));
+            return None;
+        }
+        if let Some(producer_pair) = self.pairs[recv.pair as usize].mirror {
+            return self.recv_local(now, recv, producer_pair);
+        }
+        let session = match self.session_of(recv.pair) {
             Ok(session) => session,
             Err(error) => {
                 self.finish_recv(recv.waiter, Err(Unreceived { error, destination: recv.destination }));
@@ -68,7 +83,7 @@ impl Node {
                 self.mark_dirty(session);
                 self.schedule_by(session, recv.deadline);
                 self.want_link(now, session);
-                Some(Ticket { session, request })
+                Some(Ticket::Peer { session, request })
             }
             Err((Unanswered { error, destination }, waiter)) => {
                 self.finish_recv(waiter, Err(Unreceived { error, destination }));
@@ -79,9 +94,13 @@ impl Node {
 
     /// Gives a recv up.
     pub fn cancel(&mut self, ticket: Ticket) {
-        let cancelled = self.peers.get_mut(ticket.session).and_then(|peer| peer.session.cancel(ticket.request));
+        let (session, request) = match ticket {
+            Ticket::Peer { session, request } => (session, request),
+            Ticket::Local(handle) => return self.cancel_local(handle),
+        };
+        let cancelled = self.peers.get_mut(session).and_then(|peer| peer.session.cancel(request));
         match cancelled {
-            Some(_) => self.mark_dirty(ticket.session),
+            Some(_) => self.mark_dirty(session),
             None => self.cancel_moved(ticket),
         }
     }
@@ -97,6 +116,9 @@ impl Node {
         if let Some(reason) = self.ended.reason(self.pairs[pair as usize].local, pair, step) {
             let error = Error::Aborted { step, reason: reason.into() };
             return self.finish_send(waiter, Err(error));
+        }
+        if self.draining && matches!(waiter, SendWaiter::Client(_)) {
+            return self.finish_send(waiter, Err(draining()));
         }
         let at = Meeting { pair, step, key };
         let sender = Sender { waiter, since: self.clock };
@@ -120,6 +142,10 @@ impl Node {
             self.settle_events(handle);
             self.mark_dirty(handle);
         }
+        self.end_local(local, Some(step), &error);
+        if let Some(number) = self.number_of_local(local) {
+            self.aborted(None, step, number, reason);
+        }
     }
 
     /// Frees what is left of a step of a local task: tensors that wait end with Aborted at their senders, parked
@@ -136,18 +162,34 @@ impl Node {
     /// Frees the step's tensors and refuses its parked requests for the pairs that `pick` chooses.
     pub(super) fn end_step(&mut self, step: i64, pick: impl Fn(&Pair) -> bool, reason: &str) {
         let error = Error::Aborted { step, reason: reason.into() };
+        self.end_those(|other, pair| other == step && pick(pair), &error);
+    }
+
+    /// Frees the tensors, and refuses the parked requests, of the steps and pairs that `pick` chooses.
+    pub(super) fn end_those(&mut self, pick: impl Fn(i64, &Pair) -> bool, error: &Error) {
         let pairs = &self.pairs;
-        let chosen = |pair: u32, other: i64| other == step && pick(&pairs[pair as usize]);
+        let chosen = |pair: u32, step: i64| pick(step, &pairs[pair as usize]);
         let unsent = self.table.take_deposits(chosen);
-        let parked = self.table.take_parked(chosen);
-        self.table.bar_loans(chosen, &error);
+        self.table.bar_loans(chosen, error);
         for Unsent { sender, .. } in unsent {
             self.finish_send(sender.waiter, Err(error.clone()));
         }
+        self.end_parked_requests(pick, error);
+    }
+
+    /// Refuses the parked requests of the steps and pairs that `pick` chooses.
+    pub(super) fn end_parked_requests(&mut self, pick: impl Fn(i64, &Pair) -> bool, error: &Error) {
+        let pairs = &self.pairs;
+        let parked = self.table.take_parked(|pair, step| pick(step, &pairs[pair as usize]));
         for by in parked {
-            if let Some(peer) = self.peers.get_mut(by.session) {
-                peer.session.end_parked(by.id, &error);
-                self.mark_dirty(by.session);
+            match by {
+                Parked::Local(handle) => self.fail_local(handle, error.clone()),
+                Parked::Peer { session, id } => {
+                    if let Some(peer) = self.peers.get_mut(session) {
+                        peer.session.end_parked(id, error);
+                        self.mark_dirty(session);
+                    }
+                }
             }
         }
     }
@@ -191,6 +233,7 @@ impl Node {
             RecvWaiter::Cell(cell) => self.recv_cells.finish(cell, outcome, &mut self.wakers),
             // A caller that no longer listens has dropped its end.
             RecvWaiter::Channel(sender) => drop(sender.send(outcome)),
+            RecvWaiter::Client(call) => self.client_outcomes.push((call, ClientOutcome::Received(outcome))),
         }
     }
 
@@ -200,6 +243,7 @@ impl Node {
             SendWaiter::Nobody => {}
             SendWaiter::Cell(cell) => self.send_cells.finish(cell, outcome, &mut self.wakers),
             SendWaiter::Channel(sender) => drop(sender.send(outcome)),
+            SendWaiter::Client(call) => self.client_outcomes.push((call, ClientOutcome::Sent(outcome))),
         }
     }
 }

@@ -12,6 +12,8 @@ pub enum RecvWaiter {
     Cell(Handle),
     /// A caller on any thread.
     Channel(oneshot::Sender<RecvOutcome>),
+    /// A client process.
+    Client(ClientCall),
 }
 
 /// Who waits for a release.
@@ -23,6 +25,26 @@ pub enum SendWaiter {
     Cell(Handle),
     /// A caller on any thread.
     Channel(oneshot::Sender<SendOutcome>),
+    /// A client process.
+    Client(ClientCall),
+}
+
+/// A call of a client process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ClientCall {
+    /// The client, by the owner's name for it.
+    pub client: Handle,
+    /// The call, by the owner's name for it.
+    pub call: Handle,
+}
+
+/// How a call of a client process ended.
+#[derive(Debug)]
+pub enum ClientOutcome {
+    /// A send.
+    Sent(SendOutcome),
+    /// A recv.
+    Received(RecvOutcome),
 }
 
 /// Who sent a tensor, and since when it waits.

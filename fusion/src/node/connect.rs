@@ -3,21 +3,17 @@
 //! Connections are made lazily, from either side. Two calls that cross are settled to one: the call of the side with
 //! the smaller transport address stands.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use sealane_transport::endpoint_map::TransportAddress;
 use sealane_transport::error::LinkError;
 use sealane_transport::lane::shard_of;
-use sealane_transport::loopback::loopback;
 use sealane_transport::session::{Roster, Session};
 use sealane_transport::wire::{Greeting, Hello, RejectCode};
-use sealane_transport::{Error, Handle, Link, SessionLimits};
+use sealane_transport::{Error, Handle, Link};
 
 use super::peer::{Connection, Peer};
-use super::{Node, STRANGER};
-
-/// A loopback is never pinged (this is a hundred years): a shard cannot be alive for itself.
-const LOOPBACK_HEARTBEAT: Duration = Duration::from_secs(100 * 365 * 86_400);
+use super::{Node, STRANGER, SessionKey};
 
 /// Sessions of one process begin anew less often than this: incarnations that differ by less are of one process.
 const LIVES_MAX: u64 = 1 << 20;
@@ -74,33 +70,33 @@ pub enum Answer {
 
 impl Node {
     /// The session that serves a pair; made if there is none.
-    pub(super) fn session_of(&mut self, now: Instant, pair: u32) -> Result<Handle, Error> {
+    pub(super) fn session_of(&mut self, pair: u32) -> Result<Handle, Error> {
         let known = &self.pairs[pair as usize];
         if let Some(session) = known.session
             && self.peers.get(session).is_some()
         {
             return Ok(session);
         }
-        let (lane, peer) = (known.lane, known.peer);
-        let address = self.peer_tasks[peer as usize].address.clone();
-        let session = if address == self.settings.address {
-            self.loopback_session(now, self.peer_tasks[peer as usize].name.clone().as_str())?
-        } else {
-            let shard = self.shards_at.get(&address).map(|&shards| shard_of(lane, usize::from(shards)) as u16);
-            self.session_with(address, shard, lane)?
-        };
+        let (lane, peer) = (known.lane, &self.peer_tasks[known.peer as usize]);
+        let via = self.settings.tasks[usize::from(known.local)].1;
+        let address = peer.address.clone();
+        if self.settings.addresses.contains(&address) {
+            let reason = format!("its transport address {address} is this engine's, which does not serve it");
+            return Err(Error::NotFound { task: peer.name.as_str().into(), reason: reason.into() });
+        }
+        let shard = self.shards_at.get(&address).map(|&shards| shard_of(lane, usize::from(shards)) as u16);
+        let session = self.session_with(SessionKey { via, address, shard }, lane)?;
         self.pairs[pair as usize].session = Some(session);
         Ok(session)
     }
 
-    fn session_with(&mut self, address: TransportAddress, shard: Option<u16>, lane: u32) -> Result<Handle, Error> {
-        let key = (address, shard);
+    fn session_with(&mut self, key: SessionKey, lane: u32) -> Result<Handle, Error> {
         if let Some(&session) = self.sessions.get(&key) {
             return Ok(session);
         }
         let tasks = self.settings.tasks.len() as u16;
-        let session = Session::new(&key.0.to_string(), tasks, self.settings.session.clone());
-        let peer = Peer { life: self.lives, ..Peer::new(key.0.clone(), shard, lane, session) };
+        let session = Session::new(&key.address.to_string(), tasks, self.settings.session.clone());
+        let peer = Peer { life: self.lives, ..Peer::new(key.via, key.address.clone(), key.shard, lane, session) };
         if self.peers.is_full() {
             self.forget_idle_peer();
         }
@@ -121,33 +117,6 @@ impl Node {
             self.peers.remove(handle);
             self.sessions.retain(|_, session| *session != handle);
         }
-    }
-
-    /// The loopback's calling end; requests go out there and come in at the other.
-    fn loopback_session(&mut self, now: Instant, task: &str) -> Result<Handle, Error> {
-        self.local_task(task)?;
-        if let Some((calling, _)) = self.loopback {
-            return Ok(calling);
-        }
-        let names: Vec<_> = self.settings.tasks.iter().map(|task| task.to_string()).collect();
-        let roster = self.roster(&names);
-        let (one, other) = loopback();
-        let mut ends = [one, other].into_iter().map(|link| {
-            let limits = SessionLimits { heartbeat: LOOPBACK_HEARTBEAT, ..self.settings.session.clone() };
-            let session = Session::new("this engine", names.len() as u16, limits);
-            let mut peer = Peer::new(self.settings.address.clone(), Some(self.settings.shard), 0, session);
-            peer.session.attach(now, 1, roster.clone(), self.settings.session.tensor_bytes_max);
-            peer.connection = Connection::Attached;
-            peer.link = Some(Box::new(link));
-            self.peers.insert(peer).map_err(|_| Error::full("transport.links_max", "no room for the loopback"))
-        });
-        let (calling, called) = (ends.next().expect("two ends")?, ends.next().expect("two ends")?);
-        drop(ends);
-        for (end, partner) in [(calling, called), (called, calling)] {
-            self.peers.get_mut(end).expect("just made").partner = Some(partner);
-        }
-        self.loopback = Some((calling, called));
-        Ok(calling)
     }
 
     /// The numbers of a peer's tasks. Names that the endpoint map does not have are strangers: a peer cannot make
@@ -201,8 +170,8 @@ impl Node {
             shards: self.settings.shards,
             shard: self.settings.shard,
             lane: peer.lane,
-            address: self.settings.address.to_string(),
-            tasks: self.settings.tasks.iter().map(|task| task.to_string()).collect(),
+            address: self.settings.addresses[usize::from(peer.via)].to_string(),
+            tasks: self.settings.tasks.iter().map(|(task, _)| task.to_string()).collect(),
         }
     }
 
@@ -297,8 +266,8 @@ impl Node {
         }
     }
 
-    /// Decides about a caller that has introduced itself.
-    pub fn called(&mut self, now: Instant, hello: &Hello) -> Answer {
+    /// Decides about a caller that has introduced itself to the transport address number `via` of this side.
+    pub fn called(&mut self, now: Instant, via: u16, hello: &Hello) -> Answer {
         let Ok(address) = hello.address.parse::<TransportAddress>() else {
             return Answer::Reject(RejectCode::Refused, format!("'{}' is not a transport address", hello.address));
         };
@@ -306,17 +275,21 @@ impl Node {
             return Answer::Reject(RejectCode::Refused, "the call reached a shard that does not serve its lane".into());
         }
         if self.map.tasks_at(&address).next().is_none() {
-            let here = &self.settings.address;
+            let here = &self.settings.addresses[usize::from(via)];
             let reason = format!("the endpoint map of {here} has no task at {address}; add its line there and reload");
             return Answer::Reject(RejectCode::Refused, reason);
         }
-        if let Some(provisional) = self.sessions.get(&(address.clone(), None)).copied() {
+        if let Some(provisional) =
+            self.sessions.get(&SessionKey { via, address: address.clone(), shard: None }).copied()
+        {
             self.place_provisional(now, provisional, hello);
         } else if self.shards_at.get(&address).is_some_and(|&shards| shards != hello.shards) {
             self.renumber(now, &address, hello.shards);
         }
         self.shards_at.insert(address.clone(), hello.shards);
-        let handle = match self.session_with(address.clone(), Some(hello.shard), hello.lane) {
+        let handle = match self
+            .session_with(SessionKey { via, address: address.clone(), shard: Some(hello.shard) }, hello.lane)
+        {
             Ok(handle) => handle,
             Err(error) => return Answer::Reject(RejectCode::Full, error.to_string()),
         };
@@ -335,7 +308,7 @@ impl Node {
             }
             // The peer knows better that the old link is dead, or is a new process.
             Connection::Attached => self.lose(now, handle, &LinkError::Closed),
-            Connection::Dialing if self.settings.address < address => {
+            Connection::Dialing if self.settings.addresses[usize::from(via)] < address => {
                 return Answer::Reject(RejectCode::Crossed, "the call from here stands".into());
             }
             _ => {}
@@ -386,7 +359,7 @@ impl Node {
         tracing::info!(
             peer = peer.session.peer(),
             link = link.kind().name(),
-            reason = "the only network link in this build",
+            reason = self.settings.path_reason,
             peer_shard = hello.shard,
             "link up"
         );
@@ -462,15 +435,13 @@ impl Node {
     pub fn shut_down(&mut self, now: Instant, reason: &str) {
         for handle in self.peers.select(|_| true) {
             let peer = self.peers.get_mut(handle).expect("just selected");
-            // The loopback's ends stop together: neither is to hear of it from the other.
-            if peer.partner.is_none() {
-                peer.session.go_away(reason);
-            }
+            peer.session.go_away(reason);
             let error = Error::unavailable(peer.session.peer(), format!("this engine stops: {reason}"));
             peer.session.end_all_requests(&error);
             self.settle_events(handle);
             self.mark_dirty(handle);
         }
+        self.end_all_local(&Error::unavailable("this engine", format!("it stops: {reason}")));
         for unsent in self.table.take_deposits(|_, _| true) {
             let error = Error::Aborted { step: unsent.step, reason: reason.into() };
             self.finish_send(unsent.sender.waiter, Err(error));

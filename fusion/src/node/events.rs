@@ -6,7 +6,7 @@ use sealane_transport::session::{Asked, Event};
 use sealane_transport::{Error, Handle, Payload, Unreceived};
 
 use super::cells::RecvWaiter;
-use super::{Node, STRANGER};
+use super::{Node, STRANGER, draining};
 use crate::rendezvous::{Found, Meeting, Parked, Scope, Settled};
 use sealane_transport::tensor::{Tensor, TensorMeta};
 
@@ -28,7 +28,7 @@ impl Node {
         match event {
             Event::Asked(asked) => self.asked(handle, asked),
             Event::Withdrawn(id) => {
-                if self.table.withdraw(Parked { session: handle, id })
+                if self.table.withdraw(Parked::Peer { session: handle, id })
                     && let Some(peer) = self.peers.get_mut(handle)
                 {
                     peer.session.unpark();
@@ -37,8 +37,7 @@ impl Node {
             Event::Answered { waiter, answer } => {
                 let outcome = match answer {
                     Ok(arrived) => {
-                        self.counters.tensors_received += 1;
-                        self.counters.bytes_received += arrived.buffer.len() as u64;
+                        self.count_received(arrived.buffer.len());
                         Tensor::from_wire(&arrived.meta, arrived.buffer).map_err(|error| {
                             let peer = self.peers.get(handle).map_or("the peer", |peer| peer.session.peer());
                             Unreceived::from(Error::unavailable(peer, format!("it sent a bad tensor: {error}")))
@@ -51,7 +50,7 @@ impl Node {
             Event::Settled { deposit, tensor: (meta, payload), taken } => {
                 self.settled(deposit, (TensorMeta::from_own_wire(meta), payload), taken);
             }
-            Event::Aborted { step, peer_task, reason } => self.aborted(handle, step, peer_task, &reason),
+            Event::Aborted { step, peer_task, reason } => self.aborted(Some(handle), step, peer_task, &reason),
         }
     }
 
@@ -83,34 +82,47 @@ impl Node {
             return;
         }
         let at = Meeting { pair, step: asked.step, key: peer.session.key(&asked) };
-        match self.table.want(at, Parked { session: handle, id: asked.id }) {
+        match self.table.want(at, || Ok(Parked::Peer { session: handle, id: asked.id })) {
             Ok(Found::Tensor((meta, payload), deposit)) => {
                 if let Err((meta, payload, deposit)) = peer.session.answer(asked.id, meta.into_wire(), payload, deposit)
                 {
                     self.settled(deposit, (TensorMeta::from_own_wire(meta), payload), false);
                 }
             }
-            Ok(Found::Parked) => peer.session.park(asked.id),
+            Ok(Found::Parked(by)) if self.draining => {
+                self.table.withdraw(by);
+                peer.session.refuse(asked.id, &draining());
+            }
+            Ok(Found::Parked(_)) => peer.session.park(asked.id),
             Err(error) => peer.session.refuse(asked.id, &error),
         }
     }
 
     /// Hands a tensor to a request that waited for it.
     pub(super) fn lend(&mut self, by: Parked, (meta, payload): (TensorMeta, Payload), deposit: Handle) {
-        let Some(peer) = self.peers.get_mut(by.session) else {
+        let (session, id) = match by {
+            Parked::Peer { session, id } => (session, id),
+            Parked::Local(handle) => return self.lend_local(handle, (meta, payload), deposit),
+        };
+        let Some(peer) = self.peers.get_mut(session) else {
             // Sessions leave the table before they go.
             return self.settled(deposit, (meta, payload), false);
         };
         peer.session.unpark();
-        let refused = peer.session.answer(by.id, meta.into_wire(), payload, deposit);
-        self.mark_dirty(by.session);
+        let refused = peer.session.answer(id, meta.into_wire(), payload, deposit);
+        self.mark_dirty(session);
         if let Err((meta, payload, deposit)) = refused {
             self.settled(deposit, (TensorMeta::from_own_wire(meta), payload), false);
         }
     }
 
-    fn settled(&mut self, deposit: Handle, tensor: (TensorMeta, Payload), taken: bool) {
+    pub(super) fn settled(&mut self, deposit: Handle, tensor: (TensorMeta, Payload), taken: bool) {
         let bytes = tensor.1.len() as u64;
+        self.settled_as(deposit, tensor, bytes, taken);
+    }
+
+    /// As [`settled`](Self::settled), for a tensor of `bytes` whose payload may have changed hands already.
+    pub(super) fn settled_as(&mut self, deposit: Handle, tensor: (TensorMeta, Payload), bytes: u64, taken: bool) {
         match self.table.settle(deposit, tensor, taken) {
             Settled::Taken(sender) => {
                 self.counters.tensors_sent += 1;
@@ -123,7 +135,13 @@ impl Node {
         }
     }
 
-    fn aborted(&mut self, handle: Handle, step: i64, peer_task: u32, reason: &str) {
+    pub(super) fn count_received(&mut self, bytes: usize) {
+        self.counters.tensors_received += 1;
+        self.counters.bytes_received += bytes as u64;
+    }
+
+    /// A peer's task ends a step: `handle` is the session that says so, none for a task of this node.
+    pub(super) fn aborted(&mut self, handle: Option<Handle>, step: i64, peer_task: u32, reason: &str) {
         if peer_task == STRANGER {
             return;
         }
@@ -137,8 +155,9 @@ impl Node {
         let error = Error::Aborted { step, reason: reason.into() };
         for (pair, local) in pairs {
             self.ended.insert(Scope::Pair(pair), step, reason);
-            if let Some(peer) = self.peers.get_mut(handle) {
-                peer.session.end_requests(step, local, Some(peer_task), &error);
+            match handle.and_then(|handle| self.peers.get_mut(handle)) {
+                Some(peer) => peer.session.end_requests(step, local, Some(peer_task), &error),
+                None => self.end_local_of(pair, step, &error),
             }
         }
         self.end_step(step, |pair| pair.peer == peer_task, reason);

@@ -1,6 +1,8 @@
 //! One shard's share of the engine, without threads or sockets: sessions with peers, the rendezvous table, and who
 //! waits for what.
 //!
+//! Recvs between two tasks of the same node need neither session nor link (`local.rs`).
+//!
 //! Links are given to it, made by whoever owns it: the engine makes TCP sockets, the simulation in `tests/` makes
 //! queues. [`Node::turn`] moves what there is to move; [`Node::poll_order`] says which connections are wanted;
 //! time is an argument. Bounded by [`NodeSettings`] and by what its sessions are bounded by.
@@ -9,12 +11,15 @@ mod calls;
 mod cells;
 mod connect;
 mod events;
+mod local;
+mod memory;
 mod peer;
 mod placement;
 mod schedule;
 mod turn;
 
 use std::collections::VecDeque;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::{Duration, Instant};
@@ -31,8 +36,11 @@ use sealane_transport::{Arena, Error, Handle, RecvOutcome, SendOutcome, SessionL
 use crate::rendezvous::{EndedSteps, Table};
 pub use calls::{RecvRequest, Ticket};
 use cells::{Cells, Sender};
-pub use cells::{RecvWaiter, SendWaiter};
+pub use cells::{ClientCall, ClientOutcome, RecvWaiter, SendWaiter};
 pub use connect::{Answer, ConnectOrder, DialFailure, DialFailureKind};
+use local::LocalRecvs;
+pub use memory::Pool;
+use memory::TaskMemory;
 use peer::Peer;
 use schedule::Schedule;
 
@@ -49,10 +57,10 @@ pub enum Fuse {
 /// What a node must know; the same for all shards of an engine but `shard`.
 #[derive(Debug, Clone)]
 pub struct NodeSettings {
-    /// This side's transport address, as peers find it in their map.
-    pub address: TransportAddress,
-    /// The tasks served here, at most 4,096.
-    pub tasks: Vec<TaskName>,
+    /// This side's transport addresses, as peers find them in their map.
+    pub addresses: Vec<TransportAddress>,
+    /// The tasks served here, at most 4,096, each with the place of its address in `addresses`.
+    pub tasks: Vec<(TaskName, u16)>,
     /// This shard.
     pub shard: u16,
     /// All shards of this engine.
@@ -71,6 +79,8 @@ pub struct NodeSettings {
     pub lease: Duration,
     /// How messages leave. Default `Turn`.
     pub fuse: Fuse,
+    /// Why a link is of the kind that it is, for the log.
+    pub path_reason: String,
 }
 
 /// What a node has done since it began.
@@ -115,8 +125,21 @@ struct Pair {
     lane: u32,
     /// False if another shard of this engine serves the pair.
     owned: bool,
+    /// The same two tasks from the other's side, if the peer is a task of this node as well.
+    mirror: Option<u32>,
     /// The session that it uses, once known.
     session: Option<Handle>,
+}
+
+/// Whom a session is with.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct SessionKey {
+    /// Which of this side's transport addresses it goes by.
+    via: u16,
+    /// The peer's.
+    address: TransportAddress,
+    /// The peer's shard; `None` until its number of shards is known.
+    shard: Option<u16>,
 }
 
 /// The number of a peer's task that this side's endpoint map does not name.
@@ -133,19 +156,20 @@ pub struct Node {
     /// Shards of each transport address that has been met.
     shards_at: HashMap<TransportAddress, u16>,
     peers: Arena<Peer>,
-    /// Sessions by address and the peer's shard; `None` until the peer's number of shards is known.
-    sessions: HashMap<(TransportAddress, Option<u16>), Handle>,
+    sessions: HashMap<SessionKey, Handle>,
     /// Requests that went to another session than their tickets say.
     moved: HashMap<Ticket, Ticket>,
-    /// The two ends of the loopback, once two tasks of this shard talk.
-    loopback: Option<(Handle, Handle)>,
+    local: LocalRecvs,
     table: Table<Sender>,
     ended: EndedSteps,
-    receive_slab: Slab,
+    memory: TaskMemory,
     send_slab: Slab,
     recv_cells: Cells<RecvOutcome>,
     send_cells: Cells<SendOutcome>,
     wakers: Vec<Waker>,
+    client_outcomes: Vec<(ClientCall, ClientOutcome)>,
+    /// No new calls of clients, and no requests that would have to wait.
+    draining: bool,
     /// Kept to reuse its memory; empty between calls.
     events: VecDeque<Event<RecvWaiter, Handle>>,
     /// Sessions with something to send.
@@ -178,17 +202,7 @@ impl Node {
         send_slab: Slab,
         receive_slab: Slab,
     ) -> Result<Node, Error> {
-        if settings.tasks.len() > TASKS_PER_HELLO {
-            let found = settings.tasks.len();
-            return Err(Error::invalid(format!("{found} tasks on one engine, at most {TASKS_PER_HELLO} are possible")));
-        }
-        let name_bytes: usize = settings.tasks.iter().map(|task| task.as_str().len() + 2).sum();
-        if name_bytes > HELLO_BYTES_MAX / 2 {
-            let limit = HELLO_BYTES_MAX / 2;
-            return Err(Error::invalid(format!(
-                "the tasks' names take {name_bytes} bytes, at most {limit} are possible"
-            )));
-        }
+        check_tasks(&settings.tasks)?;
         Ok(Node {
             peer_tasks: Vec::new(),
             peer_numbers: HashMap::new(),
@@ -198,14 +212,16 @@ impl Node {
             peers: Arena::new(settings.links_max.saturating_mul(2)),
             sessions: HashMap::new(),
             moved: HashMap::new(),
-            loopback: None,
+            local: LocalRecvs::new(settings.session.queued_requests_max),
             table: Table::new(settings.deposited_tensors_max),
             ended: EndedSteps::default(),
-            receive_slab,
+            memory: TaskMemory::new(receive_slab),
             send_slab,
             recv_cells: Cells::default(),
             send_cells: Cells::default(),
             wakers: Vec::new(),
+            client_outcomes: Vec::new(),
+            draining: false,
             events: VecDeque::new(),
             dirty: Vec::new(),
             blocked: Vec::new(),
@@ -237,7 +253,7 @@ impl Node {
         Counters {
             links: self.links as u64,
             slab_send_bytes: self.send_slab.in_use_bytes() as u64,
-            slab_receive_bytes: self.receive_slab.in_use_bytes() as u64,
+            slab_receive_bytes: self.memory.slab().in_use_bytes() as u64,
             deposits: self.table.deposits() as u64,
             parked: self.table.parked() as u64,
             ..self.counters
@@ -249,11 +265,20 @@ impl Node {
     /// # Errors
     /// NotFound if it is not served here.
     pub fn local_task(&self, name: &str) -> Result<u16, Error> {
-        let place = self.settings.tasks.iter().position(|task| task.as_str() == name);
-        place.map(|place| place as u16).ok_or_else(|| Error::NotFound {
+        self.place_of(name).ok_or_else(|| Error::NotFound {
             task: name.into(),
             reason: format!("it is not among the {} tasks of this engine", self.settings.tasks.len()).into(),
         })
+    }
+
+    fn place_of(&self, name: &str) -> Option<u16> {
+        self.settings.tasks.iter().position(|(task, _)| task.as_str() == name).map(|place| place as u16)
+    }
+
+    /// The number of a local task as a peer of others here.
+    fn number_of_local(&mut self, local: u16) -> Option<u32> {
+        let name = self.settings.tasks[usize::from(local)].0.clone();
+        self.number_of(name.as_str())
     }
 
     /// The number of the pair of a local task and a peer.
@@ -291,17 +316,41 @@ impl Node {
         if let Some(&pair) = self.pair_numbers.get(&(local, peer)) {
             return pair;
         }
-        let lane = lane(self.settings.tasks[usize::from(local)].as_str(), self.peer_tasks[peer as usize].name.as_str());
+        let names = (&self.settings.tasks[usize::from(local)].0, &self.peer_tasks[peer as usize].name);
+        let lane = lane(names.0.as_str(), names.1.as_str());
         let owned = shard_of(lane, usize::from(self.settings.shards)) == usize::from(self.settings.shard);
         let pair = self.pairs.len() as u32;
-        self.pairs.push(Pair { local, peer, lane, owned, session: None });
+        self.pairs.push(Pair { local, peer, lane, owned, mirror: None, session: None });
         self.pair_numbers.insert((local, peer), pair);
+        self.find_mirror(pair);
         pair
     }
 
-    /// Takes a new endpoint map. Requests under way end on the links they have; later ones go to the new addresses.
-    /// Links whose greeting named tasks that the old map did not have are made again: the new one may have them.
-    pub fn set_map(&mut self, map: Arc<EndpointMap>) {
+    /// Looks whether the peer of a pair is a task of this node too.
+    fn find_mirror(&mut self, pair: u32) {
+        let Pair { local, peer, .. } = self.pairs[pair as usize];
+        let producer = self.place_of(self.peer_tasks[peer as usize].name.as_str());
+        let (Some(producer), Some(consumer)) = (producer, self.number_of_local(local)) else { return };
+        // Not yet known from the other side: that one finds this one.
+        let mirror = match self.pair_numbers.get(&(producer, consumer)) {
+            Some(&mirror) => mirror,
+            None => self.pair_of(producer, consumer),
+        };
+        self.pairs[pair as usize].mirror = Some(mirror);
+        self.pairs[mirror as usize].mirror = Some(pair);
+    }
+
+    /// Takes a new endpoint map, and more tasks to serve, on the same addresses. Requests under way end on the links they have; later ones go to the new addresses. Links whose
+    /// greeting named tasks that the old map did not have are made again, as the new one may have them, and so are all
+    /// if there are new tasks, so that peers learn of them.
+    ///
+    /// # Errors
+    /// InvalidArgument if these are more tasks than a greeting can name; nothing has changed.
+    pub fn set_map(&mut self, map: Arc<EndpointMap>, more: Vec<(TaskName, u16)>) -> Result<(), Error> {
+        let grown = !more.is_empty();
+        let tasks = [self.settings.tasks.as_slice(), &more].concat();
+        check_tasks(&tasks)?;
+        self.settings.tasks = tasks;
         for task in &mut self.peer_tasks {
             if let Some(address) = map.resolve(task.name.as_str()) {
                 task.address = address.clone();
@@ -311,8 +360,65 @@ impl Node {
             pair.session = None;
         }
         self.map = map;
-        for handle in self.peers.select(|peer| peer.has_strangers && peer.link.is_some()) {
+        for handle in self.peers.select(|peer| (grown || peer.has_strangers) && peer.link.is_some()) {
             self.lose(self.clock, handle, &LinkError::Closed);
+        }
+        if grown {
+            let count = self.settings.tasks.len() as u16;
+            self.peers.iter_mut().for_each(|(_, peer)| peer.session.set_tasks(count));
+            (0..self.pairs.len() as u32).for_each(|pair| self.find_mirror(pair));
+        }
+        Ok(())
+    }
+
+    /// From now on new calls of clients end with Unavailable, and so do requests of peers for tensors that are not
+    /// there: what is under way can finish.
+    pub fn drain(&mut self) {
+        self.draining = true;
+        // No send can come for these any more.
+        self.end_parked_requests(|_, _| true, &draining());
+    }
+
+    /// Tensors lent to peers or being copied, and requests that wait here.
+    pub fn under_way(&self) -> usize {
+        let lent: usize = self.peers.iter().map(|(_, peer)| peer.session.unreleased()).sum();
+        lent + self.table.parked() + usize::from(self.local.is_copying())
+    }
+
+    /// Gives a local task memory of its own for tensors that arrive, or takes it away.
+    pub fn set_pool(&mut self, task: u16, pool: Option<Rc<dyn Pool>>) {
+        self.memory.set_pool(task, pool);
+    }
+
+    /// The slab for tensors that arrive where neither the caller nor its task brings memory.
+    pub fn receive_slab(&self) -> &Slab {
+        self.memory.slab()
+    }
+
+    /// Swaps the outcomes of clients' calls that wait with `other`, which must be empty.
+    pub fn swap_client_outcomes(&mut self, other: &mut Vec<(ClientCall, ClientOutcome)>) {
+        debug_assert!(other.is_empty());
+        std::mem::swap(&mut self.client_outcomes, other);
+    }
+
+    /// True if calls of clients have ended.
+    #[inline]
+    pub fn has_client_outcomes(&self) -> bool {
+        !self.client_outcomes.is_empty()
+    }
+
+    /// The client process of a local task is gone, or another one: its tensors that wait are freed, requests that wait
+    /// for them end with Unavailable, and so do its own.
+    pub fn forget_client(&mut self, local: u16, reason: &str) {
+        let name = self.settings.tasks[usize::from(local)].0.clone();
+        let error = Error::unavailable(name.as_str(), reason);
+        self.end_those(|_, pair| pair.local == local, &error);
+        self.end_local(local, None, &error);
+        for handle in self.peers.select(|_| true) {
+            let peer = self.peers.get_mut(handle).expect("just selected");
+            peer.session.end_requests_of(local, &error);
+            self.settle_events(handle);
+            self.mark_dirty(handle);
         }
     }
 
@@ -334,8 +440,26 @@ impl Node {
 
     /// When [`turn`](Self::turn) must come at the latest.
     pub fn next_timeout(&self) -> Option<Instant> {
-        [self.schedule.next(), self.table.next_deadline()].into_iter().flatten().min()
+        [self.schedule.next(), self.table.next_deadline(), self.local.next_deadline()].into_iter().flatten().min()
     }
+}
+
+fn check_tasks(tasks: &[(TaskName, u16)]) -> Result<(), Error> {
+    if tasks.len() > TASKS_PER_HELLO {
+        let found = tasks.len();
+        return Err(Error::invalid(format!("{found} tasks on one engine, at most {TASKS_PER_HELLO} are possible")));
+    }
+    let name_bytes: usize = tasks.iter().map(|(task, _)| task.as_str().len() + 2).sum();
+    if name_bytes > HELLO_BYTES_MAX / 2 {
+        let limit = HELLO_BYTES_MAX / 2;
+        return Err(Error::invalid(format!("the tasks' names take {name_bytes} bytes, at most {limit} are possible")));
+    }
+    Ok(())
+}
+
+/// What new calls hear while the engine drains.
+fn draining() -> Error {
+    Error::unavailable("this engine", "it drains: it finishes what is under way and then stops")
 }
 
 #[cfg(test)]

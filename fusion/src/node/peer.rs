@@ -27,6 +27,8 @@ pub(super) enum Connection {
 }
 
 pub(super) struct Peer {
+    /// Which of this side's transport addresses it knows.
+    pub(super) via: u16,
     pub(super) address: TransportAddress,
     /// The peer's shard; `None` until its number of shards is known.
     pub(super) shard: Option<u16>,
@@ -48,8 +50,6 @@ pub(super) struct Peer {
     pub(super) lost_at: Option<Instant>,
     pub(super) attempts: u32,
     pub(super) last_error: String,
-    /// The other end, for the loopback.
-    pub(super) partner: Option<Handle>,
     pub(super) in_dirty: bool,
     pub(super) in_hot: bool,
     pub(super) idle_turns: u32,
@@ -65,12 +65,14 @@ pub(super) struct Peer {
 
 impl Peer {
     pub(super) fn new(
+        via: u16,
         address: TransportAddress,
         shard: Option<u16>,
         lane: u32,
         session: Session<RecvWaiter, Handle>,
     ) -> Self {
         Self {
+            via,
             address,
             shard,
             lane,
@@ -84,7 +86,6 @@ impl Peer {
             lost_at: None,
             attempts: 0,
             last_error: String::new(),
-            partner: None,
             in_dirty: false,
             in_hot: false,
             idle_turns: 0,

@@ -14,7 +14,7 @@ use sealane_transport::wire::Hello;
 use super::calls::{RecvRequest, Ticket};
 use super::cells::RecvWaiter;
 use super::peer::Peer;
-use super::{Node, Pair};
+use super::{Node, Pair, SessionKey};
 
 /// A request on its way from one session to another: never sent on any link.
 struct Unasked {
@@ -32,7 +32,7 @@ struct Unasked {
 fn take_requests(peer: &mut Peer, handle: Handle, pick: impl FnMut(u16, u32) -> bool) -> Vec<Unasked> {
     let mut unasked = Vec::new();
     peer.session.take_requests(pick, |request, ask| {
-        let ticket = Ticket { session: handle, request };
+        let ticket = Ticket::Peer { session: handle, request };
         let Ask { consumer, producer, step, key, deadline, destination, waiter } = ask;
         let key = key.to_owned();
         unasked.push(Unasked { ticket, consumer, producer, step, key, deadline, destination, waiter });
@@ -61,8 +61,9 @@ impl Node {
         }
         let shards = usize::from(hello.shards);
         self.shards_at.insert(address.clone(), hello.shards);
-        self.sessions.remove(&(address.clone(), None));
-        self.sessions.insert((address, peer.shard), handle);
+        let key = |shard| SessionKey { via: peer.via, address: address.clone(), shard };
+        self.sessions.remove(&key(None));
+        self.sessions.insert(key(peer.shard), handle);
         let is_elsewhere = |pair: &Pair| shard_of(pair.lane, shards) != usize::from(hello.shard);
         let (pairs, numbers) = (&self.pairs, &self.pair_numbers);
         let misplaced = take_requests(peer, handle, |consumer, producer| {
@@ -82,7 +83,7 @@ impl Node {
     pub(super) fn renumber(&mut self, now: Instant, address: &TransportAddress, shards: u16) {
         self.forget_ended_moves();
         let mut unasked = Vec::new();
-        for handle in self.peers.select(|peer| peer.address == *address && peer.partner.is_none()) {
+        for handle in self.peers.select(|peer| peer.address == *address) {
             self.drop_link(now, handle, &LinkError::Closed);
             self.give_up(handle, "it restarted with another number of cores, and what it was asked is lost");
             let mut peer = self.peers.remove(handle).expect("just selected");
@@ -106,8 +107,12 @@ impl Node {
     /// Forgets where requests went that have ended since: what is kept is bounded by the requests that stand.
     fn forget_ended_moves(&mut self) {
         let (peers, moved) = (&self.peers, &self.moved);
-        let stands =
-            |ticket: &Ticket| peers.get(ticket.session).is_some_and(|peer| peer.session.is_waiting(ticket.request));
+        let stands = |ticket: &Ticket| match *ticket {
+            Ticket::Peer { session, request } => {
+                peers.get(session).is_some_and(|peer| peer.session.is_waiting(request))
+            }
+            Ticket::Local(_) => false,
+        };
         let ended = |mut ticket: Ticket| {
             while let Some(next) = moved.get(&ticket) {
                 ticket = *next;

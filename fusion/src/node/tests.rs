@@ -37,8 +37,8 @@ fn map() -> Arc<EndpointMap> {
 
 fn settings(address: &str, tasks: &[&str]) -> NodeSettings {
     NodeSettings {
-        address: address.parse().unwrap(),
-        tasks: tasks.iter().map(|task| task.parse().unwrap()).collect(),
+        addresses: vec![address.parse().unwrap()],
+        tasks: tasks.iter().map(|task| (task.parse().unwrap(), 0)).collect(),
         shard: 0,
         shards: 1,
         incarnation: 1000,
@@ -48,6 +48,7 @@ fn settings(address: &str, tasks: &[&str]) -> NodeSettings {
         connect_timeout: Duration::from_secs(20),
         lease: Duration::from_secs(60),
         fuse: Fuse::Turn,
+        path_reason: "a test".into(),
     }
 }
 
@@ -119,7 +120,8 @@ impl Net {
             return;
         }
         let shard = |node: &Node| shard_of(hello.lane, usize::from(node.settings().shards)) as u16;
-        let called = |node: &Node| node.settings().address == address && node.settings().shard == shard(node);
+        let called =
+            |node: &Node| node.settings().addresses == [address.clone()] && node.settings().shard == shard(node);
         let Some(to) = self.nodes.iter().position(called) else {
             return self.fail(from, peer, self.failure, "nobody is there");
         };
@@ -143,7 +145,7 @@ impl Net {
 
     /// A greeting reaches a node: the caller's end and the welcome, or the rejection.
     fn call(&mut self, to: usize, hello: &Hello) -> Result<(LoopbackLink, Hello), (RejectCode, String)> {
-        match self.nodes[to].called(self.now, hello) {
+        match self.nodes[to].called(self.now, 0, hello) {
             Answer::Reject(code, reason) => Err((code, reason)),
             Answer::Welcome { peer } => {
                 let (mut mine, theirs) = loopback();

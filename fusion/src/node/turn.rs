@@ -21,6 +21,9 @@ impl Node {
         let mut work = self.transmit_dirty(now);
         work += self.retry_blocked(now);
         work += self.receive_hot(now);
+        if self.local.is_copying() {
+            work += self.copy_on();
+        }
         if self.next_timeout().is_some_and(|due| due <= now) {
             self.timeouts(now);
             work += 1;
@@ -30,6 +33,7 @@ impl Node {
 
     fn timeouts(&mut self, now: Instant) {
         self.expire_deposits(now);
+        self.expire_local(now);
         while let Some((time, handle)) = self.schedule.take_due(now) {
             let Some(peer) = self.peers.get_mut(handle) else { continue };
             if peer.scheduled == Some(time) {
@@ -137,7 +141,6 @@ impl Node {
             }
         }
         let more = !blocked && peer.session.has_output();
-        let partner = peer.partner;
         peer.blocked = blocked && error.is_none();
         if let Some(error) = error {
             self.lose(now, handle, &error);
@@ -150,8 +153,7 @@ impl Node {
         }
         if total > 0 {
             self.settle_events(handle);
-            // A loopback's other end has no descriptor to tell it.
-            self.mark_hot(partner.unwrap_or(handle));
+            self.mark_hot(handle);
         }
         total
     }
@@ -181,7 +183,7 @@ impl Node {
         if !peer.session.can_receive() {
             return 0;
         }
-        let mut inbound = peer.session.inbound(now, &self.receive_slab);
+        let mut inbound = peer.session.inbound(now, &self.memory);
         let result = link.receive(&mut inbound, RECEIVE_BUDGET_BYTES);
         if let Ok(0) = result {
             return 0;
@@ -209,12 +211,7 @@ impl Node {
 
     /// True if a turn would do something: nothing that waits for a descriptor counts.
     pub fn has_work(&self) -> bool {
-        !self.dirty.is_empty() || self.hot.iter().any(|&handle| self.is_undrained_loopback(handle))
-    }
-
-    /// A loopback end that has been written to since it was last read.
-    fn is_undrained_loopback(&self, handle: Handle) -> bool {
-        self.peers.get(handle).is_some_and(|peer| peer.partner.is_some() && peer.idle_turns == 0)
+        !self.dirty.is_empty() || self.local.is_copying()
     }
 
     /// Moves the sessions that have a new link into `into`: their descriptors are to be watched for reading.

@@ -26,13 +26,18 @@ pub struct Meeting<'a> {
     pub key: &'a str,
 }
 
-/// A request that waits in the table: which session's, and its id there.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Parked {
-    /// The session that brought it.
-    pub session: Handle,
-    /// Its id in that session.
-    pub id: Handle,
+/// A request that waits in the table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Parked {
+    /// A peer's.
+    Peer {
+        /// The session that brought it.
+        session: Handle,
+        /// Its id in that session.
+        id: Handle,
+    },
+    /// A task's of this very node, by the node's name for it.
+    Local(Handle),
 }
 
 /// What a send found.
@@ -56,8 +61,8 @@ pub enum Deposited {
 pub enum Found {
     /// The tensor, lent until it is settled.
     Tensor((TensorMeta, Payload), Handle),
-    /// Nothing yet: the request waits in the table.
-    Parked,
+    /// Nothing yet: the request waits in the table under this name.
+    Parked(Parked),
 }
 
 /// A deposit that ended without being taken.
@@ -231,19 +236,20 @@ impl<S> Table<S> {
         Ok(Deposited::Wanted { by, tensor, deposit: handle })
     }
 
-    /// Looks for the tensor of a request; parks the request if it is not there yet.
+    /// Looks for the tensor of a request; parks the request, which is named by `by` then, if it is not there yet.
     ///
     /// # Errors
-    /// InvalidArgument if another request waits there already, or this one's id is in use.
-    pub fn want(&mut self, at: Meeting<'_>, by: Parked) -> Result<Found, Error> {
+    /// InvalidArgument if another request waits there already, or this one's id is in use; whatever `by` answers.
+    pub fn want(&mut self, at: Meeting<'_>, by: impl FnOnce() -> Result<Parked, Error>) -> Result<Found, Error> {
         let hash = self.hash(at);
         let Some(handle) = self.find(hash, at) else {
+            let by = by()?;
             if self.parked.contains_key(&by) {
                 return Err(Error::invalid("the id is that of another request, which waits"));
             }
             let handle = self.insert(hash, at, State::Wanted(by));
             self.parked.insert(by, handle);
-            return Ok(Found::Parked);
+            return Ok(Found::Parked(by));
         };
         let entry = self.entries.get_mut(handle).expect("the index holds live entries");
         if let State::Wanted(_) = entry.state {
@@ -251,8 +257,8 @@ impl<S> Table<S> {
             return Err(Error::invalid(reason));
         }
         // Whatever stands in for the state while it is taken apart is overwritten on the next line.
-        let State::Deposited { tensor, sender, deadline } = std::mem::replace(&mut entry.state, State::Wanted(by))
-        else {
+        let nobody = State::Wanted(Parked::Local(handle));
+        let State::Deposited { tensor, sender, deadline } = std::mem::replace(&mut entry.state, nobody) else {
             unreachable!("lent entries are not in the index")
         };
         entry.state = State::Lent { sender, deadline, barred: None };
@@ -287,6 +293,11 @@ impl<S> Table<S> {
         }
     }
 
+    /// The key that a parked request waits for, if it still does.
+    pub fn key_of(&self, by: Parked) -> Option<&str> {
+        Some(&self.entries.get(*self.parked.get(&by)?)?.key)
+    }
+
     /// Forgets a parked request; false if it has been answered already.
     pub fn withdraw(&mut self, by: Parked) -> bool {
         let Some(handle) = self.parked.remove(&by) else { return false };
@@ -298,9 +309,10 @@ impl<S> Table<S> {
 
     /// Forgets every parked request of a session: its link is gone, and what stands will be asked again.
     pub fn withdraw_session(&mut self, session: Handle) {
-        let mut parked: Vec<_> = self.parked.keys().filter(|by| by.session == session).copied().collect();
+        let of_session = |by: &&Parked| matches!(by, Parked::Peer { session: of, .. } if *of == session);
+        let mut parked: Vec<_> = self.parked.keys().filter(of_session).copied().collect();
         // A hash map's order is no order: the same history is to leave the same table behind.
-        parked.sort_unstable_by_key(|by| by.id);
+        parked.sort_unstable();
         for by in parked {
             self.withdraw(by);
         }

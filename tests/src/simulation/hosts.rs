@@ -75,8 +75,8 @@ impl Simulation {
         self.trace.note(self.now, format_args!("host {index} starts process {process} with {shards} shards"));
         for shard in 0..shards {
             let settings = NodeSettings {
-                address: self.address(index),
-                tasks: self.tasks_of(index),
+                addresses: vec![self.address(index)],
+                tasks: self.tasks_of(index).into_iter().map(|task| (task, 0)).collect(),
                 shard: shard as u16,
                 shards: shards as u16,
                 incarnation: (index as u64 + 1) * INCARNATION_STRIDE * 64 + u64::from(process) * INCARNATION_STRIDE,
@@ -86,6 +86,7 @@ impl Simulation {
                 connect_timeout: super::climate::CONNECT_TIMEOUT,
                 lease: super::climate::LEASE,
                 fuse: self.climate.fuse,
+                path_reason: "simulated".to_owned(),
             };
             let send = slab("send", self.climate.slab_send_bytes)?;
             let receive = slab("receive", self.climate.slab_receive_bytes)?;
@@ -205,11 +206,13 @@ impl Simulation {
     fn look_at_limits(&self, index: usize, shard: usize) -> Result<(), String> {
         let seat = &self.hosts[index].seats[shard];
         let counters = seat.node.counters();
-        // A session for each shard of each host, and the loopback's called end.
-        let sessions = (self.hosts.len() * self.climate.shards_max + 1) as u64;
+        // A session for each shard of each other host; beside them, what tasks of this one ask each other.
+        let sessions = (self.hosts.len() * self.climate.shards_max) as u64;
+        let limits = &self.climate.limits;
+        let parked_max = limits.parked_requests_max as u64 * sessions + limits.queued_requests_max as u64;
         let found = [
             ("deposits", counters.deposits, self.climate.deposited_tensors_max as u64),
-            ("parked", counters.parked, self.climate.limits.parked_requests_max as u64 * sessions),
+            ("parked", counters.parked, parked_max),
             ("links", counters.links, sessions),
             ("slab_send_bytes", counters.slab_send_bytes, self.climate.slab_send_bytes as u64),
             ("slab_receive_bytes", counters.slab_receive_bytes, self.climate.slab_receive_bytes as u64),

@@ -114,7 +114,7 @@ impl Simulation {
         }
         let shard = shard_of(hello.lane, self.hosts[to].seats.len());
         let now = self.instant();
-        match self.hosts[to].seats[shard].node.called(now, &hello) {
+        match self.hosts[to].seats[shard].node.called(now, 0, &hello) {
             Answer::Reject(code, reason) => {
                 self.trace.note(self.now, format_args!("{to}.{shard} rejects {host}.{}: {reason}", hello.shard));
                 let kind = match code {

@@ -1,8 +1,8 @@
 //! What moves: any order, size, type and number, both directions at once.
 
-use sealane_fusion::{Buffer, Code, DType, Tensor, TensorMeta, TypeCode};
+use sealane_fusion::{Buffer, Code, DType, Engine, Tensor, TensorMeta, TypeCode};
 
-use crate::fixture::{assert_empty, bytes, engines, task, tensor, total, two, until};
+use crate::fixture::{assert_empty, bytes, engines, listener, map, port, settings, task, tensor, total, two, until};
 
 #[test]
 fn a_send_and_its_recv_meet_in_either_order() {
@@ -99,7 +99,7 @@ fn two_sides_that_call_at_once_settle_on_one_link() {
 }
 
 #[test]
-fn two_tasks_of_one_engine_talk_through_the_loopback() {
+fn two_tasks_of_one_engine_meet_without_a_link() {
     let listener = crate::fixture::listener();
     let port = crate::fixture::port(&listener);
     let mut settings = crate::fixture::settings(crate::fixture::map(&[port, port]), 0, listener);
@@ -114,6 +114,27 @@ fn two_tasks_of_one_engine_talk_through_the_loopback() {
         }
     }
     assert_empty(&engine);
+}
+
+#[test]
+fn tasks_of_one_engine_may_have_several_transport_addresses() {
+    let [one, other, peer] = [listener(), listener(), listener()];
+    let ports = [port(&one), port(&other), port(&peer)];
+    let mut both = settings(map(&ports), 0, one);
+    both.tasks.push(task(1).parse().unwrap());
+    both.listeners.push(other);
+    let (both, peer) = (Engine::start(both).unwrap(), Engine::start(settings(map(&ports), 2, peer)).unwrap());
+    assert_eq!(both.addresses().len(), 2);
+    let tasks = [both.task(&task(0)).unwrap(), both.task(&task(1)).unwrap(), peer.task(&task(2)).unwrap()];
+    for (step, (from, to)) in [(0, 1), (1, 0), (0, 2), (2, 0), (1, 2), (2, 1)].into_iter().enumerate() {
+        let sending = tasks[from].send(&task(to), step as i64, "w", tensor(100, step as u64));
+        let arrived = tasks[to].recv(&task(from), step as i64, "w").wait().unwrap();
+        assert_eq!(arrived.bytes(), bytes(100, step as u64), "{from} to {to}");
+        sending.wait().unwrap();
+    }
+    // The peer knows two addresses and has a link to each; on the other side these are two links to one.
+    assert_eq!((total(&both).links, total(&peer).links), (2, 2));
+    assert_empty(&both);
 }
 
 #[test]

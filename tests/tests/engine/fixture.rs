@@ -31,7 +31,7 @@ pub fn map(ports: &[u16]) -> EndpointMap {
 /// Settings for tests: small slabs, no pinning, since many tests share the machine.
 pub fn settings(map: EndpointMap, index: usize, listener: TcpListener) -> EngineSettings {
     let mut settings = EngineSettings::new(map, &[&task(index)]).expect("a well-formed name");
-    settings.listener = Some(listener);
+    settings.listeners = vec![listener];
     settings.runtime.pin = Pin::Off;
     settings.slab_send_bytes = 1 << 20;
     settings.slab_receive_bytes = 16 << 20;

@@ -135,13 +135,13 @@ fn another_version_is_named_on_both_sides() {
 }
 
 fn worker_address(engine: &Engine) -> String {
-    engine.address().to_string()
+    engine.addresses()[0].to_string()
 }
 
 #[test]
 fn callers_that_are_not_sealane_disturb_nobody() {
     let (ps, worker) = two();
-    let address = ps.address().to_string();
+    let address = ps.addresses()[0].to_string();
     let mut strangers: Vec<_> = (0..8).map(|_| TcpStream::connect(&address).unwrap()).collect();
     for (index, stranger) in strangers.iter_mut().enumerate() {
         stranger.set_read_timeout(Some(LONG)).unwrap();
@@ -274,7 +274,7 @@ fn a_peer_that_lies_is_dropped_and_its_callers_told() {
 fn a_port_in_use_is_said_with_the_address() {
     let taken: TcpListener = listener();
     let mut settings = settings(map(&[port(&taken)]), 0, listener());
-    settings.listener = None;
+    settings.listeners.clear();
     let error = Engine::start(settings).err().expect("the port is taken").to_string();
     assert!(error.contains(&format!("127.0.0.1:{}", port(&taken))) && error.contains("in use"), "{error}");
 }

@@ -61,7 +61,7 @@ fn a_task_that_the_producers_map_does_not_have_is_told_so_until_the_map_has_it()
     let error = second.recv(&task(0), 1, "w").wait().unwrap_err().error;
     assert_eq!(error.code(), Code::NotFound, "{error}");
     assert!(error.to_string().contains("endpoint map of the asked host"), "{error}");
-    ps.set_map(std::sync::Arc::new(map(&ports))).unwrap();
+    ps.set_map(std::sync::Arc::new(map(&ports)), &[]).unwrap();
     let sending = ps.task(&task(0)).unwrap().send(&task(2), 2, "w", tensor(10, 1));
     assert_eq!(second.recv(&task(0), 2, "w").wait().unwrap().bytes(), bytes(10, 1));
     sending.wait().unwrap();
@@ -71,14 +71,14 @@ fn a_task_that_the_producers_map_does_not_have_is_told_so_until_the_map_has_it()
 fn a_new_map_moves_later_calls() {
     let (ps, worker) = two();
     let spare = listener();
-    let (ps_port, worker_port) = (ps.address().port, worker.address().port);
+    let (ps_port, worker_port) = (ps.addresses()[0].port, worker.addresses()[0].port);
     let spare_port = port(&spare);
     let moved = Engine::start(settings(map(&[spare_port, worker_port]), 0, spare)).unwrap();
     let worker_task = worker.task(&task(1)).unwrap();
     let sending = ps.task(&task(0)).unwrap().send(&task(1), 1, "w", tensor(10, 1));
     assert_eq!(worker_task.recv(&task(0), 1, "w").wait().unwrap().bytes(), bytes(10, 1));
     sending.wait().unwrap();
-    worker.set_map(std::sync::Arc::new(map(&[spare_port, worker_port]))).unwrap();
+    worker.set_map(std::sync::Arc::new(map(&[spare_port, worker_port])), &[]).unwrap();
     let sending = moved.task(&task(0)).unwrap().send(&task(1), 2, "w", tensor(10, 2));
     assert_eq!(worker_task.recv(&task(0), 2, "w").wait().unwrap().bytes(), bytes(10, 2));
     sending.wait().unwrap();
@@ -99,5 +99,5 @@ fn settings_that_cannot_work_are_refused_at_start() {
     let (own, other) = (listener(), listener());
     let mut two_homes = settings(map(&[port(&own), port(&other)]), 0, own);
     two_homes.tasks.push(task(1).parse().unwrap());
-    assert!(refused(two_homes).contains("different transport addresses"));
+    assert!(refused(two_homes).contains("1 listeners for 2 transport addresses"));
 }

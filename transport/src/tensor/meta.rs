@@ -77,6 +77,11 @@ impl TensorMeta {
         Ok(TensorMeta(Meta::from_slice(bytes)))
     }
 
+    /// The wire form, in place.
+    pub fn as_wire(&self) -> &[u8] {
+        &self.0
+    }
+
     /// The wire form.
     pub fn into_wire(self) -> Meta {
         self.0

@@ -79,6 +79,11 @@ impl Tensor {
         self.meta.shape()
     }
 
+    /// What holds the bytes.
+    pub fn payload(&self) -> &Payload {
+        &self.data
+    }
+
     /// The bytes.
     pub fn bytes(&self) -> &[u8] {
         self.data.as_ref()

@@ -178,7 +178,7 @@ fn engine(
     let failed = |reason: String| BenchError::Sealane { operation: "start", reason };
     let map = EndpointMap::parse(&map, "the bench's endpoint map").map_err(|error| failed(error.to_string()))?;
     let mut settings = EngineSettings::new(map, tasks).map_err(|error| failed(error.to_string()))?;
-    settings.listener = Some(listener);
+    settings.listeners = vec![listener];
     settings.tcp = tcp_settings(plan);
     settings.session.window = plan.window;
     settings.session.heartbeat = PATIENCE;

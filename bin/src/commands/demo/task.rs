@@ -144,7 +144,7 @@ impl Player {
         let window = engine.session.window;
         let Runtime { slab_send_bytes, slab_receive_bytes, .. } = &settings.runtime;
         let engine = Engine::start(EngineSettings {
-            listener: Some(listener),
+            listeners: vec![listener],
             slab_send_bytes: given_or(slab_send_bytes, SLAB_BYTES),
             slab_receive_bytes: given_or(slab_receive_bytes, SLAB_BYTES),
             connect_timeout: engine.connect_timeout.min(REQUEST_TIMEOUT),

@@ -1,11 +1,13 @@
 //! Greetings without their shard's turns: the test takes them, at the times that it wants.
 
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::time::Duration;
 
 use sealane_runtime::{Pin, Runtime};
 use sealane_transport::endpoint_map::EndpointMap;
-use socket2::{Domain, SockAddr, Type};
+use socket2::{Domain, SockAddr, Socket, Type};
 
+use super::super::listener::ACCEPT_PAUSE;
 use super::super::settings::EngineSettings;
 use super::*;
 use crate::node::{RecvRequest, RecvWaiter};
@@ -20,8 +22,8 @@ fn on_a_shard(test: impl FnOnce(&Rc<ShardEngine>) + Send + 'static) {
     (settings.slab_send_bytes, settings.slab_receive_bytes) = (1 << 20, 1 << 20);
     let runtime = Runtime::start(settings.runtime.clone()).unwrap();
     let done = runtime.on_shard(0, async move |shard| {
-        let node = settings.node(&"127.0.0.1:7000".parse().unwrap(), 0, 1);
-        ShardEngine::start(&shard, node, settings, None).unwrap();
+        let node = settings.node(&["127.0.0.1:7000".parse().unwrap()], 0, 1);
+        ShardEngine::start(&shard, node, settings, Vec::new()).unwrap();
         test(&ShardEngine::current().unwrap());
     });
     done.wait().unwrap();
@@ -32,6 +34,10 @@ fn listener() -> (TcpListener, SocketAddr) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let address = listener.local_addr().unwrap();
     (listener, address)
+}
+
+fn listening(engine: &Rc<ShardEngine>, socket: Socket) -> Greetings {
+    Greetings::new(engine, vec![Listener::new(socket.into(), 0, &engine.settings.tcp)])
 }
 
 /// Has the node call its peer.
@@ -61,25 +67,25 @@ fn a_listener_that_cannot_accept_rests_and_is_asked_again() {
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
         socket.bind(&SockAddr::from(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))).unwrap();
         let address = socket.local_addr().unwrap().as_socket().unwrap();
-        let mut greetings = Greetings::new(engine, Some(socket));
+        let mut greetings = listening(engine, socket);
         let now = engine.shard.now();
         greetings.turn(now);
-        assert!(greetings.listening);
+        assert!(greetings.listeners[0].is_watched());
 
-        greetings.ready(LISTENER, Readiness::default());
+        greetings.ready(0, Readiness::default());
         greetings.turn(now);
-        assert!(!greetings.listening && !greetings.has_work());
+        assert!(!greetings.listeners[0].is_watched() && !greetings.has_work());
         let again = now + ACCEPT_PAUSE;
         assert_eq!(greetings.next_timeout(), Some(again));
         greetings.turn(again - Duration::from_millis(1));
-        assert!(!greetings.listening);
+        assert!(!greetings.listeners[0].is_watched());
 
-        greetings.listener.as_ref().unwrap().listen(1).unwrap();
+        socket2::SockRef::from(&greetings.listeners[0].descriptor()).listen(1).unwrap();
         let _caller = TcpStream::connect(address).unwrap();
         greetings.turn(again);
-        assert!(greetings.listening);
+        assert!(greetings.listeners[0].is_watched());
         assert_eq!(greetings.next_timeout(), None);
-        greetings.ready(LISTENER, Readiness::default());
+        greetings.ready(0, Readiness::default());
         greetings.turn(again);
         assert_eq!(greetings.pending.len(), 1);
     });
@@ -88,18 +94,18 @@ fn a_listener_that_cannot_accept_rests_and_is_asked_again() {
 #[test]
 fn a_listener_that_cannot_be_watched_is_tried_again_after_a_pause() {
     on_a_shard(|engine| {
-        let socket = Socket::from(listener().0);
+        let socket = listener().0.into();
         let source = engine.greetings_source.get().unwrap();
-        let mut greetings = Greetings::new(engine, Some(socket));
-        let watched = greetings.listener.as_ref().unwrap().as_fd();
+        let mut greetings = listening(engine, socket);
+        let watched = greetings.listeners[0].descriptor();
         engine.shard.watch(source, watched, 7, Interest::READ).unwrap();
         let now = engine.shard.now();
         greetings.turn(now);
-        assert!(!greetings.listening);
+        assert!(!greetings.listeners[0].is_watched());
         assert_eq!(greetings.next_timeout(), Some(now + ACCEPT_PAUSE));
-        engine.shard.unwatch(greetings.listener.as_ref().unwrap().as_fd()).unwrap();
+        engine.shard.unwatch(greetings.listeners[0].descriptor()).unwrap();
         greetings.turn(now + ACCEPT_PAUSE);
-        assert!(greetings.listening);
+        assert!(greetings.listeners[0].is_watched());
     });
 }
 
@@ -107,7 +113,7 @@ fn a_listener_that_cannot_be_watched_is_tried_again_after_a_pause() {
 fn a_call_whose_socket_cannot_be_watched_has_failed() {
     on_a_shard(|engine| {
         let (_listener, address) = listener();
-        let mut greetings = Greetings::new(engine, None);
+        let mut greetings = Greetings::new(engine, Vec::new());
         let (peer, hello) = call(engine);
         let dial = Dial::start(address, hello.clone(), &engine.settings.tcp).unwrap();
         let source = engine.greetings_source.get().unwrap();
@@ -123,7 +129,7 @@ fn a_call_whose_socket_cannot_be_watched_has_failed() {
 fn an_address_that_does_not_answer_in_time_is_followed_by_the_next() {
     on_a_shard(|engine| {
         let ((_mute, first), (second, next)) = (listener(), listener());
-        let mut greetings = Greetings::new(engine, None);
+        let mut greetings = Greetings::new(engine, Vec::new());
         let (peer, hello) = call(engine);
         greetings.call(peer, Ok(vec![first, next]), hello);
         let now = engine.shard.now();
@@ -146,7 +152,7 @@ fn an_address_that_does_not_answer_in_time_is_followed_by_the_next() {
 #[test]
 fn hanging_up_reaches_a_call_whose_name_is_being_looked_up() {
     on_a_shard(|engine| {
-        let mut greetings = Greetings::new(engine, None);
+        let mut greetings = Greetings::new(engine, Vec::new());
         let (peer, hello) = call(engine);
         let address = "localhost:7001".parse().unwrap();
         greetings.carry_out(ConnectOrder::Dial { peer, address, hello });

@@ -155,7 +155,7 @@ fn an_answer_from_the_wrong_shard_ends_the_requests() {
 
 #[test]
 fn more_tasks_than_a_greeting_names_are_too_many() {
-    let tasks = (0..4097).map(|task| format!("task{task}:1").parse().unwrap()).collect();
+    let tasks = (0..4097).map(|task| (format!("task{task}:1").parse().unwrap(), 0)).collect();
     let slab = || Slab::new(SlabSettings { name: "send", bytes: 4096, populate: false }).unwrap();
     let error = Node::new(NodeSettings { tasks, ..ps() }, map(), slab(), slab()).err().unwrap();
     assert_eq!(error.to_string(), "4097 tasks on one engine, at most 4096 are possible");

@@ -55,7 +55,7 @@ fn a_link_that_takes_everything_gets_its_share_a_turn_and_is_not_waited_for() {
     let _sent = net.send((0, "ps:1"), "worker:1", "w", &vec![1; tensor]);
     let _asked = net.recv((1, "worker:1"), "ps:1", "w");
     let (calling, hello) = net.dialing(1);
-    let Answer::Welcome { peer } = net.nodes[0].called(net.now, &hello) else { panic!("a caller is welcome") };
+    let Answer::Welcome { peer } = net.nodes[0].called(net.now, 0, &hello) else { panic!("a caller is welcome") };
     let (mut mine, link) = loopback();
     let (fast, taken) = (Rc::<Cell<bool>>::default(), Rc::<RefCell<Vec<usize>>>::default());
     let theirs = FastLink { link, fast: fast.clone(), taken: taken.clone() };

@@ -1,0 +1,306 @@
+//! Client processes of this host: who is attached as which task, and the source that moves what they ask and what they
+//! are answered. Each shard has its own end of every client; nothing is shared between shards.
+//!
+//! Bounded by one client a task, and by what `client.rs` lets each have under way.
+
+mod client;
+mod memory;
+
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::sync::PoisonError;
+use std::time::Instant;
+
+use sealane_runtime::{Interest, JoinHandle, Shard, Source};
+use sealane_transport::shm::{ClientBell, DaemonEnd, Doorbell, Record, SharedMemory};
+use sealane_transport::{Arena, Error, Handle};
+
+use super::shard::{ShardEngine, Vital};
+use super::{Engine, stopped};
+use crate::node::{ClientCall, ClientOutcome};
+use client::Client;
+
+/// What the daemon shares with a client that attaches.
+#[derive(Debug)]
+pub struct ClientEnds {
+    /// The task that it attaches as.
+    pub task: String,
+    /// Its process, for messages.
+    pub pid: i32,
+    /// Its arena.
+    pub arena: SharedMemory,
+    /// Its segments and their doorbells, in the order of the shards.
+    pub shards: Vec<(DaemonEnd, Doorbell)>,
+    /// How to wake it, and how to hang up on it.
+    pub bell: ClientBell,
+}
+
+/// Names a client that was admitted, and never a later one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ClientId(u64);
+
+/// Who is attached; the engine's, for any thread.
+#[derive(Debug, Default)]
+pub(super) struct Attached {
+    seats: HashMap<String, Seat>,
+    admitted: u64,
+}
+
+#[derive(Debug)]
+struct Seat {
+    id: ClientId,
+    pid: i32,
+}
+
+/// Why a shard needs no answer when it is told something about a client: it has stopped, and its clients with it.
+const STOPPED_IS_GONE: &str = "a stopped shard has no clients";
+
+impl Engine {
+    /// The process that is attached as a task, if any is.
+    pub fn attached(&self, task: &str) -> Option<i32> {
+        let attached = self.0.attached.lock().unwrap_or_else(PoisonError::into_inner);
+        attached.seats.get(task).map(|seat| seat.pid)
+    }
+
+    /// Lets a client in.
+    ///
+    /// # Errors
+    /// NotFound if the task is not served here, Unavailable if another process is attached as it or the engine has
+    /// stopped.
+    ///
+    /// # Panics
+    /// If there are not as many segments as shards.
+    pub fn admit(&self, client: ClientEnds) -> Result<ClientId, Error> {
+        assert_eq!(client.shards.len(), self.shards(), "a segment for every shard");
+        let ClientEnds { task, pid, arena, shards, bell } = client;
+        let tasks = self.tasks();
+        let Some(place) = tasks.iter().position(|name| name.as_str() == task) else {
+            let names: Vec<_> = tasks.iter().map(|task| task.as_str()).collect();
+            let reason = format!("this daemon serves {}", names.join(", "));
+            return Err(Error::NotFound { task: task.into(), reason: reason.into() });
+        };
+        let mut attached = self.0.attached.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(Seat { pid, .. }) = attached.seats.get(&task) {
+            return Err(Error::unavailable(&task, format!("process {pid} is attached as it; one process may be")));
+        }
+        attached.admitted += 1;
+        let id = ClientId(attached.admitted);
+        let admitted: Vec<JoinHandle<()>> = shards
+            .into_iter()
+            .enumerate()
+            .map(|(index, (end, doorbell))| {
+                let (arena, bell) = (arena.clone(), bell.clone());
+                self.0.runtime.on_shard(index, async move |_| {
+                    let engine = ShardEngine::current().expect("set up at start");
+                    let small = engine.borrow_node(|node| node.receive_slab().clone());
+                    let client = Client::new(place as u16, pid, end, doorbell, bell, arena, small);
+                    engine.client_changes.borrow_mut().push(Change::Admit(id, Box::new(client)));
+                })
+            })
+            .collect();
+        for shard in admitted {
+            shard.wait().map_err(|error| stopped(&error))?;
+        }
+        attached.seats.insert(task, Seat { id, pid });
+        Ok(id)
+    }
+
+    /// Lets a client go, or notices that it has gone: its calls end, its tensors that nobody has asked for are freed,
+    /// whoever waits for it is told `reason`. Does nothing if it has been dismissed before.
+    ///
+    /// Not for code on a shard: it waits until the shards have heard of it.
+    pub fn dismiss(&self, id: ClientId, reason: &str) {
+        let mut attached = self.0.attached.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = attached.seats.len();
+        attached.seats.retain(|_, seat| seat.id != id);
+        if attached.seats.len() == before {
+            return;
+        }
+        let told: Vec<JoinHandle<()>> = (0..self.shards())
+            .map(|index| {
+                let reason = reason.to_owned();
+                self.0.runtime.on_shard(index, async move |_| {
+                    let engine = ShardEngine::current().expect("set up at start");
+                    engine.client_changes.borrow_mut().push(Change::Dismiss(id, reason));
+                })
+            })
+            .collect();
+        for shard in told {
+            if let Err(error) = shard.wait() {
+                tracing::debug!(%error, STOPPED_IS_GONE);
+            }
+        }
+    }
+
+    /// From now on new calls of clients end with Unavailable, and requests for tensors that are not there as well:
+    /// what is under way can finish.
+    ///
+    /// # Errors
+    /// Unavailable if the engine has stopped.
+    pub fn drain(&self) -> Result<(), Error> {
+        self.on_all_shards(|engine| engine.with_node(|node, _| node.drain())).map(|_| ())
+    }
+
+    /// Calls of clients that have not ended, and tensors lent to peers.
+    ///
+    /// # Errors
+    /// Unavailable if the engine has stopped.
+    pub fn under_way(&self) -> Result<usize, Error> {
+        let count = |engine: &ShardEngine| engine.borrow_node(|node| node.under_way()) + engine.client_calls.get();
+        Ok(self.on_all_shards(count)?.into_iter().sum())
+    }
+
+    fn on_all_shards<T: Send + 'static>(
+        &self,
+        ask: impl Fn(&ShardEngine) -> T + Copy + Send + 'static,
+    ) -> Result<Vec<T>, Error> {
+        let ask_one = |index| {
+            self.0.runtime.on_shard(index, async move |_| ask(&ShardEngine::current().expect("set up at start")))
+        };
+        let asked: Vec<_> = (0..self.shards()).map(ask_one).collect();
+        asked.into_iter().map(|answer| answer.wait().map_err(|error| stopped(&error))).collect()
+    }
+}
+
+/// What the source is told about its clients.
+pub(super) enum Change {
+    Admit(ClientId, Box<Client>),
+    Dismiss(ClientId, String),
+}
+
+/// The source. It holds the engine as [`Vital`]: without it clients would wait for ever.
+pub(super) struct Clients {
+    engine: Vital,
+    clients: Arena<Client>,
+    handles: HashMap<ClientId, Handle>,
+    /// Kept to reuse their memory; empty between turns.
+    outcomes: Vec<(ClientCall, ClientOutcome)>,
+    record: Record,
+}
+
+impl Clients {
+    pub(super) fn start(engine: &Rc<ShardEngine>) {
+        let clients = Clients {
+            engine: Vital::new(engine),
+            clients: Arena::new(usize::MAX),
+            handles: HashMap::new(),
+            outcomes: Vec::new(),
+            record: Record::new(),
+        };
+        engine.clients_source.set(Some(engine.shard.add_source(clients)));
+    }
+
+    fn take_changes(&mut self) -> usize {
+        let changes = std::mem::take(&mut *self.engine.client_changes.borrow_mut());
+        let count = changes.len();
+        for change in changes {
+            match change {
+                Change::Admit(id, client) => self.admit(id, *client),
+                Change::Dismiss(id, reason) => self.dismiss(id, &reason),
+            }
+        }
+        count
+    }
+
+    fn admit(&mut self, id: ClientId, client: Client) {
+        let Ok(handle) = self.clients.insert(client) else { unreachable!("2^32 clients do not fit in memory") };
+        let client = self.clients.get_mut(handle).expect("just inserted");
+        client.handle = handle;
+        self.handles.insert(id, handle);
+        let source = self.engine.clients_source.get().expect("set at start");
+        let doorbell = std::os::fd::AsFd::as_fd(client.doorbell());
+        // Edge-triggered: the doorbell is never read, since the client could make reading it wait.
+        if let Err(error) = self.engine.shard.watch(source, doorbell, handle.to_bits(), Interest::READ.edge()) {
+            tracing::error!(%error, "a client's doorbell cannot be watched, so it is hung up on");
+            client.hang_up("its doorbell cannot be watched");
+        }
+        let (task, pool) = (client.task, client.pool());
+        self.engine.borrow_node(|node| node.set_pool(task, Some(pool)));
+    }
+
+    fn dismiss(&mut self, id: ClientId, reason: &str) {
+        let Some(client) = self.handles.remove(&id).and_then(|handle| self.clients.remove(handle)) else { return };
+        if let Err(error) = self.engine.shard.unwatch(std::os::fd::AsFd::as_fd(client.doorbell())) {
+            tracing::debug!(%error, "a doorbell was not watched");
+        }
+        self.engine.with_node(|node, _| {
+            node.set_pool(client.task, None);
+            node.forget_client(client.task, reason);
+        });
+    }
+
+    /// Takes in what clients ask.
+    fn read(&mut self, now: Instant) -> usize {
+        let mut work = 0;
+        let record = &mut self.record;
+        for (_, client) in self.clients.iter_mut().filter(|(_, client)| client.has_submissions()) {
+            work += self.engine.borrow_node(|node| client.read(node, now, record));
+        }
+        if work > 0 {
+            // What was asked of peers leaves in the next turn.
+            self.engine.shard.notify();
+        }
+        work
+    }
+
+    /// Tells clients what came of their calls, in this turn's links as well.
+    fn write(&mut self, now: Instant) -> usize {
+        let mut work = 0;
+        let mut outcomes = std::mem::take(&mut self.outcomes);
+        self.engine.borrow_node(|node| node.swap_client_outcomes(&mut outcomes));
+        for (ClientCall { client, call }, outcome) in outcomes.drain(..) {
+            // A client that is gone needs no answer.
+            if let Some(client) = self.clients.get_mut(client) {
+                client.answer(call.to_bits() as u32, outcome, &mut self.record);
+            }
+        }
+        self.outcomes = outcomes;
+        for (_, client) in self.clients.iter_mut() {
+            if client.has_news() {
+                work += usize::from(client.flush(now, &mut self.record));
+            }
+        }
+        work
+    }
+}
+
+impl Source for Clients {
+    fn poll(&mut self, shard: &Shard, _budget: usize) -> usize {
+        let now = shard.now();
+        let mut work = 0;
+        if !self.engine.client_changes.borrow().is_empty() {
+            work += self.take_changes();
+        }
+        if self.clients.is_empty() {
+            return work;
+        }
+        work += self.read(now);
+        work += self.write(now);
+        if work > 0 {
+            self.engine.client_calls.set(self.clients.iter().map(|(_, client)| client.under_way()).sum());
+        }
+        work
+    }
+
+    fn has_work(&self) -> bool {
+        !self.engine.client_changes.borrow().is_empty()
+            || self.engine.borrow_node(|node| node.has_client_outcomes())
+            || self.clients.iter().any(|(_, client)| client.has_submissions())
+    }
+
+    fn try_sleep(&mut self) -> bool {
+        self.clients.iter().all(|(_, client)| client.try_sleep()) && !self.has_work()
+    }
+
+    fn wake(&mut self) {
+        self.clients.iter().for_each(|(_, client)| client.wake());
+    }
+
+    fn next_timeout(&self) -> Option<Instant> {
+        self.clients.iter().filter_map(|(_, client)| client.next_look()).min()
+    }
+
+    fn name(&self) -> &'static str {
+        "clients"
+    }
+}

@@ -1,0 +1,424 @@
+//! One client on one shard: what it asks is handed to the node, what comes of it is written into its ring. Whatever the
+//! client writes is checked; one that breaks the rules is hung up on, and harms itself alone.
+
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use hashbrown::HashMap;
+use sealane_runtime::{Buffer, Slab};
+use sealane_transport::shm::limits::{INLINE_BYTES_MAX, NUMBERS_PER_RECORD, PEERS_MAX};
+use sealane_transport::shm::{
+    ClientBell, Completion, DaemonEnd, Doorbell, NO_TIMEOUT, PayloadAt, PushError, ReceivedAt, Record, SharedMemory,
+    Span, Submission,
+};
+use sealane_transport::{Error, Handle, Payload, RecvOutcome, Tensor, Unreceived};
+
+use super::super::deadline;
+use super::memory::{ClientArena, ReceiveArea};
+use crate::node::{ClientCall, ClientOutcome, Node, Pool, RecvRequest, RecvWaiter, SendWaiter, Ticket};
+
+/// Records of one client taken in one turn at most, so that a busy client does not starve its neighbours.
+const RECORDS_PER_TURN: usize = 256;
+/// Calls of one client under way on one shard at most; while there are more, nothing is read from it.
+const CALLS_MAX: usize = 1 << 16;
+/// How often a client is looked after that does not read its answers: nobody rings when it has made room.
+const BACKLOG_LOOK: Duration = Duration::from_millis(2);
+
+/// A recv under way.
+struct Receiving {
+    ticket: Option<Ticket>,
+    has_destination: bool,
+}
+
+/// See the module.
+pub(in crate::engine) struct Client {
+    /// The node's name for its calls.
+    pub(super) handle: Handle,
+    pub(super) task: u16,
+    pub(super) pid: i32,
+    end: DaemonEnd,
+    doorbell: Doorbell,
+    bell: ClientBell,
+    arena: ClientArena,
+    area: Rc<ReceiveArea>,
+    /// What the client's numbers stand for: a pair, or why there is none.
+    peers: Vec<Result<u32, Error>>,
+    receiving: HashMap<u32, Receiving>,
+    /// The recv that the client just gave up.
+    cancelled: Option<u32>,
+    /// Calls whose outcome the node has not told.
+    under_way: usize,
+    /// Outcomes that found no room in the ring.
+    backlog: VecDeque<Answer>,
+    /// Sends that ended well, to be told together.
+    sent: Vec<u32>,
+    /// Calls whose memory came back after they had failed.
+    returned: Vec<u32>,
+    /// Something was written into the ring since the client was last rung for.
+    has_news: bool,
+    /// Nothing more is read: the client said goodbye, or broke the rules.
+    closed: bool,
+    /// The ring had no room for all that there is to tell: when to look again.
+    look_at: Option<Instant>,
+}
+
+/// How a call ended, as the client is to be told.
+enum Answer {
+    Received { call: u32, tensor: Tensor },
+    Failed { call: u32, error: Error, memory_back: bool },
+}
+
+/// The client broke the rules; it is hung up on.
+struct Misconduct(String);
+
+impl Client {
+    pub(super) fn new(
+        task: u16,
+        pid: i32,
+        end: DaemonEnd,
+        doorbell: Doorbell,
+        bell: ClientBell,
+        arena: SharedMemory,
+        small: Slab,
+    ) -> Self {
+        let area = Rc::new(ReceiveArea::new(end.area().clone(), small));
+        Self {
+            handle: Handle::from_bits(0),
+            task,
+            pid,
+            end,
+            doorbell,
+            bell,
+            arena: ClientArena::new(arena),
+            area,
+            peers: Vec::new(),
+            receiving: HashMap::new(),
+            cancelled: None,
+            under_way: 0,
+            backlog: VecDeque::new(),
+            sent: Vec::new(),
+            returned: Vec::new(),
+            has_news: false,
+            closed: false,
+            look_at: None,
+        }
+    }
+
+    pub(super) fn doorbell(&self) -> &Doorbell {
+        &self.doorbell
+    }
+
+    /// The receive area, as the node uses it.
+    pub(super) fn pool(&self) -> Rc<dyn Pool> {
+        self.area.clone()
+    }
+
+    /// Calls that have not ended.
+    pub(super) fn under_way(&self) -> usize {
+        self.under_way + self.backlog.len()
+    }
+
+    /// Whether there is something to read that may be read.
+    #[inline]
+    pub(super) fn has_submissions(&self) -> bool {
+        !self.closed && !self.is_blocked() && !self.end.submissions.is_empty()
+    }
+
+    /// Nothing is read from a client that does not read its answers, or has as many calls as it may have.
+    fn is_blocked(&self) -> bool {
+        self.look_at.is_some() || self.under_way >= CALLS_MAX
+    }
+
+    /// Says that the shard goes to sleep; false if the client has written something meanwhile.
+    pub(super) fn try_sleep(&self) -> bool {
+        self.end.own_sleep().announce();
+        !self.has_submissions()
+    }
+
+    pub(super) fn wake(&self) {
+        self.end.own_sleep().awake();
+    }
+
+    /// When a client that does not read its answers is looked after again.
+    pub(super) fn next_look(&self) -> Option<Instant> {
+        self.look_at
+    }
+
+    /// Takes in what the client asks, a bounded helping; how many records.
+    pub(super) fn read(&mut self, node: &mut Node, now: Instant, record: &mut Record) -> usize {
+        let mut count = 0;
+        while count < RECORDS_PER_TURN && !self.closed && !self.is_blocked() {
+            let outcome = match self.end.submissions.pop(record) {
+                Ok(false) => break,
+                Ok(true) => match Submission::decode(record) {
+                    Ok(submission) => self.carry_out(node, now, submission),
+                    Err(malformed) => Err(Misconduct(malformed.to_string())),
+                },
+                Err(broken) => Err(Misconduct(broken.to_string())),
+            };
+            count += 1;
+            if let Err(misconduct) = outcome {
+                self.hang_up(&misconduct.0);
+            }
+            if let Some(call) = self.cancelled.take() {
+                self.cancel(node, call, record);
+            }
+        }
+        if count > 0 {
+            self.end.submissions.publish();
+        }
+        count
+    }
+
+    /// Reads nothing more from the client, and closes its socket.
+    pub(super) fn hang_up(&mut self, reason: &str) {
+        tracing::warn!(pid = self.pid, reason, "a client is hung up on");
+        self.closed = true;
+        // The daemon sees the socket close, as it does when a client ends.
+        self.bell.hang_up();
+    }
+
+    fn carry_out(&mut self, node: &mut Node, now: Instant, submission: Submission<'_>) -> Result<(), Misconduct> {
+        match submission {
+            Submission::Send { call, peer, step, timeout_ms, key, meta, payload } => {
+                let waiter = SendWaiter::Client(ClientCall { client: self.handle, call: name(call) });
+                self.under_way += 1;
+                let tensor = self.tensor(node, call, meta, payload);
+                match self.pair(peer)?.and_then(|pair| Ok((pair, tensor?))) {
+                    Ok((pair, tensor)) => node.send(pair, step, key, tensor, until(now, timeout_ms), waiter),
+                    Err(error) => node.finish_send(waiter, Err(error)),
+                }
+            }
+            Submission::Recv { call, peer, step, timeout_ms, key, destination } => {
+                let waiter = RecvWaiter::Client(ClientCall { client: self.handle, call: name(call) });
+                let has_destination = destination.is_some();
+                let destination = destination.map(|span| self.destination(call, span)).transpose()?;
+                let pair = self.pair(peer)?;
+                if self.receiving.insert(call, Receiving { ticket: None, has_destination }).is_some() {
+                    return Err(Misconduct(format!("call {call} is under way already")));
+                }
+                self.under_way += 1;
+                let deadline = until(now, timeout_ms);
+                match pair {
+                    Ok(pair) => {
+                        let ticket = node.recv(now, RecvRequest { pair, step, key, deadline, destination, waiter });
+                        if ticket.is_some()
+                            && let Some(receiving) = self.receiving.get_mut(&call)
+                        {
+                            receiving.ticket = ticket;
+                        }
+                    }
+                    Err(error) => node.finish_recv(waiter, Err(Unreceived { error, destination })),
+                }
+            }
+            Submission::Free { tokens } => tokens.iter().for_each(|token| self.area.free(*token)),
+            Submission::Peer { number, name } => {
+                if usize::from(number) != self.peers.len() || self.peers.len() >= PEERS_MAX {
+                    return Err(Misconduct(format!("peer {number} is named out of turn")));
+                }
+                self.peers.push(node.pair(self.task, name));
+            }
+            Submission::Cancel { call } => self.cancelled = Some(call),
+            Submission::Abort { step, reason } => node.abort(self.task, step, reason),
+            Submission::Cleanup { step } => node.cleanup(self.task, step),
+            Submission::Detach => self.closed = true,
+        }
+        Ok(())
+    }
+
+    fn pair(&self, peer: u16) -> Result<Result<u32, Error>, Misconduct> {
+        let unknown = || Misconduct(format!("peer {peer} was not named"));
+        self.peers.get(usize::from(peer)).cloned().ok_or_else(unknown)
+    }
+
+    /// The tensor of a send. Its metadata is checked here, in private memory; its bytes are only ever copied.
+    fn tensor(&self, node: &Node, call: u32, meta: &[u8], payload: PayloadAt<'_>) -> Result<Tensor, Error> {
+        let buffer = match payload {
+            PayloadAt::Inline(bytes) => {
+                let buffer = node.send_slab().allocate(bytes.len());
+                let mut buffer = buffer.map_err(|full| Error::full("runtime.slab_send_bytes", full.to_string()))?;
+                buffer.copy_from_slice(bytes);
+                buffer
+            }
+            PayloadAt::Arena(span) => {
+                self.arena.payload(call, span).map_err(|outside| Error::invalid(outside.to_string()))?
+            }
+        };
+        Tensor::from_wire(meta, buffer)
+    }
+
+    fn destination(&self, call: u32, span: Span) -> Result<Buffer, Misconduct> {
+        self.arena.destination(call, span).map_err(|outside| Misconduct(outside.to_string()))
+    }
+
+    fn cancel(&mut self, node: &mut Node, call: u32, record: &mut Record) {
+        let Some(Receiving { ticket: Some(ticket), has_destination }) = self.receiving.get(&call) else {
+            // Its outcome is on its way.
+            return;
+        };
+        let (ticket, has_destination) = (*ticket, *has_destination);
+        node.cancel(ticket);
+        self.receiving.remove(&call);
+        self.under_way -= 1;
+        // A tensor that is arriving in it at this moment keeps the destination for a while.
+        let destination_back = !has_destination || self.arena.has_returned(call);
+        let error = Error::Aborted { step: 0, reason: "its caller gave it up".into() };
+        self.put(Answer::Failed { call, error, memory_back: destination_back }, record);
+    }
+
+    /// Takes a call's outcome for the client.
+    pub(super) fn answer(&mut self, call: u32, outcome: ClientOutcome, record: &mut Record) {
+        self.under_way -= 1;
+        let answer = match outcome {
+            ClientOutcome::Sent(Ok(())) => return self.sent.push(call),
+            // Whoever is told how a send ended has its memory back: the payload went before the outcome came.
+            ClientOutcome::Sent(Err(error)) => Answer::Failed { call, error, memory_back: true },
+            ClientOutcome::Received(outcome) => {
+                let brought = self.receiving.remove(&call).is_some_and(|receiving| receiving.has_destination);
+                self.answer_to_recv(call, outcome, brought)
+            }
+        };
+        self.put(answer, record);
+    }
+
+    fn answer_to_recv(&self, call: u32, outcome: RecvOutcome, brought: bool) -> Answer {
+        match outcome {
+            Ok(tensor) => match self.within_reach(tensor) {
+                Ok(tensor) => Answer::Received { call, tensor },
+                Err(error) => Answer::Failed { call, error, memory_back: true },
+            },
+            Err(Unreceived { error, destination }) => {
+                let memory_back = !brought || destination.is_some() || self.arena.has_returned(call);
+                // Not dropped: the answer itself gives it back.
+                let _token = destination.map(Buffer::into_token);
+                Answer::Failed { call, error, memory_back }
+            }
+        }
+    }
+
+    /// The tensor in memory that the client can reach, or small enough for the ring.
+    fn within_reach(&self, tensor: Tensor) -> Result<Tensor, Error> {
+        if self.place_of(&tensor).is_some() {
+            return Ok(tensor);
+        }
+        let mut buffer = self.area.allocate(tensor.bytes().len())?;
+        buffer.copy_from_slice(tensor.bytes());
+        Tensor::new(tensor.meta().clone(), buffer)
+    }
+
+    fn place_of<'a>(&self, tensor: &'a Tensor) -> Option<ReceivedAt<'a>> {
+        let bytes = tensor.bytes();
+        if let Payload::Owned(buffer) = tensor.payload() {
+            if self.arena.is_destination(buffer) {
+                return Some(ReceivedAt::Destination { len: bytes.len() as u64 });
+            }
+            if let Some((span, token)) = self.area.place_of(buffer) {
+                return Some(ReceivedAt::Area { span, token });
+            }
+        }
+        (bytes.len() <= INLINE_BYTES_MAX).then_some(ReceivedAt::Inline(bytes))
+    }
+
+    /// Writes an answer into the ring, or keeps it until there is room.
+    fn put(&mut self, answer: Answer, record: &mut Record) {
+        if !self.backlog.is_empty() {
+            return self.backlog.push_back(answer);
+        }
+        if let Some(unwritten) = self.push(answer, record) {
+            self.backlog.push_back(unwritten);
+        }
+    }
+
+    /// Writes an answer into the ring; gives it back where there is no room.
+    fn push(&mut self, answer: Answer, record: &mut Record) -> Option<Answer> {
+        let encoded = match &answer {
+            Answer::Received { call, tensor } => {
+                let payload = self.place_of(tensor).expect("answers are within reach");
+                Completion::Received { call: *call, meta: tensor.meta().as_wire(), payload }.encode(record)
+            }
+            Answer::Failed { call, error, memory_back } => {
+                Completion::Failed { call: *call, memory_back: *memory_back, error: error.clone() }.encode(record)
+            }
+        };
+        encoded.expect("metadata and inline bytes are within their limits, and texts are cut");
+        match self.end.completions.push(record) {
+            Ok(()) => self.has_news = true,
+            Err(PushError::Full) => return Some(answer),
+            Err(PushError::Broken(broken)) => self.hang_up(&broken.to_string()),
+        }
+        if let Answer::Received { tensor, .. } = answer {
+            let (_, payload) = tensor.into_parts();
+            if let Payload::Owned(buffer) = payload {
+                self.area.delivered(&buffer);
+                // The client has it now, and gives it back when it is done with it.
+                let _owned_by_the_client = buffer.into_token();
+            }
+        }
+        None
+    }
+
+    /// Whether there is something to tell, or something told that the client may have to be woken for.
+    pub(super) fn has_news(&self) -> bool {
+        self.has_news || self.is_stuck() || self.arena.any_returned()
+    }
+
+    /// Writes what is left to tell, as far as the ring has room, and rings if the client sleeps. True if anything was
+    /// written since the last time.
+    pub(super) fn flush(&mut self, now: Instant, record: &mut Record) -> bool {
+        while let Some(answer) = self.backlog.pop_front() {
+            if let Some(unwritten) = self.push(answer, record) {
+                self.backlog.push_front(unwritten);
+                break;
+            }
+        }
+        self.arena.take_returned(&mut self.returned);
+        let (sent, returned) = (std::mem::take(&mut self.sent), std::mem::take(&mut self.returned));
+        self.sent = self.push_calls(sent, record, |calls| Completion::Sent { calls });
+        self.returned = self.push_calls(returned, record, |calls| Completion::Returned { calls });
+        self.look_at = self.is_stuck().then(|| now + BACKLOG_LOOK);
+        let has_news = std::mem::take(&mut self.has_news);
+        if has_news && self.end.client_sleep().must_ring() {
+            self.bell.ring();
+        }
+        has_news
+    }
+
+    /// Writes a list of calls, many to a record; gives back, in the same memory, those that found no room.
+    fn push_calls(
+        &mut self,
+        mut calls: Vec<u32>,
+        record: &mut Record,
+        completion: impl Fn(&[u32]) -> Completion<'_>,
+    ) -> Vec<u32> {
+        let mut told = 0;
+        for some in calls.chunks(NUMBERS_PER_RECORD) {
+            if self.closed {
+                break;
+            }
+            completion(some).encode(record).expect("as many as a record holds");
+            match self.end.completions.push(record) {
+                Ok(()) => (self.has_news, told) = (true, told + some.len()),
+                Err(PushError::Full) => break,
+                Err(PushError::Broken(broken)) => self.hang_up(&broken.to_string()),
+            }
+        }
+        calls.drain(..told);
+        calls
+    }
+
+    /// The client does not read its answers.
+    fn is_stuck(&self) -> bool {
+        !self.closed && !(self.backlog.is_empty() && self.sent.is_empty() && self.returned.is_empty())
+    }
+}
+
+/// The node's name for a call.
+fn name(call: u32) -> Handle {
+    Handle::from_bits(u64::from(call))
+}
+
+fn until(now: Instant, timeout_ms: u32) -> Instant {
+    let timeout = if timeout_ms == NO_TIMEOUT { Duration::MAX } else { Duration::from_millis(timeout_ms.into()) };
+    deadline(now, timeout)
+}

@@ -1,0 +1,217 @@
+//! Memory shared with a client, as the shard uses it: parts of its arena, and the receive area as a pool. Shard thread
+//! only, but for the lists that buffers leave their names in when they are dropped.
+//!
+//! The client may write to all of it at any time. Nothing is decided by these bytes here: they are copied, or given to
+//! the kernel.
+#![allow(unsafe_code)]
+
+use std::cell::RefCell;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use sealane_runtime::{Block, Buffer, Extents, Lender, Slab};
+use sealane_transport::shm::limits::INLINE_BYTES_MAX;
+use sealane_transport::shm::{OutOfRange, SharedMemory, Span};
+use sealane_transport::{Arena, Error, Handle};
+
+use crate::node::Pool;
+
+/// Lends parts of the client's arena as destinations; where they are given back without a tensor, keeps that for the
+/// client to be told.
+pub(super) struct ArenaMemory {
+    memory: SharedMemory,
+    returned: Mutex<Vec<u64>>,
+    /// Spares a look under the lock in every turn.
+    any: AtomicBool,
+}
+
+/// Lends parts of the client's arena as payloads: the end of the send says that they are back.
+struct ArenaPayloads {
+    _memory: SharedMemory,
+}
+
+impl Lender for ArenaMemory {
+    fn give_back(&self, token: u64) {
+        self.returned.lock().unwrap_or_else(PoisonError::into_inner).push(token);
+        self.any.store(true, Ordering::Release);
+    }
+}
+
+impl Lender for ArenaPayloads {
+    fn give_back(&self, _token: u64) {}
+}
+
+/// The client's arena.
+pub(super) struct ClientArena {
+    destinations: Arc<ArenaMemory>,
+    payloads: Arc<ArenaPayloads>,
+}
+
+impl ClientArena {
+    pub(super) fn new(memory: SharedMemory) -> Self {
+        Self {
+            payloads: Arc::new(ArenaPayloads { _memory: memory.clone() }),
+            destinations: Arc::new(ArenaMemory { memory, returned: Mutex::default(), any: AtomicBool::new(false) }),
+        }
+    }
+
+    /// The bytes of a send.
+    pub(super) fn payload(&self, call: u32, span: Span) -> Result<Buffer, OutOfRange> {
+        let bytes = self.destinations.memory.bytes(span)?;
+        // SAFETY: the span was just checked and the memory is mapped as long as the lender lives; in this process only
+        // this buffer uses it, unless the client names a part twice, and then only bytes are copied twice.
+        Ok(unsafe { Buffer::lent(bytes.cast(), bytes.len(), u64::from(call), self.payloads.clone()) })
+    }
+
+    /// Where the tensor of a recv is to go.
+    pub(super) fn destination(&self, call: u32, span: Span) -> Result<Buffer, OutOfRange> {
+        let bytes = self.destinations.memory.bytes(span)?;
+        // SAFETY: as in `payload`.
+        Ok(unsafe { Buffer::lent(bytes.cast(), bytes.len(), u64::from(call), self.destinations.clone()) })
+    }
+
+    /// True if the buffer is a destination of this arena, which its call's outcome gives back.
+    pub(super) fn is_destination(&self, buffer: &Buffer) -> bool {
+        let lent_here =
+            |lender: &Arc<dyn Lender>| std::ptr::addr_eq(Arc::as_ptr(lender), Arc::as_ptr(&self.destinations));
+        buffer.lender().is_some_and(|(lender, _)| lent_here(lender))
+    }
+
+    /// True if destinations were given back without an outcome.
+    pub(super) fn any_returned(&self) -> bool {
+        self.destinations.any.load(Ordering::Relaxed)
+    }
+
+    /// The calls whose destinations were given back without an outcome.
+    pub(super) fn take_returned(&self, into: &mut Vec<u32>) {
+        if !self.any_returned() {
+            return;
+        }
+        let mut returned = self.destinations.returned.lock().unwrap_or_else(PoisonError::into_inner);
+        self.destinations.any.store(false, Ordering::Relaxed);
+        into.extend(returned.drain(..).map(|call| call as u32));
+    }
+
+    /// Takes a call's destination off the list of those given back; false if it is not there.
+    pub(super) fn has_returned(&self, call: u32) -> bool {
+        let mut returned = self.destinations.returned.lock().unwrap_or_else(PoisonError::into_inner);
+        if !self.any_returned() {
+            return false;
+        }
+        let place = returned.iter().position(|other| *other == u64::from(call));
+        place.map(|place| returned.swap_remove(place)).is_some()
+    }
+}
+
+/// A block of the receive area.
+struct Out {
+    block: Block,
+    /// The client has its token, and may give it back.
+    delivered: bool,
+}
+
+/// Blocks that buffers gave back without going to the client.
+struct AreaMemory {
+    memory: SharedMemory,
+    returned: Mutex<Vec<u64>>,
+}
+
+impl Lender for AreaMemory {
+    fn give_back(&self, token: u64) {
+        self.returned.lock().unwrap_or_else(PoisonError::into_inner).push(token);
+    }
+}
+
+/// A receive area: where tensors land that come without a destination. The books are private, so that nothing which the
+/// client writes can mislead them.
+pub(super) struct ReceiveArea {
+    memory: Arc<AreaMemory>,
+    /// For tensors that travel in the ring.
+    small: Slab,
+    books: RefCell<Books>,
+}
+
+struct Books {
+    extents: Extents,
+    out: Arena<Out>,
+}
+
+impl ReceiveArea {
+    pub(super) fn new(memory: SharedMemory, small: Slab) -> Self {
+        let extents = Extents::new(memory.len() as usize);
+        let books = RefCell::new(Books { extents, out: Arena::new(usize::MAX) });
+        Self { memory: Arc::new(AreaMemory { memory, returned: Mutex::default() }), small, books }
+    }
+
+    /// The token of a buffer, if it is of this area.
+    fn token_of(&self, buffer: &Buffer) -> Option<u64> {
+        let (lender, token) = buffer.lender()?;
+        std::ptr::addr_eq(Arc::as_ptr(lender), Arc::as_ptr(&self.memory)).then_some(token)
+    }
+
+    /// What a buffer is to the client: where it is, and the token to give it back by; `None` if it is not of this area.
+    pub(super) fn place_of(&self, buffer: &Buffer) -> Option<(Span, u64)> {
+        let token = self.token_of(buffer)?;
+        let books = self.books.borrow();
+        let out = books.out.get(Handle::from_bits(token)).expect("a lent buffer's block is out");
+        Some((Span { offset: out.block.offset() as u64, len: buffer.len() as u64 }, token))
+    }
+
+    /// The client has been told of this buffer, and may give it back from now on.
+    pub(super) fn delivered(&self, buffer: &Buffer) {
+        if let Some(token) = self.token_of(buffer)
+            && let Some(out) = self.books.borrow_mut().out.get_mut(Handle::from_bits(token))
+        {
+            out.delivered = true;
+        }
+    }
+
+    /// Takes a block back from the client, which may name anything: only what it was given counts.
+    pub(super) fn free(&self, token: u64) {
+        let mut books = self.books.borrow_mut();
+        let handle = Handle::from_bits(token);
+        if books.out.get(handle).is_some_and(|out| out.delivered) {
+            books.free(handle);
+        }
+    }
+}
+
+impl Books {
+    fn free(&mut self, handle: Handle) {
+        if let Some(out) = self.out.remove(handle) {
+            self.extents.free(out.block);
+        }
+    }
+}
+
+impl Pool for ReceiveArea {
+    fn allocate(&self, len: usize) -> Result<Buffer, Error> {
+        if len <= INLINE_BYTES_MAX {
+            let small = self.small.allocate(len);
+            return small.map_err(|full| Error::full("runtime.slab_receive_bytes", full.to_string()));
+        }
+        let mut books = self.books.borrow_mut();
+        for token in self.memory.returned.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+            books.free(Handle::from_bits(token));
+        }
+        let Some(block) = books.extents.allocate(len) else {
+            let (limit, used) = (self.memory.memory.len(), books.extents.in_use_bytes());
+            let reason = format!(
+                "the tensor has {len} bytes, {used} of {limit} are in use: drop tensors that are done with, or give the \
+                 recv a destination"
+            );
+            return Err(Error::full("daemon.area_bytes", reason));
+        };
+        let span = Span { offset: block.offset() as u64, len: len as u64 };
+        let bytes = self.memory.memory.bytes(span).expect("the books are those of this memory");
+        let Ok(token) = books.out.insert(Out { block, delivered: false }) else {
+            unreachable!("2^32 blocks do not fit in memory")
+        };
+        // SAFETY: the block was just taken for this buffer alone and the memory is mapped as long as the lender lives.
+        Ok(unsafe { Buffer::lent(bytes.cast(), len, token.to_bits(), self.memory.clone()) })
+    }
+
+    fn inline_bytes(&self) -> usize {
+        INLINE_BYTES_MAX
+    }
+}

@@ -1,0 +1,92 @@
+//! One listening socket: accepts callers while there is room for them, and pauses where accepting fails.
+
+use std::io::ErrorKind;
+use std::net::TcpListener;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+use sealane_transport::tcp::TcpSettings;
+use socket2::Socket;
+
+/// How long callers are left in the kernel's backlog after accepting one failed, for want of descriptors most often:
+/// the listener stays ready all that time. Also how often that is logged at most.
+pub(super) const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// See the module. Its owner watches the socket as [`Listener::mind`] says.
+pub(super) struct Listener {
+    socket: Socket,
+    /// The transport address that it stands for, by its place among the engine's.
+    pub(super) via: u16,
+    /// The socket is watched: not while there is no room for callers, and not in a pause.
+    watched: bool,
+    pub(super) callers_wait: bool,
+    /// The end of the pause after accepting failed.
+    paused_until: Option<Instant>,
+}
+
+/// What is to be done about a listener's watch.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Watch {
+    Begin,
+    End,
+}
+
+impl Listener {
+    pub(super) fn new(socket: TcpListener, via: u16, settings: &TcpSettings) -> Self {
+        let socket = Socket::from(socket);
+        if let Err(error) = settings.apply(&socket) {
+            tracing::warn!(%error, "the listening socket keeps its own options");
+        }
+        Self { socket, via, watched: false, callers_wait: false, paused_until: None }
+    }
+
+    pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// Whether the watch of the socket must begin or end, now that there is room for callers or not.
+    pub(super) fn mind(&mut self, now: Instant, has_room: bool) -> Option<Watch> {
+        self.paused_until = self.paused_until.filter(|&until| until > now);
+        let wanted = has_room && self.paused_until.is_none();
+        if wanted == self.watched {
+            return None;
+        }
+        self.watched = wanted;
+        Some(if wanted { Watch::Begin } else { Watch::End })
+    }
+
+    /// The watch could not begin: tried again after a pause.
+    pub(super) fn watch_failed(&mut self, now: Instant) {
+        self.watched = false;
+        self.paused_until = Some(now + ACCEPT_PAUSE);
+    }
+
+    /// The next caller and where it calls from, if one waits.
+    pub(super) fn accept(&mut self, now: Instant) -> Option<(Socket, String)> {
+        if !self.callers_wait {
+            return None;
+        }
+        match self.socket.accept() {
+            Ok((socket, from)) => Some((socket, from.as_socket().map_or_else(String::new, |from| from.to_string()))),
+            Err(error) => {
+                self.callers_wait = false;
+                // After these the listener says by itself whether more callers wait.
+                let harmless = [ErrorKind::WouldBlock, ErrorKind::ConnectionAborted, ErrorKind::Interrupted];
+                if !harmless.contains(&error.kind()) {
+                    tracing::warn!(%error, retry_in = ?ACCEPT_PAUSE, "a caller cannot be accepted");
+                    self.paused_until = Some(now + ACCEPT_PAUSE);
+                }
+                None
+            }
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_watched(&self) -> bool {
+        self.watched
+    }
+
+    pub(super) fn next_timeout(&self) -> Option<Instant> {
+        self.paused_until
+    }
+}

@@ -1,0 +1,291 @@
+//! Recvs whose producer is a task of this very node: no session, no link, one copy at most.
+//!
+//! A tensor goes from the producer's memory into the consumer's: its own destination, or memory that its pool gives out.
+//! Small ones, and tensors of an engine in the consumer's process, change hands without a copy. Large copies are made a
+//! helping a turn, so that they do not hold up the shard. Bounded by `fusion.queued_requests_max`.
+
+use std::collections::VecDeque;
+use std::time::Instant;
+
+use sealane_runtime::Buffer;
+use sealane_transport::limits::KEY_BYTES_MAX;
+use sealane_transport::session::ReceiveMemory;
+use sealane_transport::{Arena, Error, Handle, Payload, Tensor, TensorMeta, Unreceived};
+
+use super::Node;
+use super::calls::{RecvRequest, Ticket};
+use super::cells::RecvWaiter;
+use crate::rendezvous::{Found, Meeting, Parked};
+
+/// Bytes copied at once; a larger tensor is copied in several turns.
+const COPY_AT_ONCE_BYTES: usize = 64 << 10;
+/// Bytes copied in one turn at most, all copies together: about 30 µs, so that small messages do not wait long.
+const COPY_BUDGET_BYTES: usize = 1 << 20;
+
+/// A recv that waits for its tensor, or whose tensor is being copied.
+struct Wanted {
+    /// The pair, from the consumer's side.
+    pair: u32,
+    consumer: u16,
+    step: i64,
+    since: Instant,
+    deadline: Instant,
+    destination: Option<Buffer>,
+    waiter: RecvWaiter,
+}
+
+/// A tensor on its way from the producer's memory into the consumer's.
+struct Copy {
+    wanted: Handle,
+    from: (TensorMeta, Payload),
+    deposit: Handle,
+    to: Buffer,
+    filled: usize,
+}
+
+pub(super) struct LocalRecvs {
+    wanted: Arena<Wanted>,
+    /// No deadline is earlier; it may be later than the truth says, never earlier.
+    earliest: Option<Instant>,
+    copies: VecDeque<Copy>,
+}
+
+impl LocalRecvs {
+    pub(super) fn new(requests_max: usize) -> Self {
+        Self { wanted: Arena::new(requests_max), earliest: None, copies: VecDeque::new() }
+    }
+
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
+        self.earliest
+    }
+
+    pub(super) fn is_copying(&self) -> bool {
+        !self.copies.is_empty()
+    }
+
+    fn remove(&mut self, handle: Handle) -> Option<Wanted> {
+        let wanted = self.wanted.remove(handle);
+        if self.wanted.is_empty() {
+            self.earliest = None;
+        }
+        wanted
+    }
+}
+
+impl Node {
+    /// Asks a task of this node. `producer_pair` is the pair as its producer numbers it.
+    pub(super) fn recv_local(&mut self, now: Instant, recv: RecvRequest<'_>, producer_pair: u32) -> Option<Ticket> {
+        let RecvRequest { pair, step, key, deadline, destination, waiter } = recv;
+        let consumer = self.pairs[pair as usize].local;
+        let refusal = if key.len() > KEY_BYTES_MAX {
+            let found = key.len();
+            Some(Error::invalid(format!("the key has {found} bytes, at most {KEY_BYTES_MAX} are accepted")))
+        } else {
+            let producer = self.pairs[producer_pair as usize].local;
+            let ended = self.ended.reason(producer, producer_pair, step);
+            ended.map(|reason| Error::Aborted { step, reason: reason.into() })
+        };
+        if let Some(error) = refusal {
+            self.finish_recv(waiter, Err(Unreceived { error, destination }));
+            return None;
+        }
+        let wanted = Wanted { pair, consumer, step, since: now, deadline, destination, waiter };
+        let (local, limit) = (&mut self.local, self.settings.session.queued_requests_max);
+        let mut wanted = Some(wanted);
+        let enter = || {
+            let handle = local.wanted.insert(wanted.take().expect("called once")).map_err(|back| {
+                wanted = Some(back);
+                let reason = format!("{limit} requests to tasks of this engine wait already");
+                Error::full("fusion.queued_requests_max", reason)
+            });
+            handle.map(Parked::Local)
+        };
+        let found = self.table.want(Meeting { pair: producer_pair, step, key }, enter);
+        match found {
+            Ok(Found::Tensor(tensor, deposit)) => {
+                self.deliver(wanted.expect("not entered"), tensor, deposit);
+                None
+            }
+            Ok(Found::Parked(by)) => {
+                let earliest = &mut self.local.earliest;
+                *earliest = Some(earliest.map_or(deadline, |earliest| earliest.min(deadline)));
+                match by {
+                    Parked::Local(handle) => Some(Ticket::Local(handle)),
+                    Parked::Peer { .. } => unreachable!("entered as a local one"),
+                }
+            }
+            Err(error) => {
+                let Wanted { destination, waiter, .. } = wanted.expect("not entered");
+                self.finish_recv(waiter, Err(Unreceived { error, destination }));
+                None
+            }
+        }
+    }
+
+    /// Hands a tensor to a recv that waited for it in the table.
+    pub(super) fn lend_local(&mut self, handle: Handle, tensor: (TensorMeta, Payload), deposit: Handle) {
+        match self.local.remove(handle) {
+            Some(wanted) => self.deliver(wanted, tensor, deposit),
+            None => self.settled(deposit, tensor, false),
+        }
+    }
+
+    fn deliver(&mut self, mut wanted: Wanted, (meta, payload): (TensorMeta, Payload), deposit: Handle) {
+        let len = payload.len();
+        let to = match self.place_local(&mut wanted, &payload) {
+            Ok(Some(to)) => to,
+            Ok(None) => return self.hand_over(wanted.waiter, meta, payload, deposit),
+            Err(error) => {
+                // First back with it: the one who hears the error may ask again at once.
+                self.settled(deposit, (meta, payload), false);
+                let destination = wanted.destination;
+                return self.finish_recv(wanted.waiter, Err(Unreceived { error, destination }));
+            }
+        };
+        let deadline = wanted.deadline;
+        let mut copy = Copy { wanted: Handle::from_bits(0), from: (meta, payload), deposit, to, filled: 0 };
+        if len <= COPY_AT_ONCE_BYTES {
+            copy.advance(len);
+            return self.copied(wanted.waiter, copy);
+        }
+        match self.local.wanted.insert(wanted) {
+            Ok(handle) => {
+                copy.wanted = handle;
+                let earliest = &mut self.local.earliest;
+                *earliest = Some(earliest.map_or(deadline, |earliest| earliest.min(deadline)));
+                self.local.copies.push_back(copy);
+            }
+            // So many that there is no room to remember this one: it is copied now.
+            Err(wanted) => {
+                copy.advance(len);
+                self.copied(wanted.waiter, copy);
+            }
+        }
+    }
+
+    /// Where a tensor goes; `None` if it changes hands as it is.
+    fn place_local(&self, wanted: &mut Wanted, payload: &Payload) -> Result<Option<Buffer>, Error> {
+        let (len, limit) = (payload.len(), self.settings.session.tensor_bytes_max);
+        if len as u64 > limit {
+            let reason = format!("the tensor has {len} bytes, the limit is {limit}");
+            return Err(Error::full("transport.tensor_bytes_max", reason));
+        }
+        match &wanted.destination {
+            Some(destination) if destination.len() < len => {
+                let room = destination.len();
+                Err(Error::invalid(format!("the destination has {room} bytes, the tensor needs {len}")))
+            }
+            Some(_) => Ok(wanted.destination.take()),
+            None if self.memory.takes_as_is(wanted.consumer, payload) => Ok(None),
+            None => self.memory.allocate(wanted.consumer, len).map(Some),
+        }
+    }
+
+    fn copied(&mut self, waiter: RecvWaiter, copy: Copy) {
+        let Copy { from: (meta, payload), deposit, mut to, .. } = copy;
+        to.truncate(payload.len());
+        let tensor = Tensor::new(meta.clone(), to).expect("as long as its source");
+        self.count_received(payload.len());
+        self.settled(deposit, (meta, payload), true);
+        self.finish_recv(waiter, Ok(tensor));
+    }
+
+    fn hand_over(&mut self, waiter: RecvWaiter, meta: TensorMeta, payload: Payload, deposit: Handle) {
+        self.count_received(payload.len());
+        let empty = (meta.clone(), Payload::default());
+        let bytes = payload.len() as u64;
+        self.settled_as(deposit, empty, bytes, true);
+        self.finish_recv(waiter, Ok(Tensor::new(meta, payload).expect("taken from a tensor")));
+    }
+
+    /// Goes on with the copies under way; the bytes copied.
+    pub(super) fn copy_on(&mut self) -> usize {
+        let mut budget = COPY_BUDGET_BYTES;
+        while budget > 0
+            && let Some(mut copy) = self.local.copies.pop_front()
+        {
+            if self.local.wanted.get(copy.wanted).is_none() {
+                self.settled(copy.deposit, copy.from, false);
+                continue;
+            }
+            budget -= copy.advance(budget);
+            if copy.is_complete() {
+                let wanted = self.local.remove(copy.wanted).expect("just looked at");
+                self.copied(wanted.waiter, copy);
+            } else {
+                self.local.copies.push_front(copy);
+            }
+        }
+        COPY_BUDGET_BYTES - budget
+    }
+
+    /// Gives a recv up: a tensor that is being copied for it goes back to its producer.
+    pub(super) fn cancel_local(&mut self, handle: Handle) {
+        self.table.withdraw(Parked::Local(handle));
+        self.local.remove(handle);
+    }
+
+    /// Ends the recvs of a pair in `step` with `error`.
+    pub(super) fn end_local_of(&mut self, pair: u32, step: i64, error: &Error) {
+        for handle in self.local.wanted.select(|wanted| wanted.pair == pair && wanted.step == step) {
+            self.fail_local(handle, error.clone());
+        }
+    }
+
+    /// Ends the recvs of `consumer` in `step`, of all steps without one, with `error`.
+    pub(super) fn end_local(&mut self, consumer: u16, step: Option<i64>, error: &Error) {
+        let pick = |wanted: &Wanted| wanted.consumer == consumer && step.is_none_or(|step| wanted.step == step);
+        for handle in self.local.wanted.select(pick) {
+            self.fail_local(handle, error.clone());
+        }
+    }
+
+    /// Ends one recv with `error`, wherever it is.
+    pub(super) fn fail_local(&mut self, handle: Handle, error: Error) {
+        self.table.withdraw(Parked::Local(handle));
+        if let Some(Wanted { waiter, destination, .. }) = self.local.remove(handle) {
+            self.finish_recv(waiter, Err(Unreceived { error, destination }));
+        }
+    }
+
+    /// Ends every recv with `error`, and gives back what was being copied: the engine stops.
+    pub(super) fn end_all_local(&mut self, error: &Error) {
+        for handle in self.local.wanted.select(|_| true) {
+            self.fail_local(handle, error.clone());
+        }
+        self.copy_on();
+    }
+
+    pub(super) fn expire_local(&mut self, now: Instant) {
+        if self.local.earliest.is_none_or(|earliest| earliest > now) {
+            return;
+        }
+        for handle in self.local.wanted.select(|wanted| wanted.deadline <= now) {
+            let wanted = self.local.wanted.get(handle).expect("just selected");
+            let key = self.table.key_of(Parked::Local(handle)).unwrap_or("that is being copied");
+            let error = Error::DeadlineExceeded {
+                operation: "recv",
+                step: wanted.step,
+                key: key.into(),
+                waited: wanted.deadline.saturating_duration_since(wanted.since),
+            };
+            self.fail_local(handle, error);
+        }
+        self.local.earliest = self.local.wanted.iter().map(|(_, wanted)| wanted.deadline).min();
+    }
+}
+
+impl Copy {
+    /// Copies up to `budget` bytes on; how many.
+    fn advance(&mut self, budget: usize) -> usize {
+        let source = &self.from.1.as_ref()[self.filled..];
+        let count = source.len().min(budget);
+        self.to[self.filled..][..count].copy_from_slice(&source[..count]);
+        self.filled += count;
+        count
+    }
+
+    fn is_complete(&self) -> bool {
+        self.filled == self.from.1.len()
+    }
+}

@@ -1,0 +1,62 @@
+//! Where tensors land that come without a place of their own: the pool of the task that asked, else the shard's slab.
+
+use std::rc::Rc;
+
+use sealane_runtime::{Buffer, Slab};
+use sealane_transport::session::ReceiveMemory;
+use sealane_transport::{Error, Payload};
+
+/// A task's own memory for tensors that arrive.
+pub trait Pool {
+    /// Exactly `len` bytes.
+    ///
+    /// # Errors
+    /// ResourceExhausted, which the recv ends with; the tensor stays with its producer.
+    fn allocate(&self, len: usize) -> Result<Buffer, Error>;
+
+    /// Tensors of up to so many bytes are handed to the task from wherever they lie.
+    fn inline_bytes(&self) -> usize;
+}
+
+pub(super) struct TaskMemory {
+    slab: Slab,
+    /// By the task's place among the local ones.
+    pools: Vec<Option<Rc<dyn Pool>>>,
+}
+
+impl TaskMemory {
+    pub(super) fn new(slab: Slab) -> Self {
+        Self { slab, pools: Vec::new() }
+    }
+
+    pub(super) fn slab(&self) -> &Slab {
+        &self.slab
+    }
+
+    pub(super) fn set_pool(&mut self, task: u16, pool: Option<Rc<dyn Pool>>) {
+        let task = usize::from(task);
+        if self.pools.len() <= task {
+            self.pools.resize(task + 1, None);
+        }
+        self.pools[task] = pool;
+    }
+
+    fn pool(&self, task: u16) -> Option<&dyn Pool> {
+        self.pools.get(usize::from(task))?.as_deref()
+    }
+
+    /// True if a tensor of another local task may change hands as it is. Memory that another process can write may not.
+    pub(super) fn takes_as_is(&self, task: u16, payload: &Payload) -> bool {
+        let is_lent = matches!(payload, Payload::Owned(buffer) if buffer.lender().is_some());
+        !is_lent && self.pool(task).is_none_or(|pool| payload.len() <= pool.inline_bytes())
+    }
+}
+
+impl ReceiveMemory for TaskMemory {
+    fn allocate(&self, consumer: u16, len: usize) -> Result<Buffer, Error> {
+        match self.pool(consumer) {
+            Some(pool) => pool.allocate(len),
+            None => ReceiveMemory::allocate(&self.slab, consumer, len),
+        }
+    }
+}

@@ -278,7 +278,12 @@ impl<W> Consumer<W> {
         })
     }
 
-    fn place<D>(&mut self, response: &Response<'_>, memory: &dyn ReceiveMemory, events: &mut VecDeque<Event<W, D>>) -> Place {
+    fn place<D>(
+        &mut self,
+        response: &Response<'_>,
+        memory: &dyn ReceiveMemory,
+        events: &mut VecDeque<Event<W, D>>,
+    ) -> Place {
         let Some(wanted) = self.wanted.get_mut(response.id) else { return Place::Nowhere };
         let bytes = response.payload_bytes;
         let refusal = if bytes > self.tensor_bytes_max {
@@ -408,6 +413,15 @@ impl<W, D> Session<W, D> {
                 && producer.is_none_or(|number| number == wanted.producer)
         };
         for handle in self.consumer.end_those(pick, error, &mut self.events) {
+            if self.attached.is_some() {
+                self.control.push(Control::Cancel(handle));
+            }
+        }
+    }
+
+    /// Ends every request of `consumer` with `error`.
+    pub fn end_requests_of(&mut self, consumer: u16, error: &Error) {
+        for handle in self.consumer.end_those(|wanted| wanted.consumer == consumer, error, &mut self.events) {
             if self.attached.is_some() {
                 self.control.push(Control::Cancel(handle));
             }

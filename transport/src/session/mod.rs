@@ -167,6 +167,11 @@ impl<W, D> Session<W, D> {
         }
     }
 
+    /// The next greeting of this side names so many tasks.
+    pub fn set_tasks(&mut self, tasks: u16) {
+        self.tasks = tasks;
+    }
+
     /// The peer's transport address.
     pub fn peer(&self) -> &str {
         &self.peer

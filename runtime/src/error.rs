@@ -104,6 +104,7 @@ pub enum RuntimeError {
     },
 }
 
+#[cfg(shards)]
 impl RuntimeError {
     pub(crate) fn system(operation: &'static str) -> impl FnOnce(nix::errno::Errno) -> Self {
         move |errno| Self::System { operation, source: errno.into() }
@@ -118,6 +119,7 @@ fn holder_text(holder: &Option<u32>) -> String {
 }
 
 /// The text of a caught panic.
+#[cfg(shards)]
 pub(crate) fn panic_message(payload: &(dyn std::any::Any + Send)) -> String {
     if let Some(text) = payload.downcast_ref::<&str>() {
         (*text).into()

@@ -1,40 +1,57 @@
-//! The handshake between a shard that goes to sleep and a thread that posts to it; any thread, no bound to keep.
+//! The handshake between one who goes to sleep and those who post to it; any thread, no bound to keep.
 //!
 //! A lost wake-up needs the sleeper to miss the post and the poster to miss the sleeper. Both sides write, then
 //! fence, then read what the other writes, so at least one of them sees the other (Dekker's idea). A poster that
-//! finds the shard awake pays one fence and one load, no system call.
+//! finds the sleeper awake pays one fence and one load, no system call.
 
 #[cfg(loom)]
-use loom::sync::atomic::{AtomicBool, Ordering, fence};
+use loom::sync::atomic::{AtomicU32, Ordering, fence};
 #[cfg(not(loom))]
-use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::sync::atomic::{AtomicU32, Ordering, fence};
 
-/// Whether a shard sleeps, as its posters see it.
+const AWAKE: u32 = 0;
+const ASLEEP: u32 = 1;
+
+/// Whether somebody sleeps, as those see it who post to it: a shard, or a process on the other side of shared memory.
+///
+/// It may lie in memory that another process writes: one word, 0 while awake and anything else while asleep, so every
+/// value of it is legal, and a wrong one costs a needless doorbell, or the liar its own wake-up.
 #[derive(Debug)]
-pub(crate) struct SleepFlag(AtomicBool);
+#[repr(transparent)]
+pub struct SleepFlag(AtomicU32);
 
 impl SleepFlag {
-    pub(crate) fn new() -> Self {
-        Self(AtomicBool::new(false))
+    /// The flag of one who is awake.
+    pub fn new() -> Self {
+        Self(AtomicU32::new(AWAKE))
     }
 
     /// Poster, after it has published something: true if the doorbell must be rung, which one poster alone is told.
-    pub(crate) fn must_ring(&self) -> bool {
+    #[inline]
+    pub fn must_ring(&self) -> bool {
         // Pairs with the fence in `announce`.
         fence(Ordering::SeqCst);
-        self.0.load(Ordering::Relaxed) && self.0.swap(false, Ordering::AcqRel)
+        self.0.load(Ordering::Relaxed) != AWAKE && self.0.swap(AWAKE, Ordering::AcqRel) != AWAKE
     }
 
     /// Sleeper: says that it is about to sleep. It must look for work once more before it does.
-    pub(crate) fn announce(&self) {
-        self.0.store(true, Ordering::Relaxed);
+    #[inline]
+    pub fn announce(&self) {
+        self.0.store(ASLEEP, Ordering::Relaxed);
         // Pairs with the fence in `must_ring`.
         fence(Ordering::SeqCst);
     }
 
     /// Sleeper: it is awake and needs no doorbell.
-    pub(crate) fn awake(&self) {
-        self.0.store(false, Ordering::Relaxed);
+    #[inline]
+    pub fn awake(&self) {
+        self.0.store(AWAKE, Ordering::Relaxed);
+    }
+}
+
+impl Default for SleepFlag {
+    fn default() -> Self {
+        Self::new()
     }
 }
 

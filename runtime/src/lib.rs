@@ -69,6 +69,7 @@ mod timers;
 #[cfg(shards)]
 mod turn;
 
+pub use self::handshake::SleepFlag;
 #[cfg(shards)]
 pub use self::{
     cpus::{CpuClaim, Wanted, allowed_cpus, claim_cpus},

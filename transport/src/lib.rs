@@ -5,26 +5,44 @@
 
 #![deny(unsafe_code)]
 
+#[cfg(not(loom))]
 pub mod arena;
+#[cfg(not(loom))]
 pub mod call;
+#[cfg(not(loom))]
 pub mod endpoint_map;
+#[cfg(not(loom))]
 pub mod error;
+#[cfg(not(loom))]
 pub mod fault;
+#[cfg(not(loom))]
 pub mod lane;
 pub mod limits;
+#[cfg(not(loom))]
 pub mod link;
+#[cfg(not(loom))]
 pub mod loopback;
+#[cfg(not(loom))]
 pub mod outbox;
+#[cfg(not(loom))]
 pub mod payload;
+#[cfg(not(loom))]
 pub mod session;
+pub mod shm;
+#[cfg(not(loom))]
 pub mod tcp;
+#[cfg(not(loom))]
 pub mod tensor;
+#[cfg(not(loom))]
 pub mod wire;
 
-pub use arena::{Arena, Handle};
-pub use call::{RecvOptions, RecvOutcome, SendOptions, SendOutcome, Unreceived};
-pub use error::{Code, Error, LinkError};
-pub use limits::SessionLimits;
-pub use link::{Link, LinkKind, Meta};
-pub use payload::Payload;
-pub use tensor::{Tensor, TensorMeta};
+#[cfg(not(loom))]
+pub use self::{
+    arena::{Arena, Handle},
+    call::{RecvOptions, RecvOutcome, SendOptions, SendOutcome, Unreceived},
+    error::{Code, Error, LinkError},
+    limits::SessionLimits,
+    link::{Link, LinkKind, Meta},
+    payload::Payload,
+    tensor::{Tensor, TensorMeta},
+};

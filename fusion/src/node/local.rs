@@ -43,6 +43,14 @@ struct Copy {
     filled: usize,
 }
 
+/// Where a tensor goes.
+enum Place {
+    /// Into this memory.
+    Memory(Buffer),
+    /// To the consumer as it is.
+    AsItIs,
+}
+
 pub(super) struct LocalRecvs {
     wanted: Arena<Wanted>,
     /// No deadline is earlier; it may be later than the truth says, never earlier.
@@ -61,6 +69,13 @@ impl LocalRecvs {
 
     pub(super) fn is_copying(&self) -> bool {
         !self.copies.is_empty()
+    }
+
+    fn enter(&mut self, wanted: Wanted) -> Result<Handle, Wanted> {
+        let deadline = wanted.deadline;
+        let handle = self.wanted.insert(wanted)?;
+        self.earliest = Some(self.earliest.map_or(deadline, |earliest| earliest.min(deadline)));
+        Ok(handle)
     }
 
     fn remove(&mut self, handle: Handle) -> Option<Wanted> {
@@ -93,7 +108,7 @@ impl Node {
         let (local, limit) = (&mut self.local, self.settings.session.queued_requests_max);
         let mut wanted = Some(wanted);
         let enter = || {
-            let handle = local.wanted.insert(wanted.take().expect("called once")).map_err(|back| {
+            let handle = local.enter(wanted.take().expect("called once")).map_err(|back| {
                 wanted = Some(back);
                 let reason = format!("{limit} requests to tasks of this engine wait already");
                 Error::full("fusion.queued_requests_max", reason)
@@ -102,18 +117,9 @@ impl Node {
         };
         let found = self.table.want(Meeting { pair: producer_pair, step, key }, enter);
         match found {
-            Ok(Found::Tensor(tensor, deposit)) => {
-                self.deliver(wanted.expect("not entered"), tensor, deposit);
-                None
-            }
-            Ok(Found::Parked(by)) => {
-                let earliest = &mut self.local.earliest;
-                *earliest = Some(earliest.map_or(deadline, |earliest| earliest.min(deadline)));
-                match by {
-                    Parked::Local(handle) => Some(Ticket::Local(handle)),
-                    Parked::Peer { .. } => unreachable!("entered as a local one"),
-                }
-            }
+            Ok(Found::Tensor(tensor, deposit)) => self.deliver_fresh(wanted.expect("not entered"), tensor, deposit),
+            Ok(Found::Parked(Parked::Local(handle))) => Some(Ticket::Local(handle)),
+            Ok(Found::Parked(Parked::Peer { .. })) => unreachable!("entered as a local one"),
             Err(error) => {
                 let Wanted { destination, waiter, .. } = wanted.expect("not entered");
                 self.finish_recv(waiter, Err(Unreceived { error, destination }));
@@ -124,60 +130,75 @@ impl Node {
 
     /// Hands a tensor to a recv that waited for it in the table.
     pub(super) fn lend_local(&mut self, handle: Handle, tensor: (TensorMeta, Payload), deposit: Handle) {
-        match self.local.remove(handle) {
-            Some(wanted) => self.deliver(wanted, tensor, deposit),
-            None => self.settled(deposit, tensor, false),
+        let Some(wanted) = self.local.wanted.get_mut(handle) else { return self.settled(deposit, tensor, false) };
+        let (consumer, destination) = (wanted.consumer, wanted.destination.take());
+        match self.place_local(consumer, destination, &tensor.1) {
+            Ok(Place::Memory(to)) if tensor.1.len() > COPY_AT_ONCE_BYTES => {
+                // It keeps its name, by which it can be given up while it is copied.
+                self.local.copies.push_back(Copy { wanted: handle, from: tensor, deposit, to, filled: 0 });
+            }
+            place => {
+                let wanted = self.local.remove(handle).expect("just looked at");
+                self.deliver(wanted.waiter, place, tensor, deposit);
+            }
         }
     }
 
-    fn deliver(&mut self, mut wanted: Wanted, (meta, payload): (TensorMeta, Payload), deposit: Handle) {
-        let len = payload.len();
-        let to = match self.place_local(&mut wanted, &payload) {
-            Ok(Some(to)) => to,
-            Ok(None) => return self.hand_over(wanted.waiter, meta, payload, deposit),
-            Err(error) => {
+    /// Hands a tensor to a recv that found it. The ticket, if the copy takes more than this turn.
+    fn deliver_fresh(&mut self, mut wanted: Wanted, tensor: (TensorMeta, Payload), deposit: Handle) -> Option<Ticket> {
+        let destination = wanted.destination.take();
+        match self.place_local(wanted.consumer, destination, &tensor.1) {
+            Ok(Place::Memory(to)) if tensor.1.len() > COPY_AT_ONCE_BYTES && !self.local.wanted.is_full() => {
+                let handle = self.local.enter(wanted).ok().expect("there is room");
+                self.local.copies.push_back(Copy { wanted: handle, from: tensor, deposit, to, filled: 0 });
+                Some(Ticket::Local(handle))
+            }
+            place => {
+                self.deliver(wanted.waiter, place, tensor, deposit);
+                None
+            }
+        }
+    }
+
+    /// Ends a recv: with the tensor, copied now or as it is, or with why it cannot have it.
+    fn deliver(
+        &mut self,
+        waiter: RecvWaiter,
+        place: Result<Place, Unreceived>,
+        (meta, payload): (TensorMeta, Payload),
+        deposit: Handle,
+    ) {
+        match place {
+            Ok(Place::Memory(to)) => {
+                let len = payload.len();
+                let mut copy = Copy { wanted: deposit, from: (meta, payload), deposit, to, filled: 0 };
+                copy.advance(len);
+                self.copied(waiter, copy);
+            }
+            Ok(Place::AsItIs) => self.hand_over(waiter, meta, payload, deposit),
+            Err(unreceived) => {
                 // First back with it: the one who hears the error may ask again at once.
                 self.settled(deposit, (meta, payload), false);
-                let destination = wanted.destination;
-                return self.finish_recv(wanted.waiter, Err(Unreceived { error, destination }));
-            }
-        };
-        let deadline = wanted.deadline;
-        let mut copy = Copy { wanted: Handle::from_bits(0), from: (meta, payload), deposit, to, filled: 0 };
-        if len <= COPY_AT_ONCE_BYTES {
-            copy.advance(len);
-            return self.copied(wanted.waiter, copy);
-        }
-        match self.local.wanted.insert(wanted) {
-            Ok(handle) => {
-                copy.wanted = handle;
-                let earliest = &mut self.local.earliest;
-                *earliest = Some(earliest.map_or(deadline, |earliest| earliest.min(deadline)));
-                self.local.copies.push_back(copy);
-            }
-            // So many that there is no room to remember this one: it is copied now.
-            Err(wanted) => {
-                copy.advance(len);
-                self.copied(wanted.waiter, copy);
+                self.finish_recv(waiter, Err(unreceived));
             }
         }
     }
 
-    /// Where a tensor goes; `None` if it changes hands as it is.
-    fn place_local(&self, wanted: &mut Wanted, payload: &Payload) -> Result<Option<Buffer>, Error> {
+    /// Where a tensor goes, or why it does not.
+    fn place_local(&self, consumer: u16, destination: Option<Buffer>, payload: &Payload) -> Result<Place, Unreceived> {
         let (len, limit) = (payload.len(), self.settings.session.tensor_bytes_max);
         if len as u64 > limit {
             let reason = format!("the tensor has {len} bytes, the limit is {limit}");
-            return Err(Error::full("transport.tensor_bytes_max", reason));
+            return Err(Unreceived { error: Error::full("transport.tensor_bytes_max", reason), destination });
         }
-        match &wanted.destination {
+        match destination {
             Some(destination) if destination.len() < len => {
-                let room = destination.len();
-                Err(Error::invalid(format!("the destination has {room} bytes, the tensor needs {len}")))
+                let reason = format!("the destination has {} bytes, the tensor needs {len}", destination.len());
+                Err(Unreceived { error: Error::invalid(reason), destination: Some(destination) })
             }
-            Some(_) => Ok(wanted.destination.take()),
-            None if self.memory.takes_as_is(wanted.consumer, payload) => Ok(None),
-            None => self.memory.allocate(wanted.consumer, len).map(Some),
+            Some(destination) => Ok(Place::Memory(destination)),
+            None if self.memory.takes_as_is(consumer, payload) => Ok(Place::AsItIs),
+            None => Ok(Place::Memory(self.memory.allocate(consumer, len)?)),
         }
     }
 

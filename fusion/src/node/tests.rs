@@ -2,6 +2,7 @@
 
 mod connecting;
 mod ending;
+mod local;
 mod meeting;
 mod placing;
 mod writing;

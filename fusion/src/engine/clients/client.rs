@@ -409,7 +409,8 @@ impl Client {
 
     /// The client does not read its answers.
     fn is_stuck(&self) -> bool {
-        !self.closed && !(self.backlog.is_empty() && self.sent.is_empty() && self.returned.is_empty())
+        let all_told = self.backlog.is_empty() && self.sent.is_empty() && self.returned.is_empty();
+        !self.closed && !all_told
     }
 }
 

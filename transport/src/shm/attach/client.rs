@@ -1,0 +1,208 @@
+//! The client's side of attaching: waits, at most until its deadline, on the calling thread.
+
+use std::{
+    os::fd::{AsFd, AsRawFd, OwnedFd},
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use nix::{
+    errno::Errno,
+    poll::{PollFd, PollFlags, ppoll},
+    sys::{
+        socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, setsockopt, socket, sockopt},
+        time::{TimeSpec, TimeVal, TimeValLike},
+    },
+};
+
+use super::{Answer, Attach, Request, VERSION, Welcome, encode};
+use crate::{
+    error::Error,
+    shm::{
+        bell::Doorbell,
+        descriptors::{self, Message},
+        error::ShmError,
+        limits::{MEMORY_BYTES_MAX, MESSAGE_BYTES_MAX, SHARDS_MAX},
+        mapping::SharedMemory,
+        segment::{ClientEnd, segment_bytes},
+    },
+};
+
+/// Why a client could not attach.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AttachError {
+    /// Nobody listens at the path, or this user may not connect.
+    #[error("no daemon can be reached at {}: {source}", path.display())]
+    Connect {
+        /// The path of the socket.
+        path: PathBuf,
+        /// What the kernel answered.
+        source: std::io::Error,
+    },
+    /// The daemon does not want this client.
+    #[error(transparent)]
+    Refused(Error),
+    /// The daemon did not answer in time.
+    #[error("the daemon did not answer in time")]
+    TimedOut,
+    /// The daemon closed the socket without an answer.
+    #[error("the daemon hung up")]
+    HungUp,
+    /// The daemon's answer makes no sense; most likely it is of another release.
+    #[error("the daemon's answer makes no sense: {0}")]
+    Answer(String),
+    /// What the daemon sent cannot be used.
+    #[error(transparent)]
+    Shm(#[from] ShmError),
+}
+
+impl AttachError {
+    fn answer(problem: impl Into<String>) -> Self {
+        Self::Answer(problem.into())
+    }
+}
+
+/// What a client has once it is attached. Dropping the socket detaches.
+#[derive(Debug)]
+pub struct Attached {
+    /// What the daemon said.
+    pub welcome: Welcome,
+    /// The memory from which the client allocates.
+    pub arena: SharedMemory,
+    /// Each shard's segment and doorbell.
+    pub shards: Vec<(ClientEnd, Doorbell)>,
+    /// The socket, on which the daemon rings: for a [`ClientEar`](crate::shm::ClientEar).
+    pub socket: OwnedFd,
+}
+
+/// Attaches to the daemon that listens at `path`. For `populate`, which the arena and the segments get, see
+/// [`SharedMemory::create`].
+///
+/// # Errors
+/// [`AttachError`].
+pub fn attach(path: &Path, wish: &Attach, populate: bool, deadline: Instant) -> Result<Attached, AttachError> {
+    let mut talk = Conversation::begin(path, &Request::Attach(wish.clone()), deadline)?;
+    let (answer, mut arena) = talk.next()?;
+    let welcome = match answer {
+        Answer::Welcome(welcome) => checked(welcome)?,
+        Answer::Refused(refused) => return Err(refusal(refused)),
+        Answer::Shard { .. } | Answer::Draining => return Err(AttachError::answer("it is not a welcome")),
+    };
+    let (Some(arena), None) = (arena.pop(), arena.pop()) else {
+        return Err(AttachError::answer("a welcome comes with one descriptor"));
+    };
+    let arena = SharedMemory::open(&arena, welcome.arena_bytes, populate)?;
+    let mut shards = Vec::new();
+    for expected in 0..welcome.shards {
+        let (answer, mut descriptors) = talk.next()?;
+        if answer != (Answer::Shard { index: expected }) {
+            return Err(AttachError::answer(format!("shard {expected} should follow")));
+        }
+        let (Some(doorbell), Some(segment), None) = (descriptors.pop(), descriptors.pop(), descriptors.pop()) else {
+            return Err(AttachError::answer("a shard comes with two descriptors"));
+        };
+        shards.push((ClientEnd::open(&segment, welcome.area_bytes, populate)?, doorbell.into()));
+    }
+    Ok(Attached { welcome, arena, shards, socket: talk.socket })
+}
+
+/// Asks the daemon at `path` to drain; it has understood when this returns, and is not finished yet.
+///
+/// # Errors
+/// [`AttachError`].
+pub fn drain(path: &Path, deadline: Instant) -> Result<(), AttachError> {
+    let mut talk = Conversation::begin(path, &Request::Drain { version: VERSION }, deadline)?;
+    match talk.next()?.0 {
+        Answer::Draining => Ok(()),
+        Answer::Refused(refused) => Err(refusal(refused)),
+        Answer::Welcome(_) | Answer::Shard { .. } => Err(AttachError::answer("it does not say that it drains")),
+    }
+}
+
+fn refusal(refused: super::Refused) -> AttachError {
+    match refused.into_error() {
+        Ok(error) => AttachError::Refused(error),
+        Err(malformed) => AttachError::answer(malformed.to_string()),
+    }
+}
+
+/// A welcome whose numbers can be worked with.
+fn checked(welcome: Welcome) -> Result<Welcome, AttachError> {
+    let Welcome { version, shards, arena_bytes, segment_bytes: announced, area_bytes, .. } = welcome;
+    if version != VERSION {
+        return Err(AttachError::answer(format!("it speaks version {version}, this client {VERSION}")));
+    }
+    if shards == 0 || shards as usize > SHARDS_MAX {
+        return Err(AttachError::answer(format!("{shards} shards, 1 to {SHARDS_MAX} are possible")));
+    }
+    if arena_bytes.max(area_bytes) > MEMORY_BYTES_MAX || announced != segment_bytes(area_bytes) {
+        return Err(AttachError::answer(format!(
+            "an arena of {arena_bytes} bytes, segments of {announced}, areas of {area_bytes}"
+        )));
+    }
+    Ok(welcome)
+}
+
+/// A request that was made, and the answers that come.
+struct Conversation {
+    socket: OwnedFd,
+    deadline: Instant,
+    buffer: Vec<u8>,
+}
+
+impl Conversation {
+    fn begin(path: &Path, request: &Request, deadline: Instant) -> Result<Self, AttachError> {
+        let unreachable = |errno: Errno| AttachError::Connect { path: path.into(), source: errno.into() };
+        let address = UnixAddr::new(path).map_err(unreachable)?;
+        let socket = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None)
+            .map_err(ShmError::system("making a socket"))?;
+        // A daemon with many callers makes the next one wait, which only this option bounds. Zero would mean for ever.
+        let patience = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+        let patience = TimeVal::milliseconds(i64::try_from(patience.as_millis()).unwrap_or(i64::MAX / 1000));
+        setsockopt(&socket, sockopt::SendTimeout, &patience).map_err(ShmError::system("bounding a wait"))?;
+        match connect(socket.as_raw_fd(), &address) {
+            Err(Errno::EAGAIN) => return Err(AttachError::TimedOut),
+            answer => answer.map_err(unreachable)?,
+        }
+        descriptors::send(&socket, &encode(request), &[]).map_err(|errno| match errno {
+            // The daemon closed what it had not accepted yet.
+            Errno::EPIPE | Errno::ECONNRESET => AttachError::HungUp,
+            errno => ShmError::system("asking the daemon")(errno).into(),
+        })?;
+        Ok(Self { socket, deadline, buffer: vec![0; MESSAGE_BYTES_MAX] })
+    }
+
+    fn next(&mut self) -> Result<(Answer, Vec<OwnedFd>), AttachError> {
+        let Message { len, cut, descriptors } = loop {
+            match descriptors::receive(&self.socket, &mut self.buffer) {
+                Ok(message) => break message,
+                Err(Errno::EAGAIN) => self.wait()?,
+                Err(Errno::EINTR) => {}
+                Err(Errno::ECONNRESET) => return Err(AttachError::HungUp),
+                Err(errno) => return Err(ShmError::system("hearing the daemon")(errno).into()),
+            }
+        };
+        if len == 0 {
+            return Err(AttachError::HungUp);
+        }
+        if cut {
+            return Err(AttachError::answer("it is too long, or has too many descriptors"));
+        }
+        let answer =
+            serde_json::from_slice(&self.buffer[..len]).map_err(|error| AttachError::answer(error.to_string()))?;
+        Ok((answer, descriptors))
+    }
+
+    fn wait(&self) -> Result<(), AttachError> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(AttachError::TimedOut);
+        }
+        let mut polled = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
+        match ppoll(&mut polled, Some(TimeSpec::from_duration(left)), None) {
+            Ok(_) | Err(Errno::EINTR) => Ok(()),
+            Err(errno) => Err(ShmError::system("waiting for the daemon")(errno).into()),
+        }
+    }
+}

@@ -1,0 +1,209 @@
+//! The daemon's side of attaching: single steps that never wait, on whichever thread watches the sockets.
+
+use std::{
+    os::fd::{AsRawFd, OwnedFd},
+    path::Path,
+};
+
+use nix::{
+    errno::Errno,
+    sys::{
+        socket::{
+            AddressFamily, Backlog, MsgFlags, SockFlag, SockType, UnixAddr, bind, getsockopt, recv, socket, sockopt,
+        },
+        stat::{Mode, fchmod},
+    },
+};
+
+use super::{Answer, Request, VERSION, Versioned, Welcome, encode};
+use crate::{
+    error::Error,
+    shm::{
+        descriptors,
+        error::ShmError,
+        limits::{LISTEN_BACKLOG, MESSAGE_BYTES_MAX},
+    },
+};
+
+/// Why a request cannot be served. The daemon hangs up, and where the client still listens may [`refuse`] first.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RequestError {
+    /// The client has closed its socket.
+    #[error("the client hung up")]
+    HungUp,
+    /// The request is longer than any should be.
+    #[error("a request of {bytes} bytes, at most {MESSAGE_BYTES_MAX} are possible")]
+    TooLong {
+        /// Its length.
+        bytes: usize,
+    },
+    /// The request makes no sense.
+    #[error("a malformed request: {0}")]
+    Malformed(String),
+    /// Client and daemon are of different versions.
+    #[error("the client speaks version {theirs} of attaching, this daemon {VERSION}; use the same release for both")]
+    Version {
+        /// The client's version.
+        theirs: u32,
+    },
+    /// The socket failed.
+    #[error(transparent)]
+    Shm(#[from] ShmError),
+}
+
+/// Who is at the other end of a socket, as the kernel knows it since the client connected.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Credentials {
+    /// The process.
+    pub pid: i32,
+    /// The user.
+    pub uid: u32,
+}
+
+/// Listens at `path`, which only this user may connect to from the first moment on.
+///
+/// A path left over by a killed daemon is not removed: only the caller knows whether a daemon is alive.
+///
+/// # Errors
+/// [`ShmError::InUse`] if the path exists; [`ShmError::System`], also for a path that is too long (107 bytes).
+pub fn listen(path: &Path) -> Result<OwnedFd, ShmError> {
+    let address = UnixAddr::new(path).map_err(ShmError::system("naming the daemon's socket"))?;
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    let listener = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)
+        .map_err(ShmError::system("making the daemon's socket"))?;
+    // The file that bind makes has the socket's mode.
+    fchmod(&listener, Mode::S_IRUSR | Mode::S_IWUSR).map_err(ShmError::system("restricting the daemon's socket"))?;
+    match bind(listener.as_raw_fd(), &address) {
+        Err(Errno::EADDRINUSE) => return Err(ShmError::InUse { path: path.into() }),
+        answer => answer.map_err(ShmError::system("binding the daemon's socket"))?,
+    }
+    let backlog = Backlog::new(LISTEN_BACKLOG).expect("a constant that is possible");
+    nix::sys::socket::listen(&listener, backlog).map_err(ShmError::system("listening for clients"))?;
+    Ok(listener)
+}
+
+/// The next client that has connected, if one has.
+///
+/// # Errors
+/// [`ShmError::System`], such as where no descriptor is left; the client then still waits.
+pub fn accept(listener: &OwnedFd) -> Result<Option<OwnedFd>, ShmError> {
+    match descriptors::accept(listener) {
+        Ok(socket) => Ok(Some(socket)),
+        Err(Errno::EAGAIN | Errno::EINTR | Errno::ECONNABORTED) => Ok(None),
+        Err(errno) => Err(ShmError::system("accepting a client")(errno)),
+    }
+}
+
+/// Who connected.
+///
+/// # Errors
+/// [`ShmError::System`] if this is no connected Unix socket.
+pub fn credentials(socket: &OwnedFd) -> Result<Credentials, ShmError> {
+    let known = getsockopt(socket, sockopt::PeerCredentials).map_err(ShmError::system("asking who a client is"))?;
+    Ok(Credentials { pid: known.pid(), uid: known.uid() })
+}
+
+/// The request of a client, if it has come. Descriptors that come with it are never opened here.
+///
+/// # Errors
+/// [`RequestError`]; the conversation is then over.
+pub fn read_request(socket: &OwnedFd) -> Result<Option<Request>, RequestError> {
+    let mut buffer = vec![0; MESSAGE_BYTES_MAX];
+    // MSG_TRUNC: the answer is the message's length, not what fitted.
+    let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_TRUNC;
+    let len = match recv(socket.as_raw_fd(), &mut buffer, flags) {
+        Ok(0) | Err(Errno::ECONNRESET) => return Err(RequestError::HungUp),
+        Ok(len) => len,
+        Err(Errno::EAGAIN | Errno::EINTR) => return Ok(None),
+        Err(errno) => return Err(ShmError::system("reading a client's request")(errno).into()),
+    };
+    let message = buffer.get(..len).ok_or(RequestError::TooLong { bytes: len })?;
+    let malformed = |error: serde_json::Error| RequestError::Malformed(error.to_string());
+    // First the version alone: the rest of another version's request may look different.
+    let Versioned { version } = serde_json::from_slice(message).map_err(malformed)?;
+    if version != VERSION {
+        return Err(RequestError::Version { theirs: version });
+    }
+    serde_json::from_slice(message).map(Some).map_err(malformed)
+}
+
+/// The descriptors that a client gets of one shard.
+#[derive(Debug)]
+pub struct ShardDescriptors {
+    /// The segment's memory.
+    pub segment: OwnedFd,
+    /// The doorbell.
+    pub doorbell: OwnedFd,
+}
+
+/// A welcome on its way to a client. Holds the descriptors until they have been sent.
+#[derive(Debug)]
+pub struct Welcoming {
+    welcome: Vec<u8>,
+    arena: Option<OwnedFd>,
+    shards: std::iter::Enumerate<std::vec::IntoIter<ShardDescriptors>>,
+    /// A shard whose message the socket did not take yet.
+    waiting: Option<(usize, ShardDescriptors)>,
+}
+
+impl Welcoming {
+    /// Begins a welcome; `shards` has one entry for each shard that `welcome` announces, in their order.
+    pub fn new(welcome: Welcome, arena: OwnedFd, shards: Vec<ShardDescriptors>) -> Self {
+        debug_assert_eq!(welcome.shards as usize, shards.len());
+        let welcome = encode(&Answer::Welcome(welcome));
+        Self { welcome, arena: Some(arena), shards: shards.into_iter().enumerate(), waiting: None }
+    }
+
+    /// Sends what the socket takes now. True once all is sent; false if it must be called again when the socket is
+    /// writable.
+    ///
+    /// # Errors
+    /// [`ShmError::System`] if the client is gone, or descriptors cannot be sent.
+    pub fn step(&mut self, socket: &OwnedFd) -> Result<bool, ShmError> {
+        if let Some(arena) = &self.arena {
+            if !sent(descriptors::send(socket, &self.welcome, &[arena.as_raw_fd()]))? {
+                return Ok(false);
+            }
+            self.arena = None;
+        }
+        while let Some((index, shard)) = self.waiting.take().or_else(|| self.shards.next()) {
+            let message = encode(&Answer::Shard { index: index as u32 });
+            let descriptors = [shard.segment.as_raw_fd(), shard.doorbell.as_raw_fd()];
+            if !sent(descriptors::send(socket, &message, &descriptors))? {
+                self.waiting = Some((index, shard));
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+}
+
+/// Tells a client why it is not served; the daemon hangs up afterwards.
+///
+/// # Errors
+/// [`ShmError::System`] if the client is gone or does not read.
+pub fn refuse(socket: &OwnedFd, error: &Error) -> Result<(), ShmError> {
+    answer(socket, &Answer::Refused(error.into()))
+}
+
+/// Tells a client that the daemon now stops when it has finished.
+///
+/// # Errors
+/// [`ShmError::System`] if the client is gone or does not read.
+pub fn draining(socket: &OwnedFd) -> Result<(), ShmError> {
+    answer(socket, &Answer::Draining)
+}
+
+fn answer(socket: &OwnedFd, answer: &Answer) -> Result<(), ShmError> {
+    descriptors::send(socket, &encode(answer), &[]).map_err(ShmError::system("answering a client"))
+}
+
+/// Whether a message left; a full socket is not an error.
+fn sent(answer: Result<(), Errno>) -> Result<bool, ShmError> {
+    match answer {
+        Ok(()) => Ok(true),
+        Err(Errno::EAGAIN | Errno::EINTR) => Ok(false),
+        Err(errno) => Err(ShmError::system("sending a client its memory")(errno)),
+    }
+}

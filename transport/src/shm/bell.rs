@@ -1,0 +1,152 @@
+//! The bells: how one side wakes the other, only when that one has said that it sleeps. Any thread; nothing here waits but
+//! [`ClientEar::wait`].
+
+use std::{
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+    sync::Arc,
+    time::Duration,
+};
+
+use nix::{
+    errno::Errno,
+    poll::{PollFd, PollFlags, ppoll},
+    sys::{
+        eventfd::{EfdFlags, EventFd},
+        socket::{MsgFlags, Shutdown, recv, send, shutdown},
+        time::TimeSpec,
+    },
+};
+
+use super::{error::ShmError, limits::RINGS_PER_WAKING};
+
+/// What a client rings to wake a shard: an eventfd for each segment.
+///
+/// The shard watches it edge-triggered and never reads it, so that nothing the client does to it can block the shard.
+#[derive(Debug)]
+pub struct Doorbell(OwnedFd);
+
+impl Doorbell {
+    /// A doorbell that has not been rung.
+    ///
+    /// # Errors
+    /// Where no descriptor is left.
+    pub fn create() -> Result<Self, ShmError> {
+        let event = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
+            .map_err(ShmError::system("making a doorbell"))?;
+        Ok(Self(event.into()))
+    }
+
+    /// A second descriptor of the same doorbell, for the client.
+    ///
+    /// # Errors
+    /// Where no descriptor is left.
+    pub fn duplicate(&self) -> Result<OwnedFd, ShmError> {
+        let operation = "duplicating a doorbell";
+        self.0.try_clone().map_err(|source| ShmError::System { operation, source })
+    }
+
+    /// Wakes the shard.
+    pub fn ring(&self) {
+        // It fails only at a counter that is at its limit, which has rung before.
+        let _ = nix::unistd::write(&self.0, &1_u64.to_ne_bytes());
+    }
+}
+
+impl From<OwnedFd> for Doorbell {
+    fn from(fd: OwnedFd) -> Self {
+        Self(fd)
+    }
+}
+
+impl AsFd for Doorbell {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// What the daemon rings to wake a client: a byte on the socket over which it attached, from any shard.
+///
+/// No eventfd: the client holds the same open file, and could make it blocking and full, and a shard that rang it would
+/// stand still. A socket's send can be told not to wait, whatever the client does to its end.
+#[derive(Debug, Clone)]
+pub struct ClientBell(Arc<OwnedFd>);
+
+impl ClientBell {
+    /// The bell of the client at the other end of this socket.
+    pub fn new(socket: Arc<OwnedFd>) -> Self {
+        Self(socket)
+    }
+
+    /// Ends the conversation: the client, and whoever watches the socket here, find it closed.
+    pub fn hang_up(&self) {
+        // One that is closed already is hung up.
+        let _ = shutdown(self.0.as_raw_fd(), Shutdown::Both);
+    }
+
+    /// Wakes the client.
+    pub fn ring(&self) {
+        // A full socket has rung before, and a closed one is noticed by whoever watches it.
+        let _ = send(self.0.as_raw_fd(), &[1], MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL);
+    }
+}
+
+/// How a client's wait ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Woken {
+    /// The daemon rang, or a signal came: look at the rings.
+    Rung,
+    /// The daemon is gone. The rings may still hold what it wrote before.
+    HungUp,
+    /// Nothing happened for so long.
+    TimedOut,
+}
+
+/// Where a client hears its bell. One thread at a time should wait: whoever wakes takes all that was rung.
+#[derive(Debug)]
+pub struct ClientEar(OwnedFd);
+
+impl ClientEar {
+    /// Hears on the socket over which the client attached.
+    pub fn new(socket: OwnedFd) -> Self {
+        Self(socket)
+    }
+
+    /// Waits until the daemon rings or hangs up, at most for `timeout`. To be called after the client has announced its
+    /// sleep on every segment and found their rings empty.
+    ///
+    /// # Errors
+    /// [`ShmError::System`] where the socket cannot be waited for.
+    pub fn wait(&self, timeout: Option<Duration>) -> Result<Woken, ShmError> {
+        // A duration that the kernel's clock cannot hold is as good as none.
+        let timeout = timeout.filter(|timeout| timeout.as_secs() < u64::from(u32::MAX)).map(TimeSpec::from_duration);
+        let mut polled = [PollFd::new(self.0.as_fd(), PollFlags::POLLIN)];
+        match ppoll(&mut polled, timeout, None) {
+            Ok(0) => Ok(Woken::TimedOut),
+            Ok(_) => Ok(self.take_rings()),
+            // So that a program that waits for a tensor can act on a signal.
+            Err(Errno::EINTR) => Ok(Woken::Rung),
+            Err(errno) => Err(ShmError::system("waiting for the daemon")(errno)),
+        }
+    }
+
+    fn take_rings(&self) -> Woken {
+        for _ in 0..RINGS_PER_WAKING {
+            match recv(self.0.as_raw_fd(), &mut [0; 8], MsgFlags::MSG_DONTWAIT) {
+                Ok(0) => return Woken::HungUp,
+                Ok(_) | Err(Errno::EINTR) => {}
+                Err(Errno::EAGAIN) => break,
+                Err(_) => return Woken::HungUp,
+            }
+        }
+        Woken::Rung
+    }
+}
+
+impl AsFd for ClientEar {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,156 @@
+//! Completions go through a record and come out the same; records that hold anything else are refused.
+
+use std::time::Duration;
+
+use proptest::{collection::vec, prelude::*};
+
+use super::{Completion, ReceivedAt};
+use crate::{
+    error::Error,
+    limits::{KEY_BYTES_MAX, META_BYTES_MAX, REASON_BYTES_MAX},
+    shm::{
+        Record, Span,
+        limits::{CONTENT_WORDS, INLINE_BYTES_MAX, NUMBERS_PER_RECORD, RECORD_WORDS_MAX},
+    },
+};
+
+fn through(completion: &Completion<'_>) -> Record {
+    let mut record = Record::new();
+    record.set(0xff, 0xff, &[u64::MAX; RECORD_WORDS_MAX]);
+    completion.encode(&mut record).unwrap();
+    assert_eq!(Completion::decode(&record).as_ref(), Ok(completion));
+    record
+}
+
+fn received<'a>(meta: &'a [u8], payload: ReceivedAt<'a>) -> Completion<'a> {
+    Completion::Received { call: u32::MAX, meta, payload }
+}
+
+fn errors() -> Vec<Error> {
+    let (task, reason) = ("worker:1".into(), "of a reason");
+    vec![
+        Error::NotFound { task, reason: reason.into() },
+        Error::unavailable("10.0.0.1:7000", reason),
+        Error::DeadlineExceeded {
+            operation: "recv",
+            step: -9,
+            key: "k".repeat(KEY_BYTES_MAX).into(),
+            waited: Duration::new(u64::MAX, 999_999_999),
+        },
+        Error::DeadlineExceeded { operation: "send", step: 9, key: "".into(), waited: Duration::from_millis(1) },
+        Error::Aborted { step: i64::MIN, reason: reason.into() },
+        Error::full("limits.deposited_tensors_max", reason),
+        Error::invalid("ungültig"),
+        Error::PermissionDenied { reason: reason.into() },
+        Error::Unimplemented { reason: reason.into() },
+    ]
+}
+
+#[test]
+fn every_kind_comes_out_as_it_went_in() {
+    let calls: Vec<u32> = (0..NUMBERS_PER_RECORD as u32).map(|call| call << 20).collect();
+    for count in [0, 1, 2, 3, NUMBERS_PER_RECORD] {
+        through(&Completion::Sent { calls: &calls[..count] });
+        through(&Completion::Returned { calls: &calls[..count] });
+    }
+    let span = Span { offset: 1 << 50, len: 3 };
+    for payload in [
+        ReceivedAt::Inline(&[]),
+        ReceivedAt::Inline(&[3; INLINE_BYTES_MAX]),
+        ReceivedAt::Destination { len: u64::MAX },
+        ReceivedAt::Area { span, token: u64::MAX },
+    ] {
+        through(&received(&[1; META_BYTES_MAX], payload));
+        through(&received(&[], payload));
+    }
+}
+
+#[test]
+fn a_small_tensor_needs_one_slot() {
+    assert!(through(&received(&[1; 16], ReceivedAt::Inline(&[2; 64]))).content().len() <= CONTENT_WORDS);
+}
+
+#[test]
+fn errors_keep_their_variant_and_every_field() {
+    for error in errors() {
+        for memory_back in [false, true] {
+            through(&Completion::Failed { call: 3, memory_back, error: error.clone() });
+        }
+    }
+}
+
+#[test]
+fn a_long_reason_is_cut_and_an_unnumbered_operation_is_a_call() {
+    let mut record = Record::new();
+    let mut arrives = |error| {
+        Completion::Failed { call: 0, memory_back: true, error }.encode(&mut record).unwrap();
+        match Completion::decode(&record) {
+            Ok(Completion::Failed { error, .. }) => error,
+            other => panic!("{other:?}"),
+        }
+    };
+    let long = "é".repeat(REASON_BYTES_MAX);
+    assert_eq!(arrives(Error::invalid(long.clone())), Error::invalid(&long[..REASON_BYTES_MAX]));
+    let late =
+        |operation| Error::DeadlineExceeded { operation, step: 1, key: "w".into(), waited: Duration::from_secs(1) };
+    assert_eq!(arrives(late("gather")), late("call"));
+}
+
+#[test]
+fn what_is_too_long_is_not_encoded() {
+    let mut record = Record::new();
+    let key = "k".repeat(KEY_BYTES_MAX + 1);
+    for (completion, what) in [
+        (received(&[0; META_BYTES_MAX + 1], ReceivedAt::Destination { len: 0 }), "metadata"),
+        (received(&[], ReceivedAt::Inline(&[0; INLINE_BYTES_MAX + 1])), "inline payload"),
+        (Completion::Sent { calls: &[0; NUMBERS_PER_RECORD + 1] }, "calls"),
+        (Completion::Returned { calls: &[0; NUMBERS_PER_RECORD + 1] }, "calls"),
+        (Completion::Failed { call: 0, memory_back: true, error: Error::unavailable(&key, "") }, "subject"),
+    ] {
+        assert_eq!(completion.encode(&mut record).unwrap_err().what, what);
+    }
+}
+
+#[test]
+fn wrong_records_are_refused() {
+    let mut record = Record::new();
+    let mut refused = |kind, flags, content: &[u64]| {
+        record.set(kind, flags, content);
+        Completion::decode(&record).unwrap_err().what
+    };
+    assert_eq!(refused(0, 0, &[]), "an unknown kind of completion");
+    assert_eq!(refused(1, 1, &[0]), "an unknown flag");
+    assert_eq!(refused(2, 3, &[0]), "an unknown flag");
+    assert_eq!(refused(3, 2, &[0; 4]), "an unknown flag");
+    assert_eq!(refused(2, 0, &[]), "a record is too short for its kind");
+    assert_eq!(refused(2, 1, &[0]), "a record is too short for its kind");
+    assert_eq!(refused(2, 2, &[0; 3]), "a record is too short for its kind");
+    assert_eq!(refused(2, 0, &[1 << 32]), "metadata");
+    assert_eq!(refused(2, 0, &[1 << 48]), "inline payload");
+    assert_eq!(refused(1, 0, &[u64::MAX]), "calls");
+    assert_eq!(refused(4, 0, &[3, 0]), "calls");
+    assert_eq!(refused(3, 0, &[0, 0, 0, 0]), "an unknown error code");
+    assert_eq!(refused(3, 0, &[4 << 32, 0, 0, 1_000_000_000]), "nanoseconds");
+    assert_eq!(refused(3, 0, &[4 << 32, 0, 0, 9 << 32, 0]), "subject");
+    assert_eq!(refused(3, 0, &[4 << 32, 0, 0, 9 << 48, 0]), "reason");
+}
+
+proptest! {
+    #[test]
+    fn any_words_are_decoded_or_refused(
+        kind in 0_u8..6,
+        flags in 0_u8..4,
+        small in vec(0_u64..64, 0..6),
+        shift in 0_u32..64,
+        content in vec(any::<u64>(), 0..RECORD_WORDS_MAX - 6),
+    ) {
+        let words: Vec<u64> = small.iter().map(|word| word << shift).chain(content).collect();
+        let mut record = Record::new();
+        record.set(kind, flags, &words);
+        if let Ok(completion) = Completion::decode(&record) {
+            let mut again = Record::new();
+            completion.encode(&mut again).unwrap();
+            prop_assert_eq!(Completion::decode(&again), Ok(completion));
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! An [`Error`] taken apart into plain fields, for the ring and for the attaching conversation, and put together again
+//! so that a client shows what an embedded engine would.
+
+use std::time::Duration;
+
+use super::fields::{Malformed, cut};
+use crate::{
+    error::{Code, Error},
+    limits::REASON_BYTES_MAX,
+};
+
+/// What `Error::DeadlineExceeded` names; a number stands for each.
+const OPERATIONS: [&str; 2] = ["recv", "send"];
+
+/// What an operation is called that has no number here.
+const OTHER_OPERATION: &str = "call";
+
+/// The fields of every variant of [`Error`]; those that a variant does not have are zero or empty.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Failure<'a> {
+    pub(super) code: u8,
+    pub(super) operation: u8,
+    pub(super) step: i64,
+    pub(super) waited: Duration,
+    /// Whom or what it concerns: task, peer, key or limit.
+    pub(super) subject: &'a str,
+    pub(super) reason: &'a str,
+}
+
+impl<'a> Failure<'a> {
+    /// The fields of an error, its reason cut to [`REASON_BYTES_MAX`].
+    pub(super) fn of(error: &'a Error) -> Self {
+        let mut failure =
+            Self { code: error.code() as u8, operation: 0, step: 0, waited: Duration::ZERO, subject: "", reason: "" };
+        match error {
+            Error::NotFound { task: subject, reason }
+            | Error::Unavailable { peer: subject, reason }
+            | Error::ResourceExhausted { limit: subject, reason } => {
+                (failure.subject, failure.reason) = (subject, reason);
+            }
+            Error::DeadlineExceeded { operation, step, key, waited } => {
+                let number = OPERATIONS.iter().position(|known| known == operation);
+                failure.operation = number.unwrap_or(OPERATIONS.len()) as u8;
+                (failure.step, failure.subject, failure.waited) = (*step, key, *waited);
+            }
+            Error::Aborted { step, reason } => (failure.step, failure.reason) = (*step, reason),
+            Error::InvalidArgument { reason }
+            | Error::PermissionDenied { reason }
+            | Error::Unimplemented { reason } => failure.reason = reason,
+        }
+        failure.reason = cut(failure.reason, REASON_BYTES_MAX);
+        failure
+    }
+
+    /// A duration from numbers that may be anything.
+    pub(super) fn waited(seconds: u64, nanoseconds: u32) -> Result<Duration, Malformed> {
+        if nanoseconds >= 1_000_000_000 {
+            return Err(Malformed { what: "nanoseconds" });
+        }
+        Ok(Duration::new(seconds, nanoseconds))
+    }
+
+    /// The error that these are the fields of.
+    pub(super) fn into_error(self) -> Result<Error, Malformed> {
+        let (subject, reason, step) = (self.subject.into(), self.reason.into(), self.step);
+        Ok(match code(self.code)? {
+            Code::NotFound => Error::NotFound { task: subject, reason },
+            Code::Unavailable => Error::Unavailable { peer: subject, reason },
+            Code::ResourceExhausted => Error::ResourceExhausted { limit: subject, reason },
+            Code::DeadlineExceeded => {
+                let operation = OPERATIONS.get(usize::from(self.operation)).copied().unwrap_or(OTHER_OPERATION);
+                Error::DeadlineExceeded { operation, step, key: subject, waited: self.waited }
+            }
+            Code::Aborted => Error::Aborted { step, reason },
+            Code::InvalidArgument => Error::InvalidArgument { reason },
+            Code::PermissionDenied => Error::PermissionDenied { reason },
+            Code::Unimplemented => Error::Unimplemented { reason },
+        })
+    }
+}
+
+fn code(number: u8) -> Result<Code, Malformed> {
+    const CODES: [Code; 8] = [
+        Code::InvalidArgument,
+        Code::DeadlineExceeded,
+        Code::NotFound,
+        Code::PermissionDenied,
+        Code::ResourceExhausted,
+        Code::Aborted,
+        Code::Unimplemented,
+        Code::Unavailable,
+    ];
+    CODES.into_iter().find(|code| *code as u8 == number).ok_or(Malformed { what: "an unknown error code" })
+}

@@ -1,0 +1,59 @@
+//! Every limit of the shared memory and of attaching to it, by name.
+
+use crate::limits::{KEY_BYTES_MAX, META_BYTES_MAX, NAME_BYTES_MAX, REASON_BYTES_MAX};
+
+/// Slots of a ring: at 128 bytes each, 128 KiB, of which a core's second-level cache holds several. Tensors in flight are
+/// not bounded by it, only records that the other side has not read yet.
+pub const SLOTS: usize = 1024;
+
+/// Words of a slot: two cache lines, which the processor fetches as a pair.
+pub const SLOT_WORDS: usize = 16;
+
+/// Words of a slot that carry content; the first is the commit word.
+pub const CONTENT_WORDS: usize = SLOT_WORDS - 1;
+
+/// Most slots of one record: the longest key, metadata and inline payload together need 57.
+pub const RECORD_SLOTS_MAX: usize = 60;
+
+/// Most words of one record.
+pub const RECORD_WORDS_MAX: usize = RECORD_SLOTS_MAX * CONTENT_WORDS;
+
+/// Largest payload that lies in the ring itself, in bytes: a copy on each side in place of a block of the arena, which has
+/// to be found, and freed when the tensor was released. At this size a record takes five slots or so.
+pub const INLINE_BYTES_MAX: usize = 512;
+
+/// Most calls or tokens in one record: enough to make their share of a record's cost vanish.
+pub const NUMBERS_PER_RECORD: usize = 256;
+
+/// Most peers that one client names to one shard; a peer's number has 16 bits.
+pub const PEERS_MAX: usize = 1 << 16;
+
+/// Longest message of the attaching conversation, in bytes.
+pub const MESSAGE_BYTES_MAX: usize = 64 * 1024;
+
+/// Most shards that a daemon may announce: as many as `NETWORK_*_CORE_NUMBER` allows.
+pub const SHARDS_MAX: usize = 1024;
+
+/// Largest arena or receive area, in bytes. No setting means to go this far: it keeps sums of sizes from overflowing.
+pub const MEMORY_BYTES_MAX: u64 = 1 << 42;
+
+/// Callers that may wait to be accepted: all tasks of a large host at once, with some to spare.
+pub const LISTEN_BACKLOG: i32 = 256;
+
+/// Most doorbell messages that a client takes off its socket at one waking. The socket's buffer holds fewer; a daemon
+/// that sends without end cannot keep a client in the loop.
+pub const RINGS_PER_WAKING: usize = 1024;
+
+const _: () = {
+    assert!(SLOTS.is_power_of_two());
+    // The reader says how far it is every quarter, so a record must not need the whole ring to be free.
+    assert!(RECORD_SLOTS_MAX <= SLOTS / 4);
+    // A record's length has 16 bits in the commit word, a key's, a metadata's and an inline payload's likewise.
+    assert!(RECORD_WORDS_MAX <= u16::MAX as usize);
+    assert!(KEY_BYTES_MAX + META_BYTES_MAX <= u16::MAX as usize);
+    // Five fixed words are the most that stand before the bytes of a record.
+    assert!(5 * 8 + KEY_BYTES_MAX + META_BYTES_MAX + INLINE_BYTES_MAX <= RECORD_WORDS_MAX * 8);
+    assert!(5 * 8 + KEY_BYTES_MAX + REASON_BYTES_MAX <= RECORD_WORDS_MAX * 8);
+    assert!(NAME_BYTES_MAX <= KEY_BYTES_MAX);
+    assert!(NUMBERS_PER_RECORD < RECORD_WORDS_MAX);
+};

@@ -1,0 +1,276 @@
+//! Shared memory: sealed, of a fixed size, mapped once a process and unmapped with its last user; any thread. The only
+//! place where its addresses become references, and only to atomics, whose every value is legal.
+#![allow(unsafe_code)]
+
+use std::{
+    fmt,
+    os::fd::{AsRawFd, OwnedFd},
+    ptr::NonNull,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, AtomicU64},
+    },
+};
+
+use nix::{
+    errno::Errno,
+    fcntl::{FallocateFlags, FcntlArg, SealFlag, fallocate, fcntl},
+    sys::{
+        memfd::{MFdFlags, memfd_create},
+        stat::fstat,
+    },
+};
+use sealane_runtime::SleepFlag;
+
+use super::{
+    error::ShmError,
+    fields::Span,
+    limits::{MEMORY_BYTES_MAX, SLOT_WORDS, SLOTS},
+    ring::RingMemory,
+};
+
+/// Sizes and places of shared memory are multiples of this.
+pub(super) const PAGE: u64 = 4096;
+
+/// Nobody may make the memory smaller (whoever touched what is gone would be killed), or larger, or change the seals.
+const SEALS: SealFlag = SealFlag::F_SEAL_SHRINK.union(SealFlag::F_SEAL_GROW).union(SealFlag::F_SEAL_SEAL);
+
+/// `MFD_NOEXEC_SEAL` of Linux 6.3, which the libraries do not name yet: the file can never be executed.
+const NOEXEC_SEAL: MFdFlags = MFdFlags::from_bits_retain(8);
+
+/// A span is not within the memory that it is said to be in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{} bytes at {} are not within {bytes} bytes of shared memory", span.len, span.offset)]
+pub struct OutOfRange {
+    /// The span.
+    pub span: Span,
+    /// The size of the memory.
+    pub bytes: u64,
+}
+
+/// A sealed file of memory, mapped; unmapped when dropped.
+#[derive(Debug)]
+pub(super) struct Mapping {
+    base: NonNull<u8>,
+    bytes: u64,
+}
+
+// SAFETY: a mapping is an address range of the whole process, which any thread may use and unmap.
+unsafe impl Send for Mapping {}
+// SAFETY: through a shared reference it gives out only atomics and raw pointers.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// New memory of at least `bytes`, zero and in pages that exist, with its descriptor for the other side.
+    pub(super) fn create(name: &str, bytes: u64, populate: bool) -> Result<(Arc<Self>, OwnedFd), ShmError> {
+        if bytes > MEMORY_BYTES_MAX {
+            return Err(ShmError::TooLarge { bytes, limit: MEMORY_BYTES_MAX });
+        }
+        let bytes = bytes.max(1).next_multiple_of(PAGE);
+        let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
+        let fd = match memfd_create(name, flags | NOEXEC_SEAL) {
+            // The kernel does not know the flag.
+            Err(Errno::EINVAL) => memfd_create(name, flags),
+            answer => answer,
+        }
+        .map_err(ShmError::system("making shared memory"))?;
+        // Not merely its size is set: where memory is short this fails, and no later access.
+        fallocate(&fd, FallocateFlags::empty(), 0, bytes as libc::off_t)
+            .map_err(ShmError::system("allocating shared memory"))?;
+        fcntl(&fd, FcntlArg::F_ADD_SEALS(SEALS)).map_err(ShmError::system("sealing shared memory"))?;
+        Ok((Self::map(&fd, bytes, populate)?, fd))
+    }
+
+    /// Memory that came from the other side and is said to have `bytes`.
+    pub(super) fn open(fd: &OwnedFd, bytes: u64, populate: bool) -> Result<Arc<Self>, ShmError> {
+        // What has no seals at all, a pipe or an ordinary file, answers EINVAL.
+        let seals = fcntl(fd, FcntlArg::F_GET_SEALS).unwrap_or(0);
+        if !SealFlag::from_bits_retain(seals).contains(SEALS) {
+            return Err(ShmError::Unsealed { seals });
+        }
+        let found = fstat(fd).map_err(ShmError::system("asking for the size of shared memory"))?.st_size as u64;
+        if found != bytes {
+            return Err(ShmError::WrongSize { announced: bytes, found });
+        }
+        Self::map(fd, bytes, populate)
+    }
+
+    /// Maps all of a sealed file of exactly `bytes`.
+    fn map(fd: &OwnedFd, bytes: u64, populate: bool) -> Result<Arc<Self>, ShmError> {
+        // SAFETY: a new mapping at an address that the kernel chooses aliases no memory of this process.
+        let base = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                bytes as usize,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                fd.as_raw_fd(),
+                0,
+            )
+        };
+        if base == libc::MAP_FAILED {
+            return Err(ShmError::system("mapping shared memory")(Errno::last()));
+        }
+        let mapping = Self { base: NonNull::new(base.cast()).expect("a mapping has an address"), bytes };
+        if populate {
+            // The pages exist; this spares their first users a fault each. Only that: a kernel before 5.14 may refuse.
+            // SAFETY: the range is the mapping made above; populating it changes no byte.
+            unsafe { libc::madvise(base, bytes as usize, libc::MADV_POPULATE_WRITE) };
+        }
+        Ok(Arc::new(mapping))
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The address of `len` bytes at `offset`.
+    ///
+    /// # Panics
+    /// If they are not within the mapping: offsets from outside are checked before.
+    fn at(&self, offset: u64, len: u64) -> NonNull<u8> {
+        assert!(offset.checked_add(len).is_some_and(|end| end <= self.bytes), "{len} at {offset} of {}", self.bytes);
+        // SAFETY: the offset is within the mapping, or just behind it where `len` is 0.
+        unsafe { self.base.add(offset as usize) }
+    }
+
+    /// The word at `offset`, a multiple of 8.
+    pub(super) fn word(&self, offset: u64) -> &AtomicU64 {
+        assert!(offset.is_multiple_of(8));
+        // SAFETY: eight aligned bytes within the mapping, which lives as long as `self`; every value is legal, and
+        // this process accesses them by atomics alone.
+        unsafe { self.at(offset, 8).cast().as_ref() }
+    }
+
+    /// The flag at `offset`, a multiple of 4.
+    pub(super) fn sleep_flag(&self, offset: u64) -> &SleepFlag {
+        assert!(offset.is_multiple_of(4));
+        const { assert!(size_of::<SleepFlag>() == size_of::<AtomicU32>()) };
+        // SAFETY: four aligned bytes within the mapping, which lives as long as `self`; the flag is a transparent
+        // AtomicU32 of which every value is legal, and this process accesses them by it alone.
+        unsafe { self.at(offset, 4).cast().as_ref() }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours, and whoever refers into it shares ownership of it.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), self.bytes as usize) };
+    }
+}
+
+/// A ring of [`SLOTS`] slots in shared memory; keeps the memory mapped.
+pub struct Ring {
+    /// Holds the memory that the two pointers lead into.
+    _mapping: Arc<Mapping>,
+    head: NonNull<AtomicU64>,
+    slots: NonNull<[AtomicU64; SLOT_WORDS]>,
+}
+
+// SAFETY: it gives out references to atomics only, and owns a share of the mapping that they lie in.
+unsafe impl Send for Ring {}
+
+/// Bytes of a ring's slots.
+pub(super) const RING_BYTES: u64 = (SLOTS * SLOT_WORDS * 8) as u64;
+
+impl Ring {
+    /// The ring whose head and slots lie at these offsets.
+    pub(super) fn new(mapping: &Arc<Mapping>, head: u64, slots: u64) -> Self {
+        assert!(head.is_multiple_of(8) && slots.is_multiple_of(8));
+        let (head, slots) = (mapping.at(head, 8).cast(), mapping.at(slots, RING_BYTES).cast());
+        Self { _mapping: Arc::clone(mapping), head, slots }
+    }
+}
+
+impl RingMemory for Ring {
+    const SLOTS: usize = SLOTS;
+
+    #[inline]
+    fn head(&self) -> &AtomicU64 {
+        // SAFETY: `new` checked that it is aligned and within the mapping, which `self` keeps; accessed by atomics alone.
+        unsafe { self.head.as_ref() }
+    }
+
+    #[inline]
+    fn slot(&self, position: u64) -> &[AtomicU64; SLOT_WORDS] {
+        let index = position as usize % SLOTS;
+        // SAFETY: `new` checked that SLOTS slots from here are aligned and within the mapping, which `self` keeps, and
+        // the index is below SLOTS; they are accessed by atomics alone.
+        unsafe { self.slots.add(index).as_ref() }
+    }
+}
+
+impl fmt::Debug for Ring {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ring").finish_non_exhaustive()
+    }
+}
+
+/// Memory for tensors that both sides read and write: the arena, or the receive area of a segment. Cheap to clone; stays
+/// mapped until the last clone is gone.
+#[derive(Debug, Clone)]
+pub struct SharedMemory {
+    mapping: Arc<Mapping>,
+    start: u64,
+    bytes: u64,
+}
+
+impl SharedMemory {
+    /// New memory, zero and in pages that exist, and its descriptor for the other side. `bytes` is rounded up to whole
+    /// pages, at least one. With `populate` the pages are entered into this process's tables too, which spares its first
+    /// accesses a fault each.
+    ///
+    /// # Errors
+    /// [`ShmError::TooLarge`]; [`ShmError::System`] where there is not so much memory.
+    pub fn create(name: &str, bytes: u64, populate: bool) -> Result<(Self, OwnedFd), ShmError> {
+        let (mapping, fd) = Mapping::create(name, bytes, populate)?;
+        Ok((Self::part(&mapping, 0), fd))
+    }
+
+    /// Memory that the other side made, and that it said to have `bytes`.
+    ///
+    /// # Errors
+    /// [`ShmError::Unsealed`], [`ShmError::WrongSize`], or [`ShmError::System`] where it cannot be mapped.
+    pub fn open(fd: &OwnedFd, bytes: u64, populate: bool) -> Result<Self, ShmError> {
+        Ok(Self::part(&Mapping::open(fd, bytes, populate)?, 0))
+    }
+
+    /// All of a mapping from `start` on.
+    pub(super) fn part(mapping: &Arc<Mapping>, start: u64) -> Self {
+        Self { bytes: mapping.bytes() - start, mapping: Arc::clone(mapping), start }
+    }
+
+    /// Its size in bytes.
+    pub fn len(&self) -> u64 {
+        self.bytes
+    }
+
+    /// True if there are no bytes, as in the area of a segment that was made without one.
+    pub fn is_empty(&self) -> bool {
+        self.bytes == 0
+    }
+
+    /// Its first byte; aligned to a page, valid while a clone of this lives.
+    pub fn base(&self) -> NonNull<u8> {
+        self.mapping.at(self.start, self.bytes)
+    }
+
+    /// The bytes of a span, which may come from the other side; valid while a clone of this lives. The other side may
+    /// change them at any time.
+    ///
+    /// # Errors
+    /// [`OutOfRange`].
+    #[inline]
+    pub fn bytes(&self, span: Span) -> Result<NonNull<[u8]>, OutOfRange> {
+        match span.offset.checked_add(span.len) {
+            Some(end) if end <= self.bytes => {
+                let start = self.mapping.at(self.start + span.offset, span.len);
+                Ok(NonNull::slice_from_raw_parts(start, span.len as usize))
+            }
+            _ => Err(OutOfRange { span, bytes: self.bytes }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,110 @@
+//! Memory as two processes see it (here: two mappings in one), and memory that must not be trusted.
+
+use std::os::fd::OwnedFd;
+
+use nix::{
+    errno::Errno,
+    fcntl::{FcntlArg, SealFlag, fcntl},
+    sys::memfd::{MFdFlags, memfd_create},
+    unistd::ftruncate,
+};
+
+use super::{PAGE, SharedMemory};
+use crate::shm::{OutOfRange, ShmError, Span, limits::MEMORY_BYTES_MAX};
+
+fn write(memory: &SharedMemory, span: Span, byte: u8) {
+    let bytes = memory.bytes(span).unwrap();
+    for at in 0..bytes.len() {
+        // SAFETY: within the span, which the test uses alone.
+        unsafe { bytes.cast::<u8>().add(at).write(byte) };
+    }
+}
+
+fn read(memory: &SharedMemory, span: Span) -> Vec<u8> {
+    // SAFETY: the span is within the memory, and nobody writes it meanwhile.
+    unsafe { memory.bytes(span).unwrap().as_ref() }.to_vec()
+}
+
+#[test]
+fn what_one_side_writes_the_other_reads() {
+    for populate in [false, true] {
+        let (here, fd) = SharedMemory::create("test", 3 * PAGE - 5, populate).unwrap();
+        assert_eq!(here.len(), 3 * PAGE);
+        assert!(!here.is_empty() && here.base().as_ptr().addr().is_multiple_of(PAGE as usize));
+        let there = SharedMemory::open(&fd, here.len(), populate).unwrap();
+        drop(fd);
+        let span = Span { offset: PAGE - 2, len: 4 };
+        assert_eq!(read(&there, span), [0; 4]);
+        write(&here, span, 7);
+        // The mapping outlives the one that it was cloned from.
+        let clone = there.clone();
+        drop(there);
+        assert_eq!(read(&clone, span), [7; 4]);
+    }
+}
+
+#[test]
+fn spans_are_within_the_memory_or_refused() {
+    let (memory, _fd) = SharedMemory::create("test", 1, false).unwrap();
+    for (offset, len) in [(0, PAGE), (PAGE, 0), (PAGE - 1, 1), (0, 0)] {
+        assert_eq!(memory.bytes(Span { offset, len }).unwrap().len() as u64, len);
+    }
+    for (offset, len) in [(0, PAGE + 1), (PAGE, 1), (PAGE + 1, 0), (1, u64::MAX), (u64::MAX, 1), (u64::MAX, u64::MAX)] {
+        let span = Span { offset, len };
+        let refused = memory.bytes(span).unwrap_err();
+        assert_eq!(refused, OutOfRange { span, bytes: PAGE });
+        assert!(refused.to_string().contains("are not within 4096 bytes"));
+    }
+}
+
+#[test]
+fn nobody_can_change_size_or_seals() {
+    let (_memory, fd) = SharedMemory::create("test", PAGE, false).unwrap();
+    assert_eq!(ftruncate(&fd, 0), Err(Errno::EPERM));
+    assert_eq!(ftruncate(&fd, 1 << 20), Err(Errno::EPERM));
+    assert_eq!(fcntl(&fd, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_WRITE)), Err(Errno::EPERM));
+}
+
+fn unsealed(bytes: i64, seals: SealFlag) -> OwnedFd {
+    let fd = memfd_create("test", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING).unwrap();
+    ftruncate(&fd, bytes).unwrap();
+    fcntl(&fd, FcntlArg::F_ADD_SEALS(seals)).unwrap();
+    fd
+}
+
+#[test]
+fn memory_without_all_seals_is_refused() {
+    for missing in [SealFlag::F_SEAL_SHRINK, SealFlag::F_SEAL_GROW, SealFlag::F_SEAL_SEAL] {
+        let fd = unsealed(PAGE as i64, super::SEALS.difference(missing));
+        let refused = SharedMemory::open(&fd, PAGE, false).unwrap_err();
+        assert!(matches!(refused, ShmError::Unsealed { .. }), "{refused}");
+    }
+    // No memory file at all.
+    let (pipe, _writer) = nix::unistd::pipe().unwrap();
+    assert!(matches!(SharedMemory::open(&pipe, PAGE, false), Err(ShmError::Unsealed { seals: 0 })));
+}
+
+#[test]
+fn memory_of_another_size_is_refused() {
+    let fd = unsealed(PAGE as i64, super::SEALS);
+    for announced in [0, PAGE - 1, 2 * PAGE, u64::MAX] {
+        let refused = SharedMemory::open(&fd, announced, false).unwrap_err();
+        assert!(matches!(refused, ShmError::WrongSize { found: PAGE, .. }), "{refused}");
+    }
+    SharedMemory::open(&fd, PAGE, false).unwrap();
+}
+
+#[test]
+fn memory_that_cannot_be_written_is_refused() {
+    let fd = unsealed(PAGE as i64, super::SEALS | SealFlag::F_SEAL_WRITE);
+    let refused = SharedMemory::open(&fd, PAGE, false).unwrap_err();
+    assert!(matches!(refused, ShmError::System { operation: "mapping shared memory", .. }), "{refused}");
+}
+
+#[test]
+fn more_than_there_is_fails_when_it_is_made() {
+    for bytes in [MEMORY_BYTES_MAX + 1, u64::MAX] {
+        let refused = SharedMemory::create("test", bytes, false).unwrap_err();
+        assert!(matches!(refused, ShmError::TooLarge { .. }), "{refused}");
+    }
+}

@@ -1,0 +1,50 @@
+//! The memory that a client process and the daemon share, and how a client gets at it.
+//!
+//! A client attaches as one task and gets one *arena*, from which it allocates and which the daemon reads and writes,
+//! and with each shard one *segment*: a [`Submission`] ring, a [`Completion`] ring, and a receive *area*, from which the
+//! daemon allocates. A ring has one writer and one reader, each on one thread; while both are awake nothing makes a
+//! system call. Bounded by [`limits`] and the sizes agreed on when attaching.
+//!
+//! Whatever the other side writes is untrusted. Rings are copied into private memory before anything is parsed, ranges
+//! are checked before they become addresses, and every memory is sealed against a change of size. Tensors cannot be
+//! copied first: their bytes may change while they are read, and nothing may be decided by them.
+
+#[cfg(not(loom))]
+pub mod attach;
+pub mod limits;
+
+#[cfg(not(loom))]
+mod bell;
+#[cfg(not(loom))]
+mod completion;
+#[cfg(not(loom))]
+mod descriptors;
+#[cfg(not(loom))]
+mod error;
+#[cfg(not(loom))]
+mod failure;
+#[cfg(not(loom))]
+mod fields;
+#[cfg(not(loom))]
+mod mapping;
+mod record;
+mod ring;
+#[cfg(not(loom))]
+mod segment;
+#[cfg(not(loom))]
+mod submission;
+
+#[cfg(not(loom))]
+pub use self::{
+    bell::{ClientBell, ClientEar, Doorbell, Woken},
+    completion::{Completion, ReceivedAt},
+    error::ShmError,
+    fields::{Malformed, Span, TooLong},
+    mapping::{OutOfRange, Ring, SharedMemory},
+    segment::{ClientEnd, DaemonEnd, segment_bytes},
+    submission::{NO_TIMEOUT, PayloadAt, Submission},
+};
+pub use self::{
+    record::Record,
+    ring::{Broken, PushError, Reader, RingMemory, Writer},
+};

@@ -1,0 +1,53 @@
+//! One record in private memory: what is written into a ring, or was copied out of it. Allocates once, when made.
+
+use super::limits::RECORD_WORDS_MAX;
+
+/// The content of one ring record, in memory that the other side cannot change; 7 KiB, made once and used again.
+///
+/// The ring gives it a kind, a byte of flags and up to [`RECORD_WORDS_MAX`] words; what they mean is for
+/// `Submission` and `Completion` to say.
+#[derive(Clone)]
+pub struct Record {
+    pub(super) kind: u8,
+    pub(super) flags: u8,
+    pub(super) len: usize,
+    pub(super) words: Box<[u64; RECORD_WORDS_MAX]>,
+}
+
+impl Record {
+    /// An empty record.
+    pub fn new() -> Self {
+        Self { kind: 0, flags: 0, len: 0, words: Box::new([0; RECORD_WORDS_MAX]) }
+    }
+
+    /// The words of content.
+    #[inline]
+    pub fn content(&self) -> &[u64] {
+        &self.words[..self.len]
+    }
+
+    /// Sets kind, flags and content as they are.
+    ///
+    /// # Panics
+    /// With more than [`RECORD_WORDS_MAX`] words.
+    pub fn set(&mut self, kind: u8, flags: u8, content: &[u64]) {
+        self.words[..content.len()].copy_from_slice(content);
+        (self.kind, self.flags, self.len) = (kind, flags, content.len());
+    }
+}
+
+impl Default for Record {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl std::fmt::Debug for Record {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Record")
+            .field("kind", &self.kind)
+            .field("flags", &self.flags)
+            .field("words", &self.len)
+            .finish_non_exhaustive()
+    }
+}

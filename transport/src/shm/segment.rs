@@ -1,0 +1,155 @@
+//! A segment: what one client and one shard share. The daemon's end lives on the shard's thread, the client's end where
+//! the client likes; bounded by its size.
+//!
+//! A page of header, the submission ring, the completion ring, the receive area. What one side writes while the other
+//! polls lies on cache lines of its own.
+
+use std::{os::fd::OwnedFd, sync::Arc, sync::atomic::Ordering};
+
+use sealane_runtime::SleepFlag;
+
+use super::{
+    error::ShmError,
+    limits::{MEMORY_BYTES_MAX, SLOTS},
+    mapping::{Mapping, PAGE, RING_BYTES, Ring, SharedMemory},
+    ring::{Reader, Writer},
+};
+
+/// The offsets of what lies in a segment, in bytes.
+mod at {
+    pub(super) const MAGIC: u64 = 0;
+    pub(super) const LAYOUT: u64 = 8;
+    pub(super) const SUBMISSION_HEAD: u64 = LINE;
+    pub(super) const COMPLETION_HEAD: u64 = 2 * LINE;
+    pub(super) const DAEMON_SLEEP: u64 = 3 * LINE;
+    pub(super) const CLIENT_SLEEP: u64 = 4 * LINE;
+    pub(super) const SUBMISSIONS: u64 = super::PAGE;
+    pub(super) const COMPLETIONS: u64 = SUBMISSIONS + super::RING_BYTES;
+    pub(super) const AREA: u64 = COMPLETIONS + super::RING_BYTES;
+
+    /// Two cache lines: the processor fetches them as a pair, so words closer than this disturb each other.
+    const LINE: u64 = 128;
+}
+
+const _: () = {
+    assert!(at::CLIENT_SLEEP + 128 <= at::SUBMISSIONS);
+    assert!(at::SUBMISSIONS.is_multiple_of(PAGE) && at::AREA.is_multiple_of(PAGE));
+    assert!(at::AREA + MEMORY_BYTES_MAX < u64::MAX);
+};
+
+/// "sealane" and a zero, as a little-endian number.
+const MAGIC: u64 = u64::from_le_bytes(*b"sealane\0");
+
+/// Number of this layout, and the slots of its rings.
+const LAYOUT: u64 = 1 << 32 | SLOTS as u64;
+
+/// The size of a segment whose receive area has `area_bytes`, both in whole pages.
+pub const fn segment_bytes(area_bytes: u64) -> u64 {
+    at::AREA.saturating_add(area_bytes)
+}
+
+/// The daemon's end of a segment.
+#[derive(Debug)]
+pub struct DaemonEnd {
+    /// What the client asks.
+    pub submissions: Reader<Ring>,
+    /// What it is answered.
+    pub completions: Writer<Ring>,
+    area: SharedMemory,
+    mapping: Arc<Mapping>,
+}
+
+impl DaemonEnd {
+    /// Makes a segment; the descriptor is for the client. `area_bytes` is rounded up to whole pages; for `populate` see
+    /// [`SharedMemory::create`].
+    ///
+    /// # Errors
+    /// [`ShmError::TooLarge`]; [`ShmError::System`] where there is not so much memory.
+    pub fn create(area_bytes: u64, populate: bool) -> Result<(Self, OwnedFd), ShmError> {
+        if area_bytes > MEMORY_BYTES_MAX {
+            return Err(ShmError::TooLarge { bytes: area_bytes, limit: MEMORY_BYTES_MAX });
+        }
+        let (mapping, fd) = Mapping::create("sealane-segment", segment_bytes(area_bytes), populate)?;
+        mapping.word(at::MAGIC).store(MAGIC, Ordering::Relaxed);
+        mapping.word(at::LAYOUT).store(LAYOUT, Ordering::Relaxed);
+        let end = Self {
+            submissions: Reader::new(Ring::new(&mapping, at::SUBMISSION_HEAD, at::SUBMISSIONS)),
+            completions: Writer::new(Ring::new(&mapping, at::COMPLETION_HEAD, at::COMPLETIONS)),
+            area: SharedMemory::part(&mapping, at::AREA),
+            mapping,
+        };
+        Ok((end, fd))
+    }
+
+    /// The receive area.
+    pub fn area(&self) -> &SharedMemory {
+        &self.area
+    }
+
+    /// Where the shard says that it goes to sleep; the client writes here too.
+    #[inline]
+    pub fn own_sleep(&self) -> &SleepFlag {
+        self.mapping.sleep_flag(at::DAEMON_SLEEP)
+    }
+
+    /// Whether the client must be rung for after completions were written.
+    #[inline]
+    pub fn client_sleep(&self) -> &SleepFlag {
+        self.mapping.sleep_flag(at::CLIENT_SLEEP)
+    }
+}
+
+/// The client's end of a segment.
+#[derive(Debug)]
+pub struct ClientEnd {
+    /// What the client asks.
+    pub submissions: Writer<Ring>,
+    /// What it is answered.
+    pub completions: Reader<Ring>,
+    area: SharedMemory,
+    mapping: Arc<Mapping>,
+}
+
+impl ClientEnd {
+    /// Opens a segment that the daemon announced with a receive area of `area_bytes`. To be opened once: a second end
+    /// would begin again where the first one did.
+    ///
+    /// # Errors
+    /// [`ShmError::Unsealed`], [`ShmError::WrongSize`], [`ShmError::NotASegment`], or [`ShmError::System`] where it cannot
+    /// be mapped.
+    pub fn open(fd: &OwnedFd, area_bytes: u64, populate: bool) -> Result<Self, ShmError> {
+        let mapping = Mapping::open(fd, segment_bytes(area_bytes), populate)?;
+        for (field, offset, expected) in [("magic", at::MAGIC, MAGIC), ("layout", at::LAYOUT, LAYOUT)] {
+            let found = mapping.word(offset).load(Ordering::Relaxed);
+            if found != expected {
+                return Err(ShmError::NotASegment { field, expected, found });
+            }
+        }
+        Ok(Self {
+            submissions: Writer::new(Ring::new(&mapping, at::SUBMISSION_HEAD, at::SUBMISSIONS)),
+            completions: Reader::new(Ring::new(&mapping, at::COMPLETION_HEAD, at::COMPLETIONS)),
+            area: SharedMemory::part(&mapping, at::AREA),
+            mapping,
+        })
+    }
+
+    /// The receive area.
+    pub fn area(&self) -> &SharedMemory {
+        &self.area
+    }
+
+    /// Where the client says that it goes to sleep.
+    #[inline]
+    pub fn own_sleep(&self) -> &SleepFlag {
+        self.mapping.sleep_flag(at::CLIENT_SLEEP)
+    }
+
+    /// Whether the shard must be rung for after submissions were written.
+    #[inline]
+    pub fn daemon_sleep(&self) -> &SleepFlag {
+        self.mapping.sleep_flag(at::DAEMON_SLEEP)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,144 @@
+//! Submissions go through a record and come out the same; records that hold anything else are refused.
+
+use proptest::{collection::vec, prelude::*};
+
+use super::{NO_TIMEOUT, PayloadAt, Submission};
+use crate::{
+    limits::{KEY_BYTES_MAX, META_BYTES_MAX, NAME_BYTES_MAX, REASON_BYTES_MAX},
+    shm::{
+        Record, Span,
+        limits::{CONTENT_WORDS, INLINE_BYTES_MAX, NUMBERS_PER_RECORD, RECORD_WORDS_MAX},
+    },
+};
+
+fn through(submission: &Submission<'_>) -> Record {
+    // Dirty, so that what is not written is noticed.
+    let mut record = Record::new();
+    record.set(0xff, 0xff, &[u64::MAX; RECORD_WORDS_MAX]);
+    submission.encode(&mut record).unwrap();
+    assert_eq!(Submission::decode(&record).as_ref(), Ok(submission));
+    record
+}
+
+fn send<'a>(key: &'a str, meta: &'a [u8], payload: PayloadAt<'a>) -> Submission<'a> {
+    Submission::Send { call: 0x8000_0001, peer: 0xfffe, step: -1, timeout_ms: 1234, key, meta, payload }
+}
+
+fn recv(key: &str, destination: Option<Span>) -> Submission<'_> {
+    Submission::Recv { call: u32::MAX, peer: 1, step: i64::MIN, timeout_ms: NO_TIMEOUT, key, destination }
+}
+
+const SPAN: Span = Span { offset: 1 << 40, len: u64::MAX };
+
+#[test]
+fn every_kind_comes_out_as_it_went_in() {
+    let tokens: Vec<u64> = (0..NUMBERS_PER_RECORD as u64).map(|token| token << 40).collect();
+    for submission in [
+        Submission::Peer { number: u16::MAX, name: "worker7.example:2222" },
+        Submission::Peer { number: 0, name: "" },
+        send("w", &[1, 2, 3], PayloadAt::Inline(b"abc")),
+        send("", &[], PayloadAt::Inline(&[])),
+        send("ключ", &[9; 24], PayloadAt::Arena(SPAN)),
+        recv("grad/fc1", None),
+        recv("grad/fc1", Some(SPAN)),
+        Submission::Cancel { call: 77 },
+        Submission::Abort { step: -5, reason: "the loss is not a number" },
+        Submission::Cleanup { step: i64::MAX },
+        Submission::Free { tokens: &[] },
+        Submission::Free { tokens: &tokens },
+        Submission::Detach,
+    ] {
+        through(&submission);
+    }
+}
+
+#[test]
+fn what_is_common_needs_one_slot() {
+    let key = "k".repeat(96);
+    let small = through(&send(&key[..16], &[7; 16], PayloadAt::Inline(&[5; 64])));
+    assert_eq!(small.content().len(), CONTENT_WORDS);
+    assert!(through(&send(&key[..63], &[7; 16], PayloadAt::Arena(SPAN))).content().len() <= CONTENT_WORDS);
+    assert_eq!(through(&recv(&key, None)).content().len(), CONTENT_WORDS);
+    assert_eq!(through(&recv(&key[..80], Some(SPAN))).content().len(), CONTENT_WORDS);
+}
+
+#[test]
+fn the_largest_fit_and_one_more_does_not() {
+    let (key, name) = ("k".repeat(KEY_BYTES_MAX + 1), "n".repeat(NAME_BYTES_MAX + 1));
+    let (meta, inline) = ([1; META_BYTES_MAX + 1], [2; INLINE_BYTES_MAX + 1]);
+    let (key_fits, meta_fits, inline_fits) =
+        (&key[..KEY_BYTES_MAX], &meta[..META_BYTES_MAX], &inline[..INLINE_BYTES_MAX]);
+    through(&send(key_fits, meta_fits, PayloadAt::Inline(inline_fits)));
+    through(&send(key_fits, meta_fits, PayloadAt::Arena(SPAN)));
+    through(&recv(key_fits, Some(SPAN)));
+    through(&Submission::Peer { number: 0, name: &name[..NAME_BYTES_MAX] });
+
+    let mut record = Record::new();
+    for (submission, what) in [
+        (send(&key, &[], PayloadAt::Inline(&[])), "key"),
+        (send("", &meta, PayloadAt::Arena(SPAN)), "metadata"),
+        (send("", &[], PayloadAt::Inline(&inline)), "inline payload"),
+        (recv(&key, None), "key"),
+        (Submission::Peer { number: 0, name: &name }, "name"),
+        (Submission::Free { tokens: &[0; NUMBERS_PER_RECORD + 1] }, "tokens"),
+    ] {
+        let error = submission.encode(&mut record).unwrap_err();
+        assert_eq!((error.what, error.len), (what, error.limit + 1));
+        assert!(error.to_string().starts_with(what));
+    }
+}
+
+#[test]
+fn a_long_reason_is_cut_between_characters() {
+    let reason = "é".repeat(REASON_BYTES_MAX);
+    let mut record = Record::new();
+    Submission::Abort { step: 1, reason: &format!("a{reason}") }.encode(&mut record).unwrap();
+    let Ok(Submission::Abort { step: 1, reason: cut }) = Submission::decode(&record) else { panic!("{record:?}") };
+    assert_eq!(cut.len(), REASON_BYTES_MAX - 1);
+}
+
+#[test]
+fn wrong_records_are_refused() {
+    let mut record = Record::new();
+    let mut refused = |kind, flags, content: &[u64]| {
+        record.set(kind, flags, content);
+        Submission::decode(&record).unwrap_err().what
+    };
+    assert_eq!(refused(0, 0, &[]), "an unknown kind of submission");
+    assert_eq!(refused(9, 0, &[]), "an unknown kind of submission");
+    assert_eq!(refused(2, 2, &[0; 3]), "an unknown flag");
+    assert_eq!(refused(8, 1, &[]), "an unknown flag");
+    assert_eq!(refused(2, 0, &[0; 2]), "a record is too short for its kind");
+    assert_eq!(refused(2, 1, &[0; 4]), "a record is too short for its kind");
+    assert_eq!(refused(8, 0, &[0]), "a record is too long for its fields");
+    assert_eq!(refused(3, 0, &[0, 0, 9 << 16, 0]), "key");
+    assert_eq!(refused(3, 0, &[0, 0, 8 << 16, u64::MAX]), "key");
+    assert_eq!(refused(2, 0, &[0, 0, 0xffff << 32, 0]), "metadata");
+    assert_eq!(refused(2, 0, &[0, 0, 0xffff << 48, 0]), "inline payload");
+    assert_eq!(refused(1, 0, &[8 << 16, 0xff]), "name");
+    assert_eq!(refused(5, 0, &[0, 8, 0xff]), "reason");
+    for count in [2, 257, 1 << 61, u64::MAX] {
+        assert_eq!(refused(7, 0, &[count, 0]), "tokens");
+    }
+    assert!(Submission::decode(&record).unwrap_err().to_string().contains("tokens"));
+}
+
+proptest! {
+    #[test]
+    fn any_words_are_decoded_or_refused(
+        kind in 0_u8..10,
+        flags in 0_u8..3,
+        small in vec(0_u64..64, 0..6),
+        shift in 0_u32..64,
+        content in vec(any::<u64>(), 0..RECORD_WORDS_MAX - 6),
+    ) {
+        let words: Vec<u64> = small.iter().map(|word| word << shift).chain(content).collect();
+        let mut record = Record::new();
+        record.set(kind, flags, &words);
+        if let Ok(submission) = Submission::decode(&record) {
+            let mut again = Record::new();
+            submission.encode(&mut again).unwrap();
+            prop_assert_eq!(Submission::decode(&again), Ok(submission));
+        }
+    }
+}

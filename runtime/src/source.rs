@@ -27,6 +27,12 @@ pub trait Source {
     /// Whether it would find work if polled now; cheap, and true when unsure. Asked before the shard sleeps.
     fn has_work(&self) -> bool;
 
+    /// For a source that finds its work in memory, at any moment: whether there is some, in a few nanoseconds. An idle
+    /// shard then glances a while between its turns, and asks the kernel less often. `None`: nothing to glance at now.
+    fn glance(&self) -> Option<bool> {
+        None
+    }
+
     /// Prepares for sleep: arms its events, then looks for work once more. False means that it found some, and the
     /// shard stays awake.
     fn try_sleep(&mut self) -> bool;

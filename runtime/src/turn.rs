@@ -11,7 +11,7 @@ use std::{
 use crate::{
     alarm::Alarm,
     error::RuntimeError,
-    limits::{EPOLL_EVERY, JOBS_PER_TURN, SOURCE_BUDGET, STOP_ROUNDS, TIMERS_PER_TURN},
+    limits::{EPOLL_EVERY, EPOLL_EVERY_GLANCING, GLANCES, JOBS_PER_TURN, SOURCE_BUDGET, STOP_ROUNDS, TIMERS_PER_TURN},
     mailbox::Mailbox,
     park::ReadinessWait,
     polling::{Idleness, Next, Polling},
@@ -79,10 +79,38 @@ impl Reactor {
         work += self.shard.0.timers.fire(now, TIMERS_PER_TURN);
         work += self.poll_sources();
         self.turns_since_look += 1;
-        if work == 0 || self.turns_since_look >= EPOLL_EVERY {
+        let look_every = match (work, self.glance_if(work == 0)) {
+            // The next turn takes it, at once.
+            (0, Some(true)) => return true,
+            (0, Some(false)) => EPOLL_EVERY_GLANCING,
+            (0, None) => 1,
+            _ => EPOLL_EVERY,
+        };
+        if self.turns_since_look >= look_every {
             work += self.look();
         }
         work > 0 || notified
+    }
+
+    /// Glances at the memory of sources for a while: whether anything is there; `None` if no source has any.
+    fn glance_if(&mut self, idle: bool) -> Option<bool> {
+        if !idle {
+            return None;
+        }
+        let mut answer = None;
+        for _ in 0..GLANCES {
+            for (id, source) in self.sources.iter_mut() {
+                match guard(&self.shard, id, || source.glance()).flatten() {
+                    Some(true) => return Some(true),
+                    Some(false) => answer = Some(false),
+                    None => {}
+                }
+            }
+            if answer.is_none() {
+                return None;
+            }
+        }
+        answer
     }
 
     /// Applies what was asked for since the last time, and returns whether anything was, as work.

@@ -176,7 +176,13 @@ pub(super) struct Clients {
     /// Kept to reuse their memory; empty between turns.
     outcomes: Vec<(ClientCall, ClientOutcome)>,
     record: Record,
+    /// Turns since a client last had anything to say or to hear.
+    idle_turns: u32,
 }
+
+/// Turns without a client's word after which the shard no longer glances at their rings between turns, which would be in
+/// the way of sockets: some milliseconds.
+const GLANCE_IDLE_TURNS: u32 = 16_384;
 
 impl Clients {
     pub(super) fn start(engine: &Rc<ShardEngine>) {
@@ -186,6 +192,7 @@ impl Clients {
             handles: HashMap::new(),
             outcomes: Vec::new(),
             record: Record::new(),
+            idle_turns: 0,
         };
         engine.clients_source.set(Some(engine.shard.add_source(clients)));
     }
@@ -276,6 +283,7 @@ impl Source for Clients {
         }
         work += self.read(now);
         work += self.write(now);
+        self.idle_turns = if work > 0 { 0 } else { self.idle_turns.saturating_add(1) };
         if work > 0 {
             self.engine.client_calls.set(self.clients.iter().map(|(_, client)| client.under_way()).sum());
         }
@@ -286,6 +294,11 @@ impl Source for Clients {
         !self.engine.client_changes.borrow().is_empty()
             || self.engine.borrow_node(|node| node.has_client_outcomes())
             || self.clients.iter().any(|(_, client)| client.has_submissions())
+    }
+
+    fn glance(&self) -> Option<bool> {
+        let is_of_use = self.idle_turns < GLANCE_IDLE_TURNS && !self.clients.is_empty();
+        is_of_use.then(|| self.clients.iter().any(|(_, client)| client.has_submissions()))
     }
 
     fn try_sleep(&mut self) -> bool {

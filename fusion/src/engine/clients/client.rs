@@ -1,22 +1,24 @@
 //! One client on one shard: what it asks is handed to the node, what comes of it is written into its ring. Whatever the
 //! client writes is checked; one that breaks the rules is hung up on, and harms itself alone.
 
+mod answers;
+
 use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use hashbrown::HashMap;
 use sealane_runtime::{Buffer, Slab};
-use sealane_transport::shm::limits::{INLINE_BYTES_MAX, NUMBERS_PER_RECORD, PEERS_MAX};
+use sealane_transport::shm::limits::PEERS_MAX;
 use sealane_transport::shm::{
-    ClientBell, Completion, DaemonEnd, Doorbell, NO_TIMEOUT, PayloadAt, PushError, ReceivedAt, Record, SharedMemory,
-    Span, Submission,
+    ClientBell, DaemonEnd, Doorbell, NO_TIMEOUT, PayloadAt, Record, SharedMemory, Span, Submission,
 };
-use sealane_transport::{Error, Handle, Payload, RecvOutcome, Tensor, Unreceived};
+use sealane_transport::{Error, Handle, Tensor, Unreceived};
 
 use super::super::deadline;
 use super::memory::{ClientArena, ReceiveArea};
-use crate::node::{ClientCall, ClientOutcome, Node, Pool, RecvRequest, RecvWaiter, SendWaiter, Ticket};
+use crate::node::{ClientCall, Node, Pool, RecvRequest, RecvWaiter, SendWaiter, Ticket};
+use answers::Answer;
 
 /// Records of one client taken in one turn at most, so that a busy client does not starve its neighbours.
 const RECORDS_PER_TURN: usize = 256;
@@ -61,12 +63,6 @@ pub(in crate::engine) struct Client {
     closed: bool,
     /// The ring had no room for all that there is to tell: when to look again.
     look_at: Option<Instant>,
-}
-
-/// How a call ended, as the client is to be told.
-enum Answer {
-    Received { call: u32, tensor: Tensor },
-    Failed { call: u32, error: Error, memory_back: bool },
 }
 
 /// The client broke the rules; it is hung up on.
@@ -265,152 +261,6 @@ impl Client {
         let destination_back = !has_destination || self.arena.has_returned(call);
         let error = Error::Aborted { step: 0, reason: "its caller gave it up".into() };
         self.put(Answer::Failed { call, error, memory_back: destination_back }, record);
-    }
-
-    /// Takes a call's outcome for the client.
-    pub(super) fn answer(&mut self, call: u32, outcome: ClientOutcome, record: &mut Record) {
-        self.under_way -= 1;
-        let answer = match outcome {
-            ClientOutcome::Sent(Ok(())) => return self.sent.push(call),
-            // Whoever is told how a send ended has its memory back: the payload went before the outcome came.
-            ClientOutcome::Sent(Err(error)) => Answer::Failed { call, error, memory_back: true },
-            ClientOutcome::Received(outcome) => {
-                let brought = self.receiving.remove(&call).is_some_and(|receiving| receiving.has_destination);
-                self.answer_to_recv(call, outcome, brought)
-            }
-        };
-        self.put(answer, record);
-    }
-
-    fn answer_to_recv(&self, call: u32, outcome: RecvOutcome, brought: bool) -> Answer {
-        match outcome {
-            Ok(tensor) => match self.within_reach(tensor) {
-                Ok(tensor) => Answer::Received { call, tensor },
-                Err(error) => Answer::Failed { call, error, memory_back: true },
-            },
-            Err(Unreceived { error, destination }) => {
-                let memory_back = !brought || destination.is_some() || self.arena.has_returned(call);
-                // Not dropped: the answer itself gives it back.
-                let _token = destination.map(Buffer::into_token);
-                Answer::Failed { call, error, memory_back }
-            }
-        }
-    }
-
-    /// The tensor in memory that the client can reach, or small enough for the ring.
-    fn within_reach(&self, tensor: Tensor) -> Result<Tensor, Error> {
-        if self.place_of(&tensor).is_some() {
-            return Ok(tensor);
-        }
-        let mut buffer = self.area.allocate(tensor.bytes().len())?;
-        buffer.copy_from_slice(tensor.bytes());
-        Tensor::new(tensor.meta().clone(), buffer)
-    }
-
-    fn place_of<'a>(&self, tensor: &'a Tensor) -> Option<ReceivedAt<'a>> {
-        let bytes = tensor.bytes();
-        if let Payload::Owned(buffer) = tensor.payload() {
-            if self.arena.is_destination(buffer) {
-                return Some(ReceivedAt::Destination { len: bytes.len() as u64 });
-            }
-            if let Some((span, token)) = self.area.place_of(buffer) {
-                return Some(ReceivedAt::Area { span, token });
-            }
-        }
-        (bytes.len() <= INLINE_BYTES_MAX).then_some(ReceivedAt::Inline(bytes))
-    }
-
-    /// Writes an answer into the ring, or keeps it until there is room.
-    fn put(&mut self, answer: Answer, record: &mut Record) {
-        if !self.backlog.is_empty() {
-            return self.backlog.push_back(answer);
-        }
-        if let Some(unwritten) = self.push(answer, record) {
-            self.backlog.push_back(unwritten);
-        }
-    }
-
-    /// Writes an answer into the ring; gives it back where there is no room.
-    fn push(&mut self, answer: Answer, record: &mut Record) -> Option<Answer> {
-        let encoded = match &answer {
-            Answer::Received { call, tensor } => {
-                let payload = self.place_of(tensor).expect("answers are within reach");
-                Completion::Received { call: *call, meta: tensor.meta().as_wire(), payload }.encode(record)
-            }
-            Answer::Failed { call, error, memory_back } => {
-                Completion::Failed { call: *call, memory_back: *memory_back, error: error.clone() }.encode(record)
-            }
-        };
-        encoded.expect("metadata and inline bytes are within their limits, and texts are cut");
-        match self.end.completions.push(record) {
-            Ok(()) => self.has_news = true,
-            Err(PushError::Full) => return Some(answer),
-            Err(PushError::Broken(broken)) => self.hang_up(&broken.to_string()),
-        }
-        if let Answer::Received { tensor, .. } = answer {
-            let (_, payload) = tensor.into_parts();
-            if let Payload::Owned(buffer) = payload {
-                self.area.delivered(&buffer);
-                // The client has it now, and gives it back when it is done with it.
-                let _owned_by_the_client = buffer.into_token();
-            }
-        }
-        None
-    }
-
-    /// Whether there is something to tell, or something told that the client may have to be woken for.
-    pub(super) fn has_news(&self) -> bool {
-        self.has_news || self.is_stuck() || self.arena.any_returned()
-    }
-
-    /// Writes what is left to tell, as far as the ring has room, and rings if the client sleeps. True if anything was
-    /// written since the last time.
-    pub(super) fn flush(&mut self, now: Instant, record: &mut Record) -> bool {
-        while let Some(answer) = self.backlog.pop_front() {
-            if let Some(unwritten) = self.push(answer, record) {
-                self.backlog.push_front(unwritten);
-                break;
-            }
-        }
-        self.arena.take_returned(&mut self.returned);
-        let (sent, returned) = (std::mem::take(&mut self.sent), std::mem::take(&mut self.returned));
-        self.sent = self.push_calls(sent, record, |calls| Completion::Sent { calls });
-        self.returned = self.push_calls(returned, record, |calls| Completion::Returned { calls });
-        self.look_at = self.is_stuck().then(|| now + BACKLOG_LOOK);
-        let has_news = std::mem::take(&mut self.has_news);
-        if has_news && self.end.client_sleep().must_ring() {
-            self.bell.ring();
-        }
-        has_news
-    }
-
-    /// Writes a list of calls, many to a record; gives back, in the same memory, those that found no room.
-    fn push_calls(
-        &mut self,
-        mut calls: Vec<u32>,
-        record: &mut Record,
-        completion: impl Fn(&[u32]) -> Completion<'_>,
-    ) -> Vec<u32> {
-        let mut told = 0;
-        for some in calls.chunks(NUMBERS_PER_RECORD) {
-            if self.closed {
-                break;
-            }
-            completion(some).encode(record).expect("as many as a record holds");
-            match self.end.completions.push(record) {
-                Ok(()) => (self.has_news, told) = (true, told + some.len()),
-                Err(PushError::Full) => break,
-                Err(PushError::Broken(broken)) => self.hang_up(&broken.to_string()),
-            }
-        }
-        calls.drain(..told);
-        calls
-    }
-
-    /// The client does not read its answers.
-    fn is_stuck(&self) -> bool {
-        let all_told = self.backlog.is_empty() && self.sent.is_empty() && self.returned.is_empty();
-        !self.closed && !all_told
     }
 }
 

@@ -338,6 +338,11 @@ impl Node {
         };
         self.pairs[pair as usize].mirror = Some(mirror);
         self.pairs[mirror as usize].mirror = Some(pair);
+        if self.pairs[pair as usize].owned {
+            let task = self.settings.tasks[usize::from(local)].0.as_str();
+            let peer = self.peer_tasks[peer as usize].name.as_str();
+            tracing::info!(task, peer, link = "memory", reason = "this engine serves both tasks", "path");
+        }
     }
 
     /// Takes a new endpoint map, and more tasks to serve, on the same addresses. Requests under way end on the links they have; later ones go to the new addresses. Links whose

@@ -28,6 +28,8 @@ pub(crate) struct Reactor {
     sources: SourceTable,
     reports: Vec<Report>,
     turns_since_look: u32,
+    /// The last glance found sources with memory to glance at.
+    glancing: bool,
     idleness: Idleness,
     stalls: StallWatch,
     wait: ReadinessWait,
@@ -46,6 +48,7 @@ impl Reactor {
             sources: SourceTable::default(),
             reports: Vec::new(),
             turns_since_look: 0,
+            glancing: false,
             idleness: Idleness::new(polling),
             stalls: StallWatch::new(stall_report, Instant::now()),
             wait: ReadinessWait::default(),
@@ -78,13 +81,14 @@ impl Reactor {
         work += self.run_jobs();
         work += self.shard.0.timers.fire(now, TIMERS_PER_TURN);
         work += self.poll_sources();
+        if work == 0 {
+            work += self.glance();
+        }
         self.turns_since_look += 1;
-        let look_every = match (work, self.glance_if(work == 0)) {
-            // The next turn takes it, at once.
-            (0, Some(true)) => return true,
-            (0, Some(false)) => EPOLL_EVERY_GLANCING,
-            (0, None) => 1,
-            _ => EPOLL_EVERY,
+        let look_every = match (self.glancing, work) {
+            (true, _) => EPOLL_EVERY_GLANCING,
+            (false, 0) => 1,
+            (false, _) => EPOLL_EVERY,
         };
         if self.turns_since_look >= look_every {
             work += self.look();
@@ -92,25 +96,29 @@ impl Reactor {
         work > 0 || notified
     }
 
-    /// Glances at the memory of sources for a while: whether anything is there; `None` if no source has any.
-    fn glance_if(&mut self, idle: bool) -> Option<bool> {
-        if !idle {
-            return None;
-        }
-        let mut answer = None;
-        for _ in 0..GLANCES {
+    /// Glances at the memory of sources for a while, and polls the first that has something: a turn that began when there
+    /// was nothing ends with what came since.
+    fn glance(&mut self) -> usize {
+        let mut hit = None;
+        self.glancing = false;
+        'glances: for _ in 0..GLANCES {
             for (id, source) in self.sources.iter_mut() {
                 match guard(&self.shard, id, || source.glance()).flatten() {
-                    Some(true) => return Some(true),
-                    Some(false) => answer = Some(false),
+                    Some(true) => {
+                        (self.glancing, hit) = (true, Some(id));
+                        break 'glances;
+                    }
+                    Some(false) => self.glancing = true,
                     None => {}
                 }
             }
-            if answer.is_none() {
-                return None;
+            if !self.glancing {
+                break;
             }
         }
-        answer
+        let Some(source) = hit.and_then(|id| Some((id, self.sources.get_mut(id)?))) else { return 0 };
+        let (id, source) = source;
+        guard(&self.shard, id, || source.poll(&self.shard, SOURCE_BUDGET)).unwrap_or(1)
     }
 
     /// Applies what was asked for since the last time, and returns whether anything was, as work.

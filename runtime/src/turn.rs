@@ -99,26 +99,29 @@ impl Reactor {
     /// Glances at the memory of sources for a while, and polls the first that has something: a turn that began when there
     /// was nothing ends with what came since.
     fn glance(&mut self) -> usize {
-        let mut hit = None;
         self.glancing = false;
-        'glances: for _ in 0..GLANCES {
-            for (id, source) in self.sources.iter_mut() {
-                match guard(&self.shard, id, || source.glance()).flatten() {
-                    Some(true) => {
-                        (self.glancing, hit) = (true, Some(id));
-                        break 'glances;
+        for (id, source) in self.sources.iter_mut() {
+            let look = || {
+                for _ in 0..GLANCES {
+                    match source.glance() {
+                        Some(true) => return Some(source.poll(&self.shard, SOURCE_BUDGET)),
+                        Some(false) => {}
+                        None => return None,
                     }
-                    Some(false) => self.glancing = true,
-                    None => {}
                 }
-            }
-            if !self.glancing {
-                break;
+                Some(0)
+            };
+            match guard(&self.shard, id, look) {
+                Some(None) => {}
+                Some(Some(0)) => self.glancing = true,
+                Some(Some(work)) => {
+                    self.glancing = true;
+                    return work;
+                }
+                None => return 1,
             }
         }
-        let Some(source) = hit.and_then(|id| Some((id, self.sources.get_mut(id)?))) else { return 0 };
-        let (id, source) = source;
-        guard(&self.shard, id, || source.poll(&self.shard, SOURCE_BUDGET)).unwrap_or(1)
+        0
     }
 
     /// Applies what was asked for since the last time, and returns whether anything was, as work.

@@ -12,6 +12,9 @@ pub struct Handle(u64);
 const GENERATION_MAX: u32 = (1 << 31) - 1;
 
 impl Handle {
+    /// The handle of nothing.
+    pub const NONE: Handle = Handle(0);
+
     fn new(index: u32, generation: u32) -> Self {
         Self(u64::from(generation) << 32 | u64::from(index))
     }

@@ -121,8 +121,16 @@ impl Node {
             return self.finish_send(waiter, Err(draining()));
         }
         let at = Meeting { pair, step, key };
+        let mut tensor = tensor.into_parts();
+        if self.pairs[pair as usize].mirror.is_some() {
+            let spot = self.table.spot(at);
+            match self.send_local(spot, tensor) {
+                Some(back) => tensor = back,
+                None => return self.finish_send(waiter, Ok(())),
+            }
+        }
         let sender = Sender { waiter, since: self.clock };
-        match self.table.deposit(at, tensor.into_parts(), sender, deadline) {
+        match self.table.deposit(at, tensor, sender, deadline) {
             Ok(Deposited::Kept(_)) => {}
             Ok(Deposited::Wanted { by, tensor, deposit }) => self.lend(by, tensor, deposit),
             Err((error, sender)) => self.finish_send(sender.waiter, Err(error)),

@@ -82,18 +82,18 @@ impl Node {
             return;
         }
         let at = Meeting { pair, step: asked.step, key: peer.session.key(&asked) };
-        match self.table.want(at, || Ok(Parked::Peer { session: handle, id: asked.id })) {
+        match self.table.want(at, Parked::Peer { session: handle, id: asked.id }) {
             Ok(Found::Tensor((meta, payload), deposit)) => {
                 if let Err((meta, payload, deposit)) = peer.session.answer(asked.id, meta.into_wire(), payload, deposit)
                 {
                     self.settled(deposit, (TensorMeta::from_own_wire(meta), payload), false);
                 }
             }
-            Ok(Found::Parked(by)) if self.draining => {
-                self.table.withdraw(by);
+            Ok(Found::Parked) if self.draining => {
+                self.table.withdraw(Parked::Peer { session: handle, id: asked.id });
                 peer.session.refuse(asked.id, &draining());
             }
-            Ok(Found::Parked(_)) => peer.session.park(asked.id),
+            Ok(Found::Parked) => peer.session.park(asked.id),
             Err(error) => peer.session.refuse(asked.id, &error),
         }
     }

@@ -15,7 +15,8 @@ use sealane_transport::{Arena, Error, Handle, Payload, Tensor, TensorMeta, Unrec
 use super::Node;
 use super::calls::{RecvRequest, Ticket};
 use super::cells::RecvWaiter;
-use crate::rendezvous::{Found, Meeting, Parked};
+use super::memory::TaskMemory;
+use crate::rendezvous::{Found, Meeting, Parked, Spot, Waiting, asked_twice};
 
 /// Bytes copied at once; a larger tensor is copied in several turns.
 const COPY_AT_ONCE_BYTES: usize = 64 << 10;
@@ -30,9 +31,14 @@ struct Wanted {
     step: i64,
     since: Instant,
     deadline: Instant,
+    /// Where it waits in the table, if it does.
+    entry: Handle,
     destination: Option<Buffer>,
     waiter: RecvWaiter,
 }
+
+/// No entry of the table.
+const NOWHERE: Handle = Handle::NONE;
 
 /// A tensor on its way from the producer's memory into the consumer's.
 struct Copy {
@@ -91,132 +97,155 @@ impl Node {
     /// Asks a task of this node. `producer_pair` is the pair as its producer numbers it.
     pub(super) fn recv_local(&mut self, now: Instant, recv: RecvRequest<'_>, producer_pair: u32) -> Option<Ticket> {
         let RecvRequest { pair, step, key, deadline, destination, waiter } = recv;
-        let consumer = self.pairs[pair as usize].local;
-        let refusal = if key.len() > KEY_BYTES_MAX {
-            let found = key.len();
-            Some(Error::invalid(format!("the key has {found} bytes, at most {KEY_BYTES_MAX} are accepted")))
-        } else {
-            let producer = self.pairs[producer_pair as usize].local;
-            let ended = self.ended.reason(producer, producer_pair, step);
-            ended.map(|reason| Error::Aborted { step, reason: reason.into() })
-        };
-        if let Some(error) = refusal {
+        let at = Meeting { pair: producer_pair, step, key };
+        if let Err(error) = self.check_local(at) {
             self.finish_recv(waiter, Err(Unreceived { error, destination }));
             return None;
         }
-        let wanted = Wanted { pair, consumer, step, since: now, deadline, destination, waiter };
-        let (local, limit) = (&mut self.local, self.settings.session.queued_requests_max);
-        let mut wanted = Some(wanted);
-        let enter = || {
-            let handle = local.enter(wanted.take().expect("called once")).map_err(|back| {
-                wanted = Some(back);
-                let reason = format!("{limit} requests to tasks of this engine wait already");
-                Error::full("fusion.queued_requests_max", reason)
-            });
-            handle.map(Parked::Local)
-        };
-        let found = self.table.want(Meeting { pair: producer_pair, step, key }, enter);
-        match found {
-            Ok(Found::Tensor(tensor, deposit)) => self.deliver_fresh(wanted.expect("not entered"), tensor, deposit),
-            Ok(Found::Parked(Parked::Local(handle))) => Some(Ticket::Local(handle)),
-            Ok(Found::Parked(Parked::Peer { .. })) => unreachable!("entered as a local one"),
-            Err(error) => {
-                let Wanted { destination, waiter, .. } = wanted.expect("not entered");
-                self.finish_recv(waiter, Err(Unreceived { error, destination }));
+        let consumer = self.pairs[pair as usize].local;
+        let spot = self.table.spot(at);
+        match self.table.waiting(spot) {
+            Some(Waiting::Tensor(payload)) => {
+                let len = payload.len();
+                let place = place(&self.memory, self.settings.session.tensor_bytes_max, consumer, destination, payload);
+                match place {
+                    Ok(Place::Memory(to)) if len > COPY_AT_ONCE_BYTES && !self.local.wanted.is_full() => {
+                        let wanted = Wanted {
+                            pair,
+                            consumer,
+                            step,
+                            since: now,
+                            deadline,
+                            entry: NOWHERE,
+                            destination: None,
+                            waiter,
+                        };
+                        let handle = self.local.enter(wanted).ok().expect("there is room");
+                        let found = self.table.want(at, Parked::Local(handle));
+                        let Ok(Found::Tensor(from, deposit)) = found else { unreachable!("just looked at") };
+                        self.local.copies.push_back(Copy { wanted: handle, from, deposit, to, filled: 0 });
+                        return Some(Ticket::Local(handle));
+                    }
+                    Ok(place) => {
+                        let (tensor, sender) = self.table.take_tensor(spot).expect("just looked at");
+                        self.hand_over(waiter, place, tensor);
+                        self.finish_send(sender.waiter, Ok(()));
+                    }
+                    // The tensor stays where it is.
+                    Err(unreceived) => self.finish_recv(waiter, Err(unreceived)),
+                }
                 None
+            }
+            Some(Waiting::Request(_)) => {
+                self.finish_recv(waiter, Err(Unreceived { error: asked_twice(at), destination }));
+                None
+            }
+            None => {
+                let wanted = Wanted { pair, consumer, step, since: now, deadline, entry: NOWHERE, destination, waiter };
+                match self.local.enter(wanted) {
+                    Ok(handle) => {
+                        let entry = self.table.park_local(spot, at, handle);
+                        self.local.wanted.get_mut(handle).expect("just entered").entry = entry;
+                        Some(Ticket::Local(handle))
+                    }
+                    Err(Wanted { destination, waiter, .. }) => {
+                        let limit = self.settings.session.queued_requests_max;
+                        let reason = format!("{limit} requests to tasks of this engine wait already");
+                        let error = Error::full("fusion.queued_requests_max", reason);
+                        self.finish_recv(waiter, Err(Unreceived { error, destination }));
+                        None
+                    }
+                }
             }
         }
     }
 
-    /// Hands a tensor to a recv that waited for it in the table.
+    fn check_local(&self, at: Meeting<'_>) -> Result<(), Error> {
+        if at.key.len() > KEY_BYTES_MAX {
+            let found = at.key.len();
+            return Err(Error::invalid(format!("the key has {found} bytes, at most {KEY_BYTES_MAX} are accepted")));
+        }
+        let producer = self.pairs[at.pair as usize].local;
+        match self.ended.reason(producer, at.pair, at.step) {
+            Some(reason) => Err(Error::Aborted { step: at.step, reason: reason.into() }),
+            None => Ok(()),
+        }
+    }
+
+    /// Hands a tensor to the task of this node that waits for it at a spot, if one does and it takes no longer than this
+    /// turn; else gives the tensor back.
+    #[inline]
+    pub(super) fn send_local(&mut self, spot: Spot, tensor: (TensorMeta, Payload)) -> Option<(TensorMeta, Payload)> {
+        let Some(Waiting::Request(Parked::Local(handle))) = self.table.waiting(spot) else { return Some(tensor) };
+        let Some(wanted) = self.local.wanted.get_mut(handle) else { return Some(tensor) };
+        if tensor.1.len() > COPY_AT_ONCE_BYTES {
+            return Some(tensor);
+        }
+        let limit = self.settings.session.tensor_bytes_max;
+        let place = place(&self.memory, limit, wanted.consumer, wanted.destination.take(), &tensor.1);
+        self.table.take_request(spot);
+        let waiter = self.local.remove(handle).expect("just looked at").waiter;
+        match place {
+            Ok(place) => {
+                self.hand_over(waiter, place, tensor);
+                None
+            }
+            Err(unreceived) => {
+                self.finish_recv(waiter, Err(unreceived));
+                Some(tensor)
+            }
+        }
+    }
+
+    /// Hands a tensor that was lent to a recv that waited for it in the table.
     pub(super) fn lend_local(&mut self, handle: Handle, tensor: (TensorMeta, Payload), deposit: Handle) {
         let Some(wanted) = self.local.wanted.get_mut(handle) else { return self.settled(deposit, tensor, false) };
-        let (consumer, destination) = (wanted.consumer, wanted.destination.take());
-        match self.place_local(consumer, destination, &tensor.1) {
-            Ok(Place::Memory(to)) if tensor.1.len() > COPY_AT_ONCE_BYTES => {
+        let limit = self.settings.session.tensor_bytes_max;
+        match place(&self.memory, limit, wanted.consumer, wanted.destination.take(), &tensor.1) {
+            Ok(Place::Memory(to)) => {
                 // It keeps its name, by which it can be given up while it is copied.
                 self.local.copies.push_back(Copy { wanted: handle, from: tensor, deposit, to, filled: 0 });
             }
-            place => {
-                let wanted = self.local.remove(handle).expect("just looked at");
-                self.deliver(wanted.waiter, place, tensor, deposit);
+            Ok(Place::AsItIs) => {
+                let waiter = self.local.remove(handle).expect("just looked at").waiter;
+                let (meta, bytes) = (tensor.0.clone(), tensor.1.len() as u64);
+                self.hand_over(waiter, Place::AsItIs, tensor);
+                self.settled_as(deposit, (meta, Payload::default()), bytes, true);
             }
-        }
-    }
-
-    /// Hands a tensor to a recv that found it. The ticket, if the copy takes more than this turn.
-    fn deliver_fresh(&mut self, mut wanted: Wanted, tensor: (TensorMeta, Payload), deposit: Handle) -> Option<Ticket> {
-        let destination = wanted.destination.take();
-        match self.place_local(wanted.consumer, destination, &tensor.1) {
-            Ok(Place::Memory(to)) if tensor.1.len() > COPY_AT_ONCE_BYTES && !self.local.wanted.is_full() => {
-                let handle = self.local.enter(wanted).ok().expect("there is room");
-                self.local.copies.push_back(Copy { wanted: handle, from: tensor, deposit, to, filled: 0 });
-                Some(Ticket::Local(handle))
-            }
-            place => {
-                self.deliver(wanted.waiter, place, tensor, deposit);
-                None
-            }
-        }
-    }
-
-    /// Ends a recv: with the tensor, copied now or as it is, or with why it cannot have it.
-    fn deliver(
-        &mut self,
-        waiter: RecvWaiter,
-        place: Result<Place, Unreceived>,
-        (meta, payload): (TensorMeta, Payload),
-        deposit: Handle,
-    ) {
-        match place {
-            Ok(Place::Memory(to)) => {
-                let len = payload.len();
-                let mut copy = Copy { wanted: deposit, from: (meta, payload), deposit, to, filled: 0 };
-                copy.advance(len);
-                self.copied(waiter, copy);
-            }
-            Ok(Place::AsItIs) => self.hand_over(waiter, meta, payload, deposit),
             Err(unreceived) => {
+                let waiter = self.local.remove(handle).expect("just looked at").waiter;
                 // First back with it: the one who hears the error may ask again at once.
-                self.settled(deposit, (meta, payload), false);
+                self.settled(deposit, tensor, false);
                 self.finish_recv(waiter, Err(unreceived));
             }
         }
     }
 
-    /// Where a tensor goes, or why it does not.
-    fn place_local(&self, consumer: u16, destination: Option<Buffer>, payload: &Payload) -> Result<Place, Unreceived> {
-        let (len, limit) = (payload.len(), self.settings.session.tensor_bytes_max);
-        if len as u64 > limit {
-            let reason = format!("the tensor has {len} bytes, the limit is {limit}");
-            return Err(Unreceived { error: Error::full("transport.tensor_bytes_max", reason), destination });
-        }
-        match destination {
-            Some(destination) if destination.len() < len => {
-                let reason = format!("the destination has {} bytes, the tensor needs {len}", destination.len());
-                Err(Unreceived { error: Error::invalid(reason), destination: Some(destination) })
+    /// Ends a recv with its tensor: copied now, or as it is. The tensor's sender is the caller's to tell.
+    #[inline]
+    fn hand_over(&mut self, waiter: RecvWaiter, place: Place, (meta, payload): (TensorMeta, Payload)) {
+        let bytes = payload.len();
+        let payload = match place {
+            Place::AsItIs => payload,
+            Place::Memory(mut to) => {
+                to[..bytes].copy_from_slice(payload.as_ref());
+                to.truncate(bytes);
+                to.into()
             }
-            Some(destination) => Ok(Place::Memory(destination)),
-            None if self.memory.takes_as_is(consumer, payload) => Ok(Place::AsItIs),
-            None => Ok(Place::Memory(self.memory.allocate(consumer, len)?)),
-        }
+        };
+        self.count_received(bytes);
+        self.counters.tensors_sent += 1;
+        self.counters.bytes_sent += bytes as u64;
+        self.finish_recv(waiter, Ok(Tensor::from_parts(meta, payload)));
     }
 
     fn copied(&mut self, waiter: RecvWaiter, copy: Copy) {
         let Copy { from: (meta, payload), deposit, mut to, .. } = copy;
         to.truncate(payload.len());
-        let tensor = Tensor::new(meta.clone(), to).expect("as long as its source");
+        let tensor = Tensor::from_parts(meta.clone(), to);
         self.count_received(payload.len());
         self.settled(deposit, (meta, payload), true);
         self.finish_recv(waiter, Ok(tensor));
-    }
-
-    fn hand_over(&mut self, waiter: RecvWaiter, meta: TensorMeta, payload: Payload, deposit: Handle) {
-        self.count_received(payload.len());
-        let empty = (meta.clone(), Payload::default());
-        let bytes = payload.len() as u64;
-        self.settled_as(deposit, empty, bytes, true);
-        self.finish_recv(waiter, Ok(Tensor::new(meta, payload).expect("taken from a tensor")));
     }
 
     /// Goes on with the copies under way; the bytes copied.
@@ -242,8 +271,9 @@ impl Node {
 
     /// Gives a recv up: a tensor that is being copied for it goes back to its producer.
     pub(super) fn cancel_local(&mut self, handle: Handle) {
-        self.table.withdraw(Parked::Local(handle));
-        self.local.remove(handle);
+        if let Some(wanted) = self.local.remove(handle) {
+            self.table.withdraw_local(wanted.entry);
+        }
     }
 
     /// Ends the recvs of a pair in `step` with `error`.
@@ -263,8 +293,8 @@ impl Node {
 
     /// Ends one recv with `error`, wherever it is.
     pub(super) fn fail_local(&mut self, handle: Handle, error: Error) {
-        self.table.withdraw(Parked::Local(handle));
-        if let Some(Wanted { waiter, destination, .. }) = self.local.remove(handle) {
+        if let Some(Wanted { waiter, destination, entry, .. }) = self.local.remove(handle) {
+            self.table.withdraw_local(entry);
             self.finish_recv(waiter, Err(Unreceived { error, destination }));
         }
     }
@@ -283,7 +313,7 @@ impl Node {
         }
         for handle in self.local.wanted.select(|wanted| wanted.deadline <= now) {
             let wanted = self.local.wanted.get(handle).expect("just selected");
-            let key = self.table.key_of(Parked::Local(handle)).unwrap_or("that is being copied");
+            let key = self.table.key_of(wanted.entry).unwrap_or("that is being copied");
             let error = Error::DeadlineExceeded {
                 operation: "recv",
                 step: wanted.step,
@@ -308,5 +338,30 @@ impl Copy {
 
     fn is_complete(&self) -> bool {
         self.filled == self.from.1.len()
+    }
+}
+
+/// Where a tensor goes, or why it does not.
+#[inline]
+fn place(
+    memory: &TaskMemory,
+    limit: u64,
+    consumer: u16,
+    destination: Option<Buffer>,
+    payload: &Payload,
+) -> Result<Place, Unreceived> {
+    let len = payload.len();
+    if len as u64 > limit {
+        let reason = format!("the tensor has {len} bytes, the limit is {limit}");
+        return Err(Unreceived { error: Error::full("transport.tensor_bytes_max", reason), destination });
+    }
+    match destination {
+        Some(destination) if destination.len() < len => {
+            let reason = format!("the destination has {} bytes, the tensor needs {len}", destination.len());
+            Err(Unreceived { error: Error::invalid(reason), destination: Some(destination) })
+        }
+        Some(destination) => Ok(Place::Memory(destination)),
+        None if memory.takes_as_is(consumer, payload) => Ok(Place::AsItIs),
+        None => Ok(Place::Memory(memory.allocate(consumer, len)?)),
     }
 }

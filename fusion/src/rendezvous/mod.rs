@@ -40,6 +40,22 @@ pub enum Parked {
     Local(Handle),
 }
 
+/// A meeting point, looked up: what waits there, if anything. Good until the table changes.
+#[derive(Debug, Clone, Copy)]
+pub struct Spot {
+    hash: u64,
+    entry: Option<Handle>,
+}
+
+/// What waits at a meeting point.
+#[derive(Debug)]
+pub enum Waiting<'a> {
+    /// A tensor.
+    Tensor(&'a Payload),
+    /// A request.
+    Request(Parked),
+}
+
 /// What a send found.
 #[derive(Debug)]
 pub enum Deposited {
@@ -61,8 +77,8 @@ pub enum Deposited {
 pub enum Found {
     /// The tensor, lent until it is settled.
     Tensor((TensorMeta, Payload), Handle),
-    /// Nothing yet: the request waits in the table under this name.
-    Parked(Parked),
+    /// Nothing yet: the request waits in the table.
+    Parked,
 }
 
 /// A deposit that ended without being taken.
@@ -104,7 +120,10 @@ struct Entry<S> {
 pub struct Table<S> {
     entries: Arena<Entry<S>>,
     index: HashTable<Handle>,
+    /// Requests of peers that wait.
     parked: HashMap<Parked, Handle>,
+    /// How many of this node's own wait.
+    local_requests: usize,
     hasher: DefaultHashBuilder,
     deposits: usize,
     deposits_max: usize,
@@ -122,6 +141,7 @@ impl<S> Table<S> {
             entries: Arena::new(usize::MAX),
             index: HashTable::new(),
             parked: HashMap::new(),
+            local_requests: 0,
             hasher: DefaultHashBuilder::default(),
             deposits: 0,
             deposits_max,
@@ -137,7 +157,7 @@ impl<S> Table<S> {
 
     /// Requests that wait.
     pub fn parked(&self) -> usize {
-        self.parked.len()
+        self.parked.len() + self.local_requests
     }
 
     #[inline]
@@ -202,6 +222,76 @@ impl<S> Table<S> {
         Some(entry)
     }
 
+    /// Looks a meeting point up.
+    #[inline]
+    pub fn spot(&self, at: Meeting<'_>) -> Spot {
+        let hash = self.hash(at);
+        Spot { hash, entry: self.find(hash, at) }
+    }
+
+    /// What waits at a spot.
+    #[inline]
+    pub fn waiting(&self, spot: Spot) -> Option<Waiting<'_>> {
+        match &self.entries.get(spot.entry?)?.state {
+            State::Deposited { tensor, .. } => Some(Waiting::Tensor(&tensor.1)),
+            State::Wanted(by) => Some(Waiting::Request(*by)),
+            State::Lent { .. } => None,
+        }
+    }
+
+    /// Takes the tensor that waits at a spot, which ends its deposit: nobody can give it back any more.
+    #[inline]
+    pub fn take_tensor(&mut self, spot: Spot) -> Option<((TensorMeta, Payload), S)> {
+        let handle = spot.entry?;
+        let State::Deposited { .. } = self.entries.get(handle)?.state else { return None };
+        self.unlink(spot.hash, handle);
+        match self.remove(handle)?.state {
+            State::Deposited { tensor, sender, .. } => Some((tensor, sender)),
+            _ => unreachable!("just looked at"),
+        }
+    }
+
+    /// Takes the request that waits at a spot.
+    #[inline]
+    pub fn take_request(&mut self, spot: Spot) -> Option<Parked> {
+        let handle = spot.entry?;
+        let State::Wanted(by) = self.entries.get(handle)?.state else { return None };
+        self.forget_parked(by);
+        self.unlink(spot.hash, handle);
+        self.remove(handle);
+        Some(by)
+    }
+
+    /// Parks a request of this node's at a spot where nothing waits, to be withdrawn by the handle that this gives.
+    #[inline]
+    pub fn park_local(&mut self, spot: Spot, at: Meeting<'_>, by: Handle) -> Handle {
+        debug_assert!(spot.entry.is_none());
+        self.local_requests += 1;
+        self.insert(spot.hash, at, State::Wanted(Parked::Local(by)))
+    }
+
+    /// Forgets a request of this node's that waits; false if it has been answered already.
+    pub fn withdraw_local(&mut self, entry: Handle) -> bool {
+        let is_waiting = |entry: &Entry<S>| matches!(entry.state, State::Wanted(Parked::Local(_)));
+        if !self.entries.get(entry).is_some_and(is_waiting) {
+            return false;
+        }
+        let hash = self.hash_of(entry);
+        self.unlink(hash, entry);
+        self.remove(entry);
+        self.local_requests -= 1;
+        true
+    }
+
+    /// The request is no longer parked. Those of this node's are found by their entries.
+    #[inline]
+    fn forget_parked(&mut self, by: Parked) {
+        match by {
+            Parked::Peer { .. } => drop(self.parked.remove(&by)),
+            Parked::Local(_) => self.local_requests -= 1,
+        }
+    }
+
     /// Deposits a tensor, or finds the request that waits for it.
     ///
     /// # Errors
@@ -231,30 +321,28 @@ impl<S> Table<S> {
         };
         entry.state = State::Lent { sender, deadline, barred: None };
         self.deposits += 1;
-        self.parked.remove(&by);
+        self.forget_parked(by);
         self.unlink(hash, handle);
         Ok(Deposited::Wanted { by, tensor, deposit: handle })
     }
 
-    /// Looks for the tensor of a request; parks the request, which is named by `by` then, if it is not there yet.
+    /// Looks for the tensor of a request; parks the request of a peer if it is not there yet.
     ///
     /// # Errors
-    /// InvalidArgument if another request waits there already, or this one's id is in use; whatever `by` answers.
-    pub fn want(&mut self, at: Meeting<'_>, by: impl FnOnce() -> Result<Parked, Error>) -> Result<Found, Error> {
+    /// InvalidArgument if another request waits there already, or this one's id is in use.
+    pub fn want(&mut self, at: Meeting<'_>, by: Parked) -> Result<Found, Error> {
         let hash = self.hash(at);
         let Some(handle) = self.find(hash, at) else {
-            let by = by()?;
             if self.parked.contains_key(&by) {
                 return Err(Error::invalid("the id is that of another request, which waits"));
             }
             let handle = self.insert(hash, at, State::Wanted(by));
             self.parked.insert(by, handle);
-            return Ok(Found::Parked(by));
+            return Ok(Found::Parked);
         };
         let entry = self.entries.get_mut(handle).expect("the index holds live entries");
         if let State::Wanted(_) = entry.state {
-            let reason = format!("a recv of step {} key '{}' waits already; one send meets one recv", at.step, at.key);
-            return Err(Error::invalid(reason));
+            return Err(asked_twice(at));
         }
         // Whatever stands in for the state while it is taken apart is overwritten on the next line.
         let nobody = State::Wanted(Parked::Local(handle));
@@ -293,9 +381,9 @@ impl<S> Table<S> {
         }
     }
 
-    /// The key that a parked request waits for, if it still does.
-    pub fn key_of(&self, by: Parked) -> Option<&str> {
-        Some(&self.entries.get(*self.parked.get(&by)?)?.key)
+    /// The key of an entry, if it is still there.
+    pub fn key_of(&self, entry: Handle) -> Option<&str> {
+        Some(&self.entries.get(entry)?.key)
     }
 
     /// Forgets a parked request; false if it has been answered already.
@@ -339,15 +427,11 @@ impl<S> Table<S> {
     pub fn take_parked(&mut self, mut pick: impl FnMut(u32, i64) -> bool) -> Vec<Parked> {
         let chosen =
             self.entries.select(|entry| matches!(entry.state, State::Wanted(_)) && pick(entry.pair, entry.step));
-        let requests = chosen.into_iter().filter_map(|handle| match self.entries.get(handle)?.state {
-            State::Wanted(by) => Some(by),
-            _ => None,
-        });
-        let requests: Vec<_> = requests.collect();
-        for by in &requests {
-            self.withdraw(*by);
-        }
-        requests
+        let take = |handle| {
+            let hash = self.hash_of(handle);
+            self.take_request(Spot { hash, entry: Some(handle) })
+        };
+        chosen.into_iter().filter_map(take).collect()
     }
 
     /// When [`expire`](Self::expire) is to be called at the latest.
@@ -385,6 +469,11 @@ impl<S> Table<S> {
         };
         chosen.into_iter().filter_map(take).collect()
     }
+}
+
+/// Why a second request for the same tensor is refused.
+pub fn asked_twice(at: Meeting<'_>) -> Error {
+    Error::invalid(format!("a recv of step {} key '{}' waits already; one send meets one recv", at.step, at.key))
 }
 
 /// What became of a loan that ended.

@@ -34,7 +34,7 @@ fn keep(table: &mut Table<&'static str>, key: &str, sender: &'static str, deadli
 
 /// Asks, expecting that the tensor is there.
 fn take(table: &mut Table<&'static str>, key: &str, id: u64) -> ((TensorMeta, Payload), Handle) {
-    match table.want(at(key), || Ok(request(id))) {
+    match table.want(at(key), request(id)) {
         Ok(Found::Tensor(tensor, deposit)) => (tensor, deposit),
         other => panic!("{other:?}"),
     }
@@ -57,7 +57,7 @@ fn a_tensor_is_lent_until_it_is_settled() {
 fn a_request_waits_for_its_tensor() {
     let now = Instant::now();
     let mut table = Table::new(10);
-    assert!(matches!(table.want(at("w"), || Ok(request(1))), Ok(Found::Parked(_))));
+    assert!(matches!(table.want(at("w"), request(1)), Ok(Found::Parked)));
     assert_eq!(table.parked(), 1);
     let Ok(Deposited::Wanted { by, tensor: lent, deposit }) = table.deposit(at("w"), tensor(7), "a", now) else {
         panic!("a request waits")
@@ -73,7 +73,7 @@ fn pair_step_and_key_keep_tensors_apart() {
     keep(&mut table, "w", "a", now);
     let others = [Meeting { pair: 1, ..at("w") }, Meeting { step: 2, ..at("w") }, at("v")];
     for (other, id) in others.into_iter().zip(1..) {
-        assert!(matches!(table.want(other, || Ok(request(id))), Ok(Found::Parked(_))));
+        assert!(matches!(table.want(other, request(id)), Ok(Found::Parked)));
     }
     assert_eq!((table.parked(), table.deposits()), (3, 1));
 }
@@ -85,8 +85,8 @@ fn one_send_meets_one_recv() {
     keep(&mut table, "w", "a", now);
     let (error, sender) = table.deposit(at("w"), tensor(2), "b", now).unwrap_err();
     assert_eq!((error.code(), sender), (Code::InvalidArgument, "b"));
-    assert!(matches!(table.want(at("v"), || Ok(request(1))), Ok(Found::Parked(_))));
-    assert_eq!(table.want(at("v"), || Ok(request(2))).unwrap_err().code(), Code::InvalidArgument);
+    assert!(matches!(table.want(at("v"), request(1)), Ok(Found::Parked)));
+    assert_eq!(table.want(at("v"), request(2)).unwrap_err().code(), Code::InvalidArgument);
     // While a tensor is lent, the next of its name may come.
     let _lent = take(&mut table, "w", 3);
     keep(&mut table, "w", "b", now);
@@ -100,7 +100,7 @@ fn a_tensor_that_comes_back_waits_again_or_goes_to_who_waits() {
     let (lent, deposit) = take(&mut table, "w", 1);
     assert!(matches!(table.settle(deposit, lent, false), Settled::Kept));
     let (lent, deposit) = take(&mut table, "w", 2);
-    assert!(matches!(table.want(at("w"), || Ok(request(3))), Ok(Found::Parked(_))));
+    assert!(matches!(table.want(at("w"), request(3)), Ok(Found::Parked)));
     let Settled::Wanted { by, tensor: lent, deposit } = table.settle(deposit, lent, false) else { panic!("wanted") };
     assert_eq!((by, byte(&lent), table.parked(), table.deposits()), (request(3), b'a', 0, 1));
     keep(&mut table, "w", "b", now);
@@ -144,7 +144,7 @@ fn withdrawn_requests_are_forgotten() {
     let mut table = Table::new(10);
     let other = Parked::Peer { session: Handle::from_bits(2 << 32), id: Handle::from_bits(1 << 32 | 3) };
     for (key, by) in [("u", request(1)), ("v", request(2)), ("w", other)] {
-        assert!(matches!(table.want(at(key), || Ok(by)), Ok(Found::Parked(_))));
+        assert!(matches!(table.want(at(key), by), Ok(Found::Parked)));
     }
     assert!(table.withdraw(request(1)) && !table.withdraw(request(1)));
     table.withdraw_session(Handle::from_bits(1 << 32));
@@ -161,7 +161,7 @@ fn a_steps_tensors_and_requests_are_taken_out_together() {
     keep(&mut table, "w", "a", now + SOON);
     keep(&mut table, "lent", "b", now + SOON);
     let _lent = take(&mut table, "lent", 9);
-    assert!(matches!(table.want(at("v"), || Ok(request(1))), Ok(Found::Parked(_))));
+    assert!(matches!(table.want(at("v"), request(1)), Ok(Found::Parked)));
     assert!(table.take_deposits(|_, step| step == 2).is_empty() && table.take_parked(|pair, _| pair == 1).is_empty());
     let unsent = table.take_deposits(|pair, step| (pair, step) == (0, 1));
     assert_eq!(
@@ -214,14 +214,14 @@ proptest! {
                     (None, None, Ok(Deposited::Kept(_))) => waiting.push((key, number)),
                     (_, _, found) => prop_assert!(false, "deposit of {key}: {found:?}"),
                 },
-                1 => match (find(&waiting), find(&parked), table.want(at(&key), || Ok(request(number)))) {
+                1 => match (find(&waiting), find(&parked), table.want(at(&key), request(number))) {
                     (Some(first), None, Ok(Found::Tensor(tensor, deposit))) => {
                         let (key, sender) = waiting.remove(first);
                         prop_assert_eq!(byte(&tensor), sender as u8);
                         lent.push((key, sender, tensor, deposit));
                     }
                     (None, Some(_), Err(_)) => {}
-                    (None, None, Ok(Found::Parked(_))) => parked.push((key, number)),
+                    (None, None, Ok(Found::Parked)) => parked.push((key, number)),
                     (_, _, found) => prop_assert!(false, "request of {key}: {found:?}"),
                 },
                 _ if lent.is_empty() => {}
@@ -250,8 +250,8 @@ proptest! {
 fn an_id_that_waits_already_cannot_wait_for_another_tensor() {
     let mut table = Table::<()>::new(4);
     let by = Parked::Peer { session: Handle::from_bits(1 << 32), id: Handle::from_bits(5 << 32) };
-    assert!(matches!(table.want(at("a"), || Ok(by)), Ok(Found::Parked(_))));
-    assert!(table.want(at("b"), || Ok(by)).unwrap_err().to_string().contains("id is that of another"));
+    assert!(matches!(table.want(at("a"), by), Ok(Found::Parked)));
+    assert!(table.want(at("b"), by).unwrap_err().to_string().contains("id is that of another"));
     table.withdraw_session(Handle::from_bits(1 << 32));
     assert_eq!((table.parked(), table.entries.len()), (0, 0));
 }

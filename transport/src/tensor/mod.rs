@@ -101,6 +101,13 @@ impl Tensor {
             .ok_or_else(|| Error::invalid(format!("the bytes are not aligned for {}: copy them first", T::DTYPE)))
     }
 
+    /// Puts together what [`into_parts`](Self::into_parts) took apart; the bytes may lie elsewhere now, but must be as many.
+    pub fn from_parts(meta: TensorMeta, data: impl Into<Payload>) -> Tensor {
+        let tensor = Tensor { meta, data: data.into() };
+        debug_assert!(tensor.meta.check_bytes(tensor.data.len() as u64).is_ok());
+        tensor
+    }
+
     /// Metadata and bytes apart.
     pub fn into_parts(self) -> (TensorMeta, Payload) {
         (self.meta, self.data)

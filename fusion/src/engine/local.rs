@@ -14,7 +14,7 @@ use sealane_transport::{Error, Handle, RecvOptions, RecvOutcome, SendOptions, Se
 use super::deadline;
 use super::shard::ShardEngine;
 
-use crate::node::{Counters, RecvRequest, RecvWaiter, SendWaiter, Ticket};
+use crate::node::{Counters, Node, RecvRequest, RecvWaiter, SendWaiter, Ticket};
 use sealane_transport::tensor::Tensor;
 
 /// The engine on the shard that runs this code; from [`Engine::on_shard`](super::Engine::on_shard). `!Send`, as all
@@ -68,7 +68,8 @@ impl LocalEngine {
     /// Says goodbye, and stays until the goodbyes have left or `deadline` is over.
     pub(super) async fn shut_down(&self, reason: &str, deadline: Instant) {
         self.0.with_node(|node, now| node.shut_down(now, reason));
-        while self.0.borrow_node(|node| node.has_work() || !node.blocked().is_empty()) && Instant::now() < deadline {
+        let has_more = |node: &mut Node| node.has_work() || !node.blocked().is_empty() || node.has_client_outcomes();
+        while self.0.borrow_node(has_more) && Instant::now() < deadline {
             self.0.shard.sleep(Duration::from_millis(1)).await;
         }
     }

@@ -19,7 +19,7 @@ pub enum BenchError {
         accepted: String,
     },
     /// The link is a known one that this build does not contain.
-    #[error("this build has no {0} link; choose tcp or loopback")]
+    #[error("this build has no {0} link; choose tcp, shm or loopback")]
     LinkNotBuilt(&'static str),
     /// A system call failed.
     #[error("cannot {operation}: {source}")]

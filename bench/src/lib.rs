@@ -5,7 +5,8 @@
 //! turn, round by round. The [`Outcome`] becomes JSON, a table or a plot.
 //!
 //! The baselines do the same work in the same run: `raw` is the bare operation of the kernel (with
-//! link `loopback`: of memory, two rings of bytes in one thread), `grpc` is gRPC through tonic.
+//! link `shm`: of shared memory between the same two cores; with `loopback`: of memory, two rings of
+//! bytes in one thread), `grpc` is gRPC through tonic.
 //!
 //! A program that calls [`run`] must be able to start itself as a producer, by calling
 //! [`serve_peer`] with the last argument that [`PeerProgram`]'s command line gets.

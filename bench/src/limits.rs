@@ -8,6 +8,10 @@ pub const REQUEST_BYTES: usize = 64;
 /// Largest tensor of a measurement. More would measure the machine's memory, not the link.
 pub const SIZE_BYTES_MAX: usize = 1 << 30;
 
+/// Most bytes of tensors that are in flight at once in shared memory, which exists twice: where they are sent from and
+/// where they arrive. The kernel takes no less than all of it from the machine at once.
+pub const SHARED_BYTES_MAX: usize = 1 << 30;
+
 /// Most rounds of one run.
 pub const ROUNDS_MAX: u32 = 1_000;
 
@@ -80,3 +84,4 @@ const _: () = assert!(
     "an idle gap must not look like a stall"
 );
 const _: () = assert!(FUSED_BYTES_MAX >= REQUEST_BYTES);
+const _: () = assert!(SIZE_BYTES_MAX <= SHARED_BYTES_MAX, "one tensor of any size fits");

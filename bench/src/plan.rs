@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::error::BenchError;
-use crate::limits::{IDLE_US_MAX, ROUNDS_MAX, SECONDS_MAX, SIZE_BYTES_MAX, WINDOW_MAX};
+use crate::limits::{IDLE_US_MAX, ROUNDS_MAX, SECONDS_MAX, SHARED_BYTES_MAX, SIZE_BYTES_MAX, WINDOW_MAX};
 use crate::systems::SystemName;
 
 /// What is measured.
@@ -39,6 +39,8 @@ impl fmt::Display for Bench {
 pub enum Link {
     /// Two processes and a TCP connection over the loopback interface.
     Tcp,
+    /// Two processes of one host and memory that they share: a client, and the daemon that it sends and receives through.
+    Shm,
     /// Inside one process, without the kernel.
     Loopback,
 }
@@ -47,6 +49,7 @@ impl fmt::Display for Link {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Tcp => "tcp",
+            Self::Shm => "shm",
             Self::Loopback => "loopback",
         })
     }
@@ -58,13 +61,13 @@ impl FromStr for Link {
     fn from_str(text: &str) -> Result<Self, BenchError> {
         match text {
             "tcp" => Ok(Self::Tcp),
+            "shm" => Ok(Self::Shm),
             "loopback" => Ok(Self::Loopback),
-            "shm" => Err(BenchError::LinkNotBuilt("shm")),
             "verbs" => Err(BenchError::LinkNotBuilt("verbs")),
             _ => Err(BenchError::Setting {
                 setting: "--link",
                 value: text.to_owned(),
-                accepted: "tcp or loopback".to_owned(),
+                accepted: "tcp, shm or loopback".to_owned(),
             }),
         }
     }
@@ -174,6 +177,16 @@ impl Plan {
                 accepted: format!("more than 0 and at most {SECONDS_MAX}"),
             });
         }
+        if self.link == Link::Shm {
+            let most = SHARED_BYTES_MAX / self.size_bytes;
+            if self.window > most {
+                return Err(BenchError::Setting {
+                    setting: "--window",
+                    value: self.window.to_string(),
+                    accepted: format!("at most {most} with tensors of this size, which all lie in shared memory"),
+                });
+            }
+        }
         if !self.polling && self.bench != Bench::Latency {
             return Err(BenchError::Setting {
                 setting: "--polling",
@@ -246,13 +259,23 @@ mod tests {
     }
 
     #[test]
+    fn a_window_that_no_shared_memory_holds_is_refused() {
+        let mut plan = Plan { link: Link::Shm, window: SHARED_BYTES_MAX / (4 << 20), ..Plan::new(Bench::Bandwidth) };
+        plan.check().expect("it fits exactly");
+        plan.window += 1;
+        let error = plan.check().expect_err("one too many");
+        assert!(error.is_usage() && error.to_string().starts_with("--window is 257; give at most 256"), "{error}");
+        plan.link = Link::Tcp;
+        plan.check().expect("other links share no memory");
+    }
+
+    #[test]
     fn links_are_read_by_name() {
-        assert_eq!("tcp".parse::<Link>().expect("known"), Link::Tcp);
-        assert_eq!("loopback".parse::<Link>().expect("known"), Link::Loopback);
-        for absent in ["shm", "verbs"] {
-            let error = absent.parse::<Link>().expect_err("not built");
-            assert!(error.to_string().contains(&format!("this build has no {absent} link")));
+        for link in [Link::Tcp, Link::Shm, Link::Loopback] {
+            assert_eq!(link.to_string().parse::<Link>().expect("known"), link);
         }
+        let error = "verbs".parse::<Link>().expect_err("not built");
+        assert!(error.to_string().contains("this build has no verbs link"));
         assert!("carrier-pigeon".parse::<Link>().expect_err("unknown").is_usage());
     }
 

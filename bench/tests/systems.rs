@@ -1,15 +1,18 @@
 //! Every baseline, through the whole harness, with real producer processes. The cases start this
 //! very executable as the producer, which is why it has its own `main`.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Instant;
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use sealane_bench::{
-    Bench, BenchError, Figures, Fuse, Link, Metric, Peer, PeerJob, PeerProgram, Plan, Progress, SystemName, run,
-    serve_peer,
+    Bench, BenchError, Figures, Fuse, Link, Metric, Peer, PeerJob, PeerProgram, Plan, Progress, STALL_LIMIT,
+    SystemName, run, serve_peer,
 };
+use sealane_transport::shm::attach;
 
 /// Makes this executable a producer.
 const PRODUCE: &str = "produce";
@@ -51,7 +54,7 @@ fn ended(outcome: Result<(), BenchError>) -> ExitCode {
 
 fn cases() -> Vec<Trial> {
     let mut cases = Vec::new();
-    for link in [Link::Tcp, Link::Loopback] {
+    for link in [Link::Tcp, Link::Shm, Link::Loopback] {
         for system in [SystemName::Raw, SystemName::Grpc] {
             for bench in [Bench::Latency, Bench::Rate, Bench::Bandwidth] {
                 let plan = short_plan(bench, link, vec![system]);
@@ -81,6 +84,9 @@ fn cases() -> Vec<Trial> {
     cases.push(Trial::test("a producer that babbles is not understood", a_babbling_producer));
     cases.push(Trial::test("a program that is missing is named", a_missing_program));
     cases.push(Trial::test("a producer that was killed is reported", a_killed_producer));
+    cases.push(Trial::test("a producer without a place to meet says so", a_producer_without_a_place));
+    cases.push(Trial::test("a client of another task is refused", a_client_of_another_task));
+    cases.push(Trial::test("a daemon of the bench only lets clients in", a_client_that_does_not_attach));
     cases
 }
 
@@ -125,7 +131,61 @@ fn yields_figures(name: String, plan: Plan) -> Trial {
 }
 
 fn raw_job() -> PeerJob {
-    PeerJob { system: SystemName::Raw, plan: Plan::new(Bench::Latency), cpu: None, consumer_port: None }
+    PeerJob {
+        system: SystemName::Raw,
+        plan: Plan::new(Bench::Latency),
+        cpu: None,
+        consumer_port: None,
+        meeting_place: None,
+    }
+}
+
+fn job_over_shm(system: SystemName, meeting_place: Option<PathBuf>) -> PeerJob {
+    let plan = Plan { link: Link::Shm, ..Plan::new(Bench::Latency) };
+    PeerJob { system, plan, meeting_place, ..raw_job() }
+}
+
+/// Waits for the end of a producer, which has to come by itself, and gives its words.
+fn last_words(peer: &mut Peer) -> String {
+    loop {
+        if let Err(error) = peer.resume() {
+            assert!(matches!(error, BenchError::PeerDied { .. }), "{error}");
+            return error.to_string();
+        }
+        std::thread::yield_now();
+    }
+}
+
+fn a_producer_without_a_place() -> Result<(), Failed> {
+    for system in [SystemName::Sealane, SystemName::Raw, SystemName::Grpc] {
+        let error = Peer::start(&PeerProgram::this(&[PRODUCE]), &job_over_shm(system, None)).expect_err("no place");
+        assert!(error.to_string().contains("the job names no place"), "{error}");
+    }
+    Ok(())
+}
+
+fn a_client_of_another_task() -> Result<(), Failed> {
+    let directory = tempfile::tempdir()?;
+    let socket = directory.path().join("s");
+    let job = job_over_shm(SystemName::Sealane, Some(socket.clone()));
+    let mut peer = Peer::start(&PeerProgram::this(&[PRODUCE]), &job)?;
+    let error = sealane::Attach::new("nobody:1").socket(socket).attach().expect_err("nobody is not served");
+    assert_eq!(error.code(), sealane::Code::NotFound);
+    let words = last_words(&mut peer);
+    assert!(words.contains("let a client in") && words.contains("nobody:1"), "{words}");
+    Ok(())
+}
+
+fn a_client_that_does_not_attach() -> Result<(), Failed> {
+    let directory = tempfile::tempdir()?;
+    let socket = directory.path().join("s");
+    let job = job_over_shm(SystemName::Sealane, Some(socket.clone()));
+    let mut peer = Peer::start(&PeerProgram::this(&[PRODUCE]), &job)?;
+    let error = attach::drain(&socket, Instant::now() + STALL_LIMIT).expect_err("it cannot be drained");
+    assert!(matches!(error, attach::AttachError::HungUp), "{error}");
+    let words = last_words(&mut peer);
+    assert!(words.contains("is not to attach"), "{words}");
+    Ok(())
 }
 
 fn a_failing_producer() -> Result<(), Failed> {
@@ -160,7 +220,7 @@ fn a_killed_producer() -> Result<(), Failed> {
         }
     };
     assert!(matches!(error, BenchError::PeerDied { .. }), "{error}");
-    let blamed = peer.blame(BenchError::LinkNotBuilt("shm"));
+    let blamed = peer.blame(BenchError::LinkNotBuilt("verbs"));
     assert!(matches!(blamed, BenchError::PeerDied { .. }), "{blamed}");
     Ok(())
 }

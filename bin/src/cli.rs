@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand};
 
-use crate::commands::{bench, check, demo, map, recv, send};
+use crate::commands::{bench, check, daemon, demo, drain, map, recv, send};
 use crate::settings::{Override, Role};
 use crate::{Context, Failure};
 
@@ -23,20 +23,37 @@ pub struct Cli {
 enum Command {
     Bench(bench::Args),
     Check(check::Args),
+    Daemon(daemon::Args),
     Demo(demo::Args),
     DemoTask(demo::TaskArgs),
+    Drain(drain::Args),
     Map(map::Args),
     Recv(recv::Args),
     Send(send::Args),
 }
 
+/// What is logged where nothing says so: what an operator must see, such as pinning that did not happen.
+const LOG_DEFAULT: &str = "warn";
+/// As [`LOG_DEFAULT`] for the daemon, whose log also is the record of its peers' links and its clients.
+const LOG_DEFAULT_DAEMON: &str = "info";
+
 impl Cli {
+    /// The filter of the log where nothing gives one.
+    pub(crate) fn log_default(&self) -> &'static str {
+        match self.command {
+            Command::Daemon(_) => LOG_DEFAULT_DAEMON,
+            _ => LOG_DEFAULT,
+        }
+    }
+
     pub(crate) fn run(&self, context: &Context) -> Result<(), Failure> {
         match &self.command {
             Command::Bench(args) => bench::run(args, context),
             Command::Check(args) => check::run(args, context),
+            Command::Daemon(args) => daemon::run(args, context),
             Command::Demo(args) => demo::run(args, context),
             Command::DemoTask(args) => demo::run_task(args, context),
+            Command::Drain(args) => drain::run(args, context),
             Command::Map(args) => map::run(args, context),
             Command::Recv(args) => recv::run(args, context),
             Command::Send(args) => send::run(args, context),
@@ -88,7 +105,7 @@ impl SettingsFlags {
 /// What the arguments ask for.
 pub(crate) enum Parsed {
     /// A command to run.
-    Command(Cli),
+    Command(Box<Cli>),
     /// A text to print: help or version.
     Answer(String),
 }
@@ -96,7 +113,7 @@ pub(crate) enum Parsed {
 /// Reads the arguments; the first is the program's name.
 pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Parsed, Failure> {
     let error = match Cli::try_parse_from(arguments) {
-        Ok(cli) => return Ok(Parsed::Command(cli)),
+        Ok(cli) => return Ok(Parsed::Command(Box::new(cli))),
         Err(error) => error,
     };
     let text = error.render().to_string();

@@ -2,7 +2,9 @@
 
 pub mod bench;
 pub mod check;
+pub mod daemon;
 pub mod demo;
+pub mod drain;
 pub mod map;
 pub mod recv;
 pub mod send;

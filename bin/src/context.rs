@@ -1,7 +1,7 @@
 //! What every command is given besides its arguments: the environment, the working directory, and
 //! standard output.
 
-use std::io::{ErrorKind, Write};
+use std::io::{ErrorKind, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
 use tracing_subscriber::EnvFilter;
@@ -12,8 +12,6 @@ use crate::settings::{Environment, Override, Settings, Sources};
 
 /// The variable that says what is logged, in the syntax of `tracing-subscriber`'s filter.
 const LOG_VARIABLE: &str = "RUST_LOG";
-/// Without it, what an operator must see: pinning that did not happen, links that broke.
-const LOG_DEFAULT: &str = "warn";
 
 /// What the process gives to a command.
 #[derive(Debug)]
@@ -38,6 +36,11 @@ impl Context {
     /// The environment of the process.
     pub fn environment(&self) -> &Environment {
         &self.environment
+    }
+
+    /// True if the environment asks for a log.
+    pub(crate) fn log_is_wanted(&self) -> bool {
+        self.environment.get(LOG_VARIABLE).is_ok_and(|filter| filter.is_some())
     }
 
     /// Where `sealane.toml` is looked for.
@@ -92,9 +95,9 @@ impl Context {
         }
     }
 
-    /// Sends log lines to standard error, filtered by `RUST_LOG`.
-    pub(crate) fn start_log(&self) -> Result<(), Failure> {
-        let filter = self.environment.get(LOG_VARIABLE)?.unwrap_or(LOG_DEFAULT);
+    /// Sends log lines to standard error, filtered by `RUST_LOG`, without it by `default`; in colour on a terminal alone.
+    pub(crate) fn start_log(&self, default: &str) -> Result<(), Failure> {
+        let filter = self.environment.get(LOG_VARIABLE)?.unwrap_or(default);
         let filter = EnvFilter::try_new(filter).map_err(|error| {
             Failure::input(format!(
                 "{LOG_VARIABLE}={filter:?} cannot be read ({error}); \
@@ -102,7 +105,8 @@ impl Context {
             ))
         })?;
         // A second start in one process (a test) leaves the first in place.
-        let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init();
+        let log = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(std::io::stderr().is_terminal());
+        let _ = log.with_writer(std::io::stderr).try_init();
         Ok(())
     }
 }

@@ -9,15 +9,13 @@ use sealane_transport::SessionLimits;
 use sealane_transport::tcp::TcpSettings;
 
 use crate::Failure;
-use crate::settings::{self, Runtime, Settings, Source};
+use crate::settings::{self, Require, Runtime, Settings, Source, Transport};
 
 /// Shards of an engine that serves one short piece of work and for which nothing gives a number: there is one pair
 /// of tasks to serve, or hardly more.
 const SHORT_LIVED_SHARDS: usize = 1;
 
 /// What `settings` say of an engine that serves `tasks` for long: a daemon's, or a training process's.
-///
-/// `transport.require` needs no conversion: every link between two hosts is TCP here.
 ///
 /// # Errors
 /// A task's name cannot be read, or pinning is required and too few CPUs are free.
@@ -92,8 +90,18 @@ fn convert(
             settings::Fuse::Off => Fuse::Off,
             settings::Fuse::Turn => Fuse::Turn,
         },
+        path_reason: path_reason(transport),
         ..base
     })
+}
+
+/// Why links between hosts are TCP, and where that is set. The log quotes it for every link.
+fn path_reason(transport: &Transport) -> String {
+    let source = &transport.require.source;
+    match transport.require.value {
+        Require::Any => format!("transport.require is any ({source}) and this build has no verbs link"),
+        Require::Tcp => format!("transport.require is tcp ({source})"),
+    }
 }
 
 fn polling(runtime: &Runtime) -> Polling {
@@ -227,6 +235,13 @@ mod tests {
         assert_eq!(cpus.len(), 1);
         let failure = engine_settings(&load(&given("1024")), map(), &["ps0:2222"]).unwrap_err().to_string();
         assert!(failure.starts_with("runtime.pin is required by --set, but "), "{failure}");
+    }
+
+    #[test]
+    fn links_have_their_kind_for_a_reason_that_is_said() {
+        let any = engine(&[]).path_reason;
+        assert_eq!(any, "transport.require is any (default) and this build has no verbs link");
+        assert_eq!(engine(&[("transport.require", "tcp")]).path_reason, "transport.require is tcp (--set)");
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //! on the main thread; the only crate of the workspace that reads the environment.
 #![deny(unsafe_code)]
 
+mod arena_size;
 pub mod cli;
 pub mod commands;
 mod context;
@@ -9,6 +10,7 @@ pub mod engine_settings;
 mod failure;
 pub mod files;
 mod host_memory;
+mod local_host;
 mod nearest;
 pub mod settings;
 pub mod workload;
@@ -29,7 +31,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>, environment: Environme
             cli::Parsed::Command(cli) => cli,
             cli::Parsed::Answer(text) => return context.print(&text),
         };
-        context.start_log()?;
+        context.start_log(cli.log_default())?;
         cli.run(&context)
     });
     match outcome {

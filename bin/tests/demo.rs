@@ -22,6 +22,9 @@ const TINY_BYTES: u64 = 8 + 77 + 48_000 + 80;
 const UNEVEN: &str = r#"{"pull": [{"name": "rows", "shape": [64, 4]}],
     "push": [{"name": "rows", "shape": [64, 4]}, {"name": "ids", "shape": [64], "dtype": "i64"}]}"#;
 
+/// The ways to run a demo: through two daemons, in every task, through one daemon.
+const SETUPS: [&[&str]; 3] = [&[], &["--embedded"], &["--link", "shm"]];
+
 /// A working directory with workloads in it, and a directory for temporary files.
 struct Place {
     directory: TempDir,
@@ -78,25 +81,27 @@ impl Place {
         error(&String::from_utf8(output.stderr).unwrap())
     }
 
-    /// No process that the demo named is there, and no temporary file.
+    /// No process that the demo named is there, and neither a temporary file nor named shared memory.
     fn assert_nothing_is_left(&self, stderr: &str) {
-        for (task, process) in processes(stderr.lines()) {
-            assert!(!Path::new(&format!("/proc/{process}")).exists(), "{task} runs on as {process}");
+        for (name, process) in processes(stderr) {
+            assert!(!Path::new(&format!("/proc/{process}")).exists(), "{name} runs on as {process}");
         }
         let left: Vec<_> = std::fs::read_dir(self.temporary()).unwrap().collect();
         assert!(left.is_empty(), "{left:?}");
+        let named = |entry: std::io::Result<std::fs::DirEntry>| entry.unwrap().file_name().into_string().unwrap();
+        let shared: Vec<_> = std::fs::read_dir("/dev/shm").unwrap().map(named).collect();
+        assert!(!shared.iter().any(|name| name.contains("sealane")), "{shared:?}");
     }
 }
 
-/// The tasks that a demo names on standard error, and their processes.
-fn processes<'a>(lines: impl Iterator<Item = &'a str>) -> Vec<(String, i32)> {
-    lines
-        .filter_map(|line| {
-            let (task, rest) = line.split_once(" listens on ")?;
-            let (_, process) = rest.strip_suffix(')')?.split_once("(process ")?;
-            Some((task.to_owned(), process.parse().unwrap()))
-        })
-        .collect()
+/// The tasks and daemons that a demo names on standard error, and their processes.
+fn processes(stderr: &str) -> Vec<(String, i32)> {
+    let named = |line: &str| {
+        let (name, rest) = line.split_once(' ')?;
+        let (_, process) = rest.strip_suffix(')')?.rsplit_once(" (process ")?;
+        Some((name.to_owned(), process.parse().ok()?))
+    };
+    stderr.lines().filter_map(named).collect()
 }
 
 fn error(stderr: &str) -> String {
@@ -112,21 +117,21 @@ struct Running {
 }
 
 impl Running {
-    fn start(place: &Place) -> Running {
+    fn start(place: &Place, setup: &[&str]) -> Running {
         let arguments = ["--workload", "tiny.json", "--steps", "1000000", "--set", "runtime.idle_spin_us=0"];
-        let mut command = place.command(&arguments);
+        let mut command = place.command(&[&arguments, setup].concat());
         let mut demo = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut stderr = BufReader::new(demo.stderr.take().unwrap());
         let mut told = String::new();
-        for _ in 0..3 {
-            stderr.read_line(&mut told).unwrap();
+        while !told.contains("a tensor's way: ") {
+            assert_ne!(stderr.read_line(&mut told).unwrap(), 0, "{told}");
         }
         Running { demo, stderr, told }
     }
 
-    fn process(&self, task: &str) -> Pid {
-        let processes = processes(self.told.lines());
-        let (_, process) = processes.iter().find(|(name, _)| name == task).unwrap();
+    fn process(&self, name: &str) -> Pid {
+        let processes = processes(&self.told);
+        let (_, process) = processes.iter().find(|(known, _)| known == name).unwrap();
         Pid::from_raw(*process)
     }
 
@@ -141,37 +146,48 @@ impl Running {
 #[test]
 fn tensors_move_and_are_verified() {
     let place = Place::new();
-    let output = place.run(&["--workload", "tiny.json", "--workers", "2", "--steps", "2", "--embedded"]);
-    let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert_eq!(output.status.code(), Some(0), "{stderr}");
-    assert!(stdout.starts_with("tiny: 2 workers and 1 ps over tcp, 2 steps; "), "{stdout}");
-    for row in ["worker0:2222", "worker1:2222", "total"] {
-        assert!(stdout.lines().any(|line| line.starts_with(row)), "{stdout}");
+    let expected = [
+        ("tcp", "task --shm--> daemon --tcp--> daemon --shm--> task", 5),
+        ("tcp", "task --tcp--> task", 3),
+        ("shm", "task --shm--> daemon --shm--> task", 4),
+    ];
+    for (setup, (link, way, count)) in SETUPS.into_iter().zip(expected) {
+        let output = place.run(&[&["--workload", "tiny.json", "--workers", "2", "--steps", "2"], setup].concat());
+        let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert_eq!(output.status.code(), Some(0), "{stderr}");
+        assert!(stdout.starts_with(&format!("tiny: 2 workers and 1 ps over {link}, 2 steps; ")), "{stdout}");
+        assert!(stdout.contains(&format!("\na tensor's way: {way}\n")), "{stdout}");
+        for row in ["worker0:2222", "worker1:2222", "total"] {
+            assert!(stdout.lines().any(|line| line.starts_with(row)), "{stdout}");
+        }
+        // Two workers, five tensors each way, two steps and one to connect.
+        assert!(stdout.contains("every byte of 60 tensors verified ("), "{stdout}");
+        assert_eq!(processes(&stderr).len(), count, "{stderr}");
+        assert!(stderr.contains("step 1 of 2: pull "), "{stderr}");
     }
-    // Two workers, five tensors each way, two steps and one to connect.
-    assert!(stdout.contains("every byte of 60 tensors verified ("), "{stdout}");
-    assert_eq!(processes(stderr.lines()).len(), 3, "{stderr}");
-    assert!(stderr.contains("step 1 of 2: pull "), "{stderr}");
 }
 
 #[test]
 fn json_has_the_figures() {
     let place = Place::new();
-    let json = place.json(&["--workload", "tiny.json", "--steps", "2", "--link", "tcp"]);
-    assert_eq!(json["schema"], "sealane-demo/1");
-    assert_eq!((&json["workload"], &json["link"]), (&"tiny".into(), &"tcp".into()));
-    assert_eq!(json["parameters"]["steps"], 2);
-    assert_eq!(json["parameters"]["window"], 40);
-    let workers = json["workers"].as_array().unwrap();
-    assert_eq!(workers.len(), 2);
-    for worker in workers {
-        assert_eq!((&worker["tensors"], &worker["bytes"]), (&20.into(), &(4 * TINY_BYTES).into()));
-        assert!(worker["pull_gigabytes_per_s"].as_f64().unwrap() > 0.0);
-        assert!(worker["push_gigabytes_per_s"].as_f64().unwrap() > 0.0);
+    let expected = [("daemons", "tcp"), ("embedded", "tcp"), ("daemons", "shm")];
+    for (setup, (mode, link)) in SETUPS.into_iter().zip(expected) {
+        let json = place.json(&[&["--workload", "tiny.json", "--steps", "2"], setup].concat());
+        assert_eq!(json["schema"], "sealane-demo/1");
+        assert_eq!((&json["workload"], &json["mode"], &json["link"]), (&"tiny".into(), &mode.into(), &link.into()));
+        assert_eq!(json["parameters"]["steps"], 2);
+        assert_eq!(json["parameters"]["window"], 40);
+        let workers = json["workers"].as_array().unwrap();
+        assert_eq!(workers.len(), 2);
+        for worker in workers {
+            assert_eq!((&worker["tensors"], &worker["bytes"]), (&20.into(), &(4 * TINY_BYTES).into()));
+            assert!(worker["pull_gigabytes_per_s"].as_f64().unwrap() > 0.0);
+            assert!(worker["push_gigabytes_per_s"].as_f64().unwrap() > 0.0);
+        }
+        assert_eq!(json["total"]["bytes"], 8 * TINY_BYTES);
+        assert_eq!(json["pull_latency_us"]["count"], 20);
+        assert_eq!(json["verified"]["bytes"], 12 * TINY_BYTES);
     }
-    assert_eq!(json["total"]["bytes"], 8 * TINY_BYTES);
-    assert_eq!(json["pull_latency_us"]["count"], 20);
-    assert_eq!(json["verified"]["bytes"], 12 * TINY_BYTES);
 }
 
 #[test]
@@ -189,71 +205,95 @@ fn json_can_go_to_a_file_beside_the_table() {
 #[test]
 fn tensors_are_dealt_out_to_several_ps_and_shards() {
     let place = Place::new();
-    let json = place.json(&["--workload", "tiny.json", "--steps", "1", "--ps", "3", "--workers", "1"]);
-    assert_eq!(json["verified"]["tensors"], 20);
-    let uneven = ["--workload", "uneven.json", "--steps", "1", "--ps", "2", "--set", "runtime.shards=2"];
-    let json = place.json(&uneven);
-    assert_eq!(json["workload"], "uneven");
-    assert_eq!((&json["parameters"]["pull_tensors"], &json["parameters"]["push_tensors"]), (&1.into(), &2.into()));
-    assert_eq!(json["verified"]["tensors"], 12);
+    for setup in SETUPS {
+        let several = ["--workload", "tiny.json", "--steps", "1", "--ps", "3", "--workers", "1"];
+        assert_eq!(place.json(&[&several, setup].concat())["verified"]["tensors"], 20);
+        let uneven = ["--workload", "uneven.json", "--steps", "1", "--ps", "2", "--set", "runtime.shards=2"];
+        let json = place.json(&[&uneven, setup].concat());
+        assert_eq!(json["workload"], "uneven");
+        assert_eq!((&json["parameters"]["pull_tensors"], &json["parameters"]["push_tensors"]), (&1.into(), &2.into()));
+        assert_eq!(json["verified"]["tensors"], 12);
+    }
 }
 
 #[test]
 fn a_byte_that_differs_ends_the_demo() {
     let place = Place::new();
-    let demo = ["--workload", "tiny.json", "--steps", "2", "--flip-bit"];
-    let pushed = place.fail(1, &[&demo[..], &["worker1:2222"]].concat());
-    assert!(
-        pushed.starts_with("ps0:2222 failed in step 1: byte 4 of scalar from worker1:2222 in step 1 is "),
-        "{pushed}"
-    );
-    let pulled = place.fail(1, &[&demo[..], &["ps0:2222"]].concat());
-    assert!(pulled.contains(" failed in step 1: byte 4 of scalar from ps0:2222 in step 1 is 0x"), "{pulled}");
+    for setup in SETUPS {
+        let demo = [&["--workload", "tiny.json", "--steps", "2"], setup, &["--flip-bit"]].concat();
+        let pushed = place.fail(1, &[&demo[..], &["worker1:2222"]].concat());
+        assert!(
+            pushed.starts_with("ps0:2222 failed in step 1: byte 4 of scalar from worker1:2222 in step 1 is "),
+            "{pushed}"
+        );
+        let pulled = place.fail(1, &[&demo[..], &["ps0:2222"]].concat());
+        assert!(pulled.contains(" failed in step 1: byte 4 of scalar from ps0:2222 in step 1 is 0x"), "{pulled}");
+    }
 }
 
 #[test]
-fn a_task_that_is_killed_ends_the_demo() {
+fn a_process_that_is_killed_ends_the_demo() {
     let place = Place::new();
-    for task in ["worker1:2222", "ps0:2222"] {
-        let running = Running::start(&place);
-        kill(running.process(task), Signal::SIGKILL).unwrap();
-        let (code, error) = running.end(&place);
-        assert_eq!(code, Some(1));
-        assert!(error.starts_with(&format!("{task} (process ")), "{error}");
-        assert!(error.contains("signal: 9"), "{error}");
+    let cases: [(&[&str], &[&str]); 3] = [
+        (&[], &["ps-daemon", "worker-daemon", "worker1:2222", "ps0:2222"]),
+        (&["--embedded"], &["worker1:2222", "ps0:2222"]),
+        (&["--link", "shm"], &["daemon", "ps0:2222"]),
+    ];
+    for (setup, names) in cases {
+        for name in names {
+            let running = Running::start(&place, setup);
+            kill(running.process(name), Signal::SIGKILL).unwrap();
+            let (code, error) = running.end(&place);
+            assert_eq!(code, Some(1));
+            assert!(error.starts_with(&format!("{name} (process ")), "{error}");
+            assert!(error.contains("signal: 9"), "{error}");
+        }
     }
+}
+
+#[test]
+fn a_daemon_that_cannot_start_is_quoted() {
+    let place = Place::new();
+    let failure =
+        place.fail(1, &["--workload", "tiny.json", "--set", "runtime.shards=1024", "--set", "runtime.pin=true"]);
+    assert!(failure.starts_with("ps-daemon (process "), "{failure}");
+    assert!(failure.contains("it said last: error: runtime.pin is required by --set, but "), "{failure}");
 }
 
 #[test]
 fn an_interrupted_demo_ends_its_tasks() {
     let place = Place::new();
-    for signal in [Signal::SIGINT, Signal::SIGTERM] {
-        let running = Running::start(&place);
-        kill(Pid::from_raw(running.demo.id() as i32), signal).unwrap();
-        let (code, error) = running.end(&place);
-        assert_eq!(code, Some(1));
-        assert!(error.starts_with(&format!("{signal} came ")), "{error}");
+    for setup in SETUPS {
+        for signal in [Signal::SIGINT, Signal::SIGTERM] {
+            let running = Running::start(&place, setup);
+            kill(Pid::from_raw(running.demo.id() as i32), signal).unwrap();
+            let (code, error) = running.end(&place);
+            assert_eq!(code, Some(1));
+            assert!(error.starts_with(&format!("{signal} came ")), "{error}");
+        }
     }
 }
 
 #[test]
-fn tasks_end_with_a_demo_that_is_killed() {
+fn tasks_and_daemons_end_with_a_demo_that_is_killed() {
     let place = Place::new();
-    let mut running = Running::start(&place);
-    kill(Pid::from_raw(running.demo.id() as i32), Signal::SIGKILL).unwrap();
-    running.demo.wait().unwrap();
-    // Standard error is the tasks' too, and ends with the last of them.
-    running.stderr.read_to_string(&mut running.told).unwrap();
     let ended = |process: i32| {
         let state = std::fs::read_to_string(format!("/proc/{process}/stat"));
         state.is_err() || state.is_ok_and(|stat| stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('Z')))
     };
-    for (task, process) in processes(running.told.lines()) {
-        // An ending process closes its files a moment before it counts as ended.
-        while !ended(process) {
-            std::thread::yield_now();
+    for setup in SETUPS {
+        let mut running = Running::start(&place, setup);
+        kill(Pid::from_raw(running.demo.id() as i32), Signal::SIGKILL).unwrap();
+        running.demo.wait().unwrap();
+        // Standard error is the tasks' too, and ends with the last of them.
+        running.stderr.read_to_string(&mut running.told).unwrap();
+        for (name, process) in processes(&running.told) {
+            // An ending process closes its files a moment before it counts as ended; a daemon finishes what it does.
+            while !ended(process) {
+                std::thread::yield_now();
+            }
+            assert!(!name.is_empty());
         }
-        assert!(!task.is_empty());
     }
 }
 
@@ -264,14 +304,19 @@ fn wrong_arguments_and_files_are_refused() {
     // More than any machine has.
     let huge: Vec<_> = (0..100).map(|i| format!(r#"{{"name": "{i}", "shape": [1000000000]}}"#)).collect();
     place.write("huge.json", &format!(r#"{{"tensors": [{}]}}"#, huge.join(",")));
-    let cases: [(&[&str], &str); 8] = [
+    let cases: [(&[&str], &str); 10] = [
         (&["--workload", "resnet51"], "there is no workload resnet51; name resnet50, "),
         (&["--workload", "none.json"], "none.json: cannot be read ("),
         (&["--workload", "bad.json"], "bad.json: invalid type: integer `3`, expected a sequence at line 1 column 13"),
-        (&["--workload", "huge.json", "--workers", "64"], "huge with 64 workers needs 77200.00 GB of memory and "),
+        (
+            &["--workload", "huge.json", "--workers", "64", "--embedded"],
+            "huge with 64 workers needs 77200.00 GB of memory and ",
+        ),
+        (&["--workload", "huge.json", "--workers", "64"], "huge with 64 workers needs "),
         (&["--workload", "tiny.json", "--flip-bit", "ps1:2222"], "--flip-bit ps1:2222 is no task of this demo; "),
         (&["--workload", "tiny.json", "--set", "transport.window=0"], "--set transport.window=0 cannot be read; "),
         (&["--workers", "0"], "invalid value '0' for '--workers <N>'"),
+        (&["--link", "shm", "--embedded"], "--embedded gives every task an engine of its own, "),
         (&["--link", "verbs"], "invalid value 'verbs' for '--link <LINK>'"),
     ];
     for (arguments, expected) in cases {
@@ -299,4 +344,28 @@ fn a_task_that_is_told_nonsense_says_so_and_ends_with_its_input() {
         drop(orders);
         assert_eq!(task.wait().unwrap().code(), Some(1));
     }
+}
+
+#[test]
+fn a_daemon_of_the_demo_needs_its_socket_and_its_parent() {
+    let place = Place::new();
+    let daemon = |arguments: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_sealane"));
+        command.current_dir(&place.directory).env_clear().env("XDG_RUNTIME_DIR", place.directory.path());
+        command.arg("daemon").args(["--set", "runtime.shards=1", "--set", "runtime.idle_spin_us=0"]).args(arguments);
+        command
+    };
+    let no_socket = daemon(&["--listener-on-stdin"]).stdin(Stdio::null()).output().unwrap();
+    assert_eq!(no_socket.status.code(), Some(2));
+    assert_eq!(error(&String::from_utf8_lossy(&no_socket.stderr)), "standard input is no listening socket");
+
+    // Process 1 is not this one, so whoever started the daemon is gone already: it ends as soon as it serves.
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    place.write(".endpoint_map", &format!("ps0:2222={}\n", listener.local_addr().unwrap()));
+    let mut orphan = daemon(&["--listener-on-stdin", "--end-with", "1"]);
+    let ended = orphan.stdin(Stdio::from(std::os::fd::OwnedFd::from(listener))).output().unwrap();
+    let stderr = String::from_utf8_lossy(&ended.stderr);
+    assert_eq!(ended.status.code(), Some(0), "{stderr}");
+    assert!(stderr.contains("sealane daemon: serves ps0:2222 at 127.0.0.1:"), "{stderr}");
+    assert!(!place.directory.path().join("sealane.sock").exists());
 }

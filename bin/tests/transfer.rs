@@ -1,8 +1,10 @@
-//! `sealane send` and `sealane recv` as two processes with real ports.
+//! `sealane send` and `sealane recv` as two processes with real ports, with engines of their own and through daemons.
 
+use std::io::{BufRead, BufReader, Read};
 use std::net::{TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, ChildStderr, Command, Output, Stdio};
 
 use sealane_cli::files;
 use sealane_fusion::{DType, Tensor, TensorMeta};
@@ -13,6 +15,9 @@ const ATTEMPTS: usize = 10;
 
 const FROM: &str = "ps0:2222";
 const TO: &str = "worker0:2222";
+
+/// Where these tests' directory has the default socket.
+const SOCKET: &str = "sealane.sock";
 
 /// A working directory with an endpoint map of two tasks with ports of their own.
 struct Place {
@@ -30,6 +35,21 @@ impl Place {
         place
     }
 
+    /// As [`Place::new`], with a daemon for each group of tasks, at that socket.
+    fn with_daemons(groups: &[(&str, &[&str])]) -> (Place, Vec<Daemon>) {
+        let place = Place { directory: tempfile::tempdir().unwrap() };
+        let listeners: Vec<_> = groups.iter().map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+        let mut map = String::new();
+        for ((_, tasks), listener) in groups.iter().zip(&listeners) {
+            tasks.iter().for_each(|task| map += &format!("{task}={}\n", listener.local_addr().unwrap()));
+        }
+        std::fs::write(place.path(".endpoint_map"), map).unwrap();
+        let groups = groups.iter().zip(listeners);
+        let daemons =
+            groups.map(|((socket, tasks), listener)| Daemon::start(&place, socket, tasks, listener)).collect();
+        (place, daemons)
+    }
+
     fn path(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }
@@ -39,11 +59,20 @@ impl Place {
         map.lines().find_map(|line| line.strip_prefix(task)?.strip_prefix('=')).unwrap().to_owned()
     }
 
-    fn start(&self, arguments: &[&str]) -> Child {
+    fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_sealane"));
         command.current_dir(&self.directory).env_clear().env("XDG_RUNTIME_DIR", self.directory.path());
-        command.args(arguments).args(["--from", FROM, "--to", TO]);
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+        command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+
+    fn start(&self, arguments: &[&str]) -> Child {
+        self.command(arguments).args(["--from", FROM, "--to", TO]).spawn().unwrap()
+    }
+
+    /// What a command says of itself that finds no daemon.
+    fn alone(&self) -> String {
+        format!("no daemon at {}: engine in this process\n", self.path(SOCKET).display())
     }
 
     /// Standard error of a command that must end with that code and print nothing.
@@ -52,6 +81,44 @@ impl Place {
         assert_eq!(stdout(&output), "");
         assert_eq!(output.status.code(), Some(code), "{}", stderr(&output));
         stderr(&output)
+    }
+}
+
+/// A daemon that serves. Killed when dropped.
+struct Daemon {
+    process: Child,
+    path: PathBuf,
+    _stderr: BufReader<ChildStderr>,
+}
+
+impl Daemon {
+    fn start(place: &Place, socket: &str, tasks: &[&str], listener: TcpListener) -> Daemon {
+        let mut command = place.command(&["daemon", "--socket", socket, "--listener-on-stdin"]);
+        command.args(tasks.iter().flat_map(|task| ["--task", task])).stdin(Stdio::from(OwnedFd::from(listener)));
+        for set in
+            ["runtime.shards=1", "runtime.idle_spin_us=0", "daemon.area_bytes=1MiB", "runtime.slab_send_bytes=1MiB"]
+        {
+            command.args(["--set", set]);
+        }
+        let mut process = command.stdout(Stdio::null()).spawn().unwrap();
+        let mut stderr = BufReader::new(process.stderr.take().unwrap());
+        let mut told = String::new();
+        while !told.contains("clients attach at ") {
+            assert_ne!(stderr.read_line(&mut told).unwrap(), 0, "{told}");
+        }
+        Daemon { process, path: place.path(socket), _stderr: stderr }
+    }
+
+    /// How a command names it that was told its path as `shown`.
+    fn named(&self, shown: &str) -> String {
+        format!("the daemon at {shown} (pid {})", self.process.id())
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
     }
 }
 
@@ -80,12 +147,35 @@ fn transfer(place: &Place, send: &[&str], recv: &[&str]) -> Vec<Output> {
     [receiver, sender].map(|child| child.wait_with_output().unwrap()).into()
 }
 
+/// That both ended well, and said that no daemon carried the tensors.
 fn assert_succeeded(outputs: &[Output]) {
     for output in outputs {
-        assert_eq!(output.status.code(), Some(0), "{}", stderr(output));
-        assert_eq!(stderr(output), "");
+        let stderr = stderr(output);
+        assert_eq!(output.status.code(), Some(0), "{stderr}");
+        assert!(stderr.starts_with("no daemon at ") && stderr.ends_with(": engine in this process\n"), "{stderr}");
+        assert_eq!(stderr.lines().count(), 1, "{stderr}");
     }
 }
+
+/// That both ended well, and said through whom the tensors went.
+fn assert_went_through(outputs: &[Output], whom: [&str; 2]) {
+    for (output, whom) in outputs.iter().zip(whom) {
+        assert_eq!(stderr(output), format!("through {whom}\n"));
+        assert_eq!(output.status.code(), Some(0));
+    }
+}
+
+/// Tensors of all kinds of sizes: none, within a ring's slot, in the area of a client, larger than that.
+fn sized_tensors() -> Vec<(String, Tensor)> {
+    let sized = |(key, len): (&str, usize)| {
+        let bytes = (0..len).map(|i| (i % 251) as u8).collect();
+        (key.to_owned(), tensor(DType::U8, &[len as u64], bytes))
+    };
+    [("empty", 0), ("large", 3 << 20), ("middle", 300_000), ("small", 100)].map(sized).into()
+}
+
+const RECV_SIZED: [&str; 11] =
+    ["recv", "--key", "empty", "--key", "large", "--key", "middle", "--key", "small", "--out", "got.safetensors"];
 
 fn tensor(dtype: DType, shape: &[u64], data: Vec<u8>) -> Tensor {
     Tensor::new(TensorMeta::new(dtype, shape).unwrap(), data).unwrap()
@@ -219,7 +309,7 @@ fn wrong_tasks_are_refused() {
     let place = Place::new();
     let run = |arguments: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_sealane"));
-        let output = command.current_dir(&place.directory).arg("recv").args(arguments).output().unwrap();
+        let output = command.current_dir(&place.directory).env_clear().arg("recv").args(arguments).output().unwrap();
         assert_eq!(output.status.code(), Some(2));
         stderr(&output)
     };
@@ -233,4 +323,103 @@ fn wrong_tasks_are_refused() {
     assert!(same.contains("have the same transport address 127.0.0.1:"), "{same}");
     let no_map = run(&[&["--from", FROM, "--to", TO, "--endpoint-map", "none"], &rest[..]].concat());
     assert!(no_map.starts_with("error: none: no such file"), "{no_map}");
+}
+
+#[test]
+fn two_tasks_of_one_daemon_exchange_tensors() {
+    let (place, daemons) = Place::with_daemons(&[(SOCKET, &[FROM, TO])]);
+    files::write(&place.path("all.safetensors"), &sized_tensors()).unwrap();
+    let outputs = transfer(&place, &["send", "all.safetensors"], &RECV_SIZED);
+    let daemon = daemons[0].named(daemons[0].path.to_str().unwrap());
+    assert_went_through(&outputs, [&daemon; 2]);
+    assert_eq!(read(&place.path("got.safetensors")), read(&place.path("all.safetensors")));
+}
+
+#[test]
+fn two_daemons_carry_tensors_between_hosts() {
+    let (place, daemons) = Place::with_daemons(&[("from.sock", &[FROM]), ("to.sock", &[TO])]);
+    files::write(&place.path("all.safetensors"), &sized_tensors()).unwrap();
+    let send = ["send", "all.safetensors", "--socket", "from.sock"];
+    let outputs = transfer(&place, &send, &[&RECV_SIZED[..], &["--set", "daemon.socket=to.sock"]].concat());
+    assert_went_through(&outputs, [&daemons[1].named("to.sock"), &daemons[0].named("from.sock")]);
+    assert_eq!(read(&place.path("got.safetensors")), read(&place.path("all.safetensors")));
+}
+
+#[test]
+fn a_daemon_and_an_engine_understand_each_other() {
+    let outputs = with_ports(|place| {
+        let listener = TcpListener::bind(place.address(FROM));
+        let Ok(listener) = listener else {
+            return vec![place.start(&["send", "none.npy"]).wait_with_output().unwrap()];
+        };
+        let daemon = Daemon::start(place, SOCKET, &[FROM], listener);
+        files::write(&place.path("w.npy"), &[("w".to_owned(), tensor(DType::U8, &[4], vec![1, 2, 3, 4]))]).unwrap();
+        let outputs = transfer(place, &["send", "w.npy"], &["recv", "--key", "w", "--out", "got.npy"]);
+        let shown = place.path(SOCKET).display().to_string();
+        let receiver = format!("{} does not serve {TO}: engine in this process\n", daemon.named(&shown));
+        if !stderr(&outputs[0]).contains("cannot listen on") {
+            assert_eq!(stderr(&outputs[0]), receiver);
+            assert_went_through(&outputs[1..], [&daemon.named(&shown); 2]);
+            assert_eq!(read(&place.path("got.npy"))[0].3, [1, 2, 3, 4]);
+        }
+        outputs
+    });
+    assert!(outputs.iter().all(|output| output.status.success()));
+}
+
+#[test]
+fn a_daemon_that_was_named_must_be_there_and_serve_the_task() {
+    let (place, daemons) = Place::with_daemons(&[(SOCKET, &[FROM]), ("other.sock", &[TO])]);
+    files::write(&place.path("w.npy"), &[("w".to_owned(), tensor(DType::U8, &[1], vec![1]))]).unwrap();
+    let nobody = place.fail(1, &["send", "w.npy", "--socket", "none.sock"]);
+    let expected = "error: no daemon at none.sock; start `sealane daemon` there, or leave --socket out to do without\n";
+    assert_eq!(nobody, expected);
+    let foreign = place.fail(1, &["recv", "--key", "w", "--out", "w2.npy", "--socket", SOCKET]);
+    assert!(foreign.starts_with("error: task worker0:2222 is not known: this daemon serves ps0:2222; "), "{foreign}");
+    let both = place.fail(2, &["send", "w.npy", "--socket", SOCKET, "--embedded"]);
+    assert!(both.contains("'--socket <PATH>' cannot be used with '--embedded'"), "{both}");
+    drop(daemons);
+    let gone = place.fail(1, &["send", "w.npy", "--timeout-s", "1"]);
+    // The port may be another program's by now.
+    assert!(gone.starts_with(&place.alone()) || gone.contains("cannot listen on"), "{gone}");
+}
+
+#[test]
+fn an_engine_can_be_asked_for() {
+    let outputs = with_ports(|place| {
+        files::write(&place.path("w.npy"), &[("w".to_owned(), tensor(DType::U8, &[1], vec![1]))]).unwrap();
+        let recv = ["recv", "--key", "w", "--out", "got.npy", "--embedded"];
+        transfer(place, &["send", "w.npy", "--embedded"], &recv)
+    });
+    for output in outputs {
+        assert_eq!(stderr(&output), "--embedded: engine in this process\n");
+    }
+}
+
+#[test]
+fn a_task_that_another_process_is_names_that() {
+    let (place, _daemons) = Place::with_daemons(&[(SOCKET, &[FROM, TO])]);
+    files::write(&place.path("w.npy"), &[("w".to_owned(), tensor(DType::U8, &[1], vec![1]))]).unwrap();
+    let mut first = place.start(&["send", "w.npy"]);
+    let mut told = BufReader::new(first.stderr.take().unwrap());
+    let mut line = String::new();
+    told.read_line(&mut line).unwrap();
+    assert!(line.starts_with("through the daemon at "), "{line}");
+    let second = place.fail(1, &["send", "w.npy"]);
+    let expected =
+        format!("error: {FROM} is unavailable: process {} is attached as it; one process may be\n", first.id());
+    assert_eq!(second, expected);
+    first.kill().unwrap();
+    first.wait().unwrap();
+    assert_eq!(told.read_to_string(&mut line).unwrap(), 0, "{line}");
+}
+
+#[test]
+fn who_waits_in_vain_through_a_daemon_is_told_what_to_do() {
+    let (place, _daemons) = Place::with_daemons(&[(SOCKET, &[FROM, TO])]);
+    files::write(&place.path("w.npy"), &[("w".to_owned(), tensor(DType::U8, &[1], vec![1]))]).unwrap();
+    let send = place.fail(1, &["send", "w.npy", "--timeout-s", "1"]);
+    assert!(send.contains("nobody asked for it: run `sealane recv --from ps0:2222"), "{send}");
+    let recv = place.fail(1, &["recv", "--key", "w", "--out", "w2.npy", "--timeout-s", "1"]);
+    assert!(recv.contains("run `sealane send FILE --from ps0:2222"), "{recv}");
 }

@@ -1,7 +1,57 @@
-//! What a training process links.
+//! What a training process links: attach to the host's daemon, send and receive tensors.
+//!
+//! # Quick start
+//! Start `sealane daemon` on every host (see the project's README), then:
+//!
+//! ```no_run
+//! use sealane::{Task, Tensor};
+//!
+//! // This process is the task worker0.train:2222 of the endpoint map.
+//! let task = Task::attach("worker0.train:2222")?;
+//!
+//! // Ask the parameter server for a tensor of step 7, and send one back.
+//! let weights = task.recv("ps0.train:2222", 7, "dense/kernel").wait()?;
+//! println!("{} of shape {:?}", weights.dtype(), weights.shape());
+//! let gradient = Tensor::from_elements(&[2, 2], &[0.1_f32, 0.2, 0.3, 0.4])?;
+//! task.send("ps0.train:2222", 7, "dense/kernel:gradient", gradient).wait()?;
+//! # Ok::<(), sealane::Error>(())
+//! ```
+//!
+//! [`Sending`] and [`Receiving`] can be waited for, awaited in any executor, or looked at. [`Task::alloc`] gives memory
+//! that tensors leave from and arrive in without a copy. [`Task::send_all`] and [`Task::recv_all`] move many small tensors
+//! at a fraction of the cost each.
+//!
+//! # How it works
+//! Attaching gives this process memory that it shares with the daemon: an arena, and rings to each of the daemon's
+//! shards. A call is a record in a ring; while both sides are awake there is no system call in it. This crate has no
+//! executor and one thread at most, which runs only for calls that are awaited as futures.
+//!
+//! With the feature `embedded`, a [`Task`] can also be made of one whose engine is in this process.
+//!
+//! # When things go wrong
+//! No call waits for ever: each has a deadline, and ends a second after it even if the daemon hangs. When the daemon goes,
+//! calls under way end with [`Error::Unavailable`], and the next call attaches again. Tensors that were received stay
+//! readable. A child that was forked cannot use its parent's task and is told so; it may drop it.
 
 #![deny(unsafe_code)]
 
+mod attach;
+mod attachment;
+mod clock;
+#[cfg(feature = "embedded")]
+mod embedded;
+mod limits;
+mod memory;
+mod task;
+mod under_way;
+
+pub use self::{
+    attach::{Attach, Polling, default_socket},
+    task::Task,
+    under_way::{Receiving, Sending},
+};
+#[cfg(feature = "embedded")]
+pub use sealane_fusion::{EndpointMap, Engine, EngineSettings, StartError};
 pub use sealane_runtime::Buffer;
 pub use sealane_transport::tensor::{DType, Element, Shape, Tensor, TensorMeta, TypeCode};
-pub use sealane_transport::{Code, Error};
+pub use sealane_transport::{Code, Error, Payload, RecvOptions, RecvOutcome, SendOptions, SendOutcome, Unreceived};

@@ -8,7 +8,7 @@ mod producer;
 mod stderr;
 
 use std::io::{self, BufRead, BufReader, Read};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::mpsc;
 use std::thread;
@@ -56,12 +56,22 @@ pub struct PeerJob {
     pub cpu: Option<usize>,
     /// The port that the consumer listens on, where a system's consumer does.
     pub consumer_port: Option<u16>,
+    /// Where both sides meet that have no port: a Unix socket, at which the producer listens, or shared memory.
+    pub meeting_place: Option<PathBuf>,
+}
+
+impl PeerJob {
+    /// Where the consumer is to be met.
+    pub(crate) fn meeting_place(&self) -> Result<&Path, BenchError> {
+        let absent = || BenchError::io("find the consumer: the job names no place")(io::ErrorKind::NotFound.into());
+        self.meeting_place.as_deref().ok_or_else(absent)
+    }
 }
 
 /// What a producer says when it can be connected to, as one line of JSON.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct PeerReady {
-    /// The TCP port that it listens on.
+    /// The TCP port that it listens on; 0 where the link has none.
     pub port: u16,
 }
 

@@ -1,6 +1,8 @@
 //! The systems that can be measured, by name, and the sockets that they share.
 
+mod gap;
 mod grpc;
+mod meeting;
 mod raw;
 mod sealane;
 mod sockets;
@@ -87,7 +89,8 @@ pub fn set_up(
     measured(plan)
         .into_iter()
         .map(|system| {
-            let job = PeerJob { system, plan: plan.clone(), cpu: producer_cpu, consumer_port: None };
+            let job =
+                PeerJob { system, plan: plan.clone(), cpu: producer_cpu, consumer_port: None, meeting_place: None };
             one(&job, program)
         })
         .collect()
@@ -96,20 +99,26 @@ pub fn set_up(
 fn one(job: &PeerJob, program: &PeerProgram) -> Result<Box<dyn System>, BenchError> {
     Ok(match (job.system, job.plan.link) {
         (SystemName::Sealane, Link::Tcp) => Box::new(sealane::Sealane::over_tcp(job, program)?),
+        (SystemName::Sealane, Link::Shm) => Box::new(sealane::Attached::start(job, program)?),
         (SystemName::Sealane, Link::Loopback) => Box::new(sealane::Sealane::in_memory(&job.plan)?),
         (SystemName::Raw, Link::Tcp) => Box::new(raw::OverTcp::start(job, program)?),
+        (SystemName::Raw, Link::Shm) => Box::new(raw::OverShm::start(job, program)?),
         (SystemName::Raw, Link::Loopback) => Box::new(raw::InMemory::new(&job.plan)),
         (SystemName::Grpc, Link::Tcp) => Box::new(grpc::Unary::over_tcp(job, program)?),
+        (SystemName::Grpc, Link::Shm) => Box::new(grpc::Unary::over_unix(job, program)?),
         (SystemName::Grpc, Link::Loopback) => Box::new(grpc::Unary::in_memory(&job.plan)?),
     })
 }
 
 /// Runs the producer's side of a system until its consumer is gone.
 pub(crate) fn serve(job: &PeerJob) -> Result<(), BenchError> {
-    match job.system {
-        SystemName::Sealane => sealane::serve(job),
-        SystemName::Raw => raw::serve(&job.plan),
-        SystemName::Grpc => grpc::serve(&job.plan),
+    match (job.system, job.plan.link) {
+        (SystemName::Sealane, Link::Shm) => sealane::serve_attached(job),
+        (SystemName::Sealane, Link::Tcp | Link::Loopback) => sealane::serve(job),
+        (SystemName::Raw, Link::Shm) => raw::serve_shm(job),
+        (SystemName::Raw, Link::Tcp | Link::Loopback) => raw::serve(&job.plan),
+        (SystemName::Grpc, Link::Shm) => grpc::serve_unix(job),
+        (SystemName::Grpc, Link::Tcp | Link::Loopback) => grpc::serve(&job.plan),
     }
 }
 

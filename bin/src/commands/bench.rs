@@ -17,9 +17,44 @@ const PRODUCER: [&str; 2] = ["bench", "peer"];
 /// What stands for standard output where a file is expected.
 const STANDARD_OUTPUT: &str = "-";
 
+/// What each link's figures mean, for people who read `--help`.
+const LINKS: &str = "\
+Links:
+  tcp
+    Two engines in two processes, each on its CPU, and one connection over
+    the loopback interface. A consumer asks for tensors, one at a time or
+    with a window.
+    raw: the same requests and answers over bare sockets, spinning, or
+    blocking with --polling off.
+    grpc: unary calls through tonic.
+  shm
+    A daemon of one shard on the second CPU, and two of its clients, a ps and
+    a worker, in one process on the first. Every tensor goes from client to
+    daemon to client through shared memory.
+    latency: the worker has asked; timed is from the call of send on the ps
+    until the worker has the tensor.
+    rate: a window of sends and recvs; with --fuse turn in batches (send_all,
+    recv_all), else one call each.
+    bandwidth: from memory in the ps's arena to memory in the worker's.
+    raw: between the same two CPUs, whatever --size is, a descriptor of 64
+    bytes there and back through two bare rings (latency; with --polling off
+    two processes that wake each other by futex), one bare ring at full
+    speed, one way (rate), memcpy by one thread with as many buffers as the
+    window (bandwidth).
+    grpc: unary calls through tonic over a Unix socket.
+  loopback
+    Inside one process, without the kernel.
+    raw: two rings of bytes in one thread.
+
+Example:
+  sealane bench latency --link shm --baseline raw";
+
 /// Measure Sealane and what would run without it, side by side
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example:\n  sealane bench latency --baseline raw --baseline grpc")]
+#[command(
+    after_help = "Example:\n  sealane bench latency --baseline raw --baseline grpc",
+    after_long_help = LINKS
+)]
 pub struct Args {
     #[command(subcommand)]
     command: Command,
@@ -28,7 +63,8 @@ pub struct Args {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Request and response of one tensor, one at a time
-    #[command(after_help = "Example:\n  sealane bench latency --baseline raw --polling off --json -")]
+    #[command(after_help = "Examples:\n  sealane bench latency --baseline raw --polling off --json -\n  \
+                      sealane bench latency --link shm --baseline raw")]
     Latency {
         #[command(flatten)]
         common: Common,
@@ -60,7 +96,8 @@ enum Command {
         #[arg(long, value_name = "N", default_value_t = Plan::new(Bench::Rate).window)]
         window: usize,
 
-        /// Whether small messages leave one by one (off) or as one write a turn (turn)
+        /// Whether small messages leave one by one (off) or as one write a turn (turn); of shm's clients, whether each
+        /// tensor is a call of its own
         #[arg(long, value_name = "off|turn", default_value_t = Fuse::Turn)]
         fuse: Fuse,
     },
@@ -75,7 +112,8 @@ enum Command {
         #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "4MiB")]
         size: usize,
 
-        /// Tensors in flight at once; the raw baseline streams without a window
+        /// Tensors in flight at once; the raw baseline streams without a window, or over shm copies between so many
+        /// buffers
         #[arg(long, value_name = "N", default_value_t = Plan::new(Bench::Bandwidth).window)]
         window: usize,
     },
@@ -93,7 +131,7 @@ enum Command {
 
 #[derive(Debug, clap::Args)]
 struct Common {
-    /// What carries the tensors: tcp or loopback
+    /// What carries the tensors: tcp, shm or loopback
     #[arg(long, default_value_t = Link::Tcp)]
     link: Link,
 
@@ -105,7 +143,7 @@ struct Common {
     #[arg(long, value_name = "N", default_value_t = 5)]
     rounds: u32,
 
-    /// Also measure raw (the bare operation of the kernel) or grpc; repeatable
+    /// Also measure raw (the bare operation of the kernel, or of memory) or grpc; repeatable
     #[arg(long, value_name = "raw|grpc")]
     baseline: Vec<SystemName>,
 
@@ -229,7 +267,7 @@ mod tests {
 
     #[test]
     fn a_wrong_plan_is_the_users_and_a_failed_round_is_not() {
-        let wrong = Failure::from(BenchError::LinkNotBuilt("shm"));
+        let wrong = Failure::from(BenchError::LinkNotBuilt("verbs"));
         assert_eq!(format!("{:?}", wrong.report()), format!("{:?}", std::process::ExitCode::from(2)));
         let failed = BenchError::Stalled { system: "raw", waited: std::time::Duration::ZERO };
         let failed = Failure::from(failed);

@@ -1,10 +1,9 @@
 //! `sealane check`: what this host can do and what a daemon on it would do. Only looks: it claims
-//! no CPU, opens no connection, changes nothing.
+//! no CPU, calls no peer, changes nothing.
 
 mod cpus;
 mod host;
 mod io_uring;
-mod local;
 mod paths;
 mod rdma;
 mod report;
@@ -14,12 +13,12 @@ use sealane_transport::endpoint_map::{EndpointMap, EndpointMapError};
 use self::cpus::Cpus;
 use self::host::{MemoryLock, Tcp};
 use self::io_uring::IoUring;
-use self::local::LocalHost;
 use self::paths::{Ours, Path};
 use self::rdma::Device;
 use self::report::{MapReport, Report, SettingReport};
 use crate::cli::SettingsFlags;
 use crate::commands::map::unknown_task;
+use crate::local_host::LocalHost;
 use crate::settings::{Settings, Source};
 use crate::{Context, Failure};
 
@@ -91,9 +90,8 @@ fn ours(args: &Args, settings: &Settings, map: &EndpointMap) -> Result<Ours, Fai
     if let Some(task) = &settings.tf_config.task {
         return named(std::slice::from_ref(task), "TF_CONFIG names a task there");
     }
-    let host = LocalHost::look();
-    let addresses = map.addresses().filter(|address| host.has(&address.host));
-    Ok(Ours::new(addresses.cloned(), "it is an address of this host"))
+    let addresses = LocalHost::look().of_these(map.addresses());
+    Ok(Ours::new(addresses, "it is an address of this host"))
 }
 
 fn report(settings: &Settings, map: Option<&EndpointMap>, paths: Vec<Path>, failure: Option<&Failure>) -> Report {

@@ -2,14 +2,18 @@
 
 use std::path::{Path, PathBuf};
 
-use sealane_fusion::{Buffer, Code, Engine, Error, Task, Tensor, Unreceived};
+use sealane::{Code, Error, RecvOptions};
 
-use super::transfer::{Ends, Side, engine_ended};
+use super::transfer::{Carrier, Ends, Side, Wanted};
 use crate::files::{self, Format, NamedTensor};
-use crate::{Context, Failure, host_memory};
+use crate::{Context, Failure};
 
-/// The limit that a tensor meets when it does not fit into the slab.
-const RECEIVE_SLAB: &str = "runtime.slab_receive_bytes";
+/// The limits that a tensor meets when it does not fit where tensors of unknown length land: an engine's slab, or what a
+/// daemon has for a client.
+const LANDING_LIMITS: [&str; 2] = ["runtime.slab_receive_bytes", "daemon.area_bytes"];
+
+/// Memory to share with a daemon at first: tensors land in the daemon's.
+const ARENA_BYTES: u64 = 0;
 
 /// Receive tensors from a task into an .npy or .safetensors file
 #[derive(Debug, clap::Args)]
@@ -35,9 +39,9 @@ pub struct Args {
 /// written.
 pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
     check_out(&args.out, &args.key)?;
-    let (engine, tensor_bytes_max) = args.ends.start(Side::Receiver, context)?;
-    let received = receive(&engine, args, tensor_bytes_max);
-    engine.stop().map_err(engine_ended)?;
+    let mut carrier = args.ends.start(Side::Receiver, ARENA_BYTES, context)?;
+    let received = receive(&mut carrier, args);
+    carrier.stop()?;
     let tensors = received?;
     files::write(&args.out, &tensors)?;
     let bytes: usize = tensors.iter().map(|(_, tensor)| tensor.bytes().len()).sum();
@@ -67,36 +71,24 @@ fn check_out(out: &Path, keys: &[String]) -> Result<(), Failure> {
     }
 }
 
-fn receive(engine: &Engine, args: &Args, tensor_bytes_max: u64) -> Result<Vec<NamedTensor>, Failure> {
-    let Ends { from, to, step, .. } = &args.ends;
-    let task = engine.task(to).map_err(Failure::work)?;
-    let receivings: Vec<_> = args.key.iter().map(|key| task.recv(from, *step, key)).collect();
-    let mut tensors = Vec::with_capacity(receivings.len());
-    for (key, receiving) in args.key.iter().zip(receivings) {
-        let outcome = match receiving.wait() {
-            Err(Unreceived { error: Error::ResourceExhausted { limit, .. }, .. }) if &*limit == RECEIVE_SLAB => {
-                receive_large(&task, &args.ends, key, tensor_bytes_max)
+fn receive(carrier: &mut Carrier, args: &Args) -> Result<Vec<NamedTensor>, Failure> {
+    let Ends { from, step, .. } = &args.ends;
+    let (step, timeout) = (*step, args.ends.timeout());
+    let options = || RecvOptions { timeout: Some(timeout), destination: None };
+    let receivings: Vec<_> = args.key.iter().map(|key| carrier.task().recv_with(from, step, key, options())).collect();
+    // All of them end before one is asked for again, which may end what is under way.
+    let outcomes: Vec<_> = receivings.into_iter().map(|receiving| receiving.wait().map_err(Error::from)).collect();
+    let mut tensors = Vec::with_capacity(outcomes.len());
+    for (key, outcome) in args.key.iter().zip(outcomes) {
+        let outcome = match outcome {
+            Err(Error::ResourceExhausted { limit, .. }) if LANDING_LIMITS.contains(&&*limit) => {
+                carrier.recv_large(&Wanted { from, step, key, timeout })
             }
-            outcome => outcome.map_err(Error::from),
+            outcome => outcome,
         };
         tensors.push((key.clone(), outcome.map_err(|error| failure(&error, &args.ends))?));
     }
     Ok(tensors)
-}
-
-/// Asks again for a tensor that had no room in the slab, and so is with its sender still. The size is not known
-/// beforehand: as much is reserved as may come, and the kernel makes those pages that are written.
-fn receive_large(task: &Task, ends: &Ends, key: &str, tensor_bytes_max: u64) -> Result<Tensor, Error> {
-    let room = host_memory::available_bytes().unwrap_or(u64::MAX).min(tensor_bytes_max) as usize;
-    let full = |error| Error::full("this host's memory", format!("{room} bytes cannot be reserved ({error})"));
-    // Making the zeroed memory ends the process where it fails, so this tries first.
-    Vec::<u8>::new().try_reserve_exact(room).map_err(full)?;
-    let destination = Buffer::from_vec(vec![0; room]);
-    let tensor = task.recv_into(&ends.from, ends.step, key, destination).wait()?;
-    let meta = tensor.meta().clone();
-    let mut bytes = tensor.into_buffer().into_vec().unwrap_or_else(|in_slab| in_slab.to_vec());
-    bytes.shrink_to_fit();
-    Tensor::new(meta, bytes)
 }
 
 fn failure(error: &Error, ends: &Ends) -> Failure {

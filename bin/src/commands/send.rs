@@ -2,9 +2,10 @@
 
 use std::path::PathBuf;
 
-use sealane_fusion::{Code, Engine, Error, LocalEngine};
+use sealane::{Code, Error, SendOptions, Sending, Task};
 
-use super::transfer::{Ends, Side, engine_ended};
+use super::transfer::{Ends, Side};
+use crate::arena_size::arena_bytes;
 use crate::files::{self, FileError, NamedTensor};
 use crate::{Context, Failure};
 
@@ -31,29 +32,22 @@ pub struct Args {
 /// The file, the endpoint map or a setting is wrong; or the tensors were not all asked for in time.
 pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
     let tensors = files::read(&args.file, args.key.as_deref())?;
-    let (count, bytes) = (tensors.len(), tensors.iter().map(|(_, tensor)| tensor.bytes().len()).sum::<usize>());
-    let (engine, _) = args.ends.start(Side::Sender, context)?;
-    let sent = offer(&engine, &args.ends, tensors);
-    engine.stop().map_err(engine_ended)?;
-    sent?;
+    let lengths = || tensors.iter().map(|(_, tensor)| tensor.bytes().len() as u64);
+    let (count, bytes) = (tensors.len(), lengths().sum::<u64>());
+    let carrier = args.ends.start(Side::Sender, arena_bytes(lengths()), context)?;
+    let sent = offer(carrier.task(), &args.ends, tensors);
+    carrier.stop()?;
+    sent.map_err(|error| failure(&error, &args.ends))?;
     context.print(&format!("sent {count} tensors, {bytes} bytes, to {}\n", args.ends.to))
 }
 
-/// Deposits all tensors on the shard that serves the two tasks and waits for their releases.
-fn offer(engine: &Engine, ends: &Ends, tensors: Vec<NamedTensor>) -> Result<(), Failure> {
-    let (from, to, step) = (ends.from.clone(), ends.to.clone(), ends.step);
-    let shard = engine.shard_of(&from, &to);
-    let sent = engine.on_shard(shard, async move |local| deposit(&local, &from, &to, step, tensors).await);
-    sent.wait().map_err(engine_ended)?.map_err(|error| failure(&error, ends))
-}
-
-async fn deposit(local: &LocalEngine, from: &str, to: &str, step: i64, tensors: Vec<NamedTensor>) -> Result<(), Error> {
-    let pair = local.task(from)?.pair(to)?;
-    let sendings: Vec<_> = tensors.into_iter().map(|(key, tensor)| pair.send(step, &key, tensor)).collect();
-    for sending in sendings {
-        sending.await?;
-    }
-    Ok(())
+/// Deposits all tensors and waits for their releases.
+fn offer(task: &Task, ends: &Ends, tensors: Vec<NamedTensor>) -> Result<(), Error> {
+    let send = |(key, tensor): NamedTensor| {
+        task.send_with(&ends.to, ends.step, &key, tensor, SendOptions { timeout: Some(ends.timeout()) })
+    };
+    let sendings: Vec<Sending> = tensors.into_iter().map(send).collect();
+    sendings.into_iter().try_for_each(Sending::wait)
 }
 
 fn failure(error: &Error, ends: &Ends) -> Failure {

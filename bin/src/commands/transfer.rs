@@ -1,14 +1,22 @@
-//! What `sealane send` and `sealane recv` share: the two tasks, the step, the time, and the engine for one of them.
+//! What `sealane send` and `sealane recv` share: the two tasks, the step, the time, and what carries the tensors.
 
+mod carrier;
+
+use std::path::PathBuf;
 use std::time::Duration;
 
+use sealane::{Attach, Error, Task};
 use sealane_fusion::{EndpointMap, Engine, EngineSettings};
 use sealane_runtime::Pin;
 
+pub(super) use self::carrier::{Carrier, Wanted};
+
+use self::carrier::{Daemon, Found};
+use super::daemon::socket_override;
 use crate::cli::SettingsFlags;
 use crate::commands::map::unknown_task;
 use crate::engine_settings::short_lived_engine_settings;
-use crate::settings::Settings;
+use crate::settings::{Settings, Source};
 use crate::{Context, Failure};
 
 /// Longest `--timeout-s`: a day.
@@ -42,6 +50,14 @@ pub(super) struct Ends {
     /// Seconds to wait for the other side
     #[arg(long, value_name = "S", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=TIMEOUT_S_MAX))]
     timeout_s: u64,
+
+    /// The socket of the daemon to go through [default: this host's daemon, if it serves the task]
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+
+    /// Run an engine in this process, whether there is a daemon or not
+    #[arg(long, conflicts_with = "socket")]
+    embedded: bool,
 }
 
 /// Which of the two tasks this process is.
@@ -57,15 +73,59 @@ impl Ends {
         Duration::from_secs(self.timeout_s)
     }
 
-    /// Starts an engine for one of the two tasks; also, the largest tensor that it accepts, in bytes.
-    pub(super) fn start(&self, side: Side, context: &Context) -> Result<(Engine, u64), Failure> {
-        let settings = context.settings(&self.settings)?;
-        let map = self.map(&settings)?;
+    /// What carries the tensors of one of the two tasks: this host's daemon if it serves the task, else an engine in this
+    /// process. A line on standard error says which and why. `arena_bytes` is memory to share with the daemon.
+    pub(super) fn start(&self, side: Side, arena_bytes: u64, context: &Context) -> Result<Carrier, Failure> {
+        let settings = context.settings_with(&self.settings, socket_override(self.socket.as_ref())?)?;
         let task = match side {
             Side::Sender => &self.from,
             Side::Receiver => &self.to,
         };
-        let engine = short_lived_engine_settings(&settings, map, &[task], Pin::Off)?;
+        let reason = match self.find_daemon(task, arena_bytes, &settings)? {
+            Ok((attached, daemon)) => {
+                carrier::tell(&format!("through {daemon}"));
+                return Ok(Carrier::daemon(attached, daemon, settings.transport.tensor_bytes_max.value));
+            }
+            Err(reason) => reason,
+        };
+        let engine = self.start_engine(task, side, &settings)?;
+        carrier::tell(&format!("{reason}: engine in this process"));
+        let task = engine.task(task).map_err(Failure::work)?;
+        Ok(Carrier::engine(task, engine, settings.transport.tensor_bytes_max.value))
+    }
+
+    /// A daemon that serves the task, or why none is used. One that was named must be there.
+    fn find_daemon(
+        &self,
+        task: &str,
+        arena_bytes: u64,
+        settings: &Settings,
+    ) -> Result<Result<(Task, Daemon), String>, Failure> {
+        if self.embedded {
+            return Ok(Err("--embedded".to_owned()));
+        }
+        let socket = &settings.daemon.socket;
+        let named = matches!(socket.source, Source::Flag(_));
+        let daemon = match carrier::find(&socket.value) {
+            Found::Daemon(daemon) => daemon,
+            Found::None(reason) if named => {
+                return Err(Failure::work(format!(
+                    "{reason}; start `sealane daemon` there, or leave {} out to do without",
+                    socket.source
+                )));
+            }
+            Found::None(reason) => return Ok(Err(reason)),
+        };
+        let wish = Attach::new(task).socket(&socket.value).arena_bytes(arena_bytes).timeout(self.timeout());
+        match wish.attach() {
+            Ok(attached) => Ok(Ok((attached, daemon))),
+            Err(Error::NotFound { .. }) if !named => Ok(Err(format!("{daemon} does not serve {task}"))),
+            Err(error) => Err(Failure::work(error)),
+        }
+    }
+
+    fn start_engine(&self, task: &str, side: Side, settings: &Settings) -> Result<Engine, Failure> {
+        let engine = short_lived_engine_settings(settings, self.map(settings)?, &[task], Pin::Off)?;
         let engine = EngineSettings {
             // What is sent lies in the memory that the file was read into.
             slab_send_bytes: UNUSED_SLAB_BYTES,
@@ -74,12 +134,9 @@ impl Ends {
                 Side::Receiver => engine.slab_receive_bytes,
             },
             connect_timeout: engine.connect_timeout.min(self.timeout().mul_f64(CONNECT_PART)),
-            request_timeout: self.timeout(),
             ..engine
         };
-        let tensor_bytes_max = engine.session.tensor_bytes_max;
-        let engine = Engine::start(engine).map_err(Failure::work)?;
-        Ok((engine, tensor_bytes_max))
+        Engine::start(engine).map_err(Failure::work)
     }
 
     fn map(&self, settings: &Settings) -> Result<EndpointMap, Failure> {
@@ -90,15 +147,10 @@ impl Ends {
         if from == to {
             return Err(Failure::input(format!(
                 "{} and {} have the same transport address {from}, which one process serves; \
-                 name tasks of two processes",
+                 start `sealane daemon` for both, or name tasks of two processes",
                 self.from, self.to
             )));
         }
         Ok(map)
     }
-}
-
-/// A runtime that ended before its work was done.
-pub(super) fn engine_ended(error: impl std::fmt::Display) -> Failure {
-    Failure::work(format!("the engine ended early: {error}"))
 }

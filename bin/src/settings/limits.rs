@@ -76,6 +76,19 @@ pub(super) const PARKED_REQUESTS_MAX: u64 = 65_536;
 /// Tensors that wait for their request.
 pub(super) const DEPOSITED_TENSORS_MAX: u64 = 1 << 20;
 
+/// Most clients that can be allowed: more processes than a host trains with.
+pub(super) const CLIENTS_CEILING: u64 = 16_384;
+/// Clients of a large host, several processes an accelerator.
+pub(super) const CLIENTS_MAX: u64 = 1024;
+/// Largest arena by default: a client's step of large embeddings, a part of a training host's memory.
+pub(super) const ARENA_BYTES_MAX: u64 = 16 * GIB;
+/// Smallest receive area: a few tensors of the largest eager size.
+pub(super) const AREA_BYTES_MIN: u64 = MIB;
+/// As much as a shard's own slab holds, since it takes the slab's place for a client.
+pub(super) const AREA_BYTES: u64 = SLAB_BYTES;
+/// Calls under way mostly end within a step; a service manager kills after 90 s.
+pub(super) const DRAIN_TIMEOUT_MS: u64 = 10_000;
+
 /// The fields of a queue pair's attributes hold no more (InfiniBand specification, vol. 1, 11.2).
 pub(super) const RDMA_TIMEOUT_MAX: u64 = 31;
 /// Three bits, as above.

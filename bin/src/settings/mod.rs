@@ -10,6 +10,7 @@ mod error;
 mod file;
 mod limits;
 pub mod markdown;
+mod places;
 mod role;
 mod sections;
 mod source;
@@ -23,7 +24,7 @@ pub use error::{Given, SettingsError};
 pub use file::FILE_NAME;
 pub use limits::{SHARDS_DEFAULT_MAX, SHARDS_MAX};
 pub use role::{Role, TF_CONFIG, TfConfig};
-pub use sections::{Fuse, Fusion, Require, Runtime, Tcp, Transport, Verbs};
+pub use sections::{Daemon, Fuse, Fusion, Require, Runtime, Tcp, Transport, Verbs};
 pub use source::{Source, Sourced};
 pub use table::{DefaultValue, Setting, TABLE, Variables};
 pub use value::{Kind, Value};
@@ -45,6 +46,8 @@ pub struct Settings {
     pub tcp: Tcp,
     /// Requests and tensors in flight.
     pub fusion: Fusion,
+    /// Attaching to the daemon, and its stop.
+    pub daemon: Daemon,
     /// The RDMA device and its queue pairs.
     pub verbs: Verbs,
     entries: Vec<Entry>,
@@ -66,6 +69,7 @@ impl Settings {
             transport: Transport::of(&effective)?,
             tcp: Tcp::of(&effective),
             fusion: Fusion::of(&effective),
+            daemon: Daemon::of(&effective, sources.environment)?,
             verbs: Verbs::of(&effective)?,
             entries: effective.into_entries(),
             role,

@@ -4,13 +4,12 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use nix::unistd::{AccessFlags, access};
 use sealane_transport::endpoint_map;
 
 use super::effective::Effective;
 use super::limits::SHARDS_DEFAULT_MAX;
-use super::value::Value;
-use super::{Environment, SettingsError, Sourced};
+use super::value::{Value, read_user_ids};
+use super::{Environment, SettingsError, Sourced, places};
 
 /// `[runtime]`
 #[derive(Clone, Debug)]
@@ -50,7 +49,7 @@ impl Runtime {
             claim_directory: Sourced {
                 value: match claim_directory.value {
                     Some(path) => path,
-                    None => default_claim_directory(environment, Path::new("/run/lock"))?,
+                    None => places::claim_directory(environment, Path::new("/run/lock"))?,
                 },
                 source: claim_directory.source,
             },
@@ -62,23 +61,6 @@ impl Runtime {
         let by_tasks = tasks.clamp(1, SHARDS_DEFAULT_MAX);
         self.shards.value.unwrap_or(by_tasks)
     }
-}
-
-/// A directory that this user's daemons share and that a reboot empties.
-fn default_claim_directory(environment: &Environment, lock_directory: &Path) -> Result<PathBuf, SettingsError> {
-    const NAME: &str = "sealane";
-    // A relative XDG_RUNTIME_DIR is to be ignored (XDG Base Directory Specification).
-    let of_user = environment.get("XDG_RUNTIME_DIR")?.map(Path::new);
-    if let Some(directory) = of_user.filter(|directory| directory.is_absolute()) {
-        return Ok(directory.join(NAME));
-    }
-    let of_host = lock_directory.join(NAME);
-    let writable = |path: &Path| access(path, AccessFlags::W_OK).is_ok();
-    if writable(&of_host) || (!of_host.exists() && writable(lock_directory)) {
-        return Ok(of_host);
-    }
-    let temporary = environment.get("TMPDIR")?.filter(|text| !text.is_empty());
-    Ok(Path::new(temporary.unwrap_or("/tmp")).join(NAME))
 }
 
 /// `[transport]`
@@ -233,6 +215,44 @@ impl Fusion {
     }
 }
 
+/// `[daemon]`
+#[derive(Clone, Debug)]
+pub struct Daemon {
+    /// Where clients attach.
+    pub socket: Sourced<PathBuf>,
+    /// User ids whose processes may attach, besides root's and the daemon's own.
+    pub allowed_uids: Sourced<Vec<u32>>,
+    /// Clients that may be attached at once.
+    pub clients_max: Sourced<usize>,
+    /// Largest arena that a client may ask for, in bytes.
+    pub arena_bytes_max: Sourced<u64>,
+    /// Memory of a client and shard for tensors received without a destination, in bytes.
+    pub area_bytes: Sourced<u64>,
+    /// How long a stopping daemon waits for the calls that are under way.
+    pub drain_timeout: Sourced<Duration>,
+}
+
+impl Daemon {
+    pub(super) fn of(from: &Effective, environment: &Environment) -> Result<Daemon, SettingsError> {
+        let socket = from.optional("daemon.socket", path);
+        let allowed_uids = from.optional("daemon.allowed_uids", |value| read_user_ids(&text(value)?));
+        Ok(Daemon {
+            socket: Sourced {
+                value: match socket.value {
+                    Some(path) => path,
+                    None => places::socket(environment)?,
+                },
+                source: socket.source,
+            },
+            allowed_uids: allowed_uids.map(Option::unwrap_or_default),
+            clients_max: from.get("daemon.clients_max", number),
+            arena_bytes_max: from.get("daemon.arena_bytes_max", number),
+            area_bytes: from.get("daemon.area_bytes", number),
+            drain_timeout: from.get("daemon.drain_timeout_ms", milliseconds),
+        })
+    }
+}
+
 /// `[verbs]`, read and checked as TensorFlow's verbs reads it.
 #[derive(Clone, Debug)]
 pub struct Verbs {
@@ -311,28 +331,4 @@ fn text(value: &Value) -> Option<String> {
 
 fn path(value: &Value) -> Option<PathBuf> {
     text(value).map(PathBuf::from)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn claims_lie_where_daemons_of_the_host_look() {
-        let directory = tempfile::tempdir().unwrap();
-        let lock = directory.path();
-        let of = |variables: &[(&str, &str)], lock: &Path| {
-            let environment = variables.iter().copied().collect();
-            default_claim_directory(&environment, lock).unwrap()
-        };
-        assert_eq!(of(&[("XDG_RUNTIME_DIR", "/run/user/7")], lock), Path::new("/run/user/7/sealane"));
-        for ignored in ["", "run/user/7"] {
-            assert_eq!(of(&[("XDG_RUNTIME_DIR", ignored)], lock), lock.join("sealane"));
-        }
-        std::fs::create_dir(lock.join("sealane")).unwrap();
-        assert_eq!(of(&[], lock), lock.join("sealane"));
-        let none = lock.join("none");
-        assert_eq!(of(&[("TMPDIR", "/var/tmp")], &none), Path::new("/var/tmp/sealane"));
-        assert_eq!(of(&[("TMPDIR", "")], &none), Path::new("/tmp/sealane"));
-    }
 }

@@ -86,6 +86,11 @@ fn defaults() {
     assert_eq!(settings.tcp.congestion.value, None);
     assert_eq!(settings.tcp.send_buffer_bytes.value, None);
     assert_eq!(settings.fusion.fuse.value, Fuse::Turn);
+    let daemon = &settings.daemon;
+    assert_eq!(daemon.socket.value, Path::new("/run/sealane/sealane.sock"));
+    assert_eq!(daemon.allowed_uids.value, [0; 0]);
+    assert_eq!((daemon.clients_max.value, daemon.drain_timeout.value), (1024, Duration::from_secs(10)));
+    assert_eq!((daemon.arena_bytes_max.value, daemon.area_bytes.value), (16 << 30, 64 << 20));
     assert_eq!(settings.verbs.queue_depth.value, 1024);
     assert_eq!(settings.verbs.timeout.value, 14);
     assert_eq!(settings.verbs.mtu.value, None);
@@ -294,4 +299,15 @@ fn entries_show_value_and_meaning() {
     assert_eq!(shown("runtime.shards"), "min(16, tasks in the map)");
     assert_eq!(shown("transport.heartbeat_ms"), "10000 ms");
     assert_eq!(shown("transport.require"), "\"any\"");
+}
+
+#[test]
+fn user_ids_are_read_from_everywhere() {
+    let read = |toml| Case::default().toml(toml).settings().daemon.allowed_uids.value;
+    assert_eq!(read("[daemon]\nallowed_uids = 1000\n"), [1000]);
+    assert_eq!(read("[daemon]\nallowed_uids = '1000, 1001'\n"), [1000, 1001]);
+    let list = Case::default().toml("[daemon]\nallowed_uids = [1000]\n").error();
+    assert!(list.ends_with("write user ids between commas, as in \"1000,1001\""), "{list}");
+    let name = Case::default().set("daemon.allowed_uids", "root").error();
+    assert!(name.starts_with("--set daemon.allowed_uids=root cannot be read; "), "{name}");
 }

@@ -43,6 +43,8 @@ pub enum Kind {
     Text,
     /// A path; empty means the working directory.
     Path,
+    /// User ids between commas; empty means none.
+    UserIds,
 }
 
 /// The value of a setting.
@@ -67,6 +69,7 @@ impl Kind {
             Kind::Text => Some(Value::Text(text.to_owned())),
             Kind::Path if text.is_empty() => Some(Value::Text(".".to_owned())),
             Kind::Path => Some(Value::Text(text.to_owned())),
+            Kind::UserIds => read_user_ids(text).map(|_| Value::Text(text.trim().to_owned())),
             Kind::Bool => read_bool(text.trim()).map(Value::Bool),
             Kind::OneOf(words) => {
                 let text = text.trim();
@@ -115,6 +118,7 @@ impl fmt::Display for Kind {
             }
             Kind::Text => out.write_str("a text"),
             Kind::Path => out.write_str("a path"),
+            Kind::UserIds => out.write_str("user ids between commas, as in \"1000,1001\""),
         }
     }
 }
@@ -132,6 +136,14 @@ fn read_bool(text: &str) -> Option<bool> {
 fn read_number(text: &str) -> Option<u64> {
     let digits = text.bytes().all(|byte| byte.is_ascii_digit());
     digits.then(|| text.parse().ok()).flatten()
+}
+
+/// The user ids that a value of [`Kind::UserIds`] lists.
+pub(super) fn read_user_ids(text: &str) -> Option<Vec<u32>> {
+    if text.trim().is_empty() {
+        return Some(Vec::new());
+    }
+    text.split(',').map(|id| u32::try_from(read_number(id.trim())?).ok()).collect()
 }
 
 fn read_bytes(text: &str) -> Option<u64> {
@@ -209,6 +221,17 @@ mod tests {
         assert_eq!(Kind::Path.read(""), Some(Value::Text(".".into())));
         assert_eq!(Kind::Path.read("/a b"), Some(Value::Text("/a b".into())));
         assert_eq!(Kind::Text.read(""), Some(Value::Text(String::new())));
+    }
+
+    #[test]
+    fn reads_user_ids_between_commas() {
+        for (text, ids) in [("", &[][..]), (" ", &[]), ("0", &[0]), (" 1000, 1001 ", &[1000, 1001])] {
+            assert_eq!(read_user_ids(text).as_deref(), Some(ids), "{text:?}");
+            assert_eq!(Kind::UserIds.read(text), Some(Value::Text(text.trim().into())), "{text:?}");
+        }
+        for text in ["root", ",", "1,", "1 2", "-1", "4294967296"] {
+            assert_eq!(Kind::UserIds.read(text), None, "{text:?}");
+        }
     }
 
     #[test]

@@ -2,10 +2,11 @@
 
 use std::io;
 use std::net;
+use std::os::unix;
 
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpStream;
+use tokio::net::{TcpStream, UnixStream};
 use tokio::task::{JoinHandle, yield_now};
 use tonic::transport::{Channel, Endpoint};
 use tower::service_fn;
@@ -22,6 +23,14 @@ pub(super) fn adopt(stream: net::TcpStream) -> Result<TcpStream, BenchError> {
     stream
         .set_nonblocking(true)
         .and_then(|()| TcpStream::from_std(stream))
+        .map_err(BenchError::io("hand a socket to gRPC"))
+}
+
+/// As [`adopt`], for a Unix socket.
+pub(super) fn adopt_unix(stream: unix::net::UnixStream) -> Result<UnixStream, BenchError> {
+    stream
+        .set_nonblocking(true)
+        .and_then(|()| UnixStream::from_std(stream))
         .map_err(BenchError::io("hand a socket to gRPC"))
 }
 

@@ -11,17 +11,21 @@ mod service;
 
 use std::error::Error;
 use std::future::pending;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::Duration;
 
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::runtime::{Builder, Runtime};
 use tonic::transport::Channel;
+use tonic::transport::server::Connected;
 
 use crate::error::BenchError;
 use crate::limits::DUPLEX_BYTES;
 use crate::peer::{Peer, PeerJob, PeerProgram, PeerReady, announce};
-use crate::plan::Plan;
+use crate::plan::{Link, Plan};
 use crate::sample::Sample;
 use crate::system::System;
+use crate::systems::meeting::Meeting;
 use crate::systems::sockets;
 
 const NAME: &str = "grpc";
@@ -50,6 +54,20 @@ impl Unary {
         Ok(Self { plan, congestion: Some(congestion), channel, runtime, peer: Some(peer) })
     }
 
+    /// A Unix socket: what gRPC has for two processes of one host.
+    pub(super) fn over_unix(job: &PeerJob, program: &PeerProgram) -> Result<Self, BenchError> {
+        let meeting = Meeting::arrange()?;
+        let job = PeerJob { meeting_place: Some(meeting.socket()), ..job.clone() };
+        let mut peer = Peer::start(program, &job)?;
+        let stream = UnixStream::connect(meeting.socket()).map_err(BenchError::io("connect to the producer"))?;
+        let runtime = runtime()?;
+        let channel = runtime
+            .block_on(async { connection::open(connection::adopt_unix(stream)?).await })
+            .map_err(|failure| peer.blame(failure))?;
+        peer.rest()?;
+        Ok(Self { plan: job.plan, congestion: None, channel, runtime, peer: Some(peer) })
+    }
+
     pub(super) fn in_memory(plan: &Plan) -> Result<Self, BenchError> {
         let runtime = runtime()?;
         let (near, far) = tokio::io::duplex(DUPLEX_BYTES);
@@ -65,7 +83,10 @@ impl System for Unary {
     }
 
     fn variant(&self) -> String {
-        "unary".to_owned()
+        match self.plan.link {
+            Link::Shm => "unary, Unix socket".to_owned(),
+            Link::Tcp | Link::Loopback => "unary".to_owned(),
+        }
     }
 
     fn congestion(&self) -> Option<&str> {
@@ -93,9 +114,25 @@ pub(super) fn serve(plan: &Plan) -> Result<(), BenchError> {
     let listener = sockets::listen(plan.congestion.as_deref())?;
     announce(PeerReady { port: sockets::port(&listener)? })?;
     let stream = sockets::accept(&listener)?;
+    serve_connection(plan, || connection::adopt(stream))
+}
+
+/// The producer's side over a Unix socket: serves one consumer until the process is ended.
+pub(super) fn serve_unix(job: &PeerJob) -> Result<(), BenchError> {
+    let listener = UnixListener::bind(job.meeting_place()?).map_err(BenchError::io("listen at a Unix socket"))?;
+    announce(PeerReady { port: 0 })?;
+    let (stream, _) = listener.accept().map_err(BenchError::io("accept the consumer"))?;
+    serve_connection(&job.plan, || connection::adopt_unix(stream))
+}
+
+/// Serves what `adopt` makes a connection of the runtime that it is called in.
+fn serve_connection<C>(plan: &Plan, adopt: impl FnOnce() -> Result<C, BenchError>) -> Result<(), BenchError>
+where
+    C: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
+{
     runtime()?.block_on(async {
         let _spinner = plan.polling.then(connection::spin);
-        service::serve(connection::adopt(stream)?, plan.size_bytes).await?;
+        service::serve(adopt()?, plan.size_bytes).await?;
         pending().await
     })
 }

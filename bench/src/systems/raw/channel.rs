@@ -56,6 +56,12 @@ impl Patience {
             return Ok(());
         }
         channel.idle()?;
+        self.idle_pass()
+    }
+
+    /// Notes a pass in which nothing happened.
+    #[inline]
+    pub(super) fn idle_pass(&mut self) -> io::Result<()> {
         self.idle_passes = self.idle_passes.wrapping_add(1);
         if self.idle_passes.is_multiple_of(IDLE_PASSES_A_LOOK) && self.is_over(Instant::now()) {
             return Err(io::ErrorKind::TimedOut.into());

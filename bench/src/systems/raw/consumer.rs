@@ -1,8 +1,6 @@
 //! The raw consumer: one round of each measurement over any channel. Runs on the calling thread.
 
-use std::hint;
 use std::io;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use super::channel::{Channel, Patience, receive_exact, send_all};
@@ -11,6 +9,7 @@ use crate::limits::{FUSED_BYTES_MAX, REQUEST_BYTES};
 use crate::plan::{Fuse, Plan};
 use crate::sample::{Metric, Sample, record_round_trip, round_trip_histogram};
 use crate::stopwatch::{RoundClock, Tally};
+use crate::systems::gap::pass;
 
 /// One request at a time, each answered by a whole tensor.
 pub(super) fn round_trips(channel: &mut impl Channel, plan: &Plan, length: Duration) -> io::Result<Sample> {
@@ -32,17 +31,6 @@ pub(super) fn round_trips(channel: &mut impl Channel, plan: &Plan, length: Durat
                 return Ok(Sample::round_trips(histogram));
             }
         }
-    }
-}
-
-/// Lets an idle gap pass as the run waits for everything else.
-fn pass(idle: Duration, polling: bool) {
-    if !polling {
-        return thread::sleep(idle);
-    }
-    let end = Instant::now() + idle;
-    while Instant::now() < end {
-        hint::spin_loop();
     }
 }
 

@@ -1,13 +1,14 @@
 //! The baseline `raw`: the bare operation on the same work, with nothing around it.
 //!
 //! Over TCP: two processes and one connection; both sides spin on non-blocking sockets, or block
-//! when polling is off. Over loopback: two rings of bytes in one thread, so that every byte is
+//! when polling is off. Over shm: see `shared`. Over loopback: two rings of bytes in one thread, so that every byte is
 //! copied in and out once and nothing else happens.
 
 mod channel;
 mod consumer;
 mod memory;
 mod producer;
+mod shared;
 mod tcp;
 
 use std::io;
@@ -25,6 +26,8 @@ use channel::Channel;
 use memory::MemoryChannel;
 use producer::RawProducer;
 use tcp::TcpChannel;
+
+pub(super) use shared::{OverShm, serve as serve_shm};
 
 const NAME: &str = "raw";
 
@@ -138,10 +141,15 @@ fn measure(channel: &mut impl Channel, plan: &Plan, length: Duration) -> Result<
         Bench::Rate => consumer::rate(channel, plan, length),
         Bench::Bandwidth => consumer::bandwidth(channel, plan, length),
     };
-    sample.map_err(|failure| match failure.kind() {
+    sample.map_err(explained)
+}
+
+/// Tells a link that stands still from one that failed.
+fn explained(failure: io::Error) -> BenchError {
+    match failure.kind() {
         io::ErrorKind::TimedOut => BenchError::Stalled { system: NAME, waited: STALL_LIMIT },
         _ => BenchError::io("move bytes over the raw link")(failure),
-    })
+    }
 }
 
 fn variant(plan: &Plan) -> String {

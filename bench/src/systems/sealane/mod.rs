@@ -1,8 +1,10 @@
-//! The system under test: two engines, one in each process, or one with both tasks where the link is loopback.
+//! The system under test: two engines, one in each process, or one with both tasks where the link is loopback. Over shm:
+//! two clients of one engine, see `attached`.
 //!
-//! Both sides run on a shard, as a parameter server's own code would: the consumer asks for `lane`'s tensor of the
+//! Both engines' sides run on a shard, as a parameter server's own code would: the consumer asks for `lane`'s tensor of the
 //! next step as soon as the former has arrived; the producer has deposited it before, one step ahead.
 
+mod attached;
 mod consumer;
 mod producer;
 
@@ -22,6 +24,8 @@ use crate::plan::{Bench, Fuse, Link, Plan};
 use crate::sample::Sample;
 use crate::system::System;
 use consumer::Lane;
+
+pub(super) use attached::{Attached, serve as serve_attached};
 
 const NAME: &str = "sealane";
 const PS: &str = "ps:1";
@@ -194,7 +198,7 @@ fn engine(
     // The harness has pinned this thread, and a shard's thread inherits that.
     settings.runtime.pin = Pin::Off;
     settings.runtime.stall_report = Duration::ZERO;
-    if plan.link == Link::Loopback {
+    if plan.link != Link::Tcp {
         settings.session.parked_requests_max = settings.session.parked_requests_max.max(plan.window * 2);
     }
     Engine::start(settings).map_err(|error| failed(error.to_string()))

@@ -1,47 +1,58 @@
-//! The demo's tasks as their parent sees them: child processes that take orders and report. One thread for each reads
-//! its reports. None outlives this: their standard inputs close, and who does not end then is killed.
+//! The demo's tasks and daemons as their parent sees them. A task is a child process that takes orders and reports; a
+//! daemon serves until it is told to stop. One thread for each reads what it says. None outlives this: standard inputs of
+//! tasks close, daemons get a signal, and who does not end then is killed.
 
-use std::io::{self, BufRead, BufReader, Write};
+use std::collections::VecDeque;
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::ops::Range;
-use std::process::{ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
+use std::process::{ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::Signal;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 use super::interrupts;
+use super::progress;
 use super::protocol::{Order, Report};
 use crate::Failure;
+use crate::commands::daemon::ANNOUNCEMENT;
 
 /// How long a task may take for one order: longer than its own requests wait, so that it can say what went wrong.
 const ORDER_TIME: Duration = Duration::from_secs(120);
 /// A task that dies takes its peers' transfers with it, and they may report that first: this long its own end is
 /// waited for, as the better reason.
 const ROOT_CAUSE_TIME: Duration = Duration::from_millis(500);
-/// How long tasks may take to end once their standard input is closed.
+/// How long children may take to end once they are told to.
 const END_TIME: Duration = Duration::from_secs(5);
+/// Lines of a daemon that are kept, to be shown should it end: an error and what led to it.
+const LAST_WORDS_MAX: usize = 3;
 
 enum Event {
     Report(usize, Report),
     /// Something else was on standard output.
     Garbled(usize, String),
-    /// Standard output ended, and so the process.
-    Closed(usize),
+    /// What it says ended, and so the process; the last lines, where they were not for reports.
+    Closed(usize, VecDeque<String>),
     Signal(Signal),
 }
 
 struct Child {
     name: String,
     process: std::process::Child,
-    /// `None` once it is told to end.
+    /// `None` once it is told to end, and for a daemon.
     orders: Option<ChildStdin>,
     closed: bool,
+    last_words: VecDeque<String>,
 }
 
-/// The child processes of a demo.
+/// The child processes of a demo: first the tasks, then the daemons.
 pub(super) struct Children {
     children: Vec<Child>,
+    tasks: usize,
     events: Receiver<Event>,
+    /// For those who read what daemons say.
+    sender: Sender<Event>,
     /// What they are doing, for errors.
     doing: String,
     order_time: Duration,
@@ -49,7 +60,7 @@ pub(super) struct Children {
 }
 
 impl Children {
-    /// Starts a process for each name. Signals that end a program come here from now on.
+    /// Starts a task for each name. Signals that end a program come here from now on.
     ///
     /// # Errors
     /// A process cannot be started; those that were are ended.
@@ -58,21 +69,42 @@ impl Children {
         interrupts::become_events(sender.clone(), Event::Signal)?;
         let mut children = Children {
             children: Vec::new(),
+            tasks: names.len(),
             events,
+            sender,
             doing: "while it started".to_owned(),
             order_time: ORDER_TIME,
             end_time: END_TIME,
         };
         for (index, name) in names.iter().enumerate() {
-            let process = command().stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
-            let mut process = process.map_err(|error| Failure::work(format!("{name} cannot be started ({error})")))?;
+            let mut process = spawn(name, command().stdin(Stdio::piped()).stdout(Stdio::piped()))?;
             let orders = process.stdin.take();
             let reports = process.stdout.take().expect("piped above");
-            children.children.push(Child { name: name.clone(), process, orders, closed: false });
-            let sender = sender.clone();
+            children.add(name, process, orders);
+            let sender = children.sender.clone();
             std::thread::spawn(move || read_reports(index, reports, &sender));
         }
         Ok(children)
+    }
+
+    /// Starts a daemon and waits until it serves. What it logs is shown with `show`, or if it ends.
+    ///
+    /// # Errors
+    /// The process cannot be started, or a child ended meanwhile; or a signal came.
+    pub(super) fn start_daemon(&mut self, name: &str, mut command: Command, show: bool) -> Result<u32, Failure> {
+        let index = self.children.len();
+        let mut process = spawn(name, command.stdout(Stdio::null()).stderr(Stdio::piped()))?;
+        let words = process.stderr.take().expect("piped above");
+        self.add(name, process, None);
+        let sender = self.sender.clone();
+        std::thread::spawn(move || listen_to_daemon(index, words, show, &sender));
+        self.reports_of(index..index + 1)?;
+        Ok(self.process_id(index))
+    }
+
+    fn add(&mut self, name: &str, process: std::process::Child, orders: Option<ChildStdin>) {
+        let name = name.to_owned();
+        self.children.push(Child { name, process, orders, closed: false, last_words: VecDeque::new() });
     }
 
     /// The process of a task.
@@ -104,18 +136,24 @@ impl Children {
         self.reports_of(0..orders.len())
     }
 
-    /// Tells all tasks to finish, and waits until they have.
+    /// Tells all tasks to finish, then all daemons, and waits until they have.
     ///
     /// # Errors
-    /// A task did not end well, or a signal came.
+    /// One did not end well, or a signal came.
     pub(super) fn finish(mut self) -> Result<(), Failure> {
-        for index in 0..self.children.len() {
+        for index in 0..self.tasks {
             self.tell(index, &Order::Finish);
         }
+        self.see_end_well(0..self.tasks)?;
+        self.stop_daemons();
+        self.see_end_well(self.tasks..self.children.len())
+    }
+
+    fn see_end_well(&mut self, who: Range<usize>) -> Result<(), Failure> {
         let deadline = Instant::now() + self.order_time;
-        while let Some(open) = self.children.iter().position(|child| !child.closed) {
+        while let Some(open) = who.clone().find(|index| !self.children[*index].closed) {
             match self.next(deadline) {
-                Ok(Event::Closed(index)) => {
+                Ok(Event::Closed(index, _)) if who.contains(&index) => {
                     let status = self.wait(index);
                     if !status.as_ref().is_ok_and(ExitStatus::success) {
                         return Err(self.ended(index, status));
@@ -126,6 +164,13 @@ impl Children {
             }
         }
         Ok(())
+    }
+
+    fn stop_daemons(&self) {
+        for daemon in self.children.iter().skip(self.tasks).filter(|daemon| !daemon.closed) {
+            // One that has ended since is still ours, and no other process has its number.
+            let _ = kill(Pid::from_raw(daemon.process.id() as i32), Signal::SIGTERM);
+        }
     }
 
     /// A task that is gone does not read its orders; its end is an event of its own.
@@ -156,16 +201,20 @@ impl Children {
 
     fn next(&mut self, deadline: Instant) -> Result<Event, RecvTimeoutError> {
         let event = self.events.recv_timeout(deadline.saturating_duration_since(Instant::now()))?;
-        if let Event::Closed(index) = event {
-            self.children[index].closed = true;
-        }
-        Ok(event)
+        Ok(match event {
+            Event::Closed(index, last_words) => {
+                let child = &mut self.children[index];
+                (child.closed, child.last_words) = (true, last_words);
+                Event::Closed(index, VecDeque::new())
+            }
+            event => event,
+        })
     }
 
     /// What an event that nobody waits for means.
     fn trouble(&mut self, event: Event) -> Failure {
         match event {
-            Event::Closed(index) => {
+            Event::Closed(index, _) => {
                 let status = self.wait(index);
                 self.ended(index, status)
             }
@@ -176,7 +225,7 @@ impl Children {
             Event::Report(index, Report::Failed { reason }) => {
                 let deadline = Instant::now() + ROOT_CAUSE_TIME;
                 while let Ok(event) = self.next(deadline) {
-                    if let Event::Closed(_) | Event::Signal(_) = event {
+                    if let Event::Closed(..) | Event::Signal(_) = event {
                         return self.trouble(event);
                     }
                 }
@@ -195,14 +244,18 @@ impl Children {
     }
 
     fn ended(&self, index: usize, status: io::Result<ExitStatus>) -> Failure {
-        let Child { name, process, .. } = &self.children[index];
-        let (id, doing) = (process.id(), &self.doing);
-        match status {
-            Ok(status) => {
-                Failure::work(format!("{name} (process {id}) ended {doing}, before its work was done: {status}"))
+        let Child { name, process, last_words, .. } = &self.children[index];
+        let how = match status {
+            Ok(status) => format!("before its work was done: {status}"),
+            Err(error) => format!("nobody knows how ({error})"),
+        };
+        let said = match last_words.len() {
+            0 => String::new(),
+            _ => {
+                format!("; it said last: {}", last_words.iter().map(|line| line.trim()).collect::<Vec<_>>().join(" | "))
             }
-            Err(error) => Failure::work(format!("{name} (process {id}) ended {doing}, nobody knows how ({error})")),
-        }
+        };
+        Failure::work(format!("{name} (process {}) ended {}, {how}{said}", process.id(), self.doing))
     }
 
     fn wait(&mut self, index: usize) -> io::Result<ExitStatus> {
@@ -215,6 +268,7 @@ impl Drop for Children {
         for child in &mut self.children {
             child.orders = None;
         }
+        self.stop_daemons();
         let deadline = Instant::now() + self.end_time;
         while self.children.iter().any(|child| !child.closed) {
             if self.next(deadline).is_err() {
@@ -229,7 +283,11 @@ impl Drop for Children {
     }
 }
 
-fn read_reports(index: usize, reports: ChildStdout, events: &Sender<Event>) {
+fn spawn(name: &str, command: &mut Command) -> Result<std::process::Child, Failure> {
+    command.spawn().map_err(|error| Failure::work(format!("{name} cannot be started ({error})")))
+}
+
+fn read_reports(index: usize, reports: impl Read, events: &Sender<Event>) {
     for line in BufReader::new(reports).lines().map_while(Result::ok) {
         let event = match serde_json::from_str(&line) {
             Ok(report) => Event::Report(index, report),
@@ -240,98 +298,27 @@ fn read_reports(index: usize, reports: ChildStdout, events: &Sender<Event>) {
         }
     }
     // Nobody listens any more where the demo has ended.
-    let _ = events.send(Event::Closed(index));
+    let _ = events.send(Event::Closed(index, VecDeque::new()));
+}
+
+fn listen_to_daemon(index: usize, words: impl Read, show: bool, events: &Sender<Event>) {
+    let mut last_words = VecDeque::new();
+    for line in BufReader::new(words).lines().map_while(Result::ok) {
+        if line.starts_with(ANNOUNCEMENT) {
+            // Nobody listens any more where the demo has ended; the daemon must not wait for a reader all the same.
+            let _ = events.send(Event::Report(index, Report::Serving));
+            continue;
+        }
+        if show {
+            progress::write_line(&line);
+        }
+        if last_words.len() == LAST_WORDS_MAX {
+            last_words.pop_front();
+        }
+        last_words.push_back(line);
+    }
+    let _ = events.send(Event::Closed(index, last_words));
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Tasks that follow a shell script. Starting them blocks signals of the test's thread, which is its own.
-    fn start(scripts: &[&str]) -> Children {
-        let names: Vec<_> = (0..scripts.len()).map(|index| format!("task{index}")).collect();
-        let mut scripts = scripts.iter();
-        Children::start(&names, || {
-            let mut command = Command::new("sh");
-            command.arg("-c").arg(scripts.next().unwrap());
-            command
-        })
-        .unwrap()
-    }
-
-    fn ask(scripts: &[&str]) -> Result<Vec<Report>, String> {
-        let mut children = start(scripts);
-        children.set_doing("in step 3".to_owned());
-        children.ask(0..scripts.len(), &Order::Fill { step: 3 }).map_err(|failure| failure.to_string())
-    }
-
-    const FILLED: &str = "read order; echo '\"Filled\"'; ";
-    const WAIT: &str = "cat > /dev/null";
-
-    #[test]
-    fn every_task_reports() {
-        let script = format!("{FILLED}{WAIT}");
-        assert_eq!(ask(&[&script, &script]), Ok(vec![Report::Filled, Report::Filled]));
-    }
-
-    #[test]
-    fn a_task_that_ends_is_named_with_its_status() {
-        let one = ask(&["read order; exit 7", WAIT]).unwrap_err();
-        assert!(one.starts_with("task0 (process "), "{one}");
-        assert!(one.ends_with(" ended in step 3, before its work was done: exit status: 7"), "{one}");
-        let killed = ask(&[WAIT, "kill -9 $$"]).unwrap_err();
-        assert!(killed.starts_with("task1 (process "), "{killed}");
-        assert!(killed.contains("signal: 9"), "{killed}");
-    }
-
-    #[test]
-    fn a_failure_is_told_unless_another_task_died_of_itself() {
-        let failing = format!("echo '{{\"Failed\":{{\"reason\":\"no luck\"}}}}'; {WAIT}");
-        assert_eq!(ask(&[&failing, WAIT]), Err("task0 failed in step 3: no luck".to_owned()));
-        let both = ask(&[&failing, "exit 1"]).unwrap_err();
-        assert!(both.starts_with("task1 (process "), "{both}");
-    }
-
-    #[test]
-    fn what_no_task_says_is_a_failure() {
-        let garbled = ask(&["echo hello; cat > /dev/null"]).unwrap_err();
-        assert_eq!(garbled, "task0 failed in step 3: it reported what no task says: hello");
-        let mut children = start(&[&format!("{FILLED}echo '\"Filled\"'; {WAIT}"), WAIT]);
-        let order = Order::Fill { step: 3 };
-        assert_eq!(children.ask(0..1, &order).unwrap(), [Report::Filled]);
-        let unasked = children.ask(1..2, &order).unwrap_err().to_string();
-        assert_eq!(unasked, "task0 failed while it started: it reported Filled unasked");
-    }
-
-    #[test]
-    fn finishing_waits_for_a_good_end() {
-        start(&["read order", "read order"]).finish().unwrap();
-        let failure = start(&["read order", "read order; exit 3"]).finish().unwrap_err().to_string();
-        assert!(failure.contains("task1") && failure.ends_with("exit status: 3"), "{failure}");
-    }
-
-    #[test]
-    fn a_task_that_does_not_answer_in_time_is_named() {
-        let mut children = start(&[WAIT]);
-        children.order_time = Duration::ZERO;
-        let late = children.ask(0..1, &Order::Fill { step: 3 }).unwrap_err().to_string();
-        assert_eq!(late, "task0 failed while it started: it did not answer within 0 s");
-        let late = children.finish().unwrap_err().to_string();
-        assert_eq!(late, "task0 failed while it started: it did not answer within 0 s");
-    }
-
-    #[test]
-    fn a_task_that_does_not_end_is_killed() {
-        let mut children = start(&["exec tail -f /dev/null"]);
-        children.end_time = Duration::ZERO;
-        let process = children.process_id(0);
-        drop(children);
-        assert!(!std::path::Path::new(&format!("/proc/{process}")).exists());
-    }
-
-    #[test]
-    fn a_program_that_is_not_there_cannot_be_started() {
-        let failure = Children::start(&["task0".to_owned()], || Command::new("/none/sealane")).err().unwrap();
-        assert!(failure.to_string().starts_with("task0 cannot be started ("), "{failure}");
-    }
-}
+mod tests;

@@ -1,36 +1,39 @@
-//! `sealane demo`: a parameter server and workers, each in a process of its own, move a real model's tensors back and
-//! forth on this machine, and every byte is verified. This process starts them, tells them what to do step by step,
-//! and adds up what they measured; it moves nothing itself.
+//! `sealane demo`: a parameter server and workers, each in a process of its own and attached to a daemon of its side, move a
+//! real model's tensors back and forth on this machine, and every byte is verified. This process starts all of them, tells
+//! the tasks what to do step by step, and adds up what they measured; it moves nothing itself.
 
 mod bars;
 mod children;
-mod exchange;
+mod daemons;
 mod figures;
 mod interrupts;
+mod mover;
 mod outcome;
 mod pattern;
+mod play;
 mod progress;
 mod protocol;
+mod setup;
 mod share;
 mod task;
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Instant;
 
 use clap::ValueEnum;
 use sealane_bench::Machine;
 use sealane_runtime::allowed_cpus;
-use sealane_transport::endpoint_map;
 
 pub use self::task::{TaskArgs, run_task};
 
-use self::children::Children;
-use self::figures::{Figures, Traffic};
+use self::daemons::settings_of_demo;
 use self::outcome::{Outcome, Parameters, shown_bytes};
-use self::progress::Progress;
-use self::protocol::{Fetched, Job, Order, Part, Report, task_name};
+use self::play::Play;
+use self::protocol::{Job, Part, task_name};
+use self::setup::Setup;
+use self::share::Share;
+use crate::arena_size::arena_bytes;
 use crate::workload::{Workload, WorkloadError};
 use crate::{Context, Failure, host_memory};
 
@@ -65,11 +68,11 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=STEPS_MAX))]
     steps: u64,
 
-    /// What carries the tensors
+    /// What carries the tensors from ps to workers and back
     #[arg(long, default_value = "auto")]
     link: Link,
 
-    /// Run the engine inside each process, which is the only way in this version
+    /// Run an engine inside each process instead of a daemon for the ps and one for the workers
     #[arg(long)]
     embedded: bool,
 
@@ -92,10 +95,26 @@ pub struct Args {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Link {
-    /// The best there is between processes of this machine: TCP
+    /// As between two hosts: TCP
     Auto,
     /// TCP
     Tcp,
+    /// Shared memory: one daemon serves ps and workers
+    Shm,
+}
+
+impl Args {
+    fn setup(&self) -> Result<Setup, Failure> {
+        match (self.embedded, self.link) {
+            (true, Link::Shm) => Err(Failure::input(
+                "--embedded gives every task an engine of its own, and engines are not joined by --link shm; \
+                 leave one of the two out",
+            )),
+            (true, Link::Auto | Link::Tcp) => Ok(Setup::Embedded),
+            (false, Link::Auto | Link::Tcp) => Ok(Setup::TwoDaemons),
+            (false, Link::Shm) => Ok(Setup::OneDaemon),
+        }
+    }
 }
 
 /// Runs `sealane demo`.
@@ -107,12 +126,12 @@ enum Link {
 pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
     let start = Instant::now();
     let demo = Demo::plan(args, context)?;
-    let (figures, pinned) = demo.play(args)?;
+    let (figures, pinned) = Play { demo: &demo, args, context }.play()?;
     let allowed = allowed_cpus().map_err(Failure::work)?;
     let machine = Machine { pinned, ..Machine::look(&allowed, None)? };
     let parameters = demo.parameters;
     let seconds = start.elapsed().as_secs_f64();
-    let outcome = Outcome { workload: demo.workload.name, parameters, machine, figures, seconds };
+    let outcome = Outcome { workload: demo.workload, setup: demo.setup, parameters, machine, figures, seconds };
     report(&outcome, args.json.as_deref(), context)
 }
 
@@ -130,21 +149,25 @@ fn report(outcome: &Outcome, json: Option<&Path>, context: &Context) -> Result<(
 
 /// A demo that can be played: all arguments are read and checked.
 struct Demo {
-    workload: Workload,
+    workload: String,
+    setup: Setup,
     parameters: Parameters,
     /// One for each task: first the ps, then the workers.
     jobs: Vec<Job>,
+    /// For each part, what its daemon is told beyond the settings of the demo itself.
+    settings: [(Part, Vec<String>); 2],
 }
 
 impl Demo {
     fn plan(args: &Args, context: &Context) -> Result<Demo, Failure> {
         let (workers, ps) = (args.workers as usize, args.ps as usize);
+        let setup = args.setup()?;
         let text = Workload::text(&args.workload)?;
         let workload = Workload::parse(&text, &args.workload)?;
-        check_memory(&workload, workers)?;
         // What is wrong with the settings of a part is said here, before any process is started.
-        let settings = task::settings(Part::Worker, &args.config, &args.set, context)?;
-        task::settings(Part::Ps, &args.config, &args.set, context)?;
+        let [of_ps, of_workers] =
+            [Part::Ps, Part::Worker].map(|part| task::settings(part, &args.config, &args.set, context));
+        let (of_ps, of_workers) = (of_ps?, of_workers?);
         let pin = allowed_cpus().map_err(Failure::work)?.len() >= workers + ps;
         let parts = [(Part::Ps, ps), (Part::Worker, workers)];
         let jobs = parts.into_iter().flat_map(|(part, count)| (0..count).map(move |index| (part, index)));
@@ -160,114 +183,38 @@ impl Demo {
             let tasks = jobs.iter().map(Job::task).collect::<Vec<_>>().join(", ");
             return Err(Failure::input(format!("--flip-bit {task} is no task of this demo; name one of {tasks}")));
         }
+        let memory: Vec<u64> = jobs.iter().map(|job| memory_bytes(setup, job, &workload)).collect();
+        check_memory(&workload, workers, memory.iter().sum())?;
+        let largest = memory.into_iter().max().unwrap_or(0);
+        let of_daemon = |settings| settings_of_demo(settings, workers * ps, largest);
         let kernels = || fs::read_to_string(CONGESTION).map_or("unknown".to_owned(), |name| name.trim().to_owned());
         let parameters = Parameters {
             workers,
             ps,
             steps: args.steps,
             warmup_steps: WARMUP_STEPS,
-            window: settings.transport.window.value,
+            window: of_workers.transport.window.value,
             pull_tensors: workload.pull.len(),
             push_tensors: workload.push.len(),
             pull_bytes: workload.pull_bytes(),
             push_bytes: workload.push_bytes(),
-            congestion: settings.tcp.congestion.value.clone().unwrap_or_else(kernels),
+            congestion: of_workers.tcp.congestion.value.clone().unwrap_or_else(kernels),
         };
-        Ok(Demo { workload, parameters, jobs })
-    }
-
-    /// Starts the tasks, plays all steps, and ends the tasks; also gives the CPUs that they were pinned to.
-    fn play(&self, args: &Args) -> Result<(Figures, Vec<usize>), Failure> {
-        let directory = tempfile::Builder::new().prefix("sealane-demo-").tempdir().map_err(|error| {
-            Failure::work(format!("no temporary directory can be made ({error}); set TMPDIR to one with room"))
-        })?;
-        let program = std::env::current_exe()
-            .map_err(|error| Failure::work(format!("this program's own file cannot be found ({error})")))?;
-        let names: Vec<String> = self.jobs.iter().map(Job::task).collect();
-        let mut children = Children::start(&names, || {
-            let mut command = Command::new(&program);
-            command.arg("demo-task").args(args.config.iter().flat_map(|file| ["--config".as_ref(), file.as_os_str()]));
-            command.args(args.set.iter().flat_map(|pair| ["--set", pair]));
-            command
-        })?;
-        let progress = Progress::on_stderr(self.parameters.steps);
-        let pinned = self.start_tasks(&mut children, directory.path(), &progress)?;
-        let mut figures = Figures::new(self.parameters.workers);
-        for number in 0..WARMUP_STEPS + self.parameters.steps {
-            children.set_doing(format!("in step {number}"));
-            let step = self.step(&mut children, &mut figures, number)?;
-            if number >= WARMUP_STEPS {
-                progress.stepped(number + 1 - WARMUP_STEPS, &step);
-            }
-        }
-        children.set_doing("at the end".to_owned());
-        children.finish()?;
-        Ok((figures, pinned))
-    }
-
-    /// Every task takes a port of its own and says which, and the map that results goes to all.
-    fn start_tasks(
-        &self,
-        children: &mut Children,
-        directory: &Path,
-        progress: &Progress,
-    ) -> Result<Vec<usize>, Failure> {
-        let begin: Vec<_> = self.jobs.iter().cloned().map(Order::Begin).collect();
-        let mut map = String::new();
-        for (index, report) in children.ask_each(&begin)?.into_iter().enumerate() {
-            let Report::Listening { address } = report else { return Err(astray(&report)) };
-            let task = self.jobs[index].task();
-            progress.say(&format!("{task} listens on {address} (process {})", children.process_id(index)));
-            map.push_str(&format!("{task}={address}\n"));
-        }
-        let endpoint_map = directory.join(endpoint_map::FILE_NAME);
-        fs::write(&endpoint_map, map)
-            .map_err(|error| Failure::work(format!("{} cannot be written ({error})", endpoint_map.display())))?;
-        let mut pinned = Vec::new();
-        for report in children.ask(self.all(), &Order::Start { endpoint_map })? {
-            let Report::Ready { cpus } = report else { return Err(astray(&report)) };
-            pinned.extend(cpus.into_iter().flatten());
-        }
-        Ok(pinned)
-    }
-
-    /// One step: all make what they send; the workers pull; the ps take the pushes; all compare what they got.
-    fn step(&self, children: &mut Children, figures: &mut Figures, number: u64) -> Result<Traffic, Failure> {
-        let step = number as i64;
-        let (ps, workers) = (0..self.parameters.ps, self.parameters.ps..self.jobs.len());
-        children.ask(self.all(), &Order::Fill { step })?;
-        let pulled = fetched(children.ask(workers, &Order::Fetch { step })?)?;
-        let pushed = fetched(children.ask(ps, &Order::Fetch { step })?)?;
-        for report in children.ask(self.all(), &Order::Verify { step })? {
-            let Report::Verified { tensors, bytes } = report else { return Err(astray(&report)) };
-            figures.add_verified(tensors, bytes);
-        }
-        if number < WARMUP_STEPS {
-            return Ok(Traffic::default());
-        }
-        Ok(figures.add_step(&pulled, &pushed))
-    }
-
-    fn all(&self) -> std::ops::Range<usize> {
-        0..self.jobs.len()
+        let settings = [(Part::Ps, of_daemon(&of_ps)?), (Part::Worker, of_daemon(&of_workers)?)];
+        Ok(Demo { workload: workload.name, setup, parameters, jobs, settings })
     }
 }
 
-fn fetched(reports: Vec<Report>) -> Result<Vec<Vec<Fetched>>, Failure> {
-    let one = |report| match report {
-        Report::Fetched(fetched) => Ok(fetched),
-        other => Err(astray(&other)),
-    };
-    reports.into_iter().map(one).collect()
+/// What a task holds.
+fn memory_bytes(setup: Setup, job: &Job, workload: &Workload) -> u64 {
+    let share = Share::new(job, workload);
+    match setup {
+        Setup::Embedded => share.lengths().sum(),
+        Setup::TwoDaemons | Setup::OneDaemon => arena_bytes(share.lengths()),
+    }
 }
 
-/// A task of this very program answered another order than it was given.
-fn astray(report: &Report) -> Failure {
-    Failure::work(format!("a task reported {report:?} when something else was asked; run the demo again"))
-}
-
-fn check_memory(workload: &Workload, workers: usize) -> Result<(), Failure> {
-    let needed = share::memory_bytes(workload, workers);
+fn check_memory(workload: &Workload, workers: usize, needed: u64) -> Result<(), Failure> {
     match host_memory::available_bytes() {
         Some(available) if needed > available => Err(Failure::input(format!(
             "{} with {workers} workers needs {} of memory and {} are free; take fewer workers or a smaller workload",

@@ -8,6 +8,7 @@ use serde::Serialize;
 use super::bars;
 use super::figures::{Figures, Traffic};
 use super::protocol::{Part, task_name};
+use super::setup::Setup;
 
 /// Names the JSON's fields and their meaning; another number means other fields.
 const SCHEMA: &str = "sealane-demo/1";
@@ -15,6 +16,7 @@ const SCHEMA: &str = "sealane-demo/1";
 /// A demo that is done, with all that its reader must know.
 pub(super) struct Outcome {
     pub(super) workload: String,
+    pub(super) setup: Setup,
     pub(super) parameters: Parameters,
     pub(super) machine: Machine,
     pub(super) figures: Figures,
@@ -43,7 +45,9 @@ pub(super) struct Parameters {
 struct Report<'a> {
     schema: &'static str,
     workload: &'a str,
+    mode: &'static str,
     link: &'static str,
+    path: &'static str,
     parameters: &'a Parameters,
     machine: &'a Machine,
     workers: Vec<Row>,
@@ -81,13 +85,15 @@ struct Verified {
 impl Outcome {
     /// The outcome as JSON on many lines, with a line's end.
     pub(super) fn to_json(&self) -> String {
-        let Outcome { workload, parameters, machine, figures, seconds } = self;
+        let Outcome { workload, setup, parameters, machine, figures, seconds } = self;
         let us = |nanoseconds: u64| nanoseconds as f64 / 1e3;
         let at = |quantile| us(figures.latencies.value_at_quantile(quantile));
         let report = Report {
             schema: SCHEMA,
             workload,
-            link: "tcp",
+            mode: setup.mode(),
+            link: setup.link(),
+            path: setup.path(),
             parameters,
             machine,
             workers: self.workers(),
@@ -108,13 +114,15 @@ impl Outcome {
 
     /// The outcome as people read it.
     pub(super) fn to_text(&self) -> String {
-        let Outcome { workload, parameters, figures, seconds, .. } = self;
+        let Outcome { workload, setup, parameters, figures, seconds, .. } = self;
         let Parameters { workers, ps, steps, window, congestion, .. } = parameters;
         let (pulls, pushes) = (parameters.pull_tensors, parameters.push_tensors);
         let (pull, push) = (shown_bytes(parameters.pull_bytes), shown_bytes(parameters.push_bytes));
+        let (link, path) = (setup.link(), setup.path());
         let mut text = format!(
-            "{workload}: {workers} workers and {ps} ps over tcp, {steps} steps; \
+            "{workload}: {workers} workers and {ps} ps over {link}, {steps} steps; \
              in each a worker pulls {pulls} tensors ({pull}) and pushes {pushes} ({push})\n\
+             a tensor's way: {path}\n\
              window {window}, congestion control {congestion}\n\n"
         );
         let rows = self.workers().into_iter().chain([self.row("total".to_owned(), &figures.total)]);
@@ -193,6 +201,7 @@ mod tests {
         figures.add_verified(4, 10_000_000);
         Outcome {
             workload: "tiny".to_owned(),
+            setup: Setup::TwoDaemons,
             parameters: Parameters {
                 workers: 1,
                 ps: 1,
@@ -215,6 +224,7 @@ mod tests {
     fn the_table_has_every_worker_and_the_total() {
         let text = outcome().to_text();
         assert!(text.starts_with("tiny: 1 workers and 1 ps over tcp, 1 steps; "), "{text}");
+        assert!(text.contains("\na tensor's way: task --shm--> daemon --tcp--> daemon --shm--> task\n"), "{text}");
         assert!(text.contains("\nworker0:2222        4  10.00 MB       2.00       3.00     4.00\n"), "{text}");
         assert!(text.contains("\ntotal               4  10.00 MB       2.00       3.00     4.00\n"), "{text}");
         assert!(text.contains("p50 2.00 ms, "), "{text}");
@@ -225,6 +235,8 @@ mod tests {
     fn the_json_has_what_the_table_has() {
         let json: serde_json::Value = serde_json::from_str(&outcome().to_json()).unwrap();
         assert_eq!(json["schema"], SCHEMA);
+        assert_eq!((&json["mode"], &json["link"]), (&"daemons".into(), &"tcp".into()));
+        assert_eq!(json["path"], Setup::TwoDaemons.path());
         assert_eq!(json["workers"][0]["task"], "worker0:2222");
         assert_eq!(json["total"]["push_gigabytes_per_s"], 3.0);
         assert_eq!(json["verified"]["tensors"], 4);

@@ -62,7 +62,8 @@ fn is_told(number: u64, steps: u64) -> bool {
     number.is_multiple_of(steps.div_ceil(LINES_MAX)) || number == steps
 }
 
-fn write_line(line: &str) {
+/// Writes a line to standard error.
+pub(super) fn write_line(line: &str) {
     // A closed standard error must not end a demo.
     let _ = writeln!(io::stderr(), "{line}");
 }

@@ -7,6 +7,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use crate::settings::Role;
+
 /// What a task is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Part {
@@ -14,6 +16,16 @@ pub(super) enum Part {
     Ps,
     /// Pulls parameters and pushes gradients.
     Worker,
+}
+
+impl Part {
+    /// Whose variables its processes read.
+    pub(super) fn role(self) -> Role {
+        match self {
+            Part::Ps => Role::Ps,
+            Part::Worker => Role::Worker,
+        }
+    }
 }
 
 /// All that a task has to know.
@@ -26,7 +38,7 @@ pub(super) struct Job {
     pub(super) ps: usize,
     /// The workload, as its file has it.
     pub(super) workload: String,
-    /// Pin the shard where a CPU is free and no setting says otherwise.
+    /// Pin the shard of an own engine where a CPU is free and no setting says otherwise.
     pub(super) pin: bool,
     /// Flip one bit of what is sent in the first step.
     pub(super) flip_bit: bool,
@@ -50,30 +62,34 @@ pub(super) fn task_name(part: Part, index: usize) -> String {
 /// What a task is to do next.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Order {
-    /// Take a port; answered by `Listening`.
+    /// Take a port for an engine in the task's own process; answered by `Listening`.
     Begin(Job),
-    /// Start the engine; answered by `Ready`.
+    /// Start that engine; answered by `Ready`.
     Start { endpoint_map: PathBuf },
+    /// Attach to the daemon at the socket; answered by `Ready`.
+    Attach { job: Job, socket: PathBuf },
     /// Make what is sent in the step, and offer it; answered by `Filled`.
     Fill { step: i64 },
     /// Receive all that the peers offer; answered by `Fetched`.
     Fetch { step: i64 },
     /// Compare every byte that was received; answered by `Verified`.
     Verify { step: i64 },
-    /// Stop the engine and end.
+    /// Stop the engine or detach, and end.
     Finish,
 }
 
-/// What a task has done.
+/// What a task has done, or a daemon.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Report {
     Listening {
         address: SocketAddr,
     },
     Ready {
-        /// The CPU that each shard is pinned to.
-        cpus: Vec<Option<usize>>,
+        /// The CPUs that shards in its process are pinned to.
+        cpus: Vec<usize>,
     },
+    /// Only of a daemon, which does not write this but its announcement: clients can attach.
+    Serving,
     Filled,
     Fetched(Vec<Fetched>),
     Verified {

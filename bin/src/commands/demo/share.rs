@@ -2,11 +2,12 @@
 //! belongs to ps number `i` modulo their count. Holds the memory of all of them, reused every step.
 
 use std::ops::Range;
+use std::sync::Arc;
 
-use bytes::{Bytes, BytesMut};
-use sealane_fusion::{Buffer, Tensor};
+use bytes::Bytes;
+use sealane_fusion::{Buffer, Error, Tensor};
 
-use super::exchange::{Offer, Wanted};
+use super::mover::{Offer, Wanted, With};
 use super::pattern::{Author, Pattern};
 use super::protocol::{Job, Part, task_name};
 use crate::workload::{TensorSpec, Workload};
@@ -30,8 +31,16 @@ struct Outgoing {
     spec: TensorSpec,
     number: usize,
     to: Range<usize>,
-    /// Empty while the bytes are being made.
-    contents: Bytes,
+    memory: Arc<Buffer>,
+}
+
+/// Memory of an outgoing tensor on its way to one peer.
+struct Lent(Arc<Buffer>);
+
+impl AsRef<[u8]> for Lent {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
 }
 
 /// A tensor that comes from a peer, and the memory that takes it.
@@ -40,17 +49,17 @@ struct Incoming {
     number: usize,
     author: Author,
     arrived: Option<Tensor>,
-    memory: Vec<u8>,
+    memory: Buffer,
 }
 
 impl Share {
-    /// The share of the task of `job`. Takes the memory of all its tensors, and touches every page of it.
+    /// The share of the task of `job`, without memory.
     pub(super) fn new(job: &Job, workload: &Workload) -> Share {
         let Job { part, index, workers, ps, .. } = *job;
         let owner = |number: usize| number % ps;
         let numbered = |specs: &[TensorSpec]| specs.iter().cloned().enumerate().collect::<Vec<_>>();
         let (pull, push) = (numbered(&workload.pull), numbered(&workload.push));
-        let outgoing = |spec, number, to| Outgoing { spec, number, to, contents: Bytes::new() };
+        let outgoing = |spec, number, to| Outgoing { spec, number, to, memory: Arc::default() };
         let (author, peer_part, outgoing, incoming) = match part {
             Part::Ps => {
                 let is_ours = |(number, _): &(usize, TensorSpec)| owner(*number) == index;
@@ -78,48 +87,71 @@ impl Share {
         Share { author, peers, outgoing, incoming, flip_bit: job.flip_bit }
     }
 
-    /// The tasks of the other part, by number.
-    pub(super) fn peers(&self) -> &[String] {
-        &self.peers
+    /// The length of each tensor that memory is needed for.
+    pub(super) fn lengths(&self) -> impl Iterator<Item = u64> {
+        let incoming = self.incoming.iter().flatten().map(|incoming| incoming.spec.bytes());
+        self.outgoing.iter().map(|outgoing| outgoing.spec.bytes()).chain(incoming)
+    }
+
+    /// Takes the memory of all tensors, and touches every page of it.
+    ///
+    /// # Errors
+    /// There is none.
+    pub(super) fn take_memory(&mut self, alloc: impl Fn(usize) -> Result<Buffer, Error>) -> Result<(), Error> {
+        for outgoing in &mut self.outgoing {
+            outgoing.memory = Arc::new(alloc(outgoing.spec.bytes() as usize)?);
+        }
+        for incoming in self.incoming.iter_mut().flatten() {
+            incoming.memory = alloc(incoming.spec.bytes() as usize)?;
+            // Memory comes page by page when it is first written: written here, it costs no transfer anything.
+            incoming.memory.fill(0xa5);
+        }
+        Ok(())
     }
 
     /// Makes all that is sent in a step, in place where nobody holds the last step's memory any more.
-    pub(super) fn fill(&mut self, step: i64) {
+    ///
+    /// # Errors
+    /// Other memory is needed, and there is none.
+    pub(super) fn fill(&mut self, step: i64, alloc: impl Fn(usize) -> Result<Buffer, Error>) -> Result<(), Error> {
         let mut flips = if self.flip_bit && step == FLIP_STEP { 1 } else { 0 };
         for outgoing in &mut self.outgoing {
             let len = outgoing.spec.bytes() as usize;
-            let mut memory = match std::mem::take(&mut outgoing.contents).try_into_mut() {
-                Ok(memory) if memory.len() == len => memory,
-                _ => BytesMut::zeroed(len),
-            };
-            Pattern::new(self.author, outgoing.number, step).fill(&mut memory);
+            if Arc::get_mut(&mut outgoing.memory).is_none() {
+                outgoing.memory = Arc::new(alloc(len)?);
+            }
+            let memory = Arc::get_mut(&mut outgoing.memory).expect("looked at, or made, just now");
+            Pattern::new(self.author, outgoing.number, step).fill(memory);
             if flips > 0 && !memory.is_empty() {
                 memory[len / 2] ^= 1;
                 flips -= 1;
             }
-            outgoing.contents = memory.freeze();
         }
+        Ok(())
     }
 
-    /// What goes to a peer in this step.
-    pub(super) fn offers_to(&self, peer: usize) -> Vec<Offer> {
-        let to_peer = self.outgoing.iter().filter(|outgoing| outgoing.to.contains(&peer));
-        to_peer
-            .map(|outgoing| {
-                let tensor = Tensor::new(outgoing.spec.meta().clone(), outgoing.contents.clone());
-                let tensor = tensor.expect("the memory is as long as the tensor");
-                Offer { key: outgoing.spec.name().clone(), tensor }
-            })
-            .collect()
+    /// What goes to each peer in this step.
+    pub(super) fn offers(&self) -> Vec<With<Offer>> {
+        let offer = |outgoing: &Outgoing| {
+            let bytes = Bytes::from_owner(Lent(Arc::clone(&outgoing.memory)));
+            let tensor = Tensor::new(outgoing.spec.meta().clone(), bytes);
+            Offer { key: outgoing.spec.name().clone(), tensor: tensor.expect("the memory is as long as the tensor") }
+        };
+        let with = |(number, peer): (usize, &String)| {
+            let to_peer = self.outgoing.iter().filter(|outgoing| outgoing.to.contains(&number));
+            With { peer: peer.clone(), tensors: to_peer.map(offer).collect() }
+        };
+        self.peers.iter().enumerate().map(with).collect()
     }
 
-    /// Lends the memory for what comes from a peer.
-    pub(super) fn wanted_from(&mut self, peer: usize) -> Vec<Wanted> {
+    /// Lends the memory for what comes from each peer.
+    pub(super) fn wanted(&mut self) -> Vec<With<Wanted>> {
         let lend = |incoming: &mut Incoming| Wanted {
             key: incoming.spec.name().clone(),
-            destination: Buffer::from_vec(std::mem::take(&mut incoming.memory)),
+            destination: std::mem::take(&mut incoming.memory),
         };
-        self.incoming[peer].iter_mut().map(lend).collect()
+        let from = self.peers.iter().zip(&mut self.incoming);
+        from.map(|(peer, all)| With { peer: peer.clone(), tensors: all.iter_mut().map(lend).collect() }).collect()
     }
 
     /// Takes what came from a peer, in the order in which it was wanted.
@@ -153,7 +185,7 @@ impl Share {
                     format!("byte {offset} of {} is {found:#04x}, not {expected:#04x}", place())
                 })?;
                 (tensors, bytes) = (tensors + 1, bytes + incoming.spec.bytes());
-                incoming.memory = tensor.into_buffer().into_vec().unwrap_or_else(|in_slab| in_slab.to_vec());
+                incoming.memory = tensor.into_buffer();
             }
         }
         Ok((tensors, bytes))
@@ -162,19 +194,8 @@ impl Share {
 
 impl Incoming {
     fn new((number, spec): &(usize, TensorSpec), author: Author) -> Incoming {
-        // Zeroed memory comes page by page when it is first written: written here, it costs no transfer anything.
-        let mut memory = vec![0; spec.bytes() as usize];
-        memory.fill(0xa5);
-        Incoming { spec: spec.clone(), number: *number, author, arrived: None, memory }
+        Incoming { spec: spec.clone(), number: *number, author, arrived: None, memory: Buffer::default() }
     }
-}
-
-/// Bytes that all tasks together hold for a workload.
-pub(super) fn memory_bytes(workload: &Workload, workers: usize) -> u64 {
-    let workers = workers as u64;
-    let (pull, push) = (workload.pull_bytes(), workload.push_bytes());
-    // On all ps: the parameters once and the gradients of each worker. On each worker: both.
-    pull.saturating_mul(1 + workers).saturating_add(push.saturating_mul(2 * workers))
 }
 
 #[cfg(test)]
@@ -188,38 +209,44 @@ mod tests {
     fn share(part: Part, index: usize, flip_bit: bool) -> Share {
         let workload = TEXT.to_owned();
         let job = Job { part, index, workers: 2, ps: 2, workload, pin: false, flip_bit };
-        Share::new(&job, &Workload::parse(TEXT, "test").unwrap())
+        let mut share = Share::new(&job, &Workload::parse(TEXT, "test").unwrap());
+        share.take_memory(alloc).unwrap();
+        share
     }
 
-    /// Moves what `from` offers to peer number `to_number` as a transfer would: into the receiver's memory.
-    fn carry(from: &Share, to_number: usize, to: &mut Share, from_number: usize) {
-        let offers = from.offers_to(to_number);
-        let wanted = to.wanted_from(from_number);
-        let keys: Vec<_> = wanted.iter().map(|wanted| wanted.key.clone()).collect();
-        assert_eq!(keys, offers.iter().map(|offer| offer.key.clone()).collect::<Vec<_>>());
-        let land = |(wanted, offer): (Wanted, Offer)| {
-            let mut memory = wanted.destination;
-            memory.copy_from_slice(offer.tensor.bytes());
-            Tensor::new(offer.tensor.meta().clone(), memory).unwrap()
-        };
-        let tensors = wanted.into_iter().zip(offers).map(land).collect();
-        to.arrived_from(from_number, tensors);
+    fn alloc(bytes: usize) -> Result<Buffer, Error> {
+        Ok(Buffer::from_vec(vec![0; bytes]))
+    }
+
+    /// Moves what `senders` offer to their peer `to_number` as a transfer would: into the receiver's memory.
+    fn carry(senders: &[Share], to_number: usize, to: &mut Share) {
+        for (number, (from, wanted)) in senders.iter().zip(to.wanted()).enumerate() {
+            let offers = from.offers().swap_remove(to_number).tensors;
+            let keys: Vec<_> = wanted.tensors.iter().map(|wanted| wanted.key.clone()).collect();
+            assert_eq!(keys, offers.iter().map(|offer| offer.key.clone()).collect::<Vec<_>>());
+            let land = |(wanted, offer): (Wanted, Offer)| {
+                let mut memory = wanted.destination;
+                memory.copy_from_slice(offer.tensor.bytes());
+                Tensor::new(offer.tensor.meta().clone(), memory).unwrap()
+            };
+            let tensors = wanted.tensors.into_iter().zip(offers).map(land).collect();
+            to.arrived_from(number, tensors);
+        }
     }
 
     #[test]
     fn what_every_task_sends_is_what_its_peers_expect_step_after_step() {
         let mut ps = [share(Part::Ps, 0, false), share(Part::Ps, 1, false)];
         let mut workers = [share(Part::Worker, 0, false), share(Part::Worker, 1, false)];
-        assert_eq!(ps[0].peers(), ["worker0:2222", "worker1:2222"]);
-        assert_eq!(workers[0].peers(), ["ps0:2222", "ps1:2222"]);
+        let peers = |share: &Share| share.offers().into_iter().map(|with| with.peer).collect::<Vec<_>>();
+        assert_eq!(peers(&ps[0]), ["worker0:2222", "worker1:2222"]);
+        assert_eq!(peers(&workers[0]), ["ps0:2222", "ps1:2222"]);
         for step in 0..3 {
-            ps.iter_mut().chain(&mut workers).for_each(|share| share.fill(step));
-            for (p, ps) in ps.iter_mut().enumerate() {
-                for (w, worker) in workers.iter_mut().enumerate() {
-                    carry(ps, w, worker, p);
-                    carry(worker, p, ps, w);
-                }
-            }
+            ps.iter_mut()
+                .chain(&mut workers)
+                .for_each(|share| share.fill(step, |_| panic!("memory is there")).unwrap());
+            ps.iter_mut().enumerate().for_each(|(number, ps)| carry(&workers, number, ps));
+            workers.iter_mut().enumerate().for_each(|(number, worker)| carry(&ps, number, worker));
             assert_eq!(workers[1].verify(step), Ok((3, 32)));
             assert_eq!(workers[0].verify(step), Ok((3, 32)));
             // Tensors a and c of two workers, and b of two workers.
@@ -232,8 +259,8 @@ mod tests {
     fn whatever_is_wrong_is_found() {
         let (mut ps, mut worker) = (share(Part::Ps, 0, true), share(Part::Worker, 0, false));
         assert_eq!(worker.verify(0), Err("a from ps0:2222 in step 0 did not arrive".to_owned()));
-        ps.fill(FLIP_STEP);
-        carry(&ps, 0, &mut worker, 0);
+        ps.fill(FLIP_STEP, alloc).unwrap();
+        carry(&[ps], 0, &mut worker);
         let error = worker.verify(FLIP_STEP).unwrap_err();
         assert!(error.starts_with("byte 6 of a from ps0:2222 in step 1 is 0x"), "{error}");
         let other = Tensor::from_elements(&[3], &[0_i32; 3]).unwrap();
@@ -242,8 +269,22 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_counted_for_all_tasks() {
-        let workload = Workload::parse(TEXT, "test").unwrap();
-        assert_eq!(memory_bytes(&workload, 2), 32 * (1 + 2) + 32 * 4);
+    fn memory_that_is_still_lent_is_left_alone() {
+        let mut ps = share(Part::Ps, 0, false);
+        ps.fill(0, alloc).unwrap();
+        let lent = ps.offers();
+        let before = lent[0].tensors[0].tensor.bytes().to_vec();
+        let full = ps.fill(1, |_| Err(Error::full("memory", "there is none")));
+        assert!(full.is_err());
+        ps.fill(1, alloc).unwrap();
+        assert_eq!(lent[0].tensors[0].tensor.bytes(), before);
+        assert_ne!(ps.offers()[0].tensors[0].tensor.bytes(), before);
+    }
+
+    #[test]
+    fn memory_is_needed_for_all_that_a_task_sends_and_receives() {
+        // Tensors a and c to all workers, and a and c from each of two.
+        assert_eq!(share(Part::Ps, 0, false).lengths().sum::<u64>(), 32 + 2 * 32);
+        assert_eq!(share(Part::Worker, 0, false).lengths().sum::<u64>(), 32 + 32);
     }
 }

@@ -1,5 +1,5 @@
-//! One task of the demo, in a process of its own: an engine, its share of the workload, and the orders of the parent.
-//! Makes and compares bytes on the main thread, moves them on the shard.
+//! One task of the demo, in a process of its own: its share of the workload, what moves that, and the orders of the
+//! parent. Makes and compares bytes on the main thread.
 
 use std::io::{self, BufRead, Write};
 use std::net::TcpListener;
@@ -7,23 +7,25 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, Receiver};
 use std::time::Duration;
 
-use sealane_fusion::{EndpointMap, Engine, EngineSettings, Error};
-use sealane_runtime::{JoinHandle, Pin};
+use sealane::{Attach, Polling};
+use sealane_fusion::{EndpointMap, EngineSettings};
+use sealane_runtime::Pin;
 
-use super::exchange::{self, Between};
 use super::interrupts;
+use super::mover::{Attached, Embedded, Mover};
 use super::protocol::{Fetched, Job, Order, Part, Report};
 use super::share::Share;
+use crate::arena_size::arena_bytes;
 use crate::cli::SettingsFlags;
 use crate::engine_settings::short_lived_engine_settings;
-use crate::settings::{Role, Runtime, Settings, Source, Sourced};
+use crate::settings::{Runtime, Settings, Source, Sourced};
 use crate::workload::Workload;
 use crate::{Context, Failure};
 
 /// How long a request of the demo waits: far longer than any transfer here, short enough to see a demo fail.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
+pub(super) const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 /// Slabs of a demo's engine where no setting gives them: its tensors bring their own memory.
-const SLAB_BYTES: usize = 1 << 20;
+pub(super) const SLAB_BYTES: usize = 1 << 20;
 /// Orders read ahead of the one that is carried out; the parent sends one at a time.
 const ORDERS_MAX: usize = 2;
 
@@ -95,17 +97,19 @@ fn serve(orders: &Receiver<Result<Order, String>>, args: &TaskArgs, context: &Co
                 let Some(State::Listening { job, listener }) = state.take() else {
                     return Err("told to start before it had a port".to_owned());
                 };
-                let player = Player::start(&job, listener, &endpoint_map, args, context);
-                let player = player.map_err(|failure| failure.to_string())?;
-                let cpus = player.engine.cpus();
-                *state = Some(State::Running(player));
-                Report::Ready { cpus }
+                let embedded = embed(&job, listener, &endpoint_map, args, context);
+                start(state, &job, Box::new(embedded.map_err(|failure| failure.to_string())?))?
+            }
+            (Order::Attach { job, socket }, state) => {
+                let attached = attach(&job, &socket, args, context);
+                start(state, &job, Box::new(attached.map_err(|failure| failure.to_string())?))?
             }
             (Order::Fill { step }, Some(State::Running(player))) => player.fill(step)?,
             (Order::Fetch { step }, Some(State::Running(player))) => player.fetch(step)?,
             (Order::Verify { step }, Some(State::Running(player))) => player.verify(step)?,
-            (Order::Finish, Some(State::Running(player))) => {
-                return player.engine.stop().map_err(|error| error.to_string());
+            (Order::Finish, Some(State::Running(_))) => {
+                let Some(State::Running(player)) = state.take() else { unreachable!("looked at just now") };
+                return player.mover.finish().map_err(|error| error.to_string());
             }
             (order, _) => return Err(format!("told to {order:?} before it had started")),
         };
@@ -118,81 +122,96 @@ enum State {
     Running(Player),
 }
 
-/// A task with its engine.
+fn start(state: &mut Option<State>, job: &Job, mover: Box<dyn Mover>) -> Result<Report, String> {
+    let player = Player::new(job, mover).map_err(|failure| failure.to_string())?;
+    let cpus = player.mover.cpus();
+    *state = Some(State::Running(player));
+    Ok(Report::Ready { cpus })
+}
+
+/// An engine in this process.
+fn embed(
+    job: &Job,
+    listener: TcpListener,
+    endpoint_map: &Path,
+    args: &TaskArgs,
+    context: &Context,
+) -> Result<Embedded, Failure> {
+    let settings = settings(job.part, &args.config, &args.set, context)?;
+    let task = job.task();
+    let pin = if job.pin { Pin::IfFree } else { Pin::Off };
+    let engine = short_lived_engine_settings(&settings, EndpointMap::load(endpoint_map)?, &[&task], pin)?;
+    let Runtime { slab_send_bytes, slab_receive_bytes, .. } = &settings.runtime;
+    let engine = EngineSettings {
+        listeners: vec![listener],
+        slab_send_bytes: given_or(slab_send_bytes, SLAB_BYTES),
+        slab_receive_bytes: given_or(slab_receive_bytes, SLAB_BYTES),
+        connect_timeout: engine.connect_timeout.min(REQUEST_TIMEOUT),
+        request_timeout: engine.request_timeout.min(REQUEST_TIMEOUT),
+        ..engine
+    };
+    Embedded::start(task, engine).map_err(Failure::work)
+}
+
+/// A client of the daemon at `socket`.
+fn attach(job: &Job, socket: &Path, args: &TaskArgs, context: &Context) -> Result<Attached, Failure> {
+    let settings = settings(job.part, &args.config, &args.set, context)?;
+    let workload = Workload::parse(&job.workload, "the workload")?;
+    let how = Attach::new(&job.task())
+        .socket(socket)
+        .arena_bytes(arena_bytes(Share::new(job, &workload).lengths()))
+        // The memory is made meanwhile.
+        .timeout(REQUEST_TIMEOUT)
+        .polling(polling(&settings.runtime));
+    Attached::attach(how, settings.transport.window.value).map_err(Failure::work)
+}
+
+/// A client waits as a shard does, where a setting says how.
+fn polling(runtime: &Runtime) -> Polling {
+    match (runtime.polling.value, &runtime.idle_spin) {
+        (true, _) => Polling::Spin,
+        (false, Sourced { source: Source::Default, .. }) => Polling::default(),
+        (false, idle_spin) => Polling::SpinThenSleep { idle_spin: idle_spin.value },
+    }
+}
+
+/// A task that can move its tensors.
 struct Player {
-    task: String,
-    engine: Engine,
     share: Share,
-    window: usize,
-    /// What was offered in this step and may not have been released.
-    offered: Vec<JoinHandle<Result<(), Error>>>,
+    mover: Box<dyn Mover>,
 }
 
 impl Player {
-    fn start(
-        job: &Job,
-        listener: TcpListener,
-        endpoint_map: &Path,
-        args: &TaskArgs,
-        context: &Context,
-    ) -> Result<Player, Failure> {
-        let settings = settings(job.part, &args.config, &args.set, context)?;
+    fn new(job: &Job, mover: Box<dyn Mover>) -> Result<Player, Failure> {
         let workload = Workload::parse(&job.workload, "the workload")?;
-        let task = job.task();
-        let pin = if job.pin { Pin::IfFree } else { Pin::Off };
-        let engine = short_lived_engine_settings(&settings, EndpointMap::load(endpoint_map)?, &[&task], pin)?;
-        let window = engine.session.window;
-        let Runtime { slab_send_bytes, slab_receive_bytes, .. } = &settings.runtime;
-        let engine = Engine::start(EngineSettings {
-            listeners: vec![listener],
-            slab_send_bytes: given_or(slab_send_bytes, SLAB_BYTES),
-            slab_receive_bytes: given_or(slab_receive_bytes, SLAB_BYTES),
-            connect_timeout: engine.connect_timeout.min(REQUEST_TIMEOUT),
-            request_timeout: engine.request_timeout.min(REQUEST_TIMEOUT),
-            ..engine
-        });
-        let engine = engine.map_err(Failure::work)?;
-        Ok(Player { task, engine, share: Share::new(job, &workload), window, offered: Vec::new() })
-    }
-
-    fn between(&self, peer: usize, step: i64) -> Between {
-        Between { task: self.task.clone(), peer: self.share.peers()[peer].clone(), step }
+        let mut share = Share::new(job, &workload);
+        share.take_memory(|bytes| mover.alloc(bytes)).map_err(Failure::work)?;
+        Ok(Player { share, mover })
     }
 
     /// Also sees the offers of the step before end: then their memory is free to be used again.
     fn fill(&mut self, step: i64) -> Result<Report, String> {
-        for offered in self.offered.drain(..) {
-            settle(offered)?;
-        }
-        self.share.fill(step);
-        for peer in 0..self.share.peers().len() {
-            let offers = self.share.offers_to(peer);
-            self.offered.push(exchange::offer(&self.engine, self.between(peer, step), offers));
-        }
+        let Player { share, mover } = self;
+        mover
+            .settle()
+            .and_then(|()| share.fill(step, |bytes| mover.alloc(bytes)))
+            .map_err(|error| error.to_string())?;
+        mover.offer(step, share.offers());
         Ok(Report::Filled)
     }
 
     fn fetch(&mut self, step: i64) -> Result<Report, String> {
-        let peers = 0..self.share.peers().len();
-        let mut asked = Vec::with_capacity(peers.len());
         // All memory is lent before the first request, whose time begins to count.
-        let wanted: Vec<_> = peers.map(|peer| (peer, self.share.wanted_from(peer))).collect();
-        for (peer, wanted) in wanted {
-            let between = self.between(peer, step);
-            asked.push((peer, exchange::fetch(&self.engine, between, wanted, self.window)));
-        }
-        let mut fetched = Vec::with_capacity(asked.len());
-        for (peer, asked) in asked {
-            let arrived = settle(asked)?;
-            fetched.push(Fetched {
-                peer,
-                tensors: arrived.tensors.len() as u64,
-                elapsed_ns: nanoseconds(arrived.elapsed),
-                latencies_ns: arrived.latencies.into_iter().map(nanoseconds).collect(),
-                bytes: self.share.arrived_from(peer, arrived.tensors),
-            });
-        }
-        Ok(Report::Fetched(fetched))
+        let wanted = self.share.wanted();
+        let arrived = self.mover.fetch(step, wanted).map_err(|error| error.to_string())?;
+        let fetched = arrived.into_iter().enumerate().map(|(peer, arrived)| Fetched {
+            peer,
+            tensors: arrived.tensors.len() as u64,
+            elapsed_ns: nanoseconds(arrived.elapsed),
+            latencies_ns: arrived.latencies.into_iter().map(nanoseconds).collect(),
+            bytes: self.share.arrived_from(peer, arrived.tensors),
+        });
+        Ok(Report::Fetched(fetched.collect()))
     }
 
     fn verify(&mut self, step: i64) -> Result<Report, String> {
@@ -208,20 +227,13 @@ pub(super) fn settings(
     set: &[String],
     context: &Context,
 ) -> Result<Settings, Failure> {
-    let role = match part {
-        Part::Ps => Role::Ps,
-        Part::Worker => Role::Worker,
-    };
-    context.settings(&SettingsFlags { endpoint_map: None, role: Some(role), config: config.clone(), set: set.to_vec() })
+    let role = Some(part.role());
+    context.settings(&SettingsFlags { endpoint_map: None, role, config: config.clone(), set: set.to_vec() })
 }
 
 /// What a flag, a variable or a file gives, or else what suits a demo.
 fn given_or<T: Copy>(setting: &Sourced<T>, demo: T) -> T {
     if setting.source == Source::Default { demo } else { setting.value }
-}
-
-fn settle<T>(handle: JoinHandle<Result<T, Error>>) -> Result<T, String> {
-    handle.wait().map_err(|error| error.to_string())?.map_err(|error| error.to_string())
 }
 
 fn nanoseconds(duration: Duration) -> u64 {

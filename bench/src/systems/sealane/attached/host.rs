@@ -1,0 +1,106 @@
+//! The engine's process: one shard that serves both tasks, and a thread that lets the two clients in and then sleeps. It
+//! is what `sealane daemon` does, without its files, signals and checks of users.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use sealane_fusion::{ClientEnds, Engine};
+use sealane_transport::shm::attach::{
+    self, Attach, Request, RequestError, ShardDescriptors, VERSION, Welcome, Welcoming,
+};
+use sealane_transport::shm::{ClientBell, DaemonEnd, Doorbell, SharedMemory, segment_bytes};
+
+use super::super::{PS, WORKER, engine, listen, map};
+use crate::error::BenchError;
+use crate::limits::{IDLE_US_MAX, SIZE_BYTES_MAX, STALL_LIMIT};
+use crate::peer::{PeerJob, PeerReady, announce};
+
+/// How long a request waits: the longest gap of a round, before which a recv is asked for already, and what a round may
+/// stand still.
+const REQUEST_TIMEOUT: Duration = Duration::from_micros(IDLE_US_MAX).saturating_add(STALL_LIMIT);
+
+/// Memory for tensors received without a destination, of which there are none that need it: small ones lie in the ring,
+/// large ones have a destination.
+const AREA_BYTES: u64 = 1 << 20;
+
+/// The engine's process.
+pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
+    let (network, port) = listen(&job.plan)?;
+    let engine = engine(&job.plan, map(port, port), &[PS, WORKER], network, REQUEST_TIMEOUT)?;
+    let clients = attach::listen(job.meeting_place()?).map_err(failed)?;
+    announce(PeerReady { port: 0 })?;
+    let _attached = [admit_next(&engine, &clients)?, admit_next(&engine, &clients)?];
+    loop {
+        // The process ends with its standard input or its parent.
+        thread::park();
+    }
+}
+
+/// Lets the next client in, and gives the socket on which it is rung for.
+fn admit_next(engine: &Engine, listener: &OwnedFd) -> Result<Arc<OwnedFd>, BenchError> {
+    let socket = loop {
+        ready(listener, PollFlags::POLLIN)?;
+        if let Some(socket) = attach::accept(listener).map_err(failed)? {
+            break Arc::new(socket);
+        }
+    };
+    let wish = loop {
+        ready(&socket, PollFlags::POLLIN)?;
+        match attach::read_request(&socket).map_err(refused)? {
+            Some(Request::Attach(wish)) => break wish,
+            Some(request) => return Err(refused(RequestError::Malformed(format!("{request:?} is not to attach")))),
+            None => {}
+        }
+    };
+    let mut welcoming = admit(engine, wish, &socket)?;
+    while !welcoming.step(&socket).map_err(failed)? {
+        ready(&socket, PollFlags::POLLOUT)?;
+    }
+    Ok(socket)
+}
+
+fn admit(engine: &Engine, wish: Attach, socket: &Arc<OwnedFd>) -> Result<Welcoming, BenchError> {
+    let pid = attach::credentials(socket).map_err(failed)?.pid;
+    let (arena, arena_descriptor) =
+        SharedMemory::create("sealane-bench-arena", wish.arena_bytes, false).map_err(failed)?;
+    let (end, segment) = DaemonEnd::create(AREA_BYTES, false).map_err(failed)?;
+    let doorbell = Doorbell::create().map_err(failed)?;
+    let descriptors = vec![ShardDescriptors { segment, doorbell: doorbell.duplicate().map_err(failed)? }];
+    let welcome = Welcome {
+        version: VERSION,
+        shards: 1,
+        arena_bytes: arena.len(),
+        segment_bytes: segment_bytes(end.area().len()),
+        area_bytes: end.area().len(),
+        request_timeout_ms: REQUEST_TIMEOUT.as_millis() as u64,
+        tensor_bytes_max: SIZE_BYTES_MAX as u64,
+        daemon_pid: std::process::id(),
+    };
+    let bell = ClientBell::new(Arc::clone(socket));
+    let ends = ClientEnds { task: wish.task, pid, arena, shards: vec![(end, doorbell)], bell };
+    engine.admit(ends).map_err(|error| {
+        // The client may be gone; then nobody needs to be told.
+        let _ = attach::refuse(socket, &error);
+        failed(error)
+    })?;
+    Ok(Welcoming::new(welcome, arena_descriptor, descriptors))
+}
+
+/// Waits until a socket can be read or written, which for a stranger's would be too long a wait: these are the harness's.
+fn ready(socket: &OwnedFd, what: PollFlags) -> Result<(), BenchError> {
+    match poll(&mut [PollFd::new(socket.as_fd(), what)], PollTimeout::NONE) {
+        Ok(_) | Err(nix::errno::Errno::EINTR) => Ok(()),
+        Err(errno) => Err(BenchError::io("wait for a client")(errno.into())),
+    }
+}
+
+fn failed(error: impl std::fmt::Display) -> BenchError {
+    BenchError::Sealane { operation: "let a client in", reason: error.to_string() }
+}
+
+fn refused(error: RequestError) -> BenchError {
+    failed(error)
+}

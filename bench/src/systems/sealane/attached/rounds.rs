@@ -1,0 +1,236 @@
+//! What is measured through the daemon, on the calling thread, which is both clients:
+//!
+//! - *latency*: the worker's recv of the next step is asked for first, and, if there is a gap, the gap passes. Timed is
+//!   then from the call of `send` on the ps until `wait` on that recv has returned the tensor. Making the tensor's handle
+//!   before and the wait for the end of the send afterwards are not.
+//! - *rate*: the window is a few batches. The worker asks for a batch, the ps sends it; the oldest batch is waited for, and
+//!   asked for and sent again. Counted are tensors that the worker has got. With `--fuse turn` a batch is one `recv_all`
+//!   and one `send_all`, else a `recv` and a `send` for each tensor.
+//! - *bandwidth*: the same with `recv_into`; each of the window's tensors has memory in the ps's arena, from which it is
+//!   sent again and again, and memory in the worker's, where it arrives again and again.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use ::sealane::{Buffer, DType, Error, Receiving, RecvOptions, Sending, Task, Tensor, TensorMeta};
+use bytes::Bytes;
+use sealane_transport::shm::limits::INLINE_BYTES_MAX;
+
+use super::super::consumer::key_of;
+use super::{NAME, PS, WORKER};
+use crate::plan::{Bench, Fuse, Plan};
+use crate::sample::{Metric, Sample, record_round_trip, round_trip_histogram};
+use crate::stopwatch::{RoundClock, Tally};
+use crate::systems::gap::pass;
+
+/// Batches of a window: while one is waited for, the daemon works on the others.
+const BATCHES: usize = 4;
+
+/// The parts of an arena that are not whole tensors: blocks that are cut for small ones, and the books' rounding.
+const ARENA_SLACK_BYTES: usize = 2 << 20;
+
+/// Tensors up to this size travel in the ring, and are in no arena on either side.
+fn is_in_ring(plan: &Plan) -> bool {
+    plan.size_bytes <= INLINE_BYTES_MAX
+}
+
+/// The size of each client's arena: room for the window's tensors.
+pub(super) fn arena_bytes(plan: &Plan) -> u64 {
+    if is_in_ring(plan) {
+        return ARENA_SLACK_BYTES as u64;
+    }
+    // A small block has a power of two; a large one is found where a little more than it needs is free.
+    let block = plan.size_bytes.next_power_of_two().min(plan.size_bytes + 64 * 1024);
+    (block * plan.window + block / 4 + ARENA_SLACK_BYTES) as u64
+}
+
+/// One of the tensors that are in flight at once.
+struct Slot {
+    key: String,
+    /// What is sent, again and again: one parameter that is pulled each step.
+    source: Bytes,
+    /// Where it arrives, if that is not in the ring; given back by every recv.
+    destination: Option<Buffer>,
+}
+
+impl Slot {
+    fn options(&mut self) -> RecvOptions {
+        RecvOptions { destination: self.destination.take(), ..RecvOptions::default() }
+    }
+
+    /// Takes a recv's tensor.
+    fn received(&mut self, tensor: Tensor, plan: &Plan) -> Result<(), Error> {
+        let buffer = tensor.into_buffer();
+        if buffer.len() != plan.size_bytes {
+            let reason = format!("{NAME} answered {} bytes to a request for {}", buffer.len(), plan.size_bytes);
+            return Err(Error::InvalidArgument { reason: reason.into() });
+        }
+        if !is_in_ring(plan) {
+            self.destination = Some(buffer);
+        }
+        Ok(())
+    }
+}
+
+/// The window's slots, divided.
+fn batches(window: usize) -> impl Iterator<Item = Range<usize>> {
+    let size = window.div_ceil(BATCHES);
+    (0..window).step_by(size).map(move |start| start..window.min(start + size))
+}
+
+/// Calls under way for some of the slots.
+struct Batch {
+    slots: Range<usize>,
+    receivings: Vec<Receiving>,
+    sendings: Vec<Sending>,
+}
+
+/// Both clients, and what they use again from round to round.
+pub(super) struct Clients {
+    ps: Task,
+    worker: Task,
+    meta: TensorMeta,
+    slots: Vec<Slot>,
+    /// The next step; no step is used twice.
+    step: i64,
+}
+
+impl Clients {
+    /// Takes the two tasks, and memory for a window of tensors.
+    pub(super) fn new(plan: &Plan, ps: Task, worker: Task) -> Result<Self, Error> {
+        let slot = |index| {
+            let (source, destination) = if is_in_ring(plan) {
+                (Bytes::from(vec![0; plan.size_bytes]), None)
+            } else {
+                let mut source = ps.alloc(plan.size_bytes)?;
+                source.fill(0);
+                (Bytes::from_owner(source), Some(worker.alloc(plan.size_bytes)?))
+            };
+            Ok(Slot { key: key_of(index), source, destination })
+        };
+        let slots = (0..plan.window).map(slot).collect::<Result<_, Error>>()?;
+        let meta = TensorMeta::new(DType::U8, &[plan.size_bytes as u64])?;
+        Ok(Self { ps, worker, meta, slots, step: 0 })
+    }
+
+    /// One tensor at a time.
+    pub(super) fn round_trips(&mut self, plan: &Plan, length: Duration) -> Result<Sample, Error> {
+        let Self { ps, worker, meta, slots, step } = self;
+        let slot = &mut slots[0];
+        let mut histogram = round_trip_histogram();
+        let clock = RoundClock::start(Instant::now(), length);
+        loop {
+            let options = slot.options();
+            let receiving = worker.recv_with(PS, *step, &slot.key, options);
+            if let Some(idle) = plan.idle() {
+                pass(idle, plan.polling);
+            }
+            let tensor = Tensor::new(meta.clone(), slot.source.clone())?;
+            let asked = Instant::now();
+            let sending = ps.send(WORKER, *step, &slot.key, tensor);
+            let tensor = receiving.wait()?;
+            let answered = Instant::now();
+            sending.wait()?;
+            slot.received(tensor, plan)?;
+            *step += 1;
+            if clock.counts(asked) {
+                record_round_trip(&mut histogram, answered - asked);
+                if clock.is_over(answered) {
+                    return Ok(Sample::round_trips(histogram));
+                }
+            }
+        }
+    }
+
+    /// A window of tensors.
+    pub(super) fn throughput(&mut self, plan: &Plan, length: Duration) -> Result<Sample, Error> {
+        let mut tally = Tally::start(Instant::now(), length);
+        let mut under_way = VecDeque::with_capacity(BATCHES);
+        for slots in batches(self.slots.len()) {
+            under_way.push_back(self.begin(plan, slots)?);
+        }
+        let mut over = false;
+        while let Some(batch) = under_way.pop_front() {
+            let slots = self.finish(plan, batch)?;
+            over |= tally.completed(slots.len() as u64, Instant::now());
+            if !over {
+                under_way.push_back(self.begin(plan, slots)?);
+            }
+        }
+        let per_second = tally.per_second();
+        Ok(match plan.bench {
+            Bench::Bandwidth => Sample::figure(Metric::GigabytesPerSecond, per_second * plan.size_bytes as f64 / 1e9),
+            Bench::Rate | Bench::Latency => Sample::figure(Metric::TensorsPerSecond, per_second),
+        })
+    }
+
+    /// Asks for the tensors of some slots and sends them.
+    fn begin(&mut self, plan: &Plan, range: Range<usize>) -> Result<Batch, Error> {
+        let Self { ps, worker, meta, slots, step } = self;
+        let slots = &mut slots[range.clone()];
+        let tensor = |slot: &Slot| Tensor::new(meta.clone(), slot.source.clone());
+        let at = *step;
+        *step += 1;
+        let (receivings, sendings) = match plan.fuse {
+            Fuse::Turn if plan.bench == Bench::Rate => {
+                let wanted = slots.iter_mut().map(|slot| (slot.options(), slot.key.as_str()));
+                let receivings = worker.recv_all(PS, at, wanted.map(|(options, key)| (key, options)));
+                let tensors = slots.iter().map(|slot| Ok((slot.key.as_str(), tensor(slot)?)));
+                let tensors = tensors.collect::<Result<Vec<_>, Error>>()?;
+                (receivings, ps.send_all(WORKER, at, tensors))
+            }
+            Fuse::Off | Fuse::Turn => {
+                let mut begun = (Vec::with_capacity(slots.len()), Vec::with_capacity(slots.len()));
+                for slot in slots {
+                    let options = slot.options();
+                    begun.0.push(worker.recv_with(PS, at, &slot.key, options));
+                    begun.1.push(ps.send(WORKER, at, &slot.key, tensor(slot)?));
+                }
+                begun
+            }
+        };
+        Ok(Batch { slots: range, receivings, sendings })
+    }
+
+    /// Waits until all of a batch's tensors have arrived and their sends have ended.
+    fn finish(&mut self, plan: &Plan, batch: Batch) -> Result<Range<usize>, Error> {
+        let Batch { slots, receivings, sendings } = batch;
+        for (slot, receiving) in self.slots[slots.clone()].iter_mut().zip(receivings) {
+            slot.received(receiving.wait()?, plan)?;
+        }
+        for sending in sendings {
+            sending.wait()?;
+        }
+        Ok(slots)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn batches_are_the_window() {
+        for window in 1..20 {
+            let divided: Vec<_> = batches(window).collect();
+            assert!(divided.len() <= BATCHES && divided.iter().all(|batch| !batch.is_empty()), "{divided:?}");
+            assert!(divided.into_iter().flatten().eq(0..window), "{window}");
+        }
+    }
+
+    #[test]
+    fn small_tensors_need_no_arena() {
+        let plan = Plan::new(Bench::Rate);
+        assert!(is_in_ring(&plan));
+        assert_eq!(arena_bytes(&plan), ARENA_SLACK_BYTES as u64);
+    }
+
+    #[test]
+    fn an_arena_has_room_for_the_window() {
+        for (size_bytes, window) in [(INLINE_BYTES_MAX + 1, 65_536), (65_537, 7), (4 << 20, 8), (1 << 30, 1)] {
+            let plan = Plan { size_bytes, window, ..Plan::new(Bench::Bandwidth) };
+            assert!(arena_bytes(&plan) as usize >= size_bytes * window + ARENA_SLACK_BYTES, "{size_bytes}");
+        }
+    }
+}

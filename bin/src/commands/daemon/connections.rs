@@ -1,0 +1,157 @@
+//! The connections at the daemon's socket, by what they are about: asking, being welcomed, attached, waiting for the end.
+//! Bounded by [`OPENING_MAX`] and `daemon.clients_max`.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use sealane_fusion::ClientId;
+use sealane_transport::shm::attach::{Credentials, Welcoming};
+
+/// Most connections that are not attached. A client asks at once and is attached within a millisecond: more wait in the
+/// kernel's queue.
+pub(super) const OPENING_MAX: usize = 64;
+
+/// How long a connection may take to ask, and then to take its welcome: a process that is alive needs far less.
+const OPENING_TIME: Duration = Duration::from_secs(5);
+
+/// As [`OPENING_TIME`], while as many as possible do and others wait behind them.
+const OPENING_TIME_IN_A_CROWD: Duration = Duration::from_secs(1);
+
+/// A client of the engine.
+#[derive(Debug)]
+pub(super) struct Client {
+    /// What the engine calls it.
+    pub(super) id: ClientId,
+    /// The task that it is.
+    pub(super) task: String,
+    /// Readable once the process is gone. A child that inherited the socket may keep that open. None where the kernel
+    /// tells no process, as of another container.
+    pub(super) process: Option<OwnedFd>,
+}
+
+/// What a connection is about.
+#[derive(Debug)]
+pub(super) enum Stage {
+    /// Its request has not come.
+    Asking,
+    /// Its memory is on the way.
+    Welcoming(Client, Welcoming),
+    /// It is a client, and says nothing any more on its socket.
+    Attached(Client),
+    /// It asked for the daemon's end and waits for that.
+    AwaitingEnd,
+}
+
+/// One connection.
+#[derive(Debug)]
+pub(super) struct Connection {
+    pub(super) socket: Arc<OwnedFd>,
+    pub(super) peer: Credentials,
+    /// When it came to its stage.
+    pub(super) since: Instant,
+    pub(super) stage: Stage,
+}
+
+/// All connections, by numbers that are never given twice: an event of one that is gone by now finds none.
+#[derive(Debug, Default)]
+pub(super) struct Connections {
+    by_number: HashMap<u64, Connection>,
+    next_number: u64,
+}
+
+impl Connections {
+    /// Adds one that has not asked yet.
+    pub(super) fn add(&mut self, now: Instant, socket: OwnedFd, peer: Credentials) -> u64 {
+        let number = self.next_number;
+        self.next_number += 1;
+        let connection = Connection { socket: Arc::new(socket), peer, since: now, stage: Stage::Asking };
+        self.by_number.insert(number, connection);
+        number
+    }
+
+    pub(super) fn get_mut(&mut self, number: u64) -> Option<&mut Connection> {
+        self.by_number.get_mut(&number)
+    }
+
+    pub(super) fn remove(&mut self, number: u64) -> Option<Connection> {
+        self.by_number.remove(&number)
+    }
+
+    /// Clients, those included whose welcome is on the way.
+    pub(super) fn clients(&self) -> usize {
+        let is_client =
+            |connection: &&Connection| matches!(connection.stage, Stage::Welcoming(..) | Stage::Attached(_));
+        self.by_number.values().filter(is_client).count()
+    }
+
+    /// True if no more connections may be accepted for now.
+    pub(super) fn is_crowded(&self) -> bool {
+        self.by_number.values().filter(|connection| !matches!(connection.stage, Stage::Attached(_))).count()
+            >= OPENING_MAX
+    }
+
+    /// Those whose time is over.
+    pub(super) fn overdue(&self, now: Instant) -> Vec<u64> {
+        let time = self.opening_time();
+        let over = |connection: &Connection| until(connection, time).is_some_and(|until| until <= now);
+        self.by_number.iter().filter(|(_, connection)| over(connection)).map(|(number, _)| *number).collect()
+    }
+
+    /// When the next one's time is over.
+    pub(super) fn next_overdue(&self) -> Option<Instant> {
+        let time = self.opening_time();
+        self.by_number.values().filter_map(|connection| until(connection, time)).min()
+    }
+
+    fn opening_time(&self) -> Duration {
+        if self.is_crowded() { OPENING_TIME_IN_A_CROWD } else { OPENING_TIME }
+    }
+}
+
+fn until(connection: &Connection, time: Duration) -> Option<Instant> {
+    match connection.stage {
+        Stage::Asking | Stage::Welcoming(..) => Some(connection.since + time),
+        Stage::Attached(_) | Stage::AwaitingEnd => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixDatagram;
+
+    fn add(connections: &mut Connections, now: Instant) -> u64 {
+        connections.add(now, UnixDatagram::unbound().unwrap().into(), Credentials { pid: 1, uid: 2 })
+    }
+
+    #[test]
+    fn a_connection_has_its_time_to_ask_and_less_in_a_crowd() {
+        let (mut connections, now) = (Connections::default(), Instant::now());
+        assert_eq!(connections.next_overdue(), None);
+        let first = add(&mut connections, now);
+        assert_eq!(connections.next_overdue(), Some(now + OPENING_TIME));
+        assert!(connections.overdue(now + OPENING_TIME_IN_A_CROWD).is_empty());
+        assert_eq!(connections.overdue(now + OPENING_TIME), [first]);
+        for _ in 1..OPENING_MAX {
+            assert!(!connections.is_crowded());
+            add(&mut connections, now);
+        }
+        assert!(connections.is_crowded());
+        assert_eq!(connections.overdue(now + OPENING_TIME_IN_A_CROWD).len(), OPENING_MAX);
+        connections.remove(first).unwrap();
+        assert!(!connections.is_crowded() && connections.get_mut(first).is_none());
+        assert_eq!(connections.clients(), 0);
+    }
+
+    #[test]
+    fn whoever_awaits_the_end_may_wait_for_it() {
+        let (mut connections, now) = (Connections::default(), Instant::now());
+        let number = add(&mut connections, now);
+        connections.get_mut(number).unwrap().stage = Stage::AwaitingEnd;
+        assert_eq!(connections.next_overdue(), None);
+        assert_eq!(connections.clients(), 0);
+        assert_ne!(add(&mut connections, now), number);
+    }
+}

@@ -1,0 +1,326 @@
+//! The control thread: waits for clients, signals and changes of the endpoint map, and does what they ask. No tensor
+//! passes here. Every step is bounded, and between two it sleeps.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nix::sys::socket::{Shutdown, shutdown};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use sealane_fusion::Engine;
+use sealane_transport::Error;
+use sealane_transport::shm::ShmError;
+use sealane_transport::shm::attach::{self, Attach, Request, RequestError};
+
+use super::connections::{Client, Connections, Stage};
+use super::drain::{Drain, Progress};
+use super::gate::Gate;
+use super::memory::Portion;
+use super::readiness::{For, Readiness, Ready};
+use super::reload::MapInUse;
+use super::service_manager;
+use super::signals::{Signals, Wish};
+use super::socket::ClientSocket;
+use super::tasks::{self, list};
+use super::watch::Watch;
+use crate::Failure;
+
+/// Pause after a connection could not be accepted, mostly for want of a descriptor: the caller still waits, and asking
+/// at once again would spin.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Everything that the control thread looks after.
+pub(super) struct Control {
+    pub(super) engine: Engine,
+    pub(super) gate: Gate,
+    pub(super) portion: Portion,
+    pub(super) map: MapInUse,
+    pub(super) drain_timeout: Duration,
+    pub(super) socket: ClientSocket,
+    pub(super) signals: Signals,
+    /// None where the system has no watches left: then the map is read again on a signal alone.
+    pub(super) watch: Option<Watch>,
+    pub(super) readiness: Readiness,
+    pub(super) connections: Connections,
+    /// When connections are accepted again.
+    pub(super) accept_from: Option<Instant>,
+    /// Whether the listener is waited for.
+    pub(super) listening: bool,
+    pub(super) drain: Option<Drain>,
+}
+
+impl Control {
+    /// Serves until a signal or a client ends it.
+    ///
+    /// # Errors
+    /// The system cannot wait for descriptors.
+    pub(super) fn run(&mut self) -> Result<(), Failure> {
+        let refused = |error| Failure::work(format!("the daemon's descriptors cannot be waited for ({error})"));
+        self.readiness.add(&self.socket, For::Reading, Ready::Listener).map_err(refused)?;
+        self.readiness.add(&self.signals, For::Reading, Ready::Signals).map_err(refused)?;
+        if let Some(watch) = &self.watch {
+            self.readiness.add(watch, For::Reading, Ready::Map).map_err(refused)?;
+        }
+        service_manager::ready(&self.status());
+        loop {
+            let now = Instant::now();
+            self.hang_up_on_the_overdue(now);
+            self.listen_if_there_is_room(now);
+            let Some(look_again) = self.look_at_drain(now) else { return Ok(()) };
+            let wake_ups = [look_again, self.connections.next_overdue(), self.accept_from];
+            for ready in self.readiness.wait(wake_ups.into_iter().flatten().min())? {
+                let now = Instant::now();
+                match ready {
+                    Ready::Listener => self.accept(now),
+                    Ready::Signals if self.obey_signals(now) => {}
+                    Ready::Signals => return Ok(()),
+                    Ready::Map => self.look_at_map(),
+                    Ready::Connection(number) => self.serve(now, number),
+                    Ready::Process(number) => self.hang_up(number, "its process is gone"),
+                }
+            }
+        }
+    }
+
+    /// For the service manager and for people.
+    fn status(&self) -> String {
+        let (tasks, addresses) = (self.engine.tasks().len(), list(self.engine.addresses(), "no address"));
+        let (clients, known) = (self.connections.clients(), self.map.snapshot().len());
+        let doing = if self.drain.is_some() { "drains" } else { "serves" };
+        format!("{doing} {tasks} tasks at {addresses}; {clients} clients attached; {known} tasks in the endpoint map")
+    }
+
+    /// False if it has to end at once.
+    fn obey_signals(&mut self, now: Instant) -> bool {
+        while let Some(wish) = self.signals.next() {
+            match wish {
+                Wish::Stop if self.drain.is_some() => {
+                    tracing::warn!("a second signal: the daemon ends without waiting");
+                    return false;
+                }
+                Wish::Stop => self.begin_drain(now, "a signal"),
+                Wish::Reload => {
+                    if let Some(Err(error)) = self.watch.as_ref().map(Watch::renew) {
+                        tracing::warn!(%error, "changes of the endpoint map are not seen any more, SIGHUP reads it");
+                    }
+                    self.reload();
+                }
+            }
+        }
+        true
+    }
+
+    fn look_at_map(&mut self) {
+        if self.watch.as_ref().is_some_and(Watch::changed) {
+            self.reload();
+        }
+    }
+
+    fn reload(&mut self) {
+        if self.drain.is_some() {
+            return;
+        }
+        service_manager::reloading();
+        self.map.reload(&self.engine);
+        service_manager::ready(&self.status());
+    }
+
+    fn begin_drain(&mut self, now: Instant, asked_by: &str) {
+        if self.drain.is_some() {
+            return;
+        }
+        tracing::info!(asked_by, timeout = ?self.drain_timeout, "the daemon drains");
+        if let Err(error) = self.engine.drain() {
+            tracing::error!(%error, "the engine cannot be drained");
+        }
+        self.drain = Some(Drain::begin(now, self.drain_timeout));
+        service_manager::stopping(&self.status());
+    }
+
+    /// When to look again, if at all; nothing if the drain is over.
+    fn look_at_drain(&self, now: Instant) -> Option<Option<Instant>> {
+        let Some(drain) = self.drain else { return Some(None) };
+        // An engine that has stopped has nothing under way.
+        match drain.look(now, self.engine.under_way().unwrap_or(0)) {
+            Progress::Wait(until) => Some(Some(until)),
+            Progress::Over { left: 0 } => {
+                tracing::info!("the daemon is drained");
+                None
+            }
+            Progress::Over { left } => {
+                tracing::warn!(left, timeout = ?self.drain_timeout, "the time to drain is over: these calls are ended");
+                None
+            }
+        }
+    }
+
+    fn listen_if_there_is_room(&mut self, now: Instant) {
+        if self.accept_from.is_some_and(|from| from <= now) {
+            self.accept_from = None;
+        }
+        let wanted = self.accept_from.is_none() && !self.connections.is_crowded();
+        if wanted != self.listening {
+            self.listening = wanted;
+            let interest = if wanted { For::Reading } else { For::HangUp };
+            self.readiness.change(&self.socket, interest, Ready::Listener);
+        }
+    }
+
+    fn accept(&mut self, now: Instant) {
+        while !self.connections.is_crowded() {
+            let accepted = attach::accept(self.socket.listener());
+            let known = accepted.and_then(|socket| match socket {
+                Some(socket) => attach::credentials(&socket).map(|peer| Some((socket, peer))),
+                None => Ok(None),
+            });
+            let (socket, peer) = match known {
+                Ok(Some(known)) => known,
+                Ok(None) => return,
+                Err(error) => {
+                    tracing::warn!(%error, retry_in = ?ACCEPT_PAUSE, "a client cannot be accepted");
+                    self.accept_from = Some(now + ACCEPT_PAUSE);
+                    return;
+                }
+            };
+            let number = self.connections.add(now, socket, peer);
+            let connection = self.connections.get_mut(number).expect("just added");
+            if let Err(error) = self.readiness.add(&*connection.socket, For::Reading, Ready::Connection(number)) {
+                tracing::warn!(%error, pid = peer.pid, "a client cannot be waited for");
+                self.connections.remove(number);
+            }
+        }
+    }
+
+    /// Takes a connection a step further.
+    fn serve(&mut self, now: Instant, number: u64) {
+        let Some(connection) = self.connections.get_mut(number) else { return };
+        match &mut connection.stage {
+            Stage::Asking => {
+                let socket = Arc::clone(&connection.socket);
+                match attach::read_request(&socket) {
+                    Ok(None) => {}
+                    Ok(Some(request)) => self.answer(now, number, request),
+                    Err(RequestError::HungUp) => self.hang_up(number, "it hung up"),
+                    Err(error) => self.refuse(number, &Error::invalid(error.to_string())),
+                }
+            }
+            Stage::Welcoming(_, welcoming) => match welcoming.step(&connection.socket) {
+                Ok(true) => self.attached(number),
+                Ok(false) => {}
+                Err(error) => self.hang_up(number, &error.to_string()),
+            },
+            // A client has nothing to say on its socket: whatever makes it readable is its end.
+            Stage::Attached(_) => match attach::read_request(&connection.socket) {
+                Ok(None) => {}
+                Err(RequestError::HungUp) => self.hang_up(number, "it hung up"),
+                Ok(Some(_)) => self.hang_up(number, "it asked for something again"),
+                Err(error) => self.hang_up(number, &error.to_string()),
+            },
+            Stage::AwaitingEnd => self.hang_up(number, "it hung up"),
+        }
+    }
+
+    fn answer(&mut self, now: Instant, number: u64, request: Request) {
+        let answered = match request {
+            Request::Attach(wish) => self.attach(now, number, &wish),
+            Request::Drain { .. } => self.drain_for(now, number),
+        };
+        if let Err(error) = answered {
+            self.refuse(number, &error);
+        }
+    }
+
+    fn attach(&mut self, now: Instant, number: u64, wish: &Attach) -> Result<(), Error> {
+        if self.drain.is_some() {
+            return Err(Error::unavailable("this daemon", "it drains; attach again once it has started anew"));
+        }
+        let clients = self.connections.clients();
+        let connection = self.connections.get_mut(number).expect("it asks");
+        let peer = connection.peer;
+        self.gate.may_attach(peer.uid, wish, clients)?;
+        tasks::must_be_free(&wish.task, &self.engine.tasks(), self.engine.attached(&wish.task))?;
+        let failed = |error: ShmError| Error::full("memory of this host", error.to_string());
+        let (ends, welcoming) = self.portion.make(wish, peer, &connection.socket).map_err(failed)?;
+        let id = self.engine.admit(ends)?;
+        let process = process(peer.pid);
+        if let Some(process) = &process
+            && let Err(error) = self.readiness.add(process, For::Reading, Ready::Process(number))
+        {
+            tracing::warn!(%error, pid = peer.pid, "the end of a client's process will not be seen, only its hanging up");
+        }
+        let client = Client { id, task: wish.task.clone(), process };
+        (connection.stage, connection.since) = (Stage::Welcoming(client, welcoming), now);
+        self.readiness.change(&*connection.socket, For::Writing, Ready::Connection(number));
+        self.serve(now, number);
+        Ok(())
+    }
+
+    /// All of the welcome has left.
+    fn attached(&mut self, number: u64) {
+        let connection = self.connections.get_mut(number).expect("it is welcomed");
+        let stage = std::mem::replace(&mut connection.stage, Stage::Asking);
+        let Stage::Welcoming(client, _) = stage else { unreachable!("it is welcomed") };
+        let peer = connection.peer;
+        tracing::info!(
+            task = client.task,
+            pid = peer.pid,
+            uid = peer.uid,
+            link = "shm",
+            reason = "it attached at this host's socket",
+            "client attached"
+        );
+        connection.stage = Stage::Attached(client);
+        self.readiness.change(&*connection.socket, For::Reading, Ready::Connection(number));
+        service_manager::status(&self.status());
+    }
+
+    fn drain_for(&mut self, now: Instant, number: u64) -> Result<(), Error> {
+        let connection = self.connections.get_mut(number).expect("it asks");
+        let peer = connection.peer;
+        self.gate.may_drain(peer.uid)?;
+        // Whoever does not read that may still see the end of the connection.
+        let _ = attach::draining(&connection.socket);
+        (connection.stage, connection.since) = (Stage::AwaitingEnd, now);
+        self.readiness.change(&*connection.socket, For::HangUp, Ready::Connection(number));
+        self.begin_drain(now, &format!("process {} of user id {}", peer.pid, peer.uid));
+        Ok(())
+    }
+
+    /// Tells a connection that has asked why it is not served, and ends it.
+    fn refuse(&mut self, number: u64, error: &Error) {
+        let Some(connection) = self.connections.remove(number) else { return };
+        let peer = connection.peer;
+        tracing::warn!(pid = peer.pid, uid = peer.uid, %error, "a client was refused");
+        // One that does not listen any more has lost nothing.
+        let _ = attach::refuse(&connection.socket, error);
+    }
+
+    fn hang_up_on_the_overdue(&mut self, now: Instant) {
+        for number in self.connections.overdue(now) {
+            self.hang_up(number, "it took too long to ask and to take its answer");
+        }
+    }
+
+    /// Ends a connection, and the client that it may be.
+    fn hang_up(&mut self, number: u64, reason: &str) {
+        let Some(connection) = self.connections.remove(number) else { return };
+        // The shards may hold the socket for a while, to ring its bell.
+        self.readiness.remove(&*connection.socket);
+        let peer = connection.peer;
+        let (Stage::Welcoming(client, _) | Stage::Attached(client)) = connection.stage else {
+            return tracing::debug!(pid = peer.pid, uid = peer.uid, reason, "a connection ended");
+        };
+        if let Some(process) = &client.process {
+            self.readiness.remove(process);
+        }
+        self.engine.dismiss(client.id, reason);
+        let _ = shutdown(connection.socket.as_raw_fd(), Shutdown::Both);
+        tracing::info!(task = client.task, pid = peer.pid, uid = peer.uid, reason, "client detached");
+        service_manager::status(&self.status());
+    }
+}
+
+/// A descriptor of a process; none where the kernel has none, or told no process.
+fn process(pid: i32) -> Option<OwnedFd> {
+    pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok()
+}

@@ -1,0 +1,116 @@
+//! Who may attach, with what, and who may end the daemon. Pure.
+
+use sealane_transport::Error;
+use sealane_transport::shm::attach::Attach;
+
+use crate::settings::Daemon;
+
+/// The superuser: it can read the daemon's memory and stop it in any case.
+const ROOT: u32 = 0;
+
+/// What the settings say of clients.
+#[derive(Clone, Debug)]
+pub(super) struct Gate {
+    own_uid: u32,
+    allowed_uids: Vec<u32>,
+    clients_max: usize,
+    arena_bytes_max: u64,
+}
+
+impl Gate {
+    /// The gate of a daemon that runs as `own_uid`.
+    pub(super) fn new(settings: &Daemon, own_uid: u32) -> Gate {
+        Gate {
+            own_uid,
+            allowed_uids: settings.allowed_uids.value.clone(),
+            clients_max: settings.clients_max.value,
+            arena_bytes_max: settings.arena_bytes_max.value,
+        }
+    }
+
+    /// True if users may attach whom the kernel would not let connect to a socket of mode 0600.
+    pub(super) fn is_open_to_others(&self) -> bool {
+        !self.allowed_uids.iter().all(|uid| self.is_owner(*uid))
+    }
+
+    /// Whether a process of that user may attach as a task, now that `attached` clients are.
+    pub(super) fn may_attach(&self, uid: u32, wish: &Attach, attached: usize) -> Result<(), Error> {
+        if !self.is_owner(uid) && !self.allowed_uids.contains(&uid) {
+            let own = self.own_uid;
+            let reason = format!(
+                "user id {uid} may not attach to the daemon of user id {own}; add it to daemon.allowed_uids there"
+            );
+            return Err(Error::PermissionDenied { reason: reason.into() });
+        }
+        if attached >= self.clients_max {
+            return Err(Error::full("daemon.clients_max", format!("{attached} clients are attached")));
+        }
+        let (wanted, limit) = (wish.arena_bytes, self.arena_bytes_max);
+        if wanted > limit {
+            let reason =
+                format!("it is {limit} bytes, and the client wants an arena of {wanted}; ask for less, or raise it");
+            return Err(Error::full("daemon.arena_bytes_max", reason));
+        }
+        Ok(())
+    }
+
+    /// Whether a process of that user may end the daemon. Those who may merely attach may not.
+    pub(super) fn may_drain(&self, uid: u32) -> Result<(), Error> {
+        if self.is_owner(uid) {
+            return Ok(());
+        }
+        let own = self.own_uid;
+        let reason = format!("user id {uid} may not drain the daemon of user id {own}; only that one and root may");
+        Err(Error::PermissionDenied { reason: reason.into() })
+    }
+
+    fn is_owner(&self, uid: u32) -> bool {
+        uid == self.own_uid || uid == ROOT
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sealane_transport::Code;
+
+    fn gate(allowed_uids: &[u32]) -> Gate {
+        Gate { own_uid: 7, allowed_uids: allowed_uids.to_vec(), clients_max: 2, arena_bytes_max: 4096 }
+    }
+
+    #[test]
+    fn its_own_user_and_root_and_those_who_are_allowed_may_attach() {
+        let wish = Attach::new("a:1", 4096);
+        for (uid, may) in [(7, true), (0, true), (8, true), (9, false)] {
+            assert_eq!(gate(&[8]).may_attach(uid, &wish, 0).is_ok(), may, "{uid}");
+        }
+        let error = gate(&[]).may_attach(8, &wish, 0).unwrap_err();
+        assert_eq!(error.code(), Code::PermissionDenied);
+        assert!(error.to_string().contains("user id 8 may not attach"), "{error}");
+    }
+
+    #[test]
+    fn only_its_own_user_and_root_may_drain() {
+        for (uid, may) in [(7, true), (0, true), (8, false)] {
+            assert_eq!(gate(&[8]).may_drain(uid).is_ok(), may, "{uid}");
+        }
+    }
+
+    #[test]
+    fn the_kernel_keeps_others_out_unless_some_are_allowed() {
+        for (allowed, open) in [(&[][..], false), (&[0, 7], false), (&[7, 8], true)] {
+            assert_eq!(gate(allowed).is_open_to_others(), open, "{allowed:?}");
+        }
+    }
+
+    #[test]
+    fn a_limit_that_is_reached_is_named() {
+        let of = |arena_bytes, attached| {
+            let error = gate(&[]).may_attach(7, &Attach::new("a:1", arena_bytes), attached).unwrap_err();
+            assert_eq!(error.code(), Code::ResourceExhausted);
+            error.to_string()
+        };
+        assert_eq!(of(1, 2), "daemon.clients_max is full: 2 clients are attached");
+        assert!(of(4097, 0).starts_with("daemon.arena_bytes_max is full: it is 4096 bytes, "), "{}", of(4097, 0));
+    }
+}

@@ -1,0 +1,68 @@
+//! The memory and the bells that a client shares with every shard, made when it attaches.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use sealane_fusion::ClientEnds;
+use sealane_transport::shm::attach::{Attach, Credentials, ShardDescriptors, VERSION, Welcome, Welcoming};
+use sealane_transport::shm::{ClientBell, DaemonEnd, Doorbell, SharedMemory, ShmError, segment_bytes};
+
+/// Memory is made in whole pages.
+const PAGE_BYTES: u64 = 4096;
+
+/// An arena up to this size is there as a whole from the start (about 20 ms), so that no tensor waits for its pages. The
+/// pages of a larger one come when they are first written: making them would hold up whoever attaches next.
+const ARENA_POPULATED_BYTES_MAX: u64 = 64 << 20;
+
+/// What every client of a daemon gets.
+#[derive(Clone, Debug)]
+pub(super) struct Portion {
+    /// How many shards it shares memory with.
+    pub(super) shards: usize,
+    /// Memory for tensors received, with each shard.
+    pub(super) area_bytes: u64,
+    /// The deadline of calls that name none.
+    pub(super) request_timeout: Duration,
+    /// Largest tensor that is accepted.
+    pub(super) tensor_bytes_max: u64,
+}
+
+impl Portion {
+    /// Makes both ends: one for the engine, one on its way to the client at `socket`.
+    ///
+    /// # Errors
+    /// The system has no memory or no descriptors left; what was made is freed again.
+    pub(super) fn make(
+        &self,
+        wish: &Attach,
+        peer: Credentials,
+        socket: &Arc<OwnedFd>,
+    ) -> Result<(ClientEnds, Welcoming), ShmError> {
+        // An empty arena would be no memory at all: whoever only receives has a page of it.
+        let arena_bytes = wish.arena_bytes.max(1).next_multiple_of(PAGE_BYTES);
+        let area_bytes = self.area_bytes.next_multiple_of(PAGE_BYTES);
+        let (arena, arena_fd) = SharedMemory::create("sealane-arena", arena_bytes, arena_bytes <= ARENA_POPULATED_BYTES_MAX)?;
+        let mut shards = Vec::with_capacity(self.shards);
+        let mut descriptors = Vec::with_capacity(self.shards);
+        for _ in 0..self.shards {
+            let (end, segment) = DaemonEnd::create(area_bytes, false)?;
+            let doorbell = Doorbell::create()?;
+            descriptors.push(ShardDescriptors { segment, doorbell: doorbell.duplicate()? });
+            shards.push((end, doorbell));
+        }
+        let welcome = Welcome {
+            version: VERSION,
+            shards: self.shards as u32,
+            arena_bytes,
+            segment_bytes: segment_bytes(area_bytes),
+            area_bytes,
+            request_timeout_ms: u64::try_from(self.request_timeout.as_millis()).unwrap_or(u64::MAX),
+            tensor_bytes_max: self.tensor_bytes_max,
+            daemon_pid: std::process::id(),
+        };
+        let bell = ClientBell::new(Arc::clone(socket));
+        let ends = ClientEnds { task: wish.task.clone(), pid: peer.pid, arena, shards, bell };
+        Ok((ends, Welcoming::new(welcome, arena_fd, descriptors)))
+    }
+}

@@ -1,0 +1,162 @@
+//! `sealane daemon`: carries the tensors of all tasks of a host. The shards move them; the main thread, the *control
+//! thread*, serves clients that attach, signals and changes of the endpoint map.
+
+mod connections;
+mod control;
+mod drain;
+mod gate;
+mod memory;
+mod parent;
+mod readiness;
+mod reload;
+mod service_manager;
+mod signals;
+pub(crate) mod socket;
+mod tasks;
+mod watch;
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::unistd::geteuid;
+use sealane_fusion::{Engine, EngineSettings};
+use sealane_transport::endpoint_map::{SharedEndpointMap, TaskName};
+
+use self::connections::Connections;
+use self::control::Control;
+use self::gate::Gate;
+use self::memory::Portion;
+use self::parent::Parent;
+use self::readiness::Readiness;
+use self::reload::MapInUse;
+use self::signals::Signals;
+use self::socket::{Claim, ClientSocket};
+use self::watch::Watch;
+use crate::cli::SettingsFlags;
+use crate::engine_settings::engine_settings;
+use crate::settings::{Override, Settings};
+use crate::{Context, Failure};
+
+/// Carry the tensors of this host's tasks
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  sealane daemon --endpoint-map jobs/.endpoint_map --role ps")]
+pub struct Args {
+    #[command(flatten)]
+    settings: SettingsFlags,
+
+    /// A task to serve; repeatable; without it, every task whose transport address is this host's
+    #[arg(long, value_name = "ADDR")]
+    task: Vec<String>,
+
+    /// Where clients attach
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+
+    #[command(flatten)]
+    parent: Parent,
+}
+
+/// How the line begins with which a daemon tells that it serves and that clients can attach.
+pub(crate) const ANNOUNCEMENT: &str = "sealane daemon: serves ";
+
+/// Runs `sealane daemon`, until a signal or `sealane drain` ends it.
+///
+/// # Errors
+///
+/// The settings or the endpoint map are wrong, the socket or a transport address is in use, or the shards cannot be
+/// started or stopped.
+pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
+    let settings = context.settings_with(&args.settings, socket_override(args.socket.as_ref())?)?;
+    // Before any thread starts.
+    let signals = Signals::take()?;
+    args.parent.end_with_it()?;
+    let listeners = args.parent.listeners()?;
+    allow_many_descriptors();
+    let file = &settings.transport.endpoint_map.value;
+    let map = SharedEndpointMap::load(file)?;
+    let tasks = tasks::served(&map.snapshot(), file, &args.task)?;
+    // Before the engine starts: a second daemon should hear of the first one, not of a port that is in use.
+    let claim = Claim::take(&settings.daemon.socket.value)?;
+    let names: Vec<&str> = tasks.iter().map(TaskName::as_str).collect();
+    let engine = engine_settings(&settings, (*map.snapshot()).clone(), &names)?;
+    let engine = Engine::start(EngineSettings { listeners, ..engine }).map_err(Failure::work)?;
+    let map = MapInUse::new(map, args.task.is_empty());
+    let served = serve(&settings, engine.clone(), map, claim, signals);
+    let stopped =
+        engine.stop().map_err(|error| Failure::work(format!("the daemon did not stop in good order: {error}")));
+    // Clients hear from the engine how their calls ended before they see their connection end.
+    drop(served?);
+    stopped
+}
+
+/// Serves until the end; gives back what must outlive the engine.
+fn serve(
+    settings: &Settings,
+    engine: Engine,
+    map: MapInUse,
+    claim: Claim,
+    signals: Signals,
+) -> Result<Control, Failure> {
+    let gate = Gate::new(&settings.daemon, geteuid().as_raw());
+    let socket = claim.listen(gate.is_open_to_others())?;
+    announce(&engine, &map, &socket);
+    let mut control = Control {
+        portion: Portion {
+            shards: engine.shards(),
+            area_bytes: settings.daemon.area_bytes.value,
+            request_timeout: settings.fusion.request_timeout.value,
+            tensor_bytes_max: settings.transport.tensor_bytes_max.value,
+        },
+        engine,
+        gate,
+        map,
+        drain_timeout: settings.daemon.drain_timeout.value,
+        socket,
+        signals,
+        watch: watch(settings),
+        readiness: Readiness::new()?,
+        connections: Connections::default(),
+        accept_from: None,
+        listening: true,
+        drain: None,
+    };
+    control.run().map(|()| control)
+}
+
+fn watch(settings: &Settings) -> Option<Watch> {
+    match Watch::new(&settings.transport.endpoint_map.value) {
+        Ok(watch) => Some(watch),
+        Err(error) => {
+            tracing::warn!(%error, "changes of the endpoint map are not seen, SIGHUP reads it; is fs.inotify.max_user_instances reached?");
+            None
+        }
+    }
+}
+
+/// One line for people who start the daemon by hand.
+fn announce(engine: &Engine, map: &MapInUse, socket: &ClientSocket) {
+    let serves = tasks::by_address(&map.snapshot(), &engine.tasks());
+    let path = socket.path().display();
+    // With standard error gone, there is nobody to read it.
+    let _ = writeln!(std::io::stderr(), "{ANNOUNCEMENT}{serves}; clients attach at {path}");
+}
+
+/// A flag is a setting's strongest source.
+pub(crate) fn socket_override(flag: Option<&PathBuf>) -> Result<Option<Override>, Failure> {
+    let Some(path) = flag else { return Ok(None) };
+    let text = path
+        .to_str()
+        .ok_or_else(|| Failure::input(format!("--socket {} is not UTF-8; name a path in UTF-8", path.display())))?;
+    Ok(Some(Override::new("--socket", "daemon.socket", text)))
+}
+
+/// Every link, client and shard of a client needs a descriptor: the usual soft limit of 1024 is for programs that use
+/// `select`, which this one does not.
+fn allow_many_descriptors() {
+    let raised =
+        getrlimit(Resource::RLIMIT_NOFILE).and_then(|(_, most)| setrlimit(Resource::RLIMIT_NOFILE, most, most));
+    if let Err(error) = raised {
+        tracing::warn!(%error, "the limit of open files stays as it was");
+    }
+}

@@ -1,0 +1,69 @@
+//! The endpoint map of a running daemon: read again when asked or when its file changes, whole or not at all. The control
+//! thread waits meanwhile for the file and for names of new hosts, transfers do not.
+
+use std::sync::Arc;
+
+use sealane_fusion::Engine;
+use sealane_transport::endpoint_map::{EndpointMap, SharedEndpointMap};
+
+use super::tasks::{Growth, list};
+use crate::local_host::LocalHost;
+
+/// The map, and what the daemon does with a new one.
+#[derive(Debug)]
+pub(super) struct MapInUse {
+    map: SharedEndpointMap,
+    /// False if the tasks to serve were named one by one: then a new map adds none.
+    grows: bool,
+}
+
+impl MapInUse {
+    /// The map that the daemon starts with.
+    pub(super) fn new(map: SharedEndpointMap, grows: bool) -> MapInUse {
+        MapInUse { map, grows }
+    }
+
+    /// The map as it is now.
+    pub(super) fn snapshot(&self) -> Arc<EndpointMap> {
+        self.map.snapshot()
+    }
+
+    /// Reads the file again and gives it to the engine. A file that is wrong is logged, and the old map stays.
+    pub(super) fn reload(&self, engine: &Engine) {
+        let changed = match self.map.reload() {
+            Ok(changed) if changed.is_empty() => return tracing::debug!("the endpoint map says the same as before"),
+            Ok(changed) => changed,
+            Err(error) => return tracing::error!(%error, "the endpoint map stays as it was"),
+        };
+        let map = self.map.snapshot();
+        let fresh = [changed.added.as_slice(), &changed.moved].concat();
+        let mut growth = Growth::of(&map, &fresh, &engine.tasks(), engine.addresses());
+        if !self.grows {
+            growth = Growth { gone: growth.gone, ..Growth::default() };
+        }
+        match engine.set_map(map, &growth.more) {
+            Ok(()) => tracing::info!(%changed, more = list(&growth.more, "none"), "the endpoint map is a new one"),
+            Err(error) => return tracing::error!(%error, "the engine does not take the new endpoint map"),
+        }
+        warn(&growth);
+    }
+}
+
+/// What a new map says and a running daemon cannot do.
+fn warn(growth: &Growth) {
+    if !growth.gone.is_empty() {
+        let tasks = list(&growth.gone, "none");
+        tracing::warn!(tasks, "tasks that the new map does not have here are served until the daemon starts anew");
+    }
+    if growth.new_addresses.is_empty() {
+        return;
+    }
+    let here = LocalHost::look().of_these(&growth.new_addresses);
+    if !here.is_empty() {
+        let addresses = list(&here, "none");
+        tracing::warn!(
+            addresses,
+            "the new map has more transport addresses of this host; start the daemon anew to listen there"
+        );
+    }
+}

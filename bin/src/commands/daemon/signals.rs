@@ -1,0 +1,76 @@
+//! The signals that the daemon serves, as a descriptor of the control thread. Blocked before any other thread starts, so
+//! that all threads inherit that a signal is never theirs.
+
+use std::os::fd::{AsFd, BorrowedFd};
+
+use nix::errno::Errno;
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+
+use crate::Failure;
+
+/// What whoever sent a signal wants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wish {
+    /// Finish and end.
+    Stop,
+    /// Read the endpoint map again.
+    Reload,
+}
+
+/// What each signal means.
+const MEANINGS: [(Signal, Wish); 3] =
+    [(Signal::SIGTERM, Wish::Stop), (Signal::SIGINT, Wish::Stop), (Signal::SIGHUP, Wish::Reload)];
+
+/// The signals that have come and were not taken yet.
+#[derive(Debug)]
+pub(super) struct Signals(SignalFd);
+
+impl Signals {
+    /// From now on, signals wait here; for threads that are started from now on too.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub(super) fn take() -> Result<Signals, Failure> {
+        let set: SigSet = MEANINGS.iter().map(|(signal, _)| *signal).collect();
+        let refused = |error: Errno| {
+            Failure::work(format!("signals cannot be set up ({error}); is /proc/sys/fs/file-max reached?"))
+        };
+        set.thread_block().map_err(refused)?;
+        SignalFd::with_flags(&set, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC).map(Signals).map_err(refused)
+    }
+
+    /// The next wish, if one waits. Equal signals that come before they are taken count as one.
+    pub(super) fn next(&self) -> Option<Wish> {
+        let signal = self.0.read_signal().ok().flatten()?;
+        let is = |known: Signal| known as u32 == signal.ssi_signo;
+        MEANINGS.iter().find(|(known, _)| is(*known)).map(|(_, wish)| *wish)
+    }
+}
+
+impl AsFd for Signals {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nix::sys::signal::raise;
+
+    #[test]
+    fn signals_wait_for_the_thread_that_took_them() {
+        std::thread::spawn(|| {
+            let signals = Signals::take().unwrap();
+            assert_eq!(signals.next(), None);
+            for (signal, wish) in MEANINGS {
+                raise(signal).unwrap();
+                assert_eq!(signals.next(), Some(wish), "{signal}");
+            }
+            assert_eq!(signals.next(), None);
+        })
+        .join()
+        .unwrap();
+    }
+}

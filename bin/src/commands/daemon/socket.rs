@@ -1,0 +1,265 @@
+//! The socket that clients attach at: taken by one daemon at a time, and removed by the one that made it.
+//!
+//! A lock file beside the socket says whose it is, since the kernel releases a lock whatever end its holder meets. Without
+//! one, two daemons that start at once could both find a dead daemon's socket and both replace it: to make the new one
+//! under another name and rename it makes the change whole, but does not tell the first of the two that it has lost.
+
+use std::fs::{self, DirBuilder, File, Metadata, OpenOptions, Permissions, TryLockError};
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+use sealane_transport::shm::attach;
+
+use crate::Failure;
+
+/// Added to the socket's name for its lock file.
+const LOCK_SUFFIX: &str = ".lock";
+
+/// A lock file may be removed between its opening and its locking, by a daemon that ends just then; so often a daemon
+/// that starts opens it again.
+const LOCK_ATTEMPTS: usize = 100;
+
+/// Longest process number in a lock file, in digits.
+const PID_DIGITS_MAX: u64 = 20;
+
+/// Mode of a socket that other users may connect to; the daemon then asks the kernel who they are.
+const MODE_OPEN: u32 = 0o666;
+
+/// Where the lock file of a socket is.
+pub(crate) fn lock_path(socket: &Path) -> PathBuf {
+    let mut name = socket.as_os_str().to_owned();
+    name.push(LOCK_SUFFIX);
+    name.into()
+}
+
+/// The right to serve at a path: no other daemon has it until this is dropped.
+#[derive(Debug)]
+pub(super) struct Claim {
+    path: PathBuf,
+    lock: File,
+}
+
+impl Claim {
+    /// Takes the path, whose directory is made if it alone is missing, and removes what a dead daemon left there.
+    ///
+    /// # Errors
+    /// A daemon or another program serves at the path, or it cannot be used.
+    pub(super) fn take(path: &Path) -> Result<Claim, Failure> {
+        make_directory(path)?;
+        let claim = Claim { lock: lock(path)?, path: path.to_owned() };
+        claim.remove_stale()?;
+        Ok(claim)
+    }
+
+    fn remove_stale(&self) -> Result<(), Failure> {
+        let path = &self.path;
+        let found = match fs::symlink_metadata(path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+            found => found.map_err(|error| unusable(path, &error))?,
+        };
+        if !found.file_type().is_socket() {
+            return Err(Failure::work(format!("{} is no socket; name another path with --socket", path.display())));
+        }
+        // Only a socket without its program refuses; a program that listens for connections of another kind says so.
+        match UnixStream::connect(path) {
+            Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
+                fs::remove_file(path).map_err(|error| unusable(path, &error))
+            }
+            _ => Err(Failure::work(format!(
+                "another program serves at {}; end it, or name another path with --socket",
+                path.display()
+            ))),
+        }
+    }
+
+    /// Listens for clients: of this user, or of all.
+    ///
+    /// # Errors
+    /// The socket cannot be made.
+    pub(super) fn listen(self, open_to_others: bool) -> Result<ClientSocket, Failure> {
+        let path = &self.path;
+        let listener =
+            attach::listen(path).map_err(|error| Failure::work(format!("{error}; name another path with --socket")))?;
+        let made = fs::symlink_metadata(path).map_err(|error| unusable(path, &error))?;
+        let socket = ClientSocket { listener, made: identity(&made), claim: self };
+        if open_to_others {
+            let mode = Permissions::from_mode(MODE_OPEN);
+            fs::set_permissions(socket.path(), mode).map_err(|error| unusable(socket.path(), &error))?;
+        }
+        Ok(socket)
+    }
+}
+
+impl Drop for Claim {
+    /// Removes the lock file while the lock is held, so that nobody's but ours is removed.
+    fn drop(&mut self) {
+        let path = lock_path(&self.path);
+        if is_at(&self.lock, &path) {
+            let _ = fs::remove_file(path);
+        }
+    }
+}
+
+/// The socket that clients attach at. Dropped, it is removed.
+#[derive(Debug)]
+pub(super) struct ClientSocket {
+    listener: OwnedFd,
+    /// Which file it is.
+    made: (u64, u64),
+    claim: Claim,
+}
+
+impl ClientSocket {
+    /// Where it is.
+    pub(super) fn path(&self) -> &Path {
+        &self.claim.path
+    }
+
+    /// The listening socket.
+    pub(super) fn listener(&self) -> &OwnedFd {
+        &self.listener
+    }
+}
+
+impl AsFd for ClientSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
+    }
+}
+
+impl Drop for ClientSocket {
+    fn drop(&mut self) {
+        let path = self.path();
+        if fs::symlink_metadata(path).is_ok_and(|found| identity(&found) == self.made) {
+            let _ = fs::remove_file(path);
+        }
+    }
+}
+
+/// Makes the last directory of the path, as a service manager would (`RuntimeDirectory=`).
+fn make_directory(path: &Path) -> Result<(), Failure> {
+    let Some(directory) = path.parent().filter(|directory| !directory.as_os_str().is_empty()) else { return Ok(()) };
+    match DirBuilder::new().mode(0o755).create(directory) {
+        Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(unusable(directory, &error)),
+        _ => Ok(()),
+    }
+}
+
+fn lock(socket: &Path) -> Result<File, Failure> {
+    let path = lock_path(socket);
+    for _ in 0..LOCK_ATTEMPTS {
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).mode(0o600).custom_flags(nix::libc::O_NOFOLLOW);
+        let mut file = options.open(&path).map_err(|error| unusable(&path, &error))?;
+        match file.try_lock() {
+            Ok(()) if is_at(&file, &path) => {
+                // For people, and for the message of a daemon that finds the lock taken.
+                let told = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
+                return told.map(|()| file).map_err(|error| unusable(&path, &error));
+            }
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Err(served(socket, &mut file)),
+            Err(TryLockError::Error(error)) => return Err(unusable(&path, &error)),
+        }
+    }
+    Err(Failure::work(format!("{} is removed again and again; name another path with --socket", path.display())))
+}
+
+fn served(socket: &Path, lock: &mut File) -> Failure {
+    let mut pid = String::new();
+    // The daemon may not have written it yet.
+    let _ = lock.take(PID_DIGITS_MAX).read_to_string(&mut pid);
+    let process = match pid.trim() {
+        "" => String::new(),
+        pid => format!(" (process {pid})"),
+    };
+    let socket = socket.display();
+    Failure::work(format!(
+        "a daemon{process} serves {socket} already; end it with `sealane drain --socket {socket}`, \
+         or name another path with --socket"
+    ))
+}
+
+fn unusable(path: &Path, error: &io::Error) -> Failure {
+    Failure::work(format!("{} cannot be used ({error}); name another path with --socket", path.display()))
+}
+
+fn is_at(file: &File, path: &Path) -> bool {
+    let found = fs::symlink_metadata(path).map(|found| identity(&found));
+    file.metadata().is_ok_and(|ours| found.is_ok_and(|found| found == identity(&ours)))
+}
+
+fn identity(of: &Metadata) -> (u64, u64) {
+    (of.dev(), of.ino())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixListener;
+
+    fn left(directory: &Path) -> Vec<String> {
+        let entries = fs::read_dir(directory).unwrap();
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+    }
+
+    #[test]
+    fn one_daemon_serves_at_a_path_and_leaves_nothing() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("made").join("s");
+        let socket = Claim::take(&path).unwrap().listen(false).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+        let second = Claim::take(&path).unwrap_err().to_string();
+        let process = format!("a daemon (process {}) serves {} already; ", std::process::id(), path.display());
+        assert!(second.starts_with(&process), "{second}");
+        drop(socket);
+        assert!(left(path.parent().unwrap()).is_empty());
+        let socket = Claim::take(&path).unwrap().listen(true).unwrap();
+        assert_eq!(fs::metadata(socket.path()).unwrap().mode() & 0o777, MODE_OPEN);
+    }
+
+    #[test]
+    fn what_a_dead_daemon_left_is_replaced() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("s");
+        drop(UnixListener::bind(&path).unwrap());
+        fs::write(lock_path(&path), "1\n").unwrap();
+        let before = fs::symlink_metadata(&path).unwrap();
+        let socket = Claim::take(&path).unwrap().listen(false).unwrap();
+        assert!(before.file_type().is_socket() && path.exists());
+        drop(socket);
+        assert!(left(directory.path()).is_empty());
+    }
+
+    #[test]
+    fn what_is_not_a_dead_daemons_stays() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("s");
+        let listener = UnixListener::bind(&path).unwrap();
+        let alive = Claim::take(&path).unwrap_err().to_string();
+        assert!(alive.starts_with("another program serves at "), "{alive}");
+        drop(listener);
+        fs::remove_file(&path).unwrap();
+        fs::write(&path, "text").unwrap();
+        let file = Claim::take(&path).unwrap_err().to_string();
+        assert!(file.contains(" is no socket; "), "{file}");
+        assert_eq!(left(directory.path()), ["s"]);
+        let nowhere = Claim::take(&directory.path().join("a/b/s")).unwrap_err().to_string();
+        assert!(nowhere.contains(" cannot be used ("), "{nowhere}");
+    }
+
+    #[test]
+    fn a_socket_that_is_another_ones_by_now_is_not_removed() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("s");
+        let socket = Claim::take(&path).unwrap().listen(false).unwrap();
+        // A name beside it: the file system must not use the number of the removed file again.
+        fs::rename(&path, directory.path().join("away")).unwrap();
+        let _other = UnixListener::bind(&path).unwrap();
+        drop(socket);
+        assert!(path.exists());
+    }
+}

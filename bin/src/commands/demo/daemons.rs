@@ -1,0 +1,119 @@
+//! The demo's daemons: `sealane daemon` of this very program, each with a transport address that the demo has bound for it
+//! and a socket in the demo's directory. What they serve, and with which settings.
+
+use std::ffi::OsString;
+use std::fs;
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use nix::sched::{CpuSet, sched_getaffinity};
+use nix::unistd::Pid;
+use sealane_runtime::allowed_cpus;
+
+use super::protocol::{Job, Part};
+use super::setup::Setup;
+use super::task::{REQUEST_TIMEOUT, SLAB_BYTES};
+use crate::Failure;
+use crate::settings::{Settings, Source};
+
+/// One CPU of so many is for each daemon's shards: with two daemons, half of them are left to the tasks.
+const CPUS_PER_SHARD: usize = 4;
+
+/// How long a daemon of a demo that has failed waits for calls under way, all of which have lost their tasks.
+const DRAIN_TIMEOUT_MS: u64 = 500;
+
+/// A daemon that is to be started.
+pub(super) struct Daemon<'a> {
+    pub(super) name: &'static str,
+    /// Whose settings it reads.
+    pub(super) part: Part,
+    /// The tasks that it serves.
+    pub(super) jobs: &'a [Job],
+    /// Where its clients attach.
+    pub(super) socket: PathBuf,
+    pub(super) address: SocketAddr,
+    listener: TcpListener,
+}
+
+impl Daemon<'_> {
+    /// The daemons of a demo, with their ports; together they serve all jobs, in order.
+    ///
+    /// # Errors
+    /// No port can be had.
+    pub(super) fn all<'a>(setup: Setup, jobs: &'a [Job], directory: &Path) -> Result<Vec<Daemon<'a>>, Failure> {
+        let (ps, workers) = jobs.split_at(jobs.partition_point(|job| job.part == Part::Ps));
+        let all = match setup {
+            Setup::Embedded => Vec::new(),
+            Setup::TwoDaemons => vec![("ps-daemon", Part::Ps, ps), ("worker-daemon", Part::Worker, workers)],
+            Setup::OneDaemon => vec![("daemon", Part::Ps, jobs)],
+        };
+        let refused = |error| Failure::work(format!("no port can be had on 127.0.0.1 ({error})"));
+        let each = |(name, part, jobs)| {
+            let listener = TcpListener::bind("127.0.0.1:0").map_err(refused)?;
+            let address = listener.local_addr().map_err(refused)?;
+            Ok(Daemon { name, part, jobs, socket: directory.join(format!("{name}.sock")), address, listener })
+        };
+        all.into_iter().map(each).collect()
+    }
+
+    /// The names of its tasks.
+    pub(super) fn tasks(&self) -> impl Iterator<Item = String> {
+        self.jobs.iter().map(Job::task)
+    }
+
+    /// How to start it. Signals of a terminal are not for it: the demo ends it when its tasks have ended.
+    pub(super) fn command(self, program: &Path, endpoint_map: &Path, settings: &[OsString]) -> Command {
+        let mut command = Command::new(program);
+        command.arg("daemon").arg("--endpoint-map").arg(endpoint_map).arg("--socket").arg(&self.socket);
+        command.arg("--role").arg(self.part.role().to_string()).args(settings);
+        command.args(self.tasks().flat_map(|task| ["--task".to_owned(), task]));
+        command.arg("--listener-on-stdin").stdin(Stdio::from(OwnedFd::from(self.listener)));
+        command.arg("--end-with").arg(std::process::id().to_string()).process_group(0);
+        command
+    }
+}
+
+/// The settings that suit a demo's daemon, where nothing else gives them.
+pub(super) fn settings_of_demo(
+    settings: &Settings,
+    pairs: usize,
+    arena_bytes_max: u64,
+) -> Result<Vec<String>, Failure> {
+    let Settings { runtime, transport, fusion, daemon, .. } = settings;
+    let cpus = allowed_cpus().map_err(Failure::work)?.len();
+    let shards = (cpus / CPUS_PER_SHARD).clamp(1, pairs);
+    let (slab_bytes, timeout_ms) = (SLAB_BYTES as u64, REQUEST_TIMEOUT.as_millis() as u64);
+    let wishes = [
+        ("runtime.shards", shards as u64, &runtime.shards.source),
+        // Tensors lie in the arenas of the tasks.
+        ("runtime.slab_send_bytes", slab_bytes, &runtime.slab_send_bytes.source),
+        ("runtime.slab_receive_bytes", slab_bytes, &runtime.slab_receive_bytes.source),
+        ("daemon.area_bytes", slab_bytes, &daemon.area_bytes.source),
+        ("daemon.arena_bytes_max", daemon.arena_bytes_max.value.max(arena_bytes_max), &daemon.arena_bytes_max.source),
+        // A long turn says here only that the machine has other work.
+        ("runtime.stall_report_ms", 0, &runtime.stall_report.source),
+        ("daemon.drain_timeout_ms", DRAIN_TIMEOUT_MS, &daemon.drain_timeout.source),
+        ("transport.connect_timeout_ms", timeout_ms, &transport.connect_timeout.source),
+        ("fusion.request_timeout_ms", timeout_ms, &fusion.request_timeout.source),
+    ];
+    let ours = wishes.into_iter().filter(|(.., source)| **source == Source::Default);
+    Ok(ours.flat_map(|(name, value, _)| ["--set".to_owned(), format!("{name}={value}")]).collect())
+}
+
+/// The CPUs that threads of a process are pinned to.
+pub(super) fn pinned_cpus(process: u32) -> Vec<usize> {
+    let threads = fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
+    let threads = threads.filter_map(|thread| thread.file_name().to_str()?.parse().ok());
+    let affinities: Vec<CpuSet> = threads.filter_map(|thread| sched_getaffinity(Pid::from_raw(thread)).ok()).collect();
+    let cpus_of = |set: &CpuSet| (0..CpuSet::count()).filter(|cpu| set.is_set(*cpu) == Ok(true)).collect::<Vec<_>>();
+    let all: Vec<Vec<usize>> = affinities.iter().map(cpus_of).collect();
+    // The main thread may use all that there are: one CPU is no choice where there is but one.
+    let choice = all.iter().map(Vec::len).max().unwrap_or(0) > 1;
+    let mut pinned: Vec<usize> = all.into_iter().filter(|cpus| choice && cpus.len() == 1).flatten().collect();
+    pinned.sort_unstable();
+    pinned.dedup();
+    pinned
+}

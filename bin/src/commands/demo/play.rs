@@ -1,0 +1,175 @@
+//! A demo being played: starts tasks and daemons, orders the steps, and sees all of them end.
+
+use std::ffi::OsString;
+use std::fs;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use sealane_transport::endpoint_map;
+
+use super::children::Children;
+use super::daemons::{Daemon, pinned_cpus};
+use super::figures::{Figures, Traffic};
+use super::progress::Progress;
+use super::protocol::{Fetched, Job, Order, Part, Report};
+use super::setup::Setup;
+use super::{Args, Demo, WARMUP_STEPS};
+use crate::{Context, Failure};
+
+/// A demo and what it was asked for with.
+pub(super) struct Play<'a> {
+    pub(super) demo: &'a Demo,
+    pub(super) args: &'a Args,
+    pub(super) context: &'a Context,
+}
+
+impl Play<'_> {
+    /// Starts the tasks, plays all steps, and ends the tasks; also gives the CPUs that shards were pinned to.
+    pub(super) fn play(&self) -> Result<(Figures, Vec<usize>), Failure> {
+        let parameters = &self.demo.parameters;
+        let directory = tempfile::Builder::new().prefix("sealane-demo-").tempdir().map_err(|error| {
+            Failure::work(format!("no temporary directory can be made ({error}); set TMPDIR to one with room"))
+        })?;
+        let program = std::env::current_exe()
+            .map_err(|error| Failure::work(format!("this program's own file cannot be found ({error})")))?;
+        let names: Vec<String> = self.demo.jobs.iter().map(Job::task).collect();
+        let mut children = Children::start(&names, || {
+            let mut command = Command::new(&program);
+            command.arg("demo-task").args(self.settings_given());
+            command
+        })?;
+        let progress = Progress::on_stderr(parameters.steps);
+        let pinned = match self.demo.setup {
+            Setup::Embedded => self.start_engines(&mut children, directory.path(), &progress)?,
+            Setup::TwoDaemons | Setup::OneDaemon => {
+                self.start_daemons(&mut children, &program, directory.path(), &progress)?
+            }
+        };
+        progress.say(&format!("a tensor's way: {}", self.demo.setup.path()));
+        let mut figures = Figures::new(parameters.workers);
+        for number in 0..WARMUP_STEPS + parameters.steps {
+            children.set_doing(format!("in step {number}"));
+            let step = self.step(&mut children, &mut figures, number)?;
+            if number >= WARMUP_STEPS {
+                progress.stepped(number + 1 - WARMUP_STEPS, &step);
+            }
+        }
+        children.set_doing("at the end".to_owned());
+        children.finish()?;
+        Ok((figures, pinned))
+    }
+
+    /// The flags for settings, for processes that read the same.
+    fn settings_given(&self) -> Vec<OsString> {
+        let config = self.args.config.iter().flat_map(|file| ["--config".into(), file.into()]);
+        config.chain(self.args.set.iter().flat_map(|pair| ["--set".into(), pair.into()])).collect()
+    }
+
+    /// Every task takes a port of its own and says which, and the map that results goes to all.
+    fn start_engines(
+        &self,
+        children: &mut Children,
+        directory: &Path,
+        progress: &Progress,
+    ) -> Result<Vec<usize>, Failure> {
+        let begin: Vec<_> = self.demo.jobs.iter().cloned().map(Order::Begin).collect();
+        let mut map = String::new();
+        for (index, report) in children.ask_each(&begin)?.into_iter().enumerate() {
+            let Report::Listening { address } = report else { return Err(astray(&report)) };
+            let task = self.demo.jobs[index].task();
+            progress.say(&format!("{task} listens on {address} (process {})", children.process_id(index)));
+            map.push_str(&format!("{task}={address}\n"));
+        }
+        let endpoint_map = write_map(directory, &map)?;
+        let mut pinned = Vec::new();
+        for report in children.ask(self.all(), &Order::Start { endpoint_map })? {
+            let Report::Ready { cpus } = report else { return Err(astray(&report)) };
+            pinned.extend(cpus);
+        }
+        Ok(pinned)
+    }
+
+    /// The tasks of a daemon share its transport address; each attaches at its socket.
+    fn start_daemons(
+        &self,
+        children: &mut Children,
+        program: &Path,
+        directory: &Path,
+        progress: &Progress,
+    ) -> Result<Vec<usize>, Failure> {
+        let daemons = Daemon::all(self.demo.setup, &self.demo.jobs, directory)?;
+        let mut map = String::new();
+        let mut attach = Vec::new();
+        for daemon in &daemons {
+            daemon.tasks().for_each(|task| map.push_str(&format!("{task}={}\n", daemon.address)));
+            let order = |job: &Job| Order::Attach { job: job.clone(), socket: daemon.socket.clone() };
+            attach.extend(daemon.jobs.iter().map(order));
+        }
+        let endpoint_map = write_map(directory, &map)?;
+        let mut pinned = Vec::new();
+        for daemon in daemons {
+            let name = daemon.name;
+            let tasks = daemon.tasks().collect::<Vec<_>>().join(", ");
+            let serves = format!("serves {tasks} at {}, clients at {}", daemon.address, daemon.socket.display());
+            let settings = self.settings_of_daemon(daemon.part);
+            let command = daemon.command(program, &endpoint_map, &settings);
+            let process = children.start_daemon(name, command, self.context.log_is_wanted())?;
+            progress.say(&format!("{name} {serves} (process {process})"));
+            pinned.extend(pinned_cpus(process));
+        }
+        for (index, report) in children.ask_each(&attach)?.into_iter().enumerate() {
+            let Report::Ready { .. } = report else { return Err(astray(&report)) };
+            let task = self.demo.jobs[index].task();
+            progress.say(&format!("{task} is attached (process {})", children.process_id(index)));
+        }
+        Ok(pinned)
+    }
+
+    fn settings_of_daemon(&self, part: Part) -> Vec<OsString> {
+        let ours = self.demo.settings.iter().filter(|(of, _)| *of == part).flat_map(|(_, settings)| settings);
+        self.settings_given().into_iter().chain(ours.map(Into::into)).collect()
+    }
+
+    /// One step: all make what they send; the workers pull; the ps take the pushes; all compare what they got.
+    fn step(&self, children: &mut Children, figures: &mut Figures, number: u64) -> Result<Traffic, Failure> {
+        let step = number as i64;
+        let (ps, workers) = (0..self.demo.parameters.ps, self.demo.parameters.ps..self.demo.jobs.len());
+        children.ask(self.all(), &Order::Fill { step })?;
+        let pulled = fetched(children.ask(workers, &Order::Fetch { step })?)?;
+        let pushed = fetched(children.ask(ps, &Order::Fetch { step })?)?;
+        for report in children.ask(self.all(), &Order::Verify { step })? {
+            let Report::Verified { tensors, bytes } = report else { return Err(astray(&report)) };
+            figures.add_verified(tensors, bytes);
+        }
+        if number < WARMUP_STEPS {
+            return Ok(Traffic::default());
+        }
+        Ok(figures.add_step(&pulled, &pushed))
+    }
+
+    fn all(&self) -> Range<usize> {
+        0..self.demo.jobs.len()
+    }
+}
+
+fn write_map(directory: &Path, map: &str) -> Result<PathBuf, Failure> {
+    let file = directory.join(endpoint_map::FILE_NAME);
+    match fs::write(&file, map) {
+        Ok(()) => Ok(file),
+        Err(error) => Err(Failure::work(format!("{} cannot be written ({error})", file.display()))),
+    }
+}
+
+fn fetched(reports: Vec<Report>) -> Result<Vec<Vec<Fetched>>, Failure> {
+    let one = |report| match report {
+        Report::Fetched(fetched) => Ok(fetched),
+        other => Err(astray(&other)),
+    };
+    reports.into_iter().map(one).collect()
+}
+
+/// A task of this very program answered another order than it was given.
+fn astray(report: &Report) -> Failure {
+    Failure::work(format!("a task reported {report:?} when something else was asked; run the demo again"))
+}

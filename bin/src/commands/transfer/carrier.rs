@@ -1,0 +1,223 @@
+//! What carries the tensors of one transfer: the host's daemon, or an engine in this process. One task either way.
+
+use std::fmt;
+use std::io::Write;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
+use sealane::{Attach, Buffer, Code, Error, RecvOptions, Task, Tensor};
+use sealane_fusion::Engine;
+use sealane_transport::shm::attach::credentials;
+
+use crate::{Failure, host_memory};
+
+/// How long a daemon may take to see that this process has hung up, and so may attach anew.
+const REATTACH_TIME: Duration = Duration::from_secs(5);
+/// First attempt for a tensor that has no room in the area of a client: twice as much as that has by default. A power of
+/// two, which an arena can give in one piece.
+const LARGE_BYTES: usize = 128 << 20;
+/// Between two attempts to attach.
+const REATTACH_PAUSE: Duration = Duration::from_millis(2);
+
+/// A daemon that answers at a socket.
+#[derive(Clone, Debug)]
+pub(super) struct Daemon {
+    socket: PathBuf,
+    pid: i32,
+}
+
+impl fmt::Display for Daemon {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "the daemon at {} (pid {})", self.socket.display(), self.pid)
+    }
+}
+
+/// What is at a socket.
+pub(super) enum Found {
+    Daemon(Daemon),
+    /// Nobody whom this process can use, and why.
+    None(String),
+}
+
+/// Looks who listens at `path`: connects, and hangs up without a word.
+pub(super) fn find(path: &Path) -> Found {
+    let (shown, none) = (path.display(), Found::None);
+    match listener(path) {
+        Ok(pid) => Found::Daemon(Daemon { socket: path.to_owned(), pid }),
+        Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ECONNREFUSED) => none(format!("no daemon at {shown}")),
+        Err(Errno::EACCES) => none(format!("the daemon at {shown} is another user's")),
+        Err(Errno::EPROTOTYPE) => none(format!("another program than a daemon is at {shown}")),
+        Err(error) => none(format!("no daemon can be reached at {shown} ({error})")),
+    }
+}
+
+/// The process that listens at `path`.
+fn listener(path: &Path) -> Result<i32, Errno> {
+    let address = UnixAddr::new(path)?;
+    let socket: OwnedFd = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None)?;
+    connect(socket.as_raw_fd(), &address)?;
+    credentials(&socket).map(|listener| listener.pid).map_err(|_| Errno::ENOTCONN)
+}
+
+/// Says on standard error what this command does.
+pub(super) fn tell(line: &str) {
+    // With standard error gone, there is nobody to read it.
+    let _ = writeln!(std::io::stderr(), "{line}");
+}
+
+/// A task of this process, and what carries its tensors.
+pub(in crate::commands) struct Carrier {
+    /// `None` once it could not be attached anew.
+    task: Option<Task>,
+    through: Through,
+    tensor_bytes_max: u64,
+}
+
+enum Through {
+    Daemon(Daemon),
+    Engine(Engine),
+}
+
+impl Carrier {
+    pub(super) fn daemon(task: Task, daemon: Daemon, tensor_bytes_max: u64) -> Carrier {
+        Carrier { task: Some(task), through: Through::Daemon(daemon), tensor_bytes_max }
+    }
+
+    pub(super) fn engine(task: sealane_fusion::Task, engine: Engine, tensor_bytes_max: u64) -> Carrier {
+        Carrier { task: Some(task.into()), through: Through::Engine(engine), tensor_bytes_max }
+    }
+
+    /// The task.
+    ///
+    /// # Panics
+    /// After [`recv_large`](Self::recv_large) has failed.
+    pub(in crate::commands) fn task(&self) -> &Task {
+        self.task.as_ref().expect("attached")
+    }
+
+    /// Asks again for a tensor that had no room where tensors of unknown length land, and so is with its sender still.
+    ///
+    /// # Errors
+    /// As a recv's; or there is not enough memory.
+    pub(in crate::commands) fn recv_large(&mut self, wanted: &Wanted<'_>) -> Result<Tensor, Error> {
+        let available = host_memory::available_bytes().unwrap_or(u64::MAX);
+        let room_max = usize::try_from(available.min(self.tensor_bytes_max)).unwrap_or(usize::MAX);
+        match &self.through {
+            Through::Engine(_) => recv_into_heap(self.task(), wanted, room_max),
+            Through::Daemon(daemon) => recv_into_arena(&mut self.task, daemon, wanted, room_max),
+        }
+    }
+
+    /// Ends it in good order.
+    ///
+    /// # Errors
+    /// The engine ended before its work was done.
+    pub(in crate::commands) fn stop(self) -> Result<(), Failure> {
+        match self.through {
+            Through::Daemon(_) => Ok(()),
+            Through::Engine(engine) => {
+                engine.stop().map_err(|error| Failure::work(format!("the engine ended early: {error}")))
+            }
+        }
+    }
+}
+
+/// What to ask for again.
+pub(in crate::commands) struct Wanted<'a> {
+    pub(in crate::commands) from: &'a str,
+    pub(in crate::commands) step: i64,
+    pub(in crate::commands) key: &'a str,
+    pub(in crate::commands) timeout: Duration,
+}
+
+impl Wanted<'_> {
+    fn recv(&self, task: &Task, destination: Buffer) -> Result<Tensor, Error> {
+        let options = RecvOptions { timeout: Some(self.timeout), destination: Some(destination) };
+        Ok(task.recv_with(self.from, self.step, self.key, options).wait()?)
+    }
+}
+
+/// As much memory is reserved as may come, and the kernel makes those pages that are written.
+fn recv_into_heap(task: &Task, wanted: &Wanted<'_>, room: usize) -> Result<Tensor, Error> {
+    let full = |error| Error::full("this host's memory", format!("{room} bytes cannot be reserved ({error})"));
+    // Making the zeroed memory ends the process where it fails, so this tries first.
+    Vec::<u8>::new().try_reserve_exact(room).map_err(full)?;
+    let tensor = wanted.recv(task, Buffer::from_vec(vec![0; room]))?;
+    let meta = tensor.meta().clone();
+    let mut bytes = tensor.into_buffer().into_vec().unwrap_or_else(|in_slab| in_slab.to_vec());
+    bytes.shrink_to_fit();
+    Tensor::new(meta, bytes)
+}
+
+/// The memory of an arena is made when a client attaches, all of it: so this attaches with ever larger ones.
+fn recv_into_arena(
+    task: &mut Option<Task>,
+    daemon: &Daemon,
+    wanted: &Wanted<'_>,
+    room_max: usize,
+) -> Result<Tensor, Error> {
+    let mut room = LARGE_BYTES;
+    loop {
+        let name = task.as_ref().expect("attached").name().to_owned();
+        // Says goodbye, which frees the name. Tensors that have arrived stay.
+        drop(task.take());
+        let wider = task.insert(attach_anew(&name, daemon, room)?);
+        match wanted.recv(wider, wider.alloc(room)?) {
+            // The destination is too small.
+            Err(error) if error.code() == Code::InvalidArgument && room <= room_max / 2 => room *= 2,
+            outcome => return outcome,
+        }
+    }
+}
+
+fn attach_anew(name: &str, daemon: &Daemon, arena_bytes: usize) -> Result<Task, Error> {
+    let wish = Attach::new(name).socket(&daemon.socket).arena_bytes(arena_bytes as u64);
+    let until = Instant::now() + REATTACH_TIME;
+    loop {
+        match wish.clone().attach() {
+            Err(error) if error.code() == Code::Unavailable && Instant::now() < until => {
+                std::thread::sleep(REATTACH_PAUSE);
+            }
+            outcome => return outcome,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixListener;
+
+    fn none(path: &Path) -> String {
+        match find(path) {
+            Found::None(reason) => reason,
+            Found::Daemon(daemon) => panic!("{daemon}"),
+        }
+    }
+
+    #[test]
+    fn what_is_no_daemon_is_told_apart() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("s");
+        let shown = path.display();
+        assert_eq!(none(&path), format!("no daemon at {shown}"));
+        let listener = UnixListener::bind(&path).unwrap();
+        assert_eq!(none(&path), format!("another program than a daemon is at {shown}"));
+        drop(listener);
+        assert_eq!(none(&path.join("below")), format!("no daemon at {}", path.join("below").display()));
+        let long = none(Path::new(&"x".repeat(200)));
+        assert!(long.starts_with("no daemon can be reached at xxx"), "{long}");
+    }
+
+    #[test]
+    fn a_daemon_is_told_with_its_process() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("s");
+        let _listener = sealane_transport::shm::attach::listen(&path).unwrap();
+        let Found::Daemon(daemon) = find(&path) else { panic!("not found") };
+        assert_eq!(daemon.to_string(), format!("the daemon at {} (pid {})", path.display(), std::process::id()));
+    }
+}

@@ -1,0 +1,150 @@
+//! Which transport addresses of an endpoint map are this host's: by its name, its interfaces, and what other names
+//! resolve to. Bounded by [`LOOK_UP_TIME`].
+
+mod names;
+
+use std::collections::HashSet;
+use std::fmt;
+use std::fs;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use nix::ifaddrs::getifaddrs;
+use sealane_transport::endpoint_map::{Host, TransportAddress};
+
+/// How long names may take to be looked up, all together: a healthy name server answers thousands meanwhile, and
+/// nobody waits long for a sick one.
+const LOOK_UP_TIME: Duration = Duration::from_secs(3);
+
+/// Addresses of this host that a message names.
+const ADDRESSES_SHOWN_MAX: usize = 8;
+
+/// The names and addresses of this host.
+#[derive(Debug, Default)]
+pub(crate) struct LocalHost {
+    /// In lower case, as the endpoint map keeps them.
+    names: HashSet<String>,
+    addresses: HashSet<IpAddr>,
+}
+
+impl LocalHost {
+    /// Reads the host's name and the addresses of its interfaces.
+    pub(crate) fn look() -> LocalHost {
+        let name = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+        let interfaces = getifaddrs().into_iter().flatten();
+        let address = |storage: nix::sys::socket::SockaddrStorage| {
+            let v4 = storage.as_sockaddr_in().map(|v4| IpAddr::from(v4.ip()));
+            v4.or_else(|| storage.as_sockaddr_in6().map(|v6| IpAddr::from(v6.ip())))
+        };
+        let addresses = interfaces.filter_map(|interface| interface.address.and_then(address));
+        LocalHost::with(name.trim(), addresses)
+    }
+
+    fn with(name: &str, addresses: impl IntoIterator<Item = IpAddr>) -> LocalHost {
+        let names = [name.to_ascii_lowercase(), "localhost".to_owned()];
+        LocalHost {
+            names: names.into_iter().filter(|name| !name.is_empty()).collect(),
+            addresses: addresses.into_iter().collect(),
+        }
+    }
+
+    /// Those of `addresses` that are this host's, in the same order. Names that are not this host's own are looked up;
+    /// one that cannot be is some other host's, and a log line says so.
+    pub(crate) fn of_these<'a>(
+        &self,
+        addresses: impl IntoIterator<Item = &'a TransportAddress>,
+    ) -> Vec<TransportAddress> {
+        let addresses: Vec<&TransportAddress> = addresses.into_iter().collect();
+        let foreign_name =
+            |address: &&&TransportAddress| matches!(address.host, Host::Name(_)) && !self.has(&address.host);
+        let names: Vec<TransportAddress> =
+            addresses.iter().filter(foreign_name).map(|address| (*address).clone()).collect();
+        let looked_up = names::look_up(names, LOOK_UP_TIME);
+        if let [first, ..] = looked_up.unknown.as_slice() {
+            let count = looked_up.unknown.len();
+            tracing::info!(count, first = %first.host, "host names that do not resolve are taken for other hosts'");
+        }
+        let resolves_here = |address: &TransportAddress| {
+            looked_up.found.get(address).is_some_and(|found| found.iter().any(|ip| self.has_address(*ip)))
+        };
+        let ours = addresses.into_iter().filter(|address| self.has(&address.host) || resolves_here(address));
+        ours.cloned().collect()
+    }
+
+    fn has_address(&self, address: IpAddr) -> bool {
+        address.is_loopback() || self.addresses.contains(&address)
+    }
+
+    /// True if `host` is this host, without a look at what names resolve to.
+    fn has(&self, host: &Host) -> bool {
+        match host {
+            Host::V4(address) => self.has_address((*address).into()),
+            Host::V6(address) => self.has_address((*address).into()),
+            Host::Name(name) => self.names.contains(name.trim_end_matches('.')),
+        }
+    }
+}
+
+/// Prints names and addresses, for a message that found none of them in an endpoint map.
+impl fmt::Display for LocalHost {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut names: Vec<&str> = self.names.iter().map(String::as_str).collect();
+        names.sort_unstable();
+        let mut addresses: Vec<&IpAddr> = self.addresses.iter().collect();
+        addresses.sort_unstable();
+        let shown = addresses.len().min(ADDRESSES_SHOWN_MAX);
+        let all: Vec<String> =
+            names.iter().map(ToString::to_string).chain(addresses[..shown].iter().map(ToString::to_string)).collect();
+        out.write_str(&all.join(", "))?;
+        match addresses.len() - shown {
+            0 => Ok(()),
+            more => write!(out, " and {more} more addresses"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn knows_its_names_and_addresses() {
+        let host = LocalHost::with("PS0", ["10.0.0.7".parse().unwrap()]);
+        for (text, ours) in [
+            ("ps0", true),
+            ("ps0.", true),
+            ("localhost", true),
+            ("127.0.0.2", true),
+            ("[::1]", true),
+            ("10.0.0.7", true),
+            ("10.0.0.8", false),
+            ("[fd00::1]", false),
+            ("ps1", false),
+        ] {
+            assert_eq!(host.has(&Host::parse(text).unwrap()), ours, "{text}");
+        }
+    }
+
+    #[test]
+    fn every_host_is_its_own_localhost() {
+        assert!(LocalHost::look().has(&Host::parse("127.0.0.1").unwrap()));
+        assert!(LocalHost::look().has(&Host::parse("localhost").unwrap()));
+    }
+
+    #[test]
+    fn a_name_that_resolves_to_this_host_is_this_hosts() {
+        let host = LocalHost { names: HashSet::new(), addresses: HashSet::from(["10.0.0.7".parse().unwrap()]) };
+        let address = |text: &str| text.parse::<TransportAddress>().unwrap();
+        let map = ["10.0.0.8:1", "localhost:2", "10.0.0.7:3", "sealane.invalid:4"].map(address);
+        assert_eq!(host.of_these(&map), [address("localhost:2"), address("10.0.0.7:3")]);
+    }
+
+    #[test]
+    fn names_come_before_addresses_and_not_all_addresses_are_shown() {
+        let address = |last| IpAddr::from([10, 0, 0, last]);
+        let host = LocalHost::with("ps0", [address(2), address(1)]);
+        assert_eq!(host.to_string(), "localhost, ps0, 10.0.0.1, 10.0.0.2");
+        let host = LocalHost::with("", (0..10).map(address));
+        assert!(host.to_string().ends_with("10.0.0.7 and 2 more addresses"), "{host}");
+    }
+}

@@ -1,0 +1,194 @@
+//! Clients that attach, are refused, misbehave and die.
+
+use std::io::{BufRead, BufReader};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Instant;
+
+use nix::sys::signal::{Signal, kill};
+use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, UnixAddr, connect, recv, send, socket};
+use nix::unistd::{Pid, dup, geteuid};
+use sealane_transport::Code;
+use sealane_transport::shm::attach::{Attach, AttachError, attach, drain};
+
+use crate::fixture::{ARENA_BYTES, Daemon, PS, STUCK, WORKER};
+
+/// More connections than the daemon looks after at once.
+const IDLE_CONNECTIONS: usize = 100;
+
+/// More than a message may have.
+const LONG_BYTES: usize = 70 * 1024;
+
+/// A user who is nobody else in a test's system.
+const STRANGER: u32 = 54_321;
+const FRIEND: u32 = 54_322;
+
+/// Gives a process that this test binary starts the socket to attach at.
+const CLIENT_VARIABLE: &str = "SEALANE_TEST_CLIENT";
+
+#[test]
+fn a_task_is_served_once_and_only_if_it_is_served_here() {
+    let (place, mut daemon) = Daemon::start(&["--set", "daemon.clients_max=1"]);
+    let unknown = place.refused(&Attach::new("ps9:2222", ARENA_BYTES));
+    assert_eq!(unknown.code(), Code::NotFound);
+    assert!(unknown.to_string().contains("this daemon serves ps0:2222, worker0:2222"), "{unknown}");
+    let first = place.attach(PS).unwrap();
+    let full = place.refused(&Attach::new(WORKER, ARENA_BYTES));
+    assert_eq!(full.to_string(), "daemon.clients_max is full: 1 clients are attached");
+    drop(first);
+    daemon.wait_for("; 0 clients attached;");
+    place.attach(PS).unwrap();
+}
+
+#[test]
+fn a_second_attach_names_the_process_of_the_first() {
+    let (place, _daemon) = Daemon::start(&["--set", "daemon.arena_bytes_max=1MiB"]);
+    let _first = place.attach(PS).unwrap();
+    let second = place.refused(&Attach::new(PS, ARENA_BYTES));
+    assert_eq!(second.code(), Code::Unavailable);
+    assert!(second.to_string().contains(&format!("process {} is attached", std::process::id())), "{second}");
+    let large = place.refused(&Attach::new(WORKER, (1 << 20) + 1));
+    assert_eq!(large.code(), Code::ResourceExhausted);
+    assert!(large.to_string().starts_with("daemon.arena_bytes_max is full"), "{large}");
+    let version = place.refused(&Attach { version: 999, ..Attach::new(WORKER, ARENA_BYTES) });
+    assert!(version.to_string().contains("version 999"), "{version}");
+    assert_eq!(place.attach(WORKER).unwrap().welcome.arena_bytes, ARENA_BYTES);
+}
+
+/// A connection that has said nothing yet.
+fn connection(path: &Path) -> OwnedFd {
+    let socket = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None).unwrap();
+    connect(socket.as_raw_fd(), &UnixAddr::new(path).unwrap()).unwrap();
+    socket
+}
+
+/// What the daemon answers before it hangs up.
+fn answers(socket: &OwnedFd) -> String {
+    let mut all = String::new();
+    let mut buffer = [0; 4096];
+    loop {
+        match recv(socket.as_raw_fd(), &mut buffer, MsgFlags::empty()) {
+            Ok(0) | Err(_) => return all,
+            Ok(len) => all += std::str::from_utf8(&buffer[..len]).unwrap(),
+        }
+    }
+}
+
+#[test]
+fn garbage_ends_a_connection_and_nothing_else() {
+    let (place, daemon) = Daemon::start(&[]);
+    let _attached = place.attach(PS).unwrap();
+    let half = br#"{"request":"attach","version":1,"task":"#;
+    let long = vec![b' '; LONG_BYTES];
+    for garbage in [b"garbage".as_slice(), b"{}", &[0xff; 100], half, &long] {
+        let socket = connection(&place.socket());
+        send(socket.as_raw_fd(), garbage, MsgFlags::MSG_NOSIGNAL).unwrap();
+        let answers = answers(&socket);
+        assert!(answers.contains("refused"), "{answers}");
+    }
+    // An empty message reads like an end.
+    let socket = connection(&place.socket());
+    send(socket.as_raw_fd(), b"", MsgFlags::MSG_NOSIGNAL).unwrap();
+    assert_eq!(answers(&socket), "");
+    drop(connection(&place.socket()));
+    place.attach(WORKER).unwrap();
+    assert_eq!(daemon.stop().code, Some(0));
+}
+
+#[test]
+fn a_client_that_talks_again_is_let_go() {
+    let (place, mut daemon) = Daemon::start(&[]);
+    let attached = place.attach(PS).unwrap();
+    send(attached.socket.as_raw_fd(), b"and another thing", MsgFlags::MSG_NOSIGNAL).unwrap();
+    daemon.wait_for("; 0 clients attached;");
+    assert_eq!(answers(&attached.socket), "");
+    place.attach(PS).unwrap();
+}
+
+#[test]
+fn idle_connections_do_not_keep_clients_out() {
+    let (place, daemon) = Daemon::start(&[]);
+    let idle: Vec<OwnedFd> = (0..IDLE_CONNECTIONS).map(|_| connection(&place.socket())).collect();
+    place.attach(PS).unwrap();
+    drop(idle);
+    assert_eq!(daemon.stop().code, Some(0));
+}
+
+/// Runs `f` on a thread that acts as another user.
+fn as_user<T: Send>(uid: u32, f: impl FnOnce() -> T + Send) -> T {
+    let act = || {
+        // SAFETY: the system call takes numbers alone. Unlike the C library's function of that name it changes the user
+        // of this thread only, which ends soon.
+        let changed = unsafe { nix::libc::syscall(nix::libc::SYS_setresuid, -1, uid, -1) };
+        assert_eq!(changed, 0);
+        f()
+    };
+    std::thread::scope(|scope| scope.spawn(act).join().unwrap())
+}
+
+#[test]
+fn other_users_are_kept_out_unless_they_are_allowed() {
+    if !geteuid().is_root() {
+        eprintln!("SKIPPED: only root can act as other users");
+        return;
+    }
+    let wish = Attach::new(PS, ARENA_BYTES);
+    let try_as = |uid, path: &Path| as_user(uid, || attach(path, &wish, false, Instant::now() + STUCK));
+    let (place, daemon) = Daemon::start(&[]);
+    let kept_out = try_as(STRANGER, &place.socket()).unwrap_err();
+    assert!(matches!(kept_out, AttachError::Connect { .. }), "{kept_out}");
+    daemon.stop();
+
+    let friends = format!("daemon.allowed_uids={FRIEND}");
+    let (place, _daemon) = Daemon::start(&["--set", &friends]);
+    let Err(AttachError::Refused(error)) = try_as(STRANGER, &place.socket()) else { panic!("a stranger is let in") };
+    assert_eq!(error.code(), Code::PermissionDenied);
+    assert!(error.to_string().contains(&format!("user id {STRANGER} may not attach")), "{error}");
+    let drained = as_user(FRIEND, || drain(&place.socket(), Instant::now() + STUCK));
+    let Err(AttachError::Refused(error)) = drained else { panic!("who may attach may not drain") };
+    assert_eq!(error.code(), Code::PermissionDenied);
+    try_as(FRIEND, &place.socket()).unwrap();
+}
+
+/// Not a test by itself: the process that other tests start, attach with, and kill.
+#[test]
+fn the_client_process_of_other_tests() {
+    let Some(socket) = std::env::var_os(CLIENT_VARIABLE) else { return };
+    let wish = Attach::new(PS, ARENA_BYTES);
+    let attached = attach(Path::new(&socket), &wish, false, Instant::now() + STUCK).unwrap();
+    // A copy that a child inherits, and a child that lives for as long as its standard input is open.
+    let _inherited = dup(&attached.socket).unwrap();
+    let mut child = Command::new("cat").stdin(Stdio::inherit()).stdout(Stdio::null()).spawn().unwrap();
+    // To standard error, since the harness keeps standard output to itself.
+    eprintln!("attached");
+    child.wait().unwrap();
+}
+
+/// A process that is attached, and whose child holds its socket open until standard input ends.
+fn client_process(socket: &Path) -> Child {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "clients::the_client_process_of_other_tests", "--nocapture"]);
+    command.env(CLIENT_VARIABLE, socket).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut process = command.spawn().unwrap();
+    let mut lines = BufReader::new(process.stderr.take().unwrap()).lines();
+    assert!(lines.any(|line| line.unwrap() == "attached"));
+    process
+}
+
+#[test]
+fn a_client_that_is_killed_is_let_go_even_if_a_child_holds_its_socket() {
+    let (place, mut daemon) = Daemon::start(&[]);
+    let mut process = client_process(&place.socket());
+    daemon.wait_for("; 1 clients attached;");
+    let taken = place.refused(&Attach::new(PS, ARENA_BYTES));
+    assert!(taken.to_string().contains(&format!("process {} is attached", process.id())), "{taken}");
+    kill(Pid::from_raw(process.id() as i32), Signal::SIGKILL).unwrap();
+    daemon.wait_for("; 0 clients attached;");
+    place.attach(PS).unwrap();
+    process.wait().unwrap();
+    let ended = daemon.stop();
+    let line = ended.stderr.lines().find(|line| line.contains("client detached")).unwrap();
+    let pid = process.id();
+    assert!(line.contains(&format!("pid={pid} ")) && line.contains("its process is gone"), "{line}");
+}

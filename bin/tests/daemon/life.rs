@@ -1,0 +1,140 @@
+//! Start, stop, drain, and what is left behind.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+
+use nix::sys::signal::Signal;
+
+use sealane_transport::Code;
+use sealane_transport::shm::attach::Attach;
+
+use crate::fixture::{ARENA_BYTES, Daemon, PS, Place, WORKER};
+use crate::rings::Client;
+
+#[test]
+fn a_daemon_serves_until_a_signal_and_leaves_no_socket() {
+    for signal in [Signal::SIGTERM, Signal::SIGINT] {
+        let (place, mut daemon) = Daemon::start(&[]);
+        assert_eq!(fs::metadata(place.socket()).unwrap().permissions().mode() & 0o777, 0o600);
+        let attached = place.attach(PS).unwrap();
+        assert_eq!((attached.welcome.shards, attached.welcome.daemon_pid), (1, daemon.pid().as_raw() as u32));
+        daemon.wait_for("; 1 clients attached;");
+        daemon.signal(signal);
+        daemon.wait_for("STOPPING=1");
+        let ended = daemon.ended();
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+        assert!(!place.socket().exists() && !place.path("sealane.sock.lock").exists());
+        let (address, socket) = (&place.address, place.socket());
+        let line =
+            format!("sealane daemon: serves {PS}, {WORKER} at {address}; clients attach at {}", socket.display());
+        assert!(ended.stderr.lines().any(|told| told == line), "{}", ended.stderr);
+        assert!(!ended.stderr.contains('\u{1b}'), "{}", ended.stderr);
+    }
+}
+
+#[test]
+fn the_socket_of_a_killed_daemon_is_replaced() {
+    let (place, daemon) = Daemon::start(&[]);
+    daemon.signal(Signal::SIGKILL);
+    assert_eq!(daemon.ended().code, None);
+    assert!(place.socket().exists());
+    let daemon = Daemon::start_at(&place, &[]).unwrap_or_else(|ended| panic!("{}", ended.stderr));
+    place.attach(PS).unwrap();
+    assert_eq!(daemon.stop().code, Some(0));
+}
+
+#[test]
+fn a_second_daemon_is_told_of_the_first() {
+    let (place, daemon) = Daemon::start(&[]);
+    let second = place.fail(1, &["daemon"]);
+    let begin = format!("a daemon (process {}) serves {} already; ", daemon.pid(), place.socket().display());
+    assert!(second.starts_with(&begin), "{second}");
+    place.attach(PS).unwrap();
+    // At another socket it finds the port in use, and takes that socket away again.
+    let other = place.path("other.sock");
+    let port = place.fail(1, &["daemon", "--socket", other.to_str().unwrap()]);
+    assert!(port.contains("cannot listen on"), "{port}");
+    assert!(!other.exists() && !place.path("other.sock.lock").exists());
+}
+
+#[test]
+fn what_a_daemon_cannot_serve_is_said() {
+    let place = Place::new();
+    let unknown = place.fail(2, &["daemon", "--task", "ps1:2222"]);
+    assert!(unknown.starts_with("task ps1:2222 is not in .endpoint_map; did you mean ps0:2222"), "{unknown}");
+    place.replace_map("ps0:2222=192.0.2.1:7000\n");
+    let foreign = place.fail(2, &["daemon"]);
+    assert!(foreign.starts_with("no task of .endpoint_map has a transport address of this host: "), "{foreign}");
+    fs::remove_file(place.path(".endpoint_map")).unwrap();
+    let missing = place.fail(2, &["daemon"]);
+    assert!(missing.starts_with(".endpoint_map: no such file; "), "{missing}");
+}
+
+#[test]
+fn drain_waits_for_the_daemons_end() {
+    let (place, daemon) = Daemon::start(&[]);
+    let output = place.run(&["drain"]);
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(!place.socket().exists() && !place.path("sealane.sock.lock").exists());
+    let ended = daemon.ended();
+    assert_eq!(ended.code, Some(0));
+    assert!(ended.stderr.contains("the daemon is drained"), "{}", ended.stderr);
+    let none = place.fail(1, &["drain"]);
+    assert!(none.starts_with("no daemon can be asked at "), "{none}");
+}
+
+/// A send that nobody asks for, known to be under way: a later one of the same client has arrived.
+fn waiting_send(place: &Place) -> (Client, Client) {
+    let mut ps = Client::new(place.attach(PS).unwrap(), WORKER);
+    let mut worker = Client::new(place.attach(WORKER).unwrap(), PS);
+    ps.send(1, "never");
+    ps.send(2, "soon");
+    worker.recv(1, "soon");
+    assert!(worker.next().starts_with("Received { call: 1, "));
+    assert_eq!(ps.next(), "Sent { calls: [2] }");
+    (ps, worker)
+}
+
+#[test]
+fn a_drain_waits_for_calls_that_are_under_way_and_takes_no_new_ones() {
+    let (place, mut daemon) = Daemon::start(&["--set", "daemon.drain_timeout_ms=86400000"]);
+    let (ps, mut worker) = waiting_send(&place);
+    daemon.signal(Signal::SIGTERM);
+    daemon.wait_for("STOPPING=1");
+    worker.recv(2, "late");
+    let late = worker.next();
+    assert!(late.starts_with("Failed { call: 2, ") && late.contains("Unavailable"), "{late}");
+    // With its client the call ends.
+    drop(ps);
+    let ended = daemon.ended();
+    assert_eq!(ended.code, Some(0));
+    assert!(ended.stderr.contains("the daemon is drained"), "{}", ended.stderr);
+}
+
+#[test]
+fn a_drain_ends_calls_that_take_too_long() {
+    let (place, daemon) = Daemon::start(&["--set", "daemon.drain_timeout_ms=1"]);
+    let (mut ps, _worker) = waiting_send(&place);
+    let ended = daemon.stop();
+    assert_eq!(ended.code, Some(0));
+    assert!(ended.stderr.contains("the time to drain is over: these calls are ended left=1 "), "{}", ended.stderr);
+    let told = ps.next_before_the_end();
+    assert!(told.as_ref().is_none_or(|told| told.starts_with("Failed { call: 1, ")), "{told:?}");
+}
+
+#[test]
+fn a_draining_daemon_refuses_clients_and_a_second_signal_ends_it() {
+    let (place, mut daemon) = Daemon::start(&["--set", "daemon.drain_timeout_ms=86400000"]);
+    let (_ps, worker) = waiting_send(&place);
+    daemon.signal(Signal::SIGTERM);
+    daemon.wait_for("STOPPING=1");
+    drop(worker);
+    let refused = place.refused(&Attach::new(WORKER, ARENA_BYTES));
+    assert_eq!(refused.code(), Code::Unavailable);
+    assert!(refused.to_string().contains("it drains"), "{refused}");
+    let slow = place.fail(1, &["drain", "--timeout-s", "1"]);
+    assert!(slow.contains("was asked to drain, but it has not ended in time"), "{slow}");
+    let ended = daemon.stop();
+    assert_eq!(ended.code, Some(0));
+    assert!(ended.stderr.contains("a second signal: the daemon ends without waiting"), "{}", ended.stderr);
+}

@@ -1,0 +1,59 @@
+//! The endpoint map of a running daemon.
+
+use nix::sys::signal::Signal;
+
+use crate::fixture::{Daemon, PS, free_address};
+
+#[test]
+fn a_new_map_is_taken_when_its_file_is_replaced_and_new_tasks_are_served() {
+    let (place, mut daemon) = Daemon::start(&[]);
+    assert!(place.attach("worker1:2222").is_err());
+    place.replace_map(&format!("{}worker1:2222={}\n", place.map(), place.address));
+    daemon.wait_for("RELOADING=1\nMONOTONIC_USEC=");
+    daemon.wait_for("serves 3 tasks at ");
+    place.attach("worker1:2222").unwrap();
+    place.attach(PS).unwrap();
+}
+
+#[test]
+fn a_new_map_is_taken_at_a_signal() {
+    let (place, daemon) = Daemon::start(&[]);
+    daemon.stop();
+    // The file lies elsewhere, where nobody watches it.
+    std::fs::create_dir(place.path("elsewhere")).unwrap();
+    std::fs::rename(place.path(".endpoint_map"), place.path("elsewhere/map")).unwrap();
+    std::os::unix::fs::symlink("elsewhere/map", place.path(".endpoint_map")).unwrap();
+    let mut daemon = Daemon::start_at(&place, &["--task", PS]).unwrap_or_else(|ended| panic!("{}", ended.stderr));
+    let map = format!("{}worker1:2222={}\n", place.map(), place.address);
+    std::fs::write(place.path("elsewhere/map"), map).unwrap();
+    daemon.signal(Signal::SIGHUP);
+    // Tasks that were named are not joined by others.
+    let told = daemon.wait_for("; 3 tasks in the endpoint map");
+    assert!(told.contains("serves 1 tasks at "), "{told}");
+}
+
+#[test]
+fn a_bad_map_is_shown_and_the_old_one_stays() {
+    let (place, mut daemon) = Daemon::start(&[]);
+    place.replace_map("ps0:2222=127.0.0.1:0\n");
+    daemon.wait_for("RELOADING=1");
+    let told = daemon.wait_for("READY=1");
+    assert!(told.contains("; 2 tasks in the endpoint map"), "{told}");
+    place.attach(PS).unwrap();
+    let ended = daemon.stop();
+    let line = ended.stderr.lines().find(|line| line.contains("the endpoint map stays as it was")).unwrap();
+    assert!(line.contains(".endpoint_map:1:20: the port is 0"), "{line}");
+}
+
+#[test]
+fn what_a_running_daemon_cannot_take_from_a_new_map_is_warned_of() {
+    let (place, mut daemon) = Daemon::start(&[]);
+    let elsewhere = free_address();
+    place.replace_map(&format!("{PS}={}\nps1:2222={elsewhere}\n", place.address));
+    daemon.wait_for("RELOADING=1");
+    let told = daemon.wait_for("READY=1");
+    assert!(told.contains("serves 2 tasks at "), "{told}");
+    let ended = daemon.stop();
+    let has = |text: &str| ended.stderr.lines().any(|line| line.contains("WARN") && line.contains(text));
+    assert!(has("worker0:2222") && has(&elsewhere), "{}", ended.stderr);
+}

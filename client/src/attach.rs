@@ -1,0 +1,157 @@
+//! Attaching to the host's daemon: what may be set, where the daemon is, and what is said when it cannot be had.
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use sealane_transport::{
+    Error,
+    shm::attach::{self as conversation, AttachError, Attached},
+};
+
+use crate::{
+    Task,
+    attachment::Attachment,
+    limits::{ARENA_BYTES, ATTACH_TIMEOUT, IDLE_SPIN},
+};
+
+/// What a thread does that waits for the daemon.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Polling {
+    /// Never sleeps: lowest latency, one CPU busy for every thread that waits.
+    Spin,
+    /// Looks for a while, then sleeps until the daemon rings.
+    SpinThenSleep {
+        /// How long it looks. Zero sleeps at once: least CPU time, tens of microseconds more latency.
+        idle_spin: Duration,
+    },
+}
+
+impl Default for Polling {
+    /// `SpinThenSleep` with 50 µs.
+    fn default() -> Self {
+        Polling::SpinThenSleep { idle_spin: IDLE_SPIN }
+    }
+}
+
+/// Where `sealane daemon` listens unless it is told otherwise: `$XDG_RUNTIME_DIR/sealane.sock` where that variable is set,
+/// else `/run/sealane/sealane.sock`.
+///
+/// This is all that the crate reads of the environment.
+pub fn default_socket() -> PathBuf {
+    match std::env::var_os("XDG_RUNTIME_DIR").filter(|directory| !directory.is_empty()) {
+        Some(directory) => Path::new(&directory).join("sealane.sock"),
+        None => PathBuf::from("/run/sealane/sealane.sock"),
+    }
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct Settings {
+    pub(crate) task: Box<str>,
+    pub(crate) socket: PathBuf,
+    pub(crate) arena_bytes: u64,
+    pub(crate) timeout: Duration,
+    pub(crate) polling: Polling,
+}
+
+/// How to attach, where [`Task::attach`]'s defaults do not fit.
+///
+/// ```no_run
+/// # use std::time::Duration;
+/// let task = sealane::Attach::new("worker0.train:2222")
+///     .socket("/run/user/1000/sealane.sock")
+///     .arena_bytes(1 << 30)
+///     .timeout(Duration::from_secs(1))
+///     .attach()?;
+/// # Ok::<(), sealane::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+#[must_use = "call `attach`"]
+pub struct Attach(Settings);
+
+impl Attach {
+    /// The defaults for a task, which is named as in the endpoint map.
+    pub fn new(task: &str) -> Attach {
+        Attach(Settings {
+            task: task.into(),
+            socket: default_socket(),
+            arena_bytes: ARENA_BYTES,
+            timeout: ATTACH_TIMEOUT,
+            polling: Polling::default(),
+        })
+    }
+
+    /// The daemon's socket. Default [`default_socket`].
+    pub fn socket(mut self, path: impl Into<PathBuf>) -> Attach {
+        self.0.socket = path.into();
+        self
+    }
+
+    /// Memory for tensors that are sent, and for destinations of those received. Default 64 MiB; the daemon may give less.
+    pub fn arena_bytes(mut self, bytes: u64) -> Attach {
+        self.0.arena_bytes = bytes;
+        self
+    }
+
+    /// How long attaching may take, now and when the daemon was restarted. Default 5 s.
+    pub fn timeout(mut self, timeout: Duration) -> Attach {
+        self.0.timeout = timeout;
+        self
+    }
+
+    /// What waiting threads do. Default: look for 50 µs, then sleep.
+    pub fn polling(mut self, polling: Polling) -> Attach {
+        self.0.polling = polling;
+        self
+    }
+
+    /// Attaches.
+    ///
+    /// # Errors
+    /// Unavailable if no daemon listens at the socket or it does not answer in time; PermissionDenied if the socket is
+    /// another user's; what the daemon says if it refuses: the task is not in its endpoint map (NotFound), is attached
+    /// already by a process that the error names, or this user is not allowed.
+    pub fn attach(self) -> Result<Task, Error> {
+        Attachment::new(self.0).map(Task::of)
+    }
+}
+
+/// Has the conversation with the daemon; what it gives, and what to call it.
+pub(crate) fn connect(settings: &Settings) -> Result<(Attached, Box<str>), Error> {
+    let wish = conversation::Attach::new(&*settings.task, settings.arena_bytes);
+    let now = Instant::now();
+    let deadline = now.checked_add(settings.timeout).unwrap_or(now + ATTACH_TIMEOUT);
+    let attached =
+        conversation::attach(&settings.socket, &wish, true, deadline).map_err(|error| told(settings, error))?;
+    let daemon = format!("{} (pid {})", name(&settings.socket), attached.welcome.daemon_pid);
+    Ok((attached, daemon.into()))
+}
+
+fn name(socket: &Path) -> String {
+    format!("the daemon at {}", socket.display())
+}
+
+/// What a caller is told, and what to do about it.
+fn told(settings: &Settings, error: AttachError) -> Error {
+    let unavailable = |reason: String| Error::unavailable(&name(&settings.socket), reason);
+    match error {
+        AttachError::Refused(error) => error,
+        AttachError::Connect { source, .. } => match source.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
+                unavailable(format!("{source}; is the daemon running? start `sealane daemon`"))
+            }
+            io::ErrorKind::PermissionDenied => Error::PermissionDenied {
+                reason: format!(
+                    "the socket {} belongs to another user: run as the user of the daemon, or as one that it allows",
+                    settings.socket.display()
+                )
+                .into(),
+            },
+            _ => unavailable(source.to_string()),
+        },
+        AttachError::TimedOut => unavailable(format!("it did not answer within {:?}", settings.timeout)),
+        other => unavailable(other.to_string()),
+    }
+}

@@ -1,0 +1,38 @@
+//! What must happen once the lock is released: wakers run code of executors, and memory that is dropped may run code of
+//! its owner, which may call back here or wait for a lock of its own. Bounded by the calls that end under one lock.
+
+use std::task::Waker;
+
+use sealane_transport::{Tensor, Unreceived};
+
+use super::{link::Link, memory::Memory};
+
+/// Wakers to wake and things to drop.
+#[derive(Default)]
+pub(super) struct Aftermath {
+    pub(super) wakers: Vec<Waker>,
+    pub(super) spent: Vec<Memory>,
+    pub(super) unwanted: Vec<Tensor>,
+    pub(super) failures: Vec<Unreceived>,
+    pub(super) link: Option<Box<Link>>,
+}
+
+impl Aftermath {
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.wakers.is_empty()
+            && self.spent.is_empty()
+            && self.unwanted.is_empty()
+            && self.failures.is_empty()
+            && self.link.is_none()
+    }
+
+    /// Does all of it; what it was kept in can be used again.
+    pub(super) fn carry_out(&mut self) {
+        self.wakers.drain(..).for_each(Waker::wake);
+        self.spent.clear();
+        self.unwanted.clear();
+        self.failures.clear();
+        self.link = None;
+    }
+}

@@ -1,0 +1,481 @@
+//! The table of calls: what each has lent to the daemon, who waits for it, how it ended. Pure; under the attachment's
+//! lock; bounded by `CALLS_MAX`, and grows only while more calls are under way than ever before.
+//!
+//! A call has two owners: the caller, who may stop to care, and the daemon, which may still use the call's memory. Its
+//! slot is free when neither holds it. A number has an index and a generation, so one that is too late is recognised.
+
+use std::task::Waker;
+
+use sealane_runtime::Buffer;
+use sealane_transport::{Error, RecvOutcome, SendOutcome, Tensor, Unreceived};
+
+use super::{
+    aftermath::Aftermath,
+    memory::{Memory, Substitute},
+};
+use crate::{
+    clock::Tick,
+    limits::{CALL_INDEX_BITS, CALLS_MAX},
+};
+
+/// The daemon said what no correct one says.
+pub(super) type Fault = &'static str;
+
+const INDEX_MASK: u32 = (1 << CALL_INDEX_BITS) - 1;
+const NOT_UNDER_WAY: Fault = "it answered a call that is not under way";
+
+/// The calls of one attachment.
+#[derive(Default)]
+pub(crate) struct Calls {
+    slots: Vec<Slot>,
+    vacant: Vec<u32>,
+    /// Calls that a future waits for: somebody has to look at the rings for them.
+    watched: usize,
+}
+
+/// One call. What it ended with lies in fields of its own, so that taking it moves no more than itself.
+struct Slot {
+    generation: u32,
+    segment: u16,
+    direction: Direction,
+    daemon: Daemon,
+    caller: Caller,
+    watched: bool,
+    deadline: Tick,
+    waker: Option<Waker>,
+    memory: Memory,
+    tensor: Option<Tensor>,
+    failure: Option<Box<Unreceived>>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Direction {
+    Send,
+    Recv,
+}
+
+/// What the daemon has to do with the call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Daemon {
+    /// It has not answered.
+    Working,
+    /// It has answered, and still uses the memory.
+    Holding,
+    /// Nothing any more.
+    Done,
+}
+
+/// What the caller has to do with the call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Caller {
+    /// Waits, or will ask.
+    Waiting,
+    /// Has not yet asked how it ended.
+    Owed,
+    /// Has been told, or does not care.
+    Gone,
+}
+
+/// Where a tensor arrived.
+pub(super) enum Arrived<'a> {
+    Inline(&'a [u8]),
+    Destination(u64),
+    Area(Buffer),
+}
+
+/// How a recv ended. If its tensor lies in a substitute, it has to be copied to where the caller wants it, which is for
+/// the caller's thread to do, without the lock.
+pub(crate) struct Received {
+    outcome: RecvOutcome,
+    substitute: Option<Box<Substitute>>,
+}
+
+impl Received {
+    /// The outcome, with the tensor where it was wanted.
+    #[inline]
+    pub(crate) fn finish(self) -> RecvOutcome {
+        match (self.outcome, self.substitute) {
+            (Ok(tensor), Some(substitute)) => {
+                let mut destination = substitute.destination;
+                let (meta, landed) = tensor.into_parts();
+                destination.truncate(landed.len());
+                destination.copy_from_slice(landed.as_ref());
+                Ok(Tensor::new(meta, destination)?)
+            }
+            (outcome, _) => outcome,
+        }
+    }
+}
+
+impl Calls {
+    /// Calls that a future waits for.
+    pub(super) fn watched(&self) -> usize {
+        self.watched
+    }
+
+    /// Enters a call that is about to be submitted.
+    ///
+    /// # Errors
+    /// The memory, if the table is full.
+    #[inline]
+    pub(super) fn open(
+        &mut self,
+        direction: Direction,
+        segment: u16,
+        deadline: Tick,
+        memory: Memory,
+    ) -> Result<u32, Memory> {
+        let index = match self.vacant.pop() {
+            Some(index) => index,
+            None if self.slots.len() < CALLS_MAX => {
+                self.slots.push(Slot::vacant());
+                self.slots.len() as u32 - 1
+            }
+            None => return Err(memory),
+        };
+        let slot = &mut self.slots[index as usize];
+        (slot.direction, slot.segment, slot.deadline) = (direction, segment, deadline);
+        (slot.daemon, slot.caller) = (Daemon::Working, Caller::Waiting);
+        slot.memory = memory;
+        Ok(slot.generation << CALL_INDEX_BITS | index)
+    }
+
+    /// Takes out a call that was not submitted after all.
+    pub(super) fn retract(&mut self, call: u32) -> Memory {
+        let Some(slot) = self.slot(call) else { return Memory::Nothing };
+        (slot.daemon, slot.caller) = (Daemon::Done, Caller::Gone);
+        slot.failure = None;
+        let memory = std::mem::take(&mut slot.memory);
+        self.release(call);
+        memory
+    }
+
+    /// True if the call has ended and the caller was not told.
+    #[inline]
+    pub(super) fn is_owed(&self, call: u32) -> bool {
+        let slot = self.slots.get((call & INDEX_MASK) as usize);
+        slot.is_some_and(|slot| slot.caller == Caller::Owed && slot.generation == call >> CALL_INDEX_BITS)
+    }
+
+    /// How a send ended, which is told once.
+    #[inline]
+    pub(crate) fn take_sent(&mut self, call: u32) -> Option<SendOutcome> {
+        let slot = self.owed(call)?;
+        let outcome = match slot.failure.take() {
+            None => Ok(()),
+            Some(failure) => Err(failure.error),
+        };
+        self.release(call);
+        Some(outcome)
+    }
+
+    /// How a recv ended, which is told once.
+    #[inline]
+    pub(crate) fn take_received(&mut self, call: u32) -> Option<Received> {
+        let slot = self.owed(call)?;
+        let received = match slot.tensor.take() {
+            Some(tensor) => {
+                let substitute = match &mut slot.memory {
+                    Memory::Nothing => None,
+                    memory => std::mem::take(memory).into_substitute(),
+                };
+                Received { outcome: Ok(tensor), substitute }
+            }
+            None => {
+                let failure = slot.failure.take().expect("a recv without a tensor has failed");
+                Received { outcome: Err(*failure), substitute: None }
+            }
+        };
+        self.release(call);
+        Some(received)
+    }
+
+    #[inline]
+    fn owed(&mut self, call: u32) -> Option<&mut Slot> {
+        let slot = self.slot(call).filter(|slot| slot.caller == Caller::Owed)?;
+        slot.caller = Caller::Gone;
+        Some(slot)
+    }
+
+    /// The caller does not care any more. The segment, if the daemon is still at work on it.
+    pub(super) fn forsake(&mut self, call: u32, after: &mut Aftermath) -> Option<u16> {
+        let slot = self.slot(call)?;
+        if slot.caller == Caller::Owed {
+            after.unwanted.extend(slot.tensor.take());
+            after.failures.extend(slot.failure.take().map(|failure| *failure));
+            if slot.daemon == Daemon::Done {
+                slot.spend(after);
+            }
+        }
+        slot.caller = Caller::Gone;
+        let at_work = (slot.daemon == Daemon::Working).then_some(slot.segment);
+        // As in `wake_at_end`.
+        after.wakers.extend(slot.waker.take());
+        let watched = std::mem::take(&mut slot.watched);
+        self.watched -= usize::from(watched);
+        self.release(call);
+        at_work
+    }
+
+    /// Has `waker` woken when the call ends; `watched` if nobody looks at the rings meanwhile but the driver.
+    pub(super) fn wake_at_end(&mut self, call: u32, waker: &Waker, watched: bool, after: &mut Aftermath) {
+        let Some(slot) = self.slot(call).filter(|slot| slot.caller == Caller::Waiting) else { return };
+        if !slot.waker.as_ref().is_some_and(|known| known.will_wake(waker)) {
+            // One that is replaced may run code of its owner when it is dropped, so it is not dropped here.
+            after.wakers.extend(slot.waker.replace(waker.clone()));
+        }
+        let was = std::mem::replace(&mut slot.watched, watched);
+        self.watched = self.watched + usize::from(watched) - usize::from(was);
+    }
+
+    /// Nobody sleeps for the call any more.
+    pub(super) fn wake_nobody(&mut self, call: u32) {
+        if let Some(slot) = self.slot(call) {
+            slot.waker = None;
+        }
+    }
+
+    /// When the daemon must have ended the call.
+    pub(super) fn deadline(&mut self, call: u32) -> Tick {
+        self.slot(call).map_or(Tick::NEVER, |slot| slot.deadline)
+    }
+
+    /// The daemon does not answer: the caller is told, the memory stays with the daemon.
+    pub(super) fn overdue(&mut self, call: u32, error: Error, after: &mut Aftermath) {
+        let Some(slot) = self.slot(call) else { return };
+        if slot.caller != Caller::Waiting {
+            return;
+        }
+        let (destination, kept) = std::mem::take(&mut slot.memory).apart();
+        slot.memory = kept;
+        slot.failure = Some(Box::new(Unreceived { error, destination }));
+        self.end(call, after);
+    }
+
+    /// Ends every call that a future waits for and that should have ended before `then`.
+    pub(super) fn sweep(&mut self, then: Tick, error: impl Fn() -> Error, after: &mut Aftermath) {
+        for index in 0..self.slots.len() {
+            let slot = &self.slots[index];
+            if slot.watched && slot.deadline < then {
+                self.overdue(slot.generation << CALL_INDEX_BITS | index as u32, error(), after);
+            }
+        }
+    }
+
+    /// The daemon is gone: ends every call, and gives every memory back.
+    pub(super) fn end_all(&mut self, error: impl Fn() -> Error, after: &mut Aftermath) {
+        for index in 0..self.slots.len() {
+            let slot = &mut self.slots[index];
+            // A caller may still wait for a call whose answer was the fault that ended the attachment.
+            if slot.daemon == Daemon::Done && slot.caller != Caller::Waiting {
+                continue;
+            }
+            slot.daemon = Daemon::Done;
+            let destination = slot.memory_back(after);
+            if slot.caller == Caller::Waiting {
+                slot.failure = Some(Box::new(Unreceived { error: error(), destination }));
+            }
+            let call = slot.generation << CALL_INDEX_BITS | index as u32;
+            self.end(call, after);
+            self.release(call);
+        }
+    }
+
+    /// A send was released by its consumer.
+    #[inline]
+    pub(super) fn sent(&mut self, segment: u16, call: u32, after: &mut Aftermath) -> Result<(), Fault> {
+        let slot = self.answered(segment, call, Daemon::Working)?;
+        if slot.direction != Direction::Send {
+            return Err("it released a recv");
+        }
+        slot.daemon = Daemon::Done;
+        slot.spend(after);
+        self.end(call, after);
+        self.release(call);
+        Ok(())
+    }
+
+    /// A tensor arrived.
+    #[inline]
+    pub(super) fn received(
+        &mut self,
+        segment: u16,
+        call: u32,
+        meta: &[u8],
+        arrived: Arrived<'_>,
+        after: &mut Aftermath,
+    ) -> Result<(), Fault> {
+        let slot = self.answered(segment, call, Daemon::Working)?;
+        if slot.direction != Direction::Recv {
+            return Err("it answered a send with a tensor");
+        }
+        let waiting = slot.caller == Caller::Waiting;
+        let data = match (std::mem::take(&mut slot.memory), arrived) {
+            // The allocation is for one who wants it.
+            (Memory::Nothing, Arrived::Inline(bytes)) if waiting => Buffer::from_vec(bytes.to_vec()),
+            (Memory::Nothing, Arrived::Inline(_)) => Buffer::default(),
+            (Memory::Nothing, Arrived::Area(buffer)) => buffer,
+            (Memory::Destination(destination), Arrived::Destination(len)) => shorten(destination, len)?,
+            (Memory::Substitute(mut substitute), Arrived::Destination(len)) => {
+                let landed = shorten(std::mem::take(&mut substitute.landing), len)?;
+                slot.memory = Memory::Substitute(substitute);
+                landed
+            }
+            // Bytes that are in the ring anyway, most often none at all.
+            (Memory::Destination(destination), Arrived::Inline(bytes)) => filled(destination, bytes)?,
+            (Memory::Substitute(substitute), Arrived::Inline(bytes)) => {
+                let Substitute { landing, destination } = *substitute;
+                after.spent.push(Memory::Destination(landing));
+                filled(destination, bytes)?
+            }
+            (memory, _) => {
+                after.spent.push(memory);
+                return Err("a tensor arrived elsewhere than where it was asked to");
+            }
+        };
+        slot.daemon = Daemon::Done;
+        if waiting {
+            match Tensor::from_wire(meta, data) {
+                Ok(tensor) => slot.tensor = Some(tensor),
+                // Metadata that is no tensor's ends the call.
+                Err(error) => {
+                    let destination = slot.memory_back(after);
+                    slot.failure = Some(Box::new(Unreceived { error, destination }));
+                }
+            }
+        } else {
+            after.spent.push(Memory::Destination(data));
+            slot.spend(after);
+        }
+        self.end(call, after);
+        self.release(call);
+        Ok(())
+    }
+
+    /// A call ended without its tensor.
+    pub(super) fn failed(
+        &mut self,
+        segment: u16,
+        call: u32,
+        memory_back: bool,
+        error: Error,
+        after: &mut Aftermath,
+    ) -> Result<(), Fault> {
+        let slot = self.answered(segment, call, Daemon::Working)?;
+        let destination = if memory_back {
+            slot.daemon = Daemon::Done;
+            slot.memory_back(after)
+        } else {
+            slot.daemon = Daemon::Holding;
+            let (destination, kept) = std::mem::take(&mut slot.memory).apart();
+            slot.memory = kept;
+            destination
+        };
+        if slot.caller == Caller::Waiting {
+            slot.failure = Some(Box::new(Unreceived { error, destination }));
+        }
+        self.end(call, after);
+        self.release(call);
+        Ok(())
+    }
+
+    /// The daemon does not use the memory of a failed call any more.
+    pub(super) fn returned(&mut self, segment: u16, call: u32, after: &mut Aftermath) -> Result<(), Fault> {
+        let slot = self.answered(segment, call, Daemon::Holding)?;
+        slot.daemon = Daemon::Done;
+        slot.spend(after);
+        self.release(call);
+        Ok(())
+    }
+
+    #[inline]
+    fn slot(&mut self, call: u32) -> Option<&mut Slot> {
+        let slot = self.slots.get_mut((call & INDEX_MASK) as usize)?;
+        (slot.generation == call >> CALL_INDEX_BITS).then_some(slot)
+    }
+
+    #[inline]
+    fn answered(&mut self, segment: u16, call: u32, state: Daemon) -> Result<&mut Slot, Fault> {
+        let slot = self.slot(call).ok_or(NOT_UNDER_WAY)?;
+        if slot.daemon == state && slot.segment == segment { Ok(slot) } else { Err(NOT_UNDER_WAY) }
+    }
+
+    /// Tells the caller, who may be gone.
+    #[inline]
+    fn end(&mut self, call: u32, after: &mut Aftermath) {
+        let Some(slot) = self.slot(call).filter(|slot| slot.caller == Caller::Waiting) else { return };
+        slot.caller = Caller::Owed;
+        if let Some(waker) = slot.waker.take() {
+            after.wakers.push(waker);
+            let watched = std::mem::take(&mut slot.watched);
+            self.watched -= usize::from(watched);
+        }
+    }
+
+    /// Frees the slot if nobody holds it.
+    #[inline]
+    fn release(&mut self, call: u32) {
+        let index = call & INDEX_MASK;
+        let slot = &mut self.slots[index as usize];
+        if slot.daemon == Daemon::Done && slot.caller == Caller::Gone {
+            slot.generation = (slot.generation + 1) & (u32::MAX >> CALL_INDEX_BITS);
+            self.vacant.push(index);
+        }
+    }
+}
+
+impl Slot {
+    fn vacant() -> Self {
+        Self {
+            generation: 0,
+            segment: 0,
+            direction: Direction::Send,
+            daemon: Daemon::Done,
+            caller: Caller::Gone,
+            watched: false,
+            deadline: Tick::NEVER,
+            waker: None,
+            memory: Memory::Nothing,
+            tensor: None,
+            failure: None,
+        }
+    }
+
+    /// The daemon is done with the memory, and the caller gets none of it.
+    #[inline]
+    fn spend(&mut self, after: &mut Aftermath) {
+        match std::mem::take(&mut self.memory) {
+            Memory::Nothing => {}
+            memory => after.spent.push(memory),
+        }
+    }
+
+    /// The daemon is done with the memory: the caller's destination, where there was one.
+    fn memory_back(&mut self, after: &mut Aftermath) -> Option<Buffer> {
+        let (destination, rest) = std::mem::take(&mut self.memory).into_destination();
+        self.memory = rest;
+        self.spend(after);
+        if self.caller == Caller::Waiting {
+            return destination;
+        }
+        after.spent.extend(destination.map(Memory::Destination));
+        None
+    }
+}
+
+fn shorten(mut destination: Buffer, len: u64) -> Result<Buffer, Fault> {
+    if len > destination.len() as u64 {
+        return Err("a tensor is longer than its destination");
+    }
+    destination.truncate(len as usize);
+    Ok(destination)
+}
+
+fn filled(destination: Buffer, bytes: &[u8]) -> Result<Buffer, Fault> {
+    let mut destination = shorten(destination, bytes.len() as u64)?;
+    destination.copy_from_slice(bytes);
+    Ok(destination)
+}
+
+#[cfg(test)]
+mod tests;

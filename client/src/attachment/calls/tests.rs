@@ -1,0 +1,242 @@
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    task::Wake,
+};
+
+use sealane_transport::{Code, Payload};
+
+use super::*;
+
+#[derive(Default)]
+struct Woken(AtomicUsize);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+fn error() -> Error {
+    Error::invalid("test")
+}
+
+fn meta(len: u64) -> Vec<u8> {
+    use sealane_transport::tensor::{DType, TensorMeta};
+    TensorMeta::new(DType::U8, &[len]).unwrap().as_wire().to_vec()
+}
+
+fn buffer(len: usize) -> Buffer {
+    Buffer::from_vec(vec![7; len])
+}
+
+struct Table {
+    calls: Calls,
+    after: Aftermath,
+}
+
+impl Table {
+    fn new() -> Self {
+        Self { calls: Calls::default(), after: Aftermath::default() }
+    }
+
+    fn open(&mut self, direction: Direction, memory: Memory) -> u32 {
+        self.calls.open(direction, 3, Tick::NEVER, memory).unwrap()
+    }
+
+    fn receive(&mut self, call: u32, arrived: Arrived<'_>) -> Result<(), Fault> {
+        self.calls.received(3, call, &meta(5), arrived, &mut self.after)
+    }
+
+    /// Nobody holds any slot.
+    fn assert_free(&self) {
+        assert_eq!(self.calls.vacant.len(), self.calls.slots.len());
+        assert_eq!(self.calls.watched, 0);
+        for slot in &self.calls.slots {
+            assert!(slot.waker.is_none() && slot.tensor.is_none() && slot.failure.is_none());
+            assert!(matches!(slot.memory, Memory::Nothing));
+        }
+    }
+}
+
+#[test]
+fn numbers_are_used_again_and_old_ones_are_recognised() {
+    let mut table = Table::new();
+    let first = table.open(Direction::Send, Memory::Nothing);
+    table.calls.sent(3, first, &mut table.after).unwrap();
+    assert_eq!(table.calls.sent(3, first, &mut table.after), Err(NOT_UNDER_WAY));
+    assert_eq!(table.calls.take_sent(first), Some(Ok(())));
+    assert_eq!(table.calls.take_sent(first), None, "it is told once");
+    let second = table.open(Direction::Send, Memory::Nothing);
+    assert_eq!((first & INDEX_MASK, first != second), (second & INDEX_MASK, true));
+    assert_eq!(table.calls.sent(3, first, &mut table.after), Err(NOT_UNDER_WAY));
+    assert_eq!(table.calls.sent(2, second, &mut table.after), Err(NOT_UNDER_WAY), "another segment's call");
+    assert!(table.calls.retract(first).lent().is_none());
+    assert!(table.calls.forsake(first, &mut table.after).is_none());
+    assert!(!table.calls.is_owed(first) && !table.calls.is_owed(u32::MAX));
+    table.calls.sent(3, second, &mut table.after).unwrap();
+    assert!(table.calls.take_sent(second).is_some());
+    table.assert_free();
+}
+
+#[test]
+fn a_source_is_kept_until_the_send_has_ended_whoever_cares() {
+    for forsaken in [false, true] {
+        let mut table = Table::new();
+        let call = table.open(Direction::Send, Memory::Source(Payload::from(buffer(9))));
+        if forsaken {
+            assert_eq!(table.calls.forsake(call, &mut table.after), Some(3));
+        }
+        assert!(table.after.spent.is_empty());
+        table.calls.sent(3, call, &mut table.after).unwrap();
+        assert_eq!(table.after.spent.len(), 1);
+        assert_eq!(table.calls.take_sent(call).is_some(), !forsaken);
+        table.assert_free();
+    }
+}
+
+#[test]
+fn a_tensor_lands_where_it_was_wanted() {
+    let mut table = Table::new();
+    let inline = table.open(Direction::Recv, Memory::Nothing);
+    table.receive(inline, Arrived::Inline(&[1; 5])).unwrap();
+    let area = table.open(Direction::Recv, Memory::Nothing);
+    table.receive(area, Arrived::Area(buffer(5))).unwrap();
+    let destination = table.open(Direction::Recv, Memory::Destination(buffer(9)));
+    table.receive(destination, Arrived::Destination(5)).unwrap();
+    let (landing, target) = (buffer(9), Buffer::from_vec(vec![0; 9]));
+    let place = target.as_ptr();
+    let substitute = Memory::Substitute(Box::new(Substitute { landing, destination: target }));
+    let substitute = table.open(Direction::Recv, substitute);
+    table.receive(substitute, Arrived::Destination(5)).unwrap();
+
+    // Bytes that came in the ring all the same.
+    let ring = table.open(Direction::Recv, Memory::Destination(buffer(9)));
+    table.receive(ring, Arrived::Inline(&[1; 5])).unwrap();
+    let memory = Memory::Substitute(Box::new(Substitute { landing: buffer(9), destination: buffer(9) }));
+    let both = table.open(Direction::Recv, memory);
+    table.receive(both, Arrived::Inline(&[1; 5])).unwrap();
+
+    let mut take = |call| table.calls.take_received(call).unwrap().finish().unwrap();
+    assert_eq!(take(inline).bytes(), [1; 5]);
+    assert_eq!(take(area).bytes(), [7; 5]);
+    assert_eq!(take(destination).bytes(), [7; 5]);
+    assert_eq!(take(ring).bytes(), [1; 5]);
+    assert_eq!(take(both).bytes(), [1; 5]);
+    let copied = take(substitute);
+    assert_eq!((copied.bytes(), copied.bytes().as_ptr()), (&[7; 5][..], place));
+    table.assert_free();
+}
+
+#[test]
+fn a_tensor_that_nobody_wants_any_more_is_dropped_later() {
+    let mut table = Table::new();
+    let memories = [
+        (Memory::Nothing, Arrived::Area(buffer(5))),
+        (Memory::Nothing, Arrived::Inline(&[1; 5])),
+        (Memory::Destination(buffer(9)), Arrived::Destination(5)),
+        (
+            Memory::Substitute(Box::new(Substitute { landing: buffer(9), destination: buffer(9) })),
+            Arrived::Destination(5),
+        ),
+    ];
+    for (memory, arrived) in memories {
+        let call = table.open(Direction::Recv, memory);
+        table.calls.forsake(call, &mut table.after);
+        table.receive(call, arrived).unwrap();
+        assert!(!table.after.spent.is_empty());
+        table.after.carry_out();
+        table.assert_free();
+    }
+    // Or it had arrived before.
+    let call = table.open(Direction::Recv, Memory::Nothing);
+    table.receive(call, Arrived::Area(buffer(5))).unwrap();
+    assert_eq!(table.calls.forsake(call, &mut table.after), None);
+    assert_eq!(table.after.unwanted.len(), 1);
+    table.assert_free();
+}
+
+#[test]
+fn memory_that_the_daemon_holds_is_kept_until_it_returns_it() {
+    let mut table = Table::new();
+    let (landing, destination) = (buffer(9), buffer(8));
+    let call = table.open(Direction::Recv, Memory::Substitute(Box::new(Substitute { landing, destination })));
+    assert_eq!(table.calls.returned(3, call, &mut table.after), Err(NOT_UNDER_WAY), "it has not failed yet");
+    table.calls.failed(3, call, false, error(), &mut table.after).unwrap();
+    let unreceived = table.calls.take_received(call).unwrap().finish().unwrap_err();
+    assert_eq!(unreceived.destination.map(|destination| destination.len()), Some(8));
+    assert_eq!(table.calls.sent(3, call, &mut table.after), Err(NOT_UNDER_WAY));
+    assert!(table.after.spent.is_empty());
+    table.calls.returned(3, call, &mut table.after).unwrap();
+    assert_eq!(table.after.spent.len(), 1);
+    table.assert_free();
+}
+
+#[test]
+fn an_overdue_call_ends_for_its_caller_alone() {
+    let mut table = Table::new();
+    let waker = Arc::new(Woken::default());
+    let call = table.calls.open(Direction::Recv, 3, Tick::now(), Memory::Destination(buffer(9))).unwrap();
+    let other = table.open(Direction::Recv, Memory::Nothing);
+    table.calls.wake_at_end(call, &waker.clone().into(), true, &mut table.after);
+    table.calls.wake_at_end(other, &waker.clone().into(), true, &mut table.after);
+    table.calls.sweep(Tick::now().before(std::time::Duration::from_secs(9)), error, &mut table.after);
+    assert_eq!(table.calls.watched(), 2, "none is over yet");
+    table.calls.sweep(Tick::now().after(std::time::Duration::from_secs(9)), error, &mut table.after);
+    table.after.carry_out();
+    assert_eq!((waker.0.load(Ordering::Relaxed), table.calls.watched()), (1, 1));
+    let unreceived = table.calls.take_received(call).unwrap().finish().unwrap_err();
+    assert!(unreceived.destination.is_none());
+    assert!(table.after.spent.is_empty(), "the daemon may still write it");
+    table.receive(call, Arrived::Destination(5)).unwrap();
+    assert_eq!(table.after.spent.len(), 1);
+    table.calls.forsake(other, &mut table.after);
+    table.receive(other, Arrived::Inline(&[1; 5])).unwrap();
+    table.assert_free();
+}
+
+#[test]
+fn the_end_of_the_daemon_ends_all_and_gives_all_back() {
+    let mut table = Table::new();
+    let send = table.open(Direction::Send, Memory::Source(Payload::from(buffer(9))));
+    let recv = table.open(Direction::Recv, Memory::Destination(buffer(9)));
+    let forsaken = table.open(Direction::Recv, Memory::Destination(buffer(9)));
+    table.calls.forsake(forsaken, &mut table.after);
+    let held = table.open(Direction::Recv, Memory::Destination(buffer(9)));
+    table.calls.failed(3, held, false, error(), &mut table.after).unwrap();
+    let ended = table.open(Direction::Recv, Memory::Nothing);
+    table.receive(ended, Arrived::Inline(&[1; 5])).unwrap();
+    table.calls.end_all(|| Error::unavailable("daemon", "gone"), &mut table.after);
+    assert_eq!(table.after.spent.len(), 3, "of the send, of the one that nobody wants, of the one that was held");
+    assert_eq!(table.calls.take_sent(send).unwrap().unwrap_err().code(), Code::Unavailable);
+    let unreceived = table.calls.take_received(recv).unwrap().finish().unwrap_err();
+    assert_eq!(unreceived.destination.map(|destination| destination.len()), Some(9));
+    assert_eq!(table.calls.take_received(held).unwrap().finish().unwrap_err().error, error());
+    assert_eq!(table.calls.take_received(ended).unwrap().finish().unwrap().bytes(), [1; 5]);
+    table.assert_free();
+}
+
+#[test]
+fn what_no_correct_daemon_says_is_a_fault_and_leaves_the_call_to_be_ended() {
+    let mut table = Table::new();
+    let send = table.open(Direction::Send, Memory::Nothing);
+    let recv = table.open(Direction::Recv, Memory::Destination(buffer(4)));
+    let bare = table.open(Direction::Recv, Memory::Nothing);
+    assert!(table.receive(send, Arrived::Inline(&[1; 5])).is_err());
+    assert!(table.calls.sent(3, recv, &mut table.after).is_err());
+    assert!(table.receive(recv, Arrived::Destination(5)).is_err());
+    assert!(table.receive(bare, Arrived::Destination(5)).is_err());
+    let short = table.open(Direction::Recv, Memory::Destination(buffer(4)));
+    assert!(table.receive(short, Arrived::Inline(&[1; 5])).is_err());
+    let apart = table.open(Direction::Recv, Memory::Destination(buffer(9)));
+    assert!(table.receive(apart, Arrived::Area(buffer(5))).is_err());
+    table.calls.end_all(error, &mut table.after);
+    assert!(table.calls.take_sent(send).unwrap().is_err());
+    assert!(table.calls.take_received(recv).unwrap().finish().is_err());
+    assert!(table.calls.take_received(short).unwrap().finish().is_err());
+    assert!(table.calls.take_received(apart).unwrap().finish().is_err());
+    assert!(table.calls.take_received(bare).unwrap().finish().is_err());
+    table.assert_free();
+}

@@ -1,0 +1,115 @@
+//! The driver: a thread that looks at the rings for calls that are awaited as futures, since an executor's threads must
+//! not sleep here. One an attachment, started by the first future that has to wait; it ends with the attachment.
+
+use std::{
+    sync::Arc,
+    task::{Poll, Wake, Waker},
+    thread::{self, Thread},
+};
+
+use sealane_transport::Error;
+
+use super::{Attachment, Held, Line, Take, wait::Waiter};
+use crate::{
+    clock::Tick,
+    limits::{GRACE, SWEEP_INTERVAL},
+};
+
+/// The driver as callers see it.
+#[derive(Default)]
+pub(super) struct Driver {
+    thread: Option<Thread>,
+    /// It has nothing to do and has to be woken.
+    idle: bool,
+    /// When it next looks for calls that are over their deadlines.
+    sweep: Option<Tick>,
+}
+
+impl Driver {
+    /// What wakes it, where it is idle.
+    pub(super) fn waker(&mut self) -> Option<Waker> {
+        let idle = std::mem::take(&mut self.idle);
+        self.thread.clone().filter(|_| idle).map(|thread| Waker::from(Arc::new(Resume(thread))))
+    }
+}
+
+struct Resume(Thread);
+
+impl Wake for Resume {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+impl Attachment {
+    /// How a call ended, or has `waker` woken when it does.
+    ///
+    /// # Errors
+    /// InvalidArgument in a forked child, ResourceExhausted if there can be no thread to wait for it.
+    pub(crate) fn poll<T>(&self, call: u32, take: Take<T>, waker: &Waker) -> Poll<Result<T, Error>> {
+        if let Err(error) = self.check_fork() {
+            return Poll::Ready(Err(error));
+        }
+        let mut held = self.lock();
+        held.pump();
+        if let Some(taken) = held.take(call, take) {
+            return Poll::Ready(Ok(taken));
+        }
+        held.chores();
+        let state = &mut *held;
+        state.calls.wake_at_end(call, waker, true, &mut state.aftermath);
+        // A fault in the chores may just have ended it.
+        if let Some(taken) = held.take(call, take) {
+            return Poll::Ready(Ok(taken));
+        }
+        if held.driver.thread.is_none() {
+            match self.start_driver() {
+                Ok(thread) => held.driver.thread = Some(thread),
+                Err(error) => {
+                    let reason = format!("a thread that waits for futures cannot be started: {error}");
+                    return Poll::Ready(Err(Error::full("the system's threads", reason)));
+                }
+            }
+        }
+        let state = &mut *held;
+        state.aftermath.wakers.extend(state.driver.waker());
+        Poll::Pending
+    }
+
+    fn start_driver(&self) -> std::io::Result<Thread> {
+        let attachment = self.me.upgrade().expect("it is borrowed from its owner");
+        let driver = thread::Builder::new().name("sealane-client".into()).spawn(move || attachment.drive())?;
+        Ok(driver.thread().clone())
+    }
+
+    fn drive(&self) {
+        loop {
+            let mut held = self.spin(Waiter::Driver);
+            if matches!(held.line, Line::Closed) {
+                return;
+            }
+            if held.calls.watched() == 0 {
+                held.driver.idle = true;
+                held.hand_over();
+                drop(held);
+                thread::park();
+                continue;
+            }
+            drop(self.sleep(held, Waiter::Driver));
+        }
+    }
+}
+
+impl Held<'_> {
+    /// Now and then ends the calls that the daemon should have ended long ago and that futures wait for.
+    pub(super) fn sweep(&mut self) {
+        let now = Tick::now();
+        if self.driver.sweep.is_some_and(|sweep| now < sweep) {
+            return;
+        }
+        self.driver.sweep = Some(now.after(SWEEP_INTERVAL));
+        let error = self.silent();
+        let state = &mut **self;
+        state.calls.sweep(now.before(GRACE), || error.clone(), &mut state.aftermath);
+    }
+}

@@ -1,0 +1,306 @@
+//! What attaching gave: the rings and doorbells of every shard, the arena, the socket. Under the attachment's lock; there
+//! is a new one after every loss.
+
+use std::{
+    os::fd::AsFd,
+    sync::{Arc, Weak},
+};
+
+use hashbrown::HashMap;
+use sealane_transport::{
+    Error, lane,
+    limits::NAME_BYTES_MAX,
+    shm::{
+        ClientEar, ClientEnd, Completion, Doorbell, NO_TIMEOUT, PushError, ReceivedAt, Record, Submission,
+        attach::Attached,
+        limits::{NUMBERS_PER_RECORD, PEERS_MAX},
+    },
+};
+
+use super::{
+    aftermath::Aftermath,
+    calls::{Arrived, Calls},
+};
+use crate::{
+    limits::COMPLETIONS_PER_LOOK,
+    memory::{Area, Arena, ForkMark, Freed},
+};
+
+/// An attachment as long as the daemon lives.
+pub(super) struct Link {
+    /// Tells one link from the next.
+    pub(super) serial: u64,
+    pub(super) arena: Arc<Arena>,
+    pub(super) ear: Arc<ClientEar>,
+    /// The daemon as errors name it.
+    pub(super) daemon: Box<str>,
+    pub(super) default_timeout_ms: u32,
+    pub(super) tensor_bytes_max: u64,
+    segments: Vec<Segment>,
+    peers: HashMap<Box<str>, Peer>,
+    /// The peer that was named last: most tasks speak to one for a while.
+    recent: Option<(Box<str>, Peer)>,
+    outgoing: Record,
+    incoming: Record,
+    tokens: Vec<u64>,
+}
+
+struct Segment {
+    end: ClientEnd,
+    doorbell: Doorbell,
+    area: Arc<Area>,
+    /// Peers that the shard knows by number.
+    peers: usize,
+    /// Calls to be given up for which the ring had no room.
+    cancels: Vec<u32>,
+    /// Something was submitted since the doorbell was last thought of.
+    unannounced: bool,
+}
+
+/// A peer as its shard knows it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Peer {
+    pub(super) segment: u16,
+    pub(super) number: u16,
+}
+
+/// Why something was not submitted.
+pub(super) enum Unsubmitted {
+    /// The ring is full; the daemon has to read.
+    Full,
+    /// The call cannot be carried out.
+    Refused(Error),
+    /// The attachment cannot be used any more.
+    Fault(Box<str>),
+}
+
+impl Link {
+    pub(super) fn new(
+        serial: u64,
+        attached: Attached,
+        daemon: Box<str>,
+        mark: &Arc<ForkMark>,
+        freed: &Weak<dyn Freed>,
+    ) -> Link {
+        let Attached { welcome, arena, shards, socket } = attached;
+        let segment = |(end, doorbell): (ClientEnd, Doorbell)| {
+            let area = Arc::new(Area::new(end.area().clone(), mark.clone(), freed.clone()));
+            Segment { end, doorbell, area, peers: 0, cancels: Vec::new(), unannounced: false }
+        };
+        Link {
+            serial,
+            arena: Arc::new(Arena::new(arena, mark.clone())),
+            ear: Arc::new(ClientEar::new(socket)),
+            daemon,
+            default_timeout_ms: match welcome.request_timeout_ms {
+                0 => NO_TIMEOUT,
+                timeout_ms => u32::try_from(timeout_ms).unwrap_or(NO_TIMEOUT),
+            },
+            tensor_bytes_max: welcome.tensor_bytes_max,
+            segments: shards.into_iter().map(segment).collect(),
+            peers: HashMap::new(),
+            recent: None,
+            outgoing: Record::new(),
+            incoming: Record::new(),
+            tokens: Vec::with_capacity(NUMBERS_PER_RECORD),
+        }
+    }
+
+    pub(super) fn segments(&self) -> u16 {
+        self.segments.len() as u16
+    }
+
+    /// The number of a peer, which its shard is told before the first use.
+    #[inline]
+    pub(super) fn peer(&mut self, task: &str, name: &str) -> Result<Peer, Unsubmitted> {
+        match &self.recent {
+            Some((recent, peer)) if **recent == *name => Ok(*peer),
+            _ => self.other_peer(task, name),
+        }
+    }
+
+    fn other_peer(&mut self, task: &str, name: &str) -> Result<Peer, Unsubmitted> {
+        let peer = match self.peers.get(name) {
+            Some(peer) => *peer,
+            None => {
+                let peer = self.introduce(task, name)?;
+                self.peers.insert(name.into(), peer);
+                peer
+            }
+        };
+        self.recent = Some((name.into(), peer));
+        Ok(peer)
+    }
+
+    fn introduce(&mut self, task: &str, name: &str) -> Result<Peer, Unsubmitted> {
+        if name.len() > NAME_BYTES_MAX {
+            let reason = format!("a task's name has at most {NAME_BYTES_MAX} bytes, not {}", name.len());
+            return Err(Unsubmitted::Refused(Error::invalid(reason)));
+        }
+        let segment = lane::shard_of(lane::lane(task, name), self.segments.len());
+        let known = self.segments[segment].peers;
+        let Some(number) = u16::try_from(known).ok().filter(|_| known < PEERS_MAX) else {
+            let reason = format!("{PEERS_MAX} peers were named to one shard, and {name} is one more");
+            return Err(Unsubmitted::Refused(Error::full("client peers", reason)));
+        };
+        let segment = segment as u16;
+        self.submit(segment, &Submission::Peer { number, name })?;
+        self.segments[usize::from(segment)].peers += 1;
+        Ok(Peer { segment, number })
+    }
+
+    /// Writes one submission into a segment's ring. [`ring`](Self::ring) tells the shard.
+    #[inline]
+    pub(super) fn submit(&mut self, segment: u16, submission: &Submission<'_>) -> Result<(), Unsubmitted> {
+        submission
+            .encode(&mut self.outgoing)
+            .map_err(|field| Unsubmitted::Refused(Error::invalid(field.to_string())))?;
+        let segment = &mut self.segments[usize::from(segment)];
+        match segment.end.submissions.push(&self.outgoing) {
+            Ok(()) => {
+                segment.unannounced = true;
+                Ok(())
+            }
+            Err(PushError::Full) => Err(Unsubmitted::Full),
+            Err(PushError::Broken(broken)) => Err(Unsubmitted::Fault(broken.to_string().into())),
+        }
+    }
+
+    /// Wakes the shards that were written to and sleep.
+    #[inline]
+    pub(super) fn ring(&mut self) {
+        for segment in &mut self.segments {
+            if std::mem::take(&mut segment.unannounced) && segment.end.daemon_sleep().must_ring() {
+                segment.doorbell.ring();
+            }
+        }
+    }
+
+    /// Gives calls up; what finds no room now goes out later.
+    pub(super) fn cancel(&mut self, segment: u16, call: u32) -> Result<(), Box<str>> {
+        self.segments[usize::from(segment)].cancels.push(call);
+        self.flush()
+    }
+
+    /// True if something waits to be submitted that no caller waits for.
+    pub(super) fn has_chores(&self) -> bool {
+        self.segments.iter().any(|segment| segment.area.has_piled() || !segment.cancels.is_empty())
+    }
+
+    /// Submits what no caller waits for: cancels, and blocks of the receive areas. What finds no room waits on.
+    #[inline]
+    pub(super) fn flush(&mut self) -> Result<(), Box<str>> {
+        for index in 0..self.segments() {
+            let segment = &self.segments[usize::from(index)];
+            if segment.area.has_piled() || !segment.cancels.is_empty() {
+                match self.flush_segment(index) {
+                    Ok(()) | Err(Unsubmitted::Full | Unsubmitted::Refused(_)) => {}
+                    Err(Unsubmitted::Fault(fault)) => return Err(fault),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn flush_segment(&mut self, index: u16) -> Result<(), Unsubmitted> {
+        let at = usize::from(index);
+        while let Some(&call) = self.segments[at].cancels.last() {
+            self.submit(index, &Submission::Cancel { call })?;
+            self.segments[at].cancels.pop();
+        }
+        while self.segments[at].area.has_piled() {
+            let mut tokens = std::mem::take(&mut self.tokens);
+            tokens.clear();
+            self.segments[at].area.take_piled(NUMBERS_PER_RECORD, &mut tokens);
+            let submitted = self.submit(index, &Submission::Free { tokens: &tokens });
+            if submitted.is_err() {
+                self.segments[at].area.pile_again(&tokens);
+            }
+            self.tokens = tokens;
+            submitted?;
+        }
+        Ok(())
+    }
+
+    /// Takes what the shards have answered.
+    ///
+    /// # Errors
+    /// What the daemon did that no correct one does.
+    #[inline]
+    pub(super) fn drain(&mut self, calls: &mut Calls, after: &mut Aftermath) -> Result<(), Box<str>> {
+        for (index, segment) in self.segments.iter_mut().enumerate() {
+            if segment.end.completions.is_empty() {
+                continue;
+            }
+            for _ in 0..COMPLETIONS_PER_LOOK {
+                match segment.end.completions.pop(&mut self.incoming) {
+                    Ok(true) => settle(index as u16, &segment.area, &self.incoming, calls, after)?,
+                    Ok(false) => break,
+                    Err(broken) => return Err(broken.to_string().into()),
+                }
+            }
+            segment.end.completions.publish();
+        }
+        Ok(())
+    }
+
+    /// Announces that this side sleeps, and looks once more; false if there is something to do after all.
+    pub(super) fn may_sleep(&self) -> bool {
+        self.segments.iter().for_each(|segment| segment.end.own_sleep().announce());
+        let quiet = self.segments.iter().all(|segment| segment.end.completions.is_empty());
+        if !quiet {
+            self.awake();
+        }
+        quiet
+    }
+
+    pub(super) fn awake(&self) {
+        self.segments.iter().for_each(|segment| segment.end.own_sleep().awake());
+    }
+
+    /// Says goodbye, as far as there is room for it.
+    pub(super) fn detach(&mut self) {
+        for segment in 0..self.segments() {
+            // A daemon that does not read learns it from the socket, which closes next.
+            let _ = self.submit(segment, &Submission::Detach);
+        }
+        self.ring();
+    }
+}
+
+impl std::fmt::Debug for Link {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Link({}, {:?})", self.daemon, self.ear.as_fd())
+    }
+}
+
+/// Enters one completion into the table.
+#[inline]
+fn settle(
+    segment: u16,
+    area: &Arc<Area>,
+    record: &Record,
+    calls: &mut Calls,
+    after: &mut Aftermath,
+) -> Result<(), Box<str>> {
+    match Completion::decode(record).map_err(|malformed| malformed.to_string())? {
+        Completion::Sent { calls: sent } => {
+            sent.iter().try_for_each(|call| calls.sent(segment, *call, after))?;
+        }
+        Completion::Received { call, meta, payload } => {
+            let arrived = match payload {
+                ReceivedAt::Inline(bytes) => Arrived::Inline(bytes),
+                ReceivedAt::Destination { len } => Arrived::Destination(len),
+                ReceivedAt::Area { span, token } => Arrived::Area(area.lend(span, token)?),
+            };
+            calls.received(segment, call, meta, arrived, after)?;
+        }
+        Completion::Failed { call, memory_back, error } => {
+            calls.failed(segment, call, memory_back, error, after)?;
+        }
+        Completion::Returned { calls: returned } => {
+            returned.iter().try_for_each(|call| calls.returned(segment, *call, after))?;
+        }
+    }
+    Ok(())
+}

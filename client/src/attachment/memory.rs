@@ -1,0 +1,66 @@
+//! What a call lends to the daemon until it ends.
+
+use sealane_runtime::Buffer;
+use sealane_transport::Payload;
+
+/// The memory of one call.
+#[derive(Debug, Default)]
+pub(super) enum Memory {
+    /// None: small bytes travel in the ring, and tensors without a destination arrive in the receive area.
+    #[default]
+    Nothing,
+    /// A tensor in the arena, which the daemon reads.
+    Source(Payload),
+    /// The caller's destination in the arena, which the daemon writes.
+    Destination(Buffer),
+    /// A block of the arena that the daemon writes, in place of a destination that it cannot reach.
+    Substitute(Box<Substitute>),
+}
+
+/// A block in place of a destination.
+#[derive(Debug)]
+pub(super) struct Substitute {
+    /// Where the daemon writes.
+    pub(super) landing: Buffer,
+    /// Where the caller wants it.
+    pub(super) destination: Buffer,
+}
+
+impl Memory {
+    /// The bytes that the daemon is lent.
+    pub(super) fn lent(&self) -> Option<&[u8]> {
+        match self {
+            Memory::Nothing => None,
+            Memory::Source(payload) => Some(payload.as_ref()),
+            Memory::Destination(buffer) => Some(buffer),
+            Memory::Substitute(substitute) => Some(&substitute.landing),
+        }
+    }
+
+    /// Once the daemon is done with it: the caller's destination, and what is of no use to the caller.
+    pub(super) fn into_destination(self) -> (Option<Buffer>, Memory) {
+        match self {
+            Memory::Destination(buffer) => (Some(buffer), Memory::Nothing),
+            other => other.apart(),
+        }
+    }
+
+    /// While the daemon still uses it: the caller's destination if the daemon cannot reach it, and what it can.
+    pub(super) fn apart(self) -> (Option<Buffer>, Memory) {
+        match self {
+            Memory::Substitute(substitute) => {
+                let Substitute { landing, destination } = *substitute;
+                (Some(destination), Memory::Destination(landing))
+            }
+            other => (None, other),
+        }
+    }
+
+    /// The substitute, if it is one.
+    pub(super) fn into_substitute(self) -> Option<Box<Substitute>> {
+        match self {
+            Memory::Substitute(substitute) => Some(substitute),
+            _ => None,
+        }
+    }
+}

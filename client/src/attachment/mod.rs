@@ -1,0 +1,228 @@
+//! One attachment to the daemon, as any number of threads use it: its state is under one lock, and nobody sleeps holding
+//! it.
+//!
+//! One lock, not one a shard: it is held for some tens of nanoseconds a call and never while bytes of tensors are copied,
+//! a batch takes it once, and whoever waits looks at all rings at once. Whoever waits also works: it takes the answers of
+//! everyone out of the rings. When nobody has anything to do, one thread, the *listener*, sleeps on the daemon's bell, and
+//! the others park until it hands them their outcome or its place.
+
+mod aftermath;
+mod calls;
+mod driver;
+mod held;
+mod link;
+mod loss;
+mod memory;
+mod nudge;
+mod submit;
+mod wait;
+
+pub(crate) use self::{
+    calls::{Calls, Received},
+    submit::With,
+};
+
+use std::{
+    sync::{
+        Arc, Mutex, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::Waker,
+    time::Instant,
+};
+
+use sealane_runtime::Buffer;
+use sealane_transport::Error;
+
+use self::{aftermath::Aftermath, driver::Driver, held::Held, link::Link, nudge::Nudge};
+use crate::{
+    attach::{self, Settings},
+    clock::Tick,
+    memory::{Arena, ForkMark, Freed},
+};
+
+/// What the clones of a task, its calls and its driver share.
+pub(crate) struct Attachment {
+    settings: Settings,
+    mark: Arc<ForkMark>,
+    state: Mutex<State>,
+    /// Held while somebody attaches again.
+    attaching: Mutex<Attempts>,
+    /// The listener sleeps.
+    asleep: AtomicBool,
+    nudge: Arc<Nudge>,
+    nudge_waker: Waker,
+    /// For the driver's thread, and for areas, which tell of blocks that are free.
+    me: Weak<Attachment>,
+}
+
+struct State {
+    line: Line,
+    calls: Calls,
+    listening: bool,
+    /// Threads that sleep because another one listens.
+    parked: Vec<(u64, Waker)>,
+    next_parked: u64,
+    /// Threads that look at the rings without pause.
+    spinning: usize,
+    /// When to ask next whether the daemon lives.
+    next_check: Tick,
+    driver: Driver,
+    aftermath: Aftermath,
+    /// Submissions since the answers were last looked at.
+    unlooked: u32,
+}
+
+/// What was tried to attach again.
+#[derive(Default)]
+struct Attempts {
+    last: Option<Instant>,
+    /// Attempts so far, which number the links.
+    count: u64,
+}
+
+/// Takes the outcome of one kind of call out of the table.
+pub(crate) type Take<T> = fn(&mut Calls, u32) -> Option<T>;
+
+/// How things stand with the daemon.
+enum Line {
+    Up(Box<Link>),
+    /// Lost, and why: the next call attaches again.
+    Lost(Error),
+    /// The last clone of the task is gone.
+    Closed,
+}
+
+impl Attachment {
+    /// Attaches.
+    ///
+    /// # Errors
+    /// As [`Attach::attach`](crate::Attach::attach) says.
+    pub(crate) fn new(settings: Settings) -> Result<Arc<Attachment>, Error> {
+        let broken = |what: &str, error: &dyn std::fmt::Display| Error::unavailable(what, error.to_string());
+        let mark = Arc::new(ForkMark::new().map_err(|error| broken("a page that forks are known by", &error))?);
+        let nudge = Arc::new(Nudge::new().map_err(|error| broken("an eventfd", &error))?);
+        let (attached, daemon) = attach::connect(&settings)?;
+        Ok(Arc::new_cyclic(|me: &Weak<Attachment>| {
+            let freed: Weak<dyn Freed> = me.clone();
+            let line = Line::Up(Box::new(Link::new(0, attached, daemon, &mark, &freed)));
+            let state = State {
+                line,
+                calls: Calls::default(),
+                listening: false,
+                parked: Vec::new(),
+                next_parked: 0,
+                spinning: 0,
+                next_check: Tick::now(),
+                driver: Driver::default(),
+                aftermath: Aftermath::default(),
+                unlooked: 0,
+            };
+            Attachment {
+                settings,
+                mark,
+                state: Mutex::new(state),
+                attaching: Mutex::default(),
+                asleep: AtomicBool::new(false),
+                nudge_waker: nudge.clone().into(),
+                nudge,
+                me: me.clone(),
+            }
+        }))
+    }
+
+    pub(crate) fn task(&self) -> &str {
+        &self.settings.task
+    }
+
+    /// The error of a child that uses its parent's attachment.
+    #[inline]
+    pub(crate) fn check_fork(&self) -> Result<(), Error> {
+        if self.mark.forked() {
+            return Err(Error::invalid(format!(
+                "this process was forked after it attached as {}: attach again in the child, under another task's name",
+                self.task()
+            )));
+        }
+        Ok(())
+    }
+
+    /// True in a child; the attachment is then never dropped, for its locks may be held by threads that do not exist here.
+    pub(crate) fn abandon_if_forked(&self) -> bool {
+        let forked = self.mark.forked();
+        if forked {
+            std::mem::forget(self.me.upgrade());
+        }
+        forked
+    }
+
+    /// Memory from the arena.
+    ///
+    /// # Errors
+    /// ResourceExhausted if there is no room, and as attaching again fails.
+    pub(crate) fn allocate(&self, len: usize) -> Result<Buffer, Error> {
+        let arena = self.arena()?;
+        if let Some(buffer) = arena.allocate(len) {
+            return Ok(buffer);
+        }
+        // What the daemon is done with may still be waiting in the rings.
+        self.lock().pump();
+        arena.allocate(len).ok_or_else(|| no_room(&arena, len))
+    }
+
+    fn arena(&self) -> Result<Arc<Arena>, Error> {
+        let held = self.up(Tick::now())?;
+        Ok(held.link().arena.clone())
+    }
+
+    /// The caller of a call stops to care; `cancel` tells the daemon to stop as well.
+    pub(crate) fn forsake(&self, call: u32, cancel: bool) {
+        if self.abandon_if_forked() {
+            return;
+        }
+        let mut held = self.lock();
+        let State { calls, aftermath, line, .. } = &mut *held;
+        if let (Some(segment), true, Line::Up(link)) = (calls.forsake(call, aftermath), cancel, line) {
+            let cancelled = link.cancel(segment, call);
+            link.ring();
+            if let Err(fault) = cancelled {
+                held.lose(&fault);
+            }
+        }
+    }
+
+    /// The last clone of the task is gone: says goodbye, and ends the calls that are left.
+    pub(crate) fn close(&self) {
+        if self.abandon_if_forked() {
+            return;
+        }
+        let mut held = self.lock();
+        held.pump();
+        if let Line::Up(link) = &mut held.line {
+            link.detach();
+        }
+        held.end(Line::Closed, || Error::unavailable("this attachment", "its task was dropped"));
+    }
+}
+
+impl Freed for Attachment {
+    fn freed(&self, many: bool) {
+        // ASLEEP: see `Area::has_piled`. While somebody is awake, the next look gives them back.
+        if !many && !self.asleep.load(Ordering::SeqCst) {
+            return;
+        }
+        // Whoever drops a tensor may hold the lock. Then the blocks wait for the next look.
+        if let Some(mut held) = self.try_lock() {
+            held.chores();
+        }
+    }
+}
+
+fn no_room(arena: &Arena, wanted: usize) -> Error {
+    let (size, free) = arena.size_and_free();
+    let reason = format!(
+        "{wanted} bytes were wanted, {free} of {size} are free, perhaps not in one piece: drop tensors that are done \
+         with, or attach with a larger arena (`Attach::arena_bytes`)"
+    );
+    Error::full("client arena_bytes", reason)
+}

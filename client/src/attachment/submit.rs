@@ -1,0 +1,391 @@
+//! Submitting: what a call says goes into the ring of the shard that serves the pair, its memory into the table. On the
+//! threads of callers; a ring without room is waited for, for `ROOM_WAIT_MAX` at most.
+
+use std::time::{Duration, Instant};
+
+use sealane_runtime::Buffer;
+use sealane_transport::{
+    Error, RecvOptions, SendOptions, Tensor, Unreceived,
+    shm::{
+        PayloadAt, Span, Submission,
+        limits::{INLINE_BYTES_MAX, SLOTS},
+    },
+};
+
+use super::{
+    Attachment, Held, Line, Link,
+    calls::Direction,
+    link::{Peer, Unsubmitted},
+    memory::{Memory, Substitute},
+};
+use crate::{
+    clock::{Tick, timeout_ms},
+    limits::{CALLS_MAX, ROOM_SPINS, ROOM_WAIT_MAX, SUBMISSIONS_PER_LOOK},
+};
+
+/// The peer and the step of a call, or of a batch.
+#[derive(Clone, Copy)]
+pub(crate) struct With<'a> {
+    pub(crate) peer: &'a str,
+    pub(crate) step: i64,
+}
+
+impl Attachment {
+    /// Submits a send; the call's number.
+    #[inline]
+    pub(crate) fn send(&self, to: With<'_>, key: &str, tensor: Tensor, options: &SendOptions) -> Result<u32, Error> {
+        let mut tensor = Some(tensor);
+        self.place(&mut tensor)?;
+        let now = Tick::now();
+        let mut held = self.up(now)?;
+        let sent = held.send(now, to, key, &mut tensor, options.timeout);
+        held.submitted(1);
+        // What is left of the tensor is dropped after the lock is released: its owner may have a drop of its own.
+        drop(held);
+        sent
+    }
+
+    /// Submits a recv; the call's number.
+    #[inline]
+    pub(crate) fn recv(&self, from: With<'_>, key: &str, options: RecvOptions) -> Result<u32, Unreceived> {
+        let memory = self.destination(options.destination)?;
+        let now = Tick::now();
+        let mut held = match self.up(now) {
+            Ok(held) => held,
+            Err(error) => return Err(unreceived(error, memory.into_destination().0)),
+        };
+        let asked = held.recv(now, from, key, memory, options.timeout);
+        held.submitted(1);
+        drop(held);
+        asked.map_err(|(error, memory)| unreceived(error, memory.into_destination().0))
+    }
+
+    /// Submits many sends under one lock and rings once; `each` hears of every one, in order.
+    pub(crate) fn send_all<K: AsRef<str>>(
+        &self,
+        to: With<'_>,
+        tensors: Vec<(K, Tensor)>,
+        mut each: impl FnMut(Result<u32, Error>),
+    ) {
+        let mut tensors: Vec<(K, Option<Tensor>)> =
+            tensors.into_iter().map(|(key, tensor)| (key, Some(tensor))).collect();
+        // What follows one that had no room is not copied any more: a full arena is not tried a thousand times.
+        let refusal = tensors
+            .iter_mut()
+            .enumerate()
+            .find_map(|(index, (_, tensor))| self.place(tensor).err().map(|error| (index, error)));
+        let now = Tick::now();
+        let mut held = match self.up(now) {
+            Ok(held) => held,
+            Err(error) => return tensors.iter().for_each(|_| each(Err(error.clone()))),
+        };
+        for (index, (key, tensor)) in tensors.iter_mut().enumerate() {
+            each(match &refusal {
+                Some((refused, error)) if index >= *refused && !tensor.as_ref().is_some_and(is_small) => {
+                    Err(error.clone())
+                }
+                _ => held.send(now, to, key.as_ref(), tensor, None),
+            });
+        }
+        held.submitted(tensors.len());
+        drop(held);
+    }
+
+    /// Submits many recvs under one lock and rings once; `each` hears of every one, in order.
+    pub(crate) fn recv_all<K: AsRef<str>>(
+        &self,
+        from: With<'_>,
+        wanted: Vec<(K, RecvOptions)>,
+        mut each: impl FnMut(Result<u32, Unreceived>),
+    ) {
+        let prepare = |(key, options): (K, RecvOptions)| {
+            (key, options.timeout, self.destination(options.destination).map_err(Box::new))
+        };
+        // Keys are the caller's and are dropped like payloads, without the lock.
+        let mut prepared: Vec<_> = wanted.into_iter().map(prepare).collect();
+        let now = Tick::now();
+        let mut held = match self.up(now) {
+            Ok(held) => held,
+            Err(error) => {
+                let refuse = |memory: Memory| Box::new(unreceived(error.clone(), memory.into_destination().0));
+                return prepared.into_iter().for_each(|(_, _, memory)| each(Err(*memory.map_or_else(|e| e, refuse))));
+            }
+        };
+        let count = prepared.len();
+        for (key, timeout, memory) in &mut prepared {
+            each(match std::mem::replace(memory, Ok(Memory::Nothing)) {
+                Ok(memory) => {
+                    let asked = held.recv(now, from, key.as_ref(), memory, *timeout);
+                    asked.map_err(|(error, memory)| unreceived(error, memory.into_destination().0))
+                }
+                Err(unreceived) => Err(*unreceived),
+            });
+        }
+        held.submitted(count);
+    }
+
+    /// Tells every shard that a step is aborted.
+    pub(crate) fn abort(&self, step: i64, reason: &str) -> Result<(), Error> {
+        self.tell_all(&Submission::Abort { step, reason })
+    }
+
+    /// Tells every shard to free what is left of a step.
+    pub(crate) fn cleanup(&self, step: i64) -> Result<(), Error> {
+        self.tell_all(&Submission::Cleanup { step })
+    }
+
+    fn tell_all(&self, submission: &Submission<'_>) -> Result<(), Error> {
+        let mut held = self.up(Tick::now())?;
+        let segments = held.link().segments();
+        let told =
+            (0..segments).try_for_each(|segment| held.submit(ROOM_WAIT_MAX, |link| link.submit(segment, submission)));
+        held.submitted(segments.into());
+        told
+    }
+
+    /// Sees to it that a tensor is small, or lies in the arena.
+    #[inline]
+    fn place(&self, tensor: &mut Option<Tensor>) -> Result<(), Error> {
+        match tensor.take_if(|tensor| !is_small(tensor)) {
+            Some(large) => {
+                *tensor = Some(self.place_large(large)?);
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn place_large(&self, tensor: Tensor) -> Result<Tensor, Error> {
+        let (arena, limit) = {
+            let held = self.up(Tick::now())?;
+            (held.link().arena.clone(), held.link().tensor_bytes_max)
+        };
+        let len = tensor.bytes().len();
+        if len as u64 > limit {
+            let reason = format!("the tensor has {len} bytes, the daemon carries at most {limit}");
+            return Err(Error::full("transport.tensor_bytes_max", reason));
+        }
+        if arena.span_of(tensor.bytes()).is_some() {
+            return Ok(tensor);
+        }
+        let mut copy = self.allocate(len)?;
+        copy.copy_from_slice(tensor.bytes());
+        Tensor::new(tensor.into_parts().0, copy)
+    }
+
+    /// What the daemon is lent of a destination: itself where it lies in the arena, else a block that takes its place.
+    #[inline]
+    fn destination(&self, destination: Option<Buffer>) -> Result<Memory, Unreceived> {
+        let Some(destination) = destination else { return Ok(Memory::Nothing) };
+        match self.landing(&destination) {
+            Ok(None) => Ok(Memory::Destination(destination)),
+            Ok(Some(landing)) => Ok(Memory::Substitute(Box::new(Substitute { landing, destination }))),
+            Err(error) => Err(unreceived(error, Some(destination))),
+        }
+    }
+
+    fn landing(&self, destination: &Buffer) -> Result<Option<Buffer>, Error> {
+        if destination.is_empty() || self.arena()?.span_of(destination).is_some() {
+            return Ok(None);
+        }
+        self.allocate(destination.len()).map(Some)
+    }
+}
+
+impl Held<'_> {
+    /// Submits a send. A small tensor stays where it is, a large one goes into the table.
+    #[inline]
+    fn send(
+        &mut self,
+        now: Tick,
+        to: With<'_>,
+        key: &str,
+        tensor: &mut Option<Tensor>,
+        timeout: Option<Duration>,
+    ) -> Result<u32, Error> {
+        let timeout_ms = self.timeout_ms(timeout)?;
+        let Peer { segment, number: peer } = self.peer(to.peer)?;
+        let deadline = now.deadline(timeout_ms);
+        let With { step, .. } = to;
+        if let Some(large) = tensor.take_if(|tensor| !is_small(tensor)) {
+            let (meta, payload) = large.into_parts();
+            let memory = Memory::Source(payload);
+            let sent = match self.span(&memory) {
+                Ok(span) => self.enter(Direction::Send, segment, deadline, memory, |call| {
+                    let (meta, payload) = (meta.as_wire(), PayloadAt::Arena(span.unwrap_or_default()));
+                    (timeout_ms, Submission::Send { call, peer, step, timeout_ms, key, meta, payload })
+                }),
+                Err(error) => Err((error, memory)),
+            };
+            return sent.map_err(|(error, memory)| {
+                self.aftermath.spent.push(memory);
+                error
+            });
+        }
+        let Some(small) = tensor else { unreachable!("only a large tensor is taken") };
+        let sent = self.enter(Direction::Send, segment, deadline, Memory::Nothing, |call| {
+            let (meta, payload) = (small.meta().as_wire(), PayloadAt::Inline(small.bytes()));
+            (timeout_ms, Submission::Send { call, peer, step, timeout_ms, key, meta, payload })
+        });
+        sent.map_err(|(error, _)| error)
+    }
+
+    #[inline]
+    fn recv(
+        &mut self,
+        now: Tick,
+        from: With<'_>,
+        key: &str,
+        memory: Memory,
+        timeout: Option<Duration>,
+    ) -> Result<u32, (Error, Memory)> {
+        let prepared = || -> Result<_, Error> { Ok((self.timeout_ms(timeout)?, self.span(&memory)?)) }();
+        let prepared = prepared.and_then(|prepared| Ok((prepared, self.peer(from.peer)?)));
+        let ((timeout_ms, destination), Peer { segment, number: peer }) = match prepared {
+            Ok(prepared) => prepared,
+            Err(error) => return Err((error, memory)),
+        };
+        self.enter(Direction::Recv, segment, now.deadline(timeout_ms), memory, |call| {
+            (timeout_ms, Submission::Recv { call, peer, step: from.step, timeout_ms, key, destination })
+        })
+    }
+
+    /// Enters a call into the table and submits what `say` makes of its number; the memory comes back if that fails.
+    #[inline]
+    fn enter<'s>(
+        &mut self,
+        direction: Direction,
+        segment: u16,
+        deadline: Tick,
+        memory: Memory,
+        say: impl Fn(u32) -> (u32, Submission<'s>),
+    ) -> Result<u32, (Error, Memory)> {
+        let opened = self.calls.open(direction, segment, deadline, memory).map_err(|memory| {
+            let reason = format!("{CALLS_MAX} calls are under way, or have ended and were not asked after");
+            (Error::full("client calls", reason), memory)
+        });
+        let call = opened?;
+        let (timeout_ms, submission) = say(call);
+        // A call does not wait longer for room than for its end.
+        let wait = Duration::from_millis(timeout_ms.into());
+        let submitted = self.submit(wait, |link| link.submit(segment, &submission));
+        submitted.map(|()| call).map_err(|error| (error, self.calls.retract(call)))
+    }
+
+    #[inline]
+    fn peer(&mut self, name: &str) -> Result<Peer, Error> {
+        let task = self.attachment.task();
+        self.submit(ROOM_WAIT_MAX, |link| link.peer(task, name))
+    }
+
+    /// The timeout that the daemon is told.
+    #[inline]
+    fn timeout_ms(&self, timeout: Option<Duration>) -> Result<u32, Error> {
+        match (&self.line, timeout) {
+            (Line::Up(_), Some(timeout)) => Ok(timeout_ms(timeout)),
+            (Line::Up(link), None) => Ok(link.default_timeout_ms),
+            (line, _) => Err(down(line)),
+        }
+    }
+
+    /// Where in the arena the memory lies that was put there before the lock was taken; `None` without memory.
+    #[inline]
+    fn span(&self, memory: &Memory) -> Result<Option<Span>, Error> {
+        match (memory.lent(), &self.line) {
+            (None, _) => Ok(None),
+            (Some([]), _) => Ok(Some(Span::default())),
+            (Some(bytes), Line::Up(link)) => link.arena.span_of(bytes).map(Some).ok_or_else(|| {
+                Error::unavailable(&link.daemon, "it was lost and attached to again while the call was on its way")
+            }),
+            (Some(_), line) => Err(down(line)),
+        }
+    }
+
+    /// Submits to the link that stands now, and waits for room where there is none.
+    #[inline]
+    fn submit<T>(
+        &mut self,
+        wait: Duration,
+        mut attempt: impl FnMut(&mut Link) -> Result<T, Unsubmitted>,
+    ) -> Result<T, Error> {
+        let Line::Up(link) = &mut self.line else { return Err(down(&self.line)) };
+        match attempt(link) {
+            Ok(done) => Ok(done),
+            Err(Unsubmitted::Full) => self.submit_in_time(wait, attempt),
+            Err(Unsubmitted::Refused(error)) => Err(error),
+            Err(Unsubmitted::Fault(fault)) => Err(self.faulted(&fault)),
+        }
+    }
+
+    #[cold]
+    fn submit_in_time<T>(
+        &mut self,
+        wait: Duration,
+        mut attempt: impl FnMut(&mut Link) -> Result<T, Unsubmitted>,
+    ) -> Result<T, Error> {
+        let serial = self.link().serial;
+        let until = Instant::now() + wait.min(ROOM_WAIT_MAX);
+        let mut tries = 0;
+        loop {
+            let Line::Up(link) = &mut self.line else { return Err(down(&self.line)) };
+            if link.serial != serial {
+                // What the attempt knows, numbers and places, were the former link's.
+                return Err(Error::unavailable(&link.daemon, "it was lost while the call waited for room in its ring"));
+            }
+            match attempt(link) {
+                Ok(done) => return Ok(done),
+                Err(Unsubmitted::Full) => {}
+                Err(Unsubmitted::Refused(error)) => return Err(error),
+                Err(Unsubmitted::Fault(fault)) => return Err(self.faulted(&fault)),
+            }
+            link.ring();
+            // The daemon may be waiting for room too, in the other ring.
+            self.pump();
+            if Instant::now() >= until {
+                let reason = format!("all {SLOTS} slots are taken, and the daemon read none in time");
+                return Err(Error::full("submission ring", reason));
+            }
+            tries += 1;
+            self.check_life(Tick::now());
+            self.pause(|| if tries > ROOM_SPINS { std::thread::yield_now() } else { std::hint::spin_loop() });
+        }
+    }
+
+    fn faulted(&mut self, fault: &str) -> Error {
+        self.lose(fault);
+        down(&self.line)
+    }
+
+    /// After a call or a batch: wakes the shards, and looks at the answers now and then.
+    #[inline]
+    fn submitted(&mut self, count: usize) {
+        let Line::Up(link) = &mut self.line else { return };
+        let flushed = link.flush();
+        link.ring();
+        if let Err(fault) = flushed {
+            return self.lose(&fault);
+        }
+        self.unlooked = self.unlooked.saturating_add(count as u32);
+        if self.unlooked >= SUBMISSIONS_PER_LOOK {
+            self.pump();
+        }
+    }
+}
+
+#[inline]
+fn is_small(tensor: &Tensor) -> bool {
+    tensor.bytes().len() <= INLINE_BYTES_MAX
+}
+
+/// A recv that ended before it began.
+fn unreceived(error: Error, destination: Option<Buffer>) -> Unreceived {
+    Unreceived { error, destination }
+}
+
+/// Why there is no link.
+fn down(line: &Line) -> Error {
+    match line {
+        Line::Lost(error) => error.clone(),
+        Line::Up(_) | Line::Closed => Error::unavailable("this attachment", "its task was dropped"),
+    }
+}

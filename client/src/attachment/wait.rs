@@ -1,0 +1,266 @@
+//! Waiting: look for a while, then sleep on the bell, or park while another thread does. On the threads of callers and
+//! the driver's; a call's wait ends `GRACE` after its deadline whatever the daemon does.
+
+use std::{
+    sync::{Arc, atomic::Ordering},
+    task::{Wake, Waker},
+    thread::Thread,
+    time::Instant,
+};
+
+use sealane_transport::{Error, shm::Woken};
+
+use super::{Attachment, Held, Line, Take};
+use crate::{
+    attach::Polling,
+    clock::Tick,
+    limits::{GRACE, SPINS_PER_CLOCK, SWEEP_INTERVAL},
+};
+
+/// For whom a thread waits.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Waiter {
+    /// The caller of this call.
+    Caller(u32),
+    /// The driver: for all calls that are awaited as futures.
+    Driver,
+}
+
+impl Attachment {
+    /// Waits for the end of a call.
+    ///
+    /// # Errors
+    /// InvalidArgument in a forked child, where the call never ends.
+    #[inline]
+    pub(crate) fn wait<T>(&self, call: u32, take: Take<T>) -> Result<T, Error> {
+        if let Some(taken) = self.look(call, take)? {
+            return Ok(taken);
+        }
+        let mut held = self.wait_on(call);
+        Ok(held.take(call, take).expect("a wait ends with the call"))
+    }
+
+    /// How a call ended, if it has.
+    ///
+    /// # Errors
+    /// InvalidArgument in a forked child.
+    #[inline]
+    pub(crate) fn look<T>(&self, call: u32, take: Take<T>) -> Result<Option<T>, Error> {
+        self.check_fork()?;
+        let mut held = self.lock();
+        if !held.calls.is_owed(call) {
+            held.pump();
+            if !held.calls.is_owed(call) {
+                held.chores();
+                held.check_life(Tick::now());
+                if !held.calls.is_owed(call) {
+                    return Ok(None);
+                }
+            }
+        }
+        Ok(held.take(call, take))
+    }
+
+    fn wait_on(&self, call: u32) -> Held<'_> {
+        let waiter = Waiter::Caller(call);
+        loop {
+            let held = self.spin(waiter);
+            if held.calls.is_owed(call) {
+                return held;
+            }
+            let held = self.sleep(held, waiter);
+            if held.calls.is_owed(call) {
+                return held;
+            }
+        }
+    }
+
+    /// Looks at the rings for as long as the policy says, or until the waiter has what it waits for. The driver looks
+    /// while there is something to look for.
+    pub(super) fn spin(&self, waiter: Waiter) -> Held<'_> {
+        self.lock().start_spinning();
+        let mut held = self.look_on(waiter);
+        held.stop_spinning();
+        held
+    }
+
+    fn look_on(&self, waiter: Waiter) -> Held<'_> {
+        let started = Instant::now();
+        loop {
+            for _ in 0..SPINS_PER_CLOCK {
+                // A moment in which others find the lock free.
+                std::hint::spin_loop();
+                let Some(mut held) = self.try_lock() else { continue };
+                held.pump();
+                if held.is_over(waiter) {
+                    return held;
+                }
+            }
+            let mut held = self.lock();
+            match self.settings.polling {
+                Polling::SpinThenSleep { idle_spin } if started.elapsed() >= idle_spin => return held,
+                Polling::SpinThenSleep { .. } | Polling::Spin => {}
+            }
+            held.check_life(Tick::now());
+            held.chores();
+            held.expire(waiter);
+            if held.is_over(waiter) {
+                return held;
+            }
+        }
+    }
+
+    /// Sleeps until something happens that may concern the waiter, which then has to look again.
+    pub(super) fn sleep<'a>(&'a self, mut held: Held<'a>, waiter: Waiter) -> Held<'a> {
+        held.pump();
+        held.chores();
+        held.expire(waiter);
+        match &held.line {
+            Line::Up(_) if held.is_over(waiter) => held,
+            Line::Up(_) if held.listening => self.park(held, waiter),
+            Line::Up(_) => self.listen(held, waiter),
+            Line::Lost(_) | Line::Closed => held,
+        }
+    }
+
+    fn listen<'a>(&'a self, mut held: Held<'a>, waiter: Waiter) -> Held<'a> {
+        // ASLEEP: see `Area::has_piled`.
+        self.asleep.store(true, Ordering::SeqCst);
+        if !held.link().may_sleep() || held.link().has_chores() {
+            held.link().awake();
+            self.asleep.store(false, Ordering::SeqCst);
+            return held;
+        }
+        held.listening = true;
+        let timeout = held.time_left(waiter);
+        let (serial, ear) = (held.link().serial, held.link().ear.clone());
+        if let Waiter::Caller(call) = waiter {
+            // Another thread that looks at the rings may find this call's answer: no bell rings for it.
+            let state = &mut *held;
+            state.calls.wake_at_end(call, &self.nudge_waker, false, &mut state.aftermath);
+        }
+        drop(held);
+
+        let woken = self.nudge.listen(&ear, timeout);
+
+        let mut held = self.lock();
+        held.listening = false;
+        self.asleep.store(false, Ordering::SeqCst);
+        if let Line::Up(link) = &held.line
+            && link.serial == serial
+        {
+            link.awake();
+            if woken == Woken::HungUp {
+                held.hung_up();
+            }
+        }
+        held.pump();
+        held.wake_nobody(waiter);
+        held
+    }
+
+    /// Sleeps while another thread listens.
+    fn park<'a>(&'a self, mut held: Held<'a>, waiter: Waiter) -> Held<'a> {
+        let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+        let ticket = held.next_parked;
+        held.next_parked += 1;
+        let timeout = held.time_left(waiter);
+        if let Waiter::Caller(call) = waiter {
+            let state = &mut *held;
+            state.calls.wake_at_end(call, &waker, false, &mut state.aftermath);
+        }
+        held.parked.push((ticket, waker));
+        drop(held);
+
+        match timeout {
+            Some(timeout) => std::thread::park_timeout(timeout),
+            None => std::thread::park(),
+        }
+
+        let mut held = self.lock();
+        held.parked.retain(|(parked, _)| *parked != ticket);
+        held.pump();
+        held.wake_nobody(waiter);
+        held
+    }
+}
+
+impl Held<'_> {
+    /// A thread looks at the rings from now on: as long as it does, the daemon need not ring for the listener.
+    fn start_spinning(&mut self) {
+        self.spinning += 1;
+        if let (true, Line::Up(link)) = (self.listening, &self.line) {
+            link.awake();
+        }
+    }
+
+    /// It does not any more: the listener must be rung for again, and told of what came in between.
+    fn stop_spinning(&mut self) {
+        self.spinning -= 1;
+        if let (true, 0, Line::Up(link)) = (self.listening, self.spinning, &self.line)
+            && !link.may_sleep()
+        {
+            let nudge = self.attachment.nudge_waker.clone();
+            self.aftermath.wakers.push(nudge);
+        }
+    }
+
+    /// Whether the waiter has what it waits for.
+    #[inline]
+    fn is_over(&self, waiter: Waiter) -> bool {
+        match waiter {
+            Waiter::Caller(call) => self.calls.is_owed(call),
+            Waiter::Driver => self.calls.watched() == 0,
+        }
+    }
+
+    /// The waiter is awake again.
+    fn wake_nobody(&mut self, waiter: Waiter) {
+        if let Waiter::Caller(call) = waiter {
+            self.calls.wake_nobody(call);
+        }
+    }
+
+    fn time_left(&mut self, waiter: Waiter) -> Option<std::time::Duration> {
+        let now = Tick::now();
+        match waiter {
+            Waiter::Caller(call) => match self.calls.deadline(call) {
+                Tick::NEVER => None,
+                deadline => deadline.after(GRACE).from(now),
+            },
+            Waiter::Driver => Some(SWEEP_INTERVAL),
+        }
+    }
+
+    /// Ends what the daemon should have ended long ago.
+    fn expire(&mut self, waiter: Waiter) {
+        match waiter {
+            Waiter::Caller(call) => {
+                if self.calls.deadline(call).after(GRACE) < Tick::now() {
+                    let error = self.silent();
+                    let state = &mut **self;
+                    state.calls.overdue(call, error, &mut state.aftermath);
+                }
+            }
+            Waiter::Driver => self.sweep(),
+        }
+    }
+
+    /// The error of a call that the daemon does not end.
+    pub(super) fn silent(&self) -> Error {
+        let daemon = match &self.line {
+            Line::Up(link) => &link.daemon,
+            Line::Lost(_) | Line::Closed => "the daemon",
+        };
+        Error::unavailable(daemon, format!("it does not answer: the call's deadline was over {GRACE:?} ago"))
+    }
+}
+
+/// Wakes a thread.
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}

@@ -1,0 +1,80 @@
+//! Time as deadlines need it: milliseconds of the system's coarse monotonic clock, which costs a quarter of the fine one
+//! and is read once a call.
+
+use std::time::Duration;
+
+use nix::{
+    sys::time::TimeSpec,
+    time::{ClockId, clock_gettime},
+};
+use sealane_transport::shm::NO_TIMEOUT;
+
+/// A point in time, to a few milliseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Tick(u64);
+
+impl Tick {
+    /// Later than any other.
+    pub(crate) const NEVER: Tick = Tick(u64::MAX);
+
+    #[inline]
+    pub(crate) fn now() -> Tick {
+        // The clock is one that every kernel has; without it all times are the same, and only late deadlines are lost.
+        let milliseconds = |now: TimeSpec| now.tv_sec() as u64 * 1000 + now.tv_nsec() as u64 / 1_000_000;
+        Tick(clock_gettime(ClockId::CLOCK_MONOTONIC_COARSE).map_or(0, milliseconds))
+    }
+
+    #[inline]
+    pub(crate) fn after(self, timeout: Duration) -> Tick {
+        Tick(self.0.saturating_add(u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX)))
+    }
+
+    /// When a call that is submitted now and is given `timeout_ms` must have ended.
+    #[inline]
+    pub(crate) fn deadline(self, timeout_ms: u32) -> Tick {
+        if timeout_ms == NO_TIMEOUT { Tick::NEVER } else { Tick(self.0.saturating_add(timeout_ms.into())) }
+    }
+
+    pub(crate) fn before(self, time: Duration) -> Tick {
+        Tick(self.0.saturating_sub(u64::try_from(time.as_millis()).unwrap_or(u64::MAX)))
+    }
+
+    /// The time from `now` until then, and at least a tick, so that sleeping for it makes progress; `None` if never.
+    pub(crate) fn from(self, now: Tick) -> Option<Duration> {
+        (self != Tick::NEVER).then(|| Duration::from_millis(self.0.saturating_sub(now.0).max(1)))
+    }
+}
+
+/// A timeout as it is told to the daemon, rounded up; one of more than 49 days is none.
+#[inline]
+pub(crate) fn timeout_ms(timeout: Duration) -> u32 {
+    let whole = timeout.as_millis();
+    let partial = u128::from(!timeout.subsec_nanos().is_multiple_of(1_000_000));
+    u32::try_from(whole + partial).unwrap_or(NO_TIMEOUT)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn timeouts_round_up_and_long_ones_have_no_end() {
+        assert_eq!(timeout_ms(Duration::ZERO), 0);
+        assert_eq!(timeout_ms(Duration::from_nanos(1)), 1);
+        assert_eq!(timeout_ms(Duration::from_micros(1500)), 2);
+        assert_eq!(timeout_ms(Duration::from_secs(3)), 3000);
+        assert_eq!(timeout_ms(Duration::MAX), NO_TIMEOUT);
+        assert_eq!(Tick::now().deadline(NO_TIMEOUT), Tick::NEVER);
+        let now = Tick::now();
+        assert_eq!(now.deadline(1000), now.after(Duration::from_secs(1)));
+    }
+
+    #[test]
+    fn what_is_never_is_later_than_anything_and_has_no_distance() {
+        let now = Tick::now();
+        assert!(now.after(Duration::MAX) <= Tick::NEVER && now < now.after(Duration::from_secs(1)));
+        assert_eq!(Tick::NEVER.from(now), None);
+        assert_eq!(now.after(Duration::from_secs(2)).from(now), Some(Duration::from_secs(2)));
+        assert_eq!(now.from(now), Some(Duration::from_millis(1)));
+    }
+}

@@ -1,0 +1,63 @@
+//! Every limit of an attachment, by name. Those of rings and records are `sealane_transport::shm::limits`.
+
+use std::time::Duration;
+
+use sealane_transport::shm::limits::SLOTS;
+
+/// How much longer than its deadline a call waits for the daemon's word: the daemon ends calls at their deadlines, so one
+/// that says nothing for this long hangs.
+pub(crate) const GRACE: Duration = Duration::from_secs(1);
+
+/// How long a waiting thread looks before it sleeps, unless told otherwise: an answer of the same host comes in
+/// microseconds, and waking a thread takes tens of them.
+pub(crate) const IDLE_SPIN: Duration = Duration::from_micros(50);
+
+/// Memory for tensors, unless told otherwise: as much as an engine's slab for sending.
+pub(crate) const ARENA_BYTES: u64 = 64 << 20;
+
+/// How long attaching may take, unless told otherwise: the daemon has to find memory for the arena.
+pub(crate) const ATTACH_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Least time between two attempts to attach again: a daemon that is restarted is found at once, one that is gone is
+/// not stormed by every call.
+pub(crate) const REATTACH_INTERVAL: Duration = Duration::from_millis(10);
+
+/// Longest wait for room in a submission ring. The daemon reads a ring in microseconds; one that needs longer than this
+/// is not reading at all.
+pub(crate) const ROOM_WAIT_MAX: Duration = Duration::from_secs(1);
+
+/// Looks for room before the processor is left to others: the daemon may be on this very core.
+pub(crate) const ROOM_SPINS: u32 = 100;
+
+/// Bits of a call's number that index the table; those above are its generation.
+pub(crate) const CALL_INDEX_BITS: u32 = 20;
+
+/// Calls under way, or ended and not yet asked after, at most: as many tensors as an engine keeps.
+pub(crate) const CALLS_MAX: usize = 1 << CALL_INDEX_BITS;
+
+/// Blocks of a receive area that are kept before they are given back by a record of their own: as many as fill one slot.
+pub(crate) const FREES_PILED_MAX: usize = 14;
+
+/// Part of a receive area that may be kept so: an eighth.
+pub(crate) const FREES_PILED_SHARE: u64 = 8;
+
+/// Submissions between two looks at the answers while nobody waits, so that memory comes back to those who only send.
+pub(crate) const SUBMISSIONS_PER_LOOK: u32 = 64;
+
+/// Completions taken from a ring at one look: once round, so that a daemon which is faster than this process cannot keep a
+/// thread for itself.
+pub(crate) const COMPLETIONS_PER_LOOK: usize = SLOTS;
+
+/// Looks at the rings between two looks at the clock while spinning.
+pub(crate) const SPINS_PER_CLOCK: u32 = 32;
+
+/// How often threads that do not sleep ask whether the daemon lives: a system call, so not at every call.
+pub(crate) const LIFE_INTERVAL: Duration = Duration::from_millis(1);
+
+/// How often calls that are awaited as futures are looked over for deadlines that the daemon missed.
+pub(crate) const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
+
+const _: () = {
+    assert!(CALLS_MAX <= 1 << 31);
+    assert!(SUBMISSIONS_PER_LOOK as usize <= SLOTS);
+};

@@ -1,0 +1,132 @@
+//! The arena: memory of this process that the daemon reads tensors from and writes tensors to. Any thread, one short lock;
+//! bounded by the size that was agreed on when attaching.
+#![allow(unsafe_code)]
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use sealane_runtime::{Block, Buffer, Extents, Lender};
+use sealane_transport::shm::{SharedMemory, Span};
+
+use super::ForkMark;
+
+/// An arena; every buffer from it keeps it mapped.
+pub(crate) struct Arena {
+    memory: SharedMemory,
+    mark: Arc<ForkMark>,
+    books: Mutex<Books>,
+}
+
+struct Books {
+    extents: Extents,
+    /// The blocks that are out; a buffer's token is the place of its block.
+    blocks: Vec<Option<Block>>,
+    vacant: Vec<u32>,
+}
+
+impl Arena {
+    pub(crate) fn new(memory: SharedMemory, mark: Arc<ForkMark>) -> Self {
+        let extents = Extents::new(memory.len() as usize);
+        let books = Mutex::new(Books { extents, blocks: Vec::new(), vacant: Vec::new() });
+        Self { memory, mark, books }
+    }
+
+    fn books(&self) -> MutexGuard<'_, Books> {
+        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A buffer of `len` bytes, aligned to 64; `None` if there is no room. Not for a forked child.
+    pub(crate) fn allocate(self: &Arc<Self>, len: usize) -> Option<Buffer> {
+        if len == 0 {
+            return Some(Buffer::default());
+        }
+        let mut books = self.books();
+        let block = books.extents.allocate(len)?;
+        let span = Span { offset: block.offset() as u64, len: len as u64 };
+        let start = self.memory.bytes(span).expect("a block lies in the memory that it was cut from").cast();
+        let token = match books.vacant.pop() {
+            Some(token) => {
+                books.blocks[token as usize] = Some(block);
+                token
+            }
+            None => {
+                books.blocks.push(Some(block));
+                (books.blocks.len() - 1) as u32
+            }
+        };
+        drop(books);
+        // SAFETY: the bytes lie in a mapping that this arena keeps, and the extents give a block to nobody else until it
+        // is freed, which `give_back` does.
+        Some(unsafe { Buffer::lent(start, len, token.into(), self.clone()) })
+    }
+
+    /// Where in the arena these bytes lie; `None` if they lie elsewhere.
+    #[inline]
+    pub(crate) fn span_of(&self, bytes: &[u8]) -> Option<Span> {
+        let offset = (bytes.as_ptr() as usize).checked_sub(self.memory.base().as_ptr() as usize)?;
+        let end = offset.checked_add(bytes.len())?;
+        (end as u64 <= self.memory.len()).then_some(Span { offset: offset as u64, len: bytes.len() as u64 })
+    }
+
+    /// All bytes, and those that are in no block.
+    pub(crate) fn size_and_free(&self) -> (u64, u64) {
+        let size = self.memory.len();
+        (size, size.saturating_sub(self.books().extents.in_use_bytes() as u64))
+    }
+}
+
+impl Lender for Arena {
+    fn give_back(&self, token: u64) {
+        // In a child the blocks are the parent's, and its lock may be held for ever by a thread that was not copied.
+        if self.mark.forked() {
+            return;
+        }
+        let mut books = self.books();
+        if let Some(block) = books.blocks.get_mut(token as usize).and_then(Option::take) {
+            books.extents.free(block);
+            books.vacant.push(token as u32);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn arena(bytes: u64) -> Arc<Arena> {
+        let (memory, _) = SharedMemory::create("test", bytes, false).unwrap();
+        Arc::new(Arena::new(memory, Arc::new(ForkMark::new().unwrap())))
+    }
+
+    #[test]
+    fn buffers_come_from_the_arena_and_go_back_to_it() {
+        let arena = arena(1 << 20);
+        let mut buffer = arena.allocate(1000).unwrap();
+        buffer.fill(7);
+        assert_eq!(arena.span_of(&buffer).map(|span| span.len), Some(1000));
+        assert_eq!(arena.span_of(&buffer[10..20]).map(|span| span.len), Some(10));
+        assert_eq!(arena.size_and_free(), (1 << 20, (1 << 20) - 1024));
+        assert!(arena.allocate(1 << 20).is_none());
+        drop(buffer);
+        let whole = arena.allocate(1 << 20).unwrap();
+        assert_eq!(arena.size_and_free().1, 0);
+        assert!(arena.allocate(1).is_none());
+        assert!(arena.allocate(0).unwrap().is_empty());
+        drop(whole);
+    }
+
+    #[test]
+    fn bytes_elsewhere_are_not_the_arenas() {
+        let (arena, other) = (arena(1 << 20), arena(1 << 20));
+        assert_eq!(arena.span_of(&[1, 2, 3]), None);
+        assert_eq!(arena.span_of(&other.allocate(10).unwrap()), None);
+    }
+
+    #[test]
+    fn a_buffer_keeps_its_arena() {
+        let arena = arena(1 << 20);
+        let mut buffer = arena.allocate(100).unwrap();
+        drop(arena);
+        buffer.fill(3);
+        assert_eq!(buffer[99], 3);
+    }
+}

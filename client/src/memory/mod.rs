@@ -1,0 +1,10 @@
+//! The memory that this process shares with the daemon, as buffers: the arena, from which this side allocates, and the
+//! receive areas, from which the daemon does. Any thread.
+
+mod area;
+mod arena;
+mod fork;
+
+pub(crate) use area::{Area, Freed};
+pub(crate) use arena::Arena;
+pub(crate) use fork::ForkMark;

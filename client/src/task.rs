@@ -1,0 +1,234 @@
+//! A task: what a training process sends and receives as, whether the engine is in the daemon or in this process.
+
+use std::sync::Arc;
+
+use sealane_runtime::Buffer;
+use sealane_transport::{Error, RecvOptions, SendOptions, Tensor};
+
+use crate::{
+    Attach,
+    attachment::{Attachment, With},
+    under_way::{Receiving, Sending},
+};
+
+/// A task of this process, for any thread. Cheap to clone; when the last clone is dropped, the process detaches, and calls
+/// still under way end with Unavailable.
+///
+/// ```no_run
+/// use sealane::{Task, Tensor};
+///
+/// let task = Task::attach("worker0.train:2222")?;
+/// let weights = task.recv("ps0.train:2222", 7, "dense/kernel").wait()?;
+/// let gradient = Tensor::from_elements(&[3], &[0.1_f32, 0.2, 0.3])?;
+/// task.send("ps0.train:2222", 7, "dense/kernel:gradient", gradient).wait()?;
+/// # Ok::<(), sealane::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Task(Engine);
+
+#[derive(Clone)]
+enum Engine {
+    Daemon(Arc<Attached>),
+    #[cfg(feature = "embedded")]
+    Embedded(sealane_fusion::Task),
+}
+
+/// Says goodbye when the last clone is gone. Calls and the driver hold the attachment itself.
+struct Attached(Arc<Attachment>);
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
+impl Task {
+    pub(crate) fn of(attachment: Arc<Attachment>) -> Task {
+        Task(Engine::Daemon(Arc::new(Attached(attachment))))
+    }
+
+    /// Attaches to the host's daemon at the [default socket](crate::default_socket). See [`Attach`] for options.
+    ///
+    /// A daemon that is restarted is attached to again by the first call that finds it; calls under way when it went
+    /// end with Unavailable.
+    ///
+    /// # Errors
+    /// As [`Attach::attach`] says.
+    pub fn attach(task: &str) -> Result<Task, Error> {
+        Attach::new(task).attach()
+    }
+
+    /// The task's name.
+    pub fn name(&self) -> &str {
+        match &self.0 {
+            Engine::Daemon(attached) => attached.0.task(),
+            #[cfg(feature = "embedded")]
+            Engine::Embedded(task) => task.name(),
+        }
+    }
+
+    /// Memory that a tensor can be sent from and received in without a copy: of the arena that is shared with the daemon,
+    /// aligned to 64 bytes; of the heap where the engine is in this process. What it holds is not defined.
+    ///
+    /// ```no_run
+    /// # use sealane::{DType, Task, Tensor, TensorMeta};
+    /// # let task = Task::attach("worker0.train:2222")?;
+    /// let mut memory = task.alloc(4 * 1024)?;
+    /// memory.fill(0);
+    /// let tensor = Tensor::new(TensorMeta::new(DType::F32, &[1024])?, memory)?;
+    /// let memory = task.recv_into("ps0.train:2222", 7, "bias", tensor.into_buffer()).wait()?.into_buffer();
+    /// # Ok::<(), sealane::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// ResourceExhausted if the arena has no room; see [`Attach::arena_bytes`].
+    pub fn alloc(&self, bytes: usize) -> Result<Buffer, Error> {
+        match &self.0 {
+            Engine::Daemon(attached) => attached.0.allocate(bytes),
+            #[cfg(feature = "embedded")]
+            Engine::Embedded(_) => Ok(Buffer::from_vec(vec![0; bytes])),
+        }
+    }
+
+    /// Deposits a tensor for `to`, which may ask before or after. The returned future (or [`wait`](Sending::wait)) ends
+    /// when the consumer has it; dropping it lets the send go on unobserved.
+    ///
+    /// Up to 512 bytes travel in the ring; more are sent from where they are if they lie in memory of
+    /// [`alloc`](Self::alloc), and else copied there first.
+    pub fn send(&self, to: &str, step: i64, key: &str, tensor: Tensor) -> Sending {
+        self.send_with(to, step, key, tensor, SendOptions::default())
+    }
+
+    /// [`send`](Self::send) with options.
+    pub fn send_with(&self, to: &str, step: i64, key: &str, tensor: Tensor, options: SendOptions) -> Sending {
+        match &self.0 {
+            Engine::Daemon(attached) => {
+                let sent = attached.0.send(With { peer: to, step }, key, tensor, &options);
+                Sending::of(&attached.0, sent)
+            }
+            #[cfg(feature = "embedded")]
+            Engine::Embedded(task) => task.send_with(to, step, key, tensor, options).into(),
+        }
+    }
+
+    /// [`send`](Self::send) for many tensors, at a fraction of the cost each: one lock and one doorbell for all.
+    pub fn send_all<K: AsRef<str>>(
+        &self,
+        to: &str,
+        step: i64,
+        tensors: impl IntoIterator<Item = (K, Tensor)>,
+    ) -> Vec<Sending> {
+        // The iterator is the caller's code, and runs before anything is locked.
+        let tensors: Vec<(K, Tensor)> = tensors.into_iter().collect();
+        match &self.0 {
+            Engine::Daemon(attached) => {
+                let mut sendings = Vec::with_capacity(tensors.len());
+                let each = |sent| sendings.push(Sending::of(&attached.0, sent));
+                attached.0.send_all(With { peer: to, step }, tensors, each);
+                sendings
+            }
+            #[cfg(feature = "embedded")]
+            Engine::Embedded(task) => {
+                tensors.into_iter().map(|(key, tensor)| task.send(to, step, key.as_ref(), tensor).into()).collect()
+            }
+        }
+    }
+
+    /// Asks `from` for a tensor, which may be sent before or after. The returned future (or [`wait`](Receiving::wait))
+    /// ends with the tensor or an error; dropping it gives the recv up.
+    pub fn recv(&self, from: &str, step: i64, key: &str) -> Receiving {
+        self.recv_with(from, step, key, RecvOptions::default())
+    }
+
+    /// [`recv`](Self::recv) into the caller's own memory, which comes back with the outcome: in the tensor, or in the
+    /// error. Memory of [`alloc`](Self::alloc) is written in place, other memory by a copy.
+    pub fn recv_into(&self, from: &str, step: i64, key: &str, destination: Buffer) -> Receiving {
+        self.recv_with(from, step, key, RecvOptions { destination: Some(destination), ..RecvOptions::default() })
+    }
+
+    /// [`recv`](Self::recv) with options.
+    pub fn recv_with(&self, from: &str, step: i64, key: &str, options: RecvOptions) -> Receiving {
+        match &self.0 {
+            Engine::Daemon(attached) => {
+                let asked = attached.0.recv(With { peer: from, step }, key, options);
+                Receiving::of(&attached.0, asked)
+            }
+            #[cfg(feature = "embedded")]
+            Engine::Embedded(task) => task.recv_with(from, step, key, options).into(),
+        }
+    }
+
+    /// [`recv_with`](Self::recv_with) for many tensors, at a fraction of the cost each: one lock and one doorbell for all.
+    ///
+    /// ```no_run
+    /// # use sealane::{RecvOptions, Task};
+    /// # let task = Task::attach("worker0.train:2222")?;
+    /// let keys = ["dense/kernel", "dense/bias"];
+    /// for receiving in task.recv_all("ps0.train:2222", 7, keys.map(|key| (key, RecvOptions::default()))) {
+    ///     println!("{:?}", receiving.wait()?.shape());
+    /// }
+    /// # Ok::<(), sealane::Error>(())
+    /// ```
+    pub fn recv_all<K: AsRef<str>>(
+        &self,
+        from: &str,
+        step: i64,
+        wanted: impl IntoIterator<Item = (K, RecvOptions)>,
+    ) -> Vec<Receiving> {
+        // The iterator is the caller's code, and runs before anything is locked.
+        let wanted: Vec<(K, RecvOptions)> = wanted.into_iter().collect();
+        match &self.0 {
+            Engine::Daemon(attached) => {
+                let mut receivings = Vec::with_capacity(wanted.len());
+                let each = |asked| receivings.push(Receiving::of(&attached.0, asked));
+                attached.0.recv_all(With { peer: from, step }, wanted, each);
+                receivings
+            }
+            #[cfg(feature = "embedded")]
+            Engine::Embedded(task) => wanted
+                .into_iter()
+                .map(|(key, options)| task.recv_with(from, step, key.as_ref(), options).into())
+                .collect(),
+        }
+    }
+
+    /// Ends `step` of this task, here and at its peers: every waiting recv of it ends with Aborted and `reason`, tensors
+    /// that wait are freed, and calls that come later hear the same until [`cleanup`](Self::cleanup).
+    ///
+    /// # Errors
+    /// ResourceExhausted if a shard takes no more, Unavailable if the daemon or the engine is gone.
+    pub fn abort(&self, step: i64, reason: &str) -> Result<(), Error> {
+        match &self.0 {
+            Engine::Daemon(attached) => attached.0.abort(step, reason),
+            #[cfg(feature = "embedded")]
+            Engine::Embedded(task) => task.abort(step, reason),
+        }
+    }
+
+    /// Frees what is left of `step` of this task: tensors that wait, requests that wait for it, and the memory that it
+    /// was aborted. The step's number may be used again.
+    ///
+    /// # Errors
+    /// ResourceExhausted if a shard takes no more, Unavailable if the daemon or the engine is gone.
+    pub fn cleanup(&self, step: i64) -> Result<(), Error> {
+        match &self.0 {
+            Engine::Daemon(attached) => attached.0.cleanup(step),
+            #[cfg(feature = "embedded")]
+            Engine::Embedded(task) => task.cleanup(step),
+        }
+    }
+}
+
+#[cfg(feature = "embedded")]
+impl From<sealane_fusion::Task> for Task {
+    /// A task whose engine is in this process.
+    fn from(task: sealane_fusion::Task) -> Task {
+        Task(Engine::Embedded(task))
+    }
+}
+
+impl std::fmt::Debug for Task {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Task({})", self.name())
+    }
+}

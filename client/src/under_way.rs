@@ -1,0 +1,237 @@
+//! Calls under way: to be waited for, awaited or looked at, by any thread and any executor.
+
+use std::{
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use sealane_transport::{Error, RecvOutcome, SendOutcome, Unreceived};
+
+use crate::attachment::{Attachment, Calls, Received, Take};
+#[cfg(feature = "embedded")]
+use crate::embedded::Embedded;
+
+/// What sends and recvs differ in.
+trait Kind {
+    type Error: From<Error>;
+    type Value;
+    /// The same call in an embedded engine.
+    #[cfg(feature = "embedded")]
+    type Engine: crate::embedded::EngineCall<Outcome = Result<Self::Value, Self::Error>>;
+    /// Whether a call that is dropped is given up.
+    const CANCELLED_BY_DROP: bool;
+
+    /// What the table gives, and how to take it.
+    type Taken;
+    const TAKE: Take<Self::Taken>;
+
+    fn outcome(taken: Self::Taken) -> Outcome<Self>;
+}
+
+type Outcome<K> = Result<<K as Kind>::Value, <K as Kind>::Error>;
+
+struct Send;
+
+impl Kind for Send {
+    type Error = Error;
+    type Value = ();
+    #[cfg(feature = "embedded")]
+    type Engine = sealane_fusion::Sending;
+    const CANCELLED_BY_DROP: bool = false;
+    type Taken = SendOutcome;
+    const TAKE: Take<SendOutcome> = Calls::take_sent;
+
+    #[inline]
+    fn outcome(taken: SendOutcome) -> SendOutcome {
+        taken
+    }
+}
+
+struct Recv;
+
+impl Kind for Recv {
+    type Error = Unreceived;
+    type Value = sealane_transport::Tensor;
+    #[cfg(feature = "embedded")]
+    type Engine = sealane_fusion::Receiving;
+    const CANCELLED_BY_DROP: bool = true;
+    type Taken = Received;
+    const TAKE: Take<Received> = Calls::take_received;
+
+    #[inline]
+    fn outcome(taken: Received) -> RecvOutcome {
+        taken.finish()
+    }
+}
+
+struct UnderWay<K: Kind>(Stage<K>);
+
+enum Stage<K: Kind> {
+    /// In the attachment's table.
+    Daemon { attachment: Arc<Attachment>, call: u32 },
+    #[cfg(feature = "embedded")]
+    Embedded(Embedded<K::Engine>),
+    /// It was not submitted; `None` once the outcome was handed out. Boxed, since a call is moved often and fails seldom.
+    Ended(Option<Box<K::Error>>),
+}
+
+const TOLD: &str = "the outcome was handed out before";
+
+impl<K: Kind> UnderWay<K> {
+    #[inline]
+    fn of(attachment: &Arc<Attachment>, submitted: Result<u32, K::Error>) -> Self {
+        Self(match submitted {
+            Ok(call) => Stage::Daemon { attachment: attachment.clone(), call },
+            Err(error) => Stage::Ended(Some(Box::new(error))),
+        })
+    }
+
+    #[inline]
+    fn wait(mut self) -> Outcome<K> {
+        match std::mem::replace(&mut self.0, Stage::Ended(None)) {
+            Stage::Daemon { attachment, call } => K::outcome(attachment.wait(call, K::TAKE)?),
+            #[cfg(feature = "embedded")]
+            Stage::Embedded(engine) => engine.wait(),
+            Stage::Ended(error) => Err(*error.expect(TOLD)),
+        }
+    }
+
+    #[inline]
+    fn try_outcome(&mut self) -> Option<Outcome<K>> {
+        let outcome = match &mut self.0 {
+            Stage::Daemon { attachment, call } => match attachment.look(*call, K::TAKE).transpose()? {
+                Ok(taken) => K::outcome(taken),
+                Err(error) => Err(error.into()),
+            },
+            #[cfg(feature = "embedded")]
+            Stage::Embedded(engine) => engine.look()?,
+            Stage::Ended(error) => Err(*error.take().expect(TOLD)),
+        };
+        self.0 = Stage::Ended(None);
+        Some(outcome)
+    }
+
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Outcome<K>> {
+        let outcome = match &mut self.0 {
+            Stage::Daemon { attachment, call } => {
+                match std::task::ready!(attachment.poll(*call, K::TAKE, context.waker())) {
+                    Ok(taken) => K::outcome(taken),
+                    Err(error) => Err(error.into()),
+                }
+            }
+            #[cfg(feature = "embedded")]
+            Stage::Embedded(engine) => std::task::ready!(engine.poll(context)),
+            Stage::Ended(error) => Err(*error.take().expect(TOLD)),
+        };
+        self.0 = Stage::Ended(None);
+        Poll::Ready(outcome)
+    }
+}
+
+impl<K: Kind> Drop for UnderWay<K> {
+    #[inline]
+    fn drop(&mut self) {
+        if let Stage::Daemon { attachment, call } = &self.0 {
+            attachment.forsake(*call, K::CANCELLED_BY_DROP);
+        }
+    }
+}
+
+/// A send under way: await it, or [`wait`](Self::wait). Dropping it lets the send go on.
+#[must_use = "await it to know that the tensor arrived, or drop it on purpose"]
+pub struct Sending(UnderWay<Send>);
+
+impl Sending {
+    #[inline]
+    pub(crate) fn of(attachment: &Arc<Attachment>, submitted: Result<u32, Error>) -> Sending {
+        Sending(UnderWay::of(attachment, submitted))
+    }
+
+    /// Blocks until the consumer has the tensor, or the send has failed: at the latest a second after its deadline,
+    /// whatever the daemon does.
+    ///
+    /// # Errors
+    /// As [`Error`] says; DeadlineExceeded if nobody asked in time.
+    ///
+    /// # Panics
+    /// If the outcome was handed out before, by [`try_outcome`](Self::try_outcome) or by awaiting.
+    #[inline]
+    pub fn wait(self) -> SendOutcome {
+        self.0.wait()
+    }
+
+    /// Looks whether the send has ended, without waiting; `None` while it has not. The outcome is handed out once.
+    ///
+    /// # Panics
+    /// If the outcome was handed out before.
+    #[inline]
+    pub fn try_outcome(&mut self) -> Option<SendOutcome> {
+        self.0.try_outcome()
+    }
+}
+
+impl Future for Sending {
+    type Output = SendOutcome;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<SendOutcome> {
+        self.0.poll(context)
+    }
+}
+
+/// A recv under way: await it, or [`wait`](Self::wait). Dropping it gives the recv up; with the engine in this process it
+/// goes on until its deadline, and takes the tensor all the same.
+#[must_use = "dropping it gives the recv up"]
+pub struct Receiving(UnderWay<Recv>);
+
+impl Receiving {
+    #[inline]
+    pub(crate) fn of(attachment: &Arc<Attachment>, submitted: Result<u32, Unreceived>) -> Receiving {
+        Receiving(UnderWay::of(attachment, submitted))
+    }
+
+    /// Blocks until the tensor is there, or the recv has failed: at the latest a second after its deadline, whatever the
+    /// daemon does.
+    ///
+    /// # Errors
+    /// As [`Error`] says; [`Unreceived`] gives the destination back where it can.
+    ///
+    /// # Panics
+    /// If the outcome was handed out before, by [`try_outcome`](Self::try_outcome) or by awaiting.
+    #[inline]
+    pub fn wait(self) -> RecvOutcome {
+        self.0.wait()
+    }
+
+    /// Looks whether the recv has ended, without waiting; `None` while it has not. The outcome is handed out once.
+    ///
+    /// # Panics
+    /// If the outcome was handed out before.
+    #[inline]
+    pub fn try_outcome(&mut self) -> Option<RecvOutcome> {
+        self.0.try_outcome()
+    }
+}
+
+impl Future for Receiving {
+    type Output = RecvOutcome;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<RecvOutcome> {
+        self.0.poll(context)
+    }
+}
+
+#[cfg(feature = "embedded")]
+impl From<sealane_fusion::Sending> for Sending {
+    fn from(sending: sealane_fusion::Sending) -> Sending {
+        Sending(UnderWay(Stage::Embedded(Embedded::new(sending))))
+    }
+}
+
+#[cfg(feature = "embedded")]
+impl From<sealane_fusion::Receiving> for Receiving {
+    fn from(receiving: sealane_fusion::Receiving) -> Receiving {
+        Receiving(UnderWay(Stage::Embedded(Embedded::new(receiving))))
+    }
+}

@@ -1,0 +1,85 @@
+//! After warm-up a call allocates nothing but what it hands out: counted, not believed. Each thread counts its own.
+
+use std::{
+    alloc::{GlobalAlloc, Layout, System},
+    cell::Cell,
+};
+
+use sealane::{Polling, Tensor};
+
+use crate::{
+    daemon::{Daemon, Settings},
+    fixture::{PEER, directory, meta, to},
+};
+
+thread_local! {
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+struct Counting;
+
+fn count() {
+    // A thread that ends has nothing to count any more.
+    let _ = ALLOCATIONS.try_with(|allocations| allocations.set(allocations.get() + 1));
+}
+
+// SAFETY: every call is the system allocator's, with the arguments that came in; counting touches no memory of theirs.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count();
+        // SAFETY: the caller's obligations are passed on unchanged.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: the caller's obligations are passed on unchanged.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        count();
+        // SAFETY: the caller's obligations are passed on unchanged.
+        unsafe { System.realloc(pointer, layout, size) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Allocations of this thread in `rounds` of `round`, after as many to warm up.
+fn allocations(rounds: i64, mut round: impl FnMut(i64)) -> u64 {
+    (0..rounds).for_each(&mut round);
+    let before = ALLOCATIONS.get();
+    (rounds..2 * rounds).for_each(round);
+    ALLOCATIONS.get() - before
+}
+
+#[test]
+fn calls_allocate_nothing_but_small_tensors() {
+    const ROUNDS: i64 = 500;
+    let directory = directory();
+    let daemon = Daemon::start(&directory, Settings::default());
+    // To park costs a waker.
+    let task = to(&daemon).polling(Polling::Spin).attach().unwrap();
+    let exchange = |step, tensor, destination| {
+        let sending = task.send(PEER, step, "key", tensor);
+        let receiving = match destination {
+            Some(destination) => task.recv_into(PEER, step, "key", destination),
+            None => task.recv(PEER, step, "key"),
+        };
+        let arrived = receiving.wait().unwrap();
+        sending.wait().unwrap();
+        arrived
+    };
+    let of_arena = |len| Tensor::new(meta(len), task.alloc(len).unwrap()).unwrap();
+
+    let large = allocations(ROUNDS, |step| drop(exchange(step, of_arena(10_000), None)));
+    assert_eq!(large, 0, "from the arena to the receive area");
+    let mut destination = Some(task.alloc(10_000).unwrap());
+    let in_place = allocations(ROUNDS, |step| {
+        destination = Some(exchange(step, of_arena(10_000), destination.take()).into_buffer());
+    });
+    assert_eq!(in_place, 0, "from the arena to the arena");
+    let small = allocations(ROUNDS, |step| drop(exchange(step, of_arena(64), None)));
+    assert_eq!(small, ROUNDS as u64, "a small tensor has memory of its own");
+}

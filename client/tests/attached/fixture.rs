@@ -1,0 +1,67 @@
+//! What the tests have in common: an attached task, tensors that cannot be mistaken for each other, a future's executor.
+
+use std::{
+    future::Future,
+    pin::pin,
+    sync::Arc,
+    task::{Context, Poll, Wake, Waker},
+    thread::Thread,
+};
+
+use sealane::{Attach, DType, Task, Tensor, TensorMeta};
+use tempfile::TempDir;
+
+use crate::daemon::{Daemon, Settings};
+
+pub const PEER: &str = "ps0.train:2222";
+
+pub fn directory() -> TempDir {
+    TempDir::new().unwrap()
+}
+
+/// How to attach to it: with a small arena, since many tests share the machine.
+pub fn to(daemon: &Daemon) -> Attach {
+    Attach::new("worker0.train:2222").socket(daemon.socket()).arena_bytes(4 << 20)
+}
+
+/// A daemon and a task that is attached to it.
+pub fn attached() -> (TempDir, Daemon, Task) {
+    let directory = directory();
+    let daemon = Daemon::start(&directory, Settings::default());
+    let task = to(&daemon).attach().unwrap();
+    (directory, daemon, task)
+}
+
+pub fn bytes(len: usize, seed: u64) -> Vec<u8> {
+    (0..len as u64).map(|at| (at.wrapping_mul(31) ^ seed ^ (at >> 8)) as u8).collect()
+}
+
+pub fn meta(len: usize) -> TensorMeta {
+    TensorMeta::new(DType::U8, &[len as u64]).unwrap()
+}
+
+/// A tensor of `len` bytes that no other seed has.
+pub fn tensor(len: usize, seed: u64) -> Tensor {
+    Tensor::new(meta(len), bytes(len, seed)).unwrap()
+}
+
+/// Polls a future to its end on this thread.
+pub fn block_on<F: Future>(future: F) -> F::Output {
+    struct Unpark(Thread);
+
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+
+    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    let mut context = Context::from_waker(&waker);
+    let mut future = pin!(future);
+    loop {
+        if let Poll::Ready(output) = future.as_mut().poll(&mut context) {
+            return output;
+        }
+        std::thread::park();
+    }
+}

@@ -1,0 +1,88 @@
+//! A forked child: it is told that it cannot use its parent's task, and what it drops is not the parent's loss.
+
+use nix::{
+    sys::wait::{WaitStatus, waitpid},
+    unistd::{ForkResult, fork},
+};
+use sealane::Code;
+
+use crate::fixture::{PEER, attached, bytes, tensor, to};
+
+/// Runs `check` in a child; true if it returned true there.
+fn in_a_child(check: impl FnOnce() -> bool) -> bool {
+    // SAFETY: the child runs `check`, which takes no lock that a thread of the parent may have held, and leaves without
+    // running anything of the parent's.
+    match unsafe { fork() }.unwrap() {
+        ForkResult::Child => {
+            let held = std::panic::catch_unwind(std::panic::AssertUnwindSafe(check)).unwrap_or(false);
+            // SAFETY: it ends the process.
+            unsafe { nix::libc::_exit(if held { 0 } else { 1 }) }
+        }
+        ForkResult::Parent { child } => waitpid(child, None).unwrap() == WaitStatus::Exited(child, 0),
+    }
+}
+
+#[test]
+fn a_child_is_told_and_may_drop_what_it_inherited() {
+    let (_directory, daemon, task) = attached();
+    let sending = task.send(PEER, 1, "key", tensor(10_000, 1));
+    let tensor_of_area = task.recv(PEER, 1, "key").wait().unwrap();
+    sending.wait().unwrap();
+    let mut memory = task.alloc(1000).unwrap();
+    memory.fill(3);
+    let under_way = task.recv(PEER, 2, "key");
+    let other = task.recv(PEER, 3, "key");
+    daemon.until("they are there", |log| log.recvs == 3);
+    let before = daemon.log();
+
+    let inherited = (task, under_way, other, tensor_of_area, memory);
+    let mut inherited = Some(inherited);
+    assert!(in_a_child(|| {
+        let (task, under_way, other, tensor_of_area, memory) = inherited.take().unwrap();
+        let told = |error: sealane::Error| {
+            error.code() == Code::InvalidArgument && error.to_string().contains("forked after it attached as worker0")
+        };
+        told(task.alloc(10).unwrap_err())
+            && told(task.send(PEER, 1, "key", tensor(10, 1)).wait().unwrap_err())
+            && told(task.send(PEER, 1, "key", tensor(10_000, 1)).wait().unwrap_err())
+            && told(task.recv(PEER, 1, "key").wait().unwrap_err().error)
+            && told(task.abort(1, "child").unwrap_err())
+            && told(task.cleanup(1).unwrap_err())
+            && told(under_way.wait().unwrap_err().error)
+            && tensor_of_area.bytes() == bytes(10_000, 1)
+            && memory[999] == 3
+            && {
+                drop((task, other, tensor_of_area, memory));
+                true
+            }
+    }));
+
+    // The parent goes on with all of it, and the daemon has heard of nothing.
+    let (task, under_way, other, tensor_of_area, memory) = inherited.take().unwrap();
+    assert_eq!(daemon.log(), before);
+    assert_eq!(tensor_of_area.bytes(), bytes(10_000, 1));
+    drop((tensor_of_area, memory));
+    for (step, receiving) in [(2, under_way), (3, other)] {
+        let sending = task.send(PEER, step, "key", tensor(64, 9));
+        assert_eq!(receiving.wait().unwrap().bytes(), bytes(64, 9));
+        sending.wait().unwrap();
+    }
+    task.alloc(4 << 20).unwrap();
+    drop(task);
+    daemon.until("the parent is detached", |log| log.detaches == 2 && log.freed == 1);
+}
+
+#[test]
+fn a_child_may_attach_for_itself() {
+    let (_directory, daemon, task) = attached();
+    let attach = to(&daemon);
+    assert!(in_a_child(move || {
+        let own = attach.attach().unwrap();
+        let sending = own.send(PEER, 1, "key", tensor(10_000, 1));
+        let arrived = own.recv(PEER, 1, "key").wait().unwrap();
+        sending.wait().unwrap();
+        arrived.bytes() == bytes(10_000, 1)
+    }));
+    daemon.until("the child came and went", |log| log.attached == 2 && log.hang_ups == 1);
+    drop(task);
+}

@@ -1,0 +1,10 @@
+//! Attachments against a daemon that is a thread of the test.
+
+mod allocations;
+mod daemon;
+mod exchange;
+mod fixture;
+mod fork;
+mod limits;
+mod threads;
+mod trouble;

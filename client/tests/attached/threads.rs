@@ -1,0 +1,99 @@
+//! Many threads and futures on one attachment.
+
+use std::time::Duration;
+
+use sealane::{Polling, RecvOptions};
+
+use crate::{
+    daemon::{Daemon, Settings},
+    fixture::{PEER, block_on, bytes, directory, tensor, to},
+};
+
+/// Threads that send and receive at once, some blocking, some awaiting.
+fn crowd(polling: Polling, threads: u64, rounds: i64) {
+    let directory = directory();
+    let daemon = Daemon::start(&directory, Settings::default());
+    let task = to(&daemon).polling(polling).attach().unwrap();
+    std::thread::scope(|scope| {
+        for thread in 0..threads {
+            let task = task.clone();
+            scope.spawn(move || {
+                let peer = format!("ps{thread}.train:2222");
+                for step in 0..rounds {
+                    let len = [64, 2000, 20_000][(step % 3) as usize];
+                    let sending = task.send(&peer, step, "key", tensor(len, thread));
+                    let receiving = task.recv(&peer, step, "key");
+                    let arrived = if thread.is_multiple_of(2) { receiving.wait() } else { block_on(receiving) };
+                    assert_eq!(arrived.unwrap().bytes(), bytes(len, thread));
+                    if thread.is_multiple_of(3) { block_on(sending).unwrap() } else { sending.wait().unwrap() }
+                }
+            });
+        }
+    });
+    drop(task);
+    daemon.until("the task is detached", |log| log.hang_ups == 1);
+}
+
+#[test]
+fn threads_that_look_for_a_while() {
+    crowd(Polling::default(), 6, 100);
+}
+
+#[test]
+fn threads_that_sleep_at_once() {
+    crowd(Polling::SpinThenSleep { idle_spin: Duration::ZERO }, 6, 100);
+}
+
+#[test]
+fn threads_that_never_sleep() {
+    crowd(Polling::Spin, 3, 30);
+}
+
+#[test]
+fn whoever_listens_hands_over_to_those_who_still_wait() {
+    let directory = directory();
+    let daemon = Daemon::start(&directory, Settings::default());
+    let polling = Polling::SpinThenSleep { idle_spin: Duration::ZERO };
+    let task = to(&daemon).polling(polling).attach().unwrap();
+    for round in 0..20 {
+        let waiting: Vec<_> = (0..4)
+            .map(|number| {
+                let receiving = task.recv(PEER, round, &number.to_string());
+                std::thread::spawn(move || receiving.wait().unwrap())
+            })
+            .collect();
+        // In an order that has nothing to do with who listens. Nobody waits for the sends.
+        for number in [2, 0, 3, 1] {
+            drop(task.send(PEER, round, &number.to_string(), tensor(64, number)));
+        }
+        for (number, waiting) in waiting.into_iter().enumerate() {
+            assert_eq!(waiting.join().unwrap().bytes(), bytes(64, number as u64));
+        }
+    }
+}
+
+#[test]
+fn a_tensor_may_be_dropped_by_any_thread_at_any_time() {
+    let directory = directory();
+    let daemon = Daemon::start(&directory, Settings::default());
+    let task = to(&daemon).attach().unwrap();
+    let (arrived, to_drop) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        scope.spawn(move || to_drop.into_iter().for_each(drop::<sealane::Tensor>));
+        for step in 0..50 {
+            let keys: Vec<String> = (0..20).map(|key| key.to_string()).collect();
+            let sendings = task.send_all(PEER, step, keys.iter().map(|key| (key, tensor(5000, 1))));
+            for receiving in task.recv_all(PEER, step, keys.iter().map(|key| (key, RecvOptions::default()))) {
+                // The area holds a few steps; one who is slow to drop is waited for.
+                match receiving.wait() {
+                    Ok(tensor) => arrived.send(tensor).unwrap(),
+                    Err(unreceived) => assert!(unreceived.to_string().contains("area"), "{unreceived}"),
+                }
+            }
+            drop(sendings);
+        }
+        drop(arrived);
+    });
+    drop(task);
+    daemon.until("the task is detached", |log| log.hang_ups == 1);
+}

@@ -1,0 +1,70 @@
+//! A task whose engine is in this process has the manners of one that is attached.
+
+use std::{net::TcpListener, time::Duration};
+
+use sealane::{Buffer, Code, EndpointMap, Engine, EngineSettings, RecvOptions, Task, Tensor};
+
+/// Two tasks of two engines, as on two hosts.
+fn two() -> (Task, Task) {
+    let listeners = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+    let ports: Vec<_> = listeners.iter().map(|listener| listener.local_addr().unwrap()).collect();
+    let map = format!("ps0:2222={}\nworker0:2222={}\n", ports[0], ports[1]);
+    let mut names = ["ps0:2222", "worker0:2222"].into_iter();
+    let [ps, worker] = listeners.map(|listener| {
+        let name = names.next().unwrap();
+        let mut settings = EngineSettings::new(EndpointMap::parse(&map, "test").unwrap(), &[name]).unwrap();
+        settings.listeners = vec![listener];
+        Task::from(Engine::start(settings).unwrap().task(name).unwrap())
+    });
+    (ps, worker)
+}
+
+#[test]
+fn the_same_calls_work() {
+    let (ps, worker) = two();
+    assert_eq!(worker.name(), "worker0:2222");
+    let tensor = || Tensor::from_elements(&[3], &[1_u32, 2, 3]).unwrap();
+
+    let sending = ps.send("worker0:2222", 1, "key", tensor());
+    assert_eq!(worker.recv("ps0:2222", 1, "key").wait().unwrap().elements::<u32>().unwrap(), [1, 2, 3]);
+    sending.wait().unwrap();
+
+    // Looked at first, waited for later.
+    let destination = worker.alloc(100).unwrap();
+    let mut receiving = worker.recv_into("ps0:2222", 2, "key", destination);
+    assert!(receiving.try_outcome().is_none());
+    drop(ps.send("worker0:2222", 2, "key", tensor()));
+    assert_eq!(receiving.wait().unwrap().into_buffer().len(), 12);
+
+    // Looked at until it is there.
+    drop(ps.send("worker0:2222", 3, "key", tensor()));
+    let mut receiving = worker.recv("ps0:2222", 3, "key");
+    let outcome = loop {
+        match receiving.try_outcome() {
+            Some(outcome) => break outcome,
+            None => std::thread::yield_now(),
+        }
+    };
+    assert_eq!(outcome.unwrap().shape()[..], [3]);
+
+    let keys = ["a", "b", "c"];
+    let sendings = ps.send_all("worker0:2222", 4, keys.map(|key| (key, tensor())));
+    for receiving in worker.recv_all("ps0:2222", 4, keys.map(|key| (key, RecvOptions::default()))) {
+        assert_eq!(receiving.wait().unwrap().bytes().len(), 12);
+    }
+    sendings.into_iter().for_each(|sending| sending.wait().unwrap());
+}
+
+#[test]
+fn the_same_errors_come() {
+    let (ps, worker) = two();
+    let timeout = Some(Duration::from_millis(1));
+    let destination = Some(Buffer::from_vec(vec![0; 10]));
+    let unreceived = worker.recv_with("ps0:2222", 1, "key", RecvOptions { timeout, destination }).wait().unwrap_err();
+    assert_eq!(unreceived.error.code(), Code::DeadlineExceeded);
+    let receiving = worker.recv("ps0:2222", 2, "key");
+    worker.abort(2, "enough").unwrap();
+    assert_eq!(receiving.wait().unwrap_err().error.to_string(), "step 2 was aborted: enough");
+    worker.cleanup(2).unwrap();
+    assert_eq!(ps.recv("nobody:1", 1, "key").wait().unwrap_err().error.code(), Code::NotFound);
+}

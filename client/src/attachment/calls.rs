@@ -312,7 +312,7 @@ impl Calls {
         let waiting = slot.caller == Caller::Waiting;
         let data = match (std::mem::take(&mut slot.memory), arrived) {
             // The allocation is for one who wants it.
-            (Memory::Nothing, Arrived::Inline(bytes)) if waiting => Buffer::from_vec(bytes.to_vec()),
+            (Memory::Nothing, Arrived::Inline(bytes)) if waiting => Buffer::copy_of(bytes),
             (Memory::Nothing, Arrived::Inline(_)) => Buffer::default(),
             (Memory::Nothing, Arrived::Area(buffer)) => buffer,
             (Memory::Destination(destination), Arrived::Destination(len)) => shorten(destination, len)?,

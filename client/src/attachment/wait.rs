@@ -61,6 +61,31 @@ impl Attachment {
         Ok(held.take(call, take))
     }
 
+    /// Waits for the end of many calls, in order; the lock is taken once for all that have ended when it is.
+    ///
+    /// # Errors
+    /// InvalidArgument in a forked child, where the calls never end.
+    pub(crate) fn wait_all<T>(
+        &self,
+        calls: impl Iterator<Item = u32>,
+        take: Take<T>,
+        mut each: impl FnMut(T),
+    ) -> Result<(), Error> {
+        self.check_fork()?;
+        let mut held = self.lock();
+        for call in calls {
+            if !held.calls.is_owed(call) {
+                held.pump();
+            }
+            if !held.calls.is_owed(call) {
+                drop(held);
+                held = self.wait_on(call);
+            }
+            each(held.take(call, take).expect("a wait ends with the call"));
+        }
+        Ok(())
+    }
+
     fn wait_on(&self, call: u32) -> Held<'_> {
         let waiter = Waiter::Caller(call);
         loop {

@@ -6,12 +6,13 @@ use std::{
     sync::Arc,
     task::{Context, Poll, Wake, Waker},
     thread::Thread,
+    time::Instant,
 };
 
 use sealane::{Attach, DType, Task, Tensor, TensorMeta};
 use tempfile::TempDir;
 
-use crate::daemon::{Daemon, Settings};
+use crate::daemon::{Daemon, LONG, Settings};
 
 pub const PEER: &str = "ps0.train:2222";
 
@@ -43,6 +44,18 @@ pub fn meta(len: usize) -> TensorMeta {
 /// A tensor of `len` bytes that no other seed has.
 pub fn tensor(len: usize, seed: u64) -> Tensor {
     Tensor::new(meta(len), bytes(len, seed)).unwrap()
+}
+
+/// Allocates until that works.
+///
+/// # Panics
+/// If it takes longer than [`LONG`].
+pub fn until_there_is_room(task: &Task, len: usize) {
+    let deadline = Instant::now() + LONG;
+    while let Err(error) = task.alloc(len) {
+        assert!(Instant::now() < deadline, "{error}");
+        std::thread::yield_now();
+    }
 }
 
 /// Polls a future to its end on this thread.

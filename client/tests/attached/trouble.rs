@@ -11,7 +11,7 @@ use sealane_transport::shm::{Completion, DaemonEnd, ReceivedAt, Record, Span};
 
 use crate::{
     daemon::{Conduct, Daemon, LONG, Settings, say},
-    fixture::{PEER, attached, block_on, bytes, directory, meta, tensor, to},
+    fixture::{PEER, attached, block_on, bytes, directory, meta, tensor, to, until_there_is_room},
 };
 
 #[test]
@@ -199,11 +199,7 @@ fn what_is_answered_after_all_gives_its_memory_back() {
         say(end, &Completion::Received { call: late, meta: &meta, payload: ReceivedAt::Destination { len: 5 } });
     })));
     drop(task.recv(PEER, 2, "go on"));
-    let deadline = Instant::now() + LONG;
-    while task.alloc(4 << 20).is_err() {
-        assert!(Instant::now() < deadline, "the memory does not come back");
-        std::thread::yield_now();
-    }
+    until_there_is_room(&task, 4 << 20);
 }
 
 #[test]

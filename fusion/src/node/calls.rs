@@ -92,15 +92,18 @@ impl Node {
         }
     }
 
-    /// Gives a recv up.
-    pub fn cancel(&mut self, ticket: Ticket) {
+    /// Gives a recv up, whose waiter then hears nothing; false if it has ended, and its waiter was told or soon will be.
+    pub fn cancel(&mut self, ticket: Ticket) -> bool {
         let (session, request) = match ticket {
             Ticket::Peer { session, request } => (session, request),
             Ticket::Local(handle) => return self.cancel_local(handle),
         };
         let cancelled = self.peers.get_mut(session).and_then(|peer| peer.session.cancel(request));
         match cancelled {
-            Some(_) => self.mark_dirty(session),
+            Some(_) => {
+                self.mark_dirty(session);
+                true
+            }
             None => self.cancel_moved(ticket),
         }
     }

@@ -270,11 +270,13 @@ impl Node {
         COPY_BUDGET_BYTES - budget
     }
 
-    /// Gives a recv up: a tensor that is being copied for it goes back to its producer.
-    pub(super) fn cancel_local(&mut self, handle: Handle) {
-        if let Some(wanted) = self.local.remove(handle) {
+    /// Gives a recv up: a tensor that is being copied for it goes back to its producer. False if it has ended.
+    pub(super) fn cancel_local(&mut self, handle: Handle) -> bool {
+        let wanted = self.local.remove(handle);
+        if let Some(wanted) = &wanted {
             self.table.withdraw_local(wanted.entry);
         }
+        wanted.is_some()
     }
 
     /// Ends the recvs of a pair in `step` with `error`.
@@ -361,8 +363,19 @@ fn place(
             let reason = format!("the destination has {} bytes, the tensor needs {len}", destination.len());
             Err(Unreceived { error: Error::invalid(reason), destination: Some(destination) })
         }
+        // A client that sends to itself may name one place twice.
+        Some(destination) if overlap(&destination, payload.as_ref()) => {
+            let error = Error::invalid("the destination lies where the tensor does that is to be copied there");
+            Err(Unreceived { error, destination: Some(destination) })
+        }
         Some(destination) => Ok(Place::Memory(destination)),
         None if memory.takes_as_is(consumer, payload) => Ok(Place::AsItIs),
         None => Ok(Place::Memory(memory.allocate(consumer, len)?)),
     }
+}
+
+/// True if two slices have bytes in common, as parts of memory have that a client lends.
+fn overlap(one: &[u8], other: &[u8]) -> bool {
+    let (one, other) = (one.as_ptr_range(), other.as_ptr_range());
+    one.start < other.end && other.start < one.end
 }

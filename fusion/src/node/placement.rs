@@ -126,9 +126,7 @@ impl Node {
     }
 
     /// Gives a request up that is no longer where its ticket says; nothing if it has ended.
-    pub(super) fn cancel_moved(&mut self, ticket: Ticket) {
-        if let Some(moved) = self.moved.remove(&ticket) {
-            self.cancel(moved);
-        }
+    pub(super) fn cancel_moved(&mut self, ticket: Ticket) -> bool {
+        self.moved.remove(&ticket).is_some_and(|moved| self.cancel(moved))
     }
 }

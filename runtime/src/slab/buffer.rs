@@ -1,4 +1,4 @@
-//! A buffer: bytes with one owner, from a slab, from the heap or lent; any thread, bounded by its slab.
+//! A buffer: bytes with one owner, in itself, from a slab, from the heap or lent; any thread, bounded by its slab.
 #![allow(unsafe_code)]
 
 use std::{
@@ -23,13 +23,17 @@ pub trait Lender: Send + Sync {
 /// Bytes with one owner, which go back to their slab when dropped, from whichever thread.
 ///
 /// A buffer from a [`Slab`](super::Slab) is 64-byte aligned and exactly as long as was asked for; one made by
-/// [`from_vec`](Self::from_vec) lies on the heap. The default is empty and owns nothing.
+/// [`from_vec`](Self::from_vec) lies on the heap; a few bytes lie in the buffer itself, and move with it, if it was made by
+/// [`copy_of`](Self::copy_of). The default is empty and owns nothing.
 pub struct Buffer(Storage);
+
+const OWN_WORDS: usize = Buffer::OWN_BYTES / 8;
 
 enum Storage {
     Slab { start: NonNull<u8>, len: usize, block: Block, home: NonNull<Home> },
     Lent { start: NonNull<u8>, len: usize, token: u64, lender: Arc<dyn Lender> },
     Heap(Vec<u8>),
+    Own { len: u8, words: [u64; OWN_WORDS] },
 }
 
 // SAFETY: a buffer is the only one to access its bytes, and `give_back` may be called from any thread.
@@ -47,6 +51,22 @@ impl Buffer {
     /// A buffer on the heap that takes `bytes` over without copying.
     pub fn from_vec(bytes: Vec<u8>) -> Self {
         Self(Storage::Heap(bytes))
+    }
+
+    /// Most bytes that a buffer holds itself: a row of 16 floats. More would make every move of a tensor dearer; fewer would
+    /// miss the tensors that are sent in the largest numbers.
+    pub const OWN_BYTES: usize = 64;
+
+    /// A buffer with a copy of `bytes`: within itself if they are few, so that nothing is allocated, else on the heap.
+    /// Aligned to 8 bytes.
+    #[inline]
+    pub fn copy_of(bytes: &[u8]) -> Self {
+        if bytes.len() > Self::OWN_BYTES {
+            return Self::from_vec(bytes.to_vec());
+        }
+        let mut buffer = Self(Storage::Own { len: bytes.len() as u8, words: [0; OWN_WORDS] });
+        buffer.copy_from_slice(bytes);
+        buffer
     }
 
     /// A buffer over memory that `lender` lends as `token`, and gets back when the buffer is dropped.
@@ -88,7 +108,7 @@ impl Buffer {
     pub fn into_vec(mut self) -> Result<Vec<u8>, Self> {
         match &mut self.0 {
             Storage::Heap(bytes) => Ok(std::mem::take(bytes)),
-            Storage::Slab { .. } | Storage::Lent { .. } => Err(self),
+            Storage::Slab { .. } | Storage::Lent { .. } | Storage::Own { .. } => Err(self),
         }
     }
 
@@ -97,6 +117,7 @@ impl Buffer {
         match &mut self.0 {
             Storage::Heap(bytes) => bytes.truncate(len),
             Storage::Slab { len: now, .. } | Storage::Lent { len: now, .. } => *now = len.min(*now),
+            Storage::Own { len: now, .. } => *now = len.min(usize::from(*now)) as u8,
         }
     }
 }
@@ -107,7 +128,7 @@ impl Drop for Buffer {
             // SAFETY: the block went to this buffer alone, which nobody can use any more.
             Storage::Slab { block, home, .. } => unsafe { home::give_back(*home, *block) },
             Storage::Lent { token, lender, .. } => lender.give_back(*token),
-            Storage::Heap(_) => {}
+            Storage::Heap(_) | Storage::Own { .. } => {}
         }
     }
 }
@@ -124,6 +145,10 @@ impl Deref for Buffer {
             Storage::Slab { start, len, .. } => unsafe { std::slice::from_raw_parts(start.as_ptr(), *len) },
             // SAFETY: as `lent` asks of its caller.
             Storage::Lent { start, len, .. } => unsafe { std::slice::from_raw_parts(start.as_ptr(), *len) },
+            // SAFETY: `len` is at most the size of the words, every one of which is initialised.
+            Storage::Own { len, words } => unsafe {
+                std::slice::from_raw_parts(words.as_ptr().cast::<u8>(), usize::from(*len))
+            },
         }
     }
 }
@@ -137,6 +162,10 @@ impl DerefMut for Buffer {
             Storage::Slab { start, len, .. } => unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), *len) },
             // SAFETY: as `lent` asks of its caller, and `self` is borrowed mutably.
             Storage::Lent { start, len, .. } => unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), *len) },
+            // SAFETY: as in `deref`, and any bytes are legal words.
+            Storage::Own { len, words } => unsafe {
+                std::slice::from_raw_parts_mut(words.as_mut_ptr().cast::<u8>(), usize::from(*len))
+            },
         }
     }
 }
@@ -159,6 +188,7 @@ impl fmt::Debug for Buffer {
             Storage::Slab { .. } => "slab",
             Storage::Lent { .. } => "lent",
             Storage::Heap(_) => "heap",
+            Storage::Own { .. } => "own",
         };
         write!(f, "Buffer({} bytes, {place})", self.len())
     }
@@ -169,6 +199,21 @@ mod tests {
     use std::sync::Mutex;
 
     use super::*;
+
+    #[test]
+    fn a_few_bytes_are_held_by_the_buffer_itself() {
+        for len in [0, 1, 63, 64, 65, 1000] {
+            let bytes: Vec<u8> = (0..len).map(|at| at as u8).collect();
+            let mut buffer = Buffer::copy_of(&bytes);
+            assert_eq!(&*buffer, bytes);
+            assert_eq!(format!("{buffer:?}").contains("own"), len <= 64);
+            assert!(buffer.as_ptr().cast::<u64>().is_aligned() || len > 64);
+            buffer.fill(9);
+            buffer.truncate(len / 2);
+            assert_eq!(&*buffer, vec![9; len / 2]);
+            assert_eq!(buffer.into_vec().is_ok(), len > 64);
+        }
+    }
 
     #[test]
     fn lent_memory_is_used_in_place_and_given_back_once() {

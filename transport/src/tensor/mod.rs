@@ -46,7 +46,7 @@ impl Tensor {
     /// # Errors
     /// InvalidArgument if the shape asks for another number of elements, or has over 254 dimensions.
     pub fn from_elements<T: Element>(shape: &[u64], elements: &[T]) -> Result<Tensor, Error> {
-        Tensor::new(TensorMeta::new(T::DTYPE, shape)?, elements.as_bytes().to_vec())
+        Tensor::new(TensorMeta::new(T::DTYPE, shape)?, Buffer::copy_of(elements.as_bytes()))
     }
 
     /// The value that TensorFlow's control flow sends on a branch that was not taken: no bytes, marked dead.

@@ -231,6 +231,7 @@ impl Client {
     /// The tensor of a send. Its metadata is checked here, in private memory; its bytes are only ever copied.
     fn tensor(&self, node: &Node, call: u32, meta: &[u8], payload: PayloadAt<'_>) -> Result<Tensor, Error> {
         let buffer = match payload {
+            PayloadAt::Inline(bytes) if bytes.len() <= Buffer::OWN_BYTES => Buffer::copy_of(bytes),
             PayloadAt::Inline(bytes) => {
                 let buffer = node.send_slab().allocate(bytes.len());
                 let mut buffer = buffer.map_err(|full| Error::full("runtime.slab_send_bytes", full.to_string()))?;
@@ -254,7 +255,10 @@ impl Client {
             return;
         };
         let (ticket, has_destination) = (*ticket, *has_destination);
-        node.cancel(ticket);
+        if !node.cancel(ticket) {
+            // It ended in this very turn, and its outcome is told at the end of it.
+            return;
+        }
         self.receiving.remove(&call);
         self.under_way -= 1;
         // A tensor that is arriving in it at this moment keeps the destination for a while.

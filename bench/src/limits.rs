@@ -9,7 +9,7 @@ pub const REQUEST_BYTES: usize = 64;
 pub const SIZE_BYTES_MAX: usize = 1 << 30;
 
 /// Most bytes of tensors that are in flight at once in shared memory, which exists twice: where they are sent from and
-/// where they arrive. The kernel takes no less than all of it from the machine at once.
+/// where they arrive. All of it is taken from the machine before the first round.
 pub const SHARED_BYTES_MAX: usize = 1 << 30;
 
 /// Most rounds of one run.

@@ -55,7 +55,7 @@ fn allocations(rounds: i64, mut round: impl FnMut(i64)) -> u64 {
 }
 
 #[test]
-fn calls_allocate_nothing_but_small_tensors() {
+fn calls_allocate_nothing_but_tensors_that_travel_in_the_ring() {
     const ROUNDS: i64 = 500;
     let directory = directory();
     let daemon = Daemon::start(&directory, Settings::default());
@@ -81,5 +81,7 @@ fn calls_allocate_nothing_but_small_tensors() {
     });
     assert_eq!(in_place, 0, "from the arena to the arena");
     let small = allocations(ROUNDS, |step| drop(exchange(step, of_arena(64), None)));
-    assert_eq!(small, ROUNDS as u64, "a small tensor has memory of its own");
+    assert_eq!(small, 0, "a small tensor is held by its buffer");
+    let inline = allocations(ROUNDS, |step| drop(exchange(step, of_arena(65), None)));
+    assert_eq!(inline, ROUNDS as u64, "one that travels in the ring and is not as small has memory of its own");
 }

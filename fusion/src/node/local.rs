@@ -20,6 +20,9 @@ use crate::rendezvous::{Found, Meeting, Parked, Spot, Waiting, asked_twice};
 
 /// Bytes copied at once; a larger tensor is copied in several turns.
 const COPY_AT_ONCE_BYTES: usize = 64 << 10;
+/// Bytes that one `memcpy` is given: for more, the C library changes to stores that pass the caches by, which was slower
+/// (4 MiB at once 31 GB/s, in pieces of 64 KiB 38 GB/s).
+const COPY_PIECE_BYTES: usize = 64 << 10;
 /// Bytes copied in one turn at most, all copies together: about 30 µs, so that small messages do not wait long.
 const COPY_BUDGET_BYTES: usize = 1 << 20;
 
@@ -332,11 +335,14 @@ impl Node {
 impl Copy {
     /// Copies up to `budget` bytes on; how many.
     fn advance(&mut self, budget: usize) -> usize {
-        let source = &self.from.1.as_ref()[self.filled..];
-        let count = source.len().min(budget);
-        self.to[self.filled..][..count].copy_from_slice(&source[..count]);
-        self.filled += count;
-        count
+        let rest = &self.from.1.as_ref()[self.filled..];
+        let source = &rest[..rest.len().min(budget)];
+        let target = &mut self.to[self.filled..][..source.len()];
+        for (target, source) in target.chunks_mut(COPY_PIECE_BYTES).zip(source.chunks(COPY_PIECE_BYTES)) {
+            target.copy_from_slice(source);
+        }
+        self.filled += source.len();
+        source.len()
     }
 
     fn is_complete(&self) -> bool {

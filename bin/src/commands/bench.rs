@@ -63,7 +63,7 @@ pub struct Args {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Request and response of one tensor, one at a time
-    #[command(after_help = "Examples:\n  sealane bench latency --baseline raw --polling off --json -\n  \
+    #[command(after_help = "Example:\n  sealane bench latency --baseline raw --polling off --json -\n  \
                       sealane bench latency --link shm --baseline raw")]
     Latency {
         #[command(flatten)]

@@ -67,6 +67,12 @@ pub(super) enum Side {
     Receiver,
 }
 
+/// How the tensors go.
+enum Way {
+    Daemon(Task, Daemon),
+    Engine { reason: String },
+}
+
 impl Ends {
     /// How long to wait for the other side.
     pub(super) fn timeout(&self) -> Duration {
@@ -81,12 +87,12 @@ impl Ends {
             Side::Sender => &self.from,
             Side::Receiver => &self.to,
         };
-        let reason = match self.find_daemon(task, arena_bytes, &settings)? {
-            Ok((attached, daemon)) => {
+        let reason = match self.choose(task, arena_bytes, &settings)? {
+            Way::Daemon(attached, daemon) => {
                 carrier::tell(&format!("through {daemon}"));
                 return Ok(Carrier::daemon(attached, daemon, settings.transport.tensor_bytes_max.value));
             }
-            Err(reason) => reason,
+            Way::Engine { reason } => reason,
         };
         let engine = self.start_engine(task, side, &settings)?;
         carrier::tell(&format!("{reason}: engine in this process"));
@@ -94,15 +100,11 @@ impl Ends {
         Ok(Carrier::engine(task, engine, settings.transport.tensor_bytes_max.value))
     }
 
-    /// A daemon that serves the task, or why none is used. One that was named must be there.
-    fn find_daemon(
-        &self,
-        task: &str,
-        arena_bytes: u64,
-        settings: &Settings,
-    ) -> Result<Result<(Task, Daemon), String>, Failure> {
+    /// Attaches to the daemon if one serves the task. One that was named must be there.
+    fn choose(&self, task: &str, arena_bytes: u64, settings: &Settings) -> Result<Way, Failure> {
+        let engine = |reason| Ok(Way::Engine { reason });
         if self.embedded {
-            return Ok(Err("--embedded".to_owned()));
+            return engine("--embedded".to_owned());
         }
         let socket = &settings.daemon.socket;
         let named = matches!(socket.source, Source::Flag(_));
@@ -114,12 +116,12 @@ impl Ends {
                     socket.source
                 )));
             }
-            Found::None(reason) => return Ok(Err(reason)),
+            Found::None(reason) => return engine(reason),
         };
         let wish = Attach::new(task).socket(&socket.value).arena_bytes(arena_bytes).timeout(self.timeout());
         match wish.attach() {
-            Ok(attached) => Ok(Ok((attached, daemon))),
-            Err(Error::NotFound { .. }) if !named => Ok(Err(format!("{daemon} does not serve {task}"))),
+            Ok(attached) => Ok(Way::Daemon(attached, daemon)),
+            Err(Error::NotFound { .. }) if !named => engine(format!("{daemon} does not serve {task}")),
             Err(error) => Err(Failure::work(error)),
         }
     }

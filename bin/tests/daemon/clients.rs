@@ -13,6 +13,7 @@ use sealane_transport::Code;
 use sealane_transport::shm::attach::{Attach, AttachError, attach, drain};
 
 use crate::fixture::{ARENA_BYTES, Daemon, PS, STUCK, WORKER};
+use crate::users::{STRANGER, as_user};
 
 /// More connections than the daemon looks after at once.
 const IDLE_CONNECTIONS: usize = 100;
@@ -20,8 +21,7 @@ const IDLE_CONNECTIONS: usize = 100;
 /// More than a message may have.
 const LONG_BYTES: usize = 70 * 1024;
 
-/// A user who is nobody else in a test's system.
-const STRANGER: u32 = 54_321;
+/// A second one like [`STRANGER`].
 const FRIEND: u32 = 54_322;
 
 /// Gives a process that this test binary starts the socket to attach at.
@@ -113,18 +113,6 @@ fn idle_connections_do_not_keep_clients_out() {
     place.attach(PS).unwrap();
     drop(idle);
     assert_eq!(daemon.stop().code, Some(0));
-}
-
-/// Runs `f` on a thread that acts as another user.
-fn as_user<T: Send>(uid: u32, f: impl FnOnce() -> T + Send) -> T {
-    let act = || {
-        // SAFETY: the system call takes numbers alone. Unlike the C library's function of that name it changes the user
-        // of this thread only, which ends soon.
-        let changed = unsafe { nix::libc::syscall(nix::libc::SYS_setresuid, -1, uid, -1) };
-        assert_eq!(changed, 0);
-        f()
-    };
-    std::thread::scope(|scope| scope.spawn(act).join().unwrap())
 }
 
 #[test]

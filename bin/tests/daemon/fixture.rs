@@ -115,9 +115,14 @@ pub struct Ended {
 impl Daemon {
     /// Starts one in a place of its own, with one shard that sleeps when idle.
     pub fn start(arguments: &[&str]) -> (Place, Daemon) {
+        Daemon::start_in(Place::new, |place| Daemon::start_at(place, arguments))
+    }
+
+    /// As [`Daemon::start`], in a place that is made as the test needs it, and made anew for every attempt.
+    pub fn start_in<P, D>(make: impl Fn() -> P, start: impl Fn(&P) -> Result<D, Ended>) -> (P, D) {
         for _ in 0..ATTEMPTS {
-            let place = Place::new();
-            match Daemon::start_at(&place, arguments) {
+            let place = make();
+            match start(&place) {
                 Ok(daemon) => return (place, daemon),
                 Err(ended) => assert!(ended.stderr.contains("cannot listen on"), "{}", ended.stderr),
             }

@@ -5,3 +5,4 @@ mod fixture;
 mod life;
 mod map;
 mod rings;
+mod users;

@@ -278,12 +278,13 @@ impl Source for Clients {
         if !self.engine.client_changes.borrow().is_empty() {
             work += self.take_changes();
         }
-        if !self.clients.is_empty() {
+        // Outcomes come for clients that are gone too, and are dropped.
+        if !self.clients.is_empty() || self.engine.borrow_node(|node| node.has_client_outcomes()) {
             work += self.read(now);
             work += self.write(now);
         }
         self.idle_turns = if work > 0 { 0 } else { self.idle_turns.saturating_add(1) };
-        // After the last client has gone too: the calls that it had are no more.
+        // After the last client has gone too: its calls are no more.
         if work > 0 {
             self.engine.client_calls.set(self.clients.iter().map(|(_, client)| client.under_way()).sum());
         }

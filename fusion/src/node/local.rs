@@ -80,7 +80,6 @@ impl LocalRecvs {
         !self.copies.is_empty()
     }
 
-    #[expect(clippy::result_large_err, reason = "the request itself, back again: no error that travels")]
     fn enter(&mut self, wanted: Wanted) -> Result<Handle, Wanted> {
         let deadline = wanted.deadline;
         let handle = self.wanted.insert(wanted)?;

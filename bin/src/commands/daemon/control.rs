@@ -313,7 +313,7 @@ impl Control {
         if let Some(process) = &client.process {
             self.readiness.remove(process);
         }
-        self.engine.dismiss(client.id, reason);
+        self.engine.dismiss(client.id, &format!("process {} was attached as it: {reason}", peer.pid));
         let _ = shutdown(connection.socket.as_raw_fd(), Shutdown::Both);
         tracing::info!(task = client.task, pid = peer.pid, uid = peer.uid, reason, "client detached");
         service_manager::status(&self.status());

@@ -42,7 +42,8 @@ impl Portion {
         // An empty arena would be no memory at all: whoever only receives has a page of it.
         let arena_bytes = wish.arena_bytes.max(1).next_multiple_of(PAGE_BYTES);
         let area_bytes = self.area_bytes.next_multiple_of(PAGE_BYTES);
-        let (arena, arena_fd) = SharedMemory::create("sealane-arena", arena_bytes, arena_bytes <= ARENA_POPULATED_BYTES_MAX)?;
+        let (arena, arena_fd) =
+            SharedMemory::create("sealane-arena", arena_bytes, arena_bytes <= ARENA_POPULATED_BYTES_MAX)?;
         let mut shards = Vec::with_capacity(self.shards);
         let mut descriptors = Vec::with_capacity(self.shards);
         for _ in 0..self.shards {

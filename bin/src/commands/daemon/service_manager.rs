@@ -2,8 +2,16 @@
 //! status. Nothing depends on its hearing it.
 
 use std::io;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::time::Duration;
 
 use sd_notify::NotifyState;
+
+/// How long a service manager may take to read what it was told before, when it has to hear something: it reads at once,
+/// unless it hangs, and then the daemon goes on.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The daemon serves.
 pub(super) fn ready(status: &str) {
@@ -24,15 +32,40 @@ pub(super) fn stopping(status: &str) {
 
 /// What the daemon is about.
 pub(super) fn status(status: &str) {
-    tell(Ok(&[NotifyState::Status(status)]));
+    match send(&[NotifyState::Status(status)], None) {
+        // The next one says how things stand then.
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+        Err(error) => tracing::debug!(%error, "the service manager cannot be told"),
+        Ok(()) => {}
+    }
 }
 
+/// What is told once, and waited for by the service manager.
 fn tell(states: Result<&[NotifyState<'_>], &io::Error>) {
     let told = match states {
-        Ok(states) => sd_notify::notify(states).map_err(|error| error.to_string()),
+        Ok(states) => send(states, Some(PATIENCE)).map_err(|error| error.to_string()),
         Err(error) => Err(error.to_string()),
     };
     if let Err(error) = told {
         tracing::warn!(error, "the service manager cannot be told; is NOTIFY_SOCKET right?");
     }
+}
+
+/// Sends one message; without `patience` only if there is room for it now.
+///
+/// By hand, because the library waits for room as long as it takes, and with it every client would.
+fn send(states: &[NotifyState<'_>], patience: Option<Duration>) -> io::Result<()> {
+    let Some(path) = std::env::var_os("NOTIFY_SOCKET") else { return Ok(()) };
+    let address = match path.as_bytes() {
+        [b'@', name @ ..] => SocketAddr::from_abstract_name(name)?,
+        _ => SocketAddr::from_pathname(&path)?,
+    };
+    let socket = UnixDatagram::unbound()?;
+    socket.connect_addr(&address)?;
+    match patience {
+        Some(patience) => socket.set_write_timeout(Some(patience))?,
+        None => socket.set_nonblocking(true)?,
+    }
+    let message: String = states.iter().map(|state| format!("{state}\n")).collect();
+    socket.send(message.as_bytes()).map(drop)
 }

@@ -11,7 +11,6 @@ use std::process::{Command, Stdio};
 
 use nix::sched::{CpuSet, sched_getaffinity};
 use nix::unistd::Pid;
-use sealane_runtime::allowed_cpus;
 
 use super::protocol::{Job, Part};
 use super::setup::Setup;
@@ -76,18 +75,31 @@ impl Daemon<'_> {
     }
 }
 
-/// The settings that suit a demo's daemon, where nothing else gives them.
+/// True if a process that waits may look for a while before it sleeps: there is a CPU for each.
+pub(super) fn may_spin(setup: Setup, tasks: usize, cpus: usize) -> bool {
+    let daemons = match setup {
+        Setup::Embedded => 0,
+        Setup::TwoDaemons => 2,
+        Setup::OneDaemon => 1,
+    };
+    tasks + daemons <= cpus
+}
+
+/// The settings that suit a demo's daemon, where nothing else gives them. `pairs` of tasks share `cpus`.
 pub(super) fn settings_of_demo(
     settings: &Settings,
     pairs: usize,
+    cpus: usize,
+    spin: bool,
     arena_bytes_max: u64,
-) -> Result<Vec<String>, Failure> {
+) -> Vec<String> {
     let Settings { runtime, transport, fusion, daemon, .. } = settings;
-    let cpus = allowed_cpus().map_err(Failure::work)?.len();
     let shards = (cpus / CPUS_PER_SHARD).clamp(1, pairs);
+    let idle_spin_us = if spin { runtime.idle_spin.value.as_micros() as u64 } else { 0 };
     let (slab_bytes, timeout_ms) = (SLAB_BYTES as u64, REQUEST_TIMEOUT.as_millis() as u64);
     let wishes = [
         ("runtime.shards", shards as u64, &runtime.shards.source),
+        ("runtime.idle_spin_us", idle_spin_us, &runtime.idle_spin.source),
         // Tensors lie in the arenas of the tasks.
         ("runtime.slab_send_bytes", slab_bytes, &runtime.slab_send_bytes.source),
         ("runtime.slab_receive_bytes", slab_bytes, &runtime.slab_receive_bytes.source),
@@ -100,7 +112,7 @@ pub(super) fn settings_of_demo(
         ("fusion.request_timeout_ms", timeout_ms, &fusion.request_timeout.source),
     ];
     let ours = wishes.into_iter().filter(|(.., source)| **source == Source::Default);
-    Ok(ours.flat_map(|(name, value, _)| ["--set".to_owned(), format!("{name}={value}")]).collect())
+    ours.flat_map(|(name, value, _)| ["--set".to_owned(), format!("{name}={value}")]).collect()
 }
 
 /// The CPUs that threads of a process are pinned to.
@@ -116,4 +128,72 @@ pub(super) fn pinned_cpus(process: u32) -> Vec<usize> {
     pinned.sort_unstable();
     pinned.dedup();
     pinned
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::settings::{Environment, Override, Sources};
+
+    fn settings(given: &[(&str, &str)]) -> Settings {
+        let directory = tempfile::tempdir().unwrap();
+        let environment: Environment = [("XDG_RUNTIME_DIR", directory.path().to_str().unwrap())].into_iter().collect();
+        let overrides: Vec<_> = given.iter().map(|(name, text)| Override::new("--set", *name, *text)).collect();
+        Settings::load(&Sources {
+            environment: &environment,
+            working_directory: directory.path(),
+            config: None,
+            role: None,
+            overrides: &overrides,
+        })
+        .unwrap()
+    }
+
+    #[test]
+    fn processes_spin_where_each_has_a_cpu() {
+        for (setup, cpus) in [(Setup::Embedded, 3), (Setup::OneDaemon, 4), (Setup::TwoDaemons, 5)] {
+            assert!(may_spin(setup, 3, cpus) && !may_spin(setup, 3, cpus - 1), "{setup:?}");
+        }
+    }
+
+    #[test]
+    fn a_demo_sets_what_nothing_else_gives() {
+        let ours = settings_of_demo(&settings(&[]), 2, 16, true, 64 << 30);
+        for expected in ["runtime.shards=2", "runtime.idle_spin_us=200", "daemon.arena_bytes_max=68719476736"] {
+            assert!(ours.contains(&expected.to_owned()), "{ours:?}");
+        }
+        let ours = settings_of_demo(&settings(&[("runtime.shards", "7")]), 2, 2, false, 0);
+        assert!(ours.contains(&"runtime.idle_spin_us=0".to_owned()), "{ours:?}");
+        assert!(!ours.iter().any(|set| set.starts_with("runtime.shards")), "{ours:?}");
+        // What the demo sets is in range.
+        let pairs: Vec<_> = ours.iter().filter_map(|set| set.split_once('=')).collect();
+        assert_eq!(settings(&pairs).daemon.drain_timeout.value.as_millis(), u128::from(DRAIN_TIMEOUT_MS));
+    }
+
+    #[test]
+    fn daemons_serve_all_tasks_between_them() {
+        let directory = tempfile::tempdir().unwrap();
+        let job = |(part, index)| Job {
+            part,
+            index,
+            workers: 2,
+            ps: 1,
+            workload: String::new(),
+            pin: false,
+            flip_bit: false,
+        };
+        let jobs = [(Part::Ps, 0), (Part::Worker, 0), (Part::Worker, 1)].map(job);
+        let tasks = |setup| {
+            let all = Daemon::all(setup, &jobs, directory.path()).unwrap();
+            all.iter().map(|daemon| daemon.tasks().collect::<Vec<_>>().join(" ")).collect::<Vec<_>>()
+        };
+        assert_eq!(tasks(Setup::TwoDaemons), ["ps0:2222", "worker0:2222 worker1:2222"]);
+        assert_eq!(tasks(Setup::OneDaemon), ["ps0:2222 worker0:2222 worker1:2222"]);
+        assert!(tasks(Setup::Embedded).is_empty());
+    }
+
+    #[test]
+    fn a_process_that_is_not_there_is_pinned_nowhere() {
+        assert!(pinned_cpus(0).is_empty());
+    }
 }

@@ -27,7 +27,7 @@ use sealane_runtime::allowed_cpus;
 
 pub use self::task::{TaskArgs, run_task};
 
-use self::daemons::settings_of_demo;
+use self::daemons::{may_spin, settings_of_demo};
 use self::outcome::{Outcome, Parameters, shown_bytes};
 use self::play::Play;
 use self::protocol::{Job, Part, task_name};
@@ -151,6 +151,8 @@ fn report(outcome: &Outcome, json: Option<&Path>, context: &Context) -> Result<(
 struct Demo {
     workload: String,
     setup: Setup,
+    /// Whether the processes have a CPU each, so that one may spin.
+    spin: bool,
     parameters: Parameters,
     /// One for each task: first the ps, then the workers.
     jobs: Vec<Job>,
@@ -168,7 +170,8 @@ impl Demo {
         let [of_ps, of_workers] =
             [Part::Ps, Part::Worker].map(|part| task::settings(part, &args.config, &args.set, context));
         let (of_ps, of_workers) = (of_ps?, of_workers?);
-        let pin = allowed_cpus().map_err(Failure::work)?.len() >= workers + ps;
+        let cpus = allowed_cpus().map_err(Failure::work)?.len();
+        let (pin, spin) = (cpus >= workers + ps, may_spin(setup, workers + ps, cpus));
         let parts = [(Part::Ps, ps), (Part::Worker, workers)];
         let jobs = parts.into_iter().flat_map(|(part, count)| (0..count).map(move |index| (part, index)));
         let jobs: Vec<Job> = jobs
@@ -186,7 +189,7 @@ impl Demo {
         let memory: Vec<u64> = jobs.iter().map(|job| memory_bytes(setup, job, &workload)).collect();
         check_memory(&workload, workers, memory.iter().sum())?;
         let largest = memory.into_iter().max().unwrap_or(0);
-        let of_daemon = |settings| settings_of_demo(settings, workers * ps, largest);
+        let of_daemon = |settings| settings_of_demo(settings, workers * ps, cpus, spin, largest);
         let kernels = || fs::read_to_string(CONGESTION).map_or("unknown".to_owned(), |name| name.trim().to_owned());
         let parameters = Parameters {
             workers,
@@ -200,8 +203,8 @@ impl Demo {
             push_bytes: workload.push_bytes(),
             congestion: of_workers.tcp.congestion.value.clone().unwrap_or_else(kernels),
         };
-        let settings = [(Part::Ps, of_daemon(&of_ps)?), (Part::Worker, of_daemon(&of_workers)?)];
-        Ok(Demo { workload: workload.name, setup, parameters, jobs, settings })
+        let settings = [(Part::Ps, of_daemon(&of_ps)), (Part::Worker, of_daemon(&of_workers))];
+        Ok(Demo { workload: workload.name, setup, spin, parameters, jobs, settings })
     }
 }
 

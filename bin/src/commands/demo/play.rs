@@ -99,11 +99,12 @@ impl Play<'_> {
         progress: &Progress,
     ) -> Result<Vec<usize>, Failure> {
         let daemons = Daemon::all(self.demo.setup, &self.demo.jobs, directory)?;
+        let spin = self.demo.spin;
         let mut map = String::new();
         let mut attach = Vec::new();
         for daemon in &daemons {
             daemon.tasks().for_each(|task| map.push_str(&format!("{task}={}\n", daemon.address)));
-            let order = |job: &Job| Order::Attach { job: job.clone(), socket: daemon.socket.clone() };
+            let order = |job: &Job| Order::Attach { job: job.clone(), socket: daemon.socket.clone(), spin };
             attach.extend(daemon.jobs.iter().map(order));
         }
         let endpoint_map = write_map(directory, &map)?;

@@ -66,8 +66,8 @@ pub(super) enum Order {
     Begin(Job),
     /// Start that engine; answered by `Ready`.
     Start { endpoint_map: PathBuf },
-    /// Attach to the daemon at the socket; answered by `Ready`.
-    Attach { job: Job, socket: PathBuf },
+    /// Attach to the daemon at the socket, and look for answers before sleeping only if told to spin; answered by `Ready`.
+    Attach { job: Job, socket: PathBuf, spin: bool },
     /// Make what is sent in the step, and offer it; answered by `Filled`.
     Fill { step: i64 },
     /// Receive all that the peers offer; answered by `Fetched`.

@@ -100,8 +100,8 @@ fn serve(orders: &Receiver<Result<Order, String>>, args: &TaskArgs, context: &Co
                 let embedded = embed(&job, listener, &endpoint_map, args, context);
                 start(state, &job, Box::new(embedded.map_err(|failure| failure.to_string())?))?
             }
-            (Order::Attach { job, socket }, state) => {
-                let attached = attach(&job, &socket, args, context);
+            (Order::Attach { job, socket, spin }, state) => {
+                let attached = attach(&job, &socket, spin, args, context);
                 start(state, &job, Box::new(attached.map_err(|failure| failure.to_string())?))?
             }
             (Order::Fill { step }, Some(State::Running(player))) => player.fill(step)?,
@@ -154,7 +154,7 @@ fn embed(
 }
 
 /// A client of the daemon at `socket`.
-fn attach(job: &Job, socket: &Path, args: &TaskArgs, context: &Context) -> Result<Attached, Failure> {
+fn attach(job: &Job, socket: &Path, spin: bool, args: &TaskArgs, context: &Context) -> Result<Attached, Failure> {
     let settings = settings(job.part, &args.config, &args.set, context)?;
     let workload = Workload::parse(&job.workload, "the workload")?;
     let how = Attach::new(&job.task())
@@ -162,15 +162,16 @@ fn attach(job: &Job, socket: &Path, args: &TaskArgs, context: &Context) -> Resul
         .arena_bytes(arena_bytes(Share::new(job, &workload).lengths()))
         // The memory is made meanwhile.
         .timeout(REQUEST_TIMEOUT)
-        .polling(polling(&settings.runtime));
+        .polling(polling(&settings.runtime, spin));
     Attached::attach(how, settings.transport.window.value).map_err(Failure::work)
 }
 
 /// A client waits as a shard does, where a setting says how.
-fn polling(runtime: &Runtime) -> Polling {
+fn polling(runtime: &Runtime, spin: bool) -> Polling {
     match (runtime.polling.value, &runtime.idle_spin) {
         (true, _) => Polling::Spin,
-        (false, Sourced { source: Source::Default, .. }) => Polling::default(),
+        (false, Sourced { source: Source::Default, .. }) if spin => Polling::default(),
+        (false, Sourced { source: Source::Default, .. }) => Polling::SpinThenSleep { idle_spin: Duration::ZERO },
         (false, idle_spin) => Polling::SpinThenSleep { idle_spin: idle_spin.value },
     }
 }

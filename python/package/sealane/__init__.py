@@ -1,0 +1,50 @@
+"""Tensors between the tasks of a training job, through the host's Sealane daemon.
+
+    import sealane
+
+    with sealane.attach("worker0.train:2222") as task:
+        weights = task.recv("ps0.train:2222", 7, "dense/kernel")
+        task.send("ps0.train:2222", 7, "dense/kernel:gradient", weights * 0.1)
+
+A child that was forked cannot use its parent's task, and is told so: attach in the child, or start processes with
+multiprocessing's "spawn".
+"""
+
+import os as _os
+from importlib.metadata import version as _version
+
+from ._errors import (
+    Aborted,
+    DeadlineExceeded,
+    Error,
+    InvalidArgument,
+    NotFound,
+    PermissionDenied,
+    ResourceExhausted,
+    Unavailable,
+    Unimplemented,
+)
+from ._sealane import Receiving, Sending, Task, Tensor, attach, embedded
+from ._sealane import forked as _forked
+
+_os.register_at_fork(after_in_child=_forked)
+
+__version__ = _version("sealane")
+
+__all__ = [
+    "Aborted",
+    "DeadlineExceeded",
+    "Error",
+    "InvalidArgument",
+    "NotFound",
+    "PermissionDenied",
+    "Receiving",
+    "ResourceExhausted",
+    "Sending",
+    "Task",
+    "Tensor",
+    "Unavailable",
+    "Unimplemented",
+    "attach",
+    "embedded",
+]

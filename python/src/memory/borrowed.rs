@@ -1,0 +1,231 @@
+//! Memory that a Python object owns, as tensors are made of it or arrive in it. Filled in with the GIL, used by any
+//! thread without; the object is kept alive by a reference that may be dropped anywhere.
+#![allow(unsafe_code)]
+
+use std::{ptr::NonNull, sync::Arc};
+
+use bytes::Bytes;
+use pyo3::prelude::*;
+use sealane::{Buffer, DType, Error, Shape};
+use sealane_runtime::Lender;
+use smallvec::SmallVec;
+
+/// Distances in bytes from one element to the next, outermost dimension first.
+pub(crate) type Strides = SmallVec<[isize; 6]>;
+
+/// An array that a Python object keeps: type, shape and where the elements are.
+///
+/// Other Python threads may write to the memory while it is copied: what is read is then torn, as it is with numpy.
+pub(crate) struct Borrowed {
+    start: NonNull<u8>,
+    dtype: DType,
+    shape: Shape,
+    /// `None` where the elements lie row-major without gaps.
+    strides: Option<Strides>,
+    len: usize,
+    writable: bool,
+    keeper: Py<PyAny>,
+}
+
+// SAFETY: the address may be used by any thread as long as `keeper` is held, which may be dropped by any thread.
+unsafe impl Send for Borrowed {}
+// SAFETY: shared, it only tells what it is.
+unsafe impl Sync for Borrowed {}
+
+impl Borrowed {
+    /// # Errors
+    /// InvalidArgument if shape and type ask for more bytes than there can be, or elements with gaps between them are no
+    /// whole bytes.
+    ///
+    /// # Safety
+    /// While `keeper` is referred to, every element of that shape, at the strides given, lies in readable memory, and in
+    /// writable memory if `writable`. Without strides the elements lie row-major, without gaps. `start` may be null if
+    /// there are no elements.
+    pub(crate) unsafe fn new(
+        start: *mut u8,
+        dtype: DType,
+        shape: Shape,
+        strides: Option<Strides>,
+        writable: bool,
+        keeper: Py<PyAny>,
+    ) -> Result<Self, Error> {
+        let too_large =
+            || Error::invalid(format!("an array of shape {:?} has more bytes than there can be", &shape[..]));
+        let count = shape.iter().try_fold(1_u64, |count, dimension| count.checked_mul(*dimension));
+        let bytes = count.and_then(|count| dtype.bytes_of(count)).and_then(|bytes| isize::try_from(bytes).ok());
+        let len = bytes.ok_or_else(too_large)? as usize;
+        let strides = strides.filter(|strides| len > 0 && !row_major(dtype, &shape, strides));
+        if strides.is_some() && !dtype.element_bits().is_multiple_of(8) {
+            return Err(Error::invalid(format!("elements of {dtype} can only be sent where they lie without gaps")));
+        }
+        let start = NonNull::new(start).filter(|_| len > 0).unwrap_or(NonNull::dangling());
+        Ok(Self { start, dtype, shape, strides, len, writable, keeper })
+    }
+
+    pub(crate) fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    pub(crate) fn shape(&self) -> &[u64] {
+        &self.shape
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(crate) fn writable(&self) -> bool {
+        self.writable
+    }
+
+    /// True if the bytes lie as a tensor has them: row-major, without gaps.
+    pub(crate) fn contiguous(&self) -> bool {
+        self.strides.is_none()
+    }
+
+    /// Copies all elements to `target`, row-major.
+    ///
+    /// # Panics
+    /// If `target` is not exactly as long.
+    pub(crate) fn copy_to(&self, target: &mut [u8]) {
+        assert_eq!(target.len(), self.len, "a copy has as many bytes");
+        match &self.strides {
+            // SAFETY: `new`'s caller promised `len` readable bytes; the target is Rust's own.
+            None => unsafe { std::ptr::copy_nonoverlapping(self.start.as_ptr(), target.as_mut_ptr(), self.len) },
+            Some(strides) => {
+                let element = (self.dtype.element_bits() / 8) as usize;
+                // SAFETY: `new`'s caller promised that all elements at these strides are readable; the target has room
+                // for each of them.
+                unsafe { gather(self.start.as_ptr(), &self.shape, strides, element, &mut target.as_mut_ptr()) }
+            }
+        }
+    }
+
+    /// The bytes in place, to be read by others until they drop it. Meanwhile Python should leave them alone.
+    ///
+    /// # Panics
+    /// If they are not [`contiguous`](Self::contiguous).
+    pub(crate) fn into_bytes(self) -> Bytes {
+        assert!(self.contiguous(), "asked before");
+        Bytes::from_owner(InPlace(self))
+    }
+
+    /// The bytes in place, to be written by others until they drop it. Meanwhile Python should leave them alone.
+    ///
+    /// # Panics
+    /// If they are not [`contiguous`](Self::contiguous) or not [`writable`](Self::writable).
+    pub(crate) fn destination(&self, py: Python<'_>) -> Buffer {
+        assert!(self.contiguous() && self.writable, "asked before");
+        let keeper = Arc::new(Keeper { _object: self.keeper.clone_ref(py) });
+        // SAFETY: `new`'s caller promised `len` readable and writable bytes as long as the keeper is referred to, which
+        // the lender does. That nothing else uses them is asked of the caller of `recv(out=...)`, as numpy asks of those
+        // who pass `out`; if it does, what is read is torn, and nothing is decided by it.
+        unsafe { Buffer::lent(self.start, self.len, 0, keeper) }
+    }
+
+    /// Sees to it that these bytes are the first of this memory, where they do not lie in it already.
+    ///
+    /// # Panics
+    /// If the memory is not [`contiguous`](Self::contiguous), not [`writable`](Self::writable) or shorter.
+    pub(crate) fn hold(&self, bytes: &[u8]) {
+        if bytes.is_empty() || bytes.as_ptr() == self.start.as_ptr() {
+            return;
+        }
+        assert!(self.contiguous() && self.writable && bytes.len() <= self.len, "asked before");
+        // SAFETY: `new`'s caller promised `len` writable bytes without gaps; `copy` allows that the two overlap.
+        unsafe { std::ptr::copy(bytes.as_ptr(), self.start.as_ptr(), bytes.len()) };
+    }
+}
+
+struct InPlace(Borrowed);
+
+impl AsRef<[u8]> for InPlace {
+    fn as_ref(&self) -> &[u8] {
+        // SAFETY: `new`'s caller promised `len` readable bytes without gaps as long as the keeper is referred to.
+        unsafe { std::slice::from_raw_parts(self.0.start.as_ptr(), self.0.len) }
+    }
+}
+
+/// Keeps the object until nobody writes to its memory any more.
+struct Keeper {
+    _object: Py<PyAny>,
+}
+
+impl Lender for Keeper {
+    fn give_back(&self, _token: u64) {
+        // The buffer drops its reference to the lender right after this, and with it the object's.
+    }
+}
+
+/// True if elements at these strides lie row-major without gaps.
+fn row_major(dtype: DType, shape: &[u64], strides: &[isize]) -> bool {
+    if !dtype.element_bits().is_multiple_of(8) {
+        return false;
+    }
+    let mut expected = (dtype.element_bits() / 8) as isize;
+    for (dimension, stride) in shape.iter().zip(strides).rev() {
+        // The stride of a dimension of one element is never used, and says anything.
+        if *dimension != 1 && *stride != expected {
+            return false;
+        }
+        expected *= *dimension as isize;
+    }
+    true
+}
+
+/// Copies elements of `element` bytes to `target`, which it moves on.
+///
+/// # Safety
+/// All elements at these strides from `source` are readable, and `target` has room for them.
+unsafe fn gather(source: *const u8, shape: &[u64], strides: &[isize], element: usize, target: &mut *mut u8) {
+    match (shape, strides) {
+        ([], _) | (_, []) => {
+            // SAFETY: one element at `source` is readable, and there is room for one more.
+            unsafe {
+                std::ptr::copy_nonoverlapping(source, *target, element);
+                *target = target.add(element);
+            }
+        }
+        ([count], [stride]) => {
+            // SAFETY: as this function's caller promises, for each element of this row.
+            unsafe {
+                match element {
+                    1 => gather_row::<1>(source, *count, *stride, target),
+                    2 => gather_row::<2>(source, *count, *stride, target),
+                    4 => gather_row::<4>(source, *count, *stride, target),
+                    8 => gather_row::<8>(source, *count, *stride, target),
+                    16 => gather_row::<16>(source, *count, *stride, target),
+                    _ => {
+                        for index in 0..*count as isize {
+                            std::ptr::copy_nonoverlapping(source.offset(index * stride), *target, element);
+                            *target = target.add(element);
+                        }
+                    }
+                }
+            }
+        }
+        ([count, shape @ ..], [stride, strides @ ..]) => {
+            for index in 0..*count as isize {
+                // SAFETY: as this function's caller promises, for each row.
+                unsafe { gather(source.offset(index * stride), shape, strides, element, target) };
+            }
+        }
+    }
+}
+
+/// One row of elements whose size the compiler knows, so that each is one move.
+///
+/// # Safety
+/// As for [`gather`].
+unsafe fn gather_row<const ELEMENT: usize>(source: *const u8, count: u64, stride: isize, target: &mut *mut u8) {
+    let first = *target;
+    for index in 0..count as isize {
+        // SAFETY: the caller promises that each element is readable and has room; arrays of bytes need no alignment.
+        unsafe {
+            let value = source.offset(index * stride).cast::<[u8; ELEMENT]>().read();
+            first.offset(index * ELEMENT as isize).cast::<[u8; ELEMENT]>().write(value);
+        }
+    }
+    // SAFETY: as many elements were written.
+    *target = unsafe { first.add(count as usize * ELEMENT) };
+}

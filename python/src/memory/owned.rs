@@ -1,0 +1,62 @@
+//! Memory that a tensor owns and Python objects look at. On any thread; the owner is a `sealane.Tensor`, which every
+//! array and every exported view keeps alive.
+#![allow(unsafe_code)]
+
+use std::ptr::NonNull;
+
+use sealane::Payload;
+
+/// Bytes that stay where they are for as long as this lives.
+pub(crate) struct Owned {
+    start: *mut u8,
+    len: usize,
+    writable: bool,
+    /// Boxed, for a small buffer has its bytes within itself; and not a `Box`, which would claim them for itself alone.
+    payload: NonNull<Payload>,
+}
+
+// SAFETY: the payload may be sent and shared, and the address is only that of its bytes.
+unsafe impl Send for Owned {}
+// SAFETY: as above; Rust never reads or writes through the address, Python does under its own rules.
+unsafe impl Sync for Owned {}
+
+impl Owned {
+    /// Takes the bytes over: writable where nobody else has them.
+    pub(crate) fn new(payload: Payload) -> Self {
+        let mut payload = NonNull::from(Box::leak(Box::new(payload)));
+        // SAFETY: it was just made, and nobody else knows of it. From here on it is left alone until it is dropped.
+        let (start, len, writable) = match unsafe { payload.as_mut() } {
+            Payload::Owned(buffer) => (buffer.as_mut_ptr(), buffer.len(), true),
+            Payload::Shared(bytes) => (bytes.as_ptr().cast_mut(), bytes.len(), false),
+        };
+        Self { start, len, writable, payload }
+    }
+
+    /// Where the bytes are. Never to be written to unless [`writable`](Self::writable).
+    pub(crate) fn start(&self) -> *mut u8 {
+        self.start
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(crate) fn writable(&self) -> bool {
+        self.writable
+    }
+
+    /// A copy of the bytes, which Python code of another thread may be changing meanwhile: then it is torn, as with numpy.
+    pub(crate) fn to_vec(&self) -> Vec<u8> {
+        let mut copy = vec![0; self.len];
+        // SAFETY: the payload keeps `len` readable bytes at `start`, and the copy has as many elsewhere.
+        unsafe { std::ptr::copy_nonoverlapping(self.start, copy.as_mut_ptr(), self.len) };
+        copy
+    }
+}
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        // SAFETY: it came from a box, and nobody looks at its bytes any more: they all keep the tensor that this is in.
+        drop(unsafe { Box::from_raw(self.payload.as_ptr()) });
+    }
+}

@@ -1,0 +1,353 @@
+//! `sealane.Task`: what Python code sends and receives as. Every call crosses the border once, and leaves the
+//! interpreter's lock to others while it copies or waits.
+
+use std::{
+    sync::{PoisonError, RwLock},
+    time::Duration,
+};
+
+use pyo3::{
+    exceptions::PyTypeError,
+    prelude::*,
+    types::{PyDict, PyMapping, PyString, PyTuple},
+};
+use sealane::{DType, Engine, Error, RecvOptions, SendOptions, TensorMeta};
+
+use crate::{
+    call::{Receiving, Sending},
+    errors::{OrRaise, invalid},
+    fork::Generation,
+    input::{Destination, Outgoing, received},
+    numpy::Numpy,
+    tensor::Tensor,
+    wait::{All, outcome, timeout},
+};
+
+/// A task of this process: what it sends and receives as. Made by ``sealane.attach`` and ``sealane.embedded``.
+///
+/// For any thread. Use it as a context manager, or call ``close``; when it is dropped it is closed, too.
+#[pyclass(frozen, module = "sealane")]
+pub(crate) struct Task {
+    name: Box<str>,
+    connected: RwLock<Option<Connected>>,
+    idle_spin: Duration,
+    made: Generation,
+}
+
+/// What is given up when a task is closed.
+#[derive(Clone)]
+struct Connected {
+    task: sealane::Task,
+    /// Of a task whose engine is in this process.
+    engine: Option<Engine>,
+}
+
+impl Connected {
+    fn close(self) {
+        if let Some(engine) = &self.engine {
+            // A shard that hangs or has panicked was reported already, and nothing is left to be done about it.
+            let _ = engine.stop();
+        }
+    }
+}
+
+impl Task {
+    pub(crate) fn new(task: sealane::Task, engine: Option<Engine>, idle_spin: Duration) -> Self {
+        let name = task.name().into();
+        let connected = RwLock::new(Some(Connected { task, engine }));
+        Self { name, connected, idle_spin, made: Generation::now() }
+    }
+
+    /// Not with the interpreter's lock: closing may take a while.
+    fn connected(&self) -> Result<Connected, Error> {
+        self.made.check(&self.name)?;
+        let connected = self.connected.read().unwrap_or_else(PoisonError::into_inner).clone();
+        connected.ok_or_else(|| Error::invalid(format!("the task {} was closed", self.name)))
+    }
+
+    /// Without the interpreter's lock.
+    fn deposit(
+        &self,
+        peer: &str,
+        step: i64,
+        key: &str,
+        tensor: Outgoing,
+        options: SendOptions,
+    ) -> Result<sealane::Sending, Error> {
+        let Connected { task, engine } = self.connected()?;
+        // The client copies what does not lie in its arena; an engine in this process would send Python's memory in place.
+        let tensor = tensor.place(&task, engine.is_none())?;
+        Ok(task.send_with(peer, step, key, tensor, options))
+    }
+
+    fn take(&self) -> Option<Connected> {
+        self.connected.write().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        let Some(connected) = self.take() else { return };
+        if self.made.is_over() && connected.engine.is_some() {
+            // A child has no threads to stop, and must not wait for those of its parent.
+            std::mem::forget(connected);
+        } else {
+            Python::attach(|py| py.detach(|| connected.close()));
+        }
+    }
+}
+
+#[pymethods]
+impl Task {
+    /// The task's name, as in the endpoint map.
+    #[getter]
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Asks ``peer`` for a tensor, which may be sent before or after, and waits for it.
+    ///
+    /// ``timeout`` is in seconds, unless given the daemon's ``request_timeout``; ``math.inf`` for no limit. With ``out``
+    /// the tensor arrives in that array, which must have its type and shape, and which is returned; no copy is made if it
+    /// came from ``empty``. Until the call has ended, leave it alone.
+    #[pyo3(signature = (peer, step, key, *, out=None, timeout=None))]
+    fn recv<'py>(
+        &self,
+        py: Python<'py>,
+        peer: &str,
+        step: i64,
+        key: &str,
+        out: Option<&Bound<'py, PyAny>>,
+        timeout: Option<f64>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let destination = out.map(Destination::new).transpose()?;
+        let options = options(py, destination.as_ref(), timeout)?;
+        let ask = || Ok(self.connected()?.task.recv_with(peer, step, key, options));
+        let tensor = outcome(py, self.idle_spin, ask)?;
+        received(py, tensor, destination.as_ref())
+    }
+
+    /// ``recv`` that does not wait: ``await`` what it returns, or call its ``result``.
+    #[pyo3(signature = (peer, step, key, *, out=None, timeout=None))]
+    fn recv_async(
+        &self,
+        py: Python<'_>,
+        peer: &str,
+        step: i64,
+        key: &str,
+        out: Option<&Bound<'_, PyAny>>,
+        timeout: Option<f64>,
+    ) -> PyResult<Receiving> {
+        let destination = out.map(Destination::new).transpose()?;
+        let options = options(py, destination.as_ref(), timeout)?;
+        let call = py.detach(|| Ok(self.connected()?.task.recv_with(peer, step, key, options)));
+        Ok(Receiving::new(call.or_raise(py)?, destination))
+    }
+
+    /// ``recv`` for many tensors, as a dict with the keys in the order given: one call into the engine and one lock for
+    /// all, which is much cheaper than one by one.
+    ///
+    /// ``out`` may have arrays for some keys. If one tensor fails, its error is raised and the others are lost.
+    #[pyo3(signature = (peer, step, keys, *, out=None, timeout=None))]
+    fn recv_all<'py>(
+        &self,
+        py: Python<'py>,
+        peer: &str,
+        step: i64,
+        keys: &Bound<'py, PyAny>,
+        out: Option<&Bound<'py, PyMapping>>,
+        timeout: Option<f64>,
+    ) -> PyResult<Bound<'py, PyDict>> {
+        let keys = keys_of(keys)?;
+        let destinations = keys.iter().map(|key| destination(out, key)).collect::<PyResult<Vec<_>>>()?;
+        let timeout = self::timeout(timeout).or_raise(py)?;
+        let wanted = keys.iter().zip(&destinations).map(|(key, destination)| {
+            let destination = destination.as_ref().map(|destination| destination.buffer(py));
+            Ok((key.to_str()?, RecvOptions { timeout, destination }))
+        });
+        let wanted = wanted.collect::<PyResult<Vec<_>>>()?;
+        let ask = || Ok(All::new(self.connected()?.task.recv_all(peer, step, wanted)));
+        let tensors = outcome(py, self.idle_spin, ask)?;
+
+        let all = PyDict::new(py);
+        for ((key, destination), tensor) in keys.iter().zip(&destinations).zip(tensors) {
+            all.set_item(key, received(py, tensor, destination.as_ref())?)?;
+        }
+        if all.len() < keys.len() {
+            return Err(invalid(py, "a key was asked for twice, and a tensor is received once"));
+        }
+        Ok(all)
+    }
+
+    /// Deposits a tensor for ``peer``, which may ask before or after, and waits until it has it.
+    ///
+    /// ``timeout`` says how many seconds the tensor waits to be asked for. ``tensor`` is a numpy array, anything with
+    /// ``__dlpack__`` or the buffer protocol, or a list of strings. Arrays from ``empty`` are sent in place; others are
+    /// copied when the call is made, those with gaps as well.
+    #[pyo3(signature = (peer, step, key, tensor, *, timeout=None))]
+    fn send(
+        &self,
+        py: Python<'_>,
+        peer: &str,
+        step: i64,
+        key: &str,
+        tensor: &Bound<'_, PyAny>,
+        timeout: Option<f64>,
+    ) -> PyResult<()> {
+        let (tensor, options) = (Outgoing::new(tensor)?, SendOptions { timeout: self::timeout(timeout).or_raise(py)? });
+        let deposit = || self.deposit(peer, step, key, tensor, options);
+        outcome(py, self.idle_spin, deposit)
+    }
+
+    /// ``send`` that does not wait: ``await`` what it returns, or call its ``result``, or drop it: the send goes on.
+    ///
+    /// Until it has ended, leave arrays from ``empty`` alone; others were copied.
+    #[pyo3(signature = (peer, step, key, tensor, *, timeout=None))]
+    fn send_async(
+        &self,
+        py: Python<'_>,
+        peer: &str,
+        step: i64,
+        key: &str,
+        tensor: &Bound<'_, PyAny>,
+        timeout: Option<f64>,
+    ) -> PyResult<Sending> {
+        let (tensor, options) = (Outgoing::new(tensor)?, SendOptions { timeout: self::timeout(timeout).or_raise(py)? });
+        let call = py.detach(|| self.deposit(peer, step, key, tensor, options));
+        call.or_raise(py).map(Sending::new)
+    }
+
+    /// ``send`` for many tensors: a mapping from keys to tensors. Waits until ``peer`` has all of them.
+    ///
+    /// If one fails, its error is raised and the others go on.
+    #[pyo3(signature = (peer, step, tensors, *, timeout=None))]
+    fn send_all(
+        &self,
+        py: Python<'_>,
+        peer: &str,
+        step: i64,
+        tensors: &Bound<'_, PyMapping>,
+        timeout: Option<f64>,
+    ) -> PyResult<()> {
+        let timeout = self::timeout(timeout).or_raise(py)?;
+        let (keys, outgoing) = batch(tensors)?;
+        let keys = keys.iter().map(|key| key.to_str()).collect::<PyResult<Vec<_>>>()?;
+        let deposit = || {
+            let Connected { task, engine } = self.connected()?;
+            let place = |outgoing: Outgoing| outgoing.place(&task, engine.is_none());
+            let tensors = outgoing.into_iter().map(place).collect::<Result<Vec<_>, _>>()?;
+            let tensors = keys.into_iter().zip(tensors);
+            Ok(All::new(match timeout {
+                None => task.send_all(peer, step, tensors),
+                timeout => tensors
+                    .map(|(key, tensor)| task.send_with(peer, step, key, tensor, SendOptions { timeout }))
+                    .collect(),
+            }))
+        };
+        outcome(py, self.idle_spin, deposit).map(drop)
+    }
+
+    /// An array whose memory is shared with the daemon, so that it is sent and received into without a copy. What it
+    /// holds is not defined.
+    ///
+    /// ``dtype`` is anything that numpy takes for one, or the name of a type that numpy does not have: then a ``Tensor``
+    /// is returned. With the engine in this process the memory is ordinary.
+    #[pyo3(signature = (shape, dtype=None))]
+    fn empty<'py>(
+        &self,
+        py: Python<'py>,
+        shape: &Bound<'py, PyAny>,
+        dtype: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let numpy = Numpy::get(py)?;
+        let dtype = dtype.map_or(Ok(DType::F32), |dtype| numpy.dtype_named(dtype))?;
+        let shape: Vec<u64> = match shape.extract() {
+            Ok(length) => vec![length],
+            Err(_) => shape.extract()?,
+        };
+        let meta = TensorMeta::new(dtype, &shape).or_raise(py)?;
+        let count = shape.iter().product();
+        let bytes = dtype.bytes_of(count).and_then(|bytes| usize::try_from(bytes).ok());
+        let bytes = bytes.ok_or_else(|| invalid(py, "so large an array does not fit into memory"))?;
+        let tensor = py.detach(|| sealane::Tensor::new(meta, self.connected()?.task.alloc(bytes)?));
+        let tensor = Bound::new(py, Tensor::new(tensor.or_raise(py)?))?;
+        match numpy.descriptor(dtype) {
+            Some(descriptor) => numpy.array_over(&tensor, descriptor.bind(py)),
+            None => Ok(tensor.into_any()),
+        }
+    }
+
+    /// Ends a step, here and at its peers: whoever waits for a tensor of it gets ``Aborted`` with this reason, and so does
+    /// whoever asks later, until ``cleanup``.
+    fn abort(&self, py: Python<'_>, step: i64, reason: &str) -> PyResult<()> {
+        py.detach(|| self.connected()?.task.abort(step, reason)).or_raise(py)
+    }
+
+    /// Frees what is left of a step: tensors that wait, requests for them, and that it was aborted.
+    fn cleanup(&self, py: Python<'_>, step: i64) -> PyResult<()> {
+        py.detach(|| self.connected()?.task.cleanup(step)).or_raise(py)
+    }
+
+    /// Detaches; with the engine in this process, stops it. Calls under way end with ``Unavailable``. Arrays that were
+    /// received stay. May be called twice.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        self.made.check(&self.name).or_raise(py)?;
+        py.detach(|| {
+            if let Some(connected) = self.take() {
+                connected.close();
+            }
+        });
+        Ok(())
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        _class: &Bound<'_, PyAny>,
+        _value: &Bound<'_, PyAny>,
+        _traceback: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        self.close(py)
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<sealane.Task {}>", self.name)
+    }
+}
+
+/// Keys to ask for: any iterable of strings, but a string.
+fn keys_of<'py>(keys: &Bound<'py, PyAny>) -> PyResult<Vec<Bound<'py, PyString>>> {
+    if keys.is_instance_of::<PyString>() {
+        return Err(PyTypeError::new_err("keys are a list of strings: for one, call recv"));
+    }
+    keys.try_iter()?.map(|key| Ok(key?.cast_into()?)).collect()
+}
+
+/// Keys and tensors of a mapping.
+fn batch<'py>(tensors: &Bound<'py, PyMapping>) -> PyResult<(Vec<Bound<'py, PyString>>, Vec<Outgoing>)> {
+    let items = tensors.items()?;
+    let (mut keys, mut outgoing) = (Vec::with_capacity(items.len()), Vec::with_capacity(items.len()));
+    for item in items {
+        let item = item.cast_into::<PyTuple>()?;
+        keys.push(item.get_item(0)?.cast_into()?);
+        outgoing.push(Outgoing::new(&item.get_item(1)?)?);
+    }
+    Ok((keys, outgoing))
+}
+
+fn options(py: Python<'_>, destination: Option<&Destination>, timeout: Option<f64>) -> PyResult<RecvOptions> {
+    let timeout = self::timeout(timeout).or_raise(py)?;
+    Ok(RecvOptions { timeout, destination: destination.map(|destination| destination.buffer(py)) })
+}
+
+/// Destinations of a batch, by key.
+fn destination(out: Option<&Bound<'_, PyMapping>>, key: &Bound<'_, PyString>) -> PyResult<Option<Destination>> {
+    match out {
+        Some(out) if out.contains(key)? => Destination::new(&out.get_item(key)?).map(Some),
+        _ => Ok(None),
+    }
+}

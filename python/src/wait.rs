@@ -1,0 +1,213 @@
+//! Waiting without the interpreter's lock, for calls of any kind and for batches of them, so that control-C ends it. On
+//! the threads of callers; bounded by the calls' own deadlines.
+
+use std::{
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, Wake, Waker},
+    thread::Thread,
+    time::{Duration, Instant},
+    vec,
+};
+
+use pyo3::prelude::*;
+use sealane::{Error, Receiving, Sending, Tensor};
+
+use crate::errors::OrRaise;
+
+/// How often a thread that waits lets Python's signal handlers run: soon enough for control-C to feel immediate.
+pub(crate) const SIGNALS_EVERY: Duration = Duration::from_millis(100);
+
+/// Looks at a call between two looks at the clock.
+const LOOKS_PER_CLOCK: usize = 32;
+
+/// A call under way, or several as one.
+pub(crate) trait UnderWay: Send + Unpin {
+    type Value: Send;
+
+    /// The outcome, if it is there. It is handed out once.
+    fn look(&mut self) -> Option<Result<Self::Value, Error>>;
+
+    /// As a future's `poll`.
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<Self::Value, Error>>;
+
+    /// Blocks, deaf to signals.
+    fn wait(self) -> Result<Self::Value, Error>;
+}
+
+impl UnderWay for Sending {
+    type Value = ();
+
+    fn look(&mut self) -> Option<Result<(), Error>> {
+        self.try_outcome()
+    }
+
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Error>> {
+        Future::poll(Pin::new(self), context)
+    }
+
+    fn wait(self) -> Result<(), Error> {
+        Sending::wait(self)
+    }
+}
+
+impl UnderWay for Receiving {
+    type Value = Tensor;
+
+    fn look(&mut self) -> Option<Result<Tensor, Error>> {
+        self.try_outcome().map(|outcome| outcome.map_err(Error::from))
+    }
+
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<Tensor, Error>> {
+        Future::poll(Pin::new(self), context).map_err(Error::from)
+    }
+
+    fn wait(self) -> Result<Tensor, Error> {
+        Receiving::wait(self).map_err(Error::from)
+    }
+}
+
+/// Calls that end together: with the values of all, or with the first error.
+pub(crate) struct All<C: UnderWay> {
+    current: Option<C>,
+    rest: vec::IntoIter<C>,
+    values: Vec<C::Value>,
+}
+
+impl<C: UnderWay> All<C> {
+    pub(crate) fn new(calls: Vec<C>) -> Self {
+        let values = Vec::with_capacity(calls.len());
+        let mut rest = calls.into_iter();
+        Self { current: rest.next(), rest, values }
+    }
+
+    fn proceed(
+        &mut self,
+        mut ask: impl FnMut(&mut C) -> Poll<Result<C::Value, Error>>,
+    ) -> Poll<Result<Vec<C::Value>, Error>> {
+        while let Some(call) = &mut self.current {
+            self.values.push(std::task::ready!(ask(call))?);
+            self.current = self.rest.next();
+        }
+        Poll::Ready(Ok(std::mem::take(&mut self.values)))
+    }
+}
+
+impl<C: UnderWay> UnderWay for All<C>
+where
+    C::Value: Unpin,
+{
+    type Value = Vec<C::Value>;
+
+    fn look(&mut self) -> Option<Result<Vec<C::Value>, Error>> {
+        match self.proceed(|call| call.look().map_or(Poll::Pending, Poll::Ready)) {
+            Poll::Ready(outcome) => Some(outcome),
+            Poll::Pending => None,
+        }
+    }
+
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<Vec<C::Value>, Error>> {
+        self.proceed(|call| call.poll(context))
+    }
+
+    fn wait(mut self) -> Result<Vec<C::Value>, Error> {
+        for call in self.current.take().into_iter().chain(self.rest) {
+            self.values.push(call.wait()?);
+        }
+        Ok(self.values)
+    }
+}
+
+/// Submits, and waits for the outcome: looks for `idle_spin`, then sleeps.
+///
+/// # Errors
+/// The call's, and what a signal handler raises: KeyboardInterrupt, most often. Then the call is dropped.
+pub(crate) fn outcome<C: UnderWay>(
+    py: Python<'_>,
+    idle_spin: Duration,
+    submit: impl FnOnce() -> Result<C, Error> + Send,
+) -> PyResult<C::Value> {
+    let mut stage = py.detach(|| {
+        let call = match submit() {
+            Ok(call) => call,
+            Err(error) => return Stage::Ended(Err(error)),
+        };
+        match spin(call, idle_spin) {
+            // Python runs signal handlers on the main thread alone.
+            Stage::UnderWay(call) if !on_main_thread() => Stage::Ended(call.wait()),
+            stage => stage,
+        }
+    });
+    loop {
+        match stage {
+            Stage::Ended(outcome) => return outcome.or_raise(py),
+            Stage::UnderWay(call) => {
+                py.check_signals()?;
+                stage = py.detach(|| if idle_spin >= SIGNALS_EVERY { spin(call, idle_spin) } else { sleep(call) });
+            }
+        }
+    }
+}
+
+enum Stage<C: UnderWay> {
+    UnderWay(C),
+    Ended(Result<C::Value, Error>),
+}
+
+/// Looks for `idle_spin`, but not much longer than signals may wait.
+fn spin<C: UnderWay>(mut call: C, idle_spin: Duration) -> Stage<C> {
+    if let Some(outcome) = call.look() {
+        return Stage::Ended(outcome);
+    }
+    let started = Instant::now();
+    while started.elapsed() < idle_spin.min(SIGNALS_EVERY) {
+        for _ in 0..LOOKS_PER_CLOCK {
+            std::hint::spin_loop();
+            if let Some(outcome) = call.look() {
+                return Stage::Ended(outcome);
+            }
+        }
+    }
+    Stage::UnderWay(call)
+}
+
+/// Sleeps until the call has ended, but not much longer than signals may wait.
+fn sleep<C: UnderWay>(mut call: C) -> Stage<C> {
+    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    let until = Instant::now() + SIGNALS_EVERY;
+    loop {
+        if let Poll::Ready(outcome) = call.poll(&mut Context::from_waker(&waker)) {
+            return Stage::Ended(outcome);
+        }
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Stage::UnderWay(call);
+        }
+        std::thread::park_timeout(left);
+    }
+}
+
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+fn on_main_thread() -> bool {
+    nix::unistd::gettid() == nix::unistd::getpid()
+}
+
+/// Seconds as Python says them: `None` for the default, infinity for no limit.
+///
+/// # Errors
+/// InvalidArgument if they are negative or not a number.
+pub(crate) fn timeout(seconds: Option<f64>) -> Result<Option<Duration>, Error> {
+    let Some(seconds) = seconds else { return Ok(None) };
+    if seconds.is_nan() || seconds < 0.0 {
+        return Err(Error::invalid(format!("a timeout is a number of seconds, 0 or more; {seconds} is not")));
+    }
+    Ok(Some(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)))
+}

@@ -1,0 +1,68 @@
+"""What tests are given: a parameter server and a worker, attached to a daemon, or with engines in this process."""
+
+import shutil
+import tempfile
+
+import pytest
+from daemons import PS, WORKER, Daemon, embedded_pair
+
+
+@pytest.fixture
+def own_daemon():
+    """A daemon of this test's own, to be killed or filled up."""
+    # Not pytest's directory, whose path may be too long for a socket's.
+    directory = tempfile.mkdtemp(prefix="sealane-")
+    daemon = Daemon(directory)
+    yield daemon
+    daemon.kill()
+    shutil.rmtree(directory)
+
+
+@pytest.fixture(scope="session")
+def daemon():
+    directory = tempfile.mkdtemp(prefix="sealane-")
+    daemon = Daemon(directory)
+    yield daemon
+    daemon.kill()
+    shutil.rmtree(directory)
+
+
+@pytest.fixture(scope="session", params=["daemon", "embedded"])
+def tasks(request):
+    """A parameter server and a worker, either way."""
+    if request.param == "embedded":
+        ps, worker = embedded_pair()
+    else:
+        daemon = request.getfixturevalue("daemon")
+        ps, worker = daemon.attach(PS), daemon.attach(WORKER)
+    with ps, worker:
+        yield ps, worker
+
+
+@pytest.fixture
+def ps(tasks):
+    return tasks[0]
+
+
+@pytest.fixture
+def worker(tasks):
+    return tasks[1]
+
+
+@pytest.fixture
+def key(request):
+    """A key that no other test has."""
+    return request.node.name
+
+
+@pytest.fixture
+def carry(ps, worker, key):
+    """Sends from the parameter server to the worker, and gives what arrived."""
+
+    def carry(tensor, **options):
+        sending = ps.send_async(WORKER, 1, key, tensor)
+        received = worker.recv(PS, 1, key, **options)
+        sending.result()
+        return received
+
+    return carry

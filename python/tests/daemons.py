@@ -52,13 +52,13 @@ def round_trip(ps, worker):
 class Daemon:
     """A daemon that serves two tasks."""
 
-    def __init__(self, directory):
+    def __init__(self, directory, tasks=(PS, WORKER)):
         self.directory = pathlib.Path(directory)
         self.map = self.directory / ".endpoint_map"
         self.socket = self.directory / "sealane.sock"
         for _ in range(ATTEMPTS):
             address = free_address()
-            self.map.write_text(f"{PS}={address}\n{WORKER}={address}\n")
+            self.map.write_text("".join(f"{task}={address}\n" for task in tasks))
             if self.start():
                 return
             assert "cannot listen on" in self.log(), self.log()

@@ -319,8 +319,8 @@ def test_signal_handlers_run_while_the_main_thread_waits(own_daemon, call, idle_
                 "result": lambda: worker.recv_async(PS, 1, "never").result(),
                 "send": lambda: worker.send(PS, 1, "never", np.ones(1)),
             }
-            signal.setitimer(signal.ITIMER_REAL, 0.05)
             with pytest.raises(Interrupted):
+                signal.setitimer(signal.ITIMER_REAL, 0.05)
                 waits[call]()
     finally:
         signal.signal(signal.SIGALRM, former)

@@ -169,6 +169,9 @@ impl Client {
 
     /// Reads nothing more from the client, and closes its socket.
     pub(super) fn hang_up(&mut self, reason: &str) {
+        if self.closed {
+            return;
+        }
         tracing::warn!(pid = self.pid, reason, "a client is hung up on");
         self.closed = true;
         // The daemon sees the socket close, as it does when a client ends.

@@ -52,9 +52,9 @@ fn attach(meeting: &Meeting, plan: &Plan, task: &str) -> Result<Task, ::sealane:
         .attach()
 }
 
-/// With polling off a client sleeps at once when it has to wait, as the raw baseline does.
+/// With polling off a client does what it does unless told otherwise: looks for a while, then sleeps.
 fn polling(plan: &Plan) -> Polling {
-    if plan.polling { Polling::Spin } else { Polling::SpinThenSleep { idle_spin: Duration::ZERO } }
+    if plan.polling { Polling::Spin } else { Polling::default() }
 }
 
 fn failed(operation: &'static str) -> impl FnOnce(::sealane::Error) -> BenchError {
@@ -69,7 +69,7 @@ impl System for Attached {
     fn variant(&self) -> String {
         match (self.plan.bench, self.plan.fuse) {
             (Bench::Latency, _) if self.plan.polling => "polling, through the daemon".to_owned(),
-            (Bench::Latency, _) => "sleeping, through the daemon".to_owned(),
+            (Bench::Latency, _) => "parking, through the daemon".to_owned(),
             (Bench::Rate, Fuse::Off) => "polling, a call each".to_owned(),
             (Bench::Rate, Fuse::Turn) => "polling, batched calls".to_owned(),
             (Bench::Bandwidth, _) => format!("polling, window {}", self.plan.window),

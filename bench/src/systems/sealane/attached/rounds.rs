@@ -196,12 +196,11 @@ impl Clients {
     /// Waits until all of a batch's tensors have arrived and their sends have ended.
     fn finish(&mut self, plan: &Plan, batch: Batch) -> Result<Range<usize>, Error> {
         let Batch { slots, receivings, sendings } = batch;
-        for (slot, receiving) in self.slots[slots.clone()].iter_mut().zip(receivings) {
-            slot.received(receiving.wait()?, plan)?;
+        let arrived = Receiving::wait_all(receivings);
+        for (slot, tensor) in self.slots[slots.clone()].iter_mut().zip(arrived) {
+            slot.received(tensor?, plan)?;
         }
-        for sending in sendings {
-            sending.wait()?;
-        }
+        Sending::wait_all(sendings).into_iter().collect::<Result<(), Error>>()?;
         Ok(slots)
     }
 }

@@ -72,6 +72,10 @@ impl Client {
 
     /// Writes an answer into the ring, or keeps it until there is room.
     pub(super) fn put(&mut self, answer: Answer, record: &mut Record) {
+        if self.closed {
+            // Nobody reads it.
+            return;
+        }
         if !self.backlog.is_empty() {
             return self.backlog.push_back(answer);
         }
@@ -116,7 +120,9 @@ impl Client {
     /// Writes what is left to tell, as far as the ring has room, and rings if the client sleeps. True if anything was
     /// written since the last time.
     pub(in crate::engine::clients) fn flush(&mut self, now: Instant, record: &mut Record) -> bool {
-        while let Some(answer) = self.backlog.pop_front() {
+        while !self.closed
+            && let Some(answer) = self.backlog.pop_front()
+        {
             if let Some(unwritten) = self.push(answer, record) {
                 self.backlog.push_front(unwritten);
                 break;

@@ -8,7 +8,10 @@ use std::{
 
 use sealane_transport::{
     Error,
-    shm::attach::{self as conversation, AttachError, Attached},
+    shm::{
+        attach::{self as conversation, AttachError, Attached},
+        limits::ARENA_POPULATED_BYTES_MAX,
+    },
 };
 
 use crate::{
@@ -123,8 +126,8 @@ pub(crate) fn connect(settings: &Settings) -> Result<(Attached, Box<str>), Error
     let wish = conversation::Attach::new(&*settings.task, settings.arena_bytes);
     let now = Instant::now();
     let deadline = now.checked_add(settings.timeout).unwrap_or(now + ATTACH_TIMEOUT);
-    let attached =
-        conversation::attach(&settings.socket, &wish, true, deadline).map_err(|error| told(settings, error))?;
+    let attached = conversation::attach(&settings.socket, &wish, ARENA_POPULATED_BYTES_MAX, deadline)
+        .map_err(|error| told(settings, error))?;
     let daemon = format!("{} (pid {})", name(&settings.socket), attached.welcome.daemon_pid);
     Ok((attached, daemon.into()))
 }

@@ -113,6 +113,11 @@ impl ShardRef {
         self.0.jobs.capacity()
     }
 
+    /// True if the shard takes no more jobs, or was asked to stop.
+    pub fn has_stopped(&self) -> bool {
+        self.0.stop_asked() || self.0.closed.load(Ordering::Acquire)
+    }
+
     /// How often the shard went longer without a turn than `RuntimeSettings::stall_report` allows.
     pub fn stalls(&self) -> u64 {
         self.0.stalls.load(Ordering::Relaxed)

@@ -132,7 +132,7 @@ fn answered(answer: impl FnOnce(OwnedFd) + Send) -> Result<Attached, AttachError
     let daemon = Daemon::start();
     thread::scope(|scope| {
         scope.spawn(|| answer(daemon.request().0));
-        attach(&daemon.path, &Attach::new("worker:1", ARENA), false, in_a_minute())
+        attach(&daemon.path, &Attach::new("worker:1", ARENA), 0, in_a_minute())
     })
 }
 
@@ -142,7 +142,7 @@ fn a_client_attaches_and_both_sides_reach_each_other() {
     let daemon = Daemon::start();
     let client = thread::spawn({
         let path = daemon.path.clone();
-        move || attach(&path, &Attach::new("worker:1", ARENA), true, in_a_minute()).unwrap()
+        move || attach(&path, &Attach::new("worker:1", ARENA), u64::MAX, in_a_minute()).unwrap()
     });
     let (socket, request) = daemon.request();
     assert_eq!(
@@ -255,14 +255,14 @@ fn drain_is_asked_for_and_answered() {
 fn nobody_there_or_no_answer_is_told() {
     let directory = tempfile::tempdir().unwrap();
     let wish = Attach::new("worker:1", ARENA);
-    let nowhere = attach(&directory.path().join("none"), &wish, false, in_a_minute()).unwrap_err();
+    let nowhere = attach(&directory.path().join("none"), &wish, 0, in_a_minute()).unwrap_err();
     assert!(matches!(nowhere, AttachError::Connect { .. }) && nowhere.to_string().contains("none"), "{nowhere}");
     let long = directory.path().join("x".repeat(200));
-    assert!(matches!(attach(&long, &wish, false, in_a_minute()), Err(AttachError::Connect { .. })));
+    assert!(matches!(attach(&long, &wish, 0, in_a_minute()), Err(AttachError::Connect { .. })));
     assert!(matches!(listen(&long), Err(ShmError::System { .. })));
 
     let daemon = Daemon::start();
-    assert!(matches!(attach(&daemon.path, &wish, false, Instant::now()), Err(AttachError::TimedOut)));
+    assert!(matches!(attach(&daemon.path, &wish, 0, Instant::now()), Err(AttachError::TimedOut)));
     assert!(matches!(answered(drop), Err(AttachError::HungUp)));
 }
 

@@ -122,7 +122,7 @@ fn other_users_are_kept_out_unless_they_are_allowed() {
         return;
     }
     let wish = Attach::new(PS, ARENA_BYTES);
-    let try_as = |uid, path: &Path| as_user(uid, || attach(path, &wish, false, Instant::now() + STUCK));
+    let try_as = |uid, path: &Path| as_user(uid, || attach(path, &wish, 0, Instant::now() + STUCK));
     let (place, daemon) = Daemon::start(&[]);
     let kept_out = try_as(STRANGER, &place.socket()).unwrap_err();
     assert!(matches!(kept_out, AttachError::Connect { .. }), "{kept_out}");
@@ -144,7 +144,7 @@ fn other_users_are_kept_out_unless_they_are_allowed() {
 fn the_client_process_of_other_tests() {
     let Some(socket) = std::env::var_os(CLIENT_VARIABLE) else { return };
     let wish = Attach::new(PS, ARENA_BYTES);
-    let attached = attach(Path::new(&socket), &wish, false, Instant::now() + STUCK).unwrap();
+    let attached = attach(Path::new(&socket), &wish, 0, Instant::now() + STUCK).unwrap();
     // A copy that a child inherits, and a child that lives for as long as its standard input is open.
     let _inherited = dup(&attached.socket).unwrap();
     let mut child = Command::new("cat").stdin(Stdio::inherit()).stdout(Stdio::null()).spawn().unwrap();

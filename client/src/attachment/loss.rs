@@ -1,10 +1,7 @@
 //! The end of a link, and the next one: a daemon that is gone ends every call with Unavailable, and the next call attaches
 //! again. On the threads of callers; bounded by one attempt every `REATTACH_INTERVAL`.
 
-use std::{
-    sync::PoisonError,
-    time::{Duration, Instant},
-};
+use std::{sync::PoisonError, time::Instant};
 
 use sealane_transport::{Error, shm::Woken};
 
@@ -35,6 +32,7 @@ impl Attachment {
     #[cold]
     fn attach_again(&self) -> Result<Held<'_>, Error> {
         // One tries, the others wait for what comes of it.
+        let called = Instant::now();
         let mut attempts = self.attaching.lock().unwrap_or_else(PoisonError::into_inner);
         let held = self.lock();
         let lost = match &held.line {
@@ -43,12 +41,13 @@ impl Attachment {
             Line::Lost(error) => error.clone(),
         };
         drop(held);
-        let since = attempts.last.map_or(Duration::MAX, |last| last.elapsed());
-        if since < REATTACH_INTERVAL {
-            return Err(also(lost, &format!("attaching again was tried {since:?} ago")));
+        // An attempt that ended while this one waited for it is its own as well.
+        if let Some(last) = attempts.last.filter(|last| *last + REATTACH_INTERVAL > called) {
+            return Err(also(lost, &format!("attaching again was tried {:?} ago", last.elapsed())));
         }
-        (attempts.last, attempts.count) = (Some(Instant::now()), attempts.count + 1);
+        attempts.count += 1;
         let connected = attach::connect(&self.settings);
+        attempts.last = Some(Instant::now());
         let (attached, daemon) = connected.map_err(|error| also(lost, &format!("attaching again failed: {error}")))?;
         let freed = self.me.clone();
         let link = Box::new(Link::new(attempts.count, attached, daemon, &self.mark, &(freed as _)));
@@ -99,6 +98,8 @@ impl Held<'_> {
         let nudge = self.attachment.nudge_waker.clone();
         let State { line: current, calls, aftermath, parked, driver, listening, .. } = &mut **self;
         if let Line::Up(link) = std::mem::replace(current, line) {
+            // A forked child may hold the socket open, and so may a listener for a while.
+            link.ear.hang_up();
             aftermath.link = Some(link);
         }
         calls.end_all(error, aftermath);

@@ -54,6 +54,7 @@ impl Attachment {
             Ok(held) => held,
             Err(error) => return Err(unreceived(error, memory.into_destination().0)),
         };
+        held.give_back_blocks();
         let asked = held.recv(now, from, key, memory, options.timeout);
         held.submitted(1);
         drop(held);
@@ -111,6 +112,7 @@ impl Attachment {
                 return prepared.into_iter().for_each(|(_, _, memory)| each(Err(*memory.map_or_else(|e| e, refuse))));
             }
         };
+        held.give_back_blocks();
         let count = prepared.len();
         for (key, timeout, memory) in &mut prepared {
             each(match std::mem::replace(memory, Ok(Memory::Nothing)) {
@@ -354,6 +356,16 @@ impl Held<'_> {
     fn faulted(&mut self, fault: &str) -> Error {
         self.lose(fault);
         down(&self.line)
+    }
+
+    /// Before a recv, which may need the room: the shard takes things in order.
+    #[inline]
+    fn give_back_blocks(&mut self) {
+        if let Line::Up(link) = &mut self.line
+            && let Err(fault) = link.flush()
+        {
+            self.lose(&fault);
+        }
     }
 
     /// After a call or a batch: wakes the shards, and looks at the answers now and then.

@@ -92,14 +92,16 @@ impl Engine {
                 let (arena, bell) = (arena.clone(), bell.clone());
                 self.0.runtime.on_shard(index, async move |_| {
                     let engine = ShardEngine::current().expect("set up at start");
-                    let small = engine.borrow_node(|node| node.receive_slab().clone());
-                    let client = Client::new(place as u16, pid, end, doorbell, bell, arena, small);
+                    let client = Client::new(place as u16, pid, end, doorbell, bell, arena);
                     engine.client_changes.borrow_mut().push(Change::Admit(id, Box::new(client)));
                 })
             })
             .collect();
-        for shard in admitted {
-            shard.wait().map_err(|error| stopped(&error))?;
+        let admitted: Vec<_> = admitted.into_iter().map(JoinHandle::wait).collect();
+        if let Some(error) = admitted.into_iter().find_map(Result::err) {
+            // Those that have let it in let it go again.
+            self.tell_dismissed(id, "it could not be let in");
+            return Err(stopped(&error));
         }
         attached.seats.insert(task, Seat { id, pid });
         Ok(id)
@@ -113,9 +115,12 @@ impl Engine {
         let mut attached = self.0.attached.lock().unwrap_or_else(PoisonError::into_inner);
         let before = attached.seats.len();
         attached.seats.retain(|_, seat| seat.id != id);
-        if attached.seats.len() == before {
-            return;
+        if attached.seats.len() < before {
+            self.tell_dismissed(id, reason);
         }
+    }
+
+    fn tell_dismissed(&self, id: ClientId, reason: &str) {
         let told: Vec<JoinHandle<()>> = (0..self.shards())
             .map(|index| {
                 let reason = reason.to_owned();

@@ -152,6 +152,11 @@ impl Engine {
         self.0.runtime.shards()
     }
 
+    /// True if the engine was stopped, or has stopped because a part failed that it cannot do without.
+    pub fn has_stopped(&self) -> bool {
+        (0..self.shards()).any(|shard| self.0.runtime.shard(shard).has_stopped())
+    }
+
     /// The CPU of each shard, where it is pinned.
     pub fn cpus(&self) -> Vec<Option<usize>> {
         self.0.runtime.cpus()

@@ -1,5 +1,6 @@
 //! What tasks ask of a node: send, recv, abort, cleanup.
 
+use std::collections::HashSet;
 use std::task::{Poll, Waker};
 use std::time::Instant;
 
@@ -143,10 +144,16 @@ impl Node {
     /// Ends a step of a local task, here and at its peers: every waiting recv of it ends with `reason`, tensors that
     /// wait are freed, and what comes later hears the same until [`cleanup`](Self::cleanup).
     pub fn abort(&mut self, local: u16, step: i64, reason: &str) {
+        if self.ended.has(Scope::Task(local), step) {
+            return;
+        }
         self.ended.insert(Scope::Task(local), step, reason);
         self.end_step(step, |pair| pair.local == local, reason);
         let error = Error::Aborted { step, reason: reason.into() };
-        for handle in self.peers.select(|_| true) {
+        // Peers that this task has never had to do with need not hear of it.
+        let peers = self.pairs.iter().filter(|pair| pair.local == local).map(|pair| pair.peer);
+        let addresses: HashSet<_> = peers.map(|peer| &self.peer_tasks[peer as usize].address).collect();
+        for handle in self.peers.select(|peer| addresses.contains(&peer.address)) {
             let peer = self.peers.get_mut(handle).expect("just selected");
             peer.session.end_requests(step, local, None, &error);
             peer.session.abort(step, local, reason);

@@ -2,7 +2,7 @@
 //!
 //! A tensor goes from the producer's memory into the consumer's: its own destination, or memory that its pool gives out.
 //! Small ones, and tensors of an engine in the consumer's process, change hands without a copy. Large copies are made a
-//! helping a turn, so that they do not hold up the shard. Bounded by `fusion.queued_requests_max`.
+//! helping a turn, so that they do not hold up the shard. Bounded by `fusion.queued_requests_max` a task.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -25,6 +25,9 @@ const COPY_AT_ONCE_BYTES: usize = 64 << 10;
 const COPY_PIECE_BYTES: usize = 64 << 10;
 /// Bytes copied in one turn at most, all copies together: about 30 µs, so that small messages do not wait long.
 const COPY_BUDGET_BYTES: usize = 1 << 20;
+
+/// Bytes copied for one producer before the next one's turn comes.
+const COPY_HELPING_BYTES: usize = 256 << 10;
 
 /// A recv that waits for its tensor, or whose tensor is being copied.
 struct Wanted {
@@ -64,12 +67,17 @@ pub(super) struct LocalRecvs {
     wanted: Arena<Wanted>,
     /// No deadline is earlier; it may be later than the truth says, never earlier.
     earliest: Option<Instant>,
-    copies: VecDeque<Copy>,
+    /// Copies under way: a queue for each producer, and the producers take turns.
+    copies: VecDeque<(u16, VecDeque<Copy>)>,
+    /// Recvs of each task, by its place; those that the queue holds as well.
+    of_task: Vec<usize>,
+    requests_max: usize,
 }
 
 impl LocalRecvs {
     pub(super) fn new(requests_max: usize) -> Self {
-        Self { wanted: Arena::new(requests_max), earliest: None, copies: VecDeque::new() }
+        let (wanted, copies) = (Arena::new(usize::MAX), VecDeque::new());
+        Self { wanted, earliest: None, copies, of_task: Vec::new(), requests_max }
     }
 
     pub(super) fn next_deadline(&self) -> Option<Instant> {
@@ -80,19 +88,39 @@ impl LocalRecvs {
         !self.copies.is_empty()
     }
 
+    /// True if a task may have no more recvs waiting: the limit is each task's own.
+    fn is_full_for(&self, task: u16) -> bool {
+        self.of_task.get(usize::from(task)).is_some_and(|count| *count >= self.requests_max)
+    }
+
     fn enter(&mut self, wanted: Wanted) -> Result<Handle, Wanted> {
-        let deadline = wanted.deadline;
+        if self.is_full_for(wanted.consumer) {
+            return Err(wanted);
+        }
+        let (deadline, task) = (wanted.deadline, usize::from(wanted.consumer));
         let handle = self.wanted.insert(wanted)?;
+        if self.of_task.len() <= task {
+            self.of_task.resize(task + 1, 0);
+        }
+        self.of_task[task] += 1;
         self.earliest = Some(self.earliest.map_or(deadline, |earliest| earliest.min(deadline)));
         Ok(handle)
     }
 
     fn remove(&mut self, handle: Handle) -> Option<Wanted> {
-        let wanted = self.wanted.remove(handle);
+        let wanted = self.wanted.remove(handle)?;
+        self.of_task[usize::from(wanted.consumer)] -= 1;
         if self.wanted.is_empty() {
             self.earliest = None;
         }
-        wanted
+        Some(wanted)
+    }
+
+    fn begin(&mut self, producer: u16, copy: Copy) {
+        match self.copies.iter_mut().find(|(of, _)| *of == producer) {
+            Some((_, queue)) => queue.push_back(copy),
+            None => self.copies.push_back((producer, VecDeque::from([copy]))),
+        }
     }
 }
 
@@ -112,7 +140,7 @@ impl Node {
                 let len = payload.len();
                 let place = place(&self.memory, self.settings.session.tensor_bytes_max, consumer, destination, payload);
                 match place {
-                    Ok(Place::Memory(to)) if len > COPY_AT_ONCE_BYTES && !self.local.wanted.is_full() => {
+                    Ok(Place::Memory(to)) if len > COPY_AT_ONCE_BYTES && !self.local.is_full_for(consumer) => {
                         let wanted = Wanted {
                             pair,
                             consumer,
@@ -126,7 +154,8 @@ impl Node {
                         let handle = self.local.enter(wanted).ok().expect("there is room");
                         let found = self.table.want(at, Parked::Local(handle));
                         let Ok(Found::Tensor(from, deposit)) = found else { unreachable!("just looked at") };
-                        self.local.copies.push_back(Copy { wanted: handle, from, deposit, to, filled: 0 });
+                        let producer = self.pairs[producer_pair as usize].local;
+                        self.local.begin(producer, Copy { wanted: handle, from, deposit, to, filled: 0 });
                         return Some(Ticket::Local(handle));
                     }
                     Ok(place) => {
@@ -207,7 +236,9 @@ impl Node {
         match place(&self.memory, limit, wanted.consumer, wanted.destination.take(), &tensor.1) {
             Ok(Place::Memory(to)) => {
                 // It keeps its name, by which it can be given up while it is copied.
-                self.local.copies.push_back(Copy { wanted: handle, from: tensor, deposit, to, filled: 0 });
+                let producer =
+                    self.pairs[wanted.pair as usize].mirror.map_or(0, |pair| self.pairs[pair as usize].local);
+                self.local.begin(producer, Copy { wanted: handle, from: tensor, deposit, to, filled: 0 });
             }
             Ok(Place::AsItIs) => {
                 let waiter = self.local.remove(handle).expect("just looked at").waiter;
@@ -251,22 +282,26 @@ impl Node {
         self.finish_recv(waiter, Ok(tensor));
     }
 
-    /// Goes on with the copies under way; the bytes copied.
+    /// Goes on with the copies under way, a helping for each producer in turn; the bytes copied.
     pub(super) fn copy_on(&mut self) -> usize {
         let mut budget = COPY_BUDGET_BYTES;
         while budget > 0
-            && let Some(mut copy) = self.local.copies.pop_front()
+            && let Some((producer, mut queue)) = self.local.copies.pop_front()
         {
+            let mut copy = queue.pop_front().expect("queues without copies are dropped");
             if self.local.wanted.get(copy.wanted).is_none() {
                 self.settled(copy.deposit, copy.from, false);
-                continue;
-            }
-            budget -= copy.advance(budget);
-            if copy.is_complete() {
-                let wanted = self.local.remove(copy.wanted).expect("just looked at");
-                self.copied(wanted.waiter, copy);
             } else {
-                self.local.copies.push_front(copy);
+                budget -= copy.advance(budget.min(COPY_HELPING_BYTES));
+                if copy.is_complete() {
+                    let wanted = self.local.remove(copy.wanted).expect("just looked at");
+                    self.copied(wanted.waiter, copy);
+                } else {
+                    queue.push_front(copy);
+                }
+            }
+            if !queue.is_empty() {
+                self.local.copies.push_back((producer, queue));
             }
         }
         COPY_BUDGET_BYTES - budget

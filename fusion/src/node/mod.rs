@@ -238,6 +238,12 @@ impl Node {
         })
     }
 
+    /// Bytes of tensors that tasks of this shard have received so far.
+    #[inline]
+    pub fn bytes_received(&self) -> u64 {
+        self.counters.bytes_received
+    }
+
     /// The slab from which producers on this shard take memory.
     pub fn send_slab(&self) -> &Slab {
         &self.send_slab

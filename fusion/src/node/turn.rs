@@ -200,7 +200,9 @@ impl Node {
                 return 1;
             }
         };
-        if peer.session.is_urgent() && !peer.blocked {
+        // A tensor for a client is released in a later turn, when its outcome is in the client's ring: a daemon that dies
+        // before must not have told the producer that it arrived.
+        if peer.session.is_urgent() && !peer.blocked && self.client_outcomes.is_empty() {
             self.transmit(now, handle);
         } else if peer.session.has_output() {
             // Releases by themselves wait for the next turn: the task that got the tensor most often asks for more.

@@ -35,6 +35,11 @@ impl EndedSteps {
         }
     }
 
+    /// True if the step was ended for this very scope.
+    pub fn has(&self, scope: Scope, step: i64) -> bool {
+        self.reasons.contains_key(&(scope, step))
+    }
+
     /// Why the step ended for this task or pair, if it did.
     #[inline]
     pub fn reason(&self, task: u16, pair: u32, step: i64) -> Option<&str> {

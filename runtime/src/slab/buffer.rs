@@ -69,6 +69,14 @@ impl Buffer {
         buffer
     }
 
+    /// A buffer of `len` zeros, kept as [`copy_of`](Self::copy_of) keeps its bytes.
+    pub fn of_len(len: usize) -> Self {
+        if len > Self::OWN_BYTES {
+            return Self::from_vec(vec![0; len]);
+        }
+        Self(Storage::Own { len: len as u8, words: [0; OWN_WORDS] })
+    }
+
     /// A buffer over memory that `lender` lends as `token`, and gets back when the buffer is dropped.
     ///
     /// # Safety

@@ -332,9 +332,10 @@ impl<W, D> Session<W, D> {
         }
     }
 
-    /// Ends `step` for `task` (its place in this side's greeting) at the peer too.
+    /// Ends `step` for `task` (its place in this side's greeting) at the peer too. A peer that reads so little that a queue
+    /// of such words stands full is not told: its requests end by their deadlines.
     pub fn abort(&mut self, step: i64, task: u16, reason: &str) {
-        if self.attached.is_some() {
+        if self.attached.is_some() && !self.control.is_full() {
             self.control.push(Control::Abort { step, task, reason: reason.into() });
         }
     }

@@ -129,6 +129,12 @@ impl ClientEar {
         }
     }
 
+    /// Ends the conversation, also where another process holds the socket open.
+    pub fn hang_up(&self) {
+        // One that is closed already is hung up.
+        let _ = shutdown(self.0.as_raw_fd(), Shutdown::Both);
+    }
+
     fn take_rings(&self) -> Woken {
         for _ in 0..RINGS_PER_WAKING {
             match recv(self.0.as_raw_fd(), &mut [0; 8], MsgFlags::MSG_DONTWAIT) {

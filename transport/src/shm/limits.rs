@@ -37,6 +37,10 @@ pub const SHARDS_MAX: usize = 1024;
 /// Largest arena or receive area, in bytes. No setting means to go this far: it keeps sums of sizes from overflowing.
 pub const MEMORY_BYTES_MAX: u64 = 1 << 42;
 
+/// An arena up to this size is there as a whole from the start (about 20 ms), so that no tensor waits for its pages. The
+/// pages of a larger one come when they are first written: making them would hold up whoever attaches next.
+pub const ARENA_POPULATED_BYTES_MAX: u64 = 64 << 20;
+
 /// Callers that may wait to be accepted: all tasks of a large host at once, with some to spare.
 pub const LISTEN_BACKLOG: i32 = 256;
 

@@ -25,6 +25,8 @@ use super::tasks::{self, list};
 use super::watch::Watch;
 use crate::Failure;
 
+/// How often the engine is looked at, which stops where a part fails that it cannot do without.
+const ENGINE_LOOK: Duration = Duration::from_secs(1);
 /// Pause after a connection could not be accepted, mostly for want of a descriptor: the caller still waits, and asking
 /// at once again would spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -67,7 +69,10 @@ impl Control {
             self.hang_up_on_the_overdue(now);
             self.listen_if_there_is_room(now);
             let Some(look_again) = self.look_at_drain(now) else { return Ok(()) };
-            let wake_ups = [look_again, self.connections.next_overdue(), self.accept_from];
+            if self.engine.has_stopped() {
+                return Err(Failure::work("the engine has stopped because a part of it failed; the log says which"));
+            }
+            let wake_ups = [Some(now + ENGINE_LOOK), look_again, self.connections.next_overdue(), self.accept_from];
             for ready in self.readiness.wait(wake_ups.into_iter().flatten().min())? {
                 let now = Instant::now();
                 match ready {

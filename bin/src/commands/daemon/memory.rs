@@ -6,14 +6,11 @@ use std::time::Duration;
 
 use sealane_fusion::ClientEnds;
 use sealane_transport::shm::attach::{Attach, Credentials, ShardDescriptors, VERSION, Welcome, Welcoming};
+use sealane_transport::shm::limits::ARENA_POPULATED_BYTES_MAX;
 use sealane_transport::shm::{ClientBell, DaemonEnd, Doorbell, SharedMemory, ShmError, segment_bytes};
 
 /// Memory is made in whole pages.
 const PAGE_BYTES: u64 = 4096;
-
-/// An arena up to this size is there as a whole from the start (about 20 ms), so that no tensor waits for its pages. The
-/// pages of a larger one come when they are first written: making them would hold up whoever attaches next.
-const ARENA_POPULATED_BYTES_MAX: u64 = 64 << 20;
 
 /// What every client of a daemon gets.
 #[derive(Clone, Debug)]

@@ -8,7 +8,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use hashbrown::HashMap;
-use sealane_runtime::{Buffer, Slab};
+use sealane_runtime::Buffer;
 use sealane_transport::shm::limits::PEERS_MAX;
 use sealane_transport::shm::{
     ClientBell, DaemonEnd, Doorbell, NO_TIMEOUT, PayloadAt, Record, SharedMemory, Span, Submission,
@@ -22,10 +22,20 @@ use answers::Answer;
 
 /// Records of one client taken in one turn at most, so that a busy client does not starve its neighbours.
 const RECORDS_PER_TURN: usize = 256;
-/// Calls of one client under way on one shard at most; while there are more, nothing is read from it.
-const CALLS_MAX: usize = 1 << 16;
+/// Bytes that tensors of one client may have moved in one turn before the others' turn comes.
+const BYTES_PER_TURN: u64 = 1 << 20;
+/// Calls of one client under way on one shard at most; more end with ResourceExhausted. A quarter of what a session holds
+/// that all tasks of a host share (`fusion.queued_requests_max`).
+const CALLS_MAX: usize = 1 << 14;
 /// How often a client is looked after that does not read its answers: nobody rings when it has made room.
 const BACKLOG_LOOK: Duration = Duration::from_millis(2);
+
+/// A peer that the client has named.
+struct Peer {
+    name: Box<str>,
+    /// The pair with it, once it is known.
+    pair: Option<u32>,
+}
 
 /// A recv under way.
 struct Receiving {
@@ -44,11 +54,13 @@ pub(in crate::engine) struct Client {
     bell: ClientBell,
     arena: ClientArena,
     area: Rc<ReceiveArea>,
-    /// What the client's numbers stand for: a pair, or why there is none.
-    peers: Vec<Result<u32, Error>>,
+    /// What the client's numbers stand for.
+    peers: Vec<Peer>,
     receiving: HashMap<u32, Receiving>,
     /// The recv that the client just gave up.
     cancelled: Option<u32>,
+    /// A whole step was ended or freed in this turn.
+    swept: bool,
     /// Calls whose outcome the node has not told.
     under_way: usize,
     /// Outcomes that found no room in the ring.
@@ -76,9 +88,8 @@ impl Client {
         doorbell: Doorbell,
         bell: ClientBell,
         arena: SharedMemory,
-        small: Slab,
     ) -> Self {
-        let area = Rc::new(ReceiveArea::new(end.area().clone(), small));
+        let area = Rc::new(ReceiveArea::new(end.area().clone()));
         Self {
             handle: Handle::from_bits(0),
             task,
@@ -91,6 +102,7 @@ impl Client {
             peers: Vec::new(),
             receiving: HashMap::new(),
             cancelled: None,
+            swept: false,
             under_way: 0,
             backlog: VecDeque::new(),
             sent: Vec::new(),
@@ -121,9 +133,9 @@ impl Client {
         !self.closed && !self.is_blocked() && !self.end.submissions.is_empty()
     }
 
-    /// Nothing is read from a client that does not read its answers, or has as many calls as it may have.
+    /// Nothing is read from a client that does not read its answers.
     fn is_blocked(&self) -> bool {
-        self.look_at.is_some() || self.under_way >= CALLS_MAX
+        self.look_at.is_some()
     }
 
     /// Says that the shard goes to sleep; false if the client has written something meanwhile.
@@ -144,7 +156,14 @@ impl Client {
     /// Takes in what the client asks, a bounded helping; how many records.
     pub(super) fn read(&mut self, node: &mut Node, now: Instant, record: &mut Record) -> usize {
         let mut count = 0;
-        while count < RECORDS_PER_TURN && !self.closed && !self.is_blocked() {
+        let bytes_max = node.bytes_received() + BYTES_PER_TURN;
+        self.swept = false;
+        while count < RECORDS_PER_TURN
+            && !self.closed
+            && !self.is_blocked()
+            && !self.swept
+            && node.bytes_received() < bytes_max
+        {
             let outcome = match self.end.submissions.pop(record) {
                 Ok(false) => break,
                 Ok(true) => match Submission::decode(record) {
@@ -182,9 +201,10 @@ impl Client {
         match submission {
             Submission::Send { call, peer, step, timeout_ms, key, meta, payload } => {
                 let waiter = SendWaiter::Client(ClientCall { client: self.handle, call: name(call) });
+                let pair = self.pair(node, peer)?.and_then(|pair| self.check_calls(pair));
                 self.under_way += 1;
-                let tensor = self.tensor(node, call, meta, payload);
-                match self.pair(peer)?.and_then(|pair| Ok((pair, tensor?))) {
+                let tensor = self.tensor(call, meta, payload);
+                match pair.and_then(|pair| Ok((pair, tensor?))) {
                     Ok((pair, tensor)) => node.send(pair, step, key, tensor, until(now, timeout_ms), waiter),
                     Err(error) => node.finish_send(waiter, Err(error)),
                 }
@@ -193,7 +213,7 @@ impl Client {
                 let waiter = RecvWaiter::Client(ClientCall { client: self.handle, call: name(call) });
                 let has_destination = destination.is_some();
                 let destination = destination.map(|span| self.destination(call, span)).transpose()?;
-                let pair = self.pair(peer)?;
+                let pair = self.pair(node, peer)?.and_then(|pair| self.check_calls(pair));
                 if self.receiving.insert(call, Receiving { ticket: None, has_destination }).is_some() {
                     return Err(Misconduct(format!("call {call} is under way already")));
                 }
@@ -216,31 +236,53 @@ impl Client {
                 if usize::from(number) != self.peers.len() || self.peers.len() >= PEERS_MAX {
                     return Err(Misconduct(format!("peer {number} is named out of turn")));
                 }
-                self.peers.push(node.pair(self.task, name));
+                self.peers.push(Peer { name: name.into(), pair: None });
             }
             Submission::Cancel { call } => self.cancelled = Some(call),
-            Submission::Abort { step, reason } => node.abort(self.task, step, reason),
-            Submission::Cleanup { step } => node.cleanup(self.task, step),
-            Submission::Detach => self.closed = true,
+            // These look through all that waits, and so end the client's turn.
+            Submission::Abort { step, reason } => {
+                self.swept = true;
+                node.abort(self.task, step, reason);
+            }
+            Submission::Cleanup { step } => {
+                self.swept = true;
+                node.cleanup(self.task, step);
+            }
+            Submission::Detach => {
+                self.closed = true;
+                // A forked child may hold the client's end of the socket open.
+                self.bell.hang_up();
+            }
         }
         Ok(())
     }
 
-    fn pair(&self, peer: u16) -> Result<Result<u32, Error>, Misconduct> {
-        let unknown = || Misconduct(format!("peer {peer} was not named"));
-        self.peers.get(usize::from(peer)).cloned().ok_or_else(unknown)
+    /// The pair with a peer. One that the endpoint map does not name is looked up again each time: a new map may.
+    #[inline]
+    fn pair(&mut self, node: &mut Node, peer: u16) -> Result<Result<u32, Error>, Misconduct> {
+        let Some(peer) = self.peers.get_mut(usize::from(peer)) else {
+            return Err(Misconduct(format!("peer {peer} was not named")));
+        };
+        if let Some(pair) = peer.pair {
+            return Ok(Ok(pair));
+        }
+        let found = node.pair(self.task, &peer.name);
+        peer.pair = found.as_ref().ok().copied();
+        Ok(found)
+    }
+
+    fn check_calls(&self, pair: u32) -> Result<u32, Error> {
+        if self.under_way < CALLS_MAX {
+            return Ok(pair);
+        }
+        Err(Error::full("client calls", format!("{CALLS_MAX} calls of this process are under way on one core")))
     }
 
     /// The tensor of a send. Its metadata is checked here, in private memory; its bytes are only ever copied.
-    fn tensor(&self, node: &Node, call: u32, meta: &[u8], payload: PayloadAt<'_>) -> Result<Tensor, Error> {
+    fn tensor(&self, call: u32, meta: &[u8], payload: PayloadAt<'_>) -> Result<Tensor, Error> {
         let buffer = match payload {
-            PayloadAt::Inline(bytes) if bytes.len() <= Buffer::OWN_BYTES => Buffer::copy_of(bytes),
-            PayloadAt::Inline(bytes) => {
-                let buffer = node.send_slab().allocate(bytes.len());
-                let mut buffer = buffer.map_err(|full| Error::full("runtime.slab_send_bytes", full.to_string()))?;
-                buffer.copy_from_slice(bytes);
-                buffer
-            }
+            // Not from the slab, which all share: at most 512 bytes a call are the client's own affair.
+            PayloadAt::Inline(bytes) => Buffer::copy_of(bytes),
             PayloadAt::Arena(span) => {
                 self.arena.payload(call, span).map_err(|outside| Error::invalid(outside.to_string()))?
             }

@@ -9,7 +9,7 @@ use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use sealane_runtime::{Block, Buffer, Extents, Lender, Slab};
+use sealane_runtime::{Block, Buffer, Extents, Lender};
 use sealane_transport::shm::limits::INLINE_BYTES_MAX;
 use sealane_transport::shm::{OutOfRange, SharedMemory, Span};
 use sealane_transport::{Arena, Error, Handle};
@@ -126,8 +126,6 @@ impl Lender for AreaMemory {
 /// client writes can mislead them.
 pub(super) struct ReceiveArea {
     memory: Arc<AreaMemory>,
-    /// For tensors that travel in the ring.
-    small: Slab,
     books: RefCell<Books>,
 }
 
@@ -137,10 +135,10 @@ struct Books {
 }
 
 impl ReceiveArea {
-    pub(super) fn new(memory: SharedMemory, small: Slab) -> Self {
+    pub(super) fn new(memory: SharedMemory) -> Self {
         let extents = Extents::new(memory.len() as usize);
         let books = RefCell::new(Books { extents, out: Arena::new(usize::MAX) });
-        Self { memory: Arc::new(AreaMemory { memory, returned: Mutex::default() }), small, books }
+        Self { memory: Arc::new(AreaMemory { memory, returned: Mutex::default() }), books }
     }
 
     /// The token of a buffer, if it is of this area.
@@ -187,8 +185,8 @@ impl Books {
 impl Pool for ReceiveArea {
     fn allocate(&self, len: usize) -> Result<Buffer, Error> {
         if len <= INLINE_BYTES_MAX {
-            let small = self.small.allocate(len);
-            return small.map_err(|full| Error::full("runtime.slab_receive_bytes", full.to_string()));
+            // It travels in the ring, and until then is in no memory that others share.
+            return Ok(Buffer::of_len(len));
         }
         let mut books = self.books.borrow_mut();
         for token in self.memory.returned.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {

@@ -76,12 +76,12 @@ pub struct Attached {
     pub socket: OwnedFd,
 }
 
-/// Attaches to the daemon that listens at `path`. For `populate`, which the arena and the segments get, see
+/// Attaches to the daemon that listens at `path`. An arena of up to `populate_max` bytes is populated: see
 /// [`SharedMemory::create`].
 ///
 /// # Errors
 /// [`AttachError`].
-pub fn attach(path: &Path, wish: &Attach, populate: bool, deadline: Instant) -> Result<Attached, AttachError> {
+pub fn attach(path: &Path, wish: &Attach, populate_max: u64, deadline: Instant) -> Result<Attached, AttachError> {
     let mut talk = Conversation::begin(path, &Request::Attach(wish.clone()), deadline)?;
     let (answer, mut arena) = talk.next()?;
     let welcome = match answer {
@@ -92,7 +92,7 @@ pub fn attach(path: &Path, wish: &Attach, populate: bool, deadline: Instant) -> 
     let (Some(arena), None) = (arena.pop(), arena.pop()) else {
         return Err(AttachError::answer("a welcome comes with one descriptor"));
     };
-    let arena = SharedMemory::open(&arena, welcome.arena_bytes, populate)?;
+    let arena = SharedMemory::open(&arena, welcome.arena_bytes, welcome.arena_bytes <= populate_max)?;
     let mut shards = Vec::new();
     for expected in 0..welcome.shards {
         let (answer, mut descriptors) = talk.next()?;
@@ -102,7 +102,7 @@ pub fn attach(path: &Path, wish: &Attach, populate: bool, deadline: Instant) -> 
         let (Some(doorbell), Some(segment), None) = (descriptors.pop(), descriptors.pop(), descriptors.pop()) else {
             return Err(AttachError::answer("a shard comes with two descriptors"));
         };
-        shards.push((ClientEnd::open(&segment, welcome.area_bytes, populate)?, doorbell.into()));
+        shards.push((ClientEnd::open(&segment, welcome.area_bytes, false)?, doorbell.into()));
     }
     Ok(Attached { welcome, arena, shards, socket: talk.socket })
 }

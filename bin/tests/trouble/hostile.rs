@@ -1,0 +1,265 @@
+//! Clients that write what no correct one writes: each is hung up on or merely told, the daemon lives, and an honest
+//! neighbour sees neither an error nor a wrong byte.
+
+mod scribbler;
+
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+
+use sealane::{Code, Task};
+use sealane_transport::shm::attach::Attach;
+use sealane_transport::shm::limits::{RECORD_WORDS_MAX, SLOT_WORDS, SLOTS};
+use sealane_transport::shm::{NO_TIMEOUT, PayloadAt, Span, Submission, segment_bytes};
+
+use self::scribbler::Scribbler;
+use crate::fixture::{ARENA_BYTES, PS, WORKER};
+use crate::hosts::Hosts;
+use crate::raw::Raw;
+use crate::tensors::{STEP, meta, tensor, verify};
+use crate::traces::eventually;
+
+/// The hostile client's task.
+const VILLAIN: &str = "worker1:2222";
+
+/// Served here, and nobody is attached as it.
+const ABSENT: &str = "ps1:2222";
+
+/// Kinds of records, as they lie in the ring.
+const SEND: u8 = 2;
+const RECV: u8 = 3;
+const CANCEL: u8 = 4;
+const ABORT: u8 = 5;
+const FREE: u8 = 7;
+const DETACH: u8 = 8;
+const UNKNOWN: u8 = 9;
+
+/// Bytes of the submission ring's slots, and of the header in front of them.
+const RING_BYTES: u64 = (SLOTS * SLOT_WORDS * 8) as u64;
+const HEADER_BYTES: u64 = segment_bytes(0) - 2 * RING_BYTES;
+
+/// The word of the header in which a client says how many answers it has read.
+const ANSWERS_READ: usize = 32;
+
+/// Attaches of a client that scribbles, and what it does in each.
+const ATTACHES: u64 = 120;
+const DEEDS: usize = 60;
+
+fn hosts() -> Hosts {
+    Hosts::start(&[&[PS, WORKER, VILLAIN, ABSENT]])
+}
+
+/// A hostile client that has named [`ABSENT`] as its peer 0 and itself as peer 1, once its predecessor is gone.
+fn villain(hosts: &Hosts) -> Raw {
+    let mut attached = None;
+    eventually("the task is free", || {
+        attached = Raw::attach(hosts.place(VILLAIN), VILLAIN).ok();
+        attached.is_some()
+    });
+    let mut villain = attached.expect("just looked at");
+    villain.write(&Submission::Peer { number: 0, name: ABSENT }).unwrap();
+    villain.write(&Submission::Peer { number: 1, name: VILLAIN }).unwrap();
+    villain
+}
+
+fn recv(call: u32, peer: u16, destination: Option<Span>) -> Submission<'static> {
+    Submission::Recv { call, peer, step: STEP, timeout_ms: NO_TIMEOUT, key: "some key", destination }
+}
+
+fn send<'a>(call: u32, peer: u16, meta: &'a [u8], payload: PayloadAt<'a>) -> Submission<'a> {
+    Submission::Send { call, peer, step: STEP, timeout_ms: NO_TIMEOUT, key: "some key", meta, payload }
+}
+
+/// Verified round trips of two honest tasks, which are counted, until told to stop.
+fn honest_round_trips(one: &Task, other: &Task, count: &AtomicU64, stop: &AtomicBool) {
+    let lens = [64, 8 << 10, 300 << 10];
+    while !stop.load(Ordering::Relaxed) {
+        let number = count.fetch_add(1, Ordering::Relaxed);
+        let len = lens[number as usize % lens.len()];
+        let sending = one.send(other.name(), STEP, "some key", tensor(number, len));
+        verify(&other.recv(one.name(), STEP, "some key").wait().unwrap(), number, len);
+        sending.wait().unwrap();
+    }
+}
+
+/// Does something beside two honest tasks, which are at work before, meanwhile and afterwards.
+fn beside_honest_tasks(villainy: impl FnOnce(&Hosts)) {
+    let hosts = hosts();
+    let (one, other) = (hosts.attach(PS), hosts.attach(WORKER));
+    let (count, stop) = (AtomicU64::new(0), AtomicBool::new(false));
+    let some_more = || {
+        let before = count.load(Ordering::Relaxed);
+        eventually("the honest tasks go on", || count.load(Ordering::Relaxed) > before + 2);
+    };
+    thread::scope(|scope| {
+        let honest = scope.spawn(|| honest_round_trips(&one, &other, &count, &stop));
+        // Also if it fails: otherwise the honest go on for ever.
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
+            some_more();
+            villainy(&hosts);
+            some_more();
+        }));
+        stop.store(true, Ordering::Relaxed);
+        honest.join().unwrap();
+        outcome.unwrap_or_else(|panic| resume_unwind(panic));
+    });
+    drop((one, other));
+    hosts.drain();
+}
+
+#[test]
+fn memory_that_is_scribbled_over_harms_the_scribbler_alone() {
+    beside_honest_tasks(|hosts| {
+        let mut hung_up = 0;
+        for seed in 0..ATTACHES {
+            let mut villain = villain(hosts);
+            let mut scribbler = Scribbler::new(seed);
+            let is_hung_up = (0..DEEDS).any(|_| {
+                scribbler.do_something_to(&mut villain);
+                villain.let_daemon_read();
+                villain.is_hung_up()
+            });
+            hung_up += u64::from(is_hung_up);
+        }
+        assert!(hung_up > ATTACHES / 4, "{hung_up} of {ATTACHES}");
+    });
+}
+
+/// One thing that no correct client does, and what the daemon's log says of it.
+type Misconduct = (&'static str, fn(&mut Raw));
+
+/// A record as it would be, with one word changed.
+fn tampered(villain: &mut Raw, kind: u8, submission: &Submission<'_>, word: usize, change: impl Fn(u64) -> u64) {
+    let mut words = villain.words(submission);
+    words[word] = change(words[word]);
+    villain.write_words(kind, 0, &words).unwrap();
+}
+
+const MISCONDUCT: &[Misconduct] = &[
+    ("an unknown kind of submission", |villain| villain.write_words(UNKNOWN, 0, &[1, 2, 3]).unwrap()),
+    ("an unknown kind of submission", |villain| villain.write_words(0, 0, &[]).unwrap()),
+    ("an unknown flag", |villain| villain.write_words(SEND, 2, &[0; 8]).unwrap()),
+    ("an unknown flag", |villain| villain.write_words(CANCEL, 1, &[0]).unwrap()),
+    ("too short for its kind", |villain| villain.write_words(RECV, 0, &[0; 2]).unwrap()),
+    ("too short for its kind", |villain| villain.write_words(CANCEL, 0, &[]).unwrap()),
+    ("too long for its fields", |villain| villain.write_words(DETACH, 0, &[1]).unwrap()),
+    // Of the third word: the peer's number, then the lengths of key, metadata and payload.
+    ("malformed record: key", |villain| tampered(villain, RECV, &recv(1, 0, None), 2, |word| word | 0xFFFF << 16)),
+    ("malformed record: key", |villain| villain.write_words(RECV, 0, &[0, 0, 5000 << 16]).unwrap()),
+    ("malformed record: key", |villain| villain.write_words(RECV, 0, &[0, 0, 2 << 16, 0xFFFF]).unwrap()),
+    ("malformed record: metadata", |villain| villain.write_words(SEND, 0, &[0, 0, 9 << 32, 1]).unwrap()),
+    ("malformed record: inline payload", |villain| {
+        villain.write_words(SEND, 0, &[&[0, 0, 513 << 48][..], &[0; 70]].concat()).unwrap();
+    }),
+    ("malformed record: reason", |villain| villain.write_words(ABORT, 0, &[0, 65535]).unwrap()),
+    ("malformed record: tokens", |villain| villain.write_words(FREE, 0, &[u64::MAX]).unwrap()),
+    ("malformed record: tokens", |villain| villain.write_words(FREE, 0, &[257]).unwrap()),
+    ("peer 9 was not named", |villain| villain.write(&recv(1, 9, None)).unwrap()),
+    ("peer 2 was not named", |villain| villain.write(&send(1, 2, &[], PayloadAt::Inline(&[]))).unwrap()),
+    ("peer 7 is named out of turn", |villain| villain.write(&Submission::Peer { number: 7, name: PS }).unwrap()),
+    ("peer 0 is named out of turn", |villain| villain.write(&Submission::Peer { number: 0, name: PS }).unwrap()),
+    ("call 5 is under way already", |villain| (0..2).for_each(|_| villain.write(&recv(5, 0, None)).unwrap())),
+    ("bytes of shared memory", |villain| {
+        villain.write(&recv(1, 0, Some(Span { offset: ARENA_BYTES, len: 1 }))).unwrap();
+    }),
+    ("bytes of shared memory", |villain| {
+        villain.write(&recv(1, 0, Some(Span { offset: u64::MAX, len: u64::MAX }))).unwrap();
+    }),
+    ("longer than any may be", |villain| {
+        // The first record of the ring, in its first lap.
+        let commit = 1 << 32 | (RECORD_WORDS_MAX as u64 + 1) << 16;
+        let two_peers_further = 2 * SLOT_WORDS;
+        villain.memory()[HEADER_BYTES as usize / 8 + two_peers_further].store(commit, Ordering::Release);
+    }),
+    ("the reader's position is not among the records", |villain| {
+        // As if answers were read that are not written yet. The daemon finds it when it looks for room.
+        villain.memory()[ANSWERS_READ].store(u64::MAX, Ordering::Release);
+        let outside = PayloadAt::Arena(Span { offset: ARENA_BYTES, len: 64 });
+        eventually("the daemon hangs up", || {
+            villain.ring();
+            let _ = villain.write(&send(1, 0, &[], outside));
+            villain.is_hung_up()
+        });
+    }),
+];
+
+#[test]
+fn every_kind_of_misconduct_is_hung_up_on() {
+    beside_honest_tasks(|hosts| {
+        for (number, (what, misconduct)) in MISCONDUCT.iter().enumerate() {
+            let mut villain = villain(hosts);
+            misconduct(&mut villain);
+            villain.ring();
+            while villain.next().is_some() {}
+            let log = hosts.place(VILLAIN).path("log");
+            let log = std::fs::read_to_string(log).unwrap();
+            let found: Vec<&str> = log.lines().filter(|line| line.contains("a client is hung up on")).collect();
+            assert_eq!(found.len(), number + 1, "{found:#?}");
+            assert!(found[number].contains(what), "not {what:?}: {}", found[number]);
+        }
+    });
+}
+
+#[test]
+fn wishes_that_cannot_be_granted_are_refused() {
+    beside_honest_tasks(|hosts| {
+        let refused = |wish: &Attach| hosts.place(VILLAIN).refused(wish);
+        for bytes in [u64::MAX, u64::MAX - 1, 1 << 63, 1 << 42] {
+            let error = refused(&Attach::new(VILLAIN, bytes));
+            assert_eq!(error.code(), Code::ResourceExhausted, "{error}");
+        }
+        for task in ["", "nobody:1", "\u{0}", &"long".repeat(10_000)] {
+            let error = refused(&Attach::new(task, 0));
+            assert_eq!(error.code(), Code::NotFound, "{error}");
+        }
+        drop(villain(hosts));
+    });
+}
+
+#[test]
+fn what_is_merely_wrong_is_answered_or_ignored() {
+    beside_honest_tasks(|hosts| {
+        let mut villain = villain(hosts);
+        villain.write(&Submission::Peer { number: 2, name: "nobody:1" }).unwrap();
+        villain.submit(&recv(1, 2, None));
+        let unknown = villain.next().unwrap();
+        assert!(unknown.starts_with("Failed { call: 1, memory_back: true, error: NotFound"), "{unknown}");
+        let meta = meta(64);
+        let outside = PayloadAt::Arena(Span { offset: ARENA_BYTES - 63, len: 64 });
+        villain.submit(&send(2, 0, meta.as_wire(), outside));
+        let outside = villain.next().unwrap();
+        assert!(outside.starts_with("Failed { call: 2, memory_back: true, error: InvalidArgument"), "{outside}");
+        villain.submit(&send(3, 0, &[0xFF; 20], PayloadAt::Inline(&[1])));
+        let no_tensor = villain.next().unwrap();
+        assert!(no_tensor.starts_with("Failed { call: 3, memory_back: true, error: InvalidArgument"), "{no_tensor}");
+        villain.submit(&send(4, 0, meta.as_wire(), PayloadAt::Inline(&[1])));
+        let short = villain.next().unwrap();
+        assert!(short.starts_with("Failed { call: 4, memory_back: true, error: InvalidArgument"), "{short}");
+        // Tokens that it was never given, and calls that it never made.
+        villain.submit(&Submission::Free { tokens: &[0, 1, 1 << 32, u64::MAX] });
+        villain.submit(&Submission::Cancel { call: 77 });
+        // A place that is sent from and received in at once, in one copy and in several.
+        for len in [600, 40_000] {
+            let (from, to) = (Span { offset: 0, len }, Span { offset: 64, len });
+            let meta = crate::tensors::meta(len as usize);
+            villain.submit(&recv(5, 1, Some(to)));
+            villain.submit(&send(6, 1, meta.as_wire(), PayloadAt::Arena(from)));
+            let overlapping = villain.next().unwrap();
+            assert!(
+                overlapping.starts_with("Failed { call: 5, memory_back: true, error: InvalidArgument"),
+                "{overlapping}"
+            );
+            villain.submit(&recv(7, 1, None));
+            let received = villain.next().unwrap();
+            assert!(received.starts_with("Received { call: 7, "), "{received}");
+            assert_eq!(villain.next().unwrap(), "Sent { calls: [6] }");
+        }
+        // It is still served.
+        villain.submit(&send(8, 1, meta.as_wire(), PayloadAt::Inline(&[3; 64])));
+        villain.submit(&recv(9, 1, None));
+        let mut ended = [villain.next().unwrap(), villain.next().unwrap()];
+        ended.sort();
+        assert!(ended[0].starts_with("Received { call: 9, "), "{ended:?}");
+        assert_eq!(ended[1], "Sent { calls: [8] }");
+    });
+}

@@ -1,0 +1,107 @@
+//! Hosts of the tests: one daemon for all tasks, or several that are joined by TCP, as on several machines.
+
+use std::path::PathBuf;
+use std::process::Stdio;
+
+use sealane::{Attach, Task};
+
+use crate::fixture::{Daemon, Ended, Place};
+use crate::traces::{eventually, mappings};
+
+/// A client's arena: a few of the largest tensors.
+pub const ARENA_BYTES: u64 = 32 << 20;
+
+/// Memory that a daemon shares with a client of its one shard: an arena and a segment.
+pub const MAPPINGS_PER_CLIENT: usize = 2;
+
+/// Daemons with the tasks that each serves.
+pub struct Hosts {
+    places: Vec<Place>,
+    groups: Vec<Vec<String>>,
+    daemons: Vec<Option<Daemon>>,
+}
+
+impl Hosts {
+    /// Starts a daemon for each group of tasks.
+    pub fn start(groups: &[&[&str]]) -> Hosts {
+        let make = || {
+            let places: Vec<Place> = groups.iter().map(|_| Place::new()).collect();
+            let line = |place: &Place, task: &&str| format!("{task}={}\n", place.address);
+            let tasks =
+                |(place, tasks): (&Place, &&[&str])| tasks.iter().map(|task| line(place, task)).collect::<String>();
+            let map: String = places.iter().zip(groups).map(tasks).collect();
+            places.iter().for_each(|place| place.replace_map(&map));
+            places
+        };
+        let start = |places: &Vec<Place>| -> Result<Vec<_>, Ended> {
+            places.iter().zip(groups).map(|(place, tasks)| start_at(place, tasks).map(Some)).collect()
+        };
+        let (places, daemons) = Daemon::start_in(make, start);
+        let groups = groups.iter().map(|tasks| tasks.iter().map(|task| (*task).to_owned()).collect()).collect();
+        Hosts { places, groups, daemons }
+    }
+
+    fn host(&self, task: &str) -> usize {
+        self.groups.iter().position(|tasks| tasks.iter().any(|known| known == task)).unwrap()
+    }
+
+    pub fn place(&self, task: &str) -> &Place {
+        &self.places[self.host(task)]
+    }
+
+    /// Where to attach as a task.
+    pub fn socket(&self, task: &str) -> PathBuf {
+        self.place(task).socket()
+    }
+
+    /// The daemon of a task.
+    pub fn daemon(&mut self, task: &str) -> &mut Daemon {
+        let host = self.host(task);
+        self.daemons[host].as_mut().expect("it runs")
+    }
+
+    pub fn attach(&self, task: &str) -> Task {
+        Attach::new(task).socket(self.socket(task)).arena_bytes(ARENA_BYTES).attach().unwrap()
+    }
+
+    /// Kills the daemon of a task.
+    pub fn kill(&mut self, task: &str) {
+        let host = self.host(task);
+        drop(self.daemons[host].take());
+    }
+
+    /// Starts the daemon of a task anew, at the same socket and the same address.
+    pub fn restart(&mut self, task: &str) {
+        let host = self.host(task);
+        let tasks: Vec<&str> = self.groups[host].iter().map(String::as_str).collect();
+        let daemon = start_at(&self.places[host], &tasks).unwrap_or_else(|ended| panic!("{}", ended.stderr));
+        self.daemons[host] = Some(daemon);
+    }
+
+    /// Waits until the daemon of a task shares memory with so many clients and with no others.
+    pub fn until_clients(&mut self, task: &str, clients: usize) {
+        let pid = self.daemon(task).pid();
+        eventually("the memory of former clients is freed", || mappings(pid) == clients * MAPPINGS_PER_CLIENT);
+    }
+
+    /// Drains every daemon, which must end at once and in good order: nothing is under way.
+    pub fn drain(self) -> Vec<Place> {
+        for (place, daemon) in self.places.iter().zip(self.daemons) {
+            let drained = place.command(&["drain"]).stderr(Stdio::piped()).spawn().unwrap();
+            let Ended { code, stderr } = daemon.expect("it runs").ended();
+            assert_eq!(code, Some(0), "{stderr}");
+            assert!(stderr.contains("the daemon is drained"), "{stderr}");
+            assert!(!stderr.contains("panicked"), "{stderr}");
+            let drained = drained.wait_with_output().unwrap();
+            assert!(drained.status.success(), "{}", String::from_utf8_lossy(&drained.stderr));
+        }
+        self.places
+    }
+}
+
+fn start_at(place: &Place, tasks: &[&str]) -> Result<Daemon, Ended> {
+    // Several daemons of a test would all claim the first CPU, each in a directory of its own.
+    let mut arguments = vec!["--set", "runtime.pin=false", "--set", "daemon.area_bytes=17MiB"];
+    tasks.iter().for_each(|task| arguments.extend(["--task", task]));
+    Daemon::start_at(place, &arguments)
+}

@@ -1,0 +1,21 @@
+//! What goes wrong between clients and daemons, with real processes: each is killed, stopped, starved, or hostile, and
+//! nobody else comes to harm.
+
+#[path = "../daemon/fixture.rs"]
+mod fixture;
+mod full;
+mod hostile;
+mod hosts;
+mod idle;
+mod killed;
+mod leftovers;
+mod processes;
+mod raw;
+mod restarted;
+mod roles;
+mod seats;
+mod stuck;
+mod tensors;
+mod traces;
+#[path = "../daemon/users.rs"]
+mod users;

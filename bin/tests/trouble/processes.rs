@@ -1,0 +1,107 @@
+//! Client processes: this very test binary, started again in a role.
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::fixture::STUCK;
+use crate::roles;
+
+/// Give a process its role, and the socket to attach at.
+const ROLE_VARIABLE: &str = "SEALANE_TEST_ROLE";
+const SOCKET_VARIABLE: &str = "SEALANE_TEST_SOCKET";
+
+/// Not a test by itself: what the processes of other tests run.
+#[test]
+fn the_processes_of_other_tests() {
+    let (Some(role), Some(socket)) = (std::env::var_os(ROLE_VARIABLE), std::env::var_os(SOCKET_VARIABLE)) else {
+        return;
+    };
+    let words: Vec<&str> = role.to_str().unwrap().split(' ').collect();
+    roles::play(&words, Path::new(&socket));
+}
+
+/// A process in a role. Killed when dropped.
+pub struct Process {
+    child: Child,
+    input: Option<ChildStdin>,
+    lines: Receiver<String>,
+    heard: Vec<String>,
+}
+
+impl Process {
+    pub fn start(role: &str, socket: &Path) -> Process {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "processes::the_processes_of_other_tests", "--nocapture"]);
+        command.env(ROLE_VARIABLE, role).env(SOCKET_VARIABLE, socket);
+        // The harness of the tests keeps standard output to itself.
+        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let (input, output) = (child.stdin.take(), child.stderr.take().unwrap());
+        let (say, lines) = channel();
+        let role = role.to_owned();
+        thread::spawn(move || {
+            for line in BufReader::new(output).lines().map_while(Result::ok) {
+                // Shown if the test fails.
+                eprintln!("{role}: {line}");
+                if say.send(line).is_err() {
+                    break;
+                }
+            }
+        });
+        Process { child, input, lines, heard: Vec::new() }
+    }
+
+    pub fn pid(&self) -> Pid {
+        Pid::from_raw(self.child.id() as i32)
+    }
+
+    /// Waits until it says something that begins so; the rest of that line.
+    pub fn hear(&mut self, begin: &str) -> String {
+        loop {
+            match self.lines.recv_timeout(STUCK) {
+                Ok(line) => {
+                    self.heard.push(line);
+                    let line = self.heard.last().expect("just heard");
+                    if let Some(rest) = line.strip_prefix(begin) {
+                        return rest.trim().to_owned();
+                    }
+                }
+                Err(RecvTimeoutError::Timeout) => panic!("it does not say {begin:?}, but {:#?}", self.heard),
+                Err(RecvTimeoutError::Disconnected) => panic!("it ended without {begin:?}: {:#?}", self.heard),
+            }
+        }
+    }
+
+    /// What it said so far that begins so, each without the beginning.
+    pub fn heard(&self, begin: &str) -> Vec<&str> {
+        self.heard.iter().filter_map(|line| line.strip_prefix(begin)).map(str::trim).collect()
+    }
+
+    /// Ends its standard input, which ends most roles.
+    pub fn release(&mut self) {
+        self.input = None;
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        kill(self.pid(), signal).unwrap();
+    }
+
+    /// Kills it as the kernel does that is short of memory.
+    pub fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

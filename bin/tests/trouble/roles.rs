@@ -1,0 +1,189 @@
+//! What client processes do. Each says on standard error how far it is.
+
+use std::io::{Read, stdin};
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use sealane::{Attach, Code, Error, RecvOptions, SendOptions, Task};
+
+use crate::hosts::ARENA_BYTES;
+use crate::tensors::{LARGE, STEP, bytes, in_arena, meta, tensor, verify};
+
+/// Large sends under way at once.
+const SENDS_AT_ONCE: u64 = 2;
+
+/// Items that each member of a circle sends, and as many that it receives.
+pub const ITEMS: usize = 600;
+
+/// Threads of a member that send, and as many that receive.
+const LANES: usize = 2;
+
+/// How often a member says how far it is.
+pub const REPORTS: usize = 4;
+
+/// After that time a send of a circle is given up: its consumer may have its tensor, and a daemon that died have kept
+/// that to itself.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+pub fn play(words: &[&str], socket: &Path) {
+    let attach = |task: &str| Attach::new(task).socket(socket).arena_bytes(ARENA_BYTES).attach().unwrap();
+    match *words {
+        ["hold", task] => {
+            let _task = attach(task);
+            eprintln!("attached");
+            until_released();
+        }
+        ["send", task, to] => send(&attach(task), to),
+        ["recv", task, from] => recv(&attach(task), from),
+        ["ask", task, from, count] => ask(&attach(task), from, count.parse().unwrap()),
+        ["circle", task, to, from] => circle(&attach(task), to, from),
+        _ => panic!("{words:?} is no role"),
+    }
+}
+
+fn until_released() {
+    let _ = stdin().read_to_end(&mut Vec::new());
+}
+
+/// Sends large tensors without end.
+fn send(task: &Task, to: &str) {
+    let mut under_way = std::collections::VecDeque::new();
+    for number in 0.. {
+        under_way.push_back(task.send(to, STEP, &number.to_string(), in_arena(task, number, LARGE)));
+        if number + 1 >= SENDS_AT_ONCE {
+            under_way.pop_front().expect("just pushed").wait().unwrap();
+            eprintln!("sent {}", number + 1 - SENDS_AT_ONCE);
+        }
+    }
+}
+
+/// Receives large tensors without end: one into the receive area, the next into a destination.
+fn recv(task: &Task, from: &str) {
+    for number in 0.. {
+        let key = number.to_string();
+        let receiving = match number % 2 {
+            0 => task.recv(from, STEP, &key),
+            _ => task.recv_into(from, STEP, &key, task.alloc(LARGE).unwrap()),
+        };
+        verify(&receiving.wait().unwrap(), number, LARGE);
+        eprintln!("got {number}");
+    }
+}
+
+/// Asks for many small tensors at once, and then takes what has come.
+fn ask(task: &Task, from: &str, count: u64) {
+    let wanted = (0..count).map(|number| (number.to_string(), RecvOptions::default()));
+    let under_way = task.recv_all(from, STEP, wanted);
+    eprintln!("asked");
+    for (number, receiving) in under_way.into_iter().enumerate() {
+        verify(&receiving.wait().unwrap(), number as u64, 64);
+    }
+    eprintln!("got all");
+    until_released();
+}
+
+/// An item of a circle and the attempt to send it.
+type Attempt = (usize, u64);
+
+/// What a member of a circle was told.
+#[derive(Default)]
+struct Ledger {
+    /// Sends that reported success.
+    sent: Vec<Attempt>,
+    /// Tensors that arrived.
+    got: Vec<Attempt>,
+}
+
+/// Sends items to one neighbour and receives as many from the other, whatever the daemons do: what fails is tried again.
+fn circle(task: &Task, to: &str, from: &str) {
+    let ledger = Arc::new(Mutex::new(Ledger::default()));
+    let count = Arc::new(AtomicUsize::new(0));
+    let receivers: Vec<_> = (0..LANES)
+        .map(|lane| {
+            let items = move || (lane..ITEMS).step_by(LANES);
+            let (sender, to, sent) = (task.clone(), to.to_owned(), ledger.clone());
+            std::thread::spawn(move || items().for_each(|item| give(&sender, &to, item, &sent)));
+            let (receiver, from, got, count) = (task.clone(), from.to_owned(), ledger.clone(), count.clone());
+            std::thread::spawn(move || items().for_each(|item| take(&receiver, &from, item, &got, &count)))
+        })
+        .collect();
+    receivers.into_iter().for_each(|receiver| receiver.join().unwrap());
+    eprintln!("done");
+    // Until then sends may end.
+    until_released();
+    let ledger = ledger.lock().unwrap();
+    ledger.sent.iter().for_each(|(item, attempt)| eprintln!("sent {item} {attempt}"));
+    ledger.got.iter().for_each(|(item, attempt)| eprintln!("got {item} {attempt}"));
+    eprintln!("end");
+}
+
+/// Small ones travel in the ring, others in one copy, and some in several.
+fn len_of(item: usize) -> usize {
+    [64, 8 << 10, 64, 300 << 10][item % 4]
+}
+
+/// The number of the tensor of an attempt.
+fn number_of((item, attempt): Attempt) -> u64 {
+    (item as u64) << 16 | attempt
+}
+
+/// Sends an item until it has arrived. One that nobody takes any more is left to a thread of its own: its consumer may
+/// have the tensor that this side was told is lost.
+fn give(task: &Task, to: &str, item: usize, ledger: &Arc<Mutex<Ledger>>) {
+    for attempt in 0.. {
+        match try_to_give(task, to, (item, attempt), ledger) {
+            Ok(()) => return,
+            Err(Code::Unavailable) => {}
+            Err(_) => {
+                let (task, to, ledger) = (task.clone(), to.to_owned(), ledger.clone());
+                let give_on =
+                    move || (attempt + 1..).find(|more| try_to_give(&task, &to, (item, *more), &ledger).is_ok());
+                std::thread::spawn(give_on);
+                return;
+            }
+        }
+    }
+}
+
+fn try_to_give(task: &Task, to: &str, attempt: Attempt, ledger: &Mutex<Ledger>) -> Result<(), Code> {
+    let tensor = tensor(number_of(attempt), len_of(attempt.0));
+    let options = SendOptions { timeout: Some(PATIENCE) };
+    let sent = task.send_with(to, STEP, &attempt.0.to_string(), tensor, options).wait();
+    sent.map_err(|error| may_be_repeated(&error))?;
+    ledger.lock().unwrap().sent.push(attempt);
+    Ok(())
+}
+
+fn take(task: &Task, from: &str, item: usize, ledger: &Mutex<Ledger>, count: &AtomicUsize) {
+    loop {
+        match task.recv(from, STEP, &item.to_string()).wait() {
+            Ok(tensor) => {
+                let number = u64::from_le_bytes(*tensor.bytes().first_chunk().unwrap());
+                let attempt = (0..u64::from(u16::MAX)).find(|attempt| {
+                    let own = bytes(number_of((item, *attempt)), 8);
+                    number == u64::from_le_bytes(*own.first_chunk().unwrap())
+                });
+                let attempt = (item, attempt.expect("a tensor of this item"));
+                verify(&tensor, number_of(attempt), len_of(item));
+                assert_eq!(tensor.meta(), &meta(len_of(item)));
+                ledger.lock().unwrap().got.push(attempt);
+                break;
+            }
+            Err(unreceived) => _ = may_be_repeated(&unreceived.error),
+        }
+    }
+    let count = count.fetch_add(1, Ordering::Relaxed) + 1;
+    if count.is_multiple_of(ITEMS / REPORTS) {
+        eprintln!("has {count}");
+    }
+}
+
+/// Why a call did not succeed that may be made again; any other reason is a fault.
+fn may_be_repeated(error: &Error) -> Code {
+    assert!(matches!(error.code(), Code::Unavailable | Code::DeadlineExceeded), "{error}");
+    // The daemon starts meanwhile.
+    std::thread::yield_now();
+    error.code()
+}

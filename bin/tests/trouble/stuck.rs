@@ -1,0 +1,145 @@
+//! Clients that do not read what they are answered, or give up what they asked for: nobody else notices.
+
+use nix::sys::signal::Signal;
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use sealane::{Task, TensorMeta};
+use sealane_transport::shm::limits::SLOTS;
+use sealane_transport::shm::{NO_TIMEOUT, PayloadAt, PushError, Submission};
+
+use crate::fixture::{PS, WORKER};
+use crate::hosts::Hosts;
+use crate::processes::Process;
+use crate::raw::Raw;
+use crate::tensors::{STEP, meta, tensor, verify};
+use crate::traces::{eventually, own_memory};
+
+const OTHER_PS: &str = "ps1:2222";
+const OTHER_WORKER: &str = "worker1:2222";
+
+/// Tensors for a client that does not take them: several times what its ring holds.
+const TENSORS: u64 = 4000;
+
+/// Round trips of the others meanwhile.
+const ROUND_TRIPS: u64 = 1000;
+
+/// What a client may cost that does not read: far more than `TENSORS` answers.
+const MEMORY_MAX: u64 = 16 << 20;
+
+fn hosts() -> (Hosts, [Task; 3]) {
+    let hosts = Hosts::start(&[&[PS, WORKER, OTHER_PS, OTHER_WORKER]]);
+    let tasks = [PS, OTHER_PS, OTHER_WORKER].map(|task| hosts.attach(task));
+    (hosts, tasks)
+}
+
+fn round_trips(one: &Task, other: &Task) {
+    for number in 0..ROUND_TRIPS {
+        for (from, to) in [(one, other), (other, one)] {
+            let len = if number.is_multiple_of(10) { 8 << 10 } else { 64 };
+            let sending = from.send(to.name(), STEP, "key", tensor(number, len));
+            verify(&to.recv(from.name(), STEP, "key").wait().unwrap(), number, len);
+            sending.wait().unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_client_that_is_stopped_gets_everything_later() {
+    let (mut hosts, [producer, one, other]) = hosts();
+    let mut stopped = Process::start(&format!("ask {WORKER} {PS} {TENSORS}"), &hosts.socket(WORKER));
+    stopped.hear("asked");
+    stopped.signal(Signal::SIGSTOP);
+    let stop = WaitStatus::Stopped(stopped.pid(), Signal::SIGSTOP);
+    assert_eq!(waitpid(stopped.pid(), Some(WaitPidFlag::WUNTRACED)), Ok(stop));
+    let pid = hosts.daemon(PS).pid();
+    let before = own_memory(pid);
+    let tensors = (0..TENSORS).map(|number| (number.to_string(), tensor(number, 64)));
+    for sending in producer.send_all(WORKER, STEP, tensors) {
+        sending.wait().unwrap();
+    }
+    round_trips(&one, &other);
+    let grown = own_memory(pid).saturating_sub(before);
+    assert!(grown < MEMORY_MAX, "{grown} bytes more");
+    stopped.signal(Signal::SIGCONT);
+    stopped.hear("got all");
+    stopped.release();
+    drop((producer, one, other, stopped));
+    hosts.drain();
+}
+
+/// Asks for tensors until the ring is full.
+fn ask(raw: &mut Raw, call: u32) -> Result<(), PushError> {
+    let key = call.to_string();
+    raw.write(&Submission::Recv { call, peer: 0, step: STEP, timeout_ms: NO_TIMEOUT, key: &key, destination: None })
+}
+
+#[test]
+fn a_client_that_reads_no_answers_is_not_read_from() {
+    let (hosts, [producer, one, other]) = hosts();
+    let mut raw = Raw::attach(hosts.place(WORKER), WORKER).unwrap();
+    raw.submit(&Submission::Peer { number: 0, name: PS });
+    for call in 0..TENSORS as u32 {
+        eventually("the daemon reads", || {
+            raw.ring();
+            ask(&mut raw, call).is_ok()
+        });
+    }
+    let tensors = (0..TENSORS).map(|number| (number.to_string(), tensor(number, 64)));
+    for sending in producer.send_all(WORKER, STEP, tensors) {
+        sending.wait().unwrap();
+    }
+    let mut asked = TENSORS as u32;
+    while ask(&mut raw, asked).is_ok() {
+        asked += 1;
+    }
+    raw.ring();
+    round_trips(&one, &other);
+    assert_eq!(ask(&mut raw, asked), Err(PushError::Full));
+    for number in 0..TENSORS {
+        let next = raw.next().unwrap();
+        assert!(next.starts_with(&format!("Received {{ call: {number}, ")), "{next}");
+    }
+    raw.end.completions.publish();
+    eventually("the daemon reads again", || ask(&mut raw, asked).is_ok());
+    drop((raw, producer, one, other));
+    hosts.drain();
+}
+
+fn bytes_of_one(meta: &TensorMeta) -> (&[u8], PayloadAt<'static>) {
+    (meta.as_wire(), PayloadAt::Inline(&[7]))
+}
+
+/// The daemon finds the tensor and the word that it is not wanted any more in one turn.
+#[test]
+fn a_recv_that_is_given_up_as_its_tensor_arrives_ends_once() {
+    let hosts = Hosts::start(&[&[PS, WORKER]]);
+    // Whoever attached first is read first.
+    let mut producer = Raw::attach(hosts.place(PS), PS).unwrap();
+    let mut consumer = Raw::attach(hosts.place(WORKER), WORKER).unwrap();
+    producer.submit(&Submission::Peer { number: 0, name: WORKER });
+    consumer.submit(&Submission::Peer { number: 0, name: PS });
+    let meta = meta(1);
+    for call in 0..200 {
+        let key = call.to_string();
+        ask(&mut consumer, call).unwrap();
+        consumer.ring();
+        eventually("the daemon has read", || consumer.end.submissions.free_slots() == Ok(SLOTS as u64));
+        let (meta, payload) = bytes_of_one(&meta);
+        let send = Submission::Send { call, peer: 0, step: STEP, timeout_ms: NO_TIMEOUT, key: &key, meta, payload };
+        producer.write(&send).unwrap();
+        consumer.write(&Submission::Cancel { call }).unwrap();
+        consumer.ring();
+        let ended = consumer.next().unwrap();
+        if ended.starts_with("Failed") {
+            // The daemon was awake and found that it is given up in a turn before: the tensor is the next one's.
+            ask(&mut consumer, call).unwrap();
+            consumer.ring();
+            let next = consumer.next().unwrap();
+            assert!(next.starts_with(&format!("Received {{ call: {call}, ")), "{next}");
+        } else {
+            assert!(ended.starts_with(&format!("Received {{ call: {call}, ")), "{ended}");
+        }
+        assert_eq!(producer.next().unwrap(), format!("Sent {{ calls: [{call}] }}"));
+    }
+    drop((producer, consumer));
+    hosts.drain();
+}

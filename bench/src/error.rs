@@ -88,6 +88,18 @@ pub enum BenchError {
         /// How long was waited.
         waited: Duration,
     },
+    /// Peers were not welcomed, or not kept.
+    #[error("{refused} of {peers} peers were refused or hung up on by {system}; the first because: {reason}")]
+    Refused {
+        /// The system that did so.
+        system: &'static str,
+        /// How many.
+        refused: usize,
+        /// Of how many.
+        peers: usize,
+        /// What the first of them heard.
+        reason: String,
+    },
     /// A reply had another length than the tensor that was asked for.
     #[error("{system} answered {received} bytes to a request for {expected}")]
     WrongReply {

@@ -21,6 +21,10 @@ pub const SECONDS_MAX: f64 = 3_600.0;
 /// Most requests in flight at once.
 pub const WINDOW_MAX: usize = 65_536;
 
+/// Most peers of one engine: as many links as a shard of an engine has by default, and as many callers as wait in its
+/// listener's backlog.
+pub const PEERS_MAX: usize = 4_096;
+
 /// Longest gap between two requests of a latency round, in microseconds.
 pub const IDLE_US_MAX: u64 = 10_000_000;
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::error::BenchError;
-use crate::limits::{IDLE_US_MAX, ROUNDS_MAX, SECONDS_MAX, SHARED_BYTES_MAX, SIZE_BYTES_MAX, WINDOW_MAX};
+use crate::limits::{IDLE_US_MAX, PEERS_MAX, ROUNDS_MAX, SECONDS_MAX, SHARED_BYTES_MAX, SIZE_BYTES_MAX, WINDOW_MAX};
 use crate::systems::SystemName;
 
 /// What is measured.
@@ -21,6 +21,18 @@ pub enum Bench {
     Rate,
     /// Large tensors, in 10^9 bytes a second.
     Bandwidth,
+    /// Many peers that connect to one engine at once: how long it takes until all are greeted.
+    Connect,
+    /// Many peers that are connected to one engine and want nothing: what the engine costs meanwhile.
+    Idle,
+}
+
+impl Bench {
+    /// The end of a system that moves tensors and is asked for a measurement that moves none, which has systems of its own.
+    #[cold]
+    pub(crate) fn moves_none(self) -> ! {
+        unreachable!("{self} moves no tensors")
+    }
 }
 
 impl fmt::Display for Bench {
@@ -29,6 +41,8 @@ impl fmt::Display for Bench {
             Self::Latency => "latency",
             Self::Rate => "rate",
             Self::Bandwidth => "bandwidth",
+            Self::Connect => "connect",
+            Self::Idle => "idle",
         })
     }
 }
@@ -125,10 +139,13 @@ pub struct Plan {
     pub window: usize,
     /// Whether small messages are fused. Default: turn.
     pub fuse: Fuse,
-    /// Whether both sides spin instead of sleeping. Default: yes; only latency can do without.
+    /// Whether both sides spin instead of sleeping. Default: yes; no for connect and idle, as an engine's own default is.
+    /// Latency can do with either, and so can the engine of idle.
     pub polling: bool,
     /// Gap between two requests of a latency round, in microseconds. Default: 0.
     pub idle_us: u64,
+    /// Peers of the engine, where that counts. Default: 64.
+    pub peers: usize,
     /// Congestion control of every TCP socket. Default: the kernel's.
     pub congestion: Option<String>,
     /// CPUs of the consumer and of the producer. Default: the first two that are allowed.
@@ -144,6 +161,7 @@ impl Plan {
             Bench::Latency => (64, 1),
             Bench::Rate => (64, 256),
             Bench::Bandwidth => (4 << 20, 2),
+            Bench::Connect | Bench::Idle => (64, 1),
         };
         Self {
             bench,
@@ -153,8 +171,9 @@ impl Plan {
             rounds: 5,
             window,
             fuse: Fuse::Turn,
-            polling: true,
+            polling: !matches!(bench, Bench::Connect | Bench::Idle),
             idle_us: 0,
+            peers: 64,
             congestion: None,
             cpus: None,
             baselines: Vec::new(),
@@ -169,6 +188,7 @@ impl Plan {
         within("--size", self.size_bytes, 1, SIZE_BYTES_MAX)?;
         within("--rounds", self.rounds, 1, ROUNDS_MAX)?;
         within("--window", self.window, 1, WINDOW_MAX)?;
+        within("--peers", self.peers, 1, PEERS_MAX)?;
         within("--idle-us", self.idle_us, 0, IDLE_US_MAX)?;
         if !(self.seconds > 0.0 && self.seconds <= SECONDS_MAX) {
             return Err(BenchError::Setting {
@@ -187,13 +207,14 @@ impl Plan {
                 });
             }
         }
-        if !self.polling && self.bench != Bench::Latency {
+        if !self.polling && matches!(self.bench, Bench::Rate | Bench::Bandwidth) {
             return Err(BenchError::Setting {
                 setting: "--polling",
                 value: "off".to_owned(),
-                accepted: "on; only latency is measured asleep".to_owned(),
+                accepted: "on; only latency and idle are measured asleep".to_owned(),
             });
         }
+        self.check_peers()?;
         if let Some([consumer, producer]) = self.cpus
             && consumer == producer
         {
@@ -204,6 +225,27 @@ impl Plan {
             });
         }
         Ok(())
+    }
+
+    /// Not every link and baseline has peers that can be connected to.
+    fn check_peers(&self) -> Result<(), BenchError> {
+        let (links, baselines): (&[Link], &[SystemName]) = match self.bench {
+            Bench::Connect => (&[Link::Tcp], &[SystemName::Raw]),
+            Bench::Idle => (&[Link::Tcp, Link::Shm], &[]),
+            Bench::Latency | Bench::Rate | Bench::Bandwidth => return Ok(()),
+        };
+        let setting = |setting, value, accepted| Err(BenchError::Setting { setting, value, accepted });
+        if !links.contains(&self.link) {
+            let names: Vec<_> = links.iter().map(Link::to_string).collect();
+            return setting("--link", self.link.to_string(), format!("{} with {}", names.join(" or "), self.bench));
+        }
+        match self.baselines.iter().find(|baseline| !baselines.contains(baseline)) {
+            None => Ok(()),
+            Some(other) if baselines.is_empty() => {
+                setting("--baseline", other.to_string(), format!("none with {}", self.bench))
+            }
+            Some(other) => setting("--baseline", other.to_string(), format!("only raw with {}", self.bench)),
+        }
     }
 
     /// The counted length of one round.
@@ -230,7 +272,7 @@ mod tests {
 
     #[test]
     fn the_default_plans_are_valid() {
-        for bench in [Bench::Latency, Bench::Rate, Bench::Bandwidth] {
+        for bench in [Bench::Latency, Bench::Rate, Bench::Bandwidth, Bench::Connect, Bench::Idle] {
             Plan::new(bench).check().expect("defaults are valid");
         }
     }
@@ -238,7 +280,7 @@ mod tests {
     #[test]
     fn a_setting_outside_its_limits_is_named() {
         type Spoil = fn(&mut Plan);
-        let cases: [(&str, Spoil); 9] = [
+        let cases: [(&str, Spoil); 14] = [
             ("--size", |plan| plan.size_bytes = 0),
             ("--size", |plan| plan.size_bytes = SIZE_BYTES_MAX + 1),
             ("--rounds", |plan| plan.rounds = 0),
@@ -248,6 +290,11 @@ mod tests {
             ("--seconds", |plan| plan.seconds = f64::NAN),
             ("--polling", |plan| plan.polling = false),
             ("--cpus", |plan| plan.cpus = Some([1, 1])),
+            ("--peers", |plan| plan.peers = 0),
+            ("--peers", |plan| plan.peers = PEERS_MAX + 1),
+            ("--link", |plan| *plan = Plan { link: Link::Shm, ..Plan::new(Bench::Connect) }),
+            ("--baseline", |plan| *plan = Plan { baselines: vec![SystemName::Grpc], ..Plan::new(Bench::Connect) }),
+            ("--baseline", |plan| *plan = Plan { baselines: vec![SystemName::Raw], ..Plan::new(Bench::Idle) }),
         ];
         for (flag, spoil) in cases {
             let mut plan = Plan::new(Bench::Rate);

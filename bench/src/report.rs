@@ -48,6 +48,8 @@ pub struct Parameters {
     pub polling: Switch,
     /// Gap before each request, in microseconds.
     pub idle_us: u64,
+    /// Peers of the engine; `None` where there is one.
+    pub peers: Option<usize>,
     /// The congestion control of every socket, read back from one; `None` without TCP.
     pub congestion: Option<String>,
 }
@@ -121,6 +123,7 @@ impl Report {
                 fuse: plan.fuse,
                 polling: if plan.polling { Switch::On } else { Switch::Off },
                 idle_us: plan.idle_us,
+                peers: matches!(plan.bench, Bench::Connect | Bench::Idle).then_some(plan.peers),
                 congestion,
             },
             machine,

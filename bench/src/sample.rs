@@ -23,6 +23,15 @@ pub enum Metric {
     /// 10^9 bytes of tensors that arrived in a second.
     #[serde(rename = "gigabytes_per_s")]
     GigabytesPerSecond,
+    /// Milliseconds from the first peer's call until the last peer was welcomed.
+    #[serde(rename = "connect_all_ms")]
+    ConnectAll,
+    /// CPU time of an idle engine's process, in percent of one CPU.
+    #[serde(rename = "cpu_percent")]
+    CpuPercent,
+    /// What the resident memory of an engine's process has grown by for each peer.
+    #[serde(rename = "rss_bytes_per_peer")]
+    ResidentBytesPerPeer,
 }
 
 impl Metric {
@@ -32,6 +41,9 @@ impl Metric {
             Self::RoundTrip => "rtt_us",
             Self::TensorsPerSecond => "tensors_per_s",
             Self::GigabytesPerSecond => "gigabytes_per_s",
+            Self::ConnectAll => "connect_all_ms",
+            Self::CpuPercent => "cpu_percent",
+            Self::ResidentBytesPerPeer => "rss_bytes_per_peer",
         }
     }
 
@@ -41,6 +53,9 @@ impl Metric {
             Self::RoundTrip => "round trip, µs",
             Self::TensorsPerSecond => "tensors/s",
             Self::GigabytesPerSecond => "GB/s",
+            Self::ConnectAll => "connect all, ms",
+            Self::CpuPercent => "CPU, %",
+            Self::ResidentBytesPerPeer => "RSS a peer, B",
         }
     }
 }
@@ -100,7 +115,14 @@ mod tests {
 
     #[test]
     fn metrics_have_one_name() {
-        for metric in [Metric::RoundTrip, Metric::TensorsPerSecond, Metric::GigabytesPerSecond] {
+        for metric in [
+            Metric::RoundTrip,
+            Metric::TensorsPerSecond,
+            Metric::GigabytesPerSecond,
+            Metric::ConnectAll,
+            Metric::CpuPercent,
+            Metric::ResidentBytesPerPeer,
+        ] {
             let text = serde_json::to_string(&metric).expect("serialisable");
             assert_eq!(text, format!("\"{metric}\""));
         }

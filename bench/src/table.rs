@@ -24,20 +24,17 @@ impl Report {
     /// One line that says what was measured, and how.
     pub(crate) fn heading(&self) -> String {
         let settings = &self.parameters;
-        let mut text = format!(
-            "{} over {}: {}, {} rounds of {} s",
-            self.bench,
-            self.link,
-            format_bytes(settings.size_bytes),
-            settings.rounds,
-            settings.seconds
-        );
+        let what = settings.peers.map_or_else(|| format_bytes(settings.size_bytes), |peers| format!("{peers} peers"));
+        let mut text = format!("{} over {}: {what}, {} rounds", self.bench, self.link, settings.rounds);
+        if self.bench != Bench::Connect {
+            write!(text, " of {} s", settings.seconds).expect("a string takes everything");
+        }
         let mut add = |part: &str| {
             text.push_str(", ");
             text.push_str(part);
         };
         match self.bench {
-            Bench::Latency => {
+            Bench::Latency | Bench::Idle => {
                 add(if settings.polling == Switch::On { "polling on" } else { "polling off" });
                 if settings.idle_us > 0 {
                     add(&format!("{} µs idle before each request", settings.idle_us));
@@ -45,6 +42,7 @@ impl Report {
             }
             Bench::Rate => add(&format!("window {}, fuse {}", settings.window, settings.fuse)),
             Bench::Bandwidth => add(&format!("window {}", settings.window)),
+            Bench::Connect => {}
         }
         if let Some(congestion) = &settings.congestion {
             add(&format!("congestion control {congestion}"));
@@ -99,8 +97,10 @@ fn named(row: &ResultRow, figures: impl Iterator<Item = String>) -> Vec<String> 
 
 fn written(metric: Metric, value: f64) -> String {
     match metric {
-        Metric::TensorsPerSecond => format!("{value:.0}"),
-        Metric::GigabytesPerSecond | Metric::RoundTrip => format!("{value:.2}"),
+        Metric::TensorsPerSecond | Metric::ResidentBytesPerPeer => format!("{value:.0}"),
+        Metric::GigabytesPerSecond | Metric::RoundTrip | Metric::ConnectAll | Metric::CpuPercent => {
+            format!("{value:.2}")
+        }
     }
 }
 
@@ -170,6 +170,8 @@ mod tests {
         let cases = [
             (Bench::Rate, Metric::TensorsPerSecond, "tensors/s    1235", "window 256, fuse turn"),
             (Bench::Bandwidth, Metric::GigabytesPerSecond, "GB/s    1234.57", "4 MiB"),
+            (Bench::Connect, Metric::ConnectAll, "connect all, ms  1234.57", "64 peers, 5 rounds, CPUs"),
+            (Bench::Idle, Metric::CpuPercent, "CPU, %  1234.57", "64 peers, 5 rounds of 1 s, polling off, CPUs"),
         ];
         for (bench, metric, row, heading) in cases {
             let samples = vec![Sample::figure(metric, 1_234.567)];

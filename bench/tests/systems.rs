@@ -20,6 +20,12 @@ const PRODUCE: &str = "produce";
 const FAIL: &str = "fail";
 const BABBLE: &str = "babble";
 
+/// Makes it a producer whose engine knows fewer peers than will come.
+const FORGET: &str = "forget";
+
+/// Peers of a run, where they count.
+const PEERS: usize = 5;
+
 /// Length of a round: long enough for many round trips, short enough for a test.
 const ROUND_SECONDS: f64 = 0.02;
 
@@ -28,6 +34,7 @@ fn main() -> ExitCode {
     if let [_, role, job] = arguments.as_slice() {
         match role.as_str() {
             PRODUCE => return ended(serve_peer(job)),
+            FORGET => return ended(forget_a_peer(job)),
             FAIL => {
                 eprintln!("the dog ate it");
                 return ExitCode::from(7);
@@ -40,6 +47,12 @@ fn main() -> ExitCode {
         }
     }
     libtest_mimic::run(&Arguments::from_args(), cases()).exit_code()
+}
+
+fn forget_a_peer(job: &str) -> Result<(), BenchError> {
+    let mut job: PeerJob = serde_json::from_str(job).expect("the harness wrote it");
+    job.plan.peers -= 1;
+    serve_peer(&serde_json::to_string(&job).expect("it was JSON before"))
 }
 
 fn ended(outcome: Result<(), BenchError>) -> ExitCode {
@@ -80,6 +93,17 @@ fn cases() -> Vec<Trial> {
     let mut both = short_plan(Bench::Rate, Link::Tcp, vec![SystemName::Raw, SystemName::Grpc]);
     both.congestion = Some("reno".to_owned());
     cases.push(yields_figures("both in turn with reno".to_owned(), both));
+    for baselines in [vec![], vec![SystemName::Raw]] {
+        let plan = Plan { peers: PEERS, ..short_plan(Bench::Connect, Link::Tcp, baselines) };
+        cases.push(yields_figures(format!("connect with {} baselines", plan.baselines.len()), plan));
+    }
+    for link in [Link::Tcp, Link::Shm] {
+        for polling in [true, false] {
+            let plan = Plan { peers: PEERS, polling, ..short_plan(Bench::Idle, link, vec![]) };
+            cases.push(Trial::test(format!("idle over {link}, polling {polling}"), move || idle(&plan)));
+        }
+    }
+    cases.push(Trial::test("an engine that does not know its callers refuses them", refused_callers));
     cases.push(Trial::test("a producer that fails is shown with its words", a_failing_producer));
     cases.push(Trial::test("a producer that babbles is not understood", a_babbling_producer));
     cases.push(Trial::test("a program that is missing is named", a_missing_program));
@@ -112,6 +136,8 @@ fn yields_figures(name: String, plan: Plan) -> Trial {
                 Bench::Latency => Metric::RoundTrip,
                 Bench::Rate => Metric::TensorsPerSecond,
                 Bench::Bandwidth => Metric::GigabytesPerSecond,
+                Bench::Connect => Metric::ConnectAll,
+                Bench::Idle => Metric::CpuPercent,
             };
             assert_eq!(row.metric, expected);
             match row.figures {
@@ -128,6 +154,30 @@ fn yields_figures(name: String, plan: Plan) -> Trial {
         roxmltree::Document::parse(&svg)?;
         Ok(())
     })
+}
+
+fn idle(plan: &Plan) -> Result<(), Failed> {
+    let outcome = run(plan, &PeerProgram::this(&[PRODUCE]), &mut Progress::silent())?;
+    let report = &outcome.report;
+    let metrics: Vec<Metric> = report.results.iter().map(|row| row.metric).collect();
+    assert_eq!(metrics, [Metric::CpuPercent, Metric::ResidentBytesPerPeer]);
+    assert_eq!(report.parameters.peers, Some(PEERS));
+    for row in &report.results {
+        let Figures::Value { value, min, max } = row.figures else { panic!("{row:?}") };
+        assert!(min <= value && value <= max && (row.metric != Metric::CpuPercent || min >= 0.0), "{row:?}");
+    }
+    roxmltree::Document::parse(&outcome.to_svg("sealane bench"))?;
+    Ok(())
+}
+
+fn refused_callers() -> Result<(), Failed> {
+    for bench in [Bench::Connect, Bench::Idle] {
+        let plan = Plan { peers: PEERS, ..short_plan(bench, Link::Tcp, vec![]) };
+        let error = run(&plan, &PeerProgram::this(&[FORGET]), &mut Progress::silent()).expect_err("one is unknown");
+        assert!(matches!(error, BenchError::Refused { refused: 1, peers: PEERS, .. }), "{error}");
+        assert!(error.to_string().contains("endpoint map"), "{error}");
+    }
+    Ok(())
 }
 
 fn raw_job() -> PeerJob {

@@ -41,7 +41,9 @@ impl Outcome {
         let frame = Frame { left: 88.0, right: WIDTH - 32.0, top: below + 16.0, bottom: HEIGHT - 64.0 };
         match self.report.bench {
             Bench::Latency => percentile_curve::draw(&mut canvas, frame, &self.measured),
-            Bench::Rate | Bench::Bandwidth => bars::draw(&mut canvas, frame, &self.report.results),
+            Bench::Rate | Bench::Bandwidth | Bench::Connect | Bench::Idle => {
+                bars::draw(&mut canvas, frame, &self.report.results)
+            }
         }
         canvas.finish()
     }
@@ -158,8 +160,12 @@ mod tests {
 
     #[test]
     fn other_plots_have_a_bar_with_its_spread_for_each_system() {
-        for (bench, metric) in [(Bench::Rate, Metric::TensorsPerSecond), (Bench::Bandwidth, Metric::GigabytesPerSecond)]
-        {
+        for (bench, metric) in [
+            (Bench::Rate, Metric::TensorsPerSecond),
+            (Bench::Bandwidth, Metric::GigabytesPerSecond),
+            (Bench::Connect, Metric::ConnectAll),
+            (Bench::Idle, Metric::CpuPercent),
+        ] {
             let systems = ["sealane", "raw", "grpc"].map(|system| Measured {
                 system,
                 variant: "v".to_owned(),

@@ -1,11 +1,13 @@
 //! The systems that can be measured, by name, and the sockets that they share.
 
+mod crowd;
 mod gap;
 mod grpc;
 mod meeting;
 mod raw;
 mod sealane;
 mod sockets;
+mod storm;
 
 use std::fmt;
 use std::str::FromStr;
@@ -14,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::BenchError;
 use crate::peer::{PeerJob, PeerProgram};
-use crate::plan::{Link, Plan};
+use crate::plan::{Bench, Link, Plan};
 use crate::system::System;
 
 /// A system's name, as flags and reports spell it.
@@ -97,6 +99,14 @@ pub fn set_up(
 }
 
 fn one(job: &PeerJob, program: &PeerProgram) -> Result<Box<dyn System>, BenchError> {
+    match (job.plan.bench, job.system) {
+        (Bench::Idle, _) => return Ok(Box::new(sealane::Idle::start(job, program)?)),
+        (Bench::Connect, SystemName::Raw) => {
+            return Ok(Box::new(storm::Storm::start(job, program, raw::Zeros::like_sealane())?));
+        }
+        (Bench::Connect, _) => return Ok(Box::new(storm::Storm::start(job, program, sealane::Workers)?)),
+        (Bench::Latency | Bench::Rate | Bench::Bandwidth, _) => {}
+    }
     Ok(match (job.system, job.plan.link) {
         (SystemName::Sealane, Link::Tcp) => Box::new(sealane::Sealane::over_tcp(job, program)?),
         (SystemName::Sealane, Link::Shm) => Box::new(sealane::Attached::start(job, program)?),
@@ -112,6 +122,11 @@ fn one(job: &PeerJob, program: &PeerProgram) -> Result<Box<dyn System>, BenchErr
 
 /// Runs the producer's side of a system until its consumer is gone.
 pub(crate) fn serve(job: &PeerJob) -> Result<(), BenchError> {
+    match (job.plan.bench, job.system) {
+        (Bench::Connect, SystemName::Raw) => return raw::serve_calls(job),
+        (Bench::Connect | Bench::Idle, _) => return sealane::serve_peers(job),
+        (Bench::Latency | Bench::Rate | Bench::Bandwidth, _) => {}
+    }
     match (job.system, job.plan.link) {
         (SystemName::Sealane, Link::Shm) => sealane::serve_attached(job),
         (SystemName::Sealane, Link::Tcp | Link::Loopback) => sealane::serve(job),
@@ -125,7 +140,6 @@ pub(crate) fn serve(job: &PeerJob) -> Result<(), BenchError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::Bench;
 
     #[test]
     fn systems_are_read_by_name() {

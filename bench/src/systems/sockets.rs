@@ -3,6 +3,7 @@
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 
+use nix::errno::Errno;
 use socket2::{Domain, SockRef, Socket, Type};
 
 use crate::error::BenchError;
@@ -11,13 +12,25 @@ use crate::limits::CONNECT_LIMIT;
 /// One consumer connects to a producer; more would be a mistake.
 const BACKLOG: i32 = 1;
 
+/// Callers that the kernel keeps until they are accepted, where there are many: as an engine's listener.
+const BACKLOG_FOR_MANY: i32 = 4_096;
+
 /// A listener on a port that the system chooses; what it accepts inherits the congestion control.
 pub(super) fn listen(congestion: Option<&str>) -> Result<TcpListener, BenchError> {
+    listen_for(BACKLOG, congestion)
+}
+
+/// The same for as many callers as a run may have.
+pub(super) fn listen_for_many(congestion: Option<&str>) -> Result<TcpListener, BenchError> {
+    listen_for(BACKLOG_FOR_MANY, congestion)
+}
+
+fn listen_for(backlog: i32, congestion: Option<&str>) -> Result<TcpListener, BenchError> {
     let socket = socket(congestion)?;
     let any_port = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     socket
         .bind(&any_port.into())
-        .and_then(|()| socket.listen(BACKLOG))
+        .and_then(|()| socket.listen(backlog))
         .map_err(BenchError::io("listen on the loopback interface"))?;
     Ok(socket.into())
 }
@@ -44,6 +57,22 @@ pub(super) fn connect(port: u16, congestion: Option<&str>) -> Result<TcpStream, 
         .map_err(BenchError::io(format!("connect to the producer at {address}")))?;
     socket.set_tcp_nodelay(true).map_err(BenchError::io("set TCP_NODELAY"))?;
     Ok(socket.into())
+}
+
+/// A non-blocking socket that is being connected to a listener on this host.
+pub(super) fn begin_to_connect(port: u16, congestion: Option<&str>) -> Result<TcpStream, BenchError> {
+    let socket = socket(congestion)?;
+    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+    socket
+        .set_nonblocking(true)
+        .and_then(|()| socket.set_tcp_nodelay(true))
+        .map_err(BenchError::io("set a socket's options"))?;
+    match socket.connect(&address.into()) {
+        Err(error) if error.raw_os_error() != Some(Errno::EINPROGRESS as i32) => {
+            Err(BenchError::io(format!("begin to connect to {address}"))(error))
+        }
+        _ => Ok(socket.into()),
+    }
 }
 
 /// Makes sure that the kernel offers a congestion control, before any system is set up with it.

@@ -118,6 +118,42 @@ enum Command {
         window: usize,
     },
 
+    /// Many peers that connect to one engine and greet it at once: milliseconds until the last is welcomed
+    ///
+    /// The peers are plain sockets of one thread that speak the wire's own greeting; in every round all of them come, and
+    /// go again. None may be refused. A first time that does not count warms up. raw: as many bare connections to a thread
+    /// that waits in epoll, and as many bytes each way as the greetings have.
+    #[command(after_help = "Example:\n  sealane bench connect --peers 1000 --baseline raw")]
+    Connect {
+        #[command(flatten)]
+        common: Common,
+
+        /// Peers that connect at once
+        #[arg(long, value_name = "N", default_value_t = Plan::new(Bench::Connect).peers)]
+        peers: usize,
+    },
+
+    /// What an engine costs whose N peers want nothing: its CPU time, and the memory of a peer
+    ///
+    /// The engine has a process to itself. cpu_percent is that process's user and system time, in percent of one CPU;
+    /// rss_bytes_per_peer is what its resident memory has grown by since before the first peer came, divided by N.
+    /// The peers over tcp are plain sockets that greet, answer pings and stay; over shm they are attached clients. Over tcp
+    /// all peers are pinged every ten seconds: a longer --seconds shows what that costs.
+    #[command(after_help = "Example:\n  sealane bench idle --peers 1000 --seconds 10\n  \
+                      sealane bench idle --peers 64 --link shm --polling on --seconds 5")]
+    Idle {
+        #[command(flatten)]
+        common: Common,
+
+        /// Peers that are connected
+        #[arg(long, value_name = "N", default_value_t = Plan::new(Bench::Idle).peers)]
+        peers: usize,
+
+        /// Whether the engine spins, or sleeps when nothing has come for a while
+        #[arg(long, value_name = "ON|OFF", default_value = "off")]
+        polling: Polling,
+    },
+
     /// Serve a measurement that another process makes
     #[command(
         hide = true,
@@ -135,7 +171,7 @@ struct Common {
     #[arg(long, default_value_t = Link::Tcp)]
     link: Link,
 
-    /// Counted seconds of each system in each round
+    /// Counted seconds of each system in each round; connect does not need them
     #[arg(long, value_name = "S", default_value_t = 1.0)]
     seconds: f64,
 
@@ -181,15 +217,20 @@ pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
         Command::Latency { common, size, polling, idle_us } => {
             let polling = *polling == Polling::On;
             let idle_us = idle_us.unwrap_or(if polling { 0 } else { IDLE_US_DEFAULT });
-            let plan = Plan { polling, idle_us, ..plan(Bench::Latency, common, *size) };
+            let plan = Plan { size_bytes: *size, polling, idle_us, ..plan(Bench::Latency, common) };
             (common, plan)
         }
         Command::Rate { common, size, window, fuse } => {
-            let plan = Plan { window: *window, fuse: *fuse, ..plan(Bench::Rate, common, *size) };
+            let plan = Plan { size_bytes: *size, window: *window, fuse: *fuse, ..plan(Bench::Rate, common) };
             (common, plan)
         }
         Command::Bandwidth { common, size, window } => {
-            (common, Plan { window: *window, ..plan(Bench::Bandwidth, common, *size) })
+            (common, Plan { size_bytes: *size, window: *window, ..plan(Bench::Bandwidth, common) })
+        }
+        Command::Connect { common, peers } => (common, Plan { peers: *peers, ..plan(Bench::Connect, common) }),
+        Command::Idle { common, peers, polling } => {
+            let polling = *polling == Polling::On;
+            (common, Plan { peers: *peers, polling, ..plan(Bench::Idle, common) })
         }
         Command::Peer { job } => return Ok(serve_peer(job)?),
     };
@@ -200,10 +241,9 @@ pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
     report(&outcome, common.json.as_deref(), context)
 }
 
-fn plan(bench: Bench, common: &Common, size_bytes: usize) -> Plan {
+fn plan(bench: Bench, common: &Common) -> Plan {
     Plan {
         link: common.link,
-        size_bytes,
         seconds: common.seconds,
         rounds: common.rounds,
         congestion: common.congestion.clone(),

@@ -22,9 +22,10 @@ fn a_task_in_use_is_free_as_soon_as_its_process_is_killed() {
 
     let consumer = hosts.attach(WORKER);
     let waiting = consumer.recv(PS, STEP, "key");
-    // It reaches the shard before this one ends.
-    let gone = consumer.recv_into(PS, STEP, "gone", consumer.alloc(10).unwrap());
-    drop(gone);
+    // The shard knows of it when it has answered what was asked later.
+    let probe = consumer.send(WORKER, STEP, "probe", tensor(1, 64));
+    verify(&consumer.recv(WORKER, STEP, "probe").wait().unwrap(), 1, 64);
+    probe.wait().unwrap();
     hosts.daemon(PS).wait_for("; 2 clients attached;");
     first.kill();
     hosts.daemon(PS).wait_for("; 1 clients attached;");

@@ -47,6 +47,7 @@ pub(super) fn measure(
                 let gigabytes = per_second * plan.size_bytes as f64 / 1e9;
                 Ok(Sample::figure(Metric::GigabytesPerSecond, gigabytes))
             }
+            none @ (Bench::Connect | Bench::Idle) => none.moves_none(),
         }
     })
 }

@@ -4,6 +4,7 @@
 //! when polling is off. Over shm: see `shared`. Over loopback: two rings of bytes in one thread, so that every byte is
 //! copied in and out once and nothing else happens.
 
+mod calls;
 mod channel;
 mod consumer;
 mod memory;
@@ -27,6 +28,7 @@ use memory::MemoryChannel;
 use producer::RawProducer;
 use tcp::TcpChannel;
 
+pub(super) use calls::{Zeros, serve as serve_calls};
 pub(super) use shared::{OverShm, serve as serve_shm};
 
 const NAME: &str = "raw";
@@ -140,6 +142,7 @@ fn measure(channel: &mut impl Channel, plan: &Plan, length: Duration) -> Result<
         Bench::Latency => consumer::round_trips(channel, plan, length),
         Bench::Rate => consumer::rate(channel, plan, length),
         Bench::Bandwidth => consumer::bandwidth(channel, plan, length),
+        none @ (Bench::Connect | Bench::Idle) => none.moves_none(),
     };
     sample.map_err(explained)
 }
@@ -159,5 +162,6 @@ fn variant(plan: &Plan) -> String {
         (Bench::Rate, Fuse::Off) => format!("{waiting}, a write each"),
         (Bench::Rate, Fuse::Turn) => format!("{waiting}, fused writes"),
         (Bench::Bandwidth, _) => format!("{waiting}, one stream"),
+        (none @ (Bench::Connect | Bench::Idle), _) => none.moves_none(),
     }
 }

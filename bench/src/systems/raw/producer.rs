@@ -31,6 +31,7 @@ impl RawProducer {
         match plan.bench {
             Bench::Latency | Bench::Rate => Self::Answers(Answers::new(plan)),
             Bench::Bandwidth => Self::Streams(Streams::new(plan.size_bytes)),
+            none @ (Bench::Connect | Bench::Idle) => none.moves_none(),
         }
     }
 

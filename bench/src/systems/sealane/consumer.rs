@@ -55,6 +55,7 @@ pub(super) fn round(
     let job = engine.on_shard(0, async move |shard| match plan.bench {
         Bench::Latency => round_trips(&shard, &plan, lanes, length).await,
         Bench::Rate | Bench::Bandwidth => throughput(&shard, &plan, lanes, length).await,
+        none @ (Bench::Connect | Bench::Idle) => none.moves_none(),
     });
     let failed = |reason: String| BenchError::Sealane { operation: "move tensors", reason };
     job.wait().map_err(|error| failed(error.to_string()))?.map_err(|error| failed(error.to_string()))
@@ -107,7 +108,7 @@ async fn throughput(
     let per_second = tally.borrow().0.per_second();
     let sample = match plan.bench {
         Bench::Bandwidth => Sample::figure(Metric::GigabytesPerSecond, per_second * plan.size_bytes as f64 / 1e9),
-        Bench::Rate | Bench::Latency => Sample::figure(Metric::TensorsPerSecond, per_second),
+        _ => Sample::figure(Metric::TensorsPerSecond, per_second),
     };
     Ok((sample, lanes))
 }

@@ -6,6 +6,7 @@
 
 mod attached;
 mod consumer;
+mod peers;
 mod producer;
 
 use std::net::TcpListener;
@@ -26,6 +27,7 @@ use crate::system::System;
 use consumer::Lane;
 
 pub(super) use attached::{Attached, serve as serve_attached};
+pub(super) use peers::{Idle, Workers, greeting_bytes, serve as serve_peers};
 
 const NAME: &str = "sealane";
 const PS: &str = "ps:1";
@@ -91,6 +93,7 @@ impl System for Sealane {
             (Bench::Rate, Fuse::Off) => format!("{waiting}, a write each"),
             (Bench::Rate, Fuse::Turn) => format!("{waiting}, fused turns"),
             (Bench::Bandwidth, _) => format!("{waiting}, window {}", self.plan.window),
+            (none @ (Bench::Connect | Bench::Idle), _) => none.moves_none(),
         }
     }
 

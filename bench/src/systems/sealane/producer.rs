@@ -23,7 +23,7 @@ pub(super) fn start(engine: &Engine, plan: &Plan) -> Result<(), BenchError> {
                 let source = match plan.bench {
                     // One large parameter that is pulled again and again, as the raw baseline sends one.
                     Bench::Bandwidth => Source::Shared(shared.clone()),
-                    Bench::Latency | Bench::Rate => Source::Slab(shard.clone(), plan.size_bytes),
+                    _ => Source::Slab(shard.clone(), plan.size_bytes),
                 };
                 drop(shard.shard().spawn(serve_lane(pair.clone(), lane, first, meta.clone(), source)));
             }

@@ -56,6 +56,7 @@ impl System for OverShm {
             Bench::Latency => "sleeping, futex".to_owned(),
             Bench::Rate => "polling, one-way ring".to_owned(),
             Bench::Bandwidth => format!("memcpy, {} buffers", self.plan.window),
+            none @ (Bench::Connect | Bench::Idle) => none.moves_none(),
         }
     }
 
@@ -73,6 +74,7 @@ impl System for OverShm {
             Bench::Latency => consumer.round_trips(board, plan, length),
             Bench::Rate => consumer.pumped(board, length),
             Bench::Bandwidth => consumer.copied(board, plan, length),
+            none @ (Bench::Connect | Bench::Idle) => none.moves_none(),
         };
         sample.map_err(|failure| peer.blame(explained(failure)))
     }

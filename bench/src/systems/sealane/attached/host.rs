@@ -40,7 +40,7 @@ pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
 }
 
 /// Lets the next client in, and gives the socket on which it is rung for.
-fn admit_next(engine: &Engine, listener: &OwnedFd) -> Result<Arc<OwnedFd>, BenchError> {
+pub(in super::super) fn admit_next(engine: &Engine, listener: &OwnedFd) -> Result<Arc<OwnedFd>, BenchError> {
     let socket = loop {
         ready(listener, PollFlags::POLLIN)?;
         if let Some(socket) = attach::accept(listener).map_err(failed)? {

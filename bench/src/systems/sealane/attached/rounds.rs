@@ -161,7 +161,7 @@ impl Clients {
         let per_second = tally.per_second();
         Ok(match plan.bench {
             Bench::Bandwidth => Sample::figure(Metric::GigabytesPerSecond, per_second * plan.size_bytes as f64 / 1e9),
-            Bench::Rate | Bench::Latency => Sample::figure(Metric::TensorsPerSecond, per_second),
+            _ => Sample::figure(Metric::TensorsPerSecond, per_second),
         })
     }
 

@@ -1,0 +1,48 @@
+//! How many files this process may have open: as many as the system lets it have, which is seldom what it starts with.
+
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+
+use crate::error::BenchError;
+
+/// What a process has open besides its peers: its streams, a shard's descriptors, a listener.
+const FILES_BESIDE: usize = 64;
+
+/// Lets this process open `each` files for each of `peers`, and all that the system allows besides.
+///
+/// # Errors
+/// [`BenchError::Setting`] when the system does not allow so many.
+pub(crate) fn allow_for(peers: usize, each: usize) -> Result<(), BenchError> {
+    let refused = |errno: nix::Error| BenchError::io("ask how many files may be open")(errno.into());
+    let (now, most) = getrlimit(Resource::RLIMIT_NOFILE).map_err(refused)?;
+    let most_peers = usize::try_from(most).unwrap_or(usize::MAX).saturating_sub(FILES_BESIDE) / each;
+    if peers > most_peers {
+        return Err(BenchError::Setting {
+            setting: "--peers",
+            value: peers.to_string(),
+            accepted: format!("at most {most_peers}, or raise the hard limit of open files ({most})"),
+        });
+    }
+    if now < most {
+        setrlimit(Resource::RLIMIT_NOFILE, most, most)
+            .map_err(|errno| BenchError::io(format!("raise the limit of open files to {most}"))(errno.into()))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_that_the_system_allows_is_taken() {
+        allow_for(1, 1).expect("a few files may be open");
+        let (now, most) = getrlimit(Resource::RLIMIT_NOFILE).expect("linux tells");
+        assert_eq!(now, most);
+    }
+
+    #[test]
+    fn more_than_the_system_allows_is_the_users_to_change() {
+        let error = allow_for(usize::MAX, 1).expect_err("no system allows it");
+        assert!(error.is_usage() && error.to_string().contains("hard limit of open files"), "{error}");
+    }
+}

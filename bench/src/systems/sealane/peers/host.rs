@@ -1,0 +1,68 @@
+//! The engine's process: one shard with the settings that an engine has by default, apart from polling. What peers cost
+//! is the whole process, which does nothing else.
+
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::thread;
+
+use sealane_fusion::{EndpointMap, Engine, EngineSettings};
+use sealane_runtime::{Pin, Polling};
+use sealane_transport::shm::attach;
+use sealane_transport::tcp::listen;
+use socket2::Socket;
+
+use super::super::attached::admit_next;
+use super::super::{PS, tcp_settings};
+use super::{greeting, open_files_each};
+use crate::error::BenchError;
+use crate::open_files;
+use crate::peer::{PeerJob, PeerReady, announce};
+use crate::plan::{Link, Plan};
+
+/// Serves peers until the process ends.
+pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
+    let plan = &job.plan;
+    open_files::allow_for(plan.peers, open_files_each(plan.link))?;
+    let (listener, port) = listener(plan)?;
+    let _engine_and_clients = if plan.link == Link::Shm {
+        let tasks: Vec<String> = (0..plan.peers).map(greeting::task).collect();
+        let map = tasks.iter().map(|task| format!("{task}=127.0.0.1:{port}\n")).collect();
+        let engine = start(plan, map, &tasks, listener)?;
+        let door = attach::listen(job.meeting_place()?).map_err(|error| failed(error.to_string()))?;
+        announce(PeerReady { port: 0 })?;
+        let clients = tasks.iter().map(|_| admit_next(&engine, &door)).collect::<Result<Vec<_>, _>>()?;
+        (engine, clients)
+    } else {
+        let engine = start(plan, greeting::map(port, plan.peers), &[PS.to_owned()], listener)?;
+        announce(PeerReady { port })?;
+        (engine, Vec::new())
+    };
+    loop {
+        // The process ends with its standard input or its parent.
+        thread::park();
+    }
+}
+
+/// A listening socket as an engine makes it for itself, on a port that the system chooses.
+fn listener(plan: &Plan) -> Result<(TcpListener, u16), BenchError> {
+    let any_port = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    let socket: Socket = listen(any_port, &tcp_settings(plan)).map_err(|error| failed(error.to_string()))?;
+    let listener = TcpListener::from(socket);
+    let port = listener.local_addr().map_err(BenchError::io("find the port"))?.port();
+    Ok((listener, port))
+}
+
+fn start(plan: &Plan, map: String, tasks: &[String], listener: TcpListener) -> Result<Engine, BenchError> {
+    let map = EndpointMap::parse(&map, "the bench's endpoint map").map_err(|error| failed(error.to_string()))?;
+    let tasks: Vec<&str> = tasks.iter().map(String::as_str).collect();
+    let mut settings = EngineSettings::new(map, &tasks).map_err(|error| failed(error.to_string()))?;
+    settings.listeners = vec![listener];
+    settings.tcp = tcp_settings(plan);
+    settings.runtime.polling = if plan.polling { Polling::Spin } else { Polling::default() };
+    // The harness has pinned this thread, and a shard's thread inherits that.
+    settings.runtime.pin = Pin::Off;
+    Engine::start(settings).map_err(|error| failed(error.to_string()))
+}
+
+fn failed(reason: String) -> BenchError {
+    BenchError::Sealane { operation: "start for many peers", reason }
+}

@@ -1,0 +1,139 @@
+//! An engine with many peers, in a process of its own; the peers are in this one. Over TCP a peer is a plain socket that
+//! greets, answers pings and stays; over shm an attached client that does nothing.
+//!
+//! `idle` measures what the engine's process costs meanwhile; `connect` (see `storm`) how fast the peers are greeted.
+
+mod greeting;
+mod host;
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ::sealane::{Attach, Task};
+
+use super::NAME;
+use crate::error::BenchError;
+use crate::limits::{CONNECT_LIMIT, WARM_UP_MAX, WARM_UP_SHARE};
+use crate::open_files;
+use crate::peer::{Peer, PeerJob, PeerProgram};
+use crate::plan::{Link, Plan};
+use crate::process::Process;
+use crate::sample::{Metric, Sample};
+use crate::system::System;
+use crate::systems::crowd::Crowd;
+use crate::systems::meeting::Meeting;
+
+pub(in crate::systems) use greeting::{Workers, greeting_bytes};
+pub(in crate::systems) use host::serve;
+
+/// Bytes of an idle client's arena, none of which is ever touched.
+const ARENA_BYTES: u64 = 1 << 20;
+
+/// Open files of a peer, on either side: its socket; of a client also its doorbell, and what it sleeps on.
+fn open_files_each(link: Link) -> usize {
+    if link == Link::Shm { 3 } else { 1 }
+}
+
+enum Peers {
+    Greeted(Crowd<Workers>),
+    /// Held, since dropping a task detaches it.
+    Attached(Vec<Task>),
+}
+
+impl Peers {
+    fn count(&self) -> usize {
+        match self {
+            Self::Greeted(crowd) => crowd.count(),
+            Self::Attached(clients) => clients.len(),
+        }
+    }
+}
+
+/// An engine whose peers want nothing.
+pub(in crate::systems) struct Idle {
+    plan: Plan,
+    /// Before the engine's process, which they say goodbye to.
+    peers: Peers,
+    congestion: Option<String>,
+    engine: Process,
+    /// Resident memory of the engine's process before the first peer came.
+    alone_bytes: u64,
+    peer: Peer,
+}
+
+impl Idle {
+    pub(in crate::systems) fn start(job: &PeerJob, program: &PeerProgram) -> Result<Self, BenchError> {
+        let plan = job.plan.clone();
+        open_files::allow_for(plan.peers, open_files_each(plan.link))?;
+        let meeting = Meeting::arrange()?;
+        let job = PeerJob { meeting_place: Some(meeting.socket()), ..job.clone() };
+        let mut peer = Peer::start(program, &job)?;
+        let engine = Process::new(peer.process_id())?;
+        let alone_bytes = engine.resident_bytes()?;
+        let (peers, congestion) = connect(&plan, peer.ready().port, &meeting).map_err(|failure| peer.blame(failure))?;
+        Ok(Self { plan, peers, congestion, engine, alone_bytes, peer })
+    }
+
+    /// Lets time pass, in which the peers only answer pings.
+    fn pass(&mut self, length: Duration) -> Result<(), BenchError> {
+        match &mut self.peers {
+            Peers::Greeted(crowd) => crowd.attend(length).map_err(|failure| self.peer.blame(failure)),
+            Peers::Attached(_) => {
+                thread::sleep(length);
+                Ok(())
+            }
+        }
+    }
+}
+
+fn connect(plan: &Plan, port: u16, meeting: &Meeting) -> Result<(Peers, Option<String>), BenchError> {
+    if plan.link == Link::Shm {
+        let attach = |peer| {
+            let client = Attach::new(&greeting::task(peer)).socket(meeting.socket());
+            client.arena_bytes(ARENA_BYTES).timeout(CONNECT_LIMIT).attach()
+        };
+        let failed = |error: ::sealane::Error| BenchError::Sealane { operation: "attach", reason: error.to_string() };
+        let clients = (0..plan.peers).map(attach).collect::<Result<_, _>>().map_err(failed)?;
+        return Ok((Peers::Attached(clients), None));
+    }
+    let (crowd, _) = Crowd::call(NAME, Workers, 0, plan.peers, port, plan.congestion.as_deref())?;
+    let congestion = crowd.congestion()?;
+    Ok((Peers::Greeted(crowd), Some(congestion)))
+}
+
+impl System for Idle {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn variant(&self) -> String {
+        let waiting = if self.plan.polling { "polling" } else { "parking" };
+        format!("{waiting}, {} peers", self.peers.count())
+    }
+
+    fn congestion(&self) -> Option<&str> {
+        self.congestion.as_deref()
+    }
+
+    /// The engine is never stopped: it would find its peers silent when it goes on. Nothing else is measured in turn
+    /// with it, see [`Plan::check`].
+    fn resume(&mut self) -> Result<(), BenchError> {
+        self.peer.resume()
+    }
+
+    fn round(&mut self, length: Duration) -> Result<Sample, BenchError> {
+        self.pass(length.mul_f64(WARM_UP_SHARE).min(WARM_UP_MAX))?;
+        let (began, spent_before) = (Instant::now(), self.engine.cpu_time()?);
+        self.pass(length)?;
+        let (took, spent) = (began.elapsed(), self.engine.cpu_time()?.saturating_sub(spent_before));
+        let cpu_percent = 100.0 * spent.as_secs_f64() / took.as_secs_f64();
+        let grown_bytes = self.engine.resident_bytes()? as f64 - self.alone_bytes as f64;
+        let bytes_per_peer = grown_bytes / self.peers.count() as f64;
+        let figures = vec![(Metric::CpuPercent, cpu_percent), (Metric::ResidentBytesPerPeer, bytes_per_peer)];
+        Ok(Sample { round_trips: None, figures })
+    }
+
+    fn rest(&mut self) -> Result<(), BenchError> {
+        Ok(())
+    }
+}

@@ -28,6 +28,9 @@ fn daemons_die(mut hosts: Hosts) {
             Process::start(&format!("circle {task} {to} {from}"), &hosts.socket(task))
         })
         .collect();
+    for member in &mut members {
+        member.hear("attached");
+    }
     for _ in 1..REPORTS {
         members[0].hear("has ");
         hosts.kill(MEMBERS[0]);

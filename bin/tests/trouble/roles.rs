@@ -98,6 +98,7 @@ struct Ledger {
 
 /// Sends items to one neighbour and receives as many from the other, whatever the daemons do: what fails is tried again.
 fn circle(task: &Task, to: &str, from: &str) {
+    eprintln!("attached");
     let ledger = Arc::new(Mutex::new(Ledger::default()));
     let count = Arc::new(AtomicUsize::new(0));
     let receivers: Vec<_> = (0..LANES)

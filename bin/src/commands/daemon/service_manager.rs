@@ -1,6 +1,7 @@
 //! What the service manager is told, where there is one (`NOTIFY_SOCKET`): ready, reloading, stopping, and a line of
 //! status. Nothing depends on its hearing it.
 
+use std::ffi::OsStr;
 use std::io;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
@@ -55,10 +56,16 @@ fn tell(states: Result<&[NotifyState<'_>], &io::Error>) {
 ///
 /// By hand, because the library waits for room as long as it takes, and with it every client would.
 fn send(states: &[NotifyState<'_>], patience: Option<Duration>) -> io::Result<()> {
-    let Some(path) = std::env::var_os("NOTIFY_SOCKET") else { return Ok(()) };
+    match std::env::var_os("NOTIFY_SOCKET") {
+        Some(path) => send_to(&path, states, patience),
+        None => Ok(()),
+    }
+}
+
+fn send_to(path: &OsStr, states: &[NotifyState<'_>], patience: Option<Duration>) -> io::Result<()> {
     let address = match path.as_bytes() {
         [b'@', name @ ..] => SocketAddr::from_abstract_name(name)?,
-        _ => SocketAddr::from_pathname(&path)?,
+        _ => SocketAddr::from_pathname(path)?,
     };
     let socket = UnixDatagram::unbound()?;
     socket.connect_addr(&address)?;
@@ -68,4 +75,41 @@ fn send(states: &[NotifyState<'_>], patience: Option<Duration>) -> io::Result<()
     }
     let message: String = states.iter().map(|state| format!("{state}\n")).collect();
     socket.send(message.as_bytes()).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STATES: [NotifyState<'_>; 2] = [NotifyState::Ready, NotifyState::Status("serves")];
+
+    #[test]
+    fn a_message_has_a_line_for_each_state() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("manager");
+        let name = format!("sealane-test-{}", std::process::id());
+        let address = SocketAddr::from_abstract_name(&name).unwrap();
+        let managers = [UnixDatagram::bind(&path).unwrap(), UnixDatagram::bind_addr(&address).unwrap()];
+        for (manager, place) in managers.iter().zip([path.as_os_str(), format!("@{name}").as_ref()]) {
+            send_to(place, &STATES, Some(PATIENCE)).unwrap();
+            let mut buffer = [0; 100];
+            let len = manager.recv(&mut buffer).unwrap();
+            assert_eq!(&buffer[..len], b"READY=1\nSTATUS=serves\n");
+        }
+        assert!(send_to(directory.path().join("nobody").as_ref(), &STATES, None).is_err());
+    }
+
+    #[test]
+    fn a_service_manager_that_does_not_read_is_not_waited_for() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("manager");
+        let _manager = UnixDatagram::bind(&path).unwrap();
+        let full = loop {
+            if let Err(error) = send_to(path.as_ref(), &STATES, None) {
+                break error;
+            }
+        };
+        assert_eq!(full.kind(), io::ErrorKind::WouldBlock);
+        assert!(send_to(path.as_ref(), &STATES, Some(Duration::from_millis(1))).is_err());
+    }
 }

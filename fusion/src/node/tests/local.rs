@@ -85,7 +85,7 @@ fn a_recv_given_up_or_late_while_its_tensor_is_copied_returns_it() {
     let asked = net.recv_into(OTHER, "ps:1", "w", destination(LARGE));
     let now = net.now;
     net.nodes[0].turn(now);
-    net.nodes[0].cancel(asked.ticket.unwrap());
+    assert!(net.nodes[0].cancel(asked.ticket.unwrap()));
     net.rest();
     assert!(sent.waits(), "it is with its producer again");
 
@@ -93,12 +93,13 @@ fn a_recv_given_up_or_late_while_its_tensor_is_copied_returns_it() {
     let asked = net.recv_into(OTHER, "ps:1", "u", destination(LARGE));
     let early = net.send(ONE, "ps:2", "u", &bytes);
     net.nodes[0].turn(now);
-    net.nodes[0].cancel(asked.ticket.unwrap());
+    assert!(net.nodes[0].cancel(asked.ticket.unwrap()));
     net.rest();
     assert!(early.waits(), "so is this one");
     assert_eq!(net.recv(OTHER, "ps:1", "u").bytes(), bytes);
 
     let asked = net.recv_into(OTHER, "ps:1", "w", destination(LARGE));
+    let ticket = asked.ticket.unwrap();
     let (sender, late) = oneshot::channel();
     let pair = net.number(0, "ps:2", "ps:1");
     let waiter = RecvWaiter::Channel(sender);
@@ -106,6 +107,7 @@ fn a_recv_given_up_or_late_while_its_tensor_is_copied_returns_it() {
     net.nodes[0].recv(now, request);
     net.rest();
     assert_eq!(asked.bytes(), bytes);
+    assert!(!net.nodes[0].cancel(ticket), "it has ended");
     let error = late.try_recv().unwrap().unwrap_err().error;
     assert!(error.to_string().contains("recv of step 1 key 'v'"), "{error}");
     net.nothing_is_left();

@@ -136,7 +136,7 @@ fn give(task: &Task, to: &str, item: usize, ledger: &Arc<Mutex<Ledger>>) {
     for attempt in 0.. {
         match try_to_give(task, to, (item, attempt), ledger) {
             Ok(()) => return,
-            Err(Code::Unavailable) => {}
+            Err(Code::Unavailable | Code::InvalidArgument) => {}
             Err(_) => {
                 let (task, to, ledger) = (task.clone(), to.to_owned(), ledger.clone());
                 let give_on =
@@ -183,7 +183,9 @@ fn take(task: &Task, from: &str, item: usize, ledger: &Mutex<Ledger>, count: &At
 
 /// Why a call did not succeed that may be made again; any other reason is a fault.
 fn may_be_repeated(error: &Error) -> Code {
-    assert!(matches!(error.code(), Code::Unavailable | Code::DeadlineExceeded), "{error}");
+    // A send that was given up may have lent its tensor to a daemon that is gone: for a while it waits there still.
+    let is_there_still = error.code() == Code::InvalidArgument && error.to_string().contains("waits already");
+    assert!(is_there_still || matches!(error.code(), Code::Unavailable | Code::DeadlineExceeded), "{error}");
     // The daemon starts meanwhile.
     std::thread::yield_now();
     error.code()

@@ -9,7 +9,7 @@ use std::time::Duration;
 use sealane::{Attach, Code, Error, RecvOptions, SendOptions, Task};
 
 use crate::hosts::ARENA_BYTES;
-use crate::tensors::{LARGE, STEP, bytes, in_arena, meta, tensor, verify};
+use crate::tensors::{LARGE, STEP, in_arena, meta, number_in, tensor, verify};
 
 /// Large sends under way at once.
 const SENDS_AT_ONCE: u64 = 2;
@@ -84,6 +84,9 @@ fn ask(task: &Task, from: &str, count: u64) {
     until_released();
 }
 
+/// Bits of a tensor's number that are its item's.
+const ITEM_BITS: u32 = 16;
+
 /// An item of a circle and the attempt to send it.
 type Attempt = (usize, u64);
 
@@ -125,9 +128,14 @@ fn len_of(item: usize) -> usize {
     [64, 8 << 10, 64, 300 << 10][item % 4]
 }
 
-/// The number of the tensor of an attempt.
+/// The number of the tensor of an attempt. While a daemon starts, there are many.
 fn number_of((item, attempt): Attempt) -> u64 {
-    (item as u64) << 16 | attempt
+    attempt << ITEM_BITS | item as u64
+}
+
+/// The attempt whose tensor has that number.
+fn attempt_of(number: u64) -> Attempt {
+    ((number & ((1 << ITEM_BITS) - 1)) as usize, number >> ITEM_BITS)
 }
 
 /// Sends an item until it has arrived. One that nobody takes any more is left to a thread of its own: its consumer may
@@ -161,12 +169,8 @@ fn take(task: &Task, from: &str, item: usize, ledger: &Mutex<Ledger>, count: &At
     loop {
         match task.recv(from, STEP, &item.to_string()).wait() {
             Ok(tensor) => {
-                let number = u64::from_le_bytes(*tensor.bytes().first_chunk().unwrap());
-                let attempt = (0..u64::from(u16::MAX)).find(|attempt| {
-                    let own = bytes(number_of((item, *attempt)), 8);
-                    number == u64::from_le_bytes(*own.first_chunk().unwrap())
-                });
-                let attempt = (item, attempt.expect("a tensor of this item"));
+                let attempt = attempt_of(number_in(&tensor));
+                assert_eq!(attempt.0, item);
                 verify(&tensor, number_of(attempt), len_of(item));
                 assert_eq!(tensor.meta(), &meta(len_of(item)));
                 ledger.lock().unwrap().got.push(attempt);

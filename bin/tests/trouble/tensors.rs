@@ -8,13 +8,16 @@ pub const STEP: i64 = 7;
 /// So large that a copy takes several turns, and a transfer over TCP many.
 pub const LARGE: usize = 4 << 20;
 
+/// Bits of a word that say whose it is; those above say where it is.
+const NUMBER_BITS: u32 = 48;
+
 /// Bytes after which the pattern of a number begins again.
 const PATTERN_BYTES: usize = 4096;
 
 /// The bytes of the tensor of that number.
 pub fn bytes(number: u64, len: usize) -> Vec<u8> {
-    let words = (0..PATTERN_BYTES as u64 / 8)
-        .map(|at| number.wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(at << 48 | number));
+    // Never zero, as memory is that nobody has written.
+    let words = (0..PATTERN_BYTES as u64 / 8).map(|at| (at << NUMBER_BITS) | (number + 1));
     let pattern: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
     let mut bytes = pattern.repeat(len.div_ceil(PATTERN_BYTES));
     bytes.truncate(len);
@@ -34,6 +37,12 @@ pub fn in_arena(task: &Task, number: u64, len: usize) -> Tensor {
     let mut memory: Buffer = task.alloc(len).unwrap();
     memory.copy_from_slice(&bytes(number, len));
     Tensor::new(meta(len), memory).unwrap()
+}
+
+/// The number of a tensor, by its first word; for [`verify`] to confirm.
+pub fn number_in(tensor: &Tensor) -> u64 {
+    let word = u64::from_le_bytes(*tensor.bytes().first_chunk().unwrap());
+    (word & ((1 << NUMBER_BITS) - 1)) - 1
 }
 
 /// Whether this is the tensor of that number, all of it.

@@ -8,13 +8,14 @@
 mod engine;
 pub mod node;
 pub mod rendezvous;
+mod shelf;
 
 pub use engine::{
-    ClientEnds, ClientId, Engine, EngineSettings, LocalEngine, LocalPair, LocalReceiving, LocalSending, LocalTask,
-    Receiving, Sending, StartError, Task,
+    ClientEnds, ClientId, Engine, EngineSettings, LocalEngine, LocalPair, LocalPlan, LocalPulling, LocalReceiving,
+    LocalReceivingMany, LocalSending, LocalTask, Receiving, Sending, StartError, Task,
 };
 pub use node::{Counters, Fuse};
 pub use sealane_runtime::Buffer;
 pub use sealane_transport::endpoint_map::EndpointMap;
 pub use sealane_transport::tensor::{DType, Element, Shape, Tensor, TensorMeta, TypeCode};
-pub use sealane_transport::{Code, Error, RecvOptions, RecvOutcome, SendOptions, SendOutcome, Unreceived};
+pub use sealane_transport::{Code, Error, Keys, RecvOptions, RecvOutcome, SendOptions, SendOutcome, Tray, Unreceived};

@@ -34,6 +34,8 @@ pub mod tcp;
 #[cfg(not(loom))]
 pub mod tensor;
 #[cfg(not(loom))]
+pub mod tray;
+#[cfg(not(loom))]
 pub mod wire;
 
 #[cfg(not(loom))]
@@ -45,4 +47,5 @@ pub use self::{
     link::{Link, LinkKind, Meta},
     payload::Payload,
     tensor::{Tensor, TensorMeta},
+    tray::{Keys, Tray},
 };

@@ -15,6 +15,22 @@ pub const REASON_BYTES_MAX: usize = 1024;
 /// Longest body of a frame, in bytes, payload not counted.
 pub const FRAME_BODY_BYTES_MAX: usize = 16 * 1024;
 
+/// A frame of several requests or small tensors ends at about so many bytes: its header is then a hundredth of it, and
+/// the other side begins with its work early.
+pub const GROUP_BYTES: usize = 4 * 1024;
+
+/// The same for a frame of small published tensors.
+pub const PART_BYTES: usize = 8 * 1024;
+
+/// Most keys in one set: DeepRec's largest models have some ten thousand variables.
+pub const SET_KEYS_MAX: usize = 65_536;
+
+/// Most sets that one session pulls.
+pub const SETS_MAX: usize = 65_536;
+
+/// Most keys in all sets of one peer together.
+pub const PEER_SET_KEYS_MAX: usize = 1 << 20;
+
 /// Longest greeting, in bytes: room for [`TASKS_PER_HELLO`] names of ordinary length.
 pub const HELLO_BYTES_MAX: usize = 256 * 1024;
 
@@ -47,6 +63,8 @@ pub const RELEASE_ACK_EVERY: u64 = 256;
 const _: () = {
     assert!(KEY_BYTES_MAX + 64 <= FRAME_BODY_BYTES_MAX);
     assert!(META_BYTES_MAX + 64 <= FRAME_BODY_BYTES_MAX);
+    assert!(GROUP_BYTES <= FRAME_BODY_BYTES_MAX && PART_BYTES <= FRAME_BODY_BYTES_MAX);
+    assert!(META_BYTES_MAX + INLINE_PAYLOAD_BYTES + 64 <= FRAME_BODY_BYTES_MAX);
     assert!(RELEASES_PER_FRAME * 8 <= FRAME_BODY_BYTES_MAX);
     assert!(REASON_BYTES_MAX + 64 <= FRAME_BODY_BYTES_MAX);
     assert!(FRAME_BODY_BYTES_MAX + INLINE_PAYLOAD_BYTES <= OUTBOX_STAGED_BYTES);
@@ -63,6 +81,9 @@ pub struct SessionLimits {
     /// Requests of the peer that wait here for their tensor, and tensors handed out and not yet released, each.
     /// Default 65,536.
     pub parked_requests_max: usize,
+    /// Bytes of tensors handed to a peer and not released by it; more wait, but one tensor of any size goes. Default
+    /// 256 MiB.
+    pub in_flight_bytes_max: usize,
     /// Largest tensor accepted, in bytes. Default 4 GiB.
     pub tensor_bytes_max: u64,
     /// A ping goes out after this long without a word from the peer. Default 10 s.
@@ -77,6 +98,7 @@ impl Default for SessionLimits {
             window: 40,
             queued_requests_max: 65_536,
             parked_requests_max: 65_536,
+            in_flight_bytes_max: 256 << 20,
             tensor_bytes_max: 4 << 30,
             heartbeat: std::time::Duration::from_secs(10),
             peer_timeout: std::time::Duration::from_secs(30),

@@ -94,9 +94,19 @@ pub struct Landing {
     /// The producer's handle of it.
     pub(crate) token: Handle,
     pub(crate) meta: Meta,
+    pub(crate) of: LandingOf,
     pub(crate) place: Place,
     pub(crate) filled: usize,
     pub(crate) total: usize,
+}
+
+/// What a payload belongs to.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum LandingOf {
+    /// The tensor that a request asked for.
+    Response,
+    /// A tensor of a pull, by its number, and its version.
+    Part { index: u32, version: i64 },
 }
 
 /// Where a payload goes.

@@ -20,6 +20,7 @@ pub struct Outbox {
     segments: VecDeque<Segment>,
     payloads: usize,
     returned: Vec<(Handle, Payload)>,
+    frames: u64,
 }
 
 enum Segment {
@@ -47,12 +48,18 @@ impl Outbox {
         self.segments.iter().map(bytes).sum()
     }
 
-    /// Appends the frames that `write` writes.
+    /// Appends the frame that `write` writes.
     #[inline]
     pub fn stage(&mut self, write: impl FnOnce(&mut FrameWriter<'_>)) {
+        self.frames += 1;
         let before = self.staged.len();
         write(&mut FrameWriter(&mut self.staged));
         self.lengthen(self.staged.len() - before);
+    }
+
+    /// Frames that were ever staged.
+    pub fn frames(&self) -> u64 {
+        self.frames
     }
 
     /// Appends a payload. A small one is copied and given straight back; a large one stays until the link wrote it and

@@ -20,6 +20,14 @@ impl Payload {
         self.as_ref().len()
     }
 
+    /// The same bytes once more, without a copy where they are shared.
+    pub fn share(&self) -> Payload {
+        match self {
+            Payload::Shared(bytes) => Payload::Shared(bytes.clone()),
+            Payload::Owned(buffer) => Payload::Owned(Buffer::copy_of(buffer)),
+        }
+    }
+
     /// True if there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0

@@ -78,8 +78,8 @@ impl LocalEngine {
 /// A task of this engine, on one shard.
 #[derive(Clone)]
 pub struct LocalTask {
-    engine: Rc<ShardEngine>,
-    local: u16,
+    pub(super) engine: Rc<ShardEngine>,
+    pub(super) local: u16,
 }
 
 impl LocalTask {
@@ -107,8 +107,8 @@ impl LocalTask {
 /// A task of this engine and a peer, on the shard that serves the two.
 #[derive(Clone)]
 pub struct LocalPair {
-    engine: Rc<ShardEngine>,
-    pair: u32,
+    pub(super) engine: Rc<ShardEngine>,
+    pub(super) pair: u32,
 }
 
 impl LocalPair {
@@ -154,6 +154,7 @@ impl LocalPair {
                     deadline: deadline(now, timeout),
                     destination: options.destination,
                     waiter: RecvWaiter::Cell(cell),
+                    fused: false,
                 },
             );
             (cell, ticket)

@@ -45,6 +45,8 @@ pub struct EngineSettings {
     pub lease: Duration,
     /// Tensors of one shard that wait or are lent at most. Default 1,048,576.
     pub deposited_tensors_max: usize,
+    /// Keys that are published or named by plans on one shard at most. Default 1,048,576.
+    pub published_tensors_max: usize,
     /// How messages of a turn leave. Default [`Fuse::Turn`].
     pub fuse: Fuse,
     /// Why links are of the kind that they are, for the log. Default: that TCP is the only network link.
@@ -76,6 +78,7 @@ impl EngineSettings {
             request_timeout: Duration::from_secs(600),
             lease: Duration::from_secs(120),
             deposited_tensors_max: 1 << 20,
+            published_tensors_max: 1 << 20,
             fuse: Fuse::Turn,
             path_reason: "the only network link in this build".into(),
         })
@@ -151,6 +154,7 @@ impl EngineSettings {
             incarnation,
             session: self.session.clone(),
             deposited_tensors_max: self.deposited_tensors_max,
+            published_tensors_max: self.published_tensors_max,
             links_max: self.links_max,
             connect_timeout: self.connect_timeout.min(TIMEOUT_MAX),
             lease: self.lease.min(TIMEOUT_MAX),

@@ -83,7 +83,7 @@ impl Task {
             match node.pair(local, &peer) {
                 Ok(pair) => {
                     let deadline = deadline(now, timeout);
-                    node.recv(now, RecvRequest { pair, step, key: &key, deadline, destination, waiter });
+                    node.recv(now, RecvRequest { pair, step, key: &key, deadline, destination, waiter, fused: false });
                 }
                 Err(error) => node.finish_recv(waiter, Err(Unreceived { error, destination })),
             }

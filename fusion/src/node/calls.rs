@@ -7,9 +7,9 @@ use std::time::Instant;
 use sealane_runtime::Buffer;
 use sealane_transport::limits::KEY_BYTES_MAX;
 use sealane_transport::session::{Ask, Unanswered};
-use sealane_transport::{Error, Handle, RecvOutcome, SendOutcome, Unreceived};
+use sealane_transport::{Error, Handle, RecvOutcome, SendOutcome, Tray, Unreceived};
 
-use super::cells::{ClientOutcome, RecvWaiter, SendWaiter, Sender};
+use super::cells::{ClientOutcome, PullWaiter, RecvWaiter, SendWaiter, Sender};
 use super::{Node, Pair, draining};
 use crate::rendezvous::{Deposited, Meeting, Parked, Scope, Unsent};
 use sealane_transport::tensor::Tensor;
@@ -29,6 +29,8 @@ pub struct RecvRequest<'a> {
     pub destination: Option<Buffer>,
     /// Who is told.
     pub waiter: RecvWaiter,
+    /// One of many that are asked for together: it does not wait for the window.
+    pub fused: bool,
 }
 
 /// Names a request until it ends.
@@ -78,7 +80,8 @@ impl Node {
             destination: recv.destination,
             waiter: recv.waiter,
         };
-        let asked = self.peers.get_mut(session).expect("session_of gives a live one").session.request(now, ask);
+        let peer = self.peers.get_mut(session).expect("session_of gives a live one");
+        let asked = if recv.fused { peer.session.request_fused(now, ask) } else { peer.session.request(now, ask) };
         match asked {
             Ok(request) => {
                 self.mark_dirty(session);
@@ -252,7 +255,34 @@ impl Node {
             // A caller that no longer listens has dropped its end.
             RecvWaiter::Channel(sender) => drop(sender.send(outcome)),
             RecvWaiter::Client(call) => self.client_outcomes.push((call, ClientOutcome::Received(outcome))),
+            RecvWaiter::Batch { batch, index } => self.finish_one(batch, index, outcome),
+            RecvWaiter::Pull(_) => unreachable!("pulls end with a tray"),
         }
+    }
+
+    /// Gives a waiter the tray of its pull.
+    pub fn finish_pull(&mut self, waiter: PullWaiter, tray: Tray) {
+        match waiter {
+            PullWaiter::Cell(cell) => self.pull_cells.finish(cell, tray, &mut self.wakers),
+            PullWaiter::Channel(sender) => drop(sender.send(tray)),
+            PullWaiter::Client(call) => self.client_outcomes.push((call, ClientOutcome::Pulled(tray))),
+        }
+    }
+
+    /// The cell of a future that waits for a pull.
+    pub fn open_pull(&mut self) -> Handle {
+        self.pull_cells.open()
+    }
+
+    /// The tray that a future waits for.
+    pub fn poll_pull(&mut self, cell: Handle, waker: &Waker) -> Poll<Tray> {
+        self.pull_cells.poll(cell, waker)
+    }
+
+    /// The future is dropped: the pull is given up. Its tray, unless a tensor is arriving in it at this moment.
+    pub fn close_pull(&mut self, cell: Handle, pull: Option<Handle>) -> Option<Tray> {
+        let done = self.pull_cells.take(cell);
+        done.or_else(|| self.cancel_pull(pull?))
     }
 
     /// Tells a waiter how its send ended.

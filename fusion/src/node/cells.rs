@@ -3,7 +3,7 @@
 use std::task::{Poll, Waker};
 use std::time::Instant;
 
-use sealane_transport::{Arena, Handle, RecvOutcome, SendOutcome};
+use sealane_transport::{Arena, Handle, RecvOutcome, SendOutcome, Tray};
 
 /// Who waits for a tensor.
 #[derive(Debug)]
@@ -12,6 +12,26 @@ pub enum RecvWaiter {
     Cell(Handle),
     /// A caller on any thread.
     Channel(oneshot::Sender<RecvOutcome>),
+    /// A client process.
+    Client(ClientCall),
+    /// A fused receive of this node, and the number in it.
+    Batch {
+        /// The batch.
+        batch: Handle,
+        /// The number.
+        index: u32,
+    },
+    /// A pull of this node, which ends with a tray instead.
+    Pull(Handle),
+}
+
+/// Who waits for the tray of a pull.
+#[derive(Debug)]
+pub enum PullWaiter {
+    /// A future on this shard.
+    Cell(Handle),
+    /// A caller on any thread.
+    Channel(oneshot::Sender<Tray>),
     /// A client process.
     Client(ClientCall),
 }
@@ -45,6 +65,8 @@ pub enum ClientOutcome {
     Sent(SendOutcome),
     /// A recv.
     Received(RecvOutcome),
+    /// A pull.
+    Pulled(Tray),
 }
 
 /// Who sent a tensor, and since when it waits.
@@ -78,6 +100,14 @@ impl<T> Cells<T> {
 
     pub(super) fn close(&mut self, cell: Handle) {
         self.0.remove(cell);
+    }
+
+    /// Closes the cell; its outcome, if there is one.
+    pub(super) fn take(&mut self, cell: Handle) -> Option<T> {
+        match self.0.remove(cell) {
+            Some(Cell::Done(outcome)) => Some(outcome),
+            _ => None,
+        }
     }
 
     /// Puts the outcome in; the future's waker goes to `wakers`. A closed cell drops it.

@@ -441,7 +441,9 @@ impl Node {
             self.settle_events(handle);
             self.mark_dirty(handle);
         }
-        self.end_all_local(&Error::unavailable("this engine", format!("it stops: {reason}")));
+        let stops = Error::unavailable("this engine", format!("it stops: {reason}"));
+        self.end_all_local(&stops);
+        self.end_local_pulls(|_| true, &stops);
         for unsent in self.table.take_deposits(|_, _| true) {
             let error = Error::Aborted { step: unsent.step, reason: reason.into() };
             self.finish_send(unsent.sender.waiter, Err(error));

@@ -50,6 +50,17 @@ impl Node {
             Event::Settled { deposit, tensor: (meta, payload), taken } => {
                 self.settled(deposit, (TensorMeta::from_own_wire(meta), payload), taken);
             }
+            Event::Pulled { waiter, tray } => {
+                let RecvWaiter::Pull(pull) = waiter else { unreachable!("pulls are asked with their own names") };
+                for index in 0..tray.len() {
+                    if let Ok(tensor) = tray.get(index) {
+                        self.count_received(tensor.bytes().len());
+                    }
+                }
+                self.pulled(pull, tray);
+            }
+            Event::Named(named) => self.named(handle, named),
+            Event::Forgotten { slots } => self.shelf.let_go(&slots),
             Event::Aborted { step, peer_task, reason } => self.aborted(Some(handle), step, peer_task, &reason),
         }
     }

@@ -127,7 +127,7 @@ impl LocalRecvs {
 impl Node {
     /// Asks a task of this node. `producer_pair` is the pair as its producer numbers it.
     pub(super) fn recv_local(&mut self, now: Instant, recv: RecvRequest<'_>, producer_pair: u32) -> Option<Ticket> {
-        let RecvRequest { pair, step, key, deadline, destination, waiter } = recv;
+        let RecvRequest { pair, step, key, deadline, destination, waiter, .. } = recv;
         let at = Meeting { pair: producer_pair, step, key };
         if let Err(error) = self.check_local(at) {
             self.finish_recv(waiter, Err(Unreceived { error, destination }));

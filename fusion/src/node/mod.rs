@@ -7,14 +7,17 @@
 //! queues. [`Node::turn`] moves what there is to move; [`Node::poll_order`] says which connections are wanted;
 //! time is an argument. Bounded by [`NodeSettings`] and by what its sessions are bounded by.
 
+mod batches;
 mod calls;
 mod cells;
 mod connect;
 mod events;
 mod local;
+mod local_pulls;
 mod memory;
 mod peer;
 mod placement;
+mod plans;
 mod schedule;
 mod turn;
 
@@ -31,17 +34,22 @@ use sealane_transport::error::LinkError;
 use sealane_transport::lane::{lane, shard_of};
 use sealane_transport::limits::{HELLO_BYTES_MAX, TASKS_PER_HELLO};
 use sealane_transport::session::Event;
-use sealane_transport::{Arena, Error, Handle, RecvOutcome, SendOutcome, SessionLimits};
+use sealane_transport::{Arena, Error, Handle, RecvOutcome, SendOutcome, SessionLimits, Tray};
 
 use crate::rendezvous::{EndedSteps, Table};
+use crate::shelf::{PublishedShelf, Watcher};
+use batches::Batch;
+pub use batches::{BatchWaiter, FusedRequest};
 pub use calls::{RecvRequest, Ticket};
 use cells::{Cells, Sender};
-pub use cells::{ClientCall, ClientOutcome, RecvWaiter, SendWaiter};
+pub use cells::{ClientCall, ClientOutcome, PullWaiter, RecvWaiter, SendWaiter};
 pub use connect::{Answer, ConnectOrder, DialFailure, DialFailureKind};
 use local::LocalRecvs;
 pub use memory::Pool;
 use memory::TaskMemory;
 use peer::Peer;
+pub use plans::PullRequest;
+use plans::{Plan, UnderWay};
 use schedule::Schedule;
 
 /// How messages of one turn leave.
@@ -71,6 +79,8 @@ pub struct NodeSettings {
     pub session: SessionLimits,
     /// Tensors that wait or are lent at most. Default 1,048,576.
     pub deposited_tensors_max: usize,
+    /// Keys that are published or named by plans at most. Default 1,048,576.
+    pub published_tensors_max: usize,
     /// Links at most; further callers are rejected. Default 4,096.
     pub links_max: usize,
     /// How long requests wait for a connection. Default 120 s.
@@ -96,6 +106,8 @@ pub struct Counters {
     pub bytes_sent: u64,
     /// Writes to links.
     pub writes: u64,
+    /// Messages to peers that this side still knows: frames of the wire, releases and notes included.
+    pub messages_sent: u64,
     /// Links that were lost.
     pub links_lost: u64,
     /// Sessions that were given up, or whose peer had restarted: what was under way on them is in doubt.
@@ -110,6 +122,8 @@ pub struct Counters {
     pub deposits: u64,
     /// Requests of peers that wait now.
     pub parked: u64,
+    /// Tensors that are published now.
+    pub published: u64,
 }
 
 /// A task of another engine, or of this one, as a peer.
@@ -160,12 +174,23 @@ pub struct Node {
     /// Requests that went to another session than their tickets say.
     moved: HashMap<Ticket, Ticket>,
     local: LocalRecvs,
+    batches: Arena<Batch>,
+    shelf: PublishedShelf,
+    plans: Arena<Plan>,
+    pulls: Arena<UnderWay>,
+    /// Pulls from this node's shelf that have something to copy.
+    local_pulls: VecDeque<Handle>,
+    /// No deadline of a pull from this node's shelf is earlier.
+    local_pulls_earliest: Option<Instant>,
+    /// Kept to reuse its memory; empty between calls.
+    watchers: Vec<Watcher>,
     table: Table<Sender>,
     ended: EndedSteps,
     memory: TaskMemory,
     send_slab: Slab,
     recv_cells: Cells<RecvOutcome>,
     send_cells: Cells<SendOutcome>,
+    pull_cells: Cells<Tray>,
     wakers: Vec<Waker>,
     client_outcomes: Vec<(ClientCall, ClientOutcome)>,
     /// No new calls of clients, and no requests that would have to wait.
@@ -213,12 +238,20 @@ impl Node {
             sessions: HashMap::new(),
             moved: HashMap::new(),
             local: LocalRecvs::new(settings.session.queued_requests_max),
+            batches: Arena::new(usize::MAX),
+            shelf: PublishedShelf::new(settings.published_tensors_max),
+            plans: Arena::new(usize::MAX),
+            pulls: Arena::new(usize::MAX),
+            local_pulls: VecDeque::new(),
+            local_pulls_earliest: None,
+            watchers: Vec::new(),
             table: Table::new(settings.deposited_tensors_max),
             ended: EndedSteps::default(),
             memory: TaskMemory::new(receive_slab),
             send_slab,
             recv_cells: Cells::default(),
             send_cells: Cells::default(),
+            pull_cells: Cells::default(),
             wakers: Vec::new(),
             client_outcomes: Vec::new(),
             draining: false,
@@ -262,6 +295,8 @@ impl Node {
             slab_receive_bytes: self.memory.slab().in_use_bytes() as u64,
             deposits: self.table.deposits() as u64,
             parked: self.table.parked() as u64,
+            messages_sent: self.peers.iter().map(|(_, peer)| peer.session.messages_sent()).sum(),
+            published: self.shelf.published() as u64,
             ..self.counters
         }
     }
@@ -425,6 +460,8 @@ impl Node {
         let error = Error::unavailable(name.as_str(), reason);
         self.end_those(|_, pair| pair.local == local, &error);
         self.end_local(local, None, &error);
+        self.end_local_pulls(|consumer| consumer == local, &error);
+        self.withdraw_all(local, &error);
         for handle in self.peers.select(|_| true) {
             let peer = self.peers.get_mut(handle).expect("just selected");
             peer.session.end_requests_of(local, &error);
@@ -451,7 +488,8 @@ impl Node {
 
     /// When [`turn`](Self::turn) must come at the latest.
     pub fn next_timeout(&self) -> Option<Instant> {
-        [self.schedule.next(), self.table.next_deadline(), self.local.next_deadline()].into_iter().flatten().min()
+        let own = [self.table.next_deadline(), self.local.next_deadline(), self.local_pulls_earliest];
+        own.into_iter().chain([self.schedule.next()]).flatten().min()
     }
 }
 

@@ -69,12 +69,21 @@ impl Node {
         let misplaced = take_requests(peer, handle, |consumer, producer| {
             numbers.get(&(consumer, producer)).is_some_and(|&pair| is_elsewhere(&pairs[pair as usize]))
         });
+        let mut pulls = Vec::new();
+        let peer = self.peers.get_mut(handle).expect("still there");
+        peer.session.take_pulls(
+            |consumer, producer| {
+                numbers.get(&(consumer, producer)).is_some_and(|&pair| is_elsewhere(&pairs[pair as usize]))
+            },
+            |_, min_version, deadline, tray, waiter| pulls.push((waiter, min_version, deadline, tray)),
+        );
         for pair in &mut self.pairs {
             if pair.session == Some(handle) && is_elsewhere(pair) {
                 pair.session = None;
             }
         }
         self.ask_elsewhere(now, misplaced);
+        self.pull_elsewhere(now, pulls);
         true
     }
 
@@ -82,22 +91,28 @@ impl Node {
     /// asked with them; what it was not asked yet is asked of the shards that it has now.
     pub(super) fn renumber(&mut self, now: Instant, address: &TransportAddress, shards: u16) {
         self.forget_ended_moves();
-        let mut unasked = Vec::new();
+        let (mut unasked, mut pulls) = (Vec::new(), Vec::new());
         for handle in self.peers.select(|peer| peer.address == *address) {
             self.drop_link(now, handle, &LinkError::Closed);
             self.give_up(handle, "it restarted with another number of cores, and what it was asked is lost");
             let mut peer = self.peers.remove(handle).expect("just selected");
             unasked.extend(take_requests(&mut peer, handle, |_, _| true));
+            peer.session.take_pulls(
+                |_, _| true,
+                |_, min_version, deadline, tray, waiter| pulls.push((waiter, min_version, deadline, tray)),
+            );
             self.sessions.retain(|_, session| *session != handle);
         }
         self.shards_at.insert(address.clone(), shards);
         self.ask_elsewhere(now, unasked);
+        self.pull_elsewhere(now, pulls);
     }
 
     fn ask_elsewhere(&mut self, now: Instant, requests: Vec<Unasked>) {
         for Unasked { ticket, consumer, producer, step, key, deadline, destination, waiter } in requests {
             let pair = self.pair_of(consumer, producer);
-            let moved = self.recv(now, RecvRequest { pair, step, key: &key, deadline, destination, waiter });
+            let moved =
+                self.recv(now, RecvRequest { pair, step, key: &key, deadline, destination, waiter, fused: false });
             if let Some(moved) = moved {
                 self.moved.insert(ticket, moved);
             }

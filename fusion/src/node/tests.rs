@@ -2,9 +2,11 @@
 
 mod connecting;
 mod ending;
+mod fused;
 mod local;
 mod meeting;
 mod placing;
+mod pulling;
 mod writing;
 
 use std::sync::Arc;
@@ -45,6 +47,7 @@ fn settings(address: &str, tasks: &[&str]) -> NodeSettings {
         incarnation: 1000,
         session: SessionLimits::default(),
         deposited_tensors_max: 1000,
+        published_tensors_max: 1000,
         links_max: 8,
         connect_timeout: Duration::from_secs(20),
         lease: Duration::from_secs(60),
@@ -191,7 +194,7 @@ impl Net {
         let pair = self.number(at.0, at.1, from);
         let (sender, receiver) = oneshot::channel();
         let (deadline, waiter) = (self.now + SOON, RecvWaiter::Channel(sender));
-        let request = RecvRequest { pair, step: 1, key, deadline, destination, waiter };
+        let request = RecvRequest { pair, step: 1, key, deadline, destination, waiter, fused: false };
         let ticket = self.nodes[at.0].recv(self.now, request);
         Asked { receiver, ticket }
     }

@@ -24,6 +24,9 @@ impl Node {
         if self.local.is_copying() {
             work += self.copy_on();
         }
+        if !self.local_pulls.is_empty() {
+            work += self.pull_on();
+        }
         if self.next_timeout().is_some_and(|due| due <= now) {
             self.timeouts(now);
             work += 1;
@@ -34,6 +37,7 @@ impl Node {
     fn timeouts(&mut self, now: Instant) {
         self.expire_deposits(now);
         self.expire_local(now);
+        self.expire_local_pulls(now);
         while let Some((time, handle)) = self.schedule.take_due(now) {
             let Some(peer) = self.peers.get_mut(handle) else { continue };
             if peer.scheduled == Some(time) {
@@ -116,7 +120,7 @@ impl Node {
         peer.blocked = false;
         let Some(link) = &mut peer.link else { return 0 };
         loop {
-            let filled = peer.session.fill(now, one_message);
+            let filled = peer.session.fill_from(&self.shelf, now, one_message);
             // With a write a message, a last call tells the link that nothing follows.
             if peer.session.outbox().is_empty() && !one_message {
                 break;
@@ -141,7 +145,11 @@ impl Node {
             }
         }
         let more = !blocked && peer.session.has_output();
+        let waits = peer.session.has_waits();
         peer.blocked = blocked && error.is_none();
+        if waits {
+            self.watch_for(handle);
+        }
         if let Some(error) = error {
             self.lose(now, handle, &error);
             return 1;
@@ -213,7 +221,7 @@ impl Node {
 
     /// True if a turn would do something: nothing that waits for a descriptor counts.
     pub fn has_work(&self) -> bool {
-        !self.dirty.is_empty() || self.local.is_copying()
+        !self.dirty.is_empty() || self.local.is_copying() || !self.local_pulls.is_empty()
     }
 
     /// Moves the sessions that have a new link into `into`: their descriptors are to be watched for reading.

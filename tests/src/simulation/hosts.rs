@@ -82,6 +82,7 @@ impl Simulation {
                 incarnation: (index as u64 + 1) * INCARNATION_STRIDE * 64 + u64::from(process) * INCARNATION_STRIDE,
                 session: self.climate.limits.clone(),
                 deposited_tensors_max: self.climate.deposited_tensors_max,
+                published_tensors_max: 4096,
                 links_max: 64,
                 connect_timeout: super::climate::CONNECT_TIMEOUT,
                 lease: super::climate::LEASE,

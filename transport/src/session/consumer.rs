@@ -11,10 +11,10 @@ use super::releases::ReleaseLog;
 use super::{Arrived, Event, Roster, Session, Unanswered};
 use crate::arena::{Arena, Handle};
 use crate::error::Error;
-use crate::limits::{KEY_BYTES_MAX, SessionLimits};
-use crate::link::{Landing, Meta, Place};
+use crate::limits::{GROUP_BYTES, KEY_BYTES_MAX, SessionLimits};
+use crate::link::{Landing, LandingOf, Meta, Place};
 use crate::outbox::Outbox;
-use crate::wire::{Request, Response, WireError};
+use crate::wire::{REQUEST_ENTRY_BYTES, Request, Response, SmallResponse, WireError};
 
 /// A recv: what is wanted, from whom, until when, and where to.
 #[derive(Debug)]
@@ -55,6 +55,8 @@ struct Wanted<W> {
     state: State,
     /// True once it went out on any link.
     asked: bool,
+    /// One of many that were asked for together: these do not fill the window.
+    fused: bool,
     destination: Option<Buffer>,
     /// The destination came with the request: it stays with it when a link is lost, unlike memory of the slab.
     brought: bool,
@@ -73,6 +75,10 @@ pub(super) struct Consumer<W> {
     requests_max: usize,
     wanted: Arena<Wanted<W>>,
     to_ask: VecDeque<Handle>,
+    /// The same for those that do not wait for the window.
+    to_ask_fused: VecDeque<Handle>,
+    /// Requests that share the frame that is being staged; kept to reuse its memory.
+    group: Vec<Handle>,
     in_flight: usize,
     /// No deadline is earlier; it may be later than the truth says, never earlier.
     earliest: Option<Instant>,
@@ -88,6 +94,8 @@ impl<W> Consumer<W> {
             requests_max: limits.queued_requests_max,
             wanted: Arena::new(limits.queued_requests_max),
             to_ask: VecDeque::new(),
+            to_ask_fused: VecDeque::new(),
+            group: Vec::new(),
             in_flight: 0,
             earliest: None,
             releases: ReleaseLog::default(),
@@ -109,12 +117,17 @@ impl<W> Consumer<W> {
     }
 
     pub(super) fn can_ask(&self) -> bool {
-        !self.to_ask.is_empty() && self.in_flight < self.window && !self.releases.is_full()
+        let windowed = !self.to_ask.is_empty() && self.in_flight < self.window;
+        (windowed || !self.to_ask_fused.is_empty()) && !self.releases.is_full()
     }
 
     #[cfg(test)]
     pub(super) fn queue_length(&self) -> usize {
         self.to_ask.len()
+    }
+
+    fn queue(&mut self, handle: Handle, fused: bool) {
+        if fused { self.to_ask_fused.push_back(handle) } else { self.to_ask.push_back(handle) }
     }
 
     pub(super) fn next_deadline(&self) -> Option<Instant> {
@@ -123,7 +136,7 @@ impl<W> Consumer<W> {
 
     fn remove(&mut self, handle: Handle) -> Option<Wanted<W>> {
         let mut wanted = self.wanted.remove(handle)?;
-        if wanted.state == State::Asked {
+        if wanted.state == State::Asked && !wanted.fused {
             self.in_flight -= 1;
         }
         if self.spare_keys.len() < SPARE_KEYS {
@@ -139,20 +152,70 @@ impl<W> Consumer<W> {
         self.releases.stage(outbox);
     }
 
-    pub(super) fn stage_request(&mut self, now: Instant, roster: &Roster, outbox: &mut Outbox) -> bool {
-        while self.in_flight < self.window && !self.releases.is_full() {
-            let Some(id) = self.to_ask.pop_front() else { return false };
-            let Some(wanted) = self.wanted.get_mut(id) else { continue };
-            let Some(producer) = roster.place_of(wanted.producer) else { continue };
-            (wanted.state, wanted.asked) = (State::Asked, true);
-            self.in_flight += 1;
-            let left = wanted.deadline.saturating_duration_since(now);
-            let (consumer, step, key) = (wanted.consumer, wanted.step, wanted.key.as_str());
-            let timeout_ms = left.as_millis().min(u128::from(u32::MAX)) as u32;
-            outbox.stage(|writer| writer.request(&Request { id, step, timeout_ms, consumer, producer, key }));
-            return true;
+    /// Stages one frame of requests: all that the next has in common with those behind it, or with `alone` the next
+    /// alone. False if there is none.
+    pub(super) fn stage_requests(&mut self, now: Instant, roster: &Roster, outbox: &mut Outbox, alone: bool) -> bool {
+        if self.releases.is_full() {
+            return false;
         }
-        false
+        let fused = !self.to_ask_fused.is_empty();
+        let most = match (alone, fused) {
+            (true, true) => 1,
+            (true, false) => 1.min(self.window - self.in_flight),
+            (false, true) => usize::MAX,
+            (false, false) => self.window - self.in_flight,
+        };
+        let Some((timeout_ms, consumer, producer)) = self.take_group(now, roster, fused, most) else { return false };
+        let (wanted, group) = (&self.wanted, &mut self.group);
+        let asked = |id: Handle| wanted.get(id).expect("just looked at");
+        if let [id] = group[..] {
+            let Wanted { step, key, .. } = asked(id);
+            outbox.stage(|writer| writer.request(&Request { id, step: *step, timeout_ms, consumer, producer, key }));
+        } else {
+            outbox.stage(|writer| {
+                let mut frame = writer.requests(timeout_ms, consumer, producer);
+                for &id in &*group {
+                    let Wanted { step, key, .. } = asked(id);
+                    frame.push(id, *step, key);
+                }
+                frame.end();
+            });
+        }
+        group.clear();
+        true
+    }
+
+    /// Moves requests that can share a frame from the front of their queue to `group`, `most` of them at most; what
+    /// they have in common.
+    #[inline]
+    fn take_group(&mut self, now: Instant, roster: &Roster, fused: bool, most: usize) -> Option<(u32, u16, u16)> {
+        let mut common = None;
+        let mut place = 0;
+        let mut bytes = 0;
+        while self.group.len() < most && bytes < GROUP_BYTES {
+            let queue = if fused { &mut self.to_ask_fused } else { &mut self.to_ask };
+            let Some(id) = queue.pop_front() else { break };
+            let Some(wanted) = self.wanted.get_mut(id) else { continue };
+            let left = wanted.deadline.saturating_duration_since(now);
+            let timeout_ms = left.as_millis().min(u128::from(u32::MAX)) as u32;
+            let traits = (timeout_ms, wanted.consumer, wanted.producer);
+            match common {
+                None => match roster.place_of(wanted.producer) {
+                    Some(producer) => (common, place) = (Some(traits), producer),
+                    None => continue,
+                },
+                Some(common) if common == traits => {}
+                Some(_) => {
+                    queue.push_front(id);
+                    break;
+                }
+            }
+            (wanted.state, wanted.asked) = (State::Asked, true);
+            bytes += REQUEST_ENTRY_BYTES + wanted.key.len();
+            self.in_flight += usize::from(!fused);
+            self.group.push(id);
+        }
+        common.map(|(timeout_ms, consumer, _)| (timeout_ms, consumer, place))
     }
 
     /// All that stands is asked again, in the order of its slots; what the peer does not serve ends.
@@ -176,7 +239,8 @@ impl<W> Consumer<W> {
         self.releases.rewind();
         self.in_flight = 0;
         self.to_ask.clear();
-        if let Some(Landing { request, place: Place::Buffer(buffer), .. }) = landing
+        self.to_ask_fused.clear();
+        if let Some(Landing { request, of: LandingOf::Response, place: Place::Buffer(buffer), .. }) = landing
             && let Some(wanted) = self.wanted.get_mut(request)
             && wanted.brought
         {
@@ -184,7 +248,8 @@ impl<W> Consumer<W> {
         }
         for (handle, wanted) in self.wanted.iter_mut() {
             wanted.state = State::Queued;
-            self.to_ask.push_back(handle);
+            let queue = if wanted.fused { &mut self.to_ask_fused } else { &mut self.to_ask };
+            queue.push_back(handle);
         }
     }
 
@@ -237,7 +302,7 @@ impl<W> Consumer<W> {
             && wanted.state == State::Asked
         {
             wanted.state = State::Parked;
-            self.in_flight -= 1;
+            self.in_flight -= usize::from(!wanted.fused);
         }
     }
 
@@ -272,6 +337,7 @@ impl<W> Consumer<W> {
             request: response.id,
             token: response.token,
             meta: Meta::from_slice(response.meta),
+            of: LandingOf::Response,
             place,
             filled: 0,
             total: response.payload_bytes as usize,
@@ -321,12 +387,31 @@ impl<W> Consumer<W> {
         }
     }
 
+    /// Takes in a tensor that came whole, with its frame.
+    ///
+    /// # Errors
+    /// Those of [`land`](Self::land).
+    #[inline]
+    pub(super) fn take<D>(
+        &mut self,
+        small: &SmallResponse<'_>,
+        memory: &dyn ReceiveMemory,
+        events: &mut VecDeque<Event<W, D>>,
+    ) -> Result<(), WireError> {
+        let SmallResponse { id, token, meta, payload } = *small;
+        let mut landing =
+            self.land(&Response { id, token, payload_bytes: payload.len() as u64, meta }, memory, events)?;
+        landing.take(payload);
+        self.landed(landing, events);
+        Ok(())
+    }
+
     pub(super) fn acknowledge(&mut self, sequence: u64) -> bool {
         self.releases.acknowledge(sequence)
     }
 }
 
-fn not_served(peer: &str) -> Error {
+pub(super) fn not_served(peer: &str) -> Error {
     Error::NotFound {
         task: "asked".into(),
         reason: format!("{peer} answers but does not serve that task; compare the endpoint maps of both hosts").into(),
@@ -341,6 +426,18 @@ impl<W, D> Session<W, D> {
     /// NotFound if the attached peer does not serve the task, Unavailable if the peer is going away. The waiter
     /// and the destination come back with each.
     pub fn request(&mut self, now: Instant, ask: Ask<'_, W>) -> Result<Handle, (Unanswered, W)> {
+        self.enter(now, ask, false)
+    }
+
+    /// As [`request`](Self::request), for one of many that are asked for together: it does not wait for the window.
+    ///
+    /// # Errors
+    /// Those of [`request`](Self::request).
+    pub fn request_fused(&mut self, now: Instant, ask: Ask<'_, W>) -> Result<Handle, (Unanswered, W)> {
+        self.enter(now, ask, true)
+    }
+
+    fn enter(&mut self, now: Instant, ask: Ask<'_, W>, fused: bool) -> Result<Handle, (Unanswered, W)> {
         let refused = |error, ask: Ask<'_, W>| Err((Unanswered { error, destination: ask.destination }, ask.waiter));
         if ask.key.len() > KEY_BYTES_MAX {
             let reason = format!("the key has {} bytes, at most {KEY_BYTES_MAX} are accepted", ask.key.len());
@@ -355,9 +452,10 @@ impl<W, D> Session<W, D> {
             return refused(not_served(&self.peer), ask);
         }
         let consumer = &mut self.consumer;
-        if consumer.to_ask.len() > 2 * consumer.wanted.len() + QUEUE_SLACK {
+        if consumer.to_ask.len() + consumer.to_ask_fused.len() > 2 * consumer.wanted.len() + QUEUE_SLACK {
             let wanted = &consumer.wanted;
             consumer.to_ask.retain(|&handle| wanted.get(handle).is_some());
+            consumer.to_ask_fused.retain(|&handle| wanted.get(handle).is_some());
         }
         let mut key = consumer.spare_keys.pop().unwrap_or_default();
         key.clear();
@@ -371,13 +469,14 @@ impl<W, D> Session<W, D> {
             deadline: ask.deadline,
             state: State::Queued,
             asked: false,
+            fused,
             brought: ask.destination.is_some(),
             destination: ask.destination,
             waiter: ask.waiter,
         };
         match consumer.wanted.insert(wanted) {
             Ok(handle) => {
-                consumer.to_ask.push_back(handle);
+                consumer.queue(handle, fused);
                 consumer.earliest = Some(consumer.earliest.map_or(ask.deadline, |earliest| earliest.min(ask.deadline)));
                 Ok(handle)
             }
@@ -426,6 +525,7 @@ impl<W, D> Session<W, D> {
                 self.control.push(Control::Cancel(handle));
             }
         }
+        self.puller.end_those(Some(consumer), error, &mut self.control, &mut self.events);
     }
 
     /// Ends every request with `error`: no link could be made.
@@ -435,6 +535,7 @@ impl<W, D> Session<W, D> {
                 self.control.push(Control::Cancel(handle));
             }
         }
+        self.puller.end_those(None, error, &mut self.control, &mut self.events);
     }
 
     /// Takes out the requests that `pick` (consumer, producer) chooses and that have not been sent, to be asked of

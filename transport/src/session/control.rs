@@ -6,13 +6,16 @@ use std::collections::VecDeque;
 use crate::arena::Handle;
 use crate::limits::CONTROL_QUEUE_MAX;
 use crate::outbox::Outbox;
-use crate::wire::{Abort, Failure};
+use crate::wire::{Abort, Failure, PullFailure};
 
 #[derive(Debug)]
 pub(super) enum Control {
     Parked(Handle),
     Cancel(Handle),
     Failure { id: Handle, code: u8, reason: String },
+    PullCancel(Handle),
+    ForgetSet(Handle),
+    PullFailure { id: Handle, code: u8, index: u32, reason: String },
     Released(u64),
     Resumed,
     Abort { step: i64, task: u16, reason: Box<str> },
@@ -81,6 +84,11 @@ impl Control {
             Control::Parked(id) => writer.parked(*id),
             Control::Cancel(id) => writer.cancel(*id),
             Control::Failure { id, code, reason } => writer.failure(&Failure { id: *id, code: *code, reason }),
+            Control::PullCancel(id) => writer.pull_cancel(*id),
+            Control::ForgetSet(set) => writer.forget_set(*set),
+            Control::PullFailure { id, code, index, reason } => {
+                writer.pull_failure(&PullFailure { id: *id, code: *code, index: *index, reason });
+            }
             Control::Released(sequence) => writer.released(*sequence),
             Control::Resumed => writer.resumed(),
             Control::Abort { step, task, reason } => writer.abort(&Abort { step: *step, task: *task, reason }),

@@ -14,8 +14,10 @@
 mod consumer;
 mod control;
 mod producer;
+mod puller;
 mod receive;
 mod releases;
+mod server;
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -24,17 +26,22 @@ use std::time::{Duration, Instant};
 use sealane_runtime::Buffer;
 
 use crate::arena::Handle;
-use crate::error::{Error, LinkError};
+use crate::error::{Code, Error, LinkError};
 use crate::limits::SessionLimits;
 use crate::link::{Landing, Meta};
 use crate::outbox::Outbox;
 use crate::payload::Payload;
+use crate::tray::Tray;
 
 pub use consumer::Ask;
 use consumer::Consumer;
 use control::{Control, ControlQueue};
 use producer::Producer;
+pub use puller::PullAsk;
+use puller::Puller;
 pub use receive::{Inbound, ReceiveMemory};
+use server::Server;
+pub use server::{EmptyShelf, Named, Shelf, Shelved, Wait};
 
 /// What a session tells its owner.
 #[derive(Debug)]
@@ -58,6 +65,20 @@ pub enum Event<W, D> {
         tensor: (Meta, Payload),
         /// True if the consumer has it, false if it goes back to where it was.
         taken: bool,
+    },
+    /// A pull of this side ended: each place of the tray is filled or failed.
+    Pulled {
+        /// What [`PullAsk`] came with.
+        waiter: W,
+        /// Its tray.
+        tray: Tray,
+    },
+    /// The peer names a set of keys that it will pull.
+    Named(Named),
+    /// The peer will pull these slots no more, each as often as it is named here.
+    Forgotten {
+        /// The slots.
+        slots: Vec<u32>,
     },
     /// The peer's task ends a step.
     Aborted {
@@ -139,6 +160,10 @@ pub struct Session<W, D> {
     control: ControlQueue,
     consumer: Consumer<W>,
     producer: Producer<D>,
+    puller: Puller<W>,
+    server: Server,
+    /// Whose turn it is to be staged first: answers, or parts of pulls.
+    parts_first: bool,
     events: VecDeque<Event<W, D>>,
     /// [`Asked`] events in the queue: the owner has still to park or answer them, so they count as if it had.
     undecided: usize,
@@ -160,6 +185,9 @@ impl<W, D> Session<W, D> {
             control: ControlQueue::default(),
             consumer: Consumer::new(&limits),
             producer: Producer::new(&limits),
+            puller: Puller::new(&limits),
+            server: Server::new(&limits),
+            parts_first: false,
             events: VecDeque::new(),
             undecided: 0,
             event_keys: String::new(),
@@ -187,9 +215,9 @@ impl<W, D> Session<W, D> {
         self.attached.is_some()
     }
 
-    /// Requests of this side that have not ended.
+    /// Requests and pulls of this side that have not ended.
     pub fn requests(&self) -> usize {
-        self.consumer.requests()
+        self.consumer.requests() + self.puller.pulls()
     }
 
     /// Tensors handed to the peer and not yet released.
@@ -205,7 +233,8 @@ impl<W, D> Session<W, D> {
 
     /// True if a link is wanted: there is something to ask or to release.
     pub fn wants_link(&self) -> bool {
-        self.attached.is_none() && (self.consumer.requests() > 0 || self.consumer.has_releases())
+        let asks = self.consumer.requests() > 0 || self.puller.pulls() > 0;
+        self.attached.is_none() && (asks || self.consumer.has_releases())
     }
 
     /// A link stands, the session's `epoch`th as both sides agreed in their greetings. What this side still wants is
@@ -215,6 +244,7 @@ impl<W, D> Session<W, D> {
         self.epoch = epoch;
         self.going_away = None;
         self.consumer.resume(&roster, &self.peer, &mut self.events);
+        self.puller.resume(&roster, &consumer::not_served(&self.peer), &mut self.events);
         self.producer.resume();
         self.control.push(Control::Resumed);
         self.attached = Some(Attached { heard: now, pinged: None, roster, tensor_bytes_max });
@@ -222,14 +252,19 @@ impl<W, D> Session<W, D> {
 
     /// The link is gone; `landing` is what it was filling. The owner drops the peer's parked requests: those that
     /// stand will be asked again.
-    pub fn detach(&mut self, landing: Option<Landing>) {
+    pub fn detach(&mut self, mut landing: Option<Landing>) {
         self.attached = None;
         self.going_away = None;
         self.control = ControlQueue::default();
         self.outbox.clear();
         self.collect_written();
+        self.puller.suspend(landing.as_mut());
         self.consumer.suspend(landing);
         self.producer.suspend();
+        let slots = self.server.suspend();
+        if !slots.is_empty() {
+            self.events.push_back(Event::Forgotten { slots });
+        }
     }
 
     /// The peer is another process now, or gone for good: every request that it was asked ends with `error`, every
@@ -237,6 +272,7 @@ impl<W, D> Session<W, D> {
     pub fn reset(&mut self, error: &Error) {
         debug_assert!(self.attached.is_none(), "detach comes first");
         self.consumer.end_asked(error, &mut self.events);
+        self.puller.end_asked(error, &mut self.events);
         self.producer.take_back_all(&mut self.events);
         self.epoch = 0;
     }
@@ -246,6 +282,7 @@ impl<W, D> Session<W, D> {
     pub fn start_anew(&mut self) {
         debug_assert!(self.attached.is_none(), "detach comes first");
         self.consumer.forget_asking();
+        self.puller.forget_asking();
         self.producer.take_back_all(&mut self.events);
         self.epoch = 0;
     }
@@ -279,6 +316,11 @@ impl<W, D> Session<W, D> {
         &self.event_keys[asked.key.clone()]
     }
 
+    /// Messages that this session has said: frames of the wire, releases and notes included.
+    pub fn messages_sent(&self) -> u64 {
+        self.outbox.frames()
+    }
+
     /// What the link is to write.
     pub fn outbox(&mut self) -> &mut Outbox {
         &mut self.outbox
@@ -297,8 +339,9 @@ impl<W, D> Session<W, D> {
     /// True if something other than releases waits to leave: a release by itself waits one turn, since the next
     /// request most often follows it and both leave in one write.
     pub fn is_urgent(&self) -> bool {
-        let asks = self.going_away.is_none() && self.consumer.can_ask();
-        self.attached.is_some() && (!self.control.is_empty() || self.producer.has_answers() || asks)
+        let asks = self.going_away.is_none() && (self.consumer.can_ask() || self.puller.can_ask());
+        let answers = self.producer.has_answers() || self.server.has_parts();
+        self.attached.is_some() && (!self.control.is_empty() || answers || asks)
     }
 
     /// True if anything waits to leave.
@@ -306,11 +349,19 @@ impl<W, D> Session<W, D> {
         !self.outbox.is_empty() || self.is_urgent() || (self.attached.is_some() && self.consumer.has_unsent_releases())
     }
 
-    /// Puts frames into the outbox until it is full or there is no more to say. With `one_message`, stops after the
-    /// first request, answer or control frame, so that each leaves in a write of its own; true if it put in any.
+    /// [`fill_from`](Self::fill_from) for a side that publishes nothing.
     pub fn fill(&mut self, now: Instant, one_message: bool) -> bool {
-        let Some(attached) = &self.attached else { return false };
+        self.fill_from(&EmptyShelf, now, one_message)
+    }
+
+    /// Puts frames into the outbox until it is full or there is no more to say; what the peer pulls comes from `shelf`.
+    /// With `one_message`, stops after the first request, answer or control frame, so that each leaves in a write of its
+    /// own; true if it put in any.
+    pub fn fill_from<S: Shelf + ?Sized>(&mut self, shelf: &S, now: Instant, one_message: bool) -> bool {
         let mut filled = false;
+        if self.attached.is_none() {
+            return false;
+        }
         loop {
             if self.outbox.is_full() {
                 return filled;
@@ -322,14 +373,34 @@ impl<W, D> Session<W, D> {
             }
             // Control goes first: a request that is asked again must not overtake the cancel of the one before it.
             let more = self.control.stage(&mut self.outbox)
-                || self.producer.stage_answer(&mut self.outbox)
-                || (self.going_away.is_none() && self.consumer.stage_request(now, &attached.roster, &mut self.outbox))
+                || self.stage_answers(shelf, one_message)
+                || self.stage_questions(now, one_message)
                 || self.control.stage_conclusion(&mut self.outbox);
             filled |= more;
             if !more || one_message {
                 return filled;
             }
         }
+    }
+
+    /// Stages tensors: those that were asked for and those that are pulled, by turns.
+    #[inline]
+    fn stage_answers<S: Shelf + ?Sized>(&mut self, shelf: &S, one_message: bool) -> bool {
+        self.parts_first = !self.parts_first;
+        if self.parts_first {
+            self.server.stage(shelf, &mut self.outbox) || self.producer.stage_answers(&mut self.outbox, one_message)
+        } else {
+            self.producer.stage_answers(&mut self.outbox, one_message) || self.server.stage(shelf, &mut self.outbox)
+        }
+    }
+
+    /// Stages what this side asks.
+    #[inline]
+    fn stage_questions(&mut self, now: Instant, one_message: bool) -> bool {
+        let Some(attached) = &self.attached else { return false };
+        self.going_away.is_none()
+            && (self.puller.stage(now, &attached.roster, &mut self.outbox)
+                || self.consumer.stage_requests(now, &attached.roster, &mut self.outbox, one_message))
     }
 
     /// Ends `step` for `task` (its place in this side's greeting) at the peer too. A peer that reads so little that a queue
@@ -353,7 +424,7 @@ impl<W, D> Session<W, D> {
             None => attached.heard + self.limits.heartbeat,
             Some(pinged) => pinged + self.pong_timeout(),
         });
-        [liveness, self.consumer.next_deadline()].into_iter().flatten().min()
+        [liveness, self.consumer.next_deadline(), self.puller.next_deadline()].into_iter().flatten().min()
     }
 
     /// How long the answer to a ping may take. Counted from the ping, not from the last word of the peer: a shard that
@@ -368,6 +439,7 @@ impl<W, D> Session<W, D> {
     /// The peer has been silent for too long: the owner detaches.
     pub fn handle_timeout(&mut self, now: Instant) -> Result<(), LinkError> {
         self.consumer.expire(now, &mut self.control, &mut self.events);
+        self.puller.expire(now, &mut self.control, &mut self.events);
         let pong_timeout = self.pong_timeout();
         if let Some(attached) = &mut self.attached {
             let silence = now.saturating_duration_since(attached.heard);
@@ -382,6 +454,16 @@ impl<W, D> Session<W, D> {
         }
         Ok(())
     }
+}
+
+/// How an error is told to a peer: its code, and the reason.
+fn failure_of(error: &Error) -> (u8, String) {
+    let code = match error.code() {
+        // The peer's own deadline is the peer's to report.
+        Code::DeadlineExceeded => Code::Aborted,
+        code => code,
+    };
+    (code as u8, error.wire_reason())
 }
 
 #[cfg(test)]

@@ -5,14 +5,14 @@ use std::collections::VecDeque;
 use hashbrown::HashMap;
 
 use super::control::Control;
-use super::{Event, Session};
+use super::{Event, Session, failure_of};
 use crate::arena::{Arena, Handle};
-use crate::error::{Code, Error};
-use crate::limits::{RELEASE_ACK_EVERY, SessionLimits};
+use crate::error::Error;
+use crate::limits::{GROUP_BYTES, INLINE_PAYLOAD_BYTES, RELEASE_ACK_EVERY, SessionLimits};
 use crate::link::Meta;
 use crate::outbox::Outbox;
 use crate::payload::Payload;
-use crate::wire::Response;
+use crate::wire::{RESPONSE_ENTRY_BYTES, Response, SmallResponse};
 
 struct Served<D> {
     /// The peer's id of the request.
@@ -21,6 +21,8 @@ struct Served<D> {
     /// `None` while the outbox or the link has it.
     payload: Option<Payload>,
     deposit: D,
+    /// It was handed to the link that stands, and counts as bytes in flight.
+    in_flight: bool,
     /// The release, if it came while the link still had the payload.
     settled: Option<bool>,
 }
@@ -28,6 +30,11 @@ struct Served<D> {
 pub(super) struct Producer<D> {
     served: Arena<Served<D>>,
     to_answer: VecDeque<Handle>,
+    /// Tensors that share the frame that is being staged; kept to reuse its memory.
+    group: Vec<Handle>,
+    /// Bytes of tensors that were handed to the link and not released: the peer's credit.
+    in_flight_bytes: usize,
+    in_flight_bytes_max: usize,
     /// Those handed out on an earlier link and not yet asked for on this one, by the peer's id.
     stale: HashMap<Handle, Handle>,
     /// Requests of the peer that the owner has parked.
@@ -45,6 +52,9 @@ impl<D> Producer<D> {
         Self {
             served: Arena::new(limits.parked_requests_max),
             to_answer: VecDeque::new(),
+            group: Vec::new(),
+            in_flight_bytes: 0,
+            in_flight_bytes_max: limits.in_flight_bytes_max,
             stale: HashMap::new(),
             parked: 0,
             parked_max: limits.parked_requests_max,
@@ -58,8 +68,11 @@ impl<D> Producer<D> {
         self.served.len()
     }
 
+    /// True if there is an answer that the peer has credit for.
     pub(super) fn has_answers(&self) -> bool {
-        !self.to_answer.is_empty()
+        let Some(&next) = self.to_answer.front() else { return false };
+        let bytes = self.length_of(next).map_or(0, |(_, payload_bytes)| payload_bytes);
+        self.in_flight_bytes == 0 || self.in_flight_bytes + bytes <= self.in_flight_bytes_max
     }
 
     /// The setting's value, if the peer has as many requests parked or tensors unreleased, `undecided` ones included.
@@ -79,19 +92,65 @@ impl<D> Producer<D> {
         true
     }
 
-    /// Stages the next answer: frame and payload. False if there is none.
+    /// Stages the next answers: one large tensor, or small ones that share a frame; with `alone`, never more than one.
+    /// False if there is none.
     #[inline]
-    pub(super) fn stage_answer(&mut self, outbox: &mut Outbox) -> bool {
-        while let Some(token) = self.to_answer.pop_front() {
-            let Some(served) = self.served.get_mut(token) else { continue };
-            let Some(payload) = served.payload.take() else { continue };
-            let response =
-                Response { id: served.request, token, payload_bytes: payload.len() as u64, meta: &served.meta };
-            outbox.stage(|writer| writer.response(&response));
-            served.payload = outbox.push(token, payload);
-            return true;
+    pub(super) fn stage_answers(&mut self, outbox: &mut Outbox, alone: bool) -> bool {
+        let mut bytes = 0;
+        while bytes < GROUP_BYTES
+            && !(alone && !self.group.is_empty())
+            && let Some(&token) = self.to_answer.front()
+        {
+            let Some((length, payload_bytes)) = self.length_of(token) else {
+                self.to_answer.pop_front();
+                continue;
+            };
+            let small = payload_bytes <= INLINE_PAYLOAD_BYTES;
+            if !small && !self.group.is_empty() {
+                break;
+            }
+            if self.in_flight_bytes > 0 && self.in_flight_bytes + payload_bytes > self.in_flight_bytes_max {
+                break;
+            }
+            self.to_answer.pop_front();
+            self.in_flight_bytes += payload_bytes;
+            self.served.get_mut(token).expect("just looked at").in_flight = true;
+            bytes += length;
+            self.group.push(token);
+            if !small {
+                break;
+            }
         }
-        false
+        match self.group[..] {
+            [] => return false,
+            [token] => {
+                let served = self.served.get_mut(token).expect("just looked at");
+                let payload = served.payload.take().expect("just looked at");
+                let payload_bytes = payload.len() as u64;
+                let response = Response { id: served.request, token, payload_bytes, meta: &served.meta };
+                outbox.stage(|writer| writer.response(&response));
+                served.payload = outbox.push(token, payload);
+            }
+            _ => outbox.stage(|writer| {
+                let mut frame = writer.responses();
+                for &token in &self.group {
+                    let served = self.served.get(token).expect("just looked at");
+                    let payload = served.payload.as_ref().expect("just looked at").as_ref();
+                    frame.push(&SmallResponse { id: served.request, token, meta: &served.meta, payload });
+                }
+                frame.end();
+            }),
+        }
+        self.group.clear();
+        true
+    }
+
+    /// Bytes that a tensor which waits to be handed out takes in a group, and those of its payload alone.
+    #[inline]
+    fn length_of(&self, token: Handle) -> Option<(usize, usize)> {
+        let served = self.served.get(token)?;
+        let payload_bytes = served.payload.as_ref()?.len();
+        Some((RESPONSE_ENTRY_BYTES + served.meta.len() + payload_bytes, payload_bytes))
     }
 
     /// Payloads that the link is done with come home.
@@ -136,6 +195,9 @@ impl<D> Producer<D> {
             return;
         }
         let served = self.served.remove(token).expect("just found");
+        if served.in_flight {
+            self.in_flight_bytes -= served.payload.as_ref().map_or(0, Payload::len);
+        }
         if !self.stale.is_empty() {
             self.stale.remove(&served.request);
         }
@@ -146,6 +208,8 @@ impl<D> Producer<D> {
     /// The link is gone; the outbox has given every payload back.
     pub(super) fn suspend(&mut self) {
         self.to_answer.clear();
+        self.in_flight_bytes = 0;
+        self.served.iter_mut().for_each(|(_, served)| served.in_flight = false);
         self.parked = 0;
         self.stale = self.served.iter().map(|(token, served)| (served.request, token)).collect();
     }
@@ -192,7 +256,7 @@ impl<W, D> Session<W, D> {
             self.refuse(id, &Error::full("transport.tensor_bytes_max", reason));
             return Err((meta, payload, deposit));
         }
-        let served = Served { request: id, meta, payload: Some(payload), deposit, settled: None };
+        let served = Served { request: id, meta, payload: Some(payload), deposit, in_flight: false, settled: None };
         match self.producer.served.insert(served) {
             Ok(token) => {
                 self.producer.to_answer.push_back(token);
@@ -232,10 +296,6 @@ impl<W, D> Session<W, D> {
 }
 
 fn failure(id: Handle, error: &Error) -> Control {
-    let code = match error.code() {
-        // The peer's own deadline is the peer's to report.
-        Code::DeadlineExceeded => Code::Aborted,
-        code => code,
-    };
-    Control::Failure { id, code: code as u8, reason: error.wire_reason() }
+    let (code, reason) = failure_of(error);
+    Control::Failure { id, code, reason }
 }

@@ -6,9 +6,10 @@ use sealane_runtime::{Buffer, Slab};
 
 use super::control::Control;
 use super::{Asked, Event, Session};
+use crate::arena::Handle;
 use crate::error::Error;
-use crate::link::{Frames, Landing, Receiver};
-use crate::wire::{self, Frame, Request, Response, WireError};
+use crate::link::{Frames, Landing, LandingOf, Place, Receiver};
+use crate::wire::{self, Frame, PullFrame, Request, Response, WireError};
 
 /// Memory for tensors that come without a place of their own.
 pub trait ReceiveMemory {
@@ -50,40 +51,55 @@ impl<W, D> Session<W, D> {
         }
     }
 
-    fn handle_request(&mut self, request: &Request<'_>) -> Result<(), WireError> {
-        let Some(attached) = &self.attached else { return Ok(()) };
-        let Some(&consumer) = attached.roster.numbers.get(usize::from(request.consumer)) else {
-            return Err(WireError::BadValue { what: "request's consumer", found: u64::from(request.consumer) });
+    /// Which of its tasks asks, by the owner's number; checks that the asked one is there.
+    pub(super) fn asking(&self, consumer: u16, producer: u16) -> Result<Option<u32>, WireError> {
+        let Some(attached) = &self.attached else { return Ok(None) };
+        let Some(&number) = attached.roster.numbers.get(usize::from(consumer)) else {
+            return Err(WireError::BadValue { what: "request's consumer", found: u64::from(consumer) });
         };
-        if request.producer >= self.tasks {
-            return Err(WireError::BadValue { what: "request's producer", found: u64::from(request.producer) });
+        if producer >= self.tasks {
+            return Err(WireError::BadValue { what: "request's producer", found: u64::from(producer) });
         }
-        if self.producer.answer_again(request.id) {
-            return Ok(());
+        Ok(Some(number))
+    }
+
+    #[inline]
+    fn handle_request(&mut self, consumer: u32, producer: u16, id: Handle, step: i64, key: &str) {
+        if self.producer.answer_again(id) {
+            return;
         }
         if let Some(limit) = self.producer.full(self.undecided) {
             let reason = format!("{limit} requests of this peer are parked or unreleased");
-            self.refuse(request.id, &Error::full("fusion.parked_requests_max", reason));
-            return Ok(());
+            self.refuse(id, &Error::full("fusion.parked_requests_max", reason));
+            return;
         }
         self.undecided += 1;
         let start = self.event_keys.len();
-        self.event_keys.push_str(request.key);
-        self.events.push_back(Event::Asked(Asked {
-            id: request.id,
-            consumer,
-            producer: request.producer,
-            step: request.step,
-            key: start..self.event_keys.len(),
-        }));
-        Ok(())
+        self.event_keys.push_str(key);
+        let key = start..self.event_keys.len();
+        self.events.push_back(Event::Asked(Asked { id, consumer, producer, step, key }));
     }
 
     /// Every kind but the response, which brings bytes of its own.
     fn handle_frame(&mut self, now: Instant, frame: Frame<'_>) -> Result<(), WireError> {
         match frame {
-            Frame::Request(request) => self.handle_request(&request)?,
-            Frame::Response(_) => unreachable!("the caller lands responses"),
+            Frame::Request(Request { id, step, consumer, producer, key, .. }) => {
+                if let Some(consumer) = self.asking(consumer, producer)? {
+                    self.handle_request(consumer, producer, id, step, key);
+                }
+            }
+            Frame::Requests(requests) => {
+                if let Some(consumer) = self.asking(requests.consumer, requests.producer)? {
+                    for request in requests.iter() {
+                        let (id, step, key) = request?;
+                        self.handle_request(consumer, requests.producer, id, step, key);
+                    }
+                }
+            }
+            Frame::Response(_) | Frame::Responses(_) | Frame::Pull(PullFrame::Part(_)) => {
+                unreachable!("the caller lands these")
+            }
+            Frame::Pull(frame) => self.handle_pull_frame(frame)?,
             Frame::Failure(failure) => {
                 self.consumer.failed(failure.id, failure.code, &self.peer, failure.reason, &mut self.events);
             }
@@ -117,6 +133,19 @@ impl<W, D> Session<W, D> {
         Ok(())
     }
 
+    fn handle_pull_frame(&mut self, frame: PullFrame<'_>) -> Result<(), WireError> {
+        match frame {
+            PullFrame::Part(_) | PullFrame::Parts(_) => unreachable!("the caller lands these"),
+            PullFrame::KeySet(named) => self.set_named(&named)?,
+            PullFrame::Forget { set } => self.set_forgotten(set),
+            PullFrame::Pull(pull) => self.pull_asked(&pull),
+            PullFrame::Metas(metas) => self.puller.learn(&metas)?,
+            PullFrame::Failure(failure) => self.puller.failed(&failure, &self.peer, &mut self.events),
+            PullFrame::Cancel { id } => self.server.cancel(id),
+        }
+        Ok(())
+    }
+
     /// The peer's farewell, if it said one.
     pub fn farewell(&self) -> Option<&str> {
         self.going_away.as_deref()
@@ -136,11 +165,29 @@ impl<W, D> Receiver for Inbound<'_, W, D> {
         let mut consumed = 0;
         while let Some((frame, length)) = wire::parse(&bytes[consumed..])? {
             consumed += length;
-            let Frame::Response(response) = frame else {
-                self.session.handle_frame(self.now, frame)?;
-                continue;
+            let mut landing = match frame {
+                Frame::Response(response) => self.land(&response)?,
+                Frame::Pull(PullFrame::Parts(parts)) => {
+                    let session = &mut *self.session;
+                    session.puller.take(&parts, self.memory, &mut session.events)?;
+                    continue;
+                }
+                Frame::Pull(PullFrame::Part(part)) => {
+                    let session = &mut *self.session;
+                    session.puller.land(&part, self.memory, &mut session.events)?
+                }
+                Frame::Responses(responses) => {
+                    let session = &mut *self.session;
+                    for small in responses.iter() {
+                        session.consumer.take(&small?, self.memory, &mut session.events)?;
+                    }
+                    continue;
+                }
+                frame => {
+                    self.session.handle_frame(self.now, frame)?;
+                    continue;
+                }
             };
-            let mut landing = self.land(&response)?;
             consumed += landing.take(&bytes[consumed..]);
             if !landing.is_complete() {
                 return Ok(Frames { consumed, landing: Some(landing) });
@@ -153,6 +200,14 @@ impl<W, D> Receiver for Inbound<'_, W, D> {
     #[inline]
     fn landed(&mut self, landing: Landing) {
         let session = &mut *self.session;
-        session.consumer.landed(landing, &mut session.events);
+        match (landing.of, landing.place) {
+            (LandingOf::Part { index, version }, Place::Buffer(memory)) => {
+                session.puller.landed(landing.request, (index, version), memory, &mut session.events);
+            }
+            (LandingOf::Part { .. }, Place::Nowhere) => {}
+            (LandingOf::Response, place) => {
+                session.consumer.landed(Landing { place, ..landing }, &mut session.events);
+            }
+        }
     }
 }

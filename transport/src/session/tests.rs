@@ -215,12 +215,23 @@ fn frames(write: impl FnOnce(&mut FrameWriter<'_>)) -> Vec<u8> {
     bytes
 }
 
-/// The frames that were said, in a word each: `request w0`, `response 5`, `release 0+2`.
+/// What was said, in a word each, however it was put into frames: `request w0`, `response 5`, `release 0+2`.
 fn words(mut bytes: &[u8]) -> Vec<String> {
     let mut words = Vec::new();
     while let Some((frame, length)) = parse(bytes).unwrap() {
         let mut skip = length;
         words.push(match frame {
+            Frame::Requests(requests) => {
+                words.extend(requests.iter().map(|request| format!("request {}", request.unwrap().2)));
+                bytes = &bytes[skip..];
+                continue;
+            }
+            Frame::Responses(responses) => {
+                words.extend(responses.iter().map(|small| format!("response {}", small.unwrap().payload.len())));
+                bytes = &bytes[skip..];
+                continue;
+            }
+            Frame::Pull(frame) => format!("{frame:?}"),
             Frame::Request(request) => format!("request {}", request.key),
             Frame::Response(response) => {
                 skip += response.payload_bytes as usize;

@@ -157,7 +157,7 @@ impl TensorMeta {
     }
 
     #[inline]
-    pub(super) fn check_bytes(&self, found: u64) -> Result<(), Error> {
+    pub(crate) fn check_bytes(&self, found: u64) -> Result<(), Error> {
         let bytes = self.bytes()?;
         let fits = if self.is_strings() { found >= bytes } else { found == bytes };
         if fits {

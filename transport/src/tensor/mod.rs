@@ -89,6 +89,15 @@ impl Tensor {
         self.data.as_ref()
     }
 
+    /// The bytes, to be written over; `None` if the memory is shared.
+    #[inline]
+    pub fn bytes_mut(&mut self) -> Option<&mut [u8]> {
+        match &mut self.data {
+            Payload::Owned(buffer) => Some(buffer),
+            Payload::Shared(_) => None,
+        }
+    }
+
     /// The elements, in place.
     ///
     /// # Errors

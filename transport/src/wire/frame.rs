@@ -3,6 +3,8 @@
 use zerocopy::little_endian::{I64, U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+use super::group::{Requests, Responses};
+use super::pull::PullFrame;
 use super::{WireError, fixed, text};
 use crate::arena::Handle;
 use crate::limits::{FRAME_BODY_BYTES_MAX, KEY_BYTES_MAX, META_BYTES_MAX, REASON_BYTES_MAX, RELEASES_PER_FRAME};
@@ -22,6 +24,16 @@ const KIND_ABORT: u8 = 9;
 const KIND_PING: u8 = 10;
 const KIND_PONG: u8 = 11;
 const KIND_GO_AWAY: u8 = 12;
+pub(super) const KIND_REQUESTS: u8 = 13;
+pub(super) const KIND_RESPONSES: u8 = 14;
+pub(super) const KIND_KEY_SET: u8 = 15;
+pub(super) const KIND_FORGET_SET: u8 = 16;
+pub(super) const KIND_PULL: u8 = 17;
+pub(super) const KIND_METAS: u8 = 18;
+pub(super) const KIND_PARTS: u8 = 19;
+pub(super) const KIND_PART: u8 = 20;
+pub(super) const KIND_PULL_FAILURE: u8 = 21;
+pub(super) const KIND_PULL_CANCEL: u8 = 22;
 
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
@@ -151,7 +163,9 @@ pub struct GoAway<'a> {
 #[allow(missing_docs, reason = "each carries the type that documents it, or the id named here")]
 pub enum Frame<'a> {
     Request(Request<'a>),
+    Requests(Requests<'a>),
     Response(Response<'a>),
+    Responses(Responses<'a>),
     Failure(Failure<'a>),
     /// The request's tensor is not there yet; the request no longer counts against the window.
     Parked {
@@ -176,6 +190,7 @@ pub enum Frame<'a> {
         nonce: u64,
     },
     GoAway(GoAway<'a>),
+    Pull(PullFrame<'a>),
 }
 
 /// Reads the first frame of `bytes` and the length it took; `None` if it is not all there yet.
@@ -234,16 +249,19 @@ pub fn parse(bytes: &[u8]) -> Result<Option<(Frame<'_>, usize)>, WireError> {
         KIND_PING => Frame::Ping { nonce: header.id.get() },
         KIND_PONG => Frame::Pong { nonce: header.id.get() },
         KIND_GO_AWAY => Frame::GoAway(GoAway { reason: reason(body)? }),
+        KIND_REQUESTS => Frame::Requests(Requests::read(body)?),
+        KIND_RESPONSES => Frame::Responses(Responses::read(body)),
+        KIND_KEY_SET..=KIND_PULL_CANCEL => Frame::Pull(PullFrame::read(header.kind, header.code, id, body)?),
         unknown => return Err(WireError::UnknownKind(unknown)),
     };
     Ok(Some((frame, FRAME_HEADER_BYTES + body_bytes)))
 }
 
-fn bounded(what: &'static str, found: usize, limit: usize) -> Result<(), WireError> {
+pub(super) fn bounded(what: &'static str, found: usize, limit: usize) -> Result<(), WireError> {
     if found > limit { Err(WireError::TooLong { what, found: found as u64, limit: limit as u64 }) } else { Ok(()) }
 }
 
-fn reason(bytes: &[u8]) -> Result<&str, WireError> {
+pub(super) fn reason(bytes: &[u8]) -> Result<&str, WireError> {
     bounded("reason", bytes.len(), REASON_BYTES_MAX)?;
     text("reason", bytes)
 }
@@ -333,10 +351,26 @@ impl FrameWriter<'_> {
     }
 
     #[inline]
-    fn frame(&mut self, kind: u8, code: u8, id: u64, fields: &[u8], rest: &[u8]) {
+    pub(super) fn frame(&mut self, kind: u8, code: u8, id: u64, fields: &[u8], rest: &[u8]) {
         self.header(kind, code, id, fields.len() + rest.len());
         self.0.extend_from_slice(fields);
         self.0.extend_from_slice(rest);
+    }
+
+    /// Begins a frame whose length is known at its [`end`](Self::end); where it begins.
+    #[inline]
+    pub(super) fn begin(&mut self, kind: u8, id: u64) -> usize {
+        let start = self.0.len();
+        self.header(kind, 0, id, 0);
+        start
+    }
+
+    /// Ends the frame that begins at `start`.
+    #[inline]
+    pub(super) fn end(&mut self, start: usize) {
+        let body_bytes = self.0.len() - start - FRAME_HEADER_BYTES;
+        debug_assert!(body_bytes <= FRAME_BODY_BYTES_MAX);
+        self.0[start + 4..start + 8].copy_from_slice(&(body_bytes as u32).to_le_bytes());
     }
 
     #[inline]
@@ -348,7 +382,7 @@ impl FrameWriter<'_> {
     }
 }
 
-fn cut(reason: &str) -> &str {
+pub(super) fn cut(reason: &str) -> &str {
     &reason[..reason.floor_char_boundary(REASON_BYTES_MAX)]
 }
 
@@ -432,7 +466,7 @@ mod tests {
         }
 
         #[test]
-        fn any_body_of_any_kind_is_read_without_panic(kind in 0u8..14, body in proptest::collection::vec(any::<u8>(), 0..80)) {
+        fn any_body_of_any_kind_is_read_without_panic(kind in 0u8..32, body in proptest::collection::vec(any::<u8>(), 0..80)) {
             let mut bytes = Vec::new();
             FrameWriter(&mut bytes).frame(kind, 0, 1, &body, &[]);
             let _ = parse(&bytes);

@@ -5,11 +5,17 @@
 
 mod frame;
 mod greeting;
+mod group;
+mod pull;
 
 pub use frame::{
     Abort, FRAME_HEADER_BYTES, Failure, Frame, FrameWriter, GoAway, Release, ReleaseEntries, Request, Response, parse,
 };
 pub use greeting::{Greeting, Hello, MAGIC, PREFACE_BYTES, Reject, RejectCode, VERSION_MAX, VERSION_MIN};
+pub use group::{
+    REQUEST_ENTRY_BYTES, RESPONSE_ENTRY_BYTES, RequestGroup, Requests, ResponseGroup, Responses, SmallResponse,
+};
+pub use pull::{KeySet, MetaGroup, Metas, Part, PartGroup, Parts, Pull, PullFailure, PullFrame};
 
 /// How bytes can fail to be Sealane's. Each names what was read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

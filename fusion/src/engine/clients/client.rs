@@ -221,7 +221,8 @@ impl Client {
                 let deadline = until(now, timeout_ms);
                 match pair {
                     Ok(pair) => {
-                        let ticket = node.recv(now, RecvRequest { pair, step, key, deadline, destination, waiter });
+                        let ticket = node
+                            .recv(now, RecvRequest { pair, step, key, deadline, destination, waiter, fused: false });
                         if ticket.is_some()
                             && let Some(receiving) = self.receiving.get_mut(&call)
                         {

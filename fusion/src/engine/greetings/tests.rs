@@ -46,7 +46,7 @@ fn call(engine: &ShardEngine) -> (Handle, Hello) {
         let pair = node.pair(0, "worker:1").unwrap();
         let waiter = RecvWaiter::Channel(oneshot::channel().0);
         let deadline = now + BACKOFF * 10;
-        node.recv(now, RecvRequest { pair, step: 1, key: "w", deadline, destination: None, waiter });
+        node.recv(now, RecvRequest { pair, step: 1, key: "w", deadline, destination: None, waiter, fused: false });
     });
     let orders = engine.take_orders().into_iter().next();
     let Some(ConnectOrder::Dial { peer, hello, .. }) = orders else { panic!("not a call: {orders:?}") };

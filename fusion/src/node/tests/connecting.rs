@@ -103,7 +103,7 @@ fn requests_wait_so_long_for_a_connection() {
     let pair = net.number(0, "worker:1", "ps:1");
     let (sender, receiver) = oneshot::channel();
     let (deadline, waiter) = (net.now + timeout * 10, RecvWaiter::Channel(sender));
-    let request = RecvRequest { pair, step: 1, key: "w", deadline, destination: None, waiter };
+    let request = RecvRequest { pair, step: 1, key: "w", deadline, destination: None, waiter, fused: false };
     net.nodes[0].recv(net.now, request);
     net.pass(timeout - Duration::from_millis(1));
     assert!(receiver.try_recv().is_err());

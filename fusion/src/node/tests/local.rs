@@ -103,7 +103,7 @@ fn a_recv_given_up_or_late_while_its_tensor_is_copied_returns_it() {
     let (sender, late) = oneshot::channel();
     let pair = net.number(0, "ps:2", "ps:1");
     let waiter = RecvWaiter::Channel(sender);
-    let request = RecvRequest { pair, step: 1, key: "v", deadline: net.now, destination: None, waiter };
+    let request = RecvRequest { pair, step: 1, key: "v", deadline: net.now, destination: None, waiter, fused: false };
     net.nodes[0].recv(now, request);
     net.rest();
     assert_eq!(asked.bytes(), bytes);
@@ -175,6 +175,7 @@ fn outcomes(net: &mut Net) -> Vec<(u64, Result<Option<Tensor>, Error>)> {
         let outcome = match outcome {
             ClientOutcome::Sent(outcome) => outcome.map(|()| None),
             ClientOutcome::Received(outcome) => outcome.map(Some).map_err(Error::from),
+            ClientOutcome::Pulled(_) => panic!("nobody pulls"),
         };
         (call.to_bits(), outcome)
     };
@@ -192,7 +193,7 @@ fn client_recv(net: &mut Net, number: u64, from: &str, key: &str) {
     let pair = net.number(0, "ps:1", from);
     let (deadline, waiter) = (net.now + SOON, RecvWaiter::Client(call(number)));
     let now = net.now;
-    net.nodes[0].recv(now, RecvRequest { pair, step: 1, key, deadline, destination: None, waiter });
+    net.nodes[0].recv(now, RecvRequest { pair, step: 1, key, deadline, destination: None, waiter, fused: false });
 }
 
 #[test]

@@ -28,6 +28,7 @@ impl Client {
                 let brought = self.receiving.remove(&call).is_some_and(|receiving| receiving.has_destination);
                 self.answer_to_recv(call, outcome, brought)
             }
+            ClientOutcome::Pulled(_) => unreachable!("no client pulls"),
         };
         self.put(answer, record);
     }

@@ -1,0 +1,206 @@
+//! Publishing, plans and fused receives as code on a shard sees them.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use sealane_runtime::Buffer;
+use sealane_transport::{Error, Handle, Keys, RecvOutcome, Tensor, Tray};
+
+use super::deadline;
+use super::local::{LocalPair, LocalTask};
+use super::shard::ShardEngine;
+use crate::node::{BatchWaiter, FusedRequest, PullRequest, PullWaiter};
+
+impl LocalTask {
+    /// Publishes a tensor to the peers that this shard serves, in place of the version before: see
+    /// [`Task::publish`](super::Task::publish), which does so on all.
+    ///
+    /// # Errors
+    /// InvalidArgument if a newer version is published, ResourceExhausted if `fusion.published_tensors_max` are.
+    pub fn publish(&self, key: &str, version: i64, tensor: Tensor) -> Result<(), Error> {
+        self.engine.with_node(|node, _| node.publish(self.local, key, version, tensor))
+    }
+
+    /// Publishes many tensors of one version, so that a pull finds all of them new or none.
+    ///
+    /// # Errors
+    /// Those of [`publish`](Self::publish): the first. The others are published.
+    pub fn publish_many<'k>(
+        &self,
+        version: i64,
+        tensors: impl IntoIterator<Item = (&'k str, Tensor)>,
+    ) -> Result<(), Error> {
+        self.engine.with_node(|node, _| {
+            let publish = |(key, tensor)| node.publish(self.local, key, version, tensor);
+            tensors.into_iter().map(publish).fold(Ok(()), Result::and)
+        })
+    }
+
+    /// Takes a tensor back that was published; false if it was not. Pulls of it wait for the next.
+    pub fn withdraw(&self, key: &str) -> bool {
+        self.engine.with_node(|node, _| node.withdraw(self.local, key))
+    }
+}
+
+impl LocalPair {
+    /// Asks the peer for many tensors of a step at once: one message, not a window's worth at a time. Await it for all
+    /// outcomes in the order of the keys, or take them [as they come](LocalReceivingMany::next). Those that are not there
+    /// by the deadline end with DeadlineExceeded, the others do not. Dropping it gives up what has not come.
+    pub fn recv_fused<'k, K>(&self, step: i64, keys: K) -> LocalReceivingMany
+    where
+        K: IntoIterator<Item = &'k str>,
+        K::IntoIter: Clone,
+    {
+        self.recv_fused_with(step, keys, [], None)
+    }
+
+    /// [`recv_fused`](Self::recv_fused) into memory of the caller's, one buffer a key from the first on, as far as there are
+    /// any; `timeout` is the engine's `request_timeout` unless given.
+    pub fn recv_fused_with<'k, K>(
+        &self,
+        step: i64,
+        keys: K,
+        destinations: impl IntoIterator<Item = Buffer>,
+        timeout: Option<Duration>,
+    ) -> LocalReceivingMany
+    where
+        K: IntoIterator<Item = &'k str>,
+        K::IntoIter: Clone,
+    {
+        let timeout = timeout.unwrap_or(self.engine.settings.request_timeout);
+        let batch = self.engine.with_node(|node, now| {
+            let deadline = deadline(now, timeout);
+            let (pair, keys, waiter) = (self.pair, keys.into_iter(), BatchWaiter::Future(None));
+            node.recv_fused(now, FusedRequest { pair, step, keys, destinations, deadline, waiter })
+        });
+        LocalReceivingMany { engine: self.engine.clone(), batch: Some(batch) }
+    }
+
+    /// A plan: keys of what the peer publishes, to be pulled together. The peer is told of them once a link.
+    pub fn plan(&self, keys: Keys) -> LocalPlan {
+        let tray = Tray::new(keys.len());
+        let keys = Arc::new(keys);
+        let plan = self.engine.with_node(|node, _| node.open_plan(self.pair, keys.clone()));
+        LocalPlan { engine: self.engine.clone(), plan, keys, tray }
+    }
+}
+
+/// Many recvs under way on this shard.
+#[must_use = "recvs that are dropped are given up"]
+pub struct LocalReceivingMany {
+    engine: Rc<ShardEngine>,
+    batch: Option<Handle>,
+}
+
+impl LocalReceivingMany {
+    /// The next tensor that has come, or that will not, with its number; `None` when all were taken.
+    pub async fn next(&mut self) -> Option<(usize, RecvOutcome)> {
+        let batch = self.batch?;
+        std::future::poll_fn(|context| self.engine.borrow_node(|node| node.poll_next_of(batch, context.waker()))).await
+    }
+}
+
+impl Future for LocalReceivingMany {
+    /// In the order of the keys; those that were taken one by one are left out.
+    type Output = Vec<RecvOutcome>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Vec<RecvOutcome>> {
+        let batch = self.batch.expect("polled after it was ready");
+        let outcomes = ready!(self.engine.borrow_node(|node| node.poll_batch(batch, context.waker())));
+        self.batch = None;
+        Poll::Ready(outcomes)
+    }
+}
+
+impl Drop for LocalReceivingMany {
+    fn drop(&mut self) {
+        if let Some(batch) = self.batch {
+            self.engine.with_node(|node, _| node.close_batch(batch));
+        }
+    }
+}
+
+/// Keys that are pulled together, and the memory that they are pulled into.
+pub struct LocalPlan {
+    engine: Rc<ShardEngine>,
+    plan: Handle,
+    keys: Arc<Keys>,
+    tray: Tray,
+}
+
+impl LocalPlan {
+    /// Pulls every tensor of the plan at `min_version` or newer; waits for those that are older. What is not there by the
+    /// deadline fails by itself: look at each in the [tray](Self::tray). Dropping the future gives the pull up.
+    pub fn pull(&mut self, min_version: i64) -> LocalPulling<'_> {
+        let timeout = self.engine.settings.request_timeout;
+        self.pull_within(min_version, timeout)
+    }
+
+    /// [`pull`](Self::pull) with a deadline of its own; `Duration::MAX` for none.
+    pub fn pull_within(&mut self, min_version: i64, timeout: Duration) -> LocalPulling<'_> {
+        let (plan, tray) = (self.plan, std::mem::take(&mut self.tray));
+        let (cell, pull) = self.engine.with_node(|node, now| {
+            let cell = node.open_pull();
+            let (deadline, waiter) = (deadline(now, timeout), PullWaiter::Cell(cell));
+            (cell, node.pull(now, PullRequest { plan, min_version, deadline, tray, waiter }))
+        });
+        LocalPulling { plan: self, cell: Some(cell), pull }
+    }
+
+    /// The keys.
+    pub fn keys(&self) -> &Keys {
+        &self.keys
+    }
+
+    /// What the last pull brought.
+    pub fn tray(&self) -> &Tray {
+        &self.tray
+    }
+
+    /// The same, to take tensors out or to bring memory.
+    pub fn tray_mut(&mut self) -> &mut Tray {
+        &mut self.tray
+    }
+}
+
+impl Drop for LocalPlan {
+    fn drop(&mut self) {
+        self.engine.with_node(|node, _| node.close_plan(self.plan));
+    }
+}
+
+/// A pull under way on this shard.
+#[must_use = "a pull that is dropped is given up"]
+pub struct LocalPulling<'a> {
+    plan: &'a mut LocalPlan,
+    cell: Option<Handle>,
+    pull: Option<Handle>,
+}
+
+impl Future for LocalPulling<'_> {
+    /// The first error, if any tensor did not come; the tray has each one's.
+    type Output = Result<(), Error>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<(), Error>> {
+        let cell = self.cell.expect("polled after it was ready");
+        let engine = &self.plan.engine;
+        let tray = ready!(engine.borrow_node(|node| node.poll_pull(cell, context.waker())));
+        self.cell = None;
+        let error = tray.first_error().map(|(_, error)| error.clone());
+        self.plan.tray = tray;
+        Poll::Ready(error.map_or(Ok(()), Err))
+    }
+}
+
+impl Drop for LocalPulling<'_> {
+    fn drop(&mut self) {
+        let Some(cell) = self.cell else { return };
+        let pull = self.pull;
+        let tray = self.plan.engine.with_node(|node, _| node.close_pull(cell, pull));
+        self.plan.tray = tray.unwrap_or_else(|| Tray::new(self.plan.keys.len()));
+    }
+}

@@ -1,0 +1,105 @@
+//! Fused receives: together out, each with an end of its own.
+
+use std::task::{Context, Poll, Waker};
+
+use super::*;
+use crate::node::{BatchWaiter, FusedRequest};
+
+const KEYS: [&str; 4] = ["a", "b", "c", "d"];
+
+fn ask(net: &mut Net, keys: &[&str], destinations: Vec<Buffer>) -> oneshot::Receiver<Vec<RecvOutcome>> {
+    let pair = net.number(1, "worker:1", "ps:1");
+    let (sender, receiver) = oneshot::channel();
+    let (deadline, waiter) = (net.now + SOON, BatchWaiter::Channel(sender));
+    let keys = keys.iter().copied();
+    net.nodes[1].recv_fused(net.now, FusedRequest { pair, step: 1, keys, destinations, deadline, waiter });
+    receiver
+}
+
+#[test]
+fn all_come_in_the_order_of_their_keys_whatever_order_they_were_sent_in() {
+    let mut net = Net::pair();
+    let sent: Vec<_> = ["d", "b"].map(|key| net.send((0, "ps:1"), "worker:1", key, key.as_bytes())).into();
+    let outcome = ask(&mut net, &KEYS, Vec::new());
+    net.rest();
+    assert!(outcome.try_recv().is_err(), "two are missing");
+    let more: Vec<_> = ["a", "c"].map(|key| net.send((0, "ps:1"), "worker:1", key, key.as_bytes())).into();
+    net.rest();
+    let tensors: Vec<_> = outcome.try_recv().unwrap().into_iter().map(|outcome| outcome.unwrap()).collect();
+    assert_eq!(tensors.iter().map(|tensor| tensor.bytes()).collect::<Vec<_>>(), KEYS.map(str::as_bytes));
+    drop(tensors);
+    net.rest();
+    sent.iter().chain(&more).for_each(|sent| sent.outcome().unwrap());
+    net.nothing_is_left();
+}
+
+#[test]
+fn they_do_not_wait_for_the_window_and_share_messages() {
+    let narrow = SessionLimits { window: 1, ..SessionLimits::default() };
+    let mut net = Net::new([ps(), NodeSettings { session: narrow, ..worker() }]);
+    let keys: Vec<String> = (0..100).map(|number| format!("key/{number}")).collect();
+    let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+    keys.iter().for_each(|key| drop(net.send((0, "ps:1"), "worker:1", key, &[7; 16])));
+    let outcome = ask(&mut net, &keys, Vec::new());
+    net.rest();
+    assert!(outcome.try_recv().unwrap().into_iter().all(|outcome| outcome.is_ok()));
+    let messages: u64 = net.nodes.iter().map(|node| node.counters().messages_sent).sum();
+    assert!(messages < 20, "{messages} messages for 100 tensors");
+}
+
+#[test]
+fn what_is_late_fails_alone() {
+    let mut net = Net::pair();
+    let _sent = net.send((0, "ps:1"), "worker:1", "a", &[1]);
+    let outcome = ask(&mut net, &["a", "never"], vec![Buffer::of_len(4), Buffer::of_len(4)]);
+    net.rest();
+    net.pass(SOON);
+    let outcomes = outcome.try_recv().unwrap();
+    assert_eq!(outcomes[0].as_ref().unwrap().bytes(), [1]);
+    let late = outcomes[1].as_ref().unwrap_err();
+    assert_eq!(
+        (late.error.code(), late.destination.as_ref().map(|memory| memory.len())),
+        (Code::DeadlineExceeded, Some(4))
+    );
+}
+
+#[test]
+fn a_future_takes_them_as_they_come_and_gives_up_the_rest() {
+    let mut net = Net::pair();
+    let pair = net.number(1, "worker:1", "ps:1");
+    let (deadline, waiter) = (net.now + SOON, BatchWaiter::Future(None));
+    let (keys, now) = (KEYS.into_iter(), net.now);
+    let batch = net.nodes[1].recv_fused(now, FusedRequest { pair, step: 1, keys, destinations: [], deadline, waiter });
+    let context = Context::from_waker(Waker::noop());
+    let next = |net: &mut Net| net.nodes[1].poll_next_of(batch, context.waker());
+    assert!(next(&mut net).is_pending());
+    let sent = net.send((0, "ps:1"), "worker:1", "c", &[3]);
+    net.rest();
+    let Poll::Ready(Some((2, Ok(tensor)))) = next(&mut net) else { panic!("the third has come") };
+    assert_eq!(tensor.bytes(), [3]);
+    drop(tensor);
+    net.nodes[1].close_batch(batch);
+    net.rest();
+    sent.outcome().unwrap();
+    net.nothing_is_left();
+}
+
+#[test]
+fn nothing_is_asked_and_nothing_comes() {
+    let mut net = Net::pair();
+    assert!(ask(&mut net, &[], Vec::new()).try_recv().unwrap().is_empty());
+}
+
+#[test]
+fn tasks_of_one_node_meet_in_batches_too() {
+    let mut net = Net::new([ps(), worker()]);
+    let pair = net.number(0, "ps:2", "ps:1");
+    let (sender, receiver) = oneshot::channel();
+    let (deadline, waiter) = (net.now + SOON, BatchWaiter::Channel(sender));
+    let (keys, now) = (KEYS.into_iter(), net.now);
+    net.nodes[0].recv_fused(now, FusedRequest { pair, step: 1, keys, destinations: [], deadline, waiter });
+    let sent: Vec<_> = KEYS.map(|key| net.send((0, "ps:1"), "ps:2", key, key.as_bytes())).into();
+    net.rest();
+    assert!(receiver.try_recv().unwrap().into_iter().all(|outcome| outcome.is_ok()));
+    sent.iter().for_each(|sent| sent.outcome().unwrap());
+}

@@ -1,0 +1,257 @@
+//! Published tensors: pulled by plan, over a link and within a node.
+
+use sealane_transport::{Keys, Tray};
+
+use super::*;
+use crate::node::{PullRequest, PullWaiter};
+
+/// A plan of a worker at node 1, or of ps:2 at node 0.
+struct Plan {
+    at: usize,
+    plan: Handle,
+    tray: Option<Tray>,
+}
+
+fn plan(net: &mut Net, at: (usize, &str), keys: &[&str]) -> Plan {
+    let pair = net.number(at.0, at.1, "ps:1");
+    let plan = net.nodes[at.0].open_plan(pair, Arc::new(Keys::new(keys).unwrap()));
+    Plan { at: at.0, plan, tray: Some(Tray::new(keys.len())) }
+}
+
+impl Plan {
+    fn pull(&mut self, net: &mut Net, min_version: i64) -> (oneshot::Receiver<Tray>, Option<Handle>) {
+        let (sender, receiver) = oneshot::channel();
+        let (deadline, tray) = (net.now + SOON, self.tray.take().unwrap());
+        let request = PullRequest { plan: self.plan, min_version, deadline, tray, waiter: PullWaiter::Channel(sender) };
+        let pull = net.nodes[self.at].pull(net.now, request);
+        (receiver, pull)
+    }
+
+    /// What a pull brings at once.
+    fn pulled(&mut self, net: &mut Net, min_version: i64) -> Vec<Result<Vec<u8>, Code>> {
+        let (receiver, _) = self.pull(net, min_version);
+        net.rest();
+        let tray = receiver.try_recv().expect("the pull has ended");
+        let bytes = (0..tray.len()).map(|index| bytes(&tray, index)).collect();
+        self.tray = Some(tray);
+        bytes
+    }
+}
+
+fn bytes(tray: &Tray, index: usize) -> Result<Vec<u8>, Code> {
+    tray.get(index).map(|tensor| tensor.bytes().to_vec()).map_err(|error| error.code())
+}
+
+fn publish(net: &mut Net, key: &str, version: i64, bytes: &[u8]) {
+    let task = net.nodes[0].local_task("ps:1").unwrap();
+    let tensor = Tensor::from_elements(&[bytes.len() as u64], bytes).unwrap();
+    net.nodes[0].publish(task, key, version, tensor).unwrap();
+}
+
+/// A pattern too long for a frame.
+fn large(seed: u8) -> Vec<u8> {
+    (0..300_000_usize).map(|at| (at % 251) as u8 ^ seed).collect()
+}
+
+const WORKER: (usize, &str) = (1, "worker:1");
+const NEIGHBOUR: (usize, &str) = (0, "ps:2");
+
+#[test]
+fn a_plan_brings_every_tensor_again_and_again_into_the_same_memory() {
+    for at in [WORKER, NEIGHBOUR] {
+        let mut net = Net::pair();
+        publish(&mut net, "small", 1, &[1, 2, 3]);
+        publish(&mut net, "large", 1, &large(0));
+        publish(&mut net, "empty", 1, &[]);
+        let mut plan = plan(&mut net, at, &["small", "large", "empty", "small"]);
+        let first = plan.pulled(&mut net, 0);
+        assert!(first == [Ok(vec![1, 2, 3]), Ok(large(0)), Ok(vec![]), Ok(vec![1, 2, 3])], "{at:?}");
+        let place = |plan: &Plan| plan.tray.as_ref().unwrap().get(1).unwrap().bytes().as_ptr();
+        let before = place(&plan);
+        publish(&mut net, "small", 2, &[4, 5, 6]);
+        publish(&mut net, "large", 3, &large(9));
+        let second = plan.pulled(&mut net, 0);
+        assert!(second == [Ok(vec![4, 5, 6]), Ok(large(9)), Ok(vec![]), Ok(vec![4, 5, 6])]);
+        let tray = plan.tray.as_ref().unwrap();
+        let versions = (0..4).map(|index| tray.version(index)).collect::<Vec<_>>();
+        assert_eq!((versions, place(&plan)), (vec![2, 3, 1, 2], before));
+    }
+}
+
+#[test]
+fn a_plan_waits_for_the_version_and_takes_what_is_there() {
+    for at in [WORKER, NEIGHBOUR] {
+        let mut net = Net::pair();
+        publish(&mut net, "a", 1, &[1]);
+        let mut plan = plan(&mut net, at, &["a", "b", "c"]);
+        let (receiver, _) = plan.pull(&mut net, 2);
+        net.rest();
+        publish(&mut net, "b", 2, &[2]);
+        publish(&mut net, "c", 1, &[9]);
+        net.rest();
+        publish(&mut net, "c", 5, &[3]);
+        net.rest();
+        assert!(receiver.try_recv().is_err(), "a is too old");
+        publish(&mut net, "a", 2, &[1]);
+        net.rest();
+        let tray = receiver.try_recv().unwrap();
+        assert_eq!(
+            [0, 1, 2].map(|index| (bytes(&tray, index).unwrap()[0], tray.version(index))),
+            [(1, 2), (2, 2), (3, 5)]
+        );
+    }
+}
+
+#[test]
+fn a_changed_shape_is_nobodys_error() {
+    for at in [WORKER, NEIGHBOUR] {
+        let mut net = Net::pair();
+        publish(&mut net, "w", 1, &[1, 2, 3]);
+        let mut plan = plan(&mut net, at, &["w"]);
+        plan.tray.as_mut().unwrap().set_destination(0, Buffer::of_len(4));
+        assert_eq!(plan.pulled(&mut net, 0), [Ok(vec![1, 2, 3])]);
+        publish(&mut net, "w", 2, &[1; 200]);
+        assert_eq!(plan.pulled(&mut net, 0), [Ok(vec![1; 200])]);
+        publish(&mut net, "w", 3, &[7]);
+        assert_eq!(plan.pulled(&mut net, 0), [Ok(vec![7])]);
+    }
+}
+
+#[test]
+fn what_is_not_there_in_time_fails_alone_and_names_its_key() {
+    for at in [WORKER, NEIGHBOUR] {
+        let mut net = Net::pair();
+        publish(&mut net, "there", 1, &[1]);
+        let mut plan = plan(&mut net, at, &["there", "never"]);
+        let (receiver, _) = plan.pull(&mut net, 0);
+        net.rest();
+        net.pass(SOON);
+        let tray = receiver.try_recv().unwrap();
+        assert_eq!((bytes(&tray, 0), bytes(&tray, 1)), (Ok(vec![1]), Err(Code::DeadlineExceeded)));
+        assert!(tray.get(1).unwrap_err().to_string().contains("never"));
+        plan.tray = Some(tray);
+        publish(&mut net, "never", 1, &[2]);
+        assert_eq!(plan.pulled(&mut net, 0), [Ok(vec![1]), Ok(vec![2])]);
+    }
+}
+
+#[test]
+fn a_pull_that_is_given_up_gives_its_tray_back() {
+    for at in [WORKER, NEIGHBOUR] {
+        let mut net = Net::pair();
+        let mut plan = plan(&mut net, at, &["w"]);
+        let (receiver, pull) = plan.pull(&mut net, 0);
+        net.rest();
+        plan.tray = net.nodes[at.0].cancel_pull(pull.unwrap());
+        net.rest();
+        assert!(plan.tray.is_some() && matches!(receiver.try_recv(), Err(oneshot::TryRecvError::Disconnected)));
+        publish(&mut net, "w", 0, &[5]);
+        assert_eq!(plan.pulled(&mut net, 0), [Ok(vec![5])]);
+        net.nodes[at.0].close_plan(plan.plan);
+        net.rest();
+        assert_eq!(plan.pulled(&mut net, 0), [Err(Code::InvalidArgument)]);
+    }
+}
+
+#[test]
+fn a_plan_survives_its_link() {
+    let mut net = Net::pair();
+    publish(&mut net, "w", 1, &[1]);
+    publish(&mut net, "v", 1, &large(3));
+    let mut plan = plan(&mut net, WORKER, &["w", "v"]);
+    assert!(plan.pulled(&mut net, 0).iter().all(Result::is_ok));
+    let (receiver, _) = plan.pull(&mut net, 2);
+    net.rest();
+    let peers = net.nodes[1].peers.select(|_| true);
+    net.nodes[1].lose(net.now, peers[0], &sealane_transport::LinkError::Closed);
+    publish(&mut net, "w", 2, &[2]);
+    publish(&mut net, "v", 2, &large(4));
+    net.pass(Duration::from_secs(1));
+    let tray = receiver.try_recv().unwrap();
+    assert_eq!((bytes(&tray, 0), bytes(&tray, 1)), (Ok(vec![2]), Ok(large(4))));
+}
+
+#[test]
+fn metadata_goes_once_and_messages_are_few() {
+    let mut net = Net::pair();
+    let keys: Vec<String> = (0..500).map(|number| format!("layer/{number}/kernel")).collect();
+    keys.iter().for_each(|key| publish(&mut net, key, 1, &[3; 64]));
+    let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+    let mut plan = plan(&mut net, WORKER, &keys);
+    let sent = |net: &Net| net.nodes.iter().map(|node| node.counters().messages_sent).sum::<u64>();
+    assert!(plan.pulled(&mut net, 0).iter().all(Result::is_ok));
+    let before = sent(&net);
+    keys.iter().for_each(|key| publish(&mut net, key, 2, &[4; 64]));
+    assert!(plan.pulled(&mut net, 2).iter().all(|bytes| *bytes == Ok(vec![4; 64])));
+    let messages = sent(&net) - before;
+    assert!(messages <= 1 + 500 * 64 / 8192 + 1, "{messages} messages for 500 tensors");
+}
+
+#[test]
+fn nothing_of_a_plan_that_is_closed_is_kept() {
+    let mut net = Net::pair();
+    for round in 0..20 {
+        let keys: Vec<String> = (0..100).map(|number| format!("round {round} key {number}")).collect();
+        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+        let mut plan = plan(&mut net, WORKER, &keys);
+        let (_receiver, pull) = plan.pull(&mut net, 0);
+        net.rest();
+        net.nodes[1].cancel_pull(pull.unwrap());
+        net.nodes[1].close_plan(plan.plan);
+        net.rest();
+    }
+    // The shelf has room for 1000 keys.
+    publish(&mut net, "w", 1, &[1]);
+    let mut plan = plan(&mut net, WORKER, &["w"]);
+    assert_eq!(plan.pulled(&mut net, 0), [Ok(vec![1])]);
+}
+
+#[test]
+fn a_shelf_that_is_full_says_so() {
+    let small = NodeSettings { published_tensors_max: 2, ..ps() };
+    let mut net = Net::new([small, worker()]);
+    for at in [WORKER, NEIGHBOUR] {
+        let mut plan = plan(&mut net, at, &["a", "b", "c"]);
+        assert_eq!(plan.pulled(&mut net, 0), vec![Err(Code::ResourceExhausted); 3]);
+    }
+    publish(&mut net, "a", 1, &[1]);
+    publish(&mut net, "b", 1, &[1]);
+    let task = net.nodes[0].local_task("ps:1").unwrap();
+    let tensor = Tensor::from_elements(&[1], &[1_u8]).unwrap();
+    let full = net.nodes[0].publish(task, "c", 1, tensor).unwrap_err();
+    assert_eq!(limit(&full), "fusion.published_tensors_max");
+}
+
+#[test]
+fn a_task_whose_process_is_gone_publishes_nothing_any_more() {
+    for at in [WORKER, NEIGHBOUR] {
+        let mut net = Net::pair();
+        publish(&mut net, "w", 1, &[1]);
+        let mut plan = plan(&mut net, at, &["w", "late"]);
+        let (receiver, _) = plan.pull(&mut net, 0);
+        net.rest();
+        let task = net.nodes[0].local_task("ps:1").unwrap();
+        net.nodes[0].forget_client(task, "its process is gone");
+        net.rest();
+        let tray = receiver.try_recv().expect("nobody waits for ever");
+        assert_eq!((bytes(&tray, 0), bytes(&tray, 1)), (Ok(vec![1]), Err(Code::Unavailable)));
+        assert_eq!(net.nodes[0].counters().published, 0);
+    }
+}
+
+#[test]
+fn a_peer_that_restarts_ends_the_pulls_that_it_was_asked() {
+    let mut net = Net::pair();
+    let mut plan = plan(&mut net, WORKER, &["w"]);
+    let (receiver, _) = plan.pull(&mut net, 0);
+    net.rest();
+    net.nodes[0] = node(NodeSettings { incarnation: 5_000_000, ..ps() });
+    let peers = net.nodes[1].peers.select(|_| true);
+    net.nodes[1].lose(net.now, peers[0], &sealane_transport::LinkError::Closed);
+    net.pass(Duration::from_secs(1));
+    let tray = receiver.try_recv().unwrap();
+    assert_eq!(bytes(&tray, 0), Err(Code::Unavailable));
+    plan.tray = Some(tray);
+    publish(&mut net, "w", 0, &[8]);
+    assert_eq!(plan.pulled(&mut net, 0), [Ok(vec![8])]);
+}

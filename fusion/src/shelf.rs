@@ -1,0 +1,323 @@
+//! Published tensors: each task's, by key, with a version, read as often as anyone likes.
+//!
+//! Pure: no clock, no I/O. One shelf a shard; bounded by `fusion.published_tensors_max` slots. A slot is there while a
+//! tensor lies in it or a plan names it, so that a pull finds its tensors by number.
+
+use std::hash::BuildHasher;
+
+use bytes::Bytes;
+use hashbrown::{DefaultHashBuilder, HashTable};
+use sealane_runtime::Buffer;
+use sealane_transport::limits::INLINE_PAYLOAD_BYTES;
+use sealane_transport::session::{Shelf, Shelved, Wait};
+use sealane_transport::tray::next_stamp;
+use sealane_transport::{Error, Handle, Payload, Tensor, TensorMeta};
+
+/// Who waits for a tensor of a version.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Watcher {
+    /// The session that pulls; none for a pull of this node.
+    pub(crate) session: Option<Handle>,
+    /// What it waits for.
+    pub(crate) wait: Wait,
+}
+
+struct Published {
+    version: i64,
+    stamp: u64,
+    meta: TensorMeta,
+    payload: Payload,
+}
+
+/// What names a slot, and who looks at it.
+struct Label {
+    task: u16,
+    key: Box<str>,
+    /// Plans that name the slot, each as often as it does.
+    plans: u32,
+    watchers: Vec<Watcher>,
+    /// Watchers at which those that are gone are looked for.
+    watchers_look: usize,
+}
+
+/// Watchers of one slot before those are looked for that no longer wait.
+const WATCHERS_SLACK: usize = 16;
+
+/// See the module.
+pub(crate) struct PublishedShelf {
+    /// What lies in each slot: read for every tensor that is pulled, so apart from the labels.
+    slots: Vec<Option<Published>>,
+    labels: Vec<Option<Label>>,
+    free: Vec<u32>,
+    index: HashTable<u32>,
+    hasher: DefaultHashBuilder,
+    slots_max: usize,
+    published: usize,
+}
+
+impl Shelf for PublishedShelf {
+    #[inline]
+    fn look(&self, slot: u32) -> Option<Shelved<'_>> {
+        let Published { version, stamp, meta, payload } = self.slots.get(slot as usize)?.as_ref()?;
+        Some(Shelved { version: *version, meta: meta.as_wire(), stamp: *stamp, payload })
+    }
+}
+
+impl PublishedShelf {
+    pub(crate) fn new(slots_max: usize) -> Self {
+        Self {
+            slots: Vec::new(),
+            labels: Vec::new(),
+            free: Vec::new(),
+            index: HashTable::new(),
+            hasher: DefaultHashBuilder::default(),
+            slots_max: slots_max.min(u32::MAX as usize),
+            published: 0,
+        }
+    }
+
+    /// Tensors that lie on it.
+    pub(crate) fn published(&self) -> usize {
+        self.published
+    }
+
+    fn find(&self, task: u16, key: &str) -> (u64, Option<u32>) {
+        let hash = self.hasher.hash_one((task, key));
+        let labels = &self.labels;
+        let same = |slot: &u32| labels[*slot as usize].as_ref().is_some_and(|of| of.task == task && *of.key == *key);
+        (hash, self.index.find(hash, same).copied())
+    }
+
+    /// The slot of a task's key; made if there is none.
+    fn slot(&mut self, task: u16, key: &str) -> Result<u32, Error> {
+        let (hash, found) = self.find(task, key);
+        if let Some(slot) = found {
+            return Ok(slot);
+        }
+        let label = Label { task, key: key.into(), plans: 0, watchers: Vec::new(), watchers_look: WATCHERS_SLACK };
+        let slot = match self.free.pop() {
+            Some(slot) => slot,
+            None if self.slots.len() < self.slots_max => {
+                self.slots.push(None);
+                self.labels.push(None);
+                self.slots.len() as u32 - 1
+            }
+            None => {
+                let reason = format!("{} keys are published or named by plans", self.slots_max);
+                return Err(Error::full("fusion.published_tensors_max", reason));
+            }
+        };
+        self.labels[slot as usize] = Some(label);
+        let (labels, hasher) = (&self.labels, &self.hasher);
+        self.index.insert_unique(hash, slot, |other| {
+            let label = labels[*other as usize].as_ref().expect("the index holds slots in use");
+            hasher.hash_one((label.task, &*label.key))
+        });
+        Ok(slot)
+    }
+
+    fn label(&mut self, slot: u32) -> Option<&mut Label> {
+        self.labels.get_mut(slot as usize)?.as_mut()
+    }
+
+    /// The slots of a plan's keys, which stay until they are [let go](Self::let_go).
+    ///
+    /// # Errors
+    /// ResourceExhausted, and none is kept.
+    pub(crate) fn hold<'a>(&mut self, task: u16, keys: impl Iterator<Item = &'a str>) -> Result<Vec<u32>, Error> {
+        let mut slots = Vec::with_capacity(keys.size_hint().0);
+        for key in keys {
+            match self.slot(task, key) {
+                Ok(slot) => {
+                    self.label(slot).expect("just found").plans += 1;
+                    slots.push(slot);
+                }
+                Err(full) => {
+                    self.let_go(&slots);
+                    return Err(full);
+                }
+            }
+        }
+        Ok(slots)
+    }
+
+    /// A plan is gone.
+    pub(crate) fn let_go(&mut self, slots: &[u32]) {
+        for &slot in slots {
+            if let Some(label) = self.label(slot) {
+                label.plans -= 1;
+                self.free_unused(slot);
+            }
+        }
+    }
+
+    fn free_unused(&mut self, slot: u32) {
+        let Some(label) = &self.labels[slot as usize] else { return };
+        if label.plans > 0 || self.slots[slot as usize].is_some() {
+            return;
+        }
+        let hash = self.hasher.hash_one((label.task, &*label.key));
+        if let Ok(entry) = self.index.find_entry(hash, |other| *other == slot) {
+            entry.remove();
+        }
+        self.labels[slot as usize] = None;
+        self.free.push(slot);
+    }
+
+    /// Puts a tensor on the shelf in place of the one before, and moves those who waited for it into `ready`.
+    ///
+    /// # Errors
+    /// InvalidArgument if a newer version lies there, ResourceExhausted if the shelf is full.
+    pub(crate) fn publish(
+        &mut self,
+        task: u16,
+        key: &str,
+        version: i64,
+        tensor: Tensor,
+        ready: &mut Vec<Watcher>,
+    ) -> Result<(), Error> {
+        let slot = self.slot(task, key)?;
+        let (meta, payload) = tensor.into_parts();
+        let payload = to_read_often(payload);
+        let place = &mut self.slots[slot as usize];
+        let stamp = match place {
+            Some(before) if before.version > version => {
+                let reason =
+                    format!("version {version} of '{key}' is older than {}, which is published", before.version);
+                return Err(Error::invalid(reason));
+            }
+            Some(before) if before.meta.as_wire() == meta.as_wire() && before.payload.len() == payload.len() => {
+                before.stamp
+            }
+            Some(_) => next_stamp(),
+            None => {
+                self.published += 1;
+                next_stamp()
+            }
+        };
+        *place = Some(Published { version, stamp, meta, payload });
+        let label = self.labels[slot as usize].as_mut().expect("just found");
+        label.watchers.retain(|watcher| {
+            let waits = watcher.wait.min_version > version;
+            if !waits {
+                ready.push(*watcher);
+            }
+            waits
+        });
+        Ok(())
+    }
+
+    /// Takes a tensor off the shelf; pulls of it wait for the next. False if there was none.
+    pub(crate) fn withdraw(&mut self, task: u16, key: &str) -> bool {
+        let Some(slot) = self.find(task, key).1 else { return false };
+        let was = self.slots[slot as usize].take().is_some();
+        self.published -= usize::from(was);
+        self.free_unused(slot);
+        was
+    }
+
+    /// Takes all that a task has published off the shelf; those who wait for its tensors go into `waiting`.
+    pub(crate) fn withdraw_all(&mut self, task: u16, waiting: &mut Vec<Watcher>) {
+        for slot in 0..self.labels.len() as u32 {
+            let Some(label) = self.labels[slot as usize].as_mut().filter(|label| label.task == task) else { continue };
+            waiting.append(&mut label.watchers);
+            self.published -= usize::from(self.slots[slot as usize].take().is_some());
+            self.free_unused(slot);
+        }
+    }
+
+    /// Someone waits for a tensor. `is_waiting` says who still does, when there are many.
+    pub(crate) fn watch(&mut self, watcher: Watcher, is_waiting: impl Fn(&Watcher) -> bool) {
+        let Some(label) = self.label(watcher.wait.slot) else { return };
+        if label.watchers.len() >= label.watchers_look {
+            label.watchers.retain(is_waiting);
+            label.watchers_look = 2 * label.watchers.len() + WATCHERS_SLACK;
+        }
+        label.watchers.push(watcher);
+    }
+
+    /// The key of a slot, for messages.
+    pub(crate) fn key(&self, slot: u32) -> &str {
+        self.labels.get(slot as usize).and_then(Option::as_ref).map_or("", |label| &*label.key)
+    }
+}
+
+/// Small payloads are read where they lie, and copied there if they are someone else's; large ones are shared with every
+/// link that sends them.
+fn to_read_often(payload: Payload) -> Payload {
+    match payload {
+        Payload::Owned(buffer) if buffer.len() > INLINE_PAYLOAD_BYTES => Bytes::from_owner(buffer).into(),
+        payload if payload.len() <= Buffer::OWN_BYTES => Buffer::copy_of(payload.as_ref()).into(),
+        payload => payload,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tensor(values: &[u8]) -> Tensor {
+        Tensor::from_elements(&[values.len() as u64], values).unwrap()
+    }
+
+    fn wait(slot: u32, min_version: i64, index: u32) -> Watcher {
+        Watcher { session: None, wait: Wait { slot, min_version, pull: Handle::from_bits(1 << 32), index } }
+    }
+
+    #[test]
+    fn a_newer_version_takes_the_place_of_the_older_and_never_the_other_way() {
+        let mut shelf = PublishedShelf::new(8);
+        let mut ready = Vec::new();
+        shelf.publish(0, "w", 3, tensor(&[1, 2]), &mut ready).unwrap();
+        let slot = shelf.hold(0, ["w"].into_iter()).unwrap()[0];
+        let stamp = shelf.look(slot).unwrap().stamp;
+        shelf.publish(0, "w", 4, tensor(&[3, 4]), &mut ready).unwrap();
+        let look = shelf.look(slot).unwrap();
+        assert_eq!((look.version, look.stamp, look.payload.as_ref()), (4, stamp, &[3, 4][..]));
+        let older = shelf.publish(0, "w", 3, tensor(&[5, 6]), &mut ready).unwrap_err();
+        assert!(older.to_string().contains("older than 4"), "{older}");
+        shelf.publish(0, "w", 4, tensor(&[7]), &mut ready).unwrap();
+        assert_ne!(shelf.look(slot).unwrap().stamp, stamp, "another shape, another stamp");
+        assert!(ready.is_empty());
+    }
+
+    #[test]
+    fn who_waits_is_told_at_the_version_that_it_waits_for() {
+        let mut shelf = PublishedShelf::new(8);
+        let mut ready = Vec::new();
+        let slot = shelf.hold(0, ["w"].into_iter()).unwrap()[0];
+        shelf.watch(wait(slot, 2, 0), |_| true);
+        shelf.watch(wait(slot, 5, 1), |_| true);
+        shelf.publish(0, "w", 1, tensor(&[1]), &mut ready).unwrap();
+        assert!(ready.is_empty());
+        shelf.publish(0, "w", 4, tensor(&[1]), &mut ready).unwrap();
+        assert_eq!(ready, [wait(slot, 2, 0)]);
+        shelf.publish(0, "w", 5, tensor(&[1]), &mut ready).unwrap();
+        assert_eq!(ready.len(), 2);
+    }
+
+    #[test]
+    fn slots_are_there_while_they_are_used() {
+        let mut shelf = PublishedShelf::new(2);
+        let mut ready = Vec::new();
+        let slots = shelf.hold(0, ["a", "b", "a"].into_iter()).unwrap();
+        assert_eq!(slots[0], slots[2]);
+        assert!(shelf.hold(1, ["a"].into_iter()).unwrap_err().to_string().contains("fusion.published_tensors_max"));
+        shelf.publish(0, "a", 1, tensor(&[1]), &mut ready).unwrap();
+        shelf.let_go(&slots);
+        assert!(shelf.withdraw(0, "a") && !shelf.withdraw(0, "a"));
+        assert_eq!((shelf.published(), shelf.hold(1, ["x", "y"].into_iter()).unwrap().len()), (0, 2));
+    }
+
+    #[test]
+    fn watchers_that_are_gone_are_forgotten() {
+        let mut shelf = PublishedShelf::new(1);
+        let slot = shelf.hold(0, ["w"].into_iter()).unwrap()[0];
+        for index in 0..1000 {
+            shelf.watch(wait(slot, 1, index), |watcher| watcher.wait.index + 1 >= index);
+        }
+        let mut ready = Vec::new();
+        shelf.publish(0, "w", 1, tensor(&[1]), &mut ready).unwrap();
+        assert!(ready.len() < 50, "{} are kept", ready.len());
+    }
+}

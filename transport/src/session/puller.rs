@@ -1,0 +1,443 @@
+//! The pulling half of a session: key sets that the producer is told once a link, and pulls of them.
+//!
+//! A pull reads what is published, so it owes nothing: a link that dies has it asked again from the start.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
+
+use sealane_runtime::Buffer;
+
+use super::control::{Control, ControlQueue};
+use super::receive::ReceiveMemory;
+use super::{Event, Roster, Session};
+use crate::arena::{Arena, Handle};
+use crate::error::Error;
+use crate::limits::{SETS_MAX, SessionLimits};
+use crate::link::{Landing, LandingOf, Meta, Place};
+use crate::outbox::Outbox;
+use crate::tensor::TensorMeta;
+use crate::tray::{Keys, Known, Tray, next_stamp};
+use crate::wire::{Metas, Part, Parts, Pull, PullFailure, WireError};
+
+/// A pull: of which set, how new, until when, into what.
+#[derive(Debug)]
+pub struct PullAsk<W> {
+    /// The set, from [`Session::add_set`].
+    pub set: Handle,
+    /// The oldest version that will do.
+    pub min_version: i64,
+    /// When what is missing ends with DeadlineExceeded.
+    pub deadline: Instant,
+    /// The places, as many as the set has keys.
+    pub tray: Tray,
+    /// Comes back with the tray.
+    pub waiter: W,
+}
+
+struct Set {
+    consumer: u16,
+    producer: u32,
+    keys: Arc<Keys>,
+    /// Keys that the producer has been told on this link.
+    told: usize,
+    known: Vec<Option<Known>>,
+}
+
+struct Pulling<W> {
+    set: Handle,
+    min_version: i64,
+    since: Instant,
+    deadline: Instant,
+    /// It went out on the link that stands.
+    out: bool,
+    /// It went out on any link.
+    asked: bool,
+    tray: Tray,
+    waiter: W,
+}
+
+pub(super) struct Puller<W> {
+    sets: Arena<Set>,
+    pulls: Arena<Pulling<W>>,
+    pulls_max: usize,
+    to_ask: VecDeque<Handle>,
+    /// No deadline is earlier.
+    earliest: Option<Instant>,
+    tensor_bytes_max: u64,
+}
+
+impl<W> Puller<W> {
+    pub(super) fn new(limits: &SessionLimits) -> Self {
+        Self {
+            sets: Arena::new(SETS_MAX),
+            pulls: Arena::new(limits.queued_requests_max),
+            pulls_max: limits.queued_requests_max,
+            to_ask: VecDeque::new(),
+            earliest: None,
+            tensor_bytes_max: limits.tensor_bytes_max,
+        }
+    }
+
+    pub(super) fn pulls(&self) -> usize {
+        self.pulls.len()
+    }
+
+    pub(super) fn can_ask(&self) -> bool {
+        !self.to_ask.is_empty()
+    }
+
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
+        self.earliest
+    }
+
+    /// Stages the next frame of a pull: keys that the producer does not know yet, or the pull itself.
+    pub(super) fn stage(&mut self, now: Instant, roster: &Roster, outbox: &mut Outbox) -> bool {
+        while let Some(&id) = self.to_ask.front() {
+            let Some(pull) = self.pulls.get_mut(id) else {
+                self.to_ask.pop_front();
+                continue;
+            };
+            let set = self.sets.get_mut(pull.set).expect("a set stays while it is pulled");
+            let Some(producer) = roster.place_of(set.producer) else {
+                self.to_ask.pop_front();
+                continue;
+            };
+            if set.told < set.keys.len() {
+                let ends = (set.consumer, producer);
+                let place = (set.keys.len() as u32, set.told as u32);
+                let keys = set.keys.iter().skip(set.told);
+                let mut told = 0;
+                outbox.stage(|writer| told = writer.key_set(pull.set, ends, place, keys));
+                set.told += told as usize;
+                return true;
+            }
+            self.to_ask.pop_front();
+            (pull.out, pull.asked) = (true, true);
+            let left = pull.deadline.saturating_duration_since(now);
+            let timeout_ms = left.as_millis().min(u128::from(u32::MAX)) as u32;
+            let pull = Pull { id, set: pull.set, min_version: pull.min_version, timeout_ms };
+            outbox.stage(|writer| writer.pull(&pull));
+            return true;
+        }
+        false
+    }
+
+    /// What the peer does not serve ends.
+    pub(super) fn resume<D>(&mut self, roster: &Roster, error: &Error, events: &mut VecDeque<Event<W, D>>) {
+        let sets = &self.sets;
+        let is_strange =
+            |pull: &Pulling<W>| sets.get(pull.set).is_some_and(|set| roster.place_of(set.producer).is_none());
+        for handle in self.pulls.select(is_strange) {
+            self.end(handle, error, events);
+        }
+    }
+
+    /// Takes a pull out; what has not come of it fails with `error`.
+    fn end<D>(&mut self, handle: Handle, error: &Error, events: &mut VecDeque<Event<W, D>>) {
+        if let Some(pull) = self.pulls.get_mut(handle) {
+            pull.tray.fail_missing(|_| error.clone());
+            self.finish(handle, events);
+        }
+    }
+
+    fn finish<D>(&mut self, handle: Handle, events: &mut VecDeque<Event<W, D>>) {
+        let Some(Pulling { waiter, tray, .. }) = self.remove(handle) else { return };
+        events.push_back(Event::Pulled { waiter, tray });
+    }
+
+    fn remove(&mut self, handle: Handle) -> Option<Pulling<W>> {
+        let pull = self.pulls.remove(handle)?;
+        if self.pulls.is_empty() {
+            self.earliest = None;
+        }
+        Some(pull)
+    }
+
+    /// The link is gone: sets are told anew on the next, pulls asked again.
+    pub(super) fn suspend(&mut self, landing: Option<&mut Landing>) {
+        if let Some(landing) = landing
+            && let LandingOf::Part { index, .. } = landing.of
+            && let Some(pull) = self.pulls.get_mut(landing.request)
+            && let Place::Buffer(memory) = std::mem::replace(&mut landing.place, Place::Nowhere)
+        {
+            pull.tray.take_back(index as usize, memory);
+        }
+        self.sets.iter_mut().for_each(|(_, set)| set.told = 0);
+        self.to_ask.clear();
+        for (handle, pull) in self.pulls.iter_mut() {
+            pull.out = false;
+            pull.tray.begin();
+            self.to_ask.push_back(handle);
+        }
+    }
+
+    pub(super) fn end_asked<D>(&mut self, error: &Error, events: &mut VecDeque<Event<W, D>>) {
+        for handle in self.pulls.select(|pull| pull.asked) {
+            self.end(handle, error, events);
+        }
+    }
+
+    pub(super) fn forget_asking(&mut self) {
+        self.pulls.iter_mut().for_each(|(_, pull)| pull.asked = false);
+    }
+
+    /// Ends the pulls of `consumer`, of all tasks without one.
+    pub(super) fn end_those<D>(
+        &mut self,
+        consumer: Option<u16>,
+        error: &Error,
+        control: &mut ControlQueue,
+        events: &mut VecDeque<Event<W, D>>,
+    ) {
+        let sets = &self.sets;
+        let of_consumer = |pull: &Pulling<W>| {
+            consumer.is_none_or(|consumer| sets.get(pull.set).is_some_and(|set| set.consumer == consumer))
+        };
+        for handle in self.pulls.select(of_consumer) {
+            self.cancel_out(handle, control);
+            self.end(handle, error, events);
+        }
+    }
+
+    fn cancel_out(&self, handle: Handle, control: &mut ControlQueue) {
+        if self.pulls.get(handle).is_some_and(|pull| pull.out) {
+            control.push(Control::PullCancel(handle));
+        }
+    }
+
+    pub(super) fn expire<D>(&mut self, now: Instant, control: &mut ControlQueue, events: &mut VecDeque<Event<W, D>>) {
+        if self.earliest.is_none_or(|earliest| earliest > now) {
+            return;
+        }
+        for handle in self.pulls.select(|pull| pull.deadline <= now) {
+            self.cancel_out(handle, control);
+            let pull = self.pulls.get_mut(handle).expect("just selected");
+            let set = self.sets.get(pull.set).expect("a set stays while it is pulled");
+            let waited = pull.deadline.saturating_duration_since(pull.since);
+            let (step, keys) = (pull.min_version, &set.keys);
+            let late = |index| Error::DeadlineExceeded { operation: "pull", step, key: keys.get(index).into(), waited };
+            pull.tray.fail_missing(late);
+            self.finish(handle, events);
+        }
+        self.earliest = self.pulls.iter().map(|(_, pull)| pull.deadline).min();
+    }
+
+    /// Notes what tensors of a set look like.
+    pub(super) fn learn(&mut self, metas: &Metas<'_>) -> Result<(), WireError> {
+        let Some(set) = self.sets.get_mut(metas.set) else { return Ok(()) };
+        for entry in metas.iter() {
+            let (index, meta, len) = entry?;
+            let Some(slot) = set.known.get_mut(index as usize) else {
+                return Err(WireError::BadValue { what: "number of a set's tensor", found: u64::from(index) });
+            };
+            if slot.as_ref().is_some_and(|known| known.meta.as_wire() == meta && known.len as u64 == len) {
+                continue;
+            }
+            let bad = |_| WireError::BadValue { what: "length of a set's tensor", found: len };
+            let meta = TensorMeta::from_wire(meta).map_err(bad)?;
+            meta.check_bytes(len).map_err(bad)?;
+            *slot = Some(Known { stamp: next_stamp(), meta, len: len as usize });
+        }
+        Ok(())
+    }
+
+    /// Takes small tensors in.
+    #[inline]
+    pub(super) fn take<D>(
+        &mut self,
+        parts: &Parts<'_>,
+        memory: &dyn ReceiveMemory,
+        events: &mut VecDeque<Event<W, D>>,
+    ) -> Result<(), WireError> {
+        // A pull that was given up.
+        let Some(pull) = self.pulls.get_mut(parts.id) else { return Ok(()) };
+        let set = self.sets.get(pull.set).expect("a set stays while it is pulled");
+        let first = parts.first as usize;
+        let Some(known) = first.checked_add(parts.count as usize).and_then(|end| set.known.get(first..end)) else {
+            return Err(WireError::BadValue { what: "number of a set's tensor", found: u64::from(parts.first) });
+        };
+        let mut rest = parts.payload;
+        for (index, known) in (first..).zip(known) {
+            let Some(known) = known else {
+                return Err(WireError::BadValue { what: "tensor without metadata", found: index as u64 });
+            };
+            let Some((bytes, tail)) = rest.split_at_checked(known.len) else {
+                return Err(WireError::Truncated { what: "parts", found: parts.payload.len() });
+            };
+            rest = tail;
+            pull.tray.put(index, known, parts.version, bytes, |len| memory.allocate(set.consumer, len));
+        }
+        if !rest.is_empty() {
+            return Err(WireError::BadValue { what: "bytes behind the last part", found: rest.len() as u64 });
+        }
+        if pull.tray.is_complete() {
+            self.finish(parts.id, events);
+        }
+        Ok(())
+    }
+
+    /// Finds the place for a tensor that begins to arrive.
+    pub(super) fn land<D>(
+        &mut self,
+        part: &Part,
+        memory: &dyn ReceiveMemory,
+        events: &mut VecDeque<Event<W, D>>,
+    ) -> Result<Landing, WireError> {
+        let place = self.place(part, memory, events)?;
+        Ok(Landing {
+            request: part.id,
+            token: Handle::NONE,
+            meta: Meta::new(),
+            of: LandingOf::Part { index: part.index, version: part.version },
+            place,
+            filled: 0,
+            total: part.payload_bytes as usize,
+        })
+    }
+
+    fn place<D>(
+        &mut self,
+        part: &Part,
+        memory: &dyn ReceiveMemory,
+        events: &mut VecDeque<Event<W, D>>,
+    ) -> Result<Place, WireError> {
+        let Some(pull) = self.pulls.get_mut(part.id) else { return Ok(Place::Nowhere) };
+        let set = self.sets.get(pull.set).expect("a set stays while it is pulled");
+        let index = part.index as usize;
+        let known =
+            set.known.get(index).and_then(Option::as_ref).filter(|known| known.len as u64 == part.payload_bytes);
+        let Some(known) = known else {
+            return Err(WireError::BadValue { what: "length of a set's tensor", found: part.payload_bytes });
+        };
+        let refusal = if part.payload_bytes > self.tensor_bytes_max {
+            let (bytes, limit) = (part.payload_bytes, self.tensor_bytes_max);
+            Error::full("transport.tensor_bytes_max", format!("the tensor has {bytes} bytes, the limit is {limit}"))
+        } else {
+            match pull.tray.lend(index, known.len, |len| memory.allocate(set.consumer, len)) {
+                Ok(memory) => return Ok(Place::Buffer(memory)),
+                Err(full) => full,
+            }
+        };
+        pull.tray.fail(index, refusal);
+        if pull.tray.is_complete() {
+            self.finish(part.id, events);
+        }
+        Ok(Place::Nowhere)
+    }
+
+    /// A tensor is all there.
+    pub(super) fn landed<D>(
+        &mut self,
+        id: Handle,
+        (index, version): (u32, i64),
+        memory: Buffer,
+        events: &mut VecDeque<Event<W, D>>,
+    ) {
+        let Some(pull) = self.pulls.get_mut(id) else { return };
+        let set = self.sets.get(pull.set).expect("a set stays while it is pulled");
+        let known = set.known[index as usize].as_ref().expect("it was known when it began to arrive");
+        pull.tray.give_back(index as usize, known, version, memory);
+        if pull.tray.is_complete() {
+            self.finish(id, events);
+        }
+    }
+
+    pub(super) fn failed<D>(&mut self, failure: &PullFailure<'_>, peer: &str, events: &mut VecDeque<Event<W, D>>) {
+        let Some(pull) = self.pulls.get_mut(failure.id) else { return };
+        let error = Error::from_wire(failure.code, peer, pull.min_version, failure.reason);
+        if failure.index == PullFailure::ALL {
+            pull.tray.fail_missing(|_| error.clone());
+        } else if (failure.index as usize) < pull.tray.len() {
+            pull.tray.fail(failure.index as usize, error);
+        }
+        if pull.tray.is_complete() {
+            self.finish(failure.id, events);
+        }
+    }
+}
+
+impl<W, D> Session<W, D> {
+    /// Names a set of keys of the peer's task `producer`, to be pulled by `consumer`. The peer is told with the first pull.
+    ///
+    /// # Errors
+    /// ResourceExhausted if there are [`SETS_MAX`] already.
+    pub fn add_set(&mut self, consumer: u16, producer: u32, keys: Arc<Keys>) -> Result<Handle, Error> {
+        let known = vec![None; keys.len()];
+        let set = Set { consumer, producer, keys, told: 0, known };
+        self.puller.sets.insert(set).map_err(|_| {
+            Error::full("plans of a session", format!("{SETS_MAX} plans with {} stand already", self.peer))
+        })
+    }
+
+    /// Forgets a set; pulls of it end as if given up.
+    pub fn forget_set(&mut self, set: Handle) {
+        for handle in self.puller.pulls.select(|pull| pull.set == set) {
+            self.cancel_pull(handle);
+        }
+        if let Some(Set { told: 1.., .. }) = self.puller.sets.remove(set) {
+            self.control.push(Control::ForgetSet(set));
+        }
+    }
+
+    /// Pulls a set; the tray comes back as [`Event::Pulled`], each place filled or failed.
+    ///
+    /// # Errors
+    /// ResourceExhausted if `fusion.queued_requests_max` pulls exist, NotFound if the attached peer does not serve the task,
+    /// Unavailable if the peer is going away. Tray and waiter come back with each.
+    pub fn pull(&mut self, now: Instant, ask: PullAsk<W>) -> Result<Handle, (Error, Tray, W)> {
+        let PullAsk { set, min_version, deadline, mut tray, waiter } = ask;
+        if let Some(reason) = &self.going_away {
+            return Err((Error::unavailable(&self.peer, reason.clone()), tray, waiter));
+        }
+        let Some(told) = self.puller.sets.get(set) else {
+            return Err((Error::invalid("the plan was closed"), tray, waiter));
+        };
+        if tray.len() != told.keys.len() {
+            let (places, keys) = (tray.len(), told.keys.len());
+            return Err((Error::invalid(format!("{places} places for {keys} tensors")), tray, waiter));
+        }
+        if let Some(attached) = &self.attached
+            && attached.roster.place_of(told.producer).is_none()
+        {
+            return Err((super::consumer::not_served(&self.peer), tray, waiter));
+        }
+        tray.begin();
+        let puller = &mut self.puller;
+        let pull = Pulling { set, min_version, since: now, deadline, out: false, asked: false, tray, waiter };
+        match puller.pulls.insert(pull) {
+            Ok(handle) => {
+                puller.to_ask.push_back(handle);
+                puller.earliest = Some(puller.earliest.map_or(deadline, |earliest| earliest.min(deadline)));
+                Ok(handle)
+            }
+            Err(Pulling { tray, waiter, .. }) => {
+                let reason = format!("{} pulls from {} wait already", puller.pulls_max, self.peer);
+                Err((Error::full("fusion.queued_requests_max", reason), tray, waiter))
+            }
+        }
+    }
+
+    /// Gives a pull up: nothing more comes of it. `None` if it has ended already.
+    pub fn cancel_pull(&mut self, handle: Handle) -> Option<(W, Tray)> {
+        self.puller.cancel_out(handle, &mut self.control);
+        let pull = self.puller.remove(handle)?;
+        Some((pull.waiter, pull.tray))
+    }
+
+    /// Takes out the pulls that `pick` (consumer, producer) chooses and that have not been sent: see
+    /// [`take_requests`](Self::take_requests). Each with its handle, minimal version and deadline.
+    pub fn take_pulls(
+        &mut self,
+        mut pick: impl FnMut(u16, u32) -> bool,
+        mut each: impl FnMut(Handle, i64, Instant, Tray, W),
+    ) {
+        debug_assert!(self.attached.is_none(), "pulls move before a link is attached");
+        let sets = &self.puller.sets;
+        let chosen = |pull: &Pulling<W>| sets.get(pull.set).is_some_and(|set| pick(set.consumer, set.producer));
+        for handle in self.puller.pulls.select(chosen) {
+            let pull = self.puller.pulls.remove(handle).expect("just selected");
+            each(handle, pull.min_version, pull.deadline, pull.tray, pull.waiter);
+        }
+    }
+}

@@ -1,0 +1,377 @@
+//! What a pull of many fills: a place for each tensor of a key set, used again by the next pull.
+//!
+//! Moves as a whole: into the session with the pull, back with its end. A tensor whose type and size did not change is
+//! written over in place, so that from the second pull on nothing is allocated or built.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use sealane_runtime::Buffer;
+
+use crate::error::Error;
+use crate::payload::Payload;
+use crate::session::Shelved;
+use crate::tensor::{Tensor, TensorMeta};
+
+/// The keys of a set, in the order of their numbers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Keys(Box<[Box<str>]>);
+
+impl Keys {
+    /// A set of these keys; a key may be there twice.
+    ///
+    /// # Errors
+    /// InvalidArgument for over [`SET_KEYS_MAX`](crate::limits::SET_KEYS_MAX) keys, or one of over
+    /// [`KEY_BYTES_MAX`](crate::limits::KEY_BYTES_MAX) bytes.
+    pub fn new<K: AsRef<str>>(keys: impl IntoIterator<Item = K>) -> Result<Keys, Error> {
+        use crate::limits::{KEY_BYTES_MAX, SET_KEYS_MAX};
+        let keys: Box<[Box<str>]> = keys.into_iter().map(|key| key.as_ref().into()).collect();
+        if keys.len() > SET_KEYS_MAX {
+            return Err(Error::invalid(format!("{} keys in one set, at most {SET_KEYS_MAX} are possible", keys.len())));
+        }
+        if let Some(key) = keys.iter().find(|key| key.len() > KEY_BYTES_MAX) {
+            let bytes = key.len();
+            return Err(Error::invalid(format!("a key has {bytes} bytes, at most {KEY_BYTES_MAX} are accepted")));
+        }
+        Ok(Keys(keys))
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// True if there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The key of that number.
+    ///
+    /// # Panics
+    /// If there are not so many.
+    pub fn get(&self, index: usize) -> &str {
+        &self.0[index]
+    }
+
+    /// All of them, in order.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = &str> {
+        self.0.iter().map(|key| &**key)
+    }
+}
+
+/// What the tensors of one number look like, as their producer last said.
+#[derive(Debug, Clone)]
+pub(crate) struct Known {
+    /// Names this metadata; another stamp, other metadata. Never 0.
+    pub(crate) stamp: u64,
+    pub(crate) meta: TensorMeta,
+    /// Bytes of the payload.
+    pub(crate) len: usize,
+}
+
+/// A number that no metadata of this process has yet, by which a tray knows whether a tensor is of the kind that it has.
+pub fn next_stamp() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+#[derive(Debug)]
+enum Holding {
+    Nothing,
+    /// The caller's own, for whatever comes.
+    Memory(Buffer),
+    /// What came last.
+    Tensor(Tensor),
+}
+
+#[derive(Debug)]
+enum State {
+    Missing,
+    Here,
+    Failed(Box<Error>),
+}
+
+#[derive(Debug)]
+struct Item {
+    /// The stamp of the metadata that the tensor has; 0 for none.
+    stamp: u64,
+    version: i64,
+    state: State,
+    holding: Holding,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct Tray {
+    items: Vec<Item>,
+    missing: usize,
+}
+
+impl Tray {
+    /// Places for `len` tensors, without memory: it is taken from the receiving task's as they come.
+    pub fn new(len: usize) -> Tray {
+        let item = |_| Item { stamp: 0, version: 0, state: State::Missing, holding: Holding::Nothing };
+        Tray { items: (0..len).map(item).collect(), missing: len }
+    }
+
+    /// Gives a place memory of the caller's, which the next tensor there is written to if it fits.
+    ///
+    /// # Panics
+    /// If there is no such place.
+    pub fn set_destination(&mut self, index: usize, memory: Buffer) {
+        let item = &mut self.items[index];
+        (item.stamp, item.holding) = (0, Holding::Memory(memory));
+    }
+
+    /// How many places there are.
+    pub fn len(&self) -> usize {
+        self.items.len()
+    }
+
+    /// True if there are none.
+    pub fn is_empty(&self) -> bool {
+        self.items.is_empty()
+    }
+
+    /// The tensor of that number, as the last pull left it.
+    ///
+    /// # Errors
+    /// Why it did not come; Unavailable before the first pull.
+    ///
+    /// # Panics
+    /// If there is no such place.
+    pub fn get(&self, index: usize) -> Result<&Tensor, Error> {
+        let item = &self.items[index];
+        match (&item.state, &item.holding) {
+            (State::Here, Holding::Tensor(tensor)) => Ok(tensor),
+            (State::Failed(error), _) => Err((**error).clone()),
+            _ => Err(Error::invalid("it has not been pulled, or was taken out")),
+        }
+    }
+
+    /// The version of that tensor; meaningless where [`get`](Self::get) fails.
+    ///
+    /// # Panics
+    /// If there is no such place.
+    pub fn version(&self, index: usize) -> i64 {
+        self.items[index].version
+    }
+
+    /// Takes a tensor out; the next pull takes new memory for it.
+    ///
+    /// # Errors
+    /// As [`get`](Self::get).
+    ///
+    /// # Panics
+    /// If there is no such place.
+    pub fn take(&mut self, index: usize) -> Result<Tensor, Error> {
+        self.get(index)?;
+        let item = &mut self.items[index];
+        item.stamp = 0;
+        item.state = State::Missing;
+        match std::mem::replace(&mut item.holding, Holding::Nothing) {
+            Holding::Tensor(tensor) => Ok(tensor),
+            _ => unreachable!("just looked at"),
+        }
+    }
+
+    /// The first that did not come, and why.
+    pub fn first_error(&self) -> Option<(usize, &Error)> {
+        self.items.iter().enumerate().find_map(|(index, item)| match &item.state {
+            State::Failed(error) => Some((index, &**error)),
+            _ => None,
+        })
+    }
+
+    /// Everything is to come again.
+    pub fn begin(&mut self) {
+        self.items.iter_mut().for_each(|item| item.state = State::Missing);
+        self.missing = self.items.len();
+    }
+
+    /// True if every tensor has come or failed.
+    #[inline]
+    pub fn is_complete(&self) -> bool {
+        self.missing == 0
+    }
+
+    /// One will not come.
+    pub fn fail(&mut self, index: usize, error: Error) {
+        let item = &mut self.items[index];
+        self.missing -= usize::from(matches!(item.state, State::Missing));
+        item.state = State::Failed(Box::new(error));
+    }
+
+    /// What is missing will not come; `error` says why, by number.
+    pub fn fail_missing(&mut self, error: impl Fn(usize) -> Error) {
+        for index in 0..self.items.len() {
+            if matches!(self.items[index].state, State::Missing) {
+                self.fail(index, error(index));
+            }
+        }
+    }
+
+    /// Takes a tensor in, by copy.
+    #[inline]
+    pub(crate) fn put(
+        &mut self,
+        index: usize,
+        known: &Known,
+        version: i64,
+        bytes: &[u8],
+        allocate: impl FnOnce(usize) -> Result<Buffer, Error>,
+    ) {
+        if !self.overwrite(index, known.stamp, version, bytes) {
+            self.put_new(index, known, version, bytes, allocate);
+        }
+    }
+
+    /// Writes over a tensor of the same kind; false if there is none.
+    #[inline]
+    fn overwrite(&mut self, index: usize, stamp: u64, version: i64, bytes: &[u8]) -> bool {
+        let item = &mut self.items[index];
+        if item.stamp != stamp {
+            return false;
+        }
+        let Holding::Tensor(tensor) = &mut item.holding else { return false };
+        let Some(memory) = tensor.bytes_mut() else { return false };
+        memory.copy_from_slice(bytes);
+        item.version = version;
+        self.missing -= usize::from(matches!(item.state, State::Missing));
+        item.state = State::Here;
+        true
+    }
+
+    #[cold]
+    fn put_new(
+        &mut self,
+        index: usize,
+        known: &Known,
+        version: i64,
+        bytes: &[u8],
+        allocate: impl FnOnce(usize) -> Result<Buffer, Error>,
+    ) {
+        match self.lend(index, known.len, allocate) {
+            Ok(mut memory) => {
+                memory.copy_from_slice(bytes);
+                self.give_back(index, known, version, memory);
+            }
+            Err(full) => self.fail(index, full),
+        }
+    }
+
+    /// Memory of exactly `len` bytes for a tensor, out of its place or new; to be [filled](Self::fill).
+    ///
+    /// # Errors
+    /// Those of `allocate`.
+    pub fn lend(
+        &mut self,
+        index: usize,
+        len: usize,
+        allocate: impl FnOnce(usize) -> Result<Buffer, Error>,
+    ) -> Result<Buffer, Error> {
+        match std::mem::replace(&mut self.items[index].holding, Holding::Nothing) {
+            Holding::Memory(mut memory) if memory.len() >= len => {
+                memory.truncate(len);
+                Ok(memory)
+            }
+            Holding::Tensor(tensor) if tensor.bytes().len() == len => match tensor.into_parts().1 {
+                Payload::Owned(memory) => Ok(memory),
+                Payload::Shared(_) => allocate(len),
+            },
+            _ => allocate(len),
+        }
+    }
+
+    /// Takes a tensor in from a shelf, by copy.
+    #[inline]
+    pub fn copy_in(
+        &mut self,
+        index: usize,
+        shelved: &Shelved<'_>,
+        allocate: impl FnOnce(usize) -> Result<Buffer, Error>,
+    ) {
+        let bytes = shelved.payload.as_ref();
+        if !self.overwrite(index, shelved.stamp, shelved.version, bytes) {
+            let meta = TensorMeta::from_own_wire(shelved.meta.into());
+            self.put_new(
+                index,
+                &Known { stamp: shelved.stamp, meta, len: bytes.len() },
+                shelved.version,
+                bytes,
+                allocate,
+            );
+        }
+    }
+
+    /// Takes a tensor in that lies in its memory already.
+    pub fn fill(&mut self, index: usize, stamp: u64, meta: TensorMeta, version: i64, memory: Buffer) {
+        let len = memory.len();
+        self.give_back(index, &Known { stamp, meta, len }, version, memory);
+    }
+
+    /// Takes memory back that was lent, filled.
+    pub(crate) fn give_back(&mut self, index: usize, known: &Known, version: i64, memory: Buffer) {
+        let item = &mut self.items[index];
+        item.holding = Holding::Tensor(Tensor::from_parts(known.meta.clone(), memory));
+        (item.stamp, item.version) = (known.stamp, version);
+        self.missing -= usize::from(matches!(item.state, State::Missing));
+        item.state = State::Here;
+    }
+
+    /// Takes memory back that was lent and not filled.
+    pub(crate) fn take_back(&mut self, index: usize, memory: Buffer) {
+        let item = &mut self.items[index];
+        (item.stamp, item.holding) = (0, Holding::Memory(memory));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tensor::DType;
+
+    fn known(stamp: u64, elements: u64) -> Known {
+        let meta = TensorMeta::new(DType::U8, &[elements]).unwrap();
+        Known { stamp, meta, len: elements as usize }
+    }
+
+    fn heap(len: usize) -> Result<Buffer, Error> {
+        Ok(Buffer::of_len(len))
+    }
+
+    #[test]
+    fn a_tensor_of_the_same_kind_is_written_over_in_place() {
+        let mut tray = Tray::new(2);
+        tray.put(1, &known(1, 100), 5, &[7; 100], heap);
+        let before = tray.get(1).unwrap().bytes().as_ptr();
+        tray.begin();
+        tray.put(1, &known(1, 100), 6, &[8; 100], |_| panic!("nothing is allocated"));
+        let tensor = tray.get(1).unwrap();
+        assert_eq!((tensor.bytes(), tensor.bytes().as_ptr(), tray.version(1)), (&[8; 100][..], before, 6));
+        assert!(tray.get(0).is_err() && !tray.is_complete());
+    }
+
+    #[test]
+    fn another_shape_takes_other_memory_where_it_must() {
+        let mut tray = Tray::new(1);
+        tray.set_destination(0, Buffer::of_len(100));
+        tray.put(0, &known(1, 80), 1, &[1; 80], |_| panic!("the caller's memory is large enough"));
+        tray.put(0, &known(2, 90), 2, &[2; 90], heap);
+        assert_eq!(tray.get(0).unwrap().shape()[..], [90]);
+        tray.begin();
+        tray.put(0, &known(3, 91), 3, &[3; 91], |_| Err(Error::full("x", "full")));
+        assert!(tray.is_complete());
+        assert_eq!(tray.first_error().unwrap().0, 0);
+    }
+
+    #[test]
+    fn what_is_missing_fails_and_what_came_stays() {
+        let mut tray = Tray::new(3);
+        tray.put(1, &known(1, 1), 1, &[9], heap);
+        tray.fail_missing(|index| Error::invalid(format!("number {index}")));
+        assert!(tray.is_complete());
+        assert_eq!(tray.take(1).unwrap().bytes(), [9]);
+        assert!(tray.get(2).unwrap_err().to_string().contains("number 2"));
+    }
+}

@@ -1,0 +1,453 @@
+//! Frames of published tensors: key sets agreed once, pulls by number, and their answers.
+//!
+//! A key set is the consumer's: it numbers the keys 0, 1, 2, ... and names the set by a handle. Metadata of a set's
+//! tensors is told when it changes, so a part of an answer is bytes alone.
+
+use zerocopy::little_endian::{I64, U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use super::frame::{
+    KIND_FORGET_SET, KIND_KEY_SET, KIND_METAS, KIND_PART, KIND_PARTS, KIND_PULL, KIND_PULL_FAILURE, bounded, cut,
+    reason,
+};
+use super::group::{split, walk};
+use super::{FrameWriter, WireError, fixed, text};
+use crate::arena::Handle;
+use crate::limits::{FRAME_BODY_BYTES_MAX, KEY_BYTES_MAX, META_BYTES_MAX, PART_BYTES, SET_KEYS_MAX};
+
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct KeySetFixed {
+    consumer: U16,
+    producer: U16,
+    count: U32,
+    first: U32,
+}
+
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct PullFixed {
+    set: U64,
+    min_version: I64,
+    timeout_ms: U32,
+}
+
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct MetaEntry {
+    index: U32,
+    meta_bytes: U16,
+    payload_bytes: U64,
+}
+
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct PartsFixed {
+    version: I64,
+    first: U32,
+    count: U32,
+}
+
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct PartFixed {
+    version: I64,
+    payload_bytes: U64,
+    index: U32,
+}
+
+const _: () = {
+    assert!(size_of::<KeySetFixed>() == 12);
+    assert!(size_of::<PullFixed>() == 20);
+    assert!(size_of::<MetaEntry>() == 14);
+    assert!(size_of::<PartsFixed>() == 16);
+    assert!(size_of::<PartFixed>() == 20);
+};
+
+/// The consumer names keys, to be pulled by number from now on: one of the frames that do so, in order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KeySet<'a> {
+    /// The consumer's handle of the set.
+    pub id: Handle,
+    /// The asking task: its place in its side's greeting.
+    pub consumer: u16,
+    /// The asked task: its place in its side's greeting.
+    pub producer: u16,
+    /// Keys in the whole set.
+    pub count: u32,
+    /// Number of the first key in this frame.
+    pub first: u32,
+    keys: &'a [u8],
+}
+
+impl<'a> KeySet<'a> {
+    fn read(id: Handle, body: &'a [u8]) -> Result<Self, WireError> {
+        let (fields, keys) = fixed::<KeySetFixed>("key set", body)?;
+        let (consumer, producer) = (fields.consumer.get(), fields.producer.get());
+        let (count, first) = (fields.count.get(), fields.first.get());
+        bounded("key set", count as usize, SET_KEYS_MAX)?;
+        Ok(KeySet { id, consumer, producer, count, first, keys })
+    }
+
+    /// The keys in this frame.
+    pub fn keys(self) -> impl Iterator<Item = Result<&'a str, WireError>> {
+        let mut rest = self.keys;
+        walk(move || {
+            if rest.is_empty() {
+                return Ok(None);
+            }
+            let (length, tail) = fixed::<U16>("key of a set", rest)?;
+            let (key, tail) = split("key", tail, usize::from(length.get()), KEY_BYTES_MAX)?;
+            rest = tail;
+            Ok(Some(text("key", key)?))
+        })
+    }
+}
+
+/// The consumer asks for a set's tensors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pull {
+    /// The consumer's handle of the pull.
+    pub id: Handle,
+    /// The set.
+    pub set: Handle,
+    /// The oldest version that will do.
+    pub min_version: i64,
+    /// Milliseconds that the consumer still waits.
+    pub timeout_ms: u32,
+}
+
+/// What the tensors of a set look like from here on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Metas<'a> {
+    /// The set.
+    pub set: Handle,
+    entries: &'a [u8],
+}
+
+impl<'a> Metas<'a> {
+    /// Each tensor: its number, its metadata, the length of its payload in bytes.
+    pub fn iter(self) -> impl Iterator<Item = Result<(u32, &'a [u8], u64), WireError>> {
+        let mut rest = self.entries;
+        walk(move || {
+            if rest.is_empty() {
+                return Ok(None);
+            }
+            let (entry, tail) = fixed::<MetaEntry>("metadata of a set", rest)?;
+            let (meta, tail) = split("metadata", tail, usize::from(entry.meta_bytes.get()), META_BYTES_MAX)?;
+            rest = tail;
+            Ok(Some((entry.index.get(), meta, entry.payload_bytes.get())))
+        })
+    }
+}
+
+/// Small tensors of a set with consecutive numbers and one version: their bytes, one after the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Parts<'a> {
+    /// The pull.
+    pub id: Handle,
+    /// The version of all of them.
+    pub version: i64,
+    /// Number of the first.
+    pub first: u32,
+    /// How many.
+    pub count: u32,
+    /// Their bytes.
+    pub payload: &'a [u8],
+}
+
+/// One tensor of a set; `payload_bytes` raw bytes follow the frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Part {
+    /// The pull.
+    pub id: Handle,
+    /// Its version.
+    pub version: i64,
+    /// Bytes that follow.
+    pub payload_bytes: u64,
+    /// Its number.
+    pub index: u32,
+}
+
+/// What will not come of a pull.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PullFailure<'a> {
+    /// The pull.
+    pub id: Handle,
+    /// One of gRPC's canonical codes.
+    pub code: u8,
+    /// The tensor's number, or [`PullFailure::ALL`] that are still to come.
+    pub index: u32,
+    /// The reason, for a person.
+    pub reason: &'a str,
+}
+
+impl PullFailure<'_> {
+    /// Stands for all tensors of a pull that have not come.
+    pub const ALL: u32 = u32::MAX;
+}
+
+/// A frame of this module.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs, reason = "each carries the type that documents it, or the id named here")]
+pub enum PullFrame<'a> {
+    KeySet(KeySet<'a>),
+    /// The consumer will pull this set no more.
+    Forget {
+        set: Handle,
+    },
+    Pull(Pull),
+    Metas(Metas<'a>),
+    Parts(Parts<'a>),
+    Part(Part),
+    Failure(PullFailure<'a>),
+    /// The consumer no longer waits for a pull.
+    Cancel {
+        id: Handle,
+    },
+}
+
+impl<'a> PullFrame<'a> {
+    #[inline]
+    pub(super) fn read(kind: u8, code: u8, id: Handle, body: &'a [u8]) -> Result<Self, WireError> {
+        Ok(match kind {
+            KIND_PARTS => {
+                let (fields, payload) = fixed::<PartsFixed>("parts", body)?;
+                let (first, count) = (fields.first.get(), fields.count.get());
+                PullFrame::Parts(Parts { id, version: fields.version.get(), first, count, payload })
+            }
+            KIND_PART => {
+                let (fields, _) = fixed::<PartFixed>("part", body)?;
+                let (payload_bytes, index) = (fields.payload_bytes.get(), fields.index.get());
+                PullFrame::Part(Part { id, version: fields.version.get(), payload_bytes, index })
+            }
+            KIND_PULL => {
+                let (fields, _) = fixed::<PullFixed>("pull", body)?;
+                let (set, min_version) = (Handle::from_bits(fields.set.get()), fields.min_version.get());
+                PullFrame::Pull(Pull { id, set, min_version, timeout_ms: fields.timeout_ms.get() })
+            }
+            KIND_METAS => PullFrame::Metas(Metas { set: id, entries: body }),
+            KIND_KEY_SET => PullFrame::KeySet(KeySet::read(id, body)?),
+            KIND_FORGET_SET => PullFrame::Forget { set: id },
+            KIND_PULL_FAILURE => {
+                let (index, why) = fixed::<U32>("pull failure", body)?;
+                PullFrame::Failure(PullFailure { id, code, index: index.get(), reason: reason(why)? })
+            }
+            _ => PullFrame::Cancel { id },
+        })
+    }
+}
+
+/// A frame of metadata that is being written.
+pub struct MetaGroup<'a, 'w> {
+    writer: &'a mut FrameWriter<'w>,
+    start: usize,
+}
+
+/// A frame of small tensors that is being written.
+pub struct PartGroup<'a, 'w> {
+    writer: &'a mut FrameWriter<'w>,
+    start: usize,
+    count: u32,
+}
+
+impl<'w> FrameWriter<'w> {
+    /// Writes as many of a set's `keys`, from number `first` on, as one frame holds; how many those were.
+    pub fn key_set<'k>(
+        &mut self,
+        id: Handle,
+        (consumer, producer): (u16, u16),
+        (count, first): (u32, u32),
+        keys: impl Iterator<Item = &'k str>,
+    ) -> u32 {
+        let start = self.begin(KIND_KEY_SET, id.to_bits());
+        let fields = KeySetFixed {
+            consumer: U16::new(consumer),
+            producer: U16::new(producer),
+            count: U32::new(count),
+            first: U32::new(first),
+        };
+        self.0.extend_from_slice(fields.as_bytes());
+        let mut written = 0;
+        for key in keys {
+            if self.0.len() - start + 2 + key.len() > FRAME_BODY_BYTES_MAX {
+                break;
+            }
+            self.0.extend_from_slice(&(key.len() as u16).to_le_bytes());
+            self.0.extend_from_slice(key.as_bytes());
+            written += 1;
+        }
+        self.end(start);
+        written
+    }
+
+    /// Writes that a set is pulled no more.
+    pub fn forget_set(&mut self, set: Handle) {
+        self.frame(KIND_FORGET_SET, 0, set.to_bits(), &[], &[]);
+    }
+
+    /// Writes a pull.
+    pub fn pull(&mut self, pull: &Pull) {
+        let fields = PullFixed {
+            set: U64::new(pull.set.to_bits()),
+            min_version: I64::new(pull.min_version),
+            timeout_ms: U32::new(pull.timeout_ms),
+        };
+        self.frame(KIND_PULL, 0, pull.id.to_bits(), fields.as_bytes(), &[]);
+    }
+
+    /// Begins a frame of metadata.
+    pub fn metas(&mut self, set: Handle) -> MetaGroup<'_, 'w> {
+        let start = self.begin(KIND_METAS, set.to_bits());
+        MetaGroup { writer: self, start }
+    }
+
+    /// Begins a frame of small tensors of one version.
+    #[inline]
+    pub fn parts(&mut self, id: Handle, version: i64, first: u32) -> PartGroup<'_, 'w> {
+        let start = self.begin(KIND_PARTS, id.to_bits());
+        // The count is known at the end.
+        let fields = PartsFixed { version: I64::new(version), first: U32::new(first), count: U32::ZERO };
+        self.0.extend_from_slice(fields.as_bytes());
+        PartGroup { writer: self, start, count: 0 }
+    }
+
+    /// Writes the frame of one tensor; its payload is the caller's to send next.
+    pub fn part(&mut self, part: &Part) {
+        let fields = PartFixed {
+            version: I64::new(part.version),
+            payload_bytes: U64::new(part.payload_bytes),
+            index: U32::new(part.index),
+        };
+        self.frame(KIND_PART, 0, part.id.to_bits(), fields.as_bytes(), &[]);
+    }
+
+    /// Writes what will not come.
+    pub fn pull_failure(&mut self, failure: &PullFailure<'_>) {
+        let (index, why) = (U32::new(failure.index), cut(failure.reason));
+        self.frame(KIND_PULL_FAILURE, failure.code, failure.id.to_bits(), index.as_bytes(), why.as_bytes());
+    }
+
+    /// Writes that a pull is given up.
+    pub fn pull_cancel(&mut self, id: Handle) {
+        self.frame(super::frame::KIND_PULL_CANCEL, 0, id.to_bits(), &[], &[]);
+    }
+}
+
+impl MetaGroup<'_, '_> {
+    /// True if one more with so many bytes of metadata is one too many.
+    pub fn is_full(&self, meta_bytes: usize) -> bool {
+        self.writer.0.len() - self.start + size_of::<MetaEntry>() + meta_bytes > FRAME_BODY_BYTES_MAX
+    }
+
+    /// Adds a tensor.
+    pub fn push(&mut self, index: u32, meta: &[u8], payload_bytes: u64) {
+        let entry = MetaEntry {
+            index: U32::new(index),
+            meta_bytes: U16::new(meta.len() as u16),
+            payload_bytes: U64::new(payload_bytes),
+        };
+        self.writer.0.extend_from_slice(entry.as_bytes());
+        self.writer.0.extend_from_slice(meta);
+    }
+
+    /// Ends the frame.
+    pub fn end(self) {
+        self.writer.end(self.start);
+    }
+}
+
+impl PartGroup<'_, '_> {
+    /// True if one more of so many bytes is one too many.
+    #[inline]
+    pub fn is_full(&self, bytes: usize) -> bool {
+        self.writer.0.len() - self.start + bytes > PART_BYTES
+    }
+
+    /// Tensors in it.
+    #[inline]
+    pub fn count(&self) -> u32 {
+        self.count
+    }
+
+    /// Adds the next tensor's bytes.
+    #[inline]
+    pub fn push(&mut self, payload: &[u8]) {
+        self.writer.0.extend_from_slice(payload);
+        self.count += 1;
+    }
+
+    /// Ends the frame.
+    pub fn end(self) {
+        let at = self.start + super::FRAME_HEADER_BYTES + size_of::<PartsFixed>() - 4;
+        self.writer.0[at..at + 4].copy_from_slice(&self.count.to_le_bytes());
+        self.writer.end(self.start);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Frame, parse};
+    use super::*;
+
+    fn written(write: impl FnOnce(&mut FrameWriter<'_>)) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        write(&mut FrameWriter(&mut bytes));
+        bytes
+    }
+
+    fn read(bytes: &[u8]) -> PullFrame<'_> {
+        match parse(bytes) {
+            Ok(Some((Frame::Pull(frame), length))) if length == bytes.len() => frame,
+            other => panic!("not a frame of pulls: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn every_frame_reads_back_as_written() {
+        let id = Handle::from_bits(3 << 32 | 9);
+        let pull = Pull { id, set: Handle::from_bits(7 << 32), min_version: -1, timeout_ms: 8 };
+        assert_eq!(read(&written(|w| w.pull(&pull))), PullFrame::Pull(pull));
+        let part = Part { id, version: i64::MIN, payload_bytes: 1 << 40, index: 3 };
+        assert_eq!(read(&written(|w| w.part(&part))), PullFrame::Part(part));
+        let failure = PullFailure { id, code: 14, index: PullFailure::ALL, reason: "gone" };
+        assert_eq!(read(&written(|w| w.pull_failure(&failure))), PullFrame::Failure(failure));
+        assert_eq!(read(&written(|w| w.forget_set(id))), PullFrame::Forget { set: id });
+        assert_eq!(read(&written(|w| w.pull_cancel(id))), PullFrame::Cancel { id });
+        let bytes = written(|w| {
+            let mut parts = w.parts(id, 5, 2);
+            parts.push(b"ab");
+            parts.push(b"cde");
+            parts.end();
+        });
+        let parts = Parts { id, version: 5, first: 2, count: 2, payload: b"abcde" };
+        assert_eq!(read(&bytes), PullFrame::Parts(parts));
+        let bytes = written(|w| {
+            let mut metas = w.metas(id);
+            metas.push(4, b"meta", 64);
+            metas.push(5, b"", 0);
+            metas.end();
+        });
+        let PullFrame::Metas(metas) = read(&bytes) else { panic!("not metadata") };
+        let entries: Result<Vec<_>, _> = metas.iter().collect();
+        assert_eq!((metas.set, entries), (id, Ok(vec![(4, &b"meta"[..], 64), (5, &b""[..], 0)])));
+    }
+
+    #[test]
+    fn a_large_set_takes_several_frames() {
+        let keys: Vec<_> = (0..1000).map(|number| format!("layer/{number}/{}", "x".repeat(40))).collect();
+        let id = Handle::from_bits(1 << 32);
+        let mut seen = Vec::new();
+        let mut first = 0;
+        while (first as usize) < keys.len() {
+            let rest = keys[first as usize..].iter().map(String::as_str);
+            let mut count = 0;
+            let bytes = written(|w| count = w.key_set(id, (1, 2), (1000, first), rest));
+            let PullFrame::KeySet(set) = read(&bytes) else { panic!("not a set") };
+            assert_eq!((set.id, set.consumer, set.producer, set.count, set.first), (id, 1, 2, 1000, first));
+            seen.extend(set.keys().map(|key| key.unwrap().to_owned()));
+            first += count;
+        }
+        assert_eq!(seen, keys);
+    }
+}

@@ -12,10 +12,13 @@ mod shelf;
 
 pub use engine::{
     ClientEnds, ClientId, Engine, EngineSettings, LocalEngine, LocalPair, LocalPlan, LocalPulling, LocalReceiving,
-    LocalReceivingMany, LocalSending, LocalTask, Receiving, Sending, StartError, Task,
+    LocalReceivingMany, LocalSending, LocalTask, Plan, PlanPulling, Publishing, Pulling, PullingMany, Receiving,
+    ReceivingMany, Sending, StartError, Task,
 };
 pub use node::{Counters, Fuse};
 pub use sealane_runtime::Buffer;
 pub use sealane_transport::endpoint_map::EndpointMap;
 pub use sealane_transport::tensor::{DType, Element, Shape, Tensor, TensorMeta, TypeCode};
-pub use sealane_transport::{Code, Error, Keys, RecvOptions, RecvOutcome, SendOptions, SendOutcome, Tray, Unreceived};
+pub use sealane_transport::{
+    Code, Error, Keys, Pulled, RecvOptions, RecvOutcome, SendOptions, SendOutcome, Tray, Unreceived,
+};

@@ -5,7 +5,6 @@
 
 use std::hash::BuildHasher;
 
-use bytes::Bytes;
 use hashbrown::{DefaultHashBuilder, HashTable};
 use sealane_runtime::Buffer;
 use sealane_transport::limits::INLINE_PAYLOAD_BYTES;
@@ -246,7 +245,7 @@ impl PublishedShelf {
 /// link that sends them.
 fn to_read_often(payload: Payload) -> Payload {
     match payload {
-        Payload::Owned(buffer) if buffer.len() > INLINE_PAYLOAD_BYTES => Bytes::from_owner(buffer).into(),
+        payload if payload.len() > INLINE_PAYLOAD_BYTES => payload.into_shared(),
         payload if payload.len() <= Buffer::OWN_BYTES => Buffer::copy_of(payload.as_ref()).into(),
         payload => payload,
     }

@@ -47,5 +47,5 @@ pub use self::{
     link::{Link, LinkKind, Meta},
     payload::Payload,
     tensor::{Tensor, TensorMeta},
-    tray::{Keys, Tray},
+    tray::{Keys, Pulled, Tray},
 };

@@ -20,6 +20,14 @@ impl Payload {
         self.as_ref().len()
     }
 
+    /// The same bytes in memory that many may read; those that fit into a buffer itself stay there.
+    pub fn into_shared(self) -> Payload {
+        match self {
+            Payload::Owned(buffer) if buffer.len() > Buffer::OWN_BYTES => Bytes::from_owner(buffer).into(),
+            other => other,
+        }
+    }
+
     /// The same bytes once more, without a copy where they are shared.
     pub fn share(&self) -> Payload {
         match self {

@@ -100,6 +100,15 @@ struct Item {
     holding: Holding,
 }
 
+/// A published tensor that was pulled.
+#[derive(Debug)]
+pub struct Pulled {
+    /// The tensor.
+    pub tensor: Tensor,
+    /// Its version.
+    pub version: i64,
+}
+
 /// See the module.
 #[derive(Debug, Default)]
 pub struct Tray {
@@ -173,6 +182,18 @@ impl Tray {
             Holding::Tensor(tensor) => Ok(tensor),
             _ => unreachable!("just looked at"),
         }
+    }
+
+    /// [`take`](Self::take), with the version.
+    ///
+    /// # Errors
+    /// As [`get`](Self::get).
+    ///
+    /// # Panics
+    /// If there is no such place.
+    pub fn take_pulled(&mut self, index: usize) -> Result<Pulled, Error> {
+        let version = self.version(index);
+        self.take(index).map(|tensor| Pulled { tensor, version })
     }
 
     /// The first that did not come, and why.

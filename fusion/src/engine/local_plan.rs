@@ -8,7 +8,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use sealane_runtime::Buffer;
-use sealane_transport::{Error, Handle, Keys, RecvOutcome, Tensor, Tray};
+use sealane_transport::{Error, Handle, Keys, Pulled, RecvOutcome, Tensor, Tray};
 
 use super::deadline;
 use super::local::{LocalPair, LocalTask};
@@ -78,6 +78,16 @@ impl LocalPair {
             node.recv_fused(now, FusedRequest { pair, step, keys, destinations, deadline, waiter })
         });
         LocalReceivingMany { engine: self.engine.clone(), batch: Some(batch) }
+    }
+
+    /// Pulls many published tensors once, each at `min_version` or newer: the outcomes in the order of the keys. To pull the
+    /// same again and again, a [plan](Self::plan) is cheaper.
+    pub async fn pull_many(&self, keys: Keys, min_version: i64) -> Vec<Result<Pulled, Error>> {
+        let mut plan = self.plan(keys);
+        // Each one's error is in its place.
+        let _ = plan.pull(min_version).await;
+        let tray = plan.tray_mut();
+        (0..tray.len()).map(|index| tray.take_pulled(index)).collect()
     }
 
     /// A plan: keys of what the peer publishes, to be pulled together. The peer is told of them once a link.

@@ -3,7 +3,7 @@
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use sealane_runtime::{Buffer, Shard, ShardRef};
 use sealane_transport::endpoint_map::TaskName;
@@ -116,11 +116,35 @@ impl Task {
     where
         F: FnOnce(&mut Node, Instant) + Send + 'static,
     {
-        let runtime = &self.engine.0.runtime;
-        (0..runtime.shards()).try_for_each(|shard| submit(&runtime.shard(shard), make(self.place)))
+        (0..self.shards()).try_for_each(|shard| self.submit_to(shard, make(self.place)))
     }
 
-    fn submit(&self, peer: &str, job: impl FnOnce(&mut Node, Instant) + Send + 'static) -> Result<(), Error> {
+    /// Its place among the engine's tasks.
+    pub(super) fn place(&self) -> u16 {
+        self.place
+    }
+
+    pub(super) fn shards(&self) -> usize {
+        self.engine.0.runtime.shards()
+    }
+
+    pub(super) fn request_timeout(&self) -> Duration {
+        self.engine.0.settings.request_timeout
+    }
+
+    pub(super) fn submit_to(
+        &self,
+        shard: usize,
+        job: impl FnOnce(&mut Node, Instant) + Send + 'static,
+    ) -> Result<(), Error> {
+        submit(&self.engine.0.runtime.shard(shard), job)
+    }
+
+    pub(super) fn submit(
+        &self,
+        peer: &str,
+        job: impl FnOnce(&mut Node, Instant) + Send + 'static,
+    ) -> Result<(), Error> {
         let shard = self.engine.shard_of(self.name(), peer);
         submit(&self.engine.0.runtime.shard(shard), job)
     }
@@ -139,7 +163,7 @@ fn submit(shard: &ShardRef, job: impl FnOnce(&mut Node, Instant) + Send + 'stati
 }
 
 /// An outcome on its way from a shard, or one that was known at once.
-enum Outcome<T> {
+pub(super) enum Outcome<T> {
     Coming(oneshot::Receiver<T>),
     Awaited(oneshot::AsyncReceiver<T>),
     Here(T),
@@ -147,14 +171,14 @@ enum Outcome<T> {
 }
 
 impl<T, E: From<Error>> Outcome<Result<T, E>> {
-    fn of(submitted: Result<(), Error>, receiver: oneshot::Receiver<Result<T, E>>) -> Self {
+    pub(super) fn of(submitted: Result<(), Error>, receiver: oneshot::Receiver<Result<T, E>>) -> Self {
         match submitted {
             Ok(()) => Outcome::Coming(receiver),
             Err(error) => Outcome::Here(Err(error.into())),
         }
     }
 
-    fn wait(self) -> Result<T, E> {
+    pub(super) fn wait(self) -> Result<T, E> {
         match self {
             Outcome::Coming(receiver) => receiver.recv().unwrap_or_else(|_| Err(gone())),
             Outcome::Here(outcome) => outcome,
@@ -162,7 +186,7 @@ impl<T, E: From<Error>> Outcome<Result<T, E>> {
         }
     }
 
-    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<T, E>> {
+    pub(super) fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<T, E>> {
         loop {
             match std::mem::replace(self, Outcome::Over) {
                 Outcome::Coming(receiver) => *self = Outcome::Awaited(receiver.into_future()),

@@ -5,7 +5,7 @@ use std::task::{Poll, Waker};
 use std::time::Instant;
 
 use sealane_runtime::Buffer;
-use sealane_transport::{Handle, RecvOutcome};
+use sealane_transport::{Error, Handle, RecvOutcome};
 
 use super::Node;
 use super::calls::{RecvRequest, Ticket};
@@ -34,7 +34,7 @@ pub enum BatchWaiter {
     /// A future on this shard, with its waker once it was polled.
     Future(Option<Waker>),
     /// A caller on any thread.
-    Channel(oneshot::Sender<Vec<RecvOutcome>>),
+    Channel(oneshot::Sender<Result<Vec<RecvOutcome>, Error>>),
 }
 
 pub(super) struct Batch {
@@ -105,7 +105,7 @@ impl Node {
         let outcomes = batch.take_all();
         if let BatchWaiter::Channel(sender) = batch.waiter {
             // A caller that no longer listens has dropped its end.
-            drop(sender.send(outcomes));
+            drop(sender.send(Ok(outcomes)));
         }
     }
 

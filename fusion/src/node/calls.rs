@@ -264,7 +264,7 @@ impl Node {
     pub fn finish_pull(&mut self, waiter: PullWaiter, tray: Tray) {
         match waiter {
             PullWaiter::Cell(cell) => self.pull_cells.finish(cell, tray, &mut self.wakers),
-            PullWaiter::Channel(sender) => drop(sender.send(tray)),
+            PullWaiter::Channel(sender) => drop(sender.send(Ok(tray))),
             PullWaiter::Client(call) => self.client_outcomes.push((call, ClientOutcome::Pulled(tray))),
         }
     }

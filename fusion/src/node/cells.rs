@@ -3,7 +3,7 @@
 use std::task::{Poll, Waker};
 use std::time::Instant;
 
-use sealane_transport::{Arena, Handle, RecvOutcome, SendOutcome, Tray};
+use sealane_transport::{Arena, Error, Handle, RecvOutcome, SendOutcome, Tray};
 
 /// Who waits for a tensor.
 #[derive(Debug)]
@@ -31,7 +31,7 @@ pub enum PullWaiter {
     /// A future on this shard.
     Cell(Handle),
     /// A caller on any thread.
-    Channel(oneshot::Sender<Tray>),
+    Channel(oneshot::Sender<Result<Tray, Error>>),
     /// A client process.
     Client(ClientCall),
 }

@@ -150,7 +150,7 @@ impl Node {
             };
             let bytes = shelved.payload.len();
             let (memory, consumer) = (&self.memory, local.consumer);
-            let allocate = |len| memory.allocate(consumer, len);
+            let allocate = |len| memory.allocate_to_stay(consumer, len);
             if bytes <= PIECE_BYTES {
                 local.tray.copy_in(index, &shelved, allocate);
                 copied += bytes;

@@ -14,6 +14,14 @@ pub trait Pool {
     /// ResourceExhausted, which the recv ends with; the tensor stays with its producer.
     fn allocate(&self, len: usize) -> Result<Buffer, Error>;
 
+    /// Exactly `len` bytes for a tensor of a pull, which lies there until the next one is written over it.
+    ///
+    /// # Errors
+    /// As [`allocate`](Self::allocate).
+    fn allocate_to_stay(&self, len: usize) -> Result<Buffer, Error> {
+        self.allocate(len)
+    }
+
     /// Tensors of up to so many bytes are handed to the task from wherever they lie.
     fn inline_bytes(&self) -> usize;
 }
@@ -57,6 +65,13 @@ impl ReceiveMemory for TaskMemory {
         match self.pool(consumer) {
             Some(pool) => pool.allocate(len),
             None => ReceiveMemory::allocate(&self.slab, consumer, len),
+        }
+    }
+
+    fn allocate_to_stay(&self, consumer: u16, len: usize) -> Result<Buffer, Error> {
+        match self.pool(consumer) {
+            Some(pool) => pool.allocate_to_stay(len),
+            None => ReceiveMemory::allocate_to_stay(&self.slab, consumer, len),
         }
     }
 }

@@ -266,7 +266,7 @@ impl<W> Puller<W> {
                 return Err(WireError::Truncated { what: "parts", found: parts.payload.len() });
             };
             rest = tail;
-            pull.tray.put(index, known, parts.version, bytes, |len| memory.allocate(set.consumer, len));
+            pull.tray.put(index, known, parts.version, bytes, |len| memory.allocate_to_stay(set.consumer, len));
         }
         if !rest.is_empty() {
             return Err(WireError::BadValue { what: "bytes behind the last part", found: rest.len() as u64 });
@@ -314,7 +314,7 @@ impl<W> Puller<W> {
             let (bytes, limit) = (part.payload_bytes, self.tensor_bytes_max);
             Error::full("transport.tensor_bytes_max", format!("the tensor has {bytes} bytes, the limit is {limit}"))
         } else {
-            match pull.tray.lend(index, known.len, |len| memory.allocate(set.consumer, len)) {
+            match pull.tray.lend(index, known.len, |len| memory.allocate_to_stay(set.consumer, len)) {
                 Ok(memory) => return Ok(Place::Buffer(memory)),
                 Err(full) => full,
             }

@@ -18,6 +18,14 @@ pub trait ReceiveMemory {
     /// # Errors
     /// ResourceExhausted, which the consumer hears; the tensor stays with its producer.
     fn allocate(&self, consumer: u16, len: usize) -> Result<Buffer, Error>;
+
+    /// The same for a tensor of a pull, which lies there until the next one is written over it.
+    ///
+    /// # Errors
+    /// As [`allocate`](Self::allocate).
+    fn allocate_to_stay(&self, consumer: u16, len: usize) -> Result<Buffer, Error> {
+        self.allocate(consumer, len)
+    }
 }
 
 /// One slab for all tasks.

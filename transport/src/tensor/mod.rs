@@ -117,6 +117,16 @@ impl Tensor {
         tensor
     }
 
+    /// The same tensor in memory that many may read without a copy; small ones stay where they are.
+    pub fn into_shared(self) -> Tensor {
+        Tensor { meta: self.meta, data: self.data.into_shared() }
+    }
+
+    /// The same tensor once more: without a copy where its memory is [shared](Self::into_shared).
+    pub fn share(&self) -> Tensor {
+        Tensor { meta: self.meta.clone(), data: self.data.share() }
+    }
+
     /// Metadata and bytes apart.
     pub fn into_parts(self) -> (TensorMeta, Payload) {
         (self.meta, self.data)

@@ -7,7 +7,7 @@ use crate::node::{BatchWaiter, FusedRequest};
 
 const KEYS: [&str; 4] = ["a", "b", "c", "d"];
 
-fn ask(net: &mut Net, keys: &[&str], destinations: Vec<Buffer>) -> oneshot::Receiver<Vec<RecvOutcome>> {
+fn ask(net: &mut Net, keys: &[&str], destinations: Vec<Buffer>) -> oneshot::Receiver<Result<Vec<RecvOutcome>, Error>> {
     let pair = net.number(1, "worker:1", "ps:1");
     let (sender, receiver) = oneshot::channel();
     let (deadline, waiter) = (net.now + SOON, BatchWaiter::Channel(sender));
@@ -25,7 +25,7 @@ fn all_come_in_the_order_of_their_keys_whatever_order_they_were_sent_in() {
     assert!(outcome.try_recv().is_err(), "two are missing");
     let more: Vec<_> = ["a", "c"].map(|key| net.send((0, "ps:1"), "worker:1", key, key.as_bytes())).into();
     net.rest();
-    let tensors: Vec<_> = outcome.try_recv().unwrap().into_iter().map(|outcome| outcome.unwrap()).collect();
+    let tensors: Vec<_> = outcome.try_recv().unwrap().unwrap().into_iter().map(|outcome| outcome.unwrap()).collect();
     assert_eq!(tensors.iter().map(|tensor| tensor.bytes()).collect::<Vec<_>>(), KEYS.map(str::as_bytes));
     drop(tensors);
     net.rest();
@@ -42,7 +42,7 @@ fn they_do_not_wait_for_the_window_and_share_messages() {
     keys.iter().for_each(|key| drop(net.send((0, "ps:1"), "worker:1", key, &[7; 16])));
     let outcome = ask(&mut net, &keys, Vec::new());
     net.rest();
-    assert!(outcome.try_recv().unwrap().into_iter().all(|outcome| outcome.is_ok()));
+    assert!(outcome.try_recv().unwrap().unwrap().into_iter().all(|outcome| outcome.is_ok()));
     let messages: u64 = net.nodes.iter().map(|node| node.counters().messages_sent).sum();
     assert!(messages < 20, "{messages} messages for 100 tensors");
 }
@@ -54,7 +54,7 @@ fn what_is_late_fails_alone() {
     let outcome = ask(&mut net, &["a", "never"], vec![Buffer::of_len(4), Buffer::of_len(4)]);
     net.rest();
     net.pass(SOON);
-    let outcomes = outcome.try_recv().unwrap();
+    let outcomes = outcome.try_recv().unwrap().unwrap();
     assert_eq!(outcomes[0].as_ref().unwrap().bytes(), [1]);
     let late = outcomes[1].as_ref().unwrap_err();
     assert_eq!(
@@ -87,7 +87,7 @@ fn a_future_takes_them_as_they_come_and_gives_up_the_rest() {
 #[test]
 fn nothing_is_asked_and_nothing_comes() {
     let mut net = Net::pair();
-    assert!(ask(&mut net, &[], Vec::new()).try_recv().unwrap().is_empty());
+    assert!(ask(&mut net, &[], Vec::new()).try_recv().unwrap().unwrap().is_empty());
 }
 
 #[test]
@@ -100,6 +100,6 @@ fn tasks_of_one_node_meet_in_batches_too() {
     net.nodes[0].recv_fused(now, FusedRequest { pair, step: 1, keys, destinations: [], deadline, waiter });
     let sent: Vec<_> = KEYS.map(|key| net.send((0, "ps:1"), "ps:2", key, key.as_bytes())).into();
     net.rest();
-    assert!(receiver.try_recv().unwrap().into_iter().all(|outcome| outcome.is_ok()));
+    assert!(receiver.try_recv().unwrap().unwrap().into_iter().all(|outcome| outcome.is_ok()));
     sent.iter().for_each(|sent| sent.outcome().unwrap());
 }

@@ -19,7 +19,7 @@ fn plan(net: &mut Net, at: (usize, &str), keys: &[&str]) -> Plan {
 }
 
 impl Plan {
-    fn pull(&mut self, net: &mut Net, min_version: i64) -> (oneshot::Receiver<Tray>, Option<Handle>) {
+    fn pull(&mut self, net: &mut Net, min_version: i64) -> (oneshot::Receiver<Result<Tray, Error>>, Option<Handle>) {
         let (sender, receiver) = oneshot::channel();
         let (deadline, tray) = (net.now + SOON, self.tray.take().unwrap());
         let request = PullRequest { plan: self.plan, min_version, deadline, tray, waiter: PullWaiter::Channel(sender) };
@@ -31,7 +31,7 @@ impl Plan {
     fn pulled(&mut self, net: &mut Net, min_version: i64) -> Vec<Result<Vec<u8>, Code>> {
         let (receiver, _) = self.pull(net, min_version);
         net.rest();
-        let tray = receiver.try_recv().expect("the pull has ended");
+        let tray = receiver.try_recv().expect("the pull has ended").unwrap();
         let bytes = (0..tray.len()).map(|index| bytes(&tray, index)).collect();
         self.tray = Some(tray);
         bytes
@@ -94,7 +94,7 @@ fn a_plan_waits_for_the_version_and_takes_what_is_there() {
         assert!(receiver.try_recv().is_err(), "a is too old");
         publish(&mut net, "a", 2, &[1]);
         net.rest();
-        let tray = receiver.try_recv().unwrap();
+        let tray = receiver.try_recv().unwrap().unwrap();
         assert_eq!(
             [0, 1, 2].map(|index| (bytes(&tray, index).unwrap()[0], tray.version(index))),
             [(1, 2), (2, 2), (3, 5)]
@@ -126,7 +126,7 @@ fn what_is_not_there_in_time_fails_alone_and_names_its_key() {
         let (receiver, _) = plan.pull(&mut net, 0);
         net.rest();
         net.pass(SOON);
-        let tray = receiver.try_recv().unwrap();
+        let tray = receiver.try_recv().unwrap().unwrap();
         assert_eq!((bytes(&tray, 0), bytes(&tray, 1)), (Ok(vec![1]), Err(Code::DeadlineExceeded)));
         assert!(tray.get(1).unwrap_err().to_string().contains("never"));
         plan.tray = Some(tray);
@@ -167,7 +167,7 @@ fn a_plan_survives_its_link() {
     publish(&mut net, "w", 2, &[2]);
     publish(&mut net, "v", 2, &large(4));
     net.pass(Duration::from_secs(1));
-    let tray = receiver.try_recv().unwrap();
+    let tray = receiver.try_recv().unwrap().unwrap();
     assert_eq!((bytes(&tray, 0), bytes(&tray, 1)), (Ok(vec![2]), Ok(large(4))));
 }
 
@@ -233,7 +233,7 @@ fn a_task_whose_process_is_gone_publishes_nothing_any_more() {
         let task = net.nodes[0].local_task("ps:1").unwrap();
         net.nodes[0].forget_client(task, "its process is gone");
         net.rest();
-        let tray = receiver.try_recv().expect("nobody waits for ever");
+        let tray = receiver.try_recv().expect("nobody waits for ever").unwrap();
         assert_eq!((bytes(&tray, 0), bytes(&tray, 1)), (Ok(vec![1]), Err(Code::Unavailable)));
         assert_eq!(net.nodes[0].counters().published, 0);
     }
@@ -249,7 +249,7 @@ fn a_peer_that_restarts_ends_the_pulls_that_it_was_asked() {
     let peers = net.nodes[1].peers.select(|_| true);
     net.nodes[1].lose(net.now, peers[0], &sealane_transport::LinkError::Closed);
     net.pass(Duration::from_secs(1));
-    let tray = receiver.try_recv().unwrap();
+    let tray = receiver.try_recv().unwrap().unwrap();
     assert_eq!(bytes(&tray, 0), Err(Code::Unavailable));
     plan.tray = Some(tray);
     publish(&mut net, "w", 0, &[8]);

@@ -1,0 +1,389 @@
+//! Publishing, pulls and fused receives as any thread sees them.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use sealane_runtime::Buffer;
+use sealane_transport::{Error, Handle, Keys, Pulled, RecvOutcome, SendOutcome, Tensor, Tray, Unreceived};
+
+use super::deadline;
+use super::task::{Outcome, Task};
+use crate::node::{BatchWaiter, FusedRequest, Node, PullRequest, PullWaiter};
+
+impl Task {
+    /// Publishes a tensor: any peer may [pull](Self::pull) it, as often as it likes, until a newer one takes its place.
+    /// Ends when it is to be seen by all peers. `version` is the caller's, a step's number for example; it may not go down.
+    ///
+    /// # Errors
+    /// The future's: InvalidArgument if a newer version is published, ResourceExhausted if
+    /// `fusion.published_tensors_max` are.
+    pub fn publish(&self, key: &str, version: i64, tensor: Tensor) -> Publishing {
+        self.publish_many(version, [(key.to_owned(), tensor)])
+    }
+
+    /// Publishes many tensors of one version at once: a pull finds all of them new or, on its shard, none.
+    ///
+    /// # Errors
+    /// The future's: the first of [`publish`](Self::publish)'s. The other tensors are published.
+    pub fn publish_many(&self, version: i64, tensors: impl IntoIterator<Item = (String, Tensor)>) -> Publishing {
+        let mut tensors: Vec<_> = tensors.into_iter().map(|(key, tensor)| (key, tensor.into_shared())).collect();
+        let shards = self.shards();
+        let (told, outcome) = Told::by(shards);
+        for shard in 0..shards {
+            let is_last = shard + 1 == shards;
+            let share = |(key, tensor): &(String, Tensor)| (key.clone(), tensor.share());
+            let mine = if is_last { std::mem::take(&mut tensors) } else { tensors.iter().map(share).collect() };
+            let (task, told_here) = (self.place(), told.clone());
+            let submitted = self.submit_to(shard, move |node, _| {
+                let publish = |(key, tensor): (String, Tensor)| node.publish(task, &key, version, tensor);
+                told_here.tell(mine.into_iter().map(publish).fold(Ok(()), Result::and));
+            });
+            if let Err(error) = submitted {
+                told.tell(Err(error));
+            }
+        }
+        Publishing(outcome)
+    }
+
+    /// Takes a published tensor back; pulls of it wait for the next.
+    ///
+    /// # Errors
+    /// ResourceExhausted if a shard's mailbox is full, Unavailable if the engine has stopped.
+    pub fn withdraw(&self, key: &str) -> Result<(), Error> {
+        (0..self.shards()).try_for_each(|shard| {
+            let (task, key) = (self.place(), key.to_owned());
+            self.submit_to(shard, move |node, _| {
+                node.withdraw(task, &key);
+            })
+        })
+    }
+
+    /// Pulls a tensor that `from` has published or will, at `min_version` or newer. To pull the same again and again, a
+    /// [plan](Self::plan) is cheaper.
+    pub fn pull(&self, from: &str, key: &str, min_version: i64) -> Pulling {
+        match Keys::new([key]) {
+            Ok(keys) => Pulling(self.pull_many(from, keys, min_version)),
+            Err(error) => Pulling(PullingMany::failed(error)),
+        }
+    }
+
+    /// Pulls many tensors together, each at `min_version` or newer. The outcomes are in the order of the keys.
+    pub fn pull_many(&self, from: &str, keys: Keys, min_version: i64) -> PullingMany {
+        self.pull_many_within(from, keys, min_version, None)
+    }
+
+    /// [`pull_many`](Self::pull_many) with a timeout: the engine's `request_timeout` unless given.
+    pub fn pull_many_within(&self, from: &str, keys: Keys, min_version: i64, timeout: Option<Duration>) -> PullingMany {
+        let mut plan = self.plan(from, keys);
+        let outcome = plan.begin(min_version, timeout);
+        PullingMany { plan: Some(plan), outcome }
+    }
+
+    /// A plan: keys of what `from` publishes, to be pulled together. The peer is told of them once a link; from then on a
+    /// pull is one small message, and tensors land in the plan's own memory, the same each time.
+    pub fn plan(&self, from: &str, keys: Keys) -> Plan {
+        let seat = Seat { task: self.clone(), from: from.into(), plan: Arc::new(AtomicU64::new(0)) };
+        Plan { tray: Tray::new(keys.len()), keys: Arc::new(keys), seat }
+    }
+
+    /// Asks `from` for many tensors of a step at once: one message, not a window's worth at a time. Those that are not
+    /// there by the deadline end with DeadlineExceeded, the others do not.
+    pub fn recv_fused<K: AsRef<str>>(&self, from: &str, step: i64, keys: impl IntoIterator<Item = K>) -> ReceivingMany {
+        self.recv_fused_with(from, step, keys, Vec::new(), None)
+    }
+
+    /// [`recv_fused`](Self::recv_fused) into memory of the caller's, one buffer a key from the first on, as far as there are
+    /// any; `timeout` is the engine's `request_timeout` unless given.
+    pub fn recv_fused_with<K: AsRef<str>>(
+        &self,
+        from: &str,
+        step: i64,
+        keys: impl IntoIterator<Item = K>,
+        destinations: Vec<Buffer>,
+        timeout: Option<Duration>,
+    ) -> ReceivingMany {
+        let timeout = timeout.unwrap_or(self.request_timeout());
+        let keys: Vec<Box<str>> = keys.into_iter().map(|key| key.as_ref().into()).collect();
+        let count = keys.len();
+        let (sender, receiver) = oneshot::channel();
+        let (local, peer) = (self.place(), from.to_owned());
+        let submitted = self.submit(from, move |node, now| match node.pair(local, &peer) {
+            Ok(pair) => {
+                let (deadline, waiter) = (deadline(now, timeout), BatchWaiter::Channel(sender));
+                let keys = keys.iter().map(|key| &**key);
+                node.recv_fused(now, FusedRequest { pair, step, keys, destinations, deadline, waiter });
+            }
+            Err(error) => drop(sender.send(Err(error))),
+        });
+        ReceivingMany { count, outcome: Outcome::of(submitted, receiver) }
+    }
+}
+
+/// Counts the shards that have told how a publication ended there.
+struct Told {
+    left: AtomicUsize,
+    error: Mutex<Option<Error>>,
+    sender: Mutex<Option<oneshot::Sender<SendOutcome>>>,
+}
+
+impl Told {
+    fn by(shards: usize) -> (Arc<Told>, Outcome<SendOutcome>) {
+        let (sender, receiver) = oneshot::channel();
+        let (left, sender) = (AtomicUsize::new(shards), Mutex::new(Some(sender)));
+        (Arc::new(Told { left, error: Mutex::default(), sender }), Outcome::of(Ok(()), receiver))
+    }
+
+    fn tell(&self, outcome: SendOutcome) {
+        if let Err(error) = outcome {
+            self.error.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+        }
+        if self.left.fetch_sub(1, Ordering::AcqRel) > 1 {
+            return;
+        }
+        let error = self.error.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(sender) = self.sender.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            // A caller that no longer listens has dropped its end.
+            drop(sender.send(error.map_or(Ok(()), Err)));
+        }
+    }
+}
+
+/// A publication under way: await it, or [`wait`](Self::wait).
+#[must_use = "await it to know that it is to be seen, or drop it on purpose"]
+pub struct Publishing(Outcome<SendOutcome>);
+
+impl Publishing {
+    /// Blocks until the tensors are to be seen by all peers. Not for code on a shard.
+    ///
+    /// # Errors
+    /// See [`Task::publish`]; Unavailable if the engine stops.
+    pub fn wait(self) -> SendOutcome {
+        self.0.wait()
+    }
+}
+
+impl Future for Publishing {
+    type Output = SendOutcome;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<SendOutcome> {
+        self.0.poll(context)
+    }
+}
+
+/// Many recvs under way: await them, or [`wait`](Self::wait).
+#[must_use = "recvs that nobody waits for take their tensors all the same"]
+pub struct ReceivingMany {
+    count: usize,
+    outcome: Outcome<Result<Vec<RecvOutcome>, Error>>,
+}
+
+impl ReceivingMany {
+    /// Blocks until each has ended, at the latest at the deadline; the outcomes in the order of the keys. Not for code on a
+    /// shard.
+    pub fn wait(self) -> Vec<RecvOutcome> {
+        each(self.outcome.wait(), self.count)
+    }
+}
+
+impl Future for ReceivingMany {
+    type Output = Vec<RecvOutcome>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Vec<RecvOutcome>> {
+        let count = self.count;
+        self.outcome.poll(context).map(|outcome| each(outcome, count))
+    }
+}
+
+/// An error of all is an error of each.
+fn each(outcome: Result<Vec<RecvOutcome>, Error>, count: usize) -> Vec<RecvOutcome> {
+    outcome.unwrap_or_else(|error| (0..count).map(|_| Err(Unreceived::from(error.clone()))).collect())
+}
+
+/// Where a plan is known: made with its first pull, closed with its last owner.
+struct Seat {
+    task: Task,
+    from: Box<str>,
+    /// The node's handle; 0 until it has one.
+    plan: Arc<AtomicU64>,
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        let plan = self.plan.clone();
+        // An engine that has stopped has closed it.
+        let _ = self.task.submit(&self.from, move |node, _| {
+            node.close_plan(Handle::from_bits(plan.load(Ordering::Relaxed)));
+        });
+    }
+}
+
+/// Keys that are pulled together, and the memory that they are pulled into.
+pub struct Plan {
+    seat: Seat,
+    keys: Arc<Keys>,
+    tray: Tray,
+}
+
+impl Plan {
+    /// Pulls every tensor of the plan at `min_version` or newer; waits for those that are older. What is not there by the
+    /// deadline fails by itself: look at each in the [tray](Self::tray).
+    pub fn pull(&mut self, min_version: i64) -> PlanPulling<'_> {
+        let outcome = self.begin(min_version, None);
+        PlanPulling { plan: self, outcome }
+    }
+
+    /// [`pull`](Self::pull) with a deadline of its own; `Duration::MAX` for none.
+    pub fn pull_within(&mut self, min_version: i64, timeout: Duration) -> PlanPulling<'_> {
+        let outcome = self.begin(min_version, Some(timeout));
+        PlanPulling { plan: self, outcome }
+    }
+
+    /// The keys.
+    pub fn keys(&self) -> &Keys {
+        &self.keys
+    }
+
+    /// What the last pull brought.
+    pub fn tray(&self) -> &Tray {
+        &self.tray
+    }
+
+    /// The same, to take tensors out or to bring memory.
+    pub fn tray_mut(&mut self) -> &mut Tray {
+        &mut self.tray
+    }
+
+    fn begin(&mut self, min_version: i64, timeout: Option<Duration>) -> Outcome<Result<Tray, Error>> {
+        let Seat { task, from, plan } = &self.seat;
+        let timeout = timeout.unwrap_or(task.request_timeout());
+        let mut tray = std::mem::take(&mut self.tray);
+        if tray.len() != self.keys.len() {
+            // A pull that was dropped has taken the places along.
+            tray = Tray::new(self.keys.len());
+        }
+        let (sender, receiver) = oneshot::channel();
+        let (local, peer, plan, keys) = (task.place(), from.to_string(), plan.clone(), self.keys.clone());
+        let submitted = task.submit(from, move |node, now| match seat(node, local, &peer, &plan, keys) {
+            Ok(plan) => {
+                let (deadline, waiter) = (deadline(now, timeout), PullWaiter::Channel(sender));
+                node.pull(now, PullRequest { plan, min_version, deadline, tray, waiter });
+            }
+            Err(error) => {
+                tray.begin();
+                tray.fail_missing(|_| error.clone());
+                drop(sender.send(Ok(tray)));
+            }
+        });
+        Outcome::of(submitted, receiver)
+    }
+
+    fn end(&mut self, outcome: Result<Tray, Error>) -> Result<(), Error> {
+        self.tray = outcome.unwrap_or_else(|error| {
+            let mut tray = Tray::new(self.keys.len());
+            tray.fail_missing(|_| error.clone());
+            tray
+        });
+        self.tray.first_error().map_or(Ok(()), |(_, error)| Err(error.clone()))
+    }
+}
+
+/// The node's handle of a plan.
+fn seat(node: &mut Node, local: u16, peer: &str, plan: &AtomicU64, keys: Arc<Keys>) -> Result<Handle, Error> {
+    let known = plan.load(Ordering::Relaxed);
+    if known != 0 {
+        return Ok(Handle::from_bits(known));
+    }
+    let pair = node.pair(local, peer)?;
+    let handle = node.open_plan(pair, keys);
+    plan.store(handle.to_bits(), Ordering::Relaxed);
+    Ok(handle)
+}
+
+/// A pull of a plan under way: await it, or [`wait`](Self::wait). Dropped, it goes on, and the plan takes new memory.
+#[must_use = "await it to have the tensors"]
+pub struct PlanPulling<'a> {
+    plan: &'a mut Plan,
+    outcome: Outcome<Result<Tray, Error>>,
+}
+
+impl PlanPulling<'_> {
+    /// Blocks until every tensor has come or failed, at the latest at the deadline. Not for code on a shard.
+    ///
+    /// # Errors
+    /// The first error, if any tensor did not come; the tray has each one's.
+    pub fn wait(self) -> Result<(), Error> {
+        self.plan.end(self.outcome.wait())
+    }
+}
+
+impl Future for PlanPulling<'_> {
+    type Output = Result<(), Error>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<(), Error>> {
+        let outcome = ready!(self.outcome.poll(context));
+        Poll::Ready(self.plan.end(outcome))
+    }
+}
+
+/// Many pulls under way: await them, or [`wait`](Self::wait).
+#[must_use = "await it to have the tensors"]
+pub struct PullingMany {
+    plan: Option<Plan>,
+    outcome: Outcome<Result<Tray, Error>>,
+}
+
+impl PullingMany {
+    fn failed(error: Error) -> PullingMany {
+        PullingMany { plan: None, outcome: Outcome::Here(Err(error)) }
+    }
+
+    /// Blocks until every tensor has come or failed, at the latest at the deadline; the outcomes in the order of the keys.
+    /// Not for code on a shard.
+    pub fn wait(self) -> Vec<Result<Pulled, Error>> {
+        let count = self.plan.map_or(1, |plan| plan.keys.len());
+        take_all(self.outcome.wait(), count)
+    }
+}
+
+impl Future for PullingMany {
+    type Output = Vec<Result<Pulled, Error>>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let outcome = ready!(self.outcome.poll(context));
+        let count = self.plan.take().map_or(1, |plan| plan.keys.len());
+        Poll::Ready(take_all(outcome, count))
+    }
+}
+
+fn take_all(outcome: Result<Tray, Error>, count: usize) -> Vec<Result<Pulled, Error>> {
+    match outcome {
+        Ok(mut tray) => (0..tray.len()).map(|index| tray.take_pulled(index)).collect(),
+        Err(error) => (0..count).map(|_| Err(error.clone())).collect(),
+    }
+}
+
+/// A pull under way: await it, or [`wait`](Self::wait).
+#[must_use = "await it to have the tensor"]
+pub struct Pulling(PullingMany);
+
+impl Pulling {
+    /// Blocks until the tensor has come, at the latest until the deadline. Not for code on a shard.
+    ///
+    /// # Errors
+    /// As [`Error`] says; DeadlineExceeded if it was not published in time.
+    pub fn wait(self) -> Result<Pulled, Error> {
+        self.0.wait().pop().expect("one key, one outcome")
+    }
+}
+
+impl Future for Pulling {
+    type Output = Result<Pulled, Error>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        Pin::new(&mut self.0).poll(context).map(|mut outcomes| outcomes.pop().expect("one key, one outcome"))
+    }
+}

@@ -7,15 +7,17 @@
 
 mod engine;
 pub mod node;
+mod queue;
 pub mod rendezvous;
 mod shelf;
 
 pub use engine::{
-    ClientEnds, ClientId, Engine, EngineSettings, LocalEngine, LocalPair, LocalPlan, LocalPulling, LocalReceiving,
-    LocalReceivingMany, LocalSending, LocalTask, Plan, PlanPulling, Publishing, Pulling, PullingMany, Receiving,
-    ReceivingMany, Sending, StartError, Task,
+    Acceptor, ClientEnds, ClientId, Engine, EngineSettings, LocalEngine, LocalPair, LocalPlan, LocalPulling,
+    LocalReceiving, LocalReceivingMany, LocalSending, LocalTask, Plan, PlanPulling, Publishing, Pulling, PullingMany,
+    Receiving, ReceivingMany, Sending, StartError, Task,
 };
 pub use node::{Counters, Fuse};
+pub use queue::{AcceptOptions, Accepted, AcceptingMany};
 pub use sealane_runtime::Buffer;
 pub use sealane_transport::endpoint_map::EndpointMap;
 pub use sealane_transport::tensor::{DType, Element, Shape, Tensor, TensorMeta, TypeCode};

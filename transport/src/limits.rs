@@ -28,6 +28,9 @@ pub const SET_KEYS_MAX: usize = 65_536;
 /// Most sets that one session pulls.
 pub const SETS_MAX: usize = 65_536;
 
+/// Most streams of pushes, each from a task into a queue of another, of one session in each direction.
+pub const STREAMS_MAX: usize = 65_536;
+
 /// Most keys in all sets of one peer together.
 pub const PEER_SET_KEYS_MAX: usize = 1 << 20;
 

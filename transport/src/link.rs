@@ -107,6 +107,8 @@ pub(crate) enum LandingOf {
     Response,
     /// A tensor of a pull, by its number, and its version.
     Part { index: u32, version: i64 },
+    /// A push, by its number in its stream.
+    Push { number: u64 },
 }
 
 /// Where a payload goes.

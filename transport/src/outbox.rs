@@ -11,6 +11,22 @@ use crate::limits::{INLINE_PAYLOAD_BYTES, OUTBOX_PAYLOADS, OUTBOX_STAGED_BYTES};
 use crate::payload::Payload;
 use crate::wire::FrameWriter;
 
+/// Whose a payload is, to be given back when the link is done with it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Owner {
+    /// The answer to a request, by the producer's handle of it.
+    Response(Handle),
+    /// A push, by its stream and its number there.
+    Push {
+        /// The stream.
+        stream: Handle,
+        /// The number.
+        number: u64,
+    },
+    /// Nobody's: shared bytes of a published tensor.
+    Nobody,
+}
+
 /// Frames and payloads in the order in which they must reach the peer.
 #[derive(Default)]
 pub struct Outbox {
@@ -19,13 +35,13 @@ pub struct Outbox {
     head: usize,
     segments: VecDeque<Segment>,
     payloads: usize,
-    returned: Vec<(Handle, Payload)>,
+    returned: Vec<(Owner, Payload)>,
     frames: u64,
 }
 
 enum Segment {
     Staged(usize),
-    Payload { token: Handle, payload: Payload, written: usize },
+    Payload { owner: Owner, payload: Payload, written: usize },
 }
 
 impl Outbox {
@@ -63,16 +79,16 @@ impl Outbox {
     }
 
     /// Appends a payload. A small one is copied and given straight back; a large one stays until the link wrote it and
-    /// then comes out of [`returned`](Self::returned) under its token.
+    /// then comes out of [`returned`](Self::returned) under its owner.
     #[inline]
-    pub fn push(&mut self, token: Handle, payload: Payload) -> Option<Payload> {
+    pub fn push(&mut self, owner: Owner, payload: Payload) -> Option<Payload> {
         if payload.len() <= INLINE_PAYLOAD_BYTES {
             self.staged.extend_from_slice(payload.as_ref());
             self.lengthen(payload.len());
             return Some(payload);
         }
         self.payloads += 1;
-        self.segments.push_back(Segment::Payload { token, payload, written: 0 });
+        self.segments.push_back(Segment::Payload { owner, payload, written: 0 });
         None
     }
 
@@ -134,11 +150,11 @@ impl Outbox {
                     if *written < payload.len() {
                         break;
                     }
-                    let Some(Segment::Payload { token, payload, .. }) = self.segments.pop_front() else {
+                    let Some(Segment::Payload { owner, payload, .. }) = self.segments.pop_front() else {
                         unreachable!()
                     };
                     self.payloads -= 1;
-                    self.returned.push((token, payload));
+                    self.returned.push((owner, payload));
                 }
             }
         }
@@ -157,15 +173,15 @@ impl Outbox {
     }
 
     /// Payloads that the link is done with, to be taken by the session.
-    pub fn returned(&mut self) -> &mut Vec<(Handle, Payload)> {
+    pub fn returned(&mut self) -> &mut Vec<(Owner, Payload)> {
         &mut self.returned
     }
 
     /// Forgets what was staged and gives every payload back: the link is gone.
     pub fn clear(&mut self) {
         for segment in self.segments.drain(..) {
-            if let Segment::Payload { token, payload, .. } = segment {
-                self.returned.push((token, payload));
+            if let Segment::Payload { owner, payload, .. } = segment {
+                self.returned.push((owner, payload));
             }
         }
         self.staged.clear();
@@ -203,7 +219,7 @@ mod tests {
                 if *big {
                     let payload = large(*fill);
                     expected.extend_from_slice(payload.as_ref());
-                    prop_assert!(outbox.push(Handle::from_bits(index as u64), payload).is_none());
+                    prop_assert!(outbox.push(Owner::Response(Handle::from_bits(index as u64)), payload).is_none());
                     sent += 1;
                 } else {
                     outbox.stage(|w| w.0.extend_from_slice(&[*fill; 7]));
@@ -228,11 +244,14 @@ mod tests {
     fn clearing_gives_payloads_back_and_leaves_nothing() {
         let mut outbox = Outbox::default();
         outbox.stage(|w| w.ping(1));
-        outbox.push(Handle::from_bits(4), large(1));
-        assert!(outbox.push(Handle::from_bits(5), vec![1, 2].into()).is_some(), "small ones are copied");
+        outbox.push(Owner::Response(Handle::from_bits(4)), large(1));
+        assert!(
+            outbox.push(Owner::Response(Handle::from_bits(5)), vec![1, 2].into()).is_some(),
+            "small ones are copied"
+        );
         outbox.advance(20);
         outbox.clear();
         assert!(outbox.is_empty() && outbox.pending_bytes() == 0);
-        assert_eq!(outbox.returned()[0].0, Handle::from_bits(4));
+        assert_eq!(outbox.returned()[0].0, Owner::Response(Handle::from_bits(4)));
     }
 }

@@ -163,11 +163,17 @@ impl LocalPair {
     }
 }
 
-/// A send under way on this shard.
+/// A send or push under way on this shard.
 #[must_use = "await it to know that the tensor arrived, or drop it on purpose"]
 pub struct LocalSending {
     engine: Rc<ShardEngine>,
     cell: Option<Handle>,
+}
+
+impl LocalSending {
+    pub(super) fn new(engine: Rc<ShardEngine>, cell: Handle) -> LocalSending {
+        LocalSending { engine, cell: Some(cell) }
+    }
 }
 
 impl Future for LocalSending {

@@ -128,6 +128,10 @@ impl Task {
         self.engine.0.runtime.shards()
     }
 
+    pub(super) fn shard(&self, index: usize) -> ShardRef {
+        self.engine.0.runtime.shard(index)
+    }
+
     pub(super) fn request_timeout(&self) -> Duration {
         self.engine.0.settings.request_timeout
     }
@@ -150,7 +154,7 @@ impl Task {
     }
 }
 
-fn submit(shard: &ShardRef, job: impl FnOnce(&mut Node, Instant) + Send + 'static) -> Result<(), Error> {
+pub(super) fn submit(shard: &ShardRef, job: impl FnOnce(&mut Node, Instant) + Send + 'static) -> Result<(), Error> {
     let run = move |_: &Shard| {
         if let Some(engine) = ShardEngine::current() {
             engine.with_node(job);
@@ -208,13 +212,17 @@ fn gone<E: From<Error>>() -> E {
     Error::unavailable("this engine", "it stopped before the call ended").into()
 }
 
-/// A send under way: await it, or [`wait`](Self::wait).
+/// A send or push under way: await it, or [`wait`](Self::wait).
 #[must_use = "await it to know that the tensor arrived, or drop it on purpose"]
 pub struct Sending(Outcome<SendOutcome>);
 
 impl Sending {
-    /// Blocks until the consumer has released the tensor, or the send has failed: at the latest a while after its
-    /// deadline. Not for code on a shard.
+    pub(super) fn of(outcome: Outcome<SendOutcome>) -> Sending {
+        Sending(outcome)
+    }
+
+    /// Blocks until the consumer has released the tensor or its queue has taken it, or the send has failed: at the latest a
+    /// while after its deadline. Not for code on a shard.
     ///
     /// # Errors
     /// As [`Error`] says; DeadlineExceeded if nobody asked in time.

@@ -114,6 +114,8 @@ impl Node {
             peer.connection == Connection::Idle && peer.session.requests() == 0 && !peer.session.has_loans()
         });
         if let Some((handle, _)) = idle {
+            self.peers.get_mut(handle).expect("just found").session.forget_streams();
+            self.settle_events(handle);
             self.peers.remove(handle);
             self.sessions.retain(|_, session| *session != handle);
         }
@@ -444,6 +446,7 @@ impl Node {
         let stops = Error::unavailable("this engine", format!("it stops: {reason}"));
         self.end_all_local(&stops);
         self.end_local_pulls(|_| true, &stops);
+        self.end_local_pushes(|_| true, &stops);
         for unsent in self.table.take_deposits(|_, _| true) {
             let error = Error::Aborted { step: unsent.step, reason: reason.into() };
             self.finish_send(unsent.sender.waiter, Err(error));

@@ -21,6 +21,9 @@ impl Node {
             }
         }
         self.events = events;
+        if !self.filled_queues.is_empty() {
+            self.settle_queues();
+        }
     }
 
     #[inline]
@@ -59,6 +62,10 @@ impl Node {
                 }
                 self.pulled(pull, tray);
             }
+            Event::Pushed { stream, number, tensor } => self.pushed(handle, stream, number, tensor),
+            Event::PushEnded { deposit, count, outcome } => self.push_ended(deposit, count, outcome),
+            Event::Opened(opened) => self.stream_opened(handle, opened),
+            Event::Closed { streams } => self.streams_closed(handle, &streams),
             Event::Named(named) => self.named(handle, named),
             Event::Forgotten { slots } => self.shelf.let_go(&slots),
             Event::Aborted { step, peer_task, reason } => self.aborted(Some(handle), step, peer_task, &reason),

@@ -18,6 +18,8 @@ mod memory;
 mod peer;
 mod placement;
 mod plans;
+mod pushes;
+mod queues;
 mod schedule;
 mod turn;
 
@@ -50,6 +52,9 @@ use memory::TaskMemory;
 use peer::Peer;
 pub use plans::PullRequest;
 use plans::{Plan, UnderWay};
+use pushes::PushGroup;
+pub use pushes::PushRequest;
+use queues::{Queue, Stream, StreamKey};
 use schedule::Schedule;
 
 /// How messages of one turn leave.
@@ -137,6 +142,8 @@ struct Pair {
     local: u16,
     peer: u32,
     lane: u32,
+    /// The local task's name, for those who get its tensors.
+    local_name: Arc<str>,
     /// False if another shard of this engine serves the pair.
     owned: bool,
     /// The same two tasks from the other's side, if the peer is a task of this node as well.
@@ -182,6 +189,16 @@ pub struct Node {
     local_pulls: VecDeque<Handle>,
     /// No deadline of a pull from this node's shelf is earlier.
     local_pulls_earliest: Option<Instant>,
+    push_groups: Arena<PushGroup>,
+    queues: Arena<Queue>,
+    queue_names: HashMap<(u16, Box<str>), Handle>,
+    streams: HashMap<StreamKey, Stream>,
+    /// The stream of the last tensor, which most often is that of the next, with its queue and its pusher.
+    last_stream: Option<(StreamKey, Handle, Arc<str>)>,
+    /// Queues into which something was pushed in this turn.
+    filled_queues: Vec<Handle>,
+    /// No deadline of a push to a task of this node is earlier.
+    local_pushes_earliest: Option<Instant>,
     /// Kept to reuse its memory; empty between calls.
     watchers: Vec<Watcher>,
     table: Table<Sender>,
@@ -244,6 +261,13 @@ impl Node {
             pulls: Arena::new(usize::MAX),
             local_pulls: VecDeque::new(),
             local_pulls_earliest: None,
+            push_groups: Arena::new(usize::MAX),
+            queues: Arena::new(usize::MAX),
+            queue_names: HashMap::new(),
+            streams: HashMap::new(),
+            last_stream: None,
+            filled_queues: Vec::new(),
+            local_pushes_earliest: None,
             watchers: Vec::new(),
             table: Table::new(settings.deposited_tensors_max),
             ended: EndedSteps::default(),
@@ -361,7 +385,8 @@ impl Node {
         let lane = lane(names.0.as_str(), names.1.as_str());
         let owned = shard_of(lane, usize::from(self.settings.shards)) == usize::from(self.settings.shard);
         let pair = self.pairs.len() as u32;
-        self.pairs.push(Pair { local, peer, lane, owned, mirror: None, session: None });
+        let local_name = names.0.as_str().into();
+        self.pairs.push(Pair { local, peer, lane, local_name, owned, mirror: None, session: None });
         self.pair_numbers.insert((local, peer), pair);
         self.find_mirror(pair);
         pair
@@ -462,6 +487,7 @@ impl Node {
         self.end_local(local, None, &error);
         self.end_local_pulls(|consumer| consumer == local, &error);
         self.withdraw_all(local, &error);
+        self.end_local_pushes(|pair| pair.local == local, &error);
         for handle in self.peers.select(|_| true) {
             let peer = self.peers.get_mut(handle).expect("just selected");
             peer.session.end_requests_of(local, &error);
@@ -488,7 +514,12 @@ impl Node {
 
     /// When [`turn`](Self::turn) must come at the latest.
     pub fn next_timeout(&self) -> Option<Instant> {
-        let own = [self.table.next_deadline(), self.local.next_deadline(), self.local_pulls_earliest];
+        let own = [
+            self.table.next_deadline(),
+            self.local.next_deadline(),
+            self.local_pulls_earliest,
+            self.local_pushes_earliest,
+        ];
         own.into_iter().chain([self.schedule.next()]).flatten().min()
     }
 }

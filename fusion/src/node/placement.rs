@@ -14,6 +14,8 @@ use sealane_transport::wire::Hello;
 use super::calls::{RecvRequest, Ticket};
 use super::cells::RecvWaiter;
 use super::peer::Peer;
+use super::plans::MovedPull;
+use super::pushes::MovedPush;
 use super::{Node, Pair, SessionKey};
 
 /// A request on its way from one session to another: never sent on any link.
@@ -28,16 +30,30 @@ struct Unasked {
     waiter: RecvWaiter,
 }
 
-/// Takes out the requests that `pick` (consumer, producer) chooses.
-fn take_requests(peer: &mut Peer, handle: Handle, pick: impl FnMut(u16, u32) -> bool) -> Vec<Unasked> {
-    let mut unasked = Vec::new();
-    peer.session.take_requests(pick, |request, ask| {
-        let ticket = Ticket::Peer { session: handle, request };
-        let Ask { consumer, producer, step, key, deadline, destination, waiter } = ask;
-        let key = key.to_owned();
-        unasked.push(Unasked { ticket, consumer, producer, step, key, deadline, destination, waiter });
-    });
-    unasked
+/// What waits for a session and has not been sent, to be asked elsewhere.
+#[derive(Default)]
+struct Misplaced {
+    requests: Vec<Unasked>,
+    pulls: Vec<MovedPull>,
+    pushes: Vec<MovedPush>,
+}
+
+impl Misplaced {
+    /// Takes out what `pick` chooses by the pair of tasks, the local one first.
+    fn take(&mut self, peer: &mut Peer, handle: Handle, pick: impl Fn(u16, u32) -> bool) {
+        peer.session.take_requests(&pick, |request, ask| {
+            let ticket = Ticket::Peer { session: handle, request };
+            let Ask { consumer, producer, step, key, deadline, destination, waiter } = ask;
+            let key = key.to_owned();
+            self.requests.push(Unasked { ticket, consumer, producer, step, key, deadline, destination, waiter });
+        });
+        peer.session.take_pulls(&pick, |_, min_version, deadline, tray, waiter| {
+            self.pulls.push((waiter, min_version, deadline, tray));
+        });
+        peer.session.take_pushes(&pick, |(from, to, queue), meta, payload, deadline, group| {
+            self.pushes.push(MovedPush { from, to, queue: queue.into(), meta, payload, deadline, group });
+        });
+    }
 }
 
 impl Node {
@@ -66,24 +82,16 @@ impl Node {
         self.sessions.insert(key(peer.shard), handle);
         let is_elsewhere = |pair: &Pair| shard_of(pair.lane, shards) != usize::from(hello.shard);
         let (pairs, numbers) = (&self.pairs, &self.pair_numbers);
-        let misplaced = take_requests(peer, handle, |consumer, producer| {
-            numbers.get(&(consumer, producer)).is_some_and(|&pair| is_elsewhere(&pairs[pair as usize]))
+        let mut misplaced = Misplaced::default();
+        misplaced.take(peer, handle, |local, peer| {
+            numbers.get(&(local, peer)).is_some_and(|&pair| is_elsewhere(&pairs[pair as usize]))
         });
-        let mut pulls = Vec::new();
-        let peer = self.peers.get_mut(handle).expect("still there");
-        peer.session.take_pulls(
-            |consumer, producer| {
-                numbers.get(&(consumer, producer)).is_some_and(|&pair| is_elsewhere(&pairs[pair as usize]))
-            },
-            |_, min_version, deadline, tray, waiter| pulls.push((waiter, min_version, deadline, tray)),
-        );
         for pair in &mut self.pairs {
             if pair.session == Some(handle) && is_elsewhere(pair) {
                 pair.session = None;
             }
         }
         self.ask_elsewhere(now, misplaced);
-        self.pull_elsewhere(now, pulls);
         true
     }
 
@@ -91,32 +99,28 @@ impl Node {
     /// asked with them; what it was not asked yet is asked of the shards that it has now.
     pub(super) fn renumber(&mut self, now: Instant, address: &TransportAddress, shards: u16) {
         self.forget_ended_moves();
-        let (mut unasked, mut pulls) = (Vec::new(), Vec::new());
+        let mut misplaced = Misplaced::default();
         for handle in self.peers.select(|peer| peer.address == *address) {
             self.drop_link(now, handle, &LinkError::Closed);
             self.give_up(handle, "it restarted with another number of cores, and what it was asked is lost");
             let mut peer = self.peers.remove(handle).expect("just selected");
-            unasked.extend(take_requests(&mut peer, handle, |_, _| true));
-            peer.session.take_pulls(
-                |_, _| true,
-                |_, min_version, deadline, tray, waiter| pulls.push((waiter, min_version, deadline, tray)),
-            );
+            misplaced.take(&mut peer, handle, |_, _| true);
             self.sessions.retain(|_, session| *session != handle);
         }
         self.shards_at.insert(address.clone(), shards);
-        self.ask_elsewhere(now, unasked);
-        self.pull_elsewhere(now, pulls);
+        self.ask_elsewhere(now, misplaced);
     }
 
-    fn ask_elsewhere(&mut self, now: Instant, requests: Vec<Unasked>) {
-        for Unasked { ticket, consumer, producer, step, key, deadline, destination, waiter } in requests {
+    fn ask_elsewhere(&mut self, now: Instant, misplaced: Misplaced) {
+        for Unasked { ticket, consumer, producer, step, key, deadline, destination, waiter } in misplaced.requests {
             let pair = self.pair_of(consumer, producer);
-            let moved =
-                self.recv(now, RecvRequest { pair, step, key: &key, deadline, destination, waiter, fused: false });
-            if let Some(moved) = moved {
+            let request = RecvRequest { pair, step, key: &key, deadline, destination, waiter, fused: false };
+            if let Some(moved) = self.recv(now, request) {
                 self.moved.insert(ticket, moved);
             }
         }
+        self.pull_elsewhere(now, misplaced.pulls);
+        self.push_elsewhere(now, misplaced.pushes);
     }
 
     /// Forgets where requests went that have ended since: what is kept is bounded by the requests that stand.

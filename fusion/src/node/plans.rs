@@ -48,6 +48,9 @@ pub(super) struct UnderWay {
     pub(super) at: At,
 }
 
+/// A pull on its way from one session to another: whose, the minimal version, the deadline, the places.
+pub(super) type MovedPull = (RecvWaiter, i64, Instant, Tray);
+
 /// Where a pull is.
 pub(super) enum At {
     Peer { session: Handle, pull: Handle },
@@ -247,7 +250,7 @@ impl Node {
     }
 
     /// Pulls that were to go to `session` and turned out to belong to another: asked again where they belong.
-    pub(super) fn pull_elsewhere(&mut self, now: Instant, pulls: Vec<(RecvWaiter, i64, Instant, Tray)>) {
+    pub(super) fn pull_elsewhere(&mut self, now: Instant, pulls: Vec<MovedPull>) {
         for (waiter, min_version, deadline, mut tray) in pulls {
             let RecvWaiter::Pull(handle) = waiter else { unreachable!("pulls are asked with their own names") };
             let Some(plan) = self.pulls.get(handle).map(|pull| pull.plan) else { continue };

@@ -7,6 +7,7 @@ mod local;
 mod meeting;
 mod placing;
 mod pulling;
+mod pushing;
 mod writing;
 
 use std::sync::Arc;

@@ -38,6 +38,7 @@ impl Node {
         self.expire_deposits(now);
         self.expire_local(now);
         self.expire_local_pulls(now);
+        self.expire_local_pushes(now);
         while let Some((time, handle)) = self.schedule.take_due(now) {
             let Some(peer) = self.peers.get_mut(handle) else { continue };
             if peer.scheduled == Some(time) {

@@ -418,7 +418,7 @@ pub(super) fn not_served(peer: &str) -> Error {
     }
 }
 
-impl<W, D> Session<W, D> {
+impl<W, D: PartialEq> Session<W, D> {
     /// Asks the peer for a tensor; the answer comes as [`Event::Answered`].
     ///
     /// # Errors
@@ -518,7 +518,7 @@ impl<W, D> Session<W, D> {
         }
     }
 
-    /// Ends every request of `consumer` with `error`.
+    /// Ends every request, pull and push of `consumer` with `error`.
     pub fn end_requests_of(&mut self, consumer: u16, error: &Error) {
         for handle in self.consumer.end_those(|wanted| wanted.consumer == consumer, error, &mut self.events) {
             if self.attached.is_some() {
@@ -526,9 +526,10 @@ impl<W, D> Session<W, D> {
             }
         }
         self.puller.end_those(Some(consumer), error, &mut self.control, &mut self.events);
+        self.pusher.end_of(Some(consumer), error, &mut self.events);
     }
 
-    /// Ends every request with `error`: no link could be made.
+    /// Ends every request, pull and push with `error`: no link could be made.
     pub fn end_all_requests(&mut self, error: &Error) {
         for handle in self.consumer.end_those(|_| true, error, &mut self.events) {
             if self.attached.is_some() {
@@ -536,6 +537,7 @@ impl<W, D> Session<W, D> {
             }
         }
         self.puller.end_those(None, error, &mut self.control, &mut self.events);
+        self.pusher.end_of(None, error, &mut self.events);
     }
 
     /// Takes out the requests that `pick` (consumer, producer) chooses and that have not been sent, to be asked of

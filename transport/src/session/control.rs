@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use crate::arena::Handle;
 use crate::limits::CONTROL_QUEUE_MAX;
 use crate::outbox::Outbox;
-use crate::wire::{Abort, Failure, PullFailure};
+use crate::wire::{Abort, Failure, PullFailure, PushFailure};
 
 #[derive(Debug)]
 pub(super) enum Control {
@@ -16,6 +16,7 @@ pub(super) enum Control {
     PullCancel(Handle),
     ForgetSet(Handle),
     PullFailure { id: Handle, code: u8, index: u32, reason: String },
+    PushFailure { stream: Handle, code: u8, number: u64, reason: String },
     Released(u64),
     Resumed,
     Abort { step: i64, task: u16, reason: Box<str> },
@@ -88,6 +89,9 @@ impl Control {
             Control::ForgetSet(set) => writer.forget_set(*set),
             Control::PullFailure { id, code, index, reason } => {
                 writer.pull_failure(&PullFailure { id: *id, code: *code, index: *index, reason });
+            }
+            Control::PushFailure { stream, code, number, reason } => {
+                writer.push_failure(&PushFailure { stream: *stream, code: *code, number: *number, reason });
             }
             Control::Released(sequence) => writer.released(*sequence),
             Control::Resumed => writer.resumed(),

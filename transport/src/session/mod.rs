@@ -11,10 +11,12 @@
 //! `W` is what the owner wants back with an answer (a waiter), `D` with a release (a deposit). Runs on one shard;
 //! bounded by [`SessionLimits`] and `limits.rs`.
 
+mod acceptor;
 mod consumer;
 mod control;
 mod producer;
 mod puller;
+mod pusher;
 mod receive;
 mod releases;
 mod server;
@@ -29,16 +31,21 @@ use crate::arena::Handle;
 use crate::error::{Code, Error, LinkError};
 use crate::limits::SessionLimits;
 use crate::link::{Landing, Meta};
-use crate::outbox::Outbox;
+use crate::outbox::{Outbox, Owner};
 use crate::payload::Payload;
+use crate::tensor::Tensor;
 use crate::tray::Tray;
 
+use acceptor::Acceptor;
+pub use acceptor::{Credit, Opened};
 pub use consumer::Ask;
 use consumer::Consumer;
 use control::{Control, ControlQueue};
 use producer::Producer;
 pub use puller::PullAsk;
 use puller::Puller;
+pub use pusher::PushAsk;
+use pusher::Pusher;
 pub use receive::{Inbound, ReceiveMemory};
 use server::Server;
 pub use server::{EmptyShelf, Named, Shelf, Shelved, Wait};
@@ -79,6 +86,31 @@ pub enum Event<W, D> {
     Forgotten {
         /// The slots.
         slots: Vec<u32>,
+    },
+    /// Pushes of this side ended, all in the same way.
+    PushEnded {
+        /// What each [`PushAsk`] came with.
+        deposit: D,
+        /// How many.
+        count: u32,
+        /// `Ok` if the peer's queue has taken them.
+        outcome: Result<(), Error>,
+    },
+    /// The peer begins a stream of pushes.
+    Opened(Opened),
+    /// A push came, within the credit of its stream, and counts as taken unless it is refused.
+    Pushed {
+        /// The stream.
+        stream: Handle,
+        /// Its number there.
+        number: u64,
+        /// The tensor.
+        tensor: Tensor,
+    },
+    /// Streams of the peer have ended.
+    Closed {
+        /// The streams.
+        streams: Vec<Handle>,
     },
     /// The peer's task ends a step.
     Aborted {
@@ -162,6 +194,8 @@ pub struct Session<W, D> {
     producer: Producer<D>,
     puller: Puller<W>,
     server: Server,
+    pusher: Pusher<D>,
+    acceptor: Acceptor,
     /// Whose turn it is to be staged first: answers, or parts of pulls.
     parts_first: bool,
     events: VecDeque<Event<W, D>>,
@@ -171,7 +205,7 @@ pub struct Session<W, D> {
     event_keys: String,
 }
 
-impl<W, D> Session<W, D> {
+impl<W, D: PartialEq> Session<W, D> {
     /// A session without a link yet, with the peer at transport address `peer`; this side's greeting names `tasks`
     /// tasks.
     pub fn new(peer: &str, tasks: u16, limits: SessionLimits) -> Self {
@@ -187,6 +221,8 @@ impl<W, D> Session<W, D> {
             producer: Producer::new(&limits),
             puller: Puller::new(&limits),
             server: Server::new(&limits),
+            pusher: Pusher::new(&limits),
+            acceptor: Acceptor::default(),
             parts_first: false,
             events: VecDeque::new(),
             undecided: 0,
@@ -215,9 +251,9 @@ impl<W, D> Session<W, D> {
         self.attached.is_some()
     }
 
-    /// Requests and pulls of this side that have not ended.
+    /// Requests, pulls and pushes of this side that have not ended.
     pub fn requests(&self) -> usize {
-        self.consumer.requests() + self.puller.pulls()
+        self.consumer.requests() + self.puller.pulls() + self.pusher.pushes()
     }
 
     /// Tensors handed to the peer and not yet released.
@@ -233,7 +269,7 @@ impl<W, D> Session<W, D> {
 
     /// True if a link is wanted: there is something to ask or to release.
     pub fn wants_link(&self) -> bool {
-        let asks = self.consumer.requests() > 0 || self.puller.pulls() > 0;
+        let asks = self.consumer.requests() > 0 || self.puller.pulls() > 0 || self.pusher.pushes() > 0;
         self.attached.is_none() && (asks || self.consumer.has_releases())
     }
 
@@ -244,7 +280,9 @@ impl<W, D> Session<W, D> {
         self.epoch = epoch;
         self.going_away = None;
         self.consumer.resume(&roster, &self.peer, &mut self.events);
-        self.puller.resume(&roster, &consumer::not_served(&self.peer), &mut self.events);
+        let not_served = consumer::not_served(&self.peer);
+        self.puller.resume(&roster, &not_served, &mut self.events);
+        self.pusher.resume(&roster, &not_served, &mut self.events);
         self.producer.resume();
         self.control.push(Control::Resumed);
         self.attached = Some(Attached { heard: now, pinged: None, roster, tensor_bytes_max });
@@ -261,6 +299,8 @@ impl<W, D> Session<W, D> {
         self.puller.suspend(landing.as_mut());
         self.consumer.suspend(landing);
         self.producer.suspend();
+        self.pusher.suspend();
+        self.acceptor.suspend();
         let slots = self.server.suspend();
         if !slots.is_empty() {
             self.events.push_back(Event::Forgotten { slots });
@@ -273,6 +313,7 @@ impl<W, D> Session<W, D> {
         debug_assert!(self.attached.is_none(), "detach comes first");
         self.consumer.end_asked(error, &mut self.events);
         self.puller.end_asked(error, &mut self.events);
+        self.forget_pushes(error);
         self.producer.take_back_all(&mut self.events);
         self.epoch = 0;
     }
@@ -283,8 +324,24 @@ impl<W, D> Session<W, D> {
         debug_assert!(self.attached.is_none(), "detach comes first");
         self.consumer.forget_asking();
         self.puller.forget_asking();
+        let error = Error::unavailable(&self.peer, "it forgot what it was pushed, which may have arrived");
+        self.forget_pushes(&error);
         self.producer.take_back_all(&mut self.events);
         self.epoch = 0;
+    }
+
+    /// The owner forgets the peer: its streams of pushes have ended.
+    pub fn forget_streams(&mut self) {
+        let streams = self.acceptor.forget_all();
+        if !streams.is_empty() {
+            self.events.push_back(Event::Closed { streams });
+        }
+    }
+
+    /// The two sides do not both know their streams of pushes any more.
+    fn forget_pushes(&mut self, error: &Error) {
+        self.pusher.end_tried(error, &mut self.events);
+        self.forget_streams();
     }
 
     /// The next thing that the owner must know.
@@ -328,7 +385,13 @@ impl<W, D> Session<W, D> {
 
     /// Takes back the payloads that the link has written.
     pub fn collect_written(&mut self) {
-        self.producer.collect(self.outbox.returned(), &mut self.events);
+        for (owner, payload) in self.outbox.returned().drain(..) {
+            match owner {
+                Owner::Response(token) => self.producer.written(token, payload, &mut self.events),
+                Owner::Push { stream, number } => self.pusher.written(stream, number, payload),
+                Owner::Nobody => {}
+            }
+        }
     }
 
     /// True if the session takes in more bytes: a peer that does not read its answers is not read from.
@@ -340,7 +403,8 @@ impl<W, D> Session<W, D> {
     /// request most often follows it and both leave in one write.
     pub fn is_urgent(&self) -> bool {
         let asks = self.going_away.is_none() && (self.consumer.can_ask() || self.puller.can_ask());
-        let answers = self.producer.has_answers() || self.server.has_parts();
+        let answers = self.producer.has_answers() || self.server.has_parts() || self.acceptor.has_news();
+        let asks = asks || (self.going_away.is_none() && self.pusher.has_output());
         self.attached.is_some() && (!self.control.is_empty() || answers || asks)
     }
 
@@ -398,8 +462,12 @@ impl<W, D> Session<W, D> {
     #[inline]
     fn stage_questions(&mut self, now: Instant, one_message: bool) -> bool {
         let Some(attached) = &self.attached else { return false };
+        if self.acceptor.stage(&mut self.outbox) {
+            return true;
+        }
         self.going_away.is_none()
-            && (self.puller.stage(now, &attached.roster, &mut self.outbox)
+            && (self.pusher.stage(&attached.roster, &mut self.outbox, one_message)
+                || self.puller.stage(now, &attached.roster, &mut self.outbox)
                 || self.consumer.stage_requests(now, &attached.roster, &mut self.outbox, one_message))
     }
 
@@ -424,7 +492,8 @@ impl<W, D> Session<W, D> {
             None => attached.heard + self.limits.heartbeat,
             Some(pinged) => pinged + self.pong_timeout(),
         });
-        [liveness, self.consumer.next_deadline(), self.puller.next_deadline()].into_iter().flatten().min()
+        let asked = [self.consumer.next_deadline(), self.puller.next_deadline(), self.pusher.next_deadline()];
+        asked.into_iter().chain([liveness]).into_iter().flatten().min()
     }
 
     /// How long the answer to a ping may take. Counted from the ping, not from the last word of the peer: a shard that
@@ -440,6 +509,7 @@ impl<W, D> Session<W, D> {
     pub fn handle_timeout(&mut self, now: Instant) -> Result<(), LinkError> {
         self.consumer.expire(now, &mut self.control, &mut self.events);
         self.puller.expire(now, &mut self.control, &mut self.events);
+        self.pusher.expire(now, &mut self.events);
         let pong_timeout = self.pong_timeout();
         if let Some(attached) = &mut self.attached {
             let silence = now.saturating_duration_since(attached.heard);

@@ -10,7 +10,7 @@ use crate::arena::{Arena, Handle};
 use crate::error::Error;
 use crate::limits::{GROUP_BYTES, INLINE_PAYLOAD_BYTES, RELEASE_ACK_EVERY, SessionLimits};
 use crate::link::Meta;
-use crate::outbox::Outbox;
+use crate::outbox::{Outbox, Owner};
 use crate::payload::Payload;
 use crate::wire::{RESPONSE_ENTRY_BYTES, Response, SmallResponse};
 
@@ -129,7 +129,7 @@ impl<D> Producer<D> {
                 let payload_bytes = payload.len() as u64;
                 let response = Response { id: served.request, token, payload_bytes, meta: &served.meta };
                 outbox.stage(|writer| writer.response(&response));
-                served.payload = outbox.push(token, payload);
+                served.payload = outbox.push(Owner::Response(token), payload);
             }
             _ => outbox.stage(|writer| {
                 let mut frame = writer.responses();
@@ -153,14 +153,13 @@ impl<D> Producer<D> {
         Some((RESPONSE_ENTRY_BYTES + served.meta.len() + payload_bytes, payload_bytes))
     }
 
-    /// Payloads that the link is done with come home.
-    pub(super) fn collect<W>(&mut self, returned: &mut Vec<(Handle, Payload)>, events: &mut VecDeque<Event<W, D>>) {
-        for (token, payload) in returned.drain(..) {
-            let Some(served) = self.served.get_mut(token) else { continue };
-            served.payload = Some(payload);
-            if let Some(taken) = served.settled {
-                self.settle(token, taken, events);
-            }
+    /// A payload that the link is done with comes home.
+    #[inline]
+    pub(super) fn written<W>(&mut self, token: Handle, payload: Payload, events: &mut VecDeque<Event<W, D>>) {
+        let Some(served) = self.served.get_mut(token) else { return };
+        served.payload = Some(payload);
+        if let Some(taken) = served.settled {
+            self.settle(token, taken, events);
         }
     }
 
@@ -243,7 +242,7 @@ impl<D> Producer<D> {
     }
 }
 
-impl<W, D> Session<W, D> {
+impl<W, D: PartialEq> Session<W, D> {
     /// Answers the peer's request with a tensor. It stays here until its release, which comes as
     /// [`Event::Settled`] with `deposit`.
     ///

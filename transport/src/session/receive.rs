@@ -9,7 +9,7 @@ use super::{Asked, Event, Session};
 use crate::arena::Handle;
 use crate::error::Error;
 use crate::link::{Frames, Landing, LandingOf, Place, Receiver};
-use crate::wire::{self, Frame, PullFrame, Request, Response, WireError};
+use crate::wire::{self, Frame, PullFrame, PushFrame, Request, Response, WireError};
 
 /// Memory for tensors that come without a place of their own.
 pub trait ReceiveMemory {
@@ -42,7 +42,7 @@ pub struct Inbound<'a, W, D> {
     now: Instant,
 }
 
-impl<W, D> Session<W, D> {
+impl<W, D: PartialEq> Session<W, D> {
     /// Lends the session to a link. Tensors without a destination of their own land in `memory`.
     pub fn inbound<'a>(&'a mut self, now: Instant, memory: &'a dyn ReceiveMemory) -> Inbound<'a, W, D> {
         if self.events.is_empty() {
@@ -104,9 +104,8 @@ impl<W, D> Session<W, D> {
                     }
                 }
             }
-            Frame::Response(_) | Frame::Responses(_) | Frame::Pull(PullFrame::Part(_)) => {
-                unreachable!("the caller lands these")
-            }
+            Frame::Response(_) | Frame::Responses(_) => unreachable!("the caller lands these"),
+            Frame::Push(frame) => self.handle_push_frame(frame)?,
             Frame::Pull(frame) => self.handle_pull_frame(frame)?,
             Frame::Failure(failure) => {
                 self.consumer.failed(failure.id, failure.code, &self.peer, failure.reason, &mut self.events);
@@ -154,13 +153,24 @@ impl<W, D> Session<W, D> {
         Ok(())
     }
 
+    fn handle_push_frame(&mut self, frame: PushFrame<'_>) -> Result<(), WireError> {
+        match frame {
+            PushFrame::Push(_) | PushFrame::Pushes(_) => unreachable!("the caller lands these"),
+            PushFrame::Open(open) => self.stream_opened(&open)?,
+            PushFrame::Close { stream } => self.stream_closed(stream),
+            PushFrame::Grant(grant) => self.pusher.granted(&grant, &mut self.events)?,
+            PushFrame::Failure(failure) => self.pusher.failed(&failure, &self.peer, &mut self.events),
+        }
+        Ok(())
+    }
+
     /// The peer's farewell, if it said one.
     pub fn farewell(&self) -> Option<&str> {
         self.going_away.as_deref()
     }
 }
 
-impl<W, D> Inbound<'_, W, D> {
+impl<W, D: PartialEq> Inbound<'_, W, D> {
     #[inline]
     fn land(&mut self, response: &Response<'_>) -> Result<Landing, WireError> {
         let session = &mut *self.session;
@@ -168,7 +178,7 @@ impl<W, D> Inbound<'_, W, D> {
     }
 }
 
-impl<W, D> Receiver for Inbound<'_, W, D> {
+impl<W, D: PartialEq> Receiver for Inbound<'_, W, D> {
     fn frames(&mut self, bytes: &[u8]) -> Result<Frames, WireError> {
         let mut consumed = 0;
         while let Some((frame, length)) = wire::parse(&bytes[consumed..])? {
@@ -180,6 +190,11 @@ impl<W, D> Receiver for Inbound<'_, W, D> {
                     session.puller.take(&parts, self.memory, &mut session.events)?;
                     continue;
                 }
+                Frame::Push(PushFrame::Pushes(pushes)) => {
+                    self.session.pushes_came(&pushes, self.memory)?;
+                    continue;
+                }
+                Frame::Push(PushFrame::Push(push)) => self.session.push_lands(&push, self.memory)?,
                 Frame::Pull(PullFrame::Part(part)) => {
                     let session = &mut *self.session;
                     session.puller.land(&part, self.memory, &mut session.events)?
@@ -212,7 +227,10 @@ impl<W, D> Receiver for Inbound<'_, W, D> {
             (LandingOf::Part { index, version }, Place::Buffer(memory)) => {
                 session.puller.landed(landing.request, (index, version), memory, &mut session.events);
             }
-            (LandingOf::Part { .. }, Place::Nowhere) => {}
+            (LandingOf::Push { number }, Place::Buffer(memory)) => {
+                session.push_landed(landing.request, number, &landing.meta, memory);
+            }
+            (LandingOf::Part { .. } | LandingOf::Push { .. }, Place::Nowhere) => {}
             (LandingOf::Response, place) => {
                 session.consumer.landed(Landing { place, ..landing }, &mut session.events);
             }

@@ -11,7 +11,7 @@ use super::{Event, Session, failure_of};
 use crate::arena::{Arena, Handle};
 use crate::error::Error;
 use crate::limits::{INLINE_PAYLOAD_BYTES, PEER_SET_KEYS_MAX, SessionLimits};
-use crate::outbox::Outbox;
+use crate::outbox::{Outbox, Owner};
 use crate::payload::Payload;
 use crate::wire::{KeySet, Part, Pull, PullFailure, WireError};
 
@@ -310,7 +310,7 @@ impl Serving {
                 let (id, version, payload) = (self.id, shelved.version, shelved.payload.share());
                 let payload_bytes = payload.len() as u64;
                 outbox.stage(|writer| writer.part(&Part { id, version, payload_bytes, index: at as u32 }));
-                outbox.push(Handle::NONE, payload);
+                outbox.push(Owner::Nobody, payload);
                 1
             } else {
                 stage_small(self.id, shelved, range, slots, told, shelf, outbox)
@@ -383,7 +383,7 @@ fn tell<S: Shelf + ?Sized>(
     });
 }
 
-impl<W, D> Session<W, D> {
+impl<W, D: PartialEq> Session<W, D> {
     /// Where the tensors of a set lie or will lie.
     pub fn set_found(&mut self, set: Handle, slots: Vec<u32>) {
         if let Some(named) = self.server.sets.get_mut(&set) {

@@ -232,6 +232,7 @@ fn words(mut bytes: &[u8]) -> Vec<String> {
                 continue;
             }
             Frame::Pull(frame) => format!("{frame:?}"),
+            Frame::Push(frame) => format!("{frame:?}"),
             Frame::Request(request) => format!("request {}", request.key),
             Frame::Response(response) => {
                 skip += response.payload_bytes as usize;

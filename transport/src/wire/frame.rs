@@ -5,6 +5,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::group::{Requests, Responses};
 use super::pull::PullFrame;
+use super::push::PushFrame;
 use super::{WireError, fixed, text};
 use crate::arena::Handle;
 use crate::limits::{FRAME_BODY_BYTES_MAX, KEY_BYTES_MAX, META_BYTES_MAX, REASON_BYTES_MAX, RELEASES_PER_FRAME};
@@ -34,6 +35,12 @@ pub(super) const KIND_PARTS: u8 = 19;
 pub(super) const KIND_PART: u8 = 20;
 pub(super) const KIND_PULL_FAILURE: u8 = 21;
 pub(super) const KIND_PULL_CANCEL: u8 = 22;
+pub(super) const KIND_PUSH_OPEN: u8 = 23;
+pub(super) const KIND_PUSH: u8 = 24;
+pub(super) const KIND_PUSHES: u8 = 25;
+pub(super) const KIND_PUSH_GRANT: u8 = 26;
+pub(super) const KIND_PUSH_FAILURE: u8 = 27;
+pub(super) const KIND_PUSH_CLOSE: u8 = 28;
 
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
@@ -191,6 +198,7 @@ pub enum Frame<'a> {
     },
     GoAway(GoAway<'a>),
     Pull(PullFrame<'a>),
+    Push(PushFrame<'a>),
 }
 
 /// Reads the first frame of `bytes` and the length it took; `None` if it is not all there yet.
@@ -252,6 +260,7 @@ pub fn parse(bytes: &[u8]) -> Result<Option<(Frame<'_>, usize)>, WireError> {
         KIND_REQUESTS => Frame::Requests(Requests::read(body)?),
         KIND_RESPONSES => Frame::Responses(Responses::read(body)),
         KIND_KEY_SET..=KIND_PULL_CANCEL => Frame::Pull(PullFrame::read(header.kind, header.code, id, body)?),
+        KIND_PUSH_OPEN..=KIND_PUSH_CLOSE => Frame::Push(PushFrame::read(header.kind, header.code, id, body)?),
         unknown => return Err(WireError::UnknownKind(unknown)),
     };
     Ok(Some((frame, FRAME_HEADER_BYTES + body_bytes)))

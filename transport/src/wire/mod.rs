@@ -7,6 +7,7 @@ mod frame;
 mod greeting;
 mod group;
 mod pull;
+mod push;
 
 pub use frame::{
     Abort, FRAME_HEADER_BYTES, Failure, Frame, FrameWriter, GoAway, Release, ReleaseEntries, Request, Response, parse,
@@ -16,6 +17,7 @@ pub use group::{
     REQUEST_ENTRY_BYTES, RESPONSE_ENTRY_BYTES, RequestGroup, Requests, ResponseGroup, Responses, SmallResponse,
 };
 pub use pull::{KeySet, MetaGroup, Metas, Part, PartGroup, Parts, Pull, PullFailure, PullFrame};
+pub use push::{Push, PushFailure, PushFrame, PushGrant, PushGroup, PushOpen, Pushes};
 
 /// How bytes can fail to be Sealane's. Each names what was read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -1,0 +1,171 @@
+//! Pushes into queues, and the queues' other end: for any thread, and for code on a shard.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use sealane_runtime::ShardRef;
+use sealane_transport::{Error, Tensor};
+
+use super::deadline;
+use super::local::{LocalPair, LocalSending, LocalTask};
+use super::task::{Outcome, Sending, Task, submit};
+use crate::node::{PushRequest, SendWaiter};
+use crate::queue::{AcceptOptions, AcceptQueue, Accepted, AcceptingMany};
+
+impl Task {
+    /// Pushes a tensor into a queue of `to`. Ends when the queue has taken it: while it is full, or nobody
+    /// [accepts](Self::acceptor) from it, the push waits. Tensors of one task in one queue stay in order.
+    ///
+    /// # Errors
+    /// The future's: DeadlineExceeded if it was not taken in time (it may arrive all the same), ResourceExhausted if
+    /// `fusion.queued_requests_max` pushes wait, Unavailable if the peer is gone.
+    pub fn push(&self, to: &str, queue: &str, tensor: Tensor) -> Sending {
+        self.push_many(to, queue, vec![tensor], None)
+    }
+
+    /// Pushes many, in order; ends when the queue has taken all of them. `timeout` is the engine's `request_timeout` unless
+    /// given.
+    ///
+    /// # Errors
+    /// The first of [`push`](Self::push)'s, once all have ended.
+    pub fn push_many(&self, to: &str, queue: &str, tensors: Vec<Tensor>, timeout: Option<Duration>) -> Sending {
+        let timeout = timeout.unwrap_or(self.request_timeout());
+        let (sender, receiver) = oneshot::channel();
+        let (local, peer, queue) = (self.place(), to.to_owned(), queue.to_owned());
+        let submitted = self.submit(to, move |node, now| {
+            let waiter = SendWaiter::Channel(sender);
+            match node.pair(local, &peer) {
+                Ok(pair) => {
+                    let (deadline, queue, tensors) = (deadline(now, timeout), queue.as_str(), tensors.into_iter());
+                    node.push(now, PushRequest { pair, queue, tensors, deadline, waiter });
+                }
+                Err(error) => node.finish_send(waiter, Err(error)),
+            }
+        });
+        Sending::of(Outcome::of(submitted, receiver))
+    }
+
+    /// Accepts what any peer pushes into `queue` of this task, until it is dropped; then pushers wait for the next acceptor.
+    pub fn acceptor(&self, queue: &str, options: AcceptOptions) -> Acceptor {
+        let shards = (0..self.shards()).map(|shard| self.shard(shard)).collect();
+        Acceptor::open(shards, self.place(), queue, options)
+    }
+}
+
+impl LocalPair {
+    /// Pushes a tensor into a queue of the peer: see [`Task::push`].
+    pub fn push(&self, queue: &str, tensor: Tensor) -> LocalSending {
+        self.push_many(queue, std::iter::once(tensor))
+    }
+
+    /// Pushes many, in order; ends when the queue has taken all of them, with the first error if there was any.
+    pub fn push_many<T>(&self, queue: &str, tensors: T) -> LocalSending
+    where
+        T: IntoIterator<Item = Tensor>,
+        T::IntoIter: ExactSizeIterator,
+    {
+        let (pair, timeout) = (self.pair, self.engine.settings.request_timeout);
+        let tensors = tensors.into_iter();
+        let cell = self.engine.with_node(|node, now| {
+            let cell = node.open_send();
+            let (deadline, waiter) = (deadline(now, timeout), SendWaiter::Cell(cell));
+            node.push(now, PushRequest { pair, queue, tensors, deadline, waiter });
+            cell
+        });
+        LocalSending::new(self.engine.clone(), cell)
+    }
+}
+
+impl LocalTask {
+    /// Accepts what those peers push into `queue` of this task that this shard serves.
+    pub fn acceptor(&self, queue: &str, options: AcceptOptions) -> Acceptor {
+        Acceptor::open(vec![self.engine.shard.shard_ref(self.engine.shard.index())], self.local, queue, options)
+    }
+}
+
+/// The end of a queue from which tensors are taken, on any thread. Bounded: pushers wait while it is full.
+pub struct Acceptor {
+    queue: Arc<AcceptQueue>,
+    shards: Arc<[ShardRef]>,
+    task: u16,
+    name: Arc<str>,
+}
+
+impl Acceptor {
+    fn open(shards: Vec<ShardRef>, task: u16, name: &str, options: AcceptOptions) -> Acceptor {
+        let (shards, name): (Arc<[ShardRef]>, Arc<str>) = (shards.into(), name.into());
+        let (told, room_in) = (shards.clone(), name.clone());
+        let on_room = Box::new(move || {
+            for shard in told.iter() {
+                let name = room_in.clone();
+                // A mailbox that is full is one whose shard works; it looks again when the next tensor comes.
+                let _ = submit(shard, move |node, _| node.replenish_named(task, &name));
+            }
+        });
+        let queue = Arc::new(AcceptQueue::new(options, on_room));
+        for shard in shards.iter() {
+            let (shared, refused, name) = (queue.clone(), queue.clone(), name.clone());
+            let opened = submit(shard, move |node, _| {
+                if let Err(error) = node.open_queue(task, &name, shared.clone()) {
+                    shared.close(error);
+                }
+            });
+            if let Err(error) = opened {
+                refused.close(error);
+            }
+        }
+        Acceptor { queue, shards, task, name }
+    }
+
+    /// The queue's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The next tensors, `most` at most: at once if there are any, else when the first comes.
+    ///
+    /// # Errors
+    /// The future's: InvalidArgument if another acceptor has the queue, Unavailable if the engine has stopped.
+    pub fn accept_many(&self, most: usize) -> AcceptingMany<'_> {
+        AcceptingMany { queue: &self.queue, most }
+    }
+
+    /// The next tensor.
+    ///
+    /// # Errors
+    /// Those of [`accept_many`](Self::accept_many).
+    pub async fn accept(&self) -> Result<Accepted, Error> {
+        Ok(self.accept_many(1).await?.pop().expect("one at least"))
+    }
+
+    /// Blocks until there is a tensor, and takes `most` at most. None if `timeout` passes; without one it waits on. Not for
+    /// code on a shard.
+    ///
+    /// # Errors
+    /// Those of [`accept_many`](Self::accept_many).
+    pub fn wait_many(&self, most: usize, timeout: Option<Duration>) -> Result<Vec<Accepted>, Error> {
+        let mut items = Vec::new();
+        let deadline = timeout.map(|timeout| deadline(Instant::now(), timeout));
+        self.queue.wait(most, deadline, &mut items)?;
+        Ok(items)
+    }
+
+    /// What is there, `most` at most, added to `into`; how many.
+    ///
+    /// # Errors
+    /// Those of [`accept_many`](Self::accept_many).
+    pub fn try_accept(&self, most: usize, into: &mut Vec<Accepted>) -> Result<usize, Error> {
+        self.queue.take(most, into)
+    }
+}
+
+impl Drop for Acceptor {
+    fn drop(&mut self) {
+        self.queue.close(Error::unavailable("this engine", "the acceptor was dropped"));
+        for shard in self.shards.iter() {
+            let (task, name, queue) = (self.task, self.name.clone(), self.queue.clone());
+            // An engine that has stopped has closed it.
+            let _ = submit(shard, move |node, _| node.close_queue(task, &name, &queue));
+        }
+    }
+}

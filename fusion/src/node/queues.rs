@@ -1,0 +1,232 @@
+//! Accepting: the queues of this node's tasks, the streams that feed them, and who gets credit.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use sealane_transport::session::{Credit, Opened};
+use sealane_transport::{Error, Handle, Tensor};
+
+use super::pushes::LocalPush;
+use super::{Node, STRANGER};
+use crate::queue::{AcceptQueue, Accepted};
+
+/// A stream's credit in tensors at most: with fewer, a pusher of small ones would wait for its credit.
+const CREDIT_MESSAGES_MAX: usize = 1024;
+/// A stream's credit in bytes at most: some milliseconds of a fast link.
+const CREDIT_BYTES_MAX: usize = 16 << 20;
+
+/// A stream, by its session and its handle there.
+pub(super) type StreamKey = (Handle, Handle);
+
+/// A queue, from the first push or accept on that names it.
+pub(super) struct Queue {
+    pub(super) task: u16,
+    pub(super) name: Box<str>,
+    /// Where tensors go; none while nobody accepts.
+    pub(super) shared: Option<Arc<AcceptQueue>>,
+    /// Streams that feed it.
+    streams: Vec<StreamKey>,
+    /// Those of them that may have more credit than they have.
+    hungry: VecDeque<StreamKey>,
+    /// Pushes of this node that wait for room.
+    pub(super) local: VecDeque<LocalPush>,
+    /// Tensors that came in this turn.
+    arrived: Vec<Accepted>,
+}
+
+/// The engine stops: whoever accepts must not wait for ever.
+impl Drop for Queue {
+    fn drop(&mut self) {
+        if let Some(shared) = &self.shared {
+            shared.close(Error::unavailable("this engine", "it has stopped"));
+        }
+    }
+}
+
+/// Where a stream leads.
+pub(super) struct Stream {
+    queue: Handle,
+    from: Arc<str>,
+    /// It is in the queue's list of those who want more credit.
+    hungry: bool,
+}
+
+/// The name of a queue, borrowed.
+#[derive(Hash)]
+struct QueueName<'a>(u16, &'a str);
+
+impl hashbrown::Equivalent<(u16, Box<str>)> for QueueName<'_> {
+    fn equivalent(&self, key: &(u16, Box<str>)) -> bool {
+        (self.0, self.1) == (key.0, &*key.1)
+    }
+}
+
+impl Node {
+    /// The queue of a task by its name; made if there is none.
+    pub(super) fn queue_named(&mut self, task: u16, name: &str) -> Handle {
+        if let Some(&handle) = self.queue_names.get(&QueueName(task, name)) {
+            return handle;
+        }
+        let queue = Queue {
+            task,
+            name: name.into(),
+            shared: None,
+            streams: Vec::new(),
+            hungry: VecDeque::new(),
+            local: VecDeque::new(),
+            arrived: Vec::new(),
+        };
+        let Ok(handle) = self.queues.insert(queue) else { unreachable!("2^32 queues do not fit in memory") };
+        self.queue_names.insert((task, name.into()), handle);
+        handle
+    }
+
+    /// Tensors pushed into a queue of a local task go to `shared` from now on.
+    ///
+    /// # Errors
+    /// InvalidArgument if someone accepts from it already.
+    pub(crate) fn open_queue(&mut self, task: u16, name: &str, shared: Arc<AcceptQueue>) -> Result<(), Error> {
+        let handle = self.queue_named(task, name);
+        let queue = self.queues.get_mut(handle).expect("just found");
+        if queue.shared.is_some() {
+            return Err(Error::invalid(format!("queue '{name}' has an acceptor already")));
+        }
+        for key in queue.streams.clone() {
+            self.wants_credit(key);
+        }
+        self.queues.get_mut(handle).expect("still there").shared = Some(shared);
+        self.replenish(handle);
+        Ok(())
+    }
+
+    /// Nobody accepts from `shared` any more: pushers wait for the next who does.
+    pub(crate) fn close_queue(&mut self, task: u16, name: &str, shared: &Arc<AcceptQueue>) {
+        let Some(&handle) = self.queue_names.get(&QueueName(task, name)) else { return };
+        if let Some(queue) = self.queues.get_mut(handle)
+            && queue.shared.as_ref().is_some_and(|open| Arc::ptr_eq(open, shared))
+        {
+            queue.shared = None;
+            self.forget_unused_queue(handle);
+        }
+    }
+
+    /// There is room in the queue of that name.
+    pub(crate) fn replenish_named(&mut self, task: u16, name: &str) {
+        if let Some(&handle) = self.queue_names.get(&QueueName(task, name)) {
+            self.replenish(handle);
+        }
+    }
+
+    pub(super) fn forget_unused_queue(&mut self, handle: Handle) {
+        let unused = |queue: &Queue| queue.shared.is_none() && queue.streams.is_empty() && queue.local.is_empty();
+        if self.queues.get(handle).is_some_and(unused)
+            && let Some(queue) = self.queues.remove(handle)
+        {
+            self.queue_names.remove(&QueueName(queue.task, &queue.name));
+        }
+    }
+
+    fn wants_credit(&mut self, key: StreamKey) {
+        if let Some(stream) = self.streams.get_mut(&key)
+            && !stream.hungry
+            && let Some(queue) = self.queues.get_mut(stream.queue)
+        {
+            stream.hungry = true;
+            queue.hungry.push_back(key);
+        }
+    }
+
+    /// There is room in a queue: whoever waits for it is served in turn.
+    fn replenish(&mut self, handle: Handle) {
+        self.fill_locally(handle);
+        let Some(queue) = self.queues.get_mut(handle) else { return };
+        let Some(shared) = queue.shared.clone() else { return };
+        let streams = queue.streams.len() + 1;
+        let most = Credit {
+            messages: (shared.capacity() / streams).clamp(1, CREDIT_MESSAGES_MAX) as u64,
+            bytes: (shared.bytes_max() / streams).clamp(1, CREDIT_BYTES_MAX) as u64,
+        };
+        while !queue.hungry.is_empty() && shared.room().is_some() {
+            let Some(key) = queue.hungry.pop_front() else { break };
+            let Some(stream) = self.streams.get_mut(&key) else { continue };
+            stream.hungry = false;
+            let Some(peer) = self.peers.get_mut(key.0) else { continue };
+            let Some(has) = peer.session.credit(key.1) else { continue };
+            let messages = most.messages.saturating_sub(has.messages);
+            let bytes = most.bytes.saturating_sub(has.bytes);
+            peer.session.grant(key.1, Credit { messages, bytes });
+            if !peer.in_dirty {
+                peer.in_dirty = true;
+                self.dirty.push(key.0);
+            }
+        }
+    }
+
+    /// A peer begins a stream.
+    pub(super) fn stream_opened(&mut self, session: Handle, opened: Opened) {
+        let Opened { stream, from, to, queue } = opened;
+        if from == STRANGER {
+            // It never gets credit: its pushes end by their deadlines there.
+            return;
+        }
+        let from: Arc<str> = self.peer_tasks[from as usize].name.as_str().into();
+        let handle = self.queue_named(to, &queue);
+        let key = (session, stream);
+        self.queues.get_mut(handle).expect("just found").streams.push(key);
+        self.streams.insert(key, Stream { queue: handle, from, hungry: false });
+        self.wants_credit(key);
+        self.replenish(handle);
+    }
+
+    /// Streams of a session have ended.
+    pub(super) fn streams_closed(&mut self, session: Handle, streams: &[Handle]) {
+        self.last_stream = None;
+        for &stream in streams {
+            let key = (session, stream);
+            let Some(Stream { queue: handle, .. }) = self.streams.remove(&key) else { continue };
+            let Some(queue) = self.queues.get_mut(handle) else { continue };
+            queue.streams.retain(|other| *other != key);
+            self.forget_unused_queue(handle);
+        }
+    }
+
+    /// A tensor came on a stream.
+    #[inline]
+    pub(super) fn pushed(&mut self, session: Handle, stream: Handle, number: u64, tensor: Tensor) {
+        let key = (session, stream);
+        if self.last_stream.as_ref().is_none_or(|(last, ..)| *last != key) {
+            let Some(Stream { queue, from, .. }) = self.streams.get(&key) else { return };
+            self.last_stream = Some((key, *queue, from.clone()));
+            self.wants_credit(key);
+        }
+        let Some((_, handle, from)) = &self.last_stream else { return };
+        let Some(queue) = self.queues.get_mut(*handle) else { return };
+        if queue.shared.is_none() {
+            let error = Error::unavailable("the accepting task", "nobody accepts from the queue any more");
+            if let Some(peer) = self.peers.get_mut(session) {
+                peer.session.refuse_push(stream, number, &error);
+            }
+            return;
+        }
+        if queue.arrived.is_empty() {
+            self.filled_queues.push(*handle);
+        }
+        queue.arrived.push(Accepted { from: from.clone(), tensor });
+    }
+
+    /// Hands over what came, and gives credit to those who have used theirs.
+    pub(super) fn settle_queues(&mut self) {
+        self.last_stream = None;
+        while let Some(handle) = self.filled_queues.pop() {
+            let Some(queue) = self.queues.get_mut(handle) else { continue };
+            let bytes: usize = queue.arrived.iter().map(|item| item.tensor.bytes().len()).sum();
+            self.counters.tensors_received += queue.arrived.len() as u64;
+            self.counters.bytes_received += bytes as u64;
+            match &queue.shared {
+                Some(shared) => shared.fill(&mut queue.arrived),
+                None => queue.arrived.clear(),
+            }
+            self.replenish(handle);
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! Pushes into queues: in order, once, held back where there is no room.
+
+use sealane_transport::LinkError;
+
+use super::*;
+use crate::node::PushRequest;
+use crate::queue::{AcceptOptions, AcceptQueue, Accepted};
+
+const WORKER: (usize, &str) = (1, "worker:1");
+const NEIGHBOUR: (usize, &str) = (0, "ps:2");
+
+/// A queue of ps:1 at node 0, whose owner looks for room when it has taken something.
+fn accept(net: &mut Net, tensors_max: usize, bytes_max: usize) -> Arc<AcceptQueue> {
+    let queue = Arc::new(AcceptQueue::new(AcceptOptions { tensors_max, bytes_max }, Box::new(|| {})));
+    let task = net.nodes[0].local_task("ps:1").unwrap();
+    net.nodes[0].open_queue(task, "q", queue.clone()).unwrap();
+    queue
+}
+
+fn push(net: &mut Net, from: (usize, &str), values: impl IntoIterator<Item = u8>, bytes: usize) -> Sent {
+    let pair = net.number(from.0, from.1, "ps:1");
+    let tensor = |value| Tensor::from_elements(&[bytes as u64], &vec![value; bytes]).unwrap();
+    let tensors: Vec<_> = values.into_iter().map(tensor).collect();
+    let (sender, receiver) = oneshot::channel();
+    let (deadline, waiter) = (net.now + SOON, SendWaiter::Channel(sender));
+    let tensors = tensors.into_iter();
+    net.nodes[from.0].push(net.now, PushRequest { pair, queue: "q", tensors, deadline, waiter });
+    Sent(receiver)
+}
+
+/// What is in the queue, by its first byte; and there is room again.
+fn taken(net: &mut Net, queue: &AcceptQueue, most: usize) -> Vec<u8> {
+    let mut items: Vec<Accepted> = Vec::new();
+    queue.take(most, &mut items).unwrap();
+    net.nodes[0].replenish_named(0, "q");
+    items.iter().map(|item| item.tensor.bytes()[0]).collect()
+}
+
+#[test]
+fn pushes_arrive_in_order_with_their_pushers_name() {
+    for from in [WORKER, NEIGHBOUR] {
+        for bytes in [3, 100, 150_000] {
+            let mut net = Net::pair();
+            let queue = accept(&mut net, 100, 64 << 20);
+            let sent = push(&mut net, from, 1..=5, bytes);
+            net.rest();
+            let mut items = Vec::new();
+            queue.take(9, &mut items).unwrap();
+            assert_eq!(items.iter().map(|item| item.tensor.bytes()[0]).collect::<Vec<_>>(), [1, 2, 3, 4, 5]);
+            assert!(items.iter().all(|item| *item.from == *from.1 && item.tensor.bytes().len() == bytes));
+            drop(items);
+            net.rest();
+            sent.outcome().unwrap();
+            net.nothing_is_left();
+        }
+    }
+}
+
+#[test]
+fn a_full_queue_holds_its_pushers_back_and_loses_nothing() {
+    for from in [WORKER, NEIGHBOUR] {
+        let mut net = Net::pair();
+        let queue = accept(&mut net, 4, 1 << 20);
+        let sent = push(&mut net, from, 0..50, 16);
+        net.rest();
+        let mut all = Vec::new();
+        while all.len() < 40 {
+            assert!(sent.waits(), "the queue holds four");
+            let some = taken(&mut net, &queue, 9);
+            // Four, and what the pusher had credit for.
+            assert!((1..=6).contains(&some.len()), "{} at once", some.len());
+            all.extend(some);
+            net.rest();
+        }
+        while all.len() < 50 {
+            all.extend(taken(&mut net, &queue, 9));
+            net.rest();
+        }
+        sent.outcome().unwrap();
+        assert_eq!(all, (0..50).collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn a_tensor_larger_than_the_queue_goes_alone() {
+    for from in [WORKER, NEIGHBOUR] {
+        let mut net = Net::pair();
+        let queue = accept(&mut net, 4, 1000);
+        let sent = push(&mut net, from, 1..=6, 50_000);
+        let mut all = Vec::new();
+        while all.len() < 6 {
+            net.rest();
+            let some = taken(&mut net, &queue, 9);
+            assert!((1..=2).contains(&some.len()), "{} at once", some.len());
+            all.extend(some);
+        }
+        net.rest();
+        net.rest();
+        sent.outcome().unwrap();
+    }
+}
+
+#[test]
+fn pushes_wait_for_an_acceptor_and_then_for_the_next() {
+    for from in [WORKER, NEIGHBOUR] {
+        let mut net = Net::pair();
+        let first = push(&mut net, from, [1], 8);
+        net.rest();
+        assert!(first.waits());
+        let queue = accept(&mut net, 4, 1000);
+        net.rest();
+        first.outcome().unwrap();
+        assert_eq!(taken(&mut net, &queue, 9), [1]);
+        let again = Arc::new(AcceptQueue::new(AcceptOptions::default(), Box::new(|| {})));
+        assert!(net.nodes[0].open_queue(0, "q", again).unwrap_err().to_string().contains("has an acceptor"));
+        net.nodes[0].close_queue(0, "q", &queue);
+        let later = push(&mut net, NEIGHBOUR, [2], 8);
+        net.rest();
+        assert!(later.waits());
+        let queue = accept(&mut net, 4, 1000);
+        net.rest();
+        later.outcome().unwrap();
+        assert_eq!(taken(&mut net, &queue, 9), [2]);
+    }
+}
+
+#[test]
+fn what_no_queue_takes_in_time_ends() {
+    for from in [WORKER, NEIGHBOUR] {
+        let mut net = Net::pair();
+        let sent = push(&mut net, from, [1, 2], 8);
+        net.rest();
+        net.pass(SOON);
+        let error = sent.error();
+        assert_eq!(error.code(), Code::DeadlineExceeded);
+        assert!(error.to_string().contains('q'), "{error}");
+        let queue = accept(&mut net, 4, 1000);
+        net.rest();
+        assert!(taken(&mut net, &queue, 9).is_empty());
+    }
+}
+
+#[test]
+fn a_lost_link_loses_nothing_and_doubles_nothing() {
+    let mut net = Net::pair();
+    let queue = accept(&mut net, 1000, 64 << 20);
+    let mut all = Vec::new();
+    for round in 0..20 {
+        let sent = push(&mut net, WORKER, [round, round + 100], if round % 2 == 0 { 20 } else { 200_000 });
+        for _ in 0..round % 5 {
+            net.nodes[1].turn(net.now);
+            net.nodes[0].turn(net.now);
+        }
+        for peer in net.nodes[1].peers.select(|_| true) {
+            net.nodes[1].lose(net.now, peer, &LinkError::Closed);
+        }
+        net.pass(Duration::from_secs(1));
+        sent.outcome().unwrap();
+        all.extend(taken(&mut net, &queue, 9));
+    }
+    let expected: Vec<u8> = (0..20).flat_map(|round| [round, round + 100]).collect();
+    assert_eq!(all, expected);
+}
+
+#[test]
+fn a_peer_that_restarts_leaves_pushes_in_doubt_and_the_next_go_on() {
+    let mut net = Net::pair();
+    let _queue = accept(&mut net, 4, 1000);
+    push(&mut net, WORKER, [1], 8).waits();
+    net.rest();
+    let doubtful = push(&mut net, WORKER, [2], 8);
+    net.nodes[1].turn(net.now);
+    net.nodes[0] = node(NodeSettings { incarnation: 5_000_000, ..ps() });
+    for peer in net.nodes[1].peers.select(|_| true) {
+        net.nodes[1].lose(net.now, peer, &LinkError::Closed);
+    }
+    net.pass(Duration::from_secs(1));
+    assert_eq!(doubtful.error().code(), Code::Unavailable);
+    let queue = accept(&mut net, 4, 1000);
+    let sent = push(&mut net, WORKER, [3], 8);
+    net.rest();
+    sent.outcome().unwrap();
+    assert_eq!(taken(&mut net, &queue, 9), [3]);
+}
+
+#[test]
+fn a_pusher_that_restarts_gives_its_room_back() {
+    let mut net = Net::pair();
+    let queue = accept(&mut net, 4, 1000);
+    push(&mut net, WORKER, [1], 8).waits();
+    net.rest();
+    assert_eq!(taken(&mut net, &queue, 9), [1]);
+    net.nodes[1] = node(NodeSettings { incarnation: 5_000_000, ..worker() });
+    for peer in net.nodes[0].peers.select(|_| true) {
+        net.nodes[0].lose(net.now, peer, &LinkError::Closed);
+    }
+    let sent = push(&mut net, WORKER, [5, 6, 7, 8], 8);
+    net.pass(Duration::from_secs(1));
+    sent.outcome().unwrap();
+    assert_eq!(taken(&mut net, &queue, 9), [5, 6, 7, 8]);
+}
+
+#[test]
+fn who_accepts_hears_when_the_node_is_gone() {
+    let mut net = Net::pair();
+    let queue = accept(&mut net, 4, 1000);
+    net.nodes.clear();
+    assert!(queue.take(1, &mut Vec::new()).unwrap_err().to_string().contains("stopped"));
+}
+
+#[test]
+fn pushes_are_few_messages() {
+    let mut net = Net::pair();
+    let queue = accept(&mut net, 4096, 1 << 20);
+    push(&mut net, WORKER, [1], 64).waits();
+    net.rest();
+    let messages = |net: &Net| net.nodes.iter().map(|node| node.counters().messages_sent).sum::<u64>();
+    let before = messages(&net);
+    let sent = push(&mut net, WORKER, (0..1000).map(|number| number as u8), 64);
+    net.rest();
+    sent.outcome().unwrap();
+    assert!(messages(&net) - before <= 1000 * 70 / 8192 + 10, "{} messages", messages(&net) - before);
+    assert_eq!(taken(&mut net, &queue, 9999).len(), 1001);
+}

@@ -1,0 +1,260 @@
+//! The queue that tensors are pushed into: bounded, filled by shards, emptied by any thread.
+//!
+//! Nobody waits for room here: while the queue is full its pushers get no credit, and do not send. One lock, held for a
+//! few nanoseconds a tensor.
+
+use std::collections::VecDeque;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::time::Instant;
+
+use sealane_transport::{Error, Tensor};
+
+/// How much a queue holds, besides what its pushers have credit for: together at most as much again.
+#[derive(Debug, Clone, Copy)]
+pub struct AcceptOptions {
+    /// Tensors that wait. Default 4,096.
+    pub tensors_max: usize,
+    /// Their bytes; it is full when there are as many or more. Default 256 MiB.
+    pub bytes_max: usize,
+}
+
+impl Default for AcceptOptions {
+    fn default() -> Self {
+        Self { tensors_max: 4096, bytes_max: 256 << 20 }
+    }
+}
+
+/// A tensor that was pushed.
+#[derive(Debug)]
+pub struct Accepted {
+    /// The task that pushed it.
+    pub from: Arc<str>,
+    /// The tensor.
+    pub tensor: Tensor,
+}
+
+#[derive(Default)]
+struct Inner {
+    items: VecDeque<Accepted>,
+    bytes: usize,
+    /// Someone found it full.
+    starved: bool,
+    closed: Option<Error>,
+    wakers: Vec<Waker>,
+    sleepers: usize,
+}
+
+/// See the module.
+pub(crate) struct AcceptQueue {
+    inner: Mutex<Inner>,
+    filled: Condvar,
+    options: AcceptOptions,
+    /// Called when there is room again for pushers that wait for it.
+    on_room: Box<dyn Fn() + Send + Sync>,
+}
+
+impl AcceptQueue {
+    pub(crate) fn new(options: AcceptOptions, on_room: Box<dyn Fn() + Send + Sync>) -> AcceptQueue {
+        let options = AcceptOptions { tensors_max: options.tensors_max.max(1), bytes_max: options.bytes_max.max(1) };
+        AcceptQueue { inner: Mutex::default(), filled: Condvar::new(), options, on_room }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tensors that may wait.
+    pub(crate) fn capacity(&self) -> usize {
+        self.options.tensors_max
+    }
+
+    /// Bytes that may wait.
+    pub(crate) fn bytes_max(&self) -> usize {
+        self.options.bytes_max
+    }
+
+    /// Room for tensors, and for bytes; if it is full none, and a call of `on_room` is promised.
+    pub(crate) fn room(&self) -> Option<(usize, usize)> {
+        let mut inner = self.lock();
+        let tensors = self.options.tensors_max.saturating_sub(inner.items.len());
+        let bytes = self.options.bytes_max.saturating_sub(inner.bytes);
+        let has_room = tensors > 0 && bytes > 0;
+        inner.starved |= !has_room;
+        has_room.then_some((tensors, bytes))
+    }
+
+    /// Puts tensors in.
+    pub(crate) fn fill(&self, items: &mut Vec<Accepted>) {
+        let mut inner = self.lock();
+        if inner.closed.is_some() {
+            return;
+        }
+        for item in items.drain(..) {
+            let bytes = item.tensor.bytes().len();
+            inner.bytes += bytes;
+            inner.items.push_back(item);
+        }
+        let wakers = std::mem::take(&mut inner.wakers);
+        let sleepers = inner.sleepers;
+        drop(inner);
+        if sleepers > 0 {
+            self.filled.notify_all();
+        }
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    /// Nothing more comes: whoever waits hears why; what is in the queue can still be taken.
+    pub(crate) fn close(&self, error: Error) {
+        let mut inner = self.lock();
+        inner.closed.get_or_insert(error);
+        let wakers = std::mem::take(&mut inner.wakers);
+        drop(inner);
+        self.filled.notify_all();
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    /// Takes up to `most` tensors; an error once the queue is closed and empty.
+    pub(crate) fn take(&self, most: usize, into: &mut Vec<Accepted>) -> Result<usize, Error> {
+        self.take_from(self.lock(), most, into)
+    }
+
+    fn take_from(
+        &self,
+        mut inner: MutexGuard<'_, Inner>,
+        most: usize,
+        into: &mut Vec<Accepted>,
+    ) -> Result<usize, Error> {
+        let count = inner.items.len().min(most);
+        if count == 0
+            && most > 0
+            && let Some(error) = &inner.closed
+        {
+            return Err(error.clone());
+        }
+        let before = into.len();
+        into.extend(inner.items.drain(..count));
+        let bytes: usize = into[before..].iter().map(|item| item.tensor.bytes().len()).sum();
+        inner.bytes -= bytes;
+        // Half of it at once, so that pushers are not told of every single place.
+        let roomy = 2 * inner.items.len() <= self.options.tensors_max && 2 * inner.bytes <= self.options.bytes_max;
+        let starved = inner.starved && roomy;
+        if starved {
+            inner.starved = false;
+        }
+        drop(inner);
+        if starved {
+            (self.on_room)();
+        }
+        Ok(count)
+    }
+
+    /// Waits until there is a tensor, and takes up to `most`; none if `deadline` passes.
+    pub(crate) fn wait(
+        &self,
+        most: usize,
+        deadline: Option<Instant>,
+        into: &mut Vec<Accepted>,
+    ) -> Result<usize, Error> {
+        let mut inner = self.lock();
+        while inner.items.is_empty() && inner.closed.is_none() {
+            inner.sleepers += 1;
+            inner = match deadline.map(|deadline| deadline.saturating_duration_since(Instant::now())) {
+                None => self.filled.wait(inner).unwrap_or_else(PoisonError::into_inner),
+                Some(left) => self.filled.wait_timeout(inner, left).unwrap_or_else(PoisonError::into_inner).0,
+            };
+            inner.sleepers -= 1;
+            if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
+                break;
+            }
+        }
+        self.take_from(inner, most, into)
+    }
+
+    pub(crate) fn poll_take(
+        &self,
+        most: usize,
+        into: &mut Vec<Accepted>,
+        context: &Context<'_>,
+    ) -> Poll<Result<usize, Error>> {
+        let mut inner = self.lock();
+        if inner.items.is_empty() && inner.closed.is_none() {
+            inner.wakers.push(context.waker().clone());
+            return Poll::Pending;
+        }
+        Poll::Ready(self.take_from(inner, most, into))
+    }
+}
+
+/// An accept under way: the next tensors, one at least.
+#[must_use = "await it to have the tensors"]
+pub struct AcceptingMany<'a> {
+    pub(crate) queue: &'a AcceptQueue,
+    pub(crate) most: usize,
+}
+
+impl Future for AcceptingMany<'_> {
+    type Output = Result<Vec<Accepted>, Error>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut items = Vec::new();
+        self.queue.poll_take(self.most, &mut items, context).map_ok(|_| items)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Duration;
+
+    use super::*;
+
+    fn queue(tensors_max: usize, bytes_max: usize) -> (AcceptQueue, Arc<AtomicUsize>) {
+        let calls = Arc::new(AtomicUsize::new(0));
+        let counted = calls.clone();
+        let on_room = Box::new(move || {
+            counted.fetch_add(1, Ordering::Relaxed);
+        });
+        (AcceptQueue::new(AcceptOptions { tensors_max, bytes_max }, on_room), calls)
+    }
+
+    fn item(bytes: usize) -> Accepted {
+        let tensor = Tensor::from_elements(&[bytes as u64], &vec![1_u8; bytes]).unwrap();
+        Accepted { from: "worker:1".into(), tensor }
+    }
+
+    #[test]
+    fn it_is_full_by_tensors_or_by_bytes_and_says_when_there_is_room() {
+        let (queue, calls) = queue(4, 100);
+        for (tensors, bytes) in [(4, 1), (1, 100), (2, 300)] {
+            let before = calls.load(Ordering::Relaxed);
+            assert!(queue.room().is_some());
+            queue.fill(&mut (0..tensors).map(|_| item(bytes)).collect());
+            assert!(queue.room().is_none());
+            let mut taken = Vec::new();
+            while taken.len() < tensors {
+                queue.take(1, &mut taken).unwrap();
+            }
+            assert_eq!(calls.load(Ordering::Relaxed) - before, 1, "once, although there were {tensors}");
+        }
+    }
+
+    #[test]
+    fn who_waits_is_woken_by_a_tensor_a_deadline_or_the_end() {
+        let (queue, _) = queue(4, 100);
+        let mut taken = Vec::new();
+        let soon = Some(Instant::now() + Duration::from_millis(1));
+        assert_eq!(queue.wait(1, soon, &mut taken).unwrap(), 0);
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| queue.wait(9, None, &mut taken).unwrap());
+            queue.fill(&mut vec![item(1)]);
+            assert_eq!(waiting.join().unwrap(), 1);
+        });
+        queue.fill(&mut vec![item(1)]);
+        queue.close(Error::invalid("closed by the test"));
+        assert_eq!(queue.wait(9, None, &mut Vec::new()).unwrap(), 1, "what is there can be taken");
+        assert!(queue.wait(9, None, &mut Vec::new()).is_err());
+    }
+}

@@ -1,0 +1,449 @@
+//! The pushing half of a session: streams of tensors into the peer's queues, each push numbered and kept until the peer
+//! has taken it.
+
+use std::collections::VecDeque;
+use std::time::Instant;
+
+use hashbrown::HashMap;
+
+use super::{Event, Roster, Session};
+use crate::arena::{Arena, Handle};
+use crate::error::Error;
+use crate::limits::{INLINE_PAYLOAD_BYTES, KEY_BYTES_MAX, STREAMS_MAX, SessionLimits};
+use crate::link::Meta;
+use crate::outbox::{Outbox, Owner};
+use crate::payload::Payload;
+use crate::wire::{Push, PushFailure, PushGrant, PushOpen, WireError};
+
+/// A push: what, and until when.
+#[derive(Debug)]
+pub struct PushAsk<D> {
+    /// The stream, from [`Session::stream`].
+    pub stream: Handle,
+    /// The tensor's metadata.
+    pub meta: Meta,
+    /// Its bytes.
+    pub payload: Payload,
+    /// When it ends with DeadlineExceeded, if it has not been taken.
+    pub deadline: Instant,
+    /// Comes back with the end.
+    pub deposit: D,
+}
+
+struct Entry<D> {
+    meta: Meta,
+    /// `None` while the outbox or the link has it.
+    payload: Option<Payload>,
+    bytes: u64,
+    since: Instant,
+    deadline: Instant,
+    /// `None` once its end was told.
+    deposit: Option<D>,
+}
+
+struct Stream<D> {
+    from: u16,
+    to: u32,
+    queue: Box<str>,
+    entries: VecDeque<Entry<D>>,
+    /// Number of the first entry.
+    first: u64,
+    /// Entries at the front that went out on this link.
+    sent: usize,
+    /// Entries at the front that went out on any link: they may have been taken.
+    tried: usize,
+    /// Bytes of all pushes before the first entry.
+    bytes_before: u64,
+    /// Bytes of the entries that went out on this link.
+    bytes_sent: u64,
+    granted_messages: u64,
+    granted_bytes: u64,
+    /// The peer knows of it on this link.
+    told: bool,
+    queued: bool,
+}
+
+impl<D> Stream<D> {
+    /// True if the next push may leave.
+    #[inline]
+    fn may_send(&self) -> bool {
+        let bytes = self.bytes_before + self.bytes_sent;
+        let number = self.first + self.sent as u64;
+        self.sent < self.entries.len() && number < self.granted_messages && bytes < self.granted_bytes
+    }
+
+    fn has_output(&self) -> bool {
+        (!self.told && !self.entries.is_empty()) || self.may_send()
+    }
+}
+
+pub(super) struct Pusher<D> {
+    streams: Arena<Stream<D>>,
+    names: HashMap<(u16, u32, Box<str>), Handle>,
+    to_send: VecDeque<Handle>,
+    /// Pushes of all streams.
+    pushes: usize,
+    pushes_max: usize,
+    earliest: Option<Instant>,
+}
+
+/// The key of a stream, borrowed.
+#[derive(Hash)]
+struct QueueName<'a>(u16, u32, &'a str);
+
+impl hashbrown::Equivalent<(u16, u32, Box<str>)> for QueueName<'_> {
+    fn equivalent(&self, key: &(u16, u32, Box<str>)) -> bool {
+        (self.0, self.1, self.2) == (key.0, key.1, &*key.2)
+    }
+}
+
+/// How pushes that were made for one owner ended.
+type Ends<'a, W, D> = &'a mut VecDeque<Event<W, D>>;
+
+impl<D: PartialEq> Pusher<D> {
+    pub(super) fn new(limits: &SessionLimits) -> Self {
+        Self {
+            streams: Arena::new(STREAMS_MAX),
+            names: HashMap::new(),
+            to_send: VecDeque::new(),
+            pushes: 0,
+            pushes_max: limits.queued_requests_max,
+            earliest: None,
+        }
+    }
+
+    pub(super) fn pushes(&self) -> usize {
+        self.pushes
+    }
+
+    pub(super) fn has_output(&self) -> bool {
+        !self.to_send.is_empty()
+    }
+
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
+        self.earliest
+    }
+
+    fn queue(&mut self, handle: Handle) {
+        if let Some(stream) = self.streams.get_mut(handle)
+            && !stream.queued
+            && stream.has_output()
+        {
+            stream.queued = true;
+            self.to_send.push_back(handle);
+        }
+    }
+
+    /// Stages the next frame of pushes; false if none may leave.
+    pub(super) fn stage(&mut self, roster: &Roster, outbox: &mut Outbox, alone: bool) -> bool {
+        while let Some(&handle) = self.to_send.front() {
+            let stream = self.streams.get_mut(handle).expect("streams in the queue stand");
+            let place = roster.place_of(stream.to);
+            if let Some(to) = place
+                && stream.has_output()
+            {
+                stream.stage(handle, to, outbox, alone);
+                // The next stream's turn.
+                self.to_send.rotate_left(1);
+                return true;
+            }
+            stream.queued = false;
+            self.to_send.pop_front();
+        }
+        false
+    }
+
+    /// A payload that the link is done with.
+    pub(super) fn written(&mut self, stream: Handle, number: u64, payload: Payload) {
+        if let Some(stream) = self.streams.get_mut(stream)
+            && let Some(at) = number.checked_sub(stream.first)
+            && let Some(entry) = stream.entries.get_mut(at as usize)
+        {
+            entry.payload = Some(payload);
+        }
+    }
+
+    /// Takes in what the peer has taken; an error if it cannot have.
+    pub(super) fn granted<W>(&mut self, grant: &PushGrant, events: Ends<'_, W, D>) -> Result<(), WireError> {
+        let Some(stream) = self.streams.get_mut(grant.stream) else { return Ok(()) };
+        let count = grant.taken.saturating_sub(stream.first) as usize;
+        if count > stream.tried {
+            return Err(WireError::BadValue { what: "number of the pushes taken", found: grant.taken });
+        }
+        stream.granted_messages = stream.granted_messages.max(grant.messages);
+        stream.granted_bytes = stream.granted_bytes.max(grant.bytes);
+        let mut taken: Option<(D, u32)> = None;
+        for entry in stream.entries.drain(..count) {
+            stream.bytes_before += entry.bytes;
+            match (&mut taken, entry.deposit) {
+                (Some((deposit, count)), Some(next)) if *deposit == next => *count += 1,
+                (last, Some(next)) => {
+                    if let Some((deposit, count)) = last.replace((next, 1)) {
+                        events.push_back(Event::PushEnded { deposit, count, outcome: Ok(()) });
+                    }
+                }
+                (_, None) => {}
+            }
+        }
+        if let Some((deposit, count)) = taken {
+            events.push_back(Event::PushEnded { deposit, count, outcome: Ok(()) });
+        }
+        let resent = count.min(stream.sent);
+        stream.bytes_sent = stream.entries.iter().take(stream.sent - resent).map(|entry| entry.bytes).sum();
+        (stream.first, stream.sent, stream.tried) =
+            (stream.first + count as u64, stream.sent - resent, stream.tried - count);
+        self.pushes -= count;
+        if self.pushes == 0 {
+            self.earliest = None;
+        }
+        self.queue(grant.stream);
+        Ok(())
+    }
+
+    pub(super) fn failed<W>(&mut self, failure: &PushFailure<'_>, peer: &str, events: Ends<'_, W, D>) {
+        let error = Error::from_wire(failure.code, peer, 0, failure.reason);
+        if let Some(stream) = self.streams.get_mut(failure.stream)
+            && let Some(at) = failure.number.checked_sub(stream.first)
+            && (at as usize) < stream.tried
+            && let Some(deposit) = stream.entries[at as usize].deposit.take()
+        {
+            events.push_back(Event::PushEnded { deposit, count: 1, outcome: Err(error) });
+        }
+    }
+
+    /// The link is gone: what was not taken goes out again. The outbox has given every payload back.
+    pub(super) fn suspend(&mut self) {
+        self.to_send.clear();
+        for (_, stream) in self.streams.iter_mut() {
+            (stream.told, stream.queued, stream.sent, stream.bytes_sent) = (false, false, 0, 0);
+        }
+    }
+
+    /// A link stands: streams that have something to push are told to the peer.
+    pub(super) fn resume<W>(&mut self, roster: &Roster, error: &Error, events: Ends<'_, W, D>) {
+        self.end_those(|stream| roster.place_of(stream.to).is_none(), error, events);
+        for handle in self.streams.select(|stream| !stream.entries.is_empty()) {
+            self.queue(handle);
+        }
+    }
+
+    /// The peer knows nothing of the streams any more: what it may have taken ends with `error`.
+    pub(super) fn end_tried<W>(&mut self, error: &Error, events: Ends<'_, W, D>) {
+        for (_, stream) in self.streams.iter_mut() {
+            let tried = std::mem::take(&mut stream.tried);
+            self.pushes -= tried;
+            for deposit in stream.entries.drain(..tried).filter_map(|entry| entry.deposit) {
+                events.push_back(Event::PushEnded { deposit, count: 1, outcome: Err(error.clone()) });
+            }
+            (stream.first, stream.bytes_before, stream.granted_messages, stream.granted_bytes) = (0, 0, 0, 0);
+        }
+    }
+
+    fn end_those<W>(&mut self, mut pick: impl FnMut(&Stream<D>) -> bool, error: &Error, events: Ends<'_, W, D>) {
+        for (_, stream) in self.streams.iter_mut() {
+            if !pick(stream) {
+                continue;
+            }
+            // What was sent keeps its number until the peer says that it was taken.
+            for entry in &mut stream.entries {
+                if let Some(deposit) = entry.deposit.take() {
+                    events.push_back(Event::PushEnded { deposit, count: 1, outcome: Err(error.clone()) });
+                }
+            }
+            self.pushes -= stream.entries.len() - stream.tried;
+            stream.entries.truncate(stream.tried);
+        }
+    }
+
+    /// Ends the pushes of a task, of all tasks without one.
+    pub(super) fn end_of<W>(&mut self, from: Option<u16>, error: &Error, events: Ends<'_, W, D>) {
+        self.end_those(|stream| from.is_none_or(|from| stream.from == from), error, events);
+    }
+
+    pub(super) fn expire<W>(&mut self, now: Instant, events: Ends<'_, W, D>) {
+        if self.earliest.is_none_or(|earliest| earliest > now) {
+            return;
+        }
+        let mut earliest: Option<Instant> = None;
+        for (_, stream) in self.streams.iter_mut() {
+            let (tried, queue) = (stream.tried, &stream.queue);
+            let mut index = 0;
+            let mut dropped = 0;
+            stream.entries.retain_mut(|entry| {
+                index += 1;
+                if entry.deadline > now {
+                    if entry.deposit.is_some() {
+                        earliest = Some(earliest.map_or(entry.deadline, |earliest| earliest.min(entry.deadline)));
+                    }
+                    return true;
+                }
+                if let Some(deposit) = entry.deposit.take() {
+                    let waited = entry.deadline.saturating_duration_since(entry.since);
+                    let (operation, step, key) = ("push", 0, queue.clone());
+                    let outcome = Err(Error::DeadlineExceeded { operation, step, key, waited });
+                    events.push_back(Event::PushEnded { deposit, count: 1, outcome });
+                }
+                let stays = index <= tried;
+                dropped += usize::from(!stays);
+                stays
+            });
+            self.pushes -= dropped;
+        }
+        self.earliest = earliest;
+    }
+
+    /// Takes out the streams that `pick` (from, to) chooses and that have not been told to anyone.
+    fn take(&mut self, mut pick: impl FnMut(u16, u32) -> bool) -> Vec<Stream<D>> {
+        let chosen = self.streams.select(|stream| pick(stream.from, stream.to));
+        let take = |handle| {
+            let stream = self.streams.remove(handle).expect("just selected");
+            self.names.remove(&(stream.from, stream.to, stream.queue.clone()));
+            self.pushes -= stream.entries.len();
+            stream
+        };
+        chosen.into_iter().map(take).collect()
+    }
+}
+
+impl<D> Stream<D> {
+    /// Stages the stream's next frame.
+    fn stage(&mut self, handle: Handle, to: u16, outbox: &mut Outbox, alone: bool) {
+        if !self.told {
+            self.told = true;
+            let open = PushOpen { stream: handle, first: self.first, from: self.from, to, queue: &self.queue };
+            return outbox.stage(|writer| writer.push_open(&open));
+        }
+        let number = self.first + self.sent as u64;
+        let entry = &mut self.entries[self.sent];
+        if entry.bytes as usize > INLINE_PAYLOAD_BYTES {
+            let push = Push { stream: handle, number, payload_bytes: entry.bytes, meta: &entry.meta };
+            outbox.stage(|writer| writer.push(&push));
+            let payload = entry.payload.take().expect("it is sent once a link, and comes back between");
+            outbox.push(Owner::Push { stream: handle, number }, payload);
+            self.count_sent();
+            return;
+        }
+        outbox.stage(|writer| {
+            let mut group = writer.pushes(handle, number);
+            let mut first = true;
+            while self.may_send() {
+                let entry = &self.entries[self.sent];
+                let payload = entry.payload.as_ref().expect("small payloads stay").as_ref();
+                let fits = payload.len() <= INLINE_PAYLOAD_BYTES && !group.is_full(entry.meta.len() + payload.len());
+                if !first && (alone || !fits) {
+                    break;
+                }
+                group.push(&entry.meta, payload);
+                first = false;
+                self.count_sent();
+            }
+            group.end();
+        });
+    }
+
+    fn count_sent(&mut self) {
+        self.bytes_sent += self.entries[self.sent].bytes;
+        self.sent += 1;
+        self.tried = self.tried.max(self.sent);
+    }
+}
+
+impl<W, D: PartialEq> Session<W, D> {
+    /// The stream of a task of this side into a queue of a task of the peer's; made if there is none.
+    ///
+    /// # Errors
+    /// InvalidArgument if the queue's name is too long, ResourceExhausted if there are [`STREAMS_MAX`] streams,
+    /// Unavailable if the peer is going away, NotFound if it does not serve the task.
+    pub fn stream(&mut self, from: u16, to: u32, queue: &str) -> Result<Handle, Error> {
+        if let Some(reason) = &self.going_away {
+            return Err(Error::unavailable(&self.peer, reason.clone()));
+        }
+        if self.attached.as_ref().is_some_and(|attached| attached.roster.place_of(to).is_none()) {
+            return Err(super::consumer::not_served(&self.peer));
+        }
+        if let Some(&stream) = self.pusher.names.get(&QueueName(from, to, queue)) {
+            return Ok(stream);
+        }
+        if queue.len() > KEY_BYTES_MAX {
+            let bytes = queue.len();
+            return Err(Error::invalid(format!(
+                "the queue's name has {bytes} bytes, at most {KEY_BYTES_MAX} are accepted"
+            )));
+        }
+        let stream = Stream {
+            from,
+            to,
+            queue: queue.into(),
+            entries: VecDeque::new(),
+            first: 0,
+            sent: 0,
+            tried: 0,
+            bytes_before: 0,
+            bytes_sent: 0,
+            granted_messages: 0,
+            granted_bytes: 0,
+            told: false,
+            queued: false,
+        };
+        let full =
+            |_| Error::full("queues of a session", format!("{STREAMS_MAX} queues of {} are pushed into", self.peer));
+        let handle = self.pusher.streams.insert(stream).map_err(full)?;
+        self.pusher.names.insert((from, to, queue.into()), handle);
+        Ok(handle)
+    }
+
+    /// Pushes a tensor; its end comes as [`Event::PushEnded`].
+    ///
+    /// # Errors
+    /// ResourceExhausted if `fusion.queued_requests_max` pushes wait. The deposit comes back.
+    pub fn push(&mut self, now: Instant, push: PushAsk<D>) -> Result<(), (Error, D)> {
+        let PushAsk { stream: handle, meta, payload, deadline, deposit } = push;
+        let pusher = &mut self.pusher;
+        let Some(stream) = pusher.streams.get_mut(handle) else {
+            return Err((Error::invalid("there is no such stream"), deposit));
+        };
+        if pusher.pushes >= pusher.pushes_max {
+            let reason = format!("{} pushes to {} wait already", pusher.pushes, self.peer);
+            return Err((Error::full("fusion.queued_requests_max", reason), deposit));
+        }
+        let bytes = payload.len() as u64;
+        if let Some(attached) = &self.attached
+            && bytes > attached.tensor_bytes_max
+        {
+            let limit = attached.tensor_bytes_max;
+            let reason = format!("the tensor has {bytes} bytes, the consumer accepts {limit}");
+            return Err((Error::full("transport.tensor_bytes_max", reason), deposit));
+        }
+        stream.entries.push_back(Entry {
+            meta,
+            payload: Some(payload),
+            bytes,
+            since: now,
+            deadline,
+            deposit: Some(deposit),
+        });
+        pusher.pushes += 1;
+        pusher.earliest = Some(pusher.earliest.map_or(deadline, |earliest| earliest.min(deadline)));
+        if self.attached.is_some() {
+            pusher.queue(handle);
+        }
+        Ok(())
+    }
+
+    /// Takes out the pushes that `pick` (from, to) chooses and that have not been sent: see
+    /// [`take_requests`](Self::take_requests).
+    pub fn take_pushes(
+        &mut self,
+        pick: impl FnMut(u16, u32) -> bool,
+        mut each: impl FnMut((u16, u32, &str), Meta, Payload, Instant, D),
+    ) {
+        debug_assert!(self.attached.is_none(), "pushes move before a link is attached");
+        for stream in self.pusher.take(pick) {
+            for entry in stream.entries {
+                if let (Some(payload), Some(deposit)) = (entry.payload, entry.deposit) {
+                    each((stream.from, stream.to, &stream.queue), entry.meta, payload, entry.deadline, deposit);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,337 @@
+//! Frames of pushes: numbered streams of tensors into the queues of the other side, with credit in messages and bytes.
+
+use zerocopy::little_endian::{U16, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use super::frame::{
+    KIND_PUSH, KIND_PUSH_CLOSE, KIND_PUSH_FAILURE, KIND_PUSH_GRANT, KIND_PUSH_OPEN, KIND_PUSHES, bounded, cut, reason,
+};
+use super::group::{split, walk};
+use super::{FrameWriter, WireError, fixed, text};
+use crate::arena::Handle;
+use crate::limits::{FRAME_BODY_BYTES_MAX, KEY_BYTES_MAX, META_BYTES_MAX, PART_BYTES};
+
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct OpenFixed {
+    first: U64,
+    from: U16,
+    to: U16,
+}
+
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct PushFixed {
+    number: U64,
+    payload_bytes: U64,
+}
+
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct PushEntry {
+    payload_bytes: U16,
+    meta_bytes: U16,
+}
+
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct GrantFixed {
+    taken: U64,
+    messages: U64,
+    bytes: U64,
+}
+
+const _: () = {
+    assert!(size_of::<OpenFixed>() == 12);
+    assert!(size_of::<PushFixed>() == 16);
+    assert!(size_of::<PushEntry>() == 4);
+    assert!(size_of::<GrantFixed>() == 24);
+};
+
+/// In place of the length of metadata: the same as that of the entry before.
+const SAME_META: u16 = u16::MAX;
+
+/// A stream of pushes begins, or goes on, on this link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PushOpen<'a> {
+    /// The pusher's handle of the stream.
+    pub stream: Handle,
+    /// Number of the first push that may follow.
+    pub first: u64,
+    /// The pushing task: its place in its side's greeting.
+    pub from: u16,
+    /// The accepting task: its place in its side's greeting.
+    pub to: u16,
+    /// The queue's name.
+    pub queue: &'a str,
+}
+
+/// One tensor of a stream; `payload_bytes` raw bytes follow the frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Push<'a> {
+    /// The stream.
+    pub stream: Handle,
+    /// Its number in the stream.
+    pub number: u64,
+    /// Bytes that follow.
+    pub payload_bytes: u64,
+    /// The tensor's metadata.
+    pub meta: &'a [u8],
+}
+
+/// Several small tensors of a stream, bytes included.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pushes<'a> {
+    /// The stream.
+    pub stream: Handle,
+    /// Number of the first.
+    pub first: u64,
+    entries: &'a [u8],
+}
+
+impl<'a> Pushes<'a> {
+    /// Each tensor: its metadata, or `None` where it is that of the one before, and its bytes.
+    #[inline]
+    pub fn iter(self) -> impl Iterator<Item = Result<(Option<&'a [u8]>, &'a [u8]), WireError>> {
+        let mut rest = self.entries;
+        let mut is_first = true;
+        walk(move || {
+            if rest.is_empty() {
+                return Ok(None);
+            }
+            let (entry, tail) = fixed::<PushEntry>("push of several", rest)?;
+            let meta_bytes = entry.meta_bytes.get();
+            let (meta, tail) = if meta_bytes == SAME_META && !is_first {
+                (None, tail)
+            } else {
+                let (meta, tail) = split("metadata", tail, usize::from(meta_bytes), META_BYTES_MAX)?;
+                (Some(meta), tail)
+            };
+            let (payload, tail) = split("payload", tail, usize::from(entry.payload_bytes.get()), FRAME_BODY_BYTES_MAX)?;
+            (rest, is_first) = (tail, false);
+            Ok(Some((meta, payload)))
+        })
+    }
+}
+
+/// What the accepting side has taken of a stream, and how far the pusher may go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PushGrant {
+    /// The stream.
+    pub stream: Handle,
+    /// Every push before this number was taken.
+    pub taken: u64,
+    /// Pushes before this number may be sent.
+    pub messages: u64,
+    /// A push may be sent while the payloads before it, since the stream began, have fewer bytes than this.
+    pub bytes: u64,
+}
+
+/// A push that was not taken, and whose number counts as taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PushFailure<'a> {
+    /// The stream.
+    pub stream: Handle,
+    /// One of gRPC's canonical codes.
+    pub code: u8,
+    /// The push.
+    pub number: u64,
+    /// The reason, for a person.
+    pub reason: &'a str,
+}
+
+/// A frame of this module.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs, reason = "each carries the type that documents it, or the handle named here")]
+pub enum PushFrame<'a> {
+    Open(PushOpen<'a>),
+    Push(Push<'a>),
+    Pushes(Pushes<'a>),
+    Grant(PushGrant),
+    Failure(PushFailure<'a>),
+    /// The pusher will push nothing more into a stream.
+    Close {
+        stream: Handle,
+    },
+}
+
+impl<'a> PushFrame<'a> {
+    #[inline]
+    pub(super) fn read(kind: u8, code: u8, stream: Handle, body: &'a [u8]) -> Result<Self, WireError> {
+        Ok(match kind {
+            KIND_PUSHES => {
+                let (first, entries) = fixed::<U64>("pushes", body)?;
+                PushFrame::Pushes(Pushes { stream, first: first.get(), entries })
+            }
+            KIND_PUSH => {
+                let (fields, meta) = fixed::<PushFixed>("push", body)?;
+                bounded("metadata", meta.len(), META_BYTES_MAX)?;
+                let (number, payload_bytes) = (fields.number.get(), fields.payload_bytes.get());
+                PushFrame::Push(Push { stream, number, payload_bytes, meta })
+            }
+            KIND_PUSH_GRANT => {
+                let (fields, _) = fixed::<GrantFixed>("grant of pushes", body)?;
+                let (taken, messages, bytes) = (fields.taken.get(), fields.messages.get(), fields.bytes.get());
+                PushFrame::Grant(PushGrant { stream, taken, messages, bytes })
+            }
+            KIND_PUSH_OPEN => {
+                let (fields, queue) = fixed::<OpenFixed>("stream of pushes", body)?;
+                bounded("queue", queue.len(), KEY_BYTES_MAX)?;
+                let (first, from, to) = (fields.first.get(), fields.from.get(), fields.to.get());
+                PushFrame::Open(PushOpen { stream, first, from, to, queue: text("queue", queue)? })
+            }
+            KIND_PUSH_FAILURE => {
+                let (number, why) = fixed::<U64>("push failure", body)?;
+                PushFrame::Failure(PushFailure { stream, code, number: number.get(), reason: reason(why)? })
+            }
+            _ => PushFrame::Close { stream },
+        })
+    }
+}
+
+/// A frame of small pushes that is being written.
+pub struct PushGroup<'a, 'w> {
+    writer: &'a mut FrameWriter<'w>,
+    start: usize,
+    /// Where the last metadata that was written lies.
+    last_meta: Option<(usize, usize)>,
+}
+
+impl<'w> FrameWriter<'w> {
+    /// Writes that a stream begins or goes on.
+    pub fn push_open(&mut self, open: &PushOpen<'_>) {
+        let fields = OpenFixed { first: U64::new(open.first), from: U16::new(open.from), to: U16::new(open.to) };
+        self.frame(KIND_PUSH_OPEN, 0, open.stream.to_bits(), fields.as_bytes(), open.queue.as_bytes());
+    }
+
+    /// Writes the frame of one push; its payload is the caller's to send next.
+    pub fn push(&mut self, push: &Push<'_>) {
+        let fields = PushFixed { number: U64::new(push.number), payload_bytes: U64::new(push.payload_bytes) };
+        self.frame(KIND_PUSH, 0, push.stream.to_bits(), fields.as_bytes(), push.meta);
+    }
+
+    /// Begins a frame of small pushes.
+    #[inline]
+    pub fn pushes(&mut self, stream: Handle, first: u64) -> PushGroup<'_, 'w> {
+        let start = self.begin(KIND_PUSHES, stream.to_bits());
+        self.0.extend_from_slice(&first.to_le_bytes());
+        PushGroup { writer: self, start, last_meta: None }
+    }
+
+    /// Writes what was taken, and how far the pusher may go.
+    pub fn push_grant(&mut self, grant: &PushGrant) {
+        let (taken, messages, bytes) = (U64::new(grant.taken), U64::new(grant.messages), U64::new(grant.bytes));
+        let fields = GrantFixed { taken, messages, bytes };
+        self.frame(KIND_PUSH_GRANT, 0, grant.stream.to_bits(), fields.as_bytes(), &[]);
+    }
+
+    /// Writes that a push was not taken.
+    pub fn push_failure(&mut self, failure: &PushFailure<'_>) {
+        let (number, why) = (U64::new(failure.number), cut(failure.reason));
+        let stream = failure.stream.to_bits();
+        self.frame(KIND_PUSH_FAILURE, failure.code, stream, number.as_bytes(), why.as_bytes());
+    }
+
+    /// Writes that a stream has ended.
+    pub fn push_close(&mut self, stream: Handle) {
+        self.frame(KIND_PUSH_CLOSE, 0, stream.to_bits(), &[], &[]);
+    }
+}
+
+impl PushGroup<'_, '_> {
+    /// True if one more with so many bytes of metadata and payload is one too many.
+    #[inline]
+    pub fn is_full(&self, bytes: usize) -> bool {
+        self.writer.0.len() - self.start + size_of::<PushEntry>() + bytes > PART_BYTES
+    }
+
+    /// Adds a tensor.
+    #[inline]
+    pub fn push(&mut self, meta: &[u8], payload: &[u8]) {
+        let bytes = &mut *self.writer.0;
+        let same = self.last_meta.is_some_and(|(at, length)| bytes[at..at + length] == *meta);
+        let meta_bytes = if same { SAME_META } else { meta.len() as u16 };
+        let entry = PushEntry { payload_bytes: U16::new(payload.len() as u16), meta_bytes: U16::new(meta_bytes) };
+        bytes.reserve(size_of::<PushEntry>() + meta.len() + payload.len());
+        bytes.extend_from_slice(entry.as_bytes());
+        if !same {
+            self.last_meta = Some((bytes.len(), meta.len()));
+            bytes.extend_from_slice(meta);
+        }
+        bytes.extend_from_slice(payload);
+    }
+
+    /// Ends the frame.
+    pub fn end(self) {
+        self.writer.end(self.start);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Frame, parse};
+    use super::*;
+
+    fn written(write: impl FnOnce(&mut FrameWriter<'_>)) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        write(&mut FrameWriter(&mut bytes));
+        bytes
+    }
+
+    fn read(bytes: &[u8]) -> PushFrame<'_> {
+        match parse(bytes) {
+            Ok(Some((Frame::Push(frame), length))) if length == bytes.len() => frame,
+            other => panic!("not a frame of pushes: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn every_frame_reads_back_as_written() {
+        let stream = Handle::from_bits(3 << 32 | 9);
+        let open = PushOpen { stream, first: 7, from: 1, to: 2, queue: "gradients" };
+        assert_eq!(read(&written(|w| w.push_open(&open))), PushFrame::Open(open));
+        let push = Push { stream, number: 1 << 50, payload_bytes: 1 << 40, meta: b"meta" };
+        assert_eq!(read(&written(|w| w.push(&push))), PushFrame::Push(push));
+        let grant = PushGrant { stream, taken: 1, messages: 2, bytes: u64::MAX };
+        assert_eq!(read(&written(|w| w.push_grant(&grant))), PushFrame::Grant(grant));
+        let failure = PushFailure { stream, code: 8, number: 5, reason: "full" };
+        assert_eq!(read(&written(|w| w.push_failure(&failure))), PushFrame::Failure(failure));
+        assert_eq!(read(&written(|w| w.push_close(stream))), PushFrame::Close { stream });
+    }
+
+    #[test]
+    fn metadata_that_repeats_is_written_once() {
+        let stream = Handle::from_bits(1 << 32);
+        let tensors: [(&[u8], &[u8]); 4] = [(b"meta", b"one"), (b"meta", b"two"), (b"other", b""), (b"meta", b"four")];
+        let bytes = written(|w| {
+            let mut group = w.pushes(stream, 11);
+            tensors.iter().for_each(|(meta, payload)| group.push(meta, payload));
+            group.end();
+        });
+        let PushFrame::Pushes(pushes) = read(&bytes) else { panic!("not pushes") };
+        let mut last: &[u8] = b"";
+        let entries: Vec<(&[u8], &[u8])> = pushes
+            .iter()
+            .map(|entry| {
+                let (meta, payload) = entry.unwrap();
+                last = meta.unwrap_or(last);
+                (last, payload)
+            })
+            .collect();
+        assert_eq!((pushes.first, entries), (11, tensors.to_vec()));
+        assert_eq!(bytes.windows(4).filter(|window| window == b"meta").count(), 2);
+    }
+
+    #[test]
+    fn the_first_entry_has_metadata_of_its_own() {
+        let mut bytes = written(|w| {
+            let mut group = w.pushes(Handle::from_bits(1 << 32), 0);
+            group.push(b"m", b"bytes");
+            group.end();
+        });
+        let at = super::super::FRAME_HEADER_BYTES + 8 + 2;
+        bytes[at..at + 2].copy_from_slice(&SAME_META.to_le_bytes());
+        let PushFrame::Pushes(pushes) = read(&bytes) else { panic!("not pushes") };
+        assert!(matches!(pushes.iter().next(), Some(Err(WireError::TooLong { what: "metadata", .. }))));
+    }
+}

@@ -110,6 +110,14 @@ pub enum BenchError {
         /// The reply's bytes.
         received: usize,
     },
+    /// A step's tensor arrived with other bytes than it was sent with.
+    #[error("{system} delivered tensor {tensor} of the step with other bytes than were sent")]
+    WrongBytes {
+        /// The system that delivered it.
+        system: &'static str,
+        /// Its number.
+        tensor: usize,
+    },
     /// The measured engine refused to start or failed a call.
     #[error("sealane failed to {operation}: {reason}")]
     Sealane {

@@ -29,6 +29,7 @@ mod report;
 mod run;
 mod sample;
 mod spread;
+mod step_tally;
 mod stopwatch;
 mod system;
 mod systems;
@@ -37,7 +38,7 @@ mod turns;
 
 pub use byte_count::parse_bytes;
 pub use error::BenchError;
-pub use limits::{IDLE_US_DEFAULT, REQUEST_BYTES, STALL_LIMIT};
+pub use limits::{FEW_PEERS, IDLE_US_DEFAULT, REQUEST_BYTES, STALL_LIMIT, STEP_TENSORS_MAX};
 pub use machine::Machine;
 pub use peer::{Peer, PeerJob, PeerProgram, PeerReady, serve_peer};
 pub use plan::{Bench, Fuse, Link, Plan};

@@ -5,6 +5,10 @@ use std::time::Duration;
 /// Bytes of a request, the same for every system: room for a header, a key's number and a step.
 pub const REQUEST_BYTES: usize = 64;
 
+/// What tensors that are sent are filled with: memory to which nothing was ever written is one page of zeros, however
+/// long it is, and costs nothing to read.
+pub(crate) const FILL: u8 = 1;
+
 /// Largest tensor of a measurement. More would measure the machine's memory, not the link.
 pub const SIZE_BYTES_MAX: usize = 1 << 30;
 
@@ -24,6 +28,15 @@ pub const WINDOW_MAX: usize = 65_536;
 /// Most peers of one engine: as many links as a shard of an engine has by default, and as many callers as wait in its
 /// listener's backlog.
 pub const PEERS_MAX: usize = 4_096;
+
+/// Peers of the small crowd that many peers of one engine are compared with.
+pub const FEW_PEERS: usize = 10;
+
+/// Most tensors of one step: their sizes go to the producer in one argument of at most 128 KiB.
+pub const STEP_TENSORS_MAX: usize = 8_192;
+
+/// Most bytes of one step, which exist on both sides.
+pub const STEP_BYTES_MAX: usize = 1 << 30;
 
 /// Longest gap between two requests of a latency round, in microseconds.
 pub const IDLE_US_MAX: u64 = 10_000_000;
@@ -75,6 +88,9 @@ pub const DUPLEX_BYTES: usize = 1 << 20;
 
 /// Flow-control window of gRPC, of a stream and of the connection: never the limit of a round.
 pub const GRPC_WINDOW_BYTES: u32 = 1 << 30;
+
+/// Unary calls of a step that are in flight at once: of a step of a thousand tensors of 64 bytes, more made no difference.
+pub const GRPC_CALLS_MAX: usize = 64;
 
 /// Largest HTTP/2 frame. Of 16 KiB to 8 MiB this moved 4 MiB tensors fastest (`bench bandwidth`, 2
 /// cores: 2.2 GB/s with 16 KiB, 4.1 with 64 KiB, 6.2 with 1 MiB, 6.1 with 8 MiB).

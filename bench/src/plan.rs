@@ -8,7 +8,10 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::error::BenchError;
-use crate::limits::{IDLE_US_MAX, PEERS_MAX, ROUNDS_MAX, SECONDS_MAX, SHARED_BYTES_MAX, SIZE_BYTES_MAX, WINDOW_MAX};
+use crate::limits::{
+    IDLE_US_MAX, PEERS_MAX, ROUNDS_MAX, SECONDS_MAX, SHARED_BYTES_MAX, SIZE_BYTES_MAX, STEP_BYTES_MAX,
+    STEP_TENSORS_MAX, WINDOW_MAX,
+};
 use crate::systems::SystemName;
 
 /// What is measured.
@@ -25,13 +28,17 @@ pub enum Bench {
     Connect,
     /// Many peers that are connected to one engine and want nothing: what the engine costs meanwhile.
     Idle,
+    /// Many peers that ask one engine for small tensors, and a few that do.
+    FanIn,
+    /// One step of many tensors.
+    Fuse,
 }
 
 impl Bench {
-    /// The end of a system that moves tensors and is asked for a measurement that moves none, which has systems of its own.
+    /// The end of a system that is asked for a measurement which has systems of its own.
     #[cold]
-    pub(crate) fn moves_none(self) -> ! {
-        unreachable!("{self} moves no tensors")
+    pub(crate) fn is_measured_elsewhere(self) -> ! {
+        unreachable!("{self} has systems of its own")
     }
 }
 
@@ -43,6 +50,8 @@ impl fmt::Display for Bench {
             Self::Bandwidth => "bandwidth",
             Self::Connect => "connect",
             Self::Idle => "idle",
+            Self::FanIn => "fanin",
+            Self::Fuse => "fuse",
         })
     }
 }
@@ -87,7 +96,7 @@ impl FromStr for Link {
     }
 }
 
-/// Whether small messages to one peer may leave as one write.
+/// How much is made one: nothing, what leaves in a turn, or what is asked for in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Fuse {
@@ -95,6 +104,17 @@ pub enum Fuse {
     Off,
     /// What a turn queued leaves as one write.
     Turn,
+    /// What a turn queued leaves as one write, and one request asks for all tensors of a step.
+    Receive,
+    /// What a turn queued leaves as one write, and the tensors of a step are agreed on once and then asked for by number.
+    Plan,
+}
+
+impl Fuse {
+    /// Whether one request asks for many tensors.
+    pub fn is_of_many(self) -> bool {
+        matches!(self, Self::Receive | Self::Plan)
+    }
 }
 
 impl fmt::Display for Fuse {
@@ -102,6 +122,8 @@ impl fmt::Display for Fuse {
         f.write_str(match self {
             Self::Off => "off",
             Self::Turn => "turn",
+            Self::Receive => "receive",
+            Self::Plan => "plan",
         })
     }
 }
@@ -113,10 +135,12 @@ impl FromStr for Fuse {
         match text {
             "off" => Ok(Self::Off),
             "turn" => Ok(Self::Turn),
+            "receive" => Ok(Self::Receive),
+            "plan" => Ok(Self::Plan),
             _ => Err(BenchError::Setting {
                 setting: "--fuse",
                 value: text.to_owned(),
-                accepted: "off or turn".to_owned(),
+                accepted: "off, turn, receive or plan".to_owned(),
             }),
         }
     }
@@ -135,10 +159,13 @@ pub struct Plan {
     pub seconds: f64,
     /// Rounds, in each of which every system is measured once. Default: 5.
     pub rounds: u32,
-    /// Requests in flight at once. Default: 1 for latency, 256 for rate, 2 for bandwidth.
+    /// Requests in flight at once; of each peer, where there are many. Default: 1 for latency, 256 for rate, 2 for
+    /// bandwidth, 16 for fanin, 40 for fuse.
     pub window: usize,
-    /// Whether small messages are fused. Default: turn.
+    /// What is fused. Default: turn; plan for fuse.
     pub fuse: Fuse,
+    /// Whether what a plan pulls is published again for each step. Default: no.
+    pub republish: bool,
     /// Whether both sides spin instead of sleeping. Default: yes; no for connect and idle, as an engine's own default is.
     /// Latency can do with either, and so can the engine of idle.
     pub polling: bool,
@@ -146,6 +173,10 @@ pub struct Plan {
     pub idle_us: u64,
     /// Peers of the engine, where that counts. Default: 64.
     pub peers: usize,
+    /// Bytes of every tensor of a step; empty where there are no steps. Default: a thousand of 64 bytes.
+    pub step: Vec<usize>,
+    /// What the step is called, if it is a model's.
+    pub workload: Option<String>,
     /// Congestion control of every TCP socket. Default: the kernel's.
     pub congestion: Option<String>,
     /// CPUs of the consumer and of the producer. Default: the first two that are allowed.
@@ -162,6 +193,8 @@ impl Plan {
             Bench::Rate => (64, 256),
             Bench::Bandwidth => (4 << 20, 2),
             Bench::Connect | Bench::Idle => (64, 1),
+            Bench::FanIn => (64, 16),
+            Bench::Fuse => (64, 40),
         };
         Self {
             bench,
@@ -170,10 +203,13 @@ impl Plan {
             seconds: 1.0,
             rounds: 5,
             window,
-            fuse: Fuse::Turn,
+            fuse: if bench == Bench::Fuse { Fuse::Plan } else { Fuse::Turn },
+            republish: false,
             polling: !matches!(bench, Bench::Connect | Bench::Idle),
             idle_us: 0,
             peers: 64,
+            step: if bench == Bench::Fuse { vec![size_bytes; 1_000] } else { Vec::new() },
+            workload: None,
             congestion: None,
             cpus: None,
             baselines: Vec::new(),
@@ -207,14 +243,16 @@ impl Plan {
                 });
             }
         }
-        if !self.polling && matches!(self.bench, Bench::Rate | Bench::Bandwidth) {
+        if !self.polling && matches!(self.bench, Bench::Rate | Bench::Bandwidth | Bench::FanIn | Bench::Fuse) {
             return Err(BenchError::Setting {
                 setting: "--polling",
                 value: "off".to_owned(),
                 accepted: "on; only latency and idle are measured asleep".to_owned(),
             });
         }
-        self.check_peers()?;
+        self.check_fuse()?;
+        self.check_links()?;
+        self.check_step()?;
         if let Some([consumer, producer]) = self.cpus
             && consumer == producer
         {
@@ -227,11 +265,60 @@ impl Plan {
         Ok(())
     }
 
-    /// Not every link and baseline has peers that can be connected to.
-    fn check_peers(&self) -> Result<(), BenchError> {
+    /// One request for many where there are many, and over a link that can.
+    fn check_fuse(&self) -> Result<(), BenchError> {
+        let accepted: &[Fuse] = match (self.bench, self.link) {
+            (Bench::FanIn, _) => &[Fuse::Turn, Fuse::Plan],
+            (Bench::Rate | Bench::Fuse, Link::Tcp | Link::Loopback) => {
+                &[Fuse::Off, Fuse::Turn, Fuse::Receive, Fuse::Plan]
+            }
+            _ => &[Fuse::Off, Fuse::Turn],
+        };
+        if !accepted.contains(&self.fuse) {
+            let names: Vec<_> = accepted.iter().map(Fuse::to_string).collect();
+            return Err(BenchError::Setting {
+                setting: "--fuse",
+                value: self.fuse.to_string(),
+                accepted: format!("{} with {} over {}", names.join(" or "), self.bench, self.link),
+            });
+        }
+        if self.republish && (self.fuse != Fuse::Plan || self.bench != Bench::Fuse) {
+            return Err(BenchError::Setting {
+                setting: "--republish",
+                value: "set".to_owned(),
+                accepted: "it with fuse and --fuse plan alone".to_owned(),
+            });
+        }
+        Ok(())
+    }
+
+    /// A step that both sides have room for.
+    fn check_step(&self) -> Result<(), BenchError> {
+        if self.bench != Bench::Fuse {
+            return Ok(());
+        }
+        within("--tensors", self.step.len(), 1, STEP_TENSORS_MAX)?;
+        for bytes in &self.step {
+            within("--size", *bytes, 1, SIZE_BYTES_MAX)?;
+        }
+        let sum = self.step.iter().sum::<usize>();
+        if sum > STEP_BYTES_MAX {
+            return Err(BenchError::Setting {
+                setting: "--tensors",
+                value: format!("{} with {sum} bytes in all", self.step.len()),
+                accepted: format!("at most {STEP_BYTES_MAX} bytes a step"),
+            });
+        }
+        Ok(())
+    }
+
+    /// Not every link and baseline has what a measurement needs.
+    fn check_links(&self) -> Result<(), BenchError> {
         let (links, baselines): (&[Link], &[SystemName]) = match self.bench {
             Bench::Connect => (&[Link::Tcp], &[SystemName::Raw]),
             Bench::Idle => (&[Link::Tcp, Link::Shm], &[]),
+            Bench::FanIn => (&[Link::Tcp], &[SystemName::Raw]),
+            Bench::Fuse => (&[Link::Tcp], &[SystemName::Raw, SystemName::Grpc]),
             Bench::Latency | Bench::Rate | Bench::Bandwidth => return Ok(()),
         };
         let setting = |setting, value, accepted| Err(BenchError::Setting { setting, value, accepted });
@@ -272,7 +359,9 @@ mod tests {
 
     #[test]
     fn the_default_plans_are_valid() {
-        for bench in [Bench::Latency, Bench::Rate, Bench::Bandwidth, Bench::Connect, Bench::Idle] {
+        for bench in
+            [Bench::Latency, Bench::Rate, Bench::Bandwidth, Bench::Connect, Bench::Idle, Bench::FanIn, Bench::Fuse]
+        {
             Plan::new(bench).check().expect("defaults are valid");
         }
     }
@@ -280,7 +369,7 @@ mod tests {
     #[test]
     fn a_setting_outside_its_limits_is_named() {
         type Spoil = fn(&mut Plan);
-        let cases: [(&str, Spoil); 14] = [
+        let cases: [(&str, Spoil); 23] = [
             ("--size", |plan| plan.size_bytes = 0),
             ("--size", |plan| plan.size_bytes = SIZE_BYTES_MAX + 1),
             ("--rounds", |plan| plan.rounds = 0),
@@ -289,12 +378,21 @@ mod tests {
             ("--seconds", |plan| plan.seconds = 0.0),
             ("--seconds", |plan| plan.seconds = f64::NAN),
             ("--polling", |plan| plan.polling = false),
+            ("--fuse", |plan| *plan = Plan { fuse: Fuse::Plan, ..Plan::new(Bench::Latency) }),
+            ("--fuse", |plan| *plan = Plan { fuse: Fuse::Receive, link: Link::Shm, ..Plan::new(Bench::Rate) }),
+            ("--fuse", |plan| *plan = Plan { fuse: Fuse::Off, ..Plan::new(Bench::FanIn) }),
+            ("--republish", |plan| *plan = Plan { fuse: Fuse::Turn, republish: true, ..Plan::new(Bench::Fuse) }),
             ("--cpus", |plan| plan.cpus = Some([1, 1])),
             ("--peers", |plan| plan.peers = 0),
             ("--peers", |plan| plan.peers = PEERS_MAX + 1),
             ("--link", |plan| *plan = Plan { link: Link::Shm, ..Plan::new(Bench::Connect) }),
             ("--baseline", |plan| *plan = Plan { baselines: vec![SystemName::Grpc], ..Plan::new(Bench::Connect) }),
             ("--baseline", |plan| *plan = Plan { baselines: vec![SystemName::Raw], ..Plan::new(Bench::Idle) }),
+            ("--baseline", |plan| *plan = Plan { baselines: vec![SystemName::Grpc], ..Plan::new(Bench::FanIn) }),
+            ("--link", |plan| *plan = Plan { link: Link::Loopback, ..Plan::new(Bench::Fuse) }),
+            ("--tensors", |plan| *plan = Plan { step: Vec::new(), ..Plan::new(Bench::Fuse) }),
+            ("--tensors", |plan| *plan = Plan { step: vec![SIZE_BYTES_MAX; 5], ..Plan::new(Bench::Fuse) }),
+            ("--size", |plan| *plan = Plan { step: vec![64, 0], ..Plan::new(Bench::Fuse) }),
         ];
         for (flag, spoil) in cases {
             let mut plan = Plan::new(Bench::Rate);
@@ -328,10 +426,10 @@ mod tests {
 
     #[test]
     fn fusion_is_read_by_name() {
-        for fuse in [Fuse::Off, Fuse::Turn] {
+        for fuse in [Fuse::Off, Fuse::Turn, Fuse::Receive, Fuse::Plan] {
             assert_eq!(fuse.to_string().parse::<Fuse>().expect("known"), fuse);
         }
-        assert!("plan".parse::<Fuse>().expect_err("unknown").is_usage());
+        assert!("wire".parse::<Fuse>().expect_err("unknown").is_usage());
     }
 
     #[test]

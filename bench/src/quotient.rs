@@ -25,16 +25,28 @@ pub struct Ratio {
     pub spread: Spread,
 }
 
-/// One ratio for every baseline and figure that it shares with Sealane; none without Sealane.
+/// One ratio for every baseline and figure that it shares with Sealane, or rather with what was measured of Sealane first,
+/// with which the others of Sealane are compared as well; none without Sealane.
 pub(crate) fn ratios(measured: &[Measured]) -> Vec<Ratio> {
-    let Some(subject) = measured.iter().find(|one| one.system == SUBJECT) else {
+    let Some(first) = measured.iter().position(|one| one.system == SUBJECT) else {
         return Vec::new();
     };
-    measured.iter().filter(|other| other.system != SUBJECT).flat_map(|baseline| compare(subject, baseline)).collect()
+    let others = measured.iter().enumerate().filter(|(place, _)| *place != first);
+    others.flat_map(|(place, other)| compare(&measured[first], other, &measured[..place])).collect()
 }
 
-fn compare(subject: &Measured, baseline: &Measured) -> Vec<Ratio> {
+/// The first variant of a baseline goes by its system's name alone.
+fn name(subject: &Measured, baseline: &Measured, before: &[Measured]) -> String {
+    if baseline.system == SUBJECT {
+        return format!("{}/{}", subject.variant, baseline.variant);
+    }
     let name = format!("{SUBJECT}/{}", baseline.system);
+    let is_first = before.iter().all(|other| other.system != baseline.system);
+    if is_first { name } else { format!("{name}, {}", baseline.variant) }
+}
+
+fn compare(subject: &Measured, baseline: &Measured, before: &[Measured]) -> Vec<Ratio> {
+    let name = name(subject, baseline, before);
     let ratio =
         |of: String, quotients: &[f64]| Spread::of(quotients).map(|spread| Ratio { name: name.clone(), of, spread });
     let percentiles = PERCENTILES.iter().filter_map(|(label, quantile)| {
@@ -90,6 +102,19 @@ mod tests {
         let paired = ratios(&[rates(SUBJECT, &[10.0, 40.0]), rates("grpc", &[10.0, 10.0])]);
         assert_eq!(paired[0].name, "sealane/grpc");
         assert_eq!(paired[0].spread, Spread { median: 2.5, min: 1.0, max: 4.0 });
+    }
+
+    #[test]
+    fn variants_of_one_system_are_told_apart() {
+        let variant = |system, variant: &str| Measured { variant: variant.to_owned(), ..rates(system, &[1.0]) };
+        let measured = [
+            variant(SUBJECT, "1000 peers"),
+            variant(SUBJECT, "10 peers"),
+            variant("grpc", "unary"),
+            variant("grpc", "one message"),
+        ];
+        let names: Vec<_> = ratios(&measured).into_iter().map(|ratio| ratio.name).collect();
+        assert_eq!(names, ["1000 peers/10 peers", "sealane/grpc", "sealane/grpc, one message"]);
     }
 
     #[test]

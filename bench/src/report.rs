@@ -48,6 +48,12 @@ pub struct Parameters {
     pub polling: Switch,
     /// Gap before each request, in microseconds.
     pub idle_us: u64,
+    /// Tensors of a step; `None` without steps.
+    pub tensors: Option<usize>,
+    /// Bytes of a step; `None` without steps.
+    pub step_bytes: Option<usize>,
+    /// The model whose step it is; `None` where all tensors have one size.
+    pub workload: Option<String>,
     /// Peers of the engine; `None` where there is one.
     pub peers: Option<usize>,
     /// The congestion control of every socket, read back from one; `None` without TCP.
@@ -111,6 +117,7 @@ pub enum Figures {
 impl Report {
     /// Puts a report together.
     pub(crate) fn new(plan: &Plan, machine: Machine, congestion: Option<String>, measured: &[Measured]) -> Self {
+        let steps = plan.bench == Bench::Fuse;
         Self {
             schema: SCHEMA.to_owned(),
             bench: plan.bench,
@@ -123,7 +130,10 @@ impl Report {
                 fuse: plan.fuse,
                 polling: if plan.polling { Switch::On } else { Switch::Off },
                 idle_us: plan.idle_us,
-                peers: matches!(plan.bench, Bench::Connect | Bench::Idle).then_some(plan.peers),
+                tensors: steps.then_some(plan.step.len()),
+                step_bytes: steps.then(|| plan.step.iter().sum()),
+                workload: plan.workload.clone(),
+                peers: matches!(plan.bench, Bench::Connect | Bench::Idle | Bench::FanIn).then_some(plan.peers),
                 congestion,
             },
             machine,

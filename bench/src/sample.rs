@@ -32,6 +32,18 @@ pub enum Metric {
     /// What the resident memory of an engine's process has grown by for each peer.
     #[serde(rename = "rss_bytes_per_peer")]
     ResidentBytesPerPeer,
+    /// What the slowest of many peers got, as a share of what each would have got if all had got the same.
+    #[serde(rename = "slowest_share")]
+    SlowestShare,
+    /// Milliseconds from the start of a step until its last tensor is in its place: the median step of a round.
+    #[serde(rename = "step_ms")]
+    StepTime,
+    /// Steps in a second.
+    #[serde(rename = "steps_per_s")]
+    StepsPerSecond,
+    /// Messages of a step, both ways: frames of the wire; of gRPC, a call is two.
+    #[serde(rename = "messages_per_step")]
+    MessagesPerStep,
 }
 
 impl Metric {
@@ -44,6 +56,10 @@ impl Metric {
             Self::ConnectAll => "connect_all_ms",
             Self::CpuPercent => "cpu_percent",
             Self::ResidentBytesPerPeer => "rss_bytes_per_peer",
+            Self::SlowestShare => "slowest_share",
+            Self::StepTime => "step_ms",
+            Self::StepsPerSecond => "steps_per_s",
+            Self::MessagesPerStep => "messages_per_step",
         }
     }
 
@@ -56,6 +72,10 @@ impl Metric {
             Self::ConnectAll => "connect all, ms",
             Self::CpuPercent => "CPU, %",
             Self::ResidentBytesPerPeer => "RSS a peer, B",
+            Self::SlowestShare => "slowest's share",
+            Self::StepTime => "step, ms",
+            Self::StepsPerSecond => "steps/s",
+            Self::MessagesPerStep => "messages/step",
         }
     }
 }
@@ -122,6 +142,10 @@ mod tests {
             Metric::ConnectAll,
             Metric::CpuPercent,
             Metric::ResidentBytesPerPeer,
+            Metric::SlowestShare,
+            Metric::StepTime,
+            Metric::StepsPerSecond,
+            Metric::MessagesPerStep,
         ] {
             let text = serde_json::to_string(&metric).expect("serialisable");
             assert_eq!(text, format!("\"{metric}\""));

@@ -24,7 +24,13 @@ impl Report {
     /// One line that says what was measured, and how.
     pub(crate) fn heading(&self) -> String {
         let settings = &self.parameters;
-        let what = settings.peers.map_or_else(|| format_bytes(settings.size_bytes), |peers| format!("{peers} peers"));
+        let what = match (self.bench, settings.peers, settings.tensors, &settings.workload) {
+            (Bench::FanIn, Some(peers), ..) => format!("{peers} peers, {}", format_bytes(settings.size_bytes)),
+            (_, Some(peers), ..) => format!("{peers} peers"),
+            (_, _, Some(tensors), Some(name)) => format!("{name}, {tensors} tensors"),
+            (_, _, Some(tensors), None) => format!("{tensors} tensors of {}", format_bytes(settings.size_bytes)),
+            (_, None, None, _) => format_bytes(settings.size_bytes),
+        };
         let mut text = format!("{} over {}: {what}, {} rounds", self.bench, self.link, settings.rounds);
         if self.bench != Bench::Connect {
             write!(text, " of {} s", settings.seconds).expect("a string takes everything");
@@ -42,6 +48,9 @@ impl Report {
             }
             Bench::Rate => add(&format!("window {}, fuse {}", settings.window, settings.fuse)),
             Bench::Bandwidth => add(&format!("window {}", settings.window)),
+            Bench::FanIn => add(&format!("fuse {}, window {} each", settings.fuse, settings.window)),
+            Bench::Fuse if settings.fuse.is_of_many() => add(&format!("fuse {}", settings.fuse)),
+            Bench::Fuse => add(&format!("fuse {}, window {}", settings.fuse, settings.window)),
             Bench::Connect => {}
         }
         if let Some(congestion) = &settings.congestion {
@@ -97,10 +106,14 @@ fn named(row: &ResultRow, figures: impl Iterator<Item = String>) -> Vec<String> 
 
 fn written(metric: Metric, value: f64) -> String {
     match metric {
-        Metric::TensorsPerSecond | Metric::ResidentBytesPerPeer => format!("{value:.0}"),
-        Metric::GigabytesPerSecond | Metric::RoundTrip | Metric::ConnectAll | Metric::CpuPercent => {
-            format!("{value:.2}")
-        }
+        Metric::TensorsPerSecond | Metric::ResidentBytesPerPeer | Metric::StepsPerSecond => format!("{value:.0}"),
+        Metric::StepTime => format!("{value:.4}"),
+        Metric::GigabytesPerSecond
+        | Metric::RoundTrip
+        | Metric::ConnectAll
+        | Metric::CpuPercent
+        | Metric::SlowestShare
+        | Metric::MessagesPerStep => format!("{value:.2}"),
     }
 }
 
@@ -172,6 +185,13 @@ mod tests {
             (Bench::Bandwidth, Metric::GigabytesPerSecond, "GB/s    1234.57", "4 MiB"),
             (Bench::Connect, Metric::ConnectAll, "connect all, ms  1234.57", "64 peers, 5 rounds, CPUs"),
             (Bench::Idle, Metric::CpuPercent, "CPU, %  1234.57", "64 peers, 5 rounds of 1 s, polling off, CPUs"),
+            (
+                Bench::FanIn,
+                Metric::SlowestShare,
+                "slowest's share  1234.57",
+                "64 peers, 64 B, 5 rounds of 1 s, fuse turn, window 16",
+            ),
+            (Bench::Fuse, Metric::StepTime, "step, ms  1234.5670", "1000 tensors of 64 B, 5 rounds of 1 s, fuse plan"),
         ];
         for (bench, metric, row, heading) in cases {
             let samples = vec![Sample::figure(metric, 1_234.567)];

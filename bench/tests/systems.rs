@@ -9,7 +9,7 @@ use libtest_mimic::{Arguments, Failed, Trial};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use sealane_bench::{
-    Bench, BenchError, Figures, Fuse, Link, Metric, Peer, PeerJob, PeerProgram, Plan, Progress, STALL_LIMIT,
+    Bench, BenchError, FEW_PEERS, Figures, Fuse, Link, Metric, Peer, PeerJob, PeerProgram, Plan, Progress, STALL_LIMIT,
     SystemName, run, serve_peer,
 };
 use sealane_transport::shm::attach;
@@ -103,6 +103,30 @@ fn cases() -> Vec<Trial> {
             cases.push(Trial::test(format!("idle over {link}, polling {polling}"), move || idle(&plan)));
         }
     }
+    for (name, step) in [("small", vec![64; 300]), ("mixed", vec![1, 100_003, 8_192, 8_193, 3 << 20, 5])] {
+        for (fuse, republish) in
+            [(Fuse::Off, false), (Fuse::Turn, false), (Fuse::Receive, false), (Fuse::Plan, false), (Fuse::Plan, true)]
+        {
+            let baselines = vec![SystemName::Raw, SystemName::Grpc];
+            let plan = Plan { step: step.clone(), fuse, republish, ..short_plan(Bench::Fuse, Link::Tcp, baselines) };
+            let name = format!("a step of {name} tensors, fuse {fuse}, published again {republish}");
+            cases.push(Trial::test(name, move || steps(&plan)));
+        }
+    }
+    for link in [Link::Tcp, Link::Loopback] {
+        for fuse in [Fuse::Receive, Fuse::Plan] {
+            let plan = Plan { fuse, window: 7, ..short_plan(Bench::Rate, link, vec![SystemName::Raw]) };
+            cases.push(yields_figures(format!("rate over {link}, fuse {fuse}"), plan));
+        }
+    }
+    for peers in [PEERS, 2 * PEERS + 1] {
+        for (size_bytes, fuse) in [(64, Fuse::Turn), (64, Fuse::Plan), (300_001, Fuse::Turn), (300_001, Fuse::Plan)] {
+            let baselines = vec![SystemName::Raw];
+            let plan = Plan { peers, window: 3, size_bytes, fuse, ..short_plan(Bench::FanIn, Link::Tcp, baselines) };
+            let name = format!("fanin of {peers} peers, {size_bytes} bytes, fuse {fuse}");
+            cases.push(Trial::test(name, move || fan_in(&plan)));
+        }
+    }
     cases.push(Trial::test("an engine that does not know its callers refuses them", refused_callers));
     cases.push(Trial::test("a producer that fails is shown with its words", a_failing_producer));
     cases.push(Trial::test("a producer that babbles is not understood", a_babbling_producer));
@@ -138,6 +162,7 @@ fn yields_figures(name: String, plan: Plan) -> Trial {
                 Bench::Bandwidth => Metric::GigabytesPerSecond,
                 Bench::Connect => Metric::ConnectAll,
                 Bench::Idle => Metric::CpuPercent,
+                Bench::FanIn | Bench::Fuse => unreachable!("they yield several"),
             };
             assert_eq!(row.metric, expected);
             match row.figures {
@@ -170,8 +195,62 @@ fn idle(plan: &Plan) -> Result<(), Failed> {
     Ok(())
 }
 
+fn fan_in(plan: &Plan) -> Result<(), Failed> {
+    let outcome = run(plan, &PeerProgram::this(&[PRODUCE]), &mut Progress::silent())?;
+    let report = &outcome.report;
+    assert_eq!(report.parameters.peers, Some(plan.peers));
+    let is_compared = plan.peers > FEW_PEERS;
+    let systems: Vec<_> = report.results.iter().map(|row| (row.system.as_str(), row.metric)).collect();
+    let metrics = [Metric::TensorsPerSecond, Metric::SlowestShare, Metric::ResidentBytesPerPeer];
+    let of_sealane = metrics.map(|metric| ("sealane", metric));
+    let expected =
+        [of_sealane.repeat(if is_compared { 2 } else { 1 }), metrics[..2].iter().map(|m| ("raw", *m)).collect()];
+    assert_eq!(systems, expected.concat());
+    let rates = report.ratios.iter().filter(|ratio| ratio.of == "tensors_per_s");
+    assert_eq!(rates.count(), 1 + usize::from(is_compared));
+    for row in &report.results {
+        let Figures::Value { value, min, max } = row.figures else { panic!("{row:?}") };
+        assert!(min <= value && value <= max, "{row:?}");
+        match row.metric {
+            Metric::TensorsPerSecond => assert!(min > 0.0, "{row:?}"),
+            Metric::SlowestShare => assert!((0.0..=1.0).contains(&min), "{row:?}"),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+fn steps(plan: &Plan) -> Result<(), Failed> {
+    let outcome = run(plan, &PeerProgram::this(&[PRODUCE]), &mut Progress::silent())?;
+    let report = &outcome.report;
+    assert_eq!(report.parameters.tensors, Some(plan.step.len()));
+    assert_eq!(report.parameters.step_bytes, Some(plan.step.iter().sum()));
+    for system in ["sealane", "raw", "grpc"] {
+        let rows = report.results.iter().filter(|row| row.system == system);
+        let times = rows.clone().filter(|row| row.metric == Metric::StepTime).count();
+        assert_eq!(times, if system == "grpc" { 2 } else { 1 }, "{system}");
+        for row in rows {
+            let Figures::Value { value, min, max } = row.figures else { panic!("{row:?}") };
+            assert!(0.0 < min && min <= value && value <= max, "{row:?}");
+            match (row.metric, system) {
+                (Metric::MessagesPerStep, "raw") => assert_eq!((min, max), (2.0, 2.0)),
+                (Metric::MessagesPerStep, "sealane") => assert!(min >= 2.0, "{row:?}"),
+                _ => {}
+            }
+        }
+    }
+    for ratio in ["sealane/raw", "sealane/grpc", "sealane/grpc, one message"] {
+        let of: Vec<_> = report.ratios.iter().filter(|one| one.name == ratio).map(|one| one.of.as_str()).collect();
+        assert!(
+            of == ["step_ms", "steps_per_s", "tensors_per_s", "gigabytes_per_s", "messages_per_step"],
+            "{ratio}: {of:?}"
+        );
+    }
+    Ok(())
+}
+
 fn refused_callers() -> Result<(), Failed> {
-    for bench in [Bench::Connect, Bench::Idle] {
+    for bench in [Bench::Connect, Bench::Idle, Bench::FanIn] {
         let plan = Plan { peers: PEERS, ..short_plan(bench, Link::Tcp, vec![]) };
         let error = run(&plan, &PeerProgram::this(&[FORGET]), &mut Progress::silent()).expect_err("one is unknown");
         assert!(matches!(error, BenchError::Refused { refused: 1, peers: PEERS, .. }), "{error}");

@@ -76,6 +76,9 @@ fn convert(
             window: transport.window.value,
             queued_requests_max: fusion.queued_requests_max.value,
             parked_requests_max: fusion.parked_requests_max.value,
+            turn_bytes: fusion.turn_bytes.value,
+            turn_payloads: fusion.turn_payloads.value,
+            in_flight_bytes_max: transport.in_flight_bytes.value,
             tensor_bytes_max: transport.tensor_bytes_max.value,
             heartbeat: transport.heartbeat.value,
             peer_timeout: transport.peer_timeout.value,
@@ -86,6 +89,7 @@ fn convert(
         request_timeout: fusion.request_timeout.value,
         lease: fusion.lease.value,
         deposited_tensors_max: fusion.deposited_tensors_max.value,
+        published_tensors_max: fusion.published_tensors_max.value,
         fuse: match fusion.fuse.value {
             settings::Fuse::Off => Fuse::Off,
             settings::Fuse::Turn => Fuse::Turn,
@@ -199,6 +203,10 @@ mod tests {
             ("fusion.queued_requests_max", "22"),
             ("fusion.parked_requests_max", "23"),
             ("fusion.deposited_tensors_max", "24"),
+            ("fusion.published_tensors_max", "25"),
+            ("fusion.turn_bytes", "4KiB"),
+            ("fusion.turn_payloads", "27"),
+            ("transport.in_flight_bytes", "3MiB"),
         ]);
         let ms = Duration::from_millis;
         let runtime = &engine.runtime;
@@ -211,7 +219,8 @@ mod tests {
         assert_eq!((session.window, session.tensor_bytes_max), (11, 12));
         assert_eq!((session.heartbeat, session.peer_timeout), (ms(13), ms(14)));
         assert_eq!((session.queued_requests_max, session.parked_requests_max), (22, 23));
-        assert_eq!((engine.links_max, engine.deposited_tensors_max), (15, 24));
+        assert_eq!((session.turn_bytes, session.turn_payloads, session.in_flight_bytes_max), (4096, 27, 3 << 20));
+        assert_eq!((engine.links_max, engine.deposited_tensors_max, engine.published_tensors_max), (15, 24, 25));
         assert_eq!((engine.connect_timeout, engine.handshake_timeout), (ms(16), ms(17)));
         assert_eq!((engine.request_timeout, engine.lease), (ms(20), ms(21)));
         let tcp = TcpSettings { congestion: "reno".into(), send_buffer_bytes: 18, receive_buffer_bytes: 19 };

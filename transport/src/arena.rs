@@ -117,6 +117,21 @@ impl<T> Arena<T> {
         Some(value)
     }
 
+    /// Lets `f` take what it needs out of the value of `handle`, and drops the rest where it lies; the handle is dead from
+    /// then on. For values that are dear to move.
+    #[inline]
+    pub fn remove_with<R>(&mut self, handle: Handle, f: impl FnOnce(&mut T) -> R) -> Option<R> {
+        let slot = self.slots.get_mut(handle.index())?;
+        if u64::from(slot.generation) != handle.generation() {
+            return None;
+        }
+        let taken = f(slot.value.as_mut()?);
+        slot.value = None;
+        slot.generation = if slot.generation == GENERATION_MAX { 1 } else { slot.generation + 1 };
+        self.free.push(handle.index() as u32);
+        Some(taken)
+    }
+
     /// Every value with its handle, in slot order.
     pub fn iter(&self) -> impl Iterator<Item = (Handle, &T)> {
         self.slots

@@ -48,9 +48,10 @@ pub const NAME_BYTES_MAX: usize = 512;
 pub const INLINE_PAYLOAD_BYTES: usize = 8 * 1024;
 
 /// An outbox with this many staged bytes takes no more until the link has written: bounds a turn's write, and memory.
+/// A default; the setting is `fusion.turn_bytes`.
 pub const OUTBOX_STAGED_BYTES: usize = 256 * 1024;
 
-/// Most payload vectors queued in an outbox.
+/// Most payload vectors queued in an outbox. A default; the setting is `fusion.turn_payloads`.
 pub const OUTBOX_PAYLOADS: usize = 64;
 
 /// Control frames (failures, parked notes, cancels) waiting to leave; at this many the session reads no more from its
@@ -84,6 +85,10 @@ pub struct SessionLimits {
     /// Requests of the peer that wait here for their tensor, and tensors handed out and not yet released, each.
     /// Default 65,536.
     pub parked_requests_max: usize,
+    /// Bytes of small messages that leave in one turn at most, to one peer. Default 256 KiB.
+    pub turn_bytes: usize,
+    /// Large tensors that leave in one turn at most, to one peer. Default 64.
+    pub turn_payloads: usize,
     /// Bytes of tensors handed to a peer and not released by it; more wait, but one tensor of any size goes. Default
     /// 256 MiB.
     pub in_flight_bytes_max: usize,
@@ -101,6 +106,8 @@ impl Default for SessionLimits {
             window: 40,
             queued_requests_max: 65_536,
             parked_requests_max: 65_536,
+            turn_bytes: OUTBOX_STAGED_BYTES,
+            turn_payloads: OUTBOX_PAYLOADS,
             in_flight_bytes_max: 256 << 20,
             tensor_bytes_max: 4 << 30,
             heartbeat: std::time::Duration::from_secs(10),

@@ -1,7 +1,7 @@
 //! What a session has ready to leave: staged frame bytes with tensor payloads between them, in order.
 //!
-//! Lives on one shard; bounded by [`OUTBOX_STAGED_BYTES`] and [`OUTBOX_PAYLOADS`], past which
-//! [`Outbox::is_full`] is true and the session waits for the link.
+//! Lives on one shard; bounded by bytes of frames and by payloads between them, past which [`Outbox::is_full`] is true and
+//! the session waits for the link.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -28,7 +28,6 @@ pub enum Owner {
 }
 
 /// Frames and payloads in the order in which they must reach the peer.
-#[derive(Default)]
 pub struct Outbox {
     staged: Vec<u8>,
     /// Bytes of `staged` already written.
@@ -37,6 +36,14 @@ pub struct Outbox {
     payloads: usize,
     returned: Vec<(Owner, Payload)>,
     frames: u64,
+    staged_max: usize,
+    payloads_max: usize,
+}
+
+impl Default for Outbox {
+    fn default() -> Self {
+        Self::new(OUTBOX_STAGED_BYTES, OUTBOX_PAYLOADS)
+    }
 }
 
 enum Segment {
@@ -45,6 +52,20 @@ enum Segment {
 }
 
 impl Outbox {
+    /// An empty outbox that is full with so many bytes of frames, or payloads between them.
+    pub fn new(staged_max: usize, payloads_max: usize) -> Self {
+        Self {
+            staged: Vec::new(),
+            head: 0,
+            segments: VecDeque::new(),
+            payloads: 0,
+            returned: Vec::new(),
+            frames: 0,
+            staged_max: staged_max.max(1),
+            payloads_max: payloads_max.max(1),
+        }
+    }
+
     /// True if nothing waits to be written.
     pub fn is_empty(&self) -> bool {
         self.segments.is_empty()
@@ -52,7 +73,7 @@ impl Outbox {
 
     /// True if the session should put in no more for now.
     pub fn is_full(&self) -> bool {
-        self.staged.len() - self.head >= OUTBOX_STAGED_BYTES || self.payloads >= OUTBOX_PAYLOADS
+        self.staged.len() - self.head >= self.staged_max || self.payloads >= self.payloads_max
     }
 
     /// Bytes that wait to be written.

@@ -41,7 +41,7 @@ impl Outcome {
         let frame = Frame { left: 88.0, right: WIDTH - 32.0, top: below + 16.0, bottom: HEIGHT - 64.0 };
         match self.report.bench {
             Bench::Latency => percentile_curve::draw(&mut canvas, frame, &self.measured),
-            Bench::Rate | Bench::Bandwidth | Bench::Connect | Bench::Idle => {
+            Bench::Rate | Bench::Bandwidth | Bench::Connect | Bench::Idle | Bench::FanIn | Bench::Fuse => {
                 bars::draw(&mut canvas, frame, &self.report.results)
             }
         }
@@ -165,6 +165,8 @@ mod tests {
             (Bench::Bandwidth, Metric::GigabytesPerSecond),
             (Bench::Connect, Metric::ConnectAll),
             (Bench::Idle, Metric::CpuPercent),
+            (Bench::FanIn, Metric::TensorsPerSecond),
+            (Bench::Fuse, Metric::StepTime),
         ] {
             let systems = ["sealane", "raw", "grpc"].map(|system| Measured {
                 system,

@@ -184,6 +184,11 @@ impl<M: Manners> Crowd<M> {
         self.complete()
     }
 
+    /// The callers' sockets, each with what was heard behind the welcome: for those who can say more than a caller.
+    pub(super) fn into_sockets(self) -> impl Iterator<Item = (TcpStream, Vec<u8>)> {
+        self.callers.into_iter().map(|caller| (caller.socket, caller.heard))
+    }
+
     /// How many they are.
     pub(super) fn count(&self) -> usize {
         self.callers.len()

@@ -1,6 +1,8 @@
 //! The systems that can be measured, by name, and the sockets that they share.
 
+mod arrival;
 mod crowd;
+mod fanin;
 mod gap;
 mod grpc;
 mod meeting;
@@ -15,8 +17,9 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use crate::error::BenchError;
+use crate::limits::FEW_PEERS;
 use crate::peer::{PeerJob, PeerProgram};
-use crate::plan::{Bench, Link, Plan};
+use crate::plan::{Bench, Fuse, Link, Plan};
 use crate::system::System;
 
 /// A system's name, as flags and reports spell it.
@@ -64,15 +67,25 @@ impl FromStr for SystemName {
     }
 }
 
-/// Sealane, then each baseline of the plan once.
-fn measured(plan: &Plan) -> Vec<SystemName> {
-    let mut names = vec![SystemName::Sealane];
-    for name in &plan.baselines {
-        if !names.contains(name) {
-            names.push(*name);
-        }
+/// Sealane, also with few peers where that is what many are compared with, then each baseline of the plan once, in all
+/// the ways in which it is measured.
+fn measured(plan: &Plan) -> Vec<(SystemName, Plan)> {
+    let mut systems = vec![(SystemName::Sealane, plan.clone())];
+    if plan.bench == Bench::FanIn && plan.peers > FEW_PEERS {
+        systems.push((SystemName::Sealane, Plan { peers: FEW_PEERS, ..plan.clone() }));
     }
-    names
+    for name in &plan.baselines {
+        if systems.iter().any(|(measured, _)| measured == name) {
+            continue;
+        }
+        if plan.bench == Bench::Fuse && *name == SystemName::Grpc {
+            // gRPC can do both, whatever Sealane is to do.
+            systems.extend([Fuse::Off, Fuse::Receive].map(|fuse| (*name, Plan { fuse, ..plan.clone() })));
+            continue;
+        }
+        systems.push((*name, plan.clone()));
+    }
+    systems
 }
 
 /// Sets up every system of the plan, each with its producer at rest.
@@ -88,24 +101,24 @@ pub fn set_up(
         sockets::check_congestion(name)?;
     }
     let producer_cpu = cpus.map(|[_, producer]| producer);
-    measured(plan)
-        .into_iter()
-        .map(|system| {
-            let job =
-                PeerJob { system, plan: plan.clone(), cpu: producer_cpu, consumer_port: None, meeting_place: None };
-            one(&job, program)
-        })
-        .collect()
+    let mut systems = Vec::new();
+    for (system, plan) in measured(plan) {
+        let job = PeerJob { system, plan, cpu: producer_cpu, consumer_port: None, meeting_place: None };
+        systems.push(one(&job, program)?);
+    }
+    Ok(systems)
 }
 
 fn one(job: &PeerJob, program: &PeerProgram) -> Result<Box<dyn System>, BenchError> {
     match (job.plan.bench, job.system) {
+        (Bench::FanIn, SystemName::Raw) => return Ok(Box::new(raw::fanin::start(job, program)?)),
+        (Bench::FanIn, _) => return Ok(Box::new(sealane::fanin::start(job, program)?)),
         (Bench::Idle, _) => return Ok(Box::new(sealane::Idle::start(job, program)?)),
         (Bench::Connect, SystemName::Raw) => {
             return Ok(Box::new(storm::Storm::start(job, program, raw::Zeros::like_sealane())?));
         }
         (Bench::Connect, _) => return Ok(Box::new(storm::Storm::start(job, program, sealane::Workers)?)),
-        (Bench::Latency | Bench::Rate | Bench::Bandwidth, _) => {}
+        (Bench::Latency | Bench::Rate | Bench::Bandwidth | Bench::Fuse, _) => {}
     }
     Ok(match (job.system, job.plan.link) {
         (SystemName::Sealane, Link::Tcp) => Box::new(sealane::Sealane::over_tcp(job, program)?),
@@ -124,8 +137,9 @@ fn one(job: &PeerJob, program: &PeerProgram) -> Result<Box<dyn System>, BenchErr
 pub(crate) fn serve(job: &PeerJob) -> Result<(), BenchError> {
     match (job.plan.bench, job.system) {
         (Bench::Connect, SystemName::Raw) => return raw::serve_calls(job),
-        (Bench::Connect | Bench::Idle, _) => return sealane::serve_peers(job),
-        (Bench::Latency | Bench::Rate | Bench::Bandwidth, _) => {}
+        (Bench::FanIn, SystemName::Raw) => return raw::fanin::serve(job),
+        (Bench::Connect | Bench::Idle | Bench::FanIn, _) => return sealane::serve_peers(job),
+        (Bench::Latency | Bench::Rate | Bench::Bandwidth | Bench::Fuse, _) => {}
     }
     match (job.system, job.plan.link) {
         (SystemName::Sealane, Link::Shm) => sealane::serve_attached(job),
@@ -160,7 +174,24 @@ mod tests {
     fn a_baseline_that_is_named_twice_is_measured_once() {
         let baselines = vec![SystemName::Raw, SystemName::Grpc, SystemName::Raw];
         let plan = Plan { baselines, ..Plan::new(Bench::Rate) };
-        let names: Vec<_> = measured(&plan).into_iter().map(SystemName::as_str).collect();
+        let names: Vec<_> = measured(&plan).into_iter().map(|(name, _)| name.as_str()).collect();
         assert_eq!(names, ["sealane", "raw", "grpc"]);
+    }
+
+    #[test]
+    fn a_step_goes_through_grpc_in_two_ways() {
+        let baselines = vec![SystemName::Grpc];
+        let plan = Plan { baselines, fuse: Fuse::Off, ..Plan::new(Bench::Fuse) };
+        let found: Vec<_> = measured(&plan).into_iter().map(|(name, plan)| (name.as_str(), plan.fuse)).collect();
+        assert_eq!(found, [("sealane", Fuse::Off), ("grpc", Fuse::Off), ("grpc", Fuse::Receive)]);
+    }
+
+    #[test]
+    fn many_peers_are_compared_with_few() {
+        for (peers, expected) in [(FEW_PEERS, vec![FEW_PEERS]), (1_000, vec![1_000, FEW_PEERS])] {
+            let plan = Plan { peers, ..Plan::new(Bench::FanIn) };
+            let found: Vec<_> = measured(&plan).into_iter().map(|(_, plan)| plan.peers).collect();
+            assert_eq!(found, expected);
+        }
     }
 }

@@ -5,10 +5,11 @@ use std::path::{Path, PathBuf};
 
 use clap::{Subcommand, ValueEnum};
 use sealane_bench::{
-    Bench, BenchError, Fuse, IDLE_US_DEFAULT, Link, Outcome, PeerProgram, Plan, Progress, SystemName, parse_bytes,
-    run as measure, serve_peer,
+    Bench, BenchError, Fuse, IDLE_US_DEFAULT, Link, Outcome, PeerProgram, Plan, Progress, STEP_TENSORS_MAX, SystemName,
+    parse_bytes, run as measure, serve_peer,
 };
 
+use crate::workload::Workload;
 use crate::{Context, Failure};
 
 /// What starts this program as a producer; the job follows as the last argument.
@@ -97,8 +98,9 @@ enum Command {
         window: usize,
 
         /// Whether small messages leave one by one (off) or as one write a turn (turn); of shm's clients, whether each
-        /// tensor is a call of its own
-        #[arg(long, value_name = "off|turn", default_value_t = Fuse::Turn)]
+        /// tensor is a call of its own; not over shm, one request for a window's tensors, by keys (receive) or by the
+        /// number of a plan (plan)
+        #[arg(long, value_name = "off|turn|receive|plan", default_value_t = Fuse::Turn)]
         fuse: Fuse,
     },
 
@@ -152,6 +154,76 @@ enum Command {
         /// Whether the engine spins, or sleeps when nothing has come for a while
         #[arg(long, value_name = "ON|OFF", default_value = "off")]
         polling: Polling,
+    },
+
+    /// Many workers that pull small tensors from one ps at once, in turn with ten that do
+    ///
+    /// The ps's engine has a process to itself and spins; the workers are sessions over sockets of their own, in one thread.
+    /// Each keeps a window of requests in flight, or pulls a plan of so many tensors again and again. tensors_per_s is that of all together; slowest_share what the worker
+    /// that got the fewest got, in what each would have got if all had got the same; rss_bytes_per_peer what the engine's
+    /// resident memory had grown by when all had greeted and none had asked, divided by N.
+    /// raw: N bare connections to a thread that answers every request of 64 bytes.
+    #[command(name = "fanin", after_help = "Example:\n  sealane bench fanin --peers 1000 --baseline raw")]
+    FanIn {
+        #[command(flatten)]
+        common: Common,
+
+        /// Workers
+        #[arg(long, value_name = "N", default_value_t = Plan::new(Bench::FanIn).peers)]
+        peers: usize,
+
+        /// Bytes of a tensor, as in 64 or 4KiB
+        #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "64")]
+        size: usize,
+
+        /// Requests of each worker in flight at once, or the tensors of its plan
+        #[arg(long, value_name = "N", default_value_t = Plan::new(Bench::FanIn).window)]
+        window: usize,
+
+        /// Whether each worker receives what the ps sends to it (turn), or pulls what it has published for all (plan)
+        #[arg(long, value_name = "turn|plan", default_value_t = Plan::new(Bench::FanIn).fuse)]
+        fuse: Fuse,
+    },
+
+    /// One step of many tensors: a worker pulls all of them from a ps, each from its own memory into its own
+    ///
+    /// step_ms is the median step of a round, from the first request until the last tensor is in its place. off and turn: a
+    /// recv a tensor, with a window in flight; the ps has deposited what is asked for. receive: the same with one fused recv.
+    /// plan: the ps has published the tensors once, or does so each step. raw: one request, answered
+    /// by all tensors at once. grpc is measured twice: a unary call a tensor with 64 in flight, and one call whose answer is
+    /// one message with all tensors, which is compared as `sealane/grpc, one message`.
+    #[command(
+        after_help = "Example:\n  sealane bench fuse --tensors 1000 --size 64 --baseline raw --baseline grpc\n  \
+                      sealane bench fuse --workload resnet50 --baseline raw"
+    )]
+    Fuse {
+        #[command(flatten)]
+        common: Common,
+
+        /// Tensors of the step [default: 1000]
+        #[arg(long, value_name = "N", conflicts_with = "workload")]
+        tensors: Option<usize>,
+
+        /// Bytes of a tensor, as in 64 or 4MiB [default: 64]
+        #[arg(long, value_name = "BYTES", value_parser = parse_bytes, conflicts_with = "workload")]
+        size: Option<usize>,
+
+        /// The tensors that a worker pulls in a step of a model: resnet50, wide_deep_400, ..., or a JSON file
+        #[arg(long, value_name = "NAME|FILE.json")]
+        workload: Option<String>,
+
+        /// A request a tensor, whose messages leave one by one (off) or as one write a turn (turn); one request by keys
+        /// (receive), or by the number of a plan (plan)
+        #[arg(long, value_name = "off|turn|receive|plan", default_value_t = Plan::new(Bench::Fuse).fuse)]
+        fuse: Fuse,
+
+        /// With a plan: the ps publishes all tensors again for each step, when the worker has told it to
+        #[arg(long)]
+        republish: bool,
+
+        /// Requests in flight at once, where each tensor is one
+        #[arg(long, value_name = "N", default_value_t = Plan::new(Bench::Fuse).window)]
+        window: usize,
     },
 
     /// Serve a measurement that another process makes
@@ -232,6 +304,14 @@ pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
             let polling = *polling == Polling::On;
             (common, Plan { peers: *peers, polling, ..plan(Bench::Idle, common) })
         }
+        Command::FanIn { common, peers, size, window, fuse } => {
+            let plan = plan(Bench::FanIn, common);
+            (common, Plan { peers: *peers, size_bytes: *size, window: *window, fuse: *fuse, ..plan })
+        }
+        Command::Fuse { common, tensors, size, workload, fuse, republish, window } => {
+            let plan = Plan { fuse: *fuse, republish: *republish, window: *window, ..plan(Bench::Fuse, common) };
+            (common, with_step(plan, *tensors, *size, workload.as_deref())?)
+        }
         Command::Peer { job } => return Ok(serve_peer(job)?),
     };
     let outcome = measure(&plan, &PeerProgram::this(&PRODUCER), &mut Progress::on_stderr())?;
@@ -251,6 +331,23 @@ fn plan(bench: Bench, common: &Common) -> Plan {
         baselines: common.baseline.clone(),
         ..Plan::new(bench)
     }
+}
+
+/// The plan with the step that the flags describe.
+fn with_step(plan: Plan, tensors: Option<usize>, size: Option<usize>, workload: Option<&str>) -> Result<Plan, Failure> {
+    let Some(name) = workload else {
+        let size_bytes = size.unwrap_or(plan.size_bytes);
+        let tensors = tensors.unwrap_or(plan.step.len());
+        if tensors > STEP_TENSORS_MAX {
+            let refused = format!("--tensors is {tensors}; give 1 to {STEP_TENSORS_MAX}");
+            return Err(Failure::input(refused));
+        }
+        return Ok(Plan { size_bytes, step: vec![size_bytes; tensors], ..plan });
+    };
+    let text = Workload::text(name)?;
+    let workload = Workload::parse(&text, name)?;
+    let sizes = workload.pull.iter().map(|tensor| usize::try_from(tensor.bytes()).unwrap_or(usize::MAX));
+    Ok(Plan { step: sizes.collect(), workload: Some(workload.name), ..plan })
 }
 
 fn report(outcome: &Outcome, json: Option<&Path>, context: &Context) -> Result<(), Failure> {
@@ -302,6 +399,26 @@ mod tests {
         assert_eq!(two_cpus(" 3 , 2 "), Ok([3, 2]));
         for text in ["", "0", "0,1,2", "a,b", "-1,0"] {
             assert!(two_cpus(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_step_is_so_many_tensors_or_what_a_model_pulls() {
+        let step = |tensors, size, workload| {
+            let plan = with_step(Plan::new(Bench::Fuse), tensors, size, workload).unwrap();
+            plan.check().unwrap();
+            (plan.step.len(), plan.step.iter().sum::<usize>(), plan.workload)
+        };
+        assert_eq!(step(None, None, None), (1_000, 64_000, None));
+        assert_eq!(step(Some(16), Some(4 << 20), None), (16, 64 << 20, None));
+        assert_eq!(step(None, None, Some("resnet50")), (214, 102_334_368, Some("resnet50".to_owned())));
+    }
+
+    #[test]
+    fn a_step_that_there_is_not_is_refused() {
+        let refused = |tensors, workload| with_step(Plan::new(Bench::Fuse), tensors, None, workload).unwrap_err();
+        for failure in [refused(Some(STEP_TENSORS_MAX + 1), None), refused(None, Some("resnet51"))] {
+            assert_eq!(format!("{:?}", failure.report()), format!("{:?}", std::process::ExitCode::from(2)));
         }
     }
 

@@ -60,6 +60,8 @@ pub(super) const TENSOR_BYTES_MAX: u64 = 4 * GIB;
 pub(super) const LINKS_CEILING: u64 = 65_536;
 /// Most links by default: thousands of peers.
 pub(super) const LINKS_MAX: u64 = 4096;
+/// Several hundred milliseconds of a fast link: a consumer that lags behind by more is not fed.
+pub(super) const IN_FLIGHT_BYTES: u64 = 256 * MIB;
 /// Largest socket buffer: beyond this the kernel refuses.
 pub(super) const SOCKET_BUFFER_BYTES_MAX: u64 = GIB;
 
@@ -67,7 +69,7 @@ pub(super) const SOCKET_BUFFER_BYTES_MAX: u64 = GIB;
 pub(super) const REQUEST_TIMEOUT_MS: u64 = 600_000;
 /// How long a producer keeps what a dead consumer never releases.
 pub(super) const LEASE_MS: u64 = 120_000;
-/// Ceiling of the three queue limits below: each entry costs about 100 bytes.
+/// Ceiling of the four queue limits below: each entry costs about 100 bytes.
 pub(super) const QUEUED_MAX: u64 = 1 << 24;
 /// Requests that wait for a link.
 pub(super) const QUEUED_REQUESTS_MAX: u64 = 65_536;
@@ -75,6 +77,15 @@ pub(super) const QUEUED_REQUESTS_MAX: u64 = 65_536;
 pub(super) const PARKED_REQUESTS_MAX: u64 = 65_536;
 /// Tensors that wait for their request.
 pub(super) const DEPOSITED_TENSORS_MAX: u64 = 1 << 20;
+
+/// Keys that are published or named by plans.
+pub(super) const PUBLISHED_TENSORS_MAX: u64 = 1 << 20;
+/// Where larger turns bring no more (`bench rate --fuse turn`, `bench fuse`), and well below what a socket buffers.
+pub(super) const TURN_BYTES: u64 = 256 * KIB;
+/// Twice the vectors of one system call.
+pub(super) const TURN_PAYLOADS: u64 = 64;
+/// Largest turn: a second of a fast link, in tensors of the largest eager size.
+pub(super) const TURN_PAYLOADS_MAX: u64 = 65_536;
 
 /// Most clients that can be allowed: more processes than a host trains with.
 pub(super) const CLIENTS_CEILING: u64 = 16_384;

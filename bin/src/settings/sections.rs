@@ -80,6 +80,8 @@ pub struct Transport {
     pub window: Sourced<usize>,
     /// Largest tensor that is accepted, in bytes.
     pub tensor_bytes_max: Sourced<u64>,
+    /// Tensors handed to a peer that it has not released, in bytes.
+    pub in_flight_bytes: Sourced<usize>,
     /// Links that may be open at once.
     pub links_max: Sourced<usize>,
     /// The kind of link that every peer must have.
@@ -116,6 +118,7 @@ impl Transport {
             peer_timeout,
             window: from.get("transport.window", number),
             tensor_bytes_max: from.get("transport.tensor_bytes_max", number),
+            in_flight_bytes: from.get("transport.in_flight_bytes", number),
             links_max: from.get("transport.links_max", number),
             require: Sourced {
                 value: match require.value.as_str() {
@@ -186,6 +189,12 @@ pub struct Fusion {
     pub parked_requests_max: Sourced<usize>,
     /// Tensors of a shard that may wait for their request.
     pub deposited_tensors_max: Sourced<usize>,
+    /// Keys of a shard that may be published or named by plans.
+    pub published_tensors_max: Sourced<usize>,
+    /// Bytes of small messages that leave in one turn, to one peer.
+    pub turn_bytes: Sourced<usize>,
+    /// Large tensors that leave in one turn, to one peer.
+    pub turn_payloads: Sourced<usize>,
 }
 
 /// What moves as one message.
@@ -211,6 +220,9 @@ impl Fusion {
             queued_requests_max: from.get("fusion.queued_requests_max", number),
             parked_requests_max: from.get("fusion.parked_requests_max", number),
             deposited_tensors_max: from.get("fusion.deposited_tensors_max", number),
+            published_tensors_max: from.get("fusion.published_tensors_max", number),
+            turn_bytes: from.get("fusion.turn_bytes", number),
+            turn_payloads: from.get("fusion.turn_payloads", number),
         }
     }
 }

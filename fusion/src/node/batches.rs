@@ -10,6 +10,7 @@ use sealane_transport::{Error, Handle, RecvOutcome};
 use super::Node;
 use super::calls::{RecvRequest, Ticket};
 use super::cells::RecvWaiter;
+use super::outcomes::Batches;
 
 /// Many recvs, as a task of this shard asks them.
 #[derive(Debug)]
@@ -52,6 +53,37 @@ impl Batch {
     }
 }
 
+impl Batches {
+    /// One of a batch has ended.
+    pub(super) fn finish_one(&mut self, handle: Handle, index: u32, outcome: RecvOutcome, wakers: &mut Vec<Waker>) {
+        let Some(batch) = self.0.get_mut(handle) else { return };
+        batch.outcomes[index as usize] = Some(outcome);
+        batch.tickets[index as usize] = None;
+        batch.left -= 1;
+        if let BatchWaiter::Future(waker) = &mut batch.waiter {
+            batch.arrived.push_back(index);
+            wakers.extend(waker.take());
+        }
+        if batch.left == 0 {
+            self.end(handle);
+        }
+    }
+
+    /// All have ended: who is not on this shard is told.
+    fn end(&mut self, handle: Handle) {
+        let is_here = |batch: &Batch| matches!(batch.waiter, BatchWaiter::Future(_));
+        if self.0.get(handle).is_none_or(is_here) {
+            return;
+        }
+        let mut batch = self.0.remove(handle).expect("just looked at");
+        let outcomes = batch.take_all();
+        if let BatchWaiter::Channel(sender) = batch.waiter {
+            // A caller that no longer listens has dropped its end.
+            drop(sender.send(Ok(outcomes)));
+        }
+    }
+}
+
 impl Node {
     /// Asks for many tensors of one step at once; they do not wait for the window. Its name, for the future that waits and
     /// for giving it up.
@@ -64,66 +96,41 @@ impl Node {
         let count = keys.clone().count();
         let none = std::iter::repeat_with(|| None).take(count).collect();
         let batch = Batch { outcomes: none, arrived: VecDeque::new(), tickets: vec![None; count], left: count, waiter };
-        let Ok(batch) = self.batches.insert(batch) else { unreachable!("2^32 batches do not fit in memory") };
+        let Ok(batch) = self.outcomes.batches.0.insert(batch) else {
+            unreachable!("2^32 batches do not fit in memory")
+        };
         let mut destinations = destinations.into_iter();
         for (index, key) in keys.enumerate() {
             let waiter = RecvWaiter::Batch { batch, index: index as u32 };
             let destination = destinations.next();
             let ticket = self.recv(now, RecvRequest { pair, step, key, deadline, destination, waiter, fused: true });
-            if let Some(batch) = self.batches.get_mut(batch) {
+            if let Some(batch) = self.outcomes.batches.0.get_mut(batch)
+                && batch.outcomes[index].is_none()
+            {
                 batch.tickets[index] = ticket;
             }
         }
         if count == 0 {
-            self.end_batch(batch);
+            self.outcomes.batches.end(batch);
         }
         batch
     }
 
-    /// One of a batch has ended.
-    pub(super) fn finish_one(&mut self, handle: Handle, index: u32, outcome: RecvOutcome) {
-        let Some(batch) = self.batches.get_mut(handle) else { return };
-        batch.outcomes[index as usize] = Some(outcome);
-        batch.tickets[index as usize] = None;
-        batch.left -= 1;
-        if let BatchWaiter::Future(waker) = &mut batch.waiter {
-            batch.arrived.push_back(index);
-            self.wakers.extend(waker.take());
-        }
-        if batch.left == 0 {
-            self.end_batch(handle);
-        }
-    }
-
-    /// All have ended: who is not on this shard is told.
-    fn end_batch(&mut self, handle: Handle) {
-        let is_here = |batch: &Batch| matches!(batch.waiter, BatchWaiter::Future(_));
-        if self.batches.get(handle).is_none_or(is_here) {
-            return;
-        }
-        let mut batch = self.batches.remove(handle).expect("just looked at");
-        let outcomes = batch.take_all();
-        if let BatchWaiter::Channel(sender) = batch.waiter {
-            // A caller that no longer listens has dropped its end.
-            drop(sender.send(Ok(outcomes)));
-        }
-    }
-
     /// All outcomes, in the order of the keys, once there are all; the batch is closed.
     pub fn poll_batch(&mut self, handle: Handle, waker: &Waker) -> Poll<Vec<RecvOutcome>> {
-        let batch = self.batches.get_mut(handle).expect("a future is polled after it was ready");
+        let batch = self.outcomes.batches.0.get_mut(handle).expect("a future is polled after it was ready");
         if batch.left > 0 {
             batch.waiter = BatchWaiter::Future(Some(waker.clone()));
             return Poll::Pending;
         }
         let outcomes = batch.take_all();
-        self.batches.remove(handle);
+        self.outcomes.batches.0.remove(handle);
         Poll::Ready(outcomes)
     }
 
     /// The next outcome that has come, with its number; `None` when all were taken.
     pub fn poll_next_of(&mut self, handle: Handle, waker: &Waker) -> Poll<Option<(usize, RecvOutcome)>> {
-        let Some(batch) = self.batches.get_mut(handle) else { return Poll::Ready(None) };
+        let Some(batch) = self.outcomes.batches.0.get_mut(handle) else { return Poll::Ready(None) };
         if let Some(index) = batch.arrived.pop_front() {
             let outcome = batch.outcomes[index as usize].take().expect("it has arrived once");
             return Poll::Ready(Some((index as usize, outcome)));
@@ -137,7 +144,7 @@ impl Node {
 
     /// The future is dropped: recvs of it that have not ended are given up.
     pub fn close_batch(&mut self, handle: Handle) {
-        let Some(batch) = self.batches.remove(handle) else { return };
+        let Some(batch) = self.outcomes.batches.0.remove(handle) else { return };
         for ticket in batch.tickets.into_iter().flatten() {
             self.cancel(ticket);
         }

@@ -9,7 +9,7 @@ use sealane_transport::limits::KEY_BYTES_MAX;
 use sealane_transport::session::{Ask, Unanswered};
 use sealane_transport::{Error, Handle, RecvOutcome, SendOutcome, Tray, Unreceived};
 
-use super::cells::{ClientOutcome, PullWaiter, RecvWaiter, SendWaiter, Sender};
+use super::cells::{PullWaiter, RecvWaiter, SendWaiter, Sender};
 use super::{Node, Pair, draining};
 use crate::rendezvous::{Deposited, Meeting, Parked, Scope, Unsent};
 use sealane_transport::tensor::Tensor;
@@ -217,27 +217,27 @@ impl Node {
 
     /// The cell of a future that waits for a tensor.
     pub fn open_recv(&mut self) -> Handle {
-        self.recv_cells.open()
+        self.outcomes.recv_cells.open()
     }
 
     /// The cell of a future that waits for a release.
     pub fn open_send(&mut self) -> Handle {
-        self.send_cells.open()
+        self.outcomes.send_cells.open()
     }
 
     /// The tensor that a future waits for.
     pub fn poll_recv(&mut self, cell: Handle, waker: &Waker) -> Poll<RecvOutcome> {
-        self.recv_cells.poll(cell, waker)
+        self.outcomes.recv_cells.poll(cell, waker)
     }
 
     /// The release that a future waits for.
     pub fn poll_send(&mut self, cell: Handle, waker: &Waker) -> Poll<SendOutcome> {
-        self.send_cells.poll(cell, waker)
+        self.outcomes.send_cells.poll(cell, waker)
     }
 
     /// The future is dropped: the recv is given up, its outcome too.
     pub fn close_recv(&mut self, cell: Handle, ticket: Option<Ticket>) {
-        self.recv_cells.close(cell);
+        self.outcomes.recv_cells.close(cell);
         if let Some(ticket) = ticket {
             self.cancel(ticket);
         }
@@ -245,53 +245,37 @@ impl Node {
 
     /// The future is dropped: the send goes on, nobody hears its outcome.
     pub fn close_send(&mut self, cell: Handle) {
-        self.send_cells.close(cell);
+        self.outcomes.send_cells.close(cell);
     }
 
     /// Tells a waiter how its recv ended.
     pub fn finish_recv(&mut self, waiter: RecvWaiter, outcome: RecvOutcome) {
-        match waiter {
-            RecvWaiter::Cell(cell) => self.recv_cells.finish(cell, outcome, &mut self.wakers),
-            // A caller that no longer listens has dropped its end.
-            RecvWaiter::Channel(sender) => drop(sender.send(outcome)),
-            RecvWaiter::Client(call) => self.client_outcomes.push((call, ClientOutcome::Received(outcome))),
-            RecvWaiter::Batch { batch, index } => self.finish_one(batch, index, outcome),
-            RecvWaiter::Pull(_) => unreachable!("pulls end with a tray"),
-        }
+        self.outcomes.finish_recv(waiter, outcome);
     }
 
     /// Gives a waiter the tray of its pull.
     pub fn finish_pull(&mut self, waiter: PullWaiter, tray: Tray) {
-        match waiter {
-            PullWaiter::Cell(cell) => self.pull_cells.finish(cell, tray, &mut self.wakers),
-            PullWaiter::Channel(sender) => drop(sender.send(Ok(tray))),
-            PullWaiter::Client(call) => self.client_outcomes.push((call, ClientOutcome::Pulled(tray))),
-        }
+        self.outcomes.finish_pull(waiter, tray);
     }
 
     /// The cell of a future that waits for a pull.
     pub fn open_pull(&mut self) -> Handle {
-        self.pull_cells.open()
+        self.outcomes.pull_cells.open()
     }
 
     /// The tray that a future waits for.
     pub fn poll_pull(&mut self, cell: Handle, waker: &Waker) -> Poll<Tray> {
-        self.pull_cells.poll(cell, waker)
+        self.outcomes.pull_cells.poll(cell, waker)
     }
 
     /// The future is dropped: the pull is given up. Its tray, unless a tensor is arriving in it at this moment.
     pub fn close_pull(&mut self, cell: Handle, pull: Option<Handle>) -> Option<Tray> {
-        let done = self.pull_cells.take(cell);
+        let done = self.outcomes.pull_cells.take(cell);
         done.or_else(|| self.cancel_pull(pull?))
     }
 
     /// Tells a waiter how its send ended.
     pub fn finish_send(&mut self, waiter: SendWaiter, outcome: SendOutcome) {
-        match waiter {
-            SendWaiter::Nobody => {}
-            SendWaiter::Cell(cell) => self.send_cells.finish(cell, outcome, &mut self.wakers),
-            SendWaiter::Channel(sender) => drop(sender.send(outcome)),
-            SendWaiter::Client(call) => self.client_outcomes.push((call, ClientOutcome::Sent(outcome))),
-        }
+        self.outcomes.finish_send(waiter, outcome);
     }
 }

@@ -113,9 +113,10 @@ impl<T> Cells<T> {
     /// Puts the outcome in; the future's waker goes to `wakers`. A closed cell drops it.
     pub(super) fn finish(&mut self, cell: Handle, outcome: T, wakers: &mut Vec<Waker>) {
         if let Some(slot) = self.0.get_mut(cell)
-            && let Cell::Waiting(waker) = std::mem::replace(slot, Cell::Done(outcome))
+            && let Cell::Waiting(waker) = slot
         {
-            wakers.extend(waker);
+            wakers.extend(waker.take());
+            *slot = Cell::Done(outcome);
         }
     }
 

@@ -15,6 +15,7 @@ mod events;
 mod local;
 mod local_pulls;
 mod memory;
+mod outcomes;
 mod peer;
 mod placement;
 mod plans;
@@ -36,19 +37,19 @@ use sealane_transport::error::LinkError;
 use sealane_transport::lane::{lane, shard_of};
 use sealane_transport::limits::{HELLO_BYTES_MAX, TASKS_PER_HELLO};
 use sealane_transport::session::Event;
-use sealane_transport::{Arena, Error, Handle, RecvOutcome, SendOutcome, SessionLimits, Tray};
+use sealane_transport::{Arena, Error, Handle, SessionLimits};
 
 use crate::rendezvous::{EndedSteps, Table};
 use crate::shelf::{PublishedShelf, Watcher};
-use batches::Batch;
 pub use batches::{BatchWaiter, FusedRequest};
 pub use calls::{RecvRequest, Ticket};
-use cells::{Cells, Sender};
+use cells::Sender;
 pub use cells::{ClientCall, ClientOutcome, PullWaiter, RecvWaiter, SendWaiter};
 pub use connect::{Answer, ConnectOrder, DialFailure, DialFailureKind};
 use local::LocalRecvs;
 pub use memory::Pool;
 use memory::TaskMemory;
+use outcomes::Outcomes;
 use peer::Peer;
 pub use plans::PullRequest;
 use plans::{Plan, UnderWay};
@@ -181,7 +182,6 @@ pub struct Node {
     /// Requests that went to another session than their tickets say.
     moved: HashMap<Ticket, Ticket>,
     local: LocalRecvs,
-    batches: Arena<Batch>,
     shelf: PublishedShelf,
     plans: Arena<Plan>,
     pulls: Arena<UnderWay>,
@@ -201,15 +201,11 @@ pub struct Node {
     local_pushes_earliest: Option<Instant>,
     /// Kept to reuse its memory; empty between calls.
     watchers: Vec<Watcher>,
+    outcomes: Outcomes,
     table: Table<Sender>,
     ended: EndedSteps,
     memory: TaskMemory,
     send_slab: Slab,
-    recv_cells: Cells<RecvOutcome>,
-    send_cells: Cells<SendOutcome>,
-    pull_cells: Cells<Tray>,
-    wakers: Vec<Waker>,
-    client_outcomes: Vec<(ClientCall, ClientOutcome)>,
     /// No new calls of clients, and no requests that would have to wait.
     draining: bool,
     /// Kept to reuse its memory; empty between calls.
@@ -255,7 +251,6 @@ impl Node {
             sessions: HashMap::new(),
             moved: HashMap::new(),
             local: LocalRecvs::new(settings.session.queued_requests_max),
-            batches: Arena::new(usize::MAX),
             shelf: PublishedShelf::new(settings.published_tensors_max),
             plans: Arena::new(usize::MAX),
             pulls: Arena::new(usize::MAX),
@@ -269,15 +264,11 @@ impl Node {
             filled_queues: Vec::new(),
             local_pushes_earliest: None,
             watchers: Vec::new(),
+            outcomes: Outcomes::default(),
             table: Table::new(settings.deposited_tensors_max),
             ended: EndedSteps::default(),
             memory: TaskMemory::new(receive_slab),
             send_slab,
-            recv_cells: Cells::default(),
-            send_cells: Cells::default(),
-            pull_cells: Cells::default(),
-            wakers: Vec::new(),
-            client_outcomes: Vec::new(),
             draining: false,
             events: VecDeque::new(),
             dirty: Vec::new(),
@@ -469,13 +460,13 @@ impl Node {
     /// Swaps the outcomes of clients' calls that wait with `other`, which must be empty.
     pub fn swap_client_outcomes(&mut self, other: &mut Vec<(ClientCall, ClientOutcome)>) {
         debug_assert!(other.is_empty());
-        std::mem::swap(&mut self.client_outcomes, other);
+        std::mem::swap(&mut self.outcomes.clients, other);
     }
 
     /// True if calls of clients have ended.
     #[inline]
     pub fn has_client_outcomes(&self) -> bool {
-        !self.client_outcomes.is_empty()
+        !self.outcomes.clients.is_empty()
     }
 
     /// The client process of a local task is gone, or another one: its tensors that wait are freed, requests that wait
@@ -498,13 +489,13 @@ impl Node {
 
     /// Moves the wakers of futures that can go on into `into`. Waking is the owner's, once it no longer holds the node.
     pub fn take_wakers(&mut self, into: &mut Vec<Waker>) {
-        into.append(&mut self.wakers);
+        into.append(&mut self.outcomes.wakers);
     }
 
     /// True if there are wakers or orders to take.
     #[inline]
     pub fn has_news(&self) -> bool {
-        !self.wakers.is_empty() || !self.orders.is_empty()
+        !self.outcomes.wakers.is_empty() || !self.orders.is_empty()
     }
 
     /// True if [`poll_order`](Self::poll_order) has something.

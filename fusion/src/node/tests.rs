@@ -19,11 +19,11 @@ use sealane_transport::lane::shard_of;
 use sealane_transport::link::{Frames, Landing, Receiver};
 use sealane_transport::loopback::{LoopbackLink, loopback};
 use sealane_transport::wire::{Greeting, Hello, RejectCode, WireError};
-use sealane_transport::{Code, Error, Handle, Link, SessionLimits};
+use sealane_transport::{Code, Error, Handle, Link, RecvOutcome, SendOutcome, SessionLimits};
 
 use super::{
-    Answer, ConnectOrder, DialFailure, DialFailureKind, Fuse, Node, NodeSettings, RecvOutcome, RecvRequest, RecvWaiter,
-    SendOutcome, SendWaiter, Ticket,
+    Answer, ConnectOrder, DialFailure, DialFailureKind, Fuse, Node, NodeSettings, RecvRequest, RecvWaiter, SendWaiter,
+    Ticket,
 };
 use sealane_transport::tensor::Tensor;
 

@@ -5,6 +5,7 @@ use std::time::Instant;
 use sealane_transport::error::LinkError;
 use sealane_transport::{Handle, Link};
 
+use super::outcomes::Ear;
 use super::{Fuse, Node};
 
 /// Bytes read from one link in one turn at most, so that a busy link does not starve its neighbours.
@@ -192,7 +193,8 @@ impl Node {
         if !peer.session.can_receive() {
             return 0;
         }
-        let mut inbound = peer.session.inbound(now, &self.memory);
+        let mut ear = Ear { table: &mut self.table, outcomes: &mut self.outcomes, counters: &mut self.counters };
+        let mut inbound = peer.session.inbound_to(now, &self.memory, &mut ear);
         let result = link.receive(&mut inbound, RECEIVE_BUDGET_BYTES);
         if let Ok(0) = result {
             return 0;
@@ -211,7 +213,7 @@ impl Node {
         };
         // A tensor for a client is released in a later turn, when its outcome is in the client's ring: a daemon that dies
         // before must not have told the producer that it arrived.
-        if peer.session.is_urgent() && !peer.blocked && self.client_outcomes.is_empty() {
+        if peer.session.is_urgent() && !peer.blocked && self.outcomes.clients.is_empty() {
             self.transmit(now, handle);
         } else if peer.session.has_output() {
             // Releases by themselves wait for the next turn: the task that got the tensor most often asks for more.

@@ -354,6 +354,17 @@ impl<S> Table<S> {
         Ok(Found::Tensor(tensor, handle))
     }
 
+    /// Ends the loan of a deposit that was taken; its sender.
+    #[inline]
+    pub fn settle_taken(&mut self, deposit: Handle, payload: Payload) -> Option<S> {
+        // First, while the sender is still in the table: memory of the caller's may panic when it is freed.
+        drop(payload);
+        match self.remove(deposit)?.state {
+            State::Lent { sender, .. } => Some(sender),
+            _ => None,
+        }
+    }
+
     /// Ends the loan of a deposit. Taken: its sender is to be told so. Given back: it waits again, unless another
     /// tensor has taken its place or its step has ended meanwhile, or a request waits for it.
     pub fn settle(&mut self, deposit: Handle, tensor: (TensorMeta, Payload), taken: bool) -> Settled<S> {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use sealane_runtime::Buffer;
 
 use super::control::{Control, ControlQueue};
-use super::receive::ReceiveMemory;
+use super::receive::{ReceiveMemory, Sink};
 use super::releases::ReleaseLog;
 use super::{Arrived, Event, Roster, Session, Unanswered};
 use crate::arena::{Arena, Handle};
@@ -60,8 +60,12 @@ struct Wanted<W> {
     destination: Option<Buffer>,
     /// The destination came with the request: it stays with it when a link is lost, unlike memory of the slab.
     brought: bool,
-    waiter: W,
+    /// Taken when the tensor has come.
+    waiter: Option<W>,
 }
+
+/// Why a request has its waiter.
+const STANDS: &str = "a waiter goes with its request";
 
 /// Keys kept for reuse, so that a request allocates nothing: at most this many.
 const SPARE_KEYS: usize = 4096;
@@ -230,7 +234,9 @@ impl<W> Consumer<W> {
     fn end<D>(&mut self, handle: Handle, error: Error, events: &mut VecDeque<Event<W, D>>) -> bool {
         let Some(wanted) = self.remove(handle) else { return false };
         let answer = Err(Unanswered { error, destination: wanted.destination });
-        events.push_back(Event::Answered { waiter: wanted.waiter, answer });
+        if let Some(waiter) = wanted.waiter {
+            events.push_back(Event::Answered { waiter, answer });
+        }
         true
     }
 
@@ -329,9 +335,7 @@ impl<W> Consumer<W> {
         memory: &dyn ReceiveMemory,
         events: &mut VecDeque<Event<W, D>>,
     ) -> Result<Landing, WireError> {
-        if self.releases.is_flooded(self.requests_max) {
-            return Err(WireError::BadValue { what: "answer past all requests", found: response.id.to_bits() });
-        }
+        self.check_flood(response.id)?;
         let place = self.place(response, memory, events);
         Ok(Landing {
             request: response.id,
@@ -344,6 +348,14 @@ impl<W> Consumer<W> {
         })
     }
 
+    fn check_flood(&self, id: Handle) -> Result<(), WireError> {
+        if self.releases.is_flooded(self.requests_max) {
+            return Err(WireError::BadValue { what: "answer past all requests", found: id.to_bits() });
+        }
+        Ok(())
+    }
+
+    #[inline]
     fn place<D>(
         &mut self,
         response: &Response<'_>,
@@ -373,17 +385,20 @@ impl<W> Consumer<W> {
     }
 
     /// A tensor is all there: its waiter gets it, and its producer the release.
-    pub(super) fn landed<D>(&mut self, landing: Landing, events: &mut VecDeque<Event<W, D>>) {
-        let arrived = match landing.place {
-            Place::Buffer(mut buffer) => self.remove(landing.request).map(|wanted| {
-                buffer.truncate(landing.total);
-                (wanted.waiter, Arrived { meta: landing.meta, buffer })
-            }),
+    pub(super) fn landed<D>(
+        &mut self,
+        landing: Landing,
+        sink: &mut Option<&mut dyn Sink<W, D>>,
+        events: &mut VecDeque<Event<W, D>>,
+    ) {
+        let waiter = match landing.place {
+            Place::Buffer(_) => self.finish(landing.request),
             Place::Nowhere => None,
         };
-        self.releases.push(landing.token, arrived.is_some());
-        if let Some((waiter, arrived)) = arrived {
-            events.push_back(Event::Answered { waiter, answer: Ok(arrived) });
+        self.releases.push(landing.token, waiter.is_some());
+        if let (Some(waiter), Place::Buffer(mut buffer)) = (waiter, landing.place) {
+            buffer.truncate(landing.total);
+            deliver(waiter, &landing.meta, buffer, sink, events);
         }
     }
 
@@ -396,18 +411,61 @@ impl<W> Consumer<W> {
         &mut self,
         small: &SmallResponse<'_>,
         memory: &dyn ReceiveMemory,
+        sink: &mut Option<&mut dyn Sink<W, D>>,
         events: &mut VecDeque<Event<W, D>>,
     ) -> Result<(), WireError> {
         let SmallResponse { id, token, meta, payload } = *small;
-        let mut landing =
-            self.land(&Response { id, token, payload_bytes: payload.len() as u64, meta }, memory, events)?;
-        landing.take(payload);
-        self.landed(landing, events);
+        self.check_flood(id)?;
+        let response = Response { id, token, payload_bytes: payload.len() as u64, meta };
+        let Place::Buffer(mut buffer) = self.place(&response, memory, events) else {
+            self.releases.push(token, false);
+            return Ok(());
+        };
+        buffer.truncate(payload.len());
+        buffer.copy_from_slice(payload);
+        let waiter = self.finish(id).expect("a request that has a place stands");
+        self.releases.push(token, true);
+        deliver(waiter, meta, buffer, sink, events);
         Ok(())
+    }
+
+    /// Takes a request out that has its tensor.
+    #[inline]
+    fn finish(&mut self, handle: Handle) -> Option<W> {
+        let (in_flight, spare_keys) = (&mut self.in_flight, &mut self.spare_keys);
+        let waiter = self.wanted.remove_with(handle, |wanted| {
+            *in_flight -= usize::from(wanted.state == State::Asked && !wanted.fused);
+            if spare_keys.len() < SPARE_KEYS {
+                spare_keys.push(std::mem::take(&mut wanted.key));
+            }
+            wanted.waiter.take()
+        })?;
+        if self.wanted.is_empty() {
+            self.earliest = None;
+        }
+        waiter
     }
 
     pub(super) fn acknowledge(&mut self, sequence: u64) -> bool {
         self.releases.acknowledge(sequence)
+    }
+}
+
+/// Gives a waiter its tensor: at once where the owner wants it so, else as an event.
+#[inline]
+fn deliver<W, D>(
+    waiter: W,
+    meta: &[u8],
+    buffer: Buffer,
+    sink: &mut Option<&mut dyn Sink<W, D>>,
+    events: &mut VecDeque<Event<W, D>>,
+) {
+    match sink {
+        Some(sink) => sink.arrived(waiter, meta, buffer),
+        None => {
+            let arrived = Arrived { meta: Meta::from_slice(meta), buffer };
+            events.push_back(Event::Answered { waiter, answer: Ok(arrived) });
+        }
     }
 }
 
@@ -472,7 +530,7 @@ impl<W, D: PartialEq> Session<W, D> {
             fused,
             brought: ask.destination.is_some(),
             destination: ask.destination,
-            waiter: ask.waiter,
+            waiter: Some(ask.waiter),
         };
         match consumer.wanted.insert(wanted) {
             Ok(handle) => {
@@ -483,7 +541,7 @@ impl<W, D: PartialEq> Session<W, D> {
             Err(wanted) => {
                 let reason = format!("{} requests to {} wait already", self.limits.queued_requests_max, self.peer);
                 let error = Error::full("fusion.queued_requests_max", reason);
-                Err((Unanswered { error, destination: wanted.destination }, wanted.waiter))
+                Err((Unanswered { error, destination: wanted.destination }, wanted.waiter.expect(STANDS)))
             }
         }
     }
@@ -496,7 +554,7 @@ impl<W, D: PartialEq> Session<W, D> {
         if known && self.attached.is_some() {
             self.control.push(Control::Cancel(handle));
         }
-        Some((wanted.waiter, wanted.destination))
+        Some((wanted.waiter?, wanted.destination))
     }
 
     /// True until the request of that handle has ended or was taken out.
@@ -554,7 +612,7 @@ impl<W, D: PartialEq> Session<W, D> {
                 key: &key,
                 deadline: wanted.deadline,
                 destination: wanted.destination,
-                waiter: wanted.waiter,
+                waiter: wanted.waiter.expect(STANDS),
             };
             each(handle, ask);
         }

@@ -46,7 +46,7 @@ pub use puller::PullAsk;
 use puller::Puller;
 pub use pusher::PushAsk;
 use pusher::Pusher;
-pub use receive::{Inbound, ReceiveMemory};
+pub use receive::{Inbound, ReceiveMemory, Sink};
 use server::Server;
 pub use server::{EmptyShelf, Named, Shelf, Shelved, Wait};
 
@@ -215,7 +215,7 @@ impl<W, D: PartialEq> Session<W, D> {
             epoch: 0,
             attached: None,
             going_away: None,
-            outbox: Outbox::default(),
+            outbox: Outbox::new(limits.turn_bytes, limits.turn_payloads),
             control: ControlQueue::default(),
             consumer: Consumer::new(&limits),
             producer: Producer::new(&limits),

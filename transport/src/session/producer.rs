@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use hashbrown::HashMap;
 
 use super::control::Control;
-use super::{Event, Session, failure_of};
+use super::{Event, Session, Sink, failure_of};
 use crate::arena::{Arena, Handle};
 use crate::error::Error;
 use crate::limits::{GROUP_BYTES, INLINE_PAYLOAD_BYTES, RELEASE_ACK_EVERY, SessionLimits};
@@ -20,7 +20,8 @@ struct Served<D> {
     meta: Meta,
     /// `None` while the outbox or the link has it.
     payload: Option<Payload>,
-    deposit: D,
+    /// Taken with the release.
+    deposit: Option<D>,
     /// It was handed to the link that stands, and counts as bytes in flight.
     in_flight: bool,
     /// The release, if it came while the link still had the payload.
@@ -168,6 +169,7 @@ impl<D> Producer<D> {
         &mut self,
         sequence: u64,
         entries: impl Iterator<Item = (Handle, bool)>,
+        sink: &mut Option<&mut dyn Sink<W, D>>,
         events: &mut VecDeque<Event<W, D>>,
     ) -> Option<bool> {
         if sequence > self.release_seen {
@@ -176,7 +178,10 @@ impl<D> Producer<D> {
         let seen_before = (self.release_seen - sequence) as usize;
         for (token, taken) in entries.skip(seen_before) {
             self.release_seen += 1;
-            self.settle(token, taken, events);
+            match sink {
+                Some(sink) if taken => self.take(token, *sink, events),
+                _ => self.settle(token, taken, events),
+            }
         }
         let due = self.acknowledge_next || self.release_seen - self.release_acknowledged >= RELEASE_ACK_EVERY;
         if due {
@@ -184,6 +189,23 @@ impl<D> Producer<D> {
             self.release_acknowledged = self.release_seen;
         }
         Some(due)
+    }
+
+    /// A tensor was taken: its owner hears so at once, unless the link still has the payload.
+    #[inline]
+    fn take<W>(&mut self, token: Handle, sink: &mut dyn Sink<W, D>, events: &mut VecDeque<Event<W, D>>) {
+        if self.served.get(token).is_none_or(|served| served.payload.is_none()) || !self.stale.is_empty() {
+            return self.settle(token, true, events);
+        }
+        let in_flight_bytes = &mut self.in_flight_bytes;
+        let taken = self.served.remove_with(token, |served| {
+            let payload = served.payload.take().unwrap_or_default();
+            *in_flight_bytes -= if served.in_flight { payload.len() } else { 0 };
+            (served.deposit.take(), payload)
+        });
+        if let Some((Some(deposit), payload)) = taken {
+            sink.taken(deposit, payload);
+        }
     }
 
     #[inline]
@@ -201,7 +223,9 @@ impl<D> Producer<D> {
             self.stale.remove(&served.request);
         }
         let tensor = (served.meta, served.payload.expect("just looked at"));
-        events.push_back(Event::Settled { deposit: served.deposit, tensor, taken });
+        if let Some(deposit) = served.deposit {
+            events.push_back(Event::Settled { deposit, tensor, taken });
+        }
     }
 
     /// The link is gone; the outbox has given every payload back.
@@ -255,7 +279,14 @@ impl<W, D: PartialEq> Session<W, D> {
             self.refuse(id, &Error::full("transport.tensor_bytes_max", reason));
             return Err((meta, payload, deposit));
         }
-        let served = Served { request: id, meta, payload: Some(payload), deposit, in_flight: false, settled: None };
+        let served = Served {
+            request: id,
+            meta,
+            payload: Some(payload),
+            deposit: Some(deposit),
+            in_flight: false,
+            settled: None,
+        };
         match self.producer.served.insert(served) {
             Ok(token) => {
                 self.producer.to_answer.push_back(token);
@@ -265,7 +296,7 @@ impl<W, D: PartialEq> Session<W, D> {
                 let reason = format!("{} tensors are unreleased", self.limits.parked_requests_max);
                 self.refuse(id, &Error::full("fusion.parked_requests_max", reason));
                 let payload = served.payload.expect("not handed to a link yet");
-                Err((served.meta, payload, served.deposit))
+                Err((served.meta, payload, served.deposit.expect("just put there")))
             }
         }
     }

@@ -9,7 +9,8 @@ use super::{Asked, Event, Session};
 use crate::arena::Handle;
 use crate::error::Error;
 use crate::link::{Frames, Landing, LandingOf, Place, Receiver};
-use crate::wire::{self, Frame, PullFrame, PushFrame, Request, Response, WireError};
+use crate::payload::Payload;
+use crate::wire::{self, Frame, PullFrame, PushFrame, Release, Request, Response, WireError};
 
 /// Memory for tensors that come without a place of their own.
 pub trait ReceiveMemory {
@@ -28,9 +29,21 @@ pub trait ReceiveMemory {
     }
 }
 
+/// An owner that takes tensors and releases as they come, instead of as events afterwards.
+pub trait Sink<W, D> {
+    /// The tensor of a request.
+    fn arrived(&mut self, waiter: W, meta: &[u8], buffer: Buffer);
+
+    /// A tensor of this side was taken by its consumer.
+    fn taken(&mut self, deposit: D, payload: Payload);
+}
+
 /// One slab for all tasks.
 impl ReceiveMemory for Slab {
     fn allocate(&self, _consumer: u16, len: usize) -> Result<Buffer, Error> {
+        if len <= Buffer::OWN_BYTES {
+            return Ok(Buffer::of_len(len));
+        }
         Slab::allocate(self, len).map_err(|full| Error::full("runtime.slab_receive_bytes", full.to_string()))
     }
 }
@@ -39,6 +52,7 @@ impl ReceiveMemory for Slab {
 pub struct Inbound<'a, W, D> {
     session: &'a mut Session<W, D>,
     memory: &'a dyn ReceiveMemory,
+    sink: Option<&'a mut dyn Sink<W, D>>,
     now: Instant,
 }
 
@@ -48,7 +62,17 @@ impl<W, D: PartialEq> Session<W, D> {
         if self.events.is_empty() {
             self.event_keys.clear();
         }
-        Inbound { session: self, memory, now }
+        Inbound { session: self, memory, sink: None, now }
+    }
+
+    /// The same, for an owner that takes tensors and releases as they come.
+    pub fn inbound_to<'a>(
+        &'a mut self,
+        now: Instant,
+        memory: &'a dyn ReceiveMemory,
+        sink: &'a mut dyn Sink<W, D>,
+    ) -> Inbound<'a, W, D> {
+        Inbound { sink: Some(sink), ..self.inbound(now, memory) }
     }
 
     /// Bytes came in: the peer lives.
@@ -112,14 +136,7 @@ impl<W, D: PartialEq> Session<W, D> {
             }
             Frame::Parked { id } => self.consumer.parked(id),
             Frame::Cancel { id } => self.events.push_back(Event::Withdrawn(id)),
-            Frame::Release(release) => {
-                let entries = release.entries.iter();
-                match self.producer.release(release.sequence, entries, &mut self.events) {
-                    Some(false) => {}
-                    Some(true) => self.control.push_answer(Control::Released(self.producer.release_seen())),
-                    None => return Err(WireError::BadValue { what: "release number", found: release.sequence }),
-                }
-            }
+            Frame::Release(_) => unreachable!("the caller takes these in"),
             Frame::Released { sequence } => {
                 if !self.consumer.acknowledge(sequence) {
                     return Err(WireError::BadValue { what: "acknowledged release number", found: sequence });
@@ -176,6 +193,17 @@ impl<W, D: PartialEq> Inbound<'_, W, D> {
         let session = &mut *self.session;
         session.consumer.land(response, self.memory, &mut session.events)
     }
+
+    fn released(&mut self, release: &Release<'_>) -> Result<(), WireError> {
+        let session = &mut *self.session;
+        let entries = release.entries.iter();
+        match session.producer.release(release.sequence, entries, &mut self.sink, &mut session.events) {
+            Some(false) => {}
+            Some(true) => session.control.push_answer(Control::Released(session.producer.release_seen())),
+            None => return Err(WireError::BadValue { what: "release number", found: release.sequence }),
+        }
+        Ok(())
+    }
 }
 
 impl<W, D: PartialEq> Receiver for Inbound<'_, W, D> {
@@ -202,8 +230,12 @@ impl<W, D: PartialEq> Receiver for Inbound<'_, W, D> {
                 Frame::Responses(responses) => {
                     let session = &mut *self.session;
                     for small in responses.iter() {
-                        session.consumer.take(&small?, self.memory, &mut session.events)?;
+                        session.consumer.take(&small?, self.memory, &mut self.sink, &mut session.events)?;
                     }
+                    continue;
+                }
+                Frame::Release(release) => {
+                    self.released(&release)?;
                     continue;
                 }
                 frame => {
@@ -232,7 +264,7 @@ impl<W, D: PartialEq> Receiver for Inbound<'_, W, D> {
             }
             (LandingOf::Part { .. } | LandingOf::Push { .. }, Place::Nowhere) => {}
             (LandingOf::Response, place) => {
-                session.consumer.landed(Landing { place, ..landing }, &mut session.events);
+                session.consumer.landed(Landing { place, ..landing }, &mut self.sink, &mut session.events);
             }
         }
     }

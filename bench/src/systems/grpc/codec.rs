@@ -4,11 +4,25 @@ use bytes::{Buf, BufMut, Bytes};
 use tonic::Status;
 use tonic::codec::{BufferSettings, Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 
+use crate::limits::REQUEST_BYTES;
+
 /// gRPC's own header before each message: a flag and a length.
-const HEADER_BYTES: usize = 5;
+pub(super) const HEADER_BYTES: usize = 5;
 
 /// How many buffered bytes a stream hands on at once; a unary message is always handed on whole.
-const YIELD_BYTES: usize = 32 << 10;
+pub(super) const YIELD_BYTES: usize = 32 << 10;
+
+/// The request for the tensor of a number.
+pub(super) fn request_for(number: usize) -> Bytes {
+    let mut request = [0; REQUEST_BYTES];
+    request[..4].copy_from_slice(&(number as u32).to_le_bytes());
+    Bytes::copy_from_slice(&request)
+}
+
+/// The number in a request; `None` if it is none.
+pub(super) fn number_in(request: &[u8]) -> Option<usize> {
+    request.first_chunk().map(|bytes| u32::from_le_bytes(*bytes) as usize)
+}
 
 /// Passes bytes through as they are.
 #[derive(Clone, Copy, Debug)]

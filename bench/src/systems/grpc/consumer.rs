@@ -12,12 +12,12 @@ use tonic::client::Grpc;
 use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::Channel;
 
-use super::codec::BytesCodec;
+use super::codec::{BytesCodec, request_for};
 use super::connection::spin;
-use super::service::METHOD;
-use super::{NAME, failed};
+use super::service::PULL;
+use super::{NAME, failed, steps};
 use crate::error::BenchError;
-use crate::limits::{REQUEST_BYTES, STALL_LIMIT};
+use crate::limits::{REQUEST_BYTES, STALL_LIMIT, STEP_TENSORS_MAX};
 use crate::plan::{Bench, Plan};
 use crate::sample::{Metric, Sample, record_round_trip, round_trip_histogram};
 use crate::stopwatch::{RoundClock, Tally};
@@ -30,7 +30,8 @@ pub(super) fn measure(
     plan: &Plan,
     length: Duration,
 ) -> Result<Sample, BenchError> {
-    let caller = Caller::new(channel.clone(), plan.size_bytes);
+    let largest = plan.step.iter().sum::<usize>().max(plan.size_bytes);
+    let caller = Caller::new(channel.clone(), plan.size_bytes, largest);
     if plan.bench == Bench::Latency && !plan.polling {
         return sleepy_round_trips(runtime, caller, plan, length);
     }
@@ -47,37 +48,38 @@ pub(super) fn measure(
                 let gigabytes = per_second * plan.size_bytes as f64 / 1e9;
                 Ok(Sample::figure(Metric::GigabytesPerSecond, gigabytes))
             }
-            none @ (Bench::Connect | Bench::Idle) => none.moves_none(),
+            Bench::Fuse => steps::measure(caller, plan, length).await,
+            none => none.is_measured_elsewhere(),
         }
     })
 }
 
 /// Makes one call at a time; a window of them makes calls at once.
 #[derive(Clone)]
-struct Caller {
+pub(super) struct Caller {
     client: Grpc<Channel>,
     request: Bytes,
     size_bytes: usize,
 }
 
 impl Caller {
-    fn new(channel: Channel, size_bytes: usize) -> Self {
-        let client = Grpc::new(channel).max_decoding_message_size(size_bytes);
-        Self { client, request: Bytes::from_static(&[0; REQUEST_BYTES]), size_bytes }
+    /// Asks for tensors of so many bytes; the largest answer is twice `largest` and some, for what is around many.
+    fn new(channel: Channel, size_bytes: usize, largest: usize) -> Self {
+        let client = Grpc::new(channel).max_decoding_message_size(2 * largest + STEP_TENSORS_MAX);
+        Self { client, request: request_for(0), size_bytes }
+    }
+
+    /// Calls a method, and gives the message that it answers with.
+    pub(super) async fn call(&mut self, method: &'static str, request: Bytes) -> Result<Bytes, BenchError> {
+        self.client.ready().await.map_err(failed("get ready for a call"))?;
+        let codec = BytesCodec { message_bytes: REQUEST_BYTES };
+        let path = PathAndQuery::from_static(method);
+        let response = self.client.unary(Request::new(request), path, codec).await.map_err(failed("call"))?;
+        Ok(response.into_inner())
     }
 
     async fn pull(&mut self) -> Result<(), BenchError> {
-        self.client.ready().await.map_err(failed("get ready for a call"))?;
-        let response = self
-            .client
-            .unary(
-                Request::new(self.request.clone()),
-                PathAndQuery::from_static(METHOD),
-                BytesCodec { message_bytes: REQUEST_BYTES },
-            )
-            .await
-            .map_err(failed("call"))?;
-        let received = response.get_ref().len();
+        let received = self.call(PULL, self.request.clone()).await?.len();
         if received != self.size_bytes {
             return Err(BenchError::WrongReply { system: NAME, expected: self.size_bytes, received });
         }

@@ -1,4 +1,5 @@
-//! The baseline `grpc`: unary calls through tonic, with the settings that served it best here.
+//! The baseline `grpc`: unary calls through tonic, with the settings that served it best here. A step of many tensors is
+//! measured twice: a call a tensor, and one call whose answer is one message with all.
 //!
 //! Tensors pass as bytes without a protobuf message around them, the service is mounted without a
 //! router, HTTP/2's windows and frames are as large as they may be, and each side runs a
@@ -7,7 +8,9 @@
 mod codec;
 mod connection;
 mod consumer;
+mod repeated;
 mod service;
+mod steps;
 
 use std::error::Error;
 use std::future::pending;
@@ -22,7 +25,7 @@ use tonic::transport::server::Connected;
 use crate::error::BenchError;
 use crate::limits::DUPLEX_BYTES;
 use crate::peer::{Peer, PeerJob, PeerProgram, PeerReady, announce};
-use crate::plan::{Link, Plan};
+use crate::plan::{Bench, Fuse, Link, Plan};
 use crate::sample::Sample;
 use crate::system::System;
 use crate::systems::meeting::Meeting;
@@ -71,7 +74,8 @@ impl Unary {
     pub(super) fn in_memory(plan: &Plan) -> Result<Self, BenchError> {
         let runtime = runtime()?;
         let (near, far) = tokio::io::duplex(DUPLEX_BYTES);
-        runtime.spawn(service::serve(far, plan.size_bytes));
+        let sizes = sizes(plan);
+        runtime.spawn(async move { service::serve(far, &sizes).await });
         let channel = runtime.block_on(connection::open(near))?;
         Ok(Self { plan: plan.clone(), congestion: None, channel, runtime, peer: None })
     }
@@ -83,6 +87,9 @@ impl System for Unary {
     }
 
     fn variant(&self) -> String {
+        if self.plan.bench == Bench::Fuse && self.plan.fuse == Fuse::Receive {
+            return "one message".to_owned();
+        }
         match self.plan.link {
             Link::Shm => "unary, Unix socket".to_owned(),
             Link::Tcp | Link::Loopback => "unary".to_owned(),
@@ -132,9 +139,14 @@ where
 {
     runtime()?.block_on(async {
         let _spinner = plan.polling.then(connection::spin);
-        service::serve(adopt()?, plan.size_bytes).await?;
+        service::serve(adopt()?, &sizes(plan)).await?;
         pending().await
     })
+}
+
+/// Bytes of the tensors that are served.
+fn sizes(plan: &Plan) -> Vec<usize> {
+    if plan.step.is_empty() { vec![plan.size_bytes] } else { plan.step.clone() }
 }
 
 fn runtime() -> Result<Runtime, BenchError> {

@@ -1,7 +1,8 @@
-//! The producer: one method that answers any request with the tensor.
+//! The producer: a method that answers with a tensor, and one that answers with all. No router is around them.
 
 use std::convert::Infallible;
 use std::future::{Ready, ready};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use futures_util::stream::{self, StreamExt};
@@ -13,20 +14,24 @@ use tonic::transport::Server;
 use tonic::transport::server::Connected;
 use tonic::{Request, Response, Status};
 
-use super::codec::BytesCodec;
+use super::codec::{BytesCodec, number_in};
 use super::failed;
+use super::repeated::{RepeatedCodec, message_bytes};
 use crate::error::BenchError;
-use crate::limits::{GRPC_FRAME_BYTES, GRPC_WINDOW_BYTES};
+use crate::limits::{FILL, GRPC_FRAME_BYTES, GRPC_WINDOW_BYTES};
 
-/// Where the method is mounted; the service does not look, as there is no other.
-pub(super) const METHOD: &str = "/sealane.bench.Tensors/Pull";
+/// Answers with one tensor: the one of the number that is the request's first bytes.
+pub(super) const PULL: &str = "/sealane.bench.Tensors/Pull";
+
+/// Answers with all tensors in one message.
+pub(super) const PULL_ALL: &str = "/sealane.bench.Tensors/PullAll";
 
 /// Serves one connection until its task ends; returns at once, the runtime carries on.
-pub(super) async fn serve<C>(connection: C, size_bytes: usize) -> Result<(), BenchError>
+pub(super) async fn serve<C>(connection: C, sizes: &[usize]) -> Result<(), BenchError>
 where
     C: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
 {
-    let service = Tensors { tensor: Bytes::from(vec![0; size_bytes]) };
+    let service = Tensors(sizes.iter().map(|&bytes| Bytes::from(vec![FILL; bytes])).collect());
     let connections = stream::once(ready(Ok::<_, Infallible>(connection))).chain(stream::pending());
     Server::builder()
         .initial_stream_window_size(GRPC_WINDOW_BYTES)
@@ -39,16 +44,28 @@ where
 }
 
 #[derive(Clone, Debug)]
-struct Tensors {
-    tensor: Bytes,
-}
+struct Tensors(Arc<[Bytes]>);
 
 impl UnaryService<Bytes> for Tensors {
     type Response = Bytes;
     type Future = Ready<Result<Response<Bytes>, Status>>;
 
+    fn call(&mut self, request: Request<Bytes>) -> Self::Future {
+        let tensor = number_in(request.get_ref()).and_then(|number| self.0.get(number));
+        ready(tensor.map(|tensor| Response::new(tensor.clone())).ok_or_else(|| Status::not_found("no such tensor")))
+    }
+}
+
+/// The other method.
+#[derive(Clone, Debug)]
+struct All(Tensors);
+
+impl UnaryService<Bytes> for All {
+    type Response = Arc<[Bytes]>;
+    type Future = Ready<Result<Response<Arc<[Bytes]>>, Status>>;
+
     fn call(&mut self, _request: Request<Bytes>) -> Self::Future {
-        ready(Ok(Response::new(self.tensor.clone())))
+        ready(Ok(Response::new(self.0.0.clone())))
     }
 }
 
@@ -64,7 +81,11 @@ impl Service<http::Request<Body>> for Tensors {
     fn call(&mut self, request: http::Request<Body>) -> Self::Future {
         let service = self.clone();
         Box::pin(async move {
-            let codec = BytesCodec { message_bytes: service.tensor.len() };
+            if request.uri().path() == PULL_ALL {
+                let codec = RepeatedCodec { message_bytes: message_bytes(&service.0) };
+                return Ok(Grpc::new(codec).unary(All(service), request).await);
+            }
+            let codec = BytesCodec { message_bytes: service.0.first().map_or(0, Bytes::len) };
             Ok(Grpc::new(codec).unary(service, request).await)
         })
     }

@@ -1,6 +1,6 @@
 //! What the raw consumer and producer need of a link, and how long they wait for it.
 
-use std::io;
+use std::io::{self, IoSlice, IoSliceMut};
 use std::time::{Duration, Instant};
 
 use crate::limits::{IDLE_PASSES_A_LOOK, STALL_LIMIT};
@@ -12,6 +12,16 @@ pub(super) trait Channel {
 
     /// Fills some bytes of `target`, 0 when nothing is there now; the end is an error.
     fn receive(&mut self, target: &mut [u8]) -> io::Result<usize>;
+
+    /// As `send`, from several places in turn.
+    fn send_vectored(&mut self, sources: &[IoSlice<'_>]) -> io::Result<usize> {
+        sources.first().map_or(Ok(0), |source| self.send(source))
+    }
+
+    /// As `receive`, to several places in turn.
+    fn receive_vectored(&mut self, targets: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        targets.first_mut().map_or(Ok(0), |target| self.receive(target))
+    }
 
     /// Called when nothing moved: where both sides share a thread, the other side's turn.
     fn idle(&mut self) -> io::Result<()>;

@@ -4,12 +4,17 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use super::channel::{Channel, Patience, receive_exact, send_all};
+use super::pieces::Pieces;
 use super::producer::{GO, LAST, STOP};
 use crate::limits::{FUSED_BYTES_MAX, REQUEST_BYTES};
 use crate::plan::{Fuse, Plan};
 use crate::sample::{Metric, Sample, record_round_trip, round_trip_histogram};
+use crate::step_tally::StepTally;
 use crate::stopwatch::{RoundClock, Tally};
 use crate::systems::gap::pass;
+
+/// A request and an answer.
+const MESSAGES_A_STEP: f64 = 2.0;
 
 /// One request at a time, each answered by a whole tensor.
 pub(super) fn round_trips(channel: &mut impl Channel, plan: &Plan, length: Duration) -> io::Result<Sample> {
@@ -53,7 +58,7 @@ pub(super) fn rate(channel: &mut impl Channel, plan: &Plan, length: Duration) ->
         while to_ask > 0 {
             let write = match plan.fuse {
                 Fuse::Off => (to_ask - 1) % REQUEST_BYTES + 1,
-                Fuse::Turn => to_ask.min(requests.len()),
+                Fuse::Turn | Fuse::Receive | Fuse::Plan => to_ask.min(requests.len()),
             };
             let sent = channel.send(&requests[..write])?;
             if sent == 0 {
@@ -94,4 +99,30 @@ pub(super) fn bandwidth(channel: &mut impl Channel, plan: &Plan, length: Duratio
     }
     let gigabytes_per_second = tally.per_second() * plan.size_bytes as f64 / 1e9;
     Ok(Sample::figure(Metric::GigabytesPerSecond, gigabytes_per_second))
+}
+
+/// One request a step, answered by all its tensors at once, each of which goes to its own buffer.
+pub(super) fn steps(
+    channel: &mut impl Channel,
+    plan: &Plan,
+    pieces: &mut Pieces,
+    length: Duration,
+) -> io::Result<Sample> {
+    let request = [0; REQUEST_BYTES];
+    let mut tally = StepTally::start(Instant::now(), length);
+    loop {
+        let began = Instant::now();
+        send_all(channel, &request)?;
+        pieces.rewind();
+        let mut patience = Patience::default();
+        while !pieces.is_done() {
+            let received = channel.receive_vectored(&mut pieces.left_to_fill())?;
+            pieces.advance(received);
+            patience.passed(channel, received)?;
+        }
+        pieces.scatter();
+        if tally.completed(began, Instant::now()) {
+            return Ok(tally.sample(plan, MESSAGES_A_STEP));
+        }
+    }
 }

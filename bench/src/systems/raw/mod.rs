@@ -7,7 +7,9 @@
 mod calls;
 mod channel;
 mod consumer;
+pub(super) mod fanin;
 mod memory;
+mod pieces;
 mod producer;
 mod shared;
 mod tcp;
@@ -21,10 +23,11 @@ use crate::peer::{Peer, PeerJob, PeerProgram, PeerReady, announce};
 use crate::plan::{Bench, Fuse, Plan};
 use crate::sample::Sample;
 use crate::system::System;
-use crate::systems::sockets;
+use crate::systems::{arrival, sockets};
 
 use channel::Channel;
 use memory::MemoryChannel;
+use pieces::Pieces;
 use producer::RawProducer;
 use tcp::TcpChannel;
 
@@ -138,11 +141,16 @@ fn is_end(error: &io::Error) -> bool {
 }
 
 fn measure(channel: &mut impl Channel, plan: &Plan, length: Duration) -> Result<Sample, BenchError> {
+    if plan.bench == Bench::Fuse {
+        let mut pieces = Pieces::new(&plan.step, 0);
+        let sample = consumer::steps(channel, plan, &mut pieces, length).map_err(explained)?;
+        return arrival::check(NAME, pieces.tensors()).map(|()| sample);
+    }
     let sample = match plan.bench {
         Bench::Latency => consumer::round_trips(channel, plan, length),
         Bench::Rate => consumer::rate(channel, plan, length),
         Bench::Bandwidth => consumer::bandwidth(channel, plan, length),
-        none @ (Bench::Connect | Bench::Idle) => none.moves_none(),
+        none => none.is_measured_elsewhere(),
     };
     sample.map_err(explained)
 }
@@ -160,8 +168,9 @@ fn variant(plan: &Plan) -> String {
     match (plan.bench, plan.fuse) {
         (Bench::Latency, _) => waiting.to_owned(),
         (Bench::Rate, Fuse::Off) => format!("{waiting}, a write each"),
-        (Bench::Rate, Fuse::Turn) => format!("{waiting}, fused writes"),
+        (Bench::Rate, Fuse::Turn | Fuse::Receive | Fuse::Plan) => format!("{waiting}, fused writes"),
         (Bench::Bandwidth, _) => format!("{waiting}, one stream"),
-        (none @ (Bench::Connect | Bench::Idle), _) => none.moves_none(),
+        (Bench::Fuse, _) => format!("{waiting}, one request"),
+        (none, _) => none.is_measured_elsewhere(),
     }
 }

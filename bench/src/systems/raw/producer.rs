@@ -5,7 +5,8 @@
 use std::io;
 
 use super::channel::Channel;
-use crate::limits::{FUSED_BYTES_MAX, REQUEST_BYTES};
+use super::pieces::Pieces;
+use crate::limits::{FILL, FUSED_BYTES_MAX, REQUEST_BYTES};
 use crate::plan::{Bench, Fuse, Plan};
 
 /// First byte of a streamed tensor: more follow.
@@ -24,6 +25,8 @@ pub(super) enum RawProducer {
     Answers(Answers),
     /// For bandwidth.
     Streams(Streams),
+    /// For fuse.
+    Steps(Steps),
 }
 
 impl RawProducer {
@@ -31,7 +34,8 @@ impl RawProducer {
         match plan.bench {
             Bench::Latency | Bench::Rate => Self::Answers(Answers::new(plan)),
             Bench::Bandwidth => Self::Streams(Streams::new(plan.size_bytes)),
-            none @ (Bench::Connect | Bench::Idle) => none.moves_none(),
+            Bench::Fuse => Self::Steps(Steps::new(&plan.step)),
+            none => none.is_measured_elsewhere(),
         }
     }
 
@@ -40,6 +44,7 @@ impl RawProducer {
         match self {
             Self::Answers(answers) => answers.turn(channel),
             Self::Streams(streams) => streams.turn(channel),
+            Self::Steps(steps) => steps.turn(channel),
         }
     }
 }
@@ -66,7 +71,7 @@ impl Answers {
             size: plan.size_bytes,
             fuse: plan.fuse,
             inbox: vec![0; FUSED_BYTES_MAX].into_boxed_slice(),
-            tensors: vec![0; at_once * plan.size_bytes].into_boxed_slice(),
+            tensors: vec![FILL; at_once * plan.size_bytes].into_boxed_slice(),
             asked_bytes: 0,
             owed_bytes: 0,
         }
@@ -80,7 +85,7 @@ impl Answers {
             let write = match self.fuse {
                 // What is left of the tensor that the last write may have cut.
                 Fuse::Off => (self.owed_bytes - 1) % self.size + 1,
-                Fuse::Turn => self.owed_bytes.min(self.tensors.len()),
+                Fuse::Turn | Fuse::Receive | Fuse::Plan => self.owed_bytes.min(self.tensors.len()),
             };
             let sent = channel.send(&self.tensors[..write])?;
             if sent == 0 {
@@ -102,7 +107,7 @@ pub(super) struct Streams {
 
 impl Streams {
     fn new(size: usize) -> Self {
-        Self { tensor: vec![0; size].into_boxed_slice(), sent: None }
+        Self { tensor: vec![FILL; size].into_boxed_slice(), sent: None }
     }
 
     fn turn(&mut self, channel: &mut impl Channel) -> io::Result<()> {
@@ -123,6 +128,37 @@ impl Streams {
             (true, LAST) => None,
             (true, _) => Some(0),
         };
+        Ok(())
+    }
+}
+
+/// Answers each request of `REQUEST_BYTES`, of which there is one at a time, with all tensors of a step.
+#[derive(Debug)]
+pub(super) struct Steps {
+    pieces: Pieces,
+    request: [u8; REQUEST_BYTES],
+    /// Bytes of the request that came in.
+    asked_bytes: usize,
+}
+
+impl Steps {
+    fn new(sizes: &[usize]) -> Self {
+        Self { pieces: Pieces::new(sizes, FILL), request: [0; REQUEST_BYTES], asked_bytes: 0 }
+    }
+
+    fn turn(&mut self, channel: &mut impl Channel) -> io::Result<()> {
+        if self.asked_bytes < REQUEST_BYTES {
+            self.asked_bytes += channel.receive(&mut self.request[self.asked_bytes..])?;
+            if self.asked_bytes < REQUEST_BYTES {
+                return Ok(());
+            }
+            self.pieces.gather();
+        }
+        let sent = channel.send_vectored(&self.pieces.left_to_send())?;
+        self.pieces.advance(sent);
+        if self.pieces.is_done() {
+            self.asked_bytes = 0;
+        }
         Ok(())
     }
 }

@@ -1,6 +1,6 @@
 //! A TCP connection as a raw channel, spinning or blocking.
 
-use std::io::{self, Read, Write};
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
@@ -45,6 +45,16 @@ impl Channel for TcpChannel {
 
     fn receive(&mut self, target: &mut [u8]) -> io::Result<usize> {
         let outcome = not_ended(self.stream.read(target));
+        self.moved(outcome)
+    }
+
+    fn send_vectored(&mut self, sources: &[IoSlice<'_>]) -> io::Result<usize> {
+        let outcome = self.stream.write_vectored(sources);
+        self.moved(outcome)
+    }
+
+    fn receive_vectored(&mut self, targets: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        let outcome = not_ended(self.stream.read_vectored(targets));
         self.moved(outcome)
     }
 

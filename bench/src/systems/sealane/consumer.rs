@@ -5,9 +5,9 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
-use sealane_fusion::{Buffer, Engine, Error, LocalEngine, LocalPair, Unreceived};
+use sealane_fusion::{Buffer, Engine, Error, LocalEngine, LocalPair, LocalReceiving, Tensor, Unreceived};
 
-use super::{NAME, PS, WORKER};
+use super::{NAME, PS, WORKER, steps};
 use crate::error::BenchError;
 use crate::plan::{Bench, Plan};
 use crate::sample::{Metric, Sample, record_round_trip, round_trip_histogram};
@@ -17,6 +17,7 @@ use crate::stopwatch::{RoundClock, Tally};
 pub(super) struct Lane {
     key: String,
     step: i64,
+    size_bytes: usize,
     buffer: Option<Buffer>,
 }
 
@@ -26,36 +27,78 @@ pub(super) fn key_of(lane: usize) -> String {
 
 impl Lane {
     pub(super) fn new(index: usize, size_bytes: usize) -> Self {
-        Self { key: key_of(index), step: 0, buffer: Some(Buffer::from_vec(vec![0; size_bytes])) }
+        Self { key: key_of(index), step: 0, size_bytes, buffer: Some(Buffer::from_vec(vec![0; size_bytes])) }
     }
 
-    /// Receives the next step's tensor into the lane's own memory.
-    async fn pull(&mut self, pair: &LocalPair, size: usize) -> Result<(), Error> {
-        let buffer = self.buffer.take().expect("given back by every pull");
-        let tensor = pair.recv_into(self.step, &self.key, buffer).await.map_err(|Unreceived { error, .. }| error)?;
+    pub(super) fn key(&self) -> &str {
+        &self.key
+    }
+
+    /// The next step.
+    pub(super) fn step(&self) -> i64 {
+        self.step
+    }
+
+    /// The next step is this one.
+    pub(super) fn go_on_from(&mut self, step: i64) {
+        self.step = step;
+    }
+
+    /// Empties the lane's own memory.
+    pub(super) fn wipe(&mut self) {
+        self.buffer.iter_mut().for_each(|buffer| buffer.fill(0));
+    }
+
+    /// What lies in the lane's own memory.
+    pub(super) fn bytes(&self) -> &[u8] {
+        self.buffer.as_deref().unwrap_or_default()
+    }
+
+    /// The lane's own memory, until it [takes](Self::take_in) it back.
+    pub(super) fn lend(&mut self) -> Buffer {
+        self.buffer.take().expect("given back with every tensor")
+    }
+
+    /// Asks for the next step's tensor, into the lane's own memory.
+    pub(super) fn ask(&mut self, pair: &LocalPair) -> LocalReceiving {
+        let buffer = self.lend();
+        pair.recv_into(self.step, &self.key, buffer)
+    }
+
+    /// Takes the memory back, with what was asked for in it.
+    pub(super) fn take_in(&mut self, tensor: Tensor) -> Result<(), Error> {
         let buffer = tensor.into_buffer();
-        if buffer.len() != size {
-            let reason = format!("{NAME} answered {} bytes to a request for {size}", buffer.len());
+        if buffer.len() != self.size_bytes {
+            let reason = format!("{NAME} answered {} bytes to a request for {}", buffer.len(), self.size_bytes);
             return Err(Error::InvalidArgument { reason: reason.into() });
         }
         self.buffer = Some(buffer);
         self.step += 1;
         Ok(())
     }
+
+    /// Receives the next step's tensor.
+    async fn pull(&mut self, pair: &LocalPair) -> Result<(), Error> {
+        let tensor = self.ask(pair).await.map_err(|Unreceived { error, .. }| error)?;
+        self.take_in(tensor)
+    }
 }
 
-/// One round on the engine's shard; gives the lanes back for the next.
+/// One round, the `number`th, on the engine's shard; gives the lanes back for the next.
 pub(super) fn round(
     engine: &Engine,
     plan: &Plan,
     lanes: Vec<Lane>,
+    number: i64,
     length: Duration,
 ) -> Result<(Sample, Vec<Lane>), BenchError> {
     let plan = plan.clone();
     let job = engine.on_shard(0, async move |shard| match plan.bench {
         Bench::Latency => round_trips(&shard, &plan, lanes, length).await,
+        Bench::Rate if plan.fuse.is_of_many() => steps::round(&shard, &plan, lanes, number, length).await,
         Bench::Rate | Bench::Bandwidth => throughput(&shard, &plan, lanes, length).await,
-        none @ (Bench::Connect | Bench::Idle) => none.moves_none(),
+        Bench::Fuse => steps::round(&shard, &plan, lanes, number, length).await,
+        none => none.is_measured_elsewhere(),
     });
     let failed = |reason: String| BenchError::Sealane { operation: "move tensors", reason };
     job.wait().map_err(|error| failed(error.to_string()))?.map_err(|error| failed(error.to_string()))
@@ -76,7 +119,7 @@ async fn round_trips(
             shard.shard().sleep(idle).await;
         }
         let asked = Instant::now();
-        lane.pull(&pair, plan.size_bytes).await?;
+        lane.pull(&pair).await?;
         let answered = Instant::now();
         if clock.counts(asked) {
             record_round_trip(&mut histogram, answered - asked);
@@ -97,9 +140,7 @@ async fn throughput(
     let tally = Rc::new(RefCell::new((Tally::start(Instant::now(), length), false)));
     let tasks: Vec<_> = lanes
         .into_iter()
-        .map(|lane| {
-            shard.shard().spawn(pull_until_over(shard.clone(), pair.clone(), lane, plan.size_bytes, tally.clone()))
-        })
+        .map(|lane| shard.shard().spawn(pull_until_over(shard.clone(), pair.clone(), lane, tally.clone())))
         .collect();
     let mut lanes = Vec::with_capacity(tasks.len());
     for task in tasks {
@@ -117,11 +158,10 @@ async fn pull_until_over(
     shard: LocalEngine,
     pair: LocalPair,
     mut lane: Lane,
-    size: usize,
     tally: Rc<RefCell<(Tally, bool)>>,
 ) -> Result<Lane, Error> {
     while !tally.borrow().1 {
-        lane.pull(&pair, size).await?;
+        lane.pull(&pair).await?;
         // The turn's own clock: exact to the turn, and free.
         let over = tally.borrow_mut().0.completed(1, shard.shard().now());
         tally.borrow_mut().1 |= over;

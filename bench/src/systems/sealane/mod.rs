@@ -6,8 +6,12 @@
 
 mod attached;
 mod consumer;
+pub(super) mod fanin;
+mod messages;
 mod peers;
 mod producer;
+mod published;
+mod steps;
 
 use std::net::TcpListener;
 use std::sync::mpsc;
@@ -24,6 +28,7 @@ use crate::peer::{Peer, PeerJob, PeerProgram, PeerReady, announce};
 use crate::plan::{Bench, Fuse, Link, Plan};
 use crate::sample::Sample;
 use crate::system::System;
+use crate::systems::arrival;
 use consumer::Lane;
 
 pub(super) use attached::{Attached, serve as serve_attached};
@@ -45,6 +50,7 @@ pub(in crate::systems) struct Sealane {
     engine: Engine,
     congestion: Option<String>,
     lanes: Vec<Lane>,
+    rounds: i64,
     /// The producer's process; `None` where it is in this one.
     peer: Option<Peer>,
     /// Dropping it lets the shard's thread, which waits for it while others are measured, go on.
@@ -76,8 +82,8 @@ impl Sealane {
     }
 
     fn new(plan: &Plan, engine: Engine, congestion: Option<String>, peer: Option<Peer>) -> Self {
-        let lanes = (0..plan.window).map(|index| Lane::new(index, plan.size_bytes)).collect();
-        Self { plan: plan.clone(), engine, congestion, lanes, peer, resting: None }
+        let lanes = lanes(plan).into_iter().enumerate().map(|(index, bytes)| Lane::new(index, bytes)).collect();
+        Self { plan: plan.clone(), engine, congestion, lanes, rounds: 0, peer, resting: None }
     }
 }
 
@@ -92,8 +98,15 @@ impl System for Sealane {
             (Bench::Latency, _) => waiting.to_owned(),
             (Bench::Rate, Fuse::Off) => format!("{waiting}, a write each"),
             (Bench::Rate, Fuse::Turn) => format!("{waiting}, fused turns"),
+            (Bench::Rate | Bench::Fuse, Fuse::Receive) => format!("{waiting}, fused receive"),
+            (Bench::Rate | Bench::Fuse, Fuse::Plan) if self.plan.republish => {
+                format!("{waiting}, plan, published each step")
+            }
+            (Bench::Rate | Bench::Fuse, Fuse::Plan) => format!("{waiting}, plan"),
             (Bench::Bandwidth, _) => format!("{waiting}, window {}", self.plan.window),
-            (none @ (Bench::Connect | Bench::Idle), _) => none.moves_none(),
+            (Bench::Fuse, Fuse::Off) => format!("{waiting}, a write each, window {}", self.plan.window),
+            (Bench::Fuse, Fuse::Turn) => format!("{waiting}, fused turns, window {}", self.plan.window),
+            (none, _) => none.is_measured_elsewhere(),
         }
     }
 
@@ -107,11 +120,17 @@ impl System for Sealane {
     }
 
     fn round(&mut self, length: Duration) -> Result<Sample, BenchError> {
-        let lanes = std::mem::take(&mut self.lanes);
-        match consumer::round(&self.engine, &self.plan, lanes, length) {
+        let mut lanes = std::mem::take(&mut self.lanes);
+        let is_step = self.plan.bench == Bench::Fuse;
+        if is_step {
+            lanes.iter_mut().for_each(Lane::wipe);
+        }
+        match consumer::round(&self.engine, &self.plan, lanes, self.rounds, length) {
             Ok((sample, lanes)) => {
                 self.lanes = lanes;
-                Ok(sample)
+                self.rounds += 1;
+                let tensors = self.lanes.iter().filter(|_| is_step).map(Lane::bytes);
+                arrival::check(NAME, tensors).map(|()| sample)
             }
             Err(failure) => Err(match &mut self.peer {
                 Some(peer) => peer.blame(failure),
@@ -171,6 +190,11 @@ fn tcp_settings(plan: &Plan) -> TcpSettings {
     TcpSettings { congestion: plan.congestion.clone().unwrap_or_default(), ..TcpSettings::default() }
 }
 
+/// Bytes of the tensors that are asked for under a key each: a window of one size, or all of a step.
+fn lanes(plan: &Plan) -> Vec<usize> {
+    if plan.step.is_empty() { vec![plan.size_bytes; plan.window] } else { plan.step.clone() }
+}
+
 fn map(ps: u16, worker: u16) -> String {
     format!("{PS}=127.0.0.1:{ps}\n{WORKER}=127.0.0.1:{worker}\n")
 }
@@ -195,7 +219,7 @@ fn engine(
     settings.slab_receive_bytes = 1 << 20;
     settings.fuse = match plan.fuse {
         Fuse::Off => EngineFuse::Off,
-        Fuse::Turn => EngineFuse::Turn,
+        Fuse::Turn | Fuse::Receive | Fuse::Plan => EngineFuse::Turn,
     };
     settings.runtime.polling = if plan.polling { Polling::Spin } else { Polling::default() };
     // The harness has pinned this thread, and a shard's thread inherits that.

@@ -4,9 +4,10 @@ use bytes::Bytes;
 use sealane_fusion::{Code, DType, Engine, Error, LocalEngine, LocalPair, Tensor, TensorMeta};
 
 use super::consumer::key_of;
-use super::{PS, WORKER};
+use super::{PS, WORKER, lanes, messages, published};
 use crate::error::BenchError;
-use crate::plan::{Bench, Plan};
+use crate::limits::FILL;
+use crate::plan::{Bench, Fuse, Plan};
 
 /// Tensors deposited ahead, a lane: the one that is asked for and the next.
 const AHEAD: i64 = 2;
@@ -16,14 +17,23 @@ pub(super) fn start(engine: &Engine, plan: &Plan) -> Result<(), BenchError> {
     let plan = plan.clone();
     let started = engine.on_shard(0, async move |shard| {
         let pair = shard.task(PS)?.pair(WORKER)?;
-        let shared = Bytes::from(vec![0; plan.size_bytes]);
-        let meta = TensorMeta::new(DType::U8, &[plan.size_bytes as u64])?;
-        for lane in 0..plan.window {
+        if plan.bench == Bench::Fuse {
+            drop(shard.shard().spawn(messages::answer(shard.clone(), pair.clone())));
+        }
+        if plan.fuse == Fuse::Plan {
+            return published::start(&shard, &plan);
+        }
+        let shared = Bytes::from(vec![FILL; plan.size_bytes]);
+        for (lane, size_bytes) in lanes(&plan).into_iter().enumerate() {
+            let meta = TensorMeta::new(DType::U8, &[size_bytes as u64])?;
+            // A parameter that has memory of its own, and is not copied to be sent.
+            let own = if plan.bench == Bench::Fuse { Bytes::from(vec![FILL; size_bytes]) } else { Bytes::new() };
             for first in 0..AHEAD {
                 let source = match plan.bench {
                     // One large parameter that is pulled again and again, as the raw baseline sends one.
                     Bench::Bandwidth => Source::Shared(shared.clone()),
-                    _ => Source::Slab(shard.clone(), plan.size_bytes),
+                    Bench::Fuse => Source::Shared(own.clone()),
+                    _ => Source::Slab(shard.clone(), size_bytes),
                 };
                 drop(shard.shard().spawn(serve_lane(pair.clone(), lane, first, meta.clone(), source)));
             }
@@ -40,6 +50,7 @@ enum Source {
     Shared(Bytes),
 }
 
+/// Deposits the tensor of every `AHEAD`th step from `first` on, each as soon as the former was released.
 async fn serve_lane(pair: LocalPair, lane: usize, first: i64, meta: TensorMeta, source: Source) {
     let key = key_of(lane);
     let mut step = first;
@@ -53,8 +64,7 @@ async fn serve_lane(pair: LocalPair, lane: usize, first: i64, meta: TensorMeta, 
             Err(error) => Err(error),
         };
         if let Err(error) = sent {
-            // The engine stops: that is how every run ends.
-            if matches!(error.code(), Code::Aborted | Code::Unavailable) {
+            if is_the_end(&error) {
                 return;
             }
             eprintln!("the producer of lane {lane} ended at step {step}: {error}");
@@ -62,4 +72,9 @@ async fn serve_lane(pair: LocalPair, lane: usize, first: i64, meta: TensorMeta, 
         }
         step += AHEAD;
     }
+}
+
+/// The engine stops: that is how every run ends.
+pub(super) fn is_the_end(error: &Error) -> bool {
+    matches!(error.code(), Code::Aborted | Code::Unavailable)
 }

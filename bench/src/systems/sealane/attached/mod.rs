@@ -74,7 +74,7 @@ impl System for Attached {
             (Bench::Rate, Fuse::Off) => "polling, a call each".to_owned(),
             (Bench::Rate, Fuse::Turn) => "polling, batched calls".to_owned(),
             (Bench::Bandwidth, _) => format!("polling, window {}", self.plan.window),
-            (none @ (Bench::Connect | Bench::Idle), _) => none.moves_none(),
+            (none, _) => none.is_measured_elsewhere(),
         }
     }
 
@@ -90,7 +90,7 @@ impl System for Attached {
         let sample = match self.plan.bench {
             Bench::Latency => self.clients.round_trips(&self.plan, length),
             Bench::Rate | Bench::Bandwidth => self.clients.throughput(&self.plan, length),
-            none @ (Bench::Connect | Bench::Idle) => none.moves_none(),
+            none => none.is_measured_elsewhere(),
         };
         sample.map_err(|failure| self.peer.blame(failed("move tensors")(failure)))
     }

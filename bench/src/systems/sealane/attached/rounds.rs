@@ -19,6 +19,7 @@ use sealane_transport::shm::limits::INLINE_BYTES_MAX;
 
 use super::super::consumer::key_of;
 use super::{NAME, PS, WORKER};
+use crate::limits::FILL;
 use crate::plan::{Bench, Fuse, Plan};
 use crate::sample::{Metric, Sample, record_round_trip, round_trip_histogram};
 use crate::stopwatch::{RoundClock, Tally};
@@ -101,7 +102,7 @@ impl Clients {
     pub(super) fn new(plan: &Plan, ps: Task, worker: Task) -> Result<Self, Error> {
         let slot = |index| {
             let (source, destination) = if is_in_ring(plan) {
-                (Bytes::from(vec![0; plan.size_bytes]), None)
+                (Bytes::from(vec![FILL; plan.size_bytes]), None)
             } else {
                 let mut source = ps.alloc(plan.size_bytes)?;
                 source.fill(0);
@@ -180,7 +181,7 @@ impl Clients {
                 let tensors = tensors.collect::<Result<Vec<_>, Error>>()?;
                 (receivings, ps.send_all(WORKER, at, tensors))
             }
-            Fuse::Off | Fuse::Turn => {
+            _ => {
                 let mut begun = (Vec::with_capacity(slots.len()), Vec::with_capacity(slots.len()));
                 for slot in slots {
                     let options = slot.options();

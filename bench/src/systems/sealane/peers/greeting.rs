@@ -11,7 +11,7 @@ use crate::systems::crowd::Manners;
 const FIRST_PORT: usize = 20_000;
 
 /// The task of a peer.
-pub(super) fn task(peer: usize) -> String {
+pub(in crate::systems::sealane) fn task(peer: usize) -> String {
     format!("worker{peer:04}:1")
 }
 
@@ -53,6 +53,24 @@ pub(in crate::systems) fn greeting_bytes() -> (usize, usize) {
 /// Peers that greet, answer pings, and stay.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::systems) struct Workers;
+
+/// The same peers, of which something else than the crowd takes care once they are welcomed.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::systems::sealane) struct Silent;
+
+impl Manners for Silent {
+    fn greeting(self, caller: usize, visit: u64) -> Vec<u8> {
+        Workers.greeting(caller, visit)
+    }
+
+    fn welcome(self, heard: &[u8]) -> Result<Option<usize>, String> {
+        Workers.welcome(heard)
+    }
+
+    fn answer(self, _heard: &[u8], _answers: &mut Vec<u8>) -> Result<usize, String> {
+        Ok(0)
+    }
+}
 
 impl Manners for Workers {
     fn greeting(self, caller: usize, visit: u64) -> Vec<u8> {

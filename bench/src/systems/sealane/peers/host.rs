@@ -3,6 +3,7 @@
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::thread;
+use std::time::Duration;
 
 use sealane_fusion::{EndpointMap, Engine, EngineSettings};
 use sealane_runtime::{Pin, Polling};
@@ -11,12 +12,13 @@ use sealane_transport::tcp::listen;
 use socket2::Socket;
 
 use super::super::attached::admit_next;
-use super::super::{PS, tcp_settings};
+use super::super::fanin::answers;
+use super::super::{PATIENCE, PS, tcp_settings};
 use super::{greeting, open_files_each};
 use crate::error::BenchError;
 use crate::open_files;
 use crate::peer::{PeerJob, PeerReady, announce};
-use crate::plan::{Link, Plan};
+use crate::plan::{Bench, Link, Plan};
 
 /// Serves peers until the process ends.
 pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
@@ -33,6 +35,9 @@ pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
         (engine, clients)
     } else {
         let engine = start(plan, greeting::map(port, plan.peers), &[PS.to_owned()], listener)?;
+        if plan.bench == Bench::FanIn {
+            answers::start(&engine, plan)?;
+        }
         announce(PeerReady { port })?;
         (engine, Vec::new())
     };
@@ -58,6 +63,13 @@ fn start(plan: &Plan, map: String, tasks: &[String], listener: TcpListener) -> R
     settings.listeners = vec![listener];
     settings.tcp = tcp_settings(plan);
     settings.runtime.polling = if plan.polling { Polling::Spin } else { Polling::default() };
+    if plan.bench == Bench::FanIn {
+        // It is stopped while others are measured, as are its peers.
+        settings.session.heartbeat = PATIENCE;
+        settings.session.peer_timeout = PATIENCE;
+        settings.request_timeout = PATIENCE;
+        settings.runtime.stall_report = Duration::ZERO;
+    }
     // The harness has pinned this thread, and a shard's thread inherits that.
     settings.runtime.pin = Pin::Off;
     Engine::start(settings).map_err(|error| failed(error.to_string()))

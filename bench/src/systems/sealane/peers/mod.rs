@@ -3,7 +3,7 @@
 //!
 //! `idle` measures what the engine's process costs meanwhile; `connect` (see `storm`) how fast the peers are greeted.
 
-mod greeting;
+pub(super) mod greeting;
 mod host;
 
 use std::thread;

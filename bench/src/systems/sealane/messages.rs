@@ -1,0 +1,41 @@
+//! How many messages a round takes, both ways: each engine counts what it sends, and the ps's says how many when it is
+//! asked, before and after a round. The question and its answer are a handful more.
+
+use bytes::Bytes;
+use sealane_fusion::{DType, Error, LocalEngine, LocalPair, Tensor, TensorMeta, Unreceived};
+
+use super::producer::is_the_end;
+
+/// The keys of a question, whose step is its number, and of the answer.
+const QUESTION: &str = "how many messages";
+const ANSWER: &str = "so many messages";
+
+/// A tensor without content, for a word that only needs to arrive.
+pub(super) fn word() -> Result<Tensor, Error> {
+    Tensor::new(TensorMeta::new(DType::U8, &[0])?, Bytes::new())
+}
+
+/// What both sides have sent so far. Questions are numbered from 0 on.
+pub(super) async fn sent(worker: &LocalEngine, pair: &LocalPair, question: i64) -> Result<u64, Error> {
+    // The answer says whether it was heard.
+    drop(pair.send(question, QUESTION, word()?));
+    let answer = pair.recv(question, ANSWER).await.map_err(|Unreceived { error, .. }| error)?;
+    Ok(answer.elements::<u64>()?[0] + worker.counters().messages_sent)
+}
+
+/// Answers on the ps's shard until the engine stops.
+pub(super) async fn answer(ps: LocalEngine, pair: LocalPair) {
+    for question in 0.. {
+        if let Err(error) = answer_one(&ps, &pair, question).await {
+            if !is_the_end(&error) {
+                eprintln!("nobody counts messages after question {question}: {error}");
+            }
+            return;
+        }
+    }
+}
+
+async fn answer_one(ps: &LocalEngine, pair: &LocalPair, question: i64) -> Result<(), Error> {
+    pair.recv(question, QUESTION).await.map_err(|Unreceived { error, .. }| error)?;
+    pair.send(question, ANSWER, Tensor::from_elements(&[], &[ps.counters().messages_sent])?).await
+}

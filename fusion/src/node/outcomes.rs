@@ -1,0 +1,92 @@
+//! Where the outcomes of calls go: to futures on this shard, to other threads, to clients, and into batches.
+
+use std::task::Waker;
+
+use sealane_transport::session::Sink;
+use sealane_transport::{Arena, Error, Handle, Payload, RecvOutcome, SendOutcome, Tensor, Tray, Unreceived};
+
+use super::Counters;
+use super::batches::Batch;
+use super::cells::{Cells, ClientCall, ClientOutcome, PullWaiter, RecvWaiter, SendWaiter, Sender};
+use crate::rendezvous::Table;
+
+/// See the module.
+#[derive(Default)]
+pub(super) struct Outcomes {
+    pub(super) recv_cells: Cells<RecvOutcome>,
+    pub(super) send_cells: Cells<SendOutcome>,
+    pub(super) pull_cells: Cells<Tray>,
+    pub(super) batches: Batches,
+    pub(super) wakers: Vec<Waker>,
+    pub(super) clients: Vec<(ClientCall, ClientOutcome)>,
+}
+
+/// Fused receives under way.
+pub(super) struct Batches(pub(super) Arena<Batch>);
+
+impl Default for Batches {
+    fn default() -> Self {
+        Batches(Arena::new(usize::MAX))
+    }
+}
+
+impl Outcomes {
+    /// Tells a waiter how its recv ended.
+    #[inline]
+    pub(super) fn finish_recv(&mut self, waiter: RecvWaiter, outcome: RecvOutcome) {
+        match waiter {
+            RecvWaiter::Cell(cell) => self.recv_cells.finish(cell, outcome, &mut self.wakers),
+            // A caller that no longer listens has dropped its end.
+            RecvWaiter::Channel(sender) => drop(sender.send(outcome)),
+            RecvWaiter::Client(call) => self.clients.push((call, ClientOutcome::Received(outcome))),
+            RecvWaiter::Batch { batch, index } => self.batches.finish_one(batch, index, outcome, &mut self.wakers),
+            RecvWaiter::Pull(_) => unreachable!("pulls end with a tray"),
+        }
+    }
+
+    /// Tells a waiter how its send ended.
+    #[inline]
+    pub(super) fn finish_send(&mut self, waiter: SendWaiter, outcome: SendOutcome) {
+        match waiter {
+            SendWaiter::Nobody => {}
+            SendWaiter::Cell(cell) => self.send_cells.finish(cell, outcome, &mut self.wakers),
+            SendWaiter::Channel(sender) => drop(sender.send(outcome)),
+            SendWaiter::Client(call) => self.clients.push((call, ClientOutcome::Sent(outcome))),
+        }
+    }
+
+    /// Gives a waiter the tray of its pull.
+    pub(super) fn finish_pull(&mut self, waiter: PullWaiter, tray: Tray) {
+        match waiter {
+            PullWaiter::Cell(cell) => self.pull_cells.finish(cell, tray, &mut self.wakers),
+            PullWaiter::Channel(sender) => drop(sender.send(Ok(tray))),
+            PullWaiter::Client(call) => self.clients.push((call, ClientOutcome::Pulled(tray))),
+        }
+    }
+}
+
+/// A node that takes in what a session hears, while the session is lent to its link.
+pub(super) struct Ear<'a> {
+    pub(super) table: &'a mut Table<Sender>,
+    pub(super) outcomes: &'a mut Outcomes,
+    pub(super) counters: &'a mut Counters,
+}
+
+impl Sink<RecvWaiter, Handle> for Ear<'_> {
+    #[inline]
+    fn arrived(&mut self, waiter: RecvWaiter, meta: &[u8], buffer: sealane_runtime::Buffer) {
+        self.counters.tensors_received += 1;
+        self.counters.bytes_received += buffer.len() as u64;
+        let bad = |error| Unreceived::from(Error::unavailable("the peer", format!("it sent a bad tensor: {error}")));
+        self.outcomes.finish_recv(waiter, Tensor::from_wire(meta, buffer).map_err(bad));
+    }
+
+    #[inline]
+    fn taken(&mut self, deposit: Handle, payload: Payload) {
+        self.counters.tensors_sent += 1;
+        self.counters.bytes_sent += payload.len() as u64;
+        if let Some(sender) = self.table.settle_taken(deposit, payload) {
+            self.outcomes.finish_send(sender.waiter, Ok(()));
+        }
+    }
+}

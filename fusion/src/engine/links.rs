@@ -12,13 +12,20 @@ pub(super) struct Links {
     engine: Vital,
     /// New links to be watched; kept to reuse its memory.
     new_links: Vec<Handle>,
+    /// Links that take nothing, to be watched for room; kept to reuse its memory.
+    stuck: Vec<Handle>,
     /// Links watched for writing too, while the shard sleeps.
     watched_for_room: Vec<Handle>,
 }
 
 impl Links {
     pub(super) fn start(engine: &Rc<ShardEngine>) {
-        let links = Links { engine: Vital::new(engine), new_links: Vec::new(), watched_for_room: Vec::new() };
+        let links = Links {
+            engine: Vital::new(engine),
+            new_links: Vec::new(),
+            stuck: Vec::new(),
+            watched_for_room: Vec::new(),
+        };
         engine.links_source.set(Some(engine.shard.add_source(links)));
     }
 
@@ -48,17 +55,28 @@ impl Source for Links {
         let work = self.engine.borrow_node(|node| {
             let work = node.turn(now);
             node.take_new_links(&mut self.new_links);
+            node.take_stuck(&mut self.stuck);
             work
         });
+        while let Some(handle) = self.stuck.pop() {
+            self.watch(handle, Interest::READ_WRITE, false);
+        }
         while let Some(handle) = self.new_links.pop() {
             self.watch(handle, Interest::READ, true);
         }
         work
     }
 
-    fn ready(&mut self, token: u64, _readiness: Readiness) {
-        // Readable, writable or broken: the next turn's read and write find out which.
-        self.engine.borrow_node(|node| node.mark_hot(Handle::from_bits(token)));
+    fn ready(&mut self, token: u64, readiness: Readiness) {
+        let handle = Handle::from_bits(token);
+        let has_room = self.engine.borrow_node(|node| {
+            // Readable or broken: the next turn's read finds out which.
+            node.mark_hot(handle);
+            readiness.writable && node.has_room(handle)
+        });
+        if has_room {
+            self.watch(handle, Interest::READ, false);
+        }
     }
 
     fn has_work(&self) -> bool {

@@ -369,7 +369,7 @@ impl Node {
         peer.link = Some(link);
         peer.connection = Connection::Attached;
         (peer.wanted_since, peer.lost_at, peer.attempts) = (None, None, 0);
-        (peer.blocked, peer.last_pair) = (false, None);
+        (peer.blocked, peer.blocked_turns, peer.stuck, peer.last_pair) = (false, 0, false, None);
         peer.has_strangers = has_strangers;
         self.links += 1;
         self.new_links.push(handle);
@@ -392,7 +392,7 @@ impl Node {
         tracing::info!(peer = peer.session.peer(), link = link.kind().name(), %error, "link lost");
         peer.session.detach(link.abandon());
         peer.last_error = error.to_string();
-        (peer.connection, peer.lost_at, peer.blocked) = (Connection::Idle, Some(now), false);
+        (peer.connection, peer.lost_at, peer.blocked, peer.stuck) = (Connection::Idle, Some(now), false, false);
         self.links -= 1;
         self.counters.links_lost += 1;
         self.table.withdraw_session(handle);

@@ -214,6 +214,8 @@ pub struct Node {
     dirty: Vec<Handle>,
     /// Sessions whose link took less than there was.
     blocked: Vec<Handle>,
+    /// Sessions whose link has taken nothing for long, since the owner last looked.
+    stuck: Vec<Handle>,
     /// Sessions whose link is read every turn.
     hot: Vec<Handle>,
     /// Sessions that got a link since the owner last looked.
@@ -273,6 +275,7 @@ impl Node {
             events: VecDeque::new(),
             dirty: Vec::new(),
             blocked: Vec::new(),
+            stuck: Vec::new(),
             hot: Vec::new(),
             new_links: Vec::new(),
             schedule: Schedule::default(),

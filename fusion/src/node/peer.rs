@@ -55,6 +55,10 @@ pub(super) struct Peer {
     pub(super) idle_turns: u32,
     /// The link took less than there was: wait for it to be writable.
     pub(super) blocked: bool,
+    /// Turns in which it took nothing.
+    pub(super) blocked_turns: u32,
+    /// It took nothing for so long that its owner watches it for room.
+    pub(super) stuck: bool,
     /// The earliest entry in the schedule.
     pub(super) scheduled: Option<Instant>,
     /// The pair of the last request, which most often is the pair of the next: (producer, consumer) and its number.
@@ -90,6 +94,8 @@ impl Peer {
             in_hot: false,
             idle_turns: 0,
             blocked: false,
+            blocked_turns: 0,
+            stuck: false,
             scheduled: None,
             last_pair: None,
             has_strangers: false,

@@ -1,6 +1,7 @@
 //! Nodes face to face, in one thread and on a time that the test sets: what sends and recvs are promised, case by case.
 
 mod connecting;
+mod credit;
 mod ending;
 mod fused;
 mod local;

@@ -12,8 +12,12 @@ use super::{Fuse, Node};
 const RECEIVE_BUDGET_BYTES: usize = 1 << 20;
 /// Bytes written to one link at once at most; what is left waits for the next turn.
 pub(super) const TRANSMIT_BUDGET_BYTES: usize = 4 << 20;
-/// Turns without a byte after which a link is no longer read every turn, and its shard's epoll set tells when to.
-const HOT_IDLE_TURNS: u32 = 4096;
+/// Reads of links without a byte, all hot ones together, after which one is no longer read every turn, and its shard's epoll
+/// set tells when to: a lone link is worth many, one of a thousand hardly any.
+const HOT_IDLE_READS: u32 = 4096;
+/// Turns in which a link that took less than there was is tried again, before the shard's epoll set tells when to: a peer
+/// that does not read is not to cost its neighbours a system call a turn.
+const BLOCKED_TURNS: u32 = 64;
 
 impl Node {
     /// One turn: writes, reads, timeouts, each bounded. The work done; 0 means that there was nothing to do.
@@ -102,14 +106,42 @@ impl Node {
     }
 
     /// Tries again where a link took less than there was. Cheaper than asking epoll while the shard spins; when it
-    /// sleeps, epoll watches these links for room.
+    /// sleeps, or the link takes nothing for long, epoll watches it for room.
     fn retry_blocked(&mut self, now: Instant) -> usize {
         let mut work = 0;
         for index in (0..self.blocked.len()).rev() {
             let handle = self.blocked.swap_remove(index);
-            work += self.transmit(now, handle);
+            let Some(peer) = self.peers.get_mut(handle) else { continue };
+            let can_be_watched = peer.link.as_ref().is_some_and(|link| link.descriptor().is_some());
+            if peer.blocked_turns >= BLOCKED_TURNS && can_be_watched {
+                peer.stuck = true;
+                self.stuck.push(handle);
+                continue;
+            }
+            peer.blocked_turns += 1;
+            let written = self.transmit(now, handle);
+            if written > 0
+                && let Some(peer) = self.peers.get_mut(handle)
+            {
+                peer.blocked_turns = 0;
+            }
+            work += written;
         }
         work
+    }
+
+    /// Moves the sessions whose link has taken nothing for long into `into`: their descriptors are to be watched for writing
+    /// until [`has_room`](Self::has_room) is called.
+    pub fn take_stuck(&mut self, into: &mut Vec<Handle>) {
+        into.append(&mut self.stuck);
+    }
+
+    /// The link of a session has room again; false if nothing waited for it.
+    pub fn has_room(&mut self, handle: Handle) -> bool {
+        let Some(peer) = self.peers.get_mut(handle).filter(|peer| peer.stuck) else { return false };
+        (peer.stuck, peer.blocked_turns) = (false, 0);
+        self.blocked.push(handle);
+        true
     }
 
     /// Writes what one session has to say, as much as the link takes and the budget allows.
@@ -170,6 +202,7 @@ impl Node {
 
     fn receive_hot(&mut self, now: Instant) -> usize {
         let mut work = 0;
+        let idle_turns_max = HOT_IDLE_READS / (self.hot.len() as u32).max(1);
         for index in (0..self.hot.len()).rev() {
             let handle = self.hot[index];
             let read = self.receive(now, handle);
@@ -179,7 +212,7 @@ impl Node {
                 continue;
             };
             peer.idle_turns = if read > 0 { 0 } else { peer.idle_turns + 1 };
-            if peer.link.is_none() || peer.idle_turns >= HOT_IDLE_TURNS {
+            if peer.link.is_none() || peer.idle_turns >= idle_turns_max {
                 peer.in_hot = false;
                 self.hot.swap_remove(index);
             }

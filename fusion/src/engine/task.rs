@@ -91,6 +91,39 @@ impl Task {
         Receiving(Outcome::of(submitted, receiver))
     }
 
+    /// Asks `from` for many tensors of a step at once, each with options and an end of its own: one message, not a window's
+    /// worth at a time. [`recv_fused`](Self::recv_fused) waits for all together and costs less.
+    pub fn recv_all<K: AsRef<str>>(
+        &self,
+        from: &str,
+        step: i64,
+        wanted: impl IntoIterator<Item = (K, RecvOptions)>,
+    ) -> Vec<Receiving> {
+        let usual = self.request_timeout();
+        let (mut receivers, mut asks) = (Vec::new(), Vec::new());
+        for (key, options) in wanted {
+            let (sender, receiver) = oneshot::channel();
+            receivers.push(receiver);
+            asks.push((Box::<str>::from(key.as_ref()), options, RecvWaiter::Channel(sender)));
+        }
+        let (local, peer) = (self.place, from.to_owned());
+        let submitted = self.submit(from, move |node, now| {
+            let pair = node.pair(local, &peer);
+            for (key, RecvOptions { timeout, destination }, waiter) in asks {
+                match &pair {
+                    &Ok(pair) => {
+                        let (key, deadline) = (&*key, deadline(now, timeout.unwrap_or(usual)));
+                        node.recv(now, RecvRequest { pair, step, key, deadline, destination, waiter, fused: true });
+                    }
+                    Err(error) => {
+                        node.finish_recv(waiter, Err(Unreceived { error: error.clone(), destination }));
+                    }
+                }
+            }
+        });
+        receivers.into_iter().map(|receiver| Receiving(Outcome::of(submitted.clone(), receiver))).collect()
+    }
+
     /// Ends `step` of this task, here and at its peers: every waiting recv of it ends with Aborted and `reason`,
     /// tensors that wait are freed, and calls that come later hear the same until [`cleanup`](Self::cleanup).
     ///

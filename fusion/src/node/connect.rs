@@ -309,7 +309,8 @@ impl Node {
                 return Answer::Reject(RejectCode::Crossed, "another link stands".into());
             }
             // The peer knows better that the old link is dead, or is a new process.
-            Connection::Attached => self.lose(now, handle, &LinkError::Closed),
+            // Not `lose`: a call from here would cross the link that is about to stand.
+            Connection::Attached => self.drop_link(now, handle, &LinkError::Closed),
             Connection::Dialing if self.settings.addresses[usize::from(via)] < address => {
                 return Answer::Reject(RejectCode::Crossed, "the call from here stands".into());
             }

@@ -68,9 +68,13 @@ impl Node {
         let At::Here(local) = &pull.at else { unreachable!("the caller knows where it is") };
         let deadline = local.deadline;
         let Ok(handle) = self.pulls.insert(pull) else { unreachable!("2^32 pulls do not fit in memory") };
+        self.begin_here(handle, deadline);
+        self.pulls.get(handle).map(|_| handle)
+    }
+
+    pub(super) fn begin_here(&mut self, handle: Handle, deadline: Instant) {
         self.local_pulls_earliest = Some(self.local_pulls_earliest.map_or(deadline, |earliest| earliest.min(deadline)));
         self.advance_local_pull(handle, HELPING_BYTES);
-        self.pulls.get(handle).map(|_| handle)
     }
 
     fn local_pull(&mut self, handle: Handle) -> Option<&mut LocalPull> {

@@ -28,6 +28,7 @@ struct Unasked {
     deadline: Instant,
     destination: Option<Buffer>,
     waiter: RecvWaiter,
+    fused: bool,
 }
 
 /// What waits for a session and has not been sent, to be asked elsewhere.
@@ -41,11 +42,11 @@ struct Misplaced {
 impl Misplaced {
     /// Takes out what `pick` chooses by the pair of tasks, the local one first.
     fn take(&mut self, peer: &mut Peer, handle: Handle, pick: impl Fn(u16, u32) -> bool) {
-        peer.session.take_requests(&pick, |request, ask| {
+        peer.session.take_requests(&pick, |request, ask, fused| {
             let ticket = Ticket::Peer { session: handle, request };
             let Ask { consumer, producer, step, key, deadline, destination, waiter } = ask;
             let key = key.to_owned();
-            self.requests.push(Unasked { ticket, consumer, producer, step, key, deadline, destination, waiter });
+            self.requests.push(Unasked { ticket, consumer, producer, step, key, deadline, destination, waiter, fused });
         });
         peer.session.take_pulls(&pick, |_, min_version, deadline, tray, waiter| {
             self.pulls.push((waiter, min_version, deadline, tray));
@@ -112,9 +113,11 @@ impl Node {
     }
 
     fn ask_elsewhere(&mut self, now: Instant, misplaced: Misplaced) {
-        for Unasked { ticket, consumer, producer, step, key, deadline, destination, waiter } in misplaced.requests {
+        for Unasked { ticket, consumer, producer, step, key, deadline, destination, waiter, fused } in
+            misplaced.requests
+        {
             let pair = self.pair_of(consumer, producer);
-            let request = RecvRequest { pair, step, key: &key, deadline, destination, waiter, fused: false };
+            let request = RecvRequest { pair, step, key: &key, deadline, destination, waiter, fused };
             if let Some(moved) = self.recv(now, request) {
                 self.moved.insert(ticket, moved);
             }

@@ -226,8 +226,27 @@ impl Node {
         };
         let plan = self.plans.get_mut(handle).expect("still there");
         let before = std::mem::replace(&mut plan.agreed, agreed);
+        if let Agreed::Session(session, _) = before {
+            self.end_pulls_left_behind(handle, session);
+        }
         self.part(before);
         Ok(())
+    }
+
+    /// Ends the pulls of a plan that were asked of a session which serves it no more: the map has moved its producer.
+    fn end_pulls_left_behind(&mut self, plan: Handle, session: Handle) {
+        let is_left = |pull: &UnderWay| {
+            pull.plan == plan && matches!(pull.at, At::Peer { session: asked, .. } if asked == session)
+        };
+        for handle in self.pulls.select(is_left) {
+            // Those that are being moved are no longer in the session.
+            let Some(&At::Peer { pull, .. }) = self.pulls.get(handle).map(|pull| &pull.at) else { continue };
+            let Some(peer) = self.peers.get_mut(session) else { return };
+            let Some((_, mut tray)) = peer.session.cancel_pull(pull) else { continue };
+            let error = Error::unavailable(peer.session.peer(), "the endpoint map has moved the task that was asked");
+            tray.fail_missing(|_| error.clone());
+            self.pulled(handle, tray);
+        }
     }
 
     /// Gives a pull up, whose waiter then hears nothing; its tray, or `None` if it has ended.
@@ -259,13 +278,31 @@ impl Node {
                 Ok(&Agreed::Session(session, set)) => {
                     self.pull_there(now, session, PullAsk { set, min_version, deadline, tray, waiter });
                 }
-                Ok(_) => unreachable!("a pair that has a session is not of this node"),
+                // The map has brought the producer here since it was asked.
+                Ok(Agreed::Here(slots)) => {
+                    let slots = slots.clone();
+                    self.go_on_here(now, handle, (slots, min_version, deadline, tray));
+                }
+                Ok(Agreed::Nowhere) => unreachable!("just agreed"),
                 Err(error) => {
                     tray.fail_missing(|_| error.clone());
                     self.pulled(handle, tray);
                 }
             }
         }
+    }
+
+    fn go_on_here(
+        &mut self,
+        now: Instant,
+        handle: Handle,
+        (slots, min_version, deadline, tray): (Arc<[u32]>, i64, Instant, Tray),
+    ) {
+        let pull = self.pulls.get_mut(handle).expect("the caller looked it up");
+        let pair = self.plans.get(pull.plan).expect("a plan stays while it is pulled").pair;
+        let consumer = self.pairs[pair as usize].local;
+        pull.at = At::Here(Box::new(LocalPull::new(slots, consumer, min_version, now, deadline, tray)));
+        self.begin_here(handle, deadline);
     }
 
     /// A peer names the keys that it will pull.
@@ -281,7 +318,12 @@ impl Node {
             return self.shelf.let_go(&found.unwrap_or_default());
         };
         match found {
-            Ok(slots) => peer.session.set_found(set, slots),
+            // Named and forgotten in one read of the link.
+            Ok(slots) => {
+                if let Err(slots) = peer.session.set_found(set, slots) {
+                    self.shelf.let_go(&slots);
+                }
+            }
             Err(error) => peer.session.refuse_set(set, error),
         }
         self.mark_dirty(session);

@@ -12,9 +12,9 @@ use super::{Fuse, Node};
 const RECEIVE_BUDGET_BYTES: usize = 1 << 20;
 /// Bytes written to one link at once at most; what is left waits for the next turn.
 pub(super) const TRANSMIT_BUDGET_BYTES: usize = 4 << 20;
-/// Reads of links without a byte, all hot ones together, after which one is no longer read every turn, and its shard's epoll
-/// set tells when to: a lone link is worth many, one of a thousand hardly any.
-const HOT_IDLE_READS: u32 = 4096;
+/// Turns without a byte after which a link is no longer read every turn, and its shard's epoll set tells when to. With a
+/// thousand busy links fewer were no faster, and left some waiting for the epoll set's turn.
+const HOT_IDLE_TURNS: u32 = 4096;
 /// Turns in which a link that took less than there was is tried again, before the shard's epoll set tells when to: a peer
 /// that does not read is not to cost its neighbours a system call a turn.
 const BLOCKED_TURNS: u32 = 64;
@@ -202,7 +202,6 @@ impl Node {
 
     fn receive_hot(&mut self, now: Instant) -> usize {
         let mut work = 0;
-        let idle_turns_max = HOT_IDLE_READS / (self.hot.len() as u32).max(1);
         for index in (0..self.hot.len()).rev() {
             let handle = self.hot[index];
             let read = self.receive(now, handle);
@@ -212,7 +211,7 @@ impl Node {
                 continue;
             };
             peer.idle_turns = if read > 0 { 0 } else { peer.idle_turns + 1 };
-            if peer.link.is_none() || peer.idle_turns >= idle_turns_max {
+            if peer.link.is_none() || peer.idle_turns >= HOT_IDLE_TURNS {
                 peer.in_hot = false;
                 self.hot.swap_remove(index);
             }

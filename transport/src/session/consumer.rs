@@ -72,7 +72,7 @@ const SPARE_KEYS: usize = 4096;
 
 /// The queue is cleared of ended requests when it holds this many entries more than twice the requests that stand: a
 /// peer that cannot be reached must not make it grow.
-const QUEUE_SLACK: usize = 256;
+pub(super) const QUEUE_SLACK: usize = 256;
 
 pub(super) struct Consumer<W> {
     window: usize,
@@ -599,8 +599,13 @@ impl<W, D: PartialEq> Session<W, D> {
     }
 
     /// Takes out the requests that `pick` (consumer, producer) chooses and that have not been sent, to be asked of
-    /// another session: its pair turned out to live on another of the peer's shards.
-    pub fn take_requests(&mut self, mut pick: impl FnMut(u16, u32) -> bool, mut each: impl FnMut(Handle, Ask<'_, W>)) {
+    /// another session: its pair turned out to live on another of the peer's shards. With each goes whether it was
+    /// [fused](Self::request_fused).
+    pub fn take_requests(
+        &mut self,
+        mut pick: impl FnMut(u16, u32) -> bool,
+        mut each: impl FnMut(Handle, Ask<'_, W>, bool),
+    ) {
         debug_assert!(self.attached.is_none(), "requests move before a link is attached");
         for handle in self.consumer.wanted.select(|wanted| pick(wanted.consumer, wanted.producer)) {
             let mut wanted = self.consumer.wanted.remove(handle).expect("just selected");
@@ -614,7 +619,7 @@ impl<W, D: PartialEq> Session<W, D> {
                 destination: wanted.destination,
                 waiter: wanted.waiter.expect(STANDS),
             };
-            each(handle, ask);
+            each(handle, ask, wanted.fused);
         }
     }
 

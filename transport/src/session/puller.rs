@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use sealane_runtime::Buffer;
 
+use super::consumer::QUEUE_SLACK;
 use super::control::{Control, ControlQueue};
 use super::receive::ReceiveMemory;
 use super::{Event, Roster, Session};
@@ -404,6 +405,10 @@ impl<W, D: PartialEq> Session<W, D> {
         }
         tray.begin();
         let puller = &mut self.puller;
+        if puller.to_ask.len() > 2 * puller.pulls.len() + QUEUE_SLACK {
+            let pulls = &puller.pulls;
+            puller.to_ask.retain(|&handle| pulls.get(handle).is_some());
+        }
         let pull = Pulling { set, min_version, since: now, deadline, out: false, asked: false, tray, waiter };
         match puller.pulls.insert(pull) {
             Ok(handle) => {

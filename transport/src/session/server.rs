@@ -385,11 +385,14 @@ fn tell<S: Shelf + ?Sized>(
 
 impl<W, D: PartialEq> Session<W, D> {
     /// Where the tensors of a set lie or will lie.
-    pub fn set_found(&mut self, set: Handle, slots: Vec<u32>) {
-        if let Some(named) = self.server.sets.get_mut(&set) {
-            named.told = vec![0; slots.len()];
-            named.found = Some(Ok(slots));
-        }
+    ///
+    /// # Errors
+    /// The peer has forgotten the set meanwhile: the slots come back, to be let go.
+    pub fn set_found(&mut self, set: Handle, slots: Vec<u32>) -> Result<(), Vec<u32>> {
+        let Some(named) = self.server.sets.get_mut(&set) else { return Err(slots) };
+        named.told = vec![0; slots.len()];
+        named.found = Some(Ok(slots));
+        Ok(())
     }
 
     /// A set that cannot be pulled: each pull of it ends with `error`.

@@ -255,3 +255,20 @@ fn a_peer_that_restarts_ends_the_pulls_that_it_was_asked() {
     publish(&mut net, "w", 0, &[8]);
     assert_eq!(plan.pulled(&mut net, 0), [Ok(vec![8])]);
 }
+
+#[test]
+fn a_pull_whose_producer_was_moved_by_the_map_ends() {
+    let mut net = Net::pair();
+    let mut plan = plan(&mut net, WORKER, &["w"]);
+    let (receiver, _) = plan.pull(&mut net, 0);
+    net.rest();
+    let moved = MAP.replace("ps:1=10.0.0.1:7000", "ps:1=10.0.0.9:7000");
+    let map = Arc::new(EndpointMap::parse(&moved, "test").unwrap());
+    net.nodes[1].set_map(map, Vec::new()).unwrap();
+    plan.tray = Some(Tray::new(1));
+    let (second, _) = plan.pull(&mut net, 0);
+    net.rest();
+    let tray = receiver.try_recv().expect("nobody waits for ever").unwrap();
+    assert_eq!(bytes(&tray, 0), Err(Code::Unavailable));
+    assert!(second.try_recv().is_err(), "the new host is being called");
+}

@@ -79,18 +79,31 @@ impl<T> Arena<T> {
     }
 
     /// Stores a value, or gives it back when the arena is full.
+    #[inline]
     pub fn insert(&mut self, value: T) -> Result<Handle, T> {
-        if let Some(index) = self.free.pop() {
-            let slot = &mut self.slots[index as usize];
-            slot.value = Some(value);
-            return Ok(Handle::new(index, slot.generation));
-        }
         if self.is_full() {
             return Err(value);
         }
+        Ok(self.place(|| value))
+    }
+
+    /// Stores the value that `make` makes, where it will lie; `None` when the arena is full. For values that are dear to
+    /// move and cheap to make.
+    #[inline]
+    pub fn insert_with(&mut self, make: impl FnOnce() -> T) -> Option<Handle> {
+        (!self.is_full()).then(|| self.place(make))
+    }
+
+    #[inline]
+    fn place(&mut self, make: impl FnOnce() -> T) -> Handle {
+        if let Some(index) = self.free.pop() {
+            let slot = &mut self.slots[index as usize];
+            slot.value = Some(make());
+            return Handle::new(index, slot.generation);
+        }
         let index = self.slots.len() as u32;
-        self.slots.push(Slot { generation: 1, value: Some(value) });
-        Ok(Handle::new(index, 1))
+        self.slots.push(Slot { generation: 1, value: Some(make()) });
+        Handle::new(index, 1)
     }
 
     /// The value of `handle`, unless it is gone.

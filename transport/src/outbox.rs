@@ -12,7 +12,7 @@ use crate::payload::Payload;
 use crate::wire::FrameWriter;
 
 /// Whose a payload is, to be given back when the link is done with it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Owner {
     /// The answer to a request, by the producer's handle of it.
     Response(Handle),

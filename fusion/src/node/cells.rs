@@ -91,11 +91,9 @@ impl<T> Default for Cells<T> {
 }
 
 impl<T> Cells<T> {
+    #[inline]
     pub(super) fn open(&mut self) -> Handle {
-        match self.0.insert(Cell::Waiting(None)) {
-            Ok(cell) => cell,
-            Err(_) => unreachable!("2^32 futures do not fit in memory"),
-        }
+        self.0.insert_with(|| Cell::Waiting(None)).expect("2^32 futures do not fit in memory")
     }
 
     pub(super) fn close(&mut self, cell: Handle) {

@@ -38,7 +38,7 @@ impl Node {
                 }
             }
             Event::Answered { waiter, answer } => {
-                let outcome = match answer {
+                let outcome = match *answer {
                     Ok(arrived) => {
                         self.count_received(arrived.buffer.len());
                         Tensor::from_wire(&arrived.meta, arrived.buffer).map_err(|error| {
@@ -50,7 +50,8 @@ impl Node {
                 };
                 self.finish_recv(waiter, outcome);
             }
-            Event::Settled { deposit, tensor: (meta, payload), taken } => {
+            Event::Settled { deposit, tensor, taken } => {
+                let (meta, payload) = *tensor;
                 self.settled(deposit, (TensorMeta::from_own_wire(meta), payload), taken);
             }
             Event::Pulled { waiter, tray } => {
@@ -62,7 +63,7 @@ impl Node {
                 }
                 self.pulled(pull, tray);
             }
-            Event::Pushed { stream, number, tensor } => self.pushed(handle, stream, number, tensor),
+            Event::Pushed { .. } => unreachable!("pushes come to the node's ear"),
             Event::PushEnded { deposit, count, outcome } => self.push_ended(deposit, count, outcome),
             Event::Opened(opened) => self.stream_opened(handle, opened),
             Event::Closed { streams } => self.streams_closed(handle, &streams),

@@ -8,6 +8,7 @@ use sealane_transport::{Arena, Error, Handle, Payload, RecvOutcome, SendOutcome,
 use super::Counters;
 use super::batches::Batch;
 use super::cells::{Cells, ClientCall, ClientOutcome, PullWaiter, RecvWaiter, SendWaiter, Sender};
+use super::queues::Arrivals;
 use crate::rendezvous::Table;
 
 /// See the module.
@@ -70,6 +71,7 @@ pub(super) struct Ear<'a> {
     pub(super) table: &'a mut Table<Sender>,
     pub(super) outcomes: &'a mut Outcomes,
     pub(super) counters: &'a mut Counters,
+    pub(super) arrivals: Arrivals<'a>,
 }
 
 impl Sink<RecvWaiter, Handle> for Ear<'_> {
@@ -88,5 +90,10 @@ impl Sink<RecvWaiter, Handle> for Ear<'_> {
         if let Some(sender) = self.table.settle_taken(deposit, payload) {
             self.outcomes.finish_send(sender.waiter, Ok(()));
         }
+    }
+
+    #[inline]
+    fn pushed(&mut self, stream: Handle, tensor: Tensor) -> Result<(), Error> {
+        self.arrivals.take(stream, tensor)
     }
 }

@@ -3,8 +3,9 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use hashbrown::HashMap;
 use sealane_transport::session::{Credit, Opened};
-use sealane_transport::{Error, Handle, Tensor};
+use sealane_transport::{Arena, Error, Handle, Tensor};
 
 use super::pushes::LocalPush;
 use super::{Node, STRANGER};
@@ -190,30 +191,6 @@ impl Node {
         }
     }
 
-    /// A tensor came on a stream.
-    #[inline]
-    pub(super) fn pushed(&mut self, session: Handle, stream: Handle, number: u64, tensor: Tensor) {
-        let key = (session, stream);
-        if self.last_stream.as_ref().is_none_or(|(last, ..)| *last != key) {
-            let Some(Stream { queue, from, .. }) = self.streams.get(&key) else { return };
-            self.last_stream = Some((key, *queue, from.clone()));
-            self.wants_credit(key);
-        }
-        let Some((_, handle, from)) = &self.last_stream else { return };
-        let Some(queue) = self.queues.get_mut(*handle) else { return };
-        if queue.shared.is_none() {
-            let error = Error::unavailable("the accepting task", "nobody accepts from the queue any more");
-            if let Some(peer) = self.peers.get_mut(session) {
-                peer.session.refuse_push(stream, number, &error);
-            }
-            return;
-        }
-        if queue.arrived.is_empty() {
-            self.filled_queues.push(*handle);
-        }
-        queue.arrived.push(Accepted { from: from.clone(), tensor });
-    }
-
     /// Hands over what came, and gives credit to those who have used theirs.
     pub(super) fn settle_queues(&mut self) {
         self.last_stream = None;
@@ -229,4 +206,45 @@ impl Node {
             self.replenish(handle);
         }
     }
+}
+
+/// What a node needs to take pushes in.
+pub(super) struct Arrivals<'a> {
+    pub(super) session: Handle,
+    pub(super) queues: &'a mut Arena<Queue>,
+    pub(super) streams: &'a mut HashMap<StreamKey, Stream>,
+    pub(super) last_stream: &'a mut Option<(StreamKey, Handle, Arc<str>)>,
+    pub(super) filled_queues: &'a mut Vec<Handle>,
+}
+
+impl Arrivals<'_> {
+    /// A tensor came on a stream.
+    ///
+    /// # Errors
+    /// Nobody accepts it.
+    #[inline]
+    pub(super) fn take(&mut self, stream: Handle, tensor: Tensor) -> Result<(), Error> {
+        let key = (self.session, stream);
+        if self.last_stream.as_ref().is_none_or(|(last, ..)| *last != key) {
+            let Some(found) = self.streams.get_mut(&key) else { return Err(unaccepted()) };
+            if let Some(queue) = self.queues.get_mut(found.queue)
+                && !std::mem::replace(&mut found.hungry, true)
+            {
+                queue.hungry.push_back(key);
+            }
+            *self.last_stream = Some((key, found.queue, found.from.clone()));
+        }
+        let Some((_, handle, from)) = &*self.last_stream else { return Err(unaccepted()) };
+        let queue = self.queues.get_mut(*handle).filter(|queue| queue.shared.is_some());
+        let Some(queue) = queue else { return Err(unaccepted()) };
+        if queue.arrived.is_empty() {
+            self.filled_queues.push(*handle);
+        }
+        queue.arrived.push(Accepted { from: from.clone(), tensor });
+        Ok(())
+    }
+}
+
+fn unaccepted() -> Error {
+    Error::unavailable("the accepting task", "nobody accepts from the queue any more")
 }

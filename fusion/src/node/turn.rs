@@ -6,6 +6,7 @@ use sealane_transport::error::LinkError;
 use sealane_transport::{Handle, Link};
 
 use super::outcomes::Ear;
+use super::queues::Arrivals;
 use super::{Fuse, Node};
 
 /// Bytes read from one link in one turn at most, so that a busy link does not starve its neighbours.
@@ -225,7 +226,18 @@ impl Node {
         if !peer.session.can_receive() {
             return 0;
         }
-        let mut ear = Ear { table: &mut self.table, outcomes: &mut self.outcomes, counters: &mut self.counters };
+        let mut ear = Ear {
+            table: &mut self.table,
+            outcomes: &mut self.outcomes,
+            counters: &mut self.counters,
+            arrivals: Arrivals {
+                session: handle,
+                queues: &mut self.queues,
+                streams: &mut self.streams,
+                last_stream: &mut self.last_stream,
+                filled_queues: &mut self.filled_queues,
+            },
+        };
         let mut inbound = peer.session.inbound_to(now, &self.memory, &mut ear);
         let result = link.receive(&mut inbound, RECEIVE_BUDGET_BYTES);
         if let Ok(0) = result {

@@ -102,7 +102,8 @@ enum State<S> {
     },
     /// `barred`: what its sender hears if it comes back, instead of its waiting again.
     Lent {
-        sender: S,
+        /// Taken with the release.
+        sender: Option<S>,
         deadline: Instant,
         barred: Option<Box<Error>>,
     },
@@ -319,7 +320,7 @@ impl<S> Table<S> {
                 format!("a tensor for step {} key '{}' waits already; one send meets one recv", at.step, at.key);
             return Err((Error::invalid(reason), sender));
         };
-        entry.state = State::Lent { sender, deadline, barred: None };
+        entry.state = State::Lent { sender: Some(sender), deadline, barred: None };
         self.deposits += 1;
         self.forget_parked(by);
         self.unlink(hash, handle);
@@ -349,7 +350,7 @@ impl<S> Table<S> {
         let State::Deposited { tensor, sender, deadline } = std::mem::replace(&mut entry.state, nobody) else {
             unreachable!("lent entries are not in the index")
         };
-        entry.state = State::Lent { sender, deadline, barred: None };
+        entry.state = State::Lent { sender: Some(sender), deadline, barred: None };
         self.unlink(hash, handle);
         Ok(Found::Tensor(tensor, handle))
     }
@@ -359,10 +360,21 @@ impl<S> Table<S> {
     pub fn settle_taken(&mut self, deposit: Handle, payload: Payload) -> Option<S> {
         // First, while the sender is still in the table: memory of the caller's may panic when it is freed.
         drop(payload);
-        match self.remove(deposit)?.state {
-            State::Lent { sender, .. } => Some(sender),
-            _ => None,
+        let spare_keys = &mut self.spare_keys;
+        let sender = self.entries.remove_with(deposit, |entry| {
+            if spare_keys.len() < SPARE_KEYS {
+                spare_keys.push(std::mem::take(&mut entry.key));
+            }
+            match &mut entry.state {
+                State::Lent { sender, .. } => sender.take(),
+                State::Deposited { .. } | State::Wanted(_) => unreachable!("only what is lent comes back"),
+            }
+        })?;
+        self.deposits -= 1;
+        if self.deposits == 0 {
+            self.earliest = None;
         }
+        sender
     }
 
     /// Ends the loan of a deposit. Taken: its sender is to be told so. Given back: it waits again, unless another
@@ -370,16 +382,12 @@ impl<S> Table<S> {
     pub fn settle(&mut self, deposit: Handle, tensor: (TensorMeta, Payload), taken: bool) -> Settled<S> {
         let Some(entry) = self.entries.get(deposit) else { return Settled::Gone };
         if taken {
-            // First, while the sender is still in the table: memory of the caller's may panic when it is freed.
-            drop(tensor);
-            let Some(Entry { state: State::Lent { sender, .. }, .. }) = self.remove(deposit) else {
-                return Settled::Gone;
-            };
-            return Settled::Taken(sender);
+            return self.settle_taken(deposit, tensor.1).map_or(Settled::Gone, Settled::Taken);
         }
         let key = entry.key.clone();
         let at = Meeting { pair: entry.pair, step: entry.step, key: &key };
-        let Some(Entry { state: State::Lent { sender, deadline, barred }, .. }) = self.remove(deposit) else {
+        let Some(Entry { state: State::Lent { sender: Some(sender), deadline, barred }, .. }) = self.remove(deposit)
+        else {
             return Settled::Gone;
         };
         if let Some(error) = barred {

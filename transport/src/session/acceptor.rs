@@ -8,7 +8,7 @@ use hashbrown::HashMap;
 use sealane_runtime::Buffer;
 
 use super::control::Control;
-use super::receive::ReceiveMemory;
+use super::receive::{ReceiveMemory, Sink};
 use super::{Event, Session, failure_of};
 use crate::arena::{Arena, Handle};
 use crate::error::Error;
@@ -210,7 +210,12 @@ impl<W, D: PartialEq> Session<W, D> {
     }
 
     /// Takes small tensors in.
-    pub(super) fn pushes_came(&mut self, pushes: &Pushes<'_>, memory: &dyn ReceiveMemory) -> Result<(), WireError> {
+    pub(super) fn pushes_came(
+        &mut self,
+        pushes: &Pushes<'_>,
+        memory: &dyn ReceiveMemory,
+        sink: &mut Option<&mut dyn Sink<W, D>>,
+    ) -> Result<(), WireError> {
         let Some(&handle) = self.acceptor.ids.get(&pushes.stream) else { return Ok(()) };
         let mut number = pushes.first;
         for entry in pushes.iter() {
@@ -229,8 +234,7 @@ impl<W, D: PartialEq> Session<W, D> {
                 match memory.allocate(to, payload.len()) {
                     Ok(mut buffer) => {
                         buffer.copy_from_slice(payload);
-                        let tensor = Tensor::from_parts(meta, buffer);
-                        self.events.push_back(Event::Pushed { stream: handle, number, tensor });
+                        self.take_push(handle, number, Tensor::from_parts(meta, buffer), sink);
                     }
                     Err(full) => self.refuse_push(handle, number, &full),
                 }
@@ -272,12 +276,31 @@ impl<W, D: PartialEq> Session<W, D> {
         self.acceptor.tell(stream);
     }
 
+    /// Hands a push over: at once where the owner wants it so, else as an event.
+    #[inline]
+    fn take_push(&mut self, stream: Handle, number: u64, tensor: Tensor, sink: &mut Option<&mut dyn Sink<W, D>>) {
+        match sink {
+            Some(sink) => {
+                if let Err(error) = sink.pushed(stream, tensor) {
+                    self.refuse_push(stream, number, &error);
+                }
+            }
+            None => self.events.push_back(Event::Pushed { stream, number, tensor: Box::new(tensor) }),
+        }
+    }
+
     /// A tensor is all there.
-    pub(super) fn push_landed(&mut self, handle: Handle, number: u64, meta: &[u8], memory: Buffer) {
+    pub(super) fn push_landed(
+        &mut self,
+        handle: Handle,
+        number: u64,
+        (meta, memory): (&[u8], Buffer),
+        sink: &mut Option<&mut dyn Sink<W, D>>,
+    ) {
         let Some(stream) = self.acceptor.get(handle).filter(|stream| stream.next == number) else { return };
         stream.count(memory.len());
         match Tensor::from_wire(meta, memory) {
-            Ok(tensor) => self.events.push_back(Event::Pushed { stream: handle, number, tensor }),
+            Ok(tensor) => self.take_push(handle, number, tensor, sink),
             Err(error) => self.refuse_push(handle, number, &error),
         }
         self.acceptor.tell(handle);

@@ -235,7 +235,7 @@ impl<W> Consumer<W> {
         let Some(wanted) = self.remove(handle) else { return false };
         let answer = Err(Unanswered { error, destination: wanted.destination });
         if let Some(waiter) = wanted.waiter {
-            events.push_back(Event::Answered { waiter, answer });
+            events.push_back(Event::Answered { waiter, answer: Box::new(answer) });
         }
         true
     }
@@ -464,7 +464,7 @@ fn deliver<W, D>(
         Some(sink) => sink.arrived(waiter, meta, buffer),
         None => {
             let arrived = Arrived { meta: Meta::from_slice(meta), buffer };
-            events.push_back(Event::Answered { waiter, answer: Ok(arrived) });
+            events.push_back(Event::Answered { waiter, answer: Box::new(Ok(arrived)) });
         }
     }
 }

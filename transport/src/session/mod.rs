@@ -50,7 +50,8 @@ pub use receive::{Inbound, ReceiveMemory, Sink};
 use server::Server;
 pub use server::{EmptyShelf, Named, Shelf, Shelved, Wait};
 
-/// What a session tells its owner.
+/// What a session tells its owner. Small, since a peer's requests come as such by the million; an owner that gives a
+/// [`Sink`] gets tensors without one.
 #[derive(Debug)]
 pub enum Event<W, D> {
     /// The peer asks for a tensor: answer with [`Session::answer`], [`Session::park`] or [`Session::refuse`].
@@ -62,14 +63,14 @@ pub enum Event<W, D> {
         /// What [`Ask`] came with.
         waiter: W,
         /// The tensor, or why there is none.
-        answer: Result<Arrived, Unanswered>,
+        answer: Box<Result<Arrived, Unanswered>>,
     },
     /// A tensor of this side was released.
     Settled {
         /// What [`Session::answer`] came with.
         deposit: D,
         /// The tensor's metadata and bytes.
-        tensor: (Meta, Payload),
+        tensor: Box<(Meta, Payload)>,
         /// True if the consumer has it, false if it goes back to where it was.
         taken: bool,
     },
@@ -105,7 +106,7 @@ pub enum Event<W, D> {
         /// Its number there.
         number: u64,
         /// The tensor.
-        tensor: Tensor,
+        tensor: Box<Tensor>,
     },
     /// Streams of the peer have ended.
     Closed {

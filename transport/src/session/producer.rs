@@ -222,7 +222,7 @@ impl<D> Producer<D> {
         if !self.stale.is_empty() {
             self.stale.remove(&served.request);
         }
-        let tensor = (served.meta, served.payload.expect("just looked at"));
+        let tensor = Box::new((served.meta, served.payload.expect("just looked at")));
         if let Some(deposit) = served.deposit {
             events.push_back(Event::Settled { deposit, tensor, taken });
         }

@@ -10,6 +10,7 @@ use crate::arena::Handle;
 use crate::error::Error;
 use crate::link::{Frames, Landing, LandingOf, Place, Receiver};
 use crate::payload::Payload;
+use crate::tensor::Tensor;
 use crate::wire::{self, Frame, PullFrame, PushFrame, Release, Request, Response, WireError};
 
 /// Memory for tensors that come without a place of their own.
@@ -36,6 +37,12 @@ pub trait Sink<W, D> {
 
     /// A tensor of this side was taken by its consumer.
     fn taken(&mut self, deposit: D, payload: Payload);
+
+    /// A push came, within the credit of its stream.
+    ///
+    /// # Errors
+    /// Why it is not taken after all, for the pusher.
+    fn pushed(&mut self, stream: Handle, tensor: Tensor) -> Result<(), Error>;
 }
 
 /// One slab for all tasks.
@@ -219,7 +226,7 @@ impl<W, D: PartialEq> Receiver for Inbound<'_, W, D> {
                     continue;
                 }
                 Frame::Push(PushFrame::Pushes(pushes)) => {
-                    self.session.pushes_came(&pushes, self.memory)?;
+                    self.session.pushes_came(&pushes, self.memory, &mut self.sink)?;
                     continue;
                 }
                 Frame::Push(PushFrame::Push(push)) => self.session.push_lands(&push, self.memory)?,
@@ -260,7 +267,7 @@ impl<W, D: PartialEq> Receiver for Inbound<'_, W, D> {
                 session.puller.landed(landing.request, (index, version), memory, &mut session.events);
             }
             (LandingOf::Push { number }, Place::Buffer(memory)) => {
-                session.push_landed(landing.request, number, &landing.meta, memory);
+                session.push_landed(landing.request, number, (&landing.meta, memory), &mut self.sink);
             }
             (LandingOf::Part { .. } | LandingOf::Push { .. }, Place::Nowhere) => {}
             (LandingOf::Response, place) => {

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use sealane_runtime::{Buffer, Slab, SlabSettings};
 
-use super::{Ask, Asked, Event, Roster, Session};
+use super::{Arrived, Ask, Asked, Roster, Session, Unanswered};
 use crate::arena::Handle;
 use crate::limits::SessionLimits;
 use crate::link::{Landing, Meta, Receiver};
@@ -22,8 +22,29 @@ const PEER_TASK: u32 = 7;
 /// Receive slab of an end: a few tensors.
 const SLAB_BYTES: usize = 4 << 20;
 
-/// What an end's owner sees: waiters are numbers, deposits are names.
-type Seen = Event<u32, &'static str>;
+/// What an end's owner sees: waiters are numbers, deposits are names. As the session's events, without boxes.
+#[derive(Debug)]
+enum Event {
+    Asked(Asked),
+    Withdrawn(Handle),
+    Answered { waiter: u32, answer: Result<Arrived, Unanswered> },
+    Settled { deposit: &'static str, tensor: (Meta, Payload), taken: bool },
+    Aborted { step: i64, peer_task: u32, reason: Box<str> },
+}
+
+impl From<super::Event<u32, &'static str>> for Event {
+    fn from(event: super::Event<u32, &'static str>) -> Event {
+        use super::Event as Told;
+        match event {
+            Told::Asked(asked) => Event::Asked(asked),
+            Told::Withdrawn(id) => Event::Withdrawn(id),
+            Told::Answered { waiter, answer } => Event::Answered { waiter, answer: *answer },
+            Told::Settled { deposit, tensor, taken } => Event::Settled { deposit, tensor: *tensor, taken },
+            Told::Aborted { step, peer_task, reason } => Event::Aborted { step, peer_task, reason },
+            other => panic!("nobody pulls or pushes: {other:?}"),
+        }
+    }
+}
 
 /// A session, with what its owner and its link would keep for it.
 struct End {
@@ -123,14 +144,14 @@ impl End {
         }
     }
 
-    fn events(&mut self) -> Vec<Seen> {
-        std::iter::from_fn(|| self.session.poll_event()).collect()
+    fn events(&mut self) -> Vec<Event> {
+        std::iter::from_fn(|| self.session.poll_event()).map(Event::from).collect()
     }
 
     /// The peer's requests that came, with their keys; nothing else may have come.
     fn asked(&mut self) -> Vec<(Asked, String)> {
         let mut asked = Vec::new();
-        while let Some(event) = self.session.poll_event() {
+        while let Some(event) = self.session.poll_event().map(Event::from) {
             let Event::Asked(request) = event else { panic!("not a request: {event:?}") };
             let key = self.session.key(&request).to_owned();
             asked.push((request, key));
@@ -147,7 +168,7 @@ impl End {
 
     /// Answers that came: waiter, and the bytes or the error's text.
     fn answers(&mut self) -> Vec<(u32, Result<Vec<u8>, String>)> {
-        let answered = |event: Seen| match event {
+        let answered = |event: Event| match event {
             Event::Answered { waiter, answer } => {
                 (waiter, answer.map(|arrived| arrived.buffer.to_vec()).map_err(|why| why.error.to_string()))
             }
@@ -158,7 +179,7 @@ impl End {
 
     /// Releases that came: deposit, bytes, taken.
     fn settled(&mut self) -> Vec<(&'static str, usize, bool)> {
-        let settled = |event: Seen| match event {
+        let settled = |event: Event| match event {
             Event::Settled { deposit, tensor: (meta, payload), taken } => {
                 assert_eq!(&meta[..], deposit.as_bytes(), "the metadata comes back too");
                 (deposit, payload.len(), taken)

@@ -7,7 +7,7 @@ use sealane_runtime::{Slab, SlabSettings};
 use sealane_transport::error::LinkError;
 use sealane_transport::limits::{OUTBOX_PAYLOADS, RELEASES_PER_FRAME};
 use sealane_transport::link::{Frames, Landing, Receiver};
-use sealane_transport::outbox::Outbox;
+use sealane_transport::outbox::{Outbox, Owner};
 use sealane_transport::session::{Ask, Event, Roster, Session};
 use sealane_transport::wire::{Frame, Response, WireError, parse};
 use sealane_transport::{Handle, Link, Payload, SessionLimits};
@@ -85,7 +85,7 @@ impl Wanting {
         let payload_bytes = payload.len() as u64;
         let response = Response { id: self.ids[number], token, payload_bytes, meta: b"meta" };
         outbox.stage(|writer| writer.response(&response));
-        outbox.push(token, payload)
+        outbox.push(Owner::Response(token), payload)
     }
 }
 
@@ -283,7 +283,8 @@ pub fn payloads_come_back_exactly_once(make: Make) {
     let returned = std::mem::take(outbox.returned());
     assert_eq!(returned.len(), COUNT);
     for (number, (found, payload)) in returned.iter().enumerate() {
-        assert_eq!((*found, payload.as_ref().as_ptr() as usize), (token(number), addresses[number]), "the same memory");
+        assert_eq!(*found, Owner::Response(token(number)));
+        assert_eq!(payload.as_ref().as_ptr() as usize, addresses[number], "the same memory");
     }
 }
 
@@ -304,7 +305,7 @@ pub fn payloads_come_back_exactly_once_after_a_death(make: Make) {
     assert!(outbox.is_empty() && outbox.pending_bytes() == 0 && !outbox.is_full());
     let mut tokens: Vec<_> = outbox.returned().drain(..).map(|(token, payload)| (token, payload.len())).collect();
     tokens.sort();
-    assert_eq!(tokens, (0..COUNT).map(|number| (token(number), 1 << 20)).collect::<Vec<_>>());
+    assert_eq!(tokens, (0..COUNT).map(|number| (Owner::Response(token(number)), 1 << 20)).collect::<Vec<_>>());
 }
 
 pub fn a_landing_under_way_is_given_up_whole(make: Make) {

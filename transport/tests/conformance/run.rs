@@ -124,7 +124,7 @@ impl Side {
                 Event::Answered { waiter, answer } => {
                     let fate = &mut self.asked[waiter as usize];
                     assert!(matches!(fate, Fate::Waits(_)), "request {waiter} ended twice: {fate:?}");
-                    *fate = match answer {
+                    *fate = match *answer {
                         Ok(arrived) => {
                             let length = arrived.buffer.len();
                             assert_eq!(arrived.meta[..], (length as u64).to_le_bytes());
@@ -134,13 +134,13 @@ impl Side {
                         Err(unanswered) => Fate::Ended(unanswered.error.code()),
                     };
                 }
-                Event::Settled { deposit, tensor: (_, payload), taken } => {
+                Event::Settled { deposit, tensor, taken } => {
                     let kept = self.kept.get_mut(&deposit).expect("lent");
                     assert!(kept.at_home.is_none() && !kept.taken, "tensor {deposit} came home twice");
                     kept.taken = taken;
-                    kept.at_home = Some(payload);
+                    kept.at_home = Some(tensor.1);
                 }
-                Event::Aborted { .. } => panic!("nobody aborts"),
+                other => panic!("nobody aborts, pulls or pushes: {other:?}"),
             }
         }
     }

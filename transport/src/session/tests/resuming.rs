@@ -247,7 +247,9 @@ fn requests_move_to_another_session_with_all_that_they_brought() {
     let mut moved = Vec::new();
     asking.session.take_requests(
         |consumer, producer| consumer == 3 && producer == PEER_TASK,
-        |_, ask, _| moved.push((ask.key.to_owned(), ask.waiter, ask.destination.map(|buffer| buffer.len()), ask.deadline)),
+        |_, ask, _| {
+            moved.push((ask.key.to_owned(), ask.waiter, ask.destination.map(|buffer| buffer.len()), ask.deadline))
+        },
     );
     assert_eq!(moved, [("moves".into(), 2, Some(5), asking.now + Duration::from_secs(60))]);
     asking.attach();

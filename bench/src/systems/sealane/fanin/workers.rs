@@ -112,13 +112,13 @@ impl Workers {
         worker.session.heard(now);
         while let Some(event) = self.workers[place].session.poll_event() {
             match event {
-                Event::Answered { waiter: lane, answer: Ok(arrived) } => {
+                Event::Answered { waiter: lane, answer } => {
+                    let arrived = answer.map_err(|unanswered| broken(unanswered.error))?;
                     self.arrived(place, 1, arrived.buffer.len())?;
                     if asking {
                         self.ask_next(place, now, lane, arrived.buffer)?;
                     }
                 }
-                Event::Answered { answer: Err(unanswered), .. } => return Err(broken(unanswered.error)),
                 Event::Pulled { waiter: last, tray } => {
                     let tensor = tray.get(last).map_err(broken)?;
                     self.arrived(place, tray.len(), tensor.bytes().len())?;

@@ -9,7 +9,7 @@ use std::{
     thread::Thread,
 };
 
-use sealane_transport::{RecvOutcome, SendOutcome};
+use sealane_transport::{Error, Pulled, RecvOutcome, SendOutcome};
 
 /// A call of an embedded engine.
 pub(crate) trait EngineCall: Future<Output = Self::Outcome> + Unpin {
@@ -32,6 +32,30 @@ impl EngineCall for sealane_fusion::Receiving {
 
     fn wait(self) -> RecvOutcome {
         sealane_fusion::Receiving::wait(self)
+    }
+}
+
+impl EngineCall for sealane_fusion::Publishing {
+    type Outcome = SendOutcome;
+
+    fn wait(self) -> SendOutcome {
+        sealane_fusion::Publishing::wait(self)
+    }
+}
+
+impl EngineCall for sealane_fusion::PullingMany {
+    type Outcome = Vec<Result<Pulled, Error>>;
+
+    fn wait(self) -> Self::Outcome {
+        sealane_fusion::PullingMany::wait(self)
+    }
+}
+
+impl EngineCall for sealane_fusion::PlanPulling<'_> {
+    type Outcome = Result<(), Error>;
+
+    fn wait(self) -> Self::Outcome {
+        sealane_fusion::PlanPulling::wait(self)
     }
 }
 

@@ -21,6 +21,9 @@
 //! that tensors leave from and arrive in without a copy. [`Task::send_all`] and [`Task::recv_all`] move many small tensors
 //! at a fraction of the cost each.
 //!
+//! What every worker reads is [published](Task::publish) once and [pulled](Task::pull) as often as they like, from the
+//! daemon, without waking its producer; a [`Plan`] pulls many tensors with two records, into the same memory each time.
+//!
 //! # How it works
 //! Attaching gives this process memory that it shares with the daemon: an arena, and rings to each of the daemon's
 //! shards. A call is a record in a ring; while both sides are awake there is no system call in it. This crate has no
@@ -31,22 +34,27 @@
 //! # When things go wrong
 //! No call waits for ever: each has a deadline, and ends a second after it even if the daemon hangs. When the daemon goes,
 //! calls under way end with [`Error::Unavailable`], and the next call attaches again. Tensors that were received stay
-//! readable. A child that was forked cannot use its parent's task and is told so; it may drop it.
+//! readable; what was published has to be published again. A child that was forked cannot use its parent's task and is told so; it may drop it.
 
 #![deny(unsafe_code)]
 
 mod attach;
+mod attached_plan;
 mod attachment;
 mod clock;
 #[cfg(feature = "embedded")]
 mod embedded;
 mod limits;
 mod memory;
+mod plan;
+mod publishing;
 mod task;
 mod under_way;
 
 pub use self::{
     attach::{Attach, Polling, default_socket},
+    plan::{Plan, PlanPulling, Pulling, PullingMany},
+    publishing::Publishing,
     task::Task,
     under_way::{Receiving, Sending},
 };
@@ -54,4 +62,6 @@ pub use self::{
 pub use sealane_fusion::{EndpointMap, Engine, EngineSettings, StartError};
 pub use sealane_runtime::Buffer;
 pub use sealane_transport::tensor::{DType, Element, Shape, Tensor, TensorMeta, TypeCode};
-pub use sealane_transport::{Code, Error, Payload, RecvOptions, RecvOutcome, SendOptions, SendOutcome, Unreceived};
+pub use sealane_transport::{
+    Code, Error, Keys, Payload, Pulled, RecvOptions, RecvOutcome, SendOptions, SendOutcome, Unreceived,
+};

@@ -1,13 +1,16 @@
 //! A task: what a training process sends and receives as, whether the engine is in the daemon or in this process.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use sealane_runtime::Buffer;
-use sealane_transport::{Error, RecvOptions, SendOptions, Tensor};
+use sealane_transport::{Error, Keys, RecvOptions, SendOptions, Tensor};
 
 use crate::{
     Attach,
+    attached_plan::AttachedPlan,
     attachment::{Attachment, With},
+    plan::{Plan, Pulling, PullingMany},
+    publishing::Publishing,
     under_way::{Receiving, Sending},
 };
 
@@ -159,6 +162,7 @@ impl Task {
     }
 
     /// [`recv_with`](Self::recv_with) for many tensors, at a fraction of the cost each: one lock and one doorbell for all.
+    /// The daemon asks a peer for them together, in few messages and not a window's worth at a time.
     ///
     /// ```no_run
     /// # use sealane::{RecvOptions, Task};
@@ -185,10 +189,97 @@ impl Task {
                 receivings
             }
             #[cfg(feature = "embedded")]
-            Engine::Embedded(task) => wanted
-                .into_iter()
-                .map(|(key, options)| task.recv_with(from, step, key.as_ref(), options).into())
-                .collect(),
+            Engine::Embedded(task) => task.recv_all(from, step, wanted).into_iter().map(Receiving::from).collect(),
+        }
+    }
+
+    /// Publishes a tensor: any peer may [pull](Self::pull) it, as often as it likes, until a newer one takes its place, it is
+    /// [withdrawn](Self::withdraw), or this task ends. The returned future (or [`wait`](Publishing::wait)) ends when it is to
+    /// be seen by all peers; dropping it lets the publication go on. `version` is the caller's, a step's number for example;
+    /// it may not go down.
+    ///
+    /// Up to 512 bytes travel in the ring and are kept by the daemon; more stay where they are if they lie in memory of
+    /// [`alloc`](Self::alloc), and else are copied there first. That memory is free again once a newer version has taken its
+    /// place and nobody reads it any more. A daemon that is restarted knows nothing of what was published before.
+    pub fn publish(&self, key: &str, version: i64, tensor: Tensor) -> Publishing {
+        self.publish_many(version, [(key, tensor)])
+    }
+
+    /// [`publish`](Self::publish) for many tensors of one version, at a fraction of the cost each. A pull finds all of them
+    /// new or, of those that its peer's shard serves, none (of an attached task, in groups of 4,096).
+    pub fn publish_many<K: AsRef<str>>(
+        &self,
+        version: i64,
+        tensors: impl IntoIterator<Item = (K, Tensor)>,
+    ) -> Publishing {
+        // The iterator is the caller's code, and runs before anything is locked.
+        let tensors: Vec<(K, Tensor)> = tensors.into_iter().collect();
+        match &self.0 {
+            Engine::Daemon(attached) => {
+                let mut tellings = Vec::with_capacity(tensors.len());
+                let each = |told| tellings.push(Sending::of(&attached.0, told));
+                attached.0.publish_all(version, tensors, each);
+                Publishing::of(tellings)
+            }
+            #[cfg(feature = "embedded")]
+            Engine::Embedded(task) => {
+                let owned = tensors.into_iter().map(|(key, tensor)| (key.as_ref().to_owned(), tensor));
+                task.publish_many(version, owned).into()
+            }
+        }
+    }
+
+    /// Takes a published tensor back; pulls of it wait for the next.
+    ///
+    /// # Errors
+    /// ResourceExhausted if a shard takes no more, Unavailable if the daemon or the engine is gone.
+    pub fn withdraw(&self, key: &str) -> Result<(), Error> {
+        match &self.0 {
+            Engine::Daemon(attached) => attached.0.withdraw(key),
+            #[cfg(feature = "embedded")]
+            Engine::Embedded(task) => task.withdraw(key),
+        }
+    }
+
+    /// Pulls a tensor that `from` has published or will, at `min_version` or newer. To pull the same again and again, a
+    /// [plan](Self::plan) is cheaper.
+    ///
+    /// ```no_run
+    /// # use sealane::Task;
+    /// # let task = Task::attach("worker0.train:2222")?;
+    /// let pulled = task.pull("ps0.train:2222", "dense/kernel", 7).wait()?;
+    /// println!("version {} of shape {:?}", pulled.version, pulled.tensor.shape());
+    /// # Ok::<(), sealane::Error>(())
+    /// ```
+    pub fn pull(&self, from: &str, key: &str, min_version: i64) -> Pulling {
+        Pulling::of(Keys::new([key]).map(|keys| self.pull_many(from, keys, min_version)))
+    }
+
+    /// Pulls many tensors together, each at `min_version` or newer. The outcomes are in the order of the keys.
+    pub fn pull_many(&self, from: &str, keys: Keys, min_version: i64) -> PullingMany {
+        self.pull_many_within(from, keys, min_version, None)
+    }
+
+    /// [`pull_many`](Self::pull_many) with a timeout: the daemon's or the engine's `request_timeout` unless given.
+    pub fn pull_many_within(&self, from: &str, keys: Keys, min_version: i64, timeout: Option<Duration>) -> PullingMany {
+        match &self.0 {
+            Engine::Daemon(attached) => {
+                let mut plan = AttachedPlan::new(&attached.0, from, keys);
+                plan.begin(min_version, timeout);
+                plan.into()
+            }
+            #[cfg(feature = "embedded")]
+            Engine::Embedded(task) => task.pull_many_within(from, keys, min_version, timeout).into(),
+        }
+    }
+
+    /// A plan: keys of what `from` publishes, to be pulled together. They are told once; from then on a pull is one small
+    /// message, and tensors land in the plan's own memory, the same each time.
+    pub fn plan(&self, from: &str, keys: Keys) -> Plan {
+        match &self.0 {
+            Engine::Daemon(attached) => AttachedPlan::new(&attached.0, from, keys).into(),
+            #[cfg(feature = "embedded")]
+            Engine::Embedded(task) => task.plan(from, keys).into(),
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::{net::TcpListener, time::Duration};
 
-use sealane::{Buffer, Code, EndpointMap, Engine, EngineSettings, RecvOptions, Task, Tensor};
+use sealane::{Buffer, Code, EndpointMap, Engine, EngineSettings, Keys, RecvOptions, Task, Tensor};
 
 /// Two tasks of two engines, as on two hosts.
 fn two() -> (Task, Task) {
@@ -67,4 +67,36 @@ fn the_same_errors_come() {
     assert_eq!(receiving.wait().unwrap_err().error.to_string(), "step 2 was aborted: enough");
     worker.cleanup(2).unwrap();
     assert_eq!(ps.recv("nobody:1", 1, "key").wait().unwrap_err().error.code(), Code::NotFound);
+}
+
+#[test]
+fn what_is_published_is_pulled() {
+    let (ps, worker) = two();
+    let tensor = |value: u32| Tensor::from_elements(&[2], &[value, value]).unwrap();
+    let keys = || Keys::new(["a", "b"]).unwrap();
+    let mut publishing = ps.publish_many(1, [("a", tensor(1)), ("b", tensor(2))]);
+    while publishing.try_outcome().is_none_or(|outcome| outcome.is_err()) {
+        std::thread::yield_now();
+    }
+    let pulled = worker.pull("ps0:2222", "b", 1).wait().unwrap();
+    assert_eq!((pulled.version, pulled.tensor.elements::<u32>().unwrap()), (1, &[2, 2][..]));
+    let pulled = worker.pull_many("ps0:2222", keys(), 1).wait();
+    assert!(pulled.into_iter().all(|pulled| pulled.is_ok()));
+
+    let mut plan = worker.plan("ps0:2222", keys());
+    assert!(plan.get(0).is_err());
+    plan.pull(1).wait().unwrap();
+    let place = plan.get(1).unwrap().bytes().as_ptr();
+    let mut pulling = plan.pull(2);
+    assert!(pulling.try_outcome().is_none());
+    ps.publish_many(2, [("a", tensor(3)), ("b", tensor(4))]).wait().unwrap();
+    pulling.wait().unwrap();
+    assert_eq!((plan.version(1), plan.get(1).unwrap().elements::<u32>().unwrap()), (2, &[4, 4][..]));
+    assert_eq!((plan.get(1).unwrap().bytes().as_ptr(), plan.keys().get(1)), (place, "b"));
+
+    ps.withdraw("a").unwrap();
+    let late = plan.pull_within(2, Duration::from_millis(1)).wait().unwrap_err();
+    assert_eq!(late.code(), Code::DeadlineExceeded);
+    assert_eq!(plan.get(0).unwrap_err(), late);
+    assert!(plan.get(1).is_ok());
 }

@@ -149,6 +149,10 @@ fn the_limits_are_those_of_the_code() {
         ("entries in the release log", RELEASE_LOG_MAX, ""),
         ("releases before an acknowledgement", RELEASE_ACK_EVERY as usize, ""),
         ("short frames that wait to leave", CONTROL_QUEUE_MAX, ""),
+        ("keys in a set", SET_KEYS_MAX, ""),
+        ("keys in all sets of a peer", PEER_SET_KEYS_MAX, ""),
+        ("sets, and streams, of a session in each direction", SETS_MAX.max(STREAMS_MAX), ""),
+        ("a payload within a frame", INLINE_PAYLOAD_BYTES, " bytes"),
     ];
     for (what, value, unit) in limits {
         let row = format!("| {what} | {value}{unit} |");

@@ -4,5 +4,6 @@ mod clients;
 mod fixture;
 mod life;
 mod map;
+mod published;
 mod rings;
 mod users;

@@ -43,7 +43,15 @@ impl Client {
     }
 
     pub fn recv(&mut self, call: u32, key: &str) {
-        self.submit(&Submission::Recv { call, peer: PEER, step: STEP, timeout_ms: NO_TIMEOUT, key, destination: None });
+        self.submit(&Submission::Recv {
+            call,
+            peer: PEER,
+            step: STEP,
+            timeout_ms: NO_TIMEOUT,
+            key,
+            destination: None,
+            fused: false,
+        });
     }
 
     /// Sends one byte.

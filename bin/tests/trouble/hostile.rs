@@ -10,7 +10,7 @@ use std::thread;
 use sealane::{Code, Task};
 use sealane_transport::shm::attach::Attach;
 use sealane_transport::shm::limits::{RECORD_WORDS_MAX, SLOT_WORDS, SLOTS};
-use sealane_transport::shm::{NO_TIMEOUT, PayloadAt, Span, Submission, segment_bytes};
+use sealane_transport::shm::{KeyList, NO_TIMEOUT, PayloadAt, Span, Submission, segment_bytes};
 
 use self::scribbler::Scribbler;
 use crate::fixture::{ARENA_BYTES, PS, WORKER};
@@ -32,7 +32,8 @@ const CANCEL: u8 = 4;
 const ABORT: u8 = 5;
 const FREE: u8 = 7;
 const DETACH: u8 = 8;
-const UNKNOWN: u8 = 9;
+const PLAN_KEYS: u8 = 12;
+const UNKNOWN: u8 = 15;
 
 /// Bytes of the submission ring's slots, and of the header in front of them.
 const RING_BYTES: u64 = (SLOTS * SLOT_WORDS * 8) as u64;
@@ -63,11 +64,23 @@ fn villain(hosts: &Hosts) -> Raw {
 }
 
 fn recv(call: u32, peer: u16, destination: Option<Span>) -> Submission<'static> {
-    Submission::Recv { call, peer, step: STEP, timeout_ms: NO_TIMEOUT, key: "some key", destination }
+    Submission::Recv { call, peer, step: STEP, timeout_ms: NO_TIMEOUT, key: "some key", destination, fused: false }
 }
 
 fn send<'a>(call: u32, peer: u16, meta: &'a [u8], payload: PayloadAt<'a>) -> Submission<'a> {
     Submission::Send { call, peer, step: STEP, timeout_ms: NO_TIMEOUT, key: "some key", meta, payload }
+}
+
+/// Opens plan 1 of the peer that is the villain itself, with as many keys as it is to have or not.
+fn open_plan(villain: &mut Raw, keys: u32, named: &[&str]) {
+    villain.write(&Submission::OpenPlan { plan: 1, peer: 1, keys }).unwrap();
+    let mut packed = Vec::new();
+    let keys = KeyList::pack(named.iter().copied(), &mut packed).unwrap();
+    villain.write(&Submission::PlanKeys { plan: 1, keys }).unwrap();
+}
+
+fn pull(call: u32, plan: u32) -> Submission<'static> {
+    Submission::Pull { call, plan, min_version: 0, timeout_ms: NO_TIMEOUT }
 }
 
 /// Verified round trips of two honest tasks, which are counted, until told to stop.
@@ -165,6 +178,34 @@ const MISCONDUCT: &[Misconduct] = &[
     ("bytes of shared memory", |villain| {
         villain.write(&recv(1, 0, Some(Span { offset: u64::MAX, len: u64::MAX }))).unwrap();
     }),
+    ("a list of keys", |villain| villain.write_words(PLAN_KEYS, 0, &[1 | 8 << 32, u64::MAX]).unwrap()),
+    ("plan 1 is not open", |villain| villain.write(&pull(1, 1)).unwrap()),
+    ("plan 7 is not open", |villain| villain.write(&Submission::ClosePlan { plan: 7 }).unwrap()),
+    ("plan 1 is open already", |villain| {
+        for _ in 0..2 {
+            villain.write(&Submission::OpenPlan { plan: 1, peer: 1, keys: 2 }).unwrap();
+        }
+    }),
+    ("too much", |villain| villain.write(&Submission::OpenPlan { plan: 1, peer: 1, keys: u32::MAX }).unwrap()),
+    ("too much", |villain| {
+        // Each by itself is within its limit.
+        for plan in 0..5 {
+            villain.write(&Submission::OpenPlan { plan, peer: 1, keys: 1 << 16 }).unwrap();
+        }
+    }),
+    ("more keys than it was to have", |villain| open_plan(villain, 1, &["a", "b"])),
+    ("before its keys are known", |villain| {
+        open_plan(villain, 3, &["a", "b"]);
+        villain.write(&pull(1, 1)).unwrap();
+    }),
+    ("plan 1 is being pulled already", |villain| {
+        open_plan(villain, 1, &["a"]);
+        (1..3).for_each(|call| villain.write(&pull(call, 1)).unwrap());
+    }),
+    ("peer 9 was not named", |villain| {
+        villain.write(&Submission::OpenPlan { plan: 1, peer: 9, keys: 0 }).unwrap();
+        villain.write(&pull(1, 1)).unwrap();
+    }),
     ("longer than any may be", |villain| {
         // The first record of the ring, in its first lap.
         let commit = 1 << 32 | (RECORD_WORDS_MAX as u64 + 1) << 16;
@@ -253,6 +294,44 @@ fn what_is_merely_wrong_is_answered_or_ignored() {
             let received = villain.next().unwrap();
             assert!(received.starts_with("Received { call: 7, "), "{received}");
             assert_eq!(villain.next().unwrap(), "Sent { calls: [6] }");
+        }
+        // A plan that is closed while it is pulled, and one that is given up twice.
+        open_plan(&mut villain, 1, &["some key"]);
+        villain.write(&pull(20, 1)).unwrap();
+        villain.submit(&Submission::ClosePlan { plan: 1 });
+        let closed = villain.next().unwrap();
+        assert!(closed.starts_with("Failed { call: 20, memory_back: true, error: Aborted"), "{closed}");
+        open_plan(&mut villain, 1, &["some key"]);
+        villain.write(&pull(21, 1)).unwrap();
+        villain.submit(&Submission::Cancel { call: 21 });
+        villain.submit(&Submission::Cancel { call: 21 });
+        let given_up = villain.next().unwrap();
+        assert!(given_up.starts_with("Failed { call: 21, memory_back: true, error: Aborted"), "{given_up}");
+        // Published from outside the arena, and as no tensor.
+        let publish =
+            |call, meta, payload| Submission::Publish { call, version: 1, key: "some key", meta, payload, more: false };
+        for (call, meta, payload) in [
+            (22, meta.as_wire(), PayloadAt::Arena(Span { offset: u64::MAX, len: 64 })),
+            (23, &[0xFF; 20][..], PayloadAt::Arena(Span { offset: 0, len: 600 })),
+            (24, meta.as_wire(), PayloadAt::Inline(&[1])),
+        ] {
+            villain.submit(&publish(call, meta, payload));
+            let refused = villain.next().unwrap();
+            let expected = format!("Failed {{ call: {call}, memory_back: true, error: InvalidArgument");
+            assert!(refused.starts_with(&expected), "{refused}");
+        }
+        // Board and tensor given back while they are pulled: they stay the plan's.
+        villain.submit(&publish(25, meta.as_wire(), PayloadAt::Inline(&[3; 64])));
+        assert_eq!(villain.next().unwrap(), "Sent { calls: [25] }");
+        for call in [26, 27] {
+            villain.submit(&pull(call, 1));
+            let mut told = villain.next().unwrap();
+            while !told.starts_with("Pulled") {
+                let token = told.rsplit_once("token: ").unwrap().1.trim_end_matches(" }").parse().unwrap();
+                villain.submit(&Submission::Free { tokens: &[token, token] });
+                told = villain.next().unwrap();
+            }
+            assert_eq!(told, format!("Pulled {{ call: {call} }}"));
         }
         // It is still served.
         villain.submit(&send(8, 1, meta.as_wire(), PayloadAt::Inline(&[3; 64])));

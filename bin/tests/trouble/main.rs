@@ -10,6 +10,7 @@ mod idle;
 mod killed;
 mod leftovers;
 mod processes;
+mod published;
 mod raw;
 mod restarted;
 mod roles;

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use sealane::{Attach, Code, Error, RecvOptions, SendOptions, Task};
+use sealane::{Attach, Code, Error, Keys, RecvOptions, SendOptions, Task};
 
 use crate::hosts::ARENA_BYTES;
 use crate::tensors::{LARGE, STEP, in_arena, meta, number_in, tensor, verify};
@@ -38,6 +38,8 @@ pub fn play(words: &[&str], socket: &Path) {
         ["send", task, to] => send(&attach(task), to),
         ["recv", task, from] => recv(&attach(task), from),
         ["ask", task, from, count] => ask(&attach(task), from, count.parse().unwrap()),
+        ["publish", task] => publish(&attach(task)),
+        ["pull", task, from] => pull(&attach(task), from),
         ["circle", task, to, from] => circle(&attach(task), to, from),
         _ => panic!("{words:?} is no role"),
     }
@@ -69,6 +71,32 @@ fn recv(task: &Task, from: &str) {
         };
         verify(&receiving.wait().unwrap(), number, LARGE);
         eprintln!("got {number}");
+    }
+}
+
+/// Large tensors that are published and pulled.
+pub const PUBLISHED: [&str; 3] = ["a", "b", "c"];
+
+/// Publishes large tensors without end, each version in place of the one before.
+fn publish(task: &Task) {
+    for version in 0..i64::MAX {
+        let tensors = PUBLISHED.map(|key| (key, in_arena(task, version as u64, LARGE)));
+        task.publish_many(version, tensors).wait().unwrap();
+        // There is room for two versions: the one before must be free.
+        while task.alloc(PUBLISHED.len() * LARGE).is_err() {
+            std::thread::yield_now();
+        }
+        eprintln!("published {version}");
+    }
+}
+
+/// Pulls large tensors without end.
+fn pull(task: &Task, from: &str) {
+    let mut plan = task.plan(from, Keys::new(PUBLISHED).unwrap());
+    for number in 0.. {
+        plan.pull(0).wait().unwrap();
+        (0..PUBLISHED.len()).for_each(|at| drop(plan.get(at).unwrap().bytes().to_vec()));
+        eprintln!("pulled {number}");
     }
 }
 

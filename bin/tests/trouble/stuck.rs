@@ -69,7 +69,15 @@ fn a_client_that_is_stopped_gets_everything_later() {
 /// Asks for tensors until the ring is full.
 fn ask(raw: &mut Raw, call: u32) -> Result<(), PushError> {
     let key = call.to_string();
-    raw.write(&Submission::Recv { call, peer: 0, step: STEP, timeout_ms: NO_TIMEOUT, key: &key, destination: None })
+    raw.write(&Submission::Recv {
+        call,
+        peer: 0,
+        step: STEP,
+        timeout_ms: NO_TIMEOUT,
+        key: &key,
+        destination: None,
+        fused: false,
+    })
 }
 
 #[test]

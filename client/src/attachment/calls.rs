@@ -52,6 +52,10 @@ struct Slot {
 pub(super) enum Direction {
     Send,
     Recv,
+    /// Its memory stays with the daemon after its end.
+    Publish,
+    /// Its tensors are the plan's.
+    Pull,
 }
 
 /// What the daemon has to do with the call.
@@ -157,7 +161,7 @@ impl Calls {
         slot.is_some_and(|slot| slot.caller == Caller::Owed && slot.generation == call >> CALL_INDEX_BITS)
     }
 
-    /// How a send ended, which is told once.
+    /// How a send, a publication or a pull ended, which is told once.
     #[inline]
     pub(crate) fn take_sent(&mut self, call: u32) -> Option<SendOutcome> {
         let slot = self.owed(call)?;
@@ -215,6 +219,11 @@ impl Calls {
         self.watched -= usize::from(watched);
         self.release(call);
         at_work
+    }
+
+    /// The segment, if the daemon is still at work on the call.
+    pub(super) fn at_work_on(&mut self, call: u32) -> Option<u16> {
+        self.slot(call).filter(|slot| slot.daemon == Daemon::Working).map(|slot| slot.segment)
     }
 
     /// Has `waker` woken when the call ends; `watched` if nobody looks at the rings meanwhile but the driver.
@@ -281,18 +290,45 @@ impl Calls {
         }
     }
 
-    /// A send was released by its consumer.
+    /// A send was released by its consumer, or what was published needs no memory.
     #[inline]
     pub(super) fn sent(&mut self, segment: u16, call: u32, after: &mut Aftermath) -> Result<(), Fault> {
-        let slot = self.answered(segment, call, Daemon::Working)?;
-        if slot.direction != Direction::Send {
-            return Err("it released a recv");
+        match self.answered(segment, call, Daemon::Working)?.direction {
+            Direction::Send | Direction::Publish => self.done(call, after),
+            Direction::Recv | Direction::Pull => return Err("it released a recv"),
         }
-        slot.daemon = Daemon::Done;
-        slot.spend(after);
+        Ok(())
+    }
+
+    /// A pull has ended.
+    pub(super) fn pulled(&mut self, segment: u16, call: u32, after: &mut Aftermath) -> Result<(), Fault> {
+        match self.answered(segment, call, Daemon::Working)?.direction {
+            Direction::Pull => self.done(call, after),
+            _ => return Err("it ended a pull that is none"),
+        }
+        Ok(())
+    }
+
+    /// A tensor is published, and its memory read from now on.
+    pub(super) fn published(&mut self, segment: u16, call: u32, after: &mut Aftermath) -> Result<(), Fault> {
+        let slot = self.answered(segment, call, Daemon::Working)?;
+        if slot.direction != Direction::Publish {
+            return Err("it published what was not to be");
+        }
+        slot.daemon = Daemon::Holding;
+        self.end(call, after);
+        Ok(())
+    }
+
+    /// The daemon is done with a call that ended well.
+    #[inline]
+    fn done(&mut self, call: u32, after: &mut Aftermath) {
+        if let Some(slot) = self.slot(call) {
+            slot.daemon = Daemon::Done;
+            slot.spend(after);
+        }
         self.end(call, after);
         self.release(call);
-        Ok(())
     }
 
     /// A tensor arrived.

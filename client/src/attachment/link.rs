@@ -20,6 +20,7 @@ use sealane_transport::{
 use super::{
     aftermath::Aftermath,
     calls::{Arrived, Calls},
+    plans::{Closing, Plans, Taken},
 };
 use crate::{
     limits::COMPLETIONS_PER_LOOK,
@@ -36,6 +37,7 @@ pub(super) struct Link {
     pub(super) daemon: Box<str>,
     pub(super) default_timeout_ms: u32,
     pub(super) tensor_bytes_max: u64,
+    pub(super) plans: Plans,
     segments: Vec<Segment>,
     peers: HashMap<Box<str>, Peer>,
     /// The peer that was named last: most tasks speak to one for a while.
@@ -53,6 +55,10 @@ struct Segment {
     peers: usize,
     /// Calls to be given up for which the ring had no room.
     cancels: Vec<u32>,
+    /// Plans to be closed, likewise.
+    closings: Vec<Closing>,
+    /// What the plans take that are open.
+    plans: Taken,
     /// Something was submitted since the doorbell was last thought of.
     unannounced: bool,
 }
@@ -85,7 +91,8 @@ impl Link {
         let Attached { welcome, arena, shards, socket } = attached;
         let segment = |(end, doorbell): (ClientEnd, Doorbell)| {
             let area = Arc::new(Area::new(end.area().clone(), mark.clone(), freed.clone()));
-            Segment { end, doorbell, area, peers: 0, cancels: Vec::new(), unannounced: false }
+            let (cancels, closings, plans) = (Vec::new(), Vec::new(), Taken::default());
+            Segment { end, doorbell, area, peers: 0, cancels, closings, plans, unannounced: false }
         };
         Link {
             serial,
@@ -97,6 +104,7 @@ impl Link {
                 timeout_ms => u32::try_from(timeout_ms).unwrap_or(NO_TIMEOUT),
             },
             tensor_bytes_max: welcome.tensor_bytes_max,
+            plans: Plans::default(),
             segments: shards.into_iter().map(segment).collect(),
             peers: HashMap::new(),
             recent: None,
@@ -182,17 +190,27 @@ impl Link {
         self.flush()
     }
 
-    /// True if something waits to be submitted that no caller waits for.
-    pub(super) fn has_chores(&self) -> bool {
-        self.segments.iter().any(|segment| segment.area.has_piled() || !segment.cancels.is_empty())
+    /// Closes a plan, like [`cancel`](Self::cancel).
+    pub(super) fn close(&mut self, segment: u16, closing: Closing) -> Result<(), Box<str>> {
+        self.segments[usize::from(segment)].closings.push(closing);
+        self.flush()
     }
 
-    /// Submits what no caller waits for: cancels, and blocks of the receive areas. What finds no room waits on.
+    /// What the plans take that are open with a shard.
+    pub(super) fn plans_of(&mut self, segment: u16) -> &mut Taken {
+        &mut self.segments[usize::from(segment)].plans
+    }
+
+    /// True if something waits to be submitted that no caller waits for.
+    pub(super) fn has_chores(&self) -> bool {
+        self.segments.iter().any(Segment::has_chores)
+    }
+
+    /// Submits what no caller waits for: cancels, plans that are closed, blocks of the receive areas. What finds no room waits on.
     #[inline]
     pub(super) fn flush(&mut self) -> Result<(), Box<str>> {
         for index in 0..self.segments() {
-            let segment = &self.segments[usize::from(index)];
-            if segment.area.has_piled() || !segment.cancels.is_empty() {
+            if self.segments[usize::from(index)].has_chores() {
                 match self.flush_segment(index) {
                     Ok(()) | Err(Unsubmitted::Full | Unsubmitted::Refused(_)) => {}
                     Err(Unsubmitted::Fault(fault)) => return Err(fault),
@@ -207,6 +225,11 @@ impl Link {
         while let Some(&call) = self.segments[at].cancels.last() {
             self.submit(index, &Submission::Cancel { call })?;
             self.segments[at].cancels.pop();
+        }
+        while let Some(&Closing { plan, taken }) = self.segments[at].closings.last() {
+            self.submit(index, &Submission::ClosePlan { plan })?;
+            self.segments[at].closings.pop();
+            self.segments[at].plans.give_back(taken);
         }
         while self.segments[at].area.has_piled() {
             let mut tokens = std::mem::take(&mut self.tokens);
@@ -234,7 +257,7 @@ impl Link {
             }
             for _ in 0..COMPLETIONS_PER_LOOK {
                 match segment.end.completions.pop(&mut self.incoming) {
-                    Ok(true) => settle(index as u16, &segment.area, &self.incoming, calls, after)?,
+                    Ok(true) => settle(index as u16, &segment.area, &self.incoming, &mut self.plans, calls, after)?,
                     Ok(false) => break,
                     Err(broken) => return Err(broken.to_string().into()),
                 }
@@ -268,18 +291,26 @@ impl Link {
     }
 }
 
+impl Segment {
+    #[inline]
+    fn has_chores(&self) -> bool {
+        self.area.has_piled() || !self.cancels.is_empty() || !self.closings.is_empty()
+    }
+}
+
 impl std::fmt::Debug for Link {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Link({}, {:?})", self.daemon, self.ear.as_fd())
     }
 }
 
-/// Enters one completion into the table.
+/// Enters one completion into the tables.
 #[inline]
 fn settle(
     segment: u16,
     area: &Arc<Area>,
     record: &Record,
+    plans: &mut Plans,
     calls: &mut Calls,
     after: &mut Aftermath,
 ) -> Result<(), Box<str>> {
@@ -301,6 +332,18 @@ fn settle(
         Completion::Returned { calls: returned } => {
             returned.iter().try_for_each(|call| calls.returned(segment, *call, after))?;
         }
+        Completion::Published { calls: published } => {
+            published.iter().try_for_each(|call| calls.published(segment, *call, after))?;
+        }
+        Completion::Pulled { call } => calls.pulled(segment, call, after)?,
+        Completion::Board { plan, span, token } => {
+            plans.board(segment, plan, area.lend(span, token)?, after)?;
+        }
+        Completion::Placed { plan, index, meta, span, token } => {
+            plans.placed(segment, plan, index, meta, Some(area.lend(span, token)?), after)?;
+        }
+        Completion::Reshaped { plan, index, meta } => plans.placed(segment, plan, index, meta, None, after)?,
+        Completion::Missed { plan, index, error } => plans.missed(segment, plan, index, error)?,
     }
     Ok(())
 }

@@ -14,11 +14,13 @@ mod link;
 mod loss;
 mod memory;
 mod nudge;
+mod plans;
 mod submit;
 mod wait;
 
 pub(crate) use self::{
     calls::{Calls, Received},
+    plans::{Gathered, Placed, Seat},
     submit::With,
 };
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use sealane_runtime::Buffer;
 use sealane_transport::{
-    Error, RecvOptions, SendOptions, Tensor, Unreceived,
+    Error, Payload, RecvOptions, SendOptions, Tensor, TensorMeta, Unreceived,
     shm::{
         PayloadAt, Span, Submission,
         limits::{INLINE_BYTES_MAX, SLOTS},
@@ -55,7 +55,7 @@ impl Attachment {
             Err(error) => return Err(unreceived(error, memory.into_destination().0)),
         };
         held.give_back_blocks();
-        let asked = held.recv(now, from, key, memory, options.timeout);
+        let asked = held.recv(now, from, (key, false), memory, options.timeout);
         held.submitted(1);
         drop(held);
         asked.map_err(|(error, memory)| unreceived(error, memory.into_destination().0))
@@ -117,13 +117,58 @@ impl Attachment {
         for (key, timeout, memory) in &mut prepared {
             each(match std::mem::replace(memory, Ok(Memory::Nothing)) {
                 Ok(memory) => {
-                    let asked = held.recv(now, from, key.as_ref(), memory, *timeout);
+                    let asked = held.recv(now, from, (key.as_ref(), true), memory, *timeout);
                     asked.map_err(|(error, memory)| unreceived(error, memory.into_destination().0))
                 }
                 Err(unreceived) => Err(*unreceived),
             });
         }
         held.submitted(count);
+    }
+
+    /// Publishes at every shard, under one lock; `each` hears of every call, or of a tensor that there is none for.
+    pub(crate) fn publish_all<K: AsRef<str>>(
+        &self,
+        version: i64,
+        tensors: Vec<(K, Tensor)>,
+        mut each: impl FnMut(Result<u32, Error>),
+    ) {
+        // What follows one that had no room is not copied any more, as in `send_all`.
+        let mut refusal = None;
+        let mut placed = Vec::with_capacity(tensors.len());
+        for (key, tensor) in tensors {
+            let mut tensor = Some(tensor);
+            if refusal.is_none() || tensor.as_ref().is_some_and(is_small) {
+                refusal = refusal.or(self.place(&mut tensor).err());
+            }
+            placed.extend(tensor.filter(|tensor| is_small(tensor) || refusal.is_none()).map(|tensor| {
+                // Each shard is lent the same bytes; they are free when the last has given them back.
+                let (meta, payload) = tensor.into_parts();
+                (key, meta, payload.into_shared())
+            }));
+        }
+        let now = Tick::now();
+        let told = self.up(now).and_then(|mut held| {
+            let timeout_ms = held.timeout_ms(None)?;
+            let deadline = now.deadline(timeout_ms);
+            let segments = held.link().segments();
+            for segment in 0..segments {
+                for (at, (key, meta, payload)) in placed.iter().enumerate() {
+                    let more = at + 1 < placed.len();
+                    each(held.publish(segment, deadline, (key.as_ref(), version, more), meta, payload));
+                }
+            }
+            held.submitted(placed.len() * usize::from(segments));
+            Ok(())
+        });
+        for error in refusal.into_iter().chain(told.err()) {
+            each(Err(error));
+        }
+    }
+
+    /// Tells every shard to take a tensor off its shelf.
+    pub(crate) fn withdraw(&self, key: &str) -> Result<(), Error> {
+        self.tell_all(&Submission::Withdraw { key })
     }
 
     /// Tells every shard that a step is aborted.
@@ -232,12 +277,41 @@ impl Held<'_> {
         sent.map_err(|(error, _)| error)
     }
 
+    /// Submits a publication to one shard.
+    fn publish(
+        &mut self,
+        segment: u16,
+        deadline: Tick,
+        (key, version, more): (&str, i64, bool),
+        meta: &TensorMeta,
+        payload: &Payload,
+    ) -> Result<u32, Error> {
+        let meta = meta.as_wire();
+        let inline = PayloadAt::Inline(payload.as_ref());
+        let (memory, payload) = if payload.len() <= INLINE_BYTES_MAX {
+            (Memory::Nothing, inline)
+        } else {
+            let memory = Memory::Source(payload.share());
+            let span = self.span(&memory)?;
+            (memory, PayloadAt::Arena(span.unwrap_or_default()))
+        };
+        let wait = ROOM_WAIT_MAX.as_millis() as u32;
+        let published = self.enter(Direction::Publish, segment, deadline, memory, |call| {
+            (wait, Submission::Publish { call, version, key, meta, payload, more })
+        });
+        published.map_err(|(error, memory)| {
+            self.aftermath.spent.push(memory);
+            error
+        })
+    }
+
+    /// Submits a recv; one of many that are asked for together is `fused`.
     #[inline]
     fn recv(
         &mut self,
         now: Tick,
         from: With<'_>,
-        key: &str,
+        (key, fused): (&str, bool),
         memory: Memory,
         timeout: Option<Duration>,
     ) -> Result<u32, (Error, Memory)> {
@@ -248,13 +322,13 @@ impl Held<'_> {
             Err(error) => return Err((error, memory)),
         };
         self.enter(Direction::Recv, segment, now.deadline(timeout_ms), memory, |call| {
-            (timeout_ms, Submission::Recv { call, peer, step: from.step, timeout_ms, key, destination })
+            (timeout_ms, Submission::Recv { call, peer, step: from.step, timeout_ms, key, destination, fused })
         })
     }
 
     /// Enters a call into the table and submits what `say` makes of its number; the memory comes back if that fails.
     #[inline]
-    fn enter<'s>(
+    pub(super) fn enter<'s>(
         &mut self,
         direction: Direction,
         segment: u16,
@@ -275,14 +349,14 @@ impl Held<'_> {
     }
 
     #[inline]
-    fn peer(&mut self, name: &str) -> Result<Peer, Error> {
+    pub(super) fn peer(&mut self, name: &str) -> Result<Peer, Error> {
         let task = self.attachment.task();
         self.submit(ROOM_WAIT_MAX, |link| link.peer(task, name))
     }
 
     /// The timeout that the daemon is told.
     #[inline]
-    fn timeout_ms(&self, timeout: Option<Duration>) -> Result<u32, Error> {
+    pub(super) fn timeout_ms(&self, timeout: Option<Duration>) -> Result<u32, Error> {
         match (&self.line, timeout) {
             (Line::Up(_), Some(timeout)) => Ok(timeout_ms(timeout)),
             (Line::Up(link), None) => Ok(link.default_timeout_ms),
@@ -305,7 +379,7 @@ impl Held<'_> {
 
     /// Submits to the link that stands now, and waits for room where there is none.
     #[inline]
-    fn submit<T>(
+    pub(super) fn submit<T>(
         &mut self,
         wait: Duration,
         mut attempt: impl FnMut(&mut Link) -> Result<T, Unsubmitted>,
@@ -360,7 +434,7 @@ impl Held<'_> {
 
     /// Before a recv, which may need the room: the shard takes things in order.
     #[inline]
-    fn give_back_blocks(&mut self) {
+    pub(super) fn give_back_blocks(&mut self) {
         if let Line::Up(link) = &mut self.line
             && let Err(fault) = link.flush()
         {
@@ -370,7 +444,7 @@ impl Held<'_> {
 
     /// After a call or a batch: wakes the shards, and looks at the answers now and then.
     #[inline]
-    fn submitted(&mut self, count: usize) {
+    pub(super) fn submitted(&mut self, count: usize) {
         let Line::Up(link) = &mut self.line else { return };
         let flushed = link.flush();
         link.ring();

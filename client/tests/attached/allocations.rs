@@ -5,7 +5,7 @@ use std::{
     cell::Cell,
 };
 
-use sealane::{Polling, Tensor};
+use sealane::{Keys, Polling, Tensor};
 
 use crate::{
     daemon::{Daemon, Settings},
@@ -84,4 +84,19 @@ fn calls_allocate_nothing_but_tensors_that_travel_in_the_ring() {
     assert_eq!(small, 0, "a small tensor is held by its buffer");
     let inline = allocations(ROUNDS, |step| drop(exchange(step, of_arena(65), None)));
     assert_eq!(inline, ROUNDS as u64, "one that travels in the ring and is not as small has memory of its own");
+}
+
+#[test]
+fn pulls_of_a_plan_allocate_nothing() {
+    const ROUNDS: i64 = 500;
+    let directory = directory();
+    let daemon = Daemon::start(&directory, Settings::default());
+    let task = to(&daemon).polling(Polling::Spin).attach().unwrap();
+    let keys: Vec<String> = (0..100).map(|at| format!("key {at}")).collect();
+    let tensor = |len| Tensor::new(meta(len), vec![7; len]).unwrap();
+    task.publish_many(1, keys.iter().enumerate().map(|(at, key)| (key, tensor(at * 20)))).wait().unwrap();
+    let mut plan = task.plan(PEER, Keys::new(&keys).unwrap());
+    let pulls = allocations(ROUNDS, |_| plan.pull(1).wait().unwrap());
+    assert_eq!(pulls, 0);
+    assert_eq!(plan.get(99).unwrap().bytes().len(), 99 * 20);
 }

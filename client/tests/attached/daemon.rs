@@ -1,6 +1,8 @@
 //! A daemon to test clients with: one thread, sockets and segments as a real one has, and a rendezvous of a client with
 //! itself. What it does wrong, it does on request.
 
+mod shelf;
+
 use std::{
     collections::HashMap,
     os::fd::{AsFd, OwnedFd},
@@ -24,6 +26,8 @@ use sealane_transport::shm::{
     segment_bytes,
 };
 use tempfile::TempDir;
+
+use self::shelf::Shelf;
 
 /// A wait that is over by then has failed; far beyond what a loaded machine takes.
 pub const LONG: Duration = Duration::from_secs(60);
@@ -51,6 +55,12 @@ pub struct Log {
     pub conducts: usize,
     pub sends: usize,
     pub recvs: usize,
+    /// Recvs that were one of many.
+    pub fused: usize,
+    pub publications: usize,
+    pub plans: usize,
+    pub pulls: usize,
+    pub plans_closed: usize,
     pub cancels: usize,
     pub freed: usize,
     pub aborts: usize,
@@ -183,6 +193,7 @@ struct Shard {
     deposits: HashMap<Place, Deposit>,
     wanted: HashMap<Place, (u32, Option<Span>)>,
     deadlines: Vec<(Instant, u32, &'static str, i64, String)>,
+    shelf: Shelf,
     record: Record,
 }
 
@@ -307,6 +318,7 @@ impl Shard {
             deposits: HashMap::new(),
             wanted: HashMap::new(),
             deadlines: Vec::new(),
+            shelf: Shelf::default(),
             record: Record::new(),
         };
         (shard, descriptors)
@@ -362,7 +374,7 @@ impl Shard {
                     }
                 }
             }
-            Submission::Recv { call, peer, step, timeout_ms, key, destination } => {
+            Submission::Recv { call, peer, step, timeout_ms, key, destination, .. } => {
                 let place = (peer, step, key.to_owned());
                 match self.deposits.remove(&place) {
                     Some((send, meta, bytes)) => {
@@ -375,6 +387,7 @@ impl Shard {
                     }
                 }
             }
+            Submission::Cancel { call } if self.cancel_pull(call) => {}
             Submission::Cancel { call } => {
                 let place = self.wanted.iter().find(|(_, (wanted, _))| *wanted == call).map(|(place, _)| place.clone());
                 if let Some(place) = place {
@@ -393,11 +406,12 @@ impl Shard {
                 ended.into_iter().for_each(|call| self.fail(call, aborted(step, "it was cleaned up")));
             }
             Submission::Free { tokens } => {
-                for token in tokens {
+                for token in tokens.iter().filter(|token| **token != 0) {
                     self.area.free(self.blocks.remove(token).expect("a token is given back once"));
                 }
             }
             Submission::Peer { .. } | Submission::Detach => {}
+            other => self.serve_shelf(other, arena),
         }
     }
 
@@ -412,6 +426,7 @@ impl Shard {
         let now = Instant::now();
         let over: Vec<_> = self.deadlines.extract_if(.., |(deadline, ..)| *deadline <= now).collect();
         for (_, call, operation, step, key) in &over {
+            self.pull(*call, true);
             let before = self.wanted.len() + self.deposits.len();
             self.wanted.retain(|_, (wanted, _)| wanted != call);
             self.deposits.retain(|_, (deposited, ..)| deposited != call);
@@ -479,8 +494,9 @@ fn note(submission: &Submission<'_>, log: &mut Log) {
                 log.in_place.push(*span);
             }
         }
-        Submission::Recv { destination, .. } => {
+        Submission::Recv { destination, fused, .. } => {
             log.recvs += 1;
+            log.fused += usize::from(*fused);
             log.destinations.push(*destination);
         }
         Submission::Cancel { .. } => log.cancels += 1,
@@ -488,7 +504,11 @@ fn note(submission: &Submission<'_>, log: &mut Log) {
         Submission::Cleanup { .. } => log.cleanups += 1,
         Submission::Free { tokens } => log.freed += tokens.len(),
         Submission::Detach => log.detaches += 1,
-        Submission::Peer { .. } => {}
+        Submission::Publish { .. } => log.publications += 1,
+        Submission::OpenPlan { .. } => log.plans += 1,
+        Submission::Pull { .. } => log.pulls += 1,
+        Submission::ClosePlan { .. } => log.plans_closed += 1,
+        Submission::Peer { .. } | Submission::Withdraw { .. } | Submission::PlanKeys { .. } => {}
     }
 }
 

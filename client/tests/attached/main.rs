@@ -6,5 +6,6 @@ mod exchange;
 mod fixture;
 mod fork;
 mod limits;
+mod published;
 mod threads;
 mod trouble;

@@ -231,11 +231,12 @@ impl Clients {
     }
 
     fn dismiss(&mut self, id: ClientId, reason: &str) {
-        let Some(client) = self.handles.remove(&id).and_then(|handle| self.clients.remove(handle)) else { return };
+        let Some(mut client) = self.handles.remove(&id).and_then(|handle| self.clients.remove(handle)) else { return };
         if let Err(error) = self.engine.shard.unwatch(std::os::fd::AsFd::as_fd(client.doorbell())) {
             tracing::debug!(%error, "a doorbell was not watched");
         }
         self.engine.with_node(|node, _| {
+            client.leave(node);
             node.set_pool(client.task, None);
             node.forget_client(client.task, reason);
         });

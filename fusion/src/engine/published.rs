@@ -344,8 +344,10 @@ impl PullingMany {
     /// Blocks until every tensor has come or failed, at the latest at the deadline; the outcomes in the order of the keys.
     /// Not for code on a shard.
     pub fn wait(self) -> Vec<Result<Pulled, Error>> {
-        let count = self.plan.map_or(1, |plan| plan.keys.len());
-        take_all(self.outcome.wait(), count)
+        let PullingMany { plan, outcome } = self;
+        // The plan stays open until its pull has ended.
+        let outcome = outcome.wait();
+        take_all(outcome, plan.map_or(1, |plan| plan.keys.len()))
     }
 }
 

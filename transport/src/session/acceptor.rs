@@ -217,8 +217,7 @@ impl<W, D: PartialEq> Session<W, D> {
         sink: &mut Option<&mut dyn Sink<W, D>>,
     ) -> Result<(), WireError> {
         let Some(&handle) = self.acceptor.ids.get(&pushes.stream) else { return Ok(()) };
-        let mut number = pushes.first;
-        for entry in pushes.iter() {
+        for (number, entry) in (pushes.first..).zip(pushes.iter()) {
             let (meta, payload) = entry?;
             let Some(stream) = self.acceptor.get(handle) else { return Ok(()) };
             if let Some(meta) = meta
@@ -239,7 +238,6 @@ impl<W, D: PartialEq> Session<W, D> {
                     Err(full) => self.refuse_push(handle, number, &full),
                 }
             }
-            number += 1;
         }
         self.acceptor.tell(handle);
         Ok(())

@@ -584,7 +584,7 @@ impl<W, D: PartialEq> Session<W, D> {
             }
         }
         self.puller.end_those(Some(consumer), error, &mut self.control, &mut self.events);
-        self.pusher.end_of(Some(consumer), error, &mut self.events);
+        self.pusher.end_of(Some(consumer), error, &mut self.control, &mut self.events);
     }
 
     /// Ends every request, pull and push with `error`: no link could be made.
@@ -595,7 +595,7 @@ impl<W, D: PartialEq> Session<W, D> {
             }
         }
         self.puller.end_those(None, error, &mut self.control, &mut self.events);
-        self.pusher.end_of(None, error, &mut self.events);
+        self.pusher.end_of(None, error, &mut self.control, &mut self.events);
     }
 
     /// Takes out the requests that `pick` (consumer, producer) chooses and that have not been sent, to be asked of

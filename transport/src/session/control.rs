@@ -16,6 +16,7 @@ pub(super) enum Control {
     PullCancel(Handle),
     ForgetSet(Handle),
     PullFailure { id: Handle, code: u8, index: u32, reason: String },
+    PushClose(Handle),
     PushFailure { stream: Handle, code: u8, number: u64, reason: String },
     Released(u64),
     Resumed,
@@ -90,6 +91,7 @@ impl Control {
             Control::PullFailure { id, code, index, reason } => {
                 writer.pull_failure(&PullFailure { id: *id, code: *code, index: *index, reason });
             }
+            Control::PushClose(stream) => writer.push_close(*stream),
             Control::PushFailure { stream, code, number, reason } => {
                 writer.push_failure(&PushFailure { stream: *stream, code: *code, number: *number, reason });
             }

@@ -341,7 +341,7 @@ impl<W, D: PartialEq> Session<W, D> {
 
     /// The two sides do not both know their streams of pushes any more.
     fn forget_pushes(&mut self, error: &Error) {
-        self.pusher.end_tried(error, &mut self.events);
+        self.pusher.end_tried(error, &mut self.control, &mut self.events);
         self.forget_streams();
     }
 
@@ -452,11 +452,10 @@ impl<W, D: PartialEq> Session<W, D> {
     #[inline]
     fn stage_answers<S: Shelf + ?Sized>(&mut self, shelf: &S, one_message: bool) -> bool {
         self.parts_first = !self.parts_first;
-        if self.parts_first {
-            self.server.stage(shelf, &mut self.outbox) || self.producer.stage_answers(&mut self.outbox, one_message)
-        } else {
-            self.producer.stage_answers(&mut self.outbox, one_message) || self.server.stage(shelf, &mut self.outbox)
+        if self.parts_first && self.server.stage(shelf, &mut self.outbox) {
+            return true;
         }
+        self.producer.stage_answers(&mut self.outbox, one_message) || self.server.stage(shelf, &mut self.outbox)
     }
 
     /// Stages what this side asks.
@@ -494,7 +493,7 @@ impl<W, D: PartialEq> Session<W, D> {
             Some(pinged) => pinged + self.pong_timeout(),
         });
         let asked = [self.consumer.next_deadline(), self.puller.next_deadline(), self.pusher.next_deadline()];
-        asked.into_iter().chain([liveness]).into_iter().flatten().min()
+        asked.into_iter().chain([liveness]).flatten().min()
     }
 
     /// How long the answer to a ping may take. Counted from the ping, not from the last word of the peer: a shard that

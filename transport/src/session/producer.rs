@@ -99,7 +99,7 @@ impl<D> Producer<D> {
     pub(super) fn stage_answers(&mut self, outbox: &mut Outbox, alone: bool) -> bool {
         let mut bytes = 0;
         while bytes < GROUP_BYTES
-            && !(alone && !self.group.is_empty())
+            && (self.group.is_empty() || !alone)
             && let Some(&token) = self.to_answer.front()
         {
             let Some((length, payload_bytes)) = self.length_of(token) else {

@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use hashbrown::HashMap;
 
+use super::control::{Control, ControlQueue};
 use super::{Event, Roster, Session};
 use crate::arena::{Arena, Handle};
 use crate::error::Error;
@@ -61,6 +62,8 @@ struct Stream<D> {
     /// The peer knows of it on this link.
     told: bool,
     queued: bool,
+    /// Its task is gone: it ends with its last entry.
+    closing: bool,
 }
 
 impl<D> Stream<D> {
@@ -228,7 +231,7 @@ impl<D: PartialEq> Pusher<D> {
     }
 
     /// The peer knows nothing of the streams any more: what it may have taken ends with `error`.
-    pub(super) fn end_tried<W>(&mut self, error: &Error, events: Ends<'_, W, D>) {
+    pub(super) fn end_tried<W>(&mut self, error: &Error, control: &mut ControlQueue, events: Ends<'_, W, D>) {
         for (_, stream) in self.streams.iter_mut() {
             let tried = std::mem::take(&mut stream.tried);
             self.pushes -= tried;
@@ -236,6 +239,9 @@ impl<D: PartialEq> Pusher<D> {
                 events.push_back(Event::PushEnded { deposit, count: 1, outcome: Err(error.clone()) });
             }
             (stream.first, stream.bytes_before, stream.granted_messages, stream.granted_bytes) = (0, 0, 0, 0);
+        }
+        for handle in self.streams.select(|stream| stream.closing) {
+            self.close_if_done(handle, control);
         }
     }
 
@@ -255,9 +261,35 @@ impl<D: PartialEq> Pusher<D> {
         }
     }
 
-    /// Ends the pushes of a task, of all tasks without one.
-    pub(super) fn end_of<W>(&mut self, from: Option<u16>, error: &Error, events: Ends<'_, W, D>) {
-        self.end_those(|stream| from.is_none_or(|from| stream.from == from), error, events);
+    /// Ends the pushes of a task, of all tasks without one, and its streams when nothing of them is under way.
+    pub(super) fn end_of<W>(
+        &mut self,
+        from: Option<u16>,
+        error: &Error,
+        control: &mut ControlQueue,
+        events: Ends<'_, W, D>,
+    ) {
+        let is_of = |stream: &Stream<D>| from.is_none_or(|from| stream.from == from);
+        self.end_those(is_of, error, events);
+        for handle in self.streams.select(is_of) {
+            self.streams.get_mut(handle).expect("just selected").closing = true;
+            self.close_if_done(handle, control);
+        }
+    }
+
+    /// Ends a stream whose task is gone, once nothing of it is under way.
+    pub(super) fn close_if_done(&mut self, handle: Handle, control: &mut ControlQueue) {
+        let is_done = |stream: &Stream<D>| stream.closing && stream.entries.is_empty();
+        if !self.streams.get(handle).is_some_and(is_done) {
+            return;
+        }
+        if let Some(stream) = self.streams.remove(handle) {
+            self.names.remove(&(stream.from, stream.to, stream.queue));
+            self.to_send.retain(|queued| *queued != handle);
+            if stream.told {
+                control.push(Control::PushClose(handle));
+            }
+        }
     }
 
     pub(super) fn expire<W>(&mut self, now: Instant, events: Ends<'_, W, D>) {
@@ -362,6 +394,9 @@ impl<W, D: PartialEq> Session<W, D> {
             return Err(super::consumer::not_served(&self.peer));
         }
         if let Some(&stream) = self.pusher.names.get(&QueueName(from, to, queue)) {
+            if let Some(known) = self.pusher.streams.get_mut(stream) {
+                known.closing = false;
+            }
             return Ok(stream);
         }
         if queue.len() > KEY_BYTES_MAX {
@@ -384,6 +419,7 @@ impl<W, D: PartialEq> Session<W, D> {
             granted_bytes: 0,
             told: false,
             queued: false,
+            closing: false,
         };
         let full =
             |_| Error::full("queues of a session", format!("{STREAMS_MAX} queues of {} are pushed into", self.peer));

@@ -182,7 +182,10 @@ impl<W, D: PartialEq> Session<W, D> {
             PushFrame::Push(_) | PushFrame::Pushes(_) => unreachable!("the caller lands these"),
             PushFrame::Open(open) => self.stream_opened(&open)?,
             PushFrame::Close { stream } => self.stream_closed(stream),
-            PushFrame::Grant(grant) => self.pusher.granted(&grant, &mut self.events)?,
+            PushFrame::Grant(grant) => {
+                self.pusher.granted(&grant, &mut self.events)?;
+                self.pusher.close_if_done(grant.stream, &mut self.control);
+            }
             PushFrame::Failure(failure) => self.pusher.failed(&failure, &self.peer, &mut self.events),
         }
         Ok(())

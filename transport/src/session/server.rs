@@ -132,8 +132,8 @@ impl Server {
         !self.to_serve.is_empty()
     }
 
-    /// Takes keys of a set in; the set, once it is whole.
-    pub(super) fn name(&mut self, named: &KeySet<'_>) -> Result<Option<(Handle, Vec<Box<str>>)>, WireError> {
+    /// Takes keys of a set in; all of them, once it is whole.
+    pub(super) fn name(&mut self, named: &KeySet<'_>) -> Result<Option<Vec<Box<str>>>, WireError> {
         let (id, count) = (named.id, named.count as usize);
         if named.first == 0 {
             self.forget(id);
@@ -158,7 +158,7 @@ impl Server {
         if set.keys.len() > count {
             return Err(WireError::BadValue { what: "keys of a set", found: set.keys.len() as u64 });
         }
-        Ok((set.keys.len() == count).then(|| (id, std::mem::take(&mut set.keys))))
+        Ok((set.keys.len() == count).then(|| std::mem::take(&mut set.keys)))
     }
 
     /// The slots of a set that is no more.
@@ -454,8 +454,8 @@ impl<W, D: PartialEq> Session<W, D> {
         if named.first == 0 {
             self.set_forgotten(named.id);
         }
-        if let Some((set, keys)) = self.server.name(named)? {
-            self.events.push_back(Event::Named(Named { set, consumer, producer: named.producer, keys }));
+        if let Some(keys) = self.server.name(named)? {
+            self.events.push_back(Event::Named(Named { set: named.id, consumer, producer: named.producer, keys }));
         }
         Ok(())
     }

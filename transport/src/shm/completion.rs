@@ -4,7 +4,7 @@ use zerocopy::IntoBytes;
 
 use super::{
     failure::Failure,
-    fields::{Malformed, Span, TooLong, at_most, part},
+    fields::{Malformed, Sections, Span, TooLong, at_most, part},
     limits::{INLINE_BYTES_MAX, NUMBERS_PER_RECORD},
     record::Record,
 };
@@ -32,8 +32,11 @@ pub enum ReceivedAt<'a> {
     },
 }
 
-/// One answer of a shard. Each call ends by `Sent`, `Received` or `Failed`; after `Failed` with `memory_back` false its
-/// memory comes back by `Returned`.
+/// One answer of a shard. Each call ends by `Sent`, `Received`, `Published`, `Pulled` or `Failed`; after `Published`, and
+/// after `Failed` with `memory_back` false, its memory comes back by `Returned`.
+///
+/// Before the end of a pull it is told what is new of the plan: where its board is and where tensors lie, if that is not
+/// as it was, and which did not come. Versions lie on the board. In between, plan and board are the client's to read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Completion<'a> {
     /// Sends whose consumers have their tensors; at most [`NUMBERS_PER_RECORD`].
@@ -59,12 +62,65 @@ pub enum Completion<'a> {
         /// Why, as an embedded engine would tell it; its reason is cut to [`REASON_BYTES_MAX`].
         error: Error,
     },
-    /// The memory of failed calls is the client's again; at most [`NUMBERS_PER_RECORD`].
+    /// The memory of failed calls and of publications is the client's again; at most [`NUMBERS_PER_RECORD`].
     Returned {
         /// The calls.
         calls: &'a [u32],
     },
+    /// Tensors in the arena lie on the shard's shelf, where peers read them; at most [`NUMBERS_PER_RECORD`].
+    Published {
+        /// The calls.
+        calls: &'a [u32],
+    },
+    /// Where the versions of a plan's tensors are: in the receive area, [`BOARD_BYTES_PER_KEY`] each.
+    Board {
+        /// The plan.
+        plan: u32,
+        /// Where in the area.
+        span: Span,
+        /// What to give back.
+        token: u64,
+    },
+    /// A tensor of a plan lies where none of it did: in the receive area, until the token is given back.
+    Placed {
+        /// The plan.
+        plan: u32,
+        /// The tensor's number in it.
+        index: u32,
+        /// Its metadata.
+        meta: &'a [u8],
+        /// Where in the area.
+        span: Span,
+        /// What to give back.
+        token: u64,
+    },
+    /// A tensor of a plan lies where the one before did, and has other metadata.
+    Reshaped {
+        /// The plan.
+        plan: u32,
+        /// The tensor's number in it.
+        index: u32,
+        /// Its metadata.
+        meta: &'a [u8],
+    },
+    /// A tensor of a plan did not come with the pull that ends next.
+    Missed {
+        /// The plan.
+        plan: u32,
+        /// The tensor's number in it.
+        index: u32,
+        /// Why.
+        error: Error,
+    },
+    /// Every tensor of a pull has come, or was missed.
+    Pulled {
+        /// The call.
+        call: u32,
+    },
 }
+
+/// Bytes of a plan's board for each key: the version of its tensor, 64 bits, little-endian.
+pub const BOARD_BYTES_PER_KEY: usize = size_of::<i64>();
 
 /// Kinds of records in a completion ring.
 mod kind {
@@ -72,6 +128,12 @@ mod kind {
     pub(super) const RECEIVED: u8 = 2;
     pub(super) const FAILED: u8 = 3;
     pub(super) const RETURNED: u8 = 4;
+    pub(super) const PUBLISHED: u8 = 5;
+    pub(super) const BOARD: u8 = 6;
+    pub(super) const PLACED: u8 = 7;
+    pub(super) const RESHAPED: u8 = 8;
+    pub(super) const MISSED: u8 = 9;
+    pub(super) const PULLED: u8 = 10;
 }
 
 /// Of a received tensor: where its bytes are.
@@ -112,18 +174,31 @@ impl<'a> Completion<'a> {
             }
             Completion::Sent { calls } => encode_calls(kind::SENT, calls, into)?,
             Completion::Returned { calls } => encode_calls(kind::RETURNED, calls, into)?,
+            Completion::Published { calls } => encode_calls(kind::PUBLISHED, calls, into)?,
             Completion::Failed { call, memory_back, error } => {
-                let failure = Failure::of(error);
-                let (subject, reason) = (failure.subject.as_bytes(), failure.reason.as_bytes());
-                at_most("subject", subject.len(), KEY_BYTES_MAX)?;
-                let first = u64::from(*call) | u64::from(failure.code) << 32 | u64::from(failure.operation) << 40;
-                let lengths = u64::from(failure.waited.subsec_nanos())
-                    | (subject.len() as u64) << 32
-                    | (reason.len() as u64) << 48;
-                let fixed = [first, failure.step as u64, failure.waited.as_secs(), lengths];
                 let flags = if *memory_back { FLAG_MEMORY_BACK } else { 0 };
-                into.fill(kind::FAILED, flags, fixed, &[subject, reason]);
+                let failure = Failure::of(error);
+                let (fixed, texts) = failed(u64::from(*call), &failure)?;
+                into.fill(kind::FAILED, flags, fixed, &texts);
             }
+            Completion::Missed { plan, index, error } => {
+                let failure = Failure::of(error);
+                let ([first, step, secs, lengths], texts) = failed(u64::from(*plan), &failure)?;
+                into.fill(kind::MISSED, 0, [first, step, secs, lengths, u64::from(*index)], &texts);
+            }
+            Completion::Board { plan, span: Span { offset, len }, token } => {
+                into.fill(kind::BOARD, 0, [u64::from(*plan), *offset, *len, *token], &[]);
+            }
+            Completion::Placed { plan, index, meta, span: Span { offset, len }, token } => {
+                at_most("metadata", meta.len(), META_BYTES_MAX)?;
+                let fixed = [item(*plan, *index), meta.len() as u64, *offset, *len, *token];
+                into.fill(kind::PLACED, 0, fixed, &[meta]);
+            }
+            Completion::Reshaped { plan, index, meta } => {
+                at_most("metadata", meta.len(), META_BYTES_MAX)?;
+                into.fill(kind::RESHAPED, 0, [item(*plan, *index), meta.len() as u64], &[meta]);
+            }
+            Completion::Pulled { call } => into.fill(kind::PULLED, 0, [u64::from(*call)], &[]),
         }
         Ok(())
     }
@@ -166,28 +241,75 @@ impl<'a> Completion<'a> {
                 let ([count], mut sections) = record.parts()?;
                 (Completion::Returned { calls: sections.numbers("calls", count, NUMBERS_PER_RECORD)? }, sections)
             }
+            (kind::PUBLISHED, 0) => {
+                let ([count], mut sections) = record.parts()?;
+                (Completion::Published { calls: sections.numbers("calls", count, NUMBERS_PER_RECORD)? }, sections)
+            }
             (kind::FAILED, flags @ (0 | FLAG_MEMORY_BACK)) => {
-                let ([first, step, secs, lengths], mut sections) = record.parts()?;
-                let subject = sections.text("subject", usize::from(part!(lengths, 32, u16)), KEY_BYTES_MAX)?;
-                let reason = sections.text("reason", usize::from(part!(lengths, 48, u16)), REASON_BYTES_MAX)?;
-                let failure = Failure {
-                    code: part!(first, 32, u8),
-                    operation: part!(first, 40, u8),
-                    step: step as i64,
-                    waited: Failure::waited(secs, part!(lengths, 0, u32))?,
-                    subject,
-                    reason,
-                };
-                let error = failure.into_error()?;
-                let call = part!(first, 0, u32);
+                let (fixed, mut sections) = record.parts()?;
+                let (call, error) = error(fixed, &mut sections)?;
                 (Completion::Failed { call, memory_back: flags == FLAG_MEMORY_BACK, error }, sections)
             }
-            (kind::SENT | kind::RETURNED | kind::FAILED, _) => return unknown_flag,
+            (kind::MISSED, 0) => {
+                let ([first, step, secs, lengths, index], mut sections) = record.parts()?;
+                let (plan, error) = error([first, step, secs, lengths], &mut sections)?;
+                (Completion::Missed { plan, index: part!(index, 0, u32), error }, sections)
+            }
+            (kind::BOARD, 0) => {
+                let ([plan, offset, len, token], sections) = record.parts()?;
+                (Completion::Board { plan: part!(plan, 0, u32), span: Span { offset, len }, token }, sections)
+            }
+            (kind::PLACED, 0) => {
+                let ([item, meta_len, offset, len, token], mut sections) = record.parts()?;
+                let meta = sections.bytes("metadata", usize::from(part!(meta_len, 0, u16)), META_BYTES_MAX)?;
+                let (plan, index) = (part!(item, 0, u32), part!(item, 32, u32));
+                (Completion::Placed { plan, index, meta, span: Span { offset, len }, token }, sections)
+            }
+            (kind::RESHAPED, 0) => {
+                let ([item, meta_len], mut sections) = record.parts()?;
+                let meta = sections.bytes("metadata", usize::from(part!(meta_len, 0, u16)), META_BYTES_MAX)?;
+                (Completion::Reshaped { plan: part!(item, 0, u32), index: part!(item, 32, u32), meta }, sections)
+            }
+            (kind::PULLED, 0) => {
+                let ([call], sections) = record.parts()?;
+                (Completion::Pulled { call: part!(call, 0, u32) }, sections)
+            }
+            (kind::SENT..=kind::PULLED, _) => return unknown_flag,
             _ => return Err(Malformed { what: "an unknown kind of completion" }),
         };
         sections.end()?;
         Ok(completion)
     }
+}
+
+/// A plan's number, and a tensor's within it.
+#[inline]
+fn item(plan: u32, index: u32) -> u64 {
+    u64::from(plan) | u64::from(index) << 32
+}
+
+/// An error as fixed words and texts; the first word carries a number of 32 bits besides.
+fn failed<'e>(number: u64, failure: &Failure<'e>) -> Result<([u64; 4], [&'e [u8]; 2]), TooLong> {
+    let (subject, reason) = (failure.subject.as_bytes(), failure.reason.as_bytes());
+    at_most("subject", subject.len(), KEY_BYTES_MAX)?;
+    let first = number | u64::from(failure.code) << 32 | u64::from(failure.operation) << 40;
+    let lengths = u64::from(failure.waited.subsec_nanos()) | (subject.len() as u64) << 32 | (reason.len() as u64) << 48;
+    Ok(([first, failure.step as u64, failure.waited.as_secs(), lengths], [subject, reason]))
+}
+
+/// What [`failed`] has made words of: the number and the error.
+fn error([first, step, secs, lengths]: [u64; 4], sections: &mut Sections<'_>) -> Result<(u32, Error), Malformed> {
+    let subject = sections.text("subject", usize::from(part!(lengths, 32, u16)), KEY_BYTES_MAX)?;
+    let reason = sections.text("reason", usize::from(part!(lengths, 48, u16)), REASON_BYTES_MAX)?;
+    let failure = Failure {
+        code: part!(first, 32, u8),
+        operation: part!(first, 40, u8),
+        step: step as i64,
+        waited: Failure::waited(secs, part!(lengths, 0, u32))?,
+        subject,
+        reason,
+    };
+    Ok((part!(first, 0, u32), failure.into_error()?))
 }
 
 #[inline]

@@ -10,7 +10,7 @@ use crate::{
 };
 
 /// What `Error::DeadlineExceeded` names; a number stands for each.
-const OPERATIONS: [&str; 2] = ["recv", "send"];
+const OPERATIONS: [&str; 3] = ["recv", "send", "pull"];
 
 /// What an operation is called that has no number here.
 const OTHER_OPERATION: &str = "call";

@@ -1,6 +1,6 @@
 //! Every limit of the shared memory and of attaching to it, by name.
 
-use crate::limits::{KEY_BYTES_MAX, META_BYTES_MAX, NAME_BYTES_MAX, REASON_BYTES_MAX};
+use crate::limits::{KEY_BYTES_MAX, META_BYTES_MAX, NAME_BYTES_MAX, REASON_BYTES_MAX, SET_KEYS_MAX};
 
 /// Slots of a ring: at 128 bytes each, 128 KiB, of which a core's second-level cache holds several. Tensors in flight are
 /// not bounded by it, only records that the other side has not read yet.
@@ -25,8 +25,20 @@ pub const INLINE_BYTES_MAX: usize = 512;
 /// Most calls or tokens in one record: enough to make their share of a record's cost vanish.
 pub const NUMBERS_PER_RECORD: usize = 256;
 
+/// Most bytes of keys in one record, with their lengths: those of the longest key.
+pub const KEY_LIST_BYTES_MAX: usize = KEY_BYTES_MAX + size_of::<u16>();
+
 /// Most peers that one client names to one shard; a peer's number has 16 bits.
 pub const PEERS_MAX: usize = 1 << 16;
+
+/// Most plans that one client has open with one shard.
+pub const PLANS_MAX: usize = 4096;
+
+/// Most keys of all plans that one client has open with one shard: four of the largest.
+pub const PLAN_KEYS_MAX: usize = 4 * SET_KEYS_MAX;
+
+/// Most bytes that these keys have together: 64 a key.
+pub const PLAN_KEY_BYTES_MAX: usize = PLAN_KEYS_MAX * 64;
 
 /// Longest message of the attaching conversation, in bytes.
 pub const MESSAGE_BYTES_MAX: usize = 64 * 1024;
@@ -58,6 +70,7 @@ const _: () = {
     // Five fixed words are the most that stand before the bytes of a record.
     assert!(5 * 8 + KEY_BYTES_MAX + META_BYTES_MAX + INLINE_BYTES_MAX <= RECORD_WORDS_MAX * 8);
     assert!(5 * 8 + KEY_BYTES_MAX + REASON_BYTES_MAX <= RECORD_WORDS_MAX * 8);
+    assert!(5 * 8 + KEY_LIST_BYTES_MAX <= RECORD_WORDS_MAX * 8);
     assert!(NAME_BYTES_MAX <= KEY_BYTES_MAX);
     assert!(NUMBERS_PER_RECORD < RECORD_WORDS_MAX);
 };

@@ -26,6 +26,8 @@ mod failure;
 #[cfg(not(loom))]
 mod fields;
 #[cfg(not(loom))]
+mod key_list;
+#[cfg(not(loom))]
 mod mapping;
 mod record;
 mod ring;
@@ -37,9 +39,10 @@ mod submission;
 #[cfg(not(loom))]
 pub use self::{
     bell::{ClientBell, ClientEar, Doorbell, Woken},
-    completion::{Completion, ReceivedAt},
+    completion::{BOARD_BYTES_PER_KEY, Completion, ReceivedAt},
     error::ShmError,
     fields::{Malformed, Span, TooLong},
+    key_list::KeyList,
     mapping::{OutOfRange, Ring, SharedMemory},
     segment::{ClientEnd, DaemonEnd, segment_bytes},
     submission::{NO_TIMEOUT, PayloadAt, Submission},

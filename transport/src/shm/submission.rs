@@ -3,8 +3,9 @@
 use zerocopy::IntoBytes;
 
 use super::{
-    fields::{Malformed, Span, TooLong, at_most, cut, part},
-    limits::{INLINE_BYTES_MAX, NUMBERS_PER_RECORD},
+    fields::{Malformed, Sections, Span, TooLong, at_most, cut, part},
+    key_list::KeyList,
+    limits::{INLINE_BYTES_MAX, KEY_LIST_BYTES_MAX, NUMBERS_PER_RECORD},
     record::Record,
 };
 use crate::limits::{KEY_BYTES_MAX, META_BYTES_MAX, NAME_BYTES_MAX, REASON_BYTES_MAX};
@@ -62,6 +63,60 @@ pub enum Submission<'a> {
         key: &'a str,
         /// Where in the arena its bytes shall go, if not into the receive area.
         destination: Option<Span>,
+        /// One of many that are asked for together: it does not count against the window.
+        fused: bool,
+    },
+    /// Puts a tensor on the shelf that the shard serves its peers from.
+    Publish {
+        /// The call.
+        call: u32,
+        /// The version.
+        version: i64,
+        /// The tensor's name.
+        key: &'a str,
+        /// Its metadata.
+        meta: &'a [u8],
+        /// Its bytes.
+        payload: PayloadAt<'a>,
+        /// Others follow that are to be seen together with it.
+        more: bool,
+    },
+    /// Takes a tensor off the shelf.
+    Withdraw {
+        /// The tensor's name.
+        key: &'a str,
+    },
+    /// Opens a plan; its keys follow. One is named by a number that the client chooses, which is free once it is closed.
+    OpenPlan {
+        /// The plan.
+        plan: u32,
+        /// The producer's number.
+        peer: u16,
+        /// How many keys it has.
+        keys: u32,
+    },
+    /// The next keys of a plan.
+    PlanKeys {
+        /// The plan.
+        plan: u32,
+        /// The keys.
+        keys: KeyList<'a>,
+    },
+    /// Pulls the tensors of a plan, all of whose keys are known. One pull of a plan at a time.
+    Pull {
+        /// The call.
+        call: u32,
+        /// The plan.
+        plan: u32,
+        /// The oldest version that will do.
+        min_version: i64,
+        /// How long it may take; [`NO_TIMEOUT`] for no end.
+        timeout_ms: u32,
+    },
+    /// Closes a plan. Its memory that the client was told of stays the client's until it is given back.
+    ClosePlan {
+        /// The plan.
+        plan: u32,
     },
     /// Gives a call up; it ends with a failure, unless it was ending already.
     Cancel {
@@ -99,10 +154,20 @@ mod kind {
     pub(super) const CLEANUP: u8 = 6;
     pub(super) const FREE: u8 = 7;
     pub(super) const DETACH: u8 = 8;
+    pub(super) const PUBLISH: u8 = 9;
+    pub(super) const WITHDRAW: u8 = 10;
+    pub(super) const OPEN_PLAN: u8 = 11;
+    pub(super) const PLAN_KEYS: u8 = 12;
+    pub(super) const PULL: u8 = 13;
+    pub(super) const CLOSE_PLAN: u8 = 14;
 }
 
-/// Of a send: its bytes are in the arena. Of a recv: it has a destination.
+/// Of a send or a publication: its bytes are in the arena. Of a recv: it has a destination.
 const FLAG_ARENA: u8 = 1;
+/// Of a recv: it is one of many.
+const FLAG_FUSED: u8 = 2;
+/// Of a publication: more follow.
+const FLAG_MORE: u8 = 2;
 
 impl<'a> Submission<'a> {
     /// Writes the submission into a record.
@@ -116,32 +181,23 @@ impl<'a> Submission<'a> {
     pub fn encode(&self, into: &mut Record) -> Result<(), TooLong> {
         match *self {
             Submission::Send { call, peer, step, timeout_ms, key, meta, payload } => {
-                at_most("key", key.len(), KEY_BYTES_MAX)?;
-                at_most("metadata", meta.len(), META_BYTES_MAX)?;
                 let fixed = [step as u64, call_and_timeout(call, timeout_ms), lengths(peer, key.len(), meta.len())];
-                match payload {
-                    PayloadAt::Inline(payload) => {
-                        at_most("inline payload", payload.len(), INLINE_BYTES_MAX)?;
-                        let [step, call, lengths] = fixed;
-                        let lengths = lengths | (payload.len() as u64) << 48;
-                        // The payload first: it is then aligned, and so is the metadata behind it most often.
-                        into.fill(kind::SEND, 0, [step, call, lengths], &[payload, meta, key.as_bytes()]);
-                    }
-                    PayloadAt::Arena(Span { offset, len }) => {
-                        let [step, call, lengths] = fixed;
-                        let fixed = [step, call, lengths, offset, len];
-                        into.fill(kind::SEND, FLAG_ARENA, fixed, &[meta, key.as_bytes()]);
-                    }
-                }
+                fill_tensor(into, kind::SEND, 0, fixed, key, meta, payload)?;
             }
-            Submission::Recv { call, peer, step, timeout_ms, key, destination } => {
+            Submission::Publish { call, version, key, meta, payload, more } => {
+                let fixed = [version as u64, u64::from(call), lengths(0, key.len(), meta.len())];
+                fill_tensor(into, kind::PUBLISH, if more { FLAG_MORE } else { 0 }, fixed, key, meta, payload)?;
+            }
+            Submission::Recv { call, peer, step, timeout_ms, key, destination, fused } => {
                 at_most("key", key.len(), KEY_BYTES_MAX)?;
                 let [step, call, lengths] =
                     [step as u64, call_and_timeout(call, timeout_ms), lengths(peer, key.len(), 0)];
+                let flags = if fused { FLAG_FUSED } else { 0 };
                 match destination {
-                    None => into.fill(kind::RECV, 0, [step, call, lengths], &[key.as_bytes()]),
+                    None => into.fill(kind::RECV, flags, [step, call, lengths], &[key.as_bytes()]),
                     Some(Span { offset, len }) => {
-                        into.fill(kind::RECV, FLAG_ARENA, [step, call, lengths, offset, len], &[key.as_bytes()]);
+                        let fixed = [step, call, lengths, offset, len];
+                        into.fill(kind::RECV, flags | FLAG_ARENA, fixed, &[key.as_bytes()]);
                     }
                 }
             }
@@ -160,6 +216,23 @@ impl<'a> Submission<'a> {
             }
             Submission::Cleanup { step } => into.fill(kind::CLEANUP, 0, [step as u64], &[]),
             Submission::Detach => into.fill(kind::DETACH, 0, [], &[]),
+            Submission::Withdraw { key } => {
+                at_most("key", key.len(), KEY_BYTES_MAX)?;
+                into.fill(kind::WITHDRAW, 0, [key.len() as u64], &[key.as_bytes()]);
+            }
+            Submission::OpenPlan { plan, peer, keys } => {
+                into.fill(kind::OPEN_PLAN, 0, [u64::from(plan) | u64::from(keys) << 32, u64::from(peer)], &[]);
+            }
+            Submission::PlanKeys { plan, keys } => {
+                let bytes = keys.as_bytes();
+                at_most("keys", bytes.len(), KEY_LIST_BYTES_MAX)?;
+                into.fill(kind::PLAN_KEYS, 0, [u64::from(plan) | (bytes.len() as u64) << 32], &[bytes]);
+            }
+            Submission::Pull { call, plan, min_version, timeout_ms } => {
+                let fixed = [min_version as u64, call_and_timeout(call, timeout_ms), u64::from(plan)];
+                into.fill(kind::PULL, 0, fixed, &[]);
+            }
+            Submission::ClosePlan { plan } => into.fill(kind::CLOSE_PLAN, 0, [u64::from(plan)], &[]),
         }
         Ok(())
     }
@@ -172,34 +245,40 @@ impl<'a> Submission<'a> {
     #[inline]
     pub fn decode(record: &'a Record) -> Result<Self, Malformed> {
         let flags = record.flags;
-        let known = if matches!(record.kind, kind::SEND | kind::RECV) { FLAG_ARENA } else { 0 };
+        let known = match record.kind {
+            kind::SEND => FLAG_ARENA,
+            kind::RECV => FLAG_ARENA | FLAG_FUSED,
+            kind::PUBLISH => FLAG_ARENA | FLAG_MORE,
+            _ => 0,
+        };
         if flags & !known != 0 {
             return Err(Malformed { what: "an unknown flag" });
         }
         let (submission, sections) = match record.kind {
-            kind::SEND if flags == 0 => {
-                let ([step, call, lengths], mut sections) = record.parts()?;
-                let len = usize::from(part!(lengths, 48, u16));
-                let payload = PayloadAt::Inline(sections.bytes("inline payload", len, INLINE_BYTES_MAX)?);
-                let meta = sections.bytes("metadata", usize::from(part!(lengths, 32, u16)), META_BYTES_MAX)?;
-                let key = sections.text("key", usize::from(part!(lengths, 16, u16)), KEY_BYTES_MAX)?;
-                (send(step, call, lengths, key, meta, payload), sections)
-            }
             kind::SEND => {
-                let ([step, call, lengths, offset, len], mut sections) = record.parts()?;
-                let meta = sections.bytes("metadata", usize::from(part!(lengths, 32, u16)), META_BYTES_MAX)?;
-                let key = sections.text("key", usize::from(part!(lengths, 16, u16)), KEY_BYTES_MAX)?;
-                (send(step, call, lengths, key, meta, PayloadAt::Arena(Span { offset, len })), sections)
+                let (TensorFields { number, call, lengths, key, meta, payload }, sections) = tensor(record)?;
+                let (call, timeout_ms) = (part!(call, 0, u32), part!(call, 32, u32));
+                let (peer, step) = (part!(lengths, 0, u16), number as i64);
+                (Submission::Send { call, peer, step, timeout_ms, key, meta, payload }, sections)
             }
-            kind::RECV if flags == 0 => {
-                let ([step, call, lengths], mut sections) = record.parts()?;
-                let key = sections.text("key", usize::from(part!(lengths, 16, u16)), KEY_BYTES_MAX)?;
-                (recv(step, call, lengths, key, None), sections)
+            kind::PUBLISH => {
+                let (TensorFields { number, call, key, meta, payload, .. }, sections) = tensor(record)?;
+                let (call, version, more) = (part!(call, 0, u32), number as i64, flags & FLAG_MORE != 0);
+                (Submission::Publish { call, version, key, meta, payload, more }, sections)
             }
             kind::RECV => {
-                let ([step, call, lengths, offset, len], mut sections) = record.parts()?;
+                let ([step, call, lengths], mut sections) = record.parts()?;
+                let destination = if flags & FLAG_ARENA == 0 {
+                    None
+                } else {
+                    let ([_, _, _, offset, len], behind) = record.parts()?;
+                    sections = behind;
+                    Some(Span { offset, len })
+                };
                 let key = sections.text("key", usize::from(part!(lengths, 16, u16)), KEY_BYTES_MAX)?;
-                (recv(step, call, lengths, key, Some(Span { offset, len })), sections)
+                let (call, timeout_ms) = (part!(call, 0, u32), part!(call, 32, u32));
+                let (peer, step, fused) = (part!(lengths, 0, u16), step as i64, flags & FLAG_FUSED != 0);
+                (Submission::Recv { call, peer, step, timeout_ms, key, destination, fused }, sections)
             }
             kind::FREE => {
                 let ([count], mut sections) = record.parts()?;
@@ -227,6 +306,31 @@ impl<'a> Submission<'a> {
                 let ([], sections) = record.parts()?;
                 (Submission::Detach, sections)
             }
+            kind::WITHDRAW => {
+                let ([len], mut sections) = record.parts()?;
+                let key = sections.text("key", usize::from(part!(len, 0, u16)), KEY_BYTES_MAX)?;
+                (Submission::Withdraw { key }, sections)
+            }
+            kind::OPEN_PLAN => {
+                let ([plan, peer], sections) = record.parts()?;
+                let (plan, keys) = (part!(plan, 0, u32), part!(plan, 32, u32));
+                (Submission::OpenPlan { plan, peer: part!(peer, 0, u16), keys }, sections)
+            }
+            kind::PLAN_KEYS => {
+                let ([plan], mut sections) = record.parts()?;
+                let bytes = sections.bytes("keys", part!(plan, 32, u32) as usize, KEY_LIST_BYTES_MAX)?;
+                (Submission::PlanKeys { plan: part!(plan, 0, u32), keys: KeyList::of(bytes)? }, sections)
+            }
+            kind::PULL => {
+                let ([min_version, call, plan], sections) = record.parts()?;
+                let (call, timeout_ms) = (part!(call, 0, u32), part!(call, 32, u32));
+                let (plan, min_version) = (part!(plan, 0, u32), min_version as i64);
+                (Submission::Pull { call, plan, min_version, timeout_ms }, sections)
+            }
+            kind::CLOSE_PLAN => {
+                let ([plan], sections) = record.parts()?;
+                (Submission::ClosePlan { plan: part!(plan, 0, u32) }, sections)
+            }
             _ => return Err(Malformed { what: "an unknown kind of submission" }),
         };
         sections.end()?;
@@ -245,23 +349,59 @@ fn lengths(peer: u16, key: usize, meta: usize) -> u64 {
     u64::from(peer) | (key as u64) << 16 | (meta as u64) << 32
 }
 
+/// Writes a tensor that leaves: three fixed words, where its bytes are, its metadata and its key.
 #[inline]
-fn send<'a>(
-    step: u64,
+fn fill_tensor(
+    into: &mut Record,
+    kind: u8,
+    flags: u8,
+    fixed: [u64; 3],
+    key: &str,
+    meta: &[u8],
+    payload: PayloadAt<'_>,
+) -> Result<(), TooLong> {
+    at_most("key", key.len(), KEY_BYTES_MAX)?;
+    at_most("metadata", meta.len(), META_BYTES_MAX)?;
+    let [number, call, lengths] = fixed;
+    match payload {
+        PayloadAt::Inline(payload) => {
+            at_most("inline payload", payload.len(), INLINE_BYTES_MAX)?;
+            let lengths = lengths | (payload.len() as u64) << 48;
+            // The payload first: it is then aligned, and so is the metadata behind it most often.
+            into.fill(kind, flags, [number, call, lengths], &[payload, meta, key.as_bytes()]);
+        }
+        PayloadAt::Arena(Span { offset, len }) => {
+            let fixed = [number, call, lengths, offset, len];
+            into.fill(kind, flags | FLAG_ARENA, fixed, &[meta, key.as_bytes()]);
+        }
+    }
+    Ok(())
+}
+
+/// What [`fill_tensor`] has written.
+struct TensorFields<'a> {
+    number: u64,
     call: u64,
     lengths: u64,
     key: &'a str,
     meta: &'a [u8],
     payload: PayloadAt<'a>,
-) -> Submission<'a> {
-    let (call, timeout_ms) = (part!(call, 0, u32), part!(call, 32, u32));
-    Submission::Send { call, peer: part!(lengths, 0, u16), step: step as i64, timeout_ms, key, meta, payload }
 }
 
 #[inline]
-fn recv(step: u64, call: u64, lengths: u64, key: &str, destination: Option<Span>) -> Submission<'_> {
-    let (call, timeout_ms) = (part!(call, 0, u32), part!(call, 32, u32));
-    Submission::Recv { call, peer: part!(lengths, 0, u16), step: step as i64, timeout_ms, key, destination }
+fn tensor(record: &Record) -> Result<(TensorFields<'_>, Sections<'_>), Malformed> {
+    let ([number, call, lengths], mut sections) = record.parts()?;
+    let payload = if record.flags & FLAG_ARENA == 0 {
+        let len = usize::from(part!(lengths, 48, u16));
+        PayloadAt::Inline(sections.bytes("inline payload", len, INLINE_BYTES_MAX)?)
+    } else {
+        let ([_, _, _, offset, len], behind) = record.parts()?;
+        sections = behind;
+        PayloadAt::Arena(Span { offset, len })
+    };
+    let meta = sections.bytes("metadata", usize::from(part!(lengths, 32, u16)), META_BYTES_MAX)?;
+    let key = sections.text("key", usize::from(part!(lengths, 16, u16)), KEY_BYTES_MAX)?;
+    Ok((TensorFields { number, call, lengths, key, meta, payload }, sections))
 }
 
 #[cfg(test)]

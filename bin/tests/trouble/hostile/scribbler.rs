@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use sealane_transport::shm::limits::SLOTS;
-use sealane_transport::shm::{Completion, NO_TIMEOUT, PayloadAt, ReceivedAt, Span, Submission};
+use sealane_transport::shm::{Completion, KeyList, NO_TIMEOUT, PayloadAt, ReceivedAt, Span, Submission};
 
 use super::{HEADER_BYTES, RING_BYTES};
 use crate::fixture::ARENA_BYTES;
@@ -117,6 +117,11 @@ impl Scribbler {
         self.tokens[place]
     }
 
+    /// The number of a plan, which is open now and then.
+    fn plan(&mut self) -> u32 {
+        self.below(3) as u32
+    }
+
     /// A record that may be right, and fits to no other.
     fn submit(&mut self, villain: &mut Raw) {
         let call = self.below(CALLS) as u32;
@@ -130,20 +135,41 @@ impl Scribbler {
         let (place, inline) = (self.span(), [self.next() as u8; 64]);
         let is_inline = self.below(2) == 0;
         let tensor = meta(if is_inline { inline.len() } else { place.len as usize % ARENA_BYTES as usize });
-        let no_tensor = self.next().to_le_bytes();
+        let (no_tensor, mut packed) = (self.next().to_le_bytes(), Vec::new());
         let tokens: Vec<u64> = (0..self.below(4)).map(|_| self.token()).collect();
-        let submission = match self.below(16) {
+        let submission = match self.below(22) {
             0..6 => {
                 let meta = if self.below(8) == 0 { &no_tensor[..] } else { tensor.as_wire() };
                 let payload = if is_inline { PayloadAt::Inline(&inline) } else { PayloadAt::Arena(place) };
                 Submission::Send { call, peer, step, timeout_ms, key, meta, payload }
             }
-            6..10 => Submission::Recv { call: self.number() as u32, peer, step, timeout_ms, key, destination: None },
-            10 => Submission::Recv { call, peer, step, timeout_ms, key, destination: Some(place) },
+            6..10 => Submission::Recv {
+                call: self.number() as u32,
+                peer,
+                step,
+                timeout_ms,
+                key,
+                destination: None,
+                fused: false,
+            },
+            10 => Submission::Recv { call, peer, step, timeout_ms, key, destination: Some(place), fused: true },
             11 => Submission::Cancel { call },
             12 => Submission::Abort { step, reason: "for no reason" },
             13 => Submission::Cleanup { step },
             14 => Submission::Free { tokens: &tokens },
+            15 | 16 => {
+                let payload = if is_inline { PayloadAt::Inline(&inline) } else { PayloadAt::Arena(place) };
+                let (version, meta, more) = (step, tensor.as_wire(), self.below(4) == 0);
+                Submission::Publish { call, version, key, meta, payload, more }
+            }
+            17 => Submission::Withdraw { key },
+            18 => {
+                let plan = self.plan();
+                let _ = villain.write(&Submission::OpenPlan { plan, peer, keys: 1 });
+                Submission::PlanKeys { plan, keys: KeyList::pack([key].into_iter(), &mut packed).unwrap() }
+            }
+            19 => Submission::Pull { call, plan: self.plan(), min_version: step, timeout_ms },
+            20 => Submission::ClosePlan { plan: self.plan() },
             _ => Submission::Peer { number: self.below(4) as u16, name: "ps0:2222" },
         };
         let _ = villain.write(&submission);

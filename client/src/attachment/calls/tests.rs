@@ -240,3 +240,40 @@ fn what_no_correct_daemon_says_is_a_fault_and_leaves_the_call_to_be_ended() {
     assert!(table.calls.take_received(bare).unwrap().finish().is_err());
     table.assert_free();
 }
+
+#[test]
+fn what_is_published_is_lent_until_it_comes_back() {
+    let mut table = Table::new();
+    let call = table.open(Direction::Publish, Memory::Source(Payload::from(vec![1; 600])));
+    table.calls.published(3, call, &mut table.after).unwrap();
+    assert_eq!(table.calls.take_sent(call), Some(Ok(())));
+    assert!(table.after.spent.is_empty());
+    assert!(table.calls.published(3, call, &mut table.after).is_err(), "twice");
+    table.calls.returned(3, call, &mut table.after).unwrap();
+    assert_eq!(table.after.spent.len(), 1);
+    // One that came by the ring, and one that nobody waits for.
+    let call = table.open(Direction::Publish, Memory::Nothing);
+    table.calls.sent(3, call, &mut table.after).unwrap();
+    assert_eq!(table.calls.take_sent(call), Some(Ok(())));
+    let call = table.open(Direction::Publish, Memory::Source(Payload::from(vec![1; 600])));
+    table.calls.forsake(call, &mut table.after);
+    table.calls.published(3, call, &mut table.after).unwrap();
+    table.calls.returned(3, call, &mut table.after).unwrap();
+    table.assert_free();
+}
+
+#[test]
+fn a_pull_ends_as_a_pull() {
+    let mut table = Table::new();
+    let pull = table.open(Direction::Pull, Memory::Nothing);
+    assert_eq!(table.calls.at_work_on(pull), Some(3));
+    assert!(table.calls.sent(3, pull, &mut table.after).is_err());
+    assert!(table.calls.published(3, pull, &mut table.after).is_err());
+    table.calls.pulled(3, pull, &mut table.after).unwrap();
+    assert_eq!((table.calls.at_work_on(pull), table.calls.take_sent(pull)), (None, Some(Ok(()))));
+    let send = table.open(Direction::Send, Memory::Nothing);
+    assert!(table.calls.pulled(3, send, &mut table.after).is_err());
+    table.calls.sent(3, send, &mut table.after).unwrap();
+    table.calls.take_sent(send).unwrap().unwrap();
+    table.assert_free();
+}

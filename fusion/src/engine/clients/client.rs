@@ -2,6 +2,8 @@
 //! client writes is checked; one that breaks the rules is hung up on, and harms itself alone.
 
 mod answers;
+mod plans;
+mod publications;
 
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -19,6 +21,8 @@ use super::super::deadline;
 use super::memory::{ClientArena, ReceiveArea};
 use crate::node::{ClientCall, Node, Pool, RecvRequest, RecvWaiter, SendWaiter, Ticket};
 use answers::Answer;
+use plans::Plans;
+use publications::Publication;
 
 /// Records of one client taken in one turn at most, so that a busy client does not starve its neighbours.
 const RECORDS_PER_TURN: usize = 256;
@@ -57,7 +61,10 @@ pub(in crate::engine) struct Client {
     /// What the client's numbers stand for.
     peers: Vec<Peer>,
     receiving: HashMap<u32, Receiving>,
-    /// The recv that the client just gave up.
+    plans: Plans,
+    /// Tensors that are published together once the last is there.
+    together: Vec<Publication>,
+    /// The call that the client just gave up.
     cancelled: Option<u32>,
     /// A whole step was ended or freed in this turn.
     swept: bool,
@@ -67,8 +74,12 @@ pub(in crate::engine) struct Client {
     backlog: VecDeque<Answer>,
     /// Sends that ended well, to be told together.
     sent: Vec<u32>,
-    /// Calls whose memory came back after they had failed.
+    /// Publications of tensors in the arena that ended well, likewise.
+    lent_to_peers: Vec<u32>,
+    /// Calls whose memory came back after they had failed, or after what was published was replaced.
     returned: Vec<u32>,
+    /// Calls that ended without the node's word, to be told before the next record is read.
+    refused: Vec<(u32, Error)>,
     /// Something was written into the ring since the client was last rung for.
     has_news: bool,
     /// Nothing more is read: the client said goodbye, or broke the rules.
@@ -78,6 +89,7 @@ pub(in crate::engine) struct Client {
 }
 
 /// The client broke the rules; it is hung up on.
+#[derive(Debug)]
 struct Misconduct(String);
 
 impl Client {
@@ -101,12 +113,16 @@ impl Client {
             area,
             peers: Vec::new(),
             receiving: HashMap::new(),
+            plans: Plans::default(),
+            together: Vec::new(),
             cancelled: None,
             swept: false,
             under_way: 0,
             backlog: VecDeque::new(),
             sent: Vec::new(),
+            lent_to_peers: Vec::new(),
             returned: Vec::new(),
+            refused: Vec::new(),
             has_news: false,
             closed: false,
             look_at: None,
@@ -179,6 +195,9 @@ impl Client {
             if let Some(call) = self.cancelled.take() {
                 self.cancel(node, call, record);
             }
+            while let Some((call, error)) = self.refused.pop() {
+                self.put(Answer::Failed { call, error, memory_back: true }, record);
+            }
         }
         if count > 0 {
             self.end.submissions.publish();
@@ -209,7 +228,7 @@ impl Client {
                     Err(error) => node.finish_send(waiter, Err(error)),
                 }
             }
-            Submission::Recv { call, peer, step, timeout_ms, key, destination } => {
+            Submission::Recv { call, peer, step, timeout_ms, key, destination, fused } => {
                 let waiter = RecvWaiter::Client(ClientCall { client: self.handle, call: name(call) });
                 let has_destination = destination.is_some();
                 let destination = destination.map(|span| self.destination(call, span)).transpose()?;
@@ -221,8 +240,8 @@ impl Client {
                 let deadline = until(now, timeout_ms);
                 match pair {
                     Ok(pair) => {
-                        let ticket = node
-                            .recv(now, RecvRequest { pair, step, key, deadline, destination, waiter, fused: false });
+                        let ticket =
+                            node.recv(now, RecvRequest { pair, step, key, deadline, destination, waiter, fused });
                         if ticket.is_some()
                             && let Some(receiving) = self.receiving.get_mut(&call)
                         {
@@ -231,6 +250,21 @@ impl Client {
                     }
                     Err(error) => node.finish_recv(waiter, Err(Unreceived { error, destination })),
                 }
+            }
+            Submission::Pull { call, plan, min_version, timeout_ms } => {
+                self.pull(node, now, (call, plan), min_version, until(now, timeout_ms))?;
+            }
+            Submission::Publish { call, version, key, meta, payload, more } => {
+                self.publish(node, (call, version, more), key, meta, payload);
+            }
+            Submission::Withdraw { key } => {
+                node.withdraw(self.task, key);
+            }
+            Submission::OpenPlan { plan, peer, keys } => self.plans.open(plan, peer, keys)?,
+            Submission::PlanKeys { plan, keys } => self.plans.add_keys(plan, keys)?,
+            Submission::ClosePlan { plan } => {
+                let ended = self.close_plan(node, plan)?;
+                self.refused.extend(ended.map(|call| (call, given_up())));
             }
             Submission::Free { tokens } => tokens.iter().for_each(|token| self.area.free(*token)),
             Submission::Peer { number, name } => {
@@ -272,9 +306,9 @@ impl Client {
         Ok(found)
     }
 
-    fn check_calls(&self, pair: u32) -> Result<u32, Error> {
+    fn check_calls<T>(&self, checked: T) -> Result<T, Error> {
         if self.under_way < CALLS_MAX {
-            return Ok(pair);
+            return Ok(checked);
         }
         Err(Error::full("client calls", format!("{CALLS_MAX} calls of this process are under way on one core")))
     }
@@ -296,6 +330,9 @@ impl Client {
     }
 
     fn cancel(&mut self, node: &mut Node, call: u32, record: &mut Record) {
+        if self.cancel_pull(node, call) {
+            return self.put(Answer::Failed { call, error: given_up(), memory_back: true }, record);
+        }
         let Some(Receiving { ticket: Some(ticket), has_destination }) = self.receiving.get(&call) else {
             // Its outcome is on its way.
             return;
@@ -309,9 +346,17 @@ impl Client {
         self.under_way -= 1;
         // A tensor that is arriving in it at this moment keeps the destination for a while.
         let destination_back = !has_destination || self.arena.has_returned(call);
-        let error = Error::Aborted { step: 0, reason: "its caller gave it up".into() };
-        self.put(Answer::Failed { call, error, memory_back: destination_back }, record);
+        self.put(Answer::Failed { call, error: given_up(), memory_back: destination_back }, record);
     }
+
+    /// The client is gone: the node forgets what it kept for it.
+    pub(super) fn leave(&mut self, node: &mut Node) {
+        self.plans.close_all(node);
+    }
+}
+
+fn given_up() -> Error {
+    Error::Aborted { step: 0, reason: "its caller gave it up".into() }
 }
 
 /// The node's name for a call.

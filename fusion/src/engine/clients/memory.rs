@@ -16,8 +16,8 @@ use sealane_transport::{Arena, Error, Handle};
 
 use crate::node::Pool;
 
-/// Lends parts of the client's arena as destinations; where they are given back without a tensor, keeps that for the
-/// client to be told.
+/// Lends parts of the client's arena as destinations, and as payloads that many may read; where they are given back
+/// without a word of their own, keeps that for the client to be told.
 pub(super) struct ArenaMemory {
     memory: SharedMemory,
     returned: Mutex<Vec<u64>>,
@@ -63,7 +63,7 @@ impl ClientArena {
         Ok(unsafe { Buffer::lent(bytes.cast(), bytes.len(), u64::from(call), self.payloads.clone()) })
     }
 
-    /// Where the tensor of a recv is to go.
+    /// Where the tensor of a recv is to go, or the bytes of a publication: the client hears when it is given back.
     pub(super) fn destination(&self, call: u32, span: Span) -> Result<Buffer, OutOfRange> {
         let bytes = self.destinations.memory.bytes(span)?;
         // SAFETY: as in `payload`.
@@ -103,11 +103,13 @@ impl ClientArena {
     }
 }
 
-/// A block of the receive area.
+/// A block of the receive area. It is free again when neither side has it.
 struct Out {
     block: Block,
+    /// A buffer lies over it.
+    held: bool,
     /// The client has its token, and may give it back.
-    delivered: bool,
+    told: bool,
 }
 
 /// Blocks that buffers gave back without going to the client.
@@ -141,6 +143,29 @@ impl ReceiveArea {
         Self { memory: Arc::new(AreaMemory { memory, returned: Mutex::default() }), books }
     }
 
+    /// A block under a buffer.
+    fn allocate_block(&self, len: usize) -> Result<Buffer, Error> {
+        let mut books = self.books.borrow_mut();
+        for token in self.memory.returned.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+            books.dropped(Handle::from_bits(token));
+        }
+        let Some(block) = books.extents.allocate(len) else {
+            let (limit, used) = (self.memory.memory.len(), books.extents.in_use_bytes());
+            let reason = format!(
+                "the tensor has {len} bytes, {used} of {limit} are in use: drop tensors that are done with, or give the \
+                 recv a destination"
+            );
+            return Err(Error::full("daemon.area_bytes", reason));
+        };
+        let span = Span { offset: block.offset() as u64, len: len as u64 };
+        let bytes = self.memory.memory.bytes(span).expect("the books are those of this memory");
+        let Ok(token) = books.out.insert(Out { block, held: true, told: false }) else {
+            unreachable!("2^32 blocks do not fit in memory")
+        };
+        // SAFETY: the block was just taken for this buffer alone and the memory is mapped as long as the lender lives.
+        Ok(unsafe { Buffer::lent(bytes.cast(), len, token.to_bits(), self.memory.clone()) })
+    }
+
     /// The token of a buffer, if it is of this area.
     fn token_of(&self, buffer: &Buffer) -> Option<u64> {
         let (lender, token) = buffer.lender()?;
@@ -155,28 +180,49 @@ impl ReceiveArea {
         Some((Span { offset: out.block.offset() as u64, len: buffer.len() as u64 }, token))
     }
 
-    /// The client has been told of this buffer, and may give it back from now on.
-    pub(super) fn delivered(&self, buffer: &Buffer) {
-        if let Some(token) = self.token_of(buffer)
-            && let Some(out) = self.books.borrow_mut().out.get_mut(Handle::from_bits(token))
-        {
-            out.delivered = true;
+    /// The client has been told of a buffer that is kept here: it may look at it, and must give it back as well.
+    pub(super) fn told(&self, token: u64) {
+        if let Some(out) = self.books.borrow_mut().out.get_mut(Handle::from_bits(token)) {
+            out.told = true;
         }
     }
 
-    /// Takes a block back from the client, which may name anything: only what it was given counts.
+    /// The client has been told of this buffer, and it is the client's alone from now on.
+    pub(super) fn hand_over(&self, buffer: Buffer) {
+        let Some(token) = self.token_of(&buffer) else {
+            // A destination of the client's own: the record that told of it has given it back.
+            let _the_clients_again = buffer.into_token();
+            return;
+        };
+        if let Some(out) = self.books.borrow_mut().out.get_mut(Handle::from_bits(token)) {
+            (out.held, out.told) = (false, true);
+        }
+        let _owned_by_the_client = buffer.into_token();
+    }
+
+    /// Takes a block back from the client, which may name anything: only what it was told of counts.
     pub(super) fn free(&self, token: u64) {
         let mut books = self.books.borrow_mut();
         let handle = Handle::from_bits(token);
-        if books.out.get(handle).is_some_and(|out| out.delivered) {
-            books.free(handle);
-        }
+        let Some(out) = books.out.get_mut(handle).filter(|out| out.told) else { return };
+        out.told = false;
+        books.free_unused(handle);
     }
 }
 
 impl Books {
-    fn free(&mut self, handle: Handle) {
-        if let Some(out) = self.out.remove(handle) {
+    /// A buffer was dropped.
+    fn dropped(&mut self, handle: Handle) {
+        if let Some(out) = self.out.get_mut(handle) {
+            out.held = false;
+            self.free_unused(handle);
+        }
+    }
+
+    fn free_unused(&mut self, handle: Handle) {
+        if self.out.get(handle).is_some_and(|out| !out.held && !out.told)
+            && let Some(out) = self.out.remove(handle)
+        {
             self.extents.free(out.block);
         }
     }
@@ -188,28 +234,67 @@ impl Pool for ReceiveArea {
             // It travels in the ring, and until then is in no memory that others share.
             return Ok(Buffer::of_len(len));
         }
-        let mut books = self.books.borrow_mut();
-        for token in self.memory.returned.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
-            books.free(Handle::from_bits(token));
-        }
-        let Some(block) = books.extents.allocate(len) else {
-            let (limit, used) = (self.memory.memory.len(), books.extents.in_use_bytes());
-            let reason = format!(
-                "the tensor has {len} bytes, {used} of {limit} are in use: drop tensors that are done with, or give the \
-                 recv a destination"
-            );
-            return Err(Error::full("daemon.area_bytes", reason));
-        };
-        let span = Span { offset: block.offset() as u64, len: len as u64 };
-        let bytes = self.memory.memory.bytes(span).expect("the books are those of this memory");
-        let Ok(token) = books.out.insert(Out { block, delivered: false }) else {
-            unreachable!("2^32 blocks do not fit in memory")
-        };
-        // SAFETY: the block was just taken for this buffer alone and the memory is mapped as long as the lender lives.
-        Ok(unsafe { Buffer::lent(bytes.cast(), len, token.to_bits(), self.memory.clone()) })
+        self.allocate_block(len)
+    }
+
+    fn allocate_to_stay(&self, len: usize) -> Result<Buffer, Error> {
+        if len == 0 { Ok(Buffer::default()) } else { self.allocate_block(len) }
     }
 
     fn inline_bytes(&self) -> usize {
         INLINE_BYTES_MAX
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BYTES: u64 = 1 << 16;
+
+    fn area() -> ReceiveArea {
+        ReceiveArea::new(SharedMemory::create("test", BYTES, false).unwrap().0)
+    }
+
+    fn whole(area: &ReceiveArea) -> Result<Buffer, Error> {
+        area.allocate_to_stay(BYTES as usize)
+    }
+
+    #[test]
+    fn small_tensors_that_stay_lie_in_the_area_and_others_do_not() {
+        let area = area();
+        assert!(area.place_of(&area.allocate(64).unwrap()).is_none());
+        assert!(area.place_of(&area.allocate_to_stay(64).unwrap()).is_some());
+        assert!(area.place_of(&area.allocate_to_stay(0).unwrap()).is_none());
+        assert!(area.place_of(&area.allocate(1000).unwrap()).is_some());
+    }
+
+    #[test]
+    fn a_block_is_free_when_neither_side_has_it() {
+        let area = area();
+        let buffer = whole(&area).unwrap();
+        let (_, token) = area.place_of(&buffer).unwrap();
+        // The client was not told of it, whatever it says.
+        area.free(token);
+        drop(buffer);
+        let buffer = whole(&area).unwrap();
+        let (_, token) = area.place_of(&buffer).unwrap();
+        area.told(token);
+        drop(buffer);
+        assert!(whole(&area).is_err());
+        area.free(token);
+        area.free(token);
+        let buffer = whole(&area).unwrap();
+        let (_, token) = area.place_of(&buffer).unwrap();
+        area.told(token);
+        area.free(token);
+        assert!(whole(&area).is_err(), "a buffer still lies there");
+        drop(buffer);
+        let buffer = whole(&area).unwrap();
+        let (_, token) = area.place_of(&buffer).unwrap();
+        area.hand_over(buffer);
+        assert!(whole(&area).is_err());
+        area.free(token);
+        whole(&area).unwrap();
     }
 }

@@ -52,6 +52,7 @@ fn every_kind_comes_out_as_it_went_in() {
     for count in [0, 1, 2, 3, NUMBERS_PER_RECORD] {
         through(&Completion::Sent { calls: &calls[..count] });
         through(&Completion::Returned { calls: &calls[..count] });
+        through(&Completion::Published { calls: &calls[..count] });
     }
     let span = Span { offset: 1 << 50, len: 3 };
     for payload in [
@@ -63,10 +64,20 @@ fn every_kind_comes_out_as_it_went_in() {
         through(&received(&[1; META_BYTES_MAX], payload));
         through(&received(&[], payload));
     }
+    let (plan, index) = (u32::MAX, 7);
+    through(&Completion::Board { plan, span, token: u64::MAX });
+    for meta in [&[1; META_BYTES_MAX][..], &[]] {
+        through(&Completion::Placed { plan, index, meta, span, token: u64::MAX });
+        through(&Completion::Reshaped { plan, index, meta });
+    }
+    through(&Completion::Pulled { call: u32::MAX });
 }
 
 #[test]
 fn a_small_tensor_needs_one_slot() {
+    let (span, token) = (Span { offset: 1 << 30, len: 64 }, 1 << 32);
+    let placed = Completion::Placed { plan: 1, index: 2, meta: &[1; 32], span, token };
+    assert!(through(&placed).content().len() <= CONTENT_WORDS);
     assert!(through(&received(&[1; 16], ReceivedAt::Inline(&[2; 64]))).content().len() <= CONTENT_WORDS);
 }
 
@@ -76,6 +87,7 @@ fn errors_keep_their_variant_and_every_field() {
         for memory_back in [false, true] {
             through(&Completion::Failed { call: 3, memory_back, error: error.clone() });
         }
+        through(&Completion::Missed { plan: 3, index: u32::MAX, error });
     }
 }
 
@@ -106,6 +118,8 @@ fn what_is_too_long_is_not_encoded() {
         (Completion::Sent { calls: &[0; NUMBERS_PER_RECORD + 1] }, "calls"),
         (Completion::Returned { calls: &[0; NUMBERS_PER_RECORD + 1] }, "calls"),
         (Completion::Failed { call: 0, memory_back: true, error: Error::unavailable(&key, "") }, "subject"),
+        (Completion::Missed { plan: 0, index: 0, error: Error::unavailable(&key, "") }, "subject"),
+        (Completion::Reshaped { plan: 0, index: 0, meta: &[0; META_BYTES_MAX + 1] }, "metadata"),
     ] {
         assert_eq!(completion.encode(&mut record).unwrap_err().what, what);
     }
@@ -133,12 +147,21 @@ fn wrong_records_are_refused() {
     assert_eq!(refused(3, 0, &[4 << 32, 0, 0, 1_000_000_000]), "nanoseconds");
     assert_eq!(refused(3, 0, &[4 << 32, 0, 0, 9 << 32, 0]), "subject");
     assert_eq!(refused(3, 0, &[4 << 32, 0, 0, 9 << 48, 0]), "reason");
+    assert_eq!(refused(11, 0, &[]), "an unknown kind of completion");
+    for (kind, words) in [(5, 1), (6, 4), (7, 5), (8, 2), (9, 5), (10, 1)] {
+        assert_eq!(refused(kind, 1, &[0; 5]), "an unknown flag");
+        assert_eq!(refused(kind, 0, &vec![0; words - 1]), "a record is too short for its kind");
+    }
+    assert_eq!(refused(5, 0, &[257]), "calls");
+    assert_eq!(refused(7, 0, &[0, 1, 0, 0, 0]), "metadata");
+    assert_eq!(refused(8, 0, &[0, 0xffff]), "metadata");
+    assert_eq!(refused(9, 0, &[0; 5]), "an unknown error code");
 }
 
 proptest! {
     #[test]
     fn any_words_are_decoded_or_refused(
-        kind in 0_u8..6,
+        kind in 0_u8..12,
         flags in 0_u8..4,
         small in vec(0_u64..64, 0..6),
         shift in 0_u32..64,

@@ -2,7 +2,7 @@
 
 use proptest::{collection::vec, prelude::*};
 
-use super::{NO_TIMEOUT, PayloadAt, Submission};
+use super::{KeyList, NO_TIMEOUT, PayloadAt, Submission};
 use crate::{
     limits::{KEY_BYTES_MAX, META_BYTES_MAX, NAME_BYTES_MAX, REASON_BYTES_MAX},
     shm::{
@@ -25,7 +25,11 @@ fn send<'a>(key: &'a str, meta: &'a [u8], payload: PayloadAt<'a>) -> Submission<
 }
 
 fn recv(key: &str, destination: Option<Span>) -> Submission<'_> {
-    Submission::Recv { call: u32::MAX, peer: 1, step: i64::MIN, timeout_ms: NO_TIMEOUT, key, destination }
+    Submission::Recv { call: u32::MAX, peer: 1, step: i64::MIN, timeout_ms: NO_TIMEOUT, key, destination, fused: false }
+}
+
+fn publish<'a>(key: &'a str, meta: &'a [u8], payload: PayloadAt<'a>) -> Submission<'a> {
+    Submission::Publish { call: 0x8000_0001, version: -1, key, meta, payload, more: true }
 }
 
 const SPAN: Span = Span { offset: 1 << 40, len: u64::MAX };
@@ -33,6 +37,12 @@ const SPAN: Span = Span { offset: 1 << 40, len: u64::MAX };
 #[test]
 fn every_kind_comes_out_as_it_went_in() {
     let tokens: Vec<u64> = (0..NUMBERS_PER_RECORD as u64).map(|token| token << 40).collect();
+    let mut packed = Vec::new();
+    let keys = KeyList::pack(["w", "", "ключ"].into_iter(), &mut packed).unwrap();
+    let fused = |destination| {
+        let (call, peer, step, timeout_ms, key) = (1, 2, 3, 4, "grad/fc1");
+        Submission::Recv { call, peer, step, timeout_ms, key, destination, fused: true }
+    };
     for submission in [
         Submission::Peer { number: u16::MAX, name: "worker7.example:2222" },
         Submission::Peer { number: 0, name: "" },
@@ -41,6 +51,23 @@ fn every_kind_comes_out_as_it_went_in() {
         send("ключ", &[9; 24], PayloadAt::Arena(SPAN)),
         recv("grad/fc1", None),
         recv("grad/fc1", Some(SPAN)),
+        fused(None),
+        fused(Some(SPAN)),
+        publish("w", &[1, 2, 3], PayloadAt::Inline(b"abc")),
+        publish("ключ", &[9; 24], PayloadAt::Arena(SPAN)),
+        Submission::Publish {
+            call: 1,
+            version: i64::MAX,
+            key: "",
+            meta: &[],
+            payload: PayloadAt::Arena(SPAN),
+            more: false,
+        },
+        Submission::Withdraw { key: "w" },
+        Submission::OpenPlan { plan: u32::MAX, peer: u16::MAX, keys: u32::MAX },
+        Submission::PlanKeys { plan: u32::MAX, keys },
+        Submission::Pull { call: u32::MAX, plan: 7, min_version: i64::MIN, timeout_ms: NO_TIMEOUT },
+        Submission::ClosePlan { plan: u32::MAX },
         Submission::Cancel { call: 77 },
         Submission::Abort { step: -5, reason: "the loss is not a number" },
         Submission::Cleanup { step: i64::MAX },
@@ -71,6 +98,10 @@ fn the_largest_fit_and_one_more_does_not() {
     through(&send(key_fits, meta_fits, PayloadAt::Inline(inline_fits)));
     through(&send(key_fits, meta_fits, PayloadAt::Arena(SPAN)));
     through(&recv(key_fits, Some(SPAN)));
+    through(&publish(key_fits, meta_fits, PayloadAt::Inline(inline_fits)));
+    let mut packed = Vec::new();
+    let keys = KeyList::pack([key_fits].into_iter(), &mut packed).unwrap();
+    through(&Submission::PlanKeys { plan: 1, keys });
     through(&Submission::Peer { number: 0, name: &name[..NAME_BYTES_MAX] });
 
     let mut record = Record::new();
@@ -79,6 +110,8 @@ fn the_largest_fit_and_one_more_does_not() {
         (send("", &meta, PayloadAt::Arena(SPAN)), "metadata"),
         (send("", &[], PayloadAt::Inline(&inline)), "inline payload"),
         (recv(&key, None), "key"),
+        (publish(&key, &[], PayloadAt::Inline(&[])), "key"),
+        (Submission::Withdraw { key: &key }, "key"),
         (Submission::Peer { number: 0, name: &name }, "name"),
         (Submission::Free { tokens: &[0; NUMBERS_PER_RECORD + 1] }, "tokens"),
     ] {
@@ -105,7 +138,7 @@ fn wrong_records_are_refused() {
         Submission::decode(&record).unwrap_err().what
     };
     assert_eq!(refused(0, 0, &[]), "an unknown kind of submission");
-    assert_eq!(refused(9, 0, &[]), "an unknown kind of submission");
+    assert_eq!(refused(15, 0, &[]), "an unknown kind of submission");
     assert_eq!(refused(2, 2, &[0; 3]), "an unknown flag");
     assert_eq!(refused(8, 1, &[]), "an unknown flag");
     assert_eq!(refused(2, 0, &[0; 2]), "a record is too short for its kind");
@@ -117,6 +150,15 @@ fn wrong_records_are_refused() {
     assert_eq!(refused(2, 0, &[0, 0, 0xffff << 48, 0]), "inline payload");
     assert_eq!(refused(1, 0, &[8 << 16, 0xff]), "name");
     assert_eq!(refused(5, 0, &[0, 8, 0xff]), "reason");
+    assert_eq!(refused(3, 4, &[0; 3]), "an unknown flag");
+    assert_eq!(refused(9, 4, &[0; 3]), "an unknown flag");
+    assert_eq!(refused(13, 1, &[0; 3]), "an unknown flag");
+    assert_eq!(refused(9, 1, &[0; 4]), "a record is too short for its kind");
+    assert_eq!(refused(13, 0, &[0; 2]), "a record is too short for its kind");
+    assert_eq!(refused(10, 0, &[4097, 0]), "key");
+    assert_eq!(refused(12, 0, &[9 << 32, 0]), "keys");
+    assert_eq!(refused(12, 0, &[u64::MAX, 0]), "keys");
+    assert_eq!(refused(12, 0, &[8 << 32, 0xffff]), "a list of keys");
     for count in [2, 257, 1 << 61, u64::MAX] {
         assert_eq!(refused(7, 0, &[count, 0]), "tokens");
     }
@@ -126,8 +168,8 @@ fn wrong_records_are_refused() {
 proptest! {
     #[test]
     fn any_words_are_decoded_or_refused(
-        kind in 0_u8..10,
-        flags in 0_u8..3,
+        kind in 0_u8..16,
+        flags in 0_u8..5,
         small in vec(0_u64..64, 0..6),
         shift in 0_u32..64,
         content in vec(any::<u64>(), 0..RECORD_WORDS_MAX - 6),

@@ -12,13 +12,32 @@ use crate::node::{ClientOutcome, Pool};
 
 /// How a call ended, as the client is to be told.
 pub(super) enum Answer {
-    Received { call: u32, tensor: Tensor },
-    Failed { call: u32, error: Error, memory_back: bool },
+    Received {
+        call: u32,
+        tensor: Tensor,
+    },
+    Failed {
+        call: u32,
+        error: Error,
+        memory_back: bool,
+    },
+    /// A pull; what is new of its plan is told from the tensor of number `next` on.
+    Pulled {
+        call: u32,
+        plan: u32,
+        next: usize,
+    },
 }
 
 impl Client {
     /// Takes a call's outcome for the client.
     pub(in crate::engine::clients) fn answer(&mut self, call: u32, outcome: ClientOutcome, record: &mut Record) {
+        if let ClientOutcome::Pulled(tray) = outcome {
+            if let Some(answer) = self.pulled(call, tray) {
+                self.put(answer, record);
+            }
+            return;
+        }
         self.under_way -= 1;
         let answer = match outcome {
             ClientOutcome::Sent(Ok(())) => return self.sent.push(call),
@@ -28,7 +47,7 @@ impl Client {
                 let brought = self.receiving.remove(&call).is_some_and(|receiving| receiving.has_destination);
                 self.answer_to_recv(call, outcome, brought)
             }
-            ClientOutcome::Pulled(_) => unreachable!("no client pulls"),
+            ClientOutcome::Pulled(_) => unreachable!("just looked at"),
         };
         self.put(answer, record);
     }
@@ -88,6 +107,7 @@ impl Client {
     /// Writes an answer into the ring; gives it back where there is no room.
     fn push(&mut self, answer: Answer, record: &mut Record) -> Option<Answer> {
         let encoded = match &answer {
+            Answer::Pulled { call, plan, next } => return self.push_plan(*call, *plan, *next, record),
             Answer::Received { call, tensor } => {
                 let payload = self.place_of(tensor).expect("answers are within reach");
                 Completion::Received { call: *call, meta: tensor.meta().as_wire(), payload }.encode(record)
@@ -105,12 +125,23 @@ impl Client {
         if let Answer::Received { tensor, .. } = answer {
             let (_, payload) = tensor.into_parts();
             if let Payload::Owned(buffer) = payload {
-                self.area.delivered(&buffer);
                 // The client has it now, and gives it back when it is done with it.
-                let _owned_by_the_client = buffer.into_token();
+                self.area.hand_over(buffer);
             }
         }
         None
+    }
+
+    fn push_plan(&mut self, call: u32, plan: u32, next: usize, record: &mut Record) -> Option<Answer> {
+        self.has_news = true;
+        match self.tell_plan(call, plan, next, record) {
+            Ok(()) => None,
+            Err((next, PushError::Full)) => Some(Answer::Pulled { call, plan, next }),
+            Err((_, PushError::Broken(broken))) => {
+                self.hang_up(&broken.to_string());
+                None
+            }
+        }
     }
 
     /// Whether there is something to tell, or something told that the client may have to be woken for.
@@ -130,9 +161,14 @@ impl Client {
             }
         }
         self.arena.take_returned(&mut self.returned);
-        let (sent, returned) = (std::mem::take(&mut self.sent), std::mem::take(&mut self.returned));
+        let (sent, published) = (std::mem::take(&mut self.sent), std::mem::take(&mut self.lent_to_peers));
         self.sent = self.push_calls(sent, record, |calls| Completion::Sent { calls });
-        self.returned = self.push_calls(returned, record, |calls| Completion::Returned { calls });
+        self.lent_to_peers = self.push_calls(published, record, |calls| Completion::Published { calls });
+        // What comes back was published before.
+        if self.lent_to_peers.is_empty() {
+            let returned = std::mem::take(&mut self.returned);
+            self.returned = self.push_calls(returned, record, |calls| Completion::Returned { calls });
+        }
         self.look_at = self.is_stuck().then(|| now + BACKLOG_LOOK);
         let has_news = std::mem::take(&mut self.has_news);
         if has_news && self.end.client_sleep().must_ring() {
@@ -166,7 +202,7 @@ impl Client {
 
     /// The client does not read its answers.
     fn is_stuck(&self) -> bool {
-        let all_told = self.backlog.is_empty() && self.sent.is_empty() && self.returned.is_empty();
-        !self.closed && !all_told
+        let lists = [&self.sent, &self.lent_to_peers, &self.returned];
+        !self.closed && (!self.backlog.is_empty() || lists.iter().any(|calls| !calls.is_empty()))
     }
 }

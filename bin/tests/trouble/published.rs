@@ -1,0 +1,90 @@
+//! Clients that are killed while they publish and pull large tensors: whoever deals with them has whole tensors or hears
+//! of it, and the daemon keeps nothing of theirs.
+
+use std::time::Duration;
+
+use sealane::{Code, Keys};
+
+use crate::fixture::{PS, WORKER};
+use crate::hosts::{ARENA_BYTES, Hosts};
+use crate::processes::Process;
+use crate::roles::PUBLISHED;
+use crate::tensors::{LARGE, number_in, tensor, verify};
+use crate::traces::eventually;
+
+/// Clients that are killed.
+const ROUNDS: usize = 4;
+
+/// How long a tensor is pulled that may never come: asked for when its producer is gone already, or half read.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+fn keys() -> Keys {
+    Keys::new(PUBLISHED).unwrap()
+}
+
+fn publishers_die(mut hosts: Hosts) {
+    let consumer = hosts.attach(WORKER);
+    let beside = usize::from(hosts.socket(PS) == hosts.socket(WORKER));
+    let mut plan = consumer.plan(PS, keys());
+    for _ in 0..ROUNDS {
+        let mut producer = Process::start(&format!("publish {PS}"), &hosts.socket(PS));
+        for version in 0..3 {
+            plan.pull(version).wait().unwrap();
+            for at in 0..PUBLISHED.len() {
+                let tensor = plan.get(at).unwrap();
+                verify(tensor, number_in(tensor), LARGE);
+            }
+        }
+        let pulling = plan.pull_within(3, PATIENCE);
+        producer.kill();
+        // It may have published that; and another producer might have come.
+        if let Err(error) = pulling.wait() {
+            assert!(matches!(error.code(), Code::Unavailable | Code::DeadlineExceeded), "{error}");
+        }
+        for at in 0..PUBLISHED.len() {
+            if let Ok(tensor) = plan.get(at) {
+                verify(tensor, number_in(tensor), LARGE);
+            }
+        }
+        hosts.until_clients(PS, beside);
+    }
+    drop((plan, consumer));
+    hosts.drain();
+}
+
+#[test]
+fn a_publisher_is_killed_while_its_tensors_are_pulled() {
+    publishers_die(Hosts::start(&[&[PS, WORKER]]));
+}
+
+#[test]
+fn a_publisher_is_killed_while_its_tensors_are_pulled_over_tcp() {
+    publishers_die(Hosts::start(&[&[PS], &[WORKER]]));
+}
+
+fn pullers_die(mut hosts: Hosts) {
+    let producer = hosts.attach(PS);
+    let beside = usize::from(hosts.socket(PS) == hosts.socket(WORKER));
+    for round in 0..ROUNDS as i64 {
+        let mut consumer = Process::start(&format!("pull {WORKER} {PS}"), &hosts.socket(WORKER));
+        producer.publish_many(round, PUBLISHED.map(|key| (key, tensor(round as u64, LARGE)))).wait().unwrap();
+        consumer.hear("pulled 3");
+        consumer.kill();
+        hosts.until_clients(WORKER, beside);
+        // What it read is let go once there is something newer.
+        producer.publish_many(round, PUBLISHED.map(|key| (key, tensor(0, 1)))).wait().unwrap();
+        eventually("the arena is free", || producer.alloc(ARENA_BYTES as usize).is_ok());
+    }
+    drop(producer);
+    hosts.drain();
+}
+
+#[test]
+fn a_client_is_killed_in_the_middle_of_its_pulls() {
+    pullers_die(Hosts::start(&[&[PS, WORKER]]));
+}
+
+#[test]
+fn a_client_is_killed_in_the_middle_of_its_pulls_over_tcp() {
+    pullers_die(Hosts::start(&[&[PS], &[WORKER]]));
+}

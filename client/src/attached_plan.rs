@@ -1,0 +1,280 @@
+//! A plan of an attached task: the tensors that its last pull brought, where the daemon has put them. On the threads of
+//! callers; nobody looks at it while a pull writes.
+
+use std::{
+    sync::Arc,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use sealane_runtime::Buffer;
+use sealane_transport::{Code, Error, Keys, Pulled, SendOutcome, Tensor, shm::BOARD_BYTES_PER_KEY};
+
+use crate::attachment::{Attachment, Calls, Gathered, Placed, Seat};
+
+/// See the module.
+pub(crate) struct AttachedPlan {
+    attachment: Arc<Attachment>,
+    from: Box<str>,
+    keys: Keys,
+    /// Where the daemon knows it.
+    seat: Option<Seat>,
+    /// By the number of the key.
+    tensors: Vec<Option<Tensor>>,
+    /// The versions, as the daemon writes them.
+    board: Buffer,
+    /// What the last pull did not bring, by number.
+    missed: Vec<(u32, Error)>,
+    standing: Standing,
+    stage: Stage,
+}
+
+/// What may be looked at.
+enum Standing {
+    NotPulled,
+    Pulled,
+    /// Everything is as good as missed.
+    Failed(Error),
+}
+
+/// Where a pull is.
+enum Stage {
+    Idle,
+    UnderWay(u32),
+    /// One that was given up has to end before the next can begin.
+    GivenUp(u32, Option<Wish>),
+    Refused(Error),
+}
+
+/// A pull that is to begin.
+#[derive(Clone, Copy)]
+struct Wish {
+    min_version: i64,
+    timeout: Option<Duration>,
+}
+
+/// Asks how a call has ended.
+type Ask<'a> = dyn FnMut(&Attachment, u32) -> Poll<Result<SendOutcome, Error>> + 'a;
+
+impl AttachedPlan {
+    pub(crate) fn new(attachment: &Arc<Attachment>, from: &str, keys: Keys) -> Self {
+        Self {
+            attachment: attachment.clone(),
+            from: from.into(),
+            tensors: (0..keys.len()).map(|_| None).collect(),
+            keys,
+            seat: None,
+            board: Buffer::default(),
+            missed: Vec::new(),
+            standing: Standing::NotPulled,
+            stage: Stage::Idle,
+        }
+    }
+
+    pub(crate) fn keys(&self) -> &Keys {
+        &self.keys
+    }
+
+    pub(crate) fn get(&self, index: usize) -> Result<&Tensor, Error> {
+        let tensor = &self.tensors[index];
+        match &self.standing {
+            Standing::Failed(error) => return Err(error.clone()),
+            Standing::Pulled => {
+                if let Ok(missed) = self.missed.binary_search_by_key(&index, |(missed, _)| *missed as usize) {
+                    return Err(self.missed[missed].1.clone());
+                }
+            }
+            Standing::NotPulled => return Err(not_pulled()),
+        }
+        tensor.as_ref().ok_or_else(not_pulled)
+    }
+
+    pub(crate) fn version(&self, index: usize) -> i64 {
+        let bytes = self.board.get(index * BOARD_BYTES_PER_KEY..).and_then(<[u8]>::first_chunk);
+        bytes.map_or(0, |bytes| i64::from_le_bytes(*bytes))
+    }
+
+    /// Begins a pull; of one that is under way nothing is heard any more.
+    pub(crate) fn begin(&mut self, min_version: i64, timeout: Option<Duration>) {
+        self.give_up();
+        let wish = Wish { min_version, timeout };
+        match self.stage {
+            Stage::GivenUp(call, _) => self.stage = Stage::GivenUp(call, Some(wish)),
+            _ => self.submit(wish),
+        }
+    }
+
+    fn submit(&mut self, Wish { min_version, timeout }: Wish) {
+        // From now on the daemon writes.
+        self.standing = Standing::NotPulled;
+        let pulled = self.attachment.pull((&mut self.seat, &self.from, &self.keys), min_version, timeout);
+        self.stage = match pulled {
+            Ok(call) => Stage::UnderWay(call),
+            Err(error) => Stage::Refused(error),
+        };
+    }
+
+    /// Waits for the end of the pull.
+    ///
+    /// # Panics
+    /// If none is under way.
+    pub(crate) fn wait(&mut self) -> Result<(), Error> {
+        match self.advance(&mut |attachment, call| Poll::Ready(attachment.wait(call, Calls::take_sent))) {
+            Poll::Ready(outcome) => outcome,
+            Poll::Pending => unreachable!("waiting ends with the call"),
+        }
+    }
+
+    /// How the pull ended, if it has.
+    ///
+    /// # Panics
+    /// If none is under way.
+    pub(crate) fn look(&mut self) -> Option<Result<(), Error>> {
+        let looked = self.advance(&mut |attachment, call| {
+            attachment.look(call, Calls::take_sent).transpose().map_or(Poll::Pending, Poll::Ready)
+        });
+        match looked {
+            Poll::Ready(outcome) => Some(outcome),
+            Poll::Pending => None,
+        }
+    }
+
+    /// How the pull ended, or the task is woken when it has.
+    ///
+    /// # Panics
+    /// If none is under way.
+    pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Error>> {
+        self.advance(&mut |attachment, call| attachment.poll(call, Calls::take_sent, context.waker()))
+    }
+
+    fn advance(&mut self, ask: &mut Ask<'_>) -> Poll<Result<(), Error>> {
+        loop {
+            match std::mem::replace(&mut self.stage, Stage::Idle) {
+                Stage::Idle => panic!("the outcome was handed out before"),
+                Stage::Refused(error) => return Poll::Ready(self.fail(error)),
+                Stage::UnderWay(call) => {
+                    self.stage = Stage::UnderWay(call);
+                    let outcome = ready!(ask(&self.attachment, call));
+                    self.stage = Stage::Idle;
+                    return Poll::Ready(self.end(outcome));
+                }
+                Stage::GivenUp(call, wish) => {
+                    self.stage = Stage::GivenUp(call, wish);
+                    let outcome = ready!(ask(&self.attachment, call));
+                    self.stage = Stage::Idle;
+                    // By the daemon's word that it gave it up too, or in time.
+                    self.settle(match outcome {
+                        Ok(Ok(())) => true,
+                        Ok(Err(error)) => error.code() == Code::Aborted,
+                        Err(_) => false,
+                    });
+                    self.submit(wish.expect("nobody waits for a pull that was given up"));
+                }
+            }
+        }
+    }
+
+    /// Takes a pull's outcome.
+    fn end(&mut self, outcome: Result<SendOutcome, Error>) -> Result<(), Error> {
+        let outcome = outcome.and_then(|outcome| outcome);
+        self.settle(outcome.is_ok());
+        if let Err(error) = outcome {
+            return self.fail(error);
+        }
+        self.standing = Standing::Pulled;
+        self.missed.first().map_or(Ok(()), |(_, error)| Err(error.clone()))
+    }
+
+    fn fail(&mut self, error: Error) -> Result<(), Error> {
+        self.standing = Standing::Failed(error.clone());
+        Err(error)
+    }
+
+    /// Takes in what the daemon has told of the plan. If its pull did not end as it should, the plan is opened anew by the
+    /// next: the daemon may still write there.
+    fn settle(&mut self, ended: bool) {
+        self.missed.clear();
+        if !ended {
+            return self.close();
+        }
+        let Some(seat) = self.seat else { return };
+        let Self { attachment, tensors, board, missed, .. } = self;
+        attachment.gathered(seat, |gathered| take_in(gathered, tensors, board, missed));
+    }
+
+    /// Gives the pull up that is under way. What the plan holds cannot be looked at until the next one.
+    pub(crate) fn give_up(&mut self) {
+        match self.stage {
+            Stage::UnderWay(call) => {
+                self.attachment.cancel(call);
+                self.stage = Stage::GivenUp(call, None);
+            }
+            Stage::GivenUp(call, _) => self.stage = Stage::GivenUp(call, None),
+            Stage::Idle | Stage::Refused(_) => self.stage = Stage::Idle,
+        }
+    }
+
+    /// Takes the outcome of each tensor out, and closes the plan.
+    pub(crate) fn take_all(&mut self) -> Vec<Result<Pulled, Error>> {
+        let mut outcomes = Vec::with_capacity(self.keys.len());
+        for index in 0..self.keys.len() {
+            let (missing, version) = (self.get(index).err(), self.version(index));
+            outcomes.push(match (missing, self.tensors[index].take()) {
+                (None, Some(tensor)) => Ok(Pulled { tensor, version }),
+                (missing, _) => Err(missing.unwrap_or_else(not_pulled)),
+            });
+        }
+        self.close();
+        outcomes
+    }
+
+    fn close(&mut self) {
+        if let Some(seat) = self.seat.take() {
+            self.attachment.close_plan(seat);
+        }
+        self.tensors.iter_mut().for_each(|tensor| *tensor = None);
+        self.board = Buffer::default();
+        self.standing = Standing::NotPulled;
+    }
+}
+
+impl Drop for AttachedPlan {
+    fn drop(&mut self) {
+        if let Stage::UnderWay(call) | Stage::GivenUp(call, _) = self.stage {
+            // Closing the plan ends it.
+            self.attachment.forsake(call, false);
+        }
+        self.close();
+    }
+}
+
+fn not_pulled() -> Error {
+    Error::invalid("it has not been pulled, or its pull was given up")
+}
+
+/// Enters what a pull brought that is not as it was.
+fn take_in(gathered: Gathered, tensors: &mut [Option<Tensor>], board: &mut Buffer, missed: &mut Vec<(u32, Error)>) {
+    let Gathered { board: new_board, placed, missed: now_missed } = gathered;
+    *missed = now_missed;
+    if let Some(new) = new_board {
+        *board = new;
+    }
+    for Placed { index, meta, memory } in placed {
+        let place = &mut tensors[index as usize];
+        let payload = memory.map(Into::into).or_else(|| Some(place.take()?.into_parts().1));
+        match payload.ok_or_else(not_pulled).and_then(|payload| Tensor::new(meta, payload)) {
+            Ok(tensor) => *place = Some(tensor),
+            Err(error) => missed.push((index, error)),
+        }
+    }
+    missed.sort_by_key(|(index, _)| *index);
+}
+
+/// A pull of a plan, given up if it is dropped before it has ended.
+pub(crate) struct AttachedPulling<'a>(pub(crate) &'a mut AttachedPlan);
+
+impl Drop for AttachedPulling<'_> {
+    fn drop(&mut self) {
+        self.0.give_up();
+    }
+}

@@ -1,0 +1,332 @@
+//! Plans as the daemon knows them: their keys go into the ring once, and what the shard says of them is gathered until the
+//! pull that it belongs to has ended. Under the attachment's lock; bounded by the limits of plans and keys of one shard.
+
+use std::time::Duration;
+
+use hashbrown::HashMap;
+use sealane_runtime::Buffer;
+use sealane_transport::{
+    Error, Keys, TensorMeta,
+    shm::{
+        BOARD_BYTES_PER_KEY, KeyList, Submission,
+        limits::{PLAN_KEY_BYTES_MAX, PLAN_KEYS_MAX, PLANS_MAX},
+    },
+};
+
+use super::{
+    Attachment, Held, Line,
+    aftermath::Aftermath,
+    calls::{Direction, Fault},
+    link::{Link, Peer, Unsubmitted},
+    memory::Memory,
+};
+use crate::{clock::Tick, limits::ROOM_WAIT_MAX};
+
+/// A plan that a shard knows.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Seat {
+    serial: u64,
+    segment: u16,
+    plan: u32,
+}
+
+/// What a shard has said of a plan and nobody has looked at.
+#[derive(Default)]
+pub(crate) struct Gathered {
+    /// Where the versions are, if that is new.
+    pub(crate) board: Option<Buffer>,
+    pub(crate) placed: Vec<Placed>,
+    /// Numbers of the tensors that did not come, and why.
+    pub(crate) missed: Vec<(u32, Error)>,
+}
+
+/// A tensor has another place, or other metadata.
+pub(crate) struct Placed {
+    pub(crate) index: u32,
+    pub(crate) meta: TensorMeta,
+    /// Where it is; where the one before was if there is none.
+    pub(crate) memory: Option<Buffer>,
+}
+
+/// The plans that are open with one daemon.
+#[derive(Default)]
+pub(super) struct Plans {
+    open: HashMap<u32, Open>,
+    last: u32,
+}
+
+struct Open {
+    segment: u16,
+    keys: usize,
+    taken: Taken,
+    gathered: Gathered,
+}
+
+/// What the plans of one shard take of its limits.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Taken {
+    pub(super) plans: usize,
+    pub(super) keys: usize,
+    pub(super) key_bytes: usize,
+}
+
+/// A plan that is to be closed, which frees what it took.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Closing {
+    pub(super) plan: u32,
+    pub(super) taken: Taken,
+}
+
+impl Taken {
+    fn of(keys: &Keys) -> Taken {
+        Taken { plans: 1, keys: keys.len(), key_bytes: keys.iter().map(str::len).sum() }
+    }
+
+    /// With one more plan, if there may be one.
+    fn and(self, more: Taken) -> Result<Taken, Error> {
+        let sum = Taken {
+            plans: self.plans + more.plans,
+            keys: self.keys + more.keys,
+            key_bytes: self.key_bytes + more.key_bytes,
+        };
+        for (what, wanted, limit) in [
+            ("plans", sum.plans, PLANS_MAX),
+            ("keys of plans", sum.keys, PLAN_KEYS_MAX),
+            ("bytes of keys of plans", sum.key_bytes, PLAN_KEY_BYTES_MAX),
+        ] {
+            if wanted > limit {
+                let reason = format!("{wanted} {what} would be open with one shard, at most {limit} are possible");
+                return Err(Error::full("client plans", reason));
+            }
+        }
+        Ok(sum)
+    }
+
+    /// Without a plan that is closed.
+    pub(super) fn give_back(&mut self, less: Taken) {
+        self.plans -= less.plans;
+        self.keys -= less.keys;
+        self.key_bytes -= less.key_bytes;
+    }
+}
+
+const ELSEWHERE: Fault = "it told of a tensor that a plan does not have";
+const TOO_OFTEN: Fault = "it told of a plan's tensors more often than there are any";
+
+impl Plans {
+    /// What is gathered of a plan, unless it was closed. One of another shard is a fault.
+    fn of(&mut self, segment: u16, plan: u32) -> Result<Option<&mut Open>, Fault> {
+        match self.open.get_mut(&plan) {
+            Some(open) if open.segment != segment => Err("it told of a plan of another shard"),
+            found => Ok(found),
+        }
+    }
+
+    fn of_item(&mut self, segment: u16, plan: u32, index: u32) -> Result<Option<&mut Open>, Fault> {
+        match self.of(segment, plan)? {
+            Some(open) if index as usize >= open.keys => Err(ELSEWHERE),
+            found => Ok(found),
+        }
+    }
+
+    pub(super) fn board(
+        &mut self,
+        segment: u16,
+        plan: u32,
+        memory: Buffer,
+        after: &mut Aftermath,
+    ) -> Result<(), Fault> {
+        let memory = match self.of(segment, plan)? {
+            Some(open) if memory.len() != open.keys * BOARD_BYTES_PER_KEY => {
+                after.spent.push(Memory::Destination(memory));
+                return Err("a plan's board is not as large as it should be");
+            }
+            Some(open) => open.gathered.board.replace(memory),
+            None => Some(memory),
+        };
+        after.spent.extend(memory.map(Memory::Destination));
+        Ok(())
+    }
+
+    /// A tensor has another place; without `memory` it has other metadata.
+    pub(super) fn placed(
+        &mut self,
+        segment: u16,
+        plan: u32,
+        index: u32,
+        meta: &[u8],
+        memory: Option<Buffer>,
+        after: &mut Aftermath,
+    ) -> Result<(), Fault> {
+        let refused = match self.of_item(segment, plan, index) {
+            Ok(Some(open)) if open.gathered.placed.len() >= open.keys => Err(TOO_OFTEN),
+            Ok(Some(open)) => match TensorMeta::from_wire(meta) {
+                Ok(meta) => {
+                    open.gathered.placed.push(Placed { index, meta, memory });
+                    return Ok(());
+                }
+                Err(_) => Err("a plan's tensor has metadata that is none"),
+            },
+            Ok(None) => Ok(()),
+            Err(fault) => Err(fault),
+        };
+        after.spent.extend(memory.map(Memory::Destination));
+        refused
+    }
+
+    pub(super) fn missed(&mut self, segment: u16, plan: u32, index: u32, error: Error) -> Result<(), Fault> {
+        match self.of_item(segment, plan, index)? {
+            Some(open) if open.gathered.missed.len() >= open.keys => Err(TOO_OFTEN),
+            Some(open) => {
+                open.gathered.missed.push((index, error));
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+impl Attachment {
+    /// Submits a pull of a plan, which is opened where this daemon does not know it; the call's number. How it ended is
+    /// told by [`Calls::take_sent`].
+    pub(crate) fn pull(
+        &self,
+        (seat, from, keys): (&mut Option<Seat>, &str, &Keys),
+        min_version: i64,
+        timeout: Option<Duration>,
+    ) -> Result<u32, Error> {
+        let now = Tick::now();
+        let mut held = self.up(now)?;
+        held.give_back_blocks();
+        let pulled = held.pull(now, (seat, from, keys), min_version, timeout);
+        held.submitted(1);
+        drop(held);
+        pulled
+    }
+
+    /// Gives a pull up; it ends all the same.
+    pub(crate) fn cancel(&self, call: u32) {
+        if self.abandon_if_forked() {
+            return;
+        }
+        let mut held = self.lock();
+        if let (Some(segment), Line::Up(link)) = (held.calls.at_work_on(call), &mut held.line) {
+            let cancelled = link.cancel(segment, call);
+            link.ring();
+            if let Err(fault) = cancelled {
+                held.lose(&fault);
+            }
+        }
+    }
+
+    /// Moves what is new of a plan out.
+    pub(crate) fn gathered(&self, seat: Seat, each: impl FnOnce(Gathered)) {
+        let mut held = self.lock();
+        let Line::Up(link) = &mut held.line else { return };
+        if link.serial != seat.serial {
+            return;
+        }
+        let Some(open) = link.plans.open.get_mut(&seat.plan) else { return };
+        let gathered = &mut open.gathered;
+        if gathered.board.is_none() && gathered.placed.is_empty() && gathered.missed.is_empty() {
+            return;
+        }
+        let gathered = std::mem::take(gathered);
+        drop(held);
+        each(gathered);
+    }
+
+    /// Closes a plan.
+    pub(crate) fn close_plan(&self, seat: Seat) {
+        if self.abandon_if_forked() {
+            return;
+        }
+        let mut held = self.lock();
+        let Line::Up(link) = &mut held.line else { return };
+        if link.serial != seat.serial {
+            return;
+        }
+        let closed = link.close_plan(seat);
+        link.ring();
+        match closed {
+            // Its memory is dropped without the lock.
+            Ok(gathered) => {
+                drop(held);
+                drop(gathered);
+            }
+            Err(fault) => held.lose(&fault),
+        }
+    }
+}
+
+impl Link {
+    /// Closes a plan; what was gathered of it.
+    fn close_plan(&mut self, Seat { segment, plan, .. }: Seat) -> Result<Option<Gathered>, Box<str>> {
+        let Some(Open { taken, gathered, .. }) = self.plans.open.remove(&plan) else { return Ok(None) };
+        self.close(segment, Closing { plan, taken })?;
+        Ok(Some(gathered))
+    }
+}
+
+impl Held<'_> {
+    fn pull(
+        &mut self,
+        now: Tick,
+        (seat, from, keys): (&mut Option<Seat>, &str, &Keys),
+        min_version: i64,
+        timeout: Option<Duration>,
+    ) -> Result<u32, Error> {
+        let timeout_ms = self.timeout_ms(timeout)?;
+        let Seat { segment, plan, .. } = match *seat {
+            Some(known) if known.serial == self.link().serial => known,
+            _ => *seat.insert(self.open_plan(from, keys)?),
+        };
+        let submitted = self.enter(Direction::Pull, segment, now.deadline(timeout_ms), Memory::Nothing, |call| {
+            (timeout_ms, Submission::Pull { call, plan, min_version, timeout_ms })
+        });
+        submitted.map_err(|(error, _)| error)
+    }
+
+    /// Tells the shard that serves the pair of a plan and its keys.
+    #[cold]
+    fn open_plan(&mut self, from: &str, keys: &Keys) -> Result<Seat, Error> {
+        let Peer { segment, number: peer } = self.peer(from)?;
+        let more = Taken::of(keys);
+        let plan = self.submit(ROOM_WAIT_MAX, |link| {
+            let plan = link.plans.last.wrapping_add(1);
+            let taken = link.plans_of(segment).and(more).map_err(Unsubmitted::Refused)?;
+            link.submit(segment, &Submission::OpenPlan { plan, peer, keys: keys.len() as u32 })?;
+            *link.plans_of(segment) = taken;
+            link.plans.last = plan;
+            let open = Open { segment, keys: keys.len(), taken: more, gathered: Gathered::default() };
+            link.plans.open.insert(plan, open);
+            Ok(plan)
+        })?;
+        let seat = Seat { serial: self.link().serial, segment, plan };
+        let mut packed = Vec::new();
+        let mut told = 0;
+        while told < keys.len() {
+            let some = KeyList::pack(keys.iter().skip(told), &mut packed)
+                .map_err(|malformed| Error::invalid(malformed.to_string()))?;
+            let submission = Submission::PlanKeys { plan, keys: some };
+            if let Err(error) = self.submit(ROOM_WAIT_MAX, |link| link.submit(segment, &submission)) {
+                self.give_plan_up(seat);
+                return Err(error);
+            }
+            told += some.iter().count();
+        }
+        Ok(seat)
+    }
+
+    /// Closes a plan whose keys were not all told.
+    fn give_plan_up(&mut self, seat: Seat) {
+        let Line::Up(link) = &mut self.line else { return };
+        if link.serial != seat.serial {
+            return;
+        }
+        // Nothing was pulled, so nothing is gathered.
+        if let Err(fault) = link.close_plan(seat) {
+            self.lose(&fault);
+        }
+    }
+}

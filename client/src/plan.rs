@@ -1,0 +1,291 @@
+//! Plans: keys of what a peer publishes, pulled together again and again, and pulls that are made once.
+
+use std::{
+    future::Future,
+    pin::Pin,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use sealane_transport::{Error, Keys, Pulled, Tensor};
+
+use crate::attached_plan::{AttachedPlan, AttachedPulling};
+#[cfg(feature = "embedded")]
+use crate::embedded::Embedded;
+
+/// Keys that are pulled together, and the memory that they are pulled into: the same with every pull, as long as the
+/// tensors keep their size. From [`Task::plan`](crate::Task::plan).
+///
+/// ```no_run
+/// # use sealane::{Keys, Task};
+/// # let task = Task::attach("worker0.train:2222")?;
+/// let mut plan = task.plan("ps0.train:2222", Keys::new(["dense/kernel", "dense/bias"])?);
+/// for step in 0..100 {
+///     plan.pull(step).wait()?;
+///     println!("{:?} of version {}", plan.get(0)?.shape(), plan.version(0));
+/// }
+/// # Ok::<(), sealane::Error>(())
+/// ```
+pub struct Plan(Backing);
+
+enum Backing {
+    Daemon(Box<AttachedPlan>),
+    #[cfg(feature = "embedded")]
+    Embedded(sealane_fusion::Plan),
+}
+
+impl Plan {
+    /// Pulls every tensor of the plan at `min_version` or newer; waits for those that are older. What is not there by the
+    /// deadline fails by itself: [`get`](Self::get) says which.
+    pub fn pull(&mut self, min_version: i64) -> PlanPulling<'_> {
+        self.begin(min_version, None)
+    }
+
+    /// [`pull`](Self::pull) with a deadline of its own; `Duration::MAX` for none.
+    pub fn pull_within(&mut self, min_version: i64, timeout: Duration) -> PlanPulling<'_> {
+        self.begin(min_version, Some(timeout))
+    }
+
+    fn begin(&mut self, min_version: i64, timeout: Option<Duration>) -> PlanPulling<'_> {
+        PlanPulling(match &mut self.0 {
+            Backing::Daemon(plan) => {
+                plan.begin(min_version, timeout);
+                PullStage::Daemon(AttachedPulling(plan))
+            }
+            #[cfg(feature = "embedded")]
+            Backing::Embedded(plan) => PullStage::Embedded(Embedded::new(match timeout {
+                Some(timeout) => plan.pull_within(min_version, timeout),
+                None => plan.pull(min_version),
+            })),
+        })
+    }
+
+    /// The keys.
+    pub fn keys(&self) -> &Keys {
+        match &self.0 {
+            Backing::Daemon(plan) => plan.keys(),
+            #[cfg(feature = "embedded")]
+            Backing::Embedded(plan) => plan.keys(),
+        }
+    }
+
+    /// The tensor of that number, as the last pull left it.
+    ///
+    /// # Errors
+    /// Why it did not come; InvalidArgument before the first pull, and after one that was dropped.
+    ///
+    /// # Panics
+    /// If there are not so many keys.
+    pub fn get(&self, index: usize) -> Result<&Tensor, Error> {
+        match &self.0 {
+            Backing::Daemon(plan) => plan.get(index),
+            #[cfg(feature = "embedded")]
+            Backing::Embedded(plan) => plan.tray().get(index),
+        }
+    }
+
+    /// The version of that tensor; meaningless where [`get`](Self::get) fails.
+    ///
+    /// # Panics
+    /// If there are not so many keys.
+    pub fn version(&self, index: usize) -> i64 {
+        match &self.0 {
+            Backing::Daemon(plan) => plan.version(index),
+            #[cfg(feature = "embedded")]
+            Backing::Embedded(plan) => plan.tray().version(index),
+        }
+    }
+}
+
+impl std::fmt::Debug for Plan {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Plan({} keys)", self.keys().len())
+    }
+}
+
+impl From<AttachedPlan> for Plan {
+    fn from(plan: AttachedPlan) -> Plan {
+        Plan(Backing::Daemon(Box::new(plan)))
+    }
+}
+
+#[cfg(feature = "embedded")]
+impl From<sealane_fusion::Plan> for Plan {
+    fn from(plan: sealane_fusion::Plan) -> Plan {
+        Plan(Backing::Embedded(plan))
+    }
+}
+
+/// A pull of a plan under way: await it, or [`wait`](Self::wait). Dropping it gives the pull up.
+#[must_use = "await it to have the tensors"]
+pub struct PlanPulling<'a>(PullStage<'a>);
+
+enum PullStage<'a> {
+    Daemon(AttachedPulling<'a>),
+    #[cfg(feature = "embedded")]
+    Embedded(Embedded<sealane_fusion::PlanPulling<'a>>),
+}
+
+impl PlanPulling<'_> {
+    /// Blocks until every tensor has come or failed, at the latest a second after the deadline, whatever the daemon does.
+    ///
+    /// # Errors
+    /// The first, if any tensor did not come; [`Plan::get`] has each one's.
+    ///
+    /// # Panics
+    /// If the outcome was handed out before, by [`try_outcome`](Self::try_outcome) or by awaiting.
+    pub fn wait(self) -> Result<(), Error> {
+        match self.0 {
+            PullStage::Daemon(pulling) => pulling.0.wait(),
+            #[cfg(feature = "embedded")]
+            PullStage::Embedded(engine) => engine.wait(),
+        }
+    }
+
+    /// Looks whether the pull has ended, without waiting; `None` while it has not. The outcome is handed out once.
+    ///
+    /// # Panics
+    /// If the outcome was handed out before.
+    pub fn try_outcome(&mut self) -> Option<Result<(), Error>> {
+        match &mut self.0 {
+            PullStage::Daemon(pulling) => pulling.0.look(),
+            #[cfg(feature = "embedded")]
+            PullStage::Embedded(engine) => engine.look(),
+        }
+    }
+}
+
+impl Future for PlanPulling<'_> {
+    type Output = Result<(), Error>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        match &mut self.0 {
+            PullStage::Daemon(pulling) => pulling.0.poll(context),
+            #[cfg(feature = "embedded")]
+            PullStage::Embedded(engine) => engine.poll(context),
+        }
+    }
+}
+
+/// Many pulls under way: await them, or [`wait`](Self::wait). Dropping it gives them up.
+#[must_use = "await it to have the tensors"]
+pub struct PullingMany(ManyStage);
+
+enum ManyStage {
+    Daemon(Box<AttachedPlan>),
+    #[cfg(feature = "embedded")]
+    Embedded(Embedded<sealane_fusion::PullingMany>),
+}
+
+impl PullingMany {
+    /// Blocks until every tensor has come or failed, at the latest a second after the deadline, whatever the daemon does;
+    /// the outcomes in the order of the keys.
+    ///
+    /// # Panics
+    /// If the outcomes were handed out before, by [`try_outcome`](Self::try_outcome) or by awaiting.
+    pub fn wait(self) -> Vec<Result<Pulled, Error>> {
+        match self.0 {
+            ManyStage::Daemon(mut plan) => {
+                // Each one's error is in its place.
+                let _ = plan.wait();
+                plan.take_all()
+            }
+            #[cfg(feature = "embedded")]
+            ManyStage::Embedded(engine) => engine.wait(),
+        }
+    }
+
+    /// Looks whether all have ended, without waiting; `None` while they have not. The outcomes are handed out once.
+    ///
+    /// # Panics
+    /// If the outcomes were handed out before.
+    pub fn try_outcome(&mut self) -> Option<Vec<Result<Pulled, Error>>> {
+        match &mut self.0 {
+            ManyStage::Daemon(plan) => plan.look().map(|_| plan.take_all()),
+            #[cfg(feature = "embedded")]
+            ManyStage::Embedded(engine) => engine.look(),
+        }
+    }
+}
+
+impl Future for PullingMany {
+    type Output = Vec<Result<Pulled, Error>>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        match &mut self.0 {
+            ManyStage::Daemon(plan) => {
+                let _each_has_its_own = ready!(plan.poll(context));
+                Poll::Ready(plan.take_all())
+            }
+            #[cfg(feature = "embedded")]
+            ManyStage::Embedded(engine) => engine.poll(context),
+        }
+    }
+}
+
+impl From<AttachedPlan> for PullingMany {
+    /// Of a plan whose pull is under way.
+    fn from(plan: AttachedPlan) -> PullingMany {
+        PullingMany(ManyStage::Daemon(Box::new(plan)))
+    }
+}
+
+#[cfg(feature = "embedded")]
+impl From<sealane_fusion::PullingMany> for PullingMany {
+    fn from(pulling: sealane_fusion::PullingMany) -> PullingMany {
+        PullingMany(ManyStage::Embedded(Embedded::new(pulling)))
+    }
+}
+
+/// A pull under way: await it, or [`wait`](Self::wait). Dropping it gives the pull up.
+#[must_use = "await it to have the tensor"]
+pub struct Pulling(Result<PullingMany, Option<Error>>);
+
+impl Pulling {
+    /// Of the pull of one key.
+    pub(crate) fn of(pulling: Result<PullingMany, Error>) -> Pulling {
+        Pulling(pulling.map_err(Some))
+    }
+
+    /// Blocks until the tensor has come, at the latest a second after the deadline, whatever the daemon does.
+    ///
+    /// # Errors
+    /// As [`Error`] says; DeadlineExceeded if it was not published in time.
+    ///
+    /// # Panics
+    /// If the outcome was handed out before, by [`try_outcome`](Self::try_outcome) or by awaiting.
+    pub fn wait(self) -> Result<Pulled, Error> {
+        match self.0 {
+            Ok(pulling) => only(pulling.wait()),
+            Err(error) => Err(error.expect(TOLD)),
+        }
+    }
+
+    /// Looks whether the pull has ended, without waiting; `None` while it has not. The outcome is handed out once.
+    ///
+    /// # Panics
+    /// If the outcome was handed out before.
+    pub fn try_outcome(&mut self) -> Option<Result<Pulled, Error>> {
+        match &mut self.0 {
+            Ok(pulling) => pulling.try_outcome().map(only),
+            Err(error) => Some(Err(error.take().expect(TOLD))),
+        }
+    }
+}
+
+const TOLD: &str = "the outcome was handed out before";
+
+fn only(mut outcomes: Vec<Result<Pulled, Error>>) -> Result<Pulled, Error> {
+    outcomes.pop().expect("one key, one outcome")
+}
+
+impl Future for Pulling {
+    type Output = Result<Pulled, Error>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        match &mut self.0 {
+            Ok(pulling) => Pin::new(pulling).poll(context).map(only),
+            Err(error) => Poll::Ready(Err(error.take().expect(TOLD))),
+        }
+    }
+}

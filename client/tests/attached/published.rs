@@ -1,0 +1,265 @@
+//! What is published is pulled, once or by a plan; plans keep their memory, and let go of it.
+
+use std::time::{Duration, Instant};
+
+use sealane::{Buffer, Code, DType, Error, Keys, RecvOptions, Task, Tensor, TensorMeta};
+use sealane_transport::shm::{Completion, DaemonEnd, Span};
+
+use crate::{
+    daemon::{Conduct, Daemon, LONG, Settings, say},
+    fixture::{PEER, attached, block_on, bytes, directory, meta, tensor, to, until_there_is_room},
+};
+
+/// Sizes that travel in the ring, in the arena, and not at all.
+const SIZES: [usize; 5] = [64, 0, 512, 513, 100_000];
+
+fn keys(names: &[&str]) -> Keys {
+    Keys::new(names).unwrap()
+}
+
+fn names() -> Vec<String> {
+    SIZES.iter().map(|size| format!("{size} bytes")).collect()
+}
+
+/// Publishes a tensor of each size, of which none is like those of another seed.
+fn publish_all(task: &Task, version: i64, seed: u64) {
+    let tensors = names().into_iter().zip(SIZES.map(|size| tensor(size, seed)));
+    task.publish_many(version, tensors).wait().unwrap();
+}
+
+#[test]
+fn tensors_of_any_size_are_published_and_pulled() {
+    let (_directory, daemon, task) = attached();
+    publish_all(&task, 3, 1);
+    assert_eq!(daemon.log().publications, 2 * SIZES.len(), "at both shards");
+    let pulled = task.pull_many(PEER, Keys::new(names()).unwrap(), 2).wait();
+    for (pulled, size) in pulled.into_iter().zip(SIZES) {
+        let pulled = pulled.unwrap();
+        assert_eq!((pulled.version, pulled.tensor.bytes()), (3, &*bytes(size, 1)));
+    }
+    let pulled = block_on(task.pull(PEER, "64 bytes", i64::MIN)).unwrap();
+    assert_eq!(pulled.tensor.bytes(), bytes(64, 1));
+    daemon.until("plans are closed", |log| log.plans_closed == 2);
+    // What was pulled is the caller's own, and goes back when it is dropped.
+    let before = daemon.log().freed;
+    drop(pulled);
+    drop(task.recv(PEER, 1, "something to do"));
+    daemon.until("it is given back", |log| log.freed > before);
+}
+
+#[test]
+fn what_is_refused_or_absent_is_an_error_of_its_own() {
+    let (_directory, daemon, task) = attached();
+    block_on(task.publish("here", 5, tensor(10, 1))).unwrap();
+    let older = task.publish("here", 4, tensor(10, 2)).wait().unwrap_err();
+    assert_eq!(older.code(), Code::InvalidArgument);
+    let timeout = Some(Duration::from_millis(1));
+    let pulled = task.pull_many_within(PEER, keys(&["absent", "here"]), 5, timeout).wait();
+    assert_eq!(pulled[0].as_ref().unwrap_err().code(), Code::DeadlineExceeded);
+    assert_eq!(pulled[1].as_ref().unwrap().tensor.bytes(), bytes(10, 1));
+    let long = task.pull(PEER, &"k".repeat(5000), 1).wait().unwrap_err();
+    assert_eq!(long.code(), Code::InvalidArgument);
+    let large = task.publish("large", 1, tensor(5 << 20, 1)).wait().unwrap_err();
+    assert_eq!(large.code(), Code::ResourceExhausted);
+    task.withdraw("here").unwrap();
+    let withdrawn = task.pull_many_within(PEER, keys(&["here"]), 5, timeout).wait().pop().unwrap();
+    assert_eq!(withdrawn.unwrap_err().code(), Code::DeadlineExceeded);
+    assert!(task.publish_many::<&str>(1, []).wait().is_ok());
+    assert!(task.pull_many(PEER, keys(&[]), 1).wait().is_empty());
+    drop(daemon);
+}
+
+#[test]
+fn a_plan_keeps_its_memory_from_pull_to_pull() {
+    let (_directory, daemon, task) = attached();
+    let mut plan = task.plan(PEER, Keys::new(names()).unwrap());
+    assert_eq!(plan.get(0).unwrap_err().code(), Code::InvalidArgument);
+    let mut places = Vec::new();
+    for version in 1..5 {
+        publish_all(&task, version, version as u64);
+        plan.pull(version).wait().unwrap();
+        for (at, size) in SIZES.into_iter().enumerate() {
+            let tensor = plan.get(at).unwrap();
+            assert_eq!((plan.version(at), tensor.bytes()), (version, &*bytes(size, version as u64)));
+        }
+        let now: Vec<_> = (0..SIZES.len()).map(|at| plan.get(at).unwrap().bytes().as_ptr()).collect();
+        places = if version == 1 { now.clone() } else { places };
+        assert_eq!(now, places);
+    }
+    let log = daemon.log();
+    assert_eq!((log.plans, log.pulls), (1, 4));
+    assert_eq!(plan.keys().len(), SIZES.len());
+    drop(plan);
+    daemon.until("the plan is closed", |log| log.plans_closed == 1);
+    drop(task.recv(PEER, 1, "something to do"));
+    // Four tensors with bytes, and the board.
+    daemon.until("its memory is given back", |log| log.freed >= SIZES.len());
+}
+
+#[test]
+fn another_shape_takes_other_memory_only_where_it_must() {
+    let (_directory, daemon, task) = attached();
+    let mut plan = task.plan(PEER, keys(&["w"]));
+    let mut pull = |version, shape: &[u64]| {
+        let meta = TensorMeta::new(DType::U8, shape).unwrap();
+        let len = shape.iter().product::<u64>() as usize;
+        task.publish("w", version, Tensor::new(meta, bytes(len, version as u64)).unwrap()).wait().unwrap();
+        plan.pull(version).wait().unwrap();
+        let tensor = plan.get(0).unwrap();
+        assert_eq!((&tensor.shape()[..], tensor.bytes()), (shape, &*bytes(len, version as u64)));
+        tensor.bytes().as_ptr() as usize
+    };
+    let first = pull(1, &[600]);
+    assert_eq!(pull(2, &[20, 30]), first);
+    assert_ne!(pull(3, &[20, 31]), first);
+    pull(4, &[0]);
+    daemon.until("the first memory is given back", |log| log.freed >= 1);
+}
+
+#[test]
+fn a_pull_waits_for_its_version_and_may_be_given_up() {
+    let (_directory, daemon, task) = attached();
+    task.publish("w", 1, tensor(1000, 1)).wait().unwrap();
+    let mut plan = task.plan(PEER, keys(&["w"]));
+    plan.pull(1).wait().unwrap();
+
+    let mut pulling = plan.pull(2);
+    daemon.until("the pull is under way", |log| log.pulls == 2);
+    assert!(pulling.try_outcome().is_none());
+    task.publish("w", 2, tensor(1000, 2)).wait().unwrap();
+    pulling.wait().unwrap();
+    assert_eq!(plan.get(0).unwrap().bytes(), bytes(1000, 2));
+
+    drop(plan.pull(3));
+    daemon.until("the pull is given up", |log| log.cancels == 1);
+    assert_eq!(plan.get(0).unwrap_err().code(), Code::InvalidArgument, "the daemon may have begun to write");
+    block_on(plan.pull(2)).unwrap();
+    assert_eq!((plan.version(0), plan.get(0).unwrap().bytes()), (2, &*bytes(1000, 2)));
+    assert_eq!(daemon.log().plans, 1);
+
+    let late = plan.pull_within(9, Duration::from_millis(1)).wait().unwrap_err();
+    assert_eq!(late.code(), Code::DeadlineExceeded);
+    assert_eq!(plan.get(0).unwrap_err(), late);
+    // Twice given up before it is waited for.
+    drop(plan.pull(9));
+    drop(plan.pull(9));
+    let mut pulling = plan.pull(2);
+    let deadline = Instant::now() + LONG;
+    while pulling.try_outcome().is_none_or(|outcome| outcome.is_err()) {
+        assert!(Instant::now() < deadline);
+        std::thread::yield_now();
+    }
+    drop(pulling);
+    // One that is under way goes with its plan.
+    std::mem::forget(plan.pull(10));
+    assert!(plan.get(0).is_err());
+    drop(plan);
+    daemon.until("the plan is closed", |log| log.plans_closed == 1);
+}
+
+#[test]
+fn memory_that_is_published_comes_back_when_a_newer_version_is() {
+    let (_directory, _daemon, task) = attached();
+    let mut large = task.alloc(3 << 20).unwrap();
+    large.fill(7);
+    let large = Tensor::new(meta(3 << 20), large).unwrap();
+    task.publish("w", 1, large).wait().unwrap();
+    assert!(task.alloc(2 << 20).is_err());
+    task.publish("w", 2, tensor(1, 1)).wait().unwrap();
+    until_there_is_room(&task, 4 << 20);
+    let whole = Tensor::new(meta(4 << 20), task.alloc(4 << 20).unwrap()).unwrap();
+    drop(task.publish("w", 3, whole));
+    task.withdraw("w").unwrap();
+    until_there_is_room(&task, 4 << 20);
+}
+
+#[test]
+fn a_plan_is_opened_again_with_a_daemon_that_is_new() {
+    let directory = directory();
+    let daemon = Daemon::start(&directory, Settings::default());
+    let task = to(&daemon).attach().unwrap();
+    task.publish("w", 1, tensor(1000, 1)).wait().unwrap();
+    let mut plan = task.plan(PEER, keys(&["w"]));
+    plan.pull(1).wait().unwrap();
+    daemon.kill();
+    assert_eq!(plan.pull(1).wait().unwrap_err().code(), Code::Unavailable);
+    assert_eq!(plan.get(0).unwrap_err().code(), Code::Unavailable);
+    let _daemon = Daemon::start(&directory, Settings::default());
+    let deadline = Instant::now() + LONG;
+    while let Err(error) = task.publish("w", 1, tensor(2000, 2)).wait() {
+        assert!(Instant::now() < deadline, "{error}");
+    }
+    plan.pull(1).wait().unwrap();
+    assert_eq!(plan.get(0).unwrap().bytes(), bytes(2000, 2));
+}
+
+#[test]
+fn a_daemon_that_says_nothing_ends_no_plan() {
+    let (_directory, daemon, task) = attached();
+    task.publish("w", 1, tensor(1000, 1)).wait().unwrap();
+    let mut plan = task.plan(PEER, keys(&["w"]));
+    plan.pull(1).wait().unwrap();
+    daemon.conduct(Conduct::Deaf);
+    let silent = plan.pull_within(1, Duration::from_millis(1)).wait().unwrap_err();
+    assert_eq!(silent.code(), Code::Unavailable);
+    assert_eq!(plan.get(0).unwrap_err(), silent);
+    daemon.conduct(Conduct::Serve);
+    plan.pull(1).wait().unwrap();
+    assert_eq!((plan.get(0).unwrap().bytes(), daemon.log().plans), (&*bytes(1000, 1), 2));
+}
+
+#[test]
+fn recvs_that_are_asked_for_together_are_fused() {
+    let (_directory, daemon, task) = attached();
+    drop(task.recv(PEER, 1, "alone"));
+    let destination = Some(Buffer::from_vec(vec![0; 10]));
+    let options = RecvOptions { destination, ..RecvOptions::default() };
+    drop(task.recv_all(PEER, 1, [("a", RecvOptions::default()), ("b", options)]));
+    daemon.until("all are read", |log| log.recvs == 3);
+    assert_eq!(daemon.log().fused, 2);
+}
+
+/// What a daemon says of plan 1, which has one key and was pulled, loses it this client.
+fn found_out(why: &str, answer: impl FnMut(&mut DaemonEnd, u32) + Send + 'static) {
+    let directory = directory();
+    let daemon = Daemon::start(&directory, Settings { shards: 1, ..Settings::default() });
+    let task = to(&daemon).attach().unwrap();
+    task.publish("w", 1, tensor(1000, 1)).wait().unwrap();
+    let mut plan = task.plan(PEER, keys(&["w"]));
+    plan.pull(1).wait().unwrap();
+    daemon.conduct(Conduct::Answer(Box::new(answer)));
+    let error = task.recv(PEER, 1, "key").wait().unwrap_err().error;
+    assert_eq!(error.code(), Code::Unavailable);
+    assert!(error.to_string().contains(why), "{error}");
+    assert_eq!(plan.get(0).unwrap().bytes(), bytes(1000, 1), "what was received stays");
+}
+
+#[test]
+fn a_daemon_that_breaks_the_protocol_of_plans_is_lost() {
+    let free = Span { offset: 1 << 20, len: 64 };
+    found_out("a pull that is none", |end, call| say(end, &Completion::Pulled { call }));
+    found_out("not to be", |end, call| say(end, &Completion::Published { calls: &[call] }));
+    found_out("that a plan does not have", move |end, _| {
+        say(end, &Completion::Placed { plan: 1, index: 1, meta: meta(64).as_wire(), span: free, token: 1 });
+    });
+    found_out("that a plan does not have", |end, _| {
+        say(end, &Completion::Missed { plan: 1, index: u32::MAX, error: Error::InvalidArgument { reason: "".into() } });
+    });
+    found_out("metadata that is none", |end, _| {
+        say(end, &Completion::Reshaped { plan: 1, index: 0, meta: &[1, 2, 3] });
+    });
+    found_out("more often", |end, _| {
+        for _ in 0..2 {
+            say(end, &Completion::Reshaped { plan: 1, index: 0, meta: meta(1000).as_wire() });
+        }
+    });
+    found_out("board", move |end, _| say(end, &Completion::Board { plan: 1, span: free, token: 1 }));
+    found_out("outside the receive area", |end, _| {
+        let span = Span { offset: u64::MAX, len: 8 };
+        say(end, &Completion::Board { plan: 1, span, token: 1 });
+    });
+    found_out("where another does", |end, _| {
+        let (meta, span) = (meta(64), Span { offset: 0, len: 1 << 20 });
+        say(end, &Completion::Placed { plan: 1, index: 0, meta: meta.as_wire(), span, token: 1 });
+    });
+}

@@ -1,0 +1,385 @@
+//! The plans of one client on one shard: what it pulls together, and what it has been told of the places of its tensors.
+//!
+//! A plan's tray lies in the client's receive area and stays with the plan between its pulls. Bounded by
+//! `PLANS_MAX`, `PLAN_KEYS_MAX` and `PLAN_KEY_BYTES_MAX`; one pull of a plan at a time.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use hashbrown::HashMap;
+use sealane_runtime::Buffer;
+use sealane_transport::limits::SET_KEYS_MAX;
+use sealane_transport::shm::limits::{PLAN_KEY_BYTES_MAX, PLAN_KEYS_MAX, PLANS_MAX};
+use sealane_transport::shm::{BOARD_BYTES_PER_KEY, Completion, KeyList, PushError, Record, Span};
+use sealane_transport::{Error, Handle, Keys, Payload, Tensor, TensorMeta, Tray};
+
+use super::answers::Answer;
+use super::{Client, Misconduct, name};
+use crate::engine::clients::memory::ReceiveArea;
+use crate::node::{ClientCall, Node, Pool, PullRequest, PullWaiter};
+
+/// See the module.
+#[derive(Default)]
+pub(super) struct Plans {
+    open: HashMap<u32, Seat>,
+    /// Calls whose outcome the node has not told, and the plans that they pull.
+    pulling: HashMap<u32, u32>,
+    /// Keys of all plans, and their bytes.
+    keys: usize,
+    key_bytes: usize,
+}
+
+/// One plan.
+struct Seat {
+    peer: u16,
+    naming: Naming,
+    key_bytes: usize,
+    /// The node's name for it, once it was pulled.
+    plan: Option<Handle>,
+    /// Here while no pull is under way.
+    tray: Tray,
+    board: Board,
+    /// By the number of the key.
+    told: Vec<Told>,
+    state: State,
+}
+
+enum Naming {
+    /// So many keys are to come, and these are there.
+    Partly(usize, Vec<Box<str>>),
+    Whole(Arc<Keys>),
+}
+
+/// Where the versions are written.
+#[derive(Default)]
+struct Board {
+    memory: Buffer,
+    told: bool,
+}
+
+/// What the client knows of a tensor's place.
+#[derive(Default)]
+struct Told {
+    token: u64,
+    meta: Option<TensorMeta>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Idle,
+    /// The node's name for the pull, unless that ended at once.
+    Pulling(u32, Option<Handle>),
+    /// The pull has ended; the client is being told what is new.
+    Telling(u32),
+}
+
+fn not_open(plan: u32) -> Misconduct {
+    Misconduct(format!("plan {plan} is not open"))
+}
+
+impl Plans {
+    pub(super) fn open(&mut self, plan: u32, peer: u16, keys: u32) -> Result<(), Misconduct> {
+        let expected = keys as usize;
+        if self.open.len() >= PLANS_MAX || expected > SET_KEYS_MAX || self.keys + expected > PLAN_KEYS_MAX {
+            let (plans, all) = (self.open.len(), self.keys);
+            return Err(Misconduct(format!("plan {plan} of {keys} keys is too much beside {plans} of {all} keys")));
+        }
+        if self.open.contains_key(&plan) {
+            return Err(Misconduct(format!("plan {plan} is open already")));
+        }
+        let seat = Seat {
+            peer,
+            naming: Naming::Partly(expected, Vec::new()),
+            key_bytes: 0,
+            plan: None,
+            tray: Tray::default(),
+            board: Board::default(),
+            told: Vec::new(),
+            state: State::Idle,
+        };
+        self.open.insert(plan, seat);
+        self.keys += expected;
+        // One without keys is whole from the start.
+        self.name(plan, std::iter::empty())
+    }
+
+    pub(super) fn add_keys(&mut self, plan: u32, keys: KeyList<'_>) -> Result<(), Misconduct> {
+        self.name(plan, keys.iter())
+    }
+
+    fn name<'k>(&mut self, plan: u32, keys: impl Iterator<Item = &'k str>) -> Result<(), Misconduct> {
+        let seat = self.open.get_mut(&plan).ok_or_else(|| not_open(plan))?;
+        let too_many = || Misconduct(format!("plan {plan} has more keys than it was to have"));
+        let Naming::Partly(expected, names) = &mut seat.naming else { return Err(too_many()) };
+        for key in keys {
+            seat.key_bytes += key.len();
+            self.key_bytes += key.len();
+            if names.len() == *expected {
+                return Err(too_many());
+            }
+            if self.key_bytes > PLAN_KEY_BYTES_MAX {
+                return Err(Misconduct(format!("keys of plans have over {PLAN_KEY_BYTES_MAX} bytes")));
+            }
+            names.push(key.into());
+        }
+        if names.len() == *expected {
+            let keys = Keys::new(std::mem::take(names)).map_err(|error| Misconduct(error.to_string()))?;
+            seat.tray = Tray::new(keys.len());
+            seat.naming = Naming::Whole(Arc::new(keys));
+        }
+        Ok(())
+    }
+
+    /// Closes all that the node knows of.
+    pub(super) fn close_all(&mut self, node: &mut Node) {
+        self.pulling.clear();
+        self.open.drain().filter_map(|(_, seat)| seat.plan).for_each(|plan| node.close_plan(plan));
+    }
+}
+
+impl Client {
+    /// Begins a pull.
+    pub(super) fn pull(
+        &mut self,
+        node: &mut Node,
+        now: Instant,
+        (call, plan): (u32, u32),
+        min_version: i64,
+        deadline: Instant,
+    ) -> Result<(), Misconduct> {
+        let seat = self.plans.open.get(&plan).ok_or_else(|| not_open(plan))?;
+        let Naming::Whole(keys) = &seat.naming else {
+            return Err(Misconduct(format!("plan {plan} is pulled before its keys are known")));
+        };
+        if seat.state != State::Idle {
+            return Err(Misconduct(format!("plan {plan} is being pulled already")));
+        }
+        let (keys, peer) = (keys.clone(), seat.peer);
+        if self.plans.pulling.insert(call, plan).is_some() {
+            return Err(Misconduct(format!("call {call} is under way already")));
+        }
+        let pair = self.pair(node, peer)?.and_then(|pair| self.check_calls(pair));
+        self.under_way += 1;
+        let seat = self.plans.open.get_mut(&plan).expect("just looked at");
+        let prepared = pair.and_then(|pair| Ok((pair, seat.board.prepare(keys.len(), &self.area)?)));
+        let (pair, ()) = match prepared {
+            Ok(prepared) => prepared,
+            Err(error) => {
+                self.plans.pulling.remove(&call);
+                self.under_way -= 1;
+                self.refused.push((call, error));
+                return Ok(());
+            }
+        };
+        let handle = *seat.plan.get_or_insert_with(|| node.open_plan(pair, keys.clone()));
+        seat.told.resize_with(keys.len(), Told::default);
+        let waiter = PullWaiter::Client(ClientCall { client: self.handle, call: name(call) });
+        let tray = std::mem::take(&mut seat.tray);
+        let pull = node.pull(now, PullRequest { plan: handle, min_version, deadline, tray, waiter });
+        seat.state = State::Pulling(call, pull);
+        Ok(())
+    }
+
+    /// A pull has ended; `None` if it was given up.
+    pub(super) fn pulled(&mut self, call: u32, tray: Tray) -> Option<Answer> {
+        let plan = self.plans.pulling.remove(&call)?;
+        self.under_way -= 1;
+        // One that was closed meanwhile has nothing to tell.
+        if let Some(seat) = self.plans.open.get_mut(&plan) {
+            seat.tray = tray;
+            seat.state = State::Telling(call);
+        }
+        Some(Answer::Pulled { call, plan, next: 0 })
+    }
+
+    /// Gives a pull up. False if the call is none, or has ended and its outcome is on its way.
+    pub(super) fn cancel_pull(&mut self, node: &mut Node, call: u32) -> bool {
+        let Some(&plan) = self.plans.pulling.get(&call) else { return false };
+        let Some(seat) = self.plans.open.get_mut(&plan) else { return false };
+        let State::Pulling(_, Some(pull)) = seat.state else { return false };
+        let tray = node.cancel_pull(pull);
+        seat.tray = tray.unwrap_or_else(|| Tray::new(seat.told.len()));
+        seat.state = State::Idle;
+        self.plans.pulling.remove(&call);
+        self.under_way -= 1;
+        true
+    }
+
+    /// Closes a plan; the call of a pull that ends thereby.
+    pub(super) fn close_plan(&mut self, node: &mut Node, plan: u32) -> Result<Option<u32>, Misconduct> {
+        let state = self.plans.open.get(&plan).ok_or_else(|| not_open(plan))?.state;
+        let ended = match state {
+            State::Pulling(call, _) if self.cancel_pull(node, call) => Some(call),
+            _ => None,
+        };
+        let seat = self.plans.open.remove(&plan).expect("just looked at");
+        self.plans.key_bytes -= seat.key_bytes;
+        self.plans.keys -= match &seat.naming {
+            Naming::Partly(expected, _) => *expected,
+            Naming::Whole(keys) => keys.len(),
+        };
+        if let Some(plan) = seat.plan {
+            node.close_plan(plan);
+        }
+        Ok(ended)
+    }
+
+    /// Writes what is new of a plan into the ring, from the tensor of number `next` on; how far that went.
+    pub(super) fn tell_plan(
+        &mut self,
+        call: u32,
+        plan: u32,
+        next: usize,
+        record: &mut Record,
+    ) -> Result<(), (usize, PushError)> {
+        let Client { plans, end, area, .. } = self;
+        let completions = &mut end.completions;
+        let mut tell = |completion: &Completion<'_>| {
+            completion.encode(record).expect("metadata is within its limit, and texts are cut");
+            completions.push(record)
+        };
+        // A plan may have been closed meanwhile, and one of the same number opened.
+        if let Some(seat) = plans.open.get_mut(&plan).filter(|seat| seat.state == State::Telling(call)) {
+            seat.board.tell(plan, area, &mut tell).map_err(|full| (next, full))?;
+            for index in next..seat.told.len() {
+                seat.tell(plan, index, area, &mut tell).map_err(|full| (index, full))?;
+            }
+            tell(&Completion::Pulled { call }).map_err(|full| (seat.told.len(), full))?;
+            seat.state = State::Idle;
+            return Ok(());
+        }
+        tell(&Completion::Pulled { call }).map_err(|full| (next, full))
+    }
+}
+
+impl Seat {
+    /// Notes a tensor's version, and tells of it what the client does not know.
+    #[inline]
+    fn tell(
+        &mut self,
+        plan: u32,
+        index: usize,
+        area: &ReceiveArea,
+        mut tell: impl FnMut(&Completion<'_>) -> Result<(), PushError>,
+    ) -> Result<(), PushError> {
+        let tensor = match self.tray.get(index) {
+            Ok(tensor) => tensor,
+            Err(error) => return tell(&Completion::Missed { plan, index: index as u32, error }),
+        };
+        self.board.note(index, self.tray.version(index));
+        let told = &mut self.told[index];
+        let token = token_of(tensor);
+        let is_known = told.meta.as_ref().is_some_and(|meta| meta.as_wire() == tensor.meta().as_wire());
+        if is_known && told.token == token {
+            return Ok(());
+        }
+        let (index, meta) = (index as u32, tensor.meta().as_wire());
+        if told.token == token && told.meta.is_some() {
+            tell(&Completion::Reshaped { plan, index, meta })?;
+        } else {
+            // One without bytes lies nowhere.
+            let span = place_of(tensor, area).unwrap_or_default();
+            tell(&Completion::Placed { plan, index, meta, span, token })?;
+            area.told(token);
+        }
+        *told = Told { token, meta: Some(tensor.meta().clone()) };
+        Ok(())
+    }
+}
+
+/// What names a tensor's memory; 0 for one without bytes.
+#[inline]
+fn token_of(tensor: &Tensor) -> u64 {
+    match tensor.payload() {
+        Payload::Owned(buffer) => buffer.lender().map_or(0, |(_, token)| token),
+        Payload::Shared(_) => 0,
+    }
+}
+
+fn place_of(tensor: &Tensor, area: &ReceiveArea) -> Option<Span> {
+    let Payload::Owned(buffer) = tensor.payload() else { return None };
+    area.place_of(buffer).map(|(span, _)| span)
+}
+
+impl Board {
+    /// Has memory for so many versions from now on.
+    fn prepare(&mut self, keys: usize, area: &ReceiveArea) -> Result<(), Error> {
+        if self.memory.is_empty() {
+            self.memory = area.allocate_to_stay(keys * BOARD_BYTES_PER_KEY)?;
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn note(&mut self, index: usize, version: i64) {
+        self.memory[index * BOARD_BYTES_PER_KEY..][..BOARD_BYTES_PER_KEY].copy_from_slice(&version.to_le_bytes());
+    }
+
+    fn tell(
+        &mut self,
+        plan: u32,
+        area: &ReceiveArea,
+        tell: impl FnOnce(&Completion<'_>) -> Result<(), PushError>,
+    ) -> Result<(), PushError> {
+        if self.told {
+            return Ok(());
+        }
+        let (span, token) = area.place_of(&self.memory).unwrap_or_default();
+        tell(&Completion::Board { plan, span, token })?;
+        area.told(token);
+        self.told = true;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn add(plans: &mut Plans, plan: u32, keys: &[&str]) -> Result<(), Misconduct> {
+        let mut packed = Vec::new();
+        plans.add_keys(plan, KeyList::pack(keys.iter().copied(), &mut packed).unwrap())
+    }
+
+    fn is_whole(plans: &Plans, plan: u32) -> bool {
+        matches!(plans.open[&plan].naming, Naming::Whole(_))
+    }
+
+    #[test]
+    fn a_plan_is_whole_when_its_keys_are_there() {
+        let mut plans = Plans::default();
+        plans.open(1, 0, 3).unwrap();
+        add(&mut plans, 1, &["a", "b"]).unwrap();
+        assert!(!is_whole(&plans, 1));
+        add(&mut plans, 1, &["c"]).unwrap();
+        assert!(is_whole(&plans, 1) && plans.open[&1].tray.len() == 3);
+        plans.open(2, 0, 0).unwrap();
+        assert!(is_whole(&plans, 2));
+    }
+
+    #[test]
+    fn plans_that_are_too_much_or_too_little_are_refused() {
+        let mut plans = Plans::default();
+        plans.open(1, 0, 1).unwrap();
+        assert!(plans.open(1, 0, 1).is_err_and(|misconduct| misconduct.0.contains("open already")));
+        assert!(add(&mut plans, 1, &["a", "b"]).is_err_and(|misconduct| misconduct.0.contains("more keys")));
+        assert!(add(&mut plans, 9, &["a"]).is_err_and(|misconduct| misconduct.0.contains("not open")));
+        assert!(plans.open(2, 0, u32::MAX).is_err_and(|misconduct| misconduct.0.contains("too much")));
+        let most = SET_KEYS_MAX as u32;
+        let opened = (2..100).take_while(|plan| plans.open(*plan, 0, most).is_ok()).count();
+        assert!(opened * SET_KEYS_MAX <= PLAN_KEYS_MAX && opened > 1);
+        let mut plans = Plans::default();
+        (0..PLANS_MAX as u32).for_each(|plan| plans.open(plan, 0, 0).unwrap());
+        assert!(plans.open(u32::MAX, 0, 0).is_err());
+    }
+
+    #[test]
+    fn keys_may_not_be_long_without_end() {
+        let mut plans = Plans::default();
+        let long = "k".repeat(4096);
+        plans.open(1, 0, SET_KEYS_MAX as u32).unwrap();
+        let refused = (0..SET_KEYS_MAX).find_map(|_| add(&mut plans, 1, &[&long]).err());
+        assert!(refused.unwrap().0.contains("bytes"));
+        assert!(plans.key_bytes <= PLAN_KEY_BYTES_MAX + long.len());
+    }
+}

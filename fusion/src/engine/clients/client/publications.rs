@@ -1,0 +1,78 @@
+//! What one client publishes on one shard: tensors that are seen together are gathered until the last is there. Bounded by
+//! `TOGETHER_MAX`, and by the calls that a client may have under way.
+
+use sealane_transport::shm::PayloadAt;
+use sealane_transport::{Error, Tensor};
+
+use super::Client;
+use crate::node::Node;
+
+/// Tensors that are published at once at most; of more, those that came first are seen first.
+const TOGETHER_MAX: usize = 4096;
+
+/// A tensor that is about to be published.
+pub(super) struct Publication {
+    pub(super) call: u32,
+    pub(super) version: i64,
+    key: Box<str>,
+    tensor: Tensor,
+    /// It lies in the client's arena.
+    lent: bool,
+}
+
+impl Client {
+    /// Takes a publication in; with it, all that waits for it.
+    pub(super) fn publish(
+        &mut self,
+        node: &mut Node,
+        (call, version, more): (u32, i64, bool),
+        key: &str,
+        meta: &[u8],
+        payload: PayloadAt<'_>,
+    ) {
+        self.under_way += 1;
+        let lent = matches!(payload, PayloadAt::Arena(_));
+        let tensor = self.check_calls(()).and_then(|()| self.tensor_to_publish(call, meta, payload));
+        match tensor {
+            Ok(tensor) if more || !self.together.is_empty() => {
+                self.together.push(Publication { call, version, key: key.into(), tensor, lent });
+            }
+            Ok(tensor) => {
+                let published = node.publish(self.task, key, version, tensor);
+                self.published(call, lent, published);
+            }
+            Err(error) => self.published(call, lent, Err(error)),
+        }
+        if !more || self.together.len() >= TOGETHER_MAX {
+            let mut together = std::mem::take(&mut self.together);
+            for Publication { call, version, key, tensor, lent } in together.drain(..) {
+                let published = node.publish(self.task, &key, version, tensor);
+                self.published(call, lent, published);
+            }
+            self.together = together;
+        }
+    }
+
+    fn published(&mut self, call: u32, lent: bool, outcome: Result<(), Error>) {
+        self.under_way -= 1;
+        match outcome {
+            Ok(()) if lent => self.lent_to_peers.push(call),
+            Ok(()) => self.sent.push(call),
+            Err(error) => {
+                // Told by the failure itself.
+                let _ = lent && self.arena.has_returned(call);
+                self.refused.push((call, error));
+            }
+        }
+    }
+
+    fn tensor_to_publish(&self, call: u32, meta: &[u8], payload: PayloadAt<'_>) -> Result<Tensor, Error> {
+        let buffer = match payload {
+            PayloadAt::Inline(_) => return self.tensor(call, meta, payload),
+            PayloadAt::Arena(span) => {
+                self.arena.destination(call, span).map_err(|outside| Error::invalid(outside.to_string()))?
+            }
+        };
+        Tensor::from_wire(meta, buffer)
+    }
+}

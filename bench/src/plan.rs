@@ -108,6 +108,8 @@ pub enum Fuse {
     Receive,
     /// What a turn queued leaves as one write, and the tensors of a step are agreed on once and then asked for by number.
     Plan,
+    /// Nobody asks: tensors are pushed one way into a queue, and accepted from it.
+    Push,
 }
 
 impl Fuse {
@@ -124,6 +126,7 @@ impl fmt::Display for Fuse {
             Self::Turn => "turn",
             Self::Receive => "receive",
             Self::Plan => "plan",
+            Self::Push => "push",
         })
     }
 }
@@ -137,10 +140,11 @@ impl FromStr for Fuse {
             "turn" => Ok(Self::Turn),
             "receive" => Ok(Self::Receive),
             "plan" => Ok(Self::Plan),
+            "push" => Ok(Self::Push),
             _ => Err(BenchError::Setting {
                 setting: "--fuse",
                 value: text.to_owned(),
-                accepted: "off, turn, receive or plan".to_owned(),
+                accepted: "off, turn, receive, plan or push".to_owned(),
             }),
         }
     }
@@ -269,9 +273,10 @@ impl Plan {
     fn check_fuse(&self) -> Result<(), BenchError> {
         let accepted: &[Fuse] = match (self.bench, self.link) {
             (Bench::FanIn, _) => &[Fuse::Turn, Fuse::Plan],
-            (Bench::Rate | Bench::Fuse, Link::Tcp | Link::Loopback) => {
-                &[Fuse::Off, Fuse::Turn, Fuse::Receive, Fuse::Plan]
+            (Bench::Rate, Link::Tcp | Link::Loopback) => {
+                &[Fuse::Off, Fuse::Turn, Fuse::Receive, Fuse::Plan, Fuse::Push]
             }
+            (Bench::Fuse, Link::Tcp | Link::Loopback) => &[Fuse::Off, Fuse::Turn, Fuse::Receive, Fuse::Plan],
             _ => &[Fuse::Off, Fuse::Turn],
         };
         if !accepted.contains(&self.fuse) {
@@ -426,7 +431,7 @@ mod tests {
 
     #[test]
     fn fusion_is_read_by_name() {
-        for fuse in [Fuse::Off, Fuse::Turn, Fuse::Receive, Fuse::Plan] {
+        for fuse in [Fuse::Off, Fuse::Turn, Fuse::Receive, Fuse::Plan, Fuse::Push] {
             assert_eq!(fuse.to_string().parse::<Fuse>().expect("known"), fuse);
         }
         assert!("wire".parse::<Fuse>().expect_err("unknown").is_usage());

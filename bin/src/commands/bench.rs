@@ -99,8 +99,8 @@ enum Command {
 
         /// Whether small messages leave one by one (off) or as one write a turn (turn); of shm's clients, whether each
         /// tensor is a call of its own; not over shm, one request for a window's tensors, by keys (receive) or by the
-        /// number of a plan (plan)
-        #[arg(long, value_name = "off|turn|receive|plan", default_value_t = Fuse::Turn)]
+        /// number of a plan (plan), or none: pushed one way and accepted (push)
+        #[arg(long, value_name = "off|turn|receive|plan|push", default_value_t = Fuse::Turn)]
         fuse: Fuse,
     },
 

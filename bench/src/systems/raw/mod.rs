@@ -168,7 +168,7 @@ fn variant(plan: &Plan) -> String {
     match (plan.bench, plan.fuse) {
         (Bench::Latency, _) => waiting.to_owned(),
         (Bench::Rate, Fuse::Off) => format!("{waiting}, a write each"),
-        (Bench::Rate, Fuse::Turn | Fuse::Receive | Fuse::Plan) => format!("{waiting}, fused writes"),
+        (Bench::Rate, Fuse::Turn | Fuse::Receive | Fuse::Plan | Fuse::Push) => format!("{waiting}, fused writes"),
         (Bench::Bandwidth, _) => format!("{waiting}, one stream"),
         (Bench::Fuse, _) => format!("{waiting}, one request"),
         (none, _) => none.is_measured_elsewhere(),

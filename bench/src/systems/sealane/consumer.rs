@@ -1,15 +1,14 @@
-//! The consumer's side: one task on the shard for every request in flight.
+//! The consumer's side: one task on the shard, with all requests that are in flight.
 
-use std::cell::RefCell;
-use std::rc::Rc;
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
 use sealane_fusion::{Buffer, Engine, Error, LocalEngine, LocalPair, LocalReceiving, Tensor, Unreceived};
 
-use super::{NAME, PS, WORKER, steps};
+use super::{NAME, PS, WORKER, pushes, steps};
 use crate::error::BenchError;
-use crate::plan::{Bench, Plan};
+use crate::plan::{Bench, Fuse, Plan};
 use crate::sample::{Metric, Sample, record_round_trip, round_trip_histogram};
 use crate::stopwatch::{RoundClock, Tally};
 
@@ -95,6 +94,7 @@ pub(super) fn round(
     let plan = plan.clone();
     let job = engine.on_shard(0, async move |shard| match plan.bench {
         Bench::Latency => round_trips(&shard, &plan, lanes, length).await,
+        Bench::Rate if plan.fuse == Fuse::Push => Ok((pushes::round(&shard, &plan, length).await?, lanes)),
         Bench::Rate if plan.fuse.is_of_many() => steps::round(&shard, &plan, lanes, number, length).await,
         Bench::Rate | Bench::Bandwidth => throughput(&shard, &plan, lanes, length).await,
         Bench::Fuse => steps::round(&shard, &plan, lanes, number, length).await,
@@ -130,6 +130,7 @@ async fn round_trips(
     }
 }
 
+/// A window of requests, answered in the order in which they were made: whoever is first in line is asked for anew.
 async fn throughput(
     shard: &LocalEngine,
     plan: &Plan,
@@ -137,34 +138,28 @@ async fn throughput(
     length: Duration,
 ) -> Result<(Sample, Vec<Lane>), Error> {
     let pair = shard.task(WORKER)?.pair(PS)?;
-    let tally = Rc::new(RefCell::new((Tally::start(Instant::now(), length), false)));
-    let tasks: Vec<_> = lanes
-        .into_iter()
-        .map(|lane| shard.shard().spawn(pull_until_over(shard.clone(), pair.clone(), lane, tally.clone())))
-        .collect();
-    let mut lanes = Vec::with_capacity(tasks.len());
-    for task in tasks {
-        lanes.push(task.await.expect("the task does not panic")?);
+    let mut tally = Tally::start(Instant::now(), length);
+    let ask = |mut lane: Lane| {
+        let receiving = lane.ask(&pair);
+        (lane, receiving)
+    };
+    let mut asked: VecDeque<_> = lanes.into_iter().map(ask).collect();
+    let mut lanes = Vec::with_capacity(asked.len());
+    let mut over = false;
+    while let Some((mut lane, receiving)) = asked.pop_front() {
+        lane.take_in(receiving.await.map_err(|Unreceived { error, .. }| error)?)?;
+        // The turn's own clock: exact to the turn, and free.
+        over |= tally.completed(1, shard.shard().now());
+        if over {
+            lanes.push(lane);
+        } else {
+            asked.push_back(ask(lane));
+        }
     }
-    let per_second = tally.borrow().0.per_second();
+    let per_second = tally.per_second();
     let sample = match plan.bench {
         Bench::Bandwidth => Sample::figure(Metric::GigabytesPerSecond, per_second * plan.size_bytes as f64 / 1e9),
         _ => Sample::figure(Metric::TensorsPerSecond, per_second),
     };
     Ok((sample, lanes))
-}
-
-async fn pull_until_over(
-    shard: LocalEngine,
-    pair: LocalPair,
-    mut lane: Lane,
-    tally: Rc<RefCell<(Tally, bool)>>,
-) -> Result<Lane, Error> {
-    while !tally.borrow().1 {
-        lane.pull(&pair).await?;
-        // The turn's own clock: exact to the turn, and free.
-        let over = tally.borrow_mut().0.completed(1, shard.shard().now());
-        tally.borrow_mut().1 |= over;
-    }
-    Ok(lane)
 }

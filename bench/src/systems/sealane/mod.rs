@@ -11,6 +11,7 @@ mod messages;
 mod peers;
 mod producer;
 mod published;
+mod pushes;
 mod steps;
 
 use std::net::TcpListener;
@@ -98,6 +99,7 @@ impl System for Sealane {
             (Bench::Latency, _) => waiting.to_owned(),
             (Bench::Rate, Fuse::Off) => format!("{waiting}, a write each"),
             (Bench::Rate, Fuse::Turn) => format!("{waiting}, fused turns"),
+            (Bench::Rate, Fuse::Push) => format!("{waiting}, push"),
             (Bench::Rate | Bench::Fuse, Fuse::Receive) => format!("{waiting}, fused receive"),
             (Bench::Rate | Bench::Fuse, Fuse::Plan) if self.plan.republish => {
                 format!("{waiting}, plan, published each step")
@@ -219,7 +221,7 @@ fn engine(
     settings.slab_receive_bytes = 1 << 20;
     settings.fuse = match plan.fuse {
         Fuse::Off => EngineFuse::Off,
-        Fuse::Turn | Fuse::Receive | Fuse::Plan => EngineFuse::Turn,
+        Fuse::Turn | Fuse::Receive | Fuse::Plan | Fuse::Push => EngineFuse::Turn,
     };
     settings.runtime.polling = if plan.polling { Polling::Spin } else { Polling::default() };
     // The harness has pinned this thread, and a shard's thread inherits that.

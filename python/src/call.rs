@@ -2,7 +2,10 @@
 //! held by a thread that waits for the interpreter's.
 
 use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     task::{Context, Poll, Wake, Waker},
     time::{Duration, Instant},
 };
@@ -14,7 +17,6 @@ use crate::{
     bell::{Bell, Wakeups},
     errors::{OrRaise, exception, invalid},
     fork::Generation,
-    input::{Destination, received},
     wait::{SIGNALS_EVERY, UnderWay},
 };
 
@@ -26,7 +28,8 @@ struct Call<C: UnderWay> {
 }
 
 enum Stage<C: UnderWay> {
-    UnderWay(C),
+    /// And whether somebody wants to be woken.
+    UnderWay(C, bool),
     Ended(C::Value),
     Failed(Error),
     /// The value was handed out.
@@ -45,7 +48,7 @@ impl<C: UnderWay> Stage<C> {
 
 impl<C: UnderWay> Call<C> {
     fn new(call: C) -> Self {
-        Self { stage: Mutex::new(Stage::UnderWay(call)), wakeups: Arc::default(), made: Generation::now() }
+        Self { stage: Mutex::new(Stage::UnderWay(call, false)), wakeups: Arc::default(), made: Generation::now() }
     }
 
     fn lock(&self) -> MutexGuard<'_, Stage<C>> {
@@ -55,26 +58,30 @@ impl<C: UnderWay> Call<C> {
     /// Whether the call has ended. Without the interpreter's lock.
     fn look(&self) -> bool {
         let mut stage = self.lock();
-        if let Stage::UnderWay(call) = &mut *stage {
-            match call.look() {
-                Some(outcome) => stage.end(outcome),
-                None => return false,
-            }
-        }
-        true
+        let outcome = match &mut *stage {
+            Stage::UnderWay(call, false) => call.look(),
+            // A mere look could take the place of who is to be woken.
+            Stage::UnderWay(call, true) => self.polled(call),
+            _ => return true,
+        };
+        let ended = outcome.is_some();
+        outcome.into_iter().for_each(|outcome| stage.end(outcome));
+        ended
     }
 
     /// Whether the call has ended; if not, `wakeups` hears when it does. Without the interpreter's lock.
     fn poll(&self) -> bool {
-        let waker = Waker::from(self.wakeups.clone());
-        let mut stage = self.lock();
-        if let Stage::UnderWay(call) = &mut *stage {
-            match call.poll(&mut Context::from_waker(&waker)) {
-                Poll::Ready(outcome) => stage.end(outcome),
-                Poll::Pending => return false,
-            }
+        if let Stage::UnderWay(_, listened) = &mut *self.lock() {
+            *listened = true;
         }
-        true
+        self.look()
+    }
+
+    fn polled(&self, call: &mut C) -> Option<Result<C::Value, Error>> {
+        match call.poll(&mut Context::from_waker(&Waker::from(self.wakeups.clone()))) {
+            Poll::Ready(outcome) => Some(outcome),
+            Poll::Pending => None,
+        }
     }
 
     /// Waits until the call has ended.
@@ -124,7 +131,7 @@ impl<C: UnderWay> Call<C> {
             Stage::Ended(_) | Stage::Told => Ok(None),
             Stage::Failed(error) => Ok(Some(error.clone())),
             Stage::Cancelled => Err(()),
-            Stage::UnderWay(_) => Ok(Some(Error::invalid("the call has not ended yet"))),
+            Stage::UnderWay(..) => Ok(Some(Error::invalid("the call has not ended yet"))),
         });
         match error {
             Ok(None) => Ok(()),
@@ -151,7 +158,7 @@ impl<C: UnderWay> Call<C> {
     fn cancel(&self, py: Python<'_>) -> bool {
         let given_up = py.detach(|| {
             let mut stage = self.lock();
-            matches!(*stage, Stage::UnderWay(_)).then(|| std::mem::replace(&mut *stage, Stage::Cancelled))
+            matches!(*stage, Stage::UnderWay(..)).then(|| std::mem::replace(&mut *stage, Stage::Cancelled))
         });
         if given_up.is_some() {
             // Whoever waits for it hears of it.
@@ -165,7 +172,7 @@ impl<C: UnderWay> Call<C> {
 fn cancelled(py: Python<'_>) -> PyErr {
     static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     match CLASS.import(py, "concurrent.futures", "CancelledError") {
-        Ok(class) => PyErr::from_type(class.clone(), ("the recv was cancelled",)),
+        Ok(class) => PyErr::from_type(class.clone(), ("the call was cancelled",)),
         Err(broken) => broken,
     }
 }
@@ -177,29 +184,30 @@ fn awaited<'py>(call: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     coroutine.call_method0("__await__")
 }
 
-/// A send under way, as ``Task.send_async`` gives it: ``await`` it, or call ``result``.
+/// A send or a publication under way, as ``Task.send_async`` and ``Task.publish_async`` give it: ``await`` it, or call
+/// ``result``.
 ///
-/// If it is dropped, the send goes on.
+/// If it is dropped, it goes on.
 #[pyclass(frozen, module = "sealane")]
-pub(crate) struct Sending(Call<sealane::Sending>);
+pub(crate) struct Sending(Call<Box<dyn UnderWay<Value = ()>>>);
 
 impl Sending {
-    pub(crate) fn new(call: sealane::Sending) -> Self {
-        Self(Call::new(call))
+    pub(crate) fn new(call: impl UnderWay<Value = ()> + 'static) -> Self {
+        Self(Call::new(Box::new(call)))
     }
 }
 
 #[pymethods]
 impl Sending {
-    /// Blocks until the consumer has the tensor. ``timeout`` is in seconds; when it is over, ``TimeoutError`` is raised
-    /// and the send goes on.
+    /// Blocks until the consumer has the tensor, or all peers can see what was published. ``timeout`` is in seconds; when
+    /// it is over, ``TimeoutError`` is raised and the call goes on.
     #[pyo3(signature = (timeout=None))]
     fn result(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         self.0.wait(py, crate::wait::timeout(timeout).or_raise(py)?)?;
         self.0.verdict(py)
     }
 
-    /// True if the send has ended, well or not.
+    /// True if the call has ended, well or not.
     fn done(&self, py: Python<'_>) -> PyResult<bool> {
         self.0.made.check("this call's task").or_raise(py)?;
         Ok(py.detach(|| self.0.look()))
@@ -214,50 +222,112 @@ impl Sending {
     }
 }
 
-/// A recv under way, as ``Task.recv_async`` gives it: ``await`` it, or call ``result``.
+/// Makes what Python gets of a call's value.
+type HandOut = Box<dyn FnOnce(Python<'_>) -> PyResult<Py<PyAny>> + Send>;
+
+/// A call, and how its value is handed out.
+struct Incoming<C, F> {
+    call: C,
+    make: Option<F>,
+}
+
+impl<C, F> Incoming<C, F>
+where
+    C: UnderWay<Value: 'static>,
+    F: FnOnce(Python<'_>, C::Value) -> PyResult<Py<PyAny>> + Send + Unpin + 'static,
+{
+    fn hand_out(&mut self, outcome: Result<C::Value, Error>) -> Result<HandOut, Error> {
+        let make = self.make.take().expect("a call ends once");
+        outcome.map(|value| Box::new(move |py: Python<'_>| make(py, value)) as HandOut)
+    }
+}
+
+impl<C, F> UnderWay for Incoming<C, F>
+where
+    C: UnderWay<Value: 'static>,
+    F: FnOnce(Python<'_>, C::Value) -> PyResult<Py<PyAny>> + Send + Unpin + 'static,
+{
+    type Value = HandOut;
+
+    fn look(&mut self) -> Option<Result<HandOut, Error>> {
+        let outcome = self.call.look()?;
+        Some(self.hand_out(outcome))
+    }
+
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<HandOut, Error>> {
+        let outcome = std::task::ready!(self.call.poll(context));
+        Poll::Ready(self.hand_out(outcome))
+    }
+}
+
+/// A recv or a pull under way, as ``Task.recv_async``, ``Task.pull_async`` and ``Plan.pull_async`` give it: ``await`` it,
+/// or call ``result``.
 ///
-/// If it is dropped or its ``await`` is cancelled, the recv is given up: the tensor stays with its producer. With the
-/// engine in this process it goes on until its deadline, and takes the tensor all the same.
+/// If it is dropped or its ``await`` is cancelled, it is given up: a tensor that was sent stays with its producer. With the
+/// engine in this process a recv goes on until its deadline, and takes the tensor all the same.
 #[pyclass(frozen, module = "sealane")]
 pub(crate) struct Receiving {
-    call: Call<sealane::Receiving>,
-    destination: Option<Destination>,
+    call: Call<Box<dyn UnderWay<Value = HandOut>>>,
     /// What was handed out.
     value: PyOnceLock<Py<PyAny>>,
+    /// It could not be handed out.
+    lost: AtomicBool,
 }
 
 impl Receiving {
-    pub(crate) fn new(call: sealane::Receiving, destination: Option<Destination>) -> Self {
-        Self { call: Call::new(call), destination, value: PyOnceLock::new() }
+    /// A call whose value becomes what `make` makes of it, once.
+    pub(crate) fn new<C, F>(call: C, make: F) -> Self
+    where
+        C: UnderWay<Value: 'static> + 'static,
+        F: FnOnce(Python<'_>, C::Value) -> PyResult<Py<PyAny>> + Send + Unpin + 'static,
+    {
+        let incoming = Incoming { call, make: Some(make) };
+        Self { call: Call::new(Box::new(incoming)), value: PyOnceLock::new(), lost: AtomicBool::new(false) }
+    }
+
+    /// Has calls make a start that do nothing before they are looked at.
+    pub(crate) fn begin(&self, py: Python<'_>) {
+        py.detach(|| self.call.look());
     }
 }
 
 #[pymethods]
 impl Receiving {
-    /// Blocks until the tensor is there, and gives it. ``timeout`` is in seconds; when it is over, ``TimeoutError`` is
-    /// raised and the recv goes on.
+    /// Blocks until the tensor is there, and gives it; of a plan, a dict. ``timeout`` is in seconds; when it is over,
+    /// ``TimeoutError`` is raised and the call goes on.
     #[pyo3(signature = (timeout=None))]
     fn result(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Py<PyAny>> {
         let timeout = crate::wait::timeout(timeout).or_raise(py)?;
         if self.value.get(py).is_none() {
             self.call.wait(py, timeout)?;
-        }
-        let value = self.value.get_or_try_init(py, || {
             self.call.verdict(py)?;
-            let lost = || invalid(py, "the tensor could not be handed out when it was first asked for");
-            let tensor = self.call.take(py).ok_or_else(lost)?;
-            received(py, tensor, self.destination.as_ref()).map(Bound::unbind)
-        })?;
-        Ok(value.clone_ref(py))
+        }
+        loop {
+            if let Some(value) = self.value.get(py) {
+                return Ok(value.clone_ref(py));
+            }
+            if self.lost.load(Ordering::Acquire) {
+                return Err(invalid(py, "what came could not be handed out when it was first asked for"));
+            }
+            match self.call.take(py).map(|hand_out| hand_out(py)) {
+                Some(Ok(value)) => drop(self.value.set(py, value)),
+                Some(Err(error)) => {
+                    self.lost.store(true, Ordering::Release);
+                    return Err(error);
+                }
+                // Another thread is about to hand it out.
+                None => py.detach(std::thread::yield_now),
+            }
+        }
     }
 
-    /// True if the recv has ended, well or not.
+    /// True if the call has ended, well or not.
     fn done(&self, py: Python<'_>) -> PyResult<bool> {
         self.call.made.check("this call's task").or_raise(py)?;
         Ok(py.detach(|| self.call.look()))
     }
 
-    /// Gives the recv up; false if it has ended already.
+    /// Gives the call up; false if it has ended already.
     fn cancel(&self, py: Python<'_>) -> bool {
         self.call.cancel(py)
     }

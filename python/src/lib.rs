@@ -6,6 +6,8 @@
 
 #![deny(unsafe_code)]
 
+mod arrays;
+mod batch;
 mod bell;
 mod buffer;
 mod call;
@@ -17,6 +19,8 @@ mod fork;
 mod input;
 mod memory;
 mod numpy;
+mod plan;
+mod pull;
 mod strings;
 mod task;
 mod tensor;
@@ -32,6 +36,7 @@ mod _sealane {
         call::{Receiving, Sending},
         connect::{attach, embedded},
         fork::forked,
+        plan::Plan,
         task::Task,
         tensor::Tensor,
     };

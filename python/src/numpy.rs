@@ -15,7 +15,7 @@ use pyo3::{
     sync::PyOnceLock,
     types::{PyCapsule, PyString, PyType},
 };
-use sealane::{DType, Shape};
+use sealane::{DType, Shape, TensorMeta};
 
 use crate::{
     dtype::{self, NUMPY},
@@ -192,8 +192,8 @@ impl Numpy {
         py: Python<'py>,
         tensor: sealane::Tensor,
     ) -> PyResult<Result<Bound<'py, PyAny>, sealane::Tensor>> {
-        let plain = !tensor.meta().is_dead() && !tensor.meta().is_strings() && tensor.meta().rank() <= RANK_MAX;
-        let Some(descriptor) = self.descriptor(tensor.dtype()).filter(|_| plain) else { return Ok(Err(tensor)) };
+        let descriptor = self.descriptor(tensor.dtype()).filter(|_| is_plain(tensor.meta()));
+        let Some(descriptor) = descriptor else { return Ok(Err(tensor)) };
         if tensor.bytes().len() > COPIED_BYTES_MAX {
             return self.array_over(&Bound::new(py, Tensor::new(tensor))?, descriptor.bind(py)).map(Ok);
         }
@@ -276,6 +276,11 @@ impl Numpy {
         let scalar = scalar.map_err(|_| invalid(py, reason()))?;
         self.dtype_class.bind(py).call1((scalar,))
     }
+}
+
+/// True for tensors of which arrays can be made if numpy has their type.
+pub(crate) fn is_plain(meta: &TensorMeta) -> bool {
+    !meta.is_dead() && !meta.is_strings() && meta.rank() <= RANK_MAX
 }
 
 /// # Safety

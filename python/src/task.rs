@@ -7,20 +7,22 @@ use std::{
 };
 
 use pyo3::{
-    exceptions::PyTypeError,
     prelude::*,
-    types::{PyDict, PyMapping, PyString, PyTuple},
+    types::{PyDict, PyMapping, PyTuple},
 };
-use sealane::{DType, Engine, Error, RecvOptions, SendOptions, TensorMeta};
+use sealane::{DType, Engine, Error, Keys, RecvOptions, SendOptions, TensorMeta};
 
 use crate::{
+    batch::{destination, key_set, keys_of, tensors_of},
     call::{Receiving, Sending},
     errors::{OrRaise, invalid},
     fork::Generation,
     input::{Destination, Outgoing, received},
     numpy::Numpy,
+    plan::Plan,
+    pull::{Single, by_key, pulled},
     tensor::Tensor,
-    wait::{All, outcome, timeout},
+    wait::{All, Settled, outcome, timeout},
 };
 
 /// A task of this process: what it sends and receives as. Made by ``sealane.attach`` and ``sealane.embedded``.
@@ -43,6 +45,14 @@ struct Connected {
 }
 
 impl Connected {
+    /// Tensors in memory from which they can be sent. Without the interpreter's lock.
+    fn place<'a>(&self, keys: Vec<&'a str>, tensors: Vec<Outgoing>) -> Result<Vec<(&'a str, sealane::Tensor)>, Error> {
+        // The client copies what does not lie in its arena; an engine in this process would send Python's memory in place.
+        let in_place = self.engine.is_none();
+        let place = |(key, outgoing): (&'a str, Outgoing)| Ok((key, outgoing.place(&self.task, in_place)?));
+        keys.into_iter().zip(tensors).map(place).collect()
+    }
+
     fn close(self) {
         if let Some(engine) = &self.engine {
             // A shard that hangs or has panicked was reported already, and nothing is left to be done about it.
@@ -80,6 +90,17 @@ impl Task {
         Ok(task.send_with(peer, step, key, tensor, options))
     }
 
+    /// Publishes. Without the interpreter's lock.
+    fn tell(&self, version: i64, keys: Vec<&str>, tensors: Vec<Outgoing>) -> Result<sealane::Publishing, Error> {
+        let connected = self.connected()?;
+        let tensors = connected.place(keys, tensors)?;
+        Ok(connected.task.publish_many(version, tensors))
+    }
+
+    pub(crate) fn idle_spin(&self) -> Duration {
+        self.idle_spin
+    }
+
     fn take(&self) -> Option<Connected> {
         self.connected.write().unwrap_or_else(PoisonError::into_inner).take()
     }
@@ -101,7 +122,7 @@ impl Drop for Task {
 impl Task {
     /// The task's name, as in the endpoint map.
     #[getter]
-    fn name(&self) -> &str {
+    pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
@@ -141,14 +162,17 @@ impl Task {
         let destination = out.map(Destination::new).transpose()?;
         let options = options(py, destination.as_ref(), timeout)?;
         let call = py.detach(|| Ok(self.connected()?.task.recv_with(peer, step, key, options)));
-        Ok(Receiving::new(call.or_raise(py)?, destination))
+        let make = move |py: Python<'_>, tensor| received(py, tensor, destination.as_ref()).map(Bound::unbind);
+        Ok(Receiving::new(call.or_raise(py)?, make))
     }
 
-    /// ``recv`` for many tensors, as a dict with the keys in the order given: one call into the engine and one lock for
-    /// all, which is much cheaper than one by one.
+    /// ``recv`` for many tensors, as a dict with the keys in the order given: asked for together, in few messages, which is
+    /// much cheaper than one by one.
     ///
-    /// ``out`` may have arrays for some keys. If one tensor fails, its error is raised and the others are lost.
-    #[pyo3(signature = (peer, step, keys, *, out=None, timeout=None))]
+    /// ``out`` may have arrays for some keys. If one tensor fails, its error is raised and the others are lost; with
+    /// ``partial=True`` the error is in the dict, in the tensor's place.
+    #[pyo3(signature = (peer, step, keys, *, out=None, timeout=None, partial=false))]
+    #[allow(clippy::too_many_arguments, reason = "as many as Python callers name")]
     fn recv_all<'py>(
         &self,
         py: Python<'py>,
@@ -157,6 +181,7 @@ impl Task {
         keys: &Bound<'py, PyAny>,
         out: Option<&Bound<'py, PyMapping>>,
         timeout: Option<f64>,
+        partial: bool,
     ) -> PyResult<Bound<'py, PyDict>> {
         let keys = keys_of(keys)?;
         let destinations = keys.iter().map(|key| destination(out, key)).collect::<PyResult<Vec<_>>>()?;
@@ -166,13 +191,14 @@ impl Task {
             Ok((key.to_str()?, RecvOptions { timeout, destination }))
         });
         let wanted = wanted.collect::<PyResult<Vec<_>>>()?;
-        let ask = || Ok(All::new(self.connected()?.task.recv_all(peer, step, wanted)));
-        let tensors = outcome(py, self.idle_spin, ask)?;
-
-        let all = PyDict::new(py);
-        for ((key, destination), tensor) in keys.iter().zip(&destinations).zip(tensors) {
-            all.set_item(key, received(py, tensor, destination.as_ref())?)?;
-        }
+        let ask = || self.connected().map(|connected| connected.task.recv_all(peer, step, wanted));
+        let tensors = if partial {
+            outcome(py, self.idle_spin, || Ok(All::new(ask()?.into_iter().map(Settled).collect())))?
+        } else {
+            outcome(py, self.idle_spin, || Ok(All::new(ask()?)))?.into_iter().map(Ok).collect()
+        };
+        let make = |index: usize, tensor| received(py, tensor, destinations[index].as_ref());
+        let all = by_key(py, &keys, tensors, partial, make)?;
         if all.len() < keys.len() {
             return Err(invalid(py, "a key was asked for twice, and a tensor is received once"));
         }
@@ -230,21 +256,113 @@ impl Task {
         timeout: Option<f64>,
     ) -> PyResult<()> {
         let timeout = self::timeout(timeout).or_raise(py)?;
-        let (keys, outgoing) = batch(tensors)?;
+        let (keys, outgoing) = tensors_of(tensors)?;
         let keys = keys.iter().map(|key| key.to_str()).collect::<PyResult<Vec<_>>>()?;
         let deposit = || {
-            let Connected { task, engine } = self.connected()?;
-            let place = |outgoing: Outgoing| outgoing.place(&task, engine.is_none());
-            let tensors = outgoing.into_iter().map(place).collect::<Result<Vec<_>, _>>()?;
-            let tensors = keys.into_iter().zip(tensors);
+            let connected = self.connected()?;
+            let (tensors, task) = (connected.place(keys, outgoing)?, connected.task);
             Ok(All::new(match timeout {
                 None => task.send_all(peer, step, tensors),
                 timeout => tensors
+                    .into_iter()
                     .map(|(key, tensor)| task.send_with(peer, step, key, tensor, SendOptions { timeout }))
                     .collect(),
             }))
         };
         outcome(py, self.idle_spin, deposit).map(drop)
+    }
+
+    /// Publishes a tensor: any peer may ``pull`` it, as often as it likes, until a newer one takes its place. Waits until all
+    /// peers can see it.
+    ///
+    /// ``version`` is yours, a step's number for example; it may not go down. ``tensor`` is what ``send`` takes. An array from
+    /// ``empty`` is read in place: leave it alone until a newer version has taken its place and nobody reads it any more.
+    fn publish(&self, py: Python<'_>, key: &str, version: i64, tensor: &Bound<'_, PyAny>) -> PyResult<()> {
+        let tensor = Outgoing::new(tensor)?;
+        outcome(py, self.idle_spin, || self.tell(version, vec![key], vec![tensor]))
+    }
+
+    /// ``publish`` that does not wait: ``await`` what it returns, or call its ``result``, or drop it: it goes on.
+    fn publish_async(&self, py: Python<'_>, key: &str, version: i64, tensor: &Bound<'_, PyAny>) -> PyResult<Sending> {
+        let tensor = Outgoing::new(tensor)?;
+        let call = py.detach(|| self.tell(version, vec![key], vec![tensor]));
+        call.or_raise(py).map(Sending::new)
+    }
+
+    /// ``publish`` for many tensors of one version: a mapping from keys to tensors. Much cheaper than one by one.
+    ///
+    /// If one fails, its error is raised; the others are published.
+    fn publish_many(&self, py: Python<'_>, version: i64, tensors: &Bound<'_, PyMapping>) -> PyResult<()> {
+        let (keys, outgoing) = tensors_of(tensors)?;
+        let keys = keys.iter().map(|key| key.to_str()).collect::<PyResult<Vec<_>>>()?;
+        outcome(py, self.idle_spin, || self.tell(version, keys, outgoing))
+    }
+
+    /// Takes a published tensor back; pulls of it wait for the next.
+    fn withdraw(&self, py: Python<'_>, key: &str) -> PyResult<()> {
+        py.detach(|| self.connected()?.task.withdraw(key)).or_raise(py)
+    }
+
+    /// A tensor that ``peer`` has published or will, at ``min_version`` or newer, as a ``Pulled``: the array and its version.
+    ///
+    /// ``timeout`` is in seconds, unless given the daemon's ``request_timeout``; ``math.inf`` for no limit. To pull the same
+    /// again and again, ``plan`` is cheaper.
+    #[pyo3(signature = (peer, key, min_version=0, *, timeout=None))]
+    fn pull<'py>(
+        &self,
+        py: Python<'py>,
+        peer: &str,
+        key: &str,
+        min_version: i64,
+        timeout: Option<f64>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let (keys, timeout) = (Keys::new([key]).or_raise(py)?, self::timeout(timeout).or_raise(py)?);
+        let ask = || Ok(Single(self.connected()?.task.pull_many_within(peer, keys, min_version, timeout)));
+        pulled(py, outcome(py, self.idle_spin, ask)?)
+    }
+
+    /// ``pull`` that does not wait: ``await`` what it returns, or call its ``result``.
+    #[pyo3(signature = (peer, key, min_version=0, *, timeout=None))]
+    fn pull_async(
+        &self,
+        py: Python<'_>,
+        peer: &str,
+        key: &str,
+        min_version: i64,
+        timeout: Option<f64>,
+    ) -> PyResult<Receiving> {
+        let (keys, timeout) = (Keys::new([key]).or_raise(py)?, self::timeout(timeout).or_raise(py)?);
+        let call = py.detach(|| Ok(self.connected()?.task.pull_many_within(peer, keys, min_version, timeout)));
+        Ok(Receiving::new(Single(call.or_raise(py)?), |py, value| pulled(py, value).map(Bound::unbind)))
+    }
+
+    /// ``pull`` for many tensors, as a dict with the keys in the order given: asked for together, in few messages.
+    ///
+    /// If one does not come, its error is raised; with ``partial=True`` the error is in the dict, in the tensor's place.
+    #[pyo3(signature = (peer, keys, min_version=0, *, timeout=None, partial=false))]
+    fn pull_many<'py>(
+        &self,
+        py: Python<'py>,
+        peer: &str,
+        keys: &Bound<'py, PyAny>,
+        min_version: i64,
+        timeout: Option<f64>,
+        partial: bool,
+    ) -> PyResult<Bound<'py, PyDict>> {
+        let (names, timeout) = (keys_of(keys)?, self::timeout(timeout).or_raise(py)?);
+        let keys = key_set(py, &names)?;
+        let ask = || Ok(self.connected()?.task.pull_many_within(peer, keys, min_version, timeout));
+        let outcomes = outcome(py, self.idle_spin, ask)?;
+        by_key(py, &names, outcomes, partial, |_, value| pulled(py, value))
+    }
+
+    /// A plan: keys of what ``peer`` publishes, to be pulled together again and again, into the same arrays.
+    fn plan<'py>(slf: &Bound<'py, Self>, peer: &str, keys: &Bound<'py, PyAny>) -> PyResult<Plan> {
+        let (py, task) = (slf.py(), slf.get());
+        let names = keys_of(keys)?;
+        let keys = key_set(py, &names)?;
+        let plan = py.detach(|| task.connected().map(|connected| connected.task.plan(peer, keys))).or_raise(py)?;
+        Ok(Plan::new(slf, peer, PyTuple::new(py, names)?.unbind(), plan))
     }
 
     /// An array whose memory is shared with the daemon, so that it is sent and received into without a copy. What it
@@ -319,35 +437,7 @@ impl Task {
     }
 }
 
-/// Keys to ask for: any iterable of strings, but a string.
-fn keys_of<'py>(keys: &Bound<'py, PyAny>) -> PyResult<Vec<Bound<'py, PyString>>> {
-    if keys.is_instance_of::<PyString>() {
-        return Err(PyTypeError::new_err("keys are a list of strings: for one, call recv"));
-    }
-    keys.try_iter()?.map(|key| Ok(key?.cast_into()?)).collect()
-}
-
-/// Keys and tensors of a mapping.
-fn batch<'py>(tensors: &Bound<'py, PyMapping>) -> PyResult<(Vec<Bound<'py, PyString>>, Vec<Outgoing>)> {
-    let items = tensors.items()?;
-    let (mut keys, mut outgoing) = (Vec::with_capacity(items.len()), Vec::with_capacity(items.len()));
-    for item in items {
-        let item = item.cast_into::<PyTuple>()?;
-        keys.push(item.get_item(0)?.cast_into()?);
-        outgoing.push(Outgoing::new(&item.get_item(1)?)?);
-    }
-    Ok((keys, outgoing))
-}
-
 fn options(py: Python<'_>, destination: Option<&Destination>, timeout: Option<f64>) -> PyResult<RecvOptions> {
     let timeout = self::timeout(timeout).or_raise(py)?;
     Ok(RecvOptions { timeout, destination: destination.map(|destination| destination.buffer(py)) })
-}
-
-/// Destinations of a batch, by key.
-fn destination(out: Option<&Bound<'_, PyMapping>>, key: &Bound<'_, PyString>) -> PyResult<Option<Destination>> {
-    match out {
-        Some(out) if out.contains(key)? => Destination::new(&out.get_item(key)?).map(Some),
-        _ => Ok(None),
-    }
 }

@@ -10,7 +10,11 @@ use pyo3::{
 };
 use sealane::TensorMeta;
 
-use crate::{buffer, dlpack, dtype, memory::Owned, numpy::Numpy};
+use crate::{
+    buffer, dlpack, dtype,
+    memory::Owned,
+    numpy::{self, Numpy},
+};
 
 /// A tensor's memory, as it arrived or as ``Task.empty`` gave it.
 ///
@@ -119,6 +123,19 @@ impl Tensor {
     fn __repr__(&self) -> String {
         let dead = if self.is_dead() { ", dead" } else { "" };
         format!("sealane.Tensor({}, shape={:?}{dead})", self.dtype(), self.meta.shape().as_slice())
+    }
+}
+
+/// A tensor's memory as Python looks at it: by an array, or by the [`Tensor`] itself where numpy does not have the type or
+/// as many dimensions.
+///
+/// # Errors
+/// MemoryError.
+pub(crate) fn looked_at<'py>(tensor: &Bound<'py, Tensor>) -> PyResult<Bound<'py, PyAny>> {
+    let numpy = Numpy::get(tensor.py())?;
+    match numpy.descriptor(tensor.get().meta.dtype()).filter(|_| numpy::is_plain(&tensor.get().meta)) {
+        Some(descriptor) => numpy.array_over(tensor, descriptor.bind(tensor.py())),
+        None => Ok(tensor.clone().into_any()),
     }
 }
 

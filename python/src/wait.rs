@@ -2,6 +2,7 @@
 //! the threads of callers; bounded by the calls' own deadlines.
 
 use std::{
+    convert::identity,
     future::Future,
     pin::Pin,
     sync::Arc,
@@ -12,7 +13,7 @@ use std::{
 };
 
 use pyo3::prelude::*;
-use sealane::{Error, Receiving, Sending, Tensor};
+use sealane::{Error, PlanPulling, Publishing, Pulled, PullingMany, Receiving, RecvOutcome, Sending, Tensor};
 
 use crate::errors::OrRaise;
 
@@ -31,40 +32,78 @@ pub(crate) trait UnderWay: Send + Unpin {
 
     /// As a future's `poll`.
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<Self::Value, Error>>;
+}
 
+/// A call that a thread can wait for without looking at it.
+pub(crate) trait Blocking: UnderWay + Sized {
     /// Blocks, deaf to signals.
     fn wait(self) -> Result<Self::Value, Error>;
 }
 
-impl UnderWay for Sending {
-    type Value = ();
+/// Calls of the crate `sealane`: what they bring, and how that comes of their outcome.
+macro_rules! under_way {
+    ($call:ty, $value:ty, $result:expr) => {
+        impl UnderWay for $call {
+            type Value = $value;
 
-    fn look(&mut self) -> Option<Result<(), Error>> {
-        self.try_outcome()
+            fn look(&mut self) -> Option<Result<$value, Error>> {
+                self.try_outcome().map($result)
+            }
+
+            fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<$value, Error>> {
+                Future::poll(Pin::new(self), context).map($result)
+            }
+        }
+
+        impl Blocking for $call {
+            fn wait(self) -> Result<$value, Error> {
+                $result(<$call>::wait(self))
+            }
+        }
+    };
+}
+
+under_way!(Sending, (), identity);
+under_way!(Receiving, Tensor, tensor);
+under_way!(Publishing, (), identity);
+under_way!(PullingMany, Vec<Result<Pulled, Error>>, Ok);
+// The errors of a plan's pull are looked at one by one.
+under_way!(PlanPulling<'_>, Result<(), Error>, Ok);
+
+fn tensor(outcome: RecvOutcome) -> Result<Tensor, Error> {
+    outcome.map_err(Error::from)
+}
+
+impl<C: UnderWay + ?Sized> UnderWay for Box<C> {
+    type Value = C::Value;
+
+    fn look(&mut self) -> Option<Result<C::Value, Error>> {
+        (**self).look()
     }
 
-    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Error>> {
-        Future::poll(Pin::new(self), context)
-    }
-
-    fn wait(self) -> Result<(), Error> {
-        Sending::wait(self)
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<C::Value, Error>> {
+        (**self).poll(context)
     }
 }
 
-impl UnderWay for Receiving {
-    type Value = Tensor;
+/// A call whose failure is a value too: among others that go on.
+pub(crate) struct Settled<C>(pub(crate) C);
 
-    fn look(&mut self) -> Option<Result<Tensor, Error>> {
-        self.try_outcome().map(|outcome| outcome.map_err(Error::from))
+impl<C: UnderWay> UnderWay for Settled<C> {
+    type Value = Result<C::Value, Error>;
+
+    fn look(&mut self) -> Option<Result<Self::Value, Error>> {
+        self.0.look().map(Ok)
     }
 
-    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<Tensor, Error>> {
-        Future::poll(Pin::new(self), context).map_err(Error::from)
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<Self::Value, Error>> {
+        self.0.poll(context).map(Ok)
     }
+}
 
-    fn wait(self) -> Result<Tensor, Error> {
-        Receiving::wait(self).map_err(Error::from)
+impl<C: Blocking> Blocking for Settled<C> {
+    fn wait(self) -> Result<Self::Value, Error> {
+        Ok(self.0.wait())
     }
 }
 
@@ -110,7 +149,12 @@ where
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<Vec<C::Value>, Error>> {
         self.proceed(|call| call.poll(context))
     }
+}
 
+impl<C: Blocking> Blocking for All<C>
+where
+    C::Value: Unpin,
+{
     fn wait(mut self) -> Result<Vec<C::Value>, Error> {
         for call in self.current.take().into_iter().chain(self.rest) {
             self.values.push(call.wait()?);
@@ -123,7 +167,7 @@ where
 ///
 /// # Errors
 /// The call's, and what a signal handler raises: KeyboardInterrupt, most often. Then the call is dropped.
-pub(crate) fn outcome<C: UnderWay>(
+pub(crate) fn outcome<C: Blocking>(
     py: Python<'_>,
     idle_spin: Duration,
     submit: impl FnOnce() -> Result<C, Error> + Send,

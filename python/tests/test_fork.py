@@ -46,6 +46,8 @@ def told(call):
 def test_a_child_is_told(ps, worker, key):
     receiving = worker.recv_async(PS, 1, key)
     sending = ps.send_async(WORKER, 1, key + "/other", np.ones(1))
+    plan = worker.plan(PS, [key])
+    pulling = plan.pull_async(1)
 
     def work():
         return [
@@ -62,6 +64,18 @@ def test_a_child_is_told(ps, worker, key):
                 lambda: receiving.result(5),
                 lambda: receiving.done(),
                 lambda: sending.result(5),
+                lambda: ps.publish(key, 1, np.ones(1)),
+                lambda: ps.publish_async(key, 1, np.ones(1)),
+                lambda: ps.publish_many(1, {key: np.ones(1)}),
+                lambda: ps.withdraw(key),
+                lambda: worker.pull(PS, key, timeout=5),
+                lambda: worker.pull_async(PS, key, timeout=5),
+                lambda: worker.pull_many(PS, [key], timeout=5),
+                lambda: worker.plan(PS, [key]),
+                lambda: plan.pull(timeout=5),
+                lambda: plan.pull_async(timeout=5),
+                lambda: plan.close(),
+                lambda: pulling.result(5),
                 lambda: ps.close(),
             )
         ]
@@ -73,6 +87,8 @@ def test_a_child_is_told(ps, worker, key):
     assert receiving.result().tolist() == [0, 1, 2]
     worker.recv(PS, 1, key + "/other")
     sending.result()
+    ps.publish(key, 1, np.arange(3))
+    assert pulling.result()[key].tolist() == plan.pull()[key].tolist() == [0, 1, 2]
 
 
 def test_a_child_may_drop_what_it_inherited(own_daemon):
@@ -80,10 +96,15 @@ def test_a_child_may_drop_what_it_inherited(own_daemon):
     holder["sending"] = holder["ps"].send_async(WORKER, 1, "k", holder["ps"].empty(10_000))
     holder["array"] = holder["ps"].empty(10_000)
     holder["receiving"] = holder["worker"].recv_async(PS, 1, "never")
+    for name in ("plan", "other plan"):
+        holder[name] = holder["worker"].plan(PS, ["never"])
+    holder["pulling"] = holder["plan"].pull_async()
     in_child(holder.clear)
     assert holder["worker"].recv(PS, 1, "k").shape == (10_000,)
     holder["sending"].result()
-    assert not holder["receiving"].done()
+    assert not holder["receiving"].done() and not holder["pulling"].done()
+    holder["ps"].publish("never", 1, np.ones(3))
+    assert holder["pulling"].result()["never"].tolist() == holder["other plan"].pull()["never"].tolist() == [1, 1, 1]
     for name in ("ps", "worker"):
         holder[name].close()
 

@@ -31,8 +31,9 @@ pub const SETS_MAX: usize = 65_536;
 /// Most streams of pushes, each from a task into a queue of another, of one session in each direction.
 pub const STREAMS_MAX: usize = 65_536;
 
-/// Most keys in all sets of one peer together.
-pub const PEER_SET_KEYS_MAX: usize = 1 << 20;
+/// Most keys in all sets of one peer together: a quarter of what a shard has room for by default, so that one peer does not
+/// take all of it.
+pub const PEER_SET_KEYS_MAX: usize = 1 << 18;
 
 /// Longest greeting, in bytes: room for [`TASKS_PER_HELLO`] names of ordinary length.
 pub const HELLO_BYTES_MAX: usize = 256 * 1024;

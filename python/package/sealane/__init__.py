@@ -24,7 +24,8 @@ from ._errors import (
     Unavailable,
     Unimplemented,
 )
-from ._sealane import Receiving, Sending, Task, Tensor, attach, embedded
+from ._pulled import Pulled
+from ._sealane import Plan, Receiving, Sending, Task, Tensor, attach, embedded
 from ._sealane import forked as _forked
 
 _os.register_at_fork(after_in_child=_forked)
@@ -38,6 +39,8 @@ __all__ = [
     "InvalidArgument",
     "NotFound",
     "PermissionDenied",
+    "Plan",
+    "Pulled",
     "Receiving",
     "ResourceExhausted",
     "Sending",

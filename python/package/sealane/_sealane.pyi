@@ -1,12 +1,14 @@
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from os import PathLike
 from types import TracebackType
-from typing import Any, Protocol, Self, SupportsIndex, TypeVar, final, overload
+from typing import Any, Literal, Protocol, Self, SupportsIndex, TypeVar, final, overload
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Bell", "Receiving", "Sending", "Task", "Tensor", "attach", "embedded", "forked"]
+from ._pulled import Pulled
+
+__all__ = ["Bell", "Plan", "Receiving", "Sending", "Task", "Tensor", "attach", "embedded", "forked"]
 
 class _SupportsDLPack(Protocol):
     def __dlpack__(self, *, stream: None = None) -> Any: ...
@@ -69,8 +71,9 @@ class Task:
         *,
         out: Mapping[str, Any] | None = None,
         timeout: float | None = None,
+        partial: bool = False,
     ) -> dict[str, Any]:
-        """``recv`` for many tensors at once, as a dict in the order of the keys."""
+        """``recv`` for many tensors at once, as a dict in the order of the keys; ``partial`` puts errors into it."""
     def send(self, peer: str, step: int, key: str, tensor: _Outgoing, *, timeout: float | None = None) -> None:
         """Deposits a tensor for ``peer`` and waits until it has it."""
     def send_async(
@@ -81,6 +84,41 @@ class Task:
         self, peer: str, step: int, tensors: Mapping[str, _Outgoing], *, timeout: float | None = None
     ) -> None:
         """``send`` for many tensors at once."""
+    def publish(self, key: str, version: int, tensor: _Outgoing) -> None:
+        """Publishes a tensor, which any peer may pull until a newer one takes its place."""
+    def publish_async(self, key: str, version: int, tensor: _Outgoing) -> Sending:
+        """``publish`` that does not wait."""
+    def publish_many(self, version: int, tensors: Mapping[str, _Outgoing]) -> None:
+        """``publish`` for many tensors of one version."""
+    def withdraw(self, key: str) -> None:
+        """Takes a published tensor back."""
+    def pull(self, peer: str, key: str, min_version: int = 0, *, timeout: float | None = None) -> Pulled:
+        """A tensor that ``peer`` has published or will, at ``min_version`` or newer."""
+    def pull_async(self, peer: str, key: str, min_version: int = 0, *, timeout: float | None = None) -> Receiving:
+        """``pull`` that does not wait."""
+    @overload
+    def pull_many(
+        self,
+        peer: str,
+        keys: Iterable[str],
+        min_version: int = 0,
+        *,
+        timeout: float | None = None,
+        partial: Literal[False] = False,
+    ) -> dict[str, Pulled]:
+        """``pull`` for many tensors at once, as a dict in the order of the keys; ``partial`` puts errors into it."""
+    @overload
+    def pull_many(
+        self,
+        peer: str,
+        keys: Iterable[str],
+        min_version: int = 0,
+        *,
+        timeout: float | None = None,
+        partial: bool,
+    ) -> dict[str, Pulled | Exception]: ...
+    def plan(self, peer: str, keys: Iterable[str]) -> Plan:
+        """Keys of what ``peer`` publishes, to be pulled together again and again, into the same arrays."""
     def empty(self, shape: SupportsIndex | Sequence[SupportsIndex], dtype: npt.DTypeLike | None = None) -> Any:
         """An array that is sent and received into without a copy. float32 unless given."""
     def abort(self, step: int, reason: str) -> None:
@@ -95,23 +133,46 @@ class Task:
     ) -> None: ...
 
 @final
+class Plan:
+    """Keys of what a peer publishes, pulled together. For any thread, one pull at a time."""
+
+    def pull(
+        self, min_version: int = 0, *, timeout: float | None = None, partial: bool = False, copy: bool = False
+    ) -> dict[str, Any]:
+        """The tensors at ``min_version`` or newer: the plan's own arrays, which the next pull writes over, or copies."""
+    def pull_async(
+        self, min_version: int = 0, *, timeout: float | None = None, partial: bool = False, copy: bool = False
+    ) -> Receiving:
+        """``pull`` that does not wait."""
+    @property
+    def keys(self) -> tuple[str, ...]: ...
+    @property
+    def versions(self) -> dict[str, int | None]: ...
+    def close(self) -> None:
+        """Frees what the plan has here and at its peer. Arrays that were handed out stay."""
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, class_: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
+
+@final
 class Sending:
-    """A send under way: await it, call ``result``, or drop it: the send goes on."""
+    """A send or a publication under way: await it, call ``result``, or drop it: it goes on."""
 
     def result(self, timeout: float | None = None) -> None:
-        """Blocks until the consumer has the tensor; raises TimeoutError after ``timeout`` seconds."""
+        """Blocks until it has ended; raises TimeoutError after ``timeout`` seconds."""
     def done(self) -> bool: ...
     def __await__(self) -> Generator[Any, None, None]: ...
 
 @final
 class Receiving:
-    """A recv under way: await it or call ``result``. Dropping it gives the recv up."""
+    """A recv or a pull under way: await it or call ``result``. Dropping it gives it up."""
 
     def result(self, timeout: float | None = None) -> Any:
-        """Blocks until the tensor is there; raises TimeoutError after ``timeout`` seconds."""
+        """Blocks until it has ended; raises TimeoutError after ``timeout`` seconds."""
     def done(self) -> bool: ...
     def cancel(self) -> bool:
-        """Gives the recv up; False if it has ended already."""
+        """Gives the call up; False if it has ended already."""
     def __await__(self) -> Generator[Any, None, Any]: ...
 
 @final

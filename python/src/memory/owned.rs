@@ -52,6 +52,17 @@ impl Owned {
         unsafe { std::ptr::copy_nonoverlapping(self.start, copy.as_mut_ptr(), self.len) };
         copy
     }
+
+    /// Writes over all bytes. Python code of another thread may be reading them meanwhile: what it reads is torn, as with
+    /// numpy.
+    ///
+    /// # Panics
+    /// If they are not as many, or not [`writable`](Self::writable).
+    pub(crate) fn write_over(&self, bytes: &[u8]) {
+        assert!(self.writable && bytes.len() == self.len, "asked before");
+        // SAFETY: the payload keeps `len` writable bytes at `start`; `copy` allows that the two overlap.
+        unsafe { std::ptr::copy(bytes.as_ptr(), self.start, self.len) };
+    }
 }
 
 impl Drop for Owned {

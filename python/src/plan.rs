@@ -1,0 +1,288 @@
+//! `sealane.Plan`: keys of what a peer publishes, pulled together again and again into the same arrays. One pull at a time,
+//! by any thread; as many arrays as keys.
+
+use std::{
+    future::Future,
+    pin::Pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
+
+use pyo3::{
+    prelude::*,
+    types::{PyDict, PyTuple},
+};
+use sealane::{Error, PlanPulling};
+
+use crate::{
+    arrays::Arrays,
+    call::Receiving,
+    errors::OrRaise,
+    fork::Generation,
+    task::Task,
+    wait::{UnderWay, outcome, timeout},
+};
+
+/// Keys of what a peer publishes, pulled together, as ``Task.plan`` makes it.
+///
+/// The peer is told of the keys once; from then on a pull is one small message. For any thread, one pull at a time. Use it as
+/// a context manager, or call ``close``; when it is dropped it is closed, too.
+#[pyclass(frozen, module = "sealane")]
+pub(crate) struct Plan {
+    /// Which is not closed by being dropped before its plans.
+    task: Py<Task>,
+    peer: Box<str>,
+    keys: Arc<Py<PyTuple>>,
+    home: Arc<Home>,
+    idle_spin: Duration,
+    made: Generation,
+}
+
+/// Where everything lies between two pulls.
+struct Home {
+    standing: Mutex<Standing>,
+    /// Of the tensors in the arrays, by the number of the key; `None` for what did not come.
+    versions: Mutex<Vec<Option<i64>>>,
+}
+
+enum Standing {
+    Here(Box<Contents>),
+    /// A pull has it.
+    Lent,
+    Closed,
+}
+
+/// What is pulled into.
+struct Contents {
+    plan: sealane::Plan,
+    arrays: Arrays,
+}
+
+impl Home {
+    fn standing(&self) -> MutexGuard<'_, Standing> {
+        self.standing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn versions(&self) -> MutexGuard<'_, Vec<Option<i64>>> {
+        self.versions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// # Errors
+    /// InvalidArgument while a pull is under way, and once the plan is closed.
+    fn lend(self: &Arc<Self>) -> Result<Lease, Error> {
+        let mut standing = self.standing();
+        match std::mem::replace(&mut *standing, Standing::Lent) {
+            Standing::Here(contents) => Ok(Lease { contents: Some(contents), home: self.clone() }),
+            Standing::Lent => Err(Error::invalid(
+                "another pull of this plan is under way, or its result was not taken: wait for it, or drop it",
+            )),
+            Standing::Closed => {
+                *standing = Standing::Closed;
+                Err(Error::invalid("the plan was closed"))
+            }
+        }
+    }
+
+    /// What was here is to be dropped, without the lock.
+    fn close(&self) -> Standing {
+        std::mem::replace(&mut *self.standing(), Standing::Closed)
+    }
+}
+
+/// What a pull has for as long as it lasts.
+struct Lease {
+    /// `None` only while it is dropped.
+    contents: Option<Box<Contents>>,
+    home: Arc<Home>,
+}
+
+impl Lease {
+    fn contents(&mut self) -> &mut Contents {
+        self.contents.as_mut().expect("only drop takes it")
+    }
+
+    fn plan(&mut self) -> &mut sealane::Plan {
+        &mut self.contents().plan
+    }
+
+    /// What the pull brought, in the plan's arrays or in new ones.
+    fn hand_out<'py>(mut self, py: Python<'py>, keys: &Arc<Py<PyTuple>>, copy: bool) -> PyResult<Bound<'py, PyDict>> {
+        let home = self.home.clone();
+        let Contents { plan, arrays } = self.contents();
+        let count = plan.keys().len();
+        let mut new = copy.then(|| Arrays::new(keys.clone(), count));
+        let arrays = new.as_mut().unwrap_or(arrays);
+        let found = py.detach(|| {
+            let version = |index| plan.get(index).is_ok().then(|| plan.version(index));
+            *home.versions() = (0..count).map(version).collect();
+            arrays.fill(plan)
+        });
+        arrays.dict(py, found)
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        let mut standing = self.home.standing();
+        if matches!(*standing, Standing::Lent)
+            && let Some(contents) = self.contents.take()
+        {
+            *standing = Standing::Here(contents);
+        }
+    }
+}
+
+/// A pull that has what it needs.
+struct Pull(Pin<Box<dyn Future<Output = Result<Lease, Error>> + Send>>);
+
+impl Pull {
+    fn new(mut lease: Lease, min_version: i64, timeout: Option<Duration>, partial: bool) -> Self {
+        Self(Box::pin(async move {
+            let ended = begin(lease.plan(), min_version, timeout).await;
+            if partial { Ok(lease) } else { ended.map(|()| lease) }
+        }))
+    }
+}
+
+impl UnderWay for Pull {
+    type Value = Lease;
+
+    fn look(&mut self) -> Option<Result<Lease, Error>> {
+        match self.poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(outcome) => Some(outcome),
+            Poll::Pending => None,
+        }
+    }
+
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<Lease, Error>> {
+        self.0.as_mut().poll(context)
+    }
+}
+
+fn begin(plan: &mut sealane::Plan, min_version: i64, timeout: Option<Duration>) -> PlanPulling<'_> {
+    match timeout {
+        Some(timeout) => plan.pull_within(min_version, timeout),
+        None => plan.pull(min_version),
+    }
+}
+
+impl Plan {
+    pub(crate) fn new(task: &Bound<'_, Task>, peer: &str, keys: Py<PyTuple>, plan: sealane::Plan) -> Self {
+        let (keys, count) = (Arc::new(keys), plan.keys().len());
+        let contents = Contents { plan, arrays: Arrays::new(keys.clone(), count) };
+        let standing = Mutex::new(Standing::Here(Box::new(contents)));
+        let home = Arc::new(Home { standing, versions: Mutex::new(vec![None; count]) });
+        let (idle_spin, made) = (task.get().idle_spin(), Generation::now());
+        Self { task: task.clone().unbind(), peer: peer.into(), keys, home, idle_spin, made }
+    }
+
+    fn lend(&self) -> Result<Lease, Error> {
+        self.made.check(self.task.get().name())?;
+        self.home.lend()
+    }
+}
+
+#[pymethods]
+impl Plan {
+    /// Pulls every tensor of the plan at ``min_version`` or newer, and waits for those that are older; gives them as a dict
+    /// with the keys in their order.
+    ///
+    /// The arrays are the plan's own: each pull writes over those of the last one, and they are the same objects as long
+    /// as type and shape stay the same. Copy what is to be kept, or ask for ``copy=True``, which gives arrays of your own.
+    /// ``timeout`` is in seconds, unless given the daemon's ``request_timeout``. If a tensor does not come, its error is
+    /// raised and the arrays stay as they were; with ``partial=True`` the error is in the dict, in the tensor's place.
+    #[pyo3(signature = (min_version=0, *, timeout=None, partial=false, copy=false))]
+    fn pull<'py>(
+        &self,
+        py: Python<'py>,
+        min_version: i64,
+        timeout: Option<f64>,
+        partial: bool,
+        copy: bool,
+    ) -> PyResult<Bound<'py, PyDict>> {
+        let timeout = self::timeout(timeout).or_raise(py)?;
+        let mut lease = self.lend().or_raise(py)?;
+        let plan = lease.plan();
+        let ended = outcome(py, self.idle_spin, move || Ok(begin(plan, min_version, timeout)))?;
+        if !partial {
+            ended.or_raise(py)?;
+        }
+        lease.hand_out(py, &self.keys, copy)
+    }
+
+    /// ``pull`` that does not wait: ``await`` what it returns, or call its ``result``.
+    ///
+    /// The arrays are written when the result is taken; until then the plan has no other pull.
+    #[pyo3(signature = (min_version=0, *, timeout=None, partial=false, copy=false))]
+    fn pull_async(
+        &self,
+        py: Python<'_>,
+        min_version: i64,
+        timeout: Option<f64>,
+        partial: bool,
+        copy: bool,
+    ) -> PyResult<Receiving> {
+        let timeout = self::timeout(timeout).or_raise(py)?;
+        let pull = Pull::new(self.lend().or_raise(py)?, min_version, timeout, partial);
+        let keys = self.keys.clone();
+        let make = move |py: Python<'_>, lease: Lease| Ok(lease.hand_out(py, &keys, copy)?.into_any().unbind());
+        let receiving = Receiving::new(pull, make);
+        receiving.begin(py);
+        Ok(receiving)
+    }
+
+    /// The keys.
+    #[getter]
+    fn keys(&self, py: Python<'_>) -> Py<PyTuple> {
+        self.keys.clone_ref(py)
+    }
+
+    /// The versions of the last pull by key; ``None`` for what did not come.
+    #[getter]
+    fn versions<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let versions = py.detach(|| self.home.versions().clone());
+        let dict = PyDict::new(py);
+        for (key, version) in self.keys.bind(py).iter().zip(versions) {
+            dict.set_item(key, version)?;
+        }
+        Ok(dict)
+    }
+
+    /// Frees what the plan has here and at its peer; a pull that is under way may end yet. Arrays that were handed out stay.
+    /// May be called twice.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        self.made.check(self.task.get().name()).or_raise(py)?;
+        py.detach(|| drop(self.home.close()));
+        Ok(())
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        _class: &Bound<'_, PyAny>,
+        _value: &Bound<'_, PyAny>,
+        _traceback: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        self.close(py)
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        Ok(format!("<sealane.Plan of {}: {} keys>", self.peer, self.keys.bind(py).len()))
+    }
+}
+
+impl Drop for Plan {
+    fn drop(&mut self) {
+        if self.made.is_over() {
+            // A child must not speak to the shards of its parent.
+            std::mem::forget(self.home.close());
+        } else {
+            Python::attach(|py| py.detach(|| drop(self.home.close())));
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! Pulls that are made once: published tensors, with their versions, as Python has them.
+
+use std::task::{Context, Poll};
+
+use pyo3::{
+    prelude::*,
+    sync::PyOnceLock,
+    types::{PyDict, PyString},
+};
+use sealane::{Error, Pulled, PullingMany};
+
+use crate::{
+    errors::exception,
+    tensor::handed_out,
+    wait::{Blocking, UnderWay},
+};
+
+/// The pull of one key.
+pub(crate) struct Single(pub(crate) PullingMany);
+
+fn only(mut outcomes: Vec<Result<Pulled, Error>>) -> Result<Pulled, Error> {
+    outcomes.pop().expect("one key, one outcome")
+}
+
+impl UnderWay for Single {
+    type Value = Pulled;
+
+    fn look(&mut self) -> Option<Result<Pulled, Error>> {
+        Some(self.0.look()?.and_then(only))
+    }
+
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<Pulled, Error>> {
+        UnderWay::poll(&mut self.0, context).map(|outcomes| outcomes.and_then(only))
+    }
+}
+
+impl Blocking for Single {
+    fn wait(self) -> Result<Pulled, Error> {
+        only(self.0.wait())
+    }
+}
+
+/// A ``sealane.Pulled``.
+///
+/// # Errors
+/// As [`handed_out`].
+pub(crate) fn pulled(py: Python<'_>, Pulled { tensor, version }: Pulled) -> PyResult<Bound<'_, PyAny>> {
+    static CLASS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    CLASS.import(py, "sealane._pulled", "Pulled")?.call1((handed_out(py, tensor)?, version))
+}
+
+/// What came, by key; what did not raises, or is there as its exception if the caller wants what there is.
+///
+/// # Errors
+/// The first, and as `make`.
+pub(crate) fn by_key<'py, T>(
+    py: Python<'py>,
+    keys: &[Bound<'py, PyString>],
+    outcomes: Vec<Result<T, Error>>,
+    partial: bool,
+    mut make: impl FnMut(usize, T) -> PyResult<Bound<'py, PyAny>>,
+) -> PyResult<Bound<'py, PyDict>> {
+    let all = PyDict::new(py);
+    for (index, (key, outcome)) in keys.iter().zip(outcomes).enumerate() {
+        match outcome.map_err(|error| exception(py, &error)).and_then(|value| make(index, value)) {
+            Ok(object) => all.set_item(key, object)?,
+            Err(error) if partial => all.set_item(key, error.into_value(py))?,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(all)
+}

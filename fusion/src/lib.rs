@@ -17,7 +17,7 @@ pub use engine::{
     Receiving, ReceivingMany, Sending, StartError, Task,
 };
 pub use node::{Counters, Fuse};
-pub use queue::{AcceptOptions, Accepted, AcceptingMany};
+pub use queue::{AcceptOptions, AcceptQueue, Accepted, AcceptingMany};
 pub use sealane_runtime::Buffer;
 pub use sealane_transport::endpoint_map::EndpointMap;
 pub use sealane_transport::tensor::{DType, Element, Shape, Tensor, TensorMeta, TypeCode};

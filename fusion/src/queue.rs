@@ -47,8 +47,8 @@ struct Inner {
     sleepers: usize,
 }
 
-/// See the module.
-pub(crate) struct AcceptQueue {
+/// See the module. [`Acceptor`](crate::Acceptor) is how tasks see it.
+pub struct AcceptQueue {
     inner: Mutex<Inner>,
     filled: Condvar,
     options: AcceptOptions,
@@ -57,7 +57,8 @@ pub(crate) struct AcceptQueue {
 }
 
 impl AcceptQueue {
-    pub(crate) fn new(options: AcceptOptions, on_room: Box<dyn Fn() + Send + Sync>) -> AcceptQueue {
+    /// An empty queue; `on_room` is called when there is room again for those who found it full.
+    pub fn new(options: AcceptOptions, on_room: Box<dyn Fn() + Send + Sync>) -> AcceptQueue {
         let options = AcceptOptions { tensors_max: options.tensors_max.max(1), bytes_max: options.bytes_max.max(1) };
         AcceptQueue { inner: Mutex::default(), filled: Condvar::new(), options, on_room }
     }
@@ -107,7 +108,7 @@ impl AcceptQueue {
     }
 
     /// Nothing more comes: whoever waits hears why; what is in the queue can still be taken.
-    pub(crate) fn close(&self, error: Error) {
+    pub fn close(&self, error: Error) {
         let mut inner = self.lock();
         inner.closed.get_or_insert(error);
         let wakers = std::mem::take(&mut inner.wakers);
@@ -116,8 +117,11 @@ impl AcceptQueue {
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// Takes up to `most` tensors; an error once the queue is closed and empty.
-    pub(crate) fn take(&self, most: usize, into: &mut Vec<Accepted>) -> Result<usize, Error> {
+    /// Takes up to `most` tensors; how many.
+    ///
+    /// # Errors
+    /// Why the queue is closed, once it is empty.
+    pub fn take(&self, most: usize, into: &mut Vec<Accepted>) -> Result<usize, Error> {
         self.take_from(self.lock(), most, into)
     }
 

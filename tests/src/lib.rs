@@ -1,3 +1,4 @@
 //! What tests that span crates share. The tests themselves are in `tests/`, one file a subject.
 
 pub mod simulation;
+pub mod throughput;

@@ -8,11 +8,15 @@ const SEEDS: u64 = 200;
 #[test]
 fn promises_hold_whatever_the_weather() {
     let (mut delivered, mut refused, mut lost, mut reset) = (0, 0, 0, 0);
+    let (mut fused, mut pulled, mut missed) = (0, 0, 0);
     for seed in 0..SEEDS {
         match simulate(seed, TRACE_LINES) {
             Ok(report) => {
                 delivered += report.delivered;
                 refused += report.refused;
+                fused += report.fused;
+                pulled += report.pulled;
+                missed += report.missed;
                 lost += report.links_lost;
                 reset += report.sessions_reset;
             }
@@ -21,6 +25,7 @@ fn promises_hold_whatever_the_weather() {
     }
     // A simulation in which nothing goes wrong, or nothing goes well, would prove nothing.
     assert!(delivered > 50 * SEEDS as usize && refused > SEEDS as usize && lost > SEEDS && reset > SEEDS / 4);
+    assert!(fused > 2 * SEEDS && pulled > 50 * SEEDS as usize && missed > SEEDS as usize);
 }
 
 #[test]

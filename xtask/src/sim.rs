@@ -37,11 +37,14 @@ impl Sim {
         }
         let start = Instant::now();
         let (mut failed, mut delivered, mut refused, mut lost, mut reset) = (0, 0, 0, 0, 0);
+        let (mut pulled, mut missed) = (0, 0);
         for seed in self.seed..self.seed.saturating_add(self.seeds) {
             match simulate(seed, self.lines) {
                 Ok(report) => {
                     delivered += report.delivered;
                     refused += report.refused;
+                    pulled += report.pulled;
+                    missed += report.missed;
                     lost += report.links_lost;
                     reset += report.sessions_reset;
                 }
@@ -59,8 +62,8 @@ impl Sim {
             }
         }
         println!(
-            "{} seeds, {failed} failed: {delivered} recvs got their tensor, {refused} an error, {lost} links were lost, \
-             {reset} sessions reset",
+            "{} seeds, {failed} failed: {delivered} recvs got their tensor, {refused} an error, pulls brought {pulled} tensors \
+             and missed {missed}, {lost} links were lost, {reset} sessions reset",
             self.seeds
         );
         if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }

@@ -147,6 +147,11 @@ impl Node {
         };
         let agreed = match refused {
             Some(error) => Err(error),
+            // A plan of nothing has all that it wants.
+            None if tray.is_empty() => {
+                self.finish_pull(waiter, tray);
+                return None;
+            }
             None => self.agree(plan),
         };
         if let Err(error) = agreed {

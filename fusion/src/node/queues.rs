@@ -86,7 +86,7 @@ impl Node {
     ///
     /// # Errors
     /// InvalidArgument if someone accepts from it already.
-    pub(crate) fn open_queue(&mut self, task: u16, name: &str, shared: Arc<AcceptQueue>) -> Result<(), Error> {
+    pub fn open_queue(&mut self, task: u16, name: &str, shared: Arc<AcceptQueue>) -> Result<(), Error> {
         let handle = self.queue_named(task, name);
         let queue = self.queues.get_mut(handle).expect("just found");
         if queue.shared.is_some() {
@@ -101,7 +101,7 @@ impl Node {
     }
 
     /// Nobody accepts from `shared` any more: pushers wait for the next who does.
-    pub(crate) fn close_queue(&mut self, task: u16, name: &str, shared: &Arc<AcceptQueue>) {
+    pub fn close_queue(&mut self, task: u16, name: &str, shared: &Arc<AcceptQueue>) {
         let Some(&handle) = self.queue_names.get(&QueueName(task, name)) else { return };
         if let Some(queue) = self.queues.get_mut(handle)
             && queue.shared.as_ref().is_some_and(|open| Arc::ptr_eq(open, shared))
@@ -112,7 +112,7 @@ impl Node {
     }
 
     /// There is room in the queue of that name.
-    pub(crate) fn replenish_named(&mut self, task: u16, name: &str) {
+    pub fn replenish_named(&mut self, task: u16, name: &str) {
         if let Some(&handle) = self.queue_names.get(&QueueName(task, name)) {
             self.replenish(handle);
         }

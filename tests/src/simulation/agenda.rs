@@ -37,6 +37,8 @@ pub(super) enum Event {
     Stop(usize, Ending),
     /// A host's process starts.
     Start(usize),
+    /// A host loads the endpoint map as it is now.
+    Learn(usize),
     /// A shard's turns come late until then.
     Slow { host: usize, shard: usize, until: Duration },
 }

@@ -32,6 +32,11 @@ pub(super) const WITHHELD_MAX: Duration = Duration::from_millis(100);
 /// How late the end of a call may come: a deadline is seen in a turn.
 pub(super) const LATENESS_MAX: Duration = Duration::from_millis(150);
 
+/// Keys that a shelf has room for where limits are not to be met: more than tasks use, and few enough to fill it for a look.
+const PUBLISHED_MAX: usize = 256;
+/// How long after a map was loaded somebody may still go by the map before: over what a dead link takes to be found out.
+pub(super) const MAP_SPREADS: Duration = Duration::from_millis(1000);
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Weather {
     /// Nothing goes wrong: every call that is met ends well.
@@ -52,6 +57,7 @@ pub(super) struct Climate {
     pub(super) scarce: bool,
     pub(super) limits: SessionLimits,
     pub(super) deposited_tensors_max: usize,
+    pub(super) published_tensors_max: usize,
     pub(super) slab_send_bytes: usize,
     pub(super) slab_receive_bytes: usize,
     pub(super) fuse: Fuse,
@@ -64,6 +70,12 @@ pub(super) struct Climate {
     pub(super) slow: bool,
     /// Tensors that are sent, roughly.
     pub(super) exchanges: usize,
+    /// Fused receives.
+    pub(super) batches: usize,
+    /// Plans that are opened.
+    pub(super) plans: usize,
+    /// The last task joins while the others work, and each host learns of it by itself.
+    pub(super) grows: bool,
 }
 
 impl Climate {
@@ -78,23 +90,33 @@ impl Climate {
             Weather::Calm => 0,
             _ => random.random_range(0..=max),
         };
+        let tasks_per_host = random.random_range(1..=2);
         Climate {
             weather,
             hosts: random.random_range(2..=5),
             shards_max: random.random_range(1..=3),
-            tasks_per_host: random.random_range(1..=2),
+            tasks_per_host,
             scarce,
             limits: SessionLimits {
                 window: random.random_range(1..=4),
                 queued_requests_max: if scarce { 6 } else { 4096 },
                 parked_requests_max: if scarce { random.random_range(1..=3) } else { 4096 },
+                in_flight_bytes_max: if random.random_bool(0.3) {
+                    random.random_range(1000..80_000)
+                } else {
+                    256 << 20
+                },
                 tensor_bytes_max: if scarce { 30 * 1024 } else { 1 << 20 },
+                // Between a message and a write as large as there is.
+                turn_bytes: if random.random_bool(0.3) { random.random_range(1..5_000) } else { 256 << 10 },
+                turn_payloads: if random.random_bool(0.3) { random.random_range(1..4) } else { 64 },
                 heartbeat: HEARTBEAT,
                 peer_timeout: PEER_TIMEOUT,
             },
             deposited_tensors_max: if scarce { random.random_range(2..=6) } else { 4096 },
+            published_tensors_max: if scarce { random.random_range(4..=24) } else { PUBLISHED_MAX },
             slab_send_bytes: if scarce { 128 * 1024 } else { 16 << 20 },
-            slab_receive_bytes: if scarce { 48 * 1024 } else { 16 << 20 },
+            slab_receive_bytes: if scarce { 48 * 1024 } else { 128 << 20 },
             fuse: if random.random_bool(0.3) { Fuse::Off } else { Fuse::Turn },
             faults: Faults {
                 reset: rough(random, 4_000),
@@ -105,7 +127,10 @@ impl Climate {
             piecemeal: random.random_range(0..500),
             calls_lost: rough(random, 200),
             slow: random.random_bool(0.4) && weather != Weather::Calm,
-            exchanges: random.random_range(40..160),
+            exchanges: random.random_range(30..120),
+            batches: random.random_range(2..10),
+            plans: random.random_range(3..14),
+            grows: tasks_per_host > 1 && random.random_bool(0.4),
         }
     }
 

@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use sealane_fusion::node::{RecvRequest, RecvWaiter, SendWaiter};
-use sealane_fusion::{Buffer, Tensor};
+use sealane_fusion::{Buffer, Code, Tensor};
 
+use super::fused::Fusing;
 use super::ledger::{End, Era, Recv, Send};
 use super::run::Simulation;
 use super::workload::{self, Deed, Spot};
@@ -47,6 +48,29 @@ impl Simulation {
                 self.ledger.held.clear();
                 Ok(())
             }
+            Deed::Fuse { batch, producer, consumer, step, keys, rooms, told, timeout } => {
+                self.fuse(Fusing { batch, producer, consumer, step, keys, rooms, told, timeout })
+            }
+            Deed::GiveUpFused { batch } => self.give_up_fused(batch),
+            Deed::DeafenFused { batch } => {
+                self.deafen_fused(batch);
+                Ok(())
+            }
+            Deed::Publish { task, keys, rise, bytes } => {
+                keys.into_iter().try_for_each(|key| self.publish(task, key, rise, bytes))
+            }
+            Deed::Withdraw { task, key } => self.withdraw(task, key),
+            Deed::Open { plan, producer, consumer, keys } => {
+                self.name_plan(plan, producer, consumer, keys);
+                self.open_plan(plan)
+            }
+            Deed::Pull { plan, ahead, room, timeout } => self.pull(plan, ahead, room, timeout).map(drop),
+            Deed::GiveUpPull { plan } => self.give_up_pull(plan),
+            Deed::DeafenPull { plan } => {
+                self.deafen_pull(plan);
+                Ok(())
+            }
+            Deed::Close { plan } => self.close_plan(plan),
         }
     }
 
@@ -57,6 +81,9 @@ impl Simulation {
         mut act: impl FnMut(&mut sealane_fusion::node::Node, u16),
         step: i64,
     ) -> Result<(), String> {
+        if !self.serves(host, task) {
+            return Ok(());
+        }
         self.ledger.touched.insert((task, step));
         for shard in 0..self.hosts[host].seats.len() {
             let place = self.place_of(task);
@@ -66,16 +93,23 @@ impl Simulation {
         Ok(())
     }
 
-    /// The shard that serves a pair on a host, and the pair's number there; `None` while the host is down.
-    fn seat_of(&mut self, host: usize, local: usize, peer: usize) -> Result<Option<(usize, u32)>, String> {
+    /// The shard that serves a pair on a host, and the pair's number there; `None` while the host is down or has not heard of
+    /// one of the two.
+    pub(super) fn seat_of(&mut self, host: usize, local: usize, peer: usize) -> Result<Option<(usize, u32)>, String> {
         if !self.hosts[host].runs() {
             return Ok(None);
         }
+        let unknown = !self.knows(host, local) || !self.knows(host, peer);
         let (local, peer) = (self.task_name(local), self.task_name(peer));
         let shard = self.hosts[host].shard_for(&local, &peer);
         let node = &mut self.hosts[host].seats[shard].node;
         let pair = node.local_task(local.as_str()).and_then(|local| node.pair(local, peer.as_str()));
-        pair.map(|pair| Some((shard, pair))).map_err(|error| error.to_string())
+        match pair {
+            Ok(_) if unknown => Err(format!("host {host} serves a pair that its map does not have")),
+            Ok(pair) => Ok(Some((shard, pair))),
+            Err(error) if unknown && error.code() == Code::NotFound => Ok(None),
+            Err(error) => Err(error.to_string()),
+        }
     }
 
     /// Sends; the number of the send, unless the host is down or has no memory for the tensor.
@@ -91,11 +125,11 @@ impl Simulation {
         let send = Send { at, bytes, host, era, issued, deadline, receiver, ended: None, deliveries };
         let number = self.ledger.add_send(send);
         self.trace.note(self.now, format_args!("send {number} to {at:?}: {bytes} bytes, for {timeout:?}"));
-        workload::fill(at, number, &mut buffer);
+        workload::fill(workload::seed_of(at, number), number, &mut buffer);
         let tensor = Tensor::new(workload::meta(number, bytes), buffer).map_err(|error| error.to_string())?;
         let until = self.base + deadline;
         let node = &mut self.hosts[host].seats[shard].node;
-        node.send(pair, at.step, &key(at), tensor, until, SendWaiter::Channel(sender));
+        node.send(pair, at.step, &key(at.key), tensor, until, SendWaiter::Channel(sender));
         self.settle(host, shard)?;
         Ok(Some(number))
     }
@@ -117,10 +151,12 @@ impl Simulation {
             destination: destination.as_ref().map(|memory| (memory.as_ptr() as usize, memory.len())),
             ticket: None,
             receiver: Some(receiver),
+            batch: None,
+            era: self.era(at),
             ended: None,
         });
         self.trace.note(issued, format_args!("recv {number} of {at:?} for {timeout:?}, room {room:?}"));
-        let (now, deadline, key) = (self.instant(), self.base + deadline, key(at));
+        let (now, deadline, key) = (self.instant(), self.base + deadline, key(at.key));
         let waiter = RecvWaiter::Channel(sender);
         let request = RecvRequest { pair, step: at.step, key: &key, deadline, destination, waiter, fused: false };
         let ticket = self.hosts[host].seats[shard].node.recv(now, request);
@@ -143,6 +179,9 @@ impl Simulation {
 
     /// A process is gone, and its calls with it.
     pub(super) fn end_calls_of_process(&mut self, host: usize) {
+        self.forget_batches_of(host);
+        self.forget_plans_of(host);
+        self.forget_published_of(host);
         for number in std::mem::take(&mut self.ledger.open_recvs[host]) {
             self.ledger.end_recv(number, self.now, End::Lost);
         }
@@ -152,6 +191,6 @@ impl Simulation {
     }
 }
 
-fn key(at: Spot) -> String {
-    format!("layer{}/weights", at.key)
+pub(super) fn key(number: u32) -> String {
+    format!("layer{number}/weights")
 }

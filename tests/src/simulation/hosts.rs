@@ -37,15 +37,17 @@ pub(super) struct Host {
     /// Processes that ran here, the present one included.
     pub(super) process: u32,
     pub(super) power: Rc<Cell<bool>>,
+    /// When it loaded the map that names every task.
+    pub(super) learned: Option<Duration>,
     /// What its links and sessions of former processes came to.
     pub(super) links_lost: u64,
     pub(super) sessions_reset: u64,
 }
 
 impl Host {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(learned: Option<Duration>) -> Self {
         let power = Rc::new(Cell::new(true));
-        Host { seats: Vec::new(), process: 0, power, links_lost: 0, sessions_reset: 0 }
+        Host { seats: Vec::new(), process: 0, power, learned, links_lost: 0, sessions_reset: 0 }
     }
 
     pub(super) fn runs(&self) -> bool {
@@ -76,13 +78,13 @@ impl Simulation {
         for shard in 0..shards {
             let settings = NodeSettings {
                 addresses: vec![self.address(index)],
-                tasks: self.tasks_of(index).into_iter().map(|task| (task, 0)).collect(),
+                tasks: self.tasks_of(index).map(|task| (task, 0)).collect(),
                 shard: shard as u16,
                 shards: shards as u16,
                 incarnation: (index as u64 + 1) * INCARNATION_STRIDE * 64 + u64::from(process) * INCARNATION_STRIDE,
                 session: self.climate.limits.clone(),
                 deposited_tensors_max: self.climate.deposited_tensors_max,
-                published_tensors_max: 4096,
+                published_tensors_max: self.climate.published_tensors_max,
                 links_max: 64,
                 connect_timeout: super::climate::CONNECT_TIMEOUT,
                 lease: super::climate::LEASE,
@@ -91,7 +93,7 @@ impl Simulation {
             };
             let send = slab("send", self.climate.slab_send_bytes)?;
             let receive = slab("receive", self.climate.slab_receive_bytes)?;
-            let node = Node::new(settings, self.map.clone(), send, receive).map_err(|error| error.to_string())?;
+            let node = Node::new(settings, self.map_of(index), send, receive).map_err(|error| error.to_string())?;
             let seat = Seat {
                 node,
                 links: Vec::new(),
@@ -159,6 +161,8 @@ impl Simulation {
         }
         let seat = &mut self.hosts[index].seats[shard];
         seat.node.take_new_links(&mut seat.links);
+        // Whoever waits is looked at below, woken or not.
+        seat.node.take_wakers(&mut Vec::new());
         self.look_at_calls(index)?;
         self.look_at_limits(index, shard)?;
         self.schedule_turn(index, shard);
@@ -210,10 +214,12 @@ impl Simulation {
         // A session for each shard of each other host; beside them, what tasks of this one ask each other.
         let sessions = (self.hosts.len() * self.climate.shards_max) as u64;
         let limits = &self.climate.limits;
-        let parked_max = limits.parked_requests_max as u64 * sessions + limits.queued_requests_max as u64;
+        let own = limits.queued_requests_max * self.climate.tasks_per_host;
+        let parked_max = limits.parked_requests_max as u64 * sessions + own as u64;
         let found = [
             ("deposits", counters.deposits, self.climate.deposited_tensors_max as u64),
             ("parked", counters.parked, parked_max),
+            ("published", counters.published, self.climate.published_tensors_max as u64),
             ("links", counters.links, sessions),
             ("slab_send_bytes", counters.slab_send_bytes, self.climate.slab_send_bytes as u64),
             ("slab_receive_bytes", counters.slab_receive_bytes, self.climate.slab_receive_bytes as u64),
@@ -234,6 +240,8 @@ impl Simulation {
                 let left = [
                     ("deposits", counters.deposits),
                     ("parked requests", counters.parked),
+                    ("published tensors", counters.published),
+                    ("calls under way", seat.node.under_way() as u64),
                     ("bytes of the send slab", counters.slab_send_bytes),
                     ("bytes of the receive slab", counters.slab_receive_bytes),
                 ];

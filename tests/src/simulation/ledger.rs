@@ -6,7 +6,7 @@ use std::time::Duration;
 use sealane_fusion::node::Ticket;
 use sealane_fusion::{Code, RecvOutcome, SendOutcome, Tensor};
 
-use super::workload::Spot;
+use super::workload::{Spot, Told};
 
 /// Where a producer's node stands: its process, and the sessions that it has reset. While neither changes, a tensor
 /// is delivered once at most, and not at all once its send has failed.
@@ -42,6 +42,12 @@ pub(super) struct Send {
     pub(super) deliveries: Vec<(usize, Era)>,
 }
 
+impl Send {
+    pub(super) fn is_released(&self) -> bool {
+        matches!(self.ended, Some((_, End::Ok)))
+    }
+}
+
 pub(super) struct Recv {
     pub(super) at: Spot,
     pub(super) host: usize,
@@ -53,6 +59,10 @@ pub(super) struct Recv {
     pub(super) destination: Option<(usize, usize)>,
     pub(super) ticket: Option<Ticket>,
     pub(super) receiver: Option<oneshot::Receiver<RecvOutcome>>,
+    /// How a fused receive is told of it, if it is part of one.
+    pub(super) batch: Option<Told>,
+    /// Where its producer stood when it was asked.
+    pub(super) era: Era,
     pub(super) ended: Option<(Duration, End)>,
 }
 
@@ -105,9 +115,20 @@ impl Ledger {
         self.recvs_at.get(&at).map_or(&[], Vec::as_slice)
     }
 
-    /// The latest recv of a spot that has not ended.
+    /// The latest single recv of a spot that has not ended.
     pub(super) fn open_recv_of(&self, at: Spot) -> Option<usize> {
-        self.recvs_of(at).iter().rev().copied().find(|&recv| self.recvs[recv].ended.is_none())
+        let is_open = |recv: &Recv| recv.ended.is_none() && recv.batch.is_none();
+        self.recvs_of(at).iter().rev().copied().find(|&recv| is_open(&self.recvs[recv]))
+    }
+
+    /// True if a recv may have taken the tensor of a spot without a word: nobody listens to it, or it is part of a fused
+    /// receive that has more to wait for, or had.
+    pub(super) fn may_have_taken(&self, at: Spot) -> bool {
+        self.recvs_of(at).iter().map(|&recv| &self.recvs[recv]).any(|recv| match recv.ended {
+            Some((_, End::Deaf)) => true,
+            None | Some((_, End::GivenUp | End::Lost)) => recv.batch == Some(Told::Together),
+            Some(_) => false,
+        })
     }
 
     pub(super) fn end_send(&mut self, number: usize, now: Duration, end: End) {

@@ -1,5 +1,5 @@
 //! Whole clusters on virtual time: engines as their nodes, a network that delays, breaks and partitions, processes that
-//! restart, tasks that send and recv at random, and a ledger that knows what each of them may be told.
+//! restart, tasks that send, receive, publish and pull at random, and a ledger that knows what each of them may be told.
 //!
 //! One thread, no clock, no socket; everything that happens follows from the seed. A run is bounded by
 //! `EVENTS_MAX` events. [`simulate`] runs one seed; a [`Violation`] names the seed that replays it.
@@ -7,9 +7,14 @@
 mod agenda;
 mod climate;
 mod conduct;
+mod fused;
+mod growth;
 mod hosts;
 mod ledger;
 mod network;
+mod plans;
+mod probes;
+mod published;
 mod run;
 mod trace;
 mod verdict;
@@ -33,6 +38,12 @@ pub struct Report {
     pub delivered: usize,
     /// Recvs that ended with an error.
     pub refused: usize,
+    /// Fused receives that were asked; their recvs are counted above.
+    pub fused: u64,
+    /// Published tensors that pulls brought.
+    pub pulled: usize,
+    /// Published tensors that pulls waited for in vain.
+    pub missed: usize,
     /// Links that were lost.
     pub links_lost: u64,
     /// Sessions that were given up, or whose peer had restarted.

@@ -1,32 +1,32 @@
 //! One run: the storm, then fine weather in which every pair must work again, then the end, at which nothing is left.
 
 use std::rc::Rc;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rand::SeedableRng;
 use rand::rngs::SmallRng;
-use rand::{Rng, SeedableRng};
-use sealane_fusion::EndpointMap;
 use sealane_transport::endpoint_map::{TaskName, TransportAddress};
 
 use super::agenda::{Agenda, Event};
 use super::climate::{CONNECT_TIMEOUT, Climate, DEADLINE_MAX, LEASE, PEER_TIMEOUT, STORM, Weather};
+use super::fused::Batches;
 use super::hosts::Host;
-use super::ledger::{End, Ledger};
+use super::ledger::{End, Ledger, Send};
 use super::network::Calls;
+use super::plans::Plans;
+use super::probes::{CUT_STEP, CUTS, PROBE_TIMEOUT, PROBE_TRIES};
+use super::published::Published;
 use super::trace::Trace;
 use super::wire::Air;
-use super::workload::{self, Deed, PROBE_STEP, STEPS, Spot};
+use super::workload::{self, Deed, PROBE_STEP, STEPS};
 use super::{Report, Violation};
 
 /// Events of one run at most: many times what any needs, so that a run which does not end is found out.
 pub(super) const EVENTS_MAX: usize = 3_000_000;
 /// The first port; a host's follows from its number.
 const FIRST_PORT: u16 = 7000;
-/// How long a recv in fine weather may take: over what a dead link takes to be found out and replaced.
-const PROBE_TIMEOUT: Duration = Duration::from_secs(8);
-/// Tries of an exchange in fine weather: the first two may find out that what the peer was asked before is lost.
-const PROBE_TRIES: usize = 3;
+/// Within this everybody has heard that a plan is closed, in fine weather: over what a dead link takes to be found out.
+const CLOSING_TIME: Duration = Duration::from_secs(2);
 /// What a send and its recv need at most when nothing goes wrong.
 const MEETING_TIME: Duration = Duration::from_millis(500);
 
@@ -37,11 +37,13 @@ pub(super) struct Simulation {
     /// Since the start.
     pub(super) now: Duration,
     pub(super) climate: Climate,
-    pub(super) map: Arc<EndpointMap>,
     pub(super) hosts: Vec<Host>,
     pub(super) calls: Calls,
     pub(super) air: Rc<Air>,
     pub(super) ledger: Ledger,
+    pub(super) batches: Batches,
+    pub(super) published: Published,
+    pub(super) plans: Plans,
     pub(super) agenda: Agenda,
     pub(super) trace: Trace,
     events: usize,
@@ -51,11 +53,7 @@ impl Simulation {
     pub(super) fn new(seed: u64, lines: usize) -> Self {
         let mut random = SmallRng::seed_from_u64(seed);
         let climate = Climate::draw(&mut random);
-        let entries = (0..climate.hosts).flat_map(|host| {
-            let task = move |number| (task_name(host, number), address(host));
-            (0..climate.tasks_per_host).map(task)
-        });
-        let map = EndpointMap::from_entries(entries).expect("no task twice");
+        let learned = (!climate.grows).then_some(Duration::ZERO);
         let mut agenda = Agenda::default();
         workload::plan(&climate, &mut random, &mut agenda);
         Simulation {
@@ -63,11 +61,13 @@ impl Simulation {
             random,
             base: Instant::now(),
             now: Duration::ZERO,
-            map: Arc::new(map),
-            hosts: (0..climate.hosts).map(|_| Host::new()).collect(),
+            hosts: (0..climate.hosts).map(|_| Host::new(learned)).collect(),
             calls: Calls::default(),
             air: Rc::default(),
             ledger: Ledger::new(climate.hosts),
+            batches: Batches::default(),
+            published: Published::default(),
+            plans: Plans::default(),
             agenda,
             trace: Trace::new(lines),
             events: 0,
@@ -87,23 +87,38 @@ impl Simulation {
         self.run_until(STORM)?;
         self.clear_up()?;
         self.run_until(STORM * 2 + DEADLINE_MAX)?;
-        self.probe_all()?;
-        self.wind_down()?;
-        let report = self.report();
-        if self.climate.weather == Weather::Calm && (report.links_lost, report.sessions_reset) != (0, 0) {
-            return Err(format!("nothing went wrong, and yet {report:?}"));
+        if self.climate.scarce {
+            // What is published and named would leave no room to look at anything else.
+            self.clear_shelves()?;
         }
-        Ok(report)
+        self.probe_all()?;
+        self.probe_plans()?;
+        self.look_for_lost_links()?;
+        if !self.climate.scarce {
+            self.probe_cuts()?;
+        }
+        self.wind_down()?;
+        Ok(self.report())
     }
 
-    fn run_until(&mut self, until: Duration) -> Result<(), String> {
+    /// While nothing goes wrong, no link is lost; but who learns of new tasks greets anew, even if it has just been greeted.
+    fn look_for_lost_links(&self) -> Result<(), String> {
+        let report = self.report();
+        let calm = self.climate.weather == Weather::Calm && !self.climate.grows;
+        if calm && (report.links_lost, report.sessions_reset) != (0, 0) {
+            return Err(format!("nothing went wrong, and yet {report:?}"));
+        }
+        Ok(())
+    }
+
+    pub(super) fn run_until(&mut self, until: Duration) -> Result<(), String> {
         while self.now < until {
             self.step()?;
         }
         Ok(())
     }
 
-    fn step(&mut self) -> Result<(), String> {
+    pub(super) fn step(&mut self) -> Result<(), String> {
         let Some((at, event)) = self.agenda.next() else { return Err("nothing happens any more".into()) };
         self.events += 1;
         if self.events > EVENTS_MAX {
@@ -128,6 +143,7 @@ impl Simulation {
             }
             Event::Stop(host, ending) => self.stop(host, ending),
             Event::Start(host) => self.start(host),
+            Event::Learn(host) => self.load_map(host),
             Event::Slow { host, shard, until } => {
                 self.slow_down(host, shard, until);
                 Ok(())
@@ -135,47 +151,17 @@ impl Simulation {
         }
     }
 
-    /// The weather turns fine: every host runs, every route stands, new links are good.
+    /// The weather turns fine: every host runs, every route stands, every map is loaded, new links are good.
     fn clear_up(&mut self) -> Result<(), String> {
         self.trace.note(self.now, format_args!("fine weather"));
         self.climate.fine();
         self.air.heal_all();
-        (0..self.hosts.len()).try_for_each(|host| self.start(host))
-    }
-
-    /// In fine weather every task reaches every task, itself included.
-    fn probe_all(&mut self) -> Result<(), String> {
-        let tasks = self.tasks();
-        for (producer, consumer) in (0..tasks).flat_map(|one| (0..tasks).map(move |other| (one, other))) {
-            let mut well = false;
-            for attempt in 0..PROBE_TRIES as i64 {
-                well = well || self.probe(Spot { producer, consumer, step: PROBE_STEP + attempt, key: 0 })?;
-            }
-            if !well {
-                return Err(format!("task {consumer} cannot receive from task {producer} in fine weather"));
-            }
-        }
-        Ok(())
-    }
-
-    /// One exchange with nothing else going on; true if it ends well.
-    fn probe(&mut self, at: Spot) -> Result<bool, String> {
-        let bytes = self.random.random_range(8..10_000);
-        self.conduct(Deed::Consume)?;
-        let send = self.send(at, bytes, PROBE_TIMEOUT)?;
-        let recv = self.recv(at, None, PROBE_TIMEOUT)?;
-        let (Some(send), Some(recv)) = (send, recv) else { return Err("the probe's host is down".into()) };
-        while self.ledger.recvs[recv].ended.is_none() {
-            self.step()?;
-        }
-        let well = matches!(self.ledger.recvs[recv].ended, Some((_, End::Ok)));
-        if !well {
-            self.conduct(Deed::Cleanup { task: at.producer, step: at.step })?;
-        }
-        while self.ledger.sends[send].ended.is_none() {
-            self.step()?;
-        }
-        Ok(well)
+        (0..self.hosts.len()).try_for_each(|host| self.start(host))?;
+        (0..self.hosts.len())
+            .filter(|_| self.climate.grows)
+            .collect::<Vec<_>>()
+            .into_iter()
+            .try_for_each(|host| self.load_map(host))
     }
 
     /// Every deadline passes, every step is cleaned up, every lease ends: nothing is left, and nobody waits.
@@ -184,11 +170,14 @@ impl Simulation {
         if self.climate.weather == Weather::Calm && !self.climate.scarce {
             self.look_for_missed_meetings()?;
         }
-        let steps = (0..STEPS).chain(PROBE_STEP..PROBE_STEP + PROBE_TRIES as i64);
+        let steps = (0..STEPS).chain(PROBE_STEP..PROBE_STEP + PROBE_TRIES as i64).chain(CUT_STEP..CUT_STEP + CUTS);
         for (task, step) in (0..self.tasks()).flat_map(|task| steps.clone().map(move |step| (task, step))) {
             self.conduct(Deed::Cleanup { task, step })?;
         }
+        // Plans are closed while they are pulled, and long after.
+        self.close_plans(|plan| plan % 2 == 1)?;
         self.run_until(self.now + PROBE_TIMEOUT + CONNECT_TIMEOUT + LEASE + PEER_TIMEOUT)?;
+        self.clear_shelves()?;
         self.ledger.held.clear();
         let waiting = |open: &[Vec<usize>]| open.iter().flatten().next().copied();
         if let Some(recv) = waiting(&self.ledger.open_recvs) {
@@ -197,7 +186,25 @@ impl Simulation {
         if let Some(send) = waiting(&self.ledger.open_sends) {
             return Err(format!("send {send} never ended"));
         }
-        self.look_for_leftovers()
+        let is_lost = |send: &&Send| send.is_released() && send.deliveries.is_empty();
+        if let Some(send) = self.ledger.sends.iter().filter(is_lost).find(|send| !self.ledger.may_have_taken(send.at)) {
+            return Err(format!("the send to {:?} ended well, but nobody got the tensor", send.at));
+        }
+        self.look_for_leftovers()?;
+        self.look_for_kept_keys()
+    }
+
+    /// Closes every plan, and takes everything off the shelves.
+    fn clear_shelves(&mut self) -> Result<(), String> {
+        if let Some(pull) = self.plans.left() {
+            return Err(format!("pull {pull} never ended"));
+        }
+        if let Some(batch) = self.batches.left() {
+            return Err(format!("fused receive {batch} never ended"));
+        }
+        self.close_plans(|_| true)?;
+        self.withdraw_all()?;
+        self.run_until(self.now + CLOSING_TIME)
     }
 
     /// When nothing goes wrong, a send and a recv that meet both end well.
@@ -209,7 +216,9 @@ impl Simulation {
             let long_enough = met < send.deadline.min(recv.deadline).min(self.now);
             let undisturbed = recv.destination.is_none_or(|(_, room)| room >= send.bytes)
                 && !matches!(recv.ended, Some((_, End::Deaf | End::GivenUp)))
-                && !self.ledger.is_touched(send.at);
+                && !self.ledger.is_touched(send.at)
+                && !self.is_newcomer(send.at.producer)
+                && !self.is_newcomer(send.at.consumer);
             let well = |ended: Option<(Duration, End)>| ended.is_some_and(|(_, end)| end == End::Ok);
             if long_enough && undisturbed && !(well(send.ended) && well(recv.ended)) {
                 return Err(format!("send {number} met its recv, nothing went wrong, and yet it failed"));
@@ -232,12 +241,15 @@ impl Simulation {
             events: self.events,
             delivered: ends(|end| end == End::Ok),
             refused: ends(|end| matches!(end, End::Err(_))),
+            fused: self.batches.asked(),
+            pulled: self.plans.pulled,
+            missed: self.plans.failed,
             links_lost: total(|counters| counters.links_lost, |host| host.links_lost),
             sessions_reset: total(|counters| counters.sessions_reset, |host| host.sessions_reset),
         }
     }
 
-    fn tasks(&self) -> usize {
+    pub(super) fn tasks(&self) -> usize {
         self.climate.hosts * self.climate.tasks_per_host
     }
 
@@ -254,8 +266,10 @@ impl Simulation {
         task_name(self.host_of(task), usize::from(self.place_of(task)))
     }
 
-    pub(super) fn tasks_of(&self, host: usize) -> Vec<TaskName> {
-        (0..self.climate.tasks_per_host).map(|number| task_name(host, number)).collect()
+    /// The tasks that a host serves, as far as its map has them.
+    pub(super) fn tasks_of(&self, host: usize) -> impl Iterator<Item = TaskName> {
+        let tasks = host * self.climate.tasks_per_host..(host + 1) * self.climate.tasks_per_host;
+        tasks.filter(move |&task| self.knows(host, task)).map(|task| self.task_name(task))
     }
 
     pub(super) fn address(&self, host: usize) -> TransportAddress {

@@ -11,6 +11,8 @@
 //!   does not stop the bytes that are on their way.
 //! - What was sent before its producer cleaned the step up is not delivered to a recv that was asked afterwards.
 //! - A recv to which nobody listens any more still takes its tensor: such a send ends well too.
+//!
+//! What fused receives add is in `fused.rs`, what pulls are promised in `plans/verdict.rs`.
 
 use std::time::Duration;
 
@@ -19,7 +21,7 @@ use sealane_fusion::{Code, Error, RecvOutcome, SendOutcome, Tensor};
 use super::climate::{LATENESS_MAX, Weather};
 use super::ledger::{End, Era};
 use super::run::Simulation;
-use super::workload::{self, Spot};
+use super::workload::{self, Spot, Told};
 
 impl Simulation {
     /// Where the producer of a spot stands.
@@ -37,6 +39,7 @@ impl Simulation {
 
     /// Hears what the calls of a host have come to.
     pub(super) fn look_at_calls(&mut self, host: usize) -> Result<(), String> {
+        self.look_at_batches(host)?;
         let mut recvs = std::mem::take(&mut self.ledger.open_recvs[host]);
         let mut left = Vec::new();
         for number in recvs.drain(..) {
@@ -46,8 +49,8 @@ impl Simulation {
                 Some(Err(oneshot::TryRecvError::Disconnected)) => {
                     return Err(format!("recv {number} was forgotten without a word"));
                 }
-                Some(Err(oneshot::TryRecvError::Empty)) => left.push(number),
-                None => {}
+                // Without a receiver it is part of a fused receive, which was looked at above.
+                Some(Err(oneshot::TryRecvError::Empty)) | None => left.push(number),
             }
         }
         self.ledger.open_recvs[host] = left;
@@ -65,10 +68,10 @@ impl Simulation {
             }
         }
         self.ledger.open_sends[host] = left;
-        Ok(())
+        self.look_at_pulls(host)
     }
 
-    fn recv_ended(&mut self, number: usize, outcome: RecvOutcome) -> Result<(), String> {
+    pub(super) fn recv_ended(&mut self, number: usize, outcome: RecvOutcome) -> Result<(), String> {
         let (now, recv) = (self.now, &self.ledger.recvs[number]);
         if now > recv.deadline + LATENESS_MAX {
             return Err(format!("recv {number} ended {:?} after its deadline", now - recv.deadline));
@@ -101,7 +104,7 @@ impl Simulation {
     /// A recv got a tensor: whose is it, and might it?
     fn delivered(&mut self, number: usize, tensor: &Tensor) -> Result<(), String> {
         let recv = &self.ledger.recvs[number];
-        let send = workload::send_of(tensor).filter(|&send| send < self.ledger.sends.len());
+        let send = workload::number_of(tensor).filter(|&send| send < self.ledger.sends.len());
         let Some(from) = send else { return Err(format!("recv {number} got a tensor that nobody sent")) };
         self.trace.note(self.now, format_args!("recv {number} got send {from}"));
         let era = self.era(recv.at);
@@ -112,9 +115,7 @@ impl Simulation {
         if self.ledger.is_stale(send, recv) {
             return Err(format!("recv {number} got send {from} of a step that had been cleaned up between the two"));
         }
-        let mut expected = vec![0; send.bytes];
-        workload::fill(send.at, from, &mut expected);
-        if *tensor.meta() != workload::meta(from, send.bytes) || tensor.bytes() != expected {
+        if !workload::is_of(tensor, workload::seed_of(send.at, from), from, send.bytes) {
             return Err(format!("recv {number} got a corrupted tensor"));
         }
         if let Some((at, room)) = recv.destination
@@ -122,13 +123,16 @@ impl Simulation {
         {
             return Err(format!("recv {number} got its tensor elsewhere than in its own memory"));
         }
+        // What a fused receive says late may have come in any era since it was asked.
+        let late = recv.batch == Some(Told::Together);
         if let Some(&(earlier, before)) = send.deliveries.last()
             && before == era
+            && (!late || recv.era == era)
         {
             return Err(format!("send {from} was delivered to recv {earlier} and again to recv {number}"));
         }
         match send.ended {
-            Some((_, End::Ok)) => return Err(format!("send {from} was delivered after it had been released")),
+            Some((_, End::Ok)) if !late => return Err(format!("send {from} was delivered after it had been released")),
             Some((_, End::Err(code))) if send.era == era => {
                 return Err(format!("send {from} had failed with {code:?} and was delivered to recv {number}"));
             }
@@ -143,8 +147,7 @@ impl Simulation {
         let end = match outcome {
             Ok(()) => {
                 self.trace.note(now, format_args!("send {number} released"));
-                let deaf = |&recv: &usize| matches!(self.ledger.recvs[recv].ended, Some((_, End::Deaf)));
-                if send.deliveries.is_empty() && !self.ledger.recvs_of(send.at).iter().any(deaf) {
+                if send.deliveries.is_empty() && !self.ledger.may_have_taken(send.at) {
                     return Err(format!("send {number} ended well, but nobody has the tensor"));
                 }
                 End::Ok
@@ -176,6 +179,7 @@ impl Simulation {
             Code::Aborted => self.ledger.is_touched(recv.at),
             Code::Unavailable => self.climate.weather != Weather::Calm,
             Code::ResourceExhausted => self.climate.scarce,
+            Code::NotFound => self.is_news(recv.at.producer, recv.at.consumer),
             Code::InvalidArgument => {
                 let short = recv.destination.is_some_and(|(_, room)| {
                     self.ledger.sends_of(recv.at).iter().any(|&send| self.ledger.sends[send].bytes > room)

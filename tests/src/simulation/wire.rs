@@ -18,6 +18,8 @@ use sealane_transport::{Link, LinkKind};
 #[derive(Default)]
 pub(super) struct Air {
     parted: RefCell<BTreeSet<(usize, usize)>>,
+    /// Times that all wires were cut.
+    cuts: Cell<u32>,
     /// Never dropped before the run ends: dropping an end would tell the other.
     lost: RefCell<Vec<FaultLink<LoopbackLink>>>,
 }
@@ -35,6 +37,11 @@ impl Air {
         self.parted.borrow_mut().clear();
     }
 
+    /// Every wire that there is breaks.
+    pub(super) fn cut(&self) {
+        self.cuts.set(self.cuts.get() + 1);
+    }
+
     pub(super) fn is_parted(&self, one: usize, other: usize) -> bool {
         self.parted.borrow().contains(&(one.min(other), one.max(other)))
     }
@@ -48,6 +55,8 @@ pub(super) struct Wire {
     air: Rc<Air>,
     /// False once this end's host has lost its power.
     power: Rc<Cell<bool>>,
+    /// Cuts before it was made.
+    cuts: u32,
     /// Receives in a thousand that are cut short.
     piecemeal: u32,
     random: u64,
@@ -62,11 +71,16 @@ impl Wire {
         piecemeal: u32,
         seed: u64,
     ) -> Self {
-        Self { link: Some(link), ends, air: air.clone(), power: power.clone(), piecemeal, random: seed | 1 }
+        let cuts = air.cuts.get();
+        Self { link: Some(link), ends, air: air.clone(), power: power.clone(), cuts, piecemeal, random: seed | 1 }
     }
 
     fn is_still(&self) -> bool {
         self.air.is_parted(self.ends.0, self.ends.1)
+    }
+
+    fn check(&self) -> Result<(), LinkError> {
+        if self.cuts == self.air.cuts.get() { Ok(()) } else { Err(LinkError::Injected("cut")) }
     }
 
     fn link(&mut self) -> &mut FaultLink<LoopbackLink> {
@@ -88,10 +102,12 @@ impl Link for Wire {
     }
 
     fn transmit(&mut self, outbox: &mut Outbox, budget: usize, more_follows: bool) -> Result<usize, LinkError> {
+        self.check()?;
         if self.is_still() { Ok(0) } else { self.link().transmit(outbox, budget, more_follows) }
     }
 
     fn receive(&mut self, receiver: &mut dyn Receiver, budget: usize) -> Result<usize, LinkError> {
+        self.check()?;
         if self.is_still() {
             return Ok(0);
         }

@@ -1,5 +1,8 @@
 //! What tasks do: tensors exchanged at random, calls given up, steps aborted and cleaned up. And the tensors' bytes.
 
+mod fused;
+mod published;
+
 use std::time::Duration;
 
 use rand::Rng;
@@ -16,6 +19,9 @@ const SHARED_KEYS: u32 = 4;
 /// Steps of the last exchanges, of which each must succeed.
 pub(super) const PROBE_STEP: i64 = 1000;
 
+/// How far ahead of the newest version a pull is that takes any.
+pub(super) const ANY_AGE: i64 = i64::MIN;
+
 /// Where a tensor is sent and received.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Spot {
@@ -25,7 +31,16 @@ pub(super) struct Spot {
     pub(super) key: u32,
 }
 
-#[derive(Debug, Clone, Copy)]
+/// How the outcomes of a fused receive reach its task.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Told {
+    /// Each as it comes.
+    OneByOne,
+    /// All, when the last has come.
+    Together,
+}
+
+#[derive(Debug)]
 pub(super) enum Deed {
     Send {
         at: Spot,
@@ -52,6 +67,58 @@ pub(super) enum Deed {
     },
     /// Tensors that were received before now go back.
     Consume,
+    /// `rooms`: for so many keys, from the first on, the consumer brings memory for a tensor of any length.
+    Fuse {
+        batch: usize,
+        producer: usize,
+        consumer: usize,
+        step: i64,
+        keys: Vec<u32>,
+        rooms: usize,
+        told: Told,
+        timeout: Duration,
+    },
+    GiveUpFused {
+        batch: usize,
+    },
+    DeafenFused {
+        batch: usize,
+    },
+    /// `rise`: by how much the version is above the last.
+    Publish {
+        task: usize,
+        keys: Vec<u32>,
+        rise: i64,
+        bytes: usize,
+    },
+    Withdraw {
+        task: usize,
+        key: u32,
+    },
+    Open {
+        plan: usize,
+        producer: usize,
+        consumer: usize,
+        keys: Vec<u32>,
+    },
+    /// `ahead`: how much newer the tensors must be than the newest now. `room`: the consumer brings memory for the first.
+    Pull {
+        plan: usize,
+        ahead: i64,
+        room: Option<usize>,
+        timeout: Duration,
+    },
+    /// The latest pull of the plan is given up.
+    GiveUpPull {
+        plan: usize,
+    },
+    /// Nobody listens any more for the latest pull of the plan.
+    DeafenPull {
+        plan: usize,
+    },
+    Close {
+        plan: usize,
+    },
 }
 
 fn length(random: &mut SmallRng) -> usize {
@@ -143,10 +210,17 @@ pub(super) fn plan(climate: &Climate, random: &mut SmallRng, agenda: &mut Agenda
         let (task, step) = (random.random_range(0..tasks), random.random_range(0..STEPS));
         agenda.add(moment(random), Event::Deed(Deed::Cleanup { task, step }));
     }
+    fused::plan(climate, random, agenda);
+    published::plan(climate, random, agenda);
     let mut when = Duration::ZERO;
     while when < STORM {
         when += soon(random);
         agenda.add(when, Event::Deed(Deed::Consume));
+    }
+    for host in 0..climate.hosts {
+        for _ in 0..random.random_range(0..3) {
+            agenda.add(moment(random), Event::Learn(host));
+        }
     }
     if climate.slow {
         for _ in 0..random.random_range(1..4) {
@@ -190,13 +264,23 @@ fn mixed(number: u64) -> u64 {
     number ^ (number >> 31)
 }
 
-/// The bytes of a tensor: which send it is, then what follows from that and from where it was sent.
-pub(super) fn fill(at: Spot, send: usize, bytes: &mut [u8]) {
-    let mut seed = mixed(send as u64 ^ (at.step as u64) << 40) ^ mixed((at.producer << 32 | at.consumer) as u64);
-    seed ^= u64::from(at.key) << 17;
+/// What the bytes of a tensor that is sent to a spot follow from.
+pub(super) fn seed_of(at: Spot, send: usize) -> u64 {
+    mixed(send as u64 ^ (at.step as u64) << 40)
+        ^ mixed((at.producer << 32 | at.consumer) as u64)
+        ^ u64::from(at.key) << 17
+}
+
+/// What the bytes of a published tensor follow from.
+pub(super) fn seed_of_published(task: usize, key: u32, version: i64) -> u64 {
+    mixed((task as u64) << 32 | u64::from(key)) ^ mixed(version as u64)
+}
+
+/// The bytes of a tensor: its number, then what follows from the seed.
+pub(super) fn fill(mut seed: u64, number: usize, bytes: &mut [u8]) {
     let mut chunks = bytes.chunks_mut(8);
     if let Some(first) = chunks.next() {
-        first.copy_from_slice(&(send as u64).to_le_bytes()[..first.len()]);
+        first.copy_from_slice(&(number as u64).to_le_bytes()[..first.len()]);
     }
     for chunk in chunks {
         seed = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -204,14 +288,21 @@ pub(super) fn fill(at: Spot, send: usize, bytes: &mut [u8]) {
     }
 }
 
-/// Metadata of such a tensor; one without bytes says in its shape which send it is.
-pub(super) fn meta(send: usize, bytes: usize) -> TensorMeta {
-    let shape: &[u64] = if bytes == 0 { &[send as u64, 0] } else { &[bytes as u64] };
+/// True if a tensor is the one of that number and seed, to the last byte.
+pub(super) fn is_of(tensor: &Tensor, seed: u64, number: usize, bytes: usize) -> bool {
+    let mut expected = vec![0; bytes];
+    fill(seed, number, &mut expected);
+    *tensor.meta() == meta(number, bytes) && tensor.bytes() == expected
+}
+
+/// Metadata of such a tensor; one without bytes says its number in its shape.
+pub(super) fn meta(number: usize, bytes: usize) -> TensorMeta {
+    let shape: &[u64] = if bytes == 0 { &[number as u64, 0] } else { &[bytes as u64] };
     TensorMeta::new(DType::U8, shape).expect("few dimensions")
 }
 
-/// Which send a tensor is from, as far as it says itself.
-pub(super) fn send_of(tensor: &Tensor) -> Option<usize> {
+/// Which send or publication a tensor is from, as far as it says itself.
+pub(super) fn number_of(tensor: &Tensor) -> Option<usize> {
     match tensor.bytes().first_chunk::<8>() {
         Some(first) => Some(u64::from_le_bytes(*first) as usize),
         None => Some(*tensor.shape().first()? as usize),

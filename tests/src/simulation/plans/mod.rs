@@ -1,0 +1,257 @@
+//! The plans of tasks and their pulls, as tasks open, pull and close them. What a pull may be told is in `verdict.rs`.
+
+mod verdict;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use sealane_fusion::node::{PullRequest, PullWaiter};
+use sealane_fusion::{Buffer, Error, Keys, Tray};
+use sealane_transport::Handle;
+
+use super::run::Simulation;
+use super::workload;
+
+/// What a place of a plan held last.
+#[derive(Clone, Copy)]
+struct Place {
+    process: u32,
+    version: i64,
+    when: Duration,
+}
+
+/// A plan of a task; it is opened again when its task's process is another.
+struct Plan {
+    producer: usize,
+    consumer: usize,
+    keys: Vec<u32>,
+    open: Option<Opened>,
+    /// Its task has closed it for good.
+    closed: bool,
+    /// What it has brought, by number.
+    seen: Vec<Option<Place>>,
+}
+
+struct Opened {
+    handle: Handle,
+    host: usize,
+    shard: usize,
+    /// `None` while a pull has it.
+    tray: Option<Tray>,
+    /// Address and length of each tensor in the tray, if its last pull brought them all.
+    memory: Vec<(usize, usize)>,
+}
+
+enum Ear {
+    Channel(oneshot::Receiver<Result<Tray, Error>>),
+    Cell(Handle),
+}
+
+struct Pull {
+    plan: usize,
+    handle: Option<Handle>,
+    ear: Ear,
+    min_version: i64,
+    issued: Duration,
+    deadline: Duration,
+    /// Address and length of the memory that came with it, for the first tensor.
+    brought: Option<(usize, usize)>,
+    /// Its plan's tray went with it, and nothing has been lost from that since `memory` was noted.
+    memory: Vec<(usize, usize)>,
+    /// The plan was closed before it was asked.
+    refused: bool,
+}
+
+/// All plans, and the pulls that have not ended.
+#[derive(Default)]
+pub(super) struct Plans {
+    plans: BTreeMap<usize, Plan>,
+    open: BTreeMap<u64, Pull>,
+    asked: u64,
+    /// Tensors that came, and those that did not.
+    pub(super) pulled: usize,
+    pub(super) failed: usize,
+}
+
+impl Plans {
+    /// A pull that never ended.
+    pub(super) fn left(&self) -> Option<u64> {
+        self.open.keys().next().copied()
+    }
+
+    pub(super) fn is_open(&self, pull: u64) -> bool {
+        self.open.contains_key(&pull)
+    }
+
+    /// The latest pull of a plan that has not ended.
+    fn latest_of(&self, plan: usize) -> Option<u64> {
+        self.open.iter().rev().find(|(_, pull)| pull.plan == plan).map(|(number, _)| *number)
+    }
+}
+
+impl Simulation {
+    pub(super) fn name_plan(&mut self, plan: usize, producer: usize, consumer: usize, keys: Vec<u32>) {
+        let seen = vec![None; keys.len()];
+        self.plans.plans.insert(plan, Plan { producer, consumer, keys, open: None, closed: false, seen });
+    }
+
+    /// Opens a plan, if its task's host runs and knows both tasks.
+    pub(super) fn open_plan(&mut self, plan: usize) -> Result<(), String> {
+        let Plan { producer, consumer, .. } = self.plans.plans[&plan];
+        let host = self.host_of(consumer);
+        let Some((shard, pair)) = self.seat_of(host, consumer, producer)? else { return Ok(()) };
+        let known = self.plans.plans.get_mut(&plan).expect("just looked at");
+        let keys = Keys::new(known.keys.iter().map(|&number| super::published::key(number)));
+        let keys = Arc::new(keys.map_err(|error| error.to_string())?);
+        let tray = Some(Tray::new(keys.len()));
+        let handle = self.hosts[host].seats[shard].node.open_plan(pair, keys);
+        known.open = Some(Opened { handle, host, shard, tray, memory: Vec::new() });
+        let count = known.keys.len();
+        self.trace.note(
+            self.now,
+            format_args!("plan {plan} is open: {count} tensors of {producer}, by {consumer} on {host}.{shard}"),
+        );
+        self.settle(host, shard)
+    }
+
+    /// Pulls a plan; the number of the pull, unless the host is down.
+    pub(super) fn pull(
+        &mut self,
+        plan: usize,
+        ahead: i64,
+        room: Option<usize>,
+        timeout: Duration,
+    ) -> Result<Option<u64>, String> {
+        let Some(known) = self.plans.plans.get(&plan) else { return Ok(None) };
+        if known.open.is_none() && !known.closed {
+            self.open_plan(plan)?;
+        }
+        let Plan { producer, ref keys, closed, .. } = self.plans.plans[&plan];
+        let newest = keys.iter().map(|&key| self.published.newest(producer, key)).min().unwrap_or(0);
+        let min_version = if ahead == workload::ANY_AGE { i64::MIN } else { newest + ahead };
+        let as_cell = self.plans.asked % 3 == 2;
+        let Some(opened) = &mut self.plans.plans.get_mut(&plan).expect("just looked at").open else { return Ok(None) };
+        let (host, shard, handle) = (opened.host, opened.shard, opened.handle);
+        let (mut tray, mut memory) = match opened.tray.take() {
+            Some(tray) => (tray, std::mem::take(&mut opened.memory)),
+            None => (Tray::new(self.plans.plans[&plan].keys.len()), Vec::new()),
+        };
+        let room = room.filter(|_| !tray.is_empty());
+        let brought = room.map(|room| {
+            let buffer = Buffer::from_vec(vec![0; room]);
+            let place = (buffer.as_ptr() as usize, room);
+            tray.set_destination(0, buffer);
+            memory.clear();
+            place
+        });
+        let node = &mut self.hosts[host].seats[shard].node;
+        let (waiter, ear) = if as_cell {
+            let cell = node.open_pull();
+            (PullWaiter::Cell(cell), Ear::Cell(cell))
+        } else {
+            let (sender, receiver) = oneshot::channel();
+            (PullWaiter::Channel(sender), Ear::Channel(receiver))
+        };
+        self.plans.asked += 1;
+        let number = self.plans.asked;
+        let (issued, deadline) = (self.now, self.now + timeout);
+        self.trace.note(issued, format_args!("pull {number} of plan {plan}, version {min_version}, for {timeout:?}"));
+        let request = PullRequest { plan: handle, min_version, deadline: self.base + deadline, tray, waiter };
+        let now = self.instant();
+        let handle = self.hosts[host].seats[shard].node.pull(now, request);
+        let pull = Pull { plan, handle, ear, min_version, issued, deadline, brought, memory, refused: closed };
+        self.plans.open.insert(number, pull);
+        self.settle(host, shard)?;
+        Ok(Some(number))
+    }
+
+    pub(super) fn give_up_pull(&mut self, plan: usize) -> Result<(), String> {
+        let Some(number) = self.plans.latest_of(plan) else { return Ok(()) };
+        let Pull { handle, ear, .. } = self.plans.open.remove(&number).expect("just looked at");
+        let opened = self.plans.plans.get_mut(&plan).and_then(|plan| plan.open.as_mut());
+        let Some(opened) = opened else { return Err(format!("pull {number} stands without a plan")) };
+        let (host, shard) = (opened.host, opened.shard);
+        self.trace.note(self.now, format_args!("pull {number} is given up"));
+        let node = &mut self.hosts[host].seats[shard].node;
+        let (tray, told) = match ear {
+            Ear::Cell(cell) => (node.close_pull(cell, handle), false),
+            Ear::Channel(receiver) => {
+                let tray = handle.and_then(|handle| node.cancel_pull(handle));
+                (tray, !matches!(receiver.try_recv(), Err(oneshot::TryRecvError::Disconnected)))
+            }
+        };
+        let Some(tray) = tray.filter(|_| !told) else {
+            return Err(format!("pull {number} was given up and did not give its tray back"));
+        };
+        opened.tray.get_or_insert(tray);
+        opened.memory.clear();
+        self.settle(host, shard)
+    }
+
+    pub(super) fn deafen_pull(&mut self, plan: usize) {
+        let is_channel = |number: &u64| matches!(self.plans.open[number].ear, Ear::Channel(_));
+        if let Some(number) = self.plans.latest_of(plan).filter(is_channel) {
+            self.trace.note(self.now, format_args!("nobody listens to pull {number}"));
+            self.plans.open.remove(&number);
+        }
+    }
+
+    /// A task closes a plan: its pulls are given up.
+    pub(super) fn close_plan(&mut self, plan: usize) -> Result<(), String> {
+        let Some(known) = self.plans.plans.get_mut(&plan).filter(|plan| !plan.closed) else { return Ok(()) };
+        known.closed = true;
+        let Some(opened) = &mut known.open else { return Ok(()) };
+        opened.memory.clear();
+        opened.tray = None;
+        let (host, shard, handle) = (opened.host, opened.shard, opened.handle);
+        self.trace.note(self.now, format_args!("plan {plan} is closed"));
+        let node = &mut self.hosts[host].seats[shard].node;
+        node.close_plan(handle);
+        let mut told = None;
+        self.plans.open.retain(|number, pull| {
+            let is_of = pull.plan == plan;
+            if is_of {
+                let spoken = match &pull.ear {
+                    Ear::Channel(receiver) => !matches!(receiver.try_recv(), Err(oneshot::TryRecvError::Disconnected)),
+                    Ear::Cell(cell) => node.close_pull(*cell, None).is_some(),
+                };
+                told = told.or(spoken.then_some(*number));
+            }
+            !is_of
+        });
+        match told {
+            Some(number) => Err(format!("pull {number} goes on, or was told something, though its plan was closed")),
+            None => self.settle(host, shard),
+        }
+    }
+
+    pub(super) fn close_plans(&mut self, pick: impl Fn(usize) -> bool) -> Result<(), String> {
+        let chosen: Vec<_> = self.plans.plans.keys().copied().filter(|&plan| pick(plan)).collect();
+        chosen.into_iter().try_for_each(|plan| self.close_plan(plan))
+    }
+
+    /// A process is gone, and its plans with it.
+    pub(super) fn forget_plans_of(&mut self, host: usize) {
+        let Plans { plans, open, .. } = &mut self.plans;
+        for (number, plan) in plans.iter_mut() {
+            if plan.open.as_ref().is_some_and(|opened| opened.host == host) {
+                plan.open = None;
+                plan.seen.fill(None);
+                open.retain(|_, pull| pull.plan != *number);
+            }
+        }
+    }
+
+    /// The plans that are still open: each with its producer and its keys.
+    pub(super) fn open_plans(&self) -> Vec<(usize, usize, Vec<u32>)> {
+        let open = self.plans.plans.iter().filter(|(_, plan)| plan.open.is_some() && !plan.closed);
+        open.map(|(&number, plan)| (number, plan.producer, plan.keys.clone())).collect()
+    }
+
+    /// True if a pull that has ended brought everything.
+    pub(super) fn is_plan_filled(&self, plan: usize) -> bool {
+        let tray = self.plans.plans[&plan].open.as_ref().and_then(|opened| opened.tray.as_ref());
+        tray.is_some_and(|tray| tray.is_complete() && tray.first_error().is_none())
+    }
+}

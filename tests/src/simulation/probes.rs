@@ -1,0 +1,145 @@
+//! What must work in fine weather, whatever the storm has done: every pair of tasks, and every plan that is still open.
+
+use std::time::Duration;
+
+use rand::Rng;
+
+use super::fused::Fusing;
+use super::ledger::End;
+use super::run::Simulation;
+use super::workload::{self, Deed, PROBE_STEP, Spot, Told};
+
+/// How long a recv in fine weather may take: over what a dead link takes to be found out and replaced.
+pub(super) const PROBE_TIMEOUT: Duration = Duration::from_secs(8);
+/// Tries of an exchange in fine weather: the first two may find out that what the peer was asked before is lost.
+pub(super) const PROBE_TRIES: usize = 3;
+/// Plans of the last pulls begin here.
+const PROBE_PLAN: usize = 1000;
+/// What those pull.
+const PROBE_KEY: u32 = 1000;
+const PROBE_BYTES: usize = 100;
+/// Longest tensor of a last exchange.
+const PROBE_BYTES_MAX: usize = 10_000;
+/// Times that all wires are cut at the end.
+pub(super) const CUTS: i64 = 2;
+/// Steps and fused receive of what is under way then.
+pub(super) const CUT_STEP: i64 = 2000;
+const CUT_BATCH: usize = 1000;
+
+impl Simulation {
+    /// In fine weather every task reaches every task, itself included.
+    pub(super) fn probe_all(&mut self) -> Result<(), String> {
+        let tasks = self.tasks();
+        for (producer, consumer) in (0..tasks).flat_map(|one| (0..tasks).map(move |other| (one, other))) {
+            let mut well = false;
+            for attempt in 0..PROBE_TRIES as i64 {
+                well = well || self.probe(Spot { producer, consumer, step: PROBE_STEP + attempt, key: 0 })?;
+            }
+            if !well {
+                return Err(format!("task {consumer} cannot receive from task {producer} in fine weather"));
+            }
+        }
+        Ok(())
+    }
+
+    /// One exchange with nothing else going on; true if it ends well.
+    fn probe(&mut self, at: Spot) -> Result<bool, String> {
+        let bytes = self.random_length();
+        self.conduct(Deed::Consume)?;
+        let send = self.send(at, bytes, PROBE_TIMEOUT)?;
+        let recv = self.recv(at, None, PROBE_TIMEOUT)?;
+        let (Some(send), Some(recv)) = (send, recv) else { return Err("the probe's host is down".into()) };
+        while self.ledger.recvs[recv].ended.is_none() {
+            self.step()?;
+        }
+        let well = matches!(self.ledger.recvs[recv].ended, Some((_, End::Ok)));
+        if !well {
+            self.conduct(Deed::Cleanup { task: at.producer, step: at.step })?;
+        }
+        while self.ledger.sends[send].ended.is_none() {
+            self.step()?;
+        }
+        Ok(well)
+    }
+
+    /// In fine weather every plan that is still open can be pulled, and every task can pull from every task.
+    pub(super) fn probe_plans(&mut self) -> Result<(), String> {
+        for (plan, producer, keys) in self.open_plans() {
+            keys.into_iter().try_for_each(|key| self.publish(producer, key, 1, PROBE_BYTES))?;
+            self.probe_plan(plan)?;
+        }
+        let tasks = self.tasks();
+        for producer in 0..tasks {
+            self.publish(producer, PROBE_KEY, 1, PROBE_BYTES)?;
+            for consumer in 0..tasks {
+                let plan = PROBE_PLAN + producer * tasks + consumer;
+                self.name_plan(plan, producer, consumer, vec![PROBE_KEY]);
+                self.probe_plan(plan)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn probe_plan(&mut self, plan: usize) -> Result<(), String> {
+        for _ in 0..PROBE_TRIES {
+            let pull = self.pull(plan, workload::ANY_AGE, None, PROBE_TIMEOUT)?;
+            let Some(pull) = pull else { return Err("the probe's host is down".into()) };
+            while self.plans.is_open(pull) {
+                self.step()?;
+            }
+            if self.is_plan_filled(plan) {
+                return Ok(());
+            }
+        }
+        Err(format!("plan {plan} cannot be pulled in fine weather"))
+    }
+
+    /// What was asked before a link broke is asked again on the next, and comes: nobody is told of the link.
+    pub(super) fn probe_cuts(&mut self) -> Result<(), String> {
+        (CUT_STEP..CUT_STEP + CUTS).try_for_each(|step| self.probe_cut(step))
+    }
+
+    fn probe_cut(&mut self, step: i64) -> Result<(), String> {
+        let tasks = self.tasks();
+        let (producer, consumer) = (self.random.random_range(0..tasks), self.random.random_range(0..tasks));
+        let spot = |key| Spot { producer, consumer, step, key };
+        let plan = PROBE_PLAN + producer * tasks + consumer;
+        let (keys, told, timeout) = (vec![1, 2], Told::OneByOne, PROBE_TIMEOUT);
+        let first = self.ledger.recvs.len();
+        self.recv(spot(0), None, timeout)?;
+        self.fuse(Fusing { batch: CUT_BATCH, producer, consumer, step, keys, rooms: 0, told, timeout })?;
+        let pull = self.pull(plan, 1, None, timeout)?.ok_or("the probe's host is down")?;
+        self.send(spot(1), PROBE_BYTES, timeout)?;
+        self.pause()?;
+        self.trace.note(self.now, format_args!("all wires are cut"));
+        self.air.cut();
+        self.pause()?;
+        for key in [0, 2] {
+            let bytes = self.random_length();
+            self.send(spot(key), bytes, timeout)?;
+        }
+        self.publish(producer, PROBE_KEY, 1, PROBE_BYTES)?;
+        let waiting = |open: &[Vec<usize>]| open.iter().any(|open| !open.is_empty());
+        while self.plans.is_open(pull) || waiting(&self.ledger.open_recvs) || waiting(&self.ledger.open_sends) {
+            self.step()?;
+        }
+        let lost = |recv: &usize| !matches!(self.ledger.recvs[*recv].ended, Some((_, End::Ok)));
+        if let Some(recv) = (first..self.ledger.recvs.len()).find(lost) {
+            return Err(format!("recv {recv} did not outlive its link"));
+        }
+        match self.is_plan_filled(plan) {
+            true => Ok(()),
+            false => Err(format!("pull {pull} did not outlive its link")),
+        }
+    }
+
+    /// As long as messages are on their way.
+    fn pause(&mut self) -> Result<(), String> {
+        let pause = Duration::from_micros(self.random.random_range(0..2000));
+        self.run_until(self.now + pause)
+    }
+
+    fn random_length(&mut self) -> usize {
+        self.random.random_range(8..PROBE_BYTES_MAX)
+    }
+}

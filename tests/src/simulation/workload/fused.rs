@@ -1,0 +1,72 @@
+//! Fused receives: some of their tensors are sent before, some after, some never.
+
+use std::time::Duration;
+
+use rand::Rng;
+use rand::rngs::SmallRng;
+
+use super::{Deed, SHARED_KEYS, STEPS, Spot, Told, length, moment, soon, timeout};
+use crate::simulation::agenda::{Agenda, Event};
+use crate::simulation::climate::Climate;
+
+/// Keys of fused receives begin here, apart from those of single recvs.
+const FIRST_KEY: u32 = 1_000_000;
+/// Keys of one fused receive at most.
+const KEYS_MAX: u32 = 60;
+
+pub(super) fn plan(climate: &Climate, random: &mut SmallRng, agenda: &mut Agenda) {
+    let tasks = climate.hosts * climate.tasks_per_host;
+    for batch in 0..climate.batches {
+        let (producer, consumer) = (random.random_range(0..tasks), random.random_range(0..tasks));
+        let step = random.random_range(0..STEPS);
+        let count =
+            if random.random_bool(0.8) { random.random_range(0..12) } else { random.random_range(12..KEYS_MAX) };
+        let shared = random.random_bool(0.2);
+        let key = |number| match shared && number % 4 == 0 {
+            true => number / 4 % SHARED_KEYS,
+            false => FIRST_KEY + batch as u32 * KEYS_MAX + number,
+        };
+        let keys: Vec<u32> = (0..count).map(key).collect();
+        let start = moment(random);
+        let asked = start + soon(random);
+        let sent = if random.random_bool(0.5) { 1.0 } else { 0.85 };
+        for &key in &keys {
+            if random.random_bool(sent) {
+                let (at, timeout) =
+                    (Spot { producer, consumer, step, key }, timeout(random, Duration::from_millis(30)));
+                agenda.add(start + soon(random), Event::Deed(Deed::Send { at, bytes: length(random), timeout }));
+            }
+        }
+        let told = if random.random_bool(0.5) { Told::OneByOne } else { Told::Together };
+        let fuse = |random: &mut SmallRng| Deed::Fuse {
+            batch,
+            producer,
+            consumer,
+            step,
+            keys: keys.clone(),
+            rooms: if random.random_bool(0.3) { random.random_range(0..=keys.len()) } else { 0 },
+            told,
+            timeout: timeout(random, Duration::from_millis(3)),
+        };
+        agenda.add(asked, Event::Deed(fuse(random)));
+        match random.random_range(0..100) {
+            0..12 => agenda.add(asked + soon(random), Event::Deed(Deed::GiveUpFused { batch })),
+            12..16 => agenda.add(asked + soon(random), Event::Deed(Deed::DeafenFused { batch })),
+            16..26 => {
+                // Given up and wanted again at once.
+                let again = asked + soon(random);
+                agenda.add(again, Event::Deed(Deed::GiveUpFused { batch }));
+                agenda.add(again, Event::Deed(fuse(random)));
+            }
+            26..34 => {
+                let task = if random.random_bool(0.5) { producer } else { consumer };
+                let when = asked + soon(random) / 4;
+                let deed =
+                    if random.random_bool(0.5) { Deed::Abort { task, step } } else { Deed::Cleanup { task, step } };
+                agenda.add(when, Event::Deed(deed));
+                agenda.add(when + soon(random), Event::Deed(Deed::Cleanup { task, step }));
+            }
+            _ => {}
+        }
+    }
+}

@@ -276,7 +276,8 @@ impl Plan {
             (Bench::Rate, Link::Tcp | Link::Loopback) => {
                 &[Fuse::Off, Fuse::Turn, Fuse::Receive, Fuse::Plan, Fuse::Push]
             }
-            (Bench::Fuse, Link::Tcp | Link::Loopback) => &[Fuse::Off, Fuse::Turn, Fuse::Receive, Fuse::Plan],
+            (Bench::Fuse, Link::Shm) => &[Fuse::Receive, Fuse::Plan],
+            (Bench::Fuse, _) => &[Fuse::Off, Fuse::Turn, Fuse::Receive, Fuse::Plan],
             _ => &[Fuse::Off, Fuse::Turn],
         };
         if !accepted.contains(&self.fuse) {
@@ -323,7 +324,8 @@ impl Plan {
             Bench::Connect => (&[Link::Tcp], &[SystemName::Raw]),
             Bench::Idle => (&[Link::Tcp, Link::Shm], &[]),
             Bench::FanIn => (&[Link::Tcp], &[SystemName::Raw]),
-            Bench::Fuse => (&[Link::Tcp], &[SystemName::Raw, SystemName::Grpc]),
+            Bench::Fuse if self.link == Link::Shm => (&[Link::Shm], &[]),
+            Bench::Fuse => (&[Link::Tcp, Link::Shm], &[SystemName::Raw, SystemName::Grpc]),
             Bench::Latency | Bench::Rate | Bench::Bandwidth => return Ok(()),
         };
         let setting = |setting, value, accepted| Err(BenchError::Setting { setting, value, accepted });
@@ -334,7 +336,7 @@ impl Plan {
         match self.baselines.iter().find(|baseline| !baselines.contains(baseline)) {
             None => Ok(()),
             Some(other) if baselines.is_empty() => {
-                setting("--baseline", other.to_string(), format!("none with {}", self.bench))
+                setting("--baseline", other.to_string(), format!("none with {} over {}", self.bench, self.link))
             }
             Some(other) => setting("--baseline", other.to_string(), format!("only raw with {}", self.bench)),
         }

@@ -49,17 +49,17 @@ impl StepTally {
         self.times.len() as f64 / self.taken.as_secs_f64()
     }
 
-    /// The round's figures; `messages` are those of one step.
-    pub(crate) fn sample(&self, plan: &Plan, messages: f64) -> Sample {
+    /// The round's figures; `messages` are those of one step, where there are any.
+    pub(crate) fn sample(&self, plan: &Plan, messages: Option<f64>) -> Sample {
         let per_second = self.per_second();
         let bytes = plan.step.iter().sum::<usize>() as f64;
-        let figures = vec![
+        let mut figures = vec![
             (Metric::StepTime, self.times.value_at_quantile(0.5) as f64 / 1e6),
             (Metric::StepsPerSecond, per_second),
             (Metric::TensorsPerSecond, per_second * plan.step.len() as f64),
             (Metric::GigabytesPerSecond, per_second * bytes / 1e9),
-            (Metric::MessagesPerStep, messages),
         ];
+        figures.extend(messages.map(|messages| (Metric::MessagesPerStep, messages)));
         Sample { round_trips: None, figures }
     }
 }
@@ -78,7 +78,7 @@ mod tests {
         assert!(!tally.completed(at(50), at(52)) && !tally.completed(at(52), at(62)));
         assert!(tally.completed(at(62), at(150)));
         assert_eq!(tally.steps(), 4);
-        let sample = tally.sample(&Plan { step: vec![1_000; 100], ..Plan::new(Bench::Fuse) }, 2.0);
+        let sample = tally.sample(&Plan { step: vec![1_000; 100], ..Plan::new(Bench::Fuse) }, Some(2.0));
         let of = |metric| sample.figures.iter().find(|(name, _)| *name == metric).expect("it is one of them").1;
         assert!((of(Metric::StepTime) - 10.0).abs() < 0.02, "the median");
         assert!((of(Metric::StepsPerSecond) - 30.0).abs() < 0.01, "three in a tenth of a second");

@@ -38,7 +38,7 @@ pub(super) async fn measure(mut caller: Caller, plan: &Plan, length: Duration) -
         }
     }
     arrival::check(NAME, targets.iter().map(Vec::as_slice))?;
-    Ok(tally.sample(plan, MESSAGES_A_CALL * calls as f64))
+    Ok(tally.sample(plan, Some(MESSAGES_A_CALL * calls as f64)))
 }
 
 async fn in_one_message(caller: &mut Caller, targets: &mut [Vec<u8>]) -> Result<(), BenchError> {

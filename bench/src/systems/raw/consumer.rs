@@ -122,7 +122,7 @@ pub(super) fn steps(
         }
         pieces.scatter();
         if tally.completed(began, Instant::now()) {
-            return Ok(tally.sample(plan, MESSAGES_A_STEP));
+            return Ok(tally.sample(plan, Some(MESSAGES_A_STEP)));
         }
     }
 }

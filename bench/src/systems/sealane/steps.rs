@@ -40,7 +40,7 @@ pub(super) async fn round(
         return Ok((Sample::figure(Metric::TensorsPerSecond, per_second), lanes));
     }
     let sent = messages::sent(shard, &pair, 2 * number + 1).await? - before;
-    Ok((tally.sample(plan, sent as f64 / tally.steps() as f64), lanes))
+    Ok((tally.sample(plan, Some(sent as f64 / tally.steps() as f64)), lanes))
 }
 
 /// How the tensors of a step are asked for.

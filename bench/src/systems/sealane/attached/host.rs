@@ -17,14 +17,15 @@ use super::super::{PS, WORKER, engine, listen, map};
 use crate::error::BenchError;
 use crate::limits::{IDLE_US_MAX, SIZE_BYTES_MAX, STALL_LIMIT};
 use crate::peer::{PeerJob, PeerReady, announce};
+use crate::plan::Bench;
 
 /// How long a request waits: the longest gap of a round, before which a recv is asked for already, and what a round may
 /// stand still.
 const REQUEST_TIMEOUT: Duration = Duration::from_micros(IDLE_US_MAX).saturating_add(STALL_LIMIT);
 
-/// Memory for tensors received without a destination, of which there are none that need it: small ones lie in the ring,
-/// large ones have a destination.
-const AREA_BYTES: u64 = 1 << 20;
+/// Memory for tensors received without a destination, of which there are none that need it but those of steps: small ones
+/// lie in the ring, large ones have a destination.
+pub(in super::super) const AREA_BYTES: u64 = 1 << 20;
 
 /// The engine's process.
 pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
@@ -32,15 +33,20 @@ pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
     let engine = engine(&job.plan, map(port, port), &[PS, WORKER], network, REQUEST_TIMEOUT)?;
     let clients = attach::listen(job.meeting_place()?).map_err(failed)?;
     announce(PeerReady { port: 0 })?;
-    let _attached = [admit_next(&engine, &clients)?, admit_next(&engine, &clients)?];
+    let area_bytes = if job.plan.bench == Bench::Fuse { super::steps::room_bytes(&job.plan) } else { AREA_BYTES };
+    let _attached = [admit_next(&engine, &clients, area_bytes)?, admit_next(&engine, &clients, area_bytes)?];
     loop {
         // The process ends with its standard input or its parent.
         thread::park();
     }
 }
 
-/// Lets the next client in, and gives the socket on which it is rung for.
-pub(in super::super) fn admit_next(engine: &Engine, listener: &OwnedFd) -> Result<Arc<OwnedFd>, BenchError> {
+/// Lets the next client in, with so much memory for tensors that it receives, and gives the socket on which it is rung for.
+pub(in super::super) fn admit_next(
+    engine: &Engine,
+    listener: &OwnedFd,
+    area_bytes: u64,
+) -> Result<Arc<OwnedFd>, BenchError> {
     let socket = loop {
         ready(listener, PollFlags::POLLIN)?;
         if let Some(socket) = attach::accept(listener).map_err(failed)? {
@@ -55,18 +61,18 @@ pub(in super::super) fn admit_next(engine: &Engine, listener: &OwnedFd) -> Resul
             None => {}
         }
     };
-    let mut welcoming = admit(engine, wish, &socket)?;
+    let mut welcoming = admit(engine, wish, &socket, area_bytes)?;
     while !welcoming.step(&socket).map_err(failed)? {
         ready(&socket, PollFlags::POLLOUT)?;
     }
     Ok(socket)
 }
 
-fn admit(engine: &Engine, wish: Attach, socket: &Arc<OwnedFd>) -> Result<Welcoming, BenchError> {
+fn admit(engine: &Engine, wish: Attach, socket: &Arc<OwnedFd>, area_bytes: u64) -> Result<Welcoming, BenchError> {
     let pid = attach::credentials(socket).map_err(failed)?.pid;
     let (arena, arena_descriptor) =
         SharedMemory::create("sealane-bench-arena", wish.arena_bytes, false).map_err(failed)?;
-    let (end, segment) = DaemonEnd::create(AREA_BYTES, false).map_err(failed)?;
+    let (end, segment) = DaemonEnd::create(area_bytes, false).map_err(failed)?;
     let doorbell = Doorbell::create().map_err(failed)?;
     let descriptors = vec![ShardDescriptors { segment, doorbell: doorbell.duplicate().map_err(failed)? }];
     let welcome = Welcome {

@@ -4,6 +4,7 @@
 
 mod host;
 mod rounds;
+mod steps;
 
 use std::time::Duration;
 
@@ -18,16 +19,32 @@ use crate::sample::Sample;
 use crate::system::System;
 use crate::systems::meeting::Meeting;
 use rounds::Clients;
+use steps::Steps;
 
-pub(super) use host::admit_next;
 pub(in crate::systems) use host::serve;
+pub(super) use host::{AREA_BYTES, admit_next};
 
 /// Two clients and the engine between them.
 pub(in crate::systems) struct Attached {
     plan: Plan,
     /// Before the engine's process, which they say goodbye to.
-    clients: Clients,
+    clients: Play,
     peer: Peer,
+}
+
+/// What the two clients do.
+enum Play {
+    Tensors(Clients),
+    Steps(Steps),
+}
+
+impl Play {
+    fn new(plan: &Plan, ps: Task, worker: Task) -> Result<Play, ::sealane::Error> {
+        Ok(match plan.bench {
+            Bench::Fuse => Play::Steps(Steps::new(plan, ps, worker)?),
+            _ => Play::Tensors(Clients::new(plan, ps, worker)?),
+        })
+    }
 }
 
 impl Attached {
@@ -37,7 +54,7 @@ impl Attached {
         let mut peer = Peer::start(program, &job)?;
         let plan = job.plan;
         let clients = attach(&meeting, &plan, PS)
-            .and_then(|ps| Clients::new(&plan, ps, attach(&meeting, &plan, WORKER)?))
+            .and_then(|ps| Play::new(&plan, ps, attach(&meeting, &plan, WORKER)?))
             .map_err(|failure| peer.blame(failed("attach")(failure)))?;
         peer.rest()?;
         Ok(Self { plan, clients, peer })
@@ -47,7 +64,7 @@ impl Attached {
 fn attach(meeting: &Meeting, plan: &Plan, task: &str) -> Result<Task, ::sealane::Error> {
     Attach::new(task)
         .socket(meeting.socket())
-        .arena_bytes(rounds::arena_bytes(plan))
+        .arena_bytes(if plan.bench == Bench::Fuse { steps::room_bytes(plan) } else { rounds::arena_bytes(plan) })
         .timeout(CONNECT_LIMIT)
         .polling(polling(plan))
         .attach()
@@ -74,6 +91,8 @@ impl System for Attached {
             (Bench::Rate, Fuse::Off) => "polling, a call each".to_owned(),
             (Bench::Rate, Fuse::Turn) => "polling, batched calls".to_owned(),
             (Bench::Bandwidth, _) => format!("polling, window {}", self.plan.window),
+            (Bench::Fuse, Fuse::Plan) => "polling, plan".to_owned(),
+            (Bench::Fuse, _) => "polling, batched calls".to_owned(),
             (none, _) => none.is_measured_elsewhere(),
         }
     }
@@ -87,10 +106,10 @@ impl System for Attached {
     }
 
     fn round(&mut self, length: Duration) -> Result<Sample, BenchError> {
-        let sample = match self.plan.bench {
-            Bench::Latency => self.clients.round_trips(&self.plan, length),
-            Bench::Rate | Bench::Bandwidth => self.clients.throughput(&self.plan, length),
-            none => none.is_measured_elsewhere(),
+        let sample = match (&mut self.clients, self.plan.bench) {
+            (Play::Steps(steps), _) => steps.round(&self.plan, length),
+            (Play::Tensors(clients), Bench::Latency) => clients.round_trips(&self.plan, length),
+            (Play::Tensors(clients), _) => clients.throughput(&self.plan, length),
         };
         sample.map_err(|failure| self.peer.blame(failed("move tensors")(failure)))
     }

@@ -11,7 +11,7 @@ use sealane_transport::shm::attach;
 use sealane_transport::tcp::listen;
 use socket2::Socket;
 
-use super::super::attached::admit_next;
+use super::super::attached::{AREA_BYTES, admit_next};
 use super::super::fanin::answers;
 use super::super::{PATIENCE, PS, tcp_settings};
 use super::{greeting, open_files_each};
@@ -31,7 +31,7 @@ pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
         let engine = start(plan, map, &tasks, listener)?;
         let door = attach::listen(job.meeting_place()?).map_err(|error| failed(error.to_string()))?;
         announce(PeerReady { port: 0 })?;
-        let clients = tasks.iter().map(|_| admit_next(&engine, &door)).collect::<Result<Vec<_>, _>>()?;
+        let clients = tasks.iter().map(|_| admit_next(&engine, &door, AREA_BYTES)).collect::<Result<Vec<_>, _>>()?;
         (engine, clients)
     } else {
         let engine = start(plan, greeting::map(port, plan.peers), &[PS.to_owned()], listener)?;

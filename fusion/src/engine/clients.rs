@@ -264,11 +264,14 @@ impl Clients {
         for (ClientCall { client, call }, outcome) in outcomes.drain(..) {
             // A client that is gone needs no answer.
             if let Some(client) = self.clients.get_mut(client) {
-                client.answer(call.to_bits() as u32, outcome, &mut self.record);
+                client.answer(call, outcome, &mut self.record);
             }
         }
         self.outcomes = outcomes;
         for (_, client) in self.clients.iter_mut() {
+            if client.accepts() {
+                work += self.engine.borrow_node(|node| client.hand_out(node, &mut self.record));
+            }
             if client.has_news() {
                 work += usize::from(client.flush(now, &mut self.record));
             }

@@ -4,6 +4,7 @@
 mod answers;
 mod plans;
 mod publications;
+mod queues;
 
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -23,6 +24,7 @@ use crate::node::{ClientCall, Node, Pool, RecvRequest, RecvWaiter, SendWaiter, T
 use answers::Answer;
 use plans::Plans;
 use publications::Publication;
+use queues::Queues;
 
 /// Records of one client taken in one turn at most, so that a busy client does not starve its neighbours.
 const RECORDS_PER_TURN: usize = 256;
@@ -62,6 +64,7 @@ pub(in crate::engine) struct Client {
     peers: Vec<Peer>,
     receiving: HashMap<u32, Receiving>,
     plans: Plans,
+    queues: Queues,
     /// Tensors that are published together once the last is there.
     together: Vec<Publication>,
     /// The call that the client just gave up.
@@ -80,6 +83,8 @@ pub(in crate::engine) struct Client {
     returned: Vec<u32>,
     /// Calls that ended without the node's word, to be told before the next record is read.
     refused: Vec<(u32, Error)>,
+    /// Queues that could not be opened, likewise.
+    unopened: Vec<(u32, Error)>,
     /// Something was written into the ring since the client was last rung for.
     has_news: bool,
     /// Nothing more is read: the client said goodbye, or broke the rules.
@@ -114,6 +119,7 @@ impl Client {
             peers: Vec::new(),
             receiving: HashMap::new(),
             plans: Plans::default(),
+            queues: Queues::default(),
             together: Vec::new(),
             cancelled: None,
             swept: false,
@@ -123,6 +129,7 @@ impl Client {
             lent_to_peers: Vec::new(),
             returned: Vec::new(),
             refused: Vec::new(),
+            unopened: Vec::new(),
             has_news: false,
             closed: false,
             look_at: None,
@@ -198,6 +205,9 @@ impl Client {
             while let Some((call, error)) = self.refused.pop() {
                 self.put(Answer::Failed { call, error, memory_back: true }, record);
             }
+            while let Some((queue, error)) = self.unopened.pop() {
+                self.put(Answer::Unopened { queue, error }, record);
+            }
         }
         if count > 0 {
             self.end.submissions.publish();
@@ -266,6 +276,14 @@ impl Client {
                 let ended = self.close_plan(node, plan)?;
                 self.refused.extend(ended.map(|call| (call, given_up())));
             }
+            Submission::Push { call, peer, timeout_ms, queue, meta, payload } => {
+                self.push_into(node, (call, peer), queue, (meta, payload), until(now, timeout_ms), now)?;
+            }
+            Submission::OpenQueue { queue, tensors_max, bytes_max, name } => {
+                self.open_queue(node, queue, (tensors_max, bytes_max), name)?;
+            }
+            Submission::Grant { queue, tensors, bytes } => self.queues.grant(queue, tensors, bytes)?,
+            Submission::CloseQueue { queue } => self.queues.close(node, self.task, queue)?,
             Submission::Free { tokens } => tokens.iter().for_each(|token| self.area.free(*token)),
             Submission::Peer { number, name } => {
                 if usize::from(number) != self.peers.len() || self.peers.len() >= PEERS_MAX {
@@ -352,6 +370,7 @@ impl Client {
     /// The client is gone: the node forgets what it kept for it.
     pub(super) fn leave(&mut self, node: &mut Node) {
         self.plans.close_all(node);
+        self.queues.close_all(node, self.task);
     }
 }
 
@@ -359,9 +378,17 @@ fn given_up() -> Error {
     Error::Aborted { step: 0, reason: "its caller gave it up".into() }
 }
 
+/// Of the node's name for a call: the call's memory comes back by a word of its own, however the call ends.
+const LENDS: u64 = 1 << 32;
+
 /// The node's name for a call.
 fn name(call: u32) -> Handle {
     Handle::from_bits(u64::from(call))
+}
+
+/// The node's name for a call whose memory comes back by a word of its own.
+fn lender(call: u32) -> Handle {
+    Handle::from_bits(u64::from(call) | LENDS)
 }
 
 fn until(now: Instant, timeout_ms: u32) -> Instant {

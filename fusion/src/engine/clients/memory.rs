@@ -143,6 +143,11 @@ impl ReceiveArea {
         Self { memory: Arc::new(AreaMemory { memory, returned: Mutex::default() }), books }
     }
 
+    /// Its size in bytes.
+    pub(super) fn len(&self) -> u64 {
+        self.memory.memory.len()
+    }
+
     /// A block under a buffer.
     fn allocate_block(&self, len: usize) -> Result<Buffer, Error> {
         let mut books = self.books.borrow_mut();

@@ -1,13 +1,14 @@
 //! The answering half of a client: outcomes become records in its completion ring, as far as that has room.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use sealane_runtime::Buffer;
 use sealane_transport::shm::limits::{INLINE_BYTES_MAX, NUMBERS_PER_RECORD};
 use sealane_transport::shm::{Completion, PushError, ReceivedAt, Record};
-use sealane_transport::{Error, Payload, RecvOutcome, Tensor, Unreceived};
+use sealane_transport::{Error, Handle, Payload, RecvOutcome, Tensor, Unreceived};
 
-use super::{BACKLOG_LOOK, Client};
+use super::{BACKLOG_LOOK, Client, LENDS};
 use crate::node::{ClientOutcome, Pool};
 
 /// How a call ended, as the client is to be told.
@@ -27,11 +28,23 @@ pub(super) enum Answer {
         plan: u32,
         next: usize,
     },
+    /// No call's: a tensor that was pushed into a queue.
+    Accepted {
+        queue: u32,
+        from: Arc<str>,
+        tensor: Tensor,
+    },
+    /// No call's: a queue that could not be opened.
+    Unopened {
+        queue: u32,
+        error: Error,
+    },
 }
 
 impl Client {
     /// Takes a call's outcome for the client.
-    pub(in crate::engine::clients) fn answer(&mut self, call: u32, outcome: ClientOutcome, record: &mut Record) {
+    pub(in crate::engine::clients) fn answer(&mut self, name: Handle, outcome: ClientOutcome, record: &mut Record) {
+        let (call, lends) = (name.to_bits() as u32, name.to_bits() & LENDS != 0);
         if let ClientOutcome::Pulled(tray) = outcome {
             if let Some(answer) = self.pulled(call, tray) {
                 self.put(answer, record);
@@ -40,9 +53,11 @@ impl Client {
         }
         self.under_way -= 1;
         let answer = match outcome {
+            ClientOutcome::Sent(Ok(())) if lends => return self.lent_to_peers.push(call),
             ClientOutcome::Sent(Ok(())) => return self.sent.push(call),
-            // Whoever is told how a send ended has its memory back: the payload went before the outcome came.
-            ClientOutcome::Sent(Err(error)) => Answer::Failed { call, error, memory_back: true },
+            // Whoever is told how a send ended has its memory back: the payload went before the outcome came. A push may
+            // still be on its way when its time is over.
+            ClientOutcome::Sent(Err(error)) => Answer::Failed { call, error, memory_back: !lends },
             ClientOutcome::Received(outcome) => {
                 let brought = self.receiving.remove(&call).is_some_and(|receiving| receiving.has_destination);
                 self.answer_to_recv(call, outcome, brought)
@@ -54,8 +69,8 @@ impl Client {
 
     fn answer_to_recv(&self, call: u32, outcome: RecvOutcome, brought: bool) -> Answer {
         match outcome {
-            Ok(tensor) => match self.within_reach(tensor) {
-                Ok(tensor) => Answer::Received { call, tensor },
+            Ok(tensor) => match self.within_reach(&tensor) {
+                Ok(moved) => Answer::Received { call, tensor: moved.unwrap_or(tensor) },
                 Err(error) => Answer::Failed { call, error, memory_back: true },
             },
             Err(Unreceived { error, destination }) => {
@@ -67,14 +82,14 @@ impl Client {
         }
     }
 
-    /// The tensor in memory that the client can reach, or small enough for the ring.
-    fn within_reach(&self, tensor: Tensor) -> Result<Tensor, Error> {
-        if self.place_of(&tensor).is_some() {
-            return Ok(tensor);
+    /// A copy of the tensor in memory that the client can reach, unless it is there already or small enough for the ring.
+    pub(super) fn within_reach(&self, tensor: &Tensor) -> Result<Option<Tensor>, Error> {
+        if self.place_of(tensor).is_some() {
+            return Ok(None);
         }
         let mut buffer = self.area.allocate(tensor.bytes().len())?;
         buffer.copy_from_slice(tensor.bytes());
-        Tensor::new(tensor.meta().clone(), buffer)
+        Tensor::new(tensor.meta().clone(), buffer).map(Some)
     }
 
     fn place_of<'a>(&self, tensor: &'a Tensor) -> Option<ReceivedAt<'a>> {
@@ -115,6 +130,13 @@ impl Client {
             Answer::Failed { call, error, memory_back } => {
                 Completion::Failed { call: *call, memory_back: *memory_back, error: error.clone() }.encode(record)
             }
+            Answer::Accepted { queue, from, tensor } => {
+                let payload = self.place_of(tensor).expect("it was brought within reach");
+                Completion::Accepted { queue: *queue, from, meta: tensor.meta().as_wire(), payload }.encode(record)
+            }
+            Answer::Unopened { queue, error } => {
+                Completion::Unopened { queue: *queue, error: error.clone() }.encode(record)
+            }
         };
         encoded.expect("metadata and inline bytes are within their limits, and texts are cut");
         match self.end.completions.push(record) {
@@ -122,7 +144,7 @@ impl Client {
             Err(PushError::Full) => return Some(answer),
             Err(PushError::Broken(broken)) => self.hang_up(&broken.to_string()),
         }
-        if let Answer::Received { tensor, .. } = answer {
+        if let Answer::Received { tensor, .. } | Answer::Accepted { tensor, .. } = answer {
             let (_, payload) = tensor.into_parts();
             if let Payload::Owned(buffer) = payload {
                 // The client has it now, and gives it back when it is done with it.
@@ -164,8 +186,8 @@ impl Client {
         let (sent, published) = (std::mem::take(&mut self.sent), std::mem::take(&mut self.lent_to_peers));
         self.sent = self.push_calls(sent, record, |calls| Completion::Sent { calls });
         self.lent_to_peers = self.push_calls(published, record, |calls| Completion::Published { calls });
-        // What comes back was published before.
-        if self.lent_to_peers.is_empty() {
+        // What comes back was published before, or has failed.
+        if self.lent_to_peers.is_empty() && self.backlog.is_empty() {
             let returned = std::mem::take(&mut self.returned);
             self.returned = self.push_calls(returned, record, |calls| Completion::Returned { calls });
         }

@@ -66,7 +66,8 @@ impl Client {
         }
     }
 
-    fn tensor_to_publish(&self, call: u32, meta: &[u8], payload: PayloadAt<'_>) -> Result<Tensor, Error> {
+    /// A tensor whose memory comes back by a word of its own.
+    pub(super) fn tensor_to_publish(&self, call: u32, meta: &[u8], payload: PayloadAt<'_>) -> Result<Tensor, Error> {
         let buffer = match payload {
             PayloadAt::Inline(_) => return self.tensor(call, meta, payload),
             PayloadAt::Arena(span) => {

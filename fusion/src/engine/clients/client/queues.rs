@@ -1,0 +1,294 @@
+//! The queues that one client accepts from on one shard, and what it pushes into those of others.
+//!
+//! The node fills a queue; what is in it is handed to the client as far as that has given credit, so that one which does
+//! not take anything holds its pushers back. Bounded by `QUEUES_MAX`, `QUEUED_TENSORS_MAX`, a share of the receive area for
+//! each queue, and the credit.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+use std::vec;
+
+use hashbrown::HashMap;
+use sealane_transport::Error;
+use sealane_transport::shm::limits::{
+    QUEUE_AREA_SHARE, QUEUE_CREDIT_BYTES_MAX, QUEUE_CREDIT_TENSORS_MAX, QUEUED_TENSORS_MAX, QUEUES_MAX,
+};
+use sealane_transport::shm::{PayloadAt, Record};
+
+use super::answers::Answer;
+use super::{Client, Misconduct, lender, name};
+use crate::node::{ClientCall, Node, PushRequest, SendWaiter};
+use crate::queue::{AcceptOptions, AcceptQueue, Accepted};
+
+/// Tensors taken out of a queue at once, under one lock of it.
+const HELPING: usize = 64;
+/// Tensors of one queue that are handed over in one turn at most.
+const HANDED_PER_TURN: usize = 256;
+
+/// See the module.
+#[derive(Default)]
+pub(super) struct Queues {
+    open: HashMap<u32, Seat>,
+    /// Tensors that may wait in all of them.
+    tensors_max: usize,
+}
+
+/// One queue.
+struct Seat {
+    name: Box<str>,
+    tensors_max: usize,
+    /// None if it could not be opened.
+    queue: Option<Arc<AcceptQueue>>,
+    /// There is room again for pushers that wait for it.
+    has_room: Arc<AtomicBool>,
+    credit: Credit,
+    /// Taken out and not handed over yet.
+    helping: vec::IntoIter<Accepted>,
+    /// The next of them, for which there was no memory.
+    stuck: Option<Accepted>,
+}
+
+/// How much may be handed over.
+#[derive(Default)]
+struct Credit {
+    tensors: u32,
+    /// Less than nothing after a tensor that was larger than what was left.
+    bytes: i64,
+}
+
+impl Credit {
+    fn is_left(&self) -> bool {
+        self.tensors > 0 && self.bytes > 0
+    }
+
+    fn grant(&mut self, tensors: u32, bytes: u64) -> Option<()> {
+        let tensors = self.tensors.checked_add(tensors).filter(|tensors| *tensors <= QUEUE_CREDIT_TENSORS_MAX)?;
+        let bytes = i64::try_from(bytes).ok().and_then(|bytes| self.bytes.checked_add(bytes));
+        let bytes = bytes.filter(|bytes| *bytes <= QUEUE_CREDIT_BYTES_MAX as i64)?;
+        *self = Credit { tensors, bytes };
+        Some(())
+    }
+
+    fn spend(&mut self, bytes: usize) {
+        self.tensors -= 1;
+        self.bytes -= bytes as i64;
+    }
+}
+
+impl Seat {
+    fn new(name: &str, tensors_max: usize, bytes_max: u64) -> Seat {
+        let has_room = Arc::new(AtomicBool::new(false));
+        let flag = has_room.clone();
+        let options = AcceptOptions { tensors_max, bytes_max: bytes_max as usize };
+        let queue = AcceptQueue::new(options, Box::new(move || flag.store(true, Ordering::Relaxed)));
+        Seat {
+            name: name.into(),
+            tensors_max,
+            queue: Some(Arc::new(queue)),
+            has_room,
+            credit: Credit::default(),
+            helping: Vec::new().into_iter(),
+            stuck: None,
+        }
+    }
+
+    /// The next tensor, if there is credit for one.
+    fn next(&mut self) -> Option<Accepted> {
+        if !self.credit.is_left() {
+            return None;
+        }
+        if let Some(next) = self.stuck.take().or_else(|| self.helping.next()) {
+            return Some(next);
+        }
+        let mut helping = Vec::new();
+        // It is closed by its seat alone, and by an engine that stops.
+        let _ = self.queue.as_ref()?.take(HELPING.min(self.credit.tensors as usize), &mut helping);
+        self.helping = helping.into_iter();
+        self.helping.next()
+    }
+
+    fn close(self, node: &mut Node, task: u16) {
+        if let Some(queue) = &self.queue {
+            node.close_queue(task, &self.name, queue);
+        }
+    }
+}
+
+impl Queues {
+    fn get(&mut self, queue: u32) -> Result<&mut Seat, Misconduct> {
+        self.open.get_mut(&queue).ok_or_else(|| Misconduct(format!("queue {queue} is not open")))
+    }
+
+    /// Whether so many more tensors may wait.
+    fn check(&self, tensors_max: usize) -> Result<(), Error> {
+        let sum = self.tensors_max + tensors_max;
+        if sum > QUEUED_TENSORS_MAX {
+            let reason = format!("{sum} tensors could wait on one core, at most {QUEUED_TENSORS_MAX} may");
+            return Err(Error::full("client queues", reason));
+        }
+        Ok(())
+    }
+
+    pub(super) fn grant(&mut self, queue: u32, tensors: u32, bytes: u64) -> Result<(), Misconduct> {
+        let granted = self.get(queue)?.credit.grant(tensors, bytes);
+        granted.ok_or_else(|| Misconduct(format!("queue {queue} is given more credit than there may be")))
+    }
+
+    pub(super) fn close(&mut self, node: &mut Node, task: u16, queue: u32) -> Result<(), Misconduct> {
+        self.get(queue)?;
+        if let Some(seat) = self.open.remove(&queue) {
+            self.tensors_max -= seat.tensors_max;
+            seat.close(node, task);
+        }
+        Ok(())
+    }
+
+    pub(super) fn close_all(&mut self, node: &mut Node, task: u16) {
+        self.open.drain().for_each(|(_, seat)| seat.close(node, task));
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.open.is_empty()
+    }
+}
+
+impl Client {
+    /// Opens a queue of the client's task.
+    pub(super) fn open_queue(
+        &mut self,
+        node: &mut Node,
+        queue: u32,
+        (tensors_max, bytes_max): (u32, u64),
+        name: &str,
+    ) -> Result<(), Misconduct> {
+        if self.queues.open.len() >= QUEUES_MAX {
+            return Err(Misconduct(format!("queue {queue} is one more than {QUEUES_MAX}")));
+        }
+        if self.queues.open.contains_key(&queue) {
+            return Err(Misconduct(format!("queue {queue} is open already")));
+        }
+        let bytes_max = bytes_max.min(self.area.len() / QUEUE_AREA_SHARE);
+        let mut seat = Seat::new(name, tensors_max as usize, bytes_max);
+        let shared = seat.queue.clone().expect("a new one is open");
+        let opened = self.queues.check(seat.tensors_max);
+        if let Err(error) = opened.and_then(|()| node.open_queue(self.task, name, shared)) {
+            (seat.queue, seat.tensors_max) = (None, 0);
+            self.unopened.push((queue, error));
+        }
+        self.queues.tensors_max += seat.tensors_max;
+        self.queues.open.insert(queue, seat);
+        Ok(())
+    }
+
+    /// Hands over what the client has credit for; the work done.
+    pub(in crate::engine::clients) fn hand_out(&mut self, node: &mut Node, record: &mut Record) -> usize {
+        let mut queues = std::mem::take(&mut self.queues);
+        let mut count = 0;
+        for (&number, seat) in &mut queues.open {
+            for _ in 0..HANDED_PER_TURN {
+                // What finds no room in the ring is kept, and nothing is added to it.
+                if self.closed || self.is_blocked() || !self.backlog.is_empty() {
+                    break;
+                }
+                let Some(Accepted { from, tensor }) = seat.next() else { break };
+                match self.within_reach(&tensor) {
+                    Ok(moved) => {
+                        seat.credit.spend(tensor.bytes().len());
+                        let tensor = moved.unwrap_or(tensor);
+                        self.put(Answer::Accepted { queue: number, from, tensor }, record);
+                        count += 1;
+                    }
+                    // Of another client's memory, as after this one has taken its place. There is room when blocks come back.
+                    Err(_full) => {
+                        seat.stuck = Some(Accepted { from, tensor });
+                        break;
+                    }
+                }
+            }
+            if seat.has_room.swap(false, Ordering::Relaxed) {
+                node.replenish_named(self.task, &seat.name);
+                count += 1;
+            }
+        }
+        self.queues = queues;
+        count
+    }
+
+    /// True if the client accepts from any queue.
+    pub(in crate::engine::clients) fn accepts(&self) -> bool {
+        !self.queues.is_empty()
+    }
+
+    /// Pushes a tensor into a queue of a peer.
+    pub(super) fn push_into(
+        &mut self,
+        node: &mut Node,
+        (call, peer): (u32, u16),
+        queue: &str,
+        (meta, payload): (&[u8], PayloadAt<'_>),
+        deadline: Instant,
+        now: Instant,
+    ) -> Result<(), Misconduct> {
+        let lent = matches!(payload, PayloadAt::Arena(_));
+        let pair = self.pair(node, peer)?.and_then(|pair| self.check_calls(pair));
+        match pair.and_then(|pair| Ok((pair, self.tensor_to_publish(call, meta, payload)?))) {
+            Ok((pair, tensor)) => {
+                self.under_way += 1;
+                let call = if lent { lender(call) } else { name(call) };
+                let waiter = SendWaiter::Client(ClientCall { client: self.handle, call });
+                node.push(now, PushRequest { pair, queue, tensors: std::iter::once(tensor), deadline, waiter });
+            }
+            Err(error) => {
+                // Told by the failure itself.
+                let _ = lent && self.arena.has_returned(call);
+                self.refused.push((call, error));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn credit_is_bounded_and_a_large_tensor_is_paid_later() {
+        let mut credit = Credit::default();
+        assert!(!credit.is_left());
+        assert!(credit.grant(QUEUE_CREDIT_TENSORS_MAX, QUEUE_CREDIT_BYTES_MAX).is_some());
+        for (tensors, bytes) in [(1, 0), (u32::MAX, 0), (0, 1), (0, u64::MAX), (0, i64::MAX as u64)] {
+            assert!(credit.grant(tensors, bytes).is_none(), "{tensors} {bytes}");
+        }
+        let mut credit = Credit::default();
+        credit.grant(3, 100).unwrap();
+        credit.spend(1000);
+        assert!(!credit.is_left() && credit.tensors == 2);
+        credit.grant(0, 900).unwrap();
+        assert!(!credit.is_left());
+        credit.grant(0, 1).unwrap();
+        assert!(credit.is_left());
+    }
+
+    #[test]
+    fn a_queue_gives_what_there_is_credit_for() {
+        let mut seat = Seat::new("grads", 10, 1000);
+        let item = || Accepted {
+            from: "worker:1".into(),
+            tensor: sealane_transport::Tensor::from_elements(&[8], &[1_u8; 8]).unwrap(),
+        };
+        let shared = seat.queue.clone().unwrap();
+        assert!(shared.room().is_some());
+        shared.fill(&mut (0..10).map(|_| item()).collect());
+        assert!(seat.next().is_none() && shared.room().is_none());
+        seat.credit.grant(6, 1000).unwrap();
+        let handed = std::iter::from_fn(|| {
+            let next = seat.next()?;
+            seat.credit.spend(next.tensor.bytes().len());
+            Some(next)
+        });
+        assert_eq!(handed.count(), 6);
+        assert!(seat.has_room.load(Ordering::Relaxed));
+    }
+}

@@ -78,6 +78,7 @@ fn convert(
             parked_requests_max: fusion.parked_requests_max.value,
             turn_bytes: fusion.turn_bytes.value,
             turn_payloads: fusion.turn_payloads.value,
+            chunk_bytes: transport.chunk_bytes.value,
             in_flight_bytes_max: transport.in_flight_bytes.value,
             tensor_bytes_max: transport.tensor_bytes_max.value,
             heartbeat: transport.heartbeat.value,
@@ -207,6 +208,7 @@ mod tests {
             ("fusion.turn_bytes", "4KiB"),
             ("fusion.turn_payloads", "27"),
             ("transport.in_flight_bytes", "3MiB"),
+            ("transport.chunk_bytes", "64KiB"),
         ]);
         let ms = Duration::from_millis;
         let runtime = &engine.runtime;
@@ -219,7 +221,8 @@ mod tests {
         assert_eq!((session.window, session.tensor_bytes_max), (11, 12));
         assert_eq!((session.heartbeat, session.peer_timeout), (ms(13), ms(14)));
         assert_eq!((session.queued_requests_max, session.parked_requests_max), (22, 23));
-        assert_eq!((session.turn_bytes, session.turn_payloads, session.in_flight_bytes_max), (4096, 27, 3 << 20));
+        assert_eq!((session.turn_bytes, session.turn_payloads), (4096, 27));
+        assert_eq!((session.in_flight_bytes_max, session.chunk_bytes), (3 << 20, 64 << 10));
         assert_eq!((engine.links_max, engine.deposited_tensors_max, engine.published_tensors_max), (15, 24, 25));
         assert_eq!((engine.connect_timeout, engine.handshake_timeout), (ms(16), ms(17)));
         assert_eq!((engine.request_timeout, engine.lease), (ms(20), ms(21)));

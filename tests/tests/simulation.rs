@@ -9,6 +9,7 @@ const SEEDS: u64 = 200;
 fn promises_hold_whatever_the_weather() {
     let (mut delivered, mut refused, mut lost, mut reset) = (0, 0, 0, 0);
     let (mut fused, mut pulled, mut missed) = (0, 0, 0);
+    let (mut accepted, mut unpushed) = (0, 0);
     for seed in 0..SEEDS {
         match simulate(seed, TRACE_LINES) {
             Ok(report) => {
@@ -17,6 +18,8 @@ fn promises_hold_whatever_the_weather() {
                 fused += report.fused;
                 pulled += report.pulled;
                 missed += report.missed;
+                accepted += report.accepted;
+                unpushed += report.unpushed;
                 lost += report.links_lost;
                 reset += report.sessions_reset;
             }
@@ -26,6 +29,7 @@ fn promises_hold_whatever_the_weather() {
     // A simulation in which nothing goes wrong, or nothing goes well, would prove nothing.
     assert!(delivered > 50 * SEEDS as usize && refused > SEEDS as usize && lost > SEEDS && reset > SEEDS / 4);
     assert!(fused > 2 * SEEDS && pulled > 50 * SEEDS as usize && missed > SEEDS as usize);
+    assert!(accepted > 50 * SEEDS as usize && unpushed > SEEDS as usize);
 }
 
 #[test]

@@ -34,6 +34,8 @@ pub mod tcp;
 #[cfg(not(loom))]
 pub mod tensor;
 #[cfg(not(loom))]
+mod transfers;
+#[cfg(not(loom))]
 pub mod tray;
 #[cfg(not(loom))]
 pub mod wire;

@@ -52,6 +52,20 @@ pub const INLINE_PAYLOAD_BYTES: usize = 8 * 1024;
 /// A default; the setting is `fusion.turn_bytes`.
 pub const OUTBOX_STAGED_BYTES: usize = 256 * 1024;
 
+/// A payload of more bytes leaves in chunks of so many, between which other messages leave: at 10 GB/s a small tensor
+/// then waits for 0.1 ms of a large one. A default; see [`SessionLimits::chunk_bytes`].
+pub const CHUNK_BYTES: usize = 1 << 20;
+
+/// Chunks that wait in an outbox for the link at most, and as many bytes of payloads that leave whole. One is written
+/// while another keeps the link at work; more would only stand before what could pass them.
+pub const CHUNKS_AHEAD: usize = 2;
+
+/// Payloads that leave in chunks at the same time, in each direction of a link. Their receiver has memory for each.
+pub const TRANSFERS_MAX: usize = 8;
+
+/// Of these, at most so many are answers, and the others pushes: neither waits for all of the other.
+pub const ANSWER_TRANSFERS_MAX: usize = 5;
+
 /// Most payload vectors queued in an outbox. A default; the setting is `fusion.turn_payloads`.
 pub const OUTBOX_PAYLOADS: usize = 64;
 
@@ -73,6 +87,8 @@ const _: () = {
     assert!(RELEASES_PER_FRAME * 8 <= FRAME_BODY_BYTES_MAX);
     assert!(REASON_BYTES_MAX + 64 <= FRAME_BODY_BYTES_MAX);
     assert!(FRAME_BODY_BYTES_MAX + INLINE_PAYLOAD_BYTES <= OUTBOX_STAGED_BYTES);
+    assert!(ANSWER_TRANSFERS_MAX < TRANSFERS_MAX);
+    assert!(CHUNK_BYTES > INLINE_PAYLOAD_BYTES);
     assert!(RELEASE_ACK_EVERY < RELEASE_LOG_MAX as u64 / 2);
 };
 
@@ -90,8 +106,10 @@ pub struct SessionLimits {
     pub turn_bytes: usize,
     /// Large tensors that leave in one turn at most, to one peer. Default 64.
     pub turn_payloads: usize,
-    /// Bytes of tensors handed to a peer and not released by it; more wait, but one tensor of any size goes. Default
-    /// 256 MiB.
+    /// A tensor with more bytes leaves in chunks of so many, for small ones to pass between them. Default 1 MiB.
+    pub chunk_bytes: usize,
+    /// Bytes of tensors handed to a peer and not released by it; more wait, but one tensor of any size goes. Those that
+    /// leave in chunks are counted apart, so that the others pass them. Default 256 MiB.
     pub in_flight_bytes_max: usize,
     /// Largest tensor accepted, in bytes. Default 4 GiB.
     pub tensor_bytes_max: u64,
@@ -109,6 +127,7 @@ impl Default for SessionLimits {
             parked_requests_max: 65_536,
             turn_bytes: OUTBOX_STAGED_BYTES,
             turn_payloads: OUTBOX_PAYLOADS,
+            chunk_bytes: CHUNK_BYTES,
             in_flight_bytes_max: 256 << 20,
             tensor_bytes_max: 4 << 30,
             heartbeat: std::time::Duration::from_secs(10),

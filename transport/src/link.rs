@@ -11,6 +11,7 @@ use sealane_runtime::Buffer;
 use crate::arena::Handle;
 use crate::error::LinkError;
 use crate::outbox::Outbox;
+use crate::tray::Known;
 use crate::wire::WireError;
 
 /// Metadata of a tensor as transport carries it: opaque bytes, without allocation up to rank 4.
@@ -73,7 +74,7 @@ pub trait Receiver {
     /// The bytes break the protocol.
     fn frames(&mut self, bytes: &[u8]) -> Result<Frames, WireError>;
 
-    /// A landing that is filled.
+    /// A landing that has all that comes before the next frame.
     fn landed(&mut self, landing: Landing);
 }
 
@@ -86,7 +87,7 @@ pub struct Frames {
     pub landing: Option<Landing>,
 }
 
-/// A payload on its way in: the place it goes to and how much of it is there.
+/// A payload on its way in: the place it goes to, how much of it is there, and where what comes now ends.
 #[derive(Debug)]
 pub struct Landing {
     /// The request that it answers.
@@ -97,16 +98,22 @@ pub struct Landing {
     pub(crate) of: LandingOf,
     pub(crate) place: Place,
     pub(crate) filled: usize,
+    /// Where the bytes that come without a frame between them end: those of a chunk, or of all.
+    pub(crate) end: usize,
     pub(crate) total: usize,
+    /// The transfer in whose chunks it comes; 0 if it comes at once.
+    pub(crate) transfer: u16,
 }
 
 /// What a payload belongs to.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) enum LandingOf {
     /// The tensor that a request asked for.
     Response,
-    /// A tensor of a pull, by its number, and its version.
-    Part { index: u32, version: i64 },
+    /// A tensor of a pull, by its number, its version, and what it looks like.
+    Part { index: u32, version: i64, known: Known },
+    /// A tensor that nobody waits for, of a pull.
+    GivenUp,
     /// A push, by its number in its stream.
     Push { number: u64 },
 }
@@ -121,12 +128,36 @@ pub(crate) enum Place {
 }
 
 impl Landing {
-    /// Bytes that are still to come.
-    pub fn missing(&self) -> usize {
-        self.total - self.filled
+    /// Nothing of it has come.
+    pub(crate) fn new(
+        (request, token): (Handle, Handle),
+        (of, meta): (LandingOf, Meta),
+        place: Place,
+        (payload_bytes, transfer): (u64, u16),
+    ) -> Self {
+        let total = payload_bytes as usize;
+        let end = if transfer == 0 { total } else { 0 };
+        Self { request, token, meta, of, place, filled: 0, end, total, transfer }
     }
 
-    /// True if all bytes are there.
+    /// True if it is the same tensor that goes to the same place.
+    pub(crate) fn collides_with(&self, other: &Landing) -> bool {
+        let is_same = match (&self.of, &other.of) {
+            (LandingOf::Response, LandingOf::Response) => true,
+            (LandingOf::Part { index: one, .. }, LandingOf::Part { index: other, .. }) => one == other,
+            (LandingOf::Push { number: one }, LandingOf::Push { number: other }) => one == other,
+            _ => false,
+        };
+        let both_keep = matches!((&self.place, &other.place), (Place::Buffer(_), Place::Buffer(_)));
+        is_same && both_keep && self.request == other.request
+    }
+
+    /// Bytes that are still to come before the next frame.
+    pub fn missing(&self) -> usize {
+        self.end - self.filled
+    }
+
+    /// True if all bytes before the next frame are there.
     pub fn is_complete(&self) -> bool {
         self.missing() == 0
     }
@@ -134,7 +165,7 @@ impl Landing {
     /// The memory that takes the next bytes; `None` if they are to be read and thrown away.
     pub fn target(&mut self) -> Option<&mut [u8]> {
         match &mut self.place {
-            Place::Buffer(buffer) => Some(&mut buffer[self.filled..self.total]),
+            Place::Buffer(buffer) => Some(&mut buffer[self.filled..self.end]),
             Place::Nowhere => None,
         }
     }

@@ -1,15 +1,16 @@
 //! What a session has ready to leave: staged frame bytes with tensor payloads between them, in order.
 //!
 //! Lives on one shard; bounded by bytes of frames and by payloads between them, past which [`Outbox::is_full`] is true and
-//! the session waits for the link.
+//! the session waits for the link. Payloads of more than a chunk leave by turns, a chunk at a time.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
 
 use crate::arena::Handle;
-use crate::limits::{INLINE_PAYLOAD_BYTES, OUTBOX_PAYLOADS, OUTBOX_STAGED_BYTES};
+use crate::limits::{CHUNK_BYTES, INLINE_PAYLOAD_BYTES, OUTBOX_PAYLOADS, OUTBOX_STAGED_BYTES};
 use crate::payload::Payload;
-use crate::wire::FrameWriter;
+use crate::transfers::Transfers;
+use crate::wire::{Chunk, FrameWriter};
 
 /// Whose a payload is, to be given back when the link is done with it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -34,6 +35,9 @@ pub struct Outbox {
     head: usize,
     segments: VecDeque<Segment>,
     payloads: usize,
+    /// Bytes of these payloads that wait to be written.
+    payload_bytes: usize,
+    transfers: Transfers,
     returned: Vec<(Owner, Payload)>,
     frames: u64,
     staged_max: usize,
@@ -42,23 +46,36 @@ pub struct Outbox {
 
 impl Default for Outbox {
     fn default() -> Self {
-        Self::new(OUTBOX_STAGED_BYTES, OUTBOX_PAYLOADS)
+        Self::new(OUTBOX_STAGED_BYTES, OUTBOX_PAYLOADS, CHUNK_BYTES)
     }
 }
 
 enum Segment {
     Staged(usize),
-    Payload { owner: Owner, payload: Payload, written: usize },
+    Payload {
+        owner: Owner,
+        payload: Payload,
+        written: usize,
+    },
+    /// Bytes `written..end` of a transfer's payload.
+    Chunk {
+        transfer: u16,
+        written: usize,
+        end: usize,
+    },
 }
 
 impl Outbox {
-    /// An empty outbox that is full with so many bytes of frames, or payloads between them.
-    pub fn new(staged_max: usize, payloads_max: usize) -> Self {
+    /// An empty outbox that is full with so many bytes of frames, or payloads between them, or as
+    /// many bytes of these as [`CHUNKS_AHEAD`](crate::limits::CHUNKS_AHEAD) chunks have.
+    pub fn new(staged_max: usize, payloads_max: usize, chunk_bytes: usize) -> Self {
         Self {
             staged: Vec::new(),
             head: 0,
             segments: VecDeque::new(),
             payloads: 0,
+            payload_bytes: 0,
+            transfers: Transfers::new(chunk_bytes),
             returned: Vec::new(),
             frames: 0,
             staged_max: staged_max.max(1),
@@ -73,7 +90,9 @@ impl Outbox {
 
     /// True if the session should put in no more for now.
     pub fn is_full(&self) -> bool {
-        self.staged.len() - self.head >= self.staged_max || self.payloads >= self.payloads_max
+        let payloads_full =
+            self.payloads >= self.payloads_max || self.payload_bytes >= self.transfers.ahead_bytes_max();
+        self.staged.len() - self.head >= self.staged_max || payloads_full
     }
 
     /// Bytes that wait to be written.
@@ -81,6 +100,7 @@ impl Outbox {
         let bytes = |segment: &Segment| match segment {
             Segment::Staged(length) => *length,
             Segment::Payload { payload, written, .. } => payload.len() - written,
+            Segment::Chunk { written, end, .. } => end - written,
         };
         self.segments.iter().map(bytes).sum()
     }
@@ -109,8 +129,61 @@ impl Outbox {
             return Some(payload);
         }
         self.payloads += 1;
+        self.payload_bytes += payload.len();
         self.segments.push_back(Segment::Payload { owner, payload, written: 0 });
         None
+    }
+
+    /// True if a payload of so many bytes leaves in chunks.
+    #[inline]
+    pub fn is_in_chunks(&self, bytes: usize) -> bool {
+        self.transfers.takes(bytes)
+    }
+
+    /// True if one more answer may begin to leave in chunks.
+    pub fn has_room_for_answer(&self) -> bool {
+        self.transfers.has_room_for_answer()
+    }
+
+    /// True if one more push may begin to leave in chunks.
+    pub fn has_room_for_push(&self) -> bool {
+        self.transfers.has_room_for_push()
+    }
+
+    /// Appends the frame that `write` writes and its payload, as [`push`](Self::push) does; or begins a transfer of it,
+    /// whose number `write` is given instead of 0.
+    ///
+    /// # Panics
+    /// If the payload leaves in chunks and there is no room for one more of its kind.
+    #[inline]
+    pub fn post(
+        &mut self,
+        owner: Owner,
+        payload: Payload,
+        write: impl FnOnce(&mut FrameWriter<'_>, u16),
+    ) -> Option<Payload> {
+        if self.transfers.takes(payload.len()) {
+            let transfer = self.transfers.begin(owner, payload);
+            self.stage(|writer| write(writer, transfer));
+            return None;
+        }
+        self.stage(|writer| write(writer, 0));
+        self.push(owner, payload)
+    }
+
+    /// Appends the next chunk of a payload; false if there is none, or enough of them wait to be written.
+    #[inline]
+    pub fn stage_chunk(&mut self) -> bool {
+        let Some((transfer, range)) = self.transfers.next_chunk() else { return false };
+        self.stage(|writer| writer.chunk(Chunk { transfer, bytes: range.len() as u64 }));
+        self.segments.push_back(Segment::Chunk { transfer, written: range.start, end: range.end });
+        true
+    }
+
+    /// True while there are chunks that were not appended.
+    #[inline]
+    pub fn has_chunks(&self) -> bool {
+        self.transfers.has_more()
     }
 
     #[inline]
@@ -138,6 +211,7 @@ impl Outbox {
                     &self.staged[at - length..at]
                 }
                 Segment::Payload { payload, written, .. } => &payload.as_ref()[*written..],
+                Segment::Chunk { transfer, written, end } => self.transfers.bytes(*transfer, *written..*end),
             };
             let within = bytes.len().min(budget);
             *slot = IoSlice::new(&bytes[..within]);
@@ -168,6 +242,7 @@ impl Outbox {
                     let step = count.min(payload.len() - *written);
                     *written += step;
                     count -= step;
+                    self.payload_bytes -= step;
                     if *written < payload.len() {
                         break;
                     }
@@ -176,6 +251,16 @@ impl Outbox {
                     };
                     self.payloads -= 1;
                     self.returned.push((owner, payload));
+                }
+                Segment::Chunk { transfer, written, end } => {
+                    let step = count.min(*end - *written);
+                    *written += step;
+                    count -= step;
+                    self.returned.extend(self.transfers.written(*transfer, step, *written));
+                    if *written < *end {
+                        break;
+                    }
+                    self.segments.pop_front();
                 }
             }
         }
@@ -205,9 +290,10 @@ impl Outbox {
                 self.returned.push((owner, payload));
             }
         }
+        self.returned.extend(self.transfers.clear());
         self.staged.clear();
         self.head = 0;
-        self.payloads = 0;
+        (self.payloads, self.payload_bytes) = (0, 0);
     }
 }
 

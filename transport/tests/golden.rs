@@ -149,6 +149,7 @@ fn the_limits_are_those_of_the_code() {
         ("entries in the release log", RELEASE_LOG_MAX, ""),
         ("releases before an acknowledgement", RELEASE_ACK_EVERY as usize, ""),
         ("short frames that wait to leave", CONTROL_QUEUE_MAX, ""),
+        ("payloads in chunks at the same time, in each direction", TRANSFERS_MAX, ""),
         ("keys in a set", SET_KEYS_MAX, ""),
         ("keys in all sets of a peer", PEER_SET_KEYS_MAX, ""),
         ("sets, and streams, of a session in each direction", SETS_MAX.max(STREAMS_MAX), ""),
@@ -159,6 +160,10 @@ fn the_limits_are_those_of_the_code() {
         assert!(DOCUMENT.contains(&row), "WIRE.md lacks the row {row}");
     }
     let defaults = SessionLimits::default();
+    assert!(DOCUMENT.contains(&format!("payloads of more than {} bytes (its setting)", defaults.chunk_bytes)));
+    let (answers, pushes) = (ANSWER_TRANSFERS_MAX, TRANSFERS_MAX - ANSWER_TRANSFERS_MAX);
+    assert!(DOCUMENT.contains(&format!("at most {answers} answers and {pushes}\npushes under way")));
+    assert!(DOCUMENT.contains(&format!("a number from 1 to {TRANSFERS_MAX} that")));
     assert!(DOCUMENT.contains(&format!("as its window ({} unless", defaults.window)));
     assert!(DOCUMENT.contains(&format!("heard nothing for {} s", defaults.heartbeat.as_secs())));
     let (after_ping, silence) = (defaults.peer_timeout - defaults.heartbeat, defaults.peer_timeout);

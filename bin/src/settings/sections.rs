@@ -80,6 +80,8 @@ pub struct Transport {
     pub window: Sourced<usize>,
     /// Largest tensor that is accepted, in bytes.
     pub tensor_bytes_max: Sourced<u64>,
+    /// Larger tensors leave in chunks of so many bytes.
+    pub chunk_bytes: Sourced<usize>,
     /// Tensors handed to a peer that it has not released, in bytes.
     pub in_flight_bytes: Sourced<usize>,
     /// Links that may be open at once.
@@ -118,6 +120,7 @@ impl Transport {
             peer_timeout,
             window: from.get("transport.window", number),
             tensor_bytes_max: from.get("transport.tensor_bytes_max", number),
+            chunk_bytes: from.get("transport.chunk_bytes", number),
             in_flight_bytes: from.get("transport.in_flight_bytes", number),
             links_max: from.get("transport.links_max", number),
             require: Sourced {

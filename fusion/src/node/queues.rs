@@ -139,6 +139,8 @@ impl Node {
 
     /// There is room in a queue: whoever waits for it is served in turn.
     fn replenish(&mut self, handle: Handle) {
+        // Whoever is served here must ask again: the next tensor says so only if its stream is looked up.
+        self.last_stream = None;
         self.fill_locally(handle);
         let Some(queue) = self.queues.get_mut(handle) else { return };
         let Some(shared) = queue.shared.clone() else { return };
@@ -166,8 +168,9 @@ impl Node {
     /// A peer begins a stream.
     pub(super) fn stream_opened(&mut self, session: Handle, opened: Opened) {
         let Opened { stream, from, to, queue } = opened;
-        if from == STRANGER {
-            // It never gets credit: its pushes end by their deadlines there.
+        if from == STRANGER || self.streams.contains_key(&(session, stream)) {
+            // A stranger gets no credit, and its pushes end by their deadlines there, unless it opens the stream again
+            // when it is known: on its next link.
             return;
         }
         let from: Arc<str> = self.peer_tasks[from as usize].name.as_str().into();

@@ -74,6 +74,8 @@ pub(super) struct Climate {
     pub(super) batches: usize,
     /// Plans that are opened.
     pub(super) plans: usize,
+    /// Queues that are pushed into.
+    pub(super) queues: usize,
     /// The last task joins while the others work, and each host learns of it by itself.
     pub(super) grows: bool,
 }
@@ -101,6 +103,8 @@ impl Climate {
                 window: random.random_range(1..=4),
                 queued_requests_max: if scarce { 6 } else { 4096 },
                 parked_requests_max: if scarce { random.random_range(1..=3) } else { 4096 },
+                // From far below a frame, so that a tensor comes in dozens of chunks, to above every tensor.
+                chunk_bytes: if random.random_bool(0.7) { random.random_range(200..20_000) } else { 1 << 20 },
                 in_flight_bytes_max: if random.random_bool(0.3) {
                     random.random_range(1000..80_000)
                 } else {
@@ -130,6 +134,7 @@ impl Climate {
             exchanges: random.random_range(30..120),
             batches: random.random_range(2..10),
             plans: random.random_range(3..14),
+            queues: random.random_range(1..8),
             grows: tasks_per_host > 1 && random.random_bool(0.4),
         }
     }

@@ -71,6 +71,11 @@ impl Simulation {
                 Ok(())
             }
             Deed::Close { plan } => self.close_plan(plan),
+            Deed::OpenQueue { id, options } => self.open_queue(id, options),
+            Deed::Take { id, most } => self.take(id, most),
+            Deed::Replenish(id) => self.replenish(id),
+            Deed::CloseQueue(id) => self.close_queue(id),
+            Deed::Push { pusher, to, lengths, timeout } => self.push(pusher, to, &lengths, timeout).map(drop),
         }
     }
 
@@ -181,6 +186,7 @@ impl Simulation {
     pub(super) fn end_calls_of_process(&mut self, host: usize) {
         self.forget_batches_of(host);
         self.forget_plans_of(host);
+        self.forget_pushes_of(host);
         self.forget_published_of(host);
         for number in std::mem::take(&mut self.ledger.open_recvs[host]) {
             self.ledger.end_recv(number, self.now, End::Lost);

@@ -1,5 +1,6 @@
 //! Whole clusters on virtual time: engines as their nodes, a network that delays, breaks and partitions, processes that
-//! restart, tasks that send, receive, publish and pull at random, and a ledger that knows what each of them may be told.
+//! restart, tasks that send, receive, publish, pull, push and accept at random, and a ledger that knows what each of them
+//! may be told.
 //!
 //! One thread, no clock, no socket; everything that happens follows from the seed. A run is bounded by
 //! `EVENTS_MAX` events. [`simulate`] runs one seed; a [`Violation`] names the seed that replays it.
@@ -15,6 +16,7 @@ mod network;
 mod plans;
 mod probes;
 mod published;
+mod pushes;
 mod run;
 mod trace;
 mod verdict;
@@ -44,6 +46,10 @@ pub struct Report {
     pub pulled: usize,
     /// Published tensors that pulls waited for in vain.
     pub missed: usize,
+    /// Tensors that were pushed and accepted.
+    pub accepted: usize,
+    /// Pushes that ended with an error, of one tensor or of many.
+    pub unpushed: usize,
     /// Links that were lost.
     pub links_lost: u64,
     /// Sessions that were given up, or whose peer had restarted.

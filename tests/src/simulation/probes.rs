@@ -1,11 +1,14 @@
-//! What must work in fine weather, whatever the storm has done: every pair of tasks, and every plan that is still open.
+//! What must work in fine weather, whatever the storm has done: every pair of tasks, every plan that is still open, and every
+//! queue.
 
 use std::time::Duration;
 
 use rand::Rng;
+use sealane_fusion::AcceptOptions;
 
 use super::fused::Fusing;
 use super::ledger::End;
+use super::pushes::QueueId;
 use super::run::Simulation;
 use super::workload::{self, Deed, PROBE_STEP, Spot, Told};
 
@@ -25,6 +28,13 @@ pub(super) const CUTS: i64 = 2;
 /// Steps and fused receive of what is under way then.
 pub(super) const CUT_STEP: i64 = 2000;
 const CUT_BATCH: usize = 1000;
+/// The queue of the last pushes, which the storm has used too; what it holds, if it is not open; and what is pushed: more than
+/// it holds, and where limits are small as much as may wait.
+const PROBE_QUEUE: u32 = 0;
+const PROBE_QUEUE_TENSORS: usize = 3;
+const PROBE_PUSHES: usize = 5;
+/// Between two looks into that queue.
+const PROBE_PAUSE: Duration = Duration::from_micros(300);
 
 impl Simulation {
     /// In fine weather every task reaches every task, itself included.
@@ -94,6 +104,37 @@ impl Simulation {
         Err(format!("plan {plan} cannot be pulled in fine weather"))
     }
 
+    /// In fine weather every task pushes to every task, more than the queue holds.
+    pub(super) fn probe_pushes(&mut self) -> Result<(), String> {
+        let tasks = self.tasks();
+        for (pusher, task) in (0..tasks).flat_map(|one| (0..tasks).map(move |other| (one, other))) {
+            let mut well = false;
+            for _ in 0..PROBE_TRIES {
+                well = well || self.probe_push(pusher, QueueId { task, queue: PROBE_QUEUE })?;
+            }
+            if !well {
+                return Err(format!("task {pusher} cannot push to task {task} in fine weather"));
+            }
+        }
+        Ok(())
+    }
+
+    fn probe_push(&mut self, pusher: usize, to: QueueId) -> Result<bool, String> {
+        self.open_probed(to)?;
+        let group = self.push(pusher, to, &[PROBE_BYTES; PROBE_PUSHES], PROBE_TIMEOUT)?;
+        let Some(group) = group else { return Err("the probe's host is down".into()) };
+        while self.pushes.is_open(group) {
+            self.run_until(self.now + PROBE_PAUSE)?;
+            self.take_all()?;
+        }
+        self.conduct(Deed::Consume)?;
+        Ok(self.pushes.is_taken(group))
+    }
+
+    fn open_probed(&mut self, id: QueueId) -> Result<(), String> {
+        self.open_queue(id, AcceptOptions { tensors_max: PROBE_QUEUE_TENSORS, ..AcceptOptions::default() })
+    }
+
     /// What was asked before a link broke is asked again on the next, and comes: nobody is told of the link.
     pub(super) fn probe_cuts(&mut self) -> Result<(), String> {
         (CUT_STEP..CUT_STEP + CUTS).try_for_each(|step| self.probe_cut(step))
@@ -110,6 +151,10 @@ impl Simulation {
         self.fuse(Fusing { batch: CUT_BATCH, producer, consumer, step, keys, rooms: 0, told, timeout })?;
         let pull = self.pull(plan, 1, None, timeout)?.ok_or("the probe's host is down")?;
         self.send(spot(1), PROBE_BYTES, timeout)?;
+        let queue = QueueId { task: consumer, queue: PROBE_QUEUE };
+        self.open_probed(queue)?;
+        let pushed = [PROBE_BYTES, PROBE_BYTES_MAX, PROBE_BYTES, 0, PROBE_BYTES_MAX];
+        let group = self.push(producer, queue, &pushed, timeout)?.ok_or("the probe's host is down")?;
         self.pause()?;
         self.trace.note(self.now, format_args!("all wires are cut"));
         self.air.cut();
@@ -122,6 +167,13 @@ impl Simulation {
         let waiting = |open: &[Vec<usize>]| open.iter().any(|open| !open.is_empty());
         while self.plans.is_open(pull) || waiting(&self.ledger.open_recvs) || waiting(&self.ledger.open_sends) {
             self.step()?;
+        }
+        while self.pushes.is_open(group) {
+            self.run_until(self.now + PROBE_PAUSE)?;
+            self.take_all()?;
+        }
+        if !self.pushes.is_taken(group) {
+            return Err(format!("push {group} did not outlive its link"));
         }
         let lost = |recv: &usize| !matches!(self.ledger.recvs[*recv].ended, Some((_, End::Ok)));
         if let Some(recv) = (first..self.ledger.recvs.len()).find(lost) {

@@ -16,6 +16,7 @@ use super::network::Calls;
 use super::plans::Plans;
 use super::probes::{CUT_STEP, CUTS, PROBE_TIMEOUT, PROBE_TRIES};
 use super::published::Published;
+use super::pushes::Pushes;
 use super::trace::Trace;
 use super::wire::Air;
 use super::workload::{self, Deed, PROBE_STEP, STEPS};
@@ -28,7 +29,7 @@ const FIRST_PORT: u16 = 7000;
 /// Within this everybody has heard that a plan is closed, in fine weather: over what a dead link takes to be found out.
 const CLOSING_TIME: Duration = Duration::from_secs(2);
 /// What a send and its recv need at most when nothing goes wrong.
-const MEETING_TIME: Duration = Duration::from_millis(500);
+pub(super) const MEETING_TIME: Duration = Duration::from_millis(500);
 
 pub(super) struct Simulation {
     seed: u64,
@@ -44,6 +45,7 @@ pub(super) struct Simulation {
     pub(super) batches: Batches,
     pub(super) published: Published,
     pub(super) plans: Plans,
+    pub(super) pushes: Pushes,
     pub(super) agenda: Agenda,
     pub(super) trace: Trace,
     events: usize,
@@ -68,6 +70,7 @@ impl Simulation {
             batches: Batches::default(),
             published: Published::default(),
             plans: Plans::default(),
+            pushes: Pushes::default(),
             agenda,
             trace: Trace::new(lines),
             events: 0,
@@ -87,12 +90,14 @@ impl Simulation {
         self.run_until(STORM)?;
         self.clear_up()?;
         self.run_until(STORM * 2 + DEADLINE_MAX)?;
+        self.take_all()?;
         if self.climate.scarce {
             // What is published and named would leave no room to look at anything else.
             self.clear_shelves()?;
         }
         self.probe_all()?;
         self.probe_plans()?;
+        self.probe_pushes()?;
         self.look_for_lost_links()?;
         if !self.climate.scarce {
             self.probe_cuts()?;
@@ -178,6 +183,8 @@ impl Simulation {
         self.close_plans(|plan| plan % 2 == 1)?;
         self.run_until(self.now + PROBE_TIMEOUT + CONNECT_TIMEOUT + LEASE + PEER_TIMEOUT)?;
         self.clear_shelves()?;
+        self.close_queues()?;
+        self.look_for_lost_pushes()?;
         self.ledger.held.clear();
         let waiting = |open: &[Vec<usize>]| open.iter().flatten().next().copied();
         if let Some(recv) = waiting(&self.ledger.open_recvs) {
@@ -236,6 +243,7 @@ impl Simulation {
             let of = |host: &Host| past(host) + host.seats.iter().map(|seat| count(&seat.node.counters())).sum::<u64>();
             self.hosts.iter().map(of).sum()
         };
+        let (accepted, unpushed) = self.pushes.outcomes();
         Report {
             trace_hash: self.trace.hash(),
             events: self.events,
@@ -244,6 +252,8 @@ impl Simulation {
             fused: self.batches.asked(),
             pulled: self.plans.pulled,
             missed: self.plans.failed,
+            accepted,
+            unpushed,
             links_lost: total(|counters| counters.links_lost, |host| host.links_lost),
             sessions_reset: total(|counters| counters.sessions_reset, |host| host.sessions_reset),
         }

@@ -12,7 +12,8 @@
 //! - What was sent before its producer cleaned the step up is not delivered to a recv that was asked afterwards.
 //! - A recv to which nobody listens any more still takes its tensor: such a send ends well too.
 //!
-//! What fused receives add is in `fused.rs`, what pulls are promised in `plans/verdict.rs`.
+//! What fused receives add is in `fused.rs`, what pulls are promised in `plans/verdict.rs`,
+//! what pushes are in `pushes/verdict.rs`.
 
 use std::time::Duration;
 
@@ -68,7 +69,8 @@ impl Simulation {
             }
         }
         self.ledger.open_sends[host] = left;
-        self.look_at_pulls(host)
+        self.look_at_pulls(host)?;
+        self.look_at_pushes(host)
     }
 
     pub(super) fn recv_ended(&mut self, number: usize, outcome: RecvOutcome) -> Result<(), String> {

@@ -11,7 +11,7 @@ use std::fmt::Write;
 
 use line::{Carried, KILOBYTE_NS, LATENCY, MESSAGE, WRITE};
 use load::loads;
-use step::{Cost, Way, second_step};
+use step::{Cost, SLAB_BYTES, Way, second_step};
 
 /// The table of the standard loads, each moved every way.
 ///
@@ -22,7 +22,7 @@ pub fn table() -> Result<String, String> {
     let gigabits = 8_000 / KILOBYTE_NS;
     let mut line = |text: std::fmt::Arguments<'_>| writeln!(table, "{text}").expect("a string takes all");
     line(format_args!(
-        "One step of one worker that receives from one ps, on a simulated line of {gigabits} Gb/s: {LATENCY:?} one way,"
+        "One step of one worker that receives from one ps, or is pushed to, on a simulated line of {gigabits} Gb/s: {LATENCY:?} one way,"
     ));
     line(format_args!(
         "{WRITE:?} a write, {MESSAGE:?} a message. Messages, writes and bytes are those of both directions."
@@ -35,6 +35,10 @@ pub fn table() -> Result<String, String> {
     ));
     for load in loads() {
         for way in Way::ALL {
+            // What nobody asked for lands in the receiver's slab, and waits there.
+            if way == Way::Push && load.bytes() > SLAB_BYTES {
+                continue;
+            }
             let Cost { messages, carried: Carried { writes, bytes }, time } =
                 second_step(&load, way).map_err(|what| format!("{} {}: {what}", load.name, way.name()))?;
             let (tensors, payload, time) = (load.tensors.len(), load.bytes(), time.as_secs_f64() * 1e6);

@@ -8,10 +8,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use sealane_fusion::node::{
-    Answer, BatchWaiter, ConnectOrder, FusedRequest, Node, NodeSettings, PullRequest, PullWaiter, RecvRequest,
-    RecvWaiter, SendWaiter,
+    Answer, BatchWaiter, ConnectOrder, FusedRequest, Node, NodeSettings, PullRequest, PullWaiter, PushRequest,
+    RecvRequest, RecvWaiter, SendWaiter,
 };
-use sealane_fusion::{Buffer, EndpointMap, Error, Fuse, Keys, RecvOutcome, Tensor, Tray};
+use sealane_fusion::{AcceptOptions, AcceptQueue, Buffer, EndpointMap, Error, Fuse, Keys, RecvOutcome, Tensor, Tray};
 use sealane_runtime::{Slab, SlabSettings};
 use sealane_transport::link::{Frames, Landing, Receiver};
 use sealane_transport::wire::{Greeting, Hello, WireError};
@@ -23,13 +23,15 @@ use super::load::Load;
 const MAP: &str = "ps:1=10.0.0.1:7000\nworker:1=10.0.0.2:7000\n";
 const PS: usize = 0;
 const WORKER: usize = 1;
-const SLAB_BYTES: usize = 1 << 20;
+pub(super) const SLAB_BYTES: usize = 1 << 20;
 /// Nothing is late here.
 const DEADLINE: Duration = Duration::from_secs(60);
+/// The queue that is pushed into.
+const QUEUE: &str = "parameters";
 /// Turns of one step at most: many times what any needs.
 const TURNS_MAX: usize = 10_000_000;
 
-/// How a step's tensors are asked for.
+/// How a step's tensors are asked for, if they are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Way {
     /// One by one, each message in a write of its own.
@@ -40,10 +42,12 @@ pub(super) enum Way {
     Receive,
     /// By a plan.
     Plan,
+    /// All in one push, unasked, into a queue of the default size.
+    Push,
 }
 
 impl Way {
-    pub(super) const ALL: [Way; 4] = [Way::Off, Way::Turn, Way::Receive, Way::Plan];
+    pub(super) const ALL: [Way; 5] = [Way::Off, Way::Turn, Way::Receive, Way::Plan, Way::Push];
 
     pub(super) fn name(self) -> &'static str {
         match self {
@@ -51,6 +55,7 @@ impl Way {
             Way::Turn => "turn",
             Way::Receive => "receive",
             Way::Plan => "plan",
+            Way::Push => "push",
         }
     }
 }
@@ -61,7 +66,7 @@ pub(super) struct Cost {
     /// Both ways, releases included.
     pub(super) messages: u64,
     pub(super) carried: Carried,
-    /// From the first request until the worker has every tensor.
+    /// From the first request or push until the worker has every tensor.
     pub(super) time: Duration,
 }
 
@@ -70,6 +75,8 @@ struct Pair {
     base: Instant,
     nodes: [Node; 2],
     links: [Vec<Handle>; 2],
+    /// The worker's.
+    queue: Arc<AcceptQueue>,
 }
 
 /// The second step of a load: by then the sides have met, and plans are agreed.
@@ -112,8 +119,11 @@ impl Pair {
                 (slab("send").map_err(|error| error.to_string())?, slab("receive").map_err(|error| error.to_string())?);
             Node::new(settings, map.clone(), slabs.0, slabs.1).map_err(|error| error.to_string())
         };
-        let nodes = [node(PS, "ps:1")?, node(WORKER, "worker:1")?];
-        Ok(Pair { air: Rc::default(), base: Instant::now(), nodes, links: [Vec::new(), Vec::new()] })
+        let mut nodes = [node(PS, "ps:1")?, node(WORKER, "worker:1")?];
+        // Whenever something came there is room, so that nobody waits for it.
+        let queue = Arc::new(AcceptQueue::new(AcceptOptions::default(), Box::new(|| {})));
+        nodes[WORKER].open_queue(0, QUEUE, queue.clone()).map_err(|error| error.to_string())?;
+        Ok(Pair { air: Rc::default(), base: Instant::now(), nodes, links: [Vec::new(), Vec::new()], queue })
     }
 
     fn now(&self) -> Instant {
@@ -140,6 +150,7 @@ impl Pair {
         for (key, tensor) in tensors {
             match way {
                 Way::Plan => self.nodes[PS].publish(0, key, step, tensor.share()).map_err(failed)?,
+                Way::Push => {}
                 _ => self.nodes[PS].send(pairs[PS], step, key, tensor.share(), until, SendWaiter::Nobody),
             }
         }
@@ -193,6 +204,14 @@ impl Pair {
                     Err(_) => Ok(false),
                 })?
             }
+            Way::Push => {
+                self.push(pairs[PS], tensors, until);
+                let (queue, mut items) = (self.queue.clone(), Vec::new());
+                self.run(|| {
+                    queue.take(usize::MAX, &mut items).map_err(failed)?;
+                    Ok(items.len() == tensors.len())
+                })?
+            }
         };
         let before = carried;
         let Carried { writes, bytes } = self.air.carried.get();
@@ -231,6 +250,12 @@ impl Pair {
         let now = self.now();
         self.nodes[WORKER].recv_fused(now, FusedRequest { pair, step, keys, destinations, deadline, waiter });
         receiver
+    }
+
+    fn push(&mut self, pair: u32, tensors: &[(String, Tensor)], deadline: Instant) {
+        let tensors = tensors.iter().map(|(_, tensor)| tensor.share());
+        let (now, queue, waiter) = (self.now(), QUEUE, SendWaiter::Nobody);
+        self.nodes[PS].push(now, PushRequest { pair, queue, tensors, deadline, waiter });
     }
 
     fn open_plan(&mut self, pair: u32, tensors: &[(String, Tensor)]) -> Result<(Handle, Tray), Error> {

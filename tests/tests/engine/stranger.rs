@@ -218,7 +218,13 @@ fn a_peer_that_dies_in_the_middle_of_a_tensor_leaks_nothing() {
             let id = read_request(&mut stream);
             let (meta, token) = ([1, 8, 1, 0, 0, 1, 0, 0, 64, 66, 15, 0, 0, 0, 0, 0], Handle::from_bits(1 << 32));
             let mut frame = Vec::new();
-            FrameWriter(&mut frame).response(&Response { id, token, payload_bytes: 1_000_000, meta: &meta });
+            FrameWriter(&mut frame).response(&Response {
+                id,
+                token,
+                payload_bytes: 1_000_000,
+                transfer: 0,
+                meta: &meta,
+            });
             stream.write_all(&frame).unwrap();
             stream.write_all(&bytes(1_000_000, 1)[..whole]).unwrap();
         };
@@ -238,7 +244,7 @@ fn a_peer_that_lies_is_dropped_and_its_callers_told() {
         ("metadata that does not fit", |id, frame| {
             let meta = [1, 8, 1, 0, 0, 1, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0];
             let token = Handle::from_bits(1 << 32);
-            FrameWriter(frame).response(&Response { id, token, payload_bytes: 3, meta: &meta });
+            FrameWriter(frame).response(&Response { id, token, payload_bytes: 3, transfer: 0, meta: &meta });
             frame.extend_from_slice(&[1, 2, 3]);
         }),
         ("releases of the future", |_, frame| {

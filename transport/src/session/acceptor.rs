@@ -7,7 +7,6 @@ use std::collections::VecDeque;
 use hashbrown::HashMap;
 use sealane_runtime::Buffer;
 
-use super::control::Control;
 use super::receive::{ReceiveMemory, Sink};
 use super::{Event, Session, failure_of};
 use crate::arena::{Arena, Handle};
@@ -16,7 +15,7 @@ use crate::limits::STREAMS_MAX;
 use crate::link::{Landing, LandingOf, Meta, Place};
 use crate::outbox::Outbox;
 use crate::tensor::{Tensor, TensorMeta};
-use crate::wire::{Push, PushGrant, PushOpen, Pushes, WireError};
+use crate::wire::{Push, PushFailure, PushGrant, PushOpen, Pushes, WireError};
 
 /// A stream that the peer has begun: give it credit with [`Session::grant`] when its queue has room.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,6 +39,13 @@ pub struct Credit {
     pub bytes: u64,
 }
 
+/// A push that was not taken.
+struct Refused {
+    number: u64,
+    code: u8,
+    reason: String,
+}
+
 struct Stream {
     /// The peer's handle.
     id: Handle,
@@ -50,6 +56,13 @@ struct Stream {
     bytes: u64,
     granted_messages: u64,
     granted_bytes: u64,
+    /// Pushes that the stream has had credit for at once, at most: of the last so many the peer may not have heard.
+    credit_max: u64,
+    /// Those of them that were refused, until the peer has surely heard it: a failure may be lost with its link, and the
+    /// next grant would say that the push was taken.
+    refused: VecDeque<Refused>,
+    /// Refusals at the front that were told on this link.
+    refused_told: usize,
     /// Something is to be told: what was taken, or more credit.
     news: bool,
     /// Metadata of the last push, which the next most often shares.
@@ -78,6 +91,21 @@ impl Stream {
     fn count(&mut self, bytes: usize) {
         self.next += 1;
         self.bytes += bytes as u64;
+    }
+
+    fn refuse(&mut self, number: u64, error: &Error) {
+        while self.refused.front().is_some_and(|oldest| oldest.number + self.credit_max < self.next) {
+            self.refused.pop_front();
+            self.refused_told = self.refused_told.saturating_sub(1);
+        }
+        let (code, reason) = failure_of(error);
+        self.refused.push_back(Refused { number, code, reason });
+    }
+
+    /// The credit of a push that came to no queue: whoever gives credit hears nothing of it.
+    fn credit_again(&mut self, bytes: usize) {
+        self.granted_messages += 1;
+        self.granted_bytes += bytes as u64;
     }
 }
 
@@ -109,10 +137,18 @@ impl Acceptor {
         }
     }
 
-    /// Stages the next grant; false if there is none.
+    /// Stages the next refusal or grant, of a stream its refusals first; false if there is none.
     pub(super) fn stage(&mut self, outbox: &mut Outbox) -> bool {
         while let Some(handle) = self.news.pop_front() {
             let Some(stream) = self.get(handle) else { continue };
+            if let Some(refused) = stream.refused.get(stream.refused_told) {
+                let Refused { number, code, reason } = refused;
+                let failure = PushFailure { stream: stream.id, code: *code, number: *number, reason };
+                outbox.stage(|writer| writer.push_failure(&failure));
+                stream.refused_told += 1;
+                self.news.push_front(handle);
+                return true;
+            }
             stream.news = false;
             let (messages, bytes) = (stream.granted_messages, stream.granted_bytes);
             let grant = PushGrant { stream: stream.id, taken: stream.next, messages, bytes };
@@ -126,7 +162,7 @@ impl Acceptor {
     pub(super) fn suspend(&mut self) {
         self.news.clear();
         for (_, stream) in self.streams.iter_mut().flat_map(Arena::iter_mut) {
-            stream.news = false;
+            (stream.news, stream.refused_told) = (false, 0);
         }
     }
 
@@ -160,6 +196,7 @@ impl<W, D: PartialEq> Session<W, D> {
         let Some(of) = self.acceptor.get(stream) else { return };
         of.granted_messages = of.granted_messages.max(of.next) + credit.messages;
         of.granted_bytes = of.granted_bytes.max(of.bytes) + credit.bytes;
+        of.credit_max = of.credit_max.max(of.granted_messages - of.next);
         self.acceptor.tell(stream);
     }
 
@@ -171,15 +208,21 @@ impl<W, D: PartialEq> Session<W, D> {
     /// A push that came and was not taken after all.
     pub fn refuse_push(&mut self, stream: Handle, number: u64, error: &Error) {
         let Some(of) = self.acceptor.get(stream) else { return };
-        let (code, reason) = failure_of(error);
-        self.control.push_answer(Control::PushFailure { stream: of.id, code, number, reason });
+        of.refuse(number, error);
+        self.acceptor.tell(stream);
     }
 
     pub(super) fn stream_opened(&mut self, open: &PushOpen<'_>) -> Result<(), WireError> {
         let Some(from) = self.asking(open.from, open.to)? else { return Ok(()) };
         if let Some(&known) = self.acceptor.ids.get(&open.stream) {
-            // On a new link: what was taken is to be told again.
+            // On a new link: what was taken is to be told again, and what was not.
+            if let Some(stream) = self.acceptor.get(known) {
+                stream.refused.retain(|refused| refused.number >= open.first);
+                stream.refused_told = 0;
+            }
             self.acceptor.tell(known);
+            // The pusher may have been a stranger, and is none any more.
+            self.events.push_back(Event::Opened(Opened { stream: known, from, to: open.to, queue: open.queue.into() }));
             return Ok(());
         }
         if open.first != 0 {
@@ -192,6 +235,9 @@ impl<W, D: PartialEq> Session<W, D> {
             bytes: 0,
             granted_messages: 0,
             granted_bytes: 0,
+            credit_max: 0,
+            refused: VecDeque::new(),
+            refused_told: 0,
             news: false,
             last_meta: None,
         };
@@ -235,7 +281,10 @@ impl<W, D: PartialEq> Session<W, D> {
                         buffer.copy_from_slice(payload);
                         self.take_push(handle, number, Tensor::from_parts(meta, buffer), sink);
                     }
-                    Err(full) => self.refuse_push(handle, number, &full),
+                    Err(full) => {
+                        stream.credit_again(payload.len());
+                        stream.refuse(number, &full);
+                    }
                 }
             }
         }
@@ -263,15 +312,15 @@ impl<W, D: PartialEq> Session<W, D> {
             },
         };
         let (meta, of) = (Meta::from_slice(push.meta), LandingOf::Push { number: push.number });
-        Ok(Landing { request: stream, token: Handle::NONE, meta, of, place, filled: 0, total })
+        Ok(Landing::new((stream, Handle::NONE), (of, meta), place, (push.payload_bytes, push.transfer)))
     }
 
     fn push_refused(&mut self, stream: Handle, push: &Push<'_>, error: &Error) {
         if let Some(of) = self.acceptor.get(stream) {
             of.count(push.payload_bytes as usize);
+            of.credit_again(push.payload_bytes as usize);
         }
         self.refuse_push(stream, push.number, error);
-        self.acceptor.tell(stream);
     }
 
     /// Hands a push over: at once where the owner wants it so, else as an event.
@@ -296,10 +345,14 @@ impl<W, D: PartialEq> Session<W, D> {
         sink: &mut Option<&mut dyn Sink<W, D>>,
     ) {
         let Some(stream) = self.acceptor.get(handle).filter(|stream| stream.next == number) else { return };
-        stream.count(memory.len());
+        let bytes = memory.len();
+        stream.count(bytes);
         match Tensor::from_wire(meta, memory) {
             Ok(tensor) => self.take_push(handle, number, tensor, sink),
-            Err(error) => self.refuse_push(handle, number, &error),
+            Err(error) => {
+                stream.credit_again(bytes);
+                self.refuse_push(handle, number, &error);
+            }
         }
         self.acceptor.tell(handle);
     }

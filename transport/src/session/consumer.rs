@@ -240,17 +240,19 @@ impl<W> Consumer<W> {
         true
     }
 
-    /// The link is gone. A landing gives the consumer's memory back to its request, and the slab's to the slab.
-    pub(super) fn suspend(&mut self, landing: Option<Landing>) {
+    /// The link is gone. Each landing gives the consumer's memory back to its request, and the slab's to the slab.
+    pub(super) fn suspend(&mut self, landings: Vec<Landing>) {
         self.releases.rewind();
         self.in_flight = 0;
         self.to_ask.clear();
         self.to_ask_fused.clear();
-        if let Some(Landing { request, of: LandingOf::Response, place: Place::Buffer(buffer), .. }) = landing
-            && let Some(wanted) = self.wanted.get_mut(request)
-            && wanted.brought
-        {
-            wanted.destination = Some(buffer);
+        for landing in landings {
+            if let Landing { request, of: LandingOf::Response, place: Place::Buffer(buffer), .. } = landing
+                && let Some(wanted) = self.wanted.get_mut(request)
+                && wanted.brought
+            {
+                wanted.destination = Some(buffer);
+            }
         }
         for (handle, wanted) in self.wanted.iter_mut() {
             wanted.state = State::Queued;
@@ -337,15 +339,9 @@ impl<W> Consumer<W> {
     ) -> Result<Landing, WireError> {
         self.check_flood(response.id)?;
         let place = self.place(response, memory, events);
-        Ok(Landing {
-            request: response.id,
-            token: response.token,
-            meta: Meta::from_slice(response.meta),
-            of: LandingOf::Response,
-            place,
-            filled: 0,
-            total: response.payload_bytes as usize,
-        })
+        let what = (LandingOf::Response, Meta::from_slice(response.meta));
+        let bytes = (response.payload_bytes, response.transfer);
+        Ok(Landing::new((response.id, response.token), what, place, bytes))
     }
 
     fn check_flood(&self, id: Handle) -> Result<(), WireError> {
@@ -416,7 +412,7 @@ impl<W> Consumer<W> {
     ) -> Result<(), WireError> {
         let SmallResponse { id, token, meta, payload } = *small;
         self.check_flood(id)?;
-        let response = Response { id, token, payload_bytes: payload.len() as u64, meta };
+        let response = Response { id, token, payload_bytes: payload.len() as u64, transfer: 0, meta };
         let Place::Buffer(mut buffer) = self.place(&response, memory, events) else {
             self.releases.push(token, false);
             return Ok(());

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use crate::arena::Handle;
 use crate::limits::CONTROL_QUEUE_MAX;
 use crate::outbox::Outbox;
-use crate::wire::{Abort, Failure, PullFailure, PushFailure};
+use crate::wire::{Abort, Failure, PullFailure};
 
 #[derive(Debug)]
 pub(super) enum Control {
@@ -17,7 +17,6 @@ pub(super) enum Control {
     ForgetSet(Handle),
     PullFailure { id: Handle, code: u8, index: u32, reason: String },
     PushClose(Handle),
-    PushFailure { stream: Handle, code: u8, number: u64, reason: String },
     Released(u64),
     Resumed,
     Abort { step: i64, task: u16, reason: Box<str> },
@@ -72,9 +71,12 @@ impl ControlQueue {
         control.is_some_and(|control| control.stage(outbox))
     }
 
-    /// Stages what concludes all that was said before; false if nothing does.
+    /// Stages what concludes all that was said before; false if nothing does. A farewell waits for the last chunk.
     #[inline]
     pub(super) fn stage_conclusion(&mut self, outbox: &mut Outbox) -> bool {
+        if outbox.has_chunks() && matches!(self.conclusions.front(), Some(Control::GoAway(_))) {
+            return false;
+        }
         let control = self.conclusions.pop_front();
         control.is_some_and(|control| control.stage(outbox))
     }
@@ -92,9 +94,6 @@ impl Control {
                 writer.pull_failure(&PullFailure { id: *id, code: *code, index: *index, reason });
             }
             Control::PushClose(stream) => writer.push_close(*stream),
-            Control::PushFailure { stream, code, number, reason } => {
-                writer.push_failure(&PushFailure { stream: *stream, code: *code, number: *number, reason });
-            }
             Control::Released(sequence) => writer.released(*sequence),
             Control::Resumed => writer.resumed(),
             Control::Abort { step, task, reason } => writer.abort(&Abort { step: *step, task: *task, reason }),

@@ -14,6 +14,7 @@
 mod acceptor;
 mod consumer;
 mod control;
+mod landings;
 mod producer;
 mod puller;
 mod pusher;
@@ -41,6 +42,7 @@ pub use acceptor::{Credit, Opened};
 pub use consumer::Ask;
 use consumer::Consumer;
 use control::{Control, ControlQueue};
+use landings::Landings;
 use producer::Producer;
 pub use puller::PullAsk;
 use puller::Puller;
@@ -197,6 +199,7 @@ pub struct Session<W, D> {
     server: Server,
     pusher: Pusher<D>,
     acceptor: Acceptor,
+    landings: Landings,
     /// Whose turn it is to be staged first: answers, or parts of pulls.
     parts_first: bool,
     events: VecDeque<Event<W, D>>,
@@ -216,7 +219,7 @@ impl<W, D: PartialEq> Session<W, D> {
             epoch: 0,
             attached: None,
             going_away: None,
-            outbox: Outbox::new(limits.turn_bytes, limits.turn_payloads),
+            outbox: Outbox::new(limits.turn_bytes, limits.turn_payloads, limits.chunk_bytes),
             control: ControlQueue::default(),
             consumer: Consumer::new(&limits),
             producer: Producer::new(&limits),
@@ -224,6 +227,7 @@ impl<W, D: PartialEq> Session<W, D> {
             server: Server::new(&limits),
             pusher: Pusher::new(&limits),
             acceptor: Acceptor::default(),
+            landings: Landings::default(),
             parts_first: false,
             events: VecDeque::new(),
             undecided: 0,
@@ -289,16 +293,18 @@ impl<W, D: PartialEq> Session<W, D> {
         self.attached = Some(Attached { heard: now, pinged: None, roster, tensor_bytes_max });
     }
 
-    /// The link is gone; `landing` is what it was filling. The owner drops the peer's parked requests: those that
+    /// The link is gone; `landing` is what it was filling, which goes where all that waited for a chunk goes. The owner drops the peer's parked requests: those that
     /// stand will be asked again.
-    pub fn detach(&mut self, mut landing: Option<Landing>) {
+    pub fn detach(&mut self, landing: Option<Landing>) {
         self.attached = None;
         self.going_away = None;
         self.control = ControlQueue::default();
         self.outbox.clear();
         self.collect_written();
-        self.puller.suspend(landing.as_mut());
-        self.consumer.suspend(landing);
+        let mut landings = self.landings.take();
+        landings.extend(landing);
+        self.puller.suspend(&mut landings);
+        self.consumer.suspend(landings);
         self.producer.suspend();
         self.pusher.suspend();
         self.acceptor.suspend();
@@ -406,7 +412,7 @@ impl<W, D: PartialEq> Session<W, D> {
         let asks = self.going_away.is_none() && (self.consumer.can_ask() || self.puller.can_ask());
         let answers = self.producer.has_answers() || self.server.has_parts() || self.acceptor.has_news();
         let asks = asks || (self.going_away.is_none() && self.pusher.has_output());
-        self.attached.is_some() && (!self.control.is_empty() || answers || asks)
+        self.attached.is_some() && (!self.control.is_empty() || self.outbox.has_chunks() || answers || asks)
     }
 
     /// True if anything waits to leave.
@@ -437,7 +443,9 @@ impl<W, D: PartialEq> Session<W, D> {
                 continue;
             }
             // Control goes first: a request that is asked again must not overtake the cancel of the one before it.
+            // Chunks are next, few at a time: the rest passes between them.
             let more = self.control.stage(&mut self.outbox)
+                || self.outbox.stage_chunk()
                 || self.stage_answers(shelf, one_message)
                 || self.stage_questions(now, one_message)
                 || self.control.stage_conclusion(&mut self.outbox);

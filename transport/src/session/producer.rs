@@ -12,6 +12,7 @@ use crate::limits::{GROUP_BYTES, INLINE_PAYLOAD_BYTES, RELEASE_ACK_EVERY, Sessio
 use crate::link::Meta;
 use crate::outbox::{Outbox, Owner};
 use crate::payload::Payload;
+use crate::transfers::leaves_in_chunks;
 use crate::wire::{RESPONSE_ENTRY_BYTES, Response, SmallResponse};
 
 struct Served<D> {
@@ -28,14 +29,30 @@ struct Served<D> {
     settled: Option<bool>,
 }
 
+/// Bytes of tensors that were handed to the link and not released: the peer's credit.
+struct Flight {
+    bytes: usize,
+    bytes_max: usize,
+}
+
+impl Flight {
+    /// True if the peer has credit for so many more; one tensor of any size goes.
+    #[inline]
+    fn has_room(&self, bytes: usize) -> bool {
+        self.bytes == 0 || self.bytes + bytes <= self.bytes_max
+    }
+}
+
 pub(super) struct Producer<D> {
     served: Arena<Served<D>>,
     to_answer: VecDeque<Handle>,
+    /// The same for tensors that leave in chunks, which the others pass.
+    to_answer_in_chunks: VecDeque<Handle>,
     /// Tensors that share the frame that is being staged; kept to reuse its memory.
     group: Vec<Handle>,
-    /// Bytes of tensors that were handed to the link and not released: the peer's credit.
-    in_flight_bytes: usize,
-    in_flight_bytes_max: usize,
+    in_flight: Flight,
+    in_flight_in_chunks: Flight,
+    chunk_bytes: usize,
     /// Those handed out on an earlier link and not yet asked for on this one, by the peer's id.
     stale: HashMap<Handle, Handle>,
     /// Requests of the peer that the owner has parked.
@@ -53,9 +70,11 @@ impl<D> Producer<D> {
         Self {
             served: Arena::new(limits.parked_requests_max),
             to_answer: VecDeque::new(),
+            to_answer_in_chunks: VecDeque::new(),
             group: Vec::new(),
-            in_flight_bytes: 0,
-            in_flight_bytes_max: limits.in_flight_bytes_max,
+            in_flight: Flight { bytes: 0, bytes_max: limits.in_flight_bytes_max },
+            in_flight_in_chunks: Flight { bytes: 0, bytes_max: limits.in_flight_bytes_max },
+            chunk_bytes: limits.chunk_bytes,
             stale: HashMap::new(),
             parked: 0,
             parked_max: limits.parked_requests_max,
@@ -71,9 +90,29 @@ impl<D> Producer<D> {
 
     /// True if there is an answer that the peer has credit for.
     pub(super) fn has_answers(&self) -> bool {
-        let Some(&next) = self.to_answer.front() else { return false };
-        let bytes = self.length_of(next).map_or(0, |(_, payload_bytes)| payload_bytes);
-        self.in_flight_bytes == 0 || self.in_flight_bytes + bytes <= self.in_flight_bytes_max
+        let may_leave = |queue: &VecDeque<Handle>, flight: &Flight| {
+            let Some(&next) = queue.front() else { return false };
+            flight.has_room(self.length_of(next).map_or(0, |(_, payload_bytes)| payload_bytes))
+        };
+        may_leave(&self.to_answer, &self.in_flight) || may_leave(&self.to_answer_in_chunks, &self.in_flight_in_chunks)
+    }
+
+    /// Queues an answer of so many bytes.
+    #[inline]
+    fn queue(&mut self, token: Handle, bytes: usize) {
+        if leaves_in_chunks(bytes, self.chunk_bytes) {
+            self.to_answer_in_chunks.push_back(token);
+        } else {
+            self.to_answer.push_back(token);
+        }
+    }
+
+    /// A tensor of so many bytes that was handed to the link was released.
+    #[inline]
+    fn count_landed(&mut self, bytes: usize) {
+        let in_chunks = leaves_in_chunks(bytes, self.chunk_bytes);
+        let flight = if in_chunks { &mut self.in_flight_in_chunks } else { &mut self.in_flight };
+        flight.bytes -= bytes;
     }
 
     /// The setting's value, if the peer has as many requests parked or tensors unreleased, `undecided` ones included.
@@ -89,14 +128,48 @@ impl<D> Producer<D> {
     /// A request that this side has answered on an earlier link gets the same answer; false if it has not.
     pub(super) fn answer_again(&mut self, request: Handle) -> bool {
         let Some(token) = self.stale.remove(&request) else { return false };
-        self.to_answer.push_back(token);
+        let bytes = self.length_of(token).map_or(0, |(_, payload_bytes)| payload_bytes);
+        self.queue(token, bytes);
         true
+    }
+
+    /// Begins to hand out the next tensor that leaves in chunks; false if there is none, or too many are on their way.
+    fn begin_transfer(&mut self, outbox: &mut Outbox) -> bool {
+        while let Some(&token) = self.to_answer_in_chunks.front() {
+            let Some((_, payload_bytes)) = self.length_of(token) else {
+                self.to_answer_in_chunks.pop_front();
+                continue;
+            };
+            if !outbox.has_room_for_answer() || !self.in_flight_in_chunks.has_room(payload_bytes) {
+                return false;
+            }
+            self.to_answer_in_chunks.pop_front();
+            self.in_flight_in_chunks.bytes += payload_bytes;
+            self.post(token, outbox);
+            return true;
+        }
+        false
+    }
+
+    /// Hands one tensor out in a frame of its own.
+    #[inline]
+    fn post(&mut self, token: Handle, outbox: &mut Outbox) {
+        let served = self.served.get_mut(token).expect("just looked at");
+        served.in_flight = true;
+        let payload = served.payload.take().expect("just looked at");
+        let (id, payload_bytes, meta) = (served.request, payload.len() as u64, &served.meta);
+        served.payload = outbox.post(Owner::Response(token), payload, |writer, transfer| {
+            writer.response(&Response { id, token, payload_bytes, transfer, meta });
+        });
     }
 
     /// Stages the next answers: one large tensor, or small ones that share a frame; with `alone`, never more than one.
     /// False if there is none.
     #[inline]
     pub(super) fn stage_answers(&mut self, outbox: &mut Outbox, alone: bool) -> bool {
+        if !self.to_answer_in_chunks.is_empty() && self.begin_transfer(outbox) {
+            return true;
+        }
         let mut bytes = 0;
         while bytes < GROUP_BYTES
             && (self.group.is_empty() || !alone)
@@ -110,11 +183,11 @@ impl<D> Producer<D> {
             if !small && !self.group.is_empty() {
                 break;
             }
-            if self.in_flight_bytes > 0 && self.in_flight_bytes + payload_bytes > self.in_flight_bytes_max {
+            if !self.in_flight.has_room(payload_bytes) {
                 break;
             }
             self.to_answer.pop_front();
-            self.in_flight_bytes += payload_bytes;
+            self.in_flight.bytes += payload_bytes;
             self.served.get_mut(token).expect("just looked at").in_flight = true;
             bytes += length;
             self.group.push(token);
@@ -124,14 +197,7 @@ impl<D> Producer<D> {
         }
         match self.group[..] {
             [] => return false,
-            [token] => {
-                let served = self.served.get_mut(token).expect("just looked at");
-                let payload = served.payload.take().expect("just looked at");
-                let payload_bytes = payload.len() as u64;
-                let response = Response { id: served.request, token, payload_bytes, meta: &served.meta };
-                outbox.stage(|writer| writer.response(&response));
-                served.payload = outbox.push(Owner::Response(token), payload);
-            }
+            [token] => self.post(token, outbox),
             _ => outbox.stage(|writer| {
                 let mut frame = writer.responses();
                 for &token in &self.group {
@@ -197,13 +263,14 @@ impl<D> Producer<D> {
         if self.served.get(token).is_none_or(|served| served.payload.is_none()) || !self.stale.is_empty() {
             return self.settle(token, true, events);
         }
-        let in_flight_bytes = &mut self.in_flight_bytes;
         let taken = self.served.remove_with(token, |served| {
-            let payload = served.payload.take().unwrap_or_default();
-            *in_flight_bytes -= if served.in_flight { payload.len() } else { 0 };
-            (served.deposit.take(), payload)
+            (served.deposit.take(), served.payload.take().unwrap_or_default(), served.in_flight)
         });
-        if let Some((Some(deposit), payload)) = taken {
+        let Some((deposit, payload, in_flight)) = taken else { return };
+        if in_flight {
+            self.count_landed(payload.len());
+        }
+        if let Some(deposit) = deposit {
             sink.taken(deposit, payload);
         }
     }
@@ -217,7 +284,7 @@ impl<D> Producer<D> {
         }
         let served = self.served.remove(token).expect("just found");
         if served.in_flight {
-            self.in_flight_bytes -= served.payload.as_ref().map_or(0, Payload::len);
+            self.count_landed(served.payload.as_ref().map_or(0, Payload::len));
         }
         if !self.stale.is_empty() {
             self.stale.remove(&served.request);
@@ -231,7 +298,8 @@ impl<D> Producer<D> {
     /// The link is gone; the outbox has given every payload back.
     pub(super) fn suspend(&mut self) {
         self.to_answer.clear();
-        self.in_flight_bytes = 0;
+        self.to_answer_in_chunks.clear();
+        (self.in_flight.bytes, self.in_flight_in_chunks.bytes) = (0, 0);
         self.served.iter_mut().for_each(|(_, served)| served.in_flight = false);
         self.parked = 0;
         self.stale = self.served.iter().map(|(token, served)| (served.request, token)).collect();
@@ -273,9 +341,9 @@ impl<W, D: PartialEq> Session<W, D> {
     /// # Errors
     /// The tensor comes back if `fusion.parked_requests_max` tensors are unreleased; the request is refused.
     pub fn answer(&mut self, id: Handle, meta: Meta, payload: Payload, deposit: D) -> Result<(), (Meta, Payload, D)> {
-        let limit = self.attached.as_ref().map_or(u64::MAX, |attached| attached.tensor_bytes_max);
-        if payload.len() as u64 > limit {
-            let reason = format!("the tensor has {} bytes, the consumer accepts {limit}", payload.len());
+        let (bytes, limit) = (payload.len(), self.attached.as_ref().map_or(u64::MAX, |it| it.tensor_bytes_max));
+        if bytes as u64 > limit {
+            let reason = format!("the tensor has {bytes} bytes, the consumer accepts {limit}");
             self.refuse(id, &Error::full("transport.tensor_bytes_max", reason));
             return Err((meta, payload, deposit));
         }
@@ -289,7 +357,7 @@ impl<W, D: PartialEq> Session<W, D> {
         };
         match self.producer.served.insert(served) {
             Ok(token) => {
-                self.producer.to_answer.push_back(token);
+                self.producer.queue(token, bytes);
                 Ok(())
             }
             Err(served) => {

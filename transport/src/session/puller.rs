@@ -156,13 +156,14 @@ impl<W> Puller<W> {
     }
 
     /// The link is gone: sets are told anew on the next, pulls asked again.
-    pub(super) fn suspend(&mut self, landing: Option<&mut Landing>) {
-        if let Some(landing) = landing
-            && let LandingOf::Part { index, .. } = landing.of
-            && let Some(pull) = self.pulls.get_mut(landing.request)
-            && let Place::Buffer(memory) = std::mem::replace(&mut landing.place, Place::Nowhere)
-        {
-            pull.tray.take_back(index as usize, memory);
+    pub(super) fn suspend(&mut self, landings: &mut [Landing]) {
+        for landing in landings {
+            if let LandingOf::Part { index, .. } = landing.of
+                && let Some(pull) = self.pulls.get_mut(landing.request)
+                && let Place::Buffer(memory) = std::mem::replace(&mut landing.place, Place::Nowhere)
+            {
+                pull.tray.take_back(index as usize, memory);
+            }
         }
         self.sets.iter_mut().for_each(|(_, set)| set.told = 0);
         self.to_ask.clear();
@@ -285,25 +286,9 @@ impl<W> Puller<W> {
         memory: &dyn ReceiveMemory,
         events: &mut VecDeque<Event<W, D>>,
     ) -> Result<Landing, WireError> {
-        let place = self.place(part, memory, events)?;
-        Ok(Landing {
-            request: part.id,
-            token: Handle::NONE,
-            meta: Meta::new(),
-            of: LandingOf::Part { index: part.index, version: part.version },
-            place,
-            filled: 0,
-            total: part.payload_bytes as usize,
-        })
-    }
-
-    fn place<D>(
-        &mut self,
-        part: &Part,
-        memory: &dyn ReceiveMemory,
-        events: &mut VecDeque<Event<W, D>>,
-    ) -> Result<Place, WireError> {
-        let Some(pull) = self.pulls.get_mut(part.id) else { return Ok(Place::Nowhere) };
+        let bytes = (part.payload_bytes, part.transfer);
+        let landing = |of, place| Landing::new((part.id, Handle::NONE), (of, Meta::new()), place, bytes);
+        let Some(pull) = self.pulls.get_mut(part.id) else { return Ok(landing(LandingOf::GivenUp, Place::Nowhere)) };
         let set = self.sets.get(pull.set).expect("a set stays while it is pulled");
         let index = part.index as usize;
         let known =
@@ -316,7 +301,10 @@ impl<W> Puller<W> {
             Error::full("transport.tensor_bytes_max", format!("the tensor has {bytes} bytes, the limit is {limit}"))
         } else {
             match pull.tray.lend(index, known.len, |len| memory.allocate_to_stay(set.consumer, len)) {
-                Ok(memory) => return Ok(Place::Buffer(memory)),
+                Ok(memory) => {
+                    let (index, version, known) = (part.index, part.version, known.clone());
+                    return Ok(landing(LandingOf::Part { index, version, known }, Place::Buffer(memory)));
+                }
                 Err(full) => full,
             }
         };
@@ -324,20 +312,19 @@ impl<W> Puller<W> {
         if pull.tray.is_complete() {
             self.finish(part.id, events);
         }
-        Ok(Place::Nowhere)
+        Ok(landing(LandingOf::GivenUp, Place::Nowhere))
     }
 
-    /// A tensor is all there.
+    /// A tensor is all there; `known` is what it looked like when it began to arrive, since the set may have learned of
+    /// another meanwhile.
     pub(super) fn landed<D>(
         &mut self,
         id: Handle,
-        (index, version): (u32, i64),
+        (index, version, known): (u32, i64, &Known),
         memory: Buffer,
         events: &mut VecDeque<Event<W, D>>,
     ) {
         let Some(pull) = self.pulls.get_mut(id) else { return };
-        let set = self.sets.get(pull.set).expect("a set stays while it is pulled");
-        let known = set.known[index as usize].as_ref().expect("it was known when it began to arrive");
         pull.tray.give_back(index as usize, known, version, memory);
         if pull.tray.is_complete() {
             self.finish(id, events);

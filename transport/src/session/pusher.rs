@@ -64,6 +64,8 @@ struct Stream<D> {
     queued: bool,
     /// Its task is gone: it ends with its last entry.
     closing: bool,
+    /// The push that leaves in chunks: those behind it wait until the last has left, since pushes arrive in order.
+    in_chunks: Option<u64>,
 }
 
 impl<D> Stream<D> {
@@ -72,7 +74,14 @@ impl<D> Stream<D> {
     fn may_send(&self) -> bool {
         let bytes = self.bytes_before + self.bytes_sent;
         let number = self.first + self.sent as u64;
-        self.sent < self.entries.len() && number < self.granted_messages && bytes < self.granted_bytes
+        let has_credit = number < self.granted_messages && bytes < self.granted_bytes;
+        self.sent < self.entries.len() && has_credit && self.in_chunks.is_none()
+    }
+
+    /// True if the next push leaves in chunks, and too many do.
+    fn is_held_back(&self, outbox: &Outbox) -> bool {
+        let next_bytes = self.entries.get(self.sent).map_or(0, |entry| entry.bytes as usize);
+        self.told && outbox.is_in_chunks(next_bytes) && !outbox.has_room_for_push()
     }
 
     fn has_output(&self) -> bool {
@@ -84,6 +93,8 @@ pub(super) struct Pusher<D> {
     streams: Arena<Stream<D>>,
     names: HashMap<(u16, u32, Box<str>), Handle>,
     to_send: VecDeque<Handle>,
+    /// Those whose next push leaves in chunks, while too many do: the others pass them.
+    held_back: VecDeque<Handle>,
     /// Pushes of all streams.
     pushes: usize,
     pushes_max: usize,
@@ -109,6 +120,7 @@ impl<D: PartialEq> Pusher<D> {
             streams: Arena::new(STREAMS_MAX),
             names: HashMap::new(),
             to_send: VecDeque::new(),
+            held_back: VecDeque::new(),
             pushes: 0,
             pushes_max: limits.queued_requests_max,
             earliest: None,
@@ -120,7 +132,7 @@ impl<D: PartialEq> Pusher<D> {
     }
 
     pub(super) fn has_output(&self) -> bool {
-        !self.to_send.is_empty()
+        !self.to_send.is_empty() || !self.held_back.is_empty()
     }
 
     pub(super) fn next_deadline(&self) -> Option<Instant> {
@@ -139,12 +151,21 @@ impl<D: PartialEq> Pusher<D> {
 
     /// Stages the next frame of pushes; false if none may leave.
     pub(super) fn stage(&mut self, roster: &Roster, outbox: &mut Outbox, alone: bool) -> bool {
+        if !self.held_back.is_empty() && outbox.has_room_for_push() {
+            self.to_send.extend(self.held_back.pop_front());
+            self.to_send.rotate_right(1);
+        }
         while let Some(&handle) = self.to_send.front() {
             let stream = self.streams.get_mut(handle).expect("streams in the queue stand");
             let place = roster.place_of(stream.to);
             if let Some(to) = place
                 && stream.has_output()
             {
+                if stream.is_held_back(outbox) {
+                    self.to_send.pop_front();
+                    self.held_back.push_back(handle);
+                    continue;
+                }
                 stream.stage(handle, to, outbox, alone);
                 // The next stream's turn.
                 self.to_send.rotate_left(1);
@@ -157,12 +178,16 @@ impl<D: PartialEq> Pusher<D> {
     }
 
     /// A payload that the link is done with.
-    pub(super) fn written(&mut self, stream: Handle, number: u64, payload: Payload) {
-        if let Some(stream) = self.streams.get_mut(stream)
-            && let Some(at) = number.checked_sub(stream.first)
+    pub(super) fn written(&mut self, handle: Handle, number: u64, payload: Payload) {
+        let Some(stream) = self.streams.get_mut(handle) else { return };
+        if let Some(at) = number.checked_sub(stream.first)
             && let Some(entry) = stream.entries.get_mut(at as usize)
         {
             entry.payload = Some(payload);
+        }
+        if stream.in_chunks == Some(number) {
+            stream.in_chunks = None;
+            self.queue(handle);
         }
     }
 
@@ -217,8 +242,10 @@ impl<D: PartialEq> Pusher<D> {
     /// The link is gone: what was not taken goes out again. The outbox has given every payload back.
     pub(super) fn suspend(&mut self) {
         self.to_send.clear();
+        self.held_back.clear();
         for (_, stream) in self.streams.iter_mut() {
             (stream.told, stream.queued, stream.sent, stream.bytes_sent) = (false, false, 0, 0);
+            stream.in_chunks = None;
         }
     }
 
@@ -286,6 +313,7 @@ impl<D: PartialEq> Pusher<D> {
         if let Some(stream) = self.streams.remove(handle) {
             self.names.remove(&(stream.from, stream.to, stream.queue));
             self.to_send.retain(|queued| *queued != handle);
+            self.held_back.retain(|queued| *queued != handle);
             if stream.told {
                 control.push(Control::PushClose(handle));
             }
@@ -348,10 +376,12 @@ impl<D> Stream<D> {
         let number = self.first + self.sent as u64;
         let entry = &mut self.entries[self.sent];
         if entry.bytes as usize > INLINE_PAYLOAD_BYTES {
-            let push = Push { stream: handle, number, payload_bytes: entry.bytes, meta: &entry.meta };
-            outbox.stage(|writer| writer.push(&push));
+            let (payload_bytes, meta) = (entry.bytes, &entry.meta);
             let payload = entry.payload.take().expect("it is sent once a link, and comes back between");
-            outbox.push(Owner::Push { stream: handle, number }, payload);
+            self.in_chunks = outbox.is_in_chunks(payload.len()).then_some(number);
+            outbox.post(Owner::Push { stream: handle, number }, payload, |writer, transfer| {
+                writer.push(&Push { stream: handle, number, payload_bytes, transfer, meta });
+            });
             self.count_sent();
             return;
         }
@@ -420,6 +450,7 @@ impl<W, D: PartialEq> Session<W, D> {
             told: false,
             queued: false,
             closing: false,
+            in_chunks: None,
         };
         let full =
             |_| Error::full("queues of a session", format!("{STREAMS_MAX} queues of {} are pushed into", self.peer));

@@ -135,7 +135,7 @@ impl<W, D: PartialEq> Session<W, D> {
                     }
                 }
             }
-            Frame::Response(_) | Frame::Responses(_) => unreachable!("the caller lands these"),
+            Frame::Response(_) | Frame::Responses(_) | Frame::Chunk(_) => unreachable!("the caller lands these"),
             Frame::Push(frame) => self.handle_push_frame(frame)?,
             Frame::Pull(frame) => self.handle_pull_frame(frame)?,
             Frame::Failure(failure) => {
@@ -222,7 +222,10 @@ impl<W, D: PartialEq> Receiver for Inbound<'_, W, D> {
         while let Some((frame, length)) = wire::parse(&bytes[consumed..])? {
             consumed += length;
             let mut landing = match frame {
-                Frame::Response(response) => self.land(&response)?,
+                Frame::Response(response) => {
+                    self.session.landings.check(response.transfer, response.payload_bytes)?;
+                    self.land(&response)?
+                }
                 Frame::Pull(PullFrame::Parts(parts)) => {
                     let session = &mut *self.session;
                     session.puller.take(&parts, self.memory, &mut session.events)?;
@@ -232,11 +235,16 @@ impl<W, D: PartialEq> Receiver for Inbound<'_, W, D> {
                     self.session.pushes_came(&pushes, self.memory, &mut self.sink)?;
                     continue;
                 }
-                Frame::Push(PushFrame::Push(push)) => self.session.push_lands(&push, self.memory)?,
+                Frame::Push(PushFrame::Push(push)) => {
+                    self.session.landings.check(push.transfer, push.payload_bytes)?;
+                    self.session.push_lands(&push, self.memory)?
+                }
                 Frame::Pull(PullFrame::Part(part)) => {
                     let session = &mut *self.session;
+                    session.landings.check(part.transfer, part.payload_bytes)?;
                     session.puller.land(&part, self.memory, &mut session.events)?
                 }
+                Frame::Chunk(chunk) => self.session.landings.resume(chunk)?,
                 Frame::Responses(responses) => {
                     let session = &mut *self.session;
                     for small in responses.iter() {
@@ -253,6 +261,7 @@ impl<W, D: PartialEq> Receiver for Inbound<'_, W, D> {
                     continue;
                 }
             };
+            self.session.landings.admit(&landing)?;
             consumed += landing.take(&bytes[consumed..]);
             if !landing.is_complete() {
                 return Ok(Frames { consumed, landing: Some(landing) });
@@ -265,16 +274,19 @@ impl<W, D: PartialEq> Receiver for Inbound<'_, W, D> {
     #[inline]
     fn landed(&mut self, landing: Landing) {
         let session = &mut *self.session;
+        if landing.filled < landing.total {
+            return session.landings.keep(landing);
+        }
         match (landing.of, landing.place) {
-            (LandingOf::Part { index, version }, Place::Buffer(memory)) => {
-                session.puller.landed(landing.request, (index, version), memory, &mut session.events);
+            (LandingOf::Part { index, version, known }, Place::Buffer(memory)) => {
+                session.puller.landed(landing.request, (index, version, &known), memory, &mut session.events);
             }
             (LandingOf::Push { number }, Place::Buffer(memory)) => {
                 session.push_landed(landing.request, number, (&landing.meta, memory), &mut self.sink);
             }
-            (LandingOf::Part { .. } | LandingOf::Push { .. }, Place::Nowhere) => {}
-            (LandingOf::Response, place) => {
-                session.consumer.landed(Landing { place, ..landing }, &mut self.sink, &mut session.events);
+            (LandingOf::Part { .. } | LandingOf::Push { .. }, Place::Nowhere) | (LandingOf::GivenUp, _) => {}
+            (of @ LandingOf::Response, place) => {
+                session.consumer.landed(Landing { of, place, ..landing }, &mut self.sink, &mut session.events);
             }
         }
     }

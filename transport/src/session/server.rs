@@ -108,6 +108,8 @@ pub(super) struct Server {
     /// By the peer's handle.
     ids: HashMap<Handle, Handle>,
     to_serve: VecDeque<Handle>,
+    /// Those whose next tensor leaves in chunks, while too many do: the others pass them.
+    held_back: VecDeque<Handle>,
     /// Found missing since the owner last took them down.
     waits: Vec<Wait>,
     /// Tensors that are waited for.
@@ -123,13 +125,14 @@ impl Server {
             pulls_max: limits.parked_requests_max,
             ids: HashMap::new(),
             to_serve: VecDeque::new(),
+            held_back: VecDeque::new(),
             waits: Vec::new(),
             waiting: 0,
         }
     }
 
     pub(super) fn has_parts(&self) -> bool {
-        !self.to_serve.is_empty()
+        !self.to_serve.is_empty() || !self.held_back.is_empty()
     }
 
     /// Takes keys of a set in; all of them, once it is whole.
@@ -174,6 +177,7 @@ impl Server {
     /// The link is gone: the peer names and asks anew. The slots that were found for it.
     pub(super) fn suspend(&mut self) -> Vec<u32> {
         self.to_serve.clear();
+        self.held_back.clear();
         self.ids.clear();
         self.waits.clear();
         self.waiting = 0;
@@ -227,6 +231,10 @@ impl Server {
 
     /// Stages the next frame of an answer; false if there is none.
     pub(super) fn stage<S: Shelf + ?Sized>(&mut self, shelf: &S, outbox: &mut Outbox) -> bool {
+        if !self.held_back.is_empty() && outbox.has_room_for_answer() {
+            self.to_serve.extend(self.held_back.pop_front());
+            self.to_serve.rotate_right(1);
+        }
         while let Some(&handle) = self.to_serve.front() {
             let Some(serving) = self.pulls.get_mut(handle) else {
                 self.to_serve.pop_front();
@@ -249,8 +257,14 @@ impl Server {
                 None => return false,
             };
             let waits = Waits { list: &mut self.waits, count: &mut self.waiting, most: self.pulls_max };
-            if serving.stage(handle, slots, &mut set.told, waits, shelf, outbox) {
-                return true;
+            match serving.stage(handle, slots, &mut set.told, waits, shelf, outbox) {
+                Staging::Staged => return true,
+                Staging::HeldBack => {
+                    self.to_serve.pop_front();
+                    self.held_back.push_back(handle);
+                    continue;
+                }
+                Staging::Done => {}
             }
             self.to_serve.pop_front();
             serving.queued = false;
@@ -269,8 +283,18 @@ struct Waits<'a> {
     most: usize,
 }
 
+/// What became of an answer's turn.
+enum Staging {
+    /// A frame of it was staged.
+    Staged,
+    /// Its next tensor leaves in chunks, and too many do.
+    HeldBack,
+    /// All that is there has left.
+    Done,
+}
+
 impl Serving {
-    /// Stages the next frame of this answer; false if all that is there has left.
+    /// Stages the next frame of this answer.
     #[inline]
     fn stage<S: Shelf + ?Sized>(
         &mut self,
@@ -280,7 +304,7 @@ impl Serving {
         waits: Waits<'_>,
         shelf: &S,
         outbox: &mut Outbox,
-    ) -> bool {
+    ) -> Staging {
         while let Some((first, count)) = self.ready.front_mut() {
             if *count == 0 {
                 self.ready.pop_front();
@@ -300,25 +324,29 @@ impl Serving {
                 let reason = format!("{} tensors are waited for by pulls of this peer", waits.most);
                 let (code, reason) = failure_of(&Error::full("fusion.parked_requests_max", reason));
                 outbox.stage(|writer| writer.pull_failure(&PullFailure { id: self.id, code, index, reason: &reason }));
-                return true;
+                return Staging::Staged;
             };
             if told[at] != shelved.stamp {
                 tell(self.set, range, slots, told, self.min_version, shelf, outbox);
-                return true;
+                return Staging::Staged;
             }
             let sent = if shelved.payload.len() > INLINE_PAYLOAD_BYTES {
+                if outbox.is_in_chunks(shelved.payload.len()) && !outbox.has_room_for_answer() {
+                    return Staging::HeldBack;
+                }
                 let (id, version, payload) = (self.id, shelved.version, shelved.payload.share());
-                let payload_bytes = payload.len() as u64;
-                outbox.stage(|writer| writer.part(&Part { id, version, payload_bytes, index: at as u32 }));
-                outbox.push(Owner::Nobody, payload);
+                let (payload_bytes, index) = (payload.len() as u64, at as u32);
+                outbox.post(Owner::Nobody, payload, |writer, transfer| {
+                    writer.part(&Part { id, version, payload_bytes, transfer, index });
+                });
                 1
             } else {
                 stage_small(self.id, shelved, range, slots, told, shelf, outbox)
             };
             (*first, *count) = (*first + sent, *count - sent);
-            return true;
+            return Staging::Staged;
         }
-        false
+        Staging::Done
     }
 }
 

@@ -3,7 +3,9 @@
 mod alive;
 mod answering;
 mod asking;
+mod chunks;
 mod hostile;
+mod passing;
 mod resuming;
 
 use std::time::{Duration, Instant};
@@ -256,8 +258,12 @@ fn words(mut bytes: &[u8]) -> Vec<String> {
             Frame::Push(frame) => format!("{frame:?}"),
             Frame::Request(request) => format!("request {}", request.key),
             Frame::Response(response) => {
-                skip += response.payload_bytes as usize;
+                skip += if response.transfer == 0 { response.payload_bytes as usize } else { 0 };
                 format!("response {}", response.payload_bytes)
+            }
+            Frame::Chunk(chunk) => {
+                skip += chunk.bytes as usize;
+                format!("chunk {} of {}", chunk.bytes, chunk.transfer)
             }
             Frame::Failure(failure) => format!("failure {}", failure.code),
             Frame::Release(release) => format!("release {}+{}", release.sequence, release.entries.iter().count()),

@@ -41,13 +41,14 @@ pub(super) const KIND_PUSHES: u8 = 25;
 pub(super) const KIND_PUSH_GRANT: u8 = 26;
 pub(super) const KIND_PUSH_FAILURE: u8 = 27;
 pub(super) const KIND_PUSH_CLOSE: u8 = 28;
+const KIND_CHUNK: u8 = 29;
 
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 struct Header {
     kind: u8,
     code: u8,
-    reserved: U16,
+    transfer: U16,
     body_bytes: U32,
     id: U64,
 }
@@ -100,17 +101,28 @@ pub struct Request<'a> {
     pub key: &'a str,
 }
 
-/// A producer hands out a tensor; `payload_bytes` raw bytes follow the frame.
+/// A producer hands out a tensor; `payload_bytes` raw bytes follow the frame, or come in chunks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Response<'a> {
     /// The request's id.
     pub id: Handle,
     /// The producer's handle of the tensor; comes back with the release.
     pub token: Handle,
-    /// Bytes that follow.
+    /// Bytes of the payload.
     pub payload_bytes: u64,
+    /// The transfer in whose [chunks](Chunk) the payload comes; 0 if it follows the frame.
+    pub transfer: u16,
     /// The tensor's metadata, which transport does not read.
     pub meta: &'a [u8],
+}
+
+/// The next bytes of a payload that comes in chunks; they follow the frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Chunk {
+    /// The transfer, as the payload's own frame named it.
+    pub transfer: u16,
+    /// Bytes that follow.
+    pub bytes: u64,
 }
 
 /// A request that ended without a tensor.
@@ -199,6 +211,7 @@ pub enum Frame<'a> {
     GoAway(GoAway<'a>),
     Pull(PullFrame<'a>),
     Push(PushFrame<'a>),
+    Chunk(Chunk),
 }
 
 /// Reads the first frame of `bytes` and the length it took; `None` if it is not all there yet.
@@ -214,7 +227,7 @@ pub fn parse(bytes: &[u8]) -> Result<Option<(Frame<'_>, usize)>, WireError> {
         return Err(WireError::TooLong { what: "frame body", found: body_bytes as u64, limit });
     }
     let Some(body) = rest.get(..body_bytes) else { return Ok(None) };
-    let id = Handle::from_bits(header.id.get());
+    let (id, transfer) = (Handle::from_bits(header.id.get()), header.transfer.get());
     let frame = match header.kind {
         KIND_REQUEST => {
             let (fields, key) = fixed::<RequestFixed>("request", body)?;
@@ -235,6 +248,7 @@ pub fn parse(bytes: &[u8]) -> Result<Option<(Frame<'_>, usize)>, WireError> {
                 id,
                 token: Handle::from_bits(fields.token.get()),
                 payload_bytes: fields.payload_bytes.get(),
+                transfer,
                 meta,
             })
         }
@@ -259,8 +273,13 @@ pub fn parse(bytes: &[u8]) -> Result<Option<(Frame<'_>, usize)>, WireError> {
         KIND_GO_AWAY => Frame::GoAway(GoAway { reason: reason(body)? }),
         KIND_REQUESTS => Frame::Requests(Requests::read(body)?),
         KIND_RESPONSES => Frame::Responses(Responses::read(body)),
-        KIND_KEY_SET..=KIND_PULL_CANCEL => Frame::Pull(PullFrame::read(header.kind, header.code, id, body)?),
-        KIND_PUSH_OPEN..=KIND_PUSH_CLOSE => Frame::Push(PushFrame::read(header.kind, header.code, id, body)?),
+        KIND_KEY_SET..=KIND_PULL_CANCEL => {
+            Frame::Pull(PullFrame::read(header.kind, (header.code, transfer), id, body)?)
+        }
+        KIND_PUSH_OPEN..=KIND_PUSH_CLOSE => {
+            Frame::Push(PushFrame::read(header.kind, (header.code, transfer), id, body)?)
+        }
+        KIND_CHUNK => Frame::Chunk(Chunk { transfer, bytes: header.id.get() }),
         unknown => return Err(WireError::UnknownKind(unknown)),
     };
     Ok(Some((frame, FRAME_HEADER_BYTES + body_bytes)))
@@ -299,7 +318,16 @@ impl FrameWriter<'_> {
             token: U64::new(response.token.to_bits()),
             payload_bytes: U64::new(response.payload_bytes),
         };
+        let start = self.0.len();
         self.frame(KIND_RESPONSE, 0, response.id.to_bits(), fields.as_bytes(), response.meta);
+        self.name_transfer(start, response.transfer);
+    }
+
+    /// Writes the frame of a chunk; its bytes are the caller's to send next.
+    pub fn chunk(&mut self, chunk: Chunk) {
+        let start = self.0.len();
+        self.frame(KIND_CHUNK, 0, chunk.bytes, &[], &[]);
+        self.name_transfer(start, chunk.transfer);
     }
 
     /// Writes a failure.
@@ -366,6 +394,12 @@ impl FrameWriter<'_> {
         self.0.extend_from_slice(rest);
     }
 
+    /// Says in the frame that begins at `start` of which transfer its payload is.
+    #[inline]
+    pub(super) fn name_transfer(&mut self, start: usize, transfer: u16) {
+        self.0[start + 2..start + 4].copy_from_slice(&transfer.to_le_bytes());
+    }
+
     /// Begins a frame whose length is known at its [`end`](Self::end); where it begins.
     #[inline]
     pub(super) fn begin(&mut self, kind: u8, id: u64) -> usize {
@@ -386,7 +420,7 @@ impl FrameWriter<'_> {
     fn header(&mut self, kind: u8, code: u8, id: u64, body_bytes: usize) {
         debug_assert!(body_bytes <= FRAME_BODY_BYTES_MAX);
         let header =
-            Header { kind, code, reserved: U16::ZERO, body_bytes: U32::new(body_bytes as u32), id: U64::new(id) };
+            Header { kind, code, transfer: U16::ZERO, body_bytes: U32::new(body_bytes as u32), id: U64::new(id) };
         self.0.extend_from_slice(header.as_bytes());
     }
 }
@@ -410,7 +444,8 @@ mod tests {
     fn every_frame_reads_back_as_written() {
         let id = Handle::from_bits(3 << 32 | 9);
         let request = Request { id, step: -4, timeout_ms: 7, consumer: 1, producer: 2, key: "w/0" };
-        let response = Response { id, token: Handle::from_bits(5 << 32), payload_bytes: 1 << 40, meta: b"meta" };
+        let response =
+            Response { id, token: Handle::from_bits(5 << 32), payload_bytes: 1 << 40, transfer: 8, meta: b"meta" };
         let failure = Failure { id, code: 14, reason: "gone" };
         let abort = Abort { step: i64::MIN, task: 3, reason: "loss is NaN" };
         for (bytes, frame) in [
@@ -424,6 +459,10 @@ mod tests {
             (written(|w| w.abort(&abort)), Frame::Abort(abort)),
             (written(|w| w.ping(1)), Frame::Ping { nonce: 1 }),
             (written(|w| w.pong(2)), Frame::Pong { nonce: 2 }),
+            (
+                written(|w| w.chunk(Chunk { transfer: 3, bytes: 1 << 40 })),
+                Frame::Chunk(Chunk { transfer: 3, bytes: 1 << 40 }),
+            ),
             (written(|w| w.go_away("bye")), Frame::GoAway(GoAway { reason: "bye" })),
         ] {
             assert_eq!(parse(&bytes), Ok(Some((frame, bytes.len()))));

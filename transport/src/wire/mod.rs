@@ -10,7 +10,8 @@ mod pull;
 mod push;
 
 pub use frame::{
-    Abort, FRAME_HEADER_BYTES, Failure, Frame, FrameWriter, GoAway, Release, ReleaseEntries, Request, Response, parse,
+    Abort, Chunk, FRAME_HEADER_BYTES, Failure, Frame, FrameWriter, GoAway, Release, ReleaseEntries, Request, Response,
+    parse,
 };
 pub use greeting::{Greeting, Hello, MAGIC, PREFACE_BYTES, Reject, RejectCode, VERSION_MAX, VERSION_MIN};
 pub use group::{

@@ -156,15 +156,17 @@ pub struct Parts<'a> {
     pub payload: &'a [u8],
 }
 
-/// One tensor of a set; `payload_bytes` raw bytes follow the frame.
+/// One tensor of a set; `payload_bytes` raw bytes follow the frame, or come in chunks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Part {
     /// The pull.
     pub id: Handle,
     /// Its version.
     pub version: i64,
-    /// Bytes that follow.
+    /// Bytes of the payload.
     pub payload_bytes: u64,
+    /// The transfer in whose chunks the payload comes; 0 if it follows the frame.
+    pub transfer: u16,
     /// Its number.
     pub index: u32,
 }
@@ -209,7 +211,7 @@ pub enum PullFrame<'a> {
 
 impl<'a> PullFrame<'a> {
     #[inline]
-    pub(super) fn read(kind: u8, code: u8, id: Handle, body: &'a [u8]) -> Result<Self, WireError> {
+    pub(super) fn read(kind: u8, (code, transfer): (u8, u16), id: Handle, body: &'a [u8]) -> Result<Self, WireError> {
         Ok(match kind {
             KIND_PARTS => {
                 let (fields, payload) = fixed::<PartsFixed>("parts", body)?;
@@ -219,7 +221,7 @@ impl<'a> PullFrame<'a> {
             KIND_PART => {
                 let (fields, _) = fixed::<PartFixed>("part", body)?;
                 let (payload_bytes, index) = (fields.payload_bytes.get(), fields.index.get());
-                PullFrame::Part(Part { id, version: fields.version.get(), payload_bytes, index })
+                PullFrame::Part(Part { id, version: fields.version.get(), payload_bytes, transfer, index })
             }
             KIND_PULL => {
                 let (fields, _) = fixed::<PullFixed>("pull", body)?;
@@ -319,7 +321,9 @@ impl<'w> FrameWriter<'w> {
             payload_bytes: U64::new(part.payload_bytes),
             index: U32::new(part.index),
         };
+        let start = self.0.len();
         self.frame(KIND_PART, 0, part.id.to_bits(), fields.as_bytes(), &[]);
+        self.name_transfer(start, part.transfer);
     }
 
     /// Writes what will not come.
@@ -408,7 +412,7 @@ mod tests {
         let id = Handle::from_bits(3 << 32 | 9);
         let pull = Pull { id, set: Handle::from_bits(7 << 32), min_version: -1, timeout_ms: 8 };
         assert_eq!(read(&written(|w| w.pull(&pull))), PullFrame::Pull(pull));
-        let part = Part { id, version: i64::MIN, payload_bytes: 1 << 40, index: 3 };
+        let part = Part { id, version: i64::MIN, payload_bytes: 1 << 40, transfer: 2, index: 3 };
         assert_eq!(read(&written(|w| w.part(&part))), PullFrame::Part(part));
         let failure = PullFailure { id, code: 14, index: PullFailure::ALL, reason: "gone" };
         assert_eq!(read(&written(|w| w.pull_failure(&failure))), PullFrame::Failure(failure));

@@ -66,15 +66,17 @@ pub struct PushOpen<'a> {
     pub queue: &'a str,
 }
 
-/// One tensor of a stream; `payload_bytes` raw bytes follow the frame.
+/// One tensor of a stream; `payload_bytes` raw bytes follow the frame, or come in chunks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Push<'a> {
     /// The stream.
     pub stream: Handle,
     /// Its number in the stream.
     pub number: u64,
-    /// Bytes that follow.
+    /// Bytes of the payload.
     pub payload_bytes: u64,
+    /// The transfer in whose chunks the payload comes; 0 if it follows the frame.
+    pub transfer: u16,
     /// The tensor's metadata.
     pub meta: &'a [u8],
 }
@@ -157,7 +159,12 @@ pub enum PushFrame<'a> {
 
 impl<'a> PushFrame<'a> {
     #[inline]
-    pub(super) fn read(kind: u8, code: u8, stream: Handle, body: &'a [u8]) -> Result<Self, WireError> {
+    pub(super) fn read(
+        kind: u8,
+        (code, transfer): (u8, u16),
+        stream: Handle,
+        body: &'a [u8],
+    ) -> Result<Self, WireError> {
         Ok(match kind {
             KIND_PUSHES => {
                 let (first, entries) = fixed::<U64>("pushes", body)?;
@@ -167,7 +174,7 @@ impl<'a> PushFrame<'a> {
                 let (fields, meta) = fixed::<PushFixed>("push", body)?;
                 bounded("metadata", meta.len(), META_BYTES_MAX)?;
                 let (number, payload_bytes) = (fields.number.get(), fields.payload_bytes.get());
-                PushFrame::Push(Push { stream, number, payload_bytes, meta })
+                PushFrame::Push(Push { stream, number, payload_bytes, transfer, meta })
             }
             KIND_PUSH_GRANT => {
                 let (fields, _) = fixed::<GrantFixed>("grant of pushes", body)?;
@@ -207,7 +214,9 @@ impl<'w> FrameWriter<'w> {
     /// Writes the frame of one push; its payload is the caller's to send next.
     pub fn push(&mut self, push: &Push<'_>) {
         let fields = PushFixed { number: U64::new(push.number), payload_bytes: U64::new(push.payload_bytes) };
+        let start = self.0.len();
         self.frame(KIND_PUSH, 0, push.stream.to_bits(), fields.as_bytes(), push.meta);
+        self.name_transfer(start, push.transfer);
     }
 
     /// Begins a frame of small pushes.
@@ -290,7 +299,7 @@ mod tests {
         let stream = Handle::from_bits(3 << 32 | 9);
         let open = PushOpen { stream, first: 7, from: 1, to: 2, queue: "gradients" };
         assert_eq!(read(&written(|w| w.push_open(&open))), PushFrame::Open(open));
-        let push = Push { stream, number: 1 << 50, payload_bytes: 1 << 40, meta: b"meta" };
+        let push = Push { stream, number: 1 << 50, payload_bytes: 1 << 40, transfer: 1, meta: b"meta" };
         assert_eq!(read(&written(|w| w.push(&push))), PushFrame::Push(push));
         let grant = PushGrant { stream, taken: 1, messages: 2, bytes: u64::MAX };
         assert_eq!(read(&written(|w| w.push_grant(&grant))), PushFrame::Grant(grant));

@@ -83,7 +83,7 @@ impl Wanting {
     fn answer(&self, outbox: &mut Outbox, number: usize, payload: impl Into<Payload>) -> Option<Payload> {
         let (payload, token) = (payload.into(), token(number));
         let payload_bytes = payload.len() as u64;
-        let response = Response { id: self.ids[number], token, payload_bytes, meta: b"meta" };
+        let response = Response { id: self.ids[number], token, payload_bytes, transfer: 0, meta: b"meta" };
         outbox.stage(|writer| writer.response(&response));
         outbox.push(Owner::Response(token), payload)
     }

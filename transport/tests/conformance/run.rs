@@ -178,6 +178,7 @@ impl Run {
         let mut random = SmallRng::seed_from_u64(seed);
         let mut limits = || SessionLimits {
             window: random.random_range(1..60),
+            chunk_bytes: if random.random_bool(0.7) { random.random_range(1_000..100_000) } else { 1 << 20 },
             heartbeat: Duration::from_millis(50),
             peer_timeout: Duration::from_millis(200),
             ..SessionLimits::default()

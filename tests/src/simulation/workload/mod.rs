@@ -2,15 +2,17 @@
 
 mod fused;
 mod published;
+mod pushed;
 
 use std::time::Duration;
 
 use rand::Rng;
 use rand::rngs::SmallRng;
-use sealane_fusion::{DType, Tensor, TensorMeta};
+use sealane_fusion::{AcceptOptions, DType, Tensor, TensorMeta};
 
 use super::agenda::{Agenda, Ending, Event};
 use super::climate::{Climate, DEADLINE_MAX, STORM, TENSOR_BYTES_MAX, Weather};
+use super::pushes::QueueId;
 
 /// Steps that tasks work on.
 pub(super) const STEPS: i64 = 6;
@@ -119,6 +121,24 @@ pub(super) enum Deed {
     Close {
         plan: usize,
     },
+    OpenQueue {
+        id: QueueId,
+        options: AcceptOptions,
+    },
+    /// Up to `most` tensors are taken out of the queue.
+    Take {
+        id: QueueId,
+        most: usize,
+    },
+    /// There was room in the queue a moment ago.
+    Replenish(QueueId),
+    CloseQueue(QueueId),
+    Push {
+        pusher: usize,
+        to: QueueId,
+        lengths: Vec<usize>,
+        timeout: Duration,
+    },
 }
 
 fn length(random: &mut SmallRng) -> usize {
@@ -212,6 +232,7 @@ pub(super) fn plan(climate: &Climate, random: &mut SmallRng, agenda: &mut Agenda
     }
     fused::plan(climate, random, agenda);
     published::plan(climate, random, agenda);
+    pushed::plan(climate, random, agenda);
     let mut when = Duration::ZERO;
     while when < STORM {
         when += soon(random);
@@ -276,6 +297,11 @@ pub(super) fn seed_of_published(task: usize, key: u32, version: i64) -> u64 {
     mixed((task as u64) << 32 | u64::from(key)) ^ mixed(version as u64)
 }
 
+/// What the bytes of a pushed tensor follow from.
+pub(super) fn seed_of_pushed(pusher: usize, to: QueueId, number: usize) -> u64 {
+    mixed((pusher as u64) << 32 | to.task as u64) ^ mixed(u64::from(to.queue) << 48 ^ number as u64)
+}
+
 /// The bytes of a tensor: its number, then what follows from the seed.
 pub(super) fn fill(mut seed: u64, number: usize, bytes: &mut [u8]) {
     let mut chunks = bytes.chunks_mut(8);
@@ -301,7 +327,7 @@ pub(super) fn meta(number: usize, bytes: usize) -> TensorMeta {
     TensorMeta::new(DType::U8, shape).expect("few dimensions")
 }
 
-/// Which send or publication a tensor is from, as far as it says itself.
+/// Which send, publication or push a tensor is from, as far as it says itself.
 pub(super) fn number_of(tensor: &Tensor) -> Option<usize> {
     match tensor.bytes().first_chunk::<8>() {
         Some(first) => Some(u64::from_le_bytes(*first) as usize),

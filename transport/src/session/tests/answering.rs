@@ -100,7 +100,7 @@ fn without_acknowledgements_nothing_more_is_asked() {
     let nobody = frames(|w| {
         for number in 1..=RELEASE_LOG_MAX as u64 {
             let (id, token) = (Handle::from_bits(99 << 32), Handle::from_bits(1 << 32 | number));
-            w.response(&crate::wire::Response { id, token, payload_bytes: 0, meta: &[] });
+            w.response(&crate::wire::Response { id, token, payload_bytes: 0, transfer: 0, meta: &[] });
         }
     });
     asking.hear(&nobody).unwrap();

@@ -51,7 +51,7 @@ fn handles_that_name_nothing_change_nothing() {
 fn an_answer_to_nobody_is_read_and_sent_back() {
     let mut asking = End::new();
     let (id, token) = (Handle::from_bits(8 << 32), Handle::from_bits(3 << 32));
-    let mut bytes = frames(|w| w.response(&Response { id, token, payload_bytes: 50_000, meta: b"m" }));
+    let mut bytes = frames(|w| w.response(&Response { id, token, payload_bytes: 50_000, transfer: 0, meta: b"m" }));
     bytes.extend(pattern(50_000));
     bytes.extend(frames(|w| w.ping(1)));
     for piece in bytes.chunks(7_001) {
@@ -67,7 +67,7 @@ fn a_second_answer_to_the_same_request_is_sent_back() {
     let mut asking = End::new();
     let id = asking.ask("w", 1);
     for token in [3 << 32, 4 << 32] {
-        let response = Response { id, token: Handle::from_bits(token), payload_bytes: 2, meta: &[] };
+        let response = Response { id, token: Handle::from_bits(token), payload_bytes: 2, transfer: 0, meta: &[] };
         let bytes = [frames(|w| w.response(&response)), vec![7, 7]].concat();
         asking.hear(&bytes).unwrap();
     }
@@ -84,7 +84,9 @@ fn an_announced_size_beyond_all_memory_allocates_nothing() {
     for mut asking in [End::new(), End::with(limits)] {
         let id = asking.ask("w", 1);
         let token = Handle::from_bits(1 << 32);
-        asking.hear(&frames(|w| w.response(&Response { id, token, payload_bytes: u64::MAX, meta: &[] }))).unwrap();
+        asking
+            .hear(&frames(|w| w.response(&Response { id, token, payload_bytes: u64::MAX, transfer: 0, meta: &[] })))
+            .unwrap();
         assert!(matches!(&asking.answers()[..], [(1, Err(_))]));
         asking.hear(&[0; 1000]).unwrap();
         assert_eq!(asking.slab.in_use_bytes(), 0);
@@ -157,6 +159,7 @@ fn answers_without_end_to_what_was_not_asked_end_the_link() {
         id: Handle::from_bits(8 << 32),
         token: Handle::from_bits(1 << 32 | number),
         payload_bytes: 0,
+        transfer: 0,
         meta: &[],
     };
     let mut heard = 0;

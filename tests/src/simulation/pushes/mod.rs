@@ -1,0 +1,239 @@
+//! Queues that tasks open, empty and close, and what others push into them.
+//!
+//! A queue is emptied before it is forgotten, so that what it had taken is known; only a process that ends takes tensors
+//! with it. What pushers and acceptors are promised is in `verdict.rs`.
+
+mod verdict;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use rand::Rng;
+use sealane_fusion::node::{PushRequest, SendWaiter};
+use sealane_fusion::{AcceptOptions, AcceptQueue, Buffer, SendOutcome, Tensor};
+
+use super::agenda::Event;
+use super::ledger::End;
+use super::run::Simulation;
+use super::workload::{self, Deed};
+
+/// Tensors of a queue that is never full: more than all tasks of a run push.
+pub(super) const NEVER_FULL: usize = 1 << 16;
+/// Until an owner that heard of room tells its nodes.
+const ROOM_IS_TOLD: Duration = Duration::from_micros(500);
+
+/// A queue, by the task that accepts and a number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct QueueId {
+    pub(super) task: usize,
+    pub(super) queue: u32,
+}
+
+/// A queue that somebody accepts from.
+struct Open {
+    shared: Arc<AcceptQueue>,
+    /// `on_room` was called.
+    roomy: Arc<AtomicBool>,
+    tensors_max: usize,
+    since: Duration,
+}
+
+/// Tensors that were pushed together.
+struct Group {
+    pusher: usize,
+    to: QueueId,
+    host: usize,
+    /// The number of the first, and how many follow each other.
+    first: usize,
+    count: usize,
+    issued: Duration,
+    deadline: Duration,
+    receiver: Option<oneshot::Receiver<SendOutcome>>,
+    ended: Option<(Duration, End)>,
+}
+
+/// One tensor that was pushed.
+struct Pushed {
+    group: usize,
+    bytes: usize,
+    accepted: bool,
+}
+
+#[derive(Default)]
+pub(super) struct Pushes {
+    queues: BTreeMap<QueueId, Open>,
+    /// Tensors of the widest queue that a process has opened under that name: its streams may have credit for as many.
+    widest: BTreeMap<QueueId, usize>,
+    groups: Vec<Group>,
+    open: Vec<usize>,
+    pushed: Vec<Pushed>,
+    /// The last tensor that was accepted, by pusher and queue.
+    last: BTreeMap<(usize, QueueId), usize>,
+    /// When a process ended last, by host.
+    stopped: BTreeMap<usize, Duration>,
+}
+
+impl Pushes {
+    /// Tensors that were accepted, and groups that ended with an error.
+    pub(super) fn outcomes(&self) -> (usize, usize) {
+        let failed = |group: &&Group| matches!(group.ended, Some((_, End::Err(_))));
+        (self.pushed.iter().filter(|pushed| pushed.accepted).count(), self.groups.iter().filter(failed).count())
+    }
+
+    /// True while a group waits.
+    pub(super) fn is_open(&self, group: usize) -> bool {
+        self.groups[group].ended.is_none()
+    }
+
+    /// True if the queue has taken all of a group.
+    pub(super) fn is_taken(&self, group: usize) -> bool {
+        matches!(self.groups[group].ended, Some((_, End::Ok)))
+    }
+
+    fn end(&mut self, group: usize, now: Duration, end: End) {
+        let ended = &mut self.groups[group];
+        (ended.ended, ended.receiver) = (Some((now, end)), None);
+        self.open.retain(|&open| open != group);
+    }
+}
+
+/// The name of a queue; one is so long that its stream's opening does not fit beside much else.
+fn name(queue: u32) -> String {
+    let padding = if queue == 1 { 900 } else { 0 };
+    format!("gradients{queue}/{}", "x".repeat(padding))
+}
+
+impl Simulation {
+    /// A task accepts from a queue of its own, unless it does so already.
+    pub(super) fn open_queue(&mut self, id: QueueId, options: AcceptOptions) -> Result<(), String> {
+        let host = self.host_of(id.task);
+        if !self.serves(host, id.task) || self.pushes.queues.contains_key(&id) {
+            return Ok(());
+        }
+        let tensors_max = options.tensors_max;
+        self.trace.note(self.now, format_args!("{id:?} opens for {tensors_max} tensors"));
+        let roomy = Arc::new(AtomicBool::new(false));
+        let told = roomy.clone();
+        let on_room = Box::new(move || told.store(true, Ordering::Relaxed));
+        let shared = Arc::new(AcceptQueue::new(options, on_room));
+        let widest = self.pushes.widest.entry(id).or_default();
+        *widest = tensors_max.max(*widest);
+        let since = self.now;
+        self.pushes.queues.insert(id, Open { shared: shared.clone(), roomy, tensors_max, since });
+        self.on_each_shard(id, |node, task| {
+            let opened = node.open_queue(task, &name(id.queue), shared.clone());
+            opened.map_err(|error| format!("{id:?} cannot be opened: {error}"))
+        })
+    }
+
+    /// Nobody accepts any more; what is in the queue is taken out.
+    pub(super) fn close_queue(&mut self, id: QueueId) -> Result<(), String> {
+        let Some(open) = self.pushes.queues.get(&id) else { return Ok(()) };
+        let shared = open.shared.clone();
+        self.trace.note(self.now, format_args!("{id:?} closes"));
+        self.on_each_shard(id, |node, task| {
+            node.close_queue(task, &name(id.queue), &shared);
+            Ok(())
+        })?;
+        self.take(id, usize::MAX)?;
+        self.pushes.queues.remove(&id);
+        Ok(())
+    }
+
+    /// Takes up to `most` tensors out of a queue.
+    pub(super) fn take(&mut self, id: QueueId, most: usize) -> Result<(), String> {
+        let Some(open) = self.pushes.queues.get(&id) else { return Ok(()) };
+        let mut items = Vec::new();
+        open.shared.take(most, &mut items).map_err(|error| format!("{id:?} stands, and says '{error}'"))?;
+        if open.roomy.swap(false, Ordering::Relaxed) {
+            let after = self.random.random_range(Duration::ZERO..ROOM_IS_TOLD);
+            self.agenda.add(self.now + after, Event::Deed(Deed::Replenish(id)));
+        }
+        self.accepted(id, items)
+    }
+
+    /// The owner tells its nodes that there is room.
+    pub(super) fn replenish(&mut self, id: QueueId) -> Result<(), String> {
+        if !self.serves(self.host_of(id.task), id.task) {
+            return Ok(());
+        }
+        self.on_each_shard(id, |node, task| {
+            node.replenish_named(task, &name(id.queue));
+            Ok(())
+        })
+    }
+
+    /// Everything is taken out of every queue.
+    pub(super) fn take_all(&mut self) -> Result<(), String> {
+        let open: Vec<QueueId> = self.pushes.queues.keys().copied().collect();
+        open.into_iter().try_for_each(|id| self.take(id, usize::MAX))
+    }
+
+    pub(super) fn close_queues(&mut self) -> Result<(), String> {
+        let open: Vec<QueueId> = self.pushes.queues.keys().copied().collect();
+        open.into_iter().try_for_each(|id| self.close_queue(id))
+    }
+
+    fn on_each_shard(
+        &mut self,
+        id: QueueId,
+        mut act: impl FnMut(&mut sealane_fusion::node::Node, u16) -> Result<(), String>,
+    ) -> Result<(), String> {
+        let (host, place) = (self.host_of(id.task), self.place_of(id.task));
+        for shard in 0..self.hosts[host].seats.len() {
+            act(&mut self.hosts[host].seats[shard].node, place)?;
+            self.settle(host, shard)?;
+        }
+        Ok(())
+    }
+
+    /// Pushes tensors of these lengths; the group's number, unless the host is down.
+    pub(super) fn push(
+        &mut self,
+        pusher: usize,
+        to: QueueId,
+        lengths: &[usize],
+        timeout: Duration,
+    ) -> Result<Option<usize>, String> {
+        let host = self.host_of(pusher);
+        let Some((shard, pair)) = self.seat_of(host, pusher, to.task)? else { return Ok(None) };
+        let (number, first, count) = (self.pushes.groups.len(), self.pushes.pushed.len(), lengths.len());
+        self.trace.note(
+            self.now,
+            format_args!("push {number} of {count} tensors from {first} by {pusher} to {to:?}, {timeout:?}"),
+        );
+        let slab = self.hosts[host].seats[shard].node.send_slab();
+        let tensor = |(&bytes, number): (&usize, usize)| {
+            let mut buffer = slab.allocate(bytes).unwrap_or_else(|_| Buffer::from_vec(vec![0; bytes]));
+            workload::fill(workload::seed_of_pushed(pusher, to, number), number, &mut buffer);
+            Tensor::new(workload::meta(number, bytes), buffer).map_err(|error| error.to_string())
+        };
+        let tensors = lengths.iter().zip(first..).map(tensor).collect::<Result<Vec<_>, String>>()?;
+        let pushed = lengths.iter().map(|&bytes| Pushed { group: number, bytes, accepted: false });
+        self.pushes.pushed.extend(pushed);
+        let (sender, receiver) = oneshot::channel();
+        let (issued, deadline, receiver) = (self.now, self.now + timeout, Some(receiver));
+        self.pushes.groups.push(Group { pusher, to, host, first, count, issued, deadline, receiver, ended: None });
+        self.pushes.open.push(number);
+        let (now, deadline) = (self.instant(), self.base + deadline);
+        let (queue, tensors, waiter) = (&*name(to.queue), tensors.into_iter(), SendWaiter::Channel(sender));
+        let node = &mut self.hosts[host].seats[shard].node;
+        node.push(now, PushRequest { pair, queue, tensors, deadline, waiter });
+        self.settle(host, shard)?;
+        Ok(Some(number))
+    }
+
+    /// A process is gone, and with it its queues and its pushes.
+    pub(super) fn forget_pushes_of(&mut self, host: usize) {
+        let tasks_per_host = self.climate.tasks_per_host;
+        let stays = |id: &QueueId| id.task / tasks_per_host != host;
+        self.pushes.queues.retain(|id, _| stays(id));
+        self.pushes.widest.retain(|id, _| stays(id));
+        self.pushes.stopped.insert(host, self.now);
+        let is_of = |group: &usize| self.pushes.groups[*group].host == host;
+        let lost: Vec<usize> = self.pushes.open.iter().copied().filter(is_of).collect();
+        lost.into_iter().for_each(|group| self.pushes.end(group, self.now, End::Lost));
+    }
+}

@@ -1,0 +1,76 @@
+//! Tensors that come in chunks and wait for their next: the receiving half of what an outbox's transfers send.
+//!
+//! Bounded by [`TRANSFERS_MAX`]; the memory of each was found when it began.
+
+use crate::limits::TRANSFERS_MAX;
+use crate::link::Landing;
+use crate::wire::{Chunk, WireError};
+
+#[derive(Default)]
+pub(super) struct Landings {
+    waiting: Vec<Landing>,
+}
+
+impl Landings {
+    /// Checks what a frame says of its payload; `transfer` is 0 for one that follows at once.
+    ///
+    /// # Errors
+    /// The number is out of range or names another payload that has not come to its end, or there are no bytes.
+    #[inline]
+    pub(super) fn check(&self, transfer: u16, payload_bytes: u64) -> Result<(), WireError> {
+        if transfer == 0 {
+            return Ok(());
+        }
+        if usize::from(transfer) > TRANSFERS_MAX || self.place_of(transfer).is_some() {
+            return Err(WireError::BadValue { what: "transfer that begins", found: u64::from(transfer) });
+        }
+        if payload_bytes == 0 {
+            return Err(WireError::BadValue { what: "length of a payload in chunks", found: 0 });
+        }
+        Ok(())
+    }
+
+    /// Checks that a tensor which begins to arrive is not on its way already.
+    ///
+    /// # Errors
+    /// It is: each tensor is sent once a link.
+    #[inline]
+    pub(super) fn admit(&self, landing: &Landing) -> Result<(), WireError> {
+        if self.waiting.iter().any(|other| landing.collides_with(other)) {
+            let found = landing.request.to_bits();
+            return Err(WireError::BadValue { what: "handle of a tensor that is on its way already", found });
+        }
+        Ok(())
+    }
+
+    /// Keeps a tensor until its next chunk comes.
+    pub(super) fn keep(&mut self, landing: Landing) {
+        self.waiting.push(landing);
+    }
+
+    /// The tensor whose chunk comes.
+    ///
+    /// # Errors
+    /// There is none, or the chunk is empty or reaches over its end.
+    pub(super) fn resume(&mut self, chunk: Chunk) -> Result<Landing, WireError> {
+        let Some(at) = self.place_of(chunk.transfer) else {
+            return Err(WireError::BadValue { what: "transfer of a chunk", found: u64::from(chunk.transfer) });
+        };
+        let landing = &self.waiting[at];
+        if chunk.bytes == 0 || chunk.bytes > (landing.total - landing.filled) as u64 {
+            return Err(WireError::BadValue { what: "length of a chunk", found: chunk.bytes });
+        }
+        let mut landing = self.waiting.swap_remove(at);
+        landing.end = landing.filled + chunk.bytes as usize;
+        Ok(landing)
+    }
+
+    /// The link is gone: all that waits.
+    pub(super) fn take(&mut self) -> Vec<Landing> {
+        std::mem::take(&mut self.waiting)
+    }
+
+    fn place_of(&self, transfer: u16) -> Option<usize> {
+        self.waiting.iter().position(|landing| landing.transfer == transfer)
+    }
+}

@@ -1,0 +1,326 @@
+//! Pulls and pushes of large tensors, in chunks: small ones pass them, and each stream of pushes stays in order.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use super::chunks::{LARGE, limits, written};
+use super::*;
+use crate::error::Error;
+use crate::limits::TRANSFERS_MAX;
+use crate::session::{Credit, Event as Told, PullAsk, PushAsk, Shelf, Shelved};
+use crate::tensor::{DType, Tensor, TensorMeta};
+use crate::tray::{Keys, Tray};
+
+/// Two sessions that pull and push, and what lies on the shelf of the one that is pulled from.
+struct Both {
+    here: Session<u32, u32>,
+    there: Session<u32, u32>,
+    shelf: Vec<Entry>,
+    slab: Slab,
+    now: Instant,
+    landing: Option<Landing>,
+    input: Vec<u8>,
+}
+
+struct Entry {
+    version: i64,
+    stamp: u64,
+    meta: TensorMeta,
+    payload: Payload,
+}
+
+impl Entry {
+    fn new(version: i64, stamp: u64, length: usize) -> Self {
+        let meta = TensorMeta::new(DType::U8, &[length as u64]).unwrap();
+        Self { version, stamp, meta, payload: Payload::from(pattern(length)).into_shared() }
+    }
+}
+
+impl Shelf for Vec<Entry> {
+    fn look(&self, slot: u32) -> Option<Shelved<'_>> {
+        let Entry { version, stamp, meta, payload } = self.get(slot as usize)?;
+        Some(Shelved { version: *version, meta: meta.as_wire(), stamp: *stamp, payload })
+    }
+}
+
+impl Both {
+    fn new() -> Self {
+        let session = || {
+            let mut session = Session::new("10.0.0.2:7000", 1, limits());
+            session.attach(Instant::now(), 1, Roster { numbers: vec![PEER_TASK] }, u64::MAX);
+            session
+        };
+        let slab = Slab::new(SlabSettings { name: "receive", bytes: SLAB_BYTES, populate: false }).unwrap();
+        let (here, there, now) = (session(), session(), Instant::now());
+        Self { here, there, shelf: Vec::new(), slab, now, landing: None, input: Vec::new() }
+    }
+
+    /// This side speaks, the other hears all of it.
+    fn forth(&mut self) {
+        loop {
+            self.here.fill(self.now, false);
+            let bytes = written(&mut self.here);
+            if bytes.is_empty() {
+                return;
+            }
+            hear(&mut self.there, (&mut self.input, &mut self.landing), &self.slab, self.now, &bytes);
+        }
+    }
+
+    /// One write of this side, heard there.
+    fn forth_once(&mut self) {
+        self.here.fill(self.now, false);
+        let bytes = written(&mut self.here);
+        hear(&mut self.there, (&mut self.input, &mut self.landing), &self.slab, self.now, &bytes);
+    }
+
+    /// The link dies within what this side says, and another takes its place.
+    fn new_link(&mut self) {
+        self.here.detach(None);
+        self.there.detach(self.landing.take());
+        self.input.clear();
+        for session in [&mut self.here, &mut self.there] {
+            session.attach(self.now, 2, Roster { numbers: vec![PEER_TASK] }, u64::MAX);
+        }
+    }
+
+    /// The other side finds the sets that were named to it; the stream that was opened, if one was.
+    fn open_and_find(&mut self) -> Option<Handle> {
+        let mut stream = None;
+        let mut others = VecDeque::new();
+        while let Some(event) = self.there.poll_event() {
+            match event {
+                Told::Named(named) => {
+                    self.there.set_found(named.set, (0..named.keys.len() as u32).collect()).unwrap();
+                }
+                Told::Opened(opened) => stream = Some(opened.stream),
+                Told::Forgotten { .. } => {}
+                other => others.push_back(other),
+            }
+        }
+        self.there.events = others;
+        stream
+    }
+
+    /// One write of the other side, heard here.
+    fn back_once(&mut self) -> bool {
+        self.there.fill_from(&self.shelf, self.now, false);
+        let bytes = written(&mut self.there);
+        let mut input = (Vec::new(), None);
+        hear(&mut self.here, (&mut input.0, &mut input.1), &self.slab, self.now, &bytes);
+        assert!(input.0.is_empty() && input.1.is_none(), "writes end with a chunk");
+        !bytes.is_empty()
+    }
+
+    /// The other side has found the keys of a set, in order.
+    fn find_set(&mut self) {
+        let Some(Told::Named(named)) = self.there.poll_event() else { panic!("no set was named") };
+        self.there.set_found(named.set, (0..named.keys.len() as u32).collect()).unwrap();
+    }
+
+    fn pulled(&mut self) -> Option<(u32, Tray)> {
+        match self.here.poll_event()? {
+            Told::Pulled { waiter, tray } => Some((waiter, tray)),
+            other => panic!("not a pull: {other:?}"),
+        }
+    }
+}
+
+fn hear(
+    session: &mut Session<u32, u32>,
+    (input, landing): (&mut Vec<u8>, &mut Option<Landing>),
+    slab: &Slab,
+    now: Instant,
+    bytes: &[u8],
+) {
+    let mut inbound = session.inbound(now, slab);
+    input.extend_from_slice(bytes);
+    loop {
+        if let Some(mut filling) = landing.take() {
+            let count = filling.take(input);
+            input.drain(..count);
+            if !filling.is_complete() {
+                *landing = Some(filling);
+                return;
+            }
+            inbound.landed(filling);
+        }
+        let frames = inbound.frames(input).unwrap();
+        input.drain(..frames.consumed);
+        *landing = frames.landing;
+        if landing.is_none() {
+            return;
+        }
+    }
+}
+
+#[test]
+fn a_pull_of_a_small_tensor_passes_that_of_a_large_one() {
+    let mut both = Both::new();
+    both.shelf = vec![Entry::new(1, 1, LARGE), Entry::new(1, 2, 64)];
+    for keys in [&["large", "small"][..], &["large"]] {
+        let keys = Arc::new(Keys::new(keys).unwrap());
+        let set = both.here.add_set(0, PEER_TASK, keys.clone()).unwrap();
+        let deadline = both.now + Duration::from_secs(60);
+        let ask = PullAsk { set, min_version: 1, deadline, tray: Tray::new(keys.len()), waiter: keys.len() as u32 };
+        both.here.pull(both.now, ask).map_err(|(error, ..)| error).unwrap();
+        both.forth();
+        both.find_set();
+    }
+    // Another shape is published and told while the first tensor is on its way in the shape that it had.
+    for _ in 0..2 {
+        both.back_once();
+    }
+    both.shelf[0] = Entry::new(2, 3, LARGE + 7);
+    let mut pulled = Vec::new();
+    while both.back_once() {
+        pulled.extend(std::iter::from_fn(|| both.pulled()));
+    }
+    assert_eq!(pulled.len(), 2);
+    for (_, tray) in &pulled {
+        let tensor = tray.get(0).unwrap();
+        assert_eq!(tensor.bytes(), pattern(tensor.bytes().len()));
+        assert_eq!(tensor.meta().shape().iter().product::<u64>(), tensor.bytes().len() as u64);
+    }
+}
+
+#[test]
+fn pulls_that_are_held_back_all_come_and_small_ones_pass_them() {
+    const PULLS: usize = 3 * TRANSFERS_MAX;
+    let mut both = Both::new();
+    both.shelf = vec![Entry::new(1, 1, LARGE)];
+    let deadline = both.now + Duration::from_secs(60);
+    let keys = Arc::new(Keys::new(["large"]).unwrap());
+    let set = both.here.add_set(0, PEER_TASK, keys).unwrap();
+    for waiter in 0..PULLS as u32 {
+        let ask = PullAsk { set, min_version: 1, deadline, tray: Tray::new(1), waiter };
+        both.here.pull(both.now, ask).map_err(|(error, ..)| error).unwrap();
+    }
+    both.forth();
+    both.find_set();
+    both.back_once();
+    // Asked for last, and here first.
+    let keys = Arc::new(Keys::new(["large", "small"]).unwrap());
+    let set = both.here.add_set(0, PEER_TASK, keys).unwrap();
+    both.shelf.push(Entry::new(1, 2, 64));
+    let ask = PullAsk { set, min_version: 1, deadline, tray: Tray::new(2), waiter: 1000 };
+    both.here.pull(both.now, ask).map_err(|(error, ..)| error).unwrap();
+    both.forth();
+    both.find_set();
+    let mut ended = Vec::new();
+    while both.back_once() {
+        ended.extend(std::iter::from_fn(|| both.pulled()).map(|(waiter, tray)| {
+            assert!(tray.first_error().is_none() && tray.get(0).unwrap().bytes() == pattern(LARGE));
+            waiter
+        }));
+    }
+    ended.sort();
+    assert_eq!(ended, (0..PULLS as u32).chain([1000]).collect::<Vec<_>>());
+}
+
+#[test]
+fn pushes_stay_in_order_in_their_stream_and_other_streams_pass() {
+    let mut both = Both::new();
+    let deadline = both.now + Duration::from_secs(60);
+    let streams: Vec<_> =
+        (0..6).map(|queue| both.here.stream(0, PEER_TASK, &format!("queue {queue}")).unwrap()).collect();
+    let push = |both: &mut Both, stream: usize, length: usize, deposit: u32| {
+        let entry = Entry::new(0, 1, length);
+        let meta = Meta::from_slice(entry.meta.as_wire());
+        let push = PushAsk { stream: streams[stream], meta, payload: pattern(length).into(), deadline, deposit };
+        both.here.push(both.now, push).map_err(|(error, _)| error).unwrap();
+    };
+    // More than may leave in chunks at the same time, a small one behind each, and a stream of small ones.
+    for stream in 0..5 {
+        push(&mut both, stream, LARGE, stream as u32);
+        push(&mut both, stream, 64, stream as u32);
+    }
+    push(&mut both, 5, 64, 5);
+    both.forth();
+    while let Some(event) = both.there.poll_event() {
+        let Told::Opened(opened) = event else { panic!("not a stream: {event:?}") };
+        both.there.grant(opened.stream, Credit { messages: 10, bytes: 10 << 20 });
+    }
+    while both.back_once() {}
+    both.forth();
+    let mut came: VecDeque<(Handle, u64, Box<Tensor>)> = VecDeque::new();
+    while let Some(event) = both.there.poll_event() {
+        let Told::Pushed { stream, number, tensor } = event else { panic!("not a push: {event:?}") };
+        came.push_back((stream, number, tensor));
+    }
+    assert_eq!(came.len(), 11);
+    assert_eq!(came[0].2.bytes(), pattern(64), "that of the stream of small ones");
+    for number in 0..2 {
+        let of_number: Vec<_> = came.iter().filter(|(_, found, _)| *found == number).collect();
+        assert_eq!(of_number.len(), if number == 0 { 6 } else { 5 });
+        let expected = |tensor: &Tensor| tensor.bytes() == pattern(tensor.bytes().len());
+        assert!(of_number.iter().all(|(_, _, tensor)| expected(tensor)));
+    }
+    while both.back_once() {}
+    let mut taken = 0;
+    while let Some(event) = both.here.poll_event() {
+        let Told::PushEnded { count, outcome, .. } = event else { panic!("not an end: {event:?}") };
+        assert_eq!(outcome.map_err(|error: Error| error.to_string()), Ok(()));
+        taken += count;
+    }
+    assert_eq!((taken, both.here.requests()), (11, 0));
+}
+
+#[test]
+fn a_link_lost_between_chunks_has_pulls_and_pushes_begin_again() {
+    for writes in 0..8 {
+        let mut both = Both::new();
+        let deadline = both.now + Duration::from_secs(60);
+        both.shelf = vec![Entry::new(1, 1, LARGE), Entry::new(1, 2, LARGE)];
+        let keys = Arc::new(Keys::new(["own", "slab"]).unwrap());
+        let set = both.here.add_set(0, PEER_TASK, keys).unwrap();
+        let mut tray = Tray::new(2);
+        let own = heap(LARGE);
+        let address = own.as_ptr();
+        tray.set_destination(0, own);
+        both.here.pull(both.now, PullAsk { set, min_version: 1, deadline, tray, waiter: 0 }).map_err(|_| ()).unwrap();
+        let stream = both.here.stream(0, PEER_TASK, "queue").unwrap();
+        for deposit in 0..2 {
+            let meta = Meta::from_slice(both.shelf[0].meta.as_wire());
+            let push = PushAsk { stream, meta, payload: pattern(LARGE).into(), deadline, deposit };
+            both.here.push(both.now, push).map_err(|(error, _)| error).unwrap();
+        }
+        both.forth();
+        let opened = both.open_and_find();
+        both.there.grant(opened.expect("a stream was opened"), Credit { messages: 10, bytes: 10 << 20 });
+        // Chunks of both tensors come, and chunks of the first push leave.
+        for _ in 0..writes {
+            both.back_once();
+            both.forth_once();
+        }
+        both.new_link();
+        let mut tensors = 0;
+        let (mut pulls, mut ends) = (0, 0);
+        loop {
+            both.forth();
+            let opened_again = both.open_and_find();
+            assert!(opened_again.is_none() || opened_again == opened || writes == 0, "the stream is known");
+            while let Some(Told::Pushed { tensor, .. }) = both.there.poll_event() {
+                assert_eq!(tensor.bytes(), pattern(LARGE));
+                tensors += 1;
+            }
+            let more = both.back_once();
+            while let Some(event) = both.here.poll_event() {
+                match event {
+                    Told::Pulled { tray, .. } => {
+                        assert!((0..2).all(|index| tray.get(index).unwrap().bytes() == pattern(LARGE)));
+                        assert_eq!(tray.get(0).unwrap().bytes().as_ptr(), address, "in the consumer's own memory");
+                        pulls += 1;
+                    }
+                    Told::PushEnded { count, outcome: Ok(()), .. } => ends += count,
+                    other => panic!("{other:?}"),
+                }
+            }
+            if !more {
+                break;
+            }
+        }
+        assert_eq!((pulls, tensors, ends), (1, 2, 2), "after {writes} writes");
+        assert_eq!(both.slab.in_use_bytes(), 0, "what was half there was given up");
+    }
+}

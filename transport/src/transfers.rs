@@ -1,0 +1,197 @@
+//! Large payloads that leave in chunks, so that what else there is to say passes between them.
+//!
+//! Lives in an outbox; bounded by [`TRANSFERS_MAX`]. Each payload is held whole until its last chunk is written.
+
+use std::ops::Range;
+
+use crate::limits::{ANSWER_TRANSFERS_MAX, CHUNKS_AHEAD, INLINE_PAYLOAD_BYTES, TRANSFERS_MAX};
+use crate::outbox::Owner;
+use crate::payload::Payload;
+
+struct Transfer {
+    number: u16,
+    owner: Owner,
+    payload: Payload,
+    /// Bytes that were handed out in chunks.
+    staged: usize,
+}
+
+impl Transfer {
+    fn is_push(&self) -> bool {
+        matches!(self.owner, Owner::Push { .. })
+    }
+}
+
+/// The payloads of one link that leave in chunks, by number.
+pub(crate) struct Transfers {
+    under_way: Vec<Transfer>,
+    chunk_bytes: usize,
+    /// The place in `under_way` whose turn it is.
+    turn: usize,
+    /// Bytes of chunks that were handed out and not written.
+    unwritten: usize,
+}
+
+/// True if a payload of so many bytes leaves in chunks of `chunk_bytes`. One that fits into a frame never does.
+#[inline]
+pub(crate) fn leaves_in_chunks(bytes: usize, chunk_bytes: usize) -> bool {
+    bytes > chunk_bytes.max(INLINE_PAYLOAD_BYTES)
+}
+
+impl Transfers {
+    pub(crate) fn new(chunk_bytes: usize) -> Self {
+        Self { under_way: Vec::new(), chunk_bytes: chunk_bytes.max(1), turn: 0, unwritten: 0 }
+    }
+
+    /// Bytes of payloads that may wait to be written.
+    pub(crate) fn ahead_bytes_max(&self) -> usize {
+        self.chunk_bytes.saturating_mul(CHUNKS_AHEAD)
+    }
+
+    /// True if a payload of so many bytes leaves in chunks.
+    #[inline]
+    pub(crate) fn takes(&self, bytes: usize) -> bool {
+        leaves_in_chunks(bytes, self.chunk_bytes)
+    }
+
+    pub(crate) fn has_room_for_answer(&self) -> bool {
+        self.under_way.iter().filter(|transfer| !transfer.is_push()).count() < ANSWER_TRANSFERS_MAX
+    }
+
+    pub(crate) fn has_room_for_push(&self) -> bool {
+        let pushes = self.under_way.iter().filter(|transfer| transfer.is_push()).count();
+        pushes < TRANSFERS_MAX - ANSWER_TRANSFERS_MAX
+    }
+
+    /// Takes a payload in; the number of its transfer.
+    ///
+    /// # Panics
+    /// If there is no room for it.
+    pub(crate) fn begin(&mut self, owner: Owner, payload: Payload) -> u16 {
+        let is_free = |number: &u16| self.under_way.iter().all(|transfer| transfer.number != *number);
+        let number = (1..=TRANSFERS_MAX as u16).find(is_free).expect("whoever begins a transfer has seen room");
+        self.under_way.push(Transfer { number, owner, payload, staged: 0 });
+        number
+    }
+
+    /// True while a payload has bytes that were not handed out.
+    #[inline]
+    pub(crate) fn has_more(&self) -> bool {
+        self.under_way.iter().any(|transfer| transfer.staged < transfer.payload.len())
+    }
+
+    /// The next chunk, of the payload whose turn it is: its transfer and where its bytes lie there. `None` if there is
+    /// none, or [`CHUNKS_AHEAD`] wait to be written.
+    #[inline]
+    pub(crate) fn next_chunk(&mut self) -> Option<(u16, Range<usize>)> {
+        if self.unwritten.saturating_add(self.chunk_bytes) > self.ahead_bytes_max() {
+            return None;
+        }
+        let count = self.under_way.len();
+        let mut by_turns = (0..count).map(|step| (self.turn + step) % count);
+        let at = by_turns.find(|&at| {
+            let transfer = &self.under_way[at];
+            transfer.staged < transfer.payload.len()
+        })?;
+        self.turn = at + 1;
+        let transfer = &mut self.under_way[at];
+        let start = transfer.staged;
+        transfer.staged = (start + self.chunk_bytes).min(transfer.payload.len());
+        self.unwritten += transfer.staged - start;
+        Some((transfer.number, start..transfer.staged))
+    }
+
+    fn place_of(&self, number: u16) -> usize {
+        let at = self.under_way.iter().position(|transfer| transfer.number == number);
+        at.expect("a payload stays until its last chunk is written")
+    }
+
+    /// Bytes of a chunk that was handed out.
+    pub(crate) fn bytes(&self, number: u16, range: Range<usize>) -> &[u8] {
+        &self.under_way[self.place_of(number)].payload.as_ref()[range]
+    }
+
+    /// Notes that `count` bytes of a transfer were written, up to `end` of its payload, which comes back if that is all
+    /// of it.
+    pub(crate) fn written(&mut self, number: u16, count: usize, end: usize) -> Option<(Owner, Payload)> {
+        self.unwritten -= count;
+        let at = self.place_of(number);
+        if end < self.under_way[at].payload.len() {
+            return None;
+        }
+        // The others keep their order, and with it their turn.
+        let Transfer { owner, payload, .. } = self.under_way.remove(at);
+        self.turn -= usize::from(at < self.turn);
+        Some((owner, payload))
+    }
+
+    /// Gives all payloads back: the link is gone.
+    pub(crate) fn clear(&mut self) -> impl Iterator<Item = (Owner, Payload)> {
+        (self.turn, self.unwritten) = (0, 0);
+        self.under_way.drain(..).map(|transfer| (transfer.owner, transfer.payload))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arena::Handle;
+
+    const CHUNK: usize = INLINE_PAYLOAD_BYTES;
+
+    fn response(bits: u64) -> Owner {
+        Owner::Response(Handle::from_bits(bits))
+    }
+
+    #[test]
+    fn payloads_take_turns_and_come_back_with_their_last_byte() {
+        let mut transfers = Transfers::new(CHUNK);
+        assert!(!transfers.takes(CHUNK) && transfers.takes(CHUNK + 1));
+        let one = transfers.begin(response(1), vec![1; CHUNK + 5].into());
+        let other = transfers.begin(response(2), vec![2; 3 * CHUNK].into());
+        let mut order = Vec::new();
+        let mut returned = Vec::new();
+        while let Some((number, range)) = transfers.next_chunk() {
+            let (length, end) = (range.len(), range.end);
+            assert_eq!(transfers.bytes(number, range), vec![number as u8; length]);
+            order.push((number, length));
+            assert!(transfers.written(number, length - 1, end - 1).is_none(), "a byte is missing");
+            returned.extend(transfers.written(number, 1, end).map(|(owner, _)| owner));
+        }
+        assert_eq!(order, [(one, CHUNK), (other, CHUNK), (one, 5), (other, CHUNK), (other, CHUNK)]);
+        assert_eq!(returned, [response(1), response(2)]);
+        assert!(!transfers.has_more());
+    }
+
+    #[test]
+    fn a_few_chunks_wait_for_the_link_and_no_more() {
+        let mut transfers = Transfers::new(CHUNK);
+        let number = transfers.begin(response(1), vec![1; (CHUNKS_AHEAD + 2) * CHUNK].into());
+        for at in 0..CHUNKS_AHEAD {
+            assert_eq!(transfers.next_chunk(), Some((number, at * CHUNK..(at + 1) * CHUNK)));
+        }
+        assert!(transfers.next_chunk().is_none() && transfers.has_more());
+        assert!(transfers.written(number, CHUNK - 1, CHUNK - 1).is_none());
+        assert!(transfers.next_chunk().is_none(), "the first has not left");
+        assert!(transfers.written(number, 1, CHUNK).is_none());
+        assert_eq!(transfers.next_chunk(), Some((number, CHUNKS_AHEAD * CHUNK..(CHUNKS_AHEAD + 1) * CHUNK)));
+        assert!(transfers.next_chunk().is_none());
+    }
+
+    #[test]
+    fn answers_leave_room_for_pushes_and_pushes_for_answers() {
+        let mut transfers = Transfers::new(CHUNK);
+        let mut numbers = Vec::new();
+        while transfers.has_room_for_answer() {
+            numbers.push(transfers.begin(Owner::Nobody, vec![0; 2 * CHUNK].into()));
+        }
+        let stream = Handle::from_bits(1);
+        while transfers.has_room_for_push() {
+            let owner = Owner::Push { stream, number: 0 };
+            numbers.push(transfers.begin(owner, vec![0; 2 * CHUNK].into()));
+        }
+        assert_eq!(numbers, (1..=TRANSFERS_MAX as u16).collect::<Vec<_>>());
+        assert_eq!(transfers.clear().count(), TRANSFERS_MAX);
+        assert!(transfers.next_chunk().is_none() && transfers.has_room_for_push());
+    }
+}

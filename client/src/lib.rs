@@ -24,6 +24,9 @@
 //! What every worker reads is [published](Task::publish) once and [pulled](Task::pull) as often as they like, from the
 //! daemon, without waking its producer; a [`Plan`] pulls many tensors with two records, into the same memory each time.
 //!
+//! What many produce and one consumes in the order of its coming is [pushed](Task::push) into a queue, from which an
+//! [`Acceptor`] takes it; a queue that is full holds its pushers back.
+//!
 //! # How it works
 //! Attaching gives this process memory that it shares with the daemon: an arena, and rings to each of the daemon's
 //! shards. A call is a record in a ring; while both sides are awake there is no system call in it. This crate has no
@@ -38,7 +41,9 @@
 
 #![deny(unsafe_code)]
 
+mod acceptor;
 mod attach;
+mod attached_acceptor;
 mod attached_plan;
 mod attachment;
 mod clock;
@@ -48,13 +53,17 @@ mod limits;
 mod memory;
 mod plan;
 mod publishing;
+mod pushing;
 mod task;
+mod together;
 mod under_way;
 
 pub use self::{
+    acceptor::{AcceptOptions, Accepted, Accepting, AcceptingMany, Acceptor},
     attach::{Attach, Polling, default_socket},
     plan::{Plan, PlanPulling, Pulling, PullingMany},
     publishing::Publishing,
+    pushing::Pushing,
     task::Task,
     under_way::{Receiving, Sending},
 };

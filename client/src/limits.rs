@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use sealane_transport::shm::limits::SLOTS;
+use sealane_transport::shm::limits::{QUEUE_CREDIT_TENSORS_MAX, SLOTS};
 
 /// How much longer than its deadline a call waits for the daemon's word: the daemon ends calls at their deadlines, so one
 /// that says nothing for this long hangs.
@@ -41,6 +41,16 @@ pub(crate) const FREES_PILED_MAX: usize = 14;
 /// Part of a receive area that may be kept so: an eighth.
 pub(crate) const FREES_PILED_SHARE: u64 = 8;
 
+/// Tensors that a shard may hand over before any of them was accepted: their records fit into its ring most often, so
+/// that a queue which nobody looks at does not keep other answers back.
+pub(crate) const ACCEPT_WINDOW_TENSORS: usize = 128;
+
+/// Part of a shard's receive area that they may take, an eighth.
+pub(crate) const ACCEPT_AREA_SHARE: u64 = 8;
+
+/// Names of pushers that are kept to be shared; all are forgotten when there are more.
+pub(crate) const PUSHERS_MAX: usize = 4096;
+
 /// Submissions between two looks at the answers while nobody waits, so that memory comes back to those who only send.
 pub(crate) const SUBMISSIONS_PER_LOOK: u32 = 64;
 
@@ -59,5 +69,6 @@ pub(crate) const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
 const _: () = {
     assert!(CALLS_MAX <= 1 << 31);
+    assert!(ACCEPT_WINDOW_TENSORS <= QUEUE_CREDIT_TENSORS_MAX as usize);
     assert!(SUBMISSIONS_PER_LOOK as usize <= SLOTS);
 };

@@ -3,31 +3,30 @@
 use std::{
     future::Future,
     pin::Pin,
-    task::{Context, Poll, ready},
+    task::{Context, Poll},
 };
 
-use sealane_transport::{Error, SendOutcome};
+use sealane_transport::SendOutcome;
 
 #[cfg(feature = "embedded")]
 use crate::embedded::Embedded;
-use crate::under_way::Sending;
+use crate::{together::Together, under_way::Sending};
 
 /// A publication under way: await it, or [`wait`](Self::wait). Dropping it lets it go on.
 #[must_use = "await it to know that the tensors are to be seen, or drop it on purpose"]
 pub struct Publishing(Stage);
 
 enum Stage {
-    /// Told to the shards; those that have not been asked how it ended, the last one first.
-    Daemon { tellings: Vec<Sending>, error: Option<Error> },
+    /// Told to the shards.
+    Daemon(Together),
     #[cfg(feature = "embedded")]
     Embedded(Embedded<sealane_fusion::Publishing>),
 }
 
 impl Publishing {
     /// One that ends when all of these have; `tellings` in the order in which their errors count.
-    pub(crate) fn of(mut tellings: Vec<Sending>) -> Publishing {
-        tellings.reverse();
-        Publishing(Stage::Daemon { tellings, error: None })
+    pub(crate) fn of(tellings: Vec<Sending>) -> Publishing {
+        Publishing(Stage::Daemon(Together::of(tellings)))
     }
 
     /// Blocks until the tensors are to be seen by all peers.
@@ -40,10 +39,7 @@ impl Publishing {
     /// If the outcome was handed out before, by [`try_outcome`](Self::try_outcome) or by awaiting.
     pub fn wait(self) -> SendOutcome {
         match self.0 {
-            Stage::Daemon { tellings, error } => {
-                let outcomes = Sending::wait_all(tellings.into_iter().rev());
-                error.map_or(Ok(()), Err).and(outcomes.into_iter().collect())
-            }
+            Stage::Daemon(tellings) => tellings.wait(),
             #[cfg(feature = "embedded")]
             Stage::Embedded(engine) => engine.wait(),
         }
@@ -55,24 +51,10 @@ impl Publishing {
     /// If the outcome was handed out before.
     pub fn try_outcome(&mut self) -> Option<SendOutcome> {
         match &mut self.0 {
-            Stage::Daemon { tellings, error } => {
-                while let Some(telling) = tellings.last_mut() {
-                    let outcome = telling.try_outcome()?;
-                    tellings.pop();
-                    note(error, outcome);
-                }
-                Some(error.take().map_or(Ok(()), Err))
-            }
+            Stage::Daemon(tellings) => tellings.look(),
             #[cfg(feature = "embedded")]
             Stage::Embedded(engine) => engine.look(),
         }
-    }
-}
-
-/// Keeps the first error.
-fn note(error: &mut Option<Error>, outcome: SendOutcome) {
-    if let Err(failure) = outcome {
-        error.get_or_insert(failure);
     }
 }
 
@@ -81,14 +63,7 @@ impl Future for Publishing {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<SendOutcome> {
         match &mut self.0 {
-            Stage::Daemon { tellings, error } => {
-                while let Some(telling) = tellings.last_mut() {
-                    let outcome = ready!(Pin::new(telling).poll(context));
-                    tellings.pop();
-                    note(error, outcome);
-                }
-                Poll::Ready(error.take().map_or(Ok(()), Err))
-            }
+            Stage::Daemon(tellings) => tellings.poll(context),
             #[cfg(feature = "embedded")]
             Stage::Embedded(engine) => engine.poll(context),
         }

@@ -7,10 +7,13 @@ use sealane_transport::{Error, Keys, RecvOptions, SendOptions, Tensor};
 
 use crate::{
     Attach,
+    acceptor::{AcceptOptions, Acceptor},
+    attached_acceptor::AttachedAcceptor,
     attached_plan::AttachedPlan,
-    attachment::{Attachment, With},
+    attachment::{Attachment, Purpose, To, With},
     plan::{Plan, Pulling, PullingMany},
     publishing::Publishing,
+    pushing::Pushing,
     under_way::{Receiving, Sending},
 };
 
@@ -106,7 +109,7 @@ impl Task {
     pub fn send_with(&self, to: &str, step: i64, key: &str, tensor: Tensor, options: SendOptions) -> Sending {
         match &self.0 {
             Engine::Daemon(attached) => {
-                let sent = attached.0.send(With { peer: to, step }, key, tensor, &options);
+                let sent = attached.0.send(To { peer: to, purpose: Purpose::Send { step } }, key, tensor, &options);
                 Sending::of(&attached.0, sent)
             }
             #[cfg(feature = "embedded")]
@@ -127,7 +130,8 @@ impl Task {
             Engine::Daemon(attached) => {
                 let mut sendings = Vec::with_capacity(tensors.len());
                 let each = |sent| sendings.push(Sending::of(&attached.0, sent));
-                attached.0.send_all(With { peer: to, step }, tensors, each);
+                let to = To { peer: to, purpose: Purpose::Send { step } };
+                attached.0.send_all(to, tensors, &SendOptions::default(), each);
                 sendings
             }
             #[cfg(feature = "embedded")]
@@ -280,6 +284,78 @@ impl Task {
             Engine::Daemon(attached) => AttachedPlan::new(&attached.0, from, keys).into(),
             #[cfg(feature = "embedded")]
             Engine::Embedded(task) => task.plan(from, keys).into(),
+        }
+    }
+
+    /// Pushes a tensor into a queue of `to`. The returned future (or [`wait`](Sending::wait)) ends when the queue has taken
+    /// it: while it is full, or nobody [accepts](Self::acceptor) from it, the push waits. Dropping it lets the push go on.
+    /// What one task pushes into one queue stays in order.
+    ///
+    /// It fails with DeadlineExceeded if it was not taken in time, in which case it may arrive all the same; with
+    /// ResourceExhausted if too many pushes wait, or the acceptor's host has no memory for it; with Unavailable if the peer or
+    /// its acceptor went away while the tensor was on its way.
+    ///
+    /// ```no_run
+    /// # use sealane::{Task, Tensor};
+    /// # let task = Task::attach("worker0.train:2222")?;
+    /// let gradient = Tensor::from_elements(&[3], &[0.1_f32, 0.2, 0.3])?;
+    /// task.push("ps0.train:2222", "gradients", gradient).wait()?;
+    /// # Ok::<(), sealane::Error>(())
+    /// ```
+    pub fn push(&self, to: &str, queue: &str, tensor: Tensor) -> Sending {
+        self.push_with(to, queue, tensor, SendOptions::default())
+    }
+
+    /// [`push`](Self::push) with options.
+    pub fn push_with(&self, to: &str, queue: &str, tensor: Tensor, options: SendOptions) -> Sending {
+        match &self.0 {
+            Engine::Daemon(attached) => {
+                let pushed = attached.0.send(To { peer: to, purpose: Purpose::Push }, queue, tensor, &options);
+                Sending::of(&attached.0, pushed)
+            }
+            #[cfg(feature = "embedded")]
+            Engine::Embedded(task) => task.push_many(to, queue, vec![tensor], options.timeout).into(),
+        }
+    }
+
+    /// [`push`](Self::push) for many tensors, in order, at a fraction of the cost each. It ends when the queue has taken all
+    /// of them, with the first error if there was any.
+    pub fn push_all(&self, to: &str, queue: &str, tensors: impl IntoIterator<Item = Tensor>) -> Pushing {
+        self.push_all_with(to, queue, tensors, SendOptions::default())
+    }
+
+    /// [`push_all`](Self::push_all) with options.
+    pub fn push_all_with(
+        &self,
+        to: &str,
+        queue: &str,
+        tensors: impl IntoIterator<Item = Tensor>,
+        options: SendOptions,
+    ) -> Pushing {
+        match &self.0 {
+            Engine::Daemon(attached) => {
+                // The iterator is the caller's code, and runs before anything is locked.
+                let tensors: Vec<(&str, Tensor)> = tensors.into_iter().map(|tensor| (queue, tensor)).collect();
+                let mut pushes = Vec::with_capacity(tensors.len());
+                let each = |pushed| pushes.push(Sending::of(&attached.0, pushed));
+                attached.0.send_all(To { peer: to, purpose: Purpose::Push }, tensors, &options, each);
+                Pushing::of(pushes)
+            }
+            #[cfg(feature = "embedded")]
+            Engine::Embedded(task) => {
+                let tensors = tensors.into_iter().collect();
+                Pushing::of(vec![task.push_many(to, queue, tensors, options.timeout).into()])
+            }
+        }
+    }
+
+    /// Accepts what any peer pushes into `queue` of this task, until the acceptor is dropped. One acceptor of a queue at a
+    /// time: of another, every accept fails with InvalidArgument.
+    pub fn acceptor(&self, queue: &str, options: AcceptOptions) -> Acceptor {
+        match &self.0 {
+            Engine::Daemon(attached) => AttachedAcceptor::new(&attached.0, queue, options).into(),
+            #[cfg(feature = "embedded")]
+            Engine::Embedded(task) => task.acceptor(queue, options.into()).into(),
         }
     }
 

@@ -1,8 +1,10 @@
 //! A task whose engine is in this process has the manners of one that is attached.
 
-use std::{net::TcpListener, time::Duration};
+use std::{future::Future, net::TcpListener, pin::Pin, task::Context, task::Waker, time::Duration};
 
-use sealane::{Buffer, Code, EndpointMap, Engine, EngineSettings, Keys, RecvOptions, Task, Tensor};
+use sealane::{
+    AcceptOptions, Buffer, Code, EndpointMap, Engine, EngineSettings, Keys, RecvOptions, SendOptions, Task, Tensor,
+};
 
 /// Two tasks of two engines, as on two hosts.
 fn two() -> (Task, Task) {
@@ -99,4 +101,38 @@ fn what_is_published_is_pulled() {
     assert_eq!(late.code(), Code::DeadlineExceeded);
     assert_eq!(plan.get(0).unwrap_err(), late);
     assert!(plan.get(1).is_ok());
+}
+
+#[test]
+fn what_is_pushed_is_accepted() {
+    let (ps, worker) = two();
+    let tensor = |value: u32| Tensor::from_elements(&[2], &[value, value]).unwrap();
+    let soon = SendOptions { timeout: Some(Duration::from_millis(1)) };
+    let late = worker.push_with("ps0:2222", "grads", tensor(0), soon).wait().unwrap_err();
+    assert_eq!(late.code(), Code::DeadlineExceeded);
+
+    let acceptor = ps.acceptor("grads", AcceptOptions { tensors_max: 2, ..AcceptOptions::default() });
+    assert_eq!(acceptor.name(), "grads");
+    let mut accepting = acceptor.accept();
+    assert!(Pin::new(&mut accepting).poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    worker.push("ps0:2222", "grads", tensor(1)).wait().unwrap();
+    let accepted = accepting.wait().unwrap();
+    assert_eq!((&*accepted.from, accepted.tensor.elements::<u32>().unwrap()), ("worker0:2222", &[1, 1][..]));
+
+    let mut pushing = worker.push_all("ps0:2222", "grads", (2..20).map(tensor));
+    assert!(pushing.try_outcome().is_none());
+    let mut all = acceptor.accept_many(1).wait().unwrap();
+    assert_eq!(all.len(), 1);
+    while all.len() < 18 {
+        let before = all.len();
+        let taken = acceptor.try_accept(3, &mut all).unwrap();
+        assert_eq!(all.len(), before + taken);
+    }
+    pushing.wait().unwrap();
+    let values: Vec<u32> = all.iter().map(|accepted| accepted.tensor.elements::<u32>().unwrap()[0]).collect();
+    assert_eq!(values, (2..20).collect::<Vec<u32>>());
+    assert!(acceptor.accept().wait_within(Duration::from_millis(1)).unwrap().is_none());
+
+    let second = ps.acceptor("grads", AcceptOptions::default());
+    assert_eq!(second.accept().wait().unwrap_err().code(), Code::InvalidArgument);
 }

@@ -5,5 +5,6 @@ mod fixture;
 mod life;
 mod map;
 mod published;
+mod pushed;
 mod rings;
 mod users;

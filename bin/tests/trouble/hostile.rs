@@ -9,7 +9,7 @@ use std::thread;
 
 use sealane::{Code, Task};
 use sealane_transport::shm::attach::Attach;
-use sealane_transport::shm::limits::{RECORD_WORDS_MAX, SLOT_WORDS, SLOTS};
+use sealane_transport::shm::limits::{QUEUES_MAX, RECORD_WORDS_MAX, SLOT_WORDS, SLOTS};
 use sealane_transport::shm::{KeyList, NO_TIMEOUT, PayloadAt, Span, Submission, segment_bytes};
 
 use self::scribbler::Scribbler;
@@ -33,7 +33,8 @@ const ABORT: u8 = 5;
 const FREE: u8 = 7;
 const DETACH: u8 = 8;
 const PLAN_KEYS: u8 = 12;
-const UNKNOWN: u8 = 15;
+const OPEN_QUEUE: u8 = 16;
+const UNKNOWN: u8 = 19;
 
 /// Bytes of the submission ring's slots, and of the header in front of them.
 const RING_BYTES: u64 = (SLOTS * SLOT_WORDS * 8) as u64;
@@ -81,6 +82,18 @@ fn open_plan(villain: &mut Raw, keys: u32, named: &[&str]) {
 
 fn pull(call: u32, plan: u32) -> Submission<'static> {
     Submission::Pull { call, plan, min_version: 0, timeout_ms: NO_TIMEOUT }
+}
+
+fn push<'a>(call: u32, peer: u16, meta: &'a [u8], payload: PayloadAt<'a>) -> Submission<'a> {
+    Submission::Push { call, peer, timeout_ms: NO_TIMEOUT, queue: "some queue", meta, payload }
+}
+
+fn open_queue(queue: u32, tensors_max: u32) -> Submission<'static> {
+    Submission::OpenQueue { queue, tensors_max, bytes_max: u64::MAX, name: "some queue" }
+}
+
+fn grant(queue: u32, tensors: u32, bytes: u64) -> Submission<'static> {
+    Submission::Grant { queue, tensors, bytes }
 }
 
 /// Verified round trips of two honest tasks, which are counted, until told to stop.
@@ -205,6 +218,30 @@ const MISCONDUCT: &[Misconduct] = &[
     ("peer 9 was not named", |villain| {
         villain.write(&Submission::OpenPlan { plan: 1, peer: 9, keys: 0 }).unwrap();
         villain.write(&pull(1, 1)).unwrap();
+    }),
+    ("malformed record: name", |villain| villain.write_words(OPEN_QUEUE, 0, &[1, 0, 4097]).unwrap()),
+    ("peer 9 was not named", |villain| villain.write(&push(1, 9, &[], PayloadAt::Inline(&[]))).unwrap()),
+    ("queue 1 is open already", |villain| (0..2).for_each(|_| villain.write(&open_queue(1, 4)).unwrap())),
+    ("queue 7 is not open", |villain| villain.write(&grant(7, 1, 1)).unwrap()),
+    ("queue 7 is not open", |villain| villain.write(&Submission::CloseQueue { queue: 7 }).unwrap()),
+    ("more credit than there may be", |villain| {
+        villain.write(&open_queue(1, 4)).unwrap();
+        (0..2).for_each(|_| villain.write(&grant(1, SLOTS as u32, 1)).unwrap());
+    }),
+    ("more credit than there may be", |villain| {
+        villain.write(&open_queue(1, u32::MAX)).unwrap();
+        villain.write(&grant(1, 1, u64::MAX)).unwrap();
+    }),
+    ("is one more than", |villain| {
+        // More than the ring has room for at once.
+        for queue in 0..=QUEUES_MAX as u32 {
+            eventually("there is room", || {
+                villain.ring();
+                while villain.look().is_some() {}
+                villain.end.completions.publish();
+                villain.write(&open_queue(queue, 1)).is_ok()
+            });
+        }
     }),
     ("longer than any may be", |villain| {
         // The first record of the ring, in its first lap.
@@ -333,6 +370,35 @@ fn what_is_merely_wrong_is_answered_or_ignored() {
             }
             assert_eq!(told, format!("Pulled {{ call: {call} }}"));
         }
+        // A queue that may not be so long, one that has an acceptor, and pushes that are no tensors.
+        villain.submit(&open_queue(1, u32::MAX));
+        let long = villain.next().unwrap();
+        assert!(long.starts_with("Unopened { queue: 1, error: ResourceExhausted"), "{long}");
+        (2..4).for_each(|queue| villain.write(&open_queue(queue, 4)).unwrap());
+        villain.submit(&grant(3, 1, 1));
+        let taken = villain.next().unwrap();
+        assert!(taken.starts_with("Unopened { queue: 3, error: InvalidArgument"), "{taken}");
+        let outside = PayloadAt::Arena(Span { offset: u64::MAX, len: 64 });
+        for (call, payload) in [(30, outside), (31, PayloadAt::Inline(&[1]))] {
+            villain.submit(&push(call, 1, meta.as_wire(), payload));
+            let refused = villain.next().unwrap();
+            let expected = format!("Failed {{ call: {call}, memory_back: true, error: InvalidArgument");
+            assert!(refused.starts_with(&expected), "{refused}");
+        }
+        // Pushed to itself, with credit that comes late, from a place that is pushed twice.
+        let large = crate::tensors::meta(600);
+        for call in [32, 33] {
+            villain.write(&push(call, 1, large.as_wire(), PayloadAt::Arena(Span { offset: 0, len: 600 }))).unwrap();
+        }
+        villain.ring();
+        assert_eq!(villain.next().unwrap(), "Published { calls: [32, 33] }");
+        assert_eq!(villain.next().unwrap(), "Returned { calls: [32, 33] }");
+        villain.submit(&grant(2, 4, 1));
+        let first = villain.next().unwrap();
+        assert!(first.starts_with("Accepted { queue: 2, "), "{first}");
+        // The second waits for what the first was too large; then the queue goes, and it with it.
+        villain.write(&grant(2, 0, 599)).unwrap();
+        (1..4).for_each(|queue| villain.write(&Submission::CloseQueue { queue }).unwrap());
         // It is still served.
         villain.submit(&send(8, 1, meta.as_wire(), PayloadAt::Inline(&[3; 64])));
         villain.submit(&recv(9, 1, None));

@@ -11,6 +11,7 @@ mod killed;
 mod leftovers;
 mod processes;
 mod published;
+mod pushed;
 mod raw;
 mod restarted;
 mod roles;

@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use sealane::{Attach, Code, Error, Keys, RecvOptions, SendOptions, Task};
+use sealane::{AcceptOptions, Attach, Code, Error, Keys, RecvOptions, SendOptions, Task};
 
 use crate::hosts::ARENA_BYTES;
-use crate::tensors::{LARGE, STEP, in_arena, meta, number_in, tensor, verify};
+use crate::tensors::{LARGE, MIDDLING, STEP, in_arena, meta, number_in, tensor, verify};
 
 /// Large sends under way at once.
 const SENDS_AT_ONCE: u64 = 2;
@@ -40,6 +40,8 @@ pub fn play(words: &[&str], socket: &Path) {
         ["ask", task, from, count] => ask(&attach(task), from, count.parse().unwrap()),
         ["publish", task] => publish(&attach(task)),
         ["pull", task, from] => pull(&attach(task), from),
+        ["accept", task] => accept(&attach(task)),
+        ["push", task, to] => push(&attach(task), to),
         ["circle", task, to, from] => circle(&attach(task), to, from),
         _ => panic!("{words:?} is no role"),
     }
@@ -97,6 +99,31 @@ fn pull(task: &Task, from: &str) {
         plan.pull(0).wait().unwrap();
         (0..PUBLISHED.len()).for_each(|at| drop(plan.get(at).unwrap().bytes().to_vec()));
         eprintln!("pulled {number}");
+    }
+}
+
+/// What is pushed into.
+pub const QUEUE: &str = "grads";
+
+/// Accepts tensors of any size without end.
+fn accept(task: &Task) {
+    let acceptor = task.acceptor(QUEUE, AcceptOptions { tensors_max: 4, ..AcceptOptions::default() });
+    for count in 0_u64.. {
+        let accepted = acceptor.accept().wait().unwrap();
+        let (number, len) = (number_in(&accepted.tensor), accepted.tensor.bytes().len());
+        verify(&accepted.tensor, number, len);
+        eprintln!("accepted {count}");
+    }
+}
+
+/// Pushes without end.
+fn push(task: &Task, to: &str) {
+    let mut under_way = std::collections::VecDeque::new();
+    for number in 0.. {
+        under_way.push_back(task.push(to, QUEUE, in_arena(task, number, MIDDLING)));
+        if number >= SENDS_AT_ONCE {
+            under_way.pop_front().expect("just pushed").wait().unwrap();
+        }
     }
 }
 

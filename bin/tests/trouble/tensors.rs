@@ -8,6 +8,9 @@ pub const STEP: i64 = 7;
 /// So large that a copy takes several turns, and a transfer over TCP many.
 pub const LARGE: usize = 4 << 20;
 
+/// So large that a copy takes several turns, and that many fit into what a client has for them.
+pub const MIDDLING: usize = 600 << 10;
+
 /// Bits of a word that say whose it is; those above say where it is.
 const NUMBER_BITS: u32 = 48;
 

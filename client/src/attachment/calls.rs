@@ -54,8 +54,12 @@ pub(super) enum Direction {
     Recv,
     /// Its memory stays with the daemon after its end.
     Publish,
+    /// So it may, if it has any.
+    Push,
     /// Its tensors are the plan's.
     Pull,
+    /// Nothing that the daemon knows of: it ends when there is something to look at.
+    Watch,
 }
 
 /// What the daemon has to do with the call.
@@ -144,6 +148,18 @@ impl Calls {
         Ok(slot.generation << CALL_INDEX_BITS | index)
     }
 
+    /// Enters a watch, which ends by [`noticed`](Self::noticed); `None` if the table is full.
+    pub(super) fn watch(&mut self, deadline: Tick) -> Option<u32> {
+        let call = self.open(Direction::Watch, 0, deadline, Memory::Nothing).ok()?;
+        self.slots[(call & INDEX_MASK) as usize].daemon = Daemon::Done;
+        Some(call)
+    }
+
+    /// There is something to look at.
+    pub(super) fn noticed(&mut self, watch: u32, after: &mut Aftermath) {
+        self.end(watch, after);
+    }
+
     /// Takes out a call that was not submitted after all.
     pub(super) fn retract(&mut self, call: u32) -> Memory {
         let Some(slot) = self.slot(call) else { return Memory::Nothing };
@@ -161,7 +177,7 @@ impl Calls {
         slot.is_some_and(|slot| slot.caller == Caller::Owed && slot.generation == call >> CALL_INDEX_BITS)
     }
 
-    /// How a send, a publication or a pull ended, which is told once.
+    /// How a send, a push, a publication, a pull or a watch ended, which is told once.
     #[inline]
     pub(crate) fn take_sent(&mut self, call: u32) -> Option<SendOutcome> {
         let slot = self.owed(call)?;
@@ -290,12 +306,12 @@ impl Calls {
         }
     }
 
-    /// A send was released by its consumer, or what was published needs no memory.
+    /// A send was released by its consumer, or what was published or pushed needs no memory.
     #[inline]
     pub(super) fn sent(&mut self, segment: u16, call: u32, after: &mut Aftermath) -> Result<(), Fault> {
         match self.answered(segment, call, Daemon::Working)?.direction {
-            Direction::Send | Direction::Publish => self.done(call, after),
-            Direction::Recv | Direction::Pull => return Err("it released a recv"),
+            Direction::Send | Direction::Publish | Direction::Push => self.done(call, after),
+            Direction::Recv | Direction::Pull | Direction::Watch => return Err("it released a recv"),
         }
         Ok(())
     }
@@ -309,10 +325,10 @@ impl Calls {
         Ok(())
     }
 
-    /// A tensor is published, and its memory read from now on.
+    /// A tensor is published or was pushed; its memory comes back later.
     pub(super) fn published(&mut self, segment: u16, call: u32, after: &mut Aftermath) -> Result<(), Fault> {
         let slot = self.answered(segment, call, Daemon::Working)?;
-        if slot.direction != Direction::Publish {
+        if !matches!(slot.direction, Direction::Publish | Direction::Push) {
             return Err("it published what was not to be");
         }
         slot.daemon = Daemon::Holding;

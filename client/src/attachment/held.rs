@@ -47,9 +47,9 @@ impl Held<'_> {
     /// Takes the answers that are there; a fault ends the attachment.
     #[inline]
     pub(super) fn pump(&mut self) {
-        let State { line: Line::Up(link), calls, aftermath, unlooked, .. } = &mut **self else { return };
+        let State { line: Line::Up(link), calls, acceptors, aftermath, unlooked, .. } = &mut **self else { return };
         *unlooked = 0;
-        if let Err(fault) = link.drain(calls, aftermath) {
+        if let Err(fault) = link.drain(calls, acceptors, aftermath) {
             self.lose(&fault);
         }
     }

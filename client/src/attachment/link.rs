@@ -2,11 +2,13 @@
 //! is a new one after every loss.
 
 use std::{
+    collections::VecDeque,
     os::fd::AsFd,
     sync::{Arc, Weak},
 };
 
 use hashbrown::HashMap;
+use sealane_runtime::Buffer;
 use sealane_transport::{
     Error, lane,
     limits::NAME_BYTES_MAX,
@@ -18,6 +20,7 @@ use sealane_transport::{
 };
 
 use super::{
+    acceptors::Acceptors,
     aftermath::Aftermath,
     calls::{Arrived, Calls},
     plans::{Closing, Plans, Taken},
@@ -59,8 +62,26 @@ struct Segment {
     closings: Vec<Closing>,
     /// What the plans take that are open.
     plans: Taken,
+    /// Queues that are open.
+    queues: usize,
+    /// What is to be said of queues, in that order.
+    queue_chores: VecDeque<QueueChore>,
     /// Something was submitted since the doorbell was last thought of.
     unannounced: bool,
+}
+
+/// Credit for a queue that is to be granted.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Grant {
+    pub(super) queue: u32,
+    pub(super) tensors: u32,
+    pub(super) bytes: u64,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum QueueChore {
+    Grant(Grant),
+    Close(u32),
 }
 
 /// A peer as its shard knows it.
@@ -91,8 +112,18 @@ impl Link {
         let Attached { welcome, arena, shards, socket } = attached;
         let segment = |(end, doorbell): (ClientEnd, Doorbell)| {
             let area = Arc::new(Area::new(end.area().clone(), mark.clone(), freed.clone()));
-            let (cancels, closings, plans) = (Vec::new(), Vec::new(), Taken::default());
-            Segment { end, doorbell, area, peers: 0, cancels, closings, plans, unannounced: false }
+            Segment {
+                end,
+                doorbell,
+                area,
+                peers: 0,
+                cancels: Vec::new(),
+                closings: Vec::new(),
+                plans: Taken::default(),
+                queues: 0,
+                queue_chores: VecDeque::new(),
+                unannounced: false,
+            }
         };
         Link {
             serial,
@@ -201,12 +232,33 @@ impl Link {
         &mut self.segments[usize::from(segment)].plans
     }
 
+    /// Queues that are open with a shard.
+    pub(super) fn queues_of(&mut self, segment: u16) -> &mut usize {
+        &mut self.segments[usize::from(segment)].queues
+    }
+
+    /// Lets a shard hand over more of a queue, with the next [`flush`](Self::flush).
+    pub(super) fn grant(&mut self, segment: u16, grant: Grant) {
+        self.segments[usize::from(segment)].queue_chores.push_back(QueueChore::Grant(grant));
+    }
+
+    /// Closes a queue, likewise.
+    pub(super) fn close_queue(&mut self, segment: u16, queue: u32) {
+        self.segments[usize::from(segment)].queue_chores.push_back(QueueChore::Close(queue));
+    }
+
+    /// Size of a shard's receive area.
+    pub(super) fn area_bytes(&self, segment: u16) -> u64 {
+        self.segments[usize::from(segment)].area.len()
+    }
+
     /// True if something waits to be submitted that no caller waits for.
     pub(super) fn has_chores(&self) -> bool {
         self.segments.iter().any(Segment::has_chores)
     }
 
-    /// Submits what no caller waits for: cancels, plans that are closed, blocks of the receive areas. What finds no room waits on.
+    /// Submits what no caller waits for: cancels, plans that are closed, credit, blocks of the receive areas. What finds no
+    /// room waits on.
     #[inline]
     pub(super) fn flush(&mut self) -> Result<(), Box<str>> {
         for index in 0..self.segments() {
@@ -231,6 +283,15 @@ impl Link {
             self.segments[at].closings.pop();
             self.segments[at].plans.give_back(taken);
         }
+        while let Some(&chore) = self.segments[at].queue_chores.front() {
+            let submission = match chore {
+                QueueChore::Grant(Grant { queue, tensors, bytes }) => Submission::Grant { queue, tensors, bytes },
+                QueueChore::Close(queue) => Submission::CloseQueue { queue },
+            };
+            self.submit(index, &submission)?;
+            self.segments[at].queue_chores.pop_front();
+            self.segments[at].queues -= usize::from(matches!(chore, QueueChore::Close(_)));
+        }
         while self.segments[at].area.has_piled() {
             let mut tokens = std::mem::take(&mut self.tokens);
             tokens.clear();
@@ -250,14 +311,20 @@ impl Link {
     /// # Errors
     /// What the daemon did that no correct one does.
     #[inline]
-    pub(super) fn drain(&mut self, calls: &mut Calls, after: &mut Aftermath) -> Result<(), Box<str>> {
+    pub(super) fn drain(
+        &mut self,
+        calls: &mut Calls,
+        acceptors: &mut Acceptors,
+        after: &mut Aftermath,
+    ) -> Result<(), Box<str>> {
+        let mut told = Told { serial: self.serial, plans: &mut self.plans, calls, acceptors };
         for (index, segment) in self.segments.iter_mut().enumerate() {
             if segment.end.completions.is_empty() {
                 continue;
             }
             for _ in 0..COMPLETIONS_PER_LOOK {
                 match segment.end.completions.pop(&mut self.incoming) {
-                    Ok(true) => settle(index as u16, &segment.area, &self.incoming, &mut self.plans, calls, after)?,
+                    Ok(true) => told.settle(index as u16, &segment.area, &self.incoming, after)?,
                     Ok(false) => break,
                     Err(broken) => return Err(broken.to_string().into()),
                 }
@@ -294,7 +361,7 @@ impl Link {
 impl Segment {
     #[inline]
     fn has_chores(&self) -> bool {
-        self.area.has_piled() || !self.cancels.is_empty() || !self.closings.is_empty()
+        self.area.has_piled() || !self.cancels.is_empty() || !self.closings.is_empty() || !self.queue_chores.is_empty()
     }
 }
 
@@ -304,46 +371,65 @@ impl std::fmt::Debug for Link {
     }
 }
 
-/// Enters one completion into the tables.
-#[inline]
-fn settle(
-    segment: u16,
-    area: &Arc<Area>,
-    record: &Record,
-    plans: &mut Plans,
-    calls: &mut Calls,
-    after: &mut Aftermath,
-) -> Result<(), Box<str>> {
-    match Completion::decode(record).map_err(|malformed| malformed.to_string())? {
-        Completion::Sent { calls: sent } => {
-            sent.iter().try_for_each(|call| calls.sent(segment, *call, after))?;
+/// The tables that completions are entered into.
+struct Told<'a> {
+    serial: u64,
+    plans: &'a mut Plans,
+    calls: &'a mut Calls,
+    acceptors: &'a mut Acceptors,
+}
+
+impl Told<'_> {
+    /// Enters one completion.
+    #[inline]
+    fn settle(
+        &mut self,
+        segment: u16,
+        area: &Arc<Area>,
+        record: &Record,
+        after: &mut Aftermath,
+    ) -> Result<(), Box<str>> {
+        let Told { serial, plans, calls, acceptors } = self;
+        match Completion::decode(record).map_err(|malformed| malformed.to_string())? {
+            Completion::Sent { calls: sent } => {
+                sent.iter().try_for_each(|call| calls.sent(segment, *call, after))?;
+            }
+            Completion::Received { call, meta, payload } => {
+                let arrived = match payload {
+                    ReceivedAt::Inline(bytes) => Arrived::Inline(bytes),
+                    ReceivedAt::Destination { len } => Arrived::Destination(len),
+                    ReceivedAt::Area { span, token } => Arrived::Area(area.lend(span, token)?),
+                };
+                calls.received(segment, call, meta, arrived, after)?;
+            }
+            Completion::Accepted { queue, from, meta, payload } => {
+                let memory = match payload {
+                    ReceivedAt::Inline(bytes) => Buffer::copy_of(bytes),
+                    ReceivedAt::Area { span, token } => area.lend(span, token)?,
+                    ReceivedAt::Destination { .. } => return Err("nobody gave a pushed tensor a destination".into()),
+                };
+                acceptors.accepted((*serial, segment, queue), from, (meta, memory), calls, after)?;
+            }
+            Completion::Unopened { queue, error } => acceptors.unopened(*serial, queue, error, calls, after),
+            Completion::Failed { call, memory_back, error } => {
+                calls.failed(segment, call, memory_back, error, after)?;
+            }
+            Completion::Returned { calls: returned } => {
+                returned.iter().try_for_each(|call| calls.returned(segment, *call, after))?;
+            }
+            Completion::Published { calls: published } => {
+                published.iter().try_for_each(|call| calls.published(segment, *call, after))?;
+            }
+            Completion::Pulled { call } => calls.pulled(segment, call, after)?,
+            Completion::Board { plan, span, token } => {
+                plans.board(segment, plan, area.lend(span, token)?, after)?;
+            }
+            Completion::Placed { plan, index, meta, span, token } => {
+                plans.placed(segment, plan, index, meta, Some(area.lend(span, token)?), after)?;
+            }
+            Completion::Reshaped { plan, index, meta } => plans.placed(segment, plan, index, meta, None, after)?,
+            Completion::Missed { plan, index, error } => plans.missed(segment, plan, index, error)?,
         }
-        Completion::Received { call, meta, payload } => {
-            let arrived = match payload {
-                ReceivedAt::Inline(bytes) => Arrived::Inline(bytes),
-                ReceivedAt::Destination { len } => Arrived::Destination(len),
-                ReceivedAt::Area { span, token } => Arrived::Area(area.lend(span, token)?),
-            };
-            calls.received(segment, call, meta, arrived, after)?;
-        }
-        Completion::Failed { call, memory_back, error } => {
-            calls.failed(segment, call, memory_back, error, after)?;
-        }
-        Completion::Returned { calls: returned } => {
-            returned.iter().try_for_each(|call| calls.returned(segment, *call, after))?;
-        }
-        Completion::Published { calls: published } => {
-            published.iter().try_for_each(|call| calls.published(segment, *call, after))?;
-        }
-        Completion::Pulled { call } => calls.pulled(segment, call, after)?,
-        Completion::Board { plan, span, token } => {
-            plans.board(segment, plan, area.lend(span, token)?, after)?;
-        }
-        Completion::Placed { plan, index, meta, span, token } => {
-            plans.placed(segment, plan, index, meta, Some(area.lend(span, token)?), after)?;
-        }
-        Completion::Reshaped { plan, index, meta } => plans.placed(segment, plan, index, meta, None, after)?,
-        Completion::Missed { plan, index, error } => plans.missed(segment, plan, index, error)?,
+        Ok(())
     }
-    Ok(())
 }

@@ -6,6 +6,7 @@
 //! everyone out of the rings. When nobody has anything to do, one thread, the *listener*, sleeps on the daemon's bell, and
 //! the others park until it hands them their outcome or its place.
 
+mod acceptors;
 mod aftermath;
 mod calls;
 mod driver;
@@ -21,7 +22,7 @@ mod wait;
 pub(crate) use self::{
     calls::{Calls, Received},
     plans::{Gathered, Placed, Seat},
-    submit::With,
+    submit::{Purpose, To, With},
 };
 
 use std::{
@@ -36,7 +37,7 @@ use std::{
 use sealane_runtime::Buffer;
 use sealane_transport::Error;
 
-use self::{aftermath::Aftermath, driver::Driver, held::Held, link::Link, nudge::Nudge};
+use self::{acceptors::Acceptors, aftermath::Aftermath, driver::Driver, held::Held, link::Link, nudge::Nudge};
 use crate::{
     attach::{self, Settings},
     clock::Tick,
@@ -61,6 +62,7 @@ pub(crate) struct Attachment {
 struct State {
     line: Line,
     calls: Calls,
+    acceptors: Acceptors,
     listening: bool,
     /// Threads that sleep because another one listens.
     parked: Vec<(u64, Waker)>,
@@ -111,6 +113,7 @@ impl Attachment {
             let state = State {
                 line,
                 calls: Calls::default(),
+                acceptors: Acceptors::default(),
                 listening: false,
                 parked: Vec::new(),
                 next_parked: 0,

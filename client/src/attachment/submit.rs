@@ -23,7 +23,49 @@ use crate::{
     limits::{CALLS_MAX, ROOM_SPINS, ROOM_WAIT_MAX, SUBMISSIONS_PER_LOOK},
 };
 
-/// The peer and the step of a call, or of a batch.
+/// The peer that tensors leave for, and what they are there.
+#[derive(Clone, Copy)]
+pub(crate) struct To<'a> {
+    pub(crate) peer: &'a str,
+    pub(crate) purpose: Purpose,
+}
+
+/// What a tensor is that leaves.
+#[derive(Clone, Copy)]
+pub(crate) enum Purpose {
+    /// Kept for a recv of that step; its name is the key.
+    Send {
+        /// The step.
+        step: i64,
+    },
+    /// Put into a queue; its name is the queue's.
+    Push,
+}
+
+impl Purpose {
+    fn direction(self) -> Direction {
+        match self {
+            Purpose::Send { .. } => Direction::Send,
+            Purpose::Push => Direction::Push,
+        }
+    }
+
+    #[inline]
+    fn submission<'s>(
+        self,
+        (call, peer, timeout_ms): (u32, u16, u32),
+        name: &'s str,
+        meta: &'s [u8],
+        payload: PayloadAt<'s>,
+    ) -> Submission<'s> {
+        match self {
+            Purpose::Send { step } => Submission::Send { call, peer, step, timeout_ms, key: name, meta, payload },
+            Purpose::Push => Submission::Push { call, peer, timeout_ms, queue: name, meta, payload },
+        }
+    }
+}
+
+/// The peer and the step of a recv, or of a batch of them.
 #[derive(Clone, Copy)]
 pub(crate) struct With<'a> {
     pub(crate) peer: &'a str,
@@ -31,14 +73,14 @@ pub(crate) struct With<'a> {
 }
 
 impl Attachment {
-    /// Submits a send; the call's number.
+    /// Submits a send or a push; the call's number.
     #[inline]
-    pub(crate) fn send(&self, to: With<'_>, key: &str, tensor: Tensor, options: &SendOptions) -> Result<u32, Error> {
+    pub(crate) fn send(&self, to: To<'_>, name: &str, tensor: Tensor, options: &SendOptions) -> Result<u32, Error> {
         let mut tensor = Some(tensor);
         self.place(&mut tensor)?;
         let now = Tick::now();
         let mut held = self.up(now)?;
-        let sent = held.send(now, to, key, &mut tensor, options.timeout);
+        let sent = held.send(now, to, name, &mut tensor, options.timeout);
         held.submitted(1);
         // What is left of the tensor is dropped after the lock is released: its owner may have a drop of its own.
         drop(held);
@@ -61,11 +103,12 @@ impl Attachment {
         asked.map_err(|(error, memory)| unreceived(error, memory.into_destination().0))
     }
 
-    /// Submits many sends under one lock and rings once; `each` hears of every one, in order.
+    /// Submits many sends or pushes under one lock and rings once; `each` hears of every one, in order.
     pub(crate) fn send_all<K: AsRef<str>>(
         &self,
-        to: With<'_>,
+        to: To<'_>,
         tensors: Vec<(K, Tensor)>,
+        options: &SendOptions,
         mut each: impl FnMut(Result<u32, Error>),
     ) {
         let mut tensors: Vec<(K, Option<Tensor>)> =
@@ -85,7 +128,7 @@ impl Attachment {
                 Some((refused, error)) if index >= *refused && !tensor.as_ref().is_some_and(is_small) => {
                     Err(error.clone())
                 }
-                _ => held.send(now, to, key.as_ref(), tensor, None),
+                _ => held.send(now, to, key.as_ref(), tensor, options.timeout),
             });
         }
         held.submitted(tensors.len());
@@ -240,27 +283,27 @@ impl Attachment {
 }
 
 impl Held<'_> {
-    /// Submits a send. A small tensor stays where it is, a large one goes into the table.
+    /// Submits a send or a push. A small tensor stays where it is, a large one goes into the table.
     #[inline]
     fn send(
         &mut self,
         now: Tick,
-        to: With<'_>,
-        key: &str,
+        to: To<'_>,
+        name: &str,
         tensor: &mut Option<Tensor>,
         timeout: Option<Duration>,
     ) -> Result<u32, Error> {
         let timeout_ms = self.timeout_ms(timeout)?;
         let Peer { segment, number: peer } = self.peer(to.peer)?;
         let deadline = now.deadline(timeout_ms);
-        let With { step, .. } = to;
+        let To { purpose, .. } = to;
         if let Some(large) = tensor.take_if(|tensor| !is_small(tensor)) {
             let (meta, payload) = large.into_parts();
             let memory = Memory::Source(payload);
             let sent = match self.span(&memory) {
-                Ok(span) => self.enter(Direction::Send, segment, deadline, memory, |call| {
+                Ok(span) => self.enter(purpose.direction(), segment, deadline, memory, |call| {
                     let (meta, payload) = (meta.as_wire(), PayloadAt::Arena(span.unwrap_or_default()));
-                    (timeout_ms, Submission::Send { call, peer, step, timeout_ms, key, meta, payload })
+                    (timeout_ms, purpose.submission((call, peer, timeout_ms), name, meta, payload))
                 }),
                 Err(error) => Err((error, memory)),
             };
@@ -270,9 +313,9 @@ impl Held<'_> {
             });
         }
         let Some(small) = tensor else { unreachable!("only a large tensor is taken") };
-        let sent = self.enter(Direction::Send, segment, deadline, Memory::Nothing, |call| {
+        let sent = self.enter(purpose.direction(), segment, deadline, Memory::Nothing, |call| {
             let (meta, payload) = (small.meta().as_wire(), PayloadAt::Inline(small.bytes()));
-            (timeout_ms, Submission::Send { call, peer, step, timeout_ms, key, meta, payload })
+            (timeout_ms, purpose.submission((call, peer, timeout_ms), name, meta, payload))
         });
         sent.map_err(|(error, _)| error)
     }
@@ -469,7 +512,7 @@ fn unreceived(error: Error, destination: Option<Buffer>) -> Unreceived {
 }
 
 /// Why there is no link.
-fn down(line: &Line) -> Error {
+pub(super) fn down(line: &Line) -> Error {
     match line {
         Line::Lost(error) => error.clone(),
         Line::Up(_) | Line::Closed => Error::unavailable("this attachment", "its task was dropped"),

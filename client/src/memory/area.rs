@@ -60,6 +60,11 @@ impl Area {
         Self { memory, mark, freed, loans: Mutex::new(loans), piled: AtomicUsize::new(0) }
     }
 
+    /// Its size in bytes.
+    pub(crate) fn len(&self) -> u64 {
+        self.memory.len()
+    }
+
     fn loans(&self) -> MutexGuard<'_, Loans> {
         self.loans.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,6 +1,7 @@
 //! A daemon to test clients with: one thread, sockets and segments as a real one has, and a rendezvous of a client with
 //! itself. What it does wrong, it does on request.
 
+mod queues;
 mod shelf;
 
 use std::{
@@ -27,7 +28,7 @@ use sealane_transport::shm::{
 };
 use tempfile::TempDir;
 
-use self::shelf::Shelf;
+use self::{queues::Queues, shelf::Shelf};
 
 /// A wait that is over by then has failed; far beyond what a loaded machine takes.
 pub const LONG: Duration = Duration::from_secs(60);
@@ -61,6 +62,11 @@ pub struct Log {
     pub plans: usize,
     pub pulls: usize,
     pub plans_closed: usize,
+    pub pushes: usize,
+    pub queues: usize,
+    pub queues_closed: usize,
+    /// Tensors that there was credit for.
+    pub granted: usize,
     pub cancels: usize,
     pub freed: usize,
     pub aborts: usize,
@@ -194,6 +200,7 @@ struct Shard {
     wanted: HashMap<Place, (u32, Option<Span>)>,
     deadlines: Vec<(Instant, u32, &'static str, i64, String)>,
     shelf: Shelf,
+    queues: Queues,
     record: Record,
 }
 
@@ -319,6 +326,7 @@ impl Shard {
             wanted: HashMap::new(),
             deadlines: Vec::new(),
             shelf: Shelf::default(),
+            queues: Queues::default(),
             record: Record::new(),
         };
         (shard, descriptors)
@@ -411,6 +419,10 @@ impl Shard {
                 }
             }
             Submission::Peer { .. } | Submission::Detach => {}
+            queues @ (Submission::Push { .. }
+            | Submission::OpenQueue { .. }
+            | Submission::Grant { .. }
+            | Submission::CloseQueue { .. }) => self.serve_queues(queues, arena),
             other => self.serve_shelf(other, arena),
         }
     }
@@ -427,6 +439,15 @@ impl Shard {
         let over: Vec<_> = self.deadlines.extract_if(.., |(deadline, ..)| *deadline <= now).collect();
         for (_, call, operation, step, key) in &over {
             self.pull(*call, true);
+            if let Some(lent) = self.take_push(*call) {
+                let (key, waited) = (key.as_str().into(), Duration::from_millis(1));
+                let error = Error::DeadlineExceeded { operation, step: *step, key, waited };
+                self.say(&Completion::Failed { call: *call, memory_back: !lent, error });
+                if lent {
+                    self.say(&Completion::Returned { calls: &[*call] });
+                }
+                continue;
+            }
             let before = self.wanted.len() + self.deposits.len();
             self.wanted.retain(|_, (wanted, _)| wanted != call);
             self.deposits.retain(|_, (deposited, ..)| deposited != call);
@@ -508,6 +529,10 @@ fn note(submission: &Submission<'_>, log: &mut Log) {
         Submission::OpenPlan { .. } => log.plans += 1,
         Submission::Pull { .. } => log.pulls += 1,
         Submission::ClosePlan { .. } => log.plans_closed += 1,
+        Submission::Push { .. } => log.pushes += 1,
+        Submission::OpenQueue { .. } => log.queues += 1,
+        Submission::CloseQueue { .. } => log.queues_closed += 1,
+        Submission::Grant { tensors, .. } => log.granted += *tensors as usize,
         Submission::Peer { .. } | Submission::Withdraw { .. } | Submission::PlanKeys { .. } => {}
     }
 }

@@ -7,5 +7,6 @@ mod fixture;
 mod fork;
 mod limits;
 mod published;
+mod pushed;
 mod threads;
 mod trouble;

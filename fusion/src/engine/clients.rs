@@ -256,6 +256,20 @@ impl Clients {
         work
     }
 
+    /// Hands over what was pushed into clients' queues.
+    fn hand_out(&mut self) -> usize {
+        let mut work = 0;
+        let record = &mut self.record;
+        for (_, client) in self.clients.iter_mut().filter(|(_, client)| client.accepts()) {
+            work += self.engine.borrow_node(|node| client.hand_out(node, record));
+        }
+        if work > 0 {
+            // Credit for peers leaves in the next turn.
+            self.engine.shard.notify();
+        }
+        work
+    }
+
     /// Tells clients what came of their calls, in this turn's links as well.
     fn write(&mut self, now: Instant) -> usize {
         let mut work = 0;
@@ -269,9 +283,6 @@ impl Clients {
         }
         self.outcomes = outcomes;
         for (_, client) in self.clients.iter_mut() {
-            if client.accepts() {
-                work += self.engine.borrow_node(|node| client.hand_out(node, &mut self.record));
-            }
             if client.has_news() {
                 work += usize::from(client.flush(now, &mut self.record));
             }
@@ -290,6 +301,8 @@ impl Source for Clients {
         // Outcomes come for clients that are gone too, and are dropped.
         if !self.clients.is_empty() || self.engine.borrow_node(|node| node.has_client_outcomes()) {
             work += self.read(now);
+            // Pushes of others end where there is room again, and are told of with the rest.
+            work += self.hand_out();
             work += self.write(now);
         }
         self.idle_turns = if work > 0 { 0 } else { self.idle_turns.saturating_add(1) };

@@ -193,6 +193,13 @@ impl Node {
             });
         }
         ended.into_iter().for_each(|group| self.push_ended(group, 1, Err(error.clone())));
+        self.forget_unused_queues();
+    }
+
+    fn forget_unused_queues(&mut self) {
+        for handle in self.queues.select(|queue| queue.local.is_empty()) {
+            self.forget_unused_queue(handle);
+        }
     }
 
     pub(super) fn expire_local_pushes(&mut self, now: Instant) {
@@ -216,6 +223,7 @@ impl Node {
         }
         self.local_pushes_earliest = earliest;
         ended.into_iter().for_each(|(group, error)| self.push_ended(group, 1, Err(error)));
+        self.forget_unused_queues();
     }
 }
 

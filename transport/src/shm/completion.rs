@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     error::Error,
-    limits::{KEY_BYTES_MAX, META_BYTES_MAX, REASON_BYTES_MAX},
+    limits::{KEY_BYTES_MAX, META_BYTES_MAX, NAME_BYTES_MAX, REASON_BYTES_MAX},
 };
 
 /// Where the bytes of a tensor that arrived are.
@@ -33,7 +33,8 @@ pub enum ReceivedAt<'a> {
 }
 
 /// One answer of a shard. Each call ends by `Sent`, `Received`, `Published`, `Pulled` or `Failed`; after `Published`, and
-/// after `Failed` with `memory_back` false, its memory comes back by `Returned`.
+/// after `Failed` with `memory_back` false, its memory comes back by `Returned`. A push of bytes in the arena ends like a
+/// publication.
 ///
 /// Before the end of a pull it is told what is new of the plan: where its board is and where tensors lie, if that is not
 /// as it was, and which did not come. Versions lie on the board. In between, plan and board are the client's to read.
@@ -67,7 +68,7 @@ pub enum Completion<'a> {
         /// The calls.
         calls: &'a [u32],
     },
-    /// Tensors in the arena lie on the shard's shelf, where peers read them; at most [`NUMBERS_PER_RECORD`].
+    /// Tensors in the arena lie on the shard's shelf, where peers read them, or were pushed; at most [`NUMBERS_PER_RECORD`].
     Published {
         /// The calls.
         calls: &'a [u32],
@@ -112,6 +113,24 @@ pub enum Completion<'a> {
         /// Why.
         error: Error,
     },
+    /// A tensor was pushed into a queue of the client's, which has credit for it.
+    Accepted {
+        /// The queue.
+        queue: u32,
+        /// The task that pushed it.
+        from: &'a str,
+        /// The tensor's metadata.
+        meta: &'a [u8],
+        /// Its bytes; never in a destination.
+        payload: ReceivedAt<'a>,
+    },
+    /// A queue could not be opened; its number is taken until it is closed.
+    Unopened {
+        /// The queue.
+        queue: u32,
+        /// Why.
+        error: Error,
+    },
     /// Every tensor of a pull has come, or was missed.
     Pulled {
         /// The call.
@@ -134,6 +153,8 @@ mod kind {
     pub(super) const RESHAPED: u8 = 8;
     pub(super) const MISSED: u8 = 9;
     pub(super) const PULLED: u8 = 10;
+    pub(super) const ACCEPTED: u8 = 11;
+    pub(super) const UNOPENED: u8 = 12;
 }
 
 /// Of a received tensor: where its bytes are.
@@ -199,6 +220,31 @@ impl<'a> Completion<'a> {
                 into.fill(kind::RESHAPED, 0, [item(*plan, *index), meta.len() as u64], &[meta]);
             }
             Completion::Pulled { call } => into.fill(kind::PULLED, 0, [u64::from(*call)], &[]),
+            Completion::Accepted { queue, from, meta, payload } => {
+                at_most("metadata", meta.len(), META_BYTES_MAX)?;
+                at_most("name", from.len(), NAME_BYTES_MAX)?;
+                let (queue, from) = (u64::from(*queue) | (meta.len() as u64) << 32, from.as_bytes());
+                match *payload {
+                    ReceivedAt::Inline(payload) => {
+                        at_most("inline payload", payload.len(), INLINE_BYTES_MAX)?;
+                        let fixed = [queue | (payload.len() as u64) << 48, from.len() as u64];
+                        into.fill(kind::ACCEPTED, place::INLINE, fixed, &[payload, meta, from]);
+                    }
+                    // Nobody gave it one: not decoded again.
+                    ReceivedAt::Destination { len } => {
+                        into.fill(kind::ACCEPTED, place::DESTINATION, [queue, from.len() as u64, len], &[meta, from]);
+                    }
+                    ReceivedAt::Area { span: Span { offset, len }, token } => {
+                        let fixed = [queue, from.len() as u64, offset, len, token];
+                        into.fill(kind::ACCEPTED, place::AREA, fixed, &[meta, from]);
+                    }
+                }
+            }
+            Completion::Unopened { queue, error } => {
+                let failure = Failure::of(error);
+                let (fixed, texts) = failed(u64::from(*queue), &failure)?;
+                into.fill(kind::UNOPENED, 0, fixed, &texts);
+            }
         }
         Ok(())
     }
@@ -274,7 +320,25 @@ impl<'a> Completion<'a> {
                 let ([call], sections) = record.parts()?;
                 (Completion::Pulled { call: part!(call, 0, u32) }, sections)
             }
-            (kind::SENT..=kind::PULLED, _) => return unknown_flag,
+            (kind::ACCEPTED, place @ (place::INLINE | place::AREA)) => {
+                let ([queue, from_len], mut inline) = record.parts()?;
+                let (payload, mut sections) = if place == place::INLINE {
+                    let len = usize::from(part!(queue, 48, u16));
+                    (ReceivedAt::Inline(inline.bytes("inline payload", len, INLINE_BYTES_MAX)?), inline)
+                } else {
+                    let ([_, _, offset, len, token], sections) = record.parts()?;
+                    (ReceivedAt::Area { span: Span { offset, len }, token }, sections)
+                };
+                let meta = sections.bytes("metadata", usize::from(part!(queue, 32, u16)), META_BYTES_MAX)?;
+                let from = sections.text("name", usize::from(part!(from_len, 0, u16)), NAME_BYTES_MAX)?;
+                (Completion::Accepted { queue: part!(queue, 0, u32), from, meta, payload }, sections)
+            }
+            (kind::UNOPENED, 0) => {
+                let (fixed, mut sections) = record.parts()?;
+                let (queue, error) = error(fixed, &mut sections)?;
+                (Completion::Unopened { queue, error }, sections)
+            }
+            (kind::SENT..=kind::UNOPENED, _) => return unknown_flag,
             _ => return Err(Malformed { what: "an unknown kind of completion" }),
         };
         sections.end()?;

@@ -40,6 +40,23 @@ pub const PLAN_KEYS_MAX: usize = 4 * SET_KEYS_MAX;
 /// Most bytes that these keys have together: 64 a key.
 pub const PLAN_KEY_BYTES_MAX: usize = PLAN_KEYS_MAX * 64;
 
+/// Most queues that one client accepts from with one shard.
+pub const QUEUES_MAX: usize = 1024;
+
+/// Most tensors that may wait in all queues of one client on one shard: as many as an engine keeps. Small ones are in the
+/// daemon's own memory meanwhile.
+pub const QUEUED_TENSORS_MAX: usize = 1 << 20;
+
+/// Most tensors of one queue that a shard hands over before the client has taken any: as many as a ring has slots.
+pub const QUEUE_CREDIT_TENSORS_MAX: u32 = SLOTS as u32;
+
+/// Most bytes of them. No window means to go this far: it keeps sums from overflowing.
+pub const QUEUE_CREDIT_BYTES_MAX: u64 = MEMORY_BYTES_MAX;
+
+/// Part of a receive area that the tensors of one queue may fill while they wait with the shard, a quarter: its pushers may
+/// have credit for as much again.
+pub const QUEUE_AREA_SHARE: u64 = 4;
+
 /// Longest message of the attaching conversation, in bytes.
 pub const MESSAGE_BYTES_MAX: usize = 64 * 1024;
 
@@ -71,6 +88,7 @@ const _: () = {
     assert!(5 * 8 + KEY_BYTES_MAX + META_BYTES_MAX + INLINE_BYTES_MAX <= RECORD_WORDS_MAX * 8);
     assert!(5 * 8 + KEY_BYTES_MAX + REASON_BYTES_MAX <= RECORD_WORDS_MAX * 8);
     assert!(5 * 8 + KEY_LIST_BYTES_MAX <= RECORD_WORDS_MAX * 8);
+    assert!(5 * 8 + NAME_BYTES_MAX + META_BYTES_MAX + INLINE_BYTES_MAX <= RECORD_WORDS_MAX * 8);
     assert!(NAME_BYTES_MAX <= KEY_BYTES_MAX);
     assert!(NUMBERS_PER_RECORD < RECORD_WORDS_MAX);
 };

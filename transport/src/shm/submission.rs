@@ -118,6 +118,48 @@ pub enum Submission<'a> {
         /// The plan.
         plan: u32,
     },
+    /// Pushes a tensor into a queue of a peer; it ends when the queue has taken it.
+    Push {
+        /// The call.
+        call: u32,
+        /// The accepting task's number.
+        peer: u16,
+        /// How long it may take; [`NO_TIMEOUT`] for no end.
+        timeout_ms: u32,
+        /// The queue's name.
+        queue: &'a str,
+        /// The tensor's metadata.
+        meta: &'a [u8],
+        /// Its bytes.
+        payload: PayloadAt<'a>,
+    },
+    /// Opens a queue of the client's task, which it accepts from. One is named by a number that the client chooses, which
+    /// is free once it is closed.
+    OpenQueue {
+        /// The queue.
+        queue: u32,
+        /// Tensors that may wait with the shard.
+        tensors_max: u32,
+        /// Their bytes.
+        bytes_max: u64,
+        /// The name that pushers know it by.
+        name: &'a str,
+    },
+    /// Lets the shard hand over so much more of a queue. The last tensor may be larger than what is left of the bytes; the
+    /// next ones wait for as much.
+    Grant {
+        /// The queue.
+        queue: u32,
+        /// Tensors.
+        tensors: u32,
+        /// Their bytes.
+        bytes: u64,
+    },
+    /// Closes a queue. What waits in it is freed, and pushers wait.
+    CloseQueue {
+        /// The queue.
+        queue: u32,
+    },
     /// Gives a call up; it ends with a failure, unless it was ending already.
     Cancel {
         /// The call.
@@ -160,9 +202,13 @@ mod kind {
     pub(super) const PLAN_KEYS: u8 = 12;
     pub(super) const PULL: u8 = 13;
     pub(super) const CLOSE_PLAN: u8 = 14;
+    pub(super) const PUSH: u8 = 15;
+    pub(super) const OPEN_QUEUE: u8 = 16;
+    pub(super) const GRANT: u8 = 17;
+    pub(super) const CLOSE_QUEUE: u8 = 18;
 }
 
-/// Of a send or a publication: its bytes are in the arena. Of a recv: it has a destination.
+/// Of a send, a push or a publication: its bytes are in the arena. Of a recv: it has a destination.
 const FLAG_ARENA: u8 = 1;
 /// Of a recv: it is one of many.
 const FLAG_FUSED: u8 = 2;
@@ -233,6 +279,19 @@ impl<'a> Submission<'a> {
                 into.fill(kind::PULL, 0, fixed, &[]);
             }
             Submission::ClosePlan { plan } => into.fill(kind::CLOSE_PLAN, 0, [u64::from(plan)], &[]),
+            Submission::Push { call, peer, timeout_ms, queue, meta, payload } => {
+                let fixed = [0, call_and_timeout(call, timeout_ms), lengths(peer, queue.len(), meta.len())];
+                fill_tensor(into, kind::PUSH, 0, fixed, queue, meta, payload)?;
+            }
+            Submission::OpenQueue { queue, tensors_max, bytes_max, name } => {
+                at_most("name", name.len(), KEY_BYTES_MAX)?;
+                let fixed = [u64::from(queue) | u64::from(tensors_max) << 32, bytes_max, name.len() as u64];
+                into.fill(kind::OPEN_QUEUE, 0, fixed, &[name.as_bytes()]);
+            }
+            Submission::Grant { queue, tensors, bytes } => {
+                into.fill(kind::GRANT, 0, [u64::from(queue) | u64::from(tensors) << 32, bytes], &[]);
+            }
+            Submission::CloseQueue { queue } => into.fill(kind::CLOSE_QUEUE, 0, [u64::from(queue)], &[]),
         }
         Ok(())
     }
@@ -246,7 +305,7 @@ impl<'a> Submission<'a> {
     pub fn decode(record: &'a Record) -> Result<Self, Malformed> {
         let flags = record.flags;
         let known = match record.kind {
-            kind::SEND => FLAG_ARENA,
+            kind::SEND | kind::PUSH => FLAG_ARENA,
             kind::RECV => FLAG_ARENA | FLAG_FUSED,
             kind::PUBLISH => FLAG_ARENA | FLAG_MORE,
             _ => 0,
@@ -330,6 +389,26 @@ impl<'a> Submission<'a> {
             kind::CLOSE_PLAN => {
                 let ([plan], sections) = record.parts()?;
                 (Submission::ClosePlan { plan: part!(plan, 0, u32) }, sections)
+            }
+            kind::PUSH => {
+                let (TensorFields { call, lengths, key, meta, payload, .. }, sections) = tensor(record)?;
+                let (call, timeout_ms, peer) = (part!(call, 0, u32), part!(call, 32, u32), part!(lengths, 0, u16));
+                (Submission::Push { call, peer, timeout_ms, queue: key, meta, payload }, sections)
+            }
+            kind::OPEN_QUEUE => {
+                let ([queue, bytes_max, len], mut sections) = record.parts()?;
+                let name = sections.text("name", usize::from(part!(len, 0, u16)), KEY_BYTES_MAX)?;
+                let (queue, tensors_max) = (part!(queue, 0, u32), part!(queue, 32, u32));
+                (Submission::OpenQueue { queue, tensors_max, bytes_max, name }, sections)
+            }
+            kind::GRANT => {
+                let ([queue, bytes], sections) = record.parts()?;
+                let (queue, tensors) = (part!(queue, 0, u32), part!(queue, 32, u32));
+                (Submission::Grant { queue, tensors, bytes }, sections)
+            }
+            kind::CLOSE_QUEUE => {
+                let ([queue], sections) = record.parts()?;
+                (Submission::CloseQueue { queue: part!(queue, 0, u32) }, sections)
             }
             _ => return Err(Malformed { what: "an unknown kind of submission" }),
         };

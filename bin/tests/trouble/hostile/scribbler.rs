@@ -78,7 +78,7 @@ impl Scribbler {
     fn write_nonsense(&mut self, villain: &mut Raw) {
         let len = self.below(40);
         let words: Vec<u64> = (0..len).map(|_| self.number()).collect();
-        let _ = villain.write_words(self.below(12) as u8, self.below(3) as u8, &words);
+        let _ = villain.write_words(self.below(20) as u8, self.below(3) as u8, &words);
     }
 
     /// Reads some answers, and remembers what it may give back.
@@ -86,7 +86,10 @@ impl Scribbler {
         for _ in 0..LOOKS {
             // The ring holds what it has scribbled there itself.
             match villain.try_look() {
-                Some(Completion::Received { payload: ReceivedAt::Area { token, .. }, .. }) => self.tokens.push(token),
+                Some(
+                    Completion::Received { payload: ReceivedAt::Area { token, .. }, .. }
+                    | Completion::Accepted { payload: ReceivedAt::Area { token, .. }, .. },
+                ) => self.tokens.push(token),
                 Some(_) => {}
                 None => break,
             }
@@ -137,7 +140,7 @@ impl Scribbler {
         let tensor = meta(if is_inline { inline.len() } else { place.len as usize % ARENA_BYTES as usize });
         let (no_tensor, mut packed) = (self.next().to_le_bytes(), Vec::new());
         let tokens: Vec<u64> = (0..self.below(4)).map(|_| self.token()).collect();
-        let submission = match self.below(22) {
+        let submission = match self.below(28) {
             0..6 => {
                 let meta = if self.below(8) == 0 { &no_tensor[..] } else { tensor.as_wire() };
                 let payload = if is_inline { PayloadAt::Inline(&inline) } else { PayloadAt::Arena(place) };
@@ -170,6 +173,20 @@ impl Scribbler {
             }
             19 => Submission::Pull { call, plan: self.plan(), min_version: step, timeout_ms },
             20 => Submission::ClosePlan { plan: self.plan() },
+            21 | 22 => {
+                let payload = if is_inline { PayloadAt::Inline(&inline) } else { PayloadAt::Arena(place) };
+                Submission::Push { call, peer, timeout_ms, queue: key, meta: tensor.as_wire(), payload }
+            }
+            23 | 24 => {
+                let (queue, bytes_max) = (self.plan(), self.number());
+                let tensors_max = [1, 2, self.number() as u32][self.below(3) as usize];
+                Submission::OpenQueue { queue, tensors_max, bytes_max, name: key }
+            }
+            25 => {
+                let bytes = [1, 1000, self.number()][self.below(3) as usize];
+                Submission::Grant { queue: self.plan(), tensors: self.below(20) as u32, bytes }
+            }
+            26 => Submission::CloseQueue { queue: self.plan() },
             _ => Submission::Peer { number: self.below(4) as u16, name: "ps0:2222" },
         };
         let _ = villain.write(&submission);

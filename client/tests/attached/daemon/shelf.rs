@@ -156,7 +156,7 @@ impl Shard {
     }
 
     /// A block that the client gives back by its token.
-    fn take_block(&mut self, len: usize) -> (Span, u64) {
+    pub(super) fn take_block(&mut self, len: usize) -> (Span, u64) {
         if len == 0 {
             return (Span::default(), 0);
         }

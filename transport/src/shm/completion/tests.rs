@@ -7,7 +7,7 @@ use proptest::{collection::vec, prelude::*};
 use super::{Completion, ReceivedAt};
 use crate::{
     error::Error,
-    limits::{KEY_BYTES_MAX, META_BYTES_MAX, REASON_BYTES_MAX},
+    limits::{KEY_BYTES_MAX, META_BYTES_MAX, NAME_BYTES_MAX, REASON_BYTES_MAX},
     shm::{
         Record, Span,
         limits::{CONTENT_WORDS, INLINE_BYTES_MAX, NUMBERS_PER_RECORD, RECORD_WORDS_MAX},
@@ -24,6 +24,10 @@ fn through(completion: &Completion<'_>) -> Record {
 
 fn received<'a>(meta: &'a [u8], payload: ReceivedAt<'a>) -> Completion<'a> {
     Completion::Received { call: u32::MAX, meta, payload }
+}
+
+fn accepted<'a>(from: &'a str, meta: &'a [u8], payload: ReceivedAt<'a>) -> Completion<'a> {
+    Completion::Accepted { queue: u32::MAX, from, meta, payload }
 }
 
 fn errors() -> Vec<Error> {
@@ -71,6 +75,11 @@ fn every_kind_comes_out_as_it_went_in() {
         through(&Completion::Reshaped { plan, index, meta });
     }
     through(&Completion::Pulled { call: u32::MAX });
+    let from = "n".repeat(NAME_BYTES_MAX);
+    for payload in [ReceivedAt::Inline(&[3; INLINE_BYTES_MAX]), ReceivedAt::Area { span, token: u64::MAX }] {
+        through(&accepted(&from, &[1; META_BYTES_MAX], payload));
+        through(&accepted("", &[], payload));
+    }
 }
 
 #[test]
@@ -79,6 +88,8 @@ fn a_small_tensor_needs_one_slot() {
     let placed = Completion::Placed { plan: 1, index: 2, meta: &[1; 32], span, token };
     assert!(through(&placed).content().len() <= CONTENT_WORDS);
     assert!(through(&received(&[1; 16], ReceivedAt::Inline(&[2; 64]))).content().len() <= CONTENT_WORDS);
+    let accepted = accepted("worker17.train.local:222", &[1; 16], ReceivedAt::Inline(&[2; 64]));
+    assert!(through(&accepted).content().len() <= CONTENT_WORDS);
 }
 
 #[test]
@@ -87,6 +98,7 @@ fn errors_keep_their_variant_and_every_field() {
         for memory_back in [false, true] {
             through(&Completion::Failed { call: 3, memory_back, error: error.clone() });
         }
+        through(&Completion::Unopened { queue: u32::MAX, error: error.clone() });
         through(&Completion::Missed { plan: 3, index: u32::MAX, error });
     }
 }
@@ -111,7 +123,7 @@ fn a_long_reason_is_cut_and_an_unnumbered_operation_is_a_call() {
 #[test]
 fn what_is_too_long_is_not_encoded() {
     let mut record = Record::new();
-    let key = "k".repeat(KEY_BYTES_MAX + 1);
+    let (key, name) = ("k".repeat(KEY_BYTES_MAX + 1), "n".repeat(NAME_BYTES_MAX + 1));
     for (completion, what) in [
         (received(&[0; META_BYTES_MAX + 1], ReceivedAt::Destination { len: 0 }), "metadata"),
         (received(&[], ReceivedAt::Inline(&[0; INLINE_BYTES_MAX + 1])), "inline payload"),
@@ -120,6 +132,10 @@ fn what_is_too_long_is_not_encoded() {
         (Completion::Failed { call: 0, memory_back: true, error: Error::unavailable(&key, "") }, "subject"),
         (Completion::Missed { plan: 0, index: 0, error: Error::unavailable(&key, "") }, "subject"),
         (Completion::Reshaped { plan: 0, index: 0, meta: &[0; META_BYTES_MAX + 1] }, "metadata"),
+        (accepted("", &[0; META_BYTES_MAX + 1], ReceivedAt::Inline(&[])), "metadata"),
+        (accepted("", &[], ReceivedAt::Inline(&[0; INLINE_BYTES_MAX + 1])), "inline payload"),
+        (accepted(&name, &[], ReceivedAt::Inline(&[])), "name"),
+        (Completion::Unopened { queue: 0, error: Error::unavailable(&key, "") }, "subject"),
     ] {
         assert_eq!(completion.encode(&mut record).unwrap_err().what, what);
     }
@@ -147,8 +163,8 @@ fn wrong_records_are_refused() {
     assert_eq!(refused(3, 0, &[4 << 32, 0, 0, 1_000_000_000]), "nanoseconds");
     assert_eq!(refused(3, 0, &[4 << 32, 0, 0, 9 << 32, 0]), "subject");
     assert_eq!(refused(3, 0, &[4 << 32, 0, 0, 9 << 48, 0]), "reason");
-    assert_eq!(refused(11, 0, &[]), "an unknown kind of completion");
-    for (kind, words) in [(5, 1), (6, 4), (7, 5), (8, 2), (9, 5), (10, 1)] {
+    assert_eq!(refused(13, 0, &[]), "an unknown kind of completion");
+    for (kind, words) in [(5, 1), (6, 4), (7, 5), (8, 2), (9, 5), (10, 1), (11, 2), (12, 4)] {
         assert_eq!(refused(kind, 1, &[0; 5]), "an unknown flag");
         assert_eq!(refused(kind, 0, &vec![0; words - 1]), "a record is too short for its kind");
     }
@@ -156,12 +172,16 @@ fn wrong_records_are_refused() {
     assert_eq!(refused(7, 0, &[0, 1, 0, 0, 0]), "metadata");
     assert_eq!(refused(8, 0, &[0, 0xffff]), "metadata");
     assert_eq!(refused(9, 0, &[0; 5]), "an unknown error code");
+    assert_eq!(refused(11, 2, &[0; 4]), "a record is too short for its kind");
+    assert_eq!(refused(11, 0, &[0, 1]), "name");
+    assert_eq!(refused(11, 0, &[1 << 48, 0]), "inline payload");
+    assert_eq!(refused(12, 0, &[0; 4]), "an unknown error code");
 }
 
 proptest! {
     #[test]
     fn any_words_are_decoded_or_refused(
-        kind in 0_u8..12,
+        kind in 0_u8..14,
         flags in 0_u8..4,
         small in vec(0_u64..64, 0..6),
         shift in 0_u32..64,

@@ -32,6 +32,10 @@ fn publish<'a>(key: &'a str, meta: &'a [u8], payload: PayloadAt<'a>) -> Submissi
     Submission::Publish { call: 0x8000_0001, version: -1, key, meta, payload, more: true }
 }
 
+fn push<'a>(queue: &'a str, meta: &'a [u8], payload: PayloadAt<'a>) -> Submission<'a> {
+    Submission::Push { call: 0x8000_0001, peer: 0xfffe, timeout_ms: 1234, queue, meta, payload }
+}
+
 const SPAN: Span = Span { offset: 1 << 40, len: u64::MAX };
 
 #[test]
@@ -68,6 +72,12 @@ fn every_kind_comes_out_as_it_went_in() {
         Submission::PlanKeys { plan: u32::MAX, keys },
         Submission::Pull { call: u32::MAX, plan: 7, min_version: i64::MIN, timeout_ms: NO_TIMEOUT },
         Submission::ClosePlan { plan: u32::MAX },
+        push("grads", &[1, 2, 3], PayloadAt::Inline(b"abc")),
+        push("", &[], PayloadAt::Arena(SPAN)),
+        Submission::OpenQueue { queue: u32::MAX, tensors_max: 7, bytes_max: u64::MAX, name: "grads" },
+        Submission::OpenQueue { queue: 0, tensors_max: u32::MAX, bytes_max: 0, name: "" },
+        Submission::Grant { queue: u32::MAX, tensors: u32::MAX, bytes: u64::MAX },
+        Submission::CloseQueue { queue: u32::MAX },
         Submission::Cancel { call: 77 },
         Submission::Abort { step: -5, reason: "the loss is not a number" },
         Submission::Cleanup { step: i64::MAX },
@@ -99,6 +109,8 @@ fn the_largest_fit_and_one_more_does_not() {
     through(&send(key_fits, meta_fits, PayloadAt::Arena(SPAN)));
     through(&recv(key_fits, Some(SPAN)));
     through(&publish(key_fits, meta_fits, PayloadAt::Inline(inline_fits)));
+    through(&push(key_fits, meta_fits, PayloadAt::Inline(inline_fits)));
+    through(&Submission::OpenQueue { queue: 1, tensors_max: 1, bytes_max: 1, name: key_fits });
     let mut packed = Vec::new();
     let keys = KeyList::pack([key_fits].into_iter(), &mut packed).unwrap();
     through(&Submission::PlanKeys { plan: 1, keys });
@@ -112,6 +124,8 @@ fn the_largest_fit_and_one_more_does_not() {
         (recv(&key, None), "key"),
         (publish(&key, &[], PayloadAt::Inline(&[])), "key"),
         (Submission::Withdraw { key: &key }, "key"),
+        (push(&key, &[], PayloadAt::Inline(&[])), "key"),
+        (Submission::OpenQueue { queue: 1, tensors_max: 1, bytes_max: 1, name: &key }, "name"),
         (Submission::Peer { number: 0, name: &name }, "name"),
         (Submission::Free { tokens: &[0; NUMBERS_PER_RECORD + 1] }, "tokens"),
     ] {
@@ -138,7 +152,7 @@ fn wrong_records_are_refused() {
         Submission::decode(&record).unwrap_err().what
     };
     assert_eq!(refused(0, 0, &[]), "an unknown kind of submission");
-    assert_eq!(refused(15, 0, &[]), "an unknown kind of submission");
+    assert_eq!(refused(19, 0, &[]), "an unknown kind of submission");
     assert_eq!(refused(2, 2, &[0; 3]), "an unknown flag");
     assert_eq!(refused(8, 1, &[]), "an unknown flag");
     assert_eq!(refused(2, 0, &[0; 2]), "a record is too short for its kind");
@@ -155,6 +169,13 @@ fn wrong_records_are_refused() {
     assert_eq!(refused(13, 1, &[0; 3]), "an unknown flag");
     assert_eq!(refused(9, 1, &[0; 4]), "a record is too short for its kind");
     assert_eq!(refused(13, 0, &[0; 2]), "a record is too short for its kind");
+    assert_eq!(refused(15, 2, &[0; 3]), "an unknown flag");
+    assert_eq!(refused(17, 1, &[0; 2]), "an unknown flag");
+    for (kind, words) in [(15, 3), (16, 3), (17, 2), (18, 1)] {
+        assert_eq!(refused(kind, 0, &vec![0; words - 1]), "a record is too short for its kind");
+    }
+    assert_eq!(refused(16, 0, &[0, 0, 4097, 0]), "name");
+    assert_eq!(refused(16, 0, &[0, 0, 8, u64::MAX]), "name");
     assert_eq!(refused(10, 0, &[4097, 0]), "key");
     assert_eq!(refused(12, 0, &[9 << 32, 0]), "keys");
     assert_eq!(refused(12, 0, &[u64::MAX, 0]), "keys");
@@ -168,7 +189,7 @@ fn wrong_records_are_refused() {
 proptest! {
     #[test]
     fn any_words_are_decoded_or_refused(
-        kind in 0_u8..16,
+        kind in 0_u8..20,
         flags in 0_u8..5,
         small in vec(0_u64..64, 0..6),
         shift in 0_u32..64,

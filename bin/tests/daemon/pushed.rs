@@ -1,0 +1,108 @@
+//! What one client pushes another accepts, in order: beside it, and on another host.
+
+use std::time::Duration;
+
+use sealane::{AcceptOptions, Attach, Code, DType, SendOptions, Task, Tensor, TensorMeta};
+
+use crate::fixture::{Daemon, Ended, PS, Place, WORKER};
+
+/// So that a client may have all tensors of a round under way.
+const ARENA_BYTES: u64 = 2 << 20;
+
+/// Sizes that travel in the ring, in one frame with others, alone, and not at all.
+const SIZES: [usize; 6] = [64, 0, 512, 513, 9_000, 40_000];
+
+/// Tensors of a round.
+const ROUND: usize = 30;
+
+fn attach(place: &Place, task: &str) -> Task {
+    Attach::new(task).socket(place.socket()).arena_bytes(ARENA_BYTES).attach().unwrap()
+}
+
+fn tensor(number: usize) -> Tensor {
+    let len = SIZES[number % SIZES.len()];
+    let bytes: Vec<u8> = (0..len).map(|at| (at.wrapping_mul(31) ^ number ^ (at >> 8)) as u8).collect();
+    Tensor::new(TensorMeta::new(DType::U8, &[len as u64]).unwrap(), bytes).unwrap()
+}
+
+/// Two daemons, each on an address of its own, with a task each.
+fn two_hosts() -> (Vec<Place>, Vec<Daemon>) {
+    let make = || {
+        let places = vec![Place::new(), Place::new()];
+        let map = format!("{PS}={}\n{WORKER}={}\n", places[0].address, places[1].address);
+        places.iter().for_each(|place| place.replace_map(&map));
+        places
+    };
+    let start = |places: &Vec<Place>| -> Result<Vec<Daemon>, Ended> {
+        let tasks = places.iter().zip([PS, WORKER]);
+        tasks.map(|(place, task)| Daemon::start_at(place, &["--set", "runtime.pin=false", "--task", task])).collect()
+    };
+    Daemon::start_in(make, start)
+}
+
+/// Pushes and accepts in rounds of which a queue holds a part.
+fn push_and_accept(ps: &Task, worker: &Task) {
+    let acceptor = ps.acceptor("grads", AcceptOptions { tensors_max: 10, ..AcceptOptions::default() });
+    for round in 0..20 {
+        let numbers = || round * ROUND..(round + 1) * ROUND;
+        let pushing = worker.push_all(PS, "grads", numbers().map(tensor));
+        let mut numbers = numbers();
+        while !numbers.is_empty() {
+            for accepted in acceptor.accept_many(7).wait().unwrap() {
+                let number = numbers.next().unwrap();
+                assert_eq!(&*accepted.from, WORKER);
+                assert!(accepted.tensor.bytes() == tensor(number).bytes(), "tensor {number}");
+            }
+        }
+        pushing.wait().unwrap();
+    }
+    assert!(acceptor.accept().wait_within(Duration::from_millis(1)).unwrap().is_none());
+
+    // While nobody takes, pushers wait: ten are taken by the queue, and about as many by credit.
+    let mut pushes: Vec<_> = (0..100).map(|_| worker.push(PS, "grads", tensor(0))).collect();
+    pushes.remove(0).wait().unwrap();
+    let soon = SendOptions { timeout: Some(Duration::from_millis(1)) };
+    let late = worker.push_with(PS, "grads", tensor(5), soon).wait().unwrap_err();
+    assert_eq!(late.code(), Code::DeadlineExceeded, "{late}");
+    assert!(pushes[50..].iter_mut().all(|push| push.try_outcome().is_none()));
+    for _ in 0..100 {
+        assert!(acceptor.accept().wait().unwrap().tensor.bytes() == tensor(0).bytes());
+    }
+    pushes.into_iter().for_each(|push| push.wait().unwrap());
+
+    // A second acceptor is told so; the next after the first is served.
+    let second = ps.acceptor("grads", AcceptOptions::default());
+    assert_eq!(second.accept().wait().unwrap_err().code(), Code::InvalidArgument);
+    drop((acceptor, second));
+    let third = ps.acceptor("grads", AcceptOptions::default());
+    let patience = Duration::from_millis(100);
+    let accepted = loop {
+        // What comes before the first queue is closed goes with it; what comes before the next is open is refused.
+        if let Err(error) = worker.push(PS, "grads", tensor(3)).wait() {
+            assert_eq!(error.code(), Code::Unavailable, "{error}");
+        } else if let Some(accepted) = third.accept().wait_within(patience).unwrap() {
+            break accepted;
+        }
+    };
+    assert!(accepted.tensor.bytes() == tensor(3).bytes());
+}
+
+#[test]
+fn a_worker_pushes_and_a_ps_of_another_host_accepts() {
+    let (places, daemons) = two_hosts();
+    let (ps, worker) = (attach(&places[0], PS), attach(&places[1], WORKER));
+    push_and_accept(&ps, &worker);
+    drop((ps, worker));
+    daemons.into_iter().for_each(|daemon| assert_eq!(daemon.stop().code, Some(0)));
+}
+
+#[test]
+fn clients_of_one_daemon_push_to_each_other() {
+    for shards in ["runtime.shards=1", "runtime.shards=2"] {
+        let (place, daemon) = Daemon::start(&["--set", shards]);
+        let (ps, worker) = (attach(&place, PS), attach(&place, WORKER));
+        push_and_accept(&ps, &worker);
+        drop((ps, worker));
+        assert_eq!(daemon.stop().code, Some(0));
+    }
+}

@@ -1,0 +1,215 @@
+//! Accepting what peers push into a queue. Any thread.
+
+use std::{
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use sealane_transport::{Error, Tensor};
+
+use crate::attached_acceptor::{AttachedAcceptor, Watch};
+
+/// How much may wait in a queue. Pushers have credit for as much again at most; one that has none waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AcceptOptions {
+    /// Tensors that wait. Default 4,096.
+    pub tensors_max: usize,
+    /// Their bytes; the queue is full when there are as many or more. Default 256 MiB. Of an attached task at most half
+    /// of the memory that the daemon has for what arrives (`daemon.area_bytes`).
+    pub bytes_max: usize,
+}
+
+impl Default for AcceptOptions {
+    fn default() -> Self {
+        Self { tensors_max: 4096, bytes_max: 256 << 20 }
+    }
+}
+
+/// A tensor that was pushed.
+#[derive(Debug)]
+pub struct Accepted {
+    /// The task that pushed it.
+    pub from: Arc<str>,
+    /// The tensor.
+    pub tensor: Tensor,
+}
+
+/// The end of a queue from which tensors are taken. Bounded: pushers wait while it is full. When it is dropped, what was
+/// not taken is freed, and pushers wait for the next acceptor. From [`Task::acceptor`](crate::Task::acceptor).
+///
+/// ```no_run
+/// # use sealane::{AcceptOptions, Task};
+/// # let task = Task::attach("ps0.train:2222")?;
+/// let gradients = task.acceptor("gradients", AcceptOptions::default());
+/// loop {
+///     let accepted = gradients.accept().wait()?;
+///     println!("{:?} from {}", accepted.tensor.shape(), accepted.from);
+/// }
+/// # Ok::<(), sealane::Error>(())
+/// ```
+pub struct Acceptor(Backing);
+
+enum Backing {
+    Daemon(AttachedAcceptor),
+    #[cfg(feature = "embedded")]
+    Embedded(sealane_fusion::Acceptor),
+}
+
+impl Acceptor {
+    /// The queue's name.
+    pub fn name(&self) -> &str {
+        match &self.0 {
+            Backing::Daemon(acceptor) => acceptor.name(),
+            #[cfg(feature = "embedded")]
+            Backing::Embedded(acceptor) => acceptor.name(),
+        }
+    }
+
+    /// The next tensor.
+    pub fn accept(&self) -> Accepting<'_> {
+        Accepting(self.accept_many(1))
+    }
+
+    /// The next tensors, `most` at most: at once if there are any, else when the first comes.
+    pub fn accept_many(&self, most: usize) -> AcceptingMany<'_> {
+        AcceptingMany { acceptor: self, most, watch: Watch::default() }
+    }
+
+    /// What is there, `most` at most, added to `into`; how many.
+    ///
+    /// # Errors
+    /// Those of [`AcceptingMany::wait`].
+    pub fn try_accept(&self, most: usize, into: &mut Vec<Accepted>) -> Result<usize, Error> {
+        match &self.0 {
+            Backing::Daemon(acceptor) => acceptor.take(most, into),
+            #[cfg(feature = "embedded")]
+            Backing::Embedded(acceptor) => {
+                let mut taken = Vec::new();
+                acceptor.try_accept(most, &mut taken)?;
+                let count = taken.len();
+                into.extend(ours(taken));
+                Ok(count)
+            }
+        }
+    }
+}
+
+impl std::fmt::Debug for Acceptor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Acceptor({})", self.name())
+    }
+}
+
+impl From<AttachedAcceptor> for Acceptor {
+    fn from(acceptor: AttachedAcceptor) -> Acceptor {
+        Acceptor(Backing::Daemon(acceptor))
+    }
+}
+
+#[cfg(feature = "embedded")]
+impl From<sealane_fusion::Acceptor> for Acceptor {
+    fn from(acceptor: sealane_fusion::Acceptor) -> Acceptor {
+        Acceptor(Backing::Embedded(acceptor))
+    }
+}
+
+#[cfg(feature = "embedded")]
+impl From<AcceptOptions> for sealane_fusion::AcceptOptions {
+    fn from(AcceptOptions { tensors_max, bytes_max }: AcceptOptions) -> Self {
+        Self { tensors_max, bytes_max }
+    }
+}
+
+#[cfg(feature = "embedded")]
+impl From<sealane_fusion::Accepted> for Accepted {
+    fn from(sealane_fusion::Accepted { from, tensor }: sealane_fusion::Accepted) -> Self {
+        Self { from, tensor }
+    }
+}
+
+/// An accept of many under way: await it, or [`wait`](Self::wait). Dropping it leaves everything in the queue.
+#[must_use = "await it to have the tensors"]
+pub struct AcceptingMany<'a> {
+    acceptor: &'a Acceptor,
+    most: usize,
+    watch: Watch,
+}
+
+impl AcceptingMany<'_> {
+    /// Blocks until there is a tensor, and takes what is there.
+    ///
+    /// # Errors
+    /// InvalidArgument if another acceptor has the queue; Unavailable if the engine has stopped or the daemon is gone, in
+    /// which case the next accept attaches again, and opens the queue with the new daemon.
+    pub fn wait(self) -> Result<Vec<Accepted>, Error> {
+        self.wait_for(None)
+    }
+
+    /// [`wait`](Self::wait) for so long at most; nothing if that passes.
+    ///
+    /// # Errors
+    /// Those of [`wait`](Self::wait).
+    pub fn wait_within(self, timeout: Duration) -> Result<Vec<Accepted>, Error> {
+        self.wait_for(Some(timeout))
+    }
+
+    fn wait_for(mut self, timeout: Option<Duration>) -> Result<Vec<Accepted>, Error> {
+        match &self.acceptor.0 {
+            Backing::Daemon(acceptor) => acceptor.wait(self.most, timeout, &mut self.watch),
+            #[cfg(feature = "embedded")]
+            Backing::Embedded(acceptor) => Ok(ours(acceptor.wait_many(self.most, timeout)?)),
+        }
+    }
+}
+
+impl Future for AcceptingMany<'_> {
+    type Output = Result<Vec<Accepted>, Error>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let Self { acceptor, most, watch } = &mut *self;
+        match &acceptor.0 {
+            Backing::Daemon(acceptor) => acceptor.poll(*most, watch, context),
+            #[cfg(feature = "embedded")]
+            Backing::Embedded(acceptor) => Pin::new(&mut acceptor.accept_many(*most)).poll(context).map_ok(ours),
+        }
+    }
+}
+
+#[cfg(feature = "embedded")]
+fn ours(accepted: Vec<sealane_fusion::Accepted>) -> Vec<Accepted> {
+    accepted.into_iter().map(Accepted::from).collect()
+}
+
+/// An accept under way: await it, or [`wait`](Self::wait). Dropping it leaves everything in the queue.
+#[must_use = "await it to have the tensor"]
+pub struct Accepting<'a>(AcceptingMany<'a>);
+
+impl Accepting<'_> {
+    /// Blocks until there is a tensor, and takes it.
+    ///
+    /// # Errors
+    /// Those of [`AcceptingMany::wait`].
+    pub fn wait(self) -> Result<Accepted, Error> {
+        Ok(self.0.wait()?.pop().expect("without an end, it waits for one"))
+    }
+
+    /// [`wait`](Self::wait) for so long at most; `None` if that passes.
+    ///
+    /// # Errors
+    /// Those of [`AcceptingMany::wait`].
+    pub fn wait_within(self, timeout: Duration) -> Result<Option<Accepted>, Error> {
+        Ok(self.0.wait_within(timeout)?.pop())
+    }
+}
+
+impl Future for Accepting<'_> {
+    type Output = Result<Accepted, Error>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let accepted = ready!(Pin::new(&mut self.0).poll(context))?.pop();
+        Poll::Ready(Ok(accepted.expect("it is ready with one")))
+    }
+}

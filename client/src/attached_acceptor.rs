@@ -1,0 +1,124 @@
+//! The acceptor of an attached task: takes what the shards have handed over, and watches for more. On the threads of
+//! callers.
+
+use std::{
+    sync::Arc,
+    task::{Context, Poll, ready},
+    time::{Duration, Instant},
+};
+
+use sealane_transport::Error;
+
+use crate::{
+    acceptor::{AcceptOptions, Accepted},
+    attachment::{Attachment, Calls},
+    clock::Tick,
+    limits::GRACE,
+};
+
+/// See the module.
+pub(crate) struct AttachedAcceptor {
+    attachment: Arc<Attachment>,
+    /// The attachment's name for it.
+    number: u32,
+    name: Box<str>,
+}
+
+/// What an accept waits for.
+#[derive(Default)]
+pub(crate) struct Watch(Option<Watched>);
+
+struct Watched {
+    attachment: Arc<Attachment>,
+    number: u32,
+    call: u32,
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        self.attachment.unwatch(self.number, self.call);
+    }
+}
+
+impl AttachedAcceptor {
+    pub(crate) fn new(attachment: &Arc<Attachment>, name: &str, options: AcceptOptions) -> Self {
+        let number = attachment.enter_acceptor(name, options);
+        // Whoever accepts hears why it could not be opened.
+        let _ = attachment.open_queue(number);
+        Self { attachment: attachment.clone(), number, name: name.into() }
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(crate) fn take(&self, most: usize, into: &mut Vec<Accepted>) -> Result<usize, Error> {
+        self.attachment.accept(self.number, most, into)
+    }
+
+    /// Waits until there is something, and takes it; nothing if the time passes.
+    pub(crate) fn wait(
+        &self,
+        most: usize,
+        timeout: Option<Duration>,
+        watch: &mut Watch,
+    ) -> Result<Vec<Accepted>, Error> {
+        // A time that the clock cannot hold is as good as none.
+        let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let mut items = Vec::new();
+        loop {
+            // What was watched without an end.
+            *watch = Watch::default();
+            if self.take(most, &mut items)? > 0 || most == 0 {
+                return Ok(items);
+            }
+            let left = end.map(|end| end.saturating_duration_since(Instant::now()));
+            if left == Some(Duration::ZERO) {
+                return Ok(items);
+            }
+            // A call is given some time more than its deadline says; a watch is not.
+            let deadline = left.map_or(Tick::NEVER, |left| Tick::now().after(left).before(GRACE));
+            if let Some(watched) = self.watch(deadline)? {
+                let noticed = self.attachment.wait(watched.call, Calls::take_sent)?;
+                self.check(noticed)?;
+            }
+        }
+    }
+
+    pub(crate) fn poll(
+        &self,
+        most: usize,
+        watch: &mut Watch,
+        context: &Context<'_>,
+    ) -> Poll<Result<Vec<Accepted>, Error>> {
+        let mut items = Vec::new();
+        loop {
+            if let Watch(Some(watched)) = watch {
+                let noticed = ready!(self.attachment.poll(watched.call, Calls::take_sent, context.waker()));
+                *watch = Watch::default();
+                self.check(noticed?)?;
+            }
+            if self.take(most, &mut items)? > 0 || most == 0 {
+                return Poll::Ready(Ok(items));
+            }
+            *watch = Watch(self.watch(Tick::NEVER)?);
+        }
+    }
+
+    /// Watches for something to take; `None` if there is something now.
+    fn watch(&self, deadline: Tick) -> Result<Option<Watched>, Error> {
+        let call = self.attachment.watch(self.number, deadline)?;
+        Ok(call.map(|call| Watched { attachment: self.attachment.clone(), number: self.number, call }))
+    }
+
+    /// A watch ends with an error when its time is over, or when the daemon is gone.
+    fn check(&self, noticed: Result<(), Error>) -> Result<(), Error> {
+        noticed.or_else(|error| if self.attachment.is_open(self.number) { Ok(()) } else { Err(error) })
+    }
+}
+
+impl Drop for AttachedAcceptor {
+    fn drop(&mut self) {
+        self.attachment.close_acceptor(self.number);
+    }
+}

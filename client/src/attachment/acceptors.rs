@@ -1,0 +1,411 @@
+//! The queues that this task accepts from: what the shards have handed over and nobody has taken, and the credit that they
+//! have for more. Under the attachment's lock; bounded by the credit, which is renewed as tensors are taken.
+//!
+//! An acceptor outlives the link: with a new daemon its queue is opened anew, and what was handed over before stays.
+
+use std::{collections::VecDeque, sync::Arc};
+
+use hashbrown::{HashMap, HashSet};
+use sealane_runtime::Buffer;
+use sealane_transport::{
+    Error, Tensor,
+    shm::{Submission, limits::QUEUES_MAX},
+};
+
+use super::{
+    Attachment, Held, Line, State,
+    aftermath::Aftermath,
+    calls::{Calls, Fault},
+    link::{Grant, Link, Unsubmitted},
+    memory::Memory,
+    submit::down,
+};
+use crate::{
+    acceptor::{AcceptOptions, Accepted},
+    clock::Tick,
+    limits::{ACCEPT_AREA_SHARE, ACCEPT_WINDOW_TENSORS, CALLS_MAX, PUSHERS_MAX, ROOM_WAIT_MAX},
+};
+
+/// The acceptors of one attachment.
+#[derive(Default)]
+pub(super) struct Acceptors {
+    open: HashMap<u32, Inbox>,
+    last: u32,
+    /// Names of pushers, which many tensors share.
+    names: HashSet<Arc<str>>,
+}
+
+/// One acceptor.
+struct Inbox {
+    name: Box<str>,
+    options: AcceptOptions,
+    /// The link that its queue is open with.
+    serial: Option<u64>,
+    /// By segment.
+    windows: Vec<Window>,
+    items: VecDeque<Item>,
+    /// Calls that end when there is something to look at.
+    watches: Vec<u32>,
+    /// The daemon does not open it.
+    refused: Option<Error>,
+}
+
+struct Item {
+    serial: u64,
+    segment: u16,
+    accepted: Accepted,
+}
+
+/// Tensors, and their bytes.
+#[derive(Debug, Clone, Copy, Default)]
+struct Amount {
+    tensors: u32,
+    bytes: i64,
+}
+
+/// What one shard may hand over.
+#[derive(Debug, Clone, Copy, Default)]
+struct Window {
+    whole: Amount,
+    /// Granted, and not handed over; its bytes are less than nothing after a large tensor.
+    credit: Amount,
+    /// Taken, and not granted again.
+    owed: Amount,
+}
+
+impl Amount {
+    fn add(&mut self, tensors: u32, bytes: i64) {
+        self.tensors += tensors;
+        self.bytes += bytes;
+    }
+}
+
+impl Window {
+    /// A window for one shard of a queue, and what may wait with the shard besides.
+    fn of(options: &AcceptOptions, segments: u16, area_bytes: u64) -> (Window, Amount) {
+        let share = |sum: usize| (sum / usize::from(segments)).max(1);
+        let (tensors, bytes) = (share(options.tensors_max), share(options.bytes_max));
+        let area_bytes = usize::try_from(area_bytes / ACCEPT_AREA_SHARE).unwrap_or(usize::MAX);
+        let here = (tensors.div_ceil(2).min(ACCEPT_WINDOW_TENSORS), bytes.div_ceil(2).min(area_bytes.max(1)));
+        let there = ((tensors - here.0).max(1), (bytes - here.1).max(1));
+        let amount = |(tensors, bytes): (usize, usize)| Amount {
+            tensors: u32::try_from(tensors).unwrap_or(u32::MAX),
+            bytes: i64::try_from(bytes).unwrap_or(i64::MAX),
+        };
+        (Window { whole: amount(here), ..Window::default() }, amount(there))
+    }
+
+    /// What is to be granted again, in large parts.
+    fn due(&mut self) -> Option<Amount> {
+        let Window { whole, owed, .. } = *self;
+        if 2 * owed.tensors < whole.tensors && 2 * owed.bytes < whole.bytes {
+            return None;
+        }
+        self.owed = Amount::default();
+        self.credit.add(owed.tensors, owed.bytes);
+        Some(owed)
+    }
+}
+
+impl Inbox {
+    /// Something is there, or the daemon has refused it: whoever watches it may look.
+    fn tell(&mut self, calls: &mut Calls, after: &mut Aftermath) {
+        self.watches.drain(..).for_each(|watch| calls.noticed(watch, after));
+    }
+}
+
+impl Acceptors {
+    /// A shard hands a tensor over.
+    pub(super) fn accepted(
+        &mut self,
+        (serial, segment, queue): (u64, u16, u32),
+        from: &str,
+        (meta, memory): (&[u8], Buffer),
+        calls: &mut Calls,
+        after: &mut Aftermath,
+    ) -> Result<(), Fault> {
+        let inbox = self.open.get_mut(&queue).filter(|inbox| inbox.serial == Some(serial));
+        let Some(inbox) = inbox else {
+            // It was closed meanwhile.
+            after.spent.push(Memory::Destination(memory));
+            return Ok(());
+        };
+        let window = &mut inbox.windows[usize::from(segment)];
+        let bytes = memory.len() as i64;
+        if window.credit.tensors == 0 || window.credit.bytes <= 0 {
+            after.spent.push(Memory::Destination(memory));
+            return Err("it handed over more of a queue than it had credit for");
+        }
+        let Ok(tensor) = Tensor::from_wire(meta, memory) else {
+            return Err("a pushed tensor has metadata that is none");
+        };
+        window.credit.tensors -= 1;
+        window.credit.bytes -= bytes;
+        let from = match self.names.get(from) {
+            Some(known) => known.clone(),
+            None => {
+                if self.names.len() >= PUSHERS_MAX {
+                    self.names.clear();
+                }
+                let name: Arc<str> = from.into();
+                self.names.insert(name.clone());
+                name
+            }
+        };
+        inbox.items.push_back(Item { serial, segment, accepted: Accepted { from, tensor } });
+        inbox.tell(calls, after);
+        Ok(())
+    }
+
+    /// A shard does not open a queue.
+    pub(super) fn unopened(&mut self, serial: u64, queue: u32, error: Error, calls: &mut Calls, after: &mut Aftermath) {
+        if let Some(inbox) = self.open.get_mut(&queue).filter(|inbox| inbox.serial == Some(serial)) {
+            inbox.refused.get_or_insert(error);
+            inbox.tell(calls, after);
+        }
+    }
+}
+
+impl Attachment {
+    /// Enters an acceptor; its number. Its queue is opened by [`open_queue`](Self::open_queue), or when something is to be
+    /// taken.
+    pub(crate) fn enter_acceptor(&self, name: &str, options: AcceptOptions) -> u32 {
+        let mut held = self.lock();
+        let acceptors = &mut held.acceptors;
+        acceptors.last = acceptors.last.wrapping_add(1);
+        let inbox = Inbox {
+            name: name.into(),
+            options,
+            serial: None,
+            windows: Vec::new(),
+            items: VecDeque::new(),
+            watches: Vec::new(),
+            refused: None,
+        };
+        let number = acceptors.last;
+        acceptors.open.insert(number, inbox);
+        number
+    }
+
+    /// Opens the queue of an acceptor, where this daemon does not know it.
+    ///
+    /// # Errors
+    /// ResourceExhausted if there are too many queues, Unavailable if there is no daemon.
+    pub(crate) fn open_queue(&self, number: u32) -> Result<(), Error> {
+        self.up(Tick::now())?.open_queue(number)
+    }
+
+    /// Takes what was handed over, `most` tensors at most.
+    ///
+    /// # Errors
+    /// Why nothing will come.
+    pub(crate) fn accept(&self, number: u32, most: usize, into: &mut Vec<Accepted>) -> Result<usize, Error> {
+        self.check_fork()?;
+        let mut held = self.lock();
+        if held.inbox(number).items.is_empty() {
+            drop(held);
+            held = self.up(Tick::now())?;
+            held.open_queue(number)?;
+            held.pump();
+        }
+        let count = held.take_accepted(number, most, into);
+        if count > 0 || most == 0 {
+            return Ok(count);
+        }
+        match (held.inbox(number).refused.clone(), &held.line) {
+            (Some(error), _) => Err(error),
+            (None, Line::Up(_)) => Ok(0),
+            (None, line) => Err(down(line)),
+        }
+    }
+
+    /// A call that ends when there is something to look at, at the latest a while after `deadline`; `None` if there is now.
+    ///
+    /// # Errors
+    /// ResourceExhausted if there are too many calls.
+    pub(crate) fn watch(&self, number: u32, deadline: Tick) -> Result<Option<u32>, Error> {
+        let mut held = self.lock();
+        if !held.is_quiet(number) {
+            return Ok(None);
+        }
+        let watch = held.calls.watch(deadline).ok_or_else(|| {
+            Error::full(
+                "client calls",
+                format!("{CALLS_MAX} calls are under way, or have ended and were not asked after"),
+            )
+        })?;
+        held.inbox(number).watches.push(watch);
+        Ok(Some(watch))
+    }
+
+    /// True if a queue is open with the daemon as it is now.
+    pub(crate) fn is_open(&self, number: u32) -> bool {
+        let mut held = self.lock();
+        let serial = match &held.line {
+            Line::Up(link) => Some(link.serial),
+            Line::Lost(_) | Line::Closed => None,
+        };
+        serial.is_some() && held.inbox(number).serial == serial
+    }
+
+    /// The call of a watch is of no use any more.
+    pub(crate) fn unwatch(&self, number: u32, watch: u32) {
+        if self.abandon_if_forked() {
+            return;
+        }
+        let mut held = self.lock();
+        let State { calls, acceptors, aftermath, .. } = &mut *held;
+        let _nothing_of_the_daemon = calls.forsake(watch, aftermath);
+        if let Some(inbox) = acceptors.open.get_mut(&number) {
+            inbox.watches.retain(|other| *other != watch);
+        }
+    }
+
+    /// Closes an acceptor; what it has not taken is freed.
+    pub(crate) fn close_acceptor(&self, number: u32) {
+        if self.abandon_if_forked() {
+            return;
+        }
+        let mut held = self.lock();
+        let State { acceptors, aftermath, .. } = &mut *held;
+        let Some(inbox) = acceptors.open.remove(&number) else { return };
+        aftermath.unwanted.extend(inbox.items.into_iter().map(|item| item.accepted.tensor));
+        if let Some(serial) = inbox.serial {
+            held.close_queue(serial, number, inbox.windows.len() as u16);
+        }
+    }
+}
+
+impl Held<'_> {
+    fn inbox(&mut self, number: u32) -> &mut Inbox {
+        self.acceptors.open.get_mut(&number).expect("open as long as its acceptor")
+    }
+
+    /// Opens the queue of an acceptor at every shard, where this link does not know it.
+    fn open_queue(&mut self, number: u32) -> Result<(), Error> {
+        let Line::Up(link) = &self.line else { return Err(down(&self.line)) };
+        let (serial, segments) = (link.serial, link.segments());
+        let areas: Vec<u64> = (0..segments).map(|segment| link.area_bytes(segment)).collect();
+        let inbox = self.inbox(number);
+        if inbox.serial == Some(serial) || inbox.refused.is_some() {
+            return Ok(());
+        }
+        inbox.serial = Some(serial);
+        inbox.windows = vec![Window::default(); areas.len()];
+        let (name, options) = (inbox.name.clone(), inbox.options);
+        let mut opened = 0;
+        let told = (0..segments).zip(areas).try_for_each(|(segment, area_bytes)| {
+            let (mut window, there) = Window::of(&options, segments, area_bytes);
+            let (tensors_max, bytes_max) = (there.tensors, there.bytes as u64);
+            let opening = Submission::OpenQueue { queue: number, tensors_max, bytes_max, name: &name };
+            self.submit(ROOM_WAIT_MAX, |link| link.open_queue(segment, &opening))?;
+            opened += 1;
+            window.credit = window.whole;
+            self.inbox(number).windows[usize::from(segment)] = window;
+            let Amount { tensors, bytes } = window.whole;
+            let granting = Submission::Grant { queue: number, tensors, bytes: bytes as u64 };
+            self.submit(ROOM_WAIT_MAX, |link| link.submit(segment, &granting))
+        });
+        if told.is_err() {
+            let inbox = self.inbox(number);
+            // While one waits for room, another may have opened it with the next link.
+            inbox.serial = inbox.serial.filter(|open| *open != serial);
+            self.close_queue(serial, number, opened);
+        }
+        self.submitted(2 * usize::from(segments));
+        told
+    }
+
+    /// Closes a queue with the first `segments` shards, if the link that it is open with stands.
+    fn close_queue(&mut self, serial: u64, number: u32, segments: u16) {
+        let Line::Up(link) = &mut self.line else { return };
+        if link.serial != serial {
+            return;
+        }
+        (0..segments).for_each(|segment| link.close_queue(segment, number));
+        let closed = link.flush();
+        link.ring();
+        if let Err(fault) = closed {
+            self.lose(&fault);
+        }
+    }
+
+    fn is_quiet(&mut self, number: u32) -> bool {
+        let Line::Up(link) = &self.line else { return false };
+        let serial = link.serial;
+        let inbox = self.inbox(number);
+        inbox.serial == Some(serial) && inbox.items.is_empty() && inbox.refused.is_none()
+    }
+
+    /// Takes tensors out, and lets the shards hand over as many again.
+    fn take_accepted(&mut self, number: u32, most: usize, into: &mut Vec<Accepted>) -> usize {
+        let State { acceptors, line, .. } = &mut **self;
+        let inbox = acceptors.open.get_mut(&number).expect("open as long as its acceptor");
+        let count = inbox.items.len().min(most);
+        for Item { serial, segment, accepted } in inbox.items.drain(..count) {
+            // What a former daemon has handed over is no credit of this one's.
+            if inbox.serial == Some(serial) {
+                inbox.windows[usize::from(segment)].owed.add(1, accepted.tensor.bytes().len() as i64);
+            }
+            into.push(accepted);
+        }
+        if let Line::Up(link) = line
+            && inbox.serial == Some(link.serial)
+        {
+            for (segment, window) in (0..).zip(&mut inbox.windows) {
+                if let Some(Amount { tensors, bytes }) = window.due() {
+                    link.grant(segment, Grant { queue: number, tensors, bytes: bytes as u64 });
+                }
+            }
+        }
+        self.chores();
+        count
+    }
+}
+
+impl Link {
+    /// Writes the opening of a queue, if there may be one more.
+    fn open_queue(&mut self, segment: u16, opening: &Submission<'_>) -> Result<(), Unsubmitted> {
+        if *self.queues_of(segment) >= QUEUES_MAX {
+            let reason = format!("{QUEUES_MAX} queues are open with one shard, and there may be no more");
+            return Err(Unsubmitted::Refused(Error::full("client queues", reason)));
+        }
+        self.submit(segment, opening)?;
+        *self.queues_of(segment) += 1;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_queue_is_split_between_its_shards_and_this_side() {
+        let options = AcceptOptions { tensors_max: 100, bytes_max: 1000 };
+        let (window, there) = Window::of(&options, 2, 1 << 20);
+        assert_eq!((window.whole.tensors, there.tensors), (25, 25));
+        assert_eq!((window.whole.bytes, there.bytes), (250, 250));
+        for (tensors_max, bytes_max) in [(0, 0), (1, 1), (usize::MAX, usize::MAX)] {
+            let (window, there) = Window::of(&AcceptOptions { tensors_max, bytes_max }, 3, 1 << 20);
+            assert!(window.whole.tensors > 0 && window.whole.bytes > 0 && there.tensors > 0 && there.bytes > 0);
+            assert!(window.whole.tensors as usize <= ACCEPT_WINDOW_TENSORS);
+            assert!(window.whole.bytes as u64 <= (1 << 20) / ACCEPT_AREA_SHARE);
+        }
+    }
+
+    #[test]
+    fn credit_is_granted_again_in_large_parts() {
+        let (mut window, _) = Window::of(&AcceptOptions { tensors_max: 20, bytes_max: 2000 }, 1, 1 << 20);
+        window.owed.add(4, 100);
+        assert!(window.due().is_none());
+        window.owed.add(1, 100);
+        assert_eq!(window.due().map(|due| (due.tensors, due.bytes)), Some((5, 200)));
+        window.owed.add(1, 5000);
+        assert!(window.due().is_some() && window.due().is_none());
+        let (mut narrow, _) = Window::of(&AcceptOptions { tensors_max: 1, bytes_max: 1 }, 1, 1 << 20);
+        assert!(narrow.due().is_none());
+        narrow.owed.add(1, 0);
+        assert!(narrow.due().is_some());
+    }
+}

@@ -1,0 +1,44 @@
+//! Many pushes under way, which end together. To be waited for, awaited or looked at.
+
+use std::{
+    future::Future,
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use sealane_transport::SendOutcome;
+
+use crate::{together::Together, under_way::Sending};
+
+/// Many pushes under way: await them, or [`wait`](Self::wait). Dropping it lets them go on.
+#[must_use = "await it to know that the tensors were taken, or drop it on purpose"]
+pub struct Pushing(Together);
+
+impl Pushing {
+    /// One that ends when all of these have.
+    pub(crate) fn of(pushes: Vec<Sending>) -> Pushing {
+        Pushing(Together::of(pushes))
+    }
+
+    /// Blocks until the queue has taken all of them, or those that it has not taken have failed: at the latest a second after
+    /// the deadline, whatever the daemon does.
+    ///
+    /// # Errors
+    /// The first, if any tensor was not taken: see [`Task::push`](crate::Task::push).
+    pub fn wait(self) -> SendOutcome {
+        self.0.wait()
+    }
+
+    /// Looks whether all have ended, without waiting; `None` while they have not. The outcome is handed out once.
+    pub fn try_outcome(&mut self) -> Option<SendOutcome> {
+        self.0.look()
+    }
+}
+
+impl Future for Pushing {
+    type Output = SendOutcome;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<SendOutcome> {
+        self.0.poll(context)
+    }
+}

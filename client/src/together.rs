@@ -1,0 +1,60 @@
+//! Sends that end together, with the first error. On the threads of callers.
+
+use std::{
+    future::Future,
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
+use sealane_transport::{Error, SendOutcome};
+
+use crate::under_way::Sending;
+
+/// Sends of which nobody wants to know how each one ended.
+pub(crate) struct Together {
+    /// Those that have not been asked how they ended, the last one first.
+    rest: Vec<Sending>,
+    error: Option<Error>,
+}
+
+impl Together {
+    /// Of sends in the order in which their errors count.
+    pub(crate) fn of(mut sendings: Vec<Sending>) -> Self {
+        sendings.reverse();
+        Self { rest: sendings, error: None }
+    }
+
+    pub(crate) fn wait(self) -> SendOutcome {
+        let Self { rest, error } = self;
+        let outcomes = Sending::wait_all(rest.into_iter().rev());
+        error.map_or(Ok(()), Err).and(outcomes.into_iter().collect())
+    }
+
+    pub(crate) fn look(&mut self) -> Option<SendOutcome> {
+        while let Some(sending) = self.rest.last_mut() {
+            let outcome = sending.try_outcome()?;
+            self.note(outcome);
+        }
+        Some(self.end())
+    }
+
+    pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Poll<SendOutcome> {
+        while let Some(sending) = self.rest.last_mut() {
+            let outcome = ready!(Pin::new(sending).poll(context));
+            self.note(outcome);
+        }
+        Poll::Ready(self.end())
+    }
+
+    /// The next has ended; keeps the first error.
+    fn note(&mut self, outcome: SendOutcome) {
+        self.rest.pop();
+        if let Err(failure) = outcome {
+            self.error.get_or_insert(failure);
+        }
+    }
+
+    fn end(&mut self) -> SendOutcome {
+        self.error.take().map_or(Ok(()), Err)
+    }
+}

@@ -1,0 +1,244 @@
+//! What is pushed is accepted, in order and with credit; queues are opened, closed, and opened again.
+
+use std::{
+    future::Future,
+    pin::pin,
+    task::{Context, Waker},
+    time::{Duration, Instant},
+};
+
+use sealane::{AcceptOptions, Accepted, Code, SendOptions, Task, Tensor};
+use sealane_transport::shm::{Completion, DaemonEnd, ReceivedAt, Span};
+
+use crate::{
+    daemon::{Conduct, Daemon, LONG, Settings, say},
+    fixture::{PEER, attached, block_on, bytes, directory, meta, tensor, to, until_there_is_room},
+};
+
+/// Sizes that travel in the ring, in the arena, and not at all.
+const SIZES: [usize; 5] = [64, 0, 512, 513, 100_000];
+
+/// Few tensors, so that credit is used up.
+const NARROW: AcceptOptions = AcceptOptions { tensors_max: 8, bytes_max: 1 << 20 };
+
+fn seed(accepted: &Accepted) -> u8 {
+    accepted.tensor.bytes()[0]
+}
+
+#[test]
+fn tensors_of_any_size_are_pushed_and_accepted() {
+    let (_directory, daemon, task) = attached();
+    let acceptor = task.acceptor("grads", AcceptOptions::default());
+    assert_eq!((acceptor.name(), daemon.log().queues <= 2), ("grads", true));
+    for round in 0..3 {
+        for size in SIZES {
+            task.push(PEER, "grads", tensor(size, round)).wait().unwrap();
+            let accepted = acceptor.accept().wait().unwrap();
+            assert_eq!((&*accepted.from, accepted.tensor.bytes()), (task.name(), &*bytes(size, round)));
+        }
+    }
+    let pushing = task.push_all(PEER, "grads", SIZES.map(|size| tensor(size, 9)));
+    let mut all = Vec::new();
+    while all.len() < SIZES.len() {
+        let taken = acceptor.try_accept(2, &mut all).unwrap();
+        assert!(taken <= 2);
+    }
+    pushing.wait().unwrap();
+    for (accepted, size) in all.iter().zip(SIZES) {
+        assert_eq!(accepted.tensor.bytes(), bytes(size, 9));
+    }
+    // What was lent has come back, and what was accepted goes back.
+    until_there_is_room(&task, 3 << 20);
+    let before = daemon.log().freed;
+    drop(all);
+    assert_eq!(acceptor.try_accept(0, &mut Vec::new()).unwrap(), 0);
+    assert!(acceptor.accept_many(1).wait_within(Duration::from_millis(1)).unwrap().is_empty());
+    daemon.until("it is given back", |log| log.freed > before);
+    drop(acceptor);
+    daemon.until("the queue is closed", |log| log.queues_closed == 2);
+}
+
+#[test]
+fn an_idle_acceptor_holds_its_pushers_back_and_goes_on() {
+    let (_directory, daemon, task) = attached();
+    let acceptor = task.acceptor("grads", NARROW);
+    let mut pushing: Vec<_> = (0..100).map(|at| task.push(PEER, "grads", tensor(8, at))).collect();
+    daemon.until("all were pushed", |log| log.pushes == 100);
+    let ended = pushing.iter_mut().filter_map(sealane::Sending::try_outcome).count();
+    assert!(ended <= 4, "{ended}");
+    for at in 0..100 {
+        assert_eq!(seed(&acceptor.accept().wait().unwrap()), at);
+    }
+    assert!(acceptor.accept().wait_within(Duration::from_millis(1)).unwrap().is_none());
+    assert!(daemon.log().granted >= 96, "{:?}", daemon.log());
+    drop(acceptor);
+    // Without an acceptor they wait, and end in time.
+    let soon = || SendOptions { timeout: Some(Duration::from_millis(1)) };
+    let late = task.push_with(PEER, "grads", tensor(8, 0), soon()).wait().unwrap_err();
+    assert_eq!(late.code(), Code::DeadlineExceeded);
+    let late = task.push_all_with(PEER, "grads", [tensor(1000, 0), tensor(8, 0)], soon()).wait().unwrap_err();
+    assert_eq!(late.code(), Code::DeadlineExceeded);
+    assert!(task.push_all(PEER, "grads", []).wait().is_ok());
+    until_there_is_room(&task, 4 << 20);
+}
+
+#[test]
+fn accepts_are_awaited_and_may_be_dropped() {
+    let (_directory, _daemon, task) = attached();
+    let acceptor = task.acceptor("grads", NARROW);
+    let mut context = Context::from_waker(Waker::noop());
+    for round in 0..100 {
+        let mut dropped = pin!(acceptor.accept());
+        let mut waiting = pin!(acceptor.accept_many(10));
+        assert!(dropped.as_mut().poll(&mut context).is_pending());
+        assert!(waiting.as_mut().poll(&mut context).is_pending());
+        let pushing = task.push(PEER, "grads", tensor(8, round));
+        let accepted = block_on(waiting);
+        assert_eq!(seed(&accepted.unwrap()[0]), round as u8);
+        block_on(pushing).unwrap();
+    }
+    // Polled first, waited for later.
+    let mut accepting = acceptor.accept();
+    assert!(std::pin::Pin::new(&mut accepting).poll(&mut context).is_pending());
+    drop(task.push(PEER, "grads", tensor(8, 77)));
+    assert_eq!(seed(&accepting.wait().unwrap()), 77);
+}
+
+#[test]
+fn many_threads_accept_and_each_tensor_comes_once() {
+    const COUNT: usize = 2000;
+    let (_directory, _daemon, task) = attached();
+    let acceptor = task.acceptor("grads", NARROW);
+    let mut seen = std::thread::scope(|scope| {
+        let take = || {
+            let mut seen = Vec::new();
+            loop {
+                let some = acceptor.accept_many(3).wait().unwrap();
+                let values = some.iter().map(|accepted| accepted.tensor.elements::<u32>().unwrap()[0]);
+                let before = seen.len();
+                seen.extend(values.filter(|value| *value > 0));
+                if seen.len() < before + some.len() {
+                    return seen;
+                }
+            }
+        };
+        let threads: Vec<_> = (0..3).map(|_| scope.spawn(take)).collect();
+        let tensor = |value| Tensor::from_elements(&[1], &[value as u32]).unwrap();
+        task.push_all(PEER, "grads", (1..=COUNT).map(tensor)).wait().unwrap();
+        // One stop each; whoever has had its own asks no more.
+        let mut seen = Vec::new();
+        for thread in threads {
+            while !thread.is_finished() {
+                let options = SendOptions { timeout: Some(Duration::from_millis(100)) };
+                let _ = task.push_with(PEER, "grads", tensor(0), options).wait();
+            }
+            seen.extend(thread.join().unwrap());
+        }
+        seen
+    });
+    seen.sort_unstable();
+    assert_eq!(seen, (1..=COUNT as u32).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_second_acceptor_of_a_queue_hears_so() {
+    let (_directory, _daemon, task) = attached();
+    let first = task.acceptor("grads", NARROW);
+    let second = task.acceptor("grads", NARROW);
+    assert_eq!(second.accept().wait().unwrap_err().code(), Code::InvalidArgument);
+    assert_eq!(block_on(second.accept()).unwrap_err().code(), Code::InvalidArgument);
+    assert_eq!(second.try_accept(1, &mut Vec::new()).unwrap_err().code(), Code::InvalidArgument);
+    drop((first, second));
+    let third = task.acceptor("grads", NARROW);
+    drop(task.push(PEER, "grads", tensor(8, 3)));
+    assert_eq!(seed(&third.accept().wait().unwrap()), 3);
+    let long = task.acceptor(&"q".repeat(5000), NARROW);
+    assert_eq!(long.accept().wait().unwrap_err().code(), Code::InvalidArgument);
+    let long = task.push(PEER, &"q".repeat(5000), tensor(8, 3)).wait().unwrap_err();
+    assert_eq!(long.code(), Code::InvalidArgument);
+}
+
+/// Accepts until it works: the daemon may start meanwhile.
+fn accept_in_the_end(acceptor: &sealane::Acceptor) -> Accepted {
+    let deadline = Instant::now() + LONG;
+    loop {
+        match acceptor.accept().wait() {
+            Ok(accepted) => return accepted,
+            Err(error) => assert!(error.code() == Code::Unavailable && Instant::now() < deadline, "{error}"),
+        }
+    }
+}
+
+#[test]
+fn a_queue_is_opened_again_with_a_daemon_that_is_new() {
+    let directory = directory();
+    let daemon = Daemon::start(&directory, Settings::default());
+    let task = to(&daemon).attach().unwrap();
+    let acceptor = task.acceptor("grads", NARROW);
+    task.push_all(PEER, "grads", [tensor(8, 1), tensor(1000, 2)]).wait().unwrap();
+    assert_eq!(seed(&acceptor.accept().wait().unwrap()), 1);
+    daemon.kill();
+    // What was handed over is still there; then nothing comes any more.
+    assert_eq!(acceptor.accept().wait().unwrap().tensor.bytes(), bytes(1000, 2));
+    assert_eq!(acceptor.accept().wait().unwrap_err().code(), Code::Unavailable);
+    let _daemon = Daemon::start(&directory, Settings { shards: 1, ..Settings::default() });
+    let pusher = task.clone();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            let deadline = Instant::now() + LONG;
+            while let Err(error) = pusher.push(PEER, "grads", tensor(8, 3)).wait() {
+                assert!(error.code() == Code::Unavailable && Instant::now() < deadline, "{error}");
+            }
+        });
+        assert_eq!(seed(&accept_in_the_end(&acceptor)), 3);
+    });
+    drop(task);
+    assert_eq!(acceptor.accept().wait().unwrap_err().code(), Code::Unavailable);
+}
+
+#[test]
+fn an_accept_that_waits_hears_that_the_daemon_is_gone() {
+    let directory = directory();
+    let daemon = Daemon::start(&directory, Settings::default());
+    let task: Task = to(&daemon).attach().unwrap();
+    let acceptor = task.acceptor("grads", NARROW);
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| acceptor.accept().wait().unwrap_err());
+        let awaiting = scope.spawn(|| block_on(acceptor.accept()).unwrap_err());
+        daemon.until("the queue is open", |log| log.queues == 2);
+        daemon.kill();
+        for gone in [waiting, awaiting] {
+            assert_eq!(gone.join().unwrap().code(), Code::Unavailable);
+        }
+    });
+}
+
+/// What a daemon says of queue 1, which is open, loses it this client.
+fn found_out(why: &str, answer: impl FnMut(&mut DaemonEnd, u32) + Send + 'static) {
+    let directory = directory();
+    let daemon = Daemon::start(&directory, Settings { shards: 1, ..Settings::default() });
+    let task = to(&daemon).attach().unwrap();
+    let acceptor = task.acceptor("grads", NARROW);
+    daemon.conduct(Conduct::Answer(Box::new(answer)));
+    let error = task.recv(PEER, 1, "key").wait().unwrap_err().error;
+    assert_eq!(error.code(), Code::Unavailable);
+    assert!(error.to_string().contains(why), "{error}");
+    drop(acceptor);
+}
+
+#[test]
+fn a_daemon_that_breaks_the_protocol_of_queues_is_lost() {
+    let accepted = |end: &mut DaemonEnd, meta: &[u8], payload| {
+        say(end, &Completion::Accepted { queue: 1, from: "worker:1", meta, payload });
+    };
+    found_out("more of a queue", move |end, _| {
+        (0..5).for_each(|_| accepted(end, meta(8).as_wire(), ReceivedAt::Inline(&[1; 8])));
+    });
+    found_out("metadata that is none", move |end, _| accepted(end, &[1, 2, 3], ReceivedAt::Inline(&[1; 8])));
+    found_out("outside the receive area", move |end, _| {
+        let span = Span { offset: u64::MAX, len: 8 };
+        accepted(end, meta(8).as_wire(), ReceivedAt::Area { span, token: 1 });
+    });
+    found_out("malformed", move |end, _| accepted(end, meta(8).as_wire(), ReceivedAt::Destination { len: 8 }));
+    found_out("it released a recv", |end, call| say(end, &Completion::Sent { calls: &[call] }));
+}

@@ -47,6 +47,14 @@ pub(crate) fn tensors_of<'py>(tensors: &Bound<'py, PyMapping>) -> PyResult<(Vec<
     Ok((keys, outgoing))
 }
 
+/// Tensors of any iterable of them.
+///
+/// # Errors
+/// As [`Outgoing::new`], TypeError for what is no iterable.
+pub(crate) fn arrays_of(arrays: &Bound<'_, PyAny>) -> PyResult<Vec<Outgoing>> {
+    arrays.try_iter()?.map(|array| Outgoing::new(&array?)).collect()
+}
+
 /// Memory for the tensor of that key, if the mapping has any.
 ///
 /// # Errors

@@ -184,8 +184,8 @@ fn awaited<'py>(call: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     coroutine.call_method0("__await__")
 }
 
-/// A send or a publication under way, as ``Task.send_async`` and ``Task.publish_async`` give it: ``await`` it, or call
-/// ``result``.
+/// A send, a push or a publication under way, as ``Task.send_async``, ``Task.push_async`` and ``Task.publish_async`` give
+/// it: ``await`` it, or call ``result``.
 ///
 /// If it is dropped, it goes on.
 #[pyclass(frozen, module = "sealane")]
@@ -199,8 +199,8 @@ impl Sending {
 
 #[pymethods]
 impl Sending {
-    /// Blocks until the consumer has the tensor, or all peers can see what was published. ``timeout`` is in seconds; when
-    /// it is over, ``TimeoutError`` is raised and the call goes on.
+    /// Blocks until the consumer has the tensor, the queue has taken it, or all peers can see what was published. ``timeout``
+    /// is in seconds; when it is over, ``TimeoutError`` is raised and the call goes on.
     #[pyo3(signature = (timeout=None))]
     fn result(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         self.0.wait(py, crate::wait::timeout(timeout).or_raise(py)?)?;

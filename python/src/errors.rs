@@ -27,6 +27,15 @@ pub(crate) fn exception(py: Python<'_>, error: &Error) -> PyErr {
     }
 }
 
+/// DeadlineExceeded with this text.
+pub(crate) fn late(py: Python<'_>, reason: String) -> PyErr {
+    static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    match CLASS.import(py, "sealane._errors", "DeadlineExceeded") {
+        Ok(class) => PyErr::from_type(class.clone(), (reason,)),
+        Err(broken) => broken,
+    }
+}
+
 /// InvalidArgument with this text.
 pub(crate) fn invalid(py: Python<'_>, reason: impl Into<Box<str>>) -> PyErr {
     exception(py, &Error::invalid(reason))

@@ -6,6 +6,7 @@
 
 #![deny(unsafe_code)]
 
+mod acceptor;
 mod arrays;
 mod batch;
 mod bell;
@@ -32,6 +33,7 @@ use pyo3::prelude::*;
 mod _sealane {
     #[pymodule_export]
     use super::{
+        acceptor::Acceptor,
         bell::Bell,
         call::{Receiving, Sending},
         connect::{attach, embedded},

@@ -10,10 +10,11 @@ use pyo3::{
     prelude::*,
     types::{PyDict, PyMapping, PyTuple},
 };
-use sealane::{DType, Engine, Error, Keys, RecvOptions, SendOptions, TensorMeta};
+use sealane::{AcceptOptions, DType, Engine, Error, Keys, RecvOptions, SendOptions, TensorMeta};
 
 use crate::{
-    batch::{destination, key_set, keys_of, tensors_of},
+    acceptor::Acceptor,
+    batch::{arrays_of, destination, key_set, keys_of, tensors_of},
     call::{Receiving, Sending},
     errors::{OrRaise, invalid},
     fork::Generation,
@@ -45,11 +46,15 @@ struct Connected {
 }
 
 impl Connected {
-    /// Tensors in memory from which they can be sent. Without the interpreter's lock.
-    fn place<'a>(&self, keys: Vec<&'a str>, tensors: Vec<Outgoing>) -> Result<Vec<(&'a str, sealane::Tensor)>, Error> {
+    /// A tensor in memory from which it can be sent. Without the interpreter's lock.
+    fn place_one(&self, tensor: Outgoing) -> Result<sealane::Tensor, Error> {
         // The client copies what does not lie in its arena; an engine in this process would send Python's memory in place.
-        let in_place = self.engine.is_none();
-        let place = |(key, outgoing): (&'a str, Outgoing)| Ok((key, outgoing.place(&self.task, in_place)?));
+        tensor.place(&self.task, self.engine.is_none())
+    }
+
+    /// [`place_one`](Self::place_one) for many, with their keys.
+    fn place<'a>(&self, keys: Vec<&'a str>, tensors: Vec<Outgoing>) -> Result<Vec<(&'a str, sealane::Tensor)>, Error> {
+        let place = |(key, tensor): (&'a str, Outgoing)| Ok((key, self.place_one(tensor)?));
         keys.into_iter().zip(tensors).map(place).collect()
     }
 
@@ -84,10 +89,22 @@ impl Task {
         tensor: Outgoing,
         options: SendOptions,
     ) -> Result<sealane::Sending, Error> {
-        let Connected { task, engine } = self.connected()?;
-        // The client copies what does not lie in its arena; an engine in this process would send Python's memory in place.
-        let tensor = tensor.place(&task, engine.is_none())?;
-        Ok(task.send_with(peer, step, key, tensor, options))
+        let connected = self.connected()?;
+        let tensor = connected.place_one(tensor)?;
+        Ok(connected.task.send_with(peer, step, key, tensor, options))
+    }
+
+    /// Pushes. Without the interpreter's lock.
+    fn enqueue(
+        &self,
+        to: &str,
+        queue: &str,
+        tensor: Outgoing,
+        options: SendOptions,
+    ) -> Result<sealane::Sending, Error> {
+        let connected = self.connected()?;
+        let tensor = connected.place_one(tensor)?;
+        Ok(connected.task.push_with(to, queue, tensor, options))
     }
 
     /// Publishes. Without the interpreter's lock.
@@ -363,6 +380,76 @@ impl Task {
         let keys = key_set(py, &names)?;
         let plan = py.detach(|| task.connected().map(|connected| connected.task.plan(peer, keys))).or_raise(py)?;
         Ok(Plan::new(slf, peer, PyTuple::new(py, names)?.unbind(), plan))
+    }
+
+    /// Pushes a tensor into a queue of the task ``to``, which takes from it with an ``acceptor``. Waits until the queue has
+    /// taken it: not while it is full, nor before there is an acceptor.
+    ///
+    /// What is pushed into one queue stays in order. ``array`` is what ``send`` takes, and as there is copied when the call is
+    /// made, unless it came from ``empty``. ``timeout`` is in seconds, unless given the daemon's ``request_timeout``; what was
+    /// not taken in time may arrive all the same.
+    #[pyo3(signature = (to, queue, array, *, timeout=None))]
+    fn push(
+        &self,
+        py: Python<'_>,
+        to: &str,
+        queue: &str,
+        array: &Bound<'_, PyAny>,
+        timeout: Option<f64>,
+    ) -> PyResult<()> {
+        let (tensor, options) = (Outgoing::new(array)?, SendOptions { timeout: self::timeout(timeout).or_raise(py)? });
+        outcome(py, self.idle_spin, || self.enqueue(to, queue, tensor, options))
+    }
+
+    /// ``push`` that does not wait: ``await`` what it returns, or call its ``result``, or drop it: the push goes on.
+    #[pyo3(signature = (to, queue, array, *, timeout=None))]
+    fn push_async(
+        &self,
+        py: Python<'_>,
+        to: &str,
+        queue: &str,
+        array: &Bound<'_, PyAny>,
+        timeout: Option<f64>,
+    ) -> PyResult<Sending> {
+        let (tensor, options) = (Outgoing::new(array)?, SendOptions { timeout: self::timeout(timeout).or_raise(py)? });
+        let call = py.detach(|| self.enqueue(to, queue, tensor, options));
+        call.or_raise(py).map(Sending::new)
+    }
+
+    /// ``push`` for many tensors, in order: any iterable of them. Much cheaper than one by one. Waits until the queue has taken
+    /// all of them.
+    ///
+    /// If one fails, its error is raised and the others go on.
+    #[pyo3(signature = (to, queue, arrays, *, timeout=None))]
+    fn push_many(
+        &self,
+        py: Python<'_>,
+        to: &str,
+        queue: &str,
+        arrays: &Bound<'_, PyAny>,
+        timeout: Option<f64>,
+    ) -> PyResult<()> {
+        let options = SendOptions { timeout: self::timeout(timeout).or_raise(py)? };
+        let outgoing = arrays_of(arrays)?;
+        let push = || {
+            let connected = self.connected()?;
+            let tensors = outgoing.into_iter().map(|tensor| connected.place_one(tensor));
+            let tensors = tensors.collect::<Result<Vec<_>, Error>>()?;
+            Ok(connected.task.push_all_with(to, queue, tensors, options))
+        };
+        outcome(py, self.idle_spin, push)
+    }
+
+    /// Opens a queue of this task for what peers push into it: iterate over it, or call its ``accept``.
+    ///
+    /// Pushes wait while ``tensors_max`` tensors are in the queue, or ``bytes_max`` bytes (256 MiB; at most half of the daemon's
+    /// ``area_bytes``). A queue has one acceptor at a time: every accept of another raises ``InvalidArgument``.
+    #[pyo3(signature = (queue, *, tensors_max=4096, bytes_max=268_435_456))]
+    fn acceptor(slf: &Bound<'_, Self>, queue: &str, tensors_max: usize, bytes_max: usize) -> PyResult<Acceptor> {
+        let (py, task) = (slf.py(), slf.get());
+        let options = AcceptOptions { tensors_max, bytes_max };
+        let open = || task.connected().map(|connected| connected.task.acceptor(queue, options));
+        Ok(Acceptor::new(slf, queue, py.detach(open).or_raise(py)?))
     }
 
     /// An array whose memory is shared with the daemon, so that it is sent and received into without a copy. What it

@@ -13,7 +13,7 @@ use std::{
 };
 
 use pyo3::prelude::*;
-use sealane::{Error, PlanPulling, Publishing, Pulled, PullingMany, Receiving, RecvOutcome, Sending, Tensor};
+use sealane::{Error, PlanPulling, Publishing, Pulled, PullingMany, Pushing, Receiving, RecvOutcome, Sending, Tensor};
 
 use crate::errors::OrRaise;
 
@@ -66,6 +66,7 @@ macro_rules! under_way {
 under_way!(Sending, (), identity);
 under_way!(Receiving, Tensor, tensor);
 under_way!(Publishing, (), identity);
+under_way!(Pushing, (), identity);
 under_way!(PullingMany, Vec<Result<Pulled, Error>>, Ok);
 // The errors of a plan's pull are looked at one by one.
 under_way!(PlanPulling<'_>, Result<(), Error>, Ok);

@@ -19,15 +19,15 @@ use super::memory::TaskMemory;
 use crate::rendezvous::{Found, Meeting, Parked, Spot, Waiting, asked_twice};
 
 /// Bytes copied at once; a larger tensor is copied in several turns.
-const COPY_AT_ONCE_BYTES: usize = 64 << 10;
+pub(super) const COPY_AT_ONCE_BYTES: usize = 64 << 10;
 /// Bytes that one `memcpy` is given: for more, the C library changes to stores that pass the caches by, which was slower
 /// (4 MiB at once 31 GB/s, in pieces of 64 KiB 38 GB/s).
 const COPY_PIECE_BYTES: usize = 64 << 10;
 /// Bytes copied in one turn at most, all copies together: about 30 µs, so that small messages do not wait long.
-const COPY_BUDGET_BYTES: usize = 1 << 20;
+pub(super) const COPY_BUDGET_BYTES: usize = 1 << 20;
 
-/// Bytes copied for one producer before the next one's turn comes.
-const COPY_HELPING_BYTES: usize = 256 << 10;
+/// Bytes copied for one producer, or for one pull, before the next one's turn comes.
+pub(super) const COPY_HELPING_BYTES: usize = 256 << 10;
 
 /// A recv that waits for its tensor, or whose tensor is being copied.
 struct Wanted {
@@ -372,15 +372,20 @@ impl Copy {
         let rest = &self.from.1.as_ref()[self.filled..];
         let source = &rest[..rest.len().min(budget)];
         let target = &mut self.to[self.filled..][..source.len()];
-        for (target, source) in target.chunks_mut(COPY_PIECE_BYTES).zip(source.chunks(COPY_PIECE_BYTES)) {
-            target.copy_from_slice(source);
-        }
+        copy_in_pieces(target, source);
         self.filled += source.len();
         source.len()
     }
 
     fn is_complete(&self) -> bool {
         self.filled == self.from.1.len()
+    }
+}
+
+/// Copies `source`, a piece at a time; see [`COPY_PIECE_BYTES`].
+pub(super) fn copy_in_pieces(target: &mut [u8], source: &[u8]) {
+    for (target, source) in target.chunks_mut(COPY_PIECE_BYTES).zip(source.chunks(COPY_PIECE_BYTES)) {
+        target.copy_from_slice(source);
     }
 }
 

@@ -9,15 +9,9 @@ use sealane_transport::session::{ReceiveMemory, Shelf, Wait};
 use sealane_transport::{Error, Handle, Payload, TensorMeta, Tray};
 
 use super::Node;
+use super::local::{COPY_AT_ONCE_BYTES, COPY_BUDGET_BYTES, COPY_HELPING_BYTES, copy_in_pieces};
 use super::plans::{At, UnderWay};
 use crate::shelf::Watcher;
-
-/// Bytes copied for one pull before the next one's turn comes, and in one turn at once.
-const HELPING_BYTES: usize = 256 << 10;
-/// Bytes copied in one turn at most, all pulls together.
-const BUDGET_BYTES: usize = 1 << 20;
-/// Bytes that one `memcpy` is given; see `local.rs`.
-const PIECE_BYTES: usize = 64 << 10;
 
 /// See the module.
 pub(super) struct LocalPull {
@@ -74,7 +68,7 @@ impl Node {
 
     pub(super) fn begin_here(&mut self, handle: Handle, deadline: Instant) {
         self.local_pulls_earliest = Some(self.local_pulls_earliest.map_or(deadline, |earliest| earliest.min(deadline)));
-        self.advance_local_pull(handle, HELPING_BYTES);
+        self.advance_local_pull(handle, COPY_HELPING_BYTES);
     }
 
     fn local_pull(&mut self, handle: Handle) -> Option<&mut LocalPull> {
@@ -111,17 +105,17 @@ impl Node {
 
     /// Goes on with the pulls under way; the bytes copied, or work done.
     pub(super) fn pull_on(&mut self) -> usize {
-        let mut budget = BUDGET_BYTES;
+        let mut budget = COPY_BUDGET_BYTES;
         while budget > 0
             && let Some(handle) = self.local_pulls.pop_front()
         {
             if let Some(local) = self.local_pull(handle) {
                 local.queued = false;
-                let copied = self.advance_local_pull(handle, HELPING_BYTES.min(budget));
+                let copied = self.advance_local_pull(handle, COPY_HELPING_BYTES.min(budget));
                 budget = budget.saturating_sub(copied.max(1));
             }
         }
-        BUDGET_BYTES - budget
+        COPY_BUDGET_BYTES - budget
     }
 
     /// Copies about `budget` bytes of a pull; how many.
@@ -155,7 +149,7 @@ impl Node {
             let bytes = shelved.payload.len();
             let (memory, consumer) = (&self.memory, local.consumer);
             let allocate = |len| memory.allocate_to_stay(consumer, len);
-            if bytes <= PIECE_BYTES {
+            if bytes <= COPY_AT_ONCE_BYTES {
                 local.tray.copy_in(index, &shelved, allocate);
                 copied += bytes;
                 self.counters.tensors_received += 1;
@@ -234,9 +228,7 @@ impl PartCopy {
         let rest = &self.from.as_ref()[self.filled..];
         let source = &rest[..rest.len().min(budget)];
         let target = &mut self.to[self.filled..][..source.len()];
-        for (target, source) in target.chunks_mut(PIECE_BYTES).zip(source.chunks(PIECE_BYTES)) {
-            target.copy_from_slice(source);
-        }
+        copy_in_pieces(target, source);
         self.filled += source.len();
         source.len()
     }

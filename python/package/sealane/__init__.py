@@ -13,6 +13,7 @@ multiprocessing's "spawn".
 import os as _os
 from importlib.metadata import version as _version
 
+from ._accepted import Accepted
 from ._errors import (
     Aborted,
     DeadlineExceeded,
@@ -25,7 +26,7 @@ from ._errors import (
     Unimplemented,
 )
 from ._pulled import Pulled
-from ._sealane import Plan, Receiving, Sending, Task, Tensor, attach, embedded
+from ._sealane import Acceptor, Plan, Receiving, Sending, Task, Tensor, attach, embedded
 from ._sealane import forked as _forked
 
 _os.register_at_fork(after_in_child=_forked)
@@ -34,6 +35,8 @@ __version__ = _version("sealane")
 
 __all__ = [
     "Aborted",
+    "Accepted",
+    "Acceptor",
     "DeadlineExceeded",
     "Error",
     "InvalidArgument",

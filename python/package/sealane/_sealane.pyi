@@ -6,9 +6,10 @@ from typing import Any, Literal, Protocol, Self, SupportsIndex, TypeVar, final, 
 import numpy as np
 import numpy.typing as npt
 
+from ._accepted import Accepted
 from ._pulled import Pulled
 
-__all__ = ["Bell", "Plan", "Receiving", "Sending", "Task", "Tensor", "attach", "embedded", "forked"]
+__all__ = ["Acceptor", "Bell", "Plan", "Receiving", "Sending", "Task", "Tensor", "attach", "embedded", "forked"]
 
 class _SupportsDLPack(Protocol):
     def __dlpack__(self, *, stream: None = None) -> Any: ...
@@ -119,6 +120,14 @@ class Task:
     ) -> dict[str, Pulled | Exception]: ...
     def plan(self, peer: str, keys: Iterable[str]) -> Plan:
         """Keys of what ``peer`` publishes, to be pulled together again and again, into the same arrays."""
+    def push(self, to: str, queue: str, array: _Outgoing, *, timeout: float | None = None) -> None:
+        """Pushes a tensor into a queue of ``to`` and waits until it was taken."""
+    def push_async(self, to: str, queue: str, array: _Outgoing, *, timeout: float | None = None) -> Sending:
+        """``push`` that does not wait."""
+    def push_many(self, to: str, queue: str, arrays: Iterable[_Outgoing], *, timeout: float | None = None) -> None:
+        """``push`` for many tensors at once, in order."""
+    def acceptor(self, queue: str, *, tensors_max: int = 4096, bytes_max: int = 268_435_456) -> Acceptor:
+        """Opens a queue of this task for what peers push into it."""
     def empty(self, shape: SupportsIndex | Sequence[SupportsIndex], dtype: npt.DTypeLike | None = None) -> Any:
         """An array that is sent and received into without a copy. float32 unless given."""
     def abort(self, step: int, reason: str) -> None:
@@ -156,8 +165,27 @@ class Plan:
     ) -> None: ...
 
 @final
+class Acceptor:
+    """Takes what peers push into a queue. For any thread; iterate over it until it is closed."""
+
+    @property
+    def queue(self) -> str: ...
+    def accept(self, timeout: float | None = None) -> Accepted:
+        """The next tensor and who pushed it; raises DeadlineExceeded after ``timeout`` seconds."""
+    def accept_many(self, most: int, timeout: float | None = None) -> list[Accepted]:
+        """The next tensors: what is there, or the first that comes."""
+    def close(self) -> None:
+        """Frees the queue and what was not accepted. An iteration ends."""
+    def __iter__(self) -> Self: ...
+    def __next__(self) -> Accepted: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, class_: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
+
+@final
 class Sending:
-    """A send or a publication under way: await it, call ``result``, or drop it: it goes on."""
+    """A send, a push or a publication under way: await it, call ``result``, or drop it: it goes on."""
 
     def result(self, timeout: float | None = None) -> None:
         """Blocks until it has ended; raises TimeoutError after ``timeout`` seconds."""

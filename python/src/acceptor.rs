@@ -1,0 +1,199 @@
+//! `sealane.Acceptor`: the end of a queue from which Python code takes what peers push. Any thread, several at a time;
+//! bounded by the queue's options.
+
+use std::{
+    sync::{PoisonError, RwLock},
+    time::{Duration, Instant},
+};
+
+use pyo3::{prelude::*, sync::PyOnceLock, types::PyList};
+use sealane::{Accepted, Error};
+
+use crate::{
+    errors::{OrRaise, invalid, late},
+    fork::Generation,
+    task::Task,
+    tensor::handed_out,
+    wait::{SIGNALS_EVERY, timeout},
+};
+
+/// Takes what peers push into a queue of this process's task, as ``Task.acceptor`` makes it.
+///
+/// For any thread; each tensor is handed out once. Iterate over it until it is closed, or call ``accept``. Use it as a
+/// context manager, or call ``close``; when it is dropped it is closed, too.
+#[pyclass(frozen, module = "sealane")]
+pub(crate) struct Acceptor {
+    /// Which is not closed by being dropped before its acceptors.
+    task: Py<Task>,
+    queue: Box<str>,
+    /// `None` once it is closed. Whoever waits has it for reading, [`SIGNALS_EVERY`] at most.
+    open: RwLock<Option<sealane::Acceptor>>,
+    idle_spin: Duration,
+    made: Generation,
+}
+
+/// What a wait brought.
+enum Taken {
+    Some(Vec<Accepted>),
+    Nothing,
+    Closed,
+}
+
+impl Acceptor {
+    pub(crate) fn new(task: &Bound<'_, Task>, queue: &str, acceptor: sealane::Acceptor) -> Self {
+        let (idle_spin, made) = (task.get().idle_spin(), Generation::now());
+        Self { task: task.clone().unbind(), queue: queue.into(), open: RwLock::new(Some(acceptor)), idle_spin, made }
+    }
+
+    /// Waits for tensors, and takes `most` at most.
+    ///
+    /// # Errors
+    /// Those of the queue, and what a signal handler raises: then nothing was taken.
+    fn take(&self, py: Python<'_>, most: usize, timeout: Option<Duration>) -> PyResult<Taken> {
+        self.made.check(self.task.get().name()).or_raise(py)?;
+        // A time that the clock cannot hold is as good as none.
+        let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let mut spin = self.idle_spin;
+        loop {
+            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            let taken = py.detach(|| self.take_soon(most, spin, left.unwrap_or(Duration::MAX))).or_raise(py)?;
+            if !matches!(taken, Taken::Nothing) || left.is_some_and(|left| left.is_zero()) {
+                return Ok(taken);
+            }
+            py.check_signals()?;
+            if spin < SIGNALS_EVERY {
+                // It has slept since: spinning again would find no more.
+                spin = Duration::ZERO;
+            }
+        }
+    }
+
+    /// Looks for `spin`, then sleeps, but in all not much longer than signals, and who closes it, may wait. Without the
+    /// interpreter's lock.
+    fn take_soon(&self, most: usize, spin: Duration, left: Duration) -> Result<Taken, Error> {
+        let open = self.open.read().unwrap_or_else(PoisonError::into_inner);
+        let Some(acceptor) = &*open else { return Ok(Taken::Closed) };
+        let mut taken = Vec::new();
+        let (started, slice) = (Instant::now(), left.min(SIGNALS_EVERY));
+        loop {
+            if acceptor.try_accept(most, &mut taken)? > 0 || most == 0 {
+                return Ok(Taken::Some(taken));
+            }
+            if started.elapsed() >= spin.min(slice) {
+                break;
+            }
+            std::hint::spin_loop();
+        }
+        let slice = slice.saturating_sub(started.elapsed());
+        if !slice.is_zero() {
+            taken = acceptor.accept_many(most).wait_within(slice)?;
+        }
+        Ok(if taken.is_empty() { Taken::Nothing } else { Taken::Some(taken) })
+    }
+
+    /// What an accept of one or more gives.
+    ///
+    /// # Errors
+    /// As [`take`](Self::take), DeadlineExceeded, InvalidArgument if it was closed.
+    fn wait(&self, py: Python<'_>, most: usize, timeout: Option<f64>) -> PyResult<Vec<Accepted>> {
+        let timeout = self::timeout(timeout).or_raise(py)?;
+        match self.take(py, most, timeout)? {
+            Taken::Some(taken) => Ok(taken),
+            Taken::Nothing => Err(late(py, format!("nothing was pushed into the queue '{}' in time", self.queue))),
+            Taken::Closed => Err(invalid(py, "the acceptor was closed")),
+        }
+    }
+
+    /// Once nobody waits, which takes no longer than [`SIGNALS_EVERY`]. Without the interpreter's lock.
+    fn shut(&self) -> Option<sealane::Acceptor> {
+        self.open.write().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+#[pymethods]
+impl Acceptor {
+    /// The queue's name.
+    #[getter]
+    fn queue(&self) -> &str {
+        &self.queue
+    }
+
+    /// The next tensor, as an ``Accepted``: the name of the task that pushed it, and the array. Waits for it.
+    ///
+    /// ``timeout`` is in seconds; when it is over, ``DeadlineExceeded`` is raised. Unless given there is no limit.
+    #[pyo3(signature = (timeout=None))]
+    fn accept<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Bound<'py, PyAny>> {
+        only(py, self.wait(py, 1, timeout)?)
+    }
+
+    /// The next tensors, ``most`` at most, as a list: what is there, or the first that comes. Much cheaper than one by one.
+    ///
+    /// ``timeout`` is as in ``accept``.
+    #[pyo3(signature = (most, timeout=None))]
+    fn accept_many<'py>(&self, py: Python<'py>, most: usize, timeout: Option<f64>) -> PyResult<Bound<'py, PyList>> {
+        let taken = self.wait(py, most, timeout)?;
+        let taken = taken.into_iter().map(|each| accepted(py, each)).collect::<PyResult<Vec<_>>>()?;
+        PyList::new(py, taken)
+    }
+
+    /// Frees the queue, and what was not accepted; pushes wait for the next acceptor. Whoever waits for a tensor is told; an
+    /// iteration ends. May be called twice.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        self.made.check(self.task.get().name()).or_raise(py)?;
+        py.detach(|| drop(self.shut()));
+        Ok(())
+    }
+
+    fn __iter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        match self.take(py, 1, None)? {
+            Taken::Some(taken) => only(py, taken).map(Some),
+            Taken::Nothing | Taken::Closed => Ok(None),
+        }
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        _class: &Bound<'_, PyAny>,
+        _value: &Bound<'_, PyAny>,
+        _traceback: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        self.close(py)
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<sealane.Acceptor of {}>", self.queue)
+    }
+}
+
+impl Drop for Acceptor {
+    fn drop(&mut self) {
+        if self.made.is_over() {
+            // A child must not speak to the shards of its parent.
+            std::mem::forget(self.open.get_mut().unwrap_or_else(PoisonError::into_inner).take());
+        } else {
+            Python::attach(|py| py.detach(|| drop(self.shut())));
+        }
+    }
+}
+
+/// A ``sealane.Accepted``.
+///
+/// # Errors
+/// As [`handed_out`].
+fn accepted(py: Python<'_>, Accepted { from, tensor }: Accepted) -> PyResult<Bound<'_, PyAny>> {
+    static CLASS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    CLASS.import(py, "sealane._accepted", "Accepted")?.call1((&*from, handed_out(py, tensor)?))
+}
+
+fn only(py: Python<'_>, mut taken: Vec<Accepted>) -> PyResult<Bound<'_, PyAny>> {
+    accepted(py, taken.pop().expect("one was taken"))
+}

@@ -1,17 +1,19 @@
 //! The asking half of a session: requests by id, the window, deadlines, landings.
 
+mod requests;
+
 use std::collections::VecDeque;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use sealane_runtime::Buffer;
 
 use super::control::{Control, ControlQueue};
 use super::receive::{ReceiveMemory, Sink};
 use super::releases::ReleaseLog;
-use super::{Arrived, Event, Roster, Session, Unanswered};
+use super::{Arrived, Event, Roster, Unanswered};
 use crate::arena::{Arena, Handle};
 use crate::error::Error;
-use crate::limits::{GROUP_BYTES, KEY_BYTES_MAX, SessionLimits};
+use crate::limits::{GROUP_BYTES, SessionLimits};
 use crate::link::{Landing, LandingOf, Meta, Place};
 use crate::outbox::Outbox;
 use crate::wire::{REQUEST_ENTRY_BYTES, Request, Response, SmallResponse, WireError};
@@ -469,159 +471,5 @@ pub(super) fn not_served(peer: &str) -> Error {
     Error::NotFound {
         task: "asked".into(),
         reason: format!("{peer} answers but does not serve that task; compare the endpoint maps of both hosts").into(),
-    }
-}
-
-impl<W, D: PartialEq> Session<W, D> {
-    /// Asks the peer for a tensor; the answer comes as [`Event::Answered`].
-    ///
-    /// # Errors
-    /// ResourceExhausted if `fusion.queued_requests_max` requests exist, InvalidArgument if the key is too long,
-    /// NotFound if the attached peer does not serve the task, Unavailable if the peer is going away. The waiter
-    /// and the destination come back with each.
-    pub fn request(&mut self, now: Instant, ask: Ask<'_, W>) -> Result<Handle, (Unanswered, W)> {
-        self.enter(now, ask, false)
-    }
-
-    /// As [`request`](Self::request), for one of many that are asked for together: it does not wait for the window.
-    ///
-    /// # Errors
-    /// Those of [`request`](Self::request).
-    pub fn request_fused(&mut self, now: Instant, ask: Ask<'_, W>) -> Result<Handle, (Unanswered, W)> {
-        self.enter(now, ask, true)
-    }
-
-    fn enter(&mut self, now: Instant, ask: Ask<'_, W>, fused: bool) -> Result<Handle, (Unanswered, W)> {
-        let refused = |error, ask: Ask<'_, W>| Err((Unanswered { error, destination: ask.destination }, ask.waiter));
-        if ask.key.len() > KEY_BYTES_MAX {
-            let reason = format!("the key has {} bytes, at most {KEY_BYTES_MAX} are accepted", ask.key.len());
-            return refused(Error::invalid(reason), ask);
-        }
-        if let Some(reason) = &self.going_away {
-            return refused(Error::unavailable(&self.peer, reason.clone()), ask);
-        }
-        if let Some(attached) = &self.attached
-            && attached.roster.place_of(ask.producer).is_none()
-        {
-            return refused(not_served(&self.peer), ask);
-        }
-        let consumer = &mut self.consumer;
-        if consumer.to_ask.len() + consumer.to_ask_fused.len() > 2 * consumer.wanted.len() + QUEUE_SLACK {
-            let wanted = &consumer.wanted;
-            consumer.to_ask.retain(|&handle| wanted.get(handle).is_some());
-            consumer.to_ask_fused.retain(|&handle| wanted.get(handle).is_some());
-        }
-        let mut key = consumer.spare_keys.pop().unwrap_or_default();
-        key.clear();
-        key.push_str(ask.key);
-        let wanted = Wanted {
-            consumer: ask.consumer,
-            producer: ask.producer,
-            step: ask.step,
-            key,
-            since: now,
-            deadline: ask.deadline,
-            state: State::Queued,
-            asked: false,
-            fused,
-            brought: ask.destination.is_some(),
-            destination: ask.destination,
-            waiter: Some(ask.waiter),
-        };
-        match consumer.wanted.insert(wanted) {
-            Ok(handle) => {
-                consumer.queue(handle, fused);
-                consumer.earliest = Some(consumer.earliest.map_or(ask.deadline, |earliest| earliest.min(ask.deadline)));
-                Ok(handle)
-            }
-            Err(wanted) => {
-                let reason = format!("{} requests to {} wait already", self.limits.queued_requests_max, self.peer);
-                let error = Error::full("fusion.queued_requests_max", reason);
-                Err((Unanswered { error, destination: wanted.destination }, wanted.waiter.expect(STANDS)))
-            }
-        }
-    }
-
-    /// Gives a request up: no answer comes for it. Its waiter and, unless the tensor is arriving at this moment, its
-    /// destination; `None` if it has ended already.
-    pub fn cancel(&mut self, handle: Handle) -> Option<(W, Option<Buffer>)> {
-        let known = self.consumer.wanted.get(handle)?.state != State::Queued;
-        let wanted = self.consumer.remove(handle)?;
-        if known && self.attached.is_some() {
-            self.control.push(Control::Cancel(handle));
-        }
-        Some((wanted.waiter?, wanted.destination))
-    }
-
-    /// True until the request of that handle has ended or was taken out.
-    pub fn is_waiting(&self, handle: Handle) -> bool {
-        self.consumer.wanted.get(handle).is_some()
-    }
-
-    /// Ends this side's requests of `step` between `consumer` and `producer` with `error`.
-    pub fn end_requests(&mut self, step: i64, consumer: u16, producer: Option<u32>, error: &Error) {
-        let pick = |wanted: &Wanted<W>| {
-            wanted.step == step
-                && wanted.consumer == consumer
-                && producer.is_none_or(|number| number == wanted.producer)
-        };
-        for handle in self.consumer.end_those(pick, error, &mut self.events) {
-            if self.attached.is_some() {
-                self.control.push(Control::Cancel(handle));
-            }
-        }
-    }
-
-    /// Ends every request, pull and push of `consumer` with `error`.
-    pub fn end_requests_of(&mut self, consumer: u16, error: &Error) {
-        for handle in self.consumer.end_those(|wanted| wanted.consumer == consumer, error, &mut self.events) {
-            if self.attached.is_some() {
-                self.control.push(Control::Cancel(handle));
-            }
-        }
-        self.puller.end_those(Some(consumer), error, &mut self.control, &mut self.events);
-        self.pusher.end_of(Some(consumer), error, &mut self.control, &mut self.events);
-    }
-
-    /// Ends every request, pull and push with `error`: no link could be made.
-    pub fn end_all_requests(&mut self, error: &Error) {
-        for handle in self.consumer.end_those(|_| true, error, &mut self.events) {
-            if self.attached.is_some() {
-                self.control.push(Control::Cancel(handle));
-            }
-        }
-        self.puller.end_those(None, error, &mut self.control, &mut self.events);
-        self.pusher.end_of(None, error, &mut self.control, &mut self.events);
-    }
-
-    /// Takes out the requests that `pick` (consumer, producer) chooses and that have not been sent, to be asked of
-    /// another session: its pair turned out to live on another of the peer's shards. With each goes whether it was
-    /// [fused](Self::request_fused).
-    pub fn take_requests(
-        &mut self,
-        mut pick: impl FnMut(u16, u32) -> bool,
-        mut each: impl FnMut(Handle, Ask<'_, W>, bool),
-    ) {
-        debug_assert!(self.attached.is_none(), "requests move before a link is attached");
-        for handle in self.consumer.wanted.select(|wanted| pick(wanted.consumer, wanted.producer)) {
-            let mut wanted = self.consumer.wanted.remove(handle).expect("just selected");
-            let key = std::mem::take(&mut wanted.key);
-            let ask = Ask {
-                consumer: wanted.consumer,
-                producer: wanted.producer,
-                step: wanted.step,
-                key: &key,
-                deadline: wanted.deadline,
-                destination: wanted.destination,
-                waiter: wanted.waiter.expect(STANDS),
-            };
-            each(handle, ask, wanted.fused);
-        }
-    }
-
-    /// The longest that a request has waited by `now`; zero without requests.
-    pub fn oldest_wait(&self, now: Instant) -> Duration {
-        let since = self.consumer.wanted.iter().map(|(_, wanted)| wanted.since).min();
-        since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since))
     }
 }

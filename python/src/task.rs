@@ -416,8 +416,8 @@ impl Task {
         call.or_raise(py).map(Sending::new)
     }
 
-    /// ``push`` for many tensors, in order: any iterable of them. Much cheaper than one by one. Waits until the queue has taken
-    /// all of them.
+    /// ``push`` for many tensors, in order: any iterable of them, of an array its rows. Much cheaper than one by one. Waits
+    /// until the queue has taken all of them.
     ///
     /// If one fails, its error is raised and the others go on.
     #[pyo3(signature = (to, queue, arrays, *, timeout=None))]

@@ -48,6 +48,7 @@ def test_a_child_is_told(ps, worker, key):
     sending = ps.send_async(WORKER, 1, key + "/other", np.ones(1))
     plan = worker.plan(PS, [key])
     pulling = plan.pull_async(1)
+    acceptor = ps.acceptor(key)
 
     def work():
         return [
@@ -76,6 +77,14 @@ def test_a_child_is_told(ps, worker, key):
                 lambda: plan.pull_async(timeout=5),
                 lambda: plan.close(),
                 lambda: pulling.result(5),
+                lambda: worker.push(PS, key, np.ones(1), timeout=5),
+                lambda: worker.push_async(PS, key, np.ones(1), timeout=5),
+                lambda: worker.push_many(PS, key, [np.ones(1)], timeout=5),
+                lambda: ps.acceptor(key),
+                lambda: acceptor.accept(5),
+                lambda: acceptor.accept_many(5, 5),
+                lambda: next(acceptor),
+                lambda: acceptor.close(),
                 lambda: ps.close(),
             )
         ]
@@ -89,6 +98,8 @@ def test_a_child_is_told(ps, worker, key):
     sending.result()
     ps.publish(key, 1, np.arange(3))
     assert pulling.result()[key].tolist() == plan.pull()[key].tolist() == [0, 1, 2]
+    worker.push(PS, key, np.arange(3))
+    assert acceptor.accept().array.tolist() == [0, 1, 2]
 
 
 def test_a_child_may_drop_what_it_inherited(own_daemon):
@@ -99,12 +110,15 @@ def test_a_child_may_drop_what_it_inherited(own_daemon):
     for name in ("plan", "other plan"):
         holder[name] = holder["worker"].plan(PS, ["never"])
     holder["pulling"] = holder["plan"].pull_async()
+    holder["acceptor"] = holder["ps"].acceptor("q")
     in_child(holder.clear)
     assert holder["worker"].recv(PS, 1, "k").shape == (10_000,)
     holder["sending"].result()
     assert not holder["receiving"].done() and not holder["pulling"].done()
     holder["ps"].publish("never", 1, np.ones(3))
     assert holder["pulling"].result()["never"].tolist() == holder["other plan"].pull()["never"].tolist() == [1, 1, 1]
+    holder["worker"].push(PS, "q", np.arange(3))
+    assert holder["acceptor"].accept(timeout=60).array.tolist() == [0, 1, 2]
     for name in ("ps", "worker"):
         holder[name].close()
 

@@ -64,9 +64,9 @@ pub(super) const LINKS_MAX: u64 = 4096;
 pub(super) const IN_FLIGHT_BYTES: u64 = 256 * MIB;
 /// Smallest chunk: a frame and its write cost as much as a few KiB of payload.
 pub(super) const CHUNK_BYTES_MIN: u64 = 16 * KIB;
-/// What a small message waits for at most: 0.1 ms of a fast link. Chunks of 256 KiB to 4 MiB and whole tensors move 16 x 4 MiB in the
-/// same time within noise (`bench fuse`: 8.9 to 9.5 ms).
-pub(super) const CHUNK_BYTES: u64 = MIB;
+/// What a small message waits for at most: 0.4 ms of a fast link. With 1 MiB one stream of 4 MiB tensors lost an eighth of its speed
+/// (`bench bandwidth`: 0.80 of raw instead of 0.93), while 16 tensors at once did not tell the two apart (`bench fuse`).
+pub(super) const CHUNK_BYTES: u64 = 4 * MIB;
 /// Largest socket buffer: beyond this the kernel refuses.
 pub(super) const SOCKET_BUFFER_BYTES_MAX: u64 = GIB;
 

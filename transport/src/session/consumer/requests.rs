@@ -12,7 +12,7 @@ use crate::session::control::Control;
 use crate::session::{Session, Unanswered};
 
 impl<W, D: PartialEq> Session<W, D> {
-    /// Asks the peer for a tensor; the answer comes as [`Event::Answered`].
+    /// Asks the peer for a tensor; the answer comes as [`Event::Answered`](crate::session::Event::Answered).
     ///
     /// # Errors
     /// ResourceExhausted if `fusion.queued_requests_max` requests exist, InvalidArgument if the key is too long,

@@ -312,7 +312,7 @@ impl Node {
 
     /// A peer names the keys that it will pull.
     pub(super) fn named(&mut self, session: Handle, named: Named) {
-        let Named { set, consumer, producer, keys } = named;
+        let Named { set, serial, consumer, producer, keys } = named;
         let found = if consumer == STRANGER {
             let reason = "the pulling task is not in the endpoint map of the asked host".into();
             Err(Error::NotFound { task: "the pulling task".into(), reason })
@@ -325,11 +325,11 @@ impl Node {
         match found {
             // Named and forgotten in one read of the link.
             Ok(slots) => {
-                if let Err(slots) = peer.session.set_found(set, slots) {
+                if let Err(slots) = peer.session.set_found(set, serial, slots) {
                     self.shelf.let_go(&slots);
                 }
             }
-            Err(error) => peer.session.refuse_set(set, error),
+            Err(error) => peer.session.refuse_set(set, serial, error),
         }
         self.mark_dirty(session);
     }

@@ -10,7 +10,7 @@ use super::control::Control;
 use super::{Event, Session, failure_of};
 use crate::arena::{Arena, Handle};
 use crate::error::Error;
-use crate::limits::{INLINE_PAYLOAD_BYTES, PEER_SET_KEYS_MAX, SessionLimits};
+use crate::limits::{INLINE_PAYLOAD_BYTES, PEER_SET_KEYS_MAX, SETS_MAX, SessionLimits};
 use crate::outbox::{Outbox, Owner};
 use crate::payload::Payload;
 use crate::wire::{KeySet, Part, Pull, PullFailure, WireError};
@@ -61,6 +61,8 @@ pub struct Wait {
 pub struct Named {
     /// The peer's handle of it.
     pub set: Handle,
+    /// Tells this set from an earlier one of the same handle.
+    pub serial: u64,
     /// The peer's task that will pull, by the owner's number.
     pub consumer: u32,
     /// The task of this side that is asked, by its place in this side's greeting.
@@ -70,7 +72,10 @@ pub struct Named {
 }
 
 struct PeerSet {
+    serial: u64,
     count: usize,
+    /// All keys have come.
+    whole: bool,
     /// Those that have come, until all have.
     keys: Vec<Box<str>>,
     found: Option<Result<Vec<u32>, Error>>,
@@ -82,6 +87,7 @@ struct Serving {
     /// The peer's handle.
     id: Handle,
     set: Handle,
+    serial: u64,
     min_version: i64,
     /// Numbers to look at: first and count.
     ready: VecDeque<(u32, u32)>,
@@ -103,6 +109,8 @@ pub(super) struct Server {
     sets: HashMap<Handle, PeerSet>,
     /// Keys of all sets.
     keys: usize,
+    /// Of the last set that was named.
+    serial: u64,
     pulls: Arena<Serving>,
     pulls_max: usize,
     /// By the peer's handle.
@@ -121,6 +129,7 @@ impl Server {
         Self {
             sets: HashMap::new(),
             keys: 0,
+            serial: 0,
             pulls: Arena::new(limits.parked_requests_max),
             pulls_max: limits.parked_requests_max,
             ids: HashMap::new(),
@@ -139,19 +148,29 @@ impl Server {
     pub(super) fn name(&mut self, named: &KeySet<'_>) -> Result<Option<Vec<Box<str>>>, WireError> {
         let (id, count) = (named.id, named.count as usize);
         if named.first == 0 {
-            self.forget(id);
+            if self.sets.contains_key(&id) || self.sets.len() >= SETS_MAX {
+                return Err(WireError::BadValue {
+                    what: "set that is named again, or past the limit",
+                    found: id.to_bits(),
+                });
+            }
+            self.serial += 1;
+            let serial = self.serial;
             if self.keys + count > PEER_SET_KEYS_MAX {
                 let reason = format!("the peer's plans have {PEER_SET_KEYS_MAX} keys");
                 let full = Some(Err(Error::full("keys of a peer's plans", reason)));
-                self.sets.insert(id, PeerSet { count: 0, keys: Vec::new(), found: full, told: Vec::new() });
+                self.sets.insert(
+                    id,
+                    PeerSet { serial, count: 0, whole: true, keys: Vec::new(), found: full, told: Vec::new() },
+                );
                 return Ok(None);
             }
             self.keys += count;
             let keys = Vec::with_capacity(count);
-            self.sets.insert(id, PeerSet { count, keys, found: None, told: Vec::new() });
+            self.sets.insert(id, PeerSet { serial, count, whole: false, keys, found: None, told: Vec::new() });
         }
         // Of a set that was refused.
-        let Some(set) = self.sets.get_mut(&id).filter(|set| set.found.is_none()) else { return Ok(None) };
+        let Some(set) = self.sets.get_mut(&id).filter(|set| !set.whole) else { return Ok(None) };
         if named.first as usize != set.keys.len() || count != set.count {
             return Err(WireError::BadValue { what: "first key of a part of a set", found: u64::from(named.first) });
         }
@@ -161,7 +180,12 @@ impl Server {
         if set.keys.len() > count {
             return Err(WireError::BadValue { what: "keys of a set", found: set.keys.len() as u64 });
         }
-        Ok((set.keys.len() == count).then(|| std::mem::take(&mut set.keys)))
+        set.whole = set.keys.len() == count;
+        Ok(set.whole.then(|| std::mem::take(&mut set.keys)))
+    }
+
+    fn serial_of(&self, id: Handle) -> u64 {
+        self.sets.get(&id).map_or(0, |set| set.serial)
     }
 
     /// The slots of a set that is no more.
@@ -199,14 +223,16 @@ impl Server {
         let Some(set) = self.sets.get(&pull.set) else { return Err(Error::invalid("the plan was not named")) };
         let count = match &set.found {
             Some(Err(error)) => return Err(error.clone()),
+            None if !set.whole => return Err(Error::invalid("the plan was not named to its end")),
             _ => set.count as u32,
         };
         if self.ids.contains_key(&pull.id) {
             return Err(Error::invalid("the id is that of another pull, which waits"));
         }
         let ready = VecDeque::from([(0, count)]);
-        let serving =
-            Serving { id: pull.id, set: pull.set, min_version: pull.min_version, ready, waiting: 0, queued: true };
+        let Pull { id, set: set_id, min_version, .. } = *pull;
+        let serial = set.serial;
+        let serving = Serving { id, set: set_id, serial, min_version, ready, waiting: 0, queued: true };
         let Ok(handle) = self.pulls.insert(serving) else {
             let reason = format!("{} pulls of this peer wait", self.pulls_max);
             return Err(Error::full("fusion.parked_requests_max", reason));
@@ -240,7 +266,8 @@ impl Server {
                 self.to_serve.pop_front();
                 continue;
             };
-            let Some(set) = self.sets.get_mut(&serving.set) else {
+            // Forgotten meanwhile, and perhaps another one named by its handle.
+            let Some(set) = self.sets.get_mut(&serving.set).filter(|set| set.serial == serving.serial) else {
                 self.end(handle);
                 continue;
             };
@@ -416,16 +443,17 @@ impl<W, D: PartialEq> Session<W, D> {
     ///
     /// # Errors
     /// The peer has forgotten the set meanwhile: the slots come back, to be let go.
-    pub fn set_found(&mut self, set: Handle, slots: Vec<u32>) -> Result<(), Vec<u32>> {
-        let Some(named) = self.server.sets.get_mut(&set) else { return Err(slots) };
+    pub fn set_found(&mut self, set: Handle, serial: u64, slots: Vec<u32>) -> Result<(), Vec<u32>> {
+        let same = |named: &&mut PeerSet| named.serial == serial;
+        let Some(named) = self.server.sets.get_mut(&set).filter(same) else { return Err(slots) };
         named.told = vec![0; slots.len()];
         named.found = Some(Ok(slots));
         Ok(())
     }
 
     /// A set that cannot be pulled: each pull of it ends with `error`.
-    pub fn refuse_set(&mut self, set: Handle, error: Error) {
-        if let Some(named) = self.server.sets.get_mut(&set) {
+    pub fn refuse_set(&mut self, set: Handle, serial: u64, error: Error) {
+        if let Some(named) = self.server.sets.get_mut(&set).filter(|named| named.serial == serial) {
             named.found = Some(Err(error));
         }
     }
@@ -479,11 +507,9 @@ impl<W, D: PartialEq> Session<W, D> {
 
     pub(super) fn set_named(&mut self, named: &KeySet<'_>) -> Result<(), WireError> {
         let Some(consumer) = self.asking(named.consumer, named.producer)? else { return Ok(()) };
-        if named.first == 0 {
-            self.set_forgotten(named.id);
-        }
         if let Some(keys) = self.server.name(named)? {
-            self.events.push_back(Event::Named(Named { set: named.id, consumer, producer: named.producer, keys }));
+            let (set, serial, producer) = (named.id, self.server.serial_of(named.id), named.producer);
+            self.events.push_back(Event::Named(Named { set, serial, consumer, producer, keys }));
         }
         Ok(())
     }

@@ -173,3 +173,49 @@ fn answers_without_end_to_what_was_not_asked_end_the_link() {
     assert!(error.to_string().contains("answer past all requests"), "{error}");
     assert!(heard <= RELEASE_LOG_MAX + SessionLimits::default().queued_requests_max, "{heard}");
 }
+
+#[test]
+fn a_set_that_is_swapped_under_a_pull_harms_nobody() {
+    let id = Handle::from_bits(1 << 32 | 5);
+    let name = |keys: &'static [&'static str]| {
+        frames(|w| {
+            w.key_set(id, (0, 0), (keys.len() as u32, 0), keys.iter().copied());
+        })
+    };
+    let pull = crate::wire::Pull { id: Handle::from_bits(1 << 32 | 6), set: id, min_version: 0, timeout_ms: 9 };
+    let mut end = End::new();
+    end.hear(&name(&["a", "b", "c"])).unwrap();
+    let found = |end: &mut End, slots: Vec<u32>| match end.session.poll_event() {
+        Some(crate::session::Event::Named(named)) => end.session.set_found(named.set, named.serial, slots),
+        other => panic!("no set was named: {other:?}"),
+    };
+    found(&mut end, vec![0, 1, 2]).unwrap();
+    end.hear(&frames(|w| w.pull(&pull))).unwrap();
+    end.speak();
+    let mut waits = Vec::new();
+    end.session.take_waits(&mut waits);
+    assert_eq!(waits.len(), 3);
+    end.hear(&frames(|w| w.forget_set(id))).unwrap();
+    assert!(matches!(end.session.poll_event(), Some(crate::session::Event::Forgotten { .. })));
+    end.hear(&name(&["a"])).unwrap();
+    found(&mut end, vec![0]).unwrap();
+    end.session.pull_ready(waits[2].pull, waits[2].index);
+    end.speak();
+    assert!(!end.session.is_serving(waits[2].pull), "its set is no more");
+    assert!(end.hear(&name(&["b"])).is_err(), "a set is named once");
+}
+
+#[test]
+fn a_pull_of_half_a_set_is_refused() {
+    let id = Handle::from_bits(1 << 32 | 5);
+    let pull = crate::wire::Pull { id: Handle::from_bits(1 << 32 | 6), set: id, min_version: 0, timeout_ms: 9 };
+    let mut end = End::new();
+    let half = frames(|w| {
+        w.key_set(id, (0, 0), (9, 0), ["a", "b"].into_iter());
+    });
+    end.hear(&half).unwrap();
+    end.hear(&frames(|w| w.pull(&pull))).unwrap();
+    let said = words(&end.speak()).join(" ");
+    assert!(said.contains("not named to its end"), "{said}");
+    assert!(!end.session.is_urgent(), "nothing of it keeps the shard awake");
+}

@@ -91,7 +91,7 @@ impl Both {
         while let Some(event) = self.there.poll_event() {
             match event {
                 Told::Named(named) => {
-                    self.there.set_found(named.set, (0..named.keys.len() as u32).collect()).unwrap();
+                    self.there.set_found(named.set, named.serial, (0..named.keys.len() as u32).collect()).unwrap();
                 }
                 Told::Opened(opened) => stream = Some(opened.stream),
                 Told::Forgotten { .. } => {}
@@ -115,7 +115,7 @@ impl Both {
     /// The other side has found the keys of a set, in order.
     fn find_set(&mut self) {
         let Some(Told::Named(named)) = self.there.poll_event() else { panic!("no set was named") };
-        self.there.set_found(named.set, (0..named.keys.len() as u32).collect()).unwrap();
+        self.there.set_found(named.set, named.serial, (0..named.keys.len() as u32).collect()).unwrap();
     }
 
     fn pulled(&mut self) -> Option<(u32, Tray)> {

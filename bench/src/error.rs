@@ -19,7 +19,7 @@ pub enum BenchError {
         accepted: String,
     },
     /// The link is a known one that this build does not contain.
-    #[error("this build has no {0} link; choose tcp, shm or loopback")]
+    #[error("this build has no {0} link; build it with `--features {0}`, or choose tcp, shm or loopback")]
     LinkNotBuilt(&'static str),
     /// A system call failed.
     #[error("cannot {operation}: {source}")]
@@ -124,6 +124,14 @@ pub enum BenchError {
         /// What was being done.
         operation: &'static str,
         /// What the engine said.
+        reason: String,
+    },
+    /// The RDMA device refused what the raw baseline needs of it.
+    #[error("verbs failed to {operation}: {reason}")]
+    Verbs {
+        /// What was being done.
+        operation: &'static str,
+        /// What the device said.
         reason: String,
     },
     /// gRPC refused to start or failed a call.

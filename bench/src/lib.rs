@@ -5,8 +5,8 @@
 //! turn, round by round. The [`Outcome`] becomes JSON, a table or a plot.
 //!
 //! The baselines do the same work in the same run: `raw` is the bare operation of the kernel (with
-//! link `shm`: of shared memory between the same two cores; with `loopback`: of memory, two rings of
-//! bytes in one thread), `grpc` is gRPC through tonic.
+//! link `shm`: of shared memory between the same two cores; with `verbs`: of the RDMA device; with
+//! `loopback`: of memory, two rings of bytes in one thread), `grpc` is gRPC through tonic.
 //!
 //! A program that calls [`run`] must be able to start itself as a producer, by calling
 //! [`serve_peer`] with the last argument that [`PeerProgram`]'s command line gets.
@@ -25,6 +25,7 @@ mod plot;
 mod process;
 mod progress;
 mod quotient;
+mod rdma_device;
 mod report;
 mod run;
 mod sample;
@@ -41,9 +42,10 @@ pub use error::BenchError;
 pub use limits::{FEW_PEERS, IDLE_US_DEFAULT, REQUEST_BYTES, STALL_LIMIT, STEP_TENSORS_MAX};
 pub use machine::Machine;
 pub use peer::{Peer, PeerJob, PeerProgram, PeerReady, serve_peer};
-pub use plan::{Bench, Fuse, Link, Plan};
+pub use plan::{Bench, Fuse, Link, Plan, Registration, Transfer};
 pub use progress::Progress;
 pub use quotient::Ratio;
+pub use rdma_device::RdmaDevice;
 pub use report::{Figures, Parameters, Report, ResultRow, SCHEMA, Switch};
 pub use run::{Outcome, run};
 pub use sample::{Metric, Sample, record_round_trip, round_trip_histogram};

@@ -1,6 +1,8 @@
 //! What to measure: the typed form of `sealane bench`'s flags, checked before anything starts.
 //! The producer process gets the same plan.
 
+mod verbs;
+
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
@@ -13,6 +15,8 @@ use crate::limits::{
     STEP_TENSORS_MAX, WINDOW_MAX,
 };
 use crate::systems::SystemName;
+
+pub use verbs::{Registration, Transfer};
 
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -64,6 +68,8 @@ pub enum Link {
     Tcp,
     /// Two processes of one host and memory that they share: a client, and the daemon that it sends and receives through.
     Shm,
+    /// Two processes of one host and an RDMA device, which they greet each other for over the loopback interface.
+    Verbs,
     /// Inside one process, without the kernel.
     Loopback,
 }
@@ -73,6 +79,7 @@ impl fmt::Display for Link {
         f.write_str(match self {
             Self::Tcp => "tcp",
             Self::Shm => "shm",
+            Self::Verbs => "verbs",
             Self::Loopback => "loopback",
         })
     }
@@ -86,11 +93,12 @@ impl FromStr for Link {
             "tcp" => Ok(Self::Tcp),
             "shm" => Ok(Self::Shm),
             "loopback" => Ok(Self::Loopback),
+            "verbs" if cfg!(feature = "verbs") => Ok(Self::Verbs),
             "verbs" => Err(BenchError::LinkNotBuilt("verbs")),
             _ => Err(BenchError::Setting {
                 setting: "--link",
                 value: text.to_owned(),
-                accepted: "tcp, shm or loopback".to_owned(),
+                accepted: "tcp, shm, verbs or loopback".to_owned(),
             }),
         }
     }
@@ -181,6 +189,10 @@ pub struct Plan {
     pub step: Vec<usize>,
     /// What the step is called, if it is a model's.
     pub workload: Option<String>,
+    /// How large tensors move over verbs; `None` elsewhere. Default: write.
+    pub transfer: Option<Transfer>,
+    /// When memory is registered for verbs; `None` elsewhere. Default: static.
+    pub registration: Option<Registration>,
     /// Congestion control of every TCP socket. Default: the kernel's.
     pub congestion: Option<String>,
     /// CPUs of the consumer and of the producer. Default: the first two that are allowed.
@@ -214,6 +226,8 @@ impl Plan {
             peers: 64,
             step: if bench == Bench::Fuse { vec![size_bytes; 1_000] } else { Vec::new() },
             workload: None,
+            transfer: None,
+            registration: None,
             congestion: None,
             cpus: None,
             baselines: Vec::new(),
@@ -237,13 +251,17 @@ impl Plan {
                 accepted: format!("more than 0 and at most {SECONDS_MAX}"),
             });
         }
-        if self.link == Link::Shm {
+        if let Some(memory) = match self.link {
+            Link::Shm => Some("shared"),
+            Link::Verbs => Some("registered"),
+            Link::Tcp | Link::Loopback => None,
+        } {
             let most = SHARED_BYTES_MAX / self.size_bytes;
             if self.window > most {
                 return Err(BenchError::Setting {
                     setting: "--window",
                     value: self.window.to_string(),
-                    accepted: format!("at most {most} with tensors of this size, which all lie in shared memory"),
+                    accepted: format!("at most {most} with tensors of this size, which all lie in {memory} memory"),
                 });
             }
         }
@@ -256,6 +274,7 @@ impl Plan {
         }
         self.check_fuse()?;
         self.check_links()?;
+        self.check_verbs()?;
         self.check_step()?;
         if let Some([consumer, producer]) = self.cpus
             && consumer == producer
@@ -273,7 +292,7 @@ impl Plan {
     fn check_fuse(&self) -> Result<(), BenchError> {
         let accepted: &[Fuse] = match (self.bench, self.link) {
             (Bench::FanIn, _) => &[Fuse::Turn, Fuse::Plan],
-            (Bench::Rate, Link::Tcp | Link::Loopback) => {
+            (Bench::Rate, Link::Tcp | Link::Verbs | Link::Loopback) => {
                 &[Fuse::Off, Fuse::Turn, Fuse::Receive, Fuse::Plan, Fuse::Push]
             }
             (Bench::Fuse, Link::Shm) => &[Fuse::Receive, Fuse::Plan],
@@ -296,6 +315,24 @@ impl Plan {
             });
         }
         Ok(())
+    }
+
+    /// What only verbs can choose between is chosen over verbs alone.
+    fn check_verbs(&self) -> Result<(), BenchError> {
+        let transfer = self.transfer.map(|transfer| ("--transfer", transfer.to_string()));
+        let registration = self.registration.map(|registration| ("--registration", registration.to_string()));
+        match transfer.or(registration) {
+            Some((setting, value)) if self.link != Link::Verbs => {
+                Err(BenchError::Setting { setting, value, accepted: "it with --link verbs alone".to_owned() })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// How tensors move, and when their memory is registered; `None` where the link is not verbs.
+    pub fn verbs(&self) -> Option<(Transfer, Registration)> {
+        let chosen = (self.transfer.unwrap_or_default(), self.registration.unwrap_or_default());
+        (self.link == Link::Verbs).then_some(chosen)
     }
 
     /// A step that both sides have room for.
@@ -325,7 +362,7 @@ impl Plan {
             Bench::Idle => (&[Link::Tcp, Link::Shm], &[]),
             Bench::FanIn => (&[Link::Tcp], &[SystemName::Raw]),
             Bench::Fuse if self.link == Link::Shm => (&[Link::Shm], &[]),
-            Bench::Fuse => (&[Link::Tcp, Link::Shm], &[SystemName::Raw, SystemName::Grpc]),
+            Bench::Fuse => (&[Link::Tcp, Link::Shm, Link::Verbs], &[SystemName::Raw, SystemName::Grpc]),
             Bench::Latency | Bench::Rate | Bench::Bandwidth => return Ok(()),
         };
         let setting = |setting, value, accepted| Err(BenchError::Setting { setting, value, accepted });
@@ -376,7 +413,7 @@ mod tests {
     #[test]
     fn a_setting_outside_its_limits_is_named() {
         type Spoil = fn(&mut Plan);
-        let cases: [(&str, Spoil); 23] = [
+        let cases: [(&str, Spoil); 29] = [
             ("--size", |plan| plan.size_bytes = 0),
             ("--size", |plan| plan.size_bytes = SIZE_BYTES_MAX + 1),
             ("--rounds", |plan| plan.rounds = 0),
@@ -397,6 +434,12 @@ mod tests {
             ("--baseline", |plan| *plan = Plan { baselines: vec![SystemName::Raw], ..Plan::new(Bench::Idle) }),
             ("--baseline", |plan| *plan = Plan { baselines: vec![SystemName::Grpc], ..Plan::new(Bench::FanIn) }),
             ("--link", |plan| *plan = Plan { link: Link::Loopback, ..Plan::new(Bench::Fuse) }),
+            ("--link", |plan| *plan = Plan { link: Link::Verbs, ..Plan::new(Bench::Connect) }),
+            ("--link", |plan| *plan = Plan { link: Link::Verbs, ..Plan::new(Bench::Idle) }),
+            ("--link", |plan| *plan = Plan { link: Link::Verbs, ..Plan::new(Bench::FanIn) }),
+            ("--transfer", |plan| plan.transfer = Some(Transfer::Write)),
+            ("--registration", |plan| plan.registration = Some(Registration::Static)),
+            ("--polling", |plan| *plan = Plan { link: Link::Verbs, polling: false, ..Plan::new(Bench::Rate) }),
             ("--tensors", |plan| *plan = Plan { step: Vec::new(), ..Plan::new(Bench::Fuse) }),
             ("--tensors", |plan| *plan = Plan { step: vec![SIZE_BYTES_MAX; 5], ..Plan::new(Bench::Fuse) }),
             ("--size", |plan| *plan = Plan { step: vec![64, 0], ..Plan::new(Bench::Fuse) }),
@@ -411,12 +454,32 @@ mod tests {
     }
 
     #[test]
+    fn a_plan_over_verbs_has_its_own_choices() {
+        for bench in [Bench::Latency, Bench::Rate, Bench::Bandwidth, Bench::Fuse] {
+            let mut plan = Plan { link: Link::Verbs, baselines: vec![SystemName::Raw], ..Plan::new(bench) };
+            plan.check().expect("it is measured over verbs");
+            assert_eq!(plan.verbs(), Some((Transfer::Write, Registration::Static)));
+            plan.transfer = Some(Transfer::Read);
+            plan.registration = Some(Registration::Dynamic);
+            plan.check().expect("both can be chosen");
+            assert_eq!(plan.verbs(), Some((Transfer::Read, Registration::Dynamic)));
+            assert_eq!(Plan::new(bench).verbs(), None);
+        }
+        let plan = Plan { link: Link::Verbs, ..Plan::new(Bench::Connect) };
+        let error = plan.check().expect_err("nobody connects by verbs alone");
+        assert_eq!(error.to_string(), "--link is verbs; give tcp with connect");
+    }
+
+    #[test]
     fn a_window_that_no_shared_memory_holds_is_refused() {
         let mut plan = Plan { link: Link::Shm, window: SHARED_BYTES_MAX / (4 << 20), ..Plan::new(Bench::Bandwidth) };
         plan.check().expect("it fits exactly");
         plan.window += 1;
         let error = plan.check().expect_err("one too many");
         assert!(error.is_usage() && error.to_string().starts_with("--window is 257; give at most 256"), "{error}");
+        plan.link = Link::Verbs;
+        let error = plan.check().expect_err("one too many");
+        assert!(error.is_usage() && error.to_string().ends_with("registered memory"), "{error}");
         plan.link = Link::Tcp;
         plan.check().expect("other links share no memory");
     }
@@ -426,8 +489,10 @@ mod tests {
         for link in [Link::Tcp, Link::Shm, Link::Loopback] {
             assert_eq!(link.to_string().parse::<Link>().expect("known"), link);
         }
-        let error = "verbs".parse::<Link>().expect_err("not built");
-        assert!(error.to_string().contains("this build has no verbs link"));
+        match "verbs".parse::<Link>() {
+            Ok(link) => assert!(cfg!(feature = "verbs") && link == Link::Verbs),
+            Err(error) => assert!(error.is_usage() && error.to_string().contains("--features verbs"), "{error}"),
+        }
         assert!("carrier-pigeon".parse::<Link>().expect_err("unknown").is_usage());
     }
 

@@ -3,8 +3,9 @@
 use serde::{Deserialize, Serialize};
 
 use crate::machine::Machine;
-use crate::plan::{Bench, Fuse, Link, Plan};
+use crate::plan::{Bench, Fuse, Link, Plan, Registration, Transfer};
 use crate::quotient::{Ratio, ratios};
+use crate::rdma_device::RdmaDevice;
 use crate::sample::Metric;
 use crate::spread::{Spread, rounded};
 use crate::turns::Measured;
@@ -58,6 +59,21 @@ pub struct Parameters {
     pub peers: Option<usize>,
     /// The congestion control of every socket, read back from one; `None` without TCP.
     pub congestion: Option<String>,
+    /// How large tensors moved; `None` where the link is not verbs.
+    pub transfer: Option<Transfer>,
+    /// When memory was registered; `None` where the link is not verbs.
+    pub registration: Option<Registration>,
+    /// The RDMA device that they moved through; `None` where the link is not verbs.
+    pub device: Option<RdmaDevice>,
+}
+
+/// What carried the tensors, as the systems found it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Carrier {
+    /// The congestion control of every socket; `None` without TCP.
+    pub(crate) congestion: Option<String>,
+    /// The RDMA device, if there was one.
+    pub(crate) device: Option<RdmaDevice>,
 }
 
 /// On or off, as flags spell it.
@@ -116,7 +132,7 @@ pub enum Figures {
 
 impl Report {
     /// Puts a report together.
-    pub(crate) fn new(plan: &Plan, machine: Machine, congestion: Option<String>, measured: &[Measured]) -> Self {
+    pub(crate) fn new(plan: &Plan, machine: Machine, carrier: Carrier, measured: &[Measured]) -> Self {
         let steps = plan.bench == Bench::Fuse;
         Self {
             schema: SCHEMA.to_owned(),
@@ -134,7 +150,10 @@ impl Report {
                 step_bytes: steps.then(|| plan.step.iter().sum()),
                 workload: plan.workload.clone(),
                 peers: matches!(plan.bench, Bench::Connect | Bench::Idle | Bench::FanIn).then_some(plan.peers),
-                congestion,
+                congestion: carrier.congestion,
+                transfer: plan.verbs().map(|(transfer, _)| transfer),
+                registration: plan.verbs().map(|(_, registration)| registration),
+                device: carrier.device,
             },
             machine,
             results: measured.iter().flat_map(rows).collect(),
@@ -189,6 +208,10 @@ mod tests {
         Machine { cpus: 2, cpu_model: "Abacus 9".to_owned(), kernel: "6.18".to_owned(), pinned: vec![0, 1] }
     }
 
+    fn bbr() -> Carrier {
+        Carrier { congestion: Some("bbr".into()), device: None }
+    }
+
     fn latencies(system: &'static str, nanoseconds: u64) -> Measured {
         let mut histogram = round_trip_histogram();
         histogram.saturating_record(nanoseconds);
@@ -212,7 +235,7 @@ mod tests {
     #[test]
     fn latency_has_the_documented_shape() {
         let measured = [latencies("sealane", 8_000), latencies("raw", 6_400)];
-        let report = Report::new(&Plan::new(Bench::Latency), machine(), Some("bbr".into()), &measured);
+        let report = Report::new(&Plan::new(Bench::Latency), machine(), bbr(), &measured);
         let made: Value = serde_json::from_str(&report.to_json()).expect("valid JSON");
         let documented = example();
         assert_eq!(keys(&made), keys(&documented));
@@ -234,7 +257,7 @@ mod tests {
     fn other_metrics_carry_a_value_with_its_spread() {
         let samples = [30.0, 10.0, 20.0].map(|v| Sample::figure(Metric::TensorsPerSecond, v));
         let measured = Measured { system: "raw", variant: "fused".into(), samples: samples.to_vec() };
-        let report = Report::new(&Plan::new(Bench::Rate), machine(), None, &[measured]);
+        let report = Report::new(&Plan::new(Bench::Rate), machine(), Carrier::default(), &[measured]);
         let made: Value = serde_json::from_str(&report.to_json()).expect("valid JSON");
         let row = json!({"system":"raw","variant":"fused","metric":"tensors_per_s",
             "value":20.0,"min":10.0,"max":30.0});
@@ -244,9 +267,25 @@ mod tests {
     }
 
     #[test]
+    fn verbs_are_described_by_their_device_and_how_it_is_used() {
+        let device = RdmaDevice { name: "rxe0".into(), port: 1, gid_index: 1, mtu: 1024 };
+        let plan = Plan { link: Link::Verbs, transfer: Some(Transfer::Read), ..Plan::new(Bench::Latency) };
+        let carrier = Carrier { congestion: None, device: Some(device) };
+        let report = Report::new(&plan, machine(), carrier, &[latencies("sealane", 8_000)]);
+        let made: Value = serde_json::from_str(&report.to_json()).expect("valid JSON");
+        let parameters = &made["parameters"];
+        assert_eq!((&made["link"], &parameters["transfer"]), (&json!("verbs"), &json!("read")));
+        assert_eq!(parameters["registration"], "static");
+        assert_eq!(parameters["device"], json!({"name":"rxe0","port":1,"gid_index":1,"mtu":1024}));
+        assert!(report.to_table().contains("rxe0 with MTU 1024"), "{}", report.to_table());
+        let report = Report::new(&Plan::new(Bench::Latency), machine(), bbr(), &[]);
+        assert_eq!((report.parameters.transfer, report.parameters.registration), (None, None));
+    }
+
+    #[test]
     fn a_report_can_be_read_back() {
         let measured = [latencies("sealane", 8_000), latencies("raw", 6_400)];
-        let report = Report::new(&Plan::new(Bench::Latency), machine(), None, &measured);
+        let report = Report::new(&Plan::new(Bench::Latency), machine(), Carrier::default(), &measured);
         let read: Report = serde_json::from_str(&report.to_json()).expect("readable");
         assert_eq!(read, report);
     }

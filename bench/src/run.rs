@@ -6,7 +6,7 @@ use crate::machine::{Machine, Pinned, allowed_cpus, choose_cpus};
 use crate::peer::PeerProgram;
 use crate::plan::Plan;
 use crate::progress::Progress;
-use crate::report::Report;
+use crate::report::{Carrier, Report};
 use crate::system::System;
 use crate::systems;
 use crate::turns::{Measured, take_turns};
@@ -33,8 +33,9 @@ pub fn run(plan: &Plan, program: &PeerProgram, progress: &mut Progress) -> Resul
     let _pinned = cpus.map(|[consumer, _]| Pinned::to(consumer)).transpose()?;
     let mut systems = systems::set_up(plan, cpus, program)?;
     let congestion = one_congestion(&systems)?;
+    let device = systems.iter().find_map(|system| system.device().cloned());
     let measured = take_turns(&mut systems, plan, progress)?;
-    let report = Report::new(plan, machine, congestion, &measured);
+    let report = Report::new(plan, machine, Carrier { congestion, device }, &measured);
     Ok(Outcome { report, measured })
 }
 

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::error::BenchError;
+use crate::rdma_device::RdmaDevice;
 use crate::sample::Sample;
 
 /// Something that moves tensors, set up once and then measured in turn with others.
@@ -19,6 +20,11 @@ pub trait System {
 
     /// The congestion control of its sockets, read back from one; `None` where there is no TCP.
     fn congestion(&self) -> Option<&str>;
+
+    /// The RDMA device that it has opened; `None` where there is none.
+    fn device(&self) -> Option<&RdmaDevice> {
+        None
+    }
 
     /// Wakes both sides for a round.
     ///

@@ -56,6 +56,12 @@ impl Report {
         if let Some(congestion) = &settings.congestion {
             add(&format!("congestion control {congestion}"));
         }
+        if let (Some(transfer), Some(registration)) = (settings.transfer, settings.registration) {
+            add(&format!("{transfer}, {registration}"));
+        }
+        if let Some(device) = &settings.device {
+            add(&format!("{} with MTU {}", device.name, device.mtu));
+        }
         match self.machine.pinned.as_slice() {
             [consumer, producer] => add(&format!("CPUs {consumer} and {producer}")),
             _ => add("not pinned"),
@@ -108,6 +114,8 @@ fn written(metric: Metric, value: f64) -> String {
     match metric {
         Metric::TensorsPerSecond | Metric::ResidentBytesPerPeer | Metric::StepsPerSecond => format!("{value:.0}"),
         Metric::StepTime => format!("{value:.4}"),
+        // A device in software moves less than a tenth.
+        Metric::GigabytesPerSecond if value < 1.0 => format!("{value:.4}"),
         Metric::GigabytesPerSecond
         | Metric::RoundTrip
         | Metric::ConnectAll
@@ -148,6 +156,7 @@ mod tests {
     use super::*;
     use crate::machine::Machine;
     use crate::plan::Plan;
+    use crate::report::Carrier;
     use crate::sample::{Sample, round_trip_histogram};
     use crate::turns::Measured;
 
@@ -165,7 +174,8 @@ mod tests {
             Measured { system, variant: "polling".to_owned(), samples }
         });
         let plan = Plan::new(Bench::Latency);
-        let report = Report::new(&plan, machine(), Some("reno".to_owned()), &measured);
+        let carrier = Carrier { congestion: Some("reno".to_owned()), device: None };
+        let report = Report::new(&plan, machine(), carrier, &measured);
         let text = report.to_table();
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(
@@ -196,7 +206,7 @@ mod tests {
         for (bench, metric, row, heading) in cases {
             let samples = vec![Sample::figure(metric, 1_234.567)];
             let measured = Measured { system: "raw", variant: "v".to_owned(), samples };
-            let report = Report::new(&Plan::new(bench), machine(), None, &[measured]);
+            let report = Report::new(&Plan::new(bench), machine(), Carrier::default(), &[measured]);
             let text = report.to_table();
             assert!(text.contains(heading), "{text}");
             assert!(text.contains(row), "{text}");

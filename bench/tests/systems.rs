@@ -139,6 +139,7 @@ fn cases() -> Vec<Trial> {
     cases.push(Trial::test("a producer without a place to meet says so", a_producer_without_a_place));
     cases.push(Trial::test("a client of another task is refused", a_client_of_another_task));
     cases.push(Trial::test("a daemon of the bench only lets clients in", a_client_that_does_not_attach));
+    cases.push(Trial::test("verbs without a device say so", verbs_without_a_device));
     cases
 }
 
@@ -323,6 +324,21 @@ fn a_client_that_does_not_attach() -> Result<(), Failed> {
     assert!(matches!(error, attach::AttachError::HungUp), "{error}");
     let words = last_words(&mut peer);
     assert!(words.contains("is not to attach"), "{words}");
+    Ok(())
+}
+
+/// Where there is a device, both systems are measured.
+fn verbs_without_a_device() -> Result<(), Failed> {
+    let plan = short_plan(Bench::Latency, Link::Verbs, vec![SystemName::Raw]);
+    match run(&plan, &PeerProgram::this(&[PRODUCE]), &mut Progress::silent()) {
+        Ok(outcome) => assert!(outcome.report.parameters.device.is_some()),
+        Err(error) => {
+            assert!(error.to_string().contains("verbs are required") && !error.is_usage(), "{error}");
+            let job = PeerJob { plan, ..raw_job() };
+            let error = Peer::start(&PeerProgram::this(&[PRODUCE]), &job).expect_err("it needs the same device");
+            assert!(error.to_string().contains("verbs failed to open the device"), "{error}");
+        }
+    }
     Ok(())
 }
 

@@ -3,17 +3,21 @@
 
 use std::time::Duration;
 
-use sealane_fusion::{EndpointMap, EngineSettings, Fuse};
+use sealane_fusion::{EndpointMap, EngineSettings, Fuse, Verbs};
 use sealane_runtime::{Pin, Polling, RuntimeSettings, Wanted, claim_cpus};
 use sealane_transport::SessionLimits;
 use sealane_transport::tcp::TcpSettings;
+use sealane_transport::verbs::VerbsSettings;
 
-use crate::Failure;
-use crate::settings::{self, Require, Runtime, Settings, Source, Transport};
+use crate::settings::{self, Require, Runtime, Settings, Source, Transport, VERBS_BUILT_IN};
+use crate::{Failure, rdma_devices};
 
 /// Shards of an engine that serves one short piece of work and for which nothing gives a number: there is one pair
 /// of tasks to serve, or hardly more.
 const SHORT_LIVED_SHARDS: usize = 1;
+
+/// Why a build without the feature has no verbs links.
+pub(crate) const NOT_BUILT_IN: &str = "this build has no RDMA verbs (feature verbs)";
 
 /// What `settings` say of an engine that serves `tasks` for long: a daemon's, or a training process's.
 ///
@@ -55,6 +59,7 @@ fn convert(
 ) -> Result<EngineSettings, Failure> {
     let Settings { runtime, transport, tcp, fusion, .. } = settings;
     let base = EngineSettings::new(map, tasks).map_err(Failure::input)?;
+    let here = Here::look();
     Ok(EngineSettings {
         runtime: RuntimeSettings {
             shards,
@@ -95,17 +100,74 @@ fn convert(
             settings::Fuse::Off => Fuse::Off,
             settings::Fuse::Turn => Fuse::Turn,
         },
-        path_reason: path_reason(transport),
+        path_reason: path_reason(transport, here),
+        verbs: verbs_of(settings, here),
         ..base
     })
 }
 
-/// Why links between hosts are TCP, and where that is set. The log quotes it for every link.
-fn path_reason(transport: &Transport) -> String {
-    let source = &transport.require.source;
+/// What of RDMA verbs this program and this host have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Here {
+    verbs_built_in: bool,
+    /// The kernel has a device, which may still be of no use.
+    has_device: bool,
+}
+
+impl Here {
+    fn look() -> Here {
+        Here { verbs_built_in: VERBS_BUILT_IN, has_device: rdma_devices::are_there() }
+    }
+}
+
+/// Why links between hosts are of the kind that they are. The log quotes it for every link of an engine without verbs; one
+/// with verbs has its reasons from the device and the peer.
+fn path_reason(transport: &Transport, here: Here) -> String {
     match transport.require.value {
-        Require::Any => format!("transport.require is any ({source}) and this build has no verbs link"),
-        Require::Tcp => format!("transport.require is tcp ({source})"),
+        Require::Auto if !here.verbs_built_in => NOT_BUILT_IN.to_owned(),
+        Require::Auto if !here.has_device => "no verbs here: this host has no RDMA device".to_owned(),
+        Require::Auto | Require::Tcp | Require::Verbs => asked_for(transport),
+    }
+}
+
+/// What `transport.require` is and what says so.
+pub(crate) fn asked_for(transport: &Transport) -> String {
+    let word = match transport.require.value {
+        Require::Auto => "auto",
+        Require::Tcp => "tcp",
+        Require::Verbs => "verbs",
+    };
+    format!("transport.require is {word} ({})", transport.require.source)
+}
+
+/// How an engine uses verbs, if it is to. Without a device it does not try, unless verbs are required: then it says what is
+/// missing.
+fn verbs_of(settings: &Settings, here: Here) -> Option<Verbs> {
+    let (is_wanted, is_required) = match settings.transport.require.value {
+        Require::Auto => (here.has_device, false),
+        Require::Tcp => (false, false),
+        Require::Verbs => (true, true),
+    };
+    let is_wanted = is_wanted && here.verbs_built_in;
+    is_wanted.then(|| Verbs { is_required, ..Verbs::new(verbs_settings(&settings.verbs)) })
+}
+
+/// The section `[verbs]` as the link takes it.
+pub(crate) fn verbs_settings(verbs: &settings::Verbs) -> VerbsSettings {
+    VerbsSettings {
+        device: verbs.device.value.clone(),
+        port: verbs.port.value,
+        gid_index: verbs.gid_index.value,
+        pkey_index: verbs.pkey_index.value.into(),
+        queue_depth: verbs.queue_depth.value,
+        timeout: verbs.timeout.value,
+        retry_count: verbs.retry_count.value,
+        service_level: verbs.service_level.value,
+        mtu: verbs.mtu.value,
+        traffic_class: verbs.traffic_class.value,
+        transfer: verbs.transfer.value,
+        registration: verbs.registration.value,
+        retry_after: verbs.retry_after.value,
     }
 }
 
@@ -139,8 +201,14 @@ fn pin(runtime: &Runtime, shards: usize, unset: Pin) -> Result<Pin, Failure> {
 
 #[cfg(test)]
 mod tests {
+    use sealane_transport::verbs::{Registration, Transfer};
+
     use super::*;
     use crate::settings::{Environment, Override, Sources};
+
+    const WITHOUT: Here = Here { verbs_built_in: false, has_device: true };
+    const NO_DEVICE: Here = Here { verbs_built_in: true, has_device: false };
+    const DEVICE: Here = Here { verbs_built_in: true, has_device: true };
 
     const MAP: &str = "ps0:2222=127.0.0.1:7000\nps1:2222=127.0.0.1:7001\nworker0:2222=127.0.0.1:7002\n";
 
@@ -251,9 +319,67 @@ mod tests {
 
     #[test]
     fn links_have_their_kind_for_a_reason_that_is_said() {
-        let any = engine(&[]).path_reason;
-        assert_eq!(any, "transport.require is any (default) and this build has no verbs link");
-        assert_eq!(engine(&[("transport.require", "tcp")]).path_reason, "transport.require is tcp (--set)");
+        let reason = |given: &[_], here| path_reason(&load(given).transport, here);
+        assert_eq!(reason(&[], WITHOUT), "this build has no RDMA verbs (feature verbs)");
+        assert_eq!(reason(&[], NO_DEVICE), "no verbs here: this host has no RDMA device");
+        assert_eq!(reason(&[], DEVICE), "transport.require is auto (default)");
+        for here in [WITHOUT, NO_DEVICE, DEVICE] {
+            assert_eq!(reason(&[("transport.require", "tcp")], here), "transport.require is tcp (--set)");
+        }
+        assert_eq!(engine(&[]).path_reason, reason(&[], Here::look()));
+    }
+
+    #[test]
+    fn verbs_are_used_where_they_can_be_had_and_are_not_ruled_out() {
+        let is_required = |require| {
+            let mut settings = load(&[]);
+            settings.transport.require.value = require;
+            [DEVICE, NO_DEVICE, WITHOUT].map(|here| verbs_of(&settings, here).map(|verbs| verbs.is_required))
+        };
+        assert_eq!(is_required(Require::Auto), [Some(false), None, None]);
+        assert_eq!(is_required(Require::Tcp), [None, None, None]);
+        // Settings of a build without are refused when they are read.
+        assert_eq!(is_required(Require::Verbs), [Some(true), Some(true), None]);
+
+        let Here { verbs_built_in, has_device } = Here::look();
+        assert_eq!(engine(&[]).verbs.is_some(), verbs_built_in && has_device);
+        assert!(engine(&[("transport.require", "tcp")]).verbs.is_none());
+    }
+
+    #[test]
+    fn every_setting_of_verbs_arrives() {
+        let settings = load(&[
+            ("verbs.device", "mlx5_1"),
+            ("verbs.port", "2"),
+            ("verbs.gid_index", "3"),
+            ("verbs.pkey_index", "4"),
+            ("verbs.queue_depth", "5"),
+            ("verbs.timeout", "6"),
+            ("verbs.retry_count", "7"),
+            ("verbs.service_level", "1"),
+            ("verbs.mtu", "2048"),
+            ("verbs.traffic_class", "9"),
+            ("verbs.transfer", "read"),
+            ("verbs.registration", "dynamic"),
+            ("verbs.retry_after_ms", "10"),
+        ]);
+        let expected = VerbsSettings {
+            device: Some("mlx5_1".into()),
+            port: Some(2),
+            gid_index: Some(3),
+            pkey_index: 4,
+            queue_depth: 5,
+            timeout: 6,
+            retry_count: 7,
+            service_level: 1,
+            mtu: Some(2048),
+            traffic_class: 9,
+            transfer: Transfer::Read,
+            registration: Registration::Dynamic,
+            retry_after: Duration::from_millis(10),
+        };
+        assert_eq!(verbs_settings(&settings.verbs), expected);
+        assert_eq!(verbs_settings(&load(&[]).verbs), VerbsSettings::default());
     }
 
     #[test]

@@ -10,8 +10,11 @@ pub mod engine_settings;
 mod failure;
 pub mod files;
 mod host_memory;
+mod links;
 mod local_host;
+mod locked_memory;
 mod nearest;
+mod rdma_devices;
 pub mod settings;
 pub mod workload;
 

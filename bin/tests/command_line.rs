@@ -162,7 +162,16 @@ fn check_prints_every_setting_with_its_source() {
     assert!(line("fusion.lease_ms").ends_with("120000 ms  (default)"));
     assert!(line("shards").ends_with('3'));
     assert!(line("127.0.0.1:7000").contains("loopback: the same transport address as ours"));
-    assert!(line("[fd00::7]:7000").contains("tcp: the only network link in this build"));
+    assert!(line("verbs").starts_with("verbs        "));
+    if !cfg!(feature = "verbs") {
+        assert!(
+            line("verbs").ends_with("not available: this build has no RDMA verbs: build it with `--features verbs`")
+        );
+        assert!(line("[fd00::7]:7000").contains("tcp: this build has no RDMA verbs (feature verbs)"));
+    } else if !Path::new("/sys/class/infiniband").exists() {
+        assert!(line("[fd00::7]:7000").contains("tcp: no verbs here: "));
+        assert!(line("memory lock").contains("for verbs 3 shards register "));
+    }
 }
 
 fn check_json(place: &Place, variables: &[(&str, &str)], arguments: &[&str]) -> (Json, Output) {
@@ -186,6 +195,17 @@ fn check_prints_json_alone() {
     assert!(!json["cpus"]["allowed"].as_array().unwrap().is_empty());
     assert!(json["io_uring"]["available"].is_boolean());
     assert!(json["rdma"].is_array());
+    let verbs = &json["verbs"];
+    assert_eq!(
+        (&verbs["built_in"], verbs["library"].is_boolean()),
+        (&cfg!(feature = "verbs").into(), cfg!(feature = "verbs"))
+    );
+    assert!(!verbs["reason"].as_str().unwrap().is_empty());
+    let lock = &json["memory_lock"];
+    assert!(lock["lifted"].is_boolean() && lock["error"].is_null(), "{lock}");
+    // Two shards, two slabs of 64 MiB and 20 MiB of messages.
+    let needed = if cfg!(feature = "verbs") { Json::from((2 * (128 + 20)) << 20) } else { Json::Null };
+    assert_eq!(lock["needed"]["bytes"], needed);
     let settings = json["settings"].as_array().unwrap();
     let named = |name: &str| settings.iter().find(|setting| setting["name"] == name).unwrap();
     assert_eq!(named("runtime.shards")["value"], 2);
@@ -201,6 +221,31 @@ fn check_prints_json_alone() {
         links,
         [(&"127.0.0.1:7000".into(), &"tcp".into()), (&"[fd00::7]:7000".into(), &Json::from("loopback")),]
     );
+}
+
+#[test]
+fn check_says_that_tcp_is_asked_for() {
+    let place = Place::new();
+    place.write(".endpoint_map", MAP);
+    let (json, output) = check_json(&place, &[], &["--set", "transport.require=tcp"]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let path = &json["paths"][1];
+    assert_eq!((&path["link"], &path["reason"]), (&"tcp".into(), &"transport.require is tcp (--set)".into()));
+    assert_eq!(json["memory_lock"]["needed"], Json::Null);
+}
+
+#[test]
+fn verbs_are_required_only_of_a_build_that_has_them() {
+    let place = Place::new();
+    place.write(".endpoint_map", MAP);
+    let required = ["check", "--set", "transport.require=verbs"];
+    if !cfg!(feature = "verbs") {
+        let error = place.refuse(&required);
+        assert!(error.ends_with("build it with `--features verbs`, or write auto or tcp\n"), "{error}");
+    } else if !Path::new("/sys/class/infiniband").exists() {
+        let text = place.succeed(&required);
+        assert!(text.contains("none: transport.require is verbs (--set), but "), "{text}");
+    }
 }
 
 #[test]

@@ -157,6 +157,7 @@ fn tensors_move_and_are_verified() {
         assert_eq!(output.status.code(), Some(0), "{stderr}");
         assert!(stdout.starts_with(&format!("tiny: 2 workers and 1 ps over {link}, 2 steps; ")), "{stdout}");
         assert!(stdout.contains(&format!("\na tensor's way: {way}\n")), "{stdout}");
+        assert!(stdout.contains("\nlinks between engines: 0 verbs, "), "{stdout}");
         for row in ["worker0:2222", "worker1:2222", "total"] {
             assert!(stdout.lines().any(|line| line.starts_with(row)), "{stdout}");
         }
@@ -175,6 +176,8 @@ fn json_has_the_figures() {
         let json = place.json(&[&["--workload", "tiny.json", "--steps", "2"], setup].concat());
         assert_eq!(json["schema"], "sealane-demo/1");
         assert_eq!((&json["workload"], &json["mode"], &json["link"]), (&"tiny".into(), &mode.into(), &link.into()));
+        let links = &json["links"];
+        assert_eq!((links["tcp"].as_u64() > Some(0), &links["verbs"]), (link == "tcp", &0.into()), "{links}");
         assert_eq!(json["parameters"]["steps"], 2);
         assert_eq!(json["parameters"]["window"], 40);
         let workers = json["workers"].as_array().unwrap();
@@ -317,12 +320,35 @@ fn wrong_arguments_and_files_are_refused() {
         (&["--workload", "tiny.json", "--set", "transport.window=0"], "--set transport.window=0 cannot be read; "),
         (&["--workers", "0"], "invalid value '0' for '--workers <N>'"),
         (&["--link", "shm", "--embedded"], "--embedded gives every task an engine of its own, "),
-        (&["--link", "verbs"], "invalid value 'verbs' for '--link <LINK>'"),
+        (&["--link", "rdma"], "invalid value 'rdma' for '--link <LINK>'"),
     ];
     for (arguments, expected) in cases {
         let error = place.fail(2, arguments);
         assert!(error.starts_with(expected), "{error}");
     }
+}
+
+#[test]
+fn verbs_that_cannot_be_had_are_an_error_and_never_tcp() {
+    let place = Place::new();
+    let demo = ["--workload", "tiny.json", "--steps", "1", "--link", "verbs"];
+    let embedded = [&demo[..], &["--embedded"]].concat();
+    for arguments in [&demo[..], &embedded] {
+        if !cfg!(feature = "verbs") {
+            let refused = place.fail(2, arguments);
+            assert!(refused.starts_with("--link verbs asks for RDMA verbs, and this build has none; "), "{refused}");
+        } else if !Path::new("/sys/class/infiniband").exists() {
+            let failed = place.fail(1, arguments);
+            assert!(failed.contains("verbs are required (transport.require), but "), "{failed}");
+        }
+    }
+}
+
+#[test]
+fn a_link_that_is_named_has_the_last_word() {
+    let place = Place::new();
+    let tcp = ["--workload", "tiny.json", "--steps", "1", "--set", "transport.require=auto", "--link", "tcp"];
+    assert_eq!(place.json(&tcp)["link"], "tcp");
 }
 
 #[test]

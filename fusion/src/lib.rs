@@ -14,7 +14,7 @@ mod shelf;
 pub use engine::{
     Acceptor, ClientEnds, ClientId, Engine, EngineSettings, LocalEngine, LocalPair, LocalPlan, LocalPulling,
     LocalReceiving, LocalReceivingMany, LocalSending, LocalTask, Plan, PlanPulling, Publishing, Pulling, PullingMany,
-    Receiving, ReceivingMany, Sending, StartError, Task,
+    Receiving, ReceivingMany, Sending, StartError, Task, Verbs,
 };
 pub use node::{Counters, Fuse};
 pub use queue::{AcceptOptions, AcceptQueue, Accepted, AcceptingMany};

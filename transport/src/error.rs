@@ -168,6 +168,12 @@ pub enum LinkError {
     /// The peer said goodbye.
     #[error("the peer went away: {0}")]
     WentAway(String),
+    /// A work request, or the device as a whole, has failed.
+    #[error("verbs: {0}")]
+    Verbs(String),
+    /// Verbs are required (`transport.require`), and cannot be used.
+    #[error("verbs are required (transport.require), but {0}")]
+    VerbsRequired(String),
     /// A fault that a test injected.
     #[error("injected fault: {0}")]
     Injected(&'static str),

@@ -4,8 +4,9 @@
 
 use std::os::fd::BorrowedFd;
 
+use crate::arena::Handle;
 use crate::error::LinkError;
-use crate::link::{Landing, Link, LinkKind, Receiver};
+use crate::link::{Landing, Link, LinkKind, Receiver, Traits};
 use crate::outbox::Outbox;
 
 /// How often what goes wrong, each in calls per million.
@@ -64,6 +65,18 @@ impl<L: Link> Link for FaultLink<L> {
         self.link.kind()
     }
 
+    fn traits(&self) -> Traits {
+        self.link.traits()
+    }
+
+    fn adopt(&mut self, name: Handle) {
+        self.link.adopt(name);
+    }
+
+    fn descriptor_ready(&mut self) {
+        self.link.descriptor_ready();
+    }
+
     fn transmit(&mut self, outbox: &mut Outbox, budget: usize, more_follows: bool) -> Result<usize, LinkError> {
         self.strike()?;
         if self.black {
@@ -87,7 +100,7 @@ impl<L: Link> Link for FaultLink<L> {
         self.link.descriptor()
     }
 
-    fn abandon(&mut self) -> Option<Landing> {
-        self.link.abandon()
+    fn abandon(&mut self, outbox: &mut Outbox) -> Vec<Landing> {
+        self.link.abandon(outbox)
     }
 }

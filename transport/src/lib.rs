@@ -38,6 +38,8 @@ mod transfers;
 #[cfg(not(loom))]
 pub mod tray;
 #[cfg(not(loom))]
+pub mod verbs;
+#[cfg(not(loom))]
 pub mod wire;
 
 #[cfg(not(loom))]

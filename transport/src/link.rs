@@ -24,6 +24,8 @@ pub enum LinkKind {
     Loopback,
     /// A TCP socket.
     Tcp,
+    /// A queue pair of an RDMA device.
+    Verbs,
 }
 
 impl LinkKind {
@@ -32,14 +34,43 @@ impl LinkKind {
         match self {
             LinkKind::Loopback => "loopback",
             LinkKind::Tcp => "tcp",
+            LinkKind::Verbs => "verbs",
         }
     }
+}
+
+/// What a link's owner must know to feed it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Traits {
+    /// False while both sides still settle what carries the bytes: what is in the outbox is written, but nothing is to be
+    /// put in yet.
+    pub open: bool,
+    /// Large payloads travel beside the frames, each into its own place and in its own time, not between them.
+    pub aside: bool,
+    /// The link tells its owner itself when it can take more; its descriptor is not to be watched for writing.
+    pub tells_of_room: bool,
+}
+
+impl Traits {
+    /// One stream of bytes, whose descriptor says everything.
+    pub const STREAM: Traits = Traits { open: true, aside: false, tells_of_room: false };
 }
 
 /// One shard's connection to one peer shard.
 pub trait Link {
     /// What carries the bytes.
     fn kind(&self) -> LinkKind;
+
+    /// What its owner must know; may change once, when the link opens.
+    fn traits(&self) -> Traits {
+        Traits::STREAM
+    }
+
+    /// The name under which its owner knows it, for a link that tells of itself.
+    fn adopt(&mut self, _name: Handle) {}
+
+    /// Its descriptor was found readable, or broken: for a link that does not read it at every call.
+    fn descriptor_ready(&mut self) {}
 
     /// Writes from the front of the outbox until it is empty, `budget` bytes are written or the link takes no more.
     /// Payloads that are done with go back through the outbox. The bytes that were taken, never more than the budget;
@@ -61,8 +92,9 @@ pub trait Link {
     /// that only its own shard can make ready.
     fn descriptor(&self) -> Option<BorrowedFd<'_>>;
 
-    /// Payload under way into a landing at this moment, if the link dies now.
-    fn abandon(&mut self) -> Option<Landing>;
+    /// The link dies now: nothing of the peer's reaches this side's memory any more when this returns. Payloads under way
+    /// into landings are returned, those under way out go back through the outbox.
+    fn abandon(&mut self, outbox: &mut Outbox) -> Vec<Landing>;
 }
 
 /// The session's ear.

@@ -95,8 +95,8 @@ impl Link for LoopbackLink {
         None
     }
 
-    fn abandon(&mut self) -> Option<Landing> {
-        self.landing.take()
+    fn abandon(&mut self, _outbox: &mut Outbox) -> Vec<Landing> {
+        self.landing.take().into_iter().collect()
     }
 }
 

@@ -6,6 +6,8 @@
 use std::collections::VecDeque;
 use std::io::IoSlice;
 
+use sealane_runtime::Buffer;
+
 use crate::arena::Handle;
 use crate::limits::{CHUNK_BYTES, INLINE_PAYLOAD_BYTES, OUTBOX_PAYLOADS, OUTBOX_STAGED_BYTES};
 use crate::payload::Payload;
@@ -38,10 +40,54 @@ pub struct Outbox {
     /// Bytes of these payloads that wait to be written.
     payload_bytes: usize,
     transfers: Transfers,
+    /// Large payloads travel beside the frames: none leaves in chunks, and places for answers are announced.
+    aside: bool,
+    announced: Vec<Announcement>,
+    revoked: Vec<Revocation>,
     returned: Vec<(Owner, Payload)>,
     frames: u64,
     staged_max: usize,
     payloads_max: usize,
+}
+
+/// The place where the answer to a request is to go: said before the request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Announcement {
+    /// The request.
+    pub request: Handle,
+    /// Where the consumer's memory begins. It stays where it is until the answer has come, or the place was revoked.
+    pub address: u64,
+    /// Its length.
+    pub bytes: usize,
+}
+
+/// An announced place that no answer may reach any more.
+#[derive(Debug)]
+pub struct Revocation {
+    /// The request that it was announced for.
+    pub request: Handle,
+    /// The memory, to be dropped when it can no longer be reached; `None` if it belongs to someone again.
+    pub memory: Option<Buffer>,
+}
+
+/// A payload that travels beside the frames.
+#[derive(Debug)]
+pub struct Aside {
+    /// Whose it is.
+    pub owner: Owner,
+    /// The request that it answers, if it answers one.
+    pub request: Handle,
+    /// The bytes.
+    pub payload: Payload,
+}
+
+/// What is to leave next.
+#[derive(Debug)]
+pub enum Front<'a> {
+    /// Frames.
+    Staged(&'a [u8]),
+    /// A payload, to be taken with [`Outbox::take_aside`].
+    Payload,
 }
 
 impl Default for Outbox {
@@ -54,6 +100,7 @@ enum Segment {
     Staged(usize),
     Payload {
         owner: Owner,
+        request: Handle,
         payload: Payload,
         written: usize,
     },
@@ -76,6 +123,9 @@ impl Outbox {
             payloads: 0,
             payload_bytes: 0,
             transfers: Transfers::new(chunk_bytes),
+            aside: false,
+            announced: Vec::new(),
+            revoked: Vec::new(),
             returned: Vec::new(),
             frames: 0,
             staged_max: staged_max.max(1),
@@ -119,10 +169,66 @@ impl Outbox {
         self.frames
     }
 
+    /// Whether large payloads travel beside the frames; as the link is that takes them.
+    pub fn set_aside(&mut self, aside: bool) {
+        self.aside = aside;
+    }
+
+    /// True if places for answers are to be announced.
+    #[inline]
+    pub fn announces(&self) -> bool {
+        self.aside
+    }
+
+    /// Says where an answer is to go, before its request is staged.
+    pub fn announce(&mut self, announcement: Announcement) {
+        self.announced.push(announcement);
+    }
+
+    /// Places that were announced since the link last looked, to be told before any frame.
+    pub fn announced(&mut self) -> &mut Vec<Announcement> {
+        &mut self.announced
+    }
+
+    /// Places that no answer may reach any more, since the link last looked.
+    pub fn revoked(&mut self) -> &mut Vec<Revocation> {
+        &mut self.revoked
+    }
+
+    /// What is to leave next, for a link that takes payloads beside the frames.
+    pub fn front(&self) -> Option<Front<'_>> {
+        match self.segments.front()? {
+            Segment::Staged(length) => Some(Front::Staged(&self.staged[self.head..self.head + length])),
+            Segment::Payload { .. } => Some(Front::Payload),
+            Segment::Chunk { .. } => unreachable!("nothing leaves in chunks beside the frames"),
+        }
+    }
+
+    /// Takes the payload that is to leave next; the link gives it back with [`give_back`](Self::give_back).
+    pub fn take_aside(&mut self) -> Option<Aside> {
+        let Some(Segment::Payload { .. }) = self.segments.front() else { return None };
+        let Some(Segment::Payload { owner, request, payload, written }) = self.segments.pop_front() else {
+            unreachable!("just looked at")
+        };
+        self.payloads -= 1;
+        self.payload_bytes -= payload.len() - written;
+        Some(Aside { owner, request, payload })
+    }
+
+    /// The link is done with a payload that it took.
+    pub fn give_back(&mut self, owner: Owner, payload: Payload) {
+        self.returned.push((owner, payload));
+    }
+
     /// Appends a payload. A small one is copied and given straight back; a large one stays until the link wrote it and
     /// then comes out of [`returned`](Self::returned) under its owner.
     #[inline]
     pub fn push(&mut self, owner: Owner, payload: Payload) -> Option<Payload> {
+        self.append(owner, Handle::NONE, payload)
+    }
+
+    #[inline]
+    fn append(&mut self, owner: Owner, request: Handle, payload: Payload) -> Option<Payload> {
         if payload.len() <= INLINE_PAYLOAD_BYTES {
             self.staged.extend_from_slice(payload.as_ref());
             self.lengthen(payload.len());
@@ -130,45 +236,45 @@ impl Outbox {
         }
         self.payloads += 1;
         self.payload_bytes += payload.len();
-        self.segments.push_back(Segment::Payload { owner, payload, written: 0 });
+        self.segments.push_back(Segment::Payload { owner, request, payload, written: 0 });
         None
     }
 
-    /// True if a payload of so many bytes leaves in chunks.
+    /// True if what follows a payload of so many bytes may arrive before it: it leaves in chunks, or beside the frames.
     #[inline]
-    pub fn is_in_chunks(&self, bytes: usize) -> bool {
-        self.transfers.takes(bytes)
+    pub fn is_overtaken(&self, bytes: usize) -> bool {
+        if self.aside { bytes > INLINE_PAYLOAD_BYTES } else { self.transfers.takes(bytes) }
     }
 
     /// True if one more answer may begin to leave in chunks.
     pub fn has_room_for_answer(&self) -> bool {
-        self.transfers.has_room_for_answer()
+        self.aside || self.transfers.has_room_for_answer()
     }
 
     /// True if one more push may begin to leave in chunks.
     pub fn has_room_for_push(&self) -> bool {
-        self.transfers.has_room_for_push()
+        self.aside || self.transfers.has_room_for_push()
     }
 
     /// Appends the frame that `write` writes and its payload, as [`push`](Self::push) does; or begins a transfer of it,
-    /// whose number `write` is given instead of 0.
+    /// whose number `write` is given instead of 0. `request` is what it answers, or none.
     ///
     /// # Panics
     /// If the payload leaves in chunks and there is no room for one more of its kind.
     #[inline]
     pub fn post(
         &mut self,
-        owner: Owner,
+        (owner, request): (Owner, Handle),
         payload: Payload,
         write: impl FnOnce(&mut FrameWriter<'_>, u16),
     ) -> Option<Payload> {
-        if self.transfers.takes(payload.len()) {
+        if !self.aside && self.transfers.takes(payload.len()) {
             let transfer = self.transfers.begin(owner, payload);
             self.stage(|writer| write(writer, transfer));
             return None;
         }
         self.stage(|writer| write(writer, 0));
-        self.push(owner, payload)
+        self.append(owner, request, payload)
     }
 
     /// Appends the next chunk of a payload; false if there is none, or enough of them wait to be written.
@@ -294,6 +400,8 @@ impl Outbox {
         self.staged.clear();
         self.head = 0;
         (self.payloads, self.payload_bytes) = (0, 0);
+        self.announced.clear();
+        self.revoked.clear();
     }
 }
 

@@ -1,6 +1,7 @@
-//! Developer chores: `cargo xtask sim` runs the simulation over many seeds, `cargo xtask readme` keeps the README's
-//! table of settings.
+//! Developer chores: `cargo xtask sim` runs the simulation over many seeds, `cargo xtask rdma-lab` what needs an RDMA device,
+//! `cargo xtask readme` keeps the README's table of settings.
 
+mod rdma_lab;
 mod readme;
 mod sim;
 
@@ -20,6 +21,8 @@ struct Arguments {
 enum Chore {
     /// Runs the simulation of whole clusters on virtual time, and prints every seed that breaks a promise
     Sim(sim::Sim),
+    /// Boots an emulated machine with a software RDMA device, and runs there what needs one
+    RdmaLab(rdma_lab::RdmaLab),
     /// Makes the README's table of settings anew
     Readme,
 }
@@ -27,6 +30,7 @@ enum Chore {
 fn main() -> ExitCode {
     match Arguments::parse().chore {
         Chore::Sim(sim) => sim.run(),
+        Chore::RdmaLab(lab) => lab.run(),
         Chore::Readme => readme::run(),
     }
 }

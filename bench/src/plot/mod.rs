@@ -111,7 +111,7 @@ mod tests {
     use super::*;
     use crate::machine::Machine;
     use crate::plan::Plan;
-    use crate::report::Report;
+    use crate::report::{Carrier, Report};
     use crate::sample::{Metric, Sample, round_trip_histogram};
     use crate::turns::Measured;
 
@@ -122,7 +122,7 @@ mod tests {
             kernel: "6.18".to_owned(),
             pinned: vec![0, 1],
         };
-        let report = Report::new(&Plan::new(bench), machine, None, &measured);
+        let report = Report::new(&Plan::new(bench), machine, Carrier::default(), &measured);
         Outcome { report, measured }
     }
 

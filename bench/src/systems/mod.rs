@@ -97,7 +97,7 @@ pub fn set_up(
     cpus: Option<[usize; 2]>,
     program: &PeerProgram,
 ) -> Result<Vec<Box<dyn System>>, BenchError> {
-    if let (Link::Tcp, Some(name)) = (plan.link, &plan.congestion) {
+    if let (Link::Tcp | Link::Verbs, Some(name)) = (plan.link, &plan.congestion) {
         sockets::check_congestion(name)?;
     }
     let producer_cpu = cpus.map(|[_, producer]| producer);
@@ -121,13 +121,15 @@ fn one(job: &PeerJob, program: &PeerProgram) -> Result<Box<dyn System>, BenchErr
         (Bench::Latency | Bench::Rate | Bench::Bandwidth | Bench::Fuse, _) => {}
     }
     Ok(match (job.system, job.plan.link) {
-        (SystemName::Sealane, Link::Tcp) => Box::new(sealane::Sealane::over_tcp(job, program)?),
+        (SystemName::Sealane, Link::Tcp | Link::Verbs) => Box::new(sealane::Sealane::between_processes(job, program)?),
         (SystemName::Sealane, Link::Shm) => Box::new(sealane::Attached::start(job, program)?),
         (SystemName::Sealane, Link::Loopback) => Box::new(sealane::Sealane::in_memory(&job.plan)?),
         (SystemName::Raw, Link::Tcp) => Box::new(raw::OverTcp::start(job, program)?),
         (SystemName::Raw, Link::Shm) => Box::new(raw::OverShm::start(job, program)?),
+        (SystemName::Raw, Link::Verbs) => Box::new(raw::OverVerbs::start(job, program)?),
         (SystemName::Raw, Link::Loopback) => Box::new(raw::InMemory::new(&job.plan)),
-        (SystemName::Grpc, Link::Tcp) => Box::new(grpc::Unary::over_tcp(job, program)?),
+        // gRPC knows no verbs: it goes through the kernel all the same.
+        (SystemName::Grpc, Link::Tcp | Link::Verbs) => Box::new(grpc::Unary::over_tcp(job, program)?),
         (SystemName::Grpc, Link::Shm) => Box::new(grpc::Unary::over_unix(job, program)?),
         (SystemName::Grpc, Link::Loopback) => Box::new(grpc::Unary::in_memory(&job.plan)?),
     })
@@ -143,11 +145,12 @@ pub(crate) fn serve(job: &PeerJob) -> Result<(), BenchError> {
     }
     match (job.system, job.plan.link) {
         (SystemName::Sealane, Link::Shm) => sealane::serve_attached(job),
-        (SystemName::Sealane, Link::Tcp | Link::Loopback) => sealane::serve(job),
+        (SystemName::Sealane, Link::Tcp | Link::Verbs | Link::Loopback) => sealane::serve(job),
         (SystemName::Raw, Link::Shm) => raw::serve_shm(job),
+        (SystemName::Raw, Link::Verbs) => raw::serve_verbs(&job.plan),
         (SystemName::Raw, Link::Tcp | Link::Loopback) => raw::serve(&job.plan),
         (SystemName::Grpc, Link::Shm) => grpc::serve_unix(job),
-        (SystemName::Grpc, Link::Tcp | Link::Loopback) => grpc::serve(&job.plan),
+        (SystemName::Grpc, Link::Tcp | Link::Verbs | Link::Loopback) => grpc::serve(&job.plan),
     }
 }
 

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use clap::{Subcommand, ValueEnum};
 use sealane_bench::{
-    Bench, BenchError, Fuse, IDLE_US_DEFAULT, Link, Outcome, PeerProgram, Plan, Progress, STEP_TENSORS_MAX, SystemName,
-    parse_bytes, run as measure, serve_peer,
+    Bench, BenchError, Fuse, IDLE_US_DEFAULT, Link, Outcome, PeerProgram, Plan, Progress, Registration,
+    STEP_TENSORS_MAX, SystemName, Transfer, parse_bytes, run as measure, serve_peer,
 };
 
 use crate::workload::Workload;
@@ -43,6 +43,18 @@ Links:
     speed, one way (rate), memcpy by one thread with as many buffers as the
     window (bandwidth).
     grpc: unary calls through tonic over a Unix socket.
+  verbs
+    Two engines in two processes, as over tcp, and one queue pair of an RDMA
+    device; only the greeting passes through the loopback interface. Needs a
+    build with `--features verbs`. Tensors lie in registered memory, or with
+    --registration dynamic are registered for each transfer.
+    raw: the bare operations of the device between two processes, spinning,
+    or asleep until there is a completion with --polling off. A SEND there
+    and one back (latency); a window of SENDs, or with --fuse turn four with
+    a quarter of the window each, and the answers to them (rate); RDMA WRITEs
+    with the window, at least two, outstanding (bandwidth); a SEND that asks
+    and one RDMA WRITE of all the step's bytes (fuse).
+    grpc: unary calls through tonic over TCP.
   loopback
     Inside one process, without the kernel.
     raw: two rings of bytes in one thread.
@@ -114,8 +126,8 @@ enum Command {
         #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "4MiB")]
         size: usize,
 
-        /// Tensors in flight at once; the raw baseline streams without a window, or over shm copies between so many
-        /// buffers
+        /// Tensors in flight at once; the raw baseline streams without a window over tcp, and over shm copies between so
+        /// many buffers
         #[arg(long, value_name = "N", default_value_t = Plan::new(Bench::Bandwidth).window)]
         window: usize,
     },
@@ -239,9 +251,18 @@ enum Command {
 
 #[derive(Debug, clap::Args)]
 struct Common {
-    /// What carries the tensors: tcp, shm or loopback
+    /// What carries the tensors: tcp, shm, verbs or loopback
     #[arg(long, default_value_t = Link::Tcp)]
     link: Link,
+
+    /// Over verbs: whether the producer writes large tensors into the consumer's memory, or the consumer reads them out of
+    /// the producer's [default: write]
+    #[arg(long, value_name = "write|read")]
+    transfer: Option<Transfer>,
+
+    /// Over verbs: whether memory is registered with the device once, or for each transfer [default: static]
+    #[arg(long, value_name = "static|dynamic")]
+    registration: Option<Registration>,
 
     /// Counted seconds of each system in each round; connect does not need them
     #[arg(long, value_name = "S", default_value_t = 1.0)]
@@ -251,7 +272,7 @@ struct Common {
     #[arg(long, value_name = "N", default_value_t = 5)]
     rounds: u32,
 
-    /// Also measure raw (the bare operation of the kernel, or of memory) or grpc; repeatable
+    /// Also measure raw (the bare operation of the kernel, of memory, or of an RDMA device) or grpc; repeatable
     #[arg(long, value_name = "raw|grpc")]
     baseline: Vec<SystemName>,
 
@@ -324,6 +345,8 @@ pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
 fn plan(bench: Bench, common: &Common) -> Plan {
     Plan {
         link: common.link,
+        transfer: common.transfer,
+        registration: common.registration,
         seconds: common.seconds,
         rounds: common.rounds,
         congestion: common.congestion.clone(),
@@ -391,6 +414,8 @@ impl From<BenchError> for Failure {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser as _;
+
     use super::*;
 
     #[test]
@@ -420,6 +445,28 @@ mod tests {
         for failure in [refused(Some(STEP_TENSORS_MAX + 1), None), refused(None, Some("resnet51"))] {
             assert_eq!(format!("{:?}", failure.report()), format!("{:?}", std::process::ExitCode::from(2)));
         }
+    }
+
+    #[test]
+    fn what_verbs_can_choose_between_is_passed_on_and_refused_elsewhere() {
+        #[derive(clap::Parser)]
+        struct Line {
+            #[command(flatten)]
+            args: Args,
+        }
+        let plan_of = |line: &str| {
+            let Command::Bandwidth { common, .. } = Line::parse_from(line.split(' ')).args.command else {
+                panic!("another command")
+            };
+            plan(Bench::Bandwidth, &common)
+        };
+        let chosen = plan_of("bench bandwidth --transfer read --registration dynamic");
+        assert_eq!((chosen.transfer, chosen.registration), (Some(Transfer::Read), Some(Registration::Dynamic)));
+        assert!(chosen.check().unwrap_err().to_string().contains("--link verbs"));
+        Plan { link: Link::Verbs, ..chosen }.check().unwrap();
+        let plain = plan_of("bench bandwidth");
+        assert_eq!((plain.transfer, plain.registration), (None, None));
+        assert!(Line::try_parse_from(["bench", "bandwidth", "--transfer", "carry"]).is_err());
     }
 
     #[test]

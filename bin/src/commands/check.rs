@@ -1,5 +1,5 @@
 //! `sealane check`: what this host can do and what a daemon on it would do. Only looks: it claims
-//! no CPU, calls no peer, changes nothing.
+//! no CPU, calls no peer, changes nothing; an RDMA device is opened for a moment.
 
 mod cpus;
 mod host;
@@ -7,19 +7,24 @@ mod io_uring;
 mod paths;
 mod rdma;
 mod report;
+mod verbs;
 
 use sealane_transport::endpoint_map::{EndpointMap, EndpointMapError};
 
 use self::cpus::Cpus;
-use self::host::{MemoryLock, Tcp};
+use self::host::{MemoryLock, Registered, Tcp};
 use self::io_uring::IoUring;
-use self::paths::{Ours, Path};
+use self::paths::{Network, Ours, Path};
 use self::rdma::Device;
 use self::report::{MapReport, Report, SettingReport};
+use self::verbs::Verbs;
 use crate::cli::SettingsFlags;
 use crate::commands::map::unknown_task;
+use crate::engine_settings::verbs_settings;
 use crate::local_host::LocalHost;
-use crate::settings::{Settings, Source};
+use crate::locked_memory::registered_bytes;
+use crate::rdma_devices::DEVICES;
+use crate::settings::{Require, Runtime, Settings, Source, VERBS_BUILT_IN};
 use crate::{Context, Failure};
 
 /// Show what this host can do and would do, and where every setting comes from
@@ -47,15 +52,17 @@ pub struct Args {
 pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
     let settings = context.settings(&args.settings)?;
     let (map, map_failure) = endpoint_map(&settings)?;
+    let verbs = Verbs::look(&verbs_settings(&settings.verbs));
+    let network = Network::of(&settings.transport, &verbs);
     let (paths, ours_failure) = match &map {
         Some(map) => match ours(args, &settings, map) {
-            Ok(ours) => (paths::paths(map, &ours), None),
+            Ok(ours) => (paths::paths(map, &ours, &network), None),
             Err(failure) => (Vec::new(), Some(failure)),
         },
         None => (Vec::new(), None),
     };
     let failure = map_failure.or(ours_failure);
-    let report = report(&settings, map.as_ref(), paths, failure.as_ref());
+    let report = report(&settings, map.as_ref(), verbs, paths, failure.as_ref());
     let text = if args.json { report.json()? } else { report.to_string() };
     context.print(&text)?;
     failure.map_or(Ok(()), Err)
@@ -94,16 +101,33 @@ fn ours(args: &Args, settings: &Settings, map: &EndpointMap) -> Result<Ours, Fai
     Ok(Ours::new(addresses, "it is an address of this host"))
 }
 
-fn report(settings: &Settings, map: Option<&EndpointMap>, paths: Vec<Path>, failure: Option<&Failure>) -> Report {
+/// What so many shards register with an RDMA device, if they would use one.
+fn registered(settings: &Settings, shards: usize) -> Option<Registered> {
+    let Runtime { slab_send_bytes, slab_receive_bytes, .. } = &settings.runtime;
+    let slab_bytes = [slab_send_bytes.value, slab_receive_bytes.value];
+    let bytes = registered_bytes(shards, slab_bytes, &verbs_settings(&settings.verbs));
+    let is_wanted = VERBS_BUILT_IN && settings.transport.require.value != Require::Tcp;
+    is_wanted.then_some(Registered { shards, bytes })
+}
+
+fn report(
+    settings: &Settings,
+    map: Option<&EndpointMap>,
+    verbs: Verbs,
+    paths: Vec<Path>,
+    failure: Option<&Failure>,
+) -> Report {
     let tasks = map.map_or(0, EndpointMap::len);
+    let shards = settings.runtime.shards_for(tasks);
     Report {
         role: settings.role.value.to_string(),
         role_source: settings.role.source.to_string(),
-        shards: settings.runtime.shards_for(tasks),
+        shards,
         cpus: Cpus::look(&settings.runtime.claim_directory.value),
-        memory_lock: MemoryLock::look(),
+        memory_lock: MemoryLock::look(registered(settings, shards)),
         io_uring: IoUring::look(),
-        rdma: Device::look(rdma::DEVICES),
+        rdma: Device::look(DEVICES),
+        verbs,
         tcp: Tcp::look(settings.tcp.congestion.value.as_deref()),
         settings: settings.entries().iter().map(SettingReport::of).collect(),
         endpoint_map: MapReport {

@@ -17,7 +17,7 @@ use crate::cli::SettingsFlags;
 use crate::commands::map::unknown_task;
 use crate::engine_settings::short_lived_engine_settings;
 use crate::settings::{Settings, Source};
-use crate::{Context, Failure};
+use crate::{Context, Failure, locked_memory};
 
 /// Longest `--timeout-s`: a day.
 const TIMEOUT_S_MAX: u64 = 86_400;
@@ -138,6 +138,7 @@ impl Ends {
             connect_timeout: engine.connect_timeout.min(self.timeout().mul_f64(CONNECT_PART)),
             ..engine
         };
+        locked_memory::check(&engine)?;
         Engine::start(engine).map_err(Failure::work)
     }
 

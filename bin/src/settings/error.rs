@@ -89,8 +89,10 @@ pub enum SettingsError {
         /// What to write.
         fix: &'static str,
     },
-    /// Verbs is required, and this build has none.
-    #[error("{given} asks for a link that this build does not have; write any or tcp")]
+    /// Verbs are required, and this build has none.
+    #[error(
+        "{given} asks for RDMA verbs, and this build has none; build it with `--features verbs`, or write auto or tcp"
+    )]
     NoVerbs {
         /// What asks for it.
         given: Given,

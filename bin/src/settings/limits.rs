@@ -116,3 +116,5 @@ pub(super) const RDMA_SERVICE_LEVEL_MAX: u64 = 7;
 pub(super) const RDMA_BYTE_MAX: u64 = 255;
 /// More than any device's `max_qp_wr`.
 pub(super) const RDMA_QUEUE_DEPTH_MAX: u64 = 65_536;
+/// Time for a cable to be plugged in again or a device to be reset, short enough to be back within a few steps.
+pub(super) const VERBS_RETRY_AFTER_MS: u64 = 30_000;

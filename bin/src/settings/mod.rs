@@ -31,6 +31,9 @@ pub use value::{Kind, Value};
 
 use effective::Effective;
 
+/// True in a build with the cargo feature `verbs`: it can use RDMA where the host has it.
+pub const VERBS_BUILT_IN: bool = cfg!(feature = "verbs");
+
 /// Every setting, typed, with its source.
 #[derive(Clone, Debug)]
 pub struct Settings {

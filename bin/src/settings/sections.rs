@@ -5,11 +5,12 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use sealane_transport::endpoint_map;
+use sealane_transport::verbs::{Registration, Transfer};
 
 use super::effective::Effective;
 use super::limits::SHARDS_DEFAULT_MAX;
 use super::value::{Value, read_user_ids};
-use super::{Environment, SettingsError, Sourced, places};
+use super::{Environment, Given, SettingsError, Sourced, VERBS_BUILT_IN, places};
 
 /// `[runtime]`
 #[derive(Clone, Debug)]
@@ -86,17 +87,34 @@ pub struct Transport {
     pub in_flight_bytes: Sourced<usize>,
     /// Links that may be open at once.
     pub links_max: Sourced<usize>,
-    /// The kind of link that every peer must have.
+    /// The kind of links to other hosts.
     pub require: Sourced<Require>,
 }
 
-/// The kind of link that every peer must have.
+/// The kind of links to other hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Require {
-    /// Whichever there is.
-    Any,
-    /// TCP.
+    /// RDMA verbs where this build, this host and the peer have them, else TCP.
+    Auto,
+    /// TCP, whatever there is.
     Tcp,
+    /// RDMA verbs; whatever rules them out is an error.
+    Verbs,
+}
+
+impl Require {
+    /// Reads one of the setting's words, for a build that has verbs or has not.
+    ///
+    /// # Errors
+    /// Verbs are required, and the build has none.
+    pub(super) fn read(word: &str, verbs_built_in: bool, given: impl FnOnce() -> Given) -> Result<Self, SettingsError> {
+        match word {
+            "auto" => Ok(Require::Auto),
+            "tcp" => Ok(Require::Tcp),
+            _ if verbs_built_in => Ok(Require::Verbs),
+            _ => Err(SettingsError::NoVerbs { given: given() }),
+        }
+    }
 }
 
 impl Transport {
@@ -111,7 +129,7 @@ impl Transport {
             });
         }
         let require = from.get("transport.require", text);
-        let require_given = || from.given("transport.require");
+        let given = || from.given("transport.require");
         Ok(Transport {
             endpoint_map: endpoint_map_file(from),
             connect_timeout: from.get("transport.connect_timeout_ms", milliseconds),
@@ -123,16 +141,7 @@ impl Transport {
             chunk_bytes: from.get("transport.chunk_bytes", number),
             in_flight_bytes: from.get("transport.in_flight_bytes", number),
             links_max: from.get("transport.links_max", number),
-            require: Sourced {
-                value: match require.value.as_str() {
-                    "any" => Require::Any,
-                    "tcp" => Require::Tcp,
-                    _ => {
-                        return Err(SettingsError::NoVerbs { given: require_given() });
-                    }
-                },
-                source: require.source,
-            },
+            require: Sourced { value: Require::read(&require.value, VERBS_BUILT_IN, given)?, source: require.source },
         })
     }
 }
@@ -268,10 +277,10 @@ impl Daemon {
     }
 }
 
-/// `[verbs]`, read and checked as TensorFlow's verbs reads it.
+/// `[verbs]`; what has a variable is read and checked as TensorFlow's verbs reads it.
 #[derive(Clone, Debug)]
 pub struct Verbs {
-    /// The RDMA device; `None` takes the only one with an active port.
+    /// The RDMA device; `None` takes the first with an active port.
     pub device: Sourced<Option<String>>,
     /// The device's port; `None` takes the first active one.
     pub port: Sourced<Option<u8>>,
@@ -279,7 +288,7 @@ pub struct Verbs {
     pub gid_index: Sourced<Option<u8>>,
     /// Index of the partition key.
     pub pkey_index: Sourced<u8>,
-    /// Work requests that a queue pair holds in each direction.
+    /// Buffers of a shard's shared receive queue.
     pub queue_depth: Sourced<u32>,
     /// Wait for an acknowledgement, as a power of two of 4.096 µs.
     pub timeout: Sourced<u8>,
@@ -291,6 +300,12 @@ pub struct Verbs {
     pub mtu: Sourced<Option<u16>>,
     /// Traffic class of a queue pair's packets.
     pub traffic_class: Sourced<u8>,
+    /// How large tensors move.
+    pub transfer: Sourced<Transfer>,
+    /// When memory is registered.
+    pub registration: Sourced<Registration>,
+    /// How long a peer is reached by TCP after its verbs links have failed several times in a row.
+    pub retry_after: Sourced<Duration>,
 }
 
 impl Verbs {
@@ -300,6 +315,16 @@ impl Verbs {
         if port.value.is_some() && device.value.is_none() {
             return Err(SettingsError::PortWithoutDevice { given: from.given("verbs.port") });
         }
+        let transfer = |value: &Value| match text(value)?.as_str() {
+            "write" => Some(Transfer::Write),
+            "read" => Some(Transfer::Read),
+            _ => None,
+        };
+        let registration = |value: &Value| match text(value)?.as_str() {
+            "static" => Some(Registration::Static),
+            "dynamic" => Some(Registration::Dynamic),
+            _ => None,
+        };
         Ok(Verbs {
             device,
             port,
@@ -311,6 +336,9 @@ impl Verbs {
             service_level: from.get("verbs.service_level", number),
             mtu: from.optional("verbs.mtu", |value| text(value)?.parse().ok()),
             traffic_class: from.get("verbs.traffic_class", number),
+            transfer: from.get("verbs.transfer", transfer),
+            registration: from.get("verbs.registration", registration),
+            retry_after: from.get("verbs.retry_after_ms", milliseconds),
         })
     }
 }

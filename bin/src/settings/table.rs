@@ -174,8 +174,8 @@ pub static TABLE: &[Setting] = &[
         count(1, LINKS_CEILING), Number(LINKS_MAX),
         "Links that may be open at once."),
     setting("transport.require", Nothing,
-        Kind::OneOf(&["any", "tcp", "verbs"]), Text("any"),
-        "The kind of link that every peer must have; any other is an error."),
+        Kind::OneOf(&["auto", "tcp", "verbs"]), Text("auto"),
+        "Links to other hosts: RDMA verbs where both sides have them and else TCP, TCP alone, or verbs and else an error."),
 
     setting("transport.tcp.congestion", Nothing,
         Kind::Text, Text(""),
@@ -236,7 +236,7 @@ pub static TABLE: &[Setting] = &[
         "How long a stopping daemon waits for the calls that are under way."),
 
     setting("verbs.device", Verbs("RDMA_DEVICE"),
-        Kind::Text, Unset("the only device with an active port"),
+        Kind::Text, Unset("the first with an active port"),
         "The RDMA device."),
     setting("verbs.port", Verbs("RDMA_DEVICE_PORT"),
         count(1, RDMA_BYTE_MAX), Unset("the first active port"),
@@ -249,7 +249,7 @@ pub static TABLE: &[Setting] = &[
         "Index of the partition key."),
     setting("verbs.queue_depth", Verbs("RDMA_QUEUE_DEPTH"),
         count(1, RDMA_QUEUE_DEPTH_MAX), Number(1024),
-        "Work requests that a queue pair holds in each direction."),
+        "Buffers of 16 KiB in a shard's shared receive queue; at most what the device holds."),
     setting("verbs.timeout", Verbs("RDMA_TIMEOUT"),
         count(0, RDMA_TIMEOUT_MAX), Number(14),
         "Wait for an acknowledgement: 4.096 µs times 2 to this power; 0 waits for ever."),
@@ -265,6 +265,15 @@ pub static TABLE: &[Setting] = &[
     setting("verbs.traffic_class", Verbs("RDMA_TRAFFIC_CLASS"),
         count(0, RDMA_BYTE_MAX), Number(0),
         "Traffic class of a queue pair's packets."),
+    setting("verbs.transfer", Nothing,
+        Kind::OneOf(&["write", "read"]), Text("write"),
+        "How large tensors move: the producer writes where the consumer says, or the consumer reads where the producer says."),
+    setting("verbs.registration", Nothing,
+        Kind::OneOf(&["static", "dynamic"]), Text("static"),
+        "When memory is registered: slabs and arenas once, or (slow, to see how slow) all memory for each transfer."),
+    setting("verbs.retry_after_ms", Nothing,
+        milliseconds(1), Number(VERBS_RETRY_AFTER_MS),
+        "How long a peer is reached by TCP after its verbs links have failed several times in a row."),
 ];
 
 /// The setting called `name`, and its place in the table.

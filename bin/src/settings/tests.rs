@@ -5,6 +5,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use sealane_transport::verbs::{Registration, Transfer};
+
 use super::*;
 
 /// What one test reads its settings from.
@@ -82,7 +84,7 @@ fn defaults() {
     assert_eq!(transport.connect_timeout.value, Duration::from_secs(120));
     assert_eq!(transport.window.value, 40);
     assert_eq!(transport.tensor_bytes_max.value, 4 << 30);
-    assert_eq!(transport.require.value, Require::Any);
+    assert_eq!(transport.require.value, Require::Auto);
     assert_eq!(settings.tcp.congestion.value, None);
     assert_eq!(settings.tcp.send_buffer_bytes.value, None);
     assert_eq!(settings.fusion.fuse.value, Fuse::Turn);
@@ -94,6 +96,9 @@ fn defaults() {
     assert_eq!(settings.verbs.queue_depth.value, 1024);
     assert_eq!(settings.verbs.timeout.value, 14);
     assert_eq!(settings.verbs.mtu.value, None);
+    assert_eq!(settings.verbs.transfer.value, Transfer::Write);
+    assert_eq!(settings.verbs.registration.value, Registration::Static);
+    assert_eq!(settings.verbs.retry_after.value, Duration::from_secs(30));
     assert_eq!(settings.entries().len(), TABLE.len());
     assert!(settings.entries().iter().all(|entry| entry.source == Source::Default));
 }
@@ -235,9 +240,16 @@ fn every_error_names_what_gave_the_value_and_what_is_accepted() {
         ),
         (Case::default().set("window", "1"), "--set: there is no setting window; did you mean transport.window?"),
         (
-            Case::default().toml("transport.require = 'verbs'"),
-            "sealane.toml:1: transport.require = verbs asks for a link \
-             that this build does not have; write any or tcp",
+            Case::default().toml("transport.require = 'any'"),
+            "sealane.toml:1: transport.require = any cannot be read; write auto, tcp or verbs",
+        ),
+        (
+            Case::default().set("verbs.transfer", "send"),
+            "--set verbs.transfer=send cannot be read; write write or read",
+        ),
+        (
+            Case::default().set("verbs.registration", "never"),
+            "--set verbs.registration=never cannot be read; write static or dynamic",
         ),
         (
             Case::variables(&[("RDMA_DEVICE_PORT", "1")]),
@@ -258,6 +270,34 @@ fn every_error_names_what_gave_the_value_and_what_is_accepted() {
     ] {
         assert_eq!(case.error(), expected);
     }
+}
+
+#[test]
+fn verbs_can_be_ruled_out_and_required() {
+    let given = || Given { name: "transport.require", source: Source::Flag("--set"), text: "verbs".to_owned() };
+    for (word, require) in [("auto", Require::Auto), ("tcp", Require::Tcp)] {
+        for built_in in [true, false] {
+            assert_eq!(Require::read(word, built_in, given).unwrap(), require);
+        }
+    }
+    assert_eq!(Require::read("verbs", true, given).unwrap(), Require::Verbs);
+    let without = "--set transport.require=verbs asks for RDMA verbs, and this build has none; \
+                   build it with `--features verbs`, or write auto or tcp";
+    assert_eq!(Require::read("verbs", false, given).unwrap_err().to_string(), without);
+
+    let loaded = Case::default().set("transport.require", "verbs").load().0;
+    assert_eq!(loaded.is_ok(), VERBS_BUILT_IN);
+    if let Err(error) = loaded {
+        assert_eq!(error.to_string(), without);
+    }
+}
+
+#[test]
+fn verbs_move_and_register_as_they_are_told() {
+    let toml = "[verbs]\ntransfer = 'read'\nregistration = 'dynamic'\nretry_after_ms = 5\n";
+    let verbs = Case::default().toml(toml).settings().verbs;
+    assert_eq!((verbs.transfer.value, verbs.registration.value), (Transfer::Read, Registration::Dynamic));
+    assert_eq!(verbs.retry_after.value, Duration::from_millis(5));
 }
 
 #[test]
@@ -298,7 +338,7 @@ fn entries_show_value_and_meaning() {
     assert_eq!(shown("runtime.slab_send_bytes"), "1 GiB");
     assert_eq!(shown("runtime.shards"), "min(16, tasks in the map)");
     assert_eq!(shown("transport.heartbeat_ms"), "10000 ms");
-    assert_eq!(shown("transport.require"), "\"any\"");
+    assert_eq!(shown("transport.require"), "\"auto\"");
 }
 
 #[test]

@@ -246,7 +246,7 @@ mod tests {
         assert_eq!(time.to_string(), "a whole number of milliseconds from 1 to 9");
         let spin = Kind::Microseconds { min: 0, max: 9 };
         assert_eq!(spin.show(&Value::Number(5)), "5 µs");
-        assert_eq!(Kind::OneOf(&["any", "tcp"]).to_string(), "any or tcp");
+        assert_eq!(Kind::OneOf(&["auto", "tcp"]).to_string(), "auto or tcp");
         assert_eq!(bytes.to_string(), "a number of bytes from 0 B to 1 TiB, plain or as in 64MiB");
     }
 }

@@ -226,6 +226,13 @@ impl Clients {
             tracing::error!(%error, "a client's doorbell cannot be watched, so it is hung up on");
             client.hang_up("its doorbell cannot be watched");
         }
+        if let Some(port) = &self.engine.port {
+            for memory in client.memories() {
+                if let Err(error) = port.add_shared(memory) {
+                    tracing::warn!(%error, client.pid, "a client's memory is registered for each transfer instead of once");
+                }
+            }
+        }
         let (task, pool) = (client.task, client.pool());
         self.engine.borrow_node(|node| node.set_pool(task, Some(pool)));
     }
@@ -234,6 +241,9 @@ impl Clients {
         let Some(mut client) = self.handles.remove(&id).and_then(|handle| self.clients.remove(handle)) else { return };
         if let Err(error) = self.engine.shard.unwatch(std::os::fd::AsFd::as_fd(client.doorbell())) {
             tracing::debug!(%error, "a doorbell was not watched");
+        }
+        if let Some(port) = &self.engine.port {
+            client.memories().into_iter().for_each(|memory| port.remove_shared(memory));
         }
         self.engine.with_node(|node, _| {
             client.leave(node);

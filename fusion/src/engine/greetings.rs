@@ -249,7 +249,11 @@ impl Greetings {
         {
             tracing::error!(%error, "a greeting cannot be unwatched");
         }
-        self.engine.with_node(|node, now| node.dialed(now, peer, Box::new(link), &welcome));
+        if let Err(reason) = self.engine.check_features(&welcome) {
+            return self.dial_failed(peer, reason, DialFailureKind::Final);
+        }
+        let link = self.engine.link(link, &welcome);
+        self.engine.with_node(|node, now| node.dialed(now, peer, link, &welcome));
     }
 
     fn call_failed(&mut self, peer: Handle, more: Vec<SocketAddr>, hello: Hello, error: DialError) {
@@ -315,6 +319,9 @@ fn kind_of(error: &LinkError) -> DialFailureKind {
 impl ShardEngine {
     /// Answers a caller whose pair this shard serves.
     fn answer(&self, call: Call, via: u16) {
+        if let Err(reason) = self.check_features(&call.hello) {
+            return call.reject(RejectCode::Refused, reason);
+        }
         let answer = self.with_node(|node, now| node.called(now, via, &call.hello));
         match answer {
             Answer::Reject(code, reason) => {
@@ -323,7 +330,8 @@ impl ShardEngine {
             }
             Answer::Welcome { peer } => {
                 let hello = call.hello.clone();
-                self.with_node(|node, now| node.accepted(now, peer, Box::new(call.accept()), &hello));
+                let link = self.link(call.accept(), &hello);
+                self.with_node(|node, now| node.accepted(now, peer, link, &hello));
             }
         }
     }

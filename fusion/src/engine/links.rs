@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use sealane_runtime::{Interest, Readiness, Shard, Source};
 use sealane_transport::Handle;
+use sealane_transport::verbs::Told;
 
 use super::shard::{ShardEngine, Vital};
 
@@ -16,7 +17,13 @@ pub(super) struct Links {
     stuck: Vec<Handle>,
     /// Links watched for writing too, while the shard sleeps.
     watched_for_room: Vec<Handle>,
+    /// Links that their device tells of; kept to reuse its memory.
+    told: Vec<Told>,
 }
+
+/// What the device's two descriptors are watched as; no link has such a handle.
+const COMPLETIONS: u64 = u64::MAX;
+const EVENTS: u64 = u64::MAX - 1;
 
 impl Links {
     pub(super) fn start(engine: &Rc<ShardEngine>) {
@@ -25,8 +32,30 @@ impl Links {
             new_links: Vec::new(),
             stuck: Vec::new(),
             watched_for_room: Vec::new(),
+            told: Vec::new(),
         };
-        engine.links_source.set(Some(engine.shard.add_source(links)));
+        let source = engine.shard.add_source(links);
+        engine.links_source.set(Some(source));
+        if let Some(port) = &engine.port {
+            port.with_descriptors(|descriptors| {
+                for (descriptor, token) in descriptors.into_iter().zip([COMPLETIONS, EVENTS]) {
+                    if let Err(error) = engine.shard.watch(source, descriptor, token, Interest::READ) {
+                        // Completions are polled while the shard is awake; asleep it would miss them.
+                        tracing::error!(%error, "the RDMA device cannot be watched");
+                    }
+                }
+            });
+        }
+    }
+
+    /// Passes on what the device has told of its links.
+    fn pass_on(&mut self) {
+        if !self.told.is_empty() {
+            let told = &mut self.told;
+            self.engine.borrow_node(|node| {
+                told.drain(..).for_each(|Told { link, has_room }| node.link_told(link, has_room));
+            });
+        }
     }
 
     fn watch(&self, handle: Handle, interest: Interest, fresh: bool) {
@@ -51,6 +80,10 @@ impl Links {
 impl Source for Links {
     fn poll(&mut self, shard: &Shard, _budget: usize) -> usize {
         let now = shard.now();
+        if let Some(port) = &self.engine.port {
+            port.poll(&mut self.told);
+            self.pass_on();
+        }
         // The node bounds its turn in bytes, which a count of the shard's cannot.
         let work = self.engine.borrow_node(|node| {
             let work = node.turn(now);
@@ -68,10 +101,20 @@ impl Source for Links {
     }
 
     fn ready(&mut self, token: u64, readiness: Readiness) {
+        if let Some(port) = &self.engine.port {
+            match token {
+                COMPLETIONS => return port.disarm(),
+                EVENTS => {
+                    port.handle_events(&mut self.told);
+                    return self.pass_on();
+                }
+                _ => {}
+            }
+        }
         let handle = Handle::from_bits(token);
         let has_room = self.engine.borrow_node(|node| {
             // Readable or broken: the next turn's read finds out which.
-            node.mark_hot(handle);
+            node.link_readable(handle);
             readiness.writable && node.has_room(handle)
         });
         if has_room {
@@ -83,8 +126,18 @@ impl Source for Links {
         self.engine.borrow_node(|node| node.has_work())
     }
 
+    fn glance(&self) -> Option<bool> {
+        self.engine.port.as_ref().map(|port| port.glance())
+    }
+
     fn try_sleep(&mut self) -> bool {
         if self.has_work() {
+            return false;
+        }
+        if let Some(port) = &self.engine.port
+            && !port.arm(&mut self.told)
+        {
+            self.pass_on();
             return false;
         }
         self.engine.borrow_node(|node| self.watched_for_room.extend_from_slice(node.blocked()));

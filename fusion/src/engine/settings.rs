@@ -7,6 +7,8 @@ use std::time::Duration;
 use sealane_runtime::{RuntimeSettings, SlabSettings};
 use sealane_transport::endpoint_map::{EndpointMap, TaskName, TransportAddress};
 use sealane_transport::tcp::TcpSettings;
+use sealane_transport::verbs::device::{Device, VerbsError};
+use sealane_transport::verbs::{self, VerbsSettings};
 use sealane_transport::{Error, SessionLimits};
 
 use super::TIMEOUT_MAX;
@@ -51,6 +53,38 @@ pub struct EngineSettings {
     pub fuse: Fuse,
     /// Why links are of the kind that they are, for the log. Default: that TCP is the only network link.
     pub path_reason: String,
+    /// RDMA verbs, tried with every peer that has them too. Default `None`: TCP alone.
+    pub verbs: Option<Verbs>,
+}
+
+/// Opens a device with what its queues must hold.
+type OpenDevice = dyn Fn(&VerbsSettings) -> Result<Box<dyn Device>, VerbsError> + Send + Sync;
+
+/// How an engine uses RDMA verbs.
+#[derive(Clone)]
+pub struct Verbs {
+    /// The device, its queue pairs, and how tensors move.
+    pub settings: VerbsSettings,
+    /// Links that cannot be verbs are errors, and so is a start without a device; else they are TCP, and say why.
+    pub is_required: bool,
+    /// What opens the device, once for each shard; [`verbs::open`] does so with the system's library.
+    pub open: Arc<OpenDevice>,
+}
+
+impl Verbs {
+    /// Verbs where they can be had, with the system's library.
+    pub fn new(settings: VerbsSettings) -> Self {
+        Self { settings, is_required: false, open: Arc::new(verbs::open) }
+    }
+}
+
+impl std::fmt::Debug for Verbs {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Verbs")
+            .field("settings", &self.settings)
+            .field("is_required", &self.is_required)
+            .finish_non_exhaustive()
+    }
 }
 
 impl EngineSettings {
@@ -81,6 +115,7 @@ impl EngineSettings {
             published_tensors_max: 1 << 20,
             fuse: Fuse::Turn,
             path_reason: "the only network link in this build".into(),
+            verbs: None,
         })
     }
 
@@ -137,6 +172,7 @@ impl EngineSettings {
             tasks: self.tasks.clone(),
             listeners: Vec::new(),
             path_reason: self.path_reason.clone(),
+            verbs: self.verbs.clone(),
             runtime: self.runtime.clone(),
             tcp: self.tcp.clone(),
             session: self.session.clone(),
@@ -160,6 +196,7 @@ impl EngineSettings {
             lease: self.lease.min(TIMEOUT_MAX),
             fuse: self.fuse,
             path_reason: self.path_reason.clone(),
+            features: 0,
         }
     }
 }

@@ -7,6 +7,11 @@ use std::task::Waker;
 use std::time::Instant;
 
 use sealane_runtime::{Shard, Slab, SlabSettings, SourceId};
+use sealane_transport::Link;
+use sealane_transport::tcp::TcpLink;
+use sealane_transport::verbs::device::Attributes;
+use sealane_transport::verbs::{Port, SettledLink};
+use sealane_transport::wire::{FEATURE_VERBS, Hello};
 
 use super::clients::{Change, Clients};
 use super::greetings::Greetings;
@@ -23,6 +28,8 @@ thread_local! {
 pub(super) struct ShardEngine {
     pub(super) shard: Shard,
     pub(super) settings: EngineSettings,
+    /// The RDMA device, if there is one.
+    pub(super) port: Option<Rc<Port>>,
     node: RefCell<Node>,
     pub(super) links_source: Cell<Option<SourceId>>,
     pub(super) greetings_source: Cell<Option<SourceId>>,
@@ -63,6 +70,28 @@ impl Drop for Vital {
     }
 }
 
+/// Opens the shard's device, if verbs are wanted, and says why links are TCP otherwise.
+fn open_port(settings: &EngineSettings, slabs: [&Slab; 2]) -> Result<(Option<Rc<Port>>, String), String> {
+    let Some(verbs) = &settings.verbs else { return Ok((None, settings.path_reason.clone())) };
+    let opened = (verbs.open)(&verbs.settings).and_then(|device| {
+        let port = Port::open(device, verbs.settings.clone())?;
+        slabs.into_iter().try_for_each(|slab| port.add_slab(slab))?;
+        Ok(port)
+    });
+    match opened {
+        Ok(port) => {
+            let Attributes { device, port: number, gid_index, chosen, .. } = port.attributes();
+            tracing::info!(device, port = number, gid_index, reason = chosen, "verbs are ready");
+            Ok((Some(port), "the peer offers no verbs".into()))
+        }
+        Err(error) if verbs.is_required => Err(format!("verbs are required (transport.require), but {error}")),
+        Err(error) => {
+            tracing::warn!(%error, "no verbs: links are TCP");
+            Ok((None, format!("no verbs here: {error}")))
+        }
+    }
+}
+
 impl ShardEngine {
     /// Sets a shard up. Shard 0 listens for all.
     pub(super) fn start(
@@ -74,11 +103,15 @@ impl ShardEngine {
         let slab = |name, bytes| Slab::new(SlabSettings { name, bytes, ..SlabSettings::default() });
         let send = slab("send", settings.slab_send_bytes).map_err(|error| error.to_string())?;
         let receive = slab("receive", settings.slab_receive_bytes).map_err(|error| error.to_string())?;
+        let (port, path_reason) = open_port(&settings, [&send, &receive])?;
+        let features = if port.is_some() { FEATURE_VERBS } else { 0 };
+        let node = NodeSettings { features, path_reason, ..node };
         let map = settings.map.clone();
         let node = Node::new(node, map, send, receive).map_err(|error| error.to_string())?;
         let engine = Rc::new(ShardEngine {
             shard: shard.clone(),
             settings,
+            port,
             node: RefCell::new(node),
             links_source: Cell::new(None),
             greetings_source: Cell::new(None),
@@ -93,6 +126,31 @@ impl ShardEngine {
         // Behind the links, so that what arrived in a turn is told in it.
         Clients::start(&engine);
         ENGINE.with(|slot| slot.set(engine)).map_err(|_| "the shard has an engine already".to_owned())
+    }
+
+    /// Whether a link to a peer with these features will do.
+    ///
+    /// # Errors
+    /// Verbs are required, and the peer has none.
+    pub(super) fn check_features(&self, hello: &Hello) -> Result<(), String> {
+        if self.requires_verbs() && hello.features & FEATURE_VERBS == 0 {
+            return Err("verbs are required (transport.require), and the peer offers none".into());
+        }
+        Ok(())
+    }
+
+    fn requires_verbs(&self) -> bool {
+        self.settings.verbs.as_ref().is_some_and(|verbs| verbs.is_required)
+    }
+
+    /// The link over a connection to a peer that has said which features it has.
+    pub(super) fn link(&self, tcp: TcpLink, hello: &Hello) -> Box<dyn Link> {
+        match &self.port {
+            Some(port) if hello.features & FEATURE_VERBS != 0 => {
+                Box::new(SettledLink::new(port.clone(), &hello.address, tcp, self.requires_verbs()))
+            }
+            _ => Box::new(tcp),
+        }
     }
 
     /// The engine of the shard that runs this thread.

@@ -164,7 +164,7 @@ impl Node {
     fn hello(&self, handle: Handle) -> Hello {
         let peer = self.peers.get(handle).expect("the caller looked it up");
         Hello {
-            features: 0,
+            features: self.settings.features,
             incarnation: self.incarnation(peer),
             remembers: peer.incarnation.filter(|_| peer.remembers).unwrap_or(0),
             tensor_bytes_max: self.settings.session.tensor_bytes_max,
@@ -359,14 +359,19 @@ impl Node {
         let has_strangers = roster.numbers.contains(&STRANGER);
         let peer = self.peers.get_mut(handle).expect("the caller looked it up");
         (peer.incarnation, peer.remembers) = (Some(hello.incarnation), true);
-        tracing::info!(
-            peer = peer.session.peer(),
-            link = link.kind().name(),
-            reason = self.settings.path_reason,
-            peer_shard = hello.shard,
-            "link up"
-        );
+        peer.settling = !link.traits().open;
+        if !peer.settling {
+            tracing::info!(
+                peer = peer.session.peer(),
+                link = link.kind().name(),
+                reason = self.settings.path_reason,
+                peer_shard = hello.shard,
+                "link up"
+            );
+        }
         peer.session.attach(now, epoch, roster, hello.tensor_bytes_max);
+        let mut link = link;
+        link.adopt(handle);
         peer.link = Some(link);
         peer.connection = Connection::Attached;
         (peer.wanted_since, peer.lost_at, peer.attempts) = (None, None, 0);
@@ -391,7 +396,8 @@ impl Node {
         let Some(peer) = self.peers.get_mut(handle) else { return };
         let Some(mut link) = peer.link.take() else { return };
         tracing::info!(peer = peer.session.peer(), link = link.kind().name(), %error, "link lost");
-        peer.session.detach(link.abandon());
+        let landings = link.abandon(peer.session.outbox());
+        peer.session.detach(landings);
         peer.last_error = error.to_string();
         (peer.connection, peer.lost_at, peer.blocked, peer.stuck) = (Connection::Idle, Some(now), false, false);
         self.links -= 1;

@@ -37,7 +37,7 @@ use sealane_transport::error::LinkError;
 use sealane_transport::lane::{lane, shard_of};
 use sealane_transport::limits::{HELLO_BYTES_MAX, TASKS_PER_HELLO};
 use sealane_transport::session::Event;
-use sealane_transport::{Arena, Error, Handle, SessionLimits};
+use sealane_transport::{Arena, Error, Handle, LinkKind, SessionLimits};
 
 use crate::rendezvous::{EndedSteps, Table};
 use crate::shelf::{PublishedShelf, Watcher};
@@ -97,6 +97,8 @@ pub struct NodeSettings {
     pub fuse: Fuse,
     /// Why a link is of the kind that it is, for the log.
     pub path_reason: String,
+    /// Feature bits of the greeting.
+    pub features: u64,
 }
 
 /// What a node has done since it began.
@@ -120,6 +122,8 @@ pub struct Counters {
     pub sessions_reset: u64,
     /// Links that stand now.
     pub links: u64,
+    /// Of these, those over RDMA verbs.
+    pub links_verbs: u64,
     /// Bytes of the send slab in use now.
     pub slab_send_bytes: u64,
     /// Bytes of the receive slab in use now.
@@ -309,6 +313,7 @@ impl Node {
     pub fn counters(&self) -> Counters {
         Counters {
             links: self.links as u64,
+            links_verbs: self.links_of(LinkKind::Verbs),
             slab_send_bytes: self.send_slab.in_use_bytes() as u64,
             slab_receive_bytes: self.memory.slab().in_use_bytes() as u64,
             deposits: self.table.deposits() as u64,
@@ -317,6 +322,11 @@ impl Node {
             published: self.shelf.published() as u64,
             ..self.counters
         }
+    }
+
+    fn links_of(&self, kind: LinkKind) -> u64 {
+        let is_of = |(_, peer): &(Handle, &Peer)| peer.link.as_ref().is_some_and(|link| link.kind() == kind);
+        self.peers.iter().filter(is_of).count() as u64
     }
 
     /// The place of a local task in this side's greeting.

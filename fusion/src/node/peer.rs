@@ -43,6 +43,8 @@ pub(super) struct Peer {
     pub(super) life: u64,
     pub(super) session: Session<RecvWaiter, Handle>,
     pub(super) link: Option<Box<dyn Link>>,
+    /// The link does not take frames yet.
+    pub(super) settling: bool,
     pub(super) connection: Connection,
     /// Since when a link is wanted and missing.
     pub(super) wanted_since: Option<Instant>,
@@ -85,6 +87,7 @@ impl Peer {
             life: 0,
             session,
             link: None,
+            settling: false,
             connection: Connection::Idle,
             wanted_since: None,
             lost_at: None,

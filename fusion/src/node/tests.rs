@@ -55,6 +55,7 @@ fn settings(address: &str, tasks: &[&str]) -> NodeSettings {
         lease: Duration::from_secs(60),
         fuse: Fuse::Turn,
         path_reason: "a test".into(),
+        features: 0,
     }
 }
 

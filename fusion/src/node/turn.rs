@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use sealane_transport::error::LinkError;
+use sealane_transport::link::Traits;
 use sealane_transport::{Handle, Link};
 
 use super::outcomes::Ear;
@@ -137,6 +138,23 @@ impl Node {
         into.append(&mut self.stuck);
     }
 
+    /// The link of a session tells that something has come, or that it has room too.
+    pub fn link_told(&mut self, handle: Handle, has_room: bool) {
+        self.mark_hot(handle);
+        if has_room {
+            self.has_room(handle);
+            self.mark_dirty(handle);
+        }
+    }
+
+    /// The descriptor of a session's link is readable, or broken.
+    pub fn link_readable(&mut self, handle: Handle) {
+        self.mark_hot(handle);
+        if let Some(link) = self.peers.get_mut(handle).and_then(|peer| peer.link.as_mut()) {
+            link.descriptor_ready();
+        }
+    }
+
     /// The link of a session has room again; false if nothing waited for it.
     pub fn has_room(&mut self, handle: Handle) -> bool {
         let Some(peer) = self.peers.get_mut(handle).filter(|peer| peer.stuck) else { return false };
@@ -154,10 +172,13 @@ impl Node {
         let Some(peer) = self.peers.get_mut(handle) else { return 0 };
         peer.blocked = false;
         let Some(link) = &mut peer.link else { return 0 };
+        let traits = link.traits();
+        peer.session.outbox().set_aside(traits.aside);
         loop {
-            let filled = peer.session.fill_from(&self.shelf, now, one_message);
-            // With a write a message, a last call tells the link that nothing follows.
-            if peer.session.outbox().is_empty() && !one_message {
+            let filled = traits.open && peer.session.fill_from(&self.shelf, now, one_message);
+            // With a write a message, a last call tells the link that nothing follows. A link that settles, or that moves
+            // payloads beside the frames, has things of its own to say.
+            if peer.session.outbox().is_empty() && !one_message && traits == Traits::STREAM {
                 break;
             }
             let more_follows = one_message && peer.session.is_urgent();
@@ -179,9 +200,10 @@ impl Node {
                 break;
             }
         }
-        let more = !blocked && peer.session.has_output();
+        let more = !blocked && traits.open && peer.session.has_output();
         let waits = peer.session.has_waits();
         peer.blocked = blocked && error.is_none();
+        peer.stuck = peer.blocked && traits.tells_of_room;
         if waits {
             self.watch_for(handle);
         }
@@ -189,16 +211,31 @@ impl Node {
             self.lose(now, handle, &error);
             return 1;
         }
-        if blocked {
+        if blocked && !traits.tells_of_room {
             self.blocked.push(handle);
         } else if more {
             self.mark_dirty(handle);
         }
+        self.look_whether_open(handle);
         if total > 0 {
-            self.settle_events(handle);
             self.mark_hot(handle);
         }
+        // Payloads come back from a link that moves them beside the frames long after it took them.
+        let has_events = self.peers.get(handle).is_some_and(|peer| peer.session.has_events());
+        if total > 0 || has_events {
+            self.settle_events(handle);
+        }
         total
+    }
+
+    /// A link that has opened wants to be fed, and may have been told of something before.
+    fn look_whether_open(&mut self, handle: Handle) {
+        let Some(peer) = self.peers.get_mut(handle).filter(|peer| peer.settling) else { return };
+        if peer.link.as_ref().is_some_and(|link| link.traits().open) {
+            peer.settling = false;
+            self.mark_dirty(handle);
+            self.mark_hot(handle);
+        }
     }
 
     fn receive_hot(&mut self, now: Instant) -> usize {
@@ -246,6 +283,15 @@ impl Node {
         peer.session.heard(now);
         // What came before the end of a link counts: the last answers, and a farewell.
         self.settle_events(handle);
+        let Some(peer) = self.peers.get_mut(handle) else { return 1 };
+        if peer.settling {
+            // It may have something to say of its own.
+            self.mark_dirty(handle);
+            self.look_whether_open(handle);
+        } else if peer.stuck && peer.link.as_ref().is_some_and(|link| link.traits().tells_of_room) {
+            // What has come may have brought credit.
+            self.has_room(handle);
+        }
         let Some(peer) = self.peers.get_mut(handle) else { return 1 };
         let farewell = peer.session.farewell().map(|reason| LinkError::WentAway(reason.into()));
         let read = match (farewell, result) {

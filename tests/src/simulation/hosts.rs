@@ -90,6 +90,7 @@ impl Simulation {
                 lease: super::climate::LEASE,
                 fuse: self.climate.fuse,
                 path_reason: "simulated".to_owned(),
+                features: 0,
             };
             let send = slab("send", self.climate.slab_send_bytes)?;
             let receive = slab("receive", self.climate.slab_receive_bytes)?;

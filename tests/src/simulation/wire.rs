@@ -122,8 +122,8 @@ impl Link for Wire {
         None
     }
 
-    fn abandon(&mut self) -> Option<Landing> {
-        self.link().abandon()
+    fn abandon(&mut self, outbox: &mut Outbox) -> Vec<Landing> {
+        self.link().abandon(outbox)
     }
 }
 

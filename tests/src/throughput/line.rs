@@ -165,7 +165,7 @@ impl Link for Line {
         None
     }
 
-    fn abandon(&mut self) -> Option<Landing> {
-        self.landing.take()
+    fn abandon(&mut self, _outbox: &mut Outbox) -> Vec<Landing> {
+        self.landing.take().into_iter().collect()
     }
 }

@@ -113,6 +113,7 @@ impl Pair {
                 lease: DEADLINE,
                 fuse: if way == Way::Off { Fuse::Off } else { Fuse::Turn },
                 path_reason: "simulated".into(),
+                features: 0,
             };
             let slab = |name| Slab::new(SlabSettings { name, bytes: SLAB_BYTES, populate: false });
             let slabs =

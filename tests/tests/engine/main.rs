@@ -7,3 +7,4 @@ mod peers;
 mod shards;
 mod stranger;
 mod trouble;
+mod verbs;

@@ -13,9 +13,9 @@ use super::releases::ReleaseLog;
 use super::{Arrived, Event, Roster, Unanswered};
 use crate::arena::{Arena, Handle};
 use crate::error::Error;
-use crate::limits::{GROUP_BYTES, SessionLimits};
+use crate::limits::{GROUP_BYTES, INLINE_PAYLOAD_BYTES, SessionLimits};
 use crate::link::{Landing, LandingOf, Meta, Place};
-use crate::outbox::Outbox;
+use crate::outbox::{Announcement, Outbox, Revocation};
 use crate::wire::{REQUEST_ENTRY_BYTES, Request, Response, SmallResponse, WireError};
 
 /// A recv: what is wanted, from whom, until when, and where to.
@@ -62,6 +62,8 @@ struct Wanted<W> {
     destination: Option<Buffer>,
     /// The destination came with the request: it stays with it when a link is lost, unlike memory of the slab.
     brought: bool,
+    /// The peer was told the destination's address, on this link.
+    announced: bool,
     /// Taken when the tensor has come.
     waiter: Option<W>,
 }
@@ -89,6 +91,8 @@ pub(super) struct Consumer<W> {
     /// No deadline is earlier; it may be later than the truth says, never earlier.
     earliest: Option<Instant>,
     releases: ReleaseLog,
+    /// Announced places whose requests have ended.
+    revoked: Vec<Revocation>,
     spare_keys: Vec<String>,
     tensor_bytes_max: u64,
 }
@@ -105,6 +109,7 @@ impl<W> Consumer<W> {
             in_flight: 0,
             earliest: None,
             releases: ReleaseLog::default(),
+            revoked: Vec::new(),
             spare_keys: Vec::new(),
             tensor_bytes_max: limits.tensor_bytes_max,
         }
@@ -151,7 +156,36 @@ impl<W> Consumer<W> {
         if self.wanted.is_empty() {
             self.earliest = None;
         }
+        if wanted.announced {
+            // The peer may be writing there at this moment: nobody gets it back before the link has closed it.
+            self.revoked.push(Revocation { request: handle, memory: wanted.destination.take() });
+        }
         Some(wanted)
+    }
+
+    pub(super) fn has_revoked(&self) -> bool {
+        !self.revoked.is_empty()
+    }
+
+    #[inline]
+    pub(super) fn stage_revoked(&mut self, outbox: &mut Outbox) {
+        if !self.revoked.is_empty() {
+            outbox.revoked().append(&mut self.revoked);
+        }
+    }
+
+    /// Tells the link where the answers to a group of requests are to go.
+    fn announce(&mut self, outbox: &mut Outbox) {
+        for &request in &self.group {
+            let wanted = self.wanted.get_mut(request).expect("just looked at");
+            if let Some(destination) = &mut wanted.destination
+                && destination.len() > INLINE_PAYLOAD_BYTES
+            {
+                wanted.announced = true;
+                let (address, bytes) = (destination.as_mut_ptr() as u64, destination.len());
+                outbox.announce(Announcement { request, address, bytes });
+            }
+        }
     }
 
     pub(super) fn stage_releases(&mut self, outbox: &mut Outbox) {
@@ -172,6 +206,9 @@ impl<W> Consumer<W> {
             (false, false) => self.window - self.in_flight,
         };
         let Some((timeout_ms, consumer, producer)) = self.take_group(now, roster, fused, most) else { return false };
+        if outbox.announces() {
+            self.announce(outbox);
+        }
         let (wanted, group) = (&self.wanted, &mut self.group);
         let asked = |id: Handle| wanted.get(id).expect("just looked at");
         if let [id] = group[..] {
@@ -245,6 +282,8 @@ impl<W> Consumer<W> {
     /// The link is gone. Each landing gives the consumer's memory back to its request, and the slab's to the slab.
     pub(super) fn suspend(&mut self, landings: Vec<Landing>) {
         self.releases.rewind();
+        // With the link, nobody can reach what was announced.
+        self.revoked.clear();
         self.in_flight = 0;
         self.to_ask.clear();
         self.to_ask_fused.clear();
@@ -257,7 +296,7 @@ impl<W> Consumer<W> {
             }
         }
         for (handle, wanted) in self.wanted.iter_mut() {
-            wanted.state = State::Queued;
+            (wanted.state, wanted.announced) = (State::Queued, false);
             let queue = if wanted.fused { &mut self.to_ask_fused } else { &mut self.to_ask };
             queue.push_back(handle);
         }
@@ -430,8 +469,11 @@ impl<W> Consumer<W> {
     /// Takes a request out that has its tensor.
     #[inline]
     fn finish(&mut self, handle: Handle) -> Option<W> {
-        let (in_flight, spare_keys) = (&mut self.in_flight, &mut self.spare_keys);
+        let (in_flight, spare_keys, revoked) = (&mut self.in_flight, &mut self.spare_keys, &mut self.revoked);
         let waiter = self.wanted.remove_with(handle, |wanted| {
+            if wanted.announced {
+                revoked.push(Revocation { request: handle, memory: wanted.destination.take() });
+            }
             *in_flight -= usize::from(wanted.state == State::Asked && !wanted.fused);
             if spare_keys.len() < SPARE_KEYS {
                 spare_keys.push(std::mem::take(&mut wanted.key));

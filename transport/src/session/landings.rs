@@ -2,13 +2,36 @@
 //!
 //! Bounded by [`TRANSFERS_MAX`]; the memory of each was found when it began.
 
+use crate::arena::Handle;
 use crate::limits::TRANSFERS_MAX;
-use crate::link::Landing;
+use crate::link::{Landing, LandingOf, Place};
 use crate::wire::{Chunk, WireError};
 
 #[derive(Default)]
 pub(super) struct Landings {
     waiting: Vec<Landing>,
+    /// What links are filling at this moment, of which TCP knows one at a time.
+    lent: Vec<Traveller>,
+}
+
+/// Which tensor it is.
+#[derive(PartialEq, Eq)]
+struct Traveller {
+    request: Handle,
+    number: u64,
+}
+
+impl Traveller {
+    /// `None` for one that is only thrown away, which harms nobody however often it comes.
+    fn of(landing: &Landing) -> Option<Traveller> {
+        let Place::Buffer(_) = landing.place else { return None };
+        let number = match landing.of {
+            LandingOf::Response | LandingOf::GivenUp => 0,
+            LandingOf::Part { index, .. } => u64::from(index),
+            LandingOf::Push { number } => number,
+        };
+        Some(Traveller { request: landing.request, number })
+    }
 }
 
 impl Landings {
@@ -36,11 +59,31 @@ impl Landings {
     /// It is: each tensor is sent once a link.
     #[inline]
     pub(super) fn admit(&self, landing: &Landing) -> Result<(), WireError> {
-        if self.waiting.iter().any(|other| landing.collides_with(other)) {
+        let is_lent = || Traveller::of(landing).is_some_and(|traveller| self.lent.contains(&traveller));
+        if self.waiting.iter().any(|other| landing.collides_with(other)) || is_lent() {
             let found = landing.request.to_bits();
             return Err(WireError::BadValue { what: "handle of a tensor that is on its way already", found });
         }
         Ok(())
+    }
+
+    /// A link begins to fill this one.
+    #[inline]
+    pub(super) fn lend(&mut self, landing: &Landing) {
+        self.lent.extend(Traveller::of(landing));
+    }
+
+    /// A link is done with one that it was filling, or that had come at once.
+    #[inline]
+    pub(super) fn end_loan(&mut self, landing: &Landing) {
+        if self.lent.is_empty() {
+            return;
+        }
+        if let Some(traveller) = Traveller::of(landing)
+            && let Some(at) = self.lent.iter().position(|lent| *lent == traveller)
+        {
+            self.lent.swap_remove(at);
+        }
     }
 
     /// Keeps a tensor until its next chunk comes.
@@ -67,6 +110,7 @@ impl Landings {
 
     /// The link is gone: all that waits.
     pub(super) fn take(&mut self) -> Vec<Landing> {
+        self.lent.clear();
         std::mem::take(&mut self.waiting)
     }
 

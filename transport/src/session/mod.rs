@@ -293,16 +293,17 @@ impl<W, D: PartialEq> Session<W, D> {
         self.attached = Some(Attached { heard: now, pinged: None, roster, tensor_bytes_max });
     }
 
-    /// The link is gone; `landing` is what it was filling, which goes where all that waited for a chunk goes. The owner drops the peer's parked requests: those that
-    /// stand will be asked again.
-    pub fn detach(&mut self, landing: Option<Landing>) {
+    /// The link is gone; `landings` is what it was filling, which goes where all that waited for a chunk goes. The owner
+    /// drops the peer's parked requests: those that stand will be asked again.
+    pub fn detach(&mut self, landings: impl IntoIterator<Item = Landing>) {
         self.attached = None;
         self.going_away = None;
         self.control = ControlQueue::default();
         self.outbox.clear();
         self.collect_written();
-        let mut landings = self.landings.take();
-        landings.extend(landing);
+        let mut waiting = self.landings.take();
+        waiting.extend(landings);
+        let mut landings = waiting;
         self.puller.suspend(&mut landings);
         self.consumer.suspend(landings);
         self.producer.suspend();
@@ -417,7 +418,10 @@ impl<W, D: PartialEq> Session<W, D> {
 
     /// True if anything waits to leave.
     pub fn has_output(&self) -> bool {
-        !self.outbox.is_empty() || self.is_urgent() || (self.attached.is_some() && self.consumer.has_unsent_releases())
+        !self.outbox.is_empty()
+            || self.consumer.has_revoked()
+            || self.is_urgent()
+            || (self.attached.is_some() && self.consumer.has_unsent_releases())
     }
 
     /// [`fill_from`](Self::fill_from) for a side that publishes nothing.
@@ -433,6 +437,7 @@ impl<W, D: PartialEq> Session<W, D> {
         if self.attached.is_none() {
             return false;
         }
+        self.consumer.stage_revoked(&mut self.outbox);
         loop {
             if self.outbox.is_full() {
                 return filled;

@@ -158,7 +158,7 @@ impl<D> Producer<D> {
         served.in_flight = true;
         let payload = served.payload.take().expect("just looked at");
         let (id, payload_bytes, meta) = (served.request, payload.len() as u64, &served.meta);
-        served.payload = outbox.post(Owner::Response(token), payload, |writer, transfer| {
+        served.payload = outbox.post((Owner::Response(token), id), payload, |writer, transfer| {
             writer.response(&Response { id, token, payload_bytes, transfer, meta });
         });
     }

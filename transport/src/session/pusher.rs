@@ -65,7 +65,7 @@ struct Stream<D> {
     /// Its task is gone: it ends with its last entry.
     closing: bool,
     /// The push that leaves in chunks: those behind it wait until the last has left, since pushes arrive in order.
-    in_chunks: Option<u64>,
+    overtaken: Option<u64>,
 }
 
 impl<D> Stream<D> {
@@ -75,13 +75,13 @@ impl<D> Stream<D> {
         let bytes = self.bytes_before + self.bytes_sent;
         let number = self.first + self.sent as u64;
         let has_credit = number < self.granted_messages && bytes < self.granted_bytes;
-        self.sent < self.entries.len() && has_credit && self.in_chunks.is_none()
+        self.sent < self.entries.len() && has_credit && self.overtaken.is_none()
     }
 
     /// True if the next push leaves in chunks, and too many do.
     fn is_held_back(&self, outbox: &Outbox) -> bool {
         let next_bytes = self.entries.get(self.sent).map_or(0, |entry| entry.bytes as usize);
-        self.told && outbox.is_in_chunks(next_bytes) && !outbox.has_room_for_push()
+        self.told && outbox.is_overtaken(next_bytes) && !outbox.has_room_for_push()
     }
 
     fn has_output(&self) -> bool {
@@ -185,8 +185,8 @@ impl<D: PartialEq> Pusher<D> {
         {
             entry.payload = Some(payload);
         }
-        if stream.in_chunks == Some(number) {
-            stream.in_chunks = None;
+        if stream.overtaken == Some(number) {
+            stream.overtaken = None;
             self.queue(handle);
         }
     }
@@ -245,7 +245,7 @@ impl<D: PartialEq> Pusher<D> {
         self.held_back.clear();
         for (_, stream) in self.streams.iter_mut() {
             (stream.told, stream.queued, stream.sent, stream.bytes_sent) = (false, false, 0, 0);
-            stream.in_chunks = None;
+            stream.overtaken = None;
         }
     }
 
@@ -378,8 +378,8 @@ impl<D> Stream<D> {
         if entry.bytes as usize > INLINE_PAYLOAD_BYTES {
             let (payload_bytes, meta) = (entry.bytes, &entry.meta);
             let payload = entry.payload.take().expect("it is sent once a link, and comes back between");
-            self.in_chunks = outbox.is_in_chunks(payload.len()).then_some(number);
-            outbox.post(Owner::Push { stream: handle, number }, payload, |writer, transfer| {
+            self.overtaken = outbox.is_overtaken(payload.len()).then_some(number);
+            outbox.post((Owner::Push { stream: handle, number }, Handle::NONE), payload, |writer, transfer| {
                 writer.push(&Push { stream: handle, number, payload_bytes, transfer, meta });
             });
             self.count_sent();
@@ -450,7 +450,7 @@ impl<W, D: PartialEq> Session<W, D> {
             told: false,
             queued: false,
             closing: false,
-            in_chunks: None,
+            overtaken: None,
         };
         let full =
             |_| Error::full("queues of a session", format!("{STREAMS_MAX} queues of {} are pushed into", self.peer));

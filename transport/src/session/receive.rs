@@ -264,6 +264,7 @@ impl<W, D: PartialEq> Receiver for Inbound<'_, W, D> {
             self.session.landings.admit(&landing)?;
             consumed += landing.take(&bytes[consumed..]);
             if !landing.is_complete() {
+                self.session.landings.lend(&landing);
                 return Ok(Frames { consumed, landing: Some(landing) });
             }
             self.landed(landing);
@@ -274,6 +275,7 @@ impl<W, D: PartialEq> Receiver for Inbound<'_, W, D> {
     #[inline]
     fn landed(&mut self, landing: Landing) {
         let session = &mut *self.session;
+        session.landings.end_loan(&landing);
         if landing.filled < landing.total {
             return session.landings.keep(landing);
         }

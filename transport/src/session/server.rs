@@ -358,12 +358,12 @@ impl Serving {
                 return Staging::Staged;
             }
             let sent = if shelved.payload.len() > INLINE_PAYLOAD_BYTES {
-                if outbox.is_in_chunks(shelved.payload.len()) && !outbox.has_room_for_answer() {
+                if outbox.is_overtaken(shelved.payload.len()) && !outbox.has_room_for_answer() {
                     return Staging::HeldBack;
                 }
                 let (id, version, payload) = (self.id, shelved.version, shelved.payload.share());
                 let (payload_bytes, index) = (payload.len() as u64, at as u32);
-                outbox.post(Owner::Nobody, payload, |writer, transfer| {
+                outbox.post((Owner::Nobody, Handle::NONE), payload, |writer, transfer| {
                     writer.part(&Part { id, version, payload_bytes, transfer, index });
                 });
                 1

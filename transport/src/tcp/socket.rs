@@ -12,7 +12,7 @@ use crate::error::LinkError;
 use crate::limits::FRAME_BODY_BYTES_MAX;
 use crate::link::{Landing, Link, LinkKind, Receiver};
 use crate::outbox::Outbox;
-use crate::wire::FRAME_HEADER_BYTES;
+use crate::wire::{FRAME_HEADER_BYTES, WireError};
 
 /// Staging bytes a link: large enough for any frame and for several hundred small tensors a read, small enough that the
 /// part of a large tensor which is copied out of it, behind each chunk of 4 MiB, is under 2%.
@@ -89,6 +89,18 @@ impl TcpLink {
         let mut staging = vec![0; STAGING_BYTES].into_boxed_slice();
         staging[..read_ahead.len()].copy_from_slice(read_ahead);
         Self { socket, staging, start: 0, end: read_ahead.len(), landing: None, held_back: false }
+    }
+
+    /// The socket alone, for another use once nothing more is to come on it.
+    ///
+    /// # Errors
+    /// Something has come that nobody took.
+    pub fn into_socket(self) -> Result<Socket, LinkError> {
+        if self.start < self.end || self.landing.is_some() {
+            let found = u64::from(self.staging[self.start]);
+            return Err(WireError::BadValue { what: "byte behind the last word on TCP", found }.into());
+        }
+        Ok(self.socket)
     }
 
     /// Lets the receiver take what is staged; true if that was anything.
@@ -233,7 +245,7 @@ impl Link for TcpLink {
         Some(self.socket.as_fd())
     }
 
-    fn abandon(&mut self) -> Option<Landing> {
-        self.landing.take()
+    fn abandon(&mut self, _outbox: &mut Outbox) -> Vec<Landing> {
+        self.landing.take().into_iter().collect()
     }
 }

@@ -15,6 +15,9 @@ pub const VERSION_MAX: u16 = 1;
 /// Bytes before a greeting's body.
 pub const PREFACE_BYTES: usize = size_of::<Preface>();
 
+/// The feature bit of a side that can settle upon RDMA verbs behind the greeting.
+pub const FEATURE_VERBS: u64 = 1;
+
 const KIND_HELLO: u8 = 1;
 const KIND_WELCOME: u8 = 2;
 const KIND_REJECT: u8 = 3;
@@ -55,7 +58,7 @@ const _: () = {
 /// What each side says of itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hello {
-    /// Feature bits; a feature is used when both sides set its bit. None exist yet.
+    /// Feature bits; a feature is used when both sides set its bit. There is [`FEATURE_VERBS`].
     pub features: u64,
     /// A number drawn when the process started: a peer with another one has restarted.
     pub incarnation: u64,

@@ -10,6 +10,7 @@ use sealane_transport::tcp::{TcpLink, TcpSettings};
 use socket2::Socket;
 
 use crate::sockets::ready;
+use crate::verbs::{self, Manner};
 
 /// Two ends that hear each other.
 pub type Ends = [Box<dyn Link>; 2];
@@ -20,9 +21,9 @@ pub type Make = fn(seed: u64) -> Ends;
 /// for delayed acknowledgements.
 const NARROW_BYTES: usize = 64 * 1024;
 /// A call in five moves nothing, one in five reads as little as it can.
-const SLOW: Faults = Faults { reset: 0, delay: 200_000, blackout: 0, dribble: 200_000 };
+pub const SLOW: Faults = Faults { reset: 0, delay: 200_000, blackout: 0, dribble: 200_000 };
 /// A link lives for some hundred calls, and one death in four is silent.
-const FAILING: Faults = Faults { reset: 3_000, delay: 50_000, blackout: 1_000, dribble: 50_000 };
+pub const FAILING: Faults = Faults { reset: 3_000, delay: 50_000, blackout: 1_000, dribble: 50_000 };
 
 pub fn loopback(_seed: u64) -> Ends {
     let (one, other) = loopback_pair();
@@ -55,6 +56,62 @@ pub fn failing_tcp(seed: u64) -> Ends {
     faulty(connected(&narrow()), FAILING, seed)
 }
 
+pub fn verbs_write(seed: u64) -> Ends {
+    verbs::boxed(verbs::pair(&Manner::default(), seed))
+}
+
+pub fn verbs_read(seed: u64) -> Ends {
+    verbs::boxed(verbs::pair(&Manner::default().reading(), seed))
+}
+
+pub fn verbs_write_dynamic(seed: u64) -> Ends {
+    verbs::boxed(verbs::pair(&Manner::default().registering_each(), seed))
+}
+
+pub fn verbs_read_dynamic(seed: u64) -> Ends {
+    verbs::boxed(verbs::pair(&Manner::default().reading().registering_each(), seed))
+}
+
+pub fn verbs_write_without_windows(seed: u64) -> Ends {
+    verbs::boxed(verbs::pair(&Manner::default().without_windows(), seed))
+}
+
+pub fn verbs_read_without_windows(seed: u64) -> Ends {
+    verbs::boxed(verbs::pair(&Manner::default().reading().without_windows(), seed))
+}
+
+pub fn tiny_verbs_write(seed: u64) -> Ends {
+    verbs::boxed(verbs::pair(&Manner::default().tiny(), seed))
+}
+
+pub fn tiny_verbs_read(seed: u64) -> Ends {
+    verbs::boxed(verbs::pair(&Manner::default().reading().tiny(), seed))
+}
+
+pub fn slow_verbs_write(seed: u64) -> Ends {
+    verbs::faulty(verbs::pair(&Manner::default().slow(), seed), false, seed)
+}
+
+pub fn slow_verbs_read(seed: u64) -> Ends {
+    verbs::faulty(verbs::pair(&Manner::default().reading().slow(), seed), false, seed)
+}
+
+pub fn failing_verbs_write(seed: u64) -> Ends {
+    verbs::boxed(verbs::pair(&Manner::default().failing(), seed))
+}
+
+pub fn failing_verbs_read(seed: u64) -> Ends {
+    verbs::boxed(verbs::pair(&Manner::default().reading().failing(), seed))
+}
+
+pub fn failing_tiny_verbs(seed: u64) -> Ends {
+    verbs::faulty(verbs::pair(&Manner::default().tiny().failing(), seed), true, seed)
+}
+
+pub fn failing_verbs_without_windows(seed: u64) -> Ends {
+    verbs::faulty(verbs::pair(&Manner::default().without_windows().failing(), seed), true, seed)
+}
+
 fn narrow() -> TcpSettings {
     TcpSettings { send_buffer_bytes: NARROW_BYTES, receive_buffer_bytes: NARROW_BYTES, ..TcpSettings::default() }
 }
@@ -68,7 +125,7 @@ fn faulty<L: Link + 'static>(ends: [L; 2], faults: Faults, seed: u64) -> Ends {
     })
 }
 
-fn connected(settings: &TcpSettings) -> [TcpLink; 2] {
+pub fn connected(settings: &TcpSettings) -> [TcpLink; 2] {
     let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
     let one = TcpStream::connect(listener.local_addr().expect("an address")).expect("connect");
     let (other, _) = listener.accept().expect("accept");

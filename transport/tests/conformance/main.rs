@@ -8,6 +8,7 @@ mod moved;
 mod run;
 #[path = "../sockets/mod.rs"]
 mod sockets;
+mod verbs;
 
 macro_rules! conforms {
     ($($link:ident),*: $suite:ident { $($property:ident),* $(,)? }) => {
@@ -18,7 +19,10 @@ macro_rules! conforms {
     };
     (@one $link:ident $suite:ident [$($property:ident),*]) => {
         mod $link {
-            $(#[test] fn $property() { crate::$suite::$property(crate::ends::$link) })*
+            $(#[test] fn $property() {
+                crate::$suite::$property(crate::ends::$link);
+                crate::verbs::end_test();
+            })*
         }
     };
 }
@@ -39,7 +43,37 @@ conforms!(loopback, tcp, narrow_tcp, slow_loopback, slow_tcp: moved {
     bad_bytes_are_a_protocol_error,
 });
 
+// Left out for verbs: a full pipe and the budget of a transmit, since payloads are taken whole and in any number up to that
+// of transfers, past what a socket holds (`verbs/link/tests/` has their bounds).
+conforms!(
+    verbs_write, verbs_read, verbs_write_dynamic, verbs_read_dynamic, verbs_write_without_windows,
+    verbs_read_without_windows, tiny_verbs_write, tiny_verbs_read, slow_verbs_write, slow_verbs_read: moved {
+    order_is_kept_and_bytes_are_identical,
+    what_was_held_back_leaves_with_the_next_write,
+    payloads_of_every_size_arrive_whole,
+    both_directions_at_once,
+    writing_to_a_closed_end_fails,
+    payloads_come_back_exactly_once,
+    payloads_come_back_exactly_once_after_a_death,
+    one_receive_keeps_to_its_budget,
+    bad_bytes_are_a_protocol_error,
+});
+
+// Left out where requests take their time: what is under way when an end is dropped ends with its queue pair.
+mod closing {
+    conforms!(verbs_write, verbs_read, verbs_write_without_windows: moved {
+        a_landing_under_way_is_given_up_whole,
+        closing_is_noticed_after_the_last_byte,
+    });
+}
+
 mod sessions {
+    conforms!(
+        verbs_write, verbs_read, verbs_write_dynamic, verbs_read_dynamic, verbs_write_without_windows,
+        verbs_read_without_windows, tiny_verbs_write, tiny_verbs_read, slow_verbs_write, slow_verbs_read,
+        failing_verbs_write, failing_verbs_read, failing_tiny_verbs, failing_verbs_without_windows: run {
+        sessions_settle_everything,
+    });
     conforms!(loopback, tcp, narrow_tcp, slow_loopback, slow_tcp, failing_loopback, failing_tcp: run {
         sessions_settle_everything,
     });

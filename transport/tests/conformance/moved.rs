@@ -79,6 +79,13 @@ impl Wanting {
         result
     }
 
+    /// Tensors arrive in the order of their frames, except that large ones are overtaken where they travel beside these.
+    fn check_order(&mut self, link: &dyn Link) {
+        if link.traits().aside {
+            self.arrived.sort_by_key(|(waiter, _)| *waiter);
+        }
+    }
+
     /// Puts the answer to one of the requests into an outbox.
     fn answer(&self, outbox: &mut Outbox, number: usize, payload: impl Into<Payload>) -> Option<Payload> {
         let (payload, token) = (payload.into(), token(number));
@@ -97,12 +104,21 @@ fn pattern(number: usize, length: usize) -> Vec<u8> {
     (0..length).map(|at| (at.wrapping_mul(31) ^ at >> 8 ^ number) as u8).collect()
 }
 
+/// Lets an end that only sends hear what its link has to hear for that: which of its messages have found their place.
+fn send(link: &mut dyn Link, outbox: &mut Outbox) -> usize {
+    let sent = link.transmit(outbox, usize::MAX, false).expect("a healthy link");
+    if link.traits().aside {
+        link.receive(&mut Ear::default(), BUDGET).expect("a healthy link");
+    }
+    sent
+}
+
 /// Sends an outbox from one end and receives at the other until `done`.
 fn carry(ends: &mut Ends, outbox: &mut Outbox, mut receive: impl FnMut(&mut dyn Link) -> (usize, bool)) {
     let [from, to] = ends;
     let mut calls = 0;
     loop {
-        let sent = from.transmit(outbox, usize::MAX, false).expect("a healthy link");
+        let sent = send(&mut **from, outbox);
         let (read, done) = receive(&mut **to);
         if done {
             return;
@@ -172,6 +188,7 @@ pub fn payloads_of_every_size_arrive_whole(make: Make) {
         wanting.answer(&mut outbox, number, pattern(number, size));
     }
     carry_to(&mut wanting, &mut ends, &mut outbox, sizes.len());
+    wanting.check_order(&*ends[1]);
     for (number, (waiter, bytes)) in wanting.arrived.iter().enumerate() {
         assert_eq!(*waiter, number, "in order");
         assert!(*bytes == pattern(number, sizes[number]), "tensor {number} of {} bytes", sizes[number]);
@@ -202,7 +219,8 @@ pub fn both_directions_at_once(make: Make) {
             wait(&[0, 1].map(|side| (&*ends[side], !outboxes[side].is_empty())));
         }
     }
-    for (side, wanting) in sides.iter().enumerate() {
+    for (side, wanting) in sides.iter_mut().enumerate() {
+        wanting.check_order(&*ends[side]);
         for (number, (waiter, bytes)) in wanting.arrived.iter().enumerate() {
             let expected = pattern(number + 1 - side, 40_000 * (number % 4) + number);
             assert!((*waiter, bytes) == (number, &expected), "tensor {number} at side {side}");
@@ -237,7 +255,7 @@ pub fn closing_is_noticed_after_the_last_byte(make: Make) {
     let mut outbox = Outbox::default();
     outbox.stage(|writer| (0..100).for_each(|nonce| writer.ping(nonce)));
     while !outbox.is_empty() {
-        from.transmit(&mut outbox, usize::MAX, false).expect("a healthy link");
+        send(&mut *from, &mut outbox);
     }
     drop(from);
     let mut ear = Ear::default();
@@ -263,7 +281,10 @@ pub fn writing_to_a_closed_end_fails(make: Make) {
             Err(error) => break error,
         }
     };
-    assert!(matches!(error, LinkError::Closed | LinkError::Io { operation: "write", .. }), "{error}");
+    assert!(
+        matches!(error, LinkError::Closed | LinkError::Verbs(_) | LinkError::Io { operation: "write", .. }),
+        "{error}"
+    );
     assert!(!outbox.is_empty(), "what was not written stays");
 }
 
@@ -280,7 +301,16 @@ pub fn payloads_come_back_exactly_once(make: Make) {
     }
     assert!(outbox.is_full() && outbox.returned().is_empty());
     carry_to(&mut wanting, &mut ends, &mut outbox, COUNT);
-    let returned = std::mem::take(outbox.returned());
+    // A link that moves payloads aside learns of the last ones when their acknowledgement comes.
+    for _ in 0..STUCK_CALLS {
+        if outbox.returned().len() == COUNT {
+            break;
+        }
+        send(&mut *ends[0], &mut outbox);
+        wanting.receive(&mut *ends[1], BUDGET).expect("a healthy link");
+    }
+    let mut returned = std::mem::take(outbox.returned());
+    returned.sort_by_key(|(owner, _)| *owner);
     assert_eq!(returned.len(), COUNT);
     for (number, (found, payload)) in returned.iter().enumerate() {
         assert_eq!(*found, Owner::Response(token(number)));
@@ -301,6 +331,7 @@ pub fn payloads_come_back_exactly_once_after_a_death(make: Make) {
     while from.transmit(&mut outbox, usize::MAX, false).is_ok() && !outbox.is_empty() {
         wait(&[(&*from, true)]);
     }
+    from.abandon(&mut outbox);
     outbox.clear();
     assert!(outbox.is_empty() && outbox.pending_bytes() == 0 && !outbox.is_full());
     let mut tokens: Vec<_> = outbox.returned().drain(..).map(|(token, payload)| (token, payload.len())).collect();
@@ -311,7 +342,6 @@ pub fn payloads_come_back_exactly_once_after_a_death(make: Make) {
 pub fn a_landing_under_way_is_given_up_whole(make: Make) {
     let [mut from, mut to] = make(9);
     let mut wanting = Wanting::new(1);
-    assert!(to.abandon().is_none());
     // The frame and a part of the payload, then the end.
     let mut whole = Outbox::default();
     wanting.answer(&mut whole, 0, pattern(0, 5 << 20));
@@ -323,16 +353,17 @@ pub fn a_landing_under_way_is_given_up_whole(make: Make) {
         writer.0.extend_from_slice(&slices[1][..100_000]);
     });
     while !outbox.is_empty() {
-        from.transmit(&mut outbox, usize::MAX, false).expect("a healthy link");
+        send(&mut *from, &mut outbox);
         wanting.receive(&mut *to, BUDGET).expect("a healthy link");
     }
     drop(from);
     while wanting.receive(&mut *to, BUDGET).is_ok() {
         wait(&[(&*to, false)]);
     }
-    let landing = to.abandon().expect("a payload was under way");
+    let mut landings = to.abandon(&mut Outbox::default());
+    let landing = landings.pop().expect("a payload was under way");
     assert_eq!(landing.missing(), (5 << 20) - 100_000);
-    assert!(to.abandon().is_none(), "given up once");
+    assert!(landings.is_empty() && to.abandon(&mut Outbox::default()).is_empty(), "given up once");
     assert!(wanting.slab.in_use_bytes() > 0);
     wanting.session.detach(Some(landing));
     assert_eq!((wanting.slab.in_use_bytes(), wanting.session.requests()), (0, 1), "it is asked again");

@@ -15,6 +15,7 @@ use sealane_transport::session::{Ask, Asked, Event, Roster, Session};
 use sealane_transport::{Handle, Link, Meta, Payload, SessionLimits};
 
 use crate::ends::{Make, wait};
+use crate::verbs::{end_run, register};
 
 /// Runs of one test, each with its own seed.
 const SEEDS: u64 = 12;
@@ -29,6 +30,7 @@ const RECEIVE_BUDGET: usize = 256 * 1024;
 pub fn sessions_settle_everything(make: Make) {
     for seed in 0..SEEDS {
         let outcome = catch_unwind(AssertUnwindSafe(|| Run::new(make, seed).finish()));
+        let outcome = outcome.and_then(|()| catch_unwind(end_run));
         if let Err(panic) = outcome {
             eprintln!("the failing run has seed {seed}");
             resume_unwind(panic);
@@ -92,13 +94,18 @@ impl Side {
     }
 
     fn lose(&mut self, link: &mut dyn Link) {
-        self.session.detach(link.abandon());
+        let landings = link.abandon(self.session.outbox());
+        self.session.detach(landings);
         self.parked.clear();
     }
 
     /// Writes, then reads; false if the link is dead.
     fn turn(&mut self, now: Instant, link: &mut dyn Link, one_message: bool, moved: &mut usize) -> bool {
-        self.session.fill(now, one_message);
+        let traits = link.traits();
+        self.session.outbox().set_aside(traits.aside);
+        if traits.open {
+            self.session.fill(now, one_message);
+        }
         let sent = link.transmit(self.session.outbox(), usize::MAX, false);
         self.session.collect_written();
         let read = link.receive(&mut self.session.inbound(now, &self.slab), RECEIVE_BUDGET);
@@ -229,7 +236,8 @@ impl Run {
         }
         self.epoch += 1;
         self.links = Some((self.make)(seed));
-        for side in &mut self.sides {
+        for (number, side) in self.sides.iter_mut().enumerate() {
+            register(number, &side.slab);
             side.session.attach(self.now, self.epoch, Roster { numbers: vec![0] }, u64::MAX);
         }
     }

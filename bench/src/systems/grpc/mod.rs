@@ -93,6 +93,7 @@ impl System for Unary {
         match self.plan.link {
             Link::Shm => "unary, Unix socket".to_owned(),
             Link::Tcp | Link::Loopback => "unary".to_owned(),
+            Link::Verbs => "unary, TCP".to_owned(),
         }
     }
 

@@ -1,7 +1,7 @@
 //! The baseline `raw`: the bare operation on the same work, with nothing around it.
 //!
 //! Over TCP: two processes and one connection; both sides spin on non-blocking sockets, or block
-//! when polling is off. Over shm: see `shared`. Over loopback: two rings of bytes in one thread, so that every byte is
+//! when polling is off. Over shm: see `shared`. Over verbs: see `verbs`. Over loopback: two rings of bytes in one thread, so that every byte is
 //! copied in and out once and nothing else happens.
 
 mod calls;
@@ -13,6 +13,7 @@ mod pieces;
 mod producer;
 mod shared;
 mod tcp;
+mod verbs;
 
 use std::io;
 use std::time::Duration;
@@ -33,6 +34,7 @@ use tcp::TcpChannel;
 
 pub(super) use calls::{Zeros, serve as serve_calls};
 pub(super) use shared::{OverShm, serve as serve_shm};
+pub(super) use verbs::{OverVerbs, serve as serve_verbs};
 
 const NAME: &str = "raw";
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use hdrhistogram::Histogram;
 use sealane_fusion::{Buffer, Engine, Error, LocalEngine, LocalPair, LocalReceiving, Tensor, Unreceived};
 
-use super::{NAME, PS, WORKER, pushes, steps};
+use super::{NAME, PS, WORKER, memory, pushes, steps};
 use crate::error::BenchError;
 use crate::plan::{Bench, Fuse, Plan};
 use crate::sample::{Metric, Sample, record_round_trip, round_trip_histogram};
@@ -25,8 +25,8 @@ pub(super) fn key_of(lane: usize) -> String {
 }
 
 impl Lane {
-    pub(super) fn new(index: usize, size_bytes: usize) -> Self {
-        Self { key: key_of(index), step: 0, size_bytes, buffer: Some(Buffer::from_vec(vec![0; size_bytes])) }
+    fn new(index: usize, buffer: Buffer) -> Self {
+        Self { key: key_of(index), step: 0, size_bytes: buffer.len(), buffer: Some(buffer) }
     }
 
     pub(super) fn key(&self) -> &str {
@@ -81,6 +81,17 @@ impl Lane {
         let tensor = self.ask(pair).await.map_err(|Unreceived { error, .. }| error)?;
         self.take_in(tensor)
     }
+}
+
+/// A lane for every tensor of the plan, with memory that it keeps.
+pub(super) fn lanes(engine: &Engine, plan: &Plan) -> Result<Vec<Lane>, BenchError> {
+    let plan = plan.clone();
+    let job = engine.on_shard(0, async move |shard| {
+        let lane = |(index, bytes)| Ok(Lane::new(index, memory::buffer(&shard, &plan, bytes)?));
+        super::lanes(&plan).into_iter().enumerate().map(lane).collect::<Result<_, Error>>()
+    });
+    let failed = |reason: String| BenchError::Sealane { operation: "find memory for its tensors", reason };
+    job.wait().map_err(|error| failed(error.to_string()))?.map_err(|error| failed(error.to_string()))
 }
 
 /// One round, the `number`th, on the engine's shard; gives the lanes back for the next.

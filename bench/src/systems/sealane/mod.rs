@@ -1,4 +1,5 @@
-//! The system under test: two engines, one in each process, or one with both tasks where the link is loopback. Over shm:
+//! The system under test: two engines, one in each process, over tcp or verbs, or one with both tasks where the link is
+//! loopback. Over shm:
 //! two clients of one engine, see `attached`.
 //!
 //! Both engines' sides run on a shard, as a parameter server's own code would: the consumer asks for `lane`'s tensor of the
@@ -7,18 +8,22 @@
 mod attached;
 mod consumer;
 pub(super) mod fanin;
+mod memory;
 mod messages;
+mod over_verbs;
 mod peers;
 mod producer;
 mod published;
 mod pushes;
 mod steps;
+#[cfg(test)]
+mod tests;
 
 use std::net::TcpListener;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use sealane_fusion::{EndpointMap, Engine, EngineSettings, Fuse as EngineFuse};
+use sealane_fusion::{EndpointMap, Engine, EngineSettings, Fuse as EngineFuse, Verbs};
 use sealane_runtime::{Pin, Polling};
 use sealane_transport::tcp::{TcpSettings, congestion_of};
 use socket2::Socket;
@@ -27,6 +32,7 @@ use crate::error::BenchError;
 use crate::limits::STALL_LIMIT;
 use crate::peer::{Peer, PeerJob, PeerProgram, PeerReady, announce};
 use crate::plan::{Bench, Fuse, Link, Plan};
+use crate::rdma_device::RdmaDevice;
 use crate::sample::Sample;
 use crate::system::System;
 use crate::systems::arrival;
@@ -39,9 +45,6 @@ const NAME: &str = "sealane";
 const PS: &str = "ps:1";
 const WORKER: &str = "worker:1";
 
-/// Bytes of each slab: the largest window of small tensors, or a few large ones.
-const SLAB_BYTES: usize = 64 << 20;
-
 /// A rested system is neither pinged nor given up: its peer process is stopped on purpose.
 const PATIENCE: Duration = Duration::from_secs(24 * 3600);
 
@@ -50,6 +53,7 @@ pub(in crate::systems) struct Sealane {
     plan: Plan,
     engine: Engine,
     congestion: Option<String>,
+    device: Option<RdmaDevice>,
     lanes: Vec<Lane>,
     rounds: i64,
     /// The producer's process; `None` where it is in this one.
@@ -59,15 +63,19 @@ pub(in crate::systems) struct Sealane {
 }
 
 impl Sealane {
-    /// Two processes, one TCP connection.
-    pub(in crate::systems) fn over_tcp(job: &PeerJob, program: &PeerProgram) -> Result<Self, BenchError> {
+    /// Two processes; one TCP connection, or one pair of queues and a TCP connection that only greets.
+    pub(in crate::systems) fn between_processes(job: &PeerJob, program: &PeerProgram) -> Result<Self, BenchError> {
         let (listener, port) = listen(&job.plan)?;
-        let congestion = congestion_of(&listener);
+        let congestion = (job.plan.link == Link::Tcp).then(|| congestion_of(&listener));
         let job = PeerJob { consumer_port: Some(port), ..job.clone() };
         let peer = Peer::start(program, &job)?;
         let map = map(peer.ready().port, port);
-        let engine = engine(&job.plan, map, &[WORKER], listener, STALL_LIMIT)?;
-        let mut system = Self::new(&job.plan, engine, Some(congestion), Some(peer));
+        let (verbs, opened) = over_verbs::settings(&job.plan).unzip();
+        let engine = engine(&job.plan, map, &[WORKER], listener, STALL_LIMIT, verbs)?;
+        let mut system = Self::new(&job.plan, engine)?;
+        system.congestion = congestion;
+        system.device = opened.and_then(|opened| opened.get().cloned());
+        system.peer = Some(peer);
         system.rest()?;
         Ok(system)
     }
@@ -75,16 +83,17 @@ impl Sealane {
     /// One process, one shard, the loopback link.
     pub(in crate::systems) fn in_memory(plan: &Plan) -> Result<Self, BenchError> {
         let (listener, port) = listen(plan)?;
-        let engine = engine(plan, map(port, port), &[WORKER, PS], listener, PATIENCE)?;
+        let engine = engine(plan, map(port, port), &[WORKER, PS], listener, PATIENCE, None)?;
         producer::start(&engine, plan)?;
-        let mut system = Self::new(plan, engine, None, None);
+        let mut system = Self::new(plan, engine)?;
         system.rest()?;
         Ok(system)
     }
 
-    fn new(plan: &Plan, engine: Engine, congestion: Option<String>, peer: Option<Peer>) -> Self {
-        let lanes = lanes(plan).into_iter().enumerate().map(|(index, bytes)| Lane::new(index, bytes)).collect();
-        Self { plan: plan.clone(), engine, congestion, lanes, rounds: 0, peer, resting: None }
+    fn new(plan: &Plan, engine: Engine) -> Result<Self, BenchError> {
+        let lanes = consumer::lanes(&engine, plan)?;
+        let (congestion, device, peer, resting) = (None, None, None, None);
+        Ok(Self { plan: plan.clone(), engine, congestion, device, lanes, rounds: 0, peer, resting })
     }
 }
 
@@ -94,26 +103,15 @@ impl System for Sealane {
     }
 
     fn variant(&self) -> String {
-        let waiting = if self.plan.polling { "polling" } else { "parking" };
-        match (self.plan.bench, self.plan.fuse) {
-            (Bench::Latency, _) => waiting.to_owned(),
-            (Bench::Rate, Fuse::Off) => format!("{waiting}, a write each"),
-            (Bench::Rate, Fuse::Turn) => format!("{waiting}, fused turns"),
-            (Bench::Rate, Fuse::Push) => format!("{waiting}, push"),
-            (Bench::Rate | Bench::Fuse, Fuse::Receive) => format!("{waiting}, fused receive"),
-            (Bench::Rate | Bench::Fuse, Fuse::Plan) if self.plan.republish => {
-                format!("{waiting}, plan, published each step")
-            }
-            (Bench::Rate | Bench::Fuse, Fuse::Plan) => format!("{waiting}, plan"),
-            (Bench::Bandwidth, _) => format!("{waiting}, window {}", self.plan.window),
-            (Bench::Fuse, Fuse::Off) => format!("{waiting}, a write each, window {}", self.plan.window),
-            (Bench::Fuse, Fuse::Turn) => format!("{waiting}, fused turns, window {}", self.plan.window),
-            (none, _) => none.is_measured_elsewhere(),
-        }
+        variant(&self.plan)
     }
 
     fn congestion(&self) -> Option<&str> {
         self.congestion.as_deref()
+    }
+
+    fn device(&self) -> Option<&RdmaDevice> {
+        self.device.as_ref()
     }
 
     fn resume(&mut self) -> Result<(), BenchError> {
@@ -170,12 +168,36 @@ impl Drop for Sealane {
 pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
     let (listener, port) = listen(&job.plan)?;
     let map = map(port, job.consumer_port.unwrap_or(port));
-    let engine = engine(&job.plan, map, &[PS], listener, PATIENCE)?;
+    let (verbs, _) = over_verbs::settings(&job.plan).unzip();
+    let engine = engine(&job.plan, map, &[PS], listener, PATIENCE, verbs)?;
     producer::start(&engine, &job.plan)?;
     announce(PeerReady { port })?;
     loop {
         // The process ends with its standard input or its parent.
         std::thread::park();
+    }
+}
+
+fn variant(plan: &Plan) -> String {
+    let waiting = if plan.polling { "polling" } else { "parking" };
+    let way = match (plan.bench, plan.fuse) {
+        (Bench::Latency, _) => waiting.to_owned(),
+        (Bench::Rate, Fuse::Off) => format!("{waiting}, a write each"),
+        (Bench::Rate, Fuse::Turn) => format!("{waiting}, fused turns"),
+        (Bench::Rate, Fuse::Push) => format!("{waiting}, push"),
+        (Bench::Rate | Bench::Fuse, Fuse::Receive) => format!("{waiting}, fused receive"),
+        (Bench::Rate | Bench::Fuse, Fuse::Plan) if plan.republish => {
+            format!("{waiting}, plan, published each step")
+        }
+        (Bench::Rate | Bench::Fuse, Fuse::Plan) => format!("{waiting}, plan"),
+        (Bench::Bandwidth, _) => format!("{waiting}, window {}", plan.window),
+        (Bench::Fuse, Fuse::Off) => format!("{waiting}, a write each, window {}", plan.window),
+        (Bench::Fuse, Fuse::Turn) => format!("{waiting}, fused turns, window {}", plan.window),
+        (none, _) => none.is_measured_elsewhere(),
+    };
+    match plan.verbs() {
+        Some((transfer, registration)) => format!("{way}, {transfer}, {registration}"),
+        None => way,
     }
 }
 
@@ -207,6 +229,7 @@ fn engine(
     tasks: &[&str],
     listener: TcpListener,
     request_timeout: Duration,
+    verbs: Option<Verbs>,
 ) -> Result<Engine, BenchError> {
     let failed = |reason: String| BenchError::Sealane { operation: "start", reason };
     let map = EndpointMap::parse(&map, "the bench's endpoint map").map_err(|error| failed(error.to_string()))?;
@@ -217,7 +240,8 @@ fn engine(
     settings.session.heartbeat = PATIENCE;
     settings.session.peer_timeout = PATIENCE;
     settings.request_timeout = request_timeout;
-    settings.slab_send_bytes = SLAB_BYTES;
+    settings.slab_send_bytes = memory::slab_bytes(plan);
+    settings.verbs = verbs;
     settings.slab_receive_bytes = 1 << 20;
     settings.fuse = match plan.fuse {
         Fuse::Off => EngineFuse::Off,
@@ -227,7 +251,7 @@ fn engine(
     // The harness has pinned this thread, and a shard's thread inherits that.
     settings.runtime.pin = Pin::Off;
     settings.runtime.stall_report = Duration::ZERO;
-    if plan.link != Link::Tcp {
+    if matches!(plan.link, Link::Shm | Link::Loopback) {
         settings.session.parked_requests_max = settings.session.parked_requests_max.max(plan.window * 2);
     }
     Engine::start(settings).map_err(|error| failed(error.to_string()))

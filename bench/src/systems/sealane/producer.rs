@@ -6,13 +6,12 @@ use bytes::Bytes;
 use sealane_fusion::{Code, DType, Engine, Error, LocalEngine, LocalPair, LocalSending, Tensor, TensorMeta};
 
 use super::consumer::key_of;
-use super::{PS, WORKER, lanes, messages, published, pushes};
+use super::{PS, WORKER, lanes, memory, messages, published, pushes};
 use crate::error::BenchError;
-use crate::limits::FILL;
 use crate::plan::{Bench, Fuse, Plan};
 
 /// Tensors deposited ahead, a lane: the one that is asked for and the next.
-const AHEAD: usize = 2;
+pub(super) const AHEAD: usize = 2;
 
 /// Starts the producer's task on the shard; it runs until the engine stops.
 pub(super) fn start(engine: &Engine, plan: &Plan) -> Result<(), BenchError> {
@@ -28,15 +27,18 @@ pub(super) fn start(engine: &Engine, plan: &Plan) -> Result<(), BenchError> {
         if plan.fuse == Fuse::Push {
             return pushes::accept(&shard);
         }
-        let shared = Bytes::from(vec![FILL; plan.size_bytes]);
+        // One large parameter that is pulled again and again, as the raw baseline sends one.
+        let shared = match plan.bench {
+            Bench::Bandwidth => memory::filled(&shard, &plan, plan.size_bytes)?,
+            _ => Bytes::new(),
+        };
         let mut sources = Vec::new();
         for (lane, size_bytes) in lanes(&plan).into_iter().enumerate() {
             let meta = TensorMeta::new(DType::U8, &[size_bytes as u64])?;
             let memory = match plan.bench {
-                // One large parameter that is pulled again and again, as the raw baseline sends one.
                 Bench::Bandwidth => Memory::Shared(shared.clone()),
                 // A parameter that has memory of its own, and is not copied to be sent.
-                Bench::Fuse => Memory::Shared(Bytes::from(vec![FILL; size_bytes])),
+                Bench::Fuse => Memory::Shared(memory::filled(&shard, &plan, size_bytes)?),
                 _ => Memory::Slab(shard.clone(), size_bytes),
             };
             sources.push(Source { key: key_of(lane), meta, memory });

@@ -7,8 +7,7 @@ use sealane_fusion::{DType, Error, LocalEngine, LocalPair, LocalTask, Tensor, Te
 use super::consumer::key_of;
 use super::producer::is_the_end;
 use super::steps::NEXT;
-use super::{PS, WORKER, lanes};
-use crate::limits::FILL;
+use super::{PS, WORKER, lanes, memory};
 use crate::plan::Plan;
 
 /// What is published under one key.
@@ -22,7 +21,7 @@ struct Parameter {
 pub(super) fn start(shard: &LocalEngine, plan: &Plan) -> Result<(), Error> {
     let parameter = |(lane, size_bytes): (usize, usize)| {
         let meta = TensorMeta::new(DType::U8, &[size_bytes as u64])?;
-        Ok(Parameter { key: key_of(lane), meta, bytes: Bytes::from(vec![FILL; size_bytes]) })
+        Ok(Parameter { key: key_of(lane), meta, bytes: memory::filled(shard, plan, size_bytes)? })
     };
     let parameters = lanes(plan).into_iter().enumerate().map(parameter).collect::<Result<Vec<_>, Error>>()?;
     let ps = shard.task(PS)?;

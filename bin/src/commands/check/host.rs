@@ -6,6 +6,8 @@ use std::fs;
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 use serde::Serialize;
 
+use crate::locked_memory::LockLimit;
+
 /// Where the kernel says which congestion control it uses, and which it would let a socket have.
 const CONGESTION: &str = "/proc/sys/net/ipv4/tcp_congestion_control";
 const CONGESTION_AVAILABLE: &str = "/proc/sys/net/ipv4/tcp_available_congestion_control";
@@ -19,16 +21,33 @@ pub(super) struct MemoryLock {
     /// `null` means no limit.
     hard_bytes: Option<u64>,
     error: Option<String>,
+    /// True if the limit does not count, because this process has CAP_IPC_LOCK.
+    lifted: bool,
+    /// What an engine registers with an RDMA device when it starts; `null` if it would use none.
+    needed: Option<Registered>,
+    /// What to do where that is more than may be locked.
+    problem: Option<String>,
+}
+
+/// What an engine registers.
+#[derive(Debug, Serialize)]
+pub(super) struct Registered {
+    pub(super) shards: usize,
+    /// Slabs and message buffers of all shards.
+    pub(super) bytes: u64,
 }
 
 impl MemoryLock {
     /// Reads the limits of this process.
-    pub(super) fn look() -> MemoryLock {
+    pub(super) fn look(needed: Option<Registered>) -> MemoryLock {
         let finite = |bytes| (bytes != RLIM_INFINITY).then_some(bytes);
-        match getrlimit(Resource::RLIMIT_MEMLOCK) {
-            Ok((soft, hard)) => MemoryLock { soft_bytes: finite(soft), hard_bytes: finite(hard), error: None },
-            Err(error) => MemoryLock { soft_bytes: None, hard_bytes: None, error: Some(error.to_string()) },
-        }
+        let (soft_bytes, hard_bytes, error) = match getrlimit(Resource::RLIMIT_MEMLOCK) {
+            Ok((soft, hard)) => (finite(soft), finite(hard), None),
+            Err(error) => (None, None, Some(error.to_string())),
+        };
+        let limit = LockLimit::look();
+        let problem = needed.as_ref().and_then(|needed| limit.problem(needed.bytes));
+        MemoryLock { soft_bytes, hard_bytes, error, lifted: limit.is_lifted, needed, problem }
     }
 }
 
@@ -39,11 +58,24 @@ impl fmt::Display for MemoryLock {
             None => "no limit".to_owned(),
         };
         match &self.error {
-            Some(error) => write!(out, "unknown: {error}"),
+            Some(error) => write!(out, "unknown: {error}")?,
             None => {
                 let (soft, hard) = (show(self.soft_bytes), show(self.hard_bytes));
-                write!(out, "{soft}, can be raised to {hard}")
+                write!(out, "{soft}, can be raised to {hard}")?;
             }
+        }
+        if self.lifted {
+            out.write_str("; CAP_IPC_LOCK lifts it")?;
+        }
+        if let Some(Registered { shards, bytes }) = self.needed {
+            write!(
+                out,
+                "; for verbs {shards} shards register {bytes} bytes, and each client's arena and area besides"
+            )?;
+        }
+        match &self.problem {
+            Some(problem) => write!(out, "; too low: {problem}"),
+            None => Ok(()),
         }
     }
 }
@@ -101,9 +133,32 @@ mod tests {
 
     #[test]
     fn shows_the_memory_limit() {
-        let lock = MemoryLock { soft_bytes: Some(8192), hard_bytes: None, error: None };
-        assert_eq!(lock.to_string(), "8192 bytes, can be raised to no limit");
-        assert_eq!(MemoryLock::look().error, None);
+        let plain = || MemoryLock {
+            soft_bytes: Some(8192),
+            hard_bytes: None,
+            error: None,
+            lifted: false,
+            needed: None,
+            problem: None,
+        };
+        assert_eq!(plain().to_string(), "8192 bytes, can be raised to no limit");
+        let lifted = MemoryLock { lifted: true, ..plain() };
+        assert_eq!(lifted.to_string(), "8192 bytes, can be raised to no limit; CAP_IPC_LOCK lifts it");
+        let needed = Some(Registered { shards: 2, bytes: 9000 });
+        let low = MemoryLock { needed, problem: Some("raise it".to_owned()), ..plain() };
+        assert_eq!(
+            low.to_string(),
+            "8192 bytes, can be raised to no limit; for verbs 2 shards register 9000 bytes, and each client's arena and \
+             area besides; too low: raise it"
+        );
+    }
+
+    #[test]
+    fn looks_at_the_memory_limit_for_what_is_needed() {
+        let nothing = MemoryLock::look(None);
+        assert!(nothing.error.is_none() && nothing.problem.is_none());
+        let all = MemoryLock::look(Some(Registered { shards: 1, bytes: u64::MAX }));
+        assert_eq!(all.problem.is_some(), all.soft_bytes.is_some() && !all.lifted);
     }
 
     #[test]

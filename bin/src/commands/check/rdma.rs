@@ -6,9 +6,6 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-/// Where the kernel lists RDMA devices.
-pub(super) const DEVICES: &str = "/sys/class/infiniband";
-
 /// Most GIDs that are looked at: the table of a port with many VLANs, not all that hardware has.
 const GIDS_MAX: usize = 256;
 

@@ -12,6 +12,7 @@ use sealane_transport::Error;
 use sealane_transport::shm::ShmError;
 use sealane_transport::shm::attach::{self, Attach, Request, RequestError};
 
+use super::announce_drain;
 use super::connections::{Client, Connections, Stage};
 use super::drain::{Drain, Progress};
 use super::gate::Gate;
@@ -135,6 +136,7 @@ impl Control {
             return;
         }
         tracing::info!(asked_by, timeout = ?self.drain_timeout, "the daemon drains");
+        announce_drain(&self.engine);
         if let Err(error) = self.engine.drain() {
             tracing::error!(%error, "the engine cannot be drained");
         }

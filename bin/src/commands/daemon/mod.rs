@@ -35,8 +35,9 @@ use self::socket::{Claim, ClientSocket};
 use self::watch::Watch;
 use crate::cli::SettingsFlags;
 use crate::engine_settings::engine_settings;
+use crate::links::Links;
 use crate::settings::{Override, Settings};
-use crate::{Context, Failure};
+use crate::{Context, Failure, locked_memory};
 
 /// Carry the tensors of this host's tasks
 #[derive(Debug, clap::Args)]
@@ -60,6 +61,9 @@ pub struct Args {
 /// How the line begins with which a daemon tells that it serves and that clients can attach.
 pub(crate) const ANNOUNCEMENT: &str = "sealane daemon: serves ";
 
+/// How the line begins with which a daemon that begins to drain tells the links that it has.
+pub(crate) const FAREWELL: &str = "sealane daemon: drains; links to other engines: ";
+
 /// Runs `sealane daemon`, until a signal or `sealane drain` ends it.
 ///
 /// # Errors
@@ -80,6 +84,7 @@ pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
     let claim = Claim::take(&settings.daemon.socket.value)?;
     let names: Vec<&str> = tasks.iter().map(TaskName::as_str).collect();
     let engine = engine_settings(&settings, (*map.snapshot()).clone(), &names)?;
+    locked_memory::check(&engine)?;
     let engine = Engine::start(EngineSettings { listeners, ..engine }).map_err(Failure::work)?;
     let map = MapInUse::new(map, args.task.is_empty());
     let served = serve(&settings, engine.clone(), map, claim, signals);
@@ -140,6 +145,13 @@ fn announce(engine: &Engine, map: &MapInUse, socket: &ClientSocket) {
     let path = socket.path().display();
     // With standard error gone, there is nobody to read it.
     let _ = writeln!(std::io::stderr(), "{ANNOUNCEMENT}{serves}; clients attach at {path}");
+}
+
+/// The last line for people, while the links still stand.
+fn announce_drain(engine: &Engine) {
+    // An engine that has stopped has no links.
+    let links = Links::of(&engine.counters().unwrap_or_default());
+    let _ = writeln!(std::io::stderr(), "{FAREWELL}{links}");
 }
 
 /// A flag is a setting's strongest source.

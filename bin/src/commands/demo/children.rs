@@ -16,7 +16,8 @@ use super::interrupts;
 use super::progress;
 use super::protocol::{Order, Report};
 use crate::Failure;
-use crate::commands::daemon::ANNOUNCEMENT;
+use crate::commands::daemon::{ANNOUNCEMENT, FAREWELL};
+use crate::links::Links;
 
 /// How long a task may take for one order: longer than its own requests wait, so that it can say what went wrong.
 const ORDER_TIME: Duration = Duration::from_secs(120);
@@ -35,6 +36,8 @@ enum Event {
     /// What it says ended, and so the process; the last lines, where they were not for reports.
     Closed(usize, VecDeque<String>),
     Signal(Signal),
+    /// A daemon drains, and tells the links that it has.
+    Links(Links),
 }
 
 struct Child {
@@ -55,6 +58,8 @@ pub(super) struct Children {
     sender: Sender<Event>,
     /// What they are doing, for errors.
     doing: String,
+    /// The most links that a daemon had when it began to drain: those of the first, whose links all stood.
+    links: Option<Links>,
     order_time: Duration,
     end_time: Duration,
 }
@@ -73,6 +78,7 @@ impl Children {
             events,
             sender,
             doing: "while it started".to_owned(),
+            links: None,
             order_time: ORDER_TIME,
             end_time: END_TIME,
         };
@@ -136,17 +142,19 @@ impl Children {
         self.reports_of(0..orders.len())
     }
 
-    /// Tells all tasks to finish, then all daemons, and waits until they have.
+    /// Tells all tasks to finish, then all daemons, and waits until they have. Gives the links between daemons that stood
+    /// until then, if there were daemons.
     ///
     /// # Errors
     /// One did not end well, or a signal came.
-    pub(super) fn finish(mut self) -> Result<(), Failure> {
+    pub(super) fn finish(mut self) -> Result<Option<Links>, Failure> {
         for index in 0..self.tasks {
             self.tell(index, &Order::Finish);
         }
         self.see_end_well(0..self.tasks)?;
         self.stop_daemons();
-        self.see_end_well(self.tasks..self.children.len())
+        self.see_end_well(self.tasks..self.children.len())?;
+        Ok(self.links)
     }
 
     fn see_end_well(&mut self, who: Range<usize>) -> Result<(), Failure> {
@@ -200,15 +208,21 @@ impl Children {
     }
 
     fn next(&mut self, deadline: Instant) -> Result<Event, RecvTimeoutError> {
-        let event = self.events.recv_timeout(deadline.saturating_duration_since(Instant::now()))?;
-        Ok(match event {
-            Event::Closed(index, last_words) => {
-                let child = &mut self.children[index];
-                (child.closed, child.last_words) = (true, last_words);
-                Event::Closed(index, VecDeque::new())
+        loop {
+            let event = self.events.recv_timeout(deadline.saturating_duration_since(Instant::now()))?;
+            match event {
+                Event::Closed(index, last_words) => {
+                    let child = &mut self.children[index];
+                    (child.closed, child.last_words) = (true, last_words);
+                    return Ok(Event::Closed(index, VecDeque::new()));
+                }
+                // Nobody waits for that, and it is no trouble: if the daemon ends too early, its end is.
+                Event::Links(links) => {
+                    self.links = self.links.into_iter().chain([links]).max_by_key(|links| links.count());
+                }
+                event => return Ok(event),
             }
-            event => event,
-        })
+        }
     }
 
     /// What an event that nobody waits for means.
@@ -232,6 +246,7 @@ impl Children {
                 self.failed(index, &reason)
             }
             Event::Report(index, report) => self.failed(index, &format!("it reported {report:?} unasked")),
+            Event::Links(_) => unreachable!("next() keeps these"),
         }
     }
 
@@ -307,6 +322,10 @@ fn listen_to_daemon(index: usize, words: impl Read, show: bool, events: &Sender<
         if line.starts_with(ANNOUNCEMENT) {
             // Nobody listens any more where the demo has ended; the daemon must not wait for a reader all the same.
             let _ = events.send(Event::Report(index, Report::Serving));
+            continue;
+        }
+        if let Some(links) = line.strip_prefix(FAREWELL).and_then(|links| links.parse().ok()) {
+            let _ = events.send(Event::Links(links));
             continue;
         }
         if show {

@@ -29,11 +29,12 @@ pub use self::task::{TaskArgs, run_task};
 
 use self::daemons::{may_spin, settings_of_demo};
 use self::outcome::{Outcome, Parameters, shown_bytes};
-use self::play::Play;
+use self::play::{Play, Played};
 use self::protocol::{Job, Part, task_name};
-use self::setup::Setup;
+use self::setup::{Setup, expected_network};
 use self::share::Share;
 use crate::arena_size::arena_bytes;
+use crate::settings::VERBS_BUILT_IN;
 use crate::workload::{Workload, WorkloadError};
 use crate::{Context, Failure, host_memory};
 
@@ -95,25 +96,47 @@ pub struct Args {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Link {
-    /// As between two hosts: TCP
+    /// As between two hosts: what the setting transport.require says
     Auto,
     /// TCP
     Tcp,
     /// Shared memory: one daemon serves ps and workers
     Shm,
+    /// RDMA verbs, or else an error
+    Verbs,
+}
+
+impl Link {
+    /// The setting that asks every process of the demo for this link.
+    fn setting(self) -> Option<String> {
+        match self {
+            Link::Auto | Link::Shm => None,
+            Link::Tcp => Some("transport.require=tcp".to_owned()),
+            Link::Verbs => Some("transport.require=verbs".to_owned()),
+        }
+    }
 }
 
 impl Args {
     fn setup(&self) -> Result<Setup, Failure> {
         match (self.embedded, self.link) {
+            (_, Link::Verbs) if !VERBS_BUILT_IN => Err(Failure::input(
+                "--link verbs asks for RDMA verbs, and this build has none; build it with `--features verbs`, or name \
+                 another link",
+            )),
             (true, Link::Shm) => Err(Failure::input(
                 "--embedded gives every task an engine of its own, and engines are not joined by --link shm; \
                  leave one of the two out",
             )),
-            (true, Link::Auto | Link::Tcp) => Ok(Setup::Embedded),
-            (false, Link::Auto | Link::Tcp) => Ok(Setup::TwoDaemons),
+            (true, _) => Ok(Setup::Embedded),
             (false, Link::Shm) => Ok(Setup::OneDaemon),
+            (false, _) => Ok(Setup::TwoDaemons),
         }
+    }
+
+    /// The settings given to every process; what the link asks for is the last word.
+    fn set(&self) -> Vec<String> {
+        self.set.iter().cloned().chain(self.link.setting()).collect()
     }
 }
 
@@ -126,12 +149,14 @@ impl Args {
 pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
     let start = Instant::now();
     let demo = Demo::plan(args, context)?;
-    let (figures, pinned) = Play { demo: &demo, args, context }.play()?;
+    let Played { figures, pinned, links } = Play { demo: &demo, args, context }.play()?;
     let allowed = allowed_cpus().map_err(Failure::work)?;
     let machine = Machine { pinned, ..Machine::look(&allowed, None)? };
     let parameters = demo.parameters;
     let seconds = start.elapsed().as_secs_f64();
-    let outcome = Outcome { workload: demo.workload, setup: demo.setup, parameters, machine, figures, seconds };
+    let network = links.kind().unwrap_or(demo.network);
+    let Demo { workload, setup, .. } = demo;
+    let outcome = Outcome { workload, setup, network, links, parameters, machine, figures, seconds };
     report(&outcome, args.json.as_deref(), context)
 }
 
@@ -151,6 +176,8 @@ fn report(outcome: &Outcome, json: Option<&Path>, context: &Context) -> Result<(
 struct Demo {
     workload: String,
     setup: Setup,
+    /// What will join two engines, as far as that is known before.
+    network: &'static str,
     /// Whether the processes have a CPU each, so that one may spin.
     spin: bool,
     parameters: Parameters,
@@ -167,8 +194,9 @@ impl Demo {
         let text = Workload::text(&args.workload)?;
         let workload = Workload::parse(&text, &args.workload)?;
         // What is wrong with the settings of a part is said here, before any process is started.
+        let set = args.set();
         let [of_ps, of_workers] =
-            [Part::Ps, Part::Worker].map(|part| task::settings(part, &args.config, &args.set, context));
+            [Part::Ps, Part::Worker].map(|part| task::settings(part, &args.config, &set, context));
         let (of_ps, of_workers) = (of_ps?, of_workers?);
         let cpus = allowed_cpus().map_err(Failure::work)?.len();
         let (pin, spin) = (cpus >= workers + ps, may_spin(setup, workers + ps, cpus));
@@ -204,7 +232,8 @@ impl Demo {
             congestion: of_workers.tcp.congestion.value.clone().unwrap_or_else(kernels),
         };
         let settings = [(Part::Ps, of_daemon(&of_ps)), (Part::Worker, of_daemon(&of_workers))];
-        Ok(Demo { workload: workload.name, setup, spin, parameters, jobs, settings })
+        let network = expected_network(of_workers.transport.require.value, VERBS_BUILT_IN);
+        Ok(Demo { workload: workload.name, setup, network, spin, parameters, jobs, settings })
     }
 }
 

@@ -9,6 +9,7 @@ use super::bars;
 use super::figures::{Figures, Traffic};
 use super::protocol::{Part, task_name};
 use super::setup::Setup;
+use crate::links::Links;
 
 /// Names the JSON's fields and their meaning; another number means other fields.
 const SCHEMA: &str = "sealane-demo/1";
@@ -17,6 +18,10 @@ const SCHEMA: &str = "sealane-demo/1";
 pub(super) struct Outcome {
     pub(super) workload: String,
     pub(super) setup: Setup,
+    /// What joined two engines.
+    pub(super) network: &'static str,
+    /// Links between engines at the end.
+    pub(super) links: Links,
     pub(super) parameters: Parameters,
     pub(super) machine: Machine,
     pub(super) figures: Figures,
@@ -47,7 +52,8 @@ struct Report<'a> {
     workload: &'a str,
     mode: &'static str,
     link: &'static str,
-    path: &'static str,
+    links: Links,
+    path: String,
     parameters: &'a Parameters,
     machine: &'a Machine,
     workers: Vec<Row>,
@@ -85,15 +91,16 @@ struct Verified {
 impl Outcome {
     /// The outcome as JSON on many lines, with a line's end.
     pub(super) fn to_json(&self) -> String {
-        let Outcome { workload, setup, parameters, machine, figures, seconds } = self;
+        let Outcome { workload, setup, network, links, parameters, machine, figures, seconds } = self;
         let us = |nanoseconds: u64| nanoseconds as f64 / 1e3;
         let at = |quantile| us(figures.latencies.value_at_quantile(quantile));
         let report = Report {
             schema: SCHEMA,
             workload,
             mode: setup.mode(),
-            link: setup.link(),
-            path: setup.path(),
+            link: setup.link(network),
+            links: *links,
+            path: setup.path(network),
             parameters,
             machine,
             workers: self.workers(),
@@ -114,15 +121,16 @@ impl Outcome {
 
     /// The outcome as people read it.
     pub(super) fn to_text(&self) -> String {
-        let Outcome { workload, setup, parameters, figures, seconds, .. } = self;
+        let Outcome { workload, setup, network, links, parameters, figures, seconds, .. } = self;
         let Parameters { workers, ps, steps, window, congestion, .. } = parameters;
         let (pulls, pushes) = (parameters.pull_tensors, parameters.push_tensors);
         let (pull, push) = (shown_bytes(parameters.pull_bytes), shown_bytes(parameters.push_bytes));
-        let (link, path) = (setup.link(), setup.path());
+        let (link, path) = (setup.link(network), setup.path(network));
         let mut text = format!(
             "{workload}: {workers} workers and {ps} ps over {link}, {steps} steps; \
              in each a worker pulls {pulls} tensors ({pull}) and pushes {pushes} ({push})\n\
              a tensor's way: {path}\n\
+             links between engines: {links}\n\
              window {window}, congestion control {congestion}\n\n"
         );
         let rows = self.workers().into_iter().chain([self.row("total".to_owned(), &figures.total)]);
@@ -202,6 +210,8 @@ mod tests {
         Outcome {
             workload: "tiny".to_owned(),
             setup: Setup::TwoDaemons,
+            network: "verbs",
+            links: Links { tcp: 0, verbs: 2 },
             parameters: Parameters {
                 workers: 1,
                 ps: 1,
@@ -223,8 +233,9 @@ mod tests {
     #[test]
     fn the_table_has_every_worker_and_the_total() {
         let text = outcome().to_text();
-        assert!(text.starts_with("tiny: 1 workers and 1 ps over tcp, 1 steps; "), "{text}");
-        assert!(text.contains("\na tensor's way: task --shm--> daemon --tcp--> daemon --shm--> task\n"), "{text}");
+        assert!(text.starts_with("tiny: 1 workers and 1 ps over verbs, 1 steps; "), "{text}");
+        assert!(text.contains("\na tensor's way: task --shm--> daemon --verbs--> daemon --shm--> task\n"), "{text}");
+        assert!(text.contains("\nlinks between engines: 2 verbs, 0 tcp\n"), "{text}");
         assert!(text.contains("\nworker0:2222        4  10.00 MB       2.00       3.00     4.00\n"), "{text}");
         assert!(text.contains("\ntotal               4  10.00 MB       2.00       3.00     4.00\n"), "{text}");
         assert!(text.contains("p50 2.00 ms, "), "{text}");
@@ -235,8 +246,9 @@ mod tests {
     fn the_json_has_what_the_table_has() {
         let json: serde_json::Value = serde_json::from_str(&outcome().to_json()).unwrap();
         assert_eq!(json["schema"], SCHEMA);
-        assert_eq!((&json["mode"], &json["link"]), (&"daemons".into(), &"tcp".into()));
-        assert_eq!(json["path"], Setup::TwoDaemons.path());
+        assert_eq!((&json["mode"], &json["link"]), (&"daemons".into(), &"verbs".into()));
+        assert_eq!(json["path"], Setup::TwoDaemons.path("verbs"));
+        assert_eq!((&json["links"]["verbs"], &json["links"]["tcp"]), (&2.into(), &0.into()));
         assert_eq!(json["workers"][0]["task"], "worker0:2222");
         assert_eq!(json["total"]["push_gigabytes_per_s"], 3.0);
         assert_eq!(json["verified"]["tensors"], 4);

@@ -15,6 +15,7 @@ use super::progress::Progress;
 use super::protocol::{Fetched, Job, Order, Part, Report};
 use super::setup::Setup;
 use super::{Args, Demo, WARMUP_STEPS};
+use crate::links::Links;
 use crate::{Context, Failure};
 
 /// A demo and what it was asked for with.
@@ -24,9 +25,18 @@ pub(super) struct Play<'a> {
     pub(super) context: &'a Context,
 }
 
+/// What was found out.
+pub(super) struct Played {
+    pub(super) figures: Figures,
+    /// The CPUs that shards were pinned to.
+    pub(super) pinned: Vec<usize>,
+    /// The links between engines that stood at the end.
+    pub(super) links: Links,
+}
+
 impl Play<'_> {
-    /// Starts the tasks, plays all steps, and ends the tasks; also gives the CPUs that shards were pinned to.
-    pub(super) fn play(&self) -> Result<(Figures, Vec<usize>), Failure> {
+    /// Starts the tasks, plays all steps, and ends the tasks.
+    pub(super) fn play(&self) -> Result<Played, Failure> {
         let parameters = &self.demo.parameters;
         let directory = tempfile::Builder::new().prefix("sealane-demo-").tempdir().map_err(|error| {
             Failure::work(format!("no temporary directory can be made ({error}); set TMPDIR to one with room"))
@@ -46,7 +56,7 @@ impl Play<'_> {
                 self.start_daemons(&mut children, &program, directory.path(), &progress)?
             }
         };
-        progress.say(&format!("a tensor's way: {}", self.demo.setup.path()));
+        progress.say(&format!("a tensor's way: {}", self.demo.setup.path(self.demo.network)));
         let mut figures = Figures::new(parameters.workers);
         for number in 0..WARMUP_STEPS + parameters.steps {
             children.set_doing(format!("in step {number}"));
@@ -56,14 +66,27 @@ impl Play<'_> {
             }
         }
         children.set_doing("at the end".to_owned());
-        children.finish()?;
-        Ok((figures, pinned))
+        let links = self.links_of_engines(&mut children)?;
+        let links = children.finish()?.unwrap_or(links);
+        Ok(Played { figures, pinned, links })
+    }
+
+    /// The links of the engines in the tasks. Every link has a ps at one of its ends.
+    fn links_of_engines(&self, children: &mut Children) -> Result<Links, Failure> {
+        let mut links = Links::default();
+        if self.demo.setup == Setup::Embedded {
+            for report in children.ask(0..self.demo.parameters.ps, &Order::CountLinks)? {
+                let Report::Links(of_task) = report else { return Err(astray(&report)) };
+                links = Links { tcp: links.tcp + of_task.tcp, verbs: links.verbs + of_task.verbs };
+            }
+        }
+        Ok(links)
     }
 
     /// The flags for settings, for processes that read the same.
     fn settings_given(&self) -> Vec<OsString> {
         let config = self.args.config.iter().flat_map(|file| ["--config".into(), file.into()]);
-        config.chain(self.args.set.iter().flat_map(|pair| ["--set".into(), pair.into()])).collect()
+        config.chain(self.args.set().into_iter().flat_map(|pair| ["--set".into(), pair.into()])).collect()
     }
 
     /// Every task takes a port of its own and says which, and the map that results goes to all.

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use crate::links::Links;
 use crate::settings::Role;
 
 /// What a task is for.
@@ -74,6 +75,8 @@ pub(super) enum Order {
     Fetch { step: i64 },
     /// Compare every byte that was received; answered by `Verified`.
     Verify { step: i64 },
+    /// Count the links of the task's own engine; answered by `Links`.
+    CountLinks,
     /// Stop the engine or detach, and end.
     Finish,
 }
@@ -96,6 +99,7 @@ pub(super) enum Report {
         tensors: u64,
         bytes: u64,
     },
+    Links(Links),
     /// It cannot go on, and why.
     Failed {
         reason: String,

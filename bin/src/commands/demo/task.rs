@@ -20,7 +20,7 @@ use crate::cli::SettingsFlags;
 use crate::engine_settings::short_lived_engine_settings;
 use crate::settings::{Runtime, Settings, Source, Sourced};
 use crate::workload::Workload;
-use crate::{Context, Failure};
+use crate::{Context, Failure, locked_memory};
 
 /// How long a request of the demo waits: far longer than any transfer here, short enough to see a demo fail.
 pub(super) const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
@@ -107,6 +107,9 @@ fn serve(orders: &Receiver<Result<Order, String>>, args: &TaskArgs, context: &Co
             (Order::Fill { step }, Some(State::Running(player))) => player.fill(step)?,
             (Order::Fetch { step }, Some(State::Running(player))) => player.fetch(step)?,
             (Order::Verify { step }, Some(State::Running(player))) => player.verify(step)?,
+            (Order::CountLinks, Some(State::Running(player))) => {
+                Report::Links(player.mover.links().map_err(|error| error.to_string())?)
+            }
             (Order::Finish, Some(State::Running(_))) => {
                 let Some(State::Running(player)) = state.take() else { unreachable!("looked at just now") };
                 return player.mover.finish().map_err(|error| error.to_string());
@@ -150,6 +153,7 @@ fn embed(
         request_timeout: engine.request_timeout.min(REQUEST_TIMEOUT),
         ..engine
     };
+    locked_memory::check(&engine)?;
     Embedded::start(task, engine).map_err(Failure::work)
 }
 

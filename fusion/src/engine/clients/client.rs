@@ -140,6 +140,11 @@ impl Client {
         &self.doorbell
     }
 
+    /// The memory in which tensors of this client lie: what it allocates from, and its receive area.
+    pub(super) fn memories(&self) -> [&SharedMemory; 2] {
+        [self.arena.memory(), self.end.area()]
+    }
+
     /// The receive area, as the node uses it.
     pub(super) fn pool(&self) -> Rc<dyn Pool> {
         self.area.clone()

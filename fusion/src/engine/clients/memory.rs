@@ -55,6 +55,11 @@ impl ClientArena {
         }
     }
 
+    /// The memory itself.
+    pub(super) fn memory(&self) -> &SharedMemory {
+        &self.destinations.memory
+    }
+
     /// The bytes of a send.
     pub(super) fn payload(&self, call: u32, span: Span) -> Result<Buffer, OutOfRange> {
         let bytes = self.destinations.memory.bytes(span)?;

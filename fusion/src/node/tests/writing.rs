@@ -43,8 +43,8 @@ impl Link for FastLink {
         None
     }
 
-    fn abandon(&mut self) -> Option<Landing> {
-        self.link.abandon()
+    fn abandon(&mut self, outbox: &mut Outbox) -> Vec<Landing> {
+        self.link.abandon(outbox)
     }
 }
 

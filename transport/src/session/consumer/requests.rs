@@ -62,6 +62,7 @@ impl<W, D: PartialEq> Session<W, D> {
             deadline: ask.deadline,
             state: State::Queued,
             asked: false,
+            announced: false,
             fused,
             brought: ask.destination.is_some(),
             destination: ask.destination,

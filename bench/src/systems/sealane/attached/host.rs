@@ -30,7 +30,7 @@ pub(in super::super) const AREA_BYTES: u64 = 1 << 20;
 /// The engine's process.
 pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
     let (network, port) = listen(&job.plan)?;
-    let engine = engine(&job.plan, map(port, port), &[PS, WORKER], network, REQUEST_TIMEOUT)?;
+    let engine = engine(&job.plan, map(port, port), &[PS, WORKER], network, REQUEST_TIMEOUT, None)?;
     let clients = attach::listen(job.meeting_place()?).map_err(failed)?;
     announce(PeerReady { port: 0 })?;
     let area_bytes = if job.plan.bench == Bench::Fuse { super::steps::room_bytes(&job.plan) } else { AREA_BYTES };

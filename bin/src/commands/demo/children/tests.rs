@@ -60,7 +60,7 @@ fn what_no_task_says_is_a_failure() {
 
 #[test]
 fn finishing_waits_for_a_good_end() {
-    start(&["read order", "read order"]).finish().unwrap();
+    assert_eq!(start(&["read order", "read order"]).finish().unwrap(), None);
     let failure = start(&["read order", "read order; exit 3"]).finish().unwrap_err().to_string();
     assert!(failure.contains("task1") && failure.ends_with("exit status: 3"), "{failure}");
 }
@@ -117,6 +117,22 @@ fn a_daemon_is_waited_for_and_stopped_after_the_tasks() {
             assert!(failure.to_string().ends_with("exit status: 3; it said last: a line of the log"), "{failure}");
         }
     }
+}
+
+#[test]
+fn the_links_of_daemons_are_those_that_stood_before_the_first_ended() {
+    let mut children = start(&["read order"]);
+    for links in ["2 verbs, 1 tcp", "0 verbs, 0 tcp"] {
+        let bye = format!("bye() {{ echo '{FAREWELL}{links}' >&2; exit 0; }}; trap bye TERM");
+        start_daemon(&mut children, &format!("{bye}; {}", serving(&format!("{UNTIL_STOPPED}; bye")))).unwrap();
+    }
+    assert_eq!(children.finish().unwrap(), Some(Links { tcp: 1, verbs: 2 }));
+
+    // One that drains unasked ends, which is what is told.
+    let mut children = start(&[WAIT]);
+    start_daemon(&mut children, &serving(&format!("echo '{FAREWELL}1 verbs, 0 tcp' >&2; exit 2"))).unwrap();
+    let failure = children.ask(0..1, &Order::Fill { step: 3 }).unwrap_err().to_string();
+    assert!(failure.ends_with("exit status: 2; it said last: a line of the log"), "{failure}");
 }
 
 #[test]

@@ -8,6 +8,7 @@ use sealane::{Attach, Receiving, Sending, Task};
 use sealane_fusion::{Buffer, Error, RecvOutcome, Tensor};
 
 use super::{Arrived, Mover, Offer, Wanted, With};
+use crate::links::Links;
 
 /// A task that is attached to a daemon.
 pub(in crate::commands::demo) struct Attached {
@@ -60,6 +61,10 @@ impl Mover for Attached {
 
     fn cpus(&self) -> Vec<usize> {
         Vec::new()
+    }
+
+    fn links(&self) -> Result<Links, Error> {
+        Ok(Links::default())
     }
 
     fn finish(mut self: Box<Self>) -> Result<(), Error> {

@@ -9,6 +9,7 @@ use sealane_fusion::{Buffer, Engine, EngineSettings, Error, LocalEngine, LocalPa
 use sealane_runtime::{JoinHandle, RuntimeError};
 
 use super::{Arrived, Mover, Offer, Wanted, With};
+use crate::links::Links;
 
 /// A task with its own engine.
 pub(in crate::commands::demo) struct Embedded {
@@ -81,6 +82,10 @@ impl Mover for Embedded {
 
     fn cpus(&self) -> Vec<usize> {
         self.engine.cpus().into_iter().flatten().collect()
+    }
+
+    fn links(&self) -> Result<Links, Error> {
+        Ok(Links::of(&self.engine.counters()?))
     }
 
     fn finish(self: Box<Self>) -> Result<(), Error> {

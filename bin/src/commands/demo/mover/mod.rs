@@ -12,6 +12,8 @@ use sealane_fusion::{Buffer, Error, Tensor};
 pub(super) use self::attached::Attached;
 pub(super) use self::embedded::Embedded;
 
+use crate::links::Links;
+
 /// A tensor for a peer.
 pub(super) struct Offer {
     pub(super) key: Arc<str>,
@@ -56,6 +58,9 @@ pub(super) trait Mover {
 
     /// The CPUs that shards in this process are pinned to.
     fn cpus(&self) -> Vec<usize>;
+
+    /// The links of an engine in this process to others.
+    fn links(&self) -> Result<Links, Error>;
 
     /// Ends it in good order.
     fn finish(self: Box<Self>) -> Result<(), Error>;

@@ -1,0 +1,144 @@
+//! Whether an engine of this program could use RDMA verbs here: opens the device as a shard would, and closes it again.
+
+use std::fmt;
+use std::net::Ipv6Addr;
+
+use sealane_transport::verbs::device::{Attributes, VerbsError};
+use sealane_transport::verbs::{self, VerbsSettings};
+use serde::Serialize;
+
+use crate::settings::VERBS_BUILT_IN;
+
+/// What an engine finds.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub(super) struct Verbs {
+    /// This build has the feature `verbs`.
+    pub(super) built_in: bool,
+    /// Whether libibverbs could be loaded; `null` in a build that does not try.
+    library: Option<bool>,
+    /// What an engine would use; `null` if it could use nothing.
+    pub(super) device: Option<Chosen>,
+    /// Why that one, or why none and what to do about it.
+    pub(super) reason: String,
+}
+
+/// The device that was chosen.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub(super) struct Chosen {
+    name: String,
+    port: u8,
+    gid_index: u8,
+    gid: String,
+    mtu_bytes: u16,
+}
+
+impl Verbs {
+    /// Opens what the settings name or imply.
+    pub(super) fn look(settings: &VerbsSettings) -> Verbs {
+        let opened = verbs::open(settings).map(|device| device.attributes().clone());
+        Verbs::of(VERBS_BUILT_IN, library(), opened)
+    }
+
+    fn of(built_in: bool, library: Option<bool>, opened: Result<Attributes, VerbsError>) -> Verbs {
+        match opened {
+            Ok(Attributes { device: name, port, gid_index, gid, mtu, chosen, .. }) => {
+                let gid = Ipv6Addr::from(gid).to_string();
+                let device = Some(Chosen { name, port, gid_index, gid, mtu_bytes: mtu });
+                Verbs { built_in, library, device, reason: chosen }
+            }
+            // Which step failed says nothing where there is none.
+            Err(error) if !built_in => Verbs { built_in, library, device: None, reason: error.reason },
+            Err(error) => Verbs { built_in, library, device: None, reason: error.to_string() },
+        }
+    }
+}
+
+#[cfg(feature = "verbs")]
+fn library() -> Option<bool> {
+    let is_missing = |error: &VerbsError| error.reason.starts_with("libibverbs");
+    Some(!verbs::ibverbs::devices().is_err_and(|error| is_missing(&error)))
+}
+
+#[cfg(not(feature = "verbs"))]
+fn library() -> Option<bool> {
+    None
+}
+
+impl fmt::Display for Verbs {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let word = if self.device.is_some() { "available" } else { "not available" };
+        write!(out, "{word}: {}", self.reason)?;
+        match self.library {
+            Some(true) => out.write_str("; libibverbs is loaded"),
+            // The reason says so.
+            Some(false) | None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// A device that was opened.
+    pub(in super::super) fn found() -> Verbs {
+        let gid = std::net::Ipv4Addr::new(10, 9, 0, 1).to_ipv6_mapped().octets();
+        let attributes = Attributes {
+            device: "rxe0".to_owned(),
+            port: 1,
+            gid_index: 1,
+            gid,
+            lid: 0,
+            mtu: 1024,
+            reads: 16,
+            has_windows: true,
+            work_bytes_max: 1 << 30,
+            send_depth: 128,
+            receive_depth: 1024,
+            completion_depth: 5120,
+            chosen: "device rxe0 (the first with an active port)".to_owned(),
+        };
+        Verbs::of(true, Some(true), Ok(attributes))
+    }
+
+    /// A build with verbs on a host without them.
+    pub(in super::super) fn missing() -> Verbs {
+        Verbs::of(true, Some(false), Err(VerbsError::new("ibv_get_device_list", "libibverbs.so.1 could not be loaded")))
+    }
+
+    #[test]
+    fn what_was_chosen_is_told_with_the_reason() {
+        let found = found();
+        let json = serde_json::to_value(&found).unwrap();
+        assert_eq!((&json["built_in"], &json["library"]), (&true.into(), &true.into()));
+        let device = &json["device"];
+        assert_eq!((&device["name"], &device["port"]), (&"rxe0".into(), &1.into()));
+        assert_eq!((&device["gid_index"], &device["gid"]), (&1.into(), &"::ffff:10.9.0.1".into()));
+        assert_eq!(device["mtu_bytes"], 1024);
+        let text = "available: device rxe0 (the first with an active port); libibverbs is loaded";
+        assert_eq!(found.to_string(), text);
+    }
+
+    #[test]
+    fn what_is_missing_is_told_with_the_step() {
+        let missing = missing();
+        assert_eq!(missing.to_string(), "not available: ibv_get_device_list: libibverbs.so.1 could not be loaded");
+        assert_eq!(serde_json::to_value(&missing).unwrap()["device"], serde_json::Value::Null);
+        let without = Verbs::of(false, None, Err(VerbsError::new("open the device", "this build has none")));
+        assert_eq!(without.to_string(), "not available: this build has none");
+    }
+
+    #[test]
+    fn looking_always_gives_a_reason() {
+        let verbs = Verbs::look(&VerbsSettings::default());
+        assert_eq!(verbs.built_in, VERBS_BUILT_IN);
+        assert_eq!(verbs.library.is_some(), VERBS_BUILT_IN);
+        assert!(!verbs.reason.is_empty());
+        if !VERBS_BUILT_IN {
+            assert!(verbs.reason.contains("--features verbs"), "{}", verbs.reason);
+        }
+        if verbs.library == Some(false) {
+            assert!(verbs.reason.contains("libibverbs"), "{}", verbs.reason);
+        }
+    }
+}

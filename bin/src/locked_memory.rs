@@ -1,0 +1,162 @@
+//! Whether this process may lock as much memory as an RDMA device is to know. The kernel counts every registration: memory
+//! that two shards register counts twice. Asked on the main thread, before the shards start.
+
+use std::fs;
+
+use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
+use sealane_fusion::EngineSettings;
+use sealane_transport::verbs::{Registration, VerbsSettings};
+
+use crate::{Failure, rdma_devices};
+
+/// Where the kernel says which capabilities this process has.
+const STATUS: &str = "/proc/self/status";
+/// The number of the capability that lifts the limit (`linux/capability.h`).
+const CAP_IPC_LOCK: u32 = 14;
+/// What to do where the limit is too low.
+const REMEDY: &str = "raise it with `ulimit -l unlimited` in a shell or LimitMEMLOCK=infinity in the systemd unit, or give \
+                      the process the capability CAP_IPC_LOCK";
+
+/// How much memory this process may lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LockLimit {
+    /// The limit in force; `None` means no limit, or that it is not known.
+    pub(crate) bytes: Option<u64>,
+    /// True if the limit does not count for this process.
+    pub(crate) is_lifted: bool,
+}
+
+impl LockLimit {
+    /// Asks the kernel.
+    pub(crate) fn look() -> LockLimit {
+        let soft = getrlimit(Resource::RLIMIT_MEMLOCK).map_or(RLIM_INFINITY, |(soft, _)| soft);
+        let status = fs::read_to_string(STATUS).unwrap_or_default();
+        LockLimit { bytes: (soft != RLIM_INFINITY).then_some(soft), is_lifted: may_lock_any(&status) }
+    }
+
+    /// What is wrong with the limit and what to do about it, if `needed` bytes are more than may be locked.
+    pub(crate) fn problem(self, needed: u64) -> Option<String> {
+        let limit = self.bytes.filter(|limit| !self.is_lifted && *limit < needed)?;
+        Some(format!(
+            "an engine registers {} KiB of memory with the RDMA device when it starts, and RLIMIT_MEMLOCK lets this process \
+             lock {} KiB; {REMEDY}",
+            needed.div_ceil(1024),
+            limit / 1024
+        ))
+    }
+}
+
+/// Bytes that an engine registers when it starts: the message buffers and, unless memory is registered for each transfer,
+/// both slabs, of every shard. Arenas of clients come on top, once for each shard.
+pub(crate) fn registered_bytes(shards: usize, slab_bytes: [usize; 2], verbs: &VerbsSettings) -> u64 {
+    let [send, receive] = match verbs.registration {
+        Registration::Static => slab_bytes.map(|bytes| bytes as u64),
+        Registration::Dynamic => [0; 2],
+    };
+    let of_a_shard = verbs.message_buffers_bytes().saturating_add(send).saturating_add(receive);
+    of_a_shard.saturating_mul(shards as u64)
+}
+
+/// Warns of a limit that is too low for an engine with these settings. Says nothing where no device would be used.
+///
+/// # Errors
+/// The limit is too low, and verbs are required.
+pub(crate) fn check(settings: &EngineSettings) -> Result<(), Failure> {
+    // Without a device nothing is registered; where one is required, the engine says that it is missing.
+    if rdma_devices::are_there() { check_against(settings, LockLimit::look()) } else { Ok(()) }
+}
+
+fn check_against(settings: &EngineSettings, limit: LockLimit) -> Result<(), Failure> {
+    let Some(verbs) = &settings.verbs else { return Ok(()) };
+    let slab_bytes = [settings.slab_send_bytes, settings.slab_receive_bytes];
+    let needed = registered_bytes(settings.runtime.shards, slab_bytes, &verbs.settings);
+    match limit.problem(needed) {
+        Some(problem) if verbs.is_required => {
+            Err(Failure::work(format!("verbs are required (transport.require), but {problem}")))
+        }
+        Some(problem) => {
+            tracing::warn!("{problem}; links may be TCP until then");
+            Ok(())
+        }
+        None => Ok(()),
+    }
+}
+
+/// Reads the effective capabilities in what the kernel says of a process.
+fn may_lock_any(status: &str) -> bool {
+    let capabilities = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let capabilities = capabilities.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok());
+    capabilities.is_some_and(|capabilities| capabilities >> CAP_IPC_LOCK & 1 == 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use sealane_fusion::{EndpointMap, Verbs};
+
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn limited(bytes: u64) -> LockLimit {
+        LockLimit { bytes: Some(bytes), is_lifted: false }
+    }
+
+    fn engine(is_required: bool) -> EngineSettings {
+        let map = EndpointMap::parse("ps0:2222=127.0.0.1:7000\n", "test").unwrap();
+        let mut settings = EngineSettings::new(map, &["ps0:2222"]).unwrap();
+        settings.runtime.shards = 2;
+        settings.verbs = Some(Verbs { is_required, ..Verbs::new(VerbsSettings::default()) });
+        settings
+    }
+
+    #[test]
+    fn every_shard_registers_its_slabs_and_message_buffers() {
+        let verbs = VerbsSettings::default();
+        // 1024 receive buffers and 256 send buffers of 16 KiB.
+        assert_eq!(registered_bytes(1, [0, 0], &verbs), 20 * MIB);
+        assert_eq!(registered_bytes(4, [64 << 20, 32 << 20], &verbs), 4 * (64 + 32 + 20) * MIB);
+        let dynamic = VerbsSettings { registration: Registration::Dynamic, ..verbs.clone() };
+        assert_eq!(registered_bytes(4, [64 << 20, 32 << 20], &dynamic), 4 * 20 * MIB);
+        assert_eq!(registered_bytes(1024, [usize::MAX; 2], &verbs), u64::MAX);
+    }
+
+    #[test]
+    fn a_limit_is_a_problem_only_if_it_counts_and_is_too_low() {
+        assert_eq!(limited(8 * MIB).problem(8 * MIB), None);
+        assert_eq!(LockLimit { bytes: None, is_lifted: false }.problem(u64::MAX), None);
+        assert_eq!(LockLimit { is_lifted: true, ..limited(0) }.problem(MIB), None);
+        let problem = limited(8 * MIB).problem(20 * MIB).unwrap();
+        for part in ["20480 KiB", "8192 KiB", "ulimit -l unlimited", "LimitMEMLOCK=infinity", "CAP_IPC_LOCK"] {
+            assert!(problem.contains(part), "{problem}");
+        }
+    }
+
+    #[test]
+    fn too_low_a_limit_is_an_error_where_verbs_are_required_and_else_a_warning() {
+        let needed = 2 * (128 + 20) * MIB;
+        for is_required in [true, false] {
+            assert!(check_against(&engine(is_required), limited(needed)).is_ok());
+        }
+        assert!(check_against(&engine(false), limited(needed - 1)).is_ok());
+        let failure = check_against(&engine(true), limited(needed - 1)).unwrap_err().to_string();
+        assert!(failure.starts_with("verbs are required (transport.require), but an engine registers "), "{failure}");
+        let without = EngineSettings { verbs: None, ..engine(true) };
+        assert!(check_against(&without, limited(0)).is_ok());
+        assert!(check(&without).is_ok());
+    }
+
+    #[test]
+    fn the_capability_is_a_bit_of_the_effective_set() {
+        for (status, lifted) in [
+            ("Name:\tx\nCapEff:\t0000000000004000\n", true),
+            ("CapEff:\t000001ffffffffff\n", true),
+            ("CapPrm:\t0000000000004000\nCapEff:\t0000000000002000\n", false),
+            ("CapEff:\tall\n", false),
+            ("", false),
+        ] {
+            assert_eq!(may_lock_any(status), lifted, "{status:?}");
+        }
+        // The kernel always tells.
+        assert!(fs::read_to_string(STATUS).unwrap().contains("CapEff:"));
+    }
+}

@@ -1,0 +1,299 @@
+//! Engines that reach each other by verbs: over the fake device anywhere, over a real one where `SEALANE_TEST_RDMA` is set
+//! (the RDMA lab does so).
+
+use std::sync::Arc;
+
+use sealane_fusion::{AcceptOptions, Buffer, Code, Engine, EngineSettings, Keys, Verbs};
+use sealane_transport::verbs::device::{Status, VerbsError};
+use sealane_transport::verbs::fake::{Fabric, FakeSettings, Fault, RequestKind, Strike, Weather};
+use sealane_transport::verbs::{Depths, Registration, Transfer, VerbsSettings};
+
+use crate::fixture::{LONG, assert_empty, bytes, engines, task, tensor, total, until};
+
+/// Set where the tests are to use the machine's own device.
+const REAL: &str = "SEALANE_TEST_RDMA";
+
+fn is_real() -> bool {
+    std::env::var_os(REAL).is_some()
+}
+
+/// Verbs of engine number `index`, which must be used: over a device of its own on the fabric, or over the machine's.
+fn verbs(fabric: &Fabric, index: usize, settings: VerbsSettings) -> Verbs {
+    let mut verbs = Verbs { is_required: true, ..Verbs::new(settings) };
+    if !is_real() {
+        let fabric = fabric.clone();
+        verbs.open = Arc::new(move |settings| {
+            let Depths { completions, sends } = Depths::of(settings);
+            Ok(Box::new(fabric.open(FakeSettings {
+                name: format!("fake{index}"),
+                receive_depth: settings.queue_depth,
+                completion_depth: completions,
+                send_depth: sends,
+                ..FakeSettings::default()
+            })))
+        });
+    }
+    verbs
+}
+
+fn use_verbs(settings: &mut EngineSettings, fabric: &Fabric, index: usize, verbs_settings: &VerbsSettings) {
+    settings.verbs = Some(verbs(fabric, index, verbs_settings.clone()));
+}
+
+/// Two engines joined by verbs, and their fabric.
+fn two(verbs_settings: &VerbsSettings) -> (Engine, Engine, Fabric) {
+    let fabric = Fabric::new(1);
+    let engines = engines(2, |index, settings| use_verbs(settings, &fabric, index, verbs_settings));
+    let [one, other] = <[Engine; 2]>::try_from(engines).ok().expect("two");
+    (one, other, fabric)
+}
+
+fn ways() -> impl Iterator<Item = VerbsSettings> {
+    let transfers = [Transfer::Write, Transfer::Read];
+    transfers.into_iter().flat_map(|transfer| {
+        [Registration::Static, Registration::Dynamic]
+            .map(|registration| VerbsSettings { transfer, registration, ..VerbsSettings::default() })
+    })
+}
+
+fn assert_kept_its_limits(fabric: &Fabric) {
+    assert_eq!(fabric.violations(), Vec::<String>::new());
+    assert_eq!((fabric.receiver_not_ready(), fabric.completion_overruns()), (0, 0));
+}
+
+#[test]
+fn every_size_arrives_whole_in_every_way() {
+    for way in ways() {
+        let (ps, worker, fabric) = two(&way);
+        let (ps_task, worker_task) = (ps.task(&task(0)).unwrap(), worker.task(&task(1)).unwrap());
+        for (step, len) in
+            [0, 1, 64, 8191, 8192, 8193, 16_384, 65_537, 1 << 20, 3_000_001, 7_000_000].into_iter().enumerate()
+        {
+            let step = step as i64;
+            let asked = worker_task.recv(&task(0), step, "early");
+            let own = Buffer::from_vec(vec![0; len + 3]);
+            let asked_own = worker_task.recv_into(&task(0), step, "early own", own);
+            let sent: Vec<_> = ["early", "early own", "late", "late own"]
+                .into_iter()
+                .zip(7..)
+                .map(|(key, seed)| ps_task.send(&task(1), step, key, tensor(len, seed)))
+                .collect();
+            let late = worker_task.recv(&task(0), step, "late");
+            let own = Buffer::from_vec(vec![0; len + 3]);
+            let late_own = worker_task.recv_into(&task(0), step, "late own", own);
+            for (receiving, seed) in [asked, asked_own, late, late_own].into_iter().zip(7..) {
+                assert!(receiving.wait().unwrap().bytes() == bytes(len, seed), "{len} bytes differ, {way:?}");
+            }
+            sent.into_iter().for_each(|sending| sending.wait().unwrap());
+        }
+        assert_eq!((counters_verbs(&ps), counters_verbs(&worker)), (1, 1));
+        assert_empty(&ps);
+        assert_empty(&worker);
+        assert_kept_its_limits(&fabric);
+    }
+}
+
+fn counters_verbs(engine: &Engine) -> u64 {
+    engine.counters().unwrap().iter().map(|shard| shard.links_verbs).sum()
+}
+
+#[test]
+fn many_tensors_both_ways_and_in_one_call() {
+    const COUNT: usize = 500;
+    for way in ways() {
+        let (one, other, fabric) = two(&way);
+        let (one_task, other_task) = (one.task(&task(0)).unwrap(), other.task(&task(1)).unwrap());
+        let len = |at: usize| [64, 200, 9_000, 40_000][at % 4];
+        let keys: Vec<String> = (0..COUNT).map(|at| format!("layer{at}")).collect();
+        for step in 0..3 {
+            let seed = |at: usize| (at as u64) << 8 | step as u64;
+            let sent: Vec<_> = keys
+                .iter()
+                .enumerate()
+                .flat_map(|(at, key)| {
+                    [
+                        one_task.send(&task(1), step, key, tensor(len(at), seed(at))),
+                        other_task.send(&task(0), step, key, tensor(len(at), seed(at) + 1)),
+                    ]
+                })
+                .collect();
+            let there = other_task.recv_fused(&task(0), step, &keys);
+            let back = one_task.recv_fused(&task(1), step, &keys);
+            for (outcomes, plus) in [(there.wait(), 0), (back.wait(), 1)] {
+                for (at, outcome) in outcomes.into_iter().enumerate() {
+                    assert!(outcome.unwrap().bytes() == bytes(len(at), seed(at) + plus), "tensor {at} differs");
+                }
+            }
+            sent.into_iter().for_each(|sending| sending.wait().unwrap());
+        }
+        assert_empty(&one);
+        assert_empty(&other);
+        assert_kept_its_limits(&fabric);
+    }
+}
+
+#[test]
+fn published_tensors_are_pulled_by_plan_and_pushes_are_accepted_once() {
+    for way in ways() {
+        let (ps, worker, fabric) = two(&way);
+        let (ps_task, worker_task) = (ps.task(&task(0)).unwrap(), worker.task(&task(1)).unwrap());
+        let keys = Keys::new(["a", "b", "c"]).unwrap();
+        let len = |at: usize| [100, 20_000, 2_000_000][at];
+        let mut plan = worker_task.plan(&task(0), keys.clone());
+        let acceptor = ps_task.acceptor("gradients", AcceptOptions::default());
+        for version in 1..20 {
+            let tensors = ["a", "b", "c"].into_iter().enumerate();
+            let tensors = tensors.map(|(at, key)| (key.to_owned(), tensor(len(at), version as u64 + at as u64)));
+            ps_task.publish_many(version, tensors).wait().unwrap();
+            plan.pull(version).wait().unwrap();
+            for at in 0..3 {
+                let tensor = plan.tray().get(at).expect("pulled");
+                assert!(tensor.bytes() == bytes(len(at), version as u64 + at as u64), "tensor {at} of {version}");
+            }
+            let pushed: Vec<_> = (0..3)
+                .map(|at| worker_task.push(&task(0), "gradients", tensor(len(at), version as u64 + 50 + at as u64)))
+                .collect();
+            let mut accepted = Vec::new();
+            while accepted.len() < 3 {
+                accepted.extend(acceptor.wait_many(3, Some(LONG)).unwrap());
+            }
+            for (at, accepted) in accepted.iter().enumerate() {
+                assert!(accepted.tensor.bytes() == bytes(len(at), version as u64 + 50 + at as u64), "push {at}");
+            }
+            pushed.into_iter().for_each(|pushing| pushing.wait().unwrap());
+        }
+        assert_kept_its_limits(&fabric);
+    }
+}
+
+#[test]
+fn a_peer_that_has_no_device_is_reached_by_tcp_or_not_at_all() {
+    let fabric = Fabric::new(1);
+    for is_required in [false, true] {
+        let engines = engines(2, |index, settings| {
+            if index == 0 {
+                use_verbs(settings, &fabric, index, &VerbsSettings::default());
+                settings.verbs.as_mut().expect("just set").is_required = is_required;
+            }
+        });
+        let (ps_task, worker_task) = (engines[0].task(&task(0)).unwrap(), engines[1].task(&task(1)).unwrap());
+        let sending = ps_task.send(&task(1), 1, "k", tensor(100, 1));
+        let received = worker_task.recv(&task(0), 1, "k").wait();
+        if is_required {
+            let error = received.expect_err("verbs are required").error;
+            assert!(error.code() == Code::Unavailable && error.to_string().contains("transport.require"), "{error}");
+        } else {
+            assert_eq!(received.unwrap().bytes(), bytes(100, 1));
+            sending.wait().unwrap();
+            assert_eq!(counters_verbs(&engines[0]), 0);
+        }
+    }
+}
+
+#[test]
+fn without_a_device_an_engine_uses_tcp_or_does_not_start() {
+    let broken = |is_required| Verbs {
+        is_required,
+        open: Arc::new(|_| Err(VerbsError::new("open the device", "there is none"))),
+        ..Verbs::new(VerbsSettings::default())
+    };
+    let engines = engines(2, |_, settings| settings.verbs = Some(broken(false)));
+    let (ps_task, worker_task) = (engines[0].task(&task(0)).unwrap(), engines[1].task(&task(1)).unwrap());
+    let sending = ps_task.send(&task(1), 1, "k", tensor(100, 1));
+    assert_eq!(worker_task.recv(&task(0), 1, "k").wait().unwrap().bytes(), bytes(100, 1));
+    sending.wait().unwrap();
+    let listener = crate::fixture::listener();
+    let map = crate::fixture::map(&[crate::fixture::port(&listener)]);
+    let mut settings = crate::fixture::settings(map, 0, listener);
+    settings.verbs = Some(broken(true));
+    let error = Engine::start(settings).err().expect("verbs are required").to_string();
+    assert!(error.contains("there is none") && error.contains("transport.require"), "{error}");
+}
+
+/// Requests fail at random: links die again and again, and every tensor arrives once all the same.
+#[test]
+fn nothing_is_lost_when_queue_pairs_fail() {
+    if is_real() {
+        return;
+    }
+    for way in ways() {
+        let fabric = Fabric::new(7);
+        let engines = engines(2, |index, settings| {
+            use_verbs(settings, &fabric, index, &way);
+            // Links may become TCP for a while, when too many have failed in a row.
+            settings.verbs.as_mut().expect("just set").is_required = false;
+        });
+        let (ps_task, worker_task) = (engines[0].task(&task(0)).unwrap(), engines[1].task(&task(1)).unwrap());
+        let strike = |kind, status| Strike { kind: Some(kind), status, carried_out: false };
+        let weather = [
+            Weather { strike: strike(RequestKind::Send, Status::RETRIES_EXCEEDED), per_million: 3_000 },
+            Weather {
+                strike: Strike { carried_out: true, ..strike(RequestKind::Send, Status::RETRIES_EXCEEDED) },
+                per_million: 3_000,
+            },
+            Weather { strike: strike(RequestKind::Write, Status::REMOTE_ACCESS), per_million: 3_000 },
+            Weather { strike: strike(RequestKind::WriteWithWord, Status::REMOTE_ACCESS), per_million: 3_000 },
+            Weather { strike: strike(RequestKind::Read, Status::REMOTE_ACCESS), per_million: 3_000 },
+        ];
+        fabric.set_climate(&weather);
+        let len = |at: usize| [64, 9_000, 100_000][at % 3];
+        for step in 0..10 {
+            let keys: Vec<String> = (0..60).map(|at| format!("k{at}")).collect();
+            let sent: Vec<_> = keys
+                .iter()
+                .enumerate()
+                .map(|(at, key)| ps_task.send(&task(1), step, key, tensor(len(at), (step as u64) << 8 | at as u64)))
+                .collect();
+            let received: Vec<_> = keys
+                .iter()
+                .enumerate()
+                .map(|(at, key)| {
+                    let own = Buffer::from_vec(vec![0; len(at)]);
+                    if at % 2 == 0 {
+                        worker_task.recv(&task(0), step, key)
+                    } else {
+                        worker_task.recv_into(&task(0), step, key, own)
+                    }
+                })
+                .collect();
+            for (at, receiving) in received.into_iter().enumerate() {
+                let seed = (step as u64) << 8 | at as u64;
+                assert!(receiving.wait().unwrap().bytes() == bytes(len(at), seed), "tensor {at} of step {step}");
+            }
+            sent.into_iter().for_each(|sending| sending.wait().unwrap());
+        }
+        assert_empty(&engines[0]);
+        assert_empty(&engines[1]);
+        assert_kept_its_limits(&fabric);
+    }
+}
+
+#[test]
+fn a_port_that_goes_down_is_left_for_tcp_and_a_queue_pair_that_dies_for_another() {
+    if is_real() {
+        return;
+    }
+    let fabric = Fabric::new(3);
+    let engines = engines(2, |index, settings| {
+        use_verbs(settings, &fabric, index, &VerbsSettings::default());
+        settings.verbs.as_mut().expect("just set").is_required = false;
+    });
+    let (ps_task, worker_task) = (engines[0].task(&task(0)).unwrap(), engines[1].task(&task(1)).unwrap());
+    let exchange = |step| {
+        let sending = ps_task.send(&task(1), step, "k", tensor(50_000, step as u64));
+        assert!(worker_task.recv(&task(0), step, "k").wait().unwrap().bytes() == bytes(50_000, step as u64));
+        sending.wait().unwrap();
+    };
+    exchange(1);
+    assert_eq!(counters_verbs(&engines[0]), 1);
+    let number = fabric.queue_pairs("fake0")[0];
+    assert!(fabric.inject("fake0", Fault::QueuePair(number)));
+    exchange(2);
+    until(&engines[0], "a new link", |counters| counters.links == 1);
+    assert!(fabric.inject("fake0", Fault::PortDown));
+    exchange(3);
+    until(&engines[0], "a link", |counters| counters.links == 1);
+    assert_eq!((counters_verbs(&engines[0]), total(&engines[0]).links), (0, 1), "by TCP");
+    assert!(fabric.inject("fake1", Fault::DeviceFailed));
+    exchange(4);
+}

@@ -1,0 +1,76 @@
+//! What tests ask of a fabric afterwards: what was done, what is left, and whether anybody overran a queue.
+
+use super::fault::RequestKind;
+
+/// Requests, and their bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// How many were carried out.
+    pub requests: u64,
+    /// Their payload, in bytes.
+    pub bytes: u64,
+}
+
+/// Counters of an adapter, or of all together.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Counters {
+    carried_out: [Tally; RequestKind::ALL.len()],
+    /// Posted requests that ended with another status than success, those that were flushed among them.
+    pub failed: u64,
+    /// Regions that were ever registered.
+    pub registrations: u64,
+    /// Windows that were ever allocated.
+    pub allocations: u64,
+    /// Queue pairs that were ever created.
+    pub creations: u64,
+    /// Regions that are registered now.
+    pub regions: u64,
+    /// Windows that exist now.
+    pub windows: u64,
+    /// Queue pairs that exist now.
+    pub queue_pairs: u64,
+    /// Regions, windows and queue pairs that were still there when their device was dropped.
+    pub left_behind: u64,
+    /// Windows that were bound when their queue pair was destroyed. They open nothing, but some drivers wait for them:
+    /// free or invalidate them first.
+    pub windows_orphaned: u64,
+    /// Requests that found a shared receive queue empty here. Credits keep it at 0.
+    pub receiver_not_ready: u64,
+    /// Completions that had no room. Credits keep it at 0.
+    pub completion_overruns: u64,
+    /// Completions that there could have been at once in one device's completion queue, if all that was posted and not yet
+    /// known to be done had failed: to be compared with its depth.
+    pub completions_worst: u64,
+}
+
+impl Counters {
+    /// Requests of one kind that were carried out.
+    pub fn of(&self, kind: RequestKind) -> Tally {
+        self.carried_out[kind as usize]
+    }
+
+    pub(super) fn carry_out(&mut self, kind: RequestKind, bytes: u32) {
+        let tally = &mut self.carried_out[kind as usize];
+        tally.requests += 1;
+        tally.bytes += u64::from(bytes);
+    }
+
+    pub(super) fn add(&mut self, other: &Counters) {
+        for (mine, theirs) in self.carried_out.iter_mut().zip(&other.carried_out) {
+            mine.requests += theirs.requests;
+            mine.bytes += theirs.bytes;
+        }
+        self.failed += other.failed;
+        self.registrations += other.registrations;
+        self.allocations += other.allocations;
+        self.creations += other.creations;
+        self.regions += other.regions;
+        self.windows += other.windows;
+        self.queue_pairs += other.queue_pairs;
+        self.left_behind += other.left_behind;
+        self.windows_orphaned += other.windows_orphaned;
+        self.receiver_not_ready += other.receiver_not_ready;
+        self.completion_overruns += other.completion_overruns;
+        self.completions_worst = self.completions_worst.max(other.completions_worst);
+    }
+}

@@ -1,0 +1,165 @@
+//! One open fake device: the seam, on top of the fabric's state. Used by its shard; its peers' threads reach it through the
+//! fabric's lock alone.
+
+#![allow(unsafe_code, reason = "the contract of the seam is unsafe to fulfil; memory is touched in memory.rs alone")]
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+use nix::sys::eventfd::{EfdFlags, EventFd};
+
+use super::fabric::Fabric;
+use super::fault::Verb;
+use super::memory::{Memory, copy_inline};
+use super::queues::bell;
+use super::settings::FakeSettings;
+use crate::verbs::device::{
+    Access, AsyncEvent, Attributes, Completion, Device, Endpoint, MemoryKind, Piece, Post, QueuePair, Region,
+    VerbsError, Window, Work,
+};
+
+/// A device of a [`Fabric`]. Dropping it ends all that it had; peers find its queue pairs gone.
+#[derive(Debug)]
+pub struct FakeDevice {
+    fabric: Fabric,
+    context: u32,
+    attributes: Attributes,
+    completions: Arc<EventFd>,
+    events: Arc<EventFd>,
+}
+
+impl FakeDevice {
+    pub(super) fn open(fabric: &Fabric, settings: FakeSettings) -> Self {
+        let (completions, events) = (bell(EfdFlags::empty()), bell(EfdFlags::EFD_SEMAPHORE));
+        let bells = (Arc::clone(&completions), Arc::clone(&events));
+        let (context, gid) = fabric.lock().open(settings.clone(), bells);
+        let attributes = Attributes {
+            chosen: format!("{} is a fake device", settings.name),
+            device: settings.name,
+            port: 1,
+            gid_index: 1,
+            gid,
+            lid: 0,
+            mtu: settings.mtu,
+            reads: settings.reads,
+            has_windows: settings.has_windows,
+            work_bytes_max: settings.work_bytes_max,
+            send_depth: settings.send_depth,
+            receive_depth: settings.receive_depth,
+            completion_depth: settings.completion_depth,
+        };
+        Self { fabric: fabric.clone(), context, attributes, completions, events }
+    }
+
+    /// The fabric that it belongs to.
+    pub fn fabric(&self) -> &Fabric {
+        &self.fabric
+    }
+}
+
+// SAFETY: memory is copied only where `delivery.rs` carries out a posted request, under the fabric's lock, and only within
+// regions that are registered at that moment; a completion is told after that, and `destroy` and `drop` take the lock to
+// remove requests that were not carried out. Inline bytes are read within `post`.
+unsafe impl Device for FakeDevice {
+    fn attributes(&self) -> &Attributes {
+        &self.attributes
+    }
+
+    unsafe fn register(
+        &mut self,
+        kind: MemoryKind,
+        address: u64,
+        bytes: usize,
+        access: Access,
+    ) -> Result<Region, VerbsError> {
+        let MemoryKind::Host = kind;
+        let mut network = self.fabric.lock();
+        network.admit(self.context, Verb::Register)?;
+        // SAFETY: the caller keeps the bytes mapped until the region is deregistered, which drops this; what is copied
+        // later is as the callers of `post` and `post_receives` promise.
+        let memory = unsafe { Memory::new(address, bytes as u64) };
+        let memory = memory.ok_or_else(|| Verb::Register.error("invalid argument: no bytes, or too many"))?;
+        network.register(self.context, memory, access)
+    }
+
+    fn deregister(&mut self, region: u32) {
+        self.fabric.lock().deregister(self.context, region);
+    }
+
+    fn allocate_window(&mut self) -> Result<Window, VerbsError> {
+        self.fabric.lock().allocate_window(self.context)
+    }
+
+    fn free_window(&mut self, window: u32) {
+        self.fabric.lock().free_window(self.context, window);
+    }
+
+    fn create(&mut self) -> Result<QueuePair, VerbsError> {
+        self.fabric.lock().create(self.context)
+    }
+
+    fn connect(&mut self, queue_pair: u64, first_packet: u32, peer: &Endpoint) -> Result<(), VerbsError> {
+        self.fabric.lock().connect(self.context, queue_pair, first_packet, *peer)
+    }
+
+    fn destroy(&mut self, queue_pair: u64) {
+        self.fabric.lock().destroy(self.context, queue_pair);
+    }
+
+    unsafe fn post(&mut self, queue_pair: u64, posts: &[Post]) -> Result<(), (usize, VerbsError)> {
+        let mut network = self.fabric.lock();
+        let mut outcome = Ok(());
+        for (taken, post) in posts.iter().enumerate() {
+            let number = match network.may_post(self.context, queue_pair, post) {
+                Ok(number) => number,
+                Err(error) => {
+                    outcome = Err((taken, error));
+                    break;
+                }
+            };
+            let inline = match post.work {
+                // SAFETY: the caller promises that local memory which a request names is mapped, and not written to.
+                Work::SendInline { address, bytes } => unsafe { copy_inline(address, bytes) },
+                _ => Box::default(),
+            };
+            network.enqueue(number, post, inline);
+        }
+        network.progress();
+        outcome
+    }
+
+    unsafe fn post_receives(&mut self, buffers: &[(u64, Piece)]) -> Result<(), VerbsError> {
+        self.fabric.lock().post_receives(self.context, buffers)
+    }
+
+    fn poll(&mut self, into: &mut Vec<Completion>, most: usize) -> Result<usize, VerbsError> {
+        self.fabric.lock().poll(self.context, into, most)
+    }
+
+    fn arm(&mut self) -> Result<(), VerbsError> {
+        self.fabric.lock().arm(self.context)
+    }
+
+    fn disarm(&mut self) {
+        // Nothing to take is no error.
+        let _ = self.completions.read();
+    }
+
+    fn completion_descriptor(&self) -> BorrowedFd<'_> {
+        self.completions.as_fd()
+    }
+
+    fn event_descriptor(&self) -> BorrowedFd<'_> {
+        self.events.as_fd()
+    }
+
+    fn next_event(&mut self) -> Option<AsyncEvent> {
+        self.fabric.lock().context(self.context).events.pop()
+    }
+}
+
+impl Drop for FakeDevice {
+    fn drop(&mut self) {
+        self.fabric.lock().close(self.context);
+    }
+}

@@ -1,0 +1,189 @@
+//! What can go wrong on purpose, and when: single faults of an adapter, and a climate of the whole fabric.
+
+use super::random::Random;
+use crate::verbs::device::{Status, VerbsError, Work};
+
+/// Kinds of requests, as faults and counters tell them apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum RequestKind {
+    /// A message, inline or not.
+    Send,
+    /// A write without a word.
+    Write,
+    /// A write with a word.
+    WriteWithWord,
+    /// A read.
+    Read,
+    /// A bind of a window.
+    Bind,
+    /// An invalidation.
+    Invalidate,
+    /// A buffer of the shared receive queue that a peer's request takes.
+    Receive,
+}
+
+impl RequestKind {
+    /// All of them.
+    pub const ALL: [RequestKind; 7] =
+        [Self::Send, Self::Write, Self::WriteWithWord, Self::Read, Self::Bind, Self::Invalidate, Self::Receive];
+
+    pub(super) fn of(work: &Work) -> Self {
+        match work {
+            Work::Send(_) | Work::SendInline { .. } => Self::Send,
+            Work::Write { word: None, .. } => Self::Write,
+            Work::Write { word: Some(_), .. } => Self::WriteWithWord,
+            Work::Read { .. } => Self::Read,
+            Work::Bind { .. } => Self::Bind,
+            Work::Invalidate { .. } => Self::Invalidate,
+        }
+    }
+
+    /// True if the peer has a part in it.
+    pub(super) fn travels(self) -> bool {
+        !matches!(self, Self::Bind | Self::Invalidate)
+    }
+}
+
+/// A request that ends badly.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Strike {
+    /// Only requests of this kind; `None`: of any, but not receive buffers.
+    pub kind: Option<RequestKind>,
+    /// How it ends; not success.
+    pub status: Status,
+    /// The request does its work, and only its acknowledgement is lost: the peer has what the sender takes for failed.
+    /// Of no meaning for receive buffers.
+    pub carried_out: bool,
+}
+
+impl Strike {
+    fn strikes(&self, kind: RequestKind) -> bool {
+        self.kind.map_or(kind != RequestKind::Receive, |only| only == kind)
+    }
+}
+
+/// Calls that can be made to fail by themselves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verb {
+    /// `register`.
+    Register,
+    /// `allocate_window`.
+    AllocateWindow,
+    /// `create`.
+    Create,
+    /// `connect`.
+    Connect,
+    /// `post`, counted by request.
+    Post,
+    /// `post_receives`, counted by call.
+    PostReceives,
+    /// `arm`.
+    Arm,
+}
+
+impl Verb {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Verb::Register => "fake register",
+            Verb::AllocateWindow => "fake allocate window",
+            Verb::Create => "fake create queue pair",
+            Verb::Connect => "fake connect queue pair",
+            Verb::Post => "fake post",
+            Verb::PostReceives => "fake post receives",
+            Verb::Arm => "fake arm",
+        }
+    }
+
+    pub(super) fn error(self, reason: impl Into<String>) -> VerbsError {
+        VerbsError::new(self.name(), reason)
+    }
+}
+
+/// One thing that goes wrong with an adapter, once.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Fault {
+    /// The next request that is carried out and that the strike names ends as it says.
+    Request {
+        /// Which, and how.
+        strike: Strike,
+        /// So many of them are spared first.
+        skip: u32,
+    },
+    /// The next call of this verb fails.
+    Verb {
+        /// Which.
+        verb: Verb,
+        /// The reason in the error.
+        reason: String,
+        /// So many calls are spared first.
+        skip: u32,
+    },
+    /// The queue pair of this number fails, with an event.
+    QueuePair(u32),
+    /// The port goes down: what passes through it waits, and ends with `RETRIES_EXCEEDED` if it waits too long.
+    PortDown,
+    /// The port comes up.
+    PortUp,
+    /// All devices that are open under the adapter's name fail, for good.
+    DeviceFailed,
+}
+
+/// How often requests fail anywhere on the fabric.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Weather {
+    /// Which requests, and how they end.
+    pub strike: Strike,
+    /// So many of a million.
+    pub per_million: u32,
+}
+
+/// Faults of one adapter that have not struck yet.
+#[derive(Debug, Default)]
+pub(super) struct Waiting {
+    strikes: Vec<(Strike, u32)>,
+    verbs: Vec<(Verb, String, u32)>,
+}
+
+impl Waiting {
+    pub(super) fn strike(&mut self, strike: Strike, skip: u32) {
+        assert!(!strike.status.is_success(), "a strike with success");
+        self.strikes.push((strike, skip));
+    }
+
+    pub(super) fn verb(&mut self, verb: Verb, reason: String, skip: u32) {
+        self.verbs.push((verb, reason, skip));
+    }
+
+    /// The strike that meets a request of this kind, if one does.
+    pub(super) fn strikes(&mut self, kind: RequestKind) -> Option<Strike> {
+        let hit = due(&mut self.strikes, |(strike, skip)| strike.strikes(kind).then_some(skip))?;
+        Some(hit.0)
+    }
+
+    /// The error of this call, if it is to fail.
+    pub(super) fn fails(&mut self, verb: Verb) -> Result<(), VerbsError> {
+        match due(&mut self.verbs, |(which, _, skip)| (*which == verb).then_some(skip)) {
+            Some((_, reason, _)) => Err(verb.error(reason)),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Takes the first fault that is concerned and spares nobody any more; those before it spare one less.
+fn due<T>(faults: &mut Vec<T>, mut concerns: impl FnMut(&mut T) -> Option<&mut u32>) -> Option<T> {
+    let index = faults.iter_mut().position(|fault| match concerns(fault) {
+        Some(0) => true,
+        Some(skip) => {
+            *skip -= 1;
+            false
+        }
+        None => false,
+    })?;
+    Some(faults.remove(index))
+}
+
+/// The strike that the climate brings upon a request of this kind, if it does.
+pub(super) fn struck_by(climate: &[Weather], kind: RequestKind, random: &mut Random) -> Option<Strike> {
+    let mut concerned = climate.iter().filter(|weather| weather.strike.strikes(kind));
+    concerned.find(|weather| random.happens(weather.per_million)).map(|weather| weather.strike)
+}

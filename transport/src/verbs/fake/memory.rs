@@ -1,0 +1,79 @@
+//! Registered memory as a device sees it: bytes at an address, copied by raw pointers and never borrowed, since other threads
+//! own them. Every copy is made under the fabric's lock, so none is under way once a call that ends it has returned.
+
+#![allow(unsafe_code, reason = "plays the part of a device's direct access to memory")]
+
+use std::marker::PhantomData;
+use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
+
+/// Memory that is registered.
+#[derive(Debug)]
+pub(super) struct Memory {
+    address: u64,
+    bytes: u64,
+}
+
+impl Memory {
+    /// `None` if it is empty or passes the end of the address space.
+    ///
+    /// # Safety
+    /// The bytes stay mapped while this lives. Whoever has parts of it copied keeps to what
+    /// [`Device::post`](crate::verbs::device::Device::post) demands of them.
+    pub(super) unsafe fn new(address: u64, bytes: u64) -> Option<Self> {
+        let end = address.checked_add(bytes)?;
+        (bytes > 0 && usize::try_from(end).is_ok()).then_some(Self { address, bytes })
+    }
+
+    /// Some of it, if it is within.
+    pub(super) fn part(&self, address: u64, bytes: u64) -> Option<Part<'_>> {
+        let end = address.checked_add(bytes)?;
+        let is_within = address >= self.address && end <= self.address + self.bytes;
+        is_within.then_some(Part { address, bytes, memory: PhantomData })
+    }
+}
+
+/// Bytes within registered memory.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Part<'a> {
+    address: u64,
+    bytes: u64,
+    memory: PhantomData<&'a Memory>,
+}
+
+impl Part<'_> {
+    /// No bytes, of any memory.
+    pub(super) const EMPTY: Part<'static> = Part { address: 0, bytes: 0, memory: PhantomData };
+
+    /// Copies all of `from` to the front; the two may overlap.
+    pub(super) fn copy_from(self, from: Part<'_>) {
+        assert!(from.bytes <= self.bytes, "{} bytes into {}", from.bytes, self.bytes);
+        if from.bytes == 0 {
+            return;
+        }
+        let source = with_exposed_provenance::<u8>(from.address as usize);
+        let target = with_exposed_provenance_mut::<u8>(self.address as usize);
+        // SAFETY: both parts are within memory that `Memory::new` was promised to be mapped and that is still registered,
+        // since parts borrow it; the length fits both. Nobody else uses the bytes in conflict, as its second promise says.
+        unsafe { target.copy_from(source, from.bytes as usize) };
+    }
+
+    /// Copies bytes of the fabric's own to the front.
+    pub(super) fn fill_from(self, from: &[u8]) {
+        assert!(from.len() as u64 <= self.bytes, "{} bytes into {}", from.len(), self.bytes);
+        let target = with_exposed_provenance_mut::<u8>(self.address as usize);
+        // SAFETY: as in `copy_from`; the slice is memory of the fabric's own, and does not overlap with it.
+        unsafe { target.copy_from_nonoverlapping(from.as_ptr(), from.len()) };
+    }
+}
+
+/// Copies bytes that need not be registered.
+///
+/// # Safety
+/// They are mapped, and nobody writes to them meanwhile.
+pub(super) unsafe fn copy_inline(address: u64, bytes: u32) -> Box<[u8]> {
+    let mut copied = vec![0; bytes as usize];
+    let source = with_exposed_provenance::<u8>(address as usize);
+    // SAFETY: the caller's promise; the target is as long, and new.
+    unsafe { copied.as_mut_ptr().copy_from_nonoverlapping(source, copied.len()) };
+    copied.into()
+}

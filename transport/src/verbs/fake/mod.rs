@@ -1,0 +1,32 @@
+//! RDMA devices in memory, for the tests of those who build on them, here and elsewhere: as strict as reliable connections of
+//! real ones, and stricter where that finds mistakes.
+//!
+//! A [`Fabric`] joins devices of any threads behind one lock. Whoever posts, polls or arms carries out what is due; nothing
+//! runs by itself. Where it is stricter, or plainer, than a real network:
+//!
+//! - A request to a peer that is not connected yet, or that was told other numbers, ends at once with `RETRIES_EXCEEDED`; one that
+//!   finds no receive buffer, at once with `RECEIVER_NOT_READY`.
+//! - Places of send queue and shared receive queue are free only once a completion was polled.
+//! - A queue pair that fails leaves its peer's as it is, until that one's next request.
+//! - A request may be carried out and its acknowledgement lost.
+
+mod counters;
+mod delivery;
+mod device;
+mod fabric;
+mod fault;
+mod memory;
+mod network;
+mod protection;
+mod queue_pair;
+mod queues;
+mod random;
+mod settings;
+#[cfg(test)]
+mod tests;
+
+pub use counters::{Counters, Tally};
+pub use device::FakeDevice;
+pub use fabric::Fabric;
+pub use fault::{Fault, RequestKind, Strike, Verb, Weather};
+pub use settings::FakeSettings;

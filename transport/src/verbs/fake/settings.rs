@@ -1,0 +1,50 @@
+//! What a fake device is like.
+
+/// Size and temper of one fake device. The defaults are those of a small real one that answers at once.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FakeSettings {
+    /// The adapter. Devices that are opened under one name share its GID, its port and its faults, as the shards of a host
+    /// do. Default `fake0`.
+    pub name: String,
+    /// Buffers that the shared receive queue holds. Default 1024.
+    pub receive_depth: u32,
+    /// Entries of the completion queue. Default 4096.
+    pub completion_depth: u32,
+    /// Work requests that a queue pair holds. Default 128.
+    pub send_depth: u32,
+    /// Most bytes that go inline; 0: none. Default 64.
+    pub inline_bytes: u32,
+    /// Windows can be bound. Default true.
+    pub has_windows: bool,
+    /// Reads that a queue pair answers at the same time. Default 16.
+    pub reads: u8,
+    /// Path MTU in bytes. Default 1024.
+    pub mtu: u16,
+    /// Bytes of one work request at most. Default 1 GiB.
+    pub work_bytes_max: u32,
+    /// Each request waits before it is carried out, and again before it is acknowledged, for up to so many polls of any
+    /// device of the fabric; the fabric's seed draws how many. Time passes at once for a device that is armed, since it
+    /// sleeps. Default 0: at once.
+    pub delay_polls_max: u32,
+    /// A request that meets a port that is down is tried again for so many polls before it ends with
+    /// [`RETRIES_EXCEEDED`](crate::verbs::device::Status::RETRIES_EXCEEDED). Default 16.
+    pub retry_polls: u32,
+}
+
+impl Default for FakeSettings {
+    fn default() -> Self {
+        Self {
+            name: "fake0".into(),
+            receive_depth: 1024,
+            completion_depth: 4096,
+            send_depth: 128,
+            inline_bytes: 64,
+            has_windows: true,
+            reads: 16,
+            mtu: 1024,
+            work_bytes_max: 1 << 30,
+            delay_polls_max: 0,
+            retry_polls: 16,
+        }
+    }
+}

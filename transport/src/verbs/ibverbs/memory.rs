@@ -1,0 +1,65 @@
+//! Registration of memory, and what to do where the system does not let it be locked.
+
+use std::io;
+
+use nix::sys::resource::{Resource, getrlimit};
+use rdma_sys::ibv_access_flags as flags;
+
+use crate::verbs::device::{Access, VerbsError};
+
+/// What the device may do with a region.
+pub(super) fn access_flags(access: Access, has_windows: bool) -> u32 {
+    let local = flags::IBV_ACCESS_LOCAL_WRITE;
+    match access {
+        Access::Windows if has_windows => (local | flags::IBV_ACCESS_MW_BIND).0,
+        Access::Windows => local.0,
+        Access::Peers => (local | flags::IBV_ACCESS_REMOTE_READ | flags::IBV_ACCESS_REMOTE_WRITE).0,
+    }
+}
+
+/// The error of a registration that failed.
+pub(super) fn refused(bytes: usize, error: &io::Error) -> VerbsError {
+    let limit = getrlimit(Resource::RLIMIT_MEMLOCK).ok().map(|(soft, _)| soft);
+    VerbsError::new("ibv_reg_mr", reason(bytes, error, limit))
+}
+
+fn reason(bytes: usize, error: &io::Error, limit: Option<u64>) -> String {
+    let kib = bytes.div_ceil(1024);
+    if error.raw_os_error() != Some(libc::ENOMEM) {
+        return format!("{error} ({kib} KiB)");
+    }
+    let limit = match limit {
+        Some(libc::RLIM_INFINITY) => "unlimited".to_owned(),
+        Some(limit) => format!("{} KiB", limit / 1024),
+        None => "unknown".to_owned(),
+    };
+    format!(
+        "{error}: {kib} KiB could not be locked; RLIMIT_MEMLOCK is {limit} for all registered memory together. Raise it: \
+         LimitMEMLOCK=infinity in the systemd unit, `ulimit -l unlimited` in a shell, or the capability CAP_IPC_LOCK"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn too_little_lockable_memory_names_the_limit_and_the_remedy() {
+        let full = io::Error::from_raw_os_error(libc::ENOMEM);
+        let said = reason(1 << 20, &full, Some(64 << 10));
+        for part in ["1024 KiB", "RLIMIT_MEMLOCK is 64 KiB", "LimitMEMLOCK=infinity", "ulimit -l", "CAP_IPC_LOCK"] {
+            assert!(said.contains(part), "{said}");
+        }
+        assert!(reason(1, &full, Some(libc::RLIM_INFINITY)).contains("is unlimited"));
+        let other = io::Error::from_raw_os_error(libc::EFAULT);
+        assert!(!reason(1, &other, None).contains("MEMLOCK"));
+        assert!(refused(1, &full).to_string().starts_with("ibv_reg_mr: "));
+    }
+
+    #[test]
+    fn a_region_is_open_to_peers_only_where_that_is_asked_for() {
+        assert_eq!(access_flags(Access::Windows, true), 1 | 16);
+        assert_eq!(access_flags(Access::Windows, false), 1);
+        assert_eq!(access_flags(Access::Peers, true), 1 | 2 | 4);
+    }
+}

@@ -1,0 +1,56 @@
+//! What bounds a shard's verbs links.
+
+/// Bytes of one message, and of one buffer of the shared receive queue: a full frame nearly fits, and 1,024 buffers are
+/// 16 MiB.
+pub const MESSAGE_BYTES: usize = 16 * 1024;
+
+/// Messages that a peer may send before it hears of a buffer again, at least: one for what it has to say, one that only
+/// credit may use, and one on its way.
+pub const WINDOW_MIN: u32 = 3;
+
+/// The same for a busy peer at most: 1 MiB of messages on their way.
+pub const WINDOW_MAX: u32 = 64;
+
+/// Work requests that a queue pair holds: messages, pieces of transfers, windows opened and closed.
+pub const SEND_DEPTH: u32 = 128;
+
+/// Work requests of all links of a shard that have not completed; with the receive queue's depth, what the completion queue
+/// must hold.
+pub const WORKS_MAX: u32 = 4096;
+
+/// Message buffers for sending, of all links of a shard.
+pub const SEND_BUFFERS: usize = 256;
+
+/// A message in so many asks for a completion; those between are known to be done with it.
+pub const SIGNAL_EVERY: u32 = 8;
+
+/// Payloads on their way beside the frames, in each direction of a link.
+pub const TRANSFERS_MAX: usize = 64;
+
+/// Bytes of one write or read.
+pub const PIECE_BYTES: usize = 1 << 20;
+
+/// Bytes of writes that are posted and not complete, of one link: what a message may have to wait behind.
+pub const PIECES_AHEAD_BYTES: usize = 4 << 20;
+
+/// Windows of one link, bound or free: places that are announced and not filled.
+pub const WINDOWS_MAX: usize = 256;
+
+/// Places that a peer may announce and leave unfilled; further ones are asked for when they are needed.
+pub const PLACES_MAX: usize = 4096;
+
+/// Completions taken in one turn: as much as the turn before can have caused, in most turns.
+pub const COMPLETIONS_PER_TURN: usize = 256;
+
+/// Verbs links to one peer that may fail in a row before it is reached by TCP for a while.
+pub const FAILURES_MAX: u32 = 3;
+
+/// Peers whose failures are remembered.
+pub const FAILING_PEERS_MAX: usize = 4096;
+
+const _: () = {
+    assert!(WINDOW_MIN >= 3 && WINDOW_MAX >= WINDOW_MIN);
+    assert!(TRANSFERS_MAX <= u16::MAX as usize);
+    assert!(SIGNAL_EVERY < SEND_DEPTH / 2);
+    assert!(PIECES_AHEAD_BYTES / PIECE_BYTES < SEND_DEPTH as usize / 2);
+};

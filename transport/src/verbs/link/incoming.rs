@@ -1,0 +1,331 @@
+//! Payloads on their way from the peer beside the frames.
+//!
+//! Bounded by `TRANSFERS_MAX`. Each place is held here until all has come and the peer can no longer reach it.
+#![allow(unsafe_code)]
+
+use std::collections::VecDeque;
+
+use super::places::Places;
+use super::queue::Then;
+use super::tools::Tools;
+use crate::link::{Landing, Place};
+use crate::verbs::device::{Grant, Piece, Remote, Work};
+use crate::verbs::limits::{PIECE_BYTES, PIECES_AHEAD_BYTES, TRANSFERS_MAX};
+use crate::verbs::message::{Answer, BadMessage, How, Part};
+use crate::verbs::port::State;
+use crate::verbs::regions::Use;
+use crate::verbs::windows::{Opened, Windows};
+
+struct Transfer {
+    landing: Landing,
+    used: Option<Use>,
+    step: Step,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Step {
+    /// Its place is to be opened, and the peer to be told.
+    Opening,
+    /// The peer writes; `None`: into nothing of this side's, or into what was opened for another purpose.
+    Written(Option<Opened>),
+    /// This side reads: so many bytes were asked for, so many have come.
+    Reading { from: Remote, asked: usize, come: usize },
+    /// It comes in messages.
+    Streamed,
+}
+
+/// A payload that is all there, and that the peer is to be kept from writing to. Its number is the peer's to use again.
+struct Closing {
+    landing: Landing,
+    used: Option<Use>,
+    opened: Opened,
+}
+
+/// See the module.
+pub(super) struct Incoming {
+    transfers: Vec<Option<Transfer>>,
+    opening: VecDeque<u16>,
+    reading: VecDeque<u16>,
+    /// Bytes that were asked for and have not come.
+    ahead: usize,
+    /// Oldest first; bounded by the windows that they hold.
+    closing: VecDeque<Closing>,
+    /// So many of these are in the queue.
+    closing_posted: usize,
+}
+
+impl Default for Incoming {
+    fn default() -> Self {
+        Self {
+            transfers: (0..TRANSFERS_MAX).map(|_| None).collect(),
+            opening: VecDeque::new(),
+            reading: VecDeque::new(),
+            ahead: 0,
+            closing: VecDeque::new(),
+            closing_posted: 0,
+        }
+    }
+}
+
+impl Incoming {
+    /// A payload begins to come.
+    pub(super) fn begin(
+        &mut self,
+        tools: &mut Tools<'_>,
+        (number, bytes, how): (u16, u64, How),
+        mut landing: Landing,
+        places: &mut Places,
+        landed: &mut Vec<Landing>,
+    ) -> Result<(), BadMessage> {
+        let slot = self.transfers.get(usize::from(number));
+        if !slot.is_some_and(Option::is_none) {
+            landed.push(landing);
+            return Err(BadMessage::new("transfer that begins", u64::from(number)));
+        }
+        if bytes != landing.missing() as u64 {
+            landed.push(landing);
+            return Err(BadMessage::new("length of a payload", bytes));
+        }
+        let Place::Buffer(_) = landing.place else {
+            return self.begin_unwanted(tools, (number, how), landing, landed);
+        };
+        let place = landing.target().expect("it has a buffer");
+        let (address, length) = (place.as_mut_ptr() as u64, place.len());
+        if how == How::Announced {
+            let Some((used, opened)) = places.take(landing.request.to_bits(), address) else {
+                landed.push(landing);
+                return Err(BadMessage::new("transfer into a place that was not announced", u64::from(number)));
+            };
+            let transfer = Transfer { landing, used: Some(used), step: Step::Written(Some(opened)) };
+            self.transfers[usize::from(number)] = Some(transfer);
+            return Ok(());
+        }
+        if how == How::Streamed {
+            self.transfers[usize::from(number)] = Some(Transfer { landing, used: None, step: Step::Streamed });
+            return Ok(());
+        }
+        // SAFETY: the landing keeps the memory, and stays here until the use is released.
+        let used = unsafe { tools.lend(address, length) };
+        let (used, step) = match (used, how) {
+            (Err(error), _) => {
+                tracing::debug!(%error, bytes, "a payload comes by copy");
+                tools.say(Part::Clear { transfer: number, answer: Answer::Stream });
+                (None, Step::Streamed)
+            }
+            (Ok(used), How::Offered(from)) => {
+                self.reading.push_back(number);
+                (Some(used), Step::Reading { from, asked: 0, come: 0 })
+            }
+            (Ok(used), _) => {
+                self.opening.push_back(number);
+                (Some(used), Step::Opening)
+            }
+        };
+        self.transfers[usize::from(number)] = Some(Transfer { landing, used, step });
+        Ok(())
+    }
+
+    /// Nobody waits for this payload any more, or there is no room for it.
+    fn begin_unwanted(
+        &mut self,
+        tools: &mut Tools<'_>,
+        (number, how): (u16, How),
+        landing: Landing,
+        landed: &mut Vec<Landing>,
+    ) -> Result<(), BadMessage> {
+        let step = match how {
+            // It is written to the place that was announced, which is kept until the peer says that it has heard better.
+            How::Announced => Step::Written(None),
+            How::Streamed => Step::Streamed,
+            How::Asked => {
+                tools.say(Part::Clear { transfer: number, answer: Answer::Drop });
+                landed.push(complete(landing));
+                return Ok(());
+            }
+            How::Offered(_) => {
+                tools.say(Part::Done { transfer: number });
+                landed.push(complete(landing));
+                return Ok(());
+            }
+        };
+        self.transfers[usize::from(number)] = Some(Transfer { landing, used: None, step });
+        Ok(())
+    }
+
+    fn get(&mut self, number: u16) -> Option<&mut Transfer> {
+        self.transfers.get_mut(usize::from(number))?.as_mut()
+    }
+
+    /// The peer has written all of a payload; how many bytes.
+    pub(super) fn word(
+        &mut self,
+        tools: &mut Tools<'_>,
+        word: u32,
+        landed: &mut Vec<Landing>,
+    ) -> Result<usize, BadMessage> {
+        let wrong = BadMessage::new("transfer that was written", u64::from(word));
+        let number = u16::try_from(word).map_err(|_| wrong)?;
+        let is_written = |transfer: &mut Transfer| matches!(transfer.step, Step::Written(_));
+        let slot = self.transfers.get_mut(usize::from(number)).ok_or(wrong)?;
+        let Transfer { landing, used, step } = slot.take_if(is_written).ok_or(wrong)?;
+        let bytes = landing.missing();
+        match step {
+            Step::Written(Some(opened)) if Windows::closing(&opened).is_some() => {
+                self.closing.push_back(Closing { landing, used, opened });
+            }
+            _ => end(tools, landing, used, landed),
+        }
+        Ok(bytes)
+    }
+
+    /// Bytes of a payload that comes in messages.
+    pub(super) fn bytes(
+        &mut self,
+        tools: &mut Tools<'_>,
+        number: u16,
+        bytes: &[u8],
+        landed: &mut Vec<Landing>,
+    ) -> Result<(), BadMessage> {
+        let wrong = BadMessage::new("transfer that comes in messages", u64::from(number));
+        let transfer = self.get(number).filter(|transfer| transfer.step == Step::Streamed).ok_or(wrong)?;
+        if transfer.landing.take(bytes) < bytes.len() {
+            return Err(BadMessage::new("length of a payload in messages", bytes.len() as u64));
+        }
+        if transfer.landing.is_complete() {
+            self.finish(tools, number, landed);
+        }
+        Ok(())
+    }
+
+    /// A piece was read.
+    pub(super) fn read(&mut self, tools: &mut Tools<'_>, number: u16, bytes: u32, landed: &mut Vec<Landing>) {
+        self.ahead -= bytes as usize;
+        let Some(transfer) = self.get(number) else { return };
+        let Step::Reading { come, .. } = &mut transfer.step else { return };
+        *come += bytes as usize;
+        if *come == transfer.landing.missing() {
+            tools.say(Part::Done { transfer: number });
+            self.finish(tools, number, landed);
+        }
+    }
+
+    /// The peer can no longer write to the place of the payload that was to be closed first.
+    pub(super) fn closed(&mut self, tools: &mut Tools<'_>, landed: &mut Vec<Landing>) {
+        let Some(Closing { landing, used, opened }) = self.closing.pop_front() else { return };
+        self.closing_posted -= 1;
+        tools.windows.closed(&opened);
+        end(tools, landing, used, landed);
+    }
+
+    fn finish(&mut self, tools: &mut Tools<'_>, number: u16, landed: &mut Vec<Landing>) {
+        let Some(Transfer { landing, used, .. }) = self.transfers[usize::from(number)].take() else { return };
+        end(tools, landing, used, landed);
+    }
+
+    /// True if something is to be put into the queue.
+    pub(super) fn has_unposted(&self) -> bool {
+        self.closing.len() > self.closing_posted || !self.opening.is_empty() || !self.reading.is_empty()
+    }
+
+    /// Puts into the queue what is to be opened, read and closed.
+    pub(super) fn pump(&mut self, tools: &mut Tools<'_>) {
+        while let Some(Closing { opened, .. }) = self.closing.get(self.closing_posted)
+            && let Some(work) = Windows::closing(opened)
+            && tools.has_room(1)
+        {
+            tools.push(work, Then::ClosedIn);
+            self.closing_posted += 1;
+        }
+        while let Some(&number) = self.opening.front()
+            && tools.has_room(1)
+        {
+            if !self.open(tools, number) {
+                break;
+            }
+            self.opening.pop_front();
+        }
+        while let Some(&number) = self.reading.front()
+            && self.ahead < PIECES_AHEAD_BYTES
+            && tools.has_room(1)
+        {
+            if self.ask_piece(tools, number) {
+                self.reading.pop_front();
+            }
+        }
+    }
+
+    /// Opens the place of a payload; false if all windows are in use.
+    fn open(&mut self, tools: &mut Tools<'_>, number: u16) -> bool {
+        let Some(transfer) = self.transfers[usize::from(number)].as_mut() else { return true };
+        let place = transfer.landing.target().expect("it has a buffer");
+        let (address, length) = (place.as_mut_ptr() as u64, place.len());
+        let used = transfer.used.expect("what is opened is registered");
+        let answer = match tools.open(used, address, length, Grant::Write) {
+            Ok(None) => return false,
+            Ok(Some(opened)) => {
+                transfer.step = Step::Written(Some(opened));
+                Answer::Write(opened.remote)
+            }
+            Err(error) => {
+                tracing::debug!(%error, "a payload comes by copy");
+                transfer.step = Step::Streamed;
+                Answer::Stream
+            }
+        };
+        tools.say(Part::Clear { transfer: number, answer });
+        true
+    }
+
+    /// Asks for the next piece of a payload that this side reads; true if it was the last.
+    fn ask_piece(&mut self, tools: &mut Tools<'_>, number: u16) -> bool {
+        let Some(transfer) = self.transfers[usize::from(number)].as_mut() else { return true };
+        let Step::Reading { from, asked, .. } = &mut transfer.step else { return true };
+        let place = transfer.landing.target().expect("it has a buffer");
+        let lkey = transfer.used.expect("what is read is registered").region.lkey;
+        let piece = (place.len() - *asked).min(PIECE_BYTES);
+        let into = Piece { address: place[*asked..].as_mut_ptr() as u64, bytes: piece as u32, lkey };
+        let from = Remote { address: from.address.wrapping_add(*asked as u64), rkey: from.rkey };
+        tools.push(Work::Read { into, from }, Then::Read { transfer: number, bytes: piece as u32 });
+        *asked += piece;
+        self.ahead += piece;
+        tools.state.counters.bytes_placed += piece as u64;
+        *asked == place.len()
+    }
+
+    /// The link ends: says what was open, so that it can be closed before the places are given back.
+    pub(super) fn close_all(&self, windows: &mut Windows) {
+        for transfer in self.transfers.iter().flatten() {
+            if let Step::Written(Some(opened)) = &transfer.step {
+                windows.closed(opened);
+            }
+        }
+        self.closing.iter().for_each(|closing| windows.closed(&closing.opened));
+    }
+
+    /// Nothing is open any more: gives every place back, as it is.
+    pub(super) fn clear(&mut self, state: &mut State, landed: &mut Vec<Landing>) {
+        let coming = self.transfers.iter_mut().filter_map(|transfer| transfer.take());
+        let coming = coming.map(|Transfer { landing, used, .. }| (landing, used));
+        let come = self.closing.drain(..).map(|Closing { landing, used, .. }| (landing, used));
+        for (landing, used) in coming.chain(come) {
+            if let Some(used) = used {
+                state.regions.release(&mut *state.device, used);
+            }
+            landed.push(landing);
+        }
+    }
+}
+
+/// The peer cannot reach the place any more.
+fn end(tools: &mut Tools<'_>, landing: Landing, used: Option<Use>, landed: &mut Vec<Landing>) {
+    if let Some(used) = used {
+        tools.release(used);
+    }
+    landed.push(complete(landing));
+}
+
+/// All of it is there, or was never to be.
+fn complete(mut landing: Landing) -> Landing {
+    landing.advance(landing.missing());
+    landing
+}

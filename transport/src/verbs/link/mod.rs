@@ -1,0 +1,333 @@
+//! One connected queue pair as a link.
+//!
+//! Frames travel in messages (`message.rs`), as many in one as a turn has queued. Payloads over 8 KiB travel beside them, each
+//! straight into its place: written by the producer where the consumer has said, or read by the consumer where the producer
+//! has said (`outgoing.rs`, `incoming.rs`). The TCP connection of the greeting stays open, so that the end of the peer's
+//! process is noticed at once.
+//!
+//! Lives on its shard; bounded by `limits.rs` and by the credit that both sides give each other.
+#![allow(unsafe_code)]
+
+mod hearing;
+mod incoming;
+mod outgoing;
+mod places;
+mod queue;
+mod saying;
+#[cfg(test)]
+mod tests;
+mod tools;
+
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::io::{ErrorKind, Read};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::rc::Rc;
+use std::time::Instant;
+
+use socket2::Socket;
+
+use super::credits::Credits;
+use super::device::{QueuePair, Status};
+use super::message::Part;
+use super::port::{Port, State};
+use super::windows::Windows;
+use crate::arena::Handle;
+use crate::error::LinkError;
+use crate::link::{Landing, Link, LinkKind, Receiver, Traits};
+use crate::outbox::{Outbox, Owner};
+use crate::payload::Payload;
+use crate::wire::WireError;
+
+use incoming::Incoming;
+use outgoing::Outgoing;
+use places::Places;
+use queue::{Queue, Then};
+use tools::Tools;
+
+/// Parts that wait for a message, other than frames; all are short.
+type ToSay = VecDeque<Part<'static>>;
+
+/// A queue pair that is connected, and all that goes with it.
+pub(super) struct Connected {
+    pub(super) link: Handle,
+    pub(super) queue_pair: QueuePair,
+    pub(super) credits: Credits,
+}
+
+/// See the module.
+pub(super) struct VerbsLink {
+    port: Rc<Port>,
+    peer: Box<str>,
+    socket: Socket,
+    /// The port has something for this link.
+    has_news: Rc<Cell<bool>>,
+    /// The socket is readable: the peer has closed it, most likely.
+    look_at_socket: bool,
+    side: Side,
+    /// Set when the queue pair was destroyed.
+    is_down: bool,
+    /// Something has come on this link.
+    has_carried: bool,
+    /// Its failure is known to the port.
+    has_failed: bool,
+}
+
+/// All of a link but what it shares with others.
+struct Side {
+    link: Handle,
+    queue_pair: QueuePair,
+    /// Most bytes of a message that both sides take.
+    message_bytes: usize,
+    credits: Credits,
+    queue: Queue,
+    outgoing: Outgoing,
+    incoming: Incoming,
+    places: Places,
+    windows: Windows,
+    to_say: ToSay,
+    /// Work requests that are done; kept to reuse its memory.
+    done: Vec<Then>,
+    /// Payloads that are done with, for the outbox.
+    returned: Vec<(Owner, Payload)>,
+    /// Payloads that are all there, for the receiver.
+    landed: Vec<Landing>,
+    /// What has come of a frame that is not whole.
+    partial: Vec<u8>,
+    /// The payload that the next part begins or goes on with.
+    current: Option<Landing>,
+}
+
+impl VerbsLink {
+    pub(super) fn new(
+        port: Rc<Port>,
+        peer: Box<str>,
+        socket: Socket,
+        connected: Connected,
+        message_bytes: usize,
+    ) -> Self {
+        let Connected { link, queue_pair, credits } = connected;
+        let has_news = port.state().entry(link).has_news.clone();
+        // What came before the link was settled is still to be heard.
+        has_news.set(true);
+        let (depth, reads) = {
+            let state = port.state();
+            (state.device.attributes().send_depth, state.settings.transfer == super::Transfer::Read)
+        };
+        let side = Side {
+            link,
+            queue_pair,
+            message_bytes,
+            credits,
+            queue: Queue::new(depth),
+            outgoing: Outgoing::new(reads),
+            incoming: Incoming::default(),
+            places: Places::new(!reads),
+            windows: Windows::default(),
+            to_say: VecDeque::new(),
+            done: Vec::new(),
+            returned: Vec::new(),
+            landed: Vec::new(),
+            partial: Vec::new(),
+            current: None,
+        };
+        Self {
+            port,
+            peer,
+            socket,
+            has_news,
+            look_at_socket: true,
+            side,
+            is_down: false,
+            has_carried: false,
+            has_failed: false,
+        }
+    }
+
+    /// Takes in what the device says of this link's work requests.
+    fn settle_completions(&mut self, state: &mut State) -> Result<(), LinkError> {
+        loop {
+            let entry = state.entry(self.side.link);
+            let Some((id, status)) = entry.completed.pop_front() else { break };
+            if status == Status::FLUSHED && entry.broken.is_some() {
+                // That is why.
+                break;
+            }
+            self.side.retire(state, id, status)?;
+        }
+        match state.entry(self.side.link).broken.clone() {
+            Some(reason) => Err(LinkError::Verbs(reason)),
+            None => Ok(()),
+        }
+    }
+
+    /// What comes on the socket is the end, which comes after all that the device has still to tell.
+    fn look_at_socket(&mut self) -> Result<(), LinkError> {
+        let mut byte = [0];
+        match (&self.socket).read(&mut byte) {
+            Ok(0) if self.port.state().has_more(self.side.link) => Ok(()),
+            Ok(0) => Err(LinkError::Closed),
+            Ok(_) => Err(WireError::BadValue { what: "byte beside a verbs link", found: u64::from(byte[0]) }.into()),
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
+                self.look_at_socket = false;
+                Ok(())
+            }
+            Err(error) => Err(LinkError::io("read", &error)),
+        }
+    }
+
+    /// Destroys the queue pair, and gives back what the link holds of its port.
+    fn tear_down(&mut self) {
+        if std::mem::replace(&mut self.is_down, true) {
+            return;
+        }
+        let state = &mut *self.port.state();
+        let side = &mut self.side;
+        // Windows before the queue pair that they are bound through, and before the regions that they lie in.
+        side.outgoing.close_all(&mut side.windows);
+        side.incoming.close_all(&mut side.windows);
+        side.places.close_all(&mut side.windows);
+        side.windows.clear(&mut *state.device);
+        state.end_link(side.link, &side.queue_pair, &side.credits, side.queue.outstanding());
+        side.queue.clear(state);
+        side.outgoing.clear(state, &mut side.returned);
+        side.incoming.clear(state, &mut side.landed);
+        side.places.clear(state);
+        side.landed.extend(side.current.take());
+    }
+
+    /// The link has failed. A peer that has closed is why its queue pair does not answer; an error that is verbs' own is
+    /// noted, so that a peer for whom they never work is reached by TCP.
+    fn explain(&mut self, error: LinkError) -> LinkError {
+        let LinkError::Verbs(reason) = &error else { return error };
+        if let Ok(0) = (&self.socket).read(&mut [0]) {
+            return LinkError::Closed;
+        }
+        if !std::mem::replace(&mut self.has_failed, true) {
+            let mut state = self.port.state();
+            state.counters.links_failed += 1;
+            state.failures.note(&self.peer, Instant::now(), reason);
+        }
+        error
+    }
+
+    fn try_transmit(&mut self, outbox: &mut Outbox, budget: usize) -> Result<usize, LinkError> {
+        let port = self.port.clone();
+        let state = &mut *port.state();
+        self.settle_completions(state)?;
+        let total = self.side.say(state, outbox, budget)?;
+        for (owner, payload) in self.side.returned.drain(..) {
+            outbox.give_back(owner, payload);
+        }
+        Ok(total)
+    }
+
+    /// Hands over the payloads that are all there; their bytes.
+    fn deliver(&mut self, receiver: &mut dyn Receiver) -> usize {
+        let mut total = 0;
+        for landing in self.side.landed.drain(..) {
+            total += landing.total.max(1);
+            receiver.landed(landing);
+        }
+        total
+    }
+
+    fn try_receive(&mut self, receiver: &mut dyn Receiver, budget: usize) -> Result<usize, LinkError> {
+        if !self.has_news.replace(false) && !self.look_at_socket && self.side.landed.is_empty() {
+            return Ok(0);
+        }
+        let port = self.port.clone();
+        let mut total = {
+            let state = &mut *port.state();
+            let settled = self.settle_completions(state);
+            // What came before the end of a link counts.
+            let heard = self.side.hear(state, receiver, if settled.is_ok() { budget } else { usize::MAX })?;
+            if let Err(error) = settled {
+                self.deliver(receiver);
+                return Err(error);
+            }
+            self.side.answer(state)?;
+            heard
+        };
+        total += self.deliver(receiver);
+        if total > 0 && !self.has_carried {
+            self.has_carried = true;
+            port.state().failures.forget(&self.peer);
+        }
+        if self.look_at_socket {
+            self.look_at_socket()?;
+        }
+        Ok(total)
+    }
+}
+
+impl Side {
+    /// A work request has completed, and with it all before it.
+    fn retire(&mut self, state: &mut State, id: u64, status: Status) -> Result<(), LinkError> {
+        if !status.is_success() {
+            return Err(LinkError::Verbs(format!("a work request: {status}")));
+        }
+        let mut done = std::mem::take(&mut self.done);
+        self.queue.retire(state, id, &mut done);
+        for then in done.drain(..) {
+            let Self { queue, windows, to_say, outgoing, incoming, places, returned, landed, .. } = self;
+            let tools = &mut Tools { state, queue, windows, to_say };
+            match then {
+                Then::Nothing | Then::FreeBuffer(_) => unreachable!("the queue has done these"),
+                Then::Written { transfer, bytes, is_last } => {
+                    outgoing.written(tools, (transfer, bytes, is_last), returned);
+                }
+                Then::ClosedOut(transfer) => outgoing.closed(tools, transfer, returned),
+                Then::Read { transfer, bytes } => incoming.read(tools, transfer, bytes, landed),
+                Then::ClosedIn => incoming.closed(tools, landed),
+                Then::ClosedPlace(request) => places.closed(tools, request),
+            }
+        }
+        self.done = done;
+        Ok(())
+    }
+}
+
+impl Link for VerbsLink {
+    fn kind(&self) -> LinkKind {
+        LinkKind::Verbs
+    }
+
+    fn traits(&self) -> Traits {
+        Traits { open: true, aside: true, tells_of_room: true }
+    }
+
+    fn adopt(&mut self, name: Handle) {
+        self.port.state().adopt(self.side.link, name);
+    }
+
+    fn descriptor_ready(&mut self) {
+        self.look_at_socket = true;
+    }
+
+    fn transmit(&mut self, outbox: &mut Outbox, budget: usize, _more_follows: bool) -> Result<usize, LinkError> {
+        self.try_transmit(outbox, budget).map_err(|error| self.explain(error))
+    }
+
+    fn receive(&mut self, receiver: &mut dyn Receiver, budget: usize) -> Result<usize, LinkError> {
+        self.try_receive(receiver, budget).map_err(|error| self.explain(error))
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.socket.as_fd())
+    }
+
+    fn abandon(&mut self, outbox: &mut Outbox) -> Vec<Landing> {
+        self.tear_down();
+        for (owner, payload) in self.side.returned.drain(..) {
+            outbox.give_back(owner, payload);
+        }
+        std::mem::take(&mut self.side.landed)
+    }
+}
+
+impl Drop for VerbsLink {
+    fn drop(&mut self) {
+        self.tear_down();
+    }
+}

@@ -1,0 +1,167 @@
+//! Places that were announced with requests, on both sides: where an answer may be written before anybody asks.
+//!
+//! This side's stay open until an answer has come into them or, if nobody waits any more, until the peer says that nothing is
+//! on its way; only then is the memory anybody else's. Bounded by `WINDOWS_MAX`, the peer's by `PLACES_MAX`.
+#![allow(unsafe_code)]
+
+use std::collections::VecDeque;
+
+use hashbrown::HashMap;
+use sealane_runtime::Buffer;
+
+use super::outgoing::Outgoing;
+use super::queue::Then;
+use super::tools::Tools;
+use crate::outbox::{Announcement, Revocation};
+use crate::verbs::device::{Grant, Remote};
+use crate::verbs::limits::{PLACES_MAX, WINDOWS_MAX};
+use crate::verbs::message::{BadMessage, Part};
+use crate::verbs::port::State;
+use crate::verbs::regions::Use;
+use crate::verbs::windows::{Opened, Windows};
+
+/// A place of the peer's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct TheirPlace {
+    pub(super) remote: Remote,
+    pub(super) bytes: u64,
+}
+
+struct OurPlace {
+    address: u64,
+    used: Use,
+    opened: Opened,
+    /// The memory of a place that was revoked.
+    memory: Option<Buffer>,
+    step: Step,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Step {
+    Open,
+    /// The peer is to say that nothing is on its way.
+    Revoking,
+    Closing,
+}
+
+/// See the module.
+pub(super) struct Places {
+    announces: bool,
+    theirs: HashMap<u64, TheirPlace>,
+    ours: HashMap<u64, OurPlace>,
+    closing: VecDeque<u64>,
+}
+
+impl Places {
+    pub(super) fn new(announces: bool) -> Self {
+        Self { announces, theirs: HashMap::new(), ours: HashMap::new(), closing: VecDeque::new() }
+    }
+
+    /// Opens a place and tells the peer, if there is room to; else the peer asks when it has the answer.
+    pub(super) fn announce(&mut self, tools: &mut Tools<'_>, announcement: Announcement) {
+        if !self.announces || self.ours.len() >= WINDOWS_MAX / 2 || !tools.has_room(2) {
+            return;
+        }
+        let Announcement { request, address, bytes } = announcement;
+        // SAFETY: the session keeps the destination where it is until an answer has taken it, which then keeps it, or gives
+        // it here when it revokes the place; and the use is released before either lets it go.
+        let Ok(used) = (unsafe { tools.lend(address, bytes) }) else { return };
+        let Ok(Some(opened)) = tools.open(used, address, bytes, Grant::Write) else {
+            return tools.release(used);
+        };
+        let request = request.to_bits();
+        self.ours.insert(request, OurPlace { address, used, opened, memory: None, step: Step::Open });
+        tools.say(Part::Place { request, bytes: bytes as u64, place: opened.remote });
+    }
+
+    /// An answer begins to come into a place of this side; `None` if it was not announced for it.
+    pub(super) fn take(&mut self, request: u64, address: u64) -> Option<(Use, Opened)> {
+        let ours = self.ours.get(&request)?;
+        if ours.step != Step::Open || ours.address != address {
+            return None;
+        }
+        let ours = self.ours.remove(&request)?;
+        Some((ours.used, ours.opened))
+    }
+
+    /// Nobody waits for an answer in a place of this side any more, or it has come in another way.
+    pub(super) fn revoke(&mut self, tools: &mut Tools<'_>, revocation: Revocation) {
+        let request = revocation.request.to_bits();
+        let Some(ours) = self.ours.get_mut(&request) else { return };
+        let reply = revocation.memory.is_some();
+        (ours.memory, ours.step) = (revocation.memory, if reply { Step::Revoking } else { Step::Closing });
+        if !reply {
+            self.closing.push_back(request);
+        }
+        tools.say(Part::Revoke { request, reply });
+    }
+
+    /// The peer says that nothing is on its way to a place that was revoked.
+    pub(super) fn revoked(&mut self, request: u64) -> Result<(), BadMessage> {
+        let ours = self.ours.get_mut(&request).filter(|ours| ours.step == Step::Revoking);
+        let ours = ours.ok_or(BadMessage::new("revoked place", request))?;
+        ours.step = Step::Closing;
+        self.closing.push_back(request);
+        Ok(())
+    }
+
+    /// A place of the peer's.
+    pub(super) fn learn(&mut self, request: u64, place: TheirPlace) {
+        // One that finds no room is asked for when it is needed.
+        if self.theirs.len() < PLACES_MAX {
+            self.theirs.insert(request, place);
+        }
+    }
+
+    /// The place that the peer has announced for the answer to a request.
+    pub(super) fn find(&mut self, request: u64) -> Option<TheirPlace> {
+        if self.theirs.is_empty() { None } else { self.theirs.remove(&request) }
+    }
+
+    /// The peer revokes a place of its own.
+    pub(super) fn forget(&mut self, tools: &mut Tools<'_>, request: u64, reply: bool, outgoing: &mut Outgoing) {
+        self.theirs.remove(&request);
+        if reply && !outgoing.revoke(request) {
+            tools.say(Part::Revoked { request });
+        }
+    }
+
+    /// True if something is to be put into the queue.
+    pub(super) fn has_unposted(&self) -> bool {
+        !self.closing.is_empty()
+    }
+
+    /// Puts into the queue what is to be closed.
+    pub(super) fn pump(&mut self, tools: &mut Tools<'_>) {
+        while let Some(&request) = self.closing.front()
+            && tools.has_room(1)
+        {
+            self.closing.pop_front();
+            let Some(ours) = self.ours.get(&request) else { continue };
+            match Windows::closing(&ours.opened) {
+                Some(work) => tools.push(work, Then::ClosedPlace(request)),
+                None => self.closed(tools, request),
+            }
+        }
+    }
+
+    /// The peer can no longer reach a place: its memory is free.
+    pub(super) fn closed(&mut self, tools: &mut Tools<'_>, request: u64) {
+        if let Some(ours) = self.ours.remove(&request) {
+            tools.windows.closed(&ours.opened);
+            tools.release(ours.used);
+        }
+    }
+
+    /// The link ends: says what was open, so that it can be closed before the memory is let go.
+    pub(super) fn close_all(&self, windows: &mut Windows) {
+        self.ours.values().for_each(|ours| windows.closed(&ours.opened));
+    }
+
+    /// Nothing is open any more: lets all memory go.
+    pub(super) fn clear(&mut self, state: &mut State) {
+        for (_, ours) in self.ours.drain() {
+            state.regions.release(&mut *state.device, ours.used);
+        }
+    }
+}

@@ -1,0 +1,9 @@
+//! Tests of the link on fake devices: two sessions over two ports, or one against a peer that says what it likes.
+
+mod failures;
+mod harness;
+mod hostile;
+mod many;
+mod payloads;
+mod places;
+mod waking;

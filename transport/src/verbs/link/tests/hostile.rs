@@ -1,0 +1,506 @@
+//! A peer that says and writes what it likes: its link ends with an error that says why, and nothing else is harmed.
+
+use std::io::Write as _;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use socket2::Socket;
+
+use super::harness::{Into, LARGE, Manner, NAMES, Side, check_port, connect, sockets};
+use crate::arena::Handle;
+use crate::error::LinkError;
+use crate::link::{Frames, Landing, Link, Place, Receiver};
+use crate::session::Roster;
+use crate::verbs::device::{Piece, Post, Remote, Status, Work};
+use crate::verbs::fake::Fabric;
+use crate::verbs::limits::{MESSAGE_BYTES, PLACES_MAX};
+use crate::verbs::link::{Connected, VerbsLink};
+use crate::verbs::message::{self, Answer, How, Part, Writer};
+use crate::verbs::port::{Arrival, Port};
+use crate::verbs::settings::Transfer;
+use crate::wire::{FrameWriter, Request, Response, WireError};
+
+const WILD: Remote = Remote { address: 0x1000, rkey: 0x1234_5672 };
+/// Turns in which all that is under way has come.
+const TURNS: usize = 50;
+
+/// An honest side, and a peer that is a queue pair and no more.
+struct Stage {
+    fabric: Fabric,
+    side: Side,
+    port: Rc<Port>,
+    peer: Option<Connected>,
+    socket: Socket,
+    now: Instant,
+    posted: u64,
+    completion_depth: u32,
+}
+
+impl Stage {
+    fn new(transfer: Transfer) -> Self {
+        let manner = Manner::with(transfer);
+        let fabric = Fabric::new(5);
+        let [here, port] = NAMES.map(|name| manner.open(&fabric, name));
+        let [(honest, _), (peer, _)] = connect([&here, &port]);
+        let [near, socket] = sockets();
+        let mut side = Side::new(here.clone());
+        side.link = Some(VerbsLink::new(here, NAMES[1].into(), near, honest, MESSAGE_BYTES));
+        let now = Instant::now();
+        side.session.attach(now, 1, Roster { numbers: vec![0] }, u64::MAX);
+        let completion_depth = manner.device.completion_depth;
+        Self { fabric, side, port, peer: Some(peer), socket, now, posted: 0, completion_depth }
+    }
+
+    /// Posts something of the peer's.
+    fn post(&mut self, work: Work) {
+        let peer = self.peer.as_ref().expect("it stands");
+        self.posted += 1;
+        let post = Post { id: self.posted, signaled: true, work };
+        // SAFETY: local memory is that of message buffers, which the port keeps, and which are not used again.
+        unsafe { self.port.state().device.post(peer.queue_pair.id, &[post]) }.expect("posted");
+    }
+
+    fn post_bytes(&mut self, bytes: &[u8], work: impl FnOnce(Piece) -> Work) {
+        let piece = {
+            let mut state = self.port.state();
+            let buffer = state.take_send_buffer().expect("a buffer");
+            let mut memory = state.lift_send_buffer(buffer);
+            memory[..bytes.len()].copy_from_slice(bytes);
+            state.put_down_send_buffer(buffer, memory);
+            state.message_piece(buffer, bytes.len())
+        };
+        self.post(work(piece));
+    }
+
+    fn send(&mut self, bytes: &[u8]) {
+        self.post_bytes(bytes, Work::Send);
+    }
+
+    /// A message with credit for a few more.
+    fn say(&mut self, parts: &[Part<'_>]) {
+        self.say_with(3, parts);
+    }
+
+    fn say_with(&mut self, credits: u16, parts: &[Part<'_>]) {
+        let mut memory = vec![0; MESSAGE_BYTES];
+        let mut writer = Writer::new(&mut memory);
+        parts.iter().for_each(|part| writer.push(*part));
+        let bytes = writer.finish(credits);
+        self.send(&memory[..bytes]);
+    }
+
+    fn write(&mut self, to: Remote, bytes: &[u8], word: Option<u32>) {
+        self.post_bytes(bytes, |from| Work::Write { from, to, word });
+    }
+
+    /// What the honest side has said since the last time.
+    fn hear(&mut self) -> Vec<Vec<u8>> {
+        self.port.poll(&mut Vec::new());
+        let link = self.peer.as_ref().expect("it stands").link;
+        let mut state = self.port.state();
+        let arrivals: Vec<_> = state.entry(link).arrivals.drain(..).collect();
+        let mut heard = Vec::new();
+        for arrival in arrivals {
+            if let Arrival::Message { buffer, bytes } = arrival {
+                let memory = state.lift_receive_buffer(buffer);
+                heard.push(memory[..bytes].to_vec());
+                state.put_down_receive_buffer(buffer, memory);
+                state.refill(buffer);
+            }
+        }
+        state.post_refills().expect("posted");
+        heard
+    }
+
+    /// Statuses of what the peer has posted, since the last time.
+    fn outcomes(&mut self) -> Vec<Status> {
+        self.port.poll(&mut Vec::new());
+        let link = self.peer.as_ref().expect("it stands").link;
+        self.port.state().entry(link).completed.drain(..).map(|(_, status)| status).collect()
+    }
+
+    fn turn(&mut self) -> Result<(), LinkError> {
+        self.side.poll();
+        self.side.transmit(self.now)?;
+        if let Some(link) = &mut self.side.link {
+            link.descriptor_ready();
+        }
+        self.side.receive(self.now).map(|_| ())
+    }
+
+    fn turns(&mut self) {
+        for _ in 0..TURNS {
+            self.turn().expect("the link stands");
+        }
+    }
+
+    /// The error that ends the honest link.
+    fn error(&mut self) -> LinkError {
+        (0..TURNS).find_map(|_| self.turn().err()).expect("the link ends")
+    }
+
+    /// The request that the honest side has asked, with its frame sent.
+    fn asked(&mut self, size: usize, into: Into) -> (Handle, usize) {
+        let asked = self.side.ask(self.now, 1, size, into);
+        self.turns();
+        asked
+    }
+
+    /// Looks whether the honest side has given everything back.
+    fn check(mut self) {
+        self.side.lose();
+        let port = self.side.port.clone();
+        check_port(&self.fabric, NAMES[0], &port, self.completion_depth);
+        self.side.session.reset(&crate::Error::invalid("the peer is hostile"));
+        self.side.handle_events();
+        assert_eq!(self.side.slab.in_use_bytes(), 0);
+        let Connected { link, queue_pair, credits } = self.peer.take().expect("it stands");
+        self.port.state().end_link(link, &queue_pair, &credits, 0);
+        assert_eq!(self.fabric.violations(), Vec::<String>::new());
+    }
+}
+
+fn frames(write: impl FnOnce(&mut FrameWriter<'_>)) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    write(&mut FrameWriter(&mut bytes));
+    bytes
+}
+
+/// The frame of an answer whose payload comes beside it.
+fn response(id: Handle, payload_bytes: usize) -> Vec<u8> {
+    let (token, payload_bytes) = (Handle::from_bits(1 << 32), payload_bytes as u64);
+    frames(|writer| writer.response(&Response { id, token, payload_bytes, transfer: 0, meta: b"" }))
+}
+
+/// The last place that the honest side has named, and the transfer that it is for, if it is for one.
+fn place_in(messages: &[Vec<u8>]) -> (Option<u16>, Remote) {
+    let mut found = None;
+    for message in messages {
+        let (_, mut parts) = message::open(message).expect("an honest message");
+        while let Some(part) = parts.next().expect("an honest message") {
+            match part {
+                Part::Place { place, .. } => found = Some((None, place)),
+                Part::Clear { transfer, answer: Answer::Write(place) } => found = Some((Some(transfer), place)),
+                _ => {}
+            }
+        }
+    }
+    found.expect("a place")
+}
+
+#[test]
+fn messages_that_make_no_sense_end_the_link() {
+    let part = |kind: u8, how: u8, bytes: u8| vec![0, 0, 0, 0, kind, how, 0, 0, bytes, 0, 0, 0];
+    let cases: [(Vec<u8>, &str); 6] = [
+        (vec![1, 0], "length"),
+        (part(9, 0, 0), "part"),
+        (part(0, 0, 0), "part"),
+        (part(1, 0, 77), "part's length"),
+        (part(2, 9, 0), "place's length"),
+        (vec![0, 0, 0, 0, 1, 1, 1], "last part"),
+    ];
+    for (bytes, what) in cases {
+        let mut stage = Stage::new(Transfer::Write);
+        stage.send(&bytes);
+        let error = stage.error();
+        assert!(matches!(error, LinkError::Protocol(_)) && error.to_string().contains(what), "{what}: {error}");
+        stage.check();
+    }
+}
+
+#[test]
+fn parts_about_what_is_not_there_end_the_link() {
+    let payload = |how| Part::Payload { transfer: 3, bytes: 9000, how };
+    let clear = |transfer, answer| Part::Clear { transfer, answer };
+    let nonsense = [0xee; 64];
+    let cases = [
+        (payload(How::Asked), "payload without a frame"),
+        (payload(How::Announced), "payload without a frame"),
+        (payload(How::Offered(WILD)), "payload without a frame"),
+        (clear(3, Answer::Write(WILD)), "transfer that is answered"),
+        (clear(u16::MAX, Answer::Stream), "transfer that is answered"),
+        (clear(0, Answer::Drop), "transfer that is answered"),
+        (Part::Done { transfer: 0 }, "transfer that was read"),
+        (Part::Done { transfer: 64 }, "transfer that was read"),
+        (Part::Bytes { transfer: 5, bytes: b"bytes" }, "transfer that comes in messages"),
+        (Part::Bytes { transfer: 9999, bytes: b"" }, "transfer that comes in messages"),
+        (Part::Revoked { request: 77 }, "revoked place"),
+        (Part::Frames(&nonsense), "frame body"),
+    ];
+    for transfer in [Transfer::Write, Transfer::Read] {
+        for (part, what) in cases {
+            let mut stage = Stage::new(transfer);
+            stage.say(&[part]);
+            let error = stage.error();
+            assert!(matches!(error, LinkError::Protocol(_)) && error.to_string().contains(what), "{part:?}: {error}");
+            stage.check();
+        }
+    }
+}
+
+#[test]
+fn payloads_that_do_not_fit_their_frames_end_the_link() {
+    let payload = |transfer, bytes, how| Part::Payload { transfer, bytes, how };
+    let large = LARGE as u64;
+    let cases: Vec<(Vec<Part<'_>>, &str)> = vec![
+        (vec![payload(0, large - 1, How::Asked)], "length of a payload"),
+        (vec![payload(0, u64::MAX, How::Streamed)], "length of a payload"),
+        (vec![payload(64, large, How::Asked)], "transfer that begins"),
+        (vec![payload(u16::MAX, large, How::Streamed)], "transfer that begins"),
+        (vec![payload(0, large, How::Announced)], "place that was not announced"),
+        (vec![payload(0, large, How::Asked), Part::Bytes { transfer: 0, bytes: b"x" }], "comes in messages"),
+        (vec![payload(0, large, How::Asked), payload(1, large, How::Asked)], "payload without a frame"),
+        (vec![payload(0, large, How::Offered(WILD)), Part::Done { transfer: 0 }], "transfer that was read"),
+    ];
+    for (parts, what) in cases {
+        let mut stage = Stage::new(Transfer::Write);
+        let (id, _) = stage.asked(LARGE, Into::Anywhere);
+        let frame = response(id, LARGE);
+        stage.say(&[&[Part::Frames(&frame)], &parts[..]].concat());
+        let error = stage.error();
+        assert!(matches!(error, LinkError::Protocol(_)) && error.to_string().contains(what), "{parts:?}: {error}");
+        assert_eq!(stage.side.session.requests(), 1, "it waits on");
+        stage.check();
+    }
+}
+
+#[test]
+fn more_streamed_bytes_than_the_payload_has_end_the_link() {
+    let mut stage = Stage::new(Transfer::Write);
+    let (id, _) = stage.asked(10_000, Into::Heap);
+    let (frame, bytes) = (response(id, 10_000), vec![1; 10_001]);
+    let payload = Part::Payload { transfer: 0, bytes: 10_000, how: How::Streamed };
+    stage.say(&[Part::Frames(&frame), payload, Part::Bytes { transfer: 0, bytes: &bytes }]);
+    let error = stage.error();
+    assert!(error.to_string().contains("length of a payload in messages"), "{error}");
+    stage.check();
+}
+
+#[test]
+fn a_number_in_use_begins_nothing_else() {
+    let mut stage = Stage::new(Transfer::Write);
+    let (id, _) = stage.asked(LARGE, Into::Anywhere);
+    let (other, _) = stage.side.ask(stage.now, 2, LARGE, Into::Anywhere);
+    stage.turns();
+    let payload = Part::Payload { transfer: 7, bytes: LARGE as u64, how: How::Asked };
+    let frames = [response(id, LARGE), response(other, LARGE)];
+    stage.say(&[Part::Frames(&frames[0]), payload, Part::Frames(&frames[1]), payload]);
+    let error = stage.error();
+    assert!(error.to_string().contains("transfer that begins"), "{error}");
+    stage.check();
+}
+
+#[test]
+fn words_out_of_nowhere_end_the_link() {
+    for word in [0, 63, 64, u32::MAX] {
+        let mut stage = Stage::new(Transfer::Write);
+        stage.write(WILD, &[], Some(word));
+        let error = stage.error();
+        assert!(matches!(error, LinkError::Protocol(_)) && error.to_string().contains("was written"), "{error}");
+        stage.check();
+    }
+    // A word before the place was named, and for a payload that comes in messages.
+    for how in [How::Offered(WILD), How::Streamed] {
+        let mut stage = Stage::new(Transfer::Write);
+        let (id, _) = stage.asked(LARGE, Into::Anywhere);
+        let frame = response(id, LARGE);
+        stage.fabric.pause();
+        stage.say(&[Part::Frames(&frame), Part::Payload { transfer: 0, bytes: LARGE as u64, how }]);
+        stage.write(WILD, &[], Some(0));
+        stage.fabric.resume();
+        let error = stage.error();
+        assert!(matches!(error, LinkError::Protocol(_)) && error.to_string().contains("was written"), "{error}");
+        stage.check();
+    }
+}
+
+#[test]
+fn more_credit_than_there_can_be_ends_the_link() {
+    let mut stage = Stage::new(Transfer::Write);
+    stage.say_with(u16::MAX, &[]);
+    let error = stage.error();
+    assert!(error.to_string().contains("credit"), "{error}");
+    stage.check();
+}
+
+#[test]
+fn a_byte_beside_the_link_ends_it() {
+    let mut stage = Stage::new(Transfer::Write);
+    (&stage.socket).write_all(b"x").expect("written");
+    let error = stage.error();
+    assert!(error.to_string().contains("byte beside a verbs link"), "{error}");
+    stage.check();
+}
+
+/// The honest side writes, or reads, where it is told: the device of the peer refuses, and the honest side ends the link.
+#[test]
+fn wild_places_are_refused_by_the_device() {
+    for transfer in [Transfer::Write, Transfer::Read] {
+        let mut stage = Stage::new(transfer);
+        let (id, _) = stage.asked(LARGE, Into::Slab);
+        let frame = response(id, LARGE);
+        stage.say(&[Part::Frames(&frame), Part::Payload { transfer: 0, bytes: LARGE as u64, how: How::Offered(WILD) }]);
+        let error = stage.error();
+        assert!(error.to_string().contains(&Status::REMOTE_ACCESS.to_string()), "{error}");
+        stage.check();
+    }
+    for announced in [true, false] {
+        let mut stage = Stage::new(Transfer::Write);
+        let key = format!("1 {LARGE}");
+        let id = Handle::from_bits(1 << 32 | 5);
+        let request = Request { id, step: 1, timeout_ms: 1000, consumer: 0, producer: 0, key: &key };
+        let frame = frames(|writer| writer.request(&request));
+        if announced {
+            stage.say(&[Part::Place { request: id.to_bits(), bytes: 1 << 40, place: WILD }, Part::Frames(&frame)]);
+        } else {
+            stage.say(&[Part::Frames(&frame)]);
+            stage.turns();
+            stage.say(&[Part::Clear { transfer: 0, answer: Answer::Write(WILD) }]);
+        }
+        let error = stage.error();
+        assert!(error.to_string().contains(&Status::REMOTE_ACCESS.to_string()), "{error}");
+        stage.check();
+    }
+}
+
+/// Keeps what has landed.
+#[derive(Default)]
+struct Keeps(Vec<Landing>);
+
+impl Receiver for Keeps {
+    fn frames(&mut self, _bytes: &[u8]) -> Result<Frames, WireError> {
+        panic!("no frame");
+    }
+
+    fn landed(&mut self, landing: Landing) {
+        self.0.push(landing);
+    }
+}
+
+/// What the peer was given stays within its bytes, is for writing alone, and ends with the word that it is full.
+#[test]
+fn a_place_gives_no_more_than_itself() {
+    for announced in [true, false] {
+        let bytes = vec![9; 9000];
+        let at = |place: Remote, offset: u64| Remote { address: place.address.wrapping_add(offset), ..place };
+        let named = |stage: &mut Stage| {
+            let (id, address) = stage.asked(9000, if announced { Into::Slab } else { Into::Anywhere });
+            let frame = response(id, 9000);
+            let how = if announced { How::Announced } else { How::Asked };
+            let mut messages = stage.hear();
+            stage.say(&[Part::Frames(&frame), Part::Payload { transfer: 0, bytes: 9000, how }]);
+            stage.turns();
+            messages.extend(stage.hear());
+            let (_, place) = place_in(&messages);
+            assert!(!announced || place.address == address as u64);
+            stage.outcomes();
+            place
+        };
+        type Attempt = fn(Remote, &mut Stage, &[u8]);
+        let attempts: [(&str, Attempt); 4] = [
+            ("before", |place, stage, bytes| {
+                stage.write(Remote { address: place.address - 1, ..place }, bytes, Some(0))
+            }),
+            ("behind", |place, stage, bytes| {
+                stage.write(Remote { address: place.address + 1, ..place }, bytes, Some(0))
+            }),
+            ("read", |place, stage, bytes| stage.post_bytes(bytes, |into| Work::Read { into, from: place })),
+            ("another key", |place, stage, bytes| {
+                stage.write(Remote { rkey: place.rkey ^ 1, ..place }, bytes, Some(0))
+            }),
+        ];
+        for (what, attempt) in attempts {
+            let mut stage = Stage::new(Transfer::Write);
+            let place = named(&mut stage);
+            attempt(place, &mut stage, &bytes);
+            assert_eq!(stage.outcomes(), [Status::REMOTE_ACCESS], "{what}");
+            stage.check();
+        }
+        // And as it should be.
+        let mut stage = Stage::new(Transfer::Write);
+        let place = named(&mut stage);
+        stage.write(at(place, 100), &bytes[100..], None);
+        stage.write(place, &bytes[..100], Some(0));
+        assert_eq!(stage.outcomes(), [Status::SUCCESS; 2]);
+        for _ in 0..TURNS {
+            stage.side.poll();
+            let link = stage.side.link.as_mut().expect("it stands");
+            let mut keeps = Keeps::default();
+            link.receive(&mut keeps, usize::MAX).expect("it stands");
+            if let Some(landing) = keeps.0.pop() {
+                let Place::Buffer(buffer) = &landing.place else { panic!("it has memory") };
+                assert!(buffer[..9000] == bytes[..]);
+                // Whoever has the memory now is not written to.
+                stage.write(place, &bytes, None);
+                assert_eq!(stage.outcomes(), [Status::REMOTE_ACCESS]);
+                stage.side.session.detach(Some(landing));
+                check_detached(stage);
+                break;
+            }
+        }
+    }
+}
+
+/// The session is detached already.
+fn check_detached(mut stage: Stage) {
+    let mut link = stage.side.link.take().expect("it stands");
+    assert!(link.abandon(stage.side.session.outbox()).is_empty());
+    drop(link);
+    stage.check();
+}
+
+#[test]
+fn places_without_end_are_forgotten() {
+    let mut stage = Stage::new(Transfer::Write);
+    let mut request = 1 << 32;
+    for _ in 0..PLACES_MAX / 300 + 2 {
+        let parts: Vec<_> = (0..300).map(|at| Part::Place { request: request + at, bytes: 1, place: WILD }).collect();
+        request += 300;
+        stage.say_with(0, &parts);
+        stage.turns();
+        stage.hear();
+        if request % 900 == 0 {
+            stage.say(&[]);
+        }
+    }
+    stage.turns();
+    // Revoking what is there or not is answered as often as it asks for that.
+    let parts = [(7, true), (8, false), (1 << 32, true)].map(|(request, reply)| Part::Revoke { request, reply });
+    stage.say(&parts);
+    stage.turns();
+    let mut revoked = Vec::new();
+    for message in stage.hear() {
+        let (_, mut parts) = message::open(&message).expect("an honest message");
+        while let Some(part) = parts.next().expect("an honest message") {
+            if let Part::Revoked { request } = part {
+                revoked.push(request);
+            }
+        }
+    }
+    assert_eq!(revoked, [7, 1 << 32]);
+    stage.check();
+}
+
+#[test]
+fn a_peer_that_never_answers_leaves_nothing_behind() {
+    for transfer in [Transfer::Write, Transfer::Read] {
+        let mut stage = Stage::new(transfer);
+        stage.asked(LARGE, Into::Slab);
+        let (cancelled, _) = stage.asked(LARGE, Into::Slab);
+        stage.side.session.cancel(cancelled).expect("it waits");
+        let key = format!("1 {LARGE}");
+        for number in 0..3 {
+            let id = Handle::from_bits(1 << 32 | number);
+            let request = Request { id, step: 1, timeout_ms: 1000, consumer: 0, producer: 0, key: &key };
+            let frame = frames(|writer| writer.request(&request));
+            stage.say(&[Part::Frames(&frame)]);
+            stage.turns();
+        }
+        assert!(stage.side.home.is_empty());
+        stage.now += Duration::from_secs(3600);
+        assert!(stage.side.session.handle_timeout(stage.now).is_ok(), "it asks whether the peer lives");
+        stage.now += Duration::from_secs(3600);
+        assert!(matches!(stage.side.session.handle_timeout(stage.now), Err(LinkError::Silent(_))));
+        stage.check();
+    }
+}

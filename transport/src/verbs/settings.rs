@@ -1,0 +1,84 @@
+//! How the verbs link is set.
+
+use std::time::Duration;
+
+use super::limits::{MESSAGE_BYTES, SEND_BUFFERS};
+
+/// How large tensors move.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Transfer {
+    /// The producer writes into memory that the consumer names: with its request where it knows the place, else when it
+    /// is offered the tensor.
+    #[default]
+    Write,
+    /// The consumer reads out of memory that the producer names with its answer, as TensorFlow's gdr does.
+    Read,
+}
+
+/// When memory is registered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Registration {
+    /// Slabs and arenas at start, other memory for each transfer.
+    #[default]
+    Static,
+    /// All memory for each transfer. Slow; for the experiment that shows how slow.
+    Dynamic,
+}
+
+/// Settings of the verbs link. The names and defaults are those that TensorFlow's verbs read from `RDMA_*`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VerbsSettings {
+    /// The device; `None`: the first with an active port.
+    pub device: Option<String>,
+    /// Its port; `None`: the first active one.
+    pub port: Option<u8>,
+    /// Index of the port's GID; `None`: the RoCE v2 GID of an IPv4 address, else of another RoCE v2 one, else the first.
+    pub gid_index: Option<u8>,
+    /// Index of the partition key. Default 0.
+    pub pkey_index: u16,
+    /// Buffers of a shard's shared receive queue. Default 1024, limited by the device.
+    pub queue_depth: u32,
+    /// Wait for an acknowledgement: 4.096 µs times 2 to this power. Default 14.
+    pub timeout: u8,
+    /// How often an unacknowledged packet is sent again. Default 7.
+    pub retry_count: u8,
+    /// Service level. Default 0.
+    pub service_level: u8,
+    /// Path MTU in bytes; `None`: the port's active one.
+    pub mtu: Option<u16>,
+    /// Traffic class. Default 0.
+    pub traffic_class: u8,
+    /// How large tensors move. Default [`Transfer::Write`].
+    pub transfer: Transfer,
+    /// When memory is registered. Default [`Registration::Static`].
+    pub registration: Registration,
+    /// How long a peer is reached by TCP after its verbs links have failed several times in a row. Default 30 s.
+    pub retry_after: Duration,
+}
+
+impl VerbsSettings {
+    /// Bytes of message buffers that each shard registers at most, besides the memory of tensors.
+    pub fn message_buffers_bytes(&self) -> u64 {
+        (u64::from(self.queue_depth) + SEND_BUFFERS as u64) * MESSAGE_BYTES as u64
+    }
+}
+
+impl Default for VerbsSettings {
+    fn default() -> Self {
+        Self {
+            device: None,
+            port: None,
+            gid_index: None,
+            pkey_index: 0,
+            queue_depth: 1024,
+            timeout: 14,
+            retry_count: 7,
+            service_level: 0,
+            mtu: None,
+            traffic_class: 0,
+            transfer: Transfer::Write,
+            registration: Registration::Static,
+            retry_after: Duration::from_secs(30),
+        }
+    }
+}

@@ -1,0 +1,422 @@
+//! A link that is still to settle what carries its bytes: verbs if both sides can, else TCP, which says why.
+//!
+//! Runs over the TCP connection of the greeting, before any frame, where both greetings have the feature bit
+//! ([`FEATURE_VERBS`](crate::wire::FEATURE_VERBS)). Each side sends an *offer* with its queue pair, or a *no* with its reason. Two
+//! offers are followed by a *ready* from each side that has connected its queue pair, or a no. Frames come next, over the
+//! queue pair if both were ready, else over TCP. A peer that says nothing more is found silent as on any link.
+
+use std::os::fd::BorrowedFd;
+use std::rc::Rc;
+use std::time::Instant;
+
+use zerocopy::little_endian::{U16, U32};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use super::device::Endpoint;
+use super::limits::{MESSAGE_BYTES, WINDOW_MIN};
+use super::link::{Connected, VerbsLink};
+use super::port::Port;
+use crate::arena::Handle;
+use crate::error::LinkError;
+use crate::limits::REASON_BYTES_MAX;
+use crate::link::{Frames, Landing, Link, LinkKind, Receiver, Traits};
+use crate::outbox::Outbox;
+use crate::tcp::TcpLink;
+use crate::wire::WireError;
+
+const OFFER: u8 = 1;
+const NO: u8 = 2;
+const READY: u8 = 3;
+/// The smallest message that a side may take.
+const MESSAGE_BYTES_MIN: u32 = 1024;
+
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, Copy, Default)]
+#[repr(C)]
+struct Record {
+    kind: u8,
+    reads: u8,
+    window: U16,
+    mtu: U16,
+    lid: U16,
+    number: U32,
+    first_packet: U32,
+    gid: [u8; 16],
+    message_bytes: U32,
+    reason_bytes: U32,
+}
+
+const _: () = assert!(size_of::<Record>() == 40);
+
+/// What one side said.
+enum Said {
+    Offer { endpoint: Endpoint, window: u16, message_bytes: u32 },
+    No(String),
+    Ready,
+}
+
+impl Said {
+    fn to_bytes(&self) -> Vec<u8> {
+        let (record, reason) = match self {
+            Said::Offer { endpoint, window, message_bytes } => {
+                let record = Record {
+                    kind: OFFER,
+                    reads: endpoint.reads,
+                    window: U16::new(*window),
+                    mtu: U16::new(endpoint.mtu),
+                    lid: U16::new(endpoint.lid),
+                    number: U32::new(endpoint.number),
+                    first_packet: U32::new(endpoint.first_packet),
+                    gid: endpoint.gid,
+                    message_bytes: U32::new(*message_bytes),
+                    reason_bytes: U32::ZERO,
+                };
+                (record, "")
+            }
+            Said::No(reason) => {
+                let cut = reason.floor_char_boundary(REASON_BYTES_MAX);
+                let reason_bytes = U32::new(cut as u32);
+                (Record { kind: NO, reason_bytes, ..Record::default() }, &reason[..cut])
+            }
+            Said::Ready => (Record { kind: READY, ..Record::default() }, ""),
+        };
+        [record.as_bytes(), reason.as_bytes()].concat()
+    }
+
+    /// What stands at the front of `bytes` and its length; `None` if it is not all there.
+    fn parse(bytes: &[u8]) -> Result<Option<(Said, usize)>, WireError> {
+        let Ok((record, rest)) = Record::ref_from_prefix(bytes) else { return Ok(None) };
+        let reason_bytes = record.reason_bytes.get() as usize;
+        if reason_bytes > REASON_BYTES_MAX {
+            let limit = REASON_BYTES_MAX as u64;
+            return Err(WireError::TooLong { what: "reason against verbs", found: reason_bytes as u64, limit });
+        }
+        let Some(reason) = rest.get(..reason_bytes) else { return Ok(None) };
+        let said = match record.kind {
+            OFFER => {
+                let (window, message_bytes) = (record.window.get(), record.message_bytes.get());
+                if u32::from(window) < WINDOW_MIN {
+                    return Err(WireError::BadValue { what: "window of a verbs link", found: window.into() });
+                }
+                if message_bytes < MESSAGE_BYTES_MIN {
+                    return Err(WireError::BadValue { what: "message of a verbs link", found: message_bytes.into() });
+                }
+                let endpoint = Endpoint {
+                    number: record.number.get() & 0xff_ffff,
+                    first_packet: record.first_packet.get() & 0xff_ffff,
+                    gid: record.gid,
+                    lid: record.lid.get(),
+                    mtu: record.mtu.get(),
+                    reads: record.reads,
+                };
+                Said::Offer { endpoint, window, message_bytes }
+            }
+            NO => Said::No(String::from_utf8_lossy(reason).into_owned()),
+            READY => Said::Ready,
+            other => return Err(WireError::BadValue { what: "word about verbs", found: other.into() }),
+        };
+        Ok(Some((said, size_of::<Record>() + reason_bytes)))
+    }
+}
+
+/// Where the two sides stand.
+enum Stage {
+    /// Both have still to make their offers, or the peer has.
+    Offers,
+    /// Both have offered; the peer has still to say that it is ready.
+    Ready,
+    /// It is settled: by TCP, with the reason.
+    Tcp(String),
+    /// It is settled: by verbs.
+    Verbs,
+}
+
+/// A queue pair that ends with this, unless it is taken for a link.
+struct Held {
+    port: Rc<Port>,
+    connected: Option<Connected>,
+}
+
+impl Held {
+    fn get(&mut self) -> &mut Connected {
+        self.connected.as_mut().expect("taken at the end alone")
+    }
+
+    fn take(mut self) -> Connected {
+        self.connected.take().expect("taken once")
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if let Some(Connected { link, queue_pair, credits }) = self.connected.take() {
+            self.port.state().end_link(link, &queue_pair, &credits, 0);
+        }
+    }
+}
+
+/// A link that is not settled.
+struct Settling {
+    tcp: TcpLink,
+    talk: Talk,
+}
+
+/// What was said, and what this side has for it.
+struct Talk {
+    port: Rc<Port>,
+    peer: Box<str>,
+    /// This side's queue pair, until it is known not to be used.
+    mine: Option<Held>,
+    /// Why this side cannot.
+    why_not: String,
+    first_packet: u32,
+    message_bytes: u32,
+    stage: Stage,
+    /// What this side is to say: its offer, and whether it is ready.
+    to_say: Vec<Said>,
+    /// All that it was to say is written.
+    is_written: bool,
+    is_required: bool,
+}
+
+impl Talk {
+    fn new(port: Rc<Port>, peer: &str, is_required: bool) -> Self {
+        let begun = match port.why_not(peer, Instant::now()) {
+            Some(reason) => Err(reason),
+            None => port.state().begin_link().map_err(|error| error.to_string()),
+        };
+        let mut why_not = String::new();
+        let (mine, first_packet, offer) = match begun {
+            Ok((link, queue_pair, endpoint, credits)) => {
+                let (window, message_bytes) = (credits.window() as u16, MESSAGE_BYTES as u32);
+                let first_packet = endpoint.first_packet;
+                let offer = Said::Offer { endpoint, window, message_bytes };
+                let held = Held { port: port.clone(), connected: Some(Connected { link, queue_pair, credits }) };
+                (Some(held), first_packet, offer)
+            }
+            Err(reason) => {
+                why_not.clone_from(&reason);
+                (None, 0, Said::No(reason))
+            }
+        };
+        Self {
+            port,
+            peer: peer.into(),
+            mine,
+            why_not,
+            first_packet,
+            message_bytes: MESSAGE_BYTES as u32,
+            stage: Stage::Offers,
+            to_say: vec![offer],
+            is_written: false,
+            is_required,
+        }
+    }
+
+    /// True if all is said on both sides.
+    fn is_settled(&self) -> bool {
+        self.is_written && matches!(self.stage, Stage::Tcp(_) | Stage::Verbs)
+    }
+
+    fn hear(&mut self, said: Said) -> Result<(), WireError> {
+        let here = self.port.state().device.attributes().device.clone();
+        self.stage = match (&self.stage, said) {
+            (Stage::Offers, Said::Offer { endpoint, window, message_bytes }) => {
+                self.message_bytes = message_bytes.min(MESSAGE_BYTES as u32);
+                match &mut self.mine {
+                    Some(mine) => {
+                        let mine = mine.get();
+                        mine.credits.set_peer_window(window.into());
+                        let queue_pair = mine.queue_pair.id;
+                        let connected = self.port.state().device.connect(queue_pair, self.first_packet, &endpoint);
+                        self.is_written = false;
+                        self.to_say.push(match connected {
+                            Ok(()) => Said::Ready,
+                            Err(error) => {
+                                self.why_not = format!("{here}: {error}");
+                                self.port.state().failures.note(&self.peer, Instant::now(), &self.why_not);
+                                self.mine = None;
+                                Said::No(self.why_not.clone())
+                            }
+                        });
+                        Stage::Ready
+                    }
+                    // The no of this side is on its way, and the last word.
+                    None => Stage::Tcp(format!("this side cannot: {}", self.why_not)),
+                }
+            }
+            (Stage::Offers, Said::No(reason)) => Stage::Tcp(format!("the peer cannot: {reason}")),
+            (Stage::Ready, Said::Ready) if self.mine.is_some() => Stage::Verbs,
+            (Stage::Ready, Said::Ready) => Stage::Tcp(format!("this side cannot: {}", self.why_not)),
+            (Stage::Ready, Said::No(reason)) => Stage::Tcp(format!("the peer cannot: {reason}")),
+            (_, Said::Offer { .. }) => {
+                return Err(WireError::BadValue { what: "word about verbs", found: OFFER.into() });
+            }
+            (_, Said::No(_)) => return Err(WireError::BadValue { what: "word about verbs", found: NO.into() }),
+            (_, Said::Ready) => return Err(WireError::BadValue { what: "word about verbs", found: READY.into() }),
+        };
+        Ok(())
+    }
+}
+
+impl Receiver for Talk {
+    /// Takes words until it is settled; what follows is not for it.
+    fn frames(&mut self, bytes: &[u8]) -> Result<Frames, WireError> {
+        let mut consumed = 0;
+        while !matches!(self.stage, Stage::Tcp(_) | Stage::Verbs)
+            && let Some((said, length)) = Said::parse(&bytes[consumed..])?
+        {
+            consumed += length;
+            self.hear(said)?;
+        }
+        Ok(Frames { consumed, landing: None })
+    }
+
+    fn landed(&mut self, _landing: Landing) {
+        unreachable!("no word has a payload")
+    }
+}
+
+/// A link over verbs or TCP, whichever both sides settle upon. See the module.
+pub struct SettledLink(State);
+
+enum State {
+    Settling(Box<Settling>),
+    Verbs(Box<VerbsLink>),
+    Tcp(Box<TcpLink>),
+    /// It has ended.
+    Over,
+}
+
+impl SettledLink {
+    /// A link to the peer at transport address `peer`, with which verbs are to be tried; `tcp` is the connection on which both
+    /// greetings went, or on which the welcome is about to go. With `is_required` it is TCP never.
+    pub fn new(port: Rc<Port>, peer: &str, tcp: TcpLink, is_required: bool) -> Self {
+        Self(State::Settling(Box::new(Settling { tcp, talk: Talk::new(port, peer, is_required) })))
+    }
+
+    /// Becomes what was settled upon, once that is so.
+    fn settle(&mut self) -> Result<(), LinkError> {
+        if !matches!(&self.0, State::Settling(settling) if settling.talk.is_settled()) {
+            return Ok(());
+        }
+        let State::Settling(settling) = std::mem::replace(&mut self.0, State::Over) else { return Ok(()) };
+        let Settling { tcp, talk: Talk { port, peer, mine, message_bytes, stage, is_required, .. } } = *settling;
+        match (stage, mine) {
+            (Stage::Verbs, Some(mine)) => {
+                let attributes = port.attributes();
+                tracing::info!(
+                    peer = &*peer,
+                    link = "verbs",
+                    device = attributes.device,
+                    port = attributes.port,
+                    gid_index = attributes.gid_index,
+                    reason = attributes.chosen,
+                    "link up"
+                );
+                let socket = tcp.into_socket()?;
+                port.state().counters.links_begun += 1;
+                self.0 =
+                    State::Verbs(Box::new(VerbsLink::new(port, peer, socket, mine.take(), message_bytes as usize)));
+            }
+            (Stage::Tcp(reason), _) => {
+                port.state().counters.links_refused += 1;
+                if is_required {
+                    return Err(LinkError::VerbsRequired(reason));
+                }
+                tracing::warn!(peer = &*peer, link = "tcp", reason, "link up, but not by verbs");
+                self.0 = State::Tcp(Box::new(tcp));
+            }
+            (Stage::Offers | Stage::Ready | Stage::Verbs, _) => unreachable!("it is settled"),
+        }
+        Ok(())
+    }
+
+    fn inner(&self) -> Option<&dyn Link> {
+        match &self.0 {
+            State::Settling(_) | State::Over => None,
+            State::Verbs(link) => Some(&**link),
+            State::Tcp(link) => Some(&**link),
+        }
+    }
+}
+
+impl Link for SettledLink {
+    fn kind(&self) -> LinkKind {
+        self.inner().map_or(LinkKind::Tcp, Link::kind)
+    }
+
+    fn traits(&self) -> Traits {
+        self.inner().map_or(Traits { open: false, ..Traits::STREAM }, Link::traits)
+    }
+
+    fn adopt(&mut self, name: Handle) {
+        match &mut self.0 {
+            State::Settling(settling) => {
+                if let Some(mine) = &mut settling.talk.mine {
+                    let link = mine.get().link;
+                    settling.talk.port.state().adopt(link, name);
+                }
+            }
+            State::Verbs(link) => link.adopt(name),
+            State::Tcp(_) | State::Over => {}
+        }
+    }
+
+    fn descriptor_ready(&mut self) {
+        if let State::Verbs(link) = &mut self.0 {
+            link.descriptor_ready();
+        }
+    }
+
+    fn transmit(&mut self, outbox: &mut Outbox, budget: usize, more_follows: bool) -> Result<usize, LinkError> {
+        match &mut self.0 {
+            State::Verbs(link) => link.transmit(outbox, budget, more_follows),
+            State::Tcp(link) => link.transmit(outbox, budget, more_follows),
+            State::Over => Err(LinkError::Closed),
+            State::Settling(settling) => {
+                // Behind the welcome, if this is the side that was called.
+                for said in settling.talk.to_say.drain(..) {
+                    outbox.stage(|writer| writer.0.extend_from_slice(&said.to_bytes()));
+                }
+                let written = settling.tcp.transmit(outbox, budget, false)?;
+                settling.talk.is_written = outbox.is_empty();
+                self.settle()?;
+                Ok(written)
+            }
+        }
+    }
+
+    fn receive(&mut self, receiver: &mut dyn Receiver, budget: usize) -> Result<usize, LinkError> {
+        match &mut self.0 {
+            State::Verbs(link) => link.receive(receiver, budget),
+            State::Tcp(link) => link.receive(receiver, budget),
+            State::Over => Err(LinkError::Closed),
+            State::Settling(settling) => {
+                let Settling { tcp, talk } = &mut **settling;
+                let read = tcp.receive(talk, budget)?;
+                self.settle()?;
+                Ok(read)
+            }
+        }
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        match &self.0 {
+            State::Settling(settling) => settling.tcp.descriptor(),
+            State::Verbs(link) => link.descriptor(),
+            State::Tcp(link) => link.descriptor(),
+            State::Over => None,
+        }
+    }
+
+    fn abandon(&mut self, outbox: &mut Outbox) -> Vec<Landing> {
+        match std::mem::replace(&mut self.0, State::Over) {
+            State::Settling(_) | State::Over => Vec::new(),
+            State::Verbs(mut link) => link.abandon(outbox),
+            State::Tcp(mut link) => link.abandon(outbox),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,292 @@
+//! Ends over RDMA verbs, on devices in memory, settled upon over a real TCP connection as between two daemons.
+//!
+//! A fabric, and a port on it for each end, stand for one run of a test on its thread; [`end_run`] ends them, and looks
+//! whether everything was given back and nothing overran.
+
+use std::cell::{Cell, RefCell};
+use std::os::fd::BorrowedFd;
+use std::rc::Rc;
+use std::time::Duration;
+
+use sealane_runtime::Slab;
+use sealane_transport::error::LinkError;
+use sealane_transport::fault::FaultLink;
+use sealane_transport::link::{Frames, Landing, Receiver, Traits};
+use sealane_transport::outbox::Outbox;
+use sealane_transport::tcp::TcpSettings;
+use sealane_transport::verbs::device::Status;
+use sealane_transport::verbs::fake::{Fabric, FakeSettings, RequestKind, Strike, Weather};
+use sealane_transport::verbs::{Port, Registration, SettledLink, Told, Transfer, VerbsSettings};
+use sealane_transport::wire::WireError;
+use sealane_transport::{Handle, Link, LinkKind};
+
+use crate::ends::{Ends, FAILING, SLOW, connected};
+
+/// Turns in which two ends settle, with all delays.
+const SETTLING_TURNS: usize = 10_000;
+/// What each device is called; they are two hosts'.
+const HOSTS: [&str; 2] = ["one", "other"];
+
+/// How both ends are.
+#[derive(Clone)]
+pub struct Manner {
+    transfer: Transfer,
+    registration: Registration,
+    queue_depth: u32,
+    device: FakeSettings,
+    climate: Vec<Weather>,
+}
+
+impl Default for Manner {
+    fn default() -> Self {
+        Self {
+            transfer: Transfer::Write,
+            registration: Registration::Static,
+            queue_depth: 64,
+            device: FakeSettings { receive_depth: 64, completion_depth: 256, ..FakeSettings::default() },
+            climate: Vec::new(),
+        }
+    }
+}
+
+impl Manner {
+    pub fn reading(mut self) -> Self {
+        self.transfer = Transfer::Read;
+        self
+    }
+
+    pub fn registering_each(mut self) -> Self {
+        self.registration = Registration::Dynamic;
+        self
+    }
+
+    pub fn without_windows(mut self) -> Self {
+        self.device.has_windows = false;
+        self
+    }
+
+    /// The shallowest queues with which a port opens, or nearly; and as many receive buffers as two links need.
+    pub fn tiny(mut self) -> Self {
+        self.queue_depth = 8;
+        self.device = FakeSettings {
+            send_depth: 8,
+            receive_depth: 8,
+            completion_depth: 20,
+            inline_bytes: 0,
+            delay_polls_max: 3,
+            ..self.device
+        };
+        self
+    }
+
+    pub fn slow(mut self) -> Self {
+        self.device.delay_polls_max = 6;
+        self
+    }
+
+    /// About one request in a hundred fails, whatever it is, and half of these have done their work.
+    pub fn failing(mut self) -> Self {
+        let strikes = [Status::RETRIES_EXCEEDED, Status::REMOTE_OPERATION, Status::LOCAL_OPERATION, Status::FATAL];
+        let strike = |(status, carried_out)| Strike { kind: None, status, carried_out };
+        let strikes = strikes.into_iter().zip([false, true, false, true]).map(strike);
+        let receive = Strike { kind: Some(RequestKind::Receive), status: Status::LOCAL_PROTECTION, carried_out: false };
+        self.climate = strikes.chain([receive]).map(|strike| Weather { strike, per_million: 3_000 }).collect();
+        self.device.delay_polls_max = 4;
+        self
+    }
+}
+
+/// What stands for a run.
+struct World {
+    fabric: Fabric,
+    ports: [Rc<Port>; 2],
+    completion_depth: u32,
+    /// Requests fail by chance.
+    fails: bool,
+    /// Slabs that are registered, by their side and where they begin.
+    slabs: Vec<(usize, usize)>,
+}
+
+thread_local! {
+    static WORLD: RefCell<Option<World>> = const { RefCell::new(None) };
+    /// Links that have failed in the runs of a test in which they may.
+    static FAILED: Cell<Option<u64>> = const { Cell::new(None) };
+}
+
+impl World {
+    fn new(manner: &Manner, seed: u64) -> Self {
+        let fabric = Fabric::new(seed);
+        let ports = HOSTS.map(|name| {
+            let device = fabric.open(FakeSettings { name: name.into(), ..manner.device.clone() });
+            let settings = VerbsSettings {
+                queue_depth: manner.queue_depth,
+                transfer: manner.transfer,
+                registration: manner.registration,
+                // However often links fail, the next is verbs again.
+                retry_after: Duration::ZERO,
+                ..VerbsSettings::default()
+            };
+            Port::open(Box::new(device), settings).expect("deep enough")
+        });
+        let (completion_depth, fails) = (manner.device.completion_depth, !manner.climate.is_empty());
+        Self { fabric, ports, completion_depth, fails, slabs: Vec::new() }
+    }
+
+    fn check(self) {
+        let Self { fabric, ports, completion_depth, fails, .. } = self;
+        assert_eq!(fabric.violations(), Vec::<String>::new());
+        for (name, port) in HOSTS.into_iter().zip(&ports) {
+            let (counters, held) = (fabric.counters_of(name), port.counters());
+            assert_eq!((counters.receiver_not_ready, counters.completion_overruns), (0, 0));
+            let worst = counters.completions_worst;
+            assert!(worst <= completion_depth.into(), "{worst} completions in {completion_depth} entries");
+            assert_eq!((counters.queue_pairs, counters.windows, counters.windows_orphaned), (0, 0, 0));
+            assert_eq!(counters.regions, held.regions + 1, "beside what stands, the messages' alone");
+            assert_eq!((held.links, held.receives_promised, held.works, held.send_buffers), (0, 0, 0, 0));
+            assert!(held.links_begun > 0 && held.links_refused == 0, "{held:?}");
+        }
+        let failed = ports.each_ref().map(|port| port.counters().links_failed);
+        if fails {
+            FAILED.set(Some(FAILED.get().unwrap_or(0) + failed[0] + failed[1]));
+        } else {
+            assert_eq!(failed, [0, 0], "nothing goes wrong here");
+        }
+        drop(ports);
+        assert_eq!(fabric.violations(), Vec::<String>::new());
+    }
+}
+
+/// Memory of a side that its device is to know.
+pub fn register(side: usize, slab: &Slab) {
+    WORLD.with_borrow_mut(|world| {
+        let Some(world) = world else { return };
+        let place = (side, slab.region().0 as usize);
+        if !world.slabs.contains(&place) {
+            world.slabs.push(place);
+            world.ports[side].add_slab(slab).expect("registered");
+        }
+    });
+}
+
+/// A run is over, and its links are dropped.
+pub fn end_run() {
+    if let Some(world) = WORLD.take() {
+        world.check();
+    }
+}
+
+/// A test is over: where links were to fail, some have.
+pub fn end_test() {
+    end_run();
+    assert_ne!(FAILED.take(), Some(0), "no link has failed");
+}
+
+/// A pair of ends that have settled upon verbs, with the climate unless `seed` is 0.
+pub fn pair(manner: &Manner, seed: u64) -> [Polled; 2] {
+    WORLD.with_borrow_mut(|world| {
+        let world = world.get_or_insert_with(|| World::new(manner, seed));
+        world.fabric.set_climate(&[]);
+        let mut number = 0;
+        let mut ends = connected(&TcpSettings::default()).map(|tcp| {
+            let (port, peer) = (world.ports[number].clone(), HOSTS[1 - number]);
+            number += 1;
+            let mut link = SettledLink::new(port.clone(), peer, tcp, true);
+            link.adopt(Handle::from_bits(1 << 32));
+            Polled { link, port, told: Vec::new() }
+        });
+        settle(&mut ends);
+        if seed != 0 {
+            world.fabric.set_climate(&manner.climate);
+        }
+        ends
+    })
+}
+
+fn settle(ends: &mut [Polled; 2]) {
+    let mut outboxes = [Outbox::default(), Outbox::default()];
+    for _ in 0..SETTLING_TURNS {
+        for (end, outbox) in ends.iter_mut().zip(&mut outboxes) {
+            end.transmit(outbox, usize::MAX, false).expect("both have verbs");
+            end.receive(&mut Deaf, usize::MAX).expect("both have verbs");
+        }
+        if ends.iter().all(|end| end.traits().open) {
+            assert!(ends.iter().all(|end| end.kind() == LinkKind::Verbs && end.traits().aside));
+            return;
+        }
+    }
+    panic!("they do not settle");
+}
+
+/// Nothing is said before both are open.
+struct Deaf;
+
+impl Receiver for Deaf {
+    fn frames(&mut self, bytes: &[u8]) -> Result<Frames, WireError> {
+        panic!("{} bytes of frames", bytes.len());
+    }
+
+    fn landed(&mut self, _landing: Landing) {
+        panic!("a payload");
+    }
+}
+
+pub fn boxed(ends: [Polled; 2]) -> Ends {
+    ends.map(|end| Box::new(end) as Box<dyn Link>)
+}
+
+/// The same, with calls that move nothing; and with resets and silence, if `failing` and `seed` is not 0.
+pub fn faulty(ends: [Polled; 2], failing: bool, mut seed: u64) -> Ends {
+    let faults = match (failing, seed) {
+        (_, 0) => Default::default(),
+        (true, _) => FAILING,
+        (false, _) => SLOW,
+    };
+    ends.map(|end| {
+        seed = seed.wrapping_add(1);
+        Box::new(FaultLink::new(end, faults, seed)) as Box<dyn Link>
+    })
+}
+
+/// A link that polls its port at every call, in place of a shard.
+pub struct Polled {
+    link: SettledLink,
+    port: Rc<Port>,
+    told: Vec<Told>,
+}
+
+impl Polled {
+    fn poll(&mut self) {
+        self.told.clear();
+        self.port.poll(&mut self.told);
+        self.link.descriptor_ready();
+    }
+}
+
+impl Link for Polled {
+    fn kind(&self) -> LinkKind {
+        self.link.kind()
+    }
+
+    fn traits(&self) -> Traits {
+        self.link.traits()
+    }
+
+    fn transmit(&mut self, outbox: &mut Outbox, budget: usize, more_follows: bool) -> Result<usize, LinkError> {
+        self.poll();
+        self.link.transmit(outbox, budget, more_follows)
+    }
+
+    fn receive(&mut self, receiver: &mut dyn Receiver, budget: usize) -> Result<usize, LinkError> {
+        self.poll();
+        self.link.receive(receiver, budget)
+    }
+
+    /// The fabric moves when it is polled: there is nothing to wait for.
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    fn abandon(&mut self, outbox: &mut Outbox) -> Vec<Landing> {
+        self.link.abandon(outbox)
+    }
+}

@@ -1,0 +1,80 @@
+//! Builds what the guest runs, with the feature `verbs`, and finds out where cargo put it.
+
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+
+use super::host;
+use super::image::Program;
+
+/// A program of this workspace. Its name in the guest is its target's.
+#[derive(PartialEq)]
+pub(crate) struct Build {
+    pub(crate) package: &'static str,
+    /// As cargo calls it: `bin`, `example`, `test`, or `lib` for the library's unit tests.
+    pub(crate) kind: &'static str,
+    pub(crate) target: &'static str,
+    /// Optimised as users get it: takes minutes to build, so only what is measured.
+    pub(crate) release: bool,
+}
+
+/// Builds one program.
+///
+/// # Errors
+/// When it does not build (cargo has said why), or the package has no such target.
+pub(crate) fn build(build: &Build) -> Result<Program, String> {
+    let Build { package, kind, target, release } = build;
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    let is_test = matches!(*kind, "lib" | "test");
+    cargo.args(if is_test { &["test", "--no-run"][..] } else { &["build"] });
+    cargo.args(["--package", package, "--features", "verbs"]).arg(format!("--{kind}"));
+    // A package has but one library, which is not chosen by name.
+    cargo.args((*kind != "lib").then_some(target)).args(release.then_some("--release"));
+    cargo.arg("--message-format=json-render-diagnostics").current_dir(host::workspace());
+    // Its progress and its complaints go to where ours go.
+    let done = cargo.stdin(Stdio::null()).stderr(Stdio::inherit()).output();
+    let done = done.map_err(|error| format!("cannot run cargo: {error}"))?;
+    if !done.status.success() {
+        return Err(format!("{target} of {package} does not build"));
+    }
+    executable(&String::from_utf8_lossy(&done.stdout), build)
+        .map(|path| Program { name: (*target).to_string(), path })
+        .ok_or_else(|| format!("cargo built no {kind} {target} of {package}"))
+}
+
+/// The path of a program in cargo's messages. What has a path is a program: a library has one as its unit tests alone.
+fn executable(messages: &str, build: &Build) -> Option<PathBuf> {
+    let is_it = |message: &Value| {
+        let target = &message["target"];
+        target["kind"][0] == build.kind && target["name"] == build.target
+    };
+    let messages = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    messages.filter(is_it).find_map(|message| message["executable"].as_str().map(PathBuf::from))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MESSAGES: &str = r#"{"reason":"compiler-artifact","target":{"kind":["lib"],"name":"sealane_transport"},"profile":{"test":false},"executable":null}
+{"reason":"compiler-artifact","target":{"kind":["lib"],"name":"sealane_transport"},"profile":{"test":true},"executable":"/t/deps/sealane_transport-1"}
+{"reason":"compiler-artifact","target":{"kind":["bin"],"name":"sealane"},"profile":{"test":false},"executable":"/t/sealane"}
+{"reason":"compiler-artifact","target":{"kind":["test"],"name":"conformance"},"profile":{"test":true},"executable":"/t/deps/conformance-2"}
+{"reason":"build-finished","success":true}
+not a message
+"#;
+
+    #[test]
+    fn a_program_is_found_by_its_kind_and_name() {
+        let found = |kind, target| {
+            let build = Build { package: "any", kind, target, release: false };
+            executable(MESSAGES, &build).map(|path| path.display().to_string())
+        };
+        assert_eq!(found("lib", "sealane_transport").as_deref(), Some("/t/deps/sealane_transport-1"));
+        assert_eq!(found("test", "conformance").as_deref(), Some("/t/deps/conformance-2"));
+        assert_eq!(found("bin", "sealane").as_deref(), Some("/t/sealane"));
+        assert_eq!(found("example", "sealane"), None);
+        assert_eq!(found("test", "sockets"), None);
+    }
+}

@@ -1,0 +1,184 @@
+//! The guest's kernel: Debian's own, downloaded once and not installed, and of its modules those that Soft-RoCE needs.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::host;
+
+/// The package that depends on the current kernel's.
+const KERNEL: &str = "linux-image-amd64";
+
+/// What the guest loads, beside what these depend on. Soft-RoCE computes its checksums with `crc32`, whose driver it does
+/// not name as a dependency.
+const MODULES: &[&str] = &["crc32_generic", "virtio_pci", "virtio_net", "rdma_rxe", "ib_uverbs", "rdma_ucm"];
+
+/// The file that lists a kept kernel's modules, first line [`MODULES`]: written last, so a folder with it is whole.
+const LIST: &str = "modules";
+
+/// A kernel and its modules.
+pub(crate) struct Kernel {
+    pub(crate) image: PathBuf,
+    /// In the order in which they can be loaded.
+    pub(crate) modules: Vec<PathBuf>,
+}
+
+/// The kernel from the lab's folder, downloaded if it is not there.
+pub(crate) fn fetch(lab: &Path) -> Result<Kernel, String> {
+    let package = package()?;
+    let folder = lab.join(format!("kernel-{package}"));
+    if let Some(kernel) = kept(&folder) {
+        return Ok(kernel);
+    }
+    eprintln!("downloading {package}");
+    let work = host::work_folder(lab, "download");
+    let done = unpack(&package, &work).and_then(|ready| {
+        let _ = fs::remove_dir_all(&folder);
+        // Another run may have put the same kernel there meanwhile: what is looked at below decides.
+        let _ = fs::rename(ready, &folder);
+        kept(&folder).ok_or_else(|| format!("{} holds no kernel", folder.display()))
+    });
+    let _ = fs::remove_dir_all(&work);
+    done
+}
+
+fn kept(folder: &Path) -> Option<Kernel> {
+    let list = fs::read_to_string(folder.join(LIST)).ok()?;
+    let mut lines = list.lines();
+    (lines.next() == Some(&MODULES.join(" ")))
+        .then(|| Kernel { image: folder.join("vmlinuz"), modules: lines.map(|name| folder.join(name)).collect() })
+}
+
+fn package() -> Result<String, String> {
+    let ask = || host::output(Command::new("apt-cache").args(["depends", KERNEL])).unwrap_or_default();
+    if let Some(package) = dependency(&ask()) {
+        return Ok(package);
+    }
+    if host::is_root() {
+        host::update()?;
+    }
+    dependency(&ask()).ok_or_else(|| {
+        format!("apt knows no kernel package for {KERNEL}: run apt-get update as root (the lab boots Debian's kernel)")
+    })
+}
+
+/// The kernel's package in what `apt-cache depends` prints.
+fn dependency(listing: &str) -> Option<String> {
+    let mut names = listing.lines().filter_map(|line| line.trim().strip_prefix("Depends: "));
+    names.find(|name| name.starts_with("linux-image-")).map(str::to_string)
+}
+
+/// Downloads the package into `work` and gives the folder there with what the lab keeps of it.
+fn unpack(package: &str, work: &Path) -> Result<PathBuf, String> {
+    let in_work = |error: std::io::Error| format!("{}: {error}", work.display());
+    let (root, keep) = (work.join("root"), work.join("keep"));
+    fs::create_dir_all(&root).and_then(|()| fs::create_dir_all(&keep)).map_err(in_work)?;
+    host::run(Command::new("apt-get").args(["download", "-q", package]).current_dir(work))?;
+    let archive = find(work, |name| name.ends_with(".deb"))?;
+    host::run(Command::new("dpkg").arg("-x").arg(archive).arg(&root))?;
+    if !root.join("lib").exists() {
+        symlink("usr/lib", root.join("lib")).map_err(in_work)?;
+    }
+    let tree = find(&root.join("lib/modules"), |_| true)?;
+    let release = tree.file_name().unwrap_or_default();
+    host::run(Command::new("depmod").arg("-b").arg(&root).arg(release))?;
+    let read = |name: &str| fs::read_to_string(tree.join(name)).map_err(in_work);
+    let built_in = read("modules.builtin")?;
+
+    let mut list = MODULES.join(" ");
+    for path in load_order(&read("modules.dep")?, &built_in, MODULES)? {
+        let name = path.rsplit('/').next().unwrap_or(&path);
+        fs::copy(tree.join(&path), keep.join(name)).map_err(in_work)?;
+        list = list + "\n" + name;
+    }
+    let image = find(&root.join("boot"), |name| name.starts_with("vmlinuz"))?;
+    fs::copy(image, keep.join("vmlinuz")).map_err(in_work)?;
+    fs::write(keep.join(LIST), list).map_err(in_work)?;
+    Ok(keep)
+}
+
+/// The one entry of a folder whose name is as wanted.
+fn find(folder: &Path, wanted: impl Fn(&str) -> bool) -> Result<PathBuf, String> {
+    let entries = fs::read_dir(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    entries
+        .flatten()
+        .find(|entry| wanted(&entry.file_name().to_string_lossy()))
+        .map(|entry| entry.path())
+        .ok_or_else(|| format!("the kernel's package has not the expected file in {}", folder.display()))
+}
+
+/// The modules' paths in an order in which each comes after those that it depends on, each once.
+///
+/// `dependencies` is `modules.dep` (`path: path path ...`), `built_in` is `modules.builtin` (a path a line): what is built
+/// in needs no loading.
+fn load_order(dependencies: &str, built_in: &str, wanted: &[&str]) -> Result<Vec<String>, String> {
+    let by_path: BTreeMap<&str, Vec<&str>> = dependencies
+        .lines()
+        .filter_map(|line| line.split_once(':'))
+        .map(|(path, needs)| (path, needs.split_whitespace().collect()))
+        .collect();
+    let mut order = Vec::new();
+    for name in wanted {
+        match by_path.keys().find(|path| module_name(path) == *name) {
+            Some(path) => visit(path, &by_path, &mut order),
+            None if built_in.lines().any(|path| module_name(path) == *name) => {}
+            None => return Err(format!("the kernel has no module {name}")),
+        }
+    }
+    Ok(order)
+}
+
+fn visit(path: &str, by_path: &BTreeMap<&str, Vec<&str>>, order: &mut Vec<String>) {
+    if order.iter().any(|loaded| loaded == path) {
+        return;
+    }
+    for need in by_path.get(path).into_iter().flatten() {
+        visit(need, by_path, order);
+    }
+    order.push(path.to_string());
+}
+
+/// `kernel/drivers/net/virtio_net.ko.xz` is `virtio_net`: the kernel takes `-` and `_` for the same.
+fn module_name(path: &str) -> String {
+    let file = path.rsplit('/').next().unwrap_or(path);
+    file.split('.').next().unwrap_or(file).replace('-', "_")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernel_is_what_the_current_one_depends_on() {
+        let listing = "linux-image-amd64\n  Depends: linux-image-6.1.0-56-amd64\n  Conflicts: other\n";
+        assert_eq!(dependency(listing).as_deref(), Some("linux-image-6.1.0-56-amd64"));
+        assert_eq!(dependency("linux-image-amd64\n"), None);
+    }
+
+    #[test]
+    fn a_module_comes_after_its_dependencies_and_once() {
+        let dependencies =
+            "k/rxe.ko: k/udp-tunnel.ko k/core.ko\nk/core.ko: k/base.ko.xz\nk/base.ko.xz:\nk/udp-tunnel.ko:\n";
+        let order = load_order(dependencies, "k/virtio_pci.ko\n", &["virtio_pci", "core", "rxe", "udp_tunnel"]);
+        assert_eq!(order.unwrap(), ["k/base.ko.xz", "k/core.ko", "k/udp-tunnel.ko", "k/rxe.ko"]);
+    }
+
+    #[test]
+    fn a_kernel_without_a_module_is_refused() {
+        assert_eq!(load_order("", "", &["rdma_rxe"]).unwrap_err(), "the kernel has no module rdma_rxe");
+    }
+
+    #[test]
+    fn modules_of_another_choice_are_not_kept() {
+        let folder = std::env::temp_dir().join(format!("sealane-kernel-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        assert!(kept(&folder).is_none());
+        fs::write(folder.join(LIST), MODULES.join(" ") + "\nrxe.ko").unwrap();
+        assert_eq!(kept(&folder).unwrap().modules, [folder.join("rxe.ko")]);
+        fs::write(folder.join(LIST), "other\nrxe.ko").unwrap();
+        assert!(kept(&folder).is_none());
+        fs::remove_dir_all(&folder).unwrap();
+    }
+}

@@ -55,6 +55,10 @@ pub const WARM_UP_MAX: Duration = Duration::from_millis(100);
 /// How long a link may move nothing before the round fails.
 pub const STALL_LIMIT: Duration = Duration::from_secs(10);
 
+/// What the slowest link moves in a second: a device in software on an emulated machine, with others at work beside it. A
+/// request may wait for all that was asked for before it.
+pub const SLOWEST_BYTES_PER_SECOND: usize = 2 << 20;
+
 /// Idle passes of a spinning loop between two looks at the clock.
 pub const IDLE_PASSES_A_LOOK: u32 = 4_096;
 

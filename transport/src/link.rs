@@ -135,6 +135,8 @@ pub struct Landing {
     pub(crate) total: usize,
     /// The transfer in whose chunks it comes; 0 if it comes at once.
     pub(crate) transfer: u16,
+    /// The link has closed the place that was announced for it: the peer reaches it no more.
+    pub(crate) is_closed: bool,
 }
 
 /// What a payload belongs to.
@@ -169,7 +171,7 @@ impl Landing {
     ) -> Self {
         let total = payload_bytes as usize;
         let end = if transfer == 0 { total } else { 0 };
-        Self { request, token, meta, of, place, filled: 0, end, total, transfer }
+        Self { request, token, meta, of, place, filled: 0, end, total, transfer, is_closed: false }
     }
 
     /// True if it is the same tensor that goes to the same place.

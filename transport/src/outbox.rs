@@ -10,6 +10,7 @@ use sealane_runtime::Buffer;
 
 use crate::arena::Handle;
 use crate::limits::{CHUNK_BYTES, INLINE_PAYLOAD_BYTES, OUTBOX_PAYLOADS, OUTBOX_STAGED_BYTES};
+use crate::link::Landing;
 use crate::payload::Payload;
 use crate::transfers::Transfers;
 use crate::wire::{Chunk, FrameWriter};
@@ -50,24 +51,34 @@ pub struct Outbox {
     payloads_max: usize,
 }
 
-/// The place where the answer to a request is to go: said before the request.
+/// The place where the answer to a request is to go: said before the request. Made by sessions alone, which keep the memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Announcement {
+pub(crate) struct Announcement {
     /// The request.
-    pub request: Handle,
+    pub(crate) request: Handle,
     /// Where the consumer's memory begins. It stays where it is until the answer has come, or the place was revoked.
-    pub address: u64,
+    pub(crate) address: u64,
     /// Its length.
-    pub bytes: usize,
+    pub(crate) bytes: usize,
 }
 
 /// An announced place that no answer may reach any more.
 #[derive(Debug)]
-pub struct Revocation {
+pub(crate) struct Revocation {
     /// The request that it was announced for.
-    pub request: Handle,
-    /// The memory, to be dropped when it can no longer be reached; `None` if it belongs to someone again.
-    pub memory: Option<Buffer>,
+    pub(crate) request: Handle,
+    /// What lies there.
+    pub(crate) kept: Kept,
+}
+
+/// What a link keeps until the peer can no longer reach it.
+#[derive(Debug)]
+pub(crate) enum Kept {
+    /// The memory of a request that has ended, to be dropped then. The peer may be writing there at this moment.
+    Memory(Buffer),
+    /// An answer that lies there though it did not come as announced, to be handed to the receiver then. Nothing more of
+    /// an honest peer's is on its way.
+    Answer(Landing),
 }
 
 /// A payload that travels beside the frames.
@@ -181,17 +192,17 @@ impl Outbox {
     }
 
     /// Says where an answer is to go, before its request is staged.
-    pub fn announce(&mut self, announcement: Announcement) {
+    pub(crate) fn announce(&mut self, announcement: Announcement) {
         self.announced.push(announcement);
     }
 
     /// Places that were announced since the link last looked, to be told before any frame.
-    pub fn announced(&mut self) -> &mut Vec<Announcement> {
+    pub(crate) fn announced(&mut self) -> &mut Vec<Announcement> {
         &mut self.announced
     }
 
     /// Places that no answer may reach any more, since the link last looked.
-    pub fn revoked(&mut self) -> &mut Vec<Revocation> {
+    pub(crate) fn revoked(&mut self) -> &mut Vec<Revocation> {
         &mut self.revoked
     }
 
@@ -389,7 +400,8 @@ impl Outbox {
         &mut self.returned
     }
 
-    /// Forgets what was staged and gives every payload back: the link is gone.
+    /// Forgets what was staged and gives every payload back: the link is gone. Memory that was announced stays with the session
+    /// and in what is revoked.
     pub fn clear(&mut self) {
         for segment in self.segments.drain(..) {
             if let Segment::Payload { owner, payload, .. } = segment {
@@ -400,8 +412,8 @@ impl Outbox {
         self.staged.clear();
         self.head = 0;
         (self.payloads, self.payload_bytes) = (0, 0);
+        self.aside = false;
         self.announced.clear();
-        self.revoked.clear();
     }
 }
 

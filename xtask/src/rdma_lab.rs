@@ -3,6 +3,7 @@
 
 mod archive;
 mod build;
+mod figures;
 mod guest;
 mod host;
 mod image;

@@ -58,7 +58,9 @@ impl LocalEngine {
 
     /// What this shard has done, and holds now.
     pub fn counters(&self) -> Counters {
-        self.0.borrow_node(|node| node.counters())
+        let counters = self.0.borrow_node(|node| node.counters());
+        let verbs = self.0.port.as_ref().map(|port| port.counters()).unwrap_or_default();
+        Counters { verbs, ..counters }
     }
 
     pub(super) fn set_map(&self, map: Arc<EndpointMap>, more: Vec<(TaskName, u16)>) -> Result<(), Error> {

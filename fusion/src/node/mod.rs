@@ -37,6 +37,7 @@ use sealane_transport::error::LinkError;
 use sealane_transport::lane::{lane, shard_of};
 use sealane_transport::limits::{HELLO_BYTES_MAX, TASKS_PER_HELLO};
 use sealane_transport::session::Event;
+use sealane_transport::verbs::PortCounters;
 use sealane_transport::{Arena, Error, Handle, LinkKind, SessionLimits};
 
 use crate::rendezvous::{EndedSteps, Table};
@@ -134,6 +135,8 @@ pub struct Counters {
     pub parked: u64,
     /// Tensors that are published now.
     pub published: u64,
+    /// What the shard's RDMA device has done, and holds; all 0 without one.
+    pub verbs: PortCounters,
 }
 
 /// A task of another engine, or of this one, as a peer.

@@ -41,8 +41,9 @@ pub(super) struct Peer {
     /// Counts up whenever this side gives the session up or begins it anew, and shows in the greeting's incarnation: no
     /// greeting fits another life of the session than the one that it was meant for.
     pub(super) life: u64,
-    pub(super) session: Session<RecvWaiter, Handle>,
+    // Before the session, whose memory the link's peer may reach until the link has ended.
     pub(super) link: Option<Box<dyn Link>>,
+    pub(super) session: Session<RecvWaiter, Handle>,
     /// The link does not take frames yet.
     pub(super) settling: bool,
     pub(super) connection: Connection,

@@ -4,6 +4,7 @@ mod exchange;
 mod fixture;
 mod limits;
 mod peers;
+mod real_device;
 mod shards;
 mod stranger;
 mod trouble;

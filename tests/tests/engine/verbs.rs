@@ -13,7 +13,7 @@ use crate::fixture::{LONG, assert_empty, bytes, engines, task, tensor, total, un
 /// Set where the tests are to use the machine's own device.
 const REAL: &str = "SEALANE_TEST_RDMA";
 
-fn is_real() -> bool {
+pub fn is_real() -> bool {
     std::env::var_os(REAL).is_some()
 }
 
@@ -51,8 +51,11 @@ fn two(verbs_settings: &VerbsSettings) -> (Engine, Engine, Fabric) {
 fn ways() -> impl Iterator<Item = VerbsSettings> {
     let transfers = [Transfer::Write, Transfer::Read];
     transfers.into_iter().flat_map(|transfer| {
-        [Registration::Static, Registration::Dynamic]
-            .map(|registration| VerbsSettings { transfer, registration, ..VerbsSettings::default() })
+        [Registration::Static, Registration::Dynamic].map(|registration| VerbsSettings {
+            transfer,
+            registration,
+            ..VerbsSettings::default()
+        })
     })
 }
 
@@ -93,7 +96,8 @@ fn every_size_arrives_whole_in_every_way() {
     }
 }
 
-fn counters_verbs(engine: &Engine) -> u64 {
+/// Links of all shards that are verbs.
+pub fn counters_verbs(engine: &Engine) -> u64 {
     engine.counters().unwrap().iter().map(|shard| shard.links_verbs).sum()
 }
 

@@ -15,7 +15,7 @@ use crate::arena::{Arena, Handle};
 use crate::error::Error;
 use crate::limits::{GROUP_BYTES, INLINE_PAYLOAD_BYTES, SessionLimits};
 use crate::link::{Landing, LandingOf, Meta, Place};
-use crate::outbox::{Announcement, Outbox, Revocation};
+use crate::outbox::{Announcement, Kept, Outbox, Revocation};
 use crate::wire::{REQUEST_ENTRY_BYTES, Request, Response, SmallResponse, WireError};
 
 /// A recv: what is wanted, from whom, until when, and where to.
@@ -91,7 +91,7 @@ pub(super) struct Consumer<W> {
     /// No deadline is earlier; it may be later than the truth says, never earlier.
     earliest: Option<Instant>,
     releases: ReleaseLog,
-    /// Announced places whose requests have ended.
+    /// Announced places whose requests have ended, or were answered in another way.
     revoked: Vec<Revocation>,
     spare_keys: Vec<String>,
     tensor_bytes_max: u64,
@@ -156,9 +156,12 @@ impl<W> Consumer<W> {
         if self.wanted.is_empty() {
             self.earliest = None;
         }
-        if wanted.announced {
-            // The peer may be writing there at this moment: nobody gets it back before the link has closed it.
-            self.revoked.push(Revocation { request: handle, memory: wanted.destination.take() });
+        if wanted.announced
+            && let Some(memory) = wanted.destination.take()
+        {
+            // The peer may be writing there at this moment: nobody gets it back before the link has closed it. Without
+            // memory an answer has it, which is looked at when it has landed.
+            self.revoked.push(Revocation { request: handle, kept: Kept::Memory(memory) });
         }
         Some(wanted)
     }
@@ -282,8 +285,6 @@ impl<W> Consumer<W> {
     /// The link is gone. Each landing gives the consumer's memory back to its request, and the slab's to the slab.
     pub(super) fn suspend(&mut self, landings: Vec<Landing>) {
         self.releases.rewind();
-        // With the link, nobody can reach what was announced.
-        self.revoked.clear();
         self.in_flight = 0;
         self.to_ask.clear();
         self.to_ask_fused.clear();
@@ -421,13 +422,33 @@ impl<W> Consumer<W> {
         Place::Nowhere
     }
 
-    /// A tensor is all there: its waiter gets it, and its producer the release.
+    /// True if the peer may still reach where this answer lies: it did not come into the place that was announced, or not as
+    /// announced. What has no request any more may have been announced.
+    fn is_open(&self, landing: &Landing) -> bool {
+        let Place::Buffer(_) = landing.place else { return false };
+        !landing.is_closed && self.wanted.get(landing.request).is_none_or(|wanted| wanted.announced)
+    }
+
+    /// Keeps an answer until the link has closed the place where it lies, and hands it over again.
+    fn hold(&mut self, landing: Landing) {
+        if let Some(wanted) = self.wanted.get_mut(landing.request) {
+            wanted.announced = false;
+        }
+        self.revoked.push(Revocation { request: landing.request, kept: Kept::Answer(landing) });
+    }
+
+    /// A tensor is all there: its waiter gets it, and its producer the release. Where places are announced, the peer must
+    /// not reach it any more first.
     pub(super) fn landed<D>(
         &mut self,
         landing: Landing,
+        announces: bool,
         sink: &mut Option<&mut dyn Sink<W, D>>,
         events: &mut VecDeque<Event<W, D>>,
     ) {
+        if announces && self.is_open(&landing) {
+            return self.hold(landing);
+        }
         let waiter = match landing.place {
             Place::Buffer(_) => self.finish(landing.request),
             Place::Nowhere => None,
@@ -447,6 +468,7 @@ impl<W> Consumer<W> {
     pub(super) fn take<D>(
         &mut self,
         small: &SmallResponse<'_>,
+        announces: bool,
         memory: &dyn ReceiveMemory,
         sink: &mut Option<&mut dyn Sink<W, D>>,
         events: &mut VecDeque<Event<W, D>>,
@@ -458,6 +480,14 @@ impl<W> Consumer<W> {
             self.releases.push(token, false);
             return Ok(());
         };
+        if announces && self.wanted.get(id).is_some_and(|wanted| wanted.announced) {
+            let bytes = (payload.len() as u64, 0);
+            let what = (LandingOf::Response, Meta::from_slice(meta));
+            let mut landing = Landing::new((id, token), what, Place::Buffer(buffer), bytes);
+            landing.take(payload);
+            self.hold(landing);
+            return Ok(());
+        }
         buffer.truncate(payload.len());
         buffer.copy_from_slice(payload);
         let waiter = self.finish(id).expect("a request that has a place stands");
@@ -469,11 +499,8 @@ impl<W> Consumer<W> {
     /// Takes a request out that has its tensor.
     #[inline]
     fn finish(&mut self, handle: Handle) -> Option<W> {
-        let (in_flight, spare_keys, revoked) = (&mut self.in_flight, &mut self.spare_keys, &mut self.revoked);
+        let (in_flight, spare_keys) = (&mut self.in_flight, &mut self.spare_keys);
         let waiter = self.wanted.remove_with(handle, |wanted| {
-            if wanted.announced {
-                revoked.push(Revocation { request: handle, memory: wanted.destination.take() });
-            }
             *in_flight -= usize::from(wanted.state == State::Asked && !wanted.fused);
             if spare_keys.len() < SPARE_KEYS {
                 spare_keys.push(std::mem::take(&mut wanted.key));

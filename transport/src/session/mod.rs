@@ -32,7 +32,7 @@ use crate::arena::Handle;
 use crate::error::{Code, Error, LinkError};
 use crate::limits::SessionLimits;
 use crate::link::{Landing, Meta};
-use crate::outbox::{Outbox, Owner};
+use crate::outbox::{Kept, Outbox, Owner};
 use crate::payload::Payload;
 use crate::tensor::Tensor;
 use crate::tray::Tray;
@@ -299,9 +299,15 @@ impl<W, D: PartialEq> Session<W, D> {
         self.attached = None;
         self.going_away = None;
         self.control = ControlQueue::default();
+        let mut waiting = self.landings.take();
+        // With the link, nobody can reach what was announced.
+        self.consumer.stage_revoked(&mut self.outbox);
+        waiting.extend(self.outbox.revoked().drain(..).filter_map(|revocation| match revocation.kept {
+            Kept::Answer(landing) => Some(landing),
+            Kept::Memory(_) => None,
+        }));
         self.outbox.clear();
         self.collect_written();
-        let mut waiting = self.landings.take();
         waiting.extend(landings);
         let mut landings = waiting;
         self.puller.suspend(&mut landings);

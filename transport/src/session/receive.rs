@@ -247,8 +247,9 @@ impl<W, D: PartialEq> Receiver for Inbound<'_, W, D> {
                 Frame::Chunk(chunk) => self.session.landings.resume(chunk)?,
                 Frame::Responses(responses) => {
                     let session = &mut *self.session;
+                    let announces = session.outbox.announces();
                     for small in responses.iter() {
-                        session.consumer.take(&small?, self.memory, &mut self.sink, &mut session.events)?;
+                        session.consumer.take(&small?, announces, self.memory, &mut self.sink, &mut session.events)?;
                     }
                     continue;
                 }
@@ -288,7 +289,8 @@ impl<W, D: PartialEq> Receiver for Inbound<'_, W, D> {
             }
             (LandingOf::Part { .. } | LandingOf::Push { .. }, Place::Nowhere) | (LandingOf::GivenUp, _) => {}
             (of @ LandingOf::Response, place) => {
-                session.consumer.landed(Landing { of, place, ..landing }, &mut self.sink, &mut session.events);
+                let (landing, announces) = (Landing { of, place, ..landing }, session.outbox.announces());
+                session.consumer.landed(landing, announces, &mut self.sink, &mut session.events);
             }
         }
     }

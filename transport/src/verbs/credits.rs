@@ -96,9 +96,15 @@ impl Credits {
 
     /// The peer has given buffers back; false if there cannot be as many.
     #[inline]
-    pub(super) fn heard(&mut self, credits: u16) -> bool {
-        self.to_send += u32::from(credits);
+    pub(super) fn heard(&mut self, credits: u32) -> bool {
+        self.to_send = self.to_send.saturating_add(credits);
         self.to_send <= u32::from(u16::MAX)
+    }
+
+    /// True if the peer has filled more buffers than it was told of.
+    #[inline]
+    pub(super) fn is_overdrawn(&self) -> bool {
+        self.owed > self.window
     }
 
     /// A buffer that the peer has filled was given to the receive queue again.
@@ -154,8 +160,9 @@ mod tests {
 
         fn receive(&mut self, at: usize) {
             let told = self.under_way[at].remove(0);
-            assert!(self.credits[at].heard(told));
+            assert!(self.credits[at].heard(told.into()));
             self.credits[at].refilled(&mut self.buffers[at]);
+            assert!(!self.credits[at].is_overdrawn());
             let Buffers { reserve, spare, total } = self.buffers[at];
             assert!(reserve + spare <= total && self.buffers[at].promised() == self.credits[at].window);
         }
@@ -227,6 +234,16 @@ mod tests {
             credits.refilled(&mut buffers);
         }
         assert!(buffers.spare > 0 && credits.window() + buffers.spare == WINDOW_MAX);
+    }
+
+    #[test]
+    fn a_message_past_all_credit_is_noticed() {
+        let mut pair = Pair::new([1024, 1024]);
+        for sent in 1..4 * WINDOW_MAX {
+            // The peer is told nothing, whatever its window has become.
+            pair.credits[1].refilled(&mut pair.buffers[1]);
+            assert_eq!(pair.credits[1].is_overdrawn(), sent > WINDOW_MIN);
+        }
     }
 
     #[test]

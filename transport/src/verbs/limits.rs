@@ -39,6 +39,10 @@ pub const WINDOWS_MAX: usize = 256;
 /// Places that a peer may announce and leave unfilled; further ones are asked for when they are needed.
 pub const PLACES_MAX: usize = 4096;
 
+/// Short parts that wait to be said. An honest peer makes a link say one for each of its transfers and of its revoked places,
+/// and what a link says of its own places is bounded by its windows; past this the peer only asks and never reads.
+pub const TO_SAY_MAX: usize = 4 * WINDOWS_MAX;
+
 /// Completions taken in one turn: as much as the turn before can have caused, in most turns.
 pub const COMPLETIONS_PER_TURN: usize = 256;
 
@@ -50,6 +54,7 @@ pub const FAILING_PEERS_MAX: usize = 4096;
 
 const _: () = {
     assert!(WINDOW_MIN >= 3 && WINDOW_MAX >= WINDOW_MIN);
+    assert!(TO_SAY_MAX >= 3 * TRANSFERS_MAX + 3 * WINDOWS_MAX);
     assert!(TRANSFERS_MAX <= u16::MAX as usize);
     assert!(SIGNAL_EVERY < SEND_DEPTH / 2);
     assert!(PIECES_AHEAD_BYTES / PIECE_BYTES < SEND_DEPTH as usize / 2);

@@ -214,6 +214,12 @@ impl<'a> Writer<'a> {
     }
 }
 
+/// The credits of a message; none if it is too short to be one.
+#[inline]
+pub(super) fn credits(message: &[u8]) -> u16 {
+    MessageHeader::ref_from_prefix(message).map_or(0, |(header, _)| header.credits.get())
+}
+
 /// The credits of a message, and its parts.
 ///
 /// # Errors

@@ -1,8 +1,14 @@
-//! One shard's open device: message buffers, completions handed to their links, and what links share.
+//! One shard's open device: what it is opened with, what its owner sees of it, and what its links share.
+//!
+//! `port/` has the rest: its links, their message buffers, and completions handed out.
 //!
 //! Lives on its shard, shared by its links; bounded by the device's queues: receive buffers are promised by `credits.rs`,
 //! work requests are counted, so neither the shared receive queue nor the completion queue can overrun.
 #![allow(unsafe_code)]
+
+mod completions;
+mod links;
+mod messages;
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -14,10 +20,8 @@ use std::time::{Duration, Instant};
 use hashbrown::HashMap;
 use sealane_runtime::{Buffer, Slab, SlabSettings};
 
-use super::credits::{Buffers, Credits};
-use super::device::{
-    Access, AsyncEvent, Attributes, Completion, Device, Endpoint, Piece, QueuePair, RECEIVED, Status, VerbsError,
-};
+use super::credits::Buffers;
+use super::device::{Access, AsyncEvent, Attributes, Completion, Device, Piece, Status, VerbsError};
 use super::failures::Failures;
 use super::limits::{COMPLETIONS_PER_TURN, MESSAGE_BYTES, SEND_BUFFERS, SEND_DEPTH, WINDOW_MIN, WORKS_MAX};
 use super::regions::Regions;
@@ -79,6 +83,10 @@ pub(super) struct Entry {
     pub(super) arrivals: VecDeque<Arrival>,
     /// Work requests that have completed, by their numbers.
     pub(super) completed: VecDeque<(u64, Status)>,
+    /// Credit that has come with messages and that the link has not taken.
+    pub(super) credits: u32,
+    /// The link waits for credit.
+    pub(super) wants_credit: bool,
     /// Why it ends.
     pub(super) broken: Option<String>,
     is_told: bool,
@@ -267,10 +275,8 @@ impl Port {
         state.failures.why_not(peer, now, state.settings.retry_after)
     }
 
-    /// Takes completions, and says in `into` which links they concern. How many there were.
-    ///
-    /// # Errors
-    /// The device has failed; every link has ended with that, and `into` names them.
+    /// Takes completions, and says in `into` which links they concern. How many there were; a device that has failed ends
+    /// every link, and `into` names them.
     pub fn poll(&self, into: &mut Vec<Told>) -> usize {
         let mut state = self.state();
         let count = state.take_completions();
@@ -351,286 +357,4 @@ impl State {
     pub(super) fn access(&self) -> Access {
         if self.device.attributes().has_windows { Access::Windows } else { Access::Peers }
     }
-
-    /// A new link's queue pair, what its peer is to know of it, and its share of receive buffers.
-    pub(super) fn begin_link(&mut self) -> Result<(Handle, QueuePair, Endpoint, Credits), VerbsError> {
-        let queue_pair = self.device.create()?;
-        let Some(credits) = Credits::begin(&mut self.buffers) else {
-            self.device.destroy(queue_pair.id);
-            return Err(VerbsError::new("receive buffers (verbs.queue_depth)", "all are promised to other links"));
-        };
-        assert!(self.buffers.promised() <= self.receive_buffers.len() as u32, "a promise without a buffer");
-        let Ok(link) = self.links.insert(Entry::default()) else {
-            unreachable!("links are fewer than numbers of queue pairs")
-        };
-        self.by_number.insert(queue_pair.number, link);
-        let attributes = self.device.attributes();
-        let endpoint = Endpoint {
-            number: queue_pair.number,
-            first_packet: first_packet(queue_pair.id),
-            gid: attributes.gid,
-            lid: attributes.lid,
-            mtu: attributes.mtu,
-            reads: attributes.reads,
-        };
-        Ok((link, queue_pair, endpoint, credits))
-    }
-
-    /// Ends a link: nothing of its peer's reaches memory of this side any more, and its outstanding work requests, of which
-    /// there were `works`, are forgotten.
-    pub(super) fn end_link(&mut self, link: Handle, queue_pair: &QueuePair, credits: &Credits, works: u32) {
-        self.device.destroy(queue_pair.id);
-        // What it has left in the completion queue is handed out under its number, which may be another's later.
-        while self.take_completions() > 0 {}
-        self.by_number.remove(&queue_pair.number);
-        self.retired(works);
-        credits.end(&mut self.buffers);
-        if let Some(entry) = self.links.remove(link) {
-            for arrival in entry.arrivals {
-                if let Arrival::Message { buffer, .. } = arrival {
-                    self.refill(buffer);
-                }
-            }
-        }
-        // An error has put the port out of use.
-        let _ = self.post_refills();
-    }
-
-    /// True if something has come for a link that it has not taken, as far as the device tells now.
-    pub(super) fn has_more(&mut self, link: Handle) -> bool {
-        while self.take_completions() > 0 {}
-        !self.entry(link).arrivals.is_empty()
-    }
-
-    pub(super) fn entry(&mut self, link: Handle) -> &mut Entry {
-        self.links.get_mut(link).expect("a link has its entry until it ends")
-    }
-
-    /// The owner of a link wants to hear of it under this name.
-    pub(super) fn adopt(&mut self, link: Handle, owner: Handle) {
-        let entry = self.entry(link);
-        entry.owner = Some(owner);
-        if entry.is_told {
-            self.told.push(link);
-        }
-    }
-
-    /// True if so many work requests may be posted.
-    #[inline]
-    pub(super) fn has_room_for(&self, works: u32) -> bool {
-        self.works + works <= self.works_max
-    }
-
-    #[inline]
-    pub(super) fn posted(&mut self, works: u32) {
-        self.works += works;
-        debug_assert!(self.works <= self.works_max);
-    }
-
-    #[inline]
-    pub(super) fn retired(&mut self, works: u32) {
-        self.works -= works;
-        self.wake_waiting();
-    }
-
-    /// A link could not go on for want of what others hold, and is to be told when there may be some.
-    pub(super) fn wait(&mut self, link: Handle) {
-        if !self.waiting.contains(&link) {
-            self.waiting.push(link);
-        }
-    }
-
-    #[inline]
-    fn wake_waiting(&mut self) {
-        while let Some(link) = self.waiting.pop() {
-            self.mark_told(link, true);
-        }
-    }
-
-    /// The owner of a link is to be told.
-    fn mark_told(&mut self, link: Handle, has_room: bool) {
-        let Some(entry) = self.links.get_mut(link) else { return };
-        entry.has_room |= has_room;
-        entry.has_news.set(true);
-        if !std::mem::replace(&mut entry.is_told, true) && entry.owner.is_some() {
-            self.told.push(link);
-        }
-    }
-
-    /// A buffer to write a message into.
-    #[inline]
-    pub(super) fn take_send_buffer(&mut self) -> Option<u32> {
-        self.free_send_buffers.pop()
-    }
-
-    #[inline]
-    pub(super) fn free_send_buffer(&mut self, buffer: u32) {
-        self.free_send_buffers.push(buffer);
-        self.wake_waiting();
-    }
-
-    /// Takes the memory of a message buffer out, to be put back.
-    #[inline]
-    pub(super) fn lift_send_buffer(&mut self, buffer: u32) -> Buffer {
-        std::mem::take(&mut self.send_buffers[buffer as usize])
-    }
-
-    #[inline]
-    pub(super) fn put_down_send_buffer(&mut self, buffer: u32, memory: Buffer) {
-        self.send_buffers[buffer as usize] = memory;
-    }
-
-    /// The same for a buffer in which a message has come.
-    #[inline]
-    pub(super) fn lift_receive_buffer(&mut self, buffer: u32) -> Buffer {
-        std::mem::take(&mut self.receive_buffers[buffer as usize])
-    }
-
-    #[inline]
-    pub(super) fn put_down_receive_buffer(&mut self, buffer: u32, memory: Buffer) {
-        self.receive_buffers[buffer as usize] = memory;
-    }
-
-    /// True if few message buffers are left, or little of the completion queue, so that completions are wanted sooner.
-    #[inline]
-    pub(super) fn is_short(&self) -> bool {
-        self.free_send_buffers.len() < SEND_BUFFERS / 4 || self.works * 2 >= self.works_max
-    }
-
-    #[inline]
-    pub(super) fn send_buffer(&mut self, buffer: u32) -> &mut [u8] {
-        &mut self.send_buffers[buffer as usize]
-    }
-
-    /// The first `bytes` of a message buffer, for the device.
-    #[inline]
-    pub(super) fn message_piece(&self, buffer: u32, bytes: usize) -> Piece {
-        let address = self.send_buffers[buffer as usize].as_ptr() as u64;
-        Piece { address, bytes: bytes as u32, lkey: self.messages_lkey }
-    }
-
-    /// A receive buffer is to be posted again, by [`post_refills`](Self::post_refills).
-    #[inline]
-    pub(super) fn refill(&mut self, buffer: u32) {
-        let memory = &mut self.receive_buffers[buffer as usize];
-        let piece =
-            Piece { address: memory.as_mut_ptr() as u64, bytes: MESSAGE_BYTES as u32, lkey: self.messages_lkey };
-        self.refill.push((RECEIVED | u64::from(buffer), piece));
-    }
-
-    /// Gives the shared receive queue what was taken from it. If it does not take it, the port is out of use: there are fewer
-    /// buffers than are promised.
-    #[inline]
-    pub(super) fn post_refills(&mut self) -> Result<(), VerbsError> {
-        if self.refill.is_empty() {
-            return Ok(());
-        }
-        // SAFETY: the buffers outlive the device, and are looked at only between their completion and now.
-        let posted = unsafe { self.device.post_receives(&self.refill) };
-        self.refill.clear();
-        posted.inspect_err(|error| self.give_up(&error.to_string()))
-    }
-
-    /// Moves completions to their links; how many there were.
-    #[inline]
-    fn take_completions(&mut self) -> usize {
-        match self.device.poll(&mut self.completions, COMPLETIONS_PER_TURN) {
-            Ok(0) => 0,
-            polled => self.hand_out_all(polled),
-        }
-    }
-
-    fn hand_out_all(&mut self, polled: Result<usize, VerbsError>) -> usize {
-        let mut completions = std::mem::take(&mut self.completions);
-        for completion in &completions {
-            self.hand_out(completion);
-        }
-        completions.clear();
-        self.completions = completions;
-        match polled {
-            Ok(count) => {
-                // An error has put the port out of use.
-                let _ = self.post_refills();
-                count
-            }
-            Err(error) => {
-                self.give_up(&error.to_string());
-                0
-            }
-        }
-    }
-
-    #[inline]
-    fn hand_out(&mut self, completion: &Completion) {
-        let link = self.by_number.get(&completion.queue_pair).copied();
-        let has_come = completion.id & RECEIVED != 0;
-        let buffer = (completion.id & !RECEIVED) as u32;
-        let Some(link) = link else {
-            if has_come {
-                self.refill(buffer);
-            }
-            return;
-        };
-        let entry = self.links.get_mut(link).expect("a number goes with its link");
-        let mut has_room = true;
-        if !has_come {
-            entry.completed.push_back((completion.id, completion.status));
-        } else if !completion.status.is_success() {
-            entry.broken.get_or_insert_with(|| format!("receive: {}", completion.status));
-            self.refill(buffer);
-        } else if let Some(word) = completion.word {
-            entry.arrivals.push_back(Arrival::Word(word));
-            has_room = false;
-            self.refill(buffer);
-        } else {
-            entry.arrivals.push_back(Arrival::Message { buffer, bytes: completion.bytes as usize });
-            has_room = false;
-        }
-        self.mark_told(link, has_room);
-    }
-
-    fn tell(&mut self, into: &mut Vec<Told>) {
-        for link in self.told.drain(..) {
-            let Some(entry) = self.links.get_mut(link) else { continue };
-            entry.is_told = false;
-            if let Some(owner) = entry.owner {
-                into.push(Told { link: owner, has_room: std::mem::take(&mut entry.has_room) });
-            }
-        }
-    }
-
-    /// Ends a link at its next call.
-    pub(super) fn break_link(&mut self, link: Handle, reason: &str) {
-        let Some(entry) = self.links.get_mut(link) else { return };
-        entry.broken.get_or_insert_with(|| reason.to_owned());
-        self.mark_told(link, true);
-    }
-
-    fn fail_all(&mut self, reason: &str) {
-        for link in self.links.select(|_| true) {
-            self.break_link(link, reason);
-        }
-    }
-
-    /// No link can begin any more, ever, and all that stand end.
-    fn give_up(&mut self, reason: &str) {
-        self.is_lost = true;
-        self.go_down(reason);
-    }
-
-    /// No link can begin any more until the port comes up, and all that stand end.
-    pub(super) fn go_down(&mut self, reason: &str) {
-        if self.down.is_none() {
-            tracing::error!(reason, "verbs are out of use: links go on by TCP");
-            self.down = Some(reason.to_owned());
-        }
-        self.fail_all(reason);
-    }
-}
-
-/// The number of a queue pair's first packet: 24 bits that differ from link to link, so that packets of a former link are
-/// not taken for the new one's.
-fn first_packet(id: u64) -> u32 {
-    use std::hash::{BuildHasher, RandomState};
-    (RandomState::new().hash_one(id) & 0xff_ffff) as u32
 }

@@ -72,6 +72,10 @@ pub fn verbs_read_dynamic(seed: u64) -> Ends {
     verbs::boxed(verbs::pair(&Manner::default().reading().registering_each(), seed))
 }
 
+pub fn crowded_verbs(seed: u64) -> Ends {
+    verbs::boxed(verbs::pair(&Manner::default().crowded(), seed))
+}
+
 pub fn verbs_write_without_windows(seed: u64) -> Ends {
     verbs::boxed(verbs::pair(&Manner::default().without_windows(), seed))
 }
@@ -136,14 +140,16 @@ pub fn connected(settings: &TcpSettings) -> [TcpLink; 2] {
     })
 }
 
-/// Waits until one of the links has bytes or, where `true` stands with it, room for some. A loopback is not waited for.
+/// Waits until one of the links has bytes or, where `true` stands with it, room for some. A loopback is not waited for, and
+/// an RDMA device for a moment at most.
 pub fn wait(links: &[(&dyn Link, bool)]) {
     let mut watched = Vec::new();
     for (link, writing) in links {
         let flags = if *writing { PollFlags::POLLIN | PollFlags::POLLOUT } else { PollFlags::POLLIN };
         watched.extend(link.descriptor().map(|descriptor| (descriptor, flags)));
     }
-    if !watched.is_empty() {
+    let descriptors: Vec<_> = watched.iter().map(|(descriptor, _)| *descriptor).collect();
+    if !verbs::wait(&descriptors) && !watched.is_empty() {
         ready(&watched);
     }
 }

@@ -59,6 +59,8 @@ conforms!(
     bad_bytes_are_a_protocol_error,
 });
 
+conforms!(crowded_verbs: moved { as_many_links_as_a_port_has_carry });
+
 // Left out where requests take their time: what is under way when an end is dropped ends with its queue pair.
 mod closing {
     conforms!(verbs_write, verbs_read, verbs_write_without_windows: moved {

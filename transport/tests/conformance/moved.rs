@@ -56,7 +56,11 @@ struct Wanting {
 
 impl Wanting {
     fn new(count: usize) -> Self {
-        let slab = Slab::new(SlabSettings { name: "receive", bytes: 16 << 20, populate: false }).unwrap();
+        Self::with_room(count, 16 << 20)
+    }
+
+    fn with_room(count: usize, bytes: usize) -> Self {
+        let slab = Slab::new(SlabSettings { name: "receive", bytes, populate: false }).unwrap();
         let limits = SessionLimits { window: usize::MAX, ..SessionLimits::default() };
         let now = Instant::now();
         let mut session = Session::new("peer", 1, limits);
@@ -228,6 +232,45 @@ pub fn both_directions_at_once(make: Make) {
     }
 }
 
+/// Each link moves a small payload and a large one, all at the same time.
+pub fn as_many_links_as_a_port_has_carry(make: Make) {
+    const LINKS: usize = 256;
+    const SIZES: [usize; 2] = [64, 64 << 10];
+    let mut all: Vec<_> = (0..LINKS)
+        .map(|link| {
+            let (ends, wanting, mut outbox) = (make(0), Wanting::with_room(SIZES.len(), 1 << 20), Outbox::default());
+            for (number, size) in SIZES.into_iter().enumerate() {
+                wanting.answer(&mut outbox, number, pattern(link + number, size));
+            }
+            (ends, wanting, outbox)
+        })
+        .collect();
+    let mut calls = 0;
+    while all.iter().any(|(_, wanting, _)| wanting.arrived.len() < SIZES.len()) {
+        let mut moved = 0;
+        for ([from, to], wanting, outbox) in &mut all {
+            moved += send(&mut **from, outbox);
+            moved += wanting.receive(&mut **to, BUDGET).expect("a healthy link");
+        }
+        calls = if moved > 0 { 0 } else { calls + 1 };
+        assert!(calls < STUCK_CALLS, "the links are stuck");
+        if calls > 0 {
+            // A port's completions are of all links.
+            let ([from, to], ..) = &all[0];
+            wait(&[(&**from, false), (&**to, false)]);
+        }
+    }
+    for (link, (ends, wanting, _)) in all.iter_mut().enumerate() {
+        wanting.check_order(&*ends[1]);
+        for (number, size) in SIZES.into_iter().enumerate() {
+            assert!(
+                wanting.arrived[number] == (number, pattern(link + number, size)),
+                "tensor {number} of link {link}"
+            );
+        }
+    }
+}
+
 pub fn a_full_pipe_holds_the_rest_back_until_it_is_read(make: Make) {
     const COUNT: usize = 48;
     let shared = Bytes::from(pattern(0, 1 << 20));
@@ -306,8 +349,10 @@ pub fn payloads_come_back_exactly_once(make: Make) {
         if outbox.returned().len() == COUNT {
             break;
         }
-        send(&mut *ends[0], &mut outbox);
-        wanting.receive(&mut *ends[1], BUDGET).expect("a healthy link");
+        let sent = send(&mut *ends[0], &mut outbox);
+        if sent + wanting.receive(&mut *ends[1], BUDGET).expect("a healthy link") == 0 {
+            wait(&[(&*ends[0], false), (&*ends[1], false)]);
+        }
     }
     let mut returned = std::mem::take(outbox.returned());
     returned.sort_by_key(|(owner, _)| *owner);

@@ -1,4 +1,5 @@
-//! Ends over RDMA verbs, on devices in memory, settled upon over a real TCP connection as between two daemons.
+//! Ends over RDMA verbs, settled upon over a real TCP connection as between two daemons: on devices in memory, or where
+//! `SEALANE_TEST_RDMA` is set (the RDMA lab does so) and nothing is asked of the device, on the machine's own.
 //!
 //! A fabric, and a port on it for each end, stand for one run of a test on its thread; [`end_run`] ends them, and looks
 //! whether everything was given back and nothing overran.
@@ -8,6 +9,7 @@ use std::os::fd::BorrowedFd;
 use std::rc::Rc;
 use std::time::Duration;
 
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use sealane_runtime::Slab;
 use sealane_transport::error::LinkError;
 use sealane_transport::fault::FaultLink;
@@ -16,7 +18,7 @@ use sealane_transport::outbox::Outbox;
 use sealane_transport::tcp::TcpSettings;
 use sealane_transport::verbs::device::Status;
 use sealane_transport::verbs::fake::{Fabric, FakeSettings, RequestKind, Strike, Weather};
-use sealane_transport::verbs::{Port, Registration, SettledLink, Told, Transfer, VerbsSettings};
+use sealane_transport::verbs::{Depths, Port, Registration, SettledLink, Told, Transfer, VerbsSettings};
 use sealane_transport::wire::WireError;
 use sealane_transport::{Handle, Link, LinkKind};
 
@@ -24,8 +26,19 @@ use crate::ends::{Ends, FAILING, SLOW, connected};
 
 /// Turns in which two ends settle, with all delays.
 const SETTLING_TURNS: usize = 10_000;
+/// Set where the tests are to use the machine's own device.
+const REAL: &str = "SEALANE_TEST_RDMA";
+/// How long a real device is waited for at once, in milliseconds: a link may also have become able to go on without a word
+/// of the device, and who waits looks again. Those who count their calls give up after 20 s and more.
+const MOMENT_MS: u16 = 2;
+/// How often a packet is sent again: as often as can be, since Soft-RoCE takes 7 for "for ever".
+const RETRIES: u8 = 6;
 /// What each device is called; they are two hosts'.
 const HOSTS: [&str; 2] = ["one", "other"];
+
+fn is_real() -> bool {
+    std::env::var_os(REAL).is_some()
+}
 
 /// How both ends are.
 #[derive(Clone)]
@@ -33,8 +46,14 @@ pub struct Manner {
     transfer: Transfer,
     registration: Registration,
     queue_depth: u32,
-    device: FakeSettings,
+    /// `None` where a real device does as well.
+    device: Option<FakeSettings>,
     climate: Vec<Weather>,
+}
+
+/// The device in memory of which nothing else is asked.
+fn ordinary() -> FakeSettings {
+    FakeSettings { receive_depth: 64, completion_depth: 256, ..FakeSettings::default() }
 }
 
 impl Default for Manner {
@@ -43,7 +62,7 @@ impl Default for Manner {
             transfer: Transfer::Write,
             registration: Registration::Static,
             queue_depth: 64,
-            device: FakeSettings { receive_depth: 64, completion_depth: 256, ..FakeSettings::default() },
+            device: None,
             climate: Vec::new(),
         }
     }
@@ -60,27 +79,40 @@ impl Manner {
         self
     }
 
+    /// Receive buffers for 256 links, which is as many as the settings have by default.
+    pub fn crowded(mut self) -> Self {
+        let Depths { completions, sends } = Depths::of(&VerbsSettings::default());
+        self.queue_depth = VerbsSettings::default().queue_depth;
+        self.device = (!is_real()).then(|| FakeSettings {
+            receive_depth: self.queue_depth,
+            completion_depth: completions,
+            send_depth: sends,
+            ..FakeSettings::default()
+        });
+        self
+    }
+
     pub fn without_windows(mut self) -> Self {
-        self.device.has_windows = false;
+        self.device.get_or_insert_with(ordinary).has_windows = false;
         self
     }
 
     /// The shallowest queues with which a port opens, or nearly; and as many receive buffers as two links need.
     pub fn tiny(mut self) -> Self {
         self.queue_depth = 8;
-        self.device = FakeSettings {
+        self.device = Some(FakeSettings {
             send_depth: 8,
             receive_depth: 8,
             completion_depth: 20,
             inline_bytes: 0,
             delay_polls_max: 3,
-            ..self.device
-        };
+            ..self.device.unwrap_or_else(ordinary)
+        });
         self
     }
 
     pub fn slow(mut self) -> Self {
-        self.device.delay_polls_max = 6;
+        self.device.get_or_insert_with(ordinary).delay_polls_max = 6;
         self
     }
 
@@ -91,16 +123,16 @@ impl Manner {
         let strikes = strikes.into_iter().zip([false, true, false, true]).map(strike);
         let receive = Strike { kind: Some(RequestKind::Receive), status: Status::LOCAL_PROTECTION, carried_out: false };
         self.climate = strikes.chain([receive]).map(|strike| Weather { strike, per_million: 3_000 }).collect();
-        self.device.delay_polls_max = 4;
+        self.device.get_or_insert_with(ordinary).delay_polls_max = 4;
         self
     }
 }
 
 /// What stands for a run.
 struct World {
-    fabric: Fabric,
+    /// That of the devices in memory, and entries of their completion queues; `None` on a real one.
+    fabric: Option<(Fabric, u32)>,
     ports: [Rc<Port>; 2],
-    completion_depth: u32,
     /// Requests fail by chance.
     fails: bool,
     /// Slabs that are registered, by their side and where they begin.
@@ -115,33 +147,38 @@ thread_local! {
 
 impl World {
     fn new(manner: &Manner, seed: u64) -> Self {
-        let fabric = Fabric::new(seed);
+        let settings = VerbsSettings {
+            queue_depth: manner.queue_depth,
+            transfer: manner.transfer,
+            registration: manner.registration,
+            retry_count: RETRIES,
+            // However often links fail, the next is verbs again.
+            retry_after: Duration::ZERO,
+            ..VerbsSettings::default()
+        };
+        let is_real = manner.device.is_none() && is_real();
+        let fake = (!is_real).then(|| (Fabric::new(seed), manner.device.clone().unwrap_or_else(ordinary)));
         let ports = HOSTS.map(|name| {
-            let device = fabric.open(FakeSettings { name: name.into(), ..manner.device.clone() });
-            let settings = VerbsSettings {
-                queue_depth: manner.queue_depth,
-                transfer: manner.transfer,
-                registration: manner.registration,
-                // However often links fail, the next is verbs again.
-                retry_after: Duration::ZERO,
-                ..VerbsSettings::default()
+            let device = match &fake {
+                Some((fabric, device)) => Box::new(fabric.open(FakeSettings { name: name.into(), ..device.clone() })),
+                None => sealane_transport::verbs::open(&settings).expect("the machine has a device"),
             };
-            Port::open(Box::new(device), settings).expect("deep enough")
+            Port::open(device, settings.clone()).expect("deep enough")
         });
-        let (completion_depth, fails) = (manner.device.completion_depth, !manner.climate.is_empty());
-        Self { fabric, ports, completion_depth, fails, slabs: Vec::new() }
+        let fabric = fake.map(|(fabric, device)| (fabric, device.completion_depth));
+        Self { fabric, ports, fails: !manner.climate.is_empty(), slabs: Vec::new() }
+    }
+
+    fn set_climate(&self, climate: &[Weather]) {
+        if let Some((fabric, _)) = &self.fabric {
+            fabric.set_climate(climate);
+        }
     }
 
     fn check(self) {
-        let Self { fabric, ports, completion_depth, fails, .. } = self;
-        assert_eq!(fabric.violations(), Vec::<String>::new());
-        for (name, port) in HOSTS.into_iter().zip(&ports) {
-            let (counters, held) = (fabric.counters_of(name), port.counters());
-            assert_eq!((counters.receiver_not_ready, counters.completion_overruns), (0, 0));
-            let worst = counters.completions_worst;
-            assert!(worst <= completion_depth.into(), "{worst} completions in {completion_depth} entries");
-            assert_eq!((counters.queue_pairs, counters.windows, counters.windows_orphaned), (0, 0, 0));
-            assert_eq!(counters.regions, held.regions + 1, "beside what stands, the messages' alone");
+        let Self { fabric, ports, fails, .. } = self;
+        for port in &ports {
+            let held = port.counters();
             assert_eq!((held.links, held.receives_promised, held.works, held.send_buffers), (0, 0, 0, 0));
             assert!(held.links_begun > 0 && held.links_refused == 0, "{held:?}");
         }
@@ -150,6 +187,15 @@ impl World {
             FAILED.set(Some(FAILED.get().unwrap_or(0) + failed[0] + failed[1]));
         } else {
             assert_eq!(failed, [0, 0], "nothing goes wrong here");
+        }
+        let Some((fabric, completion_depth)) = fabric else { return };
+        for (name, port) in HOSTS.into_iter().zip(&ports) {
+            let counters = fabric.counters_of(name);
+            assert_eq!((counters.receiver_not_ready, counters.completion_overruns), (0, 0));
+            let worst = counters.completions_worst;
+            assert!(worst <= completion_depth.into(), "{worst} completions in {completion_depth} entries");
+            assert_eq!((counters.queue_pairs, counters.windows, counters.windows_orphaned), (0, 0, 0));
+            assert_eq!(counters.regions, port.counters().regions + 1, "beside what stands, the messages' alone");
         }
         drop(ports);
         assert_eq!(fabric.violations(), Vec::<String>::new());
@@ -185,18 +231,18 @@ pub fn end_test() {
 pub fn pair(manner: &Manner, seed: u64) -> [Polled; 2] {
     WORLD.with_borrow_mut(|world| {
         let world = world.get_or_insert_with(|| World::new(manner, seed));
-        world.fabric.set_climate(&[]);
+        world.set_climate(&[]);
         let mut number = 0;
         let mut ends = connected(&TcpSettings::default()).map(|tcp| {
             let (port, peer) = (world.ports[number].clone(), HOSTS[1 - number]);
             number += 1;
             let mut link = SettledLink::new(port.clone(), peer, tcp, true);
             link.adopt(Handle::from_bits(1 << 32));
-            Polled { link, port, told: Vec::new() }
+            Polled { link, port, told: Vec::new(), is_real: world.fabric.is_none() }
         });
         settle(&mut ends);
         if seed != 0 {
-            world.fabric.set_climate(&manner.climate);
+            world.set_climate(&manner.climate);
         }
         ends
     })
@@ -247,11 +293,33 @@ pub fn faulty(ends: [Polled; 2], failing: bool, mut seed: u64) -> Ends {
     })
 }
 
+/// Waits a moment for a real device, or for one of the links' descriptors to be readable. False without one: devices in
+/// memory move when they are polled.
+pub fn wait(descriptors: &[BorrowedFd<'_>]) -> bool {
+    WORLD.with_borrow(|world| {
+        let Some(World { ports: [one, other], fabric: None, .. }) = world else { return false };
+        let mut told = Vec::new();
+        if one.arm(&mut told) && other.arm(&mut told) {
+            one.with_descriptors(|[of_one, _]| {
+                other.with_descriptors(|[of_other, _]| {
+                    let all = descriptors.iter().chain([&of_one, &of_other]);
+                    let mut watched: Vec<_> = all.map(|one| PollFd::new(*one, PollFlags::POLLIN)).collect();
+                    poll(&mut watched, PollTimeout::from(MOMENT_MS)).expect("poll");
+                });
+            });
+        }
+        one.disarm();
+        other.disarm();
+        true
+    })
+}
+
 /// A link that polls its port at every call, in place of a shard.
 pub struct Polled {
     link: SettledLink,
     port: Rc<Port>,
     told: Vec<Told>,
+    is_real: bool,
 }
 
 impl Polled {
@@ -281,9 +349,9 @@ impl Link for Polled {
         self.link.receive(receiver, budget)
     }
 
-    /// The fabric moves when it is polled: there is nothing to wait for.
+    /// None in memory, where the fabric moves when it is polled: there is nothing to wait for.
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        None
+        if self.is_real { self.link.descriptor() } else { None }
     }
 
     fn abandon(&mut self, outbox: &mut Outbox) -> Vec<Landing> {

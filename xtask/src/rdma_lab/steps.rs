@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::build::Build;
-use super::perftest;
+use super::{figures, perftest};
 
 /// One step: a command line in the guest, that must end with 0, and whose output must be as wanted.
 pub(crate) struct Step {
@@ -27,28 +27,103 @@ pub(crate) type Outputs = BTreeMap<&'static str, String>;
 
 const VERBS_PROBE: Build =
     Build { package: "sealane-transport", kind: "example", target: "verbs_probe", release: false };
+const CONFORMANCE: Build = Build { package: "sealane-transport", kind: "test", target: "conformance", release: false };
+const ENGINE: Build = Build { package: "sealane-tests", kind: "test", target: "engine", release: false };
+/// What is measured, and so built as users get it.
+const SEALANE: Build = Build { package: "sealane-cli", kind: "bin", target: "sealane", release: true };
 
-/// Every step. Each runs in the same boot, and all that it leaves running is killed when it ends.
+/// Every step. Each runs in the same boot, and all that it leaves running is killed when it ends. Tests use the guest's device
+/// where `SEALANE_TEST_RDMA` is set.
 pub(crate) const STEPS: &[Step] = &[
     Step { name: "ibv_devinfo", run: "ibv_devinfo -v", within_s: 30, needs: &[], judge: port_is_active },
     Step { name: "verbs_probe", run: "verbs_probe", within_s: 60, needs: &[VERBS_PROBE], judge: trials },
     Step {
-        name: "ib_send_lat",
+        name: "conformance",
+        // Without those that ask of a device in memory what a real one does not do.
+        run: "SEALANE_TEST_RDMA=1 conformance --test-threads 1 verbs \
+              --skip tiny --skip slow --skip failing --skip without --skip crowded",
+        within_s: 600,
+        needs: &[CONFORMANCE],
+        judge: tests,
+    },
+    Step {
+        name: "256_links",
+        run: "SEALANE_TEST_RDMA=1 conformance crowded_verbs::",
+        within_s: 120,
+        needs: &[CONFORMANCE],
+        judge: tests,
+    },
+    Step {
+        name: "engine",
+        run: "SEALANE_TEST_RDMA=1 engine --test-threads 1 verbs::",
+        within_s: 400,
+        needs: &[ENGINE],
+        judge: tests,
+    },
+    Step {
+        name: "peer_is_killed",
+        run: "SEALANE_TEST_RDMA=1 engine real_device::a_process_killed",
+        within_s: 120,
+        needs: &[ENGINE],
+        judge: tests,
+    },
+    Step {
+        name: "port_goes_down",
+        // Should the test have failed with the port down, the steps after it need it nevertheless.
+        run: "SEALANE_TEST_RDMA=1 engine real_device::a_port_that_goes_down; code=$?; ip link set eth0 up; exit $code",
+        within_s: 120,
+        needs: &[ENGINE],
+        judge: tests,
+    },
+    Step {
+        name: "demo",
+        run: "sealane demo --link verbs --steps 3 --workload mobilenet_v2",
+        within_s: 120,
+        needs: &[SEALANE],
+        judge: every_byte,
+    },
+    Step {
+        name: "demo_embedded",
+        run: "sealane demo --link verbs --steps 3 --workload mobilenet_v2 --embedded",
+        within_s: 120,
+        needs: &[SEALANE],
+        judge: every_byte,
+    },
+    Step {
+        name: figures::PERFTEST_LATENCY,
         run: "pair ib_send_lat -d rxe0 -x 1 -s 64 -n 5000",
         within_s: 60,
         needs: &[],
         judge: latency,
     },
     Step {
-        name: "ib_write_bw",
+        name: figures::PERFTEST_BANDWIDTH,
         run: "pair ib_write_bw -d rxe0 -x 1 -s 1048576 -n 200",
         within_s: 60,
         needs: &[],
         judge: bandwidth,
     },
+    Step {
+        name: figures::LATENCY,
+        run: "sealane bench latency --link verbs --size 64 --rounds 3 --baseline raw --json -",
+        within_s: 120,
+        needs: &[SEALANE],
+        judge: figures::latency,
+    },
+    bench(0, "sealane bench bandwidth --link verbs --size 1MiB --rounds 3 --transfer write --baseline raw --json -"),
+    bench(1, "sealane bench bandwidth --link verbs --size 1MiB --rounds 3 --transfer read --json -"),
+    bench(2, "sealane bench bandwidth --link verbs --size 1MiB --rounds 3 --registration dynamic --json -"),
+    bench(3, "sealane bench bandwidth --link verbs --size 1MiB --rounds 3 --window 1 --json -"),
+    bench(4, "sealane bench bandwidth --link verbs --size 1MiB --rounds 3 --window 40 --json -"),
 ];
 
-fn of<'a>(outputs: &'a Outputs, step: &str) -> &'a str {
+/// One of the [`figures::BANDWIDTHS`].
+const fn bench(which: usize, run: &'static str) -> Step {
+    Step { name: figures::BANDWIDTHS[which].0, run, within_s: 120, needs: &[SEALANE], judge: figures::bandwidth }
+}
+
+/// What a step printed; nothing, if it has not run.
+pub(super) fn of<'a>(outputs: &'a Outputs, step: &str) -> &'a str {
     outputs.get(step).map_or("", String::as_str)
 }
 
@@ -57,6 +132,32 @@ fn trials(outputs: &Outputs, step: &str) -> Result<String, String> {
     match of(outputs, step).lines().filter(|line| line.starts_with("ok ")).count() {
         0 => Err("nothing was tried".to_string()),
         tried => Ok(format!("{tried} trials of the device")),
+    }
+}
+
+/// The tests of a test binary that passed; what failed shows in its exit code.
+fn tests(outputs: &Outputs, step: &str) -> Result<String, String> {
+    let passed = of(outputs, step).lines().find_map(|line| {
+        let (passed, _) = line.strip_prefix("test result: ok. ")?.split_once(" passed")?;
+        passed.parse().ok()
+    });
+    match passed {
+        None => Err("no tests ran".to_string()),
+        Some(0) => Err("no test has that name".to_string()),
+        Some(1) => Ok("1 test".to_string()),
+        Some(count @ 2_u64..) => Ok(format!("{count} tests")),
+    }
+}
+
+/// The demo's links are verbs alone, and it has looked at all that it moved.
+fn every_byte(outputs: &Outputs, step: &str) -> Result<String, String> {
+    let printed = of(outputs, step);
+    let line = |what| printed.lines().find(|line: &&str| line.contains(what));
+    let links = line("links between engines: ").ok_or("no link was counted")?;
+    let verified = line("verified").ok_or("nothing was verified")?;
+    match links.ends_with(" verbs, 0 tcp") && !links.contains(" 0 verbs") {
+        true => Ok(verified.trim().to_string()),
+        false => Err(links.to_string()),
     }
 }
 
@@ -101,6 +202,29 @@ mod tests {
                 build.target
             );
         }
+    }
+
+    #[test]
+    fn tests_must_have_run() {
+        let result = |passed: &str| {
+            let printed = format!("running it\n\ntest result: ok. {passed} passed; 0 failed; 3 filtered out\n");
+            tests(&Outputs::from([("one", printed)]), "one")
+        };
+        assert_eq!((result("1").as_deref(), result("44").as_deref()), (Ok("1 test"), Ok("44 tests")));
+        assert!(result("0").is_err() && tests(&Outputs::new(), "one").is_err());
+    }
+
+    #[test]
+    fn a_demo_is_of_verbs_alone() {
+        let demo = |links: &str, end: &str| {
+            let printed = format!("links between engines: {links}\n\n{end}\n");
+            every_byte(&Outputs::from([("demo", printed)]), "demo")
+        };
+        let end = "every byte of 2528 tensors verified (224.31 MB); 7.5 s in all";
+        assert_eq!(demo("2 verbs, 0 tcp", end).as_deref(), Ok(end));
+        assert_eq!(demo("10 verbs, 0 tcp", end).as_deref(), Ok(end));
+        assert!(demo("1 verbs, 1 tcp", end).is_err() && demo("0 verbs, 0 tcp", end).is_err());
+        assert!(demo("1 verbs, 0 tcp", "").is_err());
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::build::{Build, build};
+use super::figures;
 use super::guest::Job;
 use super::image::Program;
 use super::kernel::Kernel;
@@ -47,7 +48,7 @@ pub(crate) fn run(lab: &Path, kernel: &Kernel, steps: &[&Step]) -> Result<bool, 
             None => return Err(error),
         }
     }
-    print!("{}", table(&rows));
+    print!("{}{}", table(&rows), figures::table(&outputs));
     Ok(rows.iter().all(|row| row.outcome.is_ok()))
 }
 

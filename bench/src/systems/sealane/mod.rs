@@ -29,7 +29,7 @@ use sealane_transport::tcp::{TcpSettings, congestion_of};
 use socket2::Socket;
 
 use crate::error::BenchError;
-use crate::limits::STALL_LIMIT;
+use crate::limits::{SLOWEST_BYTES_PER_SECOND, STALL_LIMIT};
 use crate::peer::{Peer, PeerJob, PeerProgram, PeerReady, announce};
 use crate::plan::{Bench, Fuse, Link, Plan};
 use crate::rdma_device::RdmaDevice;
@@ -71,7 +71,7 @@ impl Sealane {
         let peer = Peer::start(program, &job)?;
         let map = map(peer.ready().port, port);
         let (verbs, opened) = over_verbs::settings(&job.plan).unzip();
-        let engine = engine(&job.plan, map, &[WORKER], listener, STALL_LIMIT, verbs)?;
+        let engine = engine(&job.plan, map, &[WORKER], listener, request_timeout(&job.plan), verbs)?;
         let mut system = Self::new(&job.plan, engine)?;
         system.congestion = congestion;
         system.device = opened.and_then(|opened| opened.get().cloned());
@@ -217,6 +217,12 @@ fn tcp_settings(plan: &Plan) -> TcpSettings {
 /// Bytes of the tensors that are asked for under a key each: a window of one size, or all of a step.
 fn lanes(plan: &Plan) -> Vec<usize> {
     if plan.step.is_empty() { vec![plan.size_bytes; plan.window] } else { plan.step.clone() }
+}
+
+/// How long the consumer waits for a tensor that is asked for behind all others.
+fn request_timeout(plan: &Plan) -> Duration {
+    let bytes: usize = lanes(plan).iter().sum();
+    STALL_LIMIT + Duration::from_secs((bytes / SLOWEST_BYTES_PER_SECOND) as u64)
 }
 
 fn map(ps: u16, worker: u16) -> String {

@@ -80,6 +80,13 @@ fn large_tensors_move_both_ways_in_memory_that_is_registered_either_way() {
 }
 
 #[test]
+fn a_window_of_large_tensors_may_take_its_time() {
+    assert_eq!(request_timeout(&Plan::new(Bench::Latency)), STALL_LIMIT);
+    let plan = Plan { size_bytes: 200 << 20, window: 2, ..Plan::new(Bench::Bandwidth) };
+    assert_eq!(request_timeout(&plan), STALL_LIMIT + Duration::from_secs(200));
+}
+
+#[test]
 fn small_tensors_and_steps_move_over_verbs() {
     let latency = Plan { link: Link::Verbs, ..Plan::new(Bench::Latency) };
     let rate = Plan { bench: Bench::Rate, window: 7, ..latency.clone() };

@@ -6,7 +6,7 @@ use super::tools::Tools;
 use crate::error::LinkError;
 use crate::limits::FRAME_BODY_BYTES_MAX;
 use crate::link::Receiver;
-use crate::verbs::limits::MESSAGE_BYTES;
+use crate::verbs::limits::{MESSAGE_BYTES, TO_SAY_MAX};
 use crate::verbs::message::{self, BadMessage, Part};
 use crate::verbs::port::{Arrival, State};
 use crate::wire::{FRAME_HEADER_BYTES, WireError};
@@ -47,6 +47,11 @@ impl Side {
                 }
             }
             self.credits.refilled(&mut state.buffers);
+            if self.credits.is_overdrawn() {
+                return Err(
+                    BadMessage::new("place in the window, past all credit,", self.credits.window().into()).into()
+                );
+            }
         }
         if !state.entry(self.link).arrivals.is_empty() {
             state.entry(self.link).has_news.set(true);
@@ -61,10 +66,8 @@ impl Side {
         receiver: &mut dyn Receiver,
         message: &[u8],
     ) -> Result<(), LinkError> {
-        let (credits, mut parts) = message::open(message)?;
-        if !self.credits.heard(credits) {
-            return Err(BadMessage::new("credit", u64::from(credits)).into());
-        }
+        // Its credit was taken when it came.
+        let (_, mut parts) = message::open(message)?;
         while let Some(part) = parts.next()? {
             if let Part::Frames(bytes) = part {
                 self.hear_frames(receiver, bytes)?;
@@ -85,6 +88,9 @@ impl Side {
                 Part::Place { request, bytes, place } => places.learn(request, TheirPlace { remote: place, bytes }),
                 Part::Revoke { request, reply } => places.forget(tools, request, reply, outgoing),
                 Part::Revoked { request } => places.revoked(request)?,
+            }
+            if to_say.len() > TO_SAY_MAX {
+                return Err(BadMessage::new("part, with answers that wait to leave", to_say.len() as u64).into());
             }
         }
         Ok(())

@@ -19,6 +19,9 @@ use crate::verbs::windows::{Opened, Windows};
 struct Transfer {
     landing: Landing,
     used: Option<Use>,
+    /// What the peer can reach: to be closed before the payload is handed on. `None`: nothing of this side's, or what was
+    /// opened for another purpose.
+    opened: Option<Opened>,
     step: Step,
 }
 
@@ -26,15 +29,15 @@ struct Transfer {
 enum Step {
     /// Its place is to be opened, and the peer to be told.
     Opening,
-    /// The peer writes; `None`: into nothing of this side's, or into what was opened for another purpose.
-    Written(Option<Opened>),
+    /// The peer writes.
+    Written,
     /// This side reads: so many bytes were asked for, so many have come.
     Reading { from: Remote, asked: usize, come: usize },
     /// It comes in messages.
     Streamed,
 }
 
-/// A payload that is all there, and that the peer is to be kept from writing to. Its number is the peer's to use again.
+/// A payload that is all there, and that the peer is to be kept from reaching. Its number is the peer's to use again.
 struct Closing {
     landing: Landing,
     used: Option<Use>,
@@ -91,17 +94,34 @@ impl Incoming {
         };
         let place = landing.target().expect("it has a buffer");
         let (address, length) = (place.as_mut_ptr() as u64, place.len());
-        if how == How::Announced {
-            let Some((used, opened)) = places.take(landing.request.to_bits(), address) else {
-                landed.push(landing);
-                return Err(BadMessage::new("transfer into a place that was not announced", u64::from(number)));
+        // However it comes, the place that was announced for it is closed when it has come.
+        if let Some((used, opened)) = places.take(landing.request.to_bits(), address) {
+            landing.is_closed = true;
+            let step = match how {
+                How::Announced => Step::Written,
+                How::Asked => {
+                    tools.say(Part::Clear { transfer: number, answer: Answer::Write(opened.remote) });
+                    Step::Written
+                }
+                How::Offered(from) => {
+                    self.reading.push_back(number);
+                    Step::Reading { from, asked: 0, come: 0 }
+                }
+                How::Streamed => Step::Streamed,
             };
-            let transfer = Transfer { landing, used: Some(used), step: Step::Written(Some(opened)) };
+            let transfer = Transfer { landing, used: Some(used), opened: Some(opened), step };
             self.transfers[usize::from(number)] = Some(transfer);
             return Ok(());
         }
+        // Without a place of its request's nothing is to be closed when it has come.
+        landing.is_closed = !places.has(landing.request.to_bits());
+        if how == How::Announced {
+            landed.push(landing);
+            return Err(BadMessage::new("transfer into a place that was not announced", u64::from(number)));
+        }
         if how == How::Streamed {
-            self.transfers[usize::from(number)] = Some(Transfer { landing, used: None, step: Step::Streamed });
+            let transfer = Transfer { landing, used: None, opened: None, step: Step::Streamed };
+            self.transfers[usize::from(number)] = Some(transfer);
             return Ok(());
         }
         // SAFETY: the landing keeps the memory, and stays here until the use is released.
@@ -121,7 +141,7 @@ impl Incoming {
                 (Some(used), Step::Opening)
             }
         };
-        self.transfers[usize::from(number)] = Some(Transfer { landing, used, step });
+        self.transfers[usize::from(number)] = Some(Transfer { landing, used, opened: None, step });
         Ok(())
     }
 
@@ -135,7 +155,7 @@ impl Incoming {
     ) -> Result<(), BadMessage> {
         let step = match how {
             // It is written to the place that was announced, which is kept until the peer says that it has heard better.
-            How::Announced => Step::Written(None),
+            How::Announced => Step::Written,
             How::Streamed => Step::Streamed,
             How::Asked => {
                 tools.say(Part::Clear { transfer: number, answer: Answer::Drop });
@@ -148,7 +168,7 @@ impl Incoming {
                 return Ok(());
             }
         };
-        self.transfers[usize::from(number)] = Some(Transfer { landing, used: None, step });
+        self.transfers[usize::from(number)] = Some(Transfer { landing, used: None, opened: None, step });
         Ok(())
     }
 
@@ -165,16 +185,9 @@ impl Incoming {
     ) -> Result<usize, BadMessage> {
         let wrong = BadMessage::new("transfer that was written", u64::from(word));
         let number = u16::try_from(word).map_err(|_| wrong)?;
-        let is_written = |transfer: &mut Transfer| matches!(transfer.step, Step::Written(_));
-        let slot = self.transfers.get_mut(usize::from(number)).ok_or(wrong)?;
-        let Transfer { landing, used, step } = slot.take_if(is_written).ok_or(wrong)?;
-        let bytes = landing.missing();
-        match step {
-            Step::Written(Some(opened)) if Windows::closing(&opened).is_some() => {
-                self.closing.push_back(Closing { landing, used, opened });
-            }
-            _ => end(tools, landing, used, landed),
-        }
+        let transfer = self.get(number).filter(|transfer| transfer.step == Step::Written).ok_or(wrong)?;
+        let bytes = transfer.landing.missing();
+        self.finish(tools, number, landed);
         Ok(bytes)
     }
 
@@ -217,9 +230,15 @@ impl Incoming {
         end(tools, landing, used, landed);
     }
 
+    /// All of a payload is there: it is handed on when the peer reaches it no more.
     fn finish(&mut self, tools: &mut Tools<'_>, number: u16, landed: &mut Vec<Landing>) {
-        let Some(Transfer { landing, used, .. }) = self.transfers[usize::from(number)].take() else { return };
-        end(tools, landing, used, landed);
+        let Some(Transfer { landing, used, opened, .. }) = self.transfers[usize::from(number)].take() else { return };
+        match opened {
+            Some(opened) if Windows::closing(&opened).is_some() => {
+                self.closing.push_back(Closing { landing, used, opened });
+            }
+            _ => end(tools, landing, used, landed),
+        }
     }
 
     /// True if something is to be put into the queue.
@@ -263,7 +282,7 @@ impl Incoming {
         let answer = match tools.open(used, address, length, Grant::Write) {
             Ok(None) => return false,
             Ok(Some(opened)) => {
-                transfer.step = Step::Written(Some(opened));
+                (transfer.step, transfer.opened) = (Step::Written, Some(opened));
                 Answer::Write(opened.remote)
             }
             Err(error) => {
@@ -294,11 +313,8 @@ impl Incoming {
 
     /// The link ends: says what was open, so that it can be closed before the places are given back.
     pub(super) fn close_all(&self, windows: &mut Windows) {
-        for transfer in self.transfers.iter().flatten() {
-            if let Step::Written(Some(opened)) = &transfer.step {
-                windows.closed(opened);
-            }
-        }
+        let coming = self.transfers.iter().flatten().filter_map(|transfer| transfer.opened.as_ref());
+        coming.for_each(|opened| windows.closed(opened));
         self.closing.iter().for_each(|closing| windows.closed(&closing.opened));
     }
 

@@ -29,7 +29,7 @@ use socket2::Socket;
 
 use super::credits::Credits;
 use super::device::{QueuePair, Status};
-use super::message::Part;
+use super::message::{BadMessage, Part};
 use super::port::{Port, State};
 use super::windows::Windows;
 use crate::arena::Handle;
@@ -155,6 +155,10 @@ impl VerbsLink {
             }
             self.side.retire(state, id, status)?;
         }
+        let heard = std::mem::take(&mut state.entry(self.side.link).credits);
+        if heard > 0 && !self.side.credits.heard(heard) {
+            return Err(BadMessage::new("credit", heard.into()).into());
+        }
         match state.entry(self.side.link).broken.clone() {
             Some(reason) => Err(LinkError::Verbs(reason)),
             None => Ok(()),
@@ -192,7 +196,7 @@ impl VerbsLink {
         side.queue.clear(state);
         side.outgoing.clear(state, &mut side.returned);
         side.incoming.clear(state, &mut side.landed);
-        side.places.clear(state);
+        side.places.clear(state, &mut side.landed);
         side.landed.extend(side.current.take());
     }
 
@@ -247,6 +251,10 @@ impl VerbsLink {
                 return Err(error);
             }
             self.side.answer(state)?;
+            if !self.side.returned.is_empty() {
+                // These go back through the outbox, when the owner transmits next: it may have no other reason to.
+                state.mark_told(self.side.link, true);
+            }
             heard
         };
         total += self.deliver(receiver);
@@ -280,7 +288,7 @@ impl Side {
                 Then::ClosedOut(transfer) => outgoing.closed(tools, transfer, returned),
                 Then::Read { transfer, bytes } => incoming.read(tools, transfer, bytes, landed),
                 Then::ClosedIn => incoming.closed(tools, landed),
-                Then::ClosedPlace(request) => places.closed(tools, request),
+                Then::ClosedPlace(request) => places.closed(tools, request, landed),
             }
         }
         self.done = done;

@@ -7,12 +7,12 @@
 use std::collections::VecDeque;
 
 use hashbrown::HashMap;
-use sealane_runtime::Buffer;
 
 use super::outgoing::Outgoing;
 use super::queue::Then;
 use super::tools::Tools;
-use crate::outbox::{Announcement, Revocation};
+use crate::link::Landing;
+use crate::outbox::{Announcement, Kept, Revocation};
 use crate::verbs::device::{Grant, Remote};
 use crate::verbs::limits::{PLACES_MAX, WINDOWS_MAX};
 use crate::verbs::message::{BadMessage, Part};
@@ -31,8 +31,8 @@ struct OurPlace {
     address: u64,
     used: Use,
     opened: Opened,
-    /// The memory of a place that was revoked.
-    memory: Option<Buffer>,
+    /// What lies in a place that was revoked.
+    kept: Vec<Kept>,
     step: Step,
 }
 
@@ -70,8 +70,13 @@ impl Places {
             return tools.release(used);
         };
         let request = request.to_bits();
-        self.ours.insert(request, OurPlace { address, used, opened, memory: None, step: Step::Open });
+        self.ours.insert(request, OurPlace { address, used, opened, kept: Vec::new(), step: Step::Open });
         tools.say(Part::Place { request, bytes: bytes as u64, place: opened.remote });
+    }
+
+    /// True if a place of this side's may be open for the answer to a request.
+    pub(super) fn has(&self, request: u64) -> bool {
+        self.ours.contains_key(&request)
     }
 
     /// An answer begins to come into a place of this side; `None` if it was not announced for it.
@@ -85,11 +90,17 @@ impl Places {
     }
 
     /// Nobody waits for an answer in a place of this side any more, or it has come in another way.
-    pub(super) fn revoke(&mut self, tools: &mut Tools<'_>, revocation: Revocation) {
-        let request = revocation.request.to_bits();
-        let Some(ours) = self.ours.get_mut(&request) else { return };
-        let reply = revocation.memory.is_some();
-        (ours.memory, ours.step) = (revocation.memory, if reply { Step::Revoking } else { Step::Closing });
+    pub(super) fn revoke(&mut self, tools: &mut Tools<'_>, revocation: Revocation, landed: &mut Vec<Landing>) {
+        let Revocation { request, kept } = revocation;
+        let request = request.to_bits();
+        // One that was not announced for want of room, or that has been closed already.
+        let Some(ours) = self.ours.get_mut(&request) else { return let_go(kept, landed) };
+        let reply = matches!(kept, Kept::Memory(_));
+        ours.kept.push(kept);
+        if ours.step != Step::Open {
+            return;
+        }
+        ours.step = if reply { Step::Revoking } else { Step::Closing };
         if !reply {
             self.closing.push_back(request);
         }
@@ -132,7 +143,7 @@ impl Places {
     }
 
     /// Puts into the queue what is to be closed.
-    pub(super) fn pump(&mut self, tools: &mut Tools<'_>) {
+    pub(super) fn pump(&mut self, tools: &mut Tools<'_>, landed: &mut Vec<Landing>) {
         while let Some(&request) = self.closing.front()
             && tools.has_room(1)
         {
@@ -140,16 +151,17 @@ impl Places {
             let Some(ours) = self.ours.get(&request) else { continue };
             match Windows::closing(&ours.opened) {
                 Some(work) => tools.push(work, Then::ClosedPlace(request)),
-                None => self.closed(tools, request),
+                None => self.closed(tools, request, landed),
             }
         }
     }
 
-    /// The peer can no longer reach a place: its memory is free.
-    pub(super) fn closed(&mut self, tools: &mut Tools<'_>, request: u64) {
+    /// The peer can no longer reach a place: its memory is free, and an answer that lies there can be handed on.
+    pub(super) fn closed(&mut self, tools: &mut Tools<'_>, request: u64, landed: &mut Vec<Landing>) {
         if let Some(ours) = self.ours.remove(&request) {
             tools.windows.closed(&ours.opened);
             tools.release(ours.used);
+            ours.kept.into_iter().for_each(|kept| let_go(kept, landed));
         }
     }
 
@@ -159,9 +171,21 @@ impl Places {
     }
 
     /// Nothing is open any more: lets all memory go.
-    pub(super) fn clear(&mut self, state: &mut State) {
+    pub(super) fn clear(&mut self, state: &mut State, landed: &mut Vec<Landing>) {
         for (_, ours) in self.ours.drain() {
             state.regions.release(&mut *state.device, ours.used);
+            ours.kept.into_iter().for_each(|kept| let_go(kept, landed));
+        }
+    }
+}
+
+/// The peer cannot reach it any more.
+fn let_go(kept: Kept, landed: &mut Vec<Landing>) {
+    match kept {
+        Kept::Memory(memory) => drop(memory),
+        Kept::Answer(mut landing) => {
+            landing.is_closed = true;
+            landed.push(landing);
         }
     }
 }

@@ -16,10 +16,10 @@ const FRAMES_ROOM_MIN: usize = PART_BYTES + 64;
 impl Side {
     /// Says all that there is to say, as far as there is room and credit; the bytes of the outbox that were taken.
     pub(super) fn say(&mut self, state: &mut State, outbox: &mut Outbox, budget: usize) -> Result<usize, LinkError> {
-        let Self { queue, windows, to_say, places, .. } = self;
+        let Self { queue, windows, to_say, places, landed, .. } = self;
         let tools = &mut Tools { state: &mut *state, queue, windows, to_say };
         for revocation in outbox.revoked().drain(..) {
-            places.revoke(tools, revocation);
+            places.revoke(tools, revocation, landed);
         }
         for announcement in outbox.announced().drain(..) {
             places.announce(tools, announcement);
@@ -35,8 +35,11 @@ impl Side {
         }
         // What has begun just now can be written.
         self.pump(state);
-        self.tell_credit(state);
-        self.flush(state)?;
+        self.end_saying(state)?;
+        if !self.landed.is_empty() {
+            // The owner is to come and take it, though no completion tells of it.
+            state.mark_told(self.link, false);
+        }
         Ok(total)
     }
 
@@ -52,14 +55,20 @@ impl Side {
                 break;
             }
         }
+        self.end_saying(state)
+    }
+
+    fn end_saying(&mut self, state: &mut State) -> Result<(), LinkError> {
         self.tell_credit(state);
+        // What waits for credit is told when some comes, also while the session takes nothing in.
+        state.entry(self.link).wants_credit = !self.credits.may_send();
         self.flush(state)
     }
 
     fn pump(&mut self, state: &mut State) {
-        let Self { queue, windows, to_say, outgoing, incoming, places, credits, .. } = self;
+        let Self { queue, windows, to_say, outgoing, incoming, places, credits, landed, .. } = self;
         let tools = &mut Tools { state, queue, windows, to_say };
-        places.pump(tools);
+        places.pump(tools, landed);
         incoming.pump(tools);
         outgoing.pump(tools, credits);
         let is_left = places.has_unposted() || incoming.has_unposted() || outgoing.has_unposted();

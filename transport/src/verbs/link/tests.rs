@@ -1,9 +1,11 @@
 //! Tests of the link on fake devices: two sessions over two ports, or one against a peer that says what it likes.
 
+mod credit;
 mod failures;
 mod harness;
 mod hostile;
 mod many;
 mod payloads;
 mod places;
+mod stage;
 mod waking;

@@ -5,7 +5,7 @@
 //! - *rate*: a window of requests and as many receive buffers. With `--fuse off` each request, and each tensor, is a SEND of
 //!   its own; else a quarter of the window is, as bare sockets write many at once.
 //! - *bandwidth*: RDMA WRITEs of the tensor's size into the other process's memory, as many outstanding as the window but
-//!   at least two; what counts is acknowledged. The consumer's process writes, so the other has nothing to do but wait.
+//!   at least two; what counts is acknowledged. The consumer's process writes, so the other only spins, as Sealane's does.
 //! - *fuse*: a SEND that asks, and one RDMA WRITE of all the step's bytes, whose word says that they are there.
 //!
 //! Both processes spin on their completion queues, or sleep until there is a completion when polling is off.
@@ -114,8 +114,8 @@ pub(in crate::systems) fn serve(plan: &Plan) -> Result<(), BenchError> {
     let theirs = card::answer(&mut stream, &mut end).map_err(failed("connect to the consumer"))?;
     if plan.bench == Bench::Bandwidth {
         loop {
-            // The consumer writes; the process ends with its standard input or its parent.
-            std::thread::park();
+            // The consumer writes, and nothing comes that this side would hear of: it spins, or sleeps, as in all others.
+            end.wait().map_err(explained)?;
         }
     }
     let mut producer = Producer::new(plan, end, theirs);

@@ -173,6 +173,10 @@ fn the_end_of_the_tcp_connection_ends_the_link_after_what_had_come() {
             pair.sides[0].ask(now, number, 2000, Into::Anywhere);
         }
         pair.run(|pair| pair.sides[1].parked.len() == 2000);
+        // Until the last credit has come.
+        for side in [0, 1].repeat(100) {
+            pair.turn(side).expect("a healthy link");
+        }
         pair.sides[1].answer_parked();
         // Some of the answers are in receive buffers when the peer ends.
         pair.sides[1].transmit(now).expect("a healthy link");

@@ -1,192 +1,18 @@
 //! A peer that says and writes what it likes: its link ends with an error that says why, and nothing else is harmed.
 
 use std::io::Write as _;
-use std::rc::Rc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use socket2::Socket;
-
-use super::harness::{Into, LARGE, Manner, NAMES, Side, check_port, connect, sockets};
+use super::harness::{Into, LARGE, Manner, pattern};
+use super::stage::{Stage, TURNS, WILD, frames, place_in, response};
 use crate::arena::Handle;
 use crate::error::LinkError;
 use crate::link::{Frames, Landing, Link, Place, Receiver};
-use crate::session::Roster;
-use crate::verbs::device::{Piece, Post, Remote, Status, Work};
-use crate::verbs::fake::Fabric;
-use crate::verbs::limits::{MESSAGE_BYTES, PLACES_MAX};
-use crate::verbs::link::{Connected, VerbsLink};
-use crate::verbs::message::{self, Answer, How, Part, Writer};
-use crate::verbs::port::{Arrival, Port};
+use crate::verbs::device::{Remote, Status, Work};
+use crate::verbs::limits::PLACES_MAX;
+use crate::verbs::message::{self, Answer, How, Part};
 use crate::verbs::settings::Transfer;
-use crate::wire::{FrameWriter, Request, Response, WireError};
-
-const WILD: Remote = Remote { address: 0x1000, rkey: 0x1234_5672 };
-/// Turns in which all that is under way has come.
-const TURNS: usize = 50;
-
-/// An honest side, and a peer that is a queue pair and no more.
-struct Stage {
-    fabric: Fabric,
-    side: Side,
-    port: Rc<Port>,
-    peer: Option<Connected>,
-    socket: Socket,
-    now: Instant,
-    posted: u64,
-    completion_depth: u32,
-}
-
-impl Stage {
-    fn new(transfer: Transfer) -> Self {
-        let manner = Manner::with(transfer);
-        let fabric = Fabric::new(5);
-        let [here, port] = NAMES.map(|name| manner.open(&fabric, name));
-        let [(honest, _), (peer, _)] = connect([&here, &port]);
-        let [near, socket] = sockets();
-        let mut side = Side::new(here.clone());
-        side.link = Some(VerbsLink::new(here, NAMES[1].into(), near, honest, MESSAGE_BYTES));
-        let now = Instant::now();
-        side.session.attach(now, 1, Roster { numbers: vec![0] }, u64::MAX);
-        let completion_depth = manner.device.completion_depth;
-        Self { fabric, side, port, peer: Some(peer), socket, now, posted: 0, completion_depth }
-    }
-
-    /// Posts something of the peer's.
-    fn post(&mut self, work: Work) {
-        let peer = self.peer.as_ref().expect("it stands");
-        self.posted += 1;
-        let post = Post { id: self.posted, signaled: true, work };
-        // SAFETY: local memory is that of message buffers, which the port keeps, and which are not used again.
-        unsafe { self.port.state().device.post(peer.queue_pair.id, &[post]) }.expect("posted");
-    }
-
-    fn post_bytes(&mut self, bytes: &[u8], work: impl FnOnce(Piece) -> Work) {
-        let piece = {
-            let mut state = self.port.state();
-            let buffer = state.take_send_buffer().expect("a buffer");
-            let mut memory = state.lift_send_buffer(buffer);
-            memory[..bytes.len()].copy_from_slice(bytes);
-            state.put_down_send_buffer(buffer, memory);
-            state.message_piece(buffer, bytes.len())
-        };
-        self.post(work(piece));
-    }
-
-    fn send(&mut self, bytes: &[u8]) {
-        self.post_bytes(bytes, Work::Send);
-    }
-
-    /// A message with credit for a few more.
-    fn say(&mut self, parts: &[Part<'_>]) {
-        self.say_with(3, parts);
-    }
-
-    fn say_with(&mut self, credits: u16, parts: &[Part<'_>]) {
-        let mut memory = vec![0; MESSAGE_BYTES];
-        let mut writer = Writer::new(&mut memory);
-        parts.iter().for_each(|part| writer.push(*part));
-        let bytes = writer.finish(credits);
-        self.send(&memory[..bytes]);
-    }
-
-    fn write(&mut self, to: Remote, bytes: &[u8], word: Option<u32>) {
-        self.post_bytes(bytes, |from| Work::Write { from, to, word });
-    }
-
-    /// What the honest side has said since the last time.
-    fn hear(&mut self) -> Vec<Vec<u8>> {
-        self.port.poll(&mut Vec::new());
-        let link = self.peer.as_ref().expect("it stands").link;
-        let mut state = self.port.state();
-        let arrivals: Vec<_> = state.entry(link).arrivals.drain(..).collect();
-        let mut heard = Vec::new();
-        for arrival in arrivals {
-            if let Arrival::Message { buffer, bytes } = arrival {
-                let memory = state.lift_receive_buffer(buffer);
-                heard.push(memory[..bytes].to_vec());
-                state.put_down_receive_buffer(buffer, memory);
-                state.refill(buffer);
-            }
-        }
-        state.post_refills().expect("posted");
-        heard
-    }
-
-    /// Statuses of what the peer has posted, since the last time.
-    fn outcomes(&mut self) -> Vec<Status> {
-        self.port.poll(&mut Vec::new());
-        let link = self.peer.as_ref().expect("it stands").link;
-        self.port.state().entry(link).completed.drain(..).map(|(_, status)| status).collect()
-    }
-
-    fn turn(&mut self) -> Result<(), LinkError> {
-        self.side.poll();
-        self.side.transmit(self.now)?;
-        if let Some(link) = &mut self.side.link {
-            link.descriptor_ready();
-        }
-        self.side.receive(self.now).map(|_| ())
-    }
-
-    fn turns(&mut self) {
-        for _ in 0..TURNS {
-            self.turn().expect("the link stands");
-        }
-    }
-
-    /// The error that ends the honest link.
-    fn error(&mut self) -> LinkError {
-        (0..TURNS).find_map(|_| self.turn().err()).expect("the link ends")
-    }
-
-    /// The request that the honest side has asked, with its frame sent.
-    fn asked(&mut self, size: usize, into: Into) -> (Handle, usize) {
-        let asked = self.side.ask(self.now, 1, size, into);
-        self.turns();
-        asked
-    }
-
-    /// Looks whether the honest side has given everything back.
-    fn check(mut self) {
-        self.side.lose();
-        let port = self.side.port.clone();
-        check_port(&self.fabric, NAMES[0], &port, self.completion_depth);
-        self.side.session.reset(&crate::Error::invalid("the peer is hostile"));
-        self.side.handle_events();
-        assert_eq!(self.side.slab.in_use_bytes(), 0);
-        let Connected { link, queue_pair, credits } = self.peer.take().expect("it stands");
-        self.port.state().end_link(link, &queue_pair, &credits, 0);
-        assert_eq!(self.fabric.violations(), Vec::<String>::new());
-    }
-}
-
-fn frames(write: impl FnOnce(&mut FrameWriter<'_>)) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    write(&mut FrameWriter(&mut bytes));
-    bytes
-}
-
-/// The frame of an answer whose payload comes beside it.
-fn response(id: Handle, payload_bytes: usize) -> Vec<u8> {
-    let (token, payload_bytes) = (Handle::from_bits(1 << 32), payload_bytes as u64);
-    frames(|writer| writer.response(&Response { id, token, payload_bytes, transfer: 0, meta: b"" }))
-}
-
-/// The last place that the honest side has named, and the transfer that it is for, if it is for one.
-fn place_in(messages: &[Vec<u8>]) -> (Option<u16>, Remote) {
-    let mut found = None;
-    for message in messages {
-        let (_, mut parts) = message::open(message).expect("an honest message");
-        while let Some(part) = parts.next().expect("an honest message") {
-            match part {
-                Part::Place { place, .. } => found = Some((None, place)),
-                Part::Clear { transfer, answer: Answer::Write(place) } => found = Some((Some(transfer), place)),
-                _ => {}
-            }
-        }
-    }
-    found.expect("a place")
-}
+use crate::wire::{Request, WireError};
 
 #[test]
 fn messages_that_make_no_sense_end_the_link() {
@@ -441,6 +267,68 @@ fn a_place_gives_no_more_than_itself() {
     }
 }
 
+/// However an answer comes: when its waiter has it, and its memory may be anybody's, the peer does not reach it any more.
+#[test]
+fn no_answer_is_handed_on_while_its_place_is_open() {
+    const SIZE: usize = 9000;
+    type Answering = fn(&mut Stage, &[u8], &[u8]);
+    let ways: [(&str, usize, Answering); 5] = [
+        ("in the frame", 100, |stage, frame, bytes| stage.say(&[Part::Frames(&[frame, bytes].concat())])),
+        ("frame and payload apart", 100, |stage, frame, bytes| {
+            stage.say(&[Part::Frames(frame), Part::Frames(bytes)]);
+        }),
+        ("a large one among the frames", SIZE, |stage, frame, bytes| {
+            stage.say(&[Part::Frames(frame), Part::Frames(bytes)]);
+        }),
+        ("in messages", SIZE, |stage, frame, bytes| {
+            let payload = Part::Payload { transfer: 0, bytes: SIZE as u64, how: How::Streamed };
+            stage.say(&[Part::Frames(frame), payload, Part::Bytes { transfer: 0, bytes }]);
+        }),
+        ("when asked for", SIZE, |stage, frame, bytes| {
+            let payload = Part::Payload { transfer: 0, bytes: SIZE as u64, how: How::Asked };
+            stage.say(&[Part::Frames(frame), payload]);
+            stage.turns();
+            let (_, place) = place_in(&stage.hear());
+            stage.write(place, bytes, Some(0));
+        }),
+    ];
+    for manner in [Manner::default(), Manner::default().registering_each(), Manner::with(Transfer::Read)] {
+        for (what, size, answering) in ways {
+            for is_given_up in [false, true] {
+                let mut stage = Stage::with(&manner);
+                let (id, _) = stage.asked(SIZE, Into::Slab);
+                let announced = manner.settings.transfer == Transfer::Write;
+                let place = announced.then(|| place_in(&stage.hear()).1);
+                answering(&mut stage, &response(id, size), &pattern(1, size));
+                stage.outcomes();
+                stage.side.poll();
+                stage.side.receive(stage.now).expect("the link stands");
+                if is_given_up && stage.side.fates.is_empty() {
+                    // The answer has its memory, or the link.
+                    assert!(stage.side.session.cancel(id).is_some_and(|(_, destination)| destination.is_none()));
+                }
+                let is_done = |stage: &Stage| match is_given_up {
+                    true => stage.side.slab.in_use_bytes() == 0,
+                    false => !stage.side.fates.is_empty(),
+                };
+                for turn in 0.. {
+                    assert!(turn < TURNS, "{what}: it never comes");
+                    if is_done(&stage) || !stage.side.fates.is_empty() {
+                        break;
+                    }
+                    stage.turn().expect("the link stands");
+                }
+                if let Some(place) = place {
+                    stage.write(place, &[6; 64], None);
+                    assert_eq!(stage.outcomes(), [Status::REMOTE_ACCESS], "{what}, given up: {is_given_up}");
+                }
+                stage.side.fates.clear();
+                stage.check();
+            }
+        }
+    }
+}
+
 /// The session is detached already.
 fn check_detached(mut stage: Stage) {
     let mut link = stage.side.link.take().expect("it stands");
@@ -456,12 +344,9 @@ fn places_without_end_are_forgotten() {
     for _ in 0..PLACES_MAX / 300 + 2 {
         let parts: Vec<_> = (0..300).map(|at| Part::Place { request: request + at, bytes: 1, place: WILD }).collect();
         request += 300;
-        stage.say_with(0, &parts);
+        stage.say_with(1, &parts);
         stage.turns();
         stage.hear();
-        if request % 900 == 0 {
-            stage.say(&[]);
-        }
     }
     stage.turns();
     // Revoking what is there or not is answered as often as it asks for that.

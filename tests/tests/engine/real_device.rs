@@ -1,0 +1,170 @@
+//! What only the machine's own RDMA device shows: its port goes down, or a process that uses it is killed. Nothing happens
+//! here unless `SEALANE_TEST_RDMA` is set; the RDMA lab sets it, and its machine's network may be switched off.
+
+use std::io::Read;
+use std::net::{Ipv4Addr, TcpListener};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use sealane_fusion::{Code, Engine, EngineSettings, Verbs};
+use sealane_transport::verbs::{Transfer, VerbsSettings};
+
+use crate::fixture::{LONG, assert_empty, bytes, engines, listener, map, port, settings, task, tensor, total, until};
+use crate::verbs::{counters_verbs, is_real};
+
+/// The network device under the RDMA device, and the state of the latter's port.
+const NETWORK: &str = "eth0";
+const PORT_STATE: &str = "/sys/class/infiniband/rxe0/ports/1/state";
+/// Tensors under way when something is taken away, and the bytes of each; an engine's slab has room for all of them.
+const UNDER_WAY: usize = 20;
+const LARGE: usize = 512 << 10;
+
+fn switch_network(state: &str) {
+    let switched = Command::new("ip").args(["link", "set", NETWORK, state]).status().expect("ip can be run");
+    assert!(switched.success(), "ip link set {NETWORK} {state}: {switched}");
+}
+
+fn until_port_is_active() {
+    let deadline = Instant::now() + LONG;
+    while !std::fs::read_to_string(PORT_STATE).expect("the lab's device").contains("ACTIVE") {
+        assert!(Instant::now() < deadline, "the port does not come up");
+        std::thread::yield_now();
+    }
+}
+
+/// Sends tensors from one engine to another, does something meanwhile, and looks whether all have arrived.
+fn exchange([from, to]: [(&Engine, usize); 2], step: i64, meanwhile: impl FnOnce()) {
+    let producer = from.0.task(&task(from.1)).expect("its task");
+    let consumer = to.0.task(&task(to.1)).expect("its task");
+    let seed = |at: usize| (step as u64) << 8 | at as u64;
+    let keys: Vec<String> = (0..UNDER_WAY).map(|at| format!("k{at}")).collect();
+    let keys = || keys.iter().enumerate();
+    let sent: Vec<_> = keys().map(|(at, key)| producer.send(&task(to.1), step, key, tensor(LARGE, seed(at)))).collect();
+    let asked: Vec<_> = keys().map(|(_, key)| consumer.recv(&task(from.1), step, key)).collect();
+    let mut meanwhile = Some(meanwhile);
+    for (at, receiving) in asked.into_iter().enumerate() {
+        assert!(receiving.wait().expect("it arrives").bytes() == bytes(LARGE, seed(at)), "tensor {at} of step {step}");
+        // One has arrived, and others are on their way.
+        if let Some(meanwhile) = meanwhile.take() {
+            meanwhile();
+        }
+    }
+    sent.into_iter().for_each(|sending| sending.wait().expect("it is taken"));
+}
+
+#[test]
+fn a_port_that_goes_down_under_traffic_is_left_for_tcp_until_it_is_up() {
+    if !is_real() {
+        return;
+    }
+    for transfer in [Transfer::Write, Transfer::Read] {
+        // Of those that the first has not met, one by one is met when the port is up again.
+        let engines = engines(6, |_, settings| {
+            settings.verbs = Some(Verbs::new(VerbsSettings { transfer, ..VerbsSettings::default() }));
+        });
+        let with = |peer: usize| [(&engines[0], 0), (&engines[peer], peer)];
+        exchange(with(1), 1, || {});
+        assert_eq!(counters_verbs(&engines[0]), 1);
+        exchange(with(1), 2, || switch_network("down"));
+        until(&engines[0], "a link", |counters| counters.links == 1);
+        exchange(with(1), 3, || {});
+        assert_eq!((counters_verbs(&engines[0]), total(&engines[0]).links), (0, 1), "by TCP");
+        switch_network("up");
+        until_port_is_active();
+        let by_verbs = (2..6).find(|&peer| {
+            exchange(with(peer), 4, || {});
+            counters_verbs(&engines[0]) == 1
+        });
+        assert!(by_verbs.is_some(), "new links are verbs again");
+        engines.iter().for_each(assert_empty);
+    }
+}
+
+/// Gives the ports of both engines to the process that is killed.
+const PORTS_VARIABLE: &str = "SEALANE_TEST_PORTS";
+
+/// What task 0 publishes.
+const PUBLISHED: &str = "weights";
+const VERSION: i64 = 7;
+
+fn over_verbs(mut settings: EngineSettings, transfer: Transfer) -> EngineSettings {
+    let verbs = Verbs::new(VerbsSettings { transfer, ..VerbsSettings::default() });
+    settings.verbs = Some(Verbs { is_required: true, ..verbs });
+    settings
+}
+
+/// Not a test by itself: the process of the next one. It publishes a tensor, until its standard input ends.
+#[test]
+fn the_process_that_is_killed() {
+    let Ok(ports) = std::env::var(PORTS_VARIABLE) else { return };
+    let ports: Vec<u16> = ports.split(' ').map(|port| port.parse().expect("a port")).collect();
+    let own = TcpListener::bind((Ipv4Addr::LOCALHOST, ports[0])).expect("its predecessor is gone");
+    let engine = Engine::start(over_verbs(settings(map(&ports), 0, own), Transfer::Write)).expect("an engine starts");
+    let task = engine.task(&task(0)).expect("its task");
+    task.publish(PUBLISHED, VERSION, tensor(LARGE, 1)).wait().expect("published");
+    std::io::stdin().read_to_end(&mut Vec::new()).expect("standard input");
+}
+
+/// Killed when dropped.
+struct Process(Child);
+
+impl Process {
+    fn start(ports: &[u16]) -> Process {
+        let mut command = Command::new(std::env::current_exe().expect("this program"));
+        command.args(["--exact", "real_device::the_process_that_is_killed"]);
+        command.env(PORTS_VARIABLE, ports.iter().map(u16::to_string).collect::<Vec<_>>().join(" "));
+        Process(command.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().expect("it starts"))
+    }
+
+    fn kill(mut self) {
+        self.0.kill().expect("it runs");
+        self.0.wait().expect("it ends");
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_process_killed_while_its_tensors_are_pulled_is_unavailable_until_its_successor_serves() {
+    if !is_real() {
+        return;
+    }
+    for transfer in [Transfer::Write, Transfer::Read] {
+        let (gone, own) = (listener(), listener());
+        let ports = [port(&gone), port(&own)];
+        drop(gone);
+        let mut settings = over_verbs(settings(map(&ports), 1, own), transfer);
+        settings.connect_timeout = Duration::from_secs(20);
+        let worker = Engine::start(settings).expect("an engine starts");
+        let consumer = worker.task(&task(1)).expect("its task");
+        let pull = || consumer.pull(&task(0), PUBLISHED, VERSION);
+        let verify = |pulled: &sealane_fusion::Pulled| {
+            assert!(pulled.tensor.bytes() == bytes(LARGE, 1), "the tensor differs");
+        };
+        for has_successor in [true, true, false] {
+            let process = Process::start(&ports);
+            verify(&pull().wait().expect("it is published"));
+            assert_eq!(counters_verbs(&worker), 1);
+            let mut under_way: Vec<_> = (0..UNDER_WAY).map(|_| pull()).collect();
+            verify(&under_way.remove(0).wait().expect("it runs"));
+            process.kill();
+            let successor = has_successor.then(|| Process::start(&ports));
+            for pulling in under_way {
+                match pulling.wait() {
+                    Ok(pulled) => verify(&pulled),
+                    Err(error) => assert_eq!(error.code(), Code::Unavailable, "{error}"),
+                }
+            }
+            if let Some(successor) = successor {
+                verify(&pull().wait().expect("its successor serves"));
+                successor.kill();
+            }
+        }
+        assert_empty(&worker);
+    }
+}

@@ -1,0 +1,197 @@
+//! An honest side, and a peer that is a queue pair and no more.
+
+use std::rc::Rc;
+use std::time::Instant;
+
+use socket2::Socket;
+
+use super::harness::{Into, Manner, NAMES, Side, check_port, connect, sockets};
+use crate::arena::Handle;
+use crate::error::LinkError;
+use crate::link::Link;
+use crate::session::Roster;
+use crate::verbs::device::{Piece, Post, Remote, Status, Work};
+use crate::verbs::fake::Fabric;
+use crate::verbs::limits::MESSAGE_BYTES;
+use crate::verbs::link::{Connected, VerbsLink};
+use crate::verbs::message::{self, Answer, Part, Writer};
+use crate::verbs::port::{Arrival, Port};
+use crate::verbs::settings::Transfer;
+use crate::wire::{FrameWriter, Response};
+
+pub(super) const WILD: Remote = Remote { address: 0x1000, rkey: 0x1234_5672 };
+/// Turns in which all that is under way has come.
+pub(super) const TURNS: usize = 50;
+
+/// An honest side, and a peer that is a queue pair and no more.
+pub(super) struct Stage {
+    pub(super) fabric: Fabric,
+    pub(super) side: Side,
+    port: Rc<Port>,
+    peer: Option<Connected>,
+    pub(super) socket: Socket,
+    pub(super) now: Instant,
+    posted: u64,
+    completion_depth: u32,
+}
+
+impl Stage {
+    pub(super) fn new(transfer: Transfer) -> Self {
+        Self::with(&Manner::with(transfer))
+    }
+
+    pub(super) fn with(manner: &Manner) -> Self {
+        let fabric = Fabric::new(5);
+        let [here, port] = NAMES.map(|name| manner.open(&fabric, name));
+        let [(honest, _), (peer, _)] = connect([&here, &port]);
+        let [near, socket] = sockets();
+        let mut side = Side::new(here.clone());
+        side.link = Some(VerbsLink::new(here, NAMES[1].into(), near, honest, MESSAGE_BYTES));
+        let now = Instant::now();
+        side.session.attach(now, 1, Roster { numbers: vec![0] }, u64::MAX);
+        let completion_depth = manner.device.completion_depth;
+        Self { fabric, side, port, peer: Some(peer), socket, now, posted: 0, completion_depth }
+    }
+
+    /// Posts something of the peer's.
+    pub(super) fn post(&mut self, work: Work) {
+        let peer = self.peer.as_ref().expect("it stands");
+        self.posted += 1;
+        let post = Post { id: self.posted, signaled: true, work };
+        // SAFETY: local memory is that of message buffers, which the port keeps, and which are not used again.
+        unsafe { self.port.state().device.post(peer.queue_pair.id, &[post]) }.expect("posted");
+    }
+
+    pub(super) fn post_bytes(&mut self, bytes: &[u8], work: impl FnOnce(Piece) -> Work) {
+        let piece = {
+            let mut state = self.port.state();
+            let buffer = state.take_send_buffer().expect("a buffer");
+            let mut memory = state.lift_send_buffer(buffer);
+            memory[..bytes.len()].copy_from_slice(bytes);
+            state.put_down_send_buffer(buffer, memory);
+            state.message_piece(buffer, bytes.len())
+        };
+        self.post(work(piece));
+    }
+
+    pub(super) fn send(&mut self, bytes: &[u8]) {
+        self.post_bytes(bytes, Work::Send);
+    }
+
+    /// A message with credit for a few more.
+    pub(super) fn say(&mut self, parts: &[Part<'_>]) {
+        self.say_with(3, parts);
+    }
+
+    pub(super) fn say_with(&mut self, credits: u16, parts: &[Part<'_>]) {
+        let mut memory = vec![0; MESSAGE_BYTES];
+        let mut writer = Writer::new(&mut memory);
+        parts.iter().for_each(|part| writer.push(*part));
+        let bytes = writer.finish(credits);
+        self.send(&memory[..bytes]);
+    }
+
+    pub(super) fn write(&mut self, to: Remote, bytes: &[u8], word: Option<u32>) {
+        self.post_bytes(bytes, |from| Work::Write { from, to, word });
+    }
+
+    /// What the honest side has said since the last time.
+    pub(super) fn hear(&mut self) -> Vec<Vec<u8>> {
+        self.port.poll(&mut Vec::new());
+        let link = self.peer.as_ref().expect("it stands").link;
+        let mut state = self.port.state();
+        let arrivals: Vec<_> = state.entry(link).arrivals.drain(..).collect();
+        let mut heard = Vec::new();
+        for arrival in arrivals {
+            if let Arrival::Message { buffer, bytes } = arrival {
+                let memory = state.lift_receive_buffer(buffer);
+                heard.push(memory[..bytes].to_vec());
+                state.put_down_receive_buffer(buffer, memory);
+                state.refill(buffer);
+            }
+        }
+        state.post_refills().expect("posted");
+        heard
+    }
+
+    /// Statuses of what the peer has posted, since the last time.
+    pub(super) fn outcomes(&mut self) -> Vec<Status> {
+        self.port.poll(&mut Vec::new());
+        let link = self.peer.as_ref().expect("it stands").link;
+        self.port.state().entry(link).completed.drain(..).map(|(_, status)| status).collect()
+    }
+
+    /// What has come for the honest side and was not taken in.
+    pub(super) fn kept(&self) -> usize {
+        let link = self.side.link.as_ref().expect("it stands").side.link;
+        self.side.port.state().entry(link).arrivals.len()
+    }
+
+    pub(super) fn turn(&mut self) -> Result<(), LinkError> {
+        self.side.poll();
+        self.side.transmit(self.now)?;
+        if let Some(link) = &mut self.side.link {
+            link.descriptor_ready();
+        }
+        self.side.receive(self.now).map(|_| ())
+    }
+
+    pub(super) fn turns(&mut self) {
+        for _ in 0..TURNS {
+            self.turn().expect("the link stands");
+        }
+    }
+
+    /// The error that ends the honest link.
+    pub(super) fn error(&mut self) -> LinkError {
+        (0..TURNS).find_map(|_| self.turn().err()).expect("the link ends")
+    }
+
+    /// The request that the honest side has asked, with its frame sent.
+    pub(super) fn asked(&mut self, size: usize, into: Into) -> (Handle, usize) {
+        let asked = self.side.ask(self.now, 1, size, into);
+        self.turns();
+        asked
+    }
+
+    /// Looks whether the honest side has given everything back.
+    pub(super) fn check(mut self) {
+        self.side.lose();
+        let port = self.side.port.clone();
+        check_port(&self.fabric, NAMES[0], &port, self.completion_depth);
+        self.side.session.reset(&crate::Error::invalid("the peer is hostile"));
+        self.side.handle_events();
+        assert_eq!(self.side.slab.in_use_bytes(), 0);
+        let Connected { link, queue_pair, credits } = self.peer.take().expect("it stands");
+        self.port.state().end_link(link, &queue_pair, &credits, 0);
+        assert_eq!(self.fabric.violations(), Vec::<String>::new());
+    }
+}
+
+pub(super) fn frames(write: impl FnOnce(&mut FrameWriter<'_>)) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    write(&mut FrameWriter(&mut bytes));
+    bytes
+}
+
+/// The frame of an answer whose payload comes beside it.
+pub(super) fn response(id: Handle, payload_bytes: usize) -> Vec<u8> {
+    let (token, payload_bytes) = (Handle::from_bits(1 << 32), payload_bytes as u64);
+    frames(|writer| writer.response(&Response { id, token, payload_bytes, transfer: 0, meta: b"" }))
+}
+
+/// The last place that the honest side has named, and the transfer that it is for, if it is for one.
+pub(super) fn place_in(messages: &[Vec<u8>]) -> (Option<u16>, Remote) {
+    let mut found = None;
+    for message in messages {
+        let (_, mut parts) = message::open(message).expect("an honest message");
+        while let Some(part) = parts.next().expect("an honest message") {
+            match part {
+                Part::Place { place, .. } => found = Some((None, place)),
+                Part::Clear { transfer, answer: Answer::Write(place) } => found = Some((Some(transfer), place)),
+                _ => {}
+            }
+        }
+    }
+    found.expect("a place")
+}

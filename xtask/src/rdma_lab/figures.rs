@@ -1,0 +1,184 @@
+//! Reads what `sealane bench` measured in the guest, and sets it beside perftest of the same boot. Figures pass no judgement:
+//! a machine may be busy. But one that is missing, or is zero, is a fault.
+
+use std::fmt::Write;
+
+use serde_json::{Deserializer, Value};
+
+use super::perftest;
+use super::steps::{Outputs, of};
+
+/// The steps that the figures come from: their names, and what is measured against what.
+pub(crate) const LATENCY: &str = "bench_latency";
+pub(crate) const PERFTEST_LATENCY: &str = "ib_send_lat";
+pub(crate) const PERFTEST_BANDWIDTH: &str = "ib_write_bw";
+/// Each with what sets it apart, in the order of the table; the first has the bare operation beside it.
+pub(crate) const BANDWIDTHS: [(&str, &str); 5] = [
+    ("bench_write", "write, static, window 2"),
+    ("bench_read", "read, static, window 2"),
+    ("bench_dynamic", "write, dynamic, window 2"),
+    ("bench_window_1", "write, static, window 1"),
+    ("bench_window_40", "write, static, window 40"),
+];
+
+/// How a report begins; before it may stand a bar of progress.
+const REPORT: &str = "{\n  \"schema\": \"sealane-bench/";
+
+/// Which figure of a report.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Metric {
+    /// Microseconds there and back, the median.
+    RoundTrip,
+    /// 10^9 bytes a second.
+    Bandwidth,
+}
+
+impl Metric {
+    fn show(self, figure: f64) -> String {
+        match self {
+            Metric::RoundTrip => format!("{figure:.1} µs"),
+            Metric::Bandwidth => format!("{figure:.4} GB/s"),
+        }
+    }
+}
+
+/// The figure of a system in the report that a step printed.
+fn figure(printed: &str, system: &str, metric: Metric) -> Option<f64> {
+    let report = &printed[printed.find(REPORT)?..];
+    // What follows the report is not looked at.
+    let report: Value = Deserializer::from_str(report).into_iter().next()?.ok()?;
+    let (name, value) = match metric {
+        Metric::RoundTrip => ("rtt_us", "p50"),
+        Metric::Bandwidth => ("gigabytes_per_s", "value"),
+    };
+    let mut rows = report["results"].as_array()?.iter();
+    let row = rows.find(|row| row["system"] == system && row["metric"] == name)?;
+    row[value].as_f64().filter(|figure| *figure > 0.0)
+}
+
+/// Perftest's figure of the same: its latency is that of one way.
+fn yardstick(outputs: &Outputs, metric: Metric) -> Option<f64> {
+    match metric {
+        Metric::RoundTrip => perftest::latency_us(of(outputs, PERFTEST_LATENCY)).map(|us| 2.0 * us),
+        Metric::Bandwidth => perftest::bytes_per_s(of(outputs, PERFTEST_BANDWIDTH)).map(|bytes| bytes / 1e9),
+    }
+}
+
+fn beside(outputs: &Outputs, metric: Metric, figure: f64) -> String {
+    let name = match metric {
+        Metric::RoundTrip => "2 x ib_send_lat",
+        Metric::Bandwidth => "ib_write_bw",
+    };
+    yardstick(outputs, metric).map_or_else(String::new, |yardstick| format!("{:.2} x {name}", figure / yardstick))
+}
+
+/// Judges a step that measured round trips.
+pub(crate) fn latency(outputs: &Outputs, step: &str) -> Result<String, String> {
+    judge(outputs, step, Metric::RoundTrip)
+}
+
+/// Judges a step that measured large tensors.
+pub(crate) fn bandwidth(outputs: &Outputs, step: &str) -> Result<String, String> {
+    judge(outputs, step, Metric::Bandwidth)
+}
+
+fn judge(outputs: &Outputs, step: &str, metric: Metric) -> Result<String, String> {
+    let printed = of(outputs, step);
+    let sealane = figure(printed, "sealane", metric).ok_or("Sealane's figure is missing or zero")?;
+    let mut line = metric.show(sealane);
+    let beside = beside(outputs, metric, sealane);
+    if !beside.is_empty() {
+        let _ = write!(line, ", {beside}");
+    }
+    if step == LATENCY || step == BANDWIDTHS[0].0 {
+        let raw = figure(printed, "raw", metric).ok_or("the figure of the bare operation is missing or zero")?;
+        let _ = write!(line, "; raw {}", metric.show(raw));
+    }
+    Ok(line)
+}
+
+/// All figures side by side; empty without any.
+pub(crate) fn table(outputs: &Outputs) -> String {
+    let mut rows: Vec<(String, Metric, f64)> = Vec::new();
+    let mut add = |what: String, metric, figure: Option<f64>| rows.extend(figure.map(|figure| (what, metric, figure)));
+    let measured = |step| of(outputs, step);
+    let metric = Metric::RoundTrip;
+    add("64 B there and back: perftest, 2 x ib_send_lat".into(), metric, yardstick(outputs, metric));
+    add("64 B there and back: raw".into(), metric, figure(measured(LATENCY), "raw", metric));
+    add("64 B there and back: Sealane".into(), metric, figure(measured(LATENCY), "sealane", metric));
+    let metric = Metric::Bandwidth;
+    add("1 MiB: perftest, ib_write_bw".into(), metric, yardstick(outputs, metric));
+    add("1 MiB: raw, window 2".into(), metric, figure(measured(BANDWIDTHS[0].0), "raw", metric));
+    for (step, variant) in BANDWIDTHS {
+        add(format!("1 MiB: Sealane, {variant}"), metric, figure(measured(step), "sealane", metric));
+    }
+    if !outputs.keys().any(|step| step.starts_with("bench_")) {
+        return String::new();
+    }
+    let width = rows.iter().map(|(what, ..)| what.chars().count()).max().unwrap_or(0);
+    let line = |(what, metric, figure): &(String, Metric, f64)| {
+        let row = format!("{what:width$}  {:>12}  {}", metric.show(*figure), beside(outputs, *metric, *figure));
+        row.trim_end().to_owned() + "\n"
+    };
+    let rows: String = rows.iter().map(line).collect();
+    format!("\nmedians of this boot, on an emulated processor: ratios tell something, figures nothing\n{rows}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SEND_LAT: &str =
+        " #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]\n 64 1000 9.68 153.20 10.00\n";
+    const WRITE_BW: &str =
+        " #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]\n 1048576 200 63.35 62.50\n";
+
+    fn report(rows: &str) -> String {
+        format!("bar \u{1b}[2K{REPORT}1\",\n  \"results\": [{rows}]\n}}\nand more\n")
+    }
+
+    fn outputs() -> Outputs {
+        let latency =
+            r#"{"system":"sealane","metric":"rtt_us","p50":25.0},{"system":"raw","metric":"rtt_us","p50":20.0}"#;
+        let bandwidth = r#"{"system":"sealane","metric":"gigabytes_per_s","value":0.0625},
+            {"system":"raw","metric":"gigabytes_per_s","value":0.07}"#;
+        Outputs::from([
+            (LATENCY, report(latency)),
+            ("bench_write", report(bandwidth)),
+            ("bench_read", report(r#"{"system":"sealane","metric":"gigabytes_per_s","value":0.0}"#)),
+            (PERFTEST_LATENCY, SEND_LAT.to_owned()),
+            (PERFTEST_BANDWIDTH, WRITE_BW.to_owned()),
+        ])
+    }
+
+    #[test]
+    fn figures_stand_beside_perftests() {
+        let mut outputs = outputs();
+        assert_eq!(latency(&outputs, LATENCY).unwrap(), "25.0 µs, 1.25 x 2 x ib_send_lat; raw 20.0 µs");
+        assert_eq!(bandwidth(&outputs, "bench_write").unwrap(), "0.0625 GB/s, 0.95 x ib_write_bw; raw 0.0700 GB/s");
+        outputs.remove(PERFTEST_LATENCY);
+        assert_eq!(latency(&outputs, LATENCY).unwrap(), "25.0 µs; raw 20.0 µs");
+    }
+
+    #[test]
+    fn a_figure_that_is_missing_or_zero_is_a_fault() {
+        let mut outputs = outputs();
+        assert!(bandwidth(&outputs, "bench_read").unwrap_err().contains("missing or zero"));
+        assert!(bandwidth(&outputs, LATENCY).is_err() && bandwidth(&outputs, "none").is_err());
+        outputs.insert(LATENCY, report(r#"{"system":"sealane","metric":"rtt_us","p50":25.0}"#));
+        assert!(latency(&outputs, LATENCY).unwrap_err().contains("bare operation"));
+    }
+
+    #[test]
+    fn the_table_has_what_there_is() {
+        let expected = "\nmedians of this boot, on an emulated processor: ratios tell something, figures nothing\n\
+            64 B there and back: perftest, 2 x ib_send_lat       20.0 µs  1.00 x 2 x ib_send_lat\n\
+            64 B there and back: raw                             20.0 µs  1.00 x 2 x ib_send_lat\n\
+            64 B there and back: Sealane                         25.0 µs  1.25 x 2 x ib_send_lat\n\
+            1 MiB: perftest, ib_write_bw                     0.0655 GB/s  1.00 x ib_write_bw\n\
+            1 MiB: raw, window 2                             0.0700 GB/s  1.07 x ib_write_bw\n\
+            1 MiB: Sealane, write, static, window 2          0.0625 GB/s  0.95 x ib_write_bw\n";
+        assert_eq!(table(&outputs()), expected);
+        assert_eq!(table(&Outputs::from([(PERFTEST_LATENCY, SEND_LAT.to_owned())])), "");
+    }
+}

@@ -71,7 +71,11 @@ impl Drop for Vital {
 }
 
 /// Opens the shard's device, if verbs are wanted, and says why links are TCP otherwise.
-fn open_port(settings: &EngineSettings, slabs: [&Slab; 2]) -> Result<(Option<Rc<Port>>, String), String> {
+fn open_port(
+    shard: &Shard,
+    settings: &EngineSettings,
+    slabs: [&Slab; 2],
+) -> Result<(Option<Rc<Port>>, String), String> {
     let Some(verbs) = &settings.verbs else { return Ok((None, settings.path_reason.clone())) };
     let opened = (verbs.open)(&verbs.settings).and_then(|device| {
         let port = Port::open(device, verbs.settings.clone())?;
@@ -81,12 +85,12 @@ fn open_port(settings: &EngineSettings, slabs: [&Slab; 2]) -> Result<(Option<Rc<
     match opened {
         Ok(port) => {
             let Attributes { device, port: number, gid_index, chosen, .. } = port.attributes();
-            tracing::info!(device, port = number, gid_index, reason = chosen, "verbs are ready");
+            tracing::info!(shard = shard.index(), device, port = number, gid_index, reason = chosen, "verbs are ready");
             Ok((Some(port), "the peer offers no verbs".into()))
         }
         Err(error) if verbs.is_required => Err(format!("verbs are required (transport.require), but {error}")),
         Err(error) => {
-            tracing::warn!(%error, "no verbs: links are TCP");
+            tracing::warn!(shard = shard.index(), %error, "no verbs on this shard: its links are TCP");
             Ok((None, format!("no verbs here: {error}")))
         }
     }
@@ -103,7 +107,7 @@ impl ShardEngine {
         let slab = |name, bytes| Slab::new(SlabSettings { name, bytes, ..SlabSettings::default() });
         let send = slab("send", settings.slab_send_bytes).map_err(|error| error.to_string())?;
         let receive = slab("receive", settings.slab_receive_bytes).map_err(|error| error.to_string())?;
-        let (port, path_reason) = open_port(&settings, [&send, &receive])?;
+        let (port, path_reason) = open_port(shard, &settings, [&send, &receive])?;
         let features = if port.is_some() { FEATURE_VERBS } else { 0 };
         let node = NodeSettings { features, path_reason, ..node };
         let map = settings.map.clone();

@@ -39,9 +39,6 @@ use super::device::{
     VerbsError, Window,
 };
 
-/// Polls in a row that find nothing before a device without hardware is given the processor: a few microseconds.
-const EMPTY_POLLS_MAX: u32 = 8;
-
 /// An open RDMA device with one shard's queues. Not `Send`: it is its shard's.
 pub struct IbDevice {
     // Dropped from here downwards. Windows go first, for neither a queue pair nor a region may end under one; then
@@ -65,10 +62,6 @@ pub struct IbDevice {
     held: VecDeque<Completion>,
     /// The device's failure has been told.
     failed: bool,
-    /// There is no hardware: threads of the kernel play the device, on the processors of those who use it.
-    is_software: bool,
-    /// Polls in a row that found nothing.
-    empty_polls: u32,
 }
 
 struct Pair {
@@ -89,17 +82,6 @@ impl IbDevice {
         let count = unsafe { sys::ibv_poll_cq(self.completions.as_ptr(), room, self.polled.as_mut_ptr()) };
         let count = usize::try_from(count).map_err(|_| VerbsError::system("ibv_poll_cq", &failure(count)))?;
         Ok(&self.polled[..count.min(most)])
-    }
-
-    /// Lets the kernel play the device where there is no hardware: who polls without a pause keeps it from running. Round
-    /// trips over Soft-RoCE in the lab took 49 µs instead of 55.
-    #[inline]
-    fn pause(&mut self, moved: usize) {
-        self.empty_polls = if moved > 0 { 0 } else { self.empty_polls + 1 };
-        if self.empty_polls >= EMPTY_POLLS_MAX {
-            self.empty_polls = 0;
-            std::thread::yield_now();
-        }
     }
 
     /// Moves what is in the completion queue aside.
@@ -224,9 +206,6 @@ unsafe impl Device for IbDevice {
             if count < asked {
                 break;
             }
-        }
-        if self.is_software {
-            self.pause(moved);
         }
         Ok(moved)
     }

@@ -1,7 +1,6 @@
 //! Opens a device for a shard: chooses it, and makes its queues.
 
 use std::collections::VecDeque;
-use std::path::Path;
 
 use hashbrown::HashMap;
 use rdma_sys as sys;
@@ -84,8 +83,6 @@ impl IbDevice {
             completion_depth: completion_depth.min(completions.depth()),
             chosen: choice.sentence,
         };
-        // Hardware hangs on a bus, and sysfs links to it there.
-        let is_software = !Path::new("/sys/class/infiniband").join(&attributes.device).join("device").exists();
         Ok(IbDevice {
             windows: Windows::new(),
             connections: HashMap::new(),
@@ -104,8 +101,6 @@ impl IbDevice {
             polled: vec![unsafe { std::mem::zeroed() }; POLL_BATCH].into_boxed_slice(),
             held: VecDeque::new(),
             failed: false,
-            is_software,
-            empty_polls: 0,
         })
     }
 }

@@ -266,6 +266,9 @@ fn nothing_is_lost_when_queue_pairs_fail() {
             }
             sent.into_iter().for_each(|sending| sending.wait().unwrap());
         }
+        let failed: u64 = engines[0].counters().unwrap().iter().map(|shard| shard.verbs.links_failed).sum();
+        let failed_there: u64 = engines[1].counters().unwrap().iter().map(|shard| shard.verbs.links_failed).sum();
+        assert!(failed + failed_there > 0, "no link has failed, so nothing was tried");
         assert_empty(&engines[0]);
         assert_empty(&engines[1]);
         assert_kept_its_limits(&fabric);

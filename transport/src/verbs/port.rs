@@ -13,9 +13,9 @@ mod messages;
 use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
-use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::BorrowedFd;
 use std::rc::Rc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use hashbrown::HashMap;
 use sealane_runtime::{Buffer, Slab, SlabSettings};
@@ -307,12 +307,6 @@ impl Port {
         self.state().device.disarm();
     }
 
-    /// The descriptors to watch for reading: of completions, and of events.
-    pub fn descriptors(&self) -> [RawFd; 2] {
-        let state = self.state();
-        [state.device.completion_descriptor().as_raw_fd(), state.device.event_descriptor().as_raw_fd()]
-    }
-
     /// Lends the descriptors to `f`.
     pub fn with_descriptors<T>(&self, f: impl FnOnce([BorrowedFd<'_>; 2]) -> T) -> T {
         let state = self.state();
@@ -344,11 +338,6 @@ impl Port {
             }
         }
         state.tell(into);
-    }
-
-    /// How long the oldest record of a failing peer is kept at most.
-    pub fn retry_after(&self) -> Duration {
-        self.state().settings.retry_after
     }
 }
 

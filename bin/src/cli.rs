@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand};
 
-use crate::commands::{bench, check, daemon, demo, drain, map, recv, send};
+use crate::commands::{bench, check, daemon, demo, drain, keys, map, recv, send};
 use crate::settings::{Override, Role};
 use crate::{Context, Failure};
 
@@ -27,6 +27,7 @@ enum Command {
     Demo(demo::Args),
     DemoTask(demo::TaskArgs),
     Drain(drain::Args),
+    Keys(keys::Args),
     Map(map::Args),
     Recv(recv::Args),
     Send(send::Args),
@@ -54,6 +55,7 @@ impl Cli {
             Command::Demo(args) => demo::run(args, context),
             Command::DemoTask(args) => demo::run_task(args, context),
             Command::Drain(args) => drain::run(args, context),
+            Command::Keys(args) => keys::run(args, context),
             Command::Map(args) => map::run(args, context),
             Command::Recv(args) => recv::run(args, context),
             Command::Send(args) => send::run(args, context),

@@ -6,10 +6,11 @@ use std::time::Duration;
 use sealane_fusion::{EndpointMap, EngineSettings, Fuse, Verbs};
 use sealane_runtime::{Pin, Polling, RuntimeSettings, Wanted, claim_cpus};
 use sealane_transport::SessionLimits;
+use sealane_transport::authentication::Authentication;
 use sealane_transport::tcp::TcpSettings;
 use sealane_transport::verbs::VerbsSettings;
 
-use crate::settings::{self, Require, Runtime, Settings, Source, Transport, VERBS_BUILT_IN};
+use crate::settings::{self, Peers, Require, Runtime, Settings, Source, Transport, VERBS_BUILT_IN};
 use crate::{Failure, rdma_devices};
 
 /// Shards of an engine that serves one short piece of work and for which nothing gives a number: there is one pair
@@ -76,6 +77,7 @@ fn convert(
             congestion: tcp.congestion.value.clone().unwrap_or_default(),
             send_buffer_bytes: tcp.send_buffer_bytes.value.unwrap_or(0),
             receive_buffer_bytes: tcp.receive_buffer_bytes.value.unwrap_or(0),
+            ..base.tcp
         },
         session: SessionLimits {
             window: transport.window.value,
@@ -101,9 +103,23 @@ fn convert(
             settings::Fuse::Turn => Fuse::Turn,
         },
         path_reason: path_reason(transport, here),
+        authentication: authentication(&settings.security)?,
+        insecure: settings.security.insecure.value,
         verbs: verbs_of(settings, here),
         ..base
     })
+}
+
+/// What peers must show, with its files read.
+///
+/// # Errors
+/// A file cannot be used.
+pub(crate) fn authentication(security: &settings::Security) -> Result<Authentication, Failure> {
+    match &security.peers {
+        Peers::Anyone => Ok(Authentication::default()),
+        Peers::Secret(file) => Authentication::secret(file).map_err(Failure::input),
+        Peers::Tls(files) => Authentication::tls(files).map_err(Failure::input),
+    }
 }
 
 /// What of RDMA verbs this program and this host have.
@@ -294,7 +310,12 @@ mod tests {
         assert_eq!((engine.links_max, engine.deposited_tensors_max, engine.published_tensors_max), (15, 24, 25));
         assert_eq!((engine.connect_timeout, engine.handshake_timeout), (ms(16), ms(17)));
         assert_eq!((engine.request_timeout, engine.lease), (ms(20), ms(21)));
-        let tcp = TcpSettings { congestion: "reno".into(), send_buffer_bytes: 18, receive_buffer_bytes: 19 };
+        let tcp = TcpSettings {
+            congestion: "reno".into(),
+            send_buffer_bytes: 18,
+            receive_buffer_bytes: 19,
+            ..TcpSettings::default()
+        };
         assert_eq!(engine.tcp, tcp);
         assert_eq!(engine.fuse, Fuse::Off);
     }

@@ -16,7 +16,7 @@ pub use engine::{
     LocalReceiving, LocalReceivingMany, LocalSending, LocalTask, Plan, PlanPulling, Publishing, Pulling, PullingMany,
     Receiving, ReceivingMany, Sending, StartError, Task, Verbs,
 };
-pub use node::{Counters, Fuse};
+pub use node::{CallerCounters, Counters, Fuse};
 pub use queue::{AcceptOptions, AcceptQueue, Accepted, AcceptingMany};
 pub use sealane_runtime::Buffer;
 pub use sealane_transport::endpoint_map::EndpointMap;

@@ -168,6 +168,9 @@ pub enum LinkError {
     /// The peer said goodbye.
     #[error("the peer went away: {0}")]
     WentAway(String),
+    /// The peer did not keep to TLS, or bytes were altered on their way.
+    #[error("TLS: {0}")]
+    Tls(String),
     /// A work request, or the device as a whole, has failed.
     #[error("verbs: {0}")]
     Verbs(String),

@@ -8,6 +8,8 @@
 #[cfg(not(loom))]
 pub mod arena;
 #[cfg(not(loom))]
+pub mod authentication;
+#[cfg(not(loom))]
 pub mod call;
 #[cfg(not(loom))]
 pub mod endpoint_map;

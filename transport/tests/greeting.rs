@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 
 use nix::poll::PollFlags;
 use sealane_runtime::{Slab, SlabSettings};
+use sealane_transport::authentication::Authentication;
+use sealane_transport::endpoint_map::TransportAddress;
 use sealane_transport::error::LinkError;
 use sealane_transport::session::{Ask, Event, Roster, Session};
 use sealane_transport::tcp::{
@@ -34,6 +36,11 @@ fn hello(address: &str) -> Hello {
     }
 }
 
+/// The transport address that is called.
+fn here() -> TransportAddress {
+    "10.0.0.2:7000".parse().unwrap()
+}
+
 fn settings() -> TcpSettings {
     TcpSettings::default()
 }
@@ -48,7 +55,7 @@ fn listening() -> (Socket, SocketAddr) {
 fn accept(listener: &Socket) -> Answering {
     ready(&[(std::os::fd::AsFd::as_fd(listener), PollFlags::POLLIN)]);
     let (socket, _) = listener.accept().unwrap();
-    Answering::new(socket, &settings()).unwrap()
+    Answering::new(socket, &here(), &settings(), &Authentication::default()).unwrap()
 }
 
 fn answered(mut answering: Answering) -> Result<Call, CallError> {
@@ -73,7 +80,11 @@ fn dialed(mut dial: Dial) -> Result<Dialed, DialError> {
 }
 
 fn dial_to(address: SocketAddr) -> Dial {
-    Dial::start(address, hello("10.0.0.1:7000"), &settings()).unwrap()
+    start(address, hello("10.0.0.1:7000")).unwrap()
+}
+
+fn start(address: SocketAddr, hello: Hello) -> Result<Dial, LinkError> {
+    Dial::start(address, (&here(), hello), &settings(), &Authentication::default())
 }
 
 /// A dial of which the hello is out, at a listener of which the call is taken by the test itself.
@@ -105,7 +116,7 @@ fn call_beginning_with(bytes: &[u8]) -> (LinkError, Vec<u8>) {
     let mut caller = TcpStream::connect(address).unwrap();
     caller.write_all(bytes).unwrap();
     caller.shutdown(Shutdown::Write).unwrap();
-    let CallError(error) = answered(accept(&listener)).err().expect("not a whole hello");
+    let Some(CallError::Link(error)) = answered(accept(&listener)).err() else { panic!("not a whole hello") };
     let mut told = Vec::new();
     caller.read_to_end(&mut told).unwrap();
     (error, told)
@@ -149,7 +160,7 @@ fn a_call_and_its_welcome_make_a_link_that_carries_tensors() {
     answering.fill(now, false);
     answering_link.transmit(answering.outbox(), usize::MAX, false).unwrap();
 
-    let Dialed { mut link, welcome } = dialed(dial).unwrap();
+    let Dialed { mut link, welcome, .. } = dialed(dial).unwrap();
     assert_eq!(welcome, Hello { epoch: 1, ..hello("10.0.0.2:7000") });
     let mut asking: Session<u8, ()> = Session::new("10.0.0.2:7000", 1, SessionLimits::default());
     asking.attach(now, welcome.epoch, Roster { numbers: vec![4] }, welcome.tensor_bytes_max);
@@ -204,8 +215,6 @@ fn strangers_are_named_by_what_they_said_first() {
     let (error, told) = call_beginning_with(b"GET / HTTP/1.1\r\nHost: ps\r\n\r\n");
     let stranger = LinkError::Protocol(WireError::NotSealane("GET / HTTP/1.1\r\n".into()));
     assert_eq!((error, told), (stranger, vec![]));
-    let (error, _) = call_beginning_with(&[0x16, 3, 1, 0, 200, 1, 0, 0xff]);
-    assert!(matches!(error, LinkError::Protocol(WireError::NotSealane(_))), "{error}");
     let (error, _) = call_beginning_with(b"SEALANE?");
     assert!(matches!(error, LinkError::Protocol(WireError::NotSealane(_))), "{error}");
     let error = dial_answered_with(b"HTTP/1.1 400 Bad Request\r\n\r\n");
@@ -286,7 +295,7 @@ fn a_hello_that_announces_too_much_is_refused_before_it_comes() {
 fn a_port_where_nobody_listens_is_told_as_refused() {
     let gone = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     // The system may refuse at once, or when the socket is looked at.
-    let error = match Dial::start(gone, hello("10.0.0.1:7000"), &settings()) {
+    let error = match start(gone, hello("10.0.0.1:7000")) {
         Ok(dial) => match dialed(dial) {
             Err(DialError::Link(error)) => error,
             _ => panic!("nobody listens there"),
@@ -331,7 +340,7 @@ fn a_long_list_of_tasks_arrives_in_several_reads() {
     let long = Hello { tasks, ..hello("10.0.0.1:7000") };
     let bytes = Greeting::Hello(long.clone()).to_bytes();
     assert!(bytes.len() > 100_000);
-    let mut dial = Dial::start(address, long.clone(), &settings()).unwrap();
+    let mut dial = start(address, long.clone()).unwrap();
     let mut answering = accept(&listener);
     let call = loop {
         let Progress::Pending(still) = dial.poll().unwrap() else { panic!("nobody has answered yet") };

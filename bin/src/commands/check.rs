@@ -7,6 +7,7 @@ mod io_uring;
 mod paths;
 mod rdma;
 mod report;
+mod security;
 mod verbs;
 
 use sealane_transport::endpoint_map::{EndpointMap, EndpointMapError};
@@ -17,6 +18,7 @@ use self::io_uring::IoUring;
 use self::paths::{Network, Ours, Path};
 use self::rdma::Device;
 use self::report::{MapReport, Report, SettingReport};
+use self::security::Security;
 use self::verbs::Verbs;
 use crate::cli::SettingsFlags;
 use crate::commands::map::unknown_task;
@@ -54,15 +56,16 @@ pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
     let (map, map_failure) = endpoint_map(&settings)?;
     let verbs = Verbs::look(&verbs_settings(&settings.verbs));
     let network = Network::of(&settings.transport, &verbs);
-    let (paths, ours_failure) = match &map {
-        Some(map) => match ours(args, &settings, map) {
-            Ok(ours) => (paths::paths(map, &ours, &network), None),
-            Err(failure) => (Vec::new(), Some(failure)),
-        },
-        None => (Vec::new(), None),
+    let (ours, ours_failure) = match map.as_ref().map(|map| ours(args, &settings, map)) {
+        Some(Ok(ours)) => (ours, None),
+        Some(Err(failure)) => (Ours::default(), Some(failure)),
+        None => (Ours::default(), None),
     };
+    let of_map = map.as_ref().filter(|_| ours_failure.is_none());
+    let paths = of_map.map_or_else(Vec::new, |map| paths::paths(map, &ours, &network));
+    let security = Security::look(&settings, ours.addresses());
     let failure = map_failure.or(ours_failure);
-    let report = report(&settings, map.as_ref(), verbs, paths, failure.as_ref());
+    let report = report(&settings, map.as_ref(), verbs, (paths, security), failure.as_ref());
     let text = if args.json { report.json()? } else { report.to_string() };
     context.print(&text)?;
     failure.map_or(Ok(()), Err)
@@ -114,7 +117,7 @@ fn report(
     settings: &Settings,
     map: Option<&EndpointMap>,
     verbs: Verbs,
-    paths: Vec<Path>,
+    (paths, security): (Vec<Path>, Security),
     failure: Option<&Failure>,
 ) -> Report {
     let tasks = map.map_or(0, EndpointMap::len);
@@ -128,6 +131,7 @@ fn report(
         io_uring: IoUring::look(),
         rdma: Device::look(DEVICES),
         verbs,
+        security,
         tcp: Tcp::look(settings.tcp.congestion.value.as_deref()),
         settings: settings.entries().iter().map(SettingReport::of).collect(),
         endpoint_map: MapReport {

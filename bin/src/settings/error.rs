@@ -97,6 +97,14 @@ pub enum SettingsError {
         /// What asks for it.
         given: Given,
     },
+    /// One of TLS's three files is missing.
+    #[error("{given} asks for TLS, which needs {missing} too; set it, or unset the others")]
+    TlsIncomplete {
+        /// A file that is there.
+        given: Given,
+        /// The setting that is not.
+        missing: &'static str,
+    },
     /// A port without its device.
     #[error("{given} names a port of no device; name the device in RDMA_DEVICE too")]
     PortWithoutDevice {

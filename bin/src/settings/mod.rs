@@ -13,6 +13,7 @@ pub mod markdown;
 mod places;
 mod role;
 mod sections;
+mod security;
 mod source;
 mod start;
 mod table;
@@ -25,6 +26,7 @@ pub use file::FILE_NAME;
 pub use limits::{SHARDS_DEFAULT_MAX, SHARDS_MAX};
 pub use role::{Role, TF_CONFIG, TfConfig};
 pub use sections::{Daemon, Fuse, Fusion, Require, Runtime, Tcp, Transport, Verbs};
+pub use security::{Peers, Security};
 pub use source::{Source, Sourced};
 pub use table::{DefaultValue, Setting, TABLE, Variables};
 pub use value::{Kind, Value};
@@ -51,6 +53,8 @@ pub struct Settings {
     pub fusion: Fusion,
     /// Attaching to the daemon, and its stop.
     pub daemon: Daemon,
+    /// What peers of other hosts must show.
+    pub security: Security,
     /// The RDMA device and its queue pairs.
     pub verbs: Verbs,
     entries: Vec<Entry>,
@@ -73,6 +77,7 @@ impl Settings {
             tcp: Tcp::of(&effective),
             fusion: Fusion::of(&effective),
             daemon: Daemon::of(&effective, sources.environment)?,
+            security: Security::of(&effective)?,
             verbs: Verbs::of(&effective)?,
             entries: effective.into_entries(),
             role,

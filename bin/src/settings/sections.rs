@@ -358,7 +358,7 @@ fn microseconds(value: &Value) -> Option<Duration> {
     number(value).map(Duration::from_micros)
 }
 
-fn bool(value: &Value) -> Option<bool> {
+pub(super) fn bool(value: &Value) -> Option<bool> {
     match value {
         Value::Bool(bool) => Some(*bool),
         _ => None,
@@ -372,6 +372,6 @@ fn text(value: &Value) -> Option<String> {
     }
 }
 
-fn path(value: &Value) -> Option<PathBuf> {
+pub(super) fn path(value: &Value) -> Option<PathBuf> {
     text(value).map(PathBuf::from)
 }

@@ -2,7 +2,7 @@
 //! [`GREETINGS_MAX`] and the handshake timeout.
 
 use std::io::ErrorKind;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::BorrowedFd;
 use std::rc::Rc;
 use std::time::Instant;
@@ -11,23 +11,28 @@ use sealane_runtime::{Interest, Readiness, RuntimeError, Shard, Source};
 use sealane_transport::endpoint_map::{Host, TransportAddress};
 use sealane_transport::error::LinkError;
 use sealane_transport::lane::shard_of;
-use sealane_transport::tcp::{Answering, Call, Dial, DialError, Dialed, Progress, resolve};
+use sealane_transport::tcp::{Answering, Call, CallError, Dial, DialError, Dialed, Progress, resolve};
 use sealane_transport::wire::{Hello, RejectCode, WireError};
 use sealane_transport::{Arena, Handle};
+use socket2::Socket;
 
-use super::deadline;
+use super::callers::Callers;
 use super::listener::{Listener, Watch};
 use super::look_ups::LookUps;
 use super::shard::{ShardEngine, Vital};
+use super::{deadline, identity};
 use crate::node::{Answer, ConnectOrder, DialFailure, DialFailureKind};
 
 /// Greetings under way at once, calls and answers together; past this, callers wait in the kernel's backlog.
 const GREETINGS_MAX: usize = 1024;
 /// Callers accepted in one turn at most.
 const ACCEPTS_PER_TURN: usize = 64;
+/// Bytes of unfinished greetings of callers that are held at once: some hundred of the longest.
+const HELD_BYTES_MAX: usize = 32 << 20;
+
 enum Greeting {
     Calling { dial: Dial, peer: Handle, more: Vec<SocketAddr>, hello: Hello },
-    Answering { answering: Answering, via: u16 },
+    Answering { answering: Answering, via: u16, from: IpAddr, held: usize },
 }
 
 struct Pending {
@@ -40,6 +45,9 @@ pub(super) struct Greetings {
     engine: Vital,
     /// A listener's token is its place here; greetings have their handles, which are larger than any place.
     listeners: Vec<Listener>,
+    callers: Callers,
+    /// Bytes of unfinished greetings of callers.
+    held_bytes: usize,
     look_ups: LookUps,
     pending: Arena<Pending>,
     /// Greetings whose descriptor reported something.
@@ -56,6 +64,8 @@ impl Greetings {
         Greetings {
             engine: Vital::new(engine),
             listeners,
+            callers: Callers::default(),
+            held_bytes: 0,
             look_ups: LookUps::new(&engine.shard),
             pending: Arena::new(GREETINGS_MAX),
             ready: Vec::new(),
@@ -123,34 +133,61 @@ impl Greetings {
                 let Some((socket, from)) = listener.accept(now) else { break };
                 let via = listener.via;
                 accepted += 1;
-                match Answering::new(socket, &self.engine.settings.tcp) {
-                    Ok(answering) => self.add(Greeting::Answering { answering, via }),
-                    Err(error) => tracing::warn!(from, %error, "a caller's socket cannot be used"),
-                }
+                self.answer(now, socket, from, via);
             }
         }
         accepted
     }
 
+    /// Begins the greeting of a caller, if its host has room for one more.
+    fn answer(&mut self, now: Instant, socket: Socket, from: Option<SocketAddr>, via: u16) {
+        let host = from.map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |from| from.ip().to_canonical());
+        if let Err(reason) = self.callers.begin(now, host) {
+            self.engine.count_callers(|counters| counters.turned_away += 1);
+            tracing::debug!(?from, reason, "a caller was turned away");
+            return;
+        }
+        let ShardEngine { settings, addresses, .. } = &*self.engine;
+        match Answering::new(socket, &addresses[usize::from(via)], &settings.tcp, &settings.authentication) {
+            Ok(answering) => self.add(Greeting::Answering { answering, via, from: host, held: 0 }),
+            Err(error) => {
+                self.callers.ended(host);
+                tracing::warn!(?from, %error, "a caller's socket cannot be used");
+            }
+        }
+    }
+
+    /// A caller's greeting is over, however it ended.
+    fn answered(&mut self, from: IpAddr, held: usize) {
+        self.callers.ended(from);
+        self.held_bytes -= held;
+    }
+
     fn add(&mut self, greeting: Greeting) {
         let pending = Pending { greeting: None, deadline: self.deadline() };
         let Ok(handle) = self.pending.insert(pending) else {
-            if let Greeting::Calling { peer, .. } = greeting {
-                let reason = format!("{GREETINGS_MAX} greetings are under way");
-                self.dial_failed(peer, reason, DialFailureKind::Transient);
+            match greeting {
+                Greeting::Calling { peer, .. } => {
+                    let reason = format!("{GREETINGS_MAX} greetings are under way");
+                    self.dial_failed(peer, reason, DialFailureKind::Transient);
+                }
+                Greeting::Answering { from, held, .. } => self.answered(from, held),
             }
             return;
         };
-        let (descriptor, interest) = match &greeting {
-            // A call's socket is always writable once it is connected, so that is reported once.
-            Greeting::Calling { dial, .. } => (dial.descriptor(), Interest::READ_WRITE.edge()),
-            Greeting::Answering { answering, .. } => (answering.descriptor(), Interest::READ),
+        let descriptor = match &greeting {
+            Greeting::Calling { dial, .. } => dial.descriptor(),
+            Greeting::Answering { answering, .. } => answering.descriptor(),
         };
-        if let Err(error) = self.watch(descriptor, handle.to_bits(), interest) {
+        // A socket is always writable once it is connected, so that is reported once.
+        if let Err(error) = self.watch(descriptor, handle.to_bits(), Interest::READ_WRITE.edge()) {
             self.pending.remove(handle);
             tracing::error!(%error, "a greeting cannot be watched");
-            if let Greeting::Calling { peer, .. } = greeting {
-                self.dial_failed(peer, error.to_string(), DialFailureKind::Transient);
+            match greeting {
+                Greeting::Calling { peer, .. } => {
+                    self.dial_failed(peer, error.to_string(), DialFailureKind::Transient);
+                }
+                Greeting::Answering { from, held, .. } => self.answered(from, held),
             }
             return;
         }
@@ -191,9 +228,11 @@ impl Greetings {
 
     /// Calls the next address of a name; `error` is what the former came to.
     fn call_next(&mut self, peer: Handle, mut more: Vec<SocketAddr>, hello: Hello, mut error: LinkError) {
+        let Some(called) = self.engine.borrow_node(|node| node.address_of(peer)) else { return };
         while !more.is_empty() {
             let address = more.remove(0);
-            match Dial::start(address, hello.clone(), &self.engine.settings.tcp) {
+            let settings = &self.engine.settings;
+            match Dial::start(address, (&called, hello.clone()), &settings.tcp, &settings.authentication) {
                 Ok(dial) => return self.add(Greeting::Calling { dial, peer, more, hello }),
                 Err(failed) => error = failed,
             }
@@ -224,25 +263,60 @@ impl Greetings {
                     self.call_failed(peer, more, hello, error);
                 }
             },
-            Greeting::Answering { answering, via } => match answering.poll() {
+            Greeting::Answering { answering, via, from, held } => match answering.poll() {
                 Ok(Progress::Pending(answering)) => {
-                    let greeting = Some(Greeting::Answering { answering, via });
+                    let now_held = answering.held_bytes();
+                    self.held_bytes = self.held_bytes - held + now_held;
+                    if self.held_bytes > HELD_BYTES_MAX {
+                        self.pending.remove(handle);
+                        self.answered(from, now_held);
+                        self.engine.count_callers(|counters| counters.turned_away += 1);
+                        tracing::warn!(%from, "a caller was turned away: {HELD_BYTES_MAX} bytes of greetings wait");
+                        return;
+                    }
+                    let greeting = Some(Greeting::Answering { answering, via, from, held: now_held });
                     *self.pending.get_mut(handle).expect("still there") = Pending { greeting, deadline };
                 }
                 Ok(Progress::Done(call)) => {
                     self.pending.remove(handle);
-                    self.route(call, via);
+                    self.introduced(call, via, from);
+                    self.answered(from, held);
                 }
                 Err(error) => {
                     self.pending.remove(handle);
-                    tracing::warn!(%error, "a caller did not introduce itself");
+                    match error {
+                        CallError::Unauthenticated(reason) => self.unauthenticated(from, &reason),
+                        CallError::Link(error) => tracing::warn!(%from, %error, "a caller did not introduce itself"),
+                    }
+                    self.answered(from, held);
                 }
             },
         }
     }
 
+    /// A caller has said who it is.
+    fn introduced(&mut self, call: Call, via: u16, from: IpAddr) {
+        // An address that cannot be read is refused by whoever answers.
+        if let Ok(address) = call.hello.address.parse() {
+            let map = self.engine.borrow_node(|node| node.map().clone());
+            if let Err(reason) = identity::check(call.certificate.as_ref(), &address, &call.hello.tasks, &map) {
+                self.unauthenticated(from, &reason);
+                return call.reject(RejectCode::Unauthenticated, reason);
+            }
+        }
+        self.route(call, via);
+    }
+
+    /// A caller has not shown that it may talk.
+    fn unauthenticated(&mut self, from: IpAddr, reason: &str) {
+        self.engine.count_callers(|counters| counters.unauthenticated += 1);
+        if let Some(failures) = self.callers.failed(self.engine.shard.now(), from) {
+            tracing::warn!(%from, failures, reason, "a caller is not authenticated");
+        }
+    }
+
     fn dialed(&self, peer: Handle, dialed: Dialed) {
-        let Dialed { link, welcome } = dialed;
+        let Dialed { link, welcome, certificate } = dialed;
         // The greeting's watch ends here; the link's own begins when the node takes it.
         if let Some(descriptor) = sealane_transport::Link::descriptor(&link)
             && let Err(error) = self.engine.shard.unwatch(descriptor)
@@ -251,6 +325,12 @@ impl Greetings {
         }
         if let Err(reason) = self.engine.check_features(&welcome) {
             return self.dial_failed(peer, reason, DialFailureKind::Final);
+        }
+        let (address, map) = self.engine.borrow_node(|node| (node.address_of(peer), node.map().clone()));
+        // Hung up meanwhile: dropping the link closes it.
+        let Some(address) = address else { return };
+        if let Err(reason) = identity::check(certificate.as_ref(), &address, &welcome.tasks, &map) {
+            return self.dial_failed(peer, format!("not authenticated: {reason}"), DialFailureKind::Denied);
         }
         let link = self.engine.link(link, &welcome);
         self.engine.with_node(|node, now| node.dialed(now, peer, link, &welcome));
@@ -264,9 +344,11 @@ impl Greetings {
                     RejectCode::Crossed => DialFailureKind::Crossed,
                     RejectCode::Full => DialFailureKind::Transient,
                     RejectCode::Version | RejectCode::Refused => DialFailureKind::Final,
+                    RejectCode::Unauthenticated => DialFailureKind::Denied,
                 };
                 self.dial_failed(peer, format!("rejected: {}", reject.reason), kind);
             }
+            error @ DialError::Unauthenticated(_) => self.dial_failed(peer, error.to_string(), DialFailureKind::Denied),
         }
     }
 
@@ -301,7 +383,11 @@ impl Greetings {
                     let error = std::io::Error::new(ErrorKind::TimedOut, reason);
                     self.call_next(peer, more, hello, LinkError::io("greet", &error));
                 }
-                _ => tracing::warn!(?within, "a caller did not introduce itself in time"),
+                Some(Greeting::Answering { from, held, .. }) => {
+                    tracing::warn!(%from, ?within, "a caller did not introduce itself in time");
+                    self.answered(from, held);
+                }
+                None => unreachable!("it is polled by nobody now"),
             }
         }
         late.len()

@@ -1,7 +1,7 @@
 //! One listening socket: accepts callers while there is room for them, and pauses where accepting fails.
 
 use std::io::ErrorKind;
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
@@ -62,12 +62,12 @@ impl Listener {
     }
 
     /// The next caller and where it calls from, if one waits.
-    pub(super) fn accept(&mut self, now: Instant) -> Option<(Socket, String)> {
+    pub(super) fn accept(&mut self, now: Instant) -> Option<(Socket, Option<SocketAddr>)> {
         if !self.callers_wait {
             return None;
         }
         match self.socket.accept() {
-            Ok((socket, from)) => Some((socket, from.as_socket().map_or_else(String::new, |from| from.to_string()))),
+            Ok((socket, from)) => Some((socket, from.as_socket())),
             Err(error) => {
                 self.callers_wait = false;
                 // After these the listener says by itself whether more callers wait.

@@ -1,7 +1,9 @@
 //! The engine: one node a shard, on pinned threads, with TCP sockets. Embedded in a training process, or in the daemon.
 
+mod callers;
 mod clients;
 mod greetings;
+mod identity;
 mod links;
 mod listener;
 mod local;
@@ -13,7 +15,7 @@ mod settings;
 mod shard;
 mod task;
 
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
@@ -50,6 +52,16 @@ pub enum StartError {
         /// The system's words.
         source: LinkError,
     },
+    /// Other hosts reach the address, and nothing says who may talk.
+    #[error(
+        "{address} is reached from other hosts, and nothing says who may talk to it: set security.secret_file, or \
+         security.tls_certificate, tls_key and tls_authorities (`sealane keys --help` makes them), or security.insecure = true \
+         to talk to whoever calls"
+    )]
+    Insecure {
+        /// The address.
+        address: SocketAddr,
+    },
     /// The shards did not start.
     #[error(transparent)]
     Runtime(#[from] sealane_runtime::RuntimeError),
@@ -80,7 +92,7 @@ struct Inner {
 /// A running engine. Clones share it; it stops when told to, or when the last clone and the last [`Task`] are gone.
 ///
 /// ```
-/// use std::net::TcpListener;
+/// use std::net::{SocketAddr, TcpListener};
 /// use sealane_fusion::{EndpointMap, Engine, EngineSettings, Tensor};
 ///
 /// // Two tasks, each with an engine of its own, as they would be on two hosts.
@@ -114,6 +126,12 @@ impl Engine {
         let mut sockets = std::mem::take(&mut settings.listeners);
         if sockets.is_empty() {
             sockets = addresses.iter().map(|address| bind(address, &settings)).collect::<Result<_, _>>()?;
+        }
+        for socket in &sockets {
+            check_reach(socket, &settings)?;
+        }
+        if settings.tcp.user_timeout.is_zero() {
+            settings.tcp.user_timeout = settings.session.peer_timeout.min(TIMEOUT_MAX);
         }
         let listeners = sockets.into_iter().enumerate();
         let listeners = listeners.map(|(via, socket)| Listener::new(socket, via as u16, &settings.tcp)).collect();
@@ -243,6 +261,20 @@ fn bind(address: &TransportAddress, settings: &EngineSettings) -> Result<TcpList
         }
     }
     Err(failed(error))
+}
+
+/// Without authentication an engine listens where this host alone reaches it, unless it was told otherwise.
+fn check_reach(socket: &TcpListener, settings: &EngineSettings) -> Result<(), StartError> {
+    let address =
+        socket.local_addr().map_err(|error| StartError::Settings(format!("a listener has no address: {error}")))?;
+    if !settings.authentication.is_open() || address.ip().to_canonical().is_loopback() {
+        return Ok(());
+    }
+    if !settings.insecure {
+        return Err(StartError::Insecure { address });
+    }
+    tracing::warn!(%address, "security.insecure: whoever reaches this address may talk to the tasks here, and in their name");
+    Ok(())
 }
 
 fn stopped(error: &sealane_runtime::RuntimeError) -> Error {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sealane_runtime::{RuntimeSettings, SlabSettings};
+use sealane_transport::authentication::Authentication;
 use sealane_transport::endpoint_map::{EndpointMap, TaskName, TransportAddress};
 use sealane_transport::tcp::TcpSettings;
 use sealane_transport::verbs::device::{Device, VerbsError};
@@ -53,6 +54,10 @@ pub struct EngineSettings {
     pub fuse: Fuse,
     /// Why links are of the kind that they are, for the log. Default: that TCP is the only network link.
     pub path_reason: String,
+    /// What peers must show. Default: nothing, which is accepted on loopback addresses alone; see `insecure`.
+    pub authentication: Authentication,
+    /// Without authentication, listen on addresses that other hosts reach too. Default `false`: then that is an error.
+    pub insecure: bool,
     /// RDMA verbs, tried with every peer that has them too. Default `None`: TCP alone.
     pub verbs: Option<Verbs>,
 }
@@ -115,6 +120,8 @@ impl EngineSettings {
             published_tensors_max: 1 << 20,
             fuse: Fuse::Turn,
             path_reason: "the only network link in this build".into(),
+            authentication: Authentication::default(),
+            insecure: false,
             verbs: None,
         })
     }
@@ -172,6 +179,7 @@ impl EngineSettings {
             tasks: self.tasks.clone(),
             listeners: Vec::new(),
             path_reason: self.path_reason.clone(),
+            authentication: self.authentication.clone(),
             verbs: self.verbs.clone(),
             runtime: self.runtime.clone(),
             tcp: self.tcp.clone(),

@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use sealane_runtime::{Shard, Slab, SlabSettings, SourceId};
 use sealane_transport::Link;
+use sealane_transport::endpoint_map::TransportAddress;
 use sealane_transport::tcp::TcpLink;
 use sealane_transport::verbs::device::Attributes;
 use sealane_transport::verbs::{Port, SettledLink};
@@ -18,7 +19,7 @@ use super::greetings::Greetings;
 use super::links::Links;
 use super::listener::Listener;
 use super::settings::EngineSettings;
-use crate::node::{ConnectOrder, Node, NodeSettings};
+use crate::node::{CallerCounters, ConnectOrder, Node, NodeSettings};
 
 thread_local! {
     static ENGINE: OnceCell<Rc<ShardEngine>> = const { OnceCell::new() };
@@ -28,6 +29,10 @@ thread_local! {
 pub(super) struct ShardEngine {
     pub(super) shard: Shard,
     pub(super) settings: EngineSettings,
+    /// This engine's transport addresses, in the order of its listeners.
+    pub(super) addresses: Vec<TransportAddress>,
+    /// Callers that did not come to a link.
+    pub(super) callers: Cell<CallerCounters>,
     /// The RDMA device, if there is one.
     pub(super) port: Option<Rc<Port>>,
     node: RefCell<Node>,
@@ -110,11 +115,14 @@ impl ShardEngine {
         let (port, path_reason) = open_port(shard, &settings, [&send, &receive])?;
         let features = if port.is_some() { FEATURE_VERBS } else { 0 };
         let node = NodeSettings { features, path_reason, ..node };
+        let addresses = node.addresses.clone();
         let map = settings.map.clone();
         let node = Node::new(node, map, send, receive).map_err(|error| error.to_string())?;
         let engine = Rc::new(ShardEngine {
             shard: shard.clone(),
             settings,
+            addresses,
+            callers: Cell::default(),
             port,
             node: RefCell::new(node),
             links_source: Cell::new(None),
@@ -155,6 +163,13 @@ impl ShardEngine {
             }
             _ => Box::new(tcp),
         }
+    }
+
+    /// Counts a caller that does not come to a link.
+    pub(super) fn count_callers(&self, count: impl FnOnce(&mut CallerCounters)) {
+        let mut counters = self.callers.get();
+        count(&mut counters);
+        self.callers.set(counters);
     }
 
     /// The engine of the shard that runs this thread.

@@ -3,9 +3,10 @@
 //! Connections are made lazily, from either side. Two calls that cross are settled to one: the call of the side with
 //! the smaller transport address stands.
 
+use std::sync::Arc;
 use std::time::Instant;
 
-use sealane_transport::endpoint_map::TransportAddress;
+use sealane_transport::endpoint_map::{EndpointMap, TransportAddress};
 use sealane_transport::error::LinkError;
 use sealane_transport::lane::shard_of;
 use sealane_transport::session::{Roster, Session};
@@ -54,6 +55,8 @@ pub enum DialFailureKind {
     Transient,
     /// It will not work later either: another program or version.
     Final,
+    /// One side has not shown the other that it may talk.
+    Denied,
 }
 
 /// What becomes of a caller.
@@ -177,6 +180,16 @@ impl Node {
         }
     }
 
+    /// Where a peer is called, while there is a session with it.
+    pub fn address_of(&self, peer: Handle) -> Option<TransportAddress> {
+        Some(self.peers.get(peer)?.address.clone())
+    }
+
+    /// The endpoint map in use.
+    pub fn map(&self) -> &Arc<EndpointMap> {
+        &self.map
+    }
+
     /// The next thing to do about connections.
     pub fn poll_order(&mut self) -> Option<ConnectOrder> {
         self.orders.pop_front()
@@ -218,6 +231,10 @@ impl Node {
         peer.last_error = failure.reason;
         tracing::debug!(peer = peer.session.peer(), reason = peer.last_error, "a call failed");
         match failure.kind {
+            DialFailureKind::Denied => {
+                let reason = format!("{}: {}", peer.session.peer(), peer.last_error);
+                peer.session.end_all_requests(&Error::PermissionDenied { reason: reason.into() });
+            }
             DialFailureKind::Final => {
                 let error = Error::unavailable(peer.session.peer(), peer.last_error.clone());
                 peer.session.end_all_requests(&error);

@@ -137,6 +137,17 @@ pub struct Counters {
     pub published: u64,
     /// What the shard's RDMA device has done, and holds; all 0 without one.
     pub verbs: PortCounters,
+    /// Callers of the first shard, which listens for all, that did not come to a link.
+    pub callers: CallerCounters,
+}
+
+/// Callers that did not come to a link.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct CallerCounters {
+    /// They did not show that they may talk.
+    pub unauthenticated: u64,
+    /// Their host had too many greetings under way, or had failed to authenticate too often.
+    pub turned_away: u64,
 }
 
 /// A task of another engine, or of this one, as a peer.
@@ -418,9 +429,10 @@ impl Node {
         }
     }
 
-    /// Takes a new endpoint map, and more tasks to serve, on the same addresses. Requests under way end on the links they have; later ones go to the new addresses. Links whose
-    /// greeting named tasks that the old map did not have are made again, as the new one may have them, and so are all
-    /// if there are new tasks, so that peers learn of them.
+    /// Takes a new endpoint map, and more tasks to serve, on the same addresses. Requests under way end on the links they
+    /// have; later ones go to the new addresses. Links are made again whose greeting named tasks that the old map did not
+    /// have, or to whose address the new map adds a task, and all of them if there are new tasks here, so that peers learn of
+    /// them.
     ///
     /// # Errors
     /// InvalidArgument if these are more tasks than a greeting can name; nothing has changed.
@@ -437,8 +449,13 @@ impl Node {
         for pair in &mut self.pairs {
             pair.session = None;
         }
-        self.map = map;
-        for handle in self.peers.select(|peer| (grown || peer.has_strangers) && peer.link.is_some()) {
+        let before = std::mem::replace(&mut self.map, map);
+        // Who was believed to be at an address has to show anew that it is those too who were added there.
+        let gains = |address: &TransportAddress| {
+            self.map.tasks_at(address).any(|task| before.resolve(task.as_str()) != Some(address))
+        };
+        let is_stale = |peer: &Peer| grown || peer.has_strangers || gains(&peer.address);
+        for handle in self.peers.select(|peer| peer.link.is_some() && is_stale(peer)) {
             self.lose(self.clock, handle, &LinkError::Closed);
         }
         if grown {

@@ -139,6 +139,7 @@ impl Net {
                     RejectCode::Crossed => DialFailureKind::Crossed,
                     RejectCode::Full => DialFailureKind::Transient,
                     RejectCode::Version | RejectCode::Refused => DialFailureKind::Final,
+                    RejectCode::Unauthenticated => DialFailureKind::Denied,
                 };
                 self.rejections.push((code, reason.clone()));
                 self.fail(from, peer, kind, &reason);

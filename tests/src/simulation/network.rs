@@ -121,6 +121,7 @@ impl Simulation {
                     RejectCode::Crossed => DialFailureKind::Crossed,
                     RejectCode::Full => DialFailureKind::Transient,
                     RejectCode::Version | RejectCode::Refused => DialFailureKind::Final,
+                    RejectCode::Unauthenticated => DialFailureKind::Denied,
                 };
                 self.agenda.add(self.now + after, Event::CallFails(id, kind, "rejected"));
             }

@@ -79,6 +79,8 @@ pub fn total(engine: &Engine) -> Counters {
         total.parked += shard.parked;
         total.slab_send_bytes += shard.slab_send_bytes;
         total.slab_receive_bytes += shard.slab_receive_bytes;
+        total.callers.unauthenticated += shard.callers.unauthenticated;
+        total.callers.turned_away += shard.callers.turned_away;
     }
     total
 }

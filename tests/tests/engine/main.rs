@@ -5,6 +5,7 @@ mod fixture;
 mod limits;
 mod peers;
 mod real_device;
+mod security;
 mod shards;
 mod stranger;
 mod trouble;

@@ -85,6 +85,11 @@ impl TaskName {
         &self.0
     }
 
+    /// The host in it.
+    pub fn host(&self) -> Host {
+        host_and_port(&self.0).expect("checked when it was made").host
+    }
+
     pub(super) fn parse_at(text: &str) -> Result<TaskName, ProblemAt> {
         host_and_port(text).map(|_| TaskName(text.into()))
     }

@@ -1,26 +1,24 @@
 //! Calling a peer: connect, say hello, wait for the welcome. Never blocks; the shard polls it.
 
-use std::io::{ErrorKind, Read};
+use std::io::ErrorKind;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd};
 
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
+use super::door::{Door, Turned};
 use super::socket::{TcpLink, TcpSettings};
+use crate::authentication::{Authentication, Certificate, Speaker};
 use crate::endpoint_map::{Host, TransportAddress};
 use crate::error::LinkError;
 use crate::wire::{Greeting, Hello, Reject, WireError};
 
-/// Bytes read at once while greeting; what comes behind the welcome is handed to the link.
-const READ_BYTES: usize = 16 * 1024;
-
 /// A call under way.
 pub struct Dial {
-    socket: Socket,
+    door: Door,
     connected: bool,
-    hello: Vec<u8>,
-    written: usize,
-    input: Vec<u8>,
+    /// To be said once the called side has shown what it must.
+    hello: Option<Vec<u8>>,
 }
 
 /// How far a greeting is.
@@ -37,6 +35,8 @@ pub struct Dialed {
     pub link: TcpLink,
     /// What the peer says of itself.
     pub welcome: Hello,
+    /// Its certificate, if it has shown one.
+    pub certificate: Option<Certificate>,
 }
 
 /// A call that failed.
@@ -48,14 +48,32 @@ pub enum DialError {
     /// The peer said no.
     #[error("the peer refused: {}", .0.reason)]
     Rejected(Reject),
+    /// The peer has not shown that it may talk.
+    #[error("not authenticated: {0}")]
+    Unauthenticated(String),
+}
+
+impl From<Turned> for DialError {
+    fn from(turned: Turned) -> Self {
+        match turned {
+            Turned::Link(error) => DialError::Link(error),
+            Turned::Rejected(reject) => DialError::Rejected(reject),
+            Turned::Unauthenticated(reason) => DialError::Unauthenticated(reason),
+        }
+    }
 }
 
 impl Dial {
-    /// Begins to connect to `address`.
+    /// Begins to connect to `address`, one of those of the transport address `peer`.
     ///
     /// # Errors
     /// The system refuses a socket, an option or the address at once.
-    pub fn start(address: SocketAddr, hello: Hello, settings: &TcpSettings) -> Result<Dial, LinkError> {
+    pub fn start(
+        address: SocketAddr,
+        (peer, hello): (&TransportAddress, Hello),
+        settings: &TcpSettings,
+        authentication: &Authentication,
+    ) -> Result<Dial, LinkError> {
         let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))
             .map_err(|error| LinkError::io("socket", &error))?;
         settings.apply(&socket)?;
@@ -64,18 +82,18 @@ impl Dial {
             Err(error) if error.raw_os_error() == Some(libc::EINPROGRESS) => {}
             Err(error) => return Err(LinkError::io("connect", &error)),
         }
-        let hello = Greeting::Hello(hello).to_bytes();
-        Ok(Dial { socket, connected: false, hello, written: 0, input: Vec::new() })
+        let door = Door::new(socket, (Speaker::Caller, &peer.to_string()), authentication)?;
+        Ok(Dial { door, connected: false, hello: Some(Greeting::Hello(hello).to_bytes()) })
     }
 
     /// What to wait for: writable first, readable then; both may be waited for all the time.
     pub fn descriptor(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
+        self.door.stream.as_fd()
     }
 
     /// True while the socket must become writable for the next step.
     pub fn wants_write(&self) -> bool {
-        self.written < self.hello.len()
+        !self.connected || self.door.wants_write()
     }
 
     /// Goes on as far as it can.
@@ -84,48 +102,36 @@ impl Dial {
     /// See [`DialError`]; the dial is over.
     pub fn poll(mut self) -> Result<Progress<Dial, Dialed>, DialError> {
         if !self.connected {
-            if let Some(error) = self.socket.take_error().map_err(|error| LinkError::io("connect", &error))? {
+            let socket = self.door.stream.socket();
+            if let Some(error) = socket.take_error().map_err(|error| LinkError::io("connect", &error))? {
                 return Err(LinkError::io("connect", &error).into());
             }
-            match self.socket.peer_addr() {
+            match socket.peer_addr() {
                 Ok(_) => self.connected = true,
                 Err(_) => return Ok(Progress::Pending(self)),
             }
         }
-        while self.written < self.hello.len() {
-            match self.socket.send_with_flags(&self.hello[self.written..], libc::MSG_NOSIGNAL) {
-                Ok(count) => self.written += count,
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(Progress::Pending(self)),
-                Err(error) => return Err(LinkError::io("write", &error).into()),
-            }
+        if !self.door.pass()? {
+            return Ok(Progress::Pending(self));
         }
-        match read_greeting(&self.socket, &mut self.input)? {
+        if let Some(hello) = self.hello.take() {
+            self.door.say(&hello);
+        }
+        if !self.door.flush()? {
+            return Ok(Progress::Pending(self));
+        }
+        match self.door.hear()? {
             None => Ok(Progress::Pending(self)),
-            Some((Greeting::Welcome(welcome), length)) => {
-                let link = TcpLink::new(self.socket, &self.input[length..]);
-                Ok(Progress::Done(Dialed { link, welcome }))
+            Some(Greeting::Welcome(welcome)) => {
+                let Door { stream, input, .. } = self.door;
+                let certificate = stream.certificate();
+                Ok(Progress::Done(Dialed { link: TcpLink::over(stream, &input), welcome, certificate }))
             }
-            Some((Greeting::Reject(reject), _)) => Err(DialError::Rejected(reject)),
-            Some((Greeting::Hello(_), _)) => {
-                Err(LinkError::from(WireError::BadValue { what: "greeting kind", found: 1 }).into())
+            Some(Greeting::Reject(reject)) => Err(DialError::Rejected(reject)),
+            Some(other) => {
+                let found = other.kind().into();
+                Err(LinkError::from(WireError::BadValue { what: "greeting kind", found }).into())
             }
-        }
-    }
-}
-
-/// Reads until a greeting is whole, the socket is empty, or the bytes are wrong.
-pub(super) fn read_greeting(mut socket: &Socket, input: &mut Vec<u8>) -> Result<Option<(Greeting, usize)>, LinkError> {
-    let mut bytes = [0; READ_BYTES];
-    loop {
-        match socket.read(&mut bytes) {
-            Ok(0) => return Err(LinkError::Closed),
-            Ok(count) => input.extend_from_slice(&bytes[..count]),
-            Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(None),
-            Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(error) => return Err(LinkError::io("read", &error)),
-        }
-        if let Some(greeting) = Greeting::parse(input)? {
-            return Ok(Some(greeting));
         }
     }
 }

@@ -5,10 +5,13 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
-use super::dial::{Progress, read_greeting};
+use super::dial::Progress;
+use super::door::{Door, Turned};
 use super::socket::{TcpLink, TcpSettings};
+use crate::authentication::{Authentication, Certificate, Speaker};
+use crate::endpoint_map::TransportAddress;
 use crate::error::LinkError;
-use crate::wire::{Greeting, Hello, Reject, RejectCode, VERSION_MAX, VERSION_MIN, WireError};
+use crate::wire::{Greeting, Hello, RejectCode, VERSION_MAX, VERSION_MIN, WireError};
 
 /// Calls that the kernel keeps for us until we accept them: room for a thousand workers that start at once.
 const BACKLOG: i32 = 4096;
@@ -30,55 +33,104 @@ pub fn listen(address: SocketAddr, settings: &TcpSettings) -> Result<Socket, Lin
 
 /// An accepted socket whose caller has not said all of its hello.
 pub struct Answering {
-    socket: Socket,
-    input: Vec<u8>,
+    door: Door,
 }
 
 /// A caller that has introduced itself. Goes to the shard that owns the pair, which accepts or rejects.
 pub struct Call {
-    socket: Socket,
-    read_ahead: Vec<u8>,
+    door: Door,
     /// What the caller says of itself.
     pub hello: Hello,
+    /// Its certificate, if it has shown one.
+    pub certificate: Option<Certificate>,
 }
 
 /// A caller that could not introduce itself.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error(transparent)]
-pub struct CallError(#[from] pub LinkError);
+pub enum CallError {
+    /// It went, or is not a Sealane peer.
+    #[error(transparent)]
+    Link(#[from] LinkError),
+    /// It has not shown that it may talk.
+    #[error("not authenticated: {0}")]
+    Unauthenticated(String),
+}
 
 impl Answering {
-    /// Takes over an accepted socket.
+    /// Takes over an accepted socket, whose caller called the transport address `here`.
     ///
     /// # Errors
     /// The system refuses an option.
-    pub fn new(socket: Socket, settings: &TcpSettings) -> Result<Self, LinkError> {
+    pub fn new(
+        socket: Socket,
+        here: &TransportAddress,
+        settings: &TcpSettings,
+        authentication: &Authentication,
+    ) -> Result<Self, LinkError> {
         settings.apply(&socket)?;
-        Ok(Self { socket, input: Vec::new() })
+        Ok(Self { door: Door::new(socket, (Speaker::Called, &here.to_string()), authentication)? })
     }
 
     /// What to wait for: readable.
     pub fn descriptor(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
+        self.door.stream.as_fd()
     }
 
-    /// Reads on as far as it can. A caller of another version is told so before it is dropped.
+    /// True while the socket must become writable for the next step.
+    pub fn wants_write(&self) -> bool {
+        self.door.wants_write()
+    }
+
+    /// Bytes that came and wait for the rest of a greeting.
+    pub fn held_bytes(&self) -> usize {
+        self.door.input.len()
+    }
+
+    /// Reads on as far as it can. A caller of another version, or one that does not show what it must, is told so before it
+    /// is dropped.
     ///
     /// # Errors
-    /// The caller closed, or is not a Sealane peer.
+    /// The caller closed, is not a Sealane peer, or has not shown that it may talk.
     pub fn poll(mut self) -> Result<Progress<Answering, Call>, CallError> {
-        match read_greeting(&self.socket, &mut self.input) {
+        match self.hear() {
             Ok(None) => Ok(Progress::Pending(self)),
-            Ok(Some((Greeting::Hello(hello), length))) => {
-                Ok(Progress::Done(Call { socket: self.socket, read_ahead: self.input.split_off(length), hello }))
+            Ok(Some(hello)) => {
+                let certificate = self.door.stream.certificate();
+                Ok(Progress::Done(Call { door: self.door, hello, certificate }))
             }
-            Ok(Some(_)) => Err(LinkError::from(WireError::BadValue { what: "greeting kind", found: 2 }).into()),
-            Err(error) => {
+            Err(Turned::Unauthenticated(reason)) => {
+                self.door.reject(RejectCode::Unauthenticated, reason.clone());
+                Err(CallError::Unauthenticated(reason))
+            }
+            Err(Turned::Link(error)) => {
                 if let LinkError::Protocol(WireError::Version { .. }) = error {
                     let reason = format!("this side speaks wire versions {VERSION_MIN} to {VERSION_MAX}");
-                    reject(&self.socket, Reject { code: RejectCode::Version, reason });
+                    self.door.reject(RejectCode::Version, reason);
                 }
                 Err(error.into())
+            }
+            Err(Turned::Rejected(_)) => {
+                Err(LinkError::from(WireError::BadValue { what: "greeting kind", found: 3 }).into())
+            }
+        }
+    }
+
+    /// The caller's hello; `None` if it is not all there.
+    fn hear(&mut self) -> Result<Option<Hello>, Turned> {
+        if !self.door.pass()? || !self.door.flush()? {
+            return Ok(None);
+        }
+        match self.door.hear()? {
+            None => Ok(None),
+            Some(Greeting::Hello(hello)) => Ok(Some(hello)),
+            Some(Greeting::Challenge(_)) => {
+                let reason = "the caller wants a shared secret (security.secret_file), and the called side has none";
+                Err(Turned::Unauthenticated(reason.into()))
+            }
+            Some(Greeting::Reject(reject)) => Err(Turned::Rejected(reject)),
+            Some(other) => {
+                let found = other.kind().into();
+                Err(WireError::BadValue { what: "greeting kind", found }.into())
             }
         }
     }
@@ -87,24 +139,17 @@ impl Answering {
 impl Call {
     /// The caller's socket, while it is still watched for the greeting.
     pub fn descriptor(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
+        self.door.stream.as_fd()
     }
 
     /// The link; the welcome must be the first bytes put into its outbox.
     pub fn accept(self) -> TcpLink {
-        TcpLink::new(self.socket, &self.read_ahead)
+        let Door { stream, input, .. } = self.door;
+        TcpLink::over(stream, &input)
     }
 
     /// Says no, and closes.
-    pub fn reject(self, code: RejectCode, reason: impl Into<String>) {
-        reject(&self.socket, Reject { code, reason: reason.into() });
-    }
-}
-
-/// Writes a no, as far as the socket takes it at once: a fresh socket takes all of it.
-pub fn reject(socket: &Socket, reject: Reject) {
-    let bytes = Greeting::Reject(reject).to_bytes();
-    if let Err(error) = socket.send_with_flags(&bytes, libc::MSG_NOSIGNAL) {
-        tracing::debug!(%error, "a caller was gone before it was told no");
+    pub fn reject(mut self, code: RejectCode, reason: impl Into<String>) {
+        self.door.reject(code, reason);
     }
 }

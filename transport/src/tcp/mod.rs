@@ -2,9 +2,12 @@
 //! to where they go.
 
 mod dial;
+mod door;
 mod listen;
 mod socket;
+mod stream;
+mod tls;
 
 pub use dial::{Dial, DialError, Dialed, Progress, resolve};
-pub use listen::{Answering, Call, CallError, listen, reject};
+pub use listen::{Answering, Call, CallError, listen};
 pub use socket::{TcpLink, TcpSettings, congestion_of};

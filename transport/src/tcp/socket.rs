@@ -3,11 +3,13 @@
 //! Frames are read through a small staging buffer; once a payload's header was seen, its bytes are read by `readv`
 //! straight into their destination, with the staging buffer behind it for whatever follows.
 
-use std::io::{ErrorKind, IoSlice, IoSliceMut, Read};
+use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
 
 use socket2::{SockRef, Socket};
 
+use super::stream::Stream;
 use crate::error::LinkError;
 use crate::limits::FRAME_BODY_BYTES_MAX;
 use crate::link::{Landing, Link, LinkKind, Receiver};
@@ -20,6 +22,8 @@ const STAGING_BYTES: usize = 64 * 1024;
 /// Frames read in one call: a helping that keeps both ends at work. With all that 64 KiB hold taken at once, the two
 /// take turns at working and waiting (`bench rate`, window 256: 2.1 M tensors/s, with 16 KiB 2.6 M, with 4 KiB 2.0 M).
 const HELPING_BYTES: usize = 16 * 1024;
+/// Longest time that the kernel takes for TCP_USER_TIMEOUT: three weeks.
+const USER_TIMEOUT_MAX: Duration = Duration::from_millis(i32::MAX as u64);
 /// Vectors in one write.
 const VECTORS: usize = 32;
 
@@ -34,6 +38,9 @@ pub struct TcpSettings {
     pub send_buffer_bytes: usize,
     /// SO_RCVBUF in bytes; 0 (the default) leaves the kernel's autotuning.
     pub receive_buffer_bytes: usize,
+    /// TCP_USER_TIMEOUT: the kernel ends a connection on which what was sent has not been acknowledged for this long. Zero (the
+    /// default) leaves the kernel's, some 15 minutes. The engine sets `transport.peer_timeout_ms`.
+    pub user_timeout: Duration,
 }
 
 impl TcpSettings {
@@ -59,6 +66,11 @@ impl TcpSettings {
                 .set_recv_buffer_size(self.receive_buffer_bytes)
                 .map_err(|error| LinkError::io("set SO_RCVBUF (transport.tcp.receive_buffer_bytes)", &error))?;
         }
+        if !self.user_timeout.is_zero() {
+            socket
+                .set_tcp_user_timeout(Some(self.user_timeout.min(USER_TIMEOUT_MAX)))
+                .map_err(|error| LinkError::io("set TCP_USER_TIMEOUT (transport.peer_timeout_ms)", &error))?;
+        }
         Ok(())
     }
 }
@@ -71,7 +83,7 @@ pub fn congestion_of(socket: &impl AsFd) -> String {
 
 /// A connected socket after its greeting.
 pub struct TcpLink {
-    socket: Socket,
+    stream: Stream,
     staging: Box<[u8]>,
     start: usize,
     end: usize,
@@ -86,9 +98,14 @@ impl TcpLink {
     /// # Panics
     /// If that is more than the staging buffer holds; the greeting reads no further.
     pub fn new(socket: Socket, read_ahead: &[u8]) -> Self {
+        Self::over(Stream::Plain(socket), read_ahead)
+    }
+
+    /// The same for a connection that may be TLS.
+    pub(super) fn over(stream: Stream, read_ahead: &[u8]) -> Self {
         let mut staging = vec![0; STAGING_BYTES].into_boxed_slice();
         staging[..read_ahead.len()].copy_from_slice(read_ahead);
-        Self { socket, staging, start: 0, end: read_ahead.len(), landing: None, held_back: false }
+        Self { stream, staging, start: 0, end: read_ahead.len(), landing: None, held_back: false }
     }
 
     /// The socket alone, for another use once nothing more is to come on it.
@@ -100,7 +117,7 @@ impl TcpLink {
             let found = u64::from(self.staging[self.start]);
             return Err(WireError::BadValue { what: "byte behind the last word on TCP", found }.into());
         }
-        Ok(self.socket)
+        self.stream.into_socket()
     }
 
     /// Lets the receiver take what is staged; true if that was anything.
@@ -126,7 +143,7 @@ impl TcpLink {
     fn read_frames(&mut self, receiver: &mut dyn Receiver) -> Result<usize, LinkError> {
         let room = (self.staging.len() - self.end).min(HELPING_BYTES);
         let target = &mut self.staging[self.end..self.end + room];
-        let Some(count) = got((&self.socket).read(target))? else { return Ok(0) };
+        let Some(count) = self.stream.read(target)? else { return Ok(0) };
         self.end += count;
         self.parse(receiver)?;
         Ok(count)
@@ -139,14 +156,14 @@ impl TcpLink {
         let result = match landing.target() {
             Some(target) => {
                 let mut slices = [IoSliceMut::new(target), IoSliceMut::new(&mut self.staging)];
-                (&self.socket).read_vectored(&mut slices)
+                self.stream.read_vectored(&mut slices)
             }
             None => {
                 let room = missing.min(self.staging.len());
-                (&self.socket).read(&mut self.staging[..room])
+                self.stream.read(&mut self.staging[..room])
             }
         };
-        let count = match got(result) {
+        let count = match result {
             Ok(count) => count,
             Err(error) => {
                 self.landing = Some(landing);
@@ -169,49 +186,25 @@ impl TcpLink {
     }
 }
 
-/// What a read got: `None` if there was nothing, an error if the peer has closed.
-#[inline]
-fn got(result: std::io::Result<usize>) -> Result<Option<usize>, LinkError> {
-    match result {
-        Ok(0) => Err(LinkError::Closed),
-        Ok(count) => Ok(Some(count)),
-        Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => Ok(None),
-        Err(error) => Err(LinkError::io("read", &error)),
-    }
-}
-
 impl Link for TcpLink {
     fn kind(&self) -> LinkKind {
         LinkKind::Tcp
     }
 
     fn transmit(&mut self, outbox: &mut Outbox, budget: usize, more_follows: bool) -> Result<usize, LinkError> {
-        // A write that others follow needs no segment of its own.
-        let flags = libc::MSG_NOSIGNAL | if more_follows { libc::MSG_MORE } else { 0 };
         if outbox.is_empty() && self.held_back && !more_follows {
-            // Nothing followed after all. Setting the option again is how Linux is told to send what it holds.
-            self.socket.set_tcp_nodelay(true).map_err(|error| LinkError::io("set TCP_NODELAY", &error))?;
+            // Nothing followed after all.
+            self.stream.push_out()?;
             self.held_back = false;
         }
         let mut total = 0;
         while !outbox.is_empty() && total < budget {
             let mut slices = [IoSlice::new(&[]); VECTORS];
             let count = outbox.gather_within(&mut slices, budget - total);
-            // One slice is the common case, and `send` is the shorter way through the kernel.
-            let result = match &slices[..count] {
-                [only] => self.socket.send_with_flags(only, flags),
-                several => self.socket.send_vectored_with_flags(several, flags),
-            };
-            match result {
-                Ok(written) => {
-                    outbox.advance(written);
-                    total += written;
-                    self.held_back = more_follows;
-                }
-                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(LinkError::io("write", &error)),
-            }
+            let Some(written) = self.stream.write(&slices[..count], more_follows)? else { break };
+            outbox.advance(written);
+            total += written;
+            self.held_back = more_follows;
         }
         Ok(total)
     }
@@ -242,7 +235,7 @@ impl Link for TcpLink {
     }
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.socket.as_fd())
+        Some(self.stream.as_fd())
     }
 
     fn abandon(&mut self, _outbox: &mut Outbox) -> Vec<Landing> {

@@ -21,6 +21,11 @@ pub const FEATURE_VERBS: u64 = 1;
 const KIND_HELLO: u8 = 1;
 const KIND_WELCOME: u8 = 2;
 const KIND_REJECT: u8 = 3;
+const KIND_CHALLENGE: u8 = 4;
+const KIND_PROOF: u8 = 5;
+
+/// Bytes of a challenge and of a proof (HMAC with SHA-256).
+pub const PROOF_BYTES: usize = 32;
 
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
@@ -93,6 +98,8 @@ pub enum RejectCode {
     Full = 3,
     /// The called side is stopping, or cannot take this caller.
     Refused = 4,
+    /// The caller has not shown that it may talk.
+    Unauthenticated = 5,
 }
 
 /// The called side's no.
@@ -113,6 +120,10 @@ pub enum Greeting {
     Welcome(Hello),
     /// The called side's no.
     Reject(Reject),
+    /// A random number, to be answered with a proof of the shared secret. Before the hello, if at all.
+    Challenge([u8; PROOF_BYTES]),
+    /// That its sender has the shared secret.
+    Proof([u8; PROOF_BYTES]),
 }
 
 impl Greeting {
@@ -135,9 +146,12 @@ impl Greeting {
             return Err(WireError::Version { theirs_min, theirs_max });
         }
         let body_bytes = preface.body_bytes.get() as usize;
-        if body_bytes > HELLO_BYTES_MAX {
-            let limit = HELLO_BYTES_MAX as u64;
-            return Err(WireError::TooLong { what: "greeting", found: body_bytes as u64, limit });
+        let limit = match preface.kind {
+            KIND_CHALLENGE | KIND_PROOF => PROOF_BYTES,
+            _ => HELLO_BYTES_MAX,
+        };
+        if body_bytes > limit {
+            return Err(WireError::TooLong { what: "greeting", found: body_bytes as u64, limit: limit as u64 });
         }
         let Some(body) = rest.get(..body_bytes) else { return Ok(None) };
         let greeting = match preface.kind {
@@ -147,24 +161,43 @@ impl Greeting {
                 code: RejectCode::parse(preface.code)?,
                 reason: text("reason", &body[..body.len().min(REASON_BYTES_MAX)])?.to_owned(),
             }),
+            KIND_CHALLENGE => Greeting::Challenge(*fixed("challenge", body)?.0),
+            KIND_PROOF => Greeting::Proof(*fixed("proof", body)?.0),
             found => return Err(WireError::BadValue { what: "greeting kind", found: u64::from(found) }),
         };
         Ok(Some((greeting, PREFACE_BYTES + body_bytes)))
     }
 
+    /// True if `bytes` begin as a hello or a welcome does, of whatever length: for a side that wants a proof first, and
+    /// will not read so much from whom it does not know.
+    pub fn is_introduction(bytes: &[u8]) -> bool {
+        bytes.starts_with(&MAGIC) && matches!(bytes.get(MAGIC.len()), Some(&(KIND_HELLO | KIND_WELCOME)))
+    }
+
+    /// The number that says which greeting it is.
+    pub fn kind(&self) -> u8 {
+        match self {
+            Greeting::Hello(_) => KIND_HELLO,
+            Greeting::Welcome(_) => KIND_WELCOME,
+            Greeting::Reject(_) => KIND_REJECT,
+            Greeting::Challenge(_) => KIND_CHALLENGE,
+            Greeting::Proof(_) => KIND_PROOF,
+        }
+    }
+
     /// The greeting's bytes.
     pub fn to_bytes(&self) -> Vec<u8> {
-        let (kind, code, body) = match self {
-            Greeting::Hello(hello) => (KIND_HELLO, 0, hello.body()),
-            Greeting::Welcome(hello) => (KIND_WELCOME, 0, hello.body()),
+        let (code, body) = match self {
+            Greeting::Hello(hello) | Greeting::Welcome(hello) => (0, hello.body()),
             Greeting::Reject(reject) => {
                 let cut = reject.reason.floor_char_boundary(REASON_BYTES_MAX);
-                (KIND_REJECT, reject.code as u8, reject.reason.as_bytes()[..cut].to_vec())
+                (reject.code as u8, reject.reason.as_bytes()[..cut].to_vec())
             }
+            Greeting::Challenge(bytes) | Greeting::Proof(bytes) => (0, bytes.to_vec()),
         };
         let preface = Preface {
             magic: MAGIC,
-            kind,
+            kind: self.kind(),
             code,
             version_min: U16::new(VERSION_MIN),
             version_max: U16::new(VERSION_MAX),
@@ -182,6 +215,7 @@ impl RejectCode {
             2 => Ok(Self::Crossed),
             3 => Ok(Self::Full),
             4 => Ok(Self::Refused),
+            5 => Ok(Self::Unauthenticated),
             found => Err(WireError::BadValue { what: "reject code", found: u64::from(found) }),
         }
     }
@@ -283,7 +317,9 @@ mod tests {
     #[test]
     fn greetings_read_back_as_written_and_wait_for_all_bytes() {
         let reject = Reject { code: RejectCode::Full, reason: "4096 links".into() };
-        for greeting in [Greeting::Hello(hello()), Greeting::Welcome(hello()), Greeting::Reject(reject)] {
+        let words = [Greeting::Challenge([7; PROOF_BYTES]), Greeting::Proof([9; PROOF_BYTES])];
+        let others = [Greeting::Hello(hello()), Greeting::Welcome(hello()), Greeting::Reject(reject)];
+        for greeting in words.into_iter().chain(others) {
             let bytes = greeting.to_bytes();
             assert_eq!(Greeting::parse(&bytes), Ok(Some((greeting, bytes.len()))));
             for shorter in 0..bytes.len() {
@@ -324,7 +360,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_greeting_body_is_read_without_panic(kind in 0u8..5, body in proptest::collection::vec(any::<u8>(), 0..120)) {
+        fn any_greeting_body_is_read_without_panic(kind in 0u8..8, body in proptest::collection::vec(any::<u8>(), 0..120)) {
             let mut bytes = Greeting::Hello(hello()).to_bytes();
             bytes.truncate(PREFACE_BYTES);
             bytes[8] = kind;

@@ -1,16 +1,23 @@
 //! Pairs of connected ends, of every kind of link; `seed` chooses the faults of those that have some, and 0 none.
 
 use std::net::{TcpListener, TcpStream};
+use std::sync::LazyLock;
+use std::time::{Duration, SystemTime};
 
 use nix::poll::PollFlags;
 use sealane_transport::Link;
+use sealane_transport::authentication::{Authentication, Authority};
 use sealane_transport::fault::{FaultLink, Faults};
 use sealane_transport::loopback::loopback as loopback_pair;
 use sealane_transport::tcp::{TcpLink, TcpSettings};
 use socket2::Socket;
 
+use crate::greeted;
 use crate::sockets::ready;
 use crate::verbs::{self, Manner};
+
+/// Longer than any test takes.
+const DAY: Duration = Duration::from_secs(86_400);
 
 /// Two ends that hear each other.
 pub type Ends = [Box<dyn Link>; 2];
@@ -36,6 +43,24 @@ pub fn tcp(_seed: u64) -> Ends {
 
 pub fn narrow_tcp(_seed: u64) -> Ends {
     connected(&narrow()).map(|end| Box::new(end) as Box<dyn Link>)
+}
+
+pub fn tls(_seed: u64) -> Ends {
+    encrypted(&TcpSettings::default()).map(|end| Box::new(end) as Box<dyn Link>)
+}
+
+pub fn narrow_tls(_seed: u64) -> Ends {
+    encrypted(&narrow()).map(|end| Box::new(end) as Box<dyn Link>)
+}
+
+// No call moves nothing: a descriptor does not say that bytes wait which TLS has opened, and whoever heard "nothing" would
+// wait for them.
+pub fn slow_tls(seed: u64) -> Ends {
+    faulty(encrypted(&narrow()), Faults { delay: 0, ..SLOW }, seed)
+}
+
+pub fn failing_tls(seed: u64) -> Ends {
+    faulty(encrypted(&narrow()), Faults { delay: 0, ..FAILING }, seed)
 }
 
 pub fn slow_loopback(seed: u64) -> Ends {
@@ -138,6 +163,16 @@ pub fn connected(settings: &TcpSettings) -> [TcpLink; 2] {
         settings.apply(&socket).expect("ordinary options");
         TcpLink::new(socket, &[])
     })
+}
+
+/// Two ends whose bytes are sealed on their way.
+fn encrypted(settings: &TcpSettings) -> [TcpLink; 2] {
+    static IDENTITY: LazyLock<Authentication> = LazyLock::new(|| {
+        let authority = Authority::new().expect("random numbers");
+        let certified = authority.certify(&[], SystemTime::now() + DAY).expect("random numbers");
+        Authentication::certified(&authority, &certified).expect("they fit")
+    });
+    greeted::links(settings, [&IDENTITY, &IDENTITY])
 }
 
 /// Waits until one of the links has bytes or, where `true` stands with it, room for some. A loopback is not waited for, and

@@ -4,6 +4,8 @@
 //! as well, for the sessions to survive.
 
 mod ends;
+#[path = "../sockets/greeted.rs"]
+mod greeted;
 mod moved;
 mod run;
 #[path = "../sockets/mod.rs"]
@@ -27,7 +29,7 @@ macro_rules! conforms {
     };
 }
 
-conforms!(loopback, tcp, narrow_tcp, slow_loopback, slow_tcp: moved {
+conforms!(loopback, tcp, narrow_tcp, tls, narrow_tls, slow_loopback, slow_tcp, slow_tls: moved {
     order_is_kept_and_bytes_are_identical,
     what_was_held_back_leaves_with_the_next_write,
     payloads_of_every_size_arrive_whole,
@@ -76,7 +78,9 @@ mod sessions {
         failing_verbs_write, failing_verbs_read, failing_tiny_verbs, failing_verbs_without_windows: run {
         sessions_settle_everything,
     });
-    conforms!(loopback, tcp, narrow_tcp, slow_loopback, slow_tcp, failing_loopback, failing_tcp: run {
+    conforms!(
+        loopback, tcp, narrow_tcp, tls, narrow_tls, slow_loopback, slow_tcp, slow_tls, failing_loopback, failing_tcp,
+        failing_tls: run {
         sessions_settle_everything,
     });
 }

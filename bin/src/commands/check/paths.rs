@@ -10,7 +10,7 @@ use crate::engine_settings::{NOT_BUILT_IN, asked_for};
 use crate::settings::{Require, Transport};
 
 /// The transport addresses that this host serves.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Ours {
     addresses: HashSet<TransportAddress>,
     /// What says so.
@@ -18,6 +18,11 @@ pub(super) struct Ours {
 }
 
 impl Ours {
+    /// The transport addresses.
+    pub(super) fn addresses(&self) -> impl Iterator<Item = &TransportAddress> {
+        self.addresses.iter()
+    }
+
     pub(super) fn new(addresses: impl IntoIterator<Item = TransportAddress>, because: &'static str) -> Ours {
         Ours { addresses: addresses.into_iter().collect(), because }
     }

@@ -9,6 +9,7 @@ use super::host::{MemoryLock, Tcp};
 use super::io_uring::IoUring;
 use super::paths::Path;
 use super::rdma::Device;
+use super::security::Security;
 use super::verbs::Verbs;
 use crate::Failure;
 use crate::settings::{Entry, Source, Value};
@@ -32,6 +33,7 @@ pub(super) struct Report {
     pub(super) rdma: Vec<Device>,
     pub(super) verbs: Verbs,
     pub(super) tcp: Tcp,
+    pub(super) security: Security,
     pub(super) settings: Vec<SettingReport>,
     pub(super) endpoint_map: MapReport,
     pub(super) paths: Vec<Path>,
@@ -125,6 +127,7 @@ impl Report {
         let word = if self.io_uring.available { "available" } else { "not available" };
         writeln!(out, "  io_uring     {word}: {}", self.io_uring.reason)?;
         writeln!(out, "  TCP          {}", self.tcp)?;
+        writeln!(out, "  who may talk {}", self.security)?;
         writeln!(out, "  verbs        {}", self.verbs)?;
         if self.rdma.is_empty() {
             return writeln!(out, "  RDMA         no devices");

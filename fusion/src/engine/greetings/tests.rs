@@ -115,7 +115,13 @@ fn a_call_whose_socket_cannot_be_watched_has_failed() {
         let (_listener, address) = listener();
         let mut greetings = Greetings::new(engine, Vec::new());
         let (peer, hello) = call(engine);
-        let dial = Dial::start(address, hello.clone(), &engine.settings.tcp).unwrap();
+        let dial = Dial::start(
+            address,
+            (&"127.0.0.1:7001".parse().unwrap(), hello.clone()),
+            &engine.settings.tcp,
+            &engine.settings.authentication,
+        )
+        .unwrap();
         let source = engine.greetings_source.get().unwrap();
         // A descriptor is watched once only.
         engine.shard.watch(source, dial.descriptor(), 7, Interest::READ).unwrap();

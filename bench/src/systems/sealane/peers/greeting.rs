@@ -82,7 +82,7 @@ impl Manners for Workers {
             None => Ok(None),
             Some((Greeting::Welcome(_), length)) => Ok(Some(length)),
             Some((Greeting::Reject(no), _)) => Err(no.reason),
-            Some((Greeting::Hello(_), _)) => Err("it answered a hello with a hello".to_owned()),
+            Some((other, _)) => Err(format!("it answered a hello with a greeting of kind {}", other.kind())),
         }
     }
 

@@ -1,0 +1,71 @@
+//! Who may talk to the tasks of this host, and whether a daemon would start so.
+
+use std::fmt;
+use std::net::ToSocketAddrs;
+
+use serde::Serialize;
+
+use crate::engine_settings::authentication;
+use crate::settings::{Peers, Settings};
+use sealane_transport::endpoint_map::TransportAddress;
+
+/// What peers of other hosts must show.
+#[derive(Debug, Serialize)]
+pub(super) struct Security {
+    /// `none`, `shared secret` or `TLS 1.3`.
+    peers: &'static str,
+    insecure: bool,
+    /// Why a daemon would not start.
+    error: Option<String>,
+}
+
+impl Security {
+    /// What the settings say, for a daemon that listens on these addresses.
+    pub(super) fn look<'a>(settings: &Settings, ours: impl IntoIterator<Item = &'a TransportAddress>) -> Security {
+        let insecure = settings.security.insecure.value;
+        let (peers, error) = match authentication(&settings.security) {
+            Ok(authentication) => (authentication.name(), None),
+            Err(failure) => (name(&settings.security.peers), Some(failure.to_string())),
+        };
+        let exposed = || {
+            let address = ours.into_iter().find(|address| is_exposed(address))?;
+            Some(format!(
+                "{address} is reached from other hosts: set security.secret_file or security.tls_certificate \
+                 (`sealane keys --help` makes what they need), or security.insecure = true"
+            ))
+        };
+        let is_open = settings.security.peers == Peers::Anyone && !insecure;
+        Security { peers, insecure, error: error.or_else(|| if is_open { exposed() } else { None }) }
+    }
+}
+
+fn name(peers: &Peers) -> &'static str {
+    match peers {
+        Peers::Anyone => "none",
+        Peers::Secret(_) => "shared secret",
+        Peers::Tls(_) => "TLS 1.3",
+    }
+}
+
+/// True if other hosts reach the address; one that cannot be looked up is reached by nobody.
+fn is_exposed(address: &TransportAddress) -> bool {
+    let (host, port) = (address.host.to_string(), address.port);
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    (host, port).to_socket_addrs().is_ok_and(|mut found| found.any(|found| !found.ip().to_canonical().is_loopback()))
+}
+
+impl fmt::Display for Security {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let who = match (self.peers, self.insecure) {
+            ("none", true) => "anyone who can connect (security.insecure)",
+            ("none", false) => "anyone, but this host alone can connect",
+            ("shared secret", _) => "who has the shared secret; not encrypted",
+            _ => "who has a certificate for its tasks; encrypted by TLS 1.3, but for RDMA",
+        };
+        write!(out, "{who}")?;
+        match &self.error {
+            Some(error) => write!(out, "; a daemon would not start: {error}"),
+            None => Ok(()),
+        }
+    }
+}

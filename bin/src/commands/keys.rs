@@ -1,0 +1,120 @@
+//! `sealane keys`: makes what `[security]` asks for: a shared secret, or an authority and a certificate for each host of
+//! an endpoint map.
+
+use std::fs::{self, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use clap::Subcommand;
+use sealane_transport::authentication::{Authority, random_secret};
+use sealane_transport::endpoint_map::{EndpointMap, TaskName, TransportAddress};
+
+use crate::{Context, Failure};
+
+/// Days that a certificate is valid unless said otherwise: longer than most jobs, short enough to be thought of.
+const DAYS: u16 = 365;
+/// Files that anyone may read, and files of their owner alone.
+const PUBLIC: u32 = 0o644;
+const PRIVATE: u32 = 0o600;
+
+/// Make a shared secret or certificates, for the settings of [security]
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  sealane keys secret sealane.secret")]
+pub struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Make a shared secret: one file, the same for every host of a job
+    #[command(after_help = "Example:\n  sealane keys secret sealane.secret")]
+    Secret {
+        /// The file to write; it must not exist
+        file: PathBuf,
+    },
+    /// Make an authority, and a certificate and key for each transport address of an endpoint map
+    #[command(after_help = "Example:\n  sealane keys tls keys --endpoint-map jobs/.endpoint_map")]
+    Tls {
+        /// The directory to write; it must not exist
+        directory: PathBuf,
+        /// The endpoint map
+        #[arg(long, value_name = "FILE", default_value = ".endpoint_map")]
+        endpoint_map: PathBuf,
+        /// Days for which the certificates are valid
+        #[arg(long, default_value_t = DAYS)]
+        days: u16,
+    },
+}
+
+/// Runs `sealane keys`.
+///
+/// # Errors
+///
+/// A file is there already or cannot be written, or the endpoint map cannot be read.
+pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
+    match &args.command {
+        Command::Secret { file } => secret(file, context),
+        Command::Tls { directory, endpoint_map, days } => tls(directory, endpoint_map, *days, context),
+    }
+}
+
+fn secret(file: &Path, context: &Context) -> Result<(), Failure> {
+    write(file, PRIVATE, &random_secret().map_err(Failure::work)?)?;
+    let shown = file.display();
+    context.print(&format!(
+        "{shown}: a shared secret, which its owner alone may read.\n\
+         Copy it to every host of the job, keep its mode (600), and set there, in sealane.toml:\n\n\
+         [security]\nsecret_file = \"{shown}\"\n"
+    ))
+}
+
+fn tls(directory: &Path, map: &Path, days: u16, context: &Context) -> Result<(), Failure> {
+    let map = EndpointMap::load(map)?;
+    let until = SystemTime::now() + Duration::from_secs(u64::from(days) * 86_400);
+    let authority = Authority::new().map_err(Failure::work)?;
+    make_directory(directory)?;
+    write(&directory.join("authorities.pem"), PUBLIC, &authority.certificate())?;
+    let mut text = String::new();
+    let mut addresses: Vec<&TransportAddress> = map.addresses().collect();
+    addresses.sort();
+    addresses.dedup();
+    for address in addresses {
+        let tasks: Vec<TaskName> = map.tasks_at(address).cloned().collect();
+        let certified = authority.certify(&tasks, until).map_err(Failure::work)?;
+        let directory = directory.join(file_name(address));
+        make_directory(&directory)?;
+        write(&directory.join("certificate.pem"), PUBLIC, &certified.certificate)?;
+        write(&directory.join("key.pem"), PRIVATE, &certified.key)?;
+        let names: Vec<&str> = tasks.iter().map(TaskName::as_str).collect();
+        text += &format!("{}: for {}\n", directory.display(), names.join(", "));
+    }
+    context.print(&format!(
+        "{text}\nThe authority's own key was not kept: make all of it anew when a task is added.\n\
+         Copy each directory, and {authorities}, to its host, keep the modes, and set there, in sealane.toml:\n\n\
+         [security]\ntls_certificate = \"certificate.pem\"\ntls_key = \"key.pem\"\ntls_authorities = \"authorities.pem\"\n",
+        authorities = directory.join("authorities.pem").display(),
+    ))
+}
+
+/// A transport address as the name of a directory.
+fn file_name(address: &TransportAddress) -> String {
+    address.to_string().replace(['[', ']'], "").replace(':', "_")
+}
+
+fn make_directory(path: &Path) -> Result<(), Failure> {
+    fs::create_dir(path).map_err(|error| {
+        Failure::input(format!("{}: cannot be made ({error}); name a directory that is not there yet", path.display()))
+    })
+}
+
+/// Writes a file that is not there yet, and that nobody sees with another mode.
+fn write(path: &Path, mode: u32, text: &str) -> Result<(), Failure> {
+    let failed = |error| {
+        Failure::input(format!("{}: cannot be written ({error}); name a file that is not there yet", path.display()))
+    };
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(path).map_err(failed)?;
+    file.write_all(text.as_bytes()).map_err(failed)
+}

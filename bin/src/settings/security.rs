@@ -1,0 +1,57 @@
+//! `[security]`: what peers of other hosts must show before they may talk.
+
+use std::path::PathBuf;
+
+use sealane_transport::authentication::TlsFiles;
+
+use super::effective::Effective;
+use super::sections::{bool, path};
+use super::{SettingsError, Sourced};
+
+/// `[security]`
+#[derive(Clone, Debug)]
+pub struct Security {
+    /// What peers must show.
+    pub peers: Peers,
+    /// Without either, listen where other hosts reach it all the same.
+    pub insecure: Sourced<bool>,
+}
+
+/// What peers must show.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Peers {
+    /// Nothing.
+    Anyone,
+    /// That they have the secret of this file.
+    Secret(PathBuf),
+    /// A certificate for their tasks.
+    Tls(TlsFiles),
+}
+
+impl Security {
+    pub(super) fn of(from: &Effective) -> Result<Security, SettingsError> {
+        const FILES: [&str; 3] = ["security.tls_certificate", "security.tls_key", "security.tls_authorities"];
+        let secret = from.optional("security.secret_file", path);
+        let files = FILES.map(|name| from.optional(name, path));
+        let given = files.iter().position(|file| file.value.is_some());
+        let peers = match (secret.value, given, files.map(|file| file.value)) {
+            (None, None, _) => Peers::Anyone,
+            (Some(file), None, _) => Peers::Secret(file),
+            (None, Some(_), [Some(certificate), Some(key), Some(authorities)]) => {
+                Peers::Tls(TlsFiles { certificate, key, authorities })
+            }
+            (Some(_), Some(given), _) => {
+                return Err(SettingsError::Contradiction {
+                    first: Box::new(from.given("security.secret_file")),
+                    second: Box::new(from.given(FILES[given])),
+                    fix: "give a shared secret or TLS's files, not both",
+                });
+            }
+            (None, Some(given), files) => {
+                let missing = files.iter().position(Option::is_none).expect("not all three are there");
+                return Err(SettingsError::TlsIncomplete { given: from.given(FILES[given]), missing: FILES[missing] });
+            }
+        };
+        Ok(Security { peers, insecure: from.get("security.insecure", bool) })
+    }
+}

@@ -1,0 +1,35 @@
+//! Whether a peer may be who it says it is: its certificate must speak for every task that it names, and for every task that
+//! this side's endpoint map has at its transport address.
+
+use sealane_transport::authentication::Certificate;
+use sealane_transport::endpoint_map::{EndpointMap, TaskName, TransportAddress};
+
+/// Checks what a peer at `address` says that it serves. Without a certificate there is nothing to check: then either all
+/// have the same secret, or nobody is asked for anything.
+///
+/// # Errors
+/// The task that it does not speak for.
+pub(super) fn check(
+    certificate: Option<&Certificate>,
+    address: &TransportAddress,
+    tasks: &[String],
+    map: &EndpointMap,
+) -> Result<(), String> {
+    let Some(certificate) = certificate else { return Ok(()) };
+    let may_not = |task: &dyn std::fmt::Display| {
+        let names = certificate.names();
+        format!(
+            "its certificate ({names}) does not speak for task {task} at {address}: it needs the task's host, or sealane://{task}, among its names"
+        )
+    };
+    for task in tasks {
+        let speaks = task.parse::<TaskName>().is_ok_and(|task| certificate.speaks_for(&task));
+        if !speaks {
+            return Err(may_not(task));
+        }
+    }
+    match map.tasks_at(address).find(|task| !certificate.speaks_for(task)) {
+        Some(task) => Err(may_not(task)),
+        None => Ok(()),
+    }
+}

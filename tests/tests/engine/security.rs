@@ -1,0 +1,259 @@
+//! Who may talk to an engine, in whose name, and what those cost who may not. The claims of ARCHITECTURE's threat model.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use sealane_fusion::{Code, Counters, Engine, EngineSettings, Error, StartError};
+use sealane_transport::authentication::{Authentication, Authority};
+use sealane_transport::wire::{Greeting, Hello, PROOF_BYTES};
+
+use crate::fixture::{LONG, assert_empty, bytes, engines, listener, map, port, settings, task, tensor, until};
+
+const DAY: Duration = Duration::from_secs(86_400);
+
+fn secret(text: &str) -> Authentication {
+    Authentication::secret_bytes(text.repeat(8).as_bytes()).unwrap()
+}
+
+/// What an engine shows that is certified for these tasks.
+fn certified(authority: &Authority, tasks: &[usize]) -> Authentication {
+    let tasks: Vec<_> = tasks.iter().map(|&index| task(index).parse().unwrap()).collect();
+    let certified = authority.certify(&tasks, SystemTime::now() + DAY).unwrap();
+    Authentication::certified(authority, &certified).unwrap()
+}
+
+/// Two engines, of which each shows what it is given.
+fn two_that_show(shown: [Authentication; 2]) -> [Engine; 2] {
+    let two = engines(2, |index, settings| settings.authentication = shown[index].clone());
+    two.try_into().ok().expect("two")
+}
+
+/// Tensors of all sizes move both ways.
+fn assert_they_talk([ps, worker]: &[Engine; 2]) {
+    let (ps_task, worker_task) = (ps.task(&task(0)).unwrap(), worker.task(&task(1)).unwrap());
+    for (step, len) in [0, 1, 64, 8192, 8193, 100_000, 9 << 20].into_iter().enumerate() {
+        let step = step as i64;
+        let sending = ps_task.send(&task(1), step, "w", tensor(len, 1));
+        assert_eq!(worker_task.recv(&task(0), step, "w").wait().unwrap().bytes(), bytes(len, 1));
+        sending.wait().unwrap();
+        let sending = worker_task.send(&task(0), step, "g", tensor(len, 2));
+        assert_eq!(ps_task.recv(&task(1), step, "g").wait().unwrap().bytes(), bytes(len, 2));
+        sending.wait().unwrap();
+    }
+    assert_empty(ps);
+    assert_empty(worker);
+}
+
+/// The worker hears that it may not, and what why.
+fn denied(worker: &Engine) -> String {
+    let error = worker.task(&task(1)).unwrap().recv(&task(0), 1, "w").wait().unwrap_err().error;
+    let Error::PermissionDenied { reason } = &error else { panic!("not denied: {error}") };
+    assert_eq!(error.code(), Code::PermissionDenied);
+    reason.to_string()
+}
+
+fn callers(engine: &Engine) -> sealane_fusion::CallerCounters {
+    // The first shard listens for all.
+    engine.counters().unwrap()[0].callers
+}
+
+#[test]
+fn engines_that_share_a_secret_talk() {
+    assert_they_talk(&two_that_show([secret("four"), secret("four")]));
+}
+
+#[test]
+fn engines_that_are_certified_talk_under_tls() {
+    let authority = Authority::new().unwrap();
+    assert_they_talk(&two_that_show([certified(&authority, &[0]), certified(&authority, &[1])]));
+}
+
+#[test]
+fn whoever_shows_the_wrong_thing_or_nothing_is_denied_and_counted() {
+    let (authority, other) = (Authority::new().unwrap(), Authority::new().unwrap());
+    let good = certified(&authority, &[0]);
+    let foreign = certified(&other, &[1]);
+    let cases = [
+        (secret("this"), secret("that")),
+        (secret("this"), Authentication::default()),
+        (Authentication::default(), secret("that")),
+        (good.clone(), Authentication::default()),
+        (good.clone(), secret("that")),
+        (good, foreign),
+    ];
+    for (number, (ps, worker)) in cases.into_iter().enumerate() {
+        let [ps, worker] = two_that_show([ps, worker]);
+        let reason = denied(&worker);
+        assert!(reason.contains("security.") || reason.contains("certificate"), "case {number}: {reason}");
+        // The caller of a foreign authority finds out by itself.
+        if number != 5 {
+            assert!(callers(&ps).unauthenticated > 0, "case {number}");
+        }
+    }
+}
+
+#[test]
+fn a_certificate_opens_no_other_tasks_name() {
+    let authority = Authority::new().unwrap();
+    // The worker is certified, for task 7.
+    let [ps, worker] = two_that_show([certified(&authority, &[0]), certified(&authority, &[7])]);
+    let reason = denied(&worker);
+    assert!(reason.contains("does not speak for task task1:2222"), "{reason}");
+    assert!(callers(&ps).unauthenticated > 0);
+    // And the ps does not believe it as the called side.
+    let error = ps.task(&task(0)).unwrap().recv(&task(1), 1, "g").wait().unwrap_err().error;
+    assert_eq!(error.code(), Code::PermissionDenied, "{error}");
+    assert!(error.to_string().contains("does not speak for task task1:2222"), "{error}");
+}
+
+#[test]
+fn a_certified_task_cannot_take_anothers_address() {
+    let authority = Authority::new().unwrap();
+    let (ps, thief) = (listener(), listener());
+    let ports = [port(&ps), port(&thief)];
+    let mut on_ps = settings(map(&ports), 0, ps);
+    on_ps.authentication = certified(&authority, &[0]);
+    let _ps = Engine::start(on_ps).unwrap();
+    // Task 2 says truly who it is, but that it is reached where the ps's map has task 1.
+    let mut on_thief = settings(map(&[ports[0], port(&listener()), ports[1]]), 2, thief);
+    on_thief.authentication = certified(&authority, &[2]);
+    let thief = Engine::start(on_thief).unwrap();
+    let error = thief.task(&task(2)).unwrap().recv(&task(0), 1, "w").wait().unwrap_err().error;
+    assert_eq!(error.code(), Code::PermissionDenied, "{error}");
+    assert!(error.to_string().contains("does not speak for task task1:2222"), "{error}");
+}
+
+#[test]
+fn a_task_that_a_new_map_adds_at_an_address_has_to_be_shown_anew() {
+    let authority = Authority::new().unwrap();
+    let (one, other) = (listener(), listener());
+    let ports = [port(&one), port(&other)];
+    let start = |index: usize, listener| {
+        let mut settings = settings(map(&ports), index, listener);
+        settings.authentication = certified(&authority, &[index]);
+        Engine::start(settings).unwrap()
+    };
+    let engines = [start(0, one), start(1, other)];
+    assert_they_talk(&engines);
+    // The map now has task 2 where task 1 is, which is not certified for it.
+    let [ps, _worker] = &engines;
+    ps.set_map(Arc::new(map(&[ports[0], ports[1], ports[1]])), &[]).unwrap();
+    let error = ps.task(&task(0)).unwrap().recv(&task(2), 9, "w").wait().unwrap_err().error;
+    assert_eq!(error.code(), Code::PermissionDenied, "{error}");
+}
+
+#[test]
+fn without_authentication_only_loopback_is_listened_on_unless_told_otherwise() {
+    let open = || TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
+    let with = |tweak: &dyn Fn(&mut EngineSettings)| {
+        let socket = open();
+        let mut settings = settings(map(&[port(&socket)]), 0, socket);
+        tweak(&mut settings);
+        Engine::start(settings)
+    };
+    let error = with(&|_| {}).err().expect("refused");
+    assert!(matches!(error, StartError::Insecure { .. }), "{error}");
+    for remedy in ["security.secret_file", "security.tls_certificate", "security.insecure = true"] {
+        assert!(error.to_string().contains(remedy), "{error}");
+    }
+    with(&|settings| settings.insecure = true).unwrap();
+    with(&|settings| settings.authentication = secret("four")).unwrap();
+}
+
+/// Says `words` to the engine on a connection of its own, and hears the engine out.
+fn say(engine: &Engine, words: &[u8]) -> Vec<u8> {
+    let mut stream = TcpStream::connect(engine.addresses()[0].to_string()).unwrap();
+    stream.set_read_timeout(Some(LONG)).unwrap();
+    let mut told = Vec::new();
+    // Whoever is turned away may find the connection reset.
+    let _ = stream.write_all(words).and_then(|()| stream.read_to_end(&mut told));
+    told
+}
+
+#[test]
+fn who_keeps_failing_is_turned_away_unheard_and_those_who_talk_go_on() {
+    let engines = two_that_show([secret("four"), secret("four")]);
+    let [ps, worker] = &engines;
+    assert_they_talk(&engines);
+    let guess =
+        [Greeting::Challenge([1; PROOF_BYTES]).to_bytes(), Greeting::Proof([2; PROOF_BYTES]).to_bytes()].concat();
+    let (mut heard, mut unheard) = (0, 0);
+    while unheard < 10 {
+        match say(ps, &guess).is_empty() {
+            true => unheard += 1,
+            false => heard += 1,
+        }
+        assert!(heard < 1000, "nobody is turned away");
+    }
+    let counted = callers(ps);
+    assert!(counted.unauthenticated >= 16 && counted.turned_away >= 10, "{counted:?}");
+    // A link that stands is nobody's caller.
+    let sending = ps.task(&task(0)).unwrap().send(&task(1), 100, "w", tensor(64, 1));
+    assert_eq!(worker.task(&task(1)).unwrap().recv(&task(0), 100, "w").wait().unwrap().bytes(), bytes(64, 1));
+    sending.wait().unwrap();
+}
+
+#[test]
+fn callers_of_one_host_have_a_share_of_the_greetings_and_time_for_them() {
+    let socket = listener();
+    let mut with = settings(map(&[port(&socket)]), 0, socket);
+    with.handshake_timeout = Duration::from_millis(300);
+    let engine = Engine::start(with).unwrap();
+    // They connect and say nothing.
+    let mute: Vec<_> = (0..300).map(|_| TcpStream::connect(engine.addresses()[0].to_string()).unwrap()).collect();
+    until(&engine, "all are let in", |counters: &Counters| counters.callers.turned_away >= 300 - 256);
+    // Their time ends, and then there is room again.
+    let mut ended = 0;
+    for mut stream in mute {
+        stream.set_read_timeout(Some(LONG)).unwrap();
+        ended += usize::from(!matches!(stream.read(&mut [0]), Ok(count) if count > 0));
+    }
+    assert_eq!(ended, 300);
+    let hello = Hello {
+        features: 0,
+        incarnation: 1,
+        remembers: 0,
+        tensor_bytes_max: 1,
+        epoch: 0,
+        shards: 1,
+        shard: 0,
+        lane: 0,
+        address: "127.0.0.1:1".into(),
+        tasks: vec![],
+    };
+    assert!(!say(&engine, &Greeting::Hello(hello).to_bytes()).is_empty(), "it is answered");
+}
+
+#[test]
+fn unfinished_greetings_hold_a_bounded_number_of_bytes() {
+    let socket = listener();
+    let engine = Engine::start(settings(map(&[port(&socket)]), 0, socket)).unwrap();
+    // Each announces the longest greeting there is, and says nearly all of it: 200 of them would be 50 MiB.
+    let tasks = (0..500).map(|index| format!("{}{index}:1", "x".repeat(480))).collect();
+    let hello = Hello {
+        features: 0,
+        incarnation: 1,
+        remembers: 0,
+        tensor_bytes_max: 1,
+        epoch: 0,
+        shards: 1,
+        shard: 0,
+        lane: 0,
+        address: "127.0.0.1:1".into(),
+        tasks,
+    };
+    let long = Greeting::Hello(hello).to_bytes();
+    assert!(long.len() > 240_000);
+    let callers: Vec<_> = (0..200)
+        .map(|_| {
+            let mut stream = TcpStream::connect(engine.addresses()[0].to_string()).unwrap();
+            // One that is turned away hears no more.
+            let _ = stream.write_all(&long[..long.len() - 1]);
+            stream
+        })
+        .collect();
+    until(&engine, "nobody is turned away", |counters| counters.callers.turned_away >= 50);
+    drop(callers);
+}

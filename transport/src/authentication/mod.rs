@@ -1,0 +1,142 @@
+//! Who may talk over TCP: anyone, whoever has the shared secret, or whoever has a certificate for the tasks that it names.
+//!
+//! What is here is read once, when an engine starts; the links' ends carry it out before their greetings
+//! ([`tcp`](crate::tcp)).
+
+#[cfg(feature = "authority")]
+mod authority;
+mod certificate;
+mod private_file;
+mod secret;
+mod tls;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+#[cfg(feature = "authority")]
+pub use authority::{Authority, AuthorityError, Certified};
+pub use certificate::Certificate;
+pub(crate) use secret::{Call, Nonce, Secret, Speaker};
+pub use secret::{SECRET_BYTES_MAX, SECRET_BYTES_MIN, random_secret};
+pub(crate) use tls::Identity;
+pub use tls::TlsFiles;
+
+/// How peers of other engines show that they may talk. Cloning counts a reference.
+///
+/// - [`Authentication::default`]: not at all. Whoever can connect may talk.
+/// - [`Authentication::secret`]: by a secret that all engines of a job share: a mutual challenge, answered with HMAC-SHA-256.
+///   What follows is neither encrypted nor protected against whoever can alter packets, and whoever has the secret may speak
+///   for any task.
+/// - [`Authentication::tls`]: by mutual TLS 1.3, which encrypts all that follows on TCP. A peer speaks only for tasks that
+///   its certificate names.
+#[derive(Debug, Clone, Default)]
+pub struct Authentication(pub(crate) Means);
+
+/// What peers must show.
+#[derive(Debug, Clone, Default)]
+pub(crate) enum Means {
+    #[default]
+    Open,
+    Secret(Arc<Secret>),
+    Tls(Arc<Identity>),
+}
+
+impl Authentication {
+    /// The shared secret in a file that its owner alone may read.
+    ///
+    /// # Errors
+    /// The file cannot be read, others may read it, or it is too short or too long.
+    pub fn secret(path: &Path) -> Result<Self, AuthenticationError> {
+        let bytes = private_file::read(path, "the shared secret", SECRET_BYTES_MAX)?;
+        let secret = Secret::new(bytes.trim_ascii()).map_err(|problem| AuthenticationError::content(path, problem))?;
+        Ok(Self(Means::Secret(Arc::new(secret))))
+    }
+
+    /// A certificate, its key, and the authorities whose certificates are believed.
+    ///
+    /// # Errors
+    /// A file cannot be read or does not hold what it should, others may read the key, or it is not the certificate's.
+    pub fn tls(files: &TlsFiles) -> Result<Self, AuthenticationError> {
+        Ok(Self(Means::Tls(Arc::new(Identity::load(files)?))))
+    }
+
+    /// The same for files of an [`Authority`], without files.
+    ///
+    /// # Errors
+    /// The key is not the certificate's.
+    #[cfg(feature = "authority")]
+    pub fn certified(authority: &Authority, certified: &Certified) -> Result<Self, AuthenticationError> {
+        let identity = Identity::of(
+            (Path::new("certificate"), certified.certificate.as_bytes()),
+            (Path::new("key"), certified.key.as_bytes()),
+            (Path::new("authority"), authority.certificate().as_bytes()),
+        )?;
+        Ok(Self(Means::Tls(Arc::new(identity))))
+    }
+
+    /// The same for a secret that is no file's.
+    ///
+    /// # Errors
+    /// It is too short.
+    pub fn secret_bytes(bytes: &[u8]) -> Result<Self, AuthenticationError> {
+        let secret =
+            Secret::new(bytes).map_err(|problem| AuthenticationError::content(Path::new("secret"), problem))?;
+        Ok(Self(Means::Secret(Arc::new(secret))))
+    }
+
+    /// True if whoever can connect may talk.
+    pub fn is_open(&self) -> bool {
+        matches!(self.0, Means::Open)
+    }
+
+    /// For logs: what peers must show.
+    pub fn name(&self) -> &'static str {
+        match self.0 {
+            Means::Open => "none",
+            Means::Secret(_) => "shared secret",
+            Means::Tls(_) => "TLS 1.3",
+        }
+    }
+}
+
+/// Why authentication cannot be set up.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum AuthenticationError {
+    /// A file cannot be read.
+    #[error("{what} cannot be read from {}: {message}", path.display())]
+    Read {
+        /// What it should hold.
+        what: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The system's words.
+        message: String,
+    },
+    /// Others than its owner may read a secret, or someone else owns it.
+    #[error("{what} in {} is not private: {problem}; chown it to the user that runs this and chmod 600 it", path.display())]
+    NotPrivate {
+        /// What it holds.
+        what: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// Whose it is, or its mode.
+        problem: String,
+    },
+    /// A file does not hold what it should.
+    #[error("{}: {problem}", path.display())]
+    Content {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong, and what is accepted.
+        problem: String,
+    },
+}
+
+impl AuthenticationError {
+    fn content(path: &Path, problem: impl Into<String>) -> Self {
+        Self::Content { path: path.to_owned(), problem: problem.into() }
+    }
+}
+
+#[cfg(test)]
+mod tests;

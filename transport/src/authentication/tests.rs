@@ -1,0 +1,125 @@
+//! Tests of what is read from files, and of whom certificates speak for.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime};
+
+use tempfile::TempDir;
+
+use super::*;
+use crate::endpoint_map::TaskName;
+
+const SECRET: &[u8] = b"a secret of more than thirty-two bytes\n";
+
+struct Files(TempDir);
+
+impl Files {
+    fn new() -> Self {
+        Files(tempfile::tempdir().unwrap())
+    }
+
+    fn write(&self, name: &str, mode: u32, bytes: impl AsRef<[u8]>) -> PathBuf {
+        let path = self.0.path().join(name);
+        fs::write(&path, bytes).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+        path
+    }
+}
+
+fn tomorrow() -> SystemTime {
+    SystemTime::now() + Duration::from_secs(86_400)
+}
+
+fn task(name: &str) -> TaskName {
+    name.parse().unwrap()
+}
+
+#[test]
+fn a_secret_is_read_from_a_file_of_its_owner_alone() {
+    let files = Files::new();
+    for mode in [0o600, 0o400] {
+        let secret = Authentication::secret(&files.write("secret", mode, SECRET)).unwrap();
+        assert_eq!((secret.name(), secret.is_open()), ("shared secret", false));
+    }
+    for mode in [0o640, 0o604, 0o602, 0o777] {
+        let error = Authentication::secret(&files.write("open", mode, SECRET)).unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains(&format!("its mode is {mode:o}")) && text.contains("chmod 600"), "{text}");
+    }
+}
+
+#[test]
+fn secrets_that_are_short_long_or_missing_are_refused_with_the_remedy() {
+    let files = Files::new();
+    let short = Authentication::secret(&files.write("short", 0o600, "guess me\n")).unwrap_err().to_string();
+    assert!(short.contains("has 8 bytes") && short.contains("sealane keys secret"), "{short}");
+    let long = Authentication::secret(&files.write("long", 0o600, [b'x'; SECRET_BYTES_MAX + 1])).unwrap_err();
+    assert!(long.to_string().contains("more than 4096 bytes"), "{long}");
+    let missing = Authentication::secret(&files.0.path().join("missing")).unwrap_err().to_string();
+    assert!(missing.contains("cannot be read") && missing.contains("missing"), "{missing}");
+}
+
+#[test]
+fn certificates_keys_and_authorities_are_read_and_must_fit() {
+    let files = Files::new();
+    let authority = Authority::new().unwrap();
+    let (one, other) = (
+        authority.certify(&[task("a:1")], tomorrow()).unwrap(),
+        authority.certify(&[task("b:1")], tomorrow()).unwrap(),
+    );
+    let read = |certificate: &str, (mode, key): (u32, &str), authorities: &str| {
+        Authentication::tls(&TlsFiles {
+            certificate: files.write("certificate.pem", 0o644, certificate),
+            key: files.write("key.pem", mode, key),
+            authorities: files.write("authorities.pem", 0o644, authorities),
+        })
+    };
+    let believed = authority.certificate();
+    assert_eq!(read(&one.certificate, (0o600, &one.key), &believed).unwrap().name(), "TLS 1.3");
+    let says = |result: Result<Authentication, AuthenticationError>, words: &str| {
+        let text = result.unwrap_err().to_string();
+        assert!(text.contains(words), "{text}");
+    };
+    says(read(&one.certificate, (0o600, &other.key), &believed), "do not fit");
+    says(read(&one.certificate, (0o644, &one.key), &believed), "is not private: its mode is 644");
+    says(read(&one.certificate, (0o600, "no key"), &believed), "no private key in PEM");
+    says(read("", (0o600, &one.key), &believed), "there is no certificate in it");
+    says(read(&one.certificate, (0o600, &one.key), ""), "there is no certificate in it");
+    let torn = believed.replace("MII", "!!!");
+    says(read(&one.certificate, (0o600, &one.key), &torn), "authorities.pem");
+}
+
+fn certificate(alternative_names: Vec<rcgen::SanType>) -> Certificate {
+    let key = rcgen::KeyPair::generate().unwrap();
+    let mut params = rcgen::CertificateParams::default();
+    params.subject_alt_names = alternative_names;
+    Certificate::new(params.self_signed(&key).unwrap().der().clone())
+}
+
+#[test]
+fn a_certificate_speaks_for_the_tasks_and_hosts_that_it_names_alone() {
+    use rcgen::SanType::{DnsName, IpAddress, URI};
+    let by_uri = certificate(vec![URI("sealane://ps0.example:2222".try_into().unwrap())]);
+    assert!(by_uri.speaks_for(&task("ps0.example:2222")));
+    for other in ["ps0.example:2223", "ps1.example:2222", "ps0.example.org:2222", "PS0.example:2222"] {
+        assert!(!by_uri.speaks_for(&task(other)), "{other}");
+    }
+    assert_eq!(by_uri.names(), "sealane://ps0.example:2222");
+
+    let by_host = certificate(vec![
+        DnsName("ps0.example".try_into().unwrap()),
+        DnsName("*.pool.example".try_into().unwrap()),
+        IpAddress("10.0.0.1".parse().unwrap()),
+        IpAddress("2001:db8::1".parse().unwrap()),
+    ]);
+    for its_own in ["ps0.example:1", "PS0.EXAMPLE:2", "w7.pool.example:1", "10.0.0.1:3", "[2001:db8::1]:4"] {
+        assert!(by_host.speaks_for(&task(its_own)), "{its_own}");
+    }
+    for other in ["ps1.example:1", "pool.example:1", "a.b.pool.example:1", "10.0.0.2:3", "[2001:db8::2]:4"] {
+        assert!(!by_host.speaks_for(&task(other)), "{other}");
+    }
+    let of_nobody = certificate(vec![]);
+    assert!(!of_nobody.speaks_for(&task("ps0.example:2222")));
+    assert_eq!(of_nobody.names(), "no DNS name or URI");
+}

@@ -1,0 +1,175 @@
+//! Mutual TLS 1.3: this side's certificate and key, and what it asks of the other side's.
+//!
+//! Chains are checked against the authorities given, in both directions. Names are checked by the engine afterwards, against
+//! the tasks that a peer says it serves: they are what it may speak for, not where it was reached.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::client::{ClientConfig, Resumption, UnbufferedClientConnection, verify_server_cert_signed_by_trust_anchor};
+use rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::server::{
+    NoServerSessionStorage, ParsedCertificate, ServerConfig, UnbufferedServerConnection, WebPkiClientVerifier,
+};
+use rustls::{DigitallySignedStruct, RootCertStore, SignatureScheme, version};
+
+use super::{AuthenticationError, private_file};
+
+/// Longest PEM file, in bytes: a bundle of some hundred authorities.
+const PEM_BYTES_MAX: usize = 1 << 20;
+/// The protocol that both sides name, so that no certificate's other uses can be mixed up with this one (RFC 7301).
+const PROTOCOL: &[u8] = b"sealane/1";
+/// What a caller asks for by name: nothing, since names are checked against tasks.
+const SERVER_NAME: &str = "sealane.invalid";
+
+/// The files of a side of mutual TLS, all PEM.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TlsFiles {
+    /// This side's certificate, and what is between it and an authority.
+    pub certificate: PathBuf,
+    /// Its key, which its owner alone may read.
+    pub key: PathBuf,
+    /// The authorities whose certificates are believed.
+    pub authorities: PathBuf,
+}
+
+/// What one side of TLS needs, for calls in both directions.
+pub(crate) struct Identity {
+    caller: Arc<ClientConfig>,
+    called: Arc<ServerConfig>,
+}
+
+impl std::fmt::Debug for Identity {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Identity")
+    }
+}
+
+impl Identity {
+    pub(super) fn load(files: &TlsFiles) -> Result<Self, AuthenticationError> {
+        let certificate = private_file::read_public(&files.certificate, "the certificate", PEM_BYTES_MAX)?;
+        let key = private_file::read(&files.key, "the certificate's key", PEM_BYTES_MAX)?;
+        let authorities = private_file::read_public(&files.authorities, "the authorities", PEM_BYTES_MAX)?;
+        Self::of((&files.certificate, &certificate), (&files.key, &key), (&files.authorities, &authorities))
+    }
+
+    /// Of three PEM texts, each with where it comes from.
+    pub(super) fn of(
+        certificate: (&Path, &[u8]),
+        (key_path, key): (&Path, &[u8]),
+        authorities: (&Path, &[u8]),
+    ) -> Result<Self, AuthenticationError> {
+        let chain = certificates(certificate)?;
+        let key = PrivateKeyDer::from_pem_slice(key)
+            .map_err(|error| AuthenticationError::content(key_path, format!("no private key in PEM: {error}")))?;
+        let mut roots = RootCertStore::empty();
+        for authority in certificates(authorities)? {
+            let unfit = |error: rustls::Error| AuthenticationError::content(authorities.0, error.to_string());
+            roots.add(authority).map_err(unfit)?;
+        }
+        let (roots, provider) = (Arc::new(roots), Arc::new(provider()));
+        let unfit = |error: rustls::Error| {
+            let problem = format!("it and the key in {} do not fit: {error}", key_path.display());
+            AuthenticationError::content(certificate.0, problem)
+        };
+        let believed = Arc::new(ChainVerifier { roots: roots.clone(), provider: provider.clone() });
+        let mut caller = ClientConfig::builder_with_provider(provider.clone())
+            .with_protocol_versions(&[&version::TLS13])
+            .expect("the provider has suites of TLS 1.3")
+            .dangerous()
+            .with_custom_certificate_verifier(believed)
+            .with_client_auth_cert(chain.clone(), key.clone_key())
+            .map_err(unfit)?;
+        caller.resumption = Resumption::disabled();
+        caller.enable_sni = false;
+        caller.alpn_protocols = vec![PROTOCOL.to_vec()];
+        let callers = WebPkiClientVerifier::builder_with_provider(roots, provider.clone())
+            .build()
+            .map_err(|error| AuthenticationError::content(authorities.0, error.to_string()))?;
+        let mut called = ServerConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[&version::TLS13])
+            .expect("the provider has suites of TLS 1.3")
+            .with_client_cert_verifier(callers)
+            .with_single_cert(chain, key)
+            .map_err(unfit)?;
+        // Nothing may follow the handshake but what the links say: a link over verbs listens to its socket's end alone.
+        called.send_tls13_tickets = 0;
+        called.session_storage = Arc::new(NoServerSessionStorage {});
+        called.alpn_protocols = vec![PROTOCOL.to_vec()];
+        Ok(Self { caller: Arc::new(caller), called: Arc::new(called) })
+    }
+
+    pub(crate) fn calling(&self) -> Result<UnbufferedClientConnection, rustls::Error> {
+        let name = ServerName::try_from(SERVER_NAME).expect("a DNS name");
+        UnbufferedClientConnection::new(self.caller.clone(), name)
+    }
+
+    pub(crate) fn called(&self) -> Result<UnbufferedServerConnection, rustls::Error> {
+        UnbufferedServerConnection::new(self.called.clone())
+    }
+}
+
+/// AES-128 first: with the AES instructions that any server has it is the fastest, and strong enough (RFC 8446, appendix B.4).
+fn provider() -> CryptoProvider {
+    use ring::cipher_suite::{TLS13_AES_128_GCM_SHA256, TLS13_AES_256_GCM_SHA384, TLS13_CHACHA20_POLY1305_SHA256};
+    let cipher_suites = vec![TLS13_AES_128_GCM_SHA256, TLS13_AES_256_GCM_SHA384, TLS13_CHACHA20_POLY1305_SHA256];
+    CryptoProvider { cipher_suites, ..ring::default_provider() }
+}
+
+fn certificates((path, pem): (&Path, &[u8])) -> Result<Vec<CertificateDer<'static>>, AuthenticationError> {
+    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
+    let found = found.map_err(|error| AuthenticationError::content(path, format!("not PEM: {error}")))?;
+    if found.is_empty() {
+        let problem = "there is no certificate in it (PEM: -----BEGIN CERTIFICATE-----)";
+        return Err(AuthenticationError::content(path, problem));
+    }
+    Ok(found)
+}
+
+/// Checks the chain of a called side's certificate, whatever its names.
+#[derive(Debug)]
+struct ChainVerifier {
+    roots: Arc<RootCertStore>,
+    provider: Arc<CryptoProvider>,
+}
+
+impl ServerCertVerifier for ChainVerifier {
+    fn verify_server_cert(
+        &self,
+        certificate: &CertificateDer<'_>,
+        between: &[CertificateDer<'_>],
+        _name: &ServerName<'_>,
+        _ocsp_response: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        let certificate = ParsedCertificate::try_from(certificate)?;
+        let algorithms = self.provider.signature_verification_algorithms.all;
+        verify_server_cert_signed_by_trust_anchor(&certificate, &self.roots, between, now, algorithms)?;
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls12_signature(message, certificate, signed, &self.provider.signature_verification_algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls13_signature(message, certificate, signed, &self.provider.signature_verification_algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.provider.signature_verification_algorithms.supported_schemes()
+    }
+}

@@ -1,0 +1,282 @@
+//! What a connection must pass before its greeting: nothing, the shared secret, or TLS. The same for both sides.
+//!
+//! Bounded: a side that wants a proof reads nothing but challenges, proofs and rejects until it has one.
+
+use std::io::IoSlice;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+
+use nix::sys::socket::{MsgFlags, recv};
+use socket2::Socket;
+
+use super::stream::{Stream, got};
+use super::tls::TlsStream;
+use crate::authentication::{Authentication, Call, Means, Nonce, Secret, Speaker};
+use crate::error::LinkError;
+use crate::wire::{Greeting, Reject, RejectCode, WireError};
+
+/// Bytes read at once while greeting; what comes behind the welcome is handed to the link.
+const READ_BYTES: usize = 16 * 1024;
+/// What a connection that speaks TLS begins with: a handshake record (RFC 8446, section 5.1).
+const TLS_HANDSHAKE: u8 = 22;
+const TLS_ALERT: u8 = 21;
+
+/// A connection whose greeting is under way. See the module.
+pub(super) struct Door {
+    pub(super) stream: Stream,
+    speaker: Speaker,
+    /// The transport address that was called.
+    address: String,
+    stage: Stage,
+    /// Words that are to leave, and how much of them has.
+    words: Vec<u8>,
+    written: usize,
+    /// What has come of greetings and was not taken.
+    pub(super) input: Vec<u8>,
+}
+
+enum Stage {
+    /// Whatever was wanted has been shown.
+    Open,
+    /// TLS is wanted, and nothing has come yet.
+    TlsSilent,
+    Tls,
+    /// The shared secret is wanted. This side's challenge is said.
+    Challenged {
+        secret: Arc<Secret>,
+        mine: Nonce,
+    },
+    /// Both challenges are known, and the other side's proof is still to come.
+    Unproven {
+        secret: Arc<Secret>,
+        call: Call,
+    },
+}
+
+/// Why a connection did not come to a greeting.
+pub(super) enum Turned {
+    /// It ended, or is not with a Sealane peer.
+    Link(LinkError),
+    /// The peer said no.
+    Rejected(Reject),
+    /// The peer did not show that it may talk.
+    Unauthenticated(String),
+}
+
+impl From<LinkError> for Turned {
+    fn from(error: LinkError) -> Self {
+        match error {
+            LinkError::Tls(reason) => Turned::Unauthenticated(format!("TLS: {reason}")),
+            other => Turned::Link(other),
+        }
+    }
+}
+
+impl From<WireError> for Turned {
+    fn from(error: WireError) -> Self {
+        Turned::Link(error.into())
+    }
+}
+
+impl Door {
+    /// A connection on which `speaker` is this side, to the transport address `address`.
+    pub(super) fn new(
+        socket: Socket,
+        (speaker, address): (Speaker, &str),
+        authentication: &Authentication,
+    ) -> Result<Self, LinkError> {
+        let mut words = Vec::new();
+        let (stream, stage) = match &authentication.0 {
+            Means::Open => (Stream::Plain(socket), Stage::Open),
+            Means::Secret(secret) => {
+                let mine = secret.nonce().map_err(|error| LinkError::io("getrandom", &error))?;
+                if speaker == Speaker::Caller {
+                    words = Greeting::Challenge(mine).to_bytes();
+                }
+                (Stream::Plain(socket), Stage::Challenged { secret: secret.clone(), mine })
+            }
+            Means::Tls(identity) => {
+                let stream = match speaker {
+                    Speaker::Caller => TlsStream::calling(socket, identity)?,
+                    Speaker::Called => TlsStream::called(socket, identity)?,
+                };
+                (Stream::Tls(Box::new(stream)), Stage::TlsSilent)
+            }
+        };
+        Ok(Self { stream, speaker, address: address.into(), stage, words, written: 0, input: Vec::new() })
+    }
+
+    /// Says something once the door is open.
+    pub(super) fn say(&mut self, greeting: &[u8]) {
+        self.words.extend_from_slice(greeting);
+    }
+
+    /// True while the socket must become writable for the next step.
+    pub(super) fn wants_write(&self) -> bool {
+        let tls = match (&self.stream, &self.stage) {
+            (Stream::Tls(stream), Stage::TlsSilent | Stage::Tls) => stream.wants_write(),
+            _ => false,
+        };
+        tls || self.written < self.words.len()
+    }
+
+    /// Goes on until all is said and nothing more is there; true once the peer has shown what it must.
+    pub(super) fn pass(&mut self) -> Result<bool, Turned> {
+        loop {
+            match &self.stage {
+                Stage::Open => return Ok(true),
+                Stage::TlsSilent => {
+                    match self.first_byte()? {
+                        Some(TLS_HANDSHAKE | TLS_ALERT) => self.stage = Stage::Tls,
+                        Some(_) => return Err(self.heard_no_tls()),
+                        // The caller speaks first.
+                        None if self.speaker == Speaker::Caller => return Ok(self.shake_hands()?),
+                        None => return Ok(false),
+                    }
+                }
+                Stage::Tls => {
+                    if !self.shake_hands()? {
+                        return Ok(false);
+                    }
+                    self.stage = Stage::Open;
+                }
+                Stage::Challenged { .. } | Stage::Unproven { .. } => {
+                    if !self.flush()? {
+                        return Ok(false);
+                    }
+                    match self.hear()? {
+                        Some(greeting) => self.take(greeting)?,
+                        None => return Ok(false),
+                    }
+                }
+            }
+        }
+    }
+
+    /// Writes what is to be said; true if all of it has left.
+    pub(super) fn flush(&mut self) -> Result<bool, Turned> {
+        while self.written < self.words.len() {
+            let slice = [IoSlice::new(&self.words[self.written..])];
+            let Some(count) = self.stream.write(&slice, false)? else { return Ok(false) };
+            self.written += count;
+        }
+        self.words.clear();
+        self.written = 0;
+        Ok(true)
+    }
+
+    /// The next greeting; `None` if it is not all there.
+    pub(super) fn hear(&mut self) -> Result<Option<Greeting>, Turned> {
+        let mut bytes = [0; READ_BYTES];
+        loop {
+            if !matches!(self.stage, Stage::Open) && Greeting::is_introduction(&self.input) {
+                return Err(self.heard_no_proof());
+            }
+            match Greeting::parse(&self.input) {
+                Ok(None) => {}
+                Ok(Some((greeting, length))) => {
+                    self.input.drain(..length);
+                    return Ok(Some(greeting));
+                }
+                Err(WireError::NotSealane(_))
+                    if self.speaker == Speaker::Called && self.input.first() == Some(&TLS_HANDSHAKE) =>
+                {
+                    let reason = "the caller wants TLS (security.tls_certificate), and the called side has none";
+                    return Err(Turned::Unauthenticated(reason.into()));
+                }
+                Err(error) => return Err(error.into()),
+            }
+            let Some(count) = self.stream.read(&mut bytes)? else { return Ok(None) };
+            self.input.extend_from_slice(&bytes[..count]);
+        }
+    }
+
+    /// Says no as far as the connection takes it at once: a fresh one takes all of it. Where TLS has failed its alert has
+    /// said so.
+    pub(super) fn reject(&mut self, code: RejectCode, reason: impl Into<String>) {
+        let has_failed = matches!((&self.stream, &self.stage), (Stream::Tls(_), Stage::TlsSilent | Stage::Tls));
+        self.say(&Greeting::Reject(Reject { code, reason: reason.into() }).to_bytes());
+        if has_failed || self.flush().is_err() {
+            tracing::debug!("a caller was gone before it was told no");
+        }
+    }
+
+    fn shake_hands(&mut self) -> Result<bool, LinkError> {
+        match &mut self.stream {
+            Stream::Tls(stream) => stream.handshake(),
+            Stream::Plain(_) => Ok(true),
+        }
+    }
+
+    /// One word of the exchange about the shared secret.
+    fn take(&mut self, greeting: Greeting) -> Result<(), Turned> {
+        let stage = std::mem::replace(&mut self.stage, Stage::Open);
+        let address = self.address.clone();
+        self.stage = match (self.speaker, stage, greeting) {
+            (_, _, Greeting::Reject(reject)) => return Err(Turned::Rejected(reject)),
+            (Speaker::Called, Stage::Challenged { secret, mine }, Greeting::Challenge(caller)) => {
+                self.say(&Greeting::Challenge(mine).to_bytes());
+                Stage::Unproven { secret, call: Call { caller, called: mine, address } }
+            }
+            (Speaker::Caller, Stage::Challenged { secret, mine }, Greeting::Challenge(called)) => {
+                let call = Call { caller: mine, called, address };
+                self.say(&Greeting::Proof(secret.proof(Speaker::Caller, &call)).to_bytes());
+                Stage::Unproven { secret, call }
+            }
+            (speaker, Stage::Unproven { secret, call }, Greeting::Proof(proof)) => {
+                let other = if speaker == Speaker::Caller { Speaker::Called } else { Speaker::Caller };
+                if !secret.is_proof(&proof, other, &call) {
+                    let reason = format!(
+                        "the shared secret (security.secret_file) is not the same on both sides, \
+                         or their endpoint maps name the called side differently (here: {address})"
+                    );
+                    return Err(Turned::Unauthenticated(reason));
+                }
+                // The caller has shown its proof first: who only wants to see one learns nothing from a called side.
+                if speaker == Speaker::Called {
+                    self.say(&Greeting::Proof(secret.proof(Speaker::Called, &call)).to_bytes());
+                }
+                Stage::Open
+            }
+            (_, _, other) => {
+                let found = other.kind().into();
+                return Err(WireError::BadValue { what: "greeting kind before the proof", found }.into());
+            }
+        };
+        Ok(())
+    }
+
+    /// The first byte that has come, which stays where it is; `None` if none has.
+    fn first_byte(&self) -> Result<Option<u8>, LinkError> {
+        let mut byte = [0];
+        let looked = recv(self.stream.socket().as_raw_fd(), &mut byte, MsgFlags::MSG_PEEK);
+        let looked = got(looked.map_err(std::io::Error::from))?;
+        Ok(looked.map(|_| byte[0]))
+    }
+
+    /// What to make of a peer that does not speak TLS though this side does.
+    fn heard_no_tls(&mut self) -> Turned {
+        match self.stream.socket().try_clone() {
+            // It may have said why, and can be told why, in its own words.
+            Ok(socket) => self.stream = Stream::Plain(socket),
+            Err(error) => return LinkError::io("dup", &error).into(),
+        }
+        self.stage = Stage::Open;
+        match self.hear() {
+            Ok(Some(Greeting::Reject(reject))) => Turned::Rejected(reject),
+            Ok(_) if self.speaker == Speaker::Caller => Turned::Unauthenticated(
+                "TLS (security.tls_certificate) is required, and the called side has none".into(),
+            ),
+            Ok(_) => Turned::Unauthenticated(
+                "TLS (security.tls_certificate) is required, and the caller does not speak it".into(),
+            ),
+            Err(turned) => turned,
+        }
+    }
+
+    /// What to make of a peer that introduces itself though it has proved nothing.
+    fn heard_no_proof(&self) -> Turned {
+        let who = if self.speaker == Speaker::Caller { "called side asked for" } else { "caller brought" };
+        Turned::Unauthenticated(format!("a shared secret (security.secret_file) is required, and the {who} none"))
+    }
+}

@@ -1,0 +1,112 @@
+//! The bytes of one connection: as they are, or through TLS. Non-blocking; belongs to one shard.
+
+use std::io::{ErrorKind, IoSlice, IoSliceMut, Read};
+use std::os::fd::{AsFd, BorrowedFd};
+
+use socket2::Socket;
+
+use super::tls::TlsStream;
+use crate::authentication::Certificate;
+use crate::error::LinkError;
+
+/// See the module.
+pub(crate) enum Stream {
+    Plain(Socket),
+    Tls(Box<TlsStream>),
+}
+
+impl Stream {
+    /// Reads what is there into `target`; `None` if there is nothing.
+    #[inline]
+    pub(super) fn read(&mut self, target: &mut [u8]) -> Result<Option<usize>, LinkError> {
+        match self {
+            Stream::Plain(socket) => got((&*socket).read(target)),
+            Stream::Tls(stream) => stream.read(&mut [IoSliceMut::new(target)]),
+        }
+    }
+
+    /// Reads into one target after the other.
+    #[inline]
+    pub(super) fn read_vectored(&mut self, targets: &mut [IoSliceMut<'_>]) -> Result<Option<usize>, LinkError> {
+        match self {
+            Stream::Plain(socket) => got((&*socket).read_vectored(targets)),
+            Stream::Tls(stream) => stream.read(targets),
+        }
+    }
+
+    /// Writes from the front of `slices`; `None` if the connection takes nothing now. What was offered and not taken must
+    /// come first the next time: TLS has it under seal already.
+    #[inline]
+    pub(super) fn write(&mut self, slices: &[IoSlice<'_>], more_follows: bool) -> Result<Option<usize>, LinkError> {
+        match self {
+            Stream::Plain(socket) => send(socket, slices, more_follows),
+            Stream::Tls(stream) => stream.write(slices, more_follows),
+        }
+    }
+
+    /// Sends what the kernel holds back, after a write that said that more follows.
+    pub(super) fn push_out(&self) -> Result<(), LinkError> {
+        // Setting the option again is how Linux is told to send what it holds.
+        self.socket().set_tcp_nodelay(true).map_err(|error| LinkError::io("set TCP_NODELAY", &error))
+    }
+
+    pub(super) fn socket(&self) -> &Socket {
+        match self {
+            Stream::Plain(socket) => socket,
+            Stream::Tls(stream) => stream.socket(),
+        }
+    }
+
+    /// The socket alone, once nothing more is to come by it. Dropping it ends the connection.
+    pub(super) fn into_socket(self) -> Result<Socket, LinkError> {
+        match self {
+            Stream::Plain(socket) => Ok(socket),
+            Stream::Tls(stream) => stream.into_socket(),
+        }
+    }
+
+    /// The peer's certificate, where TLS has checked one.
+    pub(super) fn certificate(&self) -> Option<Certificate> {
+        match self {
+            Stream::Plain(_) => None,
+            Stream::Tls(stream) => stream.certificate(),
+        }
+    }
+}
+
+impl AsFd for Stream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket().as_fd()
+    }
+}
+
+/// Writes to a socket; `None` if it takes nothing now.
+#[inline]
+pub(super) fn send(socket: &Socket, slices: &[IoSlice<'_>], more_follows: bool) -> Result<Option<usize>, LinkError> {
+    // A write that others follow needs no segment of its own.
+    let flags = libc::MSG_NOSIGNAL | if more_follows { libc::MSG_MORE } else { 0 };
+    loop {
+        // One slice is the common case, and `send` is the shorter way through the kernel.
+        let result = match slices {
+            [only] => socket.send_with_flags(only, flags),
+            several => socket.send_vectored_with_flags(several, flags),
+        };
+        return match result {
+            Ok(written) => Ok(Some(written)),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(None),
+            Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+            Err(error) => Err(LinkError::io("write", &error)),
+        };
+    }
+}
+
+/// What a read got: `None` if there was nothing, an error if the peer has closed.
+#[inline]
+pub(super) fn got(result: std::io::Result<usize>) -> Result<Option<usize>, LinkError> {
+    match result {
+        Ok(0) => Err(LinkError::Closed),
+        Ok(count) => Ok(Some(count)),
+        Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => Ok(None),
+        Err(error) => Err(LinkError::io("read", &error)),
+    }
+}

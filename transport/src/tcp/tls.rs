@@ -1,0 +1,368 @@
+//! TLS over a non-blocking socket: records sealed from where frames and tensors lie, and opened into where they go.
+//!
+//! Keeps at most [`INCOMING_BYTES`] of what came and [`SEALED_BYTES`] of what leaves, and one record that was opened and not
+//! taken. Nothing counts as written until the kernel has all of its records, so an outbox that is empty has left.
+
+use std::io::{IoSlice, IoSliceMut, Read};
+
+use rustls::CommonState;
+use rustls::client::UnbufferedClientConnection;
+use rustls::server::UnbufferedServerConnection;
+use rustls::unbuffered::{ConnectionState, EncodeError, InsufficientSizeError, UnbufferedStatus};
+use socket2::Socket;
+
+use super::stream::{got, send};
+use crate::authentication::{Certificate, Identity};
+use crate::error::LinkError;
+
+/// Largest record with its header and tag (RFC 8446, section 5.2).
+const RECORD_BYTES: usize = 5 + 16 * 1024 + 256;
+/// What a peer may send before it has shown who it is: a chain of several certificates.
+const HANDSHAKE_BYTES: usize = 16 * 1024;
+/// What is read at once: three whole records and a part.
+const INCOMING_BYTES: usize = 4 * RECORD_BYTES;
+/// What is sealed at once.
+const SEALED_BYTES: usize = 64 * 1024;
+/// What a record of 16 KiB takes besides, and more than that.
+const RECORD_OVERHEAD: usize = 64;
+/// Steps that an alert may take to be made.
+const LAST_WORDS: usize = 4;
+
+/// See the module.
+pub(crate) struct TlsStream {
+    socket: Socket,
+    side: Side,
+    /// Bytes of the wire: those of `start..end` are still to be opened.
+    incoming: Vec<u8>,
+    start: usize,
+    end: usize,
+    /// What was opened and had no room: from `opened_head` on.
+    opened: Vec<u8>,
+    opened_head: usize,
+    /// What is sealed: from `sealed_head` on it is still to leave.
+    sealed: Vec<u8>,
+    sealed_head: usize,
+    /// Bytes that are sealed, or have left, and were not yet told as written.
+    owed: usize,
+}
+
+enum Side {
+    Caller(UnbufferedClientConnection),
+    Called(UnbufferedServerConnection),
+}
+
+/// What came of a look at the incoming bytes.
+enum Step {
+    /// Something; look again.
+    Again,
+    /// More bytes are needed.
+    Blocked,
+    /// The peer has said that nothing follows.
+    Over,
+}
+
+impl TlsStream {
+    pub(super) fn calling(socket: Socket, identity: &Identity) -> Result<Self, LinkError> {
+        let connection = identity.calling().map_err(|error| tls(&error))?;
+        Ok(Self::new(socket, Side::Caller(connection)))
+    }
+
+    pub(super) fn called(socket: Socket, identity: &Identity) -> Result<Self, LinkError> {
+        let connection = identity.called().map_err(|error| tls(&error))?;
+        Ok(Self::new(socket, Side::Called(connection)))
+    }
+
+    fn new(socket: Socket, side: Side) -> Self {
+        let incoming = vec![0; HANDSHAKE_BYTES];
+        let (opened, sealed) = (Vec::new(), Vec::new());
+        Self { socket, side, incoming, start: 0, end: 0, opened, opened_head: 0, sealed, sealed_head: 0, owed: 0 }
+    }
+
+    /// Goes on with the handshake; true once both sides have shown who they are.
+    pub(super) fn handshake(&mut self) -> Result<bool, LinkError> {
+        loop {
+            let step = self.step(&mut [], &mut 0)?;
+            let has_left = self.flush(false)?;
+            match step {
+                Step::Again => continue,
+                Step::Over => return Err(LinkError::Closed),
+                Step::Blocked if !self.common().is_handshaking() => {
+                    if has_left {
+                        self.incoming.resize(INCOMING_BYTES, 0);
+                    }
+                    return Ok(has_left);
+                }
+                Step::Blocked => {}
+            }
+            if !has_left || !self.fill()? {
+                return Ok(false);
+            }
+        }
+    }
+
+    /// True while the handshake has something to write.
+    pub(super) fn wants_write(&self) -> bool {
+        self.sealed_head < self.sealed.len()
+    }
+
+    pub(super) fn read(&mut self, targets: &mut [IoSliceMut<'_>]) -> Result<Option<usize>, LinkError> {
+        let mut taken = 0;
+        let room: usize = targets.iter().map(|target| target.len()).sum();
+        self.hand_over(targets, &mut taken);
+        loop {
+            while taken < room {
+                match self.step(targets, &mut taken)? {
+                    Step::Again => {}
+                    Step::Blocked => break,
+                    Step::Over if taken == 0 => return Err(LinkError::Closed),
+                    Step::Over => return Ok(Some(taken)),
+                }
+            }
+            // What the peer's keys want answered; if it cannot leave now it does so before the next record.
+            self.flush(false)?;
+            if taken > 0 {
+                return Ok(Some(taken));
+            }
+            if room == 0 || !self.fill()? {
+                return Ok(None);
+            }
+        }
+    }
+
+    pub(super) fn write(&mut self, slices: &[IoSlice<'_>], more_follows: bool) -> Result<Option<usize>, LinkError> {
+        if self.owed == 0 {
+            self.seal(slices)?;
+        }
+        if !self.flush(more_follows)? {
+            return Ok(None);
+        }
+        let offered = slices.iter().map(|slice| slice.len()).sum();
+        let taken = self.owed.min(offered);
+        self.owed -= taken;
+        Ok(Some(taken))
+    }
+
+    pub(super) fn socket(&self) -> &Socket {
+        &self.socket
+    }
+
+    pub(super) fn into_socket(self) -> Result<Socket, LinkError> {
+        if self.start < self.end || self.opened_head < self.opened.len() {
+            return Err(LinkError::Tls("something came behind the last word on TCP".into()));
+        }
+        Ok(self.socket)
+    }
+
+    pub(super) fn certificate(&self) -> Option<Certificate> {
+        let first = self.common().peer_certificates()?.first()?;
+        Some(Certificate::new(first.clone().into_owned()))
+    }
+
+    fn common(&self) -> &CommonState {
+        match &self.side {
+            Side::Caller(connection) => connection,
+            Side::Called(connection) => connection,
+        }
+    }
+
+    /// Moves what was opened before into the targets.
+    fn hand_over(&mut self, targets: &mut [IoSliceMut<'_>], taken: &mut usize) {
+        self.opened_head += scatter(&self.opened[self.opened_head..], targets, taken);
+        if self.opened_head == self.opened.len() {
+            self.opened.clear();
+            self.opened_head = 0;
+        }
+    }
+
+    /// Looks at what has come. Opened bytes go into the targets behind the `taken` that are there, and what has no room
+    /// waits.
+    fn step(&mut self, targets: &mut [IoSliceMut<'_>], taken: &mut usize) -> Result<Step, LinkError> {
+        let (opened, sealed) = (&mut self.opened, &mut self.sealed);
+        let mut open = |bytes: &[u8]| {
+            let count = if opened.is_empty() { scatter(bytes, targets, taken) } else { 0 };
+            opened.extend_from_slice(&bytes[count..]);
+        };
+        let incoming = &mut self.incoming[self.start..self.end];
+        let (discard, step) = match &mut self.side {
+            Side::Caller(connection) => act(connection.process_tls_records(incoming), &mut open, sealed, &[]),
+            Side::Called(connection) => act(connection.process_tls_records(incoming), &mut open, sealed, &[]),
+        };
+        self.discard(discard);
+        step.inspect_err(|_| self.say_why())
+    }
+
+    /// Seals as much of the slices as leaves at once.
+    fn seal(&mut self, slices: &[IoSlice<'_>]) -> Result<(), LinkError> {
+        for slice in slices {
+            let mut rest: &[u8] = slice;
+            while !rest.is_empty() {
+                let room = SEALED_BYTES.saturating_sub(self.owed);
+                if room == 0 {
+                    return Ok(());
+                }
+                let bytes = &rest[..rest.len().min(room)];
+                let (opened, sealed) = (&mut self.opened, &mut self.sealed);
+                let mut open = |bytes: &[u8]| opened.extend_from_slice(bytes);
+                let before = self.start;
+                let incoming = &mut self.incoming[before..self.end];
+                let (discard, step) = match &mut self.side {
+                    Side::Caller(connection) => act(connection.process_tls_records(incoming), &mut open, sealed, bytes),
+                    Side::Called(connection) => act(connection.process_tls_records(incoming), &mut open, sealed, bytes),
+                };
+                self.discard(discard);
+                match step.inspect_err(|_| self.say_why())? {
+                    // Something else came first: a record to open, or an answer to seal.
+                    Step::Again => continue,
+                    Step::Over => return Err(LinkError::Closed),
+                    Step::Blocked => {}
+                }
+                self.owed += bytes.len();
+                rest = &rest[bytes.len()..];
+            }
+        }
+        Ok(())
+    }
+
+    fn discard(&mut self, count: usize) {
+        self.start += count;
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+        }
+    }
+
+    /// Reads from the socket; false if nothing was there.
+    fn fill(&mut self) -> Result<bool, LinkError> {
+        if self.incoming.len() - self.end < RECORD_BYTES && self.start > 0 {
+            self.incoming.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+        }
+        if self.end == self.incoming.len() {
+            return Err(LinkError::Tls(format!("a handshake is longer than {HANDSHAKE_BYTES} bytes")));
+        }
+        let Some(count) = got((&self.socket).read(&mut self.incoming[self.end..]))? else { return Ok(false) };
+        self.end += count;
+        Ok(true)
+    }
+
+    /// Writes what is sealed; true if all of it has left.
+    fn flush(&mut self, more_follows: bool) -> Result<bool, LinkError> {
+        while self.wants_write() {
+            let slice = [IoSlice::new(&self.sealed[self.sealed_head..])];
+            let Some(count) = send(&self.socket, &slice, more_follows)? else { return Ok(false) };
+            self.sealed_head += count;
+        }
+        self.sealed.clear();
+        self.sealed_head = 0;
+        Ok(true)
+    }
+
+    /// Tells the peer by an alert why the connection ends, as far as the socket takes it.
+    fn say_why(&mut self) {
+        for _ in 0..LAST_WORDS {
+            // Parts of a handshake lie where they came: the connection is never shown less than it has seen.
+            let (sealed, incoming) = (&mut self.sealed, &mut self.incoming[self.start..self.end]);
+            let (discard, step) = match &mut self.side {
+                Side::Caller(connection) => act(connection.process_tls_records(incoming), &mut |_| {}, sealed, &[]),
+                Side::Called(connection) => act(connection.process_tls_records(incoming), &mut |_| {}, sealed, &[]),
+            };
+            self.discard(discard);
+            if !matches!(step, Ok(Step::Again)) {
+                break;
+            }
+        }
+        // It is over whether the peer hears of it or not.
+        let _ = self.flush(false);
+    }
+}
+
+/// Carries out one state of the connection: how many incoming bytes it is done with, and what came of it.
+/// `Blocked` says that `bytes` were sealed, if there are any.
+fn act<Data>(
+    status: UnbufferedStatus<'_, '_, Data>,
+    open: &mut dyn FnMut(&[u8]),
+    sealed: &mut Vec<u8>,
+    bytes: &[u8],
+) -> (usize, Result<Step, LinkError>) {
+    let UnbufferedStatus { mut discard, state } = status;
+    let step = match state {
+        Err(error) => Err(tls(&error)),
+        Ok(ConnectionState::ReadTraffic(mut records)) => {
+            let mut step = Ok(Step::Again);
+            while let Some(record) = records.next_record() {
+                match record {
+                    Ok(record) => {
+                        discard += record.discard;
+                        open(record.payload);
+                    }
+                    Err(error) => {
+                        step = Err(tls(&error));
+                        break;
+                    }
+                }
+            }
+            step
+        }
+        Ok(ConnectionState::EncodeTlsData(mut words)) => {
+            let needed = match words.encode(&mut []) {
+                Err(EncodeError::InsufficientSize(InsufficientSizeError { required_size })) => required_size,
+                _ => 0,
+            };
+            let at = sealed.len();
+            sealed.resize(at + needed, 0);
+            match words.encode(&mut sealed[at..]) {
+                Ok(count) => {
+                    sealed.truncate(at + count);
+                    Ok(Step::Again)
+                }
+                Err(error) => Err(LinkError::Tls(error.to_string())),
+            }
+        }
+        Ok(ConnectionState::TransmitTlsData(words)) => {
+            // They leave with what is sealed, in order.
+            words.done();
+            Ok(Step::Again)
+        }
+        Ok(ConnectionState::BlockedHandshake) if bytes.is_empty() => Ok(Step::Blocked),
+        Ok(ConnectionState::BlockedHandshake) => Err(LinkError::Tls("nothing may be said before the handshake".into())),
+        Ok(ConnectionState::WriteTraffic(_)) if bytes.is_empty() => Ok(Step::Blocked),
+        Ok(ConnectionState::WriteTraffic(mut traffic)) => {
+            let at = sealed.len();
+            let records = bytes.len().div_ceil(16 * 1024);
+            sealed.resize(at + bytes.len() + records * RECORD_OVERHEAD, 0);
+            match traffic.encrypt(bytes, &mut sealed[at..]) {
+                Ok(count) => {
+                    sealed.truncate(at + count);
+                    Ok(Step::Blocked)
+                }
+                Err(error) => Err(LinkError::Tls(error.to_string())),
+            }
+        }
+        Ok(ConnectionState::PeerClosed | ConnectionState::Closed) => Ok(Step::Over),
+        Ok(other) => Err(LinkError::Tls(format!("unexpected state {other:?}"))),
+    };
+    (discard, step)
+}
+
+/// Copies `bytes` into the targets behind the first `taken`, as far as they have room; how many.
+fn scatter(mut bytes: &[u8], targets: &mut [IoSliceMut<'_>], taken: &mut usize) -> usize {
+    let (mut skip, before) = (*taken, *taken);
+    for target in targets {
+        if skip >= target.len() {
+            skip -= target.len();
+            continue;
+        }
+        let room = &mut target[skip..];
+        let count = bytes.len().min(room.len());
+        room[..count].copy_from_slice(&bytes[..count]);
+        (bytes, skip) = (&bytes[count..], 0);
+        *taken += count;
+        if bytes.is_empty() {
+            break;
+        }
+    }
+    *taken - before
+}
+
+fn tls(error: &rustls::Error) -> LinkError {
+    LinkError::Tls(error.to_string())
+}

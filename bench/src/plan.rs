@@ -1,6 +1,7 @@
 //! What to measure: the typed form of `sealane bench`'s flags, checked before anything starts.
 //! The producer process gets the same plan.
 
+mod security;
 mod verbs;
 
 use std::fmt;
@@ -16,6 +17,7 @@ use crate::limits::{
 };
 use crate::systems::SystemName;
 
+pub use security::{Keys, Security};
 pub use verbs::{Registration, Transfer};
 
 /// What is measured.
@@ -193,6 +195,8 @@ pub struct Plan {
     pub transfer: Option<Transfer>,
     /// When memory is registered for verbs; `None` elsewhere. Default: static.
     pub registration: Option<Registration>,
+    /// What Sealane's two sides show each other. Default: nothing.
+    pub security: Security,
     /// Congestion control of every TCP socket. Default: the kernel's.
     pub congestion: Option<String>,
     /// CPUs of the consumer and of the producer. Default: the first two that are allowed.
@@ -228,6 +232,7 @@ impl Plan {
             workload: None,
             transfer: None,
             registration: None,
+            security: Security::None,
             congestion: None,
             cpus: None,
             baselines: Vec::new(),
@@ -275,6 +280,7 @@ impl Plan {
         self.check_fuse()?;
         self.check_links()?;
         self.check_verbs()?;
+        self.check_security()?;
         self.check_step()?;
         if let Some([consumer, producer]) = self.cpus
             && consumer == producer
@@ -329,6 +335,27 @@ impl Plan {
         }
     }
 
+    /// Only connections can be secured, and only what is secured can be compared with what is not.
+    fn check_security(&self) -> Result<(), BenchError> {
+        let is_secured = self.security != Security::None;
+        let has_pair = matches!(self.bench, Bench::Latency | Bench::Rate | Bench::Bandwidth | Bench::Fuse);
+        if is_secured && !(has_pair && self.link == Link::Tcp) {
+            return Err(BenchError::Setting {
+                setting: "--security",
+                value: self.security.to_string(),
+                accepted: "it with latency, rate, bandwidth or fuse over tcp alone".to_owned(),
+            });
+        }
+        if !is_secured && self.baselines.contains(&SystemName::Open) {
+            return Err(BenchError::Setting {
+                setting: "--baseline",
+                value: SystemName::Open.to_string(),
+                accepted: "it with --security secret or tls alone".to_owned(),
+            });
+        }
+        Ok(())
+    }
+
     /// How tensors move, and when their memory is registered; `None` where the link is not verbs.
     pub fn verbs(&self) -> Option<(Transfer, Registration)> {
         let chosen = (self.transfer.unwrap_or_default(), self.registration.unwrap_or_default());
@@ -362,7 +389,9 @@ impl Plan {
             Bench::Idle => (&[Link::Tcp, Link::Shm], &[]),
             Bench::FanIn => (&[Link::Tcp], &[SystemName::Raw]),
             Bench::Fuse if self.link == Link::Shm => (&[Link::Shm], &[]),
-            Bench::Fuse => (&[Link::Tcp, Link::Shm, Link::Verbs], &[SystemName::Raw, SystemName::Grpc]),
+            Bench::Fuse => {
+                (&[Link::Tcp, Link::Shm, Link::Verbs], &[SystemName::Raw, SystemName::Grpc, SystemName::Open])
+            }
             Bench::Latency | Bench::Rate | Bench::Bandwidth => return Ok(()),
         };
         let setting = |setting, value, accepted| Err(BenchError::Setting { setting, value, accepted });
@@ -413,7 +442,7 @@ mod tests {
     #[test]
     fn a_setting_outside_its_limits_is_named() {
         type Spoil = fn(&mut Plan);
-        let cases: [(&str, Spoil); 29] = [
+        let cases: [(&str, Spoil); 32] = [
             ("--size", |plan| plan.size_bytes = 0),
             ("--size", |plan| plan.size_bytes = SIZE_BYTES_MAX + 1),
             ("--rounds", |plan| plan.rounds = 0),
@@ -440,6 +469,9 @@ mod tests {
             ("--transfer", |plan| plan.transfer = Some(Transfer::Write)),
             ("--registration", |plan| plan.registration = Some(Registration::Static)),
             ("--polling", |plan| *plan = Plan { link: Link::Verbs, polling: false, ..Plan::new(Bench::Rate) }),
+            ("--security", |plan| *plan = Plan { security: Security::Tls, link: Link::Shm, ..Plan::new(Bench::Rate) }),
+            ("--security", |plan| *plan = Plan { security: Security::Secret, ..Plan::new(Bench::FanIn) }),
+            ("--baseline", |plan| plan.baselines = vec![SystemName::Open]),
             ("--tensors", |plan| *plan = Plan { step: Vec::new(), ..Plan::new(Bench::Fuse) }),
             ("--tensors", |plan| *plan = Plan { step: vec![SIZE_BYTES_MAX; 5], ..Plan::new(Bench::Fuse) }),
             ("--size", |plan| *plan = Plan { step: vec![64, 0], ..Plan::new(Bench::Fuse) }),

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::machine::Machine;
-use crate::plan::{Bench, Fuse, Link, Plan, Registration, Transfer};
+use crate::plan::{Bench, Fuse, Link, Plan, Registration, Security, Transfer};
 use crate::quotient::{Ratio, ratios};
 use crate::rdma_device::RdmaDevice;
 use crate::sample::Metric;
@@ -57,6 +57,8 @@ pub struct Parameters {
     pub workload: Option<String>,
     /// Peers of the engine; `None` where there is one.
     pub peers: Option<usize>,
+    /// What Sealane's two sides showed each other.
+    pub security: Security,
     /// The congestion control of every socket, read back from one; `None` without TCP.
     pub congestion: Option<String>,
     /// How large tensors moved; `None` where the link is not verbs.
@@ -150,6 +152,7 @@ impl Report {
                 step_bytes: steps.then(|| plan.step.iter().sum()),
                 workload: plan.workload.clone(),
                 peers: matches!(plan.bench, Bench::Connect | Bench::Idle | Bench::FanIn).then_some(plan.peers),
+                security: plan.security,
                 congestion: carrier.congestion,
                 transfer: plan.verbs().map(|(transfer, _)| transfer),
                 registration: plan.verbs().map(|(_, registration)| registration),

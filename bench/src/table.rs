@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use crate::byte_count::format_bytes;
-use crate::plan::Bench;
+use crate::plan::{Bench, Security};
 use crate::report::{Figures, Report, ResultRow, Switch};
 use crate::sample::Metric;
 
@@ -52,6 +52,9 @@ impl Report {
             Bench::Fuse if settings.fuse.is_of_many() => add(&format!("fuse {}", settings.fuse)),
             Bench::Fuse => add(&format!("fuse {}, window {}", settings.fuse, settings.window)),
             Bench::Connect => {}
+        }
+        if settings.security != Security::None {
+            add(&format!("security {}", settings.security));
         }
         if let Some(congestion) = &settings.congestion {
             add(&format!("congestion control {congestion}"));

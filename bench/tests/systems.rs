@@ -10,7 +10,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use sealane_bench::{
     Bench, BenchError, FEW_PEERS, Figures, Fuse, Link, Metric, Peer, PeerJob, PeerProgram, Plan, Progress, STALL_LIMIT,
-    SystemName, run, serve_peer,
+    Security, SystemName, run, serve_peer,
 };
 use sealane_transport::shm::attach;
 
@@ -93,6 +93,12 @@ fn cases() -> Vec<Trial> {
     let mut both = short_plan(Bench::Rate, Link::Tcp, vec![SystemName::Raw, SystemName::Grpc]);
     both.congestion = Some("reno".to_owned());
     cases.push(yields_figures("both in turn with reno".to_owned(), both));
+    for security in [Security::Secret, Security::Tls] {
+        for bench in [Bench::Latency, Bench::Bandwidth] {
+            let plan = Plan { security, ..short_plan(bench, Link::Tcp, vec![SystemName::Open]) };
+            cases.push(yields_figures(format!("{bench} with security {security}"), plan));
+        }
+    }
     for baselines in [vec![], vec![SystemName::Raw]] {
         let plan = Plan { peers: PEERS, ..short_plan(Bench::Connect, Link::Tcp, baselines) };
         cases.push(yields_figures(format!("connect with {} baselines", plan.baselines.len()), plan));
@@ -276,6 +282,7 @@ fn raw_job() -> PeerJob {
         cpu: None,
         consumer_port: None,
         meeting_place: None,
+        keys: None,
     }
 }
 

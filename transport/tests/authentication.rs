@@ -41,7 +41,7 @@ fn tomorrow() -> SystemTime {
 }
 
 fn tls(authority: &Authority, task: &str) -> Authentication {
-    Authentication::certified(authority, &certified(authority, task, tomorrow())).unwrap()
+    Authentication::certified(&authority.certificate(), &certified(authority, task, tomorrow())).unwrap()
 }
 
 fn side(authentication: &Authentication) -> Side<'_> {
@@ -142,8 +142,9 @@ fn certificates_of_another_authority_and_stale_ones_are_refused_in_both_directio
     let good = tls(&ours, "a:1");
     // Believes in our authority, but shows what theirs has signed.
     let foreign = certified(&theirs, "a:1", tomorrow());
-    let foreign = Authentication::certified(&ours, &foreign).unwrap();
-    let stale = Authentication::certified(&ours, &certified(&ours, "a:1", SystemTime::now() - MINUTE)).unwrap();
+    let foreign = Authentication::certified(&ours.certificate(), &foreign).unwrap();
+    let stale =
+        Authentication::certified(&ours.certificate(), &certified(&ours, "a:1", SystemTime::now() - MINUTE)).unwrap();
     for (name, bad) in [("foreign", &foreign), ("stale", &stale)] {
         let (dialed, answered) = greet(&side(bad), &side(&good));
         let Err(DialError::Unauthenticated(_)) = dialed else {

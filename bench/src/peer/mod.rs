@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::BenchError;
 use crate::limits::{BLAME_LIMIT, END_LIMIT, READY_LIMIT, READY_LINE_BYTES_MAX};
+use crate::plan::Keys;
 use crate::plan::Plan;
 use crate::systems::SystemName;
 
@@ -58,6 +59,8 @@ pub struct PeerJob {
     pub consumer_port: Option<u16>,
     /// Where both sides meet that have no port: a Unix socket, at which the producer listens, or shared memory.
     pub meeting_place: Option<PathBuf>,
+    /// What both sides show each other.
+    pub keys: Option<Keys>,
 }
 
 impl PeerJob {

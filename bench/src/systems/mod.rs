@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::BenchError;
 use crate::limits::FEW_PEERS;
 use crate::peer::{PeerJob, PeerProgram};
-use crate::plan::{Bench, Fuse, Link, Plan};
+use crate::plan::{Bench, Fuse, Link, Plan, Security};
 use crate::system::System;
 
 /// A system's name, as flags and reports spell it.
@@ -32,6 +32,8 @@ pub enum SystemName {
     Raw,
     /// gRPC, through tonic.
     Grpc,
+    /// Sealane whose two sides show each other nothing, beside Sealane with [`Security`].
+    Open,
 }
 
 impl SystemName {
@@ -41,6 +43,7 @@ impl SystemName {
             Self::Sealane => "sealane",
             Self::Raw => "raw",
             Self::Grpc => "grpc",
+            Self::Open => "open",
         }
     }
 }
@@ -58,10 +61,11 @@ impl FromStr for SystemName {
         match text {
             "raw" => Ok(Self::Raw),
             "grpc" => Ok(Self::Grpc),
+            "open" => Ok(Self::Open),
             _ => Err(BenchError::Setting {
                 setting: "--baseline",
                 value: text.to_owned(),
-                accepted: "raw or grpc".to_owned(),
+                accepted: "raw, grpc or open".to_owned(),
             }),
         }
     }
@@ -76,6 +80,10 @@ fn measured(plan: &Plan) -> Vec<(SystemName, Plan)> {
     }
     for name in &plan.baselines {
         if systems.iter().any(|(measured, _)| measured == name) {
+            continue;
+        }
+        if *name == SystemName::Open {
+            systems.push((*name, Plan { security: Security::None, ..plan.clone() }));
             continue;
         }
         if plan.bench == Bench::Fuse && *name == SystemName::Grpc {
@@ -103,7 +111,7 @@ pub fn set_up(
     let producer_cpu = cpus.map(|[_, producer]| producer);
     let mut systems = Vec::new();
     for (system, plan) in measured(plan) {
-        let job = PeerJob { system, plan, cpu: producer_cpu, consumer_port: None, meeting_place: None };
+        let job = PeerJob { system, plan, cpu: producer_cpu, consumer_port: None, meeting_place: None, keys: None };
         systems.push(one(&job, program)?);
     }
     Ok(systems)
@@ -121,9 +129,11 @@ fn one(job: &PeerJob, program: &PeerProgram) -> Result<Box<dyn System>, BenchErr
         (Bench::Latency | Bench::Rate | Bench::Bandwidth | Bench::Fuse, _) => {}
     }
     Ok(match (job.system, job.plan.link) {
-        (SystemName::Sealane, Link::Tcp | Link::Verbs) => Box::new(sealane::Sealane::between_processes(job, program)?),
-        (SystemName::Sealane, Link::Shm) => Box::new(sealane::Attached::start(job, program)?),
-        (SystemName::Sealane, Link::Loopback) => Box::new(sealane::Sealane::in_memory(&job.plan)?),
+        (SystemName::Sealane | SystemName::Open, Link::Tcp | Link::Verbs) => {
+            Box::new(sealane::Sealane::between_processes(job, program)?)
+        }
+        (SystemName::Sealane | SystemName::Open, Link::Shm) => Box::new(sealane::Attached::start(job, program)?),
+        (SystemName::Sealane | SystemName::Open, Link::Loopback) => Box::new(sealane::Sealane::in_memory(&job.plan)?),
         (SystemName::Raw, Link::Tcp) => Box::new(raw::OverTcp::start(job, program)?),
         (SystemName::Raw, Link::Shm) => Box::new(raw::OverShm::start(job, program)?),
         (SystemName::Raw, Link::Verbs) => Box::new(raw::OverVerbs::start(job, program)?),
@@ -144,8 +154,8 @@ pub(crate) fn serve(job: &PeerJob) -> Result<(), BenchError> {
         (Bench::Latency | Bench::Rate | Bench::Bandwidth | Bench::Fuse, _) => {}
     }
     match (job.system, job.plan.link) {
-        (SystemName::Sealane, Link::Shm) => sealane::serve_attached(job),
-        (SystemName::Sealane, Link::Tcp | Link::Verbs | Link::Loopback) => sealane::serve(job),
+        (SystemName::Sealane | SystemName::Open, Link::Shm) => sealane::serve_attached(job),
+        (SystemName::Sealane | SystemName::Open, Link::Tcp | Link::Verbs | Link::Loopback) => sealane::serve(job),
         (SystemName::Raw, Link::Shm) => raw::serve_shm(job),
         (SystemName::Raw, Link::Verbs) => raw::serve_verbs(&job.plan),
         (SystemName::Raw, Link::Tcp | Link::Loopback) => raw::serve(&job.plan),
@@ -160,7 +170,7 @@ mod tests {
 
     #[test]
     fn systems_are_read_by_name() {
-        for name in [SystemName::Raw, SystemName::Grpc] {
+        for name in [SystemName::Raw, SystemName::Grpc, SystemName::Open] {
             assert_eq!(name.to_string().parse::<SystemName>().expect("known"), name);
         }
         assert!("smoke-signals".parse::<SystemName>().expect_err("unknown").is_usage());

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use clap::{Subcommand, ValueEnum};
 use sealane_bench::{
     Bench, BenchError, Fuse, IDLE_US_DEFAULT, Link, Outcome, PeerProgram, Plan, Progress, Registration,
-    STEP_TENSORS_MAX, SystemName, Transfer, parse_bytes, run as measure, serve_peer,
+    STEP_TENSORS_MAX, Security, SystemName, Transfer, parse_bytes, run as measure, serve_peer,
 };
 
 use crate::workload::Workload;
@@ -272,8 +272,14 @@ struct Common {
     #[arg(long, value_name = "N", default_value_t = 5)]
     rounds: u32,
 
-    /// Also measure raw (the bare operation of the kernel, of memory, or of an RDMA device) or grpc; repeatable
-    #[arg(long, value_name = "raw|grpc")]
+    /// Over tcp: what Sealane's two sides show each other: nothing, a shared secret, or certificates, and then all is
+    /// encrypted
+    #[arg(long, value_name = "none|secret|tls", default_value_t = Security::None)]
+    security: Security,
+
+    /// Also measure raw (the bare operation of the kernel, of memory, or of an RDMA device), grpc, or, beside --security,
+    /// open (Sealane without it); repeatable
+    #[arg(long, value_name = "raw|grpc|open")]
     baseline: Vec<SystemName>,
 
     /// CPUs of the consumer and the producer, as in 0,1 [default: the first two allowed]
@@ -349,6 +355,7 @@ fn plan(bench: Bench, common: &Common) -> Plan {
         registration: common.registration,
         seconds: common.seconds,
         rounds: common.rounds,
+        security: common.security,
         congestion: common.congestion.clone(),
         cpus: common.cpus,
         baselines: common.baseline.clone(),

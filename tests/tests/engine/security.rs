@@ -21,7 +21,7 @@ fn secret(text: &str) -> Authentication {
 fn certified(authority: &Authority, tasks: &[usize]) -> Authentication {
     let tasks: Vec<_> = tasks.iter().map(|&index| task(index).parse().unwrap()).collect();
     let certified = authority.certify(&tasks, SystemTime::now() + DAY).unwrap();
-    Authentication::certified(authority, &certified).unwrap()
+    Authentication::certified(&authority.certificate(), &certified).unwrap()
 }
 
 /// Two engines, of which each shows what it is given.

@@ -60,16 +60,16 @@ impl Authentication {
         Ok(Self(Means::Tls(Arc::new(Identity::load(files)?))))
     }
 
-    /// The same for files of an [`Authority`], without files.
+    /// The same for a certificate of an [`Authority`], whose own is given as PEM.
     ///
     /// # Errors
     /// The key is not the certificate's.
     #[cfg(feature = "authority")]
-    pub fn certified(authority: &Authority, certified: &Certified) -> Result<Self, AuthenticationError> {
+    pub fn certified(authority: &str, certified: &Certified) -> Result<Self, AuthenticationError> {
         let identity = Identity::of(
             (Path::new("certificate"), certified.certificate.as_bytes()),
             (Path::new("key"), certified.key.as_bytes()),
-            (Path::new("authority"), authority.certificate().as_bytes()),
+            (Path::new("authority"), authority.as_bytes()),
         )?;
         Ok(Self(Means::Tls(Arc::new(identity))))
     }

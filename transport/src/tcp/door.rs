@@ -129,9 +129,12 @@ impl Door {
                     match self.first_byte()? {
                         Some(TLS_HANDSHAKE | TLS_ALERT) => self.stage = Stage::Tls,
                         Some(_) => return Err(self.heard_no_tls()),
-                        // The caller speaks first.
-                        None if self.speaker == Speaker::Caller => return Ok(self.shake_hands()?),
-                        None => return Ok(false),
+                        None => {
+                            if let (Speaker::Caller, Stream::Tls(stream)) = (self.speaker, &mut self.stream) {
+                                stream.speak_first()?;
+                            }
+                            return Ok(false);
+                        }
                     }
                 }
                 Stage::Tls => {

@@ -78,6 +78,12 @@ impl TlsStream {
         Self { socket, side, incoming, start: 0, end: 0, opened, opened_head: 0, sealed, sealed_head: 0, owed: 0 }
     }
 
+    /// Says what the caller says first, and reads nothing.
+    pub(super) fn speak_first(&mut self) -> Result<(), LinkError> {
+        while matches!(self.step(&mut [], &mut 0)?, Step::Again) {}
+        self.flush(false).map(|_| ())
+    }
+
     /// Goes on with the handshake; true once both sides have shown who they are.
     pub(super) fn handshake(&mut self) -> Result<bool, LinkError> {
         loop {

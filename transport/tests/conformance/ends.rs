@@ -170,7 +170,7 @@ fn encrypted(settings: &TcpSettings) -> [TcpLink; 2] {
     static IDENTITY: LazyLock<Authentication> = LazyLock::new(|| {
         let authority = Authority::new().expect("random numbers");
         let certified = authority.certify(&[], SystemTime::now() + DAY).expect("random numbers");
-        Authentication::certified(&authority, &certified).expect("they fit")
+        Authentication::certified(&authority.certificate(), &certified).expect("they fit")
     });
     greeted::links(settings, [&IDENTITY, &IDENTITY])
 }

@@ -31,7 +31,7 @@ use socket2::Socket;
 use crate::error::BenchError;
 use crate::limits::{SLOWEST_BYTES_PER_SECOND, STALL_LIMIT};
 use crate::peer::{Peer, PeerJob, PeerProgram, PeerReady, announce};
-use crate::plan::{Bench, Fuse, Link, Plan};
+use crate::plan::{Bench, Fuse, Keys, Link, Plan, Security};
 use crate::rdma_device::RdmaDevice;
 use crate::sample::Sample;
 use crate::system::System;
@@ -50,6 +50,7 @@ const PATIENCE: Duration = Duration::from_secs(24 * 3600);
 
 /// An engine that consumes, and what it consumes from.
 pub(in crate::systems) struct Sealane {
+    name: &'static str,
     plan: Plan,
     engine: Engine,
     congestion: Option<String>,
@@ -67,12 +68,15 @@ impl Sealane {
     pub(in crate::systems) fn between_processes(job: &PeerJob, program: &PeerProgram) -> Result<Self, BenchError> {
         let (listener, port) = listen(&job.plan)?;
         let congestion = (job.plan.link == Link::Tcp).then(|| congestion_of(&listener));
-        let job = PeerJob { consumer_port: Some(port), ..job.clone() };
+        let keys = Keys::make(job.plan.security, &[PS, WORKER])?;
+        let job = PeerJob { consumer_port: Some(port), keys, ..job.clone() };
         let peer = Peer::start(program, &job)?;
         let map = map(peer.ready().port, port);
         let (verbs, opened) = over_verbs::settings(&job.plan).unzip();
-        let engine = engine(&job.plan, map, &[WORKER], listener, request_timeout(&job.plan), verbs)?;
+        let links = Links { listener, verbs, keys: job.keys.as_ref() };
+        let engine = engine(&job.plan, map, &[WORKER], links, request_timeout(&job.plan))?;
         let mut system = Self::new(&job.plan, engine)?;
+        system.name = job.system.as_str();
         system.congestion = congestion;
         system.device = opened.and_then(|opened| opened.get().cloned());
         system.peer = Some(peer);
@@ -83,7 +87,8 @@ impl Sealane {
     /// One process, one shard, the loopback link.
     pub(in crate::systems) fn in_memory(plan: &Plan) -> Result<Self, BenchError> {
         let (listener, port) = listen(plan)?;
-        let engine = engine(plan, map(port, port), &[WORKER, PS], listener, PATIENCE, None)?;
+        let links = Links { listener, verbs: None, keys: None };
+        let engine = engine(plan, map(port, port), &[WORKER, PS], links, PATIENCE)?;
         producer::start(&engine, plan)?;
         let mut system = Self::new(plan, engine)?;
         system.rest()?;
@@ -93,13 +98,13 @@ impl Sealane {
     fn new(plan: &Plan, engine: Engine) -> Result<Self, BenchError> {
         let lanes = consumer::lanes(&engine, plan)?;
         let (congestion, device, peer, resting) = (None, None, None, None);
-        Ok(Self { plan: plan.clone(), engine, congestion, device, lanes, rounds: 0, peer, resting })
+        Ok(Self { name: NAME, plan: plan.clone(), engine, congestion, device, lanes, rounds: 0, peer, resting })
     }
 }
 
 impl System for Sealane {
     fn name(&self) -> &'static str {
-        NAME
+        self.name
     }
 
     fn variant(&self) -> String {
@@ -130,7 +135,7 @@ impl System for Sealane {
                 self.lanes = lanes;
                 self.rounds += 1;
                 let tensors = self.lanes.iter().filter(|_| is_step).map(Lane::bytes);
-                arrival::check(NAME, tensors).map(|()| sample)
+                arrival::check(self.name, tensors).map(|()| sample)
             }
             Err(failure) => Err(match &mut self.peer {
                 Some(peer) => peer.blame(failure),
@@ -169,7 +174,8 @@ pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
     let (listener, port) = listen(&job.plan)?;
     let map = map(port, job.consumer_port.unwrap_or(port));
     let (verbs, _) = over_verbs::settings(&job.plan).unzip();
-    let engine = engine(&job.plan, map, &[PS], listener, PATIENCE, verbs)?;
+    let links = Links { listener, verbs, keys: job.keys.as_ref() };
+    let engine = engine(&job.plan, map, &[PS], links, PATIENCE)?;
     producer::start(&engine, &job.plan)?;
     announce(PeerReady { port })?;
     loop {
@@ -195,9 +201,11 @@ fn variant(plan: &Plan) -> String {
         (Bench::Fuse, Fuse::Turn) => format!("{waiting}, fused turns, window {}", plan.window),
         (none, _) => none.is_measured_elsewhere(),
     };
-    match plan.verbs() {
-        Some((transfer, registration)) => format!("{way}, {transfer}, {registration}"),
-        None => way,
+    match (plan.verbs(), plan.security) {
+        (Some((transfer, registration)), _) => format!("{way}, {transfer}, {registration}"),
+        (None, Security::None) => way,
+        (None, Security::Secret) => format!("{way}, shared secret"),
+        (None, Security::Tls) => format!("{way}, TLS 1.3"),
     }
 }
 
@@ -229,13 +237,19 @@ fn map(ps: u16, worker: u16) -> String {
     format!("{PS}=127.0.0.1:{ps}\n{WORKER}=127.0.0.1:{worker}\n")
 }
 
+/// What an engine's links are made with.
+struct Links<'a> {
+    listener: TcpListener,
+    verbs: Option<Verbs>,
+    keys: Option<&'a Keys>,
+}
+
 fn engine(
     plan: &Plan,
     map: String,
     tasks: &[&str],
-    listener: TcpListener,
+    Links { listener, verbs, keys }: Links<'_>,
     request_timeout: Duration,
-    verbs: Option<Verbs>,
 ) -> Result<Engine, BenchError> {
     let failed = |reason: String| BenchError::Sealane { operation: "start", reason };
     let map = EndpointMap::parse(&map, "the bench's endpoint map").map_err(|error| failed(error.to_string()))?;
@@ -248,6 +262,9 @@ fn engine(
     settings.request_timeout = request_timeout;
     settings.slab_send_bytes = memory::slab_bytes(plan);
     settings.verbs = verbs;
+    if let Some(keys) = keys {
+        settings.authentication = keys.authentication()?;
+    }
     settings.slab_receive_bytes = 1 << 20;
     settings.fuse = match plan.fuse {
         Fuse::Off => EngineFuse::Off,

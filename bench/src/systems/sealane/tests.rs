@@ -17,7 +17,8 @@ fn two_rounds(plan: &Plan) -> (Vec<Sample>, Fabric) {
         let fabric = fabric.clone();
         let open = move |_: &_| Ok(Box::new(fabric.open(FakeSettings::default())) as _);
         let (verbs, opened) = over_verbs::with(plan, open).expect("the plan is over verbs");
-        let engine = engine(plan, map, &[task], listener, STALL_LIMIT, Some(verbs)).expect("it starts");
+        let links = Links { listener, verbs: Some(verbs), keys: None };
+        let engine = engine(plan, map, &[task], links, STALL_LIMIT).expect("it starts");
         assert_eq!(opened.get().expect("it has opened one").name, "fake0");
         engine
     };

@@ -13,7 +13,7 @@ use sealane_transport::shm::attach::{
 };
 use sealane_transport::shm::{ClientBell, DaemonEnd, Doorbell, SharedMemory, segment_bytes};
 
-use super::super::{PS, WORKER, engine, listen, map};
+use super::super::{Links, PS, WORKER, engine, listen, map};
 use crate::error::BenchError;
 use crate::limits::{IDLE_US_MAX, SIZE_BYTES_MAX, STALL_LIMIT};
 use crate::peer::{PeerJob, PeerReady, announce};
@@ -30,7 +30,8 @@ pub(in super::super) const AREA_BYTES: u64 = 1 << 20;
 /// The engine's process.
 pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
     let (network, port) = listen(&job.plan)?;
-    let engine = engine(&job.plan, map(port, port), &[PS, WORKER], network, REQUEST_TIMEOUT, None)?;
+    let links = Links { listener: network, verbs: None, keys: None };
+    let engine = engine(&job.plan, map(port, port), &[PS, WORKER], links, REQUEST_TIMEOUT)?;
     let clients = attach::listen(job.meeting_place()?).map_err(failed)?;
     announce(PeerReady { port: 0 })?;
     let area_bytes = if job.plan.bench == Bench::Fuse { super::steps::room_bytes(&job.plan) } else { AREA_BYTES };

@@ -1,0 +1,208 @@
+//! `sealane keys`, and what commands make of what it makes, as separate processes.
+
+use std::fs;
+use std::net::{Ipv4Addr, TcpListener};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+
+use sealane_cli::files;
+use sealane_fusion::{DType, Tensor, TensorMeta};
+use tempfile::TempDir;
+
+/// Another program may take a port between its choice and its use; so often a test chooses again.
+const ATTEMPTS: usize = 10;
+const PS: &str = "ps0:2222";
+const WORKER: &str = "worker0:2222";
+
+/// A working directory with an endpoint map of two tasks on loopback.
+struct Place(TempDir);
+
+impl Place {
+    fn new() -> Place {
+        let place = Place(tempfile::tempdir().unwrap());
+        place.choose_ports();
+        let meta = TensorMeta::new(DType::U8, &[5]).unwrap();
+        let tensor = ("w".to_owned(), Tensor::new(meta, vec![1, 2, 3, 4, 5]).unwrap());
+        files::write(&place.path("w.npy"), &[tensor]).unwrap();
+        place
+    }
+
+    fn choose_ports(&self) {
+        let ports = [PS, WORKER].map(|task| (task, TcpListener::bind("127.0.0.1:0").unwrap()));
+        let line = |(task, port): &(&str, TcpListener)| format!("{task}={}\n", port.local_addr().unwrap());
+        fs::write(self.path(".endpoint_map"), ports.iter().map(line).collect::<String>()).unwrap();
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn command(&self, arguments: &[&str], set: &[String]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_sealane"));
+        command.current_dir(&self.0).env_clear().env("XDG_RUNTIME_DIR", self.0.path());
+        command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        set.iter().for_each(|set| drop(command.args(["--set", set])));
+        command
+    }
+
+    fn run(&self, arguments: &[&str], set: &[String]) -> Output {
+        self.command(arguments, set).output().unwrap()
+    }
+
+    fn succeed(&self, arguments: &[&str], set: &[String]) -> String {
+        let output = self.run(arguments, set);
+        assert_eq!((output.status.code(), text(&output.stderr)), (Some(0), String::new()));
+        text(&output.stdout)
+    }
+
+    /// Sends a tensor from the ps to the worker, each with settings of its own: what the worker came to.
+    fn transfer(&self, ps: &[String], worker: &[String]) -> Output {
+        for _ in 0..ATTEMPTS {
+            let send = ["send", "w.npy", "--from", PS, "--to", WORKER];
+            let mut sending = self.command(&send, ps).spawn().unwrap();
+            let recv = ["recv", "--from", PS, "--to", WORKER, "--key", "w", "--out", "got.npy", "--timeout-s", "20"];
+            let output = self.run(&recv, worker);
+            let _ = sending.kill();
+            let sent = sending.wait_with_output().unwrap();
+            if !(text(&sent.stderr).contains("cannot listen") || text(&output.stderr).contains("cannot listen")) {
+                return output;
+            }
+            self.choose_ports();
+        }
+        panic!("no port stays free");
+    }
+
+    fn assert_it_arrived(&self, received: &Output) {
+        assert_eq!(received.status.code(), Some(0), "{}", text(&received.stderr));
+        assert_eq!(fs::read(self.path("w.npy")).unwrap(), fs::read(self.path("got.npy")).unwrap());
+    }
+
+    fn mode(&self, name: &str) -> u32 {
+        fs::metadata(self.path(name)).unwrap().permissions().mode() & 0o777
+    }
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+fn secret(file: &str) -> Vec<String> {
+    vec![format!("security.secret_file={file}")]
+}
+
+fn tls(directory: &str, authorities: &str) -> Vec<String> {
+    let set = |name: &str, file: String| format!("security.tls_{name}={file}");
+    vec![
+        set("certificate", format!("{directory}/certificate.pem")),
+        set("key", format!("{directory}/key.pem")),
+        set("authorities", authorities.into()),
+    ]
+}
+
+#[test]
+fn a_secret_that_was_made_opens_and_another_does_not() {
+    let place = Place::new();
+    let told = place.succeed(&["keys", "secret", "job.secret"], &[]);
+    assert!(told.contains("[security]\nsecret_file = \"job.secret\""), "{told}");
+    assert_eq!((place.mode("job.secret"), fs::read(place.path("job.secret")).unwrap().len()), (0o600, 65));
+    place.succeed(&["keys", "secret", "other.secret"], &[]);
+    place.assert_it_arrived(&place.transfer(&secret("job.secret"), &secret("job.secret")));
+    let denied = place.transfer(&secret("job.secret"), &secret("other.secret"));
+    let said = text(&denied.stderr);
+    assert_eq!(denied.status.code(), Some(1), "{said}");
+    assert!(said.contains("permission denied") && said.contains("security.secret_file"), "{said}");
+
+    let again = place.run(&["keys", "secret", "job.secret"], &[]);
+    assert_eq!(again.status.code(), Some(2));
+    assert!(text(&again.stderr).contains("name a file that is not there yet"), "{}", text(&again.stderr));
+}
+
+#[test]
+fn certificates_that_were_made_open_for_their_tasks_alone() {
+    let place = Place::new();
+    // The ports are in the directories' names, and chosen anew where one is taken: the keys are made for the map there is.
+    for _ in 0..ATTEMPTS {
+        let keys = place.path("keys");
+        let _ = fs::remove_dir_all(&keys);
+        let told = place.succeed(&["keys", "tls", "keys"], &[]);
+        assert!(told.contains("for ps0:2222") && told.contains("tls_authorities = "), "{told}");
+        let map = fs::read_to_string(place.path(".endpoint_map")).unwrap();
+        let directory = |line: &str| format!("keys/{}", line.split_once('=').unwrap().1.replace(':', "_"));
+        let [ps, worker] = map.lines().map(directory).collect::<Vec<_>>().try_into().unwrap();
+        assert_eq!(place.mode(&format!("{ps}/key.pem")), 0o600);
+        let authorities = "keys/authorities.pem";
+        let received = place.transfer(&tls(&ps, authorities), &tls(&worker, authorities));
+        if fs::read_to_string(place.path(".endpoint_map")).unwrap() != map {
+            continue;
+        }
+        place.assert_it_arrived(&received);
+        // The worker's certificate does not make its owner the ps.
+        let denied = place.transfer(&tls(&worker, authorities), &tls(&worker, authorities));
+        let said = text(&denied.stderr);
+        assert_eq!(denied.status.code(), Some(1), "{said}");
+        assert!(said.contains("permission denied") && said.contains("does not speak for task ps0:2222"), "{said}");
+        return;
+    }
+    panic!("no port stays free");
+}
+
+#[test]
+fn settings_that_do_not_go_together_are_refused_with_the_remedy() {
+    let place = Place::new();
+    place.succeed(&["keys", "secret", "job.secret"], &[]);
+    let refused = |set: &[String]| {
+        let output = place.run(&["daemon", "--task", PS], set);
+        assert_eq!(output.status.code(), Some(2), "{}", text(&output.stderr));
+        text(&output.stderr)
+    };
+    let both = [secret("job.secret"), tls("keys", "authorities.pem")].concat();
+    assert!(refused(&both).contains("not both"));
+    assert!(refused(&tls("keys", "authorities.pem")[..2]).contains("needs security.tls_authorities too"));
+    fs::set_permissions(place.path("job.secret"), fs::Permissions::from_mode(0o644)).unwrap();
+    assert!(refused(&secret("job.secret")).contains("chmod 600"));
+}
+
+#[test]
+fn check_says_who_may_talk_and_whether_a_daemon_would_start() {
+    let place = Place::new();
+    let line = |set: &[String]| {
+        let told = place.succeed(&["check", "--task", PS], set);
+        told.lines().find(|line| line.contains("who may talk")).expect("it says so").to_owned()
+    };
+    assert!(line(&[]).contains("this host alone can connect"));
+    place.succeed(&["keys", "secret", "job.secret"], &[]);
+    assert!(line(&secret("job.secret")).contains("the shared secret; not encrypted"));
+    assert!(line(&secret("absent")).contains("a daemon would not start: the shared secret cannot be read from absent"));
+    fs::write(place.path(".endpoint_map"), format!("{PS}=192.0.2.1:7000\n")).unwrap();
+    assert!(line(&[]).contains("a daemon would not start: 192.0.2.1:7000 is reached from other hosts"));
+    assert!(line(&["security.insecure=true".into()]).contains("anyone who can connect (security.insecure)"));
+}
+
+#[test]
+fn a_daemon_that_other_hosts_reach_starts_only_if_told_who_may_talk() {
+    let place = Place::new();
+    let start = |set: &[String]| {
+        let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
+        let map = format!("{PS}=127.0.0.1:{}\n", listener.local_addr().unwrap().port());
+        fs::write(place.path(".endpoint_map"), map).unwrap();
+        let mut command = place.command(&["daemon", "--socket", "s.sock", "--listener-on-stdin", "--task", PS], set);
+        command.stdin(Stdio::from(OwnedFd::from(listener))).stdout(Stdio::null());
+        command.spawn().unwrap()
+    };
+    let output = start(&[]).wait_with_output().unwrap();
+    assert_ne!(output.status.code(), Some(0));
+    let said = text(&output.stderr);
+    assert!(said.contains("is reached from other hosts") && said.contains("sealane keys --help"), "{said}");
+
+    let mut daemon = start(&["security.insecure=true".into(), "runtime.shards=1".into()]);
+    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(daemon.stderr.take().unwrap()));
+    let mut told = String::new();
+    while !told.contains("clients attach at ") {
+        told += &lines.next().expect("it starts").unwrap();
+    }
+    assert!(told.contains("security.insecure: whoever reaches this address may talk"), "{told}");
+    daemon.kill().unwrap();
+    daemon.wait().unwrap();
+}

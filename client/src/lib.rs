@@ -68,7 +68,7 @@ pub use self::{
     under_way::{Receiving, Sending},
 };
 #[cfg(feature = "embedded")]
-pub use sealane_fusion::{EndpointMap, Engine, EngineSettings, StartError};
+pub use sealane_fusion::{Authentication, EndpointMap, Engine, EngineSettings, StartError, TlsFiles};
 pub use sealane_runtime::Buffer;
 pub use sealane_transport::tensor::{DType, Element, Shape, Tensor, TensorMeta, TypeCode};
 pub use sealane_transport::{

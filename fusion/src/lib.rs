@@ -19,6 +19,7 @@ pub use engine::{
 pub use node::{CallerCounters, Counters, Fuse};
 pub use queue::{AcceptOptions, AcceptQueue, Accepted, AcceptingMany};
 pub use sealane_runtime::Buffer;
+pub use sealane_transport::authentication::{Authentication, TlsFiles};
 pub use sealane_transport::endpoint_map::EndpointMap;
 pub use sealane_transport::tensor::{DType, Element, Shape, Tensor, TensorMeta, TypeCode};
 pub use sealane_transport::{

@@ -8,7 +8,8 @@ use std::hash::BuildHasher;
 use hashbrown::{DefaultHashBuilder, HashTable};
 use sealane_runtime::Buffer;
 use sealane_transport::limits::INLINE_PAYLOAD_BYTES;
-use sealane_transport::session::{Shelf, Shelved, Wait};
+use sealane_transport::session::{Shelf, Wait};
+use sealane_transport::tray::Shelved;
 use sealane_transport::tray::next_stamp;
 use sealane_transport::{Error, Handle, Payload, Tensor, TensorMeta};
 

@@ -3,7 +3,7 @@
 use std::{path::PathBuf, time::Duration};
 
 use pyo3::prelude::*;
-use sealane::{Attach, EndpointMap, Engine, EngineSettings, Error, Polling, StartError};
+use sealane::{Attach, Authentication, EndpointMap, Engine, EngineSettings, Error, Polling, StartError, TlsFiles};
 use sealane_runtime::Polling as ShardPolling;
 
 use crate::{errors::OrRaise, task::Task, wait::timeout};
@@ -49,9 +49,14 @@ pub(crate) fn attach(
 ///
 /// ``shards`` are its threads. ``idle_spin`` says how many seconds a thread that has nothing to do looks before it
 /// sleeps: 200 microseconds unless given, ``math.inf`` for no sleep. ``request_timeout`` is the deadline in seconds of
-/// calls that have none of their own.
+/// calls that have none of their own. Peers show that they have the secret in ``secret_file``, or certificates: ``tls`` names
+/// the files of this side's certificate, of its key, and of the authorities that are believed. With neither the engine listens
+/// where this host alone reaches it, unless ``insecure`` is true.
 #[pyfunction]
-#[pyo3(signature = (endpoint_map, task, *, shards=1, idle_spin=200e-6, request_timeout=600.0))]
+#[pyo3(signature = (
+    endpoint_map, task, *, shards=1, idle_spin=200e-6, request_timeout=600.0, secret_file=None, tls=None, insecure=false
+))]
+#[allow(clippy::too_many_arguments, reason = "they are the keywords of a Python function")]
 pub(crate) fn embedded(
     py: Python<'_>,
     endpoint_map: PathBuf,
@@ -59,6 +64,9 @@ pub(crate) fn embedded(
     shards: usize,
     idle_spin: f64,
     request_timeout: f64,
+    secret_file: Option<PathBuf>,
+    tls: Option<(PathBuf, PathBuf, PathBuf)>,
+    insecure: bool,
 ) -> PyResult<Task> {
     let (idle_spin, request_timeout) = (seconds(idle_spin).or_raise(py)?, seconds(request_timeout).or_raise(py)?);
     let start = || {
@@ -72,6 +80,8 @@ pub(crate) fn embedded(
             idle_spin => ShardPolling::SpinThenPark { idle_spin },
         };
         settings.request_timeout = request_timeout;
+        settings.authentication = authentication(secret_file, tls)?;
+        settings.insecure = insecure;
         let engine = Engine::start(settings).map_err(not_started)?;
         let task = engine.task(task)?;
         Ok((sealane::Task::from(task), engine))
@@ -80,9 +90,25 @@ pub(crate) fn embedded(
     Ok(Task::new(task, Some(engine), idle_spin))
 }
 
+fn authentication(
+    secret_file: Option<PathBuf>,
+    tls: Option<(PathBuf, PathBuf, PathBuf)>,
+) -> Result<Authentication, Error> {
+    let authentication = match (secret_file, tls) {
+        (None, None) => Ok(Authentication::default()),
+        (Some(file), None) => Authentication::secret(&file),
+        (None, Some((certificate, key, authorities))) => {
+            Authentication::tls(&TlsFiles { certificate, key, authorities })
+        }
+        (Some(_), Some(_)) => return Err(Error::invalid("give secret_file or tls, not both")),
+    };
+    authentication.map_err(|error| Error::invalid(error.to_string()))
+}
+
 fn not_started(error: StartError) -> Error {
     match error {
         StartError::Settings(reason) => Error::invalid(reason),
+        insecure @ StartError::Insecure { .. } => Error::invalid(insecure.to_string()),
         other => Error::unavailable("the engine", other.to_string()),
     }
 }

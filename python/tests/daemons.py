@@ -98,18 +98,18 @@ class Daemon:
         return sealane.attach(task, socket=self.socket, **{"arena_bytes": ARENA_BYTES, **options})
 
 
-def embedded_pair():
+def embedded_pair(ps_options={}, worker_options={}):
     """Two engines in this process, which reach each other over loopback."""
     for attempt in range(ATTEMPTS):
         with tempfile.TemporaryDirectory(prefix="sealane-") as directory:
             map = pathlib.Path(directory) / ".endpoint_map"
             map.write_text(f"{PS}={free_address()}\n{WORKER}={free_address()}\n")
             try:
-                ps = sealane.embedded(map, PS)
+                ps = sealane.embedded(map, PS, **ps_options)
             except sealane.Unavailable:
                 continue
             try:
-                return ps, sealane.embedded(map, WORKER)
+                return ps, sealane.embedded(map, WORKER, **worker_options)
             except sealane.Unavailable:
                 ps.close()
     raise AssertionError(f"other programs took the ports of {ATTEMPTS} attempts")

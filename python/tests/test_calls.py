@@ -10,7 +10,7 @@ import threading
 import numpy as np
 import pytest
 import sealane
-from daemons import PS, WORKER, references_to, round_trip
+from daemons import PS, WORKER, embedded_pair, free_address, references_to, round_trip
 
 
 def in_thread(function, *arguments, **options):
@@ -289,6 +289,34 @@ def test_embedding_where_that_is_not_possible(tmp_path):
     map.write_text(f"{WORKER}=127.0.0.1:1\n")
     with pytest.raises(sealane.InvalidArgument, match="not in the endpoint map"):
         sealane.embedded(map, PS)
+
+
+def test_embedded_engines_share_a_secret_or_do_not_talk(tmp_path):
+    secrets = [tmp_path / "this", tmp_path / "that"]
+    for secret in secrets:
+        secret.write_text(secret.name * 10)
+        secret.chmod(0o600)
+    this, that = ({"secret_file": secret} for secret in secrets)
+    ps, worker = embedded_pair(this, this)
+    with ps, worker:
+        thread = in_thread(ps.send, WORKER, 1, "k", np.arange(10))
+        assert worker.recv(PS, 1, "k").sum() == 45
+        thread.join()
+    ps, worker = embedded_pair(this, that)
+    with ps, worker, pytest.raises(sealane.PermissionDenied, match="security.secret_file"):
+        worker.recv(PS, 1, "k")
+
+
+def test_embedding_without_saying_who_may_talk(tmp_path):
+    map = tmp_path / ".endpoint_map"
+    map.write_text(f"{PS}=0.0.0.0:{free_address().rpartition(':')[2]}\n")
+    with pytest.raises(sealane.InvalidArgument, match="security.secret_file"):
+        sealane.embedded(map, PS)
+    secret = tmp_path / "secret"
+    secret.write_text("x" * 40)
+    for wrong in ({"secret_file": secret}, {"tls": ("a", "b", "c")}, {"secret_file": secret, "tls": ("a", "b", "c")}):
+        with pytest.raises(sealane.InvalidArgument):
+            sealane.embedded(map, PS, **wrong)
 
 
 @pytest.mark.parametrize("idle_spin", [0, math.inf])

@@ -114,7 +114,10 @@ impl Error {
     pub fn unavailable(peer: &str, reason: impl Into<Box<str>>) -> Self {
         Error::Unavailable { peer: peer.into(), reason: reason.into() }
     }
+}
 
+#[cfg(feature = "network")]
+impl Error {
     /// The error that a peer put on the wire. An unknown code reads as Unavailable: the request has ended, and trying
     /// again elsewhere is all that a caller of an older version can do.
     pub(crate) fn from_wire(code: u8, peer: &str, step: i64, message: &str) -> Self {

@@ -7,7 +7,7 @@
 
 #[cfg(not(loom))]
 pub mod arena;
-#[cfg(not(loom))]
+#[cfg(all(feature = "network", not(loom)))]
 pub mod authentication;
 #[cfg(not(loom))]
 pub mod call;
@@ -15,43 +15,44 @@ pub mod call;
 pub mod endpoint_map;
 #[cfg(not(loom))]
 pub mod error;
-#[cfg(not(loom))]
+#[cfg(all(feature = "network", not(loom)))]
 pub mod fault;
 #[cfg(not(loom))]
 pub mod lane;
 pub mod limits;
-#[cfg(not(loom))]
+#[cfg(all(feature = "network", not(loom)))]
 pub mod link;
-#[cfg(not(loom))]
+#[cfg(all(feature = "network", not(loom)))]
 pub mod loopback;
-#[cfg(not(loom))]
+#[cfg(all(feature = "network", not(loom)))]
 pub mod outbox;
 #[cfg(not(loom))]
 pub mod payload;
-#[cfg(not(loom))]
+#[cfg(all(feature = "network", not(loom)))]
 pub mod session;
 pub mod shm;
-#[cfg(not(loom))]
+#[cfg(all(feature = "network", not(loom)))]
 pub mod tcp;
 #[cfg(not(loom))]
 pub mod tensor;
-#[cfg(not(loom))]
+#[cfg(all(feature = "network", not(loom)))]
 mod transfers;
 #[cfg(not(loom))]
 pub mod tray;
-#[cfg(not(loom))]
+#[cfg(all(feature = "network", not(loom)))]
 pub mod verbs;
 #[cfg(not(loom))]
 pub mod wire;
 
+#[cfg(all(feature = "network", not(loom)))]
+pub use self::link::{Link, LinkKind};
 #[cfg(not(loom))]
 pub use self::{
     arena::{Arena, Handle},
     call::{RecvOptions, RecvOutcome, SendOptions, SendOutcome, Unreceived},
     error::{Code, Error, LinkError},
     limits::SessionLimits,
-    link::{Link, LinkKind, Meta},
-    payload::Payload,
+    payload::{Meta, Payload},
     tensor::{Tensor, TensorMeta},
     tray::{Keys, Pulled, Tray},
 };

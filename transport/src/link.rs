@@ -11,11 +11,9 @@ use sealane_runtime::Buffer;
 use crate::arena::Handle;
 use crate::error::LinkError;
 use crate::outbox::Outbox;
+use crate::payload::Meta;
 use crate::tray::Known;
 use crate::wire::WireError;
-
-/// Metadata of a tensor as transport carries it: opaque bytes, without allocation up to rank 4.
-pub type Meta = smallvec::SmallVec<[u8; 48]>;
 
 /// What carries the bytes; named in logs, in `sealane check` and in bench results.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -3,6 +3,9 @@
 use bytes::Bytes;
 use sealane_runtime::Buffer;
 
+/// Metadata of a tensor as transport carries it: opaque bytes, without allocation up to rank 4.
+pub type Meta = smallvec::SmallVec<[u8; 48]>;
+
 /// Bytes to send: a slab or heap buffer that this tensor alone owns, or memory shared with other tensors.
 ///
 /// Moves into a link and comes back from it; never copied on the way, except where small bytes are staged.

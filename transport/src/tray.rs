@@ -9,7 +9,6 @@ use sealane_runtime::Buffer;
 
 use crate::error::Error;
 use crate::payload::Payload;
-use crate::session::Shelved;
 use crate::tensor::{Tensor, TensorMeta};
 
 /// The keys of a set, in the order of their numbers.
@@ -107,6 +106,19 @@ pub struct Pulled {
     pub tensor: Tensor,
     /// Its version.
     pub version: i64,
+}
+
+/// A published tensor.
+#[derive(Debug, Clone, Copy)]
+pub struct Shelved<'a> {
+    /// Its version.
+    pub version: i64,
+    /// Its metadata.
+    pub meta: &'a [u8],
+    /// Another number whenever the metadata or the payload's length is another. Never 0.
+    pub stamp: u64,
+    /// Its bytes: shared where they are more than travel with a frame.
+    pub payload: &'a Payload,
 }
 
 /// See the module.
@@ -233,6 +245,7 @@ impl Tray {
     }
 
     /// Takes a tensor in, by copy.
+    #[cfg(feature = "network")]
     #[inline]
     pub(crate) fn put(
         &mut self,
@@ -341,6 +354,7 @@ impl Tray {
     }
 
     /// Takes memory back that was lent and not filled.
+    #[cfg(feature = "network")]
     pub(crate) fn take_back(&mut self, index: usize, memory: Buffer) {
         let item = &mut self.items[index];
         (item.stamp, item.holding) = (0, Holding::Memory(memory));

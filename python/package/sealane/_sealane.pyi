@@ -46,8 +46,14 @@ def embedded(
     shards: int = 1,
     idle_spin: float = 200e-6,
     request_timeout: float = 600.0,
+    secret_file: str | PathLike[str] | None = None,
+    tls: tuple[str | PathLike[str], str | PathLike[str], str | PathLike[str]] | None = None,
+    insecure: bool = False,
 ) -> Task:
-    """Starts the engine in this process, for one task of the endpoint map."""
+    """Starts the engine in this process, for one task of the endpoint map.
+
+    ``tls`` is the files of the certificate, of its key, and of the authorities.
+    """
 
 @final
 class Task:

@@ -12,8 +12,9 @@ use super::{Event, Session, failure_of};
 use crate::arena::{Arena, Handle};
 use crate::error::Error;
 use crate::limits::STREAMS_MAX;
-use crate::link::{Landing, LandingOf, Meta, Place};
+use crate::link::{Landing, LandingOf, Place};
 use crate::outbox::Outbox;
+use crate::payload::Meta;
 use crate::tensor::{Tensor, TensorMeta};
 use crate::wire::{Push, PushFailure, PushGrant, PushOpen, Pushes, WireError};
 

@@ -14,8 +14,9 @@ use super::{Arrived, Event, Roster, Unanswered};
 use crate::arena::{Arena, Handle};
 use crate::error::Error;
 use crate::limits::{GROUP_BYTES, INLINE_PAYLOAD_BYTES, SessionLimits};
-use crate::link::{Landing, LandingOf, Meta, Place};
+use crate::link::{Landing, LandingOf, Place};
 use crate::outbox::{Announcement, Kept, Outbox, Revocation};
+use crate::payload::Meta;
 use crate::wire::{REQUEST_ENTRY_BYTES, Request, Response, SmallResponse, WireError};
 
 /// A recv: what is wanted, from whom, until when, and where to.

@@ -31,8 +31,9 @@ use sealane_runtime::Buffer;
 use crate::arena::Handle;
 use crate::error::{Code, Error, LinkError};
 use crate::limits::SessionLimits;
-use crate::link::{Landing, Meta};
+use crate::link::Landing;
 use crate::outbox::{Kept, Outbox, Owner};
+use crate::payload::Meta;
 use crate::payload::Payload;
 use crate::tensor::Tensor;
 use crate::tray::Tray;
@@ -50,7 +51,7 @@ pub use pusher::PushAsk;
 use pusher::Pusher;
 pub use receive::{Inbound, ReceiveMemory, Sink};
 use server::Server;
-pub use server::{EmptyShelf, Named, Shelf, Shelved, Wait};
+pub use server::{EmptyShelf, Named, Shelf, Wait};
 
 /// What a session tells its owner. Small, since a peer's requests come as such by the million; an owner that gives a
 /// [`Sink`] gets tensors without one.

@@ -11,8 +11,8 @@ use super::{Event, Roster, Session};
 use crate::arena::{Arena, Handle};
 use crate::error::Error;
 use crate::limits::{INLINE_PAYLOAD_BYTES, KEY_BYTES_MAX, STREAMS_MAX, SessionLimits};
-use crate::link::Meta;
 use crate::outbox::{Outbox, Owner};
+use crate::payload::Meta;
 use crate::payload::Payload;
 use crate::wire::{Push, PushFailure, PushGrant, PushOpen, WireError};
 

@@ -12,26 +12,13 @@ use crate::arena::{Arena, Handle};
 use crate::error::Error;
 use crate::limits::{INLINE_PAYLOAD_BYTES, PEER_SET_KEYS_MAX, SETS_MAX, SessionLimits};
 use crate::outbox::{Outbox, Owner};
-use crate::payload::Payload;
+use crate::tray::Shelved;
 use crate::wire::{KeySet, Part, Pull, PullFailure, WireError};
 
 /// Published tensors, by slot.
 pub trait Shelf {
     /// What lies in a slot, if anything does.
     fn look(&self, slot: u32) -> Option<Shelved<'_>>;
-}
-
-/// A published tensor.
-#[derive(Debug, Clone, Copy)]
-pub struct Shelved<'a> {
-    /// Its version.
-    pub version: i64,
-    /// Its metadata.
-    pub meta: &'a [u8],
-    /// Another number whenever the metadata or the payload's length is another. Never 0.
-    pub stamp: u64,
-    /// Its bytes: shared where they are more than travel with a frame.
-    pub payload: &'a Payload,
 }
 
 /// The shelf of a side that publishes nothing.

@@ -13,9 +13,10 @@ use std::time::{Duration, Instant};
 use sealane_runtime::{Buffer, Slab, SlabSettings};
 
 use super::{Arrived, Ask, Asked, Roster, Session, Unanswered};
+use crate::Meta;
 use crate::arena::Handle;
 use crate::limits::SessionLimits;
-use crate::link::{Landing, Meta, Receiver};
+use crate::link::{Landing, Receiver};
 use crate::payload::Payload;
 use crate::wire::{Frame, FrameWriter, WireError, parse};
 

@@ -125,18 +125,16 @@ impl Door {
         loop {
             match &self.stage {
                 Stage::Open => return Ok(true),
-                Stage::TlsSilent => {
-                    match self.first_byte()? {
-                        Some(TLS_HANDSHAKE | TLS_ALERT) => self.stage = Stage::Tls,
-                        Some(_) => return Err(self.heard_no_tls()),
-                        None => {
-                            if let (Speaker::Caller, Stream::Tls(stream)) = (self.speaker, &mut self.stream) {
-                                stream.speak_first()?;
-                            }
-                            return Ok(false);
+                Stage::TlsSilent => match self.first_byte()? {
+                    Some(TLS_HANDSHAKE | TLS_ALERT) => self.stage = Stage::Tls,
+                    Some(_) => return Err(self.heard_no_tls()),
+                    None => {
+                        if let (Speaker::Caller, Stream::Tls(stream)) = (self.speaker, &mut self.stream) {
+                            stream.speak_first()?;
                         }
+                        return Ok(false);
                     }
-                }
+                },
                 Stage::Tls => {
                     if !self.shake_hands()? {
                         return Ok(false);

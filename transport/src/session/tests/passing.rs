@@ -7,8 +7,9 @@ use super::chunks::{LARGE, limits, written};
 use super::*;
 use crate::error::Error;
 use crate::limits::TRANSFERS_MAX;
-use crate::session::{Credit, Event as Told, PullAsk, PushAsk, Shelf, Shelved};
+use crate::session::{Credit, Event as Told, PullAsk, PushAsk, Shelf};
 use crate::tensor::{DType, Tensor, TensorMeta};
+use crate::tray::Shelved;
 use crate::tray::{Keys, Tray};
 
 /// Two sessions that pull and push, and what lies on the shelf of the one that is pulled from.

@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 use sealane_runtime::{Buffer, Slab, SlabSettings};
 use socket2::{Domain, Socket, Type};
 
+use crate::Meta;
 use crate::arena::Handle;
 use crate::error::{Code, LinkError};
 use crate::limits::SessionLimits;
-use crate::link::{Link, Meta};
+use crate::link::Link;
 use crate::payload::Payload;
 use crate::session::{Ask, Event, Roster, Session};
 use crate::verbs::device::Endpoint;

@@ -1,6 +1,8 @@
 //! Developer chores: `cargo xtask sim` runs the simulation over many seeds, `cargo xtask rdma-lab` what needs an RDMA device,
 //! `cargo xtask readme` keeps the README's table of settings.
 
+mod build;
+mod command;
 mod rdma_lab;
 mod readme;
 mod sim;

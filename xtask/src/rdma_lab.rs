@@ -2,7 +2,6 @@
 //! there what needs an RDMA device.
 
 mod archive;
-mod build;
 mod figures;
 mod guest;
 mod host;

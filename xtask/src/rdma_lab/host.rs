@@ -4,6 +4,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use crate::build::workspace;
+use crate::command::{output, run};
+
 /// The emulator, what goes into the guest, and what building with the feature `verbs` needs.
 const PACKAGES: &[&str] = &[
     "busybox-static",
@@ -21,12 +24,6 @@ const PACKAGES: &[&str] = &[
     "qemu-system-x86",
     "util-linux",
 ];
-
-/// The folder of the workspace.
-pub(crate) fn workspace() -> PathBuf {
-    let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
-    manifest.parent().unwrap_or(manifest).to_path_buf()
-}
 
 /// The lab's own folder, made if there is none, without what runs that were killed left there.
 pub(crate) fn lab_folder() -> Result<PathBuf, String> {
@@ -105,23 +102,6 @@ fn missing<'a>(listing: &str, wanted: &[&'a str]) -> Vec<&'a str> {
     wanted.iter().filter(|package| !is_installed(package)).copied().collect()
 }
 
-/// Runs a command whose output only matters when it fails.
-pub(crate) fn run(command: &mut Command) -> Result<(), String> {
-    output(command).map(drop)
-}
-
-/// Runs a command and gives what it printed.
-pub(crate) fn output(command: &mut Command) -> Result<String, String> {
-    let program = command.get_program().to_string_lossy().into_owned();
-    let done = command.stdin(Stdio::null()).output().map_err(|error| format!("cannot run {program}: {error}"))?;
-    if done.status.success() {
-        return Ok(String::from_utf8_lossy(&done.stdout).into_owned());
-    }
-    let arguments: Vec<_> = command.get_args().map(|argument| argument.to_string_lossy()).collect();
-    let said = String::from_utf8_lossy(&done.stderr);
-    Err(format!("{program} {} failed ({}): {}", arguments.join(" "), done.status, said.trim()))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -138,11 +118,5 @@ mod tests {
     fn a_package_half_installed_is_missing() {
         let listing = "cmake installed\nkmod not-installed\nperftest config-files\n";
         assert_eq!(missing(listing, &["cmake", "kmod", "perftest", "make"]), ["kmod", "perftest", "make"]);
-    }
-
-    #[test]
-    fn a_command_that_fails_is_named_with_its_words() {
-        let error = run(Command::new("ls").arg("/no/such/folder")).unwrap_err();
-        assert!(error.contains("ls /no/such/folder failed") && error.contains("No such file"), "{error}");
     }
 }

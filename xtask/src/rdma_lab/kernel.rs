@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::host;
+use crate::command::{output, run};
 
 /// The package that depends on the current kernel's.
 const KERNEL: &str = "linux-image-amd64";
@@ -52,7 +53,7 @@ fn kept(folder: &Path) -> Option<Kernel> {
 }
 
 fn package() -> Result<String, String> {
-    let ask = || host::output(Command::new("apt-cache").args(["depends", KERNEL])).unwrap_or_default();
+    let ask = || output(Command::new("apt-cache").args(["depends", KERNEL])).unwrap_or_default();
     if let Some(package) = dependency(&ask()) {
         return Ok(package);
     }
@@ -75,15 +76,15 @@ fn unpack(package: &str, work: &Path) -> Result<PathBuf, String> {
     let in_work = |error: std::io::Error| format!("{}: {error}", work.display());
     let (root, keep) = (work.join("root"), work.join("keep"));
     fs::create_dir_all(&root).and_then(|()| fs::create_dir_all(&keep)).map_err(in_work)?;
-    host::run(Command::new("apt-get").args(["download", "-q", package]).current_dir(work))?;
+    run(Command::new("apt-get").args(["download", "-q", package]).current_dir(work))?;
     let archive = find(work, |name| name.ends_with(".deb"))?;
-    host::run(Command::new("dpkg").arg("-x").arg(archive).arg(&root))?;
+    run(Command::new("dpkg").arg("-x").arg(archive).arg(&root))?;
     if !root.join("lib").exists() {
         symlink("usr/lib", root.join("lib")).map_err(in_work)?;
     }
     let tree = find(&root.join("lib/modules"), |_| true)?;
     let release = tree.file_name().unwrap_or_default();
-    host::run(Command::new("depmod").arg("-b").arg(&root).arg(release))?;
+    run(Command::new("depmod").arg("-b").arg(&root).arg(release))?;
     let read = |name: &str| fs::read_to_string(tree.join(name)).map_err(in_work);
     let built_in = read("modules.builtin")?;
 

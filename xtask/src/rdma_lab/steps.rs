@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use super::build::Build;
 use super::{figures, perftest};
+use crate::build::Build;
 
 /// One step: a command line in the guest, that must end with 0, and whose output must be as wanted.
 pub(crate) struct Step {
@@ -26,11 +26,12 @@ pub(crate) type Judge = fn(&Outputs, &str) -> Result<String, String>;
 pub(crate) type Outputs = BTreeMap<&'static str, String>;
 
 const VERBS_PROBE: Build =
-    Build { package: "sealane-transport", kind: "example", target: "verbs_probe", release: false };
-const CONFORMANCE: Build = Build { package: "sealane-transport", kind: "test", target: "conformance", release: false };
-const ENGINE: Build = Build { package: "sealane-tests", kind: "test", target: "engine", release: false };
+    Build { package: "sealane-transport", kind: "example", target: "verbs_probe", release: false, verbs: true };
+const CONFORMANCE: Build =
+    Build { package: "sealane-transport", kind: "test", target: "conformance", release: false, verbs: true };
+const ENGINE: Build = Build { package: "sealane-tests", kind: "test", target: "engine", release: false, verbs: true };
 /// What is measured, and so built as users get it.
-const SEALANE: Build = Build { package: "sealane-cli", kind: "bin", target: "sealane", release: true };
+const SEALANE: Build = Build { package: "sealane-cli", kind: "bin", target: "sealane", release: true, verbs: true };
 
 /// Every step. Each runs in the same boot, and all that it leaves running is killed when it ends. Tests use the guest's device
 /// where `SEALANE_TEST_RDMA` is set.

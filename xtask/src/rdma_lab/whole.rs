@@ -5,7 +5,6 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use super::build::{Build, build};
 use super::figures;
 use super::guest::Job;
 use super::image::Program;
@@ -13,6 +12,7 @@ use super::kernel::Kernel;
 use super::machine::{self, Ending, Event};
 use super::steps::{Outputs, Step};
 use super::was_killed;
+use crate::build::{Build, build};
 
 /// Lines shown of a step that failed; all of them are in its log.
 const SHOWN_LINES: usize = 30;
@@ -63,7 +63,8 @@ fn build_all(steps: &[&Step]) -> Result<Vec<Program>, String> {
     let count = builds.len();
     let programs = builds.iter().enumerate().map(|(number, wanted)| {
         eprintln!("building {} ({} of {count})", wanted.target, number + 1);
-        build(wanted)
+        // Its name in the guest is its target's.
+        build(wanted).map(|path| Program { name: wanted.target.to_string(), path })
     });
     programs.collect()
 }

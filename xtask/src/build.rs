@@ -1,14 +1,17 @@
-//! Builds what the guest runs, with the feature `verbs`, and finds out where cargo put it.
+//! Builds programs of this workspace, and finds out where cargo put them.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
-use super::host;
-use super::image::Program;
+/// The folder of the workspace.
+pub(crate) fn workspace() -> PathBuf {
+    let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
+    manifest.parent().unwrap_or(manifest).to_path_buf()
+}
 
-/// A program of this workspace. Its name in the guest is its target's.
+/// A program of this workspace.
 #[derive(PartialEq)]
 pub(crate) struct Build {
     pub(crate) package: &'static str,
@@ -17,21 +20,24 @@ pub(crate) struct Build {
     pub(crate) target: &'static str,
     /// Optimised as users get it: takes minutes to build, so only what is measured.
     pub(crate) release: bool,
+    /// With the feature `verbs`, which needs the packages of the RDMA lab.
+    pub(crate) verbs: bool,
 }
 
 /// Builds one program.
 ///
 /// # Errors
 /// When it does not build (cargo has said why), or the package has no such target.
-pub(crate) fn build(build: &Build) -> Result<Program, String> {
-    let Build { package, kind, target, release } = build;
+pub(crate) fn build(build: &Build) -> Result<PathBuf, String> {
+    let Build { package, kind, target, release, verbs } = build;
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     let is_test = matches!(*kind, "lib" | "test");
     cargo.args(if is_test { &["test", "--no-run"][..] } else { &["build"] });
-    cargo.args(["--package", package, "--features", "verbs"]).arg(format!("--{kind}"));
+    cargo.args(["--package", package]).arg(format!("--{kind}"));
+    cargo.args(verbs.then_some(["--features", "verbs"]).into_iter().flatten());
     // A package has but one library, which is not chosen by name.
     cargo.args((*kind != "lib").then_some(target)).args(release.then_some("--release"));
-    cargo.arg("--message-format=json-render-diagnostics").current_dir(host::workspace());
+    cargo.arg("--message-format=json-render-diagnostics").current_dir(workspace());
     // Its progress and its complaints go to where ours go.
     let done = cargo.stdin(Stdio::null()).stderr(Stdio::inherit()).output();
     let done = done.map_err(|error| format!("cannot run cargo: {error}"))?;
@@ -39,7 +45,6 @@ pub(crate) fn build(build: &Build) -> Result<Program, String> {
         return Err(format!("{target} of {package} does not build"));
     }
     executable(&String::from_utf8_lossy(&done.stdout), build)
-        .map(|path| Program { name: (*target).to_string(), path })
         .ok_or_else(|| format!("cargo built no {kind} {target} of {package}"))
 }
 
@@ -68,7 +73,7 @@ not a message
     #[test]
     fn a_program_is_found_by_its_kind_and_name() {
         let found = |kind, target| {
-            let build = Build { package: "any", kind, target, release: false };
+            let build = Build { package: "any", kind, target, release: false, verbs: false };
             executable(MESSAGES, &build).map(|path| path.display().to_string())
         };
         assert_eq!(found("lib", "sealane_transport").as_deref(), Some("/t/deps/sealane_transport-1"));

@@ -2,10 +2,13 @@
 //! `cargo xtask readme` keeps the README's table of settings.
 
 mod build;
+mod chaos;
 mod command;
+mod hosts;
 mod rdma_lab;
 mod readme;
 mod sim;
+mod traffic;
 
 use std::process::ExitCode;
 
@@ -25,6 +28,11 @@ enum Chore {
     Sim(sim::Sim),
     /// Boots an emulated machine with a software RDMA device, and runs there what needs one
     RdmaLab(rdma_lab::RdmaLab),
+    /// Kills, stops, cuts off and floods real processes on hosts of their own, and accounts for every tensor
+    Chaos(chaos::Chaos),
+    /// A task of `chaos` and `soak`
+    #[command(name = traffic::ROLE, hide = true)]
+    Traffic(traffic::Role),
     /// Makes the README's table of settings anew
     Readme,
 }
@@ -33,6 +41,8 @@ fn main() -> ExitCode {
     match Arguments::parse().chore {
         Chore::Sim(sim) => sim.run(),
         Chore::RdmaLab(lab) => lab.run(),
+        Chore::Chaos(chaos) => chaos.run(),
+        Chore::Traffic(role) => role.run(),
         Chore::Readme => readme::run(),
     }
 }

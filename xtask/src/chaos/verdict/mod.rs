@@ -1,0 +1,115 @@
+//! The verdict: what was promised to the tasks (README, "What happens when ..."), and whether the ledgers show it.
+//!
+//! - **Every call ends**, by its deadline and a bound, unless its process was killed; with an outcome, or an error of a kind
+//!   that what was done explains. (`times`)
+//! - **Sends and recvs** (`meetings`): a recv gets the bytes of the very send, and no send is received twice, whatever
+//!   happens. A send that ended well was received, unless the receiving process or its daemon was killed or stood still
+//!   meanwhile: what lay in the ring of a process that is gone, or came for a call that was given up, is lost with it.
+//!   A send that failed was not received, unless something was done to one of the two: then nobody can know.
+//! - **Pulls** (`pulls`) bring whole versions that were published, at least the one that was asked for, and never an older one
+//!   than before.
+//! - **Pushes** (`pushes`) are accepted in their order, each once. One that ended well was accepted, unless the acceptor
+//!   or its daemon was killed afterwards: its queue is theirs.
+//! - **Where nothing is done, nothing fails**: calls between tasks to whom nothing was done for a while all go well, so
+//!   everything has healed.
+//! - **In time** (`times`): waiters hear of a peer that is gone within a heartbeat, of one that is silent within what the
+//!   settings say, and a cable that is put right carries tensors again within a second.
+
+pub(crate) mod books;
+mod meetings;
+mod pulls;
+mod pushes;
+mod times;
+
+use std::collections::BTreeMap;
+
+use sealane::Code;
+
+use self::books::{Books, Call};
+use super::history::{History, micros};
+use crate::traffic::TIMEOUT_MAX;
+use crate::traffic::ledger::{Outcome, What};
+
+/// How long each of some things took, in microseconds.
+pub(super) type Durations = Vec<u64>;
+
+/// What a run came to.
+#[derive(Default)]
+pub(super) struct Verdict {
+    pub(super) violations: Vec<String>,
+    /// From a cable's return to the first tensor over it.
+    pub(super) reconnected: Durations,
+    /// From the end of a daemon to what its peers' waiters were told.
+    pub(super) closed_told: Durations,
+    /// The same of a client that was killed.
+    pub(super) client_told: Durations,
+    /// From a silence's beginning.
+    pub(super) silent_told: Durations,
+    /// After the deadline, of the calls that ended then.
+    pub(super) late: Durations,
+}
+
+pub(super) fn judge(books: &Books, history: &History) -> Verdict {
+    let mut verdict = Verdict::default();
+    times::judge(books, history, &mut verdict);
+    kinds(books, &mut verdict);
+    meetings::judge(books, history, &mut verdict);
+    pulls::judge(books, history, &mut verdict);
+    pushes::judge(books, history, &mut verdict);
+    verdict
+}
+
+/// Errors that nothing which is done here explains, and wrong bytes.
+fn kinds(books: &Books, verdict: &mut Verdict) {
+    let unexplained = [Code::InvalidArgument, Code::NotFound, Code::PermissionDenied, Code::Unimplemented];
+    for call in books.calls() {
+        let Some(outcome) = call.outcome() else { continue };
+        if matches!(outcome, Outcome::Wrong(_)) {
+            verdict.violations.push(format!("wrong bytes {call}"));
+        }
+        if unexplained.iter().any(|&code| outcome.is_failed_with(code)) {
+            verdict.violations.push(format!("an error that nothing explains {call}"));
+        }
+    }
+}
+
+/// Calls that were made where nothing was done, and failed all the same. A pool is full for whatever is done to anybody: what
+/// is meant for one that is gone fills it, until its deadline.
+fn unprovoked(call: &Call, peers: &[usize], history: &History) -> Option<String> {
+    let outcome = call.outcome().filter(|outcome| matches!(outcome, Outcome::Failed { .. }))?;
+    let everybody: Vec<usize> = (0..history.layout.tasks()).collect();
+    let (concerned, from) = match outcome.is_failed_with(Code::ResourceExhausted) {
+        true => (&everybody[..], call.began.saturating_sub(micros(TIMEOUT_MAX))),
+        false => (peers, call.began),
+    };
+    let is_calm = history.is_calm(concerned, from, call.over()) && call.began >= history.start;
+    is_calm.then(|| format!("nothing was done to those two, and it failed {call}"))
+}
+
+/// How calls ended, by kind and outcome.
+pub(super) fn outcomes(books: &Books) -> BTreeMap<&'static str, BTreeMap<String, usize>> {
+    let mut counts: BTreeMap<_, BTreeMap<_, _>> = BTreeMap::new();
+    for call in books.calls() {
+        let kind = match call.what {
+            What::Send { .. } => "send",
+            What::Recv { .. } => "recv",
+            What::Stand { .. } => "recv of nothing",
+            What::Burst { .. } => "send to nobody",
+            What::Publish { .. } => "publish",
+            What::Pull { .. } => "pull",
+            What::Push { .. } => "push",
+            What::Accept => "accept",
+        };
+        let outcome = match call.outcome() {
+            Some(Outcome::Ok | Outcome::Got { .. } | Outcome::Took(_)) => "ok".to_string(),
+            Some(Outcome::Pulled(versions)) if versions.iter().all(Option::is_some) => "ok".to_string(),
+            Some(Outcome::Pulled(_)) => "in part".to_string(),
+            Some(Outcome::Dropped) => "given up".to_string(),
+            Some(Outcome::Failed { code, .. }) => code.clone(),
+            Some(Outcome::Wrong(_)) => "WRONG".to_string(),
+            None => "killed".to_string(),
+        };
+        *counts.entry(kind).or_default().entry(outcome).or_default() += 1;
+    }
+    counts
+}

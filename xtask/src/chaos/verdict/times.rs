@@ -1,0 +1,127 @@
+//! When calls end, and how soon the loss and the return of a peer are seen.
+
+use std::time::Duration;
+
+use super::Verdict;
+use super::books::{Books, Call, Life};
+use crate::chaos::deeds::{Deed, Victim};
+use crate::chaos::history::{Done, History, micros, overlap};
+use crate::hosts::{CONNECT_TIMEOUT, Cut, HEARTBEAT, PEER_TIMEOUT};
+use crate::traffic::ATTACH_TIMEOUT;
+use crate::traffic::ledger::{Outcome, What};
+
+/// What a call may take beyond its deadline: a client ends it a second later if its daemon says nothing (README), and
+/// before it begins, room in the ring is waited for as long.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// What a busy machine adds to any time that is measured here.
+const BUSY: Duration = Duration::from_millis(1500);
+
+/// How soon a cable that was put right carries tensors again.
+const RECONNECT: Duration = Duration::from_secs(1);
+
+pub(super) fn judge(books: &Books, history: &History, verdict: &mut Verdict) {
+    for life in &books.lives {
+        life.calls.iter().for_each(|call| deadline(call, life, history, verdict));
+    }
+    for done in &history.done {
+        if let Deed::Cut(host, Cut::Pulled | Cut::Silent) = done.deed {
+            returned(host, done, books, history, verdict);
+        }
+        told(done, books, history, verdict);
+    }
+}
+
+fn deadline(call: &Call, life: &Life, history: &History, verdict: &mut Verdict) {
+    let Some((at, _)) = &call.end else {
+        if life.finished {
+            verdict.violations.push(format!("never ended {call}"));
+        }
+        return;
+    };
+    let (from, until) = (call.began, *at);
+    let held: u64 = life.held.iter().map(|&held| overlap(held, (from, until))).sum();
+    let excused = history.standstill(call.task, from, until) + held;
+    let late = at.saturating_sub(call.until).saturating_sub(excused);
+    // A publication has no deadline, and an accept that ends at its own has just found nothing.
+    if late > 0 && !matches!(call.what, What::Publish { .. } | What::Accept) {
+        verdict.late.push(late);
+    }
+    if late > micros(GRACE + ATTACH_TIMEOUT + BUSY) {
+        verdict.violations.push(format!("ended {:.3} s after its deadline {call}", late as f64 / 1e6));
+    }
+}
+
+/// How soon what passes between a host and the others shows that its cable is back.
+fn returned(host: usize, cut: &Done, books: &Books, history: &History, verdict: &mut Verdict) {
+    let allowed = micros(RECONNECT + BUSY);
+    let on = |host| (0..history.layout.tasks()).filter(move |&task| history.layout.host_of(task) == host);
+    for other in (0..history.layout.hosts).filter(|&other| other != host) {
+        let both: Vec<usize> = on(host).chain(on(other)).collect();
+        let others = history.felt(&both, cut.ended, cut.ended + allowed).filter(|done| done.began != cut.began);
+        if others.count() > 0 {
+            continue;
+        }
+        let first = books.calls().filter_map(|call| passed(call, cut.ended, host, other, history)).min();
+        let took = first.map_or(u64::MAX, |first| first - cut.ended);
+        if took > allowed {
+            let (seconds, back) = (took as f64 / 1e6, history.seconds(cut.ended));
+            let what = format!("host{host} and host{other} met again {seconds:.3} s after the cable was back");
+            verdict.violations.push(format!("{what} at {back:.3} s"));
+        }
+        verdict.reconnected.push(took);
+    }
+}
+
+/// When a call showed that tensors pass between two hosts, after that time.
+fn passed(call: &Call, after: u64, one: usize, two: usize, history: &History) -> Option<u64> {
+    let peer = match (&call.what, call.outcome()?) {
+        (What::Recv { from, .. }, Outcome::Got { .. }) => *from,
+        (What::Pull { from, .. }, Outcome::Pulled(_)) => *from,
+        (What::Push { to, .. } | What::Send { to, .. }, Outcome::Ok) => *to,
+        _ => return None,
+    };
+    let hosts = (history.layout.host_of(call.task), history.layout.host_of(peer));
+    let at = call.over();
+    (at > after && (hosts == (one, two) || hosts == (two, one))).then_some(at)
+}
+
+/// How soon those who waited for a peer heard of its loss.
+fn told(done: &Done, books: &Books, history: &History, verdict: &mut Verdict) {
+    let (bound, measured) = match done.deed {
+        Deed::KillDaemon(_) => (HEARTBEAT, &mut verdict.closed_told),
+        Deed::KillTask(_) => (HEARTBEAT, &mut verdict.client_told),
+        Deed::Cut(_, Cut::Silent) | Deed::StopDaemon(_) => {
+            (PEER_TIMEOUT + HEARTBEAT + CONNECT_TIMEOUT, &mut verdict.silent_told)
+        }
+        _ => return,
+    };
+    let allowed = micros(bound + BUSY);
+    if done.ended - done.began < allowed && !done.deed.kills() {
+        // It was over before anybody had to notice.
+        return;
+    }
+    let lost = |task: usize| match done.deed.victim() {
+        Victim::Task(victim) => task == victim,
+        _ => history.reaches(done.deed, task),
+    };
+    let waits = |call: &&Call| matches!(call.what, What::Stand { from } if lost(from) && !lost(call.task));
+    for call in books.calls().filter(waits) {
+        let What::Stand { from } = call.what else { continue };
+        let stood = call.began < done.began && call.over() > done.began;
+        let both = [from, call.task];
+        let others = history.felt(&both, done.began, done.began + allowed).filter(|other| other.began != done.began);
+        // Who began a moment before may not have asked yet.
+        if !stood || done.began - call.began < micros(HEARTBEAT) || others.count() > 0 || call.end.is_none() {
+            continue;
+        }
+        let took = call.over() - done.began;
+        if took > allowed || !call.outcome().is_some_and(|end| end.is_failed_with(sealane::Code::Unavailable)) {
+            let (what, seconds) = (done.deed, took as f64 / 1e6);
+            verdict
+                .violations
+                .push(format!("heard {seconds:.3} s after '{what}', at most {allowed} us are allowed {call}"));
+        }
+        measured.push(took);
+    }
+}

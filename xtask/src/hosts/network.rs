@@ -1,0 +1,161 @@
+//! The network between hosts: a namespace for each, whose one cable (a veth pair) ends at a bridge in a namespace of its
+//! own. No address of it can be seen from outside, and two runs do not meet. Bounded by one subnet: 200 hosts.
+
+use std::fs;
+use std::net::Ipv4Addr;
+use std::path::Path;
+use std::process::Command;
+
+use crate::command::run;
+
+/// Where `ip netns` keeps its namespaces.
+const NAMESPACES: &str = "/run/netns";
+
+/// How the names of ours begin; the process of the chore follows.
+const PREFIX: &str = "sealane-";
+
+/// The end of a cable in its host.
+const WIRE: &str = "wire";
+
+/// How a cable fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cut {
+    /// It is pulled: both ends see that it is gone.
+    Pulled,
+    /// What it should carry vanishes: nobody sees anything.
+    Silent,
+    /// It carries so many megabits a second, each way.
+    Throttled(u32),
+}
+
+/// The address of a host within the network.
+pub(crate) fn address(host: usize) -> Ipv4Addr {
+    Ipv4Addr::new(10, 83, 0, host as u8 + 1)
+}
+
+/// See the module. Dropped, the namespaces go.
+pub(crate) struct Network {
+    process: u32,
+    hosts: usize,
+}
+
+impl Network {
+    /// Makes the namespaces and joins them, and removes those of runs that were killed.
+    ///
+    /// # Errors
+    /// `ip` is missing, this is not root, or the kernel has no namespaces, veth or bridges.
+    pub(crate) fn new(hosts: usize) -> Result<Network, String> {
+        sweep();
+        let network = Network { process: std::process::id(), hosts };
+        network.lay().map_err(|error| format!("{error}\nnetwork namespaces need root, and `ip` of iproute2"))?;
+        Ok(network)
+    }
+
+    fn lay(&self) -> Result<(), String> {
+        let switch = self.switch();
+        ip(&["netns", "add", &switch])?;
+        ip(&["-n", &switch, "link", "add", "bridge", "type", "bridge"])?;
+        ip(&["-n", &switch, "link", "set", "bridge", "up"])?;
+        for host in 0..self.hosts {
+            let (namespace, port) = (self.namespace(host), port(host));
+            ip(&["netns", "add", &namespace])?;
+            ip(&["-n", &namespace, "link", "add", WIRE, "type", "veth", "peer", "name", &port, "netns", &switch])?;
+            ip(&["-n", &switch, "link", "set", &port, "master", "bridge", "up"])?;
+            ip(&["-n", &namespace, "addr", "add", &format!("{}/24", address(host)), "dev", WIRE])?;
+            ip(&["-n", &namespace, "link", "set", "lo", "up"])?;
+            ip(&["-n", &namespace, "link", "set", WIRE, "up"])?;
+        }
+        Ok(())
+    }
+
+    /// The namespace of a host.
+    pub(crate) fn namespace(&self, host: usize) -> String {
+        format!("{PREFIX}{}-host{host}", self.process)
+    }
+
+    fn switch(&self) -> String {
+        format!("{PREFIX}{}-switch", self.process)
+    }
+
+    /// Makes a host's cable fail.
+    pub(crate) fn cut(&self, host: usize, cut: Cut) -> Result<(), String> {
+        let (switch, namespace, port) = (self.switch(), self.namespace(host), port(host));
+        match cut {
+            Cut::Pulled => ip(&["-n", &namespace, "link", "set", WIRE, "down"]),
+            Cut::Silent => ip(&["-n", &switch, "link", "set", &port, "nomaster"]),
+            Cut::Throttled(megabits) => {
+                let rate = format!("{megabits}mbit");
+                let bucket = ["root", "tbf", "rate", &rate, "burst", "64kb", "latency", "100ms"];
+                tc(&[&["-n", &namespace, "qdisc", "add", "dev", WIRE][..], &bucket].concat())?;
+                tc(&[&["-n", &switch, "qdisc", "add", "dev", &port][..], &bucket].concat())
+            }
+        }
+    }
+
+    /// Puts a host's cable right.
+    pub(crate) fn heal(&self, host: usize, cut: Cut) -> Result<(), String> {
+        let (switch, namespace, port) = (self.switch(), self.namespace(host), port(host));
+        match cut {
+            Cut::Pulled => ip(&["-n", &namespace, "link", "set", WIRE, "up"]),
+            Cut::Silent => ip(&["-n", &switch, "link", "set", &port, "master", "bridge"]),
+            Cut::Throttled(_) => {
+                tc(&["-n", &namespace, "qdisc", "del", "dev", WIRE, "root"])?;
+                tc(&["-n", &switch, "qdisc", "del", "dev", &port, "root"])
+            }
+        }
+    }
+}
+
+impl Drop for Network {
+    fn drop(&mut self) {
+        let names = (0..self.hosts).map(|host| self.namespace(host)).chain([self.switch()]);
+        for name in names.filter(|name| Path::new(NAMESPACES).join(name).exists()) {
+            if let Err(error) = ip(&["netns", "del", &name]) {
+                eprintln!("{error}");
+            }
+        }
+    }
+}
+
+/// The bridge's end of a host's cable.
+fn port(host: usize) -> String {
+    format!("port{host}")
+}
+
+fn ip(arguments: &[&str]) -> Result<(), String> {
+    run(Command::new("ip").args(arguments))
+}
+
+fn tc(arguments: &[&str]) -> Result<(), String> {
+    run(Command::new("tc").args(arguments))
+}
+
+/// Removes the namespaces of runs that are gone. Their processes went with them.
+fn sweep() {
+    let Ok(entries) = fs::read_dir(NAMESPACES) else { return };
+    for name in entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()) {
+        if owner(&name).is_some_and(|owner| !Path::new("/proc").join(owner.to_string()).exists()) {
+            // Another run may be sweeping as well.
+            let _ = ip(&["netns", "del", &name]);
+        }
+    }
+}
+
+/// The process that a namespace is named after.
+fn owner(namespace: &str) -> Option<u32> {
+    namespace.strip_prefix(PREFIX)?.split_once('-')?.0.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_namespace_tells_whose_it_is() {
+        let network = Network { process: 4711, hosts: 0 };
+        assert_eq!(owner(&network.namespace(2)), Some(4711));
+        assert_eq!(owner(&network.switch()), Some(4711));
+        assert_eq!(owner("sealane-x-host0"), None);
+        assert_eq!(owner("cni-1"), None);
+    }
+}

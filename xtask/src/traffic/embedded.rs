@@ -1,0 +1,38 @@
+//! A task that needs no daemon: its engine is in its own process, and tells what it holds.
+
+use std::path::Path;
+use std::thread;
+use std::time::Duration;
+
+use sealane::{EndpointMap, Engine, EngineSettings};
+
+use super::ledger::{Holdings, Line, now_us};
+use super::{Actor, name};
+use crate::hosts;
+
+/// Between two looks at what the engine holds.
+const SAMPLE_INTERVAL: Duration = Duration::from_millis(500);
+
+/// Starts the engine.
+pub(super) fn start(map: &Path, task: usize) -> Result<Engine, String> {
+    let map = EndpointMap::load(map).map_err(|error| error.to_string())?;
+    let mut settings = EngineSettings::new(map, &[&name(task)]).map_err(|error| error.to_string())?;
+    hosts::embed(&mut settings);
+    Engine::start(settings).map_err(|error| error.to_string())
+}
+
+/// Notes what the engine holds, until all is over.
+pub(super) fn sample(actor: &Actor, engine: &Engine) {
+    while !actor.orders.is_over(now_us()) {
+        thread::sleep(SAMPLE_INTERVAL);
+        let Ok(shards) = engine.counters() else { continue };
+        let total = shards.iter().fold(Holdings::default(), |total, shard| Holdings {
+            slab_bytes: total.slab_bytes + shard.slab_send_bytes + shard.slab_receive_bytes,
+            deposits: total.deposits + shard.deposits,
+            parked: total.parked + shard.parked,
+            published: total.published + shard.published,
+            links: total.links + shard.links,
+        });
+        actor.ledger.write(&Line::Holds { at: now_us(), holdings: total });
+    }
+}

@@ -1,0 +1,168 @@
+//! What tasks do while their cluster is harmed: this very program in a hidden role, a process a task. It sends and receives,
+//! publishes and pulls, pushes and accepts without a pause, knows every byte that may come, and keeps a ledger of what it
+//! called and what it was told. Nobody agrees on anything: what two tasks exchange, and when, follows from their numbers and
+//! the clock, so that one which was killed or stopped meets the others again by itself.
+
+mod embedded;
+pub(crate) mod ledger;
+mod meet;
+mod orders;
+mod parcel;
+mod publish;
+mod push;
+mod tensors;
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::thread;
+use std::time::Duration;
+
+use clap::Args;
+use sealane::{Attach, Error, Task};
+
+pub(crate) use ledger::now_us;
+pub(crate) use orders::Order;
+pub(crate) use parcel::TIMEOUT_MAX;
+
+use ledger::Ledger;
+use orders::Orders;
+
+/// The role's name on the command line.
+pub(crate) const ROLE: &str = "traffic-of-a-task";
+
+/// A task's arena: a few of the largest tensors, so that a burst fills it.
+const ARENA_BYTES: u64 = 48 << 20;
+
+/// How long attaching may take: a daemon that is stopped answers nobody.
+pub(crate) const ATTACH_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Between two attempts to attach.
+const ATTACH_AGAIN: Duration = Duration::from_millis(50);
+
+/// The task of a number, as the endpoint map has it.
+pub(crate) fn name(task: usize) -> String {
+    format!("task{task}:2222")
+}
+
+/// The number of a task.
+fn number(name: &str) -> Option<usize> {
+    name.strip_prefix("task")?.strip_suffix(":2222")?.parse().ok()
+}
+
+/// Who this process is.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Role {
+    #[arg(long)]
+    pub(crate) task: usize,
+    /// How many tasks there are
+    #[arg(long)]
+    pub(crate) tasks: usize,
+    /// How many processes this task has had before
+    #[arg(long)]
+    pub(crate) life: u32,
+    #[arg(long)]
+    pub(crate) ledger: PathBuf,
+    /// Attach there
+    #[arg(long)]
+    pub(crate) socket: Option<PathBuf>,
+    /// Or have an engine in this process
+    #[arg(long)]
+    pub(crate) map: Option<PathBuf>,
+}
+
+impl Role {
+    /// The command line that this is read from.
+    pub(crate) fn arguments(&self) -> Vec<OsString> {
+        let Role { task, tasks, life, ledger, socket, map } = self;
+        let mut arguments: Vec<OsString> = vec![ROLE.into()];
+        let numbers = [("--task", task.to_string()), ("--tasks", tasks.to_string()), ("--life", life.to_string())];
+        arguments.extend(numbers.into_iter().flat_map(|(flag, value)| [flag.into(), value.into()]));
+        arguments.extend(["--ledger".into(), ledger.into()]);
+        arguments.extend(socket.iter().flat_map(|socket| ["--socket".into(), socket.into()]));
+        arguments.extend(map.iter().flat_map(|map| ["--map".into(), map.into()]));
+        arguments
+    }
+
+    pub(crate) fn run(&self) -> ExitCode {
+        match self.play() {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!("error: {error}");
+                ExitCode::FAILURE
+            }
+        }
+    }
+
+    fn play(&self) -> Result<(), String> {
+        let ledger = Ledger::create(&self.ledger).map_err(|error| format!("{}: {error}", self.ledger.display()))?;
+        let orders = Orders::default();
+        let engine = self.map.as_deref().map(|map| embedded::start(map, self.task)).transpose()?;
+        let task = match (&engine, &self.socket) {
+            (Some(engine), _) => engine.task(&name(self.task)).map(Task::from).map_err(|error| error.to_string())?,
+            (None, Some(socket)) => self.attach(socket),
+            (None, None) => return Err("neither a socket nor a map".into()),
+        };
+        ledger.attached();
+        let actor = &Actor { task, me: self.task, tasks: self.tasks, life: self.life, ledger, orders };
+        let publishers = [1, 3].map(|distance| (self.task + distance) % self.tasks);
+        thread::scope(|scope| {
+            scope.spawn(|| meet::send(actor));
+            scope.spawn(|| meet::receive(actor));
+            scope.spawn(|| publish::publish(actor));
+            for peer in publishers {
+                scope.spawn(move || publish::pull(actor, peer));
+                scope.spawn(move || push::push(actor, peer));
+            }
+            scope.spawn(|| push::accept(actor));
+            if let Some(engine) = &engine {
+                scope.spawn(move || embedded::sample(actor, engine));
+            }
+            actor.orders.obey(|bytes, count| {
+                scope.spawn(move || meet::burst(actor, bytes, count));
+            });
+        });
+        Ok(())
+    }
+
+    /// Attaches, sooner or later: the former process may not have been missed yet, or the daemon not be there.
+    fn attach(&self, socket: &PathBuf) -> Task {
+        let attach = || -> Result<Task, Error> {
+            Attach::new(&name(self.task)).socket(socket).arena_bytes(ARENA_BYTES).timeout(ATTACH_TIMEOUT).attach()
+        };
+        loop {
+            match attach() {
+                Ok(task) => return task,
+                Err(error) => eprintln!("{error}"),
+            }
+            thread::sleep(ATTACH_AGAIN);
+        }
+    }
+}
+
+/// What all threads of a task share.
+struct Actor {
+    task: Task,
+    me: usize,
+    tasks: usize,
+    life: u32,
+    ledger: Ledger,
+    orders: Orders,
+}
+
+impl Actor {
+    fn peers(&self) -> impl Iterator<Item = usize> {
+        (0..self.tasks).filter(|&peer| peer != self.me)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_tells_its_number() {
+        assert_eq!(number(&name(17)), Some(17));
+        assert_eq!(number("ps0:2222"), None);
+    }
+}

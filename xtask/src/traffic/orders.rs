@@ -1,0 +1,106 @@
+//! What the chore tells a task through its standard input. Read by the main thread, looked at by the others.
+
+use std::fmt;
+use std::io::{BufRead, stdin};
+use std::str::FromStr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use super::now_us;
+
+/// A line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Order {
+    /// Send so many tensors of so many bytes that nobody asks for.
+    Burst { bytes: usize, count: usize },
+    /// Accept nothing for so long.
+    Deaf { millis: u64 },
+    /// Begin nothing from then on, and end when all has ended.
+    Finish { at_us: u64 },
+}
+
+impl fmt::Display for Order {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Order::Burst { bytes, count } => write!(out, "burst {bytes} {count}"),
+            Order::Deaf { millis } => write!(out, "deaf {millis}"),
+            Order::Finish { at_us } => write!(out, "finish {at_us}"),
+        }
+    }
+}
+
+impl FromStr for Order {
+    type Err = ();
+
+    fn from_str(line: &str) -> Result<Order, ()> {
+        let words: Vec<&str> = line.split_ascii_whitespace().collect();
+        let number = |word: &str| word.parse::<u64>().map_err(drop);
+        match words[..] {
+            ["burst", bytes, count] => {
+                Ok(Order::Burst { bytes: number(bytes)? as usize, count: number(count)? as usize })
+            }
+            ["deaf", millis] => Ok(Order::Deaf { millis: number(millis)? }),
+            ["finish", at_us] => Ok(Order::Finish { at_us: number(at_us)? }),
+            _ => Err(()),
+        }
+    }
+}
+
+/// What was told so far, in microseconds of the clock.
+#[derive(Debug)]
+pub(super) struct Orders {
+    finish_at: AtomicU64,
+    deaf_until: AtomicU64,
+}
+
+impl Default for Orders {
+    fn default() -> Self {
+        Orders { finish_at: AtomicU64::new(u64::MAX), deaf_until: AtomicU64::new(0) }
+    }
+}
+
+impl Orders {
+    /// Reads orders until the one to finish. Without the chore there is no reason to go on.
+    pub(super) fn obey(&self, mut burst: impl FnMut(usize, usize)) {
+        for line in stdin().lock().lines().map_while(Result::ok) {
+            match line.parse() {
+                Ok(Order::Burst { bytes, count }) => burst(bytes, count),
+                Ok(Order::Deaf { millis }) => self.deaf_until.store(now_us() + millis * 1000, Ordering::Relaxed),
+                Ok(Order::Finish { at_us }) => return self.finish_at.store(at_us, Ordering::Relaxed),
+                Err(()) => eprintln!("no order: {line}"),
+            }
+        }
+        self.finish_at.store(0, Ordering::Relaxed);
+    }
+
+    /// True if nothing is to begin any more at that time.
+    pub(super) fn is_over(&self, at_us: u64) -> bool {
+        at_us >= self.finish_at.load(Ordering::Relaxed)
+    }
+
+    /// How long nothing is to be accepted.
+    pub(super) fn deaf_for(&self) -> Duration {
+        Duration::from_micros(self.deaf_until.load(Ordering::Relaxed).saturating_sub(now_us()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn orders_are_read_as_they_were_said() {
+        for order in [Order::Burst { bytes: 1, count: 2 }, Order::Deaf { millis: 3 }, Order::Finish { at_us: 4 }] {
+            assert_eq!(order.to_string().parse(), Ok(order));
+        }
+        assert_eq!("burst".parse::<Order>(), Err(()));
+    }
+
+    #[test]
+    fn a_finish_counts_from_its_time_on() {
+        let orders = Orders::default();
+        assert!(!orders.is_over(u64::MAX - 1));
+        orders.finish_at.store(10, Ordering::Relaxed);
+        assert!(!orders.is_over(9) && orders.is_over(10));
+    }
+}

@@ -8,6 +8,7 @@ mod hosts;
 mod rdma_lab;
 mod readme;
 mod sim;
+mod soak;
 mod traffic;
 
 use std::process::ExitCode;
@@ -30,6 +31,8 @@ enum Chore {
     RdmaLab(rdma_lab::RdmaLab),
     /// Kills, stops, cuts off and floods real processes on hosts of their own, and accounts for every tensor
     Chaos(chaos::Chaos),
+    /// Runs the same with reconnects and restarts for ten minutes, and sees that nothing is held in the end that was not at first
+    Soak(soak::Soak),
     /// A task of `chaos` and `soak`
     #[command(name = traffic::ROLE, hide = true)]
     Traffic(traffic::Role),
@@ -42,6 +45,7 @@ fn main() -> ExitCode {
         Chore::Sim(sim) => sim.run(),
         Chore::RdmaLab(lab) => lab.run(),
         Chore::Chaos(chaos) => chaos.run(),
+        Chore::Soak(soak) => soak.run(),
         Chore::Traffic(role) => role.run(),
         Chore::Readme => readme::run(),
     }

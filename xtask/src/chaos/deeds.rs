@@ -9,10 +9,12 @@ use crate::traffic::Order;
 
 /// A deed, each with whom it is done to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Deed {
+pub(crate) enum Deed {
     /// `kill -9`; in the end another is started.
     KillDaemon(usize),
     KillTask(usize),
+    /// SIGTERM, which lets it finish what is under way for a while; in the end another is started.
+    DrainDaemon(usize),
     /// SIGSTOP; in the end SIGCONT.
     StopDaemon(usize),
     StopTask(usize),
@@ -32,16 +34,16 @@ pub(super) enum Deed {
 
 /// Who is harmed by a deed; one deed at a time is done to each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Victim {
+pub(crate) enum Victim {
     Daemon(usize),
     Task(usize),
     Cable(usize),
 }
 
 impl Deed {
-    pub(super) fn victim(self) -> Victim {
+    pub(crate) fn victim(self) -> Victim {
         match self {
-            Deed::KillDaemon(host) | Deed::StopDaemon(host) => Victim::Daemon(host),
+            Deed::KillDaemon(host) | Deed::DrainDaemon(host) | Deed::StopDaemon(host) => Victim::Daemon(host),
             Deed::KillTask(task) | Deed::StopTask(task) => Victim::Task(task),
             Deed::Burst { task, .. } | Deed::Deafen { task, .. } => Victim::Task(task),
             Deed::Cut(host, _) => Victim::Cable(host),
@@ -49,19 +51,20 @@ impl Deed {
     }
 
     /// True if whoever it is done to forgets everything.
-    pub(super) fn kills(self) -> bool {
-        matches!(self, Deed::KillDaemon(_) | Deed::KillTask(_))
+    pub(crate) fn kills(self) -> bool {
+        matches!(self, Deed::KillDaemon(_) | Deed::KillTask(_) | Deed::DrainDaemon(_))
     }
 
     /// True if whoever it is done to does nothing meanwhile.
-    pub(super) fn stops(self) -> bool {
+    pub(crate) fn stops(self) -> bool {
         matches!(self, Deed::StopDaemon(_) | Deed::StopTask(_))
     }
 
-    pub(super) fn begin(self, hosts: &mut Hosts) -> Result<(), String> {
+    pub(crate) fn begin(self, hosts: &mut Hosts) -> Result<(), String> {
         match self {
             Deed::KillDaemon(host) => hosts.kill_daemon(host),
             Deed::KillTask(task) => hosts.kill_task(task),
+            Deed::DrainDaemon(_) => self.signal(hosts, Signal::SIGTERM),
             Deed::StopDaemon(_) | Deed::StopTask(_) => self.signal(hosts, Signal::SIGSTOP),
             Deed::Cut(host, cut) => hosts.network.cut(host, cut)?,
             Deed::Burst { task, bytes, count } => order(hosts, task, Order::Burst { bytes, count }),
@@ -70,9 +73,9 @@ impl Deed {
         Ok(())
     }
 
-    pub(super) fn end(self, hosts: &mut Hosts) -> Result<(), String> {
+    pub(crate) fn end(self, hosts: &mut Hosts) -> Result<(), String> {
         match self {
-            Deed::KillDaemon(host) => hosts.start_daemon(host),
+            Deed::KillDaemon(host) | Deed::DrainDaemon(host) => hosts.start_daemon(host),
             Deed::KillTask(task) => hosts.start_task(task),
             Deed::Cut(host, cut) => hosts.network.heal(host, cut),
             Deed::StopDaemon(_) | Deed::StopTask(_) => {
@@ -105,6 +108,7 @@ impl fmt::Display for Deed {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Deed::KillDaemon(host) => write!(out, "kill daemon{host}"),
+            Deed::DrainDaemon(host) => write!(out, "drain daemon{host}"),
             Deed::KillTask(task) => write!(out, "kill task{task}"),
             Deed::StopDaemon(host) => write!(out, "stop daemon{host}"),
             Deed::StopTask(task) => write!(out, "stop task{task}"),

@@ -8,15 +8,15 @@ use crate::hosts::Layout;
 
 /// How long the traces of a deed are seen after it was undone: calls are repeated up to a second apart, a new process
 /// attaches, and what piled up is worked off.
-pub(super) const SETTLE: Duration = Duration::from_secs(3);
+pub(crate) const SETTLE: Duration = Duration::from_secs(3);
 
 /// A deed that was done.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Done {
-    pub(super) deed: Deed,
-    pub(super) began: u64,
+pub(crate) struct Done {
+    pub(crate) deed: Deed,
+    pub(crate) began: u64,
     /// `u64::MAX` while it lasts.
-    pub(super) ended: u64,
+    pub(crate) ended: u64,
     index: usize,
 }
 
@@ -27,29 +27,34 @@ impl Done {
     }
 }
 
-pub(super) struct History {
-    pub(super) layout: Layout,
-    pub(super) start: u64,
-    pub(super) done: Vec<Done>,
+pub(crate) struct History {
+    pub(crate) layout: Layout,
+    pub(crate) start: u64,
+    pub(crate) done: Vec<Done>,
 }
 
 impl History {
-    pub(super) fn new(layout: Layout, start: u64) -> History {
+    pub(crate) fn new(layout: Layout, start: u64) -> History {
         History { layout, start, done: Vec::new() }
     }
 
-    pub(super) fn begin(&mut self, index: usize, deed: Deed, began: u64) {
+    pub(crate) fn begin(&mut self, index: usize, deed: Deed, began: u64) {
         self.done.push(Done { deed, began, ended: u64::MAX, index });
     }
 
-    pub(super) fn end(&mut self, index: usize, at: u64) {
+    pub(crate) fn end(&mut self, index: usize, at: u64) {
         if let Some(done) = self.done.iter_mut().find(|done| done.index == index) {
             done.ended = at;
         }
     }
 
+    /// Adds what was done later.
+    pub(crate) fn append(&mut self, later: History) {
+        self.done.extend(later.done);
+    }
+
     /// Whether a deed reaches a task: it, its daemon, its cable, or the pools that it shares with others of its host.
-    pub(super) fn reaches(&self, deed: Deed, task: usize) -> bool {
+    pub(crate) fn reaches(&self, deed: Deed, task: usize) -> bool {
         let (layout, host) = (self.layout, self.layout.host_of(task));
         match (deed, deed.victim()) {
             (_, Victim::Daemon(other)) => other == host && !layout.is_embedded(task),
@@ -60,33 +65,33 @@ impl History {
     }
 
     /// The deeds that reached one of these tasks, and could be felt in that time.
-    pub(super) fn felt<'a>(&'a self, tasks: &'a [usize], from: u64, until: u64) -> impl Iterator<Item = &'a Done> {
+    pub(crate) fn felt<'a>(&'a self, tasks: &'a [usize], from: u64, until: u64) -> impl Iterator<Item = &'a Done> {
         let reaches = |deed, tasks: &[usize]| tasks.iter().any(|&task| self.reaches(deed, task));
         self.done.iter().filter(move |done| done.touches(from, until) && reaches(done.deed, tasks))
     }
 
     /// True if nothing was done to any of these tasks that could be felt in that time.
-    pub(super) fn is_calm(&self, tasks: &[usize], from: u64, until: u64) -> bool {
+    pub(crate) fn is_calm(&self, tasks: &[usize], from: u64, until: u64) -> bool {
         self.felt(tasks, from, until).next().is_none()
     }
 
     /// How much of that time a task's own process stood still.
-    pub(super) fn standstill(&self, task: usize, from: u64, until: u64) -> u64 {
+    pub(crate) fn standstill(&self, task: usize, from: u64, until: u64) -> u64 {
         let stood = |done: &&Done| matches!(done.deed, Deed::StopTask(other) if other == task);
         self.done.iter().filter(stood).map(|done| overlap((done.began, done.ended), (from, until))).sum()
     }
 
     /// A time as the log shows it.
-    pub(super) fn seconds(&self, at: u64) -> f64 {
+    pub(crate) fn seconds(&self, at: u64) -> f64 {
         (at as f64 - self.start as f64) / 1e6
     }
 }
 
-pub(super) fn overlap(one: (u64, u64), other: (u64, u64)) -> u64 {
+pub(crate) fn overlap(one: (u64, u64), other: (u64, u64)) -> u64 {
     one.1.min(other.1).saturating_sub(one.0.max(other.0))
 }
 
-pub(super) fn micros(time: Duration) -> u64 {
+pub(crate) fn micros(time: Duration) -> u64 {
     time.as_micros() as u64
 }
 

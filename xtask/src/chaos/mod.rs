@@ -1,14 +1,14 @@
 //! `cargo xtask chaos`: real daemons and tasks on hosts of their own, harmed by a schedule that follows from a seed. When it is
 //! over, all is put right, what was under way ends, and the tasks' ledgers are judged: see `verdict/`.
 
-mod deeds;
-mod history;
-mod schedule;
-mod table;
-mod verdict;
+pub(crate) mod deeds;
+pub(crate) mod history;
+pub(crate) mod schedule;
+pub(crate) mod table;
+pub(crate) mod verdict;
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -16,8 +16,8 @@ use clap::Args;
 
 use crate::hosts::{Hosts, Interrupts, Layout};
 use crate::traffic::{Order, now_us};
-use deeds::Deed;
-use history::{History, SETTLE};
+use history::{History, SETTLE, micros};
+use schedule::Planned;
 use verdict::books::Books;
 use verdict::{Verdict, judge};
 
@@ -29,6 +29,9 @@ const WARM_UP: Duration = Duration::from_secs(2);
 
 /// How long nothing is harmed in the end, beside the time that healing takes: every call of it must go well.
 const CALM: Duration = Duration::from_secs(4);
+
+/// How long before everybody finishes they are told: nobody may be late.
+const FINISH_NOTICE: Duration = Duration::from_millis(300);
 
 /// Violations that are printed; the others are counted.
 const SHOWN: usize = 20;
@@ -69,14 +72,7 @@ impl Chaos {
         for seed in self.seed..self.seed.saturating_add(self.seeds) {
             let folder = std::env::temp_dir().join(format!("sealane-chaos-{}", std::process::id()));
             let passed = self.run_seed(seed, &folder, &interrupts);
-            if passed == Ok(true) && !self.keep {
-                let _ = fs::remove_dir_all(&folder);
-            } else {
-                let kept = folder.with_extension(format!("seed-{seed}"));
-                let _ = fs::remove_dir_all(&kept);
-                let kept = if fs::rename(&folder, &kept).is_ok() { kept } else { folder };
-                println!("logs and ledgers: {}", kept.display());
-            }
+            tidy_up(&folder, &format!("seed-{seed}"), self.keep || passed != Ok(true));
             if passed != Ok(true) {
                 println!("again with: cargo xtask chaos --seconds {} --seed {seed}", self.seconds);
                 return passed;
@@ -85,22 +81,15 @@ impl Chaos {
         Ok(true)
     }
 
-    fn run_seed(&self, seed: u64, folder: &PathBuf, interrupts: &Interrupts) -> Result<bool, String> {
+    fn run_seed(&self, seed: u64, folder: &Path, interrupts: &Interrupts) -> Result<bool, String> {
         let start = Instant::now();
         let plan = schedule::schedule(seed, Duration::from_secs(self.seconds), LAYOUT);
         let mut hosts = Hosts::start(LAYOUT, folder)?;
         println!("seed {seed}: {} hosts, {} tasks, {} deeds", LAYOUT.hosts, LAYOUT.tasks(), plan.len());
-        let history = self.harm(&plan, &mut hosts, interrupts)?;
+        interrupts.sleep(WARM_UP)?;
+        let history = carry_out(&plan, &mut hosts, interrupts)?;
         interrupts.sleep(SETTLE + CALM)?;
-        // Everybody ends with the same tick.
-        let at_us = now_us() + Duration::from_millis(300).as_micros() as u64;
-        let fallen = hosts.fallen();
-        let finished = hosts.finish(&Order::Finish { at_us }.to_string());
-        let lives = (0..LAYOUT.tasks()).map(|task| hosts.lives(task)).collect::<Vec<_>>();
-        let books = Books::read(&lives, |task, life| hosts.ledger(task, life))?;
-        drop(hosts);
-        let mut verdict = judge(&books, &history);
-        verdict.violations.extend(fallen.into_iter().chain(finished.err()));
+        let (books, verdict) = conclude(hosts, &history)?;
         let passed = verdict.violations.is_empty();
         print!("{}", table::table(&books, &history, &verdict));
         show(&verdict);
@@ -108,38 +97,67 @@ impl Chaos {
         println!("seed {seed} {result} in {took:.0} s");
         Ok(passed)
     }
-
-    /// Does what the plan says, and notes when it was done.
-    fn harm(&self, plan: &[schedule::Planned], hosts: &mut Hosts, interrupts: &Interrupts) -> Result<History, String> {
-        interrupts.sleep(WARM_UP)?;
-        let (start, start_us) = (Instant::now(), now_us());
-        let mut history = History::new(LAYOUT, start_us);
-        let begins = plan.iter().enumerate().map(|(index, planned)| (planned.at, index, true));
-        let ends = plan.iter().enumerate().map(|(index, planned)| (planned.at + planned.lasts, index, false));
-        let mut moments: Vec<_> = begins.chain(ends).collect();
-        moments.sort_unstable();
-        for (at, index, begins) in moments {
-            interrupts.sleep_until(start + at)?;
-            let deed = plan[index].deed;
-            if begins {
-                let lasts = plan[index].lasts.as_secs_f64();
-                println!("{:8.3} s  {deed}, {lasts:.1} s", start.elapsed().as_secs_f64());
-                let began = now_us();
-                deed.begin(hosts)?;
-                history.begin(index, deed, began);
-            } else {
-                deed.end(hosts)?;
-                history.end(index, now_us());
-                if !matches!(deed, Deed::Burst { .. }) {
-                    println!("{:8.3} s    over: {deed}", start.elapsed().as_secs_f64());
-                }
-            }
-        }
-        Ok(history)
-    }
 }
 
-fn show(verdict: &Verdict) {
+/// Does what the plan says, and notes when it was done.
+///
+/// # Errors
+/// It cannot be done, or a signal came.
+pub(crate) fn carry_out(plan: &[Planned], hosts: &mut Hosts, interrupts: &Interrupts) -> Result<History, String> {
+    let (start, start_us) = (Instant::now(), now_us());
+    let mut history = History::new(LAYOUT, start_us);
+    let begins = plan.iter().enumerate().map(|(index, planned)| (planned.at, index, true));
+    let ends = plan.iter().enumerate().map(|(index, planned)| (planned.at + planned.lasts, index, false));
+    let mut moments: Vec<_> = begins.chain(ends).collect();
+    moments.sort_unstable();
+    for (at, index, begins) in moments {
+        interrupts.sleep_until(start + at)?;
+        let Planned { deed, lasts, .. } = plan[index];
+        let now = || start.elapsed().as_secs_f64();
+        if begins {
+            println!("{:8.3} s  {deed}, {:.1} s", now(), lasts.as_secs_f64());
+            history.begin(index, deed, now_us());
+            deed.begin(hosts)?;
+        } else {
+            deed.end(hosts)?;
+            history.end(index, now_us());
+            println!("{:8.3} s    over: {deed}", now());
+        }
+    }
+    Ok(history)
+}
+
+/// Has all tasks finish, ends everything, and judges the ledgers.
+///
+/// # Errors
+/// A ledger cannot be read.
+pub(crate) fn conclude(mut hosts: Hosts, history: &History) -> Result<(Books, Verdict), String> {
+    // Everybody ends with the same tick.
+    let at_us = now_us() + micros(FINISH_NOTICE);
+    let fallen = hosts.fallen();
+    let finished = hosts.finish(&Order::Finish { at_us }.to_string());
+    let lives: Vec<u32> = (0..LAYOUT.tasks()).map(|task| hosts.lives(task)).collect();
+    let books = Books::read(&lives, |task, life| hosts.ledger(task, life))?;
+    drop(hosts);
+    let mut verdict = judge(&books, history);
+    verdict.violations.extend(fallen.into_iter().chain(finished.err()));
+    Ok((books, verdict))
+}
+
+/// Keeps logs and ledgers of a run that failed, for whoever wants to know why, or removes them.
+pub(crate) fn tidy_up(folder: &Path, label: &str, keep: bool) {
+    if !keep {
+        let _ = fs::remove_dir_all(folder);
+        return;
+    }
+    let kept = folder.with_extension(label);
+    let _ = fs::remove_dir_all(&kept);
+    let kept = if fs::rename(folder, &kept).is_ok() { &kept } else { folder };
+    println!("logs and ledgers: {}", kept.display());
+}
+
+/// Prints what was violated.
+pub(crate) fn show(verdict: &Verdict) {
     for violation in verdict.violations.iter().take(SHOWN) {
         println!("VIOLATION: {violation}");
     }

@@ -17,6 +17,9 @@ const GAP_MS: Range<u64> = 100..1500;
 /// How long who was killed is missing.
 const ABSENCE_MS: Range<u64> = 0..2000;
 
+/// How long a daemon may drain, and is missing.
+const DRAIN_MS: Range<u64> = 800..2500;
+
 /// How long who was stopped stands still: too short to be noticed, and longer than silence is believed.
 const STANDSTILL_MS: Range<u64> = 50..4000;
 
@@ -49,14 +52,14 @@ const TRIES: usize = 8;
 
 /// A deed and its time, from the beginning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Planned {
-    pub(super) at: Duration,
-    pub(super) lasts: Duration,
-    pub(super) deed: Deed,
+pub(crate) struct Planned {
+    pub(crate) at: Duration,
+    pub(crate) lasts: Duration,
+    pub(crate) deed: Deed,
 }
 
 /// All deeds of a run, in the order of their beginnings; all are over by the end of `span`.
-pub(super) fn schedule(seed: u64, span: Duration, layout: Layout) -> Vec<Planned> {
+pub(crate) fn schedule(seed: u64, span: Duration, layout: Layout) -> Vec<Planned> {
     let mut random = SmallRng::seed_from_u64(seed);
     let mut free_at = HashMap::new();
     let (mut plan, mut at) = (Vec::new(), Duration::ZERO);
@@ -98,7 +101,8 @@ fn lonely(random: &mut SmallRng, layout: Layout, at: Duration) -> Planned {
 fn draw(random: &mut SmallRng, layout: Layout) -> (Deed, Duration) {
     let (host, task) = (random.random_range(0..layout.hosts), random.random_range(0..layout.tasks()));
     let (deed, millis) = match random.random_range(0..20) {
-        0..3 => (Deed::KillDaemon(host), random.random_range(ABSENCE_MS)),
+        0..2 => (Deed::KillDaemon(host), random.random_range(ABSENCE_MS)),
+        2 => (Deed::DrainDaemon(host), random.random_range(DRAIN_MS)),
         3..6 => (Deed::KillTask(task), random.random_range(ABSENCE_MS)),
         6..8 => (Deed::StopDaemon(host), random.random_range(STANDSTILL_MS)),
         8..10 => (Deed::StopTask(task), random.random_range(STANDSTILL_MS)),
@@ -146,6 +150,6 @@ mod tests {
         let plan = schedule(1, Duration::from_secs(600), LAYOUT);
         let kinds: std::collections::HashSet<_> =
             plan.iter().map(|planned| std::mem::discriminant(&planned.deed)).collect();
-        assert_eq!(kinds.len(), 7);
+        assert_eq!(kinds.len(), 8);
     }
 }

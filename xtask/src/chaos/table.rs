@@ -7,7 +7,7 @@ use super::history::History;
 use super::verdict::books::Books;
 use super::verdict::{Durations, Verdict, outcomes};
 
-pub(super) fn table(books: &Books, history: &History, verdict: &Verdict) -> String {
+pub(crate) fn table(books: &Books, history: &History, verdict: &Verdict) -> String {
     let mut text = String::from("\ndeeds\n");
     let mut deeds: BTreeMap<String, usize> = BTreeMap::new();
     for done in &history.done {

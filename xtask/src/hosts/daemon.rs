@@ -32,6 +32,9 @@ const DEPOSITED_TENSORS_MAX: usize = 1500;
 /// Memory of a client for what it receives without a destination, for each shard.
 const AREA_BYTES: usize = 16 << 20;
 
+/// Shorter than what is under way may take, so that draining ends both ways.
+const DRAIN_TIMEOUT: Duration = Duration::from_millis(500);
+
 fn settings() -> Vec<String> {
     let millis = Duration::as_millis;
     vec![
@@ -50,6 +53,7 @@ fn settings() -> Vec<String> {
         format!("fusion.lease_ms={}", millis(&LEASE)),
         format!("fusion.deposited_tensors_max={DEPOSITED_TENSORS_MAX}"),
         format!("daemon.area_bytes={AREA_BYTES}"),
+        format!("daemon.drain_timeout_ms={}", millis(&DRAIN_TIMEOUT)),
     ]
 }
 

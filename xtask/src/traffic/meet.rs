@@ -152,7 +152,7 @@ fn each_tick<F: Future<Output = ()>>(
         if actor.orders.is_over(tick * TICK_US) {
             break;
         }
-        if calls.len() < UNDER_WAY_MAX {
+        if calls.len() < UNDER_WAY_MAX && actor.orders.rest_for().is_zero() {
             let (from, began) = (now_us(), Instant::now());
             begin(calls, tick);
             if began.elapsed() > HELD {

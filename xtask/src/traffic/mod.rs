@@ -16,7 +16,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use sealane::{Attach, Error, Task};
@@ -36,6 +36,9 @@ const ARENA_BYTES: u64 = 48 << 20;
 
 /// How long attaching may take: a daemon that is stopped answers nobody.
 pub(crate) const ATTACH_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// How soon memory is free after the last call: peers release what they got in batches.
+const FREE_WITHIN: Duration = Duration::from_secs(5);
 
 /// Between two attempts to attach.
 const ATTACH_AGAIN: Duration = Duration::from_millis(50);
@@ -122,7 +125,7 @@ impl Role {
                 scope.spawn(move || meet::burst(actor, bytes, count));
             });
         });
-        Ok(())
+        if engine.is_none() { actor.arena_is_free() } else { Ok(()) }
     }
 
     /// Attaches, sooner or later: the former process may not have been missed yet, or the daemon not be there.
@@ -151,6 +154,19 @@ struct Actor {
 }
 
 impl Actor {
+    /// When all calls have ended, no tensor of this process is in anybody's hands.
+    fn arena_is_free(&self) -> Result<(), String> {
+        let until = Instant::now() + FREE_WITHIN;
+        loop {
+            let free = publish::withdraw(self).and_then(|()| self.task.alloc(ARENA_BYTES as usize));
+            match free {
+                Ok(_) => return Ok(()),
+                Err(error) if Instant::now() > until => return Err(format!("all is over, and yet: {error}")),
+                Err(_) => thread::sleep(ATTACH_AGAIN),
+            }
+        }
+    }
+
     fn peers(&self) -> impl Iterator<Item = usize> {
         (0..self.tasks).filter(|&peer| peer != self.me)
     }

@@ -15,6 +15,8 @@ pub(crate) enum Order {
     Burst { bytes: usize, count: usize },
     /// Accept nothing for so long.
     Deaf { millis: u64 },
+    /// Begin nothing for so long.
+    Rest { millis: u64 },
     /// Begin nothing from then on, and end when all has ended.
     Finish { at_us: u64 },
 }
@@ -24,6 +26,7 @@ impl fmt::Display for Order {
         match self {
             Order::Burst { bytes, count } => write!(out, "burst {bytes} {count}"),
             Order::Deaf { millis } => write!(out, "deaf {millis}"),
+            Order::Rest { millis } => write!(out, "rest {millis}"),
             Order::Finish { at_us } => write!(out, "finish {at_us}"),
         }
     }
@@ -40,6 +43,7 @@ impl FromStr for Order {
                 Ok(Order::Burst { bytes: number(bytes)? as usize, count: number(count)? as usize })
             }
             ["deaf", millis] => Ok(Order::Deaf { millis: number(millis)? }),
+            ["rest", millis] => Ok(Order::Rest { millis: number(millis)? }),
             ["finish", at_us] => Ok(Order::Finish { at_us: number(at_us)? }),
             _ => Err(()),
         }
@@ -51,11 +55,12 @@ impl FromStr for Order {
 pub(super) struct Orders {
     finish_at: AtomicU64,
     deaf_until: AtomicU64,
+    rest_until: AtomicU64,
 }
 
 impl Default for Orders {
     fn default() -> Self {
-        Orders { finish_at: AtomicU64::new(u64::MAX), deaf_until: AtomicU64::new(0) }
+        Orders { finish_at: AtomicU64::new(u64::MAX), deaf_until: AtomicU64::new(0), rest_until: AtomicU64::new(0) }
     }
 }
 
@@ -66,6 +71,7 @@ impl Orders {
             match line.parse() {
                 Ok(Order::Burst { bytes, count }) => burst(bytes, count),
                 Ok(Order::Deaf { millis }) => self.deaf_until.store(now_us() + millis * 1000, Ordering::Relaxed),
+                Ok(Order::Rest { millis }) => self.rest_until.store(now_us() + millis * 1000, Ordering::Relaxed),
                 Ok(Order::Finish { at_us }) => return self.finish_at.store(at_us, Ordering::Relaxed),
                 Err(()) => eprintln!("no order: {line}"),
             }
@@ -76,6 +82,11 @@ impl Orders {
     /// True if nothing is to begin any more at that time.
     pub(super) fn is_over(&self, at_us: u64) -> bool {
         at_us >= self.finish_at.load(Ordering::Relaxed)
+    }
+
+    /// How long nothing is to begin.
+    pub(super) fn rest_for(&self) -> Duration {
+        Duration::from_micros(self.rest_until.load(Ordering::Relaxed).saturating_sub(now_us()))
     }
 
     /// How long nothing is to be accepted.
@@ -90,7 +101,8 @@ mod tests {
 
     #[test]
     fn orders_are_read_as_they_were_said() {
-        for order in [Order::Burst { bytes: 1, count: 2 }, Order::Deaf { millis: 3 }, Order::Finish { at_us: 4 }] {
+        let (burst, deaf) = (Order::Burst { bytes: 1, count: 2 }, Order::Deaf { millis: 3 });
+        for order in [burst, deaf, Order::Rest { millis: 5 }, Order::Finish { at_us: 4 }] {
             assert_eq!(order.to_string().parse(), Ok(order));
         }
         assert_eq!("burst".parse::<Order>(), Err(()));

@@ -34,6 +34,7 @@ pub(super) fn publish(actor: &Actor) {
     let mut version = now_us() / VERSION_US + 1;
     while !actor.orders.is_over(now_us()) {
         thread::sleep(Duration::from_micros((version * VERSION_US).saturating_sub(now_us())));
+        thread::sleep(actor.orders.rest_for());
         // A daemon that says nothing keeps it for a second; nothing else does.
         let call = actor.ledger.begin(What::Publish { version: version as i64 }, Duration::ZERO);
         let outcome = tensors(actor, version).and_then(|all| actor.task.publish_many(version as i64, all).wait());
@@ -51,6 +52,11 @@ fn tensors(actor: &Actor, version: u64) -> Result<Vec<(String, Tensor)>, Error> 
     SIZES.iter().enumerate().map(one).collect()
 }
 
+/// Takes everything back, so that it takes no memory any more.
+pub(super) fn withdraw(actor: &Actor) -> Result<(), Error> {
+    (0..SIZES.len()).try_for_each(|index| actor.task.withdraw(&key(index)))
+}
+
 /// Pulls all that a peer publishes, by a plan and without: what is newer than the last, and whatever there is.
 pub(super) fn pull(actor: &Actor, from: usize) {
     let keys = Keys::new((0..SIZES.len()).map(key)).expect("few keys, all different");
@@ -58,6 +64,7 @@ pub(super) fn pull(actor: &Actor, from: usize) {
     let mut newest = i64::MIN;
     let mut pulls = 0;
     while !actor.orders.is_over(now_us()) {
+        thread::sleep(actor.orders.rest_for());
         pulls += 1;
         let min = if pulls % 2 == 0 { newest.saturating_add(1) } else { i64::MIN };
         let call = actor.ledger.begin(What::Pull { from, min }, PULL_TIMEOUT);

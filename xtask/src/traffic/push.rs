@@ -54,6 +54,10 @@ pub(super) fn push(actor: &Actor, to: usize) {
     };
     let mut number = 0;
     while !actor.orders.is_over(now_us()) {
+        while !under_way.is_empty() && !actor.orders.rest_for().is_zero() {
+            end_first(&mut under_way);
+        }
+        thread::sleep(actor.orders.rest_for());
         let bytes = bytes_of(number);
         let call = actor.ledger.begin(What::Push { to, number, bytes }, PUSH_TIMEOUT);
         // Its key tells whom it is for.

@@ -26,33 +26,34 @@ use std::collections::BTreeMap;
 use sealane::Code;
 
 use self::books::{Books, Call};
-use super::history::{History, micros};
+use super::deeds::Deed;
+use super::history::{Done, History, micros};
 use crate::traffic::TIMEOUT_MAX;
 use crate::traffic::ledger::{Outcome, What};
 
 /// How long each of some things took, in microseconds.
-pub(super) type Durations = Vec<u64>;
+pub(crate) type Durations = Vec<u64>;
 
 /// What a run came to.
 #[derive(Default)]
-pub(super) struct Verdict {
-    pub(super) violations: Vec<String>,
+pub(crate) struct Verdict {
+    pub(crate) violations: Vec<String>,
     /// From a cable's return to the first tensor over it.
-    pub(super) reconnected: Durations,
+    pub(crate) reconnected: Durations,
     /// From the end of a daemon to what its peers' waiters were told.
-    pub(super) closed_told: Durations,
+    pub(crate) closed_told: Durations,
     /// The same of a client that was killed.
-    pub(super) client_told: Durations,
+    pub(crate) client_told: Durations,
     /// From a silence's beginning.
-    pub(super) silent_told: Durations,
+    pub(crate) silent_told: Durations,
     /// After the deadline, of the calls that ended then.
-    pub(super) late: Durations,
+    pub(crate) late: Durations,
 }
 
-pub(super) fn judge(books: &Books, history: &History) -> Verdict {
+pub(crate) fn judge(books: &Books, history: &History) -> Verdict {
     let mut verdict = Verdict::default();
     times::judge(books, history, &mut verdict);
-    kinds(books, &mut verdict);
+    kinds(books, history, &mut verdict);
     meetings::judge(books, history, &mut verdict);
     pulls::judge(books, history, &mut verdict);
     pushes::judge(books, history, &mut verdict);
@@ -60,14 +61,17 @@ pub(super) fn judge(books: &Books, history: &History) -> Verdict {
 }
 
 /// Errors that nothing which is done here explains, and wrong bytes.
-fn kinds(books: &Books, verdict: &mut Verdict) {
+fn kinds(books: &Books, history: &History, verdict: &mut Verdict) {
     let unexplained = [Code::InvalidArgument, Code::NotFound, Code::PermissionDenied, Code::Unimplemented];
     for call in books.calls() {
         let Some(outcome) = call.outcome() else { continue };
         if matches!(outcome, Outcome::Wrong(_)) {
             verdict.violations.push(format!("wrong bytes {call}"));
         }
-        if unexplained.iter().any(|&code| outcome.is_failed_with(code)) {
+        let drained = |done: &Done| matches!(done.deed, Deed::DrainDaemon(_));
+        let is_drained = || history.felt(&[call.task], call.began, call.over()).any(drained);
+        let is_unexplained = unexplained.iter().any(|&code| outcome.is_failed_with(code));
+        if is_unexplained || outcome.is_failed_with(Code::Aborted) && !is_drained() {
             verdict.violations.push(format!("an error that nothing explains {call}"));
         }
     }
@@ -87,7 +91,7 @@ fn unprovoked(call: &Call, peers: &[usize], history: &History) -> Option<String>
 }
 
 /// How calls ended, by kind and outcome.
-pub(super) fn outcomes(books: &Books) -> BTreeMap<&'static str, BTreeMap<String, usize>> {
+pub(crate) fn outcomes(books: &Books) -> BTreeMap<&'static str, BTreeMap<String, usize>> {
     let mut counts: BTreeMap<_, BTreeMap<_, _>> = BTreeMap::new();
     for call in books.calls() {
         let kind = match call.what {

@@ -4,6 +4,7 @@
 mod dial;
 mod door;
 mod listen;
+mod retransmission;
 mod socket;
 mod stream;
 mod tls;

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use socket2::{SockRef, Socket};
 
+use super::retransmission;
 use super::stream::Stream;
 use crate::error::LinkError;
 use crate::limits::FRAME_BODY_BYTES_MAX;
@@ -29,7 +30,7 @@ const VECTORS: usize = 32;
 
 const _: () = assert!(STAGING_BYTES - HELPING_BYTES >= FRAME_BODY_BYTES_MAX + FRAME_HEADER_BYTES);
 
-/// What every Sealane socket is set to, besides TCP_NODELAY.
+/// What every Sealane socket is set to, besides TCP_NODELAY and a bound on the waits before it sends again.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TcpSettings {
     /// Congestion control by its name in the kernel; empty (the default) leaves the kernel's.
@@ -51,6 +52,7 @@ impl TcpSettings {
     pub fn apply(&self, socket: &Socket) -> Result<(), LinkError> {
         socket.set_nonblocking(true).map_err(|error| LinkError::io("set O_NONBLOCK", &error))?;
         socket.set_tcp_nodelay(true).map_err(|error| LinkError::io("set TCP_NODELAY", &error))?;
+        retransmission::bound(socket).map_err(|error| LinkError::io("set TCP_RTO_MAX_MS", &error))?;
         if !self.congestion.is_empty() {
             socket
                 .set_tcp_congestion(self.congestion.as_bytes())

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use super::deeds::{Deed, Victim};
-use crate::hosts::Layout;
+use crate::hosts::{Layout, Patience};
 
 /// How long the traces of a deed are seen after it was undone: calls are repeated up to a second apart, a new process
 /// attaches, and what piled up is worked off.
@@ -29,13 +29,14 @@ impl Done {
 
 pub(crate) struct History {
     pub(crate) layout: Layout,
+    pub(crate) patience: Patience,
     pub(crate) start: u64,
     pub(crate) done: Vec<Done>,
 }
 
 impl History {
-    pub(crate) fn new(layout: Layout, start: u64) -> History {
-        History { layout, start, done: Vec::new() }
+    pub(crate) fn new(layout: Layout, patience: Patience, start: u64) -> History {
+        History { layout, patience, start, done: Vec::new() }
     }
 
     pub(crate) fn begin(&mut self, index: usize, deed: Deed, began: u64) {
@@ -101,7 +102,7 @@ mod tests {
     use crate::hosts::Cut;
 
     fn history(deeds: &[(Deed, u64, u64)]) -> History {
-        let mut history = History::new(Layout { hosts: 2, attached_per_host: 2 }, 0);
+        let mut history = History::new(Layout { hosts: 2, attached_per_host: 2 }, Patience::Short, 0);
         for (index, &(deed, began, ended)) in deeds.iter().enumerate() {
             history.begin(index, deed, began);
             history.end(index, ended);

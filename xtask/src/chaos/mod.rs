@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 
-use crate::hosts::{Hosts, Interrupts, Layout};
+use crate::hosts::{Hosts, Interrupts, Layout, Patience};
 use crate::traffic::{Order, now_us};
 use history::{History, SETTLE, micros};
 use schedule::Planned;
@@ -84,8 +84,10 @@ impl Chaos {
     fn run_seed(&self, seed: u64, folder: &Path, interrupts: &Interrupts) -> Result<bool, String> {
         let start = Instant::now();
         let plan = schedule::schedule(seed, Duration::from_secs(self.seconds), LAYOUT);
-        let mut hosts = Hosts::start(LAYOUT, folder)?;
-        println!("seed {seed}: {} hosts, {} tasks, {} deeds", LAYOUT.hosts, LAYOUT.tasks(), plan.len());
+        let patience = if seed.is_multiple_of(2) { Patience::Long } else { Patience::Short };
+        let mut hosts = Hosts::start(LAYOUT, patience, folder)?;
+        let (count, tasks) = (LAYOUT.hosts, LAYOUT.tasks());
+        println!("seed {seed}: {count} hosts, {tasks} tasks, {} deeds, patience is {patience:?}", plan.len());
         interrupts.sleep(WARM_UP)?;
         let history = carry_out(&plan, &mut hosts, interrupts)?;
         interrupts.sleep(SETTLE + CALM)?;
@@ -105,7 +107,7 @@ impl Chaos {
 /// It cannot be done, or a signal came.
 pub(crate) fn carry_out(plan: &[Planned], hosts: &mut Hosts, interrupts: &Interrupts) -> Result<History, String> {
     let (start, start_us) = (Instant::now(), now_us());
-    let mut history = History::new(LAYOUT, start_us);
+    let mut history = History::new(LAYOUT, hosts.patience(), start_us);
     let begins = plan.iter().enumerate().map(|(index, planned)| (planned.at, index, true));
     let ends = plan.iter().enumerate().map(|(index, planned)| (planned.at + planned.lasts, index, false));
     let mut moments: Vec<_> = begins.chain(ends).collect();

@@ -12,7 +12,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-pub(crate) use daemon::{CONNECT_TIMEOUT, HEARTBEAT, PEER_TIMEOUT, embed};
+pub(crate) use daemon::{CONNECT_TIMEOUT, HEARTBEAT, PEER_TIMEOUT, Patience, embed};
 pub(crate) use interrupts::Interrupts;
 pub(crate) use network::{Cut, Network};
 pub(crate) use process::Process;
@@ -70,6 +70,7 @@ struct Task {
 /// See the module. Dropped, it ends everything.
 pub(crate) struct Hosts {
     layout: Layout,
+    patience: Patience,
     program: PathBuf,
     folder: PathBuf,
     daemons: Vec<Option<Process>>,
@@ -84,7 +85,7 @@ impl Hosts {
     ///
     /// # Errors
     /// The program does not build, or this is not root on a kernel with network namespaces.
-    pub(crate) fn start(layout: Layout, folder: &Path) -> Result<Hosts, String> {
+    pub(crate) fn start(layout: Layout, patience: Patience, folder: &Path) -> Result<Hosts, String> {
         let program = build(&SEALANE)?;
         let failed = |error| format!("{}: {error}", folder.display());
         fs::create_dir_all(folder).map_err(failed)?;
@@ -92,6 +93,7 @@ impl Hosts {
         let network = Network::new(layout.hosts)?;
         let mut hosts = Hosts {
             layout,
+            patience,
             program,
             folder: folder.to_path_buf(),
             daemons: (0..layout.hosts).map(|_| None).collect(),
@@ -109,7 +111,7 @@ impl Hosts {
         let tasks = (0..self.layout.tasks())
             .filter(|&task| self.layout.host_of(task) == host && !self.layout.is_embedded(task))
             .map(traffic::name);
-        let arguments = daemon::arguments(&self.map(), &self.socket(host), tasks);
+        let arguments = daemon::arguments(&self.map(), &self.socket(host), tasks, self.patience);
         let log = self.folder.join(format!("daemon{host}.{}.log", self.daemon_lives[host]));
         self.daemon_lives[host] += 1;
         let namespace = self.network.namespace(host);
@@ -127,6 +129,7 @@ impl Hosts {
             task,
             tasks: self.layout.tasks(),
             life,
+            patience: self.patience,
             ledger: self.ledger(task, life),
             socket: (!is_embedded).then(|| self.socket(host)),
             map: is_embedded.then(|| self.map()),
@@ -149,6 +152,10 @@ impl Hosts {
     /// Where a process of a task writes what it does.
     pub(crate) fn ledger(&self, task: usize, life: u32) -> PathBuf {
         self.folder.join(format!("task{task}.{life}.ledger"))
+    }
+
+    pub(crate) fn patience(&self) -> Patience {
+        self.patience
     }
 
     /// How many processes a task has had.

@@ -8,16 +8,16 @@ use sealane::{EndpointMap, Engine, EngineSettings};
 
 use super::ledger::{Holdings, Line, now_us};
 use super::{Actor, name};
-use crate::hosts;
+use crate::hosts::{Patience, embed};
 
 /// Between two looks at what the engine holds.
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Starts the engine.
-pub(super) fn start(map: &Path, task: usize) -> Result<Engine, String> {
+pub(super) fn start(map: &Path, task: usize, patience: Patience) -> Result<Engine, String> {
     let map = EndpointMap::load(map).map_err(|error| error.to_string())?;
     let mut settings = EngineSettings::new(map, &[&name(task)]).map_err(|error| error.to_string())?;
-    hosts::embed(&mut settings);
+    embed(&mut settings, patience);
     Engine::start(settings).map_err(|error| error.to_string())
 }
 

@@ -6,7 +6,7 @@ use super::Verdict;
 use super::books::{Books, Call, Life};
 use crate::chaos::deeds::{Deed, Victim};
 use crate::chaos::history::{Done, History, micros, overlap};
-use crate::hosts::{CONNECT_TIMEOUT, Cut, HEARTBEAT, PEER_TIMEOUT};
+use crate::hosts::{CONNECT_TIMEOUT, Cut, HEARTBEAT, PEER_TIMEOUT, Patience};
 use crate::traffic::ATTACH_TIMEOUT;
 use crate::traffic::ledger::{Outcome, What};
 
@@ -91,7 +91,7 @@ fn told(done: &Done, books: &Books, history: &History, verdict: &mut Verdict) {
     let (bound, measured) = match done.deed {
         Deed::KillDaemon(_) => (HEARTBEAT, &mut verdict.closed_told),
         Deed::KillTask(_) => (HEARTBEAT, &mut verdict.client_told),
-        Deed::Cut(_, Cut::Silent) | Deed::StopDaemon(_) => {
+        Deed::Cut(_, Cut::Silent) | Deed::StopDaemon(_) if history.patience == Patience::Short => {
             (PEER_TIMEOUT + HEARTBEAT + CONNECT_TIMEOUT, &mut verdict.silent_told)
         }
         _ => return,

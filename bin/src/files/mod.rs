@@ -110,9 +110,16 @@ impl Format {
 /// # Errors
 /// The file cannot be read, is not of its format, or holds what cannot be sent.
 pub fn read(path: &Path, key: Option<&str>) -> Result<Vec<NamedTensor>, FileError> {
-    let format = Format::of(path)?;
-    let bytes = read_bytes(path)?;
-    let tensors = match format {
+    Format::of(path)?;
+    decode(path, read_bytes(path)?, key)
+}
+
+/// The same for a file whose bytes are here already; `path` says its format.
+///
+/// # Errors
+/// As [`read`], but for those of reading.
+pub fn decode(path: &Path, bytes: Vec<u8>, key: Option<&str>) -> Result<Vec<NamedTensor>, FileError> {
+    let tensors = match Format::of(path)? {
         Format::Npy => {
             let stem = || path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned());
             let key = key.map_or_else(stem, str::to_owned);
@@ -132,14 +139,32 @@ pub fn read(path: &Path, key: Option<&str>) -> Result<Vec<NamedTensor>, FileErro
 /// # Panics
 /// There is no tensor.
 pub fn write(path: &Path, tensors: &[NamedTensor]) -> Result<(), FileError> {
-    let format = Format::of(path)?;
-    let header = match format {
+    let (header, order) = layout(path, tensors)?;
+    replace(path, parts(&header, &order, tensors)).map_err(|error| FileError::Write { path: path.to_owned(), error })
+}
+
+/// The bytes of the file that [`write`] makes.
+///
+/// # Errors
+/// Its format cannot hold a tensor.
+///
+/// # Panics
+/// There is no tensor.
+pub fn encode(path: &Path, tensors: &[NamedTensor]) -> Result<Vec<u8>, FileError> {
+    let (header, order) = layout(path, tensors)?;
+    Ok(parts(&header, &order, tensors).collect::<Vec<_>>().concat())
+}
+
+fn layout(path: &Path, tensors: &[NamedTensor]) -> Result<Layout, FileError> {
+    let layout = match Format::of(path)? {
         Format::Npy => npy::header(&tensors[0]),
         Format::Safetensors => safetensors::header(tensors),
     };
-    let (header, order) = header.map_err(|unfit| unfit.at(path))?;
-    let parts = std::iter::once(header.as_slice()).chain(order.into_iter().map(|index| tensors[index].1.bytes()));
-    replace(path, parts).map_err(|error| FileError::Write { path: path.to_owned(), error })
+    layout.map_err(|unfit| unfit.at(path))
+}
+
+fn parts<'a>(header: &'a [u8], order: &'a [usize], tensors: &'a [NamedTensor]) -> impl Iterator<Item = &'a [u8]> {
+    std::iter::once(header).chain(order.iter().map(|&index| tensors[index].1.bytes()))
 }
 
 /// The start of a file, and which tensors' bytes follow it in which order.

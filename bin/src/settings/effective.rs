@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::file::{self, FILE_NAME, FileValue};
+use super::file::{self, FileValue};
 use super::table::{self, DefaultValue, Setting, TABLE, Variables};
 use super::value::Value;
 use super::{Environment, Given, Role, SettingsError, Source, Sourced};
@@ -64,11 +64,12 @@ pub(super) struct Effective {
 }
 
 impl Effective {
-    pub(super) fn read(sources: &Sources<'_>, role: Role) -> Result<Effective, SettingsError> {
+    /// `file` is what the settings file gives.
+    pub(super) fn of(sources: &Sources<'_>, role: Role, file: Vec<FileValue>) -> Result<Effective, SettingsError> {
         let mut entries: Vec<Entry> = TABLE.iter().map(default).collect();
         // From the weakest source to the strongest, so that the last one to write wins; an
         // unreadable value is an error even where a stronger source would hide it.
-        for given in file_values(sources)? {
+        for given in file {
             set(&mut entries[given.index], given.source, &given.text)?;
         }
         for entry in &mut entries {
@@ -148,17 +149,6 @@ fn default(setting: &'static Setting) -> Entry {
             DefaultValue::Unset(_) => Value::Unset,
         },
         source: Source::Default,
-    }
-}
-
-fn file_values(sources: &Sources<'_>) -> Result<Vec<FileValue>, SettingsError> {
-    match sources.config {
-        Some(path) => file::read(path)?
-            .ok_or_else(|| SettingsError::File { path: path.to_owned(), error: std::io::ErrorKind::NotFound.into() }),
-        None => {
-            let values = file::read(&sources.working_directory.join(FILE_NAME))?;
-            Ok(values.unwrap_or_default())
-        }
     }
 }
 

@@ -10,7 +10,7 @@ use toml::de::{DeTable, DeValue};
 
 use super::table::{self, TABLE};
 use super::value::Kind;
-use super::{SettingsError, Source};
+use super::{SettingsError, Source, Sources};
 use crate::nearest;
 
 /// Name of the settings file that is looked for in the working directory.
@@ -29,8 +29,17 @@ pub(super) struct FileValue {
     pub(super) source: Source,
 }
 
+/// Reads the file that `sources` name or, where they name none, the one in their directory if it is there.
+pub(super) fn find(sources: &Sources<'_>) -> Result<Vec<FileValue>, SettingsError> {
+    match sources.config {
+        Some(path) => read(path)?
+            .ok_or_else(|| SettingsError::File { path: path.to_owned(), error: io::ErrorKind::NotFound.into() }),
+        None => Ok(read(&sources.working_directory.join(FILE_NAME))?.unwrap_or_default()),
+    }
+}
+
 /// Reads the file at `path`; `None` if there is none.
-pub(super) fn read(path: &Path) -> Result<Option<Vec<FileValue>>, SettingsError> {
+fn read(path: &Path) -> Result<Option<Vec<FileValue>>, SettingsError> {
     let fail = |error| SettingsError::File { path: path.to_owned(), error };
     let file = match File::open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -47,7 +56,7 @@ pub(super) fn read(path: &Path) -> Result<Option<Vec<FileValue>>, SettingsError>
     parse(&text, path).map(Some)
 }
 
-fn parse(text: &str, path: &Path) -> Result<Vec<FileValue>, SettingsError> {
+pub(super) fn parse(text: &str, path: &Path) -> Result<Vec<FileValue>, SettingsError> {
     let document = Document { text, path };
     let root = DeTable::parse(text).map_err(|error| document.syntax(&error))?;
     let mut values = Vec::new();

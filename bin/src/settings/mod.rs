@@ -32,6 +32,7 @@ pub use table::{DefaultValue, Setting, TABLE, Variables};
 pub use value::{Kind, Value};
 
 use effective::Effective;
+use file::FileValue;
 
 /// True in a build with the cargo feature `verbs`: it can use RDMA where the host has it.
 pub const VERBS_BUILT_IN: bool = cfg!(feature = "verbs");
@@ -68,9 +69,25 @@ impl Settings {
     /// The first value that cannot be read, name that no setting has, or pair of values that
     /// contradict each other.
     pub fn load(sources: &Sources<'_>) -> Result<Settings, SettingsError> {
+        Settings::read(sources, || file::find(sources))
+    }
+
+    /// The same where `text` is what the settings file holds; none is looked for.
+    ///
+    /// # Errors
+    ///
+    /// As [`Settings::load`].
+    pub fn load_text(text: &str, sources: &Sources<'_>) -> Result<Settings, SettingsError> {
+        Settings::read(sources, || file::parse(text, &sources.working_directory.join(FILE_NAME)))
+    }
+
+    fn read(
+        sources: &Sources<'_>,
+        file: impl FnOnce() -> Result<Vec<FileValue>, SettingsError>,
+    ) -> Result<Settings, SettingsError> {
         let tf_config = TfConfig::read(sources.environment)?;
         let role = role(sources.role, &tf_config);
-        let effective = Effective::read(sources, role.value)?;
+        let effective = Effective::of(sources, role.value, file()?)?;
         Ok(Settings {
             runtime: Runtime::of(&effective, sources.environment)?,
             transport: Transport::of(&effective)?,

@@ -7,6 +7,9 @@ mod credits;
 pub mod device;
 mod failures;
 pub mod fake;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 #[cfg(feature = "verbs")]
 pub mod ibverbs;
 mod limits;

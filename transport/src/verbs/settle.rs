@@ -48,14 +48,15 @@ struct Record {
 const _: () = assert!(size_of::<Record>() == 40);
 
 /// What one side said.
-enum Said {
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Said {
     Offer { endpoint: Endpoint, window: u16, message_bytes: u32 },
     No(String),
     Ready,
 }
 
 impl Said {
-    fn to_bytes(&self) -> Vec<u8> {
+    pub(super) fn to_bytes(&self) -> Vec<u8> {
         let (record, reason) = match self {
             Said::Offer { endpoint, window, message_bytes } => {
                 let record = Record {
@@ -83,7 +84,7 @@ impl Said {
     }
 
     /// What stands at the front of `bytes` and its length; `None` if it is not all there.
-    fn parse(bytes: &[u8]) -> Result<Option<(Said, usize)>, WireError> {
+    pub(super) fn parse(bytes: &[u8]) -> Result<Option<(Said, usize)>, WireError> {
         let Ok((record, rest)) = Record::ref_from_prefix(bytes) else { return Ok(None) };
         let reason_bytes = record.reason_bytes.get() as usize;
         if reason_bytes > REASON_BYTES_MAX {

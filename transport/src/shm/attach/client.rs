@@ -85,7 +85,7 @@ pub fn attach(path: &Path, wish: &Attach, populate_max: u64, deadline: Instant) 
     let mut talk = Conversation::begin(path, &Request::Attach(wish.clone()), deadline)?;
     let (answer, mut arena) = talk.next()?;
     let welcome = match answer {
-        Answer::Welcome(welcome) => checked(welcome)?,
+        Answer::Welcome(welcome) => welcome,
         Answer::Refused(refused) => return Err(refusal(refused)),
         Answer::Shard { .. } | Answer::Draining => return Err(AttachError::answer("it is not a welcome")),
     };
@@ -120,7 +120,7 @@ pub fn drain(path: &Path, deadline: Instant) -> Result<(), AttachError> {
     }
 }
 
-fn refusal(refused: super::Refused) -> AttachError {
+pub(super) fn refusal(refused: super::Refused) -> AttachError {
     match refused.into_error() {
         Ok(error) => AttachError::Refused(error),
         Err(malformed) => AttachError::answer(malformed.to_string()),
@@ -142,6 +142,14 @@ fn checked(welcome: Welcome) -> Result<Welcome, AttachError> {
         )));
     }
     Ok(welcome)
+}
+
+/// Reads an answer out of a message, whose numbers can then be worked with.
+pub(super) fn parse_answer(message: &[u8]) -> Result<Answer, AttachError> {
+    match serde_json::from_slice(message).map_err(|error| AttachError::answer(error.to_string()))? {
+        Answer::Welcome(welcome) => checked(welcome).map(Answer::Welcome),
+        answer => Ok(answer),
+    }
 }
 
 /// A request that was made, and the answers that come.
@@ -189,9 +197,7 @@ impl Conversation {
         if cut {
             return Err(AttachError::answer("it is too long, or has too many descriptors"));
         }
-        let answer =
-            serde_json::from_slice(&self.buffer[..len]).map_err(|error| AttachError::answer(error.to_string()))?;
-        Ok((answer, descriptors))
+        Ok((parse_answer(&self.buffer[..len])?, descriptors))
     }
 
     fn wait(&self) -> Result<(), AttachError> {

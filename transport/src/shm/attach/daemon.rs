@@ -119,13 +119,18 @@ pub fn read_request(socket: &OwnedFd) -> Result<Option<Request>, RequestError> {
         Err(errno) => return Err(ShmError::system("reading a client's request")(errno).into()),
     };
     let message = buffer.get(..len).ok_or(RequestError::TooLong { bytes: len })?;
+    parse_request(message).map(Some)
+}
+
+/// Reads a request out of a message, which may hold anything.
+pub(super) fn parse_request(message: &[u8]) -> Result<Request, RequestError> {
     let malformed = |error: serde_json::Error| RequestError::Malformed(error.to_string());
     // First the version alone: the rest of another version's request may look different.
     let Versioned { version } = serde_json::from_slice(message).map_err(malformed)?;
     if version != VERSION {
         return Err(RequestError::Version { theirs: version });
     }
-    serde_json::from_slice(message).map(Some).map_err(malformed)
+    serde_json::from_slice(message).map_err(malformed)
 }
 
 /// The descriptors that a client gets of one shard.

@@ -6,6 +6,9 @@
 
 mod client;
 mod daemon;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 
 use serde::{Deserialize, Serialize};
 

@@ -1,0 +1,23 @@
+//! Ways into the readers of the attaching conversation, for the fuzz targets: what was read is written again, to be
+//! compared.
+
+use super::{Answer, AttachError, Request, RequestError, client, daemon, encode};
+
+/// A client's request, as a client would write it.
+///
+/// # Errors
+/// It is none.
+pub fn request(message: &[u8]) -> Result<Vec<u8>, RequestError> {
+    daemon::parse_request(message).map(|request: Request| encode(&request))
+}
+
+/// A daemon's answer, as a daemon would write it.
+///
+/// # Errors
+/// It is none; or it is a refusal, as the client's caller sees it.
+pub fn answer(message: &[u8]) -> Result<Vec<u8>, AttachError> {
+    match client::parse_answer(message)? {
+        Answer::Refused(refused) => Err(client::refusal(refused)),
+        answer => Ok(encode(&answer)),
+    }
+}

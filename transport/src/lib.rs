@@ -12,6 +12,8 @@ pub mod authentication;
 #[cfg(not(loom))]
 pub mod call;
 #[cfg(not(loom))]
+pub mod chains;
+#[cfg(not(loom))]
 pub mod endpoint_map;
 #[cfg(not(loom))]
 pub mod error;
@@ -50,6 +52,7 @@ pub use self::link::{Link, LinkKind};
 pub use self::{
     arena::{Arena, Handle},
     call::{RecvOptions, RecvOutcome, SendOptions, SendOutcome, Unreceived},
+    chains::Chains,
     error::{Code, Error, LinkError},
     limits::SessionLimits,
     payload::{Meta, Payload},

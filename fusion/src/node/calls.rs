@@ -11,7 +11,7 @@ use sealane_transport::{Error, Handle, RecvOutcome, SendOutcome, Tray, Unreceive
 
 use super::cells::{PullWaiter, RecvWaiter, SendWaiter, Sender};
 use super::{Node, Pair, draining};
-use crate::rendezvous::{Deposited, Meeting, Parked, Scope, Unsent};
+use crate::rendezvous::{Deposited, Ended, Meeting, Parked, Scope, Unsent};
 use sealane_transport::tensor::Tensor;
 
 /// A recv, as a task of this shard asks it.
@@ -151,10 +151,13 @@ impl Node {
             return;
         }
         self.ended.insert(Scope::Task(local), step, reason);
-        self.end_step(step, |pair| pair.local == local, reason);
+        for pair in self.pairs_of(local) {
+            self.end_step(pair, step, reason);
+        }
         let error = Error::Aborted { step, reason: reason.into() };
         // Peers that this task has never had to do with need not hear of it.
-        let peers = self.pairs.iter().filter(|pair| pair.local == local).map(|pair| pair.peer);
+        let pairs = self.pairs_of(local);
+        let peers = pairs.iter().map(|&pair| self.pairs[pair as usize].peer);
         let addresses: HashSet<_> = peers.map(|peer| &self.peer_tasks[peer as usize].address).collect();
         for handle in self.peers.select(|peer| addresses.contains(&peer.address)) {
             let peer = self.peers.get_mut(handle).expect("just selected");
@@ -163,7 +166,9 @@ impl Node {
             self.settle_events(handle);
             self.mark_dirty(handle);
         }
-        self.end_local(local, Some(step), &error);
+        for pair in pairs {
+            self.end_local_of(pair, step, &error);
+        }
         if let Some(number) = self.number_of_local(local) {
             self.aborted(None, step, number, reason);
         }
@@ -172,7 +177,9 @@ impl Node {
     /// Frees what is left of a step of a local task: tensors that wait end with Aborted at their senders, parked
     /// requests at their consumers. The step may be used again.
     pub fn cleanup(&mut self, local: u16, step: i64) {
-        self.end_step(step, |pair| pair.local == local, "the step was cleaned up");
+        for pair in self.pairs_of(local) {
+            self.end_step(pair, step, "the step was cleaned up");
+        }
         let pairs = &self.pairs;
         self.ended.forget(step, |scope| match scope {
             Scope::Task(task) => task == local,
@@ -180,28 +187,34 @@ impl Node {
         });
     }
 
-    /// Frees the step's tensors and refuses its parked requests for the pairs that `pick` chooses.
-    pub(super) fn end_step(&mut self, step: i64, pick: impl Fn(&Pair) -> bool, reason: &str) {
-        let error = Error::Aborted { step, reason: reason.into() };
-        self.end_those(|other, pair| other == step && pick(pair), &error);
+    /// The pairs of a local task.
+    fn pairs_of(&self, local: u16) -> Vec<u32> {
+        self.pairs_of_tasks.get(usize::from(local)).cloned().unwrap_or_default()
     }
 
-    /// Frees the tensors, and refuses the parked requests, of the steps and pairs that `pick` chooses.
-    pub(super) fn end_those(&mut self, pick: impl Fn(i64, &Pair) -> bool, error: &Error) {
+    /// Frees the tensors of a pair's step and refuses its parked requests.
+    pub(super) fn end_step(&mut self, pair: u32, step: i64, reason: &str) {
+        let error = Error::Aborted { step, reason: reason.into() };
+        let ended = self.table.end_step(pair, step, &error);
+        self.tell_ended(ended, &error);
+    }
+
+    /// Frees all tensors of a local task and refuses the requests that wait for them.
+    pub(super) fn end_task(&mut self, local: u16, error: &Error) {
         let pairs = &self.pairs;
-        let chosen = |pair: u32, step: i64| pick(step, &pairs[pair as usize]);
-        let unsent = self.table.take_deposits(chosen);
-        self.table.bar_loans(chosen, error);
-        for Unsent { sender, .. } in unsent {
+        let ended = self.table.end_pairs(|pair| pairs[pair as usize].local == local, error);
+        self.tell_ended(ended, error);
+    }
+
+    fn tell_ended(&mut self, ended: Ended<Sender>, error: &Error) {
+        for Unsent { sender, .. } in ended.unsent {
             self.finish_send(sender.waiter, Err(error.clone()));
         }
-        self.end_parked_requests(pick, error);
+        self.refuse_parked(ended.parked, error);
     }
 
-    /// Refuses the parked requests of the steps and pairs that `pick` chooses.
-    pub(super) fn end_parked_requests(&mut self, pick: impl Fn(i64, &Pair) -> bool, error: &Error) {
-        let pairs = &self.pairs;
-        let parked = self.table.take_parked(|pair, step| pick(step, &pairs[pair as usize]));
+    /// Refuses requests that were taken out of the table.
+    pub(super) fn refuse_parked(&mut self, parked: Vec<Parked>, error: &Error) {
         for by in parked {
             match by {
                 Parked::Local(handle) => self.fail_local(handle, error.clone()),

@@ -164,22 +164,23 @@ impl Node {
         if peer_task == STRANGER {
             return;
         }
-        let mine =
-            |(number, pair): (usize, &super::Pair)| (pair.peer == peer_task).then_some((number as u32, pair.local));
-        let pairs: Vec<_> = self.pairs.iter().enumerate().filter_map(mine).collect();
+        let pairs = &self.peer_tasks[peer_task as usize].pairs;
+        let pairs: Vec<_> = pairs.iter().map(|&pair| (pair, self.pairs[pair as usize].local)).collect();
         // Said before, and so done: a peer that repeats itself costs no second look at the table.
         if pairs.iter().all(|&(pair, local)| self.ended.reason(local, pair, step).is_some()) {
             return;
         }
         let error = Error::Aborted { step, reason: reason.into() };
-        for (pair, local) in pairs {
+        for &(pair, local) in &pairs {
             self.ended.insert(Scope::Pair(pair), step, reason);
             match handle.and_then(|handle| self.peers.get_mut(handle)) {
                 Some(peer) => peer.session.end_requests(step, local, Some(peer_task), &error),
                 None => self.end_local_of(pair, step, &error),
             }
         }
-        self.end_step(step, |pair| pair.peer == peer_task, reason);
+        for (pair, _) in pairs {
+            self.end_step(pair, step, reason);
+        }
     }
 
     /// Ends what has waited past its deadline in the table.

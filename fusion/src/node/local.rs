@@ -10,7 +10,7 @@ use std::time::Instant;
 use sealane_runtime::Buffer;
 use sealane_transport::limits::KEY_BYTES_MAX;
 use sealane_transport::session::ReceiveMemory;
-use sealane_transport::{Arena, Error, Handle, Payload, Tensor, TensorMeta, Unreceived};
+use sealane_transport::{Arena, Chains, Error, Handle, Payload, Tensor, TensorMeta, Unreceived};
 
 use super::Node;
 use super::calls::{RecvRequest, Ticket};
@@ -65,6 +65,8 @@ enum Place {
 
 pub(super) struct LocalRecvs {
     wanted: Arena<Wanted>,
+    /// `wanted` by pair and step, for those who end a step.
+    steps: Chains,
     /// No deadline is earlier; it may be later than the truth says, never earlier.
     earliest: Option<Instant>,
     /// Copies under way: a queue for each producer, and the producers take turns.
@@ -77,7 +79,7 @@ pub(super) struct LocalRecvs {
 impl LocalRecvs {
     pub(super) fn new(requests_max: usize) -> Self {
         let (wanted, copies) = (Arena::new(usize::MAX), VecDeque::new());
-        Self { wanted, earliest: None, copies, of_task: Vec::new(), requests_max }
+        Self { wanted, steps: Chains::default(), earliest: None, copies, of_task: Vec::new(), requests_max }
     }
 
     pub(super) fn next_deadline(&self) -> Option<Instant> {
@@ -98,7 +100,9 @@ impl LocalRecvs {
             return Err(wanted);
         }
         let (deadline, task) = (wanted.deadline, usize::from(wanted.consumer));
+        let kind = (wanted.pair, wanted.step);
         let handle = self.wanted.insert(wanted)?;
+        self.steps.add(handle, kind);
         if self.of_task.len() <= task {
             self.of_task.resize(task + 1, 0);
         }
@@ -109,6 +113,7 @@ impl LocalRecvs {
 
     fn remove(&mut self, handle: Handle) -> Option<Wanted> {
         let wanted = self.wanted.remove(handle)?;
+        self.steps.remove(handle);
         self.of_task[usize::from(wanted.consumer)] -= 1;
         if self.wanted.is_empty() {
             self.earliest = None;
@@ -318,15 +323,16 @@ impl Node {
 
     /// Ends the recvs of a pair in `step` with `error`.
     pub(super) fn end_local_of(&mut self, pair: u32, step: i64, error: &Error) {
-        for handle in self.local.wanted.select(|wanted| wanted.pair == pair && wanted.step == step) {
-            self.fail_local(handle, error.clone());
+        for handle in self.local.steps.of((pair, step)) {
+            if self.local.wanted.get(handle).is_some_and(|wanted| (wanted.pair, wanted.step) == (pair, step)) {
+                self.fail_local(handle, error.clone());
+            }
         }
     }
 
-    /// Ends the recvs of `consumer` in `step`, of all steps without one, with `error`.
-    pub(super) fn end_local(&mut self, consumer: u16, step: Option<i64>, error: &Error) {
-        let pick = |wanted: &Wanted| wanted.consumer == consumer && step.is_none_or(|step| wanted.step == step);
-        for handle in self.local.wanted.select(pick) {
+    /// Ends all recvs of `consumer` with `error`.
+    pub(super) fn end_local(&mut self, consumer: u16, error: &Error) {
+        for handle in self.local.wanted.select(|wanted| wanted.consumer == consumer) {
             self.fail_local(handle, error.clone());
         }
     }

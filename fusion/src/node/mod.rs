@@ -154,6 +154,8 @@ pub struct CallerCounters {
 struct PeerTask {
     name: TaskName,
     address: TransportAddress,
+    /// The pairs with it.
+    pairs: Vec<u32>,
 }
 
 /// A local task and a peer task.
@@ -193,6 +195,8 @@ pub struct Node {
     peer_numbers: HashMap<TaskName, u32>,
     pairs: Vec<Pair>,
     pair_numbers: HashMap<(u16, u32), u32>,
+    /// The pairs of each local task, by its place.
+    pairs_of_tasks: Vec<Vec<u32>>,
     /// Shards of each transport address that has been met.
     shards_at: HashMap<TransportAddress, u16>,
     peers: Arena<Peer>,
@@ -266,6 +270,7 @@ impl Node {
             peer_numbers: HashMap::new(),
             pairs: Vec::new(),
             pair_numbers: HashMap::new(),
+            pairs_of_tasks: Vec::new(),
             shards_at: HashMap::new(),
             peers: Arena::new(settings.links_max.saturating_mul(2)),
             sessions: HashMap::new(),
@@ -390,7 +395,7 @@ impl Node {
         let address = self.map.resolve(name)?.clone();
         let name = name.parse::<TaskName>().ok()?;
         let number = self.peer_tasks.len() as u32;
-        self.peer_tasks.push(PeerTask { name: name.clone(), address });
+        self.peer_tasks.push(PeerTask { name: name.clone(), address, pairs: Vec::new() });
         self.peer_numbers.insert(name, number);
         Some(number)
     }
@@ -406,6 +411,11 @@ impl Node {
         let local_name = names.0.as_str().into();
         self.pairs.push(Pair { local, peer, lane, local_name, owned, mirror: None, session: None });
         self.pair_numbers.insert((local, peer), pair);
+        self.peer_tasks[peer as usize].pairs.push(pair);
+        if self.pairs_of_tasks.len() <= usize::from(local) {
+            self.pairs_of_tasks.resize(usize::from(local) + 1, Vec::new());
+        }
+        self.pairs_of_tasks[usize::from(local)].push(pair);
         self.find_mirror(pair);
         pair
     }
@@ -471,7 +481,8 @@ impl Node {
     pub fn drain(&mut self) {
         self.draining = true;
         // No send can come for these any more.
-        self.end_parked_requests(|_, _| true, &draining());
+        let parked = self.table.take_parked();
+        self.refuse_parked(parked, &draining());
     }
 
     /// Tensors lent to peers or being copied, and requests that wait here.
@@ -507,8 +518,8 @@ impl Node {
     pub fn forget_client(&mut self, local: u16, reason: &str) {
         let name = self.settings.tasks[usize::from(local)].0.clone();
         let error = Error::unavailable(name.as_str(), reason);
-        self.end_those(|_, pair| pair.local == local, &error);
-        self.end_local(local, None, &error);
+        self.end_task(local, &error);
+        self.end_local(local, &error);
         self.end_local_pulls(|consumer| consumer == local, &error);
         self.withdraw_all(local, &error);
         self.end_local_pushes(|pair| pair.local == local, &error);

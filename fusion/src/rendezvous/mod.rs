@@ -5,14 +5,16 @@
 //! is lent to a session, so that one which comes back can be asked for again.
 
 mod ended;
+mod ending;
 
 use std::hash::BuildHasher;
 use std::time::Instant;
 
 use hashbrown::{DefaultHashBuilder, HashMap, HashTable};
-use sealane_transport::{Arena, Error, Handle, Payload};
+use sealane_transport::{Arena, Chains, Error, Handle, Payload};
 
 pub use ended::{EndedSteps, Scope};
+pub use ending::Ended;
 use sealane_transport::tensor::TensorMeta;
 
 /// The meeting point of one send and one recv.
@@ -121,6 +123,8 @@ struct Entry<S> {
 pub struct Table<S> {
     entries: Arena<Entry<S>>,
     index: HashTable<Handle>,
+    /// `entries` by pair and step, lent ones included, for those who end a step.
+    steps: Chains,
     /// Requests of peers that wait.
     parked: HashMap<Parked, Handle>,
     /// How many of this node's own wait.
@@ -141,6 +145,7 @@ impl<S> Table<S> {
         Self {
             entries: Arena::new(usize::MAX),
             index: HashTable::new(),
+            steps: Chains::default(),
             parked: HashMap::new(),
             local_requests: 0,
             hasher: DefaultHashBuilder::default(),
@@ -184,6 +189,7 @@ impl<S> Table<S> {
         key.push_str(at.key);
         let entry = Entry { pair: at.pair, step: at.step, key, state };
         let Ok(handle) = self.entries.insert(entry) else { unreachable!("2^32 entries do not fit in memory") };
+        self.steps.add(handle, (at.pair, at.step));
         self.link(hash, handle);
         handle
     }
@@ -211,6 +217,7 @@ impl<S> Table<S> {
 
     fn remove(&mut self, handle: Handle) -> Option<Entry<S>> {
         let mut entry = self.entries.remove(handle)?;
+        self.steps.remove(handle);
         if !matches!(entry.state, State::Wanted(_)) {
             self.deposits -= 1;
             if self.deposits == 0 {
@@ -370,6 +377,7 @@ impl<S> Table<S> {
                 State::Deposited { .. } | State::Wanted(_) => unreachable!("only what is lent comes back"),
             }
         })?;
+        self.steps.remove(deposit);
         self.deposits -= 1;
         if self.deposits == 0 {
             self.earliest = None;
@@ -425,34 +433,6 @@ impl<S> Table<S> {
         }
     }
 
-    /// Takes out the tensors that wait (not those lent) for which `pick(pair, step)` says yes.
-    pub fn take_deposits(&mut self, mut pick: impl FnMut(u32, i64) -> bool) -> Vec<Unsent<S>> {
-        self.take_those(|entry| pick(entry.pair, entry.step))
-    }
-
-    /// Tensors that are lent, and for which `pick(pair, step)` says yes, will not wait again when they come back: their
-    /// senders hear `error`.
-    pub fn bar_loans(&mut self, mut pick: impl FnMut(u32, i64) -> bool, error: &Error) {
-        for (_, entry) in self.entries.iter_mut() {
-            if let State::Lent { barred, .. } = &mut entry.state
-                && pick(entry.pair, entry.step)
-            {
-                *barred = Some(Box::new(error.clone()));
-            }
-        }
-    }
-
-    /// Takes out the requests that wait for which `pick(pair, step)` says yes.
-    pub fn take_parked(&mut self, mut pick: impl FnMut(u32, i64) -> bool) -> Vec<Parked> {
-        let chosen =
-            self.entries.select(|entry| matches!(entry.state, State::Wanted(_)) && pick(entry.pair, entry.step));
-        let take = |handle| {
-            let hash = self.hash_of(handle);
-            self.take_request(Spot { hash, entry: Some(handle) })
-        };
-        chosen.into_iter().filter_map(take).collect()
-    }
-
     /// When [`expire`](Self::expire) is to be called at the latest.
     pub fn next_deadline(&self) -> Option<Instant> {
         self.earliest
@@ -471,22 +451,6 @@ impl<S> Table<S> {
         };
         self.earliest = self.entries.iter().filter_map(|(_, entry)| deadline(entry)).min();
         expired
-    }
-
-    fn take_those(&mut self, mut pick: impl FnMut(&Entry<S>) -> bool) -> Vec<Unsent<S>> {
-        let chosen = self.entries.select(|entry| matches!(entry.state, State::Deposited { .. }) && pick(entry));
-        let take = |handle| {
-            let hash = self.hash_of(handle);
-            self.unlink(hash, handle);
-            let key = self.entries.get(handle)?.key.clone();
-            match self.remove(handle)? {
-                Entry { state: State::Deposited { sender, deadline, .. }, step, .. } => {
-                    Some(Unsent { sender, key, step, deadline })
-                }
-                _ => None,
-            }
-        };
-        chosen.into_iter().filter_map(take).collect()
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use proptest::prelude::*;
 use sealane_transport::{Code, Error, Handle, Payload};
 
-use super::{Deposited, Found, Meeting, Parked, Settled, Table};
+use super::{Deposited, Ended, Found, Meeting, Parked, Settled, Table};
 use sealane_transport::tensor::{DType, TensorMeta};
 
 const SOON: Duration = Duration::from_secs(1);
@@ -113,17 +113,18 @@ fn a_tensor_that_comes_back_waits_again_or_goes_to_who_waits() {
 fn a_tensor_whose_loan_is_barred_does_not_wait_again() {
     let now = Instant::now();
     let mut table = Table::new(10);
-    for (key, sender) in [("w", "a"), ("v", "b"), ("u", "c")] {
+    for (key, sender) in [("w", "a"), ("v", "b")] {
         keep(&mut table, key, sender, now);
     }
     let (back, taken) = (take(&mut table, "w", 1), take(&mut table, "v", 2));
     let error = Error::Aborted { step: 1, reason: "over".into() };
-    table.bar_loans(|_, step| step == 2, &error);
-    table.bar_loans(|pair, step| (pair, step) == (0, 1), &error);
+    table.end_step(0, 1, &error);
+    table.end_step(0, 2, &Error::invalid("another step"));
+    keep(&mut table, "u", "c", now);
     let Settled::Displaced(sender, found) = table.settle(back.1, back.0, false) else { panic!("barred") };
     assert_eq!((sender, found), ("a", error));
     assert!(matches!(table.settle(taken.1, taken.0, true), Settled::Taken("b")), "taken is taken");
-    assert_eq!(byte(&take(&mut table, "u", 3).0), b'c', "what was not lent is not meant");
+    assert_eq!(byte(&take(&mut table, "u", 3).0), b'c', "what came later is not meant");
 }
 
 #[test]
@@ -162,13 +163,17 @@ fn a_steps_tensors_and_requests_are_taken_out_together() {
     keep(&mut table, "lent", "b", now + SOON);
     let _lent = take(&mut table, "lent", 9);
     assert!(matches!(table.want(at("v"), request(1)), Ok(Found::Parked)));
-    assert!(table.take_deposits(|_, step| step == 2).is_empty() && table.take_parked(|pair, _| pair == 1).is_empty());
-    let unsent = table.take_deposits(|pair, step| (pair, step) == (0, 1));
+    let error = Error::Aborted { step: 1, reason: "over".into() };
+    for (pair, step) in [(0, 2), (1, 1)] {
+        let ended = table.end_step(pair, step, &error);
+        assert!(ended.unsent.is_empty() && ended.parked.is_empty());
+    }
+    let Ended { unsent, parked } = table.end_step(0, 1, &error);
     assert_eq!(
         unsent.iter().map(|unsent| (unsent.sender, &*unsent.key, unsent.step)).collect::<Vec<_>>(),
         [("a", "w", 1)]
     );
-    assert_eq!(table.take_parked(|_, _| true), [request(1)]);
+    assert_eq!(parked, [request(1)]);
     assert_eq!((table.deposits(), table.parked()), (1, 0), "what is lent stays");
 }
 

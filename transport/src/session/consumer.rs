@@ -12,6 +12,7 @@ use super::receive::{ReceiveMemory, Sink};
 use super::releases::ReleaseLog;
 use super::{Arrived, Event, Roster, Unanswered};
 use crate::arena::{Arena, Handle};
+use crate::chains::Chains;
 use crate::error::Error;
 use crate::limits::{GROUP_BYTES, INLINE_PAYLOAD_BYTES, SessionLimits};
 use crate::link::{Landing, LandingOf, Place};
@@ -83,6 +84,8 @@ pub(super) struct Consumer<W> {
     window: usize,
     requests_max: usize,
     wanted: Arena<Wanted<W>>,
+    /// `wanted` by consumer and step, for those who end a step.
+    steps: Chains,
     to_ask: VecDeque<Handle>,
     /// The same for those that do not wait for the window.
     to_ask_fused: VecDeque<Handle>,
@@ -104,6 +107,7 @@ impl<W> Consumer<W> {
             window: limits.window,
             requests_max: limits.queued_requests_max,
             wanted: Arena::new(limits.queued_requests_max),
+            steps: Chains::default(),
             to_ask: VecDeque::new(),
             to_ask_fused: VecDeque::new(),
             group: Vec::new(),
@@ -148,6 +152,7 @@ impl<W> Consumer<W> {
 
     fn remove(&mut self, handle: Handle) -> Option<Wanted<W>> {
         let mut wanted = self.wanted.remove(handle)?;
+        self.steps.remove(handle);
         if wanted.state == State::Asked && !wanted.fused {
             self.in_flight -= 1;
         }
@@ -322,6 +327,26 @@ impl<W> Consumer<W> {
         events: &mut VecDeque<Event<W, D>>,
     ) -> Vec<Handle> {
         let handles = self.wanted.select(&mut pick);
+        for &handle in &handles {
+            self.end(handle, error.clone(), events);
+        }
+        handles
+    }
+
+    /// Ends the requests of `consumer` in `step`, from one producer or from all.
+    fn end_step<D>(
+        &mut self,
+        (consumer, step): (u16, i64),
+        producer: Option<u32>,
+        error: &Error,
+        events: &mut VecDeque<Event<W, D>>,
+    ) -> Vec<Handle> {
+        let is_meant = |wanted: &Wanted<W>| {
+            (wanted.consumer, wanted.step) == (consumer, step)
+                && producer.is_none_or(|number| number == wanted.producer)
+        };
+        let mut handles = self.steps.of((u32::from(consumer), step));
+        handles.retain(|&handle| self.wanted.get(handle).is_some_and(is_meant));
         for &handle in &handles {
             self.end(handle, error.clone(), events);
         }
@@ -508,6 +533,7 @@ impl<W> Consumer<W> {
             }
             wanted.waiter.take()
         })?;
+        self.steps.remove(handle);
         if self.wanted.is_empty() {
             self.earliest = None;
         }

@@ -70,6 +70,7 @@ impl<W, D: PartialEq> Session<W, D> {
         };
         match consumer.wanted.insert(wanted) {
             Ok(handle) => {
+                consumer.steps.add(handle, (u32::from(ask.consumer), ask.step));
                 consumer.queue(handle, fused);
                 consumer.earliest = Some(consumer.earliest.map_or(ask.deadline, |earliest| earliest.min(ask.deadline)));
                 Ok(handle)
@@ -100,12 +101,7 @@ impl<W, D: PartialEq> Session<W, D> {
 
     /// Ends this side's requests of `step` between `consumer` and `producer` with `error`.
     pub fn end_requests(&mut self, step: i64, consumer: u16, producer: Option<u32>, error: &Error) {
-        let pick = |wanted: &Wanted<W>| {
-            wanted.step == step
-                && wanted.consumer == consumer
-                && producer.is_none_or(|number| number == wanted.producer)
-        };
-        for handle in self.consumer.end_those(pick, error, &mut self.events) {
+        for handle in self.consumer.end_step((consumer, step), producer, error, &mut self.events) {
             if self.attached.is_some() {
                 self.control.push(Control::Cancel(handle));
             }
@@ -145,6 +141,7 @@ impl<W, D: PartialEq> Session<W, D> {
         debug_assert!(self.attached.is_none(), "requests move before a link is attached");
         for handle in self.consumer.wanted.select(|wanted| pick(wanted.consumer, wanted.producer)) {
             let mut wanted = self.consumer.wanted.remove(handle).expect("just selected");
+            self.consumer.steps.remove(handle);
             let key = std::mem::take(&mut wanted.key);
             let ask = Ask {
                 consumer: wanted.consumer,

@@ -1,0 +1,79 @@
+//! Taking out of the table what nobody is to wait for any more: a step, a task's tensors, everything.
+//!
+//! A step of a pair is found by itself; all else is looked for in the whole table, which is for rare events.
+
+use sealane_transport::{Error, Handle};
+
+use super::{Entry, Parked, Spot, State, Table, Unsent};
+
+/// What was taken out, for its owner to tell those who wait.
+#[derive(Debug)]
+pub struct Ended<S> {
+    /// Tensors that waited.
+    pub unsent: Vec<Unsent<S>>,
+    /// Requests that waited.
+    pub parked: Vec<Parked>,
+}
+
+impl<S> Table<S> {
+    /// Takes out what waits in a step of a pair. Tensors of it that are lent will not wait again when they come back:
+    /// their senders hear `error`.
+    pub fn end_step(&mut self, pair: u32, step: i64, error: &Error) -> Ended<S> {
+        let mut handles = self.steps.of((pair, step));
+        handles
+            .retain(|&handle| self.entries.get(handle).is_some_and(|entry| (entry.pair, entry.step) == (pair, step)));
+        self.end(handles, error)
+    }
+
+    /// The same for all steps of the pairs for which `pick` says yes.
+    pub fn end_pairs(&mut self, pick: impl Fn(u32) -> bool, error: &Error) -> Ended<S> {
+        let handles = self.entries.select(|entry| pick(entry.pair));
+        self.end(handles, error)
+    }
+
+    /// Takes out all requests that wait.
+    pub fn take_parked(&mut self) -> Vec<Parked> {
+        let handles = self.entries.select(|entry| matches!(entry.state, State::Wanted(_)));
+        handles.into_iter().filter_map(|handle| self.take_wanted(handle)).collect()
+    }
+
+    /// Takes out all tensors that wait; those lent stay.
+    pub fn take_deposits(&mut self) -> Vec<Unsent<S>> {
+        self.take_those(|_| true)
+    }
+
+    fn end(&mut self, handles: Vec<Handle>, error: &Error) -> Ended<S> {
+        let mut ended = Ended { unsent: Vec::new(), parked: Vec::new() };
+        for handle in handles {
+            match &mut self.entries.get_mut(handle).expect("just selected").state {
+                State::Deposited { .. } => ended.unsent.extend(self.take_unsent(handle)),
+                State::Lent { barred, .. } => *barred = Some(Box::new(error.clone())),
+                State::Wanted(_) => ended.parked.extend(self.take_wanted(handle)),
+            }
+        }
+        ended
+    }
+
+    fn take_wanted(&mut self, handle: Handle) -> Option<Parked> {
+        let hash = self.hash_of(handle);
+        self.take_request(Spot { hash, entry: Some(handle) })
+    }
+
+    /// Takes out the tensors that wait for which `pick` says yes.
+    pub(super) fn take_those(&mut self, pick: impl Fn(&Entry<S>) -> bool) -> Vec<Unsent<S>> {
+        let chosen = self.entries.select(|entry| matches!(entry.state, State::Deposited { .. }) && pick(entry));
+        chosen.into_iter().filter_map(|handle| self.take_unsent(handle)).collect()
+    }
+
+    fn take_unsent(&mut self, handle: Handle) -> Option<Unsent<S>> {
+        let hash = self.hash_of(handle);
+        self.unlink(hash, handle);
+        let key = self.entries.get(handle)?.key.clone();
+        match self.remove(handle)? {
+            Entry { state: State::Deposited { sender, deadline, .. }, step, .. } => {
+                Some(Unsent { sender, key, step, deadline })
+            }
+            _ => None,
+        }
+    }
+}

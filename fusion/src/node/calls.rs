@@ -11,7 +11,7 @@ use sealane_transport::{Error, Handle, RecvOutcome, SendOutcome, Tray, Unreceive
 
 use super::cells::{PullWaiter, RecvWaiter, SendWaiter, Sender};
 use super::{Node, Pair, draining};
-use crate::rendezvous::{Deposited, Ended, Meeting, Parked, Scope, Unsent};
+use crate::rendezvous::{Deposited, Ended, EndedSteps, Meeting, Parked, Scope, Unsent};
 use sealane_transport::tensor::Tensor;
 
 /// A recv, as a task of this shard asks it.
@@ -150,7 +150,7 @@ impl Node {
         if self.ended.has(Scope::Task(local), step) {
             return;
         }
-        self.ended.insert(Scope::Task(local), step, reason);
+        self.ended.insert(Scope::Task(local), step, &EndedSteps::reason_to_keep(reason));
         for pair in self.pairs_of(local) {
             self.end_step(pair, step, reason);
         }
@@ -179,12 +179,9 @@ impl Node {
     pub fn cleanup(&mut self, local: u16, step: i64) {
         for pair in self.pairs_of(local) {
             self.end_step(pair, step, "the step was cleaned up");
+            self.ended.forget(Scope::Pair(pair), step);
         }
-        let pairs = &self.pairs;
-        self.ended.forget(step, |scope| match scope {
-            Scope::Task(task) => task == local,
-            Scope::Pair(pair) => pairs[pair as usize].local == local,
-        });
+        self.ended.forget(Scope::Task(local), step);
     }
 
     /// The pairs of a local task.

@@ -7,7 +7,7 @@ use sealane_transport::{Error, Handle, Payload, Unreceived};
 
 use super::cells::RecvWaiter;
 use super::{Node, STRANGER, draining};
-use crate::rendezvous::{Found, Meeting, Parked, Scope, Settled};
+use crate::rendezvous::{EndedSteps, Found, Meeting, Parked, Scope, Settled};
 use sealane_transport::tensor::{Tensor, TensorMeta};
 
 impl Node {
@@ -171,8 +171,9 @@ impl Node {
             return;
         }
         let error = Error::Aborted { step, reason: reason.into() };
+        let kept = EndedSteps::reason_to_keep(reason);
         for &(pair, local) in &pairs {
-            self.ended.insert(Scope::Pair(pair), step, reason);
+            self.ended.insert(Scope::Pair(pair), step, &kept);
             match handle.and_then(|handle| self.peers.get_mut(handle)) {
                 Some(peer) => peer.session.end_requests(step, local, Some(peer_task), &error),
                 None => self.end_local_of(pair, step, &error),

@@ -1,14 +1,22 @@
 //! Steps that were aborted: remembered, so that a send or recv that comes late hears of it too.
+//!
+//! Bounded by [`ENDED_STEPS_MAX`] records and by [`REASON_BYTES`] of text each. When that is reached, whoever has more than an
+//! equal share loses the oldest of its own: nobody makes this side forget what another has aborted within its share.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use hashbrown::HashMap;
 
-/// Aborted steps remembered; past this the oldest is forgotten.
-const ENDED_STEPS_MAX: usize = 4096;
+/// Aborted steps remembered, all owners together.
+const ENDED_STEPS_MAX: usize = 16_384;
+/// Bytes of a reason that are kept: those who come late need a hint, not the whole story.
+const REASON_BYTES: usize = 256;
+/// The order is cleared of forgotten steps when it holds this many entries more than twice those that are remembered.
+const ORDER_SLACK: usize = 16;
 
 /// Who a step was aborted for: a task of this side with all its peers, or one pair.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Scope {
     /// All pairs of a task.
     Task(u16),
@@ -16,45 +24,105 @@ pub enum Scope {
     Pair(u32),
 }
 
-/// The reasons of aborted steps, the latest `ENDED_STEPS_MAX`.
+/// The aborted steps of one scope.
+#[derive(Default)]
+struct Steps {
+    /// With each its number in `order`.
+    reasons: HashMap<i64, (u64, Arc<str>)>,
+    /// Oldest first; an entry whose number is not that of its step was forgotten.
+    order: VecDeque<(u64, i64)>,
+    last: u64,
+}
+
+/// The reasons of aborted steps.
 #[derive(Default)]
 pub struct EndedSteps {
-    reasons: HashMap<(Scope, i64), Box<str>>,
-    order: VecDeque<(Scope, i64)>,
+    owners: HashMap<Scope, Steps>,
+    count: usize,
 }
 
 impl EndedSteps {
-    /// Remembers an abort.
-    pub fn insert(&mut self, scope: Scope, step: i64, reason: &str) {
-        if self.reasons.insert((scope, step), reason.into()).is_none() {
-            self.order.push_back((scope, step));
+    /// Remembers an abort, unless it is remembered with its first reason.
+    pub fn insert(&mut self, scope: Scope, step: i64, reason: &Arc<str>) {
+        if self.has(scope, step) {
+            return;
         }
-        while self.order.len() > ENDED_STEPS_MAX {
-            let oldest = self.order.pop_front().expect("longer than the limit");
-            self.reasons.remove(&oldest);
+        if self.count >= ENDED_STEPS_MAX {
+            self.make_room(scope);
         }
+        let steps = self.owners.entry(scope).or_default();
+        steps.last += 1;
+        steps.reasons.insert(step, (steps.last, reason.clone()));
+        steps.order.push_back((steps.last, step));
+        self.count += 1;
+    }
+
+    /// A reason as it is remembered, to be shared by all for whom a step ends.
+    pub fn reason_to_keep(reason: &str) -> Arc<str> {
+        reason[..reason.floor_char_boundary(REASON_BYTES)].into()
     }
 
     /// True if the step was ended for this very scope.
     pub fn has(&self, scope: Scope, step: i64) -> bool {
-        self.reasons.contains_key(&(scope, step))
+        self.owners.get(&scope).is_some_and(|steps| steps.reasons.contains_key(&step))
     }
 
     /// Why the step ended for this task or pair, if it did.
     #[inline]
     pub fn reason(&self, task: u16, pair: u32, step: i64) -> Option<&str> {
-        if self.reasons.is_empty() {
+        if self.owners.is_empty() {
             return None;
         }
-        let found =
-            self.reasons.get(&(Scope::Task(task), step)).or_else(|| self.reasons.get(&(Scope::Pair(pair), step)));
-        found.map(|reason| &**reason)
+        let of = |scope| Some(&*self.owners.get(&scope)?.reasons.get(&step)?.1);
+        of(Scope::Task(task)).or_else(|| of(Scope::Pair(pair)))
     }
 
-    /// Forgets a step for the scopes that `pick` chooses: it may be used again.
-    pub fn forget(&mut self, step: i64, pick: impl Fn(Scope) -> bool) {
-        self.order.retain(|(scope, other)| !(*other == step && pick(*scope)));
-        self.reasons.retain(|(scope, other), _| !(*other == step && pick(*scope)));
+    /// Forgets a step of a scope: it may be used again.
+    pub fn forget(&mut self, scope: Scope, step: i64) {
+        let Some(steps) = self.owners.get_mut(&scope) else { return };
+        if steps.reasons.remove(&step).is_some() {
+            self.count -= 1;
+            steps.tidy();
+        }
+        if steps.reasons.is_empty() {
+            self.owners.remove(&scope);
+        }
+    }
+
+    /// Forgets the oldest step of `scope` if it has its share, and else of whoever has most.
+    fn make_room(&mut self, scope: Scope) {
+        let share = ENDED_STEPS_MAX / self.owners.len();
+        let own = self.owners.get(&scope).map_or(0, |steps| steps.reasons.len());
+        // Looked for only until `scope` has its share. Of several the first, since a hash map's order is no order.
+        let most = || self.owners.iter().max_by_key(|(scope, steps)| (steps.reasons.len(), std::cmp::Reverse(**scope)));
+        let from = if own >= share { scope } else { *most().expect("the memory is full").0 };
+        let oldest = self.owners.get_mut(&from).and_then(Steps::oldest);
+        if let Some(step) = oldest {
+            self.forget(from, step);
+        }
+    }
+}
+
+impl Steps {
+    fn is_remembered(&self, (number, step): (u64, i64)) -> bool {
+        self.reasons.get(&step).is_some_and(|(last, _)| *last == number)
+    }
+
+    fn oldest(&mut self) -> Option<i64> {
+        while let Some(&first) = self.order.front() {
+            if self.is_remembered(first) {
+                return Some(first.1);
+            }
+            self.order.pop_front();
+        }
+        None
+    }
+
+    fn tidy(&mut self) {
+        if self.order.len() > 2 * self.reasons.len() + ORDER_SLACK {
+            let order = std::mem::take(&mut self.order);
+            self.order = order.into_iter().filter(|&entry| self.is_remembered(entry)).collect();
+        }
     }
 }
 
@@ -62,18 +130,62 @@ impl EndedSteps {
 mod tests {
     use super::*;
 
+    const LOUD: Scope = Scope::Task(1);
+
+    fn reason() -> Arc<str> {
+        EndedSteps::reason_to_keep("loss is NaN")
+    }
+
     #[test]
-    fn the_oldest_is_forgotten_and_a_cleaned_step_is_new() {
+    fn a_cleaned_step_is_new_for_those_who_cleaned_it() {
         let mut ended = EndedSteps::default();
-        for step in 0..=ENDED_STEPS_MAX as i64 {
-            ended.insert(Scope::Task(1), step, "loss is NaN");
-        }
-        assert_eq!(ended.reason(1, 0, 0), None);
-        assert_eq!(ended.reason(1, 0, 1), Some("loss is NaN"));
-        assert_eq!(ended.reason(2, 0, 1), None);
-        ended.insert(Scope::Pair(7), 1, "peer");
+        ended.insert(LOUD, 1, &reason());
+        ended.insert(LOUD, 1, &EndedSteps::reason_to_keep("said again"));
+        ended.insert(Scope::Pair(7), 1, &EndedSteps::reason_to_keep("peer"));
+        assert_eq!((ended.reason(1, 0, 1), ended.reason(2, 0, 1)), (Some("loss is NaN"), None));
         assert_eq!(ended.reason(2, 7, 1), Some("peer"));
-        ended.forget(1, |scope| scope == Scope::Task(1));
+        ended.forget(LOUD, 1);
+        ended.forget(LOUD, 1);
         assert_eq!((ended.reason(1, 0, 1), ended.reason(2, 7, 1)), (None, Some("peer")));
+        assert_eq!((ended.count, ended.owners.len()), (1, 1));
+    }
+
+    #[test]
+    fn who_aborts_on_and_on_forgets_its_own_steps_and_nobody_elses() {
+        let (mut ended, reason) = (EndedSteps::default(), reason());
+        for step in 0..100 {
+            ended.insert(Scope::Pair(3), step, &reason);
+        }
+        for step in 0..2 * ENDED_STEPS_MAX as i64 {
+            ended.insert(LOUD, step, &reason);
+        }
+        assert_eq!(ended.count, ENDED_STEPS_MAX);
+        assert!((0..100).all(|step| ended.has(Scope::Pair(3), step)));
+        assert!(!ended.has(LOUD, 0) && ended.has(LOUD, 2 * ENDED_STEPS_MAX as i64 - 1), "the oldest goes first");
+        // Whoever has less gets room from the one that has most, up to an equal share.
+        for step in 0..ENDED_STEPS_MAX as i64 {
+            ended.insert(Scope::Task(2), step, &reason);
+        }
+        assert!((0..100).all(|step| ended.has(Scope::Pair(3), step)));
+        assert_eq!(ended.owners[&Scope::Task(2)].reasons.len(), ENDED_STEPS_MAX / 3);
+        assert_eq!(ended.count, ENDED_STEPS_MAX);
+    }
+
+    #[test]
+    fn steps_that_come_and_go_leave_nothing_behind() {
+        let (mut ended, long) = (EndedSteps::default(), "ü".repeat(REASON_BYTES));
+        let reason = EndedSteps::reason_to_keep(&long);
+        assert_eq!(reason.len(), REASON_BYTES);
+        ended.insert(LOUD, -1, &reason);
+        for step in 0..1000 {
+            ended.insert(LOUD, step, &reason);
+            ended.forget(LOUD, step);
+            assert!(ended.owners[&LOUD].order.len() <= 2 + ORDER_SLACK);
+        }
+        ended.insert(LOUD, 1, &reason);
+        ended.forget(LOUD, -1);
+        assert_eq!(ended.owners.get_mut(&LOUD).and_then(Steps::oldest), Some(1));
+        ended.forget(LOUD, 1);
+        assert_eq!((ended.count, ended.owners.len()), (0, 0));
     }
 }

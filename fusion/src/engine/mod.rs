@@ -11,6 +11,7 @@ mod local_plan;
 mod look_ups;
 mod published;
 mod push;
+mod recall;
 mod settings;
 mod shard;
 mod task;

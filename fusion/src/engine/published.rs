@@ -11,6 +11,7 @@ use sealane_runtime::Buffer;
 use sealane_transport::{Error, Handle, Keys, Pulled, RecvOutcome, SendOutcome, Tensor, Tray, Unreceived};
 
 use super::deadline;
+use super::recall::{Name, Recall};
 use super::task::{Outcome, Task};
 use crate::node::{BatchWaiter, FusedRequest, Node, PullRequest, PullWaiter};
 
@@ -111,15 +112,17 @@ impl Task {
         let count = keys.len();
         let (sender, receiver) = oneshot::channel();
         let (local, peer) = (self.place(), from.to_owned());
+        let (recall, tag) = self.recall(from);
         let submitted = self.submit(from, move |node, now| match node.pair(local, &peer) {
             Ok(pair) => {
                 let (deadline, waiter) = (deadline(now, timeout), BatchWaiter::Channel(sender));
                 let keys = keys.iter().map(|key| &**key);
-                node.recv_fused(now, FusedRequest { pair, step, keys, destinations, deadline, waiter });
+                let request = FusedRequest { pair, step, keys, destinations, deadline, waiter };
+                let _ = tag.set(Name::Batch(node.recv_fused(now, request)));
             }
             Err(error) => drop(sender.send(Err(error))),
         });
-        ReceivingMany { count, outcome: Outcome::of(submitted, receiver) }
+        ReceivingMany { count, outcome: Outcome::of(submitted, receiver), recall }
     }
 }
 
@@ -175,17 +178,29 @@ impl Future for Publishing {
 }
 
 /// Many recvs under way: await them, or [`wait`](Self::wait).
-#[must_use = "recvs that nobody waits for take their tensors all the same"]
+///
+/// Dropped before all have ended, those that have not are given up: their tensors stay with the producer, or go back there.
+/// Tensors that have come by then were released, and are gone.
+#[must_use = "recvs that nobody waits for are given up"]
 pub struct ReceivingMany {
     count: usize,
     outcome: Outcome<Result<Vec<RecvOutcome>, Error>>,
+    recall: Recall,
 }
 
 impl ReceivingMany {
     /// Blocks until each has ended, at the latest at the deadline; the outcomes in the order of the keys. Not for code on a
     /// shard.
-    pub fn wait(self) -> Vec<RecvOutcome> {
-        each(self.outcome.wait(), self.count)
+    pub fn wait(mut self) -> Vec<RecvOutcome> {
+        each(self.outcome.take().wait(), self.count)
+    }
+}
+
+impl Drop for ReceivingMany {
+    fn drop(&mut self) {
+        if self.outcome.hang_up() {
+            self.recall.give_up();
+        }
     }
 }
 

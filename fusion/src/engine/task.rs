@@ -9,9 +9,10 @@ use sealane_runtime::{Buffer, Shard, ShardRef};
 use sealane_transport::endpoint_map::TaskName;
 use sealane_transport::{Error, RecvOptions, RecvOutcome, SendOptions, SendOutcome, Unreceived};
 
+use super::recall::{Name, NameTag, Recall};
 use super::shard::ShardEngine;
 use super::{Engine, deadline};
-use crate::node::{Node, RecvRequest, RecvWaiter, SendWaiter};
+use crate::node::{Node, RecvRequest, RecvWaiter, SendWaiter, Ticket};
 use sealane_transport::tensor::Tensor;
 
 /// A task of an [`Engine`], for any thread. Cheap to clone; keeps the engine running.
@@ -77,18 +78,20 @@ impl Task {
         let timeout = options.timeout.unwrap_or(self.engine.0.settings.request_timeout);
         let (sender, receiver) = oneshot::channel();
         let (local, peer, key) = (self.place, from.to_owned(), key.to_owned());
+        let (recall, tag) = self.recall(from);
         let submitted = self.submit(from, move |node, now| {
             let RecvOptions { destination, .. } = options;
             let waiter = RecvWaiter::Channel(sender);
             match node.pair(local, &peer) {
                 Ok(pair) => {
                     let deadline = deadline(now, timeout);
-                    node.recv(now, RecvRequest { pair, step, key: &key, deadline, destination, waiter, fused: false });
+                    let request = RecvRequest { pair, step, key: &key, deadline, destination, waiter, fused: false };
+                    write_on(&tag, node.recv(now, request));
                 }
                 Err(error) => node.finish_recv(waiter, Err(Unreceived { error, destination })),
             }
         });
-        Receiving(Outcome::of(submitted, receiver))
+        Receiving { outcome: Outcome::of(submitted, receiver), recall }
     }
 
     /// Asks `from` for many tensors of a step at once, each with options and an end of its own: one message, not a window's
@@ -103,17 +106,19 @@ impl Task {
         let (mut receivers, mut asks) = (Vec::new(), Vec::new());
         for (key, options) in wanted {
             let (sender, receiver) = oneshot::channel();
-            receivers.push(receiver);
-            asks.push((Box::<str>::from(key.as_ref()), options, RecvWaiter::Channel(sender)));
+            let (recall, tag) = self.recall(from);
+            receivers.push((receiver, recall));
+            asks.push((Box::<str>::from(key.as_ref()), options, RecvWaiter::Channel(sender), tag));
         }
         let (local, peer) = (self.place, from.to_owned());
         let submitted = self.submit(from, move |node, now| {
             let pair = node.pair(local, &peer);
-            for (key, RecvOptions { timeout, destination }, waiter) in asks {
+            for (key, RecvOptions { timeout, destination }, waiter, tag) in asks {
                 match &pair {
                     &Ok(pair) => {
                         let (key, deadline) = (&*key, deadline(now, timeout.unwrap_or(usual)));
-                        node.recv(now, RecvRequest { pair, step, key, deadline, destination, waiter, fused: true });
+                        let request = RecvRequest { pair, step, key, deadline, destination, waiter, fused: true };
+                        write_on(&tag, node.recv(now, request));
                     }
                     Err(error) => {
                         node.finish_recv(waiter, Err(Unreceived { error: error.clone(), destination }));
@@ -121,7 +126,13 @@ impl Task {
                 }
             }
         });
-        receivers.into_iter().map(|receiver| Receiving(Outcome::of(submitted.clone(), receiver))).collect()
+        let receiving = |(receiver, recall)| Receiving { outcome: Outcome::of(submitted.clone(), receiver), recall };
+        receivers.into_iter().map(receiving).collect()
+    }
+
+    /// How to give up a call that this task makes of `peer`.
+    pub(super) fn recall(&self, peer: &str) -> (Recall, NameTag) {
+        Recall::of(self.shard(self.engine.shard_of(self.name(), peer)))
     }
 
     /// Ends `step` of this task, here and at its peers: every waiting recv of it ends with Aborted and `reason`,
@@ -187,6 +198,13 @@ impl Task {
     }
 }
 
+/// Leaves the ticket of a recv that waits for whoever may give it up.
+fn write_on(tag: &NameTag, ticket: Option<Ticket>) {
+    if let Some(ticket) = ticket {
+        let _ = tag.set(Name::Recv(ticket));
+    }
+}
+
 pub(super) fn submit(shard: &ShardRef, job: impl FnOnce(&mut Node, Instant) + Send + 'static) -> Result<(), Error> {
     let run = move |_: &Shard| {
         if let Some(engine) = ShardEngine::current() {
@@ -241,6 +259,18 @@ impl<T, E: From<Error>> Outcome<Result<T, E>> {
     }
 }
 
+impl<T> Outcome<T> {
+    /// Drops the receiving end; true if the outcome was not taken from it.
+    pub(super) fn hang_up(&mut self) -> bool {
+        matches!(std::mem::replace(self, Outcome::Over), Outcome::Coming(_) | Outcome::Awaited(_))
+    }
+
+    /// Takes the outcome away from who drops it.
+    pub(super) fn take(&mut self) -> Self {
+        std::mem::replace(self, Outcome::Over)
+    }
+}
+
 fn gone<E: From<Error>>() -> E {
     Error::unavailable("this engine", "it stopped before the call ended").into()
 }
@@ -273,8 +303,14 @@ impl Future for Sending {
 }
 
 /// A recv under way: await it, or [`wait`](Self::wait).
-#[must_use = "a recv that nobody waits for takes the tensor all the same"]
-pub struct Receiving(Outcome<RecvOutcome>);
+///
+/// Dropped before its tensor has come it is given up, here and at the producer: the tensor stays there, or goes back there if
+/// it is on its way. A tensor that has come by then was released, and is gone.
+#[must_use = "a recv that nobody waits for is given up"]
+pub struct Receiving {
+    outcome: Outcome<RecvOutcome>,
+    recall: Recall,
+}
 
 impl Receiving {
     /// Blocks until the tensor is there, or the recv has failed: at the latest at its deadline. Not for code on a
@@ -282,8 +318,8 @@ impl Receiving {
     ///
     /// # Errors
     /// As [`Error`] says; [`Unreceived`] gives the destination back.
-    pub fn wait(self) -> RecvOutcome {
-        self.0.wait()
+    pub fn wait(mut self) -> RecvOutcome {
+        self.outcome.take().wait()
     }
 }
 
@@ -291,6 +327,14 @@ impl Future for Receiving {
     type Output = RecvOutcome;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<RecvOutcome> {
-        self.0.poll(context)
+        self.outcome.poll(context)
+    }
+}
+
+impl Drop for Receiving {
+    fn drop(&mut self) {
+        if self.outcome.hang_up() {
+            self.recall.give_up();
+        }
     }
 }

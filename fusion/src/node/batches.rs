@@ -54,6 +54,15 @@ impl Batch {
 }
 
 impl Batches {
+    /// False if nobody waits for the batch any more.
+    #[inline]
+    pub(super) fn listens(&self, handle: Handle) -> bool {
+        self.0.get(handle).is_some_and(|batch| match &batch.waiter {
+            BatchWaiter::Channel(sender) => !sender.is_closed(),
+            BatchWaiter::Future(_) => true,
+        })
+    }
+
     /// One of a batch has ended.
     pub(super) fn finish_one(&mut self, handle: Handle, index: u32, outcome: RecvOutcome, wakers: &mut Vec<Waker>) {
         let Some(batch) = self.0.get_mut(handle) else { return };

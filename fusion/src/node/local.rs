@@ -215,6 +215,10 @@ impl Node {
     pub(super) fn send_local(&mut self, spot: Spot, tensor: (TensorMeta, Payload)) -> Option<(TensorMeta, Payload)> {
         let Some(Waiting::Request(Parked::Local(handle))) = self.table.waiting(spot) else { return Some(tensor) };
         let Some(wanted) = self.local.wanted.get_mut(handle) else { return Some(tensor) };
+        if !self.outcomes.listens(&wanted.waiter) {
+            self.cancel_local(handle);
+            return Some(tensor);
+        }
         if tensor.1.len() > COPY_AT_ONCE_BYTES {
             return Some(tensor);
         }
@@ -236,7 +240,11 @@ impl Node {
 
     /// Hands a tensor that was lent to a recv that waited for it in the table.
     pub(super) fn lend_local(&mut self, handle: Handle, tensor: (TensorMeta, Payload), deposit: Handle) {
-        let Some(wanted) = self.local.wanted.get_mut(handle) else { return self.settled(deposit, tensor, false) };
+        let outcomes = &self.outcomes;
+        let Some(wanted) = self.local.wanted.get_mut(handle).filter(|wanted| outcomes.listens(&wanted.waiter)) else {
+            self.cancel_local(handle);
+            return self.settled(deposit, tensor, false);
+        };
         let limit = self.settings.session.tensor_bytes_max;
         match place(&self.memory, limit, wanted.consumer, wanted.destination.take(), &tensor.1) {
             Ok(Place::Memory(to)) => {
@@ -294,7 +302,9 @@ impl Node {
             && let Some((producer, mut queue)) = self.local.copies.pop_front()
         {
             let mut copy = queue.pop_front().expect("queues without copies are dropped");
-            if self.local.wanted.get(copy.wanted).is_none() {
+            let listens = |wanted: &Wanted| self.outcomes.listens(&wanted.waiter);
+            if !self.local.wanted.get(copy.wanted).is_some_and(listens) {
+                self.cancel_local(copy.wanted);
                 self.settled(copy.deposit, copy.from, false);
             } else {
                 budget -= copy.advance(budget.min(COPY_HELPING_BYTES));

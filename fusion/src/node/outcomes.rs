@@ -45,6 +45,17 @@ impl Outcomes {
         Ok(tensor)
     }
 
+    /// False if a waiter has hung up: nobody is to get its tensor.
+    #[inline]
+    pub(super) fn listens(&self, waiter: &RecvWaiter) -> bool {
+        match waiter {
+            RecvWaiter::Channel(sender) => !sender.is_closed(),
+            RecvWaiter::Batch { batch, .. } => self.batches.listens(*batch),
+            // Whoever gives up one of these takes it out of the session as well.
+            RecvWaiter::Cell(_) | RecvWaiter::Client(_) | RecvWaiter::Pull(_) => true,
+        }
+    }
+
     /// Tells a waiter how its recv ended.
     #[inline]
     pub(super) fn finish_recv(&mut self, waiter: RecvWaiter, outcome: RecvOutcome) {
@@ -89,7 +100,10 @@ pub(super) struct Ear<'a> {
 
 impl Sink<RecvWaiter, Handle> for Ear<'_> {
     #[inline]
-    fn arrived(&mut self, waiter: RecvWaiter, meta: &[u8], buffer: Buffer) {
+    fn arrived(&mut self, waiter: RecvWaiter, meta: &[u8], buffer: Buffer) -> bool {
+        if !self.outcomes.listens(&waiter) {
+            return false;
+        }
         self.counters.tensors_received += 1;
         self.counters.bytes_received += buffer.len() as u64;
         let outcome = match &self.outcomes.last_kind {
@@ -99,6 +113,7 @@ impl Sink<RecvWaiter, Handle> for Ear<'_> {
             _ => self.outcomes.check(meta, buffer),
         };
         self.outcomes.finish_recv(waiter, outcome);
+        true
     }
 
     #[inline]

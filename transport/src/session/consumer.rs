@@ -479,11 +479,12 @@ impl<W> Consumer<W> {
             Place::Buffer(_) => self.finish(landing.request),
             Place::Nowhere => None,
         };
-        self.releases.push(landing.token, waiter.is_some());
+        let mut is_taken = false;
         if let (Some(waiter), Place::Buffer(mut buffer)) = (waiter, landing.place) {
             buffer.truncate(landing.total);
-            deliver(waiter, &landing.meta, buffer, sink, events);
+            is_taken = deliver(waiter, &landing.meta, buffer, sink, events);
         }
+        self.releases.push(landing.token, is_taken);
     }
 
     /// Takes in a tensor that came whole, with its frame.
@@ -517,8 +518,8 @@ impl<W> Consumer<W> {
         buffer.truncate(payload.len());
         buffer.copy_from_slice(payload);
         let waiter = self.finish(id).expect("a request that has a place stands");
-        self.releases.push(token, true);
-        deliver(waiter, meta, buffer, sink, events);
+        let is_taken = deliver(waiter, meta, buffer, sink, events);
+        self.releases.push(token, is_taken);
         Ok(())
     }
 
@@ -545,7 +546,7 @@ impl<W> Consumer<W> {
     }
 }
 
-/// Gives a waiter its tensor: at once where the owner wants it so, else as an event.
+/// Gives a waiter its tensor: at once where the owner wants it so, else as an event. False if it does not take it.
 #[inline]
 fn deliver<W, D>(
     waiter: W,
@@ -553,12 +554,13 @@ fn deliver<W, D>(
     buffer: Buffer,
     sink: &mut Option<&mut dyn Sink<W, D>>,
     events: &mut VecDeque<Event<W, D>>,
-) {
+) -> bool {
     match sink {
         Some(sink) => sink.arrived(waiter, meta, buffer),
         None => {
             let arrived = Arrived { meta: Meta::from_slice(meta), buffer };
             events.push_back(Event::Answered { waiter, answer: Box::new(Ok(arrived)) });
+            true
         }
     }
 }

@@ -32,8 +32,8 @@ pub trait ReceiveMemory {
 
 /// An owner that takes tensors and releases as they come, instead of as events afterwards.
 pub trait Sink<W, D> {
-    /// The tensor of a request.
-    fn arrived(&mut self, waiter: W, meta: &[u8], buffer: Buffer);
+    /// The tensor of a request; false if its waiter no longer listens, so that the tensor goes back to its producer.
+    fn arrived(&mut self, waiter: W, meta: &[u8], buffer: Buffer) -> bool;
 
     /// A tensor of this side was taken by its consumer.
     fn taken(&mut self, deposit: D, payload: Payload);

@@ -233,3 +233,21 @@ fn a_key_may_not_be_too_long() {
     assert_eq!(net.send(PS, "worker:1", &key, &[1]).error().to_string(), expected);
     assert_eq!(net.recv(WORKER, "ps:1", &key).error().to_string(), expected);
 }
+
+#[test]
+fn a_tensor_for_whom_nobody_listens_any_more_goes_back() {
+    let mut net = Net::pair();
+    for bytes in [100, 50_000] {
+        // The caller on another thread is gone, and the shard was not told.
+        let hung_up = net.recv(WORKER, "ps:1", "w");
+        net.rest();
+        drop(hung_up.receiver);
+        let sent = net.send(PS, "worker:1", "w", &vec![8; bytes]);
+        net.rest();
+        assert!(sent.waits());
+        let asked = net.recv(WORKER, "ps:1", "w");
+        net.rest();
+        assert_eq!((asked.bytes(), sent.outcome()), (vec![8; bytes], Ok(())));
+    }
+    net.nothing_is_left();
+}

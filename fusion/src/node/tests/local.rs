@@ -282,3 +282,28 @@ fn a_pool_takes_what_arrives_and_says_when_it_is_full() {
     net.nodes[0].set_pool(1, None);
     assert_eq!(net.nodes[0].receive_slab().in_use_bytes(), 0);
 }
+
+#[test]
+fn a_tensor_for_whom_nobody_listens_any_more_waits_for_the_next() {
+    let mut net = alone();
+    for bytes in [10, LARGE] {
+        let hung_up = net.recv_into(OTHER, "ps:1", "w", destination(bytes));
+        drop(hung_up.receiver);
+        let sent = net.send(ONE, "ps:2", "w", &vec![7; bytes]);
+        net.rest();
+        assert!(sent.waits());
+        let asked = net.recv_into(OTHER, "ps:1", "w", destination(bytes));
+        drop(asked.receiver);
+        let asked = if bytes == LARGE {
+            net.rest();
+            assert!(sent.waits(), "given up while it was copied");
+            net.recv(OTHER, "ps:1", "w")
+        } else {
+            // A small one was copied at once: it had come before its caller hung up.
+            assert_eq!(sent.outcome(), Ok(()));
+            continue;
+        };
+        assert_eq!((asked.bytes(), sent.outcome()), (vec![7; bytes], Ok(())));
+    }
+    net.nothing_is_left();
+}

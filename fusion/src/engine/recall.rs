@@ -1,0 +1,52 @@
+//! Recvs of other threads that are given up before they ended: the shard that serves them is told by a job.
+//!
+//! One small allocation a call. A shard whose mailbox is full is not told: it finds out when the tensor comes, which then
+//! goes back all the same, or at the deadline.
+
+use std::sync::{Arc, OnceLock};
+
+use sealane_runtime::ShardRef;
+use sealane_transport::Handle;
+
+use super::task::submit;
+use crate::node::Ticket;
+
+/// What the shard calls a call.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Name {
+    /// A recv.
+    Recv(Ticket),
+    /// A fused receive.
+    Batch(Handle),
+}
+
+/// Where the shard leaves its name for a call.
+pub(super) type NameTag = Arc<OnceLock<Name>>;
+
+/// How to give a call up.
+pub(super) struct Recall {
+    shard: ShardRef,
+    tag: NameTag,
+}
+
+impl Recall {
+    /// For a call that `shard` serves, and the tag for its name.
+    pub(super) fn of(shard: ShardRef) -> (Recall, NameTag) {
+        let tag = NameTag::default();
+        (Recall { shard, tag: tag.clone() }, tag)
+    }
+
+    /// Gives the call up; nothing if it has ended. The caller must have hung up before, so that what comes meanwhile goes
+    /// back.
+    pub(super) fn give_up(&self) {
+        let tag = self.tag.clone();
+        // Jobs run in the order in which they were submitted: the call has its name by then, if it still waits.
+        let _ = submit(&self.shard, move |node, _| match tag.get() {
+            Some(&Name::Recv(ticket)) => {
+                node.cancel(ticket);
+            }
+            Some(&Name::Batch(batch)) => node.close_batch(batch),
+            None => {}
+        });
+    }
+}

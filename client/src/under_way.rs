@@ -223,8 +223,10 @@ impl Future for Sending {
     }
 }
 
-/// A recv under way: await it, or [`wait`](Self::wait). Dropping it gives the recv up; with the engine in this process it
-/// goes on until its deadline, and takes the tensor all the same.
+/// A recv under way: await it, or [`wait`](Self::wait). Dropping it gives the recv up, here and at the producer: a tensor that
+/// has not come stays there, and one that is on its way goes back. A tensor counts as received once the daemon has put it into
+/// this process's ring, or the engine in this process has handed it over: its producer has been told so, and a recv that is
+/// dropped after that takes it along.
 #[must_use = "dropping it gives the recv up"]
 pub struct Receiving(UnderWay<Recv>);
 

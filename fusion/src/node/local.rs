@@ -16,6 +16,7 @@ use super::Node;
 use super::calls::{RecvRequest, Ticket};
 use super::cells::RecvWaiter;
 use super::memory::TaskMemory;
+use super::outcomes::unheard;
 use crate::rendezvous::{Found, Meeting, Parked, Spot, Waiting, asked_twice};
 
 /// Bytes copied at once; a larger tensor is copied in several turns.
@@ -216,7 +217,7 @@ impl Node {
         let Some(Waiting::Request(Parked::Local(handle))) = self.table.waiting(spot) else { return Some(tensor) };
         let Some(wanted) = self.local.wanted.get_mut(handle) else { return Some(tensor) };
         if !self.outcomes.listens(&wanted.waiter) {
-            self.cancel_local(handle);
+            self.fail_local(handle, unheard());
             return Some(tensor);
         }
         if tensor.1.len() > COPY_AT_ONCE_BYTES {
@@ -242,7 +243,7 @@ impl Node {
     pub(super) fn lend_local(&mut self, handle: Handle, tensor: (TensorMeta, Payload), deposit: Handle) {
         let outcomes = &self.outcomes;
         let Some(wanted) = self.local.wanted.get_mut(handle).filter(|wanted| outcomes.listens(&wanted.waiter)) else {
-            self.cancel_local(handle);
+            self.fail_local(handle, unheard());
             return self.settled(deposit, tensor, false);
         };
         let limit = self.settings.session.tensor_bytes_max;
@@ -304,7 +305,7 @@ impl Node {
             let mut copy = queue.pop_front().expect("queues without copies are dropped");
             let listens = |wanted: &Wanted| self.outcomes.listens(&wanted.waiter);
             if !self.local.wanted.get(copy.wanted).is_some_and(listens) {
-                self.cancel_local(copy.wanted);
+                self.fail_local(copy.wanted, unheard());
                 self.settled(copy.deposit, copy.from, false);
             } else {
                 budget -= copy.advance(budget.min(COPY_HELPING_BYTES));

@@ -90,6 +90,11 @@ impl Outcomes {
     }
 }
 
+/// What a recv ends with whose caller has hung up.
+pub(super) fn unheard() -> Error {
+    Error::Aborted { step: 0, reason: "its caller gave it up".into() }
+}
+
 /// A node that takes in what a session hears, while the session is lent to its link.
 pub(super) struct Ear<'a> {
     pub(super) table: &'a mut Table<Sender>,
@@ -102,6 +107,8 @@ impl Sink<RecvWaiter, Handle> for Ear<'_> {
     #[inline]
     fn arrived(&mut self, waiter: RecvWaiter, meta: &[u8], buffer: Buffer) -> bool {
         if !self.outcomes.listens(&waiter) {
+            // A fused receive to which nobody listens ends with its last, as any does.
+            self.outcomes.finish_recv(waiter, Err(unheard().into()));
             return false;
         }
         self.counters.tensors_received += 1;

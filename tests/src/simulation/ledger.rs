@@ -121,12 +121,11 @@ impl Ledger {
         self.recvs_of(at).iter().rev().copied().find(|&recv| is_open(&self.recvs[recv]))
     }
 
-    /// True if a recv may have taken the tensor of a spot without a word: nobody listens to it, or it is part of a fused
-    /// receive that has more to wait for, or had.
+    /// True if a recv may have taken the tensor of a spot without a word: it is part of a fused receive that has more to wait
+    /// for, or had.
     pub(super) fn may_have_taken(&self, at: Spot) -> bool {
         self.recvs_of(at).iter().map(|&recv| &self.recvs[recv]).any(|recv| match recv.ended {
-            Some((_, End::Deaf)) => true,
-            None | Some((_, End::GivenUp | End::Lost)) => recv.batch == Some(Told::Together),
+            None | Some((_, End::Deaf | End::GivenUp | End::Lost)) => recv.batch == Some(Told::Together),
             Some(_) => false,
         })
     }

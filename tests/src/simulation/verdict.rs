@@ -10,7 +10,7 @@
 //!   the tensor was delivered; the tensor is delivered although the send failed, since a reset on the producer's side
 //!   does not stop the bytes that are on their way.
 //! - What was sent before its producer cleaned the step up is not delivered to a recv that was asked afterwards.
-//! - A recv to which nobody listens any more still takes its tensor: such a send ends well too.
+//! - A recv to which nobody listens any more takes no tensor; a fused receive keeps those that it has.
 //!
 //! What fused receives add is in `fused.rs`, what pulls are promised in `plans/verdict.rs`,
 //! what pushes are in `pushes/verdict.rs`.

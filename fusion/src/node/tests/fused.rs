@@ -103,3 +103,20 @@ fn tasks_of_one_node_meet_in_batches_too() {
     assert!(receiver.try_recv().unwrap().unwrap().into_iter().all(|outcome| outcome.is_ok()));
     sent.iter().for_each(|sent| sent.outcome().unwrap());
 }
+
+#[test]
+fn one_to_which_nobody_listens_gives_back_what_comes_and_ends_with_its_last() {
+    let mut net = Net::pair();
+    let outcome = ask(&mut net, &["a", "b"], Vec::new());
+    let _first = net.send((0, "ps:1"), "worker:1", "a", &[1; 1000]);
+    net.rest();
+    assert!(net.nodes[1].counters().slab_receive_bytes > 0, "the first has come, and waits for the other");
+    drop(outcome);
+    let sent = net.send((0, "ps:1"), "worker:1", "b", &[2; 1000]);
+    net.rest();
+    assert!(sent.waits());
+    assert_eq!(net.nodes[1].counters().slab_receive_bytes, 0);
+    let again = net.recv((1, "worker:1"), "ps:1", "b");
+    net.rest();
+    assert_eq!((again.bytes(), sent.outcome()), (vec![2; 1000], Ok(())));
+}

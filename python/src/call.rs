@@ -263,8 +263,8 @@ where
 /// A recv or a pull under way, as ``Task.recv_async``, ``Task.pull_async`` and ``Plan.pull_async`` give it: ``await`` it,
 /// or call ``result``.
 ///
-/// If it is dropped or its ``await`` is cancelled, it is given up: a tensor that was sent stays with its producer. With the
-/// engine in this process a recv goes on until its deadline, and takes the tensor all the same.
+/// If it is dropped or its ``await`` is cancelled, it is given up: a tensor that was sent stays with its producer, unless it has
+/// come already.
 #[pyclass(frozen, module = "sealane")]
 pub(crate) struct Receiving {
     call: Call<Box<dyn UnderWay<Value = HandOut>>>,

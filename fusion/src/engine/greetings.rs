@@ -5,7 +5,7 @@ use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::BorrowedFd;
 use std::rc::Rc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use sealane_runtime::{Interest, Readiness, RuntimeError, Shard, Source};
 use sealane_transport::endpoint_map::{Host, TransportAddress};
@@ -29,6 +29,9 @@ const GREETINGS_MAX: usize = 1024;
 const ACCEPTS_PER_TURN: usize = 64;
 /// Bytes of unfinished greetings of callers that are held at once: some hundred of the longest.
 const HELD_BYTES_MAX: usize = 32 << 20;
+/// A call that has no connection by then is begun anew: the kernel asks again after 1, 2 and 4 s, and a cable that is back, or a
+/// peer that is up, is to be found sooner. Far longer than a round trip takes anywhere.
+const CONNECT_PATIENCE: Duration = Duration::from_millis(500);
 
 enum Greeting {
     Calling { dial: Dial, peer: Handle, more: Vec<SocketAddr>, hello: Hello },
@@ -103,6 +106,14 @@ impl Greetings {
         deadline(self.engine.shard.now(), self.engine.settings.handshake_timeout)
     }
 
+    /// When a greeting that begins now has failed, or must at least have its connection.
+    fn first_deadline(&self, greeting: &Greeting) -> Instant {
+        match greeting {
+            Greeting::Calling { .. } => self.deadline().min(self.engine.shard.now() + CONNECT_PATIENCE),
+            Greeting::Answering { .. } => self.deadline(),
+        }
+    }
+
     /// Watches the listeners while there is room for callers.
     fn mind_listeners(&mut self, now: Instant) {
         let has_room = !self.pending.is_full();
@@ -164,7 +175,7 @@ impl Greetings {
     }
 
     fn add(&mut self, greeting: Greeting) {
-        let pending = Pending { greeting: None, deadline: self.deadline() };
+        let pending = Pending { greeting: None, deadline: self.first_deadline(&greeting) };
         let Ok(handle) = self.pending.insert(pending) else {
             match greeting {
                 Greeting::Calling { peer, .. } => {
@@ -249,20 +260,25 @@ impl Greetings {
         let Some(pending) = self.pending.get_mut(handle) else { return };
         let deadline = pending.deadline;
         match pending.greeting.take().expect("polled by nobody else") {
-            Greeting::Calling { dial, peer, more, hello } => match dial.poll() {
-                Ok(Progress::Pending(dial)) => {
-                    let greeting = Some(Greeting::Calling { dial, peer, more, hello });
-                    *self.pending.get_mut(handle).expect("still there") = Pending { greeting, deadline };
+            Greeting::Calling { dial, peer, more, hello } => {
+                let had_connection = dial.is_connected();
+                match dial.poll() {
+                    Ok(Progress::Pending(dial)) => {
+                        let has_connection_now = !had_connection && dial.is_connected();
+                        let deadline = if has_connection_now { self.deadline() } else { deadline };
+                        let greeting = Some(Greeting::Calling { dial, peer, more, hello });
+                        *self.pending.get_mut(handle).expect("still there") = Pending { greeting, deadline };
+                    }
+                    Ok(Progress::Done(dialed)) => {
+                        self.pending.remove(handle);
+                        self.dialed(peer, dialed);
+                    }
+                    Err(error) => {
+                        self.pending.remove(handle);
+                        self.call_failed(peer, more, hello, error);
+                    }
                 }
-                Ok(Progress::Done(dialed)) => {
-                    self.pending.remove(handle);
-                    self.dialed(peer, dialed);
-                }
-                Err(error) => {
-                    self.pending.remove(handle);
-                    self.call_failed(peer, more, hello, error);
-                }
-            },
+            }
             Greeting::Answering { answering, via, from, held } => match answering.poll() {
                 Ok(Progress::Pending(answering)) => {
                     let now_held = answering.held_bytes();
@@ -378,8 +394,11 @@ impl Greetings {
             let pending = self.pending.remove(handle).expect("just selected");
             let within = self.engine.settings.handshake_timeout;
             match pending.greeting {
-                Some(Greeting::Calling { peer, more, hello, .. }) => {
-                    let reason = format!("it accepted or ignored the call but did not answer within {within:?}");
+                Some(Greeting::Calling { dial, peer, more, hello }) => {
+                    let reason = match dial.is_connected() {
+                        true => format!("it accepted the call but did not answer within {within:?}"),
+                        false => format!("no connection within {:?}", within.min(CONNECT_PATIENCE)),
+                    };
                     let error = std::io::Error::new(ErrorKind::TimedOut, reason);
                     self.call_next(peer, more, hello, LinkError::io("greet", &error));
                 }

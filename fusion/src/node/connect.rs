@@ -248,7 +248,7 @@ impl Node {
         }
         let peer = self.peers.get_mut(handle).expect("still there");
         if peer.session.wants_link() {
-            peer.connection = Connection::Waiting(now + peer.backoff());
+            peer.connection = Connection::Waiting(now + peer.backoff(self.settings.incarnation));
         } else {
             (peer.connection, peer.wanted_since, peer.attempts) = (Connection::Idle, None, 0);
         }

@@ -10,8 +10,9 @@ use super::cells::RecvWaiter;
 
 /// First wait before a peer is called again; doubled up to [`BACKOFF_MAX`].
 const BACKOFF_MIN: Duration = Duration::from_millis(10);
-/// Longest wait before a peer is called again.
-const BACKOFF_MAX: Duration = Duration::from_secs(1);
+/// Longest wait before a peer is called again: with the time that a call may take to connect, less than a second, within which a
+/// cable that is back is to be found.
+const BACKOFF_MAX: Duration = Duration::from_millis(400);
 
 /// Where the connection stands while there is no link, or that there is one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -106,12 +107,13 @@ impl Peer {
         }
     }
 
-    /// The wait before the next call: doubled each time, and spread by up to a quarter so that a thousand workers do
-    /// not call a restarted ps in step.
-    pub(super) fn backoff(&mut self) -> Duration {
+    /// The wait before the next call: doubled each time, and spread by up to a half so that a thousand workers do not call a
+    /// restarted ps in step. `seed` is the process's own.
+    pub(super) fn backoff(&mut self, seed: u64) -> Duration {
         let doubled = BACKOFF_MIN * (1 << self.attempts.min(7));
         self.attempts += 1;
-        let spread = (self.lane.wrapping_mul(0x9e37_79b9).wrapping_add(self.attempts) % 256) as f64 / 1024.0;
+        let drawn = mix(seed ^ (u64::from(self.lane) << 32 | u64::from(self.attempts)));
+        let spread = (drawn >> 32) as f64 / (1_u64 << 33) as f64;
         doubled.min(BACKOFF_MAX).mul_f64(1.0 - spread)
     }
 
@@ -124,5 +126,34 @@ impl Peer {
         let give_up = self.wanted_since.map(|since| since + connect_timeout);
         let lease_over = self.lost_at.filter(|_| self.session.has_loans()).map(|lost| lost + lease);
         [self.session.next_timeout(), redial, give_up, lease_over].into_iter().flatten().min()
+    }
+}
+
+/// Any bit of the outcome depends on all bits of the number (the finalizer of SplitMix64).
+fn mix(number: u64) -> u64 {
+    let number = (number ^ number >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let number = (number ^ number >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    number ^ number >> 31
+}
+
+#[cfg(test)]
+mod tests {
+    use sealane_transport::SessionLimits;
+
+    use super::*;
+
+    fn waits(seed: u64) -> Vec<Duration> {
+        let session = Session::new("ps:1", 1, SessionLimits::default());
+        let mut peer = Peer::new(0, "127.0.0.1:1".parse().unwrap(), None, 7, session);
+        (0..20).map(|_| peer.backoff(seed)).collect()
+    }
+
+    #[test]
+    fn waits_grow_up_to_a_bound_and_no_two_processes_wait_alike() {
+        let (one, other) = (waits(1), waits(2));
+        assert_eq!(one, waits(1), "drawn from the seed");
+        assert!(one.iter().zip(&other).all(|(one, other)| one != other));
+        assert!((BACKOFF_MIN / 2..=BACKOFF_MIN).contains(&one[0]));
+        assert!(one[8..].iter().all(|wait| (BACKOFF_MAX / 2..=BACKOFF_MAX).contains(wait)));
     }
 }

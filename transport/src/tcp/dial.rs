@@ -91,6 +91,11 @@ impl Dial {
         self.door.stream.as_fd()
     }
 
+    /// True once the system has found the connection to stand.
+    pub fn is_connected(&self) -> bool {
+        self.connected
+    }
+
     /// True while the socket must become writable for the next step.
     pub fn wants_write(&self) -> bool {
         !self.connected || self.door.wants_write()

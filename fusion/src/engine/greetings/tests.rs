@@ -156,6 +156,31 @@ fn an_address_that_does_not_answer_in_time_is_followed_by_the_next() {
 }
 
 #[test]
+fn a_call_without_a_connection_is_begun_anew_soon_and_one_with_it_has_its_time() {
+    on_a_shard(|engine| {
+        // No room in the backlog for more than one: the others' calls are not heard.
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        socket.bind(&SockAddr::from(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))).unwrap();
+        socket.listen(0).unwrap();
+        let address = socket.local_addr().unwrap().as_socket().unwrap();
+        let _first = TcpStream::connect(address).unwrap();
+        let mut greetings = Greetings::new(engine, Vec::new());
+        let (peer, hello) = call(engine);
+        greetings.call(peer, Ok(vec![address]), hello.clone());
+        let now = engine.shard.now();
+        greetings.turn(now);
+        assert_eq!(greetings.next_timeout(), Some(now + CONNECT_PATIENCE));
+        greetings.turn(now + CONNECT_PATIENCE);
+        assert!(greetings.pending.is_empty() && is_called_again(engine, peer));
+
+        let (_mute, address) = listener();
+        greetings.call(peer, Ok(vec![address]), hello);
+        greetings.turn(now);
+        assert_eq!(greetings.next_timeout(), Some(now + engine.settings.handshake_timeout));
+    });
+}
+
+#[test]
 fn hanging_up_reaches_a_call_whose_name_is_being_looked_up() {
     on_a_shard(|engine| {
         let mut greetings = Greetings::new(engine, Vec::new());

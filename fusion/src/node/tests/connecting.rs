@@ -147,8 +147,8 @@ fn calls_are_repeated_ever_less_often() {
         pauses.push(due - net.now);
         net.pass(due - net.now);
     }
-    assert!(pauses[0] <= Duration::from_millis(10) && pauses.len() < 15, "{pauses:?}");
-    assert!(pauses.iter().all(|pause| *pause <= Duration::from_secs(1)), "{pauses:?}");
+    assert!(pauses[0] <= Duration::from_millis(10) && pauses.len() < 25, "{pauses:?}");
+    assert!(pauses[8..].iter().all(|pause| (200..=400).contains(&pause.as_millis())), "{pauses:?}");
 }
 
 #[test]

@@ -130,6 +130,9 @@ fn other_users_are_kept_out_unless_they_are_allowed() {
 
     let friends = format!("daemon.allowed_uids={FRIEND}");
     let (place, _daemon) = Daemon::start(&["--set", &friends]);
+    // Strangers take no places, however many of them wait.
+    let _idle: Vec<OwnedFd> =
+        (0..IDLE_CONNECTIONS).map(|_| as_user(STRANGER, || connection(&place.socket()))).collect();
     let Err(AttachError::Refused(error)) = try_as(STRANGER, &place.socket()) else { panic!("a stranger is let in") };
     assert_eq!(error.code(), Code::PermissionDenied);
     assert!(error.to_string().contains(&format!("user id {STRANGER} may not attach")), "{error}");

@@ -86,6 +86,13 @@ impl Connections {
         self.by_number.values().filter(is_client).count()
     }
 
+    /// Connections of a user that are not attached.
+    pub(super) fn opening_of(&self, uid: u32) -> usize {
+        let is_theirs =
+            |connection: &&Connection| connection.peer.uid == uid && !matches!(connection.stage, Stage::Attached(_));
+        self.by_number.values().filter(is_theirs).count()
+    }
+
     /// True if no more connections may be accepted for now.
     pub(super) fn is_crowded(&self) -> bool {
         self.by_number.values().filter(|connection| !matches!(connection.stage, Stage::Attached(_))).count()
@@ -151,7 +158,7 @@ mod tests {
         let number = add(&mut connections, now);
         connections.get_mut(number).unwrap().stage = Stage::AwaitingEnd;
         assert_eq!(connections.next_overdue(), None);
-        assert_eq!(connections.clients(), 0);
+        assert_eq!((connections.clients(), connections.opening_of(2), connections.opening_of(3)), (0, 1, 0));
         assert_ne!(add(&mut connections, now), number);
     }
 }

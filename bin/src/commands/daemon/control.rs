@@ -32,6 +32,9 @@ const ENGINE_LOOK: Duration = Duration::from_secs(1);
 /// at once again would spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
+/// Connections accepted before other things are looked at: those who are turned away take no place, and could come for ever.
+const ACCEPTS_AT_ONCE: usize = 64;
+
 /// Everything that the control thread looks after.
 pub(super) struct Control {
     pub(super) engine: Engine,
@@ -174,7 +177,10 @@ impl Control {
     }
 
     fn accept(&mut self, now: Instant) {
-        while !self.connections.is_crowded() {
+        for _ in 0..ACCEPTS_AT_ONCE {
+            if self.connections.is_crowded() {
+                return;
+            }
             let accepted = attach::accept(self.socket.listener());
             let known = accepted.and_then(|socket| match socket {
                 Some(socket) => attach::credentials(&socket).map(|peer| Some((socket, peer))),
@@ -189,6 +195,13 @@ impl Control {
                     return;
                 }
             };
+            if let Err(error) = self.gate.may_ask(peer.uid, self.connections.opening_of(peer.uid)) {
+                tracing::debug!(pid = peer.pid, uid = peer.uid, %error, "a caller was turned away");
+                // What it has asked by now is taken, since the kernel tells it otherwise that it was cut off.
+                let _ = attach::read_request(&socket);
+                let _ = attach::refuse(&socket, &error);
+                continue;
+            }
             let number = self.connections.add(now, socket, peer);
             let connection = self.connections.get_mut(number).expect("just added");
             if let Err(error) = self.readiness.add(&*connection.socket, For::Reading, Ready::Connection(number)) {
@@ -244,7 +257,7 @@ impl Control {
         let clients = self.connections.clients();
         let connection = self.connections.get_mut(number).expect("it asks");
         let peer = connection.peer;
-        self.gate.may_attach(peer.uid, wish, clients)?;
+        self.gate.may_attach(wish, clients)?;
         tasks::must_be_free(&wish.task, &self.engine.tasks(), self.engine.attached(&wish.task))?;
         let failed = |error: ShmError| Error::full("memory of this host", error.to_string());
         let (ends, welcoming) = self.portion.make(wish, peer, &connection.socket).map_err(failed)?;

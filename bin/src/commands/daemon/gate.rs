@@ -3,10 +3,14 @@
 use sealane_transport::Error;
 use sealane_transport::shm::attach::Attach;
 
+use super::connections::OPENING_MAX;
 use crate::settings::Daemon;
 
 /// The superuser: it can read the daemon's memory and stop it in any case.
 const ROOT: u32 = 0;
+
+/// Most connections of one user other than the daemon's own that are not attached: a quarter of all.
+const OPENING_OF_USER_MAX: usize = OPENING_MAX / 4;
 
 /// What the settings say of clients.
 #[derive(Clone, Debug)]
@@ -33,15 +37,28 @@ impl Gate {
         !self.allowed_uids.iter().all(|uid| self.is_owner(*uid))
     }
 
-    /// Whether a process of that user may attach as a task, now that `attached` clients are.
-    pub(super) fn may_attach(&self, uid: u32, wish: &Attach, attached: usize) -> Result<(), Error> {
-        if !self.is_owner(uid) && !self.allowed_uids.contains(&uid) {
+    /// Whether a process of that user may ask for anything, while `opening` connections of that user do: others' processes
+    /// are not to take all places.
+    pub(super) fn may_ask(&self, uid: u32, opening: usize) -> Result<(), Error> {
+        if self.is_owner(uid) {
+            return Ok(());
+        }
+        if !self.allowed_uids.contains(&uid) {
             let own = self.own_uid;
             let reason = format!(
                 "user id {uid} may not attach to the daemon of user id {own}; add it to daemon.allowed_uids there"
             );
             return Err(Error::PermissionDenied { reason: reason.into() });
         }
+        if opening >= OPENING_OF_USER_MAX {
+            let reason = format!("{opening} connections of user id {uid} are about to attach");
+            return Err(Error::full("daemon connections of one user", reason));
+        }
+        Ok(())
+    }
+
+    /// Whether one that may ask may attach as a task, now that `attached` clients are.
+    pub(super) fn may_attach(&self, wish: &Attach, attached: usize) -> Result<(), Error> {
         if attached >= self.clients_max {
             return Err(Error::full("daemon.clients_max", format!("{attached} clients are attached")));
         }
@@ -80,13 +97,21 @@ mod tests {
 
     #[test]
     fn its_own_user_and_root_and_those_who_are_allowed_may_attach() {
-        let wish = Attach::new("a:1", 4096);
         for (uid, may) in [(7, true), (0, true), (8, true), (9, false)] {
-            assert_eq!(gate(&[8]).may_attach(uid, &wish, 0).is_ok(), may, "{uid}");
+            assert_eq!(gate(&[8]).may_ask(uid, 0).is_ok(), may, "{uid}");
         }
-        let error = gate(&[]).may_attach(8, &wish, 0).unwrap_err();
+        let error = gate(&[]).may_ask(8, 0).unwrap_err();
         assert_eq!(error.code(), Code::PermissionDenied);
         assert!(error.to_string().contains("user id 8 may not attach"), "{error}");
+    }
+
+    #[test]
+    fn one_user_takes_a_part_of_the_places_only_and_the_daemons_own_may_take_all() {
+        for (uid, opening, may) in [(8, OPENING_OF_USER_MAX - 1, true), (8, OPENING_OF_USER_MAX, false), (7, 60, true)]
+        {
+            assert_eq!(gate(&[8]).may_ask(uid, opening).is_ok(), may, "{uid} {opening}");
+        }
+        assert_eq!(gate(&[8]).may_ask(8, OPENING_MAX).unwrap_err().code(), Code::ResourceExhausted);
     }
 
     #[test]
@@ -106,7 +131,7 @@ mod tests {
     #[test]
     fn a_limit_that_is_reached_is_named() {
         let of = |arena_bytes, attached| {
-            let error = gate(&[]).may_attach(7, &Attach::new("a:1", arena_bytes), attached).unwrap_err();
+            let error = gate(&[]).may_attach(&Attach::new("a:1", arena_bytes), attached).unwrap_err();
             assert_eq!(error.code(), Code::ResourceExhausted);
             error.to_string()
         };

@@ -173,20 +173,23 @@ impl Conversation {
             Err(Errno::EAGAIN) => return Err(AttachError::TimedOut),
             answer => answer.map_err(unreachable)?,
         }
-        descriptors::send(&socket, &encode(request), &[]).map_err(|errno| match errno {
-            // The daemon closed what it had not accepted yet.
-            Errno::EPIPE | Errno::ECONNRESET => AttachError::HungUp,
-            errno => ShmError::system("asking the daemon")(errno).into(),
-        })?;
+        match descriptors::send(&socket, &encode(request), &[]) {
+            // It may have said why before it closed.
+            Ok(_) | Err(Errno::EPIPE | Errno::ECONNRESET) => {}
+            Err(errno) => return Err(ShmError::system("asking the daemon")(errno).into()),
+        }
         Ok(Self { socket, deadline, buffer: vec![0; MESSAGE_BYTES_MAX] })
     }
 
     fn next(&mut self) -> Result<(Answer, Vec<OwnedFd>), AttachError> {
+        let mut was_reset = false;
         let Message { len, cut, descriptors } = loop {
             match descriptors::receive(&self.socket, &mut self.buffer) {
                 Ok(message) => break message,
                 Err(Errno::EAGAIN) => self.wait()?,
                 Err(Errno::EINTR) => {}
+                // The daemon closed without reading the request: what it said before comes after this word.
+                Err(Errno::ECONNRESET) if !was_reset => was_reset = true,
                 Err(Errno::ECONNRESET) => return Err(AttachError::HungUp),
                 Err(errno) => return Err(ShmError::system("hearing the daemon")(errno).into()),
             }

@@ -83,6 +83,7 @@ fn convert(
             window: transport.window.value,
             queued_requests_max: fusion.queued_requests_max.value,
             parked_requests_max: fusion.parked_requests_max.value,
+            plan_keys_max: fusion.plan_keys_max.value,
             turn_bytes: fusion.turn_bytes.value,
             turn_payloads: fusion.turn_payloads.value,
             chunk_bytes: transport.chunk_bytes.value,
@@ -92,6 +93,9 @@ fn convert(
             peer_timeout: transport.peer_timeout.value,
         },
         links_max: transport.links_max.value,
+        greetings_max: transport.greetings_max.value,
+        greetings_per_host_max: transport.greetings_per_host_max.value,
+        greeting_bytes_max: transport.greeting_bytes_max.value,
         connect_timeout: transport.connect_timeout.value,
         handshake_timeout: transport.handshake_timeout.value,
         request_timeout: fusion.request_timeout.value,
@@ -293,6 +297,11 @@ mod tests {
             ("fusion.turn_payloads", "27"),
             ("transport.in_flight_bytes", "3MiB"),
             ("transport.chunk_bytes", "64KiB"),
+            ("transport.greetings_max", "28"),
+            ("transport.greetings_per_host_max", "29"),
+            ("transport.greeting_bytes_max", "1MiB"),
+            ("fusion.plan_keys_max", "30"),
+            ("security.insecure", "yes"),
         ]);
         let ms = Duration::from_millis;
         let runtime = &engine.runtime;
@@ -318,6 +327,9 @@ mod tests {
         };
         assert_eq!(engine.tcp, tcp);
         assert_eq!(engine.fuse, Fuse::Off);
+        assert_eq!((engine.greetings_max, engine.greetings_per_host_max), (28, 29));
+        assert_eq!((engine.greeting_bytes_max, session.plan_keys_max), (1 << 20, 30));
+        assert!(engine.insecure && engine.authentication.is_open());
     }
 
     #[test]

@@ -43,7 +43,9 @@ impl Place {
         let mut command = Command::new(env!("CARGO_BIN_EXE_sealane"));
         command.current_dir(&self.0).env_clear().env("XDG_RUNTIME_DIR", self.0.path());
         command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        set.iter().for_each(|set| drop(command.args(["--set", set])));
+        set.iter().for_each(|set| {
+            command.args(["--set", set]);
+        });
         command
     }
 

@@ -32,7 +32,7 @@ pub const SETS_MAX: usize = 65_536;
 pub const STREAMS_MAX: usize = 65_536;
 
 /// Most keys in all sets of one peer together: a quarter of what a shard has room for by default, so that one peer does not
-/// take all of it.
+/// take all of it. A default; the setting is `fusion.plan_keys_max`.
 pub const PEER_SET_KEYS_MAX: usize = 1 << 18;
 
 /// Longest greeting, in bytes: room for [`TASKS_PER_HELLO`] names of ordinary length.
@@ -102,6 +102,8 @@ pub struct SessionLimits {
     /// Requests of the peer that wait here for their tensor, and tensors handed out and not yet released, each.
     /// Default 65,536.
     pub parked_requests_max: usize,
+    /// Keys of all plans of the peer together, which it pulls from this side. Default 262,144.
+    pub plan_keys_max: usize,
     /// Bytes of small messages that leave in one turn at most, to one peer. Default 256 KiB.
     pub turn_bytes: usize,
     /// Large tensors that leave in one turn at most, to one peer. Default 64.
@@ -125,6 +127,7 @@ impl Default for SessionLimits {
             window: 40,
             queued_requests_max: 65_536,
             parked_requests_max: 65_536,
+            plan_keys_max: PEER_SET_KEYS_MAX,
             turn_bytes: OUTBOX_STAGED_BYTES,
             turn_payloads: OUTBOX_PAYLOADS,
             chunk_bytes: CHUNK_BYTES,

@@ -60,6 +60,14 @@ pub(super) const TENSOR_BYTES_MAX: u64 = 4 * GIB;
 pub(super) const LINKS_CEILING: u64 = 65_536;
 /// Most links by default: thousands of peers.
 pub(super) const LINKS_MAX: u64 = 4096;
+/// A thousand workers that start at once; each has 16 KiB for its greeting.
+pub(super) const GREETINGS_MAX: u64 = 1024;
+/// A quarter of all, so that no host holds up the others.
+pub(super) const GREETINGS_PER_HOST_MAX: u64 = 256;
+/// A hundred of the longest greetings.
+pub(super) const GREETING_BYTES_MAX: u64 = 32 * MIB;
+/// The longest greeting.
+pub(super) const GREETING_BYTES_FLOOR: u64 = 256 * KIB;
 /// Several hundred milliseconds of a fast link: a consumer that lags behind by more is not fed.
 pub(super) const IN_FLIGHT_BYTES: u64 = 256 * MIB;
 /// Smallest chunk: a frame and its write cost as much as a few KiB of payload.
@@ -85,6 +93,8 @@ pub(super) const DEPOSITED_TENSORS_MAX: u64 = 1 << 20;
 
 /// Keys that are published or named by plans.
 pub(super) const PUBLISHED_TENSORS_MAX: u64 = 1 << 20;
+/// A quarter of what a shard has room for, so that one peer does not take all of it.
+pub(super) const PLAN_KEYS_MAX: u64 = 1 << 18;
 /// 64 B tensors gain nothing past 64 KiB (`bench rate`: 2.9 M/s with 4 KiB, 4.4 with 16, 4.5-4.7 from there on), plans of 8 KB
 /// tensors a tenth with each doubling (`bench fuse`: 5.2, 5.6, 6.4 GB/s with 64 KiB, 256 KiB, 1 MiB), at so much memory a busy link.
 pub(super) const TURN_BYTES: u64 = 256 * KIB;

@@ -87,6 +87,12 @@ pub struct Transport {
     pub in_flight_bytes: Sourced<usize>,
     /// Links that may be open at once.
     pub links_max: Sourced<usize>,
+    /// Connections whose greeting is under way.
+    pub greetings_max: Sourced<usize>,
+    /// Of these, callers of one host.
+    pub greetings_per_host_max: Sourced<usize>,
+    /// Unfinished greetings of callers, in bytes.
+    pub greeting_bytes_max: Sourced<usize>,
     /// The kind of links to other hosts.
     pub require: Sourced<Require>,
 }
@@ -141,6 +147,9 @@ impl Transport {
             chunk_bytes: from.get("transport.chunk_bytes", number),
             in_flight_bytes: from.get("transport.in_flight_bytes", number),
             links_max: from.get("transport.links_max", number),
+            greetings_max: from.get("transport.greetings_max", number),
+            greetings_per_host_max: from.get("transport.greetings_per_host_max", number),
+            greeting_bytes_max: from.get("transport.greeting_bytes_max", number),
             require: Sourced { value: Require::read(&require.value, VERBS_BUILT_IN, given)?, source: require.source },
         })
     }
@@ -203,6 +212,8 @@ pub struct Fusion {
     pub deposited_tensors_max: Sourced<usize>,
     /// Keys of a shard that may be published or named by plans.
     pub published_tensors_max: Sourced<usize>,
+    /// Keys of all plans of one peer together.
+    pub plan_keys_max: Sourced<usize>,
     /// Bytes of small messages that leave in one turn, to one peer.
     pub turn_bytes: Sourced<usize>,
     /// Large tensors that leave in one turn, to one peer.
@@ -233,6 +244,7 @@ impl Fusion {
             parked_requests_max: from.get("fusion.parked_requests_max", number),
             deposited_tensors_max: from.get("fusion.deposited_tensors_max", number),
             published_tensors_max: from.get("fusion.published_tensors_max", number),
+            plan_keys_max: from.get("fusion.plan_keys_max", number),
             turn_bytes: from.get("fusion.turn_bytes", number),
             turn_payloads: from.get("fusion.turn_payloads", number),
         }

@@ -5,8 +5,6 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-/// Greetings of one host under way at once: a quarter of all, so that no host holds up the others.
-pub(super) const GREETINGS_PER_HOST: u32 = 256;
 /// Failures to authenticate that a host has free; then one every [`FAILURE_EVERY`].
 const FAILURES_FREE: u32 = 16;
 /// What a checked signature costs is a few hundred microseconds at most: a host costs no more than a thousandth of a core.
@@ -17,14 +15,14 @@ const LOG_EVERY: Duration = Duration::from_secs(60);
 const HOSTS_MAX: usize = 4096;
 
 /// See the module.
-#[derive(Default)]
 pub(super) struct Callers {
     hosts: HashMap<IpAddr, Host>,
+    greetings_per_host_max: usize,
 }
 
 #[derive(Default)]
 struct Host {
-    greetings: u32,
+    greetings: usize,
     /// Failures that count now; one is forgiven every [`FAILURE_EVERY`].
     failures: u32,
     /// Since when the next one waits to be forgiven.
@@ -49,6 +47,10 @@ impl Host {
 }
 
 impl Callers {
+    pub(super) fn new(greetings_per_host_max: usize) -> Self {
+        Self { hosts: HashMap::new(), greetings_per_host_max }
+    }
+
     /// Whether a caller may begin its greeting; if so, [`ended`](Self::ended) is to follow.
     ///
     /// # Errors
@@ -66,7 +68,7 @@ impl Callers {
         if host.failures >= FAILURES_FREE {
             return Err("its host has failed to authenticate too often of late");
         }
-        if host.greetings >= GREETINGS_PER_HOST {
+        if host.greetings >= self.greetings_per_host_max {
             return Err("its host has too many greetings under way");
         }
         host.greetings += 1;
@@ -103,12 +105,13 @@ mod tests {
     use std::net::Ipv4Addr;
 
     const STRANGER: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
+    const MOST: usize = 256;
     const FRIEND: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 2));
 
     #[test]
     fn a_host_has_a_share_of_the_greetings() {
-        let (mut callers, now) = (Callers::default(), Instant::now());
-        for _ in 0..GREETINGS_PER_HOST {
+        let (mut callers, now) = (Callers::new(MOST), Instant::now());
+        for _ in 0..MOST {
             callers.begin(now, STRANGER).unwrap();
         }
         assert!(callers.begin(now, STRANGER).unwrap_err().contains("under way"));
@@ -119,7 +122,7 @@ mod tests {
 
     #[test]
     fn failures_hold_their_host_up_and_are_forgiven_one_by_one() {
-        let (mut callers, mut now) = (Callers::default(), Instant::now());
+        let (mut callers, mut now) = (Callers::new(MOST), Instant::now());
         for _ in 0..FAILURES_FREE {
             callers.begin(now, STRANGER).unwrap();
             callers.failed(now, STRANGER);
@@ -145,7 +148,7 @@ mod tests {
 
     #[test]
     fn failures_are_logged_once_a_while_with_their_number() {
-        let (mut callers, now) = (Callers::default(), Instant::now());
+        let (mut callers, now) = (Callers::new(MOST), Instant::now());
         callers.begin(now, STRANGER).unwrap();
         assert_eq!(callers.failed(now, STRANGER), Some(1));
         assert_eq!(callers.failed(now, STRANGER), None);
@@ -155,7 +158,7 @@ mod tests {
 
     #[test]
     fn no_more_hosts_are_remembered_than_the_limit_and_those_without_failures_go_first() {
-        let (mut callers, now) = (Callers::default(), Instant::now());
+        let (mut callers, now) = (Callers::new(MOST), Instant::now());
         let host = |number: u32| IpAddr::V4(Ipv4Addr::from_bits(0x0a00_0000 + number));
         for number in 0..HOSTS_MAX as u32 {
             callers.begin(now, host(number)).unwrap();

@@ -1,5 +1,5 @@
 //! The source that makes links: listens, answers calls, makes calls. Off the hot path; bounded by
-//! [`GREETINGS_MAX`] and the handshake timeout.
+//! [`EngineSettings`](super::EngineSettings)' limits of greetings and the handshake timeout.
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -23,12 +23,8 @@ use super::shard::{ShardEngine, Vital};
 use super::{deadline, identity};
 use crate::node::{Answer, ConnectOrder, DialFailure, DialFailureKind};
 
-/// Greetings under way at once, calls and answers together; past this, callers wait in the kernel's backlog.
-const GREETINGS_MAX: usize = 1024;
 /// Callers accepted in one turn at most.
 const ACCEPTS_PER_TURN: usize = 64;
-/// Bytes of unfinished greetings of callers that are held at once: some hundred of the longest.
-const HELD_BYTES_MAX: usize = 32 << 20;
 /// A call that has no connection by then is begun anew: the kernel asks again after 1, 2 and 4 s, and a cable that is back, or a
 /// peer that is up, is to be found sooner. Far longer than a round trip takes anywhere.
 const CONNECT_PATIENCE: Duration = Duration::from_millis(500);
@@ -67,10 +63,10 @@ impl Greetings {
         Greetings {
             engine: Vital::new(engine),
             listeners,
-            callers: Callers::default(),
+            callers: Callers::new(engine.settings.greetings_per_host_max),
             held_bytes: 0,
             look_ups: LookUps::new(&engine.shard),
-            pending: Arena::new(GREETINGS_MAX),
+            pending: Arena::new(engine.settings.greetings_max),
             ready: Vec::new(),
         }
     }
@@ -179,7 +175,8 @@ impl Greetings {
         let Ok(handle) = self.pending.insert(pending) else {
             match greeting {
                 Greeting::Calling { peer, .. } => {
-                    let reason = format!("{GREETINGS_MAX} greetings are under way");
+                    let most = self.engine.settings.greetings_max;
+                    let reason = format!("{most} greetings are under way (transport.greetings_max)");
                     self.dial_failed(peer, reason, DialFailureKind::Transient);
                 }
                 Greeting::Answering { from, held, .. } => self.answered(from, held),
@@ -283,11 +280,12 @@ impl Greetings {
                 Ok(Progress::Pending(answering)) => {
                     let now_held = answering.held_bytes();
                     self.held_bytes = self.held_bytes - held + now_held;
-                    if self.held_bytes > HELD_BYTES_MAX {
+                    let most = self.engine.settings.greeting_bytes_max;
+                    if self.held_bytes > most {
                         self.pending.remove(handle);
                         self.answered(from, now_held);
                         self.engine.count_callers(|counters| counters.turned_away += 1);
-                        tracing::warn!(%from, "a caller was turned away: {HELD_BYTES_MAX} bytes of greetings wait");
+                        tracing::warn!(%from, "a caller was turned away: {most} bytes of greetings wait");
                         return;
                     }
                     let greeting = Some(Greeting::Answering { answering, via, from, held: now_held });

@@ -3,6 +3,7 @@
 mod dropped;
 mod exchange;
 mod fixture;
+mod flood;
 mod limits;
 mod peers;
 mod real_device;

@@ -10,7 +10,7 @@ use super::control::Control;
 use super::{Event, Session, failure_of};
 use crate::arena::{Arena, Handle};
 use crate::error::Error;
-use crate::limits::{INLINE_PAYLOAD_BYTES, PEER_SET_KEYS_MAX, SETS_MAX, SessionLimits};
+use crate::limits::{INLINE_PAYLOAD_BYTES, SETS_MAX, SessionLimits};
 use crate::outbox::{Outbox, Owner};
 use crate::tray::Shelved;
 use crate::wire::{KeySet, Part, Pull, PullFailure, WireError};
@@ -96,6 +96,7 @@ pub(super) struct Server {
     sets: HashMap<Handle, PeerSet>,
     /// Keys of all sets.
     keys: usize,
+    keys_max: usize,
     /// Of the last set that was named.
     serial: u64,
     pulls: Arena<Serving>,
@@ -116,6 +117,7 @@ impl Server {
         Self {
             sets: HashMap::new(),
             keys: 0,
+            keys_max: limits.plan_keys_max,
             serial: 0,
             pulls: Arena::new(limits.parked_requests_max),
             pulls_max: limits.parked_requests_max,
@@ -143,9 +145,9 @@ impl Server {
             }
             self.serial += 1;
             let serial = self.serial;
-            if self.keys + count > PEER_SET_KEYS_MAX {
-                let reason = format!("the peer's plans have {PEER_SET_KEYS_MAX} keys");
-                let full = Some(Err(Error::full("keys of a peer's plans", reason)));
+            if self.keys + count > self.keys_max {
+                let reason = format!("the plans of one peer have {} keys", self.keys_max);
+                let full = Some(Err(Error::full("fusion.plan_keys_max", reason)));
                 self.sets.insert(
                     id,
                     PeerSet { serial, count: 0, whole: true, keys: Vec::new(), found: full, told: Vec::new() },

@@ -372,3 +372,6 @@ fn scatter(mut bytes: &[u8], targets: &mut [IoSliceMut<'_>], taken: &mut usize) 
 fn tls(error: &rustls::Error) -> LinkError {
     LinkError::Tls(error.to_string())
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,4 +1,5 @@
 //! What tests that span crates share. The tests themselves are in `tests/`, one file a subject.
 
+pub mod fixture;
 pub mod simulation;
 pub mod throughput;

@@ -2,8 +2,6 @@
 
 mod dropped;
 mod exchange;
-mod fixture;
-mod flood;
 mod limits;
 mod peers;
 mod real_device;
@@ -12,3 +10,5 @@ mod shards;
 mod stranger;
 mod trouble;
 mod verbs;
+
+use sealane_tests::fixture;

@@ -44,6 +44,8 @@ pub(crate) struct TlsStream {
     sealed_head: usize,
     /// Bytes that are sealed, or have left, and were not yet told as written.
     owed: usize,
+    /// It has failed: nothing more is read or written.
+    is_over: bool,
 }
 
 enum Side {
@@ -75,7 +77,19 @@ impl TlsStream {
     fn new(socket: Socket, side: Side) -> Self {
         let incoming = vec![0; HANDSHAKE_BYTES];
         let (opened, sealed) = (Vec::new(), Vec::new());
-        Self { socket, side, incoming, start: 0, end: 0, opened, opened_head: 0, sealed, sealed_head: 0, owed: 0 }
+        Self {
+            socket,
+            side,
+            incoming,
+            start: 0,
+            end: 0,
+            opened,
+            opened_head: 0,
+            sealed,
+            sealed_head: 0,
+            owed: 0,
+            is_over: false,
+        }
     }
 
     /// Says what the caller says first, and reads nothing.
@@ -183,6 +197,9 @@ impl TlsStream {
     /// Looks at what has come. Opened bytes go into the targets behind the `taken` that are there, and what has no room
     /// waits.
     fn step(&mut self, targets: &mut [IoSliceMut<'_>], taken: &mut usize) -> Result<Step, LinkError> {
+        if self.is_over {
+            return Err(LinkError::Closed);
+        }
         let (opened, sealed) = (&mut self.opened, &mut self.sealed);
         let mut open = |bytes: &[u8]| {
             let count = if opened.is_empty() { scatter(bytes, targets, taken) } else { 0 };
@@ -194,11 +211,14 @@ impl TlsStream {
             Side::Called(connection) => act(connection.process_tls_records(incoming), &mut open, sealed, &[]),
         };
         self.discard(discard);
-        step.inspect_err(|_| self.say_why())
+        step.inspect_err(|_| self.fail())
     }
 
     /// Seals as much of the slices as leaves at once.
     fn seal(&mut self, slices: &[IoSlice<'_>]) -> Result<(), LinkError> {
+        if self.is_over {
+            return Err(LinkError::Closed);
+        }
         for slice in slices {
             let mut rest: &[u8] = slice;
             while !rest.is_empty() {
@@ -216,7 +236,7 @@ impl TlsStream {
                     Side::Called(connection) => act(connection.process_tls_records(incoming), &mut open, sealed, bytes),
                 };
                 self.discard(discard);
-                match step.inspect_err(|_| self.say_why())? {
+                match step.inspect_err(|_| self.fail())? {
                     // Something else came first: a record to open, or an answer to seal.
                     Step::Again => continue,
                     Step::Over => return Err(LinkError::Closed),
@@ -262,17 +282,21 @@ impl TlsStream {
         Ok(true)
     }
 
-    /// Tells the peer by an alert why the connection ends, as far as the socket takes it.
-    fn say_why(&mut self) {
+    /// The connection has failed, and is not asked again but for its last words: the alert that tells the peer why.
+    fn fail(&mut self) {
+        self.is_over = true;
         for _ in 0..LAST_WORDS {
-            // Parts of a handshake lie where they came: the connection is never shown less than it has seen.
+            // Parts of a handshake lie where they came: the connection is never shown less than it has seen. The alert comes
+            // before another look at them, which would fail again.
+            let before = self.sealed.len();
             let (sealed, incoming) = (&mut self.sealed, &mut self.incoming[self.start..self.end]);
             let (discard, step) = match &mut self.side {
                 Side::Caller(connection) => act(connection.process_tls_records(incoming), &mut |_| {}, sealed, &[]),
                 Side::Called(connection) => act(connection.process_tls_records(incoming), &mut |_| {}, sealed, &[]),
             };
+            let has_spoken = self.sealed.len() > before;
             self.discard(discard);
-            if !matches!(step, Ok(Step::Again)) {
+            if has_spoken || !matches!(step, Ok(Step::Again)) {
                 break;
             }
         }

@@ -9,19 +9,31 @@ use sealane_runtime::Pin;
 /// A wait that is over by then has failed; far beyond what a loaded machine takes.
 pub const LONG: Duration = Duration::from_secs(60);
 
+/// A listening socket on a loopback port of the system's choice.
+///
+/// # Panics
+/// If there is none.
 pub fn listener() -> TcpListener {
     TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("loopback has a free port")
 }
 
+/// Its port.
+///
+/// # Panics
+/// If it has none.
 pub fn port(listener: &TcpListener) -> u16 {
     listener.local_addr().expect("a bound socket has an address").port()
 }
 
+/// The name of a task.
 pub fn task(index: usize) -> String {
     format!("task{index}:2222")
 }
 
 /// A map of `task0:2222` and so on to loopback ports.
+///
+/// # Panics
+/// Never: it is well-formed.
 pub fn map(ports: &[u16]) -> EndpointMap {
     let line = |(index, port): (usize, &u16)| format!("{}=127.0.0.1:{port}\n", task(index));
     let text: String = ports.iter().enumerate().map(line).collect();
@@ -29,6 +41,9 @@ pub fn map(ports: &[u16]) -> EndpointMap {
 }
 
 /// Settings for tests: small slabs, no pinning, since many tests share the machine.
+///
+/// # Panics
+/// Never: the name is well-formed.
 pub fn settings(map: EndpointMap, index: usize, listener: TcpListener) -> EngineSettings {
     let mut settings = EngineSettings::new(map, &[&task(index)]).expect("a well-formed name");
     settings.listeners = vec![listener];
@@ -41,6 +56,9 @@ pub fn settings(map: EndpointMap, index: usize, listener: TcpListener) -> Engine
 }
 
 /// `count` engines, each with one task, that know each other; `tweak` changes the settings of each.
+///
+/// # Panics
+/// If one does not start.
 pub fn engines(count: usize, tweak: impl Fn(usize, &mut EngineSettings)) -> Vec<Engine> {
     let listeners: Vec<_> = (0..count).map(|_| listener()).collect();
     let ports: Vec<_> = listeners.iter().map(port).collect();
@@ -53,21 +71,31 @@ pub fn engines(count: usize, tweak: impl Fn(usize, &mut EngineSettings)) -> Vec<
 }
 
 /// Two engines with default test settings.
+///
+/// # Panics
+/// If one does not start.
 pub fn two() -> (Engine, Engine) {
     let mut engines = engines(2, |_, _| {}).into_iter();
     (engines.next().expect("two"), engines.next().expect("two"))
 }
 
-/// A tensor of `len` bytes that no other `(step, seed)` has.
+/// A tensor of `len` bytes, [`bytes`] of that seed.
+///
+/// # Panics
+/// Never: the sizes agree.
 pub fn tensor(len: usize, seed: u64) -> Tensor {
     Tensor::new(TensorMeta::new(DType::U8, &[len as u64]).expect("rank 1"), bytes(len, seed)).expect("sizes agree")
 }
 
+/// Bytes that no other seed has.
 pub fn bytes(len: usize, seed: u64) -> Vec<u8> {
     (0..len as u64).map(|at| (at.wrapping_mul(31) ^ seed ^ (at >> 8)) as u8).collect()
 }
 
 /// What all shards of an engine hold and have done, added up.
+///
+/// # Panics
+/// If the engine has stopped.
 pub fn total(engine: &Engine) -> Counters {
     let mut total = Counters::default();
     for shard in engine.counters().expect("the engine runs") {
@@ -102,6 +130,9 @@ pub fn until(engine: &Engine, what: &str, done: impl Fn(&Counters) -> bool) {
 }
 
 /// Nothing is left of anything: the memory is free, nobody waits.
+///
+/// # Panics
+/// If that is not so within [`LONG`].
 pub fn assert_empty(engine: &Engine) {
     until(engine, "memory or waiters leaked", |counters| {
         (counters.slab_send_bytes, counters.slab_receive_bytes, counters.deposits, counters.parked) == (0, 0, 0, 0)

@@ -1,0 +1,210 @@
+//! Peers that flood, send rubbish, or read nothing: what they cost is bounded, and the others go on. One after the other, since
+//! they measure this process.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use sealane_fusion::{Code, Engine, EngineSettings};
+use sealane_transport::Handle;
+use sealane_transport::wire::{Abort, FrameWriter, Greeting, Hello, Request};
+
+use sealane_tests::fixture::{LONG, assert_empty, bytes, listener, map, port, settings, task, tensor, until};
+
+/// What a hostile peer may make this process grow by, in bytes: far less than it sends, and far more than noise.
+const GROWTH_MAX: usize = 64 << 20;
+/// What it sends.
+const FLOOD_BYTES: usize = 256 << 20;
+
+/// A ps and a worker that talk, and a third task whose place the test takes.
+struct Scene {
+    ps: Engine,
+    worker: Engine,
+    _alone: MutexGuard<'static, ()>,
+}
+
+static ALONE: Mutex<()> = Mutex::new(());
+
+impl Scene {
+    fn new(tweak: impl Fn(&mut EngineSettings)) -> Scene {
+        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let listeners = [listener(), listener()];
+        let mut ports: Vec<u16> = listeners.iter().map(port).collect();
+        // Nobody listens there: the test calls, and is not called.
+        ports.push(1);
+        let mut start = listeners.into_iter().enumerate().map(|(index, listener)| {
+            let mut settings = settings(map(&ports), index, listener);
+            tweak(&mut settings);
+            Engine::start(settings).expect("an engine starts")
+        });
+        Scene { ps: start.next().expect("two"), worker: start.next().expect("two"), _alone: alone }
+    }
+
+    /// A tensor goes from the ps to the worker.
+    fn goes_on(&self, step: i64) {
+        let sending = self.ps.task(&task(0)).unwrap().send(&task(1), step, "w", tensor(1000, step as u64));
+        let arrived = self.worker.task(&task(1)).unwrap().recv(&task(0), step, "w").wait().unwrap();
+        assert_eq!(arrived.bytes(), bytes(1000, step as u64));
+        sending.wait().unwrap();
+    }
+
+    /// A connection to the ps that was welcomed as task 2.
+    fn intruder(&self) -> TcpStream {
+        let mut stream = TcpStream::connect(self.ps.addresses()[0].to_string()).unwrap();
+        stream.set_read_timeout(Some(LONG)).unwrap();
+        let hello = Hello {
+            features: 0,
+            incarnation: 5,
+            remembers: 0,
+            tensor_bytes_max: 1 << 30,
+            epoch: 0,
+            shards: 1,
+            shard: 0,
+            lane: 0,
+            address: "127.0.0.1:1".into(),
+            tasks: vec![task(2)],
+        };
+        stream.write_all(&Greeting::Hello(hello).to_bytes()).unwrap();
+        let mut heard = Vec::new();
+        while !matches!(Greeting::parse(&heard).unwrap(), Some((Greeting::Welcome(_), _))) {
+            let mut byte = [0];
+            stream.read_exact(&mut byte).unwrap();
+            heard.push(byte[0]);
+        }
+        stream
+    }
+}
+
+/// Resident memory of this process, which does nothing else meanwhile.
+fn resident_bytes() -> usize {
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+    let pages: usize = statm.split(' ').nth(1).unwrap().parse().unwrap();
+    pages * 4096
+}
+
+/// Writes until the engine has hung up, does not take any more, or `FLOOD_BYTES` have gone.
+fn flood(stream: &mut TcpStream, bytes: &[u8]) -> usize {
+    stream.set_nonblocking(true).unwrap();
+    let (mut sent, mut refused) = (0, 0);
+    while sent < FLOOD_BYTES && refused < 10_000 {
+        match stream.write(bytes) {
+            Ok(count) => (sent, refused) = (sent + count, 0),
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                refused += 1;
+                std::thread::yield_now();
+            }
+            Err(_) => break,
+        }
+    }
+    sent
+}
+
+fn requests(count: u32) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for index in 0..count {
+        let request = Request {
+            id: Handle::from_bits(u64::from(index) << 32 | u64::from(index)),
+            consumer: 0,
+            producer: 0,
+            step: i64::from(index),
+            timeout_ms: 60_000,
+            key: "nobody sends it",
+        };
+        FrameWriter(&mut bytes).request(&request);
+    }
+    bytes
+}
+
+#[test]
+fn a_peer_that_asks_and_asks_parks_no_more_than_the_limit_and_the_others_go_on() {
+    let scene = Scene::new(|settings| settings.session.parked_requests_max = 1000);
+    scene.goes_on(1);
+    let before = resident_bytes();
+    let mut intruder = scene.intruder();
+    flood(&mut intruder, &requests(20_000));
+    scene.goes_on(2);
+    until(&scene.ps, "more wait than may", |counters| counters.parked <= 1000);
+    assert!(resident_bytes() < before + GROWTH_MAX, "{} -> {}", before, resident_bytes());
+    drop(intruder);
+    scene.goes_on(3);
+}
+
+#[test]
+fn a_peer_that_reads_nothing_holds_up_itself_alone() {
+    let scene = Scene::new(|settings| settings.session.in_flight_bytes_max = 4 << 20);
+    scene.goes_on(1);
+    let mut intruder = scene.intruder();
+    let ps = scene.ps.task(&task(0)).unwrap();
+    let sending: Vec<_> = (0..64).map(|step| ps.send(&task(2), step, "big", tensor(1 << 20, 1))).collect();
+    let mut bytes = Vec::new();
+    for step in 0..64_u32 {
+        let request = Request {
+            id: Handle::from_bits(u64::from(step) << 32 | u64::from(step)),
+            consumer: 0,
+            producer: 0,
+            step: i64::from(step),
+            timeout_ms: 60_000,
+            key: "big",
+        };
+        FrameWriter(&mut bytes).request(&request);
+    }
+    intruder.write_all(&bytes).unwrap();
+    for step in 2..20 {
+        scene.goes_on(step);
+    }
+    drop(intruder);
+    // Nobody took them: they are there for whoever asks next, until the engine stops.
+    scene.ps.stop().unwrap();
+    for sending in sending {
+        let code = sending.wait().unwrap_err().code();
+        assert!(matches!(code, Code::Unavailable | Code::Aborted), "{code:?}");
+    }
+}
+
+#[test]
+fn rubbish_of_every_kind_costs_its_sender_the_link_and_nobody_else() {
+    let scene = Scene::new(|_| {});
+    scene.goes_on(1);
+    let before = resident_bytes();
+    for seed in 0..32_u32 {
+        let mut intruder = scene.intruder();
+        let mut state = seed.wrapping_mul(0x9e37_79b9) | 1;
+        let rubbish: Vec<u8> = (0..100_000)
+            .map(|_| {
+                state ^= state << 13;
+                state ^= state >> 17;
+                state ^= state << 5;
+                state as u8
+            })
+            .collect();
+        flood(&mut intruder, &rubbish);
+        // It is hung up on: the end comes, whatever was said before.
+        intruder.set_nonblocking(false).unwrap();
+        let _ = intruder.read_to_end(&mut Vec::new());
+        scene.goes_on(i64::from(seed) + 2);
+    }
+    assert!(resident_bytes() < before + GROWTH_MAX, "{} -> {}", before, resident_bytes());
+    assert_empty(&scene.worker);
+    assert_empty(&scene.ps);
+}
+
+#[test]
+fn a_peer_that_ends_step_after_step_makes_nobody_wait() {
+    let scene = Scene::new(|_| {});
+    let ps = scene.ps.task(&task(0)).unwrap();
+    // What waits at the ps for others.
+    let waiting: Vec<_> = (0..2000).map(|step| ps.recv(&task(1), 1_000_000 + step, "late")).collect();
+    let mut intruder = scene.intruder();
+    let mut aborts = Vec::new();
+    for step in 0..50_000 {
+        FrameWriter(&mut aborts).abort(&Abort { step, task: 0, reason: "so there" });
+    }
+    flood(&mut intruder, &aborts);
+    scene.goes_on(1);
+    let worker = scene.worker.task(&task(1)).unwrap();
+    let late = worker.send(&task(0), 1_000_000, "late", tensor(10, 3));
+    let mut waiting = waiting.into_iter();
+    assert_eq!(waiting.next().unwrap().wait().unwrap().bytes(), bytes(10, 3));
+    late.wait().unwrap();
+    drop((waiting, intruder));
+}

@@ -1,0 +1,194 @@
+//! Two streams with a wire between them that the test can read, cut and alter.
+
+use std::io::Write;
+use std::time::{Duration, SystemTime};
+
+use proptest::prelude::*;
+use socket2::{Domain, Type};
+
+use super::*;
+use crate::authentication::{Authentication, Authority, Means};
+
+const DAY: Duration = Duration::from_secs(86_400);
+/// More than a socket of the test holds.
+const LARGE: usize = 3 << 20;
+
+/// One end of the wire: what a stream has said and the other has not heard.
+struct Wire {
+    ends: [Socket; 2],
+    /// What has come out of each end, in order.
+    said: [Vec<u8>; 2],
+}
+
+impl Wire {
+    /// Carries what either side has said to the other, altered by `alter`, which is given whose it is.
+    fn carry(&mut self, alter: &mut dyn FnMut(usize, &mut [u8])) {
+        for side in 0..2 {
+            let mut bytes = [0; 16 * 1024];
+            while let Ok(count @ 1..) = (&self.ends[side]).read(&mut bytes) {
+                self.said[side].extend_from_slice(&bytes[..count]);
+                alter(side, &mut bytes[..count]);
+                let mut rest = &bytes[..count];
+                while !rest.is_empty() {
+                    match (&self.ends[1 - side]).write(rest) {
+                        Ok(count) => rest = &rest[count..],
+                        // Nobody reads there while the wire is carried: enough room is the test's affair.
+                        Err(error) => panic!("the wire is full: {error}"),
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Two streams that have shaken hands.
+fn pair() -> ([TlsStream; 2], Wire) {
+    let authority = Authority::new().unwrap();
+    let certified = authority.certify(&[], SystemTime::now() + DAY).unwrap();
+    let authentication = Authentication::certified(&authority.certificate(), &certified).unwrap();
+    let Means::Tls(identity) = &authentication.0 else { unreachable!("it is TLS") };
+    let socket_pair = || {
+        let (one, other) = Socket::pair(Domain::UNIX, Type::STREAM, None).unwrap();
+        for socket in [&one, &other] {
+            socket.set_nonblocking(true).unwrap();
+            socket.set_send_buffer_size(4 << 20).unwrap();
+        }
+        (one, other)
+    };
+    let ((caller, caller_wire), (called, called_wire)) = (socket_pair(), socket_pair());
+    let mut wire = Wire { ends: [caller_wire, called_wire], said: Default::default() };
+    let mut streams = [TlsStream::calling(caller, identity).unwrap(), TlsStream::called(called, identity).unwrap()];
+    streams[0].speak_first().unwrap();
+    let mut done = [false; 2];
+    while done != [true; 2] {
+        for side in 0..2 {
+            wire.carry(&mut |_, _| {});
+            done[side] = streams[side].handshake().unwrap();
+        }
+    }
+    wire.said.iter_mut().for_each(Vec::clear);
+    (streams, wire)
+}
+
+/// Writes `bytes` in slices of these lengths, in turn, carrying the wire between, and reads them into targets of other lengths.
+fn pass(streams: &mut [TlsStream; 2], wire: &mut Wire, from: usize, bytes: &[u8], slices: [usize; 2]) -> Vec<u8> {
+    let (mut sent, mut heard) = (0, Vec::new());
+    while heard.len() < bytes.len() {
+        if sent < bytes.len() {
+            let rest = &bytes[sent..];
+            let (one, other) = rest.split_at(rest.len().min(slices[0]));
+            let other = &other[..other.len().min(slices[1])];
+            sent += streams[from].write(&[IoSlice::new(one), IoSlice::new(other)], false).unwrap().unwrap_or(0);
+        }
+        wire.carry(&mut |_, _| {});
+        let (mut first, mut second) = (vec![0; slices[1]], vec![0; slices[0]]);
+        let mut targets = [IoSliceMut::new(&mut first), IoSliceMut::new(&mut second)];
+        let count = streams[1 - from].read(&mut targets).unwrap().unwrap_or(0);
+        heard.extend_from_slice(&[first, second].concat()[..count]);
+    }
+    heard
+}
+
+fn pattern(len: usize) -> Vec<u8> {
+    (0..len).map(|at| ((at * 31) >> 3) as u8).collect()
+}
+
+#[test]
+fn large_payloads_pass_both_ways_and_nobody_between_reads_them() {
+    let (mut streams, mut wire) = pair();
+    let bytes = pattern(LARGE);
+    for from in [0, 1] {
+        assert_eq!(pass(&mut streams, &mut wire, from, &bytes, [100_000, 1_000_000]), bytes);
+        let on_the_wire = &wire.said[from];
+        assert!(on_the_wire.len() > LARGE);
+        assert!(!on_the_wire.windows(16).any(|window| window == &bytes[..16]), "it is sealed");
+    }
+}
+
+#[test]
+fn one_altered_bit_ends_the_stream() {
+    let (mut streams, mut wire) = pair();
+    let bytes = pattern(5000);
+    streams[0].write(&[IoSlice::new(&bytes)], false).unwrap();
+    let mut altered = false;
+    wire.carry(&mut |side, bytes| {
+        if side == 0 && !altered {
+            bytes[1000] ^= 1;
+            altered = true;
+        }
+    });
+    let mut target = vec![0; bytes.len()];
+    let error = streams[1].read(&mut [IoSliceMut::new(&mut target)]).unwrap_err();
+    assert!(matches!(error, LinkError::Tls(_)), "{error}");
+    assert!(target.iter().all(|&byte| byte == 0), "nothing of it was believed");
+    // And the other side is told.
+    wire.carry(&mut |_, _| {});
+    let error = streams[0].read(&mut [IoSliceMut::new(&mut target)]).unwrap_err();
+    assert!(matches!(error, LinkError::Tls(_)), "{error}");
+}
+
+#[test]
+fn a_record_that_is_played_again_ends_the_stream() {
+    let (mut streams, mut wire) = pair();
+    streams[0].write(&[IoSlice::new(b"pay once")], false).unwrap();
+    wire.carry(&mut |_, _| {});
+    let mut target = [0; 8];
+    assert_eq!(streams[1].read(&mut [IoSliceMut::new(&mut target)]).unwrap(), Some(8));
+    let again = wire.said[0].clone();
+    (&wire.ends[1]).write_all(&again).unwrap();
+    let error = streams[1].read(&mut [IoSliceMut::new(&mut target)]).unwrap_err();
+    assert!(matches!(error, LinkError::Tls(_)), "{error}");
+}
+
+#[test]
+fn what_the_socket_does_not_take_is_told_as_written_only_when_it_has() {
+    let (mut streams, mut wire) = pair();
+    streams[0].socket.set_send_buffer_size(4096).unwrap();
+    let bytes = pattern(200_000);
+    // Nobody reads: at some time the socket is full, and what is under seal is not counted.
+    let mut sent = 0;
+    while let Some(count) = streams[0].write(&[IoSlice::new(&bytes[sent..])], false).unwrap() {
+        sent += count;
+    }
+    assert!(streams[0].wants_write() && sent < bytes.len());
+    let mut heard = Vec::new();
+    let mut target = vec![0; 50_000];
+    while heard.len() < bytes.len() {
+        wire.carry(&mut |_, _| {});
+        // A smaller budget than what is under seal: it is told in parts.
+        let offered = &bytes[sent..bytes.len().min(sent + 1000)];
+        if !offered.is_empty() {
+            let taken = streams[0].write(&[IoSlice::new(offered)], false).unwrap().unwrap_or(0);
+            assert!(taken <= offered.len());
+            sent += taken;
+        }
+        wire.carry(&mut |_, _| {});
+        let count = streams[1].read(&mut [IoSliceMut::new(&mut target)]).unwrap().unwrap_or(0);
+        heard.extend_from_slice(&target[..count]);
+    }
+    assert!(heard == bytes);
+}
+
+#[test]
+fn the_end_of_the_wire_is_the_end_of_the_stream() {
+    let (mut streams, wire) = pair();
+    drop(wire);
+    let error = streams[0].read(&mut [IoSliceMut::new(&mut [0; 8])]).unwrap_err();
+    assert_eq!(error, LinkError::Closed);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn bytes_arrive_as_they_left_however_they_are_cut(
+        len in 1usize..100_000,
+        one in 1usize..40_000,
+        other in 0usize..40_000,
+        from in 0usize..2,
+    ) {
+        let (mut streams, mut wire) = pair();
+        let bytes = pattern(len);
+        prop_assert!(pass(&mut streams, &mut wire, from, &bytes, [one, other]) == bytes);
+    }
+}

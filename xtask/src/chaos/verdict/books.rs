@@ -72,7 +72,7 @@ pub(crate) struct Life {
 
 impl Life {
     /// Reads a ledger. The last line of a process that was killed may be cut off.
-    fn read(&mut self, text: &str) -> Result<(), String> {
+    pub(super) fn read(&mut self, text: &str) -> Result<(), String> {
         let mut open = HashMap::new();
         let mut lines = text.lines().peekable();
         while let Some(text) = lines.next() {

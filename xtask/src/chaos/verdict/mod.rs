@@ -117,3 +117,6 @@ pub(crate) fn outcomes(books: &Books) -> BTreeMap<&'static str, BTreeMap<String,
     }
     counts
 }
+
+#[cfg(test)]
+mod tests;

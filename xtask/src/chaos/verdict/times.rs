@@ -63,13 +63,14 @@ fn returned(host: usize, cut: &Done, books: &Books, history: &History, verdict: 
             continue;
         }
         let first = books.calls().filter_map(|call| passed(call, cut.ended, host, other, history)).min();
-        let took = first.map_or(u64::MAX, |first| first - cut.ended);
-        if took > allowed {
-            let (seconds, back) = (took as f64 / 1e6, history.seconds(cut.ended));
-            let what = format!("host{host} and host{other} met again {seconds:.3} s after the cable was back");
-            verdict.violations.push(format!("{what} at {back:.3} s"));
+        let took = first.map(|first| first - cut.ended);
+        if took.is_none_or(|took| took > allowed) {
+            let when = took.map_or("never".into(), |took| format!("{:.3} s later", took as f64 / 1e6));
+            let back = history.seconds(cut.ended);
+            let what = format!("the cable was back at {back:.3} s, host{host} and host{other} met again {when}");
+            verdict.violations.push(what);
         }
-        verdict.reconnected.push(took);
+        verdict.reconnected.extend(took);
     }
 }
 

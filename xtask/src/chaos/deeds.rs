@@ -15,6 +15,8 @@ pub(crate) enum Deed {
     KillTask(usize),
     /// SIGTERM, which lets it finish what is under way for a while; in the end another is started.
     DrainDaemon(usize),
+    /// A task's process is told to end what it has begun, and to detach; in the end another is started.
+    Leave(usize),
     /// SIGSTOP; in the end SIGCONT.
     StopDaemon(usize),
     StopTask(usize),
@@ -44,7 +46,7 @@ impl Deed {
     pub(crate) fn victim(self) -> Victim {
         match self {
             Deed::KillDaemon(host) | Deed::DrainDaemon(host) | Deed::StopDaemon(host) => Victim::Daemon(host),
-            Deed::KillTask(task) | Deed::StopTask(task) => Victim::Task(task),
+            Deed::KillTask(task) | Deed::Leave(task) | Deed::StopTask(task) => Victim::Task(task),
             Deed::Burst { task, .. } | Deed::Deafen { task, .. } => Victim::Task(task),
             Deed::Cut(host, _) => Victim::Cable(host),
         }
@@ -52,7 +54,7 @@ impl Deed {
 
     /// True if whoever it is done to forgets everything.
     pub(crate) fn kills(self) -> bool {
-        matches!(self, Deed::KillDaemon(_) | Deed::KillTask(_) | Deed::DrainDaemon(_))
+        matches!(self, Deed::KillDaemon(_) | Deed::KillTask(_) | Deed::DrainDaemon(_) | Deed::Leave(_))
     }
 
     /// True if whoever it is done to does nothing meanwhile.
@@ -64,6 +66,7 @@ impl Deed {
         match self {
             Deed::KillDaemon(host) => hosts.kill_daemon(host),
             Deed::KillTask(task) => hosts.kill_task(task),
+            Deed::Leave(task) => order(hosts, task, Order::Finish { at_us: 0 }),
             Deed::DrainDaemon(_) => self.signal(hosts, Signal::SIGTERM),
             Deed::StopDaemon(_) | Deed::StopTask(_) => self.signal(hosts, Signal::SIGSTOP),
             Deed::Cut(host, cut) => hosts.network.cut(host, cut)?,
@@ -76,7 +79,7 @@ impl Deed {
     pub(crate) fn end(self, hosts: &mut Hosts) -> Result<(), String> {
         match self {
             Deed::KillDaemon(host) | Deed::DrainDaemon(host) => hosts.start_daemon(host),
-            Deed::KillTask(task) => hosts.start_task(task),
+            Deed::KillTask(task) | Deed::Leave(task) => hosts.start_task(task),
             Deed::Cut(host, cut) => hosts.network.heal(host, cut),
             Deed::StopDaemon(_) | Deed::StopTask(_) => {
                 self.signal(hosts, Signal::SIGCONT);
@@ -110,6 +113,7 @@ impl fmt::Display for Deed {
             Deed::KillDaemon(host) => write!(out, "kill daemon{host}"),
             Deed::DrainDaemon(host) => write!(out, "drain daemon{host}"),
             Deed::KillTask(task) => write!(out, "kill task{task}"),
+            Deed::Leave(task) => write!(out, "task{task} leaves"),
             Deed::StopDaemon(host) => write!(out, "stop daemon{host}"),
             Deed::StopTask(task) => write!(out, "stop task{task}"),
             Deed::Cut(host, Cut::Pulled) => write!(out, "pull the cable of host{host}"),

@@ -16,11 +16,15 @@ pub(super) const ROUND: Duration = Duration::from_secs(16);
 const COMING_AND_GOING: usize = 2;
 const CLIENTS: [usize; 3] = [1, 3, 5];
 
+/// How long a client that leaves is given: all its calls come to their ends.
+const LEAVING_MS: u64 = 11_000;
+
 /// What is done in a round, by its number.
 pub(super) fn round(number: u64) -> Vec<Planned> {
     let turn = |choices: usize| number as usize % choices;
     let host = turn(2);
     let client = CLIENTS[turn(CLIENTS.len())];
+    let other = CLIENTS[(number as usize + 1) % CLIENTS.len()];
     let cuts = [Cut::Silent, Cut::Pulled];
     let end = [Deed::KillDaemon(COMING_AND_GOING), Deed::DrainDaemon(COMING_AND_GOING)][turn(2)];
     let planned = |at_ms, lasts_ms, deed| Planned {
@@ -31,6 +35,7 @@ pub(super) fn round(number: u64) -> Vec<Planned> {
     vec![
         planned(200, 1500, Deed::Cut(host, cuts[turn(2)])),
         planned(2500, 300, Deed::KillTask(client)),
+        planned(2600, LEAVING_MS, Deed::Leave(other)),
         planned(4000, 1000, end),
         planned(5500, 2500, Deed::Burst { task: client, bytes: 100, count: 3000 }),
         planned(8500, 400, Deed::StopTask(client)),

@@ -12,6 +12,10 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+/// The C library's allocator gives large blocks back at once, from threads of any number: else it raises its threshold to the
+/// largest block that it has seen, and keeps several of those for each of its arenas.
+const ALLOCATOR: [(&str, &str); 2] = [("MALLOC_MMAP_THRESHOLD_", "131072"), ("MALLOC_ARENA_MAX", "2")];
+
 /// Between two looks whether a process has ended.
 const LOOK_INTERVAL: Duration = Duration::from_millis(5);
 
@@ -43,6 +47,7 @@ impl Process {
             .args(arguments)
             .env("RUST_LOG", "info")
             .env("RUST_BACKTRACE", "1")
+            .envs(ALLOCATOR)
             .stdin(Stdio::piped())
             .stdout(out.map_err(failed)?)
             .stderr(complaints.map_err(failed)?)

@@ -16,9 +16,9 @@ use crate::traffic::now_us;
 /// Between two looks.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// What the allocator of the C library may keep more of than it did after the first round: it has an arena for every few
-/// threads, gives back what lies at their ends alone, and hands what is free to the next peak; a leak of 100 bytes a call would
-/// be ten times as much after ten minutes.
+/// Own memory that may be more: the allocator keeps what is free between blocks that are not, and tables of calls, peers and
+/// keys keep the size of their greatest peak, which comes sooner or later. A leak of 16 bytes a call would be as much after ten
+/// minutes.
 const ANON_KIB: u64 = 6 * 1024;
 
 /// Descriptors that may be more: connections to a daemon that was just started are made as they are needed, up to two a shard.
@@ -75,8 +75,8 @@ impl Samples {
     /// The present memory of each, for a line of progress.
     pub(super) fn line(&self) -> String {
         let tracks = self.tracks.lock().unwrap_or_else(PoisonError::into_inner);
-        let mebibytes = |track: &Track| track.samples.last().map_or(0, |sample| sample.anon_kib / 1024);
-        tracks.iter().map(|track| format!("{} {} MiB", track.name, mebibytes(track))).collect::<Vec<_>>().join(", ")
+        let own = |track: &Track| track.samples.last().map_or(0, |sample| sample.anon_kib);
+        tracks.iter().map(|track| format!("{} {} KiB", track.name, own(track))).collect::<Vec<_>>().join(", ")
     }
 
     /// Ends the watch.

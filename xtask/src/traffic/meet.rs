@@ -67,9 +67,7 @@ pub(super) fn receive(actor: &Actor) {
     let mut calls = FuturesUnordered::new();
     each_tick(actor, &mut calls, |calls, tick| {
         for peer in actor.peers() {
-            for parcel in parcels(peer, actor.me, tick) {
-                calls.push(receive_one(actor, peer, tick, parcel));
-            }
+            calls.extend(receive_tick(actor, peer, tick));
         }
         drive(&mut standing, Instant::now(), |(peer, call, outcome): (usize, u64, Outcome)| {
             actor.ledger.end(call, outcome);
@@ -95,19 +93,25 @@ pub(super) fn receive(actor: &Actor) {
     stood.into_iter().flatten().for_each(|call| actor.ledger.end(call, Outcome::Dropped));
 }
 
-fn receive_one(actor: &Actor, from: usize, tick: u64, parcel: Parcel) -> impl Future<Output = ()> + use<'_> {
-    let Parcel { key, bytes, timeout } = parcel;
-    let label = Label { kind: Kind::Sent, from, life: 0, number: tick, key };
-    let call = actor.ledger.begin(What::Recv { from, step: tick as i64, key, bytes }, timeout);
-    // Into shared memory, into memory of this process, and wherever it lands.
-    let destination = match mix(tick, u64::from(key)) % 3 {
-        0 => actor.task.alloc(bytes).ok(),
-        1 => Some(Buffer::from_vec(vec![0; bytes])),
-        _ => None,
-    };
-    let options = RecvOptions { timeout: Some(timeout), destination };
-    let receiving = actor.task.recv_with(&name(from), tick as i64, &key.to_string(), options);
-    async move { actor.ledger.end(call, received(receiving.await, label, bytes)) }
+/// Asks for the parcels of a tick: for several with one call.
+fn receive_tick(actor: &Actor, from: usize, tick: u64) -> impl Iterator<Item = impl Future<Output = ()>> {
+    let (mut asked, mut wanted) = (Vec::new(), Vec::new());
+    for Parcel { key, bytes, timeout } in parcels(from, actor.me, tick) {
+        let label = Label { kind: Kind::Sent, from, life: 0, number: tick, key };
+        let call = actor.ledger.begin(What::Recv { from, step: tick as i64, key, bytes }, timeout);
+        // Into shared memory, into memory of this process, and wherever it lands.
+        let destination = match mix(tick, u64::from(key)) % 3 {
+            0 => actor.task.alloc(bytes).ok(),
+            1 => Some(Buffer::from_vec(vec![0; bytes])),
+            _ => None,
+        };
+        asked.push((call, label, bytes));
+        wanted.push((key.to_string(), RecvOptions { timeout: Some(timeout), destination }));
+    }
+    let receivings = actor.task.recv_all(&name(from), tick as i64, wanted);
+    asked.into_iter().zip(receivings).map(move |((call, label, bytes), receiving)| async move {
+        actor.ledger.end(call, received(receiving.await, label, bytes));
+    })
 }
 
 fn received(outcome: RecvOutcome, label: Label, bytes: usize) -> Outcome {

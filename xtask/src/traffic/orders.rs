@@ -8,6 +8,9 @@ use std::time::Duration;
 
 use super::now_us;
 
+/// How long versions go on being published when all others rest.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
 /// A line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Order {
@@ -55,12 +58,14 @@ impl FromStr for Order {
 pub(super) struct Orders {
     finish_at: AtomicU64,
     deaf_until: AtomicU64,
+    rest_from: AtomicU64,
     rest_until: AtomicU64,
 }
 
 impl Default for Orders {
     fn default() -> Self {
-        Orders { finish_at: AtomicU64::new(u64::MAX), deaf_until: AtomicU64::new(0), rest_until: AtomicU64::new(0) }
+        let never = || AtomicU64::new(0);
+        Orders { finish_at: AtomicU64::new(u64::MAX), deaf_until: never(), rest_from: never(), rest_until: never() }
     }
 }
 
@@ -71,7 +76,10 @@ impl Orders {
             match line.parse() {
                 Ok(Order::Burst { bytes, count }) => burst(bytes, count),
                 Ok(Order::Deaf { millis }) => self.deaf_until.store(now_us() + millis * 1000, Ordering::Relaxed),
-                Ok(Order::Rest { millis }) => self.rest_until.store(now_us() + millis * 1000, Ordering::Relaxed),
+                Ok(Order::Rest { millis }) => {
+                    self.rest_from.store(now_us() + LAST_WORDS.as_micros() as u64, Ordering::Relaxed);
+                    self.rest_until.store(now_us() + millis * 1000, Ordering::Relaxed);
+                }
                 Ok(Order::Finish { at_us }) => return self.finish_at.store(at_us, Ordering::Relaxed),
                 Err(()) => eprintln!("no order: {line}"),
             }
@@ -87,6 +95,12 @@ impl Orders {
     /// How long nothing is to begin.
     pub(super) fn rest_for(&self) -> Duration {
         Duration::from_micros(self.rest_until.load(Ordering::Relaxed).saturating_sub(now_us()))
+    }
+
+    /// How long nothing is to be published: what others have begun to wait for still comes.
+    pub(super) fn silence_for(&self) -> Duration {
+        let has_begun = now_us() >= self.rest_from.load(Ordering::Relaxed);
+        if has_begun { self.rest_for() } else { Duration::ZERO }
     }
 
     /// How long nothing is to be accepted.

@@ -34,7 +34,7 @@ pub(super) fn publish(actor: &Actor) {
     let mut version = now_us() / VERSION_US + 1;
     while !actor.orders.is_over(now_us()) {
         thread::sleep(Duration::from_micros((version * VERSION_US).saturating_sub(now_us())));
-        thread::sleep(actor.orders.rest_for());
+        thread::sleep(actor.orders.silence_for());
         // A daemon that says nothing keeps it for a second; nothing else does.
         let call = actor.ledger.begin(What::Publish { version: version as i64 }, Duration::ZERO);
         let outcome = tensors(actor, version).and_then(|all| actor.task.publish_many(version as i64, all).wait());

@@ -163,11 +163,12 @@ impl AttachedPlan {
                     let outcome = ready!(ask(&self.attachment, call));
                     self.stage = Stage::Idle;
                     // By the daemon's word that it gave it up too, or in time.
-                    self.settle(match outcome {
-                        Ok(Ok(())) => true,
-                        Ok(Err(error)) => error.code() == Code::Aborted,
-                        Err(_) => false,
-                    });
+                    let ended = match outcome {
+                        Ok(Err(error)) if error.code() == Code::Aborted => Ok(()),
+                        outcome => outcome.and_then(|outcome| outcome),
+                    };
+                    // Of how it ended nobody wants to hear.
+                    let _ = self.settle(ended);
                     self.submit(wish.expect("nobody waits for a pull that was given up"));
                 }
             }
@@ -176,9 +177,7 @@ impl AttachedPlan {
 
     /// Takes a pull's outcome.
     fn end(&mut self, outcome: Result<SendOutcome, Error>) -> Result<(), Error> {
-        let outcome = outcome.and_then(|outcome| outcome);
-        self.settle(outcome.is_ok());
-        if let Err(error) = outcome {
+        if let Err(error) = self.settle(outcome.and_then(|outcome| outcome)) {
             return self.fail(error);
         }
         self.standing = Standing::Pulled;
@@ -190,16 +189,19 @@ impl AttachedPlan {
         Err(error)
     }
 
-    /// Takes in what the daemon has told of the plan. If its pull did not end as it should, the plan is opened anew by the
-    /// next: the daemon may still write there.
-    fn settle(&mut self, ended: bool) {
+    /// Takes in what the daemon has told of the plan. If its pull did not end as it should, or the daemon is gone with what it
+    /// told, the plan is opened anew by the next: the daemon may still write there.
+    fn settle(&mut self, ended: Result<(), Error>) -> Result<(), Error> {
         self.missed.clear();
-        if !ended {
-            return self.close();
+        let Self { attachment, tensors, board, missed, seat, .. } = self;
+        let settled = ended.and_then(|()| match *seat {
+            Some(seat) => attachment.gathered(seat, |gathered| take_in(gathered, tensors, board, missed)),
+            None => Ok(()),
+        });
+        if settled.is_err() {
+            self.close();
         }
-        let Some(seat) = self.seat else { return };
-        let Self { attachment, tensors, board, missed, .. } = self;
-        attachment.gathered(seat, |gathered| take_in(gathered, tensors, board, missed));
+        settled
     }
 
     /// Gives the pull up that is under way. What the plan holds cannot be looked at until the next one.

@@ -220,20 +220,27 @@ impl Attachment {
     }
 
     /// Moves what is new of a plan out.
-    pub(crate) fn gathered(&self, seat: Seat, each: impl FnOnce(Gathered)) {
+    ///
+    /// # Errors
+    /// Unavailable if the daemon that it was told by is gone, and what it told with it.
+    pub(crate) fn gathered(&self, seat: Seat, each: impl FnOnce(Gathered)) -> Result<(), Error> {
         let mut held = self.lock();
-        let Line::Up(link) = &mut held.line else { return };
-        if link.serial != seat.serial {
-            return;
-        }
-        let Some(open) = link.plans.open.get_mut(&seat.plan) else { return };
+        let link = match &mut held.line {
+            Line::Up(link) if link.serial == seat.serial => link,
+            Line::Lost(error) => return Err(error.clone()),
+            Line::Up(_) | Line::Closed => {
+                return Err(Error::unavailable("the daemon", "the one that was asked is gone"));
+            }
+        };
+        let Some(open) = link.plans.open.get_mut(&seat.plan) else { return Ok(()) };
         let gathered = &mut open.gathered;
         if gathered.board.is_none() && gathered.placed.is_empty() && gathered.missed.is_empty() {
-            return;
+            return Ok(());
         }
         let gathered = std::mem::take(gathered);
         drop(held);
         each(gathered);
+        Ok(())
     }
 
     /// Closes a plan.

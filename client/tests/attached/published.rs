@@ -194,6 +194,22 @@ fn a_plan_is_opened_again_with_a_daemon_that_is_new() {
 }
 
 #[test]
+fn what_a_pull_missed_is_missed_although_the_daemon_that_said_so_is_gone() {
+    let (_directory, daemon, task) = attached();
+    task.publish("w", 1, tensor(1000, 1)).wait().unwrap();
+    let mut plan = task.plan(PEER, keys(&["w"]));
+    plan.pull(1).wait().unwrap();
+    let in_vain = plan.pull_within(2, Duration::from_millis(1));
+    // The daemon's word on this comes behind the one on the pull, and is read with it.
+    let options = RecvOptions { timeout: Some(Duration::from_millis(2)), destination: None };
+    assert_eq!(task.recv_with(PEER, 1, "nothing", options).wait().unwrap_err().error.code(), Code::DeadlineExceeded);
+    daemon.kill();
+    assert_eq!(task.recv(PEER, 1, "nothing").wait().unwrap_err().error.code(), Code::Unavailable);
+    assert_eq!(in_vain.wait().unwrap_err().code(), Code::Unavailable);
+    assert_eq!(plan.get(0).unwrap_err().code(), Code::Unavailable);
+}
+
+#[test]
 fn a_daemon_that_says_nothing_ends_no_plan() {
     let (_directory, daemon, task) = attached();
     task.publish("w", 1, tensor(1000, 1)).wait().unwrap();

@@ -118,6 +118,7 @@ impl fmt::Display for Deed {
             Deed::StopTask(task) => write!(out, "stop task{task}"),
             Deed::Cut(host, Cut::Pulled) => write!(out, "pull the cable of host{host}"),
             Deed::Cut(host, Cut::Silent) => write!(out, "cut the cable of host{host} silently"),
+            Deed::Cut(host, Cut::OneWay) => write!(out, "host{host} hears nothing"),
             Deed::Cut(host, Cut::Throttled(rate)) => write!(out, "throttle host{host} to {rate} Mbit/s"),
             Deed::Burst { task, bytes, count } => write!(out, "burst of {count} x {bytes} B from task{task}"),
             Deed::Deafen { task, .. } => write!(out, "task{task} accepts nothing"),

@@ -92,8 +92,9 @@ pub(crate) fn schedule(seed: u64, span: Duration, layout: Layout) -> Vec<Planned
 /// A deed whose effect is measured.
 fn lonely(random: &mut SmallRng, layout: Layout, at: Duration) -> Planned {
     let (host, task) = (random.random_range(0..layout.hosts), random.random_range(0..layout.tasks()));
-    let deeds =
-        [Deed::Cut(host, Cut::Silent), Deed::Cut(host, Cut::Pulled), Deed::KillDaemon(host), Deed::KillTask(task)];
+    let cuts = [Cut::Silent, Cut::Pulled, Cut::OneWay].map(|cut| Deed::Cut(host, cut));
+    let kills = [Deed::KillDaemon(host), Deed::KillTask(task)];
+    let deeds = [&cuts[..], &kills].concat();
     let lasts = Duration::from_millis(random.random_range(LONELY_MS));
     Planned { at, lasts, deed: deeds[random.random_range(0..deeds.len())] }
 }
@@ -107,7 +108,8 @@ fn draw(random: &mut SmallRng, layout: Layout) -> (Deed, Duration) {
         6..8 => (Deed::StopDaemon(host), random.random_range(STANDSTILL_MS)),
         8..10 => (Deed::StopTask(task), random.random_range(STANDSTILL_MS)),
         10..12 => (Deed::Cut(host, Cut::Pulled), random.random_range(CUT_MS)),
-        12..15 => (Deed::Cut(host, Cut::Silent), random.random_range(CUT_MS)),
+        12..14 => (Deed::Cut(host, Cut::Silent), random.random_range(CUT_MS)),
+        14..15 => (Deed::Cut(host, Cut::OneWay), random.random_range(CUT_MS)),
         15..16 => (Deed::Cut(host, Cut::Throttled(random.random_range(MEGABITS))), random.random_range(CUT_MS)),
         16..18 => {
             let (bytes, count) = BURSTS[random.random_range(0..BURSTS.len())];

@@ -17,6 +17,9 @@ const PREFIX: &str = "sealane-";
 /// The end of a cable in its host.
 const WIRE: &str = "wire";
 
+/// A port of the bridge that leads to no host.
+const NOWHERE: &str = "nowhere";
+
 /// How a cable fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cut {
@@ -24,6 +27,8 @@ pub(crate) enum Cut {
     Pulled,
     /// What it should carry vanishes: nobody sees anything.
     Silent,
+    /// What is sent to the host vanishes, and what it sends arrives: others take what it never hears that they took.
+    OneWay,
     /// It carries so many megabits a second, each way.
     Throttled(u32),
 }
@@ -31,6 +36,11 @@ pub(crate) enum Cut {
 /// The address of a host within the network.
 pub(crate) fn address(host: usize) -> Ipv4Addr {
     Ipv4Addr::new(10, 83, 0, host as u8 + 1)
+}
+
+/// The hardware address of a host's end of its cable; not any vendor's.
+fn hardware(host: usize) -> String {
+    format!("02:00:00:00:53:{host:02x}")
 }
 
 /// See the module. Dropped, the namespaces go.
@@ -56,10 +66,27 @@ impl Network {
         ip(&["netns", "add", &switch])?;
         ip(&["-n", &switch, "link", "add", "bridge", "type", "bridge"])?;
         ip(&["-n", &switch, "link", "set", "bridge", "up"])?;
+        ip(&["-n", &switch, "link", "add", NOWHERE, "type", "dummy"])?;
+        ip(&["-n", &switch, "link", "set", NOWHERE, "master", "bridge", "up"])?;
         for host in 0..self.hosts {
             let (namespace, port) = (self.namespace(host), port(host));
             ip(&["netns", "add", &namespace])?;
-            ip(&["-n", &namespace, "link", "add", WIRE, "type", "veth", "peer", "name", &port, "netns", &switch])?;
+            ip(&[
+                "-n",
+                &namespace,
+                "link",
+                "add",
+                WIRE,
+                "address",
+                &hardware(host),
+                "type",
+                "veth",
+                "peer",
+                "name",
+                &port,
+                "netns",
+                &switch,
+            ])?;
             ip(&["-n", &switch, "link", "set", &port, "master", "bridge", "up"])?;
             ip(&["-n", &namespace, "addr", "add", &format!("{}/24", address(host)), "dev", WIRE])?;
             ip(&["-n", &namespace, "link", "set", "lo", "up"])?;
@@ -83,6 +110,8 @@ impl Network {
         match cut {
             Cut::Pulled => ip(&["-n", &namespace, "link", "set", WIRE, "down"]),
             Cut::Silent => ip(&["-n", &switch, "link", "set", &port, "nomaster"]),
+            // The bridge is told that the host is elsewhere.
+            Cut::OneWay => self.misplace("replace", host),
             Cut::Throttled(megabits) => {
                 let rate = format!("{megabits}mbit");
                 let bucket = ["root", "tbf", "rate", &rate, "burst", "64kb", "latency", "100ms"];
@@ -98,11 +127,19 @@ impl Network {
         match cut {
             Cut::Pulled => ip(&["-n", &namespace, "link", "set", WIRE, "up"]),
             Cut::Silent => ip(&["-n", &switch, "link", "set", &port, "master", "bridge"]),
+            Cut::OneWay => self.misplace("del", host),
             Cut::Throttled(_) => {
                 tc(&["-n", &namespace, "qdisc", "del", "dev", WIRE, "root"])?;
                 tc(&["-n", &switch, "qdisc", "del", "dev", &port, "root"])
             }
         }
+    }
+
+    /// Changes what the bridge believes of where a host is.
+    fn misplace(&self, change: &str, host: usize) -> Result<(), String> {
+        let switch = self.switch();
+        let entry = ["fdb", change, &hardware(host), "dev", NOWHERE, "master", "static"];
+        run(Command::new("bridge").args(["-n", &switch]).args(entry))
     }
 }
 

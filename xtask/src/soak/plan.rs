@@ -25,7 +25,7 @@ pub(super) fn round(number: u64) -> Vec<Planned> {
     let host = turn(2);
     let client = CLIENTS[turn(CLIENTS.len())];
     let other = CLIENTS[(number as usize + 1) % CLIENTS.len()];
-    let cuts = [Cut::Silent, Cut::Pulled];
+    let cuts = [Cut::Silent, Cut::Pulled, Cut::OneWay];
     let end = [Deed::KillDaemon(COMING_AND_GOING), Deed::DrainDaemon(COMING_AND_GOING)][turn(2)];
     let planned = |at_ms, lasts_ms, deed| Planned {
         at: Duration::from_millis(at_ms),
@@ -33,14 +33,14 @@ pub(super) fn round(number: u64) -> Vec<Planned> {
         deed,
     };
     vec![
-        planned(200, 1500, Deed::Cut(host, cuts[turn(2)])),
+        planned(200, 1500, Deed::Cut(host, cuts[turn(3)])),
         planned(2500, 300, Deed::KillTask(client)),
         planned(2600, LEAVING_MS, Deed::Leave(other)),
         planned(4000, 1000, end),
         planned(5500, 2500, Deed::Burst { task: client, bytes: 100, count: 3000 }),
         planned(8500, 400, Deed::StopTask(client)),
         planned(9500, 2000, Deed::Deafen { task: client, millis: 2000 }),
-        planned(10_500, 400, Deed::Cut(1 - host, cuts[turn(2)])),
+        planned(10_500, 400, Deed::Cut(1 - host, cuts[turn(3)])),
         // Then it settles.
         planned(ROUND.as_millis() as u64, 0, Deed::Deafen { task: client, millis: 0 }),
     ]

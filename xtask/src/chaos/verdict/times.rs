@@ -25,7 +25,7 @@ pub(super) fn judge(books: &Books, history: &History, verdict: &mut Verdict) {
         life.calls.iter().for_each(|call| deadline(call, life, history, verdict));
     }
     for done in &history.done {
-        if let Deed::Cut(host, Cut::Pulled | Cut::Silent) = done.deed {
+        if let Deed::Cut(host, Cut::Pulled | Cut::Silent | Cut::OneWay) = done.deed {
             returned(host, done, books, history, verdict);
         }
         told(done, books, history, verdict);
@@ -92,7 +92,7 @@ fn told(done: &Done, books: &Books, history: &History, verdict: &mut Verdict) {
     let (bound, measured) = match done.deed {
         Deed::KillDaemon(_) => (HEARTBEAT, &mut verdict.closed_told),
         Deed::KillTask(_) => (HEARTBEAT, &mut verdict.client_told),
-        Deed::Cut(_, Cut::Silent) | Deed::StopDaemon(_) if history.patience == Patience::Short => {
+        Deed::Cut(_, Cut::Silent | Cut::OneWay) | Deed::StopDaemon(_) if history.patience == Patience::Short => {
             (PEER_TIMEOUT + HEARTBEAT + CONNECT_TIMEOUT, &mut verdict.silent_told)
         }
         _ => return,

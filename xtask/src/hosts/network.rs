@@ -66,7 +66,7 @@ impl Network {
         ip(&["netns", "add", &switch])?;
         ip(&["-n", &switch, "link", "add", "bridge", "type", "bridge"])?;
         ip(&["-n", &switch, "link", "set", "bridge", "up"])?;
-        ip(&["-n", &switch, "link", "add", NOWHERE, "type", "dummy"])?;
+        ip(&["-n", &switch, "link", "add", NOWHERE, "type", "veth", "peer", "name", "void"])?;
         ip(&["-n", &switch, "link", "set", NOWHERE, "master", "bridge", "up"])?;
         for host in 0..self.hosts {
             let (namespace, port) = (self.namespace(host), port(host));

@@ -138,7 +138,8 @@ impl Network {
     /// Changes what the bridge believes of where a host is.
     fn misplace(&self, change: &str, host: usize) -> Result<(), String> {
         let switch = self.switch();
-        let entry = ["fdb", change, &hardware(host), "dev", NOWHERE, "master", "static"];
+        // Sticky: it does not learn better from what the host sends.
+        let entry = ["fdb", change, &hardware(host), "dev", NOWHERE, "master", "static", "sticky"];
         run(Command::new("bridge").args(["-n", &switch]).args(entry))
     }
 }

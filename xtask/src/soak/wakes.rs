@@ -142,6 +142,15 @@ mod tests {
     use super::*;
 
     #[test]
+    fn who_is_asked_wakes() {
+        let engines = engines().unwrap();
+        let task = |index: usize| engines[index].task(NAMES[index]).map(Task::from).unwrap();
+        let (asks, answers) = (task(0), task(1));
+        let probes = (0..50).map(|step| probe(&asks, &answers, step).unwrap()).collect();
+        assert_eq!(report(probes).violations, Vec::<String>::new());
+    }
+
+    #[test]
     fn who_waits_for_a_processor_has_lost_no_wake_up() {
         let probe = |took, unscheduled| Probe { took, unscheduled };
         let millis = Duration::from_millis;

@@ -287,16 +287,24 @@ impl Calls {
         }
     }
 
-    /// The daemon is gone: ends every call, and gives every memory back.
-    pub(super) fn end_all(&mut self, error: impl Fn() -> Error, after: &mut Aftermath) {
+    /// Nothing more is heard from the daemon: ends every call. Memory comes back where the daemon is `gone`; one that lives may
+    /// still use what it was lent, which then stays here for as long as this table does.
+    pub(super) fn end_all(&mut self, gone: bool, error: impl Fn() -> Error, after: &mut Aftermath) {
         for index in 0..self.slots.len() {
             let slot = &mut self.slots[index];
             // A caller may still wait for a call whose answer was the fault that ended the attachment.
             if slot.daemon == Daemon::Done && slot.caller != Caller::Waiting {
                 continue;
             }
-            slot.daemon = Daemon::Done;
-            let destination = slot.memory_back(after);
+            let destination = if gone || slot.daemon == Daemon::Done {
+                slot.daemon = Daemon::Done;
+                slot.memory_back(after)
+            } else {
+                slot.daemon = Daemon::Holding;
+                let (destination, kept) = std::mem::take(&mut slot.memory).apart();
+                slot.memory = kept;
+                destination
+            };
             if slot.caller == Caller::Waiting {
                 slot.failure = Some(Box::new(Unreceived { error: error(), destination }));
             }

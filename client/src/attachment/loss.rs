@@ -82,19 +82,24 @@ impl Held<'_> {
     /// The daemon has closed the socket, or died: what it wrote before counts.
     pub(super) fn hung_up(&mut self) {
         self.pump();
-        self.lose("it is gone, or has closed the connection");
+        self.give_up(true, "it is gone, or has closed the connection");
+    }
+
+    /// The daemon says what no correct one says: gives the link up.
+    #[cold]
+    pub(super) fn lose(&mut self, fault: &str) {
+        self.give_up(false, fault);
     }
 
     /// Gives the link up: every call under way ends with Unavailable, and the next one attaches again.
-    #[cold]
-    pub(super) fn lose(&mut self, reason: &str) {
+    fn give_up(&mut self, gone: bool, reason: &str) {
         let Line::Up(link) = &self.line else { return };
         let error = Error::unavailable(&link.daemon, reason);
-        self.end(Line::Lost(error.clone()), || error.clone());
+        self.end(Line::Lost(error.clone()), gone, || error.clone());
     }
 
-    /// Replaces the link and ends every call. Nobody sleeps through it.
-    pub(super) fn end(&mut self, line: Line, error: impl Fn() -> Error) {
+    /// Replaces the link and ends every call. Nobody sleeps through it. A daemon that is not `gone` keeps what it was lent.
+    pub(super) fn end(&mut self, line: Line, gone: bool, error: impl Fn() -> Error) {
         let nudge = self.attachment.nudge_waker.clone();
         let State { line: current, calls, aftermath, parked, driver, listening, .. } = &mut **self;
         if let Line::Up(link) = std::mem::replace(current, line) {
@@ -102,7 +107,7 @@ impl Held<'_> {
             link.ear.hang_up();
             aftermath.link = Some(link);
         }
-        calls.end_all(error, aftermath);
+        calls.end_all(gone, error, aftermath);
         aftermath.wakers.extend(parked.iter().map(|(_, waker)| waker.clone()));
         aftermath.wakers.extend(driver.waker());
         if *listening {

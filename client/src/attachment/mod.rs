@@ -196,7 +196,8 @@ impl Attachment {
         }
     }
 
-    /// The last clone of the task is gone: says goodbye, and ends the calls that are left.
+    /// The last clone of the task is gone: says goodbye, and ends the calls that are left. What they lent stays lent: the shard
+    /// may be reading or writing it at this moment.
     pub(crate) fn close(&self) {
         if self.abandon_if_forked() {
             return;
@@ -206,7 +207,7 @@ impl Attachment {
         if let Line::Up(link) = &mut held.line {
             link.detach();
         }
-        held.end(Line::Closed, || Error::unavailable("this attachment", "its task was dropped"));
+        held.end(Line::Closed, false, || Error::unavailable("this attachment", "its task was dropped"));
     }
 }
 

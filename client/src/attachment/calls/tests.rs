@@ -208,7 +208,7 @@ fn the_end_of_the_daemon_ends_all_and_gives_all_back() {
     table.calls.failed(3, held, false, error(), &mut table.after).unwrap();
     let ended = table.open(Direction::Recv, Memory::Nothing);
     table.receive(ended, Arrived::Inline(&[1; 5])).unwrap();
-    table.calls.end_all(|| Error::unavailable("daemon", "gone"), &mut table.after);
+    table.calls.end_all(true, || Error::unavailable("daemon", "gone"), &mut table.after);
     assert_eq!(table.after.spent.len(), 3, "of the send, of the one that nobody wants, of the one that was held");
     assert_eq!(table.calls.take_sent(send).unwrap().unwrap_err().code(), Code::Unavailable);
     let unreceived = table.calls.take_received(recv).unwrap().finish().unwrap_err();
@@ -216,6 +216,26 @@ fn the_end_of_the_daemon_ends_all_and_gives_all_back() {
     assert_eq!(table.calls.take_received(held).unwrap().finish().unwrap_err().error, error());
     assert_eq!(table.calls.take_received(ended).unwrap().finish().unwrap().bytes(), [1; 5]);
     table.assert_free();
+}
+
+#[test]
+fn a_daemon_that_lives_keeps_what_it_was_lent_when_the_task_is_closed() {
+    let mut table = Table::new();
+    let send = table.open(Direction::Send, Memory::Source(Payload::from(buffer(9))));
+    let recv = table.open(Direction::Recv, Memory::Destination(buffer(9)));
+    let substitute = Memory::Substitute(Box::new(Substitute { landing: buffer(9), destination: buffer(8) }));
+    let other = table.open(Direction::Recv, substitute);
+    let bare = table.open(Direction::Recv, Memory::Nothing);
+    let ended = table.open(Direction::Recv, Memory::Destination(buffer(9)));
+    table.receive(ended, Arrived::Destination(5)).unwrap();
+    table.calls.end_all(false, || Error::unavailable("attachment", "closed"), &mut table.after);
+    assert!(table.after.spent.is_empty());
+    assert!(table.calls.take_sent(send).unwrap().is_err());
+    let mut destination = |call| table.calls.take_received(call).unwrap().finish().unwrap_err().destination;
+    assert!(destination(recv).is_none(), "the daemon may write there");
+    assert_eq!(destination(other).map(|own| own.len()), Some(8), "the daemon cannot reach it");
+    assert!(destination(bare).is_none());
+    assert_eq!(table.calls.take_received(ended).unwrap().finish().unwrap().bytes(), [7; 5]);
 }
 
 #[test]
@@ -232,7 +252,7 @@ fn what_no_correct_daemon_says_is_a_fault_and_leaves_the_call_to_be_ended() {
     assert!(table.receive(short, Arrived::Inline(&[1; 5])).is_err());
     let apart = table.open(Direction::Recv, Memory::Destination(buffer(9)));
     assert!(table.receive(apart, Arrived::Area(buffer(5))).is_err());
-    table.calls.end_all(error, &mut table.after);
+    table.calls.end_all(true, error, &mut table.after);
     assert!(table.calls.take_sent(send).unwrap().is_err());
     assert!(table.calls.take_received(recv).unwrap().finish().is_err());
     assert!(table.calls.take_received(short).unwrap().finish().is_err());

@@ -95,6 +95,22 @@ impl Node {
         self.end_local_pull_if_complete(handle);
     }
 
+    /// A task publishes nothing any more: what pulls of it have not come to will not come. What is half copied is copied on.
+    pub(super) fn fail_local_pulls_of(&mut self, producer: u16, error: &Error) {
+        let (plans, pairs) = (&self.plans, &self.pairs);
+        let is_of = |pull: &UnderWay| {
+            let mirror = plans.get(pull.plan).and_then(|plan| pairs[plan.pair as usize].mirror);
+            matches!(pull.at, At::Here(_)) && mirror.is_some_and(|mirror| pairs[mirror as usize].local == producer)
+        };
+        for handle in self.pulls.select(is_of) {
+            let Some(local) = self.local_pull(handle) else { continue };
+            for (first, count) in std::mem::take(&mut local.ready) {
+                (first..first + count).for_each(|index| local.tray.fail(index as usize, error.clone()));
+            }
+            self.end_local_pull_if_complete(handle);
+        }
+    }
+
     fn queue_local_pull(&mut self, handle: Handle) {
         let Some(local) = self.local_pull(handle) else { return };
         if !local.queued {

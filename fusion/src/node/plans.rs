@@ -86,6 +86,11 @@ impl Node {
 
     /// Takes all that a task has published off the shelf, and ends the pulls that wait for more of it.
     pub(super) fn withdraw_all(&mut self, local: u16, error: &Error) {
+        self.fail_local_pulls_of(local, error);
+        for handle in self.peers.select(|_| true) {
+            self.peers.get_mut(handle).expect("just selected").session.refuse_pulls_of(local, error);
+            self.mark_dirty(handle);
+        }
         let mut waiting = Vec::new();
         self.shelf.withdraw_all(local, &mut waiting);
         for Watcher { session, wait } in waiting {

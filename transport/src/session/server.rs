@@ -60,6 +60,8 @@ pub struct Named {
 
 struct PeerSet {
     serial: u64,
+    /// The task of this side that is asked.
+    producer: u16,
     count: usize,
     /// All keys have come.
     whole: bool,
@@ -135,7 +137,7 @@ impl Server {
 
     /// Takes keys of a set in; all of them, once it is whole.
     pub(super) fn name(&mut self, named: &KeySet<'_>) -> Result<Option<Vec<Box<str>>>, WireError> {
-        let (id, count) = (named.id, named.count as usize);
+        let (id, producer, count) = (named.id, named.producer, named.count as usize);
         if named.first == 0 {
             if self.sets.contains_key(&id) || self.sets.len() >= SETS_MAX {
                 return Err(WireError::BadValue {
@@ -148,15 +150,14 @@ impl Server {
             if self.keys + count > self.keys_max {
                 let reason = format!("the plans of one peer have {} keys", self.keys_max);
                 let full = Some(Err(Error::full("fusion.plan_keys_max", reason)));
-                self.sets.insert(
-                    id,
-                    PeerSet { serial, count: 0, whole: true, keys: Vec::new(), found: full, told: Vec::new() },
-                );
+                let (keys, told) = (Vec::new(), Vec::new());
+                self.sets.insert(id, PeerSet { serial, producer, count: 0, whole: true, keys, found: full, told });
                 return Ok(None);
             }
             self.keys += count;
             let keys = Vec::with_capacity(count);
-            self.sets.insert(id, PeerSet { serial, count, whole: false, keys, found: None, told: Vec::new() });
+            let told = Vec::new();
+            self.sets.insert(id, PeerSet { serial, producer, count, whole: false, keys, found: None, told });
         }
         // Of a set that was refused.
         let Some(set) = self.sets.get_mut(&id).filter(|set| !set.whole) else { return Ok(None) };
@@ -485,6 +486,27 @@ impl<W, D: PartialEq> Session<W, D> {
             self.server.end(pull);
         }
         self.control.push(Control::PullFailure { id, code, index, reason });
+    }
+
+    /// A task of this side publishes nothing any more: what pulls of it have not come to ends with `error`. What is on its
+    /// way arrives.
+    pub fn refuse_pulls_of(&mut self, producer: u16, error: &Error) {
+        let Server { sets, pulls, .. } = &mut self.server;
+        let is_of = |serving: &Serving| {
+            let set = sets.get(&serving.set).filter(|set| set.serial == serving.serial);
+            set.is_some_and(|set| set.producer == producer && set.found.is_some())
+        };
+        for handle in pulls.select(is_of) {
+            let serving = self.server.pulls.get_mut(handle).expect("just selected");
+            let (id, ready) = (serving.id, std::mem::take(&mut serving.ready));
+            for index in ready.into_iter().flat_map(|(first, count)| first..first + count) {
+                let (code, reason) = failure_of(error);
+                self.control.push(Control::PullFailure { id, code, index, reason });
+            }
+            if serving.waiting == 0 {
+                self.server.end(handle);
+            }
+        }
     }
 
     pub(super) fn pull_asked(&mut self, pull: &Pull) {

@@ -272,3 +272,32 @@ fn a_pull_whose_producer_was_moved_by_the_map_ends() {
     assert_eq!(bytes(&tray, 0), Err(Code::Unavailable));
     assert!(second.try_recv().is_err(), "the new host is being called");
 }
+
+#[test]
+fn a_producer_that_goes_in_the_middle_of_a_pull_ends_what_has_not_begun() {
+    for at in [WORKER, NEIGHBOUR] {
+        let mut net = Net::pair();
+        let keys: Vec<String> = (0..3).map(|number| number.to_string()).collect();
+        keys.iter().for_each(|key| publish(&mut net, key, 1, &large(1)));
+        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+        let mut plan = plan(&mut net, at, &keys);
+        // Known to both sides, and then once more, in the middle of which the producer goes.
+        plan.pulled(&mut net, 0);
+        let (receiver, _) = plan.pull(&mut net, 0);
+        // The request arrives; an answer within the node began with it.
+        net.nodes[1].turn(net.now);
+        if at == WORKER {
+            net.nodes[0].turn(net.now);
+        }
+        let task = net.nodes[0].local_task("ps:1").unwrap();
+        net.nodes[0].forget_client(task, "its process is gone");
+        net.rest();
+        let tray = receiver.try_recv().expect("nobody waits for the next publisher").unwrap();
+        let outcomes: Vec<_> = (0..keys.len()).map(|index| bytes(&tray, index).map(drop)).collect();
+        assert!(outcomes.iter().all(|outcome| matches!(outcome, Ok(()) | Err(Code::Unavailable))), "{outcomes:?}");
+        assert!(at == WORKER || outcomes.contains(&Err(Code::Unavailable)), "too little for more than a turn");
+        plan.tray = Some(tray);
+        keys.iter().for_each(|key| publish(&mut net, key, 1, &[9]));
+        assert!(plan.pulled(&mut net, 0).iter().all(|bytes| *bytes == Ok(vec![9])));
+    }
+}

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::chunks::{LARGE, limits, written};
 use super::*;
-use crate::error::Error;
+use crate::error::{Code, Error};
 use crate::limits::TRANSFERS_MAX;
 use crate::session::{Credit, Event as Told, PullAsk, PushAsk, Shelf};
 use crate::tensor::{DType, Tensor, TensorMeta};
@@ -323,5 +323,46 @@ fn a_link_lost_between_chunks_has_pulls_and_pushes_begin_again() {
         }
         assert_eq!((pulls, tensors, ends), (1, 2, 2), "after {writes} writes");
         assert_eq!(both.slab.in_use_bytes(), 0, "what was half there was given up");
+    }
+}
+
+#[test]
+fn a_publisher_that_goes_ends_what_has_not_left_of_its_pulls() {
+    let mut both = Both::new();
+    let count = 2 * TRANSFERS_MAX;
+    both.shelf = (0..count).map(|_| Entry::new(1, 1, LARGE)).collect();
+    let names: Vec<String> = (0..count).map(|number| number.to_string()).collect();
+    let set = both.here.add_set(0, PEER_TASK, Arc::new(Keys::new(&names).unwrap())).unwrap();
+    let deadline = both.now + Duration::from_secs(60);
+    for (waiter, min_version) in [(1, 1), (2, 2)] {
+        let ask = PullAsk { set, min_version, deadline, tray: Tray::new(count), waiter };
+        both.here.pull(both.now, ask).map_err(|(error, ..)| error).unwrap();
+    }
+    both.forth();
+    both.find_set();
+    for _ in 0..3 {
+        both.back_once();
+    }
+    // All of the second wait by now, which the owner ends itself.
+    let mut waits = Vec::new();
+    both.there.take_waits(&mut waits);
+    assert_eq!(waits.len(), count);
+    let gone = Error::unavailable("ps:1", "its process is gone");
+    both.there.refuse_pulls_of(7, &Error::invalid("another task's"));
+    both.there.refuse_pulls_of(0, &gone);
+    waits.iter().for_each(|wait| both.there.refuse_pull(wait.pull, wait.index, &gone));
+    both.shelf.clear();
+    let mut pulled = Vec::new();
+    while both.back_once() {
+        pulled.extend(std::iter::from_fn(|| both.pulled()));
+    }
+    let came = |tray: &Tray| (0..count).filter(|&index| tray.get(index).is_ok()).count();
+    let unavailable = |tray: &Tray| {
+        (0..count).filter_map(|index| tray.get(index).err()).all(|error| error.code() == Code::Unavailable)
+    };
+    assert_eq!(pulled.len(), 2, "nobody waits for the next publisher");
+    for (waiter, tray) in &pulled {
+        assert!(unavailable(tray));
+        assert_eq!((1..count).contains(&came(tray)), *waiter == 1, "what had begun to leave arrives whole");
     }
 }

@@ -1,6 +1,6 @@
 //! What sessions report, carried to the table and to those who wait.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use sealane_transport::session::{Asked, Event};
 use sealane_transport::{Error, Handle, Payload, Unreceived};
@@ -9,6 +9,10 @@ use super::cells::RecvWaiter;
 use super::{Node, STRANGER, draining};
 use crate::rendezvous::{EndedSteps, Found, Meeting, Parked, Scope, Settled};
 use sealane_transport::tensor::{Tensor, TensorMeta};
+
+/// How much longer than its deadline a peer's request is kept: the peer ends it at its deadline and takes it back, and one that
+/// does not is to cost nothing after this.
+const PARKED_GRACE: Duration = Duration::from_secs(1);
 
 impl Node {
     /// Handles all that a session has to report.
@@ -112,7 +116,11 @@ impl Node {
                 self.table.withdraw(Parked::Peer { session: handle, id: asked.id });
                 peer.session.refuse(asked.id, &draining());
             }
-            Ok(Found::Parked) => peer.session.park(asked.id),
+            Ok(Found::Parked) => {
+                peer.session.park(asked.id);
+                let until = self.clock + Duration::from_millis(asked.timeout_ms.into()) + PARKED_GRACE;
+                self.table.park_until(Parked::Peer { session: handle, id: asked.id }, until);
+            }
             Err(error) => peer.session.refuse(asked.id, &error),
         }
     }
@@ -186,6 +194,11 @@ impl Node {
 
     /// Ends what has waited past its deadline in the table.
     pub(super) fn expire_deposits(&mut self, now: Instant) {
+        let late = self.table.expire_parked(now);
+        if !late.is_empty() {
+            let error = Error::Aborted { step: 0, reason: "its deadline was over, and nobody took it back".into() };
+            self.refuse_parked(late, &error);
+        }
         for unsent in self.table.expire(now) {
             let error = Error::DeadlineExceeded {
                 operation: "send",

@@ -2,6 +2,8 @@
 //!
 //! A step of a pair is found by itself; all else is looked for in the whole table, which is for rare events.
 
+use std::time::Instant;
+
 use sealane_transport::{Error, Handle};
 
 use super::{Entry, Parked, Spot, State, Table, Unsent};
@@ -40,6 +42,28 @@ impl<S> Table<S> {
     /// Takes out all tensors that wait; those lent stay.
     pub fn take_deposits(&mut self) -> Vec<Unsent<S>> {
         self.take_those(|_| true)
+    }
+
+    /// A parked request of a peer waits until then at most, whether or not the peer takes it back.
+    pub fn park_until(&mut self, by: Parked, until: Instant) {
+        if let Some(waits) = self.parked.get_mut(&by) {
+            waits.until = Some(until);
+            self.earliest_parked = Some(self.earliest_parked.map_or(until, |earliest| earliest.min(until)));
+        }
+    }
+
+    /// Takes out the requests of peers that have waited for as long as they may.
+    pub fn expire_parked(&mut self, now: Instant) -> Vec<Parked> {
+        if self.earliest_parked.is_none_or(|earliest| earliest > now) {
+            return Vec::new();
+        }
+        let late = self.parked.iter().filter(|(_, waits)| waits.until.is_some_and(|until| until <= now));
+        let mut late: Vec<_> = late.map(|(by, _)| *by).collect();
+        // A hash map's order is no order.
+        late.sort_unstable();
+        late.retain(|by| self.withdraw(*by));
+        self.earliest_parked = self.parked.values().filter_map(|waits| waits.until).min();
+        late
     }
 
     fn end(&mut self, handles: Vec<Handle>, error: &Error) -> Ended<S> {

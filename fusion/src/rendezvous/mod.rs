@@ -119,6 +119,12 @@ struct Entry<S> {
     state: State<S>,
 }
 
+/// Where a request of a peer waits, and until when at most.
+struct Waits {
+    entry: Handle,
+    until: Option<Instant>,
+}
+
 /// See the module.
 pub struct Table<S> {
     entries: Arena<Entry<S>>,
@@ -126,7 +132,9 @@ pub struct Table<S> {
     /// `entries` by pair and step, lent ones included, for those who end a step.
     steps: Chains,
     /// Requests of peers that wait.
-    parked: HashMap<Parked, Handle>,
+    parked: HashMap<Parked, Waits>,
+    /// No request of a peer waits for a shorter time.
+    earliest_parked: Option<Instant>,
     /// How many of this node's own wait.
     local_requests: usize,
     hasher: DefaultHashBuilder,
@@ -147,6 +155,7 @@ impl<S> Table<S> {
             index: HashTable::new(),
             steps: Chains::default(),
             parked: HashMap::new(),
+            earliest_parked: None,
             local_requests: 0,
             hasher: DefaultHashBuilder::default(),
             deposits: 0,
@@ -345,7 +354,7 @@ impl<S> Table<S> {
                 return Err(Error::invalid("the id is that of another request, which waits"));
             }
             let handle = self.insert(hash, at, State::Wanted(by));
-            self.parked.insert(by, handle);
+            self.parked.insert(by, Waits { entry: handle, until: None });
             return Ok(Found::Parked);
         };
         let entry = self.entries.get_mut(handle).expect("the index holds live entries");
@@ -415,7 +424,7 @@ impl<S> Table<S> {
 
     /// Forgets a parked request; false if it has been answered already.
     pub fn withdraw(&mut self, by: Parked) -> bool {
-        let Some(handle) = self.parked.remove(&by) else { return false };
+        let Some(Waits { entry: handle, .. }) = self.parked.remove(&by) else { return false };
         let hash = self.hash_of(handle);
         self.unlink(hash, handle);
         self.remove(handle);
@@ -433,9 +442,9 @@ impl<S> Table<S> {
         }
     }
 
-    /// When [`expire`](Self::expire) is to be called at the latest.
+    /// When [`expire`](Self::expire) and [`expire_parked`](Self::expire_parked) are to be called at the latest.
     pub fn next_deadline(&self) -> Option<Instant> {
-        self.earliest
+        [self.earliest, self.earliest_parked].into_iter().flatten().min()
     }
 
     /// Takes out the tensors that waited past their deadline.

@@ -138,6 +138,8 @@ pub struct Asked {
     pub producer: u16,
     /// The step.
     pub step: i64,
+    /// How long the peer still waits, in milliseconds.
+    pub timeout_ms: u32,
     /// Where the key is: see [`Session::key`].
     key: Range<usize>,
 }

@@ -103,7 +103,7 @@ impl<W, D: PartialEq> Session<W, D> {
     }
 
     #[inline]
-    fn handle_request(&mut self, consumer: u32, producer: u16, id: Handle, step: i64, key: &str) {
+    fn handle_request(&mut self, consumer: u32, producer: u16, timeout_ms: u32, (id, step, key): (Handle, i64, &str)) {
         if self.producer.answer_again(id) {
             return;
         }
@@ -116,22 +116,21 @@ impl<W, D: PartialEq> Session<W, D> {
         let start = self.event_keys.len();
         self.event_keys.push_str(key);
         let key = start..self.event_keys.len();
-        self.events.push_back(Event::Asked(Asked { id, consumer, producer, step, key }));
+        self.events.push_back(Event::Asked(Asked { id, consumer, producer, step, timeout_ms, key }));
     }
 
     /// Every kind but the response, which brings bytes of its own.
     fn handle_frame(&mut self, now: Instant, frame: Frame<'_>) -> Result<(), WireError> {
         match frame {
-            Frame::Request(Request { id, step, consumer, producer, key, .. }) => {
+            Frame::Request(Request { id, step, timeout_ms, consumer, producer, key }) => {
                 if let Some(consumer) = self.asking(consumer, producer)? {
-                    self.handle_request(consumer, producer, id, step, key);
+                    self.handle_request(consumer, producer, timeout_ms, (id, step, key));
                 }
             }
             Frame::Requests(requests) => {
                 if let Some(consumer) = self.asking(requests.consumer, requests.producer)? {
                     for request in requests.iter() {
-                        let (id, step, key) = request?;
-                        self.handle_request(consumer, requests.producer, id, step, key);
+                        self.handle_request(consumer, requests.producer, requests.timeout_ms, request?);
                     }
                 }
             }

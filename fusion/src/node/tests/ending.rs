@@ -251,3 +251,24 @@ fn a_tensor_for_whom_nobody_listens_any_more_goes_back() {
     }
     net.nothing_is_left();
 }
+
+#[test]
+fn a_request_that_its_consumer_never_takes_back_is_forgotten_after_its_deadline() {
+    let mut net = Net::pair();
+    let asked = net.recv(WORKER, "ps:1", "w");
+    net.rest();
+    assert_eq!(net.nodes[0].counters().parked, 1);
+    // The consumer pings, and says nothing else: only the producer's time passes.
+    net.now += SOON + Duration::from_millis(900);
+    net.nodes[0].turn(net.now);
+    assert_eq!(net.nodes[0].counters().parked, 1, "the consumer's own word comes first");
+    net.now += Duration::from_millis(100);
+    net.nodes[0].turn(net.now);
+    assert_eq!(net.nodes[0].counters().parked, 0);
+    net.rest();
+    assert!(asked.outcome().is_err());
+    // Its place is free again.
+    let (sent, again) = (net.send(PS, "worker:1", "w", &[4]), net.recv(WORKER, "ps:1", "w"));
+    net.rest();
+    assert_eq!((again.bytes(), sent.outcome()), (vec![4], Ok(())));
+}

@@ -11,6 +11,9 @@ mod queue;
 pub mod rendezvous;
 mod shelf;
 
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub use engine::fuzzing;
 pub use engine::{
     Acceptor, ClientEnds, ClientId, Engine, EngineSettings, LocalEngine, LocalPair, LocalPlan, LocalPulling,
     LocalReceiving, LocalReceivingMany, LocalSending, LocalTask, Plan, PlanPulling, Publishing, Pulling, PullingMany,

@@ -4,6 +4,8 @@
 //! Bounded by one client a task, and by what `client.rs` lets each have under way.
 
 mod client;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 mod memory;
 
 use std::collections::HashMap;

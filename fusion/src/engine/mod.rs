@@ -28,6 +28,8 @@ use sealane_transport::tcp::{listen, resolve};
 
 use crate::node::Counters;
 use clients::Attached;
+#[cfg(feature = "fuzzing")]
+pub use clients::fuzzing;
 pub use clients::{ClientEnds, ClientId};
 use listener::Listener;
 pub use local::{LocalEngine, LocalPair, LocalReceiving, LocalSending, LocalTask};

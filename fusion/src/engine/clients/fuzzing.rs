@@ -1,0 +1,80 @@
+//! One client of one shard without the shard's loop, for the fuzz targets: what the client writes into its ring is taken
+//! in, and what comes of it is told, as the source of clients does it.
+
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::Instant;
+
+use sealane_transport::Handle;
+use sealane_transport::shm::{ClientBell, ClientEnd, DaemonEnd, Doorbell, Record, SharedMemory, ShmError};
+
+use super::client::Client;
+use crate::node::{ClientCall, ClientOutcome, Node};
+
+/// The node's name for the client's calls.
+const CLIENT: Handle = Handle::NONE;
+
+/// A node and the client that is attached as one of its tasks.
+pub struct Attachment {
+    /// The node.
+    pub node: Node,
+    client: Client,
+    /// The other end of the socket on which the client would be rung for.
+    _ear: UnixStream,
+    record: Record,
+    outcomes: Vec<(ClientCall, ClientOutcome)>,
+}
+
+impl Attachment {
+    /// Attaches a client as the task number `task` of `node`; also, the client's end.
+    ///
+    /// # Errors
+    /// There is no memory, or no descriptor, for it.
+    pub fn new(mut node: Node, task: u16, arena_bytes: u64, area_bytes: u64) -> Result<(Self, ClientEnd), ShmError> {
+        let (arena, _) = SharedMemory::create("sealane-arena", arena_bytes, false)?;
+        let (end, segment) = DaemonEnd::create(area_bytes, false)?;
+        let theirs = ClientEnd::open(&segment, area_bytes, false)?;
+        let made = UnixStream::pair();
+        let (socket, ear) = made.map_err(|source| ShmError::System { operation: "making a socket", source })?;
+        let bell = ClientBell::new(Arc::new(socket.into()));
+        let mut client = Client::new(task, 1, end, Doorbell::create()?, bell, arena);
+        client.handle = CLIENT;
+        node.set_pool(task, Some(client.pool()));
+        Ok((Self { node, client, _ear: ear, record: Record::new(), outcomes: Vec::new() }, theirs))
+    }
+
+    /// One turn of the shard.
+    pub fn turn(&mut self, now: Instant) {
+        self.node.turn(now);
+        let Self { node, client, record, outcomes, .. } = self;
+        if client.has_submissions() {
+            client.read(node, now, record);
+        }
+        if client.accepts() {
+            client.hand_out(node, record);
+        }
+        node.swap_client_outcomes(outcomes);
+        for (ClientCall { call, .. }, outcome) in outcomes.drain(..) {
+            client.answer(call, outcome, record);
+        }
+        if client.has_news() {
+            client.flush(now, record);
+        }
+    }
+
+    /// Calls of the client that have not ended.
+    pub fn under_way(&self) -> usize {
+        self.client.under_way()
+    }
+
+    /// The client is gone; the node goes on without it.
+    pub fn dismiss(self, reason: &str) -> Node {
+        let Self { mut node, mut client, mut outcomes, .. } = self;
+        client.leave(&mut node);
+        node.set_pool(client.task, None);
+        node.forget_client(client.task, reason);
+        // Of a client that is gone, nobody hears.
+        node.swap_client_outcomes(&mut outcomes);
+        node
+    }
+}

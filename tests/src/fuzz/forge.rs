@@ -1,0 +1,172 @@
+//! Frames that a hostile peer makes up: every kind, with numbers that may well name something.
+
+use sealane_transport::wire::{
+    Abort, Chunk, Failure, FrameWriter, GoAway, Part, Pull, PullFailure, Push, PushFailure, PushGrant, PushOpen,
+    Request, Response, SmallResponse,
+};
+use sealane_transport::{Handle, Meta};
+
+use super::script::Script;
+
+/// Keys and queues that both sides speak of.
+pub(super) const KEYS: [&str; 4] = ["w0", "w1", "dense/kernel", ""];
+
+/// Kinds of frames that [`forge`] knows.
+pub(super) const KINDS: usize = 29;
+/// Most entries of a frame of several.
+const ENTRIES_MAX: usize = 5;
+/// Longest payload, metadata or text that is made up, in bytes.
+const FIELD_BYTES_MAX: usize = 300;
+
+/// Metadata of a vector of so many bytes.
+pub(super) fn vector(bytes: u64) -> Meta {
+    let mut meta = Meta::from_slice(&[1, 8, 1, 0, 0, 1, 0, 0]);
+    meta.extend_from_slice(&bytes.to_le_bytes());
+    meta
+}
+
+/// A handle, most often one of the first that an arena gives out.
+fn handle(script: &mut Script<'_>) -> Handle {
+    match script.byte() {
+        near @ 0..=223 => Handle::from_bits((u64::from(near >> 4 & 3) + 1) << 32 | u64::from(near & 15)),
+        _ => Handle::from_bits(script.number()),
+    }
+}
+
+/// Text of a key, a reason or a queue's name.
+fn text<'a>(script: &mut Script<'a>) -> &'a str {
+    match script.below(KEYS.len() + 1) {
+        known if known < KEYS.len() => KEYS[known],
+        _ => std::str::from_utf8(script.bytes(FIELD_BYTES_MAX)).unwrap_or("no text"),
+    }
+}
+
+/// Metadata: a vector of bytes of that length, or anything.
+fn meta(script: &mut Script<'_>, payload_bytes: u64) -> Meta {
+    if script.below(4) == 0 { Meta::from_slice(script.bytes(FIELD_BYTES_MAX)) } else { vector(payload_bytes) }
+}
+
+/// Writes one frame to `out`, of kind `kind` below [`KINDS`]. A payload that follows a frame is part of it most often.
+pub(super) fn forge(kind: usize, script: &mut Script<'_>, out: &mut Vec<u8>) {
+    let writer = &mut FrameWriter(out);
+    match kind {
+        0 => {
+            let (id, step, timeout_ms) = (handle(script), script.number() as i64, script.byte().into());
+            let (consumer, producer) = (script.below(3) as u16, script.below(3) as u16);
+            writer.request(&Request { id, step, timeout_ms, consumer, producer, key: text(script) });
+        }
+        1 => {
+            let (id, token, payload_bytes) = (handle(script), handle(script), script.number());
+            let (transfer, meta) = (script.below(11) as u16, meta(script, payload_bytes));
+            writer.response(&Response { id, token, payload_bytes, transfer, meta: &meta });
+        }
+        2 => writer.failure(&Failure { id: handle(script), code: script.byte(), reason: text(script) }),
+        3 => writer.parked(handle(script)),
+        4 => writer.cancel(handle(script)),
+        5 => {
+            let sequence = script.number();
+            let entries: Vec<_> = (0..script.below(ENTRIES_MAX)).map(|_| (handle(script), script.yes())).collect();
+            writer.release(sequence, entries.into_iter());
+        }
+        6 => writer.released(script.number()),
+        7 => writer.resumed(),
+        8 => {
+            let (step, task) = (script.number() as i64, script.below(3) as u16);
+            writer.abort(&Abort { step, task, reason: text(script) });
+        }
+        9 => writer.ping(script.number()),
+        10 => writer.pong(script.number()),
+        11 => writer.go_away(GoAway { reason: text(script) }.reason),
+        12 => {
+            let mut group = writer.requests(script.byte().into(), script.below(3) as u16, script.below(3) as u16);
+            for _ in 0..script.below(ENTRIES_MAX) {
+                group.push(handle(script), script.number() as i64, text(script));
+            }
+            group.end();
+        }
+        13 => {
+            let mut group = writer.responses();
+            for _ in 0..script.below(ENTRIES_MAX) {
+                let (id, token, payload) = (handle(script), handle(script), script.bytes(FIELD_BYTES_MAX));
+                let meta = meta(script, payload.len() as u64);
+                group.push(&SmallResponse { id, token, meta: &meta, payload });
+            }
+            group.end();
+        }
+        14 => {
+            let (id, ends) = (handle(script), (script.below(3) as u16, script.below(3) as u16));
+            let count = (script.number() as u32, script.number() as u32);
+            let keys: Vec<&str> = (0..script.below(ENTRIES_MAX)).map(|_| text(script)).collect();
+            writer.key_set(id, ends, count, keys.into_iter());
+        }
+        15 => writer.forget_set(handle(script)),
+        16 => {
+            let (id, set, min_version) = (handle(script), handle(script), script.number() as i64);
+            writer.pull(&Pull { id, set, min_version, timeout_ms: script.byte().into() });
+        }
+        17 => {
+            let mut group = writer.metas(handle(script));
+            for _ in 0..script.below(ENTRIES_MAX) {
+                let (index, payload_bytes) = (script.number() as u32, script.number());
+                group.push(index, &meta(script, payload_bytes), payload_bytes);
+            }
+            group.end();
+        }
+        18 => {
+            let mut group = writer.parts(handle(script), script.number() as i64, script.number() as u32);
+            for _ in 0..script.below(ENTRIES_MAX) {
+                group.push(script.bytes(FIELD_BYTES_MAX));
+            }
+            group.end();
+        }
+        19 => {
+            let (id, version, payload_bytes) = (handle(script), script.number() as i64, script.number());
+            let (transfer, index) = (script.below(11) as u16, script.number() as u32);
+            writer.part(&Part { id, version, payload_bytes, transfer, index });
+        }
+        20 => {
+            let (id, code, index) = (handle(script), script.byte(), script.number() as u32);
+            writer.pull_failure(&PullFailure { id, code, index, reason: text(script) });
+        }
+        21 => writer.pull_cancel(handle(script)),
+        22 => {
+            let (stream, first) = (handle(script), script.number());
+            let (from, to) = (script.below(3) as u16, script.below(3) as u16);
+            writer.push_open(&PushOpen { stream, first, from, to, queue: text(script) });
+        }
+        23 => {
+            let (stream, number, payload_bytes) = (handle(script), script.number(), script.number());
+            let (transfer, meta) = (script.below(11) as u16, meta(script, payload_bytes));
+            writer.push(&Push { stream, number, payload_bytes, transfer, meta: &meta });
+        }
+        24 => {
+            let mut group = writer.pushes(handle(script), script.number());
+            for _ in 0..script.below(ENTRIES_MAX) {
+                let payload = script.bytes(FIELD_BYTES_MAX);
+                group.push(&meta(script, payload.len() as u64), payload);
+            }
+            group.end();
+        }
+        25 => {
+            let (stream, taken, messages) = (handle(script), script.number(), script.number());
+            writer.push_grant(&PushGrant { stream, taken, messages, bytes: script.number() });
+        }
+        26 => {
+            let (stream, code, number) = (handle(script), script.byte(), script.number());
+            writer.push_failure(&PushFailure { stream, code, number, reason: text(script) });
+        }
+        27 => writer.push_close(handle(script)),
+        _ => writer.chunk(Chunk { transfer: script.below(11) as u16, bytes: script.number() }),
+    }
+}
+
+/// One frame of each kind.
+pub(super) fn seeds() -> Vec<Vec<u8>> {
+    let decisions: Vec<u8> = (1..60).collect();
+    let one = |kind| {
+        let mut bytes = Vec::new();
+        forge(kind, &mut Script::new(&decisions), &mut bytes);
+        bytes
+    };
+    (0..KINDS).map(one).collect()
+}

@@ -1,0 +1,169 @@
+//! Records out of the rings between a client and the daemon: submissions, which the daemon reads, and completions, which
+//! the client reads. A record may hold anything.
+
+use sealane_transport::limits::{KEY_BYTES_MAX, META_BYTES_MAX, NAME_BYTES_MAX, REASON_BYTES_MAX};
+use sealane_transport::shm::limits::{INLINE_BYTES_MAX, NUMBERS_PER_RECORD, RECORD_WORDS_MAX};
+use sealane_transport::shm::{Completion, KeyList, NO_TIMEOUT, PayloadAt, ReceivedAt, Record, Span, Submission};
+use sealane_transport::{Error, TensorMeta, tensor::DType};
+
+use super::assert_says;
+
+/// The record that an input stands for: kind, flags, and words, the last one filled up with zeros.
+pub(super) fn fill(record: &mut Record, input: &[u8]) {
+    let [kind, flags, content @ ..] = input else { return record.set(0, 0, &[]) };
+    let mut words = [0; RECORD_WORDS_MAX];
+    let mut count = 0;
+    for (word, bytes) in words.iter_mut().zip(content.chunks(8)) {
+        let mut whole = [0; 8];
+        whole[..bytes.len()].copy_from_slice(bytes);
+        *word = u64::from_le_bytes(whole);
+        count += 1;
+    }
+    record.set(*kind, *flags, &words[..count]);
+}
+
+/// A record from an input, read as a submission.
+pub(super) fn run_submission(input: &[u8]) {
+    let mut record = Record::new();
+    fill(&mut record, input);
+    check_submission(&record);
+}
+
+/// A record from an input, read as a completion.
+pub(super) fn run_completion(input: &[u8]) {
+    let mut record = Record::new();
+    fill(&mut record, input);
+    check_completion(&record);
+}
+
+/// Reads a submission; what it says is within the limits and reads the same when it is written.
+pub(super) fn check_submission(record: &Record) {
+    let submission = match Submission::decode(record) {
+        Err(malformed) => return assert_says(&malformed),
+        Ok(submission) => submission,
+    };
+    let fits = |payload: &PayloadAt<'_>| match payload {
+        PayloadAt::Inline(bytes) => bytes.len() <= INLINE_BYTES_MAX,
+        PayloadAt::Arena(_) => true,
+    };
+    match &submission {
+        Submission::Send { key, meta, payload, .. }
+        | Submission::Publish { key, meta, payload, .. }
+        | Submission::Push { queue: key, meta, payload, .. } => {
+            assert!(key.len() <= KEY_BYTES_MAX && meta.len() <= META_BYTES_MAX && fits(payload));
+        }
+        Submission::Peer { name, .. } => assert!(name.len() <= NAME_BYTES_MAX),
+        Submission::Free { tokens } => assert!(tokens.len() <= NUMBERS_PER_RECORD),
+        Submission::Abort { reason, .. } => assert!(reason.len() <= REASON_BYTES_MAX),
+        Submission::PlanKeys { keys, .. } => assert!(keys.iter().all(|key| key.len() <= KEY_BYTES_MAX)),
+        _ => {}
+    }
+    let mut again = Record::new();
+    submission.encode(&mut again).expect("what was read is within the limits");
+    assert_eq!(Submission::decode(&again), Ok(submission));
+}
+
+/// Reads a completion; what it says is within the limits and reads the same when it is written.
+pub(super) fn check_completion(record: &Record) {
+    let completion = match Completion::decode(record) {
+        Err(malformed) => return assert_says(&malformed),
+        Ok(completion) => completion,
+    };
+    match &completion {
+        Completion::Received { meta, payload, .. } | Completion::Accepted { meta, payload, .. } => {
+            assert!(meta.len() <= META_BYTES_MAX);
+            assert!(!matches!(payload, ReceivedAt::Inline(bytes) if bytes.len() > INLINE_BYTES_MAX));
+        }
+        Completion::Sent { calls } | Completion::Returned { calls } | Completion::Published { calls } => {
+            assert!(calls.len() <= NUMBERS_PER_RECORD);
+        }
+        Completion::Failed { error, .. } | Completion::Missed { error, .. } | Completion::Unopened { error, .. } => {
+            assert!(!format!("{error} {error:?}").is_empty());
+        }
+        _ => {}
+    }
+    let mut again = Record::new();
+    completion.encode(&mut again).expect("what was read is within the limits");
+    assert_eq!(Completion::decode(&again), Ok(completion));
+}
+
+/// What a record would be as an input.
+fn input_of(kind_and_flags: [u8; 2], record: &Record) -> Vec<u8> {
+    let words = record.content().iter().flat_map(|word| word.to_le_bytes());
+    kind_and_flags.into_iter().chain(words).collect()
+}
+
+pub(super) fn submission_seeds() -> Vec<Vec<u8>> {
+    let meta = TensorMeta::new(DType::F32, &[2]).expect("a shape");
+    let (meta, key, span) = (meta.as_wire(), "dense/kernel", Span { offset: 4096, len: 8 });
+    let (inline, arena) = (PayloadAt::Inline(&[7; 8]), PayloadAt::Arena(span));
+    let mut packed = Vec::new();
+    let keys = KeyList::pack(["w0", "w1"].into_iter(), &mut packed).expect("two keys fit");
+    let submissions = [
+        ([1, 0], Submission::Peer { number: 3, name: "ps0:2222" }),
+        ([2, 0], Submission::Send { call: 1, peer: 0, step: -1, timeout_ms: NO_TIMEOUT, key, meta, payload: inline }),
+        ([2, 1], Submission::Send { call: 1, peer: 0, step: 2, timeout_ms: 5, key, meta, payload: arena }),
+        (
+            [3, 3],
+            Submission::Recv { call: 2, peer: 1, step: 3, timeout_ms: 9, key, destination: Some(span), fused: true },
+        ),
+        ([3, 0], Submission::Recv { call: 2, peer: 1, step: 3, timeout_ms: 9, key, destination: None, fused: false }),
+        ([4, 0], Submission::Cancel { call: 5 }),
+        ([5, 0], Submission::Abort { step: 4, reason: "over" }),
+        ([6, 0], Submission::Cleanup { step: 4 }),
+        ([7, 0], Submission::Free { tokens: &[1, 2, 1 << 40] }),
+        ([8, 0], Submission::Detach),
+        ([9, 2], Submission::Publish { call: 6, version: 7, key, meta, payload: inline, more: true }),
+        ([10, 0], Submission::Withdraw { key }),
+        ([11, 0], Submission::OpenPlan { plan: 1, peer: 0, keys: 2 }),
+        ([12, 0], Submission::PlanKeys { plan: 1, keys }),
+        ([13, 0], Submission::Pull { call: 8, plan: 1, min_version: 7, timeout_ms: 100 }),
+        ([14, 0], Submission::ClosePlan { plan: 1 }),
+        ([15, 1], Submission::Push { call: 9, peer: 0, timeout_ms: 1, queue: "gradients", meta, payload: arena }),
+        ([16, 0], Submission::OpenQueue { queue: 1, tensors_max: 8, bytes_max: 1 << 20, name: "gradients" }),
+        ([17, 0], Submission::Grant { queue: 1, tensors: 4, bytes: 1 << 16 }),
+        ([18, 0], Submission::CloseQueue { queue: 1 }),
+    ];
+    let mut record = Record::new();
+    let seed = |(start, submission): ([u8; 2], Submission<'_>)| {
+        submission.encode(&mut record).expect("within the limits");
+        input_of(start, &record)
+    };
+    submissions.into_iter().map(seed).collect()
+}
+
+pub(super) fn completion_seeds() -> Vec<Vec<u8>> {
+    let meta = TensorMeta::new(DType::F32, &[2]).expect("a shape");
+    let (meta, span) = (meta.as_wire(), Span { offset: 4096, len: 8 });
+    let error = Error::unavailable("10.0.0.2:7000", "it hung up");
+    let late = Error::DeadlineExceeded {
+        operation: "recv",
+        step: 3,
+        key: "w0".into(),
+        waited: std::time::Duration::from_millis(1500),
+    };
+    let inline = ReceivedAt::Inline(&[7; 8]);
+    let completions = [
+        ([1, 0], Completion::Sent { calls: &[1, 2, 3] }),
+        ([2, 0], Completion::Received { call: 1, meta, payload: inline }),
+        ([2, 1], Completion::Received { call: 1, meta, payload: ReceivedAt::Destination { len: 8 } }),
+        ([2, 2], Completion::Received { call: 1, meta, payload: ReceivedAt::Area { span, token: 9 } }),
+        ([3, 1], Completion::Failed { call: 2, memory_back: true, error: error.clone() }),
+        ([3, 0], Completion::Failed { call: 2, memory_back: false, error: late }),
+        ([4, 0], Completion::Returned { calls: &[4] }),
+        ([5, 0], Completion::Published { calls: &[] }),
+        ([6, 0], Completion::Board { plan: 1, span, token: 5 }),
+        ([7, 0], Completion::Placed { plan: 1, index: 0, meta, span, token: 6 }),
+        ([8, 0], Completion::Reshaped { plan: 1, index: 1, meta }),
+        ([9, 0], Completion::Missed { plan: 1, index: 1, error: error.clone() }),
+        ([10, 0], Completion::Pulled { call: 3 }),
+        ([11, 0], Completion::Accepted { queue: 1, from: "worker0:2222", meta, payload: inline }),
+        ([12, 0], Completion::Unopened { queue: 1, error }),
+    ];
+    let mut record = Record::new();
+    let seed = |(start, completion): ([u8; 2], Completion<'_>)| {
+        completion.encode(&mut record).expect("within the limits");
+        input_of(start, &record)
+    };
+    completions.into_iter().map(seed).collect()
+}

@@ -1,0 +1,396 @@
+//! One end of the conversation: a session, its memory, and the books of an owner that keeps every rule.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use sealane_runtime::{Buffer, Slab};
+use sealane_transport::limits::KEY_BYTES_MAX;
+use sealane_transport::link::{Landing, Receiver};
+use sealane_transport::session::{
+    Ask, Credit, Event, PullAsk, PushAsk, ReceiveMemory, Roster, Session, Shelf, Shelved, Wait,
+};
+use sealane_transport::wire::WireError;
+use sealane_transport::{Error, Handle, Keys, Meta, Payload, SessionLimits, Tray};
+
+use super::{STEPS, TASKS};
+use crate::fuzz::forge::{KEYS, vector};
+use crate::fuzz::script::Script;
+
+/// Requests, pulls and pushes of one end, each; also what a peer may have parked or unreleased.
+const CALLS_MAX: usize = 12;
+/// Largest tensor that an end takes.
+pub(super) const TENSOR_BYTES_MAX: u64 = 96 * 1024;
+/// Larger tensors leave in chunks of so many bytes.
+const CHUNK_BYTES: usize = 12 * 1024;
+/// Sizes of tensors: without bytes, in a group, in a message, behind a frame, in chunks.
+const SIZES: [usize; 6] = [0, 5, 600, 9_000, 20_000, 50_000];
+/// What a stream may bring more, when it is given credit.
+const CREDIT: Credit = Credit { messages: 2, bytes: 30_000 };
+
+/// The limits of both ends: small, so that they are reached.
+pub(super) fn limits() -> SessionLimits {
+    SessionLimits {
+        window: 4,
+        queued_requests_max: CALLS_MAX,
+        parked_requests_max: CALLS_MAX,
+        chunk_bytes: CHUNK_BYTES,
+        in_flight_bytes_max: 64 * 1024,
+        tensor_bytes_max: TENSOR_BYTES_MAX,
+        ..SessionLimits::default()
+    }
+}
+
+/// The slab, which hands out nothing that no tensor could need.
+struct Checked<'a>(&'a Slab);
+
+impl ReceiveMemory for Checked<'_> {
+    fn allocate(&self, consumer: u16, len: usize) -> Result<Buffer, Error> {
+        assert!(usize::from(consumer) < TASKS && len as u64 <= TENSOR_BYTES_MAX, "{len} bytes for task {consumer}");
+        ReceiveMemory::allocate(self.0, consumer, len)
+    }
+}
+
+/// What is published, one tensor a key.
+#[derive(Default)]
+struct Published([Option<(i64, Meta, Payload, u64)>; KEYS.len()]);
+
+impl Shelf for Published {
+    fn look(&self, slot: u32) -> Option<Shelved<'_>> {
+        let (version, meta, payload, stamp) = self.0.get(slot as usize)?.as_ref()?;
+        Some(Shelved { version: *version, meta, stamp: *stamp, payload })
+    }
+}
+
+/// Calls of one kind, by number: which have not ended.
+#[derive(Default)]
+struct Calls(Vec<bool>);
+
+impl Calls {
+    fn begin(&mut self) -> u32 {
+        self.0.push(true);
+        self.0.len() as u32 - 1
+    }
+
+    fn end(&mut self, number: u32) {
+        let stands = std::mem::take(&mut self.0[number as usize]);
+        assert!(stands, "call {number} ends twice");
+    }
+
+    fn all_have_ended(&self) -> bool {
+        !self.0.contains(&true)
+    }
+}
+
+pub(super) struct End<'s> {
+    pub(super) session: Session<u32, u32>,
+    slab: &'s Slab,
+    /// Bytes of a frame that is not all there.
+    input: Vec<u8>,
+    landing: Option<Landing>,
+    recvs: Calls,
+    pulls: Calls,
+    /// Tensors sent and pushed.
+    deposits: Calls,
+    /// The peer's requests that wait for their tensor.
+    parked: Vec<Handle>,
+    sets: Vec<(Handle, usize)>,
+    streams: Vec<Handle>,
+    /// The peer's streams.
+    opened: Vec<Handle>,
+    waits: Vec<Wait>,
+    published: Published,
+}
+
+impl<'s> End<'s> {
+    pub(super) fn new(slab: &'s Slab) -> Self {
+        Self {
+            session: Session::new("10.0.0.2:7000", TASKS as u16, limits()),
+            slab,
+            input: Vec::new(),
+            landing: None,
+            recvs: Calls::default(),
+            pulls: Calls::default(),
+            deposits: Calls::default(),
+            parked: Vec::new(),
+            sets: Vec::new(),
+            streams: Vec::new(),
+            opened: Vec::new(),
+            waits: Vec::new(),
+            published: Published::default(),
+        }
+    }
+
+    pub(super) fn attach(&mut self, now: Instant, epoch: u32) {
+        let roster = Roster { numbers: (0..TASKS as u32).collect() };
+        self.session.attach(now, epoch, roster, TENSOR_BYTES_MAX);
+    }
+
+    pub(super) fn detach(&mut self) {
+        if self.session.is_attached() {
+            self.session.detach(self.landing.take());
+        }
+        self.input.clear();
+        self.parked.clear();
+    }
+
+    /// All that the session has to say, as if a link had taken it.
+    pub(super) fn speak(&mut self, now: Instant, one_message: bool, into: &mut Vec<u8>) {
+        self.session.fill_from(&self.published, now, one_message);
+        loop {
+            let outbox = self.session.outbox();
+            let mut slices = [std::io::IoSlice::new(&[]); 8];
+            let count = outbox.gather(&mut slices);
+            let before = into.len();
+            slices[..count].iter().for_each(|slice| into.extend_from_slice(slice));
+            if into.len() == before {
+                break;
+            }
+            outbox.advance(into.len() - before);
+        }
+        self.session.collect_written();
+        self.session.take_waits(&mut self.waits);
+    }
+
+    /// Takes bytes in as a link does.
+    pub(super) fn hear(&mut self, now: Instant, bytes: &[u8]) -> Result<(), WireError> {
+        let memory = Checked(self.slab);
+        let mut inbound = self.session.inbound(now, &memory);
+        self.input.extend_from_slice(bytes);
+        let mut heard = 0;
+        let outcome = loop {
+            if let Some(landing) = &mut self.landing {
+                heard += landing.take(&self.input[heard..]);
+                if !landing.is_complete() {
+                    break Ok(());
+                }
+                inbound.landed(self.landing.take().expect("just looked at"));
+            }
+            match inbound.frames(&self.input[heard..]) {
+                Err(error) => break Err(error),
+                Ok(frames) => {
+                    heard += frames.consumed;
+                    self.landing = frames.landing;
+                    if self.landing.is_none() {
+                        break Ok(());
+                    }
+                }
+            }
+        };
+        self.input.drain(..heard);
+        self.session.heard(now);
+        outcome
+    }
+
+    /// The limits hold, whatever was heard.
+    pub(super) fn check(&self) {
+        assert!(self.session.requests() <= 3 * CALLS_MAX);
+        assert!(self.session.unreleased() <= CALLS_MAX);
+        assert!(self.parked.len() <= CALLS_MAX);
+    }
+
+    /// Does one thing that an owner may do at any time.
+    pub(super) fn act(&mut self, now: Instant, script: &mut Script<'_>) {
+        let deadline = now + Duration::from_millis(u64::from(script.byte()) + 1);
+        let (consumer, peer_task) = (script.below(TASKS) as u16, script.below(TASKS) as u32);
+        match script.below(16) {
+            0..=2 => {
+                let destination = script.yes().then(|| Buffer::from_vec(vec![0; script.one_of(&SIZES)]));
+                let (step, key, waiter) = (script.below(STEPS) as i64, script.one_of(&KEYS), self.recvs.begin());
+                let ask = Ask { consumer, producer: peer_task, step, key, deadline, destination, waiter };
+                let asked =
+                    if script.yes() { self.session.request(now, ask) } else { self.session.request_fused(now, ask) };
+                if let Err((unanswered, waiter)) = asked {
+                    assert!(!unanswered.error.to_string().is_empty());
+                    self.recvs.end(waiter);
+                }
+            }
+            3 => {
+                let handle = Handle::from_bits(1 << 32 | script.below(CALLS_MAX) as u64);
+                if let Some((waiter, _)) = self.session.cancel(handle) {
+                    self.recvs.end(waiter);
+                }
+            }
+            4 => {
+                if let Some(id) = self.parked.pop() {
+                    if script.yes() {
+                        self.session.unpark();
+                        self.answer(id, script.one_of(&SIZES));
+                    } else {
+                        self.session.end_parked(id, &Error::invalid("it was aborted"));
+                    }
+                }
+            }
+            5 => {
+                let (first, count) = (script.below(KEYS.len()), script.below(KEYS.len() + 1));
+                let keys = Keys::new((0..count).map(|number| KEYS[(first + number) % KEYS.len()])).expect("few");
+                if let Ok(set) = self.session.add_set(consumer, peer_task, Arc::new(keys)) {
+                    self.sets.push((set, count));
+                }
+            }
+            6 | 7 => self.pull(now, deadline, script),
+            8 => {
+                if !self.sets.is_empty() {
+                    let (set, _) = self.sets.swap_remove(script.below(self.sets.len()));
+                    // Its pulls end without a word: the owner takes them first.
+                    self.cancel_pulls();
+                    self.session.forget_set(set);
+                }
+            }
+            9 => self.publish(script),
+            10 => {
+                if let Ok(stream) = self.session.stream(consumer, peer_task, script.one_of(&KEYS)) {
+                    self.streams.push(stream);
+                }
+            }
+            11 | 12 => {
+                if !self.streams.is_empty() {
+                    let (stream, bytes) = (script.one_of(&self.streams), script.one_of(&SIZES));
+                    let (payload, deposit) = (Payload::from(vec![7; bytes]), self.deposits.begin());
+                    let push = PushAsk { stream, meta: vector(bytes as u64), payload, deadline, deposit };
+                    if let Err((_, deposit)) = self.session.push(now, push) {
+                        self.deposits.end(deposit);
+                    }
+                }
+            }
+            13 => {
+                if !self.opened.is_empty() {
+                    self.session.grant(script.one_of(&self.opened), CREDIT);
+                }
+            }
+            14 => self.session.abort(script.below(STEPS) as i64, consumer, "over"),
+            _ => {
+                if script.byte() == 0 {
+                    self.session.go_away("enough");
+                }
+            }
+        }
+    }
+
+    fn pull(&mut self, now: Instant, deadline: Instant, script: &mut Script<'_>) {
+        if self.sets.is_empty() {
+            return;
+        }
+        let (set, count) = script.one_of(&self.sets);
+        let mut tray = Tray::new(count);
+        if count > 0 && script.yes() {
+            tray.set_destination(script.below(count), Buffer::from_vec(vec![0; script.one_of(&SIZES)]));
+        }
+        let (min_version, waiter) = (script.below(STEPS) as i64, self.pulls.begin());
+        if let Err((_, _, waiter)) = self.session.pull(now, PullAsk { set, min_version, deadline, tray, waiter }) {
+            self.pulls.end(waiter);
+        }
+    }
+
+    fn cancel_pulls(&mut self) {
+        for index in 0..CALLS_MAX as u64 {
+            for generation in 1..=self.pulls.0.len() as u64 {
+                if let Some((waiter, _)) = self.session.cancel_pull(Handle::from_bits(generation << 32 | index)) {
+                    self.pulls.end(waiter);
+                }
+            }
+        }
+    }
+
+    fn publish(&mut self, script: &mut Script<'_>) {
+        let (slot, version, bytes) = (script.below(KEYS.len()), script.below(STEPS) as i64, script.one_of(&SIZES));
+        // Metadata and length are the same for the same size.
+        let payload = Payload::from(vec![9; bytes]).into_shared();
+        self.published.0[slot] = Some((version, vector(bytes as u64), payload, bytes as u64 + 1));
+        let waits = std::mem::take(&mut self.waits);
+        for wait in waits {
+            if wait.slot as usize != slot || version < wait.min_version {
+                self.waits.push(wait);
+            } else if self.session.is_serving(wait.pull) {
+                self.session.pull_ready(wait.pull, wait.index);
+            }
+        }
+    }
+
+    fn answer(&mut self, id: Handle, bytes: usize) {
+        let deposit = self.deposits.begin();
+        if let Err((_, _, deposit)) = self.session.answer(id, vector(bytes as u64), vec![5; bytes].into(), deposit) {
+            self.deposits.end(deposit);
+        }
+    }
+
+    /// Handles all that the session has to report.
+    pub(super) fn settle(&mut self, script: &mut Script<'_>) {
+        while let Some(event) = self.session.poll_event() {
+            match event {
+                Event::Asked(asked) => {
+                    assert!(usize::from(asked.producer) < TASKS && self.session.key(&asked).len() <= KEY_BYTES_MAX);
+                    match script.below(4) {
+                        0 => self.session.refuse(asked.id, &Error::invalid("not here")),
+                        1 => {
+                            self.session.park(asked.id);
+                            self.parked.push(asked.id);
+                        }
+                        _ => self.answer(asked.id, script.one_of(&SIZES)),
+                    }
+                }
+                Event::Withdrawn(id) => {
+                    if let Some(at) = self.parked.iter().position(|parked| *parked == id) {
+                        self.parked.swap_remove(at);
+                        self.session.unpark();
+                    }
+                }
+                Event::Answered { waiter, answer } => {
+                    self.recvs.end(waiter);
+                    match *answer {
+                        Ok(arrived) => assert!(arrived.buffer.len() as u64 <= TENSOR_BYTES_MAX),
+                        Err(unanswered) => assert!(!unanswered.error.to_string().is_empty()),
+                    }
+                }
+                Event::Settled { deposit, .. } => self.deposits.end(deposit),
+                Event::Pulled { waiter, tray } => {
+                    self.pulls.end(waiter);
+                    assert!(tray.is_complete());
+                }
+                Event::Named(named) => {
+                    let slot = |key: &str| KEYS.iter().position(|known| *known == key).unwrap_or(0) as u32;
+                    if script.below(8) == 0 {
+                        self.session.refuse_set(named.set, named.serial, Error::invalid("no plans today"));
+                    } else {
+                        let slots = named.keys.iter().map(|key| slot(key)).collect();
+                        let _ = self.session.set_found(named.set, named.serial, slots);
+                    }
+                }
+                Event::Forgotten { .. } => {}
+                Event::PushEnded { deposit, count, .. } => {
+                    assert_eq!(count, 1, "no two deposits are the same");
+                    self.deposits.end(deposit);
+                }
+                Event::Opened(opened) => {
+                    if !self.opened.contains(&opened.stream) {
+                        self.opened.push(opened.stream);
+                    }
+                    self.session.grant(opened.stream, CREDIT);
+                }
+                Event::Pushed { stream, number, tensor } => {
+                    assert!(tensor.bytes().len() as u64 <= TENSOR_BYTES_MAX);
+                    if script.below(8) == 0 {
+                        self.session.refuse_push(stream, number, &Error::invalid("unwanted"));
+                    }
+                }
+                Event::Closed { streams } => self.opened.retain(|stream| !streams.contains(stream)),
+                Event::Aborted { step, .. } => {
+                    let error = Error::Aborted { step, reason: "the peer's step".into() };
+                    (0..TASKS as u16).for_each(|task| self.session.end_requests(step, task, None, &error));
+                }
+            }
+        }
+    }
+
+    /// The peer is gone for good: everything ends, and nothing is kept.
+    pub(super) fn finish(mut self, script: &mut Script<'_>) {
+        let error = Error::unavailable("10.0.0.2:7000", "it is gone");
+        self.detach();
+        self.session.reset(&error);
+        self.session.end_all_requests(&error);
+        self.settle(script);
+        assert!(self.recvs.all_have_ended(), "a recv stands");
+        assert!(self.pulls.all_have_ended(), "a pull stands");
+        assert!(self.deposits.all_have_ended(), "a send or a push stands");
+        assert_eq!((self.session.requests(), self.session.unreleased()), (0, 0));
+    }
+}

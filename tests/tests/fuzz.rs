@@ -1,0 +1,106 @@
+//! Every fuzz target over its seeds, its corpus, and inputs made at random from them. `cargo xtask fuzz` searches on.
+
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+use sealane_tests::fuzz::{TARGETS, Target};
+
+/// Inputs made at random, for each target.
+const CASES: u32 = 6000;
+/// Changes to one input at most.
+const CHANGES_MAX: usize = 6;
+
+/// Inputs that the corpora keep, for each target, and bytes of all of them.
+const KEPT_MAX: usize = 150;
+const KEPT_BYTES_MAX: usize = 1 << 20;
+
+/// What is done to an input that was kept.
+#[derive(Debug, Clone)]
+enum Change {
+    Set(prop::sample::Index, u8),
+    Flip(prop::sample::Index, u8),
+    Insert(prop::sample::Index, Vec<u8>),
+    Remove(prop::sample::Index, usize),
+    Repeat(prop::sample::Index, usize),
+}
+
+impl Change {
+    fn apply(&self, input: &mut Vec<u8>) {
+        let length = input.len();
+        let range = |at: &prop::sample::Index, count: usize| {
+            let start = at.index(length + 1);
+            start..(start + count).min(length)
+        };
+        match self {
+            Change::Set(at, byte) if length > 0 => input[at.index(length)] = *byte,
+            Change::Flip(at, bit) if length > 0 => input[at.index(length)] ^= 1 << bit,
+            Change::Set(..) | Change::Flip(..) => {}
+            Change::Insert(at, bytes) => {
+                let at = at.index(length + 1);
+                input.splice(at..at, bytes.iter().copied());
+            }
+            Change::Remove(at, count) => drop(input.drain(range(at, *count))),
+            Change::Repeat(at, count) => {
+                let bytes = input[range(at, *count)].to_vec();
+                input.extend_from_slice(&bytes);
+            }
+        }
+    }
+}
+
+fn any_change() -> impl Strategy<Value = Change> {
+    let at = any::<prop::sample::Index>;
+    prop_oneof![
+        (at(), any::<u8>()).prop_map(|(at, byte)| Change::Set(at, byte)),
+        (at(), 0..8_u8).prop_map(|(at, bit)| Change::Flip(at, bit)),
+        (at(), prop::collection::vec(any::<u8>(), 1..9)).prop_map(|(at, bytes)| Change::Insert(at, bytes)),
+        (at(), 1..20_usize).prop_map(|(at, count)| Change::Remove(at, count)),
+        (at(), 1..40_usize).prop_map(|(at, count)| Change::Repeat(at, count)),
+    ]
+}
+
+/// Random bytes, or one of `known` with some changes.
+fn any_input(target: &Target, known: Vec<Vec<u8>>) -> impl Strategy<Value = Vec<u8>> + use<> {
+    let changed = (prop::sample::select(known), prop::collection::vec(any_change(), 0..CHANGES_MAX));
+    let changed = changed.prop_map(|(mut input, changes)| {
+        changes.iter().for_each(|change| change.apply(&mut input));
+        input
+    });
+    prop_oneof![1 => prop::collection::vec(any::<u8>(), 0..target.input_bytes_max), 4 => changed]
+}
+
+#[test]
+fn no_promise_is_broken_by_any_input() {
+    for target in TARGETS {
+        let mut known = (target.seeds)();
+        assert!(!known.is_empty(), "{} has no seeds", target.name);
+        let kept = target.corpus().unwrap_or_else(|error| panic!("the corpus of {}: {error}", target.name));
+        for (name, input) in kept {
+            eprintln!("{} {name}", target.name);
+            (target.run)(&input);
+            known.push(input);
+        }
+        known.iter().for_each(|input| (target.run)(input));
+        let mut runner = TestRunner::new(Config { cases: CASES, failure_persistence: None, ..Config::default() });
+        let outcome = runner.run(&any_input(target, known), |input| {
+            (target.run)(&input);
+            Ok(())
+        });
+        outcome.unwrap_or_else(|error| panic!("{}: {error}", target.name));
+    }
+}
+
+#[test]
+fn the_corpora_stay_small_and_each_has_its_target() {
+    let mut bytes = 0;
+    for target in TARGETS {
+        let kept = target.corpus().unwrap_or_else(|error| panic!("the corpus of {}: {error}", target.name));
+        assert!(!kept.is_empty() && kept.len() <= KEPT_MAX, "{} keeps {} inputs", target.name, kept.len());
+        bytes += kept.iter().map(|(_, input)| input.len()).sum::<usize>();
+    }
+    assert!(bytes <= KEPT_BYTES_MAX, "the corpora have {bytes} bytes");
+    let corpora = TARGETS[0].corpus_directory();
+    let directories = std::fs::read_dir(corpora.parent().expect("beside the others")).expect("there are corpora");
+    let names = directories.map(|entry| entry.expect("it can be read").file_name());
+    let strangers: Vec<_> = names.filter(|name| !TARGETS.iter().any(|target| name == target.name)).collect();
+    assert!(strangers.is_empty(), "corpora without a target: {strangers:?}");
+}

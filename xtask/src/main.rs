@@ -1,9 +1,10 @@
-//! Developer chores: `cargo xtask sim` runs the simulation over many seeds, `cargo xtask rdma-lab` what needs an RDMA device,
-//! `cargo xtask readme` keeps the README's table of settings.
+//! Developer chores: `cargo xtask sim` runs the simulation over many seeds, `fuzz` the fuzz targets, `chaos` and `soak` real
+//! processes in trouble, `rdma-lab` what needs an RDMA device; `readme` keeps the README's table of settings.
 
 mod build;
 mod chaos;
 mod command;
+mod fuzz;
 mod hosts;
 mod rdma_lab;
 mod readme;
@@ -27,6 +28,8 @@ struct Arguments {
 enum Chore {
     /// Runs the simulation of whole clusters on virtual time, and prints every seed that breaks a promise
     Sim(sim::Sim),
+    /// Runs the readers of all that comes from outside on inputs that are made to break them
+    Fuzz(fuzz::Fuzz),
     /// Boots an emulated machine with a software RDMA device, and runs there what needs one
     RdmaLab(rdma_lab::RdmaLab),
     /// Kills, stops, cuts off and floods real processes on hosts of their own, and accounts for every tensor
@@ -43,6 +46,7 @@ enum Chore {
 fn main() -> ExitCode {
     match Arguments::parse().chore {
         Chore::Sim(sim) => sim.run(),
+        Chore::Fuzz(fuzz) => fuzz.run(),
         Chore::RdmaLab(lab) => lab.run(),
         Chore::Chaos(chaos) => chaos.run(),
         Chore::Soak(soak) => soak.run(),

@@ -1,7 +1,7 @@
 //! The first words of a connection: hello, welcome and reject.
 
 use sealane_transport::limits::{HELLO_BYTES_MAX, NAME_BYTES_MAX, REASON_BYTES_MAX, TASKS_PER_HELLO};
-use sealane_transport::wire::{Greeting, Hello, PREFACE_BYTES, Reject, RejectCode};
+use sealane_transport::wire::{Greeting, Hello, PREFACE_BYTES, PROOF_BYTES, Reject, RejectCode};
 
 use super::assert_says;
 
@@ -19,6 +19,7 @@ pub(super) fn run(input: &[u8]) {
             assert!(hello.tasks.iter().chain([&hello.address]).all(|name| name.len() <= NAME_BYTES_MAX));
         }
         Greeting::Reject(reject) => assert!(reject.reason.len() <= REASON_BYTES_MAX),
+        Greeting::Challenge(_) | Greeting::Proof(_) => assert_eq!(length, PREFACE_BYTES + PROOF_BYTES),
     }
     let written = greeting.to_bytes();
     assert_eq!(Greeting::parse(&written), Ok(Some((greeting, written.len()))));
@@ -42,6 +43,8 @@ pub(super) fn seeds() -> Vec<Vec<u8>> {
         Greeting::Hello(hello(&["10.0.0.1:2222", "ps1:2223"])),
         Greeting::Welcome(hello(&[])),
         Greeting::Reject(reject),
+        Greeting::Challenge([7; PROOF_BYTES]),
+        Greeting::Proof([9; PROOF_BYTES]),
     ];
     greetings.iter().map(Greeting::to_bytes).collect()
 }

@@ -6,9 +6,8 @@ use std::time::{Duration, Instant};
 use sealane_runtime::{Buffer, Slab};
 use sealane_transport::limits::KEY_BYTES_MAX;
 use sealane_transport::link::{Landing, Receiver};
-use sealane_transport::session::{
-    Ask, Credit, Event, PullAsk, PushAsk, ReceiveMemory, Roster, Session, Shelf, Shelved, Wait,
-};
+use sealane_transport::session::{Ask, Credit, Event, PullAsk, PushAsk, ReceiveMemory, Roster, Session, Shelf, Wait};
+use sealane_transport::tray::Shelved;
 use sealane_transport::wire::WireError;
 use sealane_transport::{Error, Handle, Keys, Meta, Payload, SessionLimits, Tray};
 

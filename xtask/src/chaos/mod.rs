@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 
-use crate::hosts::{Hosts, Interrupts, Layout, Patience};
+use crate::hosts::{Hosts, Interrupts, Layout, Manner, Patience, Shown};
 use crate::traffic::{Order, now_us};
 use history::{History, SETTLE, micros};
 use schedule::Planned;
@@ -85,9 +85,13 @@ impl Chaos {
         let start = Instant::now();
         let plan = schedule::schedule(seed, Duration::from_secs(self.seconds), LAYOUT);
         let patience = if seed.is_multiple_of(2) { Patience::Long } else { Patience::Short };
-        let mut hosts = Hosts::start(LAYOUT, patience, folder)?;
+        let shown = if (seed / 2).is_multiple_of(2) { Shown::Tls } else { Shown::Secret };
+        let mut hosts = Hosts::start(LAYOUT, Manner { patience, shown }, folder)?;
         let (count, tasks) = (LAYOUT.hosts, LAYOUT.tasks());
-        println!("seed {seed}: {count} hosts, {tasks} tasks, {} deeds, patience is {patience:?}", plan.len());
+        println!(
+            "seed {seed}: {count} hosts, {tasks} tasks, {} deeds, patience is {patience:?}, peers show {shown:?}",
+            plan.len()
+        );
         interrupts.sleep(WARM_UP)?;
         let history = carry_out(&plan, &mut hosts, interrupts)?;
         interrupts.sleep(SETTLE + CALM)?;

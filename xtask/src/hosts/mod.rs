@@ -4,16 +4,19 @@
 
 mod daemon;
 mod interrupts;
+mod keys;
 mod network;
 mod process;
 
 use std::ffi::OsString;
 use std::fs;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 pub(crate) use daemon::{CONNECT_TIMEOUT, HEARTBEAT, PEER_TIMEOUT, Patience, embed};
 pub(crate) use interrupts::Interrupts;
+pub(crate) use keys::{Shown, authentication};
 pub(crate) use network::{Cut, Network};
 pub(crate) use process::Process;
 
@@ -53,12 +56,22 @@ impl Layout {
     }
 
     fn endpoint_map(self) -> String {
-        let line = |task| {
-            let port = PORT + u16::from(self.is_embedded(task));
-            format!("{}={}:{port}\n", traffic::name(task), network::address(self.host_of(task)))
-        };
+        let line = |task| format!("{}={}\n", traffic::name(task), self.address(task));
         (0..self.tasks()).map(line).collect()
     }
+
+    /// Where the engine of a task is reached.
+    fn address(self, task: usize) -> SocketAddr {
+        let port = PORT + u16::from(self.is_embedded(task));
+        (network::address(self.host_of(task)), port).into()
+    }
+}
+
+/// How all hosts of a run behave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Manner {
+    pub(crate) patience: Patience,
+    pub(crate) shown: Shown,
 }
 
 struct Task {
@@ -70,7 +83,7 @@ struct Task {
 /// See the module. Dropped, it ends everything.
 pub(crate) struct Hosts {
     layout: Layout,
-    patience: Patience,
+    manner: Manner,
     program: PathBuf,
     folder: PathBuf,
     daemons: Vec<Option<Process>>,
@@ -85,15 +98,16 @@ impl Hosts {
     ///
     /// # Errors
     /// The program does not build, or this is not root on a kernel with network namespaces.
-    pub(crate) fn start(layout: Layout, patience: Patience, folder: &Path) -> Result<Hosts, String> {
+    pub(crate) fn start(layout: Layout, manner: Manner, folder: &Path) -> Result<Hosts, String> {
         let program = build(&SEALANE)?;
         let failed = |error| format!("{}: {error}", folder.display());
         fs::create_dir_all(folder).map_err(failed)?;
         fs::write(folder.join("endpoint_map"), layout.endpoint_map()).map_err(failed)?;
+        keys::make(&program, folder)?;
         let network = Network::new(layout.hosts)?;
         let mut hosts = Hosts {
             layout,
-            patience,
+            manner,
             program,
             folder: folder.to_path_buf(),
             daemons: (0..layout.hosts).map(|_| None).collect(),
@@ -111,7 +125,10 @@ impl Hosts {
         let tasks = (0..self.layout.tasks())
             .filter(|&task| self.layout.host_of(task) == host && !self.layout.is_embedded(task))
             .map(traffic::name);
-        let arguments = daemon::arguments(&self.map(), &self.socket(host), tasks, self.patience);
+        let mut arguments = daemon::arguments(&self.map(), &self.socket(host), tasks, self.manner.patience);
+        let address = (network::address(host), PORT).into();
+        let shown = keys::settings(self.manner.shown, &self.folder, address);
+        arguments.extend(shown.into_iter().flat_map(|setting| flag("--set", setting)));
         let log = self.folder.join(format!("daemon{host}.{}.log", self.daemon_lives[host]));
         self.daemon_lives[host] += 1;
         let namespace = self.network.namespace(host);
@@ -129,7 +146,9 @@ impl Hosts {
             task,
             tasks: self.layout.tasks(),
             life,
-            patience: self.patience,
+            patience: self.manner.patience,
+            shown: self.manner.shown,
+            address: self.layout.address(task),
             ledger: self.ledger(task, life),
             socket: (!is_embedded).then(|| self.socket(host)),
             map: is_embedded.then(|| self.map()),
@@ -155,7 +174,7 @@ impl Hosts {
     }
 
     pub(crate) fn patience(&self) -> Patience {
-        self.patience
+        self.manner.patience
     }
 
     /// How many processes a task has had.

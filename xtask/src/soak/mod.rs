@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 
 use crate::chaos::{LAYOUT, carry_out, conclude, show, table, tidy_up};
-use crate::hosts::{Hosts, Interrupts, Patience};
+use crate::hosts::{Hosts, Interrupts, Manner, Patience, Shown};
 use crate::traffic::{Order, now_us};
 use samples::Samples;
 use wakes::Prober;
@@ -55,7 +55,7 @@ impl Soak {
     fn soak(&self, folder: &Path) -> Result<bool, String> {
         let interrupts = Interrupts::take()?;
         let start = Instant::now();
-        let mut hosts = Hosts::start(LAYOUT, Patience::Short, folder)?;
+        let mut hosts = Hosts::start(LAYOUT, Manner { patience: Patience::Short, shown: Shown::Tls }, folder)?;
         let prober = Prober::start()?;
         interrupts.sleep(plan::WARM_UP)?;
         let samples = Samples::begin(watched(&mut hosts));

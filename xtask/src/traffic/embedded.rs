@@ -7,17 +7,19 @@ use std::time::Duration;
 use sealane::{EndpointMap, Engine, EngineSettings};
 
 use super::ledger::{Holdings, Line, now_us};
-use super::{Actor, name};
-use crate::hosts::{Patience, embed};
+use super::{Actor, Role, name};
+use crate::hosts::{authentication, embed};
 
 /// Between two looks at what the engine holds.
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Starts the engine.
-pub(super) fn start(map: &Path, task: usize, patience: Patience) -> Result<Engine, String> {
+pub(super) fn start(map: &Path, role: &Role) -> Result<Engine, String> {
+    let folder = map.parent().ok_or("the endpoint map is in no folder")?;
     let map = EndpointMap::load(map).map_err(|error| error.to_string())?;
-    let mut settings = EngineSettings::new(map, &[&name(task)]).map_err(|error| error.to_string())?;
-    embed(&mut settings, patience);
+    let mut settings = EngineSettings::new(map, &[&name(role.task)]).map_err(|error| error.to_string())?;
+    embed(&mut settings, role.patience);
+    settings.authentication = authentication(role.shown, folder, role.address)?;
     Engine::start(settings).map_err(|error| error.to_string())
 }
 

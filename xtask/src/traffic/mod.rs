@@ -13,6 +13,7 @@ mod push;
 mod tensors;
 
 use std::ffi::OsString;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::thread;
@@ -25,7 +26,7 @@ pub(crate) use ledger::now_us;
 pub(crate) use orders::Order;
 pub(crate) use parcel::TIMEOUT_MAX;
 
-use crate::hosts::Patience;
+use crate::hosts::{Patience, Shown};
 use ledger::Ledger;
 use orders::Orders;
 
@@ -68,6 +69,11 @@ pub(crate) struct Role {
     #[arg(long)]
     pub(crate) patience: Patience,
     #[arg(long)]
+    pub(crate) shown: Shown,
+    /// Where its engine is reached
+    #[arg(long)]
+    pub(crate) address: SocketAddr,
+    #[arg(long)]
     pub(crate) ledger: PathBuf,
     /// Attach there
     #[arg(long)]
@@ -80,12 +86,15 @@ pub(crate) struct Role {
 impl Role {
     /// The command line that this is read from.
     pub(crate) fn arguments(&self) -> Vec<OsString> {
-        let Role { task, tasks, life, patience, ledger, socket, map } = self;
+        let Role { task, tasks, life, patience, shown, address, ledger, socket, map } = self;
         let mut arguments: Vec<OsString> = vec![ROLE.into()];
         let numbers = [("--task", task.to_string()), ("--tasks", tasks.to_string()), ("--life", life.to_string())];
         arguments.extend(numbers.into_iter().flat_map(|(flag, value)| [flag.into(), value.into()]));
         let patience = patience.to_possible_value().expect("none is skipped");
         arguments.extend(["--patience".into(), patience.get_name().into()]);
+        let shown = shown.to_possible_value().expect("none is skipped");
+        arguments.extend(["--shown".into(), shown.get_name().into()]);
+        arguments.extend(["--address".into(), address.to_string().into()]);
         arguments.extend(["--ledger".into(), ledger.into()]);
         arguments.extend(socket.iter().flat_map(|socket| ["--socket".into(), socket.into()]));
         arguments.extend(map.iter().flat_map(|map| ["--map".into(), map.into()]));
@@ -105,7 +114,7 @@ impl Role {
     fn play(&self) -> Result<(), String> {
         let ledger = Ledger::create(&self.ledger).map_err(|error| format!("{}: {error}", self.ledger.display()))?;
         let orders = Orders::default();
-        let engine = self.map.as_deref().map(|map| embedded::start(map, self.task, self.patience)).transpose()?;
+        let engine = self.map.as_deref().map(|map| embedded::start(map, self)).transpose()?;
         let task = match (&engine, &self.socket) {
             (Some(engine), _) => engine.task(&name(self.task)).map(Task::from).map_err(|error| error.to_string())?,
             (None, Some(socket)) => self.attach(socket),

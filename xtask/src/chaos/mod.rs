@@ -83,7 +83,8 @@ impl Chaos {
 
     fn run_seed(&self, seed: u64, folder: &Path, interrupts: &Interrupts) -> Result<bool, String> {
         let start = Instant::now();
-        let plan = schedule::schedule(seed, Duration::from_secs(self.seconds), LAYOUT);
+        let span = Duration::from_secs(self.seconds);
+        let plan = schedule::schedule(seed, span, LAYOUT);
         let patience = if seed.is_multiple_of(2) { Patience::Long } else { Patience::Short };
         let shown = if (seed / 2).is_multiple_of(2) { Shown::Tls } else { Shown::Secret };
         let mut hosts = Hosts::start(LAYOUT, Manner { patience, shown }, folder)?;
@@ -93,7 +94,7 @@ impl Chaos {
             plan.len()
         );
         interrupts.sleep(WARM_UP)?;
-        let history = carry_out(&plan, &mut hosts, interrupts)?;
+        let history = carry_out(&plan, span, &mut hosts, interrupts)?;
         interrupts.sleep(SETTLE + CALM)?;
         let (books, verdict) = conclude(hosts, &history)?;
         let passed = verdict.violations.is_empty();
@@ -105,11 +106,16 @@ impl Chaos {
     }
 }
 
-/// Does what the plan says, and notes when it was done.
+/// Does what the plan says for so long, and notes when it was done.
 ///
 /// # Errors
 /// It cannot be done, or a signal came.
-pub(crate) fn carry_out(plan: &[Planned], hosts: &mut Hosts, interrupts: &Interrupts) -> Result<History, String> {
+pub(crate) fn carry_out(
+    plan: &[Planned],
+    span: Duration,
+    hosts: &mut Hosts,
+    interrupts: &Interrupts,
+) -> Result<History, String> {
     let (start, start_us) = (Instant::now(), now_us());
     let mut history = History::new(LAYOUT, hosts.patience(), start_us);
     let begins = plan.iter().enumerate().map(|(index, planned)| (planned.at, index, true));
@@ -130,6 +136,7 @@ pub(crate) fn carry_out(plan: &[Planned], hosts: &mut Hosts, interrupts: &Interr
             println!("{:8.3} s    over: {deed}", now());
         }
     }
+    interrupts.sleep_until(start + span)?;
     Ok(history)
 }
 

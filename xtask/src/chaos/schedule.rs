@@ -15,7 +15,7 @@ use crate::hosts::{Cut, Layout};
 const GAP_MS: Range<u64> = 100..1500;
 
 /// How long who was killed is missing.
-const ABSENCE_MS: Range<u64> = 0..2000;
+const ABSENCE_MS: Range<u64> = 1..2000;
 
 /// How long a daemon may drain, and is missing.
 const DRAIN_MS: Range<u64> = 800..2500;

@@ -61,12 +61,12 @@ impl Soak {
         let samples = Samples::begin(watched(&mut hosts));
         // The first round fills what is filled once: receive areas, connections, pools of the allocator.
         let rounds = (self.seconds / plan::ROUND.as_secs()).max(2);
-        let mut history = carry_out(&plan::round(0), &mut hosts, &interrupts)?;
+        let mut history = carry_out(&plan::round(0), plan::ROUND, &mut hosts, &interrupts)?;
         let began = rest(&mut hosts, &interrupts)?;
         for round in 1..rounds {
             let (seconds, line) = (start.elapsed().as_secs(), samples.line());
             println!("round {} of {rounds}, {seconds} s: {line}", round + 1);
-            history.append(carry_out(&plan::round(round), &mut hosts, &interrupts)?);
+            history.append(carry_out(&plan::round(round), plan::ROUND, &mut hosts, &interrupts)?);
         }
         let ended = rest(&mut hosts, &interrupts)?;
         let samples = samples.end();

@@ -9,7 +9,7 @@ use crate::hosts::Cut;
 /// How long nothing is done at first, while the daemons and tasks start.
 pub(super) const WARM_UP: Duration = Duration::from_secs(3);
 
-/// How long a round takes.
+/// How long a round takes: after the last deed it settles.
 pub(super) const ROUND: Duration = Duration::from_secs(16);
 
 /// The daemon that comes and goes, and the clients that do.
@@ -41,8 +41,6 @@ pub(super) fn round(number: u64) -> Vec<Planned> {
         planned(8500, 400, Deed::StopTask(client)),
         planned(9500, 2000, Deed::Deafen { task: client, millis: 2000 }),
         planned(10_500, 400, Deed::Cut(1 - host, cuts[turn(3)])),
-        // Then it settles.
-        planned(ROUND.as_millis() as u64, 0, Deed::Deafen { task: client, millis: 0 }),
     ]
 }
 

@@ -60,7 +60,8 @@ fn lent(call: &Call, history: &History) -> u64 {
         return 0;
     }
     let both = [call.task, to];
-    let lasted = |done: &Done| overlap((done.began, done.ended + micros(SETTLE)), (call.began, call.over()));
+    let lasted =
+        |done: &Done| overlap((done.began, done.ended.saturating_add(micros(SETTLE))), (call.began, call.over()));
     history.felt(&both, call.began, call.over()).map(lasted).sum()
 }
 

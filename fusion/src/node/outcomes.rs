@@ -3,7 +3,7 @@
 use std::task::Waker;
 
 use sealane_runtime::Buffer;
-use sealane_transport::session::Sink;
+use sealane_transport::session::{Sink, Untaken};
 use sealane_transport::{
     Arena, Error, Handle, Payload, RecvOutcome, SendOutcome, Tensor, TensorMeta, Tray, Unreceived,
 };
@@ -133,7 +133,7 @@ impl Sink<RecvWaiter, Handle> for Ear<'_> {
     }
 
     #[inline]
-    fn pushed(&mut self, stream: Handle, tensor: Tensor) -> Result<(), Error> {
+    fn pushed(&mut self, stream: Handle, tensor: Tensor) -> Result<(), Untaken> {
         self.arrivals.take(stream, tensor)
     }
 }

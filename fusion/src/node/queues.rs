@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use hashbrown::HashMap;
-use sealane_transport::session::{Credit, Opened};
+use sealane_transport::session::{Credit, Opened, Untaken};
 use sealane_transport::{Arena, Error, Handle, Tensor};
 
 use super::pushes::LocalPush;
@@ -226,10 +226,10 @@ impl Arrivals<'_> {
     /// # Errors
     /// Nobody accepts it.
     #[inline]
-    pub(super) fn take(&mut self, stream: Handle, tensor: Tensor) -> Result<(), Error> {
+    pub(super) fn take(&mut self, stream: Handle, tensor: Tensor) -> Result<(), Untaken> {
         let key = (self.session, stream);
         if self.last_stream.as_ref().is_none_or(|(last, ..)| *last != key) {
-            let Some(found) = self.streams.get_mut(&key) else { return Err(unaccepted()) };
+            let Some(found) = self.streams.get_mut(&key) else { return Err(Untaken::Unaccepted) };
             if let Some(queue) = self.queues.get_mut(found.queue)
                 && !std::mem::replace(&mut found.hungry, true)
             {
@@ -237,17 +237,13 @@ impl Arrivals<'_> {
             }
             *self.last_stream = Some((key, found.queue, found.from.clone()));
         }
-        let Some((_, handle, from)) = &*self.last_stream else { return Err(unaccepted()) };
+        let Some((_, handle, from)) = &*self.last_stream else { return Err(Untaken::Unaccepted) };
         let queue = self.queues.get_mut(*handle).filter(|queue| queue.shared.is_some());
-        let Some(queue) = queue else { return Err(unaccepted()) };
+        let Some(queue) = queue else { return Err(Untaken::Unaccepted) };
         if queue.arrived.is_empty() {
             self.filled_queues.push(*handle);
         }
         queue.arrived.push(Accepted { from: from.clone(), tensor });
         Ok(())
     }
-}
-
-fn unaccepted() -> Error {
-    Error::unavailable("the accepting task", "nobody accepts from the queue any more")
 }

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use hashbrown::HashMap;
 use sealane_runtime::Buffer;
 
-use super::receive::{ReceiveMemory, Sink};
+use super::receive::{ReceiveMemory, Sink, Untaken};
 use super::{Event, Session, failure_of};
 use crate::arena::{Arena, Handle};
 use crate::error::Error;
@@ -64,6 +64,12 @@ struct Stream {
     refused: VecDeque<Refused>,
     /// Refusals at the front that were told on this link.
     refused_told: usize,
+    /// Nobody accepts: pushes from the next one on are thrown away, and the peer keeps them until it has a grant.
+    shut: bool,
+    /// The peer was told so on this link.
+    shut_told: bool,
+    /// Pushes that the peer sent before it heard so may still come: they are passed over until the next one in order does.
+    rewound: bool,
     /// Something is to be told: what was taken, or more credit.
     news: bool,
     /// Metadata of the last push, which the next most often shares.
@@ -80,6 +86,9 @@ impl Stream {
 
     /// A push that is expected, by its number; false for one that came before.
     fn expects(&self, number: u64) -> Result<bool, WireError> {
+        if number > self.next && self.rewound && number < self.granted_messages {
+            return Ok(false);
+        }
         if number > self.next {
             return Err(WireError::BadValue { what: "number of a push", found: number });
         }
@@ -89,7 +98,15 @@ impl Stream {
         Ok(number == self.next)
     }
 
+    /// The last push was not taken after all, and has to come again.
+    fn shut(&mut self, bytes: usize) {
+        self.next -= 1;
+        self.bytes -= bytes as u64;
+        (self.shut, self.rewound) = (true, true);
+    }
+
     fn count(&mut self, bytes: usize) {
+        self.rewound = false;
         self.next += 1;
         self.bytes += bytes as u64;
     }
@@ -151,6 +168,16 @@ impl Acceptor {
                 return true;
             }
             stream.news = false;
+            if stream.shut {
+                // It says how many were taken as well.
+                if !std::mem::replace(&mut stream.shut_told, true) {
+                    let (code, reason) = failure_of(&unaccepted());
+                    let failure = PushFailure { stream: stream.id, code, number: stream.next, reason: &reason };
+                    outbox.stage(|writer| writer.push_failure(&failure));
+                    return true;
+                }
+                continue;
+            }
             let (messages, bytes) = (stream.granted_messages, stream.granted_bytes);
             let grant = PushGrant { stream: stream.id, taken: stream.next, messages, bytes };
             outbox.stage(|writer| writer.push_grant(&grant));
@@ -163,7 +190,7 @@ impl Acceptor {
     pub(super) fn suspend(&mut self) {
         self.news.clear();
         for (_, stream) in self.streams.iter_mut().flat_map(Arena::iter_mut) {
-            (stream.news, stream.refused_told) = (false, 0);
+            (stream.news, stream.refused_told, stream.shut_told) = (false, 0, false);
         }
     }
 
@@ -195,6 +222,7 @@ impl<W, D: PartialEq> Session<W, D> {
     /// Lets a stream bring more: `credit` on top of what it has.
     pub fn grant(&mut self, stream: Handle, credit: Credit) {
         let Some(of) = self.acceptor.get(stream) else { return };
+        (of.shut, of.shut_told) = (false, false);
         of.granted_messages = of.granted_messages.max(of.next) + credit.messages;
         of.granted_bytes = of.granted_bytes.max(of.bytes) + credit.bytes;
         of.credit_max = of.credit_max.max(of.granted_messages - of.next);
@@ -239,6 +267,9 @@ impl<W, D: PartialEq> Session<W, D> {
             credit_max: 0,
             refused: VecDeque::new(),
             refused_told: 0,
+            shut: false,
+            shut_told: false,
+            rewound: false,
             news: false,
             last_meta: None,
         };
@@ -329,8 +360,16 @@ impl<W, D: PartialEq> Session<W, D> {
     fn take_push(&mut self, stream: Handle, number: u64, tensor: Tensor, sink: &mut Option<&mut dyn Sink<W, D>>) {
         match sink {
             Some(sink) => {
-                if let Err(error) = sink.pushed(stream, tensor) {
-                    self.refuse_push(stream, number, &error);
+                let bytes = tensor.bytes().len();
+                match sink.pushed(stream, tensor) {
+                    Ok(()) => {}
+                    Err(Untaken::Refused(error)) => self.refuse_push(stream, number, &error),
+                    Err(Untaken::Unaccepted) => {
+                        if let Some(of) = self.acceptor.get(stream) {
+                            of.shut(bytes);
+                        }
+                        self.acceptor.tell(stream);
+                    }
                 }
             }
             None => self.events.push_back(Event::Pushed { stream, number, tensor: Box::new(tensor) }),
@@ -357,6 +396,11 @@ impl<W, D: PartialEq> Session<W, D> {
         }
         self.acceptor.tell(handle);
     }
+}
+
+/// What a pusher is told whose pushes have to wait for the next acceptor. Of all refusals this one alone has its code.
+fn unaccepted() -> Error {
+    Error::unavailable("the accepting task", "nobody accepts from the queue any more")
 }
 
 fn bad_meta(length: usize) -> WireError {

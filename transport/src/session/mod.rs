@@ -49,7 +49,7 @@ pub use puller::PullAsk;
 use puller::Puller;
 pub use pusher::PushAsk;
 use pusher::Pusher;
-pub use receive::{Inbound, ReceiveMemory, Sink};
+pub use receive::{Inbound, ReceiveMemory, Sink, Untaken};
 use server::Server;
 pub use server::{EmptyShelf, Named, Shelf, Wait};
 

@@ -9,7 +9,7 @@ use hashbrown::HashMap;
 use super::control::{Control, ControlQueue};
 use super::{Event, Roster, Session};
 use crate::arena::{Arena, Handle};
-use crate::error::Error;
+use crate::error::{Code, Error};
 use crate::limits::{INLINE_PAYLOAD_BYTES, KEY_BYTES_MAX, STREAMS_MAX, SessionLimits};
 use crate::outbox::{Outbox, Owner};
 use crate::payload::Meta;
@@ -64,6 +64,8 @@ struct Stream<D> {
     queued: bool,
     /// Its task is gone: it ends with its last entry.
     closing: bool,
+    /// Nobody accepts: nothing leaves before the next grant.
+    paused: bool,
     /// The push that leaves in chunks: those behind it wait until the last has left, since pushes arrive in order.
     overtaken: Option<u64>,
 }
@@ -75,7 +77,26 @@ impl<D> Stream<D> {
         let bytes = self.bytes_before + self.bytes_sent;
         let number = self.first + self.sent as u64;
         let has_credit = number < self.granted_messages && bytes < self.granted_bytes;
-        self.sent < self.entries.len() && has_credit && self.overtaken.is_none()
+        has_credit && !self.paused && self.overtaken.is_none() && self.has_next()
+    }
+
+    /// True if there is a push that has not left, or that is to leave again and has come back from the link.
+    #[inline]
+    fn has_next(&self) -> bool {
+        self.entries.get(self.sent).is_some_and(|entry| entry.payload.is_some())
+    }
+
+    /// Nothing of a stream that has to begin anew was taken, so that its pushes end as those that never left. But what the link
+    /// still has is found by its number. How many are gone, since they had ended before.
+    fn count_tried_anew(&mut self) -> usize {
+        let out = self.entries.iter().take(self.tried).rposition(|entry| entry.payload.is_none());
+        self.tried = out.map_or(0, |last| last + 1);
+        let (tried, before, mut index) = (self.tried, self.entries.len(), 0);
+        self.entries.retain(|entry| {
+            index += 1;
+            index <= tried || entry.deposit.is_some()
+        });
+        before - self.entries.len()
     }
 
     /// True if the next push leaves in chunks, and too many do.
@@ -187,8 +208,11 @@ impl<D: PartialEq> Pusher<D> {
         }
         if stream.overtaken == Some(number) {
             stream.overtaken = None;
-            self.queue(handle);
         }
+        if stream.paused {
+            self.pushes -= stream.count_tried_anew();
+        }
+        self.queue(handle);
     }
 
     /// Takes in what the peer has taken; an error if it cannot have.
@@ -198,6 +222,7 @@ impl<D: PartialEq> Pusher<D> {
         if count > stream.tried {
             return Err(WireError::BadValue { what: "number of the pushes taken", found: grant.taken });
         }
+        stream.paused = false;
         stream.granted_messages = stream.granted_messages.max(grant.messages);
         stream.granted_bytes = stream.granted_bytes.max(grant.bytes);
         let mut taken: Option<(D, u32)> = None;
@@ -228,7 +253,15 @@ impl<D: PartialEq> Pusher<D> {
         Ok(())
     }
 
-    pub(super) fn failed<W>(&mut self, failure: &PushFailure<'_>, peer: &str, events: Ends<'_, W, D>) {
+    pub(super) fn failed<W>(
+        &mut self,
+        failure: &PushFailure<'_>,
+        peer: &str,
+        events: Ends<'_, W, D>,
+    ) -> Result<(), WireError> {
+        if failure.code == Code::Unavailable as u8 {
+            return self.rewind(failure.stream, failure.number, events);
+        }
         let error = Error::from_wire(failure.code, peer, 0, failure.reason);
         if let Some(stream) = self.streams.get_mut(failure.stream)
             && let Some(at) = failure.number.checked_sub(stream.first)
@@ -237,6 +270,18 @@ impl<D: PartialEq> Pusher<D> {
         {
             events.push_back(Event::PushEnded { deposit, count: 1, outcome: Err(error) });
         }
+        Ok(())
+    }
+
+    /// Nobody accepts from a queue any more: what came before `number` was taken, and all from there on goes again when there
+    /// is a grant.
+    fn rewind<W>(&mut self, handle: Handle, number: u64, events: Ends<'_, W, D>) -> Result<(), WireError> {
+        self.granted(&PushGrant { stream: handle, taken: number, messages: 0, bytes: 0 }, events)?;
+        if let Some(stream) = self.streams.get_mut(handle).filter(|stream| stream.first == number) {
+            (stream.sent, stream.bytes_sent, stream.paused) = (0, 0, true);
+            self.pushes -= stream.count_tried_anew();
+        }
+        Ok(())
     }
 
     /// The link is gone: what was not taken goes out again. The outbox has given every payload back.
@@ -245,7 +290,7 @@ impl<D: PartialEq> Pusher<D> {
         self.held_back.clear();
         for (_, stream) in self.streams.iter_mut() {
             (stream.told, stream.queued, stream.sent, stream.bytes_sent) = (false, false, 0, 0);
-            stream.overtaken = None;
+            (stream.overtaken, stream.paused) = (None, false);
         }
     }
 
@@ -266,6 +311,7 @@ impl<D: PartialEq> Pusher<D> {
                 events.push_back(Event::PushEnded { deposit, count: 1, outcome: Err(error.clone()) });
             }
             (stream.first, stream.bytes_before, stream.granted_messages, stream.granted_bytes) = (0, 0, 0, 0);
+            stream.paused = false;
         }
         for handle in self.streams.select(|stream| stream.closing) {
             self.close_if_done(handle, control);
@@ -450,6 +496,7 @@ impl<W, D: PartialEq> Session<W, D> {
             told: false,
             queued: false,
             closing: false,
+            paused: false,
             overtaken: None,
         };
         let full =

@@ -41,8 +41,18 @@ pub trait Sink<W, D> {
     /// A push came, within the credit of its stream.
     ///
     /// # Errors
-    /// Why it is not taken after all, for the pusher.
-    fn pushed(&mut self, stream: Handle, tensor: Tensor) -> Result<(), Error>;
+    /// Why it is not taken after all.
+    fn pushed(&mut self, stream: Handle, tensor: Tensor) -> Result<(), Untaken>;
+}
+
+/// Why a push was not taken.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Untaken {
+    /// It ends with this, for the pusher.
+    Refused(Error),
+    /// Nobody accepts from the queue: it comes again when someone does, once there is a
+    /// [grant](super::Session::grant).
+    Unaccepted,
 }
 
 /// One slab for all tasks.
@@ -185,7 +195,10 @@ impl<W, D: PartialEq> Session<W, D> {
                 self.pusher.granted(&grant, &mut self.events)?;
                 self.pusher.close_if_done(grant.stream, &mut self.control);
             }
-            PushFrame::Failure(failure) => self.pusher.failed(&failure, &self.peer, &mut self.events),
+            PushFrame::Failure(failure) => {
+                self.pusher.failed(&failure, &self.peer, &mut self.events)?;
+                self.pusher.close_if_done(failure.stream, &mut self.control);
+            }
         }
         Ok(())
     }

@@ -239,3 +239,44 @@ fn pushes_are_few_messages() {
     assert!(messages(&net) - before <= 1000 * 70 / 8192 + 10, "{} messages", messages(&net) - before);
     assert_eq!(taken(&mut net, &queue, 9999).len(), 1001);
 }
+
+#[test]
+fn what_was_pushed_with_credit_waits_for_the_next_acceptor_as_well() {
+    for bytes in [8, 100, 20_000] {
+        let mut net = Net::pair();
+        let queue = accept(&mut net, 100, 64 << 20);
+        let first = push(&mut net, WORKER, [1], bytes);
+        net.rest();
+        assert_eq!((first.outcome(), taken(&mut net, &queue, 9)), (Ok(()), vec![1]));
+        net.rest();
+        net.nodes[0].close_queue(0, "q", &queue);
+        // There is credit for these, and nobody to take them.
+        let waiting = push(&mut net, WORKER, 2..=4, bytes);
+        net.rest();
+        let more = push(&mut net, WORKER, [5], bytes);
+        net.rest();
+        assert!(waiting.waits() && more.waits());
+        assert_eq!(net.nodes[0].counters().slab_receive_bytes, 0, "the pusher keeps them");
+        let queue = accept(&mut net, 100, 64 << 20);
+        net.rest();
+        assert_eq!((waiting.outcome(), more.outcome()), (Ok(()), Ok(())));
+        assert_eq!(taken(&mut net, &queue, 9), [2, 3, 4, 5]);
+        // And over a link that is lost meanwhile; what is late ends.
+        net.nodes[0].close_queue(0, "q", &queue);
+        let late = push(&mut net, WORKER, [6], bytes);
+        net.pass(SOON);
+        assert_eq!(late.error().code(), Code::DeadlineExceeded);
+        let last = push(&mut net, WORKER, [7], bytes);
+        net.rest();
+        let peers = net.nodes[1].peers.select(|_| true);
+        net.nodes[1].lose(net.now, peers[0], &LinkError::Closed);
+        net.pass(Duration::from_millis(500));
+        assert!(last.waits());
+        let queue = accept(&mut net, 100, 64 << 20);
+        net.rest();
+        // One that the link still had when its time was over may come all the same.
+        let came = taken(&mut net, &queue, 9);
+        assert!(came == [7] || bytes == 20_000 && came == [6, 7], "{came:?}");
+        assert_eq!(last.outcome(), Ok(()));
+    }
+}

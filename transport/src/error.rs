@@ -121,7 +121,7 @@ impl Error {
     /// The error that a peer put on the wire. An unknown code reads as Unavailable: the request has ended, and trying
     /// again elsewhere is all that a caller of an older version can do.
     pub(crate) fn from_wire(code: u8, peer: &str, step: i64, message: &str) -> Self {
-        let reason: Box<str> = message.into();
+        let reason: Box<str> = given(message).into();
         match code {
             3 => Error::InvalidArgument { reason },
             // The peer's own clock ran out; ours is about to.
@@ -143,6 +143,11 @@ impl Error {
             other => other.to_string(),
         }
     }
+}
+
+/// A reason from outside, which may be missing: every error has something to say.
+pub(crate) fn given(reason: &str) -> &str {
+    if reason.is_empty() { "no reason was given" } else { reason }
 }
 
 /// Why a link ended. The session survives it, and asks again on the next one.

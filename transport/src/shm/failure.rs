@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::fields::{Malformed, cut};
 use crate::{
-    error::{Code, Error},
+    error::{Code, Error, given},
     limits::REASON_BYTES_MAX,
 };
 
@@ -62,7 +62,7 @@ impl<'a> Failure<'a> {
 
     /// The error that these are the fields of.
     pub(super) fn into_error(self) -> Result<Error, Malformed> {
-        let (subject, reason, step) = (self.subject.into(), self.reason.into(), self.step);
+        let (subject, reason, step) = (self.subject.into(), given(self.reason).into(), self.step);
         Ok(match code(self.code)? {
             Code::NotFound => Error::NotFound { task: subject, reason },
             Code::Unavailable => Error::Unavailable { peer: subject, reason },

@@ -1,5 +1,6 @@
 //! Frames that a hostile peer makes up: every kind, with numbers that may well name something.
 
+use sealane_transport::limits::TRANSFERS_MAX;
 use sealane_transport::wire::{
     Abort, Chunk, Failure, FrameWriter, GoAway, Part, Pull, PullFailure, Push, PushFailure, PushGrant, PushOpen,
     Request, Response, SmallResponse,
@@ -27,10 +28,17 @@ pub(super) fn vector(bytes: u64) -> Meta {
 
 /// A handle, most often one of the first that an arena gives out.
 fn handle(script: &mut Script<'_>) -> Handle {
+    let of = |index: u8, generation: u8| Handle::from_bits(u64::from(generation) << 32 | u64::from(index));
     match script.byte() {
-        near @ 0..=223 => Handle::from_bits((u64::from(near >> 4 & 3) + 1) << 32 | u64::from(near & 15)),
+        near @ 0..=159 => of(near & 3, (near >> 2 & 1) + 1),
+        far @ 160..=223 => of(far & 15, (far >> 4 & 3) + 1),
         _ => Handle::from_bits(script.number()),
     }
+}
+
+/// A transfer: none, one of the first, or past the limit.
+fn transfer(script: &mut Script<'_>) -> u16 {
+    script.one_of(&[0, 0, 0, 1, 1, 1, 2, TRANSFERS_MAX as u16, TRANSFERS_MAX as u16 + 1])
 }
 
 /// Text of a key, a reason or a queue's name.
@@ -39,6 +47,11 @@ fn text<'a>(script: &mut Script<'a>) -> &'a str {
         known if known < KEYS.len() => KEYS[known],
         _ => std::str::from_utf8(script.bytes(FIELD_BYTES_MAX)).unwrap_or("no text"),
     }
+}
+
+/// Bytes of a payload: of a size that tensors have, or any.
+fn payload_bytes(script: &mut Script<'_>) -> u64 {
+    if script.yes() { script.one_of(&[0, 5, 600, 9_000, 12_288, 20_000, 50_000, 96 * 1024]) } else { script.number() }
 }
 
 /// Metadata: a vector of bytes of that length, or anything.
@@ -56,8 +69,8 @@ pub(super) fn forge(kind: usize, script: &mut Script<'_>, out: &mut Vec<u8>) {
             writer.request(&Request { id, step, timeout_ms, consumer, producer, key: text(script) });
         }
         1 => {
-            let (id, token, payload_bytes) = (handle(script), handle(script), script.number());
-            let (transfer, meta) = (script.below(11) as u16, meta(script, payload_bytes));
+            let (id, token, payload_bytes) = (handle(script), handle(script), payload_bytes(script));
+            let (transfer, meta) = (transfer(script), meta(script, payload_bytes));
             writer.response(&Response { id, token, payload_bytes, transfer, meta: &meta });
         }
         2 => writer.failure(&Failure { id: handle(script), code: script.byte(), reason: text(script) }),
@@ -107,7 +120,7 @@ pub(super) fn forge(kind: usize, script: &mut Script<'_>, out: &mut Vec<u8>) {
         17 => {
             let mut group = writer.metas(handle(script));
             for _ in 0..script.below(ENTRIES_MAX) {
-                let (index, payload_bytes) = (script.number() as u32, script.number());
+                let (index, payload_bytes) = (script.number() as u32, payload_bytes(script));
                 group.push(index, &meta(script, payload_bytes), payload_bytes);
             }
             group.end();
@@ -120,8 +133,8 @@ pub(super) fn forge(kind: usize, script: &mut Script<'_>, out: &mut Vec<u8>) {
             group.end();
         }
         19 => {
-            let (id, version, payload_bytes) = (handle(script), script.number() as i64, script.number());
-            let (transfer, index) = (script.below(11) as u16, script.number() as u32);
+            let (id, version, payload_bytes) = (handle(script), script.number() as i64, payload_bytes(script));
+            let (transfer, index) = (transfer(script), script.number() as u32);
             writer.part(&Part { id, version, payload_bytes, transfer, index });
         }
         20 => {
@@ -135,8 +148,8 @@ pub(super) fn forge(kind: usize, script: &mut Script<'_>, out: &mut Vec<u8>) {
             writer.push_open(&PushOpen { stream, first, from, to, queue: text(script) });
         }
         23 => {
-            let (stream, number, payload_bytes) = (handle(script), script.number(), script.number());
-            let (transfer, meta) = (script.below(11) as u16, meta(script, payload_bytes));
+            let (stream, number, payload_bytes) = (handle(script), script.number(), payload_bytes(script));
+            let (transfer, meta) = (transfer(script), meta(script, payload_bytes));
             writer.push(&Push { stream, number, payload_bytes, transfer, meta: &meta });
         }
         24 => {
@@ -156,7 +169,7 @@ pub(super) fn forge(kind: usize, script: &mut Script<'_>, out: &mut Vec<u8>) {
             writer.push_failure(&PushFailure { stream, code, number, reason: text(script) });
         }
         27 => writer.push_close(handle(script)),
-        _ => writer.chunk(Chunk { transfer: script.below(11) as u16, bytes: script.number() }),
+        _ => writer.chunk(Chunk { transfer: transfer(script), bytes: payload_bytes(script) }),
     }
 }
 

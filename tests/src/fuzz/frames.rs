@@ -168,3 +168,14 @@ fn write_push(frame: &PushFrame<'_>, writer: &mut FrameWriter<'_>) -> Result<boo
     }
     Ok(true)
 }
+
+/// Bytes of payload that follow a frame before the next.
+pub(super) fn payload_behind(frame: &Frame<'_>) -> u64 {
+    match frame {
+        Frame::Response(response) if response.transfer == 0 => response.payload_bytes,
+        Frame::Pull(PullFrame::Part(part)) if part.transfer == 0 => part.payload_bytes,
+        Frame::Push(PushFrame::Push(push)) if push.transfer == 0 => push.payload_bytes,
+        Frame::Chunk(chunk) => chunk.bytes,
+        _ => 0,
+    }
+}

@@ -14,11 +14,12 @@ use sealane_runtime::{Slab, SlabSettings};
 use sealane_transport::link::{Frames, Landing, Receiver};
 use sealane_transport::loopback::{LoopbackLink, loopback};
 use sealane_transport::outbox::Outbox;
-use sealane_transport::wire::{Frame, Greeting, Hello, PullFrame, PushFrame, WireError, parse};
+use sealane_transport::wire::{Greeting, Hello, WireError, parse};
 use sealane_transport::{Error, Handle, Link, SessionLimits};
 
 use super::assert_says;
 use super::forge::{KEYS, KINDS, forge};
+use super::frames::payload_behind;
 use super::script::Script;
 
 /// Who serves what: the shard is that of the first address.
@@ -108,13 +109,7 @@ impl Receiver for Ear {
                 continue;
             }
             let Some((frame, length)) = parse(rest).expect("a shard says what can be read") else { break };
-            self.payload = match frame {
-                Frame::Response(response) if response.transfer == 0 => response.payload_bytes,
-                Frame::Pull(PullFrame::Part(part)) if part.transfer == 0 => part.payload_bytes,
-                Frame::Push(PushFrame::Push(push)) if push.transfer == 0 => push.payload_bytes,
-                Frame::Chunk(chunk) => chunk.bytes,
-                _ => 0,
-            };
+            self.payload = payload_behind(&frame);
             rest = &rest[length..];
         }
         Ok(Frames { consumed: bytes.len() - rest.len(), landing: None })

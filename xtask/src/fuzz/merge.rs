@@ -34,19 +34,19 @@ pub(super) fn merge(places: &Places, target: &'static Target) -> Result<String, 
     for (path, _) in inputs(&kept)?.iter().filter(|(path, _)| !is_found(path)) {
         fs::remove_file(path).map_err(|error| format!("cannot remove {}: {error}", path.display()))?;
     }
+    let found = inputs(&kept)?.len();
     let (mut count, mut bytes) = (0, 0);
     let mut candidates = inputs(&merged)?;
     // The largest reach the most.
     candidates.sort_by_key(|(_, length)| std::cmp::Reverse(*length));
     for (path, length) in candidates {
-        if count == INPUTS_MAX || bytes + length > BYTES_MAX {
+        if count + found >= INPUTS_MAX || bytes + length > BYTES_MAX {
             continue;
         }
         let name = path.file_name().expect("libFuzzer names what it writes");
         fs::copy(&path, kept.join(name)).map_err(|error| format!("cannot copy {}: {error}", path.display()))?;
         (count, bytes) = (count + 1, bytes + length);
     }
-    let found = inputs(&kept)?.iter().filter(|(path, _)| is_found(path)).count();
     Ok(format!("keeps {count} inputs of {bytes} bytes, and {found} that once broke something"))
 }
 

@@ -7,9 +7,11 @@ mod end;
 use std::time::{Duration, Instant};
 
 use sealane_runtime::{Slab, SlabSettings};
+use sealane_transport::wire::{FRAME_HEADER_BYTES, parse};
 
 use super::assert_says;
 use super::forge::{KINDS, forge};
+use super::frames::payload_behind;
 use super::script::Script;
 use end::End;
 
@@ -21,6 +23,8 @@ const STEPS: usize = 3;
 const SLAB_BYTES: usize = 1 << 20;
 /// Bytes made up at once.
 const NOISE_BYTES_MAX: usize = 64;
+/// Bytes at the front of a frame that matter most: its header, and the numbers behind it.
+const BENT_BYTES: usize = FRAME_HEADER_BYTES + 20;
 /// What a wire may hold; the rest is lost.
 const WIRE_BYTES_MAX: usize = 1 << 20;
 
@@ -95,7 +99,8 @@ impl Conversation<'_> {
                 let length = self.wires[side].len() + zeros;
                 self.wires[side].resize(length, 0);
             }
-            119..=121 => {
+            119 | 120 => bend(&mut self.wires[side], script),
+            121 => {
                 let wire = &mut self.wires[side];
                 let (at, with) = (script.below(1 << 16), script.byte());
                 if let Some(byte) = wire.get_mut(at) {
@@ -165,6 +170,21 @@ impl Conversation<'_> {
         self.ends[1 - side].session.start_anew();
         self.epoch = 0;
         self.anew(script);
+    }
+}
+
+/// Alters one byte at the front of one of the frames that a wire holds whole, if it begins with one.
+fn bend(wire: &mut [u8], script: &mut Script<'_>) {
+    let (mut starts, mut at) = (Vec::new(), 0);
+    while let Some((frame, length)) = wire.get(at..).and_then(|rest| parse(rest).ok().flatten()) {
+        starts.push(at);
+        at = at.saturating_add(length).saturating_add(payload_behind(&frame) as usize);
+    }
+    if !starts.is_empty() {
+        let (start, offset, with) = (script.one_of(&starts), script.below(BENT_BYTES), script.byte());
+        if let Some(byte) = wire.get_mut(start + offset) {
+            *byte ^= with;
+        }
     }
 }
 

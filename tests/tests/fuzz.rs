@@ -5,7 +5,7 @@ use proptest::test_runner::{Config, TestRunner};
 use sealane_tests::fuzz::{TARGETS, Target};
 
 /// Inputs made at random, for each target.
-const CASES: u32 = 6000;
+const CASES: u32 = 15_000;
 /// Changes to one input at most.
 const CHANGES_MAX: usize = 6;
 

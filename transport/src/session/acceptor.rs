@@ -66,8 +66,9 @@ struct Stream {
     refused_told: usize,
     /// Nobody accepts: pushes from the next one on are thrown away, and the peer keeps them until it has a grant.
     shut: bool,
-    /// The peer was told so on this link.
-    shut_told: bool,
+    /// The peer is to be told so, with the number of the next. Only of a push that came on this link: the same number comes again
+    /// only when the peer has heard it, so that none is taken that the peer believes it still has.
+    rewind_owed: bool,
     /// Pushes that the peer sent before it heard so may still come: they are passed over until the next one in order does.
     rewound: bool,
     /// Something is to be told: what was taken, or more credit.
@@ -102,7 +103,7 @@ impl Stream {
     fn shut(&mut self, bytes: usize) {
         self.next -= 1;
         self.bytes -= bytes as u64;
-        (self.shut, self.rewound) = (true, true);
+        (self.shut, self.rewind_owed, self.rewound) = (true, true, true);
     }
 
     fn count(&mut self, bytes: usize) {
@@ -168,14 +169,16 @@ impl Acceptor {
                 return true;
             }
             stream.news = false;
-            if stream.shut {
+            if std::mem::take(&mut stream.rewind_owed) {
                 // It says how many were taken as well.
-                if !std::mem::replace(&mut stream.shut_told, true) {
-                    let (code, reason) = failure_of(&unaccepted());
-                    let failure = PushFailure { stream: stream.id, code, number: stream.next, reason: &reason };
-                    outbox.stage(|writer| writer.push_failure(&failure));
-                    return true;
-                }
+                let (code, reason) = failure_of(&unaccepted());
+                let failure = PushFailure { stream: stream.id, code, number: stream.next, reason: &reason };
+                outbox.stage(|writer| writer.push_failure(&failure));
+                stream.news = true;
+                self.news.push_front(handle);
+                return true;
+            }
+            if stream.shut {
                 continue;
             }
             let (messages, bytes) = (stream.granted_messages, stream.granted_bytes);
@@ -190,7 +193,8 @@ impl Acceptor {
     pub(super) fn suspend(&mut self) {
         self.news.clear();
         for (_, stream) in self.streams.iter_mut().flat_map(Arena::iter_mut) {
-            (stream.news, stream.refused_told, stream.shut_told) = (false, 0, false);
+            (stream.news, stream.refused_told) = (false, 0);
+            (stream.shut, stream.rewind_owed, stream.rewound) = (false, false, false);
         }
     }
 
@@ -222,7 +226,7 @@ impl<W, D: PartialEq> Session<W, D> {
     /// Lets a stream bring more: `credit` on top of what it has.
     pub fn grant(&mut self, stream: Handle, credit: Credit) {
         let Some(of) = self.acceptor.get(stream) else { return };
-        (of.shut, of.shut_told) = (false, false);
+        of.shut = false;
         of.granted_messages = of.granted_messages.max(of.next) + credit.messages;
         of.granted_bytes = of.granted_bytes.max(of.bytes) + credit.bytes;
         of.credit_max = of.credit_max.max(of.granted_messages - of.next);
@@ -268,7 +272,7 @@ impl<W, D: PartialEq> Session<W, D> {
             refused: VecDeque::new(),
             refused_told: 0,
             shut: false,
-            shut_told: false,
+            rewind_owed: false,
             rewound: false,
             news: false,
             last_meta: None,

@@ -60,10 +60,10 @@ pub(super) const TENSOR_BYTES_MAX: u64 = 4 * GIB;
 pub(super) const LINKS_CEILING: u64 = 65_536;
 /// Most links by default: thousands of peers.
 pub(super) const LINKS_MAX: u64 = 4096;
-/// A thousand workers that start at once; each has 16 KiB for its greeting.
-pub(super) const GREETINGS_MAX: u64 = 1024;
-/// A quarter of all, so that no host holds up the others.
-pub(super) const GREETINGS_PER_HOST_MAX: u64 = 256;
+/// Thousands of workers that start at once; each has 16 KiB for its greeting.
+pub(super) const GREETINGS_MAX: u64 = 4096;
+/// A quarter of all, so that no host holds up the others: a thousand processes of one.
+pub(super) const GREETINGS_PER_HOST_MAX: u64 = 1024;
 /// A hundred of the longest greetings.
 pub(super) const GREETING_BYTES_MAX: u64 = 32 * MIB;
 /// The longest greeting.

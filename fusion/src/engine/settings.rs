@@ -38,9 +38,9 @@ pub struct EngineSettings {
     pub session: SessionLimits,
     /// Links of one shard at most. Default 4,096.
     pub links_max: usize,
-    /// Greetings under way at once, calls and answers together; past this, callers wait in the kernel's backlog. Default 1,024.
+    /// Greetings under way at once, calls and answers together; past this, callers wait in the kernel's backlog. Default 4,096.
     pub greetings_max: usize,
-    /// Greetings of callers of one host under way at once; more are closed. Default 256.
+    /// Greetings of callers of one host under way at once; more are closed. Default 1,024.
     pub greetings_per_host_max: usize,
     /// Bytes of unfinished greetings of callers that are held at once; a caller past this is closed. Default 32 MiB.
     pub greeting_bytes_max: usize,
@@ -118,8 +118,8 @@ impl EngineSettings {
             tcp: TcpSettings::default(),
             session: SessionLimits::default(),
             links_max: 4096,
-            greetings_max: 1024,
-            greetings_per_host_max: 256,
+            greetings_max: 4096,
+            greetings_per_host_max: 1024,
             greeting_bytes_max: 32 << 20,
             connect_timeout: Duration::from_secs(120),
             handshake_timeout: Duration::from_secs(5),

@@ -24,3 +24,25 @@ fn the_quick_start_is_the_examples() {
         assert!(readme.contains(&block), "the README's quick start in {language} is not the example:\n{block}");
     }
 }
+
+/// What stands in the README's table of what happens when something goes wrong: each row with its test.
+#[test]
+fn every_promise_has_its_test() {
+    let readme = include_str!("../../README.md");
+    let (_, table) = readme.split_once("| | the caller is told | and | test |\n").expect("the table");
+    let (table, _) = table.split_once("\n\n").expect("it ends");
+    let workspace = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace");
+    let mut rows = 0;
+    for row in table.lines().skip(1) {
+        let (name, file) = row
+            .rsplit_once("| [`")
+            .and_then(|(_, test)| test.strip_suffix(") |")?.split_once("`]("))
+            .unwrap_or_else(|| panic!("no test: {row}"));
+        let text = std::fs::read_to_string(workspace.join(file)).unwrap_or_else(|error| panic!("{file}: {error}"));
+        // What is a chore of its own says so in its file.
+        let is_there = text.contains(&format!("fn {name}(")) || name.starts_with("cargo xtask ");
+        assert!(is_there, "{file} has no test {name}");
+        rows += 1;
+    }
+    assert!(rows > 20, "{rows} rows");
+}

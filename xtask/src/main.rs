@@ -6,6 +6,7 @@ mod chaos;
 mod command;
 mod fuzz;
 mod hosts;
+mod licences;
 mod rdma_lab;
 mod readme;
 mod sim;
@@ -39,6 +40,8 @@ enum Chore {
     /// A task of `chaos` and `soak`
     #[command(name = traffic::ROLE, hide = true)]
     Traffic(traffic::Role),
+    /// Looks whether every dependency has a licence that deny.toml allows
+    Licences,
     /// Makes the README's table of settings anew
     Readme,
 }
@@ -51,6 +54,7 @@ fn main() -> ExitCode {
         Chore::Chaos(chaos) => chaos.run(),
         Chore::Soak(soak) => soak.run(),
         Chore::Traffic(role) => role.run(),
+        Chore::Licences => licences::run(),
         Chore::Readme => readme::run(),
     }
 }

@@ -412,7 +412,19 @@ impl Link for SettledLink {
 
     fn abandon(&mut self, outbox: &mut Outbox) -> Vec<Landing> {
         match std::mem::replace(&mut self.0, State::Over) {
-            State::Settling(_) | State::Over => Vec::new(),
+            State::Settling(settling) => {
+                // A peer that never comes to terms about verbs is to be reached by TCP, as one whose links fail.
+                let Talk { port, peer, mine, .. } = &settling.talk;
+                if mine.is_some() {
+                    port.state().failures.note(
+                        peer,
+                        Instant::now(),
+                        "the link ended before both had settled upon verbs",
+                    );
+                }
+                Vec::new()
+            }
+            State::Over => Vec::new(),
             State::Verbs(mut link) => link.abandon(outbox),
             State::Tcp(mut link) => link.abandon(outbox),
         }

@@ -16,7 +16,7 @@ use crate::outbox::Outbox;
 use crate::tcp::{TcpLink, TcpSettings};
 use crate::verbs::device::{Endpoint, Post, Work};
 use crate::verbs::fake::{Fabric, FakeSettings, Fault, RequestKind, Verb};
-use crate::verbs::limits::{MESSAGE_BYTES, WINDOW_MIN};
+use crate::verbs::limits::{FAILURES_MAX, MESSAGE_BYTES, WINDOW_MIN};
 use crate::verbs::link::Connected;
 use crate::verbs::message::{Part, Writer};
 use crate::verbs::port::{Port, Told};
@@ -34,8 +34,12 @@ struct World {
 
 impl World {
     fn new() -> Self {
+        Self::retrying_after(Duration::ZERO)
+    }
+
+    fn retrying_after(retry_after: Duration) -> Self {
         let fabric = Fabric::new(1);
-        let settings = VerbsSettings { queue_depth: 16, retry_after: Duration::ZERO, ..VerbsSettings::default() };
+        let settings = VerbsSettings { queue_depth: 16, retry_after, ..VerbsSettings::default() };
         let ports = NAMES.map(|name| {
             let device = fabric.open(FakeSettings { name: name.into(), ..FakeSettings::default() });
             Port::open(Box::new(device), settings.clone()).expect("deep enough")
@@ -544,5 +548,21 @@ fn a_peer_that_ends_before_it_is_settled_leaves_nothing_behind() {
         assert!(matches!(end.transmit(), Err(LinkError::Closed)));
         assert_eq!(world.ports[0].counters().links, 0);
     }
+    world.check();
+}
+
+#[test]
+fn a_peer_that_never_settles_is_left_to_tcp() {
+    let world = World::retrying_after(Duration::from_secs(30));
+    for _ in 0..FAILURES_MAX {
+        let [socket, _silent] = sockets();
+        let mut link = world.link(0, socket, false);
+        link.transmit(&mut Outbox::default(), usize::MAX, false).unwrap();
+        assert_eq!(link.abandon(&mut Outbox::default()).len(), 0);
+    }
+    let mut ends = ends(&world, [false; 2]);
+    let settled = settle(&world, &mut ends);
+    assert_eq!(settled, [Ok(LinkKind::Tcp), Ok(LinkKind::Tcp)]);
+    drop(ends);
     world.check();
 }

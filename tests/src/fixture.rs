@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use sealane_fusion::{Counters, DType, EndpointMap, Engine, EngineSettings, Tensor, TensorMeta};
 use sealane_runtime::Pin;
+use sealane_transport::wire::Hello;
 
 /// A wait that is over by then has failed; far beyond what a loaded machine takes.
 pub const LONG: Duration = Duration::from_secs(60);
@@ -77,6 +78,22 @@ pub fn engines(count: usize, tweak: impl Fn(usize, &mut EngineSettings)) -> Vec<
 pub fn two() -> (Engine, Engine) {
     let mut engines = engines(2, |_, _| {}).into_iter();
     (engines.next().expect("two"), engines.next().expect("two"))
+}
+
+/// What a caller says that is no engine: it is at `address`, and serves these tasks.
+pub fn hello(address: &str, tasks: Vec<String>) -> Hello {
+    Hello {
+        features: 0,
+        incarnation: 1,
+        remembers: 0,
+        tensor_bytes_max: 1 << 30,
+        epoch: 0,
+        shards: 1,
+        shard: 0,
+        lane: 0,
+        address: address.into(),
+        tasks,
+    }
 }
 
 /// A tensor of `len` bytes, [`bytes`] of that seed.

@@ -7,9 +7,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use sealane_fusion::{Code, Engine, EngineSettings};
 use sealane_transport::Handle;
-use sealane_transport::wire::{Abort, FrameWriter, Greeting, Hello, Request};
+use sealane_transport::wire::{Abort, FrameWriter, Greeting, Request};
 
-use sealane_tests::fixture::{LONG, assert_empty, bytes, listener, map, port, settings, task, tensor, until};
+use sealane_tests::fixture::{LONG, assert_empty, bytes, hello, listener, map, port, settings, task, tensor, until};
 
 /// What a hostile peer may make this process grow by, in bytes: far less than it sends, and far more than noise.
 const GROWTH_MAX: usize = 64 << 20;
@@ -52,18 +52,7 @@ impl Scene {
     fn intruder(&self) -> TcpStream {
         let mut stream = TcpStream::connect(self.ps.addresses()[0].to_string()).unwrap();
         stream.set_read_timeout(Some(LONG)).unwrap();
-        let hello = Hello {
-            features: 0,
-            incarnation: 5,
-            remembers: 0,
-            tensor_bytes_max: 1 << 30,
-            epoch: 0,
-            shards: 1,
-            shard: 0,
-            lane: 0,
-            address: "127.0.0.1:1".into(),
-            tasks: vec![task(2)],
-        };
+        let hello = hello("127.0.0.1:1", vec![task(2)]);
         stream.write_all(&Greeting::Hello(hello).to_bytes()).unwrap();
         let mut heard = Vec::new();
         while !matches!(Greeting::parse(&heard).unwrap(), Some((Greeting::Welcome(_), _))) {
@@ -99,7 +88,8 @@ fn flood(stream: &mut TcpStream, bytes: &[u8]) -> usize {
     sent
 }
 
-fn requests(count: u32) -> Vec<u8> {
+/// Requests for a tensor of that key, of one step after the other.
+fn requests(count: u32, key: &str) -> Vec<u8> {
     let mut bytes = Vec::new();
     for index in 0..count {
         let request = Request {
@@ -108,7 +98,7 @@ fn requests(count: u32) -> Vec<u8> {
             producer: 0,
             step: i64::from(index),
             timeout_ms: 60_000,
-            key: "nobody sends it",
+            key,
         };
         FrameWriter(&mut bytes).request(&request);
     }
@@ -121,7 +111,7 @@ fn a_peer_that_asks_and_asks_parks_no_more_than_the_limit_and_the_others_go_on()
     scene.goes_on(1);
     let before = resident_bytes();
     let mut intruder = scene.intruder();
-    flood(&mut intruder, &requests(20_000));
+    flood(&mut intruder, &requests(20_000, "nobody sends it"));
     scene.goes_on(2);
     until(&scene.ps, "more wait than may", |counters| counters.parked <= 1000);
     assert!(resident_bytes() < before + GROWTH_MAX, "{} -> {}", before, resident_bytes());
@@ -136,19 +126,7 @@ fn a_peer_that_reads_nothing_holds_up_itself_alone() {
     let mut intruder = scene.intruder();
     let ps = scene.ps.task(&task(0)).unwrap();
     let sending: Vec<_> = (0..64).map(|step| ps.send(&task(2), step, "big", tensor(1 << 20, 1))).collect();
-    let mut bytes = Vec::new();
-    for step in 0..64_u32 {
-        let request = Request {
-            id: Handle::from_bits(u64::from(step) << 32 | u64::from(step)),
-            consumer: 0,
-            producer: 0,
-            step: i64::from(step),
-            timeout_ms: 60_000,
-            key: "big",
-        };
-        FrameWriter(&mut bytes).request(&request);
-    }
-    intruder.write_all(&bytes).unwrap();
+    intruder.write_all(&requests(64, "big")).unwrap();
     for step in 2..20 {
         scene.goes_on(step);
     }

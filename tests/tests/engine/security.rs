@@ -7,9 +7,9 @@ use std::time::{Duration, SystemTime};
 
 use sealane_fusion::{Code, Counters, Engine, EngineSettings, Error, StartError};
 use sealane_transport::authentication::{Authentication, Authority};
-use sealane_transport::wire::{Greeting, Hello, PROOF_BYTES};
+use sealane_transport::wire::{Greeting, PROOF_BYTES};
 
-use crate::fixture::{LONG, assert_empty, bytes, engines, listener, map, port, settings, task, tensor, until};
+use crate::fixture::{LONG, assert_empty, bytes, engines, hello, listener, map, port, settings, task, tensor, until};
 
 const DAY: Duration = Duration::from_secs(86_400);
 
@@ -212,18 +212,7 @@ fn callers_of_one_host_have_a_share_of_the_greetings_and_time_for_them() {
         ended += usize::from(!matches!(stream.read(&mut [0]), Ok(count) if count > 0));
     }
     assert_eq!(ended, 50);
-    let hello = Hello {
-        features: 0,
-        incarnation: 1,
-        remembers: 0,
-        tensor_bytes_max: 1,
-        epoch: 0,
-        shards: 1,
-        shard: 0,
-        lane: 0,
-        address: "127.0.0.1:1".into(),
-        tasks: vec![],
-    };
+    let hello = hello("127.0.0.1:1", Vec::new());
     assert!(!say(&engine, &Greeting::Hello(hello).to_bytes()).is_empty(), "it is answered");
 }
 
@@ -235,18 +224,7 @@ fn unfinished_greetings_hold_a_bounded_number_of_bytes() {
     let engine = Engine::start(with).unwrap();
     // Each announces the longest greeting there is, and says nearly all of it: 40 of them would be 10 MB.
     let tasks = (0..500).map(|index| format!("{}{index}:1", "x".repeat(480))).collect();
-    let hello = Hello {
-        features: 0,
-        incarnation: 1,
-        remembers: 0,
-        tensor_bytes_max: 1,
-        epoch: 0,
-        shards: 1,
-        shard: 0,
-        lane: 0,
-        address: "127.0.0.1:1".into(),
-        tasks,
-    };
+    let hello = hello("127.0.0.1:1", tasks);
     let long = Greeting::Hello(hello).to_bytes();
     assert!(long.len() > 240_000);
     let callers: Vec<_> = (0..40)

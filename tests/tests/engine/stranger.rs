@@ -9,7 +9,7 @@ use sealane_fusion::{Code, Engine, EngineSettings};
 use sealane_transport::Handle;
 use sealane_transport::wire::{self, Frame, FrameWriter, Greeting, Hello, Response};
 
-use crate::fixture::{LONG, assert_empty, bytes, listener, map, port, settings, task, tensor, two};
+use crate::fixture::{LONG, assert_empty, bytes, hello, listener, map, port, settings, task, tensor, two};
 
 /// A worker whose ps is `serve`, run on a thread with the first connection.
 fn worker_with(
@@ -113,18 +113,7 @@ fn another_version_is_named_on_both_sides() {
 
     let mut caller = TcpStream::connect(worker_address(&worker)).unwrap();
     caller.set_read_timeout(Some(LONG)).unwrap();
-    let hello = Hello {
-        features: 0,
-        incarnation: 1,
-        remembers: 0,
-        tensor_bytes_max: 1,
-        epoch: 0,
-        shards: 1,
-        shard: 0,
-        lane: 0,
-        address: "127.0.0.1:1".into(),
-        tasks: vec![],
-    };
+    let hello = hello("127.0.0.1:1", Vec::new());
     let mut bytes = Greeting::Hello(hello).to_bytes();
     bytes[10..14].copy_from_slice(&[7, 0, 9, 0]);
     caller.write_all(&bytes).unwrap();

@@ -216,7 +216,8 @@ fn a_proof_before_a_challenge_a_second_challenge_and_guesses_open_nothing() {
     for words in [vec![&guess], vec![&challenge, &challenge]] {
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_bytes()).collect();
         let (error, _) = call_with(&secret, &bytes);
-        assert!(error.to_string().contains("before the proof"), "{error}");
+        let CallError::Unauthenticated(reason) = error else { panic!("it counts as no failure: {error}") };
+        assert!(reason.contains("before the proof"), "{reason}");
     }
     let (error, told) = call_with(&secret, &[challenge.to_bytes(), guess.to_bytes()].concat());
     assert!(matches!(error, CallError::Unauthenticated(_)), "{error}");
@@ -255,7 +256,7 @@ fn rubbish_instead_of_tls_ends_the_call() {
     let authority = Authority::new().unwrap();
     let tls = tls(&authority, "a:1");
     let (error, _) = call_with(&tls, b"GET / HTTP/1.1\r\n\r\n");
-    assert!(!matches!(error, CallError::Link(sealane_transport::LinkError::Io { .. })), "{error}");
+    assert!(matches!(error, CallError::Unauthenticated(_)), "{error}");
     let (error, told) = call_with(&tls, &[22, 3, 1, 0, 4, 0xff, 0, 0, 0]);
     assert!(matches!(error, CallError::Unauthenticated(_)), "{error}");
     assert_eq!(told.first(), Some(&21), "an alert");

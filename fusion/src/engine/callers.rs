@@ -9,7 +9,12 @@ use std::time::{Duration, Instant};
 const FAILURES_FREE: u32 = 16;
 /// What a checked signature costs is a few hundred microseconds at most: a host costs no more than a thousandth of a core.
 const FAILURE_EVERY: Duration = Duration::from_secs(1);
-/// A host's failures are logged once in so long, with their number.
+/// Greetings that were broken off which a host has free; then one every [`BREAK_EVERY`]. Honest callers break off too, where
+/// their calls cross with those from here: one for each pair of shards at most, whenever both hosts start.
+const BREAKS_FREE: u32 = 1024;
+/// Who goes in the middle of a handshake has cost what the half of it does: a host costs a few hundredths of a core.
+const BREAK_EVERY: Duration = Duration::from_millis(10);
+/// What a host does of a kind is logged once in so long, with its number.
 const LOG_EVERY: Duration = Duration::from_secs(60);
 /// Hosts that are remembered.
 const HOSTS_MAX: usize = 4096;
@@ -18,37 +23,90 @@ const HOSTS_MAX: usize = 4096;
 pub(super) struct Callers {
     hosts: HashMap<IpAddr, Host>,
     greetings_per_host_max: usize,
+    /// Callers must show something: a greeting that comes to nothing has cost something.
+    are_asked: bool,
 }
 
-#[derive(Default)]
 struct Host {
     greetings: usize,
-    /// Failures that count now; one is forgiven every [`FAILURE_EVERY`].
-    failures: u32,
-    /// Since when the next one waits to be forgiven.
-    forgiving: Option<Instant>,
-    logged: Option<Instant>,
-    /// Failures since then.
-    unlogged: u64,
+    /// Failures to authenticate.
+    failures: Tally,
+    /// Greetings that were broken off.
+    breaks: Tally,
 }
 
 impl Host {
+    fn new() -> Self {
+        Self {
+            greetings: 0,
+            failures: Tally::new(FAILURES_FREE, FAILURE_EVERY),
+            breaks: Tally::new(BREAKS_FREE, BREAK_EVERY),
+        }
+    }
+
     fn forgive(&mut self, now: Instant) {
-        let Some(since) = self.forgiving else { return };
-        let forgiven = now.saturating_duration_since(since).as_nanos() / FAILURE_EVERY.as_nanos();
-        let forgiven = u32::try_from(forgiven).unwrap_or(u32::MAX);
-        self.failures = self.failures.saturating_sub(forgiven);
-        self.forgiving = (self.failures > 0).then(|| since + FAILURE_EVERY * forgiven);
+        self.failures.forgive(now);
+        self.breaks.forgive(now);
     }
 
     fn is_forgettable(&self) -> bool {
-        self.greetings == 0 && self.failures == 0
+        self.greetings == 0 && self.failures.count == 0 && self.breaks.count == 0
+    }
+
+    fn is_logged(&self) -> bool {
+        self.failures.logged.is_some() || self.breaks.logged.is_some()
+    }
+}
+
+/// What a host has done of one kind.
+struct Tally {
+    free: u32,
+    /// One is forgiven in so long.
+    every: Duration,
+    /// Those that count now.
+    count: u32,
+    /// Since when the next one waits to be forgiven.
+    forgiving: Option<Instant>,
+    logged: Option<Instant>,
+    /// Those since then.
+    unlogged: u64,
+}
+
+impl Tally {
+    fn new(free: u32, every: Duration) -> Self {
+        Self { free, every, count: 0, forgiving: None, logged: None, unlogged: 0 }
+    }
+
+    fn is_used_up(&self) -> bool {
+        self.count >= self.free
+    }
+
+    fn forgive(&mut self, now: Instant) {
+        let Some(since) = self.forgiving else { return };
+        let forgiven = now.saturating_duration_since(since).as_nanos() / self.every.as_nanos();
+        let forgiven = u32::try_from(forgiven).unwrap_or(u32::MAX);
+        self.count = self.count.saturating_sub(forgiven);
+        self.forgiving = (self.count > 0).then(|| since + self.every * forgiven);
+    }
+
+    /// Counts one more. How many are to be logged now, if it is time.
+    fn add(&mut self, now: Instant) -> Option<u64> {
+        self.forgive(now);
+        self.count = self.count.saturating_add(1);
+        self.forgiving.get_or_insert(now);
+        self.unlogged += 1;
+        if self.logged.is_some_and(|logged| now.saturating_duration_since(logged) < LOG_EVERY) {
+            return None;
+        }
+        self.logged = Some(now);
+        Some(std::mem::take(&mut self.unlogged))
     }
 }
 
 impl Callers {
-    pub(super) fn new(greetings_per_host_max: usize) -> Self {
-        Self { hosts: HashMap::new(), greetings_per_host_max }
+    /// `are_asked` says that callers must show something.
+    pub(super) fn new(greetings_per_host_max: usize, are_asked: bool) -> Self {
+        Self { hosts: HashMap::new(), greetings_per_host_max, are_asked }
     }
 
     /// Whether a caller may begin its greeting; if so, [`ended`](Self::ended) is to follow.
@@ -63,10 +121,13 @@ impl Callers {
                 return Err("too many hosts have failed to authenticate of late");
             }
         }
-        let host = self.hosts.entry(from).or_default();
+        let host = self.hosts.entry(from).or_insert_with(Host::new);
         host.forgive(now);
-        if host.failures >= FAILURES_FREE {
+        if host.failures.is_used_up() {
             return Err("its host has failed to authenticate too often of late");
+        }
+        if self.are_asked && host.breaks.is_used_up() {
+            return Err("its host has broken off too many greetings of late");
         }
         if host.greetings >= self.greetings_per_host_max {
             return Err("its host has too many greetings under way");
@@ -79,23 +140,20 @@ impl Callers {
     pub(super) fn ended(&mut self, from: IpAddr) {
         let Some(host) = self.hosts.get_mut(&from) else { return };
         host.greetings = host.greetings.saturating_sub(1);
-        if host.is_forgettable() && host.logged.is_none() {
+        if host.is_forgettable() && !host.is_logged() {
             self.hosts.remove(&from);
         }
     }
 
     /// A caller did not show that it may talk. The failures of its host to be logged now, if it is time.
     pub(super) fn failed(&mut self, now: Instant, from: IpAddr) -> Option<u64> {
-        let host = self.hosts.get_mut(&from)?;
-        host.forgive(now);
-        host.failures += 1;
-        host.forgiving.get_or_insert(now);
-        host.unlogged += 1;
-        if host.logged.is_some_and(|logged| now.saturating_duration_since(logged) < LOG_EVERY) {
-            return None;
-        }
-        host.logged = Some(now);
-        Some(std::mem::take(&mut host.unlogged))
+        self.hosts.get_mut(&from)?.failures.add(now)
+    }
+
+    /// A caller's greeting came to nothing before it had said who it is. How many of its host are to be logged now, if it is
+    /// time.
+    pub(super) fn broke_off(&mut self, now: Instant, from: IpAddr) -> Option<u64> {
+        self.hosts.get_mut(&from)?.breaks.add(now)
     }
 }
 
@@ -110,7 +168,7 @@ mod tests {
 
     #[test]
     fn a_host_has_a_share_of_the_greetings() {
-        let (mut callers, now) = (Callers::new(MOST), Instant::now());
+        let (mut callers, now) = (Callers::new(MOST, true), Instant::now());
         for _ in 0..MOST {
             callers.begin(now, STRANGER).unwrap();
         }
@@ -122,7 +180,7 @@ mod tests {
 
     #[test]
     fn failures_hold_their_host_up_and_are_forgiven_one_by_one() {
-        let (mut callers, mut now) = (Callers::new(MOST), Instant::now());
+        let (mut callers, mut now) = (Callers::new(MOST, true), Instant::now());
         for _ in 0..FAILURES_FREE {
             callers.begin(now, STRANGER).unwrap();
             callers.failed(now, STRANGER);
@@ -148,7 +206,7 @@ mod tests {
 
     #[test]
     fn failures_are_logged_once_a_while_with_their_number() {
-        let (mut callers, now) = (Callers::new(MOST), Instant::now());
+        let (mut callers, now) = (Callers::new(MOST, true), Instant::now());
         callers.begin(now, STRANGER).unwrap();
         assert_eq!(callers.failed(now, STRANGER), Some(1));
         assert_eq!(callers.failed(now, STRANGER), None);
@@ -157,8 +215,25 @@ mod tests {
     }
 
     #[test]
+    fn greetings_that_are_broken_off_hold_their_host_up_only_where_they_cost_something() {
+        let now = Instant::now();
+        for are_asked in [true, false] {
+            let mut callers = Callers::new(MOST, are_asked);
+            for count in 0..BREAKS_FREE {
+                callers.begin(now, STRANGER).unwrap();
+                let logged = callers.broke_off(now, STRANGER);
+                assert_eq!(logged, (count == 0).then_some(1), "one line a while");
+                callers.ended(STRANGER);
+            }
+            assert_eq!(callers.begin(now, STRANGER).is_err(), are_asked);
+            callers.begin(now, FRIEND).unwrap();
+            callers.begin(now + BREAK_EVERY, STRANGER).unwrap();
+        }
+    }
+
+    #[test]
     fn no_more_hosts_are_remembered_than_the_limit_and_those_without_failures_go_first() {
-        let (mut callers, now) = (Callers::new(MOST), Instant::now());
+        let (mut callers, now) = (Callers::new(MOST, true), Instant::now());
         let host = |number: u32| IpAddr::V4(Ipv4Addr::from_bits(0x0a00_0000 + number));
         for number in 0..HOSTS_MAX as u32 {
             callers.begin(now, host(number)).unwrap();

@@ -63,7 +63,7 @@ impl Greetings {
         Greetings {
             engine: Vital::new(engine),
             listeners,
-            callers: Callers::new(engine.settings.greetings_per_host_max),
+            callers: Callers::new(engine.settings.greetings_per_host_max, !engine.settings.authentication.is_open()),
             held_bytes: 0,
             look_ups: LookUps::new(&engine.shard),
             pending: Arena::new(engine.settings.greetings_max),
@@ -283,9 +283,12 @@ impl Greetings {
                     let most = self.engine.settings.greeting_bytes_max;
                     if self.held_bytes > most {
                         self.pending.remove(handle);
-                        self.answered(from, now_held);
                         self.engine.count_callers(|counters| counters.turned_away += 1);
-                        tracing::warn!(%from, "a caller was turned away: {most} bytes of greetings wait");
+                        self.broke_off(
+                            from,
+                            &format_args!("{most} bytes of greetings wait (transport.greeting_bytes_max)"),
+                        );
+                        self.answered(from, now_held);
                         return;
                     }
                     let greeting = Some(Greeting::Answering { answering, via, from, held: now_held });
@@ -300,7 +303,7 @@ impl Greetings {
                     self.pending.remove(handle);
                     match error {
                         CallError::Unauthenticated(reason) => self.unauthenticated(from, &reason),
-                        CallError::Link(error) => tracing::warn!(%from, %error, "a caller did not introduce itself"),
+                        CallError::Link(error) => self.broke_off(from, &error),
                     }
                     self.answered(from, held);
                 }
@@ -326,6 +329,13 @@ impl Greetings {
         self.engine.count_callers(|counters| counters.unauthenticated += 1);
         if let Some(failures) = self.callers.failed(self.engine.shard.now(), from) {
             tracing::warn!(%from, failures, reason, "a caller is not authenticated");
+        }
+    }
+
+    /// A caller's greeting came to nothing before it had said who it is.
+    fn broke_off(&mut self, from: IpAddr, reason: &dyn std::fmt::Display) {
+        if let Some(callers) = self.callers.broke_off(self.engine.shard.now(), from) {
+            tracing::warn!(%from, callers, %reason, "a caller did not introduce itself");
         }
     }
 
@@ -401,7 +411,7 @@ impl Greetings {
                     self.call_next(peer, more, hello, LinkError::io("greet", &error));
                 }
                 Some(Greeting::Answering { from, held, .. }) => {
-                    tracing::warn!(%from, ?within, "a caller did not introduce itself in time");
+                    self.broke_off(from, &format_args!("it said too little within {within:?}"));
                     self.answered(from, held);
                 }
                 None => unreachable!("it is polled by nobody now"),

@@ -196,6 +196,35 @@ fn who_keeps_failing_is_turned_away_unheard_and_those_who_talk_go_on() {
 }
 
 #[test]
+fn who_keeps_breaking_off_is_turned_away_and_those_who_talk_go_on() {
+    let authority = Authority::new().unwrap();
+    let engines = two_that_show([certified(&authority, &[0]), certified(&authority, &[1])]);
+    assert_they_talk(&engines);
+    let [ps, worker] = &engines;
+    let mut calls = 0;
+    while callers(ps).turned_away < 10 {
+        // Each could have cost a handshake's half.
+        drop(TcpStream::connect(ps.addresses()[0].to_string()).unwrap());
+        calls += 1;
+        assert!(calls < 100_000, "nobody is turned away");
+    }
+    assert_eq!(callers(ps).unauthenticated, 0, "none of them has shown anything wrong");
+    let sending = ps.task(&task(0)).unwrap().send(&task(1), 100, "w", tensor(64, 1));
+    assert_eq!(worker.task(&task(1)).unwrap().recv(&task(0), 100, "w").wait().unwrap().bytes(), bytes(64, 1));
+    sending.wait().unwrap();
+}
+
+#[test]
+fn rubbish_where_something_must_be_shown_counts_as_a_failure() {
+    let authority = Authority::new().unwrap();
+    for shown in [secret("four"), certified(&authority, &[0])] {
+        let engines = two_that_show([shown.clone(), shown]);
+        say(&engines[0], b"GET / HTTP/1.1\r\n\r\n");
+        until(&engines[0], "it counts as nothing", |counters| counters.callers.unauthenticated == 1);
+    }
+}
+
+#[test]
 fn callers_of_one_host_have_a_share_of_the_greetings_and_time_for_them() {
     let socket = listener();
     let mut with = settings(map(&[port(&socket)]), 0, socket);

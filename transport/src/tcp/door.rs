@@ -28,6 +28,8 @@ pub(super) struct Door {
     /// The transport address that was called.
     address: String,
     stage: Stage,
+    /// It was passed: what was wanted has been shown.
+    is_passed: bool,
     /// Words that are to leave, and how much of them has.
     words: Vec<u8>,
     written: usize,
@@ -103,7 +105,16 @@ impl Door {
                 (Stream::Tls(Box::new(stream)), Stage::TlsSilent)
             }
         };
-        Ok(Self { stream, speaker, address: address.into(), stage, words, written: 0, input: Vec::new() })
+        Ok(Self {
+            stream,
+            speaker,
+            address: address.into(),
+            stage,
+            is_passed: false,
+            words,
+            written: 0,
+            input: Vec::new(),
+        })
     }
 
     /// Says something once the door is open.
@@ -124,7 +135,10 @@ impl Door {
     pub(super) fn pass(&mut self) -> Result<bool, Turned> {
         loop {
             match &self.stage {
-                Stage::Open => return Ok(true),
+                Stage::Open => {
+                    self.is_passed = true;
+                    return Ok(true);
+                }
                 Stage::TlsSilent => match self.first_byte()? {
                     Some(TLS_HANDSHAKE | TLS_ALERT) => self.stage = Stage::Tls,
                     Some(_) => return Err(self.heard_no_tls()),
@@ -152,6 +166,11 @@ impl Door {
                 }
             }
         }
+    }
+
+    /// True once the peer has shown what it must.
+    pub(super) fn is_passed(&self) -> bool {
+        self.is_passed
     }
 
     /// Writes what is to be said; true if all of it has left.

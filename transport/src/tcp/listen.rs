@@ -107,7 +107,14 @@ impl Answering {
                     let reason = format!("this side speaks wire versions {VERSION_MIN} to {VERSION_MAX}");
                     self.door.reject(RejectCode::Version, reason);
                 }
-                Err(error.into())
+                match error {
+                    LinkError::Protocol(WireError::Version { .. }) => Err(error.into()),
+                    // Something else than what it must show.
+                    LinkError::Protocol(error) if !self.door.is_passed() => {
+                        Err(CallError::Unauthenticated(error.to_string()))
+                    }
+                    error => Err(error.into()),
+                }
             }
             Err(Turned::Rejected(_)) => {
                 Err(LinkError::from(WireError::BadValue { what: "greeting kind", found: 3 }).into())

@@ -18,8 +18,8 @@ pub use authority::{Authority, AuthorityError, Certified};
 pub use certificate::Certificate;
 pub(crate) use secret::{Call, Nonce, Secret, Speaker};
 pub use secret::{SECRET_BYTES_MAX, SECRET_BYTES_MIN, random_secret};
-pub(crate) use tls::Identity;
 pub use tls::TlsFiles;
+pub(crate) use tls::{Identity, PROTOCOL};
 
 /// How peers of other engines show that they may talk. Cloning counts a reference.
 ///

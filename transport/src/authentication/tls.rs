@@ -21,7 +21,7 @@ use super::{AuthenticationError, private_file};
 /// Longest PEM file, in bytes: a bundle of some hundred authorities.
 const PEM_BYTES_MAX: usize = 1 << 20;
 /// The protocol that both sides name, so that no certificate's other uses can be mixed up with this one (RFC 7301).
-const PROTOCOL: &[u8] = b"sealane/1";
+pub(crate) const PROTOCOL: &[u8] = b"sealane/1";
 /// What a caller asks for by name: nothing, since names are checked against tasks.
 const SERVER_NAME: &str = "sealane.invalid";
 
@@ -87,6 +87,9 @@ impl Identity {
         caller.enable_sni = false;
         caller.alpn_protocols = vec![PROTOCOL.to_vec()];
         let callers = WebPkiClientVerifier::builder_with_provider(roots, provider.clone())
+            // A side has one certificate, and nothing to choose by them: the names of some hundred authorities are longer than a
+            // handshake may be.
+            .clear_root_hint_subjects()
             .build()
             .map_err(|error| AuthenticationError::content(authorities.0, error.to_string()))?;
         let mut called = ServerConfig::builder_with_provider(provider)
@@ -100,6 +103,15 @@ impl Identity {
         called.session_storage = Arc::new(NoServerSessionStorage {});
         called.alpn_protocols = vec![PROTOCOL.to_vec()];
         Ok(Self { caller: Arc::new(caller), called: Arc::new(called) })
+    }
+
+    /// The same of a side that names no protocol.
+    #[cfg(test)]
+    pub(crate) fn without_protocol(&self) -> Self {
+        let (mut caller, mut called) = (ClientConfig::clone(&self.caller), ServerConfig::clone(&self.called));
+        caller.alpn_protocols.clear();
+        called.alpn_protocols.clear();
+        Self { caller: Arc::new(caller), called: Arc::new(called) }
     }
 
     pub(crate) fn calling(&self) -> Result<UnbufferedClientConnection, rustls::Error> {

@@ -12,7 +12,7 @@ use rustls::unbuffered::{ConnectionState, EncodeError, InsufficientSizeError, Un
 use socket2::Socket;
 
 use super::stream::{got, send};
-use crate::authentication::{Certificate, Identity};
+use crate::authentication::{Certificate, Identity, PROTOCOL};
 use crate::error::LinkError;
 
 /// Largest record with its header and tag (RFC 8446, section 5.2).
@@ -107,6 +107,10 @@ impl TlsStream {
                 Step::Again => continue,
                 Step::Over => return Err(LinkError::Closed),
                 Step::Blocked if !self.common().is_handshaking() => {
+                    // A side that names no protocol is one of another.
+                    if self.common().alpn_protocol() != Some(PROTOCOL) {
+                        return Err(LinkError::Tls("the peer does not name Sealane's protocol (ALPN)".into()));
+                    }
                     if has_left {
                         self.incoming.resize(INCOMING_BYTES, 0);
                     }

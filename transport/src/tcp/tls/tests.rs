@@ -1,13 +1,14 @@
 //! Two streams with a wire between them that the test can read, cut and alter.
 
 use std::io::Write;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use proptest::prelude::*;
 use socket2::{Domain, Type};
 
 use super::*;
-use crate::authentication::{Authentication, Authority, Means};
+use crate::authentication::{Authentication, Authority, Certified, Means};
 
 const DAY: Duration = Duration::from_secs(86_400);
 /// More than a socket of the test holds.
@@ -89,6 +90,27 @@ fn pass(streams: &mut [TlsStream; 2], wire: &mut Wire, from: usize, bytes: &[u8]
     heard
 }
 
+/// What comes of a handshake between two sides on one wire, for each of them as far as it came.
+fn shake_hands(caller: &Identity, called: &Identity) -> [Result<bool, LinkError>; 2] {
+    let (one, other) = Socket::pair(Domain::UNIX, Type::STREAM, None).unwrap();
+    for socket in [&one, &other] {
+        socket.set_nonblocking(true).unwrap();
+    }
+    let mut streams = [TlsStream::calling(one, caller).unwrap(), TlsStream::called(other, called).unwrap()];
+    let mut came = [Ok(false), Ok(false)];
+    streams[0].speak_first().unwrap();
+    for side in [1, 0, 1] {
+        came[side] = streams[side].handshake();
+    }
+    came
+}
+
+fn identity(authorities: &str, certified: &Certified) -> Arc<Identity> {
+    let authentication = Authentication::certified(authorities, certified).unwrap();
+    let Means::Tls(identity) = authentication.0 else { unreachable!("it is TLS") };
+    identity
+}
+
 fn pattern(len: usize) -> Vec<u8> {
     (0..len).map(|at| ((at * 31) >> 3) as u8).collect()
 }
@@ -103,6 +125,28 @@ fn large_payloads_pass_both_ways_and_nobody_between_reads_them() {
         assert!(on_the_wire.len() > LARGE);
         assert!(!on_the_wire.windows(16).any(|window| window == &bytes[..16]), "it is sealed");
     }
+}
+
+#[test]
+fn a_side_that_does_not_name_the_protocol_is_of_another() {
+    let authority = Authority::new().unwrap();
+    let certified = authority.certify(&[], SystemTime::now() + DAY).unwrap();
+    let ours = identity(&authority.certificate(), &certified);
+    assert_eq!(shake_hands(&ours, &ours), [Ok(true), Ok(true)]);
+    let other = ours.without_protocol();
+    for (came, side) in [(shake_hands(&ours, &other), 0), (shake_hands(&other, &ours), 1)] {
+        let Err(LinkError::Tls(reason)) = &came[side] else { panic!("{came:?}") };
+        assert!(reason.contains("ALPN"), "{reason}");
+    }
+}
+
+#[test]
+fn a_bundle_of_some_hundred_authorities_makes_no_handshake_too_long() {
+    let authority = Authority::new().unwrap();
+    let certified = authority.certify(&[], SystemTime::now() + DAY).unwrap();
+    let others: String = (0..600).map(|_| Authority::new().unwrap().certificate()).collect();
+    let ours = identity(&(authority.certificate() + &others), &certified);
+    assert_eq!(shake_hands(&ours, &ours), [Ok(true), Ok(true)]);
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use sealane_runtime::{Interest, Readiness, RuntimeError, Shard, Source};
-use sealane_transport::endpoint_map::{Host, TransportAddress};
+use sealane_transport::endpoint_map::{EndpointMap, Host, TransportAddress};
 use sealane_transport::error::LinkError;
 use sealane_transport::lane::shard_of;
 use sealane_transport::tcp::{Answering, Call, CallError, Dial, DialError, Dialed, Progress, resolve};
@@ -313,13 +313,9 @@ impl Greetings {
 
     /// A caller has said who it is.
     fn introduced(&mut self, call: Call, via: u16, from: IpAddr) {
-        // An address that cannot be read is refused by whoever answers.
-        if let Ok(address) = call.hello.address.parse() {
-            let map = self.engine.borrow_node(|node| node.map().clone());
-            if let Err(reason) = identity::check(call.certificate.as_ref(), &address, &call.hello.tasks, &map) {
-                self.unauthenticated(from, &reason);
-                return call.reject(RejectCode::Unauthenticated, reason);
-            }
+        if let Err(reason) = self.engine.borrow_node(|node| identity_of(&call, node.map())) {
+            self.unauthenticated(from, &reason);
+            return call.reject(RejectCode::Unauthenticated, reason);
         }
         self.route(call, via);
     }
@@ -421,6 +417,12 @@ impl Greetings {
     }
 }
 
+/// Whether a caller may be who it says it is. An address that cannot be read is refused by whoever answers.
+fn identity_of(call: &Call, map: &EndpointMap) -> Result<(), String> {
+    let Ok(address) = call.hello.address.parse() else { return Ok(()) };
+    identity::check(call.certificate.as_ref(), &address, &call.hello.tasks, map)
+}
+
 fn kind_of(error: &LinkError) -> DialFailureKind {
     match error {
         LinkError::Io { refused: true, .. } => DialFailureKind::Refused,
@@ -434,6 +436,11 @@ impl ShardEngine {
     fn answer(&self, call: Call, via: u16) {
         if let Err(reason) = self.check_features(&call.hello) {
             return call.reject(RejectCode::Refused, reason);
+        }
+        // Once more: the shard that listens may have another map than this one while a new map goes round.
+        if let Err(reason) = self.borrow_node(|node| identity_of(&call, node.map())) {
+            self.count_callers(|counters| counters.unauthenticated += 1);
+            return call.reject(RejectCode::Unauthenticated, reason);
         }
         let answer = self.with_node(|node, now| node.called(now, via, &call.hello));
         match answer {

@@ -6,6 +6,7 @@
 mod attach;
 mod client;
 pub mod corpus;
+mod door;
 mod endpoint_map;
 mod files;
 mod forge;
@@ -74,6 +75,14 @@ pub const TARGETS: &[Target] = &[
         seeds: records::completion_seeds,
         input_bytes_max: 2048,
         words: &[],
+    },
+    Target {
+        name: "door",
+        reads: "what comes before a greeting where something must be shown, from anyone",
+        run: door::run,
+        seeds: door::seeds,
+        input_bytes_max: 1024,
+        words: &[b"SEALANE\n", b"\x16\x03\x01", b"\x15\x03\x03\x00\x02", b"\x14\x03\x03\x00\x01\x01"],
     },
     Target {
         name: "endpoint_map",

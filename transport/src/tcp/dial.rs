@@ -82,6 +82,18 @@ impl Dial {
             Err(error) if error.raw_os_error() == Some(libc::EINPROGRESS) => {}
             Err(error) => return Err(LinkError::io("connect", &error)),
         }
+        Self::over(socket, (peer, hello), authentication)
+    }
+
+    /// The same on a non-blocking socket that has its options, and is connected or about to be.
+    ///
+    /// # Errors
+    /// The system has no random numbers.
+    pub fn over(
+        socket: Socket,
+        (peer, hello): (&TransportAddress, Hello),
+        authentication: &Authentication,
+    ) -> Result<Dial, LinkError> {
         let door = Door::new(socket, (Speaker::Caller, &peer.to_string()), authentication)?;
         Ok(Dial { door, connected: false, hello: Some(Greeting::Hello(hello).to_bytes()) })
     }

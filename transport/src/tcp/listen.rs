@@ -68,6 +68,14 @@ impl Answering {
         authentication: &Authentication,
     ) -> Result<Self, LinkError> {
         settings.apply(&socket)?;
+        Self::over(socket, here, authentication)
+    }
+
+    /// The same on a non-blocking socket that has its options.
+    ///
+    /// # Errors
+    /// The system has no random numbers.
+    pub fn over(socket: Socket, here: &TransportAddress, authentication: &Authentication) -> Result<Self, LinkError> {
         Ok(Self { door: Door::new(socket, (Speaker::Called, &here.to_string()), authentication)? })
     }
 

@@ -114,6 +114,18 @@ impl Identity {
         Self { caller: Arc::new(caller), called: Arc::new(called) }
     }
 
+    /// The same of a side that gives so many tickets for sessions to whoever calls, each in a record of its own.
+    #[cfg(test)]
+    pub(crate) fn with_tickets(&self, tickets: usize) -> Self {
+        /// With its header, its nonce and its session's number of 32 bytes each.
+        const TICKET_BYTES: usize = 4 + 4 + 4 + 1 + 32 + 2 + 32 + 2;
+        let mut called = ServerConfig::clone(&self.called);
+        called.send_tls13_tickets = tickets;
+        called.session_storage = rustls::server::ServerSessionMemoryCache::new(1);
+        called.max_fragment_size = Some(TICKET_BYTES + 5);
+        Self { caller: self.caller.clone(), called: Arc::new(called) }
+    }
+
     pub(crate) fn calling(&self) -> Result<UnbufferedClientConnection, rustls::Error> {
         let name = ServerName::try_from(SERVER_NAME).expect("a DNS name");
         UnbufferedClientConnection::new(self.caller.clone(), name)

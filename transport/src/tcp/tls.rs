@@ -25,6 +25,9 @@ const INCOMING_BYTES: usize = 4 * RECORD_BYTES;
 const SEALED_BYTES: usize = 64 * 1024;
 /// What a record of 16 KiB takes besides, and more than that.
 const RECORD_OVERHEAD: usize = 64;
+/// Reads in a row that bring nothing of what a peer says, only records of TLS's own or a part of one: a peer that sends no
+/// others keeps nobody from the next link. A whole record comes in no more of the smallest segments of an Ethernet.
+const FRUITLESS_READS: usize = 16;
 /// Steps that an alert may take to be made.
 const LAST_WORDS: usize = 4;
 
@@ -133,6 +136,7 @@ impl TlsStream {
         let mut taken = 0;
         let room: usize = targets.iter().map(|target| target.len()).sum();
         self.hand_over(targets, &mut taken);
+        let mut reads = 0;
         loop {
             while taken < room {
                 match self.step(targets, &mut taken)? {
@@ -147,9 +151,11 @@ impl TlsStream {
             if taken > 0 {
                 return Ok(Some(taken));
             }
-            if room == 0 || !self.fill()? {
+            // What is left is in the socket, which says so again.
+            if room == 0 || reads == FRUITLESS_READS || !self.fill()? {
                 return Ok(None);
             }
+            reads += 1;
         }
     }
 

@@ -96,7 +96,7 @@ pub fn hello(address: &str, tasks: Vec<String>) -> Hello {
     }
 }
 
-/// A tensor of `len` bytes, [`bytes`] of that seed.
+/// A tensor of `len` bytes, [`bytes()`] of that seed.
 ///
 /// # Panics
 /// Never: the sizes agree.

@@ -19,7 +19,7 @@ const DAYS: u16 = 365;
 const PUBLIC: u32 = 0o644;
 const PRIVATE: u32 = 0o600;
 
-/// Make a shared secret or certificates, for the settings of [security]
+/// Make a shared secret or certificates, for the settings that say who may talk
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  sealane keys secret sealane.secret")]
 pub struct Args {

@@ -143,7 +143,7 @@ pub fn write(path: &Path, tensors: &[NamedTensor]) -> Result<(), FileError> {
     replace(path, parts(&header, &order, tensors)).map_err(|error| FileError::Write { path: path.to_owned(), error })
 }
 
-/// The bytes of the file that [`write`] makes.
+/// The bytes of the file that [`write()`] makes.
 ///
 /// # Errors
 /// Its format cannot hold a tensor.

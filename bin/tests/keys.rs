@@ -151,6 +151,17 @@ fn certificates_that_were_made_open_for_their_tasks_alone() {
 }
 
 #[test]
+fn certificates_are_valid_for_a_while_and_no_longer_than_their_authority() {
+    let place = Place::new();
+    for days in ["0", "3651"] {
+        let output = place.run(&["keys", "tls", "keys", "--days", days], &[]);
+        assert!(!output.status.success() && text(&output.stderr).contains("3650"), "{}", text(&output.stderr));
+        assert!(!place.path("keys").exists());
+    }
+    place.succeed(&["keys", "tls", "keys", "--days", "3650"], &[]);
+}
+
+#[test]
 fn settings_that_do_not_go_together_are_refused_with_the_remedy() {
     let place = Place::new();
     place.succeed(&["keys", "secret", "job.secret"], &[]);

@@ -15,6 +15,8 @@ use crate::{Context, Failure};
 
 /// Days that a certificate is valid unless said otherwise: longer than most jobs, short enough to be thought of.
 const DAYS: u16 = 365;
+/// An authority is valid for ten years, and no certificate is beyond its authority's.
+const DAYS_MAX: i64 = 3650;
 /// Files that anyone may read, and files of their owner alone.
 const PUBLIC: u32 = 0o644;
 const PRIVATE: u32 = 0o600;
@@ -43,8 +45,8 @@ enum Command {
         /// The endpoint map
         #[arg(long, value_name = "FILE", default_value = ".endpoint_map")]
         endpoint_map: PathBuf,
-        /// Days for which the certificates are valid
-        #[arg(long, default_value_t = DAYS)]
+        /// Days for which the certificates are valid: 1 to 3650, as long as their authority is
+        #[arg(long, default_value_t = DAYS, value_parser = clap::value_parser!(u16).range(1..=DAYS_MAX))]
         days: u16,
     },
 }

@@ -146,14 +146,15 @@ impl TlsStream {
                     Step::Over => return Ok(Some(taken)),
                 }
             }
-            // What the peer's keys want answered; if it cannot leave now it does so before the next record.
-            self.flush(false)?;
             if taken > 0 {
                 return Ok(Some(taken));
             }
+            // What the peer's keys want answered; if it cannot leave now it does so before the next record. That it cannot is told
+            // behind the last word of a peer that has gone.
+            let flushed = self.flush(false);
             // What is left is in the socket, which says so again.
             if room == 0 || reads == FRUITLESS_READS || !self.fill()? {
-                return Ok(None);
+                return flushed.map(|_| None);
             }
             reads += 1;
         }

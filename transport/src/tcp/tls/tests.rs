@@ -247,6 +247,23 @@ fn the_end_of_the_wire_is_the_end_of_the_stream() {
     assert_eq!(error, LinkError::Closed);
 }
 
+#[test]
+fn a_last_word_is_heard_though_nothing_can_be_answered() {
+    let (mut streams, wire) = pair();
+    streams[0].socket.set_send_buffer_size(4096).unwrap();
+    let bytes = pattern(200_000);
+    while streams[0].write(&[IoSlice::new(&bytes)], false).unwrap().is_some() {}
+    streams[1].write(&[IoSlice::new(b"farewell")], false).unwrap();
+    let mut word = [0; 256];
+    let count = (&wire.ends[1]).read(&mut word).unwrap();
+    (&wire.ends[0]).write_all(&word[..count]).unwrap();
+    drop(wire);
+    let mut target = [0; 8];
+    assert_eq!(streams[0].read(&mut [IoSliceMut::new(&mut target)]), Ok(Some(8)));
+    assert_eq!(&target, b"farewell");
+    assert!(streams[0].read(&mut [IoSliceMut::new(&mut target)]).is_err());
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 

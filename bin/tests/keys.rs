@@ -173,6 +173,8 @@ fn settings_that_do_not_go_together_are_refused_with_the_remedy() {
     let both = [secret("job.secret"), tls("keys", "authorities.pem")].concat();
     assert!(refused(&both).contains("not both"));
     assert!(refused(&tls("keys", "authorities.pem")[..2]).contains("needs security.tls_authorities too"));
+    let open = [secret("job.secret"), vec!["security.insecure=true".into()]].concat();
+    assert!(refused(&open).contains("leave security.insecure out"));
     fs::set_permissions(place.path("job.secret"), fs::Permissions::from_mode(0o644)).unwrap();
     assert!(refused(&secret("job.secret")).contains("chmod 600"));
 }

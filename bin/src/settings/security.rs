@@ -52,6 +52,15 @@ impl Security {
                 return Err(SettingsError::TlsIncomplete { given: from.given(FILES[given]), missing: FILES[missing] });
             }
         };
-        Ok(Security { peers, insecure: from.get("security.insecure", bool) })
+        let insecure: Sourced<bool> = from.get("security.insecure", bool);
+        if insecure.value && peers != Peers::Anyone {
+            let shown = given.map_or("security.secret_file", |given| FILES[given]);
+            return Err(SettingsError::Contradiction {
+                first: Box::new(from.given("security.insecure")),
+                second: Box::new(from.given(shown)),
+                fix: "leave security.insecure out: who may talk is said",
+            });
+        }
+        Ok(Security { peers, insecure })
     }
 }

@@ -112,8 +112,8 @@ pub enum AuthenticationError {
         /// The system's words.
         message: String,
     },
-    /// Others than its owner may read a secret, or someone else owns it.
-    #[error("{what} in {} is not private: {problem}; chown it to the user that runs this and chmod 600 it", path.display())]
+    /// Others than its owner may read a secret, or write what says who is believed; or someone else owns it.
+    #[error("{what} in {} is open to others: {problem}; chown it to the user that runs this and chmod 600 it", path.display())]
     NotPrivate {
         /// What it holds.
         what: &'static str,

@@ -1,37 +1,50 @@
-//! Reading files that hold secrets: only those that nobody but their owner can read. Bounded by the caller's limit.
+//! Reading files that say who may talk: those that hold secrets only if nobody but their owner can read them, the others only
+//! if nobody but their owner can write them. Bounded by the caller's limit; never waits, as opening a FIFO would.
 
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io::Read;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use super::AuthenticationError;
 
-/// Permissions of the group and of others.
+/// Permissions of the group and of others: all, and those to write.
 const OTHERS: u32 = 0o077;
+const OTHERS_WRITE: u32 = 0o022;
 
 /// Reads a file of at most `limit` bytes that belongs to root or to this process's user, and that nobody else may read or write.
 pub(super) fn read(path: &Path, what: &'static str, limit: usize) -> Result<Vec<u8>, AuthenticationError> {
+    read_closed(path, what, limit, OTHERS)
+}
+
+/// Reads a file that anyone may read, and that nobody but root or this process's user may write.
+pub(super) fn read_public(path: &Path, what: &'static str, limit: usize) -> Result<Vec<u8>, AuthenticationError> {
+    read_closed(path, what, limit, OTHERS_WRITE)
+}
+
+fn read_closed(
+    path: &Path,
+    what: &'static str,
+    limit: usize,
+    closed_to_others: u32,
+) -> Result<Vec<u8>, AuthenticationError> {
     let failed =
         |error: std::io::Error| AuthenticationError::Read { what, path: path.into(), message: error.to_string() };
-    let file = File::open(path).map_err(failed)?;
+    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(failed)?;
     // Of what was opened: the name may mean another file by now.
     let metadata = file.metadata().map_err(failed)?;
+    if !metadata.is_file() {
+        return Err(failed(std::io::Error::other("it is no regular file")));
+    }
     let not_private = |problem| AuthenticationError::NotPrivate { what, path: path.into(), problem };
     let user = nix::unistd::geteuid().as_raw();
     if metadata.uid() != user && metadata.uid() != 0 {
         return Err(not_private(format!("it belongs to user {}, and this is user {user}", metadata.uid())));
     }
-    if metadata.mode() & OTHERS != 0 {
+    if metadata.mode() & closed_to_others != 0 {
         return Err(not_private(format!("its mode is {:o}", metadata.mode() & 0o7777)));
     }
     read_at_most(file, limit).map_err(failed)
-}
-
-/// Reads a file that anyone may read, of at most `limit` bytes.
-pub(super) fn read_public(path: &Path, what: &'static str, limit: usize) -> Result<Vec<u8>, AuthenticationError> {
-    let read = File::open(path).and_then(|file| read_at_most(file, limit));
-    read.map_err(|error| AuthenticationError::Read { what, path: path.into(), message: error.to_string() })
 }
 
 fn read_at_most(file: File, limit: usize) -> std::io::Result<Vec<u8>> {

@@ -61,6 +61,30 @@ fn secrets_that_are_short_long_or_missing_are_refused_with_the_remedy() {
 }
 
 #[test]
+fn what_says_who_is_believed_may_be_written_by_its_owner_alone_and_is_a_file() {
+    let files = Files::new();
+    let authority = Authority::new().unwrap();
+    let certified = authority.certify(&[task("a:1")], tomorrow()).unwrap();
+    let read = |mode| {
+        Authentication::tls(&TlsFiles {
+            certificate: files.write("certificate.pem", 0o644, &certified.certificate),
+            key: files.write("key.pem", 0o600, &certified.key),
+            authorities: files.write("authorities.pem", mode, authority.certificate()),
+        })
+    };
+    read(0o644).unwrap();
+    for mode in [0o664, 0o646] {
+        let error = read(mode).unwrap_err().to_string();
+        assert!(error.contains("the authorities") && error.contains("is open to others"), "{error}");
+    }
+    // Opening a FIFO waits for whoever writes to it.
+    let fifo = files.0.path().join("fifo");
+    nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRUSR).unwrap();
+    let error = Authentication::secret(&fifo).unwrap_err().to_string();
+    assert!(error.contains("it is no regular file"), "{error}");
+}
+
+#[test]
 fn certificates_keys_and_authorities_are_read_and_must_fit() {
     let files = Files::new();
     let authority = Authority::new().unwrap();
@@ -82,7 +106,7 @@ fn certificates_keys_and_authorities_are_read_and_must_fit() {
         assert!(text.contains(words), "{text}");
     };
     says(read(&one.certificate, (0o600, &other.key), &believed), "do not fit");
-    says(read(&one.certificate, (0o644, &one.key), &believed), "is not private: its mode is 644");
+    says(read(&one.certificate, (0o644, &one.key), &believed), "is open to others: its mode is 644");
     says(read(&one.certificate, (0o600, "no key"), &believed), "no private key in PEM");
     says(read("", (0o600, &one.key), &believed), "there is no certificate in it");
     says(read(&one.certificate, (0o600, &one.key), ""), "there is no certificate in it");

@@ -2,7 +2,7 @@
 //! authenticate. Belongs to the shard that listens; bounded by [`HOSTS_MAX`].
 
 use std::collections::HashMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::time::{Duration, Instant};
 
 /// Failures to authenticate that a host has free; then one every [`FAILURE_EVERY`].
@@ -18,6 +18,14 @@ const BREAK_EVERY: Duration = Duration::from_millis(10);
 const LOG_EVERY: Duration = Duration::from_secs(60);
 /// Hosts that are remembered.
 const HOSTS_MAX: usize = 4096;
+
+/// Whom an address is counted as: an IPv4 address, or the /64 of an IPv6 one, of which one host has as many as it likes.
+pub(super) fn host_of(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX)).into(),
+        address => address,
+    }
+}
 
 /// See the module.
 pub(super) struct Callers {
@@ -165,6 +173,16 @@ mod tests {
     const STRANGER: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
     const MOST: usize = 256;
     const FRIEND: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 2));
+
+    #[test]
+    fn the_addresses_of_one_ipv6_network_are_one_host() {
+        let host = |text: &str| host_of(text.parse().unwrap());
+        assert_eq!(host("2001:db8:0:7::1"), host("2001:db8:0:7:ffff::2"));
+        assert_ne!(host("2001:db8:0:7::1"), host("2001:db8:0:8::1"));
+        assert_eq!(host("::ffff:192.0.2.1"), STRANGER);
+        assert_ne!(STRANGER, FRIEND);
+        assert_eq!(host_of(FRIEND), FRIEND);
+    }
 
     #[test]
     fn a_host_has_a_share_of_the_greetings() {

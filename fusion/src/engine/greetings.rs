@@ -16,7 +16,7 @@ use sealane_transport::wire::{Hello, RejectCode, WireError};
 use sealane_transport::{Arena, Handle};
 use socket2::Socket;
 
-use super::callers::Callers;
+use super::callers::{Callers, host_of};
 use super::listener::{Listener, Watch};
 use super::look_ups::LookUps;
 use super::shard::{ShardEngine, Vital};
@@ -148,7 +148,7 @@ impl Greetings {
 
     /// Begins the greeting of a caller, if its host has room for one more.
     fn answer(&mut self, now: Instant, socket: Socket, from: Option<SocketAddr>, via: u16) {
-        let host = from.map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |from| from.ip().to_canonical());
+        let host = from.map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |from| host_of(from.ip()));
         if let Err(reason) = self.callers.begin(now, host) {
             self.engine.count_callers(|counters| counters.turned_away += 1);
             tracing::debug!(?from, reason, "a caller was turned away");

@@ -1,7 +1,7 @@
 //! What a connection must pass before its greeting, from both sides: bytes of an input alone, or what an honest side says, bent
 //! and cut by an input on its way.
 
-use std::io::{Read, Write};
+use std::io::Read;
 use std::net::Shutdown;
 use std::sync::LazyLock;
 use std::time::{Duration, SystemTime};
@@ -108,14 +108,14 @@ pub(super) fn run(input: &[u8]) {
 
 /// Says `bytes` to one side.
 fn alone(is_caller: bool, shown: &Authentication, cut: usize, bytes: &[u8]) {
-    let (socket, mut wire) = pair();
+    let (socket, wire) = pair();
     let mut side = Side::new(socket, is_caller, shown);
     // Nobody guesses the secret, or has a certificate.
     let held_max = if shown.is_open() { PREFACE_BYTES + HELLO_BYTES_MAX } else { PREFACE_BYTES + PROOF_BYTES };
     let held_max = held_max + READ_BYTES;
     side.poll(held_max);
     for part in bytes.chunks(cut) {
-        if side.is_over() || wire.write_all(part).is_err() {
+        if side.is_over() || !say(&wire, part) {
             return;
         }
         side.poll(held_max);
@@ -145,11 +145,22 @@ fn bent(shown: &Authentication, cut: usize, script: &[u8]) {
                     *byte ^= by - ALTERS + 1;
                 }
             }
-            moved |= (&wires[1 - from]).write_all(&bytes[..count]).is_ok();
+            moved |= say(&wires[1 - from], &bytes[..count]);
         }
     }
     drop(wires);
     sides.iter_mut().for_each(|side| side.end(held_max));
+}
+
+/// Says all of `bytes`; false if nobody hears. Without the signal that writing to nobody brings where it is not ignored.
+fn say(wire: &Socket, mut bytes: &[u8]) -> bool {
+    while !bytes.is_empty() {
+        match wire.send_with_flags(bytes, libc::MSG_NOSIGNAL) {
+            Ok(count) => bytes = &bytes[count..],
+            Err(_) => return false,
+        }
+    }
+    true
 }
 
 fn pair() -> (Socket, Socket) {

@@ -33,10 +33,10 @@ pub(crate) fn build(build: &Build) -> Result<PathBuf, String> {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     let is_test = matches!(*kind, "lib" | "test");
     cargo.args(if is_test { &["test", "--no-run"][..] } else { &["build"] });
-    cargo.args(["--package", package]).arg(format!("--{kind}"));
+    cargo.args(["--package", package]).args(release.then_some("--release"));
     cargo.args(verbs.then_some(["--features", "verbs"]).into_iter().flatten());
     // A package has but one library, which is not chosen by name.
-    cargo.args((*kind != "lib").then_some(target)).args(release.then_some("--release"));
+    cargo.arg(format!("--{kind}")).args((*kind != "lib").then_some(target));
     cargo.arg("--message-format=json-render-diagnostics").current_dir(workspace());
     // Its progress and its complaints go to where ours go.
     let done = cargo.stdin(Stdio::null()).stderr(Stdio::inherit()).output();

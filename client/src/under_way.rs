@@ -184,8 +184,9 @@ impl Sending {
         Sending(UnderWay::of(attachment, submitted))
     }
 
-    /// Blocks until the consumer has the tensor, or the send has failed: at the latest a second after its deadline,
-    /// whatever the daemon does.
+    /// Blocks until the consumer has the tensor, or the send has failed: at the latest a second after its deadline, whatever the
+    /// daemon does. With an engine in this process, a tensor that is on its way at the deadline is waited for until the consumer
+    /// says a word, or until the engine's `lease` is over: before, nobody knows whether it arrived.
     ///
     /// # Errors
     /// As [`Error`] says; DeadlineExceeded if nobody asked in time.

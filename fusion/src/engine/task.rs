@@ -284,8 +284,9 @@ impl Sending {
         Sending(outcome)
     }
 
-    /// Blocks until the consumer has released the tensor or its queue has taken it, or the send has failed: at the latest a
-    /// while after its deadline. Not for code on a shard.
+    /// Blocks until the consumer has released the tensor or its queue has taken it, or the send has failed: at its
+    /// deadline, if nobody has asked by then; else with the consumer's word, or when the engine's `lease` is over. Not for code
+    /// on a shard.
     ///
     /// # Errors
     /// As [`Error`] says; DeadlineExceeded if nobody asked in time.

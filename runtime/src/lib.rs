@@ -32,14 +32,20 @@ mod return_stack;
 
 #[cfg(shards)]
 mod alarm;
+#[cfg(not(loom))]
+mod counter;
 #[cfg(shards)]
 mod cpus;
 #[cfg(not(loom))]
 mod error;
+#[cfg(not(loom))]
+mod histogram;
 #[cfg(shards)]
 mod join;
 #[cfg(shards)]
 mod limits;
+#[cfg(shards)]
+mod load;
 #[cfg(shards)]
 mod mailbox;
 #[cfg(shards)]
@@ -70,10 +76,18 @@ mod timers;
 mod turn;
 
 pub use self::handshake::SleepFlag;
+#[cfg(not(loom))]
+pub use self::{
+    counter::{Counter, Gauge},
+    error::RuntimeError,
+    histogram::{Histogram, HistogramSnapshot},
+    slab::{Block, Buffer, Extents, Lender, Slab, SlabFull, SlabSettings},
+};
 #[cfg(shards)]
 pub use self::{
     cpus::{CpuClaim, Wanted, allowed_cpus, claim_cpus},
     join::JoinHandle,
+    load::{LoadSnapshot, ShardLoad},
     mailbox::{Job, MailboxFull, ShardRef},
     polling::Polling,
     readiness::{Interest, Readiness},
@@ -82,9 +96,4 @@ pub use self::{
     shard::{Shard, Sleep},
     source::{Source, SourceId},
     task::TaskHandle,
-};
-#[cfg(not(loom))]
-pub use self::{
-    error::RuntimeError,
-    slab::{Block, Buffer, Extents, Lender, Slab, SlabFull, SlabSettings},
 };

@@ -6,14 +6,14 @@ use std::{
     os::fd::{AsFd, BorrowedFd},
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, AtomicU64, Ordering, fence},
+        atomic::{AtomicBool, Ordering, fence},
     },
 };
 
 use crossbeam_queue::ArrayQueue;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
-use crate::{error::RuntimeError, handshake::SleepFlag, shard::Shard, task::TaskKey};
+use crate::{error::RuntimeError, handshake::SleepFlag, load::ShardLoad, shard::Shard, task::TaskKey};
 
 /// What a shard is asked to run, once, on its own thread.
 pub type Job = Box<dyn FnOnce(&Shard) + Send>;
@@ -50,9 +50,7 @@ pub(crate) struct Mailbox {
     /// Wake-ups that other threads owe to tasks of this shard; at most one for each task.
     woken: Mutex<Vec<TaskKey>>,
     any_woken: AtomicBool,
-    stalls: AtomicU64,
-    turns: AtomicU64,
-    parks: AtomicU64,
+    load: Arc<ShardLoad>,
 }
 
 /// One shard as any thread sees it.
@@ -72,9 +70,7 @@ impl ShardRef {
             closed: AtomicBool::new(false),
             woken: Mutex::default(),
             any_woken: AtomicBool::new(false),
-            stalls: AtomicU64::new(0),
-            turns: AtomicU64::new(0),
-            parks: AtomicU64::new(0),
+            load: Arc::default(),
         })))
     }
 
@@ -118,19 +114,9 @@ impl ShardRef {
         self.0.stop_asked() || self.0.closed.load(Ordering::Acquire)
     }
 
-    /// How often the shard went longer without a turn than `RuntimeSettings::stall_report` allows.
-    pub fn stalls(&self) -> u64 {
-        self.0.stalls.load(Ordering::Relaxed)
-    }
-
-    /// Turns that the shard has taken.
-    pub fn turns(&self) -> u64 {
-        self.0.turns.load(Ordering::Relaxed)
-    }
-
-    /// How often the shard has gone to sleep.
-    pub fn parks(&self) -> u64 {
-        self.0.parks.load(Ordering::Relaxed)
+    /// How the shard's time goes.
+    pub fn load(&self) -> Arc<ShardLoad> {
+        Arc::clone(&self.0.load)
     }
 }
 
@@ -164,6 +150,10 @@ impl Mailbox {
     }
 
     // What only the shard does.
+
+    pub(crate) fn load(&self) -> &ShardLoad {
+        &self.load
+    }
 
     pub(crate) fn doorbell(&self) -> BorrowedFd<'_> {
         self.doorbell.as_fd()
@@ -212,23 +202,6 @@ impl Mailbox {
             drop(job);
         }
     }
-
-    pub(crate) fn count_stall(&self) {
-        bump(&self.stalls);
-    }
-
-    pub(crate) fn count_turn(&self) {
-        bump(&self.turns);
-    }
-
-    pub(crate) fn count_park(&self) {
-        bump(&self.parks);
-    }
-}
-
-/// Counts in a counter that one thread writes and others read: no locked instruction is needed.
-fn bump(counter: &AtomicU64) {
-    counter.store(counter.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
 }
 
 #[cfg(test)]

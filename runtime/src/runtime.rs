@@ -16,6 +16,7 @@ use crate::{
     error::{RuntimeError, panic_message},
     join::{JoinHandle, join_pair},
     limits::{EXECUTOR_IO_BYTES, EXECUTOR_TICK, RING_DEPTH},
+    load::ShardLoad,
     mailbox::ShardRef,
     polling::Polling,
     probe,
@@ -122,6 +123,14 @@ impl Runtime {
     /// Where there is no shard of that number.
     pub fn shard(&self, index: usize) -> ShardRef {
         self.0.shards[index].clone()
+    }
+
+    /// How one shard's time goes, to be read by any thread at any time.
+    ///
+    /// # Panics
+    /// Where there is no shard of that number.
+    pub fn load(&self, index: usize) -> Arc<ShardLoad> {
+        self.0.shards[index].load()
     }
 
     /// Runs `f` as a task on a shard and returns a handle to its result.

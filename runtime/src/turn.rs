@@ -12,6 +12,7 @@ use crate::{
     alarm::Alarm,
     error::RuntimeError,
     limits::{EPOLL_EVERY, EPOLL_EVERY_GLANCING, GLANCES, JOBS_PER_TURN, SOURCE_BUDGET, STOP_ROUNDS, TIMERS_PER_TURN},
+    load::LoadMeter,
     mailbox::Mailbox,
     park::ReadinessWait,
     polling::{Idleness, Next, Polling},
@@ -32,6 +33,7 @@ pub(crate) struct Reactor {
     glancing: bool,
     idleness: Idleness,
     stalls: StallWatch,
+    load: LoadMeter,
     wait: ReadinessWait,
     alarm: Alarm,
 }
@@ -40,6 +42,7 @@ impl Reactor {
     pub(crate) fn new(shard: Shard, polling: Polling, stall_report: Duration) -> Result<Self, RuntimeError> {
         let alarm = Alarm::new()?;
         let mailbox = Arc::clone(&shard.mailbox().0);
+        let load = LoadMeter::new(shard.mailbox().load(), Instant::now());
         shard.0.epoll.watch_own(&alarm)?;
         shard.0.epoll.watch_own(mailbox.doorbell())?;
         Ok(Self {
@@ -51,6 +54,7 @@ impl Reactor {
             glancing: false,
             idleness: Idleness::new(polling),
             stalls: StallWatch::new(stall_report, Instant::now()),
+            load,
             wait: ReadinessWait::default(),
             alarm,
         })
@@ -73,10 +77,10 @@ impl Reactor {
     fn turn(&mut self) -> bool {
         let now = Instant::now();
         self.shard.0.now.set(now);
-        self.mailbox.count_turn();
+        let notified = self.shard.0.notified.replace(false);
+        self.load.turn_begins(now, notified);
         self.lap(now, "a task, or a source that found no work");
 
-        let notified = self.shard.0.notified.replace(false);
         let mut work = self.change_sources();
         work += self.run_jobs();
         work += self.shard.0.timers.fire(now, TIMERS_PER_TURN);
@@ -92,6 +96,9 @@ impl Reactor {
         };
         if self.turns_since_look >= look_every {
             work += self.look();
+        }
+        if work > 0 {
+            self.load.turn_worked();
         }
         work > 0 || notified
     }
@@ -167,7 +174,7 @@ impl Reactor {
                     work += done;
                     if self.stalls.is_on() {
                         let now = Instant::now();
-                        report(&self.mailbox, &self.shard, &mut self.stalls, now, name);
+                        report(&self.shard, &mut self.stalls, now, name);
                     }
                 }
                 None => work += 1,
@@ -230,7 +237,7 @@ impl Reactor {
 
     /// Sleeps until the epoll set has something or a task of this shard says so.
     async fn park(&mut self) {
-        self.mailbox.count_park();
+        self.load.falls_asleep(Instant::now());
         let state = &*self.shard.0;
         state.parked.set(true);
         let mut registered = false;
@@ -254,6 +261,7 @@ impl Reactor {
         }
         let now = Instant::now();
         self.stalls.slept(now);
+        self.load.wakes(now);
         self.alarm.awake(now);
         self.wake_sources(usize::MAX);
         self.look();
@@ -266,7 +274,7 @@ impl Reactor {
     }
 
     fn lap(&mut self, now: Instant, culprit: &'static str) {
-        report(&self.mailbox, &self.shard, &mut self.stalls, now, culprit);
+        report(&self.shard, &mut self.stalls, now, culprit);
     }
 
     /// Drops tasks, then sources, then whatever other threads still wait for.
@@ -293,12 +301,12 @@ impl Reactor {
 }
 
 /// Ends a lap of the stall watch, and counts and logs what it found.
-fn report(mailbox: &Mailbox, shard: &Shard, stalls: &mut StallWatch, now: Instant, culprit: &'static str) {
+fn report(shard: &Shard, stalls: &mut StallWatch, now: Instant, culprit: &'static str) {
     let lap = stalls.lap(now);
     if lap == Lap::Fine {
         return;
     }
-    mailbox.count_stall();
+    shard.mailbox().0.load().count_stall();
     if let Lap::Report(stall) = lap {
         let shard = shard.index();
         let (lasted, unreported) = (stall.lasted, stall.unreported);

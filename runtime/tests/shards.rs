@@ -12,7 +12,7 @@ use std::{
     },
     task::{Context, Poll, Waker},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use sealane_runtime::{Pin, Polling, Runtime, RuntimeError, RuntimeSettings, Shard};
@@ -79,7 +79,7 @@ fn no_wake_up_is_lost_between_shards_that_sleep() {
     let (sender, done) = mpsc::channel();
     runtime.shard(0).submit(Box::new(move |shard| bounce(shard, 40_000, sender))).unwrap();
     done.recv().unwrap();
-    assert!(runtime.shard(0).parks() > 0 && runtime.shard(1).parks() > 0);
+    assert!(runtime.load(0).sleeps() > 0 && runtime.load(1).sleeps() > 0);
     runtime.stop().unwrap();
 }
 
@@ -154,6 +154,51 @@ fn any_thread_may_wake_a_task() {
         runtime.stop().unwrap();
         // The task and the shard are gone; its waker may still be used.
         last.keep();
+    }
+}
+
+/// All of a shard's time is busy, idle or asleep, as a thread sees it that stops nobody.
+#[test]
+fn a_shards_load_is_read_from_any_thread() {
+    let work = || {
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_millis(2) {
+            std::hint::spin_loop();
+        }
+    };
+    for polling in POLICIES {
+        let before = Instant::now();
+        let runtime = start(1, polling);
+        let load = runtime.load(0);
+        runtime.shard(0).submit(Box::new(move |_| work())).unwrap();
+        runtime
+            .on_shard(0, async move |shard| {
+                shard.sleep(Duration::from_millis(5)).await;
+                work();
+                // The time of a lap is counted when the next one begins.
+                shard.yield_now().await;
+            })
+            .wait()
+            .unwrap();
+        let seen = load.snapshot();
+        let alive = before.elapsed().as_nanos() as u64;
+        assert!(seen.busy.count() >= 2 && seen.busy.sum() >= 4_000_000, "{seen:?}");
+        assert!(seen.longest_ns >= 2_000_000 && seen.longest_ns <= seen.busy.sum(), "{seen:?}");
+        assert!(seen.busy.sum() + seen.idle_ns + seen.asleep_ns <= alive, "no time is counted twice: {seen:?}");
+        assert!(seen.idle_ns + seen.asleep_ns >= 3_000_000, "{seen:?}");
+        assert!(seen.turns > seen.busy.count());
+        match polling {
+            Polling::Spin => assert_eq!((seen.sleeps, seen.asleep_ns), (0, 0)),
+            _ => assert!(seen.sleeps > 0 && seen.asleep_ns > 0, "{seen:?}"),
+        }
+        if polling == Polling::Park {
+            while !load.snapshot().asleep {
+                thread::yield_now();
+            }
+        }
+        runtime.stop().unwrap();
+        let after = load.snapshot();
+        assert!(after.turns >= seen.turns && after.busy.since(&seen.busy).count() <= after.busy.count());
     }
 }
 

@@ -155,28 +155,27 @@ impl Source for Writer {
 #[test]
 fn a_source_that_will_not_sleep_keeps_the_shard_awake() {
     let runtime = start(Polling::Park);
-    let shard = runtime.shard(0);
     let parks_at_last_refusal = runtime.on_shard(0, async |shard| {
         let diary = Rc::new(Diary::default());
         diary.refusals_left.set(100);
         shard.add_source(Writer(diary.clone()));
         // Fires from a sleep or between turns, whichever the source allows.
-        let here = shard.shard_ref(0);
-        let mut parks = here.parks();
+        let here = shard.shard_ref(0).load();
+        let mut parks = here.sleeps();
         let mut parks_while_refusing = 0;
         while diary.sleeps.get() <= 100 {
             shard.sleep(Duration::from_micros(50)).await;
             if diary.refusals_left.get() > 0 {
-                parks_while_refusing += here.parks() - parks;
+                parks_while_refusing += here.sleeps() - parks;
             }
-            parks = here.parks();
+            parks = here.sleeps();
         }
         assert!(diary.wakes.get() >= 100, "who refuses is told that it stays awake");
         parks_while_refusing
     });
     // The shard may have been on its way to sleep when the source was added, once.
     assert!(parks_at_last_refusal.wait().unwrap() <= 1);
-    assert!(shard.parks() > 0);
+    assert!(runtime.load(0).sleeps() > 0);
 }
 
 #[test]
@@ -214,18 +213,18 @@ async fn give_way() {
 #[test]
 fn a_shard_with_a_runnable_task_does_not_sleep() {
     let runtime = start(Polling::Park);
-    let shard = runtime.on_shard(0, async |shard| {
-        let here = shard.shard_ref(0);
-        let (parks, turns) = (here.parks(), here.turns());
+    let load = runtime.on_shard(0, async |shard| {
+        let here = shard.shard_ref(0).load();
+        let (parks, turns) = (here.sleeps(), here.turns());
         for _ in 0..1000 {
             give_way().await;
         }
-        assert_eq!(here.parks(), parks);
+        assert_eq!(here.sleeps(), parks);
         assert!(here.turns() - turns >= 1000, "every other task and the sources had their turn");
         here
     });
-    let shard = shard.wait().unwrap();
-    while shard.parks() == 0 {
+    let load = load.wait().unwrap();
+    while load.sleeps() == 0 {
         std::thread::yield_now();
     }
 }

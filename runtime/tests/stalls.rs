@@ -86,7 +86,7 @@ fn the_log_names_who_kept_the_shard() {
             overrun(&runtime);
             // The turn that answers comes after the one that overran.
             runtime.on_shard(0, async |_| ()).wait().unwrap();
-            while runtime.shard(0).stalls() == 0 {
+            while runtime.load(0).stalls() == 0 {
                 runtime.on_shard(0, async |_| ()).wait().unwrap();
             }
         }

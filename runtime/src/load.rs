@@ -1,0 +1,213 @@
+//! A shard's load: how its time goes. The shard's thread writes, any thread reads and no shard is stopped for it; a few
+//! counters and one histogram a shard.
+//!
+//! The shard's time is cut into laps. A lap begins when a turn begins, or when the shard wakes, and ends where the next
+//! begins, or where the shard falls asleep; so it holds a turn and the tasks that ran behind it. It was busy if the turn
+//! found work or a task ran, and idle otherwise. No clock is read for it but the one that every turn reads.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use crate::{
+    counter::{Counter, Gauge},
+    histogram::{Histogram, HistogramSnapshot},
+};
+
+/// How a shard's time went since it started, see [`Runtime::load`](crate::Runtime::load).
+///
+/// All but the two said to be otherwise only grow: whoever wants rates takes two snapshots, and divides by the time
+/// between them. What a shard is amid, a lap or a sleep, is counted when that ends: of a shard that sleeps for an hour
+/// nothing grows, and its busy share is rightly none.
+//
+// Aligned to the two cache lines that CPUs fetch at once, so that a reader of it slows down nobody but its shard.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub struct ShardLoad {
+    turns: Counter,
+    idle_ns: Counter,
+    busy_ns: Histogram,
+    longest_ns: Gauge,
+    asleep_ns: Counter,
+    sleeps: Counter,
+    asleep: Gauge,
+    stalls: Counter,
+}
+
+/// A [`ShardLoad`] at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LoadSnapshot {
+    /// Turns that the shard has begun.
+    pub turns: u64,
+    /// How long each lap took, in ns, whose turn found work or in which a task ran. Their number is `busy.count()`, and
+    /// their time, which the shard was busy, `busy.sum()`.
+    pub busy: HistogramSnapshot,
+    /// The longest of them, in ns.
+    pub longest_ns: u64,
+    /// Time awake in which there was nothing to do, in ns.
+    pub idle_ns: u64,
+    /// Time asleep, in ns.
+    pub asleep_ns: u64,
+    /// How often the shard has gone to sleep.
+    pub sleeps: u64,
+    /// How often the shard went longer without a turn than `RuntimeSettings::stall_report` allows.
+    pub stalls: u64,
+    /// The shard is asleep now. One that is not, and whose turns do not grow, hangs in a task or a source.
+    pub asleep: bool,
+}
+
+impl ShardLoad {
+    /// The load so far; reads some 70 words, and nobody waits for it.
+    pub fn snapshot(&self) -> LoadSnapshot {
+        LoadSnapshot {
+            turns: self.turns.get(),
+            busy: self.busy_ns.snapshot(),
+            longest_ns: self.longest_ns.get(),
+            idle_ns: self.idle_ns.get(),
+            asleep_ns: self.asleep_ns.get(),
+            sleeps: self.sleeps.get(),
+            stalls: self.stalls.get(),
+            asleep: self.asleep.get() != 0,
+        }
+    }
+
+    /// Turns that the shard has begun.
+    pub fn turns(&self) -> u64 {
+        self.turns.get()
+    }
+
+    /// How often the shard has gone to sleep.
+    pub fn sleeps(&self) -> u64 {
+        self.sleeps.get()
+    }
+
+    /// How often the shard went longer without a turn than `RuntimeSettings::stall_report` allows.
+    pub fn stalls(&self) -> u64 {
+        self.stalls.get()
+    }
+
+    pub(crate) fn count_stall(&self) {
+        self.stalls.add(1);
+    }
+}
+
+/// What the reactor tells of its turns and sleeps, to be added to its shard's load.
+pub(crate) struct LoadMeter {
+    load: Arc<ShardLoad>,
+    lap_began: Instant,
+    /// The lap holds a turn already; if not, it began with the waking and the turn is about to.
+    has_turn: bool,
+    worked: bool,
+}
+
+impl LoadMeter {
+    pub(crate) fn new(load: Arc<ShardLoad>, now: Instant) -> Self {
+        Self { load, lap_began: now, has_turn: false, worked: false }
+    }
+
+    /// A turn begins; `task_ran` if any did since the last one began.
+    #[inline]
+    pub(crate) fn turn_begins(&mut self, now: Instant, task_ran: bool) {
+        self.load.turns.add(1);
+        self.worked |= task_ran;
+        if self.has_turn {
+            self.lap_ends(now);
+        }
+        self.has_turn = true;
+    }
+
+    /// The turn found work.
+    #[inline]
+    pub(crate) fn turn_worked(&mut self) {
+        self.worked = true;
+    }
+
+    pub(crate) fn falls_asleep(&mut self, now: Instant) {
+        self.lap_ends(now);
+        self.load.sleeps.add(1);
+        self.load.asleep.set(1);
+    }
+
+    pub(crate) fn wakes(&mut self, now: Instant) {
+        self.load.asleep.set(0);
+        self.load.asleep_ns.add(nanoseconds(now.saturating_duration_since(self.lap_began)));
+        self.lap_began = now;
+        self.has_turn = false;
+    }
+
+    #[inline]
+    fn lap_ends(&mut self, now: Instant) {
+        let lap = nanoseconds(now.saturating_duration_since(self.lap_began));
+        self.lap_began = now;
+        if !std::mem::take(&mut self.worked) {
+            self.load.idle_ns.add(lap);
+            return;
+        }
+        self.load.busy_ns.record(lap);
+        if lap > self.load.longest_ns.get() {
+            self.load.longest_ns.set(lap);
+        }
+    }
+}
+
+/// A duration of less than 584 years.
+fn nanoseconds(duration: Duration) -> u64 {
+    duration.as_secs() * 1_000_000_000 + u64::from(duration.subsec_nanos())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const US: Duration = Duration::from_micros(1);
+
+    #[test]
+    fn time_is_busy_idle_or_asleep_and_none_is_counted_twice() {
+        let (load, start) = (Arc::new(ShardLoad::default()), Instant::now());
+        let mut meter = LoadMeter::new(Arc::clone(&load), start);
+        let at = |us: u32| start + us * US;
+
+        // The first turn starts with the shard, finds nothing, and takes 1 us.
+        meter.turn_begins(at(0), false);
+        // 4 us in which the turn itself worked.
+        meter.turn_begins(at(1), false);
+        meter.turn_worked();
+        // 9 us in which a task ran behind an idle turn, as the next turn learns.
+        meter.turn_begins(at(5), false);
+        meter.turn_begins(at(14), true);
+        // An idle one of 2 us, then asleep for 100.
+        meter.falls_asleep(at(16));
+        let asleep = load.snapshot();
+        assert!(asleep.asleep);
+        assert_eq!((asleep.sleeps, asleep.asleep_ns), (1, 0), "counted when it ends");
+        meter.wakes(at(116));
+        // Waking up belongs to the turn that follows: 3 and 20 us of work.
+        meter.turn_begins(at(119), false);
+        meter.turn_worked();
+        meter.turn_begins(at(139), false);
+
+        let seen = load.snapshot();
+        assert!(!seen.asleep);
+        assert_eq!((seen.turns, load.turns()), (6, 6));
+        assert_eq!((seen.busy.count(), seen.busy.sum()), (3, 4000 + 9000 + 23_000));
+        assert_eq!((seen.longest_ns, seen.idle_ns), (23_000, 1000 + 2000));
+        assert_eq!((seen.sleeps, load.sleeps(), seen.asleep_ns), (1, 1, 100_000));
+        assert_eq!(seen.busy.sum() + seen.idle_ns + seen.asleep_ns, 139_000);
+    }
+
+    #[test]
+    fn a_clock_that_steps_back_is_harmless() {
+        let (load, start) = (Arc::new(ShardLoad::default()), Instant::now() + US);
+        let mut meter = LoadMeter::new(Arc::clone(&load), start);
+        meter.turn_begins(start, false);
+        meter.turn_begins(start - US, true);
+        let seen = load.snapshot();
+        assert_eq!((seen.busy.count(), seen.busy.sum(), seen.longest_ns), (1, 0, 0));
+    }
+
+    #[test]
+    fn two_loads_share_no_cache_line() {
+        assert_eq!(align_of::<ShardLoad>(), 128);
+    }
+}

@@ -6,6 +6,7 @@
 #![deny(unsafe_code)]
 
 mod engine;
+pub mod metrics;
 pub mod node;
 mod queue;
 pub mod rendezvous;

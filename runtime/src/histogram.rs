@@ -35,8 +35,14 @@ impl Histogram {
     /// Writer: counts one value.
     #[inline]
     pub fn record(&self, value: u64) {
-        self.counts[bucket(value)].add(1);
-        self.sum.add(value);
+        self.record_many(value, 1);
+    }
+
+    /// Writer: counts one value `count` times.
+    #[inline]
+    pub fn record_many(&self, value: u64, count: u64) {
+        self.counts[bucket(value)].add(count);
+        self.sum.add(value.wrapping_mul(count));
     }
 
     /// What was recorded so far. A value that is recorded meanwhile may be in the counts and not yet in the sum.

@@ -65,6 +65,10 @@ impl<L: Link> Link for FaultLink<L> {
         self.link.kind()
     }
 
+    fn reason(&self) -> Option<&str> {
+        self.link.reason()
+    }
+
     fn traits(&self) -> Traits {
         self.link.traits()
     }

@@ -59,6 +59,11 @@ pub trait Link {
     /// What carries the bytes.
     fn kind(&self) -> LinkKind;
 
+    /// Why it is of its kind, for a link that found out itself.
+    fn reason(&self) -> Option<&str> {
+        None
+    }
+
     /// What its owner must know; may change once, when the link opens.
     fn traits(&self) -> Traits {
         Traits::STREAM

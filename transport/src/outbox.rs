@@ -47,6 +47,7 @@ pub struct Outbox {
     revoked: Vec<Revocation>,
     returned: Vec<(Owner, Payload)>,
     frames: u64,
+    tensors: u64,
     staged_max: usize,
     payloads_max: usize,
 }
@@ -139,6 +140,7 @@ impl Outbox {
             revoked: Vec::new(),
             returned: Vec::new(),
             frames: 0,
+            tensors: 0,
             staged_max: staged_max.max(1),
             payloads_max: payloads_max.max(1),
         }
@@ -178,6 +180,17 @@ impl Outbox {
     /// Frames that were ever staged.
     pub fn frames(&self) -> u64 {
         self.frames
+    }
+
+    /// Tensors that were ever staged or posted.
+    pub fn tensors(&self) -> u64 {
+        self.tensors
+    }
+
+    /// Counts small tensors, which are inside of a frame that was [staged](Self::stage).
+    #[inline]
+    pub fn count_small(&mut self, tensors: u64) {
+        self.tensors += tensors;
     }
 
     /// Whether large payloads travel beside the frames; as the link is that takes them.
@@ -279,6 +292,7 @@ impl Outbox {
         payload: Payload,
         write: impl FnOnce(&mut FrameWriter<'_>, u16),
     ) -> Option<Payload> {
+        self.tensors += 1;
         if !self.aside && self.transfers.takes(payload.len()) {
             let transfer = self.transfers.begin(owner, payload);
             self.stage(|writer| write(writer, transfer));

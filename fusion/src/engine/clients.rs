@@ -19,8 +19,9 @@ use sealane_transport::{Arena, Error, Handle};
 
 use super::shard::{ShardEngine, Vital};
 use super::{Engine, stopped};
+use crate::metrics::SHOW_INTERVAL;
 use crate::node::{ClientCall, ClientOutcome};
-use client::Client;
+use client::{Client, Who};
 
 /// What the daemon shares with a client that attaches.
 #[derive(Debug)]
@@ -91,10 +92,11 @@ impl Engine {
             .into_iter()
             .enumerate()
             .map(|(index, (end, doorbell))| {
-                let (arena, bell) = (arena.clone(), bell.clone());
+                let (name, arena, bell) = (task.clone(), arena.clone(), bell.clone());
                 self.0.runtime.on_shard(index, async move |_| {
                     let engine = ShardEngine::current().expect("set up at start");
-                    let client = Client::new(place as u16, pid, end, doorbell, bell, arena);
+                    let who = Who { task: place as u16, name, pid };
+                    let client = Client::new(who, end, doorbell, bell, arena);
                     engine.client_changes.borrow_mut().push(Change::Admit(id, Box::new(client)));
                 })
             })
@@ -185,6 +187,8 @@ pub(super) struct Clients {
     record: Record,
     /// Turns since a client last had anything to say or to hear.
     idle_turns: u32,
+    /// When other threads are next shown how things stand.
+    show_at: Instant,
 }
 
 /// Turns without a client's word after which the shard no longer glances at their rings between turns, which would be in
@@ -200,6 +204,7 @@ impl Clients {
             outcomes: Vec::new(),
             record: Record::new(),
             idle_turns: 0,
+            show_at: engine.shard.now(),
         };
         engine.clients_source.set(Some(engine.shard.add_source(clients)));
     }
@@ -220,6 +225,7 @@ impl Clients {
         let Ok(handle) = self.clients.insert(client) else { unreachable!("2^32 clients do not fit in memory") };
         let client = self.clients.get_mut(handle).expect("just inserted");
         client.handle = handle;
+        self.engine.borrow_node(|node| node.metrics().clients.add(&client.metrics));
         self.handles.insert(id, handle);
         let source = self.engine.clients_source.get().expect("set at start");
         let doorbell = std::os::fd::AsFd::as_fd(client.doorbell());
@@ -282,6 +288,11 @@ impl Clients {
         work
     }
 
+    /// Shows other threads how things stand.
+    fn show(&self) {
+        self.clients.iter().for_each(|(_, client)| client.show());
+    }
+
     /// Tells clients what came of their calls, in this turn's links as well.
     fn write(&mut self, now: Instant) -> usize {
         let mut work = 0;
@@ -319,6 +330,10 @@ impl Source for Clients {
         }
         self.idle_turns = if work > 0 { 0 } else { self.idle_turns.saturating_add(1) };
         // After the last client has gone too: its calls are no more.
+        if self.show_at <= now {
+            self.show_at = now + SHOW_INTERVAL;
+            self.show();
+        }
         if work > 0 {
             self.engine.client_calls.set(self.clients.iter().map(|(_, client)| client.under_way()).sum());
         }
@@ -337,6 +352,7 @@ impl Source for Clients {
     }
 
     fn try_sleep(&mut self) -> bool {
+        self.show();
         self.clients.iter().all(|(_, client)| client.try_sleep()) && !self.has_work()
     }
 

@@ -97,6 +97,7 @@ impl Source for Links {
         while let Some(handle) = self.new_links.pop() {
             self.watch(handle, Interest::READ, true);
         }
+        self.engine.show_if_due(now);
         work
     }
 
@@ -140,6 +141,7 @@ impl Source for Links {
             self.pass_on();
             return false;
         }
+        self.engine.show();
         self.engine.borrow_node(|node| self.watched_for_room.extend_from_slice(node.blocked()));
         for &handle in &self.watched_for_room {
             self.watch(handle, Interest::READ_WRITE, false);

@@ -58,9 +58,7 @@ impl LocalEngine {
 
     /// What this shard has done, and holds now.
     pub fn counters(&self) -> Counters {
-        let counters = self.0.borrow_node(|node| node.counters());
-        let verbs = self.0.port.as_ref().map(|port| port.counters()).unwrap_or_default();
-        Counters { verbs, callers: self.0.callers.get(), ..counters }
+        self.0.counters()
     }
 
     pub(super) fn set_map(&self, map: Arc<EndpointMap>, more: Vec<(TaskName, u16)>) -> Result<(), Error> {

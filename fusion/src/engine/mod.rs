@@ -26,6 +26,7 @@ use sealane_transport::endpoint_map::{EndpointMap, TaskName, TransportAddress};
 use sealane_transport::error::LinkError;
 use sealane_transport::tcp::{listen, resolve};
 
+use crate::metrics::{NodeMetrics, ShardFigures};
 use crate::node::Counters;
 use clients::Attached;
 #[cfg(feature = "fuzzing")]
@@ -85,6 +86,8 @@ fn deadline(now: Instant, timeout: Duration) -> Instant {
 
 struct Inner {
     runtime: Runtime,
+    /// What each shard tells of itself.
+    metrics: Vec<Arc<NodeMetrics>>,
     settings: EngineSettings,
     addresses: Vec<TransportAddress>,
     /// Grows when a new endpoint map has more; never shrinks.
@@ -141,7 +144,7 @@ impl Engine {
         let runtime = Runtime::start(settings.runtime.clone())?;
         let incarnation = incarnation();
         let mut listeners: Vec<Listener> = listeners;
-        let started: Vec<JoinHandle<Result<(), String>>> = (0..runtime.shards())
+        let started: Vec<JoinHandle<Result<Arc<NodeMetrics>, String>>> = (0..runtime.shards())
             .map(|index| {
                 let node = settings.node(&addresses, index, incarnation);
                 // The first shard listens for all.
@@ -149,11 +152,10 @@ impl Engine {
                 runtime.on_shard(index, async move |shard| ShardEngine::start(&shard, node, settings, listeners))
             })
             .collect();
-        for shard in started {
-            shard.wait()?.map_err(StartError::Shard)?;
-        }
+        let metrics = started.into_iter().map(|shard| shard.wait()?.map_err(StartError::Shard));
+        let metrics = metrics.collect::<Result<Vec<_>, StartError>>()?;
         let tasks = RwLock::new(settings.tasks.clone());
-        Ok(Engine(Arc::new(Inner { runtime, settings, addresses, tasks, attached: Mutex::default() })))
+        Ok(Engine(Arc::new(Inner { runtime, metrics, settings, addresses, tasks, attached: Mutex::default() })))
     }
 
     /// A task of this engine.
@@ -207,7 +209,26 @@ impl Engine {
         self.0.runtime.on_shard(index, async move |_| f(LocalEngine::current().expect("set up at start")).await)
     }
 
-    /// What each shard has done, and holds now.
+    /// What each shard shows of itself: how its time goes, what it has done and holds, its peers and the paths to them,
+    /// how long calls take. At most [`SHOW_INTERVAL`](crate::metrics::SHOW_INTERVAL) and a turn old; no shard is
+    /// stopped or woken for it, and of an engine that has stopped they are the last.
+    pub fn figures(&self) -> Vec<ShardFigures> {
+        let (cpus, settings) = (self.cpus(), &self.0.settings);
+        let each = self.0.metrics.iter().enumerate().map(|(shard, metrics)| ShardFigures {
+            shard,
+            cpu: cpus[shard],
+            load: self.0.runtime.load(shard).snapshot(),
+            counters: metrics.counters.read(),
+            latencies: metrics.latencies.figures(),
+            peers: metrics.peer_figures(),
+            clients: metrics.client_figures(),
+            slab_send_bytes_max: settings.slab_send_bytes as u64,
+            slab_receive_bytes_max: settings.slab_receive_bytes as u64,
+        });
+        each.collect()
+    }
+
+    /// What each shard has done, and holds now: exact, for which each shard is asked between two of its turns.
     ///
     /// # Errors
     /// Unavailable if the engine has stopped.

@@ -3,6 +3,7 @@
 
 use std::cell::{Cell, OnceCell, RefCell, RefMut};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::task::Waker;
 use std::time::Instant;
 
@@ -19,7 +20,8 @@ use super::greetings::Greetings;
 use super::links::Links;
 use super::listener::Listener;
 use super::settings::EngineSettings;
-use crate::node::{CallerCounters, ConnectOrder, Node, NodeSettings};
+use crate::metrics::{NodeMetrics, SHOW_INTERVAL};
+use crate::node::{CallerCounters, ConnectOrder, Counters, Node, NodeSettings};
 
 thread_local! {
     static ENGINE: OnceCell<Rc<ShardEngine>> = const { OnceCell::new() };
@@ -31,6 +33,10 @@ pub(super) struct ShardEngine {
     pub(super) settings: EngineSettings,
     /// This engine's transport addresses, in the order of its listeners.
     pub(super) addresses: Vec<TransportAddress>,
+    /// What other threads see of this shard.
+    metrics: Arc<NodeMetrics>,
+    /// When it is to be published next.
+    show_at: Cell<Instant>,
     /// Callers that did not come to a link.
     pub(super) callers: Cell<CallerCounters>,
     /// The RDMA device, if there is one.
@@ -102,13 +108,13 @@ fn open_port(
 }
 
 impl ShardEngine {
-    /// Sets a shard up. Shard 0 listens for all.
+    /// Sets a shard up; what it tells of itself. Shard 0 listens for all.
     pub(super) fn start(
         shard: &Shard,
         node: NodeSettings,
         settings: EngineSettings,
         listeners: Vec<Listener>,
-    ) -> Result<(), String> {
+    ) -> Result<Arc<NodeMetrics>, String> {
         let slab = |name, bytes| Slab::new(SlabSettings { name, bytes, ..SlabSettings::default() });
         let send = slab("send", settings.slab_send_bytes).map_err(|error| error.to_string())?;
         let receive = slab("receive", settings.slab_receive_bytes).map_err(|error| error.to_string())?;
@@ -118,8 +124,11 @@ impl ShardEngine {
         let addresses = node.addresses.clone();
         let map = settings.map.clone();
         let node = Node::new(node, map, send, receive).map_err(|error| error.to_string())?;
+        let metrics = node.metrics().clone();
         let engine = Rc::new(ShardEngine {
             shard: shard.clone(),
+            metrics: metrics.clone(),
+            show_at: Cell::new(shard.now()),
             settings,
             addresses,
             callers: Cell::default(),
@@ -137,7 +146,8 @@ impl ShardEngine {
         Greetings::start(&engine, listeners);
         // Behind the links, so that what arrived in a turn is told in it.
         Clients::start(&engine);
-        ENGINE.with(|slot| slot.set(engine)).map_err(|_| "the shard has an engine already".to_owned())
+        ENGINE.with(|slot| slot.set(engine)).map_err(|_| "the shard has an engine already".to_owned())?;
+        Ok(metrics)
     }
 
     /// Whether a link to a peer with these features will do.
@@ -163,6 +173,28 @@ impl ShardEngine {
             }
             _ => Box::new(tcp),
         }
+    }
+
+    /// What this shard has done, and holds now.
+    pub(super) fn counters(&self) -> Counters {
+        let counters = self.borrow_node(|node| node.counters());
+        let verbs = self.port.as_ref().map(|port| port.counters()).unwrap_or_default();
+        Counters { verbs, callers: self.callers.get(), ..counters }
+    }
+
+    /// Shows other threads how things stand, unless it was done a moment ago.
+    #[inline]
+    pub(super) fn show_if_due(&self, now: Instant) {
+        if self.show_at.get() <= now {
+            self.show_at.set(now + SHOW_INTERVAL);
+            self.show();
+        }
+    }
+
+    /// Shows other threads how things stand.
+    pub(super) fn show(&self) {
+        self.metrics.counters.write(&self.counters());
+        self.borrow_node(|node| node.show_peers());
     }
 
     /// Counts a caller that does not come to a link.

@@ -6,14 +6,15 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use crate::metrics::PathState;
 use sealane_transport::endpoint_map::{EndpointMap, TransportAddress};
 use sealane_transport::error::LinkError;
 use sealane_transport::lane::shard_of;
 use sealane_transport::session::{Roster, Session};
 use sealane_transport::wire::{Greeting, Hello, RejectCode};
-use sealane_transport::{Error, Handle, Link};
+use sealane_transport::{Error, Handle, Link, LinkKind};
 
-use super::peer::{Connection, Peer};
+use super::peer::{Connection, Peer, touch};
 use super::{Node, STRANGER, SessionKey};
 
 /// Sessions of one process begin anew less often than this: incarnations that differ by less are of one process.
@@ -103,10 +104,12 @@ impl Node {
         if self.peers.is_full() {
             self.forget_idle_peer();
         }
+        let metrics = peer.metrics.clone();
         let Ok(handle) = self.peers.insert(peer) else {
             let limit = self.settings.links_max;
             return Err(Error::full("transport.links_max", format!("sessions for {limit} links are in use")));
         };
+        self.metrics.peers.add(&metrics);
         self.sessions.insert(key, handle);
         Ok(handle)
     }
@@ -149,6 +152,7 @@ impl Node {
         let hello = self.hello(handle);
         let peer = self.peers.get_mut(handle).expect("the caller looked it up");
         peer.connection = Connection::Dialing;
+        peer.metrics.change(PathState::Connecting, |_| ());
         self.orders.push_back(ConnectOrder::Dial { peer: handle, address: peer.address.clone(), hello });
     }
 
@@ -230,6 +234,9 @@ impl Node {
         peer.connection = Connection::Idle;
         peer.last_error = failure.reason;
         tracing::debug!(peer = peer.session.peer(), reason = peer.last_error, "a call failed");
+        peer.counters.calls_failed += 1;
+        peer.metrics.change(PathState::Idle, |path| path.last_error.clone_from(&peer.last_error));
+        touch(peer, handle, &mut self.unshown);
         match failure.kind {
             DialFailureKind::Denied => {
                 let reason = format!("{}: {}", peer.session.peer(), peer.last_error);
@@ -249,6 +256,7 @@ impl Node {
         let peer = self.peers.get_mut(handle).expect("still there");
         if peer.session.wants_link() {
             peer.connection = Connection::Waiting(now + peer.backoff(self.settings.incarnation));
+            peer.metrics.change(PathState::Connecting, |_| ());
         } else {
             (peer.connection, peer.wanted_since, peer.attempts) = (Connection::Idle, None, 0);
         }
@@ -377,15 +385,7 @@ impl Node {
         let peer = self.peers.get_mut(handle).expect("the caller looked it up");
         (peer.incarnation, peer.remembers) = (Some(hello.incarnation), true);
         peer.settling = !link.traits().open;
-        if !peer.settling {
-            tracing::info!(
-                peer = peer.session.peer(),
-                link = link.kind().name(),
-                reason = self.settings.path_reason,
-                peer_shard = hello.shard,
-                "link up"
-            );
-        }
+        peer.metrics.set_shard(hello.shard);
         peer.session.attach(now, epoch, roster, hello.tensor_bytes_max);
         let mut link = link;
         link.adopt(handle);
@@ -394,12 +394,34 @@ impl Node {
         (peer.wanted_since, peer.lost_at, peer.attempts) = (None, None, 0);
         (peer.blocked, peer.blocked_turns, peer.stuck, peer.last_pair) = (false, 0, false, None);
         peer.has_strangers = has_strangers;
+        if !peer.settling {
+            self.link_opened(handle);
+        }
         self.links += 1;
         self.new_links.push(handle);
         self.settle_events(handle);
         self.mark_dirty(handle);
         self.mark_hot(handle);
         self.reschedule(handle);
+    }
+
+    /// The link of a session takes frames from now on: what it is, and why, is said to whoever wants to know.
+    pub(super) fn link_opened(&mut self, handle: Handle) {
+        let Some(peer) = self.peers.get_mut(handle) else { return };
+        let Some(link) = &peer.link else { return };
+        let kind = link.kind();
+        // One that found out itself has said so.
+        let found_out = link.reason().map(str::to_owned);
+        let reason = found_out.clone().unwrap_or_else(|| self.settings.path_reason.clone());
+        if found_out.is_none() {
+            tracing::info!(peer = peer.session.peer(), link = kind.name(), reason, "link up");
+        }
+        peer.way = kind.into();
+        peer.counters.links_made += 1;
+        peer.counters.fallbacks += u64::from(found_out.is_some() && kind == LinkKind::Tcp);
+        self.counters.links_verbs += u64::from(kind == LinkKind::Verbs);
+        peer.metrics.change(PathState::Up, |path| (path.link, path.reason) = (Some(kind), reason));
+        touch(peer, handle, &mut self.unshown);
     }
 
     /// The link is gone. What stands is asked again on the next one, which is called for at once if this side asks.
@@ -413,10 +435,14 @@ impl Node {
         let Some(peer) = self.peers.get_mut(handle) else { return };
         let Some(mut link) = peer.link.take() else { return };
         tracing::info!(peer = peer.session.peer(), link = link.kind().name(), %error, "link lost");
+        self.counters.links_verbs -= u64::from(link.kind() == LinkKind::Verbs);
         let landings = link.abandon(peer.session.outbox());
         peer.session.detach(landings);
         peer.last_error = error.to_string();
         (peer.connection, peer.lost_at, peer.blocked, peer.stuck) = (Connection::Idle, Some(now), false, false);
+        peer.counters.links_lost += 1;
+        peer.metrics.change(PathState::Idle, |path| path.last_error.clone_from(&peer.last_error));
+        touch(peer, handle, &mut self.unshown);
         self.links -= 1;
         self.counters.links_lost += 1;
         self.table.withdraw_session(handle);

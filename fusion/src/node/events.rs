@@ -7,6 +7,7 @@ use sealane_transport::{Error, Handle, Payload, Unreceived};
 
 use super::cells::RecvWaiter;
 use super::{Node, STRANGER, draining};
+use crate::metrics::{Operation, Way};
 use crate::rendezvous::{EndedSteps, Found, Meeting, Parked, Scope, Settled};
 use sealane_transport::tensor::{Tensor, TensorMeta};
 
@@ -56,14 +57,20 @@ impl Node {
             }
             Event::Settled { deposit, tensor, taken } => {
                 let (meta, payload) = *tensor;
-                self.settled(deposit, (TensorMeta::from_own_wire(meta), payload), taken);
+                let (bytes, way) = (payload.len() as u64, self.way_of(handle));
+                self.settled_as(deposit, (TensorMeta::from_own_wire(meta), payload), bytes, taken, way);
             }
             Event::Pulled { waiter, tray } => {
                 let RecvWaiter::Pull(pull) = waiter else { unreachable!("pulls are asked with their own names") };
+                let mut missing = tray.len();
                 for index in 0..tray.len() {
                     if let Ok(tensor) = tray.get(index) {
                         self.count_received(tensor.bytes().len());
+                        missing -= 1;
                     }
+                }
+                if let Some(pull) = self.pulls.get(pull).filter(|_| missing == 0) {
+                    self.metrics.latencies.record(Operation::Pull, self.way_of(handle), pull.since, self.clock);
                 }
                 self.pulled(pull, tray);
             }
@@ -75,6 +82,11 @@ impl Node {
             Event::Forgotten { slots } => self.shelf.let_go(&slots),
             Event::Aborted { step, peer_task, reason } => self.aborted(Some(handle), step, peer_task, &reason),
         }
+    }
+
+    /// The way that tensors of a session go.
+    pub(super) fn way_of(&self, session: Handle) -> Way {
+        self.peers.get(session).map_or(Way::Tcp, |peer| peer.way)
     }
 
     fn asked(&mut self, handle: Handle, asked: Asked) {
@@ -143,17 +155,26 @@ impl Node {
         }
     }
 
+    /// A tensor that was lent to a task of this node, or to nobody after all, is back.
     pub(super) fn settled(&mut self, deposit: Handle, tensor: (TensorMeta, Payload), taken: bool) {
         let bytes = tensor.1.len() as u64;
-        self.settled_as(deposit, tensor, bytes, taken);
+        self.settled_as(deposit, tensor, bytes, taken, Way::Memory);
     }
 
-    /// As [`settled`](Self::settled), for a tensor of `bytes` whose payload may have changed hands already.
-    pub(super) fn settled_as(&mut self, deposit: Handle, tensor: (TensorMeta, Payload), bytes: u64, taken: bool) {
+    /// A tensor of `bytes` that was lent is back, or taken; its payload may have changed hands already.
+    pub(super) fn settled_as(
+        &mut self,
+        deposit: Handle,
+        tensor: (TensorMeta, Payload),
+        bytes: u64,
+        taken: bool,
+        way: Way,
+    ) {
         match self.table.settle(deposit, tensor, taken) {
             Settled::Taken(sender) => {
                 self.counters.tensors_sent += 1;
                 self.counters.bytes_sent += bytes;
+                self.metrics.latencies.record(Operation::Send, way, sender.since, self.clock);
                 self.finish_send(sender.waiter, Ok(()));
             }
             Settled::Kept | Settled::Gone => {}

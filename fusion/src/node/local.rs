@@ -17,6 +17,7 @@ use super::calls::{RecvRequest, Ticket};
 use super::cells::RecvWaiter;
 use super::memory::TaskMemory;
 use super::outcomes::unheard;
+use crate::metrics::{Operation, Way};
 use crate::rendezvous::{Found, Meeting, Parked, Spot, Waiting, asked_twice};
 
 /// Bytes copied at once; a larger tensor is copied in several turns.
@@ -166,7 +167,8 @@ impl Node {
                     }
                     Ok(place) => {
                         let (tensor, sender) = self.table.take_tensor(spot).expect("just looked at");
-                        self.hand_over(waiter, place, tensor);
+                        self.metrics.latencies.record(Operation::Send, Way::Memory, sender.since, now);
+                        self.hand_over(waiter, now, place, tensor);
                         self.finish_send(sender.waiter, Ok(()));
                     }
                     // The tensor stays where it is.
@@ -226,10 +228,10 @@ impl Node {
         let limit = self.settings.session.tensor_bytes_max;
         let place = place(&self.memory, limit, wanted.consumer, wanted.destination.take(), &tensor.1);
         self.table.take_request(spot);
-        let waiter = self.local.remove(handle).expect("just looked at").waiter;
+        let Wanted { waiter, since, .. } = self.local.remove(handle).expect("just looked at");
         match place {
             Ok(place) => {
-                self.hand_over(waiter, place, tensor);
+                self.hand_over(waiter, since, place, tensor);
                 None
             }
             Err(unreceived) => {
@@ -255,10 +257,10 @@ impl Node {
                 self.local.begin(producer, Copy { wanted: handle, from: tensor, deposit, to, filled: 0 });
             }
             Ok(Place::AsItIs) => {
-                let waiter = self.local.remove(handle).expect("just looked at").waiter;
+                let Wanted { waiter, since, .. } = self.local.remove(handle).expect("just looked at");
                 let (meta, bytes) = (tensor.0.clone(), tensor.1.len() as u64);
-                self.hand_over(waiter, Place::AsItIs, tensor);
-                self.settled_as(deposit, (meta, Payload::default()), bytes, true);
+                self.hand_over(waiter, since, Place::AsItIs, tensor);
+                self.settled_as(deposit, (meta, Payload::default()), bytes, true, Way::Memory);
             }
             Err(unreceived) => {
                 let waiter = self.local.remove(handle).expect("just looked at").waiter;
@@ -271,7 +273,7 @@ impl Node {
 
     /// Ends a recv with its tensor: copied now, or as it is. The tensor's sender is the caller's to tell.
     #[inline]
-    fn hand_over(&mut self, waiter: RecvWaiter, place: Place, (meta, payload): (TensorMeta, Payload)) {
+    fn hand_over(&mut self, waiter: RecvWaiter, since: Instant, place: Place, (meta, payload): (TensorMeta, Payload)) {
         let bytes = payload.len();
         let payload = match place {
             Place::AsItIs => payload,
@@ -282,16 +284,18 @@ impl Node {
             }
         };
         self.count_received(bytes);
+        self.metrics.latencies.record(Operation::Recv, Way::Memory, since, self.clock);
         self.counters.tensors_sent += 1;
         self.counters.bytes_sent += bytes as u64;
         self.finish_recv(waiter, Ok(Tensor::from_parts(meta, payload)));
     }
 
-    fn copied(&mut self, waiter: RecvWaiter, copy: Copy) {
+    fn copied(&mut self, Wanted { waiter, since, .. }: Wanted, copy: Copy) {
         let Copy { from: (meta, payload), deposit, mut to, .. } = copy;
         to.truncate(payload.len());
         let tensor = Tensor::from_parts(meta.clone(), to);
         self.count_received(payload.len());
+        self.metrics.latencies.record(Operation::Recv, Way::Memory, since, self.clock);
         self.settled(deposit, (meta, payload), true);
         self.finish_recv(waiter, Ok(tensor));
     }
@@ -311,7 +315,7 @@ impl Node {
                 budget -= copy.advance(budget.min(COPY_HELPING_BYTES));
                 if copy.is_complete() {
                     let wanted = self.local.remove(copy.wanted).expect("just looked at");
-                    self.copied(wanted.waiter, copy);
+                    self.copied(wanted, copy);
                 } else {
                     queue.push_front(copy);
                 }

@@ -11,6 +11,7 @@ use sealane_transport::{Error, Handle, Payload, TensorMeta, Tray};
 use super::Node;
 use super::local::{COPY_AT_ONCE_BYTES, COPY_BUDGET_BYTES, COPY_HELPING_BYTES, copy_in_pieces};
 use super::plans::{At, UnderWay};
+use crate::metrics::{Operation, Way};
 use crate::shelf::Watcher;
 
 /// See the module.
@@ -197,6 +198,9 @@ impl Node {
 
     fn end_local_pull_if_complete(&mut self, handle: Handle) {
         if self.local_pull(handle).is_some_and(|local| local.tray.is_complete()) {
+            if let Some(pull) = self.pulls.get(handle) {
+                self.metrics.latencies.record(Operation::Pull, Way::Memory, pull.since, self.clock);
+            }
             self.end_local_pull(handle);
         }
     }

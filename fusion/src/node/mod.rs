@@ -38,8 +38,10 @@ use sealane_transport::lane::{lane, shard_of};
 use sealane_transport::limits::{HELLO_BYTES_MAX, TASKS_PER_HELLO};
 use sealane_transport::session::Event;
 use sealane_transport::verbs::PortCounters;
-use sealane_transport::{Arena, Error, Handle, LinkKind, SessionLimits};
+use sealane_transport::{Arena, Error, Handle, SessionLimits};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
+use crate::metrics::NodeMetrics;
 use crate::rendezvous::{EndedSteps, Table};
 use crate::shelf::{PublishedShelf, Watcher};
 pub use batches::{BatchWaiter, FusedRequest};
@@ -103,7 +105,8 @@ pub struct NodeSettings {
 }
 
 /// What a node has done since it began.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
 pub struct Counters {
     /// Tensors received by tasks of this shard.
     pub tensors_received: u64,
@@ -115,7 +118,7 @@ pub struct Counters {
     pub bytes_sent: u64,
     /// Writes to links.
     pub writes: u64,
-    /// Messages to peers that this side still knows: frames of the wire, releases and notes included.
+    /// Messages to peers: frames of the wire, releases and notes included.
     pub messages_sent: u64,
     /// Links that were lost.
     pub links_lost: u64,
@@ -142,7 +145,8 @@ pub struct Counters {
 }
 
 /// Callers that did not come to a link.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
 pub struct CallerCounters {
     /// They did not show that they may talk.
     pub unauthenticated: u64,
@@ -245,6 +249,9 @@ pub struct Node {
     schedule: Schedule,
     orders: VecDeque<ConnectOrder>,
     counters: Counters,
+    metrics: Arc<NodeMetrics>,
+    /// Sessions whose figures have changed since they were shown.
+    unshown: Vec<Handle>,
     links: usize,
     /// The time of the last turn, for what need not be exact.
     clock: Instant,
@@ -304,6 +311,8 @@ impl Node {
             schedule: Schedule::default(),
             orders: VecDeque::new(),
             counters: Counters::default(),
+            metrics: Arc::default(),
+            unshown: Vec::new(),
             links: 0,
             clock: Instant::now(),
             lives: 0,
@@ -332,20 +341,27 @@ impl Node {
     pub fn counters(&self) -> Counters {
         Counters {
             links: self.links as u64,
-            links_verbs: self.links_of(LinkKind::Verbs),
             slab_send_bytes: self.send_slab.in_use_bytes() as u64,
             slab_receive_bytes: self.memory.slab().in_use_bytes() as u64,
             deposits: self.table.deposits() as u64,
             parked: self.table.parked() as u64,
-            messages_sent: self.peers.iter().map(|(_, peer)| peer.session.messages_sent()).sum(),
             published: self.shelf.published() as u64,
             ..self.counters
         }
     }
 
-    fn links_of(&self, kind: LinkKind) -> u64 {
-        let is_of = |(_, peer): &(Handle, &Peer)| peer.link.as_ref().is_some_and(|link| link.kind() == kind);
-        self.peers.iter().filter(is_of).count() as u64
+    /// What this node tells of itself, for other threads.
+    pub(crate) fn metrics(&self) -> &Arc<NodeMetrics> {
+        &self.metrics
+    }
+
+    /// Shows other threads what has changed of the sessions.
+    pub(crate) fn show_peers(&mut self) {
+        for handle in self.unshown.drain(..) {
+            if let Some(peer) = self.peers.get_mut(handle) {
+                peer.show();
+            }
+        }
     }
 
     /// The place of a local task in this side's greeting.

@@ -1,6 +1,7 @@
 //! Where the outcomes of calls go: to futures on this shard, to other threads, to clients, and into batches.
 
 use std::task::Waker;
+use std::time::Instant;
 
 use sealane_runtime::Buffer;
 use sealane_transport::session::{Sink, Untaken};
@@ -12,6 +13,7 @@ use super::Counters;
 use super::batches::Batch;
 use super::cells::{Cells, ClientCall, ClientOutcome, PullWaiter, RecvWaiter, SendWaiter, Sender};
 use super::queues::Arrivals;
+use crate::metrics::{NodeMetrics, Run, Way};
 use crate::rendezvous::Table;
 
 /// See the module.
@@ -100,12 +102,27 @@ pub(super) struct Ear<'a> {
     pub(super) table: &'a mut Table<Sender>,
     pub(super) outcomes: &'a mut Outcomes,
     pub(super) counters: &'a mut Counters,
+    pub(super) metrics: &'a NodeMetrics,
+    /// The way that what is heard has come.
+    pub(super) way: Way,
+    pub(super) now: Instant,
+    pub(super) recvs: Run,
+    pub(super) sends: Run,
     pub(super) arrivals: Arrivals<'a>,
+}
+
+impl Ear<'_> {
+    /// All is heard: records how long the calls took that have ended.
+    pub(super) fn record_latencies(&mut self) {
+        let to = (&self.metrics.latencies, self.way, self.now);
+        self.recvs.record(to);
+        self.sends.record(to);
+    }
 }
 
 impl Sink<RecvWaiter, Handle> for Ear<'_> {
     #[inline]
-    fn arrived(&mut self, waiter: RecvWaiter, meta: &[u8], buffer: Buffer) -> bool {
+    fn arrived(&mut self, waiter: RecvWaiter, since: Instant, meta: &[u8], buffer: Buffer) -> bool {
         if !self.outcomes.listens(&waiter) {
             // A fused receive to which nobody listens ends with its last, as any does.
             self.outcomes.finish_recv(waiter, Err(unheard().into()));
@@ -113,6 +130,7 @@ impl Sink<RecvWaiter, Handle> for Ear<'_> {
         }
         self.counters.tensors_received += 1;
         self.counters.bytes_received += buffer.len() as u64;
+        self.recvs.ended(since, (&self.metrics.latencies, self.way, self.now));
         let outcome = match &self.outcomes.last_kind {
             Some((last, bytes)) if last.as_wire() == meta && *bytes == buffer.len() => {
                 Ok(Tensor::from_parts(last.clone(), buffer))
@@ -128,6 +146,7 @@ impl Sink<RecvWaiter, Handle> for Ear<'_> {
         self.counters.tensors_sent += 1;
         self.counters.bytes_sent += payload.len() as u64;
         if let Some(sender) = self.table.settle_taken(deposit, payload) {
+            self.sends.ended(sender.since, (&self.metrics.latencies, self.way, self.now));
             self.outcomes.finish_send(sender.waiter, Ok(()));
         }
     }

@@ -1,5 +1,6 @@
 //! What a node keeps of one peer shard: the session, the link if there is one, and where the connection stands.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use sealane_transport::endpoint_map::TransportAddress;
@@ -7,6 +8,7 @@ use sealane_transport::session::Session;
 use sealane_transport::{Handle, Link};
 
 use super::cells::RecvWaiter;
+use crate::metrics::{PeerCounters, PeerMetrics, Way};
 
 /// First wait before a peer is called again; doubled up to [`BACKOFF_MAX`].
 const BACKOFF_MIN: Duration = Duration::from_millis(10);
@@ -69,6 +71,12 @@ pub(super) struct Peer {
     pub(super) last_pair: Option<((u16, u32), u32)>,
     /// The peer named tasks that the endpoint map did not have when the link was made.
     pub(super) has_strangers: bool,
+    /// The way that its tensors go.
+    pub(super) way: Way,
+    pub(super) counters: PeerCounters,
+    /// The counters have changed since they were shown.
+    pub(super) is_touched: bool,
+    pub(super) metrics: Arc<PeerMetrics>,
 }
 
 impl Peer {
@@ -79,6 +87,7 @@ impl Peer {
         lane: u32,
         session: Session<RecvWaiter, Handle>,
     ) -> Self {
+        let metrics = Arc::new(PeerMetrics::new(address.to_string(), shard));
         Self {
             via,
             address,
@@ -104,7 +113,29 @@ impl Peer {
             scheduled: None,
             last_pair: None,
             has_strangers: false,
+            way: Way::Tcp,
+            counters: PeerCounters::default(),
+            is_touched: false,
+            metrics,
         }
+    }
+
+    /// Messages that were sent since this was last called.
+    pub(super) fn count_messages(&mut self) -> u64 {
+        let messages = self.session.sent().messages;
+        messages - std::mem::replace(&mut self.counters.messages_sent, messages)
+    }
+
+    /// Shows other threads how things stand.
+    pub(super) fn show(&mut self) {
+        self.is_touched = false;
+        let (sent, received) = (self.session.sent(), self.session.received());
+        self.counters.messages_received = received.messages;
+        self.counters.tensors_sent = sent.tensors;
+        self.counters.tensors_received = received.tensors;
+        self.counters.in_flight = self.session.requests() as u64;
+        self.counters.unreleased = self.session.unreleased() as u64;
+        self.metrics.counters.write(&self.counters);
     }
 
     /// The wait before the next call: doubled each time, and spread by up to a half so that a thousand workers do not call a
@@ -126,6 +157,14 @@ impl Peer {
         let give_up = self.wanted_since.map(|since| since + connect_timeout);
         let lease_over = self.lost_at.filter(|_| self.session.has_loans()).map(|lost| lost + lease);
         [self.session.next_timeout(), redial, give_up, lease_over].into_iter().flatten().min()
+    }
+}
+
+/// The figures of a session have changed: they are to be shown.
+#[inline]
+pub(super) fn touch(peer: &mut Peer, handle: Handle, unshown: &mut Vec<Handle>) {
+    if !std::mem::replace(&mut peer.is_touched, true) {
+        unshown.push(handle);
     }
 }
 

@@ -44,6 +44,7 @@ enum Agreed {
 /// A pull under way.
 pub(super) struct UnderWay {
     pub(super) plan: Handle,
+    pub(super) since: Instant,
     pub(super) waiter: PullWaiter,
     pub(super) at: At,
 }
@@ -175,11 +176,11 @@ impl Node {
             Agreed::Here(slots) => {
                 let consumer = self.pairs[self.plans.get(plan).expect("just looked at").pair as usize].local;
                 let local = LocalPull::new(slots.clone(), consumer, min_version, now, deadline, tray);
-                self.pull_here(UnderWay { plan, waiter, at: At::Here(Box::new(local)) })
+                self.pull_here(UnderWay { plan, since: now, waiter, at: At::Here(Box::new(local)) })
             }
             &Agreed::Session(session, set) => {
                 let nowhere = At::Peer { session, pull: Handle::NONE };
-                let Ok(handle) = self.pulls.insert(UnderWay { plan, waiter, at: nowhere }) else {
+                let Ok(handle) = self.pulls.insert(UnderWay { plan, since: now, waiter, at: nowhere }) else {
                     unreachable!("2^32 pulls do not fit in memory")
                 };
                 self.pull_there(

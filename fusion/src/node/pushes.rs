@@ -8,6 +8,7 @@ use sealane_transport::{Error, Handle, Meta, Payload, Tensor};
 
 use super::cells::SendWaiter;
 use super::{Node, Pair, draining};
+use crate::metrics::{Operation, Way};
 use crate::queue::Accepted;
 
 /// Pushes that one waiter waits for.
@@ -15,6 +16,8 @@ pub(super) struct PushGroup {
     left: usize,
     error: Option<Error>,
     waiter: SendWaiter,
+    since: Instant,
+    way: Way,
 }
 
 /// Pushes, as a task of this shard asks them.
@@ -52,9 +55,8 @@ impl Node {
         if left == 0 {
             return self.finish_send(waiter, Ok(()));
         }
-        let Ok(group) = self.push_groups.insert(PushGroup { left, error: None, waiter }) else {
-            unreachable!("2^32 groups do not fit in memory")
-        };
+        let group = PushGroup { left, error: None, waiter, since: now, way: Way::Memory };
+        let Ok(group) = self.push_groups.insert(group) else { unreachable!("2^32 groups do not fit in memory") };
         if let Some(mirror) = self.pairs[pair as usize].mirror {
             let acceptor = self.pairs[mirror as usize].local;
             let handle = self.queue_named(acceptor, queue);
@@ -66,6 +68,8 @@ impl Node {
         }
         match self.stream_of(pair, queue) {
             Ok((session, stream)) => {
+                let way = self.way_of(session);
+                self.push_groups.get_mut(group).expect("just made").way = way;
                 for tensor in tensors {
                     let (meta, payload) = tensor.into_parts();
                     self.push_there(now, session, stream, meta.into_wire(), payload, deadline, group);
@@ -131,6 +135,9 @@ impl Node {
         }
         if group.left == 0 {
             let group = self.push_groups.remove(handle).expect("just looked at");
+            if group.error.is_none() {
+                self.metrics.latencies.record(Operation::Push, group.way, group.since, self.clock);
+            }
             self.finish_send(group.waiter, group.error.map_or(Ok(()), Err));
         }
     }

@@ -7,8 +7,10 @@ use sealane_transport::link::Traits;
 use sealane_transport::{Handle, Link};
 
 use super::outcomes::Ear;
+use super::peer::touch;
 use super::queues::Arrivals;
 use super::{Fuse, Node};
+use crate::metrics::{Operation, Run};
 
 /// Bytes read from one link in one turn at most, so that a busy link does not starve its neighbours.
 const RECEIVE_BUDGET_BYTES: usize = 1 << 20;
@@ -188,6 +190,7 @@ impl Node {
                     // A link that took the whole budget may take more.
                     blocked = written < budget && !peer.session.outbox().is_empty();
                     total += written;
+                    peer.counters.writes += u64::from(written > 0);
                     self.counters.writes += u64::from(written > 0);
                 }
                 Err(lost) => {
@@ -200,6 +203,9 @@ impl Node {
                 break;
             }
         }
+        peer.counters.bytes_sent += total as u64;
+        self.counters.messages_sent += peer.count_messages();
+        touch(peer, handle, &mut self.unshown);
         let more = !blocked && traits.open && peer.session.has_output();
         let waits = peer.session.has_waits();
         peer.blocked = blocked && error.is_none();
@@ -233,6 +239,7 @@ impl Node {
         let Some(peer) = self.peers.get_mut(handle).filter(|peer| peer.settling) else { return };
         if peer.link.as_ref().is_some_and(|link| link.traits().open) {
             peer.settling = false;
+            self.link_opened(handle);
             self.mark_dirty(handle);
             self.mark_hot(handle);
         }
@@ -267,6 +274,11 @@ impl Node {
             table: &mut self.table,
             outcomes: &mut self.outcomes,
             counters: &mut self.counters,
+            metrics: &self.metrics,
+            way: peer.way,
+            now,
+            recvs: Run::new(Operation::Recv),
+            sends: Run::new(Operation::Send),
             arrivals: Arrivals {
                 session: handle,
                 queues: &mut self.queues,
@@ -280,6 +292,9 @@ impl Node {
         if let Ok(0) = result {
             return 0;
         }
+        ear.record_latencies();
+        peer.counters.bytes_received += *result.as_ref().unwrap_or(&0) as u64;
+        touch(peer, handle, &mut self.unshown);
         peer.session.heard(now);
         // What came before the end of a link counts: the last answers, and a farewell.
         self.settle_events(handle);

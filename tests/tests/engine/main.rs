@@ -2,6 +2,7 @@
 
 mod dropped;
 mod exchange;
+mod figures;
 mod limits;
 mod peers;
 mod real_device;

@@ -301,6 +301,7 @@ impl<W, D: PartialEq> Session<W, D> {
         let Some(&handle) = self.acceptor.ids.get(&pushes.stream) else { return Ok(()) };
         for (number, entry) in (pushes.first..).zip(pushes.iter()) {
             let (meta, payload) = entry?;
+            self.came.tensors += 1;
             let Some(stream) = self.acceptor.get(handle) else { return Ok(()) };
             if let Some(meta) = meta
                 && stream.last_meta.as_ref().is_none_or(|last| last.as_wire() != meta)

@@ -475,14 +475,14 @@ impl<W> Consumer<W> {
         if announces && self.is_open(&landing) {
             return self.hold(landing);
         }
-        let waiter = match landing.place {
+        let finished = match landing.place {
             Place::Buffer(_) => self.finish(landing.request),
             Place::Nowhere => None,
         };
         let mut is_taken = false;
-        if let (Some(waiter), Place::Buffer(mut buffer)) = (waiter, landing.place) {
+        if let (Some(finished), Place::Buffer(mut buffer)) = (finished, landing.place) {
             buffer.truncate(landing.total);
-            is_taken = deliver(waiter, &landing.meta, buffer, sink, events);
+            is_taken = deliver(finished, &landing.meta, buffer, sink, events);
         }
         self.releases.push(landing.token, is_taken);
     }
@@ -517,28 +517,28 @@ impl<W> Consumer<W> {
         }
         buffer.truncate(payload.len());
         buffer.copy_from_slice(payload);
-        let waiter = self.finish(id).expect("a request that has a place stands");
-        let is_taken = deliver(waiter, meta, buffer, sink, events);
+        let finished = self.finish(id).expect("a request that has a place stands");
+        let is_taken = deliver(finished, meta, buffer, sink, events);
         self.releases.push(token, is_taken);
         Ok(())
     }
 
-    /// Takes a request out that has its tensor.
+    /// Takes a request out that has its tensor: who waits for it, and since when.
     #[inline]
-    fn finish(&mut self, handle: Handle) -> Option<W> {
+    fn finish(&mut self, handle: Handle) -> Option<(W, Instant)> {
         let (in_flight, spare_keys) = (&mut self.in_flight, &mut self.spare_keys);
-        let waiter = self.wanted.remove_with(handle, |wanted| {
+        let finished = self.wanted.remove_with(handle, |wanted| {
             *in_flight -= usize::from(wanted.state == State::Asked && !wanted.fused);
             if spare_keys.len() < SPARE_KEYS {
                 spare_keys.push(std::mem::take(&mut wanted.key));
             }
-            wanted.waiter.take()
+            wanted.waiter.take().map(|waiter| (waiter, wanted.since))
         })?;
         self.steps.remove(handle);
         if self.wanted.is_empty() {
             self.earliest = None;
         }
-        waiter
+        finished
     }
 
     pub(super) fn acknowledge(&mut self, sequence: u64) -> bool {
@@ -549,14 +549,14 @@ impl<W> Consumer<W> {
 /// Gives a waiter its tensor: at once where the owner wants it so, else as an event. False if it does not take it.
 #[inline]
 fn deliver<W, D>(
-    waiter: W,
+    (waiter, since): (W, Instant),
     meta: &[u8],
     buffer: Buffer,
     sink: &mut Option<&mut dyn Sink<W, D>>,
     events: &mut VecDeque<Event<W, D>>,
 ) -> bool {
     match sink {
-        Some(sink) => sink.arrived(waiter, meta, buffer),
+        Some(sink) => sink.arrived(waiter, since, meta, buffer),
         None => {
             let arrived = Arrived { meta: Meta::from_slice(meta), buffer };
             events.push_back(Event::Answered { waiter, answer: Box::new(Ok(arrived)) });

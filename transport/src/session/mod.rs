@@ -210,6 +210,17 @@ pub struct Session<W, D> {
     undecided: usize,
     /// Keys of the [`Asked`] events in the queue, one after the other.
     event_keys: String,
+    /// What has come.
+    came: Traffic,
+}
+
+/// How much has moved one way over the links of a session.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Frames of the wire, releases and notes included.
+    pub messages: u64,
+    /// Tensors; one that was sent again on another link counts again.
+    pub tensors: u64,
 }
 
 impl<W, D: PartialEq> Session<W, D> {
@@ -235,6 +246,7 @@ impl<W, D: PartialEq> Session<W, D> {
             events: VecDeque::new(),
             undecided: 0,
             event_keys: String::new(),
+            came: Traffic::default(),
             limits,
         }
     }
@@ -390,9 +402,14 @@ impl<W, D: PartialEq> Session<W, D> {
         &self.event_keys[asked.key.clone()]
     }
 
-    /// Messages that this session has said: frames of the wire, releases and notes included.
-    pub fn messages_sent(&self) -> u64 {
-        self.outbox.frames()
+    /// What this session has said.
+    pub fn sent(&self) -> Traffic {
+        Traffic { messages: self.outbox.frames(), tensors: self.outbox.tensors() }
+    }
+
+    /// What it has heard.
+    pub fn received(&self) -> Traffic {
+        self.came
     }
 
     /// What the link is to write.

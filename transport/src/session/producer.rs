@@ -198,15 +198,18 @@ impl<D> Producer<D> {
         match self.group[..] {
             [] => return false,
             [token] => self.post(token, outbox),
-            _ => outbox.stage(|writer| {
-                let mut frame = writer.responses();
-                for &token in &self.group {
-                    let served = self.served.get(token).expect("just looked at");
-                    let payload = served.payload.as_ref().expect("just looked at").as_ref();
-                    frame.push(&SmallResponse { id: served.request, token, meta: &served.meta, payload });
-                }
-                frame.end();
-            }),
+            _ => {
+                outbox.count_small(self.group.len() as u64);
+                outbox.stage(|writer| {
+                    let mut frame = writer.responses();
+                    for &token in &self.group {
+                        let served = self.served.get(token).expect("just looked at");
+                        let payload = served.payload.as_ref().expect("just looked at").as_ref();
+                        frame.push(&SmallResponse { id: served.request, token, meta: &served.meta, payload });
+                    }
+                    frame.end();
+                })
+            }
         }
         self.group.clear();
         true

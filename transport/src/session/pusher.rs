@@ -431,6 +431,7 @@ impl<D> Stream<D> {
             self.count_sent();
             return;
         }
+        let before = self.sent;
         outbox.stage(|writer| {
             let mut group = writer.pushes(handle, number);
             let mut first = true;
@@ -447,6 +448,7 @@ impl<D> Stream<D> {
             }
             group.end();
         });
+        outbox.count_small((self.sent - before) as u64);
     }
 
     fn count_sent(&mut self) {

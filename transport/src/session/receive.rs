@@ -32,8 +32,9 @@ pub trait ReceiveMemory {
 
 /// An owner that takes tensors and releases as they come, instead of as events afterwards.
 pub trait Sink<W, D> {
-    /// The tensor of a request; false if its waiter no longer listens, so that the tensor goes back to its producer.
-    fn arrived(&mut self, waiter: W, meta: &[u8], buffer: Buffer) -> bool;
+    /// The tensor of a request that stood `since` then; false if its waiter no longer listens, so that the tensor goes back
+    /// to its producer.
+    fn arrived(&mut self, waiter: W, since: Instant, meta: &[u8], buffer: Buffer) -> bool;
 
     /// A tensor of this side was taken by its consumer.
     fn taken(&mut self, deposit: D, payload: Payload);
@@ -233,6 +234,7 @@ impl<W, D: PartialEq> Receiver for Inbound<'_, W, D> {
         let mut consumed = 0;
         while let Some((frame, length)) = wire::parse(&bytes[consumed..])? {
             consumed += length;
+            self.session.came.messages += 1;
             let mut landing = match frame {
                 Frame::Response(response) => {
                     self.session.landings.check(response.transfer, response.payload_bytes)?;
@@ -240,6 +242,7 @@ impl<W, D: PartialEq> Receiver for Inbound<'_, W, D> {
                 }
                 Frame::Pull(PullFrame::Parts(parts)) => {
                     let session = &mut *self.session;
+                    session.came.tensors += u64::from(parts.count);
                     session.puller.take(&parts, self.memory, &mut session.events)?;
                     continue;
                 }
@@ -261,6 +264,7 @@ impl<W, D: PartialEq> Receiver for Inbound<'_, W, D> {
                     let session = &mut *self.session;
                     let announces = session.outbox.announces();
                     for small in responses.iter() {
+                        session.came.tensors += 1;
                         session.consumer.take(&small?, announces, self.memory, &mut self.sink, &mut session.events)?;
                     }
                     continue;
@@ -292,6 +296,7 @@ impl<W, D: PartialEq> Receiver for Inbound<'_, W, D> {
         if landing.filled < landing.total {
             return session.landings.keep(landing);
         }
+        session.came.tensors += 1;
         match (landing.of, landing.place) {
             (LandingOf::Part { index, version, known }, Place::Buffer(memory)) => {
                 session.puller.landed(landing.request, (index, version, &known), memory, &mut session.events);

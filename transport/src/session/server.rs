@@ -395,6 +395,7 @@ fn stage_small<S: Shelf + ?Sized>(
         count = parts.count();
         parts.end();
     });
+    outbox.count_small(count.into());
     count
 }
 

@@ -19,6 +19,7 @@ use std::time::Instant;
 
 use hashbrown::HashMap;
 use sealane_runtime::{Buffer, Slab, SlabSettings};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::credits::Buffers;
 use super::device::{Access, AsyncEvent, Attributes, Completion, Device, Piece, Status, VerbsError};
@@ -42,7 +43,8 @@ pub struct Told {
 }
 
 /// What a port has done and holds.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
 pub struct PortCounters {
     /// Links that have begun.
     pub links_begun: u64,

@@ -278,7 +278,11 @@ impl Receiver for Talk {
 }
 
 /// A link over verbs or TCP, whichever both sides settle upon. See the module.
-pub struct SettledLink(State);
+pub struct SettledLink {
+    state: State,
+    /// Why it is what it became.
+    reason: String,
+}
 
 enum State {
     Settling(Box<Settling>),
@@ -292,15 +296,16 @@ impl SettledLink {
     /// A link to the peer at transport address `peer`, with which verbs are to be tried; `tcp` is the connection on which both
     /// greetings went, or on which the welcome is about to go. With `is_required` it is TCP never.
     pub fn new(port: Rc<Port>, peer: &str, tcp: TcpLink, is_required: bool) -> Self {
-        Self(State::Settling(Box::new(Settling { tcp, talk: Talk::new(port, peer, is_required) })))
+        let talk = Talk::new(port, peer, is_required);
+        Self { state: State::Settling(Box::new(Settling { tcp, talk })), reason: String::new() }
     }
 
     /// Becomes what was settled upon, once that is so.
     fn settle(&mut self) -> Result<(), LinkError> {
-        if !matches!(&self.0, State::Settling(settling) if settling.talk.is_settled()) {
+        if !matches!(&self.state, State::Settling(settling) if settling.talk.is_settled()) {
             return Ok(());
         }
-        let State::Settling(settling) = std::mem::replace(&mut self.0, State::Over) else { return Ok(()) };
+        let State::Settling(settling) = std::mem::replace(&mut self.state, State::Over) else { return Ok(()) };
         let Settling { tcp, talk: Talk { port, peer, mine, message_bytes, stage, is_required, .. } } = *settling;
         match (stage, mine) {
             (Stage::Verbs, Some(mine)) => {
@@ -314,9 +319,12 @@ impl SettledLink {
                     reason = attributes.chosen,
                     "link up"
                 );
+                let (device, port_number) = (&attributes.device, attributes.port);
+                self.reason =
+                    format!("{device} port {port_number} GID {}: {}", attributes.gid_index, attributes.chosen);
                 let socket = tcp.into_socket()?;
                 port.state().counters.links_begun += 1;
-                self.0 =
+                self.state =
                     State::Verbs(Box::new(VerbsLink::new(port, peer, socket, mine.take(), message_bytes as usize)));
             }
             (Stage::Tcp(reason), _) => {
@@ -325,7 +333,7 @@ impl SettledLink {
                     return Err(LinkError::VerbsRequired(reason));
                 }
                 tracing::warn!(peer = &*peer, link = "tcp", reason, "link up, but not by verbs");
-                self.0 = State::Tcp(Box::new(tcp));
+                (self.state, self.reason) = (State::Tcp(Box::new(tcp)), reason);
             }
             (Stage::Offers | Stage::Ready | Stage::Verbs, _) => unreachable!("it is settled"),
         }
@@ -333,7 +341,7 @@ impl SettledLink {
     }
 
     fn inner(&self) -> Option<&dyn Link> {
-        match &self.0 {
+        match &self.state {
             State::Settling(_) | State::Over => None,
             State::Verbs(link) => Some(&**link),
             State::Tcp(link) => Some(&**link),
@@ -346,12 +354,16 @@ impl Link for SettledLink {
         self.inner().map_or(LinkKind::Tcp, Link::kind)
     }
 
+    fn reason(&self) -> Option<&str> {
+        Some(&self.reason)
+    }
+
     fn traits(&self) -> Traits {
         self.inner().map_or(Traits { open: false, ..Traits::STREAM }, Link::traits)
     }
 
     fn adopt(&mut self, name: Handle) {
-        match &mut self.0 {
+        match &mut self.state {
             State::Settling(settling) => {
                 if let Some(mine) = &mut settling.talk.mine {
                     let link = mine.get().link;
@@ -364,13 +376,13 @@ impl Link for SettledLink {
     }
 
     fn descriptor_ready(&mut self) {
-        if let State::Verbs(link) = &mut self.0 {
+        if let State::Verbs(link) = &mut self.state {
             link.descriptor_ready();
         }
     }
 
     fn transmit(&mut self, outbox: &mut Outbox, budget: usize, more_follows: bool) -> Result<usize, LinkError> {
-        match &mut self.0 {
+        match &mut self.state {
             State::Verbs(link) => link.transmit(outbox, budget, more_follows),
             State::Tcp(link) => link.transmit(outbox, budget, more_follows),
             State::Over => Err(LinkError::Closed),
@@ -388,7 +400,7 @@ impl Link for SettledLink {
     }
 
     fn receive(&mut self, receiver: &mut dyn Receiver, budget: usize) -> Result<usize, LinkError> {
-        match &mut self.0 {
+        match &mut self.state {
             State::Verbs(link) => link.receive(receiver, budget),
             State::Tcp(link) => link.receive(receiver, budget),
             State::Over => Err(LinkError::Closed),
@@ -402,7 +414,7 @@ impl Link for SettledLink {
     }
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        match &self.0 {
+        match &self.state {
             State::Settling(settling) => settling.tcp.descriptor(),
             State::Verbs(link) => link.descriptor(),
             State::Tcp(link) => link.descriptor(),
@@ -411,7 +423,7 @@ impl Link for SettledLink {
     }
 
     fn abandon(&mut self, outbox: &mut Outbox) -> Vec<Landing> {
-        match std::mem::replace(&mut self.0, State::Over) {
+        match std::mem::replace(&mut self.state, State::Over) {
             State::Settling(settling) => {
                 // A peer that never comes to terms about verbs is to be reached by TCP, as one whose links fail.
                 let Talk { port, peer, mine, .. } = &settling.talk;

@@ -8,6 +8,7 @@ mod queues;
 
 use std::collections::VecDeque;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hashbrown::HashMap;
@@ -20,6 +21,7 @@ use sealane_transport::{Error, Handle, Tensor, Unreceived};
 
 use super::super::deadline;
 use super::memory::{ClientArena, ReceiveArea};
+use crate::metrics::{ClientCounters, ClientMetrics, SeqLock};
 use crate::node::{ClientCall, Node, Pool, RecvRequest, RecvWaiter, SendWaiter, Ticket};
 use answers::Answer;
 use plans::Plans;
@@ -91,6 +93,15 @@ pub(in crate::engine) struct Client {
     closed: bool,
     /// The ring had no room for all that there is to tell: when to look again.
     look_at: Option<Instant>,
+    counters: ClientCounters,
+    pub(super) metrics: Arc<ClientMetrics>,
+}
+
+/// Who a client is: the task by its place in the greeting and by its name, and the process.
+pub(super) struct Who {
+    pub(super) task: u16,
+    pub(super) name: String,
+    pub(super) pid: i32,
 }
 
 /// The client broke the rules; it is hung up on.
@@ -99,8 +110,7 @@ struct Misconduct(String);
 
 impl Client {
     pub(super) fn new(
-        task: u16,
-        pid: i32,
+        Who { task, name, pid }: Who,
         end: DaemonEnd,
         doorbell: Doorbell,
         bell: ClientBell,
@@ -133,6 +143,8 @@ impl Client {
             has_news: false,
             closed: false,
             look_at: None,
+            counters: ClientCounters::default(),
+            metrics: Arc::new(ClientMetrics { task: name, pid, counters: SeqLock::default() }),
         }
     }
 
@@ -153,6 +165,11 @@ impl Client {
     /// Calls that have not ended.
     pub(super) fn under_way(&self) -> usize {
         self.under_way + self.backlog.len()
+    }
+
+    /// Shows other threads how things stand.
+    pub(super) fn show(&self) {
+        self.metrics.counters.write(&ClientCounters { under_way: self.under_way() as u64, ..self.counters });
     }
 
     /// Whether there is something to read that may be read.
@@ -232,6 +249,12 @@ impl Client {
     }
 
     fn carry_out(&mut self, node: &mut Node, now: Instant, submission: Submission<'_>) -> Result<(), Misconduct> {
+        if let Submission::Send { payload, .. }
+        | Submission::Publish { payload, .. }
+        | Submission::Push { payload, .. } = &submission
+        {
+            self.counters.count_sent(payload.bytes());
+        }
         match submission {
             Submission::Send { call, peer, step, timeout_ms, key, meta, payload } => {
                 let waiter = SendWaiter::Client(ClientCall { client: self.handle, call: name(call) });

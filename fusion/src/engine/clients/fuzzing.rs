@@ -8,7 +8,7 @@ use std::time::Instant;
 use sealane_transport::Handle;
 use sealane_transport::shm::{ClientBell, ClientEnd, DaemonEnd, Doorbell, Record, SharedMemory, ShmError};
 
-use super::client::Client;
+use super::client::{Client, Who};
 use crate::node::{ClientCall, ClientOutcome, Node};
 
 /// The node's name for the client's calls.
@@ -37,7 +37,7 @@ impl Attachment {
         let made = UnixStream::pair();
         let (socket, ear) = made.map_err(|source| ShmError::System { operation: "making a socket", source })?;
         let bell = ClientBell::new(Arc::new(socket.into()));
-        let mut client = Client::new(task, 1, end, Doorbell::create()?, bell, arena);
+        let mut client = Client::new(Who { task, name: String::new(), pid: 1 }, end, Doorbell::create()?, bell, arena);
         client.handle = CLIENT;
         node.set_pool(task, Some(client.pool()));
         Ok((Self { node, client, _ear: ear, record: Record::new(), outcomes: Vec::new() }, theirs))

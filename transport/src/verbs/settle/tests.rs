@@ -202,7 +202,7 @@ fn two_that_hear_before_they_speak_settle_too() {
     let world = World::new();
     let [mut one, mut other] = ends(&world, [true, true]);
     other.transmit().expect("healthy");
-    while matches!(one.link.0, super::State::Settling(ref settling) if settling.talk.to_say.len() == 1) {
+    while matches!(one.link.state, super::State::Settling(ref settling) if settling.talk.to_say.len() == 1) {
         one.receive().expect("healthy");
     }
     let mut ends = [one, other];

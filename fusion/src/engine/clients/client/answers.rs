@@ -146,6 +146,7 @@ impl Client {
         }
         if let Answer::Received { tensor, .. } | Answer::Accepted { tensor, .. } = answer {
             let (_, payload) = tensor.into_parts();
+            self.counters.count_received(1, payload.len() as u64);
             if let Payload::Owned(buffer) = payload {
                 // The client has it now, and gives it back when it is done with it.
                 self.area.hand_over(buffer);

@@ -41,6 +41,8 @@ struct Seat {
     board: Board,
     /// By the number of the key.
     told: Vec<Told>,
+    /// Bytes of all tensors that were told of.
+    bytes: u64,
     state: State,
 }
 
@@ -62,6 +64,7 @@ struct Board {
 struct Told {
     token: u64,
     meta: Option<TensorMeta>,
+    bytes: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -95,6 +98,7 @@ impl Plans {
             tray: Tray::default(),
             board: Board::default(),
             told: Vec::new(),
+            bytes: 0,
             state: State::Idle,
         };
         self.open.insert(plan, seat);
@@ -232,7 +236,7 @@ impl Client {
         next: usize,
         record: &mut Record,
     ) -> Result<(), (usize, PushError)> {
-        let Client { plans, end, area, .. } = self;
+        let Client { plans, end, area, counters, .. } = self;
         let completions = &mut end.completions;
         let mut tell = |completion: &Completion<'_>| {
             completion.encode(record).expect("metadata is within its limit, and texts are cut");
@@ -246,6 +250,7 @@ impl Client {
             }
             tell(&Completion::Pulled { call }).map_err(|full| (seat.told.len(), full))?;
             seat.state = State::Idle;
+            counters.count_received(seat.told.len() as u64, seat.bytes);
             return Ok(());
         }
         tell(&Completion::Pulled { call }).map_err(|full| (next, full))
@@ -282,7 +287,9 @@ impl Seat {
             tell(&Completion::Placed { plan, index, meta, span, token })?;
             area.told(token);
         }
-        *told = Told { token, meta: Some(tensor.meta().clone()) };
+        let bytes = tensor.bytes().len() as u64;
+        self.bytes = self.bytes - told.bytes + bytes;
+        *told = Told { token, meta: Some(tensor.meta().clone()), bytes };
         Ok(())
     }
 }

@@ -1,0 +1,60 @@
+//! What a shard tells of one client process of this host.
+
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+use super::SeqLock;
+
+/// What has moved between a client and a shard, and what is under way.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub struct ClientCounters {
+    /// Tensors that the client sent, pushed and published.
+    pub tensors_sent: u64,
+    /// Their bytes.
+    pub bytes_sent: u64,
+    /// Tensors that it received, accepted and pulled.
+    pub tensors_received: u64,
+    /// Their bytes.
+    pub bytes_received: u64,
+    /// Its calls that have not ended, now.
+    pub under_way: u64,
+}
+
+impl ClientCounters {
+    #[inline]
+    pub(crate) fn count_sent(&mut self, bytes: u64) {
+        self.tensors_sent += 1;
+        self.bytes_sent += bytes;
+    }
+
+    #[inline]
+    pub(crate) fn count_received(&mut self, tensors: u64, bytes: u64) {
+        self.tensors_received += tensors;
+        self.bytes_received += bytes;
+    }
+}
+
+/// See the module. The shard writes, any thread reads.
+#[derive(Debug)]
+pub(crate) struct ClientMetrics {
+    pub(crate) task: String,
+    pub(crate) pid: i32,
+    pub(crate) counters: SeqLock<ClientCounters>,
+}
+
+impl ClientMetrics {
+    pub(crate) fn figures(&self) -> ClientFigures {
+        ClientFigures { task: self.task.clone(), pid: self.pid, counters: self.counters.read() }
+    }
+}
+
+/// What a shard shows of one client.
+#[derive(Debug, Clone)]
+pub struct ClientFigures {
+    /// The task that it is.
+    pub task: String,
+    /// Its process.
+    pub pid: i32,
+    /// What has moved, and is under way.
+    pub counters: ClientCounters,
+}

@@ -1,0 +1,101 @@
+//! What a shard tells of itself: counted in its own memory, shown between its turns, read from any thread without
+//! stopping it. Bounded by the sessions of the shard.
+
+mod client;
+mod latency;
+mod peer;
+mod seqlock;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use sealane_runtime::LoadSnapshot;
+
+use crate::node::Counters;
+pub(crate) use client::ClientMetrics;
+pub use client::{ClientCounters, ClientFigures};
+pub(crate) use latency::Run;
+pub use latency::{Latencies, LatencyFigures, Operation, Way};
+pub(crate) use peer::PeerMetrics;
+pub use peer::{PathState, PeerCounters, PeerFigures, PeerPath};
+pub(crate) use seqlock::SeqLock;
+
+/// How old the figures of a shard that is awake may be; one that sleeps has shown them before.
+pub const SHOW_INTERVAL: Duration = Duration::from_millis(5);
+
+/// One shard's figures, as one thread writes them and any thread reads them.
+#[derive(Debug, Default)]
+pub(crate) struct NodeMetrics {
+    pub(crate) counters: SeqLock<Counters>,
+    pub(crate) latencies: Latencies,
+    pub(crate) peers: Roll<PeerMetrics>,
+    pub(crate) clients: Roll<ClientMetrics>,
+}
+
+impl NodeMetrics {
+    pub(crate) fn peer_figures(&self) -> Vec<PeerFigures> {
+        let mut figures: Vec<PeerFigures> = self.peers.all().iter().map(|peer| peer.figures()).collect();
+        figures.sort_by(|one, other| (&one.address, one.shard).cmp(&(&other.address, other.shard)));
+        figures
+    }
+
+    pub(crate) fn client_figures(&self) -> Vec<ClientFigures> {
+        let mut figures: Vec<ClientFigures> = self.clients.all().iter().map(|client| client.figures()).collect();
+        figures.sort_by(|one, other| one.task.cmp(&other.task));
+        figures
+    }
+}
+
+/// Those that a shard tells of, as long as the shard keeps its own half of each.
+#[derive(Debug)]
+pub(crate) struct Roll<T>(Mutex<Vec<Weak<T>>>);
+
+impl<T> Default for Roll<T> {
+    fn default() -> Self {
+        Roll(Mutex::default())
+    }
+}
+
+impl<T> Roll<T> {
+    /// One more.
+    pub(crate) fn add(&self, one: &Arc<T>) {
+        let mut all = self.lock();
+        if all.len() == all.capacity() {
+            all.retain(|known| known.strong_count() > 0);
+        }
+        all.push(Arc::downgrade(one));
+    }
+
+    /// Those that are left.
+    fn all(&self) -> Vec<Arc<T>> {
+        self.lock().iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Held by the shard only when somebody comes, and by readers for as long as they copy a list of pointers.
+    fn lock(&self) -> MutexGuard<'_, Vec<Weak<T>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What a shard shows of itself. See [`Engine::figures`](crate::Engine::figures).
+#[derive(Debug, Clone)]
+pub struct ShardFigures {
+    /// The shard's number.
+    pub shard: usize,
+    /// The CPU that it is pinned to.
+    pub cpu: Option<usize>,
+    /// How its thread spends its time.
+    pub load: LoadSnapshot,
+    /// What it has done, and holds.
+    pub counters: Counters,
+    /// How long calls took that ended well.
+    pub latencies: Vec<LatencyFigures>,
+    /// Its peers: each shard of another host that it has a session with, in the order of their addresses.
+    pub peers: Vec<PeerFigures>,
+    /// Clients of this host that are attached, in the order of their tasks.
+    pub clients: Vec<ClientFigures>,
+    /// Bytes of the send slab.
+    pub slab_send_bytes_max: u64,
+    /// Bytes of the receive slab.
+    pub slab_receive_bytes_max: u64,
+}

@@ -1,0 +1,96 @@
+//! What an engine shows of itself to other threads: figures that add up, paths with their reasons, and none of it asked of a
+//! shard.
+
+use std::time::{Duration, Instant};
+
+use sealane_fusion::Engine;
+use sealane_fusion::metrics::{Operation, PathState, PeerFigures, ShardFigures, Way};
+use sealane_transport::LinkKind;
+
+use crate::fixture::{LONG, engines, task, tensor, two};
+
+/// Looks at an engine's only shard until `done` holds: figures follow what they are of by some milliseconds.
+fn until(engine: &Engine, what: &str, done: impl Fn(&ShardFigures) -> bool) -> ShardFigures {
+    let deadline = Instant::now() + LONG;
+    loop {
+        let figures = engine.figures().remove(0);
+        if done(&figures) {
+            return figures;
+        }
+        assert!(Instant::now() < deadline, "{what}: still {figures:#?}");
+        std::thread::yield_now();
+    }
+}
+
+fn peer(figures: &ShardFigures) -> &PeerFigures {
+    assert_eq!(figures.peers.len(), 1);
+    &figures.peers[0]
+}
+
+fn calls(figures: &ShardFigures, operation: Operation) -> u64 {
+    let of = figures.latencies.iter().filter(|one| (one.operation, one.way) == (operation, Way::Tcp));
+    of.map(|one| one.nanoseconds.count()).sum()
+}
+
+#[test]
+fn figures_show_the_path_to_a_peer_and_what_went_over_it() {
+    const TENSORS: u64 = 20;
+    const BYTES: u64 = 100_000;
+    let (ps, worker) = two();
+    let (ps_task, worker_task) = (ps.task(&task(0)).unwrap(), worker.task(&task(1)).unwrap());
+    for step in 0..TENSORS as i64 {
+        let sending = ps_task.send(&task(1), step, "w", tensor(BYTES as usize, 0));
+        worker_task.recv(&task(0), step, "w").wait().unwrap();
+        sending.wait().unwrap();
+    }
+
+    let here = until(&worker, "all has come", |figures| figures.counters.tensors_received == TENSORS);
+    let path = &peer(&here).path;
+    assert_eq!((path.state, path.link), (PathState::Up, Some(LinkKind::Tcp)));
+    assert_eq!(path.reason, "the only network link in this build");
+    assert_eq!(peer(&here).address, ps.addresses()[0].to_string());
+    assert_eq!(peer(&here).shard, Some(0));
+    let counters = peer(&here).counters;
+    assert!(counters.bytes_received > TENSORS * BYTES, "{counters:?}");
+    assert_eq!((counters.tensors_received, counters.links_made, counters.in_flight), (TENSORS, 1, 0));
+    assert!(counters.messages_received >= TENSORS && counters.messages_sent >= TENSORS, "{counters:?}");
+    assert_eq!((calls(&here, Operation::Recv), here.counters.bytes_received), (TENSORS, TENSORS * BYTES));
+    assert!(here.load.turns > 0 && here.load.busy.count() > 0);
+
+    let there = until(&ps, "all was released", |figures| figures.counters.tensors_sent == TENSORS);
+    let counters = peer(&there).counters;
+    assert_eq!((counters.tensors_sent, counters.unreleased), (TENSORS, 0));
+    assert!(counters.bytes_sent > TENSORS * BYTES, "{counters:?}");
+    assert_eq!(calls(&there, Operation::Send), TENSORS);
+    assert!(there.slab_receive_bytes_max > 0);
+}
+
+#[test]
+fn a_peer_that_is_gone_shows_so_with_the_reason() {
+    let (ps, worker) = two();
+    let (ps_task, worker_task) = (ps.task(&task(0)).unwrap(), worker.task(&task(1)).unwrap());
+    let sending = ps_task.send(&task(1), 1, "w", tensor(10, 0));
+    worker_task.recv(&task(0), 1, "w").wait().unwrap();
+    sending.wait().unwrap();
+    until(&worker, "the link stands", |figures| !figures.peers.is_empty() && peer(figures).path.state == PathState::Up);
+    ps.stop().unwrap();
+    let figures = until(&worker, "the link is lost", |figures| peer(figures).path.state == PathState::Idle);
+    assert_eq!(peer(&figures).counters.links_lost, 1);
+    assert!(peer(&figures).path.last_error.contains("the engine stops"), "{figures:#?}");
+    // An engine that has stopped still tells what was last.
+    assert_eq!(ps.figures()[0].counters.tensors_sent, 1);
+}
+
+#[test]
+fn what_waits_shows_while_the_shard_sleeps() {
+    let engines = engines(2, |_, settings| settings.connect_timeout = Duration::from_secs(3600));
+    let (ps, worker) = (&engines[0], &engines[1]);
+    let worker_task = worker.task(&task(1)).unwrap();
+    let asked = worker_task.recv(&task(0), 1, "never sent");
+    let kept = ps.task(&task(0)).unwrap().send(&task(1), 1, "never asked for", tensor(10, 0));
+    let there = until(ps, "both wait", |figures| (figures.counters.parked, figures.counters.deposits) == (1, 1));
+    assert_eq!(there.counters.links, 1);
+    until(worker, "the request is out", |figures| figures.peers.iter().any(|peer| peer.counters.in_flight == 1));
+    until(worker, "the shard sleeps", |figures| figures.load.asleep);
+    drop((asked, kept));
+}

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand};
 
-use crate::commands::{bench, check, daemon, demo, drain, keys, map, recv, send};
+use crate::commands::{bench, check, daemon, demo, drain, keys, map, recv, send, stat};
 use crate::settings::{Override, Role};
 use crate::{Context, Failure};
 
@@ -31,6 +31,7 @@ enum Command {
     Map(map::Args),
     Recv(recv::Args),
     Send(send::Args),
+    Stat(stat::Args),
 }
 
 /// What is logged where nothing says so: what an operator must see, such as pinning that did not happen.
@@ -59,6 +60,7 @@ impl Cli {
             Command::Map(args) => map::run(args, context),
             Command::Recv(args) => recv::run(args, context),
             Command::Send(args) => send::run(args, context),
+            Command::Stat(args) => stat::run(args, context),
         }
     }
 }

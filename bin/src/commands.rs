@@ -9,4 +9,5 @@ pub mod keys;
 pub mod map;
 pub mod recv;
 pub mod send;
+pub mod stat;
 mod transfer;

@@ -8,6 +8,7 @@ pub mod commands;
 mod context;
 pub mod engine_settings;
 mod failure;
+mod figures;
 pub mod files;
 mod host_memory;
 mod links;

@@ -378,7 +378,8 @@ fn a_daemon_of_the_demo_needs_its_socket_and_its_parent() {
     let daemon = |arguments: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_sealane"));
         command.current_dir(&place.directory).env_clear().env("XDG_RUNTIME_DIR", place.directory.path());
-        command.arg("daemon").args(["--set", "runtime.shards=1", "--set", "runtime.idle_spin_us=0"]).args(arguments);
+        command.args(["daemon", "--metrics", "off", "--set", "runtime.shards=1"]);
+        command.args(["--set", "runtime.idle_spin_us=0"]).args(arguments);
         command
     };
     let no_socket = daemon(&["--listener-on-stdin"]).stdin(Stdio::null()).output().unwrap();

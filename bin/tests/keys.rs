@@ -166,7 +166,7 @@ fn settings_that_do_not_go_together_are_refused_with_the_remedy() {
     let place = Place::new();
     place.succeed(&["keys", "secret", "job.secret"], &[]);
     let refused = |set: &[String]| {
-        let output = place.run(&["daemon", "--task", PS], set);
+        let output = place.run(&["daemon", "--metrics", "off", "--task", PS], set);
         assert_eq!(output.status.code(), Some(2), "{}", text(&output.stderr));
         text(&output.stderr)
     };
@@ -202,7 +202,8 @@ fn a_daemon_that_other_hosts_reach_starts_only_if_told_who_may_talk() {
         let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
         let map = format!("{PS}=127.0.0.1:{}\n", listener.local_addr().unwrap().port());
         fs::write(place.path(".endpoint_map"), map).unwrap();
-        let mut command = place.command(&["daemon", "--socket", "s.sock", "--listener-on-stdin", "--task", PS], set);
+        let mut command = place
+            .command(&["daemon", "--metrics", "off", "--socket", "s.sock", "--listener-on-stdin", "--task", PS], set);
         command.stdin(Stdio::from(OwnedFd::from(listener))).stdout(Stdio::null());
         command.spawn().unwrap()
     };

@@ -93,7 +93,7 @@ struct Daemon {
 
 impl Daemon {
     fn start(place: &Place, socket: &str, tasks: &[&str], listener: TcpListener) -> Daemon {
-        let mut command = place.command(&["daemon", "--socket", socket, "--listener-on-stdin"]);
+        let mut command = place.command(&["daemon", "--metrics", "off", "--socket", socket, "--listener-on-stdin"]);
         command.args(tasks.iter().flat_map(|task| ["--task", task])).stdin(Stdio::from(OwnedFd::from(listener)));
         for set in
             ["runtime.shards=1", "runtime.idle_spin_us=0", "daemon.area_bytes=1MiB", "runtime.slab_send_bytes=1MiB"]

@@ -72,7 +72,7 @@ class Daemon:
             manager.bind(str(path))
             manager.settimeout(0.05)
             command = [binary(), "daemon", "--endpoint-map", self.map, "--socket", self.socket]
-            command += ["--set", "runtime.shards=1"]
+            command += ["--set", "runtime.shards=1", "--metrics", "off"]
             self.process = subprocess.Popen(
                 command, stderr=log, cwd=self.directory, env={"NOTIFY_SOCKET": str(path), "PATH": os.environ["PATH"]}
             )

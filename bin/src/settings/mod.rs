@@ -29,7 +29,7 @@ pub use sections::{Daemon, Fuse, Fusion, Require, Runtime, Tcp, Transport, Verbs
 pub use security::{Peers, Security};
 pub use source::{Source, Sourced};
 pub use table::{DefaultValue, Setting, TABLE, Variables};
-pub use value::{Kind, Value};
+pub use value::{Kind, MetricsAddress, Value};
 
 use effective::Effective;
 use file::FileValue;

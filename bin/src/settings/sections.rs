@@ -9,7 +9,7 @@ use sealane_transport::verbs::{Registration, Transfer};
 
 use super::effective::Effective;
 use super::limits::SHARDS_DEFAULT_MAX;
-use super::value::{Value, read_user_ids};
+use super::value::{MetricsAddress, Value, read_metrics_address, read_user_ids};
 use super::{Environment, Given, SettingsError, Sourced, VERBS_BUILT_IN, places};
 
 /// `[runtime]`
@@ -266,6 +266,8 @@ pub struct Daemon {
     pub area_bytes: Sourced<u64>,
     /// How long a stopping daemon waits for the calls that are under way.
     pub drain_timeout: Sourced<Duration>,
+    /// Where metrics are served.
+    pub metrics: Sourced<MetricsAddress>,
 }
 
 impl Daemon {
@@ -285,6 +287,7 @@ impl Daemon {
             arena_bytes_max: from.get("daemon.arena_bytes_max", number),
             area_bytes: from.get("daemon.area_bytes", number),
             drain_timeout: from.get("daemon.drain_timeout_ms", milliseconds),
+            metrics: from.get("daemon.metrics", |value| read_metrics_address(&text(value)?)),
         })
     }
 }

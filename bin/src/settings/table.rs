@@ -247,6 +247,11 @@ pub static TABLE: &[Setting] = &[
         milliseconds(0), Number(DRAIN_TIMEOUT_MS),
         "How long a stopping daemon waits for the calls that are under way."),
 
+    Setting { flag: Some("--metrics"),
+        ..setting("daemon.metrics", Nothing,
+        Kind::MetricsAddress, Text("127.0.0.1:9490"),
+        "Where the daemon serves its metrics over HTTP, to whoever can reach that; `off` for nowhere.") },
+
     setting("security.secret_file", Nothing,
         Kind::Path, Unset("no shared secret"),
         "A file with the secret that the hosts of a job share, which its owner alone may read; `sealane keys secret` makes it."),

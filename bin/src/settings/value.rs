@@ -1,6 +1,7 @@
 //! The values that settings take, and how each kind is read from text and shown. Pure.
 
 use std::fmt;
+use std::net::SocketAddr;
 
 use super::limits::{GIB, KIB, MIB, TIB};
 
@@ -45,6 +46,17 @@ pub enum Kind {
     Path,
     /// User ids between commas; empty means none.
     UserIds,
+    /// An IP address with a port, or `off`.
+    MetricsAddress,
+}
+
+/// Where metrics are served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MetricsAddress {
+    /// Nowhere.
+    Off,
+    /// There; port 0 lets the system pick one.
+    At(SocketAddr),
 }
 
 /// The value of a setting.
@@ -70,6 +82,7 @@ impl Kind {
             Kind::Path if text.is_empty() => Some(Value::Text(".".to_owned())),
             Kind::Path => Some(Value::Text(text.to_owned())),
             Kind::UserIds => read_user_ids(text).map(|_| Value::Text(text.trim().to_owned())),
+            Kind::MetricsAddress => read_metrics_address(text).map(|_| Value::Text(text.trim().to_owned())),
             Kind::Bool => read_bool(text.trim()).map(Value::Bool),
             Kind::OneOf(words) => {
                 let text = text.trim();
@@ -119,6 +132,7 @@ impl fmt::Display for Kind {
             Kind::Text => out.write_str("a text"),
             Kind::Path => out.write_str("a path"),
             Kind::UserIds => out.write_str("user ids between commas, as in \"1000,1001\""),
+            Kind::MetricsAddress => out.write_str("an IP address with a port, as in 127.0.0.1:9490, or off"),
         }
     }
 }
@@ -144,6 +158,14 @@ pub(super) fn read_user_ids(text: &str) -> Option<Vec<u32>> {
         return Some(Vec::new());
     }
     text.split(',').map(|id| u32::try_from(read_number(id.trim())?).ok()).collect()
+}
+
+/// Where a value of [`Kind::MetricsAddress`] says.
+pub(super) fn read_metrics_address(text: &str) -> Option<MetricsAddress> {
+    match text.trim() {
+        "off" => Some(MetricsAddress::Off),
+        address => address.parse().ok().map(MetricsAddress::At),
+    }
 }
 
 fn read_bytes(text: &str) -> Option<u64> {

@@ -72,6 +72,8 @@ impl LocalEngine {
         while self.0.borrow_node(has_more) && Instant::now() < deadline {
             self.0.shard.sleep(Duration::from_millis(1)).await;
         }
+        // The last that other threads see of this shard.
+        self.0.show();
     }
 }
 

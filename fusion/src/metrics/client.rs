@@ -1,11 +1,12 @@
 //! What a shard tells of one client process of this host.
 
+use serde::{Deserialize, Serialize};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::SeqLock;
 
 /// What has moved between a client and a shard, and what is under way.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, Serialize, Deserialize)]
 #[repr(C)]
 pub struct ClientCounters {
     /// Tensors that the client sent, pushed and published.

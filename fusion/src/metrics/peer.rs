@@ -4,12 +4,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
 use sealane_transport::LinkKind;
+use serde::{Deserialize, Serialize};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::SeqLock;
 
 /// What has moved between a shard and one shard of a peer, and what is under way.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, Serialize, Deserialize)]
 #[repr(C)]
 pub struct PeerCounters {
     /// Bytes that its links took, frames and payloads.

@@ -39,6 +39,7 @@ use sealane_transport::limits::{HELLO_BYTES_MAX, TASKS_PER_HELLO};
 use sealane_transport::session::Event;
 use sealane_transport::verbs::PortCounters;
 use sealane_transport::{Arena, Error, Handle, SessionLimits};
+use serde::{Deserialize, Serialize};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::metrics::NodeMetrics;
@@ -105,7 +106,7 @@ pub struct NodeSettings {
 }
 
 /// What a node has done since it began.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, Serialize, Deserialize)]
 #[repr(C)]
 pub struct Counters {
     /// Tensors received by tasks of this shard.
@@ -145,7 +146,7 @@ pub struct Counters {
 }
 
 /// Callers that did not come to a link.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, Serialize, Deserialize)]
 #[repr(C)]
 pub struct CallerCounters {
     /// They did not show that they may talk.

@@ -70,6 +70,9 @@ pub const MEMORY_BYTES_MAX: u64 = 1 << 42;
 /// pages of a larger one come when they are first written: making them would hold up whoever attaches next.
 pub const ARENA_POPULATED_BYTES_MAX: u64 = 64 << 20;
 
+/// Most figures of a daemon that are read, in bytes of JSON: some 1,000 a peer and shard, for a hundred thousand of them.
+pub const FIGURES_BYTES_MAX: u64 = 256 << 20;
+
 /// Callers that may wait to be accepted: all tasks of a large host at once, with some to spare.
 pub const LISTEN_BACKLOG: i32 = 256;
 

@@ -19,6 +19,7 @@ use std::time::Instant;
 
 use hashbrown::HashMap;
 use sealane_runtime::{Buffer, Slab, SlabSettings};
+use serde::{Deserialize, Serialize};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::credits::Buffers;
@@ -43,7 +44,7 @@ pub struct Told {
 }
 
 /// What a port has done and holds.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, Serialize, Deserialize)]
 #[repr(C)]
 pub struct PortCounters {
     /// Links that have begun.

@@ -79,6 +79,7 @@ pub(super) fn arguments(
     let mut arguments: Vec<OsString> = vec!["daemon".into()];
     arguments.extend(flag("--endpoint-map", map));
     arguments.extend(flag("--socket", socket));
+    arguments.extend(flag("--metrics", "off"));
     arguments.extend(tasks.flat_map(|task| flag("--task", task)));
     arguments.extend(settings(patience).into_iter().flat_map(|setting| flag("--set", setting)));
     arguments

@@ -16,7 +16,9 @@ use super::announce_drain;
 use super::connections::{Client, Connections, Stage};
 use super::drain::{Drain, Progress};
 use super::gate::Gate;
+use super::instruments::Instruments;
 use super::memory::Portion;
+use super::metrics::Metrics;
 use super::readiness::{For, Readiness, Ready};
 use super::reload::MapInUse;
 use super::service_manager;
@@ -38,6 +40,9 @@ const ACCEPTS_AT_ONCE: usize = 64;
 /// Everything that the control thread looks after.
 pub(super) struct Control {
     pub(super) engine: Engine,
+    pub(super) instruments: Instruments,
+    /// Served for as long as the daemon looks after anything.
+    pub(super) _metrics: Option<Metrics>,
     pub(super) gate: Gate,
     pub(super) portion: Portion,
     pub(super) map: MapInUse,
@@ -139,6 +144,7 @@ impl Control {
             return;
         }
         tracing::info!(asked_by, timeout = ?self.drain_timeout, "the daemon drains");
+        self.instruments.drains();
         announce_drain(&self.engine);
         if let Err(error) = self.engine.drain() {
             tracing::error!(%error, "the engine cannot be drained");
@@ -244,6 +250,7 @@ impl Control {
         let answered = match request {
             Request::Attach(wish) => self.attach(now, number, &wish),
             Request::Drain { .. } => self.drain_for(now, number),
+            Request::Show { .. } => self.show(number),
         };
         if let Err(error) = answered {
             self.refuse(number, &error);
@@ -292,6 +299,19 @@ impl Control {
         connection.stage = Stage::Attached(client);
         self.readiness.change(&*connection.socket, For::Reading, Ready::Connection(number));
         service_manager::status(&self.status());
+    }
+
+    /// Shows a caller the daemon's figures; whoever may connect may see them.
+    fn show(&mut self, number: u64) -> Result<(), Error> {
+        let failed = |error: String| Error::full("memory of this host", error);
+        let figures = serde_json::to_vec(&self.instruments.figures()).map_err(|error| failed(error.to_string()))?;
+        let connection = self.connections.get_mut(number).expect("it asks");
+        if let Err(error) = attach::show_figures(&connection.socket, &figures) {
+            // One that does not read any more has lost nothing.
+            tracing::debug!(%error, pid = connection.peer.pid, "figures could not be shown");
+        }
+        self.hang_up(number, "it has seen the figures");
+        Ok(())
     }
 
     fn drain_for(&mut self, now: Instant, number: u64) -> Result<(), Error> {

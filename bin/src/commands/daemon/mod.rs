@@ -5,7 +5,9 @@ mod connections;
 mod control;
 mod drain;
 mod gate;
+mod instruments;
 mod memory;
+mod metrics;
 mod parent;
 mod readiness;
 mod reload;
@@ -26,7 +28,9 @@ use sealane_transport::endpoint_map::{SharedEndpointMap, TaskName};
 use self::connections::Connections;
 use self::control::Control;
 use self::gate::Gate;
+use self::instruments::Instruments;
 use self::memory::Portion;
+use self::metrics::Metrics;
 use self::parent::Parent;
 use self::readiness::Readiness;
 use self::reload::MapInUse;
@@ -54,6 +58,10 @@ pub struct Args {
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
 
+    /// Where to serve metrics over HTTP, as in 127.0.0.1:9490, or off
+    #[arg(long, value_name = "ADDR")]
+    metrics: Option<String>,
+
     #[command(flatten)]
     parent: Parent,
 }
@@ -71,7 +79,9 @@ pub(crate) const FAREWELL: &str = "sealane daemon: drains; links to other engine
 /// The settings or the endpoint map are wrong, the socket or a transport address is in use, or the shards cannot be
 /// started or stopped.
 pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
-    let settings = context.settings_with(&args.settings, socket_override(args.socket.as_ref())?)?;
+    let metrics = args.metrics.as_ref().map(|address| Override::new("--metrics", "daemon.metrics", address));
+    let overrides = socket_override(args.socket.as_ref())?.into_iter().chain(metrics);
+    let settings = context.settings_with(&args.settings, overrides)?;
     // Before any thread starts.
     let signals = Signals::take()?;
     args.parent.end_with_it()?;
@@ -105,7 +115,9 @@ fn serve(
 ) -> Result<Control, Failure> {
     let gate = Gate::new(&settings.daemon, geteuid().as_raw());
     let socket = claim.listen(gate.is_open_to_others())?;
-    announce(&engine, &map, &socket);
+    let instruments = Instruments::new(engine.clone());
+    let metrics = Metrics::start(&settings.daemon.metrics, instruments.clone())?;
+    announce(&engine, &map, &socket, metrics.as_ref());
     let mut control = Control {
         portion: Portion {
             shards: engine.shards(),
@@ -114,6 +126,8 @@ fn serve(
             tensor_bytes_max: settings.transport.tensor_bytes_max.value,
         },
         engine,
+        instruments,
+        _metrics: metrics,
         gate,
         map,
         drain_timeout: settings.daemon.drain_timeout.value,
@@ -140,11 +154,13 @@ fn watch(settings: &Settings) -> Option<Watch> {
 }
 
 /// One line for people who start the daemon by hand.
-fn announce(engine: &Engine, map: &MapInUse, socket: &ClientSocket) {
+fn announce(engine: &Engine, map: &MapInUse, socket: &ClientSocket, metrics: Option<&Metrics>) {
     let serves = tasks::by_address(&map.snapshot(), &engine.tasks());
     let path = socket.path().display();
     // With standard error gone, there is nobody to read it.
-    let _ = writeln!(std::io::stderr(), "{ANNOUNCEMENT}{serves}; clients attach at {path}");
+    let metrics =
+        metrics.map_or_else(String::new, |metrics| format!("; metrics at http://{}/metrics", metrics.address()));
+    let _ = writeln!(std::io::stderr(), "{ANNOUNCEMENT}{serves}; clients attach at {path}{metrics}");
 }
 
 /// The last line for people, while the links still stand.

@@ -67,7 +67,7 @@ impl Daemon<'_> {
     pub(super) fn command(self, program: &Path, endpoint_map: &Path, settings: &[OsString]) -> Command {
         let mut command = Command::new(program);
         command.arg("daemon").arg("--endpoint-map").arg(endpoint_map).arg("--socket").arg(&self.socket);
-        command.arg("--role").arg(self.part.role().to_string()).args(settings);
+        command.args(["--metrics", "off"]).arg("--role").arg(self.part.role().to_string()).args(settings);
         command.args(self.tasks().flat_map(|task| ["--task".to_owned(), task]));
         command.arg("--listener-on-stdin").stdin(Stdio::from(OwnedFd::from(self.listener)));
         command.arg("--end-with").arg(std::process::id().to_string()).process_group(0);

@@ -1,7 +1,11 @@
 //! The client's side of attaching: waits, at most until its deadline, on the calling thread.
 
 use std::{
-    os::fd::{AsFd, AsRawFd, OwnedFd},
+    fs::File,
+    os::{
+        fd::{AsFd, AsRawFd, OwnedFd},
+        unix::fs::FileExt,
+    },
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
@@ -22,7 +26,7 @@ use crate::{
         bell::Doorbell,
         descriptors::{self, Message},
         error::ShmError,
-        limits::{MEMORY_BYTES_MAX, MESSAGE_BYTES_MAX, SHARDS_MAX},
+        limits::{FIGURES_BYTES_MAX, MEMORY_BYTES_MAX, MESSAGE_BYTES_MAX, SHARDS_MAX},
         mapping::SharedMemory,
         segment::{ClientEnd, segment_bytes},
     },
@@ -87,7 +91,9 @@ pub fn attach(path: &Path, wish: &Attach, populate_max: u64, deadline: Instant) 
     let welcome = match answer {
         Answer::Welcome(welcome) => welcome,
         Answer::Refused(refused) => return Err(refusal(refused)),
-        Answer::Shard { .. } | Answer::Draining => return Err(AttachError::answer("it is not a welcome")),
+        Answer::Shard { .. } | Answer::Draining | Answer::Figures { .. } => {
+            return Err(AttachError::answer("it is not a welcome"));
+        }
     };
     let (Some(arena), None) = (arena.pop(), arena.pop()) else {
         return Err(AttachError::answer("a welcome comes with one descriptor"));
@@ -116,8 +122,36 @@ pub fn drain(path: &Path, deadline: Instant) -> Result<(), AttachError> {
     match talk.next()?.0 {
         Answer::Draining => Ok(()),
         Answer::Refused(refused) => Err(refusal(refused)),
-        Answer::Welcome(_) | Answer::Shard { .. } => Err(AttachError::answer("it does not say that it drains")),
+        Answer::Welcome(_) | Answer::Shard { .. } | Answer::Figures { .. } => {
+            Err(AttachError::answer("it does not say that it drains"))
+        }
     }
+}
+
+/// Asks the daemon at `path` for its figures: JSON, of a form that the two programs agree on.
+///
+/// # Errors
+/// [`AttachError`].
+pub fn show(path: &Path, deadline: Instant) -> Result<Vec<u8>, AttachError> {
+    let mut talk = Conversation::begin(path, &Request::Show { version: VERSION }, deadline)?;
+    let (answer, mut memory) = talk.next()?;
+    let bytes = match answer {
+        Answer::Figures { bytes } if bytes <= FIGURES_BYTES_MAX => bytes,
+        Answer::Figures { bytes } => {
+            return Err(AttachError::answer(format!("{bytes} bytes of figures, at most {FIGURES_BYTES_MAX} are read")));
+        }
+        Answer::Refused(refused) => return Err(refusal(refused)),
+        Answer::Welcome(_) | Answer::Shard { .. } | Answer::Draining => {
+            return Err(AttachError::answer("it shows no figures"));
+        }
+    };
+    let (Some(memory), None) = (memory.pop(), memory.pop()) else {
+        return Err(AttachError::answer("figures come with one descriptor"));
+    };
+    let mut figures = vec![0; bytes as usize];
+    let read = File::from(memory).read_exact_at(&mut figures, 0);
+    read.map_err(|error| AttachError::answer(format!("its figures cannot be read ({error})")))?;
+    Ok(figures)
 }
 
 pub(super) fn refusal(refused: super::Refused) -> AttachError {

@@ -1,13 +1,18 @@
 //! The daemon's side of attaching: single steps that never wait, on whichever thread watches the sockets.
 
 use std::{
-    os::fd::{AsRawFd, OwnedFd},
+    fs::File,
+    os::{
+        fd::{AsRawFd, OwnedFd},
+        unix::fs::FileExt,
+    },
     path::Path,
 };
 
 use nix::{
     errno::Errno,
     sys::{
+        memfd::{MFdFlags, memfd_create},
         socket::{
             AddressFamily, Backlog, MsgFlags, SockFlag, SockType, UnixAddr, bind, getsockopt, recv, socket, sockopt,
         },
@@ -198,6 +203,20 @@ pub fn refuse(socket: &OwnedFd, error: &Error) -> Result<(), ShmError> {
 /// [`ShmError::System`] if the client is gone or does not read.
 pub fn draining(socket: &OwnedFd) -> Result<(), ShmError> {
     answer(socket, &Answer::Draining)
+}
+
+/// Shows a client the daemon's figures, in memory of their own: they may be more than a message holds.
+///
+/// # Errors
+/// [`ShmError::System`] if there is no memory or descriptor for them, or the client is gone or does not read.
+pub fn show_figures(socket: &OwnedFd, figures: &[u8]) -> Result<(), ShmError> {
+    let memory = memfd_create(c"sealane-figures", MFdFlags::MFD_CLOEXEC);
+    let memory = memory.map_err(ShmError::system("making memory for figures"))?;
+    let failed = |source| ShmError::System { operation: "writing figures", source };
+    let memory = File::from(memory);
+    memory.write_all_at(figures, 0).map_err(failed)?;
+    let message = encode(&Answer::Figures { bytes: figures.len() as u64 });
+    descriptors::send(socket, &message, &[memory.as_raw_fd()]).map_err(ShmError::system("answering a client"))
 }
 
 fn answer(socket: &OwnedFd, answer: &Answer) -> Result<(), ShmError> {

@@ -16,10 +16,10 @@ use super::{failure::Failure, fields::Malformed};
 use crate::error::Error;
 
 pub use self::{
-    client::{AttachError, Attached, attach, drain},
+    client::{AttachError, Attached, attach, drain, show},
     daemon::{
         Credentials, RequestError, ShardDescriptors, Welcoming, accept, credentials, draining, listen, read_request,
-        refuse,
+        refuse, show_figures,
     },
 };
 
@@ -77,6 +77,11 @@ pub enum Request {
         /// The asker's [`VERSION`].
         version: u32,
     },
+    /// To be shown the daemon's figures.
+    Show {
+        /// The asker's [`VERSION`].
+        version: u32,
+    },
 }
 
 /// The part of every request that every version has.
@@ -97,6 +102,10 @@ enum Answer {
     },
     Refused(Refused),
     Draining,
+    /// So many bytes of JSON are in the memory that comes with it.
+    Figures {
+        bytes: u64,
+    },
 }
 
 /// An [`Error`] on the socket.

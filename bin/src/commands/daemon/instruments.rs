@@ -1,0 +1,52 @@
+//! The daemon's instruments, read by `sealane stat` and by whoever scrapes its metrics. No shard is stopped or woken for it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Instant, SystemTime};
+
+use sealane_fusion::Engine;
+
+use crate::figures::{Figures, SCHEMA, State, unix_ms};
+
+/// See the module. Clones show the same daemon.
+#[derive(Clone)]
+pub(super) struct Instruments {
+    engine: Engine,
+    began: Instant,
+    drains: Arc<AtomicBool>,
+}
+
+impl Instruments {
+    pub(super) fn new(engine: Engine) -> Self {
+        Self { engine, began: Instant::now(), drains: Arc::default() }
+    }
+
+    /// The daemon drains from now on.
+    pub(super) fn drains(&self) {
+        self.drains.store(true, Ordering::Relaxed);
+    }
+
+    /// What the daemon does.
+    pub(super) fn state(&self) -> State {
+        match (self.engine.has_stopped(), self.drains.load(Ordering::Relaxed)) {
+            (true, _) => State::Failed,
+            (false, true) => State::Draining,
+            (false, false) => State::Serving,
+        }
+    }
+
+    /// All figures, as they are now.
+    pub(super) fn figures(&self) -> Figures {
+        Figures {
+            schema: SCHEMA.into(),
+            version: env!("CARGO_PKG_VERSION").into(),
+            pid: std::process::id(),
+            taken_unix_ms: unix_ms(SystemTime::now()),
+            uptime_ms: self.began.elapsed().as_millis() as u64,
+            state: self.state(),
+            addresses: self.engine.addresses().iter().map(ToString::to_string).collect(),
+            tasks: self.engine.tasks().iter().map(ToString::to_string).collect(),
+            shards: self.engine.figures().into_iter().map(Into::into).collect(),
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! The figures as OpenMetrics text (the OpenMetrics specification 1.0).
+
+use std::fmt;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::registry::Registry;
+
+use super::families::{Family, Kind, OF_CLIENTS, OF_PEERS, OF_SHARDS};
+use crate::figures::{Figures, Histogram, State};
+
+/// The media type of [`exposition`].
+pub(super) const MEDIA_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+const NANOSECONDS: f64 = 1e9;
+
+type Labels = Vec<(&'static str, String)>;
+
+/// The text that a scrape gets.
+///
+/// # Errors
+/// Never, as text in memory can always be written.
+pub(super) fn exposition(figures: Figures) -> Result<String, fmt::Error> {
+    let mut registry = Registry::with_prefix("sealane");
+    registry.register_collector(Box::new(Shown(figures)));
+    let mut text = String::new();
+    encode(&mut text, &registry)?;
+    Ok(text)
+}
+
+#[derive(Debug)]
+struct Shown(Figures);
+
+impl Collector for Shown {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let figures = &self.0;
+        daemon(figures, &mut encoder)?;
+        let shards = figures.shards.iter().map(|shard| (vec![("shard", shard.shard.to_string())], shard));
+        families(OF_SHARDS, &shards.collect::<Vec<_>>(), &mut encoder)?;
+        durations(figures, &mut encoder)?;
+        paths(figures, &mut encoder)?;
+        let peers = figures.shards.iter().flat_map(|shard| {
+            shard.peers.iter().map(|peer| {
+                let peer_shard = peer.peer_shard.map_or_else(|| "unknown".into(), |shard| shard.to_string());
+                let labels =
+                    vec![("shard", shard.shard.to_string()), ("peer", peer.peer.clone()), ("peer_shard", peer_shard)];
+                (labels, peer)
+            })
+        });
+        families(OF_PEERS, &peers.collect::<Vec<_>>(), &mut encoder)?;
+        let clients = figures.shards.iter().flat_map(|shard| {
+            let labels = |task: &str| vec![("shard", shard.shard.to_string()), ("task", task.to_owned())];
+            shard.clients.iter().map(move |client| (labels(&client.task), client))
+        });
+        families(OF_CLIENTS, &clients.collect::<Vec<_>>(), &mut encoder)
+    }
+}
+
+/// What there is one of.
+fn daemon(figures: &Figures, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+    encoder
+        .encode_descriptor("build", "The daemon's program", None, MetricType::Info)?
+        .encode_info(&[("version", figures.version.as_str())])?;
+    let mut gauge =
+        |name, help, value: f64| encoder.encode_descriptor(name, help, None, MetricType::Gauge)?.encode_gauge(&value);
+    gauge("uptime_seconds", "How long the daemon has served", figures.uptime_ms as f64 / 1e3)?;
+    gauge("draining", "1 while the daemon finishes what is under way", f64::from(figures.state == State::Draining))?;
+    gauge("tasks", "Tasks that the daemon serves", figures.tasks.len() as f64)?;
+    let clients = figures.shards.first().map_or(0, |shard| shard.clients.len());
+    gauge("clients", "Clients of this host that are attached", clients as f64)
+}
+
+/// Each family, with a sample of each thing and label.
+fn families<T>(
+    families: &[Family<T>],
+    things: &[(Labels, &T)],
+    encoder: &mut DescriptorEncoder<'_>,
+) -> Result<(), fmt::Error> {
+    if things.is_empty() {
+        return Ok(());
+    }
+    for family in families {
+        let is_counter = matches!(family.kind, Kind::Counter | Kind::CounterOfTime);
+        let kind = if is_counter { MetricType::Counter } else { MetricType::Gauge };
+        let mut metric = encoder.encode_descriptor(family.name, without_stop(family.help), None, kind)?;
+        for (labels, thing) in things {
+            for (label, read) in family.samples {
+                let mut labels = labels.clone();
+                labels.extend(label.map(|(name, value)| (name, value.to_owned())));
+                sample(family.kind, read(thing), metric.encode_family(&labels)?)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn sample(kind: Kind, value: u64, mut metric: MetricEncoder<'_>) -> Result<(), fmt::Error> {
+    let seconds = value as f64 / NANOSECONDS;
+    match kind {
+        Kind::Counter => metric.encode_counter::<NoLabelSet, _, f64>(&value, None),
+        Kind::CounterOfTime => metric.encode_counter::<NoLabelSet, _, f64>(&seconds, None),
+        Kind::Gauge => metric.encode_gauge(&(value as f64)),
+        Kind::GaugeOfTime => metric.encode_gauge(&seconds),
+    }
+}
+
+/// Turns, and calls by their kind and way.
+fn durations(figures: &Figures, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+    let help = "How long turns took that had work to do";
+    let mut turns = encoder.encode_descriptor("shard_turn_seconds", help, None, MetricType::Histogram)?;
+    for shard in &figures.shards {
+        let labels = [("shard", shard.shard.to_string())];
+        histogram(&shard.load.busy_turns, turns.encode_family(&labels)?)?;
+    }
+    let help = "How long calls took that ended well: a recv until its tensor came, a send until its release, a pull until its \
+                last tensor, a push until all of it was taken";
+    let mut calls = encoder.encode_descriptor("call_seconds", help, None, MetricType::Histogram)?;
+    for shard in &figures.shards {
+        for of in &shard.calls {
+            let labels =
+                [("shard", shard.shard.to_string()), ("operation", of.operation.clone()), ("link", of.link.clone())];
+            histogram(&of.took, calls.encode_family(&labels)?)?;
+        }
+    }
+    Ok(())
+}
+
+/// With a bucket for each power of two from 64 ns on: the same for all, as sums over hosts need, and half as many as are kept.
+fn histogram(of: &Histogram, mut metric: MetricEncoder<'_>) -> Result<(), fmt::Error> {
+    const FIRST_POWER: u32 = 6;
+    const LAST_POWER: u32 = 36;
+    let bound = |power: u32| (1_u64 << power) as f64 / NANOSECONDS;
+    let mut buckets: Vec<(f64, u64)> = (FIRST_POWER..=LAST_POWER).map(|power| (bound(power), 0)).collect();
+    // What is larger than all bounds.
+    buckets.push((f64::MAX, 0));
+    for (bound, count) in &of.buckets {
+        let power = bound.checked_next_power_of_two().map_or(u64::BITS, u64::trailing_zeros);
+        buckets[(power.clamp(FIRST_POWER, LAST_POWER + 1) - FIRST_POWER) as usize].1 += count;
+    }
+    metric.encode_histogram::<NoLabelSet>(of.sum_ns as f64 / NANOSECONDS, of.count, &buckets, None)
+}
+
+/// Which path the bytes to each peer take, and why.
+fn paths(figures: &Figures, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+    let help = "Which path the bytes to a peer's shard take, and why";
+    let mut path = encoder.encode_descriptor("peer_path", help, None, MetricType::Gauge)?;
+    for shard in &figures.shards {
+        for peer in &shard.peers {
+            let labels = [
+                ("shard", shard.shard.to_string()),
+                ("peer", peer.peer.clone()),
+                ("peer_shard", peer.peer_shard.map_or_else(|| "unknown".into(), |shard| shard.to_string())),
+                ("state", peer.state.clone()),
+                ("link", peer.link.clone().unwrap_or_else(|| "none".into())),
+                ("reason", peer.reason.clone()),
+            ];
+            path.encode_family(&labels)?.encode_gauge(&1.0)?;
+        }
+    }
+    Ok(())
+}
+
+/// The encoder adds a full stop of its own.
+fn without_stop(help: &str) -> &str {
+    help.strip_suffix('.').unwrap_or(help)
+}

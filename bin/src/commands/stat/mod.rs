@@ -1,0 +1,98 @@
+//! `sealane stat`: what the daemon of this host does, in one look, or live.
+
+mod rows;
+mod screen;
+mod watch;
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use sealane_transport::shm::attach::{self, AttachError};
+
+use crate::cli::SettingsFlags;
+use crate::commands::daemon::socket_override;
+use crate::figures::{Figures, SCHEMA};
+use crate::{Context, Failure};
+
+/// How long the daemon may take to answer. Its control thread does nothing that takes long.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Between the two looks of which rates are made.
+const RATE_INTERVAL: Duration = Duration::from_millis(500);
+
+/// Show what the daemon of this host does
+///
+/// Shards, peers with the path to each and why, clients, rates, and how long calls take. Rates are of the last half second.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Examples:\n  sealane stat\n  sealane stat --watch\n  sealane stat --json | jq '.shards[].peers[] | {peer, link, reason}'"
+)]
+pub struct Args {
+    #[command(flatten)]
+    settings: SettingsFlags,
+
+    /// Where the daemon's clients attach
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+
+    /// Stay, and look every second; q ends it
+    #[arg(long, conflicts_with = "json")]
+    watch: bool,
+
+    /// Print one look as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs `sealane stat`.
+///
+/// # Errors
+///
+/// No daemon serves at the socket, it does not answer, or there is no terminal for `--watch`.
+pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
+    let settings = context.settings_with(&args.settings, socket_override(args.socket.as_ref())?)?;
+    let socket = &settings.daemon.socket.value;
+    if args.json {
+        let figures = look(socket)?;
+        let text = serde_json::to_string(&figures);
+        let text = text.map_err(|error| Failure::work(format!("the figures make no JSON ({error})")))?;
+        return context.print(&(text + "\n"));
+    }
+    if args.watch {
+        return watch::run(socket);
+    }
+    let before = look(socket)?;
+    std::thread::sleep(RATE_INTERVAL);
+    let now = look(socket)?;
+    context.print(&screen::text(&now, &before))
+}
+
+/// One look at the daemon.
+fn look(socket: &Path) -> Result<Figures, Failure> {
+    let shown = attach::show(socket, Instant::now() + PATIENCE).map_err(|error| unseen(socket, &error))?;
+    let figures: Figures = serde_json::from_slice(&shown).map_err(|error| {
+        Failure::work(format!(
+            "the daemon at {} shows figures that this program does not understand ({error}); use the same release of both",
+            socket.display()
+        ))
+    })?;
+    if figures.schema != SCHEMA {
+        return Err(Failure::work(format!(
+            "the daemon at {} shows figures of the form {:?}, this program reads {SCHEMA:?}; use the same release of both",
+            socket.display(),
+            figures.schema
+        )));
+    }
+    Ok(figures)
+}
+
+fn unseen(socket: &Path, error: &AttachError) -> Failure {
+    let socket = socket.display();
+    match error {
+        AttachError::Connect { source, .. } => Failure::work(format!(
+            "no daemon can be asked at {socket} ({source}); start one with `sealane daemon`, or name its socket with --socket"
+        )),
+        AttachError::Refused(error) => Failure::work(error.clone()),
+        error => Failure::work(format!("the daemon at {socket} shows nothing: {error}; its log may say why")),
+    }
+}

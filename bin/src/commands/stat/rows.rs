@@ -1,0 +1,250 @@
+//! What both forms of `sealane stat` show: figures as rows of text under their heads.
+
+use std::time::Duration;
+
+use crate::figures::{Figures, Histogram, Peer, Rates, Shard};
+
+/// A table: heads, rows, and which columns are numbers, aligned to the right.
+pub(super) struct Table {
+    pub(super) title: &'static str,
+    pub(super) heads: Vec<&'static str>,
+    pub(super) rows: Vec<Vec<String>>,
+    /// Columns before this one are text.
+    pub(super) numbers_from: usize,
+    /// The last column is text that may be long.
+    pub(super) has_tail: bool,
+}
+
+/// Who the daemon is, in two lines.
+pub(super) fn head(now: &Figures) -> [String; 2] {
+    let uptime = span(Duration::from_millis(now.uptime_ms));
+    let clients = now.shards.first().map_or(0, |shard| shard.clients.len());
+    let (tasks, shards) = (now.tasks.len(), now.shards.len());
+    [
+        format!("sealane {}, process {}, {} for {uptime}", now.version, now.pid, now.state.name()),
+        format!("{tasks} tasks at {}; {shards} shards; {clients} clients", now.addresses.join(", ")),
+    ]
+}
+
+pub(super) fn shards(now: &Figures, before: Option<&Figures>) -> Table {
+    let row = |shard: &Shard| {
+        let rates = Rates::of_shard(now, shard, before);
+        let slab = |pool: &str| {
+            let found = shard.slabs.iter().find(|slab| slab.pool == pool);
+            found.map_or_else(|| "-".into(), |slab| percent(slab.used_bytes as f64 / slab.size_bytes.max(1) as f64))
+        };
+        vec![
+            shard.shard.to_string(),
+            shard.cpu.map_or_else(|| "-".into(), |cpu| cpu.to_string()),
+            percent(rates.busy),
+            duration(turns(now, shard, before).p99_ns),
+            count(rates.tensors_received),
+            count(rates.tensors_sent),
+            bytes(rates.bytes_received),
+            bytes(rates.bytes_sent),
+            shard.counters.parked.to_string(),
+            shard.counters.deposits.to_string(),
+            slab("send"),
+            slab("receive"),
+        ]
+    };
+    Table {
+        title: "Shards",
+        heads: vec![
+            "shard", "cpu", "busy", "turn p99", "in/s", "out/s", "in B/s", "out B/s", "parked", "held", "send", "recv",
+        ],
+        rows: now.shards.iter().map(row).collect(),
+        numbers_from: 0,
+        has_tail: false,
+    }
+}
+
+fn turns(now: &Figures, shard: &Shard, before: Option<&Figures>) -> Histogram {
+    let then = before.filter(|before| before.pid == now.pid);
+    let then = then.and_then(|before| before.shards.iter().find(|then| then.shard == shard.shard));
+    then.map_or_else(|| shard.load.busy_turns.clone(), |then| shard.load.busy_turns.since(&then.load.busy_turns))
+}
+
+/// How long calls took since `before`, or since the start, over all shards.
+pub(super) fn calls(now: &Figures, before: Option<&Figures>) -> Table {
+    let rows = by_kind(now, before).into_iter().map(|(operation, link, took)| {
+        vec![operation, link, count(took.count as f64), duration(took.p50_ns), duration(took.p99_ns), mean(&took)]
+    });
+    Table {
+        title: "Calls",
+        heads: vec!["call", "over", "ended", "p50", "p99", "mean"],
+        rows: rows.collect(),
+        numbers_from: 2,
+        has_tail: false,
+    }
+}
+
+/// Durations by kind of call and way, over all shards.
+pub(super) fn by_kind(now: &Figures, before: Option<&Figures>) -> Vec<(String, String, Histogram)> {
+    let mut kinds: Vec<(String, String, Histogram)> = Vec::new();
+    let before = before.filter(|before| before.pid == now.pid);
+    for shard in &now.shards {
+        let then = before.and_then(|before| before.shards.iter().find(|then| then.shard == shard.shard));
+        for calls in &shard.calls {
+            let earlier = then.and_then(|then| {
+                then.calls.iter().find(|then| (&then.operation, &then.link) == (&calls.operation, &calls.link))
+            });
+            let took = earlier.map_or_else(|| calls.took.clone(), |then| calls.took.since(&then.took));
+            match kinds.iter_mut().find(|kind| (&kind.0, &kind.1) == (&calls.operation, &calls.link)) {
+                Some((.., sum)) => *sum += &took,
+                None => kinds.push((calls.operation.clone(), calls.link.clone(), took)),
+            }
+        }
+    }
+    kinds
+}
+
+pub(super) fn peers(now: &Figures, before: Option<&Figures>) -> Table {
+    let same = before.filter(|before| before.pid == now.pid);
+    let seconds = same.map_or(now.uptime_ms, |before| now.uptime_ms - before.uptime_ms).max(1) as f64 / 1e3;
+    let row = |shard: &Shard, peer: &Peer| {
+        let then = same.and_then(|before| before.shards.iter().find(|then| then.shard == shard.shard));
+        let then = then.and_then(|then| {
+            then.peers.iter().find(|then| (&then.peer, then.peer_shard) == (&peer.peer, peer.peer_shard))
+        });
+        let grown = |of: fn(&Peer) -> u64| of(peer).saturating_sub(then.map_or(0, of)) as f64 / seconds;
+        let counters = &peer.counters;
+        let fused = counters.tensors_sent + counters.tensors_received;
+        let messages = (counters.messages_sent + counters.messages_received).max(1);
+        vec![
+            peer.peer.clone(),
+            format!("{}:{}", shard.shard, peer.peer_shard.map_or_else(|| "?".into(), |shard| shard.to_string())),
+            peer.link.clone().unwrap_or_else(|| "-".into()),
+            peer.state.clone(),
+            bytes(grown(|peer| peer.counters.bytes_received)),
+            bytes(grown(|peer| peer.counters.bytes_sent)),
+            counters.in_flight.to_string(),
+            format!("{:.1}", fused as f64 / messages as f64),
+            counters.links_lost.to_string(),
+            why(peer),
+        ]
+    };
+    Table {
+        title: "Peers",
+        heads: vec!["peer", "shards", "path", "state", "in B/s", "out B/s", "asked", "fused", "lost", "why"],
+        rows: now.shards.iter().flat_map(|shard| shard.peers.iter().map(|peer| row(shard, peer))).collect(),
+        numbers_from: 4,
+        has_tail: true,
+    }
+}
+
+/// Why the path is as it is: that of a link that stands, else how it ended.
+fn why(peer: &Peer) -> String {
+    match (peer.state.as_str(), peer.last_error.as_str()) {
+        ("up", _) | (_, "") => peer.reason.clone(),
+        (_, error) => error.to_owned(),
+    }
+}
+
+pub(super) fn clients(now: &Figures) -> Table {
+    let mut rows: Vec<(String, i32, [u64; 5])> = Vec::new();
+    for client in now.shards.iter().flat_map(|shard| &shard.clients) {
+        let of = &client.counters;
+        let more = [of.tensors_received, of.tensors_sent, of.bytes_received, of.bytes_sent, of.under_way];
+        match rows.iter_mut().find(|row| (&row.0, row.1) == (&client.task, client.pid)) {
+            Some((.., sum)) => sum.iter_mut().zip(more).for_each(|(sum, more)| *sum += more),
+            None => rows.push((client.task.clone(), client.pid, more)),
+        }
+    }
+    let row = |(task, pid, [received, sent, bytes_received, bytes_sent, under_way]): (String, i32, [u64; 5])| {
+        vec![
+            task,
+            pid.to_string(),
+            count(received as f64),
+            count(sent as f64),
+            bytes(bytes_received as f64),
+            bytes(bytes_sent as f64),
+            under_way.to_string(),
+        ]
+    };
+    Table {
+        title: "Clients of this host",
+        heads: vec!["task", "process", "received", "sent", "in", "out", "under way"],
+        rows: rows.into_iter().map(row).collect(),
+        numbers_from: 1,
+        has_tail: false,
+    }
+}
+
+/// A share of one.
+fn percent(share: f64) -> String {
+    format!("{:.0}%", share * 100.0)
+}
+
+/// Nanoseconds, to three digits.
+pub(super) fn duration(nanoseconds: u64) -> String {
+    match nanoseconds as f64 {
+        0.0 => "-".into(),
+        ns if ns < 1e3 => format!("{ns:.0} ns"),
+        ns if ns < 1e6 => format!("{} µs", digits(ns / 1e3)),
+        ns if ns < 1e9 => format!("{} ms", digits(ns / 1e6)),
+        ns => format!("{} s", digits(ns / 1e9)),
+    }
+}
+
+fn mean(of: &Histogram) -> String {
+    duration(of.sum_ns.checked_div(of.count).unwrap_or(0))
+}
+
+/// A number, with k, M or G from ten thousand on.
+pub(super) fn count(number: f64) -> String {
+    match number {
+        number if number < 1e4 => format!("{number:.0}"),
+        number if number < 1e6 => format!("{}k", digits(number / 1e3)),
+        number if number < 1e9 => format!("{}M", digits(number / 1e6)),
+        number => format!("{}G", digits(number / 1e9)),
+    }
+}
+
+/// Bytes, with decimal units.
+pub(super) fn bytes(bytes: f64) -> String {
+    match bytes {
+        bytes if bytes < 1e3 => format!("{bytes:.0} B"),
+        bytes if bytes < 1e6 => format!("{} kB", digits(bytes / 1e3)),
+        bytes if bytes < 1e9 => format!("{} MB", digits(bytes / 1e6)),
+        bytes if bytes < 1e12 => format!("{} GB", digits(bytes / 1e9)),
+        bytes => format!("{} TB", digits(bytes / 1e12)),
+    }
+}
+
+/// Three digits.
+fn digits(number: f64) -> String {
+    match number {
+        number if number < 10.0 => format!("{number:.2}"),
+        number if number < 100.0 => format!("{number:.1}"),
+        number => format!("{number:.0}"),
+    }
+}
+
+/// Days, hours, minutes and seconds; the two largest that there are.
+fn span(time: Duration) -> String {
+    let seconds = time.as_secs();
+    match (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60, seconds % 60) {
+        (0, 0, 0, seconds) => format!("{seconds} s"),
+        (0, 0, minutes, seconds) => format!("{minutes} min {seconds} s"),
+        (0, hours, minutes, _) => format!("{hours} h {minutes} min"),
+        (days, hours, ..) => format!("{days} d {hours} h"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_short_and_have_their_units() {
+        assert_eq!([0.0, 999.0, 12_345.0, 3.2e6, 1e9].map(count), ["0", "999", "12.3k", "3.20M", "1.00G"]);
+        assert_eq!([0.0, 1500.0, 2.5e9, 1e12].map(bytes), ["0 B", "1.50 kB", "2.50 GB", "1.00 TB"]);
+        assert_eq!(
+            [0, 80, 7800, 12_000_000, 2_000_000_000].map(duration),
+            ["-", "80 ns", "7.80 µs", "12.0 ms", "2.00 s"]
+        );
+        let spans = [5, 65, 3700, 90_000].map(|seconds| span(Duration::from_secs(seconds)));
+        assert_eq!(spans, ["5 s", "1 min 5 s", "1 h 1 min", "1 d 1 h"]);
+    }
+}

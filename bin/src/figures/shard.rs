@@ -1,0 +1,163 @@
+//! The figures of one shard.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use sealane_fusion::Counters;
+use sealane_fusion::metrics::{ClientCounters, ClientFigures, LatencyFigures, PeerCounters, PeerFigures, ShardFigures};
+use sealane_runtime::LoadSnapshot;
+use serde::{Deserialize, Serialize};
+
+use super::Histogram;
+
+/// One shard.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Shard {
+    pub(crate) shard: usize,
+    /// The CPU that it is pinned to.
+    pub(crate) cpu: Option<usize>,
+    pub(crate) load: Load,
+    /// What it has done, and holds.
+    pub(crate) counters: Counters,
+    /// How long calls took that ended well.
+    pub(crate) calls: Vec<Calls>,
+    pub(crate) slabs: Vec<Slab>,
+    pub(crate) peers: Vec<Peer>,
+    pub(crate) clients: Vec<Client>,
+}
+
+impl From<ShardFigures> for Shard {
+    fn from(shown: ShardFigures) -> Shard {
+        let ShardFigures { shard, cpu, load, counters, latencies, peers, clients, .. } = shown;
+        let slabs = vec![
+            Slab { pool: "send".into(), used_bytes: counters.slab_send_bytes, size_bytes: shown.slab_send_bytes_max },
+            Slab {
+                pool: "receive".into(),
+                used_bytes: counters.slab_receive_bytes,
+                size_bytes: shown.slab_receive_bytes_max,
+            },
+        ];
+        Shard {
+            shard,
+            cpu,
+            load: load.into(),
+            counters,
+            calls: latencies.into_iter().map(Calls::from).collect(),
+            slabs,
+            peers: peers.into_iter().map(Peer::from).collect(),
+            clients: clients.into_iter().map(Client::from).collect(),
+        }
+    }
+}
+
+/// How a shard's thread spends its time.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Load {
+    pub(crate) turns: u64,
+    /// How long turns took that had work to do.
+    pub(crate) busy_turns: Histogram,
+    pub(crate) longest_turn_ns: u64,
+    pub(crate) busy_ns: u64,
+    pub(crate) idle_ns: u64,
+    pub(crate) asleep_ns: u64,
+    pub(crate) sleeps: u64,
+    pub(crate) stalls: u64,
+    pub(crate) is_asleep: bool,
+}
+
+impl From<LoadSnapshot> for Load {
+    fn from(load: LoadSnapshot) -> Load {
+        Load {
+            turns: load.turns,
+            busy_ns: load.busy.sum(),
+            busy_turns: Histogram::from(&load.busy),
+            longest_turn_ns: load.longest_ns,
+            idle_ns: load.idle_ns,
+            asleep_ns: load.asleep_ns,
+            sleeps: load.sleeps,
+            stalls: load.stalls,
+            is_asleep: load.asleep,
+        }
+    }
+}
+
+/// Calls of one kind that went one way.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Calls {
+    /// recv, send, pull or push.
+    pub(crate) operation: String,
+    /// memory, tcp or verbs.
+    pub(crate) link: String,
+    pub(crate) took: Histogram,
+}
+
+impl From<LatencyFigures> for Calls {
+    fn from(shown: LatencyFigures) -> Calls {
+        let (operation, link) = (shown.operation.name().into(), shown.way.name().into());
+        Calls { operation, link, took: Histogram::from(&shown.nanoseconds) }
+    }
+}
+
+/// Registered memory of a shard.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Slab {
+    /// send or receive.
+    pub(crate) pool: String,
+    pub(crate) used_bytes: u64,
+    pub(crate) size_bytes: u64,
+}
+
+/// One shard of a peer, and the path to it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Peer {
+    /// The peer's transport address.
+    pub(crate) peer: String,
+    /// The peer's shard, once it is known.
+    pub(crate) peer_shard: Option<u16>,
+    /// idle, connecting or up.
+    pub(crate) state: String,
+    /// tcp or verbs: the link, or the last one.
+    pub(crate) link: Option<String>,
+    /// Why it is of that kind.
+    pub(crate) reason: String,
+    /// How the last link ended, or why the last call came to none.
+    pub(crate) last_error: String,
+    /// Since when the state holds, in milliseconds of Unix time.
+    pub(crate) since_unix_ms: u64,
+    pub(crate) counters: PeerCounters,
+}
+
+impl From<PeerFigures> for Peer {
+    fn from(shown: PeerFigures) -> Peer {
+        let PeerFigures { address, shard, path, counters } = shown;
+        Peer {
+            peer: address,
+            peer_shard: shard,
+            state: path.state.name().into(),
+            link: path.link.map(|link| link.name().into()),
+            reason: path.reason,
+            last_error: path.last_error,
+            since_unix_ms: unix_ms(path.since),
+            counters,
+        }
+    }
+}
+
+/// One client process of this host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Client {
+    /// The task that it is.
+    pub(crate) task: String,
+    pub(crate) pid: i32,
+    pub(crate) counters: ClientCounters,
+}
+
+impl From<ClientFigures> for Client {
+    fn from(shown: ClientFigures) -> Client {
+        Client { task: shown.task, pid: shown.pid, counters: shown.counters }
+    }
+}
+
+/// A clock's time; 0 for one before 1970.
+pub(crate) fn unix_ms(time: SystemTime) -> u64 {
+    time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
+}

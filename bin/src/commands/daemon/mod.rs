@@ -30,7 +30,7 @@ use self::control::Control;
 use self::gate::Gate;
 use self::instruments::Instruments;
 use self::memory::Portion;
-use self::metrics::Metrics;
+use self::metrics::{Metrics, MetricsListener};
 use self::parent::Parent;
 use self::readiness::Readiness;
 use self::reload::MapInUse;
@@ -92,12 +92,13 @@ pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
     let tasks = tasks::served(&map.snapshot(), file, &args.task)?;
     // Before the engine starts: a second daemon should hear of the first one, not of a port that is in use.
     let claim = Claim::take(&settings.daemon.socket.value)?;
+    let metrics = MetricsListener::bind(&settings.daemon.metrics)?;
     let names: Vec<&str> = tasks.iter().map(TaskName::as_str).collect();
     let engine = engine_settings(&settings, (*map.snapshot()).clone(), &names)?;
     locked_memory::check(&engine)?;
     let engine = Engine::start(EngineSettings { listeners, ..engine }).map_err(Failure::work)?;
     let map = MapInUse::new(map, args.task.is_empty());
-    let served = serve(&settings, engine.clone(), map, claim, signals);
+    let served = serve(&settings, engine.clone(), map, claim, signals, metrics);
     let stopped =
         engine.stop().map_err(|error| Failure::work(format!("the daemon did not stop in good order: {error}")));
     // Clients hear from the engine how their calls ended before they see their connection end.
@@ -112,11 +113,12 @@ fn serve(
     map: MapInUse,
     claim: Claim,
     signals: Signals,
+    metrics: Option<MetricsListener>,
 ) -> Result<Control, Failure> {
     let gate = Gate::new(&settings.daemon, geteuid().as_raw());
     let socket = claim.listen(gate.is_open_to_others())?;
     let instruments = Instruments::new(engine.clone());
-    let metrics = Metrics::start(&settings.daemon.metrics, instruments.clone())?;
+    let metrics = metrics.map(|listener| listener.serve(instruments.clone())).transpose()?;
     announce(&engine, &map, &socket, metrics.as_ref());
     let mut control = Control {
         portion: Portion {

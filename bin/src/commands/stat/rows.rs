@@ -51,7 +51,18 @@ pub(super) fn shards(now: &Figures, before: Option<&Figures>) -> Table {
     Table {
         title: "Shards",
         heads: vec![
-            "shard", "cpu", "busy", "turn p99", "in/s", "out/s", "in B/s", "out B/s", "parked", "held", "send", "recv",
+            "shard",
+            "cpu",
+            "busy",
+            "turn p99",
+            "in/s",
+            "out/s",
+            "bytes in/s",
+            "out/s",
+            "parked",
+            "held",
+            "send",
+            "recv",
         ],
         rows: now.shards.iter().map(row).collect(),
         numbers_from: 0,
@@ -126,7 +137,7 @@ pub(super) fn peers(now: &Figures, before: Option<&Figures>) -> Table {
     };
     Table {
         title: "Peers",
-        heads: vec!["peer", "shards", "path", "state", "in B/s", "out B/s", "asked", "fused", "lost", "why"],
+        heads: vec!["peer", "shards", "path", "state", "in/s", "out/s", "asked", "fused", "lost", "why"],
         rows: now.shards.iter().flat_map(|shard| shard.peers.iter().map(|peer| row(shard, peer))).collect(),
         numbers_from: 4,
         has_tail: true,
@@ -164,7 +175,7 @@ pub(super) fn clients(now: &Figures) -> Table {
     };
     Table {
         title: "Clients of this host",
-        heads: vec!["task", "process", "received", "sent", "in", "out", "under way"],
+        heads: vec!["task", "pid", "tensors in", "out", "bytes in", "out", "calls"],
         rows: rows.into_iter().map(row).collect(),
         numbers_from: 1,
         has_tail: false,

@@ -22,6 +22,8 @@ use crate::figures::{Figures, Rates};
 const INTERVAL: Duration = Duration::from_secs(1);
 /// Looks that are kept; no terminal is wider.
 const HISTORY_MAX: usize = 500;
+/// Columns from which on two tables go beside each other, and columns have more room between them.
+const WIDE: u16 = 120;
 /// Rows of peers that a page key moves by.
 const PAGE: usize = 10;
 
@@ -131,16 +133,24 @@ impl View {
         let (shards, calls) = (rows::shards(&self.now, before), rows::calls(&self.now, before));
         let (peers, clients) = (rows::peers(&self.now, before), rows::clients(&self.now));
         let high = |table: &Table| Constraint::Max(table.rows.len() as u16 + 3);
+        // Beside each other where there is room.
+        let is_wide = frame.area().width >= WIDE;
+        let (calls_high, clients_high) = (calls.rows.len() as u16 + 3, clients.rows.len() as u16 + 3);
+        let middle_high = if is_wide { calls_high.max(clients_high) } else { calls_high + clients_high };
         let [head, graphs, shard_area, middle, peer_area, foot] = Layout::vertical([
             Constraint::Length(2),
             Constraint::Length(5),
             high(&shards),
-            Constraint::Max(calls.rows.len().max(clients.rows.len()) as u16 + 3),
+            Constraint::Max(middle_high),
             Constraint::Min(4),
             Constraint::Length(1),
         ])
         .areas(frame.area());
-        let [calls_area, clients_area] = Layout::horizontal([Constraint::Fill(1), Constraint::Fill(1)]).areas(middle);
+        let [calls_area, clients_area] = if is_wide {
+            Layout::horizontal([Constraint::Fill(1), Constraint::Fill(1)]).areas(middle)
+        } else {
+            Layout::vertical([Constraint::Length(calls_high), Constraint::Length(clients_high)]).areas(middle)
+        };
         frame.render_widget(Paragraph::new(Text::from(rows::head(&self.now).map(Line::from).to_vec())), head);
         self.draw_graphs(frame, graphs);
         draw_table(frame, shard_area, &shards, 0);
@@ -198,7 +208,7 @@ fn draw_table(frame: &mut Frame<'_>, area: Rect, table: &Table, first: usize) {
         if first > 0 { format!(" {} (from number {}) ", table.title, first + 1) } else { format!(" {} ", table.title) };
     let widget = Widget::new(table.rows.iter().skip(first).map(|cells| row(cells)), widths.collect::<Vec<_>>())
         .header(row(&heads).style(Style::new().add_modifier(Modifier::BOLD)))
-        .column_spacing(2)
+        .column_spacing(if area.width >= WIDE { 2 } else { 1 })
         .block(Block::bordered().title(count));
     frame.render_widget(widget, area);
 }

@@ -1,0 +1,117 @@
+//! What a daemon shows of itself: over HTTP, and to `sealane stat`.
+
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+
+use crate::fixture::{Daemon, PS, Place, STUCK, WORKER};
+
+/// A daemon with metrics at a port that the system picked, and where that is.
+fn start() -> (Place, Daemon, String) {
+    let (place, daemon) = Daemon::start(&["--metrics", "127.0.0.1:0"]);
+    let log = daemon.log();
+    let (_, url) = log.split_once("metrics at http://").expect("the daemon says where");
+    let address = url.split('/').next().expect("it has a path").to_owned();
+    (place, daemon, address)
+}
+
+/// The status and the body that a request gets.
+fn ask(address: &str, method: &str, path: &str) -> (u16, String) {
+    let mut socket = TcpStream::connect(address).unwrap();
+    socket.set_read_timeout(Some(STUCK)).unwrap();
+    write!(socket, "{method} {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    socket.read_to_string(&mut answer).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").expect("a head and a body");
+    (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
+}
+
+/// The samples of a scrape by their names and labels.
+fn samples(text: &str) -> BTreeMap<String, f64> {
+    assert!(text.ends_with("# EOF\n"), "{text}");
+    let lines = text.lines().filter(|line| !line.starts_with('#'));
+    lines
+        .map(|line| line.rsplit_once(' ').unwrap())
+        .map(|(name, value)| (name.into(), value.parse().unwrap()))
+        .collect()
+}
+
+/// What a command prints that must succeed.
+fn words(place: &Place, arguments: &[&str]) -> String {
+    let output = place.run(arguments);
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Moves one tensor from one task of the place to the other.
+fn move_a_tensor(place: &Place) {
+    let attach = |task| sealane::Attach::new(task).socket(place.socket()).arena_bytes(1 << 16).attach().unwrap();
+    let (ps, worker) = (attach(PS), attach(WORKER));
+    let tensor = sealane::Tensor::from_elements(&[1000], &[1.0_f32; 1000]).unwrap();
+    let sending = ps.send(WORKER, 1, "w", tensor);
+    worker.recv(PS, 1, "w").wait().unwrap();
+    sending.wait().unwrap();
+}
+
+#[test]
+fn metrics_tell_what_moved_and_for_whom() {
+    let (place, daemon, address) = start();
+    let (status, before) = ask(&address, "GET", "/metrics");
+    assert_eq!((status, samples(&before)["sealane_tensors_total{shard=\"0\",direction=\"received\"}"]), (200, 0.0));
+    move_a_tensor(&place);
+    // Figures follow what they are of by some milliseconds.
+    let until = std::time::Instant::now() + STUCK;
+    let after = loop {
+        let after = samples(&ask(&address, "GET", "/metrics").1);
+        if after["sealane_tensors_total{shard=\"0\",direction=\"sent\"}"] == 1.0 {
+            break after;
+        }
+        assert!(std::time::Instant::now() < until, "{after:#?}");
+    };
+    assert_eq!(after["sealane_tensor_bytes_total{shard=\"0\",direction=\"received\"}"], 4000.0);
+    assert_eq!(after["sealane_call_seconds_count{shard=\"0\",operation=\"recv\",link=\"memory\"}"], 1.0);
+    assert!(after["sealane_shard_turns_total{shard=\"0\"}"] > 0.0);
+    assert_eq!(after["sealane_slab_size_bytes{shard=\"0\",pool=\"send\"}"], f64::from(1 << 20));
+    daemon.stop();
+}
+
+#[test]
+fn health_and_readiness_are_told_apart_from_what_is_not_there() {
+    let (_place, daemon, address) = start();
+    assert_eq!(ask(&address, "GET", "/healthz"), (200, "serving\n".into()));
+    assert_eq!(ask(&address, "GET", "/readyz"), (200, "serving\n".into()));
+    assert_eq!(ask(&address, "HEAD", "/readyz"), (200, String::new()));
+    assert_eq!(ask(&address, "GET", "/secrets").0, 404);
+    assert_eq!(ask(&address, "POST", "/metrics").0, 405);
+    assert_eq!(ask(&address, "GET", "/").0, 200);
+    daemon.stop();
+    assert!(TcpStream::connect(&address).is_err(), "nobody serves there any more");
+}
+
+#[test]
+fn an_address_that_somebody_chose_must_be_free() {
+    let (place, daemon, address) = start();
+    let error = place.fail(1, &["daemon", "--socket", "other.sock", "--metrics", &address, "--task", PS]);
+    assert!(error.contains(&format!("metrics cannot be served at {address}")), "{error}");
+    assert!(place.fail(2, &["daemon", "--metrics", "everywhere"]).contains("an IP address with a port"), "{error}");
+    daemon.stop();
+}
+
+#[test]
+fn stat_shows_the_daemon_in_words_and_as_json() {
+    let (place, daemon, _) = start();
+    move_a_tensor(&place);
+    let text = words(&place, &["stat"]);
+    for part in ["serving for", "2 tasks at", "Shards", "Calls", "recv  memory"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
+    let json: serde_json::Value = serde_json::from_str(&words(&place, &["stat", "--json"])).unwrap();
+    assert_eq!(json["schema"], "sealane-stat/1");
+    assert_eq!((&json["state"], json["tasks"].as_array().unwrap().len()), (&"serving".into(), 2));
+    assert_eq!(json["shards"][0]["counters"]["tensors_received"], 1);
+    assert!(place.fail(2, &["stat", "--watch"]).contains("needs a terminal"));
+    daemon.stop();
+    let gone = place.fail(1, &["stat"]);
+    assert!(gone.contains("start one with `sealane daemon`"), "{gone}");
+}

@@ -6,14 +6,10 @@ use std::{io, path::PathBuf, time::Duration};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RuntimeError {
-    /// The executor of a shard could not set up its rings.
-    #[error(
-        "io_uring cannot be used: {reason}; allow the system calls io_uring_setup, io_uring_enter \
-         and io_uring_register (a container's seccomp profile may forbid them), set the sysctl \
-         kernel.io_uring_disabled to 0, and give the process at least 512 KiB of locked memory (ulimit -l)"
-    )]
+    /// The executor on io_uring cannot be used here.
+    #[error("io_uring cannot be used: {reason}; or choose the executor `epoll`, which does without")]
     IoUring {
-        /// What the kernel or the executor answered.
+        /// What stands in the way, and what to do about it.
         reason: String,
     },
     /// A system call failed.

@@ -38,6 +38,8 @@ mod counter;
 mod cpus;
 #[cfg(not(loom))]
 mod error;
+#[cfg(shards)]
+mod executor;
 #[cfg(not(loom))]
 mod histogram;
 #[cfg(shards)]
@@ -49,11 +51,7 @@ mod load;
 #[cfg(shards)]
 mod mailbox;
 #[cfg(shards)]
-mod park;
-#[cfg(shards)]
 mod polling;
-#[cfg(shards)]
-mod probe;
 #[cfg(shards)]
 mod readiness;
 #[cfg(shards)]
@@ -86,6 +84,7 @@ pub use self::{
 #[cfg(shards)]
 pub use self::{
     cpus::{CpuClaim, Wanted, allowed_cpus, claim_cpus},
+    executor::{ExecutorChoice, ExecutorKind, try_io_uring},
     join::JoinHandle,
     load::{LoadSnapshot, ShardLoad},
     mailbox::{Job, MailboxFull, ShardRef},

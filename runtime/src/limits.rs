@@ -51,20 +51,3 @@ pub(crate) const SLEEP_MAX: Duration = Duration::from_secs(100 * 365 * 24 * 3600
 
 /// The longest sleep that is passed to the kernel; a later deadline is simply slept for in parts.
 pub(crate) const PARK_MAX: Duration = Duration::from_secs(24 * 3600);
-
-/// Entries in each of the executor's io_uring rings. A shard has about three operations in flight there (the
-/// wait for the epoll set, the executor's own timer and wake-up), because its sockets are not driven by it.
-pub(crate) const RING_DEPTH: usize = 32;
-
-/// The executor's registered memory for file reads, which a shard does not use; 64 KiB is the least it takes,
-/// and small enough for many shards in the usual 8 MiB of locked memory.
-pub(crate) const EXECUTOR_IO_BYTES: usize = 64 * 1024;
-
-/// How often the executor leaves its runnable tasks to look at its own rings: in effect never.
-///
-/// The shard needs nothing from the rings while it has runnable tasks: its turns look at its epoll set, its timers
-/// and its mailbox themselves. And the tick is dangerous: if it falls due between being set and the first look at
-/// the task queue (a thread that loses its CPU for that long is enough), glommio 0.9 takes the queue for empty and
-/// sleeps with a runnable task in it. With a tick of 1 ms the tests that put shards to sleep hung in one run of
-/// four on a busy 2-core machine.
-pub(crate) const EXECUTOR_TICK: Duration = Duration::from_secs(365 * 24 * 3600);

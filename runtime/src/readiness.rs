@@ -2,11 +2,15 @@
 //! bounded by the process's number of descriptors.
 
 use std::{
-    cell::RefCell,
+    cell::{Cell, RefCell},
+    io,
     os::fd::{AsFd, AsRawFd, BorrowedFd},
 };
 
-use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use nix::{
+    errno::Errno,
+    sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout},
+};
 
 use crate::{error::RuntimeError, limits::EVENTS_PER_TURN, source::SourceId};
 
@@ -75,6 +79,9 @@ pub(crate) struct EpollSet {
     epoll: Epoll,
     /// Indexed by descriptor, which are small numbers, so that a report finds its watch without hashing.
     watches: RefCell<Vec<Watch>>,
+    /// What the kernel reported last, and how much of it a sleep has left for the next look.
+    events: RefCell<[EpollEvent; EVENTS_PER_TURN]>,
+    left: Cell<usize>,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -88,7 +95,8 @@ impl EpollSet {
     pub(crate) fn new() -> Result<Self, RuntimeError> {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)
             .map_err(RuntimeError::system("making the shard's epoll set"))?;
-        Ok(Self { epoll, watches: RefCell::default() })
+        let events = RefCell::new([EpollEvent::empty(); EVENTS_PER_TURN]);
+        Ok(Self { epoll, watches: RefCell::default(), events, left: Cell::new(0) })
     }
 
     /// Watches a descriptor of the shard itself, whose only message is that the shard must be awake. Edge-triggered,
@@ -143,11 +151,30 @@ impl EpollSet {
         self.epoll.delete(fd).map_err(RuntimeError::system("ending the watch of a descriptor"))
     }
 
+    /// Blocks the thread until there is something to report, which the next look then does. A signal ends it, too.
+    ///
+    /// # Errors
+    /// Where the kernel refuses the wait.
+    pub(crate) fn sleep(&self) -> io::Result<()> {
+        if self.left.get() > 0 {
+            return Ok(());
+        }
+        match self.epoll.wait(&mut *self.events.borrow_mut(), EpollTimeout::NONE) {
+            Ok(count) => self.left.set(count),
+            Err(Errno::EINTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        Ok(())
+    }
+
     /// Looks without waiting, and adds what is reported for sources to `reports`. A look that fails reports nothing
     /// and is repeated in the next turn.
     pub(crate) fn look(&self, reports: &mut Vec<Report>) {
-        let mut events = [EpollEvent::empty(); EVENTS_PER_TURN];
-        let count = self.epoll.wait(&mut events, EpollTimeout::ZERO).unwrap_or(0);
+        let mut events = self.events.borrow_mut();
+        let count = match self.left.take() {
+            0 => self.epoll.wait(&mut *events, EpollTimeout::ZERO).unwrap_or(0),
+            left => left,
+        };
         if count == 0 {
             return;
         }
@@ -228,6 +255,26 @@ mod tests {
         assert!(closed.closed && closed.readable);
         set.unwatch(near.as_fd()).unwrap();
         assert_eq!(reports(&set), []);
+    }
+
+    #[test]
+    fn what_ends_a_sleep_is_reported_by_the_next_look_edge_triggered_or_not() {
+        let (set, source) = (EpollSet::new().unwrap(), source_id());
+        let (near, far) = UnixStream::pair().unwrap();
+        for (token, interest) in [(1, Interest::READ.edge()), (2, Interest::READ)] {
+            let own = near.try_clone().unwrap();
+            set.watch(source, own.as_fd(), token, interest).unwrap();
+            let mut remote = far.try_clone().unwrap();
+            let writer = std::thread::spawn(move || remote.write_all(b"x").unwrap());
+            set.sleep().unwrap();
+            writer.join().unwrap();
+            // Another sleep before the look would be one too many.
+            set.sleep().unwrap();
+            let readable = Readiness { readable: true, ..Readiness::default() };
+            assert_eq!(reports(&set), [(source, token, readable)]);
+            assert_eq!(reports(&set).len(), usize::from(!interest.edge), "the look after that asks the kernel");
+            set.unwatch(own.as_fd()).unwrap();
+        }
     }
 
     #[test]

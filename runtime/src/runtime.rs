@@ -3,23 +3,19 @@
 
 use std::{
     fmt, io,
-    panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, Condvar, Mutex, PoisonError, mpsc},
     thread,
     time::{Duration, Instant},
 };
 
-use glommio::{LocalExecutor, LocalExecutorBuilder, Placement};
-
 use crate::{
     cpus::{CpuClaim, Wanted, claim_cpus},
-    error::{RuntimeError, panic_message},
+    error::RuntimeError,
+    executor::{Executor, ExecutorChoice, ExecutorKind},
     join::{JoinHandle, join_pair},
-    limits::{EXECUTOR_IO_BYTES, EXECUTOR_TICK, RING_DEPTH},
     load::ShardLoad,
     mailbox::ShardRef,
     polling::Polling,
-    probe,
     settings::{Pin, RuntimeSettings},
     shard::Shard,
     task,
@@ -32,6 +28,7 @@ pub struct Runtime(Arc<Inner>);
 
 struct Inner {
     shards: Arc<[ShardRef]>,
+    executor: ExecutorKind,
     cpus: Vec<Option<usize>>,
     /// In the order of the shards; none once joined.
     threads: Mutex<Vec<Option<thread::JoinHandle<()>>>>,
@@ -50,6 +47,7 @@ struct Start {
     index: usize,
     peers: Arc<[ShardRef]>,
     claim: Option<CpuClaim>,
+    executor: ExecutorKind,
     polling: Polling,
     stall_report: Duration,
     endings: Arc<Endings>,
@@ -58,17 +56,31 @@ struct Start {
 impl Runtime {
     /// Claims CPUs, starts the shards, and returns when all of them take turns.
     ///
-    /// Each shard has its thread, three small io_uring rings, an epoll set, and one more thread that the executor
-    /// keeps for blocking file operations and that sleeps.
+    /// Each shard has its thread and an epoll set; on io_uring three small rings, too, and one more thread that the
+    /// executor keeps for blocking file operations and that sleeps.
     ///
     /// # Errors
     /// [`RuntimeError::Setting`] for settings that cannot work, [`RuntimeError::CpuNotAllowed`] or
-    /// [`RuntimeError::CpuClaimed`] for [`Pin::Cpus`], [`RuntimeError::IoUring`] where the kernel forbids it, and
-    /// [`RuntimeError::System`] where the kernel refuses anything else. The shards that had started are stopped.
+    /// [`RuntimeError::CpuClaimed`] for [`Pin::Cpus`], [`RuntimeError::IoUring`] for
+    /// [`ExecutorChoice::IoUring`] where it cannot be used, and [`RuntimeError::System`] where the kernel refuses anything else. The shards that had started are stopped.
     pub fn start(settings: RuntimeSettings) -> Result<Self, RuntimeError> {
         settings.check()?;
-        probe::io_uring().map_err(|error| RuntimeError::IoUring { reason: error.to_string() })?;
-        let mut claims = claims(&settings)?.into_iter();
+        match settings.executor {
+            ExecutorChoice::IoUring => Self::start_on(ExecutorKind::IoUring, &settings),
+            ExecutorChoice::Epoll => Self::start_on(ExecutorKind::Epoll, &settings),
+            ExecutorChoice::Auto => match Self::start_on(ExecutorKind::IoUring, &settings) {
+                Err(RuntimeError::IoUring { reason }) => {
+                    tracing::info!(reason, "io_uring cannot be used, so the shards wait in epoll");
+                    Self::start_on(ExecutorKind::Epoll, &settings)
+                }
+                outcome => outcome,
+            },
+        }
+    }
+
+    fn start_on(executor: ExecutorKind, settings: &RuntimeSettings) -> Result<Self, RuntimeError> {
+        executor.probe()?;
+        let mut claims = claims(settings)?.into_iter();
         let shards = (0..settings.shards)
             .map(|index| ShardRef::new(index, settings.mailbox_slots))
             .collect::<Result<Arc<[_]>, _>>()?;
@@ -77,6 +89,7 @@ impl Runtime {
             threads: Mutex::default(),
             endings: Arc::new(Endings { done: Mutex::new(vec![false; settings.shards]), changed: Condvar::new() }),
             stop_within: settings.stop_within,
+            executor,
             shards,
         };
         let (up, started) = mpsc::channel();
@@ -87,6 +100,7 @@ impl Runtime {
                 index,
                 peers: Arc::clone(&runtime.shards),
                 claim,
+                executor,
                 polling: settings.polling,
                 stall_report: settings.stall_report,
                 endings: Arc::clone(&runtime.endings),
@@ -110,6 +124,11 @@ impl Runtime {
     /// Number of shards.
     pub fn shards(&self) -> usize {
         self.0.shards.len()
+    }
+
+    /// The executor that the shards run on.
+    pub fn executor(&self) -> ExecutorKind {
+        self.0.executor
     }
 
     /// The CPU that each shard is pinned to, in the order of the shards.
@@ -217,7 +236,10 @@ impl Drop for Inner {
 
 impl fmt::Debug for Runtime {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Runtime").field("cpus", &self.0.cpus).finish_non_exhaustive()
+        f.debug_struct("Runtime")
+            .field("executor", &self.0.executor)
+            .field("cpus", &self.0.cpus)
+            .finish_non_exhaustive()
     }
 }
 
@@ -269,15 +291,15 @@ impl Drop for LastWords {
 
 /// The body of a shard's thread.
 fn run_shard(start: Start, up: mpsc::Sender<Result<(), RuntimeError>>) {
-    let Start { index, peers, claim, polling, stall_report, endings } = start;
+    let Start { index, peers, claim, executor, polling, stall_report, endings } = start;
     let cpu = claim.as_ref().map(CpuClaim::cpu);
     let _last_words = LastWords { shard: peers[index].clone(), claim, endings };
     let made = (|| {
         // Before the executor is made, so that its memory is near the CPU.
         cpu.map_or(Ok(()), pin)?;
-        let executor = executor()?;
-        let shard = Shard::new(index, cpu, peers)?;
-        let reactor = Reactor::new(shard.clone(), polling, stall_report)?;
+        let executor = Executor::make(executor)?;
+        let shard = Shard::new(index, cpu, peers, executor.spawner())?;
+        let reactor = Reactor::new(shard.clone(), executor.wait(), polling, stall_report)?;
         Shard::set_current(Some(shard));
         Ok((executor, reactor))
     })();
@@ -292,21 +314,6 @@ fn run_shard(start: Start, up: mpsc::Sender<Result<(), RuntimeError>>) {
             let _ = up.send(Err(error));
         }
     }
-}
-
-/// Makes the executor of the calling thread.
-fn executor() -> Result<LocalExecutor, RuntimeError> {
-    let builder = LocalExecutorBuilder::new(Placement::Unbound)
-        .ring_depth(RING_DEPTH)
-        .io_memory(EXECUTOR_IO_BYTES)
-        .preempt_timer(EXECUTOR_TICK);
-    // On a kernel that lacks an operation which it needs, the executor panics instead of saying so.
-    let reason = match catch_unwind(AssertUnwindSafe(|| builder.make())) {
-        Ok(Ok(executor)) => return Ok(executor),
-        Ok(Err(error)) => error.to_string(),
-        Err(panic) => panic_message(&*panic),
-    };
-    Err(RuntimeError::IoUring { reason })
 }
 
 /// Pins the calling thread.

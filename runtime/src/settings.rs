@@ -4,6 +4,7 @@ use std::{path::PathBuf, time::Duration};
 
 use crate::{
     error::RuntimeError,
+    executor::ExecutorChoice,
     limits::{MAILBOX_SLOTS, SHARDS_MAX},
     polling::Polling,
 };
@@ -27,6 +28,8 @@ pub struct RuntimeSettings {
     pub shards: usize,
     /// What a shard does when it finds no work; default: spin for 200 us, then sleep.
     pub polling: Polling,
+    /// What runs the shards' tasks and lets them sleep; default: io_uring where it can be used, else epoll.
+    pub executor: ExecutorChoice,
     /// Whether and where the threads are pinned; default [`Pin::IfFree`].
     pub pin: Pin,
     /// Where the lock files of claimed CPUs are kept, one directory for all runtimes of a host; it is created if
@@ -48,6 +51,7 @@ impl Default for RuntimeSettings {
         Self {
             shards: 1,
             polling: Polling::default(),
+            executor: ExecutorChoice::default(),
             pin: Pin::default(),
             claim_directory: PathBuf::from("/tmp/sealane"),
             mailbox_slots: MAILBOX_SLOTS,

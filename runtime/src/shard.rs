@@ -14,6 +14,7 @@ use std::{
 
 use crate::{
     error::RuntimeError,
+    executor::{Spawner, yield_now},
     limits::SLEEP_MAX,
     mailbox::ShardRef,
     readiness::{EpollSet, Interest},
@@ -46,6 +47,7 @@ pub(crate) struct State {
     /// The reactor sleeps, and `notify` must wake it.
     pub(crate) parked: Cell<bool>,
     pub(crate) reactor: RefCell<Option<Waker>>,
+    pub(crate) executor: Spawner,
     pub(crate) epoll: EpollSet,
     pub(crate) timers: Timers,
     pub(crate) sources: SourceChanges,
@@ -53,7 +55,12 @@ pub(crate) struct State {
 }
 
 impl Shard {
-    pub(crate) fn new(index: usize, cpu: Option<usize>, peers: Arc<[ShardRef]>) -> Result<Self, RuntimeError> {
+    pub(crate) fn new(
+        index: usize,
+        cpu: Option<usize>,
+        peers: Arc<[ShardRef]>,
+        executor: Spawner,
+    ) -> Result<Self, RuntimeError> {
         Ok(Self(Rc::new(State {
             index,
             cpu,
@@ -62,6 +69,7 @@ impl Shard {
             notified: Cell::new(false),
             parked: Cell::new(false),
             reactor: RefCell::default(),
+            executor,
             epoll: EpollSet::new()?,
             timers: Timers::default(),
             sources: SourceChanges::default(),
@@ -139,7 +147,7 @@ impl Shard {
     ///
     /// A shard with a task that yields is busy: it does not sleep.
     pub async fn yield_now(&self) {
-        glommio::executor().yield_now().await;
+        yield_now().await;
     }
 
     /// Says that work was queued on a source: the sources are polled once more before the shard sleeps.

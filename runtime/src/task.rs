@@ -21,6 +21,7 @@ use std::{
 
 use crate::{
     error::{RuntimeError, panic_message},
+    executor,
     mailbox::ShardRef,
     shard::Shard,
 };
@@ -95,8 +96,8 @@ struct Entry {
     generation: u32,
     /// None once the task has ended.
     waker: Option<Arc<TaskWaker>>,
-    /// The executor's waker, known from the first poll on. An executor gives a task one waker for life.
-    executor: Option<Waker>,
+    /// The task as the executor knows it, from right after its start until its end.
+    task: Option<executor::Task>,
 }
 
 /// Names a task of one shard: its place and the place's generation.
@@ -144,19 +145,19 @@ impl Tasks {
     pub(crate) fn end_all(&self) {
         self.ending.set(true);
         for entry in &*self.entries.borrow() {
-            if let Some(executor) = &entry.executor {
-                executor.wake_by_ref();
+            if let Some(task) = &entry.task {
+                task.wake();
             }
         }
     }
 
-    /// Wakes a task, unless it has ended. The executor's wakers only queue the task, so the borrow is safe.
+    /// Wakes a task, unless it has ended. That only queues the task, so the borrow is safe.
     fn wake(&self, key: TaskKey) {
         if let Some(entry) = self.entries.borrow().get(key.place as usize)
             && entry.generation == key.generation
-            && let Some(executor) = &entry.executor
+            && let Some(task) = &entry.task
         {
-            executor.wake_by_ref();
+            task.wake();
         }
     }
 
@@ -186,9 +187,9 @@ impl Tasks {
         (key, waker.into())
     }
 
-    /// Learns the executor's waker of a task at its first poll.
-    fn remember(&self, key: TaskKey, executor: &Waker) {
-        self.entries.borrow_mut()[key.place as usize].executor = Some(executor.clone());
+    /// The executor has taken the task, and has not run it yet.
+    fn started(&self, key: TaskKey, task: executor::Task) {
+        self.entries.borrow_mut()[key.place as usize].task = Some(task);
     }
 
     fn leave(&self, key: TaskKey) {
@@ -210,19 +211,16 @@ pub(crate) fn spawn<T: 'static>(
     future: impl Future<Output = T> + 'static,
     finish: impl FnOnce(Result<T, RuntimeError>) + 'static,
 ) {
-    let shard = shard.clone();
     let (key, waker) = shard.0.tasks.enter(shard.mailbox().clone());
     let mut future = Some(Box::pin(future));
-    let mut is_first = true;
-    let task = async move {
-        let result = poll_fn(|executor| {
+    let here = shard.clone();
+    let run = async move {
+        let shard = here;
+        let result = poll_fn(|_| {
             // Whatever a task does may be work for a source, and a shard with a runnable task is not idle.
             shard.notify();
             if shard.0.tasks.ending.get() {
                 return Poll::Ready(Err(RuntimeError::ShardGone { shard: shard.index() }));
-            }
-            if std::mem::take(&mut is_first) {
-                shard.0.tasks.remember(key, executor.waker());
             }
             let running = future.as_mut().expect("it is taken only when the task has ended");
             let mut context = Context::from_waker(&waker);
@@ -243,10 +241,8 @@ pub(crate) fn spawn<T: 'static>(
         shard.0.tasks.leave(key);
         contain(&shard, "a task's result", || finish(result));
     };
-    // Not `spawn_local`, which would run the task at once, inside whatever the caller has borrowed.
-    glommio::spawn_local_into(task, glommio::TaskQueueHandle::default())
-        .expect("the executor's own queue is always there, and a shard's handle lives on its thread")
-        .detach();
+    let task = shard.0.executor.spawn(run);
+    shard.0.tasks.started(key, task);
 }
 
 /// Runs foreign code; a panic is logged and ends that code alone.

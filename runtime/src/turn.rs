@@ -11,10 +11,10 @@ use std::{
 use crate::{
     alarm::Alarm,
     error::RuntimeError,
+    executor::{Wait, yield_now},
     limits::{EPOLL_EVERY, EPOLL_EVERY_GLANCING, GLANCES, JOBS_PER_TURN, SOURCE_BUDGET, STOP_ROUNDS, TIMERS_PER_TURN},
     load::LoadMeter,
     mailbox::Mailbox,
-    park::ReadinessWait,
     polling::{Idleness, Next, Polling},
     readiness::Report,
     shard::Shard,
@@ -34,12 +34,17 @@ pub(crate) struct Reactor {
     idleness: Idleness,
     stalls: StallWatch,
     load: LoadMeter,
-    wait: ReadinessWait,
+    wait: Wait,
     alarm: Alarm,
 }
 
 impl Reactor {
-    pub(crate) fn new(shard: Shard, polling: Polling, stall_report: Duration) -> Result<Self, RuntimeError> {
+    pub(crate) fn new(
+        shard: Shard,
+        wait: Wait,
+        polling: Polling,
+        stall_report: Duration,
+    ) -> Result<Self, RuntimeError> {
         let alarm = Alarm::new()?;
         let mailbox = Arc::clone(&shard.mailbox().0);
         let load = LoadMeter::new(shard.mailbox().load(), Instant::now());
@@ -55,7 +60,7 @@ impl Reactor {
             idleness: Idleness::new(polling),
             stalls: StallWatch::new(stall_report, Instant::now()),
             load,
-            wait: ReadinessWait::default(),
+            wait,
             alarm,
         })
     }
@@ -67,7 +72,7 @@ impl Reactor {
             match self.idleness.after_turn(worked, self.shard.now()) {
                 Next::Park if self.try_sleep() => self.park().await,
                 // Every runnable task goes once before the next turn: the executor's queue is first in, first out.
-                _ => glommio::executor().yield_now().await,
+                _ => yield_now().await,
             }
         }
         self.end().await;
@@ -257,7 +262,7 @@ impl Reactor {
         if let Err(error) = outcome {
             // Without a descriptor for the wait the shard can only go on looking.
             tracing::warn!(shard = state.index, %error, "the shard cannot sleep");
-            glommio::executor().yield_now().await;
+            yield_now().await;
         }
         let now = Instant::now();
         self.stalls.slept(now);
@@ -286,7 +291,7 @@ impl Reactor {
             if tasks.live() == 0 {
                 break;
             }
-            glommio::executor().yield_now().await;
+            yield_now().await;
             // Tasks that were not yet waiting at the first call are now, if they are still there.
             tasks.end_all();
         }

@@ -4,13 +4,16 @@
 
 use std::{
     env,
+    fs::File,
     io::{BufRead, BufReader, Read},
     path::Path,
     process::{Child, ChildStdout, Command, Stdio},
+    sync::Arc,
 };
 
 use sealane_runtime::{
-    Pin, Runtime, RuntimeError, RuntimeSettings, Slab, SlabSettings, Wanted, allowed_cpus, claim_cpus,
+    ExecutorChoice, ExecutorKind, Pin, Runtime, RuntimeError, RuntimeSettings, Slab, SlabSettings, Wanted,
+    allowed_cpus, claim_cpus, try_io_uring,
 };
 
 const PART: &str = "RUNTIME_TEST_PART";
@@ -46,11 +49,17 @@ fn another_process() {
         "locked memory" => {
             use nix::sys::resource::{Resource, setrlimit};
             setrlimit(Resource::RLIMIT_MEMLOCK, 4096, 4096).unwrap();
-            println!("\nerror {}", start_error(directory));
+            println!("\nerror {}", start_without_io_uring(directory));
         }
         "no io_uring" => {
-            forbid_io_uring();
-            println!("\nerror {}", start_error(directory));
+            forbid(libc::SYS_io_uring_setup);
+            println!("\nerror {}", start_without_io_uring(directory));
+        }
+        "half of io_uring" => {
+            // The executor panics over it, which is expected and needs no backtrace.
+            std::panic::set_hook(Box::new(|panic| eprintln!("{panic}")));
+            forbid(libc::SYS_io_uring_register);
+            println!("\nerror {}", start_without_io_uring(directory));
         }
         "little memory" => {
             use nix::sys::resource::{Resource, setrlimit};
@@ -62,25 +71,32 @@ fn another_process() {
     }
 }
 
-fn start_error(directory: &Path) -> RuntimeError {
-    let error = Runtime::start(settings(directory, 2, Pin::Off)).unwrap_err();
+/// The other executor takes over, unless the one on io_uring is asked for: what is said then.
+fn start_without_io_uring(directory: &Path) -> RuntimeError {
+    let log = directory.join("log");
+    tracing_subscriber::fmt().with_ansi(false).with_writer(Arc::new(File::create(&log).unwrap())).init();
+    let settings = settings(directory, allowed_cpus().unwrap().len().min(2), Pin::IfFree);
+    let runtime = Runtime::start(settings.clone()).unwrap();
+    assert_eq!(runtime.executor(), ExecutorKind::Epoll);
+    assert_eq!(runtime.on_shard(0, async |shard| shard.index()).wait().unwrap(), 0);
+    runtime.stop().unwrap();
+    let log = std::fs::read_to_string(log).unwrap();
+    assert!(log.contains(" INFO ") && log.matches("the shards wait in epoll").count() == 1, "{log}");
+    assert!(!log.contains("unpinned"), "what a first try had claimed is free for the second: {log}");
+    let error = Runtime::start(RuntimeSettings { executor: ExecutorChoice::IoUring, ..settings }).unwrap_err();
     assert!(matches!(error, RuntimeError::IoUring { .. }), "{error}");
+    assert_eq!(try_io_uring().unwrap_err().to_string(), error.to_string());
     error
 }
 
-/// What the default seccomp profile of containers does.
+/// What the default seccomp profile of containers does with a system call.
 #[allow(unsafe_code)]
-fn forbid_io_uring() {
+fn forbid(call: libc::c_long) {
     let statement = |code, k| libc::sock_filter { code: code as u16, jt: 0, jf: 0, k };
     let mut filter = [
         // The number of the system call is the first word of what the filter sees.
         statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0),
-        libc::sock_filter {
-            code: (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16,
-            jt: 0,
-            jf: 1,
-            k: libc::SYS_io_uring_setup as u32,
-        },
+        libc::sock_filter { code: (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16, jt: 0, jf: 1, k: call as u32 },
         statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
         statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW),
     ];
@@ -131,6 +147,24 @@ fn each_shard_runs_on_its_cpu() {
 }
 
 #[test]
+fn the_executor_is_the_one_that_was_chosen() {
+    let directory = tempfile::tempdir().unwrap();
+    let runs_on = |executor| {
+        let settings = RuntimeSettings { executor, ..settings(directory.path(), 1, Pin::Off) };
+        Runtime::start(settings).map(|runtime| (runtime.executor(), runtime.executor().to_string()))
+    };
+    assert_eq!(runs_on(ExecutorChoice::Epoll).unwrap(), (ExecutorKind::Epoll, "epoll".into()));
+    let io_uring = (ExecutorKind::IoUring, "io_uring".into());
+    match try_io_uring() {
+        Ok(()) => {
+            assert_eq!(runs_on(ExecutorChoice::Auto).unwrap(), io_uring);
+            assert_eq!(runs_on(ExecutorChoice::IoUring).unwrap(), io_uring);
+        }
+        Err(reason) => assert_eq!(runs_on(ExecutorChoice::IoUring).unwrap_err().to_string(), reason.to_string()),
+    }
+}
+
+#[test]
 fn exactly_these_cpus_or_an_error() {
     let directory = tempfile::tempdir().unwrap();
     let cpu = allowed_cpus().unwrap()[0];
@@ -175,13 +209,13 @@ fn a_cpu_of_another_process_is_left_alone_until_that_ends() {
 }
 
 #[test]
-fn a_host_without_io_uring_is_told_what_to_do() {
+fn a_host_without_io_uring_has_the_other_executor_and_is_told_what_to_do_for_this_one() {
     let directory = tempfile::tempdir().unwrap();
-    for part in ["no io_uring", "locked memory"] {
+    for (part, remedy) in [("no io_uring", "seccomp"), ("half of io_uring", ""), ("locked memory", "ulimit -l")] {
         let mut other = play(part, directory.path());
         let (error, mut output) = line(&mut other, "error ");
-        assert!(error.contains("io_uring cannot be used"), "{error}");
-        assert!(error.contains("seccomp") && error.contains("ulimit -l"), "{error}");
+        assert!(error.contains("io_uring cannot be used") && error.contains("executor `epoll`"), "{error}");
+        assert!(error.contains(remedy), "{error}");
         output.read_to_end(&mut Vec::new()).unwrap();
         assert!(other.wait().unwrap().success(), "{part}");
     }

@@ -1,4 +1,7 @@
-//! Shards from outside: jobs, tasks, panics, and stopping, with every polling policy.
+//! Shards from outside: jobs, tasks, panics, and stopping, on either executor, with every polling policy.
+
+#[macro_use]
+mod executors;
 
 use std::{
     cell::RefCell,
@@ -15,14 +18,34 @@ use std::{
     time::{Duration, Instant},
 };
 
-use sealane_runtime::{Pin, Polling, Runtime, RuntimeError, RuntimeSettings, Shard};
+use sealane_runtime::{ExecutorChoice, Pin, Polling, Runtime, RuntimeError, RuntimeSettings, Shard};
 
-fn settings(shards: usize, polling: Polling) -> RuntimeSettings {
-    RuntimeSettings { shards, polling, pin: Pin::Off, ..RuntimeSettings::default() }
+on_each_executor! {
+    every_shard_runs_what_it_is_given,
+    no_wake_up_is_lost_between_shards_that_sleep,
+    a_task_awaits_a_job_on_another_shard,
+    any_thread_may_wake_a_task,
+    a_shards_load_is_read_from_any_thread,
+    a_panic_ends_the_task_and_nothing_else,
+    a_spawned_task_starts_only_after_the_caller_gave_way,
+    a_dropped_handle_lets_the_task_run_on,
+    a_full_mailbox_says_so,
+    a_sleep_may_be_without_end,
+    stopping_drops_tasks_wherever_they_wait,
+    a_stopped_shard_takes_nothing_and_stopping_again_does_nothing,
+    the_last_handle_stops_the_shards,
+    a_shard_can_stop_its_own_runtime,
+    a_task_that_does_not_return_is_not_waited_for_for_ever,
+    waiting_on_a_shards_thread_is_a_bug_that_is_noticed,
+    settings_that_cannot_work_are_refused,
 }
 
-fn start(shards: usize, polling: Polling) -> Runtime {
-    Runtime::start(settings(shards, polling)).unwrap()
+fn settings(executor: ExecutorChoice, shards: usize, polling: Polling) -> RuntimeSettings {
+    RuntimeSettings { executor, shards, polling, pin: Pin::Off, ..RuntimeSettings::default() }
+}
+
+fn start(executor: ExecutorChoice, shards: usize, polling: Polling) -> Runtime {
+    Runtime::start(settings(executor, shards, polling)).unwrap()
 }
 
 const POLICIES: [Polling; 3] =
@@ -37,10 +60,9 @@ impl Drop for Witness {
     }
 }
 
-#[test]
-fn every_shard_runs_what_it_is_given() {
+fn every_shard_runs_what_it_is_given(executor: ExecutorChoice) {
     for polling in POLICIES {
-        let runtime = start(3, polling);
+        let runtime = start(executor, 3, polling);
         assert_eq!((runtime.shards(), runtime.cpus()), (3, vec![None; 3]));
         let handles: Vec<_> = (0..3)
             .map(|index| {
@@ -73,9 +95,8 @@ fn bounce(shard: &Shard, rounds: usize, done: mpsc::Sender<()>) {
 }
 
 /// A single lost wake-up would leave both shards asleep for ever.
-#[test]
-fn no_wake_up_is_lost_between_shards_that_sleep() {
-    let runtime = start(2, Polling::Park);
+fn no_wake_up_is_lost_between_shards_that_sleep(executor: ExecutorChoice) {
+    let runtime = start(executor, 2, Polling::Park);
     let (sender, done) = mpsc::channel();
     runtime.shard(0).submit(Box::new(move |shard| bounce(shard, 40_000, sender))).unwrap();
     done.recv().unwrap();
@@ -83,10 +104,9 @@ fn no_wake_up_is_lost_between_shards_that_sleep() {
     runtime.stop().unwrap();
 }
 
-#[test]
-fn a_task_awaits_a_job_on_another_shard() {
+fn a_task_awaits_a_job_on_another_shard(executor: ExecutorChoice) {
     for polling in POLICIES {
-        let runtime = start(2, polling);
+        let runtime = start(executor, 2, polling);
         let sum = runtime.on_shard(0, async |shard| {
             let other = shard.shard_ref(1);
             let mut sum = 0;
@@ -129,10 +149,9 @@ impl Future for Promise {
     }
 }
 
-#[test]
-fn any_thread_may_wake_a_task() {
+fn any_thread_may_wake_a_task(executor: ExecutorChoice) {
     for polling in POLICIES {
-        let runtime = start(1, polling);
+        let runtime = start(executor, 1, polling);
         let (sender, promises) = mpsc::channel::<Promise>();
         let thread = thread::spawn(move || {
             let mut last = None;
@@ -158,8 +177,7 @@ fn any_thread_may_wake_a_task() {
 }
 
 /// All of a shard's time is busy, idle or asleep, as a thread sees it that stops nobody.
-#[test]
-fn a_shards_load_is_read_from_any_thread() {
+fn a_shards_load_is_read_from_any_thread(executor: ExecutorChoice) {
     let work = || {
         let start = Instant::now();
         while start.elapsed() < Duration::from_millis(2) {
@@ -168,7 +186,7 @@ fn a_shards_load_is_read_from_any_thread() {
     };
     for polling in POLICIES {
         let before = Instant::now();
-        let runtime = start(1, polling);
+        let runtime = start(executor, 1, polling);
         let load = runtime.load(0);
         runtime.shard(0).submit(Box::new(move |_| work())).unwrap();
         runtime
@@ -202,9 +220,8 @@ fn a_shards_load_is_read_from_any_thread() {
     }
 }
 
-#[test]
-fn a_panic_ends_the_task_and_nothing_else() {
-    let runtime = start(1, Polling::default());
+fn a_panic_ends_the_task_and_nothing_else(executor: ExecutorChoice) {
+    let runtime = start(executor, 1, Polling::default());
     let panicked = runtime.on_shard(0, async |_| panic!("on purpose {}", 7));
     let error: Result<(), _> = panicked.wait();
     let Err(RuntimeError::TaskPanicked { message }) = error else { panic!("{error:?}") };
@@ -233,9 +250,8 @@ fn a_panic_ends_the_task_and_nothing_else() {
     runtime.stop().unwrap();
 }
 
-#[test]
-fn a_spawned_task_starts_only_after_the_caller_gave_way() {
-    let runtime = start(1, Polling::default());
+fn a_spawned_task_starts_only_after_the_caller_gave_way(executor: ExecutorChoice) {
+    let runtime = start(executor, 1, Polling::default());
     let order = runtime.on_shard(0, async |shard| {
         let order = Rc::new(RefCell::new(Vec::new()));
         let task = {
@@ -253,9 +269,8 @@ fn a_spawned_task_starts_only_after_the_caller_gave_way() {
     assert_eq!(order.wait().unwrap(), ["caller", "task"]);
 }
 
-#[test]
-fn a_dropped_handle_lets_the_task_run_on() {
-    let runtime = start(1, Polling::Park);
+fn a_dropped_handle_lets_the_task_run_on(executor: ExecutorChoice) {
+    let runtime = start(executor, 1, Polling::Park);
     let (sender, receiver) = mpsc::channel();
     drop(runtime.on_shard(0, async move |shard| {
         let task = shard.spawn(async move { sender.send(5).unwrap() });
@@ -264,9 +279,8 @@ fn a_dropped_handle_lets_the_task_run_on() {
     assert_eq!(receiver.recv().unwrap(), 5);
 }
 
-#[test]
-fn a_full_mailbox_says_so() {
-    let runtime = Runtime::start(RuntimeSettings { mailbox_slots: 2, ..settings(1, Polling::Park) }).unwrap();
+fn a_full_mailbox_says_so(executor: ExecutorChoice) {
+    let runtime = Runtime::start(RuntimeSettings { mailbox_slots: 2, ..settings(executor, 1, Polling::Park) }).unwrap();
     let shard = runtime.shard(0);
     let (release, wait) = mpsc::channel::<()>();
     let (sender, busy) = mpsc::channel();
@@ -301,9 +315,8 @@ fn a_full_mailbox_says_so() {
     }
 }
 
-#[test]
-fn a_sleep_may_be_without_end() {
-    let runtime = start(1, Polling::Park);
+fn a_sleep_may_be_without_end(executor: ExecutorChoice) {
+    let runtime = start(executor, 1, Polling::Park);
     let asleep = runtime.on_shard(0, async |shard| {
         let mut sleep = pin!(shard.sleep(Duration::MAX));
         poll_fn(|context| Poll::Ready(sleep.as_mut().poll(context).is_pending())).await
@@ -312,10 +325,9 @@ fn a_sleep_may_be_without_end() {
     runtime.stop().unwrap();
 }
 
-#[test]
-fn stopping_drops_tasks_wherever_they_wait() {
+fn stopping_drops_tasks_wherever_they_wait(executor: ExecutorChoice) {
     for polling in POLICIES {
-        let runtime = start(2, polling);
+        let runtime = start(executor, 2, polling);
         let dropped = Arc::new(AtomicUsize::new(0));
         let witness = || Witness(Arc::clone(&dropped));
         let (one, two, three) = (witness(), witness(), witness());
@@ -352,9 +364,8 @@ fn stopping_drops_tasks_wherever_they_wait() {
     }
 }
 
-#[test]
-fn a_stopped_shard_takes_nothing_and_stopping_again_does_nothing() {
-    let runtime = start(1, Polling::Park);
+fn a_stopped_shard_takes_nothing_and_stopping_again_does_nothing(executor: ExecutorChoice) {
+    let runtime = start(executor, 1, Polling::Park);
     let shard = runtime.shard(0);
     runtime.stop().unwrap();
     runtime.clone().stop().unwrap();
@@ -363,9 +374,8 @@ fn a_stopped_shard_takes_nothing_and_stopping_again_does_nothing() {
     assert!(matches!(error, RuntimeError::ShardGone { shard: 0 }), "{error}");
 }
 
-#[test]
-fn the_last_handle_stops_the_shards() {
-    let runtime = start(1, Polling::Park);
+fn the_last_handle_stops_the_shards(executor: ExecutorChoice) {
+    let runtime = start(executor, 1, Polling::Park);
     let shard = runtime.shard(0);
     drop(runtime.clone());
     runtime.on_shard(0, async |_| ()).wait().unwrap();
@@ -373,9 +383,8 @@ fn the_last_handle_stops_the_shards() {
     assert!(shard.submit(Box::new(|_| {})).unwrap_err().stopped);
 }
 
-#[test]
-fn a_shard_can_stop_its_own_runtime() {
-    let runtime = start(2, Polling::Park);
+fn a_shard_can_stop_its_own_runtime(executor: ExecutorChoice) {
+    let runtime = start(executor, 2, Polling::Park);
     let inside = runtime.clone();
     let stopped = runtime.on_shard(0, async move |shard| {
         assert!(!shard.stopping());
@@ -388,7 +397,7 @@ fn a_shard_can_stop_its_own_runtime() {
     assert!(matches!(stopped.wait(), Ok(true) | Err(RuntimeError::ShardGone { .. })));
     runtime.stop().unwrap();
 
-    let runtime = start(1, Polling::Spin);
+    let runtime = start(executor, 1, Polling::Spin);
     drop(runtime.on_shard(0, async |shard| shard.request_stop()));
     let shard = runtime.shard(0);
     while !shard.submit(Box::new(|_| {})).is_err_and(|full| full.stopped) {
@@ -396,11 +405,12 @@ fn a_shard_can_stop_its_own_runtime() {
     }
 }
 
-#[test]
-fn a_task_that_does_not_return_is_not_waited_for_for_ever() {
-    let runtime =
-        Runtime::start(RuntimeSettings { stop_within: Duration::from_millis(5), ..settings(1, Polling::default()) })
-            .unwrap();
+fn a_task_that_does_not_return_is_not_waited_for_for_ever(executor: ExecutorChoice) {
+    let runtime = Runtime::start(RuntimeSettings {
+        stop_within: Duration::from_millis(5),
+        ..settings(executor, 1, Polling::default())
+    })
+    .unwrap();
     let (release, wait) = mpsc::channel::<()>();
     let (sender, busy) = mpsc::channel();
     let stuck = runtime.on_shard(0, async move |_| {
@@ -416,17 +426,15 @@ fn a_task_that_does_not_return_is_not_waited_for_for_ever() {
     runtime.stop().unwrap();
 }
 
-#[test]
-fn waiting_on_a_shards_thread_is_a_bug_that_is_noticed() {
-    let runtime = start(2, Polling::default());
+fn waiting_on_a_shards_thread_is_a_bug_that_is_noticed(executor: ExecutorChoice) {
+    let runtime = start(executor, 2, Polling::default());
     let handle = runtime.on_shard(1, async |_| ());
     let blocked = runtime.on_shard(0, async move |_| handle.wait()).wait();
     let Err(RuntimeError::TaskPanicked { message }) = blocked else { panic!("{blocked:?}") };
     assert!(message.contains("must not block"));
 }
 
-#[test]
-fn settings_that_cannot_work_are_refused() {
-    let error = Runtime::start(settings(0, Polling::Park)).unwrap_err();
+fn settings_that_cannot_work_are_refused(executor: ExecutorChoice) {
+    let error = Runtime::start(settings(executor, 0, Polling::Park)).unwrap_err();
     assert!(matches!(error, RuntimeError::Setting { setting: "shards", .. }), "{error}");
 }

@@ -1,5 +1,8 @@
 //! Sources and timers: what a shard polls, how it wakes for them, and that neither can starve the other.
 
+#[macro_use]
+mod executors;
+
 use std::{
     cell::Cell,
     future::poll_fn,
@@ -11,10 +14,24 @@ use std::{
     time::{Duration, Instant},
 };
 
-use sealane_runtime::{Interest, Pin, Polling, Readiness, Runtime, RuntimeError, RuntimeSettings, Shard, Source};
+use sealane_runtime::{
+    ExecutorChoice, Interest, Pin, Polling, Readiness, Runtime, RuntimeError, RuntimeSettings, Shard, Source,
+};
 
-fn start(polling: Polling) -> Runtime {
-    Runtime::start(RuntimeSettings { polling, pin: Pin::Off, ..RuntimeSettings::default() }).unwrap()
+on_each_executor! {
+    a_descriptor_that_becomes_ready_wakes_a_sleeping_shard,
+    a_watch_that_cannot_be_is_an_error,
+    a_source_that_will_not_sleep_keeps_the_shard_awake,
+    a_sources_timeout_ends_the_sleep,
+    a_shard_with_a_runnable_task_does_not_sleep,
+    a_sleep_is_on_time_beside_a_task_that_yields_for_ever,
+    every_sleep_ends_when_due_and_dropped_ones_never,
+    a_source_may_call_back_and_one_that_panics_is_dropped,
+    sources_are_dropped_when_the_shard_stops,
+}
+
+fn start(executor: ExecutorChoice, polling: Polling) -> Runtime {
+    Runtime::start(RuntimeSettings { executor, polling, pin: Pin::Off, ..RuntimeSettings::default() }).unwrap()
 }
 
 /// Reads what comes in on a socket, but only when it was told that there is something.
@@ -59,15 +76,14 @@ impl Source for Reader {
     fn wake(&mut self) {}
 }
 
-#[test]
-fn a_descriptor_that_becomes_ready_wakes_a_sleeping_shard() {
+fn a_descriptor_that_becomes_ready_wakes_a_sleeping_shard(executor: ExecutorChoice) {
     for (polling, interest) in [
         (Polling::Park, Interest::READ.edge()),
         (Polling::Park, Interest::READ),
         (Polling::default(), Interest::READ.edge()),
         (Polling::Spin, Interest::READ.edge()),
     ] {
-        let runtime = start(polling);
+        let runtime = start(executor, polling);
         let (near, mut far) = UnixStream::pair().unwrap();
         near.set_nonblocking(true).unwrap();
         let (sender, received) = mpsc::channel();
@@ -89,9 +105,8 @@ fn a_descriptor_that_becomes_ready_wakes_a_sleeping_shard() {
     }
 }
 
-#[test]
-fn a_watch_that_cannot_be_is_an_error() {
-    let runtime = start(Polling::Park);
+fn a_watch_that_cannot_be_is_an_error(executor: ExecutorChoice) {
+    let runtime = start(executor, Polling::Park);
     let error = runtime.on_shard(0, async |shard| {
         let (near, _far) = UnixStream::pair().unwrap();
         let (sender, _) = mpsc::channel();
@@ -152,9 +167,8 @@ impl Source for Writer {
     }
 }
 
-#[test]
-fn a_source_that_will_not_sleep_keeps_the_shard_awake() {
-    let runtime = start(Polling::Park);
+fn a_source_that_will_not_sleep_keeps_the_shard_awake(executor: ExecutorChoice) {
+    let runtime = start(executor, Polling::Park);
     let parks_at_last_refusal = runtime.on_shard(0, async |shard| {
         let diary = Rc::new(Diary::default());
         diary.refusals_left.set(100);
@@ -178,9 +192,8 @@ fn a_source_that_will_not_sleep_keeps_the_shard_awake() {
     assert!(runtime.load(0).sleeps() > 0);
 }
 
-#[test]
-fn a_sources_timeout_ends_the_sleep() {
-    let runtime = start(Polling::Park);
+fn a_sources_timeout_ends_the_sleep(executor: ExecutorChoice) {
+    let runtime = start(executor, Polling::Park);
     let polled_when_due = runtime.on_shard(0, async |shard| {
         let diary = Rc::new(Diary::default());
         shard.add_source(Writer(diary.clone()));
@@ -210,9 +223,8 @@ async fn give_way() {
     .await;
 }
 
-#[test]
-fn a_shard_with_a_runnable_task_does_not_sleep() {
-    let runtime = start(Polling::Park);
+fn a_shard_with_a_runnable_task_does_not_sleep(executor: ExecutorChoice) {
+    let runtime = start(executor, Polling::Park);
     let load = runtime.on_shard(0, async |shard| {
         let here = shard.shard_ref(0).load();
         let (parks, turns) = (here.sleeps(), here.turns());
@@ -230,10 +242,9 @@ fn a_shard_with_a_runnable_task_does_not_sleep() {
 }
 
 /// Judged by what the shard's own clock showed, turn by turn, not by how long the test took.
-#[test]
-fn a_sleep_is_on_time_beside_a_task_that_yields_for_ever() {
+fn a_sleep_is_on_time_beside_a_task_that_yields_for_ever(executor: ExecutorChoice) {
     for polling in [Polling::Spin, Polling::default(), Polling::Park] {
-        let runtime = start(polling);
+        let runtime = start(executor, polling);
         let late = runtime.on_shard(0, async |shard| {
             let deadline = Instant::now() + Duration::from_millis(5);
             let over = Rc::new(Cell::new(false));
@@ -261,9 +272,8 @@ fn a_sleep_is_on_time_beside_a_task_that_yields_for_ever() {
     }
 }
 
-#[test]
-fn every_sleep_ends_when_due_and_dropped_ones_never() {
-    let runtime = start(Polling::default());
+fn every_sleep_ends_when_due_and_dropped_ones_never(executor: ExecutorChoice) {
+    let runtime = start(executor, Polling::default());
     let ended = runtime.on_shard(0, async |shard| {
         let ended = Rc::new(Cell::new(0));
         let start = Instant::now();
@@ -338,9 +348,8 @@ impl Drop for Reentrant {
     }
 }
 
-#[test]
-fn a_source_may_call_back_and_one_that_panics_is_dropped() {
-    let runtime = start(Polling::default());
+fn a_source_may_call_back_and_one_that_panics_is_dropped(executor: ExecutorChoice) {
+    let runtime = start(executor, Polling::default());
     let (sender, events) = mpsc::channel();
     let (stream, _far) = UnixStream::pair().unwrap();
     let added = runtime.on_shard(0, async move |shard| shard.add_source(Reentrant { step: 0, done: sender, stream }));
@@ -351,9 +360,8 @@ fn a_source_may_call_back_and_one_that_panics_is_dropped() {
     assert_eq!(runtime.on_shard(0, async |_| 1).wait().unwrap(), 1, "the shard goes on");
 }
 
-#[test]
-fn sources_are_dropped_when_the_shard_stops() {
-    let runtime = start(Polling::Park);
+fn sources_are_dropped_when_the_shard_stops(executor: ExecutorChoice) {
+    let runtime = start(executor, Polling::Park);
     let (sender, received) = mpsc::channel();
     let (near, _far) = UnixStream::pair().unwrap();
     let added = runtime.on_shard(0, async move |shard| {

@@ -12,6 +12,7 @@ mod readme;
 mod sim;
 mod soak;
 mod traffic;
+mod without_io_uring;
 
 use std::process::ExitCode;
 
@@ -40,6 +41,8 @@ enum Chore {
     /// A task of `chaos` and `soak`
     #[command(name = traffic::ROLE, hide = true)]
     Traffic(traffic::Role),
+    /// Runs a command as a container does whose profile forbids io_uring
+    WithoutIoUring(without_io_uring::WithoutIoUring),
     /// Looks whether every dependency has a licence that deny.toml allows
     Licences,
     /// Makes the README's table of settings anew
@@ -54,6 +57,7 @@ fn main() -> ExitCode {
         Chore::Chaos(chaos) => chaos.run(),
         Chore::Soak(soak) => soak.run(),
         Chore::Traffic(role) => role.run(),
+        Chore::WithoutIoUring(command) => command.run(),
         Chore::Licences => licences::run(),
         Chore::Readme => readme::run(),
     }

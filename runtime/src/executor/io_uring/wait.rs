@@ -1,4 +1,4 @@
-//! How a shard sleeps: it waits for its epoll set through the executor. One wait at a time, on the shard's thread.
+//! How a shard sleeps on io_uring: it waits for its epoll set through the executor. One wait at a time, on the shard's thread.
 //!
 //! The executor has no public "wait until this descriptor is readable", but its Unix sockets do just that before
 //! they read: making one queues a one-shot poll in io_uring, and the read that follows waits for it. So the epoll
@@ -30,7 +30,7 @@ impl ReadinessWait {
     ///
     /// # Errors
     /// Where no descriptor is left for the wait.
-    pub(crate) fn poll(&mut self, fd: impl AsFd, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+    pub(in crate::executor) fn poll(&mut self, fd: impl AsFd, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let stream = match &mut self.pending {
             Some(stream) => stream,
             none => none.insert(disguise(fd)?),

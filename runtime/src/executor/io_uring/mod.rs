@@ -1,0 +1,122 @@
+//! The executor on io_uring: glommio, which is named in this folder and nowhere else. Three small rings and one more,
+//! sleeping thread a shard.
+
+mod probe;
+mod wait;
+
+use std::{
+    cell::OnceCell,
+    future::{Future, poll_fn},
+    panic::{AssertUnwindSafe, catch_unwind},
+    pin::pin,
+    rc::Rc,
+    task::Waker,
+    time::Duration,
+};
+
+use glommio::{LocalExecutor, LocalExecutorBuilder, Placement, TaskQueueHandle};
+use nix::sys::resource::{Resource, getrlimit};
+
+pub(crate) use self::wait::ReadinessWait;
+use crate::error::{RuntimeError, panic_message};
+
+/// Entries in each of the executor's io_uring rings. A shard has about three operations in flight there (the
+/// wait for the epoll set, the executor's own timer and wake-up), because its sockets are not driven by it.
+const RING_DEPTH: usize = 32;
+
+/// The executor's registered memory for file reads, which a shard does not use; 64 KiB is the least it takes,
+/// and small enough for many shards in the usual 8 MiB of locked memory.
+const IO_BYTES: usize = 64 * 1024;
+
+/// The limit of locked memory below which the executor does not start.
+const LOCKED_BYTES_MIN: u64 = 512 * 1024;
+
+/// How often the executor leaves its runnable tasks to look at its own rings: in effect never.
+///
+/// The shard needs nothing from the rings while it has runnable tasks: its turns look at its epoll set, its timers
+/// and its mailbox themselves. And the tick is dangerous: if it falls due between being set and the first look at
+/// the task queue (a thread that loses its CPU for that long is enough), glommio 0.9 takes the queue for empty and
+/// sleeps with a runnable task in it. With a tick of 1 ms the tests that put shards to sleep hung in one run of
+/// four on a busy 2-core machine.
+const TICK: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// Whether this process can use io_uring as [`ExecutorChoice::Auto`](crate::ExecutorChoice::Auto) would; makes what a
+/// shard needs of it, and closes it again.
+///
+/// # Errors
+/// [`RuntimeError::IoUring`], with the reason.
+pub fn try_io_uring() -> Result<(), RuntimeError> {
+    probe()?;
+    Executor::make().map(drop)
+}
+
+/// Whether the kernel lets this process make rings at all, and lock the memory that the executor demands.
+///
+/// # Errors
+/// [`RuntimeError::IoUring`], with the reason.
+pub(super) fn probe() -> Result<(), RuntimeError> {
+    probe::io_uring().map_err(|reason| RuntimeError::IoUring { reason })?;
+    match getrlimit(Resource::RLIMIT_MEMLOCK) {
+        Ok((limit, _)) if limit < LOCKED_BYTES_MIN => {
+            let (limit, wanted) = (limit / 1024, LOCKED_BYTES_MIN / 1024);
+            let reason = format!(
+                "{limit} KiB of memory may be locked, and its executor demands {wanted} KiB; raise the limit (ulimit -l)"
+            );
+            Err(RuntimeError::IoUring { reason })
+        }
+        _ => Ok(()),
+    }
+}
+
+pub(crate) struct Executor(LocalExecutor);
+
+impl Executor {
+    /// Makes the executor of the calling thread, where the probe has found that rings can be made.
+    pub(super) fn make() -> Result<Self, RuntimeError> {
+        let builder = LocalExecutorBuilder::new(Placement::Unbound)
+            .ring_depth(RING_DEPTH)
+            .io_memory(IO_BYTES)
+            .preempt_timer(TICK);
+        // On a kernel that lacks an operation which it needs, the executor panics instead of saying so.
+        let reason = match catch_unwind(AssertUnwindSafe(|| builder.make())) {
+            Ok(Ok(executor)) => return Ok(Self(executor)),
+            Ok(Err(error)) => error.to_string(),
+            Err(panic) => panic_message(&*panic),
+        };
+        Err(RuntimeError::IoUring { reason })
+    }
+
+    pub(super) fn run(self, root: impl Future<Output = ()>) {
+        self.0.run(root);
+    }
+}
+
+/// What wakes a task: the executor's waker, known from the task's first poll on. Until then the task waits for that
+/// poll, and need not be woken. An executor gives a task one waker for life.
+pub(crate) struct Task(Rc<OnceCell<Waker>>);
+
+impl Task {
+    pub(super) fn wake(&self) {
+        if let Some(waker) = self.0.get() {
+            waker.wake_by_ref();
+        }
+    }
+}
+
+pub(super) fn spawn(future: impl Future<Output = ()> + 'static) -> Task {
+    let task = Task(Rc::default());
+    let waker = Rc::clone(&task.0);
+    let run = async move {
+        let mut future = pin!(future);
+        poll_fn(|context| {
+            waker.get_or_init(|| context.waker().clone());
+            future.as_mut().poll(context)
+        })
+        .await;
+    };
+    // Not `spawn_local`, which would run the task at once, inside whatever the caller has borrowed.
+    glommio::spawn_local_into(run, TaskQueueHandle::default())
+        .expect("the executor's own queue is always there, and a shard's handle lives on its thread")
+        .detach();
+    task
+}

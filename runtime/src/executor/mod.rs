@@ -1,0 +1,173 @@
+//! What runs a shard's tasks and lets its thread sleep: one of two executors, chosen when the runtime starts. Both live
+//! on the shard's thread; neither bounds the tasks.
+//!
+//! The reactor is the root future. It takes turns and gives way between them, and every task that can run is run once
+//! before its next turn. When there is nothing to do it waits for the shard's epoll set, in which everything is that
+//! can wake the shard: sockets, the mailbox's doorbell, the alarm. Tasks are woken on their own thread alone; what
+//! other threads have to say goes through the mailbox.
+
+mod epoll;
+mod io_uring;
+
+use std::{
+    fmt,
+    future::{Future, poll_fn},
+    io,
+    rc::Rc,
+    task::{Context, Poll},
+};
+
+pub use self::io_uring::try_io_uring;
+use crate::{error::RuntimeError, readiness::EpollSet};
+
+/// Which executor a runtime's shards are to run on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ExecutorChoice {
+    /// The one on io_uring; where that cannot be used, the one on epoll. Which it is and why is logged at the start.
+    #[default]
+    Auto,
+    /// The one on io_uring, or the runtime does not start.
+    IoUring,
+    /// The one on epoll.
+    Epoll,
+}
+
+/// Which executor a runtime's shards run on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExecutorKind {
+    /// glommio, whose threads sleep in `io_uring_enter`.
+    IoUring,
+    /// The runtime's own, whose threads sleep in `epoll_wait`.
+    Epoll,
+}
+
+impl ExecutorKind {
+    /// Finds out, once and before threads are made, whether the kernel forbids it.
+    ///
+    /// # Errors
+    /// [`RuntimeError::IoUring`] where that is so.
+    pub(crate) fn probe(self) -> Result<(), RuntimeError> {
+        match self {
+            Self::IoUring => io_uring::probe(),
+            Self::Epoll => Ok(()),
+        }
+    }
+}
+
+impl fmt::Display for ExecutorKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::IoUring => "io_uring",
+            Self::Epoll => "epoll",
+        })
+    }
+}
+
+/// The executor of the calling thread, not running yet.
+pub(crate) enum Executor {
+    IoUring(io_uring::Executor),
+    Epoll(Rc<epoll::RunQueue>),
+}
+
+impl Executor {
+    /// Makes one, of a kind that was probed.
+    ///
+    /// # Errors
+    /// [`RuntimeError::IoUring`] where that cannot be used.
+    pub(crate) fn make(kind: ExecutorKind) -> Result<Self, RuntimeError> {
+        match kind {
+            ExecutorKind::IoUring => io_uring::Executor::make().map(Self::IoUring),
+            ExecutorKind::Epoll => Ok(Self::Epoll(Rc::default())),
+        }
+    }
+
+    /// What starts tasks on it.
+    pub(crate) fn spawner(&self) -> Spawner {
+        match self {
+            Self::IoUring(_) => Spawner::IoUring,
+            Self::Epoll(queue) => Spawner::Epoll(Rc::clone(queue)),
+        }
+    }
+
+    /// What the root future waits in.
+    pub(crate) fn wait(&self) -> Wait {
+        match self {
+            Self::IoUring(_) => Wait::IoUring(io_uring::ReadinessWait::default()),
+            Self::Epoll(queue) => Wait::Epoll(Rc::clone(queue)),
+        }
+    }
+
+    /// Runs tasks until the root future ends.
+    pub(crate) fn run(self, root: impl Future<Output = ()>) {
+        match self {
+            Self::IoUring(executor) => executor.run(root),
+            Self::Epoll(queue) => queue.run(root),
+        }
+    }
+}
+
+/// Starts tasks on a thread's executor.
+pub(crate) enum Spawner {
+    IoUring,
+    Epoll(Rc<epoll::RunQueue>),
+}
+
+impl Spawner {
+    /// Starts a task, which does not run inside this call. It must see to its own panics.
+    pub(crate) fn spawn(&self, future: impl Future<Output = ()> + 'static) -> Task {
+        match self {
+            Self::IoUring => Task::IoUring(io_uring::spawn(future)),
+            Self::Epoll(queue) => Task::Epoll(queue.spawn(future)),
+        }
+    }
+}
+
+/// A task as its executor knows it.
+pub(crate) enum Task {
+    IoUring(io_uring::Task),
+    Epoll(Rc<epoll::Task>),
+}
+
+impl Task {
+    /// Has the task polled once more, unless it has ended. It is not polled inside this call.
+    pub(crate) fn wake(&self) {
+        match self {
+            Self::IoUring(task) => task.wake(),
+            Self::Epoll(task) => epoll::Task::wake(task),
+        }
+    }
+}
+
+/// The root future's way to sleep.
+pub(crate) enum Wait {
+    IoUring(io_uring::ReadinessWait),
+    Epoll(Rc<epoll::RunQueue>),
+}
+
+impl Wait {
+    /// Ready when the set has something to report, which the next look at it then finds; it may be ready once without
+    /// a reason. Must be given the same set each time. While it is pending, tasks run.
+    ///
+    /// # Errors
+    /// Where the kernel refuses the wait.
+    pub(crate) fn poll(&mut self, set: &EpollSet, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self {
+            Self::IoUring(wait) => wait.poll(set, context),
+            Self::Epoll(queue) if queue.is_idle() => Poll::Ready(set.sleep()),
+            Self::Epoll(_) => Poll::Pending,
+        }
+    }
+}
+
+/// Gives way once: to everything that can run, whoever calls it.
+pub(crate) async fn yield_now() {
+    let mut has_yielded = false;
+    poll_fn(|context| {
+        if std::mem::replace(&mut has_yielded, true) {
+            return Poll::Ready(());
+        }
+        context.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}

@@ -41,6 +41,9 @@ pub const HELLO_BYTES_MAX: usize = 256 * 1024;
 /// Most tasks that one greeting names.
 pub const TASKS_PER_HELLO: usize = 4096;
 
+/// Most bytes of tasks' names that a probe is told: what any socket takes in one write, and more tasks than hosts have.
+pub const INTRODUCTION_NAMES_BYTES_MAX: usize = 8 * 1024;
+
 /// Longest task name or transport address in a greeting, in bytes.
 pub const NAME_BYTES_MAX: usize = 512;
 

@@ -317,6 +317,10 @@ impl Greetings {
             self.unauthenticated(from, &reason);
             return call.reject(RejectCode::Unauthenticated, reason);
         }
+        if call.hello.is_probe() {
+            tracing::debug!(%from, "a probe was told who is here");
+            return call.describe(self.engine.borrow_node(|node| node.introduction(via)));
+        }
         self.route(call, via);
     }
 

@@ -10,8 +10,9 @@ use crate::metrics::PathState;
 use sealane_transport::endpoint_map::{EndpointMap, TransportAddress};
 use sealane_transport::error::LinkError;
 use sealane_transport::lane::shard_of;
+use sealane_transport::limits::INTRODUCTION_NAMES_BYTES_MAX;
 use sealane_transport::session::{Roster, Session};
-use sealane_transport::wire::{Greeting, Hello, RejectCode};
+use sealane_transport::wire::{FEATURE_PROBE, Greeting, Hello, RejectCode};
 use sealane_transport::{Error, Handle, Link, LinkKind};
 
 use super::peer::{Connection, Peer, touch};
@@ -181,6 +182,26 @@ impl Node {
             lane: peer.lane,
             address: self.settings.addresses[usize::from(peer.via)].to_string(),
             tasks: self.settings.tasks.iter().map(|(task, _)| task.to_string()).collect(),
+        }
+    }
+
+    /// What a probe is told that called the transport address number `via`: nothing that a session could go on from, and
+    /// no more names than leave in one write.
+    pub fn introduction(&self, via: u16) -> Hello {
+        let mut bytes = 0;
+        let names = self.settings.tasks.iter().map(|(task, _)| task.to_string());
+        let fits = |name: &String| {
+            bytes += name.len();
+            bytes <= INTRODUCTION_NAMES_BYTES_MAX
+        };
+        Hello {
+            features: self.settings.features | FEATURE_PROBE,
+            tensor_bytes_max: self.settings.session.tensor_bytes_max,
+            shards: self.settings.shards,
+            shard: self.settings.shard,
+            address: self.settings.addresses[usize::from(via)].to_string(),
+            tasks: names.take_while(fits).collect(),
+            ..Hello::probe()
         }
     }
 

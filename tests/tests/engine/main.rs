@@ -5,6 +5,7 @@ mod exchange;
 mod figures;
 mod limits;
 mod peers;
+mod probe;
 mod real_device;
 mod security;
 mod shards;

@@ -163,6 +163,14 @@ impl Call {
         TcpLink::over(stream, &input)
     }
 
+    /// Tells a probe who is here, and closes.
+    pub fn describe(mut self, introduction: Hello) {
+        self.door.say(&Greeting::Welcome(introduction).to_bytes());
+        if self.door.flush().is_err() {
+            tracing::debug!("a probe was gone before it was told who is here");
+        }
+    }
+
     /// Says no, and closes.
     pub fn reject(mut self, code: RejectCode, reason: impl Into<String>) {
         self.door.reject(code, reason);

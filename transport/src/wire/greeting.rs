@@ -17,6 +17,9 @@ pub const PREFACE_BYTES: usize = size_of::<Preface>();
 
 /// The feature bit of a side that can settle upon RDMA verbs behind the greeting.
 pub const FEATURE_VERBS: u64 = 1;
+/// The feature bit of a caller that only wants to know who is there: it gets a welcome that describes the called side, and
+/// no session. A side that does not know the bit refuses the caller, whose transport address is empty.
+pub const FEATURE_PROBE: u64 = 2;
 
 const KIND_HELLO: u8 = 1;
 const KIND_WELCOME: u8 = 2;
@@ -63,7 +66,8 @@ const _: () = {
 /// What each side says of itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hello {
-    /// Feature bits; a feature is used when both sides set its bit. There is [`FEATURE_VERBS`].
+    /// Feature bits; a feature is used when both sides set its bit. There are [`FEATURE_VERBS`] and, of a
+    /// caller, [`FEATURE_PROBE`].
     pub features: u64,
     /// A number drawn when the process started: a peer with another one has restarted.
     pub incarnation: u64,
@@ -222,6 +226,27 @@ impl RejectCode {
 }
 
 impl Hello {
+    /// What a caller says that only wants to know who is there.
+    pub fn probe() -> Hello {
+        Hello {
+            features: FEATURE_PROBE,
+            incarnation: 0,
+            remembers: 0,
+            tensor_bytes_max: 0,
+            epoch: 0,
+            shards: 1,
+            shard: 0,
+            lane: 0,
+            address: String::new(),
+            tasks: Vec::new(),
+        }
+    }
+
+    /// True if the caller only wants to know who is there.
+    pub fn is_probe(&self) -> bool {
+        self.features & FEATURE_PROBE != 0
+    }
+
     fn parse(body: &[u8]) -> Result<Hello, WireError> {
         let (fields, mut rest) = fixed::<HelloFixed>("greeting", body)?;
         let (shards, shard) = (fields.shards.get(), fields.shard.get());
@@ -356,6 +381,15 @@ mod tests {
             Greeting::parse(&Greeting::Hello(long).to_bytes()),
             Err(WireError::TooLong { what: "name", .. })
         ));
+    }
+
+    #[test]
+    fn a_probe_has_no_address_from_which_a_session_could_be_made() {
+        let probe = Hello::probe();
+        assert!(probe.is_probe() && !hello().is_probe());
+        assert!(probe.address.parse::<crate::endpoint_map::TransportAddress>().is_err());
+        let bytes = Greeting::Hello(probe.clone()).to_bytes();
+        assert_eq!(Greeting::parse(&bytes), Ok(Some((Greeting::Hello(probe), bytes.len()))));
     }
 
     proptest! {

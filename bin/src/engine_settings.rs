@@ -66,6 +66,7 @@ fn convert(
             shards,
             pin,
             polling: polling(runtime),
+            executor: runtime.executor.value,
             claim_directory: runtime.claim_directory.value.clone(),
             mailbox_slots: runtime.mailbox_slots.value,
             stall_report: runtime.stall_report.value,
@@ -221,6 +222,7 @@ fn pin(runtime: &Runtime, shards: usize, unset: Pin) -> Result<Pin, Failure> {
 
 #[cfg(test)]
 mod tests {
+    use sealane_runtime::ExecutorChoice;
     use sealane_transport::verbs::{Registration, Transfer};
 
     use super::*;
@@ -270,6 +272,7 @@ mod tests {
     fn every_setting_arrives() {
         let engine = engine(&[
             ("runtime.pin", "false"),
+            ("runtime.executor", "epoll"),
             ("runtime.idle_spin_us", "7"),
             ("runtime.mailbox_slots", "8"),
             ("runtime.stall_report_ms", "9"),
@@ -305,7 +308,7 @@ mod tests {
         ]);
         let ms = Duration::from_millis;
         let runtime = &engine.runtime;
-        assert_eq!(runtime.pin, Pin::Off);
+        assert_eq!((&runtime.pin, runtime.executor), (&Pin::Off, ExecutorChoice::Epoll));
         assert_eq!(runtime.polling, Polling::SpinThenPark { idle_spin: Duration::from_micros(7) });
         assert_eq!((runtime.mailbox_slots, runtime.stall_report), (8, ms(9)));
         assert_eq!(runtime.claim_directory.to_str(), Some("/claims"));

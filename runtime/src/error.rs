@@ -7,7 +7,7 @@ use std::{io, path::PathBuf, time::Duration};
 #[non_exhaustive]
 pub enum RuntimeError {
     /// The executor on io_uring cannot be used here.
-    #[error("io_uring cannot be used: {reason}; or choose the executor `epoll`, which does without")]
+    #[error("io_uring cannot be used: {reason}; or leave runtime.executor at auto, which then takes epoll")]
     IoUring {
         /// What stands in the way, and what to do about it.
         reason: String,

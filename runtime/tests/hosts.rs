@@ -214,7 +214,7 @@ fn a_host_without_io_uring_has_the_other_executor_and_is_told_what_to_do_for_thi
     for (part, remedy) in [("no io_uring", "seccomp"), ("half of io_uring", ""), ("locked memory", "ulimit -l")] {
         let mut other = play(part, directory.path());
         let (error, mut output) = line(&mut other, "error ");
-        assert!(error.contains("io_uring cannot be used") && error.contains("executor `epoll`"), "{error}");
+        assert!(error.contains("io_uring cannot be used") && error.contains("runtime.executor at auto"), "{error}");
         assert!(error.contains(remedy), "{error}");
         output.read_to_end(&mut Vec::new()).unwrap();
         assert!(other.wait().unwrap().success(), "{part}");

@@ -128,7 +128,7 @@ fn report(
         shards,
         cpus: Cpus::look(&settings.runtime.claim_directory.value),
         memory_lock: MemoryLock::look(registered(settings, shards)),
-        io_uring: IoUring::look(),
+        io_uring: IoUring::look(&settings.runtime.executor),
         rdma: Device::look(DEVICES),
         verbs,
         security,

@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use sealane_runtime::ExecutorChoice;
 use sealane_transport::endpoint_map;
 use sealane_transport::verbs::{Registration, Transfer};
 
@@ -23,6 +24,8 @@ pub struct Runtime {
     pub idle_spin: Sourced<Duration>,
     /// Whether every shard is pinned; `None` pins if enough CPUs are free.
     pub pin: Sourced<Option<bool>>,
+    /// What a shard runs on and sleeps in.
+    pub executor: Sourced<ExecutorChoice>,
     /// Memory of a shard for tensors to send, in bytes.
     pub slab_send_bytes: Sourced<usize>,
     /// Memory of a shard for tensors received, in bytes.
@@ -43,6 +46,7 @@ impl Runtime {
             polling: from.get("runtime.polling", bool),
             idle_spin: from.get("runtime.idle_spin_us", microseconds),
             pin: from.optional("runtime.pin", bool),
+            executor: from.get("runtime.executor", executor),
             slab_send_bytes: from.get("runtime.slab_send_bytes", number),
             slab_receive_bytes: from.get("runtime.slab_receive_bytes", number),
             mailbox_slots: from.get("runtime.mailbox_slots", number),
@@ -376,6 +380,15 @@ fn microseconds(value: &Value) -> Option<Duration> {
 pub(super) fn bool(value: &Value) -> Option<bool> {
     match value {
         Value::Bool(bool) => Some(*bool),
+        _ => None,
+    }
+}
+
+fn executor(value: &Value) -> Option<ExecutorChoice> {
+    match text(value)?.as_str() {
+        "auto" => Some(ExecutorChoice::Auto),
+        "io_uring" => Some(ExecutorChoice::IoUring),
+        "epoll" => Some(ExecutorChoice::Epoll),
         _ => None,
     }
 }

@@ -5,6 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use sealane_runtime::ExecutorChoice;
 use sealane_transport::verbs::{Registration, Transfer};
 
 use super::*;
@@ -77,6 +78,7 @@ fn defaults() {
     assert!(!runtime.polling.value);
     assert_eq!(runtime.idle_spin.value, Duration::from_micros(200));
     assert_eq!(runtime.pin.value, None);
+    assert_eq!(runtime.executor.value, ExecutorChoice::Auto);
     assert_eq!(runtime.slab_send_bytes.value, 64 << 20);
     assert_eq!(runtime.mailbox_slots.value, 4096);
     let transport = &settings.transport;
@@ -270,6 +272,18 @@ fn every_error_names_what_gave_the_value_and_what_is_accepted() {
     ] {
         assert_eq!(case.error(), expected);
     }
+}
+
+#[test]
+fn the_executor_is_one_of_three_words() {
+    let load = |word| Case::default().set("runtime.executor", word);
+    for (word, executor) in
+        [("auto", ExecutorChoice::Auto), ("io_uring", ExecutorChoice::IoUring), ("epoll", ExecutorChoice::Epoll)]
+    {
+        assert_eq!(load(word).settings().runtime.executor.value, executor);
+    }
+    let error = load("uring").error();
+    assert!(error.contains("auto, io_uring or epoll"), "{error}");
 }
 
 #[test]

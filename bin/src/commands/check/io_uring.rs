@@ -1,92 +1,92 @@
-//! Asks the kernel whether it lets this process make an io_uring. An unsafe island: one system
-//! call that no safe library offers.
-#![allow(unsafe_code)]
+//! Which executor shards would run on here: io_uring's where the kernel lets this process have it, or epoll's.
 
-use std::io;
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::fmt;
 
+use sealane_runtime::{ExecutorChoice, ExecutorKind, RuntimeError, try_io_uring};
 use serde::Serialize;
 
-/// Entries of the ring that is tried: the fewest, because it is closed at once.
-const ENTRIES: libc::c_uint = 1;
+use crate::settings::Sourced;
 
-/// `struct io_uring_params` is 120 bytes, all integers; the kernel fills it in.
-type Parameters = [u64; 15];
-
-/// Where the administrator forbids io_uring.
-const SWITCH: &str = "/proc/sys/kernel/io_uring_disabled";
-
-/// Whether this process can use io_uring.
+/// Whether this process can use io_uring, and what shards run on.
 #[derive(Debug, Serialize)]
 pub(super) struct IoUring {
     pub(super) available: bool,
     /// What makes it so, and what to do about it.
     pub(super) reason: String,
+    /// What shards run on; none if they do not start.
+    pub(super) executor: Option<String>,
+    /// What of the settings decides that.
+    pub(super) because: String,
 }
 
 impl IoUring {
-    /// Makes a ring and closes it.
-    pub(super) fn look() -> IoUring {
-        let switch = std::fs::read_to_string(SWITCH).unwrap_or_default();
-        IoUring::of(&set_up(), switch.trim())
+    /// Makes what a shard needs of io_uring, and closes it again.
+    pub(super) fn look(choice: &Sourced<ExecutorChoice>) -> IoUring {
+        IoUring::of(try_io_uring(), choice)
     }
 
-    fn of(outcome: &io::Result<OwnedFd>, switch: &str) -> IoUring {
-        let reason = match outcome {
-            Ok(_) => "a ring could be made".to_owned(),
-            Err(error) => match error.raw_os_error() {
-                Some(libc::ENOSYS) => "the kernel has no io_uring; run Linux 5.8 or later".to_owned(),
-                Some(libc::EPERM) if matches!(switch, "1" | "2") => {
-                    format!("{SWITCH} is {switch}; an administrator can set it to 0")
-                }
-                Some(libc::EPERM) => {
-                    "a seccomp profile forbids io_uring; run the container with one that allows it".to_owned()
-                }
-                Some(libc::ENOMEM) => "there is not enough lockable memory; raise the limit (ulimit -l)".to_owned(),
-                _ => format!("io_uring_setup failed: {error}"),
-            },
+    fn of(outcome: Result<(), RuntimeError>, choice: &Sourced<ExecutorChoice>) -> IoUring {
+        let available = outcome.is_ok();
+        let (executor, word) = match (choice.value, available) {
+            (ExecutorChoice::Auto, true) => (Some(ExecutorKind::IoUring), "auto"),
+            (ExecutorChoice::Auto, false) => (Some(ExecutorKind::Epoll), "auto"),
+            (ExecutorChoice::IoUring, true) => (Some(ExecutorKind::IoUring), "io_uring"),
+            (ExecutorChoice::IoUring, false) => (None, "io_uring"),
+            (ExecutorChoice::Epoll, _) => (Some(ExecutorKind::Epoll), "epoll"),
         };
-        IoUring { available: outcome.is_ok(), reason }
+        let reason = match outcome {
+            Ok(()) => "a ring could be made".to_owned(),
+            Err(RuntimeError::IoUring { reason }) => reason,
+            Err(error) => error.to_string(),
+        };
+        let because = format!("runtime.executor is {word} ({})", choice.source);
+        IoUring { available, reason, executor: executor.map(|kind| kind.to_string()), because }
     }
 }
 
-fn set_up() -> io::Result<OwnedFd> {
-    let mut parameters: Parameters = [0; 15];
-    // SAFETY: `io_uring_setup` reads and writes one `struct io_uring_params` through its second
-    // argument; `parameters` has its size, is aligned for its integers, is zeroed as the call
-    // demands of unused fields, and outlives the call.
-    let descriptor = unsafe { libc::syscall(libc::SYS_io_uring_setup, ENTRIES, std::ptr::from_mut(&mut parameters)) };
-    match libc::c_int::try_from(descriptor) {
-        Ok(descriptor) if descriptor >= 0 => {
-            // SAFETY: the call succeeded, so `descriptor` is open and nothing else owns it.
-            Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+impl fmt::Display for IoUring {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let IoUring { available, reason, executor, because } = self;
+        let word = if *available { "available" } else { "not available" };
+        match executor {
+            Some(executor) => write!(out, "{word}: {reason}; shards run on {executor}, since {because}"),
+            None => write!(out, "{word}: {reason}; shards do not start, since {because}: set it to auto"),
         }
-        _ => Err(io::Error::last_os_error()),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::settings::Source;
 
     #[test]
-    fn every_answer_of_the_kernel_has_a_reason() {
-        let reason = |errno, switch| IoUring::of(&Err(io::Error::from_raw_os_error(errno)), switch);
-        for (errno, switch, says) in [
-            (libc::ENOSYS, "", "no io_uring"),
-            (libc::EPERM, "2", "io_uring_disabled is 2"),
-            (libc::EPERM, "0", "seccomp"),
-            (libc::ENOMEM, "0", "ulimit -l"),
-            (libc::EMFILE, "0", "io_uring_setup failed"),
+    fn shards_run_without_io_uring_unless_it_is_asked_for() {
+        let shown = |choice, is_there: bool| {
+            let reason = "a seccomp profile forbids it".to_owned();
+            let outcome = if is_there { Ok(()) } else { Err(RuntimeError::IoUring { reason }) };
+            let look = IoUring::of(outcome, &Sourced { value: choice, source: Source::Flag("--set") });
+            assert_eq!(look.available, is_there);
+            (look.executor.clone().unwrap_or_default(), look.to_string())
+        };
+        for (choice, is_there, executor, says) in [
+            (ExecutorChoice::Auto, true, "io_uring", "available: a ring could be made; shards run on io_uring, since"),
+            (ExecutorChoice::Auto, false, "epoll", "not available: a seccomp profile forbids it; shards run on epoll"),
+            (ExecutorChoice::IoUring, true, "io_uring", "since runtime.executor is io_uring (--set)"),
+            (ExecutorChoice::IoUring, false, "", "shards do not start, since runtime.executor is io_uring (--set)"),
+            (ExecutorChoice::Epoll, true, "epoll", "shards run on epoll, since runtime.executor is epoll (--set)"),
+            (ExecutorChoice::Epoll, false, "epoll", "shards run on epoll, since runtime.executor is epoll (--set)"),
         ] {
-            let answer = reason(errno, switch);
-            assert!(!answer.available);
-            assert!(answer.reason.contains(says), "{}", answer.reason);
+            let (runs, shown) = shown(choice, is_there);
+            assert_eq!(runs, executor);
+            assert!(shown.contains(says), "{shown}");
         }
     }
 
     #[test]
     fn looking_always_gives_a_reason() {
-        assert!(!IoUring::look().reason.is_empty());
+        let auto = Sourced { value: ExecutorChoice::Auto, source: Source::Default };
+        let look = IoUring::look(&auto);
+        assert!(!look.reason.is_empty() && look.executor.is_some());
     }
 }

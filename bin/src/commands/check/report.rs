@@ -124,8 +124,7 @@ impl Report {
         writeln!(out, "  CPUs         {}", self.cpus)?;
         writeln!(out, "  shards       {}", self.shards)?;
         writeln!(out, "  memory lock  {}", self.memory_lock)?;
-        let word = if self.io_uring.available { "available" } else { "not available" };
-        writeln!(out, "  io_uring     {word}: {}", self.io_uring.reason)?;
+        writeln!(out, "  io_uring     {}", self.io_uring)?;
         writeln!(out, "  TCP          {}", self.tcp)?;
         writeln!(out, "  who may talk {}", self.security)?;
         writeln!(out, "  verbs        {}", self.verbs)?;

@@ -1,4 +1,4 @@
-//! How a shard sleeps on io_uring: it waits for its epoll set through the executor. One wait at a time, on the shard's thread.
+//! How a shard sleeps on io_uring: it waits for its epoll set through the executor. One wait at a time.
 //!
 //! The executor has no public "wait until this descriptor is readable", but its Unix sockets do just that before
 //! they read: making one queues a one-shot poll in io_uring, and the read that follows waits for it. So the epoll

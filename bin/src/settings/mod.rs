@@ -15,7 +15,6 @@ mod role;
 mod sections;
 mod security;
 mod source;
-mod start;
 mod table;
 mod value;
 

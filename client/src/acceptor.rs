@@ -84,7 +84,7 @@ impl Acceptor {
     /// Those of [`AcceptingMany::wait`].
     pub fn try_accept(&self, most: usize, into: &mut Vec<Accepted>) -> Result<usize, Error> {
         match &self.0 {
-            Backing::Daemon(acceptor) => acceptor.take(most, into),
+            Backing::Daemon(acceptor) => acceptor.take(most, into, Some(Duration::ZERO)),
             #[cfg(feature = "embedded")]
             Backing::Embedded(acceptor) => {
                 let mut taken = Vec::new();
@@ -143,7 +143,8 @@ impl AcceptingMany<'_> {
     ///
     /// # Errors
     /// InvalidArgument if another acceptor has the queue; Unavailable if the engine has stopped or the daemon is gone, in
-    /// which case the next accept attaches again, and opens the queue with the new daemon.
+    /// which case the next accept attaches again, and opens the queue with the new daemon. One that has drained is waited for
+    /// instead ([`Attach::restart_timeout`](crate::Attach::restart_timeout)).
     pub fn wait(self) -> Result<Vec<Accepted>, Error> {
         self.wait_for(None)
     }

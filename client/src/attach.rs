@@ -17,7 +17,7 @@ use sealane_transport::{
 use crate::{
     Task,
     attachment::Attachment,
-    limits::{ARENA_BYTES, ATTACH_TIMEOUT, IDLE_SPIN},
+    limits::{ARENA_BYTES, ATTACH_TIMEOUT, IDLE_SPIN, RESTART_TIMEOUT, RESTART_TIMEOUT_MAX},
 };
 
 /// What a thread does that waits for the daemon.
@@ -56,6 +56,7 @@ pub(crate) struct Settings {
     pub(crate) socket: PathBuf,
     pub(crate) arena_bytes: u64,
     pub(crate) timeout: Duration,
+    pub(crate) restart_timeout: Duration,
     pub(crate) polling: Polling,
 }
 
@@ -82,6 +83,7 @@ impl Attach {
             socket: default_socket(),
             arena_bytes: ARENA_BYTES,
             timeout: ATTACH_TIMEOUT,
+            restart_timeout: RESTART_TIMEOUT,
             polling: Polling::default(),
         })
     }
@@ -101,6 +103,14 @@ impl Attach {
     /// How long attaching may take, now and when the daemon was restarted. Default 5 s.
     pub fn timeout(mut self, timeout: Duration) -> Attach {
         self.0.timeout = timeout;
+        self
+    }
+
+    /// How long a daemon that has drained is waited for, from its end: calls that are made meanwhile wait for the next one in
+    /// the calling thread, at most for so long and never past their deadline. Zero: they fail at once. Default 30 s, at most a day. A daemon
+    /// that died is not waited for.
+    pub fn restart_timeout(mut self, timeout: Duration) -> Attach {
+        self.0.restart_timeout = timeout.min(RESTART_TIMEOUT_MAX);
         self
     }
 

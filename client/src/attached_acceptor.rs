@@ -52,8 +52,14 @@ impl AttachedAcceptor {
         &self.name
     }
 
-    pub(crate) fn take(&self, most: usize, into: &mut Vec<Accepted>) -> Result<usize, Error> {
-        self.attachment.accept(self.number, most, into)
+    /// Takes what is there; while a daemon is restarted it waits for that, for `timeout` at most.
+    pub(crate) fn take(
+        &self,
+        most: usize,
+        into: &mut Vec<Accepted>,
+        timeout: Option<Duration>,
+    ) -> Result<usize, Error> {
+        self.attachment.accept(self.number, most, into, timeout)
     }
 
     /// Waits until there is something, and takes it; nothing if the time passes.
@@ -69,10 +75,11 @@ impl AttachedAcceptor {
         loop {
             // What was watched without an end.
             *watch = Watch::default();
-            if self.take(most, &mut items)? > 0 || most == 0 {
+            let left = || end.map(|end| end.saturating_duration_since(Instant::now()));
+            if self.take(most, &mut items, left())? > 0 || most == 0 {
                 return Ok(items);
             }
-            let left = end.map(|end| end.saturating_duration_since(Instant::now()));
+            let left = left();
             if left == Some(Duration::ZERO) {
                 return Ok(items);
             }
@@ -98,7 +105,7 @@ impl AttachedAcceptor {
                 *watch = Watch::default();
                 self.check(noticed?)?;
             }
-            if self.take(most, &mut items)? > 0 || most == 0 {
+            if self.take(most, &mut items, None)? > 0 || most == 0 {
                 return Poll::Ready(Ok(items));
             }
             *watch = Watch(self.watch(Tick::NEVER)?);
@@ -111,9 +118,10 @@ impl AttachedAcceptor {
         Ok(call.map(|call| Watched { attachment: self.attachment.clone(), number: self.number, call }))
     }
 
-    /// A watch ends with an error when its time is over, or when the daemon is gone.
+    /// A watch ends with an error when its time is over, or when the daemon is gone. One that has drained is expected back.
     fn check(&self, noticed: Result<(), Error>) -> Result<(), Error> {
-        noticed.or_else(|error| if self.attachment.is_open(self.number) { Ok(()) } else { Err(error) })
+        let goes_on = || self.attachment.is_open(self.number) || self.attachment.awaits_restart();
+        noticed.or_else(|error| if goes_on() { Ok(()) } else { Err(error) })
     }
 }
 

@@ -4,7 +4,7 @@
 use std::{
     sync::Arc,
     task::{Context, Poll, ready},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use sealane_runtime::Buffer;
@@ -27,6 +27,9 @@ pub(crate) struct AttachedPlan {
     missed: Vec<(u32, Error)>,
     standing: Standing,
     stage: Stage,
+    /// The pull that is under way, or was last, and when it began.
+    wish: Wish,
+    begun: Instant,
 }
 
 /// What may be looked at.
@@ -41,6 +44,8 @@ enum Standing {
 enum Stage {
     Idle,
     UnderWay(u32),
+    /// The daemon drained before it ended: it is pulled again from the next one.
+    Again,
     /// One that was given up has to end before the next can begin.
     GivenUp(u32, Option<Wish>),
     Refused(Error),
@@ -68,6 +73,8 @@ impl AttachedPlan {
             missed: Vec::new(),
             standing: Standing::NotPulled,
             stage: Stage::Idle,
+            wish: Wish { min_version: 0, timeout: None },
+            begun: Instant::now(),
         }
     }
 
@@ -104,14 +111,27 @@ impl AttachedPlan {
         }
     }
 
-    fn submit(&mut self, Wish { min_version, timeout }: Wish) {
+    fn submit(&mut self, wish: Wish) {
+        (self.wish, self.begun) = (wish, Instant::now());
+        self.pull(wish.timeout, wish.timeout);
+    }
+
+    /// Pulls with so much time, some of which a restart of the daemon may take.
+    fn pull(&mut self, timeout: Option<Duration>, restart: Option<Duration>) {
         // From now on the daemon writes.
         self.standing = Standing::NotPulled;
-        let pulled = self.attachment.pull((&mut self.seat, &self.from, &self.keys), min_version, timeout);
-        self.stage = match pulled {
+        let plan = (&mut self.seat, &*self.from, &self.keys);
+        self.stage = match self.attachment.pull(plan, self.wish.min_version, timeout, restart) {
             Ok(call) => Stage::UnderWay(call),
             Err(error) => Stage::Refused(error),
         };
+    }
+
+    /// A pull that the end of a drain has ended is asked again of the next daemon, as long as it has time.
+    fn goes_on(&self, ended: &Result<(), Error>) -> bool {
+        let is_drained = ended.as_ref().is_err_and(|error| error.code() == Code::Unavailable);
+        let is_late = self.wish.timeout.is_some_and(|timeout| timeout <= self.begun.elapsed());
+        is_drained && !is_late && self.attachment.awaits_restart()
     }
 
     /// Waits for the end of the pull.
@@ -119,7 +139,7 @@ impl AttachedPlan {
     /// # Panics
     /// If none is under way.
     pub(crate) fn wait(&mut self) -> Result<(), Error> {
-        match self.advance(&mut |attachment, call| Poll::Ready(attachment.wait(call, Calls::take_sent))) {
+        match self.advance(None, &mut |attachment, call| Poll::Ready(attachment.wait(call, Calls::take_sent))) {
             Poll::Ready(outcome) => outcome,
             Poll::Pending => unreachable!("waiting ends with the call"),
         }
@@ -130,7 +150,7 @@ impl AttachedPlan {
     /// # Panics
     /// If none is under way.
     pub(crate) fn look(&mut self) -> Option<Result<(), Error>> {
-        let looked = self.advance(&mut |attachment, call| {
+        let looked = self.advance(Some(Duration::ZERO), &mut |attachment, call| {
             attachment.look(call, Calls::take_sent).transpose().map_or(Poll::Pending, Poll::Ready)
         });
         match looked {
@@ -144,10 +164,11 @@ impl AttachedPlan {
     /// # Panics
     /// If none is under way.
     pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Error>> {
-        self.advance(&mut |attachment, call| attachment.poll(call, Calls::take_sent, context.waker()))
+        self.advance(None, &mut |attachment, call| attachment.poll(call, Calls::take_sent, context.waker()))
     }
 
-    fn advance(&mut self, ask: &mut Ask<'_>) -> Poll<Result<(), Error>> {
+    /// Takes the pull further; `restart` limits how long a daemon that is restarted is waited for.
+    fn advance(&mut self, restart: Option<Duration>, ask: &mut Ask<'_>) -> Poll<Result<(), Error>> {
         loop {
             match std::mem::replace(&mut self.stage, Stage::Idle) {
                 Stage::Idle => panic!("the outcome was handed out before"),
@@ -156,7 +177,22 @@ impl AttachedPlan {
                     self.stage = Stage::UnderWay(call);
                     let outcome = ready!(ask(&self.attachment, call));
                     self.stage = Stage::Idle;
-                    return Poll::Ready(self.end(outcome));
+                    let ended = self.end(outcome);
+                    if !self.goes_on(&ended) {
+                        return Poll::Ready(ended);
+                    }
+                    self.stage = Stage::Again;
+                }
+                Stage::Again => {
+                    let left = self.wish.timeout.map(|timeout| timeout.saturating_sub(self.begun.elapsed()));
+                    self.pull(left, restart.or(left));
+                    if let Stage::Refused(error) = &self.stage
+                        && restart.is_some()
+                        && self.goes_on(&Err(error.clone()))
+                    {
+                        self.stage = Stage::Again;
+                        return Poll::Pending;
+                    }
                 }
                 Stage::GivenUp(call, wish) => {
                     self.stage = Stage::GivenUp(call, wish);
@@ -212,7 +248,7 @@ impl AttachedPlan {
                 self.stage = Stage::GivenUp(call, None);
             }
             Stage::GivenUp(call, _) => self.stage = Stage::GivenUp(call, None),
-            Stage::Idle | Stage::Refused(_) => self.stage = Stage::Idle,
+            Stage::Idle | Stage::Again | Stage::Refused(_) => self.stage = Stage::Idle,
         }
     }
 

@@ -18,6 +18,13 @@ pub(crate) const ARENA_BYTES: u64 = 64 << 20;
 /// How long attaching may take, unless told otherwise: the daemon has to find memory for the arena.
 pub(crate) const ATTACH_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// How long a daemon that has drained is waited for, unless told otherwise: longer than a service manager takes to start the
+/// next one, and longer than a drain takes by default, for a call may wait for that too.
+pub(crate) const RESTART_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Longest time for that: a day, which any clock can count from now.
+pub(crate) const RESTART_TIMEOUT_MAX: Duration = Duration::from_secs(86_400);
+
 /// Least time between two attempts to attach again: a daemon that is restarted is found at once, one that is gone is
 /// not stormed by every call.
 pub(crate) const REATTACH_INTERVAL: Duration = Duration::from_millis(10);

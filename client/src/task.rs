@@ -55,8 +55,9 @@ impl Task {
 
     /// Attaches to the host's daemon at the [default socket](crate::default_socket). See [`Attach`] for options.
     ///
-    /// A daemon that is restarted is attached to again by the first call that finds it; calls under way when it went
-    /// end with Unavailable.
+    /// A daemon that died is attached to again by the first call that finds the next one; calls under way when it went end
+    /// with Unavailable. One that drains finishes what is under way, and calls that are made meanwhile wait in their thread for
+    /// the next one ([`Attach::restart_timeout`]); pulls and accepts that the drain has ended are made again by themselves.
     ///
     /// # Errors
     /// As [`Attach::attach`] says.

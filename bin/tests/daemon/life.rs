@@ -101,6 +101,7 @@ fn a_drain_waits_for_calls_that_are_under_way_and_takes_no_new_ones() {
     let (ps, mut worker) = waiting_send(&place);
     daemon.signal(Signal::SIGTERM);
     daemon.wait_for("STOPPING=1");
+    assert_eq!(worker.next(), "Draining");
     worker.recv(2, "late");
     let late = worker.next();
     assert!(late.starts_with("Failed { call: 2, ") && late.contains("Unavailable"), "{late}");
@@ -118,6 +119,7 @@ fn a_drain_ends_calls_that_take_too_long() {
     let ended = daemon.stop();
     assert_eq!(ended.code, Some(0));
     assert!(ended.stderr.contains("the time to drain is over: these calls are ended left=1 "), "{}", ended.stderr);
+    assert_eq!(ps.next_before_the_end().as_deref(), Some("Draining"));
     let told = ps.next_before_the_end();
     assert!(told.as_ref().is_none_or(|told| told.starts_with("Failed { call: 1, ")), "{told:?}");
 }

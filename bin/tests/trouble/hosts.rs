@@ -70,6 +70,12 @@ impl Hosts {
         drop(self.daemons[host].take());
     }
 
+    /// Has `sealane drain` end the daemon of a task.
+    pub fn drain_one(&mut self, task: &str) {
+        let host = self.host(task);
+        drain(&self.places[host], self.daemons[host].take().expect("it runs"));
+    }
+
     /// Starts the daemon of a task anew, at the same socket and the same address.
     pub fn restart(&mut self, task: &str) {
         let host = self.host(task);
@@ -87,16 +93,21 @@ impl Hosts {
     /// Drains every daemon, which must end at once and in good order: nothing is under way.
     pub fn drain(self) -> Vec<Place> {
         for (place, daemon) in self.places.iter().zip(self.daemons) {
-            let drained = place.command(&["drain"]).stderr(Stdio::piped()).spawn().unwrap();
-            let Ended { code, stderr } = daemon.expect("it runs").ended();
-            assert_eq!(code, Some(0), "{stderr}");
-            assert!(stderr.contains("the daemon is drained"), "{stderr}");
-            assert!(!stderr.contains("panicked"), "{stderr}");
-            let drained = drained.wait_with_output().unwrap();
-            assert!(drained.status.success(), "{}", String::from_utf8_lossy(&drained.stderr));
+            drain(place, daemon.expect("it runs"));
         }
         self.places
     }
+}
+
+/// Everything that is under way must end within the daemon's time.
+fn drain(place: &Place, daemon: Daemon) {
+    let drained = place.command(&["drain"]).stderr(Stdio::piped()).spawn().unwrap();
+    let Ended { code, stderr } = daemon.ended();
+    assert_eq!(code, Some(0), "{stderr}");
+    assert!(stderr.contains("the daemon is drained"), "{stderr}");
+    assert!(!stderr.contains("panicked"), "{stderr}");
+    let drained = drained.wait_with_output().unwrap();
+    assert!(drained.status.success(), "{}", String::from_utf8_lossy(&drained.stderr));
 }
 
 fn start_at(place: &Place, tasks: &[&str]) -> Result<Daemon, Ended> {

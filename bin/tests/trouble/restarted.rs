@@ -1,5 +1,5 @@
-//! Daemons that are killed under busy clients and started again: the clients go on by themselves, and no tensor whose send
-//! reported success is lost or delivered twice.
+//! Daemons that are killed, or drain, under busy clients and are started again: the clients go on by themselves, and no
+//! tensor whose send reported success is lost or delivered twice.
 
 use std::collections::HashMap;
 
@@ -19,8 +19,8 @@ fn attempts(member: &Process, begin: &str) -> Vec<(usize, u64)> {
     member.heard(begin).into_iter().map(read).collect()
 }
 
-/// Kills the daemon of the first member once for each of its reports but the last.
-fn daemons_die(mut hosts: Hosts) {
+/// Ends the daemon of the first member once for each of its reports but the last.
+fn daemons_end(mut hosts: Hosts, end: impl Fn(&mut Hosts, &str)) {
     let neighbour = |member: usize, distance: usize| MEMBERS[(member + distance) % MEMBERS.len()];
     let mut members: Vec<Process> = (0..MEMBERS.len())
         .map(|member| {
@@ -33,7 +33,7 @@ fn daemons_die(mut hosts: Hosts) {
     }
     for _ in 1..REPORTS {
         members[0].hear("has ");
-        hosts.kill(MEMBERS[0]);
+        end(&mut hosts, MEMBERS[0]);
         hosts.restart(MEMBERS[0]);
     }
     for member in &mut members {
@@ -59,10 +59,37 @@ fn daemons_die(mut hosts: Hosts) {
 
 #[test]
 fn a_daemon_is_killed_under_four_busy_clients() {
-    daemons_die(Hosts::start(&[&MEMBERS]));
+    daemons_end(Hosts::start(&[&MEMBERS]), Hosts::kill);
 }
 
 #[test]
 fn one_of_two_daemons_is_killed_under_four_busy_clients() {
-    daemons_die(Hosts::start(&[&MEMBERS[..2], &MEMBERS[2..]]));
+    daemons_end(Hosts::start(&[&MEMBERS[..2], &MEMBERS[2..]]), Hosts::kill);
+}
+
+#[test]
+fn a_daemon_drains_under_four_busy_clients() {
+    daemons_end(Hosts::start(&[&MEMBERS]), Hosts::drain_one);
+}
+
+#[test]
+fn one_of_two_daemons_drains_under_four_busy_clients() {
+    daemons_end(Hosts::start(&[&MEMBERS[..2], &MEMBERS[2..]]), Hosts::drain_one);
+}
+
+#[test]
+fn a_workers_daemon_is_drained_and_started_anew_and_training_goes_on() {
+    let (ps, worker) = ("ps0:2222", "worker0:2222");
+    let mut hosts = Hosts::start(&[&[ps], &[worker]]);
+    let mut leads = Process::start(&format!("lead {ps}"), &hosts.socket(ps));
+    let mut trains = Process::start(&format!("train {worker} {ps}"), &hosts.socket(worker));
+    for _ in 1..REPORTS {
+        trains.hear("has ");
+        hosts.drain_one(worker);
+        hosts.restart(worker);
+    }
+    leads.hear("done");
+    trains.hear("done");
+    drop((leads, trains));
+    hosts.drain();
 }

@@ -43,6 +43,8 @@ pub fn play(words: &[&str], socket: &Path) {
         ["accept", task] => accept(&attach(task)),
         ["push", task, to] => push(&attach(task), to),
         ["circle", task, to, from] => circle(&attach(task), to, from),
+        ["lead", task] => lead(&attach(task)),
+        ["train", task, ps] => train(&attach(task), ps),
         _ => panic!("{words:?} is no role"),
     }
 }
@@ -125,6 +127,36 @@ fn push(task: &Task, to: &str) {
             under_way.pop_front().expect("just pushed").wait().unwrap();
         }
     }
+}
+
+/// Steps of a training.
+const STEPS: u64 = 2_000;
+
+/// Publishes weights for each step when the gradient of the last has come. Nothing may fail.
+fn lead(task: &Task) {
+    let gradients = task.acceptor(QUEUE, AcceptOptions::default());
+    for step in 0..STEPS {
+        task.publish("weights", step as i64, in_arena(task, step, MIDDLING)).wait().unwrap();
+        let gradient = gradients.accept().wait().unwrap().tensor;
+        verify(&gradient, step, MIDDLING);
+    }
+    eprintln!("done");
+    until_released();
+}
+
+/// Pulls the weights of each step and pushes a gradient, and says how far it is. Nothing may fail.
+fn train(task: &Task, ps: &str) {
+    let mut plan = task.plan(ps, Keys::new(["weights"]).unwrap());
+    for step in 0..STEPS {
+        plan.pull(step as i64).wait().unwrap();
+        verify(plan.get(0).unwrap(), step, MIDDLING);
+        task.push(ps, QUEUE, in_arena(task, step, MIDDLING)).wait().unwrap();
+        if (step + 1) % (STEPS / REPORTS as u64) == 0 {
+            eprintln!("has {step}");
+        }
+    }
+    eprintln!("done");
+    until_released();
 }
 
 /// Asks for many small tensors at once, and then takes what has come.

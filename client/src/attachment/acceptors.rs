@@ -3,12 +3,12 @@
 //!
 //! An acceptor outlives the link: with a new daemon its queue is opened anew, and what was handed over before stays.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use hashbrown::{HashMap, HashSet};
 use sealane_runtime::Buffer;
 use sealane_transport::{
-    Error, Tensor,
+    Code, Error, Tensor,
     shm::{Submission, limits::QUEUES_MAX},
 };
 
@@ -192,20 +192,37 @@ impl Attachment {
     /// # Errors
     /// ResourceExhausted if there are too many queues, Unavailable if there is no daemon.
     pub(crate) fn open_queue(&self, number: u32) -> Result<(), Error> {
-        self.up(Tick::now())?.open_queue(number)
+        // Whoever accepts waits for a restart.
+        self.up(Tick::now(), Some(Duration::ZERO))?.open_queue(number)
     }
 
-    /// Takes what was handed over, `most` tensors at most.
+    /// Takes what was handed over, `most` tensors at most; while a daemon is restarted it waits for that, for `timeout` at
+    /// most.
     ///
     /// # Errors
     /// Why nothing will come.
-    pub(crate) fn accept(&self, number: u32, most: usize, into: &mut Vec<Accepted>) -> Result<usize, Error> {
+    pub(crate) fn accept(
+        &self,
+        number: u32,
+        most: usize,
+        into: &mut Vec<Accepted>,
+        timeout: Option<Duration>,
+    ) -> Result<usize, Error> {
         self.check_fork()?;
         let mut held = self.lock();
         if held.inbox(number).items.is_empty() {
-            drop(held);
-            held = self.up(Tick::now())?;
-            held.open_queue(number)?;
+            let now = Tick::now();
+            held.check_life(now);
+            // A daemon that drains still hands over what was pushed.
+            if !held.is_open(number) {
+                drop(held);
+                held = match self.up(now, timeout) {
+                    Ok(held) => held,
+                    Err(error) if error.code() == Code::Unavailable && self.awaits_restart() => return Ok(0),
+                    Err(error) => return Err(error),
+                };
+                held.open_queue(number)?;
+            }
             held.pump();
         }
         let count = held.take_accepted(number, most, into);
@@ -215,6 +232,7 @@ impl Attachment {
         match (held.inbox(number).refused.clone(), &held.line) {
             (Some(error), _) => Err(error),
             (None, Line::Up(_)) => Ok(0),
+            (None, _) if held.awaits_restart() => Ok(0),
             (None, line) => Err(down(line)),
         }
     }
@@ -240,12 +258,7 @@ impl Attachment {
 
     /// True if a queue is open with the daemon as it is now.
     pub(crate) fn is_open(&self, number: u32) -> bool {
-        let mut held = self.lock();
-        let serial = match &held.line {
-            Line::Up(link) => Some(link.serial),
-            Line::Lost(_) | Line::Closed => None,
-        };
-        serial.is_some() && held.inbox(number).serial == serial
+        self.lock().is_open(number)
     }
 
     /// The call of a watch is of no use any more.
@@ -330,11 +343,16 @@ impl Held<'_> {
         }
     }
 
-    fn is_quiet(&mut self, number: u32) -> bool {
+    fn is_open(&mut self, number: u32) -> bool {
         let Line::Up(link) = &self.line else { return false };
         let serial = link.serial;
+        self.inbox(number).serial == Some(serial)
+    }
+
+    fn is_quiet(&mut self, number: u32) -> bool {
+        let is_open = self.is_open(number);
         let inbox = self.inbox(number);
-        inbox.serial == Some(serial) && inbox.items.is_empty() && inbox.refused.is_none()
+        is_open && inbox.items.is_empty() && inbox.refused.is_none()
     }
 
     /// Takes tensors out, and lets the shards hand over as many again.

@@ -3,6 +3,7 @@
 use std::{
     ops::{Deref, DerefMut},
     sync::{MutexGuard, PoisonError, TryLockError},
+    time::Duration,
 };
 
 use super::{Attachment, Line, Link, State, Take};
@@ -10,13 +11,20 @@ use super::{Attachment, Line, Link, State, Take};
 /// The state, locked. When it is released, what must not happen under the lock happens.
 pub(super) struct Held<'a> {
     pub(super) attachment: &'a Attachment,
+    /// How long the caller has waited for a daemon.
+    pub(super) waited: Duration,
     guard: Option<MutexGuard<'a, State>>,
 }
 
 impl Attachment {
     #[inline]
     pub(super) fn lock(&self) -> Held<'_> {
-        Held { attachment: self, guard: Some(self.guard()) }
+        self.holding(self.guard())
+    }
+
+    #[inline]
+    fn holding<'a>(&'a self, guard: MutexGuard<'a, State>) -> Held<'a> {
+        Held { attachment: self, waited: Duration::ZERO, guard: Some(guard) }
     }
 
     #[inline]
@@ -27,10 +35,8 @@ impl Attachment {
     #[inline]
     pub(super) fn try_lock(&self) -> Option<Held<'_>> {
         match self.state.try_lock() {
-            Ok(guard) => Some(Held { attachment: self, guard: Some(guard) }),
-            Err(TryLockError::Poisoned(poisoned)) => {
-                Some(Held { attachment: self, guard: Some(poisoned.into_inner()) })
-            }
+            Ok(guard) => Some(self.holding(guard)),
+            Err(TryLockError::Poisoned(poisoned)) => Some(self.holding(poisoned.into_inner())),
             Err(TryLockError::WouldBlock) => None,
         }
     }

@@ -36,6 +36,8 @@ pub(super) struct Link {
     pub(super) serial: u64,
     pub(super) arena: Arc<Arena>,
     pub(super) ear: Arc<ClientEar>,
+    /// The daemon is about to stop, and new calls are for the next one.
+    pub(super) draining: bool,
     /// The daemon as errors name it.
     pub(super) daemon: Box<str>,
     pub(super) default_timeout_ms: u32,
@@ -127,6 +129,7 @@ impl Link {
         };
         Link {
             serial,
+            draining: false,
             arena: Arc::new(Arena::new(arena, mark.clone())),
             ear: Arc::new(ClientEar::new(socket)),
             daemon,
@@ -317,7 +320,8 @@ impl Link {
         acceptors: &mut Acceptors,
         after: &mut Aftermath,
     ) -> Result<(), Box<str>> {
-        let mut told = Told { serial: self.serial, plans: &mut self.plans, calls, acceptors };
+        let Link { serial, draining, plans, .. } = self;
+        let mut told = Told { serial: *serial, draining, plans, calls, acceptors };
         for (index, segment) in self.segments.iter_mut().enumerate() {
             if segment.end.completions.is_empty() {
                 continue;
@@ -374,6 +378,7 @@ impl std::fmt::Debug for Link {
 /// The tables that completions are entered into.
 struct Told<'a> {
     serial: u64,
+    draining: &'a mut bool,
     plans: &'a mut Plans,
     calls: &'a mut Calls,
     acceptors: &'a mut Acceptors,
@@ -389,7 +394,7 @@ impl Told<'_> {
         record: &Record,
         after: &mut Aftermath,
     ) -> Result<(), Box<str>> {
-        let Told { serial, plans, calls, acceptors } = self;
+        let Told { serial, draining, plans, calls, acceptors } = self;
         match Completion::decode(record).map_err(|malformed| malformed.to_string())? {
             Completion::Sent { calls: sent } => {
                 sent.iter().try_for_each(|call| calls.sent(segment, *call, after))?;
@@ -429,6 +434,7 @@ impl Told<'_> {
             }
             Completion::Reshaped { plan, index, meta } => plans.placed(segment, plan, index, meta, None, after)?,
             Completion::Missed { plan, index, error } => plans.missed(segment, plan, index, error)?,
+            Completion::Draining => **draining = true,
         }
         Ok(())
     }

@@ -1,9 +1,16 @@
 //! The end of a link, and the next one: a daemon that is gone ends every call with Unavailable, and the next call attaches
 //! again. On the threads of callers; bounded by one attempt every `REATTACH_INTERVAL`.
+//!
+//! A daemon that drains says so before. From then on new calls wait for the daemon after it, those that are under way go on;
+//! a call waits until its deadline, at most for `Attach::restart_timeout`.
 
-use std::{sync::PoisonError, time::Instant};
+use std::{
+    sync::PoisonError,
+    thread,
+    time::{Duration, Instant},
+};
 
-use sealane_transport::{Error, shm::Woken};
+use sealane_transport::{Code, Error, shm::Woken};
 
 use super::{Attachment, Held, Line, Link, State, nudge};
 use crate::{
@@ -13,29 +20,57 @@ use crate::{
 };
 
 impl Attachment {
-    /// The state with a link that stands, as far as this side knows; attaches again where it was lost.
+    /// The state with a link that stands, as far as this side knows, and takes new calls; attaches again where it was lost.
+    /// After a drain the daemon is waited for, not longer than the `timeout` of whoever calls.
     ///
     /// # Errors
     /// InvalidArgument in a forked child, Unavailable if there is no daemon.
     #[inline]
-    pub(super) fn up(&self, now: Tick) -> Result<Held<'_>, Error> {
+    pub(super) fn up(&self, now: Tick, timeout: Option<Duration>) -> Result<Held<'_>, Error> {
         self.check_fork()?;
         let mut held = self.lock();
         held.check_life(now);
-        if matches!(held.line, Line::Up(_)) {
+        if held.takes_calls() {
             return Ok(held);
         }
         drop(held);
-        self.attach_again()
+        self.next_daemon(timeout)
+    }
+
+    /// A daemon that has drained, or does, is expected back.
+    pub(crate) fn awaits_restart(&self) -> bool {
+        self.lock().awaits_restart()
     }
 
     #[cold]
+    fn next_daemon(&self, timeout: Option<Duration>) -> Result<Held<'_>, Error> {
+        let called = Instant::now();
+        let patience = self.settings.restart_timeout;
+        let patience = timeout.map_or(patience, |timeout| timeout.min(patience));
+        loop {
+            let error = match self.attach_again() {
+                Ok(mut held) => {
+                    held.waited = called.elapsed();
+                    return Ok(held);
+                }
+                Err(error) => error,
+            };
+            // What a restart does not mend is said at once, and so is what nobody promised to mend.
+            if error.code() != Code::Unavailable || called.elapsed() >= patience || !self.awaits_restart() {
+                return Err(error);
+            }
+            thread::sleep(REATTACH_INTERVAL.min(patience.saturating_sub(called.elapsed())));
+        }
+    }
+
     fn attach_again(&self) -> Result<Held<'_>, Error> {
         // One tries, the others wait for what comes of it.
         let called = Instant::now();
         let mut attempts = self.attaching.lock().unwrap_or_else(PoisonError::into_inner);
-        let held = self.lock();
+        let mut held = self.lock();
+        held.listen_to_draining();
         let lost = match &held.line {
+            Line::Up(link) if link.draining => return Err(Error::unavailable(&link.daemon, "it drains")),
             Line::Up(_) => return Ok(held),
             Line::Closed => return Err(Error::unavailable("this attachment", "its task was dropped")),
             Line::Lost(error) => error.clone(),
@@ -48,7 +83,11 @@ impl Attachment {
         attempts.count += 1;
         let connected = attach::connect(&self.settings);
         attempts.last = Some(Instant::now());
-        let (attached, daemon) = connected.map_err(|error| also(lost, &format!("attaching again failed: {error}")))?;
+        let (attached, daemon) = connected.map_err(|error| match error.code() {
+            Code::Unavailable => also(lost, &format!("attaching again failed: {error}")),
+            // It is not for want of a daemon.
+            _ => error,
+        })?;
         let freed = self.me.clone();
         let link = Box::new(Link::new(attempts.count, attached, daemon, &self.mark, &(freed as _)));
         let mut held = self.lock();
@@ -56,6 +95,7 @@ impl Attachment {
             return Err(Error::unavailable("this attachment", "its task was dropped"));
         }
         held.line = Line::Up(link);
+        held.restart_until = None;
         Ok(held)
     }
 }
@@ -67,7 +107,36 @@ impl Held<'_> {
         // The listener hears it anyway, and a ring that is taken from it would not wake it.
         if now >= self.next_check && !self.listening {
             self.next_check = now.after(LIFE_INTERVAL);
+            // That the daemon drains is said in the rings, and has to be known before it takes no calls.
+            self.pump();
             self.ask_for_life();
+        }
+    }
+
+    /// New calls may be submitted.
+    #[inline]
+    fn takes_calls(&self) -> bool {
+        matches!(&self.line, Line::Up(link) if !link.draining)
+    }
+
+    /// See [`Attachment::awaits_restart`].
+    pub(super) fn awaits_restart(&self) -> bool {
+        match &self.line {
+            Line::Up(link) => link.draining,
+            Line::Lost(_) => self.restart_until.is_some_and(|until| Instant::now() < until),
+            Line::Closed => false,
+        }
+    }
+
+    /// Takes what a daemon that drains has to say, and notices its end.
+    fn listen_to_draining(&mut self) {
+        if matches!(&self.line, Line::Up(link) if link.draining) {
+            self.pump();
+            self.chores();
+            // A listener hears it anyway, as in `check_life`.
+            if !self.listening {
+                self.ask_for_life();
+            }
         }
     }
 
@@ -82,7 +151,8 @@ impl Held<'_> {
     /// The daemon has closed the socket, or died: what it wrote before counts.
     pub(super) fn hung_up(&mut self) {
         self.pump();
-        self.give_up(true, "it is gone, or has closed the connection");
+        let drained = matches!(&self.line, Line::Up(link) if link.draining);
+        self.give_up(true, if drained { "it has drained" } else { "it is gone, or has closed the connection" });
     }
 
     /// The daemon says what no correct one says: gives the link up.
@@ -94,7 +164,8 @@ impl Held<'_> {
     /// Gives the link up: every call under way ends with Unavailable, and the next one attaches again.
     fn give_up(&mut self, gone: bool, reason: &str) {
         let Line::Up(link) = &self.line else { return };
-        let error = Error::unavailable(&link.daemon, reason);
+        let (error, drained) = (Error::unavailable(&link.daemon, reason), link.draining);
+        self.restart_until = drained.then(|| Instant::now() + self.attachment.settings.restart_timeout);
         self.end(Line::Lost(error.clone()), gone, || error.clone());
     }
 

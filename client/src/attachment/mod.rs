@@ -31,7 +31,7 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     task::Waker,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use sealane_runtime::Buffer;
@@ -61,6 +61,8 @@ pub(crate) struct Attachment {
 
 struct State {
     line: Line,
+    /// The last daemon has drained, and until then the next is waited for.
+    restart_until: Option<Instant>,
     calls: Calls,
     acceptors: Acceptors,
     listening: bool,
@@ -112,6 +114,7 @@ impl Attachment {
             let line = Line::Up(Box::new(Link::new(0, attached, daemon, &mark, &freed)));
             let state = State {
                 line,
+                restart_until: None,
                 calls: Calls::default(),
                 acceptors: Acceptors::default(),
                 listening: false,
@@ -166,7 +169,7 @@ impl Attachment {
     /// # Errors
     /// ResourceExhausted if there is no room, and as attaching again fails.
     pub(crate) fn allocate(&self, len: usize) -> Result<Buffer, Error> {
-        let arena = self.arena()?;
+        let arena = self.arena(None)?;
         if let Some(buffer) = arena.allocate(len) {
             return Ok(buffer);
         }
@@ -175,8 +178,8 @@ impl Attachment {
         arena.allocate(len).ok_or_else(|| no_room(&arena, len))
     }
 
-    fn arena(&self) -> Result<Arc<Arena>, Error> {
-        let held = self.up(Tick::now())?;
+    fn arena(&self, timeout: Option<Duration>) -> Result<Arc<Arena>, Error> {
+        let held = self.up(Tick::now(), timeout)?;
         Ok(held.link().arena.clone())
     }
 

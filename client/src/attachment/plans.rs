@@ -187,16 +187,17 @@ impl Plans {
 }
 
 impl Attachment {
-    /// Submits a pull of a plan, which is opened where this daemon does not know it; the call's number. How it ended is
-    /// told by [`Calls::take_sent`].
+    /// Submits a pull of a plan, which is opened where this daemon does not know it; the call's number. A daemon that is
+    /// restarted is waited for, for `restart` at most. How it ended is told by [`Calls::take_sent`].
     pub(crate) fn pull(
         &self,
         (seat, from, keys): (&mut Option<Seat>, &str, &Keys),
         min_version: i64,
         timeout: Option<Duration>,
+        restart: Option<Duration>,
     ) -> Result<u32, Error> {
         let now = Tick::now();
-        let mut held = self.up(now)?;
+        let mut held = self.up(now, restart)?;
         held.give_back_blocks();
         let pulled = held.pull(now, (seat, from, keys), min_version, timeout);
         held.submitted(1);
@@ -283,12 +284,12 @@ impl Held<'_> {
         min_version: i64,
         timeout: Option<Duration>,
     ) -> Result<u32, Error> {
-        let timeout_ms = self.timeout_ms(timeout)?;
+        let (timeout_ms, deadline) = self.time(now, timeout)?;
         let Seat { segment, plan, .. } = match *seat {
             Some(known) if known.serial == self.link().serial => known,
             _ => *seat.insert(self.open_plan(from, keys)?),
         };
-        let submitted = self.enter(Direction::Pull, segment, now.deadline(timeout_ms), Memory::Nothing, |call| {
+        let submitted = self.enter(Direction::Pull, segment, deadline, Memory::Nothing, |call| {
             (timeout_ms, Submission::Pull { call, plan, min_version, timeout_ms })
         });
         submitted.map_err(|(error, _)| error)

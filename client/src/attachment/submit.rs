@@ -7,7 +7,7 @@ use sealane_runtime::Buffer;
 use sealane_transport::{
     Error, Payload, RecvOptions, SendOptions, Tensor, TensorMeta, Unreceived,
     shm::{
-        PayloadAt, Span, Submission,
+        NO_TIMEOUT, PayloadAt, Span, Submission,
         limits::{INLINE_BYTES_MAX, SLOTS},
     },
 };
@@ -77,9 +77,14 @@ impl Attachment {
     #[inline]
     pub(crate) fn send(&self, to: To<'_>, name: &str, tensor: Tensor, options: &SendOptions) -> Result<u32, Error> {
         let mut tensor = Some(tensor);
-        self.place(&mut tensor)?;
         let now = Tick::now();
-        let mut held = self.up(now)?;
+        let mut held = loop {
+            self.place(&mut tensor, options.timeout)?;
+            let held = self.up(now, options.timeout)?;
+            if held.reaches(tensor.as_ref()) {
+                break held;
+            }
+        };
         let sent = held.send(now, to, name, &mut tensor, options.timeout);
         held.submitted(1);
         // What is left of the tensor is dropped after the lock is released: its owner may have a drop of its own.
@@ -90,11 +95,16 @@ impl Attachment {
     /// Submits a recv; the call's number.
     #[inline]
     pub(crate) fn recv(&self, from: With<'_>, key: &str, options: RecvOptions) -> Result<u32, Unreceived> {
-        let memory = self.destination(options.destination)?;
         let now = Tick::now();
-        let mut held = match self.up(now) {
-            Ok(held) => held,
-            Err(error) => return Err(unreceived(error, memory.into_destination().0)),
+        let mut destination = options.destination;
+        let (memory, mut held) = loop {
+            let memory = self.destination(destination, options.timeout)?;
+            match self.up(now, options.timeout) {
+                Ok(held) if held.span(&memory).is_ok() => break (memory, held),
+                // The daemon was restarted meanwhile.
+                Ok(_) => destination = memory.into_destination().0,
+                Err(error) => return Err(unreceived(error, memory.into_destination().0)),
+            }
         };
         held.give_back_blocks();
         let asked = held.recv(now, from, (key, false), memory, options.timeout);
@@ -114,14 +124,20 @@ impl Attachment {
         let mut tensors: Vec<(K, Option<Tensor>)> =
             tensors.into_iter().map(|(key, tensor)| (key, Some(tensor))).collect();
         // What follows one that had no room is not copied any more: a full arena is not tried a thousand times.
-        let refusal = tensors
-            .iter_mut()
-            .enumerate()
-            .find_map(|(index, (_, tensor))| self.place(tensor).err().map(|error| (index, error)));
         let now = Tick::now();
-        let mut held = match self.up(now) {
-            Ok(held) => held,
-            Err(error) => return tensors.iter().for_each(|_| each(Err(error.clone()))),
+        let (refusal, mut held) = loop {
+            let placing = tensors.iter_mut().enumerate();
+            let refusal = placing
+                .map(|(index, (_, tensor))| (index, self.place(tensor, options.timeout)))
+                .find_map(|(index, placed)| placed.err().map(|error| (index, error)));
+            let held = match self.up(now, options.timeout) {
+                Ok(held) => held,
+                Err(error) => return tensors.iter().for_each(|_| each(Err(error.clone()))),
+            };
+            let placed = refusal.as_ref().map_or(tensors.len(), |(refused, _)| *refused);
+            if tensors[..placed].iter().all(|(_, tensor)| held.reaches(tensor.as_ref())) {
+                break (refusal, held);
+            }
         };
         for (index, (key, tensor)) in tensors.iter_mut().enumerate() {
             each(match &refusal {
@@ -143,12 +159,15 @@ impl Attachment {
         mut each: impl FnMut(Result<u32, Unreceived>),
     ) {
         let prepare = |(key, options): (K, RecvOptions)| {
-            (key, options.timeout, self.destination(options.destination).map_err(Box::new))
+            (key, options.timeout, self.destination(options.destination, options.timeout).map_err(Box::new))
         };
         // Keys are the caller's and are dropped like payloads, without the lock.
         let mut prepared: Vec<_> = wanted.into_iter().map(prepare).collect();
         let now = Tick::now();
-        let mut held = match self.up(now) {
+        // Deadlines differ: the longest is waited for, and those that are over by then end at once.
+        let timeout =
+            prepared.iter().map(|(_, timeout, _)| *timeout).max_by_key(|timeout| timeout.unwrap_or(Duration::MAX));
+        let mut held = match self.up(now, timeout.flatten()) {
             Ok(held) => held,
             Err(error) => {
                 let refuse = |memory: Memory| Box::new(unreceived(error.clone(), memory.into_destination().0));
@@ -182,7 +201,7 @@ impl Attachment {
         for (key, tensor) in tensors {
             let mut tensor = Some(tensor);
             if refusal.is_none() || tensor.as_ref().is_some_and(is_small) {
-                refusal = refusal.or(self.place(&mut tensor).err());
+                refusal = refusal.or(self.place(&mut tensor, None).err());
             }
             placed.extend(tensor.filter(|tensor| is_small(tensor) || refusal.is_none()).map(|tensor| {
                 // Each shard is lent the same bytes; they are free when the last has given them back.
@@ -191,9 +210,8 @@ impl Attachment {
             }));
         }
         let now = Tick::now();
-        let told = self.up(now).and_then(|mut held| {
-            let timeout_ms = held.timeout_ms(None)?;
-            let deadline = now.deadline(timeout_ms);
+        let told = self.up(now, None).and_then(|mut held| {
+            let (_, deadline) = held.time(now, None)?;
             let segments = held.link().segments();
             for segment in 0..segments {
                 for (at, (key, meta, payload)) in placed.iter().enumerate() {
@@ -225,7 +243,7 @@ impl Attachment {
     }
 
     fn tell_all(&self, submission: &Submission<'_>) -> Result<(), Error> {
-        let mut held = self.up(Tick::now())?;
+        let mut held = self.up(Tick::now(), None)?;
         let segments = held.link().segments();
         let told =
             (0..segments).try_for_each(|segment| held.submit(ROOM_WAIT_MAX, |link| link.submit(segment, submission)));
@@ -235,19 +253,19 @@ impl Attachment {
 
     /// Sees to it that a tensor is small, or lies in the arena.
     #[inline]
-    fn place(&self, tensor: &mut Option<Tensor>) -> Result<(), Error> {
+    fn place(&self, tensor: &mut Option<Tensor>, timeout: Option<Duration>) -> Result<(), Error> {
         match tensor.take_if(|tensor| !is_small(tensor)) {
             Some(large) => {
-                *tensor = Some(self.place_large(large)?);
+                *tensor = Some(self.place_large(large, timeout)?);
                 Ok(())
             }
             None => Ok(()),
         }
     }
 
-    fn place_large(&self, tensor: Tensor) -> Result<Tensor, Error> {
+    fn place_large(&self, tensor: Tensor, timeout: Option<Duration>) -> Result<Tensor, Error> {
         let (arena, limit) = {
-            let held = self.up(Tick::now())?;
+            let held = self.up(Tick::now(), timeout)?;
             (held.link().arena.clone(), held.link().tensor_bytes_max)
         };
         let len = tensor.bytes().len();
@@ -265,17 +283,17 @@ impl Attachment {
 
     /// What the daemon is lent of a destination: itself where it lies in the arena, else a block that takes its place.
     #[inline]
-    fn destination(&self, destination: Option<Buffer>) -> Result<Memory, Unreceived> {
+    fn destination(&self, destination: Option<Buffer>, timeout: Option<Duration>) -> Result<Memory, Unreceived> {
         let Some(destination) = destination else { return Ok(Memory::Nothing) };
-        match self.landing(&destination) {
+        match self.landing(&destination, timeout) {
             Ok(None) => Ok(Memory::Destination(destination)),
             Ok(Some(landing)) => Ok(Memory::Substitute(Box::new(Substitute { landing, destination }))),
             Err(error) => Err(unreceived(error, Some(destination))),
         }
     }
 
-    fn landing(&self, destination: &Buffer) -> Result<Option<Buffer>, Error> {
-        if destination.is_empty() || self.arena()?.span_of(destination).is_some() {
+    fn landing(&self, destination: &Buffer, timeout: Option<Duration>) -> Result<Option<Buffer>, Error> {
+        if destination.is_empty() || self.arena(timeout)?.span_of(destination).is_some() {
             return Ok(None);
         }
         self.allocate(destination.len()).map(Some)
@@ -293,9 +311,8 @@ impl Held<'_> {
         tensor: &mut Option<Tensor>,
         timeout: Option<Duration>,
     ) -> Result<u32, Error> {
-        let timeout_ms = self.timeout_ms(timeout)?;
+        let (timeout_ms, deadline) = self.time(now, timeout)?;
         let Peer { segment, number: peer } = self.peer(to.peer)?;
-        let deadline = now.deadline(timeout_ms);
         let To { purpose, .. } = to;
         if let Some(large) = tensor.take_if(|tensor| !is_small(tensor)) {
             let (meta, payload) = large.into_parts();
@@ -358,13 +375,13 @@ impl Held<'_> {
         memory: Memory,
         timeout: Option<Duration>,
     ) -> Result<u32, (Error, Memory)> {
-        let prepared = || -> Result<_, Error> { Ok((self.timeout_ms(timeout)?, self.span(&memory)?)) }();
+        let prepared = || -> Result<_, Error> { Ok((self.time(now, timeout)?, self.span(&memory)?)) }();
         let prepared = prepared.and_then(|prepared| Ok((prepared, self.peer(from.peer)?)));
-        let ((timeout_ms, destination), Peer { segment, number: peer }) = match prepared {
+        let (((timeout_ms, deadline), destination), Peer { segment, number: peer }) = match prepared {
             Ok(prepared) => prepared,
             Err(error) => return Err((error, memory)),
         };
-        self.enter(Direction::Recv, segment, now.deadline(timeout_ms), memory, |call| {
+        self.enter(Direction::Recv, segment, deadline, memory, |call| {
             (timeout_ms, Submission::Recv { call, peer, step: from.step, timeout_ms, key, destination, fused })
         })
     }
@@ -397,14 +414,26 @@ impl Held<'_> {
         self.submit(ROOM_WAIT_MAX, |link| link.peer(task, name))
     }
 
-    /// The timeout that the daemon is told.
+    /// The timeout that the daemon is told, and the deadline, of a call that was made at `now`. What it has waited for a
+    /// daemon is part of its time.
     #[inline]
-    pub(super) fn timeout_ms(&self, timeout: Option<Duration>) -> Result<u32, Error> {
-        match (&self.line, timeout) {
-            (Line::Up(_), Some(timeout)) => Ok(timeout_ms(timeout)),
-            (Line::Up(link), None) => Ok(link.default_timeout_ms),
-            (line, _) => Err(down(line)),
-        }
+    pub(super) fn time(&self, now: Tick, timeout: Option<Duration>) -> Result<(u32, Tick), Error> {
+        let whole = match (&self.line, timeout) {
+            (Line::Up(_), Some(timeout)) => timeout_ms(timeout),
+            (Line::Up(link), None) => link.default_timeout_ms,
+            (line, _) => return Err(down(line)),
+        };
+        let left = match whole {
+            NO_TIMEOUT => NO_TIMEOUT,
+            whole => whole.saturating_sub(u32::try_from(self.waited.as_millis()).unwrap_or(whole)),
+        };
+        Ok((left, now.deadline(whole)))
+    }
+
+    /// The tensor is small, or lies in the arena of this link.
+    #[inline]
+    fn reaches(&self, tensor: Option<&Tensor>) -> bool {
+        tensor.is_none_or(|tensor| is_small(tensor) || self.link().arena.span_of(tensor.bytes()).is_some())
     }
 
     /// Where in the arena the memory lies that was put there before the lock was taken; `None` without memory.

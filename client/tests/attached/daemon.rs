@@ -92,6 +92,8 @@ pub enum Conduct {
     Deaf,
     /// Answers each recv with what this says.
     Answer(Answer),
+    /// Says to everybody that it is about to stop, and goes on as it should.
+    Drain,
     /// Goes: its sockets and memory with it.
     Die,
 }
@@ -212,6 +214,9 @@ impl Host {
                 Ok(Conduct::Die) | Err(TryRecvError::Disconnected) => return,
                 Ok(conduct) => {
                     self.conduct = conduct;
+                    if matches!(self.conduct, Conduct::Drain) {
+                        self.announce_drain();
+                    }
                     self.log.lock().unwrap().conducts += 1;
                 }
                 Err(TryRecvError::Empty) => {}
@@ -225,6 +230,13 @@ impl Host {
             if idle > 100 {
                 self.sleep();
             }
+        }
+    }
+
+    fn announce_drain(&mut self) {
+        for client in &mut self.clients {
+            client.shards.iter_mut().for_each(|shard| shard.say(&Completion::Draining));
+            client.bell.ring();
         }
     }
 

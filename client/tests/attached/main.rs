@@ -8,5 +8,6 @@ mod fork;
 mod limits;
 mod published;
 mod pushed;
+mod restarted;
 mod threads;
 mod trouble;

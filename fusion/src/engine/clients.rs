@@ -141,6 +141,15 @@ impl Engine {
         }
     }
 
+    /// Tells all clients that [`drain`](Self::drain) comes next: from when they have heard it, they keep new calls for the
+    /// engine after this one. What they still ask is carried out as ever.
+    ///
+    /// # Errors
+    /// Unavailable if the engine has stopped.
+    pub fn announce_drain(&self) -> Result<(), Error> {
+        self.on_all_shards(|engine| engine.client_changes.borrow_mut().push(Change::Drain)).map(|_| ())
+    }
+
     /// From now on new calls of clients end with Unavailable, and requests for tensors that are not there as well:
     /// what is under way can finish.
     ///
@@ -175,6 +184,8 @@ impl Engine {
 pub(super) enum Change {
     Admit(ClientId, Box<Client>),
     Dismiss(ClientId, String),
+    /// All are told that the engine is about to stop.
+    Drain,
 }
 
 /// The source. It holds the engine as [`Vital`]: without it clients would wait for ever.
@@ -216,6 +227,10 @@ impl Clients {
             match change {
                 Change::Admit(id, client) => self.admit(id, *client),
                 Change::Dismiss(id, reason) => self.dismiss(id, &reason),
+                Change::Drain => {
+                    let record = &mut self.record;
+                    self.clients.iter_mut().for_each(|(_, client)| client.announce_drain(record));
+                }
             }
         }
         count

@@ -136,6 +136,8 @@ pub enum Completion<'a> {
         /// The call.
         call: u32,
     },
+    /// No call's: the daemon is about to stop. It finishes what is under way; new calls are for the daemon after it.
+    Draining,
 }
 
 /// Bytes of a plan's board for each key: the version of its tensor, 64 bits, little-endian.
@@ -155,6 +157,7 @@ mod kind {
     pub(super) const PULLED: u8 = 10;
     pub(super) const ACCEPTED: u8 = 11;
     pub(super) const UNOPENED: u8 = 12;
+    pub(super) const DRAINING: u8 = 13;
 }
 
 /// Of a received tensor: where its bytes are.
@@ -220,6 +223,7 @@ impl<'a> Completion<'a> {
                 into.fill(kind::RESHAPED, 0, [item(*plan, *index), meta.len() as u64], &[meta]);
             }
             Completion::Pulled { call } => into.fill(kind::PULLED, 0, [u64::from(*call)], &[]),
+            Completion::Draining => into.fill(kind::DRAINING, 0, [], &[]),
             Completion::Accepted { queue, from, meta, payload } => {
                 at_most("metadata", meta.len(), META_BYTES_MAX)?;
                 at_most("name", from.len(), NAME_BYTES_MAX)?;
@@ -338,7 +342,11 @@ impl<'a> Completion<'a> {
                 let (queue, error) = error(fixed, &mut sections)?;
                 (Completion::Unopened { queue, error }, sections)
             }
-            (kind::SENT..=kind::UNOPENED, _) => return unknown_flag,
+            (kind::DRAINING, 0) => {
+                let ([], sections) = record.parts()?;
+                (Completion::Draining, sections)
+            }
+            (kind::SENT..=kind::DRAINING, _) => return unknown_flag,
             _ => return Err(Malformed { what: "an unknown kind of completion" }),
         };
         sections.end()?;

@@ -146,19 +146,25 @@ impl Control {
         tracing::info!(asked_by, timeout = ?self.drain_timeout, "the daemon drains");
         self.instruments.drains();
         announce_drain(&self.engine);
-        if let Err(error) = self.engine.drain() {
-            tracing::error!(%error, "the engine cannot be drained");
+        if let Err(error) = self.engine.announce_drain() {
+            tracing::error!(%error, "clients cannot be told of the drain");
         }
         self.drain = Some(Drain::begin(now, self.drain_timeout));
         service_manager::stopping(&self.status());
     }
 
     /// When to look again, if at all; nothing if the drain is over.
-    fn look_at_drain(&self, now: Instant) -> Option<Option<Instant>> {
-        let Some(drain) = self.drain else { return Some(None) };
+    fn look_at_drain(&mut self, now: Instant) -> Option<Option<Instant>> {
+        let Some(drain) = &mut self.drain else { return Some(None) };
         // An engine that has stopped has nothing under way.
         match drain.look(now, self.engine.under_way().unwrap_or(0)) {
-            Progress::Wait(until) => Some(Some(until)),
+            Progress::Notice(until) | Progress::Wait(until) => Some(Some(until)),
+            Progress::Close => {
+                if let Err(error) = self.engine.drain() {
+                    tracing::error!(%error, "the engine cannot be drained");
+                }
+                Some(Some(now))
+            }
             Progress::Over { left: 0 } => {
                 tracing::info!("the daemon is drained");
                 None

@@ -75,6 +75,7 @@ fn every_kind_comes_out_as_it_went_in() {
         through(&Completion::Reshaped { plan, index, meta });
     }
     through(&Completion::Pulled { call: u32::MAX });
+    through(&Completion::Draining);
     let from = "n".repeat(NAME_BYTES_MAX);
     for payload in [ReceivedAt::Inline(&[3; INLINE_BYTES_MAX]), ReceivedAt::Area { span, token: u64::MAX }] {
         through(&accepted(&from, &[1; META_BYTES_MAX], payload));

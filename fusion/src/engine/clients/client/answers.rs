@@ -39,6 +39,8 @@ pub(super) enum Answer {
         queue: u32,
         error: Error,
     },
+    /// No call's: the engine is about to stop.
+    Draining,
 }
 
 impl Client {
@@ -105,6 +107,11 @@ impl Client {
         (bytes.len() <= INLINE_BYTES_MAX).then_some(ReceivedAt::Inline(bytes))
     }
 
+    /// Tells the client that the engine is about to stop.
+    pub(in crate::engine::clients) fn announce_drain(&mut self, record: &mut Record) {
+        self.put(Answer::Draining, record);
+    }
+
     /// Writes an answer into the ring, or keeps it until there is room.
     pub(super) fn put(&mut self, answer: Answer, record: &mut Record) {
         if self.closed {
@@ -137,6 +144,7 @@ impl Client {
             Answer::Unopened { queue, error } => {
                 Completion::Unopened { queue: *queue, error: error.clone() }.encode(record)
             }
+            Answer::Draining => Completion::Draining.encode(record),
         };
         encoded.expect("metadata and inline bytes are within their limits, and texts are cut");
         match self.end.completions.push(record) {

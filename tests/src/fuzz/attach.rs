@@ -27,14 +27,14 @@ pub(super) fn seeds() -> Vec<Vec<u8>> {
     let segment_bytes = segment_bytes(area_bytes);
     let welcome = format!(
         concat!(
-            r#"{{"answer":"welcome","version":2,"shards":1,"arena_bytes":4096,"segment_bytes":{},"#,
+            r#"{{"answer":"welcome","version":3,"shards":1,"arena_bytes":4096,"segment_bytes":{},"#,
             r#""area_bytes":{},"request_timeout_ms":1,"tensor_bytes_max":9,"daemon_pid":3}}"#
         ),
         segment_bytes, area_bytes
     );
     let texts = [
-        r#"{"request":"attach","version":2,"task":"worker0:2222","arena_bytes":65536}"#,
-        r#"{"request":"drain","version":2}"#,
+        r#"{"request":"attach","version":3,"task":"worker0:2222","arena_bytes":65536}"#,
+        r#"{"request":"drain","version":3}"#,
         r#"{"request":"attach","version":3,"task":"worker0:2222"}"#,
         &welcome,
         r#"{"answer":"shard","index":0}"#,

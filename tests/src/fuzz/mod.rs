@@ -56,7 +56,7 @@ pub const TARGETS: &[Target] = &[
             b"\"attach\"",
             b"\"welcome\"",
             b"\"refused\"",
-            b"\"version\":2",
+            b"\"version\":3",
             b"\"code\":",
         ],
     },

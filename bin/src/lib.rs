@@ -17,6 +17,7 @@ mod locked_memory;
 mod nearest;
 mod rdma_devices;
 pub mod settings;
+mod trace;
 pub mod workload;
 
 pub use context::Context;

@@ -38,6 +38,8 @@ pub mod tcp;
 #[cfg(not(loom))]
 pub mod tensor;
 #[cfg(all(feature = "network", not(loom)))]
+pub mod trace;
+#[cfg(all(feature = "network", not(loom)))]
 mod transfers;
 #[cfg(not(loom))]
 pub mod tray;

@@ -8,4 +8,5 @@ mod map;
 mod published;
 mod pushed;
 mod rings;
+mod traces;
 mod users;

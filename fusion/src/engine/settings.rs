@@ -8,6 +8,7 @@ use sealane_runtime::{RuntimeSettings, SlabSettings};
 use sealane_transport::authentication::Authentication;
 use sealane_transport::endpoint_map::{EndpointMap, TaskName, TransportAddress};
 use sealane_transport::tcp::TcpSettings;
+use sealane_transport::trace::TraceSender;
 use sealane_transport::verbs::device::{Device, VerbsError};
 use sealane_transport::verbs::{self, VerbsSettings};
 use sealane_transport::{Error, SessionLimits};
@@ -66,6 +67,8 @@ pub struct EngineSettings {
     pub insecure: bool,
     /// RDMA verbs, tried with every peer that has them too. Default `None`: TCP alone.
     pub verbs: Option<Verbs>,
+    /// Who is told of every call and of all that becomes of it. Default `None`: nobody.
+    pub trace: Option<TraceSender>,
 }
 
 /// Opens a device with what its queues must hold.
@@ -132,6 +135,7 @@ impl EngineSettings {
             authentication: Authentication::default(),
             insecure: false,
             verbs: None,
+            trace: None,
         })
     }
 
@@ -190,6 +194,7 @@ impl EngineSettings {
             path_reason: self.path_reason.clone(),
             authentication: self.authentication.clone(),
             verbs: self.verbs.clone(),
+            trace: self.trace.clone(),
             runtime: self.runtime.clone(),
             tcp: self.tcp.clone(),
             session: self.session.clone(),

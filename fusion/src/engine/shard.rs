@@ -123,7 +123,10 @@ impl ShardEngine {
         let node = NodeSettings { features, path_reason, ..node };
         let addresses = node.addresses.clone();
         let map = settings.map.clone();
-        let node = Node::new(node, map, send, receive).map_err(|error| error.to_string())?;
+        let mut node = Node::new(node, map, send, receive).map_err(|error| error.to_string())?;
+        if let Some(sender) = settings.trace.clone() {
+            node.set_trace(sender);
+        }
         let metrics = node.metrics().clone();
         let engine = Rc::new(ShardEngine {
             shard: shard.clone(),
@@ -194,7 +197,10 @@ impl ShardEngine {
     /// Shows other threads how things stand.
     pub(super) fn show(&self) {
         self.metrics.counters.write(&self.counters());
-        self.borrow_node(|node| node.show_peers());
+        self.borrow_node(|node| {
+            node.show_peers();
+            node.flush_trace();
+        });
     }
 
     /// Counts a caller that does not come to a link.

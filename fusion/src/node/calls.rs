@@ -7,6 +7,7 @@ use std::time::Instant;
 use sealane_runtime::Buffer;
 use sealane_transport::limits::KEY_BYTES_MAX;
 use sealane_transport::session::{Ask, Unanswered};
+use sealane_transport::trace::Moment;
 use sealane_transport::{Error, Handle, RecvOutcome, SendOutcome, Tray, Unreceived};
 
 use super::cells::{PullWaiter, RecvWaiter, SendWaiter, Sender};
@@ -131,15 +132,20 @@ impl Node {
         let mut tensor = tensor.into_parts();
         if self.pairs[pair as usize].mirror.is_some() {
             let spot = self.table.spot(at);
-            match self.send_local(spot, tensor) {
+            match self.send_local(spot, key, tensor) {
                 Some(back) => tensor = back,
                 None => return self.finish_send(waiter, Ok(())),
             }
         }
         let sender = Sender { waiter, since: self.clock };
+        let bytes = tensor.1.len() as u64;
+        let queued = || Moment::SendQueued { step, key: key.into(), bytes };
         match self.table.deposit(at, tensor, sender, deadline) {
-            Ok(Deposited::Kept(_)) => {}
-            Ok(Deposited::Wanted { by, tensor, deposit }) => self.lend(by, tensor, deposit),
+            Ok(Deposited::Kept(deposit)) => self.trace(deposit, queued),
+            Ok(Deposited::Wanted { by, tensor, deposit }) => {
+                self.trace(deposit, queued);
+                self.lend(by, tensor, deposit);
+            }
             Err((error, sender)) => self.finish_send(sender.waiter, Err(error)),
         }
     }

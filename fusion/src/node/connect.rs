@@ -105,6 +105,12 @@ impl Node {
         if self.peers.is_full() {
             self.forget_idle_peer();
         }
+        let mut peer = peer;
+        if let Some(recorder) = &self.recorder {
+            self.sessions_traced += 1;
+            peer.traced_as = self.sessions_traced;
+            peer.session.set_recorder(&recorder.of_session(peer.traced_as));
+        }
         let metrics = peer.metrics.clone();
         let Ok(handle) = self.peers.insert(peer) else {
             let limit = self.settings.links_max;

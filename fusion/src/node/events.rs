@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use sealane_transport::session::{Asked, Event};
+use sealane_transport::trace::Moment;
 use sealane_transport::{Error, Handle, Payload, Unreceived};
 
 use super::cells::RecvWaiter;
@@ -119,9 +120,12 @@ impl Node {
         let at = Meeting { pair, step: asked.step, key: peer.session.key(&asked) };
         match self.table.want(at, Parked::Peer { session: handle, id: asked.id }) {
             Ok(Found::Tensor((meta, payload), deposit)) => {
-                if let Err((meta, payload, deposit)) = peer.session.answer(asked.id, meta.into_wire(), payload, deposit)
-                {
-                    self.settled(deposit, (TensorMeta::from_own_wire(meta), payload), false);
+                let session = peer.traced_as;
+                match peer.session.answer(asked.id, meta.into_wire(), payload, deposit) {
+                    Ok(answer) => self.trace(deposit, || Moment::SendMatched { session, answer }),
+                    Err((meta, payload, deposit)) => {
+                        self.settled(deposit, (TensorMeta::from_own_wire(meta), payload), false);
+                    }
                 }
             }
             Ok(Found::Parked) if self.draining => {
@@ -148,10 +152,14 @@ impl Node {
             return self.settled(deposit, (meta, payload), false);
         };
         peer.session.unpark();
-        let refused = peer.session.answer(id, meta.into_wire(), payload, deposit);
+        let traced_as = peer.traced_as;
+        let answered = peer.session.answer(id, meta.into_wire(), payload, deposit);
         self.mark_dirty(session);
-        if let Err((meta, payload, deposit)) = refused {
-            self.settled(deposit, (TensorMeta::from_own_wire(meta), payload), false);
+        match answered {
+            Ok(answer) => self.trace(deposit, || Moment::SendMatched { session: traced_as, answer }),
+            Err((meta, payload, deposit)) => {
+                self.settled(deposit, (TensorMeta::from_own_wire(meta), payload), false);
+            }
         }
     }
 
@@ -175,6 +183,7 @@ impl Node {
                 self.counters.tensors_sent += 1;
                 self.counters.bytes_sent += bytes;
                 self.metrics.latencies.record(Operation::Send, way, sender.since, self.clock);
+                self.trace(deposit, || Moment::SendReleased);
                 self.finish_send(sender.waiter, Ok(()));
             }
             Settled::Kept | Settled::Gone => {}

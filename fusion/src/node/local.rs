@@ -10,6 +10,7 @@ use std::time::Instant;
 use sealane_runtime::Buffer;
 use sealane_transport::limits::KEY_BYTES_MAX;
 use sealane_transport::session::ReceiveMemory;
+use sealane_transport::trace::Moment;
 use sealane_transport::{Arena, Chains, Error, Handle, Payload, Tensor, TensorMeta, Unreceived};
 
 use super::Node;
@@ -168,7 +169,7 @@ impl Node {
                     Ok(place) => {
                         let (tensor, sender) = self.table.take_tensor(spot).expect("just looked at");
                         self.metrics.latencies.record(Operation::Send, Way::Memory, sender.since, now);
-                        self.hand_over(waiter, now, place, tensor);
+                        self.hand_over(waiter, (now, step, key), place, tensor);
                         self.finish_send(sender.waiter, Ok(()));
                     }
                     // The tensor stays where it is.
@@ -215,7 +216,12 @@ impl Node {
     /// Hands a tensor to the task of this node that waits for it at a spot, if one does and it takes no longer than this
     /// turn; else gives the tensor back.
     #[inline]
-    pub(super) fn send_local(&mut self, spot: Spot, tensor: (TensorMeta, Payload)) -> Option<(TensorMeta, Payload)> {
+    pub(super) fn send_local(
+        &mut self,
+        spot: Spot,
+        key: &str,
+        tensor: (TensorMeta, Payload),
+    ) -> Option<(TensorMeta, Payload)> {
         let Some(Waiting::Request(Parked::Local(handle))) = self.table.waiting(spot) else { return Some(tensor) };
         let Some(wanted) = self.local.wanted.get_mut(handle) else { return Some(tensor) };
         if !self.outcomes.listens(&wanted.waiter) {
@@ -228,10 +234,10 @@ impl Node {
         let limit = self.settings.session.tensor_bytes_max;
         let place = place(&self.memory, limit, wanted.consumer, wanted.destination.take(), &tensor.1);
         self.table.take_request(spot);
-        let Wanted { waiter, since, .. } = self.local.remove(handle).expect("just looked at");
+        let Wanted { waiter, since, step, .. } = self.local.remove(handle).expect("just looked at");
         match place {
             Ok(place) => {
-                self.hand_over(waiter, since, place, tensor);
+                self.hand_over(waiter, (since, step, key), place, tensor);
                 None
             }
             Err(unreceived) => {
@@ -257,9 +263,10 @@ impl Node {
                 self.local.begin(producer, Copy { wanted: handle, from: tensor, deposit, to, filled: 0 });
             }
             Ok(Place::AsItIs) => {
-                let Wanted { waiter, since, .. } = self.local.remove(handle).expect("just looked at");
+                let Wanted { waiter, since, step, entry, .. } = self.local.remove(handle).expect("just looked at");
                 let (meta, bytes) = (tensor.0.clone(), tensor.1.len() as u64);
-                self.hand_over(waiter, since, Place::AsItIs, tensor);
+                let key = self.traced_key(entry);
+                self.hand_over(waiter, (since, step, &key), Place::AsItIs, tensor);
                 self.settled_as(deposit, (meta, Payload::default()), bytes, true, Way::Memory);
             }
             Err(unreceived) => {
@@ -273,7 +280,13 @@ impl Node {
 
     /// Ends a recv with its tensor: copied now, or as it is. The tensor's sender is the caller's to tell.
     #[inline]
-    fn hand_over(&mut self, waiter: RecvWaiter, since: Instant, place: Place, (meta, payload): (TensorMeta, Payload)) {
+    fn hand_over(
+        &mut self,
+        waiter: RecvWaiter,
+        (since, step, key): (Instant, i64, &str),
+        place: Place,
+        (meta, payload): (TensorMeta, Payload),
+    ) {
         let bytes = payload.len();
         let payload = match place {
             Place::AsItIs => payload,
@@ -287,15 +300,25 @@ impl Node {
         self.metrics.latencies.record(Operation::Recv, Way::Memory, since, self.clock);
         self.counters.tensors_sent += 1;
         self.counters.bytes_sent += bytes as u64;
+        let moment = || Moment::RecvInMemory { step, key: key.into(), since, bytes: bytes as u64 };
+        self.trace(Handle::NONE, moment);
         self.finish_recv(waiter, Ok(Tensor::from_parts(meta, payload)));
     }
 
-    fn copied(&mut self, Wanted { waiter, since, .. }: Wanted, copy: Copy) {
+    /// The key of an entry of the table, for a trace, if there is one.
+    fn traced_key(&self, entry: Handle) -> Box<str> {
+        let key = self.recorder.as_ref().and_then(|_| self.table.key_of(entry));
+        key.unwrap_or_default().into()
+    }
+
+    fn copied(&mut self, Wanted { waiter, since, step, .. }: Wanted, copy: Copy) {
         let Copy { from: (meta, payload), deposit, mut to, .. } = copy;
         to.truncate(payload.len());
         let tensor = Tensor::from_parts(meta.clone(), to);
         self.count_received(payload.len());
         self.metrics.latencies.record(Operation::Recv, Way::Memory, since, self.clock);
+        let (key, bytes) = (self.traced_key(deposit), payload.len() as u64);
+        self.trace(Handle::NONE, || Moment::RecvInMemory { step, key, since, bytes });
         self.settled(deposit, (meta, payload), true);
         self.finish_recv(waiter, Ok(tensor));
     }

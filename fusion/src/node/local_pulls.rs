@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use sealane_runtime::Buffer;
 use sealane_transport::session::{ReceiveMemory, Shelf, Wait};
+use sealane_transport::trace::Moment;
 use sealane_transport::{Error, Handle, Payload, TensorMeta, Tray};
 
 use super::Node;
@@ -61,8 +62,9 @@ impl Node {
     /// Begins a pull from the shelf: what one helping holds is copied at once.
     pub(super) fn pull_here(&mut self, pull: UnderWay) -> Option<Handle> {
         let At::Here(local) = &pull.at else { unreachable!("the caller knows where it is") };
-        let deadline = local.deadline;
+        let (deadline, tensors) = (local.deadline, local.tray.len() as u64);
         let Ok(handle) = self.pulls.insert(pull) else { unreachable!("2^32 pulls do not fit in memory") };
+        self.trace(handle, || Moment::PullQueued { tensors });
         self.begin_here(handle, deadline);
         self.pulls.get(handle).map(|_| handle)
     }
@@ -207,6 +209,7 @@ impl Node {
 
     fn end_local_pull(&mut self, handle: Handle) {
         let Some(UnderWay { waiter, at: At::Here(local), .. }) = self.pulls.remove(handle) else { return };
+        self.trace(handle, || Moment::PullEnded);
         self.finish_pull(waiter, local.into_tray());
     }
 

@@ -37,6 +37,7 @@ use sealane_transport::error::LinkError;
 use sealane_transport::lane::{lane, shard_of};
 use sealane_transport::limits::{HELLO_BYTES_MAX, TASKS_PER_HELLO};
 use sealane_transport::session::Event;
+use sealane_transport::trace::{Moment, Recorder, TraceSender};
 use sealane_transport::verbs::PortCounters;
 use sealane_transport::{Arena, Error, Handle, SessionLimits};
 use serde::{Deserialize, Serialize};
@@ -251,6 +252,10 @@ pub struct Node {
     orders: VecDeque<ConnectOrder>,
     counters: Counters,
     metrics: Arc<NodeMetrics>,
+    /// Tells of every call, if somebody listens.
+    recorder: Option<Recorder>,
+    /// Sessions that a recorder has been given to.
+    sessions_traced: u64,
     /// Sessions whose figures have changed since they were shown.
     unshown: Vec<Handle>,
     links: usize,
@@ -313,6 +318,8 @@ impl Node {
             orders: VecDeque::new(),
             counters: Counters::default(),
             metrics: Arc::default(),
+            recorder: None,
+            sessions_traced: 0,
             unshown: Vec::new(),
             links: 0,
             clock: Instant::now(),
@@ -348,6 +355,26 @@ impl Node {
             parked: self.table.parked() as u64,
             published: self.shelf.published() as u64,
             ..self.counters
+        }
+    }
+
+    /// Tells a listener of every call from now on, and of all that becomes of it. Before the first session.
+    pub fn set_trace(&mut self, sender: TraceSender) {
+        self.recorder = Some(Recorder::new(sender, self.settings.shard));
+    }
+
+    /// Tells the listener of a trace, if there is one, what it has not heard.
+    pub(crate) fn flush_trace(&self) {
+        if let Some(recorder) = &self.recorder {
+            recorder.flush();
+        }
+    }
+
+    /// Something has happened to a call that this node names.
+    #[inline]
+    fn trace(&self, call: Handle, moment: impl FnOnce() -> Moment) {
+        if let Some(recorder) = &self.recorder {
+            recorder.record(call, moment());
         }
     }
 

@@ -77,6 +77,8 @@ pub(super) struct Peer {
     /// The counters have changed since they were shown.
     pub(super) is_touched: bool,
     pub(super) metrics: Arc<PeerMetrics>,
+    /// What a trace calls the session.
+    pub(super) traced_as: u64,
 }
 
 impl Peer {
@@ -117,6 +119,7 @@ impl Peer {
             counters: PeerCounters::default(),
             is_touched: false,
             metrics,
+            traced_as: 0,
         }
     }
 

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use sealane_transport::session::{Named, PullAsk, Wait};
+use sealane_transport::trace::Moment;
 use sealane_transport::{Error, Handle, Keys, Tensor, Tray};
 
 use super::cells::{PullWaiter, RecvWaiter};
@@ -171,6 +172,7 @@ impl Node {
     /// Begins a pull of a plan that is agreed.
     fn begin_pull(&mut self, now: Instant, request: PullRequest) -> Option<Handle> {
         let PullRequest { plan, min_version, deadline, tray, waiter } = request;
+        let tensors = tray.len() as u64;
         match &self.plans.get(plan).expect("the caller looked it up").agreed {
             Agreed::Nowhere => unreachable!("the caller agreed on it"),
             Agreed::Here(slots) => {
@@ -183,6 +185,7 @@ impl Node {
                 let Ok(handle) = self.pulls.insert(UnderWay { plan, since: now, waiter, at: nowhere }) else {
                     unreachable!("2^32 pulls do not fit in memory")
                 };
+                self.trace(handle, || Moment::PullQueued { tensors });
                 self.pull_there(
                     now,
                     session,
@@ -275,6 +278,7 @@ impl Node {
     /// A pull has ended.
     pub(super) fn pulled(&mut self, handle: Handle, tray: Tray) {
         if let Some(pull) = self.pulls.remove(handle) {
+            self.trace(handle, || Moment::PullEnded);
             self.finish_pull(pull.waiter, tray);
         }
     }

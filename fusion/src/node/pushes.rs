@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use sealane_transport::session::{PushAsk, ReceiveMemory};
+use sealane_transport::trace::Moment;
 use sealane_transport::{Error, Handle, Meta, Payload, Tensor};
 
 use super::cells::SendWaiter;
@@ -57,6 +58,7 @@ impl Node {
         }
         let group = PushGroup { left, error: None, waiter, since: now, way: Way::Memory };
         let Ok(group) = self.push_groups.insert(group) else { unreachable!("2^32 groups do not fit in memory") };
+        self.trace(group, || Moment::PushQueued { queue: queue.into(), tensors: left as u64 });
         if let Some(mirror) = self.pairs[pair as usize].mirror {
             let acceptor = self.pairs[mirror as usize].local;
             let handle = self.queue_named(acceptor, queue);
@@ -134,6 +136,7 @@ impl Node {
             self.counters.tensors_sent += u64::from(count);
         }
         if group.left == 0 {
+            self.trace(handle, || Moment::PushEnded);
             let group = self.push_groups.remove(handle).expect("just looked at");
             if group.error.is_none() {
                 self.metrics.latencies.record(Operation::Push, group.way, group.since, self.clock);

@@ -275,6 +275,7 @@ impl Node {
             outcomes: &mut self.outcomes,
             counters: &mut self.counters,
             metrics: &self.metrics,
+            recorder: self.recorder.as_ref(),
             way: peer.way,
             now,
             recvs: Run::new(Operation::Recv),

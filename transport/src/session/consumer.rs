@@ -18,6 +18,7 @@ use crate::limits::{GROUP_BYTES, INLINE_PAYLOAD_BYTES, SessionLimits};
 use crate::link::{Landing, LandingOf, Place};
 use crate::outbox::{Announcement, Kept, Outbox, Revocation};
 use crate::payload::Meta;
+use crate::trace::{Moment, Recorder};
 use crate::wire::{REQUEST_ENTRY_BYTES, Request, Response, SmallResponse, WireError};
 
 /// A recv: what is wanted, from whom, until when, and where to.
@@ -99,6 +100,7 @@ pub(super) struct Consumer<W> {
     revoked: Vec<Revocation>,
     spare_keys: Vec<String>,
     tensor_bytes_max: u64,
+    pub(super) recorder: Option<Recorder>,
 }
 
 impl<W> Consumer<W> {
@@ -117,6 +119,7 @@ impl<W> Consumer<W> {
             revoked: Vec::new(),
             spare_keys: Vec::new(),
             tensor_bytes_max: limits.tensor_bytes_max,
+            recorder: None,
         }
     }
 
@@ -152,6 +155,9 @@ impl<W> Consumer<W> {
 
     fn remove(&mut self, handle: Handle) -> Option<Wanted<W>> {
         let mut wanted = self.wanted.remove(handle)?;
+        if let Some(recorder) = &self.recorder {
+            recorder.record(handle, Moment::RecvEnded);
+        }
         self.steps.remove(handle);
         if wanted.state == State::Asked && !wanted.fused {
             self.in_flight -= 1;
@@ -232,6 +238,9 @@ impl<W> Consumer<W> {
                 }
                 frame.end();
             });
+        }
+        if let Some(recorder) = &self.recorder {
+            group.iter().for_each(|&id| recorder.record(id, Moment::RecvOnTheWire));
         }
         group.clear();
         true
@@ -476,7 +485,7 @@ impl<W> Consumer<W> {
             return self.hold(landing);
         }
         let finished = match landing.place {
-            Place::Buffer(_) => self.finish(landing.request),
+            Place::Buffer(_) => self.finish(landing.request, landing.total),
             Place::Nowhere => None,
         };
         let mut is_taken = false;
@@ -517,7 +526,7 @@ impl<W> Consumer<W> {
         }
         buffer.truncate(payload.len());
         buffer.copy_from_slice(payload);
-        let finished = self.finish(id).expect("a request that has a place stands");
+        let finished = self.finish(id, payload.len()).expect("a request that has a place stands");
         let is_taken = deliver(finished, meta, buffer, sink, events);
         self.releases.push(token, is_taken);
         Ok(())
@@ -525,7 +534,7 @@ impl<W> Consumer<W> {
 
     /// Takes a request out that has its tensor: who waits for it, and since when.
     #[inline]
-    fn finish(&mut self, handle: Handle) -> Option<(W, Instant)> {
+    fn finish(&mut self, handle: Handle, bytes: usize) -> Option<(W, Instant)> {
         let (in_flight, spare_keys) = (&mut self.in_flight, &mut self.spare_keys);
         let finished = self.wanted.remove_with(handle, |wanted| {
             *in_flight -= usize::from(wanted.state == State::Asked && !wanted.fused);
@@ -534,6 +543,9 @@ impl<W> Consumer<W> {
             }
             wanted.waiter.take().map(|waiter| (waiter, wanted.since))
         })?;
+        if let Some(recorder) = &self.recorder {
+            recorder.record(handle, Moment::RecvDelivered { bytes: bytes as u64 });
+        }
         self.steps.remove(handle);
         if self.wanted.is_empty() {
             self.earliest = None;

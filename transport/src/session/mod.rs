@@ -36,6 +36,7 @@ use crate::outbox::{Kept, Outbox, Owner};
 use crate::payload::Meta;
 use crate::payload::Payload;
 use crate::tensor::Tensor;
+use crate::trace::Recorder;
 use crate::tray::Tray;
 
 use acceptor::Acceptor;
@@ -249,6 +250,12 @@ impl<W, D: PartialEq> Session<W, D> {
             came: Traffic::default(),
             limits,
         }
+    }
+
+    /// Tells of every request, from now on.
+    pub fn set_recorder(&mut self, recorder: &Recorder) {
+        self.consumer.recorder = Some(recorder.clone());
+        self.producer.recorder = Some(recorder.clone());
     }
 
     /// The next greeting of this side names so many tasks.

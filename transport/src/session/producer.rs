@@ -12,6 +12,7 @@ use crate::limits::{GROUP_BYTES, INLINE_PAYLOAD_BYTES, RELEASE_ACK_EVERY, Sessio
 use crate::outbox::{Outbox, Owner};
 use crate::payload::Meta;
 use crate::payload::Payload;
+use crate::trace::{Moment, Recorder};
 use crate::transfers::leaves_in_chunks;
 use crate::wire::{RESPONSE_ENTRY_BYTES, Response, SmallResponse};
 
@@ -63,6 +64,7 @@ pub(super) struct Producer<D> {
     release_acknowledged: u64,
     /// The consumer may not have had the last acknowledgement: the next releases are acknowledged at once.
     acknowledge_next: bool,
+    pub(super) recorder: Option<Recorder>,
 }
 
 impl<D> Producer<D> {
@@ -81,6 +83,7 @@ impl<D> Producer<D> {
             release_seen: 0,
             release_acknowledged: 0,
             acknowledge_next: false,
+            recorder: None,
         }
     }
 
@@ -151,9 +154,17 @@ impl<D> Producer<D> {
         false
     }
 
+    /// Answers are written for the link.
+    fn tell_on_the_wire(&self, tokens: &[Handle]) {
+        if let Some(recorder) = &self.recorder {
+            tokens.iter().for_each(|&token| recorder.record(token, Moment::AnswerOnTheWire));
+        }
+    }
+
     /// Hands one tensor out in a frame of its own.
     #[inline]
     fn post(&mut self, token: Handle, outbox: &mut Outbox) {
+        self.tell_on_the_wire(&[token]);
         let served = self.served.get_mut(token).expect("just looked at");
         served.in_flight = true;
         let payload = served.payload.take().expect("just looked at");
@@ -199,6 +210,7 @@ impl<D> Producer<D> {
             [] => return false,
             [token] => self.post(token, outbox),
             _ => {
+                self.tell_on_the_wire(&self.group);
                 outbox.count_small(self.group.len() as u64);
                 outbox.stage(|writer| {
                     let mut frame = writer.responses();
@@ -343,7 +355,13 @@ impl<W, D: PartialEq> Session<W, D> {
     ///
     /// # Errors
     /// The tensor comes back if `fusion.parked_requests_max` tensors are unreleased; the request is refused.
-    pub fn answer(&mut self, id: Handle, meta: Meta, payload: Payload, deposit: D) -> Result<(), (Meta, Payload, D)> {
+    pub fn answer(
+        &mut self,
+        id: Handle,
+        meta: Meta,
+        payload: Payload,
+        deposit: D,
+    ) -> Result<Handle, (Meta, Payload, D)> {
         let (bytes, limit) = (payload.len(), self.attached.as_ref().map_or(u64::MAX, |it| it.tensor_bytes_max));
         if bytes as u64 > limit {
             let reason = format!("the tensor has {bytes} bytes, the consumer accepts {limit}");
@@ -361,7 +379,7 @@ impl<W, D: PartialEq> Session<W, D> {
         match self.producer.served.insert(served) {
             Ok(token) => {
                 self.producer.queue(token, bytes);
-                Ok(())
+                Ok(token)
             }
             Err(served) => {
                 let reason = format!("{} tensors are unreleased", self.limits.parked_requests_max);

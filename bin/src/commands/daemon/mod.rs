@@ -41,6 +41,7 @@ use crate::cli::SettingsFlags;
 use crate::engine_settings::engine_settings;
 use crate::links::Links;
 use crate::settings::{Override, Settings};
+use crate::trace::TraceFile;
 use crate::{Context, Failure, locked_memory};
 
 /// Carry the tensors of this host's tasks
@@ -61,6 +62,10 @@ pub struct Args {
     /// Where to serve metrics over HTTP, as in 127.0.0.1:9490, or off
     #[arg(long, value_name = "ADDR")]
     metrics: Option<String>,
+
+    /// Write every call and what becomes of it to a file, which ui.perfetto.dev shows as a timeline
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
 
     #[command(flatten)]
     parent: Parent,
@@ -96,7 +101,11 @@ pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
     let names: Vec<&str> = tasks.iter().map(TaskName::as_str).collect();
     let engine = engine_settings(&settings, (*map.snapshot()).clone(), &names)?;
     locked_memory::check(&engine)?;
-    let engine = Engine::start(EngineSettings { listeners, ..engine }).map_err(Failure::work)?;
+    let who = format!("sealane daemon of {}", names.join(", "));
+    let tracing = args.trace.as_ref().map(|path| TraceFile::begin(path, &who)).transpose()?;
+    // Kept until the engine has stopped, so that the file has all of it.
+    let (trace, _trace_file) = tracing.unzip();
+    let engine = Engine::start(EngineSettings { listeners, trace, ..engine }).map_err(Failure::work)?;
     let map = MapInUse::new(map, args.task.is_empty());
     let served = serve(&settings, engine.clone(), map, claim, signals, metrics);
     let stopped =

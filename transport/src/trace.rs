@@ -1,0 +1,238 @@
+//! What happens to each request, told as it happens: by sessions and by their owner, on one shard, to whoever listens on another
+//! thread. Without a listener there is no recorder, and nothing of this runs.
+//!
+//! A recorder hands its events over in batches and never waits: where the listener falls behind, events are dropped and counted.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::time::Instant;
+
+use crate::arena::Handle;
+
+/// Events of a batch.
+const BATCH: usize = 1024;
+/// Batches that may wait for the listener: some 100,000 events, or as many megabytes as ten.
+const BATCHES_MAX: usize = 128;
+
+/// What has happened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Moment {
+    /// A recv was asked of a peer by its caller.
+    RecvQueued {
+        /// The step.
+        step: i64,
+        /// The key.
+        key: Box<str>,
+    },
+    /// Its request was written for the link.
+    RecvOnTheWire,
+    /// Its tensor is there.
+    RecvDelivered {
+        /// The tensor's bytes.
+        bytes: u64,
+    },
+    /// It ended without a tensor, or goes to another session.
+    RecvEnded,
+    /// A recv between two tasks of one shard has its tensor.
+    RecvInMemory {
+        /// The step.
+        step: i64,
+        /// The key.
+        key: Box<str>,
+        /// When it was asked.
+        since: Instant,
+        /// The tensor's bytes.
+        bytes: u64,
+    },
+    /// A send was deposited.
+    SendQueued {
+        /// The step.
+        step: i64,
+        /// The key.
+        key: Box<str>,
+        /// The tensor's bytes.
+        bytes: u64,
+    },
+    /// It has met its recv: it is an answer now, of that name in its session.
+    SendMatched {
+        /// The session.
+        session: u64,
+        /// The answer.
+        answer: Handle,
+    },
+    /// An answer was written for the link.
+    AnswerOnTheWire,
+    /// The consumer has released the send's tensor.
+    SendReleased,
+    /// A pull was asked.
+    PullQueued {
+        /// Tensors of its plan.
+        tensors: u64,
+    },
+    /// It has all that will come.
+    PullEnded,
+    /// Tensors were pushed together.
+    PushQueued {
+        /// The queue.
+        queue: Box<str>,
+        /// How many.
+        tensors: u64,
+    },
+    /// The queue has taken them, or they have failed.
+    PushEnded,
+}
+
+/// One event of a shard.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TraceEvent {
+    /// When it happened.
+    pub at: Instant,
+    /// In which session; the name of the call is of that session. 0 for calls that the owner of sessions names.
+    pub session: u64,
+    /// The name of the call, or of the answer.
+    pub call: Handle,
+    /// What happened.
+    pub moment: Moment,
+}
+
+/// Events of one shard, in their order.
+#[derive(Debug)]
+pub struct Batch {
+    /// The shard.
+    pub shard: u16,
+    /// The events.
+    pub events: Vec<TraceEvent>,
+}
+
+/// Where recorders send what they have, for one listener. Clones send to the same.
+#[derive(Debug, Clone)]
+pub struct TraceSender {
+    batches: SyncSender<Batch>,
+    dropped: Arc<AtomicU64>,
+}
+
+/// The listener's end.
+#[derive(Debug)]
+pub struct TraceReceiver {
+    /// What recorders have sent; closed when the last of them is gone.
+    pub batches: Receiver<Batch>,
+    dropped: Arc<AtomicU64>,
+}
+
+impl TraceReceiver {
+    /// Events that were dropped because the listener was behind.
+    pub fn dropped(&self) -> u64 {
+        self.dropped.load(Ordering::Relaxed)
+    }
+}
+
+/// The two ends of a trace.
+pub fn trace() -> (TraceSender, TraceReceiver) {
+    let (sender, batches) = sync_channel(BATCHES_MAX);
+    let dropped = Arc::new(AtomicU64::new(0));
+    (TraceSender { batches: sender, dropped: dropped.clone() }, TraceReceiver { batches, dropped })
+}
+
+/// One shard's recorder. Clones record into the same batch.
+#[derive(Debug, Clone)]
+pub struct Recorder {
+    shared: Rc<Shared>,
+    session: u64,
+}
+
+#[derive(Debug)]
+struct Shared {
+    shard: u16,
+    sender: TraceSender,
+    events: RefCell<Vec<TraceEvent>>,
+}
+
+impl Recorder {
+    /// A recorder for a shard.
+    pub fn new(sender: TraceSender, shard: u16) -> Recorder {
+        let events = RefCell::new(Vec::with_capacity(BATCH));
+        Recorder { shared: Rc::new(Shared { shard, sender, events }), session: 0 }
+    }
+
+    /// The same recorder for one session, named by any number but 0.
+    pub fn of_session(&self, session: u64) -> Recorder {
+        Recorder { shared: self.shared.clone(), session }
+    }
+
+    /// Something has happened to a call.
+    pub fn record(&self, call: Handle, moment: Moment) {
+        let event = TraceEvent { at: Instant::now(), session: self.session, call, moment };
+        let mut events = self.shared.events.borrow_mut();
+        events.push(event);
+        if events.len() >= BATCH {
+            self.shared.send(&mut events);
+        }
+    }
+
+    /// Sends what was recorded, as between turns and before the shard sleeps.
+    pub fn flush(&self) {
+        let mut events = self.shared.events.borrow_mut();
+        if !events.is_empty() {
+            self.shared.send(&mut events);
+        }
+    }
+}
+
+impl Shared {
+    fn send(&self, events: &mut Vec<TraceEvent>) {
+        let events = std::mem::replace(events, Vec::with_capacity(BATCH));
+        match self.sender.batches.try_send(Batch { shard: self.shard, events }) {
+            Ok(()) => {}
+            Err(TrySendError::Full(batch) | TrySendError::Disconnected(batch)) => {
+                self.sender.dropped.fetch_add(batch.events.len() as u64, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let mut events = std::mem::take(self.events.get_mut());
+        if !events.is_empty() {
+            self.send(&mut events);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_come_in_batches_with_the_session_that_they_are_of() {
+        let (sender, receiver) = trace();
+        let recorder = Recorder::new(sender, 3);
+        recorder.record(Handle::from_bits(7), Moment::PullEnded);
+        recorder.of_session(9).record(Handle::from_bits(8), Moment::RecvOnTheWire);
+        assert!(receiver.batches.try_recv().is_err(), "it waits for more");
+        recorder.flush();
+        recorder.flush();
+        let batch = receiver.batches.recv().unwrap();
+        assert_eq!(batch.shard, 3);
+        let seen: Vec<_> = batch.events.iter().map(|event| (event.session, event.call.to_bits())).collect();
+        assert_eq!(seen, [(0, 7), (9, 8)]);
+        assert!(batch.events[0].at <= batch.events[1].at);
+        recorder.record(Handle::from_bits(1), Moment::PushEnded);
+        drop(recorder);
+        assert_eq!(receiver.batches.iter().map(|batch| batch.events.len()).sum::<usize>(), 1, "the last leave with it");
+    }
+
+    #[test]
+    fn a_listener_that_is_behind_makes_nobody_wait() {
+        let (sender, receiver) = trace();
+        let recorder = Recorder::new(sender, 0);
+        for _ in 0..BATCH * (BATCHES_MAX + 2) {
+            recorder.record(Handle::NONE, Moment::PullEnded);
+        }
+        assert_eq!(receiver.dropped(), 2 * BATCH as u64);
+        assert_eq!(receiver.batches.try_iter().count(), BATCHES_MAX);
+    }
+}

@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::error::ErrorKind;
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::commands::{bench, check, daemon, demo, drain, keys, map, recv, send, stat};
 use crate::settings::{Override, Role};
@@ -15,8 +15,25 @@ use crate::{Context, Failure};
 #[derive(Debug, Parser)]
 #[command(name = "sealane", version, after_help = "Example:\n  sealane check")]
 pub struct Cli {
+    /// What to log, as in info or sealane_fusion=debug, instead of what RUST_LOG says
+    #[arg(long, value_name = "FILTER", global = true)]
+    log: Option<String>,
+
+    /// How log lines look on standard error
+    #[arg(long, value_name = "FORM", global = true, default_value = "text")]
+    log_format: LogFormat,
+
     #[command(subcommand)]
     command: Command,
+}
+
+/// How log lines look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// For people
+    Text,
+    /// One object a line, for programs
+    Json,
 }
 
 #[derive(Debug, Subcommand)]
@@ -34,14 +51,26 @@ enum Command {
     Stat(stat::Args),
 }
 
+/// The flags that the log follows, and what it is without any.
+pub(crate) struct LogFlags<'a> {
+    pub(crate) filter: Option<&'a str>,
+    pub(crate) format: LogFormat,
+    pub(crate) default: &'static str,
+}
+
 /// What is logged where nothing says so: what an operator must see, such as pinning that did not happen.
 const LOG_DEFAULT: &str = "warn";
 /// As [`LOG_DEFAULT`] for the daemon, whose log also is the record of its peers' links and its clients.
 const LOG_DEFAULT_DAEMON: &str = "info";
 
 impl Cli {
+    /// What the flags say of the log.
+    pub(crate) fn log(&self) -> LogFlags<'_> {
+        LogFlags { filter: self.log.as_deref(), format: self.log_format, default: self.log_default() }
+    }
+
     /// The filter of the log where nothing gives one.
-    pub(crate) fn log_default(&self) -> &'static str {
+    fn log_default(&self) -> &'static str {
         match self.command {
             Command::Daemon(_) => LOG_DEFAULT_DAEMON,
             _ => LOG_DEFAULT,

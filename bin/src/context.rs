@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use tracing_subscriber::EnvFilter;
 
 use crate::Failure;
-use crate::cli::SettingsFlags;
+use crate::cli::{LogFlags, LogFormat, SettingsFlags};
 use crate::settings::{Environment, Override, Settings, Sources};
 
 /// The variable that says what is logged, in the syntax of `tracing-subscriber`'s filter.
@@ -95,18 +95,25 @@ impl Context {
         }
     }
 
-    /// Sends log lines to standard error, filtered by `RUST_LOG`, without it by `default`; in colour on a terminal alone.
-    pub(crate) fn start_log(&self, default: &str) -> Result<(), Failure> {
-        let filter = self.environment.get(LOG_VARIABLE)?.unwrap_or(default);
+    /// Sends log lines to standard error, filtered by `--log`, without it by `RUST_LOG`; in colour on a terminal alone.
+    pub(crate) fn start_log(&self, flags: &LogFlags<'_>) -> Result<(), Failure> {
+        let (source, filter) = match (flags.filter, self.environment.get(LOG_VARIABLE)?) {
+            (Some(filter), _) => ("--log ", filter),
+            (None, Some(filter)) => ("RUST_LOG=", filter),
+            (None, None) => ("", flags.default),
+        };
         let filter = EnvFilter::try_new(filter).map_err(|error| {
             Failure::input(format!(
-                "{LOG_VARIABLE}={filter:?} cannot be read ({error}); \
+                "{source}{filter:?} cannot be read ({error}); \
                  write a level such as info, or target=level pairs between commas"
             ))
         })?;
         // A second start in one process (a test) leaves the first in place.
-        let log = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(std::io::stderr().is_terminal());
-        let _ = log.with_writer(std::io::stderr).try_init();
+        let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+        let _ = match flags.format {
+            LogFormat::Text => log.with_ansi(std::io::stderr().is_terminal()).try_init(),
+            LogFormat::Json => log.json().flatten_event(true).try_init(),
+        };
         Ok(())
     }
 }

@@ -36,7 +36,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>, environment: Environme
             cli::Parsed::Command(cli) => cli,
             cli::Parsed::Answer(text) => return context.print(&text),
         };
-        context.start_log(cli.log_default())?;
+        context.start_log(&cli.log())?;
         cli.run(&context)
     });
     match outcome {

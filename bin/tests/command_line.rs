@@ -304,6 +304,7 @@ fn a_value_that_cannot_be_read_names_its_variable() {
     let output = place.run_with(&[("RUST_LOG", "a=b=c")], &["check"]);
     assert_eq!(output.status.code(), Some(2));
     assert!(stderr(&output).starts_with("error: RUST_LOG=\"a=b=c\" cannot be read ("));
+    assert!(place.refuse(&["--log", "a=b=c", "check"]).starts_with("error: --log \"a=b=c\" cannot be read ("));
 }
 
 #[test]

@@ -42,7 +42,7 @@ pub use error::BenchError;
 pub use limits::{FEW_PEERS, IDLE_US_DEFAULT, REQUEST_BYTES, STALL_LIMIT, STEP_TENSORS_MAX};
 pub use machine::Machine;
 pub use peer::{Peer, PeerJob, PeerProgram, PeerReady, serve_peer};
-pub use plan::{Bench, Fuse, Keys, Link, Plan, Registration, Security, Transfer};
+pub use plan::{Bench, Executor, Fuse, Keys, Link, Plan, Registration, Security, Transfer};
 pub use progress::Progress;
 pub use quotient::Ratio;
 pub use rdma_device::RdmaDevice;

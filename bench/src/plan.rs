@@ -1,6 +1,7 @@
 //! What to measure: the typed form of `sealane bench`'s flags, checked before anything starts.
 //! The producer process gets the same plan.
 
+mod executor;
 mod security;
 mod verbs;
 
@@ -17,6 +18,7 @@ use crate::limits::{
 };
 use crate::systems::SystemName;
 
+pub use executor::Executor;
 pub use security::{Keys, Security};
 pub use verbs::{Registration, Transfer};
 
@@ -197,6 +199,8 @@ pub struct Plan {
     pub registration: Option<Registration>,
     /// What Sealane's two sides show each other. Default: nothing.
     pub security: Security,
+    /// What Sealane's shards run on. Default: auto.
+    pub executor: Executor,
     /// Congestion control of every TCP socket. Default: the kernel's.
     pub congestion: Option<String>,
     /// CPUs of the consumer and of the producer. Default: the first two that are allowed.
@@ -233,6 +237,7 @@ impl Plan {
             transfer: None,
             registration: None,
             security: Security::None,
+            executor: Executor::Auto,
             congestion: None,
             cpus: None,
             baselines: Vec::new(),

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::machine::Machine;
-use crate::plan::{Bench, Fuse, Link, Plan, Registration, Security, Transfer};
+use crate::plan::{Bench, Executor, Fuse, Link, Plan, Registration, Security, Transfer};
 use crate::quotient::{Ratio, ratios};
 use crate::rdma_device::RdmaDevice;
 use crate::sample::Metric;
@@ -59,6 +59,8 @@ pub struct Parameters {
     pub peers: Option<usize>,
     /// What Sealane's two sides showed each other.
     pub security: Security,
+    /// What Sealane's shards were to run on.
+    pub executor: Executor,
     /// The congestion control of every socket, read back from one; `None` without TCP.
     pub congestion: Option<String>,
     /// How large tensors moved; `None` where the link is not verbs.
@@ -153,6 +155,7 @@ impl Report {
                 workload: plan.workload.clone(),
                 peers: matches!(plan.bench, Bench::Connect | Bench::Idle | Bench::FanIn).then_some(plan.peers),
                 security: plan.security,
+                executor: plan.executor,
                 congestion: carrier.congestion,
                 transfer: plan.verbs().map(|(transfer, _)| transfer),
                 registration: plan.verbs().map(|(_, registration)| registration),

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use crate::byte_count::format_bytes;
-use crate::plan::{Bench, Security};
+use crate::plan::{Bench, Executor, Security};
 use crate::report::{Figures, Report, ResultRow, Switch};
 use crate::sample::Metric;
 
@@ -55,6 +55,9 @@ impl Report {
         }
         if settings.security != Security::None {
             add(&format!("security {}", settings.security));
+        }
+        if settings.executor != Executor::Auto {
+            add(&format!("executor {}", settings.executor));
         }
         if let Some(congestion) = &settings.congestion {
             add(&format!("congestion control {congestion}"));

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Subcommand, ValueEnum};
 use sealane_bench::{
-    Bench, BenchError, Fuse, IDLE_US_DEFAULT, Link, Outcome, PeerProgram, Plan, Progress, Registration,
+    Bench, BenchError, Executor, Fuse, IDLE_US_DEFAULT, Link, Outcome, PeerProgram, Plan, Progress, Registration,
     STEP_TENSORS_MAX, Security, SystemName, Transfer, parse_bytes, run as measure, serve_peer,
 };
 
@@ -277,6 +277,10 @@ struct Common {
     #[arg(long, value_name = "none|secret|tls", default_value_t = Security::None)]
     security: Security,
 
+    /// What Sealane's shards run on and sleep in; auto: io_uring where it can be used, else epoll
+    #[arg(long, value_name = "auto|io_uring|epoll", default_value_t = Executor::Auto)]
+    executor: Executor,
+
     /// Also measure raw (the bare operation of the kernel, of memory, or of an RDMA device), grpc, or, beside --security,
     /// open (Sealane without it); repeatable
     #[arg(long, value_name = "raw|grpc|open")]
@@ -356,6 +360,7 @@ fn plan(bench: Bench, common: &Common) -> Plan {
         seconds: common.seconds,
         rounds: common.rounds,
         security: common.security,
+        executor: common.executor,
         congestion: common.congestion.clone(),
         cpus: common.cpus,
         baselines: common.baseline.clone(),
@@ -455,7 +460,7 @@ mod tests {
     }
 
     #[test]
-    fn what_verbs_can_choose_between_is_passed_on_and_refused_elsewhere() {
+    fn what_can_be_chosen_is_passed_on_and_what_is_of_verbs_is_refused_elsewhere() {
         #[derive(clap::Parser)]
         struct Line {
             #[command(flatten)]
@@ -471,7 +476,9 @@ mod tests {
         assert_eq!((chosen.transfer, chosen.registration), (Some(Transfer::Read), Some(Registration::Dynamic)));
         assert!(chosen.check().unwrap_err().to_string().contains("--link verbs"));
         Plan { link: Link::Verbs, ..chosen }.check().unwrap();
+        assert_eq!(plan_of("bench bandwidth --executor epoll").executor, Executor::Epoll);
         let plain = plan_of("bench bandwidth");
+        assert_eq!(plain.executor, Executor::Auto);
         assert_eq!((plain.transfer, plain.registration), (None, None));
         assert!(Line::try_parse_from(["bench", "bandwidth", "--transfer", "carry"]).is_err());
     }

@@ -271,6 +271,7 @@ fn engine(
         Fuse::Turn | Fuse::Receive | Fuse::Plan | Fuse::Push => EngineFuse::Turn,
     };
     settings.runtime.polling = if plan.polling { Polling::Spin } else { Polling::default() };
+    settings.runtime.executor = plan.executor.into();
     // The harness has pinned this thread, and a shard's thread inherits that.
     settings.runtime.pin = Pin::Off;
     settings.runtime.stall_report = Duration::ZERO;

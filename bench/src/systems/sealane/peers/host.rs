@@ -70,6 +70,7 @@ fn start(plan: &Plan, map: String, tasks: &[String], listener: TcpListener) -> R
         settings.request_timeout = PATIENCE;
         settings.runtime.stall_report = Duration::ZERO;
     }
+    settings.runtime.executor = plan.executor.into();
     // The harness has pinned this thread, and a shard's thread inherits that.
     settings.runtime.pin = Pin::Off;
     Engine::start(settings).map_err(|error| failed(error.to_string()))

@@ -5,14 +5,16 @@ use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
 
+use crate::pace::Pace;
 use crate::plan::Plan;
-use crate::sample::{Metric, Sample, record_round_trip, round_trip_histogram};
+use crate::sample::{Course, Metric, Sample, record_round_trip, round_trip_histogram};
 use crate::stopwatch::RoundClock;
 
 /// Steps one after another, without a pause.
 #[derive(Clone, Debug)]
 pub(crate) struct StepTally {
     clock: RoundClock,
+    pace: Pace,
     /// The times of those that count.
     times: Histogram<u64>,
     taken: Duration,
@@ -24,7 +26,8 @@ impl StepTally {
     /// A tally of a round that starts now and counts for `length`.
     pub(crate) fn start(now: Instant, length: Duration) -> Self {
         let clock = RoundClock::start(now, length);
-        Self { clock, times: round_trip_histogram(), taken: Duration::ZERO, steps: 0 }
+        let pace = Pace::start(now, length);
+        Self { clock, pace, times: round_trip_histogram(), taken: Duration::ZERO, steps: 0 }
     }
 
     /// Notes a step; says whether the round is over. One that began in the warm-up does not count.
@@ -33,9 +36,13 @@ impl StepTally {
         if !self.clock.counts(began) {
             return false;
         }
+        if self.taken.is_zero() {
+            self.pace.begin(began);
+        }
         let took = ended - began;
         record_round_trip(&mut self.times, took);
         self.taken += took;
+        self.pace.completed(1, ended);
         self.clock.is_over(ended)
     }
 
@@ -45,8 +52,15 @@ impl StepTally {
     }
 
     /// Steps in a second.
-    pub(crate) fn per_second(&self) -> f64 {
+    fn per_second(&self) -> f64 {
         self.times.len() as f64 / self.taken.as_secs_f64()
+    }
+
+    /// The round as a rate of tensors, of which each step has so many.
+    pub(crate) fn tensors_per_second(&self, tensors: usize) -> Sample {
+        let (metric, of_each) = (Metric::TensorsPerSecond, tensors as f64);
+        let course = Course::of(metric, of_each, self.pace.stretches());
+        Sample { course: Some(course), ..Sample::figure(metric, self.per_second() * of_each) }
     }
 
     /// The round's figures; `messages` are those of one step, where there are any.
@@ -60,7 +74,8 @@ impl StepTally {
             (Metric::GigabytesPerSecond, per_second * bytes / 1e9),
         ];
         figures.extend(messages.map(|messages| (Metric::MessagesPerStep, messages)));
-        Sample { round_trips: None, figures }
+        let course = Course::of(Metric::StepsPerSecond, 1.0, self.pace.stretches());
+        Sample { figures, course: Some(course), ..Sample::default() }
     }
 }
 
@@ -85,5 +100,8 @@ mod tests {
         assert!((of(Metric::TensorsPerSecond) - 3_000.0).abs() < 1.0);
         assert!((of(Metric::GigabytesPerSecond) - 0.003).abs() < 1e-6);
         assert_eq!(of(Metric::MessagesPerStep), 2.0);
+        let course = sample.course.expect("its pace was kept");
+        assert_eq!((course.metric, course.points.len()), (Metric::StepsPerSecond, 2));
+        assert!((course.points[0].value - 2.0 / 0.012).abs() < 0.1, "two steps in 12 ms: {course:?}");
     }
 }

@@ -4,6 +4,9 @@
 use std::time::{Duration, Instant};
 
 use crate::limits::{WARM_UP_MAX, WARM_UP_SHARE};
+use crate::pace::Pace;
+use crate::plan::{Bench, Plan};
+use crate::sample::{Course, Metric, Sample};
 
 /// The moments of one round.
 #[derive(Clone, Copy, Debug)]
@@ -34,9 +37,10 @@ impl RoundClock {
 ///
 /// Counting starts at the first completion after the warm-up, which is itself not counted, and
 /// ends at the first one after the end, which is: both ends of the interval are completions.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Tally {
     clock: RoundClock,
+    pace: Pace,
     started: Option<Instant>,
     last: Instant,
     counted: u64,
@@ -45,7 +49,13 @@ pub struct Tally {
 impl Tally {
     /// A tally of a round that starts now and counts for `length`.
     pub fn start(now: Instant, length: Duration) -> Self {
-        Self { clock: RoundClock::start(now, length), started: None, last: now, counted: 0 }
+        Self {
+            clock: RoundClock::start(now, length),
+            pace: Pace::start(now, length),
+            started: None,
+            last: now,
+            counted: 0,
+        }
     }
 
     /// Notes that `count` tensors are complete at `now`; says whether the round is over.
@@ -54,10 +64,14 @@ impl Tally {
             return false;
         }
         match self.started {
-            None => self.started = Some(now),
+            None => {
+                self.started = Some(now);
+                self.pace.begin(now);
+            }
             Some(_) => {
                 self.counted += count;
                 self.last = now;
+                self.pace.completed(count, now);
             }
         }
         self.counted > 0 && self.clock.is_over(now)
@@ -69,6 +83,16 @@ impl Tally {
             Some(started) if self.last > started => self.counted as f64 / (self.last - started).as_secs_f64(),
             _ => 0.0,
         }
+    }
+
+    /// The round's figure: 10^9 bytes a second where the bandwidth is measured, else tensors a second.
+    pub fn sample(&self, plan: &Plan) -> Sample {
+        let (metric, of_each) = match plan.bench {
+            Bench::Bandwidth => (Metric::GigabytesPerSecond, plan.size_bytes as f64 / 1e9),
+            _ => (Metric::TensorsPerSecond, 1.0),
+        };
+        let course = Course::of(metric, of_each, self.pace.stretches());
+        Sample { course: Some(course), ..Sample::figure(metric, self.per_second() * of_each) }
     }
 }
 
@@ -101,6 +125,12 @@ mod tests {
         assert!(!tally.completed(0, now + WARM_UP + LENGTH), "nothing completed");
         assert!(tally.completed(100, now + WARM_UP + LENGTH));
         assert!((tally.per_second() - 400.0).abs() < 1e-6);
+        let plan = Plan { size_bytes: 1_000_000, ..Plan::new(Bench::Bandwidth) };
+        let sample = tally.sample(&plan);
+        assert_eq!(sample.figures[0].0, Metric::GigabytesPerSecond);
+        let course = sample.course.expect("its pace was kept");
+        assert_eq!((course.metric, course.points.len()), (Metric::GigabytesPerSecond, 2));
+        assert!((course.points[0].value - 0.4).abs() < 1e-6, "{course:?}");
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! Measures systems in turn: in every round each of them once, so that what changes on the machine
 //! during a run changes for all of them, and ratios can be taken round by round.
 
+use std::time::Instant;
+
 use hdrhistogram::Histogram;
 
 use crate::error::BenchError;
@@ -63,12 +65,14 @@ pub fn take_turns(
         .map(|system| Measured { system: system.name(), variant: system.variant(), samples: Vec::new() })
         .collect();
     progress.begin(plan.rounds, systems.len());
+    let start = Instant::now();
     for round in 0..plan.rounds {
         for turn in 0..systems.len() {
             let index = (turn + round as usize) % systems.len();
             let system = &mut systems[index];
             system.resume()?;
-            let sample = system.round(plan.round_length())?;
+            let began = start.elapsed();
+            let sample = Sample { began, ..system.round(plan.round_length())? };
             system.rest()?;
             progress.measured(round, system.name(), &sample);
             measured[index].samples.push(sample);
@@ -147,6 +151,7 @@ mod tests {
             assert_eq!(measured.metrics(), [Metric::TensorsPerSecond]);
             assert!(measured.all_round_trips().is_none());
             assert!(measured.values(Metric::GigabytesPerSecond).is_empty());
+            assert!(measured.samples.is_sorted_by_key(|sample| sample.began));
         }
     }
 

@@ -127,7 +127,7 @@ impl<A: Askers> System for FanIn<A> {
         let (per_second, slowest_share) = self.load(length).map_err(|failure| self.peer.blame(failure))?;
         let mut figures = vec![(Metric::TensorsPerSecond, per_second), (Metric::SlowestShare, slowest_share)];
         figures.extend(self.resident_bytes_each.map(|bytes| (Metric::ResidentBytesPerPeer, bytes)));
-        Ok(Sample { round_trips: None, figures })
+        Ok(Sample { figures, ..Sample::default() })
     }
 
     fn rest(&mut self) -> Result<(), BenchError> {

@@ -19,7 +19,7 @@ use super::{NAME, failed, steps};
 use crate::error::BenchError;
 use crate::limits::{REQUEST_BYTES, STALL_LIMIT, STEP_TENSORS_MAX};
 use crate::plan::{Bench, Plan};
-use crate::sample::{Metric, Sample, record_round_trip, round_trip_histogram};
+use crate::sample::{Sample, record_round_trip, round_trip_histogram};
 use crate::stopwatch::{RoundClock, Tally};
 
 /// Measures one round; a runtime that makes no progress is given up after the round's length and
@@ -39,15 +39,7 @@ pub(super) fn measure(
         let _spinner = plan.polling.then(spin);
         match plan.bench {
             Bench::Latency => round_trips(caller, plan, length).await,
-            Bench::Rate => {
-                let per_second = pulls_per_second(caller, plan, length).await?;
-                Ok(Sample::figure(Metric::TensorsPerSecond, per_second))
-            }
-            Bench::Bandwidth => {
-                let per_second = pulls_per_second(caller, plan, length).await?;
-                let gigabytes = per_second * plan.size_bytes as f64 / 1e9;
-                Ok(Sample::figure(Metric::GigabytesPerSecond, gigabytes))
-            }
+            Bench::Rate | Bench::Bandwidth => throughput(caller, plan, length).await,
             Bench::Fuse => steps::measure(caller, plan, length).await,
             none => none.is_measured_elsewhere(),
         }
@@ -151,7 +143,7 @@ fn sleepy_round_trips(
 }
 
 /// A window of calls in flight on one channel; whichever ends is made again at once.
-async fn pulls_per_second(caller: Caller, plan: &Plan, length: Duration) -> Result<f64, BenchError> {
+async fn throughput(caller: Caller, plan: &Plan, length: Duration) -> Result<Sample, BenchError> {
     let pull = |mut caller: Caller| async move {
         let outcome = caller.pull().await;
         (caller, outcome)
@@ -166,5 +158,5 @@ async fn pulls_per_second(caller: Caller, plan: &Plan, length: Duration) -> Resu
             calls.push(pull(caller));
         }
     }
-    Ok(tally.per_second())
+    Ok(tally.sample(plan))
 }

@@ -8,7 +8,7 @@ use super::pieces::Pieces;
 use super::producer::{GO, LAST, STOP};
 use crate::limits::{FUSED_BYTES_MAX, REQUEST_BYTES};
 use crate::plan::{Fuse, Plan};
-use crate::sample::{Metric, Sample, record_round_trip, round_trip_histogram};
+use crate::sample::{Sample, record_round_trip, round_trip_histogram};
 use crate::step_tally::StepTally;
 use crate::stopwatch::{RoundClock, Tally};
 use crate::systems::gap::pass;
@@ -76,7 +76,7 @@ pub(super) fn rate(channel: &mut impl Channel, plan: &Plan, length: Duration) ->
         askable += complete * REQUEST_BYTES;
         over |= tally.completed(complete as u64, Instant::now());
         if over && askable == all_askable {
-            return Ok(Sample::figure(Metric::TensorsPerSecond, tally.per_second()));
+            return Ok(tally.sample(plan));
         }
         patience.passed(channel, moved)?;
     }
@@ -97,8 +97,7 @@ pub(super) fn bandwidth(channel: &mut impl Channel, plan: &Plan, length: Duratio
     while tensor[0] != LAST {
         receive_exact(channel, &mut tensor)?;
     }
-    let gigabytes_per_second = tally.per_second() * plan.size_bytes as f64 / 1e9;
-    Ok(Sample::figure(Metric::GigabytesPerSecond, gigabytes_per_second))
+    Ok(tally.sample(plan))
 }
 
 /// One request a step, answered by all its tensors at once, each of which goes to its own buffer.

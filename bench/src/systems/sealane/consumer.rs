@@ -9,7 +9,7 @@ use sealane_fusion::{Buffer, Engine, Error, LocalEngine, LocalPair, LocalReceivi
 use super::{NAME, PS, WORKER, memory, pushes, steps};
 use crate::error::BenchError;
 use crate::plan::{Bench, Fuse, Plan};
-use crate::sample::{Metric, Sample, record_round_trip, round_trip_histogram};
+use crate::sample::{Sample, record_round_trip, round_trip_histogram};
 use crate::stopwatch::{RoundClock, Tally};
 
 /// One of the requests that are in flight at once: its key, its next step, and the memory that it fills.
@@ -167,10 +167,5 @@ async fn throughput(
             asked.push_back(ask(lane));
         }
     }
-    let per_second = tally.per_second();
-    let sample = match plan.bench {
-        Bench::Bandwidth => Sample::figure(Metric::GigabytesPerSecond, per_second * plan.size_bytes as f64 / 1e9),
-        _ => Sample::figure(Metric::TensorsPerSecond, per_second),
-    };
-    Ok((sample, lanes))
+    Ok((tally.sample(plan), lanes))
 }

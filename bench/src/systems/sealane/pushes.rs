@@ -8,7 +8,7 @@ use sealane_fusion::{AcceptOptions, Buffer, DType, Error, LocalEngine, Tensor, T
 use super::{PS, WORKER};
 use crate::limits::FILL;
 use crate::plan::Plan;
-use crate::sample::{Metric, Sample};
+use crate::sample::Sample;
 use crate::stopwatch::Tally;
 
 /// The queue's name.
@@ -45,5 +45,5 @@ pub(super) async fn round(shard: &LocalEngine, plan: &Plan, length: Duration) ->
         pushed.await?;
         over |= tally.completed(batch as u64, shard.shard().now());
     }
-    Ok(Sample::figure(Metric::TensorsPerSecond, tally.per_second()))
+    Ok(tally.sample(plan))
 }

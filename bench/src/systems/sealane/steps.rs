@@ -8,7 +8,7 @@ use sealane_fusion::{Buffer, Error, Keys, LocalEngine, LocalPair, LocalPlan, Loc
 use super::consumer::Lane;
 use super::{PS, WORKER, messages};
 use crate::plan::{Bench, Fuse, Plan};
-use crate::sample::{Metric, Sample};
+use crate::sample::Sample;
 use crate::step_tally::StepTally;
 
 /// The key under which the worker says that it wants the next version published.
@@ -36,8 +36,7 @@ pub(super) async fn round(
     }
     way.close(&mut lanes)?;
     if !counts {
-        let per_second = tally.per_second() * lanes.len() as f64;
-        return Ok((Sample::figure(Metric::TensorsPerSecond, per_second), lanes));
+        return Ok((tally.tensors_per_second(lanes.len()), lanes));
     }
     let sent = messages::sent(shard, &pair, 2 * number + 1).await? - before;
     Ok((tally.sample(plan, Some(sent as f64 / tally.steps() as f64)), lanes))

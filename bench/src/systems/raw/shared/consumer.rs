@@ -10,7 +10,7 @@ use super::futex;
 use super::ring::{Descriptor, Reader, Writer};
 use crate::limits::STALL_LIMIT;
 use crate::plan::Plan;
-use crate::sample::{Metric, Sample, record_round_trip, round_trip_histogram};
+use crate::sample::{Sample, record_round_trip, round_trip_histogram};
 use crate::stopwatch::{RoundClock, Tally};
 use crate::systems::gap::pass;
 use crate::systems::raw::channel::Patience;
@@ -84,7 +84,7 @@ impl Consumer {
     }
 
     /// Descriptors as fast as they come, one way.
-    pub(super) fn pumped(&mut self, board: &Board, length: Duration) -> io::Result<Sample> {
+    pub(super) fn pumped(&mut self, board: &Board, plan: &Plan, length: Duration) -> io::Result<Sample> {
         let mut tally = Tally::start(Instant::now(), length);
         let mut patience = Patience::default();
         self.order(board);
@@ -104,7 +104,7 @@ impl Consumer {
         self.until_rested(board)?;
         // RESTED was seen: what is in the ring now is all that there will be.
         while self.read(board) > 0 {}
-        Ok(Sample::figure(Metric::TensorsPerSecond, tally.per_second()))
+        Ok(tally.sample(plan))
     }
 
     /// Reads what is there, within a bound; how many.
@@ -140,8 +140,7 @@ impl Consumer {
         }
         self.order(board);
         self.until_rested(board)?;
-        let gigabytes_per_second = tally.per_second() * plan.size_bytes as f64 / 1e9;
-        Ok(Sample::figure(Metric::GigabytesPerSecond, gigabytes_per_second))
+        Ok(tally.sample(plan))
     }
 
     /// Turns the producer's stream on, or off.

@@ -72,7 +72,7 @@ impl System for OverShm {
         let Self { plan, board, consumer, peer } = self;
         let sample = match plan.bench {
             Bench::Latency => consumer.round_trips(board, plan, length),
-            Bench::Rate => consumer.pumped(board, length),
+            Bench::Rate => consumer.pumped(board, plan, length),
             Bench::Bandwidth => consumer.copied(board, plan, length),
             none => none.is_measured_elsewhere(),
         };
@@ -143,7 +143,7 @@ mod tests {
     #[test]
     fn what_is_pumped_and_copied_is_counted() {
         let rate = Plan::new(Bench::Rate);
-        let pumped = two_rounds(&rate, |consumer, board| consumer.pumped(board, LENGTH));
+        let pumped = two_rounds(&rate, |consumer, board| consumer.pumped(board, &rate, LENGTH));
         let bandwidth = Plan { size_bytes: 4096, window: 3, ..Plan::new(Bench::Bandwidth) };
         let copied = two_rounds(&bandwidth, |consumer, board| consumer.copied(board, &bandwidth, LENGTH));
         for (samples, metric) in [(pumped, Metric::TensorsPerSecond), (copied, Metric::GigabytesPerSecond)] {

@@ -11,7 +11,7 @@ use super::end::End;
 use crate::error::BenchError;
 use crate::limits::{FILL, REQUEST_BYTES};
 use crate::plan::{Bench, Plan};
-use crate::sample::{Metric, Sample, record_round_trip, round_trip_histogram};
+use crate::sample::{Sample, record_round_trip, round_trip_histogram};
 use crate::step_tally::StepTally;
 use crate::stopwatch::{RoundClock, Tally};
 use crate::systems::gap::pass;
@@ -119,7 +119,7 @@ impl Consumer {
             }
             self.end.flush()?;
             if over && in_flight == 0 {
-                return Ok(Sample::figure(Metric::TensorsPerSecond, tally.per_second()));
+                return Ok(tally.sample(plan));
             }
             let mut complete = 0;
             for arrival in self.end.wait()? {
@@ -158,9 +158,8 @@ impl Consumer {
             }
             self.end.flush()?;
             if over && ends.is_empty() && written == 0 {
-                let gigabytes_per_second = tally.per_second() * plan.size_bytes as f64 / 1e9;
                 let last = (place + places - 1) % places;
-                return Ok((Sample::figure(Metric::GigabytesPerSecond, gigabytes_per_second), last));
+                return Ok((tally.sample(plan), last));
             }
             self.end.wait()?;
             let done = self.end.progress().1;

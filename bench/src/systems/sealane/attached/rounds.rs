@@ -21,7 +21,7 @@ use super::super::consumer::key_of;
 use super::{NAME, PS, WORKER};
 use crate::limits::FILL;
 use crate::plan::{Bench, Fuse, Plan};
-use crate::sample::{Metric, Sample, record_round_trip, round_trip_histogram};
+use crate::sample::{Sample, record_round_trip, round_trip_histogram};
 use crate::stopwatch::{RoundClock, Tally};
 use crate::systems::gap::pass;
 
@@ -159,11 +159,7 @@ impl Clients {
                 under_way.push_back(self.begin(plan, slots)?);
             }
         }
-        let per_second = tally.per_second();
-        Ok(match plan.bench {
-            Bench::Bandwidth => Sample::figure(Metric::GigabytesPerSecond, per_second * plan.size_bytes as f64 / 1e9),
-            _ => Sample::figure(Metric::TensorsPerSecond, per_second),
-        })
+        Ok(tally.sample(plan))
     }
 
     /// Asks for the tensors of some slots and sends them.

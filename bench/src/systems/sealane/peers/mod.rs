@@ -130,7 +130,7 @@ impl System for Idle {
         let grown_bytes = self.engine.resident_bytes()? as f64 - self.alone_bytes as f64;
         let bytes_per_peer = grown_bytes / self.peers.count() as f64;
         let figures = vec![(Metric::CpuPercent, cpu_percent), (Metric::ResidentBytesPerPeer, bytes_per_peer)];
-        Ok(Sample { round_trips: None, figures })
+        Ok(Sample { figures, ..Sample::default() })
     }
 
     fn rest(&mut self) -> Result<(), BenchError> {

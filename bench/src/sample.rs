@@ -48,6 +48,20 @@ pub enum Metric {
 }
 
 impl Metric {
+    /// All of them.
+    pub(crate) const ALL: [Metric; 10] = [
+        Metric::RoundTrip,
+        Metric::TensorsPerSecond,
+        Metric::GigabytesPerSecond,
+        Metric::ConnectAll,
+        Metric::CpuPercent,
+        Metric::ResidentBytesPerPeer,
+        Metric::SlowestShare,
+        Metric::StepTime,
+        Metric::StepsPerSecond,
+        Metric::MessagesPerStep,
+    ];
+
     /// The name in the report.
     pub fn name(self) -> &'static str {
         match self {
@@ -77,6 +91,29 @@ impl Metric {
             Self::StepTime => "step, ms",
             Self::StepsPerSecond => "steps/s",
             Self::MessagesPerStep => "messages/step",
+        }
+    }
+}
+
+impl Metric {
+    /// The label in two parts: which figure, and its unit.
+    pub(crate) fn label_and_unit(self) -> (&'static str, &'static str) {
+        self.label().split_once(", ").unwrap_or((self.label(), ""))
+    }
+
+    /// A value with as many digits as it deserves.
+    pub(crate) fn written(self, value: f64) -> String {
+        match self {
+            Self::TensorsPerSecond | Self::ResidentBytesPerPeer | Self::StepsPerSecond => format!("{value:.0}"),
+            Self::StepTime => format!("{value:.4}"),
+            // A device in software moves less than a tenth.
+            Self::GigabytesPerSecond if value < 1.0 => format!("{value:.4}"),
+            Self::GigabytesPerSecond
+            | Self::RoundTrip
+            | Self::ConnectAll
+            | Self::CpuPercent
+            | Self::SlowestShare
+            | Self::MessagesPerStep => format!("{value:.2}"),
         }
     }
 }
@@ -167,18 +204,7 @@ mod tests {
 
     #[test]
     fn metrics_have_one_name() {
-        for metric in [
-            Metric::RoundTrip,
-            Metric::TensorsPerSecond,
-            Metric::GigabytesPerSecond,
-            Metric::ConnectAll,
-            Metric::CpuPercent,
-            Metric::ResidentBytesPerPeer,
-            Metric::SlowestShare,
-            Metric::StepTime,
-            Metric::StepsPerSecond,
-            Metric::MessagesPerStep,
-        ] {
+        for metric in Metric::ALL {
             let text = serde_json::to_string(&metric).expect("serialisable");
             assert_eq!(text, format!("\"{metric}\""));
         }

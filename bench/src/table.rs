@@ -1,222 +1,96 @@
-//! The report as people read it.
+//! A table of texts and numbers, which a terminal and a page show alike.
 
 use std::fmt::Write;
 
-use crate::byte_count::format_bytes;
-use crate::plan::{Bench, Executor, Security};
-use crate::report::{Figures, Report, ResultRow, Switch};
-use crate::sample::Metric;
+/// Where the cells of a column are aligned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Align {
+    /// Text.
+    Left,
+    /// Numbers, so that their digits are below each other.
+    Right,
+}
 
-impl Report {
-    /// A heading, a table of the results and, where there are ratios, a table of those.
-    pub fn to_table(&self) -> String {
-        let mut text = self.heading();
-        text.push_str("\n\n");
-        text.push_str(&self.round_trips());
-        text.push_str(&self.values());
-        if !self.ratios.is_empty() {
-            text.push('\n');
-            text.push_str(&self.quotients());
-        }
-        text
+/// The heading of a column.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Column {
+    pub(crate) head: String,
+    pub(crate) align: Align,
+}
+
+impl Column {
+    /// A column of texts.
+    pub fn text(head: &str) -> Column {
+        Column { head: head.to_owned(), align: Align::Left }
     }
 
-    /// One line that says what was measured, and how.
-    pub(crate) fn heading(&self) -> String {
-        let settings = &self.parameters;
-        let what = match (self.bench, settings.peers, settings.tensors, &settings.workload) {
-            (Bench::FanIn, Some(peers), ..) => format!("{peers} peers, {}", format_bytes(settings.size_bytes)),
-            (_, Some(peers), ..) => format!("{peers} peers"),
-            (_, _, Some(tensors), Some(name)) => format!("{name}, {tensors} tensors"),
-            (_, _, Some(tensors), None) => format!("{tensors} tensors of {}", format_bytes(settings.size_bytes)),
-            (_, None, None, _) => format_bytes(settings.size_bytes),
-        };
-        let mut text = format!("{} over {}: {what}, {} rounds", self.bench, self.link, settings.rounds);
-        if self.bench != Bench::Connect {
-            write!(text, " of {} s", settings.seconds).expect("a string takes everything");
-        }
-        let mut add = |part: &str| {
-            text.push_str(", ");
-            text.push_str(part);
-        };
-        match self.bench {
-            Bench::Latency | Bench::Idle => {
-                add(if settings.polling == Switch::On { "polling on" } else { "polling off" });
-                if settings.idle_us > 0 {
-                    add(&format!("{} µs idle before each request", settings.idle_us));
-                }
-            }
-            Bench::Rate => add(&format!("window {}, fuse {}", settings.window, settings.fuse)),
-            Bench::Bandwidth => add(&format!("window {}", settings.window)),
-            Bench::FanIn => add(&format!("fuse {}, window {} each", settings.fuse, settings.window)),
-            Bench::Fuse if settings.fuse.is_of_many() => add(&format!("fuse {}", settings.fuse)),
-            Bench::Fuse => add(&format!("fuse {}, window {}", settings.fuse, settings.window)),
-            Bench::Connect => {}
-        }
-        if settings.security != Security::None {
-            add(&format!("security {}", settings.security));
-        }
-        if settings.executor != Executor::Auto {
-            add(&format!("executor {}", settings.executor));
-        }
-        if let Some(congestion) = &settings.congestion {
-            add(&format!("congestion control {congestion}"));
-        }
-        if let (Some(transfer), Some(registration)) = (settings.transfer, settings.registration) {
-            add(&format!("{transfer}, {registration}"));
-        }
-        if let Some(device) = &settings.device {
-            add(&format!("{} with MTU {}", device.name, device.mtu));
-        }
-        match self.machine.pinned.as_slice() {
-            [consumer, producer] => add(&format!("CPUs {consumer} and {producer}")),
-            _ => add("not pinned"),
-        }
-        text
-    }
-
-    fn round_trips(&self) -> String {
-        let heads = ["system", "variant", "p50 µs", "p90 µs", "p99 µs", "p99.9 µs", "max µs", "count"];
-        let rows = self.results.iter().filter_map(|row| match row.figures {
-            Figures::RoundTrips { p50, p90, p99, p999, max, count } => {
-                let figures = [p50, p90, p99, p999, max].map(|value| format!("{value:.2}"));
-                Some(named(row, figures.into_iter().chain([count.to_string()])))
-            }
-            Figures::Value { .. } => None,
-        });
-        aligned(&heads, rows.collect())
-    }
-
-    fn values(&self) -> String {
-        let heads = ["system", "variant", "metric", "median", "min", "max"];
-        let rows = self.results.iter().filter_map(|row| match row.figures {
-            Figures::Value { value, min, max } => {
-                let figures = [value, min, max].map(|value| written(row.metric, value));
-                Some(named(row, [row.metric.label().to_owned()].into_iter().chain(figures)))
-            }
-            Figures::RoundTrips { .. } => None,
-        });
-        aligned(&heads, rows.collect())
-    }
-
-    fn quotients(&self) -> String {
-        let heads = ["ratio", "of", "median", "min", "max"];
-        let rows = self.ratios.iter().map(|ratio| {
-            let spread = ratio.spread;
-            let figures = [spread.median, spread.min, spread.max];
-            let mut row = vec![ratio.name.clone(), ratio.of.clone()];
-            row.extend(figures.map(|value| format!("{value:.3}")));
-            row
-        });
-        aligned(&heads, rows.collect())
+    /// A column of numbers; their unit is in the heading.
+    pub fn number(head: &str) -> Column {
+        Column { head: head.to_owned(), align: Align::Right }
     }
 }
 
-fn named(row: &ResultRow, figures: impl Iterator<Item = String>) -> Vec<String> {
-    [row.system.clone(), row.variant.clone()].into_iter().chain(figures).collect()
+/// Rows below headings.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Table {
+    pub(crate) columns: Vec<Column>,
+    pub(crate) rows: Vec<Vec<String>>,
 }
 
-fn written(metric: Metric, value: f64) -> String {
-    match metric {
-        Metric::TensorsPerSecond | Metric::ResidentBytesPerPeer | Metric::StepsPerSecond => format!("{value:.0}"),
-        Metric::StepTime => format!("{value:.4}"),
-        // A device in software moves less than a tenth.
-        Metric::GigabytesPerSecond if value < 1.0 => format!("{value:.4}"),
-        Metric::GigabytesPerSecond
-        | Metric::RoundTrip
-        | Metric::ConnectAll
-        | Metric::CpuPercent
-        | Metric::SlowestShare
-        | Metric::MessagesPerStep => format!("{value:.2}"),
+impl Table {
+    /// A table; each row has a cell for every column.
+    ///
+    /// # Panics
+    /// A row has more cells, or fewer.
+    pub fn new(columns: impl Into<Vec<Column>>, rows: impl IntoIterator<Item = Vec<String>>) -> Table {
+        let (columns, rows): (Vec<_>, Vec<_>) = (columns.into(), rows.into_iter().collect());
+        assert!(rows.iter().all(|row| row.len() == columns.len()), "every row has a cell for every column");
+        Table { columns, rows }
     }
-}
 
-/// A table whose text is aligned left and whose numbers are aligned right; nothing without rows.
-fn aligned(heads: &[&str], rows: Vec<Vec<String>>) -> String {
-    if rows.is_empty() {
-        return String::new();
+    /// Whether there is no row.
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty()
     }
-    let heads: Vec<String> = heads.iter().map(|head| (*head).to_owned()).collect();
-    let widths: Vec<usize> = (0..heads.len())
-        .map(|column| {
-            let cells = rows.iter().chain([&heads]).map(|row| row[column].chars().count());
+
+    /// The table for a terminal: a line for the headings and one for each row; nothing without rows.
+    pub fn to_text(&self) -> String {
+        if self.is_empty() {
+            return String::new();
+        }
+        let heads: Vec<String> = self.columns.iter().map(|column| column.head.clone()).collect();
+        let width = |column: usize| {
+            let cells = self.rows.iter().chain([&heads]).map(|row| row[column].chars().count());
             cells.max().unwrap_or(0)
-        })
-        .collect();
-    let mut text = String::new();
-    for row in [&heads].into_iter().chain(&rows) {
-        let mut line = String::new();
-        for (column, (cell, width)) in row.iter().zip(&widths).enumerate() {
-            let is_number = rows[0][column].starts_with(|c: char| c.is_ascii_digit());
-            let result = if is_number { write!(line, "{cell:>width$}  ") } else { write!(line, "{cell:<width$}  ") };
-            result.expect("a string takes everything");
+        };
+        let widths: Vec<usize> = (0..heads.len()).map(width).collect();
+        let mut text = String::new();
+        for row in [&heads].into_iter().chain(&self.rows) {
+            let mut line = String::new();
+            for ((cell, width), column) in row.iter().zip(&widths).zip(&self.columns) {
+                let result = match column.align {
+                    Align::Left => write!(line, "{cell:<width$}  "),
+                    Align::Right => write!(line, "{cell:>width$}  "),
+                };
+                result.expect("a string takes everything");
+            }
+            text.push_str(line.trim_end());
+            text.push('\n');
         }
-        text.push_str(line.trim_end());
-        text.push('\n');
+        text
     }
-    text
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::machine::Machine;
-    use crate::plan::Plan;
-    use crate::report::Carrier;
-    use crate::sample::{Sample, round_trip_histogram};
-    use crate::turns::Measured;
-
-    fn machine() -> Machine {
-        let text = "x".to_owned();
-        Machine { cpus: 2, cpu_model: text.clone(), kernel: text, pinned: vec![0, 1] }
-    }
 
     #[test]
-    fn latency_shows_percentiles_and_ratios() {
-        let measured = [("sealane", 8_000), ("raw", 6_400)].map(|(system, nanoseconds)| {
-            let mut histogram = round_trip_histogram();
-            histogram.saturating_record(nanoseconds);
-            let samples = vec![Sample::round_trips(histogram)];
-            Measured { system, variant: "polling".to_owned(), samples }
-        });
-        let plan = Plan::new(Bench::Latency);
-        let carrier = Carrier { congestion: Some("reno".to_owned()), device: None };
-        let report = Report::new(&plan, machine(), carrier, &measured);
-        let text = report.to_table();
-        let lines: Vec<&str> = text.lines().collect();
-        assert_eq!(
-            lines[0],
-            "latency over tcp: 64 B, 5 rounds of 1 s, polling on, congestion control reno, \
-             CPUs 0 and 1"
-        );
-        assert!(lines[2].starts_with("system   variant  p50 µs"), "{text}");
-        assert!(lines[3].starts_with("sealane  polling    8.00"), "{text}");
-        assert!(text.contains("sealane/raw  rtt_us.p50    1.250"), "{text}");
-    }
-
-    #[test]
-    fn rates_and_bandwidths_show_their_spread() {
-        let cases = [
-            (Bench::Rate, Metric::TensorsPerSecond, "tensors/s    1235", "window 256, fuse turn"),
-            (Bench::Bandwidth, Metric::GigabytesPerSecond, "GB/s    1234.57", "4 MiB"),
-            (Bench::Connect, Metric::ConnectAll, "connect all, ms  1234.57", "64 peers, 5 rounds, CPUs"),
-            (Bench::Idle, Metric::CpuPercent, "CPU, %  1234.57", "64 peers, 5 rounds of 1 s, polling off, CPUs"),
-            (
-                Bench::FanIn,
-                Metric::SlowestShare,
-                "slowest's share  1234.57",
-                "64 peers, 64 B, 5 rounds of 1 s, fuse turn, window 16",
-            ),
-            (Bench::Fuse, Metric::StepTime, "step, ms  1234.5670", "1000 tensors of 64 B, 5 rounds of 1 s, fuse plan"),
-        ];
-        for (bench, metric, row, heading) in cases {
-            let samples = vec![Sample::figure(metric, 1_234.567)];
-            let measured = Measured { system: "raw", variant: "v".to_owned(), samples };
-            let report = Report::new(&Plan::new(bench), machine(), Carrier::default(), &[measured]);
-            let text = report.to_table();
-            assert!(text.contains(heading), "{text}");
-            assert!(text.contains(row), "{text}");
-            assert!(!text.contains("ratio"), "{text}");
-        }
+    fn texts_are_aligned_left_and_numbers_right() {
+        let row = |cells: [&str; 2]| cells.map(str::to_owned).to_vec();
+        let table =
+            Table::new([Column::text("task"), Column::number("µs")], [row(["ps0", "1.5"]), row(["worker0", "12.25"])]);
+        assert_eq!(table.to_text(), "task        µs\nps0        1.5\nworker0  12.25\n");
+        assert_eq!(Table::new([Column::text("task")], []).to_text(), "");
     }
 }

@@ -4,6 +4,7 @@
 
 mod arena_size;
 pub mod cli;
+mod command_line;
 pub mod commands;
 mod context;
 pub mod engine_settings;
@@ -16,6 +17,7 @@ mod local_host;
 mod locked_memory;
 mod nearest;
 mod rdma_devices;
+mod report_file;
 pub mod settings;
 mod trace;
 pub mod workload;

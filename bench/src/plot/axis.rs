@@ -12,6 +12,21 @@ pub(super) struct Tick {
 /// Ticks that a linear axis has about.
 const TICKS: f64 = 6.0;
 
+/// Leaves only the labels that have room on an axis of `length` pixels, each of which takes `room`; the last one first, since
+/// it says how far the axis reaches. The marks of the others stay.
+pub(super) fn spaced(mut ticks: Vec<Tick>, length: f64, room: impl Fn(&str) -> f64) -> Vec<Tick> {
+    let mut free_up_to = f64::INFINITY;
+    for tick in ticks.iter_mut().rev() {
+        let (middle, half) = (tick.share * length, room(&tick.label) / 2.0);
+        if middle + half > free_up_to {
+            tick.label.clear();
+        } else {
+            free_up_to = middle - half;
+        }
+    }
+    ticks
+}
+
 /// A linear axis from 0.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Linear {
@@ -127,9 +142,23 @@ pub(super) fn short(value: f64) -> String {
         large if large >= 1e4 => (value / 1e3, " k"),
         _ => (value, ""),
     };
-    let digits = format!("{scaled:.3}");
+    let digits = if scaled.abs() < 1.0 { format!("{scaled:.6}") } else { format!("{scaled:.3}") };
     let digits = digits.trim_end_matches('0').trim_end_matches('.');
     format!("{digits}{unit}")
+}
+
+/// Digits after the point of figures in a table, of which this is the highest.
+pub(super) fn decimals(highest: f64) -> usize {
+    if highest >= 1_000.0 { 0 } else { 4 }
+}
+
+/// A short number with three digits, which are as many as a figure deserves.
+pub(crate) fn brief(value: f64) -> String {
+    if !value.is_normal() {
+        return short(0.0);
+    }
+    let scale = 10_f64.powf(2.0 - value.abs().log10().floor());
+    short((value * scale).round() / scale)
 }
 
 #[cfg(test)]
@@ -169,10 +198,23 @@ mod tests {
     }
 
     #[test]
+    fn labels_without_room_are_left_out() {
+        let ticks = || Tail::to_nines(4).ticks();
+        let room = |label: &str| 8.0 * label.len() as f64;
+        assert_eq!(labels(&spaced(ticks(), 800.0, room)), labels(&ticks()));
+        assert_eq!(labels(&spaced(ticks(), 260.0, room)), ["", "50 %", "90 %", "99 %", "99.9 %", "99.99 %"]);
+    }
+
+    #[test]
     fn numbers_are_short() {
         let cases = [(0.0, "0"), (0.5, "0.5"), (5_000.0, "5000"), (25_000.0, "25 k"), (3e9, "3 G")];
         for (value, text) in cases {
             assert_eq!(short(value), text);
+        }
+        for (value, text) in
+            [(1_234_567.0, "1.23 M"), (8.127, "8.13"), (0.0, "0"), (0.012_345, "0.0123"), (0.002_9, "0.0029")]
+        {
+            assert_eq!(brief(value), text);
         }
     }
 }

@@ -1,32 +1,119 @@
-//! The plot of a run, an SVG that is drawn by hand: percentile curves of a latency run, bars with
-//! whiskers of any other.
+//! Plots, drawn by hand as SVG: percentile curves, bars with whiskers, quotients, and figures in the course of time. Each is
+//! drawn as a file of its own or as an element of a page, and there once for wide screens and once for narrow ones, so that its
+//! letters have their size on both.
 
 mod axis;
-mod bars;
+mod course;
+mod frame;
+mod palette;
 mod percentile_curve;
+mod rows;
 mod svg;
 
-use crate::plan::Bench;
+use hdrhistogram::Histogram;
+
 use crate::run::Outcome;
+use crate::table::Table;
+use course::Course;
+use frame::{Sheet, wrapped};
+use percentile_curve::Percentiles;
+use rows::Rows;
 use svg::{Anchor, Canvas, Style};
 
-/// The picture's size, in pixels of an unscaled SVG.
-const WIDTH: f64 = 960.0;
-const HEIGHT: f64 = 560.0;
+pub(crate) use axis::brief;
+pub use course::Line;
+pub(crate) use palette::{DARK, LIGHT};
+pub use rows::Row;
 
-/// Longest line of the title, in characters of its monospaced face.
-const TITLE_COLUMNS: usize = 104;
+/// The width of a file, in pixels of an unscaled SVG, and the height of its axes.
+const FILE_WIDTH: f64 = 960.0;
+const FILE_AXES_HEIGHT: f64 = 360.0;
 
-/// Longest line of the subtitle, whose face is proportional and smaller.
+/// The same of an element of a page.
+const WIDE: (f64, f64) = (880.0, 300.0);
+const NARROW: (f64, f64) = (360.0, 240.0);
+
+/// Longest line of a file's title, in characters of its monospaced face.
+const TITLE_COLUMNS: usize = 112;
+
+/// Longest line of its subtitle, whose face is proportional and smaller.
 const SUBTITLE_COLUMNS: usize = 140;
 
-/// Colours that people with any colour vision can tell apart, one a system.
-const COLOURS: [&str; 6] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"];
+/// Something to look at, and the numbers behind it.
+#[derive(Clone, Debug)]
+pub struct Picture {
+    kind: Kind,
+}
+
+#[derive(Clone, Debug)]
+enum Kind {
+    Percentiles(Percentiles),
+    Bars(Rows),
+    Quotients(Rows),
+    Course(Course),
+}
+
+impl Picture {
+    /// Times in nanoseconds, each with its name, as curves of percentiles. `what` took them, as in "round trip"; and so many
+    /// `counted`, as in "round trips", were.
+    pub fn percentiles(what: &str, counted: &str, curves: Vec<(String, Histogram<u64>)>) -> Picture {
+        Kind::Percentiles(Percentiles { what: what.to_owned(), counted: counted.to_owned(), curves }).into()
+    }
+
+    /// Figures as bars; `label` says which, and in what unit.
+    pub fn bars(label: &str, rows: Vec<Row>) -> Picture {
+        Kind::Bars(Rows { label: label.to_owned(), rows }).into()
+    }
+
+    /// Quotients as points beside the line of 1.
+    pub fn quotients(label: &str, rows: Vec<Row>) -> Picture {
+        Kind::Quotients(Rows { label: label.to_owned(), rows }).into()
+    }
+
+    /// Figures in the course of time, whose seconds count from `since`, as in "the first round".
+    pub fn course(label: &str, since: &str, lines: Vec<Line>) -> Picture {
+        Kind::Course(Course { label: label.to_owned(), since: since.to_owned(), lines }).into()
+    }
+
+    /// The numbers that are shown.
+    pub fn numbers(&self) -> Table {
+        match &self.kind {
+            Kind::Percentiles(percentiles) => percentiles.numbers(),
+            Kind::Bars(rows) | Kind::Quotients(rows) => rows.numbers(),
+            Kind::Course(course) => course.numbers(),
+        }
+    }
+
+    /// The elements of a page for wide and for narrow screens; `name` is for those who cannot see them.
+    pub(crate) fn elements(&self, name: &str) -> [String; 2] {
+        [(WIDE, "wide"), (NARROW, "narrow")].map(|((width, height), class)| {
+            let mut canvas = Canvas::new(width);
+            let height = self.draw(&mut canvas, Sheet { top: 0.0, height });
+            canvas.into_element(height, class, name)
+        })
+    }
+
+    /// Draws it and gives the place below it.
+    fn draw(&self, canvas: &mut Canvas, sheet: Sheet) -> f64 {
+        match &self.kind {
+            Kind::Percentiles(percentiles) => percentiles.draw(canvas, sheet),
+            Kind::Bars(rows) => rows.draw_bars(canvas, sheet),
+            Kind::Quotients(rows) => rows.draw_quotients(canvas, sheet),
+            Kind::Course(course) => course.draw(canvas, sheet),
+        }
+    }
+}
+
+impl From<Kind> for Picture {
+    fn from(kind: Kind) -> Picture {
+        Picture { kind }
+    }
+}
 
 impl Outcome {
-    /// Draws the run; `command` is the command line that made it, as the title.
+    /// Draws the run's main figure; `command` is the command line that made it, as the title.
     pub fn to_svg(&self, command: &str) -> String {
-        let mut canvas = Canvas::new(WIDTH, HEIGHT);
+        let mut canvas = Canvas::new(FILE_WIDTH);
         let mut below = 28.0;
         for line in wrapped(command, TITLE_COLUMNS) {
             canvas.text((24.0, below), Anchor::Start, Style::Title, &line);
@@ -38,79 +125,16 @@ impl Outcome {
             canvas.text((24.0, below), Anchor::Start, Style::Small, &line);
             below += 16.0;
         }
-        let frame = Frame { left: 88.0, right: WIDTH - 32.0, top: below + 16.0, bottom: HEIGHT - 64.0 };
-        match self.report.bench {
-            Bench::Latency => percentile_curve::draw(&mut canvas, frame, &self.measured),
-            Bench::Rate | Bench::Bandwidth | Bench::Connect | Bench::Idle | Bench::FanIn | Bench::Fuse => {
-                bars::draw(&mut canvas, frame, &self.report.results)
-            }
-        }
-        canvas.finish()
+        let height = self.main_figure().draw(&mut canvas, Sheet { top: below, height: FILE_AXES_HEIGHT });
+        canvas.into_file(height)
     }
-}
-
-/// Where the axes are.
-#[derive(Clone, Copy, Debug)]
-struct Frame {
-    left: f64,
-    right: f64,
-    top: f64,
-    bottom: f64,
-}
-
-impl Frame {
-    /// The place of a share of the width, from the left.
-    fn x(self, share: f64) -> f64 {
-        self.left + (self.right - self.left) * share
-    }
-
-    /// The place of a share of the height, from the bottom.
-    fn y(self, share: f64) -> f64 {
-        self.bottom - (self.bottom - self.top) * share
-    }
-
-    /// Draws the grid line and the label of each tick of the vertical axis, and its name.
-    fn draw_y(self, canvas: &mut Canvas, ticks: &[axis::Tick], name: &str) {
-        for tick in ticks {
-            let y = self.y(tick.share);
-            canvas.line((self.left, y), (self.right, y), Style::Grid);
-            canvas.text((self.left - 8.0, y + 4.0), Anchor::End, Style::Small, &tick.label);
-        }
-        canvas.line((self.left, self.top), (self.left, self.bottom), Style::Axis);
-        canvas.upright_text((24.0, self.y(0.5)), name);
-    }
-
-    /// Draws the base line and the horizontal axis's name.
-    fn draw_base(self, canvas: &mut Canvas, name: &str) {
-        canvas.line((self.left, self.bottom), (self.right, self.bottom), Style::Axis);
-        canvas.text((self.x(0.5), self.bottom + 44.0), Anchor::Middle, Style::Label, name);
-    }
-}
-
-fn colour(index: usize) -> &'static str {
-    COLOURS[index % COLOURS.len()]
-}
-
-/// Breaks a text at spaces into lines of at most `columns` characters, if its words allow it.
-fn wrapped(text: &str, columns: usize) -> Vec<String> {
-    let mut lines: Vec<String> = Vec::new();
-    for word in text.split_whitespace() {
-        match lines.last_mut() {
-            Some(line) if line.chars().count() + 1 + word.chars().count() <= columns => {
-                line.push(' ');
-                line.push_str(word);
-            }
-            _ => lines.push(word.to_owned()),
-        }
-    }
-    lines
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::machine::Machine;
-    use crate::plan::Plan;
+    use crate::plan::{Bench, Plan};
     use crate::report::{Carrier, Report};
     use crate::sample::{Metric, Sample, round_trip_histogram};
     use crate::turns::Measured;
@@ -155,7 +179,8 @@ mod tests {
         ] {
             assert!(texts.iter().any(|text| text == expected), "{expected} in {texts:?}");
         }
-        assert_eq!(svg.matches("<polyline").count(), 2);
+        // Each is in the legend as well.
+        assert_eq!(svg.matches("<polyline").count(), 4);
     }
 
     #[test]
@@ -175,7 +200,7 @@ mod tests {
             });
             let svg = outcome(bench, systems.to_vec()).to_svg("sealane bench");
             let texts = texts(&svg);
-            assert!(texts.iter().any(|text| text == metric.label()), "{texts:?}");
+            assert!(texts.iter().any(|text| text.starts_with(metric.label())), "{texts:?}");
             for system in ["sealane", "raw", "grpc"] {
                 assert!(texts.iter().any(|text| text.starts_with(system)), "{texts:?}");
             }
@@ -187,12 +212,5 @@ mod tests {
         let empty = |system| Measured { system, variant: String::new(), samples: Vec::new() };
         texts(&outcome(Bench::Latency, vec![empty("raw")]).to_svg(""));
         texts(&outcome(Bench::Rate, vec![empty("raw")]).to_svg(""));
-    }
-
-    #[test]
-    fn long_titles_are_wrapped() {
-        let lines = wrapped("one two three four", 9);
-        assert_eq!(lines, ["one two", "three", "four"]);
-        assert_eq!(wrapped("unbreakable", 4), ["unbreakable"]);
     }
 }

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use clap::{Subcommand, ValueEnum};
 use sealane_bench::{
@@ -9,8 +10,9 @@ use sealane_bench::{
     STEP_TENSORS_MAX, Security, SystemName, Transfer, parse_bytes, run as measure, serve_peer,
 };
 
+use crate::report_file::ReportFile;
 use crate::workload::Workload;
-use crate::{Context, Failure};
+use crate::{Context, Failure, command_line};
 
 /// What starts this program as a producer; the job follows as the last argument.
 const PRODUCER: [&str; 2] = ["bench", "peer"];
@@ -301,6 +303,10 @@ struct Common {
     /// Draw the report
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
+
+    /// Write a report with plots, all figures and the machine: one page that needs nothing else
+    #[arg(long, value_name = "FILE.html")]
+    report: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -345,9 +351,14 @@ pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
         }
         Command::Peer { job } => return Ok(serve_peer(job)?),
     };
+    let report_file = ReportFile::named(common.report.as_ref())?;
+    let made = SystemTime::now();
     let outcome = measure(&plan, &PeerProgram::this(&PRODUCER), &mut Progress::on_stderr())?;
     if let Some(file) = &common.plot {
-        write(file, &outcome.to_svg(&command_line()))?;
+        write(file, &outcome.to_svg(&command_line::this()))?;
+    }
+    if let Some(file) = report_file {
+        file.write(&outcome.to_page(&command_line::this(), made))?;
     }
     report(&outcome, common.json.as_deref(), context)
 }
@@ -403,13 +414,6 @@ fn write(file: &Path, text: &str) -> Result<(), Failure> {
             file.display()
         ))
     })
-}
-
-/// The command as the user typed it, without the path of the program.
-fn command_line() -> String {
-    let arguments = std::env::args_os().skip(1);
-    let words = arguments.map(|argument| argument.to_string_lossy().into_owned());
-    ["sealane".to_owned()].into_iter().chain(words).collect::<Vec<_>>().join(" ")
 }
 
 fn two_cpus(text: &str) -> Result<[usize; 2], String> {

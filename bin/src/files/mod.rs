@@ -211,15 +211,20 @@ fn read_bytes(path: &Path) -> Result<Vec<u8>, FileError> {
     Ok(read)
 }
 
-fn replace<'a>(path: &Path, parts: impl Iterator<Item = &'a [u8]>) -> io::Result<()> {
-    use std::os::unix::fs::PermissionsExt;
-    let directory = match path.parent() {
+/// Where a file is.
+pub(crate) fn directory_of(path: &Path) -> &Path {
+    match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
-    };
+    }
+}
+
+/// Writes a file whole, or leaves what was there.
+pub(crate) fn replace<'a>(path: &Path, parts: impl Iterator<Item = &'a [u8]>) -> io::Result<()> {
+    use std::os::unix::fs::PermissionsExt;
     let mut builder = tempfile::Builder::new();
     builder.prefix(".sealane-").permissions(std::fs::Permissions::from_mode(FILE_MODE));
-    let file = builder.tempfile_in(directory)?;
+    let file = builder.tempfile_in(directory_of(path))?;
     let mut out = BufWriter::with_capacity(WRITE_BUFFER_BYTES, &file);
     for part in parts {
         out.write_all(part)?;

@@ -1,0 +1,135 @@
+//! Figures in the course of time, as points that are joined. Of systems that take turns, each round is a part of its own.
+
+use super::axis::{Linear, Logarithmic, Tick, decimals};
+use super::frame::{Frame, Sheet, draw_legend};
+use super::svg::Canvas;
+use crate::table::{Column, Table};
+
+/// Most points of a line that are shown as such; of more, only the line is.
+const POINTS_SHOWN_MAX: usize = 150;
+
+/// Where one figure is so many times another, the axis is logarithmic.
+const LINEAR_QUOTIENT_MAX: f64 = 25.0;
+
+/// A figure in the course of time.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Line {
+    /// Whose it is.
+    pub name: String,
+    /// Lines of one series have its colour and points.
+    pub series: usize,
+    /// Whether it is dashed, to tell it from another of its series.
+    pub is_dashed: bool,
+    /// Seconds and values. Points of one part are joined.
+    pub parts: Vec<Vec<(f64, f64)>>,
+}
+
+impl Line {
+    fn values(&self) -> impl Iterator<Item = f64> {
+        self.parts.iter().flatten().map(|(_, value)| *value)
+    }
+}
+
+/// Lines that share their axes.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Course {
+    /// The figure and its unit.
+    pub(crate) label: String,
+    /// What the seconds count from, as in "the first round".
+    pub(crate) since: String,
+    pub(crate) lines: Vec<Line>,
+}
+
+enum Scale {
+    Linear(Linear),
+    Logarithmic(Logarithmic),
+}
+
+impl Scale {
+    fn share(&self, value: f64) -> f64 {
+        match self {
+            Scale::Linear(scale) => scale.share(value),
+            Scale::Logarithmic(scale) => scale.share(value),
+        }
+    }
+
+    fn ticks(&self) -> Vec<Tick> {
+        match self {
+            Scale::Linear(scale) => scale.ticks(),
+            Scale::Logarithmic(scale) => scale.ticks(),
+        }
+    }
+}
+
+impl Course {
+    fn scale(&self) -> Scale {
+        let values = || self.lines.iter().flat_map(Line::values).filter(|value| *value > 0.0);
+        let (lowest, highest) = (values().fold(f64::INFINITY, f64::min), values().fold(0.0, f64::max));
+        if highest > lowest * LINEAR_QUOTIENT_MAX {
+            Scale::Logarithmic(Logarithmic::over(lowest, highest))
+        } else {
+            Scale::Linear(Linear::up_to(highest))
+        }
+    }
+
+    pub(super) fn draw(&self, canvas: &mut Canvas, sheet: Sheet) -> f64 {
+        let times = self.lines.iter().flat_map(|line| line.parts.iter().flatten()).map(|(time, _)| *time);
+        let (vertical, horizontal) = (self.scale(), Linear::up_to(times.fold(0.0, f64::max)));
+        let names: Vec<&str> = self.lines.iter().map(|line| line.name.as_str()).collect();
+        let top = draw_legend(canvas, sheet.top, &names, |canvas, index, (x, y)| {
+            let line = &self.lines[index];
+            canvas.joined(&[(x, y), (x + 28.0, y)], line.series, line.is_dashed);
+            canvas.point((x + 14.0, y), line.series);
+        });
+        let frame = Frame::new(canvas, 56.0, top, sheet.height);
+        let scale = if matches!(vertical, Scale::Logarithmic(_)) { " (logarithmic)" } else { "" };
+        frame.draw_y(canvas, vertical.ticks(), &format!("{}{scale}", self.label));
+        let bottom = frame.draw_x(canvas, horizontal.ticks(), &format!("seconds since {}", self.since));
+        let place = |(time, value): &(f64, f64)| (frame.x(horizontal.share(*time)), frame.y(vertical.share(*value)));
+        for line in &self.lines {
+            for part in &line.parts {
+                canvas.joined(&part.iter().map(place).collect::<Vec<_>>(), line.series, line.is_dashed);
+            }
+            if line.values().count() <= POINTS_SHOWN_MAX {
+                line.parts.iter().flatten().for_each(|point| canvas.point(place(point), line.series));
+            }
+        }
+        bottom
+    }
+
+    pub(super) fn numbers(&self) -> Table {
+        let columns = [Column::text("of"), Column::number("s"), Column::number(&self.label)];
+        let digits = decimals(self.lines.iter().flat_map(Line::values).fold(0.0, f64::max));
+        let rows = self.lines.iter().flat_map(|line| {
+            let points = line.parts.iter().flatten();
+            points.map(|(time, value)| vec![line.name.clone(), format!("{time:.3}"), format!("{value:.digits$}")])
+        });
+        Table::new(columns, rows)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn course(values: &[f64]) -> Course {
+        let parts = vec![values.iter().map(|value| (1.0, *value)).collect()];
+        let line = Line { name: "sealane".to_owned(), series: 0, is_dashed: false, parts };
+        Course { label: "GB/s".to_owned(), since: "the first round".to_owned(), lines: vec![line] }
+    }
+
+    #[test]
+    fn the_axis_is_logarithmic_where_figures_are_far_apart() {
+        assert!(matches!(course(&[4.0, 5.0, 0.0]).scale(), Scale::Linear(_)));
+        assert!(matches!(course(&[4.0, 500.0]).scale(), Scale::Logarithmic(_)));
+        assert!(matches!(course(&[]).scale(), Scale::Linear(_)));
+    }
+
+    #[test]
+    fn every_point_is_in_the_table() {
+        assert_eq!(
+            course(&[4.0, 5.0]).numbers().rows,
+            [["sealane", "1.000", "4.0000"], ["sealane", "1.000", "5.0000"]]
+        );
+    }
+}

@@ -1,0 +1,186 @@
+//! The report as people read it.
+
+use std::fmt::Write;
+
+use crate::byte_count::format_bytes;
+use crate::plan::{Bench, Executor, Security};
+use crate::report::{Figures, Report, ResultRow, Switch};
+use crate::table::{Column, Table};
+
+impl Report {
+    /// A heading, a table of the results and, where there are ratios, a table of those.
+    pub fn to_table(&self) -> String {
+        let mut text = self.heading();
+        text.push_str("\n\n");
+        text.push_str(&self.round_trips().to_text());
+        text.push_str(&self.values().to_text());
+        if !self.ratios.is_empty() {
+            text.push('\n');
+            text.push_str(&self.quotients().to_text());
+        }
+        text
+    }
+
+    /// One line that says what was measured, and how.
+    pub(crate) fn heading(&self) -> String {
+        let settings = &self.parameters;
+        let what = match (self.bench, settings.peers, settings.tensors, &settings.workload) {
+            (Bench::FanIn, Some(peers), ..) => format!("{peers} peers, {}", format_bytes(settings.size_bytes)),
+            (_, Some(peers), ..) => format!("{peers} peers"),
+            (_, _, Some(tensors), Some(name)) => format!("{name}, {tensors} tensors"),
+            (_, _, Some(tensors), None) => format!("{tensors} tensors of {}", format_bytes(settings.size_bytes)),
+            (_, None, None, _) => format_bytes(settings.size_bytes),
+        };
+        let mut text = format!("{} over {}: {what}, {} rounds", self.bench, self.link, settings.rounds);
+        if self.bench != Bench::Connect {
+            write!(text, " of {} s", settings.seconds).expect("a string takes everything");
+        }
+        let mut add = |part: &str| {
+            text.push_str(", ");
+            text.push_str(part);
+        };
+        match self.bench {
+            Bench::Latency | Bench::Idle => {
+                add(if settings.polling == Switch::On { "polling on" } else { "polling off" });
+                if settings.idle_us > 0 {
+                    add(&format!("{} µs idle before each request", settings.idle_us));
+                }
+            }
+            Bench::Rate => add(&format!("window {}, fuse {}", settings.window, settings.fuse)),
+            Bench::Bandwidth => add(&format!("window {}", settings.window)),
+            Bench::FanIn => add(&format!("fuse {}, window {} each", settings.fuse, settings.window)),
+            Bench::Fuse if settings.fuse.is_of_many() => add(&format!("fuse {}", settings.fuse)),
+            Bench::Fuse => add(&format!("fuse {}, window {}", settings.fuse, settings.window)),
+            Bench::Connect => {}
+        }
+        if settings.security != Security::None {
+            add(&format!("security {}", settings.security));
+        }
+        if settings.executor != Executor::Auto {
+            add(&format!("executor {}", settings.executor));
+        }
+        if let Some(congestion) = &settings.congestion {
+            add(&format!("congestion control {congestion}"));
+        }
+        if let (Some(transfer), Some(registration)) = (settings.transfer, settings.registration) {
+            add(&format!("{transfer}, {registration}"));
+        }
+        if let Some(device) = &settings.device {
+            add(&format!("{} with MTU {}", device.name, device.mtu));
+        }
+        match self.machine.pinned.as_slice() {
+            [consumer, producer] => add(&format!("CPUs {consumer} and {producer}")),
+            _ => add("not pinned"),
+        }
+        text
+    }
+
+    /// The percentiles of each system's round trips.
+    fn round_trips(&self) -> Table {
+        let columns = [Column::text("system"), Column::text("variant")];
+        let numbers = ["p50 µs", "p90 µs", "p99 µs", "p99.9 µs", "max µs", "count"].map(Column::number);
+        let rows = self.results.iter().filter_map(|row| match row.figures {
+            Figures::RoundTrips { p50, p90, p99, p999, max, count } => {
+                let figures = [p50, p90, p99, p999, max].map(|value| format!("{value:.2}"));
+                Some(named(row, figures.into_iter().chain([count.to_string()])))
+            }
+            Figures::Value { .. } => None,
+        });
+        Table::new([&columns[..], &numbers].concat(), rows)
+    }
+
+    /// Every other figure of each system, with its spread over the rounds.
+    pub(crate) fn values(&self) -> Table {
+        let columns = ["system", "variant", "metric"].map(Column::text);
+        let numbers = ["median", "min", "max"].map(Column::number);
+        let rows = self.results.iter().filter_map(|row| match row.figures {
+            Figures::Value { value, min, max } => {
+                let figures = [value, min, max].map(|value| row.metric.written(value));
+                Some(named(row, [row.metric.label().to_owned()].into_iter().chain(figures)))
+            }
+            Figures::RoundTrips { .. } => None,
+        });
+        Table::new([&columns[..], &numbers].concat(), rows)
+    }
+
+    fn quotients(&self) -> Table {
+        let columns = ["ratio", "of"].map(Column::text);
+        let numbers = ["median", "min", "max"].map(Column::number);
+        let rows = self.ratios.iter().map(|ratio| {
+            let spread = ratio.spread;
+            let figures = [spread.median, spread.min, spread.max];
+            let mut row = vec![ratio.name.clone(), ratio.of.clone()];
+            row.extend(figures.map(|value| format!("{value:.3}")));
+            row
+        });
+        Table::new([&columns[..], &numbers].concat(), rows)
+    }
+}
+
+fn named(row: &ResultRow, figures: impl Iterator<Item = String>) -> Vec<String> {
+    [row.system.clone(), row.variant.clone()].into_iter().chain(figures).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machine::Machine;
+    use crate::plan::Plan;
+    use crate::report::Carrier;
+    use crate::sample::{Metric, Sample, round_trip_histogram};
+    use crate::turns::Measured;
+
+    fn machine() -> Machine {
+        let text = "x".to_owned();
+        Machine { cpus: 2, cpu_model: text.clone(), kernel: text, pinned: vec![0, 1] }
+    }
+
+    #[test]
+    fn latency_shows_percentiles_and_ratios() {
+        let measured = [("sealane", 8_000), ("raw", 6_400)].map(|(system, nanoseconds)| {
+            let mut histogram = round_trip_histogram();
+            histogram.saturating_record(nanoseconds);
+            let samples = vec![Sample::round_trips(histogram)];
+            Measured { system, variant: "polling".to_owned(), samples }
+        });
+        let plan = Plan::new(Bench::Latency);
+        let carrier = Carrier { congestion: Some("reno".to_owned()), device: None };
+        let report = Report::new(&plan, machine(), carrier, &measured);
+        let text = report.to_table();
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(
+            lines[0],
+            "latency over tcp: 64 B, 5 rounds of 1 s, polling on, congestion control reno, \
+             CPUs 0 and 1"
+        );
+        assert!(lines[2].starts_with("system   variant  p50 µs"), "{text}");
+        assert!(lines[3].starts_with("sealane  polling    8.00"), "{text}");
+        assert!(text.contains("sealane/raw  rtt_us.p50    1.250"), "{text}");
+    }
+
+    #[test]
+    fn rates_and_bandwidths_show_their_spread() {
+        let cases = [
+            (Bench::Rate, Metric::TensorsPerSecond, "tensors/s    1235", "window 256, fuse turn"),
+            (Bench::Bandwidth, Metric::GigabytesPerSecond, "GB/s    1234.57", "4 MiB"),
+            (Bench::Connect, Metric::ConnectAll, "connect all, ms  1234.57", "64 peers, 5 rounds, CPUs"),
+            (Bench::Idle, Metric::CpuPercent, "CPU, %  1234.57", "64 peers, 5 rounds of 1 s, polling off, CPUs"),
+            (
+                Bench::FanIn,
+                Metric::SlowestShare,
+                "slowest's share  1234.57",
+                "64 peers, 64 B, 5 rounds of 1 s, fuse turn, window 16",
+            ),
+            (Bench::Fuse, Metric::StepTime, "step, ms  1234.5670", "1000 tensors of 64 B, 5 rounds of 1 s, fuse plan"),
+        ];
+        for (bench, metric, row, heading) in cases {
+            let samples = vec![Sample::figure(metric, 1_234.567)];
+            let measured = Measured { system: "raw", variant: "v".to_owned(), samples };
+            let report = Report::new(&Plan::new(bench), machine(), Carrier::default(), &[measured]);
+            let text = report.to_table();
+            assert!(text.contains(heading), "{text}");
+            assert!(text.contains(row), "{text}");
+            assert!(!text.contains("ratio"), "{text}");
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! The command as the user typed it, to be shown and to be run again.
+
+use std::borrow::Cow;
+
+/// Characters that mean themselves to a shell.
+const PLAIN: &str = "%+,-./:=@_";
+
+/// The command line of this process, without the path of the program, as a shell takes it.
+pub(crate) fn this() -> String {
+    let arguments = std::env::args_os().skip(1);
+    let words = arguments.map(|argument| argument.to_string_lossy().into_owned());
+    ["sealane".to_owned()].into_iter().chain(words).map(|word| quoted(&word).into_owned()).collect::<Vec<_>>().join(" ")
+}
+
+fn quoted(word: &str) -> Cow<'_, str> {
+    let is_plain = |character: char| character.is_alphanumeric() || PLAIN.contains(character);
+    if !word.is_empty() && word.chars().all(is_plain) {
+        Cow::Borrowed(word)
+    } else {
+        Cow::Owned(format!("'{}'", word.replace('\'', r"'\''")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_quoted_where_a_shell_would_read_them_otherwise() {
+        let cases = [
+            ("--set", "--set"),
+            ("transport.window=80", "transport.window=80"),
+            ("4MiB", "4MiB"),
+            ("", "''"),
+            ("a b", "'a b'"),
+            ("it's", r"'it'\''s'"),
+            ("<script>", "'<script>'"),
+            ("$HOME", "'$HOME'"),
+        ];
+        for (word, expected) in cases {
+            assert_eq!(quoted(word), expected);
+        }
+    }
+}

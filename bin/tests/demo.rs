@@ -178,6 +178,23 @@ fn json_has_the_figures() {
         assert_eq!((&json["workload"], &json["mode"], &json["link"]), (&"tiny".into(), &mode.into(), &link.into()));
         let links = &json["links"];
         assert_eq!((links["tcp"].as_u64() > Some(0), &links["verbs"]), (link == "tcp", &0.into()), "{links}");
+        let peers = json["peers"].as_array().unwrap();
+        // One for each direction of each path.
+        assert_eq!(
+            peers.len(),
+            if mode == "embedded" {
+                4
+            } else if link == "tcp" {
+                2
+            } else {
+                0
+            },
+            "{peers:?}"
+        );
+        for peer in peers {
+            assert!(peer["link"] == "tcp" && !peer["reason"].as_str().unwrap().is_empty(), "{peer}");
+            assert!(peer["tensors"].as_u64() > Some(0) && peer["messages"].as_u64() > Some(0), "{peer}");
+        }
         assert_eq!(json["parameters"]["steps"], 2);
         assert_eq!(json["parameters"]["window"], 40);
         let workers = json["workers"].as_array().unwrap();
@@ -203,6 +220,90 @@ fn json_can_go_to_a_file_beside_the_table() {
     let failure = place.run(&["--workload", "tiny.json", "--steps", "1", "--json", "none/demo.json"]);
     assert_eq!(failure.status.code(), Some(2));
     assert!(error(&String::from_utf8_lossy(&failure.stderr)).starts_with("none/demo.json cannot be written ("));
+}
+
+/// A workload whose name would break a page into which it were written as it is.
+const NASTY: &str =
+    r#"{"name": "<script>alert('tiny')</script>&", "tensors": [{"name": "odd", "shape": [7, 11], "dtype": "u8"}]}"#;
+
+/// The texts of a report, which is one well-formed page that asks for nothing else.
+fn report(place: &Place, name: &str) -> String {
+    let html = std::fs::read_to_string(place.directory.path().join(name)).unwrap();
+    let options = roxmltree::ParsingOptions { allow_dtd: true, ..Default::default() };
+    let document = roxmltree::Document::parse_with_options(&html, options).unwrap();
+    let asks =
+        |node: roxmltree::Node| node.has_attribute("src") || node.has_attribute("href") || node.has_tag_name("script");
+    assert!(!document.descendants().any(asks));
+    let texts = document.descendants().filter(|node| node.is_text() && !node.parent().unwrap().has_tag_name("style"));
+    texts.filter_map(|node| node.text()).flat_map(str::split_whitespace).collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn a_report_has_the_plots_the_links_and_the_command() {
+    let place = Place::new();
+    place.write("nasty.json", NASTY);
+    let expected = [
+        ("two daemons.html", ["worker-daemon ps-daemon tcp", "worker-daemon ps-daemon"]),
+        ("embedded.html", ["worker1:2222 ps0:2222 tcp", "ps0:2222 worker1:2222"]),
+        ("shm.html", ["one daemon serves all tasks", "task --shm--> daemon --shm--> task"]),
+    ];
+    for (setup, (name, words)) in SETUPS.into_iter().zip(expected) {
+        let output = place.run(&[&["--workload", "nasty.json", "--steps", "3", "--report", name], setup].concat());
+        assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+        let text = report(&place, name);
+        let everywhere = [
+            "<script>alert('tiny')</script>&: 2 workers and 1 ps over ",
+            "Every byte of 16 tensors (1.23 kB) arrived as it was sent. In 3 steps the workers together pulled ",
+            "sealane demo --workload nasty.json --steps 3 --report ",
+            "time of a pull, ",
+            "percentile of pulls",
+            "seconds since the first step",
+            "worker1:2222 6 462 B",
+            "kernel Linux ",
+            "congestion control ",
+        ];
+        for expected in everywhere.into_iter().chain(words) {
+            assert!(text.contains(expected), "{expected} in {text}");
+        }
+        assert_eq!(text.contains(" tensors a message. "), setup != ["--link", "shm"], "{text}");
+    }
+    assert!(report(&place, "two daemons.html").contains("--report 'two daemons.html'"));
+}
+
+#[test]
+fn a_demo_that_fails_has_a_report_that_says_why_first() {
+    let place = Place::new();
+    let flipped = ["--workload", "tiny.json", "--steps", "5", "--flip-bit", "ps0:2222", "--report", "failed.html"];
+    let failure = place.fail(1, &flipped);
+    let text = report(&place, "failed.html");
+    assert!(text.contains(&format!("It failed. {failure}")), "{text}");
+    // The step that makes the connections was done, and does not count.
+    assert!(text.contains("Until then 0 of 5 steps were done, and every byte of 20 tensors ("), "{text}");
+
+    let running = Running::start(&place, &["--report", "interrupted.html"]);
+    kill(Pid::from_raw(running.demo.id() as i32), Signal::SIGINT).unwrap();
+    let (code, error) = running.end(&place);
+    assert_eq!(code, Some(1));
+    assert!(report(&place, "interrupted.html").contains(&format!("It failed. {error}")));
+}
+
+#[test]
+fn a_report_that_cannot_be_written_is_refused_before_anything_starts() {
+    let place = Place::new();
+    let cases = [
+        (
+            "none/report.html",
+            "--report none/report.html cannot be written (No such file or directory (os error 2)); name a file ",
+        ),
+        ("tmp", "--report tmp is no file; name one that is to be written, as in report.html"),
+    ];
+    for (file, expected) in cases {
+        let output = place.run(&["--workload", "tiny.json", "--steps", "1", "--report", file]);
+        assert_eq!(output.status.code(), Some(2));
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(error(&stderr).starts_with(expected), "{stderr}");
+        assert!(processes(&stderr).is_empty(), "{stderr}");
+    }
 }
 
 #[test]

@@ -6,7 +6,7 @@ use super::svg::Canvas;
 use crate::table::{Column, Table};
 
 /// Most points of a line that are shown as such; of more, only the line is.
-const POINTS_SHOWN_MAX: usize = 150;
+const POINTS_SHOWN_MAX: usize = 120;
 
 /// Where one figure is so many times another, the axis is logarithmic.
 const LINEAR_QUOTIENT_MAX: f64 = 25.0;

@@ -35,7 +35,7 @@ pub(super) struct Frame {
 impl Frame {
     /// The frame below `top` for a plot with labels of `left` pixels on its left.
     pub(super) fn new(canvas: &Canvas, left: f64, top: f64, height: f64) -> Frame {
-        let margin = if canvas.width() < NARROW { 18.0 } else { 32.0 };
+        let margin = if canvas.width() < NARROW { 28.0 } else { 32.0 };
         Frame { left, right: canvas.width() - margin, top, bottom: top + height }
     }
 

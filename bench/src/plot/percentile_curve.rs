@@ -14,8 +14,8 @@ const POINTS: u32 = 280;
 /// Nines on the axis, at least and at most; beyond what was counted there is nothing to draw.
 const NINES: (u32, u32) = (2, 6);
 
-/// Times that are all at least this long are shown in milliseconds.
-const MILLISECONDS_FROM_NS: u64 = 100_000;
+/// Times are shown in milliseconds where all medians are at least this long.
+const MILLISECONDS_FROM_NS: u64 = 1_000_000;
 
 /// Times of which percentiles are shown.
 #[derive(Clone, Debug)]
@@ -31,7 +31,7 @@ pub struct Percentiles {
 impl Percentiles {
     /// The unit, and how many nanoseconds it has.
     fn unit(&self) -> (&'static str, f64) {
-        let lowest = self.curves.iter().map(|(_, all)| all.min()).min().unwrap_or(0);
+        let lowest = self.curves.iter().map(|(_, all)| all.value_at_quantile(0.5)).min().unwrap_or(0);
         if lowest >= MILLISECONDS_FROM_NS { ("ms", 1e6) } else { ("µs", 1e3) }
     }
 
@@ -75,7 +75,7 @@ impl Percentiles {
         let row = |(name, all): &(String, Histogram<u64>)| {
             let at = |quantile| all.value_at_quantile(quantile);
             let times = [all.min(), at(0.5), at(0.9), at(0.99), at(0.999), all.max()];
-            let times = times.map(|time| format!("{:.2}", time as f64 / nanoseconds));
+            let times = times.map(|time| format!("{:.3}", time as f64 / nanoseconds));
             [name.clone()].into_iter().chain(times).chain([all.len().to_string()]).collect()
         };
         Table::new(columns, self.curves.iter().map(row))

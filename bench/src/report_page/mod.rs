@@ -139,6 +139,11 @@ impl Table {
         self.rows.len() > ROWS_SHOWN_MAX
     }
 
+    /// The class of the table: one of many columns is as wide as they need and can be scrolled, lines of any other are broken.
+    fn kind(&self) -> &'static str {
+        if self.columns.len() > 2 { "many" } else { "few" }
+    }
+
     /// The class of a column's cells.
     fn class(&self, column: &usize) -> &'static str {
         match self.columns[*column].align {

@@ -5,6 +5,7 @@ use std::time::Duration;
 use hdrhistogram::Histogram;
 
 use super::protocol::Fetched;
+use super::timeline::Timeline;
 
 /// Longest latency that is told apart, in ns: no request of the demo waits for longer.
 const LATENCY_NS_MAX: u64 = 120_000_000_000;
@@ -60,7 +61,7 @@ impl Traffic {
         (self.pull.time + self.push.time).as_secs_f64() * 1e3 / steps.max(1) as f64
     }
 
-    fn add(&mut self, other: Traffic) {
+    pub(super) fn add(&mut self, other: Traffic) {
         self.pull.add(other.pull);
         self.push.add(other.push);
     }
@@ -78,6 +79,7 @@ pub(super) struct Figures {
     pub(super) tensors_verified: u64,
     pub(super) bytes_verified: u64,
     pub(super) steps: u64,
+    pub(super) timeline: Timeline,
 }
 
 impl Figures {
@@ -90,12 +92,13 @@ impl Figures {
             tensors_verified: 0,
             bytes_verified: 0,
             steps: 0,
+            timeline: Timeline::default(),
         }
     }
 
-    /// Adds a step: what each worker fetched from each ps, and what each ps fetched from each worker. Gives what all
-    /// workers moved in it.
-    pub(super) fn add_step(&mut self, pulled: &[Vec<Fetched>], pushed: &[Vec<Fetched>]) -> Traffic {
+    /// Adds a step: what each worker fetched from each ps, and what each ps fetched from each worker; it `ended` so long
+    /// after the first one began. Gives what all workers moved in it.
+    pub(super) fn add_step(&mut self, pulled: &[Vec<Fetched>], pushed: &[Vec<Fetched>], ended: Duration) -> Traffic {
         let mut step = vec![Traffic::default(); self.workers.len()];
         for (worker, from_ps) in pulled.iter().enumerate() {
             for fetched in from_ps {
@@ -112,6 +115,7 @@ impl Figures {
         });
         self.workers.iter_mut().zip(step).for_each(|(sum, worker)| sum.add(worker));
         self.total.add(all);
+        self.timeline.add(ended, all);
         self.steps += 1;
         all
     }
@@ -143,14 +147,15 @@ mod tests {
         let pulled = [[fetched(0, 100, 2), fetched(1, 200, 4)], [fetched(0, 100, 6), fetched(1, 200, 1)]];
         let pushed = [[fetched(0, 10, 1), fetched(1, 10, 3)], [fetched(0, 20, 2), fetched(1, 20, 5)]];
         let (pulled, pushed) = (pulled.map(Vec::from), pushed.map(Vec::from));
-        let step = figures.add_step(&pulled, &pushed);
         let ms = Duration::from_millis;
+        let step = figures.add_step(&pulled, &pushed, ms(9));
         assert_eq!(step.pull, Flow { tensors: 4, bytes: 600, time: ms(6) });
         assert_eq!(step.push, Flow { tensors: 4, bytes: 60, time: ms(5) });
         assert_eq!(figures.workers[0].pull, Flow { tensors: 2, bytes: 300, time: ms(4) });
         assert_eq!(figures.workers[0].push, Flow { tensors: 2, bytes: 30, time: ms(2) });
         assert_eq!(figures.workers[1].push.time, ms(5));
-        figures.add_step(&pulled, &pushed);
+        figures.add_step(&pulled, &pushed, ms(19));
+        assert_eq!(figures.timeline.points().iter().map(|point| point.ended).collect::<Vec<_>>(), [ms(9), ms(19)]);
         assert_eq!((figures.total.tensors(), figures.total.bytes(), figures.steps), (16, 1320, 2));
         assert_eq!(figures.total.step_ms(2), 11.0);
         assert_eq!(figures.latencies.len(), 8);

@@ -9,17 +9,20 @@ mod figures;
 mod interrupts;
 mod mover;
 mod outcome;
+mod page;
 mod pattern;
+mod peers;
 mod play;
 mod progress;
 mod protocol;
 mod setup;
 mod share;
 mod task;
+mod timeline;
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 use clap::ValueEnum;
 use sealane_bench::Machine;
@@ -34,6 +37,7 @@ use self::protocol::{Job, Part, task_name};
 use self::setup::{Setup, expected_network};
 use self::share::Share;
 use crate::arena_size::arena_bytes;
+use crate::report_file::ReportFile;
 use crate::settings::VERBS_BUILT_IN;
 use crate::workload::{Workload, WorkloadError};
 use crate::{Context, Failure, host_memory};
@@ -80,6 +84,10 @@ pub struct Args {
     /// Write the figures as JSON to a file, or alone to standard output with `-`
     #[arg(long, value_name = "FILE|-")]
     json: Option<PathBuf>,
+
+    /// Write a report with plots, all figures and the machine: one page that needs nothing else
+    #[arg(long, value_name = "FILE.html")]
+    report: Option<PathBuf>,
 
     /// Let this task flip one bit of what it sends, to see that it is found out
     #[arg(long, value_name = "TASK")]
@@ -147,16 +155,25 @@ impl Args {
 /// The arguments, a setting or the workload is wrong; a task ended or failed; a byte was not what it should be; or a
 /// signal came.
 pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
-    let start = Instant::now();
+    let (start, made) = (Instant::now(), SystemTime::now());
+    let report_file = ReportFile::named(args.report.as_ref())?;
     let demo = Demo::plan(args, context)?;
-    let Played { figures, pinned, links } = Play { demo: &demo, args, context }.play()?;
+    let mut played = Played::new(demo.parameters.workers);
+    let ended = Play { demo: &demo, args, context }.play(&mut played);
+    let Played { figures, pinned, links, peers } = played;
     let allowed = allowed_cpus().map_err(Failure::work)?;
     let machine = Machine { pinned, ..Machine::look(&allowed, None)? };
     let parameters = demo.parameters;
     let seconds = start.elapsed().as_secs_f64();
     let network = links.kind().unwrap_or(demo.network);
     let Demo { workload, setup, .. } = demo;
-    let outcome = Outcome { workload, setup, network, links, parameters, machine, figures, seconds };
+    let outcome = Outcome { workload, setup, network, links, peers, parameters, machine, figures, seconds };
+    if let Some(file) = report_file {
+        let written = file.write(&outcome.to_page(ended.as_ref().err(), made));
+        // Why the demo failed is more than that its report did as well.
+        ended.as_ref().map_or_else(|_| Ok(()), |()| written)?;
+    }
+    ended?;
     report(&outcome, args.json.as_deref(), context)
 }
 

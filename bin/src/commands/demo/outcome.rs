@@ -2,11 +2,12 @@
 
 use std::fmt::Write;
 
-use sealane_bench::Machine;
+use sealane_bench::{Column, Machine, Table};
 use serde::Serialize;
 
 use super::bars;
 use super::figures::{Figures, Traffic};
+use super::peers::PeerLink;
 use super::protocol::{Part, task_name};
 use super::setup::Setup;
 use crate::links::Links;
@@ -22,6 +23,8 @@ pub(super) struct Outcome {
     pub(super) network: &'static str,
     /// Links between engines at the end.
     pub(super) links: Links,
+    /// The same one by one.
+    pub(super) peers: Vec<PeerLink>,
     pub(super) parameters: Parameters,
     pub(super) machine: Machine,
     pub(super) figures: Figures,
@@ -53,6 +56,7 @@ struct Report<'a> {
     mode: &'static str,
     link: &'static str,
     links: Links,
+    peers: &'a [PeerLink],
     path: String,
     parameters: &'a Parameters,
     machine: &'a Machine,
@@ -91,7 +95,7 @@ struct Verified {
 impl Outcome {
     /// The outcome as JSON on many lines, with a line's end.
     pub(super) fn to_json(&self) -> String {
-        let Outcome { workload, setup, network, links, parameters, machine, figures, seconds } = self;
+        let Outcome { workload, setup, network, links, peers, parameters, machine, figures, seconds } = self;
         let us = |nanoseconds: u64| nanoseconds as f64 / 1e3;
         let at = |quantile| us(figures.latencies.value_at_quantile(quantile));
         let report = Report {
@@ -100,6 +104,7 @@ impl Outcome {
             mode: setup.mode(),
             link: setup.link(network),
             links: *links,
+            peers,
             path: setup.path(network),
             parameters,
             machine,
@@ -133,9 +138,21 @@ impl Outcome {
              links between engines: {links}\n\
              window {window}, congestion control {congestion}\n\n"
         );
-        let rows = self.workers().into_iter().chain([self.row("total".to_owned(), &figures.total)]);
+        text.push_str(&self.tasks().to_text());
+        text.push_str("\ntime from the request of a pull to its arrival\n");
+        text.push_str(&bars::draw(&figures.latencies));
+        let (tensors, bytes) = (figures.tensors_verified, shown_bytes(figures.bytes_verified));
+        writeln!(text, "\nevery byte of {tensors} tensors verified ({bytes}); {seconds:.1} s in all")
+            .expect("a string takes everything");
+        text
+    }
+
+    /// What each worker moved, and all.
+    pub(super) fn tasks(&self) -> Table {
+        let numbers = ["tensors", "bytes", "pull GB/s", "push GB/s", "step ms"].map(Column::number);
+        let rows = self.workers().into_iter().chain([self.row("total".to_owned(), &self.figures.total)]);
         let rows = rows.map(|row| {
-            [
+            vec![
                 row.task,
                 row.tensors.to_string(),
                 shown_bytes(row.bytes),
@@ -144,14 +161,7 @@ impl Outcome {
                 format!("{:.2}", row.step_ms),
             ]
         });
-        let heads = ["task", "tensors", "bytes", "pull GB/s", "push GB/s", "step ms"].map(str::to_owned);
-        text.push_str(&aligned(&std::iter::once(heads).chain(rows).collect::<Vec<_>>()));
-        text.push_str("\ntime from the request of a pull to its arrival\n");
-        text.push_str(&bars::draw(&figures.latencies));
-        let (tensors, bytes) = (figures.tensors_verified, shown_bytes(figures.bytes_verified));
-        writeln!(text, "\nevery byte of {tensors} tensors verified ({bytes}); {seconds:.1} s in all")
-            .expect("a string takes everything");
-        text
+        Table::new([&[Column::text("task")], &numbers[..]].concat(), rows)
     }
 
     fn workers(&self) -> Vec<Row> {
@@ -171,21 +181,6 @@ impl Outcome {
     }
 }
 
-/// The first column aligned left, the others right.
-fn aligned<const COLUMNS: usize>(rows: &[[String; COLUMNS]]) -> String {
-    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
-    let widths: [usize; COLUMNS] = std::array::from_fn(width);
-    let mut text = String::new();
-    for row in rows {
-        for (column, (cell, width)) in row.iter().zip(widths).enumerate() {
-            let written = if column == 0 { write!(text, "{cell:<width$}") } else { write!(text, "  {cell:>width$}") };
-            written.expect("a string takes everything");
-        }
-        text.push('\n');
-    }
-    text
-}
-
 /// A byte count with three digits or more and a decimal unit.
 pub(super) fn shown_bytes(bytes: u64) -> String {
     const UNITS: [(f64, &str); 3] = [(1e9, "GB"), (1e6, "MB"), (1e3, "kB")];
@@ -196,22 +191,32 @@ pub(super) fn shown_bytes(bytes: u64) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::commands::demo::protocol::Fetched;
 
-    fn outcome() -> Outcome {
+    pub(in super::super) fn outcome() -> Outcome {
         let mut figures = Figures::new(1);
         let fetched = |bytes, elapsed_ns| {
             vec![vec![Fetched { peer: 0, tensors: 2, bytes, elapsed_ns, latencies_ns: vec![elapsed_ns; 2] }]]
         };
-        figures.add_step(&fetched(4_000_000, 2_000_000), &fetched(6_000_000, 2_000_000));
+        let step = std::time::Duration::from_millis(20);
+        figures.add_step(&fetched(4_000_000, 2_000_000), &fetched(6_000_000, 2_000_000), step);
         figures.add_verified(4, 10_000_000);
         Outcome {
             workload: "tiny".to_owned(),
             setup: Setup::TwoDaemons,
             network: "verbs",
             links: Links { tcp: 0, verbs: 2 },
+            peers: vec![PeerLink {
+                engine: "worker-daemon".to_owned(),
+                peer: "ps-daemon".to_owned(),
+                link: "verbs".to_owned(),
+                reason: "a test says so".to_owned(),
+                tensors: 12,
+                messages: 4,
+                writes: 3,
+            }],
             parameters: Parameters {
                 workers: 1,
                 ps: 1,
@@ -249,6 +254,7 @@ mod tests {
         assert_eq!((&json["mode"], &json["link"]), (&"daemons".into(), &"verbs".into()));
         assert_eq!(json["path"], Setup::TwoDaemons.path("verbs"));
         assert_eq!((&json["links"]["verbs"], &json["links"]["tcp"]), (&2.into(), &0.into()));
+        assert_eq!((&json["peers"][0]["peer"], &json["peers"][0]["messages"]), (&"ps-daemon".into(), &4.into()));
         assert_eq!(json["workers"][0]["task"], "worker0:2222");
         assert_eq!(json["total"]["push_gigabytes_per_s"], 3.0);
         assert_eq!(json["verified"]["tensors"], 4);

@@ -5,16 +5,19 @@ use std::fs;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Instant;
 
 use sealane_transport::endpoint_map;
 
 use super::children::Children;
 use super::daemons::{Daemon, pinned_cpus};
 use super::figures::{Figures, Traffic};
+use super::peers::PeerLink;
 use super::progress::Progress;
 use super::protocol::{Fetched, Job, Order, Part, Report};
 use super::setup::Setup;
 use super::{Args, Demo, WARMUP_STEPS};
+use crate::commands::stat;
 use crate::links::Links;
 use crate::{Context, Failure};
 
@@ -25,18 +28,39 @@ pub(super) struct Play<'a> {
     pub(super) context: &'a Context,
 }
 
-/// What was found out.
+/// What was found out, up to the end or to what went wrong.
 pub(super) struct Played {
     pub(super) figures: Figures,
     /// The CPUs that shards were pinned to.
     pub(super) pinned: Vec<usize>,
     /// The links between engines that stood at the end.
     pub(super) links: Links,
+    /// The same one by one, as each engine tells.
+    pub(super) peers: Vec<PeerLink>,
+}
+
+impl Played {
+    pub(super) fn new(workers: usize) -> Played {
+        Played { figures: Figures::new(workers), pinned: Vec::new(), links: Links::default(), peers: Vec::new() }
+    }
+}
+
+/// An engine of the demo.
+struct Engine {
+    /// The task, or the daemon.
+    name: String,
+    /// Its transport address.
+    address: String,
+    /// Of a daemon: where it is asked.
+    socket: Option<PathBuf>,
 }
 
 impl Play<'_> {
     /// Starts the tasks, plays all steps, and ends the tasks.
-    pub(super) fn play(&self) -> Result<Played, Failure> {
+    ///
+    /// # Errors
+    /// A task or a daemon failed, or a signal came; `played` has what was found out until then.
+    pub(super) fn play(&self, played: &mut Played) -> Result<(), Failure> {
         let parameters = &self.demo.parameters;
         let directory = tempfile::Builder::new().prefix("sealane-demo-").tempdir().map_err(|error| {
             Failure::work(format!("no temporary directory can be made ({error}); set TMPDIR to one with room"))
@@ -50,25 +74,30 @@ impl Play<'_> {
             command
         })?;
         let progress = Progress::on_stderr(parameters.steps);
-        let pinned = match self.demo.setup {
+        let (pinned, engines) = match self.demo.setup {
             Setup::Embedded => self.start_engines(&mut children, directory.path(), &progress)?,
             Setup::TwoDaemons | Setup::OneDaemon => {
                 self.start_daemons(&mut children, &program, directory.path(), &progress)?
             }
         };
+        played.pinned = pinned;
         progress.say(&format!("a tensor's way: {}", self.demo.setup.path(self.demo.network)));
-        let mut figures = Figures::new(parameters.workers);
+        let mut began = Instant::now();
         for number in 0..WARMUP_STEPS + parameters.steps {
             children.set_doing(format!("in step {number}"));
-            let step = self.step(&mut children, &mut figures, number)?;
+            if number == WARMUP_STEPS {
+                began = Instant::now();
+            }
+            let step = self.step(&mut children, &mut played.figures, number, began)?;
             if number >= WARMUP_STEPS {
                 progress.stepped(number + 1 - WARMUP_STEPS, &step);
             }
         }
         children.set_doing("at the end".to_owned());
+        played.peers = self.peers_of_engines(&mut children, &engines)?;
         let links = self.links_of_engines(&mut children)?;
-        let links = children.finish()?.unwrap_or(links);
-        Ok(Played { figures, pinned, links })
+        played.links = children.finish()?.unwrap_or(links);
+        Ok(())
     }
 
     /// The links of the engines in the tasks. Every link has a ps at one of its ends.
@@ -83,6 +112,28 @@ impl Play<'_> {
         Ok(links)
     }
 
+    /// The links between engines, by the names of both.
+    fn peers_of_engines(&self, children: &mut Children, engines: &[Engine]) -> Result<Vec<PeerLink>, Failure> {
+        let mut peers = Vec::new();
+        if self.demo.setup == Setup::Embedded {
+            for report in children.ask(self.all(), &Order::ShowPeers)? {
+                let Report::Peers(of_task) = report else { return Err(astray(&report)) };
+                peers.extend(of_task);
+            }
+        }
+        for Engine { name, socket, .. } in engines {
+            let Some(socket) = socket else { continue };
+            let shards = stat::look(socket)?.shards;
+            peers.extend(PeerLink::of_engine(name, shards.into_iter().flat_map(|shard| shard.peers)));
+        }
+        for link in &mut peers {
+            if let Some(peer) = engines.iter().find(|engine| engine.address == link.peer) {
+                link.peer.clone_from(&peer.name);
+            }
+        }
+        Ok(peers)
+    }
+
     /// The flags for settings, for processes that read the same.
     fn settings_given(&self) -> Vec<OsString> {
         let config = self.args.config.iter().flat_map(|file| ["--config".into(), file.into()]);
@@ -95,14 +146,15 @@ impl Play<'_> {
         children: &mut Children,
         directory: &Path,
         progress: &Progress,
-    ) -> Result<Vec<usize>, Failure> {
+    ) -> Result<(Vec<usize>, Vec<Engine>), Failure> {
         let begin: Vec<_> = self.demo.jobs.iter().cloned().map(Order::Begin).collect();
-        let mut map = String::new();
+        let (mut map, mut engines) = (String::new(), Vec::new());
         for (index, report) in children.ask_each(&begin)?.into_iter().enumerate() {
             let Report::Listening { address } = report else { return Err(astray(&report)) };
             let task = self.demo.jobs[index].task();
             progress.say(&format!("{task} listens on {address} (process {})", children.process_id(index)));
             map.push_str(&format!("{task}={address}\n"));
+            engines.push(Engine { name: task, address: address.to_string(), socket: None });
         }
         let endpoint_map = write_map(directory, &map)?;
         let mut pinned = Vec::new();
@@ -110,7 +162,7 @@ impl Play<'_> {
             let Report::Ready { cpus } = report else { return Err(astray(&report)) };
             pinned.extend(cpus);
         }
-        Ok(pinned)
+        Ok((pinned, engines))
     }
 
     /// The tasks of a daemon share its transport address; each attaches at its socket.
@@ -120,7 +172,7 @@ impl Play<'_> {
         program: &Path,
         directory: &Path,
         progress: &Progress,
-    ) -> Result<Vec<usize>, Failure> {
+    ) -> Result<(Vec<usize>, Vec<Engine>), Failure> {
         let daemons = Daemon::all(self.demo.setup, &self.demo.jobs, directory)?;
         let spin = self.demo.spin;
         let mut map = String::new();
@@ -131,9 +183,11 @@ impl Play<'_> {
             attach.extend(daemon.jobs.iter().map(order));
         }
         let endpoint_map = write_map(directory, &map)?;
-        let mut pinned = Vec::new();
+        let (mut pinned, mut engines) = (Vec::new(), Vec::new());
         for daemon in daemons {
             let name = daemon.name;
+            let (address, socket) = (daemon.address.to_string(), Some(daemon.socket.clone()));
+            engines.push(Engine { name: name.to_owned(), address, socket });
             let tasks = daemon.tasks().collect::<Vec<_>>().join(", ");
             let serves = format!("serves {tasks} at {}, clients at {}", daemon.address, daemon.socket.display());
             let settings = self.settings_of_daemon(daemon.part);
@@ -147,7 +201,7 @@ impl Play<'_> {
             let task = self.demo.jobs[index].task();
             progress.say(&format!("{task} is attached (process {})", children.process_id(index)));
         }
-        Ok(pinned)
+        Ok((pinned, engines))
     }
 
     fn settings_of_daemon(&self, part: Part) -> Vec<OsString> {
@@ -155,8 +209,15 @@ impl Play<'_> {
         self.settings_given().into_iter().chain(ours.map(Into::into)).collect()
     }
 
-    /// One step: all make what they send; the workers pull; the ps take the pushes; all compare what they got.
-    fn step(&self, children: &mut Children, figures: &mut Figures, number: u64) -> Result<Traffic, Failure> {
+    /// One step: all make what they send; the workers pull; the ps take the pushes; all compare what they got. The first
+    /// that counts `began` then.
+    fn step(
+        &self,
+        children: &mut Children,
+        figures: &mut Figures,
+        number: u64,
+        began: Instant,
+    ) -> Result<Traffic, Failure> {
         let step = number as i64;
         let (ps, workers) = (0..self.demo.parameters.ps, self.demo.parameters.ps..self.demo.jobs.len());
         children.ask(self.all(), &Order::Fill { step })?;
@@ -169,7 +230,7 @@ impl Play<'_> {
         if number < WARMUP_STEPS {
             return Ok(Traffic::default());
         }
-        Ok(figures.add_step(&pulled, &pushed))
+        Ok(figures.add_step(&pulled, &pushed, began.elapsed()))
     }
 
     fn all(&self) -> Range<usize> {

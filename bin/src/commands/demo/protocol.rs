@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use super::peers::PeerLink;
 use crate::links::Links;
 use crate::settings::Role;
 
@@ -77,6 +78,8 @@ pub(super) enum Order {
     Verify { step: i64 },
     /// Count the links of the task's own engine; answered by `Links`.
     CountLinks,
+    /// Tell of the links of the task's own engine, one by one; answered by `Peers`.
+    ShowPeers,
     /// Stop the engine or detach, and end.
     Finish,
 }
@@ -100,6 +103,7 @@ pub(super) enum Report {
         bytes: u64,
     },
     Links(Links),
+    Peers(Vec<PeerLink>),
     /// It cannot go on, and why.
     Failed {
         reason: String,

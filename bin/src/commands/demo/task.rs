@@ -110,6 +110,7 @@ fn serve(orders: &Receiver<Result<Order, String>>, args: &TaskArgs, context: &Co
             (Order::CountLinks, Some(State::Running(player))) => {
                 Report::Links(player.mover.links().map_err(|error| error.to_string())?)
             }
+            (Order::ShowPeers, Some(State::Running(player))) => Report::Peers(player.mover.peers()),
             (Order::Finish, Some(State::Running(_))) => {
                 let Some(State::Running(player)) = state.take() else { unreachable!("looked at just now") };
                 return player.mover.finish().map_err(|error| error.to_string());

@@ -67,8 +67,11 @@ pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
     context.print(&screen::text(&now, &before))
 }
 
-/// One look at the daemon.
-fn look(socket: &Path) -> Result<Figures, Failure> {
+/// One look at the daemon whose clients attach at `socket`.
+///
+/// # Errors
+/// There is none, or it does not answer, or not in a form that this program reads.
+pub(crate) fn look(socket: &Path) -> Result<Figures, Failure> {
     let shown = attach::show(socket, Instant::now() + PATIENCE).map_err(|error| unseen(socket, &error))?;
     let figures: Figures = serde_json::from_slice(&shown).map_err(|error| {
         Failure::work(format!(

@@ -8,6 +8,7 @@ use sealane::{Attach, Receiving, Sending, Task};
 use sealane_fusion::{Buffer, Error, RecvOutcome, Tensor};
 
 use super::{Arrived, Mover, Offer, Wanted, With};
+use crate::commands::demo::peers::PeerLink;
 use crate::links::Links;
 
 /// A task that is attached to a daemon.
@@ -65,6 +66,10 @@ impl Mover for Attached {
 
     fn links(&self) -> Result<Links, Error> {
         Ok(Links::default())
+    }
+
+    fn peers(&self) -> Vec<PeerLink> {
+        Vec::new()
     }
 
     fn finish(mut self: Box<Self>) -> Result<(), Error> {

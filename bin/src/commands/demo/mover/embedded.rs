@@ -9,6 +9,8 @@ use sealane_fusion::{Buffer, Engine, EngineSettings, Error, LocalEngine, LocalPa
 use sealane_runtime::{JoinHandle, RuntimeError};
 
 use super::{Arrived, Mover, Offer, Wanted, With};
+use crate::commands::demo::peers::PeerLink;
+use crate::figures::Peer;
 use crate::links::Links;
 
 /// A task with its own engine.
@@ -86,6 +88,11 @@ impl Mover for Embedded {
 
     fn links(&self) -> Result<Links, Error> {
         Ok(Links::of(&self.engine.counters()?))
+    }
+
+    fn peers(&self) -> Vec<PeerLink> {
+        let peers = self.engine.figures().into_iter().flat_map(|shard| shard.peers);
+        PeerLink::of_engine(&self.task, peers.map(Peer::from))
     }
 
     fn finish(self: Box<Self>) -> Result<(), Error> {

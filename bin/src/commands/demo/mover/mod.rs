@@ -12,6 +12,7 @@ use sealane_fusion::{Buffer, Error, Tensor};
 pub(super) use self::attached::Attached;
 pub(super) use self::embedded::Embedded;
 
+use super::peers::PeerLink;
 use crate::links::Links;
 
 /// A tensor for a peer.
@@ -61,6 +62,9 @@ pub(super) trait Mover {
 
     /// The links of an engine in this process to others.
     fn links(&self) -> Result<Links, Error>;
+
+    /// The same links one by one, and what they carried.
+    fn peers(&self) -> Vec<PeerLink>;
 
     /// Ends it in good order.
     fn finish(self: Box<Self>) -> Result<(), Error>;

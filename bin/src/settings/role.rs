@@ -105,13 +105,19 @@ fn task(config: &Json, job: &str) -> Result<Option<String>, String> {
         other => other.as_u64().and_then(|index| usize::try_from(index).ok()),
     };
     let index: usize = index.ok_or_else(|| format!("task.index is {}, not an index", config["task"]["index"]))?;
-    let tasks = match &config["cluster"][job] {
-        Json::Null => return Ok(None),
-        tasks => tasks,
+    // Kubeflow gives the workers of a job that grows and shrinks a sparse cluster.
+    let Some((cluster, tasks)) = ["cluster", "sparseCluster"]
+        .map(|name| (name, &config[name][job]))
+        .into_iter()
+        .find(|(_, tasks)| !tasks.is_null())
+    else {
+        return Ok(None);
     };
-    match &tasks[index] {
+    // A job is a list of addresses, or has addresses by index.
+    let task = if tasks.is_object() { &tasks[index.to_string()] } else { &tasks[index] };
+    match task {
         Json::String(task) => Ok(Some(task.clone())),
-        _ => Err(format!("cluster.{job} has no address at index {index}")),
+        _ => Err(format!("{cluster}.{job} has no address at index {index}")),
     }
 }
 
@@ -136,6 +142,9 @@ mod tests {
         assert_eq!(config(r#"{"type":"worker","index":"0"}"#), Ok(says("worker", Some("c:1"))));
         assert_eq!(config(r#"{"type":"evaluator","index":0}"#), Ok(says("evaluator", None)));
         assert_eq!(config(r#"{"type":"ps"}"#), Ok(says("ps", None)));
+        let by_index = r#"{"cluster":{"worker":{"3":"d:1"}},"task":{"type":"worker","index":3}}"#;
+        assert_eq!(read(by_index), Ok(says("worker", Some("d:1"))));
+        assert_eq!(read(&by_index.replace("cluster", "sparseCluster")), Ok(says("worker", Some("d:1"))));
         for nothing in ["null", "{}"] {
             assert_eq!(config(nothing), Ok(TfConfig::default()));
         }
@@ -152,7 +161,11 @@ mod tests {
             (r#"{"task":{"type":1}}"#, "task.type is 1"),
             (r#"{"task":{"type":"ps","index":-1}}"#, "task.index is -1"),
             (r#"{"task":{"type":"ps","index":"x"}}"#, "task.index is \"x\""),
-            (r#"{"cluster":{"ps":[]},"task":{"type":"ps","index":0}}"#, "no address at index 0"),
+            (r#"{"cluster":{"ps":[]},"task":{"type":"ps","index":0}}"#, "cluster.ps has no address at index 0"),
+            (
+                r#"{"sparseCluster":{"ps":{"1":"a:1"}},"task":{"type":"ps","index":0}}"#,
+                "sparseCluster.ps has no address",
+            ),
         ] {
             let error = read(text).unwrap_err();
             assert!(error.starts_with("TF_CONFIG cannot be read ("), "{error}");

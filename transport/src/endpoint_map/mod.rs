@@ -18,7 +18,7 @@ mod diagnostic;
 mod parse;
 mod shared;
 
-pub use address::{Host, TaskName, TransportAddress};
+pub use address::{HOST_NAME_BYTES_MAX, Host, TaskName, TransportAddress};
 pub use diagnostic::{AddressProblem, Diagnostic, EndpointMapError, Problem, Severity};
 pub use shared::{Changed, SharedEndpointMap};
 

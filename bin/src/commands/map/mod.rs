@@ -1,4 +1,7 @@
-//! `sealane map`: reads an endpoint map file and says whether it is right and what is in it.
+//! `sealane map`: reads an endpoint map file and says whether it is right and what is in it; makes one from what a
+//! framework or a scheduler says of a job.
+
+mod generate;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -21,6 +24,7 @@ pub struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Generate(Box<generate::Args>),
     /// Show everything that is wrong with an endpoint map
     #[command(after_help = "Example:\n  sealane map lint jobs/.endpoint_map")]
     Lint {
@@ -41,9 +45,10 @@ enum Command {
 ///
 /// # Errors
 ///
-/// The file is not an endpoint map, or does not name the task.
+/// The file is not an endpoint map, or does not name the task; or no map can be made.
 pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
     match &args.command {
+        Command::Generate(args) => generate::run(args, context),
         Command::Lint { file } => lint(file, context),
         Command::Resolve { file, task } => resolve(file, task, context),
     }

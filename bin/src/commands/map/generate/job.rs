@@ -1,0 +1,198 @@
+//! The tasks of a job, and the endpoint map that names them. Pure; bounded by `ENTRIES_MAX` tasks.
+
+use std::collections::HashMap;
+use std::fmt::Write;
+
+use sealane_transport::endpoint_map::{ENTRIES_MAX, Host, TaskName, TransportAddress};
+
+use super::error::GenerateError;
+
+/// One task of a job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Member {
+    /// `ps`, `worker`, and what else the framework calls its jobs.
+    role: String,
+    index: u64,
+    task: TaskName,
+    /// The task's name, taken apart.
+    address: TransportAddress,
+}
+
+/// Which port tensors take on a host.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ports {
+    /// That of the host's daemon, or of the first engine.
+    pub(super) first: u16,
+    /// False: one daemon serves all tasks of a host, so they share its port. True: each task has an engine and a port.
+    pub(super) is_each: bool,
+}
+
+/// The tasks of a job, in the order in which they are written.
+#[derive(Debug, Default)]
+pub(super) struct Job {
+    members: Vec<Member>,
+}
+
+impl Job {
+    /// Adds a task; `place` says where its address stands.
+    pub(super) fn add(
+        &mut self,
+        role: &str,
+        index: u64,
+        task: &str,
+        place: impl FnOnce() -> String,
+    ) -> Result<(), GenerateError> {
+        if self.members.len() == ENTRIES_MAX {
+            return Err(GenerateError::TooManyTasks);
+        }
+        let wrong = |problem| GenerateError::Address { place: place(), problem };
+        let address: TransportAddress = task.parse().map_err(wrong)?;
+        let task = task.parse().expect("every address is a task's name");
+        self.members.push(Member { role: role.to_owned(), index, task, address });
+        Ok(())
+    }
+
+    /// Adds the tasks of many hosts, host by host, which is how Slurm and MPI number them by default: the first `ps` are
+    /// parameter servers, all others workers. Their ports count up from `port` on each host.
+    pub(super) fn place(hosts: &[(Host, usize)], ps: usize, port: u16) -> Result<Job, GenerateError> {
+        let total = hosts.iter().fold(0, |sum: usize, (_, tasks)| sum.saturating_add(*tasks));
+        if total > ENTRIES_MAX {
+            return Err(GenerateError::TooManyTasks);
+        }
+        if ps > total {
+            return Err(GenerateError::TooManyPs { ps, tasks: total });
+        }
+        let mut job = Job::default();
+        for (host, tasks) in hosts {
+            for local in 0..*tasks {
+                let ends = || GenerateError::PortsEnd { host: host.to_string(), tasks: *tasks, port };
+                let port = u16::try_from(local).ok().and_then(|local| port.checked_add(local)).ok_or_else(ends)?;
+                let rank = job.members.len();
+                let (role, index) = if rank < ps { ("ps", rank) } else { ("worker", rank - ps) };
+                job.add(role, index as u64, &format!("{host}:{port}"), || host.to_string())?;
+            }
+        }
+        Ok(job)
+    }
+
+    /// The text of the map; `made_by` says what made it, in lines that are comments already.
+    pub(super) fn map(&self, made_by: &str, ports: Ports) -> Result<String, GenerateError> {
+        let mut at: HashMap<&TransportAddress, &Member> = HashMap::new();
+        for member in &self.members {
+            if let Some(first) = at.insert(&member.address, member) {
+                let address = member.address.clone();
+                return Err(GenerateError::Twice { first: first.shown(), second: member.shown(), address });
+            }
+        }
+        let mut of_host: HashMap<&Host, usize> = HashMap::new();
+        let mut lines = String::new();
+        for member in &self.members {
+            let host = &member.address.host;
+            let before = of_host.entry(host).or_default();
+            let address = TransportAddress { host: host.clone(), port: ports.of(host, *before)? };
+            *before += 1;
+            if let Some(taken) = at.get(&address) {
+                return Err(GenerateError::PortTaken { address, task: taken.shown() });
+            }
+            writeln!(lines, "{}={address}  # {}", member.task, member.shown()).expect("a String takes all");
+        }
+        let (tasks, hosts) = (self.members.len(), of_host.len());
+        Ok(format!("{made_by}# {}, {}\n{lines}", count(tasks, "task"), count(hosts, "host")))
+    }
+
+    /// How many tasks there are.
+    pub(super) fn len(&self) -> usize {
+        self.members.len()
+    }
+}
+
+fn count(number: usize, noun: &str) -> String {
+    let plural = if number == 1 { "" } else { "s" };
+    format!("{number} {noun}{plural}")
+}
+
+impl Ports {
+    /// The transport's port for a task that comes after so many others of its host.
+    fn of(self, host: &Host, before: usize) -> Result<u16, GenerateError> {
+        let Ports { first, is_each } = self;
+        if !is_each {
+            return Ok(first);
+        }
+        let port = u16::try_from(before).ok().and_then(|before| first.checked_add(before));
+        port.ok_or_else(|| GenerateError::PortsEnd { host: host.to_string(), tasks: before + 1, port: first })
+    }
+}
+
+impl Member {
+    /// `ps 0`: how the framework calls it.
+    fn shown(&self) -> String {
+        format!("{} {}", self.role, self.index)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sealane_transport::endpoint_map::lint;
+
+    const DAEMON: Ports = Ports { first: 7000, is_each: false };
+
+    fn hosts(hosts: &[(&str, usize)]) -> Vec<(Host, usize)> {
+        hosts.iter().map(|(host, tasks)| (Host::parse(host).unwrap(), *tasks)).collect()
+    }
+
+    #[test]
+    fn tasks_are_counted_host_by_host_and_the_first_are_ps() {
+        let job = Job::place(&hosts(&[("a", 2), ("[fd00::1]", 1)]), 1, 2222).unwrap();
+        let text = job.map("# made\n", DAEMON).unwrap();
+        assert_eq!(
+            text,
+            "# made\n# 3 tasks, 2 hosts\na:2222=a:7000  # ps 0\na:2223=a:7000  # worker 0\n\
+             [fd00::1]:2222=[fd00::1]:7000  # worker 1\n"
+        );
+        assert_eq!(lint(&text), []);
+    }
+
+    #[test]
+    fn an_engine_for_each_task_has_a_port_of_its_own() {
+        let job = Job::place(&hosts(&[("a", 2), ("b", 1)]), 0, 2222).unwrap();
+        let text = job.map("", Ports { first: 7000, is_each: true }).unwrap();
+        assert!(text.contains("a:2223=a:7001 ") && text.contains("b:2222=b:7000 "), "{text}");
+        let error = job.map("", Ports { first: u16::MAX, is_each: true }).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "the ports of a end at 65535, which is too few for 2 tasks from port 65535; begin lower"
+        );
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused() {
+        let place = |list: &[(&str, usize)], ps, port| Job::place(&hosts(list), ps, port).unwrap_err().to_string();
+        assert_eq!(
+            place(&[("a", 2)], 3, 2222),
+            "--ps 3 is more than the 2 tasks that there are; write at most so many"
+        );
+        assert!(place(&[("a", 2)], 0, u16::MAX).starts_with("the ports of a end at 65535"));
+        assert!(place(&[("a", usize::MAX), ("b", 1)], 0, 1).starts_with("there are more than 65536 tasks"));
+        assert!(place(&[("a", ENTRIES_MAX)], 0, 1).starts_with("the ports of a end"));
+    }
+
+    #[test]
+    fn no_two_tasks_and_no_transport_share_an_address() {
+        let mut job = Job::default();
+        for (role, task) in [("chief", "A:2222"), ("worker", "a:2222")] {
+            job.add(role, 0, task, String::new).unwrap();
+        }
+        let twice = job.map("", DAEMON).unwrap_err().to_string();
+        assert_eq!(twice, "chief 0 and worker 0 are both at a:2222; give every task an address of its own");
+        let job = Job::place(&hosts(&[("a", 2)]), 0, 6999).unwrap();
+        let taken = job.map("", DAEMON).unwrap_err().to_string();
+        assert_eq!(taken, "a:7000 is the transport address and that of worker 1 too; choose another --port");
+    }
+
+    #[test]
+    fn a_wrong_address_is_said_with_its_place() {
+        let error = Job::default().add("ps", 0, "a", || "here".to_owned()).unwrap_err();
+        assert_eq!(error.to_string(), "here: there is no port; write it after the host, as in host:2222");
+    }
+}

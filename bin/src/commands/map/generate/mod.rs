@@ -1,0 +1,207 @@
+//! `sealane map generate`: writes the endpoint map of a job that a framework or a scheduler has described already. The same
+//! input always gives the same map, so every host may make its own. Bounded by [`SOURCE_BYTES_MAX`] and `ENTRIES_MAX`.
+
+mod error;
+mod host_list;
+mod hostfile;
+mod job;
+mod slurm;
+mod statefulset;
+mod tf_config;
+
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use clap::ValueEnum;
+
+use self::error::GenerateError;
+use self::job::Ports;
+use crate::files::replace;
+use crate::{Context, Failure};
+
+/// Most bytes that are read of a file that describes a job: as many as an endpoint map may have.
+const SOURCE_BYTES_MAX: u64 = sealane_transport::endpoint_map::FILE_BYTES_MAX;
+
+/// The port of tasks that have none: what TensorFlow's jobs on Kubernetes use.
+const TASK_PORT: u16 = 2222;
+/// The port of the transport: what this project's examples use.
+const PORT: u16 = 7000;
+
+/// Write the endpoint map of a job that is described elsewhere
+///
+/// The left side of a line is a task's gRPC address, the right side the same host with the transport's port: all tasks of a
+/// host share it, because one daemon serves them. The same input gives the same map on every host. Flags win over
+/// variables. docs/endpoint_map.md has an example of each source.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:
+  sealane map generate --from tf-config --out .endpoint_map
+  sealane map generate --from slurm --ps 2 --out .endpoint_map
+  sealane map generate --from hostfile --hostfile hosts --ps 1
+  sealane map generate --from statefulset --ps ps:2 --worker worker:4 --service train --namespace ml")]
+pub struct Args {
+    /// What describes the job
+    #[arg(long, value_name = "SOURCE")]
+    from: Source,
+
+    /// The port on which every host's daemon listens for tensors
+    #[arg(long, default_value_t = PORT, value_parser = clap::value_parser!(u16).range(1..))]
+    port: u16,
+
+    /// Each task has an engine of its own, without a daemon: transport ports count up from --port on each host
+    #[arg(long)]
+    embedded: bool,
+
+    /// The file to write, as a whole or not at all; without it, standard output
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+
+    /// tf-config: a file with the JSON, instead of the variable TF_CONFIG
+    #[arg(long, value_name = "FILE")]
+    tf_config: Option<PathBuf>,
+
+    /// slurm: the hosts, instead of SLURM_JOB_NODELIST, as in `node[01-03,07]`
+    #[arg(long, value_name = "LIST")]
+    nodelist: Option<String>,
+
+    /// slurm: tasks of each host, instead of SLURM_TASKS_PER_NODE or SLURM_NTASKS_PER_NODE, as in `2(x3),1`; one number
+    /// counts for every host
+    #[arg(long, value_name = "COUNTS")]
+    tasks_per_node: Option<String>,
+
+    /// hostfile: the file, as Open MPI, MPICH or DeepSpeed read it
+    #[arg(long, value_name = "FILE")]
+    hostfile: Option<PathBuf>,
+
+    /// slurm, hostfile: how many tasks are ps, the first ones of the first hosts; statefulset: NAME:REPLICAS of the
+    /// parameter servers, repeatable
+    #[arg(long, value_name = "N or NAME:REPLICAS")]
+    ps: Vec<String>,
+
+    /// statefulset: NAME:REPLICAS of the workers, repeatable
+    #[arg(long, value_name = "NAME:REPLICAS")]
+    worker: Vec<String>,
+
+    /// statefulset: the headless service that names the pods
+    #[arg(long, value_name = "NAME")]
+    service: Option<String>,
+
+    /// statefulset: the namespace, instead of POD_NAMESPACE or that of the pod in which this runs
+    #[arg(long, value_name = "NAME")]
+    namespace: Option<String>,
+
+    /// statefulset: the cluster's domain, instead of that of the pod in which this runs, or else cluster.local
+    #[arg(long, value_name = "DOMAIN")]
+    cluster_domain: Option<String>,
+
+    /// slurm, hostfile, statefulset: the gRPC port of a host's first task; its others count up [default: 2222]
+    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    task_port: Option<u16>,
+}
+
+/// What describes a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Source {
+    /// TensorFlow's variable TF_CONFIG: every task of its cluster, under its own address
+    TfConfig,
+    /// Slurm's variables: so many tasks of each host, numbered host by host
+    Slurm,
+    /// A file of hosts and their slots
+    Hostfile,
+    /// StatefulSets of Kubernetes: a task a pod, under the pod's DNS name
+    Statefulset,
+}
+
+impl Source {
+    fn name(self) -> &'static str {
+        match self {
+            Source::TfConfig => "tf-config",
+            Source::Slurm => "slurm",
+            Source::Hostfile => "hostfile",
+            Source::Statefulset => "statefulset",
+        }
+    }
+}
+
+/// Runs `sealane map generate`.
+///
+/// # Errors
+///
+/// The source is missing, cannot be read or contradicts itself, or the file cannot be written.
+pub(super) fn run(args: &Args, context: &Context) -> Result<(), Failure> {
+    args.refuse_unused().map_err(Failure::input)?;
+    let text = match args.from {
+        Source::TfConfig => tf_config::generate(args, context)?,
+        Source::Slurm => slurm::generate(args, context)?,
+        Source::Hostfile => hostfile::generate(args)?,
+        Source::Statefulset => statefulset::generate(args, context, Path::new("/"))?,
+    };
+    match &args.out {
+        None => context.print(&text),
+        Some(path) => replace(path, std::iter::once(text.as_bytes())).map_err(|error| {
+            let shown = path.display();
+            Failure::work(format!(
+                "{shown}: cannot be written ({error}); name a file in a directory that exists and has room"
+            ))
+        }),
+    }
+}
+
+impl Args {
+    /// A flag that the source does not read would be an answer to a question that nobody asked.
+    fn refuse_unused(&self) -> Result<(), GenerateError> {
+        use Source::{Hostfile, Slurm, Statefulset, TfConfig};
+        let flags: [(&'static str, bool, &[Source]); 10] = [
+            ("--tf-config", self.tf_config.is_some(), &[TfConfig]),
+            ("--nodelist", self.nodelist.is_some(), &[Slurm]),
+            ("--tasks-per-node", self.tasks_per_node.is_some(), &[Slurm]),
+            ("--hostfile", self.hostfile.is_some(), &[Hostfile]),
+            ("--ps", !self.ps.is_empty(), &[Slurm, Hostfile, Statefulset]),
+            ("--worker", !self.worker.is_empty(), &[Statefulset]),
+            ("--service", self.service.is_some(), &[Statefulset]),
+            ("--namespace", self.namespace.is_some(), &[Statefulset]),
+            ("--cluster-domain", self.cluster_domain.is_some(), &[Statefulset]),
+            ("--task-port", self.task_port.is_some(), &[Slurm, Hostfile, Statefulset]),
+        ];
+        let source_name = self.from.name();
+        match flags.iter().find(|(_, is_given, readers)| *is_given && !readers.contains(&self.from)) {
+            Some((flag, ..)) => Err(GenerateError::FlagUnused { source_name, flag }),
+            None => Ok(()),
+        }
+    }
+
+    fn ports(&self) -> Ports {
+        Ports { first: self.port, is_each: self.embedded }
+    }
+
+    fn first_task_port(&self) -> u16 {
+        self.task_port.unwrap_or(TASK_PORT)
+    }
+
+    /// The comment at the head of the map.
+    fn made_by(&self) -> String {
+        format!("# Made by `sealane map generate --from {}`.\n", self.from.name())
+    }
+
+    /// How many tasks are ps, where the flag is a number.
+    fn ps_count(&self) -> Result<usize, GenerateError> {
+        match &self.ps[..] {
+            [] => Ok(0),
+            [text] => text.parse().map_err(|_| GenerateError::PsCount { text: text.clone() }),
+            all => Err(GenerateError::PsCount { text: all.join(" --ps ") }),
+        }
+    }
+}
+
+/// The text of a file that is small enough.
+fn read(path: &Path) -> Result<String, GenerateError> {
+    let failed = |error| GenerateError::File { path: path.to_owned(), error };
+    let mut text = String::new();
+    // One byte more than the limit tells "too large" from "exactly full".
+    let file = File::open(path).map_err(failed)?;
+    file.take(SOURCE_BYTES_MAX + 1).read_to_string(&mut text).map_err(failed)?;
+    if text.len() as u64 > SOURCE_BYTES_MAX {
+        return Err(GenerateError::FileTooLarge { path: path.to_owned() });
+    }
+    Ok(text)
+}

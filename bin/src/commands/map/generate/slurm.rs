@@ -1,0 +1,146 @@
+//! The tasks of a Slurm job, from the variables that Slurm sets in it. Pure but for reading those.
+
+use sealane_transport::endpoint_map::Host;
+
+use super::Args;
+use super::error::GenerateError;
+use super::host_list::{HOSTS_MAX, expand};
+use super::job::Job;
+use crate::settings::Environment;
+use crate::{Context, Failure};
+
+/// Where the hosts are, the first that is set: the second is what old versions call it.
+const NODELIST: [&str; 2] = ["SLURM_JOB_NODELIST", "SLURM_NODELIST"];
+/// Where the tasks are, the first that is set: what was given, then what was asked for.
+const TASKS: [&str; 2] = ["SLURM_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE"];
+
+/// Makes the map.
+pub(super) fn generate(args: &Args, context: &Context) -> Result<String, Failure> {
+    let environment = context.environment();
+    let list = given(args.nodelist.as_deref(), "--nodelist", NODELIST, environment)?;
+    let counts = given(args.tasks_per_node.as_deref(), "--tasks-per-node", TASKS, environment)?;
+    let text = || -> Result<String, GenerateError> {
+        let hosts = hosts(list, counts)?;
+        Job::place(&hosts, args.ps_count()?, args.first_task_port())?.map(&args.made_by(), args.ports())
+    };
+    text().map_err(Failure::input)
+}
+
+/// A text, and what gave it.
+type Given<'a> = (&'static str, &'a str);
+
+fn given<'a>(
+    flag: Option<&'a str>,
+    flag_name: &'static str,
+    variables: [&'static str; 2],
+    environment: &'a Environment,
+) -> Result<Given<'a>, Failure> {
+    if let Some(text) = flag {
+        return Ok((flag_name, text));
+    }
+    for variable in variables {
+        if let Some(text) = environment.get(variable)?.filter(|text| !text.trim().is_empty()) {
+            return Ok((variable, text));
+        }
+    }
+    Err(Failure::input(GenerateError::NotSet { variable: variables[0], setter: "Slurm", flag: flag_name }))
+}
+
+/// The hosts with the number of tasks of each.
+fn hosts((origin, list): Given<'_>, counts: Given<'_>) -> Result<Vec<(Host, usize)>, GenerateError> {
+    let wrong = |problem| GenerateError::HostList { origin, text: list.to_owned(), problem };
+    let names = expand(list).map_err(wrong)?;
+    let counts = task_counts(counts, names.len())?;
+    let mut hosts: Vec<(Host, usize)> = Vec::new();
+    for (name, count) in names.iter().zip(counts) {
+        let host = Host::parse(name).map_err(|problem| wrong(format!("the host {problem}")))?;
+        hosts.push((host, count));
+    }
+    Ok(hosts)
+}
+
+/// `2(x3),1`: how many tasks each host has. One number without `(x` counts for every host, as in
+/// SLURM_NTASKS_PER_NODE.
+fn task_counts((origin, text): Given<'_>, hosts: usize) -> Result<Vec<usize>, GenerateError> {
+    let wrong = || GenerateError::TaskCounts { origin, text: text.to_owned() };
+    if let Some(count) = number(text.trim()) {
+        return Ok(vec![count; hosts]);
+    }
+    let mut counts = Vec::new();
+    for term in text.split(',').map(str::trim) {
+        let (count, repeats) = match term.split_once("(x") {
+            None => (number(term), Some(1)),
+            Some((count, repeats)) => (number(count), repeats.strip_suffix(')').and_then(number)),
+        };
+        let (Some(count), Some(repeats)) = (count, repeats) else {
+            return Err(wrong());
+        };
+        if repeats > HOSTS_MAX - counts.len() {
+            return Err(wrong());
+        }
+        counts.resize(counts.len() + repeats, count);
+    }
+    if counts.len() != hosts {
+        let counted = counts.len();
+        return Err(GenerateError::CountsDiffer { origin, text: text.to_owned(), counted, hosts });
+    }
+    Ok(counts)
+}
+
+/// A number from 1: Slurm gives no host without a task.
+fn number(text: &str) -> Option<usize> {
+    let number: usize = text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())??;
+    (number > 0).then_some(number)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn counted(list: &str, counts: &str) -> Result<Vec<(String, usize)>, String> {
+        let hosts = hosts(("SLURM_JOB_NODELIST", list), ("SLURM_TASKS_PER_NODE", counts));
+        let hosts = hosts.map_err(|error| error.to_string())?;
+        Ok(hosts.into_iter().map(|(host, count)| (host.to_string(), count)).collect())
+    }
+
+    #[test]
+    fn every_host_has_its_tasks() {
+        let of = |list: &str, counts: &str| -> Vec<usize> {
+            counted(list, counts).unwrap().into_iter().map(|(_, count)| count).collect()
+        };
+        assert_eq!(of("node64-[17-20]", "2(x3),1"), [2, 2, 2, 1]);
+        assert_eq!(of("a,b", "2,3"), [2, 3]);
+        assert_eq!(of("gnode[10,20,25,37]", "1(x4)"), [1; 4]);
+        assert_eq!(of("a[1-5]", "2(x2),1(x3)"), [2, 2, 1, 1, 1]);
+        // As SLURM_NTASKS_PER_NODE has it.
+        assert_eq!(of("a,b,c", "4"), [4; 3]);
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_said() {
+        for counts in ["", "0", "x", "2(x)", "2(x3", "2(x0)", "2,,1", "-1", "1(x99999999)", "99999999999999999999999"] {
+            let error = counted("a,b", counts).unwrap_err();
+            let expected =
+                format!("SLURM_TASKS_PER_NODE={counts:?} cannot be read; write numbers of tasks as Slurm does");
+            assert!(error.starts_with(&expected), "{error}");
+        }
+        assert_eq!(
+            counted("a,b", "2(x3),1").unwrap_err(),
+            "SLURM_TASKS_PER_NODE=\"2(x3),1\" counts tasks for 4 hosts, and there are 2; give one number for each"
+        );
+        assert_eq!(
+            counted("a[1", "1").unwrap_err(),
+            "SLURM_JOB_NODELIST=\"a[1\": there is no `]` after a `[`; write hosts as Slurm does, as in \
+             node[01-03,07],login1"
+        );
+        assert!(counted("-a", "1").unwrap_err().contains("the host \"-a\" is not a host name"));
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_read_without_panic(list in "[a0-9\\[\\],-]{0,12}", counts in "[0-9(x),]{0,12}") {
+            let _ = counted(&list, &counts);
+        }
+    }
+}

@@ -7,6 +7,7 @@ pub mod cli;
 mod command_line;
 pub mod commands;
 mod context;
+mod counted;
 pub mod engine_settings;
 mod failure;
 mod figures;
@@ -23,6 +24,7 @@ mod trace;
 pub mod workload;
 
 pub use context::Context;
+use counted::counted;
 pub use failure::Failure;
 pub use nearest::nearest;
 

@@ -3,18 +3,21 @@
 
 mod names;
 
+pub(crate) use names::look_up;
+
 use std::collections::HashSet;
 use std::fmt;
 use std::fs;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use nix::ifaddrs::getifaddrs;
+use nix::ifaddrs::{InterfaceAddress, getifaddrs};
+use nix::sys::socket::SockaddrStorage;
 use sealane_transport::endpoint_map::{Host, TransportAddress};
 
 /// How long names may take to be looked up, all together: a healthy name server answers thousands meanwhile, and
 /// nobody waits long for a sick one.
-const LOOK_UP_TIME: Duration = Duration::from_secs(3);
+pub(crate) const LOOK_UP_TIME: Duration = Duration::from_secs(3);
 
 /// Addresses of this host that a message names.
 const ADDRESSES_SHOWN_MAX: usize = 8;
@@ -27,16 +30,30 @@ pub(crate) struct LocalHost {
     addresses: HashSet<IpAddr>,
 }
 
+/// The network interfaces of this host that have one of `addresses`, by name.
+pub(crate) fn interfaces_of(addresses: &[IpAddr]) -> Vec<String> {
+    let has = |interface: &InterfaceAddress| {
+        let address = interface.address.as_ref().and_then(ip_of);
+        address.is_some_and(|address| addresses.contains(&address))
+    };
+    let interfaces = getifaddrs().into_iter().flatten().filter(has);
+    let mut names: Vec<String> = interfaces.map(|interface| interface.interface_name).collect();
+    names.sort();
+    names.dedup();
+    names
+}
+
+fn ip_of(storage: &SockaddrStorage) -> Option<IpAddr> {
+    let v4 = storage.as_sockaddr_in().map(|v4| IpAddr::from(v4.ip()));
+    v4.or_else(|| storage.as_sockaddr_in6().map(|v6| IpAddr::from(v6.ip())))
+}
+
 impl LocalHost {
     /// Reads the host's name and the addresses of its interfaces.
     pub(crate) fn look() -> LocalHost {
         let name = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
         let interfaces = getifaddrs().into_iter().flatten();
-        let address = |storage: nix::sys::socket::SockaddrStorage| {
-            let v4 = storage.as_sockaddr_in().map(|v4| IpAddr::from(v4.ip()));
-            v4.or_else(|| storage.as_sockaddr_in6().map(|v6| IpAddr::from(v6.ip())))
-        };
-        let addresses = interfaces.filter_map(|interface| interface.address.and_then(address));
+        let addresses = interfaces.filter_map(|interface| interface.address.as_ref().and_then(ip_of));
         LocalHost::with(name.trim(), addresses)
     }
 
@@ -123,6 +140,12 @@ mod tests {
         ] {
             assert_eq!(host.has(&Host::parse(text).unwrap()), ours, "{text}");
         }
+    }
+
+    #[test]
+    fn loopback_has_an_interface() {
+        assert_eq!(interfaces_of(&["127.0.0.1".parse().unwrap()]).len(), 1);
+        assert!(interfaces_of(&["192.0.2.77".parse().unwrap()]).is_empty());
     }
 
     #[test]

@@ -151,22 +151,25 @@ fn check_prints_every_setting_with_its_source() {
     assert_eq!(stderr(&output), "");
     assert_eq!(output.status.code(), Some(0));
     let text = stdout(&output);
+    assert!(text.lines().all(|line| line.chars().count() <= 80 || line.trim().starts_with("$ ")), "{text}");
+    // Words as if on one line, from the name to the end of what is said of it.
     let line = |name: &str| {
-        let mut lines = text.lines().map(str::trim);
-        let found = lines.find(|line| line.starts_with(&format!("{name} ")));
-        found.unwrap_or_else(|| panic!("no {name} in {text}"))
+        let from = text.find(&format!("  {name} ")).unwrap_or_else(|| panic!("no {name} in {text}"));
+        let mut lines = text[from..].lines();
+        let mut words = lines.next().unwrap().split_whitespace().collect::<Vec<_>>().join(" ");
+        for more in lines.take_while(|line| line.starts_with("          ")) {
+            words.extend([" ", more.trim()]);
+        }
+        words
     };
-    assert!(line("runtime.polling").ends_with("true  (variable WORKER_ENABLE_POLLING)"));
+    assert_eq!(line("runtime.polling"), "runtime.polling true (variable WORKER_ENABLE_POLLING)");
     assert!(line("transport.window").ends_with("sealane.toml:2)"));
-    assert!(line("fusion.fuse").ends_with("\"off\"  (flag --set)"));
-    assert!(line("fusion.lease_ms").ends_with("120000 ms  (default)"));
-    assert!(line("shards").ends_with('3'));
+    assert_eq!(line("fusion.fuse"), "fusion.fuse \"off\" (flag --set)");
+    assert_eq!(line("fusion.lease_ms"), "fusion.lease_ms 120000 ms (default)");
+    assert!(line("shards").starts_with("shards 3 for "));
     assert!(line("127.0.0.1:7000").contains("loopback: the same transport address as ours"));
-    assert!(line("verbs").starts_with("verbs        "));
     if !cfg!(feature = "verbs") {
-        assert!(
-            line("verbs").ends_with("not available: this build has no RDMA verbs: build it with `--features verbs`")
-        );
+        assert!(line("verbs").starts_with("verbs not available: this build has no RDMA verbs: build it with"));
         assert!(line("[fd00::7]:7000").contains("tcp: this build has no RDMA verbs (feature verbs)"));
     } else if !Path::new("/sys/class/infiniband").exists() {
         assert!(line("[fd00::7]:7000").contains("tcp: no verbs here: "));
@@ -186,7 +189,9 @@ fn check_prints_json_alone() {
     let place = Place::new();
     place.write("job.map", MAP);
     let variables = [("NETWORK_PS_CORE_NUMBER", "2")];
+    let open = ["--set", "security.insecure=true"];
     let arguments = ["--endpoint-map", "job.map", "--role", "ps", "--task", "worker0:2222"];
+    let arguments = [&arguments[..], &open].concat();
     let (json, output) = check_json(&place, &variables, &arguments);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     assert_eq!(json["schema"], "sealane-check/1");
@@ -243,9 +248,74 @@ fn verbs_are_required_only_of_a_build_that_has_them() {
         let error = place.refuse(&required);
         assert!(error.ends_with("build it with `--features verbs`, or write auto or tcp\n"), "{error}");
     } else if !Path::new("/sys/class/infiniband").exists() {
-        let text = place.succeed(&required);
+        let output = place.run(&required);
+        assert_eq!(output.status.code(), Some(1));
+        assert!(stderr(&output).starts_with("error: verbs"), "{}", stderr(&output));
+        let text = stdout(&output);
         assert!(text.contains("none: transport.require is verbs (--set), but "), "{text}");
     }
+}
+
+#[test]
+fn check_gives_everything_a_verdict_and_fails_where_something_will_not_work() {
+    let place = Place::new();
+    place.write(".endpoint_map", "a:1=127.0.0.1:7000\na:1=127.0.0.1:7000\n");
+    let names = |json: &Json, verdict: &str| -> Vec<String> {
+        let findings = json["findings"].as_array().unwrap().iter();
+        let those = findings.filter(|finding| finding["verdict"] == verdict);
+        those.map(|finding| finding["name"].as_str().unwrap().to_owned()).collect()
+    };
+    let (json, output) = check_json(&place, &[], &[]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert_eq!(names(&json, "will_not_work"), Vec::<String>::new());
+    assert!(names(&json, "could_be_better").contains(&"endpoint map".to_owned()), "{json}");
+    assert_eq!(json["endpoint_map"]["lint"][0]["line"], 2);
+    assert!(json["findings"].as_array().unwrap().len() >= 20);
+    assert!(json["topology"]["cores"].as_u64().unwrap() > 0);
+    assert_eq!(json["probes"], Json::Null);
+
+    // Nobody has a control of that name.
+    let (json, output) = check_json(&place, &[], &["--set", "transport.tcp.congestion=sealane"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(names(&json, "will_not_work"), ["congestion"]);
+    assert_eq!(stderr(&output), "error: congestion will not work here; do what stands below each of them\n");
+    let text = stdout(&place.run(&["check", "--set", "transport.tcp.congestion=sealane"]));
+    assert!(text.contains("  fails   congestion       transport.tcp.congestion is sealane; "), "{text}");
+    assert!(text.contains("$ sudo modprobe tcp_sealane\n"), "{text}");
+    assert!(text.contains("\n1 will not work, "), "{text}");
+}
+
+#[test]
+fn check_probes_every_peer() {
+    let place = Place::new();
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let (port, gone) = (other.local_addr().unwrap().port(), listener.local_addr().unwrap().port());
+    drop(listener);
+    let server = std::thread::spawn(move || {
+        use std::io::Write;
+        other.accept().unwrap().0.write_all(b"220 mail ESMTP\r\n").unwrap();
+    });
+    place.write(".endpoint_map", &format!("a:1=127.0.0.1:{port}\nb:1=127.0.0.1:{gone}\n"));
+    let (json, output) = check_json(&place, &[], &["--probe", "--task", "b:1"]);
+    server.join().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        stderr(&output).starts_with(&format!("error: 127.0.0.1:{port} will not work here; ")),
+        "{}",
+        stderr(&output)
+    );
+    let probes = json["probes"].as_array().unwrap();
+    let of = |address: u16| {
+        let named = format!("127.0.0.1:{address}");
+        probes.iter().find(|probe| probe["transport_address"] == named.as_str()).unwrap()
+    };
+    assert!(of(port)["says"].as_str().unwrap().contains("not a Sealane peer"), "{probes:?}");
+    assert_eq!(of(port)["reachable"], false);
+    assert_eq!(
+        (&of(gone)["verdict"], &of(gone)["remedy"]["command"]),
+        (&"could_be_better".into(), &"sealane daemon".into())
+    );
 }
 
 #[test]

@@ -182,9 +182,19 @@ fn settings_that_do_not_go_together_are_refused_with_the_remedy() {
 #[test]
 fn check_says_who_may_talk_and_whether_a_daemon_would_start() {
     let place = Place::new();
+    // The line and what is below it, as one; and whether check says that all works.
+    let told = |set: &[String]| {
+        let output = place.command(&["check", "--task", PS], set).output().unwrap();
+        let report = text(&output.stdout);
+        let lines = report.lines().skip_while(|line| !line.contains("who may talk"));
+        let lines: Vec<_> = lines.enumerate().take_while(|(at, line)| *at == 0 || line.starts_with("     ")).collect();
+        let words = lines.iter().flat_map(|(_, line)| line.split_whitespace()).collect::<Vec<_>>().join(" ");
+        (words, output.status.code())
+    };
     let line = |set: &[String]| {
-        let told = place.succeed(&["check", "--task", PS], set);
-        told.lines().find(|line| line.contains("who may talk")).expect("it says so").to_owned()
+        let (words, code) = told(set);
+        assert_eq!(code, Some(i32::from(words.starts_with("fails "))), "{words}");
+        words
     };
     assert!(line(&[]).contains("this host alone can connect"));
     place.succeed(&["keys", "secret", "job.secret"], &[]);

@@ -14,16 +14,16 @@ const THREADS: usize = 16;
 
 /// What the look-ups found.
 #[derive(Debug, Default)]
-pub(super) struct LookedUp {
+pub(crate) struct LookedUp {
     /// The addresses of each name that has some; under the transport address that was asked for.
-    pub(super) found: HashMap<TransportAddress, Vec<IpAddr>>,
+    pub(crate) found: HashMap<TransportAddress, Vec<IpAddr>>,
     /// Those that have none, or none that was found in time.
-    pub(super) unknown: Vec<TransportAddress>,
+    pub(crate) unknown: Vec<TransportAddress>,
 }
 
 /// Looks up the hosts of `wanted`, for at most `time`. A look-up cannot be interrupted: one that takes longer ends on its
 /// own thread, unheard.
-pub(super) fn look_up(wanted: Vec<TransportAddress>, time: Duration) -> LookedUp {
+pub(crate) fn look_up(wanted: Vec<TransportAddress>, time: Duration) -> LookedUp {
     let until = Instant::now() + time;
     let (tell, told) = channel();
     let threads = wanted.len().min(THREADS);

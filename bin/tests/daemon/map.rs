@@ -57,3 +57,17 @@ fn what_a_running_daemon_cannot_take_from_a_new_map_is_warned_of() {
     let has = |text: &str| ended.stderr.lines().any(|line| line.contains("WARN") && line.contains(text));
     assert!(has("worker0:2222") && has(&elsewhere), "{}", ended.stderr);
 }
+
+#[test]
+fn a_running_daemon_answers_a_probe() {
+    let (place, daemon) = Daemon::start(&[]);
+    let output = place.run(&["check", "--probe", "--json"]);
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let probe = &report["probes"][0];
+    assert_eq!(probe["transport_address"], place.address.as_str());
+    assert_eq!((&probe["verdict"], &probe["link"], &probe["shards"]), (&"ok".into(), &"loopback".into(), &1.into()));
+    assert_eq!(probe["tasks"], serde_json::json!([PS, crate::fixture::WORKER]));
+    assert!(probe["connect_us"].is_u64() && probe["greet_us"].is_u64());
+    daemon.stop();
+}

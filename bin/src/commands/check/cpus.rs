@@ -8,6 +8,8 @@ use std::path::Path;
 
 use serde::Serialize;
 
+use super::verdict::Finding;
+
 /// Most of a lock file that is read: a process id is shorter.
 const LOCK_FILE_BYTES_MAX: u64 = 32;
 
@@ -91,21 +93,33 @@ fn claim(cpu: usize, mut file: File) -> io::Result<Option<Claim>> {
     }
 }
 
-impl fmt::Display for Cpus {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "allowed {}; ", list(&self.allowed))?;
-        match &self.claimed[..] {
-            [] => out.write_str("none is claimed")?,
+impl Cpus {
+    /// The CPUs that this process may run on.
+    pub(super) fn allowed(&self) -> &[usize] {
+        &self.allowed
+    }
+
+    /// Those of them that nobody claims.
+    pub(super) fn free(&self) -> Vec<usize> {
+        let is_claimed = |cpu: &usize| self.claimed.iter().any(|claim| claim.cpu == *cpu);
+        self.allowed.iter().copied().filter(|cpu| !is_claimed(cpu)).collect()
+    }
+
+    /// What is to be said of the claims.
+    pub(super) fn finding(&self) -> Finding {
+        const NAME: &str = "claims";
+        if let Some(error) = &self.error {
+            let remedy = format!("sudo install -d -m 1777 {}", self.claim_directory);
+            return Finding::better(NAME, error, remedy);
+        }
+        let claimed = match &self.claimed[..] {
+            [] => "no CPU is claimed".to_owned(),
             claimed => {
                 let cpus: Vec<_> = claimed.iter().map(ToString::to_string).collect();
-                write!(out, "claimed {}", cpus.join(", "))?;
+                format!("claimed: CPU {}", cpus.join(", "))
             }
-        }
-        write!(out, " in {}", self.claim_directory)?;
-        match &self.error {
-            Some(error) => write!(out, "; {error}"),
-            None => Ok(()),
-        }
+        };
+        Finding::ok(NAME, format!("{claimed} in {}", self.claim_directory))
     }
 }
 
@@ -118,18 +132,9 @@ impl fmt::Display for Claim {
     }
 }
 
-/// Shows runs of neighbours as the kernel does: `0-3,8`.
-fn list(cpus: &[usize]) -> String {
-    let runs = cpus.chunk_by(|one, next| one + 1 == *next);
-    let runs = runs.map(|run| match run {
-        [first, .., last] => format!("{first}-{last}"),
-        run => run.iter().map(ToString::to_string).collect(),
-    });
-    runs.collect::<Vec<_>>().join(",")
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::verdict::Verdict;
     use super::*;
     use sealane_runtime::{Wanted, claim_cpus};
 
@@ -142,7 +147,9 @@ mod tests {
         assert!(cpus.allowed.contains(&held[0].cpu()));
         let process = std::process::id();
         assert_eq!(cpus.claimed, [Claim { cpu: held[0].cpu(), process: Some(process) }]);
-        assert!(cpus.to_string().contains(&format!("by process {process}")), "{cpus}");
+        assert!(!cpus.free().contains(&held[0].cpu()));
+        let says = cpus.finding().says;
+        assert!(says.contains(&format!("by process {process} in ")), "{says}");
         drop(held);
         assert_eq!(Cpus::look(directory.path()).claimed, []);
         // Looking took nothing.
@@ -165,7 +172,7 @@ mod tests {
         let holder = File::open(&path).unwrap();
         holder.lock().unwrap();
         let cpus = Cpus::look(directory.path());
-        assert!(cpus.to_string().contains("claimed 7 in "), "{cpus}");
+        assert!(cpus.finding().says.starts_with("claimed: CPU 7 in "), "{cpus:?}");
     }
 
     #[test]
@@ -174,16 +181,10 @@ mod tests {
         let file = directory.path().join("file");
         fs::write(&file, "").unwrap();
         let cpus = Cpus::look(&file);
-        assert!(cpus.error.unwrap().contains("file cannot be read: "));
+        assert!(cpus.finding().says.contains("file cannot be read: "));
+        assert_eq!(cpus.finding().verdict, Verdict::CouldBeBetter);
         assert_eq!(Cpus::look(&directory.path().join("none")).error, None);
         std::os::unix::fs::symlink(&file, directory.path().join("cpu-1.lock")).unwrap();
         assert!(claims(directory.path()).is_err());
-    }
-
-    #[test]
-    fn lists_runs() {
-        assert_eq!(list(&[]), "");
-        assert_eq!(list(&[0]), "0");
-        assert_eq!(list(&[0, 1, 2, 5, 7, 8]), "0-2,5,7-8");
     }
 }

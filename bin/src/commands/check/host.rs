@@ -1,17 +1,17 @@
-//! What the kernel gives this process: CPUs, lockable memory, TCP congestion controls.
-
-use std::fmt;
-use std::fs;
+//! What the kernel gives this process: lockable memory, TCP congestion controls.
 
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 use serde::Serialize;
 
+use super::kernel::Kernel;
+use super::memory::mebibytes;
+use super::verdict::Finding;
 use crate::locked_memory::LockLimit;
 
 /// Where the kernel says which congestion control it uses, and which it would let a socket have.
-const CONGESTION: &str = "/proc/sys/net/ipv4/tcp_congestion_control";
-const CONGESTION_AVAILABLE: &str = "/proc/sys/net/ipv4/tcp_available_congestion_control";
-const CONGESTION_ALLOWED: &str = "/proc/sys/net/ipv4/tcp_allowed_congestion_control";
+const CONGESTION: &str = "proc/sys/net/ipv4/tcp_congestion_control";
+const CONGESTION_AVAILABLE: &str = "proc/sys/net/ipv4/tcp_available_congestion_control";
+const CONGESTION_ALLOWED: &str = "proc/sys/net/ipv4/tcp_allowed_congestion_control";
 
 /// How much memory this process may lock.
 #[derive(Debug, Serialize)]
@@ -51,31 +51,28 @@ impl MemoryLock {
     }
 }
 
-impl fmt::Display for MemoryLock {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let show = |bytes: Option<u64>| match bytes {
-            Some(bytes) => format!("{bytes} bytes"),
-            None => "no limit".to_owned(),
+impl MemoryLock {
+    /// What is to be said of it; too low a limit is the end where verbs are required.
+    pub(super) fn finding(&self, requires_verbs: bool) -> Finding {
+        const NAME: &str = "memory lock";
+        const REMEDY: &str = "ulimit -l unlimited  # in a unit: LimitMEMLOCK=infinity";
+        let show = |bytes: Option<u64>| bytes.map_or_else(|| "no limit".to_owned(), mebibytes);
+        let mut says = match &self.error {
+            Some(error) => format!("unknown: {error}"),
+            None if self.soft_bytes == self.hard_bytes => show(self.soft_bytes),
+            None => format!("{}, can be raised to {}", show(self.soft_bytes), show(self.hard_bytes)),
         };
-        match &self.error {
-            Some(error) => write!(out, "unknown: {error}")?,
-            None => {
-                let (soft, hard) = (show(self.soft_bytes), show(self.hard_bytes));
-                write!(out, "{soft}, can be raised to {hard}")?;
-            }
-        }
         if self.lifted {
-            out.write_str("; CAP_IPC_LOCK lifts it")?;
+            says += "; CAP_IPC_LOCK lifts it";
         }
         if let Some(Registered { shards, bytes }) = self.needed {
-            write!(
-                out,
-                "; for verbs {shards} shards register {bytes} bytes, and each client's arena and area besides"
-            )?;
+            let needed = mebibytes(bytes);
+            says += &format!("; for verbs {shards} shards register {needed}, and each client's arena and area besides");
         }
-        match &self.problem {
-            Some(problem) => write!(out, "; too low: {problem}"),
-            None => Ok(()),
+        match (&self.problem, requires_verbs) {
+            (None, _) => Finding::ok(NAME, says),
+            (Some(_), true) => Finding::fails(NAME, says + ": too low, and verbs are required", REMEDY),
+            (Some(_), false) => Finding::better(NAME, says + ": too low, so links would be TCP", REMEDY),
         }
     }
 }
@@ -95,8 +92,8 @@ pub(super) struct Tcp {
 
 impl Tcp {
     /// Reads the kernel's lists; `wanted` is what the settings ask for.
-    pub(super) fn look(wanted: Option<&str>) -> Tcp {
-        let text = |file| fs::read_to_string(file).unwrap_or_default();
+    pub(super) fn look(kernel: &Kernel, wanted: Option<&str>) -> Tcp {
+        let text = |file| kernel.text(file).unwrap_or_default();
         let (default, available) = (text(CONGESTION), text(CONGESTION_AVAILABLE));
         Tcp::of(wanted, &default, &available, &text(CONGESTION_ALLOWED))
     }
@@ -113,26 +110,36 @@ impl Tcp {
     }
 }
 
-impl fmt::Display for Tcp {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl Tcp {
+    /// What is to be said of them, for a process that has privilege or has not.
+    pub(super) fn finding(&self, wanted: Option<&str>, is_privileged: bool) -> Finding {
+        const NAME: &str = "congestion";
         let available = self.congestion_available.join(", ");
-        let allowed = self.congestion_allowed.join(", ");
-        let default = &self.congestion;
-        write!(out, "congestion control {default}; available {available}; ")?;
-        write!(out, "without privilege {allowed}")?;
+        let Some(wanted) = wanted else {
+            return Finding::ok(NAME, format!("{}, the kernel's default; available: {available}", self.congestion));
+        };
         if self.wanted_available == Some(false) {
-            out.write_str("; the one in transport.tcp.congestion is not available")?;
+            let says = format!("transport.tcp.congestion is {wanted}; available: {available}");
+            return Finding::fails(NAME, says, format!("sudo modprobe tcp_{wanted}"));
         }
-        Ok(())
+        let is_allowed = self.congestion_allowed.iter().any(|allowed| allowed == wanted);
+        if !is_allowed && !is_privileged {
+            let all = format!("{} {wanted}", self.congestion_allowed.join(" "));
+            let says = format!("transport.tcp.congestion is {wanted}, which needs privilege here");
+            let remedy = format!("sudo sysctl -w net.ipv4.tcp_allowed_congestion_control='{}'", all.trim());
+            return Finding::fails(NAME, says, remedy);
+        }
+        Finding::ok(NAME, format!("{wanted} (transport.tcp.congestion); the kernel's default is {}", self.congestion))
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::verdict::{Remedy, Verdict};
     use super::*;
 
     #[test]
-    fn shows_the_memory_limit() {
+    fn the_memory_limit_has_a_verdict() {
         let plain = || MemoryLock {
             soft_bytes: Some(8192),
             hard_bytes: None,
@@ -141,16 +148,18 @@ mod tests {
             needed: None,
             problem: None,
         };
-        assert_eq!(plain().to_string(), "8192 bytes, can be raised to no limit");
-        let lifted = MemoryLock { lifted: true, ..plain() };
-        assert_eq!(lifted.to_string(), "8192 bytes, can be raised to no limit; CAP_IPC_LOCK lifts it");
+        assert_eq!(plain().finding(true).says, "8 KiB, can be raised to no limit");
+        let lifted = MemoryLock { lifted: true, hard_bytes: Some(8192), ..plain() };
+        assert_eq!(lifted.finding(true).says, "8 KiB; CAP_IPC_LOCK lifts it");
         let needed = Some(Registered { shards: 2, bytes: 9000 });
         let low = MemoryLock { needed, problem: Some("raise it".to_owned()), ..plain() };
+        let finding = low.finding(false);
         assert_eq!(
-            low.to_string(),
-            "8192 bytes, can be raised to no limit; for verbs 2 shards register 9000 bytes, and each client's arena and \
-             area besides; too low: raise it"
+            finding.says,
+            "8 KiB, can be raised to no limit; for verbs 2 shards register 8 KiB, and each client's arena and area \
+             besides: too low, so links would be TCP"
         );
+        assert_eq!((finding.verdict, low.finding(true).verdict), (Verdict::CouldBeBetter, Verdict::WillNotWork));
     }
 
     #[test]
@@ -162,15 +171,23 @@ mod tests {
     }
 
     #[test]
-    fn says_if_the_wanted_congestion_control_is_missing() {
-        let of = |wanted| Tcp::of(wanted, "bbr\n", "reno bbr cubic\n", "reno bbr\n");
-        assert_eq!(of(None).wanted_available, None);
-        assert_eq!(of(Some("cubic")).wanted_available, Some(true));
-        let missing = of(Some("vegas")).to_string();
+    fn the_wanted_congestion_control_must_be_there_and_allowed() {
+        let of = |wanted, is_privileged| {
+            let tcp = Tcp::of(wanted, "bbr\n", "reno bbr cubic\n", "reno bbr\n");
+            tcp.finding(wanted, is_privileged)
+        };
+        assert_eq!(of(None, false).says, "bbr, the kernel's default; available: reno, bbr, cubic");
+        assert_eq!(of(Some("reno"), false).verdict, Verdict::Ok);
+        assert_eq!(of(Some("cubic"), true).verdict, Verdict::Ok);
+        let forbidden = of(Some("cubic"), false);
+        assert_eq!(forbidden.verdict, Verdict::WillNotWork);
         assert_eq!(
-            missing,
-            "congestion control bbr; available reno, bbr, cubic; without privilege reno, bbr; \
-             the one in transport.tcp.congestion is not available"
+            forbidden.remedy.as_ref().map(Remedy::text),
+            Some("sudo sysctl -w net.ipv4.tcp_allowed_congestion_control='reno bbr cubic'")
         );
+        let missing = of(Some("vegas"), true);
+        assert_eq!(missing.verdict, Verdict::WillNotWork);
+        assert_eq!(missing.says, "transport.tcp.congestion is vegas; available: reno, bbr, cubic");
+        assert_eq!(missing.remedy.as_ref().map(Remedy::text), Some("sudo modprobe tcp_vegas"));
     }
 }

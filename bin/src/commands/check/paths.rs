@@ -23,6 +23,11 @@ impl Ours {
         self.addresses.iter()
     }
 
+    /// True if this host serves it.
+    pub(super) fn has(&self, address: &TransportAddress) -> bool {
+        self.addresses.contains(address)
+    }
+
     pub(super) fn new(addresses: impl IntoIterator<Item = TransportAddress>, because: &'static str) -> Ours {
         Ours { addresses: addresses.into_iter().collect(), because }
     }
@@ -64,7 +69,7 @@ impl Network {
 /// One path for every transport address, in the map's order.
 pub(super) fn paths(map: &EndpointMap, ours: &Ours, network: &Network) -> Vec<Path> {
     let path = |address: &TransportAddress| {
-        let (link, reason) = if ours.addresses.contains(address) {
+        let (link, reason) = if ours.has(address) {
             let reason = format!("the same transport address as ours: {}", ours.because);
             ("loopback", reason)
         } else {

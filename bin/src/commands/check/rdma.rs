@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
+use super::verdict::{Finding, advice};
+
 /// Most GIDs that are looked at: the table of a port with many VLANs, not all that hardware has.
 const GIDS_MAX: usize = 256;
 
@@ -46,6 +48,31 @@ impl Device {
         devices.sort_by(|a, b| a.name.cmp(&b.name));
         devices
     }
+}
+
+/// What is to be said of the devices.
+pub(super) fn finding(devices: &[Device]) -> Finding {
+    const NAME: &str = "RDMA devices";
+    if devices.is_empty() {
+        return Finding::ok(NAME, "none");
+    }
+    let port = |device: &Device, port: &Port| {
+        let Port { number, state, link_layer, gids } = port;
+        format!("{} port {number}: {state}, {link_layer}, {} GIDs", device.name, gids.len())
+    };
+    let ports = devices.iter().flat_map(|device| device.ports.iter().map(move |one| port(device, one)));
+    let says = ports.collect::<Vec<_>>().join("; ");
+    let is_active = |port: &Port| port.state == "ACTIVE";
+    if devices.iter().any(|device| device.ports.iter().any(is_active)) {
+        return Finding::ok(NAME, says);
+    }
+    let interface = devices.iter().flat_map(|device| &device.ports).flat_map(|port| &port.gids);
+    let interface = interface.map(|gid| gid.network_device.as_str()).find(|name| !name.is_empty());
+    let remedy = interface.map_or_else(
+        || advice("start the subnet manager, or plug the cable in; `rdma link show` shows the ports"),
+        |name| format!("sudo ip link set {name} up").into(),
+    );
+    Finding::better(NAME, format!("{says}: no port is active"), remedy)
 }
 
 fn ports(directory: &Path) -> Vec<Port> {
@@ -94,6 +121,7 @@ fn text(path: &Path) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::verdict::Remedy;
     use super::*;
 
     #[test]
@@ -124,11 +152,21 @@ mod tests {
         };
         assert_eq!((gid.index, gid.kind.as_str()), (0, "RoCE v2"));
         assert_eq!(gid.network_device, "eth0");
+        let says = "mlx5_0 port 1: ACTIVE, Ethernet, 1 GIDs";
+        assert_eq!(finding(&devices), Finding::ok("RDMA devices", says));
+
+        fs::write(root.path().join("mlx5_0/ports/1/state"), "1: DOWN\n").unwrap();
+        let down = finding(&Device::look(root.path()));
+        assert_eq!(down.remedy.as_ref().map(Remedy::text), Some("sudo ip link set eth0 up"));
+        fs::remove_file(root.path().join("mlx5_0/ports/1/gids/0")).unwrap();
+        let down = finding(&Device::look(root.path()));
+        assert!(down.remedy.unwrap().text().starts_with("start the subnet manager"));
     }
 
     #[test]
     fn a_host_without_rdma_has_no_devices() {
         let root = tempfile::tempdir().unwrap();
         assert_eq!(Device::look(root.path().join("none")), []);
+        assert_eq!(finding(&[]).says, "none");
     }
 }

@@ -4,18 +4,28 @@ use std::fmt;
 
 use serde::Serialize;
 
+use super::cards::Card;
 use super::cpus::Cpus;
 use super::host::{MemoryLock, Tcp};
 use super::io_uring::IoUring;
+use super::layout;
+use super::memory::Memory;
+use super::network::Sockets;
 use super::paths::Path;
+use super::probe::Probe;
 use super::rdma::Device;
 use super::security::Security;
+use super::topology::Topology;
 use super::verbs::Verbs;
+use super::verdict::{Finding, Verdict};
 use crate::Failure;
 use crate::settings::{Entry, Source, Value};
 
 /// The version of the JSON.
 const SCHEMA: &str = "sealane-check/1";
+
+/// Columns before what is said of a path: longer addresses stand on a line of their own.
+const PATH_MARGIN_MAX: usize = 26;
 
 /// Tasks of one transport address that the text names; the JSON names all.
 const TASKS_SHOWN_MAX: usize = 3;
@@ -27,7 +37,13 @@ pub(super) struct Report {
     pub(super) role_source: String,
     /// The shards that a daemon would run.
     pub(super) shards: usize,
+    /// What was made of all below, in the order of the text.
+    pub(super) findings: Vec<Finding>,
     pub(super) cpus: Cpus,
+    pub(super) topology: Topology,
+    pub(super) cards: Vec<Card>,
+    pub(super) memory: Memory,
+    pub(super) sockets: Sockets,
     pub(super) memory_lock: MemoryLock,
     pub(super) io_uring: IoUring,
     pub(super) rdma: Vec<Device>,
@@ -37,6 +53,8 @@ pub(super) struct Report {
     pub(super) settings: Vec<SettingReport>,
     pub(super) endpoint_map: MapReport,
     pub(super) paths: Vec<Path>,
+    /// `null` without `--probe`.
+    pub(super) probes: Option<Vec<Probe>>,
 }
 
 /// One setting.
@@ -69,6 +87,18 @@ pub(super) struct MapReport {
     /// `null` where there is no usable map.
     pub(super) tasks: Option<usize>,
     pub(super) error: Option<String>,
+    /// What `sealane map lint` says of it.
+    pub(super) lint: Vec<Remark>,
+}
+
+/// A line of the endpoint map that is wrong, or says nothing.
+#[derive(Debug, Serialize)]
+pub(super) struct Remark {
+    pub(super) line: usize,
+    pub(super) column: usize,
+    /// False: the map works all the same.
+    pub(super) is_error: bool,
+    pub(super) says: String,
 }
 
 impl SettingReport {
@@ -119,26 +149,24 @@ impl Report {
         Ok(json + "\n")
     }
 
+    /// What does not work, or could be better, of everything that was looked at: by name.
+    pub(super) fn names(&self, verdict: Verdict) -> Vec<String> {
+        let findings = self.findings.iter().map(|finding| (finding.name.to_owned(), finding.verdict));
+        let probes =
+            self.probes.iter().flatten().map(|probe| (probe.transport_address.clone(), probe.finding().verdict));
+        findings.chain(probes).filter(|(_, has)| *has == verdict).map(|(name, _)| name).collect()
+    }
+
     fn write_host(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(out, "host")?;
-        writeln!(out, "  CPUs         {}", self.cpus)?;
-        writeln!(out, "  shards       {}", self.shards)?;
-        writeln!(out, "  memory lock  {}", self.memory_lock)?;
-        writeln!(out, "  io_uring     {}", self.io_uring)?;
-        writeln!(out, "  TCP          {}", self.tcp)?;
-        writeln!(out, "  who may talk {}", self.security)?;
-        writeln!(out, "  verbs        {}", self.verbs)?;
-        if self.rdma.is_empty() {
-            return writeln!(out, "  RDMA         no devices");
-        }
+        writeln!(out, "\nhost")?;
+        self.findings.iter().try_for_each(|finding| out.write_str(&layout::finding(finding)))?;
         for device in &self.rdma {
             for port in &device.ports {
-                let (name, number) = (&device.name, port.number);
-                let (state, layer) = (&port.state, &port.link_layer);
-                writeln!(out, "  RDMA         {name} port {number}: {state}, {layer}")?;
+                let number = port.number;
                 for gid in &port.gids {
-                    let (index, kind, device) = (gid.index, &gid.kind, &gid.network_device);
-                    writeln!(out, "               GID {index}: {} {kind} {device}", gid.gid)?;
+                    let (index, kind, network) = (gid.index, &gid.kind, &gid.network_device);
+                    let text = format!("{} port {number} GID {index}: {} {kind} {network}", device.name, gid.gid);
+                    out.write_str(&layout::wrapped("", 10, text.trim_end()))?;
                 }
             }
         }
@@ -146,7 +174,7 @@ impl Report {
     }
 
     fn write_settings(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(out, "\nsettings (role {}, from {})", self.role, self.role_source)?;
+        writeln!(out, "settings (role {}, from {})", self.role, self.role_source)?;
         let width = |text: fn(&SettingReport) -> &str| {
             let widths = self.settings.iter().map(|setting| text(setting).chars().count());
             widths.max().unwrap_or(0)
@@ -154,28 +182,57 @@ impl Report {
         let name_width = width(|setting| setting.name);
         for setting in &self.settings {
             let SettingReport { name, shown, source, .. } = setting;
-            writeln!(out, "  {name:name_width$}  {shown}  ({source})")?;
+            let head = format!("  {name:name_width$}  ");
+            // The source stands by itself, where it is looked for.
+            match head.chars().count() + shown.chars().count() + source.to_string().chars().count() + 4 {
+                0..=80 => writeln!(out, "{head}{shown}  ({source})")?,
+                _ => out.write_str(&layout::wrapped(&head, head.len(), &format!("{shown} ({source})")))?,
+            }
         }
         Ok(())
     }
 
     fn write_paths(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let MapReport { file, source, tasks, error } = &self.endpoint_map;
-        write!(out, "\nendpoint map {file} (from {source}): ")?;
-        match (tasks, error) {
-            (_, Some(error)) => writeln!(out, "{error}")?,
-            (Some(tasks), None) => writeln!(out, "{tasks} tasks")?,
-            (None, None) => writeln!(out, "no such file; name one with --endpoint-map")?,
+        if self.paths.is_empty() {
+            return Ok(());
         }
+        writeln!(out, "\npaths")?;
+        let widest = self.paths.iter().map(|path| path.transport_address.chars().count()).max().unwrap_or(0);
+        let margin = (widest + 4).min(PATH_MARGIN_MAX);
         for path in &self.paths {
             let shown = path.tasks.len().min(TASKS_SHOWN_MAX);
-            let more = path.tasks.len() - shown;
+            let more = match path.tasks.len() - shown {
+                0 => String::new(),
+                more => format!(" and {more} more"),
+            };
             let tasks = path.tasks[..shown].join(", ");
-            write!(out, "  {}  {}: {}  ({tasks}", path.transport_address, path.link, path.reason)?;
-            match more {
-                0 => writeln!(out, ")")?,
-                more => writeln!(out, " and {more} more)")?,
+            let text = format!("{}: {} ({tasks}{more})", path.link, path.reason);
+            let head = format!("  {}  ", path.transport_address);
+            match head.chars().count() > margin {
+                true => write!(out, "{}\n{}", head.trim_end(), layout::wrapped("", margin, &text))?,
+                false => out.write_str(&layout::wrapped(&head, margin, &text))?,
             }
+        }
+        Ok(())
+    }
+
+    fn write_probes(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some(probes) = &self.probes else { return Ok(()) };
+        writeln!(out, "\npeers")?;
+        probes.iter().try_for_each(|probe| out.write_str(&layout::named(&probe.transport_address, &probe.finding())))
+    }
+
+    fn write_sum(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (fails, better) = (self.names(Verdict::WillNotWork).len(), self.names(Verdict::CouldBeBetter).len());
+        match (fails, better) {
+            (0, 0) => writeln!(out, "\nAll is well.")?,
+            (0, better) => writeln!(out, "\n{better} could be better; all works.")?,
+            (fails, better) => writeln!(out, "\n{fails} will not work, {better} could be better.")?,
+        }
+        let has_sysctl =
+            |finding: &Finding| finding.remedy.as_ref().is_some_and(|remedy| remedy.text().contains("sysctl -w"));
+        if self.findings.iter().any(has_sysctl) {
+            writeln!(out, "What sysctl sets is lost at the next boot; write it in /etc/sysctl.d/ too.")?;
         }
         Ok(())
     }
@@ -183,8 +240,11 @@ impl Report {
 
 impl fmt::Display for Report {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.write_host(out)?;
+        // What matters most is said last, where a terminal still shows it.
         self.write_settings(out)?;
-        self.write_paths(out)
+        self.write_host(out)?;
+        self.write_paths(out)?;
+        self.write_probes(out)?;
+        self.write_sum(out)
     }
 }

@@ -1,10 +1,10 @@
 //! Who may talk to the tasks of this host, and whether a daemon would start so.
 
-use std::fmt;
 use std::net::ToSocketAddrs;
 
 use serde::Serialize;
 
+use super::verdict::{Finding, advice};
 use crate::engine_settings::authentication;
 use crate::settings::{Peers, Settings};
 use sealane_transport::endpoint_map::TransportAddress;
@@ -54,18 +54,24 @@ fn is_exposed(address: &TransportAddress) -> bool {
     (host, port).to_socket_addrs().is_ok_and(|mut found| found.any(|found| !found.ip().to_canonical().is_loopback()))
 }
 
-impl fmt::Display for Security {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl Security {
+    /// What is to be said of it.
+    pub(super) fn finding(&self) -> Finding {
+        const NAME: &str = "who may talk";
         let who = match (self.peers, self.insecure) {
             ("none", true) => "anyone who can connect (security.insecure)",
             ("none", false) => "anyone, but this host alone can connect",
             ("shared secret", _) => "who has the shared secret; not encrypted",
             _ => "who has a certificate for its tasks; encrypted by TLS 1.3, but for RDMA",
         };
-        write!(out, "{who}")?;
-        match &self.error {
-            Some(error) => write!(out, "; a daemon would not start: {error}"),
-            None => Ok(()),
-        }
+        let Some(error) = &self.error else { return Finding::ok(NAME, who) };
+        // Each of these says what was wrong, and then what to do.
+        let (wrong, remedy) = error.split_once(": set ").or_else(|| error.split_once("; ")).unwrap_or((error, ""));
+        let remedy = match remedy {
+            "" => "sealane keys --help".into(),
+            _ if error.contains(": set ") => advice(format!("set {remedy}")),
+            remedy => advice(remedy),
+        };
+        Finding::fails(NAME, format!("a daemon would not start: {wrong}"), remedy)
     }
 }

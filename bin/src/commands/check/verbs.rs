@@ -1,13 +1,13 @@
 //! Whether an engine of this program could use RDMA verbs here: opens the device as a shard would, and closes it again.
 
-use std::fmt;
 use std::net::Ipv6Addr;
 
 use sealane_transport::verbs::device::{Attributes, VerbsError};
 use sealane_transport::verbs::{self, VerbsSettings};
 use serde::Serialize;
 
-use crate::settings::VERBS_BUILT_IN;
+use super::verdict::Finding;
+use crate::settings::{Require, VERBS_BUILT_IN};
 
 /// What an engine finds.
 #[derive(Debug, PartialEq, Eq, Serialize)]
@@ -25,7 +25,7 @@ pub(super) struct Verbs {
 /// The device that was chosen.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Chosen {
-    name: String,
+    pub(super) name: String,
     port: u8,
     gid_index: u8,
     gid: String,
@@ -64,20 +64,37 @@ fn library() -> Option<bool> {
     None
 }
 
-impl fmt::Display for Verbs {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let word = if self.device.is_some() { "available" } else { "not available" };
-        write!(out, "{word}: {}", self.reason)?;
-        match self.library {
-            Some(true) => out.write_str("; libibverbs is loaded"),
-            // The reason says so.
-            Some(false) | None => Ok(()),
+impl Verbs {
+    /// What is to be said of them. `asked` is what `transport.require` is, `has_device` that the kernel has one.
+    pub(super) fn finding(&self, require: Require, asked: &str, has_device: bool) -> Finding {
+        const NAME: &str = "verbs";
+        if let Some(chosen) = &self.device {
+            let Chosen { name, port, gid_index, gid, mtu_bytes } = chosen;
+            let path = format!("{name} port {port}, GID {gid_index} ({gid}), MTU {mtu_bytes}");
+            return match require {
+                Require::Tcp => Finding::ok(NAME, format!("not used: {asked}; there would be {path}")),
+                _ => Finding::ok(NAME, format!("{path}; {}", self.reason)),
+            };
+        }
+        let says = format!("not available: {}", self.reason);
+        let remedy = match (self.built_in, self.library, has_device) {
+            (false, ..) => "cargo install --path bin --locked --features verbs",
+            (true, Some(false), _) => "sudo apt-get install libibverbs1 ibverbs-providers",
+            (true, _, false) => "sudo modprobe mlx5_ib  # or your card's driver",
+            (true, _, true) => "rdma link show",
+        };
+        match (require, has_device) {
+            (Require::Verbs, _) => Finding::fails(NAME, format!("{asked}, but {}", self.reason), remedy),
+            (Require::Auto, true) => Finding::better(NAME, says, remedy),
+            (Require::Auto, false) => Finding::ok(NAME, format!("{says}; links between hosts are TCP")),
+            (Require::Tcp, _) => Finding::ok(NAME, format!("not used: {asked}")),
         }
     }
 }
 
 #[cfg(test)]
 pub(super) mod tests {
+    use super::super::verdict::{Remedy, Verdict};
     use super::*;
 
     /// A device that was opened.
@@ -115,17 +132,42 @@ pub(super) mod tests {
         assert_eq!((&device["name"], &device["port"]), (&"rxe0".into(), &1.into()));
         assert_eq!((&device["gid_index"], &device["gid"]), (&1.into(), &"::ffff:10.9.0.1".into()));
         assert_eq!(device["mtu_bytes"], 1024);
-        let text = "available: device rxe0 (the first with an active port); libibverbs is loaded";
-        assert_eq!(found.to_string(), text);
+        let finding = found.finding(Require::Auto, "", true);
+        assert_eq!(
+            (finding.verdict, finding.says.as_str()),
+            (
+                Verdict::Ok,
+                "rxe0 port 1, GID 1 (::ffff:10.9.0.1), MTU 1024; device rxe0 (the first with an active port)"
+            )
+        );
+        let unused = found.finding(Require::Tcp, "transport.require is tcp (--set)", true);
+        assert!(unused.says.starts_with("not used: transport.require is tcp (--set); "), "{}", unused.says);
     }
 
     #[test]
     fn what_is_missing_is_told_with_the_step() {
         let missing = missing();
-        assert_eq!(missing.to_string(), "not available: ibv_get_device_list: libibverbs.so.1 could not be loaded");
+        let finding = missing.finding(Require::Auto, "", true);
+        assert_eq!(finding.verdict, Verdict::CouldBeBetter);
+        assert_eq!(finding.says, "not available: ibv_get_device_list: libibverbs.so.1 could not be loaded");
+        assert_eq!(
+            finding.remedy.as_ref().map(Remedy::text),
+            Some("sudo apt-get install libibverbs1 ibverbs-providers")
+        );
+        let required = missing.finding(Require::Verbs, "transport.require is verbs (--set)", false);
+        assert_eq!(required.verdict, Verdict::WillNotWork);
+        assert!(required.says.starts_with("transport.require is verbs (--set), but ibv_"), "{}", required.says);
+        assert_eq!(missing.finding(Require::Tcp, "", true).verdict, Verdict::Ok);
         assert_eq!(serde_json::to_value(&missing).unwrap()["device"], serde_json::Value::Null);
         let without = Verbs::of(false, None, Err(VerbsError::new("open the device", "this build has none")));
-        assert_eq!(without.to_string(), "not available: this build has none");
+        let finding = without.finding(Require::Auto, "", false);
+        let says = "not available: this build has none; links between hosts are TCP";
+        assert_eq!((finding.verdict, finding.says.as_str()), (Verdict::Ok, says));
+        let finding = without.finding(Require::Auto, "", true);
+        assert_eq!(
+            finding.remedy.as_ref().map(Remedy::text),
+            Some("cargo install --path bin --locked --features verbs")
+        );
     }
 
     #[test]

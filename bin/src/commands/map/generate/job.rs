@@ -6,6 +6,7 @@ use std::fmt::Write;
 use sealane_transport::endpoint_map::{ENTRIES_MAX, Host, TaskName, TransportAddress};
 
 use super::error::GenerateError;
+use crate::counted;
 
 /// One task of a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -97,18 +98,13 @@ impl Job {
             writeln!(lines, "{}={address}  # {}", member.task, member.shown()).expect("a String takes all");
         }
         let (tasks, hosts) = (self.members.len(), of_host.len());
-        Ok(format!("{made_by}# {}, {}\n{lines}", count(tasks, "task"), count(hosts, "host")))
+        Ok(format!("{made_by}# {}, {}\n{lines}", counted(tasks, "task"), counted(hosts, "host")))
     }
 
     /// How many tasks there are.
     pub(super) fn len(&self) -> usize {
         self.members.len()
     }
-}
-
-fn count(number: usize, noun: &str) -> String {
-    let plural = if number == 1 { "" } else { "s" };
-    format!("{number} {noun}{plural}")
 }
 
 impl Ports {

@@ -1,0 +1,251 @@
+//! `sealane check --probe`: calls every transport address of the endpoint map and says who is there, by which path, and
+//! how far away. A call is a greeting that begins no session, so a running job does not notice it.
+
+mod calls;
+mod progress;
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use sealane_transport::authentication::Authentication;
+use sealane_transport::endpoint_map::{EndpointMap, Host, TaskName, TransportAddress};
+use sealane_transport::error::LinkError;
+use sealane_transport::limits::INTRODUCTION_NAMES_BYTES_MAX;
+use sealane_transport::tcp::{DialError, TcpSettings, resolve};
+use sealane_transport::wire::{FEATURE_VERBS, Hello, RejectCode, VERSION_MAX, WireError};
+use serde::Serialize;
+
+use self::calls::{Answered, Callee, Manner, Unanswered, call_all};
+use self::progress::Bar;
+use super::paths::Ours;
+use super::verdict::{Finding, Remedy, Verdict, advice};
+use crate::counted;
+use crate::local_host::{LOOK_UP_TIME, look_up};
+
+/// What came of calling one transport address.
+#[derive(Debug, PartialEq, Serialize)]
+pub(super) struct Probe {
+    pub(super) transport_address: String,
+    /// It answered as Sealane does.
+    reachable: bool,
+    verdict: Verdict,
+    says: String,
+    remedy: Option<Remedy>,
+    /// The version of the wire that both sides speak; `null` where nobody answered, like all below.
+    wire_version: Option<u16>,
+    /// `loopback`, `verbs` or `tcp`: what tensors would take.
+    link: Option<&'static str>,
+    shards: Option<u16>,
+    tasks: Option<Vec<String>>,
+    /// One round trip: the connection stood.
+    connect_us: Option<u64>,
+    /// What must be shown, and the greeting, after that.
+    greet_us: Option<u64>,
+}
+
+/// How peers are called, and what this side has.
+#[derive(Debug)]
+pub(super) struct Prober<'a> {
+    pub(super) tcp: TcpSettings,
+    pub(super) authentication: Authentication,
+    /// `transport.handshake_timeout_ms`.
+    pub(super) patience: Duration,
+    pub(super) ours: &'a Ours,
+    /// This side can use RDMA verbs.
+    pub(super) has_verbs: bool,
+    /// It does without a link rather than without verbs.
+    pub(super) requires_verbs: bool,
+}
+
+impl Prober<'_> {
+    /// Calls every transport address of the map; a bar says how far it is.
+    pub(super) fn probe(&self, map: &EndpointMap) -> Vec<Probe> {
+        let addresses: Vec<&TransportAddress> = map.addresses().collect();
+        let found = addresses_of(&addresses);
+        let callees: Vec<Callee<'_>> =
+            addresses.iter().zip(found).map(|(&address, found)| Callee { address, found }).collect();
+        let manner = Manner { tcp: &self.tcp, authentication: &self.authentication, patience: self.patience };
+        let bar = Bar::on_stderr(callees.len());
+        let answers = call_all(&callees, &manner, |over| bar.at(over));
+        let each = addresses.iter().zip(answers);
+        each.map(|(address, answer)| match answer {
+            Ok(answered) => self.answered(address, answered, map),
+            Err(unanswered) => self.unanswered(address, unanswered),
+        })
+        .collect()
+    }
+
+    fn answered(&self, address: &TransportAddress, answered: Answered, map: &EndpointMap) -> Probe {
+        let Answered { welcome, certificate, connected_in, greeted_in } = answered;
+        let is_ours = self.ours.has(address);
+        let both_have_verbs = self.has_verbs && welcome.features & FEATURE_VERBS != 0;
+        let link = match (is_ours, both_have_verbs) {
+            (true, _) => "loopback",
+            (false, true) => "verbs",
+            (false, false) => "tcp",
+        };
+        let impostor = certificate.and_then(|certificate| {
+            let task = map.tasks_at(address).find(|task| !certificate.speaks_for(task))?;
+            Some(format!("its certificate ({}) does not speak for task {task}", certificate.names()))
+        });
+        let times = format!("{} to connect, {} to greet", shown(connected_in), shown(greeted_in));
+        let (shards, tasks) = (counted(welcome.shards.into(), "shard"), counted(welcome.tasks.len(), "task"));
+        let says = format!("{link}, wire version {VERSION_MAX}, {shards}, {tasks}; {times}");
+        let finding = if let Some(impostor) = impostor {
+            Finding::fails(
+                NAME,
+                impostor,
+                advice("make its certificate with the task's name (sealane keys tls --help)"),
+            )
+        } else if self.requires_verbs && !is_ours && !both_have_verbs {
+            let says = "verbs are required (transport.require), and it offers none";
+            Finding::fails(NAME, says, advice("run `sealane check` there: it says what is missing"))
+        } else if let Some(task) = first_missing(&welcome, map.tasks_at(address)) {
+            let says = format!("{says}: it does not serve task {task}, which the map has there");
+            Finding::better(
+                NAME,
+                says,
+                advice("give its daemon this map, which it takes by itself when the file is replaced"),
+            )
+        } else {
+            Finding::ok(NAME, says)
+        };
+        Probe {
+            reachable: true,
+            wire_version: Some(VERSION_MAX),
+            link: Some(link),
+            shards: Some(welcome.shards),
+            tasks: Some(welcome.tasks),
+            connect_us: Some(microseconds(connected_in)),
+            greet_us: Some(microseconds(greeted_in)),
+            ..Probe::of(address, finding)
+        }
+    }
+
+    fn unanswered(&self, address: &TransportAddress, unanswered: Unanswered) -> Probe {
+        let within = self.patience;
+        let (host, port) = (&address.host, address.port);
+        let reach = || format!("nc -vz {} {port}", bare(host));
+        let finding = match unanswered {
+            Unanswered::NoAddress => {
+                let says = format!("the name {host} was not found within {LOOK_UP_TIME:?}");
+                Finding::fails(NAME, says, format!("getent hosts {host}"))
+            }
+            Unanswered::Late { had_connection: false } => {
+                Finding::fails(NAME, format!("no connection within {within:?}"), reach())
+            }
+            Unanswered::Late { had_connection: true } => {
+                let says = format!("it accepted the call and did not answer within {within:?}");
+                Finding::fails(NAME, says, advice("look at its daemon: it is stopped, or another program has its port"))
+            }
+            Unanswered::Failed(DialError::Link(LinkError::Io { refused: true, .. })) if self.ours.has(address) => {
+                Finding::better(NAME, "this host's own: no daemon listens there", "sealane daemon")
+            }
+            Unanswered::Failed(error) => return refused(address, error, reach),
+        };
+        Probe::of(address, finding)
+    }
+}
+
+/// What every finding here is about.
+const NAME: &str = "peer";
+
+/// A peer that could be called and did not welcome the probe.
+fn refused(address: &TransportAddress, error: DialError, reach: impl Fn() -> String) -> Probe {
+    let secrets = || advice("give both hosts the same secret, or certificates of one authority (sealane keys --help)");
+    let finding = match &error {
+        DialError::Link(LinkError::Io { refused: true, .. }) => Finding::fails(
+            NAME,
+            "nobody listens there (connection refused)",
+            advice("start `sealane daemon` there, with this map"),
+        ),
+        DialError::Link(LinkError::Protocol(WireError::Version { .. })) => {
+            Finding::fails(NAME, error.to_string(), advice("install the same version of sealane on both hosts"))
+        }
+        DialError::Link(LinkError::Protocol(_)) => {
+            Finding::fails(NAME, error.to_string(), advice("correct the map: another program has that port"))
+        }
+        DialError::Unauthenticated(_) => Finding::fails(NAME, error.to_string(), secrets()),
+        // It does not know the probe, and so found no address in it.
+        DialError::Rejected(reject) if reject.code == RejectCode::Refused => {
+            let finding = Finding::ok(NAME, "an older version, which tells a probe nothing else");
+            return Probe { reachable: true, wire_version: Some(VERSION_MAX), ..Probe::of(address, finding) };
+        }
+        DialError::Rejected(reject) => match reject.code {
+            RejectCode::Unauthenticated => Finding::fails(NAME, error.to_string(), secrets()),
+            RejectCode::Version => {
+                Finding::fails(NAME, error.to_string(), advice("install the same version of sealane on both hosts"))
+            }
+            _ => Finding::better(
+                NAME,
+                error.to_string(),
+                advice("run `sealane stat` there: it shows which limit is reached"),
+            ),
+        },
+        DialError::Link(_) => Finding::fails(NAME, error.to_string(), reach()),
+    };
+    Probe::of(address, finding)
+}
+
+impl Probe {
+    /// A peer of which nothing else is known.
+    fn of(address: &TransportAddress, finding: Finding) -> Probe {
+        let Finding { verdict, says, remedy, .. } = finding;
+        Probe {
+            transport_address: address.to_string(),
+            reachable: false,
+            verdict,
+            says,
+            remedy,
+            wire_version: None,
+            link: None,
+            shards: None,
+            tasks: None,
+            connect_us: None,
+            greet_us: None,
+        }
+    }
+
+    /// What came of it, as of everything else.
+    pub(super) fn finding(&self) -> Finding {
+        Finding { name: NAME, verdict: self.verdict, says: self.says.clone(), remedy: self.remedy.clone() }
+    }
+}
+
+/// The socket addresses of every transport address; none for a name that is not found in time.
+fn addresses_of(addresses: &[&TransportAddress]) -> Vec<Vec<SocketAddr>> {
+    let names = addresses.iter().filter(|address| matches!(address.host, Host::Name(_)));
+    let looked_up: HashMap<_, _> = look_up(names.map(|address| (*address).clone()).collect(), LOOK_UP_TIME).found;
+    let of = |address: &&TransportAddress| match (&address.host, looked_up.get(*address)) {
+        (Host::Name(_), Some(found)) => found.iter().map(|ip| SocketAddr::new(*ip, address.port)).collect(),
+        (Host::Name(_), None) => Vec::new(),
+        // Numbers need no looking up.
+        _ => resolve(address).unwrap_or_default(),
+    };
+    addresses.iter().map(of).collect()
+}
+
+/// The first task of the map that the peer would have named if it served it: a long list is cut.
+fn first_missing<'a>(welcome: &Hello, mut tasks: impl Iterator<Item = &'a TaskName>) -> Option<&'a TaskName> {
+    let bytes: usize = welcome.tasks.iter().map(String::len).sum();
+    let is_whole = |next: &TaskName| bytes + next.as_str().len() <= INTRODUCTION_NAMES_BYTES_MAX;
+    tasks.find(|task| is_whole(task) && !welcome.tasks.iter().any(|served| served == task.as_str()))
+}
+
+/// A host without the brackets of an IPv6 address.
+fn bare(host: &Host) -> String {
+    host.to_string().trim_start_matches('[').trim_end_matches(']').to_owned()
+}
+
+fn microseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
+
+/// `0.12 ms`.
+fn shown(time: Duration) -> String {
+    format!("{:.2} ms", time.as_secs_f64() * 1e3)
+}
+
+#[cfg(test)]
+mod tests;

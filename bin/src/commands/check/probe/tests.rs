@@ -1,0 +1,173 @@
+//! Probes of sockets that a test answers itself.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::thread::{self, JoinHandle};
+
+use sealane_transport::wire::{FEATURE_PROBE, Greeting, Reject};
+
+use super::*;
+
+/// Longer than any answer takes here.
+const LONG: Duration = Duration::from_secs(60);
+
+fn prober(ours: &Ours, patience: Duration) -> Prober<'_> {
+    Prober {
+        tcp: TcpSettings::default(),
+        authentication: Authentication::default(),
+        patience,
+        ours,
+        has_verbs: false,
+        requires_verbs: false,
+    }
+}
+
+fn map_of(port: u16) -> EndpointMap {
+    EndpointMap::parse(&format!("ps0:2222=127.0.0.1:{port}\nps1:2222=127.0.0.1:{port}\n"), "test").unwrap()
+}
+
+/// A peer that answers one call with these bytes, once it has the hello.
+fn peer(answer: Vec<u8>) -> (u16, JoinHandle<Hello>) {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let served = thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let hello = hear(&mut stream);
+        stream.write_all(&answer).unwrap();
+        hello
+    });
+    (port, served)
+}
+
+fn hear(stream: &mut TcpStream) -> Hello {
+    let mut input = Vec::new();
+    loop {
+        if let Some((Greeting::Hello(hello), _)) = Greeting::parse(&input).unwrap() {
+            return hello;
+        }
+        let mut byte = [0];
+        stream.read_exact(&mut byte).unwrap();
+        input.push(byte[0]);
+    }
+}
+
+fn welcome(tasks: &[&str]) -> Hello {
+    let tasks = tasks.iter().map(|task| (*task).to_owned()).collect();
+    Hello { features: FEATURE_PROBE | FEATURE_VERBS, shards: 4, address: "127.0.0.1:1".into(), tasks, ..Hello::probe() }
+}
+
+fn probe_with(answer: Greeting, change: impl FnOnce(&mut Prober<'_>)) -> Probe {
+    let (port, served) = peer(answer.to_bytes());
+    let ours = Ours::default();
+    let mut prober = prober(&ours, LONG);
+    change(&mut prober);
+    let probe = prober.probe(&map_of(port)).remove(0);
+    assert!(served.join().unwrap().is_probe());
+    probe
+}
+
+#[test]
+fn a_peer_that_answers_is_described() {
+    let both = welcome(&["ps0:2222", "ps1:2222"]);
+    let probe = probe_with(Greeting::Welcome(both.clone()), |_| {});
+    assert!(probe.reachable && probe.connect_us.is_some() && probe.greet_us.is_some());
+    assert_eq!((probe.verdict, probe.link, probe.shards), (Verdict::Ok, Some("tcp"), Some(4)));
+    assert!(probe.says.starts_with("tcp, wire version 1, 4 shards, 2 tasks; "), "{}", probe.says);
+    let probe = probe_with(Greeting::Welcome(both), |prober| prober.has_verbs = true);
+    assert_eq!(probe.link, Some("verbs"));
+}
+
+#[test]
+fn a_peer_that_lacks_a_task_or_verbs_is_told_of() {
+    let probe = probe_with(Greeting::Welcome(welcome(&["ps0:2222"])), |_| {});
+    assert_eq!(probe.verdict, Verdict::CouldBeBetter);
+    assert!(probe.says.ends_with("it does not serve task ps1:2222, which the map has there"), "{}", probe.says);
+    let plain = Hello { features: 0, ..welcome(&["ps0:2222", "ps1:2222"]) };
+    let probe = probe_with(Greeting::Welcome(plain), |prober| {
+        (prober.has_verbs, prober.requires_verbs) = (true, true);
+    });
+    assert_eq!(probe.verdict, Verdict::WillNotWork);
+    assert!(probe.says.starts_with("verbs are required"), "{}", probe.says);
+    // A list that was cut says nothing of what it has not.
+    let names = vec!["n".repeat(100); 82];
+    let cut = Hello { tasks: names, ..welcome(&[]) };
+    let task: TaskName = "ps0:2222".parse().unwrap();
+    assert_eq!(first_missing(&cut, std::iter::once(&task)), None);
+}
+
+#[test]
+fn every_refusal_has_a_verdict() {
+    let reject = |code, reason: &str| Greeting::Reject(Reject { code, reason: reason.into() });
+    let older = probe_with(reject(RejectCode::Refused, "'' is not a transport address"), |_| {});
+    assert_eq!((older.reachable, older.verdict, older.wire_version), (true, Verdict::Ok, Some(1)));
+    for (code, verdict) in [
+        (RejectCode::Version, Verdict::WillNotWork),
+        (RejectCode::Unauthenticated, Verdict::WillNotWork),
+        (RejectCode::Full, Verdict::CouldBeBetter),
+    ] {
+        let probe = probe_with(reject(code, "no"), |_| {});
+        assert_eq!((probe.reachable, probe.verdict), (false, verdict), "{code:?}");
+        assert!(probe.says.ends_with("no") && probe.remedy.is_some(), "{probe:?}");
+    }
+}
+
+#[test]
+fn another_program_or_version_is_named() {
+    for (answer, says) in [
+        (b"HTTP/1.1 400 Bad Request\r\n".to_vec(), "not a Sealane peer"),
+        (
+            {
+                let mut bytes = Greeting::Welcome(welcome(&[])).to_bytes();
+                bytes[10..14].copy_from_slice(&[7, 0, 9, 0]);
+                bytes
+            },
+            "wire versions 7 to 9",
+        ),
+        (Vec::new(), "the peer closed the connection"),
+    ] {
+        let (port, served) = peer(answer);
+        let probe = prober(&Ours::default(), LONG).probe(&map_of(port)).remove(0);
+        served.join().unwrap();
+        assert_eq!(probe.verdict, Verdict::WillNotWork);
+        assert!(probe.says.contains(says), "{}", probe.says);
+    }
+}
+
+#[test]
+fn nobody_there_is_said_and_our_own_may_start_later() {
+    let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
+    let map = map_of(port);
+    let probe = prober(&Ours::default(), LONG).probe(&map).remove(0);
+    assert_eq!(
+        (probe.verdict, probe.says.as_str()),
+        (Verdict::WillNotWork, "nobody listens there (connection refused)")
+    );
+    let ours = Ours::new(map.addresses().cloned(), "a test says so");
+    let probe = prober(&ours, LONG).probe(&map).remove(0);
+    assert_eq!(
+        (probe.verdict, probe.remedy.as_ref().map(Remedy::text)),
+        (Verdict::CouldBeBetter, Some("sealane daemon"))
+    );
+    let nowhere = EndpointMap::parse("ps0:2222=sealane.invalid:7000\n", "test").unwrap();
+    let probe = prober(&Ours::default(), LONG).probe(&nowhere).remove(0);
+    assert_eq!(probe.remedy.as_ref().map(Remedy::text), Some("getent hosts sealane.invalid"));
+}
+
+#[test]
+fn silent_peers_are_given_up_all_at_once() {
+    // They accept, in the kernel, and say nothing.
+    let silent: Vec<_> = (0..2 * CALLS).map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap()).collect();
+    let line = |(index, listener): (usize, &TcpListener)| {
+        format!("ps{index}:2222=127.0.0.1:{}\n", listener.local_addr().unwrap().port())
+    };
+    let map = EndpointMap::parse(&silent.iter().enumerate().map(line).collect::<String>(), "test").unwrap();
+    let probes = prober(&Ours::default(), Duration::from_millis(20)).probe(&map);
+    assert_eq!(probes.len(), silent.len());
+    for probe in &probes {
+        assert_eq!(probe.verdict, Verdict::WillNotWork);
+        assert!(probe.says.starts_with("it accepted the call and did not answer within 20ms"), "{}", probe.says);
+    }
+}
+
+/// Fewer than are called at once, since each takes descriptors of the tests' process.
+const CALLS: usize = 16;

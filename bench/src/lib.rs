@@ -53,7 +53,7 @@ pub use quotient::Ratio;
 pub use rdma_device::RdmaDevice;
 pub use report::{Figures, Parameters, Report, ResultRow, SCHEMA, Switch};
 pub use report_page::{Highlight, Page, Section};
-pub use run::{Outcome, run};
+pub use run::{Outcome, run, run_own};
 pub use sample::{Course, Metric, Point, Sample, record_round_trip, round_trip_histogram};
 pub use spread::Spread;
 pub use stopwatch::{RoundClock, Tally};

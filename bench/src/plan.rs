@@ -40,6 +40,8 @@ pub enum Bench {
     FanIn,
     /// One step of many tensors.
     Fuse,
+    /// A daemon that drains and is started anew under its clients: how long nothing reaches them.
+    Restart,
 }
 
 impl Bench {
@@ -60,6 +62,7 @@ impl fmt::Display for Bench {
             Self::Idle => "idle",
             Self::FanIn => "fanin",
             Self::Fuse => "fuse",
+            Self::Restart => "restart",
         })
     }
 }
@@ -182,7 +185,7 @@ pub struct Plan {
     pub fuse: Fuse,
     /// Whether what a plan pulls is published again for each step. Default: no.
     pub republish: bool,
-    /// Whether both sides spin instead of sleeping. Default: yes; no for connect and idle, as an engine's own default is.
+    /// Whether both sides spin instead of sleeping. Default: yes; no for connect, idle and restart, as an engine's own default is.
     /// Latency can do with either, and so can the engine of idle.
     pub polling: bool,
     /// Gap between two requests of a latency round, in microseconds. Default: 0.
@@ -216,7 +219,7 @@ impl Plan {
             Bench::Latency => (64, 1),
             Bench::Rate => (64, 256),
             Bench::Bandwidth => (4 << 20, 2),
-            Bench::Connect | Bench::Idle => (64, 1),
+            Bench::Connect | Bench::Idle | Bench::Restart => (64, 1),
             Bench::FanIn => (64, 16),
             Bench::Fuse => (64, 40),
         };
@@ -229,7 +232,7 @@ impl Plan {
             window,
             fuse: if bench == Bench::Fuse { Fuse::Plan } else { Fuse::Turn },
             republish: false,
-            polling: !matches!(bench, Bench::Connect | Bench::Idle),
+            polling: !matches!(bench, Bench::Connect | Bench::Idle | Bench::Restart),
             idle_us: 0,
             peers: 64,
             step: if bench == Bench::Fuse { vec![size_bytes; 1_000] } else { Vec::new() },
@@ -392,6 +395,7 @@ impl Plan {
         let (links, baselines): (&[Link], &[SystemName]) = match self.bench {
             Bench::Connect => (&[Link::Tcp], &[SystemName::Raw]),
             Bench::Idle => (&[Link::Tcp, Link::Shm], &[]),
+            Bench::Restart => (&[Link::Tcp], &[]),
             Bench::FanIn => (&[Link::Tcp], &[SystemName::Raw]),
             Bench::Fuse if self.link == Link::Shm => (&[Link::Shm], &[]),
             Bench::Fuse => {
@@ -437,9 +441,16 @@ mod tests {
 
     #[test]
     fn the_default_plans_are_valid() {
-        for bench in
-            [Bench::Latency, Bench::Rate, Bench::Bandwidth, Bench::Connect, Bench::Idle, Bench::FanIn, Bench::Fuse]
-        {
+        for bench in [
+            Bench::Latency,
+            Bench::Rate,
+            Bench::Bandwidth,
+            Bench::Connect,
+            Bench::Idle,
+            Bench::FanIn,
+            Bench::Fuse,
+            Bench::Restart,
+        ] {
             Plan::new(bench).check().expect("defaults are valid");
         }
     }
@@ -447,7 +458,7 @@ mod tests {
     #[test]
     fn a_setting_outside_its_limits_is_named() {
         type Spoil = fn(&mut Plan);
-        let cases: [(&str, Spoil); 32] = [
+        let cases: [(&str, Spoil); 34] = [
             ("--size", |plan| plan.size_bytes = 0),
             ("--size", |plan| plan.size_bytes = SIZE_BYTES_MAX + 1),
             ("--rounds", |plan| plan.rounds = 0),
@@ -471,6 +482,8 @@ mod tests {
             ("--link", |plan| *plan = Plan { link: Link::Verbs, ..Plan::new(Bench::Connect) }),
             ("--link", |plan| *plan = Plan { link: Link::Verbs, ..Plan::new(Bench::Idle) }),
             ("--link", |plan| *plan = Plan { link: Link::Verbs, ..Plan::new(Bench::FanIn) }),
+            ("--link", |plan| *plan = Plan { link: Link::Shm, ..Plan::new(Bench::Restart) }),
+            ("--baseline", |plan| *plan = Plan { baselines: vec![SystemName::Raw], ..Plan::new(Bench::Restart) }),
             ("--transfer", |plan| plan.transfer = Some(Transfer::Write)),
             ("--registration", |plan| plan.registration = Some(Registration::Static)),
             ("--polling", |plan| *plan = Plan { link: Link::Verbs, polling: false, ..Plan::new(Bench::Rate) }),

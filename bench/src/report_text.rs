@@ -51,7 +51,7 @@ impl Report {
             Bench::FanIn => add(&format!("fuse {}, window {} each", settings.fuse, settings.window)),
             Bench::Fuse if settings.fuse.is_of_many() => add(&format!("fuse {}", settings.fuse)),
             Bench::Fuse => add(&format!("fuse {}, window {}", settings.fuse, settings.window)),
-            Bench::Connect => {}
+            Bench::Connect | Bench::Restart => {}
         }
         if settings.security != Security::None {
             add(&format!("security {}", settings.security));

@@ -39,6 +39,19 @@ pub fn run(plan: &Plan, program: &PeerProgram, progress: &mut Progress) -> Resul
     Ok(Outcome { report, measured })
 }
 
+/// Measures a system that the caller has set up, as `plan` says. Nothing is pinned.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_own(plan: &Plan, system: Box<dyn System>, progress: &mut Progress) -> Result<Outcome, BenchError> {
+    plan.check()?;
+    let machine = Machine::look(&allowed_cpus()?, None)?;
+    let carrier = Carrier { congestion: system.congestion().map(str::to_owned), device: system.device().cloned() };
+    let measured = take_turns(&mut [system], plan, progress)?;
+    let report = Report::new(plan, machine, carrier, &measured);
+    Ok(Outcome { report, measured })
+}
+
 /// The congestion control of all systems that have one: figures are comparable only if it is one.
 fn one_congestion(systems: &[Box<dyn System>]) -> Result<Option<String>, BenchError> {
     let mut one: Option<&str> = None;

@@ -45,11 +45,20 @@ pub enum Metric {
     /// Messages of a step, both ways: frames of the wire; of gRPC, a call is two.
     #[serde(rename = "messages_per_step")]
     MessagesPerStep,
+    /// Longest time in milliseconds between two tensors that reached a client of the host whose daemon was restarted.
+    #[serde(rename = "gap_ms")]
+    Gap,
+    /// The same, of a client of another host.
+    #[serde(rename = "peer_gap_ms")]
+    PeerGap,
+    /// Calls that ended with an error and were made again.
+    #[serde(rename = "failed_calls")]
+    FailedCalls,
 }
 
 impl Metric {
     /// All of them.
-    pub(crate) const ALL: [Metric; 10] = [
+    pub(crate) const ALL: [Metric; 13] = [
         Metric::RoundTrip,
         Metric::TensorsPerSecond,
         Metric::GigabytesPerSecond,
@@ -60,6 +69,9 @@ impl Metric {
         Metric::StepTime,
         Metric::StepsPerSecond,
         Metric::MessagesPerStep,
+        Metric::Gap,
+        Metric::PeerGap,
+        Metric::FailedCalls,
     ];
 
     /// The name in the report.
@@ -75,6 +87,9 @@ impl Metric {
             Self::StepTime => "step_ms",
             Self::StepsPerSecond => "steps_per_s",
             Self::MessagesPerStep => "messages_per_step",
+            Self::Gap => "gap_ms",
+            Self::PeerGap => "peer_gap_ms",
+            Self::FailedCalls => "failed_calls",
         }
     }
 
@@ -91,6 +106,9 @@ impl Metric {
             Self::StepTime => "step, ms",
             Self::StepsPerSecond => "steps/s",
             Self::MessagesPerStep => "messages/step",
+            Self::Gap => "gap, ms",
+            Self::PeerGap => "gap of a peer, ms",
+            Self::FailedCalls => "failed calls",
         }
     }
 }
@@ -104,7 +122,9 @@ impl Metric {
     /// A value with as many digits as it deserves.
     pub(crate) fn written(self, value: f64) -> String {
         match self {
-            Self::TensorsPerSecond | Self::ResidentBytesPerPeer | Self::StepsPerSecond => format!("{value:.0}"),
+            Self::TensorsPerSecond | Self::ResidentBytesPerPeer | Self::StepsPerSecond | Self::FailedCalls => {
+                format!("{value:.0}")
+            }
             Self::StepTime => format!("{value:.4}"),
             // A device in software moves less than a tenth.
             Self::GigabytesPerSecond if value < 1.0 => format!("{value:.4}"),
@@ -113,6 +133,8 @@ impl Metric {
             | Self::ConnectAll
             | Self::CpuPercent
             | Self::SlowestShare
+            | Self::Gap
+            | Self::PeerGap
             | Self::MessagesPerStep => format!("{value:.2}"),
         }
     }

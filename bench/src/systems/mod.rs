@@ -127,6 +127,7 @@ fn one(job: &PeerJob, program: &PeerProgram) -> Result<Box<dyn System>, BenchErr
         }
         (Bench::Connect, _) => return Ok(Box::new(storm::Storm::start(job, program, sealane::Workers)?)),
         (Bench::Latency | Bench::Rate | Bench::Bandwidth | Bench::Fuse, _) => {}
+        (Bench::Restart, _) => job.plan.bench.is_measured_elsewhere(),
     }
     Ok(match (job.system, job.plan.link) {
         (SystemName::Sealane | SystemName::Open, Link::Tcp | Link::Verbs) => {
@@ -152,6 +153,7 @@ pub(crate) fn serve(job: &PeerJob) -> Result<(), BenchError> {
         (Bench::FanIn, SystemName::Raw) => return raw::fanin::serve(job),
         (Bench::Connect | Bench::Idle | Bench::FanIn, _) => return sealane::serve_peers(job),
         (Bench::Latency | Bench::Rate | Bench::Bandwidth | Bench::Fuse, _) => {}
+        (Bench::Restart, _) => job.plan.bench.is_measured_elsewhere(),
     }
     match (job.system, job.plan.link) {
         (SystemName::Sealane | SystemName::Open, Link::Shm) => sealane::serve_attached(job),

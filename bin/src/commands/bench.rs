@@ -1,5 +1,7 @@
 //! `sealane bench`: measures Sealane and what users would otherwise run, side by side.
 
+mod restart;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -7,9 +9,10 @@ use std::time::SystemTime;
 use clap::{Subcommand, ValueEnum};
 use sealane_bench::{
     Bench, BenchError, Executor, Fuse, IDLE_US_DEFAULT, Link, Outcome, PeerProgram, Plan, Progress, Registration,
-    STEP_TENSORS_MAX, Security, SystemName, Transfer, parse_bytes, run as measure, serve_peer,
+    STEP_TENSORS_MAX, Security, SystemName, Transfer, parse_bytes, run as measure, run_own, serve_peer,
 };
 
+use self::restart::Restart;
 use crate::report_file::ReportFile;
 use crate::workload::Workload;
 use crate::{Context, Failure, command_line};
@@ -240,6 +243,23 @@ enum Command {
         window: usize,
     },
 
+    /// A daemon that is drained and started anew while its tasks go on: milliseconds in which nothing reaches them
+    ///
+    /// Two daemons of this program, with one shard each and all else as by default; a ps and a worker at the first, a worker
+    /// at the second. The ps pushes a tensor to both workers every half millisecond. In each round, after --seconds of that, the
+    /// first daemon is ended by `sealane drain` and started anew. gap_ms is the longest time between two tensors that reached the
+    /// worker of the same host, peer_gap_ms the other's; failed_calls counts the calls that ended with an error and were made
+    /// again. Nothing is pinned.
+    #[command(after_help = "Example:\n  sealane bench restart --rounds 10")]
+    Restart {
+        #[command(flatten)]
+        common: Common,
+
+        /// Bytes of a tensor, as in 64 or 4MiB
+        #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "64")]
+        size: usize,
+    },
+
     /// Serve a measurement that another process makes
     #[command(
         hide = true,
@@ -349,11 +369,18 @@ pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
             let plan = Plan { fuse: *fuse, republish: *republish, window: *window, ..plan(Bench::Fuse, common) };
             (common, with_step(plan, *tensors, *size, workload.as_deref())?)
         }
+        Command::Restart { common, size } => (common, Plan { size_bytes: *size, ..plan(Bench::Restart, common) }),
         Command::Peer { job } => return Ok(serve_peer(job)?),
     };
     let report_file = ReportFile::named(common.report.as_ref())?;
     let made = SystemTime::now();
-    let outcome = measure(&plan, &PeerProgram::this(&PRODUCER), &mut Progress::on_stderr())?;
+    let mut progress = Progress::on_stderr();
+    let outcome = if plan.bench == Bench::Restart {
+        plan.check()?;
+        run_own(&plan, Box::new(Restart::start(plan.size_bytes)?), &mut progress)?
+    } else {
+        measure(&plan, &PeerProgram::this(&PRODUCER), &mut progress)?
+    };
     if let Some(file) = &common.plot {
         write(file, &outcome.to_svg(&command_line::this()))?;
     }

@@ -1,0 +1,305 @@
+//! What `sealane bench restart` measures: two daemons of this very program, a ps and a worker attached to one and a worker to
+//! the other, and tensors that the ps pushes to both. In each round the ps's daemon is drained and started anew, by the
+//! commands that a person would use. Bounded by three tasks and four threads.
+
+use std::fs::File;
+use std::net::TcpListener;
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use sealane::{AcceptOptions, Acceptor, Attach, SendOptions, Task, Tensor};
+use sealane_bench::{BenchError, Metric, STALL_LIMIT, Sample, System};
+use tempfile::TempDir;
+
+const PS: &str = "ps0:2222";
+/// By the daemon that serves them: the ps's own, and the other.
+const WORKERS: [&str; 2] = ["worker0:2222", "worker1:2222"];
+
+/// The queue that each worker accepts from.
+const QUEUE: &str = "tensors";
+
+/// Between two tensors: often enough to see a gap of a millisecond, and seldom enough to leave the processors to the daemons.
+const PACE: Duration = Duration::from_micros(500);
+
+/// Between two looks whether something has happened, and after a call that failed.
+const LOOK: Duration = Duration::from_millis(1);
+
+/// How long a thread waits for a tensor before it looks whether it is to end.
+const ACCEPT_TIME: Duration = Duration::from_millis(100);
+
+/// How long a daemon may take to let its first client in.
+const START_LIMIT: Duration = Duration::from_secs(30);
+
+/// The end of a daemon's log that goes into an error.
+const LOG_LINES: usize = 5;
+
+/// A host's daemon.
+struct Host {
+    directory: PathBuf,
+    name: &'static str,
+    tasks: Vec<&'static str>,
+    daemon: Option<Child>,
+}
+
+/// What reaches one worker.
+struct Arrivals {
+    last: Instant,
+    longest: Duration,
+    count: u64,
+    failed: u64,
+}
+
+/// The tensors from the ps to one worker.
+struct Stream {
+    arrivals: Arc<Mutex<Arrivals>>,
+    stop: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<()>>,
+    /// Attached for as long as it is there.
+    _worker: Task,
+}
+
+/// See the module.
+pub(super) struct Restart {
+    // Dropped in this order: tasks leave before their daemons end, and both before their files.
+    streams: Vec<Stream>,
+    hosts: [Host; 2],
+    _directory: TempDir,
+}
+
+impl Restart {
+    /// Starts both daemons and the traffic.
+    ///
+    /// # Errors
+    /// A daemon does not start, or a task cannot attach.
+    pub(super) fn start(size_bytes: usize) -> Result<Restart, BenchError> {
+        let directory = tempfile::tempdir().map_err(io("make a directory for the daemons"))?;
+        let tasks = [vec![PS, WORKERS[0]], vec![WORKERS[1]]];
+        let map = endpoint_map(&tasks)?;
+        std::fs::write(directory.path().join(".endpoint_map"), map).map_err(io("write the endpoint map"))?;
+        let host = |(name, tasks)| Host { directory: directory.path().to_owned(), name, tasks, daemon: None };
+        let mut hosts = { ["first", "second"].into_iter().zip(tasks).map(host) };
+        let mut hosts = [hosts.next().expect("two"), hosts.next().expect("two")];
+        hosts.iter_mut().try_for_each(Host::start)?;
+        let ps = hosts[0].attach(PS)?;
+        let streams = hosts
+            .iter_mut()
+            .zip(WORKERS)
+            .map(|(host, worker)| Ok(Stream::start(&ps, host.attach(worker)?, size_bytes)));
+        let streams = streams.collect::<Result<_, BenchError>>()?;
+        Ok(Restart { streams, hosts, _directory: directory })
+    }
+
+    /// Waits until each worker has got a tensor since `since`.
+    fn until_all_have_got_one(&self, since: Instant) -> Result<(), BenchError> {
+        let waiting = Instant::now();
+        while self.streams.iter().any(|stream| stream.look(|arrivals| arrivals.count == 0 || arrivals.last <= since)) {
+            if waiting.elapsed() > STALL_LIMIT {
+                return Err(BenchError::Stalled { system: "sealane", waited: STALL_LIMIT });
+            }
+            thread::sleep(LOOK);
+        }
+        Ok(())
+    }
+}
+
+impl System for Restart {
+    fn name(&self) -> &'static str {
+        "sealane"
+    }
+
+    fn variant(&self) -> String {
+        "drained and started anew".to_owned()
+    }
+
+    fn congestion(&self) -> Option<&str> {
+        None
+    }
+
+    fn resume(&mut self) -> Result<(), BenchError> {
+        Ok(())
+    }
+
+    /// Traffic for `length`, then the restart.
+    fn round(&mut self, length: Duration) -> Result<Sample, BenchError> {
+        self.until_all_have_got_one(Instant::now())?;
+        self.streams.iter().for_each(|stream| {
+            stream.look(|arrivals| (arrivals.longest, arrivals.failed) = (Duration::ZERO, 0));
+        });
+        thread::sleep(length);
+        self.hosts[0].drain()?;
+        let anew = Instant::now();
+        self.hosts[0].start()?;
+        self.until_all_have_got_one(anew)?;
+        let gap = |stream: &Stream| stream.look(|arrivals| arrivals.longest).as_secs_f64() * 1e3;
+        let failed: u64 = self.streams.iter().map(|stream| stream.look(|arrivals| arrivals.failed)).sum();
+        let mut sample = Sample::figure(Metric::Gap, gap(&self.streams[0]));
+        sample.figures.extend([(Metric::PeerGap, gap(&self.streams[1])), (Metric::FailedCalls, failed as f64)]);
+        Ok(sample)
+    }
+
+    fn rest(&mut self) -> Result<(), BenchError> {
+        Ok(())
+    }
+}
+
+impl Host {
+    fn socket(&self) -> PathBuf {
+        self.directory.join(self.name)
+    }
+
+    fn log(&self) -> PathBuf {
+        self.directory.join(self.name).with_extension("log")
+    }
+
+    fn command(&self, command: &str) -> Command {
+        let mut made = Command::new("/proc/self/exe");
+        made.arg(command).arg("--socket").arg(self.socket()).current_dir(&self.directory);
+        made.stdin(Stdio::null()).stdout(Stdio::null());
+        made
+    }
+
+    fn start(&mut self) -> Result<(), BenchError> {
+        let mut daemon = self.command("daemon");
+        // One shard, as the daemons of other measurements have; all else is as by default.
+        daemon.args(["--endpoint-map", ".endpoint_map", "--set", "runtime.shards=1"]);
+        daemon.args(self.tasks.iter().flat_map(|task| ["--task", task]));
+        daemon.arg("--end-with").arg(std::process::id().to_string());
+        let log = File::options().create(true).append(true).open(self.log()).map_err(io("make a daemon's log"))?;
+        self.daemon = Some(daemon.stderr(log).spawn().map_err(io("start a daemon"))?);
+        Ok(())
+    }
+
+    /// Runs `sealane drain`, and has the daemon's end when this returns.
+    fn drain(&mut self) -> Result<(), BenchError> {
+        let drained = self.command("drain").stderr(Stdio::null()).status().map_err(io("start `sealane drain`"))?;
+        if !drained.success() {
+            return Err(self.failed("drain a daemon", drained));
+        }
+        let Some(mut daemon) = self.daemon.take() else { unreachable!("it was started") };
+        let ended = daemon.wait().map_err(io("wait for a daemon"))?;
+        if ended.success() { Ok(()) } else { Err(self.failed("drain a daemon", ended)) }
+    }
+
+    /// Attaches to a daemon that may just have been started.
+    fn attach(&mut self, task: &str) -> Result<Task, BenchError> {
+        let begun = Instant::now();
+        loop {
+            let error = match Attach::new(task).socket(self.socket()).attach() {
+                Ok(task) => return Ok(task),
+                Err(error) => error,
+            };
+            if let Some(Ok(Some(ended))) = self.daemon.as_mut().map(Child::try_wait) {
+                return Err(self.failed("start a daemon", ended));
+            }
+            if begun.elapsed() > START_LIMIT {
+                return Err(BenchError::Sealane { operation: "attach", reason: error.to_string() });
+            }
+            thread::sleep(LOOK);
+        }
+    }
+
+    fn failed(&self, operation: &'static str, ended: ExitStatus) -> BenchError {
+        let log = std::fs::read_to_string(self.log()).unwrap_or_default();
+        let lines: Vec<&str> = log.lines().rev().take(LOG_LINES).collect();
+        let last = lines.into_iter().rev().collect::<Vec<_>>().join("; ");
+        BenchError::Sealane { operation, reason: format!("{ended}; its log ends with: {last}") }
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        let Some(mut daemon) = self.daemon.take() else { return };
+        // One that is gone is what is wanted.
+        let _ = daemon.kill();
+        let _ = daemon.wait();
+    }
+}
+
+impl Stream {
+    fn start(ps: &Task, worker: Task, size_bytes: usize) -> Stream {
+        let arrivals = Arrivals { last: Instant::now(), longest: Duration::ZERO, count: 0, failed: 0 };
+        let (arrivals, stop) = (Arc::new(Mutex::new(arrivals)), Arc::new(AtomicBool::new(false)));
+        let acceptor = worker.acceptor(QUEUE, AcceptOptions::default());
+        let options = || SendOptions { timeout: Some(STALL_LIMIT) };
+        let (ps, to) = (ps.clone(), worker.name().to_owned());
+        let mut stream = Stream { arrivals, stop, threads: Vec::new(), _worker: worker };
+        stream.spawn(move |arrivals| {
+            let tensor = Tensor::from_elements(&[size_bytes as u64], &vec![1_u8; size_bytes]);
+            let pushed = tensor.and_then(|tensor| ps.push_with(&to, QUEUE, tensor, options()).wait());
+            note(arrivals, pushed.map(|()| false));
+            thread::sleep(PACE);
+        });
+        stream.spawn(move |arrivals| note(arrivals, accept(&acceptor)));
+        stream
+    }
+
+    /// Does a thing again and again until the end.
+    fn spawn(&mut self, mut again: impl FnMut(&Mutex<Arrivals>) + Send + 'static) {
+        let (arrivals, stop) = (self.arrivals.clone(), self.stop.clone());
+        self.threads.push(thread::spawn(move || {
+            while !stop.load(Ordering::Relaxed) {
+                again(&arrivals);
+            }
+        }));
+    }
+
+    fn look<T>(&self, look: impl FnOnce(&mut Arrivals) -> T) -> T {
+        look(&mut self.arrivals.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        // A thread that has panicked has said so.
+        self.threads.drain(..).for_each(|thread| drop(thread.join()));
+    }
+}
+
+/// True if a tensor came.
+fn accept(acceptor: &Acceptor) -> Result<bool, sealane::Error> {
+    Ok(acceptor.accept().wait_within(ACCEPT_TIME)?.is_some())
+}
+
+/// Notes a tensor that came, or a call that failed and is to be made again.
+fn note(arrivals: &Mutex<Arrivals>, came: Result<bool, sealane::Error>) {
+    let now = Instant::now();
+    let mut arrivals = arrivals.lock().unwrap_or_else(PoisonError::into_inner);
+    match came {
+        Ok(false) => {}
+        Ok(true) => {
+            arrivals.longest = arrivals.longest.max(now - arrivals.last);
+            (arrivals.last, arrivals.count) = (now, arrivals.count + 1);
+        }
+        Err(error) => {
+            arrivals.failed += 1;
+            drop(arrivals);
+            tracing::debug!(%error, "a call is made again");
+            thread::sleep(LOOK);
+        }
+    }
+}
+
+/// The tasks of each daemon at an address of their own, which was free a moment ago: a daemon that is started anew has to
+/// bind it by itself, as any does.
+fn endpoint_map(tasks: &[Vec<&str>]) -> Result<String, BenchError> {
+    let listeners: Vec<TcpListener> = tasks
+        .iter()
+        .map(|_| TcpListener::bind("127.0.0.1:0"))
+        .collect::<Result<_, _>>()
+        .map_err(io("find free ports on 127.0.0.1"))?;
+    let mut map = String::new();
+    for (listener, tasks) in listeners.iter().zip(tasks) {
+        let address = listener.local_addr().map_err(io("find free ports on 127.0.0.1"))?;
+        map.extend(tasks.iter().map(|task| format!("{task}={address}\n")));
+    }
+    Ok(map)
+}
+
+fn io(operation: &'static str) -> impl Fn(std::io::Error) -> BenchError + Copy {
+    move |source| BenchError::Io { operation: operation.to_owned(), source }
+}

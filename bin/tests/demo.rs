@@ -497,3 +497,27 @@ fn a_daemon_of_the_demo_needs_its_socket_and_its_parent() {
     assert!(stderr.contains("sealane daemon: serves ps0:2222 at 127.0.0.1:"), "{stderr}");
     assert!(!place.directory.path().join("sealane.sock").exists());
 }
+
+#[test]
+fn a_trace_shows_the_calls_of_both_daemons() {
+    let place = Place::new();
+    let file = place.directory.path().join("trace.json");
+    let output = place.run(&["--workload", "tiny.json", "--steps", "1", "--trace", file.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    let events: Vec<Json> = serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
+    let mut processes: Vec<&str> = events
+        .iter()
+        .filter(|event| event["name"] == "process_name")
+        .map(|event| event["args"]["name"].as_str().unwrap())
+        .collect();
+    processes.sort_unstable();
+    assert!(
+        processes.len() == 2 && processes[0].contains("ps0:2222") && processes[1].contains("worker0:2222"),
+        "{processes:?}"
+    );
+    for (category, stage) in [("recv", "on the wire"), ("send", "waits for its recv")] {
+        let of = |phase: &str| events.iter().filter(|event| event["ph"] == phase && event["cat"] == category).count();
+        assert!(of("b") > 0 && of("b") == of("e"), "every span of {category} ends");
+        assert!(events.iter().any(|event| event["cat"] == category && event["name"] == stage), "{category}: {stage}");
+    }
+}

@@ -13,7 +13,7 @@ use sealane_bench::{
 };
 
 use self::restart::Restart;
-use crate::report_file::ReportFile;
+use crate::output_file::OutputFile;
 use crate::workload::Workload;
 use crate::{Context, Failure, command_line};
 
@@ -372,7 +372,7 @@ pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
         Command::Restart { common, size } => (common, Plan { size_bytes: *size, ..plan(Bench::Restart, common) }),
         Command::Peer { job } => return Ok(serve_peer(job)?),
     };
-    let report_file = ReportFile::named(common.report.as_ref())?;
+    let report_file = OutputFile::named("--report", common.report.as_ref())?;
     let made = SystemTime::now();
     let mut progress = Progress::on_stderr();
     let outcome = if plan.bench == Bench::Restart {
@@ -385,7 +385,7 @@ pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
         write(file, &outcome.to_svg(&command_line::this()))?;
     }
     if let Some(file) = report_file {
-        file.write(&outcome.to_page(&command_line::this(), made))?;
+        file.write(&outcome.to_page(&command_line::this(), made).to_html())?;
     }
     report(&outcome, common.json.as_deref(), context)
 }

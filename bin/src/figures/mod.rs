@@ -28,6 +28,8 @@ pub(crate) struct Figures {
     /// How long the daemon has served, in milliseconds.
     pub(crate) uptime_ms: u64,
     pub(crate) state: State,
+    /// What the shards run on: io_uring or epoll.
+    pub(crate) executor: String,
     /// Where the daemon listens for peers.
     pub(crate) addresses: Vec<String>,
     /// The tasks that it serves.

@@ -20,7 +20,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-use sealane_runtime::{JoinHandle, Runtime};
+use sealane_runtime::{ExecutorKind, JoinHandle, Runtime};
 use sealane_transport::Error;
 use sealane_transport::endpoint_map::{EndpointMap, TaskName, TransportAddress};
 use sealane_transport::error::LinkError;
@@ -189,6 +189,11 @@ impl Engine {
     /// The CPU of each shard, where it is pinned.
     pub fn cpus(&self) -> Vec<Option<usize>> {
         self.0.runtime.cpus()
+    }
+
+    /// The executor that the shards run on.
+    pub fn executor(&self) -> ExecutorKind {
+        self.0.runtime.executor()
     }
 
     /// The shard that serves a pair of tasks.

@@ -165,7 +165,7 @@ impl Host {
     fn start(&mut self) -> Result<(), BenchError> {
         let mut daemon = self.command("daemon");
         // One shard, as the daemons of other measurements have; all else is as by default.
-        daemon.args(["--endpoint-map", ".endpoint_map", "--set", "runtime.shards=1"]);
+        daemon.args(["--endpoint-map", ".endpoint_map", "--metrics", "off", "--set", "runtime.shards=1"]);
         daemon.args(self.tasks.iter().flat_map(|task| ["--task", task]));
         daemon.arg("--end-with").arg(std::process::id().to_string());
         let log = File::options().create(true).append(true).open(self.log()).map_err(io("make a daemon's log"))?;

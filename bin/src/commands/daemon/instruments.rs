@@ -44,6 +44,7 @@ impl Instruments {
             taken_unix_ms: unix_ms(SystemTime::now()),
             uptime_ms: self.began.elapsed().as_millis() as u64,
             state: self.state(),
+            executor: self.engine.executor().to_string(),
             addresses: self.engine.addresses().iter().map(ToString::to_string).collect(),
             tasks: self.engine.tasks().iter().map(ToString::to_string).collect(),
             shards: self.engine.figures().into_iter().map(Into::into).collect(),

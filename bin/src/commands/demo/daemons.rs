@@ -64,10 +64,19 @@ impl Daemon<'_> {
     }
 
     /// How to start it. Signals of a terminal are not for it: the demo ends it when its tasks have ended.
-    pub(super) fn command(self, program: &Path, endpoint_map: &Path, settings: &[OsString]) -> Command {
+    pub(super) fn command(
+        self,
+        program: &Path,
+        endpoint_map: &Path,
+        settings: &[OsString],
+        trace: Option<&Path>,
+    ) -> Command {
         let mut command = Command::new(program);
         command.arg("daemon").arg("--endpoint-map").arg(endpoint_map).arg("--socket").arg(&self.socket);
         command.args(["--metrics", "off"]).arg("--role").arg(self.part.role().to_string()).args(settings);
+        if let Some(trace) = trace {
+            command.arg("--trace").arg(trace);
+        }
         command.args(self.tasks().flat_map(|task| ["--task".to_owned(), task]));
         command.arg("--listener-on-stdin").stdin(Stdio::from(OwnedFd::from(self.listener)));
         command.arg("--end-with").arg(std::process::id().to_string()).process_group(0);

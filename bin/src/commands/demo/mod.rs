@@ -37,7 +37,7 @@ use self::protocol::{Job, Part, task_name};
 use self::setup::{Setup, expected_network};
 use self::share::Share;
 use crate::arena_size::arena_bytes;
-use crate::report_file::ReportFile;
+use crate::output_file::OutputFile;
 use crate::settings::VERBS_BUILT_IN;
 use crate::workload::{Workload, WorkloadError};
 use crate::{Context, Failure, host_memory};
@@ -88,6 +88,10 @@ pub struct Args {
     /// Write a report with plots, all figures and the machine: one page that needs nothing else
     #[arg(long, value_name = "FILE.html")]
     report: Option<PathBuf>,
+
+    /// Write every call of the daemons and what becomes of it to a file, which ui.perfetto.dev shows as a timeline
+    #[arg(long, value_name = "FILE", conflicts_with = "embedded")]
+    trace: Option<PathBuf>,
 
     /// Let this task flip one bit of what it sends, to see that it is found out
     #[arg(long, value_name = "TASK")]
@@ -156,11 +160,12 @@ impl Args {
 /// signal came.
 pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
     let (start, made) = (Instant::now(), SystemTime::now());
-    let report_file = ReportFile::named(args.report.as_ref())?;
+    let report_file = OutputFile::named("--report", args.report.as_ref())?;
+    let trace_file = OutputFile::named("--trace", args.trace.as_ref())?;
     let demo = Demo::plan(args, context)?;
     let mut played = Played::new(demo.parameters.workers);
     let ended = Play { demo: &demo, args, context }.play(&mut played);
-    let Played { figures, pinned, links, peers } = played;
+    let Played { figures, pinned, links, peers, trace } = played;
     let allowed = allowed_cpus().map_err(Failure::work)?;
     let machine = Machine { pinned, ..Machine::look(&allowed, None)? };
     let parameters = demo.parameters;
@@ -169,11 +174,14 @@ pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
     let Demo { workload, setup, .. } = demo;
     let outcome = Outcome { workload, setup, network, links, peers, parameters, machine, figures, seconds };
     if let Some(file) = report_file {
-        let written = file.write(&outcome.to_page(ended.as_ref().err(), made));
+        let written = file.write(&outcome.to_page(ended.as_ref().err(), made).to_html());
         // Why the demo failed is more than that its report did as well.
         ended.as_ref().map_or_else(|_| Ok(()), |()| written)?;
     }
     ended?;
+    if let Some((file, trace)) = trace_file.zip(trace) {
+        file.write(&trace)?;
+    }
     report(&outcome, args.json.as_deref(), context)
 }
 

@@ -19,6 +19,7 @@ use super::setup::Setup;
 use super::{Args, Demo, WARMUP_STEPS};
 use crate::commands::stat;
 use crate::links::Links;
+use crate::trace;
 use crate::{Context, Failure};
 
 /// A demo and what it was asked for with.
@@ -37,11 +38,19 @@ pub(super) struct Played {
     pub(super) links: Links,
     /// The same one by one, as each engine tells.
     pub(super) peers: Vec<PeerLink>,
+    /// What the daemons traced, if that was asked for.
+    pub(super) trace: Option<String>,
 }
 
 impl Played {
     pub(super) fn new(workers: usize) -> Played {
-        Played { figures: Figures::new(workers), pinned: Vec::new(), links: Links::default(), peers: Vec::new() }
+        Played {
+            figures: Figures::new(workers),
+            pinned: Vec::new(),
+            links: Links::default(),
+            peers: Vec::new(),
+            trace: None,
+        }
     }
 }
 
@@ -97,6 +106,10 @@ impl Play<'_> {
         played.peers = self.peers_of_engines(&mut children, &engines)?;
         let links = self.links_of_engines(&mut children)?;
         played.links = children.finish()?.unwrap_or(links);
+        // Whole, now that the daemons have ended.
+        if self.args.trace.is_some() {
+            played.trace = Some(trace::of_all_in(directory.path())?);
+        }
         Ok(())
     }
 
@@ -191,7 +204,8 @@ impl Play<'_> {
             let tasks = daemon.tasks().collect::<Vec<_>>().join(", ");
             let serves = format!("serves {tasks} at {}, clients at {}", daemon.address, daemon.socket.display());
             let settings = self.settings_of_daemon(daemon.part);
-            let command = daemon.command(program, &endpoint_map, &settings);
+            let trace = self.args.trace.as_ref().map(|_| directory.join(name).with_extension(trace::EXTENSION));
+            let command = daemon.command(program, &endpoint_map, &settings, trace.as_deref());
             let process = children.start_daemon(name, command, self.context.log_is_wanted())?;
             progress.say(&format!("{name} {serves} (process {process})"));
             pinned.extend(pinned_cpus(process));

@@ -22,7 +22,11 @@ pub(super) fn head(now: &Figures) -> [String; 2] {
     let (tasks, shards) = (now.tasks.len(), now.shards.len());
     [
         format!("sealane {}, process {}, {} for {uptime}", now.version, now.pid, now.state.name()),
-        format!("{tasks} tasks at {}; {shards} shards; {clients} clients", now.addresses.join(", ")),
+        format!(
+            "{tasks} tasks at {}; {shards} shards on {}; {clients} clients",
+            now.addresses.join(", "),
+            now.executor
+        ),
     ]
 }
 

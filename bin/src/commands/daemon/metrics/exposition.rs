@@ -62,7 +62,7 @@ impl Collector for Shown {
 fn daemon(figures: &Figures, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
     encoder
         .encode_descriptor("build", "The daemon's program", None, MetricType::Info)?
-        .encode_info(&[("version", figures.version.as_str())])?;
+        .encode_info(&[("version", figures.version.as_str()), ("executor", figures.executor.as_str())])?;
     let mut gauge =
         |name, help, value: f64| encoder.encode_descriptor(name, help, None, MetricType::Gauge)?.encode_gauge(&value);
     gauge("uptime_seconds", "How long the daemon has served", figures.uptime_ms as f64 / 1e3)?;

@@ -23,7 +23,7 @@
 //! Without the feature `executor` (on by default) there are no shards and no executor: only the memory, for programs
 //! that share it with a shard of another process.
 //!
-//! Nothing outside this crate knows which executor runs a shard.
+//! A shard runs on one of two executors, see [`ExecutorChoice`]; nothing outside this crate depends on which.
 
 #![deny(unsafe_code)]
 

@@ -68,6 +68,10 @@ mod tests {
     /// What the executor promises without saying so: guards against a change of its sockets.
     #[test]
     fn an_epoll_set_that_becomes_readable_ends_the_wait() {
+        if let Err(refused) = super::super::try_io_uring() {
+            eprintln!("not tried here: {refused}");
+            return;
+        }
         let executor =
             LocalExecutorBuilder::new(Placement::Unbound).ring_depth(32).io_memory(64 * 1024).make().unwrap();
         executor.run(async {

@@ -1,6 +1,8 @@
 //! The daemon's metrics over HTTP, for Prometheus and whoever else reads OpenMetrics, with `/healthz` and `/readyz` for
 //! orchestrators. On a thread of its own, which reads what the shards show and never asks them.
 
+#[cfg(test)]
+mod dashboard;
 mod exposition;
 mod families;
 mod server;

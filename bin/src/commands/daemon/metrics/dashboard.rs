@@ -1,0 +1,130 @@
+//! The dashboard asks for what there is: every metric that it names is exported, with the labels that it names.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use sealane_fusion::Counters;
+use sealane_fusion::metrics::{
+    ClientCounters, ClientFigures, LatencyFigures, Operation, PeerCounters, PeerFigures, PeerPath, ShardFigures, Way,
+};
+use sealane_runtime::{HistogramSnapshot, LoadSnapshot};
+use serde_json::Value;
+
+use super::exposition::exposition;
+use crate::figures::{Figures, SCHEMA, Shard, State};
+
+const DASHBOARD: &str = include_str!("../../../../../deploy/grafana/sealane.json");
+
+/// What the scraper adds.
+const OF_SCRAPER: [&str; 2] = ["instance", "job"];
+
+/// A daemon with one of each thing that has metrics.
+fn one_of_each() -> Figures {
+    let calls = LatencyFigures { operation: Operation::Recv, way: Way::Tcp, nanoseconds: HistogramSnapshot::default() };
+    let address = "127.0.0.1:7000".to_owned();
+    let peer = PeerFigures { address, shard: Some(0), path: PeerPath::default(), counters: PeerCounters::default() };
+    let client = ClientFigures { task: "worker0:2222".to_owned(), pid: 1, counters: ClientCounters::default() };
+    let shard = ShardFigures {
+        shard: 0,
+        cpu: None,
+        load: LoadSnapshot::default(),
+        counters: Counters::default(),
+        latencies: vec![calls],
+        peers: vec![peer],
+        clients: vec![client],
+        slab_send_bytes_max: 0,
+        slab_receive_bytes_max: 0,
+    };
+    Figures {
+        schema: SCHEMA.to_owned(),
+        version: "1".to_owned(),
+        pid: 1,
+        taken_unix_ms: 0,
+        uptime_ms: 0,
+        state: State::Serving,
+        addresses: Vec::new(),
+        tasks: Vec::new(),
+        shards: vec![Shard::from(shard)],
+    }
+}
+
+/// The names of all samples, each with the names of its labels.
+fn exported() -> BTreeMap<String, BTreeSet<String>> {
+    let text = exposition(one_of_each()).unwrap();
+    let samples = text.lines().filter(|line| !line.starts_with('#'));
+    samples.map(|line| selector(line.rsplit_once(' ').unwrap().0)).collect()
+}
+
+/// A name and the names of the labels in the braces after it, if there are any.
+fn selector(text: &str) -> (String, BTreeSet<String>) {
+    let end =
+        text.find(|character: char| !(character.is_ascii_alphanumeric() || character == '_')).unwrap_or(text.len());
+    let (name, rest) = text.split_at(end);
+    let inside = rest.strip_prefix('{').and_then(|rest| rest.split_once('}')).map_or("", |(inside, _)| inside);
+    // Values have commas as well, but no quotes.
+    let outside_quotes = inside.split('"').step_by(2).collect::<String>();
+    let labels = outside_quotes.split(',').map(|label| label.trim_end_matches(['=', '~', '!']).trim().to_owned());
+    (name.to_owned(), labels.filter(|label| !label.is_empty()).collect())
+}
+
+/// All queries of a dashboard.
+fn queries(value: &Value) -> Vec<&str> {
+    match value {
+        Value::Object(fields) => fields
+            .iter()
+            .flat_map(|(name, value)| match (name.as_str(), value) {
+                ("expr" | "definition" | "query", Value::String(query)) => vec![query.as_str()],
+                _ => queries(value),
+            })
+            .collect(),
+        Value::Array(values) => values.iter().flat_map(queries).collect(),
+        _ => Vec::new(),
+    }
+}
+
+/// The places of a query where a metric is named.
+fn metrics(query: &str) -> impl Iterator<Item = (String, BTreeSet<String>)> {
+    query.match_indices("sealane_").map(|(at, _)| selector(&query[at..]))
+}
+
+#[test]
+fn every_metric_and_label_of_the_dashboard_is_exported() {
+    let (dashboard, exported): (Value, _) = (serde_json::from_str(DASHBOARD).unwrap(), exported());
+    let asked: Vec<_> = queries(&dashboard).into_iter().flat_map(metrics).collect();
+    assert!(asked.len() > 40, "{asked:?}");
+    for (name, labels) in asked {
+        let there = exported.get(&name).unwrap_or_else(|| panic!("{name} is not exported; these are: {exported:#?}"));
+        for label in labels {
+            assert!(
+                there.contains(&label) || OF_SCRAPER.contains(&label.as_str()),
+                "{name} has no label {label}: {there:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn every_panel_says_what_it_shows_and_asks_the_chosen_prometheus() {
+    let dashboard: Value = serde_json::from_str(DASHBOARD).unwrap();
+    assert!(dashboard["schemaVersion"].as_u64() >= Some(39), "that of Grafana 11");
+    let panels = dashboard["panels"].as_array().unwrap();
+    let ids: BTreeSet<_> = panels.iter().map(|panel| panel["id"].as_u64().unwrap()).collect();
+    assert_eq!(ids.len(), panels.len());
+    for panel in panels.iter().filter(|panel| panel["type"] != "row") {
+        assert!(panel["title"].is_string() && panel["description"].is_string(), "{panel}");
+        for target in panel["targets"].as_array().unwrap() {
+            assert_eq!(target["datasource"]["uid"], "${datasource}", "{panel}");
+            assert!(target["expr"].as_str().unwrap().contains("instance=~\"$instance\""), "{panel}");
+        }
+    }
+    let variables: Vec<_> =
+        dashboard["templating"]["list"].as_array().unwrap().iter().map(|one| &one["name"]).collect();
+    assert_eq!(variables, ["datasource", "instance"]);
+}
+
+#[test]
+fn selectors_are_read() {
+    let (name, labels) = selector("sealane_tensors_total{instance=~\"$instance\", direction=\"a,b\"}[5m]) / 2");
+    assert_eq!(name, "sealane_tensors_total");
+    assert_eq!(labels.into_iter().collect::<Vec<_>>(), ["direction", "instance"]);
+    assert_eq!(selector("sealane_uptime_seconds, instance)"), ("sealane_uptime_seconds".to_owned(), BTreeSet::new()));
+}

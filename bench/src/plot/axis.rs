@@ -12,6 +12,53 @@ pub(super) struct Tick {
 /// Ticks that a linear axis has about.
 const TICKS: f64 = 6.0;
 
+/// Where one figure is so many times another, both are seen on a logarithmic axis alone.
+const LINEAR_QUOTIENT_MAX: f64 = 25.0;
+
+/// An axis of figures.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Scale {
+    Linear(Linear),
+    Logarithmic(Logarithmic),
+}
+
+impl Scale {
+    /// The axis that suits figures: linear from 0, unless they are far apart.
+    pub(super) fn of(values: impl Iterator<Item = f64>) -> Self {
+        let ends = (f64::INFINITY, 0.0);
+        let (lowest, highest) = values
+            .filter(|value| *value > 0.0)
+            .fold(ends, |(lowest, highest), value| (f64::min(lowest, value), f64::max(highest, value)));
+        if highest > lowest * LINEAR_QUOTIENT_MAX {
+            Self::Logarithmic(Logarithmic::over(lowest, highest))
+        } else {
+            Self::Linear(Linear::up_to(highest))
+        }
+    }
+
+    pub(super) fn share(self, value: f64) -> f64 {
+        match self {
+            Self::Linear(scale) => scale.share(value),
+            Self::Logarithmic(scale) => scale.share(value),
+        }
+    }
+
+    pub(super) fn ticks(self) -> Vec<Tick> {
+        match self {
+            Self::Linear(scale) => scale.ticks(),
+            Self::Logarithmic(scale) => scale.ticks(),
+        }
+    }
+
+    /// What the name of the axis adds.
+    pub(super) fn remark(self) -> &'static str {
+        match self {
+            Self::Linear(_) => "",
+            Self::Logarithmic(_) => " (logarithmic)",
+        }
+    }
+}
+
 /// Leaves only the labels that have room on an axis of `length` pixels, each of which takes `room`; the last one first, since
 /// it says how far the axis reaches. The marks of the others stay.
 pub(super) fn spaced(mut ticks: Vec<Tick>, length: f64, room: impl Fn(&str) -> f64) -> Vec<Tick> {
@@ -31,12 +78,19 @@ pub(super) fn spaced(mut ticks: Vec<Tick>, length: f64, room: impl Fn(&str) -> f
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Linear {
     step: f64,
-    steps: u32,
+    end: f64,
 }
 
 impl Linear {
-    /// An axis that reaches `max`, with ticks at round numbers.
+    /// An axis that ends at the first tick from `max` on.
     pub(super) fn up_to(max: f64) -> Self {
+        let Self { step, end } = Self::ending_at(max);
+        // What is nearly a multiple is one.
+        Self { step, end: step * (end / step - 1e-9).ceil() }
+    }
+
+    /// An axis that ends at `max`, with ticks at round numbers.
+    pub(super) fn ending_at(max: f64) -> Self {
         let max = if max.is_finite() && max > 0.0 { max } else { 1.0 };
         let rough = max / TICKS;
         let scale = 10_f64.powf(rough.log10().floor());
@@ -45,11 +99,11 @@ impl Linear {
             .into_iter()
             .find(|step| *step >= rough)
             .unwrap_or(10.0 * scale);
-        Self { step, steps: (max / step).ceil() as u32 }
+        Self { step, end: max }
     }
 
     pub(super) fn share(self, value: f64) -> f64 {
-        value / (self.step * f64::from(self.steps))
+        value / self.end
     }
 
     pub(super) fn ticks(self) -> Vec<Tick> {
@@ -57,7 +111,7 @@ impl Linear {
             let value = self.step * f64::from(index);
             Tick { share: self.share(value), label: short(value) }
         };
-        (0..=self.steps).map(tick).collect()
+        (0..=(self.end / self.step + 1e-9) as u32).map(tick).collect()
     }
 }
 
@@ -174,6 +228,10 @@ mod tests {
         let axis = Linear::up_to(2_400_000.0);
         assert_eq!(labels(&axis.ticks()), ["0", "500 k", "1 M", "1.5 M", "2 M", "2.5 M"]);
         assert!((axis.share(1_250_000.0) - 0.5).abs() < 1e-9);
+        let axis = Linear::ending_at(6.3);
+        assert_eq!(labels(&axis.ticks()), ["0", "2", "4", "6"]);
+        assert!((axis.share(6.3) - 1.0).abs() < 1e-9);
+        assert_eq!(labels(&Linear::up_to(0.6).ticks()), ["0", "0.1", "0.2", "0.3", "0.4", "0.5", "0.6"]);
         for strange in [0.0, -1.0, f64::NAN, f64::INFINITY] {
             assert!(Linear::up_to(strange).ticks().len() > 1);
         }
@@ -187,6 +245,14 @@ mod tests {
         assert!((axis.share(50.0) - 1.0).abs() < 1e-9);
         assert!(Logarithmic::over(f64::NAN, 0.0).ticks().len() > 1);
         assert!(Logarithmic::over(3.0, 3.0).ticks().len() > 1);
+    }
+
+    #[test]
+    fn figures_that_are_far_apart_have_a_logarithmic_axis() {
+        let scale = |values: &[f64]| Scale::of(values.iter().copied());
+        assert!(matches!(scale(&[4.0, 5.0, 0.0]), Scale::Linear(_)));
+        assert!(matches!(scale(&[4.0, 500.0]), Scale::Logarithmic(_)));
+        assert!(matches!(scale(&[]), Scale::Linear(_)));
     }
 
     #[test]

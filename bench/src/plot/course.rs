@@ -1,15 +1,12 @@
 //! Figures in the course of time, as points that are joined. Of systems that take turns, each round is a part of its own.
 
-use super::axis::{Linear, Logarithmic, Tick, decimals};
+use super::axis::{Linear, Scale, decimals};
 use super::frame::{Frame, Sheet, draw_legend};
 use super::svg::Canvas;
 use crate::table::{Column, Table};
 
 /// Most points of a line that are shown as such; of more, only the line is.
 const POINTS_SHOWN_MAX: usize = 120;
-
-/// Where one figure is so many times another, the axis is logarithmic.
-const LINEAR_QUOTIENT_MAX: f64 = 25.0;
 
 /// A figure in the course of time.
 #[derive(Clone, Debug, PartialEq)]
@@ -40,41 +37,11 @@ pub(crate) struct Course {
     pub(crate) lines: Vec<Line>,
 }
 
-enum Scale {
-    Linear(Linear),
-    Logarithmic(Logarithmic),
-}
-
-impl Scale {
-    fn share(&self, value: f64) -> f64 {
-        match self {
-            Scale::Linear(scale) => scale.share(value),
-            Scale::Logarithmic(scale) => scale.share(value),
-        }
-    }
-
-    fn ticks(&self) -> Vec<Tick> {
-        match self {
-            Scale::Linear(scale) => scale.ticks(),
-            Scale::Logarithmic(scale) => scale.ticks(),
-        }
-    }
-}
-
 impl Course {
-    fn scale(&self) -> Scale {
-        let values = || self.lines.iter().flat_map(Line::values).filter(|value| *value > 0.0);
-        let (lowest, highest) = (values().fold(f64::INFINITY, f64::min), values().fold(0.0, f64::max));
-        if highest > lowest * LINEAR_QUOTIENT_MAX {
-            Scale::Logarithmic(Logarithmic::over(lowest, highest))
-        } else {
-            Scale::Linear(Linear::up_to(highest))
-        }
-    }
-
     pub(super) fn draw(&self, canvas: &mut Canvas, sheet: Sheet) -> f64 {
         let times = self.lines.iter().flat_map(|line| line.parts.iter().flatten()).map(|(time, _)| *time);
-        let (vertical, horizontal) = (self.scale(), Linear::up_to(times.fold(0.0, f64::max)));
+        let vertical = Scale::of(self.lines.iter().flat_map(Line::values));
+        let horizontal = Linear::ending_at(times.fold(0.0, f64::max));
         let names: Vec<&str> = self.lines.iter().map(|line| line.name.as_str()).collect();
         let top = draw_legend(canvas, sheet.top, &names, |canvas, index, (x, y)| {
             let line = &self.lines[index];
@@ -82,8 +49,7 @@ impl Course {
             canvas.point((x + 14.0, y), line.series);
         });
         let frame = Frame::new(canvas, 56.0, top, sheet.height);
-        let scale = if matches!(vertical, Scale::Logarithmic(_)) { " (logarithmic)" } else { "" };
-        frame.draw_y(canvas, vertical.ticks(), &format!("{}{scale}", self.label));
+        frame.draw_y(canvas, vertical.ticks(), &format!("{}{}", self.label, vertical.remark()));
         let bottom = frame.draw_x(canvas, horizontal.ticks(), &format!("seconds since {}", self.since));
         let place = |(time, value): &(f64, f64)| (frame.x(horizontal.share(*time)), frame.y(vertical.share(*value)));
         for line in &self.lines {
@@ -116,13 +82,6 @@ mod tests {
         let parts = vec![values.iter().map(|value| (1.0, *value)).collect()];
         let line = Line { name: "sealane".to_owned(), series: 0, is_dashed: false, parts };
         Course { label: "GB/s".to_owned(), since: "the first round".to_owned(), lines: vec![line] }
-    }
-
-    #[test]
-    fn the_axis_is_logarithmic_where_figures_are_far_apart() {
-        assert!(matches!(course(&[4.0, 5.0, 0.0]).scale(), Scale::Linear(_)));
-        assert!(matches!(course(&[4.0, 500.0]).scale(), Scale::Logarithmic(_)));
-        assert!(matches!(course(&[]).scale(), Scale::Linear(_)));
     }
 
     #[test]

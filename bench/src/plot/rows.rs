@@ -1,6 +1,7 @@
-//! Figures with their spread, each a row: bars from zero, or, of quotients, points beside the line of 1.
+//! Figures with their spread, each a row: bars from zero, points where they are too far apart for that, and of quotients
+//! points beside the line of 1.
 
-use super::axis::{Linear, Logarithmic, brief, decimals};
+use super::axis::{Logarithmic, Scale, brief, decimals};
 use super::frame::{Frame, Sheet};
 use super::svg::{Anchor, Canvas, Style};
 use crate::spread::Spread;
@@ -36,14 +37,20 @@ pub(crate) struct Rows {
 impl Rows {
     pub(super) fn draw_bars(&self, canvas: &mut Canvas, sheet: Sheet) -> f64 {
         let frame = self.frame(canvas, sheet);
-        let scale = Linear::up_to(self.rows.iter().map(|row| row.spread.max).fold(0.0, f64::max));
-        let name = format!("{}; whiskers from the lowest to the highest round", self.label);
+        let scale = Scale::of(self.rows.iter().flat_map(|row| [row.spread.min, row.spread.max]));
+        let name = format!("{}{}; whiskers from the lowest to the highest round", self.label, scale.remark());
         let bottom = frame.draw_x(canvas, scale.ticks(), &name);
         for (index, row) in self.rows.iter().enumerate() {
             let x = |value| frame.x(scale.share(value));
             let bar = frame.top + ROW * index as f64 + BAR_AT;
-            canvas.rectangle((frame.left, bar), (x(row.spread.median) - frame.left, BAR), index);
+            let end = x(row.spread.median);
+            if let Scale::Linear(_) = scale {
+                canvas.rectangle((frame.left, bar), (end - frame.left, BAR), index);
+            }
             row.draw(canvas, frame, index, x, &row.spread.to_text());
+            if let Scale::Logarithmic(_) = scale {
+                canvas.point((end, bar + BAR / 2.0), index);
+            }
         }
         bottom
     }

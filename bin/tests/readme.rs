@@ -1,12 +1,22 @@
 //! The README tells the truth: its settings are today's, its examples are those that the tests run.
 
-use sealane_cli::settings::markdown::in_readme;
+use sealane_cli::settings::TABLE;
+use sealane_cli::settings::markdown::{in_readme, reference};
 
 #[test]
 fn the_readme_has_todays_settings() {
     let readme = include_str!("../../README.md");
     let made = in_readme(readme).expect("the README has a place marked for the settings");
-    assert!(made == readme, "the table of settings is out of date: run `cargo xtask readme`");
+    assert!(made == readme, "the table of settings is out of date: run `cargo xtask docs`");
+}
+
+#[test]
+fn the_reference_has_todays_settings() {
+    let page = include_str!("../../docs/settings.md");
+    assert!(reference() == page, "docs/settings.md is out of date: run `cargo xtask docs`");
+    for setting in TABLE {
+        assert_eq!(page.matches(&format!("| `{}` |", setting.name)).count(), 1, "{}", setting.name);
+    }
 }
 
 /// An example without the line that says what it is.

@@ -1,14 +1,14 @@
 //! Developer chores: `cargo xtask sim` runs the simulation over many seeds, `fuzz` the fuzz targets, `chaos` and `soak` real
-//! processes in trouble, `rdma-lab` what needs an RDMA device; `readme` keeps the README's table of settings.
+//! processes in trouble, `rdma-lab` what needs an RDMA device; `docs` makes what the documentation has of the code.
 
 mod build;
 mod chaos;
 mod command;
+mod docs;
 mod fuzz;
 mod hosts;
 mod licences;
 mod rdma_lab;
-mod readme;
 mod sim;
 mod soak;
 mod traffic;
@@ -45,8 +45,8 @@ enum Chore {
     WithoutIoUring(without_io_uring::WithoutIoUring),
     /// Looks whether every dependency has a licence that deny.toml allows
     Licences,
-    /// Makes the README's table of settings anew
-    Readme,
+    /// Makes the pages that follow from the code: settings, troubleshooting, the README's table
+    Docs(docs::Docs),
 }
 
 fn main() -> ExitCode {
@@ -59,6 +59,6 @@ fn main() -> ExitCode {
         Chore::Traffic(role) => role.run(),
         Chore::WithoutIoUring(command) => command.run(),
         Chore::Licences => licences::run(),
-        Chore::Readme => readme::run(),
+        Chore::Docs(docs) => docs.run(),
     }
 }

@@ -1,0 +1,104 @@
+//! `cargo xtask docs`: makes what the documentation has of the code: the reference of the settings, the README's table of
+//! those that variables give, and the page of all messages. With `--check` it writes nothing and fails where a page is old.
+
+mod catalogue;
+mod messages;
+mod page;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use sealane_cli::settings::markdown::{in_readme, reference};
+
+use self::catalogue::Catalogue;
+
+/// Where the causes and remedies are, from the workspace's root.
+const CATALOGUE: &str = "docs/troubleshooting.toml";
+
+#[derive(clap::Args)]
+pub(crate) struct Docs {
+    /// Write nothing; fail if a page is not what the code says
+    #[arg(long)]
+    check: bool,
+}
+
+impl Docs {
+    pub(crate) fn run(&self) -> ExitCode {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let root = fs::canonicalize(&root).unwrap_or(root);
+        let done = pages(&root).and_then(|pages| match self.check {
+            true => check(&pages),
+            false => write(&pages),
+        });
+        match done {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(problems) => {
+                problems.iter().for_each(|problem| eprintln!("error: {problem}"));
+                ExitCode::FAILURE
+            }
+        }
+    }
+}
+
+/// A file and what should be in it.
+type Page = (PathBuf, String);
+
+/// Every page as it should be.
+fn pages(root: &Path) -> Result<Vec<Page>, Vec<String>> {
+    let one = |problem: String| vec![problem];
+    let read = |path: &Path| fs::read_to_string(path).map_err(|error| vec![format!("{}: {error}", path.display())]);
+    let (readme, catalogue) = (root.join("README.md"), root.join(CATALOGUE));
+    let of_readme = in_readme(&read(&readme)?)
+        .ok_or_else(|| one(format!("{}: it has no place marked for the settings", readme.display())))?;
+    let catalogue: Catalogue =
+        toml::from_str(&read(&catalogue)?).map_err(|error| one(format!("{}: {error}", catalogue.display())))?;
+    let messages = messages::all(root).map_err(one)?;
+    let sorted = catalogue.sort(&messages)?;
+    Ok(vec![
+        (readme, of_readme),
+        (root.join("docs/settings.md"), reference()),
+        (root.join("docs/troubleshooting.md"), page::troubleshooting(&catalogue, &sorted)),
+    ])
+}
+
+fn write(pages: &[Page]) -> Result<(), Vec<String>> {
+    let written =
+        pages.iter().map(|(path, text)| fs::write(path, text).map_err(|error| format!("{}: {error}", path.display())));
+    let problems: Vec<String> = written.filter_map(Result::err).collect();
+    if problems.is_empty() { Ok(()) } else { Err(problems) }
+}
+
+fn check(pages: &[Page]) -> Result<(), Vec<String>> {
+    let is_old = |(path, text): &&Page| fs::read_to_string(path).ok().as_ref() != Some(text);
+    let old: Vec<String> = pages
+        .iter()
+        .filter(is_old)
+        .map(|(path, _)| format!("{} is not what the code says; run `cargo xtask docs`", path.display()))
+        .collect();
+    if old.is_empty() { Ok(()) } else { Err(old) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Fails when a message has no entry, an entry no message, or a page is old.
+    #[test]
+    fn the_pages_are_what_the_code_says() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let pages = pages(&root).unwrap_or_else(|problems| panic!("{}", problems.join("\n")));
+        check(&pages).unwrap_or_else(|old| panic!("{}", old.join("\n")));
+    }
+
+    #[test]
+    fn an_old_page_is_named_and_a_new_one_is_not() {
+        let directory = tempfile::tempdir().unwrap();
+        let page = (directory.path().join("page.md"), "new".to_owned());
+        assert!(check(std::slice::from_ref(&page)).unwrap_err()[0].ends_with("run `cargo xtask docs`"));
+        write(std::slice::from_ref(&page)).unwrap();
+        assert_eq!(check(&[page]), Ok(()));
+        let nowhere = (directory.path().join("none/page.md"), String::new());
+        assert!(write(&[nowhere]).unwrap_err()[0].contains("none/page.md: "));
+    }
+}

@@ -270,6 +270,8 @@ fn check_gives_everything_a_verdict_and_fails_where_something_will_not_work() {
     assert_eq!(names(&json, "will_not_work"), Vec::<String>::new());
     assert!(names(&json, "could_be_better").contains(&"endpoint map".to_owned()), "{json}");
     assert_eq!(json["endpoint_map"]["lint"][0]["line"], 2);
+    let text = stdout(&place.run(&["check"]));
+    assert!(text.contains("\nlint of .endpoint_map\n  2:1       task a:1 is given the same way in line 1; "), "{text}");
     assert!(json["findings"].as_array().unwrap().len() >= 20);
     assert!(json["topology"]["cores"].as_u64().unwrap() > 0);
     assert_eq!(json["probes"], Json::Null);
@@ -285,13 +287,22 @@ fn check_gives_everything_a_verdict_and_fails_where_something_will_not_work() {
     assert!(text.contains("\n1 will not work, "), "{text}");
 }
 
+/// A port on which nobody listens, held for as long as the socket lives.
+fn refusing_port() -> (std::os::fd::OwnedFd, u16) {
+    use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrIn, bind, getsockname, socket};
+    use std::os::fd::AsRawFd;
+    let held = socket(AddressFamily::Inet, SockType::Stream, SockFlag::empty(), None).unwrap();
+    bind(held.as_raw_fd(), &SockaddrIn::new(127, 0, 0, 1, 0)).unwrap();
+    let port = getsockname::<SockaddrIn>(held.as_raw_fd()).unwrap().port();
+    (held, port)
+}
+
 #[test]
 fn check_probes_every_peer() {
     let place = Place::new();
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let (port, gone) = (other.local_addr().unwrap().port(), listener.local_addr().unwrap().port());
-    drop(listener);
+    let port = other.local_addr().unwrap().port();
+    let (_held, gone) = refusing_port();
     let server = std::thread::spawn(move || {
         use std::io::Write;
         other.accept().unwrap().0.write_all(b"220 mail ESMTP\r\n").unwrap();

@@ -27,6 +27,11 @@ const SCHEMA: &str = "sealane-check/1";
 /// Columns before what is said of a path: longer addresses stand on a line of their own.
 const PATH_MARGIN_MAX: usize = 26;
 
+/// Remarks of the lint that the text has; the JSON has all.
+const REMARKS_SHOWN_MAX: usize = 10;
+/// Columns before a remark: room for a line and a column.
+const REMARK_MARGIN: usize = 12;
+
 /// Tasks of one transport address that the text names; the JSON names all.
 const TASKS_SHOWN_MAX: usize = 3;
 
@@ -192,6 +197,27 @@ impl Report {
         Ok(())
     }
 
+    /// What the lint says of the map, line by line.
+    fn write_lint(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let MapReport { file, lint, .. } = &self.endpoint_map;
+        if lint.is_empty() {
+            return Ok(());
+        }
+        writeln!(out, "\nlint of {file}")?;
+        for Remark { line, column, is_error, says } in lint.iter().take(REMARKS_SHOWN_MAX) {
+            let word = if *is_error { "error" } else { "warning" };
+            out.write_str(&layout::wrapped(
+                &format!("  {line}:{column}  "),
+                REMARK_MARGIN,
+                &format!("{says} ({word})"),
+            ))?;
+        }
+        match lint.len().saturating_sub(REMARKS_SHOWN_MAX) {
+            0 => Ok(()),
+            more => writeln!(out, "  and {more} more; `sealane map lint {file}` shows all"),
+        }
+    }
+
     fn write_paths(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.paths.is_empty() {
             return Ok(());
@@ -243,6 +269,7 @@ impl fmt::Display for Report {
         // What matters most is said last, where a terminal still shows it.
         self.write_settings(out)?;
         self.write_host(out)?;
+        self.write_lint(out)?;
         self.write_paths(out)?;
         self.write_probes(out)?;
         self.write_sum(out)

@@ -2,8 +2,13 @@
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
 use std::thread::{self, JoinHandle};
+use std::time::SystemTime;
 
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrIn, bind, getsockname, socket};
+use sealane_transport::authentication::Authority;
+use sealane_transport::tcp::{Answering, Progress};
 use sealane_transport::wire::{FEATURE_PROBE, Greeting, Reject};
 
 use super::*;
@@ -111,6 +116,54 @@ fn every_refusal_has_a_verdict() {
     }
 }
 
+/// Probes a peer that wants and shows what `theirs` says, on a side that has `ours`.
+fn probe_shown(theirs: Authentication, ours: Authentication) -> Probe {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let here = format!("127.0.0.1:{port}").parse().unwrap();
+    let served = thread::spawn(move || {
+        let (stream, _) = listener.accept().unwrap();
+        let mut answering = Answering::new(stream.into(), &here, &TcpSettings::default(), &theirs).unwrap();
+        loop {
+            match answering.poll() {
+                Ok(Progress::Pending(pending)) => answering = pending,
+                Ok(Progress::Done(call)) => return call.describe(welcome(&["ps0:2222", "ps1:2222"])),
+                // It has been told.
+                Err(_) => return,
+            }
+            thread::yield_now();
+        }
+    });
+    let nobody = Ours::default();
+    let prober = Prober { authentication: ours, ..prober(&nobody, LONG) };
+    let probe = prober.probe(&map_of(port)).remove(0);
+    served.join().unwrap();
+    probe
+}
+
+#[test]
+fn a_probe_shows_the_secret_or_the_certificate_and_looks_at_the_peers() {
+    let secret = |text: &str| Authentication::secret_bytes(text.repeat(8).as_bytes()).unwrap();
+    assert_eq!(probe_shown(secret("this"), secret("this")).verdict, Verdict::Ok);
+    let wrong = probe_shown(secret("this"), secret("that"));
+    assert_eq!((wrong.reachable, wrong.verdict), (false, Verdict::WillNotWork));
+    assert!(wrong.says.contains("security.secret_file"), "{}", wrong.says);
+    assert!(matches!(wrong.remedy, Some(Remedy::Advice(_))));
+
+    let authority = Authority::new().unwrap();
+    let certified = |tasks: &[&str]| {
+        let tasks: Vec<TaskName> = tasks.iter().map(|task| task.parse().unwrap()).collect();
+        let until = SystemTime::now() + Duration::from_secs(86_400);
+        let certified = authority.certify(&tasks, until).unwrap();
+        Authentication::certified(&authority.certificate(), &certified).unwrap()
+    };
+    let ours = || certified(&["worker0:2222"]);
+    assert_eq!(probe_shown(certified(&["ps0:2222", "ps1:2222"]), ours()).verdict, Verdict::Ok);
+    let impostor = probe_shown(certified(&["ps0:2222"]), ours());
+    assert_eq!((impostor.reachable, impostor.verdict), (true, Verdict::WillNotWork));
+    assert!(impostor.says.ends_with("does not speak for task ps1:2222"), "{}", impostor.says);
+}
+
 #[test]
 fn another_program_or_version_is_named() {
     for (answer, says) in [
@@ -135,8 +188,10 @@ fn another_program_or_version_is_named() {
 
 #[test]
 fn nobody_there_is_said_and_our_own_may_start_later() {
-    let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
-    let map = map_of(port);
+    // Bound, so that nobody else gets it, and not listening.
+    let held = socket(AddressFamily::Inet, SockType::Stream, SockFlag::empty(), None).unwrap();
+    bind(held.as_raw_fd(), &SockaddrIn::new(127, 0, 0, 1, 0)).unwrap();
+    let map = map_of(getsockname::<SockaddrIn>(held.as_raw_fd()).unwrap().port());
     let probe = prober(&Ours::default(), LONG).probe(&map).remove(0);
     assert_eq!(
         (probe.verdict, probe.says.as_str()),

@@ -1,5 +1,6 @@
 //! Developer chores: `cargo xtask sim` runs the simulation over many seeds, `fuzz` the fuzz targets, `chaos` and `soak` real
-//! processes in trouble, `rdma-lab` what needs an RDMA device; `docs` makes what the documentation has of the code.
+//! processes in trouble, `rdma-lab` what needs an RDMA device; `docs` makes what the documentation has of the code; `pages` and
+//! `deb` make what is installed.
 
 mod build;
 mod chaos;
@@ -8,6 +9,7 @@ mod docs;
 mod fuzz;
 mod hosts;
 mod licences;
+mod package;
 mod rdma_lab;
 mod sim;
 mod soak;
@@ -47,6 +49,10 @@ enum Chore {
     Licences,
     /// Makes the pages that follow from the code: settings, troubleshooting, the README's table
     Docs(docs::Docs),
+    /// Writes the manual pages and the completions of the shells
+    Pages(package::Pages),
+    /// Builds the Debian package
+    Deb(package::Deb),
 }
 
 fn main() -> ExitCode {
@@ -60,5 +66,7 @@ fn main() -> ExitCode {
         Chore::WithoutIoUring(command) => command.run(),
         Chore::Licences => licences::run(),
         Chore::Docs(docs) => docs.run(),
+        Chore::Pages(pages) => pages.run(),
+        Chore::Deb(deb) => deb.run(),
     }
 }

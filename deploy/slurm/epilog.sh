@@ -1,0 +1,7 @@
+#!/bin/bash
+# Lets the daemons of a Slurm job finish and end; what prolog.sh began. To be sourced at the end of the batch script.
+set -eu
+
+srun --overlap --ntasks-per-node=1 sealane drain --socket "$SEALANE_SOCKET" --timeout-s 60
+wait "$SEALANE_DAEMONS"
+rm -r "$SEALANE_FOLDER"

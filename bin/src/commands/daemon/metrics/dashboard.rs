@@ -41,6 +41,7 @@ fn one_of_each() -> Figures {
         taken_unix_ms: 0,
         uptime_ms: 0,
         state: State::Serving,
+        executor: "io_uring".to_owned(),
         addresses: Vec::new(),
         tasks: Vec::new(),
         shards: vec![Shard::from(shard)],

@@ -395,3 +395,22 @@ fn check_leaves_nothing_behind() {
     let left: Vec<_> = std::fs::read_dir(Path::new(place.directory.path())).unwrap().collect();
     assert!(left.is_empty(), "{left:?}");
 }
+
+#[test]
+fn a_benchmark_has_a_report_or_is_refused_before_it_begins() {
+    let place = Place::new();
+    let bench = ["bench", "latency", "--link", "loopback", "--baseline", "raw", "--rounds", "2", "--seconds", "0.01"];
+    let output = place.run(&[&bench[..], &["--report", "a <b>.html"]].concat());
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let html = std::fs::read_to_string(place.directory.path().join("a <b>.html")).unwrap();
+    let options = roxmltree::ParsingOptions { allow_dtd: true, ..Default::default() };
+    let document = roxmltree::Document::parse_with_options(&html, options).unwrap();
+    let texts: Vec<_> = document.descendants().filter_map(|node| node.text()).collect();
+    let command = format!("sealane {} --report 'a <b>.html'", bench.join(" "));
+    for expected in [command.as_str(), "Latency over loopback", "round trip, µs", "sealane/raw, round trip p50"] {
+        assert!(texts.contains(&expected), "{expected} in {texts:?}");
+    }
+    let refused = place.refuse(&[&bench[..], &["--report", "none/report.html"]].concat());
+    assert!(refused.starts_with("error: --report none/report.html cannot be written ("), "{refused}");
+    assert_eq!(refused.lines().count(), 1, "no round was measured: {refused}");
+}

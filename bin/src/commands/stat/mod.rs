@@ -24,9 +24,7 @@ const RATE_INTERVAL: Duration = Duration::from_millis(500);
 ///
 /// Shards, peers with the path to each and why, clients, rates, and how long calls take. Rates are of the last half second.
 #[derive(Debug, clap::Args)]
-#[command(
-    after_help = "Examples:\n  sealane stat\n  sealane stat --watch\n  sealane stat --json | jq '.shards[].peers[] | {peer, link, reason}'"
-)]
+#[command(after_help = "Example:\n  sealane stat\n  sealane stat --watch")]
 pub struct Args {
     #[command(flatten)]
     settings: SettingsFlags,

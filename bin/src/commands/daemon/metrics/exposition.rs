@@ -145,7 +145,7 @@ fn histogram(of: &Histogram, mut metric: MetricEncoder<'_>) -> Result<(), fmt::E
 /// Which path the bytes to each peer take, and why.
 fn paths(figures: &Figures, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
     let help = "Which path the bytes to a peer's shard take, and why";
-    let mut path = encoder.encode_descriptor("peer_path", help, None, MetricType::Gauge)?;
+    let mut path = encoder.encode_descriptor("peer_path_info", help, None, MetricType::Gauge)?;
     for shard in &figures.shards {
         for peer in &shard.peers {
             let labels = [

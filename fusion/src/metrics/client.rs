@@ -1,5 +1,8 @@
 //! What a shard tells of one client process of this host.
 
+use std::borrow::Borrow;
+
+use sealane_transport::Tensor;
 use serde::{Deserialize, Serialize};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -22,10 +25,13 @@ pub struct ClientCounters {
 }
 
 impl ClientCounters {
+    /// A tensor that the client hands over, if it was found to be one: what else the client says is not believed.
     #[inline]
-    pub(crate) fn count_sent(&mut self, bytes: u64) {
-        self.tensors_sent += 1;
-        self.bytes_sent += bytes;
+    pub(crate) fn count_sent<T: Borrow<Tensor>, E>(&mut self, tensor: &Result<T, E>) {
+        if let Ok(tensor) = tensor {
+            self.tensors_sent += 1;
+            self.bytes_sent += tensor.borrow().bytes().len() as u64;
+        }
     }
 
     #[inline]

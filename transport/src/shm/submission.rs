@@ -22,16 +22,6 @@ pub enum PayloadAt<'a> {
     Arena(Span),
 }
 
-impl PayloadAt<'_> {
-    /// Bytes of the tensor.
-    pub fn bytes(&self) -> u64 {
-        match self {
-            PayloadAt::Inline(bytes) => bytes.len() as u64,
-            PayloadAt::Arena(span) => span.len,
-        }
-    }
-}
-
 /// One request of a client. A call is named by a number that the client chooses and uses again once the call has ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Submission<'a> {

@@ -249,18 +249,13 @@ impl Client {
     }
 
     fn carry_out(&mut self, node: &mut Node, now: Instant, submission: Submission<'_>) -> Result<(), Misconduct> {
-        if let Submission::Send { payload, .. }
-        | Submission::Publish { payload, .. }
-        | Submission::Push { payload, .. } = &submission
-        {
-            self.counters.count_sent(payload.bytes());
-        }
         match submission {
             Submission::Send { call, peer, step, timeout_ms, key, meta, payload } => {
                 let waiter = SendWaiter::Client(ClientCall { client: self.handle, call: name(call) });
                 let pair = self.pair(node, peer)?.and_then(|pair| self.check_calls(pair));
                 self.under_way += 1;
                 let tensor = self.tensor(call, meta, payload);
+                self.counters.count_sent(&tensor);
                 match pair.and_then(|pair| Ok((pair, tensor?))) {
                     Ok((pair, tensor)) => node.send(pair, step, key, tensor, until(now, timeout_ms), waiter),
                     Err(error) => node.finish_send(waiter, Err(error)),

@@ -164,7 +164,8 @@ fn wrong_records_are_refused() {
     assert_eq!(refused(3, 0, &[4 << 32, 0, 0, 1_000_000_000]), "nanoseconds");
     assert_eq!(refused(3, 0, &[4 << 32, 0, 0, 9 << 32, 0]), "subject");
     assert_eq!(refused(3, 0, &[4 << 32, 0, 0, 9 << 48, 0]), "reason");
-    assert_eq!(refused(13, 0, &[]), "an unknown kind of completion");
+    assert_eq!(refused(13, 1, &[]), "an unknown flag");
+    assert_eq!(refused(14, 0, &[]), "an unknown kind of completion");
     for (kind, words) in [(5, 1), (6, 4), (7, 5), (8, 2), (9, 5), (10, 1), (11, 2), (12, 4)] {
         assert_eq!(refused(kind, 1, &[0; 5]), "an unknown flag");
         assert_eq!(refused(kind, 0, &vec![0; words - 1]), "a record is too short for its kind");

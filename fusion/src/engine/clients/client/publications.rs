@@ -33,6 +33,7 @@ impl Client {
         self.under_way += 1;
         let lent = matches!(payload, PayloadAt::Arena(_));
         let tensor = self.check_calls(()).and_then(|()| self.tensor_to_publish(call, meta, payload));
+        self.counters.count_sent(&tensor);
         match tensor {
             Ok(tensor) if more || !self.together.is_empty() => {
                 self.together.push(Publication { call, version, key: key.into(), tensor, lent });

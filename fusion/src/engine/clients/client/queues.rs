@@ -232,7 +232,9 @@ impl Client {
     ) -> Result<(), Misconduct> {
         let lent = matches!(payload, PayloadAt::Arena(_));
         let pair = self.pair(node, peer)?.and_then(|pair| self.check_calls(pair));
-        match pair.and_then(|pair| Ok((pair, self.tensor_to_publish(call, meta, payload)?))) {
+        let tensor = pair.and_then(|pair| Ok((pair, self.tensor_to_publish(call, meta, payload)?)));
+        self.counters.count_sent(&tensor.as_ref().map(|(_, tensor)| tensor));
+        match tensor {
             Ok((pair, tensor)) => {
                 self.under_way += 1;
                 let call = if lent { lender(call) } else { name(call) };

@@ -163,6 +163,7 @@ impl Recorder {
     }
 
     /// Something has happened to a call.
+    #[cold]
     pub fn record(&self, call: Handle, moment: Moment) {
         let event = TraceEvent { at: Instant::now(), session: self.session, call, moment };
         let mut events = self.shared.events.borrow_mut();
@@ -178,6 +179,20 @@ impl Recorder {
         if !events.is_empty() {
             self.shared.send(&mut events);
         }
+    }
+}
+
+/// Something has happened to a call, for whoever listens. Where nobody does, this is a look at a pointer: what tells is kept out
+/// of the caller's code.
+#[inline]
+pub fn tell(recorder: Option<&Recorder>, call: Handle, moment: impl FnOnce() -> Moment) {
+    #[cold]
+    #[inline(never)]
+    fn record(recorder: &Recorder, call: Handle, moment: impl FnOnce() -> Moment) {
+        recorder.record(call, moment());
+    }
+    if let Some(recorder) = recorder {
+        record(recorder, call, moment);
     }
 }
 

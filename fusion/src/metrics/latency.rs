@@ -110,30 +110,37 @@ pub struct LatencyFigures {
 #[derive(Debug)]
 pub(crate) struct Run {
     operation: Operation,
-    since: Option<Instant>,
+    since: Instant,
     count: u64,
 }
 
 impl Run {
-    pub(crate) fn new(operation: Operation) -> Run {
-        Run { operation, since: None, count: 0 }
+    /// Nothing has ended yet; the turn began at `now`.
+    pub(crate) fn new(operation: Operation, now: Instant) -> Run {
+        Run { operation, since: now, count: 0 }
     }
 
-    /// A call ended at `now` that had begun at `since`.
+    /// A call ended at `now` that had begun at `since`. Costs a comparison where the call before it began together with it.
     #[inline]
-    pub(crate) fn ended(&mut self, since: Instant, (latencies, way, now): (&Latencies, Way, Instant)) {
-        if self.since != Some(since) {
-            self.record((latencies, way, now));
-            self.since = Some(since);
+    pub(crate) fn ended(&mut self, since: Instant, to: (&Latencies, Way, Instant)) {
+        if self.since != since {
+            self.begin(since, to);
         }
         self.count += 1;
     }
 
+    /// Kept out of the code that takes a tensor in.
+    #[cold]
+    #[inline(never)]
+    fn begin(&mut self, since: Instant, to: (&Latencies, Way, Instant)) {
+        self.record(to);
+        self.since = since;
+    }
+
     /// Records what has run together.
-    #[inline]
     pub(crate) fn record(&mut self, (latencies, way, now): (&Latencies, Way, Instant)) {
-        if let Some(since) = self.since.take() {
-            latencies.record_many(self.operation, way, (since, self.count), now);
+        if self.count > 0 {
+            latencies.record_many(self.operation, way, (self.since, self.count), now);
             self.count = 0;
         }
     }
@@ -150,7 +157,7 @@ mod tests {
         let (latencies, start) = (Latencies::default(), Instant::now());
         let now = start + Duration::from_micros(90);
         let to = (&latencies, Way::Tcp, now);
-        let mut run = Run::new(Operation::Send);
+        let mut run = Run::new(Operation::Send, now);
         for since in [start, start, start + Duration::from_micros(30), start] {
             run.ended(since, to);
         }

@@ -11,6 +11,7 @@ mod batches;
 mod calls;
 mod cells;
 mod connect;
+mod counters;
 mod events;
 mod local;
 mod local_pulls;
@@ -37,11 +38,8 @@ use sealane_transport::error::LinkError;
 use sealane_transport::lane::{lane, shard_of};
 use sealane_transport::limits::{HELLO_BYTES_MAX, TASKS_PER_HELLO};
 use sealane_transport::session::Event;
-use sealane_transport::trace::{Moment, Recorder, TraceSender};
-use sealane_transport::verbs::PortCounters;
+use sealane_transport::trace::{self, Moment, Recorder, TraceSender};
 use sealane_transport::{Arena, Error, Handle, SessionLimits};
-use serde::{Deserialize, Serialize};
-use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::metrics::NodeMetrics;
 use crate::rendezvous::{EndedSteps, Table};
@@ -51,6 +49,7 @@ pub use calls::{RecvRequest, Ticket};
 use cells::Sender;
 pub use cells::{ClientCall, ClientOutcome, PullWaiter, RecvWaiter, SendWaiter};
 pub use connect::{Answer, ConnectOrder, DialFailure, DialFailureKind};
+pub use counters::{CallerCounters, Counters};
 use local::LocalRecvs;
 pub use memory::Pool;
 use memory::TaskMemory;
@@ -104,56 +103,6 @@ pub struct NodeSettings {
     pub path_reason: String,
     /// Feature bits of the greeting.
     pub features: u64,
-}
-
-/// What a node has done since it began.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, Serialize, Deserialize)]
-#[repr(C)]
-pub struct Counters {
-    /// Tensors received by tasks of this shard.
-    pub tensors_received: u64,
-    /// Their bytes.
-    pub bytes_received: u64,
-    /// Tensors of this shard that were released by their consumers.
-    pub tensors_sent: u64,
-    /// Their bytes.
-    pub bytes_sent: u64,
-    /// Writes to links.
-    pub writes: u64,
-    /// Messages to peers: frames of the wire, releases and notes included.
-    pub messages_sent: u64,
-    /// Links that were lost.
-    pub links_lost: u64,
-    /// Sessions that were given up, or whose peer had restarted: what was under way on them is in doubt.
-    pub sessions_reset: u64,
-    /// Links that stand now.
-    pub links: u64,
-    /// Of these, those over RDMA verbs.
-    pub links_verbs: u64,
-    /// Bytes of the send slab in use now.
-    pub slab_send_bytes: u64,
-    /// Bytes of the receive slab in use now.
-    pub slab_receive_bytes: u64,
-    /// Tensors that wait or are lent now.
-    pub deposits: u64,
-    /// Requests of peers that wait now.
-    pub parked: u64,
-    /// Tensors that are published now.
-    pub published: u64,
-    /// What the shard's RDMA device has done, and holds; all 0 without one.
-    pub verbs: PortCounters,
-    /// Callers of the first shard, which listens for all, that did not come to a link.
-    pub callers: CallerCounters,
-}
-
-/// Callers that did not come to a link.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, Serialize, Deserialize)]
-#[repr(C)]
-pub struct CallerCounters {
-    /// They did not show that they may talk.
-    pub unauthenticated: u64,
-    /// Their host had too many greetings under way, or had failed to authenticate too often.
-    pub turned_away: u64,
 }
 
 /// A task of another engine, or of this one, as a peer.
@@ -373,9 +322,7 @@ impl Node {
     /// Something has happened to a call that this node names.
     #[inline]
     fn trace(&self, call: Handle, moment: impl FnOnce() -> Moment) {
-        if let Some(recorder) = &self.recorder {
-            recorder.record(call, moment());
-        }
+        trace::tell(self.recorder.as_ref(), call, moment);
     }
 
     /// What this node tells of itself, for other threads.

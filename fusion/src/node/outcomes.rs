@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use sealane_runtime::Buffer;
 use sealane_transport::session::{Sink, Untaken};
-use sealane_transport::trace::{Moment, Recorder};
+use sealane_transport::trace::{self, Moment, Recorder};
 use sealane_transport::{
     Arena, Error, Handle, Payload, RecvOutcome, SendOutcome, Tensor, TensorMeta, Tray, Unreceived,
 };
@@ -147,9 +147,7 @@ impl Sink<RecvWaiter, Handle> for Ear<'_> {
     fn taken(&mut self, deposit: Handle, payload: Payload) {
         self.counters.tensors_sent += 1;
         self.counters.bytes_sent += payload.len() as u64;
-        if let Some(recorder) = self.recorder {
-            recorder.record(deposit, Moment::SendReleased);
-        }
+        trace::tell(self.recorder, deposit, || Moment::SendReleased);
         if let Some(sender) = self.table.settle_taken(deposit, payload) {
             self.sends.ended(sender.since, (&self.metrics.latencies, self.way, self.now));
             self.outcomes.finish_send(sender.waiter, Ok(()));

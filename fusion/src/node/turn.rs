@@ -278,8 +278,8 @@ impl Node {
             recorder: self.recorder.as_ref(),
             way: peer.way,
             now,
-            recvs: Run::new(Operation::Recv),
-            sends: Run::new(Operation::Send),
+            recvs: Run::new(Operation::Recv, now),
+            sends: Run::new(Operation::Send, now),
             arrivals: Arrivals {
                 session: handle,
                 queues: &mut self.queues,

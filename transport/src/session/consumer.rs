@@ -18,7 +18,7 @@ use crate::limits::{GROUP_BYTES, INLINE_PAYLOAD_BYTES, SessionLimits};
 use crate::link::{Landing, LandingOf, Place};
 use crate::outbox::{Announcement, Kept, Outbox, Revocation};
 use crate::payload::Meta;
-use crate::trace::{Moment, Recorder};
+use crate::trace::{self, Moment, Recorder};
 use crate::wire::{REQUEST_ENTRY_BYTES, Request, Response, SmallResponse, WireError};
 
 /// A recv: what is wanted, from whom, until when, and where to.
@@ -155,9 +155,7 @@ impl<W> Consumer<W> {
 
     fn remove(&mut self, handle: Handle) -> Option<Wanted<W>> {
         let mut wanted = self.wanted.remove(handle)?;
-        if let Some(recorder) = &self.recorder {
-            recorder.record(handle, Moment::RecvEnded);
-        }
+        trace::tell(self.recorder.as_ref(), handle, || Moment::RecvEnded);
         self.steps.remove(handle);
         if wanted.state == State::Asked && !wanted.fused {
             self.in_flight -= 1;
@@ -239,8 +237,8 @@ impl<W> Consumer<W> {
                 frame.end();
             });
         }
-        if let Some(recorder) = &self.recorder {
-            group.iter().for_each(|&id| recorder.record(id, Moment::RecvOnTheWire));
+        if self.recorder.is_some() {
+            group.iter().for_each(|&id| trace::tell(self.recorder.as_ref(), id, || Moment::RecvOnTheWire));
         }
         group.clear();
         true
@@ -543,9 +541,7 @@ impl<W> Consumer<W> {
             }
             wanted.waiter.take().map(|waiter| (waiter, wanted.since))
         })?;
-        if let Some(recorder) = &self.recorder {
-            recorder.record(handle, Moment::RecvDelivered { bytes: bytes as u64 });
-        }
+        trace::tell(self.recorder.as_ref(), handle, || Moment::RecvDelivered { bytes: bytes as u64 });
         self.steps.remove(handle);
         if self.wanted.is_empty() {
             self.earliest = None;

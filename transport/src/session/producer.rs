@@ -12,7 +12,7 @@ use crate::limits::{GROUP_BYTES, INLINE_PAYLOAD_BYTES, RELEASE_ACK_EVERY, Sessio
 use crate::outbox::{Outbox, Owner};
 use crate::payload::Meta;
 use crate::payload::Payload;
-use crate::trace::{Moment, Recorder};
+use crate::trace::{self, Moment, Recorder};
 use crate::transfers::leaves_in_chunks;
 use crate::wire::{RESPONSE_ENTRY_BYTES, Response, SmallResponse};
 
@@ -156,8 +156,9 @@ impl<D> Producer<D> {
 
     /// Answers are written for the link.
     fn tell_on_the_wire(&self, tokens: &[Handle]) {
-        if let Some(recorder) = &self.recorder {
-            tokens.iter().for_each(|&token| recorder.record(token, Moment::AnswerOnTheWire));
+        if self.recorder.is_some() {
+            let tell = |&token: &Handle| trace::tell(self.recorder.as_ref(), token, || Moment::AnswerOnTheWire);
+            tokens.iter().for_each(tell);
         }
     }
 

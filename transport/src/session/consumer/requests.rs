@@ -10,7 +10,7 @@ use crate::error::Error;
 use crate::limits::KEY_BYTES_MAX;
 use crate::session::control::Control;
 use crate::session::{Session, Unanswered};
-use crate::trace::Moment;
+use crate::trace::{self, Moment};
 
 impl<W, D: PartialEq> Session<W, D> {
     /// Asks the peer for a tensor; the answer comes as [`Event::Answered`](crate::session::Event::Answered).
@@ -71,9 +71,8 @@ impl<W, D: PartialEq> Session<W, D> {
         };
         match consumer.wanted.insert(wanted) {
             Ok(handle) => {
-                if let Some(recorder) = &consumer.recorder {
-                    recorder.record(handle, Moment::RecvQueued { step: ask.step, key: ask.key.into() });
-                }
+                let (step, key) = (ask.step, ask.key);
+                trace::tell(consumer.recorder.as_ref(), handle, || Moment::RecvQueued { step, key: key.into() });
                 consumer.steps.add(handle, (u32::from(ask.consumer), ask.step));
                 consumer.queue(handle, fused);
                 consumer.earliest = Some(consumer.earliest.map_or(ask.deadline, |earliest| earliest.min(ask.deadline)));

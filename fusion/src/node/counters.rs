@@ -1,0 +1,55 @@
+//! What a node counts: plain integers of its shard's own.
+
+use sealane_transport::verbs::PortCounters;
+use serde::{Deserialize, Serialize};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+/// What a node has done since it began.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, Serialize, Deserialize)]
+#[repr(C)]
+pub struct Counters {
+    /// Tensors received by tasks of this shard.
+    pub tensors_received: u64,
+    /// Their bytes.
+    pub bytes_received: u64,
+    /// Tensors of this shard that were released by their consumers.
+    pub tensors_sent: u64,
+    /// Their bytes.
+    pub bytes_sent: u64,
+    /// Writes to links.
+    pub writes: u64,
+    /// Messages to peers: frames of the wire, releases and notes included.
+    pub messages_sent: u64,
+    /// Links that were lost.
+    pub links_lost: u64,
+    /// Sessions that were given up, or whose peer had restarted: what was under way on them is in doubt.
+    pub sessions_reset: u64,
+    /// Links that stand now.
+    pub links: u64,
+    /// Of these, those over RDMA verbs.
+    pub links_verbs: u64,
+    /// Bytes of the send slab in use now.
+    pub slab_send_bytes: u64,
+    /// Bytes of the receive slab in use now.
+    pub slab_receive_bytes: u64,
+    /// Tensors that wait or are lent now.
+    pub deposits: u64,
+    /// Requests of peers that wait now.
+    pub parked: u64,
+    /// Tensors that are published now.
+    pub published: u64,
+    /// What the shard's RDMA device has done, and holds; all 0 without one.
+    pub verbs: PortCounters,
+    /// Callers of the first shard, which listens for all, that did not come to a link.
+    pub callers: CallerCounters,
+}
+
+/// Callers that did not come to a link.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, Serialize, Deserialize)]
+#[repr(C)]
+pub struct CallerCounters {
+    /// They did not show that they may talk.
+    pub unauthenticated: u64,
+    /// Their host had too many greetings under way, or had failed to authenticate too often.
+    pub turned_away: u64,
+}

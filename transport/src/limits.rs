@@ -31,6 +31,10 @@ pub const SETS_MAX: usize = 65_536;
 /// Most streams of pushes, each from a task into a queue of another, of one session in each direction.
 pub const STREAMS_MAX: usize = 65_536;
 
+/// Bytes that a stream of pushes may bring in its life, or have credit for: more than any host will move, and so little that no
+/// sum of a peer's numbers overflows.
+pub const STREAM_BYTES_MAX: u64 = 1 << 62;
+
 /// Most keys in all sets of one peer together: a quarter of what a shard has room for by default, so that one peer does not
 /// take all of it. A default; the setting is `fusion.plan_keys_max`.
 pub const PEER_SET_KEYS_MAX: usize = 1 << 18;

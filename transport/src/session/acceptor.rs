@@ -11,7 +11,7 @@ use super::receive::{ReceiveMemory, Sink, Untaken};
 use super::{Event, Session, failure_of};
 use crate::arena::{Arena, Handle};
 use crate::error::Error;
-use crate::limits::STREAMS_MAX;
+use crate::limits::{STREAM_BYTES_MAX, STREAMS_MAX};
 use crate::link::{Landing, LandingOf, Place};
 use crate::outbox::Outbox;
 use crate::payload::Meta;
@@ -218,7 +218,11 @@ impl Acceptor {
     fn expect(&mut self, push: &Push<'_>) -> Result<Option<(Handle, &mut Stream)>, WireError> {
         let Some(&handle) = self.ids.get(&push.stream) else { return Ok(None) };
         let Some(stream) = self.get(handle) else { return Ok(None) };
-        Ok(stream.expects(push.number)?.then_some((handle, stream)))
+        let is_next = stream.expects(push.number)?;
+        if is_next && stream.bytes.max(stream.granted_bytes).saturating_add(push.payload_bytes) > STREAM_BYTES_MAX {
+            return Err(WireError::BadValue { what: "bytes of a push", found: push.payload_bytes });
+        }
+        Ok(is_next.then_some((handle, stream)))
     }
 }
 

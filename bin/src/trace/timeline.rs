@@ -32,7 +32,7 @@ pub(super) struct Timeline {
     began_us: f64,
     pid: u32,
     open: HashMap<Name, Open>,
-    /// The sends that answers are of.
+    /// The sends that answers are of; as many at most.
     answers: HashMap<Name, Name>,
     shards: Vec<u16>,
     next_id: u64,
@@ -121,7 +121,10 @@ impl Timeline {
                 self.stage(name, at, stage::UNMATCHED);
             }
             Moment::SendMatched { session, answer } => {
-                self.answers.insert((shard, session, answer.to_bits()), name);
+                // Answers that were lost with their link never reach the wire, and stay until the end.
+                if self.answers.len() < OPEN_CALLS_MAX {
+                    self.answers.insert((shard, session, answer.to_bits()), name);
+                }
                 self.stage(name, at, stage::MATCHED);
             }
             Moment::AnswerOnTheWire => {

@@ -21,8 +21,9 @@ pub(crate) enum Patience {
 /// Two shards, so that pairs of tasks meet on different ones.
 const SHARDS: usize = 2;
 
-/// Memory of a shard for tensors that have no client's: few of the largest.
-const SLAB_BYTES: usize = 8 << 20;
+/// Memory of a shard for tensors that have no client's: several of the largest, as a tick may bring more than one from
+/// peers to whom nothing was done.
+const SLAB_BYTES: usize = 24 << 20;
 
 /// Silence is found out soon, where it is not left to the defaults.
 pub(crate) const HEARTBEAT: Duration = Duration::from_millis(300);

@@ -17,6 +17,7 @@ mod allocator;
 mod byte_count;
 mod error;
 mod limits;
+mod loopback;
 mod machine;
 mod open_files;
 mod pace;
@@ -46,7 +47,7 @@ pub use limits::{FEW_PEERS, IDLE_US_DEFAULT, REQUEST_BYTES, STALL_LIMIT, STEP_TE
 pub use machine::Machine;
 pub use pace::Stretch;
 pub use peer::{Peer, PeerJob, PeerProgram, PeerReady, serve_peer};
-pub use plan::{Bench, Executor, Fuse, Keys, Link, Plan, Registration, Security, Transfer};
+pub use plan::{Bench, Executor, Fuse, Keys, Link, Mode, Plan, Registration, Security, Training, Transfer, Variant};
 pub use plot::{Line, Picture, Row};
 pub use progress::Progress;
 pub use quotient::Ratio;

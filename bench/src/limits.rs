@@ -29,6 +29,19 @@ pub const WINDOW_MAX: usize = 65_536;
 /// listener's backlog.
 pub const PEERS_MAX: usize = 4_096;
 
+/// Most parameter servers of one experiment: their ports go to the workers in one line.
+pub const PS_MAX: usize = 512;
+
+/// Most connections of one experiment, one of each worker with each ps: as many ports as the loopback interface has for
+/// calls to one address, and half of the files that a process may commonly have open.
+pub const SESSIONS_MAX: usize = 32_768;
+
+/// Longest time that a worker computes in a step, in microseconds.
+pub const COMPUTE_US_MAX: u64 = 1_000_000;
+
+/// Most steps that a worker makes in one round.
+pub const ROUND_STEPS_MAX: u64 = 1_000_000;
+
 /// Peers of the small crowd that many peers of one engine are compared with.
 pub const FEW_PEERS: usize = 10;
 

@@ -2,7 +2,9 @@
 //! The producer process gets the same plan.
 
 mod executor;
+mod fuse;
 mod security;
+mod training;
 mod verbs;
 
 use std::fmt;
@@ -19,7 +21,10 @@ use crate::limits::{
 use crate::systems::SystemName;
 
 pub use executor::Executor;
+pub use fuse::Fuse;
 pub use security::{Keys, Security};
+pub(crate) use training::spread;
+pub use training::{Mode, Training, Variant};
 pub use verbs::{Registration, Transfer};
 
 /// What is measured.
@@ -42,6 +47,8 @@ pub enum Bench {
     Fuse,
     /// A daemon that drains and is started anew under its clients: how long nothing reaches them.
     Restart,
+    /// Many workers that train with several parameter servers.
+    Ps,
 }
 
 impl Bench {
@@ -63,6 +70,7 @@ impl fmt::Display for Bench {
             Self::FanIn => "fanin",
             Self::Fuse => "fuse",
             Self::Restart => "restart",
+            Self::Ps => "ps",
         })
     }
 }
@@ -111,60 +119,6 @@ impl FromStr for Link {
     }
 }
 
-/// How much is made one: nothing, what leaves in a turn, or what is asked for in a step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Fuse {
-    /// One write a message, on both sides.
-    Off,
-    /// What a turn queued leaves as one write.
-    Turn,
-    /// What a turn queued leaves as one write, and one request asks for all tensors of a step.
-    Receive,
-    /// What a turn queued leaves as one write, and the tensors of a step are agreed on once and then asked for by number.
-    Plan,
-    /// Nobody asks: tensors are pushed one way into a queue, and accepted from it.
-    Push,
-}
-
-impl Fuse {
-    /// Whether one request asks for many tensors.
-    pub fn is_of_many(self) -> bool {
-        matches!(self, Self::Receive | Self::Plan)
-    }
-}
-
-impl fmt::Display for Fuse {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Off => "off",
-            Self::Turn => "turn",
-            Self::Receive => "receive",
-            Self::Plan => "plan",
-            Self::Push => "push",
-        })
-    }
-}
-
-impl FromStr for Fuse {
-    type Err = BenchError;
-
-    fn from_str(text: &str) -> Result<Self, BenchError> {
-        match text {
-            "off" => Ok(Self::Off),
-            "turn" => Ok(Self::Turn),
-            "receive" => Ok(Self::Receive),
-            "plan" => Ok(Self::Plan),
-            "push" => Ok(Self::Push),
-            _ => Err(BenchError::Setting {
-                setting: "--fuse",
-                value: text.to_owned(),
-                accepted: "off, turn, receive, plan or push".to_owned(),
-            }),
-        }
-    }
-}
-
 /// A complete, serialisable description of one run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Plan {
@@ -200,6 +154,8 @@ pub struct Plan {
     pub transfer: Option<Transfer>,
     /// When memory is registered for verbs; `None` elsewhere. Default: static.
     pub registration: Option<Registration>,
+    /// The parameter-server experiment; `None` elsewhere.
+    pub training: Option<Training>,
     /// What Sealane's two sides show each other. Default: nothing.
     pub security: Security,
     /// What Sealane's shards run on. Default: auto.
@@ -222,6 +178,12 @@ impl Plan {
             Bench::Connect | Bench::Idle | Bench::Restart => (64, 1),
             Bench::FanIn => (64, 16),
             Bench::Fuse => (64, 40),
+            Bench::Ps => (1 << 10, 40),
+        };
+        let step = match bench {
+            Bench::Fuse => vec![size_bytes; 1_000],
+            Bench::Ps => vec![size_bytes; 100],
+            _ => Vec::new(),
         };
         Self {
             bench,
@@ -230,12 +192,13 @@ impl Plan {
             seconds: 1.0,
             rounds: 5,
             window,
-            fuse: if bench == Bench::Fuse { Fuse::Plan } else { Fuse::Turn },
+            fuse: if matches!(bench, Bench::Fuse | Bench::Ps) { Fuse::Plan } else { Fuse::Turn },
             republish: false,
             polling: !matches!(bench, Bench::Connect | Bench::Idle | Bench::Restart),
             idle_us: 0,
             peers: 64,
-            step: if bench == Bench::Fuse { vec![size_bytes; 1_000] } else { Vec::new() },
+            training: (bench == Bench::Ps).then(|| Training::of(&step)),
+            step,
             workload: None,
             transfer: None,
             registration: None,
@@ -306,6 +269,7 @@ impl Plan {
     fn check_fuse(&self) -> Result<(), BenchError> {
         let accepted: &[Fuse] = match (self.bench, self.link) {
             (Bench::FanIn, _) => &[Fuse::Turn, Fuse::Plan],
+            (Bench::Ps, _) => &[Fuse::Off, Fuse::Turn, Fuse::Receive, Fuse::ReceiveWaitAll, Fuse::Plan],
             (Bench::Rate, Link::Tcp | Link::Verbs | Link::Loopback) => {
                 &[Fuse::Off, Fuse::Turn, Fuse::Receive, Fuse::Plan, Fuse::Push]
             }
@@ -336,6 +300,7 @@ impl Plan {
         let transfer = self.transfer.map(|transfer| ("--transfer", transfer.to_string()));
         let registration = self.registration.map(|registration| ("--registration", registration.to_string()));
         match transfer.or(registration) {
+            Some(("--registration", _)) if self.bench == Bench::Ps => Ok(()),
             Some((setting, value)) if self.link != Link::Verbs => {
                 Err(BenchError::Setting { setting, value, accepted: "it with --link verbs alone".to_owned() })
             }
@@ -372,7 +337,10 @@ impl Plan {
 
     /// A step that both sides have room for.
     fn check_step(&self) -> Result<(), BenchError> {
-        if self.bench != Bench::Fuse {
+        if let Some(training) = &self.training {
+            training.check()?;
+        }
+        if !matches!(self.bench, Bench::Fuse | Bench::Ps) {
             return Ok(());
         }
         within("--tensors", self.step.len(), 1, STEP_TENSORS_MAX)?;
@@ -397,6 +365,7 @@ impl Plan {
             Bench::Idle => (&[Link::Tcp, Link::Shm], &[]),
             Bench::Restart => (&[Link::Tcp], &[]),
             Bench::FanIn => (&[Link::Tcp], &[SystemName::Raw]),
+            Bench::Ps => (&[Link::Tcp], &[SystemName::Grpc]),
             Bench::Fuse if self.link == Link::Shm => (&[Link::Shm], &[]),
             Bench::Fuse => {
                 (&[Link::Tcp, Link::Shm, Link::Verbs], &[SystemName::Raw, SystemName::Grpc, SystemName::Open])
@@ -413,8 +382,18 @@ impl Plan {
             Some(other) if baselines.is_empty() => {
                 setting("--baseline", other.to_string(), format!("none with {} over {}", self.bench, self.link))
             }
-            Some(other) => setting("--baseline", other.to_string(), format!("only raw with {}", self.bench)),
+            Some(other) => {
+                let names: Vec<_> = baselines.iter().map(SystemName::to_string).collect();
+                setting("--baseline", other.to_string(), format!("only {} with {}", names.join(" or "), self.bench))
+            }
         }
+    }
+
+    /// The plan of one variant of the parameter-server experiment.
+    pub(crate) fn with_variant(&self, variant: Variant) -> Self {
+        let Variant { request_buffers: window, registration, fuse, polling, copies: _ } = variant;
+        let training = self.training.clone().map(|training| Training { variants: vec![variant], ..training });
+        Self { window, fuse, polling, registration: Some(registration), training, ..self.clone() }
     }
 
     /// The counted length of one round.
@@ -450,6 +429,7 @@ mod tests {
             Bench::FanIn,
             Bench::Fuse,
             Bench::Restart,
+            Bench::Ps,
         ] {
             Plan::new(bench).check().expect("defaults are valid");
         }
@@ -544,14 +524,6 @@ mod tests {
             Err(error) => assert!(error.is_usage() && error.to_string().contains("--features verbs"), "{error}"),
         }
         assert!("carrier-pigeon".parse::<Link>().expect_err("unknown").is_usage());
-    }
-
-    #[test]
-    fn fusion_is_read_by_name() {
-        for fuse in [Fuse::Off, Fuse::Turn, Fuse::Receive, Fuse::Plan, Fuse::Push] {
-            assert_eq!(fuse.to_string().parse::<Fuse>().expect("known"), fuse);
-        }
-        assert!("wire".parse::<Fuse>().expect_err("unknown").is_usage());
     }
 
     #[test]

@@ -52,6 +52,16 @@ impl Process {
         };
         resident_in(&text).ok_or_else(|| failed(io::ErrorKind::InvalidData.into()))
     }
+
+    /// Files that it has open.
+    ///
+    /// # Errors
+    /// [`BenchError::Io`] when it is gone.
+    pub(crate) fn open_files(&self) -> Result<usize, BenchError> {
+        let directory = format!("/proc/{}/fd", self.id);
+        let files = fs::read_dir(&directory).map_err(BenchError::io(format!("count the open files in {directory}")))?;
+        Ok(files.count())
+    }
 }
 
 fn resident_in(rollup: &str) -> Option<u64> {
@@ -71,6 +81,7 @@ mod tests {
         let memory = vec![1_u8; 32 << 20];
         assert!(this.resident_bytes().expect("it runs") > memory.len() as u64);
         assert!(this.cpu_time().expect("it runs") > before);
+        assert!(this.open_files().expect("it runs") >= 3, "its three streams");
     }
 
     #[test]

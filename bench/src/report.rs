@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::machine::Machine;
-use crate::plan::{Bench, Executor, Fuse, Link, Plan, Registration, Security, Transfer};
+use crate::plan::{Bench, Executor, Fuse, Link, Mode, Plan, Registration, Security, Transfer};
 use crate::quotient::{Ratio, ratios};
 use crate::rdma_device::RdmaDevice;
 use crate::sample::Metric;
@@ -57,6 +57,18 @@ pub struct Parameters {
     pub workload: Option<String>,
     /// Peers of the engine; `None` where there is one.
     pub peers: Option<usize>,
+    /// Workers of the parameter-server experiment; `None` elsewhere, as with what follows.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub workers: Option<usize>,
+    /// Its parameter servers.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub ps: Option<usize>,
+    /// Who waited for whom between two steps.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub mode: Option<Mode>,
+    /// How long a worker computed in each step, in microseconds.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub compute_us: Option<u64>,
     /// What Sealane's two sides showed each other.
     pub security: Security,
     /// What Sealane's shards were to run on.
@@ -137,7 +149,8 @@ pub enum Figures {
 impl Report {
     /// Puts a report together.
     pub(crate) fn new(plan: &Plan, machine: Machine, carrier: Carrier, measured: &[Measured]) -> Self {
-        let steps = plan.bench == Bench::Fuse;
+        let steps = matches!(plan.bench, Bench::Fuse | Bench::Ps);
+        let training = plan.training.as_ref();
         Self {
             schema: SCHEMA.to_owned(),
             bench: plan.bench,
@@ -154,6 +167,10 @@ impl Report {
                 step_bytes: steps.then(|| plan.step.iter().sum()),
                 workload: plan.workload.clone(),
                 peers: matches!(plan.bench, Bench::Connect | Bench::Idle | Bench::FanIn).then_some(plan.peers),
+                workers: training.map(|training| training.workers),
+                ps: training.map(|training| training.ps),
+                mode: training.map(|training| training.mode),
+                compute_us: training.map(|training| training.compute_us),
                 security: plan.security,
                 executor: plan.executor,
                 congestion: carrier.congestion,

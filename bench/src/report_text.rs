@@ -25,6 +25,7 @@ impl Report {
     pub(crate) fn heading(&self) -> String {
         let settings = &self.parameters;
         let what = match (self.bench, settings.peers, settings.tensors, &settings.workload) {
+            (Bench::Ps, ..) => self.experiment(),
             (Bench::FanIn, Some(peers), ..) => format!("{peers} peers, {}", format_bytes(settings.size_bytes)),
             (_, Some(peers), ..) => format!("{peers} peers"),
             (_, _, Some(tensors), Some(name)) => format!("{name}, {tensors} tensors"),
@@ -51,7 +52,7 @@ impl Report {
             Bench::FanIn => add(&format!("fuse {}, window {} each", settings.fuse, settings.window)),
             Bench::Fuse if settings.fuse.is_of_many() => add(&format!("fuse {}", settings.fuse)),
             Bench::Fuse => add(&format!("fuse {}, window {}", settings.fuse, settings.window)),
-            Bench::Connect | Bench::Restart => {}
+            Bench::Connect | Bench::Restart | Bench::Ps => {}
         }
         if settings.security != Security::None {
             add(&format!("security {}", settings.security));
@@ -62,7 +63,9 @@ impl Report {
         if let Some(congestion) = &settings.congestion {
             add(&format!("congestion control {congestion}"));
         }
-        if let (Some(transfer), Some(registration)) = (settings.transfer, settings.registration) {
+        if let (Some(transfer), Some(registration)) = (settings.transfer, settings.registration)
+            && self.bench != Bench::Ps
+        {
             add(&format!("{transfer}, {registration}"));
         }
         if let Some(device) = &settings.device {
@@ -71,6 +74,19 @@ impl Report {
         match self.machine.pinned.as_slice() {
             [consumer, producer] => add(&format!("CPUs {consumer} and {producer}")),
             _ => add("not pinned"),
+        }
+        text
+    }
+
+    /// Who trains with whom, and what.
+    fn experiment(&self) -> String {
+        let settings = &self.parameters;
+        let number = |count: Option<usize>| count.unwrap_or_default();
+        let (workers, ps, tensors) = (number(settings.workers), number(settings.ps), number(settings.tensors));
+        let name = settings.workload.as_deref().unwrap_or("a step");
+        let mut text = format!("{workers} workers and {ps} ps, {name} of {tensors} tensors");
+        if let Some(compute_us @ 1..) = settings.compute_us {
+            write!(text, ", {compute_us} µs of computing").expect("a string takes everything");
         }
         text
     }

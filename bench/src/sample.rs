@@ -54,11 +54,41 @@ pub enum Metric {
     /// Calls that ended with an error and were made again.
     #[serde(rename = "failed_calls")]
     FailedCalls,
+    /// Milliseconds that 90 % of the steps of a round took at most.
+    #[serde(rename = "step_p90_ms")]
+    StepTimeP90,
+    /// The same of 99 %.
+    #[serde(rename = "step_p99_ms")]
+    StepTimeP99,
+    /// Bytes of a step that passed the loopback interface, both ways, with the headers of TCP and IP.
+    #[serde(rename = "bytes_per_step")]
+    BytesPerStep,
+    /// CPU time of all processes, in milliseconds a step.
+    #[serde(rename = "cpu_ms_per_step")]
+    CpuPerStep,
+    /// The workers' part of it.
+    #[serde(rename = "worker_cpu_ms_per_step")]
+    WorkerCpuPerStep,
+    /// The parameter servers' part of it.
+    #[serde(rename = "ps_cpu_ms_per_step")]
+    PsCpuPerStep,
+    /// What the fastest of many peers got, as a share of what each would have got if all had got the same.
+    #[serde(rename = "fastest_share")]
+    FastestShare,
+    /// Resident memory of the parameter servers' process, in 2^20 bytes.
+    #[serde(rename = "ps_rss_mib")]
+    PsResident,
+    /// The same of the workers' process, which is the one that measures.
+    #[serde(rename = "worker_rss_mib")]
+    WorkerResident,
+    /// Files that the parameter servers' process has open, sockets included.
+    #[serde(rename = "ps_open_files")]
+    PsOpenFiles,
 }
 
 impl Metric {
     /// All of them.
-    pub(crate) const ALL: [Metric; 13] = [
+    pub(crate) const ALL: [Metric; 23] = [
         Metric::RoundTrip,
         Metric::TensorsPerSecond,
         Metric::GigabytesPerSecond,
@@ -72,6 +102,16 @@ impl Metric {
         Metric::Gap,
         Metric::PeerGap,
         Metric::FailedCalls,
+        Metric::StepTimeP90,
+        Metric::StepTimeP99,
+        Metric::BytesPerStep,
+        Metric::CpuPerStep,
+        Metric::WorkerCpuPerStep,
+        Metric::PsCpuPerStep,
+        Metric::FastestShare,
+        Metric::PsResident,
+        Metric::WorkerResident,
+        Metric::PsOpenFiles,
     ];
 
     /// The name in the report.
@@ -90,6 +130,16 @@ impl Metric {
             Self::Gap => "gap_ms",
             Self::PeerGap => "peer_gap_ms",
             Self::FailedCalls => "failed_calls",
+            Self::StepTimeP90 => "step_p90_ms",
+            Self::StepTimeP99 => "step_p99_ms",
+            Self::BytesPerStep => "bytes_per_step",
+            Self::CpuPerStep => "cpu_ms_per_step",
+            Self::WorkerCpuPerStep => "worker_cpu_ms_per_step",
+            Self::PsCpuPerStep => "ps_cpu_ms_per_step",
+            Self::FastestShare => "fastest_share",
+            Self::PsResident => "ps_rss_mib",
+            Self::WorkerResident => "worker_rss_mib",
+            Self::PsOpenFiles => "ps_open_files",
         }
     }
 
@@ -109,6 +159,16 @@ impl Metric {
             Self::Gap => "gap, ms",
             Self::PeerGap => "gap of a peer, ms",
             Self::FailedCalls => "failed calls",
+            Self::StepTimeP90 => "step p90, ms",
+            Self::StepTimeP99 => "step p99, ms",
+            Self::BytesPerStep => "bytes/step",
+            Self::CpuPerStep => "CPU a step, ms",
+            Self::WorkerCpuPerStep => "workers' CPU a step, ms",
+            Self::PsCpuPerStep => "ps' CPU a step, ms",
+            Self::FastestShare => "fastest's share",
+            Self::PsResident => "RSS of ps, MiB",
+            Self::WorkerResident => "RSS of workers, MiB",
+            Self::PsOpenFiles => "open files of ps",
         }
     }
 }
@@ -122,10 +182,26 @@ impl Metric {
     /// A value with as many digits as it deserves.
     pub(crate) fn written(self, value: f64) -> String {
         match self {
-            Self::TensorsPerSecond | Self::ResidentBytesPerPeer | Self::StepsPerSecond | Self::FailedCalls => {
+            // A hundred workers may make fewer steps in a second than there are of them.
+            Self::StepsPerSecond if value < 100.0 => format!("{value:.2}"),
+            Self::TensorsPerSecond
+            | Self::ResidentBytesPerPeer
+            | Self::StepsPerSecond
+            | Self::FailedCalls
+            | Self::BytesPerStep
+            | Self::PsResident
+            | Self::WorkerResident
+            | Self::PsOpenFiles => {
                 format!("{value:.0}")
             }
-            Self::StepTime => format!("{value:.4}"),
+            Self::StepTime
+            | Self::StepTimeP90
+            | Self::StepTimeP99
+            | Self::CpuPerStep
+            | Self::WorkerCpuPerStep
+            | Self::PsCpuPerStep => {
+                format!("{value:.4}")
+            }
             // A device in software moves less than a tenth.
             Self::GigabytesPerSecond if value < 1.0 => format!("{value:.4}"),
             Self::GigabytesPerSecond
@@ -133,6 +209,7 @@ impl Metric {
             | Self::ConnectAll
             | Self::CpuPercent
             | Self::SlowestShare
+            | Self::FastestShare
             | Self::Gap
             | Self::PeerGap
             | Self::MessagesPerStep => format!("{value:.2}"),

@@ -173,7 +173,7 @@ fn yields_figures(name: String, plan: Plan) -> Trial {
                 Bench::Bandwidth => Metric::GigabytesPerSecond,
                 Bench::Connect => Metric::ConnectAll,
                 Bench::Idle => Metric::CpuPercent,
-                Bench::FanIn | Bench::Fuse | Bench::Restart => unreachable!("they yield several"),
+                Bench::FanIn | Bench::Fuse | Bench::Restart | Bench::Ps => unreachable!("they yield several"),
             };
             assert_eq!(row.metric, expected);
             match row.figures {

@@ -72,10 +72,20 @@ impl PeerJob {
 }
 
 /// What a producer says when it can be connected to, as one line of JSON.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct PeerReady {
     /// The TCP port that it listens on; 0 where the link has none.
     pub port: u16,
+    /// The ports of several parameter servers, where a producer has them.
+    #[serde(default)]
+    pub ports: Vec<u16>,
+}
+
+impl From<u16> for PeerReady {
+    /// A producer with one port.
+    fn from(port: u16) -> Self {
+        Self { port, ports: Vec::new() }
+    }
 }
 
 /// A running producer process. Dropping it ends the process.
@@ -121,7 +131,7 @@ impl Peer {
             child,
             control: Some(control),
             stderr: StderrTail::follow(stderr),
-            ready: PeerReady { port: 0 },
+            ready: PeerReady::default(),
         };
         let line = peer.first_line(stdout)?;
         peer.ready = serde_json::from_str(&line).map_err(|source| BenchError::Dialogue {
@@ -133,8 +143,8 @@ impl Peer {
     }
 
     /// What the producer said of itself.
-    pub fn ready(&self) -> PeerReady {
-        self.ready
+    pub fn ready(&self) -> &PeerReady {
+        &self.ready
     }
 
     /// The producer's process id.

@@ -33,7 +33,8 @@ pub fn serve_peer(job: &str) -> Result<(), BenchError> {
 }
 
 /// Tells the parent that the producer can be connected to.
-pub(crate) fn announce(ready: PeerReady) -> Result<(), BenchError> {
+pub(crate) fn announce(ready: impl Into<PeerReady>) -> Result<(), BenchError> {
+    let ready = ready.into();
     let line = serde_json::to_string(&ready).map_err(|source| BenchError::Dialogue {
         what: "what a producer says",
         text: format!("{ready:?}"),

@@ -10,6 +10,7 @@ mod raw;
 mod sealane;
 mod sockets;
 mod storm;
+mod training;
 
 use std::fmt;
 use std::str::FromStr;
@@ -74,7 +75,10 @@ impl FromStr for SystemName {
 /// Sealane, also with few peers where that is what many are compared with, then each baseline of the plan once, in all
 /// the ways in which it is measured.
 fn measured(plan: &Plan) -> Vec<(SystemName, Plan)> {
-    let mut systems = vec![(SystemName::Sealane, plan.clone())];
+    let mut systems = match &plan.training {
+        Some(training) => training.variants.iter().map(|one| (SystemName::Sealane, plan.with_variant(*one))).collect(),
+        None => vec![(SystemName::Sealane, plan.clone())],
+    };
     if plan.bench == Bench::FanIn && plan.peers > FEW_PEERS {
         systems.push((SystemName::Sealane, Plan { peers: FEW_PEERS, ..plan.clone() }));
     }
@@ -127,6 +131,7 @@ fn one(job: &PeerJob, program: &PeerProgram) -> Result<Box<dyn System>, BenchErr
         }
         (Bench::Connect, _) => return Ok(Box::new(storm::Storm::start(job, program, sealane::Workers)?)),
         (Bench::Latency | Bench::Rate | Bench::Bandwidth | Bench::Fuse, _) => {}
+        (Bench::Ps, _) => return Ok(Box::new(sealane::training::start(job, program)?)),
         (Bench::Restart, _) => job.plan.bench.is_measured_elsewhere(),
     }
     Ok(match (job.system, job.plan.link) {
@@ -151,7 +156,7 @@ pub(crate) fn serve(job: &PeerJob) -> Result<(), BenchError> {
     match (job.plan.bench, job.system) {
         (Bench::Connect, SystemName::Raw) => return raw::serve_calls(job),
         (Bench::FanIn, SystemName::Raw) => return raw::fanin::serve(job),
-        (Bench::Connect | Bench::Idle | Bench::FanIn, _) => return sealane::serve_peers(job),
+        (Bench::Connect | Bench::Idle | Bench::FanIn | Bench::Ps, _) => return sealane::serve_peers(job),
         (Bench::Latency | Bench::Rate | Bench::Bandwidth | Bench::Fuse, _) => {}
         (Bench::Restart, _) => job.plan.bench.is_measured_elsewhere(),
     }

@@ -1,5 +1,6 @@
 //! `sealane bench`: measures Sealane and what users would otherwise run, side by side.
 
+mod ps;
 mod restart;
 
 use std::fs;
@@ -260,6 +261,8 @@ enum Command {
         size: usize,
     },
 
+    Ps(ps::Args),
+
     /// Serve a measurement that another process makes
     #[command(
         hide = true,
@@ -282,9 +285,10 @@ struct Common {
     #[arg(long, value_name = "write|read")]
     transfer: Option<Transfer>,
 
-    /// Over verbs: whether memory is registered with the device once, or for each transfer [default: static]
-    #[arg(long, value_name = "static|dynamic")]
-    registration: Option<Registration>,
+    /// Over verbs: whether memory is registered with the device once, or for each transfer; with ps over tcp: whether it is kept,
+    /// or mapped anew for each transfer, and there a list makes variants [default: static]
+    #[arg(long, value_name = "static|dynamic", value_delimiter = ',')]
+    registration: Vec<Registration>,
 
     /// Counted seconds of each system in each round; connect does not need them
     #[arg(long, value_name = "S", default_value_t = 1.0)]
@@ -370,8 +374,12 @@ pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
             (common, with_step(plan, *tensors, *size, workload.as_deref())?)
         }
         Command::Restart { common, size } => (common, Plan { size_bytes: *size, ..plan(Bench::Restart, common) }),
+        Command::Ps(experiment) => (&experiment.common, experiment.plan()?),
         Command::Peer { job } => return Ok(serve_peer(job)?),
     };
+    if plan.bench != Bench::Ps {
+        only(common)?;
+    }
     let report_file = OutputFile::named("--report", common.report.as_ref())?;
     let made = SystemTime::now();
     let mut progress = Progress::on_stderr();
@@ -394,7 +402,7 @@ fn plan(bench: Bench, common: &Common) -> Plan {
     Plan {
         link: common.link,
         transfer: common.transfer,
-        registration: common.registration,
+        registration: common.registration.first().copied(),
         seconds: common.seconds,
         rounds: common.rounds,
         security: common.security,
@@ -403,6 +411,14 @@ fn plan(bench: Bench, common: &Common) -> Plan {
         cpus: common.cpus,
         baselines: common.baseline.clone(),
         ..Plan::new(bench)
+    }
+}
+
+/// The only value of a flag that other commands take lists of.
+fn only(common: &Common) -> Result<(), Failure> {
+    match common.registration.len() {
+        0 | 1 => Ok(()),
+        _ => Err(Failure::input("--registration is a list; give static or dynamic, or lists with `bench ps`")),
     }
 }
 

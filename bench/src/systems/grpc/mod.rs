@@ -24,7 +24,7 @@ use tonic::transport::server::Connected;
 
 use crate::error::BenchError;
 use crate::limits::DUPLEX_BYTES;
-use crate::peer::{Peer, PeerJob, PeerProgram, PeerReady, announce};
+use crate::peer::{Peer, PeerJob, PeerProgram, announce};
 use crate::plan::{Bench, Fuse, Link, Plan};
 use crate::sample::Sample;
 use crate::system::System;
@@ -120,7 +120,7 @@ impl System for Unary {
 /// The producer's side over TCP: serves one consumer until the process is ended.
 pub(super) fn serve(plan: &Plan) -> Result<(), BenchError> {
     let listener = sockets::listen(plan.congestion.as_deref())?;
-    announce(PeerReady { port: sockets::port(&listener)? })?;
+    announce(sockets::port(&listener)?)?;
     let stream = sockets::accept(&listener)?;
     serve_connection(plan, || connection::adopt(stream))
 }
@@ -128,7 +128,7 @@ pub(super) fn serve(plan: &Plan) -> Result<(), BenchError> {
 /// The producer's side over a Unix socket: serves one consumer until the process is ended.
 pub(super) fn serve_unix(job: &PeerJob) -> Result<(), BenchError> {
     let listener = UnixListener::bind(job.meeting_place()?).map_err(BenchError::io("listen at a Unix socket"))?;
-    announce(PeerReady { port: 0 })?;
+    announce(0)?;
     let (stream, _) = listener.accept().map_err(BenchError::io("accept the consumer"))?;
     serve_connection(&job.plan, || connection::adopt_unix(stream))
 }

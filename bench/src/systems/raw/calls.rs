@@ -11,7 +11,7 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 
 use crate::error::BenchError;
 use crate::open_files;
-use crate::peer::{PeerJob, PeerReady, announce};
+use crate::peer::{PeerJob, announce};
 use crate::plan::Plan;
 use crate::systems::crowd::Manners;
 use crate::systems::{sealane, sockets};
@@ -52,7 +52,7 @@ impl Manners for Zeros {
 pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
     open_files::allow_for(job.plan.peers, 1)?;
     let mut listening = Listening::start(&job.plan)?;
-    announce(PeerReady { port: sockets::port(&listening.listener)? })?;
+    announce(sockets::port(&listening.listener)?)?;
     loop {
         listening.turn()?;
     }

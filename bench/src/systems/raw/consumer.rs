@@ -58,7 +58,9 @@ pub(super) fn rate(channel: &mut impl Channel, plan: &Plan, length: Duration) ->
         while to_ask > 0 {
             let write = match plan.fuse {
                 Fuse::Off => (to_ask - 1) % REQUEST_BYTES + 1,
-                Fuse::Turn | Fuse::Receive | Fuse::Plan | Fuse::Push => to_ask.min(requests.len()),
+                Fuse::Turn | Fuse::Receive | Fuse::ReceiveWaitAll | Fuse::Plan | Fuse::Push => {
+                    to_ask.min(requests.len())
+                }
             };
             let sent = channel.send(&requests[..write])?;
             if sent == 0 {

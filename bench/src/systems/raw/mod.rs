@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use crate::error::BenchError;
 use crate::limits::STALL_LIMIT;
-use crate::peer::{Peer, PeerJob, PeerProgram, PeerReady, announce};
+use crate::peer::{Peer, PeerJob, PeerProgram, announce};
 use crate::plan::{Bench, Fuse, Plan};
 use crate::sample::Sample;
 use crate::system::System;
@@ -125,7 +125,7 @@ impl System for InMemory {
 /// The producer's side over TCP: serves one consumer until that closes the connection.
 pub(super) fn serve(plan: &Plan) -> Result<(), BenchError> {
     let listener = sockets::listen(plan.congestion.as_deref())?;
-    announce(PeerReady { port: sockets::port(&listener)? })?;
+    announce(sockets::port(&listener)?)?;
     let mut channel = TcpChannel::new(sockets::accept(&listener)?, plan.polling, None)?;
     let mut producer = RawProducer::new(plan);
     loop {

@@ -85,7 +85,9 @@ impl Answers {
             let write = match self.fuse {
                 // What is left of the tensor that the last write may have cut.
                 Fuse::Off => (self.owed_bytes - 1) % self.size + 1,
-                Fuse::Turn | Fuse::Receive | Fuse::Plan | Fuse::Push => self.owed_bytes.min(self.tensors.len()),
+                Fuse::Turn | Fuse::Receive | Fuse::ReceiveWaitAll | Fuse::Plan | Fuse::Push => {
+                    self.owed_bytes.min(self.tensors.len())
+                }
             };
             let sent = channel.send(&self.tensors[..write])?;
             if sent == 0 {

@@ -18,6 +18,7 @@ mod pushes;
 mod steps;
 #[cfg(test)]
 mod tests;
+pub(super) mod training;
 
 use std::net::TcpListener;
 use std::sync::mpsc;
@@ -30,7 +31,7 @@ use socket2::Socket;
 
 use crate::error::BenchError;
 use crate::limits::{SLOWEST_BYTES_PER_SECOND, STALL_LIMIT};
-use crate::peer::{Peer, PeerJob, PeerProgram, PeerReady, announce};
+use crate::peer::{Peer, PeerJob, PeerProgram, announce};
 use crate::plan::{Bench, Fuse, Keys, Link, Plan, Security};
 use crate::rdma_device::RdmaDevice;
 use crate::sample::Sample;
@@ -177,7 +178,7 @@ pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
     let links = Links { listener, verbs, keys: job.keys.as_ref() };
     let engine = engine(&job.plan, map, &[PS], links, PATIENCE)?;
     producer::start(&engine, &job.plan)?;
-    announce(PeerReady { port })?;
+    announce(port)?;
     loop {
         // The process ends with its standard input or its parent.
         std::thread::park();
@@ -191,7 +192,7 @@ fn variant(plan: &Plan) -> String {
         (Bench::Rate, Fuse::Off) => format!("{waiting}, a write each"),
         (Bench::Rate, Fuse::Turn) => format!("{waiting}, fused turns"),
         (Bench::Rate, Fuse::Push) => format!("{waiting}, push"),
-        (Bench::Rate | Bench::Fuse, Fuse::Receive) => format!("{waiting}, fused receive"),
+        (Bench::Rate | Bench::Fuse, Fuse::Receive | Fuse::ReceiveWaitAll) => format!("{waiting}, fused receive"),
         (Bench::Rate | Bench::Fuse, Fuse::Plan) if plan.republish => {
             format!("{waiting}, plan, published each step")
         }
@@ -268,7 +269,7 @@ fn engine(
     settings.slab_receive_bytes = 1 << 20;
     settings.fuse = match plan.fuse {
         Fuse::Off => EngineFuse::Off,
-        Fuse::Turn | Fuse::Receive | Fuse::Plan | Fuse::Push => EngineFuse::Turn,
+        Fuse::Turn | Fuse::Receive | Fuse::ReceiveWaitAll | Fuse::Plan | Fuse::Push => EngineFuse::Turn,
     };
     settings.runtime.polling = if plan.polling { Polling::Spin } else { Polling::default() };
     settings.runtime.executor = plan.executor.into();

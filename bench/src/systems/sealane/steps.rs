@@ -63,7 +63,7 @@ impl Way {
         Ok(match plan.fuse {
             Fuse::Off | Fuse::Turn => Self::OneByOne(Vec::with_capacity(lanes.len())),
             Fuse::Push => unreachable!("who pushes asks for nothing"),
-            Fuse::Receive => Self::Fused(Vec::with_capacity(lanes.len())),
+            Fuse::Receive | Fuse::ReceiveWaitAll => Self::Fused(Vec::with_capacity(lanes.len())),
             Fuse::Plan => {
                 let mut agreed = pair.plan(Keys::new(lanes.iter().map(Lane::key))?);
                 for (number, lane) in lanes.iter_mut().enumerate() {

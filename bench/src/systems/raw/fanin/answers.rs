@@ -10,7 +10,7 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 use crate::error::BenchError;
 use crate::limits::{FILL, FUSED_BYTES_MAX, REQUEST_BYTES};
 use crate::open_files;
-use crate::peer::{PeerJob, PeerReady, announce};
+use crate::peer::{PeerJob, announce};
 use crate::plan::Plan;
 use crate::systems::sockets;
 
@@ -24,7 +24,7 @@ const LISTENER: u64 = u64::MAX;
 pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
     open_files::allow_for(job.plan.peers, 1)?;
     let mut answering = Answering::start(&job.plan)?;
-    announce(PeerReady { port: sockets::port(&answering.listener)? })?;
+    announce(sockets::port(&answering.listener)?)?;
     loop {
         answering.turn()?;
     }

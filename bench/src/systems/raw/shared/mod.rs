@@ -17,7 +17,7 @@ mod ring;
 use std::time::Duration;
 
 use crate::error::BenchError;
-use crate::peer::{Peer, PeerJob, PeerProgram, PeerReady, announce};
+use crate::peer::{Peer, PeerJob, PeerProgram, announce};
 use crate::plan::{Bench, Plan};
 use crate::sample::Sample;
 use crate::system::System;
@@ -88,7 +88,7 @@ impl System for OverShm {
 pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
     let board = SharedBoard::open(job.meeting_place()?)?;
     let producer = Producer::new(&job.plan);
-    announce(PeerReady { port: 0 })?;
+    announce(0)?;
     producer.serve(&board).map_err(BenchError::io("serve the consumer"))
 }
 

@@ -35,7 +35,7 @@ pub(super) struct Areas {
 pub(super) fn tensors_a_send(plan: &Plan) -> usize {
     match plan.fuse {
         Fuse::Off => 1,
-        Fuse::Turn | Fuse::Receive | Fuse::Plan | Fuse::Push => {
+        Fuse::Turn | Fuse::Receive | Fuse::ReceiveWaitAll | Fuse::Plan | Fuse::Push => {
             let fitting = FUSED_BYTES_MAX / plan.size_bytes.max(REQUEST_BYTES);
             fitting.clamp(1, plan.window.div_ceil(SENDS_A_WINDOW))
         }

@@ -26,7 +26,7 @@ use sealane_transport::verbs::{self, VerbsSettings};
 
 use crate::error::BenchError;
 use crate::limits::STALL_LIMIT;
-use crate::peer::{Peer, PeerJob, PeerProgram, PeerReady, announce};
+use crate::peer::{Peer, PeerJob, PeerProgram, announce};
 use crate::plan::{Bench, Fuse, Plan};
 use crate::rdma_device::RdmaDevice;
 use crate::sample::Sample;
@@ -109,7 +109,7 @@ pub(in crate::systems) fn serve(plan: &Plan) -> Result<(), BenchError> {
     let mut end =
         End::open(device, areas, Patient { spins: plan.polling, limit: None }).map_err(failed("make a queue pair"))?;
     let listener = sockets::listen(None)?;
-    announce(PeerReady { port: sockets::port(&listener)? })?;
+    announce(sockets::port(&listener)?)?;
     let mut stream = sockets::accept(&listener)?;
     let theirs = card::answer(&mut stream, &mut end).map_err(failed("connect to the consumer"))?;
     if plan.bench == Bench::Bandwidth {

@@ -16,7 +16,7 @@ use sealane_transport::shm::{ClientBell, DaemonEnd, Doorbell, SharedMemory, segm
 use super::super::{Links, PS, WORKER, engine, listen, map};
 use crate::error::BenchError;
 use crate::limits::{IDLE_US_MAX, SIZE_BYTES_MAX, STALL_LIMIT};
-use crate::peer::{PeerJob, PeerReady, announce};
+use crate::peer::{PeerJob, announce};
 use crate::plan::Bench;
 
 /// How long a request waits: the longest gap of a round, before which a recv is asked for already, and what a round may
@@ -33,7 +33,7 @@ pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
     let links = Links { listener: network, verbs: None, keys: None };
     let engine = engine(&job.plan, map(port, port), &[PS, WORKER], links, REQUEST_TIMEOUT)?;
     let clients = attach::listen(job.meeting_place()?).map_err(failed)?;
-    announce(PeerReady { port: 0 })?;
+    announce(0)?;
     let area_bytes = if job.plan.bench == Bench::Fuse { super::steps::room_bytes(&job.plan) } else { AREA_BYTES };
     let _attached = [admit_next(&engine, &clients, area_bytes)?, admit_next(&engine, &clients, area_bytes)?];
     loop {

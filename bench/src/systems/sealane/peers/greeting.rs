@@ -19,10 +19,10 @@ fn address(peer: usize) -> String {
     format!("127.0.1.1:{}", FIRST_PORT + peer)
 }
 
-/// Where the engine and every peer is: each at a transport address of its own.
-pub(super) fn map(port: u16, peers: usize) -> String {
-    let line = |peer| format!("{}={}\n", task(peer), address(peer));
-    [format!("{PS}=127.0.0.1:{port}\n")].into_iter().chain((0..peers).map(line)).collect()
+/// Where the engine's tasks and every peer are: each at a transport address of its own.
+pub(in crate::systems::sealane) fn map<'t>(tasks: impl Iterator<Item = (&'t str, u16)>, peers: usize) -> String {
+    let served = tasks.map(|(task, port)| format!("{task}=127.0.0.1:{port}\n"));
+    served.chain((0..peers).map(|peer| format!("{}={}\n", task(peer), address(peer)))).collect()
 }
 
 fn hello(peer: usize, visit: u64) -> Hello {

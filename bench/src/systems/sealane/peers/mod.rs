@@ -4,7 +4,7 @@
 //! `idle` measures what the engine's process costs meanwhile; `connect` (see `storm`) how fast the peers are greeted.
 
 pub(super) mod greeting;
-mod host;
+pub(super) mod host;
 
 use std::thread;
 use std::time::{Duration, Instant};

@@ -1,0 +1,179 @@
+//! The parameter-server experiment, as flags spell it: how many train, how, and in which variants.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Fuse, Registration, within};
+use crate::error::BenchError;
+use crate::limits::{COMPUTE_US_MAX, PEERS_MAX, PS_MAX, SESSIONS_MAX, SIZE_BYTES_MAX, STEP_TENSORS_MAX, WINDOW_MAX};
+
+/// Who waits for whom between two steps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Mode {
+    /// Nobody: each worker pulls what is newest.
+    #[default]
+    Async,
+    /// All: a worker pulls the version that has everybody's gradients of the step before.
+    Sync,
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Async => "async",
+            Self::Sync => "sync",
+        })
+    }
+}
+
+impl FromStr for Mode {
+    type Err = BenchError;
+
+    fn from_str(text: &str) -> Result<Self, BenchError> {
+        match text {
+            "async" => Ok(Self::Async),
+            "sync" => Ok(Self::Sync),
+            _ => Err(BenchError::Setting {
+                setting: "--mode",
+                value: text.to_owned(),
+                accepted: "async or sync".to_owned(),
+            }),
+        }
+    }
+}
+
+/// One way in which the tensors move, measured in turn with the others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Variant {
+    /// Requests that a worker has in flight at a ps, and pushes. Default: 40.
+    pub request_buffers: usize,
+    /// Whether the memory that a worker pulls into stays, or is made for each transfer. Default: static.
+    pub registration: Registration,
+    /// What is fused. Default: plan.
+    pub fuse: Fuse,
+    /// Whether both sides spin instead of sleeping. Default: yes.
+    pub polling: bool,
+    /// Whether a worker copies every tensor once more, each way. Default: no.
+    pub copies: bool,
+}
+
+impl Variant {
+    /// Whether a tensor goes to the same memory in every step.
+    pub(crate) fn keeps_memory(&self) -> bool {
+        self.registration == Registration::Static
+    }
+}
+
+impl Default for Variant {
+    fn default() -> Self {
+        let (registration, fuse) = (Registration::Static, Fuse::Plan);
+        Self { request_buffers: 40, registration, fuse, polling: true, copies: false }
+    }
+}
+
+impl fmt::Display for Variant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { request_buffers, registration, fuse, polling, copies } = self;
+        let buffers = if *request_buffers == 1 { "request buffer" } else { "request buffers" };
+        let waiting = if *polling { "polling" } else { "parking" };
+        write!(f, "fuse {fuse}, {request_buffers} {buffers}, {registration}, {waiting}")?;
+        if *copies { f.write_str(", copied") } else { Ok(()) }
+    }
+}
+
+/// Who trains what.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Training {
+    /// Workers. Default: 50.
+    pub workers: usize,
+    /// Parameter servers, over which the tensors are spread by size. Default: 5.
+    pub ps: usize,
+    /// Who waits for whom. Default: nobody.
+    pub mode: Mode,
+    /// Microseconds that a worker computes between its pulls and its pushes. Default: 0.
+    pub compute_us: u64,
+    /// Bytes of every gradient that a worker pushes in a step. Default: those of the tensors that it pulls.
+    pub push: Vec<usize>,
+    /// What is measured, in turn.
+    pub variants: Vec<Variant>,
+}
+
+impl Training {
+    /// The default experiment with a step of these tensors.
+    pub(super) fn of(step: &[usize]) -> Self {
+        let variants = vec![Variant::default()];
+        Self { workers: 50, ps: 5, mode: Mode::Async, compute_us: 0, push: step.to_vec(), variants }
+    }
+
+    /// Makes sure that it can be run.
+    pub(super) fn check(&self) -> Result<(), BenchError> {
+        within("--workers", self.workers, 1, PEERS_MAX)?;
+        within("--ps", self.ps, 1, PS_MAX)?;
+        if self.workers * self.ps > SESSIONS_MAX {
+            return Err(BenchError::Setting {
+                setting: "--workers",
+                value: format!("{} with {} ps", self.workers, self.ps),
+                accepted: format!("at most {SESSIONS_MAX} connections, one of each worker with each ps"),
+            });
+        }
+        within("--compute-us", self.compute_us, 0, COMPUTE_US_MAX)?;
+        within("--tensors", self.push.len(), 1, STEP_TENSORS_MAX)?;
+        for bytes in &self.push {
+            within("--size", *bytes, 1, SIZE_BYTES_MAX)?;
+        }
+        for variant in &self.variants {
+            within("--request-buffers", variant.request_buffers, 1, WINDOW_MAX)?;
+        }
+        Ok(())
+    }
+}
+
+/// Spreads tensors over so many ps: the largest first, each to the ps that has the fewest bytes so far, as TensorFlow's
+/// `GreedyLoadBalancingStrategy` does by size. For each ps the numbers of its tensors, in order.
+pub(crate) fn spread(sizes: &[usize], ps: usize) -> Vec<Vec<usize>> {
+    let mut numbers: Vec<usize> = (0..sizes.len()).collect();
+    numbers.sort_by_key(|&number| std::cmp::Reverse(sizes[number]));
+    let mut shares = vec![(0, Vec::new()); ps];
+    for number in numbers {
+        let (bytes, share) =
+            shares.iter_mut().min_by_key(|(bytes, share)| (*bytes, share.len())).expect("one ps at least");
+        *bytes += sizes[number];
+        share.push(number);
+    }
+    let sorted = |(_, mut share): (usize, Vec<usize>)| {
+        share.sort_unstable();
+        share
+    };
+    shares.into_iter().map(sorted).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tensors_are_spread_by_size() {
+        assert_eq!(spread(&[5, 1, 3, 4, 2], 2), [vec![0, 1, 4], vec![2, 3]]);
+        assert_eq!(spread(&[7], 3), [vec![0], vec![], vec![]]);
+    }
+
+    #[test]
+    fn a_mode_is_spelt_the_same_everywhere() {
+        for mode in [Mode::Async, Mode::Sync] {
+            let text = mode.to_string();
+            assert_eq!(text.parse::<Mode>().unwrap(), mode);
+            assert_eq!(serde_json::to_string(&mode).unwrap(), format!("\"{text}\""));
+        }
+        assert!("bulk".parse::<Mode>().unwrap_err().to_string().contains("--mode"));
+    }
+
+    #[test]
+    fn a_variant_says_what_it_is() {
+        let one = Variant { request_buffers: 1, fuse: Fuse::Off, polling: false, copies: true, ..Variant::default() };
+        assert_eq!(one.to_string(), "fuse off, 1 request buffer, static, parking, copied");
+        assert_eq!(Variant::default().to_string(), "fuse plan, 40 request buffers, static, polling");
+    }
+}

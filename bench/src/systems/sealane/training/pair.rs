@@ -1,0 +1,254 @@
+//! A worker and a ps: a session, as an engine has one, over a socket of its own, without the engine around it. Bounded by
+//! the ps's share of the tensors.
+
+use std::net::TcpStream;
+use std::os::fd::BorrowedFd;
+use std::rc::Rc;
+use std::time::Instant;
+
+use sealane_fusion::{Buffer, Error, Tray};
+use sealane_transport::session::{Ask, Event, PullAsk, PushAsk, ReceiveMemory, Roster, Session};
+use sealane_transport::tcp::TcpLink;
+use sealane_transport::{Handle, Link, Payload, SessionLimits};
+
+use super::super::{NAME, PATIENCE};
+use super::memory::{Copies, destination};
+use super::share::Share;
+use super::{QUEUE, broken};
+use crate::error::BenchError;
+use crate::limits::FILL;
+use crate::plan::{Fuse, Variant};
+
+/// What the greetings agree on for a session's first link.
+const FIRST_EPOCH: u32 = 1;
+
+/// The worker among the tasks of its greeting.
+const THE_ONE: u16 = 0;
+
+/// Bytes read from a socket at a time, so that all get their turns.
+const READ_BYTES: usize = 256 << 10;
+
+/// Every tensor goes to memory that came with its request.
+struct NoMemory;
+
+impl ReceiveMemory for NoMemory {
+    fn allocate(&self, _consumer: u16, len: usize) -> Result<Buffer, Error> {
+        Err(Error::InvalidArgument { reason: format!("{len} bytes came without a request's memory").into() })
+    }
+}
+
+/// What has come to an end on a pair since it was last asked.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Ended {
+    /// The last tensor of a step is there.
+    pub(super) pull: bool,
+    /// The last gradient of a step was taken.
+    pub(super) push: bool,
+}
+
+/// Where what is pulled goes.
+enum Places {
+    /// All at once, by the number of a plan; the tray is with the session while a pull is under way.
+    Planned { set: Handle, tray: Option<Tray> },
+    /// One by one; empty while the tensor is under way, or where its memory is made for each transfer.
+    Single(Vec<Option<Buffer>>),
+}
+
+/// See the module.
+pub(super) struct Pair {
+    session: Session<usize, ()>,
+    link: TcpLink,
+    /// The ps among the tasks of its engine's greeting.
+    ps: u32,
+    share: Rc<Share>,
+    variant: Variant,
+    places: Places,
+    copies: Option<Copies>,
+    stream: Handle,
+    /// Tensors of the step that have not come.
+    to_pull: usize,
+    /// The next gradient to push, and those under way.
+    next_push: usize,
+    pushing: usize,
+    /// The socket took less than there was.
+    pub(super) is_blocked: bool,
+}
+
+impl Pair {
+    /// Takes over a socket that has greeted the `ps`th of so many, with what was read behind its welcome.
+    pub(super) fn new(
+        (socket, read_ahead): (TcpStream, Vec<u8>),
+        (ps, count): (usize, usize),
+        share: Rc<Share>,
+        variant: Variant,
+    ) -> Result<Self, BenchError> {
+        let queued_requests_max = share.pulled.len().max(share.gradients.len()) + 1;
+        let limits = SessionLimits { window: variant.request_buffers, queued_requests_max, ..SessionLimits::default() };
+        let mut session = Session::new(NAME, 1, limits.clone());
+        let (ps, roster) = (ps as u32, Roster { numbers: (0..count as u32).collect() });
+        session.attach(Instant::now(), FIRST_EPOCH, roster, limits.tensor_bytes_max);
+        let stream = session.stream(THE_ONE, ps, QUEUE).map_err(broken)?;
+        let places = if variant.fuse == Fuse::Plan {
+            Places::Planned { set: session.add_set(THE_ONE, ps, share.keys.clone()).map_err(broken)?, tray: None }
+        } else {
+            Places::Single(share.pulled.iter().map(|_| None).collect())
+        };
+        let copies = variant.copies.then(|| Copies::new(&share.pulled));
+        let link = TcpLink::new(socket.into(), &read_ahead);
+        let (to_pull, next_push, pushing, is_blocked) = (0, 0, 0, false);
+        Ok(Self { session, link, ps, share, variant, places, copies, stream, to_pull, next_push, pushing, is_blocked })
+    }
+
+    /// The socket, to be watched.
+    pub(super) fn socket(&self) -> BorrowedFd<'_> {
+        self.link.descriptor().expect("a TCP link has a socket")
+    }
+
+    /// Messages that have moved so far, both ways.
+    pub(super) fn messages(&self) -> u64 {
+        self.session.sent().messages + self.session.received().messages
+    }
+
+    /// Asks for all tensors of a step; true if there are none.
+    pub(super) fn pull(&mut self, now: Instant, step: i64, min_version: i64) -> Result<bool, BenchError> {
+        let share = self.share.clone();
+        let registration = self.variant.registration;
+        self.to_pull = share.pulled.len();
+        if share.pulled.is_empty() {
+            return Ok(true);
+        }
+        if let Places::Planned { set, tray } = &mut self.places {
+            let tray = match tray.take() {
+                Some(tray) => tray,
+                None => {
+                    let mut tray = Tray::new(share.pulled.len());
+                    for (number, &bytes) in share.pulled.iter().enumerate() {
+                        tray.set_destination(number, destination(registration, bytes)?);
+                    }
+                    tray
+                }
+            };
+            let ask = PullAsk { set: *set, min_version, deadline: now + PATIENCE, tray, waiter: 0 };
+            self.session.pull(now, ask).map_err(|(error, ..)| broken(error))?;
+            return Ok(false);
+        }
+        for (number, key) in share.keys.iter().enumerate() {
+            let Places::Single(places) = &mut self.places else { unreachable!("a plan was pulled above") };
+            let memory = match places[number].take() {
+                Some(memory) => memory,
+                None => destination(registration, share.pulled[number])?,
+            };
+            let ask = Ask {
+                consumer: THE_ONE,
+                producer: self.ps,
+                step,
+                key,
+                deadline: now + PATIENCE,
+                destination: Some(memory),
+                waiter: number,
+            };
+            let asked = match self.variant.fuse {
+                Fuse::Receive | Fuse::ReceiveWaitAll => self.session.request_fused(now, ask),
+                _ => self.session.request(now, ask),
+            };
+            asked.map_err(|(unanswered, _)| broken(unanswered.error))?;
+        }
+        Ok(false)
+    }
+
+    /// Begins to push all gradients of a step; true if there are none.
+    pub(super) fn push(&mut self, now: Instant) -> Result<bool, BenchError> {
+        self.next_push = 0;
+        self.push_more(now)?;
+        Ok(self.share.gradients.is_empty())
+    }
+
+    fn push_more(&mut self, now: Instant) -> Result<(), BenchError> {
+        let most = match self.variant.fuse {
+            Fuse::Off | Fuse::Turn => self.variant.request_buffers,
+            _ => usize::MAX,
+        };
+        while self.pushing < most && self.next_push < self.share.gradients.len() {
+            let (meta, bytes) = &self.share.gradients[self.next_push];
+            let payload = match self.variant.copies {
+                true => Payload::Owned(Buffer::copy_of(bytes)),
+                false => Payload::Shared(bytes.clone()),
+            };
+            let deadline = now + PATIENCE;
+            let push = PushAsk { stream: self.stream, meta: meta.clone(), payload, deadline, deposit: () };
+            self.session.push(now, push).map_err(|(error, ())| broken(error))?;
+            self.next_push += 1;
+            self.pushing += 1;
+        }
+        Ok(())
+    }
+
+    /// Reads once, and says what has come to an end.
+    pub(super) fn hear(&mut self, now: Instant) -> Result<Ended, BenchError> {
+        let mut inbound = self.session.inbound(now, &NoMemory);
+        self.link.receive(&mut inbound, READ_BYTES).map_err(broken)?;
+        self.session.heard(now);
+        let mut ended = Ended::default();
+        while let Some(event) = self.session.poll_event() {
+            match event {
+                Event::Answered { waiter: number, answer } => {
+                    let arrived = answer.map_err(|unanswered| broken(unanswered.error))?;
+                    self.arrived(number, &arrived.buffer)?;
+                    if let (Places::Single(places), true) = (&mut self.places, self.variant.keeps_memory()) {
+                        places[number] = Some(arrived.buffer);
+                    }
+                    ended.pull = self.to_pull == 0;
+                }
+                Event::Pulled { tray, .. } => {
+                    for number in 0..tray.len() {
+                        self.arrived(number, tray.get(number).map_err(broken)?.bytes())?;
+                    }
+                    if let (Places::Planned { tray: place, .. }, true) = (&mut self.places, self.variant.keeps_memory())
+                    {
+                        *place = Some(tray);
+                    }
+                    ended.pull = self.to_pull == 0;
+                }
+                Event::PushEnded { count, outcome, .. } => {
+                    outcome.map_err(broken)?;
+                    self.pushing -= count as usize;
+                    self.push_more(now)?;
+                    ended.push = self.pushing == 0;
+                }
+                other => return Err(broken(format!("it said {other:?} to a worker that only pulls and pushes"))),
+            }
+        }
+        Ok(ended)
+    }
+
+    /// Looks at a tensor that came, and copies it if that is to be measured.
+    fn arrived(&mut self, number: usize, bytes: &[u8]) -> Result<(), BenchError> {
+        let (expected, received) = (self.share.pulled[number], bytes.len());
+        if received != expected {
+            return Err(BenchError::WrongReply { system: NAME, expected, received });
+        }
+        if bytes.first() != Some(&FILL) || bytes.last() != Some(&FILL) {
+            return Err(BenchError::WrongBytes { system: NAME, tensor: number });
+        }
+        if let Some(copies) = &mut self.copies {
+            copies.take(number, bytes);
+        }
+        self.to_pull -= 1;
+        Ok(())
+    }
+
+    /// Writes what there is to say, as far as the socket takes it; true if that has changed whether it does.
+    pub(super) fn send(&mut self, now: Instant) -> Result<bool, BenchError> {
+        let was_blocked = std::mem::take(&mut self.is_blocked);
+        while self.session.has_output() {
+            self.session.fill(now, self.variant.fuse == Fuse::Off);
+            self.link.transmit(self.session.outbox(), usize::MAX, false).map_err(broken)?;
+            self.session.collect_written();
+            if !self.session.outbox().is_empty() {
+                self.is_blocked = true;
+                break;
+            }
+        }
+        Ok(was_blocked != self.is_blocked)
+    }
+}

@@ -1,0 +1,198 @@
+//! The parameter servers, on one shard of their engine. What is pulled by plan is published, anew whenever as many gradients
+//! have come as all workers push in a step; for workers that receive, every one finds the tensors of its next steps
+//! deposited. Bounded by the plan's workers and tensors.
+
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::thread;
+
+use bytes::Bytes;
+use sealane_fusion::{
+    AcceptOptions, Acceptor, DType, Engine, EngineSettings, Error, Fuse as EngineFuse, LocalEngine, LocalPair,
+    LocalSending, LocalTask, Tensor, TensorMeta,
+};
+
+use super::super::consumer::key_of;
+use super::super::peers::greeting;
+use super::super::peers::host;
+use super::super::producer::{AHEAD, is_the_end};
+use super::versions::Versions;
+use super::{QUEUE, ps_task};
+use crate::error::BenchError;
+use crate::limits::FILL;
+use crate::open_files;
+use crate::peer::{PeerJob, PeerReady, announce};
+use crate::plan::{Fuse, Mode, Plan, Training, spread};
+use crate::systems::training;
+
+/// Gradients accepted at once at most.
+const ACCEPTED_MAX: usize = 4096;
+
+/// Memory for gradients that are not the largest, for the largest of each worker and ps so often, and for all at most.
+const SLAB_BYTES: usize = 256 << 20;
+const SLABS_A_WORKER: usize = 2;
+const SLAB_BYTES_MAX: usize = 3 << 30;
+
+/// Serves workers until the process ends.
+pub(in crate::systems::sealane) fn serve(job: &PeerJob) -> Result<(), BenchError> {
+    let plan = &job.plan;
+    let training = training::of(plan);
+    open_files::allow_for(training.workers * training.ps, 1)?;
+    let listening = (0..training.ps).map(|_| host::listener(plan)).collect::<Result<Vec<_>, _>>()?;
+    let (listeners, ports): (Vec<_>, Vec<_>) = listening.into_iter().unzip();
+    let tasks: Vec<String> = (0..training.ps).map(ps_task).collect();
+    let places = tasks.iter().map(String::as_str).zip(ports.iter().copied());
+    let engine = host::start(plan, greeting::map(places, training.workers), &tasks, listeners)?;
+    start(&engine, plan)?;
+    announce(PeerReady { port: 0, ports })?;
+    loop {
+        // The process ends with its standard input or its parent.
+        thread::park();
+    }
+}
+
+/// Settings with room for all workers at once.
+pub(in crate::systems::sealane) fn make_room(settings: &mut EngineSettings, plan: &Plan, training: &Training) {
+    let pairs = training.workers * training.ps;
+    settings.links_max = settings.links_max.max(2 * pairs);
+    let deposited = AHEAD * training.workers * plan.step.len();
+    settings.deposited_tensors_max = settings.deposited_tensors_max.max(2 * deposited);
+    settings.fuse = if plan.fuse == Fuse::Off { EngineFuse::Off } else { EngineFuse::Turn };
+    // A gradient has memory from its first byte on, so each worker's largest at each ps may be there in part.
+    let largest = |share: Vec<usize>| share.into_iter().map(|tensor| training.push[tensor]).max().unwrap_or_default();
+    let largest: usize = spread(&training.push, training.ps).into_iter().map(largest).sum();
+    let wanted = SLAB_BYTES + SLABS_A_WORKER * training.workers * largest;
+    settings.slab_receive_bytes = wanted.min(SLAB_BYTES_MAX);
+}
+
+/// Starts every ps on the shard; they run until the engine stops.
+fn start(engine: &Engine, plan: &Plan) -> Result<(), BenchError> {
+    let plan = plan.clone();
+    let started = engine.on_shard(0, async move |shard| {
+        let training = training::of(&plan);
+        let pulled = spread(&plan.step, training.ps);
+        let pushed = spread(&training.push, training.ps);
+        for (number, (pulled, pushed)) in pulled.into_iter().zip(pushed).enumerate() {
+            start_one(&shard, &plan, number, &pulled, pushed.len())?;
+        }
+        Ok::<(), Error>(())
+    });
+    let failed = |reason: String| BenchError::Sealane { operation: "start its parameter servers", reason };
+    started.wait().map_err(|error| failed(error.to_string()))?.map_err(|error| failed(error.to_string()))
+}
+
+fn start_one(shard: &LocalEngine, plan: &Plan, number: usize, pulled: &[usize], pushed: usize) -> Result<(), Error> {
+    let training = training::of(plan);
+    let parameter = |&tensor: &usize| {
+        let bytes = plan.step[tensor];
+        let meta = TensorMeta::new(DType::U8, &[bytes as u64])?;
+        Ok(Parameter { key: key_of(tensor), meta, bytes: Bytes::from(vec![FILL; bytes]) })
+    };
+    let task = shard.task(&ps_task(number))?;
+    let parameters: Rc<[Parameter]> = pulled.iter().map(parameter).collect::<Result<_, Error>>()?;
+    let gradients = pushed * training.workers;
+    let server = Rc::new(Server { task, parameters, versions: Versions::default(), gradients });
+    if plan.fuse == Fuse::Plan {
+        server.publish(0)?;
+    } else {
+        // Without gradients no version follows the first.
+        let waits = training.mode == Mode::Sync && gradients > 0;
+        for worker in 0..training.workers {
+            let pair = server.task.pair(&greeting::task(worker))?;
+            drop(shard.shard().spawn(told(number, deposit(server.clone(), pair, waits))));
+        }
+    }
+    // Room for all that the workers push in a step, so that what is measured is how it comes, not how it waits.
+    let options = AcceptOptions { tensors_max: gradients.max(1), ..AcceptOptions::default() };
+    let acceptor = server.task.acceptor(QUEUE, options);
+    let publishes = plan.fuse == Fuse::Plan;
+    drop(shard.shard().spawn(told(number, accept(server, acceptor, publishes))));
+    Ok(())
+}
+
+/// Says why a ps ended, unless its engine stops: that is how every run ends.
+async fn told(number: usize, task: impl Future<Output = Result<(), Error>>) {
+    if let Err(error) = task.await
+        && !is_the_end(&error)
+    {
+        eprintln!("{} no longer serves: {error}", ps_task(number));
+    }
+}
+
+struct Parameter {
+    key: String,
+    meta: TensorMeta,
+    bytes: Bytes,
+}
+
+impl Parameter {
+    fn tensor(&self) -> Result<Tensor, Error> {
+        Tensor::new(self.meta.clone(), self.bytes.clone())
+    }
+}
+
+/// One ps.
+struct Server {
+    task: LocalTask,
+    parameters: Rc<[Parameter]>,
+    versions: Versions,
+    /// Gradients that all workers together push in a step.
+    gradients: usize,
+}
+
+impl Server {
+    fn publish(&self, version: i64) -> Result<(), Error> {
+        let tensors = self.parameters.iter().map(Parameter::tensor).collect::<Result<Vec<_>, Error>>()?;
+        self.task.publish_many(version, self.parameters.iter().map(|parameter| parameter.key.as_str()).zip(tensors))
+    }
+
+    /// Deposits a step's tensors for a worker. The future ends when the last of them was released: the others are then
+    /// about to be. `None` if there are none.
+    fn deposit(&self, pair: &LocalPair, step: i64) -> Result<Option<LocalSending>, Error> {
+        let mut last = None;
+        for parameter in self.parameters.iter() {
+            last = Some(pair.send(step, &parameter.key, parameter.tensor()?));
+        }
+        Ok(last)
+    }
+}
+
+/// Serves one worker that receives: its next tensors are there before it asks, unless everybody's gradients are waited for.
+async fn deposit(server: Rc<Server>, pair: LocalPair, waits: bool) -> Result<(), Error> {
+    let mut deposited = VecDeque::new();
+    for step in 0.. {
+        if waits {
+            server.versions.reached(step).await;
+        }
+        let Some(last) = server.deposit(&pair, step)? else { return Ok(()) };
+        deposited.push_back(last);
+        if deposited.len() == AHEAD
+            && let Some(first) = deposited.pop_front()
+        {
+            first.await?;
+        }
+    }
+    Ok(())
+}
+
+/// Takes gradients; when as many have come as all workers push in a step, there is a new version.
+async fn accept(server: Rc<Server>, acceptor: Acceptor, publishes: bool) -> Result<(), Error> {
+    let mut taken = 0;
+    loop {
+        for accepted in acceptor.accept_many(ACCEPTED_MAX).await? {
+            let bytes = accepted.tensor.bytes();
+            if bytes.first() != Some(&FILL) || bytes.last() != Some(&FILL) {
+                let reason = format!("{} pushed other bytes than its gradients", accepted.from);
+                return Err(Error::InvalidArgument { reason: reason.into() });
+            }
+            taken += 1;
+        }
+        while taken >= server.gradients {
+            taken -= server.gradients;
+            let version = server.versions.advance();
+            if publishes {
+                server.publish(version)?;
+            }
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! Many workers in one thread, each with a session over a socket of its own with every ps. All sockets are in one epoll set,
+//! which is polled, or waited for with polling off. Bounded by the plan's workers and ps.
+
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+
+use super::super::NAME;
+use super::super::peers::greeting::Silent;
+use super::pair::Pair;
+use super::{broken_by, share};
+use crate::error::BenchError;
+use crate::limits::STALL_LIMIT;
+use crate::plan::{Fuse, Mode, Plan, Training};
+use crate::systems::crowd::Crowd;
+use crate::systems::training::{self, StepLog, Trainees};
+
+/// Sockets that one look at the epoll set reports.
+const EVENTS: usize = 512;
+
+/// Events between two looks at the clock of whoever waits for nothing else.
+const COMPUTED_SOON: Duration = Duration::from_millis(1);
+
+struct Worker {
+    /// Its steps so far: the number of the next.
+    step: i64,
+    steps_left: u64,
+    began: Instant,
+    /// The ps whose tensors of this step it does not have, and those that have not taken its gradients.
+    to_pull: usize,
+    to_push: usize,
+}
+
+/// See the module.
+pub(in crate::systems) struct Workers {
+    epoll: Epoll,
+    training: Training,
+    workers: Vec<Worker>,
+    /// Of worker 0 with every ps, of worker 1, and so on.
+    pairs: Vec<Pair>,
+    /// Who computes, and until when, in the order of time.
+    computing: VecDeque<(Instant, usize)>,
+    /// Workers that have steps to make.
+    busy: usize,
+}
+
+impl Workers {
+    /// Takes over sockets that have greeted: those of all workers with one ps, and with the next.
+    pub(super) fn new(connected: Vec<Crowd<Silent>>, plan: &Plan) -> Result<Self, BenchError> {
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(broken_by("make an epoll set"))?;
+        let training = training::of(plan).clone();
+        let shares: Vec<_> = share::shares(plan)?.into_iter().map(Rc::new).collect();
+        let mut sockets: Vec<_> = connected.into_iter().map(Crowd::into_sockets).collect();
+        let mut pairs = Vec::with_capacity(training.workers * training.ps);
+        for _ in 0..training.workers {
+            for (ps, (sockets, share)) in sockets.iter_mut().zip(&shares).enumerate() {
+                let socket = sockets.next().expect("every worker was welcomed by every ps");
+                let pair = Pair::new(socket, (ps, training.ps), share.clone(), training.variants[0])?;
+                let event = EpollEvent::new(EpollFlags::EPOLLIN, pairs.len() as u64);
+                epoll.add(pair.socket(), event).map_err(broken_by("watch a worker's socket"))?;
+                pairs.push(pair);
+            }
+        }
+        let began = Instant::now();
+        let worker = |_| Worker { step: 0, steps_left: 0, began, to_pull: 0, to_push: 0 };
+        let workers = (0..training.workers).map(worker).collect();
+        Ok(Self { epoll, training, workers, pairs, computing: VecDeque::new(), busy: 0 })
+    }
+
+    /// The places of a worker's pairs.
+    fn pairs_of(&self, worker: usize) -> std::ops::Range<usize> {
+        worker * self.training.ps..(worker + 1) * self.training.ps
+    }
+
+    /// Whether nothing is pushed before all was pulled.
+    fn waits_for_all(&self) -> bool {
+        self.training.compute_us > 0 || self.training.variants[0].fuse == Fuse::ReceiveWaitAll
+    }
+
+    fn begin_step(&mut self, worker: usize, now: Instant, log: &mut StepLog) -> Result<(), BenchError> {
+        let (ps, mode) = (self.training.ps, self.training.mode);
+        let one = &mut self.workers[worker];
+        (one.began, one.to_pull, one.to_push) = (now, ps, ps);
+        let step = one.step;
+        one.step += 1;
+        for place in self.pairs_of(worker) {
+            let min_version = if mode == Mode::Sync { step } else { 0 };
+            if self.pairs[place].pull(now, step, min_version)? {
+                self.pulled(place, now, log)?;
+            }
+            self.send(place, now)?;
+        }
+        Ok(())
+    }
+
+    /// A ps's tensors are there.
+    fn pulled(&mut self, place: usize, now: Instant, log: &mut StepLog) -> Result<(), BenchError> {
+        let worker = place / self.training.ps;
+        self.workers[worker].to_pull -= 1;
+        if !self.waits_for_all() {
+            return self.push(place, now, log);
+        }
+        if self.workers[worker].to_pull > 0 {
+            return Ok(());
+        }
+        if self.training.compute_us > 0 {
+            self.computing.push_back((now + Duration::from_micros(self.training.compute_us), worker));
+            return Ok(());
+        }
+        self.push_all(worker, now, log)
+    }
+
+    fn push_all(&mut self, worker: usize, now: Instant, log: &mut StepLog) -> Result<(), BenchError> {
+        for place in self.pairs_of(worker) {
+            self.push(place, now, log)?;
+            self.send(place, now)?;
+        }
+        Ok(())
+    }
+
+    fn push(&mut self, place: usize, now: Instant, log: &mut StepLog) -> Result<(), BenchError> {
+        if self.pairs[place].push(now)? { self.pushed(place, now, log) } else { Ok(()) }
+    }
+
+    /// A ps has taken the gradients.
+    fn pushed(&mut self, place: usize, now: Instant, log: &mut StepLog) -> Result<(), BenchError> {
+        let worker = place / self.training.ps;
+        let one = &mut self.workers[worker];
+        one.to_push -= 1;
+        if one.to_push > 0 {
+            return Ok(());
+        }
+        log.completed(worker, one.began, now);
+        one.steps_left -= 1;
+        if one.steps_left > 0 {
+            return self.begin_step(worker, now, log);
+        }
+        self.busy -= 1;
+        Ok(())
+    }
+
+    fn send(&mut self, place: usize, now: Instant) -> Result<(), BenchError> {
+        let pair = &mut self.pairs[place];
+        if !pair.send(now)? {
+            return Ok(());
+        }
+        let flags = if pair.is_blocked { EpollFlags::EPOLLIN | EpollFlags::EPOLLOUT } else { EpollFlags::EPOLLIN };
+        let mut event = EpollEvent::new(flags, place as u64);
+        self.epoll.modify(pair.socket(), &mut event).map_err(broken_by("watch a worker's socket"))
+    }
+
+    /// One look at all sockets; true if any had something.
+    fn turn(&mut self, log: &mut StepLog) -> Result<bool, BenchError> {
+        let mut events = [EpollEvent::empty(); EVENTS];
+        let count = match self.epoll.wait(&mut events, self.patience()) {
+            Ok(count) => count,
+            Err(Errno::EINTR) => 0,
+            Err(errno) => return Err(broken_by("look at the workers' sockets")(errno)),
+        };
+        let now = Instant::now();
+        while let Some(&(until, worker)) = self.computing.front()
+            && until <= now
+        {
+            self.computing.pop_front();
+            self.push_all(worker, now, log)?;
+        }
+        for event in &events[..count] {
+            let place = event.data() as usize;
+            let now = Instant::now();
+            if event.events().contains(EpollFlags::EPOLLIN) {
+                let ended = self.pairs[place].hear(now)?;
+                if ended.pull {
+                    self.pulled(place, now, log)?;
+                }
+                if ended.push {
+                    self.pushed(place, now, log)?;
+                }
+            }
+            self.send(place, now)?;
+        }
+        Ok(count > 0)
+    }
+
+    /// How long the epoll set is waited for.
+    fn patience(&self) -> EpollTimeout {
+        if self.training.variants[0].polling {
+            return EpollTimeout::ZERO;
+        }
+        let until = self.computing.front().map(|(until, _)| until.saturating_duration_since(Instant::now()));
+        // Rounded up: what is a little late costs less than looking again and again.
+        let wait = until.map_or(STALL_LIMIT, |left| left + COMPUTED_SOON);
+        EpollTimeout::from(u16::try_from(wait.as_millis()).unwrap_or(u16::MAX))
+    }
+}
+
+impl Trainees for Workers {
+    fn train(&mut self, steps: u64, log: &mut StepLog) -> Result<(), BenchError> {
+        self.busy = self.workers.len();
+        let mut moved = Instant::now();
+        for worker in 0..self.workers.len() {
+            self.workers[worker].steps_left = steps;
+            self.begin_step(worker, Instant::now(), log)?;
+        }
+        while self.busy > 0 {
+            if self.turn(log)? || !self.computing.is_empty() {
+                moved = Instant::now();
+            } else if moved.elapsed() >= STALL_LIMIT {
+                return Err(BenchError::Stalled { system: NAME, waited: moved.elapsed() });
+            }
+        }
+        Ok(())
+    }
+
+    fn messages(&self) -> u64 {
+        self.pairs.iter().map(Pair::messages).sum()
+    }
+}

@@ -1,0 +1,184 @@
+//! What `ps` measures: workers that make step after step, each step a pull from every parameter server, some time to
+//! compute, and a push to each. The parameter servers have a process to themselves; the workers are in one thread of this
+//! one.
+//!
+//! A round is so many steps of every worker, chosen by how long one takes: work that is known, and the time that it took,
+//! so that nothing depends on where in a step a worker is when a clock strikes. One step warms up.
+
+use std::time::{Duration, Instant};
+
+use hdrhistogram::Histogram;
+
+use crate::error::BenchError;
+use crate::limits::{ROUND_STEPS_MAX, WARM_UP_SHARE};
+use crate::loopback;
+use crate::peer::Peer;
+use crate::plan::{Plan, Training};
+use crate::process::Process;
+use crate::sample::{Metric, Sample, record_round_trip, round_trip_histogram};
+use crate::system::System;
+
+/// Workers that are connected with their parameter servers.
+pub(super) trait Trainees {
+    /// Has every worker make so many steps, one after the other; returns when the last has made its last.
+    fn train(&mut self, steps: u64, log: &mut StepLog) -> Result<(), BenchError>;
+
+    /// Messages that have moved so far, both ways.
+    fn messages(&self) -> u64;
+}
+
+/// The steps that were made since it was begun.
+pub(super) struct StepLog {
+    began: Instant,
+    times: Histogram<u64>,
+    /// When each worker ended its last step.
+    ended: Vec<Instant>,
+}
+
+impl StepLog {
+    fn begin(workers: usize) -> Self {
+        let began = Instant::now();
+        Self { began, times: round_trip_histogram(), ended: vec![began; workers] }
+    }
+
+    /// Notes a step.
+    pub(super) fn completed(&mut self, worker: usize, began: Instant, ended: Instant) {
+        record_round_trip(&mut self.times, ended - began);
+        self.ended[worker] = ended;
+    }
+
+    /// From the beginning until the last worker ended.
+    fn took(&self) -> Duration {
+        self.ended.iter().max().expect("one worker at least").duration_since(self.began)
+    }
+
+    /// The pace of the slowest worker and of the fastest, in what each would have had of an equal share.
+    fn shares(&self) -> (f64, f64) {
+        let paces: Vec<f64> = self.ended.iter().map(|ended| 1.0 / (*ended - self.began).as_secs_f64()).collect();
+        let mean = paces.iter().sum::<f64>() / paces.len() as f64;
+        let of = |pick: fn(f64, f64) -> f64| paces.iter().copied().reduce(pick).expect("one worker at least") / mean;
+        (of(f64::min), of(f64::max))
+    }
+
+    fn milliseconds(&self, quantile: f64) -> f64 {
+        self.times.value_at_quantile(quantile) as f64 / 1e6
+    }
+}
+
+/// Parameter servers in a process of their own, and those who train with them.
+pub(super) struct Experiment<T> {
+    system: &'static str,
+    variant: String,
+    training: Training,
+    /// Before the parameter servers' process, which they are connected with.
+    trainees: T,
+    congestion: String,
+    /// What the resident memory of the parameter servers' process grew by for each connection.
+    resident_bytes_each: f64,
+    /// How many steps of every worker took the time of a round when they were last made.
+    steps: Option<u64>,
+    /// The parameter servers' process, and this one.
+    processes: [Process; 2],
+    peer: Peer,
+}
+
+impl<T: Trainees> Experiment<T> {
+    /// The experiment of a plan that has one.
+    pub(super) fn new(
+        (system, variant): (&'static str, String),
+        plan: &Plan,
+        trainees: T,
+        congestion: String,
+        resident_bytes_each: f64,
+        peer: Peer,
+    ) -> Result<Self, BenchError> {
+        let processes = [Process::new(peer.process_id())?, Process::new(std::process::id())?];
+        let training = of(plan).clone();
+        let steps = None;
+        Ok(Self { system, variant, training, trainees, congestion, resident_bytes_each, steps, processes, peer })
+    }
+
+    /// As many steps as fit into a round, by how long the last ones took; before the first round, one is made to see.
+    fn warm_up(&mut self, length: Duration) -> Result<u64, BenchError> {
+        let workers = self.training.workers;
+        let warm = self.steps.map_or(1, |steps| ((steps as f64 * WARM_UP_SHARE) as u64).max(1));
+        let mut log = StepLog::begin(workers);
+        self.trainees.train(warm, &mut log)?;
+        if self.steps.is_none() {
+            // The first step finds nothing in any cache.
+            log = StepLog::begin(workers);
+            self.trainees.train(1, &mut log)?;
+        }
+        let made = if self.steps.is_none() { 1 } else { warm };
+        let fitting = length.as_secs_f64() / log.took().as_secs_f64() * made as f64;
+        Ok((fitting.round() as u64).clamp(1, ROUND_STEPS_MAX))
+    }
+
+    fn measure(&mut self, length: Duration) -> Result<Sample, BenchError> {
+        let steps = self.warm_up(length)?;
+        self.steps = Some(steps);
+        let cpu_time = |processes: &[Process; 2]| {
+            let [ps, workers] = processes;
+            Ok::<_, BenchError>([ps.cpu_time()?, workers.cpu_time()?])
+        };
+        let (messages, bytes, spent) = (self.trainees.messages(), loopback::bytes_moved()?, cpu_time(&self.processes)?);
+        let mut log = StepLog::begin(self.training.workers);
+        self.trainees.train(steps, &mut log)?;
+        let spent_after = cpu_time(&self.processes)?;
+        let (messages, bytes) = (self.trainees.messages() - messages, loopback::bytes_moved()? - bytes);
+        let made = (steps * self.training.workers as u64) as f64;
+        let cpu_ms = |place: usize| (spent_after[place] - spent[place]).as_secs_f64() * 1_000.0 / made;
+        let (slowest, fastest) = log.shares();
+        let [ps, workers] = &self.processes;
+        let mebibytes = |process: &Process| Ok::<_, BenchError>(process.resident_bytes()? as f64 / f64::from(1 << 20));
+        let figures = vec![
+            (Metric::StepsPerSecond, made / log.took().as_secs_f64()),
+            (Metric::StepTime, log.milliseconds(0.5)),
+            (Metric::StepTimeP90, log.milliseconds(0.9)),
+            (Metric::StepTimeP99, log.milliseconds(0.99)),
+            (Metric::MessagesPerStep, messages as f64 / made),
+            (Metric::BytesPerStep, bytes as f64 / made),
+            (Metric::CpuPerStep, cpu_ms(0) + cpu_ms(1)),
+            (Metric::WorkerCpuPerStep, cpu_ms(1)),
+            (Metric::PsCpuPerStep, cpu_ms(0)),
+            (Metric::SlowestShare, slowest),
+            (Metric::FastestShare, fastest),
+            (Metric::ResidentBytesPerPeer, self.resident_bytes_each),
+            (Metric::PsResident, mebibytes(ps)?),
+            (Metric::WorkerResident, mebibytes(workers)?),
+            (Metric::PsOpenFiles, ps.open_files()? as f64),
+        ];
+        Ok(Sample { figures, ..Sample::default() })
+    }
+}
+
+/// The experiment that a plan describes.
+pub(super) fn of(plan: &Plan) -> &Training {
+    plan.training.as_ref().expect("a plan of ps has one")
+}
+
+impl<T: Trainees> System for Experiment<T> {
+    fn name(&self) -> &'static str {
+        self.system
+    }
+
+    fn variant(&self) -> String {
+        self.variant.clone()
+    }
+
+    fn congestion(&self) -> Option<&str> {
+        Some(&self.congestion)
+    }
+
+    fn resume(&mut self) -> Result<(), BenchError> {
+        self.peer.resume()
+    }
+
+    fn round(&mut self, length: Duration) -> Result<Sample, BenchError> {
+        self.measure(length).map_err(|failure| self.peer.blame(failure))
+    }
+
+    fn rest(&mut self) -> Result<(), BenchError> {
+        self.peer.rest()
+    }
+}

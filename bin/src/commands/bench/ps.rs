@@ -1,0 +1,164 @@
+//! `sealane bench ps`: the parameter-server experiment, and the product of its settings.
+
+use sealane_bench::{Bench, Fuse, Mode, Plan, Registration, Training, Variant};
+
+use super::{Common, Polling, plan};
+use crate::Failure;
+use crate::workload::Workload;
+
+/// Many workers that train with several parameter servers: step after step, each a pull from every ps and a push to it
+///
+/// The published experiment about parameter servers at scale, with everything that was published as one setting. All
+/// workers are in one thread, each with a session over a socket of its own with every ps; all ps are in a process of their
+/// own, on one shard. Tensors are spread over the ps by size. A round is so many steps of every worker as fit into
+/// --seconds, one at least.
+/// steps_per_s is that of all workers together; step_ms a worker's, from its first request until all ps have taken its
+/// gradients; messages_per_step frames of the wire both ways, releases and notes included; bytes_per_step what passed the
+/// loopback interface; slowest_share and fastest_share the pace of a worker in what each would have had of an equal share.
+///
+/// Where a setting has a list, all combinations are variants, which are measured in turn and compared with the first.
+/// grpc: tonic, with connections of every worker with every ps: a unary call a tensor, with as many in flight as there are
+/// request buffers, and one call a ps with all tensors in one message.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  sealane bench ps --workers 200 --ps 10 --baseline grpc\n  \
+                  sealane bench ps --workers 200 --ps 10 --fuse turn --request-buffers 1,40 --registration dynamic,static\n  \
+                  sealane bench ps --fuse off,turn,receive,receive-wait-all,plan")]
+pub(super) struct Args {
+    #[command(flatten)]
+    pub(super) common: Common,
+
+    /// Workers
+    #[arg(long, value_name = "N", default_value_t = 50)]
+    workers: usize,
+
+    /// Parameter servers
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    ps: usize,
+
+    /// The tensors that a worker pulls and pushes in a step: dlrm_kaggle, wide_deep_400, resnet50, ..., or a JSON file
+    #[arg(long, value_name = "NAME|FILE.json", default_value = "wide_deep_400")]
+    workload: String,
+
+    /// Whether workers go on by themselves, or each step waits for the gradients of all
+    #[arg(long, value_name = "async|sync", default_value_t = Mode::Async)]
+    mode: Mode,
+
+    /// Microseconds that a worker computes between its pulls and its pushes; with any, it pulls everything first
+    #[arg(long, value_name = "US", default_value_t = 0)]
+    compute_us: u64,
+
+    /// Requests that a worker has in flight at a ps, and pushes, where each tensor is one: 1 is TensorFlow's verbs, 40 mt-verbs
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "40")]
+    request_buffers: Vec<usize>,
+
+    /// What moves as one: nothing, each message in a write of its own (off); what leaves in a turn (turn); one request for all
+    /// tensors of a ps, by keys (receive), or such that nothing goes on before the slowest tensor of a step is there
+    /// (receive-wait-all); one request by the number of a plan (plan)
+    #[arg(
+        long,
+        value_name = "off|turn|receive|receive-wait-all|plan,...",
+        value_delimiter = ',',
+        default_value = "plan"
+    )]
+    fuse: Vec<Fuse>,
+
+    /// Whether all sides spin instead of sleeping
+    #[arg(long, value_name = "ON|OFF,...", value_delimiter = ',', default_value = "on")]
+    polling: Vec<Polling>,
+
+    /// Copies that a worker makes of every tensor, each way, besides those that the kernel makes
+    #[arg(long, value_name = "0|1,...", value_delimiter = ',', value_parser = clap::value_parser!(u8).range(0..=1), default_value = "0")]
+    copies: Vec<u8>,
+}
+
+impl Args {
+    /// What the flags describe: every combination of the lists is a variant, the later flags changing faster.
+    pub(super) fn plan(&self) -> Result<Plan, Failure> {
+        let text = Workload::text(&self.workload)?;
+        let workload = Workload::parse(&text, &self.workload)?;
+        let bytes = |tensors: &[crate::workload::TensorSpec]| {
+            tensors.iter().map(|tensor| usize::try_from(tensor.bytes()).unwrap_or(usize::MAX)).collect::<Vec<_>>()
+        };
+        let &Self { workers, ps, mode, compute_us, .. } = self;
+        let training =
+            Training { workers, ps, mode, compute_us, push: bytes(&workload.push), variants: self.variants() };
+        let whole = plan(Bench::Ps, &self.common);
+        let first = training.variants[0];
+        Ok(Plan {
+            step: bytes(&workload.pull),
+            workload: Some(workload.name),
+            window: first.request_buffers,
+            fuse: first.fuse,
+            polling: first.polling,
+            training: Some(training),
+            ..whole
+        })
+    }
+
+    fn variants(&self) -> Vec<Variant> {
+        let registrations = match &self.common.registration[..] {
+            [] => &[Registration::Static][..],
+            some => some,
+        };
+        let mut variants = vec![Variant::default()];
+        let mut multiply = |each: &dyn Fn(Variant) -> Vec<Variant>| {
+            variants = variants.iter().flat_map(|variant| each(*variant)).collect();
+        };
+        multiply(&|variant| {
+            self.request_buffers.iter().map(|&buffers| Variant { request_buffers: buffers, ..variant }).collect()
+        });
+        multiply(&|variant| registrations.iter().map(|&registration| Variant { registration, ..variant }).collect());
+        multiply(&|variant| self.fuse.iter().map(|&fuse| Variant { fuse, ..variant }).collect());
+        multiply(&|variant| {
+            self.polling.iter().map(|polling| Variant { polling: *polling == Polling::On, ..variant }).collect()
+        });
+        multiply(&|variant| self.copies.iter().map(|&copies| Variant { copies: copies > 0, ..variant }).collect());
+        variants
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn plan_of(line: &str) -> Plan {
+        let args = Line::parse_from(line.split(' ')).args;
+        let plan = args.plan().unwrap_or_else(|_| panic!("{line}"));
+        plan.check().unwrap();
+        plan
+    }
+
+    #[test]
+    fn lists_make_variants() {
+        let plan = plan_of("ps --request-buffers 1,40 --registration dynamic,static --fuse turn");
+        let variants: Vec<_> = plan.training.unwrap().variants.iter().map(Variant::to_string).collect();
+        assert_eq!(
+            variants,
+            [
+                "fuse turn, 1 request buffer, dynamic, polling",
+                "fuse turn, 1 request buffer, static, polling",
+                "fuse turn, 40 request buffers, dynamic, polling",
+                "fuse turn, 40 request buffers, static, polling",
+            ]
+        );
+        let plan = plan_of("ps --fuse off,plan --polling off,on --copies 0,1");
+        assert_eq!(plan.training.unwrap().variants.len(), 8);
+    }
+
+    #[test]
+    fn pulls_and_pushes_are_the_models() {
+        let plan = plan_of("ps --workload dlrm_kaggle --workers 10 --ps 1 --mode sync --compute-us 500");
+        let training = plan.training.unwrap();
+        assert_eq!((plan.step.len(), training.push.len(), training.mode), (40, 66, Mode::Sync));
+        assert_eq!((training.workers, training.ps, training.compute_us), (10, 1, 500));
+        assert_eq!(training.variants, [Variant::default()]);
+    }
+}

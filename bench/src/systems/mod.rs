@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::BenchError;
 use crate::limits::FEW_PEERS;
 use crate::peer::{PeerJob, PeerProgram};
-use crate::plan::{Bench, Fuse, Link, Plan, Security};
+use crate::plan::{Bench, Fuse, Link, Plan, Security, Variant};
 use crate::system::System;
 
 /// A system's name, as flags and reports spell it.
@@ -90,6 +90,12 @@ fn measured(plan: &Plan) -> Vec<(SystemName, Plan)> {
             systems.push((*name, Plan { security: Security::None, ..plan.clone() }));
             continue;
         }
+        if let (Some(training), SystemName::Grpc) = (&plan.training, *name) {
+            let first = training.variants[0];
+            systems
+                .extend([Fuse::Off, Fuse::Receive].map(|fuse| (*name, plan.with_variant(Variant { fuse, ..first }))));
+            continue;
+        }
         if plan.bench == Bench::Fuse && *name == SystemName::Grpc {
             // gRPC can do both, whatever Sealane is to do.
             systems.extend([Fuse::Off, Fuse::Receive].map(|fuse| (*name, Plan { fuse, ..plan.clone() })));
@@ -131,6 +137,7 @@ fn one(job: &PeerJob, program: &PeerProgram) -> Result<Box<dyn System>, BenchErr
         }
         (Bench::Connect, _) => return Ok(Box::new(storm::Storm::start(job, program, sealane::Workers)?)),
         (Bench::Latency | Bench::Rate | Bench::Bandwidth | Bench::Fuse, _) => {}
+        (Bench::Ps, SystemName::Grpc) => return Ok(Box::new(grpc::training::start(job, program)?)),
         (Bench::Ps, _) => return Ok(Box::new(sealane::training::start(job, program)?)),
         (Bench::Restart, _) => job.plan.bench.is_measured_elsewhere(),
     }
@@ -156,6 +163,7 @@ pub(crate) fn serve(job: &PeerJob) -> Result<(), BenchError> {
     match (job.plan.bench, job.system) {
         (Bench::Connect, SystemName::Raw) => return raw::serve_calls(job),
         (Bench::FanIn, SystemName::Raw) => return raw::fanin::serve(job),
+        (Bench::Ps, SystemName::Grpc) => return grpc::training::serve(job),
         (Bench::Connect | Bench::Idle | Bench::FanIn | Bench::Ps, _) => return sealane::serve_peers(job),
         (Bench::Latency | Bench::Rate | Bench::Bandwidth | Bench::Fuse, _) => {}
         (Bench::Restart, _) => job.plan.bench.is_measured_elsewhere(),

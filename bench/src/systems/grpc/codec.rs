@@ -14,14 +14,25 @@ pub(super) const YIELD_BYTES: usize = 32 << 10;
 
 /// The request for the tensor of a number.
 pub(super) fn request_for(number: usize) -> Bytes {
+    request_of(number, 0)
+}
+
+/// The request for a version of a tensor, or a later one.
+pub(super) fn request_of(number: usize, version: i64) -> Bytes {
     let mut request = [0; REQUEST_BYTES];
     request[..4].copy_from_slice(&(number as u32).to_le_bytes());
+    request[4..12].copy_from_slice(&version.to_le_bytes());
     Bytes::copy_from_slice(&request)
 }
 
 /// The number in a request; `None` if it is none.
 pub(super) fn number_in(request: &[u8]) -> Option<usize> {
     request.first_chunk().map(|bytes| u32::from_le_bytes(*bytes) as usize)
+}
+
+/// The version in a request; the first, if there is none.
+pub(super) fn version_in(request: &[u8]) -> i64 {
+    request.get(4..).and_then(<[u8]>::first_chunk).map_or(0, |bytes| i64::from_le_bytes(*bytes))
 }
 
 /// Passes bytes through as they are.

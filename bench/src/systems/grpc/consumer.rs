@@ -9,6 +9,7 @@ use tokio::runtime::Runtime;
 use tokio::time::timeout;
 use tonic::Request;
 use tonic::client::Grpc;
+use tonic::codec::Codec;
 use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::Channel;
 
@@ -56,15 +57,27 @@ pub(super) struct Caller {
 
 impl Caller {
     /// Asks for tensors of so many bytes; the largest answer is twice `largest` and some, for what is around many.
-    fn new(channel: Channel, size_bytes: usize, largest: usize) -> Self {
+    pub(super) fn new(channel: Channel, size_bytes: usize, largest: usize) -> Self {
         let client = Grpc::new(channel).max_decoding_message_size(2 * largest + STEP_TENSORS_MAX);
         Self { client, request: request_for(0), size_bytes }
     }
 
     /// Calls a method, and gives the message that it answers with.
     pub(super) async fn call(&mut self, method: &'static str, request: Bytes) -> Result<Bytes, BenchError> {
+        self.call_with(method, BytesCodec { message_bytes: REQUEST_BYTES }, request).await
+    }
+
+    /// As [`call`](Self::call), with a request that `codec` writes.
+    pub(super) async fn call_with<C>(
+        &mut self,
+        method: &'static str,
+        codec: C,
+        request: C::Encode,
+    ) -> Result<Bytes, BenchError>
+    where
+        C: Codec<Encode: Sync, Decode = Bytes>,
+    {
         self.client.ready().await.map_err(failed("get ready for a call"))?;
-        let codec = BytesCodec { message_bytes: REQUEST_BYTES };
         let path = PathAndQuery::from_static(method);
         let response = self.client.unary(Request::new(request), path, codec).await.map_err(failed("call"))?;
         Ok(response.into_inner())

@@ -11,6 +11,7 @@ mod consumer;
 mod repeated;
 mod service;
 mod steps;
+pub(super) mod training;
 
 use std::error::Error;
 use std::future::pending;

@@ -1,0 +1,213 @@
+//! The workers: a task each, in one runtime, with a channel for every ps. Every tensor that is pulled goes to the worker's
+//! own memory.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use futures_util::future::try_join_all;
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use tokio::runtime::Runtime;
+use tokio::time::{sleep, timeout};
+use tonic::transport::Channel;
+
+use super::super::NAME;
+use super::super::codec::{BytesCodec, request_of};
+use super::super::connection::spin;
+use super::super::consumer::Caller;
+use super::super::repeated::{RepeatedCodec, copy_out, message_bytes};
+use super::{PULL, PULL_ALL, PUSH, PUSH_ALL};
+use crate::error::BenchError;
+use crate::limits::{FILL, SLOWEST_BYTES_PER_SECOND, STALL_LIMIT};
+use crate::plan::{Fuse, Mode, Plan, Training, spread};
+use crate::systems::training::{self, StepLog, Trainees};
+
+/// A call's request and its answer.
+const MESSAGES_A_CALL: u64 = 2;
+
+/// See the module.
+pub(in crate::systems) struct Workers {
+    /// Before the runtime, which runs their channels.
+    workers: Vec<Worker>,
+    runtime: Runtime,
+    training: Training,
+    /// Bytes of all workers' steps, each way.
+    step_bytes: usize,
+    calls: u64,
+}
+
+/// A worker; its steps so far.
+struct Worker {
+    step: i64,
+    pairs: Vec<Pair>,
+}
+
+/// A worker and a ps.
+struct Pair {
+    /// As many as may be under way at once.
+    idle: Vec<Caller>,
+    pulled: Vec<Vec<u8>>,
+    gradients: Arc<[Bytes]>,
+    fused: bool,
+    waits: bool,
+}
+
+impl Workers {
+    pub(super) fn new(runtime: Runtime, channels: Vec<Channel>, plan: &Plan) -> Self {
+        let training = training::of(plan).clone();
+        let pulled = spread(&plan.step, training.ps);
+        let gradients = |share: &Vec<usize>| {
+            share.iter().map(|number| Bytes::from(vec![FILL; training.push[*number]])).collect::<Arc<[_]>>()
+        };
+        let pushed: Vec<_> = spread(&training.push, training.ps).iter().map(gradients).collect();
+        let variant = training.variants[0];
+        let mut channels = channels.into_iter();
+        let mut pair = |ps: usize| {
+            let sizes: Vec<usize> = pulled[ps].iter().map(|number| plan.step[*number]).collect();
+            let channel = channels.next().expect("every worker is connected with every ps");
+            let caller = Caller::new(channel, 0, sizes.iter().sum());
+            let waits = training.mode == Mode::Sync && !pushed[ps].is_empty();
+            Pair {
+                idle: vec![caller; variant.request_buffers.min(sizes.len().max(pushed[ps].len()).max(1))],
+                pulled: sizes.iter().map(|bytes| vec![0; *bytes]).collect(),
+                gradients: pushed[ps].clone(),
+                fused: variant.fuse != Fuse::Off,
+                waits,
+            }
+        };
+        let workers =
+            (0..training.workers).map(|_| Worker { step: 0, pairs: (0..training.ps).map(&mut pair).collect() });
+        let workers = workers.collect();
+        let step_bytes = training.workers * (plan.step.iter().sum::<usize>() + training.push.iter().sum::<usize>());
+        Self { workers, runtime, training, step_bytes, calls: 0 }
+    }
+}
+
+impl Trainees for Workers {
+    fn train(&mut self, steps: u64, log: &mut StepLog) -> Result<(), BenchError> {
+        let compute = Duration::from_micros(self.training.compute_us);
+        let polling = self.training.variants[0].polling;
+        let slowest = Duration::from_secs((self.step_bytes / SLOWEST_BYTES_PER_SECOND) as u64);
+        let limit = (STALL_LIMIT + slowest).saturating_mul(u32::try_from(steps).unwrap_or(u32::MAX));
+        let workers = std::mem::take(&mut self.workers);
+        let trained = self.runtime.block_on(async {
+            let _spinner = polling.then(spin);
+            // A task each, so that one that is woken wakes no other.
+            let tasks: Vec<_> = workers.into_iter().map(|worker| tokio::spawn(worker.train(steps, compute))).collect();
+            let all = try_join_all(tasks);
+            timeout(limit, all).await.map_err(|_| BenchError::Stalled { system: NAME, waited: limit })
+        })?;
+        for (number, trained) in trained.expect("no worker panics").into_iter().enumerate() {
+            let (worker, times) = trained?;
+            for (began, ended) in times {
+                log.completed(number, began, ended);
+            }
+            self.calls += steps * worker.pairs.iter().map(Pair::calls).sum::<u64>();
+            self.workers.push(worker);
+        }
+        Ok(())
+    }
+
+    fn messages(&self) -> u64 {
+        self.calls * MESSAGES_A_CALL
+    }
+}
+
+impl Worker {
+    /// So many steps; when each began and ended.
+    async fn train(mut self, steps: u64, compute: Duration) -> Result<(Self, Vec<(Instant, Instant)>), BenchError> {
+        let mut times = Vec::new();
+        for _ in 0..steps {
+            let began = Instant::now();
+            let step = self.step;
+            self.step += 1;
+            if compute.is_zero() {
+                try_join_all(self.pairs.iter_mut().map(async |pair| {
+                    pair.pull(step).await?;
+                    pair.push().await
+                }))
+                .await?;
+            } else {
+                try_join_all(self.pairs.iter_mut().map(|pair| pair.pull(step))).await?;
+                sleep(compute).await;
+                try_join_all(self.pairs.iter_mut().map(Pair::push)).await?;
+            }
+            times.push((began, Instant::now()));
+        }
+        Ok((self, times))
+    }
+}
+
+impl Pair {
+    /// Calls of a step.
+    fn calls(&self) -> u64 {
+        let calls = |tensors: usize| if self.fused { tensors.min(1) } else { tensors };
+        (calls(self.pulled.len()) + calls(self.gradients.len())) as u64
+    }
+
+    async fn pull(&mut self, step: i64) -> Result<(), BenchError> {
+        let version = if self.waits { step } else { 0 };
+        if self.pulled.is_empty() {
+            return Ok(());
+        }
+        if self.fused {
+            let message = self.idle[0].call(PULL_ALL, request_of(0, version)).await?;
+            return copy_out(&message, &mut self.pulled).ok_or_else(|| wrong(&self.pulled, message.len()));
+        }
+        let idle = &mut self.idle;
+        let mut calls = FuturesUnordered::new();
+        let mut numbers = 0..self.pulled.len();
+        let pull = async |mut caller: Caller, number: usize| {
+            let answer = caller.call(PULL, request_of(number, version)).await;
+            (caller, number, answer)
+        };
+        loop {
+            while !idle.is_empty()
+                && let Some(number) = numbers.next()
+                && let Some(caller) = idle.pop()
+            {
+                calls.push(pull(caller, number));
+            }
+            let Some((caller, number, answer)) = calls.next().await else { return Ok(()) };
+            idle.push(caller);
+            let (answer, target) = (answer?, &mut self.pulled[number]);
+            if answer.len() != target.len() {
+                return Err(BenchError::WrongReply { system: NAME, expected: target.len(), received: answer.len() });
+            }
+            target.copy_from_slice(&answer);
+        }
+    }
+
+    async fn push(&mut self) -> Result<(), BenchError> {
+        if self.gradients.is_empty() {
+            return Ok(());
+        }
+        if self.fused {
+            let codec = RepeatedCodec { message_bytes: message_bytes(&self.gradients) };
+            return self.idle[0].call_with(PUSH_ALL, codec, self.gradients.clone()).await.map(drop);
+        }
+        let idle = &mut self.idle;
+        let mut calls = FuturesUnordered::new();
+        let mut gradients = self.gradients.iter();
+        let push = async |mut caller: Caller, gradient: Bytes| {
+            let codec = BytesCodec { message_bytes: gradient.len() };
+            let answer = caller.call_with(PUSH, codec, gradient).await;
+            (caller, answer)
+        };
+        loop {
+            while !idle.is_empty()
+                && let Some(gradient) = gradients.next()
+                && let Some(caller) = idle.pop()
+            {
+                calls.push(push(caller, gradient.clone()));
+            }
+            let Some((caller, answer)) = calls.next().await else { return Ok(()) };
+            idle.push(caller);
+            answer?;
+        }
+    }
+}
+
+fn wrong(expected: &[Vec<u8>], received: usize) -> BenchError {
+    BenchError::WrongReply { system: NAME, expected: expected.iter().map(Vec::len).sum(), received }
+}

@@ -47,7 +47,9 @@ pub use limits::{FEW_PEERS, IDLE_US_DEFAULT, REQUEST_BYTES, STALL_LIMIT, STEP_TE
 pub use machine::Machine;
 pub use pace::Stretch;
 pub use peer::{Peer, PeerJob, PeerProgram, PeerReady, serve_peer};
-pub use plan::{Bench, Executor, Fuse, Keys, Link, Mode, Plan, Registration, Security, Training, Transfer, Variant};
+pub use plan::{
+    Bench, Executor, Fuse, Keys, Link, Mode, Plan, Registration, Security, Size, Training, Transfer, Variant,
+};
 pub use plot::{Line, Picture, Row};
 pub use progress::Progress;
 pub use quotient::Ratio;

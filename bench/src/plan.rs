@@ -24,7 +24,7 @@ pub use executor::Executor;
 pub use fuse::Fuse;
 pub use security::{Keys, Security};
 pub(crate) use training::spread;
-pub use training::{Mode, Training, Variant};
+pub use training::{Mode, Size, Training, Variant};
 pub use verbs::{Registration, Transfer};
 
 /// What is measured.
@@ -391,8 +391,10 @@ impl Plan {
 
     /// The plan of one variant of the parameter-server experiment.
     pub(crate) fn with_variant(&self, variant: Variant) -> Self {
-        let Variant { request_buffers: window, registration, fuse, polling, copies: _ } = variant;
-        let training = self.training.clone().map(|training| Training { variants: vec![variant], ..training });
+        let Variant { size, request_buffers: window, registration, fuse, polling, copies: _ } = variant;
+        let of_one =
+            |training: Training| Training { size: size.unwrap_or(training.size), variants: vec![variant], ..training };
+        let training = self.training.clone().map(of_one);
         Self { window, fuse, polling, registration: Some(registration), training, ..self.clone() }
     }
 

@@ -45,9 +45,26 @@ impl FromStr for Mode {
     }
 }
 
+/// How many train.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Size {
+    /// Workers.
+    pub workers: usize,
+    /// Parameter servers.
+    pub ps: usize,
+}
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} workers + {} ps", self.workers, self.ps)
+    }
+}
+
 /// One way in which the tensors move, measured in turn with the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Variant {
+    /// How many train, where that is what is compared. Default: as many as in the experiment itself.
+    pub size: Option<Size>,
     /// Requests that a worker has in flight at a ps, and pushes. Default: 40.
     pub request_buffers: usize,
     /// Whether the memory that a worker pulls into stays, or is made for each transfer. Default: static.
@@ -70,13 +87,16 @@ impl Variant {
 impl Default for Variant {
     fn default() -> Self {
         let (registration, fuse) = (Registration::Static, Fuse::Plan);
-        Self { request_buffers: 40, registration, fuse, polling: true, copies: false }
+        Self { size: None, request_buffers: 40, registration, fuse, polling: true, copies: false }
     }
 }
 
 impl fmt::Display for Variant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { request_buffers, registration, fuse, polling, copies } = self;
+        let Self { size, request_buffers, registration, fuse, polling, copies } = self;
+        if let Some(size) = size {
+            write!(f, "{size}, ")?;
+        }
         let buffers = if *request_buffers == 1 { "request buffer" } else { "request buffers" };
         let waiting = if *polling { "polling" } else { "parking" };
         write!(f, "fuse {fuse}, {request_buffers} {buffers}, {registration}, {waiting}")?;
@@ -87,10 +107,9 @@ impl fmt::Display for Variant {
 /// Who trains what.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Training {
-    /// Workers. Default: 50.
-    pub workers: usize,
-    /// Parameter servers, over which the tensors are spread by size. Default: 5.
-    pub ps: usize,
+    /// How many; the tensors are spread over the parameter servers by size. Default: 50 workers and 5 parameter servers.
+    #[serde(flatten)]
+    pub size: Size,
     /// Who waits for whom. Default: nobody.
     pub mode: Mode,
     /// Microseconds that a worker computes between its pulls and its pushes. Default: 0.
@@ -102,22 +121,30 @@ pub struct Training {
 }
 
 impl Training {
+    /// Connections, one of each worker with each ps.
+    pub(crate) fn pairs(&self) -> usize {
+        self.size.workers * self.size.ps
+    }
+
     /// The default experiment with a step of these tensors.
     pub(super) fn of(step: &[usize]) -> Self {
         let variants = vec![Variant::default()];
-        Self { workers: 50, ps: 5, mode: Mode::Async, compute_us: 0, push: step.to_vec(), variants }
+        let size = Size { workers: 50, ps: 5 };
+        Self { size, mode: Mode::Async, compute_us: 0, push: step.to_vec(), variants }
     }
 
     /// Makes sure that it can be run.
     pub(super) fn check(&self) -> Result<(), BenchError> {
-        within("--workers", self.workers, 1, PEERS_MAX)?;
-        within("--ps", self.ps, 1, PS_MAX)?;
-        if self.workers * self.ps > SESSIONS_MAX {
-            return Err(BenchError::Setting {
-                setting: "--workers",
-                value: format!("{} with {} ps", self.workers, self.ps),
-                accepted: format!("at most {SESSIONS_MAX} connections, one of each worker with each ps"),
-            });
+        for Size { workers, ps } in self.variants.iter().filter_map(|variant| variant.size).chain([self.size]) {
+            within("--workers", workers, 1, PEERS_MAX)?;
+            within("--ps", ps, 1, PS_MAX)?;
+            if workers * ps > SESSIONS_MAX {
+                return Err(BenchError::Setting {
+                    setting: "--workers",
+                    value: format!("{workers} with {ps} ps"),
+                    accepted: format!("at most {SESSIONS_MAX} connections, one of each worker with each ps"),
+                });
+            }
         }
         within("--compute-us", self.compute_us, 0, COMPUTE_US_MAX)?;
         within("--tensors", self.push.len(), 1, STEP_TENSORS_MAX)?;

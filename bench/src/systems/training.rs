@@ -100,7 +100,7 @@ impl<T: Trainees> Experiment<T> {
 
     /// As many steps as fit into a round, by how long the last ones took; before the first round, one is made to see.
     fn warm_up(&mut self, length: Duration) -> Result<u64, BenchError> {
-        let workers = self.training.workers;
+        let workers = self.training.size.workers;
         let warm = self.steps.map_or(1, |steps| ((steps as f64 * WARM_UP_SHARE) as u64).max(1));
         let mut log = StepLog::begin(workers);
         self.trainees.train(warm, &mut log)?;
@@ -122,11 +122,11 @@ impl<T: Trainees> Experiment<T> {
             Ok::<_, BenchError>([ps.cpu_time()?, workers.cpu_time()?])
         };
         let (messages, bytes, spent) = (self.trainees.messages(), loopback::bytes_moved()?, cpu_time(&self.processes)?);
-        let mut log = StepLog::begin(self.training.workers);
+        let mut log = StepLog::begin(self.training.size.workers);
         self.trainees.train(steps, &mut log)?;
         let spent_after = cpu_time(&self.processes)?;
         let (messages, bytes) = (self.trainees.messages() - messages, loopback::bytes_moved()? - bytes);
-        let made = (steps * self.training.workers as u64) as f64;
+        let made = (steps * self.training.size.workers as u64) as f64;
         let cpu_ms = |place: usize| (spent_after[place] - spent[place]).as_secs_f64() * 1_000.0 / made;
         let (slowest, fastest) = log.shares();
         let [ps, workers] = &self.processes;

@@ -1,6 +1,6 @@
 //! `sealane bench ps`: the parameter-server experiment, and the product of its settings.
 
-use sealane_bench::{Bench, Fuse, Mode, Plan, Registration, Training, Variant};
+use sealane_bench::{Bench, Fuse, Mode, Plan, Registration, Size, Training, Variant};
 
 use super::{Common, Polling, plan};
 use crate::Failure;
@@ -28,12 +28,12 @@ pub(super) struct Args {
     pub(super) common: Common,
 
     /// Workers
-    #[arg(long, value_name = "N", default_value_t = 50)]
-    workers: usize,
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "50")]
+    workers: Vec<usize>,
 
-    /// Parameter servers
-    #[arg(long, value_name = "N", default_value_t = 5)]
-    ps: usize,
+    /// Parameter servers: one number, or one for each of the workers'
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "5")]
+    ps: Vec<usize>,
 
     /// The tensors that a worker pulls and pushes in a step: dlrm_kaggle, wide_deep_400, resnet50, ..., or a JSON file
     #[arg(long, value_name = "NAME|FILE.json", default_value = "wide_deep_400")]
@@ -79,9 +79,10 @@ impl Args {
         let bytes = |tensors: &[crate::workload::TensorSpec]| {
             tensors.iter().map(|tensor| usize::try_from(tensor.bytes()).unwrap_or(usize::MAX)).collect::<Vec<_>>()
         };
-        let &Self { workers, ps, mode, compute_us, .. } = self;
-        let training =
-            Training { workers, ps, mode, compute_us, push: bytes(&workload.push), variants: self.variants() };
+        let &Self { mode, compute_us, .. } = self;
+        let sizes = self.sizes()?;
+        let (size, push, variants) = (sizes[0], bytes(&workload.push), self.variants(&sizes));
+        let training = Training { size, mode, compute_us, push, variants };
         let whole = plan(Bench::Ps, &self.common);
         let first = training.variants[0];
         Ok(Plan {
@@ -95,12 +96,27 @@ impl Args {
         })
     }
 
-    fn variants(&self) -> Vec<Variant> {
+    /// The numbers of workers, each with its number of ps.
+    fn sizes(&self) -> Result<Vec<Size>, Failure> {
+        let (workers, ps) = (self.workers.len(), self.ps.len());
+        if ps != 1 && ps != workers {
+            let problem =
+                format!("--workers has {workers} numbers and --ps has {ps}; give one of ps for all, or one for each");
+            return Err(Failure::input(problem));
+        }
+        let all = self.workers.iter().zip(self.ps.iter().cycle());
+        Ok(all.map(|(&workers, &ps)| Size { workers, ps }).collect())
+    }
+
+    fn variants(&self, sizes: &[Size]) -> Vec<Variant> {
         let registrations = match &self.common.registration[..] {
             [] => &[Registration::Static][..],
             some => some,
         };
-        let mut variants = vec![Variant::default()];
+        let mut variants = match sizes {
+            [_] => vec![Variant::default()],
+            several => several.iter().map(|&size| Variant { size: Some(size), ..Variant::default() }).collect(),
+        };
         let mut multiply = |each: &dyn Fn(Variant) -> Vec<Variant>| {
             variants = variants.iter().flat_map(|variant| each(*variant)).collect();
         };
@@ -154,11 +170,21 @@ mod tests {
     }
 
     #[test]
+    fn sizes_make_variants_as_well() {
+        let training = plan_of("ps --workers 50,200 --ps 5,10 --fuse plan,off").training.unwrap();
+        let variants: Vec<_> = training.variants.iter().map(Variant::to_string).collect();
+        assert_eq!(variants[1], "50 workers + 5 ps, fuse off, 40 request buffers, static, polling");
+        assert_eq!(variants[2], "200 workers + 10 ps, fuse plan, 40 request buffers, static, polling");
+        assert_eq!((training.size, variants.len()), (Size { workers: 50, ps: 5 }, 4));
+        assert!(Line::parse_from("ps --workers 50,200 --ps 1,2,3".split(' ')).args.plan().is_err());
+    }
+
+    #[test]
     fn pulls_and_pushes_are_the_models() {
         let plan = plan_of("ps --workload dlrm_kaggle --workers 10 --ps 1 --mode sync --compute-us 500");
         let training = plan.training.unwrap();
         assert_eq!((plan.step.len(), training.push.len(), training.mode), (40, 66, Mode::Sync));
-        assert_eq!((training.workers, training.ps, training.compute_us), (10, 1, 500));
+        assert_eq!((training.size, training.compute_us), (Size { workers: 10, ps: 1 }, 500));
         assert_eq!(training.variants, [Variant::default()]);
     }
 }

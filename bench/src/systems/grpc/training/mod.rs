@@ -30,7 +30,7 @@ const PUSH_ALL: &str = "/sealane.bench.Ps/PushAll";
 pub(in crate::systems) fn start(job: &PeerJob, program: &PeerProgram) -> Result<Experiment<Workers>, BenchError> {
     let plan = &job.plan;
     let training = training::of(plan);
-    let pairs = training.workers * training.ps;
+    let pairs = training.pairs();
     open_files::allow_for(pairs, 1)?;
     let mut peer = Peer::start(program, job)?;
     let ps = Process::new(peer.process_id())?;
@@ -48,7 +48,7 @@ pub(in crate::systems) fn start(job: &PeerJob, program: &PeerProgram) -> Result<
 fn connect(runtime: &Runtime, plan: &Plan, ports: &[u16]) -> Result<(Vec<Channel>, String), BenchError> {
     let mut channels = Vec::new();
     let mut congestion = String::new();
-    for _ in 0..training::of(plan).workers {
+    for _ in 0..training::of(plan).size.workers {
         for port in ports {
             let stream = sockets::connect(*port, plan.congestion.as_deref())?;
             if channels.is_empty() {

@@ -30,18 +30,18 @@ use crate::systems::{sockets, training};
 pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
     let plan = &job.plan;
     let training = training::of(plan);
-    open_files::allow_for(training.workers * training.ps, 1)?;
+    open_files::allow_for(training.pairs(), 1)?;
     runtime()?.block_on(async {
         let _spinner = plan.polling.then(connection::spin);
         let mut ports = Vec::new();
-        let shares = spread(&plan.step, training.ps).into_iter().zip(spread(&training.push, training.ps));
+        let shares = spread(&plan.step, training.size.ps).into_iter().zip(spread(&training.push, training.size.ps));
         for (pulled, pushed) in shares {
             let listener = sockets::listen_for_many(plan.congestion.as_deref())?;
             ports.push(sockets::port(&listener)?);
             listener.set_nonblocking(true).map_err(BenchError::io("hand a listener to gRPC"))?;
             let listener = TcpListener::from_std(listener).map_err(BenchError::io("hand a listener to gRPC"))?;
             let tensors = pulled.iter().map(|&number| Bytes::from(vec![FILL; plan.step[number]])).collect();
-            let gradients = pushed.len() * training.workers;
+            let gradients = pushed.len() * training.size.workers;
             let largest = pushed.iter().map(|&number| training.push[number]).sum::<usize>();
             let ps = Arc::new(Ps {
                 tensors,

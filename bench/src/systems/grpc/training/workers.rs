@@ -55,11 +55,11 @@ struct Pair {
 impl Workers {
     pub(super) fn new(runtime: Runtime, channels: Vec<Channel>, plan: &Plan) -> Self {
         let training = training::of(plan).clone();
-        let pulled = spread(&plan.step, training.ps);
+        let pulled = spread(&plan.step, training.size.ps);
         let gradients = |share: &Vec<usize>| {
             share.iter().map(|number| Bytes::from(vec![FILL; training.push[*number]])).collect::<Arc<[_]>>()
         };
-        let pushed: Vec<_> = spread(&training.push, training.ps).iter().map(gradients).collect();
+        let pushed: Vec<_> = spread(&training.push, training.size.ps).iter().map(gradients).collect();
         let variant = training.variants[0];
         let mut channels = channels.into_iter();
         let mut pair = |ps: usize| {
@@ -75,10 +75,11 @@ impl Workers {
                 waits,
             }
         };
-        let workers =
-            (0..training.workers).map(|_| Worker { step: 0, pairs: (0..training.ps).map(&mut pair).collect() });
+        let workers = (0..training.size.workers)
+            .map(|_| Worker { step: 0, pairs: (0..training.size.ps).map(&mut pair).collect() });
         let workers = workers.collect();
-        let step_bytes = training.workers * (plan.step.iter().sum::<usize>() + training.push.iter().sum::<usize>());
+        let step_bytes =
+            training.size.workers * (plan.step.iter().sum::<usize>() + training.push.iter().sum::<usize>());
         Self { workers, runtime, training, step_bytes, calls: 0 }
     }
 }

@@ -8,6 +8,9 @@ use super::broken;
 use crate::error::BenchError;
 use crate::plan::Registration;
 
+const SMALL_BYTES_MAX: usize = 64 << 10;
+const PAGE_BYTES: usize = 4 << 10;
+
 /// Memory for a tensor that is about to be asked for.
 ///
 /// Over TCP there is no device to register with. What is made for each transfer is mapped by the kernel, page by page,
@@ -16,10 +19,21 @@ pub(super) fn destination(registration: Registration, bytes: usize) -> Result<Bu
     match registration {
         Registration::Static => Ok(Buffer::from_vec(vec![0; bytes])),
         Registration::Dynamic => {
-            let slab = Slab::new(SlabSettings { name: "receive", bytes, populate: true }).map_err(broken)?;
+            let settings = SlabSettings { name: "receive", bytes: slab_bytes(bytes), populate: true };
+            let slab = Slab::new(settings).map_err(broken)?;
             slab.allocate(bytes).map_err(broken)
         }
     }
+}
+
+/// The least memory that a slab hands out so much of in one piece: a power of two up to 64 KiB, and above that a number of
+/// pages with four significant bits, as its books keep them.
+fn slab_bytes(bytes: usize) -> usize {
+    if bytes <= SMALL_BYTES_MAX {
+        return bytes.next_power_of_two().max(PAGE_BYTES);
+    }
+    let pages = bytes.div_ceil(PAGE_BYTES);
+    pages.next_multiple_of(((1 << pages.ilog2()) / 8).max(1)) * PAGE_BYTES
 }
 
 /// Where a worker copies what it has pulled from one ps.
@@ -32,5 +46,21 @@ impl Copies {
 
     pub(super) fn take(&mut self, number: usize, bytes: &[u8]) {
         self.0[number].copy_from_slice(bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_is_memory_for_tensors_of_every_size() {
+        let powers = (0..23).flat_map(|power| [-1, 0, 1].map(|more| (1_i32 << power) + more));
+        for bytes in powers.chain([26_624, 751_616, 3_000_001]).filter(|bytes| *bytes > 0) {
+            for registration in [Registration::Static, Registration::Dynamic] {
+                let memory = destination(registration, bytes as usize).expect("there is memory");
+                assert_eq!(memory.len(), bytes as usize);
+            }
+        }
     }
 }

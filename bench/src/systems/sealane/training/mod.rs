@@ -33,7 +33,7 @@ fn ps_task(number: usize) -> String {
 pub(in crate::systems) fn start(job: &PeerJob, program: &PeerProgram) -> Result<Experiment<Workers>, BenchError> {
     let plan = &job.plan;
     let training = training::of(plan);
-    open_files::allow_for(training.workers * training.ps * training.variants.len(), 1)?;
+    open_files::allow_for(training.pairs(), 1)?;
     let mut peer = Peer::start(program, job)?;
     let ps = Process::new(peer.process_id())?;
     let alone_bytes = ps.resident_bytes()?;
@@ -42,13 +42,13 @@ pub(in crate::systems) fn start(job: &PeerJob, program: &PeerProgram) -> Result<
     let grown_bytes = ps.resident_bytes()? as f64 - alone_bytes as f64;
     let workers = Workers::new(connected, plan)?;
     peer.rest()?;
-    let each = grown_bytes / (training.workers * training.ps) as f64;
+    let each = grown_bytes / (training.pairs()) as f64;
     Experiment::new((NAME, variant(plan)), plan, workers, congestion, each, peer)
 }
 
 /// The workers' sockets, by ps: all workers call one, and then the next.
 fn connect(plan: &Plan, ports: &[u16]) -> Result<Vec<Crowd<Silent>>, BenchError> {
-    let (workers, congestion) = (training::of(plan).workers, plan.congestion.as_deref());
+    let (workers, congestion) = (training::of(plan).size.workers, plan.congestion.as_deref());
     let call = |port: &u16| Ok(Crowd::call(NAME, Silent, 0, workers, *port, congestion)?.0);
     ports.iter().map(call).collect()
 }

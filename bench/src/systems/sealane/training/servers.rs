@@ -37,12 +37,12 @@ const SLAB_BYTES_MAX: usize = 3 << 30;
 pub(in crate::systems::sealane) fn serve(job: &PeerJob) -> Result<(), BenchError> {
     let plan = &job.plan;
     let training = training::of(plan);
-    open_files::allow_for(training.workers * training.ps, 1)?;
-    let listening = (0..training.ps).map(|_| host::listener(plan)).collect::<Result<Vec<_>, _>>()?;
+    open_files::allow_for(training.pairs(), 1)?;
+    let listening = (0..training.size.ps).map(|_| host::listener(plan)).collect::<Result<Vec<_>, _>>()?;
     let (listeners, ports): (Vec<_>, Vec<_>) = listening.into_iter().unzip();
-    let tasks: Vec<String> = (0..training.ps).map(ps_task).collect();
+    let tasks: Vec<String> = (0..training.size.ps).map(ps_task).collect();
     let places = tasks.iter().map(String::as_str).zip(ports.iter().copied());
-    let engine = host::start(plan, greeting::map(places, training.workers), &tasks, listeners)?;
+    let engine = host::start(plan, greeting::map(places, training.size.workers), &tasks, listeners)?;
     start(&engine, plan)?;
     announce(PeerReady { port: 0, ports })?;
     loop {
@@ -53,15 +53,15 @@ pub(in crate::systems::sealane) fn serve(job: &PeerJob) -> Result<(), BenchError
 
 /// Settings with room for all workers at once.
 pub(in crate::systems::sealane) fn make_room(settings: &mut EngineSettings, plan: &Plan, training: &Training) {
-    let pairs = training.workers * training.ps;
+    let pairs = training.pairs();
     settings.links_max = settings.links_max.max(2 * pairs);
-    let deposited = AHEAD * training.workers * plan.step.len();
+    let deposited = AHEAD * training.size.workers * plan.step.len();
     settings.deposited_tensors_max = settings.deposited_tensors_max.max(2 * deposited);
     settings.fuse = if plan.fuse == Fuse::Off { EngineFuse::Off } else { EngineFuse::Turn };
     // A gradient has memory from its first byte on, so each worker's largest at each ps may be there in part.
     let largest = |share: Vec<usize>| share.into_iter().map(|tensor| training.push[tensor]).max().unwrap_or_default();
-    let largest: usize = spread(&training.push, training.ps).into_iter().map(largest).sum();
-    let wanted = SLAB_BYTES + SLABS_A_WORKER * training.workers * largest;
+    let largest: usize = spread(&training.push, training.size.ps).into_iter().map(largest).sum();
+    let wanted = SLAB_BYTES + SLABS_A_WORKER * training.size.workers * largest;
     settings.slab_receive_bytes = wanted.min(SLAB_BYTES_MAX);
 }
 
@@ -70,8 +70,8 @@ fn start(engine: &Engine, plan: &Plan) -> Result<(), BenchError> {
     let plan = plan.clone();
     let started = engine.on_shard(0, async move |shard| {
         let training = training::of(&plan);
-        let pulled = spread(&plan.step, training.ps);
-        let pushed = spread(&training.push, training.ps);
+        let pulled = spread(&plan.step, training.size.ps);
+        let pushed = spread(&training.push, training.size.ps);
         for (number, (pulled, pushed)) in pulled.into_iter().zip(pushed).enumerate() {
             start_one(&shard, &plan, number, &pulled, pushed.len())?;
         }
@@ -90,14 +90,14 @@ fn start_one(shard: &LocalEngine, plan: &Plan, number: usize, pulled: &[usize], 
     };
     let task = shard.task(&ps_task(number))?;
     let parameters: Rc<[Parameter]> = pulled.iter().map(parameter).collect::<Result<_, Error>>()?;
-    let gradients = pushed * training.workers;
+    let gradients = pushed * training.size.workers;
     let server = Rc::new(Server { task, parameters, versions: Versions::default(), gradients });
     if plan.fuse == Fuse::Plan {
         server.publish(0)?;
     } else {
         // Without gradients no version follows the first.
         let waits = training.mode == Mode::Sync && gradients > 0;
-        for worker in 0..training.workers {
+        for worker in 0..training.size.workers {
             let pair = server.task.pair(&greeting::task(worker))?;
             drop(shard.shard().spawn(told(number, deposit(server.clone(), pair, waits))));
         }

@@ -25,8 +25,8 @@ pub(super) struct Share {
 /// The tensors of every ps of a plan.
 pub(super) fn shares(plan: &Plan) -> Result<Vec<Share>, BenchError> {
     let training = training::of(plan);
-    let pulled = spread(&plan.step, training.ps);
-    let pushed = spread(&training.push, training.ps);
+    let pulled = spread(&plan.step, training.size.ps);
+    let pushed = spread(&training.push, training.size.ps);
     let one = |(pulled, pushed): (Vec<usize>, Vec<usize>)| {
         let gradient = |number: &usize| {
             let bytes = training.push[*number];

@@ -54,11 +54,11 @@ impl Workers {
         let training = training::of(plan).clone();
         let shares: Vec<_> = share::shares(plan)?.into_iter().map(Rc::new).collect();
         let mut sockets: Vec<_> = connected.into_iter().map(Crowd::into_sockets).collect();
-        let mut pairs = Vec::with_capacity(training.workers * training.ps);
-        for _ in 0..training.workers {
+        let mut pairs = Vec::with_capacity(training.pairs());
+        for _ in 0..training.size.workers {
             for (ps, (sockets, share)) in sockets.iter_mut().zip(&shares).enumerate() {
                 let socket = sockets.next().expect("every worker was welcomed by every ps");
-                let pair = Pair::new(socket, (ps, training.ps), share.clone(), training.variants[0])?;
+                let pair = Pair::new(socket, (ps, training.size.ps), share.clone(), training.variants[0])?;
                 let event = EpollEvent::new(EpollFlags::EPOLLIN, pairs.len() as u64);
                 epoll.add(pair.socket(), event).map_err(broken_by("watch a worker's socket"))?;
                 pairs.push(pair);
@@ -66,13 +66,13 @@ impl Workers {
         }
         let began = Instant::now();
         let worker = |_| Worker { step: 0, steps_left: 0, began, to_pull: 0, to_push: 0 };
-        let workers = (0..training.workers).map(worker).collect();
+        let workers = (0..training.size.workers).map(worker).collect();
         Ok(Self { epoll, training, workers, pairs, computing: VecDeque::new(), busy: 0 })
     }
 
     /// The places of a worker's pairs.
     fn pairs_of(&self, worker: usize) -> std::ops::Range<usize> {
-        worker * self.training.ps..(worker + 1) * self.training.ps
+        worker * self.training.size.ps..(worker + 1) * self.training.size.ps
     }
 
     /// Whether nothing is pushed before all was pulled.
@@ -81,7 +81,7 @@ impl Workers {
     }
 
     fn begin_step(&mut self, worker: usize, now: Instant, log: &mut StepLog) -> Result<(), BenchError> {
-        let (ps, mode) = (self.training.ps, self.training.mode);
+        let (ps, mode) = (self.training.size.ps, self.training.mode);
         let one = &mut self.workers[worker];
         (one.began, one.to_pull, one.to_push) = (now, ps, ps);
         let step = one.step;
@@ -98,7 +98,7 @@ impl Workers {
 
     /// A ps's tensors are there.
     fn pulled(&mut self, place: usize, now: Instant, log: &mut StepLog) -> Result<(), BenchError> {
-        let worker = place / self.training.ps;
+        let worker = place / self.training.size.ps;
         self.workers[worker].to_pull -= 1;
         if !self.waits_for_all() {
             return self.push(place, now, log);
@@ -127,7 +127,7 @@ impl Workers {
 
     /// A ps has taken the gradients.
     fn pushed(&mut self, place: usize, now: Instant, log: &mut StepLog) -> Result<(), BenchError> {
-        let worker = place / self.training.ps;
+        let worker = place / self.training.size.ps;
         let one = &mut self.workers[worker];
         one.to_push -= 1;
         if one.to_push > 0 {

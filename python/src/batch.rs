@@ -1,15 +1,18 @@
 //! What calls for many tensors are given: keys, and mappings from keys to tensors or to memory.
 
+use std::time::Duration;
+
 use pyo3::{
     exceptions::PyTypeError,
     prelude::*,
-    types::{PyMapping, PyString, PyTuple},
+    types::{PyDict, PyMapping, PyString, PyTuple},
 };
-use sealane::Keys;
+use sealane::{Error, Keys, RecvOptions, Tensor};
 
 use crate::{
-    errors::OrRaise,
-    input::{Destination, Outgoing},
+    errors::{OrRaise, invalid},
+    input::{Destination, Outgoing, received},
+    pull::by_key,
 };
 
 /// Keys to ask for: any iterable of strings, but a string.
@@ -55,14 +58,60 @@ pub(crate) fn arrays_of(arrays: &Bound<'_, PyAny>) -> PyResult<Vec<Outgoing>> {
     arrays.try_iter()?.map(|array| Outgoing::new(&array?)).collect()
 }
 
+/// Tensors to be received together: keys, and memory for some.
+pub(crate) struct Wanted {
+    keys: Vec<Py<PyString>>,
+    destinations: Vec<Option<Destination>>,
+    /// Errors are told beside what came.
+    partial: bool,
+}
+
+impl Wanted {
+    /// # Errors
+    /// As [`keys_of`] and [`Destination::new`].
+    pub(crate) fn new(keys: &Bound<'_, PyAny>, out: Option<&Bound<'_, PyMapping>>, partial: bool) -> PyResult<Self> {
+        let keys = keys_of(keys)?;
+        let destinations = keys.iter().map(|key| destination(out, key)).collect::<PyResult<_>>()?;
+        Ok(Self { keys: keys.into_iter().map(Bound::unbind).collect(), destinations, partial })
+    }
+
+    /// What is asked for: the keys, and where each tensor lands.
+    pub(crate) fn asked<'a>(
+        &'a self,
+        py: Python<'a>,
+        timeout: Option<Duration>,
+    ) -> PyResult<Vec<(&'a str, RecvOptions)>> {
+        let asked = self.keys.iter().zip(&self.destinations).map(|(key, destination)| {
+            let destination = destination.as_ref().map(|destination| destination.buffer(py));
+            Ok((key.bind(py).to_str()?, RecvOptions { timeout, destination }))
+        });
+        asked.collect()
+    }
+
+    /// What came, by key.
+    ///
+    /// # Errors
+    /// As [`by_key`], InvalidArgument for a key that was asked for twice.
+    pub(crate) fn arrays<'py>(
+        &self,
+        py: Python<'py>,
+        outcomes: Vec<Result<Tensor, Error>>,
+    ) -> PyResult<Bound<'py, PyDict>> {
+        let keys: Vec<_> = self.keys.iter().map(|key| key.bind(py).clone()).collect();
+        let make = |index: usize, tensor| received(py, tensor, self.destinations[index].as_ref());
+        let all = by_key(py, &keys, outcomes, self.partial, make)?;
+        if all.len() < keys.len() {
+            return Err(invalid(py, "a key was asked for twice, and a tensor is received once"));
+        }
+        Ok(all)
+    }
+}
+
 /// Memory for the tensor of that key, if the mapping has any.
 ///
 /// # Errors
 /// As [`Destination::new`].
-pub(crate) fn destination(
-    out: Option<&Bound<'_, PyMapping>>,
-    key: &Bound<'_, PyString>,
-) -> PyResult<Option<Destination>> {
+fn destination(out: Option<&Bound<'_, PyMapping>>, key: &Bound<'_, PyString>) -> PyResult<Option<Destination>> {
     match out {
         Some(out) if out.contains(key)? => Destination::new(&out.get_item(key)?).map(Some),
         _ => Ok(None),

@@ -14,7 +14,7 @@ use sealane::{AcceptOptions, DType, Engine, Error, Keys, RecvOptions, SendOption
 
 use crate::{
     acceptor::Acceptor,
-    batch::{arrays_of, destination, key_set, keys_of, tensors_of},
+    batch::{Wanted, arrays_of, key_set, keys_of, tensors_of},
     call::{Receiving, Sending},
     errors::{OrRaise, invalid},
     fork::Generation,
@@ -23,7 +23,7 @@ use crate::{
     plan::Plan,
     pull::{Single, by_key, pulled},
     tensor::Tensor,
-    wait::{All, Settled, outcome, timeout},
+    wait::{All, Settled, Valueless, outcome, timeout},
 };
 
 /// A task of this process: what it sends and receives as. Made by ``sealane.attach`` and ``sealane.embedded``.
@@ -92,6 +92,26 @@ impl Task {
         let connected = self.connected()?;
         let tensor = connected.place_one(tensor)?;
         Ok(connected.task.send_with(peer, step, key, tensor, options))
+    }
+
+    /// [`deposit`](Self::deposit) for many. Without the interpreter's lock.
+    fn deposit_all(
+        &self,
+        peer: &str,
+        step: i64,
+        keys: Vec<&str>,
+        tensors: Vec<Outgoing>,
+        timeout: Option<Duration>,
+    ) -> Result<All<sealane::Sending>, Error> {
+        let connected = self.connected()?;
+        let (tensors, task) = (connected.place(keys, tensors)?, connected.task);
+        Ok(All::new(match timeout {
+            None => task.send_all(peer, step, tensors),
+            timeout => tensors
+                .into_iter()
+                .map(|(key, tensor)| task.send_with(peer, step, key, tensor, SendOptions { timeout }))
+                .collect(),
+        }))
     }
 
     /// Pushes. Without the interpreter's lock.
@@ -200,26 +220,42 @@ impl Task {
         timeout: Option<f64>,
         partial: bool,
     ) -> PyResult<Bound<'py, PyDict>> {
-        let keys = keys_of(keys)?;
-        let destinations = keys.iter().map(|key| destination(out, key)).collect::<PyResult<Vec<_>>>()?;
-        let timeout = self::timeout(timeout).or_raise(py)?;
-        let wanted = keys.iter().zip(&destinations).map(|(key, destination)| {
-            let destination = destination.as_ref().map(|destination| destination.buffer(py));
-            Ok((key.to_str()?, RecvOptions { timeout, destination }))
-        });
-        let wanted = wanted.collect::<PyResult<Vec<_>>>()?;
-        let ask = || self.connected().map(|connected| connected.task.recv_all(peer, step, wanted));
-        let tensors = if partial {
+        let wanted = Wanted::new(keys, out, partial)?;
+        let asked = wanted.asked(py, self::timeout(timeout).or_raise(py)?)?;
+        let ask = || self.connected().map(|connected| connected.task.recv_all(peer, step, asked));
+        let outcomes = if partial {
             outcome(py, self.idle_spin, || Ok(All::new(ask()?.into_iter().map(Settled).collect())))?
         } else {
             outcome(py, self.idle_spin, || Ok(All::new(ask()?)))?.into_iter().map(Ok).collect()
         };
-        let make = |index: usize, tensor| received(py, tensor, destinations[index].as_ref());
-        let all = by_key(py, &keys, tensors, partial, make)?;
-        if all.len() < keys.len() {
-            return Err(invalid(py, "a key was asked for twice, and a tensor is received once"));
-        }
-        Ok(all)
+        wanted.arrays(py, outcomes)
+    }
+
+    /// ``recv_all`` that does not wait: ``await`` what it returns, or call its ``result``. A parameter server that asks all
+    /// workers before it waits for the first has their tensors on the way together.
+    #[pyo3(signature = (peer, step, keys, *, out=None, timeout=None, partial=false))]
+    #[allow(clippy::too_many_arguments, reason = "as many as Python callers name")]
+    fn recv_all_async(
+        &self,
+        py: Python<'_>,
+        peer: &str,
+        step: i64,
+        keys: &Bound<'_, PyAny>,
+        out: Option<&Bound<'_, PyMapping>>,
+        timeout: Option<f64>,
+        partial: bool,
+    ) -> PyResult<Receiving> {
+        let wanted = Wanted::new(keys, out, partial)?;
+        let asked = wanted.asked(py, self::timeout(timeout).or_raise(py)?)?;
+        let calls = py.detach(|| Ok(self.connected()?.task.recv_all(peer, step, asked))).or_raise(py)?;
+        let make = move |py: Python<'_>, outcomes| Ok(wanted.arrays(py, outcomes)?.unbind().into_any());
+        Ok(if partial {
+            Receiving::new(All::new(calls.into_iter().map(Settled).collect()), make)
+        } else {
+            Receiving::new(All::new(calls), move |py: Python<'_>, tensors: Vec<_>| {
+                make(py, tensors.into_iter().map(Ok).collect())
+            })
+        })
     }
 
     /// Deposits a tensor for ``peer``, which may ask before or after, and waits until it has it.
@@ -275,18 +311,27 @@ impl Task {
         let timeout = self::timeout(timeout).or_raise(py)?;
         let (keys, outgoing) = tensors_of(tensors)?;
         let keys = keys.iter().map(|key| key.to_str()).collect::<PyResult<Vec<_>>>()?;
-        let deposit = || {
-            let connected = self.connected()?;
-            let (tensors, task) = (connected.place(keys, outgoing)?, connected.task);
-            Ok(All::new(match timeout {
-                None => task.send_all(peer, step, tensors),
-                timeout => tensors
-                    .into_iter()
-                    .map(|(key, tensor)| task.send_with(peer, step, key, tensor, SendOptions { timeout }))
-                    .collect(),
-            }))
-        };
+        let deposit = || self.deposit_all(peer, step, keys, outgoing, timeout);
         outcome(py, self.idle_spin, deposit).map(drop)
+    }
+
+    /// ``send_all`` that does not wait: ``await`` what it returns, or call its ``result``, or drop it: the sends go on.
+    ///
+    /// Until it has ended, leave arrays from ``empty`` alone; others were copied.
+    #[pyo3(signature = (peer, step, tensors, *, timeout=None))]
+    fn send_all_async(
+        &self,
+        py: Python<'_>,
+        peer: &str,
+        step: i64,
+        tensors: &Bound<'_, PyMapping>,
+        timeout: Option<f64>,
+    ) -> PyResult<Sending> {
+        let timeout = self::timeout(timeout).or_raise(py)?;
+        let (keys, outgoing) = tensors_of(tensors)?;
+        let keys = keys.iter().map(|key| key.to_str()).collect::<PyResult<Vec<_>>>()?;
+        let calls = py.detach(|| self.deposit_all(peer, step, keys, outgoing, timeout));
+        calls.or_raise(py).map(|calls| Sending::new(Valueless(calls)))
     }
 
     /// Publishes a tensor: any peer may ``pull`` it, as often as it likes, until a newer one takes its place. Waits until all

@@ -108,6 +108,21 @@ impl<C: Blocking> Blocking for Settled<C> {
     }
 }
 
+/// A call whose value is of no use to anybody.
+pub(crate) struct Valueless<C>(pub(crate) C);
+
+impl<C: UnderWay> UnderWay for Valueless<C> {
+    type Value = ();
+
+    fn look(&mut self) -> Option<Result<(), Error>> {
+        self.0.look().map(|outcome| outcome.map(drop))
+    }
+
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Error>> {
+        self.0.poll(context).map(|outcome| outcome.map(drop))
+    }
+}
+
 /// Calls that end together: with the values of all, or with the first error.
 pub(crate) struct All<C: UnderWay> {
     current: Option<C>,

@@ -44,6 +44,17 @@ def test_many_calls_at_once(ps, worker, key):
     assert asyncio.run(main()) == list(range(300))
 
 
+def test_batches_can_be_awaited(ps, worker, key):
+    async def main():
+        sent = {f"{key}/{number}": np.array(number) for number in range(300)}
+        sending = ps.send_all_async(WORKER, 1, sent)
+        received = await worker.recv_all_async(PS, 1, sent)
+        assert await sending is None
+        return received == sent
+
+    assert asyncio.run(main())
+
+
 def test_one_call_awaited_twice(ps, worker, key):
     async def main():
         receiving = worker.recv_async(PS, 1, key)

@@ -1,5 +1,6 @@
 """Calls: batches, deadlines, threads, signals, and the errors that callers get."""
 
+import concurrent.futures
 import math
 import os
 import signal
@@ -42,6 +43,57 @@ def test_batches(ps, worker, key, count):
         np.testing.assert_array_equal(each, sent[name])
 
 
+@pytest.mark.parametrize("count", [0, 1, 300])
+def test_batches_under_way(ps, worker, key, count):
+    sent = {f"{key}/{number}": np.full(number, number) for number in range(count)}
+    receiving = worker.recv_all_async(PS, 2, sent)
+    if count:
+        assert not receiving.done()
+    sending = ps.send_all_async(WORKER, 2, sent)
+    received = receiving.result(timeout=60)
+    assert sending.result(timeout=60) is None
+    assert list(received) == list(sent) and receiving.result() is received
+    for name, each in received.items():
+        np.testing.assert_array_equal(each, sent[name])
+
+
+def test_a_batch_that_is_sent_is_copied(ps, worker, key):
+    tensor = np.zeros(3)
+    sending = ps.send_all_async(WORKER, 2, {key: tensor}, timeout=60)
+    tensor[:] = 1
+    assert worker.recv_all_async(PS, 2, [key], timeout=60).result()[key].tolist() == [0, 0, 0]
+    sending.result()
+
+
+def test_a_batch_under_way_into_the_callers_memory(ps, worker, key):
+    out = {key: worker.empty(3)}
+    receiving = worker.recv_all_async(PS, 2, [key], out=out)
+    ps.send_all(WORKER, 2, {key: np.ones(3, np.float32)})
+    received = receiving.result()
+    assert received[key] is out[key] and out[key].tolist() == [1, 1, 1]
+
+
+def test_a_batch_under_way_of_which_a_part_fails(ps, worker, key):
+    names = [f"{key}/there", f"{key}/missing"]
+    for partial in (False, True):
+        sending = ps.send_all_async(WORKER, 2, {names[0]: np.ones(1)})
+        receiving = worker.recv_all_async(PS, 2, names, timeout=0.2, partial=partial)
+        if not partial:
+            with pytest.raises(sealane.DeadlineExceeded, match="missing"):
+                receiving.result()
+        else:
+            received = receiving.result()
+            assert received[names[0]] == 1 and isinstance(received[names[1]], sealane.DeadlineExceeded)
+        sending.result()
+
+
+def test_a_batch_under_way_that_is_given_up(ps, worker, key):
+    receiving = worker.recv_all_async(PS, 2, [key])
+    assert receiving.cancel()
+    with pytest.raises(concurrent.futures.CancelledError):
+        receiving.result()
+
+
 def test_batches_take_any_mapping_and_any_iterable(ps, worker, key):
     import types
 
@@ -67,17 +119,21 @@ def test_batches_of_what_is_no_batch(ps, worker, key):
     with pytest.raises(TypeError, match="call recv"):
         worker.recv_all(PS, 5, key)
     for wrong in (5, [5], None):
-        with pytest.raises(TypeError):
-            worker.recv_all(PS, 5, wrong)
+        for recv_all in (worker.recv_all, worker.recv_all_async):
+            with pytest.raises(TypeError):
+                recv_all(PS, 5, wrong)
     for wrong in (5, [("a", np.ones(1))], {5: np.ones(1)}):
-        with pytest.raises(TypeError):
-            ps.send_all(WORKER, 5, wrong)
+        for send_all in (ps.send_all, ps.send_all_async):
+            with pytest.raises(TypeError):
+                send_all(WORKER, 5, wrong)
 
 
 def test_a_key_twice_in_a_batch(ps, worker, key):
     sendings = [ps.send_async(WORKER, 6, key, np.ones(1)) for _ in range(2)]
     with pytest.raises(sealane.Error):
         worker.recv_all(PS, 6, [key, key], timeout=0.2)
+    with pytest.raises(sealane.Error):
+        worker.recv_all_async(PS, 6, [key, key], timeout=0.2).result()
     ps.cleanup(6)
     del sendings
 
@@ -92,6 +148,8 @@ def test_deadlines(ps, worker, key):
         worker.recv_all(PS, 1, [key], timeout=0)
     with pytest.raises(TimeoutError):
         ps.send_all(WORKER, 1, {key: np.ones(3)}, timeout=0.01)
+    with pytest.raises(sealane.DeadlineExceeded):
+        ps.send_all_async(WORKER, 1, {key: np.ones(3)}, timeout=0.01).result()
 
 
 @pytest.mark.parametrize("timeout", [-1, math.nan, -math.inf])
@@ -100,9 +158,11 @@ def test_deadlines_that_are_none(ps, worker, key, timeout):
         lambda: worker.recv(PS, 1, key, timeout=timeout),
         lambda: worker.recv_async(PS, 1, key, timeout=timeout),
         lambda: worker.recv_all(PS, 1, [key], timeout=timeout),
+        lambda: worker.recv_all_async(PS, 1, [key], timeout=timeout),
         lambda: ps.send(WORKER, 1, key, np.ones(1), timeout=timeout),
         lambda: ps.send_async(WORKER, 1, key, np.ones(1), timeout=timeout),
         lambda: ps.send_all(WORKER, 1, {key: np.ones(1)}, timeout=timeout),
+        lambda: ps.send_all_async(WORKER, 1, {key: np.ones(1)}, timeout=timeout),
     ):
         with pytest.raises(sealane.InvalidArgument, match="a timeout is a number of seconds"):
             call()
@@ -145,8 +205,6 @@ def test_one_call_for_several_threads(ps, worker, key):
 
 
 def test_a_recv_that_is_cancelled_leaves_the_tensor(own_daemon):
-    import concurrent.futures
-
     with own_daemon.attach(PS) as ps, own_daemon.attach(WORKER) as worker:
         receiving = worker.recv_async(PS, 1, "kept")
         assert receiving.cancel() and not receiving.cancel() and receiving.done()

@@ -81,6 +81,17 @@ class Task:
         partial: bool = False,
     ) -> dict[str, Any]:
         """``recv`` for many tensors at once, as a dict in the order of the keys; ``partial`` puts errors into it."""
+    def recv_all_async(
+        self,
+        peer: str,
+        step: int,
+        keys: Iterable[str],
+        *,
+        out: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
+        partial: bool = False,
+    ) -> Receiving:
+        """``recv_all`` that does not wait."""
     def send(self, peer: str, step: int, key: str, tensor: _Outgoing, *, timeout: float | None = None) -> None:
         """Deposits a tensor for ``peer`` and waits until it has it."""
     def send_async(
@@ -91,6 +102,10 @@ class Task:
         self, peer: str, step: int, tensors: Mapping[str, _Outgoing], *, timeout: float | None = None
     ) -> None:
         """``send`` for many tensors at once."""
+    def send_all_async(
+        self, peer: str, step: int, tensors: Mapping[str, _Outgoing], *, timeout: float | None = None
+    ) -> Sending:
+        """``send_all`` that does not wait."""
     def publish(self, key: str, version: int, tensor: _Outgoing) -> None:
         """Publishes a tensor, which any peer may pull until a newer one takes its place."""
     def publish_async(self, key: str, version: int, tensor: _Outgoing) -> Sending:

@@ -1,6 +1,11 @@
 """A small DLRM (Naumov et al., 2019) in numpy: what it computes, and clicks to train it on. Nothing here knows of tasks."""
 
-import numpy as np
+import os
+
+# One thread a process: the tables below are small, and sums are then the same in every process.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+import numpy as np  # noqa: E402
 
 DENSE_FEATURES = 13
 TABLES = 6

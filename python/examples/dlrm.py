@@ -28,13 +28,13 @@ def main():
     def progress(losses):
         if sys.stderr.isatty():
             print(f"\rstep {len(losses):5} of {options.steps}   loss {losses[-1]:.4f} ", end="", file=sys.stderr)
-            if len(losses) == options.steps:
-                print(file=sys.stderr)
 
     reach = processes.engines if options.embedded else processes.two_daemons
     started = time.perf_counter()
     losses, _, dense, tables = processes.train(reach, options.steps, options.workers, progress=progress)
     elapsed = time.perf_counter() - started
+    if sys.stderr.isatty():
+        print(file=sys.stderr)
     expected, expected_dense, expected_tables = job.alone(options.steps, options.workers)
 
     parts = min(5, options.steps)

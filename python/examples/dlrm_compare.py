@@ -84,12 +84,15 @@ def measure(options, tell):
     }
 
 
+def cell(rates):
+    return f"{rates['median']:10.0f} ({rates['min']:6.0f} - {rates['max']:6.0f})"
+
+
 def table(report):
     lines = [f"{'':18}{'exchange, steps/s':>28}{'training, steps/s':>28}{'last loss':>12}"]
     for system in report["systems"]:
-        cells = "".join(f"{value['median']:9.0f} ({value['min']:6.0f} - {value['max']:6.0f})" for value in map(system.get, RATES))
-        last = system["losses"][-max(1, report["steps"] // 10) :]
-        lines.append(f"{system['name']:18}{cells}{statistics.mean(last):12.4f}")
+        last = statistics.mean(system["losses"][-max(1, report["steps"] // 10) :])
+        lines.append(f"{system['name']:18}{''.join(cell(system[of]) for of in RATES)}{last:12.4f}")
     for ratio in report["ratios"]:
         what = "exchange" if ratio["of"] == "steps_per_s" else "training"
         lines.append(f"{ratio['name']}, {what}: {ratio['median']:.2f} ({ratio['min']:.2f} - {ratio['max']:.2f})")

@@ -81,7 +81,10 @@ class Receiving:
         self.stream, self.asked = stream, asked
 
     def result(self):
-        return arrays(next(self.stream.incoming), *self.asked)
+        received = next(self.stream.incoming, None)
+        if received is None:
+            raise ConnectionError(f"the other side has ended its stream, and step {self.asked[0]} has not come")
+        return arrays(received, *self.asked)
 
 
 class Stream:

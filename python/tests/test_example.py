@@ -84,3 +84,8 @@ def test_grpc_tells_apart_what_was_asked_for(monkeypatch):
     for step, keys in [(8, list(sent)), (7, ["loss"])]:
         with pytest.raises(ValueError, match="was asked for, and step 7 of"):
             dlrm_grpc.arrays(received, step, keys, {})
+    stream = dlrm_grpc.Stream()
+    stream.begin(iter([received]))
+    assert dlrm_grpc.Receiving(stream, 7, list(sent), {}).result()["loss"] == 0.5
+    with pytest.raises(ConnectionError, match="step 8 has not come"):
+        dlrm_grpc.Receiving(stream, 8, list(sent), {}).result()

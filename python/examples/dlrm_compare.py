@@ -4,8 +4,8 @@
     python dlrm_compare.py --json train.json --plot train.svg
 
 Each round runs every system in turn, twice: training, and the exchange alone, where the same bytes travel and nothing
-is computed for them (or so many microseconds: `--compute-us`). A run's first tenth is not timed. Synchronous training gives the
-same losses over each system as in one process, to the bit, which is checked.
+is computed for them (or a worker pauses for so many microseconds: `--compute-us`). A run's first tenth is not timed.
+Synchronous training gives the same losses over each system as in one process, to the bit, which is checked.
 
     sealane             one daemon: all tasks are on this host
     sealane-tcp         two daemons and TCP between them, as if the parameter server were on another host
@@ -52,10 +52,10 @@ def measure(options, tell):
     losses = {name: [] for name in options.systems}
     for number in range(options.rounds):
         for name in options.systems:
-            run = [SYSTEMS[name], options.steps, options.workers, synchronous]
-            _, ended, *_ = processes.train(*run, options.compute_us / 1e6)
+            reach, idle = SYSTEMS[name], options.compute_us / 1e6
+            _, ended, *_ = processes.train(reach, options.exchange_steps, options.workers, synchronous, idle)
             rates[name]["steps_per_s"].append(rate(ended))
-            trained, ended, *_ = processes.train(*run)
+            trained, ended, *_ = processes.train(reach, options.steps, options.workers, synchronous)
             rates[name]["training_steps_per_s"].append(rate(ended))
             losses[name].append(trained)
             tell(number, name, *(rates[name][of][-1] for of in RATES))
@@ -71,6 +71,7 @@ def measure(options, tell):
         "schema": "sealane-train/1",
         "workers": options.workers,
         "steps": options.steps,
+        "exchange_steps": options.exchange_steps,
         "mode": options.mode,
         "compute_us": options.compute_us,
         "rounds": options.rounds,
@@ -102,16 +103,18 @@ def table(report):
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--workers", type=int, default=4)
-    parser.add_argument("--steps", type=int, default=1000, help="of each run")
+    parser.add_argument("--steps", type=int, default=500, help="of each training")
+    parser.add_argument("--exchange-steps", type=int, default=5000, metavar="N", help="of each exchange alone: 5000")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--mode", choices=["sync", "async"], default="sync", help="sync unless given")
-    parser.add_argument("--compute-us", type=int, default=0, metavar="N", help="a worker's pause in the exchange alone: 0")
+    parser.add_argument("--compute-us", type=int, default=0, metavar="N", help="computing in it, a pause: 0")
     parser.add_argument("--systems", default="sealane,sealane-tcp,grpc", help=f"some of {', '.join(SYSTEMS)}")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the report")
     parser.add_argument("--plot", type=pathlib.Path, metavar="FILE.svg", help="draw losses and steps/s")
     options = parser.parse_args()
     options.systems = options.systems.split(",")
-    if min(options.workers, options.rounds) < 1 or options.steps < 2 or options.compute_us < 0:
+    steps = min(options.steps, options.exchange_steps)
+    if min(options.workers, options.rounds) < 1 or steps < 2 or options.compute_us < 0:
         parser.error("needed are a worker, a round and two steps, and a pause that is not negative")
     if unknown := [name for name in options.systems if name not in SYSTEMS]:
         parser.error(f"there is no system {unknown[0]!r}: name some of {', '.join(SYSTEMS)}")

@@ -109,7 +109,7 @@ class IdleLearner(Learner):
 
 
 class Journal:
-    """Losses and when their steps ended, and tells them now and then. A step's loss is there when every worker's share is."""
+    """Losses and when their steps ended, and tells them now and then. A loss is there when each worker's share of it is."""
 
     def __init__(self, workers, report):
         self.workers, self.report = workers, report

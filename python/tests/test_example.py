@@ -34,12 +34,13 @@ SYSTEMS = ["sealane", "sealane-tcp", "sealane-embedded", "grpc"]
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_the_comparison_trains_over_every_transport(mode, monkeypatch, tmp_path):
     options = ["--steps", "12", "--rounds", "1", "--workers", "2", "--mode", mode, "--systems", ",".join(SYSTEMS)]
-    options += ["--compute-us", "100", "--json", tmp_path / "train.json", "--plot", tmp_path / "train.svg"]
+    options += ["--exchange-steps", "20", "--compute-us", "100"]
+    options += ["--json", tmp_path / "train.json", "--plot", tmp_path / "train.svg"]
     output = example(monkeypatch, "dlrm_compare.py", *options)
     assert output.returncode == 0, output.stderr
     report = json.loads((tmp_path / "train.json").read_text())
     assert report["schema"] == "sealane-train/1"
-    settings = {"workers": 2, "steps": 12, "mode": mode, "compute_us": 100, "rounds": 1}
+    settings = {"workers": 2, "steps": 12, "exchange_steps": 20, "mode": mode, "compute_us": 100, "rounds": 1}
     assert {key: report[key] for key in settings} == settings
     assert [system["name"] for system in report["systems"]] == SYSTEMS
     for system in report["systems"]:
@@ -62,6 +63,7 @@ def test_the_comparison_trains_over_every_transport(mode, monkeypatch, tmp_path)
         (["--systems", "sealane,carrier-pigeon"], "there is no system 'carrier-pigeon': name some of sealane,"),
         (["--rounds", "0"], "needed are a worker, a round and two steps"),
         (["--steps", "1"], "needed are a worker, a round and two steps"),
+        (["--exchange-steps", "1"], "needed are a worker, a round and two steps"),
         (["--compute-us", "-1"], "a pause that is not negative"),
     ],
 )

@@ -4,7 +4,8 @@ It is what a careful user of grpcio would write, and the fastest of what was tri
 worker, open for the whole job, and one message for all tensors of a call. A message is the bytes of the arrays after a
 short header, so that nothing is encoded element by element; it is joined in one copy, and arrays that arrive lie in it
 without any. Nobody waits for an acknowledgement. Threads read from streams themselves, and what a header says is parsed
-once. With a unary call for each exchange, half as many steps were done in a second; with ``grpc.aio``, as many.
+once. With a unary call for each exchange, half as many steps were done in a second; with ``grpc.aio``, as many; over a Unix
+socket, no more.
 """
 
 import functools

@@ -18,6 +18,14 @@ pub enum BenchError {
         /// What is accepted.
         accepted: String,
     },
+    /// A report cannot be used to find costs from.
+    #[error("{place}: {problem}")]
+    Calibration {
+        /// The report, or all of them.
+        place: String,
+        /// What is wrong with it, and what to do.
+        problem: String,
+    },
     /// The link is a known one that this build does not contain.
     #[error("this build has no {0} link; build it with `--features {0}`, or choose tcp, shm or loopback")]
     LinkNotBuilt(&'static str),
@@ -147,7 +155,10 @@ pub enum BenchError {
 impl BenchError {
     /// Whether the arguments were wrong (exit code 2), rather than the work failed (exit code 1).
     pub fn is_usage(&self) -> bool {
-        matches!(self, Self::Setting { .. } | Self::LinkNotBuilt(_) | Self::Congestion { .. })
+        matches!(
+            self,
+            Self::Setting { .. } | Self::Calibration { .. } | Self::LinkNotBuilt(_) | Self::Congestion { .. }
+        )
     }
 
     /// Wraps an operating system error with what was being done.

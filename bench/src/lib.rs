@@ -8,6 +8,8 @@
 //! link `shm`: of shared memory between the same two cores; with `verbs`: of the RDMA device; with
 //! `loopback`: of memory, two rings of bytes in one thread), `grpc` is gRPC through tonic.
 //!
+//! What no machine here can run is simulated, in [`growth`].
+//!
 //! A program that calls [`run`] must be able to start itself as a producer, by calling
 //! [`serve_peer`] with the last argument that [`PeerProgram`]'s command line gets.
 
@@ -16,6 +18,7 @@
 mod allocator;
 mod byte_count;
 mod error;
+pub mod growth;
 mod limits;
 mod loopback;
 mod machine;

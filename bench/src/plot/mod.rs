@@ -5,6 +5,7 @@
 mod axis;
 mod course;
 mod frame;
+mod growth;
 mod palette;
 mod percentile_curve;
 mod rows;
@@ -12,10 +13,12 @@ mod svg;
 
 use hdrhistogram::Histogram;
 
+use crate::growth::GrowthReport;
 use crate::run::Outcome;
 use crate::table::Table;
 use course::Course;
 use frame::{Sheet, wrapped};
+use growth::Growth;
 use percentile_curve::Percentiles;
 use rows::Rows;
 use svg::{Anchor, Canvas, Style};
@@ -113,28 +116,43 @@ impl From<Kind> for Picture {
 impl Outcome {
     /// Draws the run's main figure; `command` is the command line that made it, as the title.
     pub fn to_svg(&self, command: &str) -> String {
-        let mut canvas = Canvas::new(FILE_WIDTH);
-        let mut below = 28.0;
-        for line in wrapped(command, TITLE_COLUMNS) {
-            canvas.text((24.0, below), Anchor::Start, Style::Title, &line);
-            below += 18.0;
-        }
         let machine = &self.report.machine;
         let subtitle = format!("{}; {}, Linux {}", self.report.heading(), machine.cpu_model, machine.kernel);
-        for line in wrapped(&subtitle, SUBTITLE_COLUMNS) {
-            canvas.text((24.0, below), Anchor::Start, Style::Small, &line);
-            below += 16.0;
-        }
-        let height = self.main_figure().draw(&mut canvas, Sheet { top: below, height: FILE_AXES_HEIGHT });
-        canvas.into_file(height)
+        file(command, &subtitle, |canvas, sheet| self.main_figure().draw(canvas, sheet))
     }
+}
+
+impl GrowthReport {
+    /// Draws steps a second against workers; `command` is the command line that made them, as the title.
+    pub fn to_svg(&self, command: &str) -> String {
+        let points = self.sizes.iter().map(|size| (f64::from(size.workers), size.steps_per_s)).collect();
+        file(command, &self.heading(), |canvas, sheet| Growth { points }.draw(canvas, sheet))
+    }
+}
+
+/// A file with a title, a subtitle, and below them what `draw` draws, which gives the place below itself.
+fn file(title: &str, subtitle: &str, draw: impl FnOnce(&mut Canvas, Sheet) -> f64) -> String {
+    let mut canvas = Canvas::new(FILE_WIDTH);
+    let mut below = 28.0;
+    for line in wrapped(title, TITLE_COLUMNS) {
+        canvas.text((24.0, below), Anchor::Start, Style::Title, &line);
+        below += 18.0;
+    }
+    for line in wrapped(subtitle, SUBTITLE_COLUMNS) {
+        canvas.text((24.0, below), Anchor::Start, Style::Small, &line);
+        below += 16.0;
+    }
+    let height = draw(&mut canvas, Sheet { top: below, height: FILE_AXES_HEIGHT });
+    canvas.into_file(height)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::growth::{GrowthPlan, Variables, grow};
     use crate::machine::Machine;
     use crate::plan::{Bench, Plan};
+    use crate::progress::Progress;
     use crate::report::{Carrier, Report};
     use crate::sample::{Metric, Sample, round_trip_histogram};
     use crate::turns::Measured;
@@ -205,6 +223,20 @@ mod tests {
                 assert!(texts.iter().any(|text| text.starts_with(system)), "{texts:?}");
             }
         }
+    }
+
+    #[test]
+    fn growth_is_drawn_beside_perfect_growth() {
+        let variables = Variables { pull: vec![1_000; 4], push: vec![1_000; 4] };
+        let sizes = ["10+1", "50+2"].map(|size| size.parse().expect("a size")).to_vec();
+        let plan = GrowthPlan { sizes, ..GrowthPlan::new("made_up", variables) };
+        let svg = grow(&plan, &mut Progress::silent()).expect("a plan within limits").to_svg("sealane bench growth");
+        let texts = texts(&svg);
+        for expected in ["sealane bench growth", "simulated", "perfect growth from the first size", "10", "50"] {
+            assert!(texts.iter().any(|text| text == expected), "{expected} in {texts:?}");
+        }
+        // Both lines, and each in the legend.
+        assert_eq!(svg.matches("<polyline").count(), 4);
     }
 
     #[test]

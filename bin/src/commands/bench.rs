@@ -1,5 +1,6 @@
 //! `sealane bench`: measures Sealane and what users would otherwise run, side by side.
 
+mod growth;
 mod ps;
 mod restart;
 
@@ -263,6 +264,16 @@ enum Command {
 
     Ps(ps::Args),
 
+    /// The parameter-server experiment at sizes that no machine here can run: simulated, on virtual time
+    ///
+    /// W workers pull all variables from M ps and push all gradients, step after step. Every core and NIC has a cost for each
+    /// write, message and byte, and a queue; costs are the program's own, or are found with --calibrate from measurements,
+    /// which the same simulation then has to foretell. For each size: steps a second, how busy the busiest core and NIC are, the
+    /// efficiency against perfect growth, the first limit, and what moves it: the same simulation with more of something.
+    #[command(after_help = "Example:\n  sealane bench growth --sizes 200+10,10000+500 --slice 64KiB\n  \
+                      sealane bench growth --calibrate small.json large.json --json growth.json")]
+    Growth(growth::Args),
+
     /// Serve a measurement that another process makes
     #[command(
         hide = true,
@@ -375,6 +386,7 @@ pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
         }
         Command::Restart { common, size } => (common, Plan { size_bytes: *size, ..plan(Bench::Restart, common) }),
         Command::Ps(experiment) => (&experiment.common, experiment.plan()?),
+        Command::Growth(args) => return growth::run(args, context),
         Command::Peer { job } => return Ok(serve_peer(job)?),
     };
     if plan.bench != Bench::Ps {

@@ -1,0 +1,293 @@
+//! Costs by measurement: reports of `sealane bench ps` are read, the costs that explain their CPU time best are found, and the
+//! same simulation that is to foretell large sizes has to foretell the steps a second that were measured. Pure; as many inputs
+//! as the user gives, up to a limit.
+
+use serde::{Deserialize, Serialize};
+
+use super::Mode;
+use super::costs::{Costs, EndCosts};
+use super::fit::{COEFFICIENTS, Equation, cost, fit};
+use super::scene::{Course, Machines, Scene};
+use super::setup::steps_counted;
+use super::shards::{Load, Part};
+use super::simulation::simulate;
+use crate::error::BenchError;
+use crate::report::SCHEMA;
+use crate::spread::rounded;
+
+/// Most reports.
+pub const REPORTS_MAX: usize = 256;
+/// Fewest inputs: with one, writes, messages and bytes cannot be told apart.
+const INPUTS_MIN: usize = 2;
+/// Writes that an end makes or takes for a step and ps: request, answer, push, taken.
+const WRITES_A_PS: f64 = 4.0;
+/// Messages that carry no tensor for a step and ps: request and taken.
+const CONTROLS_A_PS: f64 = 2.0;
+/// Steps before those that are counted, of each worker.
+const WARM_UP_OF_EACH: u64 = 2;
+/// What a variant says of itself where a step is no plan: how often such a step writes is not in a report.
+const OTHER_FUSIONS: [&str; 4] = ["off", "turn", "receive", "receive-wait-all"];
+
+/// Costs, and how well they explain what they were found from.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Calibration {
+    /// The costs.
+    pub costs: Costs,
+    /// The reports' names.
+    pub from: Vec<String>,
+    /// What was measured, and what the costs say.
+    pub inputs: Vec<Prediction>,
+    /// Whether each end's CPU time was measured; else each is taken to have half.
+    pub ends_measured: bool,
+    /// Variants that were left out, since they do not pull by plan.
+    pub left_out: usize,
+}
+
+/// A measurement, and what a simulation of it says.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Prediction {
+    /// The report's name.
+    pub report: String,
+    /// The variant in it.
+    pub variant: String,
+    /// What was pulled and pushed; `None` where the report does not say.
+    pub workload: Option<String>,
+    /// Workers.
+    pub workers: u32,
+    /// Parameter servers.
+    pub ps: u32,
+    /// Steps a second of all workers together, as measured.
+    pub measured_steps_per_s: f64,
+    /// The same, as simulated.
+    pub predicted_steps_per_s: f64,
+    /// How much that is more, in percent of what was measured.
+    pub error_percent: f64,
+    /// How much more CPU time the costs give a step than was measured, in percent.
+    pub cpu_error_percent: f64,
+}
+
+impl Calibration {
+    /// The costs that explain reports best; each comes with its name.
+    ///
+    /// # Errors
+    /// [`BenchError::Calibration`]: one cannot be read, lacks a figure, or all together are too few.
+    pub fn of(reports: &[(String, String)]) -> Result<Calibration, BenchError> {
+        let together = || names(reports);
+        if reports.is_empty() || reports.len() > REPORTS_MAX {
+            return Err(wrong(&together(), format!("there are {} reports; give 1 to {REPORTS_MAX}", reports.len())));
+        }
+        let (mut inputs, mut left_out) = (Vec::new(), 0);
+        for (name, text) in reports {
+            left_out += read(name, text, &mut inputs)?;
+        }
+        if inputs.len() < INPUTS_MIN {
+            let found = inputs.len();
+            return Err(wrong(
+                &together(),
+                format!(
+                    "they have {found} measurements of sealane pulling by plan; give {INPUTS_MIN} or more, of workloads of unlike size"
+                ),
+            ));
+        }
+        let ends_measured = inputs.iter().all(|input| input.ends_ns.is_some());
+        let end = |worker: bool| {
+            let equations: Vec<Equation> = inputs
+                .iter()
+                .map(|input| {
+                    let half = input.cpu_ns / 2.0;
+                    let (of_worker, of_ps) = input.ends_ns.filter(|_| ends_measured).unwrap_or((half, half));
+                    Equation { counts: input.counts(), cost: if worker { of_worker } else { of_ps } }
+                })
+                .collect();
+            fit(&equations).ok_or_else(|| {
+                wrong(&together(), "no costs explain them; give reports of workloads of unlike size".to_owned())
+            })
+        };
+        let (worker, ps) = (end(true)?, end(false)?);
+        let costs = Costs { worker: of_coefficients(worker), ps: of_coefficients(ps) };
+        let inputs = inputs.iter().map(|input| input.predicted(&costs, &[worker, ps])).collect();
+        let from = reports.iter().map(|(name, _)| name.clone()).collect();
+        Ok(Calibration { costs, from, inputs, ends_measured, left_out })
+    }
+
+    /// The largest error of steps a second, in percent.
+    pub fn worst_error_percent(&self) -> f64 {
+        self.inputs.iter().map(|input| input.error_percent.abs()).fold(0.0, f64::max)
+    }
+}
+
+/// A measurement that a report has.
+#[derive(Clone, Debug)]
+struct Input {
+    report: String,
+    variant: String,
+    workload: Option<String>,
+    workers: u32,
+    ps: u32,
+    mode: Mode,
+    compute_us: f64,
+    steps_per_s: f64,
+    messages: f64,
+    bytes: f64,
+    /// CPU time of a step at both ends.
+    cpu_ns: f64,
+    /// The same of the worker and of the ps.
+    ends_ns: Option<(f64, f64)>,
+}
+
+impl Input {
+    fn counts(&self) -> [f64; COEFFICIENTS] {
+        [f64::from(self.ps) * WRITES_A_PS, self.messages, self.bytes]
+    }
+
+    fn predicted(&self, costs: &Costs, ends: &[[f64; COEFFICIENTS]; 2]) -> Prediction {
+        let predicted = self.simulated(costs);
+        let cpu_ns: f64 = ends.iter().map(|coefficients| cost(&self.counts(), coefficients)).sum();
+        let percent = |predicted: f64, measured: f64| rounded((predicted / measured - 1.0) * 100.0);
+        Prediction {
+            report: self.report.clone(),
+            variant: self.variant.clone(),
+            workload: self.workload.clone(),
+            workers: self.workers,
+            ps: self.ps,
+            measured_steps_per_s: self.steps_per_s,
+            predicted_steps_per_s: rounded(predicted),
+            error_percent: percent(predicted, self.steps_per_s),
+            cpu_error_percent: percent(cpu_ns, self.cpu_ns),
+        }
+    }
+
+    /// Steps a second of the measurement's own machines: all workers share one shard, all ps another, and between them is a
+    /// loopback without delay. What a step moves is the same for each ps.
+    fn simulated(&self, costs: &Costs) -> f64 {
+        let machines = Machines {
+            workers: self.workers,
+            workers_per_host: self.workers,
+            ps_per_host: self.ps,
+            worker_shards: 1.0,
+            ps_shards: 1.0,
+            worker_nic: f64::INFINITY,
+            ps_nic: f64::INFINITY,
+            propagation_us: 0.0,
+        };
+        let course = Course {
+            mode: self.mode,
+            compute_us: self.compute_us,
+            sigma: 0.0,
+            seed: 0,
+            warm_up: WARM_UP_OF_EACH * u64::from(self.workers),
+            counted: steps_counted(self.workers),
+        };
+        let ps = f64::from(self.ps);
+        let tensors = (self.messages / ps - CONTROLS_A_PS).max(CONTROLS_A_PS);
+        let part = Part { bytes: (self.bytes / ps / 2.0).round() as u64, messages: tensors / 2.0 };
+        let loads = vec![Load { pull: part, push: part }; self.ps as usize];
+        simulate(&Scene::new(machines, course, costs, &loads)).steps_per_second()
+    }
+}
+
+fn of_coefficients([write_ns, message_ns, byte_ns]: [f64; COEFFICIENTS]) -> EndCosts {
+    EndCosts { write_ns, message_ns, byte_ns }
+}
+
+/// The part of a report that matters here. Others may have more.
+#[derive(Deserialize)]
+struct Report {
+    schema: String,
+    bench: String,
+    parameters: Parameters,
+    results: Vec<Row>,
+}
+
+#[derive(Deserialize)]
+struct Parameters {
+    workers: Option<u32>,
+    ps: Option<u32>,
+    workload: Option<String>,
+    mode: Option<Mode>,
+    compute_us: Option<f64>,
+}
+
+#[derive(Deserialize)]
+struct Row {
+    system: String,
+    variant: String,
+    metric: String,
+    /// Percentiles have none.
+    value: Option<f64>,
+}
+
+/// Adds the measurements of a report, and tells how many variants of Sealane it left out.
+fn read(name: &str, text: &str, inputs: &mut Vec<Input>) -> Result<usize, BenchError> {
+    let report: Report = serde_json::from_str(text)
+        .map_err(|error| wrong(name, format!("{error}; name a report that `sealane bench ps --json FILE` wrote")))?;
+    if report.schema != SCHEMA || report.bench != "ps" {
+        let problem = format!(
+            "it is a report of {} in {}; name one of ps in {SCHEMA}, as `sealane bench ps --json FILE` writes it",
+            report.bench, report.schema
+        );
+        return Err(wrong(name, problem));
+    }
+    let Parameters { workers, ps, workload, mode, compute_us } = report.parameters;
+    let counted = |what: &str, count: Option<u32>, most: u32| {
+        count
+            .filter(|count| (1..=most).contains(count))
+            .ok_or_else(|| wrong(name, format!("parameters.{what} is not 1 to {most}; measure again")))
+    };
+    let workers = counted("workers", workers, super::plan::WORKERS_MAX)?;
+    let ps = counted("ps", ps, super::plan::PS_MAX)?;
+    let mut variants: Vec<&str> = Vec::new();
+    for row in report.results.iter().filter(|row| row.system == "sealane") {
+        if !variants.contains(&row.variant.as_str()) {
+            variants.push(&row.variant);
+        }
+    }
+    let is_plan = |variant: &&str| variant.split(", ").all(|word| !OTHER_FUSIONS.contains(&word));
+    let all = variants.len();
+    variants.retain(is_plan);
+    let left_out = all - variants.len();
+    for variant in variants {
+        let of_variant = |metric: &str| {
+            let mut rows = report.results.iter().filter(|row| row.system == "sealane" && row.variant == variant);
+            rows.find(|row| row.metric == metric)?.value.filter(|value| value.is_finite() && *value > 0.0)
+        };
+        let needed = |metric: &str| {
+            of_variant(metric).ok_or_else(|| {
+                wrong(name, format!("variant {variant:?} of sealane has no {metric} above 0; measure again"))
+            })
+        };
+        let ends = of_variant("worker_cpu_ms_per_step").zip(of_variant("ps_cpu_ms_per_step"));
+        let ends_ns = ends.map(|(worker, ps)| (worker * 1e6, ps * 1e6));
+        let cpu_ns = match ends_ns {
+            Some((worker, ps)) => worker + ps,
+            None => needed("cpu_ms_per_step")? * 1e6,
+        };
+        let is_sync = variant.split(", ").any(|word| word == "sync");
+        inputs.push(Input {
+            report: name.to_owned(),
+            variant: variant.to_owned(),
+            workload: workload.clone(),
+            workers,
+            ps,
+            mode: if is_sync { Mode::Sync } else { mode.unwrap_or_default() },
+            compute_us: compute_us.unwrap_or(0.0),
+            steps_per_s: needed("steps_per_s")?,
+            messages: needed("messages_per_step")?,
+            bytes: needed("bytes_per_step")?,
+            cpu_ns,
+            ends_ns,
+        });
+    }
+    Ok(left_out)
+}
+
+fn names(reports: &[(String, String)]) -> String {
+    reports.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(", ")
+}
+
+fn wrong(place: &str, problem: String) -> BenchError {
+    BenchError::Calibration { place: place.to_owned(), problem }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,210 @@
+//! What a run of `growth` found out, as the JSON that scripts rely on.
+
+use serde::{Deserialize, Serialize};
+
+use super::calibration::Prediction;
+use super::costs::Costs;
+use super::plan::{GrowthPlan, Mode};
+use super::tally::Utilisation;
+
+/// Names the JSON's shape; another shape gets another number.
+pub const SCHEMA: &str = "sealane-growth/1";
+
+/// Everything that a run found out.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct GrowthReport {
+    /// Always [`SCHEMA`].
+    pub schema: String,
+    /// The machines.
+    pub parameters: GrowthParameters,
+    /// What messages cost on them.
+    pub costs: CostsRow,
+    /// One row a size.
+    pub sizes: Vec<SizeRow>,
+}
+
+/// What was simulated.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct GrowthParameters {
+    /// What the variables are called.
+    pub workload: String,
+    /// Bytes that a worker pulls in a step, and that it pushes.
+    pub pull_bytes: u64,
+    /// See `pull_bytes`.
+    pub push_bytes: u64,
+    /// Largest slice of a variable; `None` where they are whole.
+    pub slice_bytes: Option<u64>,
+    /// Who waits for whom.
+    pub mode: Mode,
+    /// Workers of a host.
+    pub workers_per_host: u32,
+    /// Cores of a worker host that Sealane has, and of a ps host.
+    pub worker_shards: u32,
+    /// See `worker_shards`.
+    pub ps_shards: u32,
+    /// Gbit/s of a NIC.
+    pub nic_gbit_per_s: f64,
+    /// Microseconds from NIC to NIC.
+    pub propagation_us: f64,
+    /// Mean compute time of a step in microseconds.
+    pub compute_us: f64,
+    /// Its sigma.
+    pub straggler_sigma: f64,
+    /// What random numbers depend on.
+    pub seed: u64,
+}
+
+/// The costs, and where they are from.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CostsRow {
+    /// CPU times, in nanoseconds.
+    #[serde(flatten)]
+    pub costs: Costs,
+    /// What a session holds at each of its ends.
+    pub session_bytes: u64,
+    /// Reports that they were found from; none: the program's own.
+    pub calibrated_from: Vec<String>,
+    /// Whether each end's CPU time was measured, or the sum of both halved; `None` without reports.
+    pub ends_measured: Option<bool>,
+    /// The largest error of the steps a second that they foretell; `None` without reports.
+    pub worst_error_percent: Option<f64>,
+    /// What was measured, and what they foretell.
+    pub inputs: Vec<Prediction>,
+}
+
+/// One size.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SizeRow {
+    /// Workers.
+    pub workers: u32,
+    /// Parameter servers.
+    pub ps: u32,
+    /// Steps a second of all workers together.
+    pub steps_per_s: f64,
+    /// How long a step takes a worker.
+    pub step_ms: StepTimes,
+    /// Share of the time in which the busiest of its kind works, 0 to 1.
+    pub utilisation: Shares,
+    /// The same of the mean of its kind.
+    pub mean_utilisation: Shares,
+    /// Steps a second and worker, in those of the first size.
+    pub efficiency: f64,
+    /// Bytes of the ps that has most, in those that each would have of an equal share.
+    pub imbalance: f64,
+    /// Bytes that sessions hold in a ps, and in a worker host.
+    pub session_bytes: SessionBytes,
+    /// What keeps it from more.
+    pub first_limit: FirstLimit,
+    /// What helps most of what was tried; `None` where nothing was.
+    pub moved_by: Option<MovedBy>,
+    /// All that was tried.
+    pub tried: Vec<MovedBy>,
+}
+
+/// Times in milliseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StepTimes {
+    /// Half take at most so long.
+    pub p50: f64,
+    /// 99 % do.
+    pub p99: f64,
+}
+
+/// A share for each kind of resource.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Shares {
+    /// Shards of a ps.
+    pub ps_cpu: f64,
+    /// The NIC of a ps's host, in its busier direction.
+    pub ps_nic: f64,
+    /// Shards of a worker host.
+    pub worker_cpu: f64,
+    /// The NIC of a worker host, in its busier direction.
+    pub worker_nic: f64,
+}
+
+/// Bytes for each end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SessionBytes {
+    /// One ps.
+    pub ps: u64,
+    /// One worker host.
+    pub worker_host: u64,
+}
+
+/// What limits the steps a second.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FirstLimit {
+    /// The shards of a ps.
+    PsCpu,
+    /// Its NIC.
+    PsNic,
+    /// The shards of a worker host.
+    WorkerCpu,
+    /// Its NIC.
+    WorkerNic,
+    /// None of them by itself: a message waits for the one before it.
+    Latency,
+    /// The compute time of the workers.
+    Compute,
+}
+
+impl FirstLimit {
+    /// As the JSON and the table call it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::PsCpu => "ps_cpu",
+            Self::PsNic => "ps_nic",
+            Self::WorkerCpu => "worker_cpu",
+            Self::WorkerNic => "worker_nic",
+            Self::Latency => "latency",
+            Self::Compute => "compute",
+        }
+    }
+}
+
+/// A change, and what comes of it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MovedBy {
+    /// The change.
+    pub what: String,
+    /// The steps a second with it, in those without.
+    pub factor: f64,
+}
+
+impl GrowthReport {
+    /// The JSON text, with a line break at its end.
+    pub fn to_json(&self) -> String {
+        let mut text = serde_json::to_string_pretty(self).expect("a report has only named fields and finite numbers");
+        text.push('\n');
+        text
+    }
+}
+
+impl GrowthParameters {
+    pub(super) fn of(plan: &GrowthPlan) -> GrowthParameters {
+        GrowthParameters {
+            workload: plan.workload.clone(),
+            pull_bytes: plan.variables.pull.iter().sum(),
+            push_bytes: plan.variables.push.iter().sum(),
+            slice_bytes: plan.slice_bytes,
+            mode: plan.mode,
+            workers_per_host: plan.workers_per_host,
+            worker_shards: plan.worker_shards,
+            ps_shards: plan.ps_shards,
+            nic_gbit_per_s: plan.nic_gbit_per_s,
+            propagation_us: plan.propagation_us,
+            compute_us: plan.compute_us,
+            straggler_sigma: plan.straggler_sigma,
+            seed: plan.seed,
+        }
+    }
+}
+
+impl Shares {
+    pub(super) fn of(which: impl Fn(&Utilisation) -> f64, all: [&Utilisation; 4]) -> Shares {
+        let [ps_cpu, ps_nic, worker_cpu, worker_nic] = all.map(|one| crate::spread::rounded(which(one)));
+        Shares { ps_cpu, ps_nic, worker_cpu, worker_nic }
+    }
+}

@@ -1,0 +1,144 @@
+//! `sealane bench growth`: the parameter-server experiment on virtual time, at sizes that no machine here can run.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use sealane_bench::growth::{Calibration, GrowthPlan, Mode, SIZES, Size, Variables, grow};
+use sealane_bench::{Progress, parse_bytes};
+
+use crate::output_file::OutputFile;
+use crate::workload::{TensorSpec, Workload};
+use crate::{Context, Failure, command_line};
+
+/// Largest report that costs are found from: thousands of times what a run writes.
+const REPORT_BYTES_MAX: u64 = 16 << 20;
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// Workers and parameter servers of each simulation, as in 200+10,1000+50 [default: seven, from 10+1 to 10000+500]
+    #[arg(long, value_name = "W+PS,...", value_delimiter = ',')]
+    sizes: Vec<Size>,
+
+    /// The tensors that a worker pulls and pushes in a step: resnet50, wide_deep_400, ..., or a JSON file
+    #[arg(long, value_name = "NAME|FILE.json", default_value = "wide_deep_400")]
+    workload: String,
+
+    /// Cut variables that are larger into slices of at most so many bytes, as in 64KiB [default: none is cut]
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    slice: Option<usize>,
+
+    /// Whether each worker takes its steps by itself, or a ps waits for all workers' gradients before it answers the next
+    #[arg(long, value_name = "async|sync", default_value_t = Mode::Async)]
+    mode: Mode,
+
+    /// Workers of a host
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    workers_per_host: u32,
+
+    /// Cores that Sealane has on a worker host
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    worker_shards: u32,
+
+    /// Cores that Sealane has on a ps's host
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    ps_shards: u32,
+
+    /// Gbit/s of every host's NIC, in each direction
+    #[arg(long, value_name = "GBIT", default_value_t = 100.0)]
+    nic_gbit: f64,
+
+    /// Microseconds from one NIC to another
+    #[arg(long, value_name = "US", default_value_t = 5.0)]
+    propagation_us: f64,
+
+    /// Mean microseconds between a worker's last variable and its first gradient
+    #[arg(long, value_name = "US", default_value_t = 0.0)]
+    compute_us: f64,
+
+    /// How much that time is spread: sigma of a lognormal distribution
+    #[arg(long, value_name = "SIGMA", default_value_t = 0.0)]
+    straggler_sigma: f64,
+
+    /// What random numbers depend on: the same seed gives the same figures
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+
+    /// Find the costs of messages from reports that `sealane bench ps --json` wrote; several, of workloads of unlike size
+    #[arg(long, value_name = "FILE.json", num_args = 1..)]
+    calibrate: Vec<PathBuf>,
+
+    /// Write the report as JSON to a file, or alone to standard output with `-`
+    #[arg(long, value_name = "FILE|-")]
+    json: Option<PathBuf>,
+
+    /// Draw steps a second against workers
+    #[arg(long, value_name = "FILE.svg")]
+    plot: Option<PathBuf>,
+}
+
+/// Simulates, and reports.
+///
+/// # Errors
+/// The flags, the workload or a report are wrong, or a file cannot be written.
+pub(super) fn run(args: &Args, context: &Context) -> Result<(), Failure> {
+    let plan = args.plan()?;
+    plan.check()?;
+    let to_stdout = args.json.as_deref().is_some_and(|file| file == Path::new(super::STANDARD_OUTPUT));
+    let json = OutputFile::named("--json", args.json.as_ref().filter(|_| !to_stdout))?;
+    let plot = OutputFile::named("--plot", args.plot.as_ref())?;
+    let report = grow(&plan, &mut Progress::on_stderr())?;
+    if let Some(file) = plot {
+        file.write(&report.to_svg(&command_line::this()))?;
+    }
+    if let Some(file) = json {
+        file.write(&report.to_json())?;
+    }
+    context.print(&if to_stdout { report.to_json() } else { report.to_table() })
+}
+
+impl Args {
+    fn plan(&self) -> Result<GrowthPlan, Failure> {
+        let workload = Workload::parse(&Workload::text(&self.workload)?, &self.workload)?;
+        let sizes_of = |specs: &[TensorSpec]| specs.iter().map(TensorSpec::bytes).collect();
+        let variables = Variables { pull: sizes_of(&workload.pull), push: sizes_of(&workload.push) };
+        let calibration = match &self.calibrate[..] {
+            [] => None,
+            files => Some(Calibration::of(&files.iter().map(|file| read(file)).collect::<Result<Vec<_>, _>>()?)?),
+        };
+        Ok(GrowthPlan {
+            sizes: if self.sizes.is_empty() { SIZES.to_vec() } else { self.sizes.clone() },
+            slice_bytes: self.slice.map(|bytes| bytes as u64),
+            mode: self.mode,
+            workers_per_host: self.workers_per_host,
+            worker_shards: self.worker_shards,
+            ps_shards: self.ps_shards,
+            nic_gbit_per_s: self.nic_gbit,
+            propagation_us: self.propagation_us,
+            compute_us: self.compute_us,
+            straggler_sigma: self.straggler_sigma,
+            seed: self.seed,
+            calibration,
+            ..GrowthPlan::new(&workload.name, variables)
+        })
+    }
+}
+
+/// A report's name and text.
+fn read(path: &Path) -> Result<(String, String), Failure> {
+    let name = path.display().to_string();
+    let refused = |error: io::Error| {
+        Failure::input(format!(
+            "--calibrate {name} cannot be read ({error}); name a report that `sealane bench ps --json` wrote"
+        ))
+    };
+    let mut text = String::new();
+    let file = File::open(path).map_err(refused)?;
+    file.take(REPORT_BYTES_MAX + 1).read_to_string(&mut text).map_err(refused)?;
+    if text.len() as u64 > REPORT_BYTES_MAX {
+        return Err(Failure::input(format!(
+            "--calibrate {name} has more than {REPORT_BYTES_MAX} bytes; name a report that `sealane bench ps --json` wrote"
+        )));
+    }
+    Ok((name, text))
+}

@@ -142,3 +142,47 @@ fn read(path: &Path) -> Result<(String, String), Failure> {
     }
     Ok((name, text))
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn plan(line: &str) -> Result<GrowthPlan, Failure> {
+        Line::try_parse_from(line.split(' ')).unwrap_or_else(|error| panic!("{error}")).args.plan()
+    }
+
+    #[test]
+    fn flags_are_passed_on_and_defaults_are_the_plans() {
+        let line =
+            "growth --sizes 200+10,1000+50 --workload dlrm_kaggle --slice 64KiB --mode sync --nic-gbit 25 --seed 7";
+        let chosen = plan(line).unwrap();
+        assert_eq!(chosen.sizes, [Size { workers: 200, ps: 10 }, Size { workers: 1_000, ps: 50 }]);
+        assert_eq!((chosen.slice_bytes, chosen.mode, chosen.seed), (Some(64 << 10), Mode::Sync, 7));
+        assert_eq!((chosen.workload.as_str(), chosen.nic_gbit_per_s), ("dlrm_kaggle", 25.0));
+        assert_eq!((chosen.variables.pull.len(), chosen.variables.push.len()), (40, 66));
+        let default = plan("growth").unwrap();
+        let own = GrowthPlan::new("wide_deep_400", default.variables.clone());
+        assert_eq!(format!("{default:?}"), format!("{own:?}"));
+        assert!(Line::try_parse_from(["growth", "--sizes", "200"]).is_err());
+    }
+
+    #[test]
+    fn a_report_that_is_none_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = |name: &str| directory.path().join(name).display().to_string();
+        let refused = |name: &str| plan(&format!("growth --calibrate {}", path(name))).unwrap_err().to_string();
+        assert!(refused("none.json").contains("none.json cannot be read (No such file"));
+        std::fs::write(path("my.json"), "{}").unwrap();
+        assert!(refused("my.json").contains("name a report that `sealane bench ps --json FILE` wrote"));
+        File::create(path("large.json")).unwrap().set_len(REPORT_BYTES_MAX + 1).unwrap();
+        assert!(refused("large.json").contains("has more than 16777216 bytes"));
+    }
+}

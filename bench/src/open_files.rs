@@ -7,17 +7,18 @@ use crate::error::BenchError;
 /// What a process has open besides its peers: its streams, a shard's descriptors, a listener.
 const FILES_BESIDE: usize = 64;
 
-/// Lets this process open `each` files for each of `peers`, and all that the system allows besides.
+/// Lets this process open `each` files for each of `peers`, whom `setting` has given, and all that the system allows
+/// besides.
 ///
 /// # Errors
 /// [`BenchError::Setting`] when the system does not allow so many.
-pub(crate) fn allow_for(peers: usize, each: usize) -> Result<(), BenchError> {
+pub(crate) fn allow_for(setting: &'static str, peers: usize, each: usize) -> Result<(), BenchError> {
     let refused = |errno: nix::Error| BenchError::io("ask how many files may be open")(errno.into());
     let (now, most) = getrlimit(Resource::RLIMIT_NOFILE).map_err(refused)?;
     let most_peers = usize::try_from(most).unwrap_or(usize::MAX).saturating_sub(FILES_BESIDE) / each;
     if peers > most_peers {
         return Err(BenchError::Setting {
-            setting: "--peers",
+            setting,
             value: peers.to_string(),
             accepted: format!("at most {most_peers}, or raise the hard limit of open files ({most})"),
         });
@@ -35,14 +36,14 @@ mod tests {
 
     #[test]
     fn all_that_the_system_allows_is_taken() {
-        allow_for(1, 1).expect("a few files may be open");
+        allow_for("--peers", 1, 1).expect("a few files may be open");
         let (now, most) = getrlimit(Resource::RLIMIT_NOFILE).expect("linux tells");
         assert_eq!(now, most);
     }
 
     #[test]
     fn more_than_the_system_allows_is_the_users_to_change() {
-        let error = allow_for(usize::MAX, 1).expect_err("no system allows it");
+        let error = allow_for("--peers", usize::MAX, 1).expect_err("no system allows it");
         assert!(error.is_usage() && error.to_string().contains("hard limit of open files"), "{error}");
     }
 }

@@ -4,7 +4,9 @@ use std::fmt::Write;
 
 use crate::byte_count::format_bytes;
 use crate::plan::{Bench, Executor, Security};
+use crate::quotient::Ratio;
 use crate::report::{Figures, Report, ResultRow, Switch};
+use crate::sample::Metric;
 use crate::table::{Column, Table};
 
 impl Report {
@@ -13,7 +15,8 @@ impl Report {
         let mut text = self.heading();
         text.push_str("\n\n");
         text.push_str(&self.round_trips().to_text());
-        text.push_str(&self.values().to_text());
+        let values = if self.bench == Bench::Ps { self.variants() } else { self.values() };
+        text.push_str(&values.to_text());
         if !self.ratios.is_empty() {
             text.push('\n');
             text.push_str(&self.quotients().to_text());
@@ -119,10 +122,46 @@ impl Report {
         Table::new([&columns[..], &numbers].concat(), rows)
     }
 
+    /// A row for each variant of the parameter-server experiment, with the median round's figures.
+    fn variants(&self) -> Table {
+        let columns = ["system", "variant"].map(Column::text);
+        let heads = ["steps/s", "min", "max", "step ms", "p99 ms", "messages", "MB", "CPU ms", "slowest", "fastest"];
+        let is_first = |row: &&ResultRow| row.metric == Metric::StepsPerSecond;
+        let rows = self.results.iter().filter(is_first).map(|first| {
+            let of = |metric: Metric| {
+                let is_its = |row: &&ResultRow| {
+                    (&row.system, &row.variant, row.metric) == (&first.system, &first.variant, metric)
+                };
+                match self.results.iter().find(is_its).map(|row| &row.figures) {
+                    Some(&Figures::Value { value, min, max }) => [value, min, max],
+                    _ => [0.0; 3],
+                }
+            };
+            let [steps, min, max] = of(Metric::StepsPerSecond).map(|value| Metric::StepsPerSecond.written(value));
+            let short = |metric: Metric, unit: f64| format!("{:.2}", of(metric)[0] / unit);
+            let figures = [
+                steps,
+                min,
+                max,
+                short(Metric::StepTime, 1.0),
+                short(Metric::StepTimeP99, 1.0),
+                format!("{:.0}", of(Metric::MessagesPerStep)[0]),
+                short(Metric::BytesPerStep, 1e6),
+                short(Metric::CpuPerStep, 1.0),
+                short(Metric::SlowestShare, 1.0),
+                short(Metric::FastestShare, 1.0),
+            ];
+            named(first, figures.into_iter())
+        });
+        Table::new([&columns[..], &heads.map(Column::number)].concat(), rows)
+    }
+
     fn quotients(&self) -> Table {
         let columns = ["ratio", "of"].map(Column::text);
         let numbers = ["median", "min", "max"].map(Column::number);
-        let rows = self.ratios.iter().map(|ratio| {
+        // Of the many figures of an experiment, the one that it is about.
+        let is_shown = |ratio: &&Ratio| self.bench != Bench::Ps || ratio.of == Metric::StepsPerSecond.name();
+        let rows = self.ratios.iter().filter(is_shown).map(|ratio| {
             let spread = ratio.spread;
             let figures = [spread.median, spread.min, spread.max];
             let mut row = vec![ratio.name.clone(), ratio.of.clone()];

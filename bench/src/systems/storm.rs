@@ -23,7 +23,7 @@ pub(super) struct Storm<M> {
 impl<M: Manners> Storm<M> {
     /// Starts the listener, which then has had one storm already that does not count.
     pub(super) fn start(job: &PeerJob, program: &PeerProgram, manners: M) -> Result<Self, BenchError> {
-        open_files::allow_for(job.plan.peers, 1)?;
+        open_files::allow_for("--peers", job.plan.peers, 1)?;
         let peer = Peer::start(program, job)?;
         let (plan, system) = (job.plan.clone(), job.system.as_str());
         let mut storm = Self { manners, plan, system, congestion: String::new(), visits: 0, peer };

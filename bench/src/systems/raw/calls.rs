@@ -50,7 +50,7 @@ impl Manners for Zeros {
 
 /// Serves callers until the process ends.
 pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
-    open_files::allow_for(job.plan.peers, 1)?;
+    open_files::allow_for("--peers", job.plan.peers, 1)?;
     let mut listening = Listening::start(&job.plan)?;
     announce(sockets::port(&listening.listener)?)?;
     loop {

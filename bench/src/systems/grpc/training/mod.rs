@@ -31,7 +31,7 @@ pub(in crate::systems) fn start(job: &PeerJob, program: &PeerProgram) -> Result<
     let plan = &job.plan;
     let training = training::of(plan);
     let pairs = training.pairs();
-    open_files::allow_for(pairs, 1)?;
+    open_files::allow_for("--workers x --ps", pairs, 1)?;
     let mut peer = Peer::start(program, job)?;
     let ps = Process::new(peer.process_id())?;
     let alone_bytes = ps.resident_bytes()?;

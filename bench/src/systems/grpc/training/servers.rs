@@ -30,7 +30,7 @@ use crate::systems::{sockets, training};
 pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
     let plan = &job.plan;
     let training = training::of(plan);
-    open_files::allow_for(training.pairs(), 1)?;
+    open_files::allow_for("--workers x --ps", training.pairs(), 1)?;
     runtime()?.block_on(async {
         let _spinner = plan.polling.then(connection::spin);
         let mut ports = Vec::new();

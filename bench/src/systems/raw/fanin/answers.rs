@@ -22,7 +22,7 @@ const LISTENER: u64 = u64::MAX;
 
 /// Serves peers until the process ends.
 pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
-    open_files::allow_for(job.plan.peers, 1)?;
+    open_files::allow_for("--peers", job.plan.peers, 1)?;
     let mut answering = Answering::start(&job.plan)?;
     announce(sockets::port(&answering.listener)?)?;
     loop {

@@ -17,7 +17,7 @@ pub(in crate::systems) use answers::serve;
 /// A listener whose peers all want small tensors.
 pub(in crate::systems) fn start(job: &PeerJob, program: &PeerProgram) -> Result<FanIn<Askers>, BenchError> {
     let plan = &job.plan;
-    open_files::allow_for(plan.peers, 1)?;
+    open_files::allow_for("--peers", plan.peers, 1)?;
     let mut peer = Peer::start(program, job)?;
     let connect = |_| sockets::connect(peer.ready().port, plan.congestion.as_deref());
     let connected = (0..plan.peers).map(connect).collect::<Result<Vec<_>, _>>();

@@ -20,7 +20,7 @@ const BEGIN: &str = "begin";
 /// An engine whose peers all want small tensors.
 pub(in crate::systems) fn start(job: &PeerJob, program: &PeerProgram) -> Result<FanIn<Workers>, BenchError> {
     let plan = &job.plan;
-    open_files::allow_for(plan.peers, 1)?;
+    open_files::allow_for("--peers", plan.peers, 1)?;
     let mut peer = Peer::start(program, job)?;
     let engine = Process::new(peer.process_id())?;
     let alone_bytes = engine.resident_bytes()?;

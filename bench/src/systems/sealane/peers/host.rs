@@ -27,7 +27,7 @@ pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
     if plan.bench == Bench::Ps {
         return servers::serve(job);
     }
-    open_files::allow_for(plan.peers, open_files_each(plan.link))?;
+    open_files::allow_for("--peers", plan.peers, open_files_each(plan.link))?;
     let (listener, port) = listener(plan)?;
     let _engine_and_clients = if plan.link == Link::Shm {
         let tasks: Vec<String> = (0..plan.peers).map(greeting::task).collect();

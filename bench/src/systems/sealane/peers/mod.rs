@@ -64,7 +64,7 @@ pub(in crate::systems) struct Idle {
 impl Idle {
     pub(in crate::systems) fn start(job: &PeerJob, program: &PeerProgram) -> Result<Self, BenchError> {
         let plan = job.plan.clone();
-        open_files::allow_for(plan.peers, open_files_each(plan.link))?;
+        open_files::allow_for("--peers", plan.peers, open_files_each(plan.link))?;
         let meeting = Meeting::arrange()?;
         let job = PeerJob { meeting_place: Some(meeting.socket()), ..job.clone() };
         let mut peer = Peer::start(program, &job)?;

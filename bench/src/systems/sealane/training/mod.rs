@@ -33,7 +33,7 @@ fn ps_task(number: usize) -> String {
 pub(in crate::systems) fn start(job: &PeerJob, program: &PeerProgram) -> Result<Experiment<Workers>, BenchError> {
     let plan = &job.plan;
     let training = training::of(plan);
-    open_files::allow_for(training.pairs(), 1)?;
+    open_files::allow_for("--workers x --ps", training.pairs(), 1)?;
     let mut peer = Peer::start(program, job)?;
     let ps = Process::new(peer.process_id())?;
     let alone_bytes = ps.resident_bytes()?;

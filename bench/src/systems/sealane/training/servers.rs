@@ -37,7 +37,7 @@ const SLAB_BYTES_MAX: usize = 3 << 30;
 pub(in crate::systems::sealane) fn serve(job: &PeerJob) -> Result<(), BenchError> {
     let plan = &job.plan;
     let training = training::of(plan);
-    open_files::allow_for(training.pairs(), 1)?;
+    open_files::allow_for("--workers x --ps", training.pairs(), 1)?;
     let listening = (0..training.size.ps).map(|_| host::listener(plan)).collect::<Result<Vec<_>, _>>()?;
     let (listeners, ports): (Vec<_>, Vec<_>) = listening.into_iter().unzip();
     let tasks: Vec<String> = (0..training.size.ps).map(ps_task).collect();

@@ -4,7 +4,6 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::Mode;
 use super::costs::{Costs, EndCosts};
 use super::fit::{COEFFICIENTS, Equation, cost, fit};
 use super::scene::{Course, Machines, Scene};
@@ -12,6 +11,7 @@ use super::setup::steps_counted;
 use super::shards::{Load, Part};
 use super::simulation::simulate;
 use crate::error::BenchError;
+use crate::plan::Mode;
 use crate::report::SCHEMA;
 use crate::spread::rounded;
 

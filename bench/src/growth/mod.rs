@@ -55,7 +55,7 @@ mod tally;
 
 pub use calibration::{Calibration, Prediction, REPORTS_MAX};
 pub use costs::{Costs, EndCosts};
-pub use plan::{GrowthPlan, Mode, PAIRS_MAX, PS_MAX, SIZES, SIZES_MAX, SLICES_MAX, Size, WORKERS_MAX};
+pub use plan::{GrowthPlan, PAIRS_MAX, PS_MAX, SIZES, SIZES_MAX, SLICES_MAX, Size, WORKERS_MAX};
 pub use report::{
     CostsRow, FirstLimit, GrowthParameters, GrowthReport, MovedBy, SCHEMA, SessionBytes, Shares, SizeRow, StepTimes,
 };

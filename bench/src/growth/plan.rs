@@ -4,12 +4,11 @@ use std::fmt;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 
-use serde::{Deserialize, Serialize};
-
 use super::calibration::Calibration;
 use super::costs::Costs;
 use super::shards::Variables;
 use crate::error::BenchError;
+use crate::plan::Mode;
 
 /// The sizes that are simulated by default: from what one machine can run to what none can.
 pub const SIZES: [Size; 7] = [
@@ -69,42 +68,6 @@ impl FromStr for Size {
             value: text.to_owned(),
             accepted: "workers and ps, as in 200+10".to_owned(),
         })
-    }
-}
-
-/// Who waits for whom.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Mode {
-    /// Nobody: each worker takes its steps by itself.
-    #[default]
-    Async,
-    /// All for all: a ps answers the requests of a step when all gradients of the one before are in.
-    Sync,
-}
-
-impl fmt::Display for Mode {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str(match self {
-            Self::Async => "async",
-            Self::Sync => "sync",
-        })
-    }
-}
-
-impl FromStr for Mode {
-    type Err = BenchError;
-
-    fn from_str(text: &str) -> Result<Mode, BenchError> {
-        match text {
-            "async" => Ok(Self::Async),
-            "sync" => Ok(Self::Sync),
-            _ => Err(BenchError::Setting {
-                setting: "--mode",
-                value: text.to_owned(),
-                accepted: "async or sync".to_owned(),
-            }),
-        }
     }
 }
 
@@ -244,7 +207,6 @@ mod tests {
             let error = text.parse::<Size>().unwrap_err().to_string();
             assert!(error.ends_with("give workers and ps, as in 200+10"), "{error}");
         }
-        assert_eq!(("sync".parse::<Mode>().unwrap(), "async".parse::<Mode>().unwrap()), (Mode::Sync, Mode::Async));
         assert!("both".parse::<Mode>().unwrap_err().to_string().contains("async or sync"));
     }
 

@@ -4,8 +4,9 @@ use serde::{Deserialize, Serialize};
 
 use super::calibration::Prediction;
 use super::costs::Costs;
-use super::plan::{GrowthPlan, Mode};
+use super::plan::GrowthPlan;
 use super::tally::Utilisation;
+use crate::plan::Mode;
 
 /// Names the JSON's shape; another shape gets another number.
 pub const SCHEMA: &str = "sealane-growth/1";

@@ -1,10 +1,10 @@
 //! What a simulation is given: how many of everything, and what each of the four messages of a worker and a ps costs at every
 //! station that it passes, in ticks. Plain data, one entry a ps.
 
-use super::Mode;
 use super::clock::{TICKS_PER_SECOND, Tick, of_ns};
 use super::costs::Costs;
 use super::shards::{Load, Part};
+use crate::plan::Mode;
 
 /// Bytes of a frame's header. Those of TCP and IP are not counted: a segment of a large message has 3 to 5 % of them.
 const HEADER_BYTES: f64 = 32.0;

@@ -8,12 +8,12 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
-use super::Mode;
 use super::clock::{Tick, draw, lognormal};
 use super::race::{NEVER, Race};
 use super::scene::{Kind, Leg, Scene};
 use super::station::{Nic, Station};
 use super::tally::{Flow, Tally, of_all};
+use crate::plan::Mode;
 
 /// What draws are for.
 const START: u64 = 1;

@@ -4,7 +4,8 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use sealane_bench::growth::{Calibration, GrowthPlan, Mode, SIZES, Size, Variables, grow};
+use sealane_bench::Mode;
+use sealane_bench::growth::{Calibration, GrowthPlan, SIZES, Size, Variables, grow};
 use sealane_bench::{Progress, parse_bytes};
 
 use crate::output_file::OutputFile;

@@ -53,12 +53,12 @@ pub use peer::{Peer, PeerJob, PeerProgram, PeerReady, serve_peer};
 pub use plan::{
     Bench, Executor, Fuse, Keys, Link, Mode, Plan, Registration, Security, Size, Training, Transfer, Variant,
 };
-pub use plot::{Line, Picture, Row};
+pub use plot::{Line, Picture, Row, brief};
 pub use progress::Progress;
 pub use quotient::Ratio;
 pub use rdma_device::RdmaDevice;
 pub use report::{Figures, Parameters, Report, ResultRow, SCHEMA, Switch};
-pub use report_page::{Highlight, Page, Section};
+pub use report_page::{Highlight, Page, Section, utc};
 pub use run::{Outcome, run, run_own};
 pub use sample::{Course, Metric, Point, Sample, record_round_trip, round_trip_histogram};
 pub use spread::Spread;

@@ -79,6 +79,25 @@ impl Table {
         }
         text
     }
+
+    /// The table as Markdown; nothing without rows.
+    pub fn to_markdown(&self) -> String {
+        if self.is_empty() {
+            return String::new();
+        }
+        let line = |cells: Vec<String>| format!("| {} |\n", cells.join(" | "));
+        let heads = line(self.columns.iter().map(|column| in_markdown(&column.head)).collect());
+        let rule = |column: &Column| if column.align == Align::Left { "---|" } else { "---:|" };
+        let rules: String = self.columns.iter().map(rule).collect();
+        let rows: String =
+            self.rows.iter().map(|row| line(row.iter().map(|cell| in_markdown(cell)).collect())).collect();
+        format!("{heads}|{rules}\n{rows}")
+    }
+}
+
+/// A text that means itself in Markdown, in a table as well.
+pub(crate) fn in_markdown(text: &str) -> String {
+    text.replace('|', "\\|").replace('<', "&lt;").replace('*', "\\*")
 }
 
 #[cfg(test)]
@@ -91,6 +110,14 @@ mod tests {
         let table =
             Table::new([Column::text("task"), Column::number("µs")], [row(["ps0", "1.5"]), row(["worker0", "12.25"])]);
         assert_eq!(table.to_text(), "task        µs\nps0        1.5\nworker0  12.25\n");
-        assert_eq!(Table::new([Column::text("task")], []).to_text(), "");
+        assert_eq!(table.to_markdown(), "| task | µs |\n|---|---:|\n| ps0 | 1.5 |\n| worker0 | 12.25 |\n");
+        let empty = Table::new([Column::text("task")], []);
+        assert_eq!((empty.to_text(), empty.to_markdown()), (String::new(), String::new()));
+    }
+
+    #[test]
+    fn markup_in_a_cell_is_harmless() {
+        let table = Table::new([Column::text("a|b")], [vec!["<b> *c*".to_owned()]]);
+        assert_eq!(table.to_markdown(), "| a\\|b |\n|---|\n| &lt;b> \\*c\\* |\n");
     }
 }

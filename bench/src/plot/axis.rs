@@ -206,8 +206,8 @@ pub(super) fn decimals(highest: f64) -> usize {
     if highest >= 1_000.0 { 0 } else { 4 }
 }
 
-/// A short number with three digits, which are as many as a figure deserves.
-pub(crate) fn brief(value: f64) -> String {
+/// A short number with three digits, which are as many as a figure deserves: `1.23 M`, `8.13`, `0.0123`.
+pub fn brief(value: f64) -> String {
     if !value.is_normal() {
         return short(0.0);
     }

@@ -1,8 +1,9 @@
 //! Steps a second against workers, both axes logarithmic, beside what perfect growth from the first size would be.
 
-use super::axis::Logarithmic;
+use super::axis::{Logarithmic, brief};
 use super::frame::{Frame, Sheet, draw_legend};
 use super::svg::Canvas;
+use crate::table::{Column, Table};
 
 /// What grew: workers and steps a second, in the order of the sizes.
 #[derive(Clone, Debug)]
@@ -36,6 +37,11 @@ impl Growth {
             places.into_iter().for_each(|place| canvas.point(place, index));
         }
         bottom
+    }
+
+    pub(super) fn numbers(&self) -> Table {
+        let columns = ["workers", "steps/s"].map(Column::number);
+        Table::new(columns, self.sorted().iter().map(|(workers, steps)| vec![brief(*workers), brief(*steps)]))
     }
 
     fn sorted(&self) -> Vec<(f64, f64)> {

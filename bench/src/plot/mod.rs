@@ -16,14 +16,14 @@ use hdrhistogram::Histogram;
 use crate::growth::GrowthReport;
 use crate::run::Outcome;
 use crate::table::Table;
-use course::Course;
+use course::{Across, Course};
 use frame::{Sheet, wrapped};
 use growth::Growth;
 use percentile_curve::Percentiles;
 use rows::Rows;
 use svg::{Anchor, Canvas, Style};
 
-pub(crate) use axis::brief;
+pub use axis::brief;
 pub use course::Line;
 pub(crate) use palette::{DARK, LIGHT};
 pub use rows::Row;
@@ -54,6 +54,7 @@ enum Kind {
     Bars(Rows),
     Quotients(Rows),
     Course(Course),
+    Growth(Growth),
 }
 
 impl Picture {
@@ -75,7 +76,13 @@ impl Picture {
 
     /// Figures in the course of time, whose seconds count from `since`, as in "the first round".
     pub fn course(label: &str, since: &str, lines: Vec<Line>) -> Picture {
-        Kind::Course(Course { label: label.to_owned(), since: since.to_owned(), lines }).into()
+        let across = Across::SecondsSince(since.to_owned());
+        Kind::Course(Course { label: label.to_owned(), across, lines }).into()
+    }
+
+    /// Figures over a quantity, as in "workers"; both labels say their unit.
+    pub fn curves(label: &str, across: &str, lines: Vec<Line>) -> Picture {
+        Kind::Course(Course { label: label.to_owned(), across: Across::Quantity(across.to_owned()), lines }).into()
     }
 
     /// The numbers that are shown.
@@ -84,7 +91,24 @@ impl Picture {
             Kind::Percentiles(percentiles) => percentiles.numbers(),
             Kind::Bars(rows) | Kind::Quotients(rows) => rows.numbers(),
             Kind::Course(course) => course.numbers(),
+            Kind::Growth(growth) => growth.numbers(),
         }
+    }
+
+    /// The picture as a file of its own: the title, which may be a command line, says what was run; the subtitle how and where.
+    pub fn to_svg(&self, title: &str, subtitle: &str) -> String {
+        let mut canvas = Canvas::new(FILE_WIDTH);
+        let mut below = 28.0;
+        for line in wrapped(title, TITLE_COLUMNS) {
+            canvas.text((24.0, below), Anchor::Start, Style::Title, &line);
+            below += 18.0;
+        }
+        for line in wrapped(subtitle, SUBTITLE_COLUMNS) {
+            canvas.text((24.0, below), Anchor::Start, Style::Small, &line);
+            below += 16.0;
+        }
+        let height = self.draw(&mut canvas, Sheet { top: below, height: FILE_AXES_HEIGHT });
+        canvas.into_file(height)
     }
 
     /// The elements of a page for wide and for narrow screens; `name` is for those who cannot see them.
@@ -103,6 +127,7 @@ impl Picture {
             Kind::Bars(rows) => rows.draw_bars(canvas, sheet),
             Kind::Quotients(rows) => rows.draw_quotients(canvas, sheet),
             Kind::Course(course) => course.draw(canvas, sheet),
+            Kind::Growth(growth) => growth.draw(canvas, sheet),
         }
     }
 }
@@ -118,7 +143,7 @@ impl Outcome {
     pub fn to_svg(&self, command: &str) -> String {
         let machine = &self.report.machine;
         let subtitle = format!("{}; {}, Linux {}", self.report.heading(), machine.cpu_model, machine.kernel);
-        file(command, &subtitle, |canvas, sheet| self.main_figure().draw(canvas, sheet))
+        self.main_figure().to_svg(command, &subtitle)
     }
 }
 
@@ -126,24 +151,8 @@ impl GrowthReport {
     /// Draws steps a second against workers; `command` is the command line that made them, as the title.
     pub fn to_svg(&self, command: &str) -> String {
         let points = self.sizes.iter().map(|size| (f64::from(size.workers), size.steps_per_s)).collect();
-        file(command, &self.heading(), |canvas, sheet| Growth { points }.draw(canvas, sheet))
+        Picture::from(Kind::Growth(Growth { points })).to_svg(command, &self.heading())
     }
-}
-
-/// A file with a title, a subtitle, and below them what `draw` draws, which gives the place below itself.
-fn file(title: &str, subtitle: &str, draw: impl FnOnce(&mut Canvas, Sheet) -> f64) -> String {
-    let mut canvas = Canvas::new(FILE_WIDTH);
-    let mut below = 28.0;
-    for line in wrapped(title, TITLE_COLUMNS) {
-        canvas.text((24.0, below), Anchor::Start, Style::Title, &line);
-        below += 18.0;
-    }
-    for line in wrapped(subtitle, SUBTITLE_COLUMNS) {
-        canvas.text((24.0, below), Anchor::Start, Style::Small, &line);
-        below += 16.0;
-    }
-    let height = draw(&mut canvas, Sheet { top: below, height: FILE_AXES_HEIGHT });
-    canvas.into_file(height)
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! A report as one page of HTML that needs nothing else: no script, no font, no picture from elsewhere. It is well-formed XML as
-//! well. The page of a benchmark is made here; the demo makes its own of the same parts.
+//! well. The page of a benchmark is made here; the demo makes its own of the same parts. A page can be had as Markdown, too.
 
+mod markdown;
 mod of_bench;
 mod when;
 
@@ -11,8 +12,13 @@ use askama::Template;
 use crate::plot::{DARK, LIGHT, Picture};
 use crate::table::{Align, Column, Table};
 
+pub use when::utc;
+
 /// Rows of a table that are shown at once; of a longer one only its heading, until it is opened.
 const ROWS_SHOWN_MAX: usize = 12;
+
+/// Sections from which on a page begins with a list of them.
+const CONTENTS_FROM: usize = 10;
 
 /// What a page says.
 #[derive(Clone, Debug)]
@@ -58,26 +64,62 @@ impl Highlight {
 pub struct Section {
     heading: String,
     text: String,
+    commands: Vec<String>,
     figure: Option<Figure>,
     tables: Vec<Table>,
+    notes: Vec<String>,
 }
 
 #[derive(Clone, Debug)]
 struct Figure {
-    elements: [String; 2],
-    numbers: Table,
+    picture: Picture,
+    /// What it shows; `None` where a table of the section has it.
+    numbers: Option<Table>,
 }
 
 impl Section {
     /// A section with a text of a sentence or two, which may be empty.
     pub fn new(heading: &str, text: impl Into<String>) -> Section {
-        Section { heading: heading.to_owned(), text: text.into(), figure: None, tables: Vec::new() }
+        Section {
+            heading: heading.to_owned(),
+            text: text.into(),
+            commands: Vec::new(),
+            figure: None,
+            tables: Vec::new(),
+            notes: Vec::new(),
+        }
+    }
+
+    /// The heading.
+    pub fn heading(&self) -> &str {
+        &self.heading
+    }
+
+    /// With the command lines that its figures come from.
+    pub fn commands(self, commands: Vec<String>) -> Section {
+        Section { commands, ..self }
     }
 
     /// With a picture, and the numbers behind it.
     pub fn picture(self, picture: &Picture) -> Section {
-        let figure = Figure { elements: picture.elements(&self.heading), numbers: picture.numbers() };
+        let figure = Figure { picture: picture.clone(), numbers: Some(picture.numbers()) };
         Section { figure: Some(figure), ..self }
+    }
+
+    /// With a picture of what a table of the section has.
+    pub fn illustration(self, picture: Picture) -> Section {
+        Section { figure: Some(Figure { picture, numbers: None }), ..self }
+    }
+
+    /// The picture, if there is one.
+    pub fn shown(&self) -> Option<&Picture> {
+        self.figure.as_ref().map(|figure| &figure.picture)
+    }
+
+    /// With another paragraph, below the tables.
+    pub fn note(mut self, note: impl Into<String>) -> Section {
+        self.notes.push(note.into());
+        self
     }
 
     /// With a table, unless it is empty.
@@ -98,7 +140,12 @@ impl Section {
     }
 
     fn all_tables(&self) -> impl Iterator<Item = &Table> {
-        self.figure.iter().map(|figure| &figure.numbers).chain(&self.tables)
+        self.figure.iter().filter_map(|figure| figure.numbers.as_ref()).chain(&self.tables)
+    }
+
+    /// The picture for wide and for narrow screens.
+    fn elements(&self) -> Option<[String; 2]> {
+        self.figure.as_ref().map(|figure| figure.picture.elements(&self.heading))
     }
 }
 
@@ -114,6 +161,10 @@ struct View<'a> {
 }
 
 impl Page {
+    fn has_contents(&self) -> bool {
+        self.sections.len() >= CONTENTS_FROM
+    }
+
     /// The whole file.
     pub fn to_html(&self) -> String {
         let view = View {
@@ -231,6 +282,26 @@ pub(crate) mod tests {
         // Kind, title, result, failure, command and so on: all are there, as texts.
         assert!(text.matches("<script>alert('x')</script> & \"]]>\"").count() > 12, "{text}");
         assert!(!html.chars().any(|character| character == '\u{7}' || character == '\u{ffff}'));
+    }
+
+    #[test]
+    fn a_section_has_its_commands_and_notes_and_many_have_a_list() {
+        let one = |number: usize| {
+            let section = Section::new(&format!("Part {number}"), "text").note("a note");
+            section.commands(vec!["sealane bench latency".to_owned(), "sealane bench rate".to_owned()])
+        };
+        let mut page = page("word", None);
+        page.sections = (0..CONTENTS_FROM).map(one).collect();
+        let html = page.to_html();
+        let document = parsed(&html);
+        let anchors = document.descendants().filter_map(|node| node.attribute("href"));
+        let ids: Vec<_> = document.descendants().filter_map(|node| node.attribute("id")).collect();
+        let targets: Vec<_> = anchors.map(|anchor| anchor.strip_prefix('#').expect("inside the page")).collect();
+        assert_eq!((targets.len(), &targets), (CONTENTS_FROM, &ids));
+        let text = text_of(&document);
+        assert!(text.contains("text sealane bench latency sealane bench rate a note Part 1"), "{text}");
+        page.sections.pop();
+        assert!(!page.to_html().contains("href="));
     }
 
     #[test]

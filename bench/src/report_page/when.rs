@@ -4,8 +4,8 @@ use std::time::SystemTime;
 
 use time::OffsetDateTime;
 
-/// The date and the time, to the second, wherever the reader is.
-pub(super) fn utc(moment: SystemTime) -> String {
+/// The date and the time, to the second, wherever the reader is: `2025-11-20 20:03:11 UTC`.
+pub fn utc(moment: SystemTime) -> String {
     let moment = OffsetDateTime::from(moment);
     let (date, (hour, minute, second)) = (moment.date(), moment.to_hms());
     let (year, month, day) = (date.year(), u8::from(date.month()), date.day());

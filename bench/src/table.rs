@@ -33,6 +33,7 @@ impl Column {
 /// Rows below headings.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Table {
+    pub(crate) title: Option<String>,
     pub(crate) columns: Vec<Column>,
     pub(crate) rows: Vec<Vec<String>>,
 }
@@ -45,7 +46,12 @@ impl Table {
     pub fn new(columns: impl Into<Vec<Column>>, rows: impl IntoIterator<Item = Vec<String>>) -> Table {
         let (columns, rows): (Vec<_>, Vec<_>) = (columns.into(), rows.into_iter().collect());
         assert!(rows.iter().all(|row| row.len() == columns.len()), "every row has a cell for every column");
-        Table { columns, rows }
+        Table { title: None, columns, rows }
+    }
+
+    /// With a title, for a table that stands beside others.
+    pub fn titled(self, title: &str) -> Table {
+        Table { title: Some(title.to_owned()), ..self }
     }
 
     /// Whether there is no row.
@@ -86,12 +92,13 @@ impl Table {
             return String::new();
         }
         let line = |cells: Vec<String>| format!("| {} |\n", cells.join(" | "));
+        let title = self.title.as_ref().map_or_else(String::new, |title| format!("**{}**\n\n", in_markdown(title)));
         let heads = line(self.columns.iter().map(|column| in_markdown(&column.head)).collect());
         let rule = |column: &Column| if column.align == Align::Left { "---|" } else { "---:|" };
         let rules: String = self.columns.iter().map(rule).collect();
         let rows: String =
             self.rows.iter().map(|row| line(row.iter().map(|cell| in_markdown(cell)).collect())).collect();
-        format!("{heads}|{rules}\n{rows}")
+        format!("{title}{heads}|{rules}\n{rows}")
     }
 }
 
@@ -111,6 +118,7 @@ mod tests {
             Table::new([Column::text("task"), Column::number("µs")], [row(["ps0", "1.5"]), row(["worker0", "12.25"])]);
         assert_eq!(table.to_text(), "task        µs\nps0        1.5\nworker0  12.25\n");
         assert_eq!(table.to_markdown(), "| task | µs |\n|---|---:|\n| ps0 | 1.5 |\n| worker0 | 12.25 |\n");
+        assert!(table.titled("All").to_markdown().starts_with("**All**\n\n| task |"));
         let empty = Table::new([Column::text("task")], []);
         assert_eq!((empty.to_text(), empty.to_markdown()), (String::new(), String::new()));
     }

@@ -1,16 +1,18 @@
 //! Developer chores: `cargo xtask sim` runs the simulation over many seeds, `fuzz` the fuzz targets, `chaos` and `soak` real
-//! processes in trouble, `rdma-lab` what needs an RDMA device; `docs` makes what the documentation has of the code; `pages` and
-//! `deb` make what is installed.
+//! processes in trouble, `rdma-lab` what needs an RDMA device; `docs` makes what the documentation has of the code, `report` what
+//! it has of measurements; `pages` and `deb` make what is installed.
 
 mod build;
 mod chaos;
 mod command;
 mod docs;
 mod fuzz;
+mod generated;
 mod hosts;
 mod licences;
 mod package;
 mod rdma_lab;
+mod report;
 mod sim;
 mod soak;
 mod traffic;
@@ -49,6 +51,8 @@ enum Chore {
     Licences,
     /// Makes the pages that follow from the code: settings, troubleshooting, the README's table
     Docs(docs::Docs),
+    /// Measures all that the README and bench/REPORT.md have figures of, keeps what was measured, and writes both anew
+    Report(report::Report),
     /// Writes the manual pages and the completions of the shells
     Pages(package::Pages),
     /// Builds the Debian package
@@ -66,6 +70,7 @@ fn main() -> ExitCode {
         Chore::WithoutIoUring(command) => command.run(),
         Chore::Licences => licences::run(),
         Chore::Docs(docs) => docs.run(),
+        Chore::Report(report) => report.run(),
         Chore::Pages(pages) => pages.run(),
         Chore::Deb(deb) => deb.run(),
     }

@@ -12,11 +12,13 @@ mod perftest;
 mod steps;
 mod whole;
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
+use serde_json::Value;
 
 use guest::Job;
 use image::Program;
@@ -85,6 +87,26 @@ impl RdmaLab {
         })?;
         code.map(ExitCode::from).ok_or_else(|| "the guest ended before the command line did".to_string())
     }
+}
+
+/// Runs steps, and gives the report that each printed.
+///
+/// # Errors
+/// There is no such step, the lab cannot be had, or a step failed or printed no report.
+pub(crate) fn reports(names: &[String]) -> Result<Vec<Value>, String> {
+    let steps = chosen(names)?;
+    host::install()?;
+    let lab = host::lab_folder()?;
+    let kernel = kernel::fetch(&lab)?;
+    if !whole::run(&lab, &kernel, &steps)? {
+        return Err("a step of the lab failed".to_string());
+    }
+    let report = |name: &String| {
+        let log = whole::log_of(&lab, name);
+        let printed = fs::read_to_string(&log).map_err(|error| format!("{}: {error}", log.display()))?;
+        figures::report(&printed).ok_or_else(|| format!("{}: it has no report", log.display()))
+    };
+    names.iter().map(report).collect()
 }
 
 /// Whether a job was killed for its time limit. The guest keeps the limit and the host measures: to a second, they agree.

@@ -6,12 +6,13 @@ mod messages;
 mod page;
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 
 use sealane_cli::settings::markdown::{in_readme, reference};
 
 use self::catalogue::Catalogue;
+use crate::generated::{self, Page};
 
 /// Where the causes and remedies are, from the workspace's root.
 const CATALOGUE: &str = "docs/troubleshooting.toml";
@@ -29,7 +30,7 @@ impl Docs {
         let root = fs::canonicalize(&root).unwrap_or(root);
         let done = pages(&root).and_then(|pages| match self.check {
             true => check(&pages),
-            false => write(&pages),
+            false => generated::write(&pages),
         });
         match done {
             Ok(()) => ExitCode::SUCCESS,
@@ -40,9 +41,6 @@ impl Docs {
         }
     }
 }
-
-/// A file and what should be in it.
-type Page = (PathBuf, String);
 
 /// Every page as it should be.
 fn pages(root: &Path) -> Result<Vec<Page>, Vec<String>> {
@@ -62,21 +60,8 @@ fn pages(root: &Path) -> Result<Vec<Page>, Vec<String>> {
     ])
 }
 
-fn write(pages: &[Page]) -> Result<(), Vec<String>> {
-    let written =
-        pages.iter().map(|(path, text)| fs::write(path, text).map_err(|error| format!("{}: {error}", path.display())));
-    let problems: Vec<String> = written.filter_map(Result::err).collect();
-    if problems.is_empty() { Ok(()) } else { Err(problems) }
-}
-
 fn check(pages: &[Page]) -> Result<(), Vec<String>> {
-    let is_old = |(path, text): &&Page| fs::read_to_string(path).ok().as_ref() != Some(text);
-    let old: Vec<String> = pages
-        .iter()
-        .filter(is_old)
-        .map(|(path, _)| format!("{} is not what the code says; run `cargo xtask docs`", path.display()))
-        .collect();
-    if old.is_empty() { Ok(()) } else { Err(old) }
+    generated::check(pages, "the code says", "cargo xtask docs")
 }
 
 #[cfg(test)]
@@ -89,16 +74,5 @@ mod tests {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
         let pages = pages(&root).unwrap_or_else(|problems| panic!("{}", problems.join("\n")));
         check(&pages).unwrap_or_else(|old| panic!("{}", old.join("\n")));
-    }
-
-    #[test]
-    fn an_old_page_is_named_and_a_new_one_is_not() {
-        let directory = tempfile::tempdir().unwrap();
-        let page = (directory.path().join("page.md"), "new".to_owned());
-        assert!(check(std::slice::from_ref(&page)).unwrap_err()[0].ends_with("run `cargo xtask docs`"));
-        write(std::slice::from_ref(&page)).unwrap();
-        assert_eq!(check(&[page]), Ok(()));
-        let nowhere = (directory.path().join("none/page.md"), String::new());
-        assert!(write(&[nowhere]).unwrap_err()[0].contains("none/page.md: "));
     }
 }

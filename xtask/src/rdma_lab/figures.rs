@@ -3,7 +3,7 @@
 
 use std::fmt::Write;
 
-use serde_json::{Deserializer, Value};
+use serde_json::{Deserializer, Value, json};
 
 use super::perftest;
 use super::steps::{Outputs, of};
@@ -42,11 +42,28 @@ impl Metric {
     }
 }
 
+/// The report that a step printed; of what perftest printed, one of the same shape.
+pub(crate) fn report(printed: &str) -> Option<Value> {
+    let Some(at) = printed.find(REPORT) else { return of_perftest(printed) };
+    // What follows the report is not looked at.
+    Deserializer::from_str(&printed[at..]).into_iter().next()?.ok()
+}
+
+/// Perftest's figure, as ours are reported.
+fn of_perftest(printed: &str) -> Option<Value> {
+    let row = match (perftest::latency_us(printed), perftest::bytes_per_s(printed)) {
+        (Some(us), _) => json!({ "system": "perftest", "variant": "", "metric": "rtt_us", "p50": 2.0 * us }),
+        (None, Some(bytes)) => {
+            json!({ "system": "perftest", "variant": "", "metric": "gigabytes_per_s", "value": bytes / 1e9 })
+        }
+        (None, None) => return None,
+    };
+    Some(json!({ "schema": "perftest", "results": [row] }))
+}
+
 /// The figure of a system in the report that a step printed.
 fn figure(printed: &str, system: &str, metric: Metric) -> Option<f64> {
-    let report = &printed[printed.find(REPORT)?..];
-    // What follows the report is not looked at.
-    let report: Value = Deserializer::from_str(report).into_iter().next()?.ok()?;
+    let report = report(printed)?;
     let (name, value) = match metric {
         Metric::RoundTrip => ("rtt_us", "p50"),
         Metric::Bandwidth => ("gigabytes_per_s", "value"),
@@ -167,6 +184,15 @@ mod tests {
         assert!(bandwidth(&outputs, LATENCY).is_err() && bandwidth(&outputs, "none").is_err());
         outputs.insert(LATENCY, report(r#"{"system":"sealane","metric":"rtt_us","p50":25.0}"#));
         assert!(latency(&outputs, LATENCY).unwrap_err().contains("bare operation"));
+    }
+
+    #[test]
+    fn perftests_figures_can_be_kept_as_ours_are() {
+        let found = |printed: &str| super::report(printed).unwrap()["results"][0].clone();
+        assert_eq!((&found(SEND_LAT)["metric"], &found(SEND_LAT)["p50"]), (&json!("rtt_us"), &json!(20.0)));
+        assert_eq!(found(WRITE_BW)["value"], 0.065_536);
+        assert_eq!(super::report(of(&outputs(), LATENCY)).unwrap()["results"][1]["system"], "raw");
+        assert_eq!(super::report("nothing of the kind"), None);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::figures;
@@ -117,8 +117,13 @@ fn judge(step: &Step, ending: &Ending, outputs: &Outputs) -> Result<String, Stri
     }
 }
 
+/// Where what a step printed is kept.
+pub(crate) fn log_of(lab: &Path, step: &str) -> PathBuf {
+    lab.join(format!("{step}.log"))
+}
+
 fn keep_log(lab: &Path, step: &str, output: &str) -> Result<(), String> {
-    let path = lab.join(format!("{step}.log"));
+    let path = log_of(lab, step);
     fs::write(&path, output).map_err(|error| format!("{}: {error}", path.display()))
 }
 

@@ -3,7 +3,7 @@
 use sealane_bench::{Column, Picture, Row, Section, Spread, Table};
 
 use super::figure::{self, NOT_MEASURED, cell, quotient};
-use super::results::{Results, Run};
+use super::results::{Results, Run, inverse};
 
 /// A row of a table that compares Sealane with the bare operation and with gRPC.
 #[derive(Clone, Copy, Debug)]
@@ -94,40 +94,39 @@ pub(super) fn names(variants: &[String]) -> Vec<String> {
         nothing if nothing.is_empty() => PLAIN.to_owned(),
         own => own,
     };
-    match parts.len() {
-        0 | 1 => variants.to_vec(),
-        _ => parts.iter().map(own).collect(),
-    }
+    if parts.len() < 2 { variants.to_vec() } else { parts.iter().map(own).collect() }
+}
+
+/// Every variant of Sealane and of gRPC: the system, the variant, and what to call it.
+fn named(run: &Run) -> Vec<(&'static str, String, String)> {
+    let (sealane, grpc) = (run.variants("sealane"), run.variants("grpc"));
+    let ours = sealane.iter().zip(names(&sealane)).map(|(variant, name)| ("sealane", variant.clone(), name));
+    let theirs =
+        grpc.iter().zip(names(&grpc)).map(|(variant, name)| ("grpc", variant.clone(), format!("gRPC, {name}")));
+    ours.chain(theirs).collect()
 }
 
 /// One row for each variant of Sealane and for each of gRPC: these metrics, and by what factor the first of the metrics
 /// differs from that of the first variant. Metrics that nobody has are left out.
 pub(super) fn variants(run: &Run, metrics: &[(&str, &str)]) -> Table {
-    let sealane = run.variants("sealane");
-    let grpc = run.variants("grpc");
-    let rows = sealane.iter().map(|variant| ("sealane", variant)).chain(grpc.iter().map(|variant| ("grpc", variant)));
     let has = |metric: &str| run.figure("sealane", None, metric).is_some();
     let metrics: Vec<_> = metrics.iter().filter(|(_, metric)| has(metric)).collect();
-    let Some((_, main)) = metrics.first() else { return Table::new([Column::text("system")], []) };
-    let shown = names(&sealane);
-    let first = shown.first().map_or("", String::as_str);
+    let rows = named(run);
+    let ([(_, main), others @ ..], Some((_, _, first))) = (metrics.as_slice(), rows.first()) else {
+        return Table::new([Column::text("system")], []);
+    };
     let mut columns = vec![Column::text("system"), Column::number(&format!("{first} = 1"))];
     columns.extend(metrics.iter().map(|(head, _)| Column::number(head)));
-    let rows = rows.enumerate().map(|(at, (system, variant))| {
-        let name = shown.get(at).cloned().unwrap_or_else(|| format!("gRPC, {variant}"));
-        let to_first = match system {
+    let rows = rows.iter().map(|(system, variant, name)| {
+        let to_first = match *system {
             "sealane" => run.to_first(variant, main),
-            // What the first of Sealane's is compared with; by name where it is not the first of gRPC's.
-            _ => to_grpc(run, variant, main).map(super::results::inverse),
+            _ => to_grpc(run, variant, main).map(inverse),
         };
         let of = |metric: &str| run.figure(system, Some(variant), metric);
-        let mut cells = vec![name, cell(to_first.map(quotient))];
         let main_of = of(main).map(|spread| figure::with_spread(main, spread));
-        cells.push(cell(main_of));
-        cells.extend(
-            metrics.iter().skip(1).map(|(_, metric)| cell(of(metric).map(|spread| figure::median(metric, spread)))),
-        );
-        cells
+        let others = others.iter().map(|(_, metric)| of(metric).map(|spread| figure::median(metric, spread)));
+        let cells = [to_first.map(quotient), main_of].into_iter().chain(others).map(cell);
+        [name.clone()].into_iter().chain(cells).collect()
     });
     Table::new(columns, rows.collect::<Vec<_>>())
 }
@@ -141,13 +140,10 @@ fn to_grpc(run: &Run, variant: &str, metric: &str) -> Option<Spread> {
 
 /// A metric of every variant of Sealane, and of gRPC, as bars.
 pub(super) fn bars(run: &Run, label: &str, metric: &str) -> Picture {
-    let sealane = run.variants("sealane");
-    let rows = sealane.iter().zip(names(&sealane)).map(|(variant, name)| ("sealane", variant.clone(), name));
-    let grpc = run.variants("grpc").into_iter().map(|variant| ("grpc", variant.clone(), format!("gRPC, {variant}")));
     let row = |(system, variant, name): (&str, String, String)| {
         Some(Row { name, spread: run.figure(system, Some(&variant), metric)? })
     };
-    Picture::bars(label, rows.chain(grpc).filter_map(row).collect())
+    Picture::bars(label, named(run).into_iter().filter_map(row).collect())
 }
 
 #[cfg(test)]

@@ -96,8 +96,10 @@ fn sizes(results: &Results) -> Table {
 }
 
 /// The plan against gRPC, in a run of its own, in which they are compared round by round.
-pub(in crate::report) const LINES: &[Line] =
-    &[line("200 workers + 10 ps, wide & deep, steps of all by plans", "ps_grpc", "steps_per_s")];
+pub(in crate::report) const LINES: &[Line] = &[
+    line("steps of 200 workers + 10 ps, wide & deep, by plans; gRPC: a call each", "ps_grpc", "steps_per_s"),
+    line("the same; gRPC: all in one message", "ps_grpc", "steps_per_s").with_grpc("async, one message, polling"),
+];
 
 /// FuseRecv's figures, by those without it: steps a second, and messages.
 const FUSE_RECV: [&str; 3] = ["published: FuseRecv by none (wide & deep)", "1.4", "0.45"];

@@ -13,6 +13,9 @@ const SECONDS: f64 = 0.5;
 const QUICK_ROUNDS: u32 = 1;
 const QUICK_SECONDS: f64 = 0.1;
 
+/// The same of a training run.
+const QUICK_TRAINING: &str = "--rounds 1 --steps 20 --exchange-steps 50";
+
 /// What a system costs in a round besides the counted seconds, as far as the forecast of the time knows.
 const ROUND_OVERHEAD_S: f64 = 0.3;
 
@@ -42,16 +45,18 @@ pub(super) struct Experiment {
     arguments: &'static str,
     rounds: u32,
     seconds: f64,
+    /// What a quick run adds.
+    more: &'static str,
 }
 
 /// An experiment of `sealane bench`.
 pub(super) const fn bench(name: &'static str, arguments: &'static str) -> Experiment {
-    Experiment { name, program: Program::Bench, arguments, rounds: ROUNDS, seconds: SECONDS }
+    Experiment { name, program: Program::Bench, arguments, rounds: ROUNDS, seconds: SECONDS, more: "" }
 }
 
 /// What another program does, which knows by itself how long.
 pub(super) const fn other(name: &'static str, program: Program, arguments: &'static str) -> Experiment {
-    Experiment { name, program, arguments, rounds: ROUNDS, seconds: SECONDS }
+    Experiment { name, program, arguments, rounds: ROUNDS, seconds: SECONDS, more: "" }
 }
 
 impl Experiment {
@@ -62,7 +67,8 @@ impl Experiment {
 
     /// The same as short as can be.
     pub(super) fn quick(self) -> Experiment {
-        self.rounds(QUICK_ROUNDS, QUICK_SECONDS)
+        let more = if self.program == Program::Python { QUICK_TRAINING } else { "" };
+        Experiment { more, ..self.rounds(QUICK_ROUNDS, QUICK_SECONDS) }
     }
 
     /// The file that its result is kept in.
@@ -77,7 +83,7 @@ impl Experiment {
         if matches!(self.program, Program::Bench | Program::Growth(_)) {
             words.push("bench".to_owned());
         }
-        words.extend(self.arguments.split_whitespace().map(str::to_owned));
+        words.extend(self.arguments.split_whitespace().chain(self.more.split_whitespace()).map(str::to_owned));
         match self.program {
             Program::Bench => {
                 words.extend(["--rounds".to_owned(), self.rounds.to_string()]);

@@ -7,6 +7,9 @@ use super::results::inverse;
 /// What stands where nothing was measured.
 pub(super) const NOT_MEASURED: &str = "not measured";
 
+/// From so many on, a time has the next unit.
+const LARGE: f64 = 1_000.0;
+
 /// The unit of a metric, by its name in the JSON.
 fn unit(metric: &str) -> &'static str {
     let name = metric.split('.').next().unwrap_or_default();
@@ -27,14 +30,28 @@ pub(super) fn is_cost(metric: &str) -> bool {
     !(metric.contains("_per_s") && !metric.contains("_per_step") || metric.ends_with("_share"))
 }
 
+/// A unit that suits a figure: a thousand of the smaller are one of the next.
+fn suited(metric: &str, value: f64) -> (f64, &'static str) {
+    match unit(metric) {
+        " µs" if value >= LARGE => (value / LARGE, " ms"),
+        " ms" if value >= LARGE => (value / LARGE, " s"),
+        unit => (value, unit),
+    }
+}
+
 /// A median with its unit: `8.3 µs`, `4.12 M/s`.
 pub(super) fn median(metric: &str, spread: Spread) -> String {
-    number(spread.median, unit(metric))
+    let (value, unit) = suited(metric, spread.median);
+    number(value, unit)
 }
 
 /// The same with the lowest and the highest round, where they are not one: `8.3 µs (8.1 to 9)`.
 pub(super) fn with_spread(metric: &str, spread: Spread) -> String {
-    format!("{}{}", median(metric, spread), range(spread))
+    let (value, _) = suited(metric, spread.median);
+    // The ends have the unit of the median.
+    let scale = if value == spread.median { 1.0 } else { 1.0 / LARGE };
+    let (min, max) = (spread.min * scale, spread.max * scale);
+    format!("{}{}", median(metric, spread), range(Spread { median: value, min, max }))
 }
 
 /// A quotient: `1.21 (1.18 to 1.22)`.
@@ -73,6 +90,8 @@ mod tests {
     fn figures_have_their_units() {
         for (metric, value, text) in [
             ("rtt_us.p50", 8.123, "8.12 µs"),
+            ("rtt_us.p99", 36_200.0, "36.2 ms"),
+            ("step_ms", 1_320.0, "1.32 s"),
             ("tensors_per_s", 4_123_456.0, "4.12 M/s"),
             ("steps_per_s", 950.4, "950/s"),
             ("gigabytes_per_s", 11.04, "11 GB/s"),
@@ -85,6 +104,8 @@ mod tests {
             assert_eq!(median(metric, certain(value)), text);
             assert_eq!(with_spread(metric, certain(value)), text);
         }
+        let spread = Spread { median: 1_000.0, min: 500.0, max: 2_000.0 };
+        assert_eq!(with_spread("step_ms", spread), "1 s (0.5 to 2)");
         let spread = Spread { median: 2e6, min: 1e6, max: 3e6 };
         assert_eq!(with_spread("tensors_per_s", spread), "2 M/s (1 M to 3 M)");
         assert_eq!(quotient(Spread { median: 1.21, min: 1.18, max: 1.22 }), "1.21 (1.18 to 1.22)");

@@ -1,6 +1,6 @@
 //! The figures of the README: tables between two markers, and single figures between two others, in its sentences. Pure.
 
-use super::chapters::{HOST, MANY, ONE, PS, by_grpc, experiments, lab};
+use super::chapters::{HOST, MANY, ONE, PS, by_grpc, exchange, experiments, lab};
 use super::comparison::Line;
 use super::figure::{self, NOT_MEASURED, quotient};
 use super::page::{MARKDOWN, day};
@@ -136,11 +136,7 @@ fn systems(results: &Results) -> Table {
         let command = command(line.experiment).map_or_else(String::new, |command| format!("`{command}`"));
         [what].into_iter().chain(cells).chain([command]).collect()
     };
-    let steps = |system: &str| {
-        let systems = results.get("training_exchange")?.report["systems"].as_array()?;
-        let steps = systems.iter().find(|of| of["name"] == system)?["steps_per_s"].clone();
-        super::results::spread(&steps, "median").map(|steps| figure::median("steps_per_s", steps))
-    };
+    let steps = |system| exchange(results, system).map(|steps| figure::with_spread("steps_per_s", steps));
     let training = vec![
         "DLRM in Python, 4 workers, the exchange alone".to_owned(),
         steps("sealane").unwrap_or_else(|| NOT_MEASURED.to_owned()),
@@ -148,7 +144,7 @@ fn systems(results: &Results) -> Table {
         steps("grpc").unwrap_or_default(),
         String::new(),
         by_grpc(results).map_or_else(String::new, quotient),
-        command("training_exchange").map_or_else(String::new, |command| format!("`{command}`")),
+        command("training").map_or_else(String::new, |command| format!("`{command}`")),
     ];
     let heads = super::comparison::SYSTEMS.iter().skip(1).map(|head| Column::number(head));
     let columns = [Column::text("what")].into_iter().chain(heads).chain([Column::text("command")]);
@@ -193,7 +189,7 @@ mod tests {
         for expected in [
             "| 64 B there and back, p50 | 8 µs | 6.4 µs | 24 µs | 0.8 | 3 | `bench latency --size 64` |",
             "| one host: 64 B there and back, p50 | 8 µs |",
-            "| DLRM in Python, 4 workers, the exchange alone | 700/s |  | 200/s |  | 3.5 (3.2 to 3.9) | `python",
+            "| DLRM in Python, 4 workers, the exchange alone | 700/s (690 to 710) |  | 200/s (190 to 210) |  | 3.5 (3.2 to 3.9) | `python",
             "Measured on Abacus 9, 2 CPUs, Linux 6.18, congestion control bbr; 2025-11-20.",
         ] {
             assert!(written.contains(expected), "{expected} in {written}");

@@ -17,7 +17,7 @@ pub(super) use many::LINES as MANY;
 pub(super) use one::{HOST, LINES as ONE};
 pub(super) use ps::LINES as PS;
 pub(super) use scale::kept;
-pub(super) use training::by_grpc;
+pub(super) use training::{by_grpc, exchange};
 pub(super) use verbs::lab;
 
 /// A part of the report.

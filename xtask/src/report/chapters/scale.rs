@@ -1,9 +1,10 @@
 //! Growth: measured on this machine as far as it goes, and computed on virtual time beyond.
 
-use sealane_bench::{Column, Line, Picture, Section, Table, brief};
+use sealane_bench::{Column, Line, Picture, Section, Spread, Table, brief};
 use serde_json::Value;
 
 use super::Chapter;
+use crate::report::comparison::variants;
 use crate::report::experiment::{Program, bench, other};
 use crate::report::figure::{self, cell, quotient};
 use crate::report::results::{Results, Run, certain};
@@ -20,7 +21,7 @@ const SIZES: [(f64, &str); 7] = [
 ];
 
 /// The columns, which are left out where no program told.
-const METRICS: [(&str, &str); 8] = [
+const METRICS: &[(&str, &str)] = &[
     ("steps a second, all workers", "steps_per_s"),
     ("step of a worker, p50", "step_ms"),
     ("p99", "step_p99_ms"),
@@ -38,13 +39,14 @@ pub(super) const GROWTH: Chapter = Chapter {
                of one machine: total steps a second can at best stay as they are, and a worker's step takes as many times longer as there are \
                more workers.",
     experiments: &[
-        bench("ps_growth_10", "ps --workload wide_deep_400 --workers 10 --ps 10"),
-        bench("ps_growth_50", "ps --workload wide_deep_400 --workers 50 --ps 10"),
-        bench("ps_growth_200", "ps --workload wide_deep_400 --workers 200 --ps 10"),
-        bench("ps_growth_500", "ps --workload wide_deep_400 --workers 500 --ps 10").rounds(5, 1.0),
-        bench("ps_growth_1000", "ps --workload wide_deep_400 --workers 1000 --ps 10").rounds(5, 1.0),
-        bench("ps_growth_1500", "ps --workload wide_deep_400 --workers 1500 --ps 10").rounds(5, 2.0),
-        bench("ps_growth_2000", "ps --workload wide_deep_400 --workers 2000 --ps 10").rounds(5, 2.0),
+        bench("ps_growth_kept", "ps --workload wide_deep_400 --workers 50,200 --ps 5,10"),
+        bench("ps_growth_10", "ps --workload dlrm_kaggle --workers 10 --ps 10"),
+        bench("ps_growth_50", "ps --workload dlrm_kaggle --workers 50 --ps 10"),
+        bench("ps_growth_200", "ps --workload dlrm_kaggle --workers 200 --ps 10"),
+        bench("ps_growth_500", "ps --workload dlrm_kaggle --workers 500 --ps 10").rounds(5, 1.0),
+        bench("ps_growth_1000", "ps --workload dlrm_kaggle --workers 1000 --ps 10").rounds(5, 1.0),
+        bench("ps_growth_1500", "ps --workload dlrm_kaggle --workers 1500 --ps 10").rounds(5, 2.0),
+        bench("ps_growth_2000", "ps --workload dlrm_kaggle --workers 2000 --ps 10").rounds(5, 2.0),
     ],
     answer: growth,
 };
@@ -73,13 +75,19 @@ fn growth(results: &Results, section: Section) -> Section {
         runs.iter().filter_map(|(workers, run)| Some((*workers, run.figure("sealane", None, "steps_per_s")?.median)));
     let line =
         Line { name: "all workers together".to_owned(), series: 0, is_dashed: false, parts: vec![points.collect()] };
-    section.illustration(Picture::curves("steps/s", "workers", vec![line])).table(table)
+    let section = section
+        .illustration(Picture::curves("steps/s", "workers", vec![line]))
+        .table(table.titled("Each size by itself"));
+    match results.get("ps_growth_kept") {
+        Some(run) => section.table(variants(run, METRICS).titled("Two sizes in turn")),
+        None => section,
+    }
 }
 
-/// Steps a second with 200 workers by those with 50: of medians, since the sizes are runs of their own.
-pub(in crate::report) fn kept(results: &Results) -> Option<f64> {
-    let steps = |experiment| Some(results.get(experiment)?.figure("sealane", None, "steps_per_s")?.median);
-    Some(steps("ps_growth_200")? / steps("ps_growth_50")?)
+/// Steps a second with 200 workers and 10 ps by those with 50 and 5, round by round.
+pub(in crate::report) fn kept(results: &Results) -> Option<Spread> {
+    let run = results.get("ps_growth_kept")?;
+    run.to_first(run.variants("sealane").get(1)?, "steps_per_s")
 }
 
 pub(super) const VIRTUAL: Chapter = Chapter {
@@ -123,16 +131,31 @@ fn simulated(run: &Run, section: Section) -> Section {
     let line = |name: &str, series, is_dashed, parts| Line { name: name.to_owned(), series, is_dashed, parts };
     let lines = vec![line("computed", 0, false, steps), line("perfect growth", 1, true, perfect)];
     let section = section.illustration(Picture::curves("steps/s", "workers", lines)).table(table.titled("Sizes"));
-    section.table(costs(run)).note(fit(run))
+    section.table(costs(run)).table(predictions(run)).note(fit(run))
 }
 
-/// The costs of the model; their units are in their names.
+/// The costs of the model, of both ends; their units are in their names.
 fn costs(run: &Run) -> Table {
-    let costs = run.report["costs"].as_object();
-    let rows = costs.into_iter().flatten().filter_map(|(name, value)| {
-        Some(vec![name.clone(), brief(value.as_f64().filter(|_| name != "worst_error_percent")?)])
+    let rows = ["worker", "ps"].into_iter().flat_map(|end| {
+        let costs = run.report["costs"][end].as_object().into_iter().flatten();
+        costs.filter_map(move |(name, value)| Some(vec![format!("{end}: {name}"), brief(value.as_f64()?)]))
     });
     Table::new([Column::text("cost"), Column::number("value")], rows).titled("The model's costs")
+}
+
+/// What the model makes of what was measured.
+fn predictions(run: &Run) -> Table {
+    let row = |input: &Value| {
+        let text = |name: &str| input[name].as_str().unwrap_or_default().to_owned();
+        let number = |name: &str| cell(input[name].as_f64().map(brief));
+        let size = format!("{} + {}", number("workers"), number("ps"));
+        let figures = ["measured_steps_per_s", "predicted_steps_per_s", "error_percent"].map(number);
+        [text("workload"), size, text("variant")].into_iter().chain(figures).collect()
+    };
+    let texts = ["workload", "workers + ps", "variant"].map(Column::text);
+    let numbers = ["measured steps a second", "computed", "error, %"].map(Column::number);
+    let inputs = run.report["costs"]["inputs"].as_array().into_iter().flatten();
+    Table::new([&texts[..], &numbers].concat(), inputs.map(row)).titled("Measured and computed")
 }
 
 fn fit(run: &Run) -> String {

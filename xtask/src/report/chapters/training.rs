@@ -8,49 +8,55 @@ use crate::report::experiment::{Program, other};
 use crate::report::figure::{self, cell, quotient};
 use crate::report::results::{Results, Run, spread};
 
-/// The exchange alone, and with the model's own computation.
-const RUNS: [(&str, &str); 2] = [("exchange alone", "training_exchange"), ("with computation", "training")];
+/// With nothing computed, and in training.
+const RATES: [(&str, &str); 2] = [("exchange alone", "steps_per_s"), ("training", "training_steps_per_s")];
 
 pub(super) const TRAINING: Chapter = Chapter {
     name: "training",
     heading: "A training run",
     question: "Does it matter to somebody who trains? The numpy DLRM example with a ps and 4 workers, each a process, synchronous: the same training \
-               code over Sealane and over gRPC (grpcio), once without computing anything, so that the exchange is all there is, and once in full.",
-    experiments: &[
-        other("training_exchange", Program::Python, "python/examples/dlrm_compare.py --workers 4 --compute-us 0"),
-        other("training", Program::Python, "python/examples/dlrm_compare.py --workers 4"),
-    ],
-    answer: training,
+               code over Sealane and over gRPC (grpcio), once without computing anything, so that the exchange is all there is, and once in full. \
+               sealane is one daemon for all tasks, sealane-tcp two with TCP between them.",
+    experiments: &[other("training", Program::Python, "python/examples/dlrm_compare.py --workers 4")],
+    answer: |results, section| match results.get("training") {
+        Some(run) => training(run, section),
+        None => section,
+    },
 };
 
-fn training(results: &Results, section: Section) -> Section {
-    let runs: Vec<_> = RUNS.iter().filter_map(|(name, experiment)| Some((*name, results.get(experiment)?))).collect();
-    let rows = runs.iter().flat_map(|(name, run)| systems(run).map(move |system| row(name, run, system)));
-    let heads = ["steps a second", "Sealane / it"].map(Column::number);
-    let table = Table::new([&["", "system"].map(Column::text)[..], &heads].concat(), rows.collect::<Vec<_>>());
-    let section = section.table(table);
-    let Some(run) = results.get("training").or_else(|| results.get("training_exchange")) else { return section };
-    let section = section.illustration(losses(run)).note(match run.report["losses_equal"].as_bool() {
-        Some(true) => "The losses of all systems are equal to the last bit.",
+fn training(run: &Run, section: Section) -> Section {
+    let row = |system: &Value| {
+        let name = system["name"].as_str().unwrap_or_default();
+        let cells = RATES.iter().flat_map(|(_, rate)| {
+            let steps = spread(&system[*rate], "median").map(|steps| figure::with_spread("steps_per_s", steps));
+            [steps, run.ratio(&format!("{name}/grpc"), rate).map(quotient)].map(cell)
+        });
+        [name.to_owned()].into_iter().chain(cells).collect()
+    };
+    let heads = RATES.iter().flat_map(|(what, _)| [format!("{what}: steps a second"), "gRPC = 1".to_owned()]);
+    let heads: Vec<Column> = heads.map(|head| Column::number(&head)).collect();
+    let table = Table::new([&[Column::text("system")], &heads[..]].concat(), systems(run).map(row).collect::<Vec<_>>());
+    section.illustration(losses(run)).table(table).note(match run.report["losses_equal"].as_bool() {
+        Some(true) => {
+            "The losses of all systems are equal to the last bit, and to those of one process that trains alone."
+        }
         _ => "The losses of the systems are not equal.",
-    });
-    section.note("A worker's losses are drawn as the program wrote them, one a step.")
+    })
 }
 
 fn systems(run: &Run) -> impl Iterator<Item = &Value> {
     run.report["systems"].as_array().into_iter().flatten()
 }
 
-fn row(name: &str, run: &Run, system: &Value) -> Vec<String> {
-    let of = system["name"].as_str().unwrap_or_default();
-    let steps = spread(&system["steps_per_s"], "median").map(|steps| figure::with_spread("steps_per_s", steps));
-    let ratio = run.ratio(&format!("sealane/{of}"), "steps_per_s");
-    vec![name.to_owned(), of.to_owned(), cell(steps), cell(ratio.map(quotient))]
+/// A system's steps a second with nothing computed.
+pub(in crate::report) fn exchange(results: &Results, name: &str) -> Option<Spread> {
+    let system = systems(results.get("training")?).find(|system| system["name"] == name)?;
+    spread(&system["steps_per_s"], "median")
 }
 
-/// Sealane's steps a second by gRPC's, without computation.
+/// Sealane's by gRPC's.
 pub(in crate::report) fn by_grpc(results: &Results) -> Option<Spread> {
-    results.get("training_exchange")?.ratio("sealane/grpc", "steps_per_s")
+    results.get("training")?.ratio("sealane/grpc", "steps_per_s")
 }
 
 fn losses(run: &Run) -> Picture {

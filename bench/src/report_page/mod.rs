@@ -190,7 +190,7 @@ impl Table {
         self.rows.len() > ROWS_SHOWN_MAX
     }
 
-    /// The class of the table: one of many columns is as wide as they need and can be scrolled, lines of any other are broken.
+    /// The class of the table: one of many columns leaves each text some room, and is scrolled where there is not enough for all.
     fn kind(&self) -> &'static str {
         if self.columns.len() > 2 { "many" } else { "few" }
     }

@@ -63,14 +63,15 @@ impl Line {
 }
 
 /// The columns of [`Line::cells`].
-pub(super) const SYSTEMS: [&str; 6] =
-    ["what", "Sealane", "raw", "gRPC", "Sealane's speed: raw = 1", "Sealane's speed: gRPC = 1"];
+pub(super) const SYSTEMS: [&str; 6] = ["what", "Sealane", "raw", "gRPC", "speed, raw = 1", "speed, gRPC = 1"];
 
-/// Sealane, the bare operation and gRPC side by side.
+/// Sealane, the bare operation and gRPC side by side; without a column that nothing was measured of.
 pub(super) fn systems(results: &Results, lines: &[Line]) -> Table {
-    let columns =
-        SYSTEMS.iter().enumerate().map(|(at, head)| if at == 0 { Column::text(head) } else { Column::number(head) });
-    Table::new(columns.collect::<Vec<_>>(), lines.iter().map(|line| line.cells(results).to_vec()))
+    let rows: Vec<[String; 6]> = lines.iter().map(|line| line.cells(results)).collect();
+    let shown: Vec<usize> = (0..SYSTEMS.len()).filter(|at| rows.iter().any(|row| !row[*at].is_empty())).collect();
+    let column = |at: &usize| if *at == 0 { Column::text(SYSTEMS[0]) } else { Column::number(SYSTEMS[*at]) };
+    let columns: Vec<Column> = shown.iter().map(column).collect();
+    Table::new(columns, rows.iter().map(|row| shown.iter().map(|at| row[*at].clone()).collect()))
 }
 
 /// With a picture of how many times as fast as gRPC each of these is, where that was measured.

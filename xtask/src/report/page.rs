@@ -37,7 +37,8 @@ const LIMITS: [&str; 5] = [
      one command take turns within each round, and quotients are taken round by round, so that a machine that slows down slows both. Figures of two \
      commands were measured at different times: compare their quotients rather than their figures. A virtual machine's neighbours disturb it: \
      the last table says how busy the machine was with other things.",
-    "A quotient called speed is above 1 where Sealane is faster, of rates and of times alike.",
+    "A speed beside raw or gRPC is above 1 where Sealane is faster, of rates and of times alike. Steps a second are those of all workers together, a \
+     step's time is that of one worker.",
 ];
 
 /// The whole report.

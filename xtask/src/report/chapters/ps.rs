@@ -11,7 +11,7 @@ use crate::report::results::{Results, Run};
 
 /// What the tables of variants show; the quotient is of the first.
 const METRICS: &[(&str, &str)] = &[
-    ("steps a second, all workers", "steps_per_s"),
+    ("steps a second", "steps_per_s"),
     ("step, p50", "step_ms"),
     ("p99", "step_p99_ms"),
     ("messages a step", "messages_per_step"),

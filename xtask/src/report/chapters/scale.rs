@@ -22,8 +22,8 @@ const SIZES: [(f64, &str); 7] = [
 
 /// The columns, which are left out where no program told.
 const METRICS: &[(&str, &str)] = &[
-    ("steps a second, all workers", "steps_per_s"),
-    ("step of a worker, p50", "step_ms"),
+    ("steps a second", "steps_per_s"),
+    ("step, p50", "step_ms"),
     ("p99", "step_p99_ms"),
     ("slowest worker's share", "slowest_share"),
     ("memory of the ps", "ps_rss_mib"),

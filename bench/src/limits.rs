@@ -36,6 +36,13 @@ pub const PS_MAX: usize = 512;
 /// calls to one address, and half of the files that a process may commonly have open.
 pub const SESSIONS_MAX: usize = 32_768;
 
+/// Most workers of one experiment over verbs or shm: each is an engine there, with a thread and a device's queues, or a
+/// client, with a thread and an arena, and all are in one process.
+pub const HOSTED_WORKERS_MAX: usize = 64;
+
+/// Most bytes that such workers pull and push in a step together: each has memory for its own.
+pub const HOSTED_BYTES_MAX: usize = 2 << 30;
+
 /// Longest time that a worker computes in a step, in microseconds.
 pub const COMPUTE_US_MAX: u64 = 1_000_000;
 

@@ -250,6 +250,7 @@ impl Plan {
         }
         self.check_fuse()?;
         self.check_links()?;
+        self.check_trainees()?;
         self.check_verbs()?;
         self.check_security()?;
         self.check_step()?;
@@ -269,6 +270,7 @@ impl Plan {
     fn check_fuse(&self) -> Result<(), BenchError> {
         let accepted: &[Fuse] = match (self.bench, self.link) {
             (Bench::FanIn, _) => &[Fuse::Turn, Fuse::Plan],
+            (Bench::Ps, Link::Shm) => &[Fuse::Off, Fuse::Receive, Fuse::ReceiveWaitAll, Fuse::Plan],
             (Bench::Ps, _) => &[Fuse::Off, Fuse::Turn, Fuse::Receive, Fuse::ReceiveWaitAll, Fuse::Plan],
             (Bench::Rate, Link::Tcp | Link::Verbs | Link::Loopback) => {
                 &[Fuse::Off, Fuse::Turn, Fuse::Receive, Fuse::Plan, Fuse::Push]
@@ -277,11 +279,12 @@ impl Plan {
             (Bench::Fuse, _) => &[Fuse::Off, Fuse::Turn, Fuse::Receive, Fuse::Plan],
             _ => &[Fuse::Off, Fuse::Turn],
         };
-        if !accepted.contains(&self.fuse) {
+        let variants = self.training.iter().flat_map(|training| &training.variants).map(|variant| variant.fuse);
+        if let Some(refused) = variants.chain([self.fuse]).find(|fuse| !accepted.contains(fuse)) {
             let names: Vec<_> = accepted.iter().map(Fuse::to_string).collect();
             return Err(BenchError::Setting {
                 setting: "--fuse",
-                value: self.fuse.to_string(),
+                value: refused.to_string(),
                 accepted: format!("{} with {} over {}", names.join(" or "), self.bench, self.link),
             });
         }
@@ -365,7 +368,8 @@ impl Plan {
             Bench::Idle => (&[Link::Tcp, Link::Shm], &[]),
             Bench::Restart => (&[Link::Tcp], &[]),
             Bench::FanIn => (&[Link::Tcp], &[SystemName::Raw]),
-            Bench::Ps => (&[Link::Tcp], &[SystemName::Grpc]),
+            Bench::Ps if self.link == Link::Shm => (&[Link::Shm], &[]),
+            Bench::Ps => (&[Link::Tcp, Link::Shm, Link::Verbs], &[SystemName::Grpc]),
             Bench::Fuse if self.link == Link::Shm => (&[Link::Shm], &[]),
             Bench::Fuse => {
                 (&[Link::Tcp, Link::Shm, Link::Verbs], &[SystemName::Raw, SystemName::Grpc, SystemName::Open])

@@ -6,11 +6,11 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use libtest_mimic::{Arguments, Failed, Trial};
-use nix::sys::signal::{Signal, kill};
+use nix::sys::signal::{SigSet, Signal, kill};
 use nix::unistd::Pid;
 use sealane_bench::{
-    Bench, BenchError, FEW_PEERS, Figures, Fuse, Link, Metric, Peer, PeerJob, PeerProgram, Plan, Progress, STALL_LIMIT,
-    Security, SystemName, run, serve_peer,
+    Bench, BenchError, FEW_PEERS, Figures, Fuse, Link, Metric, Mode, Peer, PeerJob, PeerProgram, Plan, Progress,
+    Registration, STALL_LIMIT, Security, Size, SystemName, Training, Variant, run, serve_peer,
 };
 use sealane_transport::shm::attach;
 
@@ -22,6 +22,9 @@ const BABBLE: &str = "babble";
 
 /// Makes it a producer whose engine knows fewer peers than will come.
 const FORGET: &str = "forget";
+
+/// Makes it parameter servers that die when they are first measured.
+const PERISH: &str = "perish";
 
 /// Peers of a run, where they count.
 const PEERS: usize = 5;
@@ -35,6 +38,7 @@ fn main() -> ExitCode {
         match role.as_str() {
             PRODUCE => return ended(serve_peer(job)),
             FORGET => return ended(forget_a_peer(job)),
+            PERISH => return ended(perish_in_a_round(job)),
             FAIL => {
                 eprintln!("the dog ate it");
                 return ExitCode::from(7);
@@ -53,6 +57,19 @@ fn forget_a_peer(job: &str) -> Result<(), BenchError> {
     let mut job: PeerJob = serde_json::from_str(job).expect("the harness wrote it");
     job.plan.peers -= 1;
     serve_peer(&serde_json::to_string(&job).expect("it was JSON before"))
+}
+
+/// A producer rests until its first round, for which it is told to continue: that ends this one.
+fn perish_in_a_round(job: &str) -> Result<(), BenchError> {
+    let mut continued = SigSet::empty();
+    continued.add(Signal::SIGCONT);
+    continued.thread_block().expect("every thread of this process inherits it");
+    std::thread::spawn(move || {
+        continued.wait().expect("it comes");
+        eprintln!("the parameters are lost");
+        std::process::exit(7);
+    });
+    serve_peer(job)
 }
 
 fn ended(outcome: Result<(), BenchError>) -> ExitCode {
@@ -137,6 +154,29 @@ fn cases() -> Vec<Trial> {
             cases.push(Trial::test(name, move || fan_in(&plan)));
         }
     }
+    for mode in [Mode::Async, Mode::Sync] {
+        for link in [Link::Tcp, Link::Shm] {
+            let plan = training_plan(link, mode, 0, &variants(link));
+            cases.push(Trial::test(format!("workers train over {link}, {mode}"), move || train(&plan)));
+        }
+        let mut beside_grpc = training_plan(Link::Tcp, mode, 0, &[Variant::default()]);
+        beside_grpc.baselines = vec![SystemName::Grpc];
+        cases.push(Trial::test(format!("workers train beside grpc, {mode}"), move || train(&beside_grpc)));
+    }
+    for link in [Link::Tcp, Link::Shm] {
+        let alone = Variant { size: Some(Size { workers: 1, ps: 3 }), ..Variant::default() };
+        let asleep = Variant { polling: false, request_buffers: 2, fuse: Fuse::Off, ..alone };
+        let copied = Variant { copies: true, fuse: Fuse::Receive, registration: Registration::Dynamic, ..alone };
+        let plan = training_plan(link, Mode::Sync, 300, &[alone, asleep, copied]);
+        cases.push(Trial::test(format!("one worker trains over {link}"), move || train(&plan)));
+        let plan = training_plan(link, Mode::Async, 0, &[Variant::default()]);
+        cases.push(Trial::test(format!("a ps over {link} that dies is shown with its words"), move || {
+            let error = run(&plan, &PeerProgram::this(&[PERISH]), &mut Progress::silent()).expect_err("it is gone");
+            assert!(matches!(error, BenchError::PeerDied { .. }), "{error}");
+            assert!(error.to_string().contains("the parameters are lost"), "{error}");
+            Ok(())
+        }));
+    }
     cases.push(Trial::test("an engine that does not know its callers refuses them", refused_callers));
     cases.push(Trial::test("a producer that fails is shown with its words", a_failing_producer));
     cases.push(Trial::test("a producer that babbles is not understood", a_babbling_producer));
@@ -190,6 +230,55 @@ fn yields_figures(name: String, plan: Plan) -> Trial {
         roxmltree::Document::parse(&svg)?;
         Ok(())
     })
+}
+
+/// Every way in which the tensors can move over a link, with few request buffers, and memory of both kinds.
+fn variants(link: Link) -> Vec<Variant> {
+    let fused = [Fuse::Plan, Fuse::Off, Fuse::Turn, Fuse::Receive, Fuse::ReceiveWaitAll];
+    let possible = fused.into_iter().filter(|fuse| link == Link::Tcp || *fuse != Fuse::Turn);
+    let of = |fuse| Variant { fuse, request_buffers: 2, ..Variant::default() };
+    let dynamic = Variant { registration: Registration::Dynamic, ..of(Fuse::Off) };
+    possible.map(of).chain([dynamic]).collect()
+}
+
+/// Five workers and two ps, and tensors of all kinds.
+fn training_plan(link: Link, mode: Mode, compute_us: u64, variants: &[Variant]) -> Plan {
+    let whole = short_plan(Bench::Ps, link, vec![]);
+    let size = Size { workers: 5, ps: 2 };
+    let (push, variants) = (vec![100_003, 8, 20_000], variants.to_vec());
+    let training = Training { size, mode, compute_us, push, variants };
+    let first = training.variants[0];
+    let step = vec![64, 9_000, 1, 100_000, 513];
+    Plan { step, window: first.request_buffers, fuse: first.fuse, training: Some(training), ..whole }
+}
+
+fn train(plan: &Plan) -> Result<(), Failed> {
+    let training = plan.training.as_ref().expect("it is one of training");
+    let outcome = run(plan, &PeerProgram::this(&[PRODUCE]), &mut Progress::silent())?;
+    let report = &outcome.report;
+    assert_eq!(report.parameters.congestion.is_some(), plan.link == Link::Tcp);
+    let of =
+        |system: &str, metric| report.results.iter().filter(|row| row.system == system && row.metric == metric).count();
+    for (system, variants) in [("sealane", training.variants.len()), ("grpc", 2 * plan.baselines.len())] {
+        for metric in [Metric::StepsPerSecond, Metric::StepTime, Metric::StepTimeP99, Metric::CpuPerStep] {
+            assert_eq!(of(system, metric), variants, "{system} {metric:?}");
+        }
+        let counted = if plan.link == Link::Tcp { variants } else { 0 };
+        assert_eq!(of(system, Metric::MessagesPerStep), counted, "{system}");
+    }
+    for row in &report.results {
+        let Figures::Value { value, min, max } = row.figures else { panic!("{row:?}") };
+        assert!(min <= value && value <= max, "{row:?}");
+        match row.metric {
+            Metric::StepsPerSecond | Metric::MessagesPerStep | Metric::BytesPerStep => assert!(min > 0.0, "{row:?}"),
+            Metric::StepTime => assert!(min * 1e3 >= training.compute_us as f64, "{row:?}"),
+            Metric::SlowestShare => assert!(0.0 < min && max <= 1.0, "{row:?}"),
+            Metric::FastestShare => assert!(min >= 1.0, "{row:?}"),
+            _ => {}
+        }
+    }
+    roxmltree::Document::parse(&outcome.to_svg("sealane bench"))?;
+    Ok(())
 }
 
 fn idle(plan: &Plan) -> Result<(), Failed> {
@@ -336,14 +425,16 @@ fn a_client_that_does_not_attach() -> Result<(), Failed> {
 
 /// Where there is a device, both systems are measured.
 fn verbs_without_a_device() -> Result<(), Failed> {
-    let plan = short_plan(Bench::Latency, Link::Verbs, vec![SystemName::Raw]);
-    match run(&plan, &PeerProgram::this(&[PRODUCE]), &mut Progress::silent()) {
-        Ok(outcome) => assert!(outcome.report.parameters.device.is_some()),
-        Err(error) => {
-            assert!(error.to_string().contains("verbs are required") && !error.is_usage(), "{error}");
-            let job = PeerJob { plan, ..raw_job() };
-            let error = Peer::start(&PeerProgram::this(&[PRODUCE]), &job).expect_err("it needs the same device");
-            assert!(error.to_string().contains("verbs failed to open the device"), "{error}");
+    let latency = short_plan(Bench::Latency, Link::Verbs, vec![SystemName::Raw]);
+    for plan in [latency.clone(), training_plan(Link::Verbs, Mode::Async, 0, &[Variant::default()])] {
+        match run(&plan, &PeerProgram::this(&[PRODUCE]), &mut Progress::silent()) {
+            Ok(outcome) => assert!(outcome.report.parameters.device.is_some()),
+            Err(error) => {
+                assert!(error.to_string().contains("verbs are required") && !error.is_usage(), "{error}");
+                let job = PeerJob { plan: latency.clone(), ..raw_job() };
+                let error = Peer::start(&PeerProgram::this(&[PRODUCE]), &job).expect_err("it needs the same device");
+                assert!(error.to_string().contains("verbs failed to open the device"), "{error}");
+            }
         }
     }
     Ok(())

@@ -5,9 +5,12 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Fuse, Registration, within};
+use super::{Fuse, Link, Plan, Registration, within};
 use crate::error::BenchError;
-use crate::limits::{COMPUTE_US_MAX, PEERS_MAX, PS_MAX, SESSIONS_MAX, SIZE_BYTES_MAX, STEP_TENSORS_MAX, WINDOW_MAX};
+use crate::limits::{
+    COMPUTE_US_MAX, HOSTED_BYTES_MAX, HOSTED_WORKERS_MAX, PEERS_MAX, PS_MAX, SESSIONS_MAX, SIZE_BYTES_MAX,
+    STEP_TENSORS_MAX, WINDOW_MAX,
+};
 
 /// Who waits for whom between two steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -126,6 +129,11 @@ impl Training {
         self.size.workers * self.size.ps
     }
 
+    /// How many train, in the experiment itself and in its variants.
+    fn sizes(&self) -> impl Iterator<Item = Size> {
+        self.variants.iter().filter_map(|variant| variant.size).chain([self.size])
+    }
+
     /// The default experiment with a step of these tensors.
     pub(super) fn of(step: &[usize]) -> Self {
         let variants = vec![Variant::default()];
@@ -135,7 +143,7 @@ impl Training {
 
     /// Makes sure that it can be run.
     pub(super) fn check(&self) -> Result<(), BenchError> {
-        for Size { workers, ps } in self.variants.iter().filter_map(|variant| variant.size).chain([self.size]) {
+        for Size { workers, ps } in self.sizes() {
             within("--workers", workers, 1, PEERS_MAX)?;
             within("--ps", ps, 1, PS_MAX)?;
             if workers * ps > SESSIONS_MAX {
@@ -155,6 +163,38 @@ impl Training {
             within("--request-buffers", variant.request_buffers, 1, WINDOW_MAX)?;
         }
         Ok(())
+    }
+}
+
+impl Plan {
+    /// What the link can do of the experiment: over tcp all of it.
+    pub(super) fn check_trainees(&self) -> Result<(), BenchError> {
+        let Some(training) = &self.training else { return Ok(()) };
+        let link = self.link;
+        if !matches!(link, Link::Shm | Link::Verbs) {
+            return Ok(());
+        }
+        let refused = |setting, value, accepted| Err(BenchError::Setting { setting, value, accepted });
+        for Size { workers, .. } in training.sizes() {
+            if workers > HOSTED_WORKERS_MAX {
+                let accepted =
+                    format!("at most {HOSTED_WORKERS_MAX} over {link}, where each has a thread and memory of its own");
+                return refused("--workers", workers.to_string(), accepted);
+            }
+            let bytes = workers * self.step.iter().chain(&training.push).sum::<usize>();
+            if bytes > HOSTED_BYTES_MAX {
+                let accepted = format!("at most {HOSTED_BYTES_MAX} bytes of all workers over {link}, or --link tcp");
+                return refused("--workers", format!("{workers} with {bytes} bytes a step"), accepted);
+            }
+        }
+        let planned = |variant: &&Variant| variant.fuse == Fuse::Plan && !variant.keeps_memory();
+        match training.variants.iter().find(planned) {
+            Some(variant) if link == Link::Shm => {
+                let accepted = "static with --fuse plan over shm, where a plan keeps its memory".to_owned();
+                refused("--registration", variant.registration.to_string(), accepted)
+            }
+            _ => Ok(()),
+        }
     }
 }
 
@@ -180,6 +220,7 @@ pub(crate) fn spread(sizes: &[usize], ps: usize) -> Vec<Vec<usize>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::plan::Bench;
 
     #[test]
     fn tensors_are_spread_by_size() {
@@ -195,6 +236,41 @@ mod tests {
             assert_eq!(serde_json::to_string(&mode).unwrap(), format!("\"{text}\""));
         }
         assert!("bulk".parse::<Mode>().unwrap_err().to_string().contains("--mode"));
+    }
+
+    #[test]
+    fn what_only_sockets_can_do_is_refused_elsewhere() {
+        let plan = |link, spoil: &dyn Fn(&mut Plan, &mut Training)| {
+            let mut plan = Plan { link, ..Plan::new(Bench::Ps) };
+            let mut training = Training::of(&plan.step);
+            training.size = Size { workers: HOSTED_WORKERS_MAX, ps: 2 };
+            spoil(&mut plan, &mut training);
+            plan.training = Some(training);
+            plan.check().map_err(|error| error.to_string())
+        };
+        let variant = |of: Variant| move |_: &mut Plan, training: &mut Training| training.variants = vec![of];
+        let planned = variant(Variant { registration: Registration::Dynamic, ..Variant::default() });
+        let [turn, push] = [Fuse::Turn, Fuse::Push].map(|fuse| variant(Variant { fuse, ..Variant::default() }));
+        let crowd = |_: &mut Plan, training: &mut Training| training.size.workers += 1;
+        let later = |_: &mut Plan, training: &mut Training| {
+            training.variants[0].size = Some(Size { workers: HOSTED_WORKERS_MAX + 1, ps: 1 });
+        };
+        let large = |plan: &mut Plan, _: &mut Training| plan.step = vec![HOSTED_BYTES_MAX / HOSTED_WORKERS_MAX];
+        for link in [Link::Tcp, Link::Shm, Link::Verbs] {
+            assert_eq!(plan(link, &|_, _| {}), Ok(()));
+            for (setting, spoil) in [
+                ("--workers", &crowd as &dyn Fn(&mut Plan, &mut Training)),
+                ("--workers", &later),
+                ("--workers", &large),
+            ] {
+                let checked = plan(link, spoil);
+                assert_eq!(checked.is_ok(), link == Link::Tcp);
+                assert!(checked.err().is_none_or(|error| error.starts_with(setting) && error.contains("over")));
+            }
+            assert_eq!(plan(link, &planned).is_err(), link == Link::Shm);
+            assert_eq!(plan(link, &turn).is_err(), link == Link::Shm);
+            assert!(plan(link, &push).unwrap_err().starts_with("--fuse is push"));
+        }
     }
 
     #[test]

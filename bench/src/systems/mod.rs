@@ -138,7 +138,7 @@ fn one(job: &PeerJob, program: &PeerProgram) -> Result<Box<dyn System>, BenchErr
         (Bench::Connect, _) => return Ok(Box::new(storm::Storm::start(job, program, sealane::Workers)?)),
         (Bench::Latency | Bench::Rate | Bench::Bandwidth | Bench::Fuse, _) => {}
         (Bench::Ps, SystemName::Grpc) => return Ok(Box::new(grpc::training::start(job, program)?)),
-        (Bench::Ps, _) => return Ok(Box::new(sealane::training::start(job, program)?)),
+        (Bench::Ps, _) => return sealane::training::start(job, program),
         (Bench::Restart, _) => job.plan.bench.is_measured_elsewhere(),
     }
     Ok(match (job.system, job.plan.link) {

@@ -1,6 +1,5 @@
 //! What `ps` measures: workers that make step after step, each step a pull from every parameter server, some time to
-//! compute, and a push to each. The parameter servers have a process to themselves; the workers are in one thread of this
-//! one.
+//! compute, and a push to each. The parameter servers have a process to themselves; the workers are in this one.
 //!
 //! A round is so many steps of every worker, chosen by how long one takes: work that is known, and the time that it took,
 //! so that nothing depends on where in a step a worker is when a clock strikes. One step warms up.
@@ -15,6 +14,7 @@ use crate::loopback;
 use crate::peer::Peer;
 use crate::plan::{Plan, Training};
 use crate::process::Process;
+use crate::rdma_device::RdmaDevice;
 use crate::sample::{Metric, Sample, record_round_trip, round_trip_histogram};
 use crate::system::System;
 
@@ -23,8 +23,39 @@ pub(super) trait Trainees {
     /// Has every worker make so many steps, one after the other; returns when the last has made its last.
     fn train(&mut self, steps: u64, log: &mut StepLog) -> Result<(), BenchError>;
 
-    /// Messages that have moved so far, both ways.
-    fn messages(&self) -> u64;
+    /// What has moved so far, both ways; `None` over a link of which nobody counts that.
+    fn moved(&self) -> Result<Option<Moved>, BenchError>;
+
+    /// The RDMA device that it has moved through, if there is one.
+    fn device(&self) -> Option<&RdmaDevice> {
+        None
+    }
+
+    /// Is about to be measured again.
+    fn resume(&mut self) {}
+
+    /// Costs nothing while others are measured.
+    fn rest(&mut self) {}
+}
+
+/// What has moved between workers and parameter servers.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Moved {
+    /// Messages, both ways.
+    pub(super) messages: u64,
+    /// Their bytes, as the link counts them.
+    pub(super) bytes: u64,
+}
+
+impl Moved {
+    /// So many messages over TCP, whose bytes are what has passed the loopback interface.
+    pub(super) fn over_loopback(messages: u64) -> Result<Option<Self>, BenchError> {
+        Ok(Some(Self { messages, bytes: loopback::bytes_moved()? }))
+    }
+
+    fn since(self, before: Self) -> Self {
+        Self { messages: self.messages - before.messages, bytes: self.bytes - before.bytes }
+    }
 }
 
 /// The steps that were made since it was begun.
@@ -70,16 +101,17 @@ pub(super) struct Experiment<T> {
     system: &'static str,
     variant: String,
     training: Training,
-    /// Before the parameter servers' process, which they are connected with.
+    /// Before the trainees: engines would otherwise wait to say goodbye to a process that rests.
+    peer: Peer,
     trainees: T,
-    congestion: String,
+    /// `None` without TCP.
+    congestion: Option<String>,
     /// What the resident memory of the parameter servers' process grew by for each connection.
     resident_bytes_each: f64,
     /// How many steps of every worker took the time of a round when they were last made.
     steps: Option<u64>,
     /// The parameter servers' process, and this one.
     processes: [Process; 2],
-    peer: Peer,
 }
 
 impl<T: Trainees> Experiment<T> {
@@ -88,13 +120,13 @@ impl<T: Trainees> Experiment<T> {
         (system, variant): (&'static str, String),
         plan: &Plan,
         trainees: T,
-        congestion: String,
+        congestion: impl Into<Option<String>>,
         resident_bytes_each: f64,
         peer: Peer,
     ) -> Result<Self, BenchError> {
         let processes = [Process::new(peer.process_id())?, Process::new(std::process::id())?];
         let training = of(plan).clone();
-        let steps = None;
+        let (steps, congestion) = (None, congestion.into());
         Ok(Self { system, variant, training, trainees, congestion, resident_bytes_each, steps, processes, peer })
     }
 
@@ -121,23 +153,27 @@ impl<T: Trainees> Experiment<T> {
             let [ps, workers] = processes;
             Ok::<_, BenchError>([ps.cpu_time()?, workers.cpu_time()?])
         };
-        let (messages, bytes, spent) = (self.trainees.messages(), loopback::bytes_moved()?, cpu_time(&self.processes)?);
+        let (moved, spent) = (self.trainees.moved()?, cpu_time(&self.processes)?);
         let mut log = StepLog::begin(self.training.size.workers);
         self.trainees.train(steps, &mut log)?;
         let spent_after = cpu_time(&self.processes)?;
-        let (messages, bytes) = (self.trainees.messages() - messages, loopback::bytes_moved()? - bytes);
+        let moved = self.trainees.moved()?.zip(moved).map(|(after, before)| after.since(before));
         let made = (steps * self.training.size.workers as u64) as f64;
         let cpu_ms = |place: usize| (spent_after[place] - spent[place]).as_secs_f64() * 1_000.0 / made;
         let (slowest, fastest) = log.shares();
         let [ps, workers] = &self.processes;
         let mebibytes = |process: &Process| Ok::<_, BenchError>(process.resident_bytes()? as f64 / f64::from(1 << 20));
-        let figures = vec![
+        let mut figures = vec![
             (Metric::StepsPerSecond, made / log.took().as_secs_f64()),
             (Metric::StepTime, log.milliseconds(0.5)),
             (Metric::StepTimeP90, log.milliseconds(0.9)),
             (Metric::StepTimeP99, log.milliseconds(0.99)),
-            (Metric::MessagesPerStep, messages as f64 / made),
-            (Metric::BytesPerStep, bytes as f64 / made),
+        ];
+        if let Some(Moved { messages, bytes }) = moved {
+            figures.push((Metric::MessagesPerStep, messages as f64 / made));
+            figures.push((Metric::BytesPerStep, bytes as f64 / made));
+        }
+        figures.extend([
             (Metric::CpuPerStep, cpu_ms(0) + cpu_ms(1)),
             (Metric::WorkerCpuPerStep, cpu_ms(1)),
             (Metric::PsCpuPerStep, cpu_ms(0)),
@@ -147,7 +183,7 @@ impl<T: Trainees> Experiment<T> {
             (Metric::PsResident, mebibytes(ps)?),
             (Metric::WorkerResident, mebibytes(workers)?),
             (Metric::PsOpenFiles, ps.open_files()? as f64),
-        ];
+        ]);
         Ok(Sample { figures, ..Sample::default() })
     }
 }
@@ -167,10 +203,15 @@ impl<T: Trainees> System for Experiment<T> {
     }
 
     fn congestion(&self) -> Option<&str> {
-        Some(&self.congestion)
+        self.congestion.as_deref()
+    }
+
+    fn device(&self) -> Option<&RdmaDevice> {
+        self.trainees.device()
     }
 
     fn resume(&mut self) -> Result<(), BenchError> {
+        self.trainees.resume();
         self.peer.resume()
     }
 
@@ -179,6 +220,8 @@ impl<T: Trainees> System for Experiment<T> {
     }
 
     fn rest(&mut self) -> Result<(), BenchError> {
-        self.peer.rest()
+        self.peer.rest()?;
+        self.trainees.rest();
+        Ok(())
     }
 }

@@ -21,6 +21,12 @@ pub(crate) const BANDWIDTHS: [(&str, &str); 5] = [
     ("bench_window_40", "write, static, window 40"),
 ];
 
+/// The parameter-server experiment: request buffers and registration, 2 x 2.
+pub(crate) const TRAINING: &str = "bench_ps";
+
+/// Its variants in the order of its flags, of which the first is what the others are compared with.
+const TRAINED: [&str; 4] = ["1 request buffer, dynamic", "static", "40 request buffers", "both"];
+
 /// How a report begins; before it may stand a bar of progress.
 const REPORT: &str = "{\n  \"schema\": \"sealane-bench/";
 
@@ -114,6 +120,22 @@ fn judge(outputs: &Outputs, step: &str, metric: Metric) -> Result<String, String
     Ok(line)
 }
 
+/// Judges the parameter-server experiment.
+pub(crate) fn training(outputs: &Outputs, step: &str) -> Result<String, String> {
+    let report = report(of(outputs, step)).ok_or("no report was printed")?;
+    let rows = report["results"].as_array().into_iter().flatten();
+    let paces = rows.filter(|row| row["system"] == "sealane" && row["metric"] == "steps_per_s");
+    let paces: Vec<f64> = paces.filter_map(|row| row["value"].as_f64()).filter(|pace| *pace > 0.0).collect();
+    if paces.len() != TRAINED.len() {
+        return Err(format!("{} of {} variants have a pace", paces.len(), TRAINED.len()));
+    }
+    let mut line = format!("{:.2} steps/s with {}", paces[0], TRAINED[0]);
+    for (pace, name) in paces.iter().zip(TRAINED).skip(1) {
+        let _ = write!(line, "; {name} {:.2} x", pace / paces[0]);
+    }
+    Ok(line)
+}
+
 /// All figures side by side; empty without any.
 pub(crate) fn table(outputs: &Outputs) -> String {
     let mut rows: Vec<(String, Metric, f64)> = Vec::new();
@@ -129,7 +151,7 @@ pub(crate) fn table(outputs: &Outputs) -> String {
     for (step, variant) in BANDWIDTHS {
         add(format!("1 MiB: Sealane, {variant}"), metric, figure(measured(step), "sealane", metric));
     }
-    if !outputs.keys().any(|step| step.starts_with("bench_")) {
+    if !outputs.keys().any(|step| step.starts_with("bench_") && *step != TRAINING) {
         return String::new();
     }
     let width = rows.iter().map(|(what, ..)| what.chars().count()).max().unwrap_or(0);
@@ -193,6 +215,21 @@ mod tests {
         assert_eq!(found(WRITE_BW)["value"], 0.065_536);
         assert_eq!(super::report(of(&outputs(), LATENCY)).unwrap()["results"][1]["system"], "raw");
         assert_eq!(super::report("nothing of the kind"), None);
+    }
+
+    #[test]
+    fn every_variant_of_the_experiment_has_a_pace() {
+        let row = |metric: &str, pace: f64| format!(r#"{{"system":"sealane","metric":"{metric}","value":{pace}}}"#);
+        let judged = |paces: &[f64]| {
+            let rows = paces.iter().flat_map(|pace| [row("steps_per_s", *pace), row("step_ms", 1.0)]);
+            let printed = report(&rows.collect::<Vec<_>>().join(","));
+            training(&Outputs::from([(TRAINING, printed)]), TRAINING)
+        };
+        let expected =
+            "2.00 steps/s with 1 request buffer, dynamic; static 1.50 x; 40 request buffers 2.00 x; both 2.50 x";
+        assert_eq!(judged(&[2.0, 3.0, 4.0, 5.0]).unwrap(), expected);
+        assert_eq!(judged(&[2.0, 3.0, 0.0, 5.0]).unwrap_err(), "3 of 4 variants have a pace");
+        assert!(training(&Outputs::new(), TRAINING).is_err());
     }
 
     #[test]

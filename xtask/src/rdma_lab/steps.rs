@@ -116,6 +116,15 @@ pub(crate) const STEPS: &[Step] = &[
     bench(2, "sealane bench bandwidth --link verbs --size 1MiB --rounds 3 --registration dynamic --json -"),
     bench(3, "sealane bench bandwidth --link verbs --size 1MiB --rounds 3 --window 1 --json -"),
     bench(4, "sealane bench bandwidth --link verbs --size 1MiB --rounds 3 --window 40 --json -"),
+    Step {
+        name: figures::TRAINING,
+        // Some 16 MB move in a step of all workers, at tens of MB/s.
+        run: "sealane bench ps --link verbs --workers 4 --ps 2 --workload dlrm_kaggle --fuse turn \
+              --request-buffers 1,40 --registration dynamic,static --rounds 3 --seconds 2 --json -",
+        within_s: 300,
+        needs: &[SEALANE],
+        judge: figures::training,
+    },
 ];
 
 /// One of the [`figures::BANDWIDTHS`].

@@ -25,7 +25,8 @@ pub(super) fn key_of(lane: usize) -> String {
 }
 
 impl Lane {
-    fn new(index: usize, buffer: Buffer) -> Self {
+    /// The lane of the tensor with that number, in memory of its size.
+    pub(super) fn new(index: usize, buffer: Buffer) -> Self {
         Self { key: key_of(index), step: 0, size_bytes: buffer.len(), buffer: Some(buffer) }
     }
 

@@ -37,11 +37,16 @@ pub(super) fn slab_bytes(plan: &Plan) -> usize {
     if plan.link != Link::Verbs {
         return SLAB_BYTES;
     }
-    let blocks: usize = lanes(plan).into_iter().map(block_bytes).sum();
     // The producer of these makes each tensor anew; the others send theirs again.
     let copies = if matches!(plan.bench, Bench::Latency | Bench::Rate) { AHEAD } else { 1 };
+    SLAB_BYTES + copies * room_bytes(&lanes(plan))
+}
+
+/// Bytes of a slab in which tensors of these sizes find room.
+pub(super) fn room_bytes(sizes: &[usize]) -> usize {
+    let blocks: usize = sizes.iter().copied().map(block_bytes).sum();
     // A quarter more, since free pages need not be neighbours.
-    SLAB_BYTES + copies * (blocks + blocks / 4)
+    blocks + blocks / 4
 }
 
 fn block_bytes(bytes: usize) -> usize {

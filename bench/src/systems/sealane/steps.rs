@@ -25,11 +25,11 @@ pub(super) async fn round(
     let pair = shard.task(WORKER)?.pair(PS)?;
     let counts = plan.bench == Bench::Fuse;
     let before = if counts { messages::sent(shard, &pair, 2 * number).await? } else { 0 };
-    let mut way = Way::open(&pair, plan, &mut lanes)?;
+    let mut way = Way::open(&pair, plan.fuse, plan.republish, &mut lanes)?;
     let mut tally = StepTally::start(Instant::now(), length);
     loop {
         let began = Instant::now();
-        way.step(&pair, &mut lanes).await?;
+        way.step(&pair, &mut lanes, 0).await?;
         if tally.completed(began, Instant::now()) {
             break;
         }
@@ -43,7 +43,7 @@ pub(super) async fn round(
 }
 
 /// How the tensors of a step are asked for.
-enum Way {
+pub(super) enum Way {
     /// A recv a tensor, all at once: the session's window decides how many are in flight. The list is empty between steps.
     OneByOne(Vec<LocalReceiving>),
     /// One request for all, by their keys. The list is empty between steps.
@@ -52,15 +52,16 @@ enum Way {
     Planned(Planned),
 }
 
-struct Planned {
+pub(super) struct Planned {
     plan: LocalPlan,
     /// The last version that was pulled, if each step has one of its own.
     version: Option<i64>,
 }
 
 impl Way {
-    fn open(pair: &LocalPair, plan: &Plan, lanes: &mut [Lane]) -> Result<Self, Error> {
-        Ok(match plan.fuse {
+    /// The way of these lanes; with `republish` each step of a plan has a version of its own, which is asked for.
+    pub(super) fn open(pair: &LocalPair, fuse: Fuse, republish: bool, lanes: &mut [Lane]) -> Result<Self, Error> {
+        Ok(match fuse {
             Fuse::Off | Fuse::Turn => Self::OneByOne(Vec::with_capacity(lanes.len())),
             Fuse::Push => unreachable!("who pushes asks for nothing"),
             Fuse::Receive | Fuse::ReceiveWaitAll => Self::Fused(Vec::with_capacity(lanes.len())),
@@ -69,12 +70,13 @@ impl Way {
                 for (number, lane) in lanes.iter_mut().enumerate() {
                     agreed.tray_mut().set_destination(number, lane.lend());
                 }
-                Self::Planned(Planned { plan: agreed, version: plan.republish.then(|| lanes[0].step()) })
+                Self::Planned(Planned { plan: agreed, version: republish.then(|| lanes[0].step()) })
             }
         })
     }
 
-    async fn step(&mut self, pair: &LocalPair, lanes: &mut [Lane]) -> Result<(), Error> {
+    /// Receives the lanes' tensors of their next step; what is published, at `min_version` or newer.
+    pub(super) async fn step(&mut self, pair: &LocalPair, lanes: &mut [Lane], min_version: i64) -> Result<(), Error> {
         match self {
             Self::OneByOne(receiving) => {
                 receiving.extend(lanes.iter_mut().map(|lane| lane.ask(pair)));
@@ -92,12 +94,20 @@ impl Way {
                 }
                 Ok(())
             }
-            Self::Planned(planned) => planned.step(pair).await,
+            Self::Planned(planned) => planned.step(pair, min_version).await,
+        }
+    }
+
+    /// What a step has brought to a lane.
+    pub(super) fn bytes<'a>(&'a self, lanes: &'a [Lane], number: usize) -> Result<&'a [u8], Error> {
+        match self {
+            Self::Planned(planned) => Ok(planned.plan.tray().get(number)?.bytes()),
+            Self::OneByOne(_) | Self::Fused(_) => Ok(lanes[number].bytes()),
         }
     }
 
     /// Gives the lanes their memory back.
-    fn close(self, lanes: &mut [Lane]) -> Result<(), Error> {
+    pub(super) fn close(self, lanes: &mut [Lane]) -> Result<(), Error> {
         let Self::Planned(Planned { mut plan, version }) = self else { return Ok(()) };
         for (number, lane) in lanes.iter_mut().enumerate() {
             lane.take_in(plan.tray_mut().take(number)?)?;
@@ -108,8 +118,8 @@ impl Way {
 }
 
 impl Planned {
-    async fn step(&mut self, pair: &LocalPair) -> Result<(), Error> {
-        let Some(version) = &mut self.version else { return self.plan.pull(0).await };
+    async fn step(&mut self, pair: &LocalPair, min_version: i64) -> Result<(), Error> {
+        let Some(version) = &mut self.version else { return self.plan.pull(min_version).await };
         *version += 1;
         // The pull says whether it was heard.
         drop(pair.send(*version, NEXT, messages::word()?));

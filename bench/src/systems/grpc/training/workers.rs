@@ -20,7 +20,7 @@ use super::{PULL, PULL_ALL, PUSH, PUSH_ALL};
 use crate::error::BenchError;
 use crate::limits::{FILL, SLOWEST_BYTES_PER_SECOND, STALL_LIMIT};
 use crate::plan::{Fuse, Mode, Plan, Training, spread};
-use crate::systems::training::{self, StepLog, Trainees};
+use crate::systems::training::{self, Moved, StepLog, Trainees};
 
 /// A call's request and its answer.
 const MESSAGES_A_CALL: u64 = 2;
@@ -109,8 +109,8 @@ impl Trainees for Workers {
         Ok(())
     }
 
-    fn messages(&self) -> u64 {
-        self.calls * MESSAGES_A_CALL
+    fn moved(&self) -> Result<Option<Moved>, BenchError> {
+        Moved::over_loopback(self.calls * MESSAGES_A_CALL)
     }
 }
 

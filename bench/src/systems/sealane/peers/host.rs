@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::thread;
 use std::time::Duration;
 
-use sealane_fusion::{EndpointMap, Engine, EngineSettings};
+use sealane_fusion::{EndpointMap, Engine, EngineSettings, Verbs};
 use sealane_runtime::{Pin, Polling};
 use sealane_transport::shm::attach;
 use sealane_transport::tcp::listen;
@@ -32,14 +32,14 @@ pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
     let _engine_and_clients = if plan.link == Link::Shm {
         let tasks: Vec<String> = (0..plan.peers).map(greeting::task).collect();
         let map = tasks.iter().map(|task| format!("{task}=127.0.0.1:{port}\n")).collect();
-        let engine = start(plan, map, &tasks, vec![listener])?;
+        let engine = start(plan, map, &tasks, vec![listener], None)?;
         let door = attach::listen(job.meeting_place()?).map_err(|error| failed(error.to_string()))?;
         announce(0)?;
         let clients = tasks.iter().map(|_| admit_next(&engine, &door, AREA_BYTES)).collect::<Result<Vec<_>, _>>()?;
         (engine, clients)
     } else {
         let map = greeting::map([(PS, port)].into_iter(), plan.peers);
-        let engine = start(plan, map, &[PS.to_owned()], vec![listener])?;
+        let engine = start(plan, map, &[PS.to_owned()], vec![listener], None)?;
         if plan.bench == Bench::FanIn {
             answers::start(&engine, plan)?;
         }
@@ -61,18 +61,20 @@ pub(in crate::systems::sealane) fn listener(plan: &Plan) -> Result<(TcpListener,
     Ok((listener, port))
 }
 
-/// An engine of one shard that serves these tasks.
+/// An engine of one shard that serves these tasks, over verbs if it is given any.
 pub(in crate::systems::sealane) fn start(
     plan: &Plan,
     map: String,
     tasks: &[String],
     listeners: Vec<TcpListener>,
+    verbs: Option<Verbs>,
 ) -> Result<Engine, BenchError> {
     let map = EndpointMap::parse(&map, "the bench's endpoint map").map_err(|error| failed(error.to_string()))?;
     let tasks: Vec<&str> = tasks.iter().map(String::as_str).collect();
     let mut settings = EngineSettings::new(map, &tasks).map_err(|error| failed(error.to_string()))?;
     settings.listeners = listeners;
     settings.tcp = tcp_settings(plan);
+    settings.verbs = verbs;
     settings.runtime.polling = if plan.polling { Polling::Spin } else { Polling::default() };
     if matches!(plan.bench, Bench::FanIn | Bench::Ps) {
         // It is stopped while others are measured, as are its peers.

@@ -1,6 +1,9 @@
-//! Workers that train with parameter servers over TCP. All parameter servers are tasks of one engine, which has a process
-//! to itself, each at a transport address of its own; every worker has a session over a socket with each of them.
+//! Workers that train with parameter servers. All parameter servers are tasks of one engine, which has a process to itself.
+//! Over TCP each is at a transport address of its own, and every worker has a session over a socket with each of them; over
+//! verbs a worker is an engine, see `engines`; over shm it is a client of the parameter servers' engine, see `clients`.
 
+mod clients;
+mod engines;
 mod memory;
 mod pair;
 pub(super) mod servers;
@@ -15,8 +18,9 @@ use super::peers::greeting::Silent;
 use crate::error::BenchError;
 use crate::open_files;
 use crate::peer::{Peer, PeerJob, PeerProgram};
-use crate::plan::Plan;
+use crate::plan::{Link, Plan};
 use crate::process::Process;
+use crate::system::System;
 use crate::systems::crowd::Crowd;
 use crate::systems::training::{self, Experiment};
 use workers::Workers;
@@ -30,7 +34,15 @@ fn ps_task(number: usize) -> String {
 }
 
 /// Parameter servers in a process of their own, and workers that are connected with all of them.
-pub(in crate::systems) fn start(job: &PeerJob, program: &PeerProgram) -> Result<Experiment<Workers>, BenchError> {
+pub(in crate::systems) fn start(job: &PeerJob, program: &PeerProgram) -> Result<Box<dyn System>, BenchError> {
+    Ok(match job.plan.link {
+        Link::Verbs => Box::new(engines::start(job, program)?),
+        Link::Shm => Box::new(clients::start(job, program)?),
+        Link::Tcp | Link::Loopback => Box::new(over_sockets(job, program)?),
+    })
+}
+
+fn over_sockets(job: &PeerJob, program: &PeerProgram) -> Result<Experiment<Workers>, BenchError> {
     let plan = &job.plan;
     let training = training::of(plan);
     open_files::allow_for("--workers x --ps", training.pairs(), 1)?;

@@ -1,4 +1,4 @@
-//! The parameter servers, on one shard of their engine. What is pulled by plan is published, anew whenever as many gradients
+//! The parameter servers, on one shard of their engine, whatever links it with the workers. What is pulled by plan is published, anew whenever as many gradients
 //! have come as all workers push in a step; for workers that receive, every one finds the tensors of its next steps
 //! deposited. Bounded by the plan's workers and tensors.
 
@@ -9,20 +9,23 @@ use std::thread;
 use bytes::Bytes;
 use sealane_fusion::{
     AcceptOptions, Acceptor, DType, Engine, EngineSettings, Error, Fuse as EngineFuse, LocalEngine, LocalPair,
-    LocalSending, LocalTask, Tensor, TensorMeta,
+    LocalSending, LocalTask, Tensor, TensorMeta, Verbs,
 };
+use sealane_transport::shm::attach;
 
+use super::super::attached::admit_next;
 use super::super::consumer::key_of;
 use super::super::peers::greeting;
 use super::super::peers::host;
 use super::super::producer::{AHEAD, is_the_end};
+use super::super::{memory, over_verbs};
 use super::versions::Versions;
-use super::{QUEUE, ps_task};
+use super::{QUEUE, clients, ps_task};
 use crate::error::BenchError;
 use crate::limits::FILL;
 use crate::open_files;
 use crate::peer::{PeerJob, PeerReady, announce};
-use crate::plan::{Fuse, Mode, Plan, Training, spread};
+use crate::plan::{Fuse, Link, Mode, Plan, Size, Training, spread};
 use crate::systems::training;
 
 /// Gradients accepted at once at most.
@@ -33,22 +36,59 @@ const SLAB_BYTES: usize = 256 << 20;
 const SLABS_A_WORKER: usize = 2;
 const SLAB_BYTES_MAX: usize = 3 << 30;
 
+/// The same over verbs, besides the gradients that all workers push in a step.
+pub(super) const REGISTERED_BYTES: usize = 4 << 20;
+
 /// Serves workers until the process ends.
 pub(in crate::systems::sealane) fn serve(job: &PeerJob) -> Result<(), BenchError> {
     let plan = &job.plan;
     let training = training::of(plan);
-    open_files::allow_for("--workers x --ps", training.pairs(), 1)?;
-    let listening = (0..training.size.ps).map(|_| host::listener(plan)).collect::<Result<Vec<_>, _>>()?;
-    let (listeners, ports): (Vec<_>, Vec<_>) = listening.into_iter().unzip();
-    let tasks: Vec<String> = (0..training.size.ps).map(ps_task).collect();
-    let places = tasks.iter().map(String::as_str).zip(ports.iter().copied());
-    let engine = host::start(plan, greeting::map(places, training.size.workers), &tasks, listeners)?;
-    start(&engine, plan)?;
-    announce(PeerReady { port: 0, ports })?;
+    let _engine_and_clients = if plan.link == Link::Shm {
+        open_files::allow_for("--workers", training.size.workers, clients::OPEN_FILES)?;
+        let engine = host_clients(plan)?;
+        let door = attach::listen(job.meeting_place()?).map_err(failed)?;
+        announce(0)?;
+        let area_bytes = clients::area_bytes(plan);
+        let admitted = (0..training.size.workers).map(|_| admit_next(&engine, &door, area_bytes));
+        (admitted.collect::<Result<Vec<_>, _>>()?, engine)
+    } else {
+        open_files::allow_for("--workers x --ps", training.pairs(), 1)?;
+        let (engine, ports) = host_peers(plan, over_verbs::settings(plan).map(|(verbs, _)| verbs))?;
+        announce(PeerReady { port: 0, ports })?;
+        (Vec::new(), engine)
+    };
     loop {
         // The process ends with its standard input or its parent.
         thread::park();
     }
+}
+
+/// Parameter servers that workers reach over the network, each at an address of its own, with their ports.
+pub(super) fn host_peers(plan: &Plan, verbs: Option<Verbs>) -> Result<(Engine, Vec<u16>), BenchError> {
+    let training = training::of(plan);
+    let listening = (0..training.size.ps).map(|_| host::listener(plan)).collect::<Result<Vec<_>, _>>()?;
+    let (listeners, ports): (Vec<_>, Vec<_>) = listening.into_iter().unzip();
+    let tasks: Vec<String> = (0..training.size.ps).map(ps_task).collect();
+    let engine = host::start(plan, map(training, &ports), &tasks, listeners, verbs)?;
+    start(&engine, plan)?;
+    Ok((engine, ports))
+}
+
+/// Parameter servers in an engine that serves the workers too: all are tasks of one host.
+fn host_clients(plan: &Plan) -> Result<Engine, BenchError> {
+    let Size { workers, ps } = training::of(plan).size;
+    let (listener, port) = host::listener(plan)?;
+    let tasks: Vec<String> = (0..ps).map(ps_task).chain((0..workers).map(greeting::task)).collect();
+    let map = tasks.iter().map(|task| format!("{task}=127.0.0.1:{port}\n")).collect();
+    let engine = host::start(plan, map, &tasks, vec![listener], None)?;
+    start(&engine, plan)?;
+    Ok(engine)
+}
+
+/// Where the parameter servers with these ports are, and the workers.
+pub(super) fn map(training: &Training, ports: &[u16]) -> String {
+    let tasks: Vec<String> = (0..training.size.ps).map(ps_task).collect();
+    greeting::map(tasks.iter().map(String::as_str).zip(ports.iter().copied()), training.size.workers)
 }
 
 /// Settings with room for all workers at once.
@@ -63,6 +103,20 @@ pub(in crate::systems::sealane) fn make_room(settings: &mut EngineSettings, plan
     let largest: usize = spread(&training.push, training.size.ps).into_iter().map(largest).sum();
     let wanted = SLAB_BYTES + SLABS_A_WORKER * training.size.workers * largest;
     settings.slab_receive_bytes = wanted.min(SLAB_BYTES_MAX);
+    match plan.link {
+        // What the device reaches is taken from the machine at once: no more than what lies there.
+        Link::Verbs => {
+            let pushed = training.size.workers * memory::room_bytes(&training.push);
+            settings.slab_receive_bytes = (REGISTERED_BYTES + pushed).min(SLAB_BYTES_MAX);
+            settings.slab_send_bytes = REGISTERED_BYTES + memory::room_bytes(&plan.step);
+        }
+        // Every worker may ask for all tensors of a step before they are there.
+        Link::Shm => {
+            let asked = training.size.workers * plan.step.len();
+            settings.session.parked_requests_max = settings.session.parked_requests_max.max(asked);
+        }
+        Link::Tcp | Link::Loopback => {}
+    }
 }
 
 /// Starts every ps on the shard; they run until the engine stops.
@@ -77,8 +131,11 @@ fn start(engine: &Engine, plan: &Plan) -> Result<(), BenchError> {
         }
         Ok::<(), Error>(())
     });
-    let failed = |reason: String| BenchError::Sealane { operation: "start its parameter servers", reason };
-    started.wait().map_err(|error| failed(error.to_string()))?.map_err(|error| failed(error.to_string()))
+    started.wait().map_err(failed)?.map_err(failed)
+}
+
+fn failed(reason: impl ToString) -> BenchError {
+    BenchError::Sealane { operation: "start its parameter servers", reason: reason.to_string() }
 }
 
 fn start_one(shard: &LocalEngine, plan: &Plan, number: usize, pulled: &[usize], pushed: usize) -> Result<(), Error> {
@@ -86,7 +143,7 @@ fn start_one(shard: &LocalEngine, plan: &Plan, number: usize, pulled: &[usize], 
     let parameter = |&tensor: &usize| {
         let bytes = plan.step[tensor];
         let meta = TensorMeta::new(DType::U8, &[bytes as u64])?;
-        Ok(Parameter { key: key_of(tensor), meta, bytes: Bytes::from(vec![FILL; bytes]) })
+        Ok(Parameter { key: key_of(tensor), meta, bytes: memory::filled(shard, plan, bytes)? })
     };
     let task = shard.task(&ps_task(number))?;
     let parameters: Rc<[Parameter]> = pulled.iter().map(parameter).collect::<Result<_, Error>>()?;

@@ -16,7 +16,7 @@ use crate::error::BenchError;
 use crate::limits::STALL_LIMIT;
 use crate::plan::{Fuse, Mode, Plan, Training};
 use crate::systems::crowd::Crowd;
-use crate::systems::training::{self, StepLog, Trainees};
+use crate::systems::training::{self, Moved, StepLog, Trainees};
 
 /// Sockets that one look at the epoll set reports.
 const EVENTS: usize = 512;
@@ -214,7 +214,7 @@ impl Trainees for Workers {
         Ok(())
     }
 
-    fn messages(&self) -> u64 {
-        self.pairs.iter().map(Pair::messages).sum()
+    fn moved(&self) -> Result<Option<Moved>, BenchError> {
+        Moved::over_loopback(self.pairs.iter().map(Pair::messages).sum())
     }
 }

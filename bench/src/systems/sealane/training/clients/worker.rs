@@ -1,0 +1,242 @@
+//! A worker's steps as calls of its task: all pulls of a step are begun before the first is waited for, and what came from a
+//! ps is followed by what is pushed to it.
+
+use std::collections::VecDeque;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ::sealane::{
+    Buffer, DType, Error, Keys, Plan as PullPlan, PlanPulling, Pushing, Receiving, RecvOptions, Sending, Task, Tensor,
+    TensorMeta,
+};
+use bytes::Bytes;
+
+use super::super::super::consumer::key_of;
+use super::super::memory::Copies;
+use super::super::{QUEUE, ps_task};
+use crate::limits::FILL;
+use crate::plan::{Fuse, Mode, Plan, Training, Variant, spread};
+use crate::systems::training;
+
+/// See the module.
+pub(super) struct Worker {
+    task: Task,
+    training: Training,
+    /// Its steps so far: the number of the next.
+    step: i64,
+    sides: Vec<Side>,
+    /// One a ps; empty where no plan is pulled.
+    plans: Vec<PullPlan>,
+}
+
+/// What it has of one ps.
+struct Side {
+    ps: String,
+    keys: Vec<String>,
+    /// Bytes of what it pulls, and the memory for it where that stays, which is empty while a tensor is under way.
+    sizes: Vec<usize>,
+    memory: Vec<Option<Buffer>>,
+    /// Memory of the arena that is sent again and again.
+    gradients: Vec<(TensorMeta, Bytes)>,
+    copies: Option<Copies>,
+}
+
+/// Pulls from one ps that were begun.
+enum Pull<'a> {
+    Planned(PlanPulling<'a>),
+    /// All of them, or the first so many, by their numbers.
+    Received(VecDeque<(usize, Receiving)>),
+}
+
+/// Pushes to one ps under way.
+enum Push {
+    All(Pushing),
+    OneByOne(VecDeque<Sending>),
+}
+
+impl Worker {
+    /// Takes a task, and memory for a step.
+    pub(super) fn new(plan: &Plan, task: Task) -> Result<Self, Error> {
+        let training = training::of(plan).clone();
+        let shares = spread(&plan.step, training.size.ps).into_iter().zip(spread(&training.push, training.size.ps));
+        let side = |(ps, (pulled, pushed)): (usize, (Vec<usize>, Vec<usize>))| {
+            let gradient = |&tensor: &usize| {
+                let mut memory = task.alloc(training.push[tensor])?;
+                memory.fill(FILL);
+                let meta = TensorMeta::new(DType::U8, &[training.push[tensor] as u64])?;
+                Ok((meta, Bytes::from_owner(memory)))
+            };
+            let sizes: Vec<usize> = pulled.iter().map(|&tensor| plan.step[tensor]).collect();
+            Ok(Side {
+                ps: ps_task(ps),
+                keys: pulled.iter().map(|&tensor| key_of(tensor)).collect(),
+                memory: sizes.iter().map(|_| None).collect(),
+                gradients: pushed.iter().map(gradient).collect::<Result<_, Error>>()?,
+                copies: training.variants[0].copies.then(|| Copies::new(&sizes)),
+                sizes,
+            })
+        };
+        let sides: Vec<Side> = shares.enumerate().map(side).collect::<Result<_, Error>>()?;
+        let planned = sides.iter().filter(|_| plan.fuse == Fuse::Plan);
+        let plans = planned.map(|side| Ok(task.plan(&side.ps, Keys::new(&side.keys)?)));
+        let plans = plans.collect::<Result<_, Error>>()?;
+        Ok(Self { task, training, step: 0, sides, plans })
+    }
+
+    /// Makes so many steps, one after the other; when each began and ended.
+    pub(super) fn train(&mut self, steps: u64) -> Result<Vec<(Instant, Instant)>, Error> {
+        let one = |_| {
+            let began = Instant::now();
+            self.make_step()?;
+            Ok((began, Instant::now()))
+        };
+        (0..steps).map(one).collect()
+    }
+
+    fn make_step(&mut self) -> Result<(), Error> {
+        let Self { task, training, step, sides, plans } = self;
+        let variant = training.variants[0];
+        let at = *step;
+        *step += 1;
+        let min_version = if training.mode == Mode::Sync { at } else { 0 };
+        let mut plans = plans.iter_mut();
+        let begin = |side: &mut Side| match plans.next() {
+            Some(plan) => Ok(Pull::Planned(plan.pull(min_version))),
+            None => side.ask(task, at, variant).map(Pull::Received),
+        };
+        let pulls = sides.iter_mut().map(begin).collect::<Result<Vec<_>, Error>>()?;
+        let waits_for_all = training.compute_us > 0 || variant.fuse == Fuse::ReceiveWaitAll;
+        let mut pushes = Vec::with_capacity(sides.len());
+        for (side, pull) in sides.iter_mut().zip(pulls) {
+            match pull {
+                Pull::Planned(pulling) => pulling.wait()?,
+                Pull::Received(asked) => side.receive(task, at, asked, variant)?,
+            }
+            if !waits_for_all {
+                pushes.push(side.push(task, variant)?);
+            }
+        }
+        // What a plan has pulled is looked at when all have: until then the plans are lent.
+        for (side, plan) in sides.iter_mut().zip(&self.plans) {
+            for number in 0..side.keys.len() {
+                side.arrived(number, plan.get(number)?.bytes())?;
+            }
+        }
+        if waits_for_all {
+            // The processor is for others meanwhile: what computes here is a device.
+            thread::sleep(Duration::from_micros(training.compute_us));
+            for side in sides.iter_mut() {
+                pushes.push(side.push(task, variant)?);
+            }
+        }
+        pushes.into_iter().try_for_each(Push::wait)
+    }
+}
+
+impl Side {
+    /// Begins to ask for the tensors of a step: for all at once, or for as many as there are request buffers.
+    fn ask(&mut self, task: &Task, step: i64, variant: Variant) -> Result<VecDeque<(usize, Receiving)>, Error> {
+        if variant.fuse == Fuse::Off {
+            let first = 0..variant.request_buffers.min(self.keys.len());
+            return first.map(|number| Ok((number, self.ask_one(task, step, number, variant)?))).collect();
+        }
+        let options = (0..self.keys.len()).map(|number| self.options(task, number, variant));
+        let options = options.collect::<Result<Vec<_>, Error>>()?;
+        let wanted = self.keys.iter().map(String::as_str).zip(options);
+        Ok(task.recv_all(&self.ps, step, wanted).into_iter().enumerate().collect())
+    }
+
+    fn ask_one(&mut self, task: &Task, step: i64, number: usize, variant: Variant) -> Result<Receiving, Error> {
+        let options = self.options(task, number, variant)?;
+        Ok(task.recv_with(&self.ps, step, &self.keys[number], options))
+    }
+
+    /// The memory that a tensor is asked for in: its own, or such as was made for this transfer.
+    fn options(&mut self, task: &Task, number: usize, variant: Variant) -> Result<RecvOptions, Error> {
+        let kept = self.memory[number].take().filter(|_| variant.keeps_memory());
+        let memory = kept.map_or_else(|| task.alloc(self.sizes[number]), Ok)?;
+        Ok(RecvOptions { destination: Some(memory), ..RecvOptions::default() })
+    }
+
+    /// Waits for all tensors of a step, and asks for those that were not yet.
+    fn receive(
+        &mut self,
+        task: &Task,
+        step: i64,
+        mut asked: VecDeque<(usize, Receiving)>,
+        variant: Variant,
+    ) -> Result<(), Error> {
+        if variant.fuse != Fuse::Off {
+            // Under one lock, as far as they have ended.
+            let arrived = Receiving::wait_all(asked.into_iter().map(|(_, receiving)| receiving));
+            let mut arrived = arrived.into_iter().enumerate();
+            return arrived.try_for_each(|(number, tensor)| self.received(number, tensor?, variant));
+        }
+        let mut next = asked.len();
+        while let Some((number, receiving)) = asked.pop_front() {
+            self.received(number, receiving.wait()?, variant)?;
+            if next < self.keys.len() {
+                asked.push_back((next, self.ask_one(task, step, next, variant)?));
+                next += 1;
+            }
+        }
+        Ok(())
+    }
+
+    fn received(&mut self, number: usize, tensor: Tensor, variant: Variant) -> Result<(), Error> {
+        let memory = tensor.into_buffer();
+        self.arrived(number, &memory)?;
+        if variant.keeps_memory() {
+            self.memory[number] = Some(memory);
+        }
+        Ok(())
+    }
+
+    /// Looks at a tensor that came, and copies it if that is to be measured.
+    fn arrived(&mut self, number: usize, bytes: &[u8]) -> Result<(), Error> {
+        if bytes.len() != self.sizes[number] || bytes.first() != Some(&FILL) || bytes.last() != Some(&FILL) {
+            let reason = format!("{} of {} arrived with other bytes than it left with", self.keys[number], self.ps);
+            return Err(Error::InvalidArgument { reason: reason.into() });
+        }
+        if let Some(copies) = &mut self.copies {
+            copies.take(number, bytes);
+        }
+        Ok(())
+    }
+
+    /// Pushes all gradients; where each is one, the last request buffers' worth is still under way.
+    fn push(&self, task: &Task, variant: Variant) -> Result<Push, Error> {
+        if variant.fuse != Fuse::Off {
+            let tensors = self.gradients.iter().map(|gradient| self.tensor(task, gradient));
+            return Ok(Push::All(task.push_all(&self.ps, QUEUE, tensors.collect::<Result<Vec<_>, Error>>()?)));
+        }
+        let mut under_way: VecDeque<Sending> = VecDeque::new();
+        for gradient in &self.gradients {
+            if under_way.len() == variant.request_buffers
+                && let Some(first) = under_way.pop_front()
+            {
+                first.wait()?;
+            }
+            under_way.push_back(task.push(&self.ps, QUEUE, self.tensor(task, gradient)?));
+        }
+        Ok(Push::OneByOne(under_way))
+    }
+
+    fn tensor(&self, task: &Task, (meta, bytes): &(TensorMeta, Bytes)) -> Result<Tensor, Error> {
+        if self.copies.is_none() {
+            return Tensor::new(meta.clone(), bytes.clone());
+        }
+        let mut copy = task.alloc(bytes.len())?;
+        copy.copy_from_slice(bytes);
+        Tensor::new(meta.clone(), copy)
+    }
+}
+
+impl Push {
+    fn wait(self) -> Result<(), Error> {
+        match self {
+            Self::All(pushing) => pushing.wait(),
+            Self::OneByOne(under_way) => under_way.into_iter().try_for_each(Sending::wait),
+        }
+    }
+}

@@ -89,7 +89,12 @@ impl RdmaLab {
     }
 }
 
-/// Runs steps, and gives the report that each printed.
+/// Whether the lab has a step of that name.
+pub(crate) fn has_step(name: &str) -> bool {
+    STEPS.iter().any(|step| step.name == name)
+}
+
+/// Runs steps in one boot, and gives the report that each printed.
 ///
 /// # Errors
 /// There is no such step, the lab cannot be had, or a step failed or printed no report.

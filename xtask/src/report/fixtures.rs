@@ -27,7 +27,11 @@ pub(super) fn run(report: Value) -> Run {
 
 /// One result for every experiment.
 pub(super) fn results() -> Results {
-    Results::of(experiments().map(|experiment| (experiment.name, run(report(experiment.name)))))
+    Results::of(experiments().map(|experiment| {
+        let run = run(report(experiment.name));
+        let provenance = Provenance { command: experiment.command(), ..run.provenance };
+        (experiment.name, Run { provenance, ..run })
+    }))
 }
 
 /// A page of one section.

@@ -42,35 +42,68 @@ impl Bench {
         fs::create_dir_all(&self.folder).map_err(|error| alone(format!("{}: {error}", self.folder.display())))?;
         let facts = facts().map_err(alone)?;
         let mut problems = Vec::new();
-        for (number, experiment) in experiments.iter().enumerate() {
+        let (in_lab, here): (Vec<&Experiment>, Vec<&Experiment>) =
+            experiments.iter().partition(|experiment| matches!(experiment.program, Program::Lab(_)));
+        for (number, experiment) in here.iter().enumerate() {
             let known = before.get(experiment.name).map(|run| run.provenance.took_s);
             let about = known.or_else(|| experiment.forecast_s()).map(|seconds| format!(", about {seconds:.0} s"));
-            eprintln!(
-                "experiment {} of {}: {}{}",
-                number + 1,
-                experiments.len(),
-                experiment.name,
-                about.unwrap_or_default()
-            );
+            eprintln!("experiment {} of {}: {}{}", number + 1, here.len(), experiment.name, about.unwrap_or_default());
             if let Err(error) = self.one(experiment, &facts) {
                 eprintln!("{}: {error}", experiment.name);
                 problems.push(format!("{} was not measured: {error}", experiment.name));
             }
+        }
+        if let Err(error) = self.lab(&in_lab, &facts) {
+            problems.push(format!("the lab's experiments were not measured: {error}"));
         }
         if problems.is_empty() { Ok(()) } else { Err(problems) }
     }
 
     fn one(&self, experiment: &Experiment, facts: &Provenance) -> Result<(), String> {
         let (load, begun) = (load()?, Instant::now());
-        let report = match experiment.program {
-            Program::Bench | Program::Growth(_) => self.written(experiment, Command::new(&self.program))?,
-            Program::Python => {
-                let mut python = Command::new(python()?);
-                python.env("SEALANE_BIN", &self.program);
-                self.written(experiment, python)?
-            }
-            Program::Lab(step) => rdma_lab::reports(&[step.to_owned()])?.pop().ok_or("the lab gave no report")?,
+        let mut program = Command::new(&self.program);
+        if experiment.program == Program::Python {
+            program = Command::new(python()?);
+            program.env("SEALANE_BIN", &self.program);
+        }
+        let report = self.written(experiment, program)?;
+        self.keep(experiment, report, facts, (load, begun))
+    }
+
+    /// Runs what needs the lab in one boot, since only figures of one boot can be compared.
+    fn lab(&self, experiments: &[&Experiment], facts: &Provenance) -> Result<(), String> {
+        let step = |experiment: &&Experiment| match experiment.program {
+            Program::Lab(step) => Some(step.to_owned()),
+            _ => None,
         };
+        let has_step = |experiment: &&&Experiment| step(experiment).is_some_and(|step| rdma_lab::has_step(&step));
+        let (there, missing): (Vec<&Experiment>, Vec<&Experiment>) = experiments.iter().partition(has_step);
+        let steps: Vec<String> = there.iter().filter_map(step).collect();
+        if !steps.is_empty() {
+            self.one_boot(&there, &steps, facts)?;
+        }
+        match missing.first() {
+            None => Ok(()),
+            Some(experiment) => Err(format!("the lab has no step for {}", experiment.name)),
+        }
+    }
+
+    fn one_boot(&self, experiments: &[&Experiment], steps: &[String], facts: &Provenance) -> Result<(), String> {
+        eprintln!("{} experiments in the RDMA lab", steps.len());
+        let (load, begun) = (load()?, Instant::now());
+        let reports = rdma_lab::reports(steps)?;
+        let mut kept = experiments.iter().zip(reports);
+        kept.try_for_each(|(experiment, report)| self.keep(experiment, report, facts, (load, begun)))
+    }
+
+    fn keep(
+        &self,
+        experiment: &Experiment,
+        report: Value,
+        facts: &Provenance,
+        began: (f64, Instant),
+    ) -> Result<(), String> {
+        let (load, begun) = began;
         let unix_seconds = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let took_s = begun.elapsed().as_secs_f64();
         let provenance = Provenance { command: experiment.command(), unix_seconds, took_s, load, ..facts.clone() };
@@ -168,6 +201,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let bench_of = |program: &str| Bench { program: program.into(), folder: folder.path().join("results") };
         let experiments = [bench("latency", "latency"), other("growth", Program::Growth(&[]), "growth")];
+        let in_lab = [other("ps_verbs", Program::Lab("no_such_step"), "")];
+        let problems = bench_of("/bin/false").run(&in_lab, &Results::default()).unwrap_err();
+        assert_eq!(problems, ["the lab's experiments were not measured: the lab has no step for ps_verbs"]);
         let problems = bench_of("/bin/false").run(&experiments, &Results::default()).unwrap_err();
         assert_eq!(problems.len(), 2);
         assert!(

@@ -203,7 +203,7 @@ mod tests {
         ] {
             assert!(text.contains(expected), "{expected} in {text}");
         }
-        assert!(!text.contains("ot measured"), "{text}");
+        assert!(!text.contains("ot measured") && !text.contains("another command"), "{text}");
     }
 
     #[test]
@@ -222,6 +222,15 @@ mod tests {
         for unit in [" µs", "GB/s |", " ms |", "/s |"] {
             assert!(!empty.contains(unit), "{unit} in {empty}");
         }
+    }
+
+    #[test]
+    fn a_result_of_another_command_is_named() {
+        let mut run = fixtures::results().get("restart").unwrap().clone();
+        run.provenance.command = "sealane bench restart --rounds 1".to_owned();
+        let text = markdown(&Results::of([("restart", run)]));
+        assert!(text.contains("\nsealane bench restart --rounds 1\n"), "{text}");
+        assert!(text.contains("Measured by another command than the report has today: restart."), "{text}");
     }
 
     #[test]

@@ -60,13 +60,27 @@ pub(super) fn experiments() -> impl Iterator<Item = &'static Experiment> {
 impl Chapter {
     /// The chapter with what there is of its results.
     pub(super) fn section(&self, results: &Results) -> Section {
-        let commands = self.experiments.iter().map(Experiment::command).collect();
+        // What was run, and where nothing was, what is to be.
+        let commands = self.experiments.iter().map(|experiment| {
+            results.get(experiment.name).map_or_else(|| experiment.command(), |run| run.provenance.command.clone())
+        });
+        let commands = commands.collect();
         let section = (self.answer)(results, Section::new(self.heading, self.question).commands(commands));
         let missing = self.experiments.iter().filter(|experiment| results.get(experiment.name).is_none());
         let missing: Vec<&str> = missing.map(|experiment| experiment.name).collect();
-        match missing.as_slice() {
+        let section = match missing.as_slice() {
             [] => section,
             names => section.note(format!("Not measured: {}.", names.join(", "))),
+        };
+        let is_other = |experiment: &&Experiment| {
+            results.get(experiment.name).is_some_and(|run| run.provenance.command != experiment.command())
+        };
+        let others: Vec<&str> = self.experiments.iter().filter(is_other).map(|experiment| experiment.name).collect();
+        match others.as_slice() {
+            [] => section,
+            names => {
+                section.note(format!("Measured by another command than the report has today: {}.", names.join(", ")))
+            }
         }
     }
 }

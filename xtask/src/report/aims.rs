@@ -15,7 +15,7 @@ struct Aim {
 
 const AIMS: [Aim; 5] = [
     Aim {
-        what: "steps a second at 200 workers + 10 ps: 40 request buffers by one, with static registration or dynamic, the lesser",
+        what: "steps a second at 200 workers + 10 ps: 40 request buffers by one, DLRM, with static registration",
         at_least: 1.5,
         measured: buffers,
     },
@@ -39,15 +39,13 @@ fn variant(run: &Run, parts: &[&str]) -> Option<Spread> {
     run.to_first(run.variants("sealane").iter().find(has_all)?, "steps_per_s")
 }
 
-/// 40 request buffers by one. The program compares with the first variant, so that of the other registration it is a quotient
-/// of medians.
+/// 40 request buffers by one. The program compares with the first variant, whose registration is dynamic, so this is a
+/// quotient of medians.
 fn buffers(results: &Results) -> Option<Spread> {
     let run = results.get("ps_buffers_200")?;
-    let dynamic = variant(run, &["40 request buffers", "dynamic"])?;
     let both = variant(run, &["40 request buffers", "static"])?;
     let one = variant(run, &["1 request buffer", "static"])?;
-    let fixed = certain(both.median / one.median);
-    Some(if fixed.median < dynamic.median { fixed } else { dynamic })
+    Some(certain(both.median / one.median))
 }
 
 /// Every aim, and whether it was reached.
@@ -80,7 +78,7 @@ mod tests {
             page.to_markdown(|_| String::new())
         };
         let all = table(&fixtures::results());
-        assert!(all.contains("the lesser | 1.5 | 2 | yes |"), "{all}");
+        assert!(all.contains("static registration | 1.5 | 2 | yes |"), "{all}");
         assert!(all.contains("a plan by no fusion | 1.4 | 4 | yes |"), "{all}");
         assert!(all.contains("a plan by gRPC | 5 | 2 | no |"), "{all}");
         assert!(all.contains("200 workers + 10 ps by 50 + 5 | 0.85 | 0.9 | yes |"), "{all}");

@@ -39,6 +39,7 @@ pub(super) const CHAPTERS: &[Chapter] = &[
     ps::POLLING,
     ps::COPIES,
     ps::SYNC,
+    ps::IMAGES,
     scale::GROWTH,
     scale::VIRTUAL,
     training::TRAINING,

@@ -35,18 +35,18 @@ const METRICS: &[(&str, &str)] = &[
 pub(super) const GROWTH: Chapter = Chapter {
     name: "ps_growth",
     heading: "Growth, measured",
-    question: "Does the whole keep its speed when workers come? Ten ps and 10 to 2000 workers, each with a connection to each ps, on the two CPUs \
+    question: "Does the whole keep its speed when workers come? Eight ps and 10 to 2000 workers, each with a connection to each ps, on the two CPUs \
                of one machine: total steps a second can at best stay as they are, and a worker's step takes as many times longer as there are \
                more workers.",
     experiments: &[
         bench("ps_growth_kept", "ps --workload wide_deep_400 --workers 50,200 --ps 5,10"),
-        bench("ps_growth_10", "ps --workload dlrm_kaggle --workers 10 --ps 10"),
-        bench("ps_growth_50", "ps --workload dlrm_kaggle --workers 50 --ps 10"),
-        bench("ps_growth_200", "ps --workload dlrm_kaggle --workers 200 --ps 10"),
-        bench("ps_growth_500", "ps --workload dlrm_kaggle --workers 500 --ps 10").rounds(5, 1.0),
-        bench("ps_growth_1000", "ps --workload dlrm_kaggle --workers 1000 --ps 10").rounds(5, 1.0),
-        bench("ps_growth_1500", "ps --workload dlrm_kaggle --workers 1500 --ps 10").rounds(5, 2.0),
-        bench("ps_growth_2000", "ps --workload dlrm_kaggle --workers 2000 --ps 10").rounds(5, 2.0),
+        bench("ps_growth_10", "ps --workload dlrm_kaggle --workers 10 --ps 8"),
+        bench("ps_growth_50", "ps --workload dlrm_kaggle --workers 50 --ps 8"),
+        bench("ps_growth_200", "ps --workload dlrm_kaggle --workers 200 --ps 8"),
+        bench("ps_growth_500", "ps --workload dlrm_kaggle --workers 500 --ps 8").rounds(5, 1.0),
+        bench("ps_growth_1000", "ps --workload dlrm_kaggle --workers 1000 --ps 8").rounds(5, 1.0),
+        bench("ps_growth_1500", "ps --workload dlrm_kaggle --workers 1500 --ps 8").rounds(5, 2.0),
+        bench("ps_growth_2000", "ps --workload dlrm_kaggle --workers 2000 --ps 8").rounds(5, 2.0),
     ],
     answer: growth,
 };
@@ -96,7 +96,11 @@ pub(super) const VIRTUAL: Chapter = Chapter {
     question: "Where does the first limit lie on machines that are not here? A simulation on virtual time of up to 10,000 workers and 500 ps, each \
                host with one core for Sealane and a network card of 100 Gbit/s, whose costs of a message and of a byte are fitted to the \
                measurements above. It is a model: it knows no packet loss, no congestion but queues, and no other traffic.",
-    experiments: &[other("growth", Program::Growth(&["ps_fusion", "ps_buffers_50", "ps_buffers_200"]), "growth")],
+    experiments: &[other(
+        "growth",
+        Program::Growth(&["ps_fusion", "ps_images", "ps_growth_10", "ps_growth_200"]),
+        "growth",
+    )],
     answer: |results, section| match results.get("growth") {
         Some(run) => simulated(run, section),
         None => section,

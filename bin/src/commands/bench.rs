@@ -34,6 +34,7 @@ Links:
     with a window.
     raw: the same requests and answers over bare sockets, spinning, or
     blocking with --polling off.
+    ps: all workers in one thread, each with a connection to every ps.
     grpc: unary calls through tonic.
   shm
     A daemon of one shard on the second CPU, and two of its clients, a ps and
@@ -49,6 +50,10 @@ Links:
     two processes that wake each other by futex), one bare ring at full
     speed, one way (rate), memcpy by one thread with as many buffers as the
     window (bandwidth).
+    ps: every worker is a client of the parameter servers' engine, with a
+    thread of its own; the ps are code on that engine's shard, so what they
+    do takes no hop. Memory that is not kept is taken from the client's arena
+    anew. 64 workers at most; no --fuse turn, no baselines.
     grpc: unary calls through tonic over a Unix socket.
   verbs
     Two engines in two processes, as over tcp, and one queue pair of an RDMA
@@ -61,6 +66,8 @@ Links:
     a quarter of the window each, and the answers to them (rate); RDMA WRITEs
     with the window, at least two, outstanding (bandwidth); a SEND that asks
     and one RDMA WRITE of all the step's bytes (fuse).
+    ps: every worker is an engine with a queue pair to every ps, and a thread
+    of its own. 64 workers at most; no raw.
     grpc: unary calls through tonic over TCP.
   loopback
     Inside one process, without the kernel.
@@ -296,8 +303,8 @@ struct Common {
     #[arg(long, value_name = "write|read")]
     transfer: Option<Transfer>,
 
-    /// Over verbs: whether memory is registered with the device once, or for each transfer; with ps over tcp: whether it is kept,
-    /// or mapped anew for each transfer, and there a list makes variants [default: static]
+    /// Over verbs: whether memory is registered with the device once, or for each transfer; with ps over tcp or shm: whether it is
+    /// kept, or made anew for each transfer. With ps a list makes variants [default: static]
     #[arg(long, value_name = "static|dynamic", value_delimiter = ',')]
     registration: Vec<Registration>,
 

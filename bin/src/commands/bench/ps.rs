@@ -8,13 +8,15 @@ use crate::workload::Workload;
 
 /// Many workers that train with several parameter servers: step after step, each a pull from every ps and a push to it
 ///
-/// The published experiment about parameter servers at scale, with everything that was published as one setting. All
-/// workers are in one thread, each with a session over a socket of its own with every ps; all ps are in a process of their
-/// own, on one shard. Tensors are spread over the ps by size. A round is so many steps of every worker as fit into
-/// --seconds, one at least.
+/// The published experiment about parameter servers at scale, with everything that was published as one setting. All ps
+/// are in a process of their own, on one shard, and all workers in another, on one CPU: over tcp in one thread, each with a
+/// session over a socket of its own with every ps; over verbs each an engine, over shm each a client of the parameter servers'
+/// engine, with a thread of its own. Several such threads share the CPU, so they sleep as soon as they wait, also with
+/// --polling on: then only the ps spin, and the variant says that its workers park. Tensors are spread over the ps by size. A
+/// round is so many steps of every worker as fit into --seconds, one at least.
 /// steps_per_s is that of all workers together; step_ms a worker's, from its first request until all ps have taken its
 /// gradients; messages_per_step frames of the wire both ways, releases and notes included; bytes_per_step what passed the
-/// loopback interface; slowest_share and fastest_share the pace of a worker in what each would have had of an equal share.
+/// loopback interface, or over verbs the workers' links (shm counts neither); slowest_share and fastest_share the pace of a worker in what each would have had of an equal share.
 ///
 /// Where a setting has a list, all combinations are variants, which are measured in turn and compared with the first.
 /// grpc: tonic, with connections of every worker with every ps: a unary call a tensor, with as many in flight as there are
@@ -22,7 +24,9 @@ use crate::workload::Workload;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  sealane bench ps --workers 200 --ps 10 --baseline grpc\n  \
                   sealane bench ps --workers 200 --ps 10 --fuse turn --request-buffers 1,40 --registration dynamic,static\n  \
-                  sealane bench ps --fuse off,turn,receive,receive-wait-all,plan")]
+                  sealane bench ps --fuse off,turn,receive,receive-wait-all,plan\n  \
+                  sealane bench ps --link shm --workers 8 --ps 2 --fuse off,receive,plan\n  \
+                  sealane bench ps --link verbs --workers 4 --ps 2 --fuse turn --request-buffers 1,40 --registration dynamic,static")]
 pub(super) struct Args {
     #[command(flatten)]
     pub(super) common: Common,
@@ -62,7 +66,7 @@ pub(super) struct Args {
     )]
     fuse: Vec<Fuse>,
 
-    /// Whether all sides spin instead of sleeping
+    /// Whether all sides spin instead of sleeping; over verbs and shm several workers sleep all the same
     #[arg(long, value_name = "ON|OFF,...", value_delimiter = ',', default_value = "on")]
     polling: Vec<Polling>,
 
@@ -177,6 +181,34 @@ mod tests {
         assert_eq!(variants[2], "200 workers + 10 ps, fuse plan, 40 request buffers, static, polling");
         assert_eq!((training.size, variants.len()), (Size { workers: 50, ps: 5 }, 4));
         assert!(Line::parse_from("ps --workers 50,200 --ps 1,2,3".split(' ')).args.plan().is_err());
+    }
+
+    #[test]
+    fn a_link_that_cannot_do_what_is_asked_says_so() {
+        let refused = |line: &str| {
+            let plan = Line::parse_from(line.split(' ')).args.plan().unwrap_or_else(|_| panic!("{line}"));
+            plan.check().unwrap_err().to_string()
+        };
+        for (line, expected) in [
+            (
+                "ps --link shm --fuse plan,turn",
+                "--fuse is turn; give off or receive or receive-wait-all or plan with ps over shm",
+            ),
+            (
+                "ps --link shm --registration static,dynamic",
+                "--registration is dynamic; give static with --fuse plan over shm, where a plan keeps its memory",
+            ),
+            (
+                "ps --link shm --workers 65",
+                "--workers is 65; give at most 64 over shm, where each has a thread and memory of its own",
+            ),
+            ("ps --link shm --baseline grpc", "--baseline is grpc; give none with ps over shm"),
+            ("ps --link loopback", "--link is loopback; give tcp or shm or verbs with ps"),
+        ] {
+            assert_eq!(refused(line), expected);
+        }
+        let plan = plan_of("ps --link shm --fuse off,receive,plan --copies 0,1");
+        assert_eq!(plan.training.unwrap().variants.len(), 6);
     }
 
     #[test]

@@ -95,6 +95,9 @@ pub(super) fn map(training: &Training, ports: &[u16]) -> String {
 pub(in crate::systems::sealane) fn make_room(settings: &mut EngineSettings, plan: &Plan, training: &Training) {
     let pairs = training.pairs();
     settings.links_max = settings.links_max.max(2 * pairs);
+    // All of them call one ps at once, and from one host.
+    settings.greetings_max = settings.greetings_max.max(training.size.workers);
+    settings.greetings_per_host_max = settings.greetings_per_host_max.max(training.size.workers);
     let deposited = AHEAD * training.size.workers * plan.step.len();
     settings.deposited_tensors_max = settings.deposited_tensors_max.max(2 * deposited);
     settings.fuse = if plan.fuse == Fuse::Off { EngineFuse::Off } else { EngineFuse::Turn };

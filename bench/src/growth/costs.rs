@@ -30,22 +30,21 @@ pub struct Costs {
     pub ps: EndCosts,
 }
 
-/// The costs without a calibration, from the README's figures of a 2-core VM (AMD EPYC, loopback TCP, bbr):
+/// The costs without a calibration, fitted to measurements of a 2-core VM (AMD EPYC, loopback TCP, bbr): `--calibrate` with the results of
+/// `bench ps` that bench/REPORT.md names, of three workloads by plan (3.5 MB in 406 tensors, 2 MB in 40, 102 MB in 214), whose steps a second it
+/// foretells to 16 %. A write by itself could not be told from the messages in it.
 ///
-/// | cost | value | from |
-/// |---|---|---|
-/// | byte, both ends | 0.11 ns | `bandwidth --size 4MiB`: 9.0 GB/s, one core at each end |
-/// | message, both ends | 1.4 µs | `fuse --workload wide_deep_400`, plan: 0.57 ms for 131 messages and 3.5 MB |
-/// | write, ps | 2.8 µs | `fanin --peers 1000 --fuse plan`: 1.9 M tensors/s in pulls of 16, of a request and an answer each |
-/// | write, worker | 0.7 µs | `latency --size 64`: 8.3 µs for two messages, with two ends each |
-///
-/// All are taken as if the measured core had done nothing else, so they are the most that it can have been.
+/// | cost | value |
+/// |---|---|
+/// | byte, both ends | 0.148 ns: 6.7 GB/s, most of it the kernel's copies |
+/// | message, worker | 1.05 µs, with its part of the writes |
+/// | message, ps | 1.13 µs |
 impl Default for Costs {
     fn default() -> Costs {
-        let (message_ns, byte_ns) = (1_400.0, 0.11);
+        let (write_ns, byte_ns) = (0.0, 0.148);
         Costs {
-            worker: EndCosts { write_ns: 700.0, message_ns, byte_ns },
-            ps: EndCosts { write_ns: 2_800.0, message_ns, byte_ns },
+            worker: EndCosts { write_ns, message_ns: 1_050.0, byte_ns },
+            ps: EndCosts { write_ns, message_ns: 1_130.0, byte_ns },
         }
     }
 }

@@ -55,7 +55,7 @@ fn the_table_says_what_was_simulated_and_what_came_of_it() {
 
 #[test]
 fn each_resource_can_be_the_first_limit_and_more_of_it_moves_it() {
-    let row = limit_of(|_| {});
+    let row = limit_of(|plan| plan.workers_per_host = 2);
     assert_eq!(row.first_limit, FirstLimit::PsCpu, "{row:?}");
     assert!(row.moved_by.is_some_and(|moved| moved.factor > 1.3));
     let row = limit_of(|plan| plan.nic_gbit_per_s = 1.0);

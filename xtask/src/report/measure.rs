@@ -113,7 +113,9 @@ impl Bench {
     /// What a program writes to the file that it is given.
     fn written(&self, experiment: &Experiment, mut program: Command) -> Result<Value, String> {
         let file = tempfile::NamedTempFile::new().map_err(|error| format!("cannot make a file: {error}"))?;
-        program.args(experiment.words(&self.folder)).arg("--json").arg(file.path()).current_dir(workspace());
+        // From the workspace's root, so that what is kept names no place of this machine.
+        let folder = self.folder.strip_prefix(workspace()).unwrap_or(&self.folder);
+        program.args(experiment.words(folder)).arg("--json").arg(file.path()).current_dir(workspace());
         command::run(&mut program)?;
         let text = fs::read_to_string(file.path()).map_err(|error| format!("what it wrote: {error}"))?;
         serde_json::from_str(&text).map_err(|error| format!("what it wrote is no JSON: {error}"))

@@ -98,7 +98,7 @@ pub(super) const VIRTUAL: Chapter = Chapter {
                measurements above. It is a model: it knows no packet loss, no congestion but queues, and no other traffic.",
     experiments: &[other(
         "growth",
-        Program::Growth(&["ps_fusion", "ps_images", "ps_growth_10", "ps_growth_200"]),
+        Program::Growth(&["ps_grpc", "ps_images", "ps_growth_50", "ps_growth_200"]),
         "growth",
     )],
     answer: |results, section| match results.get("growth") {

@@ -31,6 +31,14 @@ impl Side {
         let mut total = 0;
         while total < budget {
             let Some(arrival) = state.entry(self.link).arrivals.pop_front() else { break };
+            // Pushes arrive in order, and the next one may be in this message.
+            if matches!(arrival, Arrival::Message { .. }) {
+                if self.incoming.is_closing_push() {
+                    state.entry(self.link).arrivals.push_front(arrival);
+                    break;
+                }
+                self.landed.drain(..).for_each(|landing| receiver.landed(landing));
+            }
             match arrival {
                 Arrival::Word(word) => {
                     let Self { queue, windows, to_say, incoming, landed, .. } = self;

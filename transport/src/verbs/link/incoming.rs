@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use super::places::Places;
 use super::queue::Then;
 use super::tools::Tools;
-use crate::link::{Landing, Place};
+use crate::link::{Landing, LandingOf, Place};
 use crate::verbs::device::{Grant, Piece, Remote, Work};
 use crate::verbs::limits::{PIECE_BYTES, PIECES_AHEAD_BYTES, TRANSFERS_MAX};
 use crate::verbs::message::{Answer, BadMessage, How, Part};
@@ -239,6 +239,11 @@ impl Incoming {
             }
             _ => end(tools, landing, used, landed),
         }
+    }
+
+    /// True if a push is all there and waits to be handed on: what follows it in its stream may not pass it.
+    pub(super) fn is_closing_push(&self) -> bool {
+        self.closing.iter().any(|closing| matches!(closing.landing.of, LandingOf::Push { .. }))
     }
 
     /// True if something is to be put into the queue.

@@ -92,6 +92,8 @@ struct Side {
     returned: Vec<(Owner, Payload)>,
     /// Payloads that are all there, for the receiver.
     landed: Vec<Landing>,
+    /// Bytes of payloads that this side has read since it last said how many it had received.
+    read_bytes: usize,
     /// What has come of a frame that is not whole.
     partial: Vec<u8>,
     /// The payload that the next part begins or goes on with.
@@ -128,6 +130,7 @@ impl VerbsLink {
             done: Vec::new(),
             returned: Vec::new(),
             landed: Vec::new(),
+            read_bytes: 0,
             partial: Vec::new(),
             current: None,
         };
@@ -226,14 +229,11 @@ impl VerbsLink {
         Ok(total)
     }
 
-    /// Hands over the payloads that are all there; their bytes.
-    fn deliver(&mut self, receiver: &mut dyn Receiver) -> usize {
-        let mut total = 0;
-        for landing in self.side.landed.drain(..) {
-            total += landing.total.max(1);
-            receiver.landed(landing);
-        }
-        total
+    /// Hands over the payloads that are all there, whose bytes were counted as they came; true if there were any.
+    fn deliver(&mut self, receiver: &mut dyn Receiver) -> bool {
+        let has_landed = !self.side.landed.is_empty();
+        self.side.landed.drain(..).for_each(|landing| receiver.landed(landing));
+        has_landed
     }
 
     fn try_receive(&mut self, receiver: &mut dyn Receiver, budget: usize) -> Result<usize, LinkError> {
@@ -257,12 +257,17 @@ impl VerbsLink {
             }
             heard
         };
-        total += self.deliver(receiver);
+        total += std::mem::take(&mut self.side.read_bytes);
+        if self.deliver(receiver) {
+            // A payload without bytes is something, too.
+            total = total.max(1);
+        }
         if total > 0 && !self.has_carried {
             self.has_carried = true;
             port.state().failures.forget(&self.peer);
         }
-        if self.look_at_socket {
+        // What waits behind a push came before the end.
+        if self.look_at_socket && !self.side.incoming.is_closing_push() {
             self.look_at_socket()?;
         }
         Ok(total)
@@ -286,7 +291,10 @@ impl Side {
                     outgoing.written(tools, (transfer, bytes, is_last), returned);
                 }
                 Then::ClosedOut(transfer) => outgoing.closed(tools, transfer, returned),
-                Then::Read { transfer, bytes } => incoming.read(tools, transfer, bytes, landed),
+                Then::Read { transfer, bytes } => {
+                    self.read_bytes += bytes as usize;
+                    incoming.read(tools, transfer, bytes, landed);
+                }
                 Then::ClosedIn => incoming.closed(tools, landed),
                 Then::ClosedPlace(request) => places.closed(tools, request, landed),
             }

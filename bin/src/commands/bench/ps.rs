@@ -22,7 +22,7 @@ use crate::workload::Workload;
 /// grpc: tonic, with connections of every worker with every ps: a unary call a tensor, with as many in flight as there are
 /// request buffers, and one call a ps with all tensors in one message.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Examples:\n  sealane bench ps --workers 200 --ps 10 --baseline grpc\n  \
+#[command(after_help = "Example:\n  sealane bench ps --workers 200 --ps 10 --baseline grpc\n  \
                   sealane bench ps --workers 200 --ps 10 --fuse turn --request-buffers 1,40 --registration dynamic,static\n  \
                   sealane bench ps --fuse off,turn,receive,receive-wait-all,plan\n  \
                   sealane bench ps --link shm --workers 8 --ps 2 --fuse off,receive,plan\n  \

@@ -13,7 +13,7 @@ struct Aim {
     measured: fn(&Results) -> Option<Spread>,
 }
 
-const AIMS: [Aim; 5] = [
+const AIMS: [Aim; 7] = [
     Aim {
         what: "steps a second at 200 workers + 10 ps: 40 request buffers by one, DLRM, with static registration",
         at_least: 1.5,
@@ -25,12 +25,26 @@ const AIMS: [Aim; 5] = [
         measured: |results| variant(results.get("ps_fusion")?, &["fuse plan"]),
     },
     Aim {
-        what: "steps a second at 200 + 10, wide & deep: a plan by gRPC",
+        what: "steps a second at 200 + 10, wide & deep: a plan by gRPC with a call a tensor",
         at_least: 5.0,
         measured: |results| results.get("ps_grpc")?.ratio("sealane/grpc", "steps_per_s"),
     },
+    Aim {
+        what: "the same by gRPC with all tensors of a ps in one message",
+        at_least: 5.0,
+        measured: |results| results.get("ps_grpc")?.ratio("sealane/grpc, async, one message, polling", "steps_per_s"),
+    },
     Aim { what: "steps a second in all: 200 workers + 10 ps by 50 + 5", at_least: 0.85, measured: kept },
-    Aim { what: "steps a second of the training run, the exchange alone: by gRPC", at_least: 3.0, measured: by_grpc },
+    Aim {
+        what: "steps a second of the training run, the exchange alone, all tasks at the daemon of their host: by gRPC",
+        at_least: 3.0,
+        measured: |results| by_grpc(results, "sealane"),
+    },
+    Aim {
+        what: "the same through two daemons, with TCP between them: by gRPC",
+        at_least: 3.0,
+        measured: |results| by_grpc(results, "sealane-tcp"),
+    },
 ];
 
 /// Steps a second of the variant that has all these parts, by those of the first variant.
@@ -80,9 +94,9 @@ mod tests {
         let all = table(&fixtures::results());
         assert!(all.contains("static registration | 1.5 | 2 | yes |"), "{all}");
         assert!(all.contains("a plan by no fusion | 1.4 | 4 | yes |"), "{all}");
-        assert!(all.contains("a plan by gRPC | 5 | 2 | no |"), "{all}");
+        assert!(all.contains("a plan by gRPC with a call a tensor | 5 | 2 | no |"), "{all}");
         assert!(all.contains("200 workers + 10 ps by 50 + 5 | 0.85 | 0.9 | yes |"), "{all}");
-        assert!(all.contains("by gRPC | 3 | 3.5 (3.2 to 3.9) | yes |"), "{all}");
+        assert!(all.contains("of their host: by gRPC | 3 | 3.5 (3.2 to 3.9) | yes |"), "{all}");
         assert_eq!(table(&Results::default()).matches("| not measured |  |").count(), AIMS.len());
     }
 }

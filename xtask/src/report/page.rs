@@ -112,7 +112,7 @@ fn highlights(results: &Results) -> Vec<Highlight> {
     let ratio = |experiment, name, of| Some(results.get(experiment)?.ratio(name, of)?.median);
     let figures = [
         ("200 workers + 10 ps: plan by gRPC", ratio("ps_grpc", "sealane/grpc", "steps_per_s")),
-        ("training run by gRPC", by_grpc(results).map(|spread| spread.median)),
+        ("training run by gRPC", by_grpc(results, "sealane").map(|spread| spread.median)),
         ("1000 x 64 B by gRPC, a call each", ratio("fuse_plan", "sealane/grpc", "steps_per_s")),
         ("64 B there and back: raw by Sealane", ratio("latency", "sealane/raw", "rtt_us.p50").map(|value| 1.0 / value)),
     ];

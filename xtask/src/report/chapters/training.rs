@@ -54,9 +54,9 @@ pub(in crate::report) fn exchange(results: &Results, name: &str) -> Option<Sprea
     spread(&system["steps_per_s"], "median")
 }
 
-/// Sealane's by gRPC's.
-pub(in crate::report) fn by_grpc(results: &Results) -> Option<Spread> {
-    results.get("training")?.ratio("sealane/grpc", "steps_per_s")
+/// A system's by gRPC's.
+pub(in crate::report) fn by_grpc(results: &Results, name: &str) -> Option<Spread> {
+    results.get("training")?.ratio(&format!("{name}/grpc"), "steps_per_s")
 }
 
 fn losses(run: &Run) -> Picture {

@@ -54,7 +54,7 @@ fn over_sockets(job: &PeerJob, program: &PeerProgram) -> Result<Experiment<Worke
     let grown_bytes = ps.resident_bytes()? as f64 - alone_bytes as f64;
     let workers = Workers::new(connected, plan)?;
     peer.rest()?;
-    let each = grown_bytes / (training.pairs()) as f64;
+    let each = grown_bytes / training.pairs() as f64;
     Experiment::new((NAME, variant(plan)), plan, workers, congestion, each, peer)
 }
 

@@ -21,7 +21,7 @@ use crate::systems::training::{self, Moved, StepLog, Trainees};
 /// Sockets that one look at the epoll set reports.
 const EVENTS: usize = 512;
 
-/// Events between two looks at the clock of whoever waits for nothing else.
+/// An epoll set waits for whole milliseconds: one more than are left, so that the time is over when it wakes.
 const COMPUTED_SOON: Duration = Duration::from_millis(1);
 
 struct Worker {

@@ -23,10 +23,10 @@ use crate::workload::Workload;
 /// request buffers, and one call a ps with all tensors in one message.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  sealane bench ps --workers 200 --ps 10 --baseline grpc\n  \
-                  sealane bench ps --workers 200 --ps 10 --fuse turn --request-buffers 1,40 --registration dynamic,static\n  \
+                  sealane bench ps --fuse turn --request-buffers 1,40 --registration dynamic,static\n  \
                   sealane bench ps --fuse off,turn,receive,receive-wait-all,plan\n  \
                   sealane bench ps --link shm --workers 8 --ps 2 --fuse off,receive,plan\n  \
-                  sealane bench ps --link verbs --workers 4 --ps 2 --fuse turn --request-buffers 1,40 --registration dynamic,static")]
+                  sealane bench ps --link verbs --workers 4 --ps 2 --registration dynamic,static")]
 pub(super) struct Args {
     #[command(flatten)]
     pub(super) common: Common,

@@ -266,6 +266,14 @@ fn train(plan: &Plan) -> Result<(), Failed> {
         let counted = if plan.link == Link::Tcp { variants } else { 0 };
         assert_eq!(of(system, Metric::MessagesPerStep), counted, "{system}");
     }
+    let messages = |fuse: &str| {
+        let is_it = |variant: &str| variant.split(", ").any(|part| part == fuse);
+        let mut rows = report.results.iter().filter(|row| row.metric == Metric::MessagesPerStep && is_it(&row.variant));
+        rows.find_map(|row| if let Figures::Value { value, .. } = row.figures { Some(value) } else { None })
+    };
+    if let (Some(planned), Some(single)) = (messages("fuse plan"), messages("fuse off")) {
+        assert!(planned < single, "a plan takes {planned} messages, {single} are without");
+    }
     for row in &report.results {
         let Figures::Value { value, min, max } = row.figures else { panic!("{row:?}") };
         assert!(min <= value && value <= max, "{row:?}");

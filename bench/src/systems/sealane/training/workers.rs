@@ -170,7 +170,8 @@ impl Workers {
         for event in &events[..count] {
             let place = event.data() as usize;
             let now = Instant::now();
-            if event.events().contains(EpollFlags::EPOLLIN) {
+            // An end of the connection is heard as well: it would be reported for ever.
+            if event.events() != EpollFlags::EPOLLOUT {
                 let ended = self.pairs[place].hear(now)?;
                 if ended.pull {
                     self.pulled(place, now, log)?;

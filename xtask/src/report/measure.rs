@@ -40,7 +40,10 @@ impl Bench {
     pub(super) fn run(&self, experiments: &[Experiment], before: &Results) -> Result<(), Vec<String>> {
         let alone = |error: String| vec![error];
         fs::create_dir_all(&self.folder).map_err(|error| alone(format!("{}: {error}", self.folder.display())))?;
-        let facts = facts().map_err(alone)?;
+        self.run_each(experiments, before, &facts().map_err(alone)?)
+    }
+
+    fn run_each(&self, experiments: &[Experiment], before: &Results, facts: &Provenance) -> Result<(), Vec<String>> {
         let mut problems = Vec::new();
         let (in_lab, here): (Vec<&Experiment>, Vec<&Experiment>) =
             experiments.iter().partition(|experiment| matches!(experiment.program, Program::Lab(_)));
@@ -48,12 +51,12 @@ impl Bench {
             let known = before.get(experiment.name).map(|run| run.provenance.took_s);
             let about = known.or_else(|| experiment.forecast_s()).map(|seconds| format!(", about {seconds:.0} s"));
             eprintln!("experiment {} of {}: {}{}", number + 1, here.len(), experiment.name, about.unwrap_or_default());
-            if let Err(error) = self.one(experiment, &facts) {
+            if let Err(error) = self.one(experiment, facts) {
                 eprintln!("{}: {error}", experiment.name);
                 problems.push(format!("{} was not measured: {error}", experiment.name));
             }
         }
-        if let Err(error) = self.lab(&in_lab, &facts) {
+        if let Err(error) = self.lab(&in_lab, facts) {
             problems.push(format!("the lab's experiments were not measured: {error}"));
         }
         if problems.is_empty() { Ok(()) } else { Err(problems) }
@@ -201,21 +204,25 @@ mod tests {
     #[test]
     fn what_fails_is_named_and_spoils_nothing() {
         let folder = tempfile::tempdir().unwrap();
-        let bench_of = |program: &str| Bench { program: program.into(), folder: folder.path().join("results") };
+        // Where the sources come from is not asked: they need not lie in a repository of this user's.
+        let run = |program: &str, experiments: &[Experiment]| {
+            let bench = Bench { program: program.into(), folder: folder.path().to_owned() };
+            bench.run_each(experiments, &Results::default(), &provenance()).unwrap_err()
+        };
         let experiments = [bench("latency", "latency"), other("growth", Program::Growth(&[]), "growth")];
         let in_lab = [other("ps_verbs", Program::Lab("no_such_step"), "")];
-        let problems = bench_of("/bin/false").run(&in_lab, &Results::default()).unwrap_err();
+        let problems = run("/bin/false", &in_lab);
         assert_eq!(problems, ["the lab's experiments were not measured: the lab has no step for ps_verbs"]);
-        let problems = bench_of("/bin/false").run(&experiments, &Results::default()).unwrap_err();
+        let problems = run("/bin/false", &experiments);
         assert_eq!(problems.len(), 2);
         assert!(
             problems[0].starts_with("latency was not measured: /bin/false bench latency --rounds 5"),
             "{problems:?}"
         );
         // Does nothing, and writes nothing.
-        let problems = bench_of("/bin/true").run(&experiments, &Results::default()).unwrap_err();
+        let problems = run("/bin/true", &experiments);
         assert!(problems[1].contains("growth was not measured: what it wrote is no JSON"), "{problems:?}");
-        assert_eq!(fs::read_dir(folder.path().join("results")).unwrap().count(), 0);
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
     }
 
     #[test]

@@ -37,7 +37,8 @@ pub struct RuntimeSettings {
     pub claim_directory: PathBuf,
     /// Jobs that may wait in one shard's mailbox; default 1024, 24 bytes each.
     pub mailbox_slots: usize,
-    /// A shard that takes no turn for longer than this is reported; default 100 ms, zero turns reports off.
+    /// A shard that takes no turn for longer than this is reported, unless it is being [set up](crate::Shard::set_up);
+    /// default 100 ms, zero turns reports off.
     pub stall_report: Duration,
     /// Start of the threads' names, to which `-` and the shard's number are added; default `shard`. Linux shows
     /// 15 bytes.

@@ -42,6 +42,8 @@ pub(crate) struct State {
     pub(crate) cpu: Option<usize>,
     pub(crate) peers: Arc<[ShardRef]>,
     pub(crate) now: Cell<Instant>,
+    /// When `set_up` last ended.
+    pub(crate) set_up_until: Cell<Instant>,
     /// Something was queued for the reactor since it last looked.
     pub(crate) notified: Cell<bool>,
     /// The reactor sleeps, and `notify` must wake it.
@@ -66,6 +68,7 @@ impl Shard {
             cpu,
             peers,
             now: Cell::new(Instant::now()),
+            set_up_until: Cell::new(Instant::now()),
             notified: Cell::new(false),
             parked: Cell::new(false),
             reactor: RefCell::default(),
@@ -120,6 +123,14 @@ impl Shard {
     /// Where there is no shard of that number.
     pub fn shard_ref(&self, index: usize) -> ShardRef {
         self.0.peers[index].clone()
+    }
+
+    /// Runs what the shard needs before it can serve anybody, such as populating memory or opening a device. However long it
+    /// takes, it is not reported as a stall.
+    pub fn set_up<T>(&self, f: impl FnOnce() -> T) -> T {
+        let result = f();
+        self.0.set_up_until.set(Instant::now());
+        result
     }
 
     /// Starts a task on this shard. It runs after the caller gives way, never inside this call.

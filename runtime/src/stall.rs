@@ -40,12 +40,14 @@ impl StallWatch {
         self.limit.is_some()
     }
 
-    /// The time since the last station is over at `now`.
+    /// The time since the last station is over at `now`; what came before `set_up_until` was setting up, which is no stall.
     #[inline]
-    pub(crate) fn lap(&mut self, now: Instant) -> Lap {
-        let lasted = now.saturating_duration_since(std::mem::replace(&mut self.last, now));
+    pub(crate) fn lap(&mut self, now: Instant, set_up_until: Instant) -> Lap {
+        let since = std::mem::replace(&mut self.last, now);
         match self.limit {
-            Some(limit) if lasted > limit => self.stalled(lasted, now),
+            Some(limit) if now.saturating_duration_since(since) > limit => {
+                self.long_lap(now.saturating_duration_since(since.max(set_up_until)), limit, now)
+            }
             _ => Lap::Fine,
         }
     }
@@ -56,7 +58,10 @@ impl StallWatch {
     }
 
     #[cold]
-    fn stalled(&mut self, lasted: Duration, now: Instant) -> Lap {
+    fn long_lap(&mut self, lasted: Duration, limit: Duration, now: Instant) -> Lap {
+        if lasted <= limit {
+            return Lap::Fine;
+        }
         let soon = |reported| now.saturating_duration_since(reported) < STALL_REPORT_EVERY;
         if self.reported.is_some_and(soon) {
             self.unreported += 1;
@@ -77,13 +82,13 @@ mod tests {
     fn a_long_lap_is_reported_and_the_next_ones_are_counted() {
         let start = Instant::now();
         let mut watch = StallWatch::new(100 * MS, start);
-        assert_eq!(watch.lap(start + 100 * MS), Lap::Fine);
+        assert_eq!(watch.lap(start + 100 * MS, start), Lap::Fine);
         let first = Stall { lasted: 150 * MS, unreported: 0 };
-        assert_eq!(watch.lap(start + 250 * MS), Lap::Report(first));
-        assert_eq!(watch.lap(start + 500 * MS), Lap::Counted);
-        assert_eq!(watch.lap(start + 700 * MS), Lap::Counted);
+        assert_eq!(watch.lap(start + 250 * MS, start), Lap::Report(first));
+        assert_eq!(watch.lap(start + 500 * MS, start), Lap::Counted);
+        assert_eq!(watch.lap(start + 700 * MS, start), Lap::Counted);
         let later = Stall { lasted: 600 * MS, unreported: 2 };
-        assert_eq!(watch.lap(start + 1300 * MS), Lap::Report(later));
+        assert_eq!(watch.lap(start + 1300 * MS, start), Lap::Report(later));
     }
 
     #[test]
@@ -91,9 +96,23 @@ mod tests {
         let start = Instant::now();
         let mut watch = StallWatch::new(100 * MS, start);
         watch.slept(start + 5000 * MS);
-        assert_eq!(watch.lap(start + 5001 * MS), Lap::Fine);
+        assert_eq!(watch.lap(start + 5001 * MS, start), Lap::Fine);
         let mut off = StallWatch::new(Duration::ZERO, start);
         assert!(!off.is_on() && watch.is_on());
-        assert_eq!(off.lap(start + 5000 * MS), Lap::Fine);
+        assert_eq!(off.lap(start + 5000 * MS, start), Lap::Fine);
+    }
+
+    #[test]
+    fn setting_up_is_no_stall_and_excuses_nothing_that_comes_after_it() {
+        let start = Instant::now();
+        let mut watch = StallWatch::new(100 * MS, start);
+        let set_up_until = start + 900 * MS;
+        assert_eq!(watch.lap(start + 1000 * MS, set_up_until), Lap::Fine);
+        let stall = Stall { lasted: 101 * MS, unreported: 0 };
+        assert_eq!(watch.lap(start + 1101 * MS, set_up_until), Lap::Report(stall));
+
+        let mut watch = StallWatch::new(100 * MS, start);
+        let stall = Stall { lasted: 101 * MS, unreported: 0 };
+        assert_eq!(watch.lap(start + 1001 * MS, set_up_until), Lap::Report(stall));
     }
 }

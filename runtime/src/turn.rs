@@ -307,7 +307,7 @@ impl Reactor {
 
 /// Ends a lap of the stall watch, and counts and logs what it found.
 fn report(shard: &Shard, stalls: &mut StallWatch, now: Instant, culprit: &'static str) {
-    let lap = stalls.lap(now);
+    let lap = stalls.lap(now, shard.0.set_up_until.get());
     if lap == Lap::Fine {
         return;
     }

@@ -149,7 +149,9 @@ impl Engine {
                 let node = settings.node(&addresses, index, incarnation);
                 // The first shard listens for all.
                 let (settings, listeners) = (settings.clone_for_shard(), std::mem::take(&mut listeners));
-                runtime.on_shard(index, async move |shard| ShardEngine::start(&shard, node, settings, listeners))
+                runtime.on_shard(index, async move |shard| {
+                    shard.set_up(|| ShardEngine::start(&shard, node, settings, listeners))
+                })
             })
             .collect();
         let metrics = started.into_iter().map(|shard| shard.wait()?.map_err(StartError::Shard));

@@ -1,11 +1,14 @@
 //! What an engine shows of itself to other threads: figures that add up, paths with their reasons, and none of it asked of a
 //! shard.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use sealane_fusion::Engine;
 use sealane_fusion::metrics::{Operation, PathState, PeerFigures, ShardFigures, Way};
+use sealane_fusion::{Engine, EngineSettings, Verbs};
 use sealane_transport::LinkKind;
+use sealane_transport::verbs::VerbsSettings;
+use sealane_transport::verbs::device::VerbsError;
 
 use crate::fixture::{LONG, engines, task, tensor, two};
 
@@ -93,4 +96,31 @@ fn what_waits_shows_while_the_shard_sleeps() {
     until(worker, "the request is out", |figures| figures.peers.iter().any(|peer| peer.counters.in_flight == 1));
     until(worker, "the shard sleeps", |figures| figures.load.asleep);
     drop((asked, kept));
+}
+
+#[test]
+fn what_an_engine_sets_up_at_its_start_is_no_stall() {
+    const LIMIT: Duration = Duration::from_millis(50);
+    let opens_slowly = |settings: &mut EngineSettings| {
+        let open = |_: &VerbsSettings| {
+            std::thread::sleep(4 * LIMIT);
+            Err(VerbsError::new("ibv_open_device", "it was slow, and then it failed"))
+        };
+        settings.verbs = Some(Verbs { open: Arc::new(open), ..Verbs::new(VerbsSettings::default()) });
+        settings.runtime.stall_report = LIMIT;
+    };
+    let populates_much = |settings: &mut EngineSettings| {
+        (settings.slab_send_bytes, settings.slab_receive_bytes) = (64 << 20, 64 << 20);
+        settings.runtime.stall_report = LIMIT / 10;
+    };
+    for set_up in [&opens_slowly as &dyn Fn(&mut EngineSettings), &populates_much] {
+        let stalls = || {
+            let engine = engines(1, |_, settings| set_up(settings)).remove(0);
+            // Answered in a turn that follows the start's.
+            engine.counters().unwrap();
+            engine.figures()[0].load.stalls
+        };
+        // Again where others had the CPU for so long, which is a stall.
+        assert!((0..50).any(|_| stalls() == 0), "each of 50 starts was reported as a stall");
+    }
 }

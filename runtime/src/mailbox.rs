@@ -1,11 +1,16 @@
 //! Mailboxes: how any thread hands a job to a shard. Bounded by `RuntimeSettings::mailbox_slots`; a post to a shard
 //! that is awake makes no system call.
+//!
+//! Jobs that may not be refused (what is open has to be closed, whoever waits has to be woken) go to a list when no slot is
+//! free. Its bound is its callers': one job for each thing whose opening the mailbox took. While anything is in the list the
+//! mailbox is full for all other jobs, so jobs run in the order of submission, whichever way they came.
 
 use std::{
+    collections::VecDeque,
     fmt,
     os::fd::{AsFd, BorrowedFd},
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering, fence},
     },
 };
@@ -43,6 +48,11 @@ impl fmt::Debug for MailboxFull {
 pub(crate) struct Mailbox {
     shard: usize,
     jobs: ArrayQueue<Job>,
+    /// Jobs that were not refused although no slot was free. Each was submitted after those in `jobs` that its thread
+    /// knew of, and `jobs` takes none while there are any.
+    overflow: Mutex<VecDeque<Job>>,
+    /// There are some; changed under the lock of `overflow`.
+    overflows: AtomicBool,
     sleep: SleepFlag,
     doorbell: EventFd,
     stop: AtomicBool,
@@ -64,6 +74,8 @@ impl ShardRef {
         Ok(Self(Arc::new(Mailbox {
             shard,
             jobs: ArrayQueue::new(slots),
+            overflow: Mutex::default(),
+            overflows: AtomicBool::new(false),
             sleep: SleepFlag::new(),
             doorbell,
             stop: AtomicBool::new(false),
@@ -90,13 +102,33 @@ impl ShardRef {
         if mailbox.closed.load(Ordering::Acquire) {
             return Err(MailboxFull { shard: mailbox.shard, stopped: true, job });
         }
-        mailbox.jobs.push(job).map_err(|job| MailboxFull { shard: mailbox.shard, stopped: false, job })?;
+        let pushed = if mailbox.overflows.load(Ordering::Acquire) { Err(job) } else { mailbox.jobs.push(job) };
+        pushed.map_err(|job| MailboxFull { shard: mailbox.shard, stopped: false, job })?;
         mailbox.ring_if_asleep();
         // Either the closing shard saw the push, or this sees that it is closed; the fence is in `must_ring`.
         if mailbox.closed.load(Ordering::Relaxed) {
             mailbox.drop_jobs();
         }
         Ok(())
+    }
+
+    /// [`submit`](Self::submit) of a job that may not be refused: one that closes what an earlier job has opened, or wakes
+    /// it. It runs in the order of submission like all others.
+    ///
+    /// It waits outside the slots where none is free, so the caller bounds how many there are: one at a time for each thing
+    /// that a job which was taken has opened.
+    pub fn submit_always(&self, job: Job) {
+        let mailbox = &*self.0;
+        let Err(MailboxFull { stopped: false, job, .. }) = self.submit(job) else { return };
+        let mut overflow = mailbox.overflow();
+        overflow.push_back(job);
+        mailbox.overflows.store(true, Ordering::Release);
+        drop(overflow);
+        mailbox.ring_if_asleep();
+        // As in `submit`.
+        if mailbox.closed.load(Ordering::Relaxed) {
+            mailbox.drop_jobs();
+        }
     }
 
     /// Whether both name the same shard of the same runtime.
@@ -129,6 +161,10 @@ impl fmt::Debug for ShardRef {
 impl Mailbox {
     // What any thread may do.
 
+    fn overflow(&self) -> MutexGuard<'_, VecDeque<Job>> {
+        self.overflow.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn ring_if_asleep(&self) {
         if self.sleep.must_ring() {
             // It cannot fail but by a counter at its limit, which rings as well.
@@ -160,7 +196,18 @@ impl Mailbox {
     }
 
     pub(crate) fn pop(&self) -> Option<Job> {
-        self.jobs.pop()
+        // First this, then the slots: so when they are found empty, all that came before the first of the overflow has run.
+        let overflows = self.overflows.load(Ordering::Acquire);
+        if let Some(job) = self.jobs.pop() {
+            return Some(job);
+        }
+        if !overflows {
+            return None;
+        }
+        let mut overflow = self.overflow();
+        let job = overflow.pop_front();
+        self.overflows.store(!overflow.is_empty(), Ordering::Release);
+        job
     }
 
     pub(crate) fn stop_asked(&self) -> bool {
@@ -178,8 +225,10 @@ impl Mailbox {
     /// Announces sleep. False if there is something to do after all; the shard then stays awake.
     pub(crate) fn try_sleep(&self) -> bool {
         self.sleep.announce();
-        let idle =
-            self.jobs.is_empty() && !self.any_woken.load(Ordering::Acquire) && !self.stop.load(Ordering::Acquire);
+        let idle = self.jobs.is_empty()
+            && !self.overflows.load(Ordering::Acquire)
+            && !self.any_woken.load(Ordering::Acquire)
+            && !self.stop.load(Ordering::Acquire);
         if !idle {
             self.sleep.awake();
         }
@@ -201,6 +250,9 @@ impl Mailbox {
         while let Some(job) = self.jobs.pop() {
             drop(job);
         }
+        let overflow = std::mem::take(&mut *self.overflow());
+        // Not under the lock: what a job holds may submit another when it is dropped.
+        drop(overflow);
     }
 }
 
@@ -220,12 +272,47 @@ mod tests {
     }
 
     #[test]
+    fn a_job_that_may_not_be_refused_waits_outside_the_slots_and_keeps_its_place() {
+        let shard = ShardRef::new(0, 1).unwrap();
+        /// Says which job was dropped.
+        struct Named(&'static str, Arc<Mutex<Vec<&'static str>>>);
+        impl Drop for Named {
+            fn drop(&mut self) {
+                self.1.lock().unwrap().push(self.0);
+            }
+        }
+        let popped = Arc::new(Mutex::new(Vec::new()));
+        let job = |name| -> Job {
+            let named = Named(name, Arc::clone(&popped));
+            Box::new(move |_| drop(named))
+        };
+        let pop = || shard.0.pop().map(drop);
+        shard.submit(job("opens")).unwrap();
+        shard.submit_always(job("closes"));
+        pop().unwrap();
+        // There is a slot, but what comes now must not overtake what waits outside.
+        drop(shard.submit(job("refused")).unwrap_err());
+        shard.submit_always(job("closes again"));
+        assert!(!shard.0.try_sleep());
+        pop().and_then(|()| pop()).unwrap();
+        assert_eq!(pop(), None);
+        shard.submit(job("opens again")).unwrap();
+        pop().unwrap();
+        assert_eq!(*popped.lock().unwrap(), ["opens", "refused", "closes", "closes again", "opens again"]);
+    }
+
+    #[test]
     fn a_closed_mailbox_drops_what_waits_and_takes_no_more() {
-        let shard = ShardRef::new(0, 4).unwrap();
+        let shard = ShardRef::new(0, 1).unwrap();
         let waiting = Arc::new(());
-        let held = Arc::clone(&waiting);
-        shard.submit(Box::new(move |_| drop(held))).unwrap();
+        for _ in 0..3 {
+            let held = Arc::clone(&waiting);
+            shard.submit_always(Box::new(move |_| drop(held)));
+        }
         shard.0.close();
+        assert_eq!(Arc::strong_count(&waiting), 1);
+        let held = Arc::clone(&waiting);
+        shard.submit_always(Box::new(move |_| drop(held)));
         assert_eq!(Arc::strong_count(&waiting), 1);
         let full = shard.submit(Box::new(|_| {})).unwrap_err();
         assert!(full.stopped);

@@ -30,6 +30,7 @@ on_each_executor! {
     a_spawned_task_starts_only_after_the_caller_gave_way,
     a_dropped_handle_lets_the_task_run_on,
     a_full_mailbox_says_so,
+    jobs_that_may_not_be_refused_all_run_and_in_order,
     a_sleep_may_be_without_end,
     stopping_drops_tasks_wherever_they_wait,
     a_stopped_shard_takes_nothing_and_stopping_again_does_nothing,
@@ -313,6 +314,39 @@ fn a_full_mailbox_says_so(executor: ExecutorChoice) {
     while ran.load(Ordering::SeqCst) < 3 {
         thread::yield_now();
     }
+}
+
+/// Threads open things and close them, with a mailbox that is nearly always full.
+fn jobs_that_may_not_be_refused_all_run_and_in_order(executor: ExecutorChoice) {
+    const THREADS: usize = 3;
+    const ROUNDS: usize = 2000;
+    let runtime = Runtime::start(RuntimeSettings { mailbox_slots: 2, ..settings(executor, 1, Polling::Park) }).unwrap();
+    let shard = runtime.shard(0);
+    let (sender, ran) = mpsc::channel();
+    thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let (shard, sender) = (shard.clone(), sender.clone());
+            scope.spawn(move || {
+                for round in 0..ROUNDS {
+                    let job = |opens: bool| {
+                        let sender = sender.clone();
+                        Box::new(move |_: &Shard| sender.send((thread, round, opens)).unwrap())
+                    };
+                    while shard.submit(job(true)).is_err() {
+                        thread::yield_now();
+                    }
+                    shard.submit_always(job(false));
+                }
+            });
+        }
+    });
+    drop(sender);
+    let mut next = [(0, true); THREADS];
+    for (thread, round, opens) in ran.iter().take(2 * THREADS * ROUNDS) {
+        assert_eq!((round, opens), next[thread], "the next of thread {thread}");
+        next[thread] = if opens { (round, false) } else { (round + 1, true) };
+    }
+    assert_eq!(next, [(ROUNDS, true); THREADS]);
 }
 
 fn a_sleep_may_be_without_end(executor: ExecutorChoice) {

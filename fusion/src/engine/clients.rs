@@ -10,7 +10,7 @@ mod memory;
 
 use std::collections::HashMap;
 use std::rc::Rc;
-use std::sync::PoisonError;
+use std::sync::{PoisonError, mpsc};
 use std::time::Instant;
 
 use sealane_runtime::{Interest, JoinHandle, Shard, Source};
@@ -54,9 +54,6 @@ struct Seat {
     id: ClientId,
     pid: i32,
 }
-
-/// Why a shard needs no answer when it is told something about a client: it has stopped, and its clients with it.
-const STOPPED_IS_GONE: &str = "a stopped shard has no clients";
 
 impl Engine {
     /// The process that is attached as a task, if any is.
@@ -125,20 +122,20 @@ impl Engine {
     }
 
     fn tell_dismissed(&self, id: ClientId, reason: &str) {
-        let told: Vec<JoinHandle<()>> = (0..self.shards())
-            .map(|index| {
-                let reason = reason.to_owned();
-                self.0.runtime.on_shard(index, async move |_| {
-                    let engine = ShardEngine::current().expect("set up at start");
+        let (telling, told) = mpsc::channel::<()>();
+        for index in 0..self.shards() {
+            let (reason, telling) = (reason.to_owned(), telling.clone());
+            // Of a client that was let in by a job; a shard that has stopped has no clients.
+            self.0.runtime.shard(index).submit_always(Box::new(move |_| {
+                if let Some(engine) = ShardEngine::current() {
                     engine.client_changes.borrow_mut().push(Change::Dismiss(id, reason));
-                })
-            })
-            .collect();
-        for shard in told {
-            if let Err(error) = shard.wait() {
-                tracing::debug!(%error, STOPPED_IS_GONE);
-            }
+                }
+                drop(telling);
+            }));
         }
+        drop(telling);
+        // Until each job has run, or was dropped.
+        let _ = told.recv();
     }
 
     /// Tells all clients that [`drain`](Self::drain) comes next: from when they have heard it, they keep new calls for the

@@ -275,7 +275,7 @@ impl Engine {
             .map(|index| self.on_shard(index, async move |shard| shard.shut_down("the engine stops", deadline).await))
             .collect();
         for goodbye in goodbyes {
-            // A shard that has stopped already has said all that it can.
+            // A shard that has stopped already has said all that it can; of one with a full mailbox, peers see the links end.
             let _ = goodbye.wait();
         }
         self.0.runtime.stop()

@@ -12,7 +12,7 @@ use sealane_transport::{Error, Handle, Keys, Pulled, RecvOutcome, SendOutcome, T
 
 use super::deadline;
 use super::recall::{Name, Recall};
-use super::task::{Outcome, Task};
+use super::task::{Outcome, Task, submit_always};
 use crate::node::{BatchWaiter, FusedRequest, Node, PullRequest, PullWaiter};
 
 impl Task {
@@ -87,7 +87,7 @@ impl Task {
     /// A plan: keys of what `from` publishes, to be pulled together. The peer is told of them once a link; from then on a
     /// pull is one small message, and tensors land in the plan's own memory, the same each time.
     pub fn plan(&self, from: &str, keys: Keys) -> Plan {
-        let seat = Seat { task: self.clone(), from: from.into(), plan: Arc::new(AtomicU64::new(0)) };
+        let seat = Seat { task: self.clone(), from: from.into(), plan: Arc::default(), is_open: false };
         Plan { tray: Tray::new(keys.len()), keys: Arc::new(keys), seat }
     }
 
@@ -224,15 +224,18 @@ struct Seat {
     from: Box<str>,
     /// The node's handle; 0 until it has one.
     plan: Arc<AtomicU64>,
+    /// A pull was submitted, and the node has a plan when that has run.
+    is_open: bool,
 }
 
 impl Drop for Seat {
     fn drop(&mut self) {
         let plan = self.plan.clone();
-        // An engine that has stopped has closed it.
-        let _ = self.task.submit(&self.from, move |node, _| {
-            node.close_plan(Handle::from_bits(plan.load(Ordering::Relaxed)));
-        });
+        if self.is_open {
+            submit_always(&self.task.shard_for(&self.from), move |node, _| {
+                node.close_plan(Handle::from_bits(plan.load(Ordering::Relaxed)));
+            });
+        }
     }
 }
 
@@ -273,7 +276,7 @@ impl Plan {
     }
 
     fn begin(&mut self, min_version: i64, timeout: Option<Duration>) -> Outcome<Result<Tray, Error>> {
-        let Seat { task, from, plan } = &self.seat;
+        let Seat { task, from, plan, .. } = &self.seat;
         let timeout = timeout.unwrap_or(task.request_timeout());
         let mut tray = std::mem::take(&mut self.tray);
         if tray.len() != self.keys.len() {
@@ -293,6 +296,7 @@ impl Plan {
                 drop(sender.send(Ok(tray)));
             }
         });
+        self.seat.is_open |= submitted.is_ok();
         Outcome::of(submitted, receiver)
     }
 

@@ -1,14 +1,13 @@
 //! Recvs of other threads that are given up before they ended: the shard that serves them is told by a job.
 //!
-//! One small allocation a call. A shard whose mailbox is full is not told: it finds out when the tensor comes, which then
-//! goes back all the same, or at the deadline.
+//! One small allocation a call.
 
 use std::sync::{Arc, OnceLock};
 
 use sealane_runtime::ShardRef;
 use sealane_transport::Handle;
 
-use super::task::submit;
+use super::task::submit_always;
 use crate::node::Ticket;
 
 /// What the shard calls a call.
@@ -36,12 +35,12 @@ impl Recall {
         (Recall { shard, tag: tag.clone() }, tag)
     }
 
-    /// Gives the call up; nothing if it has ended. The caller must have hung up before, so that what comes meanwhile goes
-    /// back.
+    /// Gives the call up, which was submitted; nothing if it has ended. The caller must have hung up before, so that what
+    /// comes meanwhile goes back.
     pub(super) fn give_up(&self) {
         let tag = self.tag.clone();
         // Jobs run in the order in which they were submitted: the call has its name by then, if it still waits.
-        let _ = submit(&self.shard, move |node, _| match tag.get() {
+        submit_always(&self.shard, move |node, _| match tag.get() {
             Some(&Name::Recv(ticket)) => {
                 node.cancel(ticket);
             }

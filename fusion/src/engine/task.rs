@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
-use sealane_runtime::{Buffer, Shard, ShardRef};
+use sealane_runtime::{Buffer, Job, Shard, ShardRef};
 use sealane_transport::endpoint_map::TaskName;
 use sealane_transport::{Error, RecvOptions, RecvOutcome, SendOptions, SendOutcome, Unreceived};
 
@@ -193,8 +193,12 @@ impl Task {
         peer: &str,
         job: impl FnOnce(&mut Node, Instant) + Send + 'static,
     ) -> Result<(), Error> {
-        let shard = self.engine.shard_of(self.name(), peer);
-        submit(&self.engine.0.runtime.shard(shard), job)
+        submit(&self.shard_for(peer), job)
+    }
+
+    /// The shard that serves this task and a peer.
+    pub(super) fn shard_for(&self, peer: &str) -> ShardRef {
+        self.shard(self.engine.shard_of(self.name(), peer))
     }
 }
 
@@ -205,13 +209,22 @@ fn write_on(tag: &NameTag, ticket: Option<Ticket>) {
     }
 }
 
-pub(super) fn submit(shard: &ShardRef, job: impl FnOnce(&mut Node, Instant) + Send + 'static) -> Result<(), Error> {
-    let run = move |_: &Shard| {
+fn on_node(job: impl FnOnce(&mut Node, Instant) + Send + 'static) -> Job {
+    Box::new(move |_: &Shard| {
         if let Some(engine) = ShardEngine::current() {
             engine.with_node(job);
         }
-    };
-    shard.submit(Box::new(run)).map_err(|full| match full.stopped {
+    })
+}
+
+/// [`submit`] of what closes or wakes something that an earlier job has opened, which must not be lost: at most one at a
+/// time for each such thing. A shard that has stopped has closed it.
+pub(super) fn submit_always(shard: &ShardRef, job: impl FnOnce(&mut Node, Instant) + Send + 'static) {
+    shard.submit_always(on_node(job));
+}
+
+pub(super) fn submit(shard: &ShardRef, job: impl FnOnce(&mut Node, Instant) + Send + 'static) -> Result<(), Error> {
+    shard.submit(on_node(job)).map_err(|full| match full.stopped {
         true => Error::unavailable("this engine", "it has stopped"),
         false => Error::full("runtime.mailbox_slots", full.to_string()),
     })

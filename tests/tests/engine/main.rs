@@ -6,6 +6,7 @@ mod figures;
 mod limits;
 mod peers;
 mod probe;
+mod pushed;
 mod real_device;
 mod security;
 mod shards;

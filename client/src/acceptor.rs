@@ -37,8 +37,12 @@ pub struct Accepted {
     pub tensor: Tensor,
 }
 
-/// The end of a queue from which tensors are taken. Bounded: pushers wait while it is full. When it is dropped, what was
-/// not taken is freed, and pushers wait for the next acceptor. From [`Task::acceptor`](crate::Task::acceptor).
+/// The end of a queue from which tensors are taken. Bounded: pushers wait while it is full. From
+/// [`Task::acceptor`](crate::Task::acceptor).
+///
+/// When it is dropped, pushers wait for the next acceptor of the queue. A push that has ended well is not lost: what the queue
+/// had taken and nobody accepted is the next acceptor's, first and in its order. Until then it keeps its memory; it is freed
+/// with the task, when the last clone of that is dropped or its process ends.
 ///
 /// ```no_run
 /// # use sealane::{AcceptOptions, Task};

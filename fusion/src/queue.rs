@@ -38,7 +38,8 @@ pub struct Accepted {
 
 #[derive(Default)]
 struct Inner {
-    items: VecDeque<Accepted>,
+    /// What waits, and the shard that brought it.
+    items: VecDeque<(u16, Accepted)>,
     bytes: usize,
     /// Someone found it full.
     starved: bool,
@@ -87,16 +88,13 @@ impl AcceptQueue {
         has_room.then_some((tensors, bytes))
     }
 
-    /// Puts tensors in.
-    pub(crate) fn fill(&self, items: &mut Vec<Accepted>) {
+    /// Puts tensors in, into a closed queue as well: their pushers have been told that it took them.
+    pub(crate) fn fill(&self, shard: u16, items: &mut Vec<Accepted>) {
         let mut inner = self.lock();
-        if inner.closed.is_some() {
-            return;
-        }
         for item in items.drain(..) {
             let bytes = item.tensor.bytes().len();
             inner.bytes += bytes;
-            inner.items.push_back(item);
+            inner.items.push_back((shard, item));
         }
         let wakers = std::mem::take(&mut inner.wakers);
         let sleepers = inner.sleepers;
@@ -107,6 +105,31 @@ impl AcceptQueue {
         wakers.into_iter().for_each(Waker::wake);
     }
 
+    /// Puts tensors back that were the first to be taken out, in their order.
+    pub(crate) fn put_back(&self, shard: u16, items: impl DoubleEndedIterator<Item = Accepted>) {
+        let mut inner = self.lock();
+        for item in items.rev() {
+            inner.bytes += item.tensor.bytes().len();
+            inner.items.push_front((shard, item));
+        }
+    }
+
+    /// Takes out what a shard has put in, for its next queue of that name.
+    pub(crate) fn take_back(&self, shard: u16) -> Vec<Accepted> {
+        let mut inner = self.lock();
+        let all = std::mem::take(&mut inner.items);
+        let (mine, others): (VecDeque<_>, _) = all.into_iter().partition(|(by, _)| *by == shard);
+        inner.items = others;
+        let mine: Vec<_> = mine.into_iter().map(|(_, item)| item).collect();
+        inner.bytes -= mine.iter().map(|item| item.tensor.bytes().len()).sum::<usize>();
+        mine
+    }
+
+    /// Tensors that a shard has put in and nobody has taken.
+    pub(crate) fn count_of(&self, shard: u16) -> usize {
+        self.lock().items.iter().filter(|(by, _)| *by == shard).count()
+    }
+
     /// Nothing more comes: whoever waits hears why; what is in the queue can still be taken.
     pub fn close(&self, error: Error) {
         let mut inner = self.lock();
@@ -115,6 +138,11 @@ impl AcceptQueue {
         drop(inner);
         self.filled.notify_all();
         wakers.into_iter().for_each(Waker::wake);
+    }
+
+    /// [`close`](Self::close) before anyone waits: `error` is what they hear, whatever was said before.
+    pub(crate) fn refuse(&self, error: Error) {
+        self.lock().closed = Some(error);
     }
 
     /// Takes up to `most` tensors; how many.
@@ -139,7 +167,7 @@ impl AcceptQueue {
             return Err(error.clone());
         }
         let before = into.len();
-        into.extend(inner.items.drain(..count));
+        into.extend(inner.items.drain(..count).map(|(_, item)| item));
         let bytes: usize = into[before..].iter().map(|item| item.tensor.bytes().len()).sum();
         inner.bytes -= bytes;
         // Half of it at once, so that pushers are not told of every single place.
@@ -235,7 +263,7 @@ mod tests {
         for (tensors, bytes) in [(4, 1), (1, 100), (2, 300)] {
             let before = calls.load(Ordering::Relaxed);
             assert!(queue.room().is_some());
-            queue.fill(&mut (0..tensors).map(|_| item(bytes)).collect());
+            queue.fill(0, &mut (0..tensors).map(|_| item(bytes)).collect());
             assert!(queue.room().is_none());
             let mut taken = Vec::new();
             while taken.len() < tensors {
@@ -246,6 +274,23 @@ mod tests {
     }
 
     #[test]
+    fn a_shard_takes_back_its_own_in_their_order() {
+        let (queue, _) = queue(4, 1000);
+        queue.fill(0, &mut vec![item(1), item(2)]);
+        queue.fill(1, &mut vec![item(30)]);
+        queue.fill(0, &mut vec![item(3)]);
+        let mut taken = Vec::new();
+        queue.take(2, &mut taken).unwrap();
+        queue.put_back(0, taken.into_iter());
+        assert_eq!((queue.count_of(0), queue.count_of(1), queue.count_of(2)), (3, 1, 0));
+        let lengths = |items: Vec<Accepted>| items.iter().map(|item| item.tensor.bytes().len()).collect::<Vec<_>>();
+        assert_eq!(lengths(queue.take_back(0)), [1, 2, 3]);
+        assert_eq!(queue.room(), Some((3, 970)));
+        assert_eq!(lengths(queue.take_back(1)), [30]);
+        assert_eq!(queue.room(), Some((4, 1000)));
+    }
+
+    #[test]
     fn who_waits_is_woken_by_a_tensor_a_deadline_or_the_end() {
         let (queue, _) = queue(4, 100);
         let mut taken = Vec::new();
@@ -253,10 +298,10 @@ mod tests {
         assert_eq!(queue.wait(1, soon, &mut taken).unwrap(), 0);
         std::thread::scope(|scope| {
             let waiting = scope.spawn(|| queue.wait(9, None, &mut taken).unwrap());
-            queue.fill(&mut vec![item(1)]);
+            queue.fill(0, &mut vec![item(1)]);
             assert_eq!(waiting.join().unwrap(), 1);
         });
-        queue.fill(&mut vec![item(1)]);
+        queue.fill(0, &mut vec![item(1)]);
         queue.close(Error::invalid("closed by the test"));
         assert_eq!(queue.wait(9, None, &mut Vec::new()).unwrap(), 1, "what is there can be taken");
         assert!(queue.wait(9, None, &mut Vec::new()).is_err());

@@ -136,8 +136,8 @@ impl Acceptor {
         PyList::new(py, taken)
     }
 
-    /// Frees the queue, and what was not accepted; pushes wait for the next acceptor. Whoever waits for a tensor is told; an
-    /// iteration ends. May be called twice.
+    /// Closes the queue; pushes wait for the next acceptor, which has first what was taken and not accepted. Whoever waits for a
+    /// tensor is told; an iteration ends. May be called twice.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         self.made.check(self.task.get().name()).or_raise(py)?;
         py.detach(|| drop(self.shut()));

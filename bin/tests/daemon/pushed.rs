@@ -1,10 +1,12 @@
 //! What one client pushes another accepts, in order: beside it, and on another host.
 
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use sealane::{AcceptOptions, Attach, Code, DType, SendOptions, Task, Tensor, TensorMeta};
+use sealane::{AcceptOptions, Accepted, Attach, Code, DType, SendOptions, Sending, Task, Tensor, TensorMeta};
 
-use crate::fixture::{Daemon, Ended, PS, Place, WORKER};
+use crate::fixture::{Daemon, Ended, PS, Place, STUCK, WORKER};
 
 /// So that a client may have all tensors of a round under way.
 const ARENA_BYTES: u64 = 2 << 20;
@@ -14,6 +16,12 @@ const SIZES: [usize; 6] = [64, 0, 512, 513, 9_000, 40_000];
 
 /// Tensors of a round.
 const ROUND: usize = 30;
+
+/// Times that an acceptor is dropped and the next one opened.
+const REOPENED: usize = 1000;
+
+/// Pushes under way at once meanwhile.
+const PUSHES_AT_ONCE: usize = 8;
 
 fn attach(place: &Place, task: &str) -> Task {
     Attach::new(task).socket(place.socket()).arena_bytes(ARENA_BYTES).attach().unwrap()
@@ -75,16 +83,57 @@ fn push_and_accept(ps: &Task, worker: &Task) {
     assert_eq!(second.accept().wait().unwrap_err().code(), Code::InvalidArgument);
     drop((acceptor, second));
     let third = ps.acceptor("grads", AcceptOptions::default());
-    let patience = Duration::from_millis(100);
-    let accepted = loop {
-        // What comes before the first queue is closed goes with it; what comes before the next is open is refused.
-        if let Err(error) = worker.push(PS, "grads", tensor(3)).wait() {
-            assert_eq!(error.code(), Code::Unavailable, "{error}");
-        } else if let Some(accepted) = third.accept().wait_within(patience).unwrap() {
-            break accepted;
+    worker.push(PS, "grads", tensor(3)).wait().unwrap();
+    assert!(third.accept().wait().unwrap().tensor.bytes() == tensor(3).bytes());
+}
+
+/// The acceptor is dropped and opened again, with tensors in its hands, in its rings and with the daemon, while the pusher
+/// never stops: each tensor is accepted once, in order.
+fn acceptors_come_and_go(ps: &Task, worker: &Task) {
+    let over = AtomicBool::new(false);
+    let mut next = 0;
+    let mut note = |items: Vec<Accepted>| {
+        for accepted in items {
+            assert!(accepted.tensor.bytes() == tensor(next).bytes(), "tensor {next} is not the next");
+            next += 1;
         }
+        next
     };
-    assert!(accepted.tensor.bytes() == tensor(3).bytes());
+    std::thread::scope(|scope| {
+        let pushing = scope.spawn(|| {
+            let (mut under_way, mut number) = (VecDeque::new(), 0);
+            while !over.load(Ordering::Relaxed) {
+                if under_way.len() == PUSHES_AT_ONCE {
+                    under_way.pop_front().map(Sending::wait).expect("there are some").unwrap();
+                }
+                under_way.push_back(worker.push(PS, "grads", tensor(number)));
+                number += 1;
+            }
+            under_way.into_iter().for_each(|push| push.wait().unwrap());
+            number
+        });
+        for round in 0..REOPENED {
+            let acceptor =
+                ps.acceptor("grads", AcceptOptions { tensors_max: 1 + round % 9, ..AcceptOptions::default() });
+            if round % 2 == 0 {
+                let some = acceptor.accept_many(3).wait_within(STUCK).unwrap();
+                assert!(!some.is_empty(), "round {round}: nothing is accepted, and pushes are under way");
+                note(some);
+            }
+        }
+        over.store(true, Ordering::Relaxed);
+        let last = ps.acceptor("grads", AcceptOptions::default());
+        while !pushing.is_finished() {
+            note(last.accept_many(100).wait_within(Duration::from_millis(1)).unwrap());
+        }
+        let pushed = pushing.join().unwrap();
+        while note(Vec::new()) < pushed {
+            let some = last.accept_many(100).wait_within(STUCK).unwrap();
+            assert!(!some.is_empty(), "{} of {pushed} were accepted", note(Vec::new()));
+            note(some);
+        }
+        assert_eq!(last.try_accept(1, &mut Vec::new()).unwrap(), 0);
+    });
 }
 
 #[test]
@@ -92,6 +141,7 @@ fn a_worker_pushes_and_a_ps_of_another_host_accepts() {
     let (places, daemons) = two_hosts();
     let (ps, worker) = (attach(&places[0], PS), attach(&places[1], WORKER));
     push_and_accept(&ps, &worker);
+    acceptors_come_and_go(&ps, &worker);
     drop((ps, worker));
     daemons.into_iter().for_each(|daemon| assert_eq!(daemon.stop().code, Some(0)));
 }
@@ -102,6 +152,7 @@ fn clients_of_one_daemon_push_to_each_other() {
         let (place, daemon) = Daemon::start(&["--set", shards]);
         let (ps, worker) = (attach(&place, PS), attach(&place, WORKER));
         push_and_accept(&ps, &worker);
+        acceptors_come_and_go(&ps, &worker);
         drop((ps, worker));
         assert_eq!(daemon.stop().code, Some(0));
     }

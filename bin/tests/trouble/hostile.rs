@@ -396,9 +396,16 @@ fn what_is_merely_wrong_is_answered_or_ignored() {
         villain.submit(&grant(2, 4, 1));
         let first = villain.next().unwrap();
         assert!(first.starts_with("Accepted { queue: 2, "), "{first}");
-        // The second waits for what the first was too large; then the queue goes, and it with it.
+        // The second waits for what the first was too large; then the queue goes, and it is the next one's.
         villain.write(&grant(2, 0, 599)).unwrap();
-        (1..4).for_each(|queue| villain.write(&Submission::CloseQueue { queue }).unwrap());
+        for queue in 1..4 {
+            villain.submit(&Submission::CloseQueue { queue });
+            assert_eq!(villain.next().unwrap(), format!("QueueClosed {{ queue: {queue} }}"));
+        }
+        villain.write(&open_queue(4, 4)).unwrap();
+        villain.submit(&grant(4, 4, 1));
+        let second = villain.next().unwrap();
+        assert!(second.starts_with("Accepted { queue: 4, "), "{second}");
         // It is still served.
         villain.submit(&send(8, 1, meta.as_wire(), PayloadAt::Inline(&[3; 64])));
         villain.submit(&recv(9, 1, None));

@@ -1,7 +1,8 @@
 //! The queues that this task accepts from: what the shards have handed over and nobody has taken, and the credit that they
 //! have for more. Under the attachment's lock; bounded by the credit, which is renewed as tensors are taken.
 //!
-//! An acceptor outlives the link: with a new daemon its queue is opened anew, and what was handed over before stays.
+//! An acceptor outlives the link: with a new daemon its queue is opened anew, and what was handed over before stays. What it
+//! has not taken when it is dropped waits here for the next acceptor of the queue, and fills that one's window.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
@@ -30,6 +31,10 @@ use crate::{
 #[derive(Default)]
 pub(super) struct Acceptors {
     open: HashMap<u32, Inbox>,
+    /// Those whose queue was closed, by their numbers: until the shards have heard it, they hand over more.
+    closing: HashMap<u32, Closing>,
+    /// What was handed over and nobody has taken, by queue: the next acceptor's.
+    left: HashMap<Box<str>, VecDeque<Item>>,
     last: u32,
     /// Names of pushers, which many tensors share.
     names: HashSet<Arc<str>>,
@@ -50,8 +55,16 @@ struct Inbox {
     refused: Option<Error>,
 }
 
-struct Item {
+struct Closing {
+    name: Box<str>,
     serial: u64,
+    /// By segment, of those where it was open; none where it is closed.
+    windows: Vec<Option<Window>>,
+}
+
+struct Item {
+    /// The link to whose window it is owed, if it is.
+    serial: Option<u64>,
     segment: u16,
     accepted: Accepted,
 }
@@ -95,6 +108,16 @@ impl Window {
         (Window { whole: amount(here), ..Window::default() }, amount(there))
     }
 
+    /// Counts a tensor against the credit; false if there is none.
+    fn spend(&mut self, bytes: usize) -> bool {
+        let has_credit = self.credit.tensors > 0 && self.credit.bytes > 0;
+        if has_credit {
+            self.credit.tensors -= 1;
+            self.credit.bytes -= bytes as i64;
+        }
+        has_credit
+    }
+
     /// What is to be granted again, in large parts.
     fn due(&mut self) -> Option<Amount> {
         let Window { whole, owed, .. } = *self;
@@ -108,6 +131,25 @@ impl Window {
 }
 
 impl Inbox {
+    /// Windows for the shards of a new link, and what may wait there besides. What is here from that link fills them.
+    fn windows(&mut self, serial: u64, areas: &[u64]) -> Vec<(Window, Amount)> {
+        let segments = areas.len() as u16;
+        let window = |area_bytes: &u64| {
+            let (window, there) = Window::of(&self.options, segments, *area_bytes);
+            (Window { credit: window.whole, ..window }, there)
+        };
+        let mut windows: Vec<_> = areas.iter().map(window).collect();
+        for item in &mut self.items {
+            item.serial = item.serial.filter(|of| *of == serial);
+            let Some((window, _)) = windows.get_mut(usize::from(item.segment)) else { continue };
+            if item.serial.is_some() && !window.spend(item.accepted.tensor.bytes().len()) {
+                item.serial = None;
+            }
+        }
+        windows.iter_mut().for_each(|(window, _)| window.credit.bytes = window.credit.bytes.max(0));
+        windows
+    }
+
     /// Something is there, or the daemon has refused it: whoever watches it may look.
     fn tell(&mut self, calls: &mut Calls, after: &mut Aftermath) {
         self.watches.drain(..).for_each(|watch| calls.noticed(watch, after));
@@ -124,23 +166,17 @@ impl Acceptors {
         calls: &mut Calls,
         after: &mut Aftermath,
     ) -> Result<(), Fault> {
-        let inbox = self.open.get_mut(&queue).filter(|inbox| inbox.serial == Some(serial));
-        let Some(inbox) = inbox else {
-            // It was closed meanwhile.
+        let Some(window) = self.window((serial, segment, queue)) else {
             after.spent.push(Memory::Destination(memory));
-            return Ok(());
+            return Err("it handed over a tensor of a queue that is not open");
         };
-        let window = &mut inbox.windows[usize::from(segment)];
-        let bytes = memory.len() as i64;
-        if window.credit.tensors == 0 || window.credit.bytes <= 0 {
+        if !window.spend(memory.len()) {
             after.spent.push(Memory::Destination(memory));
             return Err("it handed over more of a queue than it had credit for");
         }
         let Ok(tensor) = Tensor::from_wire(meta, memory) else {
             return Err("a pushed tensor has metadata that is none");
         };
-        window.credit.tensors -= 1;
-        window.credit.bytes -= bytes;
         let from = match self.names.get(from) {
             Some(known) => known.clone(),
             None => {
@@ -152,8 +188,57 @@ impl Acceptors {
                 name
             }
         };
-        inbox.items.push_back(Item { serial, segment, accepted: Accepted { from, tensor } });
-        inbox.tell(calls, after);
+        let item = Item { serial: Some(serial), segment, accepted: Accepted { from, tensor } };
+        match self.closing.get(&queue) {
+            Some(closing) if closing.serial == serial => {
+                let name = closing.name.clone();
+                self.leave(name, [Item { serial: None, ..item }], calls, after);
+            }
+            _ => {
+                let inbox = self.open.get_mut(&queue).expect("it has a window");
+                inbox.items.push_back(item);
+                inbox.tell(calls, after);
+            }
+        }
+        Ok(())
+    }
+
+    /// The window of a shard for a queue that is open there, or that it has not closed yet.
+    #[inline]
+    fn window(&mut self, (serial, segment, queue): (u64, u16, u32)) -> Option<&mut Window> {
+        let segment = usize::from(segment);
+        if let Some(closing) = self.closing.get_mut(&queue).filter(|closing| closing.serial == serial) {
+            return closing.windows.get_mut(segment)?.as_mut();
+        }
+        let inbox = self.open.get_mut(&queue).filter(|inbox| inbox.serial == Some(serial))?;
+        inbox.windows.get_mut(segment)
+    }
+
+    /// What an acceptor that is gone was handed belongs to the one that has the queue now, or to the next.
+    fn leave(
+        &mut self,
+        name: Box<str>,
+        items: impl IntoIterator<Item = Item>,
+        calls: &mut Calls,
+        after: &mut Aftermath,
+    ) {
+        let of_that_name = self.open.iter_mut().filter(|(_, inbox)| inbox.name == name);
+        let heir = of_that_name.min_by_key(|(number, inbox)| (inbox.refused.is_some(), **number));
+        match heir {
+            Some((_, inbox)) => {
+                inbox.items.extend(items);
+                inbox.tell(calls, after);
+            }
+            None => self.left.entry(name).or_default().extend(items),
+        }
+    }
+
+    /// A shard has closed a queue, and hands over nothing more of it.
+    pub(super) fn closed(&mut self, serial: u64, segment: u16, queue: u32) -> Result<(), Fault> {
+        let closing = self.closing.get_mut(&queue).filter(|closing| closing.serial == serial);
+        let window = closing.and_then(|closing| closing.windows.get_mut(usize::from(segment))?.take());
+        window.ok_or("it closed a queue that nobody has closed")?;
+        self.closing.retain(|_, closing| closing.windows.iter().any(Option::is_some));
         Ok(())
     }
 
@@ -178,7 +263,7 @@ impl Attachment {
             options,
             serial: None,
             windows: Vec::new(),
-            items: VecDeque::new(),
+            items: acceptors.left.remove(name).unwrap_or_default(),
             watches: Vec::new(),
             refused: None,
         };
@@ -274,17 +359,19 @@ impl Attachment {
         }
     }
 
-    /// Closes an acceptor; what it has not taken is freed.
+    /// Closes an acceptor; what it has not taken is the next one's.
     pub(crate) fn close_acceptor(&self, number: u32) {
         if self.abandon_if_forked() {
             return;
         }
         let mut held = self.lock();
-        let State { acceptors, aftermath, .. } = &mut *held;
-        let Some(inbox) = acceptors.open.remove(&number) else { return };
-        aftermath.unwanted.extend(inbox.items.into_iter().map(|item| item.accepted.tensor));
-        if let Some(serial) = inbox.serial {
-            held.close_queue(serial, number, inbox.windows.len() as u16);
+        let State { acceptors, calls, aftermath, .. } = &mut *held;
+        let Some(Inbox { name, items, serial, windows, .. }) = acceptors.open.remove(&number) else { return };
+        if !items.is_empty() {
+            acceptors.leave(name.clone(), items, calls, aftermath);
+        }
+        if let Some(serial) = serial {
+            held.close_queue(number, Closing { name, serial, windows: windows.into_iter().map(Some).collect() });
         }
     }
 }
@@ -299,43 +386,52 @@ impl Held<'_> {
         let Line::Up(link) = &self.line else { return Err(down(&self.line)) };
         let (serial, segments) = (link.serial, link.segments());
         let areas: Vec<u64> = (0..segments).map(|segment| link.area_bytes(segment)).collect();
+        let is_closing = self.acceptors.closing.get(&number).is_some_and(|closing| closing.serial == serial);
         let inbox = self.inbox(number);
         if inbox.serial == Some(serial) || inbox.refused.is_some() {
             return Ok(());
         }
+        if is_closing {
+            let reason = "the queue could be opened in part, and the daemon has not closed that part yet";
+            return Err(Error::full("submission ring", reason));
+        }
+        let windows = inbox.windows(serial, &areas);
         inbox.serial = Some(serial);
-        inbox.windows = vec![Window::default(); areas.len()];
-        let (name, options) = (inbox.name.clone(), inbox.options);
+        inbox.windows = windows.iter().map(|(window, _)| *window).collect();
+        let name = inbox.name.clone();
         let mut opened = 0;
-        let told = (0..segments).zip(areas).try_for_each(|(segment, area_bytes)| {
-            let (mut window, there) = Window::of(&options, segments, area_bytes);
+        let told = (0..segments).zip(windows).try_for_each(|(segment, (window, there))| {
             let (tensors_max, bytes_max) = (there.tensors, there.bytes as u64);
             let opening = Submission::OpenQueue { queue: number, tensors_max, bytes_max, name: &name };
             self.submit(ROOM_WAIT_MAX, |link| link.open_queue(segment, &opening))?;
             opened += 1;
-            window.credit = window.whole;
-            self.inbox(number).windows[usize::from(segment)] = window;
-            let Amount { tensors, bytes } = window.whole;
+            let Amount { tensors, bytes } = window.credit;
             let granting = Submission::Grant { queue: number, tensors, bytes: bytes as u64 };
             self.submit(ROOM_WAIT_MAX, |link| link.submit(segment, &granting))
         });
         if told.is_err() {
             let inbox = self.inbox(number);
             // While one waits for room, another may have opened it with the next link.
-            inbox.serial = inbox.serial.filter(|open| *open != serial);
-            self.close_queue(serial, number, opened);
+            if inbox.serial == Some(serial) {
+                inbox.serial = None;
+                let windows = inbox.windows.iter().take(opened).copied().map(Some).collect();
+                self.close_queue(number, Closing { name, serial, windows });
+            }
         }
         self.submitted(2 * usize::from(segments));
         told
     }
 
-    /// Closes a queue with the first `segments` shards, if the link that it is open with stands.
-    fn close_queue(&mut self, serial: u64, number: u32, segments: u16) {
-        let Line::Up(link) = &mut self.line else { return };
-        if link.serial != serial {
+    /// Closes a queue with the shards where it is open, if the link that it is open with stands.
+    fn close_queue(&mut self, number: u32, closing: Closing) {
+        let State { line: Line::Up(link), acceptors, .. } = &mut **self else { return };
+        if link.serial != closing.serial || closing.windows.is_empty() {
             return;
         }
-        (0..segments).for_each(|segment| link.close_queue(segment, number));
+        (0..closing.windows.len() as u16).for_each(|segment| link.close_queue(segment, number));
+        // Former links have nothing more to say.
+        acceptors.closing.retain(|_, other| other.serial == closing.serial);
+        acceptors.closing.insert(number, closing);
         let closed = link.flush();
         link.ring();
         if let Err(fault) = closed {
@@ -361,8 +457,8 @@ impl Held<'_> {
         let inbox = acceptors.open.get_mut(&number).expect("open as long as its acceptor");
         let count = inbox.items.len().min(most);
         for Item { serial, segment, accepted } in inbox.items.drain(..count) {
-            // What a former daemon has handed over is no credit of this one's.
-            if inbox.serial == Some(serial) {
+            // What a former daemon has handed over is no credit of this one's, nor what an acceptor before was handed late.
+            if serial.is_some() && inbox.serial == serial {
                 inbox.windows[usize::from(segment)].owed.add(1, accepted.tensor.bytes().len() as i64);
             }
             into.push(accepted);
@@ -382,12 +478,14 @@ impl Held<'_> {
 }
 
 impl Link {
-    /// Writes the opening of a queue, if there may be one more.
+    /// Writes the opening of a queue, if there may be one more, behind what waits to be submitted.
     fn open_queue(&mut self, segment: u16, opening: &Submission<'_>) -> Result<(), Unsubmitted> {
         if *self.queues_of(segment) >= QUEUES_MAX {
             let reason = format!("{QUEUES_MAX} queues are open with one shard, and there may be no more");
             return Err(Unsubmitted::Refused(Error::full("client queues", reason)));
         }
+        // Not before a queue of that name is closed that another acceptor had.
+        self.flush_segment(segment)?;
         self.submit(segment, opening)?;
         *self.queues_of(segment) += 1;
         Ok(())

@@ -275,7 +275,7 @@ impl Link {
         Ok(())
     }
 
-    fn flush_segment(&mut self, index: u16) -> Result<(), Unsubmitted> {
+    pub(super) fn flush_segment(&mut self, index: u16) -> Result<(), Unsubmitted> {
         let at = usize::from(index);
         while let Some(&call) = self.segments[at].cancels.last() {
             self.submit(index, &Submission::Cancel { call })?;
@@ -415,6 +415,7 @@ impl Told<'_> {
                 };
                 acceptors.accepted((*serial, segment, queue), from, (meta, memory), calls, after)?;
             }
+            Completion::QueueClosed { queue } => acceptors.closed(*serial, segment, queue)?,
             Completion::Unopened { queue, error } => acceptors.unopened(*serial, queue, error, calls, after),
             Completion::Failed { call, memory_back, error } => {
                 calls.failed(segment, call, memory_back, error, after)?;

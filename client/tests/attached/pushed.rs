@@ -158,6 +158,26 @@ fn a_second_acceptor_of_a_queue_hears_so() {
     assert_eq!(long.code(), Code::InvalidArgument);
 }
 
+#[test]
+fn what_nobody_took_from_an_acceptor_that_is_dropped_is_the_next_ones() {
+    let (_directory, _daemon, task) = attached();
+    for round in 0..100 {
+        let first = task.acceptor("grads", NARROW);
+        let pushes: Vec<_> =
+            (0..4).map(|at| task.push(PEER, "grads", tensor(if at % 2 == 0 { 64 } else { 5000 }, at))).collect();
+        // In its hands by now, or in the rings, or with the daemon.
+        let taken = round % 3;
+        let mut all: Vec<_> = (0..taken).map(|_| seed(&first.accept().wait().unwrap())).collect();
+        drop(first);
+        let next = task.acceptor("grads", NARROW);
+        while all.len() < 4 {
+            all.extend(next.accept_many(9).wait().unwrap().iter().map(seed));
+        }
+        assert_eq!(all, [0, 1, 2, 3]);
+        pushes.into_iter().for_each(|push| push.wait().unwrap());
+    }
+}
+
 /// Accepts until it works: the daemon may start meanwhile.
 fn accept_in_the_end(acceptor: &sealane::Acceptor) -> Accepted {
     let deadline = Instant::now() + LONG;

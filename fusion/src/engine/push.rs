@@ -1,6 +1,7 @@
 //! Pushes into queues, and the queues' other end: for any thread, and for code on a shard.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use sealane_runtime::ShardRef;
@@ -8,8 +9,8 @@ use sealane_transport::{Error, Tensor};
 
 use super::deadline;
 use super::local::{LocalPair, LocalSending, LocalTask};
-use super::task::{Outcome, Sending, Task, submit};
-use crate::node::{PushRequest, SendWaiter};
+use super::task::{Outcome, Sending, Task, submit, submit_always};
+use crate::node::{Node, PushRequest, SendWaiter};
 use crate::queue::{AcceptOptions, AcceptQueue, Accepted, AcceptingMany};
 
 impl Task {
@@ -45,7 +46,8 @@ impl Task {
         Sending::of(Outcome::of(submitted, receiver))
     }
 
-    /// Accepts what any peer pushes into `queue` of this task, until it is dropped; then pushers wait for the next acceptor.
+    /// Accepts what any peer pushes into `queue` of this task, until it is dropped; then pushers wait for the next acceptor,
+    /// which has first what this one's queue had taken and nobody accepted.
     pub fn acceptor(&self, queue: &str, options: AcceptOptions) -> Acceptor {
         let shards = (0..self.shards()).map(|shard| self.shard(shard)).collect();
         Acceptor::open(shards, self.place(), queue, options)
@@ -84,37 +86,72 @@ impl LocalTask {
 }
 
 /// The end of a queue from which tensors are taken, on any thread. Bounded: pushers wait while it is full.
+///
+/// A push ends well when the queue has taken it. So what is in the queue when the acceptor is dropped is not lost: the next
+/// acceptor of this queue has it first, in its order, and until then it keeps its memory. It is freed when the engine stops.
 pub struct Acceptor {
     queue: Arc<AcceptQueue>,
-    shards: Arc<[ShardRef]>,
+    /// Where it is open.
+    shards: Vec<ShardRef>,
     task: u16,
     name: Arc<str>,
 }
 
+/// A shard that fills a queue, as whoever makes room sees it.
+struct Filler {
+    shard: ShardRef,
+    /// It need not be told of room: a job that looks for it is on its way, or the queue is not open there yet.
+    looks: AtomicBool,
+}
+
+/// A queue on its way to a shard. Where that has stopped it does not arrive, and whoever accepts must hear so.
+struct Opening(Option<Arc<AcceptQueue>>);
+
+impl Opening {
+    fn arrive(mut self, node: &mut Node, task: u16, name: &str) {
+        let Some(queue) = self.0.take() else { return };
+        if let Err(error) = node.open_queue(task, name, queue.clone()) {
+            queue.close(error);
+        }
+    }
+}
+
+impl Drop for Opening {
+    fn drop(&mut self) {
+        if let Some(queue) = &self.0 {
+            queue.close(Error::unavailable("this engine", "it has stopped"));
+        }
+    }
+}
+
 impl Acceptor {
     fn open(shards: Vec<ShardRef>, task: u16, name: &str, options: AcceptOptions) -> Acceptor {
-        let (shards, name): (Arc<[ShardRef]>, Arc<str>) = (shards.into(), name.into());
-        let (told, room_in) = (shards.clone(), name.clone());
+        let name: Arc<str> = name.into();
+        let filler = |shard| Filler { shard, looks: AtomicBool::new(true) };
+        let fillers: Arc<[Filler]> = shards.into_iter().map(filler).collect();
+        let (told, room_in) = (fillers.clone(), name.clone());
         let on_room = Box::new(move || {
-            for shard in told.iter() {
-                let name = room_in.clone();
-                // A mailbox that is full is one whose shard works; it looks again when the next tensor comes.
-                let _ = submit(shard, move |node, _| node.replenish_named(task, &name));
+            for (index, Filler { shard, looks }) in told.iter().enumerate() {
+                if !looks.swap(true, Ordering::AcqRel) {
+                    let (told, name) = (told.clone(), room_in.clone());
+                    submit_always(shard, move |node, _| {
+                        told[index].looks.store(false, Ordering::Release);
+                        node.replenish_named(task, &name);
+                    });
+                }
             }
         });
         let queue = Arc::new(AcceptQueue::new(options, on_room));
-        for shard in shards.iter() {
-            let (shared, refused, name) = (queue.clone(), queue.clone(), name.clone());
-            let opened = submit(shard, move |node, _| {
-                if let Err(error) = node.open_queue(task, &name, shared.clone()) {
-                    shared.close(error);
-                }
+        let open = |&index: &usize| {
+            let (opening, told, name) = (Opening(Some(queue.clone())), fillers.clone(), name.clone());
+            let opened = submit(&fillers[index].shard, move |node, _| {
+                told[index].looks.store(false, Ordering::Release);
+                opening.arrive(node, task, &name);
             });
-            if let Err(error) = opened {
-                refused.close(error);
-            }
-        }
-        Acceptor { queue, shards, task, name }
+            opened.map_err(|error| queue.refuse(error)).is_ok()
+        };
+        let opened = (0..fillers.len()).filter(open).map(|index| fillers[index].shard.clone()).collect();
+        Acceptor { queue, shards: opened, task, name }
     }
 
     /// The queue's name.
@@ -161,11 +198,9 @@ impl Acceptor {
 
 impl Drop for Acceptor {
     fn drop(&mut self) {
-        self.queue.close(Error::unavailable("this engine", "the acceptor was dropped"));
-        for shard in self.shards.iter() {
+        for shard in &self.shards {
             let (task, name, queue) = (self.task, self.name.clone(), self.queue.clone());
-            // An engine that has stopped has closed it.
-            let _ = submit(shard, move |node, _| node.close_queue(task, &name, &queue));
+            submit_always(shard, move |node, _| node.close_queue(task, &name, &queue));
         }
     }
 }

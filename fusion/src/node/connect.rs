@@ -524,6 +524,7 @@ impl Node {
         self.end_all_local(&stops);
         self.end_local_pulls(|_| true, &stops);
         self.end_local_pushes(|_| true, &stops);
+        self.drop_left(None);
         for unsent in self.table.take_deposits() {
             let error = Error::Aborted { step: unsent.step, reason: reason.into() };
             self.finish_send(unsent.sender.waiter, Err(error));

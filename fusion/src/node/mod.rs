@@ -514,6 +514,7 @@ impl Node {
         self.end_local_pulls(|consumer| consumer == local, &error);
         self.withdraw_all(local, &error);
         self.end_local_pushes(|pair| pair.local == local, &error);
+        self.drop_left(Some(local));
         for handle in self.peers.select(|_| true) {
             let peer = self.peers.get_mut(handle).expect("just selected");
             peer.session.end_requests_of(local, &error);

@@ -169,7 +169,7 @@ impl Node {
                     Err(error) => self.push_ended(group, 1, Err(error)),
                 }
             }
-            shared.fill(&mut items);
+            shared.fill(self.settings.shard, &mut items);
         }
         self.keep_waiting(handle, waiting);
     }

@@ -25,13 +25,15 @@ pub(super) struct Queue {
     pub(super) name: Box<str>,
     /// Where tensors go; none while nobody accepts.
     pub(super) shared: Option<Arc<AcceptQueue>>,
+    /// Where they went until nobody accepted any more, if tensors of this shard are still there: they are the next one's.
+    left: Option<Arc<AcceptQueue>>,
     /// Streams that feed it.
     streams: Vec<StreamKey>,
     /// Those of them that may have more credit than they have.
     hungry: VecDeque<StreamKey>,
     /// Pushes of this node that wait for room.
     pub(super) local: VecDeque<LocalPush>,
-    /// Tensors that came in this turn.
+    /// Tensors that came in this turn; none without a queue.
     arrived: Vec<Accepted>,
 }
 
@@ -72,6 +74,7 @@ impl Node {
             task,
             name: name.into(),
             shared: None,
+            left: None,
             streams: Vec::new(),
             hungry: VecDeque::new(),
             local: VecDeque::new(),
@@ -82,7 +85,8 @@ impl Node {
         handle
     }
 
-    /// Tensors pushed into a queue of a local task go to `shared` from now on.
+    /// Tensors pushed into a queue of a local task go to `shared` from now on, first those that were taken before and that
+    /// nobody accepted.
     ///
     /// # Errors
     /// InvalidArgument if someone accepts from it already.
@@ -92,21 +96,37 @@ impl Node {
         if queue.shared.is_some() {
             return Err(Error::invalid(format!("queue '{name}' has an acceptor already")));
         }
+        if let Some(left) = queue.left.take() {
+            shared.fill(self.settings.shard, &mut left.take_back(self.settings.shard));
+        }
+        queue.shared = Some(shared);
         for key in queue.streams.clone() {
             self.wants_credit(key);
         }
-        self.queues.get_mut(handle).expect("still there").shared = Some(shared);
         self.replenish(handle);
         Ok(())
     }
 
-    /// Nobody accepts from `shared` any more: pushers wait for the next who does.
+    /// Nobody accepts from `shared` any more: pushers wait for the next who does. What is in it, and is not taken out by
+    /// whoever has it, is the next one's too.
     pub fn close_queue(&mut self, task: u16, name: &str, shared: &Arc<AcceptQueue>) {
         let Some(&handle) = self.queue_names.get(&QueueName(task, name)) else { return };
-        if let Some(queue) = self.queues.get_mut(handle)
-            && queue.shared.as_ref().is_some_and(|open| Arc::ptr_eq(open, shared))
+        if self.queues.get(handle).and_then(|queue| queue.shared.as_ref()).is_some_and(|open| Arc::ptr_eq(open, shared))
         {
-            queue.shared = None;
+            self.deliver(handle);
+            let shard = self.settings.shard;
+            let queue = self.queues.get_mut(handle).expect("just found");
+            queue.left = queue.shared.take().filter(|shared| shared.count_of(shard) > 0);
+            self.forget_unused_queue(handle);
+        }
+    }
+
+    /// Frees what the queues of a task, of all tasks without one, had taken and nobody accepted: nobody will.
+    pub(super) fn drop_left(&mut self, task: Option<u16>) {
+        let is_of = |queue: &Queue| queue.left.is_some() && task.is_none_or(|task| queue.task == task);
+        for handle in self.queues.select(is_of) {
+            let left = self.queues.get_mut(handle).and_then(|queue| queue.left.take()).expect("just selected");
+            drop(left.take_back(self.settings.shard));
             self.forget_unused_queue(handle);
         }
     }
@@ -119,7 +139,9 @@ impl Node {
     }
 
     pub(super) fn forget_unused_queue(&mut self, handle: Handle) {
-        let unused = |queue: &Queue| queue.shared.is_none() && queue.streams.is_empty() && queue.local.is_empty();
+        let unused = |queue: &Queue| {
+            queue.shared.is_none() && queue.left.is_none() && queue.streams.is_empty() && queue.local.is_empty()
+        };
         if self.queues.get(handle).is_some_and(unused)
             && let Some(queue) = self.queues.remove(handle)
         {
@@ -198,15 +220,20 @@ impl Node {
     pub(super) fn settle_queues(&mut self) {
         self.last_stream = None;
         while let Some(handle) = self.filled_queues.pop() {
-            let Some(queue) = self.queues.get_mut(handle) else { continue };
-            let bytes: usize = queue.arrived.iter().map(|item| item.tensor.bytes().len()).sum();
-            self.counters.tensors_received += queue.arrived.len() as u64;
-            self.counters.bytes_received += bytes as u64;
-            match &queue.shared {
-                Some(shared) => shared.fill(&mut queue.arrived),
-                None => queue.arrived.clear(),
-            }
+            self.deliver(handle);
             self.replenish(handle);
+        }
+    }
+
+    /// Puts what came in this turn where it can be accepted.
+    fn deliver(&mut self, handle: Handle) {
+        let Some(queue) = self.queues.get_mut(handle) else { return };
+        let bytes: usize = queue.arrived.iter().map(|item| item.tensor.bytes().len()).sum();
+        self.counters.tensors_received += queue.arrived.len() as u64;
+        self.counters.bytes_received += bytes as u64;
+        // Without a queue nothing arrives, and what arrived before it was closed is in it.
+        if let Some(shared) = &queue.shared {
+            shared.fill(self.settings.shard, &mut queue.arrived);
         }
     }
 }

@@ -319,7 +319,11 @@ impl World {
             self.now += Duration::from_secs(5);
             self.turn();
         }
-        self.queues.drain(..).for_each(|(local, name, queue)| self.node.close_queue(local, name, &queue));
+        for (local, name, queue) in self.queues.drain(..) {
+            self.node.close_queue(local, name, &queue);
+            // What is not taken would wait for the next acceptor. A queue that is closed and empty says so.
+            let _ = queue.take(usize::MAX, &mut Vec::new());
+        }
         assert!(self.calls.iter().all(Call::has_ended), "a call stands");
         let counters = self.node.counters();
         assert_eq!((counters.deposits, counters.parked, counters.links), (0, 0, 0), "{counters:?}");

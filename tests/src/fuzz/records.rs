@@ -159,6 +159,7 @@ pub(super) fn completion_seeds() -> Vec<Vec<u8>> {
         ([10, 0], Completion::Pulled { call: 3 }),
         ([11, 0], Completion::Accepted { queue: 1, from: "worker0:2222", meta, payload: inline }),
         ([12, 0], Completion::Unopened { queue: 1, error }),
+        ([14, 0], Completion::QueueClosed { queue: 1 }),
     ];
     let mut record = Record::new();
     let seed = |(start, completion): ([u8; 2], Completion<'_>)| {

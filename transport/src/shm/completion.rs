@@ -131,6 +131,12 @@ pub enum Completion<'a> {
         /// Why.
         error: Error,
     },
+    /// A queue is closed, as the client asked: no tensor of it follows. What the client was not handed is handed to its next
+    /// queue of that name.
+    QueueClosed {
+        /// The queue.
+        queue: u32,
+    },
     /// Every tensor of a pull has come, or was missed.
     Pulled {
         /// The call.
@@ -158,6 +164,7 @@ mod kind {
     pub(super) const ACCEPTED: u8 = 11;
     pub(super) const UNOPENED: u8 = 12;
     pub(super) const DRAINING: u8 = 13;
+    pub(super) const QUEUE_CLOSED: u8 = 14;
 }
 
 /// Of a received tensor: where its bytes are.
@@ -223,6 +230,7 @@ impl<'a> Completion<'a> {
                 into.fill(kind::RESHAPED, 0, [item(*plan, *index), meta.len() as u64], &[meta]);
             }
             Completion::Pulled { call } => into.fill(kind::PULLED, 0, [u64::from(*call)], &[]),
+            Completion::QueueClosed { queue } => into.fill(kind::QUEUE_CLOSED, 0, [u64::from(*queue)], &[]),
             Completion::Draining => into.fill(kind::DRAINING, 0, [], &[]),
             Completion::Accepted { queue, from, meta, payload } => {
                 at_most("metadata", meta.len(), META_BYTES_MAX)?;
@@ -346,7 +354,11 @@ impl<'a> Completion<'a> {
                 let ([], sections) = record.parts()?;
                 (Completion::Draining, sections)
             }
-            (kind::SENT..=kind::DRAINING, _) => return unknown_flag,
+            (kind::QUEUE_CLOSED, 0) => {
+                let ([queue], sections) = record.parts()?;
+                (Completion::QueueClosed { queue: part!(queue, 0, u32) }, sections)
+            }
+            (kind::SENT..=kind::QUEUE_CLOSED, _) => return unknown_flag,
             _ => return Err(Malformed { what: "an unknown kind of completion" }),
         };
         sections.end()?;

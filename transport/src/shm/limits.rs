@@ -40,7 +40,8 @@ pub const PLAN_KEYS_MAX: usize = 4 * SET_KEYS_MAX;
 /// Most bytes that these keys have together: 64 a key.
 pub const PLAN_KEY_BYTES_MAX: usize = PLAN_KEYS_MAX * 64;
 
-/// Most queues that one client accepts from with one shard.
+/// Most queues that one client accepts from with one shard, together with those that it has closed and in which tensors
+/// wait for its next acceptor.
 pub const QUEUES_MAX: usize = 1024;
 
 /// Most tensors that may wait in all queues of one client on one shard: as many as an engine keeps. Small ones are in the

@@ -56,7 +56,10 @@ impl Shard {
                 let name = open.name.clone();
                 self.hand_over(&name);
             }
-            Submission::CloseQueue { queue } => drop(self.queues.open.remove(&queue)),
+            Submission::CloseQueue { queue } => {
+                self.queues.open.remove(&queue);
+                self.say(&Completion::QueueClosed { queue });
+            }
             other => unreachable!("{other:?} is no matter of queues"),
         }
     }

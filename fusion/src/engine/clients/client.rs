@@ -85,8 +85,8 @@ pub(in crate::engine) struct Client {
     returned: Vec<u32>,
     /// Calls that ended without the node's word, to be told before the next record is read.
     refused: Vec<(u32, Error)>,
-    /// Queues that could not be opened, likewise.
-    unopened: Vec<(u32, Error)>,
+    /// Queues that could not be opened, or are closed, likewise.
+    queues_told: Vec<Answer>,
     /// Something was written into the ring since the client was last rung for.
     has_news: bool,
     /// Nothing more is read: the client said goodbye, or broke the rules.
@@ -139,7 +139,7 @@ impl Client {
             lent_to_peers: Vec::new(),
             returned: Vec::new(),
             refused: Vec::new(),
-            unopened: Vec::new(),
+            queues_told: Vec::new(),
             has_news: false,
             closed: false,
             look_at: None,
@@ -227,8 +227,8 @@ impl Client {
             while let Some((call, error)) = self.refused.pop() {
                 self.put(Answer::Failed { call, error, memory_back: true }, record);
             }
-            while let Some((queue, error)) = self.unopened.pop() {
-                self.put(Answer::Unopened { queue, error }, record);
+            while let Some(answer) = self.queues_told.pop() {
+                self.put(answer, record);
             }
         }
         if count > 0 {
@@ -306,7 +306,10 @@ impl Client {
                 self.open_queue(node, queue, (tensors_max, bytes_max), name)?;
             }
             Submission::Grant { queue, tensors, bytes } => self.queues.grant(queue, tensors, bytes)?,
-            Submission::CloseQueue { queue } => self.queues.close(node, self.task, queue)?,
+            Submission::CloseQueue { queue } => {
+                self.queues.close(node, self.task, queue)?;
+                self.queues_told.push(Answer::QueueClosed { queue });
+            }
             Submission::Free { tokens } => tokens.iter().for_each(|token| self.area.free(*token)),
             Submission::Peer { number, name } => {
                 if usize::from(number) != self.peers.len() || self.peers.len() >= PEERS_MAX {

@@ -280,3 +280,95 @@ fn what_was_pushed_with_credit_waits_for_the_next_acceptor_as_well() {
         assert_eq!(last.outcome(), Ok(()));
     }
 }
+
+#[test]
+fn what_a_queue_took_and_nobody_accepted_is_the_next_acceptors() {
+    for from in [WORKER, NEIGHBOUR] {
+        for bytes in [8, 20_000] {
+            let mut net = Net::pair();
+            let queue = accept(&mut net, 100, 64 << 20);
+            let first = push(&mut net, from, 1..=3, bytes);
+            net.rest();
+            first.outcome().unwrap();
+            // Nobody accepts any more, and the node hears of it later: what comes between is taken all the same.
+            queue.close(Error::unavailable("the acceptor", "it is gone"));
+            let between = push(&mut net, from, 4..=5, bytes);
+            net.rest();
+            between.outcome().unwrap();
+            net.nodes[0].close_queue(0, "q", &queue);
+            let later = push(&mut net, from, 6..=7, bytes);
+            net.rest();
+            assert!(later.waits());
+            drop(queue);
+            // Full of what was left, however small it is.
+            let queue = accept(&mut net, 2, 64 << 20);
+            net.rest();
+            assert!(later.waits());
+            assert_eq!(taken(&mut net, &queue, 9), [1, 2, 3, 4, 5]);
+            net.rest();
+            later.outcome().unwrap();
+            assert_eq!(taken(&mut net, &queue, 9), [6, 7]);
+            net.nodes[0].close_queue(0, "q", &queue);
+            net.rest();
+            net.nothing_is_left();
+        }
+    }
+}
+
+#[test]
+fn what_a_queue_took_is_freed_with_its_task_and_with_the_engine() {
+    let mut net = Net::pair();
+    for stops in [false, true] {
+        let queue = accept(&mut net, 100, 64 << 20);
+        let sent = push(&mut net, WORKER, 1..=3, 20_000);
+        net.rest();
+        sent.outcome().unwrap();
+        net.nodes[0].close_queue(0, "q", &queue);
+        drop(queue);
+        assert!(net.nodes[0].counters().slab_receive_bytes > 0);
+        match stops {
+            false => net.nodes[0].forget_client(0, "its process is gone"),
+            true => net.nodes[0].shut_down(net.now, "it is over"),
+        }
+        assert_eq!(net.nodes[0].counters().slab_receive_bytes, 0);
+    }
+}
+
+#[test]
+fn acceptors_come_and_go_a_thousand_times_and_each_push_is_accepted_once() {
+    for from in [WORKER, NEIGHBOUR] {
+        let mut net = Net::pair();
+        let (mut sent, mut all, mut next) = (Vec::new(), Vec::new(), 0_u8);
+        let mut queue = accept(&mut net, 3, 64 << 20);
+        for round in 0..1000 {
+            let values = [next, next.wrapping_add(1)];
+            next = next.wrapping_add(2);
+            sent.push(push(&mut net, from, values, if round % 11 == 0 { 20_000 } else { 24 }));
+            for _ in 0..round % 3 {
+                net.nodes[1].turn(net.now);
+                net.nodes[0].turn(net.now);
+            }
+            if round % 2 == 0 {
+                all.extend(taken(&mut net, &queue, 5));
+            }
+            if round % 4 == 1 {
+                net.rest();
+            }
+            net.nodes[0].close_queue(0, "q", &queue);
+            if round % 5 == 2 {
+                net.rest();
+            }
+            queue = accept(&mut net, 1 + round % 7, 64 << 20);
+        }
+        while all.len() < 2000 {
+            net.rest();
+            let some = taken(&mut net, &queue, 9);
+            assert!(!some.is_empty(), "{} of 2000 were accepted", all.len());
+            all.extend(some);
+        }
+        net.rest();
+        sent.iter().for_each(|sent| sent.outcome().unwrap());
+        assert!(all.iter().copied().eq((0..2000).map(|number| number as u8)), "not each once, in order");
+        net.nothing_is_left();
+    }
+}

@@ -76,6 +76,7 @@ fn every_kind_comes_out_as_it_went_in() {
     }
     through(&Completion::Pulled { call: u32::MAX });
     through(&Completion::Draining);
+    through(&Completion::QueueClosed { queue: u32::MAX });
     let from = "n".repeat(NAME_BYTES_MAX);
     for payload in [ReceivedAt::Inline(&[3; INLINE_BYTES_MAX]), ReceivedAt::Area { span, token: u64::MAX }] {
         through(&accepted(&from, &[1; META_BYTES_MAX], payload));
@@ -165,7 +166,7 @@ fn wrong_records_are_refused() {
     assert_eq!(refused(3, 0, &[4 << 32, 0, 0, 9 << 32, 0]), "subject");
     assert_eq!(refused(3, 0, &[4 << 32, 0, 0, 9 << 48, 0]), "reason");
     assert_eq!(refused(13, 1, &[]), "an unknown flag");
-    assert_eq!(refused(14, 0, &[]), "an unknown kind of completion");
+    assert_eq!(refused(15, 0, &[]), "an unknown kind of completion");
     for (kind, words) in [(5, 1), (6, 4), (7, 5), (8, 2), (9, 5), (10, 1), (11, 2), (12, 4)] {
         assert_eq!(refused(kind, 1, &[0; 5]), "an unknown flag");
         assert_eq!(refused(kind, 0, &vec![0; words - 1]), "a record is too short for its kind");
@@ -183,7 +184,7 @@ fn wrong_records_are_refused() {
 proptest! {
     #[test]
     fn any_words_are_decoded_or_refused(
-        kind in 0_u8..14,
+        kind in 0_u8..15,
         flags in 0_u8..4,
         small in vec(0_u64..64, 0..6),
         shift in 0_u32..64,

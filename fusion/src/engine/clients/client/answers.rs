@@ -39,6 +39,10 @@ pub(super) enum Answer {
         queue: u32,
         error: Error,
     },
+    /// No call's: a queue that the client has closed, of which no tensor follows.
+    QueueClosed {
+        queue: u32,
+    },
     /// No call's: the engine is about to stop.
     Draining,
 }
@@ -144,6 +148,7 @@ impl Client {
             Answer::Unopened { queue, error } => {
                 Completion::Unopened { queue: *queue, error: error.clone() }.encode(record)
             }
+            Answer::QueueClosed { queue } => Completion::QueueClosed { queue: *queue }.encode(record),
             Answer::Draining => Completion::Draining.encode(record),
         };
         encoded.expect("metadata and inline bytes are within their limits, and texts are cut");

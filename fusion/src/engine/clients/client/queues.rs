@@ -32,6 +32,10 @@ pub(super) struct Queues {
     open: HashMap<u32, Seat>,
     /// Tensors that may wait in all of them.
     tensors_max: usize,
+    /// Closed queues in which tensors wait for the next of that name, and how many.
+    left: HashMap<Box<str>, usize>,
+    /// Their sum.
+    left_tensors: usize,
 }
 
 /// One queue.
@@ -108,10 +112,13 @@ impl Seat {
         self.helping.next()
     }
 
-    fn close(self, node: &mut Node, task: u16) {
-        if let Some(queue) = &self.queue {
-            node.close_queue(task, &self.name, queue);
-        }
+    /// What the client was not handed waits for the next queue of that name; how much.
+    fn close(self, node: &mut Node, task: u16) -> usize {
+        let Some(queue) = &self.queue else { return 0 };
+        let shard = node.settings().shard;
+        queue.put_back(shard, self.stuck.into_iter().chain(self.helping));
+        node.close_queue(task, &self.name, queue);
+        queue.count_of(shard)
     }
 }
 
@@ -120,11 +127,17 @@ impl Queues {
         self.open.get_mut(&queue).ok_or_else(|| Misconduct(format!("queue {queue} is not open")))
     }
 
-    /// Whether so many more tensors may wait.
-    fn check(&self, tensors_max: usize) -> Result<(), Error> {
-        let sum = self.tensors_max + tensors_max;
+    /// Whether so many more tensors may wait, in a queue of that name.
+    fn check(&self, name: &str, tensors_max: usize) -> Result<(), Error> {
+        let sum = self.tensors_max + self.left_tensors + tensors_max;
         if sum > QUEUED_TENSORS_MAX {
             let reason = format!("{sum} tensors could wait on one core, at most {QUEUED_TENSORS_MAX} may");
+            return Err(Error::full("client queues", reason));
+        }
+        let queues = self.open.len() + self.left.len();
+        if queues >= QUEUES_MAX && !self.left.contains_key(name) {
+            let reason =
+                format!("{queues} queues are open or have tensors that nobody accepted, at most {QUEUES_MAX} may");
             return Err(Error::full("client queues", reason));
         }
         Ok(())
@@ -139,13 +152,21 @@ impl Queues {
         self.get(queue)?;
         if let Some(seat) = self.open.remove(&queue) {
             self.tensors_max -= seat.tensors_max;
-            seat.close(node, task);
+            let name = seat.name.clone();
+            let left = seat.close(node, task);
+            if left > 0 {
+                self.left.insert(name, left);
+                self.left_tensors += left;
+            }
         }
         Ok(())
     }
 
+    /// The client goes; what waits for it, the node forgets with it.
     pub(super) fn close_all(&mut self, node: &mut Node, task: u16) {
-        self.open.drain().for_each(|(_, seat)| seat.close(node, task));
+        for (_, seat) in self.open.drain() {
+            seat.close(node, task);
+        }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -171,10 +192,13 @@ impl Client {
         let bytes_max = bytes_max.min(self.area.len() / QUEUE_AREA_SHARE);
         let mut seat = Seat::new(name, tensors_max as usize, bytes_max);
         let shared = seat.queue.clone().expect("a new one is open");
-        let opened = self.queues.check(seat.tensors_max);
-        if let Err(error) = opened.and_then(|()| node.open_queue(self.task, name, shared)) {
-            (seat.queue, seat.tensors_max) = (None, 0);
-            self.unopened.push((queue, error));
+        let opened = self.queues.check(name, seat.tensors_max);
+        match opened.and_then(|()| node.open_queue(self.task, name, shared)) {
+            Ok(()) => self.queues.left_tensors -= self.queues.left.remove(name).unwrap_or(0),
+            Err(error) => {
+                (seat.queue, seat.tensors_max) = (None, 0);
+                self.queues_told.push(Answer::Unopened { queue, error });
+            }
         }
         self.queues.tensors_max += seat.tensors_max;
         self.queues.open.insert(queue, seat);
@@ -282,7 +306,7 @@ mod tests {
         };
         let shared = seat.queue.clone().unwrap();
         assert!(shared.room().is_some());
-        shared.fill(&mut (0..10).map(|_| item()).collect());
+        shared.fill(0, &mut (0..10).map(|_| item()).collect());
         assert!(seat.next().is_none() && shared.room().is_none());
         seat.credit.grant(6, 1000).unwrap();
         let handed = std::iter::from_fn(|| {

@@ -184,12 +184,12 @@ impl Sending {
         Sending(UnderWay::of(attachment, submitted))
     }
 
-    /// Blocks until the consumer has the tensor, or the send has failed: at the latest a second after its deadline, whatever the
-    /// daemon does. With an engine in this process, a tensor that is on its way at the deadline is waited for until the consumer
-    /// says a word, or until the engine's `lease` is over: before, nobody knows whether it arrived.
+    /// Blocks until the consumer has the tensor, or the send has failed: at its deadline, and a second after that if the daemon
+    /// hangs.
     ///
     /// # Errors
-    /// As [`Error`] says; DeadlineExceeded if nobody asked in time.
+    /// As [`Error`] says; DeadlineExceeded if nobody asked in time, or if the tensor was on its way then: `delivery_unknown`
+    /// says which. One that was on its way may arrive, and its memory is given back when its consumer has released it.
     ///
     /// # Panics
     /// If the outcome was handed out before, by [`try_outcome`](Self::try_outcome) or by awaiting.

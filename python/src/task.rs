@@ -260,7 +260,9 @@ impl Task {
 
     /// Deposits a tensor for ``peer``, which may ask before or after, and waits until it has it.
     ///
-    /// ``timeout`` says how many seconds the tensor waits to be asked for. ``tensor`` is a numpy array, anything with
+    /// ``timeout`` is in seconds: when it is over, ``DeadlineExceeded`` is raised. If it says "delivery unknown" the tensor was on
+    /// its way and may arrive; leave an array from ``empty`` alone then, whose memory is the daemon's until its consumer has it,
+    /// and take another. ``tensor`` is a numpy array, anything with
     /// ``__dlpack__`` or the buffer protocol, or a list of strings. Arrays from ``empty`` are sent in place; others are
     /// copied when the call is made, those with gaps as well.
     #[pyo3(signature = (peer, step, key, tensor, *, timeout=None))]

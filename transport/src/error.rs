@@ -38,9 +38,12 @@ pub enum Error {
         reason: Box<str>,
     },
     /// The deadline passed first.
-    #[error("{operation} of step {step} key '{key}' waited {waited:?} and its deadline passed")]
+    #[error(
+        "{operation} of step {step} key '{key}' waited {waited:?} and its deadline passed{}",
+        if *.delivery_unknown { ": delivery unknown, the tensor was on its way and may arrive" } else { "" }
+    )]
     DeadlineExceeded {
-        /// `recv` or `send`.
+        /// `recv`, `send`, `push` or `pull`.
         operation: &'static str,
         /// The step.
         step: i64,
@@ -48,6 +51,8 @@ pub enum Error {
         key: Box<str>,
         /// How long it was allowed to wait.
         waited: Duration,
+        /// A send or push whose tensor was on its way: nobody knows yet whether it arrived.
+        delivery_unknown: bool,
     },
     /// The step was aborted, here or at the peer, or the engine stops.
     #[error("step {step} was aborted: {reason}")]
@@ -108,6 +113,11 @@ impl Error {
     /// A call that cannot be carried out.
     pub fn invalid(reason: impl Into<Box<str>>) -> Self {
         Error::InvalidArgument { reason: reason.into() }
+    }
+
+    /// A deadline that passed before anything was on its way.
+    pub fn late(operation: &'static str, step: i64, key: impl Into<Box<str>>, waited: Duration) -> Self {
+        Error::DeadlineExceeded { operation, step, key: key.into(), waited, delivery_unknown: false }
     }
 
     /// A peer that cannot be used.

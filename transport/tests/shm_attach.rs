@@ -221,7 +221,7 @@ fn a_refusal_reaches_the_client_as_it_is() {
     for error in [
         Error::PermissionDenied { reason: "user 7 may not attach".into() },
         Error::NotFound { task: "worker:1".into(), reason: "not in the map".into() },
-        Error::DeadlineExceeded { operation: "recv", step: -1, key: "w".into(), waited: Duration::new(1, 5) },
+        Error::late("recv", -1, "w", Duration::new(1, 5)),
         Error::full("shm.clients_max", "64 are attached"),
     ] {
         match answered(|socket| refuse(&socket, &error).unwrap()) {

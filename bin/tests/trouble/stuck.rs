@@ -1,8 +1,10 @@
 //! Clients that do not read what they are answered, or give up what they asked for: nobody else notices.
 
+use std::time::Duration;
+
 use nix::sys::signal::Signal;
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
-use sealane::{Task, TensorMeta};
+use sealane::{Error, SendOptions, Task, TensorMeta};
 use sealane_transport::shm::limits::SLOTS;
 use sealane_transport::shm::{NO_TIMEOUT, PayloadAt, PushError, Submission};
 
@@ -10,7 +12,7 @@ use crate::fixture::{PS, WORKER};
 use crate::hosts::Hosts;
 use crate::processes::Process;
 use crate::raw::Raw;
-use crate::tensors::{STEP, meta, tensor, verify};
+use crate::tensors::{STEP, in_arena, meta, tensor, verify};
 use crate::traces::{eventually, own_memory};
 
 const OTHER_PS: &str = "ps1:2222";
@@ -149,5 +151,33 @@ fn a_recv_that_is_given_up_as_its_tensor_arrives_ends_once() {
         assert_eq!(producer.next().unwrap(), format!("Sent {{ calls: [{call}] }}"));
     }
     drop((producer, consumer));
+    hosts.drain();
+}
+
+#[test]
+fn a_send_on_its_way_at_its_deadline_is_told_so_and_its_memory_comes_back_later() {
+    const LEN: usize = 16 << 20;
+    // More than the half of the arena that the tensor leaves.
+    const ROOM: usize = 17 << 20;
+    let mut hosts = Hosts::start(&[&[PS], &[WORKER]]);
+    let [ps, worker] = [PS, WORKER].map(|task| hosts.attach(task));
+    let late = worker.recv(PS, STEP, "late");
+    // Its answer comes behind that request.
+    let fence = worker.recv(PS, STEP, "fence");
+    ps.send(WORKER, STEP, "fence", tensor(1, 64)).wait().unwrap();
+    verify(&fence.wait().unwrap(), 1, 64);
+    let daemon = hosts.daemon(WORKER);
+    daemon.signal(Signal::SIGSTOP);
+    let stop = WaitStatus::Stopped(daemon.pid(), Signal::SIGSTOP);
+    assert_eq!(waitpid(daemon.pid(), Some(WaitPidFlag::WUNTRACED)), Ok(stop));
+    let timeout = Some(Duration::from_millis(100));
+    let sending = ps.send_with(WORKER, STEP, "late", in_arena(&ps, 2, LEN), SendOptions { timeout });
+    let error = sending.wait().unwrap_err();
+    assert!(matches!(error, Error::DeadlineExceeded { delivery_unknown: true, .. }), "{error}");
+    assert!(ps.alloc(ROOM).is_err(), "the daemon may still read it");
+    daemon.signal(Signal::SIGCONT);
+    verify(&late.wait().unwrap(), 2, LEN);
+    eventually("the memory comes back", || ps.alloc(ROOM).is_ok());
+    drop((ps, worker));
     hosts.drain();
 }

@@ -452,8 +452,7 @@ impl Shard {
         for (_, call, operation, step, key) in &over {
             self.pull(*call, true);
             if let Some(lent) = self.take_push(*call) {
-                let (key, waited) = (key.as_str().into(), Duration::from_millis(1));
-                let error = Error::DeadlineExceeded { operation, step: *step, key, waited };
+                let error = Error::late(operation, *step, key.as_str(), Duration::from_millis(1));
                 self.say(&Completion::Failed { call: *call, memory_back: !lent, error });
                 if lent {
                     self.say(&Completion::Returned { calls: &[*call] });
@@ -464,8 +463,7 @@ impl Shard {
             self.wanted.retain(|_, (wanted, _)| wanted != call);
             self.deposits.retain(|_, (deposited, ..)| deposited != call);
             if self.wanted.len() + self.deposits.len() < before {
-                let (key, waited) = (key.as_str().into(), Duration::from_millis(1));
-                self.fail(*call, Error::DeadlineExceeded { operation, step: *step, key, waited });
+                self.fail(*call, Error::late(operation, *step, key.as_str(), Duration::from_millis(1)));
             }
         }
         !over.is_empty()

@@ -297,12 +297,12 @@ impl Sending {
         Sending(outcome)
     }
 
-    /// Blocks until the consumer has released the tensor or its queue has taken it, or the send has failed: at its
-    /// deadline, if nobody has asked by then; else with the consumer's word, or when the engine's `lease` is over. Not for code
-    /// on a shard.
+    /// Blocks until the consumer has released the tensor or its queue has taken it, or the send has failed: at the latest at its
+    /// deadline. Not for code on a shard.
     ///
     /// # Errors
-    /// As [`Error`] says; DeadlineExceeded if nobody asked in time.
+    /// As [`Error`] says; DeadlineExceeded if nobody asked in time, or if the tensor was on its way then: `delivery_unknown`
+    /// says which. The engine keeps one that was on its way until its consumer has released it.
     pub fn wait(self) -> SendOutcome {
         self.0.wait()
     }

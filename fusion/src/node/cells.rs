@@ -47,6 +47,8 @@ pub enum SendWaiter {
     Channel(oneshot::Sender<SendOutcome>),
     /// A client process.
     Client(ClientCall),
+    /// A client process that was told at its deadline: it hears when its memory is back.
+    LateClient(ClientCall),
 }
 
 /// A call of a client process.
@@ -63,6 +65,10 @@ pub struct ClientCall {
 pub enum ClientOutcome {
     /// A send.
     Sent(SendOutcome),
+    /// A send whose tensor was on its way at its deadline. `Returned` follows.
+    Late(Error),
+    /// The memory of such a send is not used any more.
+    Returned,
     /// A recv.
     Received(RecvOutcome),
     /// A pull.

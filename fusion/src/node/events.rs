@@ -9,7 +9,7 @@ use sealane_transport::{Error, Handle, Payload, Unreceived};
 use super::cells::RecvWaiter;
 use super::{Node, STRANGER, draining};
 use crate::metrics::{Operation, Way};
-use crate::rendezvous::{EndedSteps, Found, Meeting, Parked, Scope, Settled};
+use crate::rendezvous::{EndedSteps, Found, Late, Meeting, Parked, Scope, Settled, Unsent};
 use sealane_transport::tensor::{Tensor, TensorMeta};
 
 /// How much longer than its deadline a peer's request is kept: the peer ends it at its deadline and takes it back, and one that
@@ -229,14 +229,17 @@ impl Node {
             let error = Error::Aborted { step: 0, reason: "its deadline was over, and nobody took it back".into() };
             self.refuse_parked(late, &error);
         }
-        for unsent in self.table.expire(now) {
-            let error = Error::DeadlineExceeded {
-                operation: "send",
-                step: unsent.step,
-                key: unsent.key.into(),
-                waited: unsent.deadline.saturating_duration_since(unsent.sender.since),
-            };
-            self.finish_send(unsent.sender.waiter, Err(error));
+        let outcomes = &mut self.outcomes;
+        let unsent = self.table.expire(now, |sender, Late { key, step, deadline }| {
+            let waited = deadline.saturating_duration_since(sender.since);
+            let (operation, key, delivery_unknown) = ("send", key.into(), true);
+            let error = Error::DeadlineExceeded { operation, step, key, waited, delivery_unknown };
+            outcomes.send_is_late(sender, error.clone());
+            error
+        });
+        for Unsent { sender, key, step, deadline } in unsent {
+            let waited = deadline.saturating_duration_since(sender.since);
+            self.finish_send(sender.waiter, Err(Error::late("send", step, key, waited)));
         }
     }
 }

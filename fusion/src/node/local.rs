@@ -398,12 +398,8 @@ impl Node {
         for handle in self.local.wanted.select(|wanted| wanted.deadline <= now) {
             let wanted = self.local.wanted.get(handle).expect("just selected");
             let key = self.table.key_of(wanted.entry).unwrap_or("that is being copied");
-            let error = Error::DeadlineExceeded {
-                operation: "recv",
-                step: wanted.step,
-                key: key.into(),
-                waited: wanted.deadline.saturating_duration_since(wanted.since),
-            };
+            let waited = wanted.deadline.saturating_duration_since(wanted.since);
+            let error = Error::late("recv", wanted.step, key, waited);
             self.fail_local(handle, error);
         }
         self.local.earliest = self.local.wanted.iter().map(|(_, wanted)| wanted.deadline).min();

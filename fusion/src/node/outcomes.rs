@@ -80,6 +80,19 @@ impl Outcomes {
             SendWaiter::Cell(cell) => self.send_cells.finish(cell, outcome, &mut self.wakers),
             SendWaiter::Channel(sender) => drop(sender.send(outcome)),
             SendWaiter::Client(call) => self.clients.push((call, ClientOutcome::Sent(outcome))),
+            SendWaiter::LateClient(call) => self.clients.push((call, ClientOutcome::Returned)),
+        }
+    }
+
+    /// Tells a waiter that the deadline of its send has passed while the tensor was on its way. Its end is told to nobody any
+    /// more, but a client hears when its memory is back.
+    pub(super) fn send_is_late(&mut self, sender: &mut Sender, error: Error) {
+        match std::mem::replace(&mut sender.waiter, SendWaiter::Nobody) {
+            SendWaiter::Client(call) => {
+                sender.waiter = SendWaiter::LateClient(call);
+                self.clients.push((call, ClientOutcome::Late(error)));
+            }
+            waiter => self.finish_send(waiter, Err(error)),
         }
     }
 

@@ -96,6 +96,17 @@ pub struct Unsent<S> {
     pub deadline: Instant,
 }
 
+/// A deposit whose deadline passed while it was lent.
+#[derive(Debug, Clone, Copy)]
+pub struct Late<'a> {
+    /// The key, for the message.
+    pub key: &'a str,
+    /// The step, for the message.
+    pub step: i64,
+    /// Its deadline.
+    pub deadline: Instant,
+}
+
 enum State<S> {
     Deposited {
         tensor: (TensorMeta, Payload),
@@ -106,7 +117,8 @@ enum State<S> {
     Lent {
         /// Taken with the release.
         sender: Option<S>,
-        deadline: Instant,
+        /// `None` once it has passed, and the sender was told.
+        deadline: Option<Instant>,
         barred: Option<Box<Error>>,
     },
     Wanted(Parked),
@@ -336,8 +348,9 @@ impl<S> Table<S> {
                 format!("a tensor for step {} key '{}' waits already; one send meets one recv", at.step, at.key);
             return Err((Error::invalid(reason), sender));
         };
-        entry.state = State::Lent { sender: Some(sender), deadline, barred: None };
+        entry.state = State::Lent { sender: Some(sender), deadline: Some(deadline), barred: None };
         self.deposits += 1;
+        self.earliest = Some(self.earliest.map_or(deadline, |earliest| earliest.min(deadline)));
         self.forget_parked(by);
         self.unlink(hash, handle);
         Ok(Deposited::Wanted { by, tensor, deposit: handle })
@@ -366,7 +379,7 @@ impl<S> Table<S> {
         let State::Deposited { tensor, sender, deadline } = std::mem::replace(&mut entry.state, nobody) else {
             unreachable!("lent entries are not in the index")
         };
-        entry.state = State::Lent { sender: Some(sender), deadline, barred: None };
+        entry.state = State::Lent { sender: Some(sender), deadline: Some(deadline), barred: None };
         self.unlink(hash, handle);
         Ok(Found::Tensor(tensor, handle))
     }
@@ -410,6 +423,7 @@ impl<S> Table<S> {
         if let Some(error) = barred {
             return Settled::Displaced(sender, *error);
         }
+        let deadline = deadline.expect("who was told of a deadline is barred");
         match self.deposit(at, tensor, sender, deadline) {
             Ok(Deposited::Kept(_)) => Settled::Kept,
             Ok(Deposited::Wanted { by, tensor, deposit }) => Settled::Wanted { by, tensor, deposit },
@@ -447,16 +461,25 @@ impl<S> Table<S> {
         [self.earliest, self.earliest_parked].into_iter().flatten().min()
     }
 
-    /// Takes out the tensors that waited past their deadline.
-    pub fn expire(&mut self, now: Instant) -> Vec<Unsent<S>> {
+    /// Takes out the tensors that waited past their deadline. Of those that are lent by then `tell` hears, and makes the error
+    /// of it: they end when they are settled, and do not wait again if they come back.
+    pub fn expire(&mut self, now: Instant, mut tell: impl FnMut(&mut S, Late<'_>) -> Error) -> Vec<Unsent<S>> {
         if self.earliest.is_none_or(|earliest| earliest > now) {
             return Vec::new();
+        }
+        for (_, Entry { step, key, state, .. }) in self.entries.iter_mut() {
+            if let State::Lent { sender: Some(sender), deadline, barred } = state
+                && let Some(deadline) = deadline.take_if(|deadline| *deadline <= now)
+            {
+                *barred = Some(Box::new(tell(sender, Late { key, step: *step, deadline })));
+            }
         }
         let expired =
             self.take_those(|entry| matches!(entry.state, State::Deposited { deadline, .. } if deadline <= now));
         let deadline = |entry: &Entry<S>| match entry.state {
             State::Deposited { deadline, .. } => Some(deadline),
-            _ => None,
+            State::Lent { deadline, .. } => deadline,
+            State::Wanted(_) => None,
         };
         self.earliest = self.entries.iter().filter_map(|(_, entry)| deadline(entry)).min();
         expired

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use proptest::prelude::*;
 use sealane_transport::{Code, Error, Handle, Payload};
 
-use super::{Deposited, Ended, Found, Meeting, Parked, Settled, Table};
+use super::{Deposited, Ended, Found, Late, Meeting, Parked, Settled, Table};
 use sealane_transport::tensor::{DType, TensorMeta};
 
 const SOON: Duration = Duration::from_secs(1);
@@ -178,7 +178,7 @@ fn a_steps_tensors_and_requests_are_taken_out_together() {
 }
 
 #[test]
-fn tensors_expire_in_time_and_not_while_they_are_lent() {
+fn tensors_expire_in_time_and_those_that_are_lent_then_do_not_wait_again() {
     let now = Instant::now();
     let mut table = Table::new(10);
     assert_eq!(table.next_deadline(), None);
@@ -187,14 +187,36 @@ fn tensors_expire_in_time_and_not_while_they_are_lent() {
     }
     assert_eq!(table.next_deadline(), Some(now + SOON));
     let (lent, deposit) = take(&mut table, "v", 1);
-    assert!(table.expire(now + SOON).is_empty(), "the first is lent");
+    let mut told = Vec::new();
+    let mut expire = |table: &mut Table<&'static str>, wait| {
+        let late = table.expire(now + SOON * wait, |sender, Late { key, deadline, .. }| {
+            told.push((*sender, key.to_owned(), deadline));
+            Error::invalid("told")
+        });
+        (late.into_iter().map(|unsent| unsent.sender).collect::<Vec<_>>(), told.len())
+    };
+    assert_eq!(expire(&mut table, 1), (vec![], 1), "the first is lent");
     assert_eq!(table.next_deadline(), Some(now + SOON * 2));
-    let expired = table.expire(now + SOON * 2);
-    assert_eq!(expired.iter().map(|unsent| unsent.sender).collect::<Vec<_>>(), ["c"]);
-    assert!(matches!(table.settle(deposit, lent, false), Settled::Kept));
-    let expired = table.expire(now + SOON * 2);
-    assert_eq!(expired.iter().map(|unsent| unsent.sender).collect::<Vec<_>>(), ["b"], "late as it is");
+    assert_eq!(expire(&mut table, 2), (vec!["c"], 1), "and told once");
+    assert_eq!(told, [("b", "v".to_owned(), now + SOON)]);
+    let Settled::Displaced("b", error) = table.settle(deposit, lent, false) else { panic!("its sender was told") };
+    assert_eq!((error, table.parked()), (Error::invalid("told"), 0));
     assert_eq!((table.next_deadline(), table.deposits()), (Some(now + SOON * 3), 1));
+    let (lent, deposit) = take(&mut table, "u", 2);
+    assert!(matches!(table.settle(deposit, lent, false), Settled::Kept), "it is not late");
+}
+
+#[test]
+fn a_tensor_that_is_lent_as_soon_as_it_is_sent_has_a_deadline_too() {
+    let now = Instant::now();
+    let mut table = Table::new(10);
+    assert!(matches!(table.want(at("w"), request(1)), Ok(Found::Parked)));
+    let sent = table.deposit(at("w"), tensor(7), "a", now + SOON);
+    let Ok(Deposited::Wanted { tensor: lent, deposit, .. }) = sent else { panic!("a request waits") };
+    assert_eq!(table.next_deadline(), Some(now + SOON));
+    assert!(table.expire(now + SOON, |_, _| Error::invalid("told")).is_empty());
+    assert_eq!(table.next_deadline(), None);
+    assert!(matches!(table.settle(deposit, lent, true), Settled::Taken("a")), "it arrived after all");
 }
 
 proptest! {

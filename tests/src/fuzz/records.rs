@@ -141,6 +141,7 @@ pub(super) fn completion_seeds() -> Vec<Vec<u8>> {
         step: 3,
         key: "w0".into(),
         waited: std::time::Duration::from_millis(1500),
+        delivery_unknown: true,
     };
     let inline = ReceivedAt::Inline(&[7; 8]);
     let completions = [

@@ -21,6 +21,8 @@ pub(super) struct Era {
 pub(super) enum End {
     Ok,
     Err(Code),
+    /// Its deadline passed while the tensor was on its way.
+    Unknown,
     /// Its process ended first.
     Lost,
     /// Its task gave it up.

@@ -146,6 +146,9 @@ impl Simulation {
 
     fn send_ended(&mut self, number: usize, outcome: SendOutcome) -> Result<(), String> {
         let (now, send) = (self.now, &self.ledger.sends[number]);
+        if now > send.deadline.saturating_add(LATENESS_MAX) {
+            return Err(format!("send {number} ended {:?} after its deadline", now - send.deadline));
+        }
         let end = match outcome {
             Ok(()) => {
                 self.trace.note(now, format_args!("send {number} released"));
@@ -159,10 +162,11 @@ impl Simulation {
                 if let Some(reason) = self.unexplained_send(number, &error) {
                     return Err(format!("send {number} to {:?} was told '{error}', but {reason}", send.at));
                 }
-                if !send.deliveries.is_empty() && send.era == self.era(send.at) {
+                let unknown = matches!(error, Error::DeadlineExceeded { delivery_unknown: true, .. });
+                if !unknown && !send.deliveries.is_empty() && send.era == self.era(send.at) {
                     return Err(format!("send {number} failed with '{error}' although it was delivered"));
                 }
-                End::Err(error.code())
+                if unknown { End::Unknown } else { End::Err(error.code()) }
             }
         };
         self.ledger.end_send(number, now, end);

@@ -1,11 +1,11 @@
 //! Peers that stop, restart, or are gone: every caller hears of it.
 
 use std::net::{SocketAddr, TcpListener};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use sealane_fusion::{Code, Engine, RecvOptions, SendOptions};
+use sealane_fusion::{Code, Engine, Error, RecvOptions, SendOptions};
 
-use crate::fixture::{assert_empty, bytes as pattern, listener, map, port, settings, task, tensor, two, until};
+use crate::fixture::{LONG, assert_empty, bytes as pattern, listener, map, port, settings, task, tensor, two, until};
 
 #[test]
 fn stopping_an_engine_ends_its_calls_and_its_peers() {
@@ -110,6 +110,28 @@ fn a_peer_that_never_listens_is_unavailable_after_the_connect_timeout() {
     assert_eq!(error.code(), Code::Unavailable);
     let text = error.to_string();
     assert!(text.contains("connect_timeout_ms") && text.contains("refused"), "{text}");
+}
+
+#[test]
+fn a_send_on_its_way_at_its_deadline_ends_in_time_and_may_arrive() {
+    let (ps, worker) = two();
+    let (ps_task, worker_task) = (ps.task(&task(0)).unwrap(), worker.task(&task(1)).unwrap());
+    let asked = worker_task.recv(&task(0), 1, "w");
+    until(&ps, "the request arrives", |counters| counters.parked == 1);
+    // The worker's shard neither reads nor releases meanwhile.
+    let (go_on, told) = std::sync::mpsc::channel::<()>();
+    let held = worker.on_shard(0, async move |_| drop(told.recv_timeout(LONG / 2)));
+    let timeout = Some(Duration::from_millis(50));
+    let started = Instant::now();
+    let sending = ps_task.send_with(&task(1), 1, "w", tensor(100_000, 5), SendOptions { timeout });
+    let error = sending.wait().unwrap_err();
+    assert!(started.elapsed() < LONG / 4, "{:?}", started.elapsed());
+    assert!(matches!(error, Error::DeadlineExceeded { operation: "send", delivery_unknown: true, .. }), "{error}");
+    drop(go_on);
+    held.wait().unwrap();
+    assert_eq!(asked.wait().unwrap().bytes(), pattern(100_000, 5));
+    assert_empty(&ps);
+    assert_empty(&worker);
 }
 
 #[test]

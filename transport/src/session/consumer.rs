@@ -369,12 +369,8 @@ impl<W> Consumer<W> {
             if wanted.state != State::Queued {
                 control.push(Control::Cancel(handle));
             }
-            let error = Error::DeadlineExceeded {
-                operation: "recv",
-                step: wanted.step,
-                key: wanted.key.as_str().into(),
-                waited: wanted.deadline.saturating_duration_since(wanted.since),
-            };
+            let waited = wanted.deadline.saturating_duration_since(wanted.since);
+            let error = Error::late("recv", wanted.step, wanted.key.as_str(), waited);
             self.end(handle, error, events);
         }
         self.earliest = self.wanted.iter().map(|(_, wanted)| wanted.deadline).min();

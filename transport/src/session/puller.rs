@@ -219,7 +219,7 @@ impl<W> Puller<W> {
             let set = self.sets.get(pull.set).expect("a set stays while it is pulled");
             let waited = pull.deadline.saturating_duration_since(pull.since);
             let (step, keys) = (pull.min_version, &set.keys);
-            let late = |index| Error::DeadlineExceeded { operation: "pull", step, key: keys.get(index).into(), waited };
+            let late = |index| Error::late("pull", step, keys.get(index), waited);
             pull.tray.fail_missing(late);
             self.finish(handle, events);
         }

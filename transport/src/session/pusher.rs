@@ -383,13 +383,13 @@ impl<D: PartialEq> Pusher<D> {
                     }
                     return true;
                 }
+                let stays = index <= tried;
                 if let Some(deposit) = entry.deposit.take() {
                     let waited = entry.deadline.saturating_duration_since(entry.since);
-                    let (operation, step, key) = ("push", 0, queue.clone());
-                    let outcome = Err(Error::DeadlineExceeded { operation, step, key, waited });
+                    let (operation, step, key, delivery_unknown) = ("push", 0, queue.clone(), stays);
+                    let outcome = Err(Error::DeadlineExceeded { operation, step, key, waited, delivery_unknown });
                     events.push_back(Event::PushEnded { deposit, count: 1, outcome });
                 }
-                let stays = index <= tried;
                 dropped += usize::from(!stays);
                 stays
             });

@@ -376,7 +376,8 @@ fn item(plan: u32, index: u32) -> u64 {
 fn failed<'e>(number: u64, failure: &Failure<'e>) -> Result<([u64; 4], [&'e [u8]; 2]), TooLong> {
     let (subject, reason) = (failure.subject.as_bytes(), failure.reason.as_bytes());
     at_most("subject", subject.len(), KEY_BYTES_MAX)?;
-    let first = number | u64::from(failure.code) << 32 | u64::from(failure.operation) << 40;
+    let unknown = u64::from(failure.delivery_unknown);
+    let first = number | u64::from(failure.code) << 32 | u64::from(failure.operation) << 40 | unknown << 48;
     let lengths = u64::from(failure.waited.subsec_nanos()) | (subject.len() as u64) << 32 | (reason.len() as u64) << 48;
     Ok(([first, failure.step as u64, failure.waited.as_secs(), lengths], [subject, reason]))
 }
@@ -388,6 +389,7 @@ fn error([first, step, secs, lengths]: [u64; 4], sections: &mut Sections<'_>) ->
     let failure = Failure {
         code: part!(first, 32, u8),
         operation: part!(first, 40, u8),
+        delivery_unknown: part!(first, 48, u8) != 0,
         step: step as i64,
         waited: Failure::waited(secs, part!(lengths, 0, u32))?,
         subject,

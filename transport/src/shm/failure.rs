@@ -10,7 +10,7 @@ use crate::{
 };
 
 /// What `Error::DeadlineExceeded` names; a number stands for each.
-const OPERATIONS: [&str; 3] = ["recv", "send", "pull"];
+const OPERATIONS: [&str; 4] = ["recv", "send", "pull", "push"];
 
 /// What an operation is called that has no number here.
 const OTHER_OPERATION: &str = "call";
@@ -20,6 +20,8 @@ const OTHER_OPERATION: &str = "call";
 pub(super) struct Failure<'a> {
     pub(super) code: u8,
     pub(super) operation: u8,
+    /// Nobody knows whether the tensor arrived.
+    pub(super) delivery_unknown: bool,
     pub(super) step: i64,
     pub(super) waited: Duration,
     /// Whom or what it concerns: task, peer, key or limit.
@@ -30,18 +32,26 @@ pub(super) struct Failure<'a> {
 impl<'a> Failure<'a> {
     /// The fields of an error, its reason cut to [`REASON_BYTES_MAX`].
     pub(super) fn of(error: &'a Error) -> Self {
-        let mut failure =
-            Self { code: error.code() as u8, operation: 0, step: 0, waited: Duration::ZERO, subject: "", reason: "" };
+        let mut failure = Self {
+            code: error.code() as u8,
+            operation: 0,
+            delivery_unknown: false,
+            step: 0,
+            waited: Duration::ZERO,
+            subject: "",
+            reason: "",
+        };
         match error {
             Error::NotFound { task: subject, reason }
             | Error::Unavailable { peer: subject, reason }
             | Error::ResourceExhausted { limit: subject, reason } => {
                 (failure.subject, failure.reason) = (subject, reason);
             }
-            Error::DeadlineExceeded { operation, step, key, waited } => {
+            Error::DeadlineExceeded { operation, step, key, waited, delivery_unknown } => {
                 let number = OPERATIONS.iter().position(|known| known == operation);
                 failure.operation = number.unwrap_or(OPERATIONS.len()) as u8;
                 (failure.step, failure.subject, failure.waited) = (*step, key, *waited);
+                failure.delivery_unknown = *delivery_unknown;
             }
             Error::Aborted { step, reason } => (failure.step, failure.reason) = (*step, reason),
             Error::InvalidArgument { reason }
@@ -69,7 +79,8 @@ impl<'a> Failure<'a> {
             Code::ResourceExhausted => Error::ResourceExhausted { limit: subject, reason },
             Code::DeadlineExceeded => {
                 let operation = OPERATIONS.get(usize::from(self.operation)).copied().unwrap_or(OTHER_OPERATION);
-                Error::DeadlineExceeded { operation, step, key: subject, waited: self.waited }
+                let Failure { waited, delivery_unknown, .. } = self;
+                Error::DeadlineExceeded { operation, step, key: subject, waited, delivery_unknown }
             }
             Code::Aborted => Error::Aborted { step, reason },
             Code::InvalidArgument => Error::InvalidArgument { reason },

@@ -122,8 +122,7 @@ impl Shard {
             if is_there(&self.shelf, key) {
                 self.place(number, index, key);
             } else {
-                let (waited, key) = (std::time::Duration::from_millis(1), key.as_str().into());
-                let error = Error::DeadlineExceeded { operation: "pull", step: min_version, key, waited };
+                let error = Error::late("pull", min_version, key.as_str(), std::time::Duration::from_millis(1));
                 self.say(&Completion::Missed { plan: number, index: index as u32, error });
             }
         }

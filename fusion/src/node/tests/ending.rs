@@ -1,5 +1,6 @@
 //! Sends and recvs that end without meeting: deadlines, duplicates, limits, steps that end.
 
+use super::super::{ClientCall, ClientOutcome};
 use super::*;
 
 const PS: (usize, &str) = (0, "ps:1");
@@ -30,6 +31,66 @@ fn a_send_ends_at_its_deadline() {
     net.pass(SOON);
     assert!(matches!(sent.error(), Error::DeadlineExceeded { operation: "send", step: 1, .. }));
     net.nothing_is_left();
+}
+
+/// A tensor of `ps:1` that has left for `worker:1`, which has not read it, at the send's deadline.
+fn late(net: &mut Net, waiter: SendWaiter) -> Asked {
+    let (warm, asked) = (net.send(PS, "worker:1", "warm", &[1]), net.recv(WORKER, "ps:1", "warm"));
+    net.rest();
+    assert_eq!((asked.bytes(), warm.outcome()), (vec![1], Ok(())));
+    let (pair, deadline) = (net.number(0, "ps:1", "worker:1"), net.now + SOON);
+    net.nodes[0].send(pair, 1, "w", Tensor::from_elements(&[1], &[7_u8]).unwrap(), deadline, waiter);
+    net.pass(SOON / 2);
+    let asked = net.recv(WORKER, "ps:1", "w");
+    net.nodes[1].turn(net.now);
+    for _ in 0..2 {
+        net.nodes[0].turn(net.now);
+    }
+    net.now = deadline;
+    net.nodes[0].turn(net.now);
+    asked
+}
+
+#[test]
+fn a_send_on_its_way_at_its_deadline_ends_then_and_its_books_are_settled_later() {
+    for given_up in [false, true] {
+        let mut net = Net::pair();
+        let (sender, sent) = oneshot::channel();
+        let asked = late(&mut net, SendWaiter::Channel(sender));
+        let sent = Sent(sent);
+        let error = sent.error();
+        assert!(matches!(error, Error::DeadlineExceeded { operation: "send", delivery_unknown: true, .. }), "{error}");
+        assert!(error.to_string().contains("delivery unknown"), "{error}");
+        assert_eq!(net.nodes[0].counters().deposits, 1, "the engine has it until it is released");
+        if given_up {
+            net.nodes[1].cancel(asked.ticket.unwrap());
+            net.rest();
+            let (anew, next) = (net.send(PS, "worker:1", "w", &[8]), net.recv(WORKER, "ps:1", "w"));
+            net.rest();
+            assert_eq!((next.bytes(), anew.outcome()), (vec![8], Ok(())), "what came back is nobody's");
+        } else {
+            net.rest();
+            assert_eq!(asked.bytes(), [7]);
+        }
+        net.rest();
+        net.nothing_is_left();
+    }
+}
+
+#[test]
+fn a_client_hears_at_the_deadline_of_its_send_and_later_that_its_memory_is_back() {
+    let call = ClientCall { client: Handle::from_bits(1 << 32), call: Handle::from_bits(7) };
+    let mut net = Net::pair();
+    let asked = late(&mut net, SendWaiter::Client(call));
+    let mut outcomes = Vec::new();
+    net.nodes[0].swap_client_outcomes(&mut outcomes);
+    let [(told, ClientOutcome::Late(error))] = &outcomes[..] else { panic!("{outcomes:?}") };
+    assert_eq!((*told, error.code()), (call, Code::DeadlineExceeded));
+    outcomes.clear();
+    net.rest();
+    assert_eq!(asked.bytes(), [7]);
+    net.nodes[0].swap_client_outcomes(&mut outcomes);
+    assert!(matches!(&outcomes[..], [(told, ClientOutcome::Returned)] if *told == call), "{outcomes:?}");
 }
 
 #[test]

@@ -176,6 +176,7 @@ fn outcomes(net: &mut Net) -> Vec<(u64, Result<Option<Tensor>, Error>)> {
             ClientOutcome::Sent(outcome) => outcome.map(|()| None),
             ClientOutcome::Received(outcome) => outcome.map(Some).map_err(Error::from),
             ClientOutcome::Pulled(_) => panic!("nobody pulls"),
+            ClientOutcome::Late(_) | ClientOutcome::Returned => panic!("nothing is late"),
         };
         (call.to_bits(), outcome)
     };

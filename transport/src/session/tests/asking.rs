@@ -218,7 +218,7 @@ fn a_tensor_that_has_no_place_goes_back_and_the_error_says_why() {
 #[test]
 fn a_refusal_of_the_peer_reaches_the_waiter_with_its_code() {
     let mut pair = Pair::new();
-    let deadline = Error::DeadlineExceeded { operation: "send", step: 1, key: "w".into(), waited: Duration::ZERO };
+    let deadline = Error::late("send", 1, "w", Duration::ZERO);
     let cases = [
         (Error::Aborted { step: 1, reason: "loss is NaN".into() }, Code::Aborted, "step 1 was aborted: loss is NaN"),
         (Error::invalid("odd"), Code::InvalidArgument, "odd"),

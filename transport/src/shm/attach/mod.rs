@@ -122,7 +122,7 @@ struct Refused {
 
 impl From<&Error> for Refused {
     fn from(error: &Error) -> Self {
-        let Failure { code, operation, step, waited, subject, reason } = Failure::of(error);
+        let Failure { code, operation, step, waited, subject, reason, .. } = Failure::of(error);
         let (subject, reason) = (subject.to_owned(), reason.to_owned());
         Self { code, subject, reason, step, operation, waited_s: waited.as_secs(), waited_ns: waited.subsec_nanos() }
     }
@@ -133,6 +133,8 @@ impl Refused {
         Failure {
             code: self.code,
             operation: self.operation,
+            // Nobody is refused for what was sent.
+            delivery_unknown: false,
             step: self.step,
             waited: Failure::waited(self.waited_s, self.waited_ns)?,
             subject: &self.subject,

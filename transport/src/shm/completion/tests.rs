@@ -40,8 +40,10 @@ fn errors() -> Vec<Error> {
             step: -9,
             key: "k".repeat(KEY_BYTES_MAX).into(),
             waited: Duration::new(u64::MAX, 999_999_999),
+            delivery_unknown: true,
         },
-        Error::DeadlineExceeded { operation: "send", step: 9, key: "".into(), waited: Duration::from_millis(1) },
+        Error::late("send", 9, "", Duration::from_millis(1)),
+        Error::late("push", 0, "q", Duration::ZERO),
         Error::Aborted { step: i64::MIN, reason: reason.into() },
         Error::full("limits.deposited_tensors_max", reason),
         Error::invalid("ungültig"),
@@ -117,8 +119,7 @@ fn a_long_reason_is_cut_and_an_unnumbered_operation_is_a_call() {
     };
     let long = "é".repeat(REASON_BYTES_MAX);
     assert_eq!(arrives(Error::invalid(long.clone())), Error::invalid(&long[..REASON_BYTES_MAX]));
-    let late =
-        |operation| Error::DeadlineExceeded { operation, step: 1, key: "w".into(), waited: Duration::from_secs(1) };
+    let late = |operation| Error::late(operation, 1, "w", Duration::from_secs(1));
     assert_eq!(arrives(late("gather")), late("call"));
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::Verdict;
 use super::books::{Books, Call, Life};
 use crate::chaos::deeds::{Deed, Victim};
-use crate::chaos::history::{Done, History, SETTLE, micros, overlap};
+use crate::chaos::history::{Done, History, micros, overlap};
 use crate::hosts::{CONNECT_TIMEOUT, Cut, HEARTBEAT, PEER_TIMEOUT, Patience};
 use crate::traffic::ATTACH_TIMEOUT;
 use crate::traffic::ledger::{Outcome, What};
@@ -41,7 +41,7 @@ fn deadline(call: &Call, life: &Life, history: &History, verdict: &mut Verdict) 
     };
     let (from, until) = (call.began, *at);
     let held: u64 = life.held.iter().map(|&held| overlap(held, (from, until))).sum();
-    let excused = history.standstill(call.task, from, until) + held + lent(call, history);
+    let excused = history.standstill(call.task, from, until) + held;
     let late = at.saturating_sub(call.until).saturating_sub(excused);
     // A publication has no deadline, and an accept that ends at its own has just found nothing.
     if late > 0 && !matches!(call.what, What::Publish { .. } | What::Accept) {
@@ -50,19 +50,6 @@ fn deadline(call: &Call, life: &Life, history: &History, verdict: &mut Verdict) 
     if late > micros(GRACE + ATTACH_TIMEOUT + BUSY) {
         verdict.violations.push(format!("ended {:.3} s after its deadline {call}", late as f64 / 1e6));
     }
-}
-
-/// How long a send had to wait for its consumer's word. An engine cannot know whether what it has lent arrived until the consumer
-/// says so, or the lease is over; a client is told a second after the deadline all the same.
-fn lent(call: &Call, history: &History) -> u64 {
-    let What::Send { to, .. } = call.what else { return 0 };
-    if !history.layout.is_embedded(call.task) {
-        return 0;
-    }
-    let both = [call.task, to];
-    let lasted =
-        |done: &Done| overlap((done.began, done.ended.saturating_add(micros(SETTLE))), (call.began, call.over()));
-    history.felt(&both, call.began, call.over()).map(lasted).sum()
 }
 
 /// How soon what passes between a host and the others shows that its cable is back.

@@ -57,10 +57,15 @@ impl Client {
             }
             return;
         }
+        // Under way until its memory is back.
+        if let ClientOutcome::Late(error) = outcome {
+            return self.put(Answer::Failed { call, error, memory_back: false }, record);
+        }
         self.under_way -= 1;
         let answer = match outcome {
             ClientOutcome::Sent(Ok(())) if lends => return self.lent_to_peers.push(call),
             ClientOutcome::Sent(Ok(())) => return self.sent.push(call),
+            ClientOutcome::Returned => return self.returned.push(call),
             // Whoever is told how a send ended has its memory back: the payload went before the outcome came. A push may
             // still be on its way when its time is over.
             ClientOutcome::Sent(Err(error)) => Answer::Failed { call, error, memory_back: !lends },
@@ -68,7 +73,7 @@ impl Client {
                 let brought = self.receiving.remove(&call).is_some_and(|receiving| receiving.has_destination);
                 self.answer_to_recv(call, outcome, brought)
             }
-            ClientOutcome::Pulled(_) => unreachable!("just looked at"),
+            ClientOutcome::Pulled(_) | ClientOutcome::Late(_) => unreachable!("just looked at"),
         };
         self.put(answer, record);
     }

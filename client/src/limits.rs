@@ -8,6 +8,17 @@ use sealane_transport::shm::limits::{QUEUE_CREDIT_TENSORS_MAX, SLOTS};
 /// that says nothing for this long hangs.
 pub(crate) const GRACE: Duration = Duration::from_secs(1);
 
+/// How long a task that is closed, or a recv that is given up, waits for the daemon to let go of memory. It does so in
+/// microseconds unless a tensor is on its way to or from a peer that does not read or write.
+pub(crate) const LET_GO_MAX: Duration = Duration::from_secs(1);
+
+/// How often a task that is closed looks whether the daemon has let go.
+pub(crate) const LET_GO_LOOK: Duration = Duration::from_micros(50);
+
+/// Tensors that are kept for the next recvs of their keys, since the recvs that they came for were given up. When there are as
+/// many, other recvs are refused.
+pub(crate) const UNCLAIMED_MAX: usize = 4096;
+
 /// How long a waiting thread looks before it sleeps, unless told otherwise: an answer of the same host comes in
 /// microseconds, and waking a thread takes tens of them.
 pub(crate) const IDLE_SPIN: Duration = Duration::from_micros(50);

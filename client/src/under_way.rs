@@ -225,9 +225,10 @@ impl Future for Sending {
 }
 
 /// A recv under way: await it, or [`wait`](Self::wait). Dropping it gives the recv up, here and at the producer: a tensor that
-/// has not come stays there, and one that is on its way goes back. A tensor counts as received once the daemon has put it into
-/// this process's ring, or the engine in this process has handed it over: its producer has been told so, and a recv that is
-/// dropped after that takes it along.
+/// has not come stays there, and one that is on its way goes back. One that the daemon has put into this process's ring by then
+/// counts as received, and is kept for the next recv of the same key until its step is cleaned up, or the task is closed. (With
+/// the engine in this process, one that was just handed over is gone with the recv.) If the recv brought memory that is not
+/// wholly the task's own, as Python's arrays do, dropping it waits until the daemon leaves that alone, a second at most.
 #[must_use = "dropping it gives the recv up"]
 pub struct Receiving(UnderWay<Recv>);
 

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
-use sealane::{Error, SendOptions, Task, TensorMeta};
+use sealane::{Error, RecvOptions, SendOptions, Task, TensorMeta};
 use sealane_transport::shm::limits::SLOTS;
 use sealane_transport::shm::{NO_TIMEOUT, PayloadAt, PushError, Submission};
 
-use crate::fixture::{PS, WORKER};
+use crate::fixture::{PS, STUCK, WORKER};
 use crate::hosts::Hosts;
 use crate::processes::Process;
 use crate::raw::Raw;
@@ -23,6 +23,9 @@ const TENSORS: u64 = 4000;
 
 /// Round trips of the others meanwhile.
 const ROUND_TRIPS: u64 = 1000;
+
+/// Recvs that are given up, each a little later than the one before.
+const GIVEN_UP: u64 = 300;
 
 /// What a client may cost that does not read: far more than `TENSORS` answers.
 const MEMORY_MAX: u64 = 16 << 20;
@@ -152,6 +155,28 @@ fn a_recv_that_is_given_up_as_its_tensor_arrives_ends_once() {
     }
     drop((producer, consumer));
     hosts.drain();
+}
+
+#[test]
+fn whenever_a_recv_is_given_up_its_tensor_is_the_next_ones() {
+    let groups: [&[&[&str]]; 2] = [&[&[PS, WORKER]], &[&[PS], &[WORKER]]];
+    for groups in groups {
+        let hosts = Hosts::start(groups);
+        let [ps, worker] = [PS, WORKER].map(|task| hosts.attach(task));
+        for round in 0..GIVEN_UP {
+            let (step, len) = (round as i64, [64, 8 << 10, 200 << 10][round as usize % 3]);
+            let options = |destination| RecvOptions { timeout: Some(STUCK), destination };
+            let sending = ps.send(WORKER, step, "key", tensor(round, len));
+            let destination = round.is_multiple_of(2).then(|| worker.alloc(len).unwrap());
+            let given_up = worker.recv_with(PS, step, "key", options(destination));
+            (0..round * 40).for_each(|_| std::hint::spin_loop());
+            drop(given_up);
+            verify(&worker.recv_with(PS, step, "key", options(None)).wait().unwrap(), round, len);
+            sending.wait().unwrap();
+        }
+        drop((ps, worker));
+        hosts.drain();
+    }
 }
 
 #[test]

@@ -12,6 +12,7 @@ use sealane_transport::{Error, RecvOutcome, SendOutcome, Tensor, Unreceived};
 use super::{
     aftermath::Aftermath,
     memory::{Memory, Substitute},
+    unclaimed::{Place, Unclaimed},
 };
 use crate::{
     clock::Tick,
@@ -31,6 +32,10 @@ pub(crate) struct Calls {
     vacant: Vec<u32>,
     /// Calls that a future waits for: somebody has to look at the rings for them.
     watched: usize,
+    /// What came for recvs that were given up.
+    unclaimed: Unclaimed,
+    /// Recvs to be given up at the daemon, for a tensor is set aside for them; with their segments.
+    relieved: Vec<(u16, u32)>,
 }
 
 /// One call. What it ended with lies in fields of its own, so that taking it moves no more than itself.
@@ -44,8 +49,17 @@ struct Slot {
     deadline: Tick,
     waker: Option<Waker>,
     memory: Memory,
+    /// While the daemon is at work on a recv: one that was set aside for it, to be had when the daemon gives the recv up.
     tensor: Option<Tensor>,
     failure: Option<Box<Unreceived>>,
+    /// What it asks for, of a recv.
+    place: Place,
+    /// If it is given up, its tensor is kept for the next.
+    keeps: bool,
+    /// Its destination may be written by others once the call has ended.
+    borrowed: bool,
+    /// Its tensor lies in the caller's destination.
+    copies: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -144,8 +158,129 @@ impl Calls {
         let slot = &mut self.slots[index as usize];
         (slot.direction, slot.segment, slot.deadline) = (direction, segment, deadline);
         (slot.daemon, slot.caller) = (Daemon::Working, Caller::Waiting);
+        (slot.keeps, slot.borrowed) = (false, false);
         slot.memory = memory;
         Ok(slot.generation << CALL_INDEX_BITS | index)
+    }
+
+    /// Notes what a recv asks for that was submitted; `borrowed` if its destination is memory that others may write once the
+    /// call has ended.
+    #[inline]
+    pub(super) fn asked(&mut self, call: u32, (peer, step, key): (&str, i64, &str), borrowed: bool) {
+        if let Some(slot) = self.slot(call) {
+            slot.place.set(peer, step, key);
+            (slot.keeps, slot.borrowed) = (true, borrowed);
+        }
+    }
+
+    /// The tensors that came for recvs which were given up.
+    #[inline]
+    pub(super) fn unclaimed(&mut self) -> &mut Unclaimed {
+        &mut self.unclaimed
+    }
+
+    /// Enters a recv that has ended, with a tensor that came for one which was given up.
+    ///
+    /// # Errors
+    /// The memory, if the table is full; the tensor is kept.
+    pub(super) fn claim(
+        &mut self,
+        (peer, step, key): (&str, i64, &str),
+        tensor: Tensor,
+        memory: Memory,
+        after: &mut Aftermath,
+    ) -> Result<u32, Memory> {
+        let (destination, rest) = memory.into_destination();
+        after.spent.push(rest);
+        // The caller's thread copies it to where it is wanted.
+        let memory = destination.map_or(Memory::Nothing, Substitute::of_a_tensor);
+        let mut place = Place::default();
+        place.set(peer, step, key);
+        let call = match self.open(Direction::Recv, 0, Tick::NEVER, memory) {
+            Ok(call) => call,
+            Err(memory) => {
+                self.unclaimed.keep(place, tensor);
+                return Err(memory);
+            }
+        };
+        let slot = &mut self.slots[(call & INDEX_MASK) as usize];
+        (slot.daemon, slot.caller, slot.tensor) = (Daemon::Done, Caller::Owed, Some(tensor));
+        (slot.place, slot.keeps, slot.copies) = (place, true, false);
+        Ok(call)
+    }
+
+    /// A step is over: what came in it for recvs that were given up is nobody's, and so is what still comes.
+    pub(super) fn forget_step(&mut self, step: i64, after: &mut Aftermath) {
+        after.unwanted.extend(self.unclaimed.forget(step));
+        for slot in &mut self.slots {
+            if slot.daemon == Daemon::Working && slot.direction == Direction::Recv && slot.place.step() == step {
+                slot.keeps &= slot.caller != Caller::Gone;
+                after.unwanted.extend(slot.tensor.take());
+            }
+        }
+    }
+
+    /// Keeps a tensor that came for a recv which was given up, or sets it aside for one that asks for it at this moment. What
+    /// lies in the caller's destination is copied, for once under the lock: the destination goes with its call, and the next
+    /// recv must not ask the daemon meanwhile.
+    fn keep(&mut self, call: u32, tensor: Tensor, after: &mut Aftermath) {
+        let slot = &self.slots[(call & INDEX_MASK) as usize];
+        if slot.keeps && slot.copies {
+            let copy = Tensor::from_parts(tensor.meta().clone(), Buffer::copy_of(tensor.bytes()));
+            self.pass_on(call, copy);
+        } else if slot.keeps {
+            return self.pass_on(call, tensor);
+        }
+        after.unwanted.push(tensor);
+    }
+
+    /// A tensor that is not this call's: it is for another that asks for it, or for one that will.
+    fn pass_on(&mut self, call: u32, tensor: Tensor) {
+        let place = &self.slots[(call & INDEX_MASK) as usize].place;
+        let fits = |memory: &Memory| memory.room().is_none_or(|room| tensor.bytes().len() <= room);
+        let others = self.slots.iter().enumerate().filter(|(index, _)| *index as u32 != call & INDEX_MASK);
+        let next = others.map(|(index, slot)| (index as u32, slot)).find(|(_, slot)| {
+            (slot.daemon, slot.caller, slot.direction) == (Daemon::Working, Caller::Waiting, Direction::Recv)
+                && slot.keeps
+                && slot.place == *place
+                && slot.tensor.is_none()
+                && fits(&slot.memory)
+        });
+        match next.map(|(index, _)| index) {
+            // The daemon has its destination. When it has given the recv up, that ends with this tensor.
+            Some(index) => {
+                let slot = &mut self.slots[index as usize];
+                slot.tensor = Some(tensor);
+                self.relieved.push((slot.segment, slot.generation << CALL_INDEX_BITS | index));
+            }
+            None => self.unclaimed.keep(place.clone(), tensor),
+        }
+    }
+
+    /// A tensor that was set aside for a recv, which the daemon is at work on, is another's after all.
+    #[inline]
+    fn unset_aside(&mut self, call: u32) {
+        if let Some(tensor) = self.slots[(call & INDEX_MASK) as usize].tensor.take() {
+            self.pass_on(call, tensor);
+        }
+    }
+
+    /// A recv that is to be given up at the daemon, with its segment.
+    #[inline]
+    pub(super) fn take_relieved(&mut self) -> Option<(u16, u32)> {
+        self.relieved.pop()
+    }
+
+    /// True while the daemon may write a destination that is not this process's library's own.
+    pub(super) fn borrows(&mut self, call: u32) -> bool {
+        self.slot(call).is_some_and(|slot| slot.borrowed && slot.daemon != Daemon::Done)
+    }
+
+    /// What comes for a recv that was given up may be torn.
+    pub(super) fn distrust(&mut self, call: u32) {
+        if let Some(slot) = self.slot(call) {
+            slot.keeps = false;
+        }
     }
 
     /// Enters a watch, which ends by [`noticed`](Self::noticed); `None` if the table is full.
@@ -219,9 +354,11 @@ impl Calls {
 
     /// The caller does not care any more. The segment, if the daemon is still at work on it.
     pub(super) fn forsake(&mut self, call: u32, after: &mut Aftermath) -> Option<u16> {
-        let slot = self.slot(call)?;
+        self.slot(call)?;
+        let slot = &mut self.slots[(call & INDEX_MASK) as usize];
+        let mut unwanted = None;
         if slot.caller == Caller::Owed {
-            after.unwanted.extend(slot.tensor.take());
+            unwanted = slot.tensor.take();
             after.failures.extend(slot.failure.take().map(|failure| *failure));
             if slot.daemon == Daemon::Done {
                 slot.spend(after);
@@ -233,6 +370,9 @@ impl Calls {
         after.wakers.extend(slot.waker.take());
         let watched = std::mem::take(&mut slot.watched);
         self.watched -= usize::from(watched);
+        if let Some(tensor) = unwanted {
+            self.keep(call, tensor, after);
+        }
         self.release(call);
         at_work
     }
@@ -274,7 +414,10 @@ impl Calls {
         let (destination, kept) = std::mem::take(&mut slot.memory).apart();
         slot.memory = kept;
         slot.failure = Some(Box::new(Unreceived { error, destination }));
+        // Its caller may write it from now on.
+        slot.keeps &= !slot.borrowed;
         self.end(call, after);
+        self.unset_aside(call);
     }
 
     /// Ends every call that a future waits for and that should have ended before `then`.
@@ -310,8 +453,10 @@ impl Calls {
             }
             let call = slot.generation << CALL_INDEX_BITS | index as u32;
             self.end(call, after);
+            self.unset_aside(call);
             self.release(call);
         }
+        self.relieved.clear();
     }
 
     /// A send was released by its consumer, or what was published or pushed needs no memory.
@@ -365,14 +510,20 @@ impl Calls {
         arrived: Arrived<'_>,
         after: &mut Aftermath,
     ) -> Result<(), Fault> {
-        let slot = self.answered(segment, call, Daemon::Working)?;
-        if slot.direction != Direction::Recv {
+        if self.answered(segment, call, Daemon::Working)?.direction != Direction::Recv {
             return Err("it answered a send with a tensor");
         }
+        self.unset_aside(call);
+        let slot = &mut self.slots[(call & INDEX_MASK) as usize];
         let waiting = slot.caller == Caller::Waiting;
+        slot.copies = match &slot.memory {
+            Memory::Destination(_) => true,
+            Memory::Substitute(_) => matches!(arrived, Arrived::Inline(_)),
+            Memory::Nothing | Memory::Source(_) => false,
+        };
         let data = match (std::mem::take(&mut slot.memory), arrived) {
             // The allocation is for one who wants it.
-            (Memory::Nothing, Arrived::Inline(bytes)) if waiting => Buffer::copy_of(bytes),
+            (Memory::Nothing, Arrived::Inline(bytes)) if waiting || slot.keeps => Buffer::copy_of(bytes),
             (Memory::Nothing, Arrived::Inline(_)) => Buffer::default(),
             (Memory::Nothing, Arrived::Area(buffer)) => buffer,
             (Memory::Destination(destination), Arrived::Destination(len)) => shorten(destination, len)?,
@@ -403,6 +554,12 @@ impl Calls {
                     slot.failure = Some(Box::new(Unreceived { error, destination }));
                 }
             }
+        } else if slot.keeps {
+            slot.spend(after);
+            // Metadata that is no tensor's is nobody's.
+            if let Ok(tensor) = Tensor::from_wire(meta, data) {
+                self.keep(call, tensor, after);
+            }
         } else {
             after.spent.push(Memory::Destination(data));
             slot.spend(after);
@@ -424,7 +581,15 @@ impl Calls {
         let slot = self.answered(segment, call, Daemon::Working)?;
         let destination = if memory_back {
             slot.daemon = Daemon::Done;
-            slot.memory_back(after)
+            let destination = slot.memory_back(after);
+            if slot.caller == Caller::Waiting && slot.tensor.is_some() {
+                // What was set aside for it is copied by the caller's thread to where it is wanted.
+                slot.memory = destination.map_or(Memory::Nothing, Substitute::of_a_tensor);
+                slot.copies = false;
+                self.end(call, after);
+                return Ok(());
+            }
+            destination
         } else {
             slot.daemon = Daemon::Holding;
             let (destination, kept) = std::mem::take(&mut slot.memory).apart();
@@ -435,6 +600,7 @@ impl Calls {
             slot.failure = Some(Box::new(Unreceived { error, destination }));
         }
         self.end(call, after);
+        self.unset_aside(call);
         self.release(call);
         Ok(())
     }
@@ -498,6 +664,10 @@ impl Slot {
             memory: Memory::Nothing,
             tensor: None,
             failure: None,
+            place: Place::default(),
+            keeps: false,
+            borrowed: false,
+            copies: false,
         }
     }
 

@@ -58,6 +58,21 @@ impl Held<'_> {
         if let Err(fault) = link.drain(calls, acceptors, aftermath) {
             self.lose(&fault);
         }
+        self.give_up_relieved();
+    }
+
+    /// Gives up at the daemon the recvs for which a tensor is set aside.
+    #[inline]
+    pub(super) fn give_up_relieved(&mut self) {
+        while let Some((segment, call)) = self.calls.take_relieved()
+            && let Line::Up(link) = &mut self.line
+        {
+            let cancelled = link.cancel(segment, call);
+            link.ring();
+            if let Err(fault) = cancelled {
+                self.lose(&fault);
+            }
+        }
     }
 
     /// Submits what no caller waits for.

@@ -26,6 +26,13 @@ pub(super) struct Substitute {
     pub(super) destination: Buffer,
 }
 
+impl Substitute {
+    /// In place of it there is a tensor, which its call has.
+    pub(super) fn of_a_tensor(destination: Buffer) -> Memory {
+        Memory::Substitute(Box::new(Substitute { landing: Buffer::default(), destination }))
+    }
+}
+
 impl Memory {
     /// The bytes that the daemon is lent.
     pub(super) fn lent(&self) -> Option<&[u8]> {
@@ -53,6 +60,15 @@ impl Memory {
                 (Some(destination), Memory::Destination(landing))
             }
             other => (None, other),
+        }
+    }
+
+    /// Bytes that the caller's destination has room for, if there is one.
+    pub(super) fn room(&self) -> Option<usize> {
+        match self {
+            Memory::Nothing | Memory::Source(_) => None,
+            Memory::Destination(destination) => Some(destination.len()),
+            Memory::Substitute(substitute) => Some(substitute.destination.len()),
         }
     }
 

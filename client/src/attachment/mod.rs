@@ -17,6 +17,7 @@ mod memory;
 mod nudge;
 mod plans;
 mod submit;
+mod unclaimed;
 mod wait;
 
 pub(crate) use self::{
@@ -190,13 +191,18 @@ impl Attachment {
         }
         let mut held = self.lock();
         let State { calls, aftermath, line, .. } = &mut *held;
+        let borrows = calls.borrows(call);
         if let (Some(segment), true, Line::Up(link)) = (calls.forsake(call, aftermath), cancel, line) {
             let cancelled = link.cancel(segment, call);
             link.ring();
             if let Err(fault) = cancelled {
                 held.lose(&fault);
             }
+            if borrows {
+                held.wait_for_release(call);
+            }
         }
+        held.give_up_relieved();
     }
 
     /// The last clone of the task is gone: says goodbye, and ends the calls that are left. What they lent stays lent: the shard

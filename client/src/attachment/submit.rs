@@ -13,7 +13,7 @@ use sealane_transport::{
 };
 
 use super::{
-    Attachment, Held, Line, Link,
+    Attachment, Held, Line, Link, State,
     calls::Direction,
     link::{Peer, Unsubmitted},
     memory::{Memory, Substitute},
@@ -234,12 +234,24 @@ impl Attachment {
 
     /// Tells every shard that a step is aborted.
     pub(crate) fn abort(&self, step: i64, reason: &str) -> Result<(), Error> {
+        self.forget_step(step)?;
         self.tell_all(&Submission::Abort { step, reason })
     }
 
     /// Tells every shard to free what is left of a step.
     pub(crate) fn cleanup(&self, step: i64) -> Result<(), Error> {
+        self.forget_step(step)?;
         self.tell_all(&Submission::Cleanup { step })
+    }
+
+    /// What came in a step for recvs that were given up is wanted no more.
+    fn forget_step(&self, step: i64) -> Result<(), Error> {
+        self.check_fork()?;
+        let mut held = self.lock();
+        held.pump();
+        let State { calls, aftermath, .. } = &mut *held;
+        calls.forget_step(step, aftermath);
+        Ok(())
     }
 
     fn tell_all(&self, submission: &Submission<'_>) -> Result<(), Error> {
@@ -365,7 +377,8 @@ impl Held<'_> {
         })
     }
 
-    /// Submits a recv; one of many that are asked for together is `fused`.
+    /// Submits a recv; one of many that are asked for together is `fused`. One whose tensor came before, for a recv that was
+    /// given up, has ended.
     #[inline]
     fn recv(
         &mut self,
@@ -375,15 +388,32 @@ impl Held<'_> {
         memory: Memory,
         timeout: Option<Duration>,
     ) -> Result<u32, (Error, Memory)> {
+        let place = (from.peer, from.step, key);
+        if !self.calls.unclaimed().is_empty() {
+            let claimed = self.calls.unclaimed().take(place, memory.room());
+            let State { calls, aftermath, .. } = &mut **self;
+            match claimed {
+                Ok(None) => {}
+                Ok(Some(tensor)) => {
+                    return calls.claim(place, tensor, memory, aftermath).map_err(|memory| (table_full(), memory));
+                }
+                Err(error) => return Err((error, memory)),
+            }
+        }
         let prepared = || -> Result<_, Error> { Ok((self.time(now, timeout)?, self.span(&memory)?)) }();
         let prepared = prepared.and_then(|prepared| Ok((prepared, self.peer(from.peer)?)));
         let (((timeout_ms, deadline), destination), Peer { segment, number: peer }) = match prepared {
             Ok(prepared) => prepared,
             Err(error) => return Err((error, memory)),
         };
-        self.enter(Direction::Recv, segment, deadline, memory, |call| {
+        let borrowed = match (&memory, &self.line) {
+            (Memory::Destination(destination), Line::Up(link)) => !link.arena.is_of(destination),
+            _ => false,
+        };
+        let asked = self.enter(Direction::Recv, segment, deadline, memory, |call| {
             (timeout_ms, Submission::Recv { call, peer, step: from.step, timeout_ms, key, destination, fused })
-        })
+        });
+        asked.inspect(|call| self.calls.asked(*call, place, borrowed))
     }
 
     /// Enters a call into the table and submits what `say` makes of its number; the memory comes back if that fails.
@@ -396,11 +426,8 @@ impl Held<'_> {
         memory: Memory,
         say: impl Fn(u32) -> (u32, Submission<'s>),
     ) -> Result<u32, (Error, Memory)> {
-        let opened = self.calls.open(direction, segment, deadline, memory).map_err(|memory| {
-            let reason = format!("{CALLS_MAX} calls are under way, or have ended and were not asked after");
-            (Error::full("client calls", reason), memory)
-        });
-        let call = opened?;
+        let opened = self.calls.open(direction, segment, deadline, memory);
+        let call = opened.map_err(|memory| (table_full(), memory))?;
         let (timeout_ms, submission) = say(call);
         // A call does not wait longer for room than for its end.
         let wait = Duration::from_millis(timeout_ms.into());
@@ -528,6 +555,11 @@ impl Held<'_> {
             self.pump();
         }
     }
+}
+
+fn table_full() -> Error {
+    let reason = format!("{CALLS_MAX} calls are under way, or have ended and were not asked after");
+    Error::full("client calls", reason)
 }
 
 #[inline]

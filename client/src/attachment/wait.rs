@@ -14,7 +14,7 @@ use super::{Attachment, Held, Line, Take};
 use crate::{
     attach::Polling,
     clock::Tick,
-    limits::{GRACE, SPINS_PER_CLOCK, SWEEP_INTERVAL},
+    limits::{GRACE, LET_GO_LOOK, LET_GO_MAX, SPINS_PER_CLOCK, SWEEP_INTERVAL},
 };
 
 /// For whom a thread waits.
@@ -211,6 +211,24 @@ impl Attachment {
 }
 
 impl Held<'_> {
+    /// Waits until the daemon lets go of the memory of a recv that was given up, which is its caller's to write again after
+    /// that: what comes then may be torn, and is not kept.
+    pub(super) fn wait_for_release(&mut self, call: u32) {
+        let until = Instant::now() + LET_GO_MAX;
+        loop {
+            self.pump();
+            if !self.calls.borrows(call) {
+                return;
+            }
+            if Instant::now() >= until {
+                return self.calls.distrust(call);
+            }
+            self.chores();
+            self.check_life(Tick::now());
+            self.pause(|| std::thread::sleep(LET_GO_LOOK));
+        }
+    }
+
     /// A thread looks at the rings from now on: as long as it does, the daemon need not ring for the listener.
     fn start_spinning(&mut self) {
         self.spinning += 1;

@@ -67,6 +67,11 @@ impl Arena {
         (end as u64 <= self.memory.len()).then_some(Span { offset: offset as u64, len: bytes.len() as u64 })
     }
 
+    /// True if a buffer is a block of this arena, and not memory of somebody else's that lies in one.
+    pub(crate) fn is_of(&self, buffer: &Buffer) -> bool {
+        buffer.lender().is_some_and(|(lender, _)| std::ptr::addr_eq(Arc::as_ptr(lender), self))
+    }
+
     /// All bytes, and those that are in no block.
     pub(crate) fn size_and_free(&self) -> (u64, u64) {
         let size = self.memory.len();
@@ -111,6 +116,7 @@ mod tests {
         assert_eq!(arena.size_and_free().1, 0);
         assert!(arena.allocate(1).is_none());
         assert!(arena.allocate(0).unwrap().is_empty());
+        assert!(arena.is_of(&whole) && !arena.is_of(&Buffer::copy_of(&[1; 1000])));
         drop(whole);
     }
 

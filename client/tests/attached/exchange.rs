@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::join_all;
-use sealane::{Buffer, Code, Polling, RecvOptions, SendOptions, Tensor};
+use sealane::{Buffer, Code, Polling, RecvOptions, SendOptions, Task, Tensor};
 
 use crate::{
-    daemon::{Daemon, Settings},
+    daemon::{Daemon, LONG, Settings},
     fixture::{PEER, attached, block_on, bytes, directory, meta, tensor, to, until_there_is_room},
 };
 
@@ -241,4 +241,68 @@ fn deadlines_are_the_daemons_to_keep() {
     let error = recv.wait().unwrap_err().error;
     assert!(error.to_string().starts_with("recv of step 5 key 'late' waited"), "{error}");
     assert_eq!(send.wait().unwrap_err().code(), Code::DeadlineExceeded);
+}
+
+/// Memory for a tensor of so many bytes, or none.
+type Brings = fn(&Task, usize) -> Option<Buffer>;
+
+const MEMORIES: [Brings; 3] =
+    [|_, _| None, |task, len| Some(task.alloc(len).unwrap()), |_, len| Some(Buffer::from_vec(vec![0; len]))];
+
+#[test]
+fn a_tensor_that_came_for_a_recv_that_was_given_up_is_the_next_ones() {
+    let (_directory, _daemon, task) = attached();
+    let lands = MEMORIES.iter().flat_map(|first| MEMORIES.iter().map(move |then| (first, then)));
+    let cases = [10, 10_000].into_iter().flat_map(|len| lands.clone().map(move |lands| (len, lands)));
+    for (case, (len, (first, then))) in cases.enumerate() {
+        // The tensor is taken from the ring before the recv is dropped, before the next is made, and after that.
+        for order in 0..3 {
+            let (step, seed) = (case as i64, case as u64 * 3 + order);
+            let ask = |brings: &Brings| {
+                let (timeout, destination) = (Some(LONG / 6), brings(&task, len));
+                task.recv_with(PEER, step, "key", RecvOptions { timeout, destination })
+            };
+            let given_up = ask(first);
+            let sending = task.send(PEER, step, "key", tensor(len, seed));
+            let next = match order {
+                0 => {
+                    sending.wait().unwrap();
+                    drop(given_up);
+                    ask(then)
+                }
+                1 => {
+                    drop(given_up);
+                    sending.wait().unwrap();
+                    ask(then)
+                }
+                _ => {
+                    drop((given_up, sending));
+                    ask(then)
+                }
+            };
+            let next = next.wait().unwrap_or_else(|late| panic!("{len} bytes, order {order}: {}", late.error));
+            assert_eq!(next.bytes(), bytes(len, seed), "{len} bytes, order {order}");
+        }
+    }
+    until_there_is_room(&task, 4 << 20);
+}
+
+#[test]
+fn what_came_for_a_recv_that_was_given_up_waits_for_room_and_ends_with_its_step() {
+    let (_directory, _daemon, task) = attached();
+    let soon = || RecvOptions { timeout: Some(Duration::from_millis(20)), destination: None };
+    for abort in [false, true] {
+        let given_up = task.recv(PEER, 1, "key");
+        task.send(PEER, 1, "key", tensor(10, 1)).wait().unwrap();
+        drop(given_up);
+        let small = task.recv_into(PEER, 1, "key", Buffer::from_vec(vec![0; 9])).wait().unwrap_err();
+        assert_eq!((small.error.code(), small.destination.map(|small| small.len())), (Code::InvalidArgument, Some(9)));
+        assert_eq!(task.recv(PEER, 1, "key").wait().unwrap().bytes(), bytes(10, 1));
+        let given_up = task.recv(PEER, 1, "key");
+        task.send(PEER, 1, "key", tensor(10, 2)).wait().unwrap();
+        drop(given_up);
+        if abort { task.abort(1, "enough") } else { task.cleanup(1) }.unwrap();
+        let late = task.recv_with(PEER, 1, "key", soon()).wait().unwrap_err().error;
+        assert_eq!(late.code(), Code::DeadlineExceeded, "{late}");
+    }
 }

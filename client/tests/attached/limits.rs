@@ -145,7 +145,7 @@ fn a_recv_that_is_dropped_is_given_up() {
 }
 
 #[test]
-fn an_outcome_that_nobody_asks_for_gives_its_memory_back() {
+fn an_outcome_that_nobody_asks_for_gives_its_memory_back_when_its_step_is_over() {
     let (_directory, daemon, task) = attached();
     for step in 0..20 {
         // They fill the receive area four times over.
@@ -153,6 +153,7 @@ fn an_outcome_that_nobody_asks_for_gives_its_memory_back() {
         let receiving = task.recv(PEER, step, "key");
         sending.wait().unwrap();
         drop(receiving);
+        task.cleanup(step).unwrap();
     }
     drop(task);
     daemon.until("all is given back", |log| log.freed + log.cancels >= 20 && log.detaches == 2);

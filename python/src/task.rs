@@ -540,8 +540,8 @@ impl Task {
         py.detach(|| self.connected()?.task.cleanup(step)).or_raise(py)
     }
 
-    /// Detaches; with the engine in this process, stops it. Calls under way end with ``Unavailable``; the daemon may go on reading
-    /// what they send and writing where they receive. Arrays that were received stay. May be called twice.
+    /// Detaches; with the engine in this process, stops it. Calls under way end with ``Unavailable``, and the daemon does not use
+    /// their arrays any more, unless that takes longer than a second. Arrays that were received stay. May be called twice.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         self.made.check(&self.name).or_raise(py)?;
         py.detach(|| {

@@ -12,7 +12,7 @@ use crate::fixture::{PS, STUCK, WORKER};
 use crate::hosts::Hosts;
 use crate::processes::Process;
 use crate::raw::Raw;
-use crate::tensors::{STEP, in_arena, meta, tensor, verify};
+use crate::tensors::{LARGE, STEP, in_arena, meta, tensor, verify};
 use crate::traces::{eventually, own_memory};
 
 const OTHER_PS: &str = "ps1:2222";
@@ -177,6 +177,29 @@ fn whenever_a_recv_is_given_up_its_tensor_is_the_next_ones() {
         drop((ps, worker));
         hosts.drain();
     }
+}
+
+#[test]
+fn a_task_that_is_closed_gets_its_memory_back_from_the_daemon() {
+    let (hosts, [producer, one, other]) = hosts();
+    for round in 0..50 {
+        let worker = hosts.attach(WORKER);
+        let receiving = worker.recv_into(PS, round, "never sent", worker.alloc(LARGE).unwrap());
+        // One that is on its way, perhaps.
+        let sending = producer.send(WORKER, round, "key", tensor(round as u64, LARGE));
+        let arriving = worker.recv_into(PS, round, "key", worker.alloc(LARGE).unwrap());
+        drop(worker);
+        let unreceived = receiving.wait().unwrap_err();
+        assert_eq!(unreceived.destination.map(|destination| destination.len()), Some(LARGE), "round {round}");
+        match arriving.wait() {
+            Ok(tensor) => verify(&tensor, round as u64, LARGE),
+            Err(unreceived) => assert!(unreceived.destination.is_some(), "{}", unreceived.error),
+        }
+        drop(sending);
+        producer.cleanup(round).unwrap();
+    }
+    drop((producer, one, other));
+    hosts.drain();
 }
 
 #[test]

@@ -271,6 +271,11 @@ impl Calls {
         self.relieved.pop()
     }
 
+    /// True if the daemon may use memory of a call.
+    pub(super) fn lend_memory(&self) -> bool {
+        self.slots.iter().any(|slot| slot.daemon != Daemon::Done && !matches!(slot.memory, Memory::Nothing))
+    }
+
     /// True while the daemon may write a destination that is not this process's library's own.
     pub(super) fn borrows(&mut self, call: u32) -> bool {
         self.slot(call).is_some_and(|slot| slot.borrowed && slot.daemon != Daemon::Done)

@@ -12,7 +12,7 @@ use std::{
 
 use sealane_transport::{Code, Error, shm::Woken};
 
-use super::{Attachment, Held, Line, Link, State, nudge};
+use super::{Attachment, Held, Line, Link, State, dropped, nudge};
 use crate::{
     attach,
     clock::Tick,
@@ -72,7 +72,7 @@ impl Attachment {
         let lost = match &held.line {
             Line::Up(link) if link.draining => return Err(Error::unavailable(&link.daemon, "it drains")),
             Line::Up(_) => return Ok(held),
-            Line::Closed => return Err(Error::unavailable("this attachment", "its task was dropped")),
+            Line::Closed => return Err(dropped()),
             Line::Lost(error) => error.clone(),
         };
         drop(held);
@@ -92,7 +92,7 @@ impl Attachment {
         let link = Box::new(Link::new(attempts.count, attached, daemon, &self.mark, &(freed as _)));
         let mut held = self.lock();
         if matches!(held.line, Line::Closed) {
-            return Err(Error::unavailable("this attachment", "its task was dropped"));
+            return Err(dropped());
         }
         held.line = Line::Up(link);
         held.restart_until = None;
@@ -164,6 +164,9 @@ impl Held<'_> {
     /// Gives the link up: every call under way ends with Unavailable, and the next one attaches again.
     fn give_up(&mut self, gone: bool, reason: &str) {
         let Line::Up(link) = &self.line else { return };
+        if self.closing {
+            return self.end(Line::Closed, gone, dropped);
+        }
         let (error, drained) = (Error::unavailable(&link.daemon, reason), link.draining);
         self.restart_until = drained.then(|| Instant::now() + self.attachment.settings.restart_timeout);
         self.end(Line::Lost(error.clone()), gone, || error.clone());

@@ -78,6 +78,8 @@ struct State {
     aftermath: Aftermath,
     /// Submissions since the answers were last looked at.
     unlooked: u32,
+    /// The last clone of the task is gone.
+    closing: bool,
 }
 
 /// What was tried to attach again.
@@ -126,6 +128,7 @@ impl Attachment {
                 driver: Driver::default(),
                 aftermath: Aftermath::default(),
                 unlooked: 0,
+                closing: false,
             };
             Attachment {
                 settings,
@@ -205,18 +208,23 @@ impl Attachment {
         held.give_up_relieved();
     }
 
-    /// The last clone of the task is gone: says goodbye, and ends the calls that are left. What they lent stays lent: the shard
-    /// may be reading or writing it at this moment.
+    /// The last clone of the task is gone: says goodbye, and ends the calls that are left. The shards may be reading or writing
+    /// what these have lent at this moment: waits until the daemon hangs up, which it does when they have let go. What is still
+    /// lent after `LET_GO_MAX` stays so.
     pub(crate) fn close(&self) {
         if self.abandon_if_forked() {
             return;
         }
         let mut held = self.lock();
         held.pump();
+        held.closing = true;
         if let Line::Up(link) = &mut held.line {
             link.detach();
+            if held.calls.lend_memory() {
+                held.wait_for_hang_up();
+            }
         }
-        held.end(Line::Closed, false, || Error::unavailable("this attachment", "its task was dropped"));
+        held.end(Line::Closed, false, dropped);
     }
 }
 
@@ -231,6 +239,11 @@ impl Freed for Attachment {
             held.chores();
         }
     }
+}
+
+/// The end of calls whose task is gone.
+fn dropped() -> Error {
+    Error::unavailable("this attachment", "its task was dropped")
 }
 
 fn no_room(arena: &Arena, wanted: usize) -> Error {

@@ -15,6 +15,7 @@ use sealane_transport::{
 use super::{
     Attachment, Held, Line, Link, State,
     calls::Direction,
+    dropped,
     link::{Peer, Unsubmitted},
     memory::{Memory, Substitute},
 };
@@ -576,6 +577,6 @@ fn unreceived(error: Error, destination: Option<Buffer>) -> Unreceived {
 pub(super) fn down(line: &Line) -> Error {
     match line {
         Line::Lost(error) => error.clone(),
-        Line::Up(_) | Line::Closed => Error::unavailable("this attachment", "its task was dropped"),
+        Line::Up(_) | Line::Closed => dropped(),
     }
 }

@@ -10,7 +10,7 @@ use std::{
 
 use sealane_transport::{Error, shm::Woken};
 
-use super::{Attachment, Held, Line, Take};
+use super::{Attachment, Held, Line, Take, nudge};
 use crate::{
     attach::Polling,
     clock::Tick,
@@ -211,6 +211,22 @@ impl Attachment {
 }
 
 impl Held<'_> {
+    /// Waits until the daemon, to which goodbye was said, hangs up.
+    pub(super) fn wait_for_hang_up(&mut self) {
+        let until = Instant::now() + LET_GO_MAX;
+        while let Line::Up(link) = &self.line
+            && Instant::now() < until
+        {
+            // A listener hears it anyway.
+            if !self.listening && nudge::now(&link.ear) == Woken::HungUp {
+                self.hung_up();
+                return;
+            }
+            self.pump();
+            self.pause(|| std::thread::sleep(LET_GO_LOOK));
+        }
+    }
+
     /// Waits until the daemon lets go of the memory of a recv that was given up, which is its caller's to write again after
     /// that: what comes then may be torn, and is not kept.
     pub(super) fn wait_for_release(&mut self, call: u32) {

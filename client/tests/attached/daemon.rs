@@ -204,6 +204,7 @@ struct Shard {
     shelf: Shelf,
     queues: Queues,
     record: Record,
+    detached: bool,
 }
 
 impl Host {
@@ -257,6 +258,11 @@ impl Host {
             for shard in &mut client.shards {
                 worked |= shard.turn(&client.arena, &mut self.conduct, &self.log, &client.bell);
             }
+        }
+        let detached = |client: &&mut Client| !client.gone && client.shards.iter().all(|shard| shard.detached);
+        for client in self.clients.iter_mut().filter(detached) {
+            client.gone = true;
+            self.log.lock().unwrap().hang_ups += 1;
         }
         self.clients.retain(|client| !client.gone);
         worked
@@ -340,6 +346,7 @@ impl Shard {
             shelf: Shelf::default(),
             queues: Queues::default(),
             record: Record::new(),
+            detached: false,
         };
         (shard, descriptors)
     }
@@ -430,7 +437,8 @@ impl Shard {
                     self.area.free(self.blocks.remove(token).expect("a token is given back once"));
                 }
             }
-            Submission::Peer { .. } | Submission::Detach => {}
+            Submission::Detach => self.detached = true,
+            Submission::Peer { .. } => {}
             queues @ (Submission::Push { .. }
             | Submission::OpenQueue { .. }
             | Submission::Grant { .. }

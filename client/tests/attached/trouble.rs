@@ -2,10 +2,11 @@
 
 use std::{
     os::unix::fs::PermissionsExt,
-    sync::mpsc::channel,
+    sync::{Arc, mpsc::channel},
     time::{Duration, Instant},
 };
 
+use bytes::Bytes;
 use sealane::{Attach, Buffer, Code, Error, Polling, RecvOptions, SendOptions, Tensor};
 use sealane_transport::shm::{Completion, DaemonEnd, ReceivedAt, Record, Span};
 
@@ -307,4 +308,49 @@ fn metadata_that_is_no_tensors_ends_the_call_alone() {
     daemon.conduct(Conduct::Serve);
     drop(task.send(PEER, 1, "key", tensor(1, 1)));
     task.recv(PEER, 1, "key").wait().unwrap();
+}
+
+/// Memory that is seen to be freed.
+struct Watched(Buffer, #[expect(dead_code, reason = "it is counted")] Arc<()>);
+
+impl AsRef<[u8]> for Watched {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+#[test]
+fn a_task_that_is_closed_gives_back_what_its_calls_have_lent() {
+    for listened in [false, true] {
+        let (_directory, daemon, task) = attached();
+        let receiving = task.recv_into(PEER, 1, "never sent", task.alloc(10_000).unwrap());
+        let used = Arc::new(());
+        let source = Bytes::from_owner(Watched(task.alloc(10_000).unwrap(), used.clone()));
+        let sending = task.send(PEER, 1, "never asked for", Tensor::new(meta(10_000), source).unwrap());
+        daemon.until("both are there", |log| (log.sends, log.recvs) == (1, 1));
+        if listened {
+            let waiting = task.recv(PEER, 1, "neither");
+            let waiting = std::thread::spawn(move || waiting.wait().unwrap_err().error);
+            daemon.until("it waits", |log| log.recvs == 2);
+            drop(task);
+            assert_eq!(waiting.join().unwrap().code(), Code::Unavailable);
+        } else {
+            drop(task);
+        }
+        assert_eq!(Arc::strong_count(&used), 1, "nothing reads it any more");
+        let unreceived = receiving.wait().unwrap_err();
+        assert!(unreceived.error.to_string().contains("its task was dropped"), "{}", unreceived.error);
+        assert_eq!(unreceived.destination.map(|destination| destination.len()), Some(10_000));
+        assert_eq!(sending.wait().unwrap_err().code(), Code::Unavailable);
+    }
+}
+
+#[test]
+fn closing_does_not_wait_for_a_daemon_that_hangs_and_leaves_it_what_it_was_lent() {
+    let (_directory, daemon, task) = attached();
+    let receiving = task.recv_into(PEER, 1, "never sent", task.alloc(10_000).unwrap());
+    daemon.until("it is there", |log| log.recvs == 1);
+    daemon.conduct(Conduct::Deaf);
+    drop(task);
+    assert!(receiving.wait().unwrap_err().destination.is_none(), "the daemon may still write it");
 }

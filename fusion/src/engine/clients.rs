@@ -190,6 +190,9 @@ pub(super) struct Clients {
     engine: Vital,
     clients: Arena<Client>,
     handles: HashMap<ClientId, Handle>,
+    /// Clients that were dismissed and wait, each holding its socket open, until no link reads or writes their memory any more:
+    /// as long as a peer takes, or its link lasts.
+    leaving: Vec<Client>,
     /// Kept to reuse their memory; empty between turns.
     outcomes: Vec<(ClientCall, ClientOutcome)>,
     record: Record,
@@ -209,6 +212,7 @@ impl Clients {
             engine: Vital::new(engine),
             clients: Arena::new(usize::MAX),
             handles: HashMap::new(),
+            leaving: Vec::new(),
             outcomes: Vec::new(),
             record: Record::new(),
             idle_turns: 0,
@@ -270,6 +274,8 @@ impl Clients {
             node.set_pool(client.task, None);
             node.forget_client(client.task, reason);
         });
+        // Whether it said goodbye or not: another shard may have heard that.
+        self.leaving.push(client);
     }
 
     /// Takes in what clients ask.
@@ -339,6 +345,10 @@ impl Source for Clients {
             // Pushes of others end where there is room again, and are told of with the rest.
             work += self.hand_out();
             work += self.write(now);
+        }
+        if !self.leaving.is_empty() {
+            // What is dropped closes the socket, if no other shard has it: that tells the client.
+            self.leaving.retain(|client| !client.has_let_go());
         }
         self.idle_turns = if work > 0 { 0 } else { self.idle_turns.saturating_add(1) };
         // After the last client has gone too: its calls are no more.

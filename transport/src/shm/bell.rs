@@ -83,6 +83,13 @@ impl ClientBell {
         let _ = shutdown(self.0.as_raw_fd(), Shutdown::Both);
     }
 
+    /// Has whoever watches the socket here find it closed, and the client go on waiting for the end of the conversation: that
+    /// comes with the last handle of the socket.
+    pub fn take_leave(&self) {
+        // One that is closed already needs no leave.
+        let _ = shutdown(self.0.as_raw_fd(), Shutdown::Read);
+    }
+
     /// Wakes the client.
     pub fn ring(&self) {
         // A full socket has rung before, and a closed one is noticed by whoever watches it.

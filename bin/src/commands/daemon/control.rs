@@ -1,11 +1,10 @@
 //! The control thread: waits for clients, signals and changes of the endpoint map, and does what they ask. No tensor
 //! passes here. Every step is bounded, and between two it sleeps.
 
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use nix::sys::socket::{Shutdown, shutdown};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use sealane_fusion::Engine;
 use sealane_transport::Error;
@@ -360,7 +359,7 @@ impl Control {
             self.readiness.remove(process);
         }
         self.engine.dismiss(client.id, &format!("process {} was attached as it: {reason}", peer.pid));
-        let _ = shutdown(connection.socket.as_raw_fd(), Shutdown::Both);
+        // A client that has said goodbye hears the socket close, when the last shard has let go of its memory.
         tracing::info!(task = client.task, pid = peer.pid, uid = peer.uid, reason, "client detached");
         service_manager::status(&self.status());
     }

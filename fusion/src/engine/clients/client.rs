@@ -330,7 +330,7 @@ impl Client {
             Submission::Detach => {
                 self.closed = true;
                 // A forked child may hold the client's end of the socket open.
-                self.bell.hang_up();
+                self.bell.take_leave();
             }
         }
         Ok(())
@@ -393,8 +393,16 @@ impl Client {
         self.put(Answer::Failed { call, error: given_up(), memory_back: destination_back }, record);
     }
 
+    /// True if nothing here uses the client's arena any more.
+    pub(super) fn has_let_go(&self) -> bool {
+        self.arena.is_unused()
+    }
+
     /// The client is gone: the node forgets what it kept for it.
     pub(super) fn leave(&mut self, node: &mut Node) {
+        // Nobody reads these.
+        self.backlog.clear();
+        self.together.clear();
         self.plans.close_all(node);
         self.queues.close_all(node, self.task);
     }

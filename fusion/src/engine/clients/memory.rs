@@ -55,6 +55,11 @@ impl ClientArena {
         }
     }
 
+    /// True if no part of it is lent.
+    pub(super) fn is_unused(&self) -> bool {
+        Arc::strong_count(&self.destinations) == 1 && Arc::strong_count(&self.payloads) == 1
+    }
+
     /// The memory itself.
     pub(super) fn memory(&self) -> &SharedMemory {
         &self.destinations.memory

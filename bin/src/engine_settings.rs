@@ -222,7 +222,7 @@ fn pin(runtime: &Runtime, shards: usize, unset: Pin) -> Result<Pin, Failure> {
 
 #[cfg(test)]
 mod tests {
-    use sealane_runtime::ExecutorChoice;
+    use sealane_runtime::{ExecutorChoice, Runtime};
     use sealane_transport::verbs::{Registration, Transfer};
 
     use super::*;
@@ -333,6 +333,27 @@ mod tests {
         assert_eq!((engine.greetings_max, engine.greetings_per_host_max), (28, 29));
         assert_eq!((engine.greeting_bytes_max, session.plan_keys_max), (1 << 20, 30));
         assert!(engine.insecure && engine.authentication.is_open());
+    }
+
+    #[test]
+    fn every_default_is_the_librarys() {
+        let library = EngineSettings::new(map(), &["ps0:2222"]).unwrap();
+        let mut engine = engine(&[]);
+        // These follow the map and the host.
+        engine.map = library.map.clone();
+        engine.runtime.shards = library.runtime.shards;
+        engine.path_reason.clone_from(&library.path_reason);
+        engine.verbs = None;
+        assert_eq!(format!("{engine:#?}"), format!("{library:#?}"));
+    }
+
+    #[test]
+    fn a_daemon_and_an_engine_in_a_process_claim_different_cpus() {
+        let embedded = EngineSettings::new(map(), &["ps0:2222"]).unwrap().runtime;
+        let daemon = RuntimeSettings { shards: 1, ..engine(&[]).runtime };
+        let runtimes = [embedded, daemon].map(|settings| Runtime::start(settings).unwrap());
+        let cpus: Vec<_> = runtimes.iter().flat_map(|runtime| runtime.cpus()).flatten().collect();
+        assert!(cpus.is_empty() || cpus.first() != cpus.get(1), "{cpus:?}");
     }
 
     #[test]

@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use sealane_transport::limits::{QUEUE_BYTES_MAX, QUEUE_TENSORS_MAX};
 use sealane_transport::{Error, Tensor};
 
 use crate::attached_acceptor::{AttachedAcceptor, Watch};
@@ -24,7 +25,7 @@ pub struct AcceptOptions {
 
 impl Default for AcceptOptions {
     fn default() -> Self {
-        Self { tensors_max: 4096, bytes_max: 256 << 20 }
+        Self { tensors_max: QUEUE_TENSORS_MAX, bytes_max: QUEUE_BYTES_MAX }
     }
 }
 

@@ -17,7 +17,7 @@ use sealane_transport::{
 use crate::{
     Task,
     attachment::Attachment,
-    limits::{ARENA_BYTES, ATTACH_TIMEOUT, IDLE_SPIN, RESTART_TIMEOUT, RESTART_TIMEOUT_MAX},
+    limits::{ARENA_BYTES, ATTACH_TIMEOUT, RESTART_TIMEOUT, RESTART_TIMEOUT_MAX},
 };
 
 /// What a thread does that waits for the daemon.
@@ -32,10 +32,16 @@ pub enum Polling {
     },
 }
 
+impl Polling {
+    /// How long a waiting thread looks by default: an answer of the same host comes in microseconds, and waking a thread
+    /// takes tens of them.
+    pub const IDLE_SPIN: Duration = Duration::from_micros(50);
+}
+
 impl Default for Polling {
-    /// `SpinThenSleep` with 50 µs.
+    /// `SpinThenSleep` with [`IDLE_SPIN`](Self::IDLE_SPIN).
     fn default() -> Self {
-        Polling::SpinThenSleep { idle_spin: IDLE_SPIN }
+        Polling::SpinThenSleep { idle_spin: Self::IDLE_SPIN }
     }
 }
 
@@ -44,10 +50,14 @@ impl Default for Polling {
 ///
 /// This is all that the crate reads of the environment.
 pub fn default_socket() -> PathBuf {
-    match std::env::var_os("XDG_RUNTIME_DIR").filter(|directory| !directory.is_empty()) {
-        Some(directory) => Path::new(&directory).join("sealane.sock"),
-        None => PathBuf::from("/run/sealane/sealane.sock"),
-    }
+    socket_in(std::env::var_os("XDG_RUNTIME_DIR").as_deref().map(Path::new))
+}
+
+/// The same where `XDG_RUNTIME_DIR` is `runtime_directory`. A relative one is ignored, as the XDG Base Directory Specification
+/// says.
+pub fn socket_in(runtime_directory: Option<&Path>) -> PathBuf {
+    let directory = runtime_directory.filter(|directory| directory.is_absolute());
+    directory.unwrap_or(Path::new("/run/sealane")).join("sealane.sock")
 }
 
 #[derive(Debug, Clone)]
@@ -166,5 +176,19 @@ fn told(settings: &Settings, error: AttachError) -> Error {
         },
         AttachError::TimedOut => unavailable(format!("it did not answer within {:?}", settings.timeout)),
         other => unavailable(other.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_socket_lies_in_the_users_session_or_in_the_hosts_directory() {
+        let of = |directory: Option<&str>| socket_in(directory.map(Path::new));
+        assert_eq!(of(Some("/run/user/7")), Path::new("/run/user/7/sealane.sock"));
+        for ignored in [Some(""), Some("run/user/7"), None] {
+            assert_eq!(of(ignored), Path::new("/run/sealane/sealane.sock"));
+        }
     }
 }

@@ -19,10 +19,6 @@ pub(crate) const LET_GO_LOOK: Duration = Duration::from_micros(50);
 /// many, other recvs are refused.
 pub(crate) const UNCLAIMED_MAX: usize = 4096;
 
-/// How long a waiting thread looks before it sleeps, unless told otherwise: an answer of the same host comes in
-/// microseconds, and waking a thread takes tens of them.
-pub(crate) const IDLE_SPIN: Duration = Duration::from_micros(50);
-
 /// Memory for tensors, unless told otherwise: as much as an engine's slab for sending.
 pub(crate) const ARENA_BYTES: u64 = 64 << 20;
 

@@ -10,6 +10,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
+use sealane_transport::limits::{QUEUE_BYTES_MAX, QUEUE_TENSORS_MAX};
 use sealane_transport::{Error, Tensor};
 
 /// How much a queue holds, besides what its pushers have credit for: together at most as much again.
@@ -23,7 +24,7 @@ pub struct AcceptOptions {
 
 impl Default for AcceptOptions {
     fn default() -> Self {
-        Self { tensors_max: 4096, bytes_max: 256 << 20 }
+        Self { tensors_max: QUEUE_TENSORS_MAX, bytes_max: QUEUE_BYTES_MAX }
     }
 }
 

@@ -8,33 +8,36 @@ use sealane_runtime::Polling as ShardPolling;
 
 use crate::{errors::OrRaise, task::Task, wait::timeout};
 
-/// Jobs that may wait for a shard of an engine in this process: a batch hands over each of its calls as a job at once.
-const MAILBOX_SLOTS: usize = 1 << 16;
-
-/// Seconds that must be given as a number.
-fn seconds(value: f64) -> Result<Duration, Error> {
-    timeout(Some(value)).map(|duration| duration.unwrap_or(Duration::MAX))
+/// Seconds, or the library's default where none are given.
+fn seconds(value: Option<f64>, default: Duration) -> Result<Duration, Error> {
+    match value {
+        Some(_) => timeout(value).map(|duration| duration.unwrap_or(Duration::MAX)),
+        None => Ok(default),
+    }
 }
 
 /// Attaches this process to the host's daemon, as the task of that name in the endpoint map.
 ///
 /// ``socket`` is the daemon's, unless given ``$XDG_RUNTIME_DIR/sealane.sock`` or ``/run/sealane/sealane.sock``.
 /// ``arena_bytes`` is the memory that is shared with it, of which ``Task.empty`` gives, 64 MiB unless given. ``timeout``
-/// says how many seconds attaching may take. A thread that waits looks for ``idle_spin`` seconds before it sleeps; with
-/// ``math.inf`` it never sleeps.
+/// says how many seconds attaching may take, 5 unless given. A thread that waits looks for ``idle_spin`` seconds before it
+/// sleeps: 50 microseconds unless given, ``math.inf`` for no sleep.
 #[pyfunction]
-#[pyo3(signature = (task, *, socket=None, arena_bytes=None, timeout=10.0, idle_spin=50e-6))]
+#[pyo3(signature = (task, *, socket=None, arena_bytes=None, timeout=None, idle_spin=None))]
 pub(crate) fn attach(
     py: Python<'_>,
     task: &str,
     socket: Option<PathBuf>,
     arena_bytes: Option<u64>,
-    timeout: f64,
-    idle_spin: f64,
+    timeout: Option<f64>,
+    idle_spin: Option<f64>,
 ) -> PyResult<Task> {
-    let (timeout, idle_spin) = (seconds(timeout).or_raise(py)?, seconds(idle_spin).or_raise(py)?);
+    let idle_spin = seconds(idle_spin, Polling::IDLE_SPIN).or_raise(py)?;
     let polling = if idle_spin == Duration::MAX { Polling::Spin } else { Polling::SpinThenSleep { idle_spin } };
-    let mut attach = Attach::new(task).timeout(timeout).polling(polling);
+    let mut attach = Attach::new(task).polling(polling);
+    if timeout.is_some() {
+        attach = attach.timeout(seconds(timeout, Duration::MAX).or_raise(py)?);
+    }
     if let Some(socket) = socket {
         attach = attach.socket(socket);
     }
@@ -47,33 +50,33 @@ pub(crate) fn attach(
 
 /// Starts the engine in this process, for one task of the endpoint map; it listens on that task's transport address.
 ///
-/// ``shards`` are its threads. ``idle_spin`` says how many seconds a thread that has nothing to do looks before it
-/// sleeps: 200 microseconds unless given, ``math.inf`` for no sleep. ``request_timeout`` is the deadline in seconds of
-/// calls that have none of their own. Peers show that they have the secret in ``secret_file``, or certificates: ``tls`` names
+/// ``shards`` are its threads, one unless given. ``idle_spin`` says how many seconds a thread that has nothing to do looks
+/// before it sleeps: 200 microseconds unless given, ``math.inf`` for no sleep. ``request_timeout`` is the deadline in seconds
+/// of calls that have none of their own, 600 unless given. Peers show that they have the secret in ``secret_file``, or certificates: ``tls`` names
 /// the files of this side's certificate, of its key, and of the authorities that are believed. With neither the engine listens
 /// where this host alone reaches it, unless ``insecure`` is true.
 #[pyfunction]
 #[pyo3(signature = (
-    endpoint_map, task, *, shards=1, idle_spin=200e-6, request_timeout=600.0, secret_file=None, tls=None, insecure=false
+    endpoint_map, task, *, shards=None, idle_spin=None, request_timeout=None, secret_file=None, tls=None, insecure=false
 ))]
 #[allow(clippy::too_many_arguments, reason = "they are the keywords of a Python function")]
 pub(crate) fn embedded(
     py: Python<'_>,
     endpoint_map: PathBuf,
     task: &str,
-    shards: usize,
-    idle_spin: f64,
-    request_timeout: f64,
+    shards: Option<usize>,
+    idle_spin: Option<f64>,
+    request_timeout: Option<f64>,
     secret_file: Option<PathBuf>,
     tls: Option<(PathBuf, PathBuf, PathBuf)>,
     insecure: bool,
 ) -> PyResult<Task> {
-    let (idle_spin, request_timeout) = (seconds(idle_spin).or_raise(py)?, seconds(request_timeout).or_raise(py)?);
+    let idle_spin = seconds(idle_spin, ShardPolling::IDLE_SPIN).or_raise(py)?;
+    let request_timeout = seconds(request_timeout, EngineSettings::REQUEST_TIMEOUT).or_raise(py)?;
     let start = || {
         let map = EndpointMap::load(endpoint_map).map_err(|error| Error::invalid(error.to_string()))?;
         let mut settings = EngineSettings::new(map, &[task])?;
-        settings.runtime.shards = shards;
-        settings.runtime.mailbox_slots = MAILBOX_SLOTS;
+        settings.runtime.shards = shards.unwrap_or(settings.runtime.shards);
         settings.runtime.polling = match idle_spin {
             Duration::ZERO => ShardPolling::Park,
             Duration::MAX => ShardPolling::Spin,

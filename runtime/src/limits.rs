@@ -2,10 +2,6 @@
 
 use std::time::Duration;
 
-/// Jobs that wait in a mailbox before `submit` answers full; the default of `RuntimeSettings::mailbox_slots`.
-/// 1024 boxed jobs with their stamps are 24 KiB, and a shard drains `JOBS_PER_TURN` of them a turn.
-pub(crate) const MAILBOX_SLOTS: usize = 1024;
-
 /// Mailbox jobs run in one turn, so that a flood of jobs cannot starve the sources.
 pub(crate) const JOBS_PER_TURN: usize = 64;
 

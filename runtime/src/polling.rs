@@ -16,10 +16,16 @@ pub enum Polling {
     Park,
 }
 
+impl Polling {
+    /// How long an idle shard spins by default: several times a round trip in a data centre, so that the answer to a
+    /// request is met awake, and shorter than anyone notices as load.
+    pub const IDLE_SPIN: Duration = Duration::from_micros(200);
+}
+
 impl Default for Polling {
-    /// `SpinThenPark` with 200 us: longer than a round trip on a local network, shorter than anyone notices as load.
+    /// `SpinThenPark` with [`IDLE_SPIN`](Self::IDLE_SPIN).
     fn default() -> Self {
-        Self::SpinThenPark { idle_spin: Duration::from_micros(200) }
+        Self::SpinThenPark { idle_spin: Self::IDLE_SPIN }
     }
 }
 

@@ -2,12 +2,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use crate::{
-    error::RuntimeError,
-    executor::ExecutorChoice,
-    limits::{MAILBOX_SLOTS, SHARDS_MAX},
-    polling::Polling,
-};
+use crate::{error::RuntimeError, executor::ExecutorChoice, limits::SHARDS_MAX, polling::Polling};
 
 /// Whether, and on which CPUs, the shards' threads are pinned.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -33,9 +28,9 @@ pub struct RuntimeSettings {
     /// Whether and where the threads are pinned; default [`Pin::IfFree`].
     pub pin: Pin,
     /// Where the lock files of claimed CPUs are kept, one directory for all runtimes of a host; it is created if
-    /// it is missing. Default `/tmp/sealane`.
+    /// it is missing. Default [`CLAIM_DIRECTORY`](Self::CLAIM_DIRECTORY).
     pub claim_directory: PathBuf,
-    /// Jobs that may wait in one shard's mailbox; default 1024, 24 bytes each.
+    /// Jobs that may wait in one shard's mailbox; default [`MAILBOX_SLOTS`](Self::MAILBOX_SLOTS), 24 bytes each.
     pub mailbox_slots: usize,
     /// A shard that takes no turn for longer than this is reported, unless it is being [set up](crate::Shard::set_up);
     /// default 100 ms, zero turns reports off.
@@ -47,6 +42,20 @@ pub struct RuntimeSettings {
     pub stop_within: Duration,
 }
 
+impl RuntimeSettings {
+    /// Where CPUs are claimed by default: the same place for every user, session and environment, or two runtimes of a
+    /// host would not see each other's claims and pin to the same CPU.
+    pub const CLAIM_DIRECTORY: &'static str = "/tmp/sealane";
+
+    /// Jobs that may wait in a mailbox by default: a burst of as many calls as may be queued for one link, each of which
+    /// is a job. 1.5 MiB a shard.
+    pub const MAILBOX_SLOTS: usize = 1 << 16;
+
+    /// Default of [`stall_report`](Self::stall_report): a shard that is held for as long has missed hundreds of round
+    /// trips.
+    pub const STALL_REPORT: Duration = Duration::from_millis(100);
+}
+
 impl Default for RuntimeSettings {
     fn default() -> Self {
         Self {
@@ -54,9 +63,9 @@ impl Default for RuntimeSettings {
             polling: Polling::default(),
             executor: ExecutorChoice::default(),
             pin: Pin::default(),
-            claim_directory: PathBuf::from("/tmp/sealane"),
-            mailbox_slots: MAILBOX_SLOTS,
-            stall_report: Duration::from_millis(100),
+            claim_directory: Self::CLAIM_DIRECTORY.into(),
+            mailbox_slots: Self::MAILBOX_SLOTS,
+            stall_report: Self::STALL_REPORT,
             thread_name: "shard".into(),
             stop_within: Duration::from_secs(10),
         }

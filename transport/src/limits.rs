@@ -31,6 +31,12 @@ pub const SETS_MAX: usize = 65_536;
 /// Most streams of pushes, each from a task into a queue of another, of one session in each direction.
 pub const STREAMS_MAX: usize = 65_536;
 
+/// Tensors that wait in a queue of pushes before its pushers wait, unless its acceptor says otherwise.
+pub const QUEUE_TENSORS_MAX: usize = 4096;
+
+/// The same in bytes.
+pub const QUEUE_BYTES_MAX: usize = 256 << 20;
+
 /// Bytes that a stream of pushes may bring in its life, or have credit for: more than any host will move, and so little that no
 /// sum of a peer's numbers overflows.
 pub const STREAM_BYTES_MAX: u64 = 1 << 62;
@@ -56,11 +62,15 @@ pub const NAME_BYTES_MAX: usize = 512;
 pub const INLINE_PAYLOAD_BYTES: usize = 8 * 1024;
 
 /// An outbox with this many staged bytes takes no more until the link has written: bounds a turn's write, and memory.
+/// 64 B tensors gain nothing past 64 KiB (`bench rate`: 2.9 M/s with 4 KiB, 4.4 with 16, 4.5-4.7 from there on), plans of 8 KB
+/// tensors a tenth with each doubling (`bench fuse`: 5.2, 5.6, 6.4 GB/s with 64 KiB, 256 KiB, 1 MiB), at so much memory a busy link.
 /// A default; the setting is `fusion.turn_bytes`.
 pub const OUTBOX_STAGED_BYTES: usize = 256 * 1024;
 
 /// A payload of more bytes leaves in chunks of so many, between which other messages leave: at 10 GB/s a small tensor
-/// then waits for 0.4 ms of a large one, and with 1 MiB one stream of 4 MiB tensors lost an eighth of its speed. A default; see [`SessionLimits::chunk_bytes`].
+/// then waits for 0.4 ms of a large one. With 1 MiB one stream of 4 MiB tensors lost an eighth of its speed (`bench bandwidth`:
+/// 0.80 of raw instead of 0.93), while 16 tensors at once did not tell the two apart (`bench fuse`). A default; see
+/// [`SessionLimits::chunk_bytes`].
 pub const CHUNK_BYTES: usize = 4 << 20;
 
 /// Chunks that wait in an outbox for the link at most, and as many bytes of payloads that leave whole. One is written
@@ -73,7 +83,8 @@ pub const TRANSFERS_MAX: usize = 8;
 /// Of these, at most so many are answers, and the others pushes: neither waits for all of the other.
 pub const ANSWER_TRANSFERS_MAX: usize = 5;
 
-/// Most payload vectors queued in an outbox. A default; the setting is `fusion.turn_payloads`.
+/// Most payload vectors queued in an outbox: twice those of one system call; 4 to 256 made no difference that could be told from
+/// noise (256 tensors of 64 KiB). A default; the setting is `fusion.turn_payloads`.
 pub const OUTBOX_PAYLOADS: usize = 64;
 
 /// Control frames (failures, parked notes, cancels) waiting to leave; at this many the session reads no more from its
@@ -118,9 +129,10 @@ pub struct SessionLimits {
     /// A tensor with more bytes leaves in chunks of so many, for small ones to pass between them. Default 4 MiB.
     pub chunk_bytes: usize,
     /// Bytes of tensors handed to a peer and not released by it; more wait, but one tensor of any size goes. Those that
-    /// leave in chunks are counted apart, so that the others pass them. Default 256 MiB.
+    /// leave in chunks are counted apart, so that the others pass them. Default 256 MiB: several hundred milliseconds of a fast
+    /// link, so that a consumer that lags behind by more is not fed.
     pub in_flight_bytes_max: usize,
-    /// Largest tensor accepted, in bytes. Default 4 GiB.
+    /// Largest tensor accepted, in bytes. Default 4 GiB: an embedding table's shard, not a broken length.
     pub tensor_bytes_max: u64,
     /// A ping goes out after this long without a word from the peer. Default 10 s.
     pub heartbeat: std::time::Duration,
@@ -128,20 +140,29 @@ pub struct SessionLimits {
     pub peer_timeout: std::time::Duration,
 }
 
+impl SessionLimits {
+    /// The defaults, which the program's settings read from here.
+    pub const DEFAULT: SessionLimits = SessionLimits {
+        window: 40,
+        queued_requests_max: 65_536,
+        parked_requests_max: 65_536,
+        plan_keys_max: PEER_SET_KEYS_MAX,
+        turn_bytes: OUTBOX_STAGED_BYTES,
+        turn_payloads: OUTBOX_PAYLOADS,
+        chunk_bytes: CHUNK_BYTES,
+        in_flight_bytes_max: 256 << 20,
+        tensor_bytes_max: 4 << 30,
+        heartbeat: std::time::Duration::from_secs(10),
+        peer_timeout: std::time::Duration::from_secs(30),
+    };
+}
+
 impl Default for SessionLimits {
     fn default() -> Self {
-        Self {
-            window: 40,
-            queued_requests_max: 65_536,
-            parked_requests_max: 65_536,
-            plan_keys_max: PEER_SET_KEYS_MAX,
-            turn_bytes: OUTBOX_STAGED_BYTES,
-            turn_payloads: OUTBOX_PAYLOADS,
-            chunk_bytes: CHUNK_BYTES,
-            in_flight_bytes_max: 256 << 20,
-            tensor_bytes_max: 4 << 30,
-            heartbeat: std::time::Duration::from_secs(10),
-            peer_timeout: std::time::Duration::from_secs(30),
-        }
+        Self::DEFAULT
     }
 }
+
+// One lost heartbeat is no loss of the peer.
+const _: () =
+    assert!(3 * SessionLimits::DEFAULT.heartbeat.as_millis() <= SessionLimits::DEFAULT.peer_timeout.as_millis());

@@ -88,7 +88,7 @@ impl Settings {
         let role = role(sources.role, &tf_config);
         let effective = Effective::of(sources, role.value, file()?)?;
         Ok(Settings {
-            runtime: Runtime::of(&effective, sources.environment)?,
+            runtime: Runtime::of(&effective),
             transport: Transport::of(&effective)?,
             tcp: Tcp::of(&effective),
             fusion: Fusion::of(&effective),

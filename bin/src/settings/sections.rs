@@ -1,7 +1,7 @@
 //! The typed settings, a struct for each section of `sealane.toml`. `table.rs` holds their ranges,
 //! defaults and meaning.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use sealane_runtime::ExecutorChoice;
@@ -39,9 +39,8 @@ pub struct Runtime {
 }
 
 impl Runtime {
-    pub(super) fn of(from: &Effective, environment: &Environment) -> Result<Runtime, SettingsError> {
-        let claim_directory = from.optional("runtime.claim_directory", path);
-        Ok(Runtime {
+    pub(super) fn of(from: &Effective) -> Runtime {
+        Runtime {
             shards: from.optional("runtime.shards", number),
             polling: from.get("runtime.polling", bool),
             idle_spin: from.get("runtime.idle_spin_us", microseconds),
@@ -51,14 +50,8 @@ impl Runtime {
             slab_receive_bytes: from.get("runtime.slab_receive_bytes", number),
             mailbox_slots: from.get("runtime.mailbox_slots", number),
             stall_report: from.get("runtime.stall_report_ms", milliseconds),
-            claim_directory: Sourced {
-                value: match claim_directory.value {
-                    Some(path) => path,
-                    None => places::claim_directory(environment, Path::new("/run/lock"))?,
-                },
-                source: claim_directory.source,
-            },
-        })
+            claim_directory: from.get("runtime.claim_directory", path),
+        }
     }
 
     /// The number of shards for an endpoint map of so many tasks.

@@ -1,5 +1,13 @@
-//! The one table of all settings: what each is called, what it accepts, what it is by default.
+//! The one table of all settings: what each is called, what it accepts, what it is by default. Defaults of a library's settings
+//! are read from the library.
 //! Reading, `sealane check` and the documentation all follow it.
+
+use std::time::Duration;
+
+use sealane_fusion::EngineSettings;
+use sealane_runtime::{Polling, RuntimeSettings, SlabSettings};
+use sealane_transport::SessionLimits;
+use sealane_transport::verbs::VerbsSettings;
 
 use super::Role;
 use super::limits::*;
@@ -102,6 +110,22 @@ const fn milliseconds(min: u64) -> Kind {
     Kind::Milliseconds { min, max: TIME_MS_MAX }
 }
 
+const SESSION: SessionLimits = SessionLimits::DEFAULT;
+const VERBS: &VerbsSettings = VerbsSettings::DEFAULT;
+
+/// A library's default.
+const fn whole(number: usize) -> DefaultValue {
+    Number(number as u64)
+}
+
+const fn millis(time: Duration) -> DefaultValue {
+    Number(time.as_millis() as u64)
+}
+
+const fn micros(time: Duration) -> DefaultValue {
+    Number(time.as_micros() as u64)
+}
+
 use DefaultValue::{Bool, Number, Text, Unset};
 use Variables::{None as Nothing, One, Verbs};
 
@@ -117,7 +141,7 @@ pub static TABLE: &[Setting] = &[
         Kind::Bool, Bool(false),
         "True: a shard never sleeps. False: it sleeps after `idle_spin_us` without work."),
     setting("runtime.idle_spin_us", Nothing,
-        Kind::Microseconds { min: 0, max: IDLE_SPIN_US_MAX }, Number(IDLE_SPIN_US),
+        Kind::Microseconds { min: 0, max: IDLE_SPIN_US_MAX }, micros(Polling::IDLE_SPIN),
         "How long an idle shard spins before it sleeps; 0 sleeps at once."),
     setting("runtime.pin",
         Variables::InvertedByRole { ps: "PS_DISABLE_PIN_CORES", worker: "WORKER_DISABLE_PIN_CORES" },
@@ -127,20 +151,20 @@ pub static TABLE: &[Setting] = &[
         Kind::OneOf(&["auto", "io_uring", "epoll"]), Text("auto"),
         "What a shard runs on and sleeps in. auto: io_uring where it can be used, else epoll; io_uring: nothing else."),
     setting("runtime.slab_send_bytes", Nothing,
-        bytes(SLAB_BYTES_MIN, SLAB_BYTES_MAX), Number(SLAB_BYTES),
+        bytes(SLAB_BYTES_MIN, SLAB_BYTES_MAX), whole(SlabSettings::BYTES),
         "Memory of a shard for tensors to send."),
     setting("runtime.slab_receive_bytes", Nothing,
-        bytes(SLAB_BYTES_MIN, SLAB_BYTES_MAX), Number(SLAB_BYTES),
+        bytes(SLAB_BYTES_MIN, SLAB_BYTES_MAX), whole(SlabSettings::BYTES),
         "Memory of a shard for tensors received."),
     setting("runtime.mailbox_slots", Nothing,
-        count(MAILBOX_SLOTS_MIN, MAILBOX_SLOTS_MAX), Number(MAILBOX_SLOTS),
+        count(MAILBOX_SLOTS_MIN, MAILBOX_SLOTS_MAX), whole(RuntimeSettings::MAILBOX_SLOTS),
         "Jobs that may wait for a shard."),
     setting("runtime.stall_report_ms", Nothing,
-        milliseconds(0), Number(STALL_REPORT_MS),
+        milliseconds(0), millis(RuntimeSettings::STALL_REPORT),
         "A turn that takes longer is reported; 0 reports none."),
     setting("runtime.claim_directory", Nothing,
-        Kind::Path, Unset("$XDG_RUNTIME_DIR/sealane, else /run/lock/sealane, else the temporary directory"),
-        "Where the lock files are that claim CPUs; daemons that share a host must share it."),
+        Kind::Path, Text(RuntimeSettings::CLAIM_DIRECTORY),
+        "Where the lock files are that claim CPUs; daemons and engines in processes that share a host must share it."),
 
     Setting { flag: Some("--endpoint-map"),
         ..setting("transport.endpoint_map", Nothing,
@@ -150,40 +174,40 @@ pub static TABLE: &[Setting] = &[
         Kind::Path, Text("."),
         "The directory that holds `.endpoint_map`."),
     setting("transport.connect_timeout_ms", One("NETWORK_MAX_CONNECTION_TIMEOUT"),
-        milliseconds(1), Number(CONNECT_TIMEOUT_MS),
+        milliseconds(1), millis(EngineSettings::CONNECT_TIMEOUT),
         "How long a request waits for a connection."),
     setting("transport.handshake_timeout_ms", Nothing,
-        milliseconds(1), Number(HANDSHAKE_TIMEOUT_MS),
+        milliseconds(1), millis(EngineSettings::HANDSHAKE_TIMEOUT),
         "How long a new connection may take to introduce itself."),
     setting("transport.heartbeat_ms", Nothing,
-        milliseconds(1), Number(HEARTBEAT_MS),
+        milliseconds(1), millis(SESSION.heartbeat),
         "How often a quiet link is asked for a sign of life."),
     setting("transport.peer_timeout_ms", Nothing,
-        milliseconds(1), Number(PEER_TIMEOUT_MS),
+        milliseconds(1), millis(SESSION.peer_timeout),
         "How long a silent peer is believed to be alive; more than `heartbeat_ms`."),
     setting("transport.window", Nothing,
-        count(1, WINDOW_MAX), Number(WINDOW),
+        count(1, WINDOW_MAX), whole(SESSION.window),
         "Requests that a link has in flight."),
     setting("transport.tensor_bytes_max", Nothing,
-        bytes(1, TENSOR_BYTES_CEILING), Number(TENSOR_BYTES_MAX),
+        bytes(1, TENSOR_BYTES_CEILING), Number(SESSION.tensor_bytes_max),
         "Largest tensor that is accepted."),
     setting("transport.chunk_bytes", Nothing,
-        bytes(CHUNK_BYTES_MIN, TIB), Number(CHUNK_BYTES),
+        bytes(CHUNK_BYTES_MIN, TIB), whole(SESSION.chunk_bytes),
         "Larger tensors leave in chunks of so much, between which other messages pass."),
     setting("transport.in_flight_bytes", Nothing,
-        bytes(1, TIB), Number(IN_FLIGHT_BYTES),
+        bytes(1, TIB), whole(SESSION.in_flight_bytes_max),
         "Tensors handed to a peer that it has not released; more wait, but one of any size goes."),
     setting("transport.links_max", Nothing,
-        count(1, LINKS_CEILING), Number(LINKS_MAX),
+        count(1, LINKS_CEILING), whole(EngineSettings::LINKS_MAX),
         "Links that may be open at once."),
     setting("transport.greetings_max", Nothing,
-        count(1, LINKS_CEILING), Number(GREETINGS_MAX),
+        count(1, LINKS_CEILING), whole(EngineSettings::GREETINGS_MAX),
         "Connections whose greeting is under way; past this, callers wait in the kernel's backlog."),
     setting("transport.greetings_per_host_max", Nothing,
-        count(1, LINKS_CEILING), Number(GREETINGS_PER_HOST_MAX),
+        count(1, LINKS_CEILING), whole(EngineSettings::GREETINGS_PER_HOST_MAX),
         "Of these, callers of one host; more are closed, and call again."),
     setting("transport.greeting_bytes_max", Nothing,
-        bytes(GREETING_BYTES_FLOOR, GIB), Number(GREETING_BYTES_MAX),
+        bytes(GREETING_BYTES_FLOOR, GIB), whole(EngineSettings::GREETING_BYTES_MAX),
         "Unfinished greetings of callers that are held; a caller past this is closed."),
     setting("transport.require", Nothing,
         Kind::OneOf(&["auto", "tcp", "verbs"]), Text("auto"),
@@ -203,31 +227,31 @@ pub static TABLE: &[Setting] = &[
         Kind::OneOf(&["off", "turn"]), Text("turn"),
         "What moves as one message: nothing, or the small messages of a turn."),
     setting("fusion.request_timeout_ms", Nothing,
-        milliseconds(1), Number(REQUEST_TIMEOUT_MS),
+        milliseconds(1), millis(EngineSettings::REQUEST_TIMEOUT),
         "How long a request waits for its tensor when its caller names no deadline."),
     setting("fusion.lease_ms", Nothing,
-        milliseconds(1), Number(LEASE_MS),
+        milliseconds(1), millis(EngineSettings::LEASE),
         "How long a producer keeps a tensor that was fetched and not released."),
     setting("fusion.queued_requests_max", Nothing,
-        count(1, QUEUED_MAX), Number(QUEUED_REQUESTS_MAX),
+        count(1, QUEUED_MAX), whole(SESSION.queued_requests_max),
         "Requests of a shard that may wait for a link."),
     setting("fusion.parked_requests_max", Nothing,
-        count(1, QUEUED_MAX), Number(PARKED_REQUESTS_MAX),
+        count(1, QUEUED_MAX), whole(SESSION.parked_requests_max),
         "Requests of a shard that may wait for their tensor."),
     setting("fusion.deposited_tensors_max", Nothing,
-        count(1, QUEUED_MAX), Number(DEPOSITED_TENSORS_MAX),
+        count(1, QUEUED_MAX), whole(EngineSettings::DEPOSITED_TENSORS_MAX),
         "Tensors of a shard that may wait for their request."),
     setting("fusion.published_tensors_max", Nothing,
-        count(1, QUEUED_MAX), Number(PUBLISHED_TENSORS_MAX),
+        count(1, QUEUED_MAX), whole(EngineSettings::PUBLISHED_TENSORS_MAX),
         "Keys of a shard that may be published or named by plans."),
     setting("fusion.plan_keys_max", Nothing,
-        count(1, QUEUED_MAX), Number(PLAN_KEYS_MAX),
+        count(1, QUEUED_MAX), whole(SESSION.plan_keys_max),
         "Keys of all plans of one peer together."),
     setting("fusion.turn_bytes", Nothing,
-        bytes(KIB, GIB), Number(TURN_BYTES),
+        bytes(KIB, GIB), whole(SESSION.turn_bytes),
         "Small messages that leave for one peer in one turn, as one write."),
     setting("fusion.turn_payloads", Nothing,
-        count(1, TURN_PAYLOADS_MAX), Number(TURN_PAYLOADS),
+        count(1, TURN_PAYLOADS_MAX), whole(SESSION.turn_payloads),
         "Large tensors that leave for one peer in one turn."),
 
     Setting { flag: Some("--socket"),
@@ -281,25 +305,25 @@ pub static TABLE: &[Setting] = &[
         count(0, RDMA_BYTE_MAX), Unset("the RoCE v2 GID of an IPv4 address"),
         "Index of the port's GID."),
     setting("verbs.pkey_index", Verbs("RDMA_PKEY"),
-        count(0, RDMA_BYTE_MAX), Number(0),
+        count(0, RDMA_BYTE_MAX), Number(VERBS.pkey_index as u64),
         "Index of the partition key."),
     setting("verbs.queue_depth", Verbs("RDMA_QUEUE_DEPTH"),
-        count(1, RDMA_QUEUE_DEPTH_MAX), Number(1024),
+        count(1, RDMA_QUEUE_DEPTH_MAX), Number(VERBS.queue_depth as u64),
         "Buffers of 16 KiB in a shard's shared receive queue; at most what the device holds."),
     setting("verbs.timeout", Verbs("RDMA_TIMEOUT"),
-        count(0, RDMA_TIMEOUT_MAX), Number(14),
+        count(0, RDMA_TIMEOUT_MAX), Number(VERBS.timeout as u64),
         "Wait for an acknowledgement: 4.096 µs times 2 to this power; 0 waits for ever."),
     setting("verbs.retry_count", Verbs("RDMA_RETRY_CNT"),
-        count(0, RDMA_RETRY_MAX), Number(7),
+        count(0, RDMA_RETRY_MAX), Number(VERBS.retry_count as u64),
         "How often an unacknowledged packet is sent again."),
     setting("verbs.service_level", Verbs("RDMA_SL"),
-        count(0, RDMA_SERVICE_LEVEL_MAX), Number(0),
+        count(0, RDMA_SERVICE_LEVEL_MAX), Number(VERBS.service_level as u64),
         "Service level of a queue pair."),
     setting("verbs.mtu", Verbs("RDMA_MTU"),
         Kind::OneOf(&["256", "512", "1024", "2048", "4096"]), Unset("the port's active MTU"),
         "Path MTU in bytes; at most the port's active MTU."),
     setting("verbs.traffic_class", Verbs("RDMA_TRAFFIC_CLASS"),
-        count(0, RDMA_BYTE_MAX), Number(0),
+        count(0, RDMA_BYTE_MAX), Number(VERBS.traffic_class as u64),
         "Traffic class of a queue pair's packets."),
     setting("verbs.transfer", Nothing,
         Kind::OneOf(&["write", "read"]), Text("write"),
@@ -308,7 +332,7 @@ pub static TABLE: &[Setting] = &[
         Kind::OneOf(&["static", "dynamic"]), Text("static"),
         "When memory is registered: slabs and arenas once, or (slow, to see how slow) all memory for each transfer."),
     setting("verbs.retry_after_ms", Nothing,
-        milliseconds(1), Number(VERBS_RETRY_AFTER_MS),
+        milliseconds(1), millis(VERBS.retry_after),
         "How long a peer is reached by TCP after its verbs links have failed several times in a row."),
 ];
 

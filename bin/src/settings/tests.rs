@@ -80,7 +80,8 @@ fn defaults() {
     assert_eq!(runtime.pin.value, None);
     assert_eq!(runtime.executor.value, ExecutorChoice::Auto);
     assert_eq!(runtime.slab_send_bytes.value, 64 << 20);
-    assert_eq!(runtime.mailbox_slots.value, 4096);
+    assert_eq!(runtime.mailbox_slots.value, 65_536);
+    assert_eq!(runtime.claim_directory.value, Path::new("/tmp/sealane"));
     let transport = &settings.transport;
     assert_eq!(transport.endpoint_map.value, Path::new(".endpoint_map"));
     assert_eq!(transport.connect_timeout.value, Duration::from_secs(120));

@@ -101,6 +101,30 @@ impl std::fmt::Debug for Verbs {
     }
 }
 
+/// The defaults, which the program's settings read from here.
+impl EngineSettings {
+    /// Thousands of peers.
+    pub const LINKS_MAX: usize = 4096;
+    /// Thousands of workers that start at once; each has 16 KiB for its greeting.
+    pub const GREETINGS_MAX: usize = 4096;
+    /// A quarter of all, so that no host holds up the others: a thousand processes of one.
+    pub const GREETINGS_PER_HOST_MAX: usize = 1024;
+    /// A hundred of the longest greetings.
+    pub const GREETING_BYTES_MAX: usize = 32 << 20;
+    /// DeepRec's default of `NETWORK_MAX_CONNECTION_TIMEOUT`.
+    pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(120);
+    /// Far more than a handshake takes, short enough to try again within a connect time-out.
+    pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+    /// A slow step of a large job.
+    pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(600);
+    /// How long a producer keeps what a dead consumer never releases.
+    pub const LEASE: Duration = Duration::from_secs(120);
+    /// Tensors of a shard that wait for their request.
+    pub const DEPOSITED_TENSORS_MAX: usize = 1 << 20;
+    /// Keys of a shard that are published or named by plans.
+    pub const PUBLISHED_TENSORS_MAX: usize = 1 << 20;
+}
+
 impl EngineSettings {
     /// Working settings for `tasks`: one shard, unpinned unless a CPU is free, spinning 200 µs before it sleeps.
     ///
@@ -110,26 +134,25 @@ impl EngineSettings {
         let parse = |task: &&str| {
             task.parse::<TaskName>().map_err(|problem| Error::invalid(format!("task '{task}': {problem}")))
         };
-        let slab = SlabSettings::default();
         Ok(EngineSettings {
             map: Arc::new(map),
             tasks: tasks.iter().map(parse).collect::<Result<_, _>>()?,
             listeners: Vec::new(),
             runtime: RuntimeSettings { thread_name: "sealane".into(), ..RuntimeSettings::default() },
-            slab_send_bytes: slab.bytes,
-            slab_receive_bytes: slab.bytes,
+            slab_send_bytes: SlabSettings::BYTES,
+            slab_receive_bytes: SlabSettings::BYTES,
             tcp: TcpSettings::default(),
             session: SessionLimits::default(),
-            links_max: 4096,
-            greetings_max: 4096,
-            greetings_per_host_max: 1024,
-            greeting_bytes_max: 32 << 20,
-            connect_timeout: Duration::from_secs(120),
-            handshake_timeout: Duration::from_secs(5),
-            request_timeout: Duration::from_secs(600),
-            lease: Duration::from_secs(120),
-            deposited_tensors_max: 1 << 20,
-            published_tensors_max: 1 << 20,
+            links_max: Self::LINKS_MAX,
+            greetings_max: Self::GREETINGS_MAX,
+            greetings_per_host_max: Self::GREETINGS_PER_HOST_MAX,
+            greeting_bytes_max: Self::GREETING_BYTES_MAX,
+            connect_timeout: Self::CONNECT_TIMEOUT,
+            handshake_timeout: Self::HANDSHAKE_TIMEOUT,
+            request_timeout: Self::REQUEST_TIMEOUT,
+            lease: Self::LEASE,
+            deposited_tensors_max: Self::DEPOSITED_TENSORS_MAX,
+            published_tensors_max: Self::PUBLISHED_TENSORS_MAX,
             fuse: Fuse::Turn,
             path_reason: "the only network link in this build".into(),
             authentication: Authentication::default(),

@@ -34,8 +34,8 @@ def attach(
     *,
     socket: str | PathLike[str] | None = None,
     arena_bytes: int | None = None,
-    timeout: float = 10.0,
-    idle_spin: float = 50e-6,
+    timeout: float | None = None,
+    idle_spin: float | None = None,
 ) -> Task:
     """Attaches this process to the host's daemon, as the task of that name in the endpoint map."""
 
@@ -43,9 +43,9 @@ def embedded(
     endpoint_map: str | PathLike[str],
     task: str,
     *,
-    shards: int = 1,
-    idle_spin: float = 200e-6,
-    request_timeout: float = 600.0,
+    shards: int | None = None,
+    idle_spin: float | None = None,
+    request_timeout: float | None = None,
     secret_file: str | PathLike[str] | None = None,
     tls: tuple[str | PathLike[str], str | PathLike[str], str | PathLike[str]] | None = None,
     insecure: bool = False,

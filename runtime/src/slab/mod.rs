@@ -37,9 +37,14 @@ pub struct SlabSettings {
     pub populate: bool,
 }
 
+impl SlabSettings {
+    /// A slab's size by default: room for a step of a common vision model, at a cost that a small host can pay.
+    pub const BYTES: usize = 64 << 20;
+}
+
 impl Default for SlabSettings {
     fn default() -> Self {
-        Self { name: "send", bytes: 64 * 1024 * 1024, populate: true }
+        Self { name: "send", bytes: Self::BYTES, populate: true }
     }
 }
 

@@ -63,22 +63,28 @@ impl VerbsSettings {
     }
 }
 
+impl VerbsSettings {
+    /// The defaults, which the program's settings read from here. The time for [`retry_after`](Self::retry_after) is that in
+    /// which a cable is plugged in again or a device reset, and short enough to be back within a few steps.
+    pub const DEFAULT: &VerbsSettings = &VerbsSettings {
+        device: None,
+        port: None,
+        gid_index: None,
+        pkey_index: 0,
+        queue_depth: 1024,
+        timeout: 14,
+        retry_count: 7,
+        service_level: 0,
+        mtu: None,
+        traffic_class: 0,
+        transfer: Transfer::Write,
+        registration: Registration::Static,
+        retry_after: Duration::from_secs(30),
+    };
+}
+
 impl Default for VerbsSettings {
     fn default() -> Self {
-        Self {
-            device: None,
-            port: None,
-            gid_index: None,
-            pkey_index: 0,
-            queue_depth: 1024,
-            timeout: 14,
-            retry_count: 7,
-            service_level: 0,
-            mtu: None,
-            traffic_class: 0,
-            transfer: Transfer::Write,
-            registration: Registration::Static,
-            retry_after: Duration::from_secs(30),
-        }
+        Self::DEFAULT.clone()
     }
 }

@@ -9,7 +9,7 @@ use std::thread;
 
 use sealane::{Code, Task};
 use sealane_transport::shm::attach::Attach;
-use sealane_transport::shm::limits::{QUEUES_MAX, RECORD_WORDS_MAX, SLOT_WORDS, SLOTS};
+use sealane_transport::shm::limits::{NUMBERS_PER_RECORD, QUEUES_MAX, RECORD_WORDS_MAX, SLOT_WORDS, SLOTS};
 use sealane_transport::shm::{KeyList, NO_TIMEOUT, PayloadAt, Span, Submission, segment_bytes};
 
 use self::scribbler::Scribbler;
@@ -75,9 +75,11 @@ fn send<'a>(call: u32, peer: u16, meta: &'a [u8], payload: PayloadAt<'a>) -> Sub
 /// Opens plan 1 of the peer that is the villain itself, with as many keys as it is to have or not.
 fn open_plan(villain: &mut Raw, keys: u32, named: &[&str]) {
     villain.write(&Submission::OpenPlan { plan: 1, peer: 1, keys }).unwrap();
-    let mut packed = Vec::new();
-    let keys = KeyList::pack(named.iter().copied(), &mut packed).unwrap();
-    villain.write(&Submission::PlanKeys { plan: 1, keys }).unwrap();
+    if !named.is_empty() {
+        let mut packed = Vec::new();
+        let keys = KeyList::pack(named.iter().copied(), &mut packed).unwrap();
+        villain.write(&Submission::PlanKeys { plan: 1, keys }).unwrap();
+    }
 }
 
 fn pull(call: u32, plan: u32) -> Submission<'static> {
@@ -274,6 +276,84 @@ fn every_kind_of_misconduct_is_hung_up_on() {
             let found: Vec<&str> = log.lines().filter(|line| line.contains("a client is hung up on")).collect();
             assert_eq!(found.len(), number + 1, "{found:#?}");
             assert!(found[number].contains(what), "not {what:?}: {}", found[number]);
+        }
+    });
+}
+
+/// A step in the life of plan 1.
+#[derive(Clone, Copy)]
+enum Step {
+    /// It is opened with the keys of that number in [`KEY_SETS`].
+    Open(usize),
+    Pull,
+    GiveUp,
+    Close,
+}
+
+/// No key, one, several, and among several one that nobody publishes.
+const KEY_SETS: [&[&str]; 4] = [&[], &["a"], &["a", "b", "c"], &["b", "nobody's", "a"]];
+
+/// Lives of plans of one number, in which one is closed and the next is opened while a pull of the first is under way, or
+/// has ended and its end was not told.
+fn lives(first: usize, second: usize) -> [Vec<Step>; 6] {
+    use Step::{Close, GiveUp, Open, Pull};
+    [
+        vec![Open(first), Pull, Close, Open(second), Pull],
+        vec![Open(first), Pull, Close, Open(second), Pull, GiveUp],
+        vec![Open(first), Pull, GiveUp, Close, Open(second), Pull],
+        vec![Open(first), Close, Open(second), Pull, Close, Open(first), Pull],
+        vec![Open(first), Pull, Close, Open(second), Pull, Close, Open(first), Pull],
+        vec![Open(first), Pull, Close, Open(second), Close, Open(second), Pull],
+    ]
+}
+
+/// How often every life is led: a turn of the daemon may come in the middle of one.
+const ROUNDS: usize = 5;
+/// As many records as keep the daemon for longer than it takes to write a life.
+const SLOW_RECORDS: usize = 8;
+
+#[test]
+fn plans_that_are_reopened_while_they_are_pulled_harm_nobody() {
+    beside_honest_tasks(|hosts| {
+        let mut villain = villain(hosts);
+        for (version, key) in ["a", "b", "c"].into_iter().enumerate() {
+            let (call, version, meta) = (version as u32, version as i64, meta(64));
+            let (meta, payload) = (meta.as_wire(), PayloadAt::Inline(&[7; 64]));
+            villain.submit(&Submission::Publish { call, version, key, meta, payload, more: false });
+            assert_eq!(villain.next().unwrap(), format!("Sent {{ calls: [{call}] }}"));
+        }
+        let pairs = (0..KEY_SETS.len()).flat_map(|first| (0..KEY_SETS.len()).map(move |second| (first, second)));
+        let lives: Vec<_> = pairs.flat_map(|(first, second)| lives(first, second)).collect();
+        let mut call = 100;
+        for life in (0..ROUNDS).flat_map(|_| &lives) {
+            // All of it is read in one turn, behind records that take longer to read than to write.
+            let before = call;
+            for _ in 0..SLOW_RECORDS {
+                villain.write(&Submission::Free { tokens: &[u64::MAX; NUMBERS_PER_RECORD] }).unwrap();
+            }
+            for step in life {
+                match *step {
+                    Step::Open(keys) => open_plan(&mut villain, KEY_SETS[keys].len() as u32, KEY_SETS[keys]),
+                    Step::Pull => {
+                        // What nobody publishes is not waited for.
+                        villain.write(&Submission::Pull { call, plan: 1, min_version: 0, timeout_ms: 1 }).unwrap();
+                        call += 1;
+                    }
+                    Step::GiveUp => villain.write(&Submission::Cancel { call: call - 1 }).unwrap(),
+                    Step::Close => villain.write(&Submission::ClosePlan { plan: 1 }).unwrap(),
+                }
+            }
+            villain.ring();
+            // Each is answered, and once.
+            let mut open: Vec<u32> = (before..call).collect();
+            while !open.is_empty() {
+                let told = villain.next().expect("nothing of it is misconduct");
+                if told.starts_with("Pulled") || told.starts_with("Failed") {
+                    let ended = open.iter().position(|call| told.contains(&format!("call: {call}"))).expect(&told);
+                    open.swap_remove(ended);
+                }
+            }
+            villain.submit(&Submission::ClosePlan { plan: 1 });
         }
     });
 }

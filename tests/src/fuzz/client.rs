@@ -26,6 +26,8 @@ const ARENA_BYTES: u64 = 128 * 1024;
 const AREA_BYTES: u64 = 128 * 1024;
 /// Numbers of calls, plans and queues that the client uses.
 const NUMBERS: usize = 6;
+/// Steps in the life of a plan at most.
+const PLAN_STEPS_MAX: usize = 12;
 /// Bytes of a record that is no submission.
 const NOISE_BYTES_MAX: usize = 80;
 
@@ -40,6 +42,8 @@ struct World {
     sends: Vec<Outcome<SendOutcome>>,
     recvs: Vec<Outcome<RecvOutcome>>,
     queue: Option<(&'static str, Arc<AcceptQueue>)>,
+    /// The plan that leads a life of its own is open.
+    has_plan: bool,
 }
 
 /// Follows the input from word to word.
@@ -47,7 +51,7 @@ pub(super) fn run(input: &[u8]) {
     let (shard, end) = Attachment::new(shard(), CLIENT, ARENA_BYTES, AREA_BYTES).expect("memory for a client");
     let (record, now) = (Record::new(), Instant::now());
     let (tokens, sends, recvs) = (Vec::new(), Vec::new(), Vec::new());
-    let mut world = World { shard, end, record, now, tokens, sends, recvs, queue: None };
+    let mut world = World { shard, end, record, now, tokens, sends, recvs, queue: None, has_plan: false };
     // Without names there is nobody to speak to.
     for (number, name) in (0..).zip(PEERS.into_iter().chain(TASKS)) {
         world.submit(&Submission::Peer { number, name });
@@ -71,6 +75,7 @@ impl World {
             150..=179 => self.act(script),
             180..=189 => self.now += Duration::from_millis(script.one_of(&[1, 100, 1_500, 30_000])),
             190..=209 => self.read(),
+            210..=229 => self.lead_plan(script),
             _ => self.shard.turn(self.now),
         }
     }
@@ -125,6 +130,34 @@ impl World {
             _ => Submission::Abort { step, reason: key },
         };
         self.submit(&submission);
+    }
+
+    /// Steps in the life of a plan, mostly in one turn: it is opened with any number of keys, pulled, given up, closed, and
+    /// opened again under its number. No numbers are wrong here, so that a life may be long.
+    fn lead_plan(&mut self, script: &mut Script<'_>) {
+        let (plan, peer) = (NUMBERS as u32, script.below(PEERS.len() + TASKS.len()) as u16);
+        for _ in 0..script.below(PLAN_STEPS_MAX) {
+            // A byte each, so that few changes of an input make another life.
+            let step = script.byte();
+            let (call, keys, mut packed) =
+                (NUMBERS as u32 + u32::from(step >> 5), usize::from(step >> 3 & 3), Vec::new());
+            match step & 7 {
+                0..=2 if self.has_plan => self.submit(&Submission::ClosePlan { plan }),
+                0..=2 => {
+                    self.submit(&Submission::OpenPlan { plan, peer, keys: keys as u32 });
+                    if keys > 0 {
+                        let keys = KeyList::pack(KEYS.into_iter().take(keys), &mut packed);
+                        self.submit(&Submission::PlanKeys { plan, keys: keys.expect("short keys") });
+                    }
+                }
+                3..=5 if self.has_plan => {
+                    self.submit(&Submission::Pull { call, plan, min_version: 0, timeout_ms: NO_TIMEOUT });
+                }
+                6 => self.submit(&Submission::Cancel { call }),
+                _ => self.shard.turn(self.now),
+            }
+            self.has_plan ^= step & 7 <= 2;
+        }
     }
 
     /// The client reads what it was answered, which must make sense.
@@ -228,5 +261,7 @@ pub(super) fn seeds() -> Vec<Vec<u8>> {
         [ask(11, 2, 0, &[9, 250, 3]), act(3, 2), ask(12, 2, 0, &[2, 250, 5]), vec![TURN, TURN, READ, TURN]].concat(),
         [act(4, 0), ask(10, 2, 2, &[]), vec![TURN, TURN], act(5, 0), vec![TURN, READ]].concat(),
         [ask(4, 2, 2, &[0]), vec![TURN, READ], ask(5, 2, 0, &[]), vec![TURN, READ]].concat(),
+        // Opened with two keys, pulled, closed.
+        vec![220, 4, 4, 2 << 3, 3, 7, 0, TURN, READ],
     ]
 }

@@ -52,7 +52,7 @@ impl Client {
     pub(in crate::engine::clients) fn answer(&mut self, name: Handle, outcome: ClientOutcome, record: &mut Record) {
         let (call, lends) = (name.to_bits() as u32, name.to_bits() & LENDS != 0);
         if let ClientOutcome::Pulled(tray) = outcome {
-            if let Some(answer) = self.pulled(call, tray) {
+            if let Some(answer) = self.pulled(name, tray) {
                 self.put(answer, record);
             }
             return;

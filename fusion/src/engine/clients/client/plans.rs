@@ -14,7 +14,7 @@ use sealane_transport::shm::{BOARD_BYTES_PER_KEY, Completion, KeyList, PushError
 use sealane_transport::{Error, Handle, Keys, Payload, Tensor, TensorMeta, Tray};
 
 use super::answers::Answer;
-use super::{Client, Misconduct, name};
+use super::{Client, Misconduct};
 use crate::engine::clients::memory::ReceiveArea;
 use crate::node::{ClientCall, Node, Pool, PullRequest, PullWaiter};
 
@@ -22,8 +22,10 @@ use crate::node::{ClientCall, Node, Pool, PullRequest, PullWaiter};
 #[derive(Default)]
 pub(super) struct Plans {
     open: HashMap<u32, Seat>,
-    /// Calls whose outcome the node has not told, and the plans that they pull.
-    pulling: HashMap<u32, u32>,
+    /// Pulls whose outcome the node has not told, by their calls, and the plans that they were asked for.
+    pulling: HashMap<u32, (u32, Pull)>,
+    /// Pulls that were asked so far.
+    pulls: u32,
     /// Keys of all plans, and their bytes.
     keys: usize,
     key_bytes: usize,
@@ -67,13 +69,32 @@ struct Told {
     bytes: u64,
 }
 
+/// One pull. The client may use its call's number again, and its plan's, before the node has told how it ended: what the
+/// node tells goes by a serial number that no other pull has at the time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Pull {
+    call: u32,
+    serial: u32,
+}
+
+impl Pull {
+    /// The node's name for it.
+    fn name(self) -> Handle {
+        Handle::from_bits(u64::from(self.serial) << 32 | u64::from(self.call))
+    }
+
+    fn named(name: Handle) -> Self {
+        Self { call: name.to_bits() as u32, serial: (name.to_bits() >> 32) as u32 }
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     Idle,
-    /// The node's name for the pull, unless that ended at once.
-    Pulling(u32, Option<Handle>),
+    /// With the node's handle, unless the pull ended at once.
+    Pulling(Pull, Option<Handle>),
     /// The pull has ended; the client is being told what is new.
-    Telling(u32),
+    Telling(Pull),
 }
 
 fn not_open(plan: u32) -> Misconduct {
@@ -159,7 +180,9 @@ impl Client {
             return Err(Misconduct(format!("plan {plan} is being pulled already")));
         }
         let (keys, peer) = (keys.clone(), seat.peer);
-        if self.plans.pulling.insert(call, plan).is_some() {
+        self.plans.pulls = self.plans.pulls.wrapping_add(1);
+        let asked = Pull { call, serial: self.plans.pulls };
+        if self.plans.pulling.insert(call, (plan, asked)).is_some() {
             return Err(Misconduct(format!("call {call} is under way already")));
         }
         let pair = self.pair(node, peer)?.and_then(|pair| self.check_calls(pair));
@@ -177,30 +200,38 @@ impl Client {
         };
         let handle = *seat.plan.get_or_insert_with(|| node.open_plan(pair, keys.clone()));
         seat.told.resize_with(keys.len(), Told::default);
-        let waiter = PullWaiter::Client(ClientCall { client: self.handle, call: name(call) });
+        let waiter = PullWaiter::Client(ClientCall { client: self.handle, call: asked.name() });
         let tray = std::mem::take(&mut seat.tray);
         let pull = node.pull(now, PullRequest { plan: handle, min_version, deadline, tray, waiter });
-        seat.state = State::Pulling(call, pull);
+        seat.state = State::Pulling(asked, pull);
         Ok(())
     }
 
     /// A pull has ended; `None` if it was given up.
-    pub(super) fn pulled(&mut self, call: u32, tray: Tray) -> Option<Answer> {
-        let plan = self.plans.pulling.remove(&call)?;
+    pub(super) fn pulled(&mut self, name: Handle, tray: Tray) -> Option<Answer> {
+        let pull @ Pull { call, .. } = Pull::named(name);
+        let &(plan, _) = self.plans.pulling.get(&call).filter(|(_, asked)| *asked == pull)?;
+        self.plans.pulling.remove(&call);
         self.under_way -= 1;
-        // One that was closed meanwhile has nothing to tell.
-        if let Some(seat) = self.plans.open.get_mut(&plan) {
+        // A plan that was closed meanwhile has nothing to tell, and one that was opened under its number has its own tray.
+        if let Some(seat) = self.plans.open.get_mut(&plan)
+            && matches!(seat.state, State::Pulling(asked, _) if asked == pull)
+        {
             seat.tray = tray;
-            seat.state = State::Telling(call);
+            seat.state = State::Telling(pull);
         }
         Some(Answer::Pulled { call, plan, next: 0 })
     }
 
     /// Gives a pull up. False if the call is none, or has ended and its outcome is on its way.
     pub(super) fn cancel_pull(&mut self, node: &mut Node, call: u32) -> bool {
-        let Some(&plan) = self.plans.pulling.get(&call) else { return false };
+        let Some(&(plan, asked)) = self.plans.pulling.get(&call) else { return false };
         let Some(seat) = self.plans.open.get_mut(&plan) else { return false };
-        let State::Pulling(_, Some(pull)) = seat.state else { return false };
+        let State::Pulling(by, Some(pull)) = seat.state else { return false };
+        if by != asked {
+            // Its plan was closed, and another of the number is pulled.
+            return false;
+        }
         let tray = node.cancel_pull(pull);
         seat.tray = tray.unwrap_or_else(|| Tray::new(seat.told.len()));
         seat.state = State::Idle;
@@ -213,7 +244,7 @@ impl Client {
     pub(super) fn close_plan(&mut self, node: &mut Node, plan: u32) -> Result<Option<u32>, Misconduct> {
         let state = self.plans.open.get(&plan).ok_or_else(|| not_open(plan))?.state;
         let ended = match state {
-            State::Pulling(call, _) if self.cancel_pull(node, call) => Some(call),
+            State::Pulling(pull, _) if self.cancel_pull(node, pull.call) => Some(pull.call),
             _ => None,
         };
         let seat = self.plans.open.remove(&plan).expect("just looked at");
@@ -243,7 +274,9 @@ impl Client {
             completions.push(record)
         };
         // A plan may have been closed meanwhile, and one of the same number opened.
-        if let Some(seat) = plans.open.get_mut(&plan).filter(|seat| seat.state == State::Telling(call)) {
+        if let Some(seat) =
+            plans.open.get_mut(&plan).filter(|seat| matches!(seat.state, State::Telling(pull) if pull.call == call))
+        {
             seat.board.tell(plan, area, &mut tell).map_err(|full| (next, full))?;
             for index in next..seat.told.len() {
                 seat.tell(plan, index, area, &mut tell).map_err(|full| (index, full))?;

@@ -116,7 +116,7 @@ fn holder_text(holder: &Option<u32>) -> String {
 
 /// The text of a caught panic.
 #[cfg(shards)]
-pub(crate) fn panic_message(payload: &(dyn std::any::Any + Send)) -> String {
+pub fn panic_message(payload: &(dyn std::any::Any + Send)) -> String {
     if let Some(text) = payload.downcast_ref::<&str>() {
         (*text).into()
     } else if let Some(text) = payload.downcast_ref::<String>() {

@@ -84,6 +84,7 @@ pub use self::{
 #[cfg(shards)]
 pub use self::{
     cpus::{CpuClaim, Wanted, allowed_cpus, claim_cpus},
+    error::panic_message,
     executor::{ExecutorChoice, ExecutorKind, try_io_uring},
     join::JoinHandle,
     load::{LoadSnapshot, ShardLoad},

@@ -7,13 +7,17 @@ mod client;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 mod memory;
+#[cfg(test)]
+mod tests;
 
-use std::collections::HashMap;
+use std::any::Any;
+use std::collections::{HashMap, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::rc::Rc;
 use std::sync::{PoisonError, mpsc};
 use std::time::Instant;
 
-use sealane_runtime::{Interest, JoinHandle, Shard, Source};
+use sealane_runtime::{Interest, JoinHandle, Shard, Source, panic_message};
 use sealane_transport::shm::{ClientBell, DaemonEnd, Doorbell, Record, SharedMemory};
 use sealane_transport::{Arena, Error, Handle};
 
@@ -186,6 +190,12 @@ pub(super) enum Change {
 }
 
 /// The source. It holds the engine as [`Vital`]: without it clients would wait for ever.
+///
+/// A panic while a client is served must not end it: the client's records may be what led there. The client is put out, and
+/// the shard goes on. What the panic left behind is the client's own, and goes with it, or the node's, which the shard shares:
+/// there everything is found by handles that lead to nothing once it is gone, and what belongs to a task is found by the task
+/// when its client is forgotten, not in the books that the client's half kept. A node that cannot even forget the client is
+/// beyond use, and that panic does stop the engine, as one does that is nobody's.
 pub(super) struct Clients {
     engine: Vital,
     clients: Arena<Client>,
@@ -193,8 +203,10 @@ pub(super) struct Clients {
     /// Clients that were dismissed and wait, each holding its socket open, until no link reads or writes their memory any more:
     /// as long as a peer takes, or its link lasts.
     leaving: Vec<Client>,
-    /// Kept to reuse their memory; empty between turns.
-    outcomes: Vec<(ClientCall, ClientOutcome)>,
+    /// Not told yet; empty between turns, unless telling one panicked.
+    outcomes: VecDeque<(ClientCall, ClientOutcome)>,
+    /// Whom a panic would be put down to.
+    served: Option<Handle>,
     record: Record,
     /// Turns since a client last had anything to say or to hear.
     idle_turns: u32,
@@ -213,7 +225,8 @@ impl Clients {
             clients: Arena::new(usize::MAX),
             handles: HashMap::new(),
             leaving: Vec::new(),
-            outcomes: Vec::new(),
+            outcomes: VecDeque::new(),
+            served: None,
             record: Record::new(),
             idle_turns: 0,
             show_at: engine.shard.now(),
@@ -262,7 +275,13 @@ impl Clients {
     }
 
     fn dismiss(&mut self, id: ClientId, reason: &str) {
-        let Some(mut client) = self.handles.remove(&id).and_then(|handle| self.clients.remove(handle)) else { return };
+        if let Some(handle) = self.handles.remove(&id) {
+            self.remove(handle, reason);
+        }
+    }
+
+    fn remove(&mut self, handle: Handle, reason: &str) {
+        let Some(mut client) = self.clients.remove(handle) else { return };
         if let Err(error) = self.engine.shard.unwatch(std::os::fd::AsFd::as_fd(client.doorbell())) {
             tracing::debug!(%error, "a doorbell was not watched");
         }
@@ -278,11 +297,34 @@ impl Clients {
         self.leaving.push(client);
     }
 
+    /// Serves all clients once; one that this panics for is put out, and the others' turn comes in the next poll.
+    fn serve(&mut self, now: Instant) -> usize {
+        self.served = None;
+        // Pushes of others end where there is room again, and are told of with the rest.
+        let turn = AssertUnwindSafe(|| self.read(now) + self.hand_out() + self.write(now));
+        catch_unwind(turn).unwrap_or_else(|panic| self.put_out(panic))
+    }
+
+    /// Serving a client has panicked: it loses its place.
+    #[cold]
+    fn put_out(&mut self, panic: Box<dyn Any + Send>) -> usize {
+        let Some(handle) = self.served.take() else { resume_unwind(panic) };
+        if let Some(client) = self.clients.get(handle) {
+            // The owner of its socket, who sees it closed, dismisses it from the other shards too.
+            client.fail(&panic_message(&*panic));
+        }
+        self.engine.clients_failed.set(self.engine.clients_failed.get() + 1);
+        self.handles.retain(|_, other| *other != handle);
+        self.remove(handle, "its daemon has failed to serve it");
+        1
+    }
+
     /// Takes in what clients ask.
     fn read(&mut self, now: Instant) -> usize {
         let mut work = 0;
         let record = &mut self.record;
-        for (_, client) in self.clients.iter_mut().filter(|(_, client)| client.has_submissions()) {
+        for (handle, client) in self.clients.iter_mut().filter(|(_, client)| client.has_submissions()) {
+            self.served = Some(handle);
             work += self.engine.borrow_node(|node| client.read(node, now, record));
         }
         if work > 0 {
@@ -296,7 +338,8 @@ impl Clients {
     fn hand_out(&mut self) -> usize {
         let mut work = 0;
         let record = &mut self.record;
-        for (_, client) in self.clients.iter_mut().filter(|(_, client)| client.accepts()) {
+        for (handle, client) in self.clients.iter_mut().filter(|(_, client)| client.accepts()) {
+            self.served = Some(handle);
             work += self.engine.borrow_node(|node| client.hand_out(node, record));
         }
         if work > 0 {
@@ -314,16 +357,19 @@ impl Clients {
     /// Tells clients what came of their calls, in this turn's links as well.
     fn write(&mut self, now: Instant) -> usize {
         let mut work = 0;
-        let mut outcomes = std::mem::take(&mut self.outcomes);
-        self.engine.borrow_node(|node| node.swap_client_outcomes(&mut outcomes));
-        for (ClientCall { client, call }, outcome) in outcomes.drain(..) {
+        self.served = None;
+        if self.outcomes.is_empty() {
+            self.engine.borrow_node(|node| node.swap_client_outcomes(&mut self.outcomes));
+        }
+        while let Some((ClientCall { client: handle, call }, outcome)) = self.outcomes.pop_front() {
+            self.served = Some(handle);
             // A client that is gone needs no answer.
-            if let Some(client) = self.clients.get_mut(client) {
+            if let Some(client) = self.clients.get_mut(handle) {
                 client.answer(call, outcome, &mut self.record);
             }
         }
-        self.outcomes = outcomes;
-        for (_, client) in self.clients.iter_mut() {
+        for (handle, client) in self.clients.iter_mut() {
+            self.served = Some(handle);
             if client.has_news() {
                 work += usize::from(client.flush(now, &mut self.record));
             }
@@ -340,11 +386,9 @@ impl Source for Clients {
             work += self.take_changes();
         }
         // Outcomes come for clients that are gone too, and are dropped.
-        if !self.clients.is_empty() || self.engine.borrow_node(|node| node.has_client_outcomes()) {
-            work += self.read(now);
-            // Pushes of others end where there is room again, and are told of with the rest.
-            work += self.hand_out();
-            work += self.write(now);
+        let has_outcomes = !self.outcomes.is_empty() || self.engine.borrow_node(|node| node.has_client_outcomes());
+        if has_outcomes || !self.clients.is_empty() {
+            work += self.serve(now);
         }
         if !self.leaving.is_empty() {
             // What is dropped closes the socket, if no other shard has it: that tells the client.

@@ -49,6 +49,8 @@ pub(super) struct ShardEngine {
     pub(super) client_changes: RefCell<Vec<Change>>,
     /// Calls of clients that have not ended.
     pub(super) client_calls: Cell<usize>,
+    /// Clients that were put out because serving them panicked.
+    pub(super) clients_failed: Cell<u64>,
     /// Calls to make and to drop, from the node to the greetings.
     orders: RefCell<Vec<ConnectOrder>>,
     wakers: RefCell<Vec<Waker>>,
@@ -142,6 +144,7 @@ impl ShardEngine {
             clients_source: Cell::new(None),
             client_changes: RefCell::default(),
             client_calls: Cell::new(0),
+            clients_failed: Cell::new(0),
             orders: RefCell::default(),
             wakers: RefCell::default(),
         });
@@ -182,7 +185,7 @@ impl ShardEngine {
     pub(super) fn counters(&self) -> Counters {
         let counters = self.borrow_node(|node| node.counters());
         let verbs = self.port.as_ref().map(|port| port.counters()).unwrap_or_default();
-        Counters { verbs, callers: self.callers.get(), ..counters }
+        Counters { verbs, callers: self.callers.get(), clients_failed: self.clients_failed.get(), ..counters }
     }
 
     /// Shows other threads how things stand, unless it was done a moment ago.

@@ -38,6 +38,8 @@ pub struct Counters {
     pub parked: u64,
     /// Tensors that are published now.
     pub published: u64,
+    /// Clients of this host that were hung up on because serving them panicked.
+    pub clients_failed: u64,
     /// What the shard's RDMA device has done, and holds; all 0 without one.
     pub verbs: PortCounters,
     /// Callers of the first shard, which listens for all, that did not come to a link.

@@ -493,7 +493,7 @@ impl Node {
     }
 
     /// Swaps the outcomes of clients' calls that wait with `other`, which must be empty.
-    pub fn swap_client_outcomes(&mut self, other: &mut Vec<(ClientCall, ClientOutcome)>) {
+    pub fn swap_client_outcomes(&mut self, other: &mut VecDeque<(ClientCall, ClientOutcome)>) {
         debug_assert!(other.is_empty());
         std::mem::swap(&mut self.outcomes.clients, other);
     }
@@ -505,7 +505,7 @@ impl Node {
     }
 
     /// The client process of a local task is gone, or another one: its tensors that wait are freed, requests that wait
-    /// for them end with Unavailable, and so do its own.
+    /// for them end with Unavailable, and so do its own; its plans and queues are closed.
     pub fn forget_client(&mut self, local: u16, reason: &str) {
         let name = self.settings.tasks[usize::from(local)].0.clone();
         let error = Error::unavailable(name.as_str(), reason);
@@ -521,6 +521,9 @@ impl Node {
             self.settle_events(handle);
             self.mark_dirty(handle);
         }
+        // Whoever keeps their books may have lost them.
+        self.close_plans_of(local);
+        self.close_queues_of(local);
     }
 
     /// Moves the wakers of futures that can go on into `into`. Waking is the owner's, once it no longer holds the node.

@@ -1,5 +1,6 @@
 //! Where the outcomes of calls go: to futures on this shard, to other threads, to clients, and into batches.
 
+use std::collections::VecDeque;
 use std::task::Waker;
 use std::time::Instant;
 
@@ -25,7 +26,7 @@ pub(super) struct Outcomes {
     pub(super) pull_cells: Cells<Tray>,
     pub(super) batches: Batches,
     pub(super) wakers: Vec<Waker>,
-    pub(super) clients: Vec<(ClientCall, ClientOutcome)>,
+    pub(super) clients: VecDeque<(ClientCall, ClientOutcome)>,
     /// Metadata and length of the last tensor that came: the next is most often of the same kind, and known to be sound.
     last_kind: Option<(TensorMeta, usize)>,
 }
@@ -66,7 +67,7 @@ impl Outcomes {
             RecvWaiter::Cell(cell) => self.recv_cells.finish(cell, outcome, &mut self.wakers),
             // A caller that no longer listens has dropped its end.
             RecvWaiter::Channel(sender) => drop(sender.send(outcome)),
-            RecvWaiter::Client(call) => self.clients.push((call, ClientOutcome::Received(outcome))),
+            RecvWaiter::Client(call) => self.clients.push_back((call, ClientOutcome::Received(outcome))),
             RecvWaiter::Batch { batch, index } => self.batches.finish_one(batch, index, outcome, &mut self.wakers),
             RecvWaiter::Pull(_) => unreachable!("pulls end with a tray"),
         }
@@ -79,8 +80,8 @@ impl Outcomes {
             SendWaiter::Nobody => {}
             SendWaiter::Cell(cell) => self.send_cells.finish(cell, outcome, &mut self.wakers),
             SendWaiter::Channel(sender) => drop(sender.send(outcome)),
-            SendWaiter::Client(call) => self.clients.push((call, ClientOutcome::Sent(outcome))),
-            SendWaiter::LateClient(call) => self.clients.push((call, ClientOutcome::Returned)),
+            SendWaiter::Client(call) => self.clients.push_back((call, ClientOutcome::Sent(outcome))),
+            SendWaiter::LateClient(call) => self.clients.push_back((call, ClientOutcome::Returned)),
         }
     }
 
@@ -90,7 +91,7 @@ impl Outcomes {
         match std::mem::replace(&mut sender.waiter, SendWaiter::Nobody) {
             SendWaiter::Client(call) => {
                 sender.waiter = SendWaiter::LateClient(call);
-                self.clients.push((call, ClientOutcome::Late(error)));
+                self.clients.push_back((call, ClientOutcome::Late(error)));
             }
             waiter => self.finish_send(waiter, Err(error)),
         }
@@ -101,7 +102,7 @@ impl Outcomes {
         match waiter {
             PullWaiter::Cell(cell) => self.pull_cells.finish(cell, tray, &mut self.wakers),
             PullWaiter::Channel(sender) => drop(sender.send(Ok(tray))),
-            PullWaiter::Client(call) => self.clients.push((call, ClientOutcome::Pulled(tray))),
+            PullWaiter::Client(call) => self.clients.push_back((call, ClientOutcome::Pulled(tray))),
         }
     }
 }

@@ -126,6 +126,14 @@ impl Node {
         }
     }
 
+    /// Forgets the plans of a local task.
+    pub(super) fn close_plans_of(&mut self, local: u16) {
+        let pairs = &self.pairs;
+        for plan in self.plans.select(|plan| pairs[plan.pair as usize].local == local) {
+            self.close_plan(plan);
+        }
+    }
+
     fn part(&mut self, agreed: Agreed) {
         match agreed {
             Agreed::Nowhere => {}

@@ -131,6 +131,16 @@ impl Node {
         }
     }
 
+    /// Nobody accepts from the queues of a local task any more.
+    pub(super) fn close_queues_of(&mut self, local: u16) {
+        for handle in self.queues.select(|queue| queue.task == local) {
+            let queue = self.queues.get(handle).map(|queue| (queue.name.clone(), queue.shared.clone()));
+            if let Some((name, Some(shared))) = queue {
+                self.close_queue(local, &name, &shared);
+            }
+        }
+    }
+
     /// There is room in the queue of that name.
     pub fn replenish_named(&mut self, task: u16, name: &str) {
         if let Some(&handle) = self.queue_names.get(&QueueName(task, name)) {

@@ -19,11 +19,15 @@ pub(super) struct Table {
 pub(super) fn head(now: &Figures) -> [String; 2] {
     let uptime = span(Duration::from_millis(now.uptime_ms));
     let clients = now.shards.first().map_or(0, |shard| shard.clients.len());
+    let failed = match now.shards.iter().map(|shard| shard.counters.clients_failed).sum::<u64>() {
+        0 => String::new(),
+        failed => format!(", {failed} failed"),
+    };
     let (tasks, shards) = (now.tasks.len(), now.shards.len());
     [
         format!("sealane {}, process {}, {} for {uptime}", now.version, now.pid, now.state.name()),
         format!(
-            "{tasks} tasks at {}; {shards} shards on {}; {clients} clients",
+            "{tasks} tasks at {}; {shards} shards on {}; {clients} clients{failed}",
             now.addresses.join(", "),
             now.executor
         ),

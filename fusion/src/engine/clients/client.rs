@@ -248,7 +248,15 @@ impl Client {
         self.bell.hang_up();
     }
 
+    /// Hangs up on the client, which nothing is asked of any more: serving it has panicked, and its books may be torn.
+    pub(super) fn fail(&self, panic: &str) {
+        tracing::error!(pid = self.pid, task = self.metrics.task, panic, "a client is hung up on");
+        self.bell.hang_up();
+    }
+
     fn carry_out(&mut self, node: &mut Node, now: Instant, submission: Submission<'_>) -> Result<(), Misconduct> {
+        #[cfg(test)]
+        super::tests::fall_into_trap(&submission);
         match submission {
             Submission::Send { call, peer, step, timeout_ms, key, meta, payload } => {
                 let waiter = SendWaiter::Client(ClientCall { client: self.handle, call: name(call) });
@@ -403,7 +411,6 @@ impl Client {
         // Nobody reads these.
         self.backlog.clear();
         self.together.clear();
-        self.plans.close_all(node);
         self.queues.close_all(node, self.task);
     }
 }

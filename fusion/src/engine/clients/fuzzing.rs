@@ -1,6 +1,7 @@
 //! One client of one shard without the shard's loop, for the fuzz targets: what the client writes into its ring is taken
 //! in, and what comes of it is told, as the source of clients does it.
 
+use std::collections::VecDeque;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Instant;
@@ -22,7 +23,7 @@ pub struct Attachment {
     /// The other end of the socket on which the client would be rung for.
     _ear: UnixStream,
     record: Record,
-    outcomes: Vec<(ClientCall, ClientOutcome)>,
+    outcomes: VecDeque<(ClientCall, ClientOutcome)>,
 }
 
 impl Attachment {
@@ -40,7 +41,7 @@ impl Attachment {
         let mut client = Client::new(Who { task, name: String::new(), pid: 1 }, end, Doorbell::create()?, bell, arena);
         client.handle = CLIENT;
         node.set_pool(task, Some(client.pool()));
-        Ok((Self { node, client, _ear: ear, record: Record::new(), outcomes: Vec::new() }, theirs))
+        Ok((Self { node, client, _ear: ear, record: Record::new(), outcomes: VecDeque::new() }, theirs))
     }
 
     /// One turn of the shard.

@@ -169,7 +169,7 @@ fn call(number: u64) -> ClientCall {
 }
 
 fn outcomes(net: &mut Net) -> Vec<(u64, Result<Option<Tensor>, Error>)> {
-    let mut outcomes = Vec::new();
+    let mut outcomes = std::collections::VecDeque::new();
     net.nodes[0].swap_client_outcomes(&mut outcomes);
     let told = |(ClientCall { call, .. }, outcome)| {
         let outcome = match outcome {

@@ -240,6 +240,19 @@ fn a_task_whose_process_is_gone_publishes_nothing_any_more() {
 }
 
 #[test]
+fn the_plans_of_a_task_whose_process_is_gone_are_closed() {
+    for at in [WORKER, NEIGHBOUR] {
+        let mut net = Net::pair();
+        publish(&mut net, "w", 1, &[1]);
+        let mut plan = plan(&mut net, at, &["w"]);
+        assert_eq!(plan.pulled(&mut net, 0), [Ok(vec![1])]);
+        let task = net.nodes[at.0].local_task(at.1).unwrap();
+        net.nodes[at.0].forget_client(task, "its process is gone");
+        assert_eq!(plan.pulled(&mut net, 0), [Err(Code::InvalidArgument)]);
+    }
+}
+
+#[test]
 fn a_peer_that_restarts_ends_the_pulls_that_it_was_asked() {
     let mut net = Net::pair();
     let mut plan = plan(&mut net, WORKER, &["w"]);

@@ -218,6 +218,19 @@ fn the_streams_of_a_task_that_is_gone_end_with_it() {
 }
 
 #[test]
+fn the_queues_of_a_task_whose_process_is_gone_are_anothers() {
+    let mut net = Net::pair();
+    let before = accept(&mut net, 4, 1000);
+    let task = net.nodes[0].local_task("ps:1").unwrap();
+    net.nodes[0].forget_client(task, "its process is gone");
+    let after = accept(&mut net, 4, 1000);
+    push(&mut net, WORKER, [1], 8).waits();
+    net.rest();
+    assert_eq!(taken(&mut net, &after, 9), [1]);
+    drop(before);
+}
+
+#[test]
 fn who_accepts_hears_when_the_node_is_gone() {
     let mut net = Net::pair();
     let queue = accept(&mut net, 4, 1000);

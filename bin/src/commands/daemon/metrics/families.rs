@@ -82,6 +82,7 @@ pub(super) const OF_SHARDS: &[Family<Shard>] = &[
         (Some(("reason", "unauthenticated")), |shard| shard.counters.callers.unauthenticated),
         (Some(("reason", "turned_away")), |shard| shard.counters.callers.turned_away),
     ]),
+    family(Counter, "clients_failed", "Clients that were hung up on because serving them panicked.", &[(None, |shard| shard.counters.clients_failed)]),
     family(Counter, "verbs_links_begun", "Links over RDMA that have begun.", &[(None, |shard| shard.counters.verbs.links_begun)]),
     family(Counter, "verbs_links_failed", "Links over RDMA that ended by an error of the device or of the peer's queue pair.", &[(None, |shard| shard.counters.verbs.links_failed)]),
     family(Counter, "verbs_links_refused", "Links that were to be RDMA, and became TCP.", &[(None, |shard| shard.counters.verbs.links_refused)]),

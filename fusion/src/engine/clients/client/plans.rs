@@ -154,12 +154,6 @@ impl Plans {
         }
         Ok(())
     }
-
-    /// Closes all that the node knows of.
-    pub(super) fn close_all(&mut self, node: &mut Node) {
-        self.pulling.clear();
-        self.open.drain().filter_map(|(_, seat)| seat.plan).for_each(|plan| node.close_plan(plan));
-    }
 }
 
 impl Client {

@@ -1,0 +1,162 @@
+//! Clients that the shard fails to serve. The failures are made here: no record is known that leads to one.
+
+use std::net::{Ipv4Addr, TcpListener};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::Duration;
+
+use sealane_runtime::Pin;
+use sealane_transport::TensorMeta;
+use sealane_transport::endpoint_map::EndpointMap;
+use sealane_transport::shm::{ClientEar, ClientEnd, Completion, KeyList, NO_TIMEOUT, PayloadAt, Submission, Woken};
+use sealane_transport::tensor::DType;
+
+use super::*;
+use crate::engine::EngineSettings;
+
+/// Serving the withdrawal of this key panics, and so does telling how this call ended.
+const TRAP: &str = "a trap";
+const TRAP_CALL: u32 = 0xDEAD;
+
+/// Longer than any answer takes.
+const STUCK: Duration = Duration::from_secs(60);
+
+pub(super) fn fall_into_trap(submission: &Submission<'_>) {
+    assert!(!matches!(submission, Submission::Withdraw { key: TRAP }), "a trap of the tests'");
+}
+
+pub(super) fn fall_into_trap_of_call(call: u32) {
+    assert!(call != TRAP_CALL, "a trap of the tests'");
+}
+
+/// An engine of one shard that serves two tasks.
+fn engine() -> Engine {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let address = listener.local_addr().unwrap();
+    let map = EndpointMap::parse(&format!("ps:1={address}\nworker:1={address}\n"), "test").unwrap();
+    let mut settings = EngineSettings::new(map, &["ps:1", "worker:1"]).unwrap();
+    (settings.runtime.pin, settings.runtime.shards) = (Pin::Off, 1);
+    (settings.slab_send_bytes, settings.slab_receive_bytes) = (1 << 20, 1 << 20);
+    settings.listeners = vec![listener];
+    Engine::start(settings).unwrap()
+}
+
+/// A client process, whose peers are both tasks in their order.
+struct Process {
+    end: ClientEnd,
+    doorbell: Doorbell,
+    ear: ClientEar,
+    record: Record,
+}
+
+impl Process {
+    fn attach(engine: &Engine, task: &str) -> (ClientId, Process) {
+        let (arena, _) = SharedMemory::create("test", 1 << 16, false).unwrap();
+        let (daemons, segment) = DaemonEnd::create(1 << 20, false).unwrap();
+        let end = ClientEnd::open(&segment, 1 << 20, false).unwrap();
+        let bell = Doorbell::create().unwrap();
+        let doorbell = bell.duplicate().unwrap().into();
+        let (socket, ear) = UnixStream::pair().unwrap();
+        let shards = vec![(daemons, bell)];
+        let bell = ClientBell::new(Arc::new(socket.into()));
+        let id = engine.admit(ClientEnds { task: task.into(), pid: 7, arena, shards, bell }).unwrap();
+        let mut process = Process { end, doorbell, ear: ClientEar::new(ear.into()), record: Record::new() };
+        process
+            .submit(&[Submission::Peer { number: 0, name: "ps:1" }, Submission::Peer { number: 1, name: "worker:1" }]);
+        (id, process)
+    }
+
+    /// Writes all of them before the shard is woken.
+    fn submit(&mut self, submissions: &[Submission<'_>]) {
+        for submission in submissions {
+            submission.encode(&mut self.record).unwrap();
+            self.end.submissions.push(&self.record).unwrap();
+        }
+        self.doorbell.ring();
+    }
+
+    /// The next completion, as it is printed; nothing if the shard hangs up first.
+    fn next(&mut self) -> Option<String> {
+        loop {
+            // Each time anew: the shard rings once for each sleep.
+            self.end.own_sleep().announce();
+            if self.end.completions.pop(&mut self.record).unwrap() {
+                self.end.completions.publish();
+                self.end.own_sleep().awake();
+                return Some(format!("{:?}", Completion::decode(&self.record).unwrap()));
+            }
+            match self.ear.wait(Some(STUCK)).unwrap() {
+                Woken::Rung => {}
+                Woken::HungUp => return None,
+                Woken::TimedOut => panic!("no answer comes"),
+            }
+        }
+    }
+}
+
+fn recv(call: u32, peer: u16) -> Submission<'static> {
+    let (timeout_ms, key) = (NO_TIMEOUT, "some key");
+    Submission::Recv { call, peer, step: 1, timeout_ms, key, destination: None, fused: false }
+}
+
+fn send(call: u32, peer: u16, meta: &TensorMeta) -> Submission<'_> {
+    let (timeout_ms, key, payload) = (NO_TIMEOUT, "some key", PayloadAt::Inline(&[5; 8]));
+    Submission::Send { call, peer, step: 1, timeout_ms, key, meta: meta.as_wire(), payload }
+}
+
+/// A tensor that the client, which is its own peer of that number, sends to itself: all that it asked before has been read.
+fn is_served(process: &mut Process, peer: u16, meta: &TensorMeta) -> bool {
+    process.submit(&[recv(20, peer), send(21, peer, meta)]);
+    let mut ended = [process.next().unwrap(), process.next().unwrap()];
+    ended.sort();
+    ended[0].starts_with("Received { call: 20, ") && ended[1] == "Sent { calls: [21] }"
+}
+
+fn open_queue(queue: u32) -> Submission<'static> {
+    Submission::OpenQueue { queue, tensors_max: 4, bytes_max: 1024, name: "some queue" }
+}
+
+#[test]
+fn a_panic_costs_the_client_that_was_served_its_place_and_nobody_else_anything() {
+    let meta = &TensorMeta::new(DType::U8, &[8]).unwrap();
+    let while_it_is_read = [send(6, 1, meta), Submission::Withdraw { key: TRAP }];
+    let while_it_is_told = [send(TRAP_CALL, 1, meta), Submission::Withdraw { key: "nothing" }];
+    for trap in [while_it_is_read, while_it_is_told] {
+        let engine = engine();
+        let (id, mut failing) = Process::attach(&engine, "ps:1");
+        let (_, mut neighbour) = Process::attach(&engine, "worker:1");
+        // It leaves behind what others may come upon: a publication, a queue, a plan that is being pulled.
+        let (key, payload) = ("w", PayloadAt::Inline(&[3; 8]));
+        let publish = Submission::Publish { call: 1, version: 1, key, meta: meta.as_wire(), payload, more: false };
+        let mut packed = Vec::new();
+        let keys = KeyList::pack(["nobody's"].into_iter(), &mut packed).unwrap();
+        failing.submit(&[
+            open_queue(1),
+            Submission::OpenPlan { plan: 1, peer: 0, keys: 1 },
+            Submission::PlanKeys { plan: 1, keys },
+            Submission::Pull { call: 2, plan: 1, min_version: 0, timeout_ms: NO_TIMEOUT },
+            publish,
+        ]);
+        assert_eq!(failing.next().unwrap(), "Sent { calls: [1] }");
+
+        neighbour.submit(&[recv(1, 0)]);
+        assert!(is_served(&mut neighbour, 1, meta));
+        failing.submit(&trap);
+        assert_eq!(failing.next(), None);
+        // What came in that very turn, and all that comes later.
+        let received = neighbour.next().unwrap();
+        assert!(received.starts_with("Received { call: 1, "), "{received}");
+        assert!(is_served(&mut neighbour, 1, meta));
+        assert_eq!(engine.under_way().unwrap(), 0);
+        let counters = engine.counters().unwrap()[0];
+        assert_eq!((counters.clients_failed, counters.published), (1, 0));
+
+        // The task is free when the owner of the socket has seen it close.
+        assert!(engine.attached("ps:1").is_some());
+        engine.dismiss(id, "it was hung up on");
+        let (_, mut next) = Process::attach(&engine, "ps:1");
+        next.submit(&[open_queue(1)]);
+        assert!(is_served(&mut next, 0, meta));
+        engine.stop().unwrap();
+    }
+}

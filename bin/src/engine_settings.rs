@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use sealane_fusion::{EndpointMap, EngineSettings, Fuse, Verbs};
+use sealane_fusion::{EndpointMap, EngineSettings, Fuse, PLAINTEXT_REFUSED, Verbs};
 use sealane_runtime::{Pin, Polling, RuntimeSettings, Wanted, claim_cpus};
 use sealane_transport::SessionLimits;
 use sealane_transport::authentication::Authentication;
@@ -110,6 +110,7 @@ fn convert(
         path_reason: path_reason(transport, here),
         authentication: authentication(&settings.security)?,
         insecure: settings.security.insecure.value,
+        plaintext_rdma: settings.security.plaintext_rdma.value,
         verbs: verbs_of(settings, here),
         ..base
     })
@@ -151,8 +152,17 @@ fn path_reason(transport: &Transport, here: Here) -> String {
     }
 }
 
+/// The links to other hosts that the settings leave, and what says so: TCP alone under TLS, unless RDMA may carry plain text.
+pub(crate) fn link_wanted(settings: &Settings) -> (Require, String) {
+    let require = settings.transport.require.value;
+    match require == Require::Auto && settings.security.rules_out_verbs() {
+        true => (Require::Tcp, PLAINTEXT_REFUSED.into()),
+        false => (require, asked_for(&settings.transport)),
+    }
+}
+
 /// What `transport.require` is and what says so.
-pub(crate) fn asked_for(transport: &Transport) -> String {
+fn asked_for(transport: &Transport) -> String {
     let word = match transport.require.value {
         Require::Auto => "auto",
         Require::Tcp => "tcp",
@@ -305,6 +315,7 @@ mod tests {
             ("transport.greeting_bytes_max", "1MiB"),
             ("fusion.plan_keys_max", "30"),
             ("security.insecure", "yes"),
+            ("security.plaintext_rdma", "yes"),
         ]);
         let ms = Duration::from_millis;
         let runtime = &engine.runtime;
@@ -332,7 +343,7 @@ mod tests {
         assert_eq!(engine.fuse, Fuse::Off);
         assert_eq!((engine.greetings_max, engine.greetings_per_host_max), (28, 29));
         assert_eq!((engine.greeting_bytes_max, session.plan_keys_max), (1 << 20, 30));
-        assert!(engine.insecure && engine.authentication.is_open());
+        assert!(engine.insecure && engine.plaintext_rdma && engine.authentication.is_open());
     }
 
     #[test]

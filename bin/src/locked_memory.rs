@@ -67,7 +67,7 @@ pub(crate) fn check(settings: &EngineSettings) -> Result<(), Failure> {
 }
 
 fn check_against(settings: &EngineSettings, limit: LockLimit) -> Result<(), Failure> {
-    let Some(verbs) = &settings.verbs else { return Ok(()) };
+    let Some(verbs) = settings.verbs.as_ref().filter(|_| !settings.declines_verbs()) else { return Ok(()) };
     let slab_bytes = [settings.slab_send_bytes, settings.slab_receive_bytes];
     let needed = registered_bytes(settings.runtime.shards, slab_bytes, &verbs.settings);
     match limit.problem(needed) {

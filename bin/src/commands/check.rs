@@ -40,7 +40,7 @@ use self::verbs::Verbs;
 use self::verdict::{Finding, Verdict, advice};
 use crate::cli::SettingsFlags;
 use crate::commands::map::unknown_task;
-use crate::engine_settings::{asked_for, authentication, verbs_settings};
+use crate::engine_settings::{authentication, link_wanted, verbs_settings};
 use crate::local_host::{LocalHost, interfaces_of};
 use crate::locked_memory::registered_bytes;
 use crate::rdma_devices::DEVICES;
@@ -151,7 +151,7 @@ fn registered(settings: &Settings, shards: usize) -> Option<Registered> {
     let Runtime { slab_send_bytes, slab_receive_bytes, .. } = &settings.runtime;
     let slab_bytes = [slab_send_bytes.value, slab_receive_bytes.value];
     let bytes = registered_bytes(shards, slab_bytes, &verbs_settings(&settings.verbs));
-    let is_wanted = VERBS_BUILT_IN && settings.transport.require.value != Require::Tcp;
+    let is_wanted = VERBS_BUILT_IN && link_wanted(settings).0 != Require::Tcp;
     is_wanted.then_some(Registered { shards, bytes })
 }
 
@@ -208,7 +208,7 @@ impl Scene<'_> {
     /// What is made of everything, from the ground up.
     fn findings(&self, report: &Report) -> Vec<Finding> {
         let Scene { settings, map, ours, .. } = self;
-        let require = settings.transport.require.value;
+        let (require, asked) = link_wanted(settings);
         let (free, shards) = (report.cpus.free(), report.shards);
         let wish = Wish {
             free: &free,
@@ -237,7 +237,7 @@ impl Scene<'_> {
         findings.push(report.tcp.finding(wanted, nix::unistd::geteuid().is_root()));
         findings.extend(report.sockets.findings(traffic));
         findings.push(rdma::finding(&report.rdma));
-        findings.push(report.verbs.finding(require, &asked_for(&settings.transport), !report.rdma.is_empty()));
+        findings.push(report.verbs.finding(require, &asked, !report.rdma.is_empty()));
         findings.push(report.security.finding());
         findings.push(self.map_finding(&report.endpoint_map));
         findings
@@ -272,14 +272,14 @@ impl Scene<'_> {
     }
 
     fn paths(&self, verbs: &Verbs) -> Vec<Path> {
-        let network = Network::of(&self.settings.transport, verbs);
+        let network = Network::of(link_wanted(self.settings), verbs);
         let of_map = self.map.filter(|_| self.failure.is_none());
         of_map.map_or_else(Vec::new, |map| paths::paths(map, self.ours, &network))
     }
 
     fn probes(&self, verbs: &Verbs) -> Result<Vec<Probe>, Failure> {
         let Scene { settings, map, ours, .. } = self;
-        let require = settings.transport.require.value;
+        let (require, _) = link_wanted(settings);
         let prober = Prober {
             // A greeting needs none of the settings, of which one may not be had here.
             tcp: TcpSettings::default(),
@@ -294,7 +294,7 @@ impl Scene<'_> {
 
     /// The cards that tensors would pass: the RDMA device that would be used, else those that have our addresses.
     fn cards(&self, kernel: &Kernel, verbs: &Verbs) -> Vec<Card> {
-        let is_wanted = self.settings.transport.require.value != Require::Tcp;
+        let is_wanted = link_wanted(self.settings).0 != Require::Tcp;
         if let Some(device) = verbs.device.as_ref().filter(|_| is_wanted) {
             return vec![Card::look(kernel, Kind::RdmaDevice, &device.name)];
         }

@@ -386,7 +386,7 @@ fn executor(value: &Value) -> Option<ExecutorChoice> {
     }
 }
 
-fn text(value: &Value) -> Option<String> {
+pub(super) fn text(value: &Value) -> Option<String> {
     match value {
         Value::Text(text) => Some(text.clone()),
         _ => None,

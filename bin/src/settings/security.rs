@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use sealane_transport::authentication::TlsFiles;
 
 use super::effective::Effective;
-use super::sections::{bool, path};
+use super::sections::{bool, path, text};
 use super::{SettingsError, Sourced};
 
 /// `[security]`
@@ -15,6 +15,8 @@ pub struct Security {
     pub peers: Peers,
     /// Without either, listen where other hosts reach it all the same.
     pub insecure: Sourced<bool>,
+    /// Under TLS, use RDMA all the same, which encrypts nothing.
+    pub plaintext_rdma: Sourced<bool>,
 }
 
 /// What peers must show.
@@ -29,6 +31,11 @@ pub enum Peers {
 }
 
 impl Security {
+    /// True if links must not be RDMA, which would carry in plain text what TLS is to encrypt.
+    pub fn rules_out_verbs(&self) -> bool {
+        matches!(self.peers, Peers::Tls(_)) && !self.plaintext_rdma.value
+    }
+
     pub(super) fn of(from: &Effective) -> Result<Security, SettingsError> {
         const FILES: [&str; 3] = ["security.tls_certificate", "security.tls_key", "security.tls_authorities"];
         let secret = from.optional("security.secret_file", path);
@@ -61,6 +68,16 @@ impl Security {
                 fix: "leave security.insecure out: who may talk is said",
             });
         }
-        Ok(Security { peers, insecure })
+        let security = Security { peers, insecure, plaintext_rdma: from.get("security.plaintext_rdma", bool) };
+        let require: Sourced<String> = from.get("transport.require", text);
+        if require.value == "verbs" && security.rules_out_verbs() {
+            return Err(SettingsError::Contradiction {
+                first: Box::new(from.given("transport.require")),
+                second: Box::new(from.given("security.tls_certificate")),
+                fix: "RDMA encrypts nothing: set security.plaintext_rdma = true to let tensors travel in plain text, or \
+                      transport.require = tcp",
+            });
+        }
+        Ok(security)
     }
 }

@@ -294,6 +294,9 @@ pub static TABLE: &[Setting] = &[
     setting("security.insecure", Nothing,
         Kind::Bool, Bool(false),
         "Without a shared secret or TLS, listen on addresses that other hosts reach too, and talk to whoever calls."),
+    setting("security.plaintext_rdma", Nothing,
+        Kind::Bool, Bool(false),
+        "Under TLS, let tensors travel by RDMA too, in plain text; otherwise links are TCP. Each side decides for itself."),
 
     setting("verbs.device", Verbs("RDMA_DEVICE"),
         Kind::Text, Unset("the first with an active port"),

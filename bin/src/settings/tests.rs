@@ -308,6 +308,27 @@ fn verbs_can_be_ruled_out_and_required() {
 }
 
 #[test]
+fn tls_rules_verbs_out_unless_plain_text_is_allowed() {
+    let tls = || {
+        ["certificate", "key", "authorities"]
+            .into_iter()
+            .fold(Case::default(), |case, name| case.set(&format!("security.tls_{name}"), "file.pem"))
+    };
+    let plaintext = || tls().set("security.plaintext_rdma", "true");
+    assert!(tls().settings().security.rules_out_verbs());
+    assert!(!plaintext().settings().security.rules_out_verbs());
+    assert!(!Case::default().set("security.secret_file", "secret").settings().security.rules_out_verbs());
+    let required = |case: Case| case.set("transport.require", "verbs");
+    if VERBS_BUILT_IN {
+        let error = required(tls()).error();
+        let expected = "--set transport.require=verbs does not go with --set security.tls_certificate=file.pem; RDMA encrypts nothing: \
+                        set security.plaintext_rdma = true to let tensors travel in plain text, or transport.require = tcp";
+        assert_eq!(error, expected);
+        assert!(required(plaintext()).load().0.is_ok());
+    }
+}
+
+#[test]
 fn verbs_move_and_register_as_they_are_told() {
     let toml = "[verbs]\ntransfer = 'read'\nregistration = 'dynamic'\nretry_after_ms = 5\n";
     let verbs = Case::default().toml(toml).settings().verbs;

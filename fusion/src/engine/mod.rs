@@ -37,7 +37,7 @@ pub use local::{LocalEngine, LocalPair, LocalReceiving, LocalSending, LocalTask}
 pub use local_plan::{LocalPlan, LocalPulling, LocalReceivingMany};
 pub use published::{Plan, PlanPulling, Publishing, Pulling, PullingMany, ReceivingMany};
 pub use push::Acceptor;
-pub use settings::{EngineSettings, Verbs};
+pub use settings::{EngineSettings, PLAINTEXT_REFUSED, Verbs};
 use shard::ShardEngine;
 pub use task::{Receiving, Sending, Task};
 

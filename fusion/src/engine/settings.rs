@@ -65,11 +65,17 @@ pub struct EngineSettings {
     pub authentication: Authentication,
     /// Without authentication, listen on addresses that other hosts reach too. Default `false`: then that is an error.
     pub insecure: bool,
+    /// Under TLS, let tensors travel by RDMA all the same, which encrypts nothing. Default `false`: then links are TCP.
+    pub plaintext_rdma: bool,
     /// RDMA verbs, tried with every peer that has them too. Default `None`: TCP alone.
     pub verbs: Option<Verbs>,
     /// Who is told of every call and of all that becomes of it. Default `None`: nobody.
     pub trace: Option<TraceSender>,
 }
+
+/// Why links are TCP under TLS.
+pub const PLAINTEXT_REFUSED: &str =
+    "TLS is set, and RDMA would carry tensors in plain text; security.plaintext_rdma = true allows that";
 
 /// Opens a device with what its queues must hold.
 type OpenDevice = dyn Fn(&VerbsSettings) -> Result<Box<dyn Device>, VerbsError> + Send + Sync;
@@ -157,6 +163,7 @@ impl EngineSettings {
             path_reason: "the only network link in this build".into(),
             authentication: Authentication::default(),
             insecure: false,
+            plaintext_rdma: false,
             verbs: None,
             trace: None,
         })
@@ -182,10 +189,20 @@ impl EngineSettings {
         if found > 0 && found != wanted {
             return Err(format!("{found} listeners for {wanted} transport addresses: give one for each, or none"));
         }
+        if self.verbs.as_ref().is_some_and(|verbs| verbs.is_required) && self.declines_verbs() {
+            return Err("verbs are required (transport.require) and so is TLS, which RDMA does not have: set \
+                        security.plaintext_rdma = true to let tensors travel in plain text, or transport.require = tcp"
+                .into());
+        }
         if self.session.window == 0 {
             return Err("transport.window is 0: at least one request must be in flight".into());
         }
         Ok(addresses)
+    }
+
+    /// True if links are not by verbs, for [`PLAINTEXT_REFUSED`], whatever device there is.
+    pub fn declines_verbs(&self) -> bool {
+        self.authentication.is_encrypted() && !self.plaintext_rdma
     }
 
     /// The tasks, each with the place of its transport address among `addresses`.

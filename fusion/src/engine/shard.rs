@@ -19,7 +19,7 @@ use super::clients::{Change, Clients};
 use super::greetings::Greetings;
 use super::links::Links;
 use super::listener::Listener;
-use super::settings::EngineSettings;
+use super::settings::{EngineSettings, PLAINTEXT_REFUSED};
 use crate::metrics::{NodeMetrics, SHOW_INTERVAL};
 use crate::node::{CallerCounters, ConnectOrder, Counters, Node, NodeSettings};
 
@@ -41,6 +41,8 @@ pub(super) struct ShardEngine {
     pub(super) callers: Cell<CallerCounters>,
     /// The RDMA device, if there is one.
     pub(super) port: Option<Rc<Port>>,
+    /// There may be one, and it is not used, for [`PLAINTEXT_REFUSED`].
+    declines_verbs: bool,
     node: RefCell<Node>,
     pub(super) links_source: Cell<Option<SourceId>>,
     pub(super) greetings_source: Cell<Option<SourceId>>,
@@ -90,6 +92,11 @@ fn open_port(
     slabs: [&Slab; 2],
 ) -> Result<(Option<Rc<Port>>, String), String> {
     let Some(verbs) = &settings.verbs else { return Ok((None, settings.path_reason.clone())) };
+    if settings.declines_verbs() {
+        let error = PLAINTEXT_REFUSED;
+        tracing::warn!(shard = shard.index(), error, "no verbs on this shard: its links are TCP");
+        return Ok((None, error.into()));
+    }
     let opened = (verbs.open)(&verbs.settings).and_then(|device| {
         let port = Port::open(device, verbs.settings.clone())?;
         slabs.into_iter().try_for_each(|slab| port.add_slab(slab))?;
@@ -99,6 +106,9 @@ fn open_port(
         Ok(port) => {
             let Attributes { device, port: number, gid_index, chosen, .. } = port.attributes();
             tracing::info!(shard = shard.index(), device, port = number, gid_index, reason = chosen, "verbs are ready");
+            if settings.authentication.is_encrypted() {
+                tracing::warn!(shard = shard.index(), "security.plaintext_rdma: what travels by RDMA is in plain text");
+            }
             Ok((Some(port), "the peer offers no verbs".into()))
         }
         Err(error) if verbs.is_required => Err(format!("verbs are required (transport.require), but {error}")),
@@ -121,7 +131,9 @@ impl ShardEngine {
         let send = slab("send", settings.slab_send_bytes).map_err(|error| error.to_string())?;
         let receive = slab("receive", settings.slab_receive_bytes).map_err(|error| error.to_string())?;
         let (port, path_reason) = open_port(shard, &settings, [&send, &receive])?;
-        let features = if port.is_some() { FEATURE_VERBS } else { 0 };
+        // Who declines says so, and why, where a peer offers them.
+        let declines_verbs = settings.verbs.is_some() && settings.declines_verbs();
+        let features = if port.is_some() || declines_verbs { FEATURE_VERBS } else { 0 };
         let node = NodeSettings { features, path_reason, ..node };
         let addresses = node.addresses.clone();
         let map = settings.map.clone();
@@ -138,6 +150,7 @@ impl ShardEngine {
             addresses,
             callers: Cell::default(),
             port,
+            declines_verbs,
             node: RefCell::new(node),
             links_source: Cell::new(None),
             greetings_source: Cell::new(None),
@@ -173,11 +186,13 @@ impl ShardEngine {
 
     /// The link over a connection to a peer that has said which features it has.
     pub(super) fn link(&self, tcp: TcpLink, hello: &Hello) -> Box<dyn Link> {
+        if hello.features & FEATURE_VERBS == 0 {
+            return Box::new(tcp);
+        }
         match &self.port {
-            Some(port) if hello.features & FEATURE_VERBS != 0 => {
-                Box::new(SettledLink::new(port.clone(), &hello.address, tcp, self.requires_verbs()))
-            }
-            _ => Box::new(tcp),
+            Some(port) => Box::new(SettledLink::new(port.clone(), &hello.address, tcp, self.requires_verbs())),
+            None if self.declines_verbs => Box::new(SettledLink::declining(PLAINTEXT_REFUSED, &hello.address, tcp)),
+            None => Box::new(tcp),
         }
     }
 

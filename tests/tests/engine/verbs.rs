@@ -2,8 +2,11 @@
 //! (the RDMA lab does so).
 
 use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
-use sealane_fusion::{AcceptOptions, Buffer, Code, Engine, EngineSettings, Keys, Verbs};
+use sealane_fusion::{AcceptOptions, Authentication, Buffer, Code, Engine, EngineSettings, Keys, Verbs};
+use sealane_transport::LinkKind;
+use sealane_transport::authentication::Authority;
 use sealane_transport::verbs::device::{Status, VerbsError};
 use sealane_transport::verbs::fake::{Fabric, FakeSettings, Fault, RequestKind, Strike, Weather};
 use sealane_transport::verbs::{Depths, Registration, Transfer, VerbsSettings};
@@ -192,6 +195,81 @@ fn a_peer_that_has_no_device_is_reached_by_tcp_or_not_at_all() {
             assert_eq!(counters_verbs(&engines[0]), 0);
         }
     }
+}
+
+/// What engine number `index` shows that is certified for its task alone.
+fn certified(authority: &Authority, index: usize) -> Authentication {
+    let until = SystemTime::now() + Duration::from_secs(86_400);
+    let certified = authority.certify(&[task(index).parse().unwrap()], until).unwrap();
+    Authentication::certified(&authority.certificate(), &certified).unwrap()
+}
+
+/// A tensor each way; then the kind of the link and why it is that one, as each side shows it.
+fn talk_and_tell(engines: &[Engine]) -> Vec<(LinkKind, String)> {
+    let (ps_task, worker_task) = (engines[0].task(&task(0)).unwrap(), engines[1].task(&task(1)).unwrap());
+    let sending = ps_task.send(&task(1), 1, "k", tensor(100_000, 1));
+    assert!(worker_task.recv(&task(0), 1, "k").wait().unwrap().bytes() == bytes(100_000, 1));
+    sending.wait().unwrap();
+    let shown = |engine: &Engine| {
+        loop {
+            let figures = engine.figures();
+            let path = figures.iter().flat_map(|shard| &shard.peers).map(|peer| &peer.path).next();
+            if let Some((link, path)) = path.and_then(|path| Some((path.link?, path))) {
+                return (link, path.reason.clone());
+            }
+            std::thread::yield_now();
+        }
+    };
+    engines.iter().map(shown).collect()
+}
+
+#[test]
+fn under_tls_nothing_travels_by_verbs_in_plain_text_unless_told_to() {
+    let authority = Authority::new().unwrap();
+    let fabric = Fabric::new(1);
+    // Each side decides for itself.
+    let with = |plaintext: [bool; 2]| {
+        let engines = engines(2, |index, settings| {
+            use_verbs(settings, &fabric, index, &VerbsSettings::default());
+            settings.verbs.as_mut().expect("just set").is_required = false;
+            settings.authentication = certified(&authority, index);
+            settings.plaintext_rdma = plaintext[index];
+        });
+        talk_and_tell(&engines)
+    };
+    for (plaintext, why) in [
+        ([false, false], ["this side cannot: TLS is set", "this side cannot: TLS is set"]),
+        ([true, false], ["the peer cannot: TLS is set", "this side cannot: TLS is set"]),
+        ([false, true], ["this side cannot: TLS is set", "the peer cannot: TLS is set"]),
+    ] {
+        for ((link, reason), why) in with(plaintext).iter().zip(why) {
+            assert_eq!(*link, LinkKind::Tcp, "{reason}");
+            assert!(reason.starts_with(why) && reason.contains("security.plaintext_rdma = true"), "{reason}");
+        }
+    }
+    for (link, reason) in with([true, true]) {
+        assert_eq!(link, LinkKind::Verbs, "{reason}");
+        assert!(reason.contains("in plain text (security.plaintext_rdma)"), "{reason}");
+    }
+}
+
+#[test]
+fn under_tls_an_engine_that_must_use_verbs_does_not_start_unless_told_to_and_a_secret_does_not_matter() {
+    let (authority, fabric) = (Authority::new().unwrap(), Fabric::new(1));
+    let with = |shown: Authentication, plaintext| {
+        let listener = crate::fixture::listener();
+        let mut settings =
+            crate::fixture::settings(crate::fixture::map(&[crate::fixture::port(&listener)]), 0, listener);
+        use_verbs(&mut settings, &fabric, 0, &VerbsSettings::default());
+        (settings.authentication, settings.plaintext_rdma) = (shown, plaintext);
+        Engine::start(settings)
+    };
+    let error = with(certified(&authority, 0), false).err().expect("verbs are not encrypted").to_string();
+    for word in ["transport.require", "TLS", "security.plaintext_rdma = true"] {
+        assert!(error.contains(word), "{error}");
+    }
+    with(certified(&authority, 0), true).unwrap();
+    with(Authentication::secret_bytes(&[7; 32]).unwrap(), false).unwrap();
 }
 
 #[test]

@@ -89,6 +89,11 @@ impl Authentication {
         matches!(self.0, Means::Open)
     }
 
+    /// True if what travels by TCP is encrypted.
+    pub fn is_encrypted(&self) -> bool {
+        matches!(self.0, Means::Tls(_))
+    }
+
     /// For logs: what peers must show.
     pub fn name(&self) -> &'static str {
         match self.0 {

@@ -110,6 +110,11 @@ impl TcpLink {
         Self { stream, staging, start: 0, end: read_ahead.len(), landing: None, held_back: false }
     }
 
+    /// True if what travels on it is encrypted.
+    pub fn is_encrypted(&self) -> bool {
+        matches!(self.stream, Stream::Tls(_))
+    }
+
     /// The socket alone, for another use once nothing more is to come on it.
     ///
     /// # Errors

@@ -163,7 +163,8 @@ struct Settling {
 
 /// What was said, and what this side has for it.
 struct Talk {
-    port: Rc<Port>,
+    /// None on a side that declines.
+    port: Option<Rc<Port>>,
     peer: Box<str>,
     /// This side's queue pair, until it is known not to be used.
     mine: Option<Held>,
@@ -200,7 +201,7 @@ impl Talk {
             }
         };
         Self {
-            port,
+            port: Some(port),
             peer: peer.into(),
             mine,
             why_not,
@@ -213,28 +214,44 @@ impl Talk {
         }
     }
 
+    /// Of a side that does not want verbs, though the peer may.
+    fn declining(reason: &str, peer: &str) -> Self {
+        Self {
+            port: None,
+            peer: peer.into(),
+            mine: None,
+            why_not: reason.into(),
+            first_packet: 0,
+            message_bytes: MESSAGE_BYTES as u32,
+            stage: Stage::Offers,
+            to_say: vec![Said::No(reason.into())],
+            is_written: false,
+            is_required: false,
+        }
+    }
+
     /// True if all is said on both sides.
     fn is_settled(&self) -> bool {
         self.is_written && matches!(self.stage, Stage::Tcp(_) | Stage::Verbs)
     }
 
     fn hear(&mut self, said: Said) -> Result<(), WireError> {
-        let here = self.port.state().device.attributes().device.clone();
         self.stage = match (&self.stage, said) {
             (Stage::Offers, Said::Offer { endpoint, window, message_bytes }) => {
                 self.message_bytes = message_bytes.min(MESSAGE_BYTES as u32);
                 match &mut self.mine {
                     Some(mine) => {
+                        let port = mine.port.clone();
                         let mine = mine.get();
                         mine.credits.set_peer_window(window.into());
                         let queue_pair = mine.queue_pair.id;
-                        let connected = self.port.state().device.connect(queue_pair, self.first_packet, &endpoint);
+                        let connected = port.state().device.connect(queue_pair, self.first_packet, &endpoint);
                         self.is_written = false;
                         self.to_say.push(match connected {
                             Ok(()) => Said::Ready,
                             Err(error) => {
-                                self.why_not = format!("{here}: {error}");
-                                self.port.state().failures.note(&self.peer, Instant::now(), &self.why_not);
+                                self.why_not = format!("{}: {error}", port.state().device.attributes().device);
+                                port.state().failures.note(&self.peer, Instant::now(), &self.why_not);
                                 self.mine = None;
                                 Said::No(self.why_not.clone())
                             }
@@ -244,6 +261,10 @@ impl Talk {
                     // The no of this side is on its way, and the last word.
                     None => Stage::Tcp(format!("this side cannot: {}", self.why_not)),
                 }
+            }
+            // Neither can: each has its own reason at hand.
+            (Stage::Offers, Said::No(_)) if self.mine.is_none() => {
+                Stage::Tcp(format!("this side cannot: {}", self.why_not))
             }
             (Stage::Offers, Said::No(reason)) => Stage::Tcp(format!("the peer cannot: {reason}")),
             (Stage::Ready, Said::Ready) if self.mine.is_some() => Stage::Verbs,
@@ -300,6 +321,12 @@ impl SettledLink {
         Self { state: State::Settling(Box::new(Settling { tcp, talk })), reason: String::new() }
     }
 
+    /// A link of a side that declines verbs, to a peer that may want them: it hears the reason, and the link is TCP.
+    pub fn declining(reason: &str, peer: &str, tcp: TcpLink) -> Self {
+        let talk = Talk::declining(reason, peer);
+        Self { state: State::Settling(Box::new(Settling { tcp, talk })), reason: String::new() }
+    }
+
     /// Becomes what was settled upon, once that is so.
     fn settle(&mut self) -> Result<(), LinkError> {
         if !matches!(&self.state, State::Settling(settling) if settling.talk.is_settled()) {
@@ -309,6 +336,7 @@ impl SettledLink {
         let Settling { tcp, talk: Talk { port, peer, mine, message_bytes, stage, is_required, .. } } = *settling;
         match (stage, mine) {
             (Stage::Verbs, Some(mine)) => {
+                let port = mine.port.clone();
                 let attributes = port.attributes();
                 tracing::info!(
                     peer = &*peer,
@@ -322,13 +350,18 @@ impl SettledLink {
                 let (device, port_number) = (&attributes.device, attributes.port);
                 self.reason =
                     format!("{device} port {port_number} GID {}: {}", attributes.gid_index, attributes.chosen);
+                if tcp.is_encrypted() {
+                    self.reason += "; TLS is set, but this travels in plain text (security.plaintext_rdma)";
+                }
                 let socket = tcp.into_socket()?;
                 port.state().counters.links_begun += 1;
                 self.state =
                     State::Verbs(Box::new(VerbsLink::new(port, peer, socket, mine.take(), message_bytes as usize)));
             }
             (Stage::Tcp(reason), _) => {
-                port.state().counters.links_refused += 1;
+                if let Some(port) = &port {
+                    port.state().counters.links_refused += 1;
+                }
                 if is_required {
                     return Err(LinkError::VerbsRequired(reason));
                 }
@@ -367,7 +400,7 @@ impl Link for SettledLink {
             State::Settling(settling) => {
                 if let Some(mine) = &mut settling.talk.mine {
                     let link = mine.get().link;
-                    settling.talk.port.state().adopt(link, name);
+                    mine.port.state().adopt(link, name);
                 }
             }
             State::Verbs(link) => link.adopt(name),
@@ -426,9 +459,9 @@ impl Link for SettledLink {
         match std::mem::replace(&mut self.state, State::Over) {
             State::Settling(settling) => {
                 // A peer that never comes to terms about verbs is to be reached by TCP, as one whose links fail.
-                let Talk { port, peer, mine, .. } = &settling.talk;
-                if mine.is_some() {
-                    port.state().failures.note(
+                let Talk { peer, mine, .. } = &settling.talk;
+                if let Some(mine) = mine {
+                    mine.port.state().failures.note(
                         peer,
                         Instant::now(),
                         "the link ended before both had settled upon verbs",

@@ -6,8 +6,8 @@ use sealane_transport::endpoint_map::{EndpointMap, TransportAddress};
 use serde::Serialize;
 
 use super::verbs::Verbs;
-use crate::engine_settings::{NOT_BUILT_IN, asked_for};
-use crate::settings::{Require, Transport};
+use crate::engine_settings::NOT_BUILT_IN;
+use crate::settings::Require;
 
 /// The transport addresses that this host serves.
 #[derive(Debug, Default)]
@@ -52,9 +52,8 @@ pub(super) struct Network {
 
 impl Network {
     /// What the settings ask for and this host can do.
-    pub(super) fn of(transport: &Transport, verbs: &Verbs) -> Network {
-        let asked = asked_for(transport);
-        let (link, reason) = match (transport.require.value, &verbs.device) {
+    pub(super) fn of((require, asked): (Require, String), verbs: &Verbs) -> Network {
+        let (link, reason) = match (require, &verbs.device) {
             (Require::Tcp, _) => ("tcp", asked),
             (Require::Auto, None) if !verbs.built_in => ("tcp", NOT_BUILT_IN.to_owned()),
             (Require::Auto, None) => ("tcp", format!("no verbs here: {}", verbs.reason)),
@@ -89,7 +88,9 @@ pub(super) fn paths(map: &EndpointMap, ours: &Ours, network: &Network) -> Vec<Pa
 mod tests {
     use super::super::verbs::tests::{found, missing};
     use super::*;
-    use crate::settings::{Environment, Settings, Sources};
+    use crate::engine_settings::link_wanted;
+    use crate::settings::{Environment, Peers, Settings, Sources};
+    use sealane_fusion::{PLAINTEXT_REFUSED, TlsFiles};
 
     #[test]
     fn our_own_address_is_loopback_and_all_others_are_the_networks() {
@@ -114,7 +115,7 @@ mod tests {
             role: None,
             overrides: &[],
         };
-        let mut transport = Settings::load(&sources).unwrap().transport;
+        let mut settings = Settings::load(&sources).unwrap();
         let mut without = missing();
         without.built_in = false;
         let reasons = [
@@ -146,8 +147,15 @@ mod tests {
             ),
         ];
         for (require, verbs, link, reason) in reasons {
-            transport.require.value = require;
-            assert_eq!(Network::of(&transport, &verbs), Network { link, reason: reason.to_owned() });
+            settings.transport.require.value = require;
+            assert_eq!(Network::of(link_wanted(&settings), &verbs), Network { link, reason: reason.to_owned() });
         }
+        let [certificate, key, authorities] = ["c", "k", "a"].map(Into::into);
+        settings.security.peers = Peers::Tls(TlsFiles { certificate, key, authorities });
+        settings.transport.require.value = Require::Auto;
+        let refused = Network::of(link_wanted(&settings), &found());
+        assert_eq!(refused, Network { link: "tcp", reason: PLAINTEXT_REFUSED.to_owned() });
+        settings.security.plaintext_rdma.value = true;
+        assert_eq!(Network::of(link_wanted(&settings), &found()).link, "verbs");
     }
 }

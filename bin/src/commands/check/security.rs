@@ -15,6 +15,7 @@ pub(super) struct Security {
     /// `none`, `shared secret` or `TLS 1.3`.
     peers: &'static str,
     insecure: bool,
+    plaintext_rdma: bool,
     /// Why a daemon would not start.
     error: Option<String>,
 }
@@ -22,7 +23,7 @@ pub(super) struct Security {
 impl Security {
     /// What the settings say, for a daemon that listens on these addresses.
     pub(super) fn look<'a>(settings: &Settings, ours: impl IntoIterator<Item = &'a TransportAddress>) -> Security {
-        let insecure = settings.security.insecure.value;
+        let (insecure, plaintext_rdma) = (settings.security.insecure.value, settings.security.plaintext_rdma.value);
         let (peers, error) = match authentication(&settings.security) {
             Ok(authentication) => (authentication.name(), None),
             Err(failure) => (name(&settings.security.peers), Some(failure.to_string())),
@@ -35,7 +36,7 @@ impl Security {
             ))
         };
         let is_open = settings.security.peers == Peers::Anyone && !insecure;
-        Security { peers, insecure, error: error.or_else(|| if is_open { exposed() } else { None }) }
+        Security { peers, insecure, plaintext_rdma, error: error.or_else(|| if is_open { exposed() } else { None }) }
     }
 }
 
@@ -62,7 +63,10 @@ impl Security {
             ("none", true) => "anyone who can connect (security.insecure)",
             ("none", false) => "anyone, but this host alone can connect",
             ("shared secret", _) => "who has the shared secret; not encrypted",
-            _ => "who has a certificate for its tasks; encrypted by TLS 1.3, but for RDMA",
+            _ if self.plaintext_rdma => {
+                "who has a certificate for its tasks; encrypted by TLS 1.3, but for RDMA (security.plaintext_rdma)"
+            }
+            _ => "who has a certificate for its tasks; encrypted by TLS 1.3, without RDMA",
         };
         let Some(error) = &self.error else { return Finding::ok(NAME, who) };
         // Each of these says what was wrong, and then what to do.

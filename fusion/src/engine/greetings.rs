@@ -20,7 +20,7 @@ use super::callers::{Callers, host_of};
 use super::listener::{Listener, Watch};
 use super::look_ups::LookUps;
 use super::shard::{ShardEngine, Vital};
-use super::{deadline, identity};
+use super::{deadline, expiry, identity};
 use crate::node::{Answer, ConnectOrder, DialFailure, DialFailureKind};
 
 /// Callers accepted in one turn at most.
@@ -90,7 +90,18 @@ impl Greetings {
             work += self.expire(now);
         }
         self.mind_listeners(now);
+        self.mind_the_end(now);
         work
+    }
+
+    /// Warns of a certificate that ends soon, where one shard does so for all.
+    fn mind_the_end(&self, now: Instant) {
+        if self.listeners.is_empty() || self.engine.look_at_end.get().is_none_or(|look| now < look) {
+            return;
+        }
+        let left = self.engine.authentication.borrow().ends().map(expiry::left);
+        left.inspect(|left| expiry::warn(*left));
+        self.engine.look_at_end.set(left.map(|left| now + expiry::look_again(left)));
     }
 
     fn watch(&self, descriptor: BorrowedFd<'_>, token: u64, interest: Interest) -> Result<(), RuntimeError> {
@@ -154,8 +165,12 @@ impl Greetings {
             tracing::debug!(?from, reason, "a caller was turned away");
             return;
         }
-        let ShardEngine { settings, addresses, .. } = &*self.engine;
-        match Answering::new(socket, &addresses[usize::from(via)], &settings.tcp, &settings.authentication) {
+        let ShardEngine { settings, addresses, authentication, .. } = &*self.engine;
+        let answering = {
+            let authentication = authentication.borrow();
+            Answering::new(socket, &addresses[usize::from(via)], &settings.tcp, &authentication)
+        };
+        match answering {
             Ok(answering) => self.add(Greeting::Answering { answering, via, from: host, held: 0 }),
             Err(error) => {
                 self.callers.ended(host);
@@ -240,7 +255,11 @@ impl Greetings {
         while !more.is_empty() {
             let address = more.remove(0);
             let settings = &self.engine.settings;
-            match Dial::start(address, (&called, hello.clone()), &settings.tcp, &settings.authentication) {
+            let dial = {
+                let authentication = self.engine.authentication.borrow();
+                Dial::start(address, (&called, hello.clone()), &settings.tcp, &authentication)
+            };
+            match dial {
                 Ok(dial) => return self.add(Greeting::Calling { dial, peer, more, hello }),
                 Err(failed) => error = failed,
             }
@@ -486,7 +505,8 @@ impl Source for Greetings {
 
     fn next_timeout(&self) -> Option<Instant> {
         let pauses = self.listeners.iter().filter_map(Listener::next_timeout);
-        self.pending.iter().map(|(_, pending)| pending.deadline).chain(pauses).min()
+        let end = self.engine.look_at_end.get().filter(|_| !self.listeners.is_empty());
+        self.pending.iter().map(|(_, pending)| pending.deadline).chain(pauses).chain(end).min()
     }
 
     fn name(&self) -> &'static str {

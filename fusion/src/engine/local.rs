@@ -8,6 +8,7 @@ use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use sealane_runtime::{Buffer, Shard};
+use sealane_transport::authentication::Authentication;
 use sealane_transport::endpoint_map::{EndpointMap, TaskName};
 use sealane_transport::{Error, Handle, RecvOptions, RecvOutcome, SendOptions, SendOutcome};
 
@@ -63,6 +64,10 @@ impl LocalEngine {
 
     pub(super) fn set_map(&self, map: Arc<EndpointMap>, more: Vec<(TaskName, u16)>) -> Result<(), Error> {
         self.0.with_node(|node, _| node.set_map(map, more))
+    }
+
+    pub(super) fn set_authentication(&self, authentication: Authentication) {
+        self.0.set_authentication(authentication);
     }
 
     /// Says goodbye, and stays until the goodbyes have left or `deadline` is over.

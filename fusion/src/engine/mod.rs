@@ -2,6 +2,7 @@
 
 mod callers;
 mod clients;
+mod expiry;
 mod greetings;
 mod identity;
 mod links;
@@ -22,6 +23,7 @@ use std::time::{Duration, Instant};
 
 use sealane_runtime::{ExecutorKind, JoinHandle, Runtime};
 use sealane_transport::Error;
+use sealane_transport::authentication::Authentication;
 use sealane_transport::endpoint_map::{EndpointMap, TaskName, TransportAddress};
 use sealane_transport::error::LinkError;
 use sealane_transport::tcp::{listen, resolve};
@@ -93,6 +95,7 @@ struct Inner {
     /// Grows when a new endpoint map has more; never shrinks.
     tasks: RwLock<Vec<TaskName>>,
     attached: Mutex<Attached>,
+    authentication: Mutex<Authentication>,
 }
 
 /// A running engine. Clones share it; it stops when told to, or when the last clone and the last [`Task`] are gone.
@@ -157,7 +160,9 @@ impl Engine {
         let metrics = started.into_iter().map(|shard| shard.wait()?.map_err(StartError::Shard));
         let metrics = metrics.collect::<Result<Vec<_>, StartError>>()?;
         let tasks = RwLock::new(settings.tasks.clone());
-        Ok(Engine(Arc::new(Inner { runtime, metrics, settings, addresses, tasks, attached: Mutex::default() })))
+        let authentication = Mutex::new(settings.authentication.clone());
+        let attached = Mutex::default();
+        Ok(Engine(Arc::new(Inner { runtime, metrics, settings, addresses, tasks, attached, authentication })))
     }
 
     /// A task of this engine.
@@ -262,6 +267,35 @@ impl Engine {
         let told: Vec<_> = (0..self.shards()).map(tell).collect();
         told.into_iter().try_for_each(|told| told.wait().map_err(|error| stopped(&error))?)?;
         tasks.extend(new);
+        Ok(())
+    }
+
+    /// What peers must show on links that are made now.
+    pub fn authentication(&self) -> Authentication {
+        self.0.authentication.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Replaces what peers must show, and this engine shows them, by other secrets or certificates. Links that stand go on; those that
+    /// are made from now on use the new ones.
+    ///
+    /// # Errors
+    /// InvalidArgument, and nothing has changed, if it is of another kind than what the engine started with; Unavailable if the
+    /// engine has stopped.
+    pub fn set_authentication(&self, authentication: Authentication) -> Result<(), Error> {
+        let mut current = self.0.authentication.lock().unwrap_or_else(PoisonError::into_inner);
+        if authentication.name() != current.name() {
+            let (new, old) = (authentication.name(), current.name());
+            return Err(Error::invalid(format!(
+                "peers show {old} here, and {new} cannot take its place while the engine runs; start it anew"
+            )));
+        }
+        let tell = |index| {
+            let authentication = authentication.clone();
+            self.on_shard(index, async move |shard| shard.set_authentication(authentication))
+        };
+        let told: Vec<_> = (0..self.shards()).map(tell).collect();
+        told.into_iter().try_for_each(|told| told.wait().map_err(|error| stopped(&error)))?;
+        *current = authentication;
         Ok(())
     }
 

@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use sealane_runtime::{Shard, Slab, SlabSettings, SourceId};
 use sealane_transport::Link;
+use sealane_transport::authentication::Authentication;
 use sealane_transport::endpoint_map::TransportAddress;
 use sealane_transport::tcp::TcpLink;
 use sealane_transport::verbs::device::Attributes;
@@ -31,6 +32,10 @@ thread_local! {
 pub(super) struct ShardEngine {
     pub(super) shard: Shard,
     pub(super) settings: EngineSettings,
+    /// What peers must show on links that are made from now on.
+    pub(super) authentication: RefCell<Authentication>,
+    /// When its end is looked at, on the shard that listens; `None` if it has none.
+    pub(super) look_at_end: Cell<Option<Instant>>,
     /// This engine's transport addresses, in the order of its listeners.
     pub(super) addresses: Vec<TransportAddress>,
     /// What other threads see of this shard.
@@ -146,6 +151,8 @@ impl ShardEngine {
             shard: shard.clone(),
             metrics: metrics.clone(),
             show_at: Cell::new(shard.now()),
+            authentication: RefCell::new(settings.authentication.clone()),
+            look_at_end: Cell::new(settings.authentication.ends().map(|_| shard.now())),
             settings,
             addresses,
             callers: Cell::default(),
@@ -167,6 +174,12 @@ impl ShardEngine {
         Clients::start(&engine);
         ENGINE.with(|slot| slot.set(engine)).map_err(|_| "the shard has an engine already".to_owned())?;
         Ok(metrics)
+    }
+
+    /// From now on, peers must show this. Links that stand go on.
+    pub(super) fn set_authentication(&self, authentication: Authentication) {
+        self.look_at_end.set(authentication.ends().map(|_| self.shard.now()));
+        self.authentication.replace(authentication);
     }
 
     /// Whether a link to a peer with these features will do.

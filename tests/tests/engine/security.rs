@@ -267,3 +267,97 @@ fn unfinished_greetings_hold_a_bounded_number_of_bytes() {
     until(&engine, "nobody is turned away", |counters| counters.callers.turned_away >= 10);
     drop(callers);
 }
+
+/// A tensor from one task to another, for which the consumer's engine calls if there is no link.
+fn carry((from, ps): (&Engine, usize), (to, worker): (&Engine, usize), step: i64) {
+    let (ps_task, worker_task) = (from.task(&task(ps)).unwrap(), to.task(&task(worker)).unwrap());
+    let receiving = worker_task.recv(&task(ps), step, "w");
+    let sending = ps_task.send(&task(worker), step, "w", tensor(1000, 1));
+    assert_eq!(receiving.wait().unwrap().bytes(), bytes(1000, 1));
+    sending.wait().unwrap();
+}
+
+#[test]
+fn links_that_are_made_after_credentials_were_replaced_use_the_new_and_those_that_stand_go_on() {
+    let (old, new) = (Authority::new().unwrap(), Authority::new().unwrap());
+    let engines = engines(3, |index, settings| {
+        settings.authentication = certified(if index == 2 { &new } else { &old }, &[index]);
+    });
+    let [ps, worker, late] = &engines[..] else { unreachable!() };
+    carry((ps, 0), (worker, 1), 1);
+    let error = late.task(&task(2)).unwrap().recv(&task(0), 1, "w").wait().unwrap_err().error;
+    assert_eq!(error.code(), Code::PermissionDenied, "{error}");
+    for (index, engine) in [ps, worker].into_iter().enumerate() {
+        let authentication = certified(&new, &[index]);
+        engine.set_authentication(authentication.clone()).unwrap();
+        assert!(engine.authentication().is_same(&authentication));
+    }
+    carry((ps, 0), (worker, 1), 2);
+    assert_eq!(crate::fixture::total(ps).links_lost, 0);
+    // Called, and calling.
+    carry((ps, 0), (late, 2), 3);
+    carry((late, 2), (worker, 1), 4);
+}
+
+#[test]
+fn credentials_of_another_kind_do_not_take_the_place_of_those_in_use() {
+    let authority = Authority::new().unwrap();
+    let engines = two_that_show([certified(&authority, &[0]), certified(&authority, &[1])]);
+    for other in [Authentication::default(), secret("four")] {
+        let error = engines[0].set_authentication(other).unwrap_err();
+        assert_eq!(error.code(), Code::InvalidArgument);
+        assert!(error.to_string().contains("TLS 1.3"), "{error}");
+    }
+    assert_they_talk(&engines);
+}
+
+/// What an engine shows at a step of the change from one secret to another.
+fn step_of_change(step: usize) -> Authentication {
+    let (old, new) = ("old!".repeat(8), "new!".repeat(8));
+    let lines = [old.clone(), format!("{old}\n{new}\n"), format!("{new}\n{old}\n"), new];
+    Authentication::secret_bytes(lines[step].as_bytes()).unwrap()
+}
+
+#[test]
+fn secrets_are_changed_host_by_host_without_a_refused_link() {
+    const STEPS: usize = 4;
+    // Two engines that run through all steps, one behind the other, and at each step new ones that are as far as either: one to
+    // call and one to be called by each of the two.
+    let visitors_from = |step: usize| 2 + 4 * (step - 1);
+    let listeners: Vec<_> = (0..visitors_from(STEPS)).map(|_| listener()).collect();
+    let ports: Vec<_> = listeners.iter().map(port).collect();
+    let mut listeners = listeners.into_iter().enumerate();
+    let mut start = |step| {
+        let (index, listener) = listeners.next().expect("enough");
+        let mut settings = settings(map(&ports), index, listener);
+        settings.authentication = step_of_change(step);
+        (Engine::start(settings).unwrap(), index)
+    };
+    let (ahead, behind) = (start(0), start(0));
+    carry((&ahead.0, 0), (&behind.0, 1), 1);
+    let mut visitors = Vec::new();
+    for step in 1..STEPS {
+        ahead.0.set_authentication(step_of_change(step)).unwrap();
+        for ((engine, index), theirs) in [(&ahead, step - 1), (&behind, step)] {
+            let (caller, called) = (start(theirs), start(theirs));
+            carry((engine, *index), (&caller.0, caller.1), 1);
+            carry((&called.0, called.1), (engine, *index), 1);
+            visitors.extend([caller.0, called.0]);
+        }
+        behind.0.set_authentication(step_of_change(step)).unwrap();
+    }
+    carry((&ahead.0, 0), (&behind.0, 1), 2);
+    for engine in [&ahead.0, &behind.0].into_iter().chain(&visitors) {
+        let total = crate::fixture::total(engine);
+        assert_eq!((total.callers.unauthenticated, total.links_lost), (0, 0));
+    }
+}
+
+#[test]
+fn who_calls_with_a_secret_that_is_not_known_yet_is_refused_and_let_in_once_it_is() {
+    // A step was left out: the worker calls with the new secret, of which the ps knows nothing.
+    let [ps, worker] = two_that_show([step_of_change(0), step_of_change(2)]);
+    assert!(denied(&worker).contains("security.secret_file"));
+    ps.set_authentication(step_of_change(1)).unwrap();
+    carry((&ps, 0), (&worker, 1), 2);
+}

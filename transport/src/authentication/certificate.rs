@@ -1,12 +1,27 @@
 //! A peer's certificate, whose chain was checked, and the tasks that it speaks for.
 
-use rustls::pki_types::{CertificateDer, IpAddr, ServerName};
-use webpki::EndEntityCert;
+use std::time::{Duration, SystemTime};
+
+use rustls::pki_types::{CertificateDer, IpAddr, ServerName, UnixTime};
+use webpki::{EndEntityCert, KeyUsage};
 
 use crate::endpoint_map::{Host, TaskName};
 
 /// What a URI among the names of a certificate begins with that names one task: `sealane://ps0.example:2222`.
 const TASK_SCHEME: &str = "sealane://";
+
+/// When a certificate ends; `None` if it cannot be read.
+pub(super) fn not_after(certificate: &CertificateDer<'_>) -> Option<SystemTime> {
+    let certificate = EndEntityCert::try_from(certificate).ok()?;
+    // webpki tells it of a certificate that has ended, which it looks for before all else; at the end of time each has.
+    let never = UnixTime::since_unix_epoch(Duration::from_secs(u64::MAX));
+    match certificate.verify_for_usage(&[], &[], &[], never, KeyUsage::client_auth(), None, None) {
+        Err(webpki::Error::CertExpired { not_after, .. }) => {
+            SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(not_after.as_secs()))
+        }
+        _ => None,
+    }
+}
 
 /// See the module.
 #[derive(Debug, Clone)]

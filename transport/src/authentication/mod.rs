@@ -1,7 +1,7 @@
 //! Who may talk over TCP: anyone, whoever has the shared secret, or whoever has a certificate for the tasks that it names.
 //!
-//! What is here is read once, when an engine starts; the links' ends carry it out before their greetings
-//! ([`tcp`](crate::tcp)).
+//! What is here is whole and never changes: an engine that is given another uses it for the links that it makes from then on. The
+//! links' ends carry it out before their greetings ([`tcp`](crate::tcp)).
 
 #[cfg(feature = "authority")]
 mod authority;
@@ -12,12 +12,13 @@ mod tls;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::SystemTime;
 
 #[cfg(feature = "authority")]
 pub use authority::{Authority, AuthorityError, Certified};
 pub use certificate::Certificate;
 pub(crate) use secret::{Call, Nonce, Secret, Speaker};
-pub use secret::{SECRET_BYTES_MAX, SECRET_BYTES_MIN, random_secret};
+pub use secret::{SECRET_BYTES_MAX, SECRET_BYTES_MIN, SECRETS_MAX, random_secret};
 pub use tls::TlsFiles;
 pub(crate) use tls::{Identity, PROTOCOL};
 
@@ -42,20 +43,22 @@ pub(crate) enum Means {
 }
 
 impl Authentication {
-    /// The shared secret in a file that its owner alone may read.
+    /// The shared secret in a file that its owner alone may read. In a second line it may have another, which callers may have
+    /// as well while the hosts of a job are changed one by one.
     ///
     /// # Errors
-    /// The file cannot be read, others may read it, or it is too short or too long.
+    /// The file cannot be read, others may read it, a secret is too short, or there are too many.
     pub fn secret(path: &Path) -> Result<Self, AuthenticationError> {
         let bytes = private_file::read(path, "the shared secret", SECRET_BYTES_MAX)?;
-        let secret = Secret::new(bytes.trim_ascii()).map_err(|problem| AuthenticationError::content(path, problem))?;
+        let secret = Secret::new(&bytes).map_err(|problem| AuthenticationError::content(path, problem))?;
         Ok(Self(Means::Secret(Arc::new(secret))))
     }
 
     /// A certificate, its key, and the authorities whose certificates are believed.
     ///
     /// # Errors
-    /// A file cannot be read or does not hold what it should, others may read the key, or it is not the certificate's.
+    /// A file cannot be read or does not hold what it should, others may read the key, it is not the certificate's, or the
+    /// certificate has ended.
     pub fn tls(files: &TlsFiles) -> Result<Self, AuthenticationError> {
         Ok(Self(Means::Tls(Arc::new(Identity::load(files)?))))
     }
@@ -74,10 +77,10 @@ impl Authentication {
         Ok(Self(Means::Tls(Arc::new(identity))))
     }
 
-    /// The same for a secret that is no file's.
+    /// The same for a secret, or two in lines, that are no file's.
     ///
     /// # Errors
-    /// It is too short.
+    /// As [`Authentication::secret`].
     pub fn secret_bytes(bytes: &[u8]) -> Result<Self, AuthenticationError> {
         let secret =
             Secret::new(bytes).map_err(|problem| AuthenticationError::content(Path::new("secret"), problem))?;
@@ -92,6 +95,24 @@ impl Authentication {
     /// True if what travels by TCP is encrypted.
     pub fn is_encrypted(&self) -> bool {
         matches!(self.0, Means::Tls(_))
+    }
+
+    /// When what this side shows ends: its certificate, or sooner the authority's that vouches for it. `None` where there is none.
+    pub fn ends(&self) -> Option<SystemTime> {
+        match &self.0 {
+            Means::Tls(identity) => identity.ends,
+            Means::Open | Means::Secret(_) => None,
+        }
+    }
+
+    /// True if both were made of the same.
+    pub fn is_same(&self, other: &Authentication) -> bool {
+        match (&self.0, &other.0) {
+            (Means::Open, Means::Open) => true,
+            (Means::Secret(one), Means::Secret(other)) => one.digest == other.digest,
+            (Means::Tls(one), Means::Tls(other)) => one.digest == other.digest,
+            _ => false,
+        }
     }
 
     /// For logs: what peers must show.

@@ -4,7 +4,11 @@
 //! and proves with HMAC-SHA-256 (RFC 2104) over both numbers, the address that was called, and the name of its part, that it has
 //! the secret. Neither a former conversation nor the other side's own words can be played back, and what is said to whoever has
 //! taken over a peer's address opens no other.
+//!
+//! While the hosts of a job are given another secret, two are valid: a side calls with its first, and hears out callers that have
+//! either, to whom it proves that it has the same.
 
+use ring::digest::{SHA256, digest};
 use ring::hmac;
 use ring::rand::{SecureRandom, SystemRandom};
 
@@ -12,8 +16,10 @@ use crate::wire::PROOF_BYTES;
 
 /// Shortest secret, in bytes: long enough that whoever has seen a proof cannot try all.
 pub const SECRET_BYTES_MIN: usize = 32;
-/// Longest secret, in bytes.
+/// Longest file of secrets, in bytes.
 pub const SECRET_BYTES_MAX: usize = 4096;
+/// Secrets that may be valid at once: the one that goes and the one that comes.
+pub const SECRETS_MAX: usize = 2;
 
 /// A number that was never drawn before.
 pub(crate) type Nonce = [u8; PROOF_BYTES];
@@ -27,7 +33,10 @@ pub(crate) enum Speaker {
 
 /// See the module. Never printed.
 pub(crate) struct Secret {
-    key: hmac::Key,
+    /// By the first this side calls; callers may have any.
+    keys: Vec<hmac::Key>,
+    /// Of what the keys were made from, to tell whether it has changed.
+    pub(super) digest: [u8; 32],
     random: SystemRandom,
 }
 
@@ -38,15 +47,24 @@ impl std::fmt::Debug for Secret {
 }
 
 impl Secret {
-    pub(super) fn new(bytes: &[u8]) -> Result<Self, String> {
-        if bytes.len() < SECRET_BYTES_MIN {
-            let found = bytes.len();
+    /// Of a text with a secret in each line.
+    pub(super) fn new(text: &[u8]) -> Result<Self, String> {
+        let lines: Vec<&[u8]> = text.trim_ascii().split(|byte| *byte == b'\n').map(<[u8]>::trim_ascii).collect();
+        if lines.len() > SECRETS_MAX {
+            let found = lines.len();
             return Err(format!(
-                "the shared secret has {found} bytes, and must have at least {SECRET_BYTES_MIN}; \
+                "{found} lines, each a shared secret, and {SECRETS_MAX} may be valid at once; take the oldest out"
+            ));
+        }
+        if let Some(short) = lines.iter().find(|line| line.len() < SECRET_BYTES_MIN) {
+            let found = short.len();
+            return Err(format!(
+                "the shared secret has {found} bytes, and must have at least {SECRET_BYTES_MIN} in one line; \
                  make one with `sealane keys secret FILE`"
             ));
         }
-        Ok(Self { key: hmac::Key::new(hmac::HMAC_SHA256, bytes), random: SystemRandom::new() })
+        let keys = lines.iter().map(|line| hmac::Key::new(hmac::HMAC_SHA256, line)).collect();
+        Ok(Self { keys, digest: sha256(&lines), random: SystemRandom::new() })
     }
 
     /// Draws a challenge.
@@ -57,16 +75,34 @@ impl Secret {
         draw(&self.random)
     }
 
-    /// What `speaker` says to show that it has the secret.
-    pub(crate) fn proof(&self, speaker: Speaker, call: &Call) -> [u8; PROOF_BYTES] {
-        let tag = hmac::sign(&self.key, &call.message(speaker));
-        tag.as_ref().try_into().expect("SHA-256 has 32 bytes")
+    /// What this side says as the caller to show that it has the secret.
+    pub(crate) fn proof(&self, call: &Call) -> [u8; PROOF_BYTES] {
+        sign(&self.keys[0], Speaker::Caller, call)
     }
 
-    /// True if `proof` is what `speaker` must say. Takes the same time whatever it is.
-    pub(crate) fn is_proof(&self, proof: &[u8], speaker: Speaker, call: &Call) -> bool {
-        hmac::verify(&self.key, &call.message(speaker), proof).is_ok()
+    /// What this side says as the called one to a caller that has said `proof`: that it has the same secret. `None` if it has
+    /// not. Each secret takes the same time whatever the proof is.
+    pub(crate) fn answer(&self, proof: &[u8], call: &Call) -> Option<[u8; PROOF_BYTES]> {
+        let is_by = |key: &&hmac::Key| hmac::verify(key, &call.message(Speaker::Caller), proof).is_ok();
+        self.keys.iter().find(is_by).map(|key| sign(key, Speaker::Called, call))
     }
+
+    /// True if `answer` is that of a called side that has the secret by which this side calls.
+    pub(crate) fn is_answer(&self, answer: &[u8], call: &Call) -> bool {
+        hmac::verify(&self.keys[0], &call.message(Speaker::Called), answer).is_ok()
+    }
+}
+
+fn sign(key: &hmac::Key, speaker: Speaker, call: &Call) -> [u8; PROOF_BYTES] {
+    let tag = hmac::sign(key, &call.message(speaker));
+    tag.as_ref().try_into().expect("SHA-256 has 32 bytes")
+}
+
+/// Of all parts, each with its length.
+pub(super) fn sha256(parts: &[&[u8]]) -> [u8; 32] {
+    let lengths = parts.iter().flat_map(|part| (part.len() as u64).to_le_bytes());
+    let all: Vec<u8> = lengths.chain(parts.concat()).collect();
+    digest(&SHA256, &all).as_ref().try_into().expect("SHA-256 has 32 bytes")
 }
 
 /// A new secret as text: 32 random bytes in hexadecimal digits.
@@ -119,19 +155,46 @@ mod tests {
     #[test]
     fn a_proof_holds_for_its_secret_its_speaker_and_its_call_alone() {
         let (secret, other) = (Secret::new(&[7; 32]).unwrap(), Secret::new(&[8; 32]).unwrap());
-        let proof = secret.proof(Speaker::Caller, &call());
-        assert!(secret.is_proof(&proof, Speaker::Caller, &call()));
-        assert!(!other.is_proof(&proof, Speaker::Caller, &call()));
-        assert!(!secret.is_proof(&proof, Speaker::Called, &call()));
+        let proof = secret.proof(&call());
+        let answer = secret.answer(&proof, &call()).unwrap();
+        assert!(secret.is_answer(&answer, &call()));
+        assert!(other.answer(&proof, &call()).is_none() && !other.is_answer(&answer, &call()));
+        assert!(!secret.is_answer(&proof, &call()) && secret.answer(&answer, &call()).is_none());
         let swapped = Call { caller: call().called, called: call().caller, ..call() };
-        assert!(!secret.is_proof(&proof, Speaker::Caller, &swapped));
+        assert!(secret.answer(&proof, &swapped).is_none() && !secret.is_answer(&answer, &swapped));
         let elsewhere = Call { address: "10.0.0.2:7000".into(), ..call() };
-        assert!(!secret.is_proof(&proof, Speaker::Caller, &elsewhere));
+        assert!(secret.answer(&proof, &elsewhere).is_none() && !secret.is_answer(&answer, &elsewhere));
         for bit in 0..8 * PROOF_BYTES {
-            let mut altered = proof;
-            altered[bit / 8] ^= 1 << (bit % 8);
-            assert!(!secret.is_proof(&altered, Speaker::Caller, &call()), "bit {bit}");
+            let (mut proof, mut answer) = (proof, answer);
+            proof[bit / 8] ^= 1 << (bit % 8);
+            answer[bit / 8] ^= 1 << (bit % 8);
+            assert!(secret.answer(&proof, &call()).is_none() && !secret.is_answer(&answer, &call()), "bit {bit}");
         }
+    }
+
+    #[test]
+    fn of_two_secrets_the_first_is_called_with_and_either_is_answered_by_itself() {
+        let (old, new) = ([b'o'; 32], [b'n'; 32]);
+        let of = |lines: &[[u8; 32]]| Secret::new(&[lines.join(&b'\n'), vec![b'\n']].concat()).unwrap();
+        let talk = |caller: &Secret, called: &Secret| {
+            let answer = called.answer(&caller.proof(&call()), &call());
+            answer.is_some_and(|answer| caller.is_answer(&answer, &call()))
+        };
+        // The steps of a change: whoever is a step ahead or behind talks with the others, both ways.
+        let steps = [of(&[old]), of(&[old, new]), of(&[new, old]), of(&[new])];
+        for (at, one) in steps.iter().enumerate() {
+            for (other_at, other) in steps.iter().enumerate() {
+                if at.abs_diff(other_at) <= 1 {
+                    assert!(talk(one, other), "step {at} calls step {other_at}");
+                }
+            }
+        }
+        // Steps that were left out.
+        assert!(!talk(&steps[2], &steps[0]) && !talk(&steps[0], &steps[3]) && !talk(&steps[1], &steps[3]));
+        let error = Secret::new(&[b'x'; 32].repeat(3).chunks(32).collect::<Vec<_>>().join(&b'\n')).unwrap_err();
+        assert!(error.contains("3 lines") && error.contains("2 may be valid"), "{error}");
+        let error = Secret::new(&[&old[..], b"short"].join(&b'\n')).unwrap_err();
+        assert!(error.contains("5 bytes") && error.contains("in one line"), "{error}");
     }
 
     #[test]

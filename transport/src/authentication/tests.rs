@@ -114,6 +114,49 @@ fn certificates_keys_and_authorities_are_read_and_must_fit() {
     says(read(&one.certificate, (0o600, &one.key), &torn), "authorities.pem");
 }
 
+/// A certificate that is valid until then, of an authority that is.
+fn ending(own: SystemTime, authority: SystemTime) -> (String, String, String) {
+    use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+    let epoch = rcgen::date_time_ymd(1970, 1, 1);
+    let until = |time: SystemTime| epoch + time.duration_since(SystemTime::UNIX_EPOCH).unwrap();
+    let mut params = CertificateParams::default();
+    params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    params.not_after = until(authority);
+    let authority = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+    let (mut params, key) = (CertificateParams::default(), KeyPair::generate().unwrap());
+    params.not_after = until(own);
+    let certificate = params.signed_by(&key, &authority).unwrap();
+    (certificate.pem(), key.serialize_pem(), authority.pem())
+}
+
+#[test]
+fn the_end_is_that_of_the_certificate_or_sooner_of_its_authority() {
+    // Certificates count whole seconds.
+    let now = SystemTime::UNIX_EPOCH + Duration::from_secs(SystemTime::UNIX_EPOCH.elapsed().unwrap().as_secs());
+    let in_days = |days: u64| now + Duration::from_secs(days * 86_400);
+    let files = Files::new();
+    let read = |(certificate, key, authorities): &(String, String, String)| {
+        Authentication::tls(&TlsFiles {
+            certificate: files.write("certificate.pem", 0o644, certificate),
+            key: files.write("key.pem", 0o600, key),
+            authorities: files.write("authorities.pem", 0o644, authorities),
+        })
+    };
+    let ends = |own, authority| read(&ending(own, authority)).unwrap().ends();
+    assert_eq!(ends(in_days(3), in_days(10)), Some(in_days(3)));
+    assert_eq!(ends(in_days(10), in_days(3)), Some(in_days(3)));
+    // Another authority that is believed, and vouches for somebody else, does not matter.
+    let (mut ours, other) = (ending(in_days(10), in_days(20)), ending(in_days(10), in_days(1)));
+    ours.2 += &other.2;
+    let (both, again) = (read(&ours).unwrap(), read(&ours).unwrap());
+    assert_eq!(both.ends(), Some(in_days(10)));
+    assert!(both.is_same(&again) && !both.is_same(&read(&other).unwrap()));
+    assert!(!both.is_same(&Authentication::default()));
+    let error = read(&ending(now - Duration::from_secs(60), in_days(10))).unwrap_err().to_string();
+    assert!(error.contains("certificate.pem") && error.contains("has ended"), "{error}");
+    assert_eq!(Authentication::secret_bytes(SECRET).unwrap().ends(), None);
+}
+
 fn certificate(alternative_names: Vec<rcgen::SanType>) -> Certificate {
     let key = rcgen::KeyPair::generate().unwrap();
     let mut params = rcgen::CertificateParams::default();

@@ -5,6 +5,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{ClientConfig, Resumption, UnbufferedClientConnection, verify_server_cert_signed_by_trust_anchor};
@@ -16,6 +17,8 @@ use rustls::server::{
 };
 use rustls::{DigitallySignedStruct, RootCertStore, SignatureScheme, version};
 
+use super::certificate::not_after;
+use super::secret::sha256;
 use super::{AuthenticationError, private_file};
 
 /// Longest PEM file, in bytes: a bundle of some hundred authorities.
@@ -40,6 +43,10 @@ pub struct TlsFiles {
 pub(crate) struct Identity {
     caller: Arc<ClientConfig>,
     called: Arc<ServerConfig>,
+    /// When its certificate ends, or sooner what is between it and the authority, or the authority.
+    pub(super) ends: Option<SystemTime>,
+    /// Of the three files, to tell whether they have changed.
+    pub(super) digest: [u8; 32],
 }
 
 impl std::fmt::Debug for Identity {
@@ -53,7 +60,15 @@ impl Identity {
         let certificate = private_file::read_public(&files.certificate, "the certificate", PEM_BYTES_MAX)?;
         let key = private_file::read(&files.key, "the certificate's key", PEM_BYTES_MAX)?;
         let authorities = private_file::read_public(&files.authorities, "the authorities", PEM_BYTES_MAX)?;
-        Self::of((&files.certificate, &certificate), (&files.key, &key), (&files.authorities, &authorities))
+        let identity =
+            Self::of((&files.certificate, &certificate), (&files.key, &key), (&files.authorities, &authorities))?;
+        // No peer would believe it.
+        if identity.ends.is_some_and(|ends| ends <= SystemTime::now()) {
+            let problem =
+                "it, or the authority that vouches for it, has ended; make new ones, as `sealane keys tls` does";
+            return Err(AuthenticationError::content(&files.certificate, problem));
+        }
+        Ok(identity)
     }
 
     /// Of three PEM texts, each with where it comes from.
@@ -62,15 +77,18 @@ impl Identity {
         (key_path, key): (&Path, &[u8]),
         authorities: (&Path, &[u8]),
     ) -> Result<Self, AuthenticationError> {
+        let digest = sha256(&[certificate.1, key, authorities.1]);
         let chain = certificates(certificate)?;
         let key = PrivateKeyDer::from_pem_slice(key)
             .map_err(|error| AuthenticationError::content(key_path, format!("no private key in PEM: {error}")))?;
         let mut roots = RootCertStore::empty();
-        for authority in certificates(authorities)? {
+        let believed = certificates(authorities)?;
+        for authority in &believed {
             let unfit = |error: rustls::Error| AuthenticationError::content(authorities.0, error.to_string());
-            roots.add(authority).map_err(unfit)?;
+            roots.add(authority.clone()).map_err(unfit)?;
         }
         let (roots, provider) = (Arc::new(roots), Arc::new(provider()));
+        let ends = ends(&chain, &believed, &provider);
         let unfit = |error: rustls::Error| {
             let problem = format!("it and the key in {} do not fit: {error}", key_path.display());
             AuthenticationError::content(certificate.0, problem)
@@ -102,7 +120,7 @@ impl Identity {
         called.send_tls13_tickets = 0;
         called.session_storage = Arc::new(NoServerSessionStorage {});
         called.alpn_protocols = vec![PROTOCOL.to_vec()];
-        Ok(Self { caller: Arc::new(caller), called: Arc::new(called) })
+        Ok(Self { caller: Arc::new(caller), called: Arc::new(called), ends, digest })
     }
 
     /// The same of a side that names no protocol.
@@ -111,7 +129,7 @@ impl Identity {
         let (mut caller, mut called) = (ClientConfig::clone(&self.caller), ServerConfig::clone(&self.called));
         caller.alpn_protocols.clear();
         called.alpn_protocols.clear();
-        Self { caller: Arc::new(caller), called: Arc::new(called) }
+        Self { caller: Arc::new(caller), called: Arc::new(called), ..*self }
     }
 
     /// The same of a side that gives so many tickets for sessions to whoever calls, each in a record of its own.
@@ -123,7 +141,7 @@ impl Identity {
         called.send_tls13_tickets = tickets;
         called.session_storage = rustls::server::ServerSessionMemoryCache::new(1);
         called.max_fragment_size = Some(TICKET_BYTES + 5);
-        Self { caller: self.caller.clone(), called: Arc::new(called) }
+        Self { caller: self.caller.clone(), called: Arc::new(called), ..*self }
     }
 
     pub(crate) fn calling(&self) -> Result<UnbufferedClientConnection, rustls::Error> {
@@ -141,6 +159,25 @@ fn provider() -> CryptoProvider {
     use ring::cipher_suite::{TLS13_AES_128_GCM_SHA256, TLS13_AES_256_GCM_SHA384, TLS13_CHACHA20_POLY1305_SHA256};
     let cipher_suites = vec![TLS13_AES_128_GCM_SHA256, TLS13_AES_256_GCM_SHA384, TLS13_CHACHA20_POLY1305_SHA256];
     CryptoProvider { cipher_suites, ..ring::default_provider() }
+}
+
+/// When a chain ends: its own certificates, or sooner the authority that vouches for them, if it is among the believed.
+fn ends(
+    chain: &[CertificateDer<'static>],
+    believed: &[CertificateDer<'static>],
+    provider: &CryptoProvider,
+) -> Option<SystemTime> {
+    let (now, algorithms) = (UnixTime::now(), provider.signature_verification_algorithms.all);
+    let vouches = |authority: &&CertificateDer<'static>| {
+        let mut root = RootCertStore::empty();
+        root.add((*authority).clone()).is_ok_and(|()| {
+            ParsedCertificate::try_from(&chain[0]).is_ok_and(|own| {
+                verify_server_cert_signed_by_trust_anchor(&own, &root, &chain[1..], now, algorithms).is_ok()
+            })
+        })
+    };
+    let authority = believed.iter().filter(vouches).filter_map(not_after).max();
+    chain.iter().filter_map(not_after).chain(authority).min()
 }
 
 fn certificates((path, pem): (&Path, &[u8])) -> Result<Vec<CertificateDer<'static>>, AuthenticationError> {

@@ -240,12 +240,16 @@ impl Door {
             }
             (Speaker::Caller, Stage::Challenged { secret, mine }, Greeting::Challenge(called)) => {
                 let call = Call { caller: mine, called, address };
-                self.say(&Greeting::Proof(secret.proof(Speaker::Caller, &call)).to_bytes());
+                self.say(&Greeting::Proof(secret.proof(&call)).to_bytes());
                 Stage::Unproven { secret, call }
             }
             (speaker, Stage::Unproven { secret, call }, Greeting::Proof(proof)) => {
-                let other = if speaker == Speaker::Caller { Speaker::Called } else { Speaker::Caller };
-                if !secret.is_proof(&proof, other, &call) {
+                let answer = (speaker == Speaker::Called).then(|| secret.answer(&proof, &call));
+                let is_right = match &answer {
+                    Some(answer) => answer.is_some(),
+                    None => secret.is_answer(&proof, &call),
+                };
+                if !is_right {
                     let reason = format!(
                         "the shared secret (security.secret_file) is not the same on both sides, \
                          or their endpoint maps name the called side differently (here: {address})"
@@ -253,8 +257,8 @@ impl Door {
                     return Err(Turned::Unauthenticated(reason));
                 }
                 // The caller has shown its proof first: who only wants to see one learns nothing from a called side.
-                if speaker == Speaker::Called {
-                    self.say(&Greeting::Proof(secret.proof(Speaker::Called, &call)).to_bytes());
+                if let Some(answer) = answer.flatten() {
+                    self.say(&Greeting::Proof(answer).to_bytes());
                 }
                 Stage::Open
             }

@@ -23,7 +23,13 @@ const PRIVATE: u32 = 0o600;
 
 /// Make a shared secret or certificates, for the settings that say who may talk
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example:\n  sealane keys secret sealane.secret")]
+#[command(after_help = "Example:\n  sealane keys secret sealane.secret\n\n\
+    To replace a secret while daemons run, which read it again by themselves:\n  \
+    1. append the new secret to the file of every host: callers may have either\n  \
+    2. when all have it, swap the two lines on every host: each then calls with the new one\n  \
+    3. when all have that, take the old line out\n\
+    To replace certificates: the new authority into tls_authorities of every host, beside the old one; then certificate\n\
+    and key, host by host; then the old authority out. docs/credentials.md has more.")]
 pub struct Args {
     #[command(subcommand)]
     command: Command,
@@ -31,7 +37,7 @@ pub struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Make a shared secret: one file, the same for every host of a job
+    /// Make a shared secret: one file, the same for every host of a job; `sealane keys --help` says how to replace it
     #[command(after_help = "Example:\n  sealane keys secret sealane.secret")]
     Secret {
         /// The file to write; it must not exist

@@ -5,6 +5,8 @@ mod histogram;
 mod rates;
 mod shard;
 
+use std::time::SystemTime;
+
 use serde::{Deserialize, Serialize};
 
 pub(crate) use histogram::Histogram;
@@ -34,7 +36,31 @@ pub(crate) struct Figures {
     pub(crate) addresses: Vec<String>,
     /// The tasks that it serves.
     pub(crate) tasks: Vec<String>,
+    /// By what peers know the daemon.
+    pub(crate) credentials: Credentials,
     pub(crate) shards: Vec<Shard>,
+}
+
+/// What a daemon shows its peers, and they show it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Credentials {
+    /// `none`, `shared secret` or `TLS 1.3`.
+    pub(crate) shown: String,
+    /// Days until the certificate ends, or sooner its authority's; below 0 afterwards, null where there is none.
+    pub(crate) days_left: Option<f64>,
+    /// Times that new ones were taken since the start.
+    pub(crate) taken: u64,
+    /// Times that new ones could not be used, and the old ones stayed.
+    pub(crate) refused: u64,
+}
+
+/// Days from now until then, below 0 if it is over.
+pub(crate) fn days_left(end: SystemTime) -> f64 {
+    const DAY: f64 = 86_400.0;
+    match end.duration_since(SystemTime::now()) {
+        Ok(left) => left.as_secs_f64() / DAY,
+        Err(over) => -over.duration().as_secs_f64() / DAY,
+    }
 }
 
 /// What a daemon does.

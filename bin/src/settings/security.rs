@@ -1,6 +1,6 @@
 //! `[security]`: what peers of other hosts must show before they may talk.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use sealane_transport::authentication::TlsFiles;
 
@@ -28,6 +28,17 @@ pub enum Peers {
     Secret(PathBuf),
     /// A certificate for their tasks.
     Tls(TlsFiles),
+}
+
+impl Peers {
+    /// The files that say who may talk.
+    pub fn files(&self) -> Vec<&Path> {
+        match self {
+            Peers::Anyone => Vec::new(),
+            Peers::Secret(file) => vec![file],
+            Peers::Tls(TlsFiles { certificate, key, authorities }) => vec![certificate, key, authorities],
+        }
+    }
 }
 
 impl Security {

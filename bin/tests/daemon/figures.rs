@@ -16,7 +16,7 @@ fn start() -> (Place, Daemon, String) {
 }
 
 /// The status and the body that a request gets.
-fn ask(address: &str, method: &str, path: &str) -> (u16, String) {
+pub fn ask(address: &str, method: &str, path: &str) -> (u16, String) {
     let mut socket = TcpStream::connect(address).unwrap();
     socket.set_read_timeout(Some(STUCK)).unwrap();
     write!(socket, "{method} {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n").unwrap();
@@ -27,7 +27,7 @@ fn ask(address: &str, method: &str, path: &str) -> (u16, String) {
 }
 
 /// The samples of a scrape by their names and labels.
-fn samples(text: &str) -> BTreeMap<String, f64> {
+pub fn samples(text: &str) -> BTreeMap<String, f64> {
     assert!(text.ends_with("# EOF\n"), "{text}");
     let lines = text.lines().filter(|line| !line.starts_with('#'));
     lines
@@ -37,7 +37,7 @@ fn samples(text: &str) -> BTreeMap<String, f64> {
 }
 
 /// What a command prints that must succeed.
-fn words(place: &Place, arguments: &[&str]) -> String {
+pub fn words(place: &Place, arguments: &[&str]) -> String {
     let output = place.run(arguments);
     assert!(output.status.success(), "{output:?}");
     String::from_utf8(output.stdout).unwrap()

@@ -1,6 +1,7 @@
 //! `sealane daemon` and `sealane drain` as processes: start, stop, clients that attach, behave, misbehave and die.
 
 mod clients;
+mod credentials;
 mod figures;
 mod fixture;
 mod life;

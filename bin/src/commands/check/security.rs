@@ -6,8 +6,12 @@ use serde::Serialize;
 
 use super::verdict::{Finding, advice};
 use crate::engine_settings::authentication;
+use crate::figures::days_left;
 use crate::settings::{Peers, Settings};
 use sealane_transport::endpoint_map::TransportAddress;
+
+/// A certificate that ends sooner is to be renewed.
+const WARNING_DAYS: f64 = 7.0;
 
 /// What peers of other hosts must show.
 #[derive(Debug, Serialize)]
@@ -16,6 +20,8 @@ pub(super) struct Security {
     peers: &'static str,
     insecure: bool,
     plaintext_rdma: bool,
+    /// Days until the certificate ends, or sooner its authority's.
+    days_left: Option<f64>,
     /// Why a daemon would not start.
     error: Option<String>,
 }
@@ -24,9 +30,9 @@ impl Security {
     /// What the settings say, for a daemon that listens on these addresses.
     pub(super) fn look<'a>(settings: &Settings, ours: impl IntoIterator<Item = &'a TransportAddress>) -> Security {
         let (insecure, plaintext_rdma) = (settings.security.insecure.value, settings.security.plaintext_rdma.value);
-        let (peers, error) = match authentication(&settings.security) {
-            Ok(authentication) => (authentication.name(), None),
-            Err(failure) => (name(&settings.security.peers), Some(failure.to_string())),
+        let (peers, days_left, error) = match authentication(&settings.security) {
+            Ok(authentication) => (authentication.name(), authentication.ends().map(days_left), None),
+            Err(failure) => (name(&settings.security.peers), None, Some(failure.to_string())),
         };
         let exposed = || {
             let address = ours.into_iter().find(|address| is_exposed(address))?;
@@ -36,7 +42,13 @@ impl Security {
             ))
         };
         let is_open = settings.security.peers == Peers::Anyone && !insecure;
-        Security { peers, insecure, plaintext_rdma, error: error.or_else(|| if is_open { exposed() } else { None }) }
+        Security {
+            peers,
+            insecure,
+            plaintext_rdma,
+            days_left,
+            error: error.or_else(|| if is_open { exposed() } else { None }),
+        }
     }
 }
 
@@ -68,7 +80,19 @@ impl Security {
             }
             _ => "who has a certificate for its tasks; encrypted by TLS 1.3, without RDMA",
         };
-        let Some(error) = &self.error else { return Finding::ok(NAME, who) };
+        let Some(error) = &self.error else {
+            return match self.days_left {
+                None => Finding::ok(NAME, who),
+                Some(days) if days > WARNING_DAYS => {
+                    Finding::ok(NAME, format!("{who}; the certificate is good for {days:.0} days"))
+                }
+                Some(days) => Finding::better(
+                    NAME,
+                    format!("{who}; the certificate, or its authority's, ends in {days:.1} days"),
+                    advice("replace its files, which a running daemon takes by itself (sealane keys --help)"),
+                ),
+            };
+        };
         // Each of these says what was wrong, and then what to do.
         let (wrong, remedy) = error.split_once(": set ").or_else(|| error.split_once("; ")).unwrap_or((error, ""));
         let remedy = match remedy {

@@ -19,13 +19,14 @@ use super::instruments::Instruments;
 use super::memory::Portion;
 use super::metrics::Metrics;
 use super::readiness::{For, Readiness, Ready};
-use super::reload::MapInUse;
+use super::reload::{MapInUse, reload_credentials};
 use super::service_manager;
 use super::signals::{Signals, Wish};
 use super::socket::ClientSocket;
 use super::tasks::{self, list};
 use super::watch::Watch;
 use crate::Failure;
+use crate::settings::Security;
 
 /// How often the engine is looked at, which stops where a part fails that it cannot do without.
 const ENGINE_LOOK: Duration = Duration::from_secs(1);
@@ -45,10 +46,11 @@ pub(super) struct Control {
     pub(super) gate: Gate,
     pub(super) portion: Portion,
     pub(super) map: MapInUse,
+    pub(super) security: Security,
     pub(super) drain_timeout: Duration,
     pub(super) socket: ClientSocket,
     pub(super) signals: Signals,
-    /// None where the system has no watches left: then the map is read again on a signal alone.
+    /// None where the system has no watches left: then files are read again on a signal alone.
     pub(super) watch: Option<Watch>,
     pub(super) readiness: Readiness,
     pub(super) connections: Connections,
@@ -69,7 +71,7 @@ impl Control {
         self.readiness.add(&self.socket, For::Reading, Ready::Listener).map_err(refused)?;
         self.readiness.add(&self.signals, For::Reading, Ready::Signals).map_err(refused)?;
         if let Some(watch) = &self.watch {
-            self.readiness.add(watch, For::Reading, Ready::Map).map_err(refused)?;
+            self.readiness.add(watch, For::Reading, Ready::Files).map_err(refused)?;
         }
         service_manager::ready(&self.status());
         loop {
@@ -87,7 +89,7 @@ impl Control {
                     Ready::Listener => self.accept(now),
                     Ready::Signals if self.obey_signals(now) => {}
                     Ready::Signals => return Ok(()),
-                    Ready::Map => self.look_at_map(),
+                    Ready::Files => self.look_at_files(),
                     Ready::Connection(number) => self.serve(now, number),
                     Ready::Process(number) => self.hang_up(number, "its process is gone"),
                 }
@@ -114,7 +116,7 @@ impl Control {
                 Wish::Stop => self.begin_drain(now, "a signal"),
                 Wish::Reload => {
                     if let Some(Err(error)) = self.watch.as_ref().map(Watch::renew) {
-                        tracing::warn!(%error, "changes of the endpoint map are not seen any more, SIGHUP reads it");
+                        tracing::warn!(%error, "changes of the endpoint map or of credentials are not seen any more, SIGHUP reads them");
                     }
                     self.reload();
                 }
@@ -123,7 +125,7 @@ impl Control {
         true
     }
 
-    fn look_at_map(&mut self) {
+    fn look_at_files(&mut self) {
         if self.watch.as_ref().is_some_and(Watch::changed) {
             self.reload();
         }
@@ -135,6 +137,7 @@ impl Control {
         }
         service_manager::reloading();
         self.map.reload(&self.engine);
+        reload_credentials(&self.security, &self.engine, &self.instruments);
         service_manager::ready(&self.status());
     }
 

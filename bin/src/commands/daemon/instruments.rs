@@ -1,12 +1,12 @@
 //! The daemon's instruments, read by `sealane stat` and by whoever scrapes its metrics. No shard is stopped or woken for it.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Instant, SystemTime};
 
 use sealane_fusion::Engine;
 
-use crate::figures::{Figures, SCHEMA, State, unix_ms};
+use crate::figures::{Credentials, Figures, SCHEMA, State, days_left, unix_ms};
 
 /// See the module. Clones show the same daemon.
 #[derive(Clone)]
@@ -14,16 +14,44 @@ pub(super) struct Instruments {
     engine: Engine,
     began: Instant,
     drains: Arc<AtomicBool>,
+    credentials: Arc<CredentialCounts>,
+}
+
+/// New files of credentials, since the start.
+#[derive(Default)]
+struct CredentialCounts {
+    taken: AtomicU64,
+    refused: AtomicU64,
 }
 
 impl Instruments {
     pub(super) fn new(engine: Engine) -> Self {
-        Self { engine, began: Instant::now(), drains: Arc::default() }
+        Self { engine, began: Instant::now(), drains: Arc::default(), credentials: Arc::default() }
     }
 
     /// The daemon drains from now on.
     pub(super) fn drains(&self) {
         self.drains.store(true, Ordering::Relaxed);
+    }
+
+    /// New credentials are in use.
+    pub(super) fn credentials_taken(&self) {
+        self.credentials.taken.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// New credentials could not be used.
+    pub(super) fn credentials_refused(&self) {
+        self.credentials.refused.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn credentials(&self) -> Credentials {
+        let authentication = self.engine.authentication();
+        Credentials {
+            shown: authentication.name().into(),
+            days_left: authentication.ends().map(days_left),
+            taken: self.credentials.taken.load(Ordering::Relaxed),
+            refused: self.credentials.refused.load(Ordering::Relaxed),
+        }
     }
 
     /// What the daemon does.
@@ -47,6 +75,7 @@ impl Instruments {
             executor: self.engine.executor().to_string(),
             addresses: self.engine.addresses().iter().map(ToString::to_string).collect(),
             tasks: self.engine.tasks().iter().map(ToString::to_string).collect(),
+            credentials: self.credentials(),
             shards: self.engine.figures().into_iter().map(Into::into).collect(),
         }
     }

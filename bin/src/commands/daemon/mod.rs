@@ -141,6 +141,7 @@ fn serve(
         _metrics: metrics,
         gate,
         map,
+        security: settings.security.clone(),
         drain_timeout: settings.daemon.drain_timeout.value,
         socket,
         signals,
@@ -155,10 +156,12 @@ fn serve(
 }
 
 fn watch(settings: &Settings) -> Option<Watch> {
-    match Watch::new(&settings.transport.endpoint_map.value) {
+    let mut files = vec![settings.transport.endpoint_map.value.as_path()];
+    files.extend(settings.security.peers.files());
+    match Watch::new(&files) {
         Ok(watch) => Some(watch),
         Err(error) => {
-            tracing::warn!(%error, "changes of the endpoint map are not seen, SIGHUP reads it; is fs.inotify.max_user_instances reached?");
+            tracing::warn!(%error, "changes of the endpoint map and of credentials are not seen, SIGHUP reads them; is fs.inotify.max_user_instances reached?");
             None
         }
     }

@@ -18,8 +18,8 @@ pub(super) enum Ready {
     Listener,
     /// A signal came.
     Signals,
-    /// The endpoint map's directory changed.
-    Map,
+    /// The directory of the endpoint map or of credentials changed.
+    Files,
     /// A connection, by its number, can go on or is broken.
     Connection(u64),
     /// The process of a connection is gone.
@@ -27,14 +27,14 @@ pub(super) enum Ready {
 }
 
 /// Descriptors that are not one of many.
-const FIXED: [Ready; 3] = [Ready::Listener, Ready::Signals, Ready::Map];
+const FIXED: [Ready; 3] = [Ready::Listener, Ready::Signals, Ready::Files];
 
 impl Ready {
     fn token(self) -> u64 {
         match self {
             Ready::Listener => 0,
             Ready::Signals => 1,
-            Ready::Map => 2,
+            Ready::Files => 2,
             Ready::Connection(number) => FIXED.len() as u64 + 2 * number,
             Ready::Process(number) => FIXED.len() as u64 + 2 * number + 1,
         }
@@ -136,7 +136,7 @@ mod tests {
 
     #[test]
     fn tokens_name_their_descriptors() {
-        let all = [Ready::Listener, Ready::Signals, Ready::Map, Ready::Connection(0), Ready::Process(0)];
+        let all = [Ready::Listener, Ready::Signals, Ready::Files, Ready::Connection(0), Ready::Process(0)];
         for ready in all.into_iter().chain([Ready::Connection(9), Ready::Process(1 << 60)]) {
             assert_eq!(Ready::of(ready.token()), ready);
         }

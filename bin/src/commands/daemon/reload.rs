@@ -1,13 +1,16 @@
-//! The endpoint map of a running daemon: read again when asked or when its file changes, whole or not at all. The control
-//! thread waits meanwhile for the file and for names of new hosts, transfers do not.
+//! The endpoint map, and the secret or the certificates, of a running daemon: read again when asked or when a file changes, whole or
+//! not at all. The control thread waits meanwhile for the files and for names of new hosts, transfers do not.
 
 use std::sync::Arc;
 
 use sealane_fusion::Engine;
 use sealane_transport::endpoint_map::{EndpointMap, SharedEndpointMap};
 
+use super::instruments::Instruments;
 use super::tasks::{Growth, list};
+use crate::engine_settings::authentication;
 use crate::local_host::LocalHost;
+use crate::settings::{Peers, Security};
 
 /// The map, and what the daemon does with a new one.
 #[derive(Debug)]
@@ -46,6 +49,32 @@ impl MapInUse {
             Err(error) => return tracing::error!(%error, "the engine does not take the new endpoint map"),
         }
         warn(&growth);
+    }
+}
+
+/// Reads the files again that say who may talk, and gives the engine what they have. Files that are wrong are logged and
+/// counted, and what was read before stays in use.
+pub(super) fn reload_credentials(security: &Security, engine: &Engine, instruments: &Instruments) {
+    if security.peers == Peers::Anyone {
+        return;
+    }
+    let taken = authentication(security).map_err(|failure| failure.to_string()).and_then(|new| {
+        if new.is_same(&engine.authentication()) {
+            return Ok(false);
+        }
+        engine.set_authentication(new).map(|()| true).map_err(|error| error.to_string())
+    });
+    match taken {
+        Ok(false) => tracing::debug!("the credentials are the same as before"),
+        Ok(true) => {
+            instruments.credentials_taken();
+            let shown = engine.authentication().name();
+            tracing::info!(shown, "the credentials are new ones: links that are made from now on use them");
+        }
+        Err(error) => {
+            instruments.credentials_refused();
+            tracing::error!(error, "the credentials stay as they were");
+        }
     }
 }
 

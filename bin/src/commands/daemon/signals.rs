@@ -14,7 +14,7 @@ use crate::Failure;
 pub(super) enum Wish {
     /// Finish and end.
     Stop,
-    /// Read the endpoint map again.
+    /// Read the endpoint map and the credentials again.
     Reload,
 }
 

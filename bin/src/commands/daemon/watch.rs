@@ -1,5 +1,5 @@
-//! Tells when the endpoint map's file may have changed. Watches its directory, since editors and Kubernetes replace files
-//! by renaming others.
+//! Tells when the endpoint map, a secret or a certificate may have changed. Watches their directories, since editors and
+//! Kubernetes replace files by renaming others.
 
 use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -15,44 +15,47 @@ const CHANGES: AddWatchFlags = AddWatchFlags::IN_CLOSE_WRITE.union(AddWatchFlags
 /// Kubernetes swaps all files of a mounted map at once, by renaming a link that has this beginning.
 const KUBERNETES_LINK: &[u8] = b"..";
 
-/// Watches the directory of one file.
+/// Watches the directories of some files.
 #[derive(Debug)]
 pub(super) struct Watch {
     inotify: Inotify,
-    directory: PathBuf,
-    file: OsString,
+    directories: Vec<PathBuf>,
+    /// Without their directories: a file of the same name in another of these is read in vain.
+    files: Vec<OsString>,
 }
 
 impl Watch {
-    /// Watches for changes of the file at `path`.
+    /// Watches for changes of the files at these paths.
     ///
     /// # Errors
     /// The system's: no directory, or a limit of watches.
-    pub(super) fn new(path: &Path) -> Result<Watch, Errno> {
+    pub(super) fn new(paths: &[&Path]) -> Result<Watch, Errno> {
         let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)?;
-        let directory = match path.parent() {
-            Some(directory) if !directory.as_os_str().is_empty() => directory,
-            _ => Path::new("."),
+        let directory = |path: &&Path| match path.parent() {
+            Some(directory) if !directory.as_os_str().is_empty() => directory.to_owned(),
+            _ => PathBuf::from("."),
         };
-        let file = path.file_name().unwrap_or_default().to_owned();
-        let watch = Watch { inotify, directory: directory.to_owned(), file };
+        let directories = paths.iter().map(directory).collect();
+        let files = paths.iter().map(|path| path.file_name().unwrap_or_default().to_owned()).collect();
+        let watch = Watch { inotify, directories, files };
         watch.renew()?;
         Ok(watch)
     }
 
-    /// Watches the directory that has the name now, should it be another one.
+    /// Watches the directories that have the names now, should they be others.
     ///
     /// # Errors
-    /// The system's.
+    /// The system's, of the first that cannot be watched; the others are.
     pub(super) fn renew(&self) -> Result<(), Errno> {
-        self.inotify.add_watch(&self.directory, CHANGES).map(drop)
+        let watched = self.directories.iter().map(|directory| self.inotify.add_watch(directory, CHANGES).map(drop));
+        watched.fold(Ok(()), Result::and)
     }
 
-    /// True if the file may have changed since the last look. However many changes there were, one look tells of all.
+    /// True if a file may have changed since the last look. However many changes there were, one look tells of all.
     pub(super) fn changed(&self) -> bool {
         let mut changed = false;
         while let Ok(events) = self.inotify.read_events() {
-            changed |= events.iter().any(|event| concerns(event.mask, event.name.as_deref(), &self.file));
+            changed |= events.iter().any(|event| concerns(event.mask, event.name.as_deref(), &self.files));
         }
         changed
     }
@@ -64,12 +67,13 @@ impl AsFd for Watch {
     }
 }
 
-fn concerns(what: AddWatchFlags, name: Option<&OsStr>, file: &OsStr) -> bool {
+fn concerns(what: AddWatchFlags, name: Option<&OsStr>, files: &[OsString]) -> bool {
     // Events that were lost may have been of any file.
     if what.contains(AddWatchFlags::IN_Q_OVERFLOW) {
         return true;
     }
-    name.is_some_and(|name| name == file || name.as_encoded_bytes().starts_with(KUBERNETES_LINK))
+    let is_one = |name: &OsStr| files.iter().any(|file| file == name);
+    name.is_some_and(|name| is_one(name) || name.as_encoded_bytes().starts_with(KUBERNETES_LINK))
 }
 
 #[cfg(test)]
@@ -81,13 +85,16 @@ mod tests {
     fn a_file_that_is_written_or_replaced_has_changed_and_its_neighbours_do_not_matter() {
         let directory = tempfile::tempdir().unwrap();
         let path = |name: &str| directory.path().join(name);
-        let watch = Watch::new(&path("map")).unwrap();
+        fs::create_dir(path("keys")).unwrap();
+        let watch = Watch::new(&[&path("map"), &path("keys/secret")]).unwrap();
         assert!(!watch.changed());
         fs::write(path("neighbour"), "a").unwrap();
         assert!(!watch.changed());
-        fs::write(path("map"), "a").unwrap();
-        assert!(watch.changed());
-        assert!(!watch.changed());
+        for file in ["map", "keys/secret"] {
+            fs::write(path(file), "a").unwrap();
+            assert!(watch.changed());
+            assert!(!watch.changed());
+        }
         fs::rename(path("neighbour"), path("map")).unwrap();
         assert!(watch.changed());
         fs::remove_file(path("map")).unwrap();
@@ -99,8 +106,8 @@ mod tests {
 
     #[test]
     fn lost_events_may_be_of_any_file() {
-        assert!(concerns(AddWatchFlags::IN_Q_OVERFLOW, None, OsStr::new("map")));
-        assert!(!concerns(AddWatchFlags::IN_IGNORED, None, OsStr::new("map")));
+        assert!(concerns(AddWatchFlags::IN_Q_OVERFLOW, None, &["map".into()]));
+        assert!(!concerns(AddWatchFlags::IN_IGNORED, None, &["map".into()]));
     }
 
     #[test]
@@ -108,14 +115,14 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let inner = directory.path().join("inner");
         fs::create_dir(&inner).unwrap();
-        let watch = Watch::new(&inner.join("map")).unwrap();
+        let watch = Watch::new(&[&inner.join("map")]).unwrap();
         fs::rename(&inner, directory.path().join("old")).unwrap();
         assert!(watch.renew().is_err());
         fs::create_dir(&inner).unwrap();
         watch.renew().unwrap();
         fs::write(inner.join("map"), "a").unwrap();
         assert!(watch.changed());
-        assert!(Watch::new(Path::new("map")).is_ok());
-        assert!(Watch::new(&directory.path().join("none/map")).is_err());
+        assert!(Watch::new(&[Path::new("map")]).is_ok());
+        assert!(Watch::new(&[&directory.path().join("none/map")]).is_err());
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::figures::{Figures, Histogram, Peer, Rates, Shard};
+use crate::figures::{Credentials, Figures, Histogram, Peer, Rates, Shard};
 
 /// A table: heads, rows, and which columns are numbers, aligned to the right.
 pub(super) struct Table {
@@ -15,8 +15,8 @@ pub(super) struct Table {
     pub(super) has_tail: bool,
 }
 
-/// Who the daemon is, in two lines.
-pub(super) fn head(now: &Figures) -> [String; 2] {
+/// Who the daemon is, in three lines.
+pub(super) fn head(now: &Figures) -> [String; 3] {
     let uptime = span(Duration::from_millis(now.uptime_ms));
     let clients = now.shards.first().map_or(0, |shard| shard.clients.len());
     let failed = match now.shards.iter().map(|shard| shard.counters.clients_failed).sum::<u64>() {
@@ -31,7 +31,21 @@ pub(super) fn head(now: &Figures) -> [String; 2] {
             now.addresses.join(", "),
             now.executor
         ),
+        credentials(&now.credentials),
     ]
+}
+
+fn credentials(of: &Credentials) -> String {
+    let left = match of.days_left {
+        Some(days) if days < 0.0 => "; its certificate has ended".into(),
+        Some(days) => format!("; its certificate is good for {days:.1} days"),
+        None => String::new(),
+    };
+    let refused = match of.refused {
+        0 => String::new(),
+        times => format!("; new files were refused {times} times, see the log"),
+    };
+    format!("peers show: {}{left}{refused}", of.shown)
 }
 
 pub(super) fn shards(now: &Figures, before: Option<&Figures>) -> Table {

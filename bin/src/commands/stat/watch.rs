@@ -138,7 +138,7 @@ impl View {
         let (calls_high, clients_high) = (calls.rows.len() as u16 + 3, clients.rows.len() as u16 + 3);
         let middle_high = if is_wide { calls_high.max(clients_high) } else { calls_high + clients_high };
         let [head, graphs, shard_area, middle, peer_area, foot] = Layout::vertical([
-            Constraint::Length(2),
+            Constraint::Length(3),
             Constraint::Length(5),
             high(&shards),
             Constraint::Max(middle_high),

@@ -10,7 +10,7 @@ use sealane_runtime::{HistogramSnapshot, LoadSnapshot};
 use serde_json::Value;
 
 use super::exposition::exposition;
-use crate::figures::{Figures, SCHEMA, Shard, State};
+use crate::figures::{Credentials, Figures, SCHEMA, Shard, State};
 
 const DASHBOARD: &str = include_str!("../../../../../deploy/grafana/sealane.json");
 
@@ -44,6 +44,7 @@ fn one_of_each() -> Figures {
         executor: "io_uring".to_owned(),
         addresses: Vec::new(),
         tasks: Vec::new(),
+        credentials: Credentials { shown: "TLS 1.3".to_owned(), days_left: Some(1.0), taken: 0, refused: 0 },
         shards: vec![Shard::from(shard)],
     }
 }

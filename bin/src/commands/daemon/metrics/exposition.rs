@@ -69,7 +69,18 @@ fn daemon(figures: &Figures, encoder: &mut DescriptorEncoder<'_>) -> Result<(), 
     gauge("draining", "1 while the daemon finishes what is under way", f64::from(figures.state == State::Draining))?;
     gauge("tasks", "Tasks that the daemon serves", figures.tasks.len() as f64)?;
     let clients = figures.shards.first().map_or(0, |shard| shard.clients.len());
-    gauge("clients", "Clients of this host that are attached", clients as f64)
+    gauge("clients", "Clients of this host that are attached", clients as f64)?;
+    let credentials = &figures.credentials;
+    if let Some(days) = credentials.days_left {
+        let help = "Days until the certificate ends, or sooner its authority's; below 0 afterwards";
+        gauge("certificate_days_left", help, days)?;
+    }
+    let help = "New secrets or certificates, by what became of them";
+    let mut counter = encoder.encode_descriptor("credentials_reloads", help, None, MetricType::Counter)?;
+    for (outcome, count) in [("taken", credentials.taken), ("refused", credentials.refused)] {
+        counter.encode_family(&[("outcome", outcome)])?.encode_counter::<NoLabelSet, _, u64>(&count, None)?;
+    }
+    Ok(())
 }
 
 /// Each family, with a sample of each thing and label.

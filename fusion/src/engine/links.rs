@@ -156,7 +156,9 @@ impl Source for Links {
     }
 
     fn next_timeout(&self) -> Option<Instant> {
-        self.engine.borrow_node(|node| node.next_timeout())
+        let node = self.engine.borrow_node(|node| node.next_timeout());
+        let port = self.engine.port.as_ref().and_then(|port| port.next_timeout());
+        node.into_iter().chain(port).min()
     }
 
     fn name(&self) -> &'static str {

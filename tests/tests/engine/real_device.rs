@@ -102,7 +102,17 @@ fn the_process_that_is_killed() {
     let engine = Engine::start(over_verbs(settings(map(&ports), 0, own), Transfer::Write)).expect("an engine starts");
     let task = engine.task(&task(0)).expect("its task");
     task.publish(PUBLISHED, VERSION, tensor(LARGE, 1)).wait().expect("published");
+    let tensors = (0..SMALL_KEYS).map(|at| (small(at), tensor(SMALL, at as u64)));
+    task.publish_many(VERSION, tensors).wait().expect("published");
     std::io::stdin().read_to_end(&mut Vec::new()).expect("standard input");
+}
+
+/// What it publishes besides: small enough to travel in messages, which are of many packets each.
+const SMALL: usize = 7 << 10;
+const SMALL_KEYS: usize = 64;
+
+fn small(at: usize) -> String {
+    format!("small{at}")
 }
 
 /// Killed when dropped.
@@ -167,4 +177,50 @@ fn a_process_killed_while_its_tensors_are_pulled_is_unavailable_until_its_succes
         }
         assert_empty(&worker);
     }
+}
+
+/// Processes killed while their messages come, one after the other, and as many as would leave none of the receive buffers if
+/// one in six took one along.
+const KILLED: usize = 200;
+const RECEIVE_BUFFERS: u32 = 32;
+
+#[test]
+fn receive_buffers_come_back_from_processes_killed_in_mid_stream() {
+    if !is_real() {
+        return;
+    }
+    let (gone, own) = (listener(), listener());
+    let ports = [port(&gone), port(&own)];
+    drop(gone);
+    let mut settings = over_verbs(settings(map(&ports), 1, own), Transfer::Write);
+    settings.verbs.as_mut().expect("set above").settings.queue_depth = RECEIVE_BUFFERS;
+    settings.connect_timeout = Duration::from_secs(20);
+    let worker = Engine::start(settings).expect("an engine starts");
+    let consumer = worker.task(&task(1)).expect("its task");
+    let pull_all = || -> Vec<_> {
+        (0..SMALL_KEYS).map(|at| (at, consumer.pull(&task(0), &small(at), VERSION))).collect()
+    };
+    for killed in 0..=KILLED {
+        let process = Process::start(&ports);
+        let mut under_way = pull_all();
+        let (at, first) = under_way.remove(0);
+        let pulled = first.wait().unwrap_or_else(|error| panic!("after {killed} were killed: {error}"));
+        assert!(pulled.tensor.bytes() == bytes(SMALL, at as u64), "the tensor differs");
+        assert_eq!(counters_verbs(&worker), 1);
+        if killed < KILLED {
+            process.kill();
+        }
+        for (at, pulling) in under_way {
+            match pulling.wait() {
+                Ok(pulled) => assert!(pulled.tensor.bytes() == bytes(SMALL, at as u64), "tensor {at} differs"),
+                Err(error) => assert!(killed < KILLED && error.code() == Code::Unavailable, "{killed}: {error}"),
+            }
+        }
+    }
+    let verbs = worker.counters().expect("it runs").into_iter().map(|shard| shard.verbs);
+    let (promised, undrained) =
+        verbs.fold((0, 0), |sum, verbs| (sum.0 + verbs.receives_promised, sum.1 + verbs.undrained));
+    println!("{KILLED} killed; {promised} of {RECEIVE_BUFFERS} buffers promised, {undrained} queue pairs without word");
+    assert!(promised <= u64::from(RECEIVE_BUFFERS));
+    assert_empty(&worker);
 }

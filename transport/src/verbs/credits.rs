@@ -35,7 +35,7 @@ impl Buffers {
 }
 
 /// One link's share, both ways.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Credits {
     /// Messages that the peer has buffers for.
     to_send: u32,

@@ -165,6 +165,9 @@ pub struct Completion {
 /// The bit that tells ids of receive buffers from all others.
 pub const RECEIVED: u64 = 1 << 63;
 
+/// The id of the completion that [`Device::stop`] brings about; nothing is posted under it.
+pub const STOPPED: u64 = 1 << 62;
+
 /// How a work request ended; the numbers are those of `ibv_wc_status`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Status(pub u32);
@@ -301,6 +304,9 @@ pub enum AsyncEvent {
     DeviceFailed,
     /// A queue pair failed without a completion.
     QueuePairFailed(u32),
+    /// A queue pair in error holds no buffer of the shared receive queue any more: the completions of those that it held are in
+    /// the completion queue ("last WQE reached", InfiniBand specification 11.6.3.2).
+    LastReceive(u32),
     /// The completion queue has overrun, which the limits of this side rule out.
     CompletionQueueOverrun,
 }
@@ -331,7 +337,8 @@ impl VerbsError {
 ///
 /// # Safety
 /// Implementors touch memory only as posted requests say, and not after the completion of the request, after
-/// [`destroy`](Self::destroy) of its queue pair has returned, or after the device was dropped.
+/// [`destroy`](Self::destroy) of its queue pair has returned, or after the device was dropped; a peer's requests touch none after
+/// [`stop`](Self::stop).
 pub unsafe trait Device {
     /// What it is. Does not change.
     fn attributes(&self) -> &Attributes;
@@ -374,6 +381,13 @@ pub unsafe trait Device {
     /// # Errors
     /// The step that failed.
     fn connect(&mut self, queue_pair: u64, first_packet: u32, peer: &Endpoint) -> Result<(), VerbsError>;
+
+    /// Moves a queue pair to the error state: what it holds is flushed, and its peer reaches nothing through it any more.
+    /// Windows that were bound through it last end as with [`destroy`](Self::destroy). True if two things follow: a completion
+    /// with the id [`STOPPED`], behind those of all that was posted, and [`AsyncEvent::LastReceive`], before which `destroy` may
+    /// lose a buffer of the shared receive queue into which a message had begun to come (InfiniBand specification 10.3.1; not
+    /// every device tells, nor if it has told before). False if the queue pair was never connected or cannot be stopped.
+    fn stop(&mut self, queue_pair: u64) -> bool;
 
     /// Ends a queue pair. What it had posted may have no completion; completions of it that wait in the completion queue
     /// stay there. Windows that were bound through it last, closed or not, end with it: they can be freed, and nothing else.

@@ -1,5 +1,7 @@
 //! What bounds a shard's verbs links.
 
+use std::time::Duration;
+
 /// Bytes of one message, and of one buffer of the shared receive queue: a full frame nearly fits, and 1,024 buffers are
 /// 16 MiB.
 pub const MESSAGE_BYTES: usize = 16 * 1024;
@@ -45,6 +47,18 @@ pub const TO_SAY_MAX: usize = 4 * WINDOWS_MAX;
 
 /// Completions taken in one turn: as much as the turn before can have caused, in most turns.
 pub const COMPLETIONS_PER_TURN: usize = 256;
+
+/// Queue pairs of links that have ended, until the device says that they hold no receive buffer; past this the oldest is
+/// destroyed: as many as there are links with the default depth.
+pub const DRAINING_MAX: usize = 256;
+
+/// How long a device may take to say so. Adapters do within milliseconds; Soft-RoCE before Linux 6.11 never says it, but gives
+/// the buffers back within microseconds.
+pub const DRAIN_WITHIN: Duration = Duration::from_millis(500);
+
+/// How long a shard waits for the flushed work requests of a queue pair that it has stopped. The queue pair is destroyed at
+/// once if they take longer: memory that they name may be given back then.
+pub const FLUSH_WITHIN: Duration = Duration::from_millis(5);
 
 /// Verbs links to one peer that may fail in a row before it is reached by TCP for a while.
 pub const FAILURES_MAX: u32 = 3;

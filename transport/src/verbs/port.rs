@@ -7,6 +7,7 @@
 #![allow(unsafe_code)]
 
 mod completions;
+mod draining;
 mod links;
 mod messages;
 
@@ -18,6 +19,7 @@ use std::rc::Rc;
 use std::time::Instant;
 
 use hashbrown::HashMap;
+use draining::Draining;
 use sealane_runtime::{Buffer, Slab, SlabSettings};
 use serde::{Deserialize, Serialize};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
@@ -69,6 +71,10 @@ pub struct PortCounters {
     pub works: u64,
     /// Message buffers for sending that are in use.
     pub send_buffers: u64,
+    /// Queue pairs of links that have ended, which may still hold receive buffers.
+    pub draining: u64,
+    /// Queue pairs that were destroyed before the device said that they held none.
+    pub undrained: u64,
 }
 
 /// What has come for a link.
@@ -92,6 +98,8 @@ pub(super) struct Entry {
     pub(super) wants_credit: bool,
     /// Why it ends.
     pub(super) broken: Option<String>,
+    /// The queue pair failed, and holds no receive buffer any more.
+    is_drained: bool,
     is_told: bool,
     has_room: bool,
     /// Shared with the link, which looks at it in every turn: there is something for it.
@@ -111,6 +119,8 @@ pub(super) struct State {
     pub(super) regions: Regions,
     pub(super) buffers: Buffers,
     links: Arena<Entry>,
+    /// Queue pairs of links that have ended, oldest first.
+    draining: VecDeque<Draining>,
     by_number: HashMap<u32, Handle>,
     works: u32,
     works_max: u32,
@@ -139,7 +149,8 @@ pub struct Depths {
 impl Depths {
     /// What `settings` need.
     pub fn of(settings: &VerbsSettings) -> Depths {
-        Depths { completions: settings.queue_depth + WORKS_MAX, sends: SEND_DEPTH }
+        // One for a queue pair that is stopped.
+        Depths { completions: settings.queue_depth + WORKS_MAX + 1, sends: SEND_DEPTH }
     }
 }
 
@@ -151,7 +162,7 @@ impl Port {
     pub fn open(device: Box<dyn Device>, settings: VerbsSettings) -> Result<Rc<Port>, VerbsError> {
         let attributes = device.attributes();
         let receives = attributes.receive_depth.min(settings.queue_depth);
-        let works_max = attributes.completion_depth.saturating_sub(receives).min(WORKS_MAX);
+        let works_max = attributes.completion_depth.saturating_sub(receives + 1).min(WORKS_MAX);
         // Less than this and a single link could stop for want of room.
         let (receives_min, works_min, sends_min) = (WINDOW_MIN * 2, 8, 8);
         if receives < receives_min || works_max < works_min || attributes.send_depth < sends_min {
@@ -181,6 +192,7 @@ impl Port {
             regions: Regions::default(),
             buffers: Buffers::new(receives),
             links: Arena::new(usize::MAX >> 1),
+            draining: VecDeque::new(),
             by_number: HashMap::new(),
             works: 0,
             works_max,
@@ -221,6 +233,7 @@ impl Port {
             links,
             regions,
             registrations: state.regions.passing_made,
+            draining: state.draining.len() as u64,
             receives_promised: state.buffers.promised().into(),
             works: state.works.into(),
             send_buffers: (SEND_BUFFERS - state.free_send_buffers.len()) as u64,
@@ -283,6 +296,9 @@ impl Port {
     pub fn poll(&self, into: &mut Vec<Told>) -> usize {
         let mut state = self.state();
         let count = state.take_completions();
+        if !state.draining.is_empty() {
+            state.go_on_draining();
+        }
         state.tell(into);
         count
     }
@@ -319,32 +335,43 @@ impl Port {
     /// The event descriptor was readable: a port that went down ends every link, and so does a device that has failed.
     pub fn handle_events(&self, into: &mut Vec<Told>) {
         let mut state = self.state();
-        while let Some(event) = state.device.next_event() {
-            let device = state.device.attributes().device.clone();
-            match event {
-                AsyncEvent::PortDown => state.go_down(&format!("the port of {device} is down")),
-                AsyncEvent::PortUp if state.is_lost => {}
-                AsyncEvent::PortUp => {
-                    tracing::info!(device, "the port is up: new links use verbs again");
-                    state.down = None;
-                }
-                AsyncEvent::DeviceFailed => state.give_up(&format!("the device {device} has failed or was removed")),
-                AsyncEvent::CompletionQueueOverrun => {
-                    tracing::error!(device, "the completion queue has overrun: its links end");
-                    state.give_up(&format!("the completion queue of {device} has overrun"));
-                }
-                AsyncEvent::QueuePairFailed(number) => {
-                    if let Some(&link) = state.by_number.get(&number) {
-                        state.break_link(link, "the queue pair failed (asynchronous event)");
-                    }
-                }
-            }
-        }
+        state.take_events();
+        state.go_on_draining();
         state.tell(into);
+    }
+
+    /// When [`poll`](Self::poll) is to be called again at the latest, though nothing makes a descriptor readable.
+    pub fn next_timeout(&self) -> Option<Instant> {
+        self.state().draining.front().map(|draining| draining.until)
     }
 }
 
 impl State {
+    fn take_events(&mut self) {
+        while let Some(event) = self.device.next_event() {
+            let device = self.device.attributes().device.clone();
+            match event {
+                AsyncEvent::PortDown => self.go_down(&format!("the port of {device} is down")),
+                AsyncEvent::PortUp if self.is_lost => {}
+                AsyncEvent::PortUp => {
+                    tracing::info!(device, "the port is up: new links use verbs again");
+                    self.down = None;
+                }
+                AsyncEvent::DeviceFailed => self.give_up(&format!("the device {device} has failed or was removed")),
+                AsyncEvent::CompletionQueueOverrun => {
+                    tracing::error!(device, "the completion queue has overrun: its links end");
+                    self.give_up(&format!("the completion queue of {device} has overrun"));
+                }
+                AsyncEvent::QueuePairFailed(number) => {
+                    if let Some(&link) = self.by_number.get(&number) {
+                        self.break_link(link, "the queue pair failed (asynchronous event)");
+                    }
+                }
+                AsyncEvent::LastReceive(number) => self.is_drained(number),
+            }
+        }
+    }
+
     /// How memory is registered: for windows, where the device has them.
     pub(super) fn access(&self) -> Access {
         if self.device.attributes().has_windows { Access::Windows } else { Access::Peers }

@@ -69,6 +69,13 @@ pub(crate) const STEPS: &[Step] = &[
         judge: tests,
     },
     Step {
+        name: "200_peers_are_killed",
+        run: "SEALANE_TEST_RDMA=1 engine --nocapture real_device::receive_buffers_come_back",
+        within_s: 900,
+        needs: &[ENGINE],
+        judge: tests,
+    },
+    Step {
         name: "port_goes_down",
         // Should the test have failed with the port down, the steps after it need it nevertheless.
         run: "SEALANE_TEST_RDMA=1 engine real_device::a_port_that_goes_down; code=$?; ip link set eth0 up; exit $code",

@@ -36,6 +36,8 @@ pub struct Counters {
     pub windows_orphaned: u64,
     /// Requests that found a shared receive queue empty here. Credits keep it at 0.
     pub receiver_not_ready: u64,
+    /// Receive buffers that went with a queue pair which was destroyed while a message had begun to come into them.
+    pub receives_lost: u64,
     /// Completions that had no room. Credits keep it at 0.
     pub completion_overruns: u64,
     /// Completions that there could have been at once in one device's completion queue, if all that was posted and not yet
@@ -70,6 +72,7 @@ impl Counters {
         self.left_behind += other.left_behind;
         self.windows_orphaned += other.windows_orphaned;
         self.receiver_not_ready += other.receiver_not_ready;
+        self.receives_lost += other.receives_lost;
         self.completion_overruns += other.completion_overruns;
         self.completions_worst = self.completions_worst.max(other.completions_worst);
     }

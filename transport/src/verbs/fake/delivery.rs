@@ -37,6 +37,7 @@ impl Network {
         if self.is_paused {
             return;
         }
+        self.drain();
         loop {
             let mut order: Vec<u32> = self.busy.iter().copied().collect();
             self.random.shuffle(&mut order);
@@ -90,6 +91,18 @@ impl Network {
         if let Some(Strike { status, carried_out: false, .. }) = strike {
             self.fail(number, Some((at, status)));
             return true;
+        }
+        if kind == RequestKind::Send
+            && let Path::Open(peer) = self.path(number)
+        {
+            let adapter = self.contexts[&context].adapter;
+            if self.adapters[adapter].faults.breaks_off()
+                && let Ok((id, _)) = self.take_buffer(peer)
+            {
+                self.queue_pairs.get_mut(&peer.number).expect("the path leads to it").partial = Some(id);
+                self.fail(number, Some((at, Status::RETRIES_EXCEEDED)));
+                return true;
+            }
         }
         let inline = std::mem::take(&mut self.request(number, at).inline);
         match self.perform(number, &work, &inline) {
@@ -192,7 +205,7 @@ impl Network {
         }
     }
 
-    fn tell_completion(&mut self, context: u32, completion: Completion, frees: u32) {
+    pub(super) fn tell_completion(&mut self, context: u32, completion: Completion, frees: u32) {
         let found = self.context(context);
         if !found.completions.push(completion, frees) {
             if !std::mem::replace(&mut found.has_overrun, true) {

@@ -102,6 +102,10 @@ unsafe impl Device for FakeDevice {
         self.fabric.lock().connect(self.context, queue_pair, first_packet, *peer)
     }
 
+    fn stop(&mut self, queue_pair: u64) -> bool {
+        self.fabric.lock().stop(self.context, queue_pair)
+    }
+
     fn destroy(&mut self, queue_pair: u64) {
         self.fabric.lock().destroy(self.context, queue_pair);
     }

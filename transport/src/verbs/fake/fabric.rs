@@ -73,6 +73,13 @@ impl Fabric {
         network.queue_pairs_of(|_, adapter| network.adapters[adapter].name == device)
     }
 
+    /// Buffers that wait in the shared receive queues of the devices of this name.
+    pub fn receive_buffers(&self, device: &str) -> usize {
+        let network = self.lock();
+        let here = network.contexts.values().filter(|context| network.adapters[context.adapter].name == device);
+        here.map(|context| context.receives.len()).sum()
+    }
+
     /// Counters of all devices together.
     pub fn counters(&self) -> Counters {
         let mut total = Counters::default();

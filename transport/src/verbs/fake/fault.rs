@@ -118,6 +118,12 @@ pub enum Fault {
         /// So many calls are spared first.
         skip: u32,
     },
+    /// The next message of the adapter's breaks off: it has taken a receive buffer of the peer's, the rest never comes, and its
+    /// sender ends with `RETRIES_EXCEEDED`.
+    BreakOff {
+        /// So many messages are spared first.
+        skip: u32,
+    },
     /// The queue pair of this number fails, with an event.
     QueuePair(u32),
     /// The port goes down: what passes through it waits, and ends with `RETRIES_EXCEEDED` if it waits too long.
@@ -142,6 +148,7 @@ pub struct Weather {
 pub(super) struct Waiting {
     strikes: Vec<(Strike, u32)>,
     verbs: Vec<(Verb, String, u32)>,
+    breaks: Vec<u32>,
 }
 
 impl Waiting {
@@ -152,6 +159,15 @@ impl Waiting {
 
     pub(super) fn verb(&mut self, verb: Verb, reason: String, skip: u32) {
         self.verbs.push((verb, reason, skip));
+    }
+
+    pub(super) fn break_off(&mut self, skip: u32) {
+        self.breaks.push(skip);
+    }
+
+    /// True if this message breaks off.
+    pub(super) fn breaks_off(&mut self) -> bool {
+        due(&mut self.breaks, |skip| Some(skip)).is_some()
     }
 
     /// The strike that meets a request of this kind, if one does.

@@ -8,6 +8,8 @@
 //!   finds no receive buffer, at once with `RECEIVER_NOT_READY`.
 //! - Places of send queue and shared receive queue are free only once a completion was polled.
 //! - A queue pair that fails leaves its peer's as it is, until that one's next request.
+//! - A queue pair that is destroyed before it was stopped, and its [`LastReceive`](super::device::AsyncEvent::LastReceive)
+//!   taken, takes the buffer of a message along that broke off.
 //! - A request may be carried out and its acknowledgement lost.
 
 mod counters;

@@ -17,8 +17,8 @@ use super::queues::{CompletionQueue, Events};
 use super::random::Random;
 use super::settings::FakeSettings;
 use crate::verbs::device::{
-    Access, AsyncEvent, Completion, Endpoint, Piece, Post, QueuePair as Handle, RECEIVED, Region, VerbsError, Window,
-    Work,
+    Access, AsyncEvent, Completion, Endpoint, Piece, Post, QueuePair as Handle, RECEIVED, Region, STOPPED, Status,
+    VerbsError, Window, Work,
 };
 
 /// Numbers of queue pairs and indices of keys have 24 bits, and are never used again.
@@ -61,6 +61,8 @@ pub(super) struct Network {
     pub(super) queue_pairs: BTreeMap<u32, QueuePair>,
     /// Numbers of those that hold requests which are not acknowledged.
     pub(super) busy: BTreeSet<u32>,
+    /// Those that were stopped, and when they give their receive buffer back.
+    pub(super) draining: BTreeMap<u32, u64>,
     /// Polls so far.
     pub(super) clock: u64,
     pub(super) is_paused: bool,
@@ -79,6 +81,7 @@ impl Network {
             contexts: BTreeMap::new(),
             queue_pairs: BTreeMap::new(),
             busy: BTreeSet::new(),
+            draining: BTreeMap::new(),
             clock: 0,
             is_paused: false,
             climate: Vec::new(),
@@ -134,6 +137,7 @@ impl Network {
         let queue_pairs = self.queue_pairs_of(|of, _| of == context);
         for &number in &queue_pairs {
             self.busy.remove(&number);
+            self.draining.remove(&number);
             self.queue_pairs.remove(&number);
         }
         if let Some(closed) = self.contexts.remove(&context) {
@@ -280,14 +284,63 @@ impl Network {
         Ok(())
     }
 
+    /// True if the queue pair was connected: what it holds is flushed, and the rest follows.
+    pub(super) fn stop(&mut self, context: u32, id: u64) -> bool {
+        let Some(number) = self.own(context, id) else {
+            self.violations.push(format!("queue pair {id:#x} was stopped, and is not there"));
+            return false;
+        };
+        if self.contexts[&context].has_failed || matches!(self.queue_pairs[&number].state, State::Idle) {
+            return false;
+        }
+        self.fail(number, None);
+        let last = Post { id: STOPPED, signaled: true, work: Work::Invalidate { rkey: 0 } };
+        self.enqueue(number, &last, Box::default());
+        self.context(context).protection.orphan_of_queue_pair(number);
+        let due = self.clock + u64::from(self.contexts[&context].settings.drain_polls);
+        self.draining.insert(number, due);
+        self.drain();
+        true
+    }
+
+    /// Queue pairs whose time has come give their receive buffers back, and say so.
+    pub(super) fn drain(&mut self) {
+        let is_due = |number: &u32, due: u64| {
+            let context = &self.contexts[&self.queue_pairs[number].context];
+            due <= self.clock || context.completions.is_armed()
+        };
+        let over: Vec<u32> =
+            self.draining.iter().filter(|(number, due)| is_due(number, **due)).map(|(&number, _)| number).collect();
+        for number in over {
+            self.draining.remove(&number);
+            let queue_pair = self.queue_pairs.get_mut(&number).expect("what drains is there");
+            let context = queue_pair.context;
+            if let Some(id) = queue_pair.partial.take() {
+                let (status, bytes) = (Status::FLUSHED, 0);
+                self.tell_completion(context, Completion { id, status, queue_pair: number, bytes, word: None }, 0);
+            }
+            if self.contexts[&context].settings.tells_last_receive {
+                self.context(context).events.push(AsyncEvent::LastReceive(number));
+            }
+        }
+    }
+
     pub(super) fn destroy(&mut self, context: u32, id: u64) {
         let Some(number) = self.own(context, id) else {
             self.violations.push(format!("queue pair {id:#x} was destroyed, and is not there"));
             return;
         };
         self.busy.remove(&number);
+        self.draining.remove(&number);
         let gone = self.queue_pairs.remove(&number).expect("found above");
         let found = self.context(context);
+        // A flushed buffer that was not polled is lost as well.
+        let before = found.completions.entries.len();
+        found.completions.entries.retain(|entry| {
+            let Completion { queue_pair, status, .. } = entry.completion;
+            !(entry.is_receive() && queue_pair == number && status == Status::FLUSHED)
+        });
+        let lost = before - found.completions.entries.len() + usize::from(gone.partial.is_some());
         let is_left = |entry: &&super::queues::Entry| !entry.is_receive() && entry.completion.queue_pair == number;
         let left = found.completions.entries.iter().filter(is_left).count();
         // Each that waits still takes its place in the completion queue.
@@ -296,6 +349,7 @@ impl Network {
         let counters = self.counters(context);
         counters.queue_pairs -= 1;
         counters.windows_orphaned += orphans;
+        counters.receives_lost += lost as u64;
     }
 
     /// The number of the queue pair, if it takes this request now.
@@ -405,6 +459,7 @@ impl Network {
         match fault {
             Fault::Request { strike, skip } => adapter.faults.strike(strike, skip),
             Fault::Verb { verb, reason, skip } => adapter.faults.verb(verb, reason, skip),
+            Fault::BreakOff { skip } => adapter.faults.break_off(skip),
             Fault::QueuePair(number) => return self.kill(index, number),
             Fault::PortDown => {
                 adapter.is_down = true;

@@ -53,11 +53,13 @@ pub(super) struct QueuePair {
     pub(super) occupied: u32,
     /// Those of requests that completed without an entry in the completion queue.
     pub(super) silent: u32,
+    /// The receive buffer into which a message has begun to come, and will not go on.
+    pub(super) partial: Option<u64>,
 }
 
 impl QueuePair {
     pub(super) fn new(context: u32) -> Self {
-        Self { context, state: State::Idle, pending: VecDeque::new(), carried: 0, occupied: 0, silent: 0 }
+        Self { context, state: State::Idle, pending: VecDeque::new(), carried: 0, occupied: 0, silent: 0, partial: None }
     }
 
     pub(super) fn connection(&self) -> Option<&Connection> {

@@ -29,6 +29,11 @@ pub struct FakeSettings {
     /// A request that meets a port that is down is tried again for so many polls before it ends with
     /// [`RETRIES_EXCEEDED`](crate::verbs::device::Status::RETRIES_EXCEEDED). Default 16.
     pub retry_polls: u32,
+    /// A queue pair that was stopped gives the receive buffer that it holds back after so many polls. Time passes at once for a
+    /// device that is armed. Default 0: at once.
+    pub drain_polls: u32,
+    /// It says when it holds none ([`LastReceive`](crate::verbs::device::AsyncEvent::LastReceive)). Default true.
+    pub tells_last_receive: bool,
 }
 
 impl Default for FakeSettings {
@@ -45,6 +50,8 @@ impl Default for FakeSettings {
             work_bytes_max: 1 << 30,
             delay_polls_max: 0,
             retry_polls: 16,
+            drain_polls: 0,
+            tells_last_receive: true,
         }
     }
 }

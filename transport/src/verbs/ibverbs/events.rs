@@ -14,6 +14,8 @@ enum Meaning {
     Device(AsyncEvent),
     /// A queue pair failed; the event has its pointer.
     QueuePair,
+    /// A queue pair holds no receive buffer any more; the event has its pointer.
+    LastReceive,
     /// A port's state changed; the event has its number.
     Port(AsyncEvent),
     /// Nothing that matters here: the rest of it shows in completions.
@@ -30,6 +32,7 @@ fn meaning(kind: u32) -> Meaning {
         8 | 14 => Meaning::Device(AsyncEvent::DeviceFailed),
         9 => Meaning::Port(AsyncEvent::PortUp),
         10 => Meaning::Port(AsyncEvent::PortDown),
+        16 => Meaning::LastReceive,
         _ => Meaning::Nothing,
     }
 }
@@ -53,9 +56,11 @@ pub(super) fn next(context: &Context, port: u8, failed: &mut bool) -> Option<Asy
         let kind = unsafe { (&raw const (*event.as_ptr()).event_type).cast::<u32>().read() };
         let found = match meaning(kind) {
             Meaning::Device(event) => Some(event),
-            Meaning::QueuePair => {
-                // SAFETY: events of this kind carry the queue pair, which cannot end before the acknowledgement.
-                Some(AsyncEvent::QueuePairFailed(unsafe { (*(*event.as_ptr()).element.qp).qp_num }))
+            of_pair @ (Meaning::QueuePair | Meaning::LastReceive) => {
+                // SAFETY: events of these kinds carry the queue pair, which cannot end before the acknowledgement.
+                let number = unsafe { (*(*event.as_ptr()).element.qp).qp_num };
+                let is_last = of_pair == Meaning::LastReceive;
+                Some(if is_last { AsyncEvent::LastReceive(number) } else { AsyncEvent::QueuePairFailed(number) })
             }
             // SAFETY: events of this kind carry the port's number.
             Meaning::Port(told) => (unsafe { (*event.as_ptr()).element.port_num } == i32::from(port)).then_some(told),
@@ -92,7 +97,8 @@ mod tests {
         }
         assert_eq!(meaning(IBV_EVENT_PORT_ACTIVE as u32), Meaning::Port(AsyncEvent::PortUp));
         assert_eq!(meaning(IBV_EVENT_PORT_ERR as u32), Meaning::Port(AsyncEvent::PortDown));
-        for kind in [IBV_EVENT_QP_LAST_WQE_REACHED as u32, IBV_EVENT_COMM_EST as u32, 1000] {
+        assert_eq!(meaning(IBV_EVENT_QP_LAST_WQE_REACHED as u32), Meaning::LastReceive);
+        for kind in [IBV_EVENT_COMM_EST as u32, 1000] {
             assert_eq!(meaning(kind), Meaning::Nothing);
         }
     }

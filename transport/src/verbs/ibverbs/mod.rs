@@ -35,8 +35,8 @@ use self::windows::Windows;
 use self::work::{ReceiveList, SendList};
 use super::VerbsSettings;
 use super::device::{
-    Access, AsyncEvent, Attributes, Completion, Device, Endpoint, MemoryKind, Piece, Post, QueuePair, Region,
-    VerbsError, Window,
+    Access, AsyncEvent, Attributes, Completion, Device, Endpoint, MemoryKind, Piece, Post, QueuePair, Region, Remote,
+    STOPPED, VerbsError, Window, Work,
 };
 
 /// An open RDMA device with one shard's queues. Not `Send`: it is its shard's.
@@ -67,13 +67,11 @@ pub struct IbDevice {
 struct Pair {
     connection: Connection,
     inline_bytes: u32,
+    /// Its peer may have sent to it.
+    is_connected: bool,
 }
 
 impl IbDevice {
-    fn pair(&self, queue_pair: u64, verb: &'static str) -> Result<&Pair, VerbsError> {
-        self.connections.get(&queue_pair).ok_or_else(|| VerbsError::new(verb, "there is no such queue pair"))
-    }
-
     /// Takes at most `most` entries out of the completion queue, with one call of the library.
     fn take(&mut self, most: usize) -> Result<&[sys::ibv_wc], VerbsError> {
         let most = most.min(self.polled.len());
@@ -138,18 +136,42 @@ unsafe impl Device for IbDevice {
 
     fn create(&mut self) -> Result<QueuePair, VerbsError> {
         let queues = Queues { domain: &self.domain, completions: &self.completions, receives: &self.receives };
+        // One more than is told, for the request that `stop` posts.
         // SAFETY: the fields' order drops queue pairs before the queues.
-        let (connection, inline_bytes) = unsafe { connect::create(&queues, self.attributes.send_depth)? };
+        let (connection, inline_bytes) = unsafe { connect::create(&queues, self.attributes.send_depth + 1)? };
         let id = self.next_connection;
         self.next_connection += 1;
         let number = connection.number();
-        self.connections.insert(id, Pair { connection, inline_bytes });
+        self.connections.insert(id, Pair { connection, inline_bytes, is_connected: false });
         Ok(QueuePair { id, number, inline_bytes })
     }
 
     fn connect(&mut self, queue_pair: u64, first_packet: u32, peer: &Endpoint) -> Result<(), VerbsError> {
-        let pair = self.pair(queue_pair, "connect")?;
+        let missing = || VerbsError::new("connect", "there is no such queue pair");
+        let pair = self.connections.get_mut(&queue_pair).ok_or_else(missing)?;
+        pair.is_connected = true;
         connect::connect(&pair.connection, &self.attributes, &self.settings, first_packet, peer)
+    }
+
+    fn stop(&mut self, queue_pair: u64) -> bool {
+        let Some(pair) = self.connections.get(&queue_pair).filter(|pair| pair.is_connected) else { return false };
+        if let Err(error) = connect::stop(&pair.connection) {
+            tracing::debug!(%error, "a queue pair could not be stopped before its end");
+            return false;
+        }
+        // Flushed like all before it, and so the last (the kernel's `ib_drain_qp` does the same).
+        let nothing = Work::Write {
+            from: Piece { address: 0, bytes: 0, lkey: 0 },
+            to: Remote { address: 0, rkey: 0 },
+            word: None,
+        };
+        self.send_list.clear();
+        let last = Post { id: STOPPED, signaled: true, work: nothing };
+        let pushed = self.send_list.push(&last, 0, &self.regions, &self.windows);
+        // SAFETY: the request names no memory.
+        let posted = unsafe { self.send_list.post(&pair.connection) };
+        self.windows.end(queue_pair);
+        pushed.is_ok() && posted.is_ok()
     }
 
     fn destroy(&mut self, queue_pair: u64) {

@@ -49,7 +49,8 @@ impl IbDevice {
         let cut = |wanted: u32, most: i32| wanted.clamp(1, u32::try_from(most).unwrap_or(1).max(1));
         let completion_depth = cut(completion_depth, limits.max_cqe);
         let receive_depth = cut(settings.queue_depth, limits.max_srq_wr);
-        let send_depth = cut(send_depth, limits.max_qp_wr);
+        // One more is each queue pair's own.
+        let send_depth = cut(send_depth, limits.max_qp_wr.saturating_sub(1));
         let reads = limits.max_qp_rd_atom.min(limits.max_qp_init_rd_atom).clamp(0, READS_MAX);
         let windows = sys::ibv_device_cap_flags::IBV_DEVICE_MEM_WINDOW_TYPE_2B.0;
 

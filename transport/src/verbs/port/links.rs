@@ -35,13 +35,12 @@ impl State {
     /// Ends a link: nothing of its peer's reaches memory of this side any more, and its outstanding work requests, of which
     /// there were `works`, are forgotten.
     pub(in crate::verbs) fn end_link(&mut self, link: Handle, queue_pair: &QueuePair, credits: &Credits, works: u32) {
-        self.device.destroy(queue_pair.id);
-        // What it has left in the completion queue is handed out under its number, which may be another's later.
-        self.take_all_completions();
+        let drains = self.stop(link, queue_pair);
         self.by_number.remove(&queue_pair.number);
         self.retired(works);
-        credits.end(&mut self.buffers);
+        let mut is_drained = false;
         if let Some(entry) = self.links.remove(link) {
+            is_drained = entry.is_drained;
             for arrival in entry.arrivals {
                 if let Arrival::Message { buffer, .. } = arrival {
                     self.refill(buffer);
@@ -50,6 +49,11 @@ impl State {
         }
         // An error has put the port out of use.
         let _ = self.post_refills();
+        if drains {
+            self.drain(queue_pair, credits, is_drained);
+        } else {
+            credits.end(&mut self.buffers);
+        }
     }
 
     /// True if something has come for a link that it has not taken, as far as the device tells now.

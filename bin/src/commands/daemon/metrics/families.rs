@@ -92,6 +92,8 @@ pub(super) const OF_SHARDS: &[Family<Shard>] = &[
     family(Gauge, "verbs_regions", "Memory regions that stand.", &[(None, |shard| shard.counters.verbs.regions)]),
     family(Gauge, "verbs_receives_promised", "Receive buffers that are promised to peers.", &[(None, |shard| shard.counters.verbs.receives_promised)]),
     family(Gauge, "verbs_works", "Work requests that are not known to be done.", &[(None, |shard| shard.counters.verbs.works)]),
+    family(Gauge, "verbs_draining", "Queue pairs of links that have ended, which may still hold receive buffers.", &[(None, |shard| shard.counters.verbs.draining)]),
+    family(Counter, "verbs_undrained", "Queue pairs that were destroyed before the device said that they held no receive buffer.", &[(None, |shard| shard.counters.verbs.undrained)]),
     family(Gauge, "verbs_send_buffers", "Message buffers for sending in use.", &[(None, |shard| shard.counters.verbs.send_buffers)]),
 ];
 

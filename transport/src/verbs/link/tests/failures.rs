@@ -231,3 +231,65 @@ fn a_peer_whose_links_fail_in_a_row_is_left_alone_until_one_carries() {
     assert_eq!(pair.sides[0].port.why_not("other", pair.now), None);
     pair.check();
 }
+
+/// A message that breaks off holds one of the peer's receive buffers: it comes back, however often that happens, before the
+/// queue pair is destroyed.
+#[test]
+fn no_receive_buffer_is_lost_with_links_that_die_in_the_middle_of_a_message() {
+    const BUFFERS: usize = 1024;
+    for drain_polls in [0, 3] {
+        let mut manner = Manner::default();
+        manner.settings.queue_depth = BUFFERS as u32;
+        manner.device.completion_depth = 2048;
+        manner.device.drain_polls = drain_polls;
+        let mut pair = Pair::new(&manner);
+        for number in 0..BUFFERS as u32 {
+            assert!(pair.fabric.inject(NAMES[0], Fault::BreakOff { skip: 0 }));
+            let now = pair.now;
+            pair.sides[0].ask(now, number, 100, Into::Anywhere);
+            let (side, error) = pair.run_to_the_end();
+            assert!(side == 0 && error.to_string().contains("does not acknowledge"), "{error}");
+            pair.lose();
+            pair.connect();
+        }
+        pair.settle();
+        pair.lose();
+        pair.drain();
+        for name in NAMES {
+            assert_eq!((pair.fabric.receive_buffers(name), pair.counters(0).receives_lost), (BUFFERS, 0), "{name}");
+        }
+        assert_eq!(pair.sides.each_ref().map(|side| side.port.counters().undrained), [0, 0]);
+        pair.check();
+    }
+}
+
+/// A device that never says that a queue pair holds no buffer is not waited for any longer than the limit, nor for more queue
+/// pairs, and gives its buffers back all the same.
+#[test]
+fn queue_pairs_of_a_device_that_does_not_tell_are_destroyed_at_the_limits() {
+    use crate::verbs::limits::DRAINING_MAX;
+    let mut manner = Manner::default();
+    manner.settings.queue_depth = 1024;
+    manner.device.completion_depth = 2048;
+    manner.device.tells_last_receive = false;
+    let mut pair = Pair::new(&manner);
+    for _ in 0..DRAINING_MAX + 10 {
+        pair.lose();
+        let draining = pair.sides[0].port.counters().draining as usize;
+        assert!((1..=DRAINING_MAX).contains(&draining), "{draining}");
+        assert!(pair.sides[0].port.next_timeout().is_some());
+        if pair.sides[0].port.why_not("other", pair.now).is_some() {
+            // What they were promised is promised to nobody else.
+            break;
+        }
+        pair.connect();
+    }
+    pair.drain();
+    let held = pair.sides[0].port.counters();
+    assert!(held.undrained > 0 && held.draining == 0, "{held:?}");
+    assert_eq!(pair.sides[0].port.next_timeout(), None);
+    pair.connect();
+    ask(&mut pair);
+    pair.settle();
+    pair.check();
+}

@@ -60,7 +60,7 @@ impl Manner {
     /// The shallowest queues that a port opens with.
     pub(super) fn tiny(mut self) -> Self {
         self.settings.queue_depth = 8;
-        self.device = FakeSettings { send_depth: 8, receive_depth: 8, completion_depth: 16, ..self.device };
+        self.device = FakeSettings { send_depth: 8, receive_depth: 8, completion_depth: 17, ..self.device };
         self
     }
 
@@ -298,6 +298,13 @@ impl Pair {
         self.sides.iter_mut().for_each(Side::lose);
     }
 
+    /// Until queue pairs of links that have ended are gone.
+    pub(super) fn drain(&mut self) {
+        while self.sides.iter().any(|side| side.port.counters().draining > 0) {
+            self.sides.iter_mut().for_each(Side::poll);
+        }
+    }
+
     /// One turn of a side.
     pub(super) fn turn(&mut self, side: usize) -> Result<(), LinkError> {
         let now = self.now;
@@ -359,6 +366,7 @@ impl Pair {
     /// Ends the links and looks whether everything was given back, and nothing overran.
     pub(super) fn check(mut self) {
         self.lose();
+        self.drain();
         assert_eq!(self.fabric.violations(), Vec::<String>::new());
         for (side, name) in self.sides.iter().zip(NAMES) {
             check_port(&self.fabric, name, &side.port, self.completion_depth);

@@ -104,7 +104,7 @@ fn nobody_is_forgotten() {
 fn links_that_share_little_room_wake_each_other() {
     for seed in 1..=4 {
         let mut manner = Manner::default();
-        manner.device.completion_depth = manner.settings.queue_depth + 8;
+        manner.device.completion_depth = manner.settings.queue_depth + 9;
         manner.device.delay_polls_max = 2;
         run(&manner, 8, seed);
     }
@@ -113,7 +113,7 @@ fn links_that_share_little_room_wake_each_other() {
 #[test]
 fn a_link_that_ends_gives_its_room_to_those_that_wait() {
     let mut manner = Manner::default();
-    manner.device.completion_depth = manner.settings.queue_depth + 8;
+    manner.device.completion_depth = manner.settings.queue_depth + 9;
     let fabric = Fabric::new(9);
     let ports = NAMES.map(|name| manner.open(&fabric, name));
     let now = Instant::now();

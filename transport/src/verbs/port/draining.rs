@@ -1,0 +1,115 @@
+//! Queue pairs of links that have ended: each is destroyed when it can hold no buffer of the shared receive queue any more.
+//!
+//! A message that had begun to come holds a buffer whose completion comes only after the queue pair is in error, and some
+//! devices drop it when the queue pair is destroyed before (InfiniBand specification 10.3.1; UCX waits likewise). Until then
+//! what was promised to the link's peer is promised to nobody else. Bounded by `DRAINING_MAX` and `DRAIN_WITHIN`.
+
+use std::time::Instant;
+
+use super::State;
+use crate::arena::Handle;
+use crate::verbs::credits::Credits;
+use crate::verbs::device::{QueuePair, STOPPED};
+use crate::verbs::limits::{DRAIN_WITHIN, DRAINING_MAX, FLUSH_WITHIN};
+
+pub(super) struct Draining {
+    queue_pair: QueuePair,
+    credits: Credits,
+    /// When it is destroyed, whatever it holds.
+    pub(super) until: Instant,
+    /// The device has said that it holds nothing.
+    is_drained: bool,
+}
+
+impl State {
+    /// Stops a link's queue pair. True if the device has done with all that was posted to it and may still hold a receive
+    /// buffer in it; else the queue pair is gone.
+    pub(super) fn stop(&mut self, link: Handle, queue_pair: &QueuePair) -> bool {
+        let is_stopped = !self.is_lost && self.device.stop(queue_pair.id);
+        if is_stopped && self.is_flushed(link) {
+            return true;
+        }
+        self.device.destroy(queue_pair.id);
+        // What it has left in the completion queue is handed out under its number, which may be another's later.
+        self.take_all_completions();
+        if is_stopped {
+            self.note_undrained(queue_pair);
+        }
+        false
+    }
+
+    /// Takes completions until those of a link that was stopped are all there; false if that takes too long.
+    fn is_flushed(&mut self, link: Handle) -> bool {
+        let until = Instant::now() + FLUSH_WITHIN;
+        loop {
+            // Asked before, since this thread may not run for longer than that.
+            let is_over = Instant::now() >= until;
+            self.take_all_completions();
+            if self.entry(link).completed.back().is_some_and(|(id, _)| *id == STOPPED) {
+                return true;
+            }
+            if self.is_lost || is_over {
+                return false;
+            }
+        }
+    }
+
+    /// Keeps the queue pair of a link that has ended until it holds no receive buffer.
+    pub(super) fn drain(&mut self, queue_pair: &QueuePair, credits: &Credits, is_drained: bool) {
+        let (queue_pair, credits) = (*queue_pair, credits.clone());
+        self.draining.push_back(Draining { queue_pair, credits, until: Instant::now() + DRAIN_WITHIN, is_drained });
+        // Often the device has told by now.
+        self.take_events();
+        self.go_on_draining();
+    }
+
+    /// The device says that a queue pair in error holds no receive buffer.
+    pub(super) fn is_drained(&mut self, number: u32) {
+        if let Some(draining) = self.draining.iter_mut().find(|draining| draining.queue_pair.number == number) {
+            draining.is_drained = true;
+        } else if let Some(&link) = self.by_number.get(&number) {
+            // It failed before its link has ended, and will not say so again.
+            self.entry(link).is_drained = true;
+        }
+    }
+
+    /// Destroys the queue pairs that hold nothing any more, and those that are not waited for any longer.
+    pub(super) fn go_on_draining(&mut self) {
+        if self.draining.is_empty() {
+            return;
+        }
+        self.take_events();
+        let now = Instant::now();
+        let mut at = 0;
+        while let Some(draining) = self.draining.get(at) {
+            let is_over = self.is_lost || draining.until <= now || self.draining.len() > DRAINING_MAX;
+            if !draining.is_drained && !is_over {
+                at += 1;
+                continue;
+            }
+            // Its last completions are in the queue by now.
+            self.take_all_completions();
+            let Some(Draining { queue_pair, credits, is_drained, .. }) = self.draining.remove(at) else { return };
+            self.device.destroy(queue_pair.id);
+            self.take_all_completions();
+            credits.end(&mut self.buffers);
+            if !is_drained {
+                self.note_undrained(&queue_pair);
+            }
+        }
+    }
+
+    fn note_undrained(&mut self, queue_pair: &QueuePair) {
+        self.counters.undrained += 1;
+        let (number, count) = (queue_pair.number, self.counters.undrained);
+        if count == 1 {
+            tracing::warn!(
+                number,
+                "the device does not say when a queue pair holds no receive buffer any more: it is destroyed all the same \
+                 (further ones are counted, and logged at level debug)"
+            );
+        } else {
+            tracing::debug!(number, count, "a queue pair is destroyed that may hold a receive buffer");
+        }
+    }
+}

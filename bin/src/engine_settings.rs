@@ -198,6 +198,7 @@ pub(crate) fn verbs_settings(verbs: &settings::Verbs) -> VerbsSettings {
         traffic_class: verbs.traffic_class.value,
         transfer: verbs.transfer.value,
         registration: verbs.registration.value,
+        client_pinned_bytes_max: verbs.client_pinned_bytes_max.value,
         retry_after: verbs.retry_after.value,
     }
 }
@@ -429,6 +430,7 @@ mod tests {
             ("verbs.traffic_class", "9"),
             ("verbs.transfer", "read"),
             ("verbs.registration", "dynamic"),
+            ("verbs.client_pinned_bytes_max", "11"),
             ("verbs.retry_after_ms", "10"),
         ]);
         let expected = VerbsSettings {
@@ -444,6 +446,7 @@ mod tests {
             traffic_class: 9,
             transfer: Transfer::Read,
             registration: Registration::Dynamic,
+            client_pinned_bytes_max: 11,
             retry_after: Duration::from_millis(10),
         };
         assert_eq!(verbs_settings(&settings.verbs), expected);

@@ -316,6 +316,8 @@ pub struct Verbs {
     pub transfer: Sourced<Transfer>,
     /// When memory is registered.
     pub registration: Sourced<Registration>,
+    /// Bytes of one client's memory that a shard pins at most.
+    pub client_pinned_bytes_max: Sourced<u64>,
     /// How long a peer is reached by TCP after its verbs links have failed several times in a row.
     pub retry_after: Sourced<Duration>,
 }
@@ -350,6 +352,7 @@ impl Verbs {
             traffic_class: from.get("verbs.traffic_class", number),
             transfer: from.get("verbs.transfer", transfer),
             registration: from.get("verbs.registration", registration),
+            client_pinned_bytes_max: from.get("verbs.client_pinned_bytes_max", number),
             retry_after: from.get("verbs.retry_after_ms", milliseconds),
         })
     }

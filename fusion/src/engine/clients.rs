@@ -19,6 +19,7 @@ use std::time::Instant;
 
 use sealane_runtime::{Interest, JoinHandle, Shard, Source, panic_message};
 use sealane_transport::shm::{ClientBell, DaemonEnd, Doorbell, Record, SharedMemory};
+use sealane_transport::verbs::Port;
 use sealane_transport::{Arena, Error, Handle};
 
 use super::shard::{ShardEngine, Vital};
@@ -264,10 +265,20 @@ impl Clients {
             client.hang_up("its doorbell cannot be watched");
         }
         if let Some(port) = &self.engine.port {
+            let mut left = port.client_pinned_bytes_max();
             for memory in client.memories() {
-                if let Err(error) = port.add_shared(memory) {
-                    tracing::warn!(%error, client.pid, "a client's memory is registered for each transfer instead of once");
+                let may_pin = memory.len() <= left;
+                if may_pin {
+                    left -= memory.len();
+                } else {
+                    tracing::warn!(
+                        client.pid,
+                        bytes = memory.len(),
+                        "a client's memory is more than may be pinned for it (verbs.client_pinned_bytes_max): its tensors \
+                         travel by copy"
+                    );
                 }
+                port.add_shared(memory, may_pin);
             }
         }
         let (task, pool) = (client.task, client.pool());
@@ -351,7 +362,10 @@ impl Clients {
 
     /// Shows other threads how things stand.
     fn show(&self) {
-        self.clients.iter().for_each(|(_, client)| client.show());
+        for (_, client) in self.clients.iter() {
+            let pinned = |port: &Rc<Port>| client.memories().into_iter().map(|memory| port.pinned_bytes(memory)).sum();
+            client.show(self.engine.port.as_ref().map_or(0, pinned));
+        }
     }
 
     /// Tells clients what came of their calls, in this turn's links as well.

@@ -22,6 +22,8 @@ pub struct ClientCounters {
     pub bytes_received: u64,
     /// Its calls that have not ended, now.
     pub under_way: u64,
+    /// Bytes of its memory that the shard's RDMA device has registered, and so pinned.
+    pub pinned_bytes: u64,
 }
 
 impl ClientCounters {

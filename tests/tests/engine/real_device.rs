@@ -197,9 +197,8 @@ fn receive_buffers_come_back_from_processes_killed_in_mid_stream() {
     settings.connect_timeout = Duration::from_secs(20);
     let worker = Engine::start(settings).expect("an engine starts");
     let consumer = worker.task(&task(1)).expect("its task");
-    let pull_all = || -> Vec<_> {
-        (0..SMALL_KEYS).map(|at| (at, consumer.pull(&task(0), &small(at), VERSION))).collect()
-    };
+    let pull_all =
+        || -> Vec<_> { (0..SMALL_KEYS).map(|at| (at, consumer.pull(&task(0), &small(at), VERSION))).collect() };
     for killed in 0..=KILLED {
         let process = Process::start(&ports);
         let mut under_way = pull_all();

@@ -293,6 +293,20 @@ pub struct Attributes {
     pub chosen: String,
 }
 
+/// What came of [`Device::begin_register`] and [`Device::begin_deregister`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Registered {
+    /// A registration has ended, well or not.
+    Begun {
+        /// The number that it was begun under.
+        ticket: u64,
+        /// The region.
+        region: Result<Region, VerbsError>,
+    },
+    /// This region's registration has ended: the device does not reach the memory any more.
+    Ended(u32),
+}
+
 /// What happened to the device as a whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AsyncEvent {
@@ -360,6 +374,29 @@ pub unsafe trait Device {
 
     /// Ends a registration. No posted request uses it, and no window is bound to it.
     fn deregister(&mut self, region: u32);
+
+    /// Registers memory on another thread than the shard's, since that takes time by bytes (every page is looked up and pinned);
+    /// [`next_registered`](Self::next_registered) tells how it went, under `ticket`.
+    ///
+    /// # Errors
+    /// It could not be begun; nothing is told then.
+    ///
+    /// # Safety
+    /// The bytes stay mapped until the region is deregistered, the registration is told to have failed, or the device was
+    /// dropped.
+    unsafe fn begin_register(
+        &mut self,
+        ticket: u64,
+        address: u64,
+        bytes: usize,
+        access: Access,
+    ) -> Result<(), VerbsError>;
+
+    /// Ends a registration on another thread; told likewise. No posted request uses it, and no window is bound to it.
+    fn begin_deregister(&mut self, region: u32);
+
+    /// What has come of what was begun, without waiting.
+    fn next_registered(&mut self) -> Option<Registered>;
 
     /// A window that is bound to nothing.
     ///

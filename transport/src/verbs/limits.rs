@@ -56,6 +56,9 @@ pub const DRAINING_MAX: usize = 256;
 /// the buffers back within microseconds.
 pub const DRAIN_WITHIN: Duration = Duration::from_millis(500);
 
+/// How often a shard that sleeps looks whether a registration that it has begun is done.
+pub const REGISTERED_LOOK: Duration = Duration::from_millis(10);
+
 /// How long a shard waits for the flushed work requests of a queue pair that it has stopped. The queue pair is destroyed at
 /// once if they take longer: memory that they name may be given back then.
 pub const FLUSH_WITHIN: Duration = Duration::from_millis(5);

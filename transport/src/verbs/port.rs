@@ -18,8 +18,8 @@ use std::os::fd::BorrowedFd;
 use std::rc::Rc;
 use std::time::Instant;
 
-use hashbrown::HashMap;
 use draining::Draining;
+use hashbrown::HashMap;
 use sealane_runtime::{Buffer, Slab, SlabSettings};
 use serde::{Deserialize, Serialize};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
@@ -27,7 +27,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 use super::credits::Buffers;
 use super::device::{Access, AsyncEvent, Attributes, Completion, Device, Piece, Status, VerbsError};
 use super::failures::Failures;
-use super::limits::{COMPLETIONS_PER_TURN, MESSAGE_BYTES, SEND_BUFFERS, SEND_DEPTH, WINDOW_MIN, WORKS_MAX};
+use super::limits::{
+    COMPLETIONS_PER_TURN, MESSAGE_BYTES, REGISTERED_LOOK, SEND_BUFFERS, SEND_DEPTH, WINDOW_MIN, WORKS_MAX,
+};
 use super::regions::Regions;
 use super::settings::VerbsSettings;
 use crate::arena::{Arena, Handle};
@@ -251,21 +253,31 @@ impl Port {
         self.add((start as u64, bytes), Box::new(slab.clone()))
     }
 
-    /// The same for memory that is shared with a client.
-    ///
-    /// # Errors
-    /// Those of [`add_slab`](Self::add_slab).
-    pub fn add_shared(&self, memory: &SharedMemory) -> Result<(), VerbsError> {
-        if memory.is_empty() {
-            return Ok(());
+    /// The same for memory that is shared with a client, once it is first used: registering takes time by bytes, so another
+    /// thread does it, and until then tensors travel by copy. They always do unless it `may_be_pinned`.
+    pub fn add_shared(&self, memory: &SharedMemory, may_be_pinned: bool) {
+        let state = &mut *self.state();
+        if memory.is_empty() || state.settings.registration == super::Registration::Dynamic {
+            return;
         }
-        self.add((memory.base().as_ptr() as u64, memory.len() as usize), Box::new(memory.clone()))
+        let range = (memory.base().as_ptr() as u64, memory.len() as usize);
+        state.regions.add_later(range, may_be_pinned, Box::new(memory.clone()));
     }
 
-    /// Ends the registration of memory that was shared, at once or when the last transfer is done with it.
+    /// Ends the registration of memory that was shared, on the other thread again, when the last transfer is done with it.
     pub fn remove_shared(&self, memory: &SharedMemory) {
         let state = &mut *self.state();
         state.regions.remove(&mut *state.device, memory.base().as_ptr() as u64);
+    }
+
+    /// Bytes of memory that was shared which are registered.
+    pub fn pinned_bytes(&self, memory: &SharedMemory) -> u64 {
+        self.state().regions.registered_bytes(memory.base().as_ptr() as u64)
+    }
+
+    /// Bytes of a client's memory that may be.
+    pub fn client_pinned_bytes_max(&self) -> u64 {
+        self.state().settings.client_pinned_bytes_max
     }
 
     fn add(&self, range: (u64, usize), owner: Box<dyn Any>) -> Result<(), VerbsError> {
@@ -298,6 +310,10 @@ impl Port {
         let count = state.take_completions();
         if !state.draining.is_empty() {
             state.go_on_draining();
+        }
+        if state.regions.awaits() {
+            let State { regions, device, .. } = &mut *state;
+            regions.take_registered(&mut **device);
         }
         state.tell(into);
         count
@@ -342,7 +358,9 @@ impl Port {
 
     /// When [`poll`](Self::poll) is to be called again at the latest, though nothing makes a descriptor readable.
     pub fn next_timeout(&self) -> Option<Instant> {
-        self.state().draining.front().map(|draining| draining.until)
+        let state = self.state();
+        let registered = state.regions.awaits().then(|| Instant::now() + REGISTERED_LOOK);
+        registered.into_iter().chain(state.draining.front().map(|draining| draining.until)).min()
     }
 }
 

@@ -1,10 +1,12 @@
-//! The memory that a shard's device knows: slabs and arenas for as long as they are there, other memory for one transfer.
+//! The memory that a shard's device knows: slabs for as long as they are there, clients' memory from when it is first used,
+//! other memory for one transfer.
 //!
-//! Bounded by what the device registers; a lookup is a binary search among a few.
+//! Registering takes time by bytes, and so does its end: for clients' memory the device does both on another thread. Bounded
+//! by what the device registers; a lookup is a binary search among a few.
 
 use std::any::Any;
 
-use super::device::{Access, Device, MemoryKind, Region, VerbsError};
+use super::device::{Access, Device, MemoryKind, Region, Registered, VerbsError};
 use super::settings::Registration;
 
 /// A region that someone uses; to be given back with [`Regions::release`].
@@ -13,22 +15,48 @@ pub(super) struct Use {
     pub(super) region: Region,
 }
 
-struct Known {
+/// Memory that stays until it is removed.
+struct Standing {
     start: u64,
     end: u64,
+    is: Is,
+    uses: usize,
+    /// What keeps the memory mapped.
+    owner: Box<dyn Any>,
+}
+
+/// Where its registration stands.
+enum Is {
+    /// To be registered when it is first used.
+    Unused,
+    /// Under way, under this ticket.
+    Begun(u64),
+    Registered(Region),
+    /// It may not be registered, or could not be.
+    Refused,
+}
+
+/// Memory that is registered for one transfer, or was removed while in use.
+struct Passing {
     region: Region,
     uses: usize,
-    /// What keeps the memory mapped, if it stays until it is removed; `None` for one transfer, whose tensor does.
-    _owner: Option<Box<dyn Any>>,
+    /// What keeps the memory mapped; `None` for one transfer, whose tensor does.
+    owner: Option<Box<dyn Any>>,
 }
 
 /// See the module.
 #[derive(Default)]
 pub(super) struct Regions {
-    /// Those that stay, by their start; they do not overlap.
-    standing: Vec<Known>,
-    /// Those for one transfer, or removed while in use.
-    passing: Vec<Known>,
+    /// By their start; they do not overlap.
+    standing: Vec<Standing>,
+    passing: Vec<Passing>,
+    /// Removed while their registration was under way: by its ticket.
+    begun: Vec<(u64, Box<dyn Any>)>,
+    /// Whose registration ends: by the region.
+    ending: Vec<(u32, Box<dyn Any>)>,
+    /// Registrations of those that stand which are under way.
+    waited_for: usize,
+    next_ticket: u64,
     /// Registrations that were made for one transfer, for the record.
     pub(super) passing_made: u64,
 }
@@ -51,27 +79,87 @@ impl Regions {
     ) -> Result<(), VerbsError> {
         // SAFETY: as the caller promises.
         let region = unsafe { device.register(MemoryKind::Host, start, bytes, access) }?;
-        let at = self.standing.partition_point(|known| known.start < start);
-        let known = Known { start, end: start + bytes as u64, region, uses: 0, _owner: Some(owner) };
-        self.standing.insert(at, known);
+        self.stand((start, bytes), Is::Registered(region), owner);
         Ok(())
     }
 
-    /// Ends the registration of memory that stayed: at once, or with its last use.
+    /// Memory that stays, to be registered when it is first used, if it may be; `owner` keeps it mapped.
+    pub(super) fn add_later(&mut self, range: (u64, usize), may_be: bool, owner: Box<dyn Any>) {
+        self.stand(range, if may_be { Is::Unused } else { Is::Refused }, owner);
+    }
+
+    fn stand(&mut self, (start, bytes): (u64, usize), is: Is, owner: Box<dyn Any>) {
+        let at = self.standing.partition_point(|known| known.start < start);
+        self.standing.insert(at, Standing { start, end: start + bytes as u64, is, uses: 0, owner });
+    }
+
+    /// Ends the registration of memory that stayed, after its last use. What keeps it mapped goes when that is done.
     pub(super) fn remove(&mut self, device: &mut dyn Device, start: u64) {
         let Ok(at) = self.standing.binary_search_by_key(&start, |known| known.start) else { return };
-        let known = self.standing.remove(at);
-        if known.uses == 0 {
-            return device.deregister(known.region.id);
+        let Standing { is, uses, owner, .. } = self.standing.remove(at);
+        match is {
+            Is::Registered(region) if uses > 0 => self.passing.push(Passing { region, uses, owner: Some(owner) }),
+            Is::Registered(region) => self.end(device, region, owner),
+            Is::Begun(ticket) => {
+                self.waited_for -= 1;
+                self.begun.push((ticket, owner));
+            }
+            Is::Unused | Is::Refused => {}
         }
-        self.passing.push(known);
+    }
+
+    fn end(&mut self, device: &mut dyn Device, region: Region, owner: Box<dyn Any>) {
+        self.ending.push((region.id, owner));
+        device.begin_deregister(region.id);
+    }
+
+    /// True if the device is to tell of registrations.
+    #[inline]
+    pub(super) fn awaits(&self) -> bool {
+        self.waited_for > 0 || !self.begun.is_empty() || !self.ending.is_empty()
+    }
+
+    /// Takes in what the device tells of registrations.
+    pub(super) fn take_registered(&mut self, device: &mut dyn Device) {
+        while let Some(registered) = device.next_registered() {
+            let (told, region) = match registered {
+                Registered::Ended(region) => {
+                    self.ending.retain(|(ending, _)| *ending != region);
+                    continue;
+                }
+                Registered::Begun { ticket, region } => (ticket, region),
+            };
+            let is_it = |known: &&mut Standing| matches!(known.is, Is::Begun(ticket) if ticket == told);
+            if let Some(known) = self.standing.iter_mut().find(is_it) {
+                self.waited_for -= 1;
+                known.is = match region {
+                    Ok(region) => Is::Registered(region),
+                    Err(error) => {
+                        tracing::warn!(%error, "a client's memory is not registered: its tensors travel by copy");
+                        Is::Refused
+                    }
+                };
+            } else if let Some(at) = self.begun.iter().position(|(ticket, _)| *ticket == told) {
+                let (_, owner) = self.begun.swap_remove(at);
+                if let Ok(region) = region {
+                    self.end(device, region, owner);
+                }
+            }
+        }
+    }
+
+    /// Bytes of memory that stays which are registered, by its start.
+    pub(super) fn registered_bytes(&self, start: u64) -> u64 {
+        let found = self.standing.binary_search_by_key(&start, |known| known.start).ok();
+        let known = found.map(|at| &self.standing[at]).filter(|known| matches!(known.is, Is::Registered(_)));
+        known.map_or(0, |known| known.end - known.start)
     }
 
     /// The region that holds all of these bytes; registered for this use alone where none does, or where that is
     /// the setting.
     ///
     /// # Errors
-    /// The device does not register more.
+    /// The device does not register more, or not yet: the bytes can travel by copy.
     ///
     /// # Safety
     /// The memory stays mapped until the use is released.
@@ -88,35 +176,58 @@ impl Regions {
             if let Some(known) = at.checked_sub(1).map(|at| &mut self.standing[at])
                 && start + bytes as u64 <= known.end
             {
-                known.uses += 1;
-                return Ok(Use { region: known.region });
+                let wait = |reason| Err(VerbsError::new("registration of a client's memory", reason));
+                match known.is {
+                    Is::Registered(region) => {
+                        known.uses += 1;
+                        return Ok(Use { region });
+                    }
+                    Is::Begun(_) => return wait("it is under way"),
+                    Is::Refused => return wait("refused before"),
+                    Is::Unused => {}
+                }
+                let (ticket, length) = (self.next_ticket, (known.end - known.start) as usize);
+                // SAFETY: the owner stays with it until the device has told how it went, and that it has ended.
+                if let Err(error) = unsafe { device.begin_register(ticket, known.start, length, access) } {
+                    tracing::warn!(%error, "a client's memory is not registered: its tensors travel by copy");
+                    known.is = Is::Refused;
+                    return Err(error);
+                }
+                self.next_ticket += 1;
+                self.waited_for += 1;
+                known.is = Is::Begun(ticket);
+                return wait("it begins");
             }
         }
         // SAFETY: as the caller promises.
         let region = unsafe { device.register(MemoryKind::Host, start, bytes, access) }?;
         self.passing_made += 1;
-        self.passing.push(Known { start, end: start + bytes as u64, region, uses: 1, _owner: None });
+        self.passing.push(Passing { region, uses: 1, owner: None });
         Ok(Use { region })
     }
 
     /// A use ends: nothing that is posted names the region, and no window of it is bound.
     pub(super) fn release(&mut self, device: &mut dyn Device, used: Use) {
-        let is_it = |known: &&mut Known| known.region.id == used.region.id;
+        let id = used.region.id;
+        let is_it = |known: &&mut Standing| matches!(known.is, Is::Registered(region) if region.id == id);
         if let Some(known) = self.standing.iter_mut().find(is_it) {
             known.uses -= 1;
             return;
         }
-        if let Some(at) = self.passing.iter().position(|known| known.region.id == used.region.id) {
-            self.passing[at].uses -= 1;
-            if self.passing[at].uses == 0 {
-                let known = self.passing.swap_remove(at);
-                device.deregister(known.region.id);
+        let Some(at) = self.passing.iter().position(|known| known.region.id == id) else { return };
+        self.passing[at].uses -= 1;
+        if self.passing[at].uses == 0 {
+            let Passing { region, owner, .. } = self.passing.swap_remove(at);
+            match owner {
+                Some(owner) => self.end(device, region, owner),
+                None => device.deregister(region.id),
             }
         }
     }
 
     /// Regions that stand, and those that pass.
     pub(super) fn counts(&self) -> (usize, usize) {
-        (self.standing.len(), self.passing.len())
+        let standing = self.standing.iter().filter(|known| matches!(known.is, Is::Registered(_))).count();
+        (standing, self.passing.len())
     }
 }

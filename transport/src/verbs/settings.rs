@@ -18,7 +18,7 @@ pub enum Transfer {
 /// When memory is registered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Registration {
-    /// Slabs and arenas at start, other memory for each transfer.
+    /// Slabs at start, clients' memory when it is first used, other memory for each transfer.
     #[default]
     Static,
     /// All memory for each transfer. Slow; for the experiment that shows how slow.
@@ -52,6 +52,9 @@ pub struct VerbsSettings {
     pub transfer: Transfer,
     /// When memory is registered. Default [`Registration::Static`].
     pub registration: Registration,
+    /// Bytes of one client's memory that a shard registers, and so pins, at most; what is past it travels by copy. Default
+    /// 17 GiB.
+    pub client_pinned_bytes_max: u64,
     /// How long a peer is reached by TCP after its verbs links have failed several times in a row. Default 30 s.
     pub retry_after: Duration,
 }
@@ -79,6 +82,7 @@ impl VerbsSettings {
         traffic_class: 0,
         transfer: Transfer::Write,
         registration: Registration::Static,
+        client_pinned_bytes_max: 17 << 30,
         retry_after: Duration::from_secs(30),
     };
 }

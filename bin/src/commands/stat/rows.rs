@@ -175,29 +175,32 @@ fn why(peer: &Peer) -> String {
 }
 
 pub(super) fn clients(now: &Figures) -> Table {
-    let mut rows: Vec<(String, i32, [u64; 5])> = Vec::new();
+    let mut rows: Vec<(String, i32, [u64; 6])> = Vec::new();
     for client in now.shards.iter().flat_map(|shard| &shard.clients) {
         let of = &client.counters;
-        let more = [of.tensors_received, of.tensors_sent, of.bytes_received, of.bytes_sent, of.under_way];
+        let more =
+            [of.tensors_received, of.tensors_sent, of.bytes_received, of.bytes_sent, of.pinned_bytes, of.under_way];
         match rows.iter_mut().find(|row| (&row.0, row.1) == (&client.task, client.pid)) {
             Some((.., sum)) => sum.iter_mut().zip(more).for_each(|(sum, more)| *sum += more),
             None => rows.push((client.task.clone(), client.pid, more)),
         }
     }
-    let row = |(task, pid, [received, sent, bytes_received, bytes_sent, under_way]): (String, i32, [u64; 5])| {
-        vec![
-            task,
-            pid.to_string(),
-            count(received as f64),
-            count(sent as f64),
-            bytes(bytes_received as f64),
-            bytes(bytes_sent as f64),
-            under_way.to_string(),
-        ]
-    };
+    let row =
+        |(task, pid, [received, sent, bytes_received, bytes_sent, pinned, under_way]): (String, i32, [u64; 6])| {
+            vec![
+                task,
+                pid.to_string(),
+                count(received as f64),
+                count(sent as f64),
+                bytes(bytes_received as f64),
+                bytes(bytes_sent as f64),
+                bytes(pinned as f64),
+                under_way.to_string(),
+            ]
+        };
     Table {
         title: "Clients of this host",
-        heads: vec!["task", "pid", "tensors in", "out", "bytes in", "out", "calls"],
+        heads: vec!["task", "pid", "tensors in", "out", "bytes in", "out", "pinned", "calls"],
         rows: rows.into_iter().map(row).collect(),
         numbers_from: 1,
         has_tail: false,

@@ -168,8 +168,9 @@ impl Client {
     }
 
     /// Shows other threads how things stand.
-    pub(super) fn show(&self) {
-        self.metrics.counters.write(&ClientCounters { under_way: self.under_way() as u64, ..self.counters });
+    pub(super) fn show(&self, pinned_bytes: u64) {
+        let under_way = self.under_way() as u64;
+        self.metrics.counters.write(&ClientCounters { under_way, pinned_bytes, ..self.counters });
     }
 
     /// Whether there is something to read that may be read.

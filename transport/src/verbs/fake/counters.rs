@@ -19,6 +19,8 @@ pub struct Counters {
     pub failed: u64,
     /// Regions that were ever registered.
     pub registrations: u64,
+    /// Most bytes whose registration one call has begun or ended before it returned.
+    pub register_call_bytes_max: u64,
     /// Windows that were ever allocated.
     pub allocations: u64,
     /// Queue pairs that were ever created.
@@ -64,6 +66,7 @@ impl Counters {
         }
         self.failed += other.failed;
         self.registrations += other.registrations;
+        self.register_call_bytes_max = self.register_call_bytes_max.max(other.register_call_bytes_max);
         self.allocations += other.allocations;
         self.creations += other.creations;
         self.regions += other.regions;

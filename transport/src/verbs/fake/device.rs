@@ -3,8 +3,10 @@
 
 #![allow(unsafe_code, reason = "the contract of the seam is unsafe to fulfil; memory is touched in memory.rs alone")]
 
+use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
@@ -15,7 +17,7 @@ use super::queues::bell;
 use super::settings::FakeSettings;
 use crate::verbs::device::{
     Access, AsyncEvent, Attributes, Completion, Device, Endpoint, MemoryKind, Piece, Post, QueuePair, Region,
-    VerbsError, Window, Work,
+    Registered, VerbsError, Window, Work,
 };
 
 /// A device of a [`Fabric`]. Dropping it ends all that it had; peers find its queue pairs gone.
@@ -26,6 +28,15 @@ pub struct FakeDevice {
     attributes: Attributes,
     completions: Arc<EventFd>,
     events: Arc<EventFd>,
+    register_time_per_mib: Duration,
+    /// What was begun, and when it is done.
+    begun: VecDeque<(Instant, Begun)>,
+}
+
+#[derive(Debug)]
+enum Begun {
+    Register { ticket: u64, memory: Memory, access: Access },
+    Deregister(u32),
 }
 
 impl FakeDevice {
@@ -33,6 +44,7 @@ impl FakeDevice {
         let (completions, events) = (bell(EfdFlags::empty()), bell(EfdFlags::EFD_SEMAPHORE));
         let bells = (Arc::clone(&completions), Arc::clone(&events));
         let (context, gid) = fabric.lock().open(settings.clone(), bells);
+        let register_time_per_mib = settings.register_time_per_mib;
         let attributes = Attributes {
             chosen: format!("{} is a fake device", settings.name),
             device: settings.name,
@@ -48,7 +60,25 @@ impl FakeDevice {
             receive_depth: settings.receive_depth,
             completion_depth: settings.completion_depth,
         };
-        Self { fabric: fabric.clone(), context, attributes, completions, events }
+        Self {
+            fabric: fabric.clone(),
+            context,
+            attributes,
+            completions,
+            events,
+            register_time_per_mib,
+            begun: VecDeque::new(),
+        }
+    }
+
+    fn time_of(&self, bytes: u64) -> Duration {
+        self.register_time_per_mib.mul_f64(bytes as f64 / f64::from(1 << 20))
+    }
+
+    /// When what is begun now is done: one after the other.
+    fn begin(&mut self, bytes: u64, begun: Begun) {
+        let free = self.begun.back().map_or_else(Instant::now, |(done, _)| *done);
+        self.begun.push_back((free.max(Instant::now()) + self.time_of(bytes), begun));
     }
 
     /// The fabric that it belongs to.
@@ -73,8 +103,10 @@ unsafe impl Device for FakeDevice {
         access: Access,
     ) -> Result<Region, VerbsError> {
         let MemoryKind::Host = kind;
+        std::thread::sleep(self.time_of(bytes as u64));
         let mut network = self.fabric.lock();
         network.admit(self.context, Verb::Register)?;
+        network.note_call(self.context, bytes as u64);
         // SAFETY: the caller keeps the bytes mapped until the region is deregistered, which drops this; what is copied
         // later is as the callers of `post` and `post_receives` promise.
         let memory = unsafe { Memory::new(address, bytes as u64) };
@@ -83,7 +115,42 @@ unsafe impl Device for FakeDevice {
     }
 
     fn deregister(&mut self, region: u32) {
-        self.fabric.lock().deregister(self.context, region);
+        let bytes = self.fabric.lock().deregister(self.context, region);
+        self.fabric.lock().note_call(self.context, bytes);
+        std::thread::sleep(self.time_of(bytes));
+    }
+
+    unsafe fn begin_register(
+        &mut self,
+        ticket: u64,
+        address: u64,
+        bytes: usize,
+        access: Access,
+    ) -> Result<(), VerbsError> {
+        // SAFETY: the caller keeps the bytes mapped until the region is deregistered, which drops this.
+        let memory = unsafe { Memory::new(address, bytes as u64) };
+        let memory = memory.ok_or_else(|| Verb::Register.error("invalid argument: no bytes, or too many"))?;
+        self.begin(bytes as u64, Begun::Register { ticket, memory, access });
+        Ok(())
+    }
+
+    fn begin_deregister(&mut self, region: u32) {
+        // Whoever uses it from now on is found out.
+        let bytes = self.fabric.lock().deregister(self.context, region);
+        self.begin(bytes, Begun::Deregister(region));
+    }
+
+    fn next_registered(&mut self) -> Option<Registered> {
+        let (_, begun) = self.begun.pop_front_if(|(done, _)| *done <= Instant::now())?;
+        Some(match begun {
+            Begun::Register { ticket, memory, access } => {
+                let mut network = self.fabric.lock();
+                let admitted = network.admit(self.context, Verb::Register);
+                let region = admitted.and_then(|()| network.register(self.context, memory, access));
+                Registered::Begun { ticket, region }
+            }
+            Begun::Deregister(region) => Registered::Ended(region),
+        })
     }
 
     fn allocate_window(&mut self) -> Result<Window, VerbsError> {

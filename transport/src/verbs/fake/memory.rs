@@ -24,6 +24,10 @@ impl Memory {
         (bytes > 0 && usize::try_from(end).is_ok()).then_some(Self { address, bytes })
     }
 
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
     /// Some of it, if it is within.
     pub(super) fn part(&self, address: u64, bytes: u64) -> Option<Part<'_>> {
         let end = address.checked_add(bytes)?;

@@ -190,7 +190,14 @@ impl Network {
         Ok(self.context(context).protection.register(index, memory, access))
     }
 
-    pub(super) fn deregister(&mut self, context: u32, region: u32) {
+    /// A call has registered so many bytes before it returned, or ended that.
+    pub(super) fn note_call(&mut self, context: u32, bytes: u64) {
+        let counters = self.counters(context);
+        counters.register_call_bytes_max = counters.register_call_bytes_max.max(bytes);
+    }
+
+    /// The bytes of the region.
+    pub(super) fn deregister(&mut self, context: u32, region: u32) -> u64 {
         let uses = |piece: &Piece| piece.bytes > 0 && piece.lkey == lkey(region);
         let mut pending = self.queue_pairs.values().filter(|of| of.context == context).flat_map(|of| &of.pending);
         if pending.any(|request| match &request.work {
@@ -205,15 +212,16 @@ impl Network {
             self.violations.push(format!("region {region} was deregistered under a posted receive buffer"));
         }
         let found = self.context(context);
-        let (was_there, orphans) = (found.protection.deregister(region), found.protection.orphan_of_region(region));
+        let (bytes, orphans) = (found.protection.deregister(region), found.protection.orphan_of_region(region));
         if orphans > 0 {
             self.violations.push(format!("region {region} was deregistered with {orphans} windows bound to it"));
         }
-        if was_there {
+        if bytes.is_some() {
             self.counters(context).regions -= 1;
         } else {
             self.violations.push(format!("region {region} was deregistered, and is not there"));
         }
+        bytes.unwrap_or(0)
     }
 
     pub(super) fn allocate_window(&mut self, context: u32) -> Result<Window, VerbsError> {

@@ -44,9 +44,9 @@ impl Protection {
         Region { id: index, lkey: lkey(index), rkey: index << 8 | REMOTE }
     }
 
-    /// False if there is no such region.
-    pub(super) fn deregister(&mut self, region: u32) -> bool {
-        self.regions.remove(&region).is_some()
+    /// Its bytes; `None` if there is no such region.
+    pub(super) fn deregister(&mut self, region: u32) -> Option<u64> {
+        self.regions.remove(&region).map(|region| region.memory.bytes())
     }
 
     pub(super) fn allocate(&mut self, index: u32) -> Window {

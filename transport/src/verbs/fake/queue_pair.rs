@@ -59,7 +59,15 @@ pub(super) struct QueuePair {
 
 impl QueuePair {
     pub(super) fn new(context: u32) -> Self {
-        Self { context, state: State::Idle, pending: VecDeque::new(), carried: 0, occupied: 0, silent: 0, partial: None }
+        Self {
+            context,
+            state: State::Idle,
+            pending: VecDeque::new(),
+            carried: 0,
+            occupied: 0,
+            silent: 0,
+            partial: None,
+        }
     }
 
     pub(super) fn connection(&self) -> Option<&Connection> {

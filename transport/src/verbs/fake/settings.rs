@@ -1,5 +1,7 @@
 //! What a fake device is like.
 
+use std::time::Duration;
+
 /// Size and temper of one fake device. The defaults are those of a small real one that answers at once.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FakeSettings {
@@ -32,6 +34,8 @@ pub struct FakeSettings {
     /// A queue pair that was stopped gives the receive buffer that it holds back after so many polls. Time passes at once for a
     /// device that is armed. Default 0: at once.
     pub drain_polls: u32,
+    /// Registering takes so long for each MiB, and ending that as well. Default 0.
+    pub register_time_per_mib: Duration,
     /// It says when it holds none ([`LastReceive`](crate::verbs::device::AsyncEvent::LastReceive)). Default true.
     pub tells_last_receive: bool,
 }
@@ -51,6 +55,7 @@ impl Default for FakeSettings {
             delay_polls_max: 0,
             retry_polls: 16,
             drain_polls: 0,
+            register_time_per_mib: Duration::ZERO,
             tells_last_receive: true,
         }
     }

@@ -13,6 +13,7 @@ mod events;
 mod memory;
 mod open;
 mod owned;
+mod registrar;
 mod slots;
 mod windows;
 mod work;
@@ -30,13 +31,14 @@ use self::connect::Queues;
 use self::owned::{
     Channel, CompletionQueue, Connection, Context, Domain, MemoryRegion, MemoryWindow, SharedReceiveQueue, failure,
 };
+use self::registrar::{Done, Moved, Registrar};
 use self::slots::Slots;
 use self::windows::Windows;
 use self::work::{ReceiveList, SendList};
 use super::VerbsSettings;
 use super::device::{
-    Access, AsyncEvent, Attributes, Completion, Device, Endpoint, MemoryKind, Piece, Post, QueuePair, Region, Remote,
-    STOPPED, VerbsError, Window, Work,
+    Access, AsyncEvent, Attributes, Completion, Device, Endpoint, MemoryKind, Piece, Post, QueuePair, Region,
+    Registered, Remote, STOPPED, VerbsError, Window, Work,
 };
 
 /// An open RDMA device with one shard's queues. Not `Send`: it is its shard's.
@@ -48,6 +50,7 @@ pub struct IbDevice {
     receives: SharedReceiveQueue,
     completions: CompletionQueue,
     channel: Channel,
+    registrar: Option<Registrar>,
     regions: Slots<MemoryRegion>,
     domain: Domain,
     context: Context,
@@ -122,6 +125,46 @@ unsafe impl Device for IbDevice {
 
     fn deregister(&mut self, region: u32) {
         self.regions.remove(region);
+    }
+
+    unsafe fn begin_register(
+        &mut self,
+        ticket: u64,
+        address: u64,
+        bytes: usize,
+        access: Access,
+    ) -> Result<(), VerbsError> {
+        if self.registrar.is_none() {
+            // SAFETY: the fields' order drops it before the domain.
+            let started = unsafe { Registrar::start(&self.domain) };
+            self.registrar = Some(started.map_err(|error| VerbsError::system("thread for registrations", &error))?);
+        }
+        let access = memory::access_flags(access, self.attributes.has_windows);
+        if let Some(registrar) = &self.registrar {
+            // SAFETY: the caller keeps the bytes mapped.
+            unsafe { registrar.register(ticket, address, bytes, access) };
+        }
+        Ok(())
+    }
+
+    fn begin_deregister(&mut self, region: u32) {
+        let Some(memory) = self.regions.remove(region) else { return };
+        if let Some(registrar) = &self.registrar {
+            registrar.deregister(region, memory);
+        }
+    }
+
+    fn next_registered(&mut self) -> Option<Registered> {
+        Some(match self.registrar.as_ref()?.next()? {
+            Done::Registered { ticket, bytes, region } => {
+                let region = region.map_err(|error| memory::refused(bytes, &error)).map(|Moved(region)| {
+                    let (lkey, rkey) = region.keys();
+                    Region { id: self.regions.insert(region), lkey, rkey }
+                });
+                Registered::Begun { ticket, region }
+            }
+            Done::Deregistered { id } => Registered::Ended(id),
+        })
     }
 
     fn allocate_window(&mut self) -> Result<Window, VerbsError> {

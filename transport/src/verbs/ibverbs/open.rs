@@ -90,6 +90,7 @@ impl IbDevice {
             receives,
             completions,
             channel,
+            registrar: None,
             regions: Slots::new(),
             domain,
             context,

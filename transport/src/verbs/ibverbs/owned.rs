@@ -335,8 +335,22 @@ impl MemoryRegion {
     /// The bytes stay mapped while it lives. Dropped before the domain.
     pub(super) unsafe fn register(domain: &Domain, address: u64, bytes: usize, access: u32) -> io::Result<Self> {
         let address = ptr::with_exposed_provenance_mut(address as usize);
-        // SAFETY: the domain lives; the caller answers for the memory. The library checks the range.
-        let region = unsafe { sys::ibv_reg_mr(domain.as_ptr(), address, bytes, access.cast_signed()) };
+        // SAFETY: the domain lives; the caller answers for the rest.
+        unsafe { Self::register_in(domain.as_ptr(), address, bytes, access) }
+    }
+
+    /// The same, for another thread than the domain's.
+    ///
+    /// # Safety
+    /// As before, and the domain lives.
+    pub(super) unsafe fn register_in(
+        domain: *mut sys::ibv_pd,
+        address: *mut std::ffi::c_void,
+        bytes: usize,
+        access: u32,
+    ) -> io::Result<Self> {
+        // SAFETY: as the caller promises. The library checks the range.
+        let region = unsafe { sys::ibv_reg_mr(domain, address, bytes, access.cast_signed()) };
         NonNull::new(region).map(Self).ok_or_else(io::Error::last_os_error)
     }
 

@@ -7,5 +7,6 @@ mod hostile;
 mod many;
 mod payloads;
 mod places;
+mod registration;
 mod stage;
 mod waking;

@@ -134,5 +134,6 @@ pub(super) const OF_CLIENTS: &[Family<Client>] = &[
         (SENT, |client| client.counters.bytes_sent),
         (RECEIVED, |client| client.counters.bytes_received),
     ]),
+    family(Gauge, "client_pinned_bytes", "Bytes of the client's memory that RDMA devices have registered; a page counts once for each shard.", &[(None, |client| client.counters.pinned_bytes)]),
     family(Gauge, "client_calls_under_way", "Calls of the client that have not ended.", &[(None, |client| client.counters.under_way)]),
 ];

@@ -1,0 +1,116 @@
+//! The thread that registers clients' memory with the device, and ends that: both take time by bytes, which shards do not have.
+//!
+//! One for each open device, from when it is first needed until the device is closed. Bounded by the memories that are shared.
+
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+use std::{io, ptr, thread};
+
+use nix::sched::{CpuSet, sched_setaffinity};
+use nix::unistd::Pid;
+use rdma_sys as sys;
+
+use super::owned::{Domain, MemoryRegion};
+
+/// A domain's pointer on its way to the thread.
+struct DomainPointer(*mut sys::ibv_pd);
+
+// SAFETY: the library's calls may be made by any thread, and the domain outlives the thread (see `Registrar::start`).
+unsafe impl Send for DomainPointer {}
+
+/// A region on its way from one thread to the other, and never on both.
+pub(super) struct Moved(pub(super) MemoryRegion);
+
+// SAFETY: a region is a pointer of the library's, whose calls may be made by any thread; only its owner uses it.
+unsafe impl Send for Moved {}
+
+enum Job {
+    Register { ticket: u64, address: u64, bytes: usize, access: u32 },
+    Deregister { id: u32, region: Moved },
+}
+
+/// What a job came to.
+pub(super) enum Done {
+    Registered { ticket: u64, bytes: usize, region: io::Result<Moved> },
+    Deregistered { id: u32 },
+}
+
+/// See the module.
+pub(super) struct Registrar {
+    jobs: Option<Sender<Job>>,
+    done: Receiver<Done>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Registrar {
+    /// # Errors
+    /// There are no more threads.
+    ///
+    /// # Safety
+    /// Dropped before the domain.
+    pub(super) unsafe fn start(domain: &Domain) -> io::Result<Self> {
+        let (jobs, incoming) = channel();
+        let (outgoing, done) = channel();
+        let domain = DomainPointer(domain.as_ptr());
+        let thread = thread::Builder::new().name("sealane-verbs".into()).spawn(move || {
+            leave_the_shards_cpu();
+            work(&domain, &incoming, &outgoing);
+        })?;
+        Ok(Self { jobs: Some(jobs), done, thread: Some(thread) })
+    }
+
+    /// # Safety
+    /// The bytes stay mapped until the job is done, and the region deregistered.
+    pub(super) unsafe fn register(&self, ticket: u64, address: u64, bytes: usize, access: u32) {
+        self.give(Job::Register { ticket, address, bytes, access });
+    }
+
+    pub(super) fn deregister(&self, id: u32, region: MemoryRegion) {
+        self.give(Job::Deregister { id, region: Moved(region) });
+    }
+
+    fn give(&self, job: Job) {
+        // The thread ends with the sender alone.
+        let _ = self.jobs.as_ref().map(|jobs| jobs.send(job));
+    }
+
+    pub(super) fn next(&self) -> Option<Done> {
+        self.done.try_recv().ok()
+    }
+}
+
+impl Drop for Registrar {
+    fn drop(&mut self) {
+        self.jobs = None;
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
+
+/// A new thread may run where its parent may, which is on the CPU that a shard is pinned to.
+fn leave_the_shards_cpu() {
+    let mut all = CpuSet::new();
+    (0..CpuSet::count()).for_each(|cpu| all.set(cpu).expect("within the set"));
+    if let Err(error) = sched_setaffinity(Pid::from_raw(0), &all) {
+        tracing::debug!(%error, "memory is registered on a shard's own CPU");
+    }
+}
+
+fn work(domain: &DomainPointer, jobs: &Receiver<Job>, done: &Sender<Done>) {
+    for job in jobs {
+        let outcome = match job {
+            Job::Register { ticket, address, bytes, access } => {
+                let address = ptr::with_exposed_provenance_mut(address as usize);
+                // SAFETY: the domain outlives this thread; whoever gave the job answers for the memory.
+                let region = unsafe { MemoryRegion::register_in(domain.0, address, bytes, access) };
+                Done::Registered { ticket, bytes, region: region.map(Moved) }
+            }
+            Job::Deregister { id, region } => {
+                drop(region);
+                Done::Deregistered { id }
+            }
+        };
+        if done.send(outcome).is_err() {
+            return;
+        }
+    }
+}

@@ -200,6 +200,7 @@ pub(crate) fn verbs_settings(verbs: &settings::Verbs) -> VerbsSettings {
         registration: verbs.registration.value,
         client_pinned_bytes_max: verbs.client_pinned_bytes_max.value,
         retry_after: verbs.retry_after.value,
+        near: Vec::new(),
     }
 }
 
@@ -448,6 +449,7 @@ mod tests {
             registration: Registration::Dynamic,
             client_pinned_bytes_max: 11,
             retry_after: Duration::from_millis(10),
+            near: Vec::new(),
         };
         assert_eq!(verbs_settings(&settings.verbs), expected);
         assert_eq!(verbs_settings(&load(&[]).verbs), VerbsSettings::default());

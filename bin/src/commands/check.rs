@@ -169,7 +169,7 @@ impl Scene<'_> {
         let Scene { settings, map, ours, failure } = self;
         let kernel = Kernel::at("/");
         let shards = settings.runtime.shards_for(map.map_or(0, EndpointMap::len));
-        let verbs = Verbs::look(&verbs_settings(&settings.verbs));
+        let verbs = Verbs::look(&verbs_settings(&settings.verbs).reached_at(ours.addresses()));
         let paths = self.paths(&verbs);
         let probes = is_to_probe.then(|| self.probes(&verbs)).transpose()?;
         let slabs = [settings.runtime.slab_send_bytes.value, settings.runtime.slab_receive_bytes.value];

@@ -299,7 +299,7 @@ pub static TABLE: &[Setting] = &[
         "Under TLS, let tensors travel by RDMA too, in plain text; otherwise links are TCP. Each side decides for itself."),
 
     setting("verbs.device", Verbs("RDMA_DEVICE"),
-        Kind::Text, Unset("the first with an active port"),
+        Kind::Text, Unset("of those with an active port, the one of the transport address's network, else the first"),
         "The RDMA device."),
     setting("verbs.port", Verbs("RDMA_DEVICE_PORT"),
         count(1, RDMA_BYTE_MAX), Unset("the first active port"),

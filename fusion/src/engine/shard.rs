@@ -95,6 +95,7 @@ fn open_port(
     shard: &Shard,
     settings: &EngineSettings,
     slabs: [&Slab; 2],
+    addresses: &[TransportAddress],
 ) -> Result<(Option<Rc<Port>>, String), String> {
     let Some(verbs) = &settings.verbs else { return Ok((None, settings.path_reason.clone())) };
     if settings.declines_verbs() {
@@ -102,8 +103,9 @@ fn open_port(
         tracing::warn!(shard = shard.index(), error, "no verbs on this shard: its links are TCP");
         return Ok((None, error.into()));
     }
-    let opened = (verbs.open)(&verbs.settings).and_then(|device| {
-        let port = Port::open(device, verbs.settings.clone())?;
+    let verbs_settings = verbs.settings.clone().reached_at(addresses);
+    let opened = (verbs.open)(&verbs_settings).and_then(|device| {
+        let port = Port::open(device, verbs_settings.clone())?;
         slabs.into_iter().try_for_each(|slab| port.add_slab(slab))?;
         Ok(port)
     });
@@ -135,7 +137,7 @@ impl ShardEngine {
         let slab = |name, bytes| Slab::new(SlabSettings { name, bytes, ..SlabSettings::default() });
         let send = slab("send", settings.slab_send_bytes).map_err(|error| error.to_string())?;
         let receive = slab("receive", settings.slab_receive_bytes).map_err(|error| error.to_string())?;
-        let (port, path_reason) = open_port(shard, &settings, [&send, &receive])?;
+        let (port, path_reason) = open_port(shard, &settings, [&send, &receive], &node.addresses)?;
         // Who declines says so, and why, where a peer offers them.
         let declines_verbs = settings.verbs.is_some() && settings.declines_verbs();
         let features = if port.is_some() || declines_verbs { FEATURE_VERBS } else { 0 };

@@ -314,6 +314,8 @@ pub enum AsyncEvent {
     PortDown,
     /// The port is up.
     PortUp,
+    /// The port has another GID or LID, or the subnet manager wants it made known anew: see [`Device::refresh`].
+    AddressChanged,
     /// The device has failed, or is being removed. Nothing works on it any more.
     DeviceFailed,
     /// A queue pair failed without a completion.
@@ -354,8 +356,14 @@ impl VerbsError {
 /// [`destroy`](Self::destroy) of its queue pair has returned, or after the device was dropped; a peer's requests touch none after
 /// [`stop`](Self::stop).
 pub unsafe trait Device {
-    /// What it is. Does not change.
+    /// What it is. Changes with [`refresh`](Self::refresh) alone.
     fn attributes(&self) -> &Attributes;
+
+    /// Asks for the port's addresses anew: GID, its index, and LID. The GID stays if the port still has it.
+    ///
+    /// # Errors
+    /// The port has none that fits; the attributes are as before.
+    fn refresh(&mut self) -> Result<(), VerbsError>;
 
     /// Registers memory.
     ///

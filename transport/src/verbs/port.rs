@@ -133,6 +133,8 @@ pub(super) struct State {
     waiting: Vec<Handle>,
     /// Why no link can begin.
     down: Option<String>,
+    /// Why none can though the port is up: it has no address.
+    unaddressed: Option<String>,
     /// And none will: the device has failed, or this side has lost count of it.
     is_lost: bool,
     pub(super) failures: Failures,
@@ -202,6 +204,7 @@ impl Port {
             told: Vec::new(),
             waiting: Vec::new(),
             down: None,
+            unaddressed: None,
             is_lost: false,
             failures: Failures::default(),
             counters: PortCounters::default(),
@@ -293,7 +296,7 @@ impl Port {
     /// Why no verbs link to this peer can begin now; `None` if one can.
     pub fn why_not(&self, peer: &str, now: Instant) -> Option<String> {
         let state = &mut *self.state();
-        if let Some(reason) = &state.down {
+        if let Some(reason) = state.down.as_ref().or(state.unaddressed.as_ref()) {
             return Some(reason.clone());
         }
         if !state.buffers.has_room() {
@@ -374,7 +377,9 @@ impl State {
                 AsyncEvent::PortUp => {
                     tracing::info!(device, "the port is up: new links use verbs again");
                     self.down = None;
+                    self.refresh();
                 }
+                AsyncEvent::AddressChanged => self.refresh(),
                 AsyncEvent::DeviceFailed => self.give_up(&format!("the device {device} has failed or was removed")),
                 AsyncEvent::CompletionQueueOverrun => {
                     tracing::error!(device, "the completion queue has overrun: its links end");
@@ -387,6 +392,18 @@ impl State {
                 }
                 AsyncEvent::LastReceive(number) => self.is_drained(number),
             }
+        }
+    }
+
+    /// Offers name the addresses that the port has now. Links that go by one which it has no longer fail by themselves.
+    fn refresh(&mut self) {
+        let Attributes { device, gid, lid, .. } = self.device.attributes().clone();
+        self.unaddressed = self.device.refresh().err().map(|error| error.to_string());
+        let now = self.device.attributes();
+        if let Some(reason) = &self.unaddressed {
+            tracing::error!(device, reason, "the port has no address for verbs: new links are TCP until it has");
+        } else if (now.gid, now.lid) != (gid, lid) {
+            tracing::info!(device, gid_index = now.gid_index, reason = now.chosen, "the port has another address");
         }
     }
 

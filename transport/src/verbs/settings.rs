@@ -1,8 +1,10 @@
 //! How the verbs link is set.
 
+use std::net::{IpAddr, ToSocketAddrs};
 use std::time::Duration;
 
 use super::limits::{MESSAGE_BYTES, SEND_BUFFERS};
+use crate::endpoint_map::{Host, TransportAddress};
 
 /// How large tensors move.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -28,11 +30,12 @@ pub enum Registration {
 /// Settings of the verbs link. The names and defaults are those that TensorFlow's verbs read from `RDMA_*`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VerbsSettings {
-    /// The device; `None`: the first with an active port.
+    /// The device; `None`: of those with an active port the one whose network has an address of `near`, else the first.
     pub device: Option<String>,
     /// Its port; `None`: the first active one.
     pub port: Option<u8>,
-    /// Index of the port's GID; `None`: the RoCE v2 GID of an IPv4 address, else of another RoCE v2 one, else the first.
+    /// Index of the port's GID; `None`: the RoCE v2 GID of an address of `near`, else of an IPv4 address, else another RoCE v2
+    /// one, else the first.
     pub gid_index: Option<u8>,
     /// Index of the partition key. Default 0.
     pub pkey_index: u16,
@@ -57,9 +60,27 @@ pub struct VerbsSettings {
     pub client_pinned_bytes_max: u64,
     /// How long a peer is reached by TCP after its verbs links have failed several times in a row. Default 30 s.
     pub retry_after: Duration,
+    /// This side's own addresses, by which peers reach it. See [`reached_at`](Self::reached_at). Default: none.
+    pub near: Vec<IpAddr>,
 }
 
 impl VerbsSettings {
+    /// The same for an engine that peers reach at these transport addresses: [`near`](Self::near) is filled in. Names are looked
+    /// up, and those without an address left out.
+    pub fn reached_at<'a>(mut self, addresses: impl IntoIterator<Item = &'a TransportAddress>) -> Self {
+        for address in addresses {
+            match &address.host {
+                Host::V4(address) => self.near.push(IpAddr::V4(*address)),
+                Host::V6(address) => self.near.push(IpAddr::V6(*address)),
+                Host::Name(name) => {
+                    let found = (&**name, address.port).to_socket_addrs();
+                    self.near.extend(found.into_iter().flatten().map(|address| address.ip()));
+                }
+            }
+        }
+        self
+    }
+
     /// Bytes of message buffers that each shard registers at most, besides the memory of tensors.
     pub fn message_buffers_bytes(&self) -> u64 {
         (u64::from(self.queue_depth) + SEND_BUFFERS as u64) * MESSAGE_BYTES as u64
@@ -83,6 +104,7 @@ impl VerbsSettings {
         transfer: Transfer::Write,
         registration: Registration::Static,
         client_pinned_bytes_max: 17 << 30,
+        near: Vec::new(),
         retry_after: Duration::from_secs(30),
     };
 }

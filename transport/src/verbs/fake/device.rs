@@ -95,6 +95,16 @@ unsafe impl Device for FakeDevice {
         &self.attributes
     }
 
+    fn refresh(&mut self) -> Result<(), VerbsError> {
+        let network = self.fabric.lock();
+        let adapter = &network.adapters[network.contexts[&self.context].adapter];
+        if adapter.gid == [0; 16] {
+            return Err(VerbsError::new("fake refresh", "the port has no GID"));
+        }
+        (self.attributes.gid, self.attributes.lid) = (adapter.gid, adapter.lid);
+        Ok(())
+    }
+
     unsafe fn register(
         &mut self,
         kind: MemoryKind,

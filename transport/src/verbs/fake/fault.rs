@@ -130,6 +130,13 @@ pub enum Fault {
     PortDown,
     /// The port comes up.
     PortUp,
+    /// The port has other addresses from now on; the GID is none if it is zeros.
+    Address {
+        /// Its GID.
+        gid: [u8; 16],
+        /// Its local identifier.
+        lid: u16,
+    },
     /// All devices that are open under the adapter's name fail, for good.
     DeviceFailed,
 }

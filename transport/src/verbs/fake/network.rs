@@ -31,6 +31,7 @@ const ID_ABOVE_NUMBER: u64 = 1 << 32;
 pub(super) struct Adapter {
     pub(super) name: String,
     pub(super) gid: [u8; 16],
+    pub(super) lid: u16,
     pub(super) is_down: bool,
     pub(super) faults: Waiting,
     pub(super) counters: Counters,
@@ -102,7 +103,7 @@ impl Network {
             gid[10..13].copy_from_slice(&[0xff, 0xff, 10]);
             gid[13..].copy_from_slice(&(index as u32 + 1).to_be_bytes()[1..]);
             let (faults, counters) = (Waiting::default(), Counters::default());
-            self.adapters.push(Adapter { name: name.into(), gid, is_down: false, faults, counters });
+            self.adapters.push(Adapter { name: name.into(), gid, lid: 0, is_down: false, faults, counters });
             index
         })
     }
@@ -477,6 +478,10 @@ impl Network {
                 adapter.is_down = false;
                 self.tell(index, AsyncEvent::PortUp);
                 self.progress();
+            }
+            Fault::Address { gid, lid } => {
+                (adapter.gid, adapter.lid) = (gid, lid);
+                self.tell(index, AsyncEvent::AddressChanged);
             }
             Fault::DeviceFailed => {
                 let failed = self.tell(index, AsyncEvent::DeviceFailed);

@@ -1,7 +1,7 @@
 //! Which device, port and GID are used, and why: decided over a list of what there is, without touching any.
 
 use std::fmt;
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::verbs::VerbsSettings;
 use crate::verbs::device::VerbsError;
@@ -17,6 +17,8 @@ pub struct DeviceSummary {
     pub ports: Vec<PortSummary>,
     /// Why it could not be opened.
     pub problem: Option<String>,
+    /// Addresses of its network interfaces.
+    pub networks: Vec<IpAddr>,
 }
 
 /// A port of an RDMA device.
@@ -91,6 +93,11 @@ impl GidSummary {
         Ipv6Addr::from(self.gid).to_ipv4_mapped()
     }
 
+    /// The address that it stands for.
+    fn address(&self) -> IpAddr {
+        Ipv6Addr::from(self.gid).to_canonical()
+    }
+
     fn is_link_local(&self) -> bool {
         Ipv6Addr::from(self.gid).is_unicast_link_local()
     }
@@ -148,8 +155,17 @@ pub(super) struct Choice {
     pub gid: GidSummary,
     pub mtu: u16,
     pub message_bytes_max: u32,
+    /// Why it is this device and port, for a person.
+    pub why: Why,
     /// For a person.
     pub sentence: String,
+}
+
+/// Why a device and its port were chosen.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Why {
+    device: String,
+    port: &'static str,
 }
 
 /// Chooses as the docs of [`VerbsSettings`] say.
@@ -171,24 +187,69 @@ pub(super) fn choose(devices: &[DeviceSummary], settings: &VerbsSettings) -> Res
                 VerbsError::new(STEP, format!("there is no device `{name}`; there is {}", names.join(", ")))
             })?;
             let port = active_port(&devices[device], settings.port).ok_or_else(|| none_active(devices, settings))?;
-            (device, port, "as set")
+            (device, port, "as set".to_owned())
         }
         None => {
             let found = devices.iter().enumerate();
-            let mut found = found.filter_map(|(at, device)| Some((at, active_port(device, settings.port)?)));
-            let (device, port) = found.next().ok_or_else(|| none_active(devices, settings))?;
-            (device, port, "the first with an active port")
+            let found = found.filter_map(|(at, device)| Some((at, active_port(device, settings.port)?)));
+            let found: Vec<_> = found.collect();
+            let &(first, port) = found.first().ok_or_else(|| none_active(devices, settings))?;
+            let near =
+                found.iter().find_map(|&(at, port)| Some((at, port, carried(&devices[at], port, &settings.near)?)));
+            match near {
+                // Where there is one alone, nothing was chosen.
+                Some((at, port, address)) if found.len() > 1 => {
+                    (at, port, format!("its network has the transport address {address}"))
+                }
+                _ => (first, port, "the first with an active port".to_owned()),
+            }
         }
     };
     let why_port = if settings.port.is_some() { "as set" } else { "the first active one" };
-    let (gid, why_gid) = choose_gid(port, settings.gid_index)?;
-    let (mtu, why_mtu) = choose_mtu(port, settings.mtu)?;
-    let sentence = format!(
-        "device {} ({why_device}), port {} ({why_port}), {gid}, {why_gid}, path MTU {mtu} ({why_mtu})",
-        devices[device].name, port.number
-    );
+    let why = Why { device: why_device, port: why_port };
+    let (gid, why_gid) = choose_gid(port, settings)?;
+    let (mtu, sentence) = describe((&devices[device].name, port, &why), (gid, why_gid), settings)?;
     let PortSummary { number, ethernet, lid, message_bytes_max, .. } = *port;
-    Ok(Choice { device, port: number, ethernet, lid, gid, mtu, message_bytes_max, sentence })
+    Ok(Choice { device, port: number, ethernet, lid, gid, mtu, message_bytes_max, why, sentence })
+}
+
+/// The GID of a port whose addresses may have changed, and the sentence that says so: the `present` one, if the port has it
+/// still and none is set.
+///
+/// # Errors
+/// It has none.
+pub(super) fn choose_again(
+    (name, port, why): (&str, &PortSummary, &Why),
+    present: [u8; 16],
+    settings: &VerbsSettings,
+) -> Result<(GidSummary, String), VerbsError> {
+    let is_routable = |gid: &&GidSummary| gid.gid == present && !matches!(gid.kind, GidKind::RoceV1);
+    let stays = port.gids.iter().find(is_routable).filter(|_| settings.gid_index.is_none());
+    let (gid, why_gid) = stays.map_or_else(|| choose_gid(port, settings), |gid| Ok((*gid, "as before")))?;
+    let (_, sentence) = describe((name, port, why), (gid, why_gid), settings)?;
+    Ok((gid, sentence))
+}
+
+/// The path MTU, and all that was chosen.
+fn describe(
+    (name, port, why): (&str, &PortSummary, &Why),
+    (gid, why_gid): (GidSummary, &str),
+    settings: &VerbsSettings,
+) -> Result<(u16, String), VerbsError> {
+    let (mtu, why_mtu) = choose_mtu(port, settings.mtu)?;
+    let Why { device: why_device, port: why_port } = why;
+    let sentence = format!(
+        "device {name} ({why_device}), port {} ({why_port}), {gid}, {why_gid}, path MTU {mtu} ({why_mtu})",
+        port.number
+    );
+    Ok((mtu, sentence))
+}
+
+/// The first of these addresses that the port's network has.
+fn carried(device: &DeviceSummary, port: &PortSummary, near: &[IpAddr]) -> Option<IpAddr> {
+    let has =
+        |address: &&IpAddr| device.networks.contains(address) || port.gids.iter().any(|gid| gid.address() == **address);
+    near.iter().find(has).copied()
 }
 
 fn active_port(device: &DeviceSummary, wanted: Option<u8>) -> Option<&PortSummary> {
@@ -216,8 +277,8 @@ fn none_active(devices: &[DeviceSummary], settings: &VerbsSettings) -> VerbsErro
 }
 
 /// The GID and why it is this one.
-fn choose_gid(port: &PortSummary, wanted: Option<u8>) -> Result<(GidSummary, &'static str), VerbsError> {
-    if let Some(index) = wanted {
+fn choose_gid(port: &PortSummary, settings: &VerbsSettings) -> Result<(GidSummary, &'static str), VerbsError> {
+    if let Some(index) = settings.gid_index {
         let found = port.gids.iter().find(|gid| gid.index == index);
         return found.map(|gid| (*gid, "as set")).ok_or_else(|| {
             let gids: Vec<String> = port.gids.iter().map(ToString::to_string).collect();
@@ -225,6 +286,9 @@ fn choose_gid(port: &PortSummary, wanted: Option<u8>) -> Result<(GidSummary, &'s
         });
     }
     let routable = || port.gids.iter().filter(|gid| gid.kind == GidKind::RoceV2);
+    if let Some(gid) = routable().find(|gid| settings.near.contains(&gid.address())) {
+        return Ok((*gid, "the RoCE v2 one of the transport address"));
+    }
     if let Some(gid) = routable().find(|gid| gid.ipv4().is_some()) {
         return Ok((*gid, "the first RoCE v2 one of an IPv4 address"));
     }
@@ -313,7 +377,7 @@ mod tests {
     }
 
     fn device(name: &str, ports: Vec<PortSummary>) -> DeviceSummary {
-        DeviceSummary { name: name.into(), ports, problem: None }
+        DeviceSummary { name: name.into(), ports, problem: None, networks: Vec::new() }
     }
 
     fn two_devices() -> Vec<DeviceSummary> {
@@ -355,13 +419,64 @@ mod tests {
     fn without_ipv4_a_global_address_goes_before_a_link_local_one() {
         let mut port = port(1, PortState::Active);
         port.gids.truncate(2);
-        assert_eq!(choose_gid(&port, None).unwrap().0.index, 1);
+        let defaults = VerbsSettings::default();
+        assert_eq!(choose_gid(&port, &defaults).unwrap().0.index, 1);
         port.gids.push(gid(4, "2001:db8::1", GidKind::RoceV2));
-        assert_eq!(choose_gid(&port, None).unwrap().0.index, 4);
+        assert_eq!(choose_gid(&port, &defaults).unwrap().0.index, 4);
         port.gids = vec![gid(0, "fe80::2", GidKind::InfiniBand), gid(1, "fe80::3", GidKind::InfiniBand)];
-        assert_eq!(choose_gid(&port, None).unwrap().0.index, 0);
+        assert_eq!(choose_gid(&port, &defaults).unwrap().0.index, 0);
         port.gids.clear();
-        assert!(choose_gid(&port, None).unwrap_err().reason.contains("no GID"));
+        assert!(choose_gid(&port, &defaults).unwrap_err().reason.contains("no GID"));
+    }
+
+    #[test]
+    fn of_several_devices_the_one_of_the_transport_addresss_network_is_chosen() {
+        let rail = |address: &str| {
+            let mut port = port(1, PortState::Active);
+            port.gids = vec![gid(0, "fe80::1", GidKind::RoceV2), gid(3, address, GidKind::RoceV2)];
+            vec![port]
+        };
+        let mut devices = vec![
+            device("mlx5_0", rail("::ffff:10.9.0.1")),
+            device("mlx5_1", rail("::ffff:10.9.1.1")),
+            device("mlx5_2", rail("::ffff:10.9.2.1")),
+        ];
+        devices[2].networks.push("10.9.3.1".parse().unwrap());
+        let near = |addresses: &[&str]| VerbsSettings {
+            near: addresses.iter().map(|address| address.parse().unwrap()).collect(),
+            ..VerbsSettings::default()
+        };
+        let chosen = |addresses| choose(&devices, &near(addresses)).unwrap();
+        assert_eq!(chosen(&["10.9.1.1"]).device, 1);
+        assert!(chosen(&["10.9.1.1"]).sentence.contains("mlx5_1 (its network has the transport address 10.9.1.1)"));
+        assert!(chosen(&["10.9.1.1"]).sentence.contains("the RoCE v2 one of the transport address"));
+        assert_eq!((chosen(&["10.9.3.1"]).device, chosen(&["10.9.3.1"]).gid.index), (2, 3));
+        for elsewhere in [&[] as &[&str], &["127.0.0.1"]] {
+            assert!(chosen(elsewhere).sentence.starts_with("device mlx5_0 (the first with an active port)"));
+        }
+        // What is set is taken all the same.
+        let set = VerbsSettings { device: Some("mlx5_0".into()), ..near(&["10.9.1.1"]) };
+        assert_eq!(choose(&devices, &set).unwrap().device, 0);
+    }
+
+    #[test]
+    fn a_gid_stays_while_the_port_has_it() {
+        let settings = VerbsSettings::default();
+        let chosen = choose(&two_devices(), &settings).unwrap();
+        let mut port = port(2, PortState::Active);
+        port.gids[3].index = 7;
+        port.gids.insert(0, gid(9, "::ffff:10.9.0.9", GidKind::RoceV2));
+        let again = |port: &PortSummary, settings: &VerbsSettings| {
+            choose_again(("mlx5_1", port, &chosen.why), chosen.gid.gid, settings)
+        };
+        let (gid, sentence) = again(&port, &settings).unwrap();
+        assert_eq!((gid.index, gid.gid), (7, chosen.gid.gid));
+        assert!(sentence.starts_with("device mlx5_1 (the first with an active port)"), "{sentence}");
+        assert_eq!(again(&port, &VerbsSettings { gid_index: Some(9), ..settings.clone() }).unwrap().0.index, 9);
+        port.gids.retain(|gid| gid.index != 7);
+        assert_eq!(again(&port, &settings).unwrap().0.index, 9);
+        port.gids.clear();
+        assert!(again(&port, &settings).is_err());
     }
 
     #[test]

@@ -33,6 +33,8 @@ fn meaning(kind: u32) -> Meaning {
         9 => Meaning::Port(AsyncEvent::PortUp),
         10 => Meaning::Port(AsyncEvent::PortDown),
         16 => Meaning::LastReceive,
+        // LID, client reregistration, GID.
+        11 | 17 | 18 => Meaning::Port(AsyncEvent::AddressChanged),
         _ => Meaning::Nothing,
     }
 }
@@ -97,6 +99,9 @@ mod tests {
         }
         assert_eq!(meaning(IBV_EVENT_PORT_ACTIVE as u32), Meaning::Port(AsyncEvent::PortUp));
         assert_eq!(meaning(IBV_EVENT_PORT_ERR as u32), Meaning::Port(AsyncEvent::PortDown));
+        for kind in [IBV_EVENT_LID_CHANGE, IBV_EVENT_CLIENT_REREGISTER, IBV_EVENT_GID_CHANGE] {
+            assert_eq!(meaning(kind as u32), Meaning::Port(AsyncEvent::AddressChanged));
+        }
         assert_eq!(meaning(IBV_EVENT_QP_LAST_WQE_REACHED as u32), Meaning::LastReceive);
         for kind in [IBV_EVENT_COMM_EST as u32, 1000] {
             assert_eq!(meaning(kind), Meaning::Nothing);

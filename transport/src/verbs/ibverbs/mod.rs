@@ -56,6 +56,8 @@ pub struct IbDevice {
     context: Context,
 
     attributes: Attributes,
+    /// Why it is this device and port.
+    why: choose::Why,
     settings: VerbsSettings,
     next_connection: u64,
     send_list: SendList,
@@ -105,6 +107,18 @@ impl IbDevice {
 unsafe impl Device for IbDevice {
     fn attributes(&self) -> &Attributes {
         &self.attributes
+    }
+
+    fn refresh(&mut self) -> Result<(), VerbsError> {
+        let ports = self.context.ports()?;
+        let Attributes { device, port, gid, .. } = &self.attributes;
+        let missing = || VerbsError::new("ibv_query_port", format!("port {port} is gone"));
+        let found = ports.iter().find(|found| found.number == *port).ok_or_else(missing)?;
+        let (gid, chosen) = choose::choose_again((device, found, &self.why), *gid, &self.settings)?;
+        self.attributes.lid = if found.ethernet { 0 } else { found.lid };
+        (self.attributes.gid_index, self.attributes.gid) = (gid.index, gid.gid);
+        self.attributes.chosen = chosen;
+        Ok(())
     }
 
     unsafe fn register(

@@ -95,6 +95,7 @@ impl IbDevice {
             domain,
             context,
             attributes,
+            why: choice.why,
             settings: settings.clone(),
             next_connection: 0,
             send_list: SendList::new(),

@@ -2,10 +2,13 @@
 //! [`IbDevice`](super::IbDevice) holds them.
 
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::{self, NonNull};
 
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::ifaddrs::getifaddrs;
+use nix::sys::socket::SockaddrStorage;
 use rdma_sys as sys;
 
 use super::choose::{self, DeviceSummary, GidKind, GidSummary, PortState, PortSummary};
@@ -92,8 +95,10 @@ impl DeviceList {
         };
         let name = name.to_string_lossy().into_owned();
         match self.open(at).and_then(|context| context.ports()) {
-            Ok(ports) => DeviceSummary { name, ports, problem: None },
-            Err(error) => DeviceSummary { name, ports: Vec::new(), problem: Some(error.to_string()) },
+            Ok(ports) => DeviceSummary { networks: networks(&name), name, ports, problem: None },
+            Err(error) => {
+                DeviceSummary { name, ports: Vec::new(), problem: Some(error.to_string()), networks: Vec::new() }
+            }
         }
     }
 
@@ -151,7 +156,7 @@ impl Context {
         Ok(attributes)
     }
 
-    fn ports(&self) -> Result<Vec<PortSummary>, VerbsError> {
+    pub(super) fn ports(&self) -> Result<Vec<PortSummary>, VerbsError> {
         let count = self.attributes()?.phys_port_cnt;
         let mut ports: Vec<PortSummary> = (1..=count).map(|number| self.port(number)).collect::<Result<_, _>>()?;
         let room = ports.iter().map(|port| port.gids.capacity()).sum();
@@ -223,6 +228,20 @@ impl Context {
         // SAFETY: the context is open.
         unsafe { (*self.as_ptr()).num_comp_vectors }
     }
+}
+
+/// Addresses of the network interfaces of a device's adapter: those that the kernel lists with it. A GID tells on Ethernet;
+/// on InfiniBand only this does.
+fn networks(device: &str) -> Vec<IpAddr> {
+    let folder = format!("/sys/class/infiniband/{device}/device/net");
+    let interfaces: Vec<_> = std::fs::read_dir(folder).into_iter().flatten().flatten().collect();
+    let is_its = |name: &str| interfaces.iter().any(|interface| interface.file_name() == name);
+    let all = getifaddrs().into_iter().flatten().filter(|address| is_its(&address.interface_name));
+    let address = |storage: SockaddrStorage| {
+        let v4 = storage.as_sockaddr_in().map(|address| IpAddr::V4(address.ip()));
+        v4.or_else(|| storage.as_sockaddr_in6().map(|address| IpAddr::V6(address.ip())))
+    };
+    all.filter_map(|interface| interface.address.and_then(address)).collect()
 }
 
 /// Makes reads of the descriptor return at once.

@@ -293,3 +293,26 @@ fn queue_pairs_of_a_device_that_does_not_tell_are_destroyed_at_the_limits() {
     pair.settle();
     pair.check();
 }
+
+/// What the port is called now goes into offers, and links by the former address fail by themselves.
+#[test]
+fn offers_name_the_address_that_the_port_has_now() {
+    let mut pair = Pair::new(&Manner::default());
+    ask(&mut pair);
+    let (gid, lid) = ([7; 16], 99);
+    assert!(pair.fabric.inject(NAMES[0], Fault::Address { gid, lid }));
+    let (_, error) = pair.run_to_the_end();
+    assert!(matches!(error, LinkError::Verbs(_)), "{error}");
+    pair.lose();
+    // Without an address none can begin.
+    assert!(pair.fabric.inject(NAMES[0], Fault::Address { gid: [0; 16], lid: 0 }));
+    pair.sides[0].poll();
+    let reason = pair.sides[0].port.why_not("other", pair.now).expect("a reason");
+    assert!(reason.contains("no GID"), "{reason}");
+    assert!(pair.fabric.inject(NAMES[0], Fault::Address { gid, lid }));
+    pair.sides[0].poll();
+    assert_eq!(pair.sides[0].port.why_not("other", pair.now), None);
+    let attributes = pair.sides[0].port.attributes();
+    assert_eq!((attributes.gid, attributes.lid), (gid, lid));
+    resume(pair);
+}

@@ -1,11 +1,12 @@
 //! Engines to test with: one a task, joined by a map of the ports that they got.
 
-use std::net::{Ipv4Addr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::time::Duration;
 
 use sealane_fusion::{Counters, DType, EndpointMap, Engine, EngineSettings, Tensor, TensorMeta};
 use sealane_runtime::Pin;
 use sealane_transport::wire::Hello;
+use socket2::{Domain, Socket, Type};
 
 /// A wait that is over by then has failed; far beyond what a loaded machine takes.
 pub const LONG: Duration = Duration::from_secs(60);
@@ -24,6 +25,39 @@ pub fn listener() -> TcpListener {
 /// If it has none.
 pub fn port(listener: &TcpListener) -> u16 {
     listener.local_addr().expect("a bound socket has an address").port()
+}
+
+/// A loopback port that refuses whoever calls, until it listens: bound, so that nobody else gets it meanwhile.
+pub struct Refusing(Socket);
+
+impl Refusing {
+    /// One of the system's choice.
+    ///
+    /// # Panics
+    /// If there is none.
+    #[expect(clippy::new_without_default, reason = "it takes a port of the system")]
+    pub fn new() -> Self {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
+        socket.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into()).expect("loopback has a free port");
+        Refusing(socket)
+    }
+
+    /// Its number.
+    ///
+    /// # Panics
+    /// Never: it is bound.
+    pub fn port(&self) -> u16 {
+        self.0.local_addr().ok().and_then(|address| address.as_socket()).expect("bound").port()
+    }
+
+    /// It refuses no more.
+    ///
+    /// # Panics
+    /// Never: nobody else has the port.
+    pub fn listen(self) -> TcpListener {
+        self.0.listen(8).expect("the port is its own");
+        self.0.into()
+    }
 }
 
 /// The name of a task.

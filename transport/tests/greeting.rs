@@ -1,7 +1,7 @@
 //! Calling and being called over TCP: what each side says, hears, and makes of a stranger.
 
 use std::io::{Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use nix::poll::PollFlags;
@@ -15,7 +15,7 @@ use sealane_transport::tcp::{
 };
 use sealane_transport::wire::{Greeting, Hello, MAGIC, PREFACE_BYTES, Reject, RejectCode, VERSION_MAX, WireError};
 use sealane_transport::{Link, Meta, SessionLimits};
-use socket2::Socket;
+use socket2::{Domain, Socket, Type};
 
 mod sockets;
 
@@ -293,7 +293,10 @@ fn a_hello_that_announces_too_much_is_refused_before_it_comes() {
 
 #[test]
 fn a_port_where_nobody_listens_is_told_as_refused() {
-    let gone = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    // Bound, so that nobody else listens there either.
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    socket.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into()).unwrap();
+    let gone = socket.local_addr().unwrap().as_socket().unwrap();
     // The system may refuse at once, or when the socket is looked at.
     let error = match start(gone, hello("10.0.0.1:7000")) {
         Ok(dial) => match dialed(dial) {

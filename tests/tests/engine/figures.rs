@@ -13,7 +13,7 @@ use sealane_transport::verbs::device::VerbsError;
 use crate::fixture::{LONG, engines, task, tensor, two};
 
 /// Looks at an engine's only shard until `done` holds: figures follow what they are of by some milliseconds.
-fn until(engine: &Engine, what: &str, done: impl Fn(&ShardFigures) -> bool) -> ShardFigures {
+pub fn until(engine: &Engine, what: &str, done: impl Fn(&ShardFigures) -> bool) -> ShardFigures {
     let deadline = Instant::now() + LONG;
     loop {
         let figures = engine.figures().remove(0);

@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 
 use sealane_fusion::{Code, Engine, Error, RecvOptions, SendOptions};
 
-use crate::fixture::{LONG, assert_empty, bytes as pattern, listener, map, port, settings, task, tensor, two, until};
+use crate::fixture::{
+    LONG, Refusing, assert_empty, bytes as pattern, listener, map, port, settings, task, tensor, two, until,
+};
 
 #[test]
 fn stopping_an_engine_ends_its_calls_and_its_peers() {
@@ -81,18 +83,16 @@ fn a_peer_that_restarted_is_told_apart_and_serves_again() {
 
 #[test]
 fn a_peer_that_starts_late_is_waited_for() {
-    let (ps_listener, worker_listener) = (listener(), listener());
-    let ports = [port(&ps_listener), port(&worker_listener)];
-    // Nobody listens: the port is bound again only once the worker has asked.
-    let address = ps_listener.local_addr().unwrap();
-    drop(ps_listener);
+    let (ps_port, worker_listener) = (Refusing::new(), listener());
+    let ports = [ps_port.port(), port(&worker_listener)];
     let worker = Engine::start(settings(map(&ports), 1, worker_listener)).unwrap();
     let receiving = worker.task(&task(1)).unwrap().recv(&task(0), 1, "w");
-    let Ok(ps_listener) = TcpListener::bind(address) else {
-        // Another test's process got the port meanwhile; that is not what this test is about.
-        return;
-    };
-    let ps = Engine::start(settings(map(&ports), 0, ps_listener)).unwrap();
+    // It has called more than once, and was refused each time.
+    let figures = crate::figures::until(&worker, "it calls again", |figures| {
+        figures.peers.iter().any(|peer| peer.counters.calls_failed >= 2)
+    });
+    assert!(figures.peers[0].path.last_error.contains("refused"), "{figures:#?}");
+    let ps = Engine::start(settings(map(&ports), 0, ps_port.listen())).unwrap();
     let sending = ps.task(&task(0)).unwrap().send(&task(1), 1, "w", tensor(10, 5));
     assert_eq!(receiving.wait().unwrap().bytes(), pattern(10, 5));
     sending.wait().unwrap();
@@ -100,10 +100,8 @@ fn a_peer_that_starts_late_is_waited_for() {
 
 #[test]
 fn a_peer_that_never_listens_is_unavailable_after_the_connect_timeout() {
-    let (gone, own) = (listener(), listener());
-    let ports = [port(&gone), port(&own)];
-    drop(gone);
-    let mut settings = settings(map(&ports), 1, own);
+    let (ps_port, own) = (Refusing::new(), listener());
+    let mut settings = settings(map(&[ps_port.port(), port(&own)]), 1, own);
     settings.connect_timeout = Duration::from_millis(50);
     let worker = Engine::start(settings).unwrap();
     let error = worker.task(&task(1)).unwrap().recv(&task(0), 1, "w").wait().unwrap_err().error;
@@ -120,7 +118,9 @@ fn a_send_on_its_way_at_its_deadline_ends_in_time_and_may_arrive() {
     until(&ps, "the request arrives", |counters| counters.parked == 1);
     // The worker's shard neither reads nor releases meanwhile.
     let (go_on, told) = std::sync::mpsc::channel::<()>();
-    let held = worker.on_shard(0, async move |_| drop(told.recv_timeout(LONG / 2)));
+    let held = worker.on_shard(0, async move |_| {
+        let _ = told.recv_timeout(LONG / 2);
+    });
     let timeout = Some(Duration::from_millis(50));
     let started = Instant::now();
     let sending = ps_task.send_with(&task(1), 1, "w", tensor(100_000, 5), SendOptions { timeout });

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 use sealane_fusion::{AcceptOptions, Authentication, Buffer, Code, Engine, EngineSettings, Keys, Verbs};
 use sealane_transport::LinkKind;
 use sealane_transport::authentication::Authority;
-use sealane_transport::verbs::device::{Status, VerbsError};
+use sealane_transport::verbs::device::{Device, Status, VerbsError};
 use sealane_transport::verbs::fake::{Fabric, FakeSettings, Fault, RequestKind, Strike, Weather};
 use sealane_transport::verbs::{Depths, Registration, Transfer, VerbsSettings};
 
@@ -16,27 +16,32 @@ use crate::fixture::{LONG, assert_empty, bytes, engines, task, tensor, total, un
 /// Set where the tests are to use the machine's own device.
 const REAL: &str = "SEALANE_TEST_RDMA";
 
-pub fn is_real() -> bool {
+fn is_real() -> bool {
     std::env::var_os(REAL).is_some()
 }
 
-/// Verbs of engine number `index`, which must be used: over a device of its own on the fabric, or over the machine's.
+/// Verbs of engine number `index`, which must be used, over a device of its own on the fabric.
+fn fake_verbs(fabric: &Fabric, index: usize, settings: VerbsSettings) -> Verbs {
+    let fabric = fabric.clone();
+    let open = move |settings: &VerbsSettings| {
+        let Depths { completions, sends } = Depths::of(settings);
+        Ok(Box::new(fabric.open(FakeSettings {
+            name: format!("fake{index}"),
+            receive_depth: settings.queue_depth,
+            completion_depth: completions,
+            send_depth: sends,
+            ..FakeSettings::default()
+        })) as Box<dyn Device>)
+    };
+    Verbs { is_required: true, open: Arc::new(open), ..Verbs::new(settings) }
+}
+
+/// The same, or over the machine's device.
 fn verbs(fabric: &Fabric, index: usize, settings: VerbsSettings) -> Verbs {
-    let mut verbs = Verbs { is_required: true, ..Verbs::new(settings) };
-    if !is_real() {
-        let fabric = fabric.clone();
-        verbs.open = Arc::new(move |settings| {
-            let Depths { completions, sends } = Depths::of(settings);
-            Ok(Box::new(fabric.open(FakeSettings {
-                name: format!("fake{index}"),
-                receive_depth: settings.queue_depth,
-                completion_depth: completions,
-                send_depth: sends,
-                ..FakeSettings::default()
-            })))
-        });
+    if is_real() {
+        return Verbs { is_required: true, ..Verbs::new(settings) };
     }
-    verbs
+    fake_verbs(fabric, index, settings)
 }
 
 fn use_verbs(settings: &mut EngineSettings, fabric: &Fabric, index: usize, verbs_settings: &VerbsSettings) {
@@ -295,13 +300,10 @@ fn without_a_device_an_engine_uses_tcp_or_does_not_start() {
 /// Requests fail at random: links die again and again, and every tensor arrives once all the same.
 #[test]
 fn nothing_is_lost_when_queue_pairs_fail() {
-    if is_real() {
-        return;
-    }
     for way in ways() {
         let fabric = Fabric::new(7);
         let engines = engines(2, |index, settings| {
-            use_verbs(settings, &fabric, index, &way);
+            settings.verbs = Some(fake_verbs(&fabric, index, way.clone()));
             // Links may become TCP for a while, when too many have failed in a row.
             settings.verbs.as_mut().expect("just set").is_required = false;
         });
@@ -355,12 +357,9 @@ fn nothing_is_lost_when_queue_pairs_fail() {
 
 #[test]
 fn a_port_that_goes_down_is_left_for_tcp_and_a_queue_pair_that_dies_for_another() {
-    if is_real() {
-        return;
-    }
     let fabric = Fabric::new(3);
     let engines = engines(2, |index, settings| {
-        use_verbs(settings, &fabric, index, &VerbsSettings::default());
+        settings.verbs = Some(fake_verbs(&fabric, index, VerbsSettings::default()));
         settings.verbs.as_mut().expect("just set").is_required = false;
     });
     let (ps_task, worker_task) = (engines[0].task(&task(0)).unwrap(), engines[1].task(&task(1)).unwrap());

@@ -56,14 +56,15 @@ pub(crate) const STEPS: &[Step] = &[
     },
     Step {
         name: "engine",
-        run: "SEALANE_TEST_RDMA=1 engine --test-threads 1 verbs::",
+        // As before.
+        run: "SEALANE_TEST_RDMA=1 engine --test-threads 1 verbs:: --skip nothing_is_lost --skip a_port_that_goes_down",
         within_s: 400,
         needs: &[ENGINE],
         judge: tests,
     },
     Step {
         name: "peer_is_killed",
-        run: "SEALANE_TEST_RDMA=1 engine real_device::a_process_killed",
+        run: "SEALANE_TEST_RDMA=1 engine --ignored real_device::a_process_killed",
         within_s: 120,
         needs: &[ENGINE],
         judge: tests,
@@ -78,7 +79,7 @@ pub(crate) const STEPS: &[Step] = &[
     Step {
         name: "port_goes_down",
         // Should the test have failed with the port down, the steps after it need it nevertheless.
-        run: "SEALANE_TEST_RDMA=1 engine real_device::a_port_that_goes_down; code=$?; ip link set eth0 up; exit $code",
+        run: "SEALANE_TEST_RDMA=1 engine --ignored real_device::a_port_that_goes_down; code=$?; ip link set eth0 up; exit $code",
         within_s: 120,
         needs: &[ENGINE],
         judge: tests,

@@ -7,22 +7,15 @@ use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
 use nix::sys::signal::{Signal, kill};
-use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, UnixAddr, connect, recv, send, socket};
-use nix::unistd::{Pid, dup, geteuid};
+use nix::sys::socket::{MsgFlags, recv, send};
+use nix::unistd::{Pid, dup};
 use sealane_transport::Code;
-use sealane_transport::shm::attach::{Attach, AttachError, attach, drain};
+use sealane_transport::shm::attach::{Attach, attach};
 
-use crate::fixture::{ARENA_BYTES, Daemon, PS, STUCK, WORKER};
-use crate::users::{STRANGER, as_user};
-
-/// More connections than the daemon looks after at once.
-const IDLE_CONNECTIONS: usize = 100;
+use crate::fixture::{ARENA_BYTES, Daemon, IDLE_CONNECTIONS, PS, STUCK, WORKER, connection};
 
 /// More than a message may have.
 const LONG_BYTES: usize = 70 * 1024;
-
-/// A second one like [`STRANGER`].
-const FRIEND: u32 = 54_322;
 
 /// Gives a process that this test binary starts the socket to attach at.
 const CLIENT_VARIABLE: &str = "SEALANE_TEST_CLIENT";
@@ -54,13 +47,6 @@ fn a_second_attach_names_the_process_of_the_first() {
     let version = place.refused(&Attach { version: 999, ..Attach::new(WORKER, ARENA_BYTES) });
     assert!(version.to_string().contains("version 999"), "{version}");
     assert_eq!(place.attach(WORKER).unwrap().welcome.arena_bytes, ARENA_BYTES);
-}
-
-/// A connection that has said nothing yet.
-fn connection(path: &Path) -> OwnedFd {
-    let socket = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None).unwrap();
-    connect(socket.as_raw_fd(), &UnixAddr::new(path).unwrap()).unwrap();
-    socket
 }
 
 /// What the daemon answers before it hangs up.
@@ -115,37 +101,11 @@ fn idle_connections_do_not_keep_clients_out() {
     assert_eq!(daemon.stop().code, Some(0));
 }
 
+/// The process that other tests start, attach with, and kill.
 #[test]
-fn other_users_are_kept_out_unless_they_are_allowed() {
-    if !geteuid().is_root() {
-        eprintln!("SKIPPED: only root can act as other users");
-        return;
-    }
-    let wish = Attach::new(PS, ARENA_BYTES);
-    let try_as = |uid, path: &Path| as_user(uid, || attach(path, &wish, 0, Instant::now() + STUCK));
-    let (place, daemon) = Daemon::start(&[]);
-    let kept_out = try_as(STRANGER, &place.socket()).unwrap_err();
-    assert!(matches!(kept_out, AttachError::Connect { .. }), "{kept_out}");
-    daemon.stop();
-
-    let friends = format!("daemon.allowed_uids={FRIEND}");
-    let (place, _daemon) = Daemon::start(&["--set", &friends]);
-    // Strangers take no places, however many of them wait.
-    let _idle: Vec<OwnedFd> =
-        (0..IDLE_CONNECTIONS).map(|_| as_user(STRANGER, || connection(&place.socket()))).collect();
-    let Err(AttachError::Refused(error)) = try_as(STRANGER, &place.socket()) else { panic!("a stranger is let in") };
-    assert_eq!(error.code(), Code::PermissionDenied);
-    assert!(error.to_string().contains(&format!("user id {STRANGER} may not attach")), "{error}");
-    let drained = as_user(FRIEND, || drain(&place.socket(), Instant::now() + STUCK));
-    let Err(AttachError::Refused(error)) = drained else { panic!("who may attach may not drain") };
-    assert_eq!(error.code(), Code::PermissionDenied);
-    try_as(FRIEND, &place.socket()).unwrap();
-}
-
-/// Not a test by itself: the process that other tests start, attach with, and kill.
-#[test]
+#[ignore = "it is a process of other tests"]
 fn the_client_process_of_other_tests() {
-    let Some(socket) = std::env::var_os(CLIENT_VARIABLE) else { return };
+    let socket = std::env::var_os(CLIENT_VARIABLE).expect("the socket is given");
     let wish = Attach::new(PS, ARENA_BYTES);
     let attached = attach(Path::new(&socket), &wish, 0, Instant::now() + STUCK).unwrap();
     // A copy that a child inherits, and a child that lives for as long as its standard input is open.
@@ -159,7 +119,7 @@ fn the_client_process_of_other_tests() {
 /// A process that is attached, and whose child holds its socket open until standard input ends.
 fn client_process(socket: &Path) -> Child {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "clients::the_client_process_of_other_tests", "--nocapture"]);
+    command.args(["--exact", "clients::the_client_process_of_other_tests", "--ignored", "--nocapture"]);
     command.env(CLIENT_VARIABLE, socket).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
     let mut process = command.spawn().unwrap();
     let mut lines = BufReader::new(process.stderr.take().unwrap()).lines();

@@ -2,13 +2,15 @@
 
 use std::fs;
 use std::net::TcpListener;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixDatagram;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
 use nix::unistd::Pid;
 use sealane_transport::shm::attach::{Attach, AttachError, Attached, attach};
 use tempfile::TempDir;
@@ -27,6 +29,9 @@ pub const WORKER: &str = "worker0:2222";
 
 /// A client's arena in these tests.
 pub const ARENA_BYTES: u64 = 1 << 16;
+
+/// More connections than the daemon looks after at once.
+pub const IDLE_CONNECTIONS: usize = 100;
 
 /// Where a test's daemons run: a directory with an endpoint map of two tasks at one transport address.
 pub struct Place {
@@ -92,6 +97,13 @@ impl Place {
             other => panic!("{other:?}"),
         }
     }
+}
+
+/// A connection that has said nothing yet.
+pub fn connection(path: &Path) -> OwnedFd {
+    let socket = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None).unwrap();
+    connect(socket.as_raw_fd(), &UnixAddr::new(path).unwrap()).unwrap();
+    socket
 }
 
 /// An address that is free now.

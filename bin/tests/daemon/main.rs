@@ -10,4 +10,3 @@ mod published;
 mod pushed;
 mod rings;
 mod traces;
-mod users;

@@ -2,6 +2,7 @@
 //! nobody else comes to harm.
 
 #[path = "../daemon/fixture.rs"]
+#[expect(dead_code, reason = "the tests of daemons use the rest")]
 mod fixture;
 mod full;
 mod hostile;
@@ -19,5 +20,3 @@ mod seats;
 mod stuck;
 mod tensors;
 mod traces;
-#[path = "../daemon/users.rs"]
-mod users;

@@ -1,13 +1,11 @@
-//! Who may attach: one process a task, and only users who are let in.
+//! Who may attach: one process a task.
 
-use nix::unistd::geteuid;
 use sealane::{Attach, Code};
 
-use crate::fixture::{Daemon, PS, WORKER};
+use crate::fixture::{PS, WORKER};
 use crate::hosts::{ARENA_BYTES, Hosts};
 use crate::processes::Process;
 use crate::tensors::{STEP, tensor, verify};
-use crate::users::{STRANGER, as_user};
 
 #[test]
 fn a_task_in_use_is_free_as_soon_as_its_process_is_killed() {
@@ -37,27 +35,4 @@ fn a_task_in_use_is_free_as_soon_as_its_process_is_killed() {
     sending.wait().unwrap();
     drop((task, consumer));
     hosts.drain();
-}
-
-#[test]
-fn a_stranger_is_told_what_to_do() {
-    if !geteuid().is_root() {
-        eprintln!("SKIPPED: only root can act as other users");
-        return;
-    }
-    let attach = |socket| as_user(STRANGER, || Attach::new(PS).socket(socket).attach().unwrap_err());
-    let (place, daemon) = Daemon::start(&[]);
-    let error = attach(place.socket());
-    assert_eq!(error.code(), Code::PermissionDenied);
-    let text = error.to_string();
-    assert!(text.contains("belongs to another user: run as the user of the daemon"), "{text}");
-    daemon.stop();
-
-    // Where some others may, the daemon itself looks at who comes.
-    let (place, _daemon) = Daemon::start(&["--set", &format!("daemon.allowed_uids={}", STRANGER + 1)]);
-    let error = attach(place.socket());
-    assert_eq!(error.code(), Code::PermissionDenied);
-    let text = error.to_string();
-    assert!(text.contains(&format!("user id {STRANGER} may not attach")), "{text}");
-    assert!(text.contains("add it to daemon.allowed_uids"), "{text}");
 }

@@ -1,0 +1,94 @@
+//! Users other than the daemon's. Only root can act as them: for anybody else these tests are listed as ignored, and why.
+
+#[path = "daemon/fixture.rs"]
+#[expect(dead_code, reason = "the tests of daemons use the rest")]
+mod fixture;
+
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use libtest_mimic::{Arguments, Trial};
+use nix::errno::Errno;
+use nix::libc;
+use sealane_transport::Code;
+use sealane_transport::shm::attach::{Attach, AttachError, attach, drain};
+
+use fixture::{ARENA_BYTES, Daemon, IDLE_CONNECTIONS, PS, STUCK, connection};
+
+/// Users who are nobody else in a test's system.
+const STRANGER: u32 = 54_321;
+const FRIEND: u32 = 54_322;
+
+fn main() -> ExitCode {
+    let refused = try_as_user(STRANGER, || ()).err();
+    let needs = refused.map_or(String::new(), |_| "needs root".to_owned());
+    let trial = |name, test: fn()| {
+        let run = move || {
+            test();
+            Ok(())
+        };
+        Trial::test(name, run).with_kind(needs.clone()).with_ignored_flag(refused.is_some())
+    };
+    let trials = vec![
+        trial("other_users_are_kept_out_unless_they_are_allowed", other_users_are_kept_out_unless_they_are_allowed),
+        trial("a_stranger_is_told_what_to_do", a_stranger_is_told_what_to_do),
+    ];
+    libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
+}
+
+/// Runs `f` on a thread that acts as another user, if this one may.
+fn try_as_user<T: Send>(uid: u32, f: impl FnOnce() -> T + Send) -> nix::Result<T> {
+    let act = || {
+        // SAFETY: the system call takes numbers alone. Unlike the C library's function of that name it changes the user
+        // of this thread only, which ends soon.
+        let changed = unsafe { libc::syscall(libc::SYS_setresuid, -1, uid, -1) };
+        Errno::result(changed).map(|_| f())
+    };
+    std::thread::scope(|scope| scope.spawn(act).join().unwrap())
+}
+
+fn as_user<T: Send>(uid: u32, f: impl FnOnce() -> T + Send) -> T {
+    try_as_user(uid, f).unwrap()
+}
+
+fn other_users_are_kept_out_unless_they_are_allowed() {
+    let wish = Attach::new(PS, ARENA_BYTES);
+    let try_as = |uid, path: &Path| as_user(uid, || attach(path, &wish, 0, Instant::now() + STUCK));
+    let (place, daemon) = Daemon::start(&[]);
+    let kept_out = try_as(STRANGER, &place.socket()).unwrap_err();
+    assert!(matches!(kept_out, AttachError::Connect { .. }), "{kept_out}");
+    daemon.stop();
+
+    let friends = format!("daemon.allowed_uids={FRIEND}");
+    let (place, _daemon) = Daemon::start(&["--set", &friends]);
+    // Strangers take no places, however many of them wait.
+    let _idle: Vec<OwnedFd> =
+        (0..IDLE_CONNECTIONS).map(|_| as_user(STRANGER, || connection(&place.socket()))).collect();
+    let Err(AttachError::Refused(error)) = try_as(STRANGER, &place.socket()) else { panic!("a stranger is let in") };
+    assert_eq!(error.code(), Code::PermissionDenied);
+    assert!(error.to_string().contains(&format!("user id {STRANGER} may not attach")), "{error}");
+    let drained = as_user(FRIEND, || drain(&place.socket(), Instant::now() + STUCK));
+    let Err(AttachError::Refused(error)) = drained else { panic!("who may attach may not drain") };
+    assert_eq!(error.code(), Code::PermissionDenied);
+    try_as(FRIEND, &place.socket()).unwrap();
+}
+
+fn a_stranger_is_told_what_to_do() {
+    let refused = |socket| as_user(STRANGER, || sealane::Attach::new(PS).socket(socket).attach().unwrap_err());
+    let (place, daemon) = Daemon::start(&[]);
+    let error = refused(place.socket());
+    assert_eq!(error.code(), Code::PermissionDenied);
+    let text = error.to_string();
+    assert!(text.contains("belongs to another user: run as the user of the daemon"), "{text}");
+    daemon.stop();
+
+    // Where some others may, the daemon itself looks at who comes.
+    let (place, _daemon) = Daemon::start(&["--set", &format!("daemon.allowed_uids={}", STRANGER + 1)]);
+    let error = refused(place.socket());
+    assert_eq!(error.code(), Code::PermissionDenied);
+    let text = error.to_string();
+    assert!(text.contains(&format!("user id {STRANGER} may not attach")), "{text}");
+    assert!(text.contains("add it to daemon.allowed_uids"), "{text}");
+}

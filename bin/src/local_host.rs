@@ -158,8 +158,9 @@ mod tests {
     fn a_name_that_resolves_to_this_host_is_this_hosts() {
         let host = LocalHost { names: HashSet::new(), addresses: HashSet::from(["10.0.0.7".parse().unwrap()]) };
         let address = |text: &str| text.parse::<TransportAddress>().unwrap();
-        let map = ["10.0.0.8:1", "localhost:2", "10.0.0.7:3", "sealane.invalid:4"].map(address);
-        assert_eq!(host.of_these(&map), [address("localhost:2"), address("10.0.0.7:3")]);
+        // A name that no host's files need to have: `inet_aton` reads 127.0.0.1 in it.
+        let map = ["10.0.0.8:1", "0x7f000001:2", "10.0.0.7:3", "sealane.invalid:4"].map(address);
+        assert_eq!(host.of_these(&map), [address("0x7f000001:2"), address("10.0.0.7:3")]);
     }
 
     #[test]

@@ -25,7 +25,7 @@ mod tests {
 
     #[test]
     fn a_command_that_fails_is_named_with_its_words() {
-        let error = run(Command::new("ls").arg("/no/such/folder")).unwrap_err();
+        let error = run(Command::new("ls").arg("/no/such/folder").env("LC_ALL", "C")).unwrap_err();
         assert!(error.contains("ls /no/such/folder failed") && error.contains("No such file"), "{error}");
     }
 }

@@ -65,21 +65,23 @@ impl DeviceList {
         let mut count = 0;
         // SAFETY: `count` outlives the call.
         let list = unsafe { sys::ibv_get_device_list(&mut count) };
-        let list = NonNull::new(list).ok_or_else(|| {
-            let error = io::Error::last_os_error();
-            let reason = match error.raw_os_error() {
-                // What the loader's wrappers answer where the library or the function is missing.
-                Some(libc::EOPNOTSUPP) => "libibverbs.so.1 could not be loaded: install it (Debian: libibverbs1 and \
-                                           ibverbs-providers; others: rdma-core)"
-                    .to_owned(),
-                Some(libc::ENOSYS) => {
-                    format!("the kernel has no RDMA ({error}): load ib_uverbs and the driver of the adapter")
-                }
-                _ => error.to_string(),
-            };
-            VerbsError::new("ibv_get_device_list", reason)
-        })?;
+        let list = NonNull::new(list).ok_or_else(|| Self::missing(&io::Error::last_os_error()))?;
         Ok(Self { list, count: usize::try_from(count).unwrap_or(0) })
+    }
+
+    /// What a host lacks that cannot list its devices.
+    pub(super) fn missing(error: &io::Error) -> VerbsError {
+        let reason = match error.raw_os_error() {
+            // What the loader's wrappers answer where the library or the function is missing.
+            Some(libc::EOPNOTSUPP) => "libibverbs.so.1 could not be loaded: install it (Debian: libibverbs1 and \
+                                       ibverbs-providers; others: rdma-core)"
+                .to_owned(),
+            Some(libc::ENOSYS) => {
+                format!("the kernel has no RDMA ({error}): load ib_uverbs and the driver of the adapter")
+            }
+            _ => error.to_string(),
+        };
+        VerbsError::new("ibv_get_device_list", reason)
     }
 
     /// Opens each in turn to say what it is.

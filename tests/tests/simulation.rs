@@ -3,7 +3,7 @@
 use sealane_tests::simulation::{TRACE_LINES, simulate};
 
 /// Seeds that the suite runs.
-const SEEDS: u64 = 200;
+const SEEDS: u64 = 160;
 
 #[test]
 fn promises_hold_whatever_the_weather() {

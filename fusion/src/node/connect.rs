@@ -164,7 +164,7 @@ impl Node {
     }
 
     /// This side's incarnation in its session with a peer.
-    fn incarnation(&self, peer: &Peer) -> u64 {
+    pub(super) fn incarnation(&self, peer: &Peer) -> u64 {
         self.settings.incarnation.wrapping_add(peer.life)
     }
 

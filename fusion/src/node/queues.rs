@@ -1,5 +1,8 @@
 //! Accepting: the queues of this node's tasks, the streams that feed them, and who gets credit.
 
+#[cfg(feature = "fuzzing")]
+mod invariants;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 

@@ -33,6 +33,12 @@ pub(super) enum Event {
     Part(usize, usize),
     /// They do again.
     Heal(usize, usize),
+    /// Two hosts' calls of each other are denied: one has other credentials.
+    Deny(usize, usize),
+    /// They are no more.
+    Trust(usize, usize),
+    /// Somebody introduces itself falsely to a host.
+    Lie(usize),
     /// A host's process ends.
     Stop(usize, Ending),
     /// A host's process starts.

@@ -32,6 +32,12 @@ pub(super) const WITHHELD_MAX: Duration = Duration::from_millis(100);
 /// How late the end of a call may come: a deadline is seen in a turn.
 pub(super) const LATENESS_MAX: Duration = Duration::from_millis(150);
 
+/// Until a shard finds what another thread tells it, usually and at most.
+const MAILBOX_TIME: Duration = Duration::from_micros(300);
+const MAILBOX_TIME_MAX: Duration = Duration::from_millis(8);
+/// Jobs that a mailbox holds where that is not to be met.
+const MAILBOX_SLOTS: usize = 1 << 14;
+
 /// Keys that a shelf has room for where limits are not to be met: more than tasks use, and few enough to fill it for a look.
 const PUBLISHED_MAX: usize = 256;
 /// How long after a map was loaded somebody may still go by the map before: over what a dead link takes to be found out.
@@ -68,6 +74,11 @@ pub(super) struct Climate {
     pub(super) calls_lost: u32,
     /// Turns are withheld now and then.
     pub(super) slow: bool,
+    /// Jobs of other threads that wait for a shard at most; and how late it finds one, at most.
+    pub(super) mailbox_slots: usize,
+    pub(super) mailbox_time: Duration,
+    /// Somebody introduces itself falsely.
+    pub(super) liar: bool,
     /// Tensors that are sent, roughly.
     pub(super) exchanges: usize,
     /// Fused receives.
@@ -132,6 +143,9 @@ impl Climate {
             piecemeal: random.random_range(0..500),
             calls_lost: rough(random, 200),
             slow: random.random_bool(0.4) && weather != Weather::Calm,
+            mailbox_slots: if random.random_bool(0.3) { random.random_range(1..4) } else { MAILBOX_SLOTS },
+            mailbox_time: if random.random_bool(0.5) { MAILBOX_TIME } else { MAILBOX_TIME_MAX },
+            liar: random.random_bool(0.3),
             exchanges: random.random_range(30..120),
             batches: random.random_range(2..10),
             plans: random.random_range(3..14),
@@ -145,5 +159,6 @@ impl Climate {
         self.faults = Faults::default();
         self.calls_lost = 0;
         self.slow = false;
+        (self.mailbox_slots, self.mailbox_time) = (MAILBOX_SLOTS, MAILBOX_TIME);
     }
 }

@@ -71,9 +71,9 @@ impl Simulation {
                 Ok(())
             }
             Deed::Close { plan } => self.close_plan(plan),
+            Deed::Reopen { plan, keys } => self.reopen_plan(plan, keys),
             Deed::OpenQueue { id, options } => self.open_queue(id, options),
             Deed::Take { id, most } => self.take(id, most),
-            Deed::Replenish(id) => self.replenish(id),
             Deed::CloseQueue(id) => self.close_queue(id),
             Deed::Push { pusher, to, lengths, timeout } => self.push(pusher, to, &lengths, timeout).map(drop),
         }

@@ -40,6 +40,7 @@ impl Simulation {
     pub(super) fn map_of(&self, host: usize) -> Arc<EndpointMap> {
         let names = (0..self.tasks()).filter(|&task| self.knows(host, task));
         let entries = names.map(|task| (self.task_name(task), self.address(self.host_of(task))));
+        let entries = entries.chain(self.climate.liar.then(|| self.liar()));
         Arc::new(EndpointMap::from_entries(entries).expect("no task twice"))
     }
 

@@ -1,6 +1,7 @@
 //! The simulated hosts: each runs one process of a few nodes, or none; and the turns of those nodes.
 
 use std::cell::Cell;
+use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -29,7 +30,12 @@ pub(super) struct Seat {
     idle: Duration,
     slow_until: Duration,
     writes: u64,
+    /// What other threads have told it, and when it finds that: in this order.
+    mailbox: VecDeque<(Duration, Job)>,
 }
+
+/// What another thread tells a node.
+pub(super) type Job = Box<dyn FnOnce(&mut Node)>;
 
 /// A host, with its process if one runs.
 pub(super) struct Host {
@@ -103,6 +109,7 @@ impl Simulation {
                 idle: Duration::ZERO,
                 slow_until: Duration::ZERO,
                 writes: 0,
+                mailbox: VecDeque::new(),
             };
             self.hosts[index].seats.push(seat);
             self.schedule_turn(index, shard);
@@ -142,21 +149,66 @@ impl Simulation {
         for &link in &seat.links {
             seat.node.mark_hot(link);
         }
-        let work = seat.node.turn(now);
+        let mut work = 0;
+        while let Some((_, job)) = seat.mailbox.pop_front_if(|(found, _)| *found <= self.now) {
+            job(&mut seat.node);
+            work += 1;
+        }
+        work += seat.node.turn(now);
         seat.idle = if work > 0 { Duration::ZERO } else { (seat.idle * 2).clamp(Duration::from_micros(20), IDLE_MAX) };
         let writes = seat.node.counters().writes;
         let wrote = writes != seat.writes;
         seat.writes = writes;
-        self.settle(index, shard)?;
+        match work {
+            0 => self.settle_idle(index, shard)?,
+            _ => self.settle(index, shard)?,
+        }
         if wrote {
             self.rouse();
         }
         Ok(())
     }
 
-    /// What follows every call of a node: carries out its orders, hears its answers, looks at its limits, and enters
-    /// its next turn.
+    /// Another thread tells a shard something, unless so many jobs wait there that it would be one too many.
+    pub(super) fn try_submit(&mut self, index: usize, shard: usize, job: Job) -> bool {
+        let room = self.hosts[index].seats[shard].mailbox.len() < self.climate.mailbox_slots;
+        if room {
+            self.submit(index, shard, job);
+        }
+        room
+    }
+
+    /// The same, of what a full mailbox does not refuse.
+    pub(super) fn submit(&mut self, index: usize, shard: usize, job: Job) {
+        let found = self.now + self.random.random_range(Duration::ZERO..self.climate.mailbox_time);
+        let mailbox = &mut self.hosts[index].seats[shard].mailbox;
+        let found = mailbox.back().map_or(found, |(last, _)| found.max(*last));
+        mailbox.push_back((found, job));
+        self.schedule_turn(index, shard);
+    }
+
+    /// What follows every call of a node: carries out its orders, hears its answers, looks at its limits and at what it keeps,
+    /// and enters its next turn.
     pub(super) fn settle(&mut self, index: usize, shard: usize) -> Result<(), String> {
+        self.settle_idle(index, shard)?;
+        self.look_at_streams(index, shard)
+    }
+
+    /// What nodes keep of their queues and streams agrees with itself and with what their peers keep.
+    fn look_at_streams(&self, index: usize, shard: usize) -> Result<(), String> {
+        let Some(Seat { node, .. }) = self.hosts[index].seats.get(shard) else { return Ok(()) };
+        node.check_invariants().map_err(|what| format!("host {index} shard {shard}: {what}"))?;
+        for (number, host) in self.hosts.iter().enumerate().filter(|(number, _)| *number != index) {
+            for other in &host.seats {
+                node.check_streams_from(&other.node).map_err(|what| format!("host {index} shard {shard}, {what}"))?;
+                other.node.check_streams_from(node).map_err(|what| format!("host {number}, {what}"))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// [`settle`](Self::settle) after a turn in which nothing was done.
+    fn settle_idle(&mut self, index: usize, shard: usize) -> Result<(), String> {
         while let Some(order) = self.hosts[index].seats[shard].node.poll_order() {
             self.carry_out(index, shard, order);
         }
@@ -179,6 +231,9 @@ impl Simulation {
         let mut due = now + pause.max(seat.idle);
         if let Some(timeout) = seat.node.next_timeout() {
             due = due.min(timeout.saturating_duration_since(base).max(now + pause));
+        }
+        if let Some((found, _)) = seat.mailbox.front() {
+            due = due.min((*found).max(now + pause));
         }
         if seat.slow_until > now && self.climate.slow {
             // A turn that is withheld is not brought nearer by what happens meanwhile.
@@ -213,7 +268,8 @@ impl Simulation {
         let seat = &self.hosts[index].seats[shard];
         let counters = seat.node.counters();
         // A session for each shard of each other host; beside them, what tasks of this one ask each other.
-        let sessions = (self.hosts.len() * self.climate.shards_max) as u64;
+        let liars = if self.climate.liar { super::lies::LINKS_MAX } else { 0 };
+        let sessions = (self.hosts.len() * self.climate.shards_max + liars) as u64;
         let limits = &self.climate.limits;
         let own = limits.queued_requests_max * self.climate.tasks_per_host;
         let parked_max = limits.parked_requests_max as u64 * sessions + own as u64;

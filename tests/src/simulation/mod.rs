@@ -1,6 +1,7 @@
-//! Whole clusters on virtual time: engines as their nodes, a network that delays, breaks and partitions, processes that
-//! restart, tasks that send, receive, publish, pull, push and accept at random, and a ledger that knows what each of them
-//! may be told.
+//! Whole clusters on virtual time: engines as their nodes, a network that delays, breaks, partitions and denies, processes that
+//! restart, threads whose jobs reach a shard late, somebody who lies when it introduces itself, tasks that send, receive,
+//! publish, pull, push and accept at random, and a ledger that knows what each of them may be told. After every event the
+//! nodes' queues and streams must agree with themselves and with each other.
 //!
 //! One thread, no clock, no socket; everything that happens follows from the seed. A run is bounded by
 //! `EVENTS_MAX` events. [`simulate`] runs one seed; a [`Violation`] names the seed that replays it.
@@ -12,6 +13,7 @@ mod fused;
 mod growth;
 mod hosts;
 mod ledger;
+mod lies;
 mod network;
 mod plans;
 mod probes;

@@ -61,7 +61,9 @@ impl Simulation {
                 let call = Call { host, process, shard, peer, to, hello, wire: None, until, abandoned: false };
                 self.calls.calls.insert(id, call);
                 let after = self.latency();
-                if self.random.random_range(0..1000) < self.climate.calls_lost {
+                if to == self.hosts.len() {
+                    self.agenda.add(self.now + after, Event::CallFails(id, DialFailureKind::Transient, "the liar's"));
+                } else if self.random.random_range(0..1000) < self.climate.calls_lost {
                     // Whoever rejects on behalf of the host, a firewall say, looks like a host without a listener.
                     let storm = self.climate.weather == Weather::Storm;
                     let kind = match self.random.random_bool(0.3) && storm {
@@ -108,6 +110,10 @@ impl Simulation {
             return Ok(());
         }
         let after = self.latency();
+        if self.air.is_denied(host, to) {
+            self.agenda.add(self.now + after, Event::CallFails(id, DialFailureKind::Denied, "not authenticated"));
+            return Ok(());
+        }
         if !self.hosts[to].runs() {
             self.agenda.add(self.now + after, Event::CallFails(id, DialFailureKind::Refused, "nobody listens"));
             return Ok(());

@@ -12,6 +12,7 @@ use super::climate::{CONNECT_TIMEOUT, Climate, DEADLINE_MAX, LEASE, PEER_TIMEOUT
 use super::fused::Batches;
 use super::hosts::Host;
 use super::ledger::{End, Ledger, Send};
+use super::lies::Lies;
 use super::network::Calls;
 use super::plans::Plans;
 use super::probes::{CUT_STEP, CUTS, PROBE_TIMEOUT, PROBE_TRIES};
@@ -46,6 +47,7 @@ pub(super) struct Simulation {
     pub(super) published: Published,
     pub(super) plans: Plans,
     pub(super) pushes: Pushes,
+    pub(super) lies: Lies,
     pub(super) agenda: Agenda,
     pub(super) trace: Trace,
     events: usize,
@@ -71,6 +73,7 @@ impl Simulation {
             published: Published::default(),
             plans: Plans::default(),
             pushes: Pushes::default(),
+            lies: Lies::default(),
             agenda,
             trace: Trace::new(lines),
             events: 0,
@@ -109,7 +112,7 @@ impl Simulation {
     /// While nothing goes wrong, no link is lost; but who learns of new tasks greets anew, even if it has just been greeted.
     fn look_for_lost_links(&self) -> Result<(), String> {
         let report = self.report();
-        let calm = self.climate.weather == Weather::Calm && !self.climate.grows;
+        let calm = self.climate.weather == Weather::Calm && !self.climate.grows && !self.climate.liar;
         if calm && (report.links_lost, report.sessions_reset) != (0, 0) {
             return Err(format!("nothing went wrong, and yet {report:?}"));
         }
@@ -146,6 +149,17 @@ impl Simulation {
                 self.air.heal(one, other);
                 Ok(())
             }
+            Event::Deny(one, other) => {
+                self.trace.note(at, format_args!("hosts {one} and {other} have other credentials"));
+                self.air.deny(one, other);
+                Ok(())
+            }
+            Event::Trust(one, other) => {
+                self.trace.note(at, format_args!("hosts {one} and {other} have the same credentials again"));
+                self.air.trust(one, other);
+                Ok(())
+            }
+            Event::Lie(host) => self.lie(host),
             Event::Stop(host, ending) => self.stop(host, ending),
             Event::Start(host) => self.start(host),
             Event::Learn(host) => self.load_map(host),
@@ -161,6 +175,7 @@ impl Simulation {
         self.trace.note(self.now, format_args!("fine weather"));
         self.climate.fine();
         self.air.heal_all();
+        self.silence_the_liar();
         (0..self.hosts.len()).try_for_each(|host| self.start(host))?;
         (0..self.hosts.len())
             .filter(|_| self.climate.grows)
@@ -183,7 +198,7 @@ impl Simulation {
         self.close_plans(|plan| plan % 2 == 1)?;
         self.run_until(self.now + PROBE_TIMEOUT + CONNECT_TIMEOUT + LEASE + PEER_TIMEOUT)?;
         self.clear_shelves()?;
-        self.close_queues()?;
+        self.empty_queues()?;
         self.look_for_lost_pushes()?;
         self.ledger.held.clear();
         let waiting = |open: &[Vec<usize>]| open.iter().flatten().next().copied();
@@ -288,6 +303,11 @@ impl Simulation {
 
     pub(super) fn host_at(&self, address: &TransportAddress) -> usize {
         usize::from(address.port - FIRST_PORT)
+    }
+
+    /// True if calls between the hosts of two tasks may have been denied.
+    pub(super) fn was_denied(&self, one: usize, other: usize) -> bool {
+        self.air.was_denied(self.host_of(one), self.host_of(other))
     }
 }
 

@@ -186,6 +186,7 @@ impl Simulation {
             Code::Unavailable => self.climate.weather != Weather::Calm,
             Code::ResourceExhausted => self.climate.scarce,
             Code::NotFound => self.is_news(recv.at.producer, recv.at.consumer),
+            Code::PermissionDenied => self.was_denied(recv.at.producer, recv.at.consumer),
             Code::InvalidArgument => {
                 let short = recv.destination.is_some_and(|(_, room)| {
                     self.ledger.sends_of(recv.at).iter().any(|&send| self.ledger.sends[send].bytes > room)

@@ -18,6 +18,9 @@ use sealane_transport::{Link, LinkKind};
 #[derive(Default)]
 pub(super) struct Air {
     parted: RefCell<BTreeSet<(usize, usize)>>,
+    denied: RefCell<BTreeSet<(usize, usize)>>,
+    /// Those that ever were.
+    once_denied: RefCell<BTreeSet<(usize, usize)>>,
     /// Times that all wires were cut.
     cuts: Cell<u32>,
     /// Never dropped before the run ends: dropping an end would tell the other.
@@ -33,8 +36,27 @@ impl Air {
         self.parted.borrow_mut().remove(&(one.min(other), one.max(other)));
     }
 
+    pub(super) fn deny(&self, one: usize, other: usize) {
+        let pair = (one.min(other), one.max(other));
+        self.denied.borrow_mut().insert(pair);
+        self.once_denied.borrow_mut().insert(pair);
+    }
+
+    pub(super) fn trust(&self, one: usize, other: usize) {
+        self.denied.borrow_mut().remove(&(one.min(other), one.max(other)));
+    }
+
+    pub(super) fn is_denied(&self, one: usize, other: usize) -> bool {
+        self.denied.borrow().contains(&(one.min(other), one.max(other)))
+    }
+
+    pub(super) fn was_denied(&self, one: usize, other: usize) -> bool {
+        self.once_denied.borrow().contains(&(one.min(other), one.max(other)))
+    }
+
     pub(super) fn heal_all(&self) {
         self.parted.borrow_mut().clear();
+        self.denied.borrow_mut().clear();
     }
 
     /// Every wire that there is breaks.

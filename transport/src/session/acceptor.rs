@@ -2,6 +2,9 @@
 //!
 //! A stream is remembered over its links, so that a push which is sent again is known and dropped.
 
+#[cfg(feature = "fuzzing")]
+mod invariants;
+
 use std::collections::VecDeque;
 
 use hashbrown::HashMap;

@@ -278,6 +278,32 @@ impl<W, D: PartialEq> Session<W, D> {
         self.attached.is_some()
     }
 
+    /// Whether what this side keeps of its streams agrees with itself; for the simulation.
+    ///
+    /// # Errors
+    /// What does not agree with what.
+    #[cfg(feature = "fuzzing")]
+    pub fn check_streams(&self) -> Result<(), String> {
+        self.pusher.check()?;
+        self.acceptor.check()
+    }
+
+    /// True if the peer pushes into queues of this side; for the simulation.
+    #[cfg(feature = "fuzzing")]
+    pub fn has_streams(&self) -> bool {
+        self.acceptor.has_streams()
+    }
+
+    /// Whether the streams that `peer`, the other end of the same life of the session, pushes here agree with what it keeps of
+    /// them; for the simulation.
+    ///
+    /// # Errors
+    /// What does not agree with what.
+    #[cfg(feature = "fuzzing")]
+    pub fn check_streams_from(&self, peer: &Self) -> Result<(), String> {
+        self.acceptor.check_with(&peer.pusher)
+    }
+
     /// Requests, pulls and pushes of this side that have not ended.
     pub fn requests(&self) -> usize {
         self.consumer.requests() + self.puller.pulls() + self.pusher.pushes()

@@ -1,6 +1,9 @@
 //! The pushing half of a session: streams of tensors into the peer's queues, each push numbered and kept until the peer
 //! has taken it.
 
+#[cfg(feature = "fuzzing")]
+mod invariants;
+
 use std::collections::VecDeque;
 use std::time::Instant;
 

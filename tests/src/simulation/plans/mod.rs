@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rand::Rng;
 use sealane_fusion::node::{PullRequest, PullWaiter};
 use sealane_fusion::{Buffer, Error, Keys, Tray};
 use sealane_transport::Handle;
@@ -205,7 +206,22 @@ impl Simulation {
         opened.memory.clear();
         opened.tray = None;
         let (host, shard, handle) = (opened.host, opened.shard, opened.handle);
-        self.trace.note(self.now, format_args!("plan {plan} is closed"));
+        // By code on the shard, or by another thread, whose pulls go on until the shard hears it.
+        let later = self.random.random_bool(0.5);
+        self.trace.note(self.now, format_args!("plan {plan} is closed, later: {later}"));
+        if later {
+            self.submit(host, shard, Box::new(move |node| node.close_plan(handle)));
+            let node = &mut self.hosts[host].seats[shard].node;
+            self.plans.open.retain(|_, pull| {
+                if let Ear::Cell(cell) = pull.ear
+                    && pull.plan == plan
+                {
+                    node.close_pull(cell, pull.handle);
+                }
+                pull.plan != plan
+            });
+            return self.settle(host, shard);
+        }
         let node = &mut self.hosts[host].seats[shard].node;
         node.close_plan(handle);
         let mut told = None;
@@ -224,6 +240,14 @@ impl Simulation {
             Some(number) => Err(format!("pull {number} goes on, or was told something, though its plan was closed")),
             None => self.settle(host, shard),
         }
+    }
+
+    /// Another plan takes the place of one that may be pulled at this moment.
+    pub(super) fn reopen_plan(&mut self, plan: usize, keys: Vec<u32>) -> Result<(), String> {
+        let Some(&Plan { producer, consumer, .. }) = self.plans.plans.get(&plan) else { return Ok(()) };
+        self.close_plan(plan)?;
+        self.name_plan(plan, producer, consumer, keys);
+        self.open_plan(plan)
     }
 
     pub(super) fn close_plans(&mut self, pick: impl Fn(usize) -> bool) -> Result<(), String> {

@@ -162,6 +162,7 @@ impl Simulation {
             Code::Unavailable => self.climate.weather != Weather::Calm,
             Code::ResourceExhausted => self.climate.scarce,
             Code::NotFound => self.is_news(plan.producer, plan.consumer),
+            Code::PermissionDenied => self.was_denied(plan.producer, plan.consumer),
             _ => false,
         };
         if !explained {

@@ -1,7 +1,8 @@
 //! Queues that tasks open, empty and close, and what others push into them.
 //!
-//! A queue is emptied before it is forgotten, so that what it had taken is known; only a process that ends takes tensors
-//! with it. What pushers and acceptors are promised is in `verdict.rs`.
+//! They do it from threads that are no shards, as the engine's acceptors do: shards hear later that a queue is open, has room or
+//! is closed, and what was pushed comes meanwhile. Only a process that ends takes tensors with it. What pushers and acceptors
+//! are promised is in `verdict.rs`.
 
 mod verdict;
 
@@ -11,18 +12,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rand::Rng;
-use sealane_fusion::node::{PushRequest, SendWaiter};
-use sealane_fusion::{AcceptOptions, AcceptQueue, Buffer, SendOutcome, Tensor};
+use sealane_fusion::node::{Node, PushRequest, SendWaiter};
+use sealane_fusion::{AcceptOptions, AcceptQueue, Buffer, Error, SendOutcome, Tensor};
 
-use super::agenda::Event;
 use super::ledger::End;
 use super::run::Simulation;
-use super::workload::{self, Deed};
+use super::workload;
 
 /// Tensors of a queue that is never full: more than all tasks of a run push.
 pub(super) const NEVER_FULL: usize = 1 << 16;
-/// Until an owner that heard of room tells its nodes.
-const ROOM_IS_TOLD: Duration = Duration::from_micros(500);
+/// Looks into queues that are emptied, and between two of them.
+const EMPTYING_LOOKS: usize = 5;
+const EMPTYING_PAUSE: Duration = Duration::from_millis(50);
 
 /// A queue, by the task that accepts and a number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -122,24 +123,43 @@ impl Simulation {
         *widest = tensors_max.max(*widest);
         let since = self.now;
         self.pushes.queues.insert(id, Open { shared: shared.clone(), roomy, tensors_max, since });
-        self.on_each_shard(id, |node, task| {
-            let opened = node.open_queue(task, &name(id.queue), shared.clone());
-            opened.map_err(|error| format!("{id:?} cannot be opened: {error}"))
-        })
+        let place = self.place_of(id.task);
+        let mut is_open = true;
+        for shard in 0..self.hosts[host].seats.len() {
+            let shared = shared.clone();
+            let open = move |node: &mut Node| {
+                if let Err(error) = node.open_queue(place, &name(id.queue), shared.clone()) {
+                    shared.close(error);
+                }
+            };
+            is_open &= self.try_submit(host, shard, Box::new(open));
+        }
+        if !is_open {
+            // As the engine does, which tells whoever accepts that the mailbox is full.
+            self.drop_acceptor(id);
+        }
+        Ok(())
     }
 
-    /// Nobody accepts any more; what is in the queue is taken out.
+    /// Nobody accepts any more; what is in the queue may have been taken out before.
     pub(super) fn close_queue(&mut self, id: QueueId) -> Result<(), String> {
-        let Some(open) = self.pushes.queues.get(&id) else { return Ok(()) };
-        let shared = open.shared.clone();
-        self.trace.note(self.now, format_args!("{id:?} closes"));
-        self.on_each_shard(id, |node, task| {
-            node.close_queue(task, &name(id.queue), &shared);
-            Ok(())
-        })?;
-        self.take(id, usize::MAX)?;
-        self.pushes.queues.remove(&id);
+        if self.random.random_bool(0.5) {
+            self.take(id, usize::MAX)?;
+        }
+        self.drop_acceptor(id);
         Ok(())
+    }
+
+    /// What the engine does when an acceptor is dropped, whose shards hear of it later.
+    fn drop_acceptor(&mut self, id: QueueId) {
+        let Some(Open { shared, .. }) = self.pushes.queues.remove(&id) else { return };
+        self.trace.note(self.now, format_args!("{id:?} closes"));
+        shared.close(Error::unavailable("this engine", "the acceptor was dropped"));
+        let (host, place) = (self.host_of(id.task), self.place_of(id.task));
+        for shard in 0..self.hosts[host].seats.len() {
+            let shared = shared.clone();
+            self.submit(host, shard, Box::new(move |node| node.close_queue(place, &name(id.queue), &shared)));
+        }
     }
 
     /// Takes up to `most` tensors out of a queue.
@@ -148,21 +168,12 @@ impl Simulation {
         let mut items = Vec::new();
         open.shared.take(most, &mut items).map_err(|error| format!("{id:?} stands, and says '{error}'"))?;
         if open.roomy.swap(false, Ordering::Relaxed) {
-            let after = self.random.random_range(Duration::ZERO..ROOM_IS_TOLD);
-            self.agenda.add(self.now + after, Event::Deed(Deed::Replenish(id)));
+            let (host, place) = (self.host_of(id.task), self.place_of(id.task));
+            for shard in 0..self.hosts[host].seats.len() {
+                self.submit(host, shard, Box::new(move |node| node.replenish_named(place, &name(id.queue))));
+            }
         }
         self.accepted(id, items)
-    }
-
-    /// The owner tells its nodes that there is room.
-    pub(super) fn replenish(&mut self, id: QueueId) -> Result<(), String> {
-        if !self.serves(self.host_of(id.task), id.task) {
-            return Ok(());
-        }
-        self.on_each_shard(id, |node, task| {
-            node.replenish_named(task, &name(id.queue));
-            Ok(())
-        })
     }
 
     /// Everything is taken out of every queue.
@@ -171,22 +182,18 @@ impl Simulation {
         open.into_iter().try_for_each(|id| self.take(id, usize::MAX))
     }
 
-    pub(super) fn close_queues(&mut self) -> Result<(), String> {
-        let open: Vec<QueueId> = self.pushes.queues.keys().copied().collect();
-        open.into_iter().try_for_each(|id| self.close_queue(id))
-    }
-
-    fn on_each_shard(
-        &mut self,
-        id: QueueId,
-        mut act: impl FnMut(&mut sealane_fusion::node::Node, u16) -> Result<(), String>,
-    ) -> Result<(), String> {
-        let (host, place) = (self.host_of(id.task), self.place_of(id.task));
-        for shard in 0..self.hosts[host].seats.len() {
-            act(&mut self.hosts[host].seats[shard].node, place)?;
-            self.settle(host, shard)?;
+    /// Each queue that a task has ever had is opened, emptied and closed: nothing is left with anybody.
+    pub(super) fn empty_queues(&mut self) -> Result<(), String> {
+        let all: Vec<QueueId> = self.pushes.widest.keys().copied().collect();
+        for &id in &all {
+            self.open_queue(id, AcceptOptions::default())?;
         }
-        Ok(())
+        for _ in 0..EMPTYING_LOOKS {
+            self.run_until(self.now + EMPTYING_PAUSE)?;
+            self.take_all()?;
+        }
+        all.into_iter().for_each(|id| self.drop_acceptor(id));
+        self.run_until(self.now + EMPTYING_PAUSE)
     }
 
     /// Pushes tensors of these lengths; the group's number, unless the host is down.

@@ -1,8 +1,8 @@
 //! What pushers and acceptors are promised.
 //!
 //! A tensor is accepted once at most, whatever happens, and in the order of its pusher. A push that ends well was
-//! accepted, unless the accepting process ended after it was pushed; one that fails may have been. Every push ends by its
-//! deadline, and what its error says is explained by what happened.
+//! accepted, by this acceptor or a later one, unless the accepting process ended after it was pushed; one that fails may have
+//! been. Every push ends by its deadline, and what its error says is explained by what happened.
 
 use sealane_fusion::{Accepted, Code, Error, SendOutcome};
 
@@ -19,8 +19,10 @@ impl Simulation {
     /// Tensors came out of a queue: whose are they, and might they?
     pub(super) fn accepted(&mut self, id: QueueId, items: Vec<Accepted>) -> Result<(), String> {
         let tensors_max = self.pushes.queues[&id].tensors_max;
-        // Each stream has credit for half of the queue at most, and always for one.
-        let under_way = self.tasks() * (self.pushes.widest[&id] / 2).max(1);
+        // Each stream has credit for half of the queue at most, and always for one. What nobody had accepted from those before
+        // this one is as much on each shard.
+        let widest = self.pushes.widest[&id];
+        let under_way = self.climate.shards_max * widest + self.tasks() * (widest / 2).max(1);
         if items.len() > tensors_max + under_way {
             return Err(format!("{id:?} held {} tensors, {tensors_max} and {under_way} at most", items.len()));
         }
@@ -101,6 +103,7 @@ impl Simulation {
             Code::Unavailable => self.climate.weather != Weather::Calm || !self.was_open_throughout(group),
             Code::ResourceExhausted => self.climate.scarce,
             Code::NotFound => self.is_news(group.pusher, group.to.task),
+            Code::PermissionDenied => self.was_denied(group.pusher, group.to.task),
             _ => false,
         }
     }

@@ -12,6 +12,7 @@ use sealane_fusion::{AcceptOptions, DType, Tensor, TensorMeta};
 
 use super::agenda::{Agenda, Ending, Event};
 use super::climate::{Climate, DEADLINE_MAX, STORM, TENSOR_BYTES_MAX, Weather};
+use super::lies;
 use super::pushes::QueueId;
 
 /// Steps that tasks work on.
@@ -121,6 +122,11 @@ pub(super) enum Deed {
     Close {
         plan: usize,
     },
+    /// It is closed, and another one opened in its place.
+    Reopen {
+        plan: usize,
+        keys: Vec<u32>,
+    },
     OpenQueue {
         id: QueueId,
         options: AcceptOptions,
@@ -130,8 +136,6 @@ pub(super) enum Deed {
         id: QueueId,
         most: usize,
     },
-    /// There was room in the queue a moment ago.
-    Replenish(QueueId),
     CloseQueue(QueueId),
     Push {
         pusher: usize,
@@ -233,6 +237,7 @@ pub(super) fn plan(climate: &Climate, random: &mut SmallRng, agenda: &mut Agenda
     fused::plan(climate, random, agenda);
     published::plan(climate, random, agenda);
     pushed::plan(climate, random, agenda);
+    lies::plan(climate, random, agenda);
     let mut when = Duration::ZERO;
     while when < STORM {
         when += soon(random);
@@ -274,6 +279,14 @@ fn misfortunes(climate: &Climate, random: &mut SmallRng, agenda: &mut Agenda) {
             let when = random.random_range(Duration::ZERO..STORM);
             agenda.add(when, Event::Part(one, other));
             agenda.add(when + random.random_range(Duration::ZERO..STORM), Event::Heal(one, other));
+        }
+    }
+    for _ in 0..random.random_range(0..3) {
+        let (one, other) = (random.random_range(0..climate.hosts), random.random_range(0..climate.hosts));
+        if one != other {
+            let when = random.random_range(Duration::ZERO..STORM);
+            agenda.add(when, Event::Deny(one, other));
+            agenda.add(when + random.random_range(Duration::ZERO..STORM / 2), Event::Trust(one, other));
         }
     }
 }

@@ -52,7 +52,16 @@ fn fleeting(plan: usize, tasks: usize, instant: Duration, random: &mut SmallRng,
     let (open, timeout) = (moment(random), timeout(random, Duration::from_millis(3)));
     agenda.add(open, Event::Deed(Deed::Open { plan, producer, consumer, keys }));
     agenda.add(open, Event::Deed(Deed::Pull { plan, ahead: ANY_AGE, room: None, timeout }));
-    agenda.add(open + instant, Event::Deed(Deed::Close { plan }));
+    let close = open + instant;
+    if random.random_bool(0.4) {
+        // What is under way to the one finds the other.
+        let keys = (0..random.random_range(0..4)).map(|_| random.random_range(0..PUBLISHED_KEYS)).collect();
+        agenda.add(close, Event::Deed(Deed::Reopen { plan, keys }));
+        agenda.add(close, Event::Deed(Deed::Pull { plan, ahead: ANY_AGE, room: None, timeout }));
+        agenda.add(close + instant, Event::Deed(Deed::Close { plan }));
+        return;
+    }
+    agenda.add(close, Event::Deed(Deed::Close { plan }));
 }
 
 fn publisher(task: usize, random: &mut SmallRng, agenda: &mut Agenda) {
@@ -109,6 +118,10 @@ fn reader(plan: usize, tasks: usize, random: &mut SmallRng, agenda: &mut Agenda)
             0..8 => agenda.add(when + soon(random), Event::Deed(Deed::GiveUpPull { plan })),
             8..11 => agenda.add(when + soon(random), Event::Deed(Deed::DeafenPull { plan })),
             11..15 => agenda.add(when + instant(random), Event::Deed(Deed::GiveUpPull { plan })),
+            15..20 => {
+                let keys = (0..random.random_range(0..8)).map(|_| random.random_range(0..PUBLISHED_KEYS)).collect();
+                agenda.add(when + instant(random), Event::Deed(Deed::Reopen { plan, keys }));
+            }
             _ => {}
         }
     }

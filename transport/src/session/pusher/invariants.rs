@@ -1,0 +1,82 @@
+//! What holds of streams between any two calls of their session, as the pushing side keeps them.
+
+use super::{Handle, Pusher, QueueName, Stream};
+
+impl<D: PartialEq> Pusher<D> {
+    /// # Errors
+    /// What does not agree with what.
+    pub(in crate::session) fn check(&self) -> Result<(), String> {
+        let mut pushes = 0;
+        for (handle, stream) in self.streams.iter() {
+            stream.check().map_err(|what| format!("stream {handle:?} into '{}': {what}", stream.queue))?;
+            let places = self.to_send.iter().chain(&self.held_back).filter(|&&queued| queued == handle).count();
+            if places != usize::from(stream.queued) {
+                return Err(format!(
+                    "stream {handle:?} waits {places} times to leave, its flag says {}",
+                    stream.queued
+                ));
+            }
+            if self.names.get(&QueueName(stream.from, stream.to, &stream.queue)) != Some(&handle) {
+                return Err(format!("stream {handle:?} is not found by its name"));
+            }
+            pushes += stream.entries.len();
+        }
+        match pushes == self.pushes && self.names.len() == self.streams.len() {
+            true => Ok(()),
+            false => {
+                Err(format!("{pushes} pushes wait in {} streams, {} are counted", self.streams.len(), self.pushes))
+            }
+        }
+    }
+
+    /// Whether a stream's other side can be where it says it is: `next` pushes have come there, of so many bytes, and so much
+    /// may come.
+    ///
+    /// # Errors
+    /// What does not agree with what.
+    pub(in crate::session) fn check_accepted(
+        &self,
+        handle: Handle,
+        (next, bytes): (u64, u64),
+        (messages, granted_bytes): (u64, u64),
+    ) -> Result<(), String> {
+        // One that has ended is about to end there.
+        let Some(stream) = self.streams.get(handle) else { return Ok(()) };
+        let Stream { first, tried, .. } = *stream;
+        let Some(untold) = next.checked_sub(first).filter(|&untold| untold <= tried as u64) else {
+            return Err(format!("{first} pushes are known to have come and {tried} more have left, but {next} came"));
+        };
+        let left: u64 = stream.entries.iter().take(untold as usize).map(|entry| entry.bytes).sum();
+        if stream.bytes_before + left != bytes {
+            return Err(format!("the first {next} pushes have {} bytes, but {bytes} came", stream.bytes_before + left));
+        }
+        if stream.granted_messages > messages || stream.granted_bytes > granted_bytes {
+            let here = (stream.granted_messages, stream.granted_bytes);
+            return Err(format!("{here:?} may leave, but {:?} was granted", (messages, granted_bytes)));
+        }
+        Ok(())
+    }
+}
+
+impl<D> Stream<D> {
+    fn check(&self) -> Result<(), String> {
+        let Stream { first, sent, tried, granted_messages, granted_bytes, bytes_before, .. } = *self;
+        let count = self.entries.len();
+        if sent > tried || tried > count {
+            return Err(format!("{sent} pushes left on this link, {tried} on any, of {count}"));
+        }
+        let bytes: u64 = self.entries.iter().take(sent).map(|entry| entry.bytes).sum();
+        if bytes != self.bytes_sent {
+            return Err(format!("{bytes} bytes left, {} are counted", self.bytes_sent));
+        }
+        if let Some(last) = sent.checked_sub(1) {
+            // The last one may be larger than what is left of the credit.
+            let before = bytes_before + bytes - self.entries[last].bytes;
+            if first + sent as u64 > granted_messages || before >= granted_bytes {
+                let left = (first + sent as u64, before);
+                return Err(format!("{left:?} left, {:?} was granted", (granted_messages, granted_bytes)));
+            }
+        }
+        Ok(())
+    }
+}

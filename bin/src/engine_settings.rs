@@ -85,6 +85,7 @@ fn convert(
             queued_requests_max: fusion.queued_requests_max.value,
             parked_requests_max: fusion.parked_requests_max.value,
             plan_keys_max: fusion.plan_keys_max.value,
+            peer_name_bytes_max: fusion.peer_name_bytes_max.value,
             turn_bytes: fusion.turn_bytes.value,
             turn_payloads: fusion.turn_payloads.value,
             chunk_bytes: transport.chunk_bytes.value,
@@ -316,6 +317,7 @@ mod tests {
             ("transport.greetings_per_host_max", "29"),
             ("transport.greeting_bytes_max", "1MiB"),
             ("fusion.plan_keys_max", "30"),
+            ("fusion.peer_name_bytes_max", "31KiB"),
             ("security.insecure", "yes"),
             ("security.plaintext_rdma", "yes"),
         ]);
@@ -345,6 +347,7 @@ mod tests {
         assert_eq!(engine.fuse, Fuse::Off);
         assert_eq!((engine.greetings_max, engine.greetings_per_host_max), (28, 29));
         assert_eq!((engine.greeting_bytes_max, session.plan_keys_max), (1 << 20, 30));
+        assert_eq!(session.peer_name_bytes_max, 31 << 10);
         assert!(engine.insecure && engine.plaintext_rdma && engine.authentication.is_open());
     }
 

@@ -1,7 +1,8 @@
 //! Published tensors: each task's, by key, with a version, read as often as anyone likes.
 //!
-//! Pure: no clock, no I/O. One shelf a shard; bounded by `fusion.published_tensors_max` slots. A slot is there while a
-//! tensor lies in it or a plan names it, so that a pull finds its tensors by number.
+//! Pure: no clock, no I/O. One shelf a shard. A slot is there while a tensor lies in it or a plan names it, so that a pull finds
+//! its tensors by number. `fusion.published_tensors_max` tensors may lie on it, whatever plans name; and plans may name as many
+//! keys that nobody has published, of which a quarter is kept for plans of this node.
 
 use std::hash::BuildHasher;
 
@@ -40,6 +41,18 @@ struct Label {
     watchers_look: usize,
 }
 
+/// Part of the keys named and not published that plans of peers leave to those of this node.
+const KEPT_SHARE: usize = 4;
+
+/// Whose plan names a key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Planner {
+    /// A task of this node.
+    Here,
+    /// A peer.
+    Peer,
+}
+
 /// Watchers of one slot before those are looked for that no longer wait.
 const WATCHERS_SLACK: usize = 16;
 
@@ -51,7 +64,7 @@ pub(crate) struct PublishedShelf {
     free: Vec<u32>,
     index: HashTable<u32>,
     hasher: DefaultHashBuilder,
-    slots_max: usize,
+    published_max: usize,
     published: usize,
 }
 
@@ -64,14 +77,15 @@ impl Shelf for PublishedShelf {
 }
 
 impl PublishedShelf {
-    pub(crate) fn new(slots_max: usize) -> Self {
+    pub(crate) fn new(published_max: usize) -> Self {
         Self {
             slots: Vec::new(),
             labels: Vec::new(),
             free: Vec::new(),
             index: HashTable::new(),
             hasher: DefaultHashBuilder::default(),
-            slots_max: slots_max.min(u32::MAX as usize),
+            // Slots have numbers of 32 bits, and there are twice as many.
+            published_max: published_max.min(u32::MAX as usize / 2),
             published: 0,
         }
     }
@@ -88,23 +102,25 @@ impl PublishedShelf {
         (hash, self.index.find(hash, same).copied())
     }
 
-    /// The slot of a task's key; made if there is none.
-    fn slot(&mut self, task: u16, key: &str) -> Result<u32, Error> {
+    /// Slots in which nothing lies: plans name them.
+    fn named(&self) -> usize {
+        self.slots.len() - self.free.len() - self.published
+    }
+
+    /// The slot of a task's key; made if there is none, and if `has_room` of the shelf.
+    fn slot(&mut self, task: u16, key: &str, has_room: impl FnOnce(&Self) -> Result<(), Error>) -> Result<u32, Error> {
         let (hash, found) = self.find(task, key);
         if let Some(slot) = found {
             return Ok(slot);
         }
+        has_room(self)?;
         let label = Label { task, key: key.into(), plans: 0, watchers: Vec::new(), watchers_look: WATCHERS_SLACK };
         let slot = match self.free.pop() {
             Some(slot) => slot,
-            None if self.slots.len() < self.slots_max => {
+            None => {
                 self.slots.push(None);
                 self.labels.push(None);
                 self.slots.len() as u32 - 1
-            }
-            None => {
-                let reason = format!("{} keys are published or named by plans", self.slots_max);
-                return Err(Error::full("fusion.published_tensors_max", reason));
             }
         };
         self.labels[slot as usize] = Some(label);
@@ -124,10 +140,26 @@ impl PublishedShelf {
     ///
     /// # Errors
     /// ResourceExhausted, and none is kept.
-    pub(crate) fn hold<'a>(&mut self, task: u16, keys: impl Iterator<Item = &'a str>) -> Result<Vec<u32>, Error> {
+    pub(crate) fn hold<'a>(
+        &mut self,
+        planner: Planner,
+        task: u16,
+        keys: impl Iterator<Item = &'a str>,
+    ) -> Result<Vec<u32>, Error> {
+        let most = match planner {
+            Planner::Here => self.published_max,
+            Planner::Peer => self.published_max - self.published_max / KEPT_SHARE,
+        };
+        let has_room = |shelf: &Self| match shelf.named() < most {
+            true => Ok(()),
+            false => {
+                let reason = format!("plans name {most} keys that are not published");
+                Err(Error::full("fusion.published_tensors_max", reason))
+            }
+        };
         let mut slots = Vec::with_capacity(keys.size_hint().0);
         for key in keys {
-            match self.slot(task, key) {
+            match self.slot(task, key, has_room) {
                 Ok(slot) => {
                     self.label(slot).expect("just found").plans += 1;
                     slots.push(slot);
@@ -167,7 +199,7 @@ impl PublishedShelf {
     /// Puts a tensor on the shelf in place of the one before, and moves those who waited for it into `ready`.
     ///
     /// # Errors
-    /// InvalidArgument if a newer version lies there, ResourceExhausted if the shelf is full.
+    /// InvalidArgument if a newer version lies there, ResourceExhausted if `fusion.published_tensors_max` are.
     pub(crate) fn publish(
         &mut self,
         task: u16,
@@ -176,7 +208,17 @@ impl PublishedShelf {
         tensor: Tensor,
         ready: &mut Vec<Watcher>,
     ) -> Result<(), Error> {
-        let slot = self.slot(task, key)?;
+        let full = |shelf: &Self| match shelf.published < shelf.published_max {
+            true => Ok(()),
+            false => {
+                let reason = format!("{} keys are published", shelf.published_max);
+                Err(Error::full("fusion.published_tensors_max", reason))
+            }
+        };
+        let slot = self.slot(task, key, full)?;
+        if self.slots[slot as usize].is_none() {
+            full(self)?;
+        }
         let (meta, payload) = tensor.into_parts();
         let payload = to_read_often(payload);
         let place = &mut self.slots[slot as usize];
@@ -236,6 +278,20 @@ impl PublishedShelf {
         label.watchers.push(watcher);
     }
 
+    /// Panics unless the slots in use are those in which a tensor lies and those that plans name: `named` has each as often as
+    /// they do.
+    pub(crate) fn check_invariants(&self, named: impl Iterator<Item = u32>) {
+        let mut plans = vec![0; self.labels.len()];
+        named.for_each(|slot| plans[slot as usize] += 1);
+        for (slot, label) in self.labels.iter().enumerate() {
+            let there = (label.as_ref().map_or(0, |label| label.plans), self.slots[slot].is_some());
+            assert_eq!(there.0, plans[slot], "plans that name slot {slot}");
+            assert_eq!(label.is_some(), there.0 > 0 || there.1, "slot {slot} is in use");
+        }
+        assert_eq!(self.published, self.slots.iter().flatten().count(), "tensors that are published");
+        assert_eq!(self.index.len(), self.labels.len() - self.free.len(), "slots in the index");
+    }
+
     /// The key of a slot, for messages.
     pub(crate) fn key(&self, slot: u32) -> &str {
         self.labels.get(slot as usize).and_then(Option::as_ref).map_or("", |label| &*label.key)
@@ -269,7 +325,7 @@ mod tests {
         let mut shelf = PublishedShelf::new(8);
         let mut ready = Vec::new();
         shelf.publish(0, "w", 3, tensor(&[1, 2]), &mut ready).unwrap();
-        let slot = shelf.hold(0, ["w"].into_iter()).unwrap()[0];
+        let slot = shelf.hold(Planner::Here, 0, ["w"].into_iter()).unwrap()[0];
         let stamp = shelf.look(slot).unwrap().stamp;
         shelf.publish(0, "w", 4, tensor(&[3, 4]), &mut ready).unwrap();
         let look = shelf.look(slot).unwrap();
@@ -285,7 +341,7 @@ mod tests {
     fn who_waits_is_told_at_the_version_that_it_waits_for() {
         let mut shelf = PublishedShelf::new(8);
         let mut ready = Vec::new();
-        let slot = shelf.hold(0, ["w"].into_iter()).unwrap()[0];
+        let slot = shelf.hold(Planner::Here, 0, ["w"].into_iter()).unwrap()[0];
         shelf.watch(wait(slot, 2, 0), |_| true);
         shelf.watch(wait(slot, 5, 1), |_| true);
         shelf.publish(0, "w", 1, tensor(&[1]), &mut ready).unwrap();
@@ -300,19 +356,25 @@ mod tests {
     fn slots_are_there_while_they_are_used() {
         let mut shelf = PublishedShelf::new(2);
         let mut ready = Vec::new();
-        let slots = shelf.hold(0, ["a", "b", "a"].into_iter()).unwrap();
+        let slots = shelf.hold(Planner::Here, 0, ["a", "b", "a"].into_iter()).unwrap();
         assert_eq!(slots[0], slots[2]);
-        assert!(shelf.hold(1, ["a"].into_iter()).unwrap_err().to_string().contains("fusion.published_tensors_max"));
+        assert!(
+            shelf
+                .hold(Planner::Here, 1, ["a"].into_iter())
+                .unwrap_err()
+                .to_string()
+                .contains("fusion.published_tensors_max")
+        );
         shelf.publish(0, "a", 1, tensor(&[1]), &mut ready).unwrap();
         shelf.let_go(&slots);
         assert!(shelf.withdraw(0, "a") && !shelf.withdraw(0, "a"));
-        assert_eq!((shelf.published(), shelf.hold(1, ["x", "y"].into_iter()).unwrap().len()), (0, 2));
+        assert_eq!((shelf.published(), shelf.hold(Planner::Here, 1, ["x", "y"].into_iter()).unwrap().len()), (0, 2));
     }
 
     #[test]
     fn watchers_that_are_gone_are_forgotten() {
         let mut shelf = PublishedShelf::new(1);
-        let slot = shelf.hold(0, ["w"].into_iter()).unwrap()[0];
+        let slot = shelf.hold(Planner::Here, 0, ["w"].into_iter()).unwrap()[0];
         for index in 0..1000 {
             shelf.watch(wait(slot, 1, index), |watcher| watcher.wait.index + 1 >= index);
         }

@@ -5,9 +5,9 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use sealane_fusion::{Code, Engine, EngineSettings};
+use sealane_fusion::{AcceptOptions, Code, Engine, EngineSettings, Keys};
 use sealane_transport::Handle;
-use sealane_transport::wire::{Abort, FrameWriter, Greeting, Request};
+use sealane_transport::wire::{Abort, Frame, FrameWriter, Greeting, Hello, PushOpen, Request, parse};
 
 use sealane_tests::fixture::{LONG, assert_empty, bytes, hello, listener, map, port, settings, task, tensor, until};
 
@@ -50,9 +50,14 @@ impl Scene {
 
     /// A connection to the ps that was welcomed as task 2.
     fn intruder(&self) -> TcpStream {
+        self.intruder_of(0, 1)
+    }
+
+    /// The same of one of the shards that it says it has.
+    fn intruder_of(&self, shard: u16, shards: u16) -> TcpStream {
         let mut stream = TcpStream::connect(self.ps.addresses()[0].to_string()).unwrap();
         stream.set_read_timeout(Some(LONG)).unwrap();
-        let hello = hello("127.0.0.1:1", vec![task(2)]);
+        let hello = Hello { shard, shards, ..hello("127.0.0.1:1", vec![task(2)]) };
         stream.write_all(&Greeting::Hello(hello).to_bytes()).unwrap();
         let mut heard = Vec::new();
         while !matches!(Greeting::parse(&heard).unwrap(), Some((Greeting::Welcome(_), _))) {
@@ -86,6 +91,28 @@ fn flood(stream: &mut TcpStream, bytes: &[u8]) -> usize {
         }
     }
     sent
+}
+
+/// Writes all of `bytes` and a ping, and reads what the engine says until it answers that: it has heard all.
+fn say_all(stream: &mut TcpStream, bytes: &mut Vec<u8>) {
+    FrameWriter(bytes).ping(1);
+    let mut ear = stream.try_clone().unwrap();
+    let listening = std::thread::spawn(move || {
+        let (mut heard, mut chunk) = (Vec::new(), [0; 4096]);
+        loop {
+            match parse(&heard).unwrap() {
+                Some((Frame::Pong { .. }, _)) => return,
+                Some((_, length)) => drop(heard.drain(..length)),
+                None => {
+                    let count = ear.read(&mut chunk).unwrap();
+                    assert!(count > 0, "it hung up");
+                    heard.extend(&chunk[..count]);
+                }
+            }
+        }
+    });
+    stream.write_all(bytes).unwrap();
+    listening.join().unwrap();
 }
 
 /// Requests for a tensor of that key, of one step after the other.
@@ -137,6 +164,52 @@ fn a_peer_that_reads_nothing_holds_up_itself_alone() {
         let code = sending.wait().unwrap_err().code();
         assert!(matches!(code, Code::Unavailable | Code::Aborted), "{code:?}");
     }
+}
+
+/// Names plans of long keys and opens streams into queues of long names, no name twice: an eighth of `FLOOD_BYTES`.
+fn name_names(link: u16, bytes: &mut Vec<u8>) {
+    bytes.clear();
+    for number in 0.. {
+        if bytes.len() >= FLOOD_BYTES / 8 {
+            return;
+        }
+        let keys: Vec<String> = (0..100).map(|key| format!("{link} {number} {key} {}", "k".repeat(4000))).collect();
+        let (id, count, mut first) = (Handle::from_bits(1 << 32 | number), keys.len() as u32, 0);
+        while first < count {
+            let rest = keys[first as usize..].iter().map(String::as_str);
+            first += FrameWriter(bytes).key_set(id, (0, 0), (count, first), rest);
+        }
+        for (at, queue) in keys.iter().enumerate() {
+            let stream = Handle::from_bits(1 << 32 | number << 16 | at as u64);
+            FrameWriter(bytes).push_open(&PushOpen { stream, first: 0, from: 0, to: 0, queue });
+        }
+    }
+}
+
+#[test]
+fn a_peer_that_floods_with_names_on_many_links_has_the_bytes_of_one_peer_and_the_others_go_on() {
+    let scene = Scene::new(|settings| settings.session.peer_name_bytes_max = 8 << 20);
+    scene.goes_on(1);
+    let mut names = Vec::with_capacity(FLOOD_BYTES / 4);
+    name_names(9, &mut names);
+    let before = resident_bytes();
+    let mut links: Vec<_> = (0..8).map(|shard| scene.intruder_of(shard, 8)).collect();
+    for (link, number) in links.iter_mut().zip(0..) {
+        name_names(number, &mut names);
+        say_all(link, &mut names);
+    }
+    scene.goes_on(2);
+    assert!(resident_bytes() < before + GROWTH_MAX, "{} -> {}", before, resident_bytes());
+    let (ps, worker) = (scene.ps.task(&task(0)).unwrap(), scene.worker.task(&task(1)).unwrap());
+    ps.publish("w", 1, tensor(1000, 7)).wait().unwrap();
+    let mut plan = worker.plan(&task(0), Keys::new(["w"]).unwrap());
+    plan.pull(1).wait().unwrap();
+    assert_eq!(plan.tray().get(0).expect("pulled").bytes(), bytes(1000, 7));
+    let acceptor = ps.acceptor("gradients", AcceptOptions::default());
+    worker.push(&task(0), "gradients", tensor(10, 3)).wait().unwrap();
+    assert_eq!(acceptor.wait_many(1, Some(LONG)).unwrap()[0].tensor.bytes(), bytes(10, 3));
+    drop(links);
+    scene.goes_on(3);
 }
 
 #[test]

@@ -25,10 +25,11 @@ pub const PART_BYTES: usize = 8 * 1024;
 /// Most keys in one set: DeepRec's largest models have some ten thousand variables.
 pub const SET_KEYS_MAX: usize = 65_536;
 
-/// Most sets that one session pulls.
+/// Most sets that one session pulls, and that one peer pulls of this shard over all its sessions.
 pub const SETS_MAX: usize = 65_536;
 
-/// Most streams of pushes, each from a task into a queue of another, of one session in each direction.
+/// Most streams of pushes, each from a task into a queue of another, of one session to its peer; and of one peer to this shard, over
+/// all its sessions.
 pub const STREAMS_MAX: usize = 65_536;
 
 /// Tensors that wait in a queue of pushes before its pushers wait, unless its acceptor says otherwise.
@@ -44,6 +45,10 @@ pub const STREAM_BYTES_MAX: u64 = 1 << 62;
 /// Most keys in all sets of one peer together: a quarter of what a shard has room for by default, so that one peer does not
 /// take all of it. A default; the setting is `fusion.plan_keys_max`.
 pub const PEER_SET_KEYS_MAX: usize = 1 << 18;
+
+/// Most bytes of the keys in these sets, and of the names of the queues that the peer pushes into: 256 a key. A default; the setting
+/// is `fusion.peer_name_bytes_max`.
+pub const PEER_NAME_BYTES_MAX: usize = PEER_SET_KEYS_MAX * 256;
 
 /// Longest greeting, in bytes: room for [`TASKS_PER_HELLO`] names of ordinary length.
 pub const HELLO_BYTES_MAX: usize = 256 * 1024;
@@ -110,18 +115,20 @@ const _: () = {
     assert!(RELEASE_ACK_EVERY < RELEASE_LOG_MAX as u64 / 2);
 };
 
-/// Limits of one session that a user may set.
+/// Limits of a session that a user may set. Those that say so are of a peer, over all its sessions with a shard.
 #[derive(Debug, Clone)]
 pub struct SessionLimits {
     /// Requests in flight to a peer that it has neither answered nor parked. Default 40, as mt-verbs' request buffers.
     pub window: usize,
     /// Requests of this side that exist at all, asked or waiting for the window. Default 65,536.
     pub queued_requests_max: usize,
-    /// Requests of the peer that wait here for their tensor, and tensors handed out and not yet released, each.
-    /// Default 65,536.
+    /// Requests of a peer that wait here for their tensor, its pulls, and the tensors that these wait for, each over all its
+    /// sessions; and tensors handed out on one session and not yet released. Default 65,536.
     pub parked_requests_max: usize,
-    /// Keys of all plans of the peer together, which it pulls from this side. Default 262,144.
+    /// Keys of all plans of a peer together, which it pulls from this side, over all its sessions. Default 262,144.
     pub plan_keys_max: usize,
+    /// Bytes of these keys, and of the names of the queues that the peer pushes into, over all its sessions. Default 64 MiB.
+    pub peer_name_bytes_max: usize,
     /// Bytes of small messages that leave in one turn at most, to one peer. Default 256 KiB.
     pub turn_bytes: usize,
     /// Large tensors that leave in one turn at most, to one peer. Default 64.
@@ -147,6 +154,7 @@ impl SessionLimits {
         queued_requests_max: 65_536,
         parked_requests_max: 65_536,
         plan_keys_max: PEER_SET_KEYS_MAX,
+        peer_name_bytes_max: PEER_NAME_BYTES_MAX,
         turn_bytes: OUTBOX_STAGED_BYTES,
         turn_payloads: OUTBOX_PAYLOADS,
         chunk_bytes: CHUNK_BYTES,

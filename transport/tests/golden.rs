@@ -152,7 +152,12 @@ fn the_limits_are_those_of_the_code() {
         ("payloads in chunks at the same time, in each direction", TRANSFERS_MAX, ""),
         ("keys in a set", SET_KEYS_MAX, ""),
         ("keys in all sets of a peer", PEER_SET_KEYS_MAX, ""),
-        ("sets, and streams, of a session in each direction", SETS_MAX.max(STREAMS_MAX), ""),
+        ("bytes of these keys and of its queues' names", PEER_NAME_BYTES_MAX, " bytes"),
+        (
+            "sets, and streams, of a session to its peer, and of a peer over all its sessions with a shard",
+            SETS_MAX.max(STREAMS_MAX),
+            "",
+        ),
         ("a payload within a frame", INLINE_PAYLOAD_BYTES, " bytes"),
     ];
     for (what, value, unit) in limits {

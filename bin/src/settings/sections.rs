@@ -203,14 +203,16 @@ pub struct Fusion {
     pub lease: Sourced<Duration>,
     /// Requests of a shard that may wait for a link.
     pub queued_requests_max: Sourced<usize>,
-    /// Requests of a shard that may wait for their tensor.
+    /// Requests of one peer to a shard that may wait for their tensor.
     pub parked_requests_max: Sourced<usize>,
     /// Tensors of a shard that may wait for their request.
     pub deposited_tensors_max: Sourced<usize>,
-    /// Keys of a shard that may be published or named by plans.
+    /// Keys of a shard that may be published; plans may name as many that are not.
     pub published_tensors_max: Sourced<usize>,
     /// Keys of all plans of one peer together.
     pub plan_keys_max: Sourced<usize>,
+    /// Bytes of these keys, and of the names of the queues that the peer pushes into.
+    pub peer_name_bytes_max: Sourced<usize>,
     /// Bytes of small messages that leave in one turn, to one peer.
     pub turn_bytes: Sourced<usize>,
     /// Large tensors that leave in one turn, to one peer.
@@ -242,6 +244,7 @@ impl Fusion {
             deposited_tensors_max: from.get("fusion.deposited_tensors_max", number),
             published_tensors_max: from.get("fusion.published_tensors_max", number),
             plan_keys_max: from.get("fusion.plan_keys_max", number),
+            peer_name_bytes_max: from.get("fusion.peer_name_bytes_max", number),
             turn_bytes: from.get("fusion.turn_bytes", number),
             turn_payloads: from.get("fusion.turn_payloads", number),
         }

@@ -55,7 +55,8 @@ pub struct EngineSettings {
     pub lease: Duration,
     /// Tensors of one shard that wait or are lent at most. Default 1,048,576.
     pub deposited_tensors_max: usize,
-    /// Keys that are published or named by plans on one shard at most. Default 1,048,576.
+    /// Keys that are published on one shard at most; plans name as many that are not, those of peers three quarters of them.
+    /// Default 1,048,576.
     pub published_tensors_max: usize,
     /// How messages of a turn leave. Default [`Fuse::Turn`].
     pub fuse: Fuse,
@@ -127,7 +128,7 @@ impl EngineSettings {
     pub const LEASE: Duration = Duration::from_secs(120);
     /// Tensors of a shard that wait for their request.
     pub const DEPOSITED_TENSORS_MAX: usize = 1 << 20;
-    /// Keys of a shard that are published or named by plans.
+    /// Keys of a shard that are published.
     pub const PUBLISHED_TENSORS_MAX: usize = 1 << 20;
 }
 

@@ -11,7 +11,7 @@ use sealane_transport::endpoint_map::{EndpointMap, TransportAddress};
 use sealane_transport::error::LinkError;
 use sealane_transport::lane::shard_of;
 use sealane_transport::limits::INTRODUCTION_NAMES_BYTES_MAX;
-use sealane_transport::session::{Roster, Session};
+use sealane_transport::session::{PeerQuota, Roster, Session};
 use sealane_transport::wire::{FEATURE_PROBE, Greeting, Hello, RejectCode};
 use sealane_transport::{Error, Handle, Link, LinkKind};
 
@@ -100,7 +100,11 @@ impl Node {
             return Ok(session);
         }
         let tasks = self.settings.tasks.len() as u16;
-        let session = Session::new(&key.address.to_string(), tasks, self.settings.session.clone());
+        // A peer has as many sessions as it claims shards.
+        let known = self.peers.iter().find(|(_, peer)| peer.address == key.address);
+        let limits = self.settings.session.clone();
+        let quota = known.map_or_else(|| PeerQuota::new(&limits), |(_, peer)| peer.session.quota().clone());
+        let session = Session::sharing(&key.address.to_string(), tasks, limits, quota);
         let peer = Peer { life: self.lives, ..Peer::new(key.via, key.address.clone(), key.shard, lane, session) };
         if self.peers.is_full() {
             self.forget_idle_peer();

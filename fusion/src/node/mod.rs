@@ -37,7 +37,7 @@ use sealane_transport::endpoint_map::{EndpointMap, TaskName, TransportAddress};
 use sealane_transport::error::LinkError;
 use sealane_transport::lane::{lane, shard_of};
 use sealane_transport::limits::{HELLO_BYTES_MAX, TASKS_PER_HELLO};
-use sealane_transport::session::Event;
+use sealane_transport::session::{Charges, Event};
 use sealane_transport::trace::{self, Moment, Recorder, TraceSender};
 use sealane_transport::{Arena, Error, Handle, SessionLimits};
 
@@ -89,7 +89,7 @@ pub struct NodeSettings {
     pub session: SessionLimits,
     /// Tensors that wait or are lent at most. Default 1,048,576.
     pub deposited_tensors_max: usize,
-    /// Keys that are published or named by plans at most. Default 1,048,576.
+    /// Keys that are published at most; plans name as many that are not. Default 1,048,576.
     pub published_tensors_max: usize,
     /// Links at most; further callers are rejected. Default 4,096.
     pub links_max: usize,
@@ -540,6 +540,23 @@ impl Node {
     /// True if [`poll_order`](Self::poll_order) has something.
     pub fn has_orders(&self) -> bool {
         !self.orders.is_empty()
+    }
+
+    /// Panics if something that is counted is not there, or the other way round: what each peer has by its quota is what it has
+    /// on its sessions, and a slot of the shelf stands for a tensor or for plans. Between turns.
+    pub fn check_invariants(&self) {
+        let mut peers: Vec<_> = self.peers.iter().map(|(_, peer)| peer).collect();
+        peers.sort_by_key(|peer| peer.address.to_string());
+        for sessions in peers.chunk_by(|one, other| one.address == other.address) {
+            let mut charges = Charges::default();
+            for peer in sessions {
+                charges.iter_mut().zip(peer.session.check_charges()).for_each(|(all, more)| *all += more);
+            }
+            assert_eq!(sessions[0].session.quota().used(), charges, "what {} has here", sessions[0].address);
+        }
+        let here = self.plans.iter().flat_map(|(_, plan)| plan.slots_here());
+        let there = peers.iter().flat_map(|peer| peer.session.slots_named());
+        self.shelf.check_invariants(here.copied().chain(there));
     }
 
     /// When [`turn`](Self::turn) must come at the latest.

@@ -10,7 +10,7 @@ use sealane_transport::{Error, Handle, Keys, Tensor, Tray};
 use super::cells::{PullWaiter, RecvWaiter};
 use super::local_pulls::LocalPull;
 use super::{Node, Pair, STRANGER, draining};
-use crate::shelf::Watcher;
+use crate::shelf::{Planner, Watcher};
 
 /// A pull, as a task of this shard asks it.
 #[derive(Debug)]
@@ -32,6 +32,16 @@ pub(super) struct Plan {
     pub(super) pair: u32,
     keys: Arc<Keys>,
     agreed: Agreed,
+}
+
+impl Plan {
+    /// The slots of this node's shelf that it names.
+    pub(super) fn slots_here(&self) -> &[u32] {
+        match &self.agreed {
+            Agreed::Here(slots) => slots,
+            _ => &[],
+        }
+    }
 }
 
 enum Agreed {
@@ -236,7 +246,7 @@ impl Node {
                 return Ok(());
             }
             let producer = self.pairs[mirror as usize].local;
-            Agreed::Here(self.shelf.hold(producer, keys.iter())?.into())
+            Agreed::Here(self.shelf.hold(Planner::Here, producer, keys.iter())?.into())
         } else {
             let session = self.session_of(pair)?;
             if matches!(self.plans.get(handle).expect("still there").agreed, Agreed::Session(with, _) if with == session)
@@ -335,7 +345,7 @@ impl Node {
             let reason = "the pulling task is not in the endpoint map of the asked host".into();
             Err(Error::NotFound { task: "the pulling task".into(), reason })
         } else {
-            self.shelf.hold(producer, keys.iter().map(|key| &**key))
+            self.shelf.hold(Planner::Peer, producer, keys.iter().map(|key| &**key))
         };
         let Some(peer) = self.peers.get_mut(session) else {
             return self.shelf.let_go(&found.unwrap_or_default());

@@ -9,6 +9,7 @@ mod meeting;
 mod placing;
 mod pulling;
 mod pushing;
+mod quota;
 mod writing;
 
 use std::sync::Arc;

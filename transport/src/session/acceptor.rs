@@ -6,10 +6,13 @@
 mod invariants;
 
 use std::collections::VecDeque;
+use std::rc::Rc;
 
 use hashbrown::HashMap;
 use sealane_runtime::Buffer;
 
+use super::control::Control;
+use super::quota::{Charges, Held, PeerQuota, Share};
 use super::receive::{ReceiveMemory, Sink, Untaken};
 use super::{Event, Session, failure_of};
 use crate::arena::{Arena, Handle};
@@ -54,6 +57,8 @@ struct Stream {
     /// The peer's handle.
     id: Handle,
     to: u16,
+    /// Bytes of its queue's name.
+    name_bytes: usize,
     /// Number of the next push.
     next: u64,
     /// Bytes of all pushes before it.
@@ -131,14 +136,29 @@ impl Stream {
     }
 }
 
-#[derive(Default)]
 pub(super) struct Acceptor {
     streams: Option<Arena<Stream>>,
+    /// Its streams, and the bytes of their queues' names.
+    share: Share,
     ids: HashMap<Handle, Handle>,
     news: VecDeque<Handle>,
 }
 
 impl Acceptor {
+    pub(super) fn new(quota: &Rc<PeerQuota>) -> Self {
+        Self { streams: None, share: Share::of(quota), ids: HashMap::new(), news: VecDeque::new() }
+    }
+
+    /// What is counted for the peer, and what there is by the table itself.
+    pub(super) fn counted(&self) -> (Charges, Charges) {
+        let mut there = Charges::default();
+        for (_, stream) in self.streams.iter().flat_map(Arena::iter) {
+            there[Held::Streams as usize] += 1;
+            there[Held::NameBytes as usize] += stream.name_bytes;
+        }
+        (self.share.mine(), there)
+    }
+
     fn streams(&mut self) -> &mut Arena<Stream> {
         self.streams.get_or_insert_with(|| Arena::new(STREAMS_MAX))
     }
@@ -205,6 +225,7 @@ impl Acceptor {
     pub(super) fn forget_all(&mut self) -> Vec<Handle> {
         self.ids.clear();
         self.news.clear();
+        self.share.give_all_back();
         let Some(streams) = &mut self.streams else { return Vec::new() };
         let all = streams.select(|_| true);
         all.iter().for_each(|stream| drop(streams.remove(*stream)));
@@ -213,7 +234,9 @@ impl Acceptor {
 
     fn forget(&mut self, id: Handle) -> Option<Handle> {
         let handle = self.ids.remove(&id)?;
-        self.streams().remove(handle)?;
+        let stream = self.streams().remove(handle)?;
+        self.share.give_back(Held::Streams, 1);
+        self.share.give_back(Held::NameBytes, stream.name_bytes);
         Some(handle)
     }
 
@@ -257,6 +280,10 @@ impl<W, D: PartialEq> Session<W, D> {
         if let Some(&known) = self.acceptor.ids.get(&open.stream) {
             // On a new link: what was taken is to be told again, and what was not.
             if let Some(stream) = self.acceptor.get(known) {
+                if stream.name_bytes != open.queue.len() {
+                    let found = open.queue.len() as u64;
+                    return Err(WireError::BadValue { what: "length of the queue's name of a known stream", found });
+                }
                 stream.refused.retain(|refused| refused.number >= open.first);
                 stream.refused_told = 0;
             }
@@ -268,9 +295,19 @@ impl<W, D: PartialEq> Session<W, D> {
         if open.first != 0 {
             return Err(WireError::BadValue { what: "first push of a new stream", found: open.first });
         }
+        let share = &mut self.acceptor.share;
+        let taken = share.take(Held::Streams, 1).and_then(|()| {
+            share.take(Held::NameBytes, open.queue.len()).inspect_err(|_| share.give_back(Held::Streams, 1))
+        });
+        if let Err(full) = taken {
+            let (code, reason) = failure_of(&full);
+            self.control.push_answer(Control::StreamRefused { stream: open.stream, code, reason });
+            return Ok(());
+        }
         let stream = Stream {
             id: open.stream,
             to: open.to,
+            name_bytes: open.queue.len(),
             next: 0,
             bytes: 0,
             granted_messages: 0,
@@ -285,7 +322,7 @@ impl<W, D: PartialEq> Session<W, D> {
             last_meta: None,
         };
         let Ok(stream) = self.acceptor.streams().insert(stream) else {
-            return Err(WireError::BadValue { what: "stream past the limit", found: STREAMS_MAX as u64 });
+            unreachable!("it has room for all that a peer may have")
         };
         self.acceptor.ids.insert(open.stream, stream);
         self.events.push_back(Event::Opened(Opened { stream, from, to: open.to, queue: open.queue.into() }));

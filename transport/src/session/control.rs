@@ -6,20 +6,39 @@ use std::collections::VecDeque;
 use crate::arena::Handle;
 use crate::limits::CONTROL_QUEUE_MAX;
 use crate::outbox::Outbox;
-use crate::wire::{Abort, Failure, PullFailure};
+use crate::wire::{Abort, Failure, PullFailure, PushFailure};
 
 #[derive(Debug)]
 pub(super) enum Control {
     Parked(Handle),
     Cancel(Handle),
-    Failure { id: Handle, code: u8, reason: String },
+    Failure {
+        id: Handle,
+        code: u8,
+        reason: String,
+    },
     PullCancel(Handle),
     ForgetSet(Handle),
-    PullFailure { id: Handle, code: u8, index: u32, reason: String },
+    PullFailure {
+        id: Handle,
+        code: u8,
+        index: u32,
+        reason: String,
+    },
     PushClose(Handle),
+    /// A stream is not taken in: neither is the push that it begins with.
+    StreamRefused {
+        stream: Handle,
+        code: u8,
+        reason: String,
+    },
     Released(u64),
     Resumed,
-    Abort { step: i64, task: u16, reason: Box<str> },
+    Abort {
+        step: i64,
+        task: u16,
+        reason: Box<str>,
+    },
     Ping(u64),
     Pong(u64),
     GoAway(Box<str>),
@@ -94,6 +113,9 @@ impl Control {
                 writer.pull_failure(&PullFailure { id: *id, code: *code, index: *index, reason });
             }
             Control::PushClose(stream) => writer.push_close(*stream),
+            Control::StreamRefused { stream, code, reason } => {
+                writer.push_failure(&PushFailure { stream: *stream, code: *code, number: 0, reason });
+            }
             Control::Released(sequence) => writer.released(*sequence),
             Control::Resumed => writer.resumed(),
             Control::Abort { step, task, reason } => writer.abort(&Abort { step: *step, task: *task, reason }),

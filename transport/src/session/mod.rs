@@ -18,12 +18,14 @@ mod landings;
 mod producer;
 mod puller;
 mod pusher;
+mod quota;
 mod receive;
 mod releases;
 mod server;
 
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use sealane_runtime::Buffer;
@@ -50,6 +52,7 @@ pub use puller::PullAsk;
 use puller::Puller;
 pub use pusher::PushAsk;
 use pusher::Pusher;
+pub use quota::{Charges, PeerQuota};
 pub use receive::{Inbound, ReceiveMemory, Sink, Untaken};
 use server::Server;
 pub use server::{EmptyShelf, Named, Shelf, Wait};
@@ -188,6 +191,7 @@ pub struct Session<W, D> {
     /// The peer's transport address, for messages.
     peer: Box<str>,
     limits: SessionLimits,
+    quota: Rc<PeerQuota>,
     /// Number of tasks in this side's greeting: requests for others are refused.
     tasks: u16,
     /// Links that this session has had.
@@ -228,6 +232,12 @@ impl<W, D: PartialEq> Session<W, D> {
     /// A session without a link yet, with the peer at transport address `peer`; this side's greeting names `tasks`
     /// tasks.
     pub fn new(peer: &str, tasks: u16, limits: SessionLimits) -> Self {
+        let quota = PeerQuota::new(&limits);
+        Self::sharing(peer, tasks, limits, quota)
+    }
+
+    /// The same where the peer has more sessions with this shard: what it may have here, it has on all of them together.
+    pub fn sharing(peer: &str, tasks: u16, limits: SessionLimits, quota: Rc<PeerQuota>) -> Self {
         Self {
             peer: peer.into(),
             tasks,
@@ -237,11 +247,11 @@ impl<W, D: PartialEq> Session<W, D> {
             outbox: Outbox::new(limits.turn_bytes, limits.turn_payloads, limits.chunk_bytes),
             control: ControlQueue::default(),
             consumer: Consumer::new(&limits),
-            producer: Producer::new(&limits),
+            producer: Producer::new(&limits, &quota),
             puller: Puller::new(&limits),
-            server: Server::new(&limits),
+            server: Server::new(&limits, &quota),
             pusher: Pusher::new(&limits),
-            acceptor: Acceptor::default(),
+            acceptor: Acceptor::new(&quota),
             landings: Landings::default(),
             parts_first: false,
             events: VecDeque::new(),
@@ -249,6 +259,7 @@ impl<W, D: PartialEq> Session<W, D> {
             event_keys: String::new(),
             came: Traffic::default(),
             limits,
+            quota,
         }
     }
 
@@ -261,6 +272,28 @@ impl<W, D: PartialEq> Session<W, D> {
     /// The next greeting of this side names so many tasks.
     pub fn set_tasks(&mut self, tasks: u16) {
         self.tasks = tasks;
+    }
+
+    /// What the peer has of this shard, on all its sessions.
+    pub fn quota(&self) -> &Rc<PeerQuota> {
+        &self.quota
+    }
+
+    /// What it has on this session.
+    ///
+    /// # Panics
+    /// Something is not counted as it is kept.
+    pub fn check_charges(&self) -> Charges {
+        let parts = [self.server.counted(), self.acceptor.counted()];
+        parts.iter().for_each(|(counted, there)| assert_eq!(counted, there, "what {} has here", self.peer));
+        let mut all = self.producer.counted();
+        parts.iter().for_each(|(counted, _)| all.iter_mut().zip(counted).for_each(|(all, part)| *all += part));
+        all
+    }
+
+    /// The slots of the peer's sets, each as often as they name it.
+    pub fn slots_named(&self) -> impl Iterator<Item = u32> {
+        self.server.slots()
     }
 
     /// The peer's transport address.

@@ -1,10 +1,12 @@
 //! The answering half of a session: the peer's requests, and each tensor handed out, kept until its release.
 
 use std::collections::VecDeque;
+use std::rc::Rc;
 
 use hashbrown::HashMap;
 
 use super::control::Control;
+use super::quota::{Charges, Held, PeerQuota, Share};
 use super::{Event, Session, Sink, failure_of};
 use crate::arena::{Arena, Handle};
 use crate::error::Error;
@@ -57,7 +59,7 @@ pub(super) struct Producer<D> {
     /// Those handed out on an earlier link and not yet asked for on this one, by the peer's id.
     stale: HashMap<Handle, Handle>,
     /// Requests of the peer that the owner has parked.
-    parked: usize,
+    share: Share,
     parked_max: usize,
     /// Number of the next release.
     release_seen: u64,
@@ -68,7 +70,7 @@ pub(super) struct Producer<D> {
 }
 
 impl<D> Producer<D> {
-    pub(super) fn new(limits: &SessionLimits) -> Self {
+    pub(super) fn new(limits: &SessionLimits, quota: &Rc<PeerQuota>) -> Self {
         Self {
             served: Arena::new(limits.parked_requests_max),
             to_answer: VecDeque::new(),
@@ -78,13 +80,18 @@ impl<D> Producer<D> {
             in_flight_in_chunks: Flight { bytes: 0, bytes_max: limits.in_flight_bytes_max },
             chunk_bytes: limits.chunk_bytes,
             stale: HashMap::new(),
-            parked: 0,
+            share: Share::of(quota),
             parked_max: limits.parked_requests_max,
             release_seen: 0,
             release_acknowledged: 0,
             acknowledge_next: false,
             recorder: None,
         }
+    }
+
+    /// What is counted for the peer.
+    pub(super) fn counted(&self) -> Charges {
+        self.share.mine()
     }
 
     pub(super) fn unreleased(&self) -> usize {
@@ -120,12 +127,14 @@ impl<D> Producer<D> {
 
     /// The setting's value, if the peer has as many requests parked or tensors unreleased, `undecided` ones included.
     pub(super) fn full(&self, undecided: usize) -> Option<usize> {
-        let most = self.parked.max(self.served.len()) + undecided;
+        let most = self.share.used(Held::Parked).max(self.served.len()) + undecided;
         (most >= self.parked_max).then_some(self.parked_max)
     }
 
     pub(super) fn unpark(&mut self) {
-        self.parked = self.parked.saturating_sub(1);
+        if self.share.mine()[Held::Parked as usize] > 0 {
+            self.share.give_back(Held::Parked, 1);
+        }
     }
 
     /// A request that this side has answered on an earlier link gets the same answer; false if it has not.
@@ -317,7 +326,7 @@ impl<D> Producer<D> {
         self.to_answer_in_chunks.clear();
         (self.in_flight.bytes, self.in_flight_in_chunks.bytes) = (0, 0);
         self.served.iter_mut().for_each(|(_, served)| served.in_flight = false);
-        self.parked = 0;
+        self.share.give_all_back();
         self.stale = self.served.iter().map(|(token, served)| (served.request, token)).collect();
     }
 
@@ -393,7 +402,7 @@ impl<W, D: PartialEq> Session<W, D> {
 
     /// The owner keeps the request until its tensor is there: the peer is told, and asks on past its window.
     pub fn park(&mut self, id: Handle) {
-        self.producer.parked += 1;
+        self.producer.share.count(Held::Parked, 1);
         self.control.push_answer(Control::Parked(id));
     }
 

@@ -267,6 +267,18 @@ impl<D: PartialEq> Pusher<D> {
         }
         let error = Error::from_wire(failure.code, peer, 0, failure.reason);
         if let Some(stream) = self.streams.get_mut(failure.stream)
+            && failure.number == stream.first
+            && stream.tried == 0
+        {
+            // The peer has not taken the stream in, and knows nothing of it: the next push opens it again.
+            stream.told = false;
+            self.pushes -= stream.entries.len();
+            for deposit in stream.entries.drain(..).filter_map(|entry| entry.deposit) {
+                events.push_back(Event::PushEnded { deposit, count: 1, outcome: Err(error.clone()) });
+            }
+            return Ok(());
+        }
+        if let Some(stream) = self.streams.get_mut(failure.stream)
             && let Some(at) = failure.number.checked_sub(stream.first)
             && (at as usize) < stream.tried
             && let Some(deposit) = stream.entries[at as usize].deposit.take()

@@ -3,10 +3,12 @@
 //! Nothing is kept for a pull that waits but its numbers; bytes are read from the shelf when they leave.
 
 use std::collections::VecDeque;
+use std::rc::Rc;
 
 use hashbrown::HashMap;
 
 use super::control::Control;
+use super::quota::{Charges, Held, PeerQuota, Share};
 use super::{Event, Session, failure_of};
 use crate::arena::{Arena, Handle};
 use crate::error::Error;
@@ -67,6 +69,8 @@ struct PeerSet {
     whole: bool,
     /// Those that have come, until all have.
     keys: Vec<Box<str>>,
+    /// Their bytes.
+    name_bytes: usize,
     found: Option<Result<Vec<u32>, Error>>,
     /// The stamps that the peer was told.
     told: Vec<u64>,
@@ -96,13 +100,11 @@ impl Serving {
 
 pub(super) struct Server {
     sets: HashMap<Handle, PeerSet>,
-    /// Keys of all sets.
-    keys: usize,
-    keys_max: usize,
+    /// Its sets, their keys and bytes, its pulls and what they wait for.
+    share: Share,
     /// Of the last set that was named.
     serial: u64,
     pulls: Arena<Serving>,
-    pulls_max: usize,
     /// By the peer's handle.
     ids: HashMap<Handle, Handle>,
     to_serve: VecDeque<Handle>,
@@ -110,24 +112,19 @@ pub(super) struct Server {
     held_back: VecDeque<Handle>,
     /// Found missing since the owner last took them down.
     waits: Vec<Wait>,
-    /// Tensors that are waited for.
-    waiting: usize,
 }
 
 impl Server {
-    pub(super) fn new(limits: &SessionLimits) -> Self {
+    pub(super) fn new(limits: &SessionLimits, quota: &Rc<PeerQuota>) -> Self {
         Self {
             sets: HashMap::new(),
-            keys: 0,
-            keys_max: limits.plan_keys_max,
+            share: Share::of(quota),
             serial: 0,
             pulls: Arena::new(limits.parked_requests_max),
-            pulls_max: limits.parked_requests_max,
             ids: HashMap::new(),
             to_serve: VecDeque::new(),
             held_back: VecDeque::new(),
             waits: Vec::new(),
-            waiting: 0,
         }
     }
 
@@ -145,28 +142,44 @@ impl Server {
                     found: id.to_bits(),
                 });
             }
-            self.serial += 1;
-            let serial = self.serial;
-            if self.keys + count > self.keys_max {
-                let reason = format!("the plans of one peer have {} keys", self.keys_max);
-                let full = Some(Err(Error::full("fusion.plan_keys_max", reason)));
-                let (keys, told) = (Vec::new(), Vec::new());
-                self.sets.insert(id, PeerSet { serial, producer, count: 0, whole: true, keys, found: full, told });
+            if self.share.take(Held::Plans, 1).is_err() {
+                // Its pulls hear why.
                 return Ok(None);
             }
-            self.keys += count;
-            let keys = Vec::with_capacity(count);
-            let told = Vec::new();
-            self.sets.insert(id, PeerSet { serial, producer, count, whole: false, keys, found: None, told });
+            self.serial += 1;
+            let taken = self.share.take(Held::Keys, count);
+            let count = if taken.is_ok() { count } else { 0 };
+            let set = PeerSet {
+                serial: self.serial,
+                producer,
+                count,
+                whole: taken.is_err(),
+                keys: Vec::with_capacity(count),
+                name_bytes: 0,
+                found: taken.err().map(Err),
+                told: Vec::new(),
+            };
+            self.sets.insert(id, set);
         }
         // Of a set that was refused.
         let Some(set) = self.sets.get_mut(&id).filter(|set| !set.whole) else { return Ok(None) };
         if named.first as usize != set.keys.len() || count != set.count {
             return Err(WireError::BadValue { what: "first key of a part of a set", found: u64::from(named.first) });
         }
+        let mut name_bytes = 0;
         for key in named.keys() {
-            set.keys.push(key?.into());
+            let key = key?;
+            name_bytes += key.len();
+            set.keys.push(key.into());
         }
+        if let Err(full) = self.share.take(Held::NameBytes, name_bytes) {
+            self.share.give_back(Held::Keys, set.count);
+            self.share.give_back(Held::NameBytes, set.name_bytes);
+            (set.count, set.name_bytes, set.keys) = (0, 0, Vec::new());
+            (set.whole, set.found) = (true, Some(Err(full)));
+            return Ok(None);
+        }
+        set.name_bytes += name_bytes;
         if set.keys.len() > count {
             return Err(WireError::BadValue { what: "keys of a set", found: set.keys.len() as u64 });
         }
@@ -181,7 +194,9 @@ impl Server {
     /// The slots of a set that is no more.
     pub(super) fn forget(&mut self, id: Handle) -> Vec<u32> {
         let Some(set) = self.sets.remove(&id) else { return Vec::new() };
-        self.keys -= set.count;
+        self.share.give_back(Held::Plans, 1);
+        self.share.give_back(Held::Keys, set.count);
+        self.share.give_back(Held::NameBytes, set.name_bytes);
         match set.found {
             Some(Ok(slots)) => slots,
             _ => Vec::new(),
@@ -194,11 +209,10 @@ impl Server {
         self.held_back.clear();
         self.ids.clear();
         self.waits.clear();
-        self.waiting = 0;
+        self.share.give_all_back();
         for handle in self.pulls.select(|_| true) {
             self.pulls.remove(handle);
         }
-        self.keys = 0;
         let mut slots: Vec<u32> = Vec::new();
         for (_, set) in self.sets.drain() {
             slots.extend(set.found.and_then(Result::ok).unwrap_or_default());
@@ -210,7 +224,9 @@ impl Server {
 
     /// Takes a pull in; why not, if it cannot be answered.
     pub(super) fn asked(&mut self, pull: &Pull) -> Result<(), Error> {
-        let Some(set) = self.sets.get(&pull.set) else { return Err(Error::invalid("the plan was not named")) };
+        let Some(set) = self.sets.get(&pull.set) else {
+            return Err(self.share.is_full(Held::Plans).unwrap_or_else(|| Error::invalid("the plan was not named")));
+        };
         let count = match &set.found {
             Some(Err(error)) => return Err(error.clone()),
             None if !set.whole => return Err(Error::invalid("the plan was not named to its end")),
@@ -219,14 +235,12 @@ impl Server {
         if self.ids.contains_key(&pull.id) {
             return Err(Error::invalid("the id is that of another pull, which waits"));
         }
+        self.share.take(Held::Pulls, 1)?;
         let ready = VecDeque::from([(0, count)]);
         let Pull { id, set: set_id, min_version, .. } = *pull;
         let serial = set.serial;
         let serving = Serving { id, set: set_id, serial, min_version, ready, waiting: 0, queued: true };
-        let Ok(handle) = self.pulls.insert(serving) else {
-            let reason = format!("{} pulls of this peer wait", self.pulls_max);
-            return Err(Error::full("fusion.parked_requests_max", reason));
-        };
+        let Ok(handle) = self.pulls.insert(serving) else { unreachable!("it has room for all that a peer may have") };
         self.ids.insert(pull.id, handle);
         self.to_serve.push_back(handle);
         Ok(())
@@ -241,8 +255,25 @@ impl Server {
     fn end(&mut self, handle: Handle) {
         if let Some(serving) = self.pulls.remove(handle) {
             self.ids.remove(&serving.id);
-            self.waiting -= serving.waiting;
+            self.share.give_back(Held::Pulls, 1);
+            self.share.give_back(Held::Waits, serving.waiting);
         }
+    }
+
+    /// What is counted for the peer, and what there is by the tables themselves.
+    pub(super) fn counted(&self) -> (Charges, Charges) {
+        let mut there = Charges::default();
+        there[Held::Plans as usize] = self.sets.len();
+        there[Held::Keys as usize] = self.sets.values().map(|set| set.count).sum();
+        there[Held::NameBytes as usize] = self.sets.values().map(|set| set.name_bytes).sum();
+        there[Held::Pulls as usize] = self.pulls.len();
+        there[Held::Waits as usize] = self.pulls.iter().map(|(_, serving)| serving.waiting).sum();
+        (self.share.mine(), there)
+    }
+
+    /// Slots that were found for the peer's sets.
+    pub(super) fn slots(&self) -> impl Iterator<Item = u32> {
+        self.sets.values().filter_map(|set| set.found.as_ref()?.as_ref().ok()).flatten().copied()
     }
 
     /// Stages the next frame of an answer; false if there is none.
@@ -273,7 +304,7 @@ impl Server {
                 // Its owner has still to look.
                 None => return false,
             };
-            let waits = Waits { list: &mut self.waits, count: &mut self.waiting, most: self.pulls_max };
+            let waits = Waits { list: &mut self.waits, share: &mut self.share };
             match serving.stage(handle, slots, &mut set.told, waits, shelf, outbox) {
                 Staging::Staged => return true,
                 Staging::HeldBack => {
@@ -296,8 +327,7 @@ impl Server {
 /// Where a pull notes what it waits for.
 struct Waits<'a> {
     list: &'a mut Vec<Wait>,
-    count: &'a mut usize,
-    most: usize,
+    share: &'a mut Share,
 }
 
 /// What became of an answer's turn.
@@ -333,13 +363,12 @@ impl Serving {
             let Some(shelved) = shelf.look(slot).filter(|shelved| shelved.version >= self.min_version) else {
                 let index = *first;
                 (*first, *count) = (*first + 1, *count - 1);
-                if *waits.count < waits.most {
+                let Err(full) = waits.share.take(Held::Waits, 1) else {
                     waits.list.push(Wait { slot, min_version: self.min_version, pull: handle, index });
-                    (self.waiting, *waits.count) = (self.waiting + 1, *waits.count + 1);
+                    self.waiting += 1;
                     continue;
-                }
-                let reason = format!("{} tensors are waited for by pulls of this peer", waits.most);
-                let (code, reason) = failure_of(&Error::full("fusion.parked_requests_max", reason));
+                };
+                let (code, reason) = failure_of(&full);
                 outbox.stage(|writer| writer.pull_failure(&PullFailure { id: self.id, code, index, reason: &reason }));
                 return Staging::Staged;
             };
@@ -469,7 +498,7 @@ impl<W, D: PartialEq> Session<W, D> {
     pub fn pull_ready(&mut self, pull: Handle, index: u32) {
         let Some(serving) = self.server.pulls.get_mut(pull) else { return };
         serving.waiting -= 1;
-        self.server.waiting -= 1;
+        self.server.share.give_back(Held::Waits, 1);
         serving.add(index);
         if !serving.queued {
             serving.queued = true;
@@ -481,7 +510,7 @@ impl<W, D: PartialEq> Session<W, D> {
     pub fn refuse_pull(&mut self, pull: Handle, index: u32, error: &Error) {
         let Some(serving) = self.server.pulls.get_mut(pull) else { return };
         serving.waiting -= 1;
-        self.server.waiting -= 1;
+        self.server.share.give_back(Held::Waits, 1);
         let (id, (code, reason)) = (serving.id, failure_of(error));
         if serving.waiting == 0 && serving.ready.is_empty() {
             self.server.end(pull);

@@ -1,0 +1,268 @@
+//! What one peer may make a shard remember: counted by its transport address, over all the sessions that it claims.
+
+use sealane_transport::lane::lane;
+use sealane_transport::outbox::Outbox;
+use sealane_transport::wire::{Frame, FrameWriter, Pull, PullFrame, PushFrame, PushOpen, parse};
+use sealane_transport::{Keys, Tray};
+
+use super::*;
+use crate::node::{PullRequest, PullWaiter, PushRequest};
+use crate::queue::{AcceptOptions, AcceptQueue};
+
+const PEER: &str = "10.0.0.2:7000";
+const OTHER: &str = "10.0.0.9:7000";
+/// Room for publications, and as many names of others.
+const PUBLISHED_MAX: usize = 16;
+const PLAN_KEYS_MAX: usize = 4;
+const NAME_BYTES_MAX: usize = 10_000;
+
+fn small_ps() -> NodeSettings {
+    let session =
+        SessionLimits { plan_keys_max: PLAN_KEYS_MAX, peer_name_bytes_max: NAME_BYTES_MAX, ..SessionLimits::default() };
+    NodeSettings { published_tensors_max: PUBLISHED_MAX, links_max: 64, session, ..ps() }
+}
+
+/// One link of a peer that says what the test says.
+struct Intruder {
+    link: LoopbackLink,
+    said: Vec<u8>,
+}
+
+impl Receiver for Intruder {
+    fn frames(&mut self, bytes: &[u8]) -> Result<Frames, WireError> {
+        self.said.extend(bytes);
+        Ok(Frames { consumed: bytes.len(), landing: None })
+    }
+
+    fn landed(&mut self, _: Landing) {
+        unreachable!("nothing is sent")
+    }
+}
+
+/// Calls node 0 as one of the shards that a peer says it has.
+fn intruder(net: &mut Net, address: &str, (shard, shards): (u16, u16)) -> Intruder {
+    let task = if address == PEER { "worker:1" } else { "nowhere:1" };
+    let (incarnation, tensor_bytes_max) = (77_000_000, 1 << 20);
+    let hello = Hello {
+        incarnation,
+        tensor_bytes_max,
+        shards,
+        shard,
+        lane: u32::from(shard),
+        address: address.into(),
+        tasks: vec![task.into()],
+        ..Hello::probe()
+    };
+    let (link, _) = net.call(0, &hello).unwrap();
+    Intruder { link, said: Vec::new() }
+}
+
+fn id(number: u64) -> Handle {
+    Handle::from_bits(1 << 32 | number)
+}
+
+impl Intruder {
+    /// Says something; what node 0 answers: failures by the reason, other frames by their kind.
+    fn say(&mut self, net: &mut Net, write: impl FnOnce(&mut FrameWriter<'_>)) -> Vec<String> {
+        let mut outbox = Outbox::default();
+        outbox.stage(write);
+        while !outbox.is_empty() {
+            self.link.transmit(&mut outbox, usize::MAX, false).unwrap();
+            net.rest();
+        }
+        self.hear()
+    }
+
+    fn hear(&mut self) -> Vec<String> {
+        let mut ear = Intruder { link: loopback().0, said: std::mem::take(&mut self.said) };
+        self.link.receive(&mut ear, usize::MAX).unwrap();
+        let (mut words, mut bytes) = (Vec::new(), &ear.said[..]);
+        while let Some((frame, length)) = parse(bytes).unwrap() {
+            bytes = &bytes[length..];
+            match frame {
+                Frame::Pull(PullFrame::Failure(failure)) => words.push(failure.reason.to_owned()),
+                Frame::Push(PushFrame::Failure(failure)) => words.push(failure.reason.to_owned()),
+                Frame::Push(PushFrame::Grant(_)) => words.push("grant".into()),
+                Frame::Failure(failure) => words.push(failure.reason.to_owned()),
+                Frame::Parked { .. } => words.push("parked".into()),
+                _ => {}
+            }
+        }
+        words
+    }
+
+    /// Names keys, and pulls them.
+    fn pull(&mut self, net: &mut Net, number: u64, keys: &[String]) -> Vec<String> {
+        self.say(net, |writer| {
+            let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+            let (mut first, count) = (0, keys.len() as u32);
+            while first < count {
+                let rest = keys[first as usize..].iter().copied();
+                first += writer.key_set(id(number), (0, 0), (count, first), rest);
+            }
+            writer.pull(&Pull { id: id(number), set: id(number), min_version: 0, timeout_ms: 60_000 });
+        })
+    }
+
+    fn open(&mut self, net: &mut Net, number: u64, queue: &str) -> Vec<String> {
+        self.say(net, |writer| writer.push_open(&PushOpen { stream: id(number), first: 0, from: 0, to: 0, queue }))
+    }
+}
+
+fn keys(of: &str, count: usize) -> Vec<String> {
+    (0..count).map(|number| format!("{of}{number}")).collect()
+}
+
+fn publish(net: &mut Net, key: &str) -> Result<(), Error> {
+    let task = net.nodes[0].local_task("ps:1").unwrap();
+    let result = net.nodes[0].publish(task, key, 1, Tensor::from_elements(&[1], &[1_u8]).unwrap());
+    net.nodes[0].check_invariants();
+    result
+}
+
+/// Pulls of `keys` from ps:1 by a task of node `at`.
+fn pull(net: &mut Net, (at, task): (usize, &str), keys: &[String]) -> oneshot::Receiver<Result<Tray, Error>> {
+    let pair = net.number(at, task, "ps:1");
+    let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+    let plan = net.nodes[at].open_plan(pair, Arc::new(Keys::new(&keys).unwrap()));
+    let (sender, receiver) = oneshot::channel();
+    let (deadline, tray, waiter) = (net.now + SOON, Tray::new(keys.len()), PullWaiter::Channel(sender));
+    net.nodes[at].pull(net.now, PullRequest { plan, min_version: 0, deadline, tray, waiter });
+    net.rest();
+    receiver
+}
+
+#[test]
+fn a_peer_that_claims_many_shards_names_no_more_keys_than_one_peer_may_and_the_others_go_on() {
+    for shards in [4, 40] {
+        let mut net = Net::new([small_ps()]);
+        let mut links: Vec<_> = (0..shards).map(|shard| intruder(&mut net, PEER, (shard, shards))).collect();
+        for (number, link) in links.iter_mut().enumerate() {
+            let heard = link.pull(&mut net, 1, &keys(&format!("link {number} "), PLAN_KEYS_MAX));
+            match number {
+                0 => assert_eq!(heard, [""; 0], "it waits for its tensors"),
+                _ => assert!(matches!(&heard[..], [reason] if reason.contains("fusion.plan_keys_max")), "{heard:?}"),
+            }
+            net.nodes[0].check_invariants();
+        }
+        // Another peer, a task of this node and whoever publishes here hear nothing of it.
+        assert_eq!(intruder(&mut net, OTHER, (0, 1)).pull(&mut net, 1, &keys("other", PLAN_KEYS_MAX)), [""; 0]);
+        let local = pull(&mut net, (0, "ps:2"), &["local".into()]);
+        (0..PUBLISHED_MAX - 1).for_each(|number| publish(&mut net, &format!("own{number}")).unwrap());
+        publish(&mut net, "local").unwrap();
+        net.rest();
+        assert!(local.try_recv().unwrap().unwrap().get(0).is_ok());
+        assert_eq!(limit(&publish(&mut net, "one more").unwrap_err()), "fusion.published_tensors_max");
+        // What one session gives up, another may have.
+        links[0].say(&mut net, |writer| writer.forget_set(id(1)));
+        assert_eq!(links[1].pull(&mut net, 2, &keys("again", PLAN_KEYS_MAX)), [""; 0]);
+        links.clear();
+        net.rest();
+        assert_eq!(intruder(&mut net, PEER, (0, shards)).pull(&mut net, 1, &keys("anew", PLAN_KEYS_MAX)), [""; 0]);
+        net.nodes[0].check_invariants();
+    }
+}
+
+#[test]
+fn an_honest_peer_of_four_shards_hears_which_limit_it_has_reached_and_publications_go_on() {
+    let shard = |shard| NodeSettings { shard, shards: 4, ..settings(PEER, &["worker:1", "absent:1"]) };
+    let mut net = Net::new([small_ps(), shard(0), shard(1), shard(2), shard(3)]);
+    let tasks = ["worker:1", "absent:1"];
+    let at = |task| 1 + shard_of(lane("ps:1", task), 4);
+    assert_ne!(at(tasks[0]), at(tasks[1]), "the names are chosen so");
+    let pulls = tasks.map(|task| pull(&mut net, (at(task), task), &keys(task, PLAN_KEYS_MAX)));
+    assert!(pulls[0].try_recv().is_err(), "it waits for its tensors");
+    let refused = pulls[1].try_recv().unwrap().unwrap();
+    let reason = refused.get(0).unwrap_err().to_string();
+    assert!(reason.contains("fusion.plan_keys_max is full: the plans of one peer have 4 keys"), "{reason}");
+    keys("worker:1", PLAN_KEYS_MAX).iter().for_each(|key| publish(&mut net, key).unwrap());
+    net.rest();
+    assert!(pulls[0].try_recv().unwrap().unwrap().get(3).is_ok());
+}
+
+#[test]
+fn a_shelf_keeps_room_for_plans_of_its_own_node() {
+    let mut net = Net::new([NodeSettings { session: SessionLimits::default(), ..small_ps() }]);
+    let mut peer = intruder(&mut net, PEER, (0, 1));
+    let heard = peer.pull(&mut net, 1, &keys("k", PUBLISHED_MAX));
+    assert!(matches!(&heard[..], [reason] if reason.contains("fusion.published_tensors_max")), "{heard:?}");
+    assert_eq!(peer.pull(&mut net, 2, &keys("k", PUBLISHED_MAX * 3 / 4)), [""; 0]);
+    let local = pull(&mut net, (0, "ps:2"), &["local".into()]);
+    assert!(local.try_recv().is_err(), "it waits");
+    net.nodes[0].check_invariants();
+}
+
+#[test]
+fn names_are_counted_by_their_bytes_and_a_refused_one_harms_nothing_else() {
+    let mut net = Net::new([small_ps()]);
+    let mut links = [0, 1].map(|shard| intruder(&mut net, PEER, (shard, 2)));
+    let long = |letter: &str| letter.repeat(4000);
+    assert_eq!(links[0].pull(&mut net, 1, &[long("a"), long("b")]), [""; 0]);
+    for heard in [links[1].pull(&mut net, 1, &[long("c")]), links[1].open(&mut net, 1, &long("q"))] {
+        assert!(matches!(&heard[..], [reason] if reason.contains("fusion.peer_name_bytes_max")), "{heard:?}");
+        net.nodes[0].check_invariants();
+    }
+    let queue = Arc::new(AcceptQueue::new(AcceptOptions { tensors_max: 4, bytes_max: 99 }, Box::new(|| {})));
+    net.nodes[0].open_queue(0, "q", queue).unwrap();
+    assert_eq!(links[1].open(&mut net, 2, "q"), ["grant"]);
+    assert_eq!(links[1].pull(&mut net, 2, &["short".into()]), [""; 0]);
+    // Streams outlive their links, and count on.
+    drop(links);
+    net.rest();
+    net.nodes[0].check_invariants();
+}
+
+#[test]
+fn parked_requests_are_counted_by_peer() {
+    let session = SessionLimits { parked_requests_max: 6, ..SessionLimits::default() };
+    let mut net = Net::new([NodeSettings { session, ..small_ps() }]);
+    let mut links = [0, 1].map(|shard| intruder(&mut net, PEER, (shard, 2)));
+    let request = |number: u64| sealane_transport::wire::Request {
+        id: id(number),
+        consumer: 0,
+        producer: 0,
+        step: number as i64,
+        timeout_ms: 60_000,
+        key: "w",
+    };
+    assert_eq!(
+        links[0].say(&mut net, |writer| (0..6).for_each(|number| writer.request(&request(number)))),
+        ["parked"; 6]
+    );
+    let heard = links[1].say(&mut net, |writer| writer.request(&request(7)));
+    assert!(matches!(&heard[..], [reason] if reason.contains("fusion.parked_requests_max")), "{heard:?}");
+    net.nodes[0].check_invariants();
+}
+
+#[test]
+fn a_push_into_a_queue_that_is_not_taken_in_ends_with_the_limits_name() {
+    let mut net = Net::new([small_ps(), worker()]);
+    let queue = Arc::new(AcceptQueue::new(AcceptOptions::default(), Box::new(|| {})));
+    net.nodes[0].open_queue(0, "q", queue.clone()).unwrap();
+    let push = |net: &mut Net, name: &str| {
+        let pair = net.number(1, "worker:1", "ps:1");
+        let (sender, receiver) = oneshot::channel();
+        let (deadline, waiter) = (net.now + SOON, SendWaiter::Channel(sender));
+        let tensors = (0..3).map(|value: u8| Tensor::from_elements(&[1], &[value]).unwrap());
+        let tensors = tensors.collect::<Vec<_>>().into_iter();
+        net.nodes[1].push(net.now, PushRequest { pair, queue: name, tensors, deadline, waiter });
+        net.rest();
+        net.nodes[0].check_invariants();
+        Sent(receiver)
+    };
+    let long: Vec<_> = ["a", "b", "c"].iter().map(|letter| push(&mut net, &letter.repeat(4000))).collect();
+    assert!(long[0].waits() && long[1].waits(), "nobody accepts from them yet");
+    // As often as it is tried, and over the next link too.
+    for _ in 0..2 {
+        let reason = push(&mut net, &"c".repeat(4000)).error().to_string();
+        assert!(reason.contains("fusion.peer_name_bytes_max"), "{reason}");
+        let peers = net.nodes[1].peers.select(|_| true);
+        net.nodes[1].lose(net.now, peers[0], &sealane_transport::LinkError::Closed);
+        net.pass(Duration::from_secs(1));
+    }
+    assert!(long[2].error().to_string().contains("fusion.peer_name_bytes_max"));
+    push(&mut net, "q").outcome().unwrap();
+    let mut items = Vec::new();
+    queue.take(9, &mut items).unwrap();
+    assert_eq!(items.len(), 3);
+}

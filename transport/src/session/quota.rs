@@ -1,0 +1,147 @@
+//! What one peer may make this shard remember, over all the sessions that it has with it.
+//!
+//! A peer has a session for each shard that it says it has, so a limit of a session is a limit of a peer only as often as the
+//! peer likes. Sessions with one transport address share one [`PeerQuota`]; the parts of a session that remember things for
+//! the peer each hold a [`Share`] of it, and give all of it back when they end. A shard shares nothing with the others: what a
+//! peer has on another shard of this side counts there.
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use crate::error::Error;
+use crate::limits::{SETS_MAX, STREAMS_MAX, SessionLimits};
+
+/// What is counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Held {
+    /// Plans that it named.
+    Plans,
+    /// Their keys.
+    Keys,
+    /// Bytes of these keys, and of the names of the queues that it pushes into.
+    NameBytes,
+    /// Streams of its pushes.
+    Streams,
+    /// Its requests that wait for their tensor.
+    Parked,
+    /// Its pulls.
+    Pulls,
+    /// Tensors that they wait for.
+    Waits,
+}
+
+const KINDS: usize = Held::Waits as usize + 1;
+
+/// How much of each kind.
+pub type Charges = [usize; KINDS];
+
+/// See the module.
+#[derive(Debug)]
+pub struct PeerQuota {
+    most: Charges,
+    used: [Cell<usize>; KINDS],
+}
+
+impl PeerQuota {
+    /// What a peer may have by these limits.
+    pub fn new(limits: &SessionLimits) -> Rc<PeerQuota> {
+        let SessionLimits { plan_keys_max, peer_name_bytes_max, parked_requests_max: parked, .. } = *limits;
+        let most = [SETS_MAX, plan_keys_max, peer_name_bytes_max, STREAMS_MAX, parked, parked, parked];
+        Rc::new(PeerQuota { most, used: Default::default() })
+    }
+
+    /// What the peer has, on all its sessions.
+    pub fn used(&self) -> Charges {
+        self.used.each_ref().map(Cell::get)
+    }
+
+    fn full(&self, what: Held) -> Error {
+        let most = self.most[what as usize];
+        let (limit, reason) = match what {
+            Held::Plans => ("plans of a peer", format!("{most} plans of one peer stand")),
+            Held::Keys => ("fusion.plan_keys_max", format!("the plans of one peer have {most} keys")),
+            Held::NameBytes => {
+                let reason = format!("the keys of one peer's plans and the names of its queues have {most} bytes");
+                ("fusion.peer_name_bytes_max", reason)
+            }
+            Held::Streams => ("queues of a peer", format!("one peer pushes into {most} queues")),
+            Held::Parked => ("fusion.parked_requests_max", format!("{most} requests of this peer are parked")),
+            Held::Pulls => ("fusion.parked_requests_max", format!("{most} pulls of this peer wait")),
+            Held::Waits => {
+                ("fusion.parked_requests_max", format!("{most} tensors are waited for by pulls of this peer"))
+            }
+        };
+        Error::full(limit, reason)
+    }
+}
+
+/// What one part of a session has of its peer's quota.
+#[derive(Debug)]
+pub(super) struct Share {
+    quota: Rc<PeerQuota>,
+    mine: Charges,
+}
+
+impl Share {
+    pub(super) fn of(quota: &Rc<PeerQuota>) -> Share {
+        Share { quota: quota.clone(), mine: Charges::default() }
+    }
+
+    /// What this part has.
+    pub(super) fn mine(&self) -> Charges {
+        self.mine
+    }
+
+    /// What all of the peer's sessions have of a kind.
+    #[inline]
+    pub(super) fn used(&self, what: Held) -> usize {
+        self.quota.used[what as usize].get()
+    }
+
+    /// The error of [`take`](Self::take), where it would fail for one more.
+    pub(super) fn is_full(&self, what: Held) -> Option<Error> {
+        (self.used(what) >= self.quota.most[what as usize]).then(|| self.quota.full(what))
+    }
+
+    /// Counts `count` more.
+    ///
+    /// # Errors
+    /// ResourceExhausted, with the limit's name; nothing was counted.
+    #[inline]
+    pub(super) fn take(&mut self, what: Held, count: usize) -> Result<(), Error> {
+        if self.used(what).saturating_add(count) > self.quota.most[what as usize] {
+            return Err(self.quota.full(what));
+        }
+        self.count(what, count);
+        Ok(())
+    }
+
+    /// Counts `count` more of what was found to fit before.
+    #[inline]
+    pub(super) fn count(&mut self, what: Held, count: usize) {
+        self.mine[what as usize] += count;
+        let used = &self.quota.used[what as usize];
+        used.set(used.get() + count);
+    }
+
+    /// `count` are gone.
+    #[inline]
+    pub(super) fn give_back(&mut self, what: Held, count: usize) {
+        self.mine[what as usize] -= count;
+        let used = &self.quota.used[what as usize];
+        used.set(used.get() - count);
+    }
+
+    /// All of this part's are gone.
+    pub(super) fn give_all_back(&mut self) {
+        for (used, mine) in self.quota.used.iter().zip(&mut self.mine) {
+            used.set(used.get() - std::mem::take(mine));
+        }
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.give_all_back();
+    }
+}

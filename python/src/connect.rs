@@ -93,7 +93,7 @@ pub(crate) fn embedded(
     Ok(Task::new(task, Some(engine), idle_spin))
 }
 
-fn authentication(
+pub(crate) fn authentication(
     secret_file: Option<PathBuf>,
     tls: Option<(PathBuf, PathBuf, PathBuf)>,
 ) -> Result<Authentication, Error> {

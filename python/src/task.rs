@@ -2,6 +2,7 @@
 //! interpreter's lock to others while it copies or waits.
 
 use std::{
+    path::PathBuf,
     sync::{PoisonError, RwLock},
     time::Duration,
 };
@@ -16,6 +17,7 @@ use crate::{
     acceptor::Acceptor,
     batch::{Wanted, arrays_of, key_set, keys_of, tensors_of},
     call::{Receiving, Sending},
+    connect::authentication,
     errors::{OrRaise, invalid},
     fork::Generation,
     input::{Destination, Outgoing, received},
@@ -538,6 +540,22 @@ impl Task {
     /// Frees what is left of a step: tensors that wait, requests for them, and that it was aborted.
     fn cleanup(&self, py: Python<'_>, step: i64) -> PyResult<()> {
         py.detach(|| self.connected()?.task.cleanup(step)).or_raise(py)
+    }
+
+    /// Replaces the secret or the certificates of an engine in this process by those in these files, as ``embedded`` takes them.
+    /// Links that are made from then on use them; those that stand go on.
+    #[pyo3(signature = (*, secret_file=None, tls=None))]
+    fn set_credentials(
+        &self,
+        py: Python<'_>,
+        secret_file: Option<PathBuf>,
+        tls: Option<(PathBuf, PathBuf, PathBuf)>,
+    ) -> PyResult<()> {
+        py.detach(|| match self.connected()?.engine {
+            Some(engine) => engine.set_authentication(authentication(secret_file, tls)?),
+            None => Err(Error::invalid("the task is attached to a daemon, which reads its own files again by itself")),
+        })
+        .or_raise(py)
     }
 
     /// Detaches; with the engine in this process, stops it. Calls under way end with ``Unavailable``, and the daemon does not use

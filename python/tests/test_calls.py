@@ -361,8 +361,15 @@ def test_embedded_engines_share_a_secret_or_do_not_talk(tmp_path):
         assert worker.recv(PS, 1, "k").sum() == 45
         thread.join()
     ps, worker = embedded_pair(this, that)
-    with ps, worker, pytest.raises(sealane.PermissionDenied, match="security.secret_file"):
-        worker.recv(PS, 1, "k")
+    with ps, worker:
+        with pytest.raises(sealane.PermissionDenied, match="security.secret_file"):
+            worker.recv(PS, 1, "k")
+        with pytest.raises(sealane.InvalidArgument, match="shared secret"):
+            worker.set_credentials()
+        worker.set_credentials(**this)
+        thread = in_thread(ps.send, WORKER, 2, "k", np.arange(10))
+        assert worker.recv(PS, 2, "k").sum() == 45
+        thread.join()
 
 
 def test_embedding_without_saying_who_may_talk(tmp_path):

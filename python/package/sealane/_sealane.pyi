@@ -155,6 +155,13 @@ class Task:
         """Ends a step, here and at its peers."""
     def cleanup(self, step: int) -> None:
         """Frees what is left of a step."""
+    def set_credentials(
+        self,
+        *,
+        secret_file: str | PathLike[str] | None = None,
+        tls: tuple[str | PathLike[str], str | PathLike[str], str | PathLike[str]] | None = None,
+    ) -> None:
+        """Replaces the secret or the certificates of an engine in this process, for links that are made from then on."""
     def close(self) -> None:
         """Detaches; with the engine in this process, stops it."""
     def __enter__(self) -> Self: ...

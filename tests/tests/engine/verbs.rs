@@ -277,6 +277,27 @@ fn under_tls_an_engine_that_must_use_verbs_does_not_start_unless_told_to_and_a_s
     with(Authentication::secret_bytes(&[7; 32]).unwrap(), false).unwrap();
 }
 
+/// A peer that must use verbs hears why the other will not.
+#[test]
+fn a_peer_that_declines_for_tls_says_so_to_one_that_must_use_verbs() {
+    let (authority, fabric) = (Authority::new().unwrap(), Fabric::new(1));
+    let engines = engines(2, |index, settings| {
+        use_verbs(settings, &fabric, index, &VerbsSettings::default());
+        settings.verbs.as_mut().expect("just set").is_required = index == 1;
+        settings.authentication = certified(&authority, index);
+        settings.plaintext_rdma = index == 1;
+    });
+    // It calls again and again; meanwhile it shows why.
+    let _asked = engines[1].task(&task(1)).unwrap().recv(&task(0), 1, "k");
+    let why = || {
+        let figures = engines[1].figures();
+        figures.iter().flat_map(|shard| &shard.peers).map(|peer| peer.path.last_error.clone()).next()
+    };
+    while !why().is_some_and(|why| why.contains("the peer cannot: TLS is set")) {
+        std::thread::yield_now();
+    }
+}
+
 #[test]
 fn without_a_device_an_engine_uses_tcp_or_does_not_start() {
     let broken = |is_required| Verbs {

@@ -292,6 +292,11 @@ impl PublishedShelf {
         assert_eq!(self.index.len(), self.labels.len() - self.free.len(), "slots in the index");
     }
 
+    /// Keys that are published or named by plans.
+    pub(crate) fn keys(&self) -> usize {
+        self.index.len()
+    }
+
     /// The key of a slot, for messages.
     pub(crate) fn key(&self, slot: u32) -> &str {
         self.labels.get(slot as usize).and_then(Option::as_ref).map_or("", |label| &*label.key)

@@ -23,13 +23,12 @@ const PRIVATE: u32 = 0o600;
 
 /// Make a shared secret or certificates, for the settings that say who may talk
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example:\n  sealane keys secret sealane.secret\n\n\
-    To replace a secret while daemons run, which read it again by themselves:\n  \
+#[command(after_help = "To replace a secret while daemons run, which read it again by themselves:\n  \
     1. append the new secret to the file of every host: callers may have either\n  \
     2. when all have it, swap the two lines on every host: each then calls with the new one\n  \
     3. when all have that, take the old line out\n\
-    To replace certificates: the new authority into tls_authorities of every host, beside the old one; then certificate\n\
-    and key, host by host; then the old authority out. docs/credentials.md has more.")]
+    To replace certificates: docs/credentials.md has the steps.\n\n\
+    Example:\n  sealane keys secret sealane.secret")]
 pub struct Args {
     #[command(subcommand)]
     command: Command,

@@ -542,9 +542,14 @@ impl Node {
         !self.orders.is_empty()
     }
 
+    /// Keys that are published or named by plans.
+    pub fn keys_on_shelf(&self) -> usize {
+        self.shelf.keys()
+    }
+
     /// Panics if something that is counted is not there, or the other way round: what each peer has by its quota is what it has
     /// on its sessions, and a slot of the shelf stands for a tensor or for plans. Between turns.
-    pub fn check_invariants(&self) {
+    pub fn check_quotas(&self) {
         let mut peers: Vec<_> = self.peers.iter().map(|(_, peer)| peer).collect();
         peers.sort_by_key(|peer| peer.address.to_string());
         for sessions in peers.chunk_by(|one, other| one.address == other.address) {

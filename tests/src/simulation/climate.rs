@@ -115,6 +115,8 @@ impl Climate {
                 queued_requests_max: if scarce { 6 } else { 4096 },
                 parked_requests_max: if scarce { random.random_range(1..=3) } else { 4096 },
                 plan_keys_max: if scarce { random.random_range(8..=64) } else { 4096 },
+                // Room for the probes, which name a key or two of every task once more.
+                peer_name_bytes_max: if scarce { random.random_range(3_000..20_000) } else { 1 << 20 },
                 // From far below a frame, so that a tensor comes in dozens of chunks, to above every tensor.
                 chunk_bytes: if random.random_bool(0.7) { random.random_range(200..20_000) } else { 1 << 20 },
                 in_flight_bytes_max: if random.random_bool(0.3) {

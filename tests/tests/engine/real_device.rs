@@ -182,10 +182,8 @@ const KILLED: usize = 200;
 const RECEIVE_BUFFERS: u32 = 32;
 
 #[test]
+#[ignore = "needs the machine of cargo xtask rdma-lab"]
 fn receive_buffers_come_back_from_processes_killed_in_mid_stream() {
-    if !is_real() {
-        return;
-    }
     let (gone, own) = (listener(), listener());
     let ports = [port(&gone), port(&own)];
     drop(gone);

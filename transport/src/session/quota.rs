@@ -57,21 +57,23 @@ impl PeerQuota {
 
     fn full(&self, what: Held) -> Error {
         let most = self.most[what as usize];
-        let (limit, reason) = match what {
-            Held::Plans => ("plans of a peer", format!("{most} plans of one peer stand")),
-            Held::Keys => ("fusion.plan_keys_max", format!("the plans of one peer have {most} keys")),
-            Held::NameBytes => {
-                let reason = format!("the keys of one peer's plans and the names of its queues have {most} bytes");
-                ("fusion.peer_name_bytes_max", reason)
+        match what {
+            Held::Plans => Error::full("plans of a peer", format!("{most} plans of one peer stand")),
+            Held::Keys => Error::full("fusion.plan_keys_max", format!("the plans of one peer have {most} keys")),
+            Held::NameBytes => Error::full(
+                "fusion.peer_name_bytes_max",
+                format!("the keys of one peer's plans and the names of its queues have {most} bytes"),
+            ),
+            Held::Streams => Error::full("queues of a peer", format!("one peer pushes into {most} queues")),
+            Held::Parked => {
+                Error::full("fusion.parked_requests_max", format!("{most} requests of this peer are parked"))
             }
-            Held::Streams => ("queues of a peer", format!("one peer pushes into {most} queues")),
-            Held::Parked => ("fusion.parked_requests_max", format!("{most} requests of this peer are parked")),
-            Held::Pulls => ("fusion.parked_requests_max", format!("{most} pulls of this peer wait")),
-            Held::Waits => {
-                ("fusion.parked_requests_max", format!("{most} tensors are waited for by pulls of this peer"))
-            }
-        };
-        Error::full(limit, reason)
+            Held::Pulls => Error::full("fusion.parked_requests_max", format!("{most} pulls of this peer wait")),
+            Held::Waits => Error::full(
+                "fusion.parked_requests_max",
+                format!("{most} tensors are waited for by pulls of this peer"),
+            ),
+        }
     }
 }
 

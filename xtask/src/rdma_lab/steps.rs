@@ -71,7 +71,7 @@ pub(crate) const STEPS: &[Step] = &[
     },
     Step {
         name: "200_peers_are_killed",
-        run: "SEALANE_TEST_RDMA=1 engine --nocapture real_device::receive_buffers_come_back",
+        run: "SEALANE_TEST_RDMA=1 engine --ignored --nocapture real_device::receive_buffers_come_back",
         within_s: 900,
         needs: &[ENGINE],
         judge: tests,

@@ -9,6 +9,7 @@ impl Node {
     /// # Errors
     /// What does not agree with what.
     pub fn check_invariants(&self) -> Result<(), String> {
+        self.check_quotas();
         for (_, peer) in self.peers.iter() {
             peer.session.check_streams().map_err(|what| format!("the session with {}: {what}", peer.address))?;
         }

@@ -124,7 +124,7 @@ mod tests {
         let missing = |errno| DeviceList::missing(&std::io::Error::from_raw_os_error(errno)).reason;
         assert!(missing(libc::EOPNOTSUPP).contains("install it (Debian: libibverbs1"));
         assert!(missing(libc::ENOSYS).contains("load ib_uverbs"));
-        let none = choose::choose(&[], &settings).err().expect("no device can be chosen");
+        let none = choose::choose(&[], &settings).expect_err("no device can be chosen");
         assert!(none.reason.contains("no RDMA device"), "{none}");
 
         // The host that runs this says what is true of it, whichever that is.

@@ -153,6 +153,7 @@ pub fn total(engine: &Engine) -> Counters {
         total.tensors_received += shard.tensors_received;
         total.tensors_sent += shard.tensors_sent;
         total.links += shard.links;
+        total.links_verbs += shard.links_verbs;
         total.links_lost += shard.links_lost;
         total.deposits += shard.deposits;
         total.parked += shard.parked;

@@ -192,6 +192,9 @@ pub enum LinkError {
     /// A work request, or the device as a whole, has failed.
     #[error("verbs: {0}")]
     Verbs(String),
+    /// This side gives the link up for a better one.
+    #[error("given up: the peer can be reached by verbs again")]
+    Replaced,
     /// Verbs are required (`transport.require`), and cannot be used.
     #[error("verbs are required (transport.require), but {0}")]
     VerbsRequired(String),

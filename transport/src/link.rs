@@ -64,6 +64,11 @@ pub trait Link {
         None
     }
 
+    /// True if it is TCP because this side could do no better when it was made: another may be worth while later.
+    fn is_fallback(&self) -> bool {
+        false
+    }
+
     /// What its owner must know; may change once, when the link opens.
     fn traits(&self) -> Traits {
         Traits::STREAM

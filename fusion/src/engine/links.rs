@@ -1,7 +1,8 @@
 //! The source that moves the node's links: polled every turn, watched by epoll while the shard sleeps.
 
+use std::hash::{BuildHasher, RandomState};
 use std::rc::Rc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use sealane_runtime::{Interest, Readiness, Shard, Source};
 use sealane_transport::Handle;
@@ -19,7 +20,17 @@ pub(super) struct Links {
     watched_for_room: Vec<Handle>,
     /// Links that their device tells of; kept to reuse its memory.
     told: Vec<Told>,
+    /// When links that fell back to TCP are looked at next.
+    replace_at: Instant,
+    /// There may be some.
+    has_fallbacks: bool,
 }
+
+/// A shard gives up one link that fell back to TCP in so long at most, give or take a half so that hosts do not do it in step:
+/// ten a second, each of which costs a call and one resumption of its session.
+const REPLACE_EVERY: Duration = Duration::from_millis(100);
+/// How often links that fell back are looked at while verbs are no better.
+const REPLACE_LOOK: Duration = Duration::from_secs(1);
 
 /// What the device's two descriptors are watched as; no link has such a handle.
 const COMPLETIONS: u64 = u64::MAX;
@@ -33,6 +44,8 @@ impl Links {
             stuck: Vec::new(),
             watched_for_room: Vec::new(),
             told: Vec::new(),
+            replace_at: engine.shard.now(),
+            has_fallbacks: false,
         };
         let source = engine.shard.add_source(links);
         engine.links_source.set(Some(source));
@@ -56,6 +69,17 @@ impl Links {
                 told.drain(..).for_each(|Told { link, has_room }| node.link_told(link, has_room));
             });
         }
+    }
+
+    /// Gives up a link that fell back to TCP, if its peer can be reached by verbs again.
+    #[cold]
+    fn replace_fallback(&mut self, now: Instant) {
+        let Some(port) = &self.engine.port else { return };
+        let replaced =
+            self.engine.borrow_node(|node| node.replace_fallback(now, |peer| port.why_not_again(peer, now).is_none()));
+        self.has_fallbacks = replaced.is_some();
+        let spread = f64::from(RandomState::new().hash_one(0) as u32) / f64::from(u32::MAX);
+        self.replace_at = now + if replaced == Some(true) { REPLACE_EVERY.mul_f64(0.5 + spread) } else { REPLACE_LOOK };
     }
 
     fn watch(&self, handle: Handle, interest: Interest, fresh: bool) {
@@ -83,6 +107,9 @@ impl Source for Links {
         if let Some(port) = &self.engine.port {
             port.poll(&mut self.told);
             self.pass_on();
+            if self.replace_at <= now {
+                self.replace_fallback(now);
+            }
         }
         // The node bounds its turn in bytes, which a count of the shard's cannot.
         let work = self.engine.borrow_node(|node| {
@@ -96,6 +123,7 @@ impl Source for Links {
         }
         while let Some(handle) = self.new_links.pop() {
             self.watch(handle, Interest::READ, true);
+            self.has_fallbacks = true;
         }
         self.engine.show_if_due(now);
         work
@@ -107,6 +135,8 @@ impl Source for Links {
                 COMPLETIONS => return port.disarm(),
                 EVENTS => {
                     port.handle_events(&mut self.told);
+                    // The port may have come up.
+                    self.replace_at = self.replace_at.min(self.engine.shard.now());
                     return self.pass_on();
                 }
                 _ => {}
@@ -158,7 +188,8 @@ impl Source for Links {
     fn next_timeout(&self) -> Option<Instant> {
         let node = self.engine.borrow_node(|node| node.next_timeout());
         let port = self.engine.port.as_ref().and_then(|port| port.next_timeout());
-        node.into_iter().chain(port).min()
+        let replace = (self.has_fallbacks && self.engine.port.is_some()).then_some(self.replace_at);
+        [node, port, replace].into_iter().flatten().min()
     }
 
     fn name(&self) -> &'static str {

@@ -462,6 +462,30 @@ impl Node {
         self.reschedule(handle);
     }
 
+    /// Gives up one link that is TCP because this side could do no better when it was made, if its peer, by its transport
+    /// address, `can` be reached better now: the session goes on with the next link, as after any loss. `None` if there is no
+    /// such link; else whether one was given up.
+    pub fn replace_fallback(&mut self, now: Instant, mut can: impl FnMut(&str) -> bool) -> Option<bool> {
+        if self.draining {
+            return None;
+        }
+        // One that settles may become TCP.
+        let may_be = |peer: &Peer| peer.settling || peer.link.as_ref().is_some_and(|link| link.is_fallback());
+        let mut fallbacks = self.peers.iter().filter(|(_, peer)| may_be(peer)).peekable();
+        fallbacks.peek()?;
+        let found = fallbacks.find(|(_, peer)| !peer.settling && can(peer.session.peer()));
+        let found = found.map(|(handle, _)| handle);
+        drop(fallbacks);
+        let Some(handle) = found else { return Some(false) };
+        self.drop_link(now, handle, &LinkError::Replaced);
+        if self.peers.get(handle).is_some_and(|peer| peer.connection == Connection::Idle) {
+            // Also where nothing waits, so that the next call finds a link.
+            self.dial(handle);
+        }
+        self.reschedule(handle);
+        Some(true)
+    }
+
     pub(super) fn drop_link(&mut self, now: Instant, handle: Handle, error: &LinkError) {
         let Some(peer) = self.peers.get_mut(handle) else { return };
         let Some(mut link) = peer.link.take() else { return };

@@ -402,3 +402,73 @@ fn a_port_that_goes_down_is_left_for_tcp_and_a_queue_pair_that_dies_for_another(
     assert!(fabric.inject("fake1", Fault::DeviceFailed));
     exchange(4);
 }
+
+/// What ends by TCP because a port is down goes on by verbs when it is up, under traffic, and nothing is lost or doubled. Only a
+/// side that could not does so: the other one's links stay.
+#[test]
+fn links_go_back_to_verbs_when_the_port_is_up_again() {
+    let fabric = Fabric::new(5);
+    let engines = engines(3, |index, settings| {
+        settings.verbs = Some(fake_verbs(&fabric, index, VerbsSettings::default()));
+        settings.verbs.as_mut().expect("just set").is_required = false;
+    });
+    let tasks: Vec<_> = (0..3).map(|index| engines[index].task(&task(index)).unwrap()).collect();
+    let acceptor = tasks[0].acceptor("gradients", AcceptOptions::default());
+    let mut step = 0;
+    // Sends both ways and pushes, with some of each under way all the time.
+    let mut traffic = |is_over: &mut dyn FnMut() -> bool| {
+        let mut pushes = 0;
+        while !is_over() {
+            step += 1;
+            let len = |at: usize| [64, 9_000, 300_000][at % 3];
+            let calls: Vec<_> = (0..6)
+                .map(|at| {
+                    let (from, to) = [(0, 1), (1, 0), (0, 2), (2, 0), (0, 1), (2, 0)][at];
+                    let (key, seed) = (format!("k{at}"), (step as u64) << 8 | at as u64);
+                    let sending = tasks[from].send(&task(to), step, &key, tensor(len(at), seed));
+                    (sending, tasks[to].recv(&task(from), step, &key), len(at), seed)
+                })
+                .collect();
+            let pushed: Vec<_> = (1..3)
+                .map(|from| tasks[from].push(&task(0), "gradients", tensor(20_000, (step as u64) << 8 | from as u64)))
+                .collect();
+            pushes += pushed.len();
+            for (sending, receiving, len, seed) in calls {
+                assert!(receiving.wait().unwrap().bytes() == bytes(len, seed), "a tensor of step {step} differs");
+                sending.wait().unwrap();
+            }
+            pushed.into_iter().for_each(|pushing| pushing.wait().unwrap());
+            let mut accepted = Vec::new();
+            while accepted.len() < 2 {
+                accepted.extend(acceptor.wait_many(2, Some(LONG)).unwrap());
+            }
+            assert_eq!(accepted.len(), 2, "each push is accepted once");
+            for from in 1..3 {
+                let wanted = bytes(20_000, (step as u64) << 8 | from as u64);
+                assert_eq!(accepted.iter().filter(|one| one.tensor.bytes() == wanted).count(), 1, "push of {from}");
+            }
+        }
+        pushes
+    };
+    let mut rounds = 0;
+    traffic(&mut || {
+        rounds += 1;
+        rounds > 3
+    });
+    assert_eq!(counters_verbs(&engines[0]), 2);
+    for _ in 0..3 {
+        assert!(fabric.inject("fake0", Fault::PortDown));
+        traffic(&mut || counters_verbs(&engines[0]) == 0 && total(&engines[0]).links == 2);
+        let lost = total(&engines[0]).links_lost;
+        assert!(fabric.inject("fake0", Fault::PortUp));
+        traffic(&mut || counters_verbs(&engines[0]) == 2);
+        assert_eq!(total(&engines[0]).links_lost, lost + 2, "each link is given up once");
+    }
+    // Also where nothing is under way: the next call finds a link.
+    assert!(fabric.inject("fake0", Fault::PortDown));
+    traffic(&mut || counters_verbs(&engines[0]) == 0 && total(&engines[0]).links == 2);
+    assert!(fabric.inject("fake0", Fault::PortUp));
+    until(&engines[0], "links by verbs", |counters| counters.links_verbs == 2);
+    engines.iter().for_each(assert_empty);
+    assert_kept_its_limits(&fabric);
+}

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use hashbrown::HashMap;
 
-use super::limits::{FAILING_PEERS_MAX, FAILURES_MAX};
+use super::limits::{DOUBLINGS_MAX, FAILING_PEERS_MAX, FAILURES_MAX};
 
 struct Record {
     in_a_row: u32,
@@ -39,6 +39,13 @@ impl Failures {
         }
     }
 
+    /// Why a link to `peer` that stands is not to be given up for verbs now. The pause is doubled with each failure: what a new
+    /// link may try costs one that stands a resumption.
+    pub(super) fn why_not_again(&mut self, peer: &str, now: Instant, retry_after: Duration) -> Option<String> {
+        let in_a_row = self.0.get(peer).map_or(0, |record| record.in_a_row);
+        self.why_not(peer, now, retry_after * (1 << in_a_row.saturating_sub(FAILURES_MAX).min(DOUBLINGS_MAX)))
+    }
+
     /// Why `peer` is not to be reached by verbs now.
     pub(super) fn why_not(&mut self, peer: &str, now: Instant, retry_after: Duration) -> Option<String> {
         let record = self.0.get(peer).filter(|record| record.in_a_row >= FAILURES_MAX)?;
@@ -69,6 +76,10 @@ mod tests {
         assert_eq!(failures.why_not("a:1", now + pause, pause), None);
         failures.note("a:1", now + pause, "again");
         assert!(failures.why_not("a:1", now + pause, pause).is_some());
+        // A link that stands is not given up so soon again.
+        assert_eq!(failures.why_not("a:1", now + 2 * pause, pause), None);
+        assert!(failures.why_not_again("a:1", now + 2 * pause, pause).is_some());
+        assert_eq!(failures.why_not_again("a:1", now + 3 * pause, pause), None);
         failures.forget("a:1");
         assert_eq!(failures.why_not("a:1", now + pause, pause), None);
     }

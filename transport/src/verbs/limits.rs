@@ -66,6 +66,9 @@ pub const FLUSH_WITHIN: Duration = Duration::from_millis(5);
 /// Verbs links to one peer that may fail in a row before it is reached by TCP for a while.
 pub const FAILURES_MAX: u32 = 3;
 
+/// How often the pause is doubled after which a link that fell back to TCP is given up for verbs again: 30 s become 32 min.
+pub const DOUBLINGS_MAX: u32 = 6;
+
 /// Peers whose failures are remembered.
 pub const FAILING_PEERS_MAX: usize = 4096;
 

@@ -296,14 +296,13 @@ impl Port {
     /// Why no verbs link to this peer can begin now; `None` if one can.
     pub fn why_not(&self, peer: &str, now: Instant) -> Option<String> {
         let state = &mut *self.state();
-        if let Some(reason) = state.down.as_ref().or(state.unaddressed.as_ref()) {
-            return Some(reason.clone());
-        }
-        if !state.buffers.has_room() {
-            let depth = state.settings.queue_depth;
-            return Some(format!("all {depth} receive buffers are promised to other links (verbs.queue_depth)"));
-        }
-        state.failures.why_not(peer, now, state.settings.retry_after)
+        state.why_none_can().or_else(|| state.failures.why_not(peer, now, state.settings.retry_after))
+    }
+
+    /// Why a link to this peer that fell back to TCP is not to be given up for verbs now.
+    pub fn why_not_again(&self, peer: &str, now: Instant) -> Option<String> {
+        let state = &mut *self.state();
+        state.why_none_can().or_else(|| state.failures.why_not_again(peer, now, state.settings.retry_after))
     }
 
     /// Takes completions, and says in `into` which links they concern. How many there were; a device that has failed ends
@@ -405,6 +404,16 @@ impl State {
         } else if (now.gid, now.lid) != (gid, lid) {
             tracing::info!(device, gid_index = now.gid_index, reason = now.chosen, "the port has another address");
         }
+    }
+
+    /// Why no link can begin now, whoever the peer is.
+    fn why_none_can(&self) -> Option<String> {
+        if let Some(reason) = self.down.as_ref().or(self.unaddressed.as_ref()) {
+            return Some(reason.clone());
+        }
+        let depth = self.settings.queue_depth;
+        let reason = || format!("all {depth} receive buffers are promised to other links (verbs.queue_depth)");
+        (!self.buffers.has_room()).then(reason)
     }
 
     /// How memory is registered: for windows, where the device has them.

@@ -184,7 +184,14 @@ impl Talk {
     fn new(port: Rc<Port>, peer: &str, is_required: bool) -> Self {
         let begun = match port.why_not(peer, Instant::now()) {
             Some(reason) => Err(reason),
-            None => port.state().begin_link().map_err(|error| error.to_string()),
+            None => {
+                let state = &mut *port.state();
+                state.begin_link().map_err(|error| {
+                    // So that it is not tried again and again.
+                    state.failures.note(peer, Instant::now(), &error.to_string());
+                    error.to_string()
+                })
+            }
         };
         let mut why_not = String::new();
         let (mine, first_packet, offer) = match begun {
@@ -303,6 +310,8 @@ pub struct SettledLink {
     state: State,
     /// Why it is what it became.
     reason: String,
+    /// It is TCP because of this side.
+    is_fallback: bool,
 }
 
 enum State {
@@ -318,13 +327,13 @@ impl SettledLink {
     /// greetings went, or on which the welcome is about to go. With `is_required` it is TCP never.
     pub fn new(port: Rc<Port>, peer: &str, tcp: TcpLink, is_required: bool) -> Self {
         let talk = Talk::new(port, peer, is_required);
-        Self { state: State::Settling(Box::new(Settling { tcp, talk })), reason: String::new() }
+        Self { state: State::Settling(Box::new(Settling { tcp, talk })), reason: String::new(), is_fallback: false }
     }
 
     /// A link of a side that declines verbs, to a peer that may want them: it hears the reason, and the link is TCP.
     pub fn declining(reason: &str, peer: &str, tcp: TcpLink) -> Self {
         let talk = Talk::declining(reason, peer);
-        Self { state: State::Settling(Box::new(Settling { tcp, talk })), reason: String::new() }
+        Self { state: State::Settling(Box::new(Settling { tcp, talk })), reason: String::new(), is_fallback: false }
     }
 
     /// Becomes what was settled upon, once that is so.
@@ -358,7 +367,7 @@ impl SettledLink {
                 self.state =
                     State::Verbs(Box::new(VerbsLink::new(port, peer, socket, mine.take(), message_bytes as usize)));
             }
-            (Stage::Tcp(reason), _) => {
+            (Stage::Tcp(reason), mine) => {
                 if let Some(port) = &port {
                     port.state().counters.links_refused += 1;
                 }
@@ -366,6 +375,8 @@ impl SettledLink {
                     return Err(LinkError::VerbsRequired(reason));
                 }
                 tracing::warn!(peer = &*peer, link = "tcp", reason, "link up, but not by verbs");
+                // The peer knows better when it can again, and gives the link up then.
+                self.is_fallback = port.is_some() && mine.is_none();
                 (self.state, self.reason) = (State::Tcp(Box::new(tcp)), reason);
             }
             (Stage::Offers | Stage::Ready | Stage::Verbs, _) => unreachable!("it is settled"),
@@ -389,6 +400,10 @@ impl Link for SettledLink {
 
     fn reason(&self) -> Option<&str> {
         Some(&self.reason)
+    }
+
+    fn is_fallback(&self) -> bool {
+        self.is_fallback
     }
 
     fn traits(&self) -> Traits {

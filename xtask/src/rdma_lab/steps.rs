@@ -57,7 +57,7 @@ pub(crate) const STEPS: &[Step] = &[
     Step {
         name: "engine",
         // As before.
-        run: "SEALANE_TEST_RDMA=1 engine --test-threads 1 verbs:: --skip nothing_is_lost --skip a_port_that_goes_down",
+        run: "SEALANE_TEST_RDMA=1 engine --test-threads 1 verbs:: --skip nothing_is_lost --skip a_port_that_goes_down --skip links_go_back",
         within_s: 400,
         needs: &[ENGINE],
         judge: tests,
@@ -66,13 +66,6 @@ pub(crate) const STEPS: &[Step] = &[
         name: "peer_is_killed",
         run: "SEALANE_TEST_RDMA=1 engine --ignored real_device::a_process_killed",
         within_s: 120,
-        needs: &[ENGINE],
-        judge: tests,
-    },
-    Step {
-        name: "200_peers_are_killed",
-        run: "SEALANE_TEST_RDMA=1 engine --ignored --nocapture real_device::receive_buffers_come_back",
-        within_s: 900,
         needs: &[ENGINE],
         judge: tests,
     },

@@ -52,7 +52,7 @@ pub const COMPLETIONS_PER_TURN: usize = 256;
 /// destroyed: as many as there are links with the default depth.
 pub const DRAINING_MAX: usize = 256;
 
-/// How long a device may take to say so. Adapters do within milliseconds; Soft-RoCE before Linux 6.11 never says it, but gives
+/// How long a device may take to say so. Adapters do within milliseconds; older Soft-RoCE never says it, but gives
 /// the buffers back within microseconds.
 pub const DRAIN_WITHIN: Duration = Duration::from_millis(500);
 

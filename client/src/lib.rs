@@ -72,5 +72,5 @@ pub use sealane_fusion::{Authentication, EndpointMap, Engine, EngineSettings, St
 pub use sealane_runtime::Buffer;
 pub use sealane_transport::tensor::{DType, Element, Shape, Tensor, TensorMeta, TypeCode};
 pub use sealane_transport::{
-    Code, Error, Keys, Payload, Pulled, RecvOptions, RecvOutcome, SendOptions, SendOutcome, Unreceived,
+    Code, Error, Keys, Operation, Payload, Pulled, RecvOptions, RecvOutcome, SendOptions, SendOutcome, Unreceived,
 };

@@ -1,6 +1,6 @@
 //! What a caller is told, in gRPC's canonical codes, and what closes a link.
 
-use std::time::Duration;
+use std::{fmt, time::Duration};
 
 /// gRPC's canonical codes that Sealane answers with; the number is the one on the wire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -15,6 +15,41 @@ pub enum Code {
     Aborted = 10,
     Unimplemented = 12,
     Unavailable = 14,
+}
+
+/// A kind of call; the number is the one that clients are told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Operation {
+    /// From the recv to its tensor; zero where the tensor was there.
+    Recv,
+    /// From the send to the consumer's release.
+    Send,
+    /// From the pull to the last of its tensors.
+    Pull,
+    /// From the push to the word that the queue has taken all of it.
+    Push,
+}
+
+impl Operation {
+    /// All of them, by their numbers.
+    pub const ALL: [Operation; 4] = [Operation::Recv, Operation::Send, Operation::Pull, Operation::Push];
+
+    /// The name used in messages and metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Operation::Recv => "recv",
+            Operation::Send => "send",
+            Operation::Pull => "pull",
+            Operation::Push => "push",
+        }
+    }
+}
+
+impl fmt::Display for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
 }
 
 /// Why a send or a recv ended without its tensor. Every caller gets one of these; none waits for ever.
@@ -43,8 +78,8 @@ pub enum Error {
         if *.delivery_unknown { ": delivery unknown, the tensor was on its way and may arrive" } else { "" }
     )]
     DeadlineExceeded {
-        /// `recv`, `send`, `push` or `pull`.
-        operation: &'static str,
+        /// Which call.
+        operation: Operation,
         /// The step.
         step: i64,
         /// The key.
@@ -90,6 +125,9 @@ pub enum Error {
     },
 }
 
+// The outcome of every call is as large as this, and is moved several times.
+const _: () = assert!(size_of::<Error>() <= 48);
+
 impl Error {
     /// The canonical code.
     pub fn code(&self) -> Code {
@@ -116,7 +154,7 @@ impl Error {
     }
 
     /// A deadline that passed before anything was on its way.
-    pub fn late(operation: &'static str, step: i64, key: impl Into<Box<str>>, waited: Duration) -> Self {
+    pub fn late(operation: Operation, step: i64, key: impl Into<Box<str>>, waited: Duration) -> Self {
         Error::DeadlineExceeded { operation, step, key: key.into(), waited, delivery_unknown: false }
     }
 

@@ -55,7 +55,7 @@ pub use self::{
     arena::{Arena, Handle},
     call::{RecvOptions, RecvOutcome, SendOptions, SendOutcome, Unreceived},
     chains::Chains,
-    error::{Code, Error, LinkError},
+    error::{Code, Error, LinkError, Operation},
     limits::SessionLimits,
     payload::{Meta, Payload},
     tensor::{Tensor, TensorMeta},

@@ -17,7 +17,7 @@ use nix::{
     },
 };
 use sealane_transport::{
-    Error,
+    Error, Operation,
     shm::{
         ClientBell, ClientEar, Completion, DaemonEnd, Doorbell, Record, SharedMemory, ShmError, Submission, Woken,
         attach::{
@@ -221,7 +221,7 @@ fn a_refusal_reaches_the_client_as_it_is() {
     for error in [
         Error::PermissionDenied { reason: "user 7 may not attach".into() },
         Error::NotFound { task: "worker:1".into(), reason: "not in the map".into() },
-        Error::late("recv", -1, "w", Duration::new(1, 5)),
+        Error::late(Operation::Recv, -1, "w", Duration::new(1, 5)),
         Error::full("shm.clients_max", "64 are attached"),
     ] {
         match answered(|socket| refuse(&socket, &error).unwrap()) {

@@ -17,7 +17,7 @@ use std::{
 };
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use sealane::Error;
+use sealane::{Error, Operation};
 use sealane_runtime::{Block, Extents};
 use sealane_transport::shm::{
     ClientBell, Completion, DaemonEnd, Doorbell, NO_TIMEOUT, PayloadAt, PushError, ReceivedAt, Record, SharedMemory,
@@ -200,7 +200,7 @@ struct Shard {
     peers: Vec<String>,
     deposits: HashMap<Place, Deposit>,
     wanted: HashMap<Place, (u32, Option<Span>)>,
-    deadlines: Vec<(Instant, u32, &'static str, i64, String)>,
+    deadlines: Vec<(Instant, u32, Operation, i64, String)>,
     shelf: Shelf,
     queues: Queues,
     record: Record,
@@ -396,7 +396,7 @@ impl Shard {
                         sent.push(call);
                     }
                     None => {
-                        self.limit(timeout_ms, call, "send", step, key);
+                        self.limit(timeout_ms, call, Operation::Send, step, key);
                         self.deposits.insert(place, (call, meta.to_vec(), bytes));
                     }
                 }
@@ -409,7 +409,7 @@ impl Shard {
                         self.deliver(call, destination, arena, &meta, &bytes);
                     }
                     None => {
-                        self.limit(timeout_ms, call, "recv", step, key);
+                        self.limit(timeout_ms, call, Operation::Recv, step, key);
                         self.wanted.insert(place, (call, destination));
                     }
                 }
@@ -447,7 +447,7 @@ impl Shard {
         }
     }
 
-    fn limit(&mut self, timeout_ms: u32, call: u32, operation: &'static str, step: i64, key: &str) {
+    fn limit(&mut self, timeout_ms: u32, call: u32, operation: Operation, step: i64, key: &str) {
         if timeout_ms != NO_TIMEOUT {
             let deadline = Instant::now() + Duration::from_millis(timeout_ms.into());
             self.deadlines.push((deadline, call, operation, step, key.to_owned()));
@@ -460,7 +460,7 @@ impl Shard {
         for (_, call, operation, step, key) in &over {
             self.pull(*call, true);
             if let Some(lent) = self.take_push(*call) {
-                let error = Error::late(operation, *step, key.as_str(), Duration::from_millis(1));
+                let error = Error::late(*operation, *step, key.as_str(), Duration::from_millis(1));
                 self.say(&Completion::Failed { call: *call, memory_back: !lent, error });
                 if lent {
                     self.say(&Completion::Returned { calls: &[*call] });
@@ -471,7 +471,7 @@ impl Shard {
             self.wanted.retain(|_, (wanted, _)| wanted != call);
             self.deposits.retain(|_, (deposited, ..)| deposited != call);
             if self.wanted.len() + self.deposits.len() < before {
-                self.fail(*call, Error::late(operation, *step, key.as_str(), Duration::from_millis(1)));
+                self.fail(*call, Error::late(*operation, *step, key.as_str(), Duration::from_millis(1)));
             }
         }
         !over.is_empty()

@@ -4,34 +4,7 @@ use std::time::Instant;
 
 use sealane_runtime::{Histogram, HistogramSnapshot};
 use sealane_transport::LinkKind;
-
-/// A kind of call.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Operation {
-    /// From the recv to its tensor; zero where the tensor was there.
-    Recv,
-    /// From the send to the consumer's release.
-    Send,
-    /// From the pull to the last of its tensors.
-    Pull,
-    /// From the push to the word that the queue has taken all of it.
-    Push,
-}
-
-impl Operation {
-    /// All of them.
-    pub const ALL: [Operation; 4] = [Operation::Recv, Operation::Send, Operation::Pull, Operation::Push];
-
-    /// The name used in metrics.
-    pub fn name(self) -> &'static str {
-        match self {
-            Operation::Recv => "recv",
-            Operation::Send => "send",
-            Operation::Pull => "pull",
-            Operation::Push => "push",
-        }
-    }
-}
+pub use sealane_transport::Operation;
 
 /// The way that tensors go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -232,14 +232,14 @@ impl Node {
         let outcomes = &mut self.outcomes;
         let unsent = self.table.expire(now, |sender, Late { key, step, deadline }| {
             let waited = deadline.saturating_duration_since(sender.since);
-            let (operation, key, delivery_unknown) = ("send", key.into(), true);
+            let (operation, key, delivery_unknown) = (Operation::Send, key.into(), true);
             let error = Error::DeadlineExceeded { operation, step, key, waited, delivery_unknown };
             outcomes.send_is_late(sender, error.clone());
             error
         });
         for Unsent { sender, key, step, deadline } in unsent {
             let waited = deadline.saturating_duration_since(sender.since);
-            self.finish_send(sender.waiter, Err(Error::late("send", step, key, waited)));
+            self.finish_send(sender.waiter, Err(Error::late(Operation::Send, step, key, waited)));
         }
     }
 }

@@ -399,7 +399,7 @@ impl Node {
             let wanted = self.local.wanted.get(handle).expect("just selected");
             let key = self.table.key_of(wanted.entry).unwrap_or("that is being copied");
             let waited = wanted.deadline.saturating_duration_since(wanted.since);
-            let error = Error::late("recv", wanted.step, key, waited);
+            let error = Error::late(Operation::Recv, wanted.step, key, waited);
             self.fail_local(handle, error);
         }
         self.local.earliest = self.local.wanted.iter().map(|(_, wanted)| wanted.deadline).min();

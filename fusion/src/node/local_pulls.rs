@@ -231,7 +231,7 @@ impl Node {
             let Some(At::Here(local)) = self.pulls.get_mut(handle).map(|pull| &mut pull.at) else { continue };
             let waited = local.deadline.saturating_duration_since(local.since);
             let (slots, step, shelf) = (local.slots.clone(), local.min_version, &self.shelf);
-            local.tray.fail_missing(|index| Error::late("pull", step, shelf.key(slots[index]), waited));
+            local.tray.fail_missing(|index| Error::late(Operation::Pull, step, shelf.key(slots[index]), waited));
             self.end_local_pull(handle);
         }
         let deadline = |pull: &UnderWay| match &pull.at {

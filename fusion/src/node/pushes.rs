@@ -226,7 +226,7 @@ impl Node {
                     return true;
                 }
                 let waited = push.deadline.saturating_duration_since(push.since);
-                let error = Error::late("push", 0, key.clone(), waited);
+                let error = Error::late(Operation::Push, 0, key.clone(), waited);
                 ended.push((push.group, error));
                 false
             });

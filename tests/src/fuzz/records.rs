@@ -4,7 +4,7 @@
 use sealane_transport::limits::{KEY_BYTES_MAX, META_BYTES_MAX, NAME_BYTES_MAX, REASON_BYTES_MAX};
 use sealane_transport::shm::limits::{INLINE_BYTES_MAX, NUMBERS_PER_RECORD, RECORD_WORDS_MAX};
 use sealane_transport::shm::{Completion, KeyList, NO_TIMEOUT, PayloadAt, ReceivedAt, Record, Span, Submission};
-use sealane_transport::{Error, TensorMeta, tensor::DType};
+use sealane_transport::{Error, Operation, TensorMeta, tensor::DType};
 
 use super::assert_says;
 
@@ -137,7 +137,7 @@ pub(super) fn completion_seeds() -> Vec<Vec<u8>> {
     let (meta, span) = (meta.as_wire(), Span { offset: 4096, len: 8 });
     let error = Error::unavailable("10.0.0.2:7000", "it hung up");
     let late = Error::DeadlineExceeded {
-        operation: "recv",
+        operation: Operation::Recv,
         step: 3,
         key: "w0".into(),
         waited: std::time::Duration::from_millis(1500),

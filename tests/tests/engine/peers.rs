@@ -3,7 +3,7 @@
 use std::net::{SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 
-use sealane_fusion::{Code, Engine, Error, RecvOptions, SendOptions};
+use sealane_fusion::{Code, Engine, Error, Operation, RecvOptions, SendOptions};
 
 use crate::fixture::{
     LONG, Refusing, assert_empty, bytes as pattern, listener, map, port, settings, task, tensor, two, until,
@@ -126,7 +126,10 @@ fn a_send_on_its_way_at_its_deadline_ends_in_time_and_may_arrive() {
     let sending = ps_task.send_with(&task(1), 1, "w", tensor(100_000, 5), SendOptions { timeout });
     let error = sending.wait().unwrap_err();
     assert!(started.elapsed() < LONG / 4, "{:?}", started.elapsed());
-    assert!(matches!(error, Error::DeadlineExceeded { operation: "send", delivery_unknown: true, .. }), "{error}");
+    assert!(
+        matches!(error, Error::DeadlineExceeded { operation: Operation::Send, delivery_unknown: true, .. }),
+        "{error}"
+    );
     drop(go_on);
     held.wait().unwrap();
     assert_eq!(asked.wait().unwrap().bytes(), pattern(100_000, 5));

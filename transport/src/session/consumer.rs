@@ -13,7 +13,7 @@ use super::releases::ReleaseLog;
 use super::{Arrived, Event, Roster, Unanswered};
 use crate::arena::{Arena, Handle};
 use crate::chains::Chains;
-use crate::error::Error;
+use crate::error::{Error, Operation};
 use crate::limits::{GROUP_BYTES, INLINE_PAYLOAD_BYTES, SessionLimits};
 use crate::link::{Landing, LandingOf, Place};
 use crate::outbox::{Announcement, Kept, Outbox, Revocation};
@@ -370,7 +370,7 @@ impl<W> Consumer<W> {
                 control.push(Control::Cancel(handle));
             }
             let waited = wanted.deadline.saturating_duration_since(wanted.since);
-            let error = Error::late("recv", wanted.step, wanted.key.as_str(), waited);
+            let error = Error::late(Operation::Recv, wanted.step, wanted.key.as_str(), waited);
             self.end(handle, error, events);
         }
         self.earliest = self.wanted.iter().map(|(_, wanted)| wanted.deadline).min();

@@ -13,7 +13,7 @@ use super::control::{Control, ControlQueue};
 use super::receive::ReceiveMemory;
 use super::{Event, Roster, Session};
 use crate::arena::{Arena, Handle};
-use crate::error::Error;
+use crate::error::{Error, Operation};
 use crate::limits::{SETS_MAX, SessionLimits};
 use crate::link::{Landing, LandingOf, Place};
 use crate::outbox::Outbox;
@@ -219,7 +219,7 @@ impl<W> Puller<W> {
             let set = self.sets.get(pull.set).expect("a set stays while it is pulled");
             let waited = pull.deadline.saturating_duration_since(pull.since);
             let (step, keys) = (pull.min_version, &set.keys);
-            let late = |index| Error::late("pull", step, keys.get(index), waited);
+            let late = |index| Error::late(Operation::Pull, step, keys.get(index), waited);
             pull.tray.fail_missing(late);
             self.finish(handle, events);
         }

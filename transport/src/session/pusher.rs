@@ -12,7 +12,7 @@ use hashbrown::HashMap;
 use super::control::{Control, ControlQueue};
 use super::{Event, Roster, Session};
 use crate::arena::{Arena, Handle};
-use crate::error::{Code, Error};
+use crate::error::{Code, Error, Operation};
 use crate::limits::{INLINE_PAYLOAD_BYTES, KEY_BYTES_MAX, STREAMS_MAX, SessionLimits};
 use crate::outbox::{Outbox, Owner};
 use crate::payload::Meta;
@@ -401,7 +401,7 @@ impl<D: PartialEq> Pusher<D> {
                 let stays = index <= tried;
                 if let Some(deposit) = entry.deposit.take() {
                     let waited = entry.deadline.saturating_duration_since(entry.since);
-                    let (operation, step, key, delivery_unknown) = ("push", 0, queue.clone(), stays);
+                    let (operation, step, key, delivery_unknown) = (Operation::Push, 0, queue.clone(), stays);
                     let outcome = Err(Error::DeadlineExceeded { operation, step, key, waited, delivery_unknown });
                     events.push_back(Event::PushEnded { deposit, count: 1, outcome });
                 }

@@ -5,15 +5,9 @@ use std::time::Duration;
 
 use super::fields::{Malformed, cut};
 use crate::{
-    error::{Code, Error, given},
+    error::{Code, Error, Operation, given},
     limits::REASON_BYTES_MAX,
 };
-
-/// What `Error::DeadlineExceeded` names; a number stands for each.
-const OPERATIONS: [&str; 4] = ["recv", "send", "pull", "push"];
-
-/// What an operation is called that has no number here.
-const OTHER_OPERATION: &str = "call";
 
 /// The fields of every variant of [`Error`]; those that a variant does not have are zero or empty.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,8 +42,7 @@ impl<'a> Failure<'a> {
                 (failure.subject, failure.reason) = (subject, reason);
             }
             Error::DeadlineExceeded { operation, step, key, waited, delivery_unknown } => {
-                let number = OPERATIONS.iter().position(|known| known == operation);
-                failure.operation = number.unwrap_or(OPERATIONS.len()) as u8;
+                failure.operation = *operation as u8;
                 (failure.step, failure.subject, failure.waited) = (*step, key, *waited);
                 failure.delivery_unknown = *delivery_unknown;
             }
@@ -78,7 +71,8 @@ impl<'a> Failure<'a> {
             Code::Unavailable => Error::Unavailable { peer: subject, reason },
             Code::ResourceExhausted => Error::ResourceExhausted { limit: subject, reason },
             Code::DeadlineExceeded => {
-                let operation = OPERATIONS.get(usize::from(self.operation)).copied().unwrap_or(OTHER_OPERATION);
+                let operation = Operation::ALL.get(usize::from(self.operation));
+                let operation = *operation.ok_or(Malformed { what: "operation" })?;
                 let Failure { waited, delivery_unknown, .. } = self;
                 Error::DeadlineExceeded { operation, step, key: subject, waited, delivery_unknown }
             }

@@ -37,7 +37,7 @@ impl Shard {
                     PayloadAt::Inline(bytes) => (bytes.to_vec(), false),
                     PayloadAt::Arena(span) => (read(arena, span), true),
                 };
-                self.limit(timeout_ms, call, "push", 0, queue);
+                self.limit(timeout_ms, call, sealane::Operation::Push, 0, queue);
                 let push = Push { call, meta: meta.to_vec(), bytes, lent };
                 self.queues.waiting.entry(queue.to_owned()).or_default().push_back(push);
                 self.hand_over(queue);

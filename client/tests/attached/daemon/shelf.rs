@@ -74,7 +74,7 @@ impl Shard {
                 assert_eq!(keys.len(), *expected);
                 assert!(self.shelf.waiting.values().all(|(other, _)| *other != plan), "one pull of a plan at a time");
                 self.shelf.waiting.insert(call, (plan, min_version));
-                self.limit(timeout_ms, call, "pull", min_version, "");
+                self.limit(timeout_ms, call, sealane::Operation::Pull, min_version, "");
                 self.pull(call, false);
             }
             Submission::ClosePlan { plan } => {
@@ -122,7 +122,12 @@ impl Shard {
             if is_there(&self.shelf, key) {
                 self.place(number, index, key);
             } else {
-                let error = Error::late("pull", min_version, key.as_str(), std::time::Duration::from_millis(1));
+                let error = Error::late(
+                    sealane_transport::Operation::Pull,
+                    min_version,
+                    key.as_str(),
+                    std::time::Duration::from_millis(1),
+                );
                 self.say(&Completion::Missed { plan: number, index: index as u32, error });
             }
         }

@@ -2,6 +2,7 @@
 
 use super::super::{ClientCall, ClientOutcome};
 use super::*;
+use crate::metrics::Operation;
 use std::collections::VecDeque;
 
 const PS: (usize, &str) = (0, "ps:1");
@@ -30,7 +31,7 @@ fn a_send_ends_at_its_deadline() {
     let sent = net.send(PS, "worker:1", "w", &[1]);
     assert_eq!(net.nodes[0].next_timeout(), Some(net.now + SOON));
     net.pass(SOON);
-    assert!(matches!(sent.error(), Error::DeadlineExceeded { operation: "send", step: 1, .. }));
+    assert!(matches!(sent.error(), Error::DeadlineExceeded { operation: Operation::Send, step: 1, .. }));
     net.nothing_is_left();
 }
 
@@ -60,7 +61,10 @@ fn a_send_on_its_way_at_its_deadline_ends_then_and_its_books_are_settled_later()
         let asked = late(&mut net, SendWaiter::Channel(sender));
         let sent = Sent(sent);
         let error = sent.error();
-        assert!(matches!(error, Error::DeadlineExceeded { operation: "send", delivery_unknown: true, .. }), "{error}");
+        assert!(
+            matches!(error, Error::DeadlineExceeded { operation: Operation::Send, delivery_unknown: true, .. }),
+            "{error}"
+        );
         assert!(error.to_string().contains("delivery unknown"), "{error}");
         assert_eq!(net.nodes[0].counters().deposits, 1, "the engine has it until it is released");
         if given_up {

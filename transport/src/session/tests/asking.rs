@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::*;
-use crate::error::{Code, Error};
+use crate::error::{Code, Error, Operation};
 use crate::limits::KEY_BYTES_MAX;
 use crate::session::Unanswered;
 
@@ -218,7 +218,7 @@ fn a_tensor_that_has_no_place_goes_back_and_the_error_says_why() {
 #[test]
 fn a_refusal_of_the_peer_reaches_the_waiter_with_its_code() {
     let mut pair = Pair::new();
-    let deadline = Error::late("send", 1, "w", Duration::ZERO);
+    let deadline = Error::late(Operation::Send, 1, "w", Duration::ZERO);
     let cases = [
         (Error::Aborted { step: 1, reason: "loss is NaN".into() }, Code::Aborted, "step 1 was aborted: loss is NaN"),
         (Error::invalid("odd"), Code::InvalidArgument, "odd"),

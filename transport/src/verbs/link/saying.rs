@@ -18,11 +18,13 @@ impl Side {
     pub(super) fn say(&mut self, state: &mut State, outbox: &mut Outbox, budget: usize) -> Result<usize, LinkError> {
         let Self { queue, windows, to_say, places, landed, .. } = self;
         let tools = &mut Tools { state: &mut *state, queue, windows, to_say };
-        for revocation in outbox.revoked().drain(..) {
-            places.revoke(tools, revocation, landed);
-        }
+        // In this order: a request may be given up while its place waits here to be announced, and memory that is let go
+        // must not be announced after that.
         for announcement in outbox.announced().drain(..) {
             places.announce(tools, announcement);
+        }
+        for revocation in outbox.revoked().drain(..) {
+            places.revoke(tools, revocation, landed);
         }
         self.pump(state);
         let mut total = 0;

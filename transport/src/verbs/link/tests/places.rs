@@ -53,6 +53,27 @@ fn a_request_given_up_before_its_answer_keeps_its_memory_until_the_peer_agrees()
     }
 }
 
+/// Its place is in the outbox when its request is given up, and the link takes both words at once.
+#[test]
+fn a_request_given_up_before_the_link_has_told_of_its_place_keeps_its_memory_too() {
+    for manner in manners() {
+        let mut pair = Pair::new(&manner);
+        pair.sides[1].parks = true;
+        let (request, address) = pair.sides[0].ask(pair.now, 1, LARGE, Into::Slab);
+        let (side, now) = (&mut pair.sides[0], pair.now);
+        side.session.outbox().set_aside(true);
+        side.session.fill(now, false);
+        side.session.cancel(request).expect("it stands");
+        pair.turn(0).expect("a healthy link");
+        let other = pair.sides[0].slab.allocate(LARGE).expect("room");
+        assert_ne!(other.as_ptr() as usize, address, "the peer was told to write there");
+        pair.run(|pair| pair.sides[1].parked.is_empty());
+        drop(other);
+        pair.run(|pair| pair.sides[0].slab.in_use_bytes() == 0);
+        goes_on(pair);
+    }
+}
+
 #[test]
 fn an_answer_that_has_begun_lands_in_memory_that_is_nobody_elses() {
     for expires in [false, true] {

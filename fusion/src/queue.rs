@@ -93,7 +93,7 @@ impl AcceptQueue {
     pub(crate) fn fill(&self, shard: u16, items: &mut Vec<Accepted>) {
         let mut inner = self.lock();
         for item in items.drain(..) {
-            let bytes = item.tensor.bytes().len();
+            let bytes = item.tensor.len();
             inner.bytes += bytes;
             inner.items.push_back((shard, item));
         }
@@ -110,7 +110,7 @@ impl AcceptQueue {
     pub(crate) fn put_back(&self, shard: u16, items: impl DoubleEndedIterator<Item = Accepted>) {
         let mut inner = self.lock();
         for item in items.rev() {
-            inner.bytes += item.tensor.bytes().len();
+            inner.bytes += item.tensor.len();
             inner.items.push_front((shard, item));
         }
     }
@@ -122,7 +122,7 @@ impl AcceptQueue {
         let (mine, others): (VecDeque<_>, _) = all.into_iter().partition(|(by, _)| *by == shard);
         inner.items = others;
         let mine: Vec<_> = mine.into_iter().map(|(_, item)| item).collect();
-        inner.bytes -= mine.iter().map(|item| item.tensor.bytes().len()).sum::<usize>();
+        inner.bytes -= mine.iter().map(|item| item.tensor.len()).sum::<usize>();
         mine
     }
 
@@ -169,7 +169,7 @@ impl AcceptQueue {
         }
         let before = into.len();
         into.extend(inner.items.drain(..count).map(|(_, item)| item));
-        let bytes: usize = into[before..].iter().map(|item| item.tensor.bytes().len()).sum();
+        let bytes: usize = into[before..].iter().map(|item| item.tensor.len()).sum();
         inner.bytes -= bytes;
         // Half of it at once, so that pushers are not told of every single place.
         let roomy = 2 * inner.items.len() <= self.options.tensors_max && 2 * inner.bytes <= self.options.bytes_max;
@@ -284,7 +284,7 @@ mod tests {
         queue.take(2, &mut taken).unwrap();
         queue.put_back(0, taken.into_iter());
         assert_eq!((queue.count_of(0), queue.count_of(1), queue.count_of(2)), (3, 1, 0));
-        let lengths = |items: Vec<Accepted>| items.iter().map(|item| item.tensor.bytes().len()).collect::<Vec<_>>();
+        let lengths = |items: Vec<Accepted>| items.iter().map(|item| item.tensor.len()).collect::<Vec<_>>();
         assert_eq!(lengths(queue.take_back(0)), [1, 2, 3]);
         assert_eq!(queue.room(), Some((3, 970)));
         assert_eq!(lengths(queue.take_back(1)), [30]);

@@ -308,7 +308,7 @@ impl PublishedShelf {
 fn to_read_often(payload: Payload) -> Payload {
     match payload {
         payload if payload.len() > INLINE_PAYLOAD_BYTES => payload.into_shared(),
-        payload if payload.len() <= Buffer::OWN_BYTES => Buffer::copy_of(payload.as_ref()).into(),
+        payload if payload.len() <= Buffer::OWN_BYTES => Buffer::copy_of_volatile(payload.volatile()).into(),
         payload => payload,
     }
 }

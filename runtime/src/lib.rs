@@ -72,6 +72,8 @@ mod task;
 mod timers;
 #[cfg(shards)]
 mod turn;
+#[cfg(not(loom))]
+mod volatile;
 
 pub use self::handshake::SleepFlag;
 #[cfg(not(loom))]
@@ -80,6 +82,7 @@ pub use self::{
     error::RuntimeError,
     histogram::{Histogram, HistogramSnapshot},
     slab::{Block, Buffer, Extents, Lender, Slab, SlabFull, SlabSettings},
+    volatile::{VolatileSlice, VolatileSliceMut},
 };
 #[cfg(shards)]
 pub use self::{

@@ -6,7 +6,7 @@
 
 use std::os::fd::BorrowedFd;
 
-use sealane_runtime::Buffer;
+use sealane_runtime::{Buffer, VolatileSliceMut};
 
 use crate::arena::Handle;
 use crate::error::LinkError;
@@ -205,9 +205,9 @@ impl Landing {
     }
 
     /// The memory that takes the next bytes; `None` if they are to be read and thrown away.
-    pub fn target(&mut self) -> Option<&mut [u8]> {
+    pub fn target(&mut self) -> Option<VolatileSliceMut<'_>> {
         match &mut self.place {
-            Place::Buffer(buffer) => Some(&mut buffer[self.filled..self.end]),
+            Place::Buffer(buffer) => Some(buffer.volatile_mut().range(self.filled..self.end)),
             Place::Nowhere => None,
         }
     }
@@ -225,7 +225,7 @@ impl Landing {
     pub fn take(&mut self, bytes: &[u8]) -> usize {
         let count = bytes.len().min(self.missing());
         if let Some(target) = self.target() {
-            target[..count].copy_from_slice(&bytes[..count]);
+            target.range(0..count).copy_from(&bytes[..count]);
         }
         self.advance(count);
         count

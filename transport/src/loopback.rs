@@ -4,9 +4,10 @@
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
-use std::io::IoSlice;
 use std::os::fd::BorrowedFd;
 use std::rc::Rc;
+
+use sealane_runtime::VolatileSlice;
 
 use crate::error::LinkError;
 use crate::limits::FRAME_BODY_BYTES_MAX;
@@ -54,10 +55,10 @@ impl Link for LoopbackLink {
         let mut total = 0;
         let room = budget.min(LOOPBACK_BYTES - pipe.bytes.len());
         while !outbox.is_empty() && total < room {
-            let mut slices = [IoSlice::new(&[])];
+            let mut slices = [VolatileSlice::empty()];
             outbox.gather_within(&mut slices, room - total);
             let count = slices[0].len();
-            pipe.bytes.extend(&slices[0][..]);
+            pipe.bytes.extend(slices[0].to_vec());
             outbox.advance(count);
             total += count;
         }

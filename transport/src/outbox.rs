@@ -4,9 +4,8 @@
 //! the session waits for the link. Payloads of more than a chunk leave by turns, a chunk at a time.
 
 use std::collections::VecDeque;
-use std::io::IoSlice;
 
-use sealane_runtime::Buffer;
+use sealane_runtime::{Buffer, VolatileSlice};
 
 use crate::arena::Handle;
 use crate::limits::{CHUNK_BYTES, INLINE_PAYLOAD_BYTES, OUTBOX_PAYLOADS, OUTBOX_STAGED_BYTES};
@@ -254,7 +253,7 @@ impl Outbox {
     #[inline]
     fn append(&mut self, owner: Owner, request: Handle, payload: Payload) -> Option<Payload> {
         if payload.len() <= INLINE_PAYLOAD_BYTES {
-            self.staged.extend_from_slice(payload.as_ref());
+            payload.volatile().append_to(&mut self.staged);
             self.lengthen(payload.len());
             return Some(payload);
         }
@@ -327,27 +326,26 @@ impl Outbox {
     }
 
     /// Fills `slices` with what is to be written first; the number filled.
-    pub fn gather<'a>(&'a self, slices: &mut [IoSlice<'a>]) -> usize {
+    pub fn gather<'a>(&'a self, slices: &mut [VolatileSlice<'a>]) -> usize {
         self.gather_within(slices, usize::MAX)
     }
 
     /// Fills `slices` with at most `budget` bytes of what is to be written first; the number filled.
-    pub fn gather_within<'a>(&'a self, slices: &mut [IoSlice<'a>], mut budget: usize) -> usize {
+    pub fn gather_within<'a>(&'a self, slices: &mut [VolatileSlice<'a>], mut budget: usize) -> usize {
         let mut at = self.head;
         let mut count = 0;
         for (slot, segment) in slices.iter_mut().zip(&self.segments) {
-            let bytes = match segment {
+            let bytes: VolatileSlice<'a> = match segment {
                 Segment::Staged(length) => {
                     at += length;
-                    &self.staged[at - length..at]
+                    self.staged[at - length..at].into()
                 }
-                Segment::Payload { payload, written, .. } => &payload.as_ref()[*written..],
+                Segment::Payload { payload, written, .. } => payload.volatile().range(*written..payload.len()),
                 Segment::Chunk { transfer, written, end } => self.transfers.bytes(*transfer, *written..*end),
             };
-            let within = bytes.len().min(budget);
-            *slot = IoSlice::new(&bytes[..within]);
+            *slot = bytes.first(budget);
             count += 1;
-            budget -= within;
+            budget -= slot.len();
             if budget == 0 {
                 break;
             }
@@ -437,7 +435,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn contents(outbox: &Outbox) -> Vec<u8> {
-        let mut slices = [IoSlice::new(&[]); 64];
+        let mut slices = [VolatileSlice::empty(); 64];
         let count = outbox.gather(&mut slices);
         slices[..count].iter().flat_map(|slice| slice.to_vec()).collect()
     }

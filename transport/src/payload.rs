@@ -1,7 +1,9 @@
 //! A tensor's bytes on their way: owned by whoever holds them, given back when the wire is done.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
-use sealane_runtime::Buffer;
+use sealane_runtime::{Buffer, VolatileSlice};
 
 /// Metadata of a tensor as transport carries it: opaque bytes, without allocation up to rank 4.
 pub type Meta = smallvec::SmallVec<[u8; 48]>;
@@ -13,20 +15,42 @@ pub type Meta = smallvec::SmallVec<[u8; 48]>;
 pub enum Payload {
     /// Owned by this tensor: a slab block or a heap vector.
     Owned(Buffer),
-    /// Shared and immutable: one parameter that many workers pull.
-    Shared(Bytes),
+    /// Shared by many: one parameter that many workers pull.
+    Shared(Arc<Buffer>),
+    /// Shared and immutable, in memory of the caller's.
+    Bytes(Bytes),
 }
 
 impl Payload {
     /// Length in bytes.
+    #[inline]
     pub fn len(&self) -> usize {
-        self.as_ref().len()
+        self.volatile().len()
+    }
+
+    /// The bytes, wherever they lie.
+    #[inline]
+    pub fn volatile(&self) -> VolatileSlice<'_> {
+        match self {
+            Payload::Owned(buffer) => buffer.volatile(),
+            Payload::Shared(buffer) => buffer.volatile(),
+            Payload::Bytes(bytes) => (&**bytes).into(),
+        }
+    }
+
+    /// True if others may write to the bytes at any time: then they are no slice.
+    pub fn is_foreign(&self) -> bool {
+        match self {
+            Payload::Owned(buffer) => buffer.is_foreign(),
+            Payload::Shared(buffer) => buffer.is_foreign(),
+            Payload::Bytes(_) => false,
+        }
     }
 
     /// The same bytes in memory that many may read; those that fit into a buffer itself stay there.
     pub fn into_shared(self) -> Payload {
         match self {
-            Payload::Owned(buffer) if buffer.len() > Buffer::OWN_BYTES => Bytes::from_owner(buffer).into(),
+            Payload::Owned(buffer) if buffer.len() > Buffer::OWN_BYTES => Payload::Shared(Arc::new(buffer)),
             other => other,
         }
     }
@@ -34,8 +58,9 @@ impl Payload {
     /// The same bytes once more, without a copy where they are shared.
     pub fn share(&self) -> Payload {
         match self {
-            Payload::Shared(bytes) => Payload::Shared(bytes.clone()),
-            Payload::Owned(buffer) => Payload::Owned(Buffer::copy_of(buffer)),
+            Payload::Owned(buffer) => Payload::Owned(Buffer::copy_of_volatile(buffer.volatile())),
+            Payload::Shared(buffer) => Payload::Shared(buffer.clone()),
+            Payload::Bytes(bytes) => Payload::Bytes(bytes.clone()),
         }
     }
 
@@ -45,18 +70,21 @@ impl Payload {
     }
 }
 
+/// # Panics
+/// If the bytes [are foreign](Payload::is_foreign).
 impl AsRef<[u8]> for Payload {
     fn as_ref(&self) -> &[u8] {
         match self {
             Payload::Owned(buffer) => buffer,
-            Payload::Shared(bytes) => bytes,
+            Payload::Shared(buffer) => buffer,
+            Payload::Bytes(bytes) => bytes,
         }
     }
 }
 
 impl Default for Payload {
     fn default() -> Self {
-        Payload::Shared(Bytes::new())
+        Payload::Bytes(Bytes::new())
     }
 }
 
@@ -68,7 +96,7 @@ impl From<Buffer> for Payload {
 
 impl From<Bytes> for Payload {
     fn from(bytes: Bytes) -> Self {
-        Payload::Shared(bytes)
+        Payload::Bytes(bytes)
     }
 }
 

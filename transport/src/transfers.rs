@@ -4,6 +4,8 @@
 
 use std::ops::Range;
 
+use sealane_runtime::VolatileSlice;
+
 use crate::limits::{ANSWER_TRANSFERS_MAX, CHUNKS_AHEAD, INLINE_PAYLOAD_BYTES, TRANSFERS_MAX};
 use crate::outbox::Owner;
 use crate::payload::Payload;
@@ -107,8 +109,8 @@ impl Transfers {
     }
 
     /// Bytes of a chunk that was handed out.
-    pub(crate) fn bytes(&self, number: u16, range: Range<usize>) -> &[u8] {
-        &self.under_way[self.place_of(number)].payload.as_ref()[range]
+    pub(crate) fn bytes(&self, number: u16, range: Range<usize>) -> VolatileSlice<'_> {
+        self.under_way[self.place_of(number)].payload.volatile().range(range)
     }
 
     /// Notes that `count` bytes of a transfer were written, up to `end` of its payload, which comes back if that is all
@@ -153,7 +155,7 @@ mod tests {
         let mut returned = Vec::new();
         while let Some((number, range)) = transfers.next_chunk() {
             let (length, end) = (range.len(), range.end);
-            assert_eq!(transfers.bytes(number, range), vec![number as u8; length]);
+            assert_eq!(transfers.bytes(number, range).to_vec(), vec![number as u8; length]);
             order.push((number, length));
             assert!(transfers.written(number, length - 1, end - 1).is_none(), "a byte is missing");
             returned.extend(transfers.written(number, 1, end).map(|(owner, _)| owner));

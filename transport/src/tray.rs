@@ -5,7 +5,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use sealane_runtime::Buffer;
+use sealane_runtime::{Buffer, VolatileSlice};
 
 use crate::error::Error;
 use crate::payload::Payload;
@@ -255,6 +255,7 @@ impl Tray {
         bytes: &[u8],
         allocate: impl FnOnce(usize) -> Result<Buffer, Error>,
     ) {
+        let bytes = bytes.into();
         if !self.overwrite(index, known.stamp, version, bytes) {
             self.put_new(index, known, version, bytes, allocate);
         }
@@ -262,14 +263,14 @@ impl Tray {
 
     /// Writes over a tensor of the same kind; false if there is none.
     #[inline]
-    fn overwrite(&mut self, index: usize, stamp: u64, version: i64, bytes: &[u8]) -> bool {
+    fn overwrite(&mut self, index: usize, stamp: u64, version: i64, bytes: VolatileSlice<'_>) -> bool {
         let item = &mut self.items[index];
         if item.stamp != stamp {
             return false;
         }
         let Holding::Tensor(tensor) = &mut item.holding else { return false };
-        let Some(memory) = tensor.bytes_mut() else { return false };
-        memory.copy_from_slice(bytes);
+        let Some(memory) = tensor.buffer_mut() else { return false };
+        memory.volatile_mut().copy_from(bytes);
         item.version = version;
         self.missing -= usize::from(matches!(item.state, State::Missing));
         item.state = State::Here;
@@ -282,12 +283,12 @@ impl Tray {
         index: usize,
         known: &Known,
         version: i64,
-        bytes: &[u8],
+        bytes: VolatileSlice<'_>,
         allocate: impl FnOnce(usize) -> Result<Buffer, Error>,
     ) {
         match self.lend(index, known.len, allocate) {
             Ok(mut memory) => {
-                memory.copy_from_slice(bytes);
+                memory.volatile_mut().copy_from(bytes);
                 self.give_back(index, known, version, memory);
             }
             Err(full) => self.fail(index, full),
@@ -309,9 +310,9 @@ impl Tray {
                 memory.truncate(len);
                 Ok(memory)
             }
-            Holding::Tensor(tensor) if tensor.bytes().len() == len => match tensor.into_parts().1 {
+            Holding::Tensor(tensor) if tensor.len() == len => match tensor.into_parts().1 {
                 Payload::Owned(memory) => Ok(memory),
-                Payload::Shared(_) => allocate(len),
+                Payload::Shared(_) | Payload::Bytes(_) => allocate(len),
             },
             _ => allocate(len),
         }
@@ -325,7 +326,7 @@ impl Tray {
         shelved: &Shelved<'_>,
         allocate: impl FnOnce(usize) -> Result<Buffer, Error>,
     ) {
-        let bytes = shelved.payload.as_ref();
+        let bytes = shelved.payload.volatile();
         if !self.overwrite(index, shelved.stamp, shelved.version, bytes) {
             let meta = TensorMeta::from_own_wire(shelved.meta.into());
             self.put_new(

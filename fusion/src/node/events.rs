@@ -66,7 +66,7 @@ impl Node {
                 let mut missing = tray.len();
                 for index in 0..tray.len() {
                     if let Ok(tensor) = tray.get(index) {
-                        self.count_received(tensor.bytes().len());
+                        self.count_received(tensor.len());
                         missing -= 1;
                     }
                 }

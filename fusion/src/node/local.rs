@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use sealane_runtime::Buffer;
+use sealane_runtime::{Buffer, VolatileSlice};
 use sealane_transport::limits::KEY_BYTES_MAX;
 use sealane_transport::session::ReceiveMemory;
 use sealane_transport::trace::Moment;
@@ -291,8 +291,8 @@ impl Node {
         let payload = match place {
             Place::AsItIs => payload,
             Place::Memory(mut to) => {
-                to[..bytes].copy_from_slice(payload.as_ref());
                 to.truncate(bytes);
+                to.volatile_mut().copy_from(payload.volatile());
                 to.into()
             }
         };
@@ -409,12 +409,9 @@ impl Node {
 impl Copy {
     /// Copies up to `budget` bytes on; how many.
     fn advance(&mut self, budget: usize) -> usize {
-        let rest = &self.from.1.as_ref()[self.filled..];
-        let source = &rest[..rest.len().min(budget)];
-        let target = &mut self.to[self.filled..][..source.len()];
-        copy_in_pieces(target, source);
-        self.filled += source.len();
-        source.len()
+        let copied = copy_in_pieces(&mut self.to, self.from.1.volatile(), self.filled, budget);
+        self.filled += copied;
+        copied
     }
 
     fn is_complete(&self) -> bool {
@@ -422,11 +419,14 @@ impl Copy {
     }
 }
 
-/// Copies `source`, a piece at a time; see [`COPY_PIECE_BYTES`].
-pub(super) fn copy_in_pieces(target: &mut [u8], source: &[u8]) {
-    for (target, source) in target.chunks_mut(COPY_PIECE_BYTES).zip(source.chunks(COPY_PIECE_BYTES)) {
-        target.copy_from_slice(source);
+/// Copies up to `budget` bytes of `source` from `filled` on, a piece at a time, see [`COPY_PIECE_BYTES`]; how many.
+pub(super) fn copy_in_pieces(target: &mut Buffer, source: VolatileSlice<'_>, filled: usize, budget: usize) -> usize {
+    let end = source.len().min(filled.saturating_add(budget));
+    for at in (filled..end).step_by(COPY_PIECE_BYTES) {
+        let piece = at..end.min(at + COPY_PIECE_BYTES);
+        target.volatile_mut().range(piece.clone()).copy_from(source.range(piece));
     }
+    end - filled
 }
 
 /// Where a tensor goes, or why it does not.
@@ -449,7 +449,7 @@ fn place(
             Err(Unreceived { error: Error::invalid(reason), destination: Some(destination) })
         }
         // A client that sends to itself may name one place twice.
-        Some(destination) if overlap(&destination, payload.as_ref()) => {
+        Some(destination) if destination.volatile().overlaps(payload.volatile()) => {
             let error = Error::invalid("the destination lies where the tensor does that is to be copied there");
             Err(Unreceived { error, destination: Some(destination) })
         }
@@ -457,10 +457,4 @@ fn place(
         None if memory.takes_as_is(consumer, payload) => Ok(Place::AsItIs),
         None => Ok(Place::Memory(memory.allocate(consumer, len)?)),
     }
-}
-
-/// True if two slices have bytes in common, as parts of memory have that a client lends.
-fn overlap(one: &[u8], other: &[u8]) -> bool {
-    let (one, other) = (one.as_ptr_range(), other.as_ptr_range());
-    one.start < other.end && other.start < one.end
 }

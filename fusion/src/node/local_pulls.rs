@@ -245,11 +245,8 @@ impl Node {
 impl PartCopy {
     /// Copies up to `budget` bytes on; how many.
     fn advance(&mut self, budget: usize) -> usize {
-        let rest = &self.from.as_ref()[self.filled..];
-        let source = &rest[..rest.len().min(budget)];
-        let target = &mut self.to[self.filled..][..source.len()];
-        copy_in_pieces(target, source);
-        self.filled += source.len();
-        source.len()
+        let copied = copy_in_pieces(&mut self.to, self.from.volatile(), self.filled, budget);
+        self.filled += copied;
+        copied
     }
 }

@@ -55,8 +55,7 @@ impl TaskMemory {
 
     /// True if a tensor of another local task may change hands as it is. Memory that another process can write may not.
     pub(super) fn takes_as_is(&self, task: u16, payload: &Payload) -> bool {
-        let is_lent = matches!(payload, Payload::Owned(buffer) if buffer.lender().is_some());
-        !is_lent && self.pool(task).is_none_or(|pool| payload.len() <= pool.inline_bytes())
+        !payload.is_foreign() && self.pool(task).is_none_or(|pool| payload.len() <= pool.inline_bytes())
     }
 }
 

@@ -45,7 +45,7 @@ impl Outcomes {
     fn check(&mut self, meta: &[u8], buffer: Buffer) -> RecvOutcome {
         let bad = |error| Unreceived::from(Error::unavailable("the peer", format!("it sent a bad tensor: {error}")));
         let tensor = Tensor::from_wire(meta, buffer).map_err(bad)?;
-        self.last_kind = Some((tensor.meta().clone(), tensor.bytes().len()));
+        self.last_kind = Some((tensor.meta().clone(), tensor.len()));
         Ok(tensor)
     }
 

@@ -160,7 +160,7 @@ impl Node {
             {
                 match self.moved_into(task, tensor) {
                     Ok(tensor) => {
-                        let (from, len) = (self.pairs[pair as usize].local_name.clone(), tensor.bytes().len());
+                        let (from, len) = (self.pairs[pair as usize].local_name.clone(), tensor.len());
                         (tensors, bytes) = (tensors - 1, bytes.saturating_sub(len));
                         self.count_received(len);
                         items.push(Accepted { from, tensor });
@@ -187,8 +187,8 @@ impl Node {
         if self.memory.takes_as_is(task, tensor.payload()) {
             return Ok(tensor);
         }
-        let mut memory = self.memory.allocate(task, tensor.bytes().len())?;
-        memory.copy_from_slice(tensor.bytes());
+        let mut memory = self.memory.allocate(task, tensor.len())?;
+        memory.volatile_mut().copy_from(tensor.payload().volatile());
         Ok(Tensor::from_parts(tensor.meta().clone(), memory))
     }
 

@@ -241,7 +241,7 @@ impl Node {
     /// Puts what came in this turn where it can be accepted.
     fn deliver(&mut self, handle: Handle) {
         let Some(queue) = self.queues.get_mut(handle) else { return };
-        let bytes: usize = queue.arrived.iter().map(|item| item.tensor.bytes().len()).sum();
+        let bytes: usize = queue.arrived.iter().map(|item| item.tensor.len()).sum();
         self.counters.tensors_received += queue.arrived.len() as u64;
         self.counters.bytes_received += bytes as u64;
         // Without a queue nothing arrives, and what arrived before it was closed is in it.

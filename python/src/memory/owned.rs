@@ -27,7 +27,8 @@ impl Owned {
         // SAFETY: it was just made, and nobody else knows of it. From here on it is left alone until it is dropped.
         let (start, len, writable) = match unsafe { payload.as_mut() } {
             Payload::Owned(buffer) => (buffer.as_mut_ptr(), buffer.len(), true),
-            Payload::Shared(bytes) => (bytes.as_ptr().cast_mut(), bytes.len(), false),
+            Payload::Shared(buffer) => (buffer.as_ptr().cast_mut(), buffer.len(), false),
+            Payload::Bytes(bytes) => (bytes.as_ptr().cast_mut(), bytes.len(), false),
         };
         Self { start, len, writable, payload }
     }

@@ -12,6 +12,7 @@ use super::{
     extents::Block,
     home::{self, Home},
 };
+use crate::volatile::{VolatileSlice, VolatileSliceMut};
 
 /// Who lends memory that is no slab's, and hears when it is no longer used.
 pub trait Lender: Send + Sync {
@@ -31,14 +32,14 @@ const OWN_WORDS: usize = Buffer::OWN_BYTES / 8;
 
 enum Storage {
     Slab { start: NonNull<u8>, len: usize, block: Block, home: NonNull<Home> },
-    Lent { start: NonNull<u8>, len: usize, token: u64, lender: Arc<dyn Lender> },
+    Lent { start: NonNull<u8>, len: usize, token: u64, lender: Arc<dyn Lender>, is_foreign: bool },
     Heap(Vec<u8>),
     Own { len: u8, words: [u64; OWN_WORDS] },
 }
 
 // SAFETY: a buffer is the only one to access its bytes, and `give_back` may be called from any thread.
 unsafe impl Send for Buffer {}
-// SAFETY: a shared buffer gives out nothing but `&[u8]`.
+// SAFETY: a shared buffer gives out nothing but `&[u8]` and the address of bytes that are only copied.
 unsafe impl Sync for Buffer {}
 
 impl Buffer {
@@ -61,11 +62,17 @@ impl Buffer {
     /// Aligned to 8 bytes.
     #[inline]
     pub fn copy_of(bytes: &[u8]) -> Self {
+        Self::copy_of_volatile(bytes.into())
+    }
+
+    /// The same of bytes that others may write to at any time.
+    #[inline]
+    pub fn copy_of_volatile(bytes: VolatileSlice<'_>) -> Self {
         if bytes.len() > Self::OWN_BYTES {
             return Self::from_vec(bytes.to_vec());
         }
         let mut buffer = Self(Storage::Own { len: bytes.len() as u8, words: [0; OWN_WORDS] });
-        buffer.copy_from_slice(bytes);
+        buffer.volatile_mut().copy_from(bytes);
         buffer
     }
 
@@ -81,10 +88,61 @@ impl Buffer {
     ///
     /// # Safety
     /// The `len` bytes at `start` stay readable and writable as long as `lender` lives, and until they are given back
-    /// nothing else in this process uses them. Another process may: what is read may change, so nothing may be decided
-    /// by it that was not copied first.
+    /// nobody else uses them.
     pub unsafe fn lent(start: NonNull<u8>, len: usize, token: u64, lender: Arc<dyn Lender>) -> Self {
-        Self(Storage::Lent { start, len, token, lender })
+        Self(Storage::Lent { start, len, token, lender, is_foreign: false })
+    }
+
+    /// The same over memory that others may write at any time, as another process does that shares it: it has
+    /// [`volatile`](Self::volatile) bytes alone, and is no slice.
+    ///
+    /// # Safety
+    /// The `len` bytes at `start` stay readable and writable as long as `lender` lives, and this process uses them through
+    /// such buffers alone.
+    pub unsafe fn foreign(start: NonNull<u8>, len: usize, token: u64, lender: Arc<dyn Lender>) -> Self {
+        Self(Storage::Lent { start, len, token, lender, is_foreign: true })
+    }
+
+    /// Length in bytes.
+    #[inline]
+    pub fn len(&self) -> usize {
+        match &self.0 {
+            Storage::Slab { len, .. } | Storage::Lent { len, .. } => *len,
+            Storage::Heap(bytes) => bytes.len(),
+            Storage::Own { len, .. } => usize::from(*len),
+        }
+    }
+
+    /// True if there are no bytes.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// True if others may write to it at any time: then it is no slice.
+    #[inline]
+    pub fn is_foreign(&self) -> bool {
+        matches!(self.0, Storage::Lent { is_foreign: true, .. })
+    }
+
+    /// The bytes, wherever they lie.
+    #[inline]
+    pub fn volatile(&self) -> VolatileSlice<'_> {
+        match &self.0 {
+            // SAFETY: as `lent` and `foreign` ask of their callers.
+            Storage::Lent { start, len, .. } => unsafe { VolatileSlice::new(start.as_ptr(), *len) },
+            _ => (&**self).into(),
+        }
+    }
+
+    /// The bytes to be written, wherever they lie.
+    #[inline]
+    pub fn volatile_mut(&mut self) -> VolatileSliceMut<'_> {
+        match &mut self.0 {
+            // SAFETY: as `lent` and `foreign` ask of their callers, and `self` is borrowed mutably.
+            Storage::Lent { start, len, .. } => unsafe { VolatileSliceMut::new(start.as_ptr(), *len) },
+            _ => (&mut **self).into(),
+        }
     }
 
     /// The token of a lent buffer, which is not given back by this: the caller owes the bytes to the lender.
@@ -141,6 +199,11 @@ impl Drop for Buffer {
     }
 }
 
+/// Why a buffer is not looked at. It is a fault of the program, never of whoever lent the memory.
+const FOREIGN: &str = "memory that others write at any time is no slice";
+
+/// # Panics
+/// If the buffer [is foreign](Buffer::is_foreign).
 impl Deref for Buffer {
     type Target = [u8];
 
@@ -151,8 +214,11 @@ impl Deref for Buffer {
             // SAFETY: the block lies in a mapping that outlives the buffer, has at least `len` bytes, all of them
             // initialised (zeroed by the kernel or written since), and is accessed through this buffer alone.
             Storage::Slab { start, len, .. } => unsafe { std::slice::from_raw_parts(start.as_ptr(), *len) },
-            // SAFETY: as `lent` asks of its caller.
-            Storage::Lent { start, len, .. } => unsafe { std::slice::from_raw_parts(start.as_ptr(), *len) },
+            Storage::Lent { start, len, is_foreign, .. } => {
+                assert!(!is_foreign, "{FOREIGN}");
+                // SAFETY: as `lent` asks of its caller.
+                unsafe { std::slice::from_raw_parts(start.as_ptr(), *len) }
+            }
             // SAFETY: `len` is at most the size of the words, every one of which is initialised.
             Storage::Own { len, words } => unsafe {
                 std::slice::from_raw_parts(words.as_ptr().cast::<u8>(), usize::from(*len))
@@ -161,6 +227,8 @@ impl Deref for Buffer {
     }
 }
 
+/// # Panics
+/// If the buffer [is foreign](Buffer::is_foreign).
 impl DerefMut for Buffer {
     #[inline]
     fn deref_mut(&mut self) -> &mut [u8] {
@@ -168,8 +236,11 @@ impl DerefMut for Buffer {
             Storage::Heap(bytes) => bytes,
             // SAFETY: as in `deref`, and `self` is borrowed mutably.
             Storage::Slab { start, len, .. } => unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), *len) },
-            // SAFETY: as `lent` asks of its caller, and `self` is borrowed mutably.
-            Storage::Lent { start, len, .. } => unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), *len) },
+            Storage::Lent { start, len, is_foreign, .. } => {
+                assert!(!*is_foreign, "{FOREIGN}");
+                // SAFETY: as `lent` asks of its caller, and `self` is borrowed mutably.
+                unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), *len) }
+            }
             // SAFETY: as in `deref`, and any bytes are legal words.
             Storage::Own { len, words } => unsafe {
                 std::slice::from_raw_parts_mut(words.as_mut_ptr().cast::<u8>(), usize::from(*len))
@@ -252,5 +323,26 @@ mod tests {
         assert_eq!(*book.0.lock().unwrap(), [7], "whoever takes the token owes the memory");
         assert!(Buffer::from_vec(vec![1]).into_token().is_err());
         assert_eq!(memory[99], 5);
+    }
+
+    #[test]
+    fn foreign_memory_is_copied_and_is_no_slice() {
+        struct Nobody;
+        impl Lender for Nobody {
+            fn give_back(&self, _token: u64) {}
+        }
+
+        let mut memory = vec![1_u8; 100];
+        let start = NonNull::new(memory.as_mut_ptr()).unwrap();
+        // SAFETY: the memory outlives the buffer, and is not used meanwhile.
+        let mut foreign = unsafe { Buffer::foreign(start, 100, 7, Arc::new(Nobody)) };
+        foreign.volatile_mut().range(1..3).copy_from(&[2, 3]);
+        foreign.truncate(4);
+        assert_eq!(foreign.volatile().to_vec(), [1, 2, 3, 1]);
+        assert!(foreign.is_foreign() && foreign.len() == 4);
+        let look =
+            |look: &mut dyn FnMut() -> usize| std::panic::catch_unwind(std::panic::AssertUnwindSafe(look)).is_err();
+        assert!(look(&mut || foreign.iter().len()), "a slice of it would promise that it stays as it is");
+        assert!(look(&mut || foreign.iter_mut().len()));
     }
 }

@@ -3,7 +3,7 @@
 use sealane_transport::limits::TRANSFERS_MAX;
 use sealane_transport::wire::{
     Abort, Chunk, Failure, FrameWriter, GoAway, Part, Pull, PullFailure, Push, PushFailure, PushGrant, PushOpen,
-    Request, Response, SmallResponse,
+    Request, Response,
 };
 use sealane_transport::{Handle, Meta};
 
@@ -102,7 +102,7 @@ pub(super) fn forge(kind: usize, script: &mut Script<'_>, out: &mut Vec<u8>) {
             for _ in 0..script.below(ENTRIES_MAX) {
                 let (id, token, payload) = (handle(script), handle(script), script.bytes(FIELD_BYTES_MAX));
                 let meta = meta(script, payload.len() as u64);
-                group.push(&SmallResponse { id, token, meta: &meta, payload });
+                group.push(id, token, &meta, payload.into());
             }
             group.end();
         }
@@ -128,7 +128,7 @@ pub(super) fn forge(kind: usize, script: &mut Script<'_>, out: &mut Vec<u8>) {
         18 => {
             let mut group = writer.parts(handle(script), script.number() as i64, script.number() as u32);
             for _ in 0..script.below(ENTRIES_MAX) {
-                group.push(script.bytes(FIELD_BYTES_MAX));
+                group.push(script.bytes(FIELD_BYTES_MAX).into());
             }
             group.end();
         }
@@ -156,7 +156,7 @@ pub(super) fn forge(kind: usize, script: &mut Script<'_>, out: &mut Vec<u8>) {
             let mut group = writer.pushes(handle(script), script.number());
             for _ in 0..script.below(ENTRIES_MAX) {
                 let payload = script.bytes(FIELD_BYTES_MAX);
-                group.push(&meta(script, payload.len() as u64), payload);
+                group.push(&meta(script, payload.len() as u64), payload.into());
             }
             group.end();
         }

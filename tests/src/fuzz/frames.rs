@@ -1,5 +1,6 @@
 //! Frames of the wire, of every kind: what is read is written again and reads the same, and no field is over its limit.
 
+use sealane_runtime::VolatileSlice;
 use sealane_transport::Handle;
 use sealane_transport::limits::{
     FRAME_BODY_BYTES_MAX, KEY_BYTES_MAX, META_BYTES_MAX, REASON_BYTES_MAX, RELEASES_PER_FRAME, SET_KEYS_MAX,
@@ -58,7 +59,7 @@ fn write(frame: &Frame<'_>, writer: &mut FrameWriter<'_>) -> Result<bool, WireEr
             for small in responses.iter() {
                 let small = small?;
                 assert!(small.meta.len() <= META_BYTES_MAX);
-                group.push(&small);
+                group.push(small.id, small.token, small.meta, small.payload.into());
             }
             group.end();
         }
@@ -120,7 +121,7 @@ fn write_pull(frame: &PullFrame<'_>, writer: &mut FrameWriter<'_>) -> Result<boo
             }
             let mut group = writer.parts(parts.id, parts.version, parts.first);
             for number in 0..parts.count {
-                group.push(if number == 0 { parts.payload } else { &[] });
+                group.push(if number == 0 { parts.payload.into() } else { VolatileSlice::empty() });
             }
             group.end();
         }
@@ -154,7 +155,7 @@ fn write_push(frame: &PushFrame<'_>, writer: &mut FrameWriter<'_>) -> Result<boo
                 last = meta.or(last);
                 let meta = last.unwrap_or_default();
                 assert!(meta.len() <= META_BYTES_MAX);
-                group.push(meta, payload);
+                group.push(meta, payload.into());
             }
             group.end();
             return Ok(as_written);

@@ -2,11 +2,11 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
-use std::io::IoSlice;
 use std::os::fd::BorrowedFd;
 use std::rc::Rc;
 use std::time::Duration;
 
+use sealane_runtime::VolatileSlice;
 use sealane_transport::error::LinkError;
 use sealane_transport::link::{Landing, Receiver};
 use sealane_transport::outbox::Outbox;
@@ -111,10 +111,10 @@ impl Link for Line {
         let room = budget.min(LINE_BYTES - direction.bytes.len());
         let mut total = 0;
         while !outbox.is_empty() && total < room {
-            let mut slices = [IoSlice::new(&[])];
+            let mut slices = [VolatileSlice::empty()];
             outbox.gather_within(&mut slices, room - total);
             let count = slices[0].len();
-            direction.bytes.extend(&slices[0][..]);
+            direction.bytes.extend(slices[0].to_vec());
             outbox.advance(count);
             total += count;
         }

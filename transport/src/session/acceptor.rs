@@ -359,7 +359,7 @@ impl<W, D: PartialEq> Session<W, D> {
                 stream.count(payload.len());
                 match memory.allocate(to, payload.len()) {
                     Ok(mut buffer) => {
-                        buffer.copy_from_slice(payload);
+                        buffer.volatile_mut().copy_from(payload);
                         self.take_push(handle, number, Tensor::from_parts(meta, buffer), sink);
                     }
                     Err(full) => {
@@ -409,7 +409,7 @@ impl<W, D: PartialEq> Session<W, D> {
     fn take_push(&mut self, stream: Handle, number: u64, tensor: Tensor, sink: &mut Option<&mut dyn Sink<W, D>>) {
         match sink {
             Some(sink) => {
-                let bytes = tensor.bytes().len();
+                let bytes = tensor.len();
                 match sink.pushed(stream, tensor) {
                     Ok(()) => {}
                     Err(Untaken::Refused(error)) => self.refuse_push(stream, number, &error),

@@ -195,7 +195,7 @@ impl<W> Consumer<W> {
                 && destination.len() > INLINE_PAYLOAD_BYTES
             {
                 wanted.announced = true;
-                let (address, bytes) = (destination.as_mut_ptr() as u64, destination.len());
+                let (address, bytes) = (destination.volatile_mut().as_mut_ptr() as u64, destination.len());
                 outbox.announce(Announcement { request, address, bytes });
             }
         }
@@ -519,7 +519,7 @@ impl<W> Consumer<W> {
             return Ok(());
         }
         buffer.truncate(payload.len());
-        buffer.copy_from_slice(payload);
+        buffer.volatile_mut().copy_from(payload);
         let finished = self.finish(id, payload.len()).expect("a request that has a place stands");
         let is_taken = deliver(finished, meta, buffer, sink, events);
         self.releases.push(token, is_taken);

@@ -16,7 +16,7 @@ use crate::payload::Meta;
 use crate::payload::Payload;
 use crate::trace::{self, Moment, Recorder};
 use crate::transfers::leaves_in_chunks;
-use crate::wire::{RESPONSE_ENTRY_BYTES, Response, SmallResponse};
+use crate::wire::{RESPONSE_ENTRY_BYTES, Response};
 
 struct Served<D> {
     /// The peer's id of the request.
@@ -226,8 +226,8 @@ impl<D> Producer<D> {
                     let mut frame = writer.responses();
                     for &token in &self.group {
                         let served = self.served.get(token).expect("just looked at");
-                        let payload = served.payload.as_ref().expect("just looked at").as_ref();
-                        frame.push(&SmallResponse { id: served.request, token, meta: &served.meta, payload });
+                        let payload = served.payload.as_ref().expect("just looked at").volatile();
+                        frame.push(served.request, token, &served.meta, payload);
                     }
                     frame.end();
                 })

@@ -452,7 +452,7 @@ impl<D> Stream<D> {
             let mut first = true;
             while self.may_send() {
                 let entry = &self.entries[self.sent];
-                let payload = entry.payload.as_ref().expect("small payloads stay").as_ref();
+                let payload = entry.payload.as_ref().expect("small payloads stay").volatile();
                 let fits = payload.len() <= INLINE_PAYLOAD_BYTES && !group.is_full(entry.meta.len() + payload.len());
                 if !first && (alone || !fits) {
                     break;

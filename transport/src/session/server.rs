@@ -411,10 +411,10 @@ fn stage_small<S: Shelf + ?Sized>(
     let mut count = 0;
     outbox.stage(|writer| {
         let mut parts = writer.parts(id, version, range.start as u32);
-        parts.push(shelved.payload.as_ref());
+        parts.push(shelved.payload.volatile());
         for (&slot, &told) in slots[range.clone()].iter().zip(&told[range]).skip(1) {
             let Some(next) = shelf.look(slot) else { break };
-            let bytes = next.payload.as_ref();
+            let bytes = next.payload.volatile();
             let fits = bytes.len() <= INLINE_PAYLOAD_BYTES && !parts.is_full(bytes.len());
             if next.version != version || next.stamp != told || !fits {
                 break;

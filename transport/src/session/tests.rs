@@ -115,10 +115,10 @@ impl End {
             if outbox.is_empty() {
                 return bytes;
             }
-            let mut slices = [std::io::IoSlice::new(&[]); 8];
+            let mut slices = [sealane_runtime::VolatileSlice::empty(); 8];
             let count = outbox.gather(&mut slices);
             let before = bytes.len();
-            slices[..count].iter().for_each(|slice| bytes.extend_from_slice(slice));
+            slices[..count].iter().for_each(|slice| slice.append_to(&mut bytes));
             outbox.advance(bytes.len() - before);
             self.session.collect_written();
         }

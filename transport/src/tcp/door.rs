@@ -2,7 +2,6 @@
 //!
 //! Bounded: a side that wants a proof reads nothing but challenges, proofs and rejects until it has one.
 
-use std::io::IoSlice;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
@@ -176,7 +175,7 @@ impl Door {
     /// Writes what is to be said; true if all of it has left.
     pub(super) fn flush(&mut self) -> Result<bool, Turned> {
         while self.written < self.words.len() {
-            let slice = [IoSlice::new(&self.words[self.written..])];
+            let slice = [self.words[self.written..].into()];
             let Some(count) = self.stream.write(&slice, false)? else { return Ok(false) };
             self.written += count;
         }
@@ -206,7 +205,7 @@ impl Door {
                 }
                 Err(error) => return Err(error.into()),
             }
-            let Some(count) = self.stream.read(&mut bytes)? else { return Ok(None) };
+            let Some(count) = self.stream.read(&mut [(&mut bytes).into()])? else { return Ok(None) };
             self.input.extend_from_slice(&bytes[..count]);
         }
     }

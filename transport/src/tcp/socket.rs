@@ -3,10 +3,10 @@
 //! Frames are read through a small staging buffer; once a payload's header was seen, its bytes are read by `readv`
 //! straight into their destination, with the staging buffer behind it for whatever follows.
 
-use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
+use sealane_runtime::VolatileSlice;
 use socket2::{SockRef, Socket};
 
 use super::retransmission;
@@ -150,7 +150,7 @@ impl TcpLink {
     fn read_frames(&mut self, receiver: &mut dyn Receiver) -> Result<usize, LinkError> {
         let room = (self.staging.len() - self.end).min(HELPING_BYTES);
         let target = &mut self.staging[self.end..self.end + room];
-        let Some(count) = self.stream.read(target)? else { return Ok(0) };
+        let Some(count) = self.stream.read(&mut [target.into()])? else { return Ok(0) };
         self.end += count;
         self.parse(receiver)?;
         Ok(count)
@@ -161,13 +161,10 @@ impl TcpLink {
         debug_assert_eq!(self.start, self.end, "a landing has taken all that was staged");
         let missing = landing.missing();
         let result = match landing.target() {
-            Some(target) => {
-                let mut slices = [IoSliceMut::new(target), IoSliceMut::new(&mut self.staging)];
-                self.stream.read_vectored(&mut slices)
-            }
+            Some(target) => self.stream.read(&mut [target, (&mut *self.staging).into()]),
             None => {
                 let room = missing.min(self.staging.len());
-                self.stream.read(&mut self.staging[..room])
+                self.stream.read(&mut [(&mut self.staging[..room]).into()])
             }
         };
         let count = match result {
@@ -206,7 +203,7 @@ impl Link for TcpLink {
         }
         let mut total = 0;
         while !outbox.is_empty() && total < budget {
-            let mut slices = [IoSlice::new(&[]); VECTORS];
+            let mut slices = [VolatileSlice::empty(); VECTORS];
             let count = outbox.gather_within(&mut slices, budget - total);
             let Some(written) = self.stream.write(&slices[..count], more_follows)? else { break };
             outbox.advance(written);

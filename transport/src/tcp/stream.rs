@@ -1,8 +1,9 @@
 //! The bytes of one connection: as they are, or through TLS. Non-blocking; belongs to one shard.
 
-use std::io::{ErrorKind, IoSlice, IoSliceMut, Read};
+use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd};
 
+use sealane_runtime::{VolatileSlice, VolatileSliceMut};
 use socket2::Socket;
 
 use super::tls::TlsStream;
@@ -16,20 +17,11 @@ pub(crate) enum Stream {
 }
 
 impl Stream {
-    /// Reads what is there into `target`; `None` if there is nothing.
+    /// Reads what is there into one target after the other; `None` if there is nothing.
     #[inline]
-    pub(super) fn read(&mut self, target: &mut [u8]) -> Result<Option<usize>, LinkError> {
+    pub(super) fn read(&mut self, targets: &mut [VolatileSliceMut<'_>]) -> Result<Option<usize>, LinkError> {
         match self {
-            Stream::Plain(socket) => got((&*socket).read(target)),
-            Stream::Tls(stream) => stream.read(&mut [IoSliceMut::new(target)]),
-        }
-    }
-
-    /// Reads into one target after the other.
-    #[inline]
-    pub(super) fn read_vectored(&mut self, targets: &mut [IoSliceMut<'_>]) -> Result<Option<usize>, LinkError> {
-        match self {
-            Stream::Plain(socket) => got((&*socket).read_vectored(targets)),
+            Stream::Plain(socket) => got(VolatileSliceMut::receive(socket.as_fd(), targets)),
             Stream::Tls(stream) => stream.read(targets),
         }
     }
@@ -37,7 +29,11 @@ impl Stream {
     /// Writes from the front of `slices`; `None` if the connection takes nothing now. What was offered and not taken must
     /// come first the next time: TLS has it under seal already.
     #[inline]
-    pub(super) fn write(&mut self, slices: &[IoSlice<'_>], more_follows: bool) -> Result<Option<usize>, LinkError> {
+    pub(super) fn write(
+        &mut self,
+        slices: &[VolatileSlice<'_>],
+        more_follows: bool,
+    ) -> Result<Option<usize>, LinkError> {
         match self {
             Stream::Plain(socket) => send(socket, slices, more_follows),
             Stream::Tls(stream) => stream.write(slices, more_follows),
@@ -82,16 +78,15 @@ impl AsFd for Stream {
 
 /// Writes to a socket; `None` if it takes nothing now.
 #[inline]
-pub(super) fn send(socket: &Socket, slices: &[IoSlice<'_>], more_follows: bool) -> Result<Option<usize>, LinkError> {
+pub(super) fn send(
+    socket: &Socket,
+    slices: &[VolatileSlice<'_>],
+    more_follows: bool,
+) -> Result<Option<usize>, LinkError> {
     // A write that others follow needs no segment of its own.
     let flags = libc::MSG_NOSIGNAL | if more_follows { libc::MSG_MORE } else { 0 };
     loop {
-        // One slice is the common case, and `send` is the shorter way through the kernel.
-        let result = match slices {
-            [only] => socket.send_with_flags(only, flags),
-            several => socket.send_vectored_with_flags(several, flags),
-        };
-        return match result {
+        return match VolatileSlice::send(socket.as_fd(), slices, flags) {
             Ok(written) => Ok(Some(written)),
             Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(None),
             Err(error) if error.kind() == ErrorKind::Interrupted => continue,

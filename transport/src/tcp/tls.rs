@@ -1,14 +1,15 @@
-//! TLS over a non-blocking socket: records sealed from where frames and tensors lie, and opened into where they go.
+//! TLS over a non-blocking socket: records sealed from a copy of frames and tensors, and opened into where they go.
 //!
 //! Keeps at most [`INCOMING_BYTES`] of what came and [`SEALED_BYTES`] of what leaves, and one record that was opened and not
 //! taken. Nothing counts as written until the kernel has all of its records, so an outbox that is empty has left.
 
-use std::io::{IoSlice, IoSliceMut, Read};
+use std::io::Read;
 
 use rustls::CommonState;
 use rustls::client::UnbufferedClientConnection;
 use rustls::server::UnbufferedServerConnection;
 use rustls::unbuffered::{ConnectionState, EncodeError, InsufficientSizeError, UnbufferedStatus};
+use sealane_runtime::{VolatileSlice, VolatileSliceMut};
 use socket2::Socket;
 
 use super::stream::{got, send};
@@ -21,6 +22,8 @@ const RECORD_BYTES: usize = 5 + 16 * 1024 + 256;
 const HANDSHAKE_BYTES: usize = 16 * 1024;
 /// What is read at once: three whole records and a part.
 const INCOMING_BYTES: usize = 4 * RECORD_BYTES;
+/// What goes into one record.
+const PLAIN_BYTES: usize = 16 * 1024;
 /// What is sealed at once.
 const SEALED_BYTES: usize = 64 * 1024;
 /// What a record of 16 KiB takes besides, and more than that.
@@ -42,6 +45,8 @@ pub(crate) struct TlsStream {
     /// What was opened and had no room: from `opened_head` on.
     opened: Vec<u8>,
     opened_head: usize,
+    /// A copy of what is sealed next: tensors may lie in memory that others write to.
+    plain: Vec<u8>,
     /// What is sealed: from `sealed_head` on it is still to leave.
     sealed: Vec<u8>,
     sealed_head: usize,
@@ -79,7 +84,7 @@ impl TlsStream {
 
     fn new(socket: Socket, side: Side) -> Self {
         let incoming = vec![0; HANDSHAKE_BYTES];
-        let (opened, sealed) = (Vec::new(), Vec::new());
+        let (opened, plain, sealed) = (Vec::new(), Vec::new(), Vec::new());
         Self {
             socket,
             side,
@@ -88,6 +93,7 @@ impl TlsStream {
             end: 0,
             opened,
             opened_head: 0,
+            plain,
             sealed,
             sealed_head: 0,
             owed: 0,
@@ -132,7 +138,7 @@ impl TlsStream {
         self.sealed_head < self.sealed.len()
     }
 
-    pub(super) fn read(&mut self, targets: &mut [IoSliceMut<'_>]) -> Result<Option<usize>, LinkError> {
+    pub(super) fn read(&mut self, targets: &mut [VolatileSliceMut<'_>]) -> Result<Option<usize>, LinkError> {
         let mut taken = 0;
         let room: usize = targets.iter().map(|target| target.len()).sum();
         self.hand_over(targets, &mut taken);
@@ -160,7 +166,11 @@ impl TlsStream {
         }
     }
 
-    pub(super) fn write(&mut self, slices: &[IoSlice<'_>], more_follows: bool) -> Result<Option<usize>, LinkError> {
+    pub(super) fn write(
+        &mut self,
+        slices: &[VolatileSlice<'_>],
+        more_follows: bool,
+    ) -> Result<Option<usize>, LinkError> {
         if self.owed == 0 {
             self.seal(slices)?;
         }
@@ -197,7 +207,7 @@ impl TlsStream {
     }
 
     /// Moves what was opened before into the targets.
-    fn hand_over(&mut self, targets: &mut [IoSliceMut<'_>], taken: &mut usize) {
+    fn hand_over(&mut self, targets: &mut [VolatileSliceMut<'_>], taken: &mut usize) {
         self.opened_head += scatter(&self.opened[self.opened_head..], targets, taken);
         if self.opened_head == self.opened.len() {
             self.opened.clear();
@@ -207,7 +217,7 @@ impl TlsStream {
 
     /// Looks at what has come. Opened bytes go into the targets behind the `taken` that are there, and what has no room
     /// waits.
-    fn step(&mut self, targets: &mut [IoSliceMut<'_>], taken: &mut usize) -> Result<Step, LinkError> {
+    fn step(&mut self, targets: &mut [VolatileSliceMut<'_>], taken: &mut usize) -> Result<Step, LinkError> {
         if self.is_over {
             return Err(LinkError::Closed);
         }
@@ -226,19 +236,20 @@ impl TlsStream {
     }
 
     /// Seals as much of the slices as leaves at once.
-    fn seal(&mut self, slices: &[IoSlice<'_>]) -> Result<(), LinkError> {
+    fn seal(&mut self, slices: &[VolatileSlice<'_>]) -> Result<(), LinkError> {
         if self.is_over {
             return Err(LinkError::Closed);
         }
         for slice in slices {
-            let mut rest: &[u8] = slice;
+            let mut rest = *slice;
             while !rest.is_empty() {
                 let room = SEALED_BYTES.saturating_sub(self.owed);
                 if room == 0 {
                     return Ok(());
                 }
-                let bytes = &rest[..rest.len().min(room)];
-                let (opened, sealed) = (&mut self.opened, &mut self.sealed);
+                self.plain.clear();
+                rest.first(room.min(PLAIN_BYTES)).append_to(&mut self.plain);
+                let (opened, sealed, bytes) = (&mut self.opened, &mut self.sealed, &self.plain[..]);
                 let mut open = |bytes: &[u8]| opened.extend_from_slice(bytes);
                 let before = self.start;
                 let incoming = &mut self.incoming[before..self.end];
@@ -253,8 +264,8 @@ impl TlsStream {
                     Step::Over => return Err(LinkError::Closed),
                     Step::Blocked => {}
                 }
-                self.owed += bytes.len();
-                rest = &rest[bytes.len()..];
+                self.owed += self.plain.len();
+                rest = rest.range(self.plain.len()..rest.len());
             }
         }
         Ok(())
@@ -284,7 +295,7 @@ impl TlsStream {
     /// Writes what is sealed; true if all of it has left.
     fn flush(&mut self, more_follows: bool) -> Result<bool, LinkError> {
         while self.wants_write() {
-            let slice = [IoSlice::new(&self.sealed[self.sealed_head..])];
+            let slice = [self.sealed[self.sealed_head..].into()];
             let Some(count) = send(&self.socket, &slice, more_follows)? else { return Ok(false) };
             self.sealed_head += count;
         }
@@ -385,16 +396,15 @@ fn act<Data>(
 }
 
 /// Copies `bytes` into the targets behind the first `taken`, as far as they have room; how many.
-fn scatter(mut bytes: &[u8], targets: &mut [IoSliceMut<'_>], taken: &mut usize) -> usize {
+fn scatter(mut bytes: &[u8], targets: &mut [VolatileSliceMut<'_>], taken: &mut usize) -> usize {
     let (mut skip, before) = (*taken, *taken);
     for target in targets {
         if skip >= target.len() {
             skip -= target.len();
             continue;
         }
-        let room = &mut target[skip..];
-        let count = bytes.len().min(room.len());
-        room[..count].copy_from_slice(&bytes[..count]);
+        let count = bytes.len().min(target.len() - skip);
+        target.reborrow().range(skip..skip + count).copy_from(&bytes[..count]);
         (bytes, skip) = (&bytes[count..], 0);
         *taken += count;
         if bytes.is_empty() {

@@ -5,6 +5,8 @@ mod element;
 mod meta;
 mod strings;
 
+use std::sync::Arc;
+
 use crate::{Error, Payload};
 use sealane_runtime::Buffer;
 use zerocopy::IntoBytes;
@@ -84,7 +86,20 @@ impl Tensor {
         &self.data
     }
 
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.data.len()
+    }
+
+    /// True if there are no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.data.is_empty()
+    }
+
     /// The bytes.
+    ///
+    /// # Panics
+    /// If they lie in memory that others may write to, as only the engine sees it.
     pub fn bytes(&self) -> &[u8] {
         self.data.as_ref()
     }
@@ -92,9 +107,14 @@ impl Tensor {
     /// The bytes, to be written over; `None` if the memory is shared.
     #[inline]
     pub fn bytes_mut(&mut self) -> Option<&mut [u8]> {
+        self.buffer_mut().map(|buffer| &mut **buffer)
+    }
+
+    #[inline]
+    pub(crate) fn buffer_mut(&mut self) -> Option<&mut Buffer> {
         match &mut self.data {
             Payload::Owned(buffer) => Some(buffer),
-            Payload::Shared(_) => None,
+            Payload::Shared(_) | Payload::Bytes(_) => None,
         }
     }
 
@@ -136,7 +156,10 @@ impl Tensor {
     pub fn into_buffer(self) -> Buffer {
         match self.data {
             Payload::Owned(buffer) => buffer,
-            Payload::Shared(bytes) => Buffer::from_vec(bytes.into()),
+            Payload::Shared(buffer) => {
+                Arc::try_unwrap(buffer).unwrap_or_else(|shared| Buffer::copy_of_volatile(shared.volatile()))
+            }
+            Payload::Bytes(bytes) => Buffer::from_vec(bytes.into()),
         }
     }
 }

@@ -3,6 +3,7 @@
 //! A message begins with 4 bytes: the receive buffers that its sender gives back to the peer (2), and zeros (2). Parts follow:
 //! a header of 8 bytes each, and what the header says.
 
+use sealane_runtime::{VolatileSlice, VolatileSliceMut};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -163,6 +164,16 @@ impl<'a> Writer<'a> {
         self.put(place.as_bytes());
     }
 
+    /// Appends a part of bytes that others may write to at any time.
+    ///
+    /// # Panics
+    /// If there is no room for it.
+    pub(super) fn push_bytes(&mut self, transfer: u16, bytes: VolatileSlice<'_>) {
+        self.header(BYTES, 0, transfer, bytes.len());
+        VolatileSliceMut::from(&mut self.buffer[self.length..][..bytes.len()]).copy_from(bytes);
+        self.length += bytes.len();
+    }
+
     /// Appends a part.
     ///
     /// # Panics
@@ -174,10 +185,7 @@ impl<'a> Writer<'a> {
                 self.header(FRAMES, 0, 0, bytes.len());
                 self.put(bytes);
             }
-            Part::Bytes { transfer, bytes } => {
-                self.header(BYTES, 0, transfer, bytes.len());
-                self.put(bytes);
-            }
+            Part::Bytes { transfer, bytes } => self.push_bytes(transfer, bytes.into()),
             Part::Payload { transfer, bytes, how } => {
                 let (code, place) = match how {
                     How::Announced => (0, NOWHERE),

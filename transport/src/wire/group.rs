@@ -2,6 +2,7 @@
 //!
 //! A reader walks the entries; each is checked when it is reached, so nothing is looked at twice.
 
+use sealane_runtime::VolatileSlice;
 use zerocopy::little_endian::{I64, U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -199,20 +200,20 @@ impl RequestGroup<'_, '_> {
 }
 
 impl ResponseGroup<'_, '_> {
-    /// Adds a tensor.
+    /// Adds a tensor: the request that it answers, the producer's handle of it, its metadata and its bytes.
     #[inline]
-    pub fn push(&mut self, response: &SmallResponse<'_>) {
+    pub fn push(&mut self, id: Handle, token: Handle, meta: &[u8], payload: VolatileSlice<'_>) {
         let entry = ResponseEntry {
-            id: U64::new(response.id.to_bits()),
-            token: U64::new(response.token.to_bits()),
-            payload_bytes: U32::new(response.payload.len() as u32),
-            meta_bytes: U16::new(response.meta.len() as u16),
+            id: U64::new(id.to_bits()),
+            token: U64::new(token.to_bits()),
+            payload_bytes: U32::new(payload.len() as u32),
+            meta_bytes: U16::new(meta.len() as u16),
         };
         let bytes = &mut *self.writer.0;
-        bytes.reserve(size_of::<ResponseEntry>() + response.meta.len() + response.payload.len());
+        bytes.reserve(size_of::<ResponseEntry>() + meta.len() + payload.len());
         bytes.extend_from_slice(entry.as_bytes());
-        bytes.extend_from_slice(response.meta);
-        bytes.extend_from_slice(response.payload);
+        bytes.extend_from_slice(meta);
+        payload.append_to(bytes);
     }
 
     /// Ends the frame.
@@ -247,8 +248,8 @@ mod tests {
         let mut writer = FrameWriter(&mut bytes);
         let mut group = writer.responses();
         let small = SmallResponse { id: handle(1), token: handle(2), meta: b"meta", payload: b"bytes" };
-        group.push(&small);
-        group.push(&SmallResponse { payload: b"", ..small });
+        group.push(small.id, small.token, small.meta, small.payload.into());
+        group.push(small.id, small.token, small.meta, VolatileSlice::empty());
         group.end();
         let Ok(Some((Frame::Responses(responses), _))) = parse(&bytes) else { panic!("not responses") };
         let read: Result<Vec<_>, _> = responses.iter().collect();
@@ -260,7 +261,7 @@ mod tests {
         let mut bytes = Vec::new();
         let mut writer = FrameWriter(&mut bytes);
         let mut group = writer.responses();
-        group.push(&SmallResponse { id: handle(1), token: handle(2), meta: b"m", payload: b"bytes" });
+        group.push(handle(1), handle(2), b"m", b"bytes".into());
         group.end();
         bytes[4] -= 1;
         let Ok(Some((Frame::Responses(responses), _))) = parse(&bytes) else { panic!("not responses") };

@@ -3,6 +3,7 @@
 //! A key set is the consumer's: it numbers the keys 0, 1, 2, ... and names the set by a handle. Metadata of a set's
 //! tensors is told when it changes, so a part of an answer is bytes alone.
 
+use sealane_runtime::VolatileSlice;
 use zerocopy::little_endian::{I64, U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -376,8 +377,8 @@ impl PartGroup<'_, '_> {
 
     /// Adds the next tensor's bytes.
     #[inline]
-    pub fn push(&mut self, payload: &[u8]) {
-        self.writer.0.extend_from_slice(payload);
+    pub fn push(&mut self, payload: VolatileSlice<'_>) {
+        payload.append_to(self.writer.0);
         self.count += 1;
     }
 
@@ -420,8 +421,8 @@ mod tests {
         assert_eq!(read(&written(|w| w.pull_cancel(id))), PullFrame::Cancel { id });
         let bytes = written(|w| {
             let mut parts = w.parts(id, 5, 2);
-            parts.push(b"ab");
-            parts.push(b"cde");
+            parts.push(b"ab".into());
+            parts.push(b"cde".into());
             parts.end();
         });
         let parts = Parts { id, version: 5, first: 2, count: 2, payload: b"abcde" };

@@ -1,5 +1,6 @@
 //! Frames of pushes: numbered streams of tensors into the queues of the other side, with credit in messages and bytes.
 
+use sealane_runtime::VolatileSlice;
 use zerocopy::little_endian::{U16, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -256,7 +257,7 @@ impl PushGroup<'_, '_> {
 
     /// Adds a tensor.
     #[inline]
-    pub fn push(&mut self, meta: &[u8], payload: &[u8]) {
+    pub fn push(&mut self, meta: &[u8], payload: VolatileSlice<'_>) {
         let bytes = &mut *self.writer.0;
         let same = self.last_meta.is_some_and(|(at, length)| bytes[at..at + length] == *meta);
         let meta_bytes = if same { SAME_META } else { meta.len() as u16 };
@@ -267,7 +268,7 @@ impl PushGroup<'_, '_> {
             self.last_meta = Some((bytes.len(), meta.len()));
             bytes.extend_from_slice(meta);
         }
-        bytes.extend_from_slice(payload);
+        payload.append_to(bytes);
     }
 
     /// Ends the frame.
@@ -314,7 +315,7 @@ mod tests {
         let tensors: [(&[u8], &[u8]); 4] = [(b"meta", b"one"), (b"meta", b"two"), (b"other", b""), (b"meta", b"four")];
         let bytes = written(|w| {
             let mut group = w.pushes(stream, 11);
-            tensors.iter().for_each(|(meta, payload)| group.push(meta, payload));
+            tensors.iter().for_each(|(meta, payload)| group.push(meta, (*payload).into()));
             group.end();
         });
         let PushFrame::Pushes(pushes) = read(&bytes) else { panic!("not pushes") };
@@ -335,7 +336,7 @@ mod tests {
     fn the_first_entry_has_metadata_of_its_own() {
         let mut bytes = written(|w| {
             let mut group = w.pushes(Handle::from_bits(1 << 32), 0);
-            group.push(b"m", b"bytes");
+            group.push(b"m", b"bytes".into());
             group.end();
         });
         let at = super::super::FRAME_HEADER_BYTES + 8 + 2;

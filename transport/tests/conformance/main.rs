@@ -4,6 +4,7 @@
 //! as well, for the sessions to survive.
 
 mod ends;
+mod foreign;
 #[path = "../sockets/greeted.rs"]
 mod greeted;
 mod moved;

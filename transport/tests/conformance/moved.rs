@@ -390,12 +390,12 @@ pub fn a_landing_under_way_is_given_up_whole(make: Make) {
     // The frame and a part of the payload, then the end.
     let mut whole = Outbox::default();
     wanting.answer(&mut whole, 0, pattern(0, 5 << 20));
-    let mut slices = [std::io::IoSlice::new(&[]); 2];
+    let mut slices = [sealane_runtime::VolatileSlice::empty(); 2];
     assert_eq!(whole.gather(&mut slices), 2);
     let mut outbox = Outbox::default();
     outbox.stage(|writer| {
-        writer.0.extend_from_slice(&slices[0]);
-        writer.0.extend_from_slice(&slices[1][..100_000]);
+        slices[0].append_to(writer.0);
+        slices[1].first(100_000).append_to(writer.0);
     });
     while !outbox.is_empty() {
         send(&mut *from, &mut outbox);

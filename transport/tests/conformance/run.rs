@@ -15,6 +15,7 @@ use sealane_transport::session::{Ask, Asked, Event, Roster, Session};
 use sealane_transport::{Handle, Link, Meta, Payload, SessionLimits};
 
 use crate::ends::{Make, wait};
+use crate::foreign::foreign;
 use crate::verbs::{end_run, register};
 
 /// Runs of one test, each with its own seed.
@@ -135,7 +136,10 @@ impl Side {
                         Ok(arrived) => {
                             let length = arrived.buffer.len();
                             assert_eq!(arrived.meta[..], (length as u64).to_le_bytes());
-                            assert!(arrived.buffer[..] == contents(waiter, length), "tensor {waiter} is not identical");
+                            assert!(
+                                arrived.buffer.volatile().to_vec() == contents(waiter, length),
+                                "tensor {waiter} is not identical"
+                            );
                             Fate::Arrived
                         }
                         Err(unanswered) => Fate::Ended(unanswered.error.code()),
@@ -194,6 +198,11 @@ impl Run {
         Self { make, random, now: Instant::now(), links: None, sides, epoch: 0 }
     }
 
+    /// A process's own memory, or a client's.
+    fn memory(&mut self, bytes: Vec<u8>) -> Buffer {
+        if self.random.random_bool(0.5) { Buffer::from_vec(bytes) } else { foreign(bytes) }
+    }
+
     fn ask(&mut self, side: usize, patience: Duration) {
         let length = SIZES[self.random.random_range(0..SIZES.len())];
         let manner = match self.random.random_range(0..10) {
@@ -202,10 +211,11 @@ impl Run {
             _ => Manner::Refuses,
         };
         let number = self.sides[side].asked.len() as u32;
-        let payload = Payload::from(contents(number, length));
+        let payload = self.memory(contents(number, length)).into();
         self.sides[1 - side].kept.insert(number, Kept { manner, at_home: Some(payload), taken: false });
         let room = length + self.random.random_range(0..2);
-        let destination = self.random.random_bool(0.5).then(|| Buffer::from_vec(vec![0; room]));
+        let brings = self.random.random_bool(0.5);
+        let destination = brings.then(|| self.memory(vec![0; room]));
         let (deadline, key) = (self.now + patience, number.to_string());
         let ask = Ask { consumer: 0, producer: 0, step: 1, key: &key, deadline, destination, waiter: number };
         let handle = self.sides[side].session.request(self.now, ask).expect("few enough");

@@ -1,8 +1,8 @@
 //! Memory shared with a client, as the shard uses it: parts of its arena, and the receive area as a pool. Shard thread
 //! only, but for the lists that buffers leave their names in when they are dropped.
 //!
-//! The client may write to all of it at any time. Nothing is decided by these bytes here: they are copied, or given to
-//! the kernel.
+//! The client may write to all of it at any time, and name a part as often as it likes: the buffers here are foreign, which
+//! have no slice to look at. Their bytes are copied, or given to the kernel.
 #![allow(unsafe_code)]
 
 use std::cell::RefCell;
@@ -69,15 +69,15 @@ impl ClientArena {
     pub(super) fn payload(&self, call: u32, span: Span) -> Result<Buffer, OutOfRange> {
         let bytes = self.destinations.memory.bytes(span)?;
         // SAFETY: the span was just checked and the memory is mapped as long as the lender lives; in this process only
-        // this buffer uses it, unless the client names a part twice, and then only bytes are copied twice.
-        Ok(unsafe { Buffer::lent(bytes.cast(), bytes.len(), u64::from(call), self.payloads.clone()) })
+        // such buffers use it.
+        Ok(unsafe { Buffer::foreign(bytes.cast(), bytes.len(), u64::from(call), self.payloads.clone()) })
     }
 
     /// Where the tensor of a recv is to go, or the bytes of a publication: the client hears when it is given back.
     pub(super) fn destination(&self, call: u32, span: Span) -> Result<Buffer, OutOfRange> {
         let bytes = self.destinations.memory.bytes(span)?;
         // SAFETY: as in `payload`.
-        Ok(unsafe { Buffer::lent(bytes.cast(), bytes.len(), u64::from(call), self.destinations.clone()) })
+        Ok(unsafe { Buffer::foreign(bytes.cast(), bytes.len(), u64::from(call), self.destinations.clone()) })
     }
 
     /// True if the buffer is a destination of this arena, which its call's outcome gives back.
@@ -177,8 +177,8 @@ impl ReceiveArea {
         let Ok(token) = books.out.insert(Out { block, held: true, told: false }) else {
             unreachable!("2^32 blocks do not fit in memory")
         };
-        // SAFETY: the block was just taken for this buffer alone and the memory is mapped as long as the lender lives.
-        Ok(unsafe { Buffer::lent(bytes.cast(), len, token.to_bits(), self.memory.clone()) })
+        // SAFETY: the block was just taken for this buffer and the memory is mapped as long as the lender lives.
+        Ok(unsafe { Buffer::foreign(bytes.cast(), len, token.to_bits(), self.memory.clone()) })
     }
 
     /// The token of a buffer, if it is of this area.
@@ -282,6 +282,18 @@ mod tests {
         assert!(area.place_of(&area.allocate_to_stay(64).unwrap()).is_some());
         assert!(area.place_of(&area.allocate_to_stay(0).unwrap()).is_none());
         assert!(area.place_of(&area.allocate(1000).unwrap()).is_some());
+    }
+
+    #[test]
+    fn what_a_client_may_write_to_is_no_slice() {
+        let (memory, _descriptor) = SharedMemory::create("test", BYTES, false).unwrap();
+        let arena = ClientArena::new(memory);
+        let span = Span { offset: 8, len: 100 };
+        let buffers = [arena.payload(1, span).unwrap(), arena.destination(2, span).unwrap(), whole(&area()).unwrap()];
+        assert!(buffers.iter().all(Buffer::is_foreign));
+        // Named twice, it is copied onto itself.
+        let [from, mut to, _] = buffers;
+        to.volatile_mut().copy_from(from.volatile());
     }
 
     #[test]

@@ -137,10 +137,10 @@ impl<'s> End<'s> {
         self.session.fill_from(&self.published, now, one_message);
         loop {
             let outbox = self.session.outbox();
-            let mut slices = [std::io::IoSlice::new(&[]); 8];
+            let mut slices = [sealane_runtime::VolatileSlice::empty(); 8];
             let count = outbox.gather(&mut slices);
             let before = into.len();
-            slices[..count].iter().for_each(|slice| into.extend_from_slice(slice));
+            slices[..count].iter().for_each(|slice| slice.append_to(into));
             if into.len() == before {
                 break;
             }

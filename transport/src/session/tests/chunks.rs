@@ -19,7 +19,7 @@ fn pair() -> Pair {
 /// What the outbox holds, as if the link had taken it.
 pub(super) fn written<W, D: PartialEq>(session: &mut Session<W, D>) -> Vec<u8> {
     let outbox = session.outbox();
-    let mut slices = [std::io::IoSlice::new(&[]); 16];
+    let mut slices = [sealane_runtime::VolatileSlice::empty(); 16];
     let count = outbox.gather(&mut slices);
     let bytes: Vec<u8> = slices[..count].iter().flat_map(|slice| slice.to_vec()).collect();
     outbox.advance(bytes.len());

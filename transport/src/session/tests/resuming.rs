@@ -45,7 +45,7 @@ fn a_link_lost_while_the_payload_was_leaving_gives_the_same_tensor() {
         pair.answering.answer(id, pattern(BYTES), "w");
         pair.answering.session.fill(pair.answering.now, false);
         let outbox = pair.answering.session.outbox();
-        let mut slices = [std::io::IoSlice::new(&[]); 4];
+        let mut slices = [sealane_runtime::VolatileSlice::empty(); 4];
         let count = outbox.gather(&mut slices);
         let bytes: Vec<u8> = slices[..count].iter().flat_map(|slice| slice.to_vec()).take(written).collect();
         outbox.advance(written);

@@ -83,11 +83,14 @@ fn pass(streams: &mut [TlsStream; 2], wire: &mut Wire, from: usize, bytes: &[u8]
             let rest = &bytes[sent..];
             let (one, other) = rest.split_at(rest.len().min(slices[0]));
             let other = &other[..other.len().min(slices[1])];
-            sent += streams[from].write(&[IoSlice::new(one), IoSlice::new(other)], false).unwrap().unwrap_or(0);
+            sent += streams[from]
+                .write(&[VolatileSlice::from(one), VolatileSlice::from(other)], false)
+                .unwrap()
+                .unwrap_or(0);
         }
         wire.carry(&mut |_, _| {});
         let (mut first, mut second) = (vec![0; slices[1]], vec![0; slices[0]]);
-        let mut targets = [IoSliceMut::new(&mut first), IoSliceMut::new(&mut second)];
+        let mut targets = [VolatileSliceMut::from(&mut first), VolatileSliceMut::from(&mut second)];
         let count = streams[1 - from].read(&mut targets).unwrap().unwrap_or(0);
         heard.extend_from_slice(&[first, second].concat()[..count]);
     }
@@ -159,13 +162,13 @@ fn records_of_tls_alone_are_read_a_bounded_number_of_times() {
     let certified = authority.certify(&[], SystemTime::now() + DAY).unwrap();
     let ours = identity(&authority.certificate(), &certified);
     let (mut streams, mut wire) = pair_of(&ours, &ours.with_tickets(1000));
-    streams[1].write(&[IoSlice::new(b"and this")], false).unwrap();
+    streams[1].write(&[VolatileSlice::from(b"and this")], false).unwrap();
     wire.carry(&mut |_, _| {});
     // A little at once: the socket holds more than is read in one go.
     let end = streams[0].end;
     streams[0].incoming.truncate(end + 1024);
     let mut target = [0; 8];
-    let mut read = || streams[0].read(&mut [IoSliceMut::new(&mut target)]).unwrap();
+    let mut read = || streams[0].read(&mut [VolatileSliceMut::from(&mut target)]).unwrap();
     assert_eq!(read(), None, "it is somebody else's turn");
     let mut turns = 1;
     while read().is_none() {
@@ -179,7 +182,7 @@ fn records_of_tls_alone_are_read_a_bounded_number_of_times() {
 fn one_altered_bit_ends_the_stream() {
     let (mut streams, mut wire) = pair();
     let bytes = pattern(5000);
-    streams[0].write(&[IoSlice::new(&bytes)], false).unwrap();
+    streams[0].write(&[VolatileSlice::from(&bytes)], false).unwrap();
     let mut altered = false;
     wire.carry(&mut |side, bytes| {
         if side == 0 && !altered {
@@ -188,25 +191,25 @@ fn one_altered_bit_ends_the_stream() {
         }
     });
     let mut target = vec![0; bytes.len()];
-    let error = streams[1].read(&mut [IoSliceMut::new(&mut target)]).unwrap_err();
+    let error = streams[1].read(&mut [VolatileSliceMut::from(&mut target)]).unwrap_err();
     assert!(matches!(error, LinkError::Tls(_)), "{error}");
     assert!(target.iter().all(|&byte| byte == 0), "nothing of it was believed");
     // And the other side is told.
     wire.carry(&mut |_, _| {});
-    let error = streams[0].read(&mut [IoSliceMut::new(&mut target)]).unwrap_err();
+    let error = streams[0].read(&mut [VolatileSliceMut::from(&mut target)]).unwrap_err();
     assert!(matches!(error, LinkError::Tls(_)), "{error}");
 }
 
 #[test]
 fn a_record_that_is_played_again_ends_the_stream() {
     let (mut streams, mut wire) = pair();
-    streams[0].write(&[IoSlice::new(b"pay once")], false).unwrap();
+    streams[0].write(&[VolatileSlice::from(b"pay once")], false).unwrap();
     wire.carry(&mut |_, _| {});
     let mut target = [0; 8];
-    assert_eq!(streams[1].read(&mut [IoSliceMut::new(&mut target)]).unwrap(), Some(8));
+    assert_eq!(streams[1].read(&mut [VolatileSliceMut::from(&mut target)]).unwrap(), Some(8));
     let again = wire.said[0].clone();
     (&wire.ends[1]).write_all(&again).unwrap();
-    let error = streams[1].read(&mut [IoSliceMut::new(&mut target)]).unwrap_err();
+    let error = streams[1].read(&mut [VolatileSliceMut::from(&mut target)]).unwrap_err();
     assert!(matches!(error, LinkError::Tls(_)), "{error}");
 }
 
@@ -217,7 +220,7 @@ fn what_the_socket_does_not_take_is_told_as_written_only_when_it_has() {
     let bytes = pattern(200_000);
     // Nobody reads: at some time the socket is full, and what is under seal is not counted.
     let mut sent = 0;
-    while let Some(count) = streams[0].write(&[IoSlice::new(&bytes[sent..])], false).unwrap() {
+    while let Some(count) = streams[0].write(&[VolatileSlice::from(&bytes[sent..])], false).unwrap() {
         sent += count;
     }
     assert!(streams[0].wants_write() && sent < bytes.len());
@@ -228,12 +231,12 @@ fn what_the_socket_does_not_take_is_told_as_written_only_when_it_has() {
         // A smaller budget than what is under seal: it is told in parts.
         let offered = &bytes[sent..bytes.len().min(sent + 1000)];
         if !offered.is_empty() {
-            let taken = streams[0].write(&[IoSlice::new(offered)], false).unwrap().unwrap_or(0);
+            let taken = streams[0].write(&[VolatileSlice::from(offered)], false).unwrap().unwrap_or(0);
             assert!(taken <= offered.len());
             sent += taken;
         }
         wire.carry(&mut |_, _| {});
-        let count = streams[1].read(&mut [IoSliceMut::new(&mut target)]).unwrap().unwrap_or(0);
+        let count = streams[1].read(&mut [VolatileSliceMut::from(&mut target)]).unwrap().unwrap_or(0);
         heard.extend_from_slice(&target[..count]);
     }
     assert!(heard == bytes);
@@ -243,7 +246,7 @@ fn what_the_socket_does_not_take_is_told_as_written_only_when_it_has() {
 fn the_end_of_the_wire_is_the_end_of_the_stream() {
     let (mut streams, wire) = pair();
     drop(wire);
-    let error = streams[0].read(&mut [IoSliceMut::new(&mut [0; 8])]).unwrap_err();
+    let error = streams[0].read(&mut [VolatileSliceMut::from(&mut [0; 8])]).unwrap_err();
     assert_eq!(error, LinkError::Closed);
 }
 
@@ -252,16 +255,16 @@ fn a_last_word_is_heard_though_nothing_can_be_answered() {
     let (mut streams, wire) = pair();
     streams[0].socket.set_send_buffer_size(4096).unwrap();
     let bytes = pattern(200_000);
-    while streams[0].write(&[IoSlice::new(&bytes)], false).unwrap().is_some() {}
-    streams[1].write(&[IoSlice::new(b"farewell")], false).unwrap();
+    while streams[0].write(&[VolatileSlice::from(&bytes)], false).unwrap().is_some() {}
+    streams[1].write(&[VolatileSlice::from(b"farewell")], false).unwrap();
     let mut word = [0; 256];
     let count = (&wire.ends[1]).read(&mut word).unwrap();
     (&wire.ends[0]).write_all(&word[..count]).unwrap();
     drop(wire);
     let mut target = [0; 8];
-    assert_eq!(streams[0].read(&mut [IoSliceMut::new(&mut target)]), Ok(Some(8)));
+    assert_eq!(streams[0].read(&mut [VolatileSliceMut::from(&mut target)]), Ok(Some(8)));
     assert_eq!(&target, b"farewell");
-    assert!(streams[0].read(&mut [IoSliceMut::new(&mut target)]).is_err());
+    assert!(streams[0].read(&mut [VolatileSliceMut::from(&mut target)]).is_err());
 }
 
 proptest! {

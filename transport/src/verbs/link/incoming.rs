@@ -92,7 +92,7 @@ impl Incoming {
         let Place::Buffer(_) = landing.place else {
             return self.begin_unwanted(tools, (number, how), landing, landed);
         };
-        let place = landing.target().expect("it has a buffer");
+        let mut place = landing.target().expect("it has a buffer");
         let (address, length) = (place.as_mut_ptr() as u64, place.len());
         // However it comes, the place that was announced for it is closed when it has come.
         if let Some((used, opened)) = places.take(landing.request.to_bits(), address) {
@@ -281,7 +281,7 @@ impl Incoming {
     /// Opens the place of a payload; false if all windows are in use.
     fn open(&mut self, tools: &mut Tools<'_>, number: u16) -> bool {
         let Some(transfer) = self.transfers[usize::from(number)].as_mut() else { return true };
-        let place = transfer.landing.target().expect("it has a buffer");
+        let mut place = transfer.landing.target().expect("it has a buffer");
         let (address, length) = (place.as_mut_ptr() as u64, place.len());
         let used = transfer.used.expect("what is opened is registered");
         let answer = match tools.open(used, address, length, Grant::Write) {
@@ -304,10 +304,14 @@ impl Incoming {
     fn ask_piece(&mut self, tools: &mut Tools<'_>, number: u16) -> bool {
         let Some(transfer) = self.transfers[usize::from(number)].as_mut() else { return true };
         let Step::Reading { from, asked, .. } = &mut transfer.step else { return true };
-        let place = transfer.landing.target().expect("it has a buffer");
+        let mut place = transfer.landing.target().expect("it has a buffer");
         let lkey = transfer.used.expect("what is read is registered").region.lkey;
         let piece = (place.len() - *asked).min(PIECE_BYTES);
-        let into = Piece { address: place[*asked..].as_mut_ptr() as u64, bytes: piece as u32, lkey };
+        let into = Piece {
+            address: place.reborrow().range(*asked..*asked + piece).as_mut_ptr() as u64,
+            bytes: piece as u32,
+            lkey,
+        };
         let from = Remote { address: from.address.wrapping_add(*asked as u64), rkey: from.rkey };
         tools.push(Work::Read { into, from }, Then::Read { transfer: number, bytes: piece as u32 });
         *asked += piece;

@@ -81,7 +81,7 @@ impl Outgoing {
     pub(super) fn begin(&mut self, tools: &mut Tools<'_>, aside: Aside, place: Option<TheirPlace>) -> (u16, How) {
         let number = self.free.pop().expect("the caller has seen room");
         let Aside { owner, request, payload } = aside;
-        let (address, bytes) = (payload.as_ref().as_ptr() as u64, payload.len());
+        let (address, bytes) = (payload.volatile().as_ptr() as u64, payload.len());
         // SAFETY: the payload keeps the memory, and stays here until the use is released.
         let used = unsafe { tools.lend(address, bytes) };
         let streamed = (None, How::Streamed, Step::Streaming { sent: 0, offered: None });
@@ -257,7 +257,7 @@ impl Outgoing {
         let Some(&number) = self.writing.front() else { return };
         let Some(transfer) = self.transfers[usize::from(number)].as_mut() else { return };
         let Step::Writing { to, posted, .. } = &mut transfer.step else { return };
-        let bytes = transfer.payload.as_ref();
+        let bytes = transfer.payload.volatile();
         let lkey = transfer.used.expect("what is written is registered").region.lkey;
         while self.ahead < PIECES_AHEAD_BYTES && tools.has_room(1) {
             let piece = (bytes.len() - *posted).min(PIECE_BYTES);
@@ -265,7 +265,7 @@ impl Outgoing {
             if is_last && !credits.may_send() {
                 break;
             }
-            let from = Piece { address: bytes[*posted..].as_ptr() as u64, bytes: piece as u32, lkey };
+            let from = Piece { address: bytes.range(*posted..bytes.len()).as_ptr() as u64, bytes: piece as u32, lkey };
             let to = Remote { address: to.address.wrapping_add(*posted as u64), rkey: to.rkey };
             let word = is_last.then_some(u32::from(number));
             let then = Then::Written { transfer: number, bytes: piece as u32, is_last };
@@ -295,9 +295,9 @@ impl Outgoing {
         {
             let transfer = self.transfers[usize::from(number)].as_mut().expect("what streams is there");
             let Step::Streaming { sent, offered } = &mut transfer.step else { unreachable!("it streams") };
-            let bytes = transfer.payload.as_ref();
+            let bytes = transfer.payload.volatile();
             let count = (bytes.len() - *sent).min(writer.room() - PART_BYTES);
-            writer.push(Part::Bytes { transfer: number, bytes: &bytes[*sent..*sent + count] });
+            writer.push_bytes(number, bytes.range(*sent..*sent + count));
             *sent += count;
             if *sent < bytes.len() {
                 break;

@@ -172,7 +172,7 @@ impl Pair {
             let (meta, bytes) = &self.share.gradients[self.next_push];
             let payload = match self.variant.copies {
                 true => Payload::Owned(Buffer::copy_of(bytes)),
-                false => Payload::Shared(bytes.clone()),
+                false => Payload::Bytes(bytes.clone()),
             };
             let deadline = now + PATIENCE;
             let push = PushAsk { stream: self.stream, meta: meta.clone(), payload, deadline, deposit: () };

@@ -100,22 +100,22 @@ impl Client {
         if self.place_of(tensor).is_some() {
             return Ok(None);
         }
-        let mut buffer = self.area.allocate(tensor.bytes().len())?;
-        buffer.copy_from_slice(tensor.bytes());
+        let mut buffer = self.area.allocate(tensor.len())?;
+        buffer.volatile_mut().copy_from(tensor.payload().volatile());
         Tensor::new(tensor.meta().clone(), buffer).map(Some)
     }
 
     fn place_of<'a>(&self, tensor: &'a Tensor) -> Option<ReceivedAt<'a>> {
-        let bytes = tensor.bytes();
         if let Payload::Owned(buffer) = tensor.payload() {
             if self.arena.is_destination(buffer) {
-                return Some(ReceivedAt::Destination { len: bytes.len() as u64 });
+                return Some(ReceivedAt::Destination { len: tensor.len() as u64 });
             }
             if let Some((span, token)) = self.area.place_of(buffer) {
                 return Some(ReceivedAt::Area { span, token });
             }
         }
-        (bytes.len() <= INLINE_BYTES_MAX).then_some(ReceivedAt::Inline(bytes))
+        let travels = tensor.len() <= INLINE_BYTES_MAX && !tensor.payload().is_foreign();
+        travels.then(|| ReceivedAt::Inline(tensor.bytes()))
     }
 
     /// Tells the client that the engine is about to stop.

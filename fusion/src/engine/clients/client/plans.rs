@@ -314,7 +314,7 @@ impl Seat {
             tell(&Completion::Placed { plan, index, meta, span, token })?;
             area.told(token);
         }
-        let bytes = tensor.bytes().len() as u64;
+        let bytes = tensor.len() as u64;
         self.bytes = self.bytes - told.bytes + bytes;
         *told = Told { token, meta: Some(tensor.meta().clone()), bytes };
         Ok(())
@@ -326,7 +326,7 @@ impl Seat {
 fn token_of(tensor: &Tensor) -> u64 {
     match tensor.payload() {
         Payload::Owned(buffer) => buffer.lender().map_or(0, |(_, token)| token),
-        Payload::Shared(_) => 0,
+        Payload::Shared(_) | Payload::Bytes(_) => 0,
     }
 }
 
@@ -346,7 +346,8 @@ impl Board {
 
     #[inline]
     fn note(&mut self, index: usize, version: i64) {
-        self.memory[index * BOARD_BYTES_PER_KEY..][..BOARD_BYTES_PER_KEY].copy_from_slice(&version.to_le_bytes());
+        let at = index * BOARD_BYTES_PER_KEY;
+        self.memory.volatile_mut().range(at..at + BOARD_BYTES_PER_KEY).copy_from(&version.to_le_bytes());
     }
 
     fn tell(

@@ -218,7 +218,7 @@ impl Client {
                 let Some(Accepted { from, tensor }) = seat.next() else { break };
                 match self.within_reach(&tensor) {
                     Ok(moved) => {
-                        seat.credit.spend(tensor.bytes().len());
+                        seat.credit.spend(tensor.len());
                         let tensor = moved.unwrap_or(tensor);
                         self.put(Answer::Accepted { queue: number, from, tensor }, record);
                         count += 1;
@@ -311,7 +311,7 @@ mod tests {
         seat.credit.grant(6, 1000).unwrap();
         let handed = std::iter::from_fn(|| {
             let next = seat.next()?;
-            seat.credit.spend(next.tensor.bytes().len());
+            seat.credit.spend(next.tensor.len());
             Some(next)
         });
         assert_eq!(handed.count(), 6);

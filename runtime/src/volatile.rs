@@ -1,0 +1,275 @@
+//! Bytes that somebody else may write at any time: of them there is a pointer and a length, never a `&[u8]`.
+//!
+//! What another process writes into memory that it shares may change between two looks at it, and a reference promises that
+//! it does not. So these bytes can be copied, or given to the kernel, and nothing else. As `VolatileSlice` of rust-vmm's
+//! vm-memory, whose copies are memmove above a word too.
+#![allow(unsafe_code)]
+
+use std::{
+    fmt, io,
+    marker::PhantomData,
+    ops::Range,
+    os::fd::{AsRawFd, BorrowedFd},
+    ptr::NonNull,
+    sync::atomic::{Ordering, compiler_fence},
+};
+
+/// Bytes to read, laid out as `iovec`. Any `&[u8]` is one; memory of another process is only this.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub struct VolatileSlice<'a>(libc::iovec, PhantomData<&'a [u8]>);
+
+/// Bytes to write, laid out as `iovec`. Any `&mut [u8]` is one.
+#[repr(transparent)]
+pub struct VolatileSliceMut<'a>(libc::iovec, PhantomData<&'a mut [u8]>);
+
+// SAFETY: an address and a length; whoever made it promised that the bytes can be read from any thread.
+unsafe impl Send for VolatileSlice<'_> {}
+
+impl<'a> VolatileSlice<'a> {
+    /// # Safety
+    /// The `len` bytes at `start` can be read during `'a`. This process does not write there meanwhile but through
+    /// [`VolatileSliceMut`]; other processes may.
+    pub(crate) unsafe fn new(start: *const u8, len: usize) -> Self {
+        Self(libc::iovec { iov_base: start.cast_mut().cast(), iov_len: len }, PhantomData)
+    }
+
+    /// No bytes.
+    pub const fn empty() -> Self {
+        Self(libc::iovec { iov_base: NonNull::<u8>::dangling().as_ptr().cast(), iov_len: 0 }, PhantomData)
+    }
+
+    /// Length in bytes.
+    #[inline]
+    pub fn len(self) -> usize {
+        self.0.iov_len
+    }
+
+    /// True if there are no bytes.
+    #[inline]
+    pub fn is_empty(self) -> bool {
+        self.len() == 0
+    }
+
+    /// Where it begins; for devices, which read by address.
+    #[inline]
+    pub fn as_ptr(self) -> *const u8 {
+        self.0.iov_base.cast()
+    }
+
+    /// Some of the bytes.
+    ///
+    /// # Panics
+    /// If they are not all there.
+    #[inline]
+    pub fn range(self, range: Range<usize>) -> Self {
+        assert!(range.start <= range.end && range.end <= self.len(), "{range:?} of {} bytes", self.len());
+        // SAFETY: the range was just checked, and the bytes are those of `self`.
+        unsafe { Self::new(self.as_ptr().add(range.start), range.len()) }
+    }
+
+    /// The first `len` bytes, or all.
+    #[inline]
+    pub fn first(self, len: usize) -> Self {
+        self.range(0..len.min(self.len()))
+    }
+
+    /// Appends a copy to a vector.
+    #[inline]
+    pub fn append_to(self, bytes: &mut Vec<u8>) {
+        bytes.reserve(self.len());
+        // SAFETY: there was just made room for `len` bytes behind the vector's own, which nobody else sees.
+        unsafe {
+            copy(self.as_ptr(), bytes.as_mut_ptr().add(bytes.len()), self.len());
+            bytes.set_len(bytes.len() + self.len());
+        }
+    }
+
+    /// A copy.
+    pub fn to_vec(self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        self.append_to(&mut bytes);
+        bytes
+    }
+
+    /// True if the two have bytes in common.
+    pub fn overlaps(self, other: VolatileSlice<'_>) -> bool {
+        let (one, other) = (self.addresses(), other.addresses());
+        one.start < other.end && other.start < one.end
+    }
+
+    fn addresses(self) -> Range<usize> {
+        self.as_ptr().addr()..self.as_ptr().addr() + self.len()
+    }
+
+    /// Sends from the front of `slices` with sendmsg(2), or send(2) where there is one; the bytes that were taken.
+    ///
+    /// # Errors
+    /// Those of the kernel.
+    #[inline]
+    pub fn send(socket: BorrowedFd<'_>, slices: &[Self], flags: i32) -> io::Result<usize> {
+        // One slice is the common case, and `send` is the shorter way through the kernel.
+        let sent = if let [only] = slices {
+            // SAFETY: the bytes can be read, as `new` asks of its caller.
+            unsafe { libc::send(socket.as_raw_fd(), only.0.iov_base, only.0.iov_len, flags) }
+        } else {
+            // SAFETY: a header of zeros is one without name, control data and flags.
+            let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+            message.msg_iov = slices.as_ptr().cast_mut().cast();
+            message.msg_iovlen = slices.len() as _;
+            // SAFETY: the header names an array of `iovec`s, which the slices are, whose bytes can be read.
+            unsafe { libc::sendmsg(socket.as_raw_fd(), &message, flags) }
+        };
+        usize::try_from(sent).map_err(|_| io::Error::last_os_error())
+    }
+}
+
+impl<'a> VolatileSliceMut<'a> {
+    /// # Safety
+    /// The `len` bytes at `start` can be written during `'a`, and nothing else in this process uses them meanwhile but through
+    /// [`VolatileSlice`]; other processes may.
+    pub(crate) unsafe fn new(start: *mut u8, len: usize) -> Self {
+        Self(libc::iovec { iov_base: start.cast(), iov_len: len }, PhantomData)
+    }
+
+    /// Length in bytes.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.0.iov_len
+    }
+
+    /// True if there are no bytes.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Where it begins; for devices, which write by address.
+    #[inline]
+    pub fn as_mut_ptr(&mut self) -> *mut u8 {
+        self.0.iov_base.cast()
+    }
+
+    /// Some of the bytes.
+    ///
+    /// # Panics
+    /// If they are not all there.
+    #[inline]
+    pub fn range(self, range: Range<usize>) -> Self {
+        assert!(range.start <= range.end && range.end <= self.len(), "{range:?} of {} bytes", self.len());
+        // SAFETY: the range was just checked, and `self` is gone.
+        unsafe { Self::new(self.0.iov_base.cast::<u8>().add(range.start), range.len()) }
+    }
+
+    /// The same bytes for a shorter time.
+    #[inline]
+    pub fn reborrow(&mut self) -> VolatileSliceMut<'_> {
+        VolatileSliceMut(self.0, PhantomData)
+    }
+
+    /// Writes a copy of `bytes` over all of it. The two may overlap.
+    ///
+    /// # Panics
+    /// If they are not of one length.
+    #[inline]
+    pub fn copy_from<'b>(&mut self, bytes: impl Into<VolatileSlice<'b>>) {
+        let bytes = bytes.into();
+        assert_eq!(bytes.len(), self.len(), "a copy has the length of what is copied");
+        // SAFETY: as many bytes as can be read and written, as `new` asks of its callers.
+        unsafe { copy(bytes.as_ptr(), self.0.iov_base.cast(), bytes.len()) };
+    }
+
+    /// Receives into one target after the other with readv(2), or recv(2) where there is one; how many bytes came.
+    ///
+    /// # Errors
+    /// Those of the kernel.
+    #[inline]
+    pub fn receive(socket: BorrowedFd<'_>, targets: &mut [Self]) -> io::Result<usize> {
+        let received = if let [only] = targets {
+            // SAFETY: the bytes can be written, as `new` asks of its caller.
+            unsafe { libc::recv(socket.as_raw_fd(), only.0.iov_base, only.0.iov_len, 0) }
+        } else {
+            // SAFETY: the targets are an array of `iovec`s, whose bytes can be written.
+            unsafe { libc::readv(socket.as_raw_fd(), targets.as_ptr().cast(), targets.len() as _) }
+        };
+        usize::try_from(received).map_err(|_| io::Error::last_os_error())
+    }
+}
+
+/// # Safety
+/// `len` bytes can be read at `from` and written at `to`.
+#[inline]
+unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
+    // The compiler may read memory twice that it takes to be nobody else's, and leave a copy out that it can do without:
+    // between the fences it does neither.
+    compiler_fence(Ordering::SeqCst);
+    // SAFETY: as this function asks of its caller.
+    unsafe { libc::memmove(to.cast(), from.cast(), len) };
+    compiler_fence(Ordering::SeqCst);
+}
+
+impl<'a, T: AsRef<[u8]> + ?Sized> From<&'a T> for VolatileSlice<'a> {
+    #[inline]
+    fn from(bytes: &'a T) -> Self {
+        let bytes = bytes.as_ref();
+        // SAFETY: nobody writes to the bytes of a slice while it is borrowed.
+        unsafe { Self::new(bytes.as_ptr(), bytes.len()) }
+    }
+}
+
+impl<'a, T: AsMut<[u8]> + ?Sized> From<&'a mut T> for VolatileSliceMut<'a> {
+    #[inline]
+    fn from(bytes: &'a mut T) -> Self {
+        let bytes = bytes.as_mut();
+        // SAFETY: the slice is borrowed alone.
+        unsafe { Self::new(bytes.as_mut_ptr(), bytes.len()) }
+    }
+}
+
+impl fmt::Debug for VolatileSlice<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "VolatileSlice({} bytes)", self.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    #[test]
+    fn ranges_stay_within_and_copies_are_whole() {
+        let mut bytes: Vec<u8> = (0..100).collect();
+        let whole = VolatileSlice::from(&bytes);
+        assert_eq!(whole.range(10..20).to_vec(), (10..20).collect::<Vec<u8>>());
+        assert_eq!((whole.first(3).len(), whole.first(1000).len(), VolatileSlice::empty().to_vec().len()), (3, 100, 0));
+        assert!(whole.range(0..10).overlaps(whole.range(9..10)) && !whole.range(0..10).overlaps(whole.range(10..20)));
+        for range in [90..101, 101..101] {
+            assert!(std::panic::catch_unwind(|| whole.range(range.clone()).len()).is_err(), "{range:?}");
+        }
+        let mut appended = vec![7];
+        whole.range(98..100).append_to(&mut appended);
+        assert_eq!(appended, [7, 98, 99]);
+        VolatileSliceMut::from(&mut bytes).range(1..4).copy_from(&appended);
+        assert_eq!(bytes[..5], [0, 7, 98, 99, 4]);
+        let short = std::panic::catch_unwind(move || VolatileSliceMut::from(&mut bytes).copy_from(&[1]));
+        assert!(short.is_err());
+    }
+
+    #[test]
+    fn the_kernel_takes_and_fills_several_in_order() {
+        let (one, other) = UnixStream::pair().unwrap();
+        let slices = [&b"ab"[..], b"", b"cde"].map(VolatileSlice::from);
+        assert_eq!(VolatileSlice::send(one.as_fd(), &slices, libc::MSG_NOSIGNAL).unwrap(), 5);
+        assert_eq!(VolatileSlice::send(one.as_fd(), &slices[2..], libc::MSG_NOSIGNAL).unwrap(), 3);
+        let (mut first, mut second) = ([0; 3], [0; 9]);
+        let mut targets = [&mut first[..], &mut second[..]].map(VolatileSliceMut::from);
+        assert_eq!(VolatileSliceMut::receive(other.as_fd(), &mut targets).unwrap(), 8);
+        assert_eq!((&first, &second[..5]), (b"abc", &b"decde"[..]));
+        drop(one);
+        assert_eq!(VolatileSliceMut::receive(other.as_fd(), &mut [(&mut first).into()]).unwrap(), 0);
+        drop(other);
+    }
+}

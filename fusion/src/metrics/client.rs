@@ -32,7 +32,7 @@ impl ClientCounters {
     pub(crate) fn count_sent<T: Borrow<Tensor>, E>(&mut self, tensor: &Result<T, E>) {
         if let Ok(tensor) = tensor {
             self.tensors_sent += 1;
-            self.bytes_sent += tensor.borrow().bytes().len() as u64;
+            self.bytes_sent += tensor.borrow().len() as u64;
         }
     }
 

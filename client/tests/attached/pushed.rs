@@ -181,6 +181,31 @@ fn what_nobody_took_from_an_acceptor_that_is_dropped_is_the_next_ones() {
     }
 }
 
+#[test]
+fn a_queue_is_not_opened_again_before_it_is_closed_when_the_ring_is_full() {
+    let (_directory, daemon, task) = attached();
+    let first = task.acceptor("grads", NARROW);
+    let held = daemon.hold();
+    let at_once = || SendOptions { timeout: Some(Duration::ZERO) };
+    let mut pushes = Vec::new();
+    loop {
+        let mut push = task.push_with(TASK, "other", tensor(64, 1), at_once());
+        if push.try_outcome().is_some() {
+            break;
+        }
+        pushes.push(push);
+    }
+    drop(first);
+    std::thread::scope(|scope| {
+        let opening = scope.spawn(|| task.acceptor("grads", NARROW));
+        drop(held);
+        let second = opening.join().unwrap();
+        let push = task.push(TASK, "grads", tensor(64, 7));
+        assert_eq!(seed(&accept_in_the_end(&second)), tensor(64, 7).bytes()[0]);
+        push.wait().unwrap();
+    });
+}
+
 /// Accepts until it works: the daemon may start meanwhile.
 fn accept_in_the_end(acceptor: &sealane::Acceptor) -> Accepted {
     let deadline = Instant::now() + LONG;

@@ -6,7 +6,7 @@ use std::{
         fd::{AsFd, OwnedFd},
         unix::net::UnixStream,
     },
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::{
         Arc,
         mpsc::{Sender, channel},
@@ -17,20 +17,17 @@ use std::{
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use sealane::Error;
-use sealane_fusion::{ClientEnds, ClientId, EndpointMap, Engine, EngineSettings, metrics::ClientCounters};
+use sealane_fusion::{ClientId, EndpointMap, Engine, EngineSettings, Portion, metrics::ClientCounters};
 use sealane_runtime::Pin;
-use sealane_transport::shm::{
-    ClientBell, DaemonEnd, Doorbell, SharedMemory,
-    attach::{Attach, Request, ShardDescriptors, VERSION, Welcome, Welcoming, accept, listen, read_request, refuse},
-    segment_bytes,
-};
+use sealane_transport::shm::attach::{Request, accept, credentials, listen, read_request, refuse};
 use tempfile::TempDir;
 
 /// A wait that is over by then has failed; far beyond what a loaded machine takes.
 pub const LONG: Duration = Duration::from_secs(60);
 
-/// A client's receive area with each shard.
-pub const AREA_BYTES: u64 = 4 << 20;
+/// What each client gets of one shard.
+pub const PORTION: Portion =
+    Portion { shards: 1, area_bytes: 4 << 20, request_timeout: LONG, tensor_bytes_max: 64 << 20 };
 
 /// What a daemon is started with.
 pub struct Settings {
@@ -40,7 +37,7 @@ pub struct Settings {
 
 pub struct Daemon {
     pub engine: Engine,
-    socket: PathBuf,
+    pub socket: PathBuf,
     /// Closed to end the thread.
     open: Option<UnixStream>,
     thread: Option<JoinHandle<()>>,
@@ -66,10 +63,6 @@ impl Daemon {
         let serving = engine.clone();
         let thread = std::thread::spawn(move || serve(&serving, &listener, &end));
         Daemon { engine, socket, open: Some(open), thread: Some(thread) }
-    }
-
-    pub fn socket(&self) -> &Path {
-        &self.socket
     }
 
     /// Keeps the shards from reading and answering anything, until what this returns is dropped.
@@ -119,85 +112,57 @@ impl Daemon {
     }
 
     /// Ends it as a crash would: clients learn it from their sockets, and nothing of how their calls ended.
-    pub fn kill(mut self) {
-        self.end();
-    }
-
-    fn end(&mut self) {
-        self.open = None;
-        if let Some(thread) = self.thread.take() {
-            let served = thread.join();
-            std::fs::remove_file(&self.socket).unwrap();
-            self.engine.stop().unwrap();
-            served.unwrap();
-        }
-    }
+    pub fn kill(self) {}
 }
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        self.end();
+        self.open = None;
+        let served = self.thread.take().map(JoinHandle::join);
+        std::fs::remove_file(&self.socket).unwrap();
+        self.engine.stop().unwrap();
+        served.unwrap().unwrap();
     }
 }
 
-/// Lets clients in and notices when they go, until the other end of `end` is closed.
+/// Lets clients in, until the other end of `end` is closed.
 fn serve(engine: &Engine, listener: &OwnedFd, end: &UnixStream) {
-    let mut clients: Vec<(Arc<OwnedFd>, Option<ClientId>)> = Vec::new();
-    loop {
-        let sockets = clients.iter().map(|(socket, _)| socket.as_fd());
-        let all = [end.as_fd(), listener.as_fd()].into_iter().chain(sockets);
-        let mut polled: Vec<_> = all.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
-        poll(&mut polled, PollTimeout::NONE).unwrap();
-        if polled[0].any().unwrap() {
-            break;
-        }
-        clients.extend(accept(listener).unwrap().map(|socket| (Arc::new(socket), None)));
-        clients.retain_mut(|(socket, client)| match (read_request(socket), client.as_ref()) {
-            (Ok(None), _) => true,
-            (Ok(Some(Request::Attach(wish))), None) => match let_in(engine, &wish, socket) {
-                Ok(id) => {
-                    *client = Some(id);
-                    true
-                }
-                Err(error) => {
-                    refuse(socket, &error).unwrap();
-                    false
-                }
-            },
-            (Ok(Some(request)), _) => panic!("{request:?}"),
-            (Err(_), None) => false,
-            (Err(error), Some(id)) => {
-                engine.dismiss(*id, &error.to_string());
-                false
+    std::thread::scope(|scope| {
+        while is_readable(listener, end) {
+            if let Some(socket) = accept(listener).unwrap() {
+                scope.spawn(|| serve_one(engine, &Arc::new(socket), end));
             }
-        });
-    }
-    clients.into_iter().filter_map(|(_, client)| client).for_each(|id| engine.dismiss(id, "the daemon is gone"));
+        }
+    });
 }
 
-fn let_in(engine: &Engine, wish: &Attach, socket: &Arc<OwnedFd>) -> Result<ClientId, Error> {
-    let (arena, arena_fd) = SharedMemory::create("arena", wish.arena_bytes, false).unwrap();
-    let (shards, descriptors): (Vec<_>, Vec<_>) = (0..engine.shards())
-        .map(|_| {
-            let (end, segment) = DaemonEnd::create(AREA_BYTES, false).unwrap();
-            let bell = Doorbell::create().unwrap();
-            let doorbell = bell.duplicate().unwrap();
-            ((end, bell), ShardDescriptors { segment, doorbell })
-        })
-        .unzip();
-    let welcome = Welcome {
-        version: VERSION,
-        shards: engine.shards() as u32,
-        arena_bytes: arena.len(),
-        segment_bytes: segment_bytes(AREA_BYTES),
-        area_bytes: AREA_BYTES,
-        request_timeout_ms: LONG.as_millis() as u64,
-        tensor_bytes_max: 64 << 20,
-        daemon_pid: std::process::id(),
-    };
-    let (task, pid, bell) = (wish.task.clone(), std::process::id() as i32, ClientBell::new(socket.clone()));
-    let id = engine.admit(ClientEnds { task, pid, arena, shards, bell })?;
-    let mut welcoming = Welcoming::new(welcome, arena_fd, descriptors);
+/// Waits until there is something to read; false if the end has come.
+fn is_readable(socket: &OwnedFd, end: &UnixStream) -> bool {
+    let mut polled = [socket.as_fd(), end.as_fd()].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
+    poll(&mut polled, PollTimeout::NONE).unwrap();
+    !polled[1].any().unwrap()
+}
+
+/// Lets a client in, and notices when it goes.
+fn serve_one(engine: &Engine, socket: &Arc<OwnedFd>, end: &UnixStream) {
+    let mut client = None;
+    while is_readable(socket, end)
+        && let Ok(request) = read_request(socket)
+    {
+        match request.map(|request| let_in(engine, &request, socket)) {
+            None => {}
+            Some(Ok(id)) => client = Some(id),
+            Some(Err(error)) => return refuse(socket, &error).unwrap(),
+        }
+    }
+    client.into_iter().for_each(|id| engine.dismiss(id, "it is gone"));
+}
+
+fn let_in(engine: &Engine, request: &Request, socket: &Arc<OwnedFd>) -> Result<ClientId, Error> {
+    let Request::Attach(wish) = request else { panic!("{request:?}") };
+    let portion = Portion { shards: engine.shards(), ..PORTION };
+    let (ends, mut welcoming) = portion.make(wish, credentials(socket).unwrap(), socket).unwrap();
+    let id = engine.admit(ends)?;
     // A client that is gone by now is noticed next.
     while let Ok(false) = welcoming.step(socket) {
         std::thread::yield_now();

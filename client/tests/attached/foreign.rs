@@ -10,14 +10,12 @@ use std::{
 
 use sealane::{AcceptOptions, Attach, Buffer, Code, Error, Keys, RecvOptions, Task};
 use sealane_transport::shm::{
-    BOARD_BYTES_PER_KEY, ClientBell, Completion, DaemonEnd, Doorbell, ReceivedAt, Record, SharedMemory, Span,
-    Submission,
-    attach::{Request, ShardDescriptors, VERSION, Welcome, Welcoming, accept, listen, read_request},
-    segment_bytes,
+    BOARD_BYTES_PER_KEY, Completion, DaemonEnd, ReceivedAt, Record, Span, Submission,
+    attach::{Request, accept, credentials, listen, read_request},
 };
 
 use crate::{
-    daemon::{AREA_BYTES, LONG},
+    daemon::{LONG, PORTION},
     fixture::{TASK, bytes, directory, meta},
 };
 
@@ -38,22 +36,10 @@ fn serve(listener: OwnedFd, mut script: impl FnMut(&mut DaemonEnd, &Submission<'
     let socket = Arc::new(until(deadline, || accept(&listener).unwrap()));
     drop(listener);
     let Request::Attach(wish) = until(deadline, || read_request(&socket).unwrap()) else { panic!("it attaches") };
-    let (_, arena) = SharedMemory::create("arena", wish.arena_bytes, false).unwrap();
-    let (mut end, segment) = DaemonEnd::create(AREA_BYTES, false).unwrap();
-    let doorbell = Doorbell::create().unwrap().duplicate().unwrap();
-    let welcome = Welcome {
-        version: VERSION,
-        shards: 1,
-        arena_bytes: wish.arena_bytes,
-        segment_bytes: segment_bytes(AREA_BYTES),
-        area_bytes: AREA_BYTES,
-        request_timeout_ms: LONG.as_millis() as u64,
-        tensor_bytes_max: 64 << 20,
-        daemon_pid: std::process::id(),
-    };
-    let mut welcoming = Welcoming::new(welcome, arena, vec![ShardDescriptors { segment, doorbell }]);
+    let (ends, mut welcoming) = PORTION.make(&wish, credentials(&socket).unwrap(), &socket).unwrap();
+    let (mut end, _doorbell) = ends.shards.into_iter().next().unwrap();
     until(deadline, || welcoming.step(&socket).unwrap().then_some(()));
-    let (bell, mut record) = (ClientBell::new(socket.clone()), Record::new());
+    let mut record = Record::new();
     while let Ok(None) = read_request(&socket) {
         while end.submissions.pop(&mut record).unwrap() {
             let asked = Submission::decode(&record).unwrap();
@@ -61,7 +47,7 @@ fn serve(listener: OwnedFd, mut script: impl FnMut(&mut DaemonEnd, &Submission<'
                 return;
             }
             script(&mut end, &asked);
-            bell.ring();
+            ends.bell.ring();
         }
         end.submissions.publish();
         thread::yield_now();

@@ -35,7 +35,7 @@ fn without_a_daemon_the_error_says_what_to_start() {
 fn a_socket_of_another_user_is_permission_denied() {
     let directory = directory();
     let daemon = Daemon::start(&directory, Settings::default());
-    std::fs::set_permissions(daemon.socket(), std::fs::Permissions::from_mode(0o000)).unwrap();
+    std::fs::set_permissions(&daemon.socket, std::fs::Permissions::from_mode(0o000)).unwrap();
     let attach = || {
         give_up_capabilities();
         to(&daemon).attach().unwrap_err()

@@ -3,6 +3,7 @@
 use std::{
     future::Future,
     pin::pin,
+    sync::{Arc, mpsc::channel},
     task::{Context, Waker},
     time::{Duration, Instant},
 };
@@ -181,38 +182,80 @@ fn what_nobody_took_from_an_acceptor_that_is_dropped_is_the_next_ones() {
     }
 }
 
+/// Fills the ring of the shard that serves the pair with a peer; shards are held up.
+fn fill_ring(task: &Task, peer: &str) {
+    let at_once = || SendOptions { timeout: Some(Duration::ZERO) };
+    while task.push_with(peer, "full", tensor(64, 1), at_once()).try_outcome().is_none() {}
+}
+
+/// A peer that a shard serves.
+fn peer_at(daemon: &Daemon, shard: usize) -> String {
+    peers().into_iter().find(|peer| daemon.engine.shard_of(TASK, peer) == shard).unwrap()
+}
+
 #[test]
 fn a_queue_is_not_opened_again_before_it_is_closed_when_the_ring_is_full() {
     let (_directory, daemon, task) = attached();
     let first = task.acceptor("grads", NARROW);
     let held = daemon.hold();
-    let at_once = || SendOptions { timeout: Some(Duration::ZERO) };
-    let mut pushes = Vec::new();
-    loop {
-        let mut push = task.push_with(TASK, "other", tensor(64, 1), at_once());
-        if push.try_outcome().is_some() {
-            break;
-        }
-        pushes.push(push);
-    }
+    fill_ring(&task, TASK);
     drop(first);
     std::thread::scope(|scope| {
         let opening = scope.spawn(|| task.acceptor("grads", NARROW));
         drop(held);
         let second = opening.join().unwrap();
         let push = task.push(TASK, "grads", tensor(64, 7));
-        assert_eq!(seed(&accept_in_the_end(&second)), tensor(64, 7).bytes()[0]);
+        assert_eq!(seed(&accept_in_the_end(&second)), 7);
         push.wait().unwrap();
     });
 }
 
-/// Accepts until it works: the daemon may start meanwhile.
+#[test]
+fn a_queue_that_was_opened_in_part_is_closed_and_opened_again() {
+    let (_directory, daemon, task) = attached();
+    let mut held = daemon.hold();
+    drop(held.remove(0));
+    fill_ring(&task, &peer_at(&daemon, 1));
+    let acceptor = task.acceptor("grads", NARROW);
+    let pushes: Vec<_> = (0..2)
+        .map(|shard| daemon.engine.task(&peer_at(&daemon, shard)).unwrap().push(TASK, "grads", tensor(8, shard as u64)))
+        .collect();
+    assert_eq!(acceptor.accept().wait().unwrap_err().code(), Code::ResourceExhausted);
+    drop(held);
+    let mut seeds = [(); 2].map(|()| seed(&accept_in_the_end(&acceptor)));
+    seeds.sort_unstable();
+    assert_eq!(seeds, [0, 1]);
+    pushes.into_iter().for_each(|push| push.wait().unwrap());
+}
+
+#[test]
+fn who_waits_while_another_opens_the_queue_in_vain_opens_it() {
+    let (_directory, daemon, task) = attached();
+    let held = daemon.hold();
+    fill_ring(&task, &peer_at(&daemon, 0));
+    let acceptor = Arc::new(task.acceptor("grads", NARROW));
+    let (ending, ended) = channel();
+    for _ in 0..2 {
+        let (acceptor, ending) = (acceptor.clone(), ending.clone());
+        std::thread::spawn(move || ending.send(acceptor.accept().wait()));
+    }
+    // Whoever tried.
+    assert_eq!(ended.recv_timeout(LONG).unwrap().unwrap_err().code(), Code::ResourceExhausted);
+    drop(held);
+    drop(task.push(TASK, "grads", tensor(8, 7)));
+    assert_eq!(seed(&ended.recv_timeout(LONG).unwrap().unwrap()), 7);
+}
+
+/// Accepts until it works: the daemon may start meanwhile, or get round to reading.
 fn accept_in_the_end(acceptor: &sealane::Acceptor) -> Accepted {
     let deadline = Instant::now() + LONG;
     loop {
         match acceptor.accept().wait() {
             Ok(accepted) => return accepted,
-            Err(error) => assert!(error.code() == Code::Unavailable && Instant::now() < deadline, "{error}"),
+            Err(error) => {
+                assert!(matches!(error.code(), Code::Unavailable | Code::ResourceExhausted), "{error}");
+                assert!(Instant::now() < deadline, "{error}");
+            }
         }
     }
 }

@@ -17,8 +17,8 @@ mod shelf;
 pub use engine::fuzzing;
 pub use engine::{
     Acceptor, ClientEnds, ClientId, Engine, EngineSettings, LocalEngine, LocalPair, LocalPlan, LocalPulling,
-    LocalReceiving, LocalReceivingMany, LocalSending, LocalTask, PLAINTEXT_REFUSED, Plan, PlanPulling, Publishing,
-    Pulling, PullingMany, Receiving, ReceivingMany, Sending, StartError, Task, Verbs,
+    LocalReceiving, LocalReceivingMany, LocalSending, LocalTask, PLAINTEXT_REFUSED, Plan, PlanPulling, Portion,
+    Publishing, Pulling, PullingMany, Receiving, ReceivingMany, Sending, StartError, Task, Verbs,
 };
 pub use node::{CallerCounters, Counters, Fuse};
 pub use queue::{AcceptOptions, AcceptQueue, Accepted, AcceptingMany};

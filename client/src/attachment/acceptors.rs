@@ -410,10 +410,13 @@ impl Held<'_> {
             self.submit(ROOM_WAIT_MAX, |link| link.submit(segment, &granting))
         });
         if told.is_err() {
-            let inbox = self.inbox(number);
+            let State { acceptors, calls, aftermath, .. } = &mut **self;
+            let inbox = acceptors.open.get_mut(&number).expect("open as long as its acceptor");
             // While one waits for room, another may have opened it with the next link.
             if inbox.serial == Some(serial) {
                 inbox.serial = None;
+                // Others took it for open, and wait for what comes.
+                inbox.tell(calls, aftermath);
                 let windows = inbox.windows.iter().take(opened).copied().map(Some).collect();
                 self.close_queue(number, Closing { name, serial, windows });
             }

@@ -9,7 +9,7 @@ use sealane::{Keys, Polling, Tensor};
 
 use crate::{
     daemon::{Daemon, Settings},
-    fixture::{PEER, directory, meta, to},
+    fixture::{TASK, directory, meta, to},
 };
 
 thread_local! {
@@ -62,10 +62,10 @@ fn calls_allocate_nothing_but_tensors_that_travel_in_the_ring() {
     // To park costs a waker.
     let task = to(&daemon).polling(Polling::Spin).attach().unwrap();
     let exchange = |step, tensor, destination| {
-        let sending = task.send(PEER, step, "key", tensor);
+        let sending = task.send(TASK, step, "key", tensor);
         let receiving = match destination {
-            Some(destination) => task.recv_into(PEER, step, "key", destination),
-            None => task.recv(PEER, step, "key"),
+            Some(destination) => task.recv_into(TASK, step, "key", destination),
+            None => task.recv(TASK, step, "key"),
         };
         let arrived = receiving.wait().unwrap();
         sending.wait().unwrap();
@@ -95,7 +95,7 @@ fn pulls_of_a_plan_allocate_nothing() {
     let keys: Vec<String> = (0..100).map(|at| format!("key {at}")).collect();
     let tensor = |len| Tensor::new(meta(len), vec![7; len]).unwrap();
     task.publish_many(1, keys.iter().enumerate().map(|(at, key)| (key, tensor(at * 20)))).wait().unwrap();
-    let mut plan = task.plan(PEER, Keys::new(&keys).unwrap());
+    let mut plan = task.plan(TASK, Keys::new(&keys).unwrap());
     let pulls = allocations(ROUNDS, |_| plan.pull(1).wait().unwrap());
     assert_eq!(pulls, 0);
     assert_eq!(plan.get(99).unwrap().bytes().len(), 99 * 20);

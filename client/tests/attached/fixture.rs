@@ -1,4 +1,6 @@
 //! What the tests have in common: an attached task, tensors that cannot be mistaken for each other, a future's executor.
+//!
+//! Most tests have the task talk to itself: what it asks and what it is answered cross the rings all the same.
 
 use std::{
     future::Future,
@@ -14,7 +16,19 @@ use tempfile::TempDir;
 
 use crate::daemon::{Daemon, LONG, Settings};
 
-pub const PEER: &str = "ps0.train:2222";
+/// The task of most tests.
+pub const TASK: &str = "worker0.train:2222";
+
+/// The others that a daemon serves.
+pub fn peers() -> Vec<String> {
+    (0..6).map(|number| format!("ps{number}.train:2222")).collect()
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { shards: 2, tasks: [vec![TASK.to_owned()], peers()].concat() }
+    }
+}
 
 pub fn directory() -> TempDir {
     TempDir::new().unwrap()
@@ -22,7 +36,12 @@ pub fn directory() -> TempDir {
 
 /// How to attach to it: with a small arena, since many tests share the machine.
 pub fn to(daemon: &Daemon) -> Attach {
-    Attach::new("worker0.train:2222").socket(daemon.socket()).arena_bytes(4 << 20)
+    to_as(daemon, TASK)
+}
+
+/// As [`to`], as another task.
+pub fn to_as(daemon: &Daemon, task: &str) -> Attach {
+    Attach::new(task).socket(&daemon.socket).arena_bytes(4 << 20)
 }
 
 /// A daemon and a task that is attached to it.

@@ -6,7 +6,7 @@ use nix::{
 };
 use sealane::Code;
 
-use crate::fixture::{PEER, attached, bytes, tensor, to};
+use crate::fixture::{TASK, attached, bytes, peers, tensor, to_as};
 
 /// Runs `check` in a child; true if it returned true there.
 fn in_a_child(check: impl FnOnce() -> bool) -> bool {
@@ -25,15 +25,14 @@ fn in_a_child(check: impl FnOnce() -> bool) -> bool {
 #[test]
 fn a_child_is_told_and_may_drop_what_it_inherited() {
     let (_directory, daemon, task) = attached();
-    let sending = task.send(PEER, 1, "key", tensor(10_000, 1));
-    let tensor_of_area = task.recv(PEER, 1, "key").wait().unwrap();
+    let sending = task.send(TASK, 1, "key", tensor(10_000, 1));
+    let tensor_of_area = task.recv(TASK, 1, "key").wait().unwrap();
     sending.wait().unwrap();
     let mut memory = task.alloc(1000).unwrap();
     memory.fill(3);
-    let under_way = task.recv(PEER, 2, "key");
-    let other = task.recv(PEER, 3, "key");
-    daemon.until("they are there", |log| log.recvs == 3);
-    let before = daemon.log();
+    let under_way = task.recv(TASK, 2, "key");
+    let other = task.recv(TASK, 3, "key");
+    daemon.until_under_way(2);
 
     let inherited = (task, under_way, other, tensor_of_area, memory);
     let mut inherited = Some(inherited);
@@ -43,9 +42,9 @@ fn a_child_is_told_and_may_drop_what_it_inherited() {
             error.code() == Code::InvalidArgument && error.to_string().contains("forked after it attached as worker0")
         };
         told(task.alloc(10).unwrap_err())
-            && told(task.send(PEER, 1, "key", tensor(10, 1)).wait().unwrap_err())
-            && told(task.send(PEER, 1, "key", tensor(10_000, 1)).wait().unwrap_err())
-            && told(task.recv(PEER, 1, "key").wait().unwrap_err().error)
+            && told(task.send(TASK, 1, "key", tensor(10, 1)).wait().unwrap_err())
+            && told(task.send(TASK, 1, "key", tensor(10_000, 1)).wait().unwrap_err())
+            && told(task.recv(TASK, 1, "key").wait().unwrap_err().error)
             && told(task.abort(1, "child").unwrap_err())
             && told(task.cleanup(1).unwrap_err())
             && told(under_way.wait().unwrap_err().error)
@@ -59,30 +58,33 @@ fn a_child_is_told_and_may_drop_what_it_inherited() {
 
     // The parent goes on with all of it, and the daemon has heard of nothing.
     let (task, under_way, other, tensor_of_area, memory) = inherited.take().unwrap();
-    assert_eq!(daemon.log(), before);
+    assert_eq!(daemon.under_way(), 2);
     assert_eq!(tensor_of_area.bytes(), bytes(10_000, 1));
     drop((tensor_of_area, memory));
     for (step, receiving) in [(2, under_way), (3, other)] {
-        let sending = task.send(PEER, step, "key", tensor(64, 9));
+        let sending = task.send(TASK, step, "key", tensor(64, 9));
         assert_eq!(receiving.wait().unwrap().bytes(), bytes(64, 9));
         sending.wait().unwrap();
     }
     task.alloc(4 << 20).unwrap();
     drop(task);
-    daemon.until("the parent is detached", |log| log.detaches == 2 && log.freed == 1);
+    daemon.until_detached(TASK);
 }
 
 #[test]
 fn a_child_may_attach_for_itself() {
     let (_directory, daemon, task) = attached();
-    let attach = to(&daemon);
+    let child = &peers()[0];
+    let attach = to_as(&daemon, child);
+    let (sending, receiving) = (task.send(child, 1, "key", tensor(10_000, 2)), task.recv(child, 1, "key"));
     assert!(in_a_child(move || {
         let own = attach.attach().unwrap();
-        let sending = own.send(PEER, 1, "key", tensor(10_000, 1));
-        let arrived = own.recv(PEER, 1, "key").wait().unwrap();
+        let sending = own.send(TASK, 1, "key", tensor(10_000, 1));
+        let arrived = own.recv(TASK, 1, "key").wait().unwrap();
         sending.wait().unwrap();
-        arrived.bytes() == bytes(10_000, 1)
+        arrived.bytes() == bytes(10_000, 2)
     }));
-    daemon.until("the child came and went", |log| log.attached == 2 && log.hang_ups == 1);
-    drop(task);
+    sending.wait().unwrap();
+    assert_eq!(receiving.wait().unwrap().bytes(), bytes(10_000, 1));
+    daemon.until_detached(child);
 }

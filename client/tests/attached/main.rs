@@ -1,9 +1,10 @@
-//! Attachments against a daemon that is a thread of the test.
+//! Attachments to a real engine, which runs in the process of the test.
 
 mod allocations;
 mod daemon;
 mod exchange;
 mod fixture;
+mod foreign;
 mod fork;
 mod limits;
 mod published;

@@ -5,20 +5,20 @@ use std::{
     time::{Duration, Instant},
 };
 
-use sealane::{AcceptOptions, Code, Error, Keys, Polling, RecvOptions, Task, Tensor};
+use sealane::{AcceptOptions, Code, Keys, Polling, RecvOptions, Task, Tensor};
 use tempfile::TempDir;
 
 use crate::{
-    daemon::{Conduct, Daemon, LONG, Settings},
-    fixture::{PEER, attached, block_on, bytes, directory, meta, tensor, to},
+    daemon::{Daemon, LONG, Settings},
+    fixture::{TASK, attached, block_on, bytes, directory, meta, peers, tensor, to},
 };
 
 /// Has a daemon say that it drains; the task has heard it when this returns.
 fn drain(daemon: &Daemon, task: &Task) {
-    daemon.conduct(Conduct::Drain);
+    daemon.engine.announce_drain().unwrap();
     let at_once = || RecvOptions { timeout: Some(Duration::ZERO), destination: None };
     // One that takes calls lets this one's time pass.
-    while task.recv_with(PEER, 0, "nothing", at_once()).wait().unwrap_err().error.code() != Code::Unavailable {}
+    while task.recv_with(TASK, 0, "nothing", at_once()).wait().unwrap_err().error.code() != Code::Unavailable {}
 }
 
 /// A daemon that has drained and is gone.
@@ -41,32 +41,37 @@ fn what_is_under_way_ends_and_later_calls_are_the_next_daemons() {
             memory
         });
         let (source, destination) = (source.unwrap(), task.alloc(20_000).unwrap());
-        let timeout = Some(Duration::from_millis(100));
-        let early = task.recv_with(PEER, 1, "early", RecvOptions { timeout, destination: None });
+        let peer = &peers()[0];
+        let (early, in_vain) = (task.recv(peer, 1, "early"), task.recv(peer, 1, "never"));
+        daemon.until_under_way(2);
         drain(&daemon, &task);
         let calling = {
             let task = task.clone();
             thread::spawn(move || {
-                let sending = task.send(PEER, 2, "late", source);
-                let received = task.recv_into(PEER, 2, "late", destination).wait().unwrap();
+                let sending = task.send(TASK, 2, "late", source);
+                let received = task.recv_into(TASK, 2, "late", destination).wait().unwrap();
                 sending.wait().unwrap();
                 let wanted = ["x", "y"].map(|key| (key, RecvOptions::default()));
                 let sent = ["x", "y"].map(|key| (key, tensor(10_000, 6)));
-                let sending = task.send_all(PEER, 3, sent);
-                for received in task.recv_all(PEER, 3, wanted) {
+                let sending = task.send_all(TASK, 3, sent);
+                for received in task.recv_all(TASK, 3, wanted) {
                     assert_eq!(received.wait().unwrap().bytes(), bytes(10_000, 6));
                 }
                 sending.into_iter().for_each(|sending| sending.wait().unwrap());
                 received
             })
         };
-        // By the word of the daemon that drains.
-        assert_eq!(early.wait().unwrap_err().error.code(), Code::DeadlineExceeded);
-        assert_eq!(daemon.log().sends, 0);
+        // By the daemon that drains.
+        daemon.engine.task(peer).unwrap().send(TASK, 1, "early", tensor(100, 4)).wait().unwrap();
+        assert_eq!(early.wait().unwrap().bytes(), bytes(100, 4));
+        daemon.engine.drain().unwrap();
+        assert_eq!(in_vain.wait().unwrap_err().error.code(), Code::Unavailable);
+        daemon.until_under_way(0);
+        assert_eq!(daemon.sum(|counters| counters.tensors_sent), 0);
         daemon.kill();
         let next = Daemon::start(&directory, Settings::default());
         assert_eq!(calling.join().unwrap().bytes(), bytes(20_000, 5));
-        assert_eq!((next.log().attached, next.log().sends), (1, 3));
+        next.until("all is sent with the next", |next| next.sum(|counters| counters.tensors_sent) == 3);
     }
 }
 
@@ -76,12 +81,12 @@ fn a_restart_is_waited_for_until_the_calls_deadline_and_no_longer_than_was_said(
     let timeout = Duration::from_millis(30);
     let options = || RecvOptions { timeout: Some(timeout), destination: None };
     let begun = Instant::now();
-    let error = task.recv_with(PEER, 1, "key", options()).wait().unwrap_err().error;
+    let error = task.recv_with(TASK, 1, "key", options()).wait().unwrap_err().error;
     assert!(begun.elapsed() >= timeout);
     assert_eq!(error.code(), Code::Unavailable);
     assert!(error.to_string().contains("it has drained; attaching again"), "{error}");
     let begun = Instant::now();
-    let error = task.pull_many_within(PEER, Keys::new(["key"]).unwrap(), 1, timeout.into()).wait().remove(0);
+    let error = task.pull_many_within(TASK, Keys::new(["key"]).unwrap(), 1, timeout.into()).wait().remove(0);
     assert!(begun.elapsed() >= timeout);
     assert_eq!(error.unwrap_err().code(), Code::Unavailable);
     let acceptor = task.acceptor("queue", AcceptOptions::default());
@@ -100,9 +105,9 @@ fn who_does_not_want_to_wait_and_who_outlives_a_crash_is_told_at_once() {
         }
         daemon.kill();
         // Both would be waited for longer than any test takes.
-        assert_eq!(task.recv(PEER, 1, "key").wait().unwrap_err().error.code(), Code::Unavailable);
+        assert_eq!(task.recv(TASK, 1, "key").wait().unwrap_err().error.code(), Code::Unavailable);
         assert_eq!(task.abort(1, "too late").unwrap_err().code(), Code::Unavailable);
-        let mut plan = task.plan(PEER, Keys::new(["key"]).unwrap());
+        let mut plan = task.plan(TASK, Keys::new(["key"]).unwrap());
         assert_eq!(plan.pull(1).wait().unwrap_err().code(), Code::Unavailable);
     }
 }
@@ -110,10 +115,9 @@ fn who_does_not_want_to_wait_and_who_outlives_a_crash_is_told_at_once() {
 #[test]
 fn what_a_restart_does_not_mend_is_told_at_once() {
     let (directory, task) = drained();
-    let refusal = Error::NotFound { task: "worker0.train:2222".into(), reason: "the new map lacks it".into() };
-    let _next = Daemon::start(&directory, Settings { refusal: Some(refusal.clone()), ..Settings::default() });
-    let error = task.send(PEER, 1, "key", tensor(10, 1)).wait().unwrap_err();
-    assert_eq!(error, refusal);
+    let _next = Daemon::start(&directory, Settings { tasks: peers(), ..Settings::default() });
+    let error = task.send(TASK, 1, "key", tensor(10, 1)).wait().unwrap_err();
+    assert_eq!(error.code(), Code::NotFound);
 }
 
 #[test]
@@ -123,7 +127,7 @@ fn pulls_under_way_are_asked_of_the_next_daemon() {
     let waiting = [false, true].map(|awaited| {
         let task = task.clone();
         thread::spawn(move || {
-            let mut plan = task.plan(PEER, keys());
+            let mut plan = task.plan(TASK, keys());
             if awaited {
                 block_on(plan.pull(7)).unwrap()
             } else {
@@ -132,14 +136,14 @@ fn pulls_under_way_are_asked_of_the_next_daemon() {
             (plan.version(0), plan.get(0).unwrap().bytes().to_vec())
         })
     });
-    let mut looked_at = task.plan(PEER, keys());
+    let mut looked_at = task.plan(TASK, keys());
     let mut looking = looked_at.pull_within(7, LONG);
-    daemon.until("all pull", |log| log.pulls == 3);
+    daemon.until_under_way(3);
     drain(&daemon, &task);
     daemon.kill();
     assert!(looking.try_outcome().is_none(), "it is waited for");
     let next = Daemon::start(&directory, Settings::default());
-    while next.log().pulls < 3 {
+    while next.under_way() < 3 {
         assert!(looking.try_outcome().is_none());
         thread::yield_now();
     }
@@ -163,7 +167,6 @@ fn accepts_under_way_go_on_with_the_next_daemon() {
             accepted.unwrap().tensor.bytes().to_vec()
         })
     });
-    daemon.until("the queues are open", |log| log.queues == 4);
     let quiet = task.acceptor("quiet", AcceptOptions::default());
     drain(&daemon, &task);
     assert_eq!(quiet.try_accept(1, &mut Vec::new()), Ok(0));
@@ -172,7 +175,7 @@ fn accepts_under_way_go_on_with_the_next_daemon() {
     assert!(quiet.accept().wait_within(Duration::from_millis(20)).unwrap().is_none());
     let _next = Daemon::start(&directory, Settings::default());
     for (queue, accepting) in ["waited for", "awaited"].into_iter().zip(accepting) {
-        task.push(PEER, queue, tensor(1000, 8)).wait().unwrap();
+        task.push(TASK, queue, tensor(1000, 8)).wait().unwrap();
         assert_eq!(accepting.join().unwrap(), bytes(1000, 8));
     }
 }

@@ -6,7 +6,7 @@ use sealane::{Polling, RecvOptions};
 
 use crate::{
     daemon::{Daemon, Settings},
-    fixture::{PEER, block_on, bytes, directory, tensor, to},
+    fixture::{TASK, block_on, bytes, directory, peers, tensor, to},
 };
 
 /// Threads that send and receive at once, some blocking, some awaiting.
@@ -15,10 +15,16 @@ fn crowd(polling: Polling, threads: u64, rounds: i64) {
     let daemon = Daemon::start(&directory, Settings::default());
     let task = to(&daemon).polling(polling).attach().unwrap();
     std::thread::scope(|scope| {
-        for thread in 0..threads {
+        for (thread, peer) in (0..threads).zip(peers()) {
             let task = task.clone();
+            let echo = daemon.engine.task(&peer).unwrap();
             scope.spawn(move || {
-                let peer = format!("ps{thread}.train:2222");
+                for step in 0..rounds {
+                    let tensor = echo.recv(TASK, step, "key").wait().unwrap();
+                    echo.send(TASK, step, "key", tensor).wait().unwrap();
+                }
+            });
+            scope.spawn(move || {
                 for step in 0..rounds {
                     let len = [64, 2000, 20_000][(step % 3) as usize];
                     let sending = task.send(&peer, step, "key", tensor(len, thread));
@@ -31,7 +37,7 @@ fn crowd(polling: Polling, threads: u64, rounds: i64) {
         }
     });
     drop(task);
-    daemon.until("the task is detached", |log| log.hang_ups == 1);
+    daemon.until_detached(TASK);
 }
 
 #[test]
@@ -58,13 +64,13 @@ fn whoever_listens_hands_over_to_those_who_still_wait() {
     for round in 0..20 {
         let waiting: Vec<_> = (0..4)
             .map(|number| {
-                let receiving = task.recv(PEER, round, &number.to_string());
+                let receiving = task.recv(TASK, round, &number.to_string());
                 std::thread::spawn(move || receiving.wait().unwrap())
             })
             .collect();
         // In an order that has nothing to do with who listens. Nobody waits for the sends.
         for number in [2, 0, 3, 1] {
-            drop(task.send(PEER, round, &number.to_string(), tensor(64, number)));
+            drop(task.send(TASK, round, &number.to_string(), tensor(64, number)));
         }
         for (number, waiting) in waiting.into_iter().enumerate() {
             assert_eq!(waiting.join().unwrap().bytes(), bytes(64, number as u64));
@@ -82,8 +88,8 @@ fn a_tensor_may_be_dropped_by_any_thread_at_any_time() {
         scope.spawn(move || to_drop.into_iter().for_each(drop::<sealane::Tensor>));
         for step in 0..50 {
             let keys: Vec<String> = (0..20).map(|key| key.to_string()).collect();
-            let sendings = task.send_all(PEER, step, keys.iter().map(|key| (key, tensor(5000, 1))));
-            for receiving in task.recv_all(PEER, step, keys.iter().map(|key| (key, RecvOptions::default()))) {
+            let sendings = task.send_all(TASK, step, keys.iter().map(|key| (key, tensor(5000, 1))));
+            for receiving in task.recv_all(TASK, step, keys.iter().map(|key| (key, RecvOptions::default()))) {
                 // The area holds a few steps; one who is slow to drop is waited for.
                 match receiving.wait() {
                     Ok(tensor) => arrived.send(tensor).unwrap(),
@@ -95,5 +101,5 @@ fn a_tensor_may_be_dropped_by_any_thread_at_any_time() {
         drop(arrived);
     });
     drop(task);
-    daemon.until("the task is detached", |log| log.hang_ups == 1);
+    daemon.until_detached(TASK);
 }

@@ -1,18 +1,17 @@
-//! Daemons that are not there, refuse, die, come back, hang or lie.
+//! Daemons that are not there, refuse, die, come back or hang.
 
 use std::{
     os::unix::fs::PermissionsExt,
-    sync::{Arc, mpsc::channel},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use bytes::Bytes;
 use sealane::{Attach, Buffer, Code, Error, Polling, RecvOptions, SendOptions, Tensor};
-use sealane_transport::shm::{Completion, DaemonEnd, ReceivedAt, Record, Span};
 
 use crate::{
-    daemon::{Conduct, Daemon, LONG, Settings, say},
-    fixture::{PEER, attached, block_on, bytes, directory, meta, tensor, to, until_there_is_room},
+    daemon::{Daemon, LONG, Settings},
+    fixture::{TASK, attached, block_on, bytes, directory, meta, tensor, to, to_as, until_there_is_room},
 };
 
 #[test]
@@ -36,7 +35,7 @@ fn without_a_daemon_the_error_says_what_to_start() {
 fn a_socket_of_another_user_is_permission_denied() {
     let directory = directory();
     let daemon = Daemon::start(&directory, Settings::default());
-    std::fs::set_permissions(daemon.socket(), std::fs::Permissions::from_mode(0o000)).unwrap();
+    std::fs::set_permissions(&daemon.socket, std::fs::Permissions::from_mode(0o000)).unwrap();
     let attach = || {
         give_up_capabilities();
         to(&daemon).attach().unwrap_err()
@@ -57,11 +56,11 @@ fn give_up_capabilities() {
 
 #[test]
 fn a_refusal_is_passed_on() {
-    let directory = directory();
-    let reason = "the task worker0.train:2222 is attached by process 77";
-    let refusal = Error::PermissionDenied { reason: reason.into() };
-    let daemon = Daemon::start(&directory, Settings { refusal: Some(refusal.clone()), ..Settings::default() });
-    assert_eq!(to(&daemon).attach().unwrap_err(), refusal);
+    let (_directory, daemon, _task) = attached();
+    let error = to(&daemon).attach().unwrap_err();
+    assert_eq!(error.code(), Code::Unavailable);
+    assert!(error.to_string().contains("is attached as it; one process may be"), "{error}");
+    assert_eq!(to_as(&daemon, "nobody:1").attach().unwrap_err().code(), Code::NotFound);
 }
 
 #[test]
@@ -80,8 +79,8 @@ fn the_death_of_the_daemon_ends_every_call() {
         let directory = directory();
         let daemon = Daemon::start(&directory, Settings::default());
         let task = to(&daemon).polling(polling).attach().unwrap();
-        let sending = task.send(PEER, 1, "early", tensor(10_000, 3));
-        let kept = task.recv(PEER, 1, "early").wait().unwrap();
+        let sending = task.send(TASK, 1, "early", tensor(10_000, 3));
+        let kept = task.recv(TASK, 1, "early").wait().unwrap();
         sending.wait().unwrap();
 
         let waiting: Vec<_> = (0..4)
@@ -89,19 +88,19 @@ fn the_death_of_the_daemon_ends_every_call() {
                 let task = task.clone();
                 std::thread::spawn(move || {
                     let destination = task.alloc(100).unwrap();
-                    task.recv_into(PEER, 1, &format!("late{number}"), destination).wait().unwrap_err()
+                    task.recv_into(TASK, 1, &format!("late{number}"), destination).wait().unwrap_err()
                 })
             })
             .collect();
         let awaited = {
             let task = task.clone();
-            std::thread::spawn(move || block_on(task.recv(PEER, 1, "awaited")).unwrap_err().error)
+            std::thread::spawn(move || block_on(task.recv(TASK, 1, "awaited")).unwrap_err().error)
         };
         let destination = Buffer::from_vec(vec![5; 1000]);
         let place = destination.as_ptr();
-        let onto_heap = task.recv_into(PEER, 1, "late", destination);
-        let sending = task.send(PEER, 1, "unheard of", tensor(10_000, 3));
-        daemon.until("everybody waits", |log| log.recvs == 7 && log.sends == 2);
+        let onto_heap = task.recv_into(TASK, 1, "late", destination);
+        let sending = task.send(TASK, 1, "unheard of", tensor(10_000, 3));
+        daemon.until_under_way(7);
         daemon.kill();
 
         for waiting in waiting {
@@ -115,7 +114,7 @@ fn the_death_of_the_daemon_ends_every_call() {
         assert_eq!(onto_heap.wait().unwrap_err().destination.unwrap().as_ptr(), place);
         assert_eq!(sending.wait().unwrap_err().code(), Code::Unavailable);
 
-        let error = task.recv(PEER, 2, "key").wait().unwrap_err().error;
+        let error = task.recv(TASK, 2, "key").wait().unwrap_err().error;
         assert_eq!(error.code(), Code::Unavailable);
         assert!(error.to_string().contains("attaching again"), "{error}");
         assert_eq!(task.abort(1, "too late").unwrap_err().code(), Code::Unavailable);
@@ -127,9 +126,9 @@ fn the_death_of_the_daemon_ends_every_call() {
 #[test]
 fn what_the_daemon_had_answered_before_it_died_counts() {
     let (_directory, daemon, task) = attached();
-    let sending = task.send(PEER, 1, "key", tensor(1000, 3));
-    let receiving = task.recv(PEER, 1, "key");
-    daemon.until("both are there", |log| (log.sends, log.recvs) == (1, 1));
+    let sending = task.send(TASK, 1, "key", tensor(1000, 3));
+    let receiving = task.recv(TASK, 1, "key");
+    daemon.until("it has answered", |daemon| daemon.sum(|counters| counters.tensors_received) == 1);
     daemon.kill();
     assert_eq!(receiving.wait().unwrap().bytes(), bytes(1000, 3));
     sending.wait().unwrap();
@@ -145,17 +144,17 @@ fn the_next_call_attaches_again() {
     let daemon = Daemon::start(&directory, Settings { shards: 3, ..Settings::default() });
     // Calls that go out before it is found that the daemon is gone end with Unavailable.
     let deadline = Instant::now() + LONG;
-    while let Err(error) = task.send(PEER, 1, "key", tensor(10, 1)).reach(&daemon) {
+    while let Err(error) = task.send(TASK, 1, "key", tensor(10, 1)).reach(&daemon) {
         assert_eq!(error.code(), Code::Unavailable);
         assert!(Instant::now() < deadline, "{error}");
     }
 
     // Memory of the former arena can be sent and received into all the same, by a copy.
-    let receiving = task.recv_into(PEER, 3, "copied", old);
-    task.send(PEER, 3, "copied", Tensor::new(meta(10_000), memory).unwrap()).wait().unwrap();
+    let receiving = task.recv_into(TASK, 3, "copied", old);
+    task.send(TASK, 3, "copied", Tensor::new(meta(10_000), memory).unwrap()).wait().unwrap();
     assert_eq!(receiving.wait().unwrap().into_buffer().as_ptr(), place);
     drop(task);
-    daemon.until("the task is detached", |log| log.detaches == 3 && log.hang_ups == 1);
+    daemon.until_detached(TASK);
 }
 
 /// Waits until a send has failed or has reached the daemon.
@@ -168,7 +167,7 @@ impl Reaching for sealane::Sending {
         loop {
             match self.try_outcome() {
                 Some(outcome) => return outcome,
-                None if daemon.log().sends > 0 => return Ok(()),
+                None if daemon.under_way() > 0 => return Ok(()),
                 None => std::thread::yield_now(),
             }
         }
@@ -180,13 +179,13 @@ fn a_daemon_that_hangs_does_not_hang_its_clients() {
     for polling in [Polling::default(), Polling::Spin] {
         let directory = directory();
         let daemon = Daemon::start(&directory, Settings::default());
-        daemon.conduct(Conduct::Mute);
         let task = to(&daemon).polling(polling).attach().unwrap();
+        let _held = daemon.hold();
         let timeout = Some(Duration::from_millis(1));
-        let receiving = task.recv_with(PEER, 1, "a", RecvOptions { timeout, destination: None });
-        let sending = task.send_with(PEER, 1, "b", tensor(10, 1), SendOptions { timeout });
+        let receiving = task.recv_with(TASK, 1, "a", RecvOptions { timeout, destination: None });
+        let sending = task.send_with(TASK, 1, "b", tensor(10, 1), SendOptions { timeout });
         let memory = task.alloc(100).unwrap();
-        let held = task.recv_with(PEER, 1, "c", RecvOptions { timeout, destination: Some(memory) });
+        let held = task.recv_with(TASK, 1, "c", RecvOptions { timeout, destination: Some(memory) });
         let error = receiving.wait().unwrap_err().error;
         assert_eq!(error.code(), Code::Unavailable);
         assert!(error.to_string().contains("does not answer"), "{error}");
@@ -198,127 +197,14 @@ fn a_daemon_that_hangs_does_not_hang_its_clients() {
 #[test]
 fn what_is_answered_after_all_gives_its_memory_back() {
     let (_directory, daemon, task) = attached();
-    let (calls, heard) = channel();
-    daemon.conduct(Conduct::Answer(Box::new(move |_, call| calls.send(call).unwrap())));
+    let held = daemon.hold();
     let timeout = Some(Duration::from_millis(1));
     let destination = Some(task.alloc(4 << 20).unwrap());
-    let receiving = task.recv_with(PEER, 1, "key", RecvOptions { timeout, destination });
+    let receiving = task.recv_with(TASK, 1, "key", RecvOptions { timeout, destination });
     assert_eq!(receiving.wait().unwrap_err().error.code(), Code::Unavailable);
-    let late = heard.recv().unwrap();
     assert!(task.alloc(1).is_err());
-    daemon.conduct(Conduct::Answer(Box::new(move |end, _| {
-        let meta = meta(5).into_wire();
-        say(end, &Completion::Received { call: late, meta: &meta, payload: ReceivedAt::Destination { len: 5 } });
-    })));
-    drop(task.recv(PEER, 2, "go on"));
+    drop(held);
     until_there_is_room(&task, 4 << 20);
-}
-
-#[test]
-fn memory_of_a_failed_call_comes_back_when_the_daemon_says_so() {
-    let (_directory, daemon, task) = attached();
-    let mut first = None;
-    daemon.conduct(Conduct::Answer(Box::new(move |end, call| match first.take() {
-        None => {
-            let error = Error::Aborted { step: 1, reason: "first".into() };
-            say(end, &Completion::Failed { call, memory_back: false, error });
-            first = Some(call);
-        }
-        Some(first) => {
-            say(end, &Completion::Returned { calls: &[first] });
-            let error = Error::Aborted { step: 2, reason: "second".into() };
-            say(end, &Completion::Failed { call, memory_back: true, error });
-        }
-    })));
-    let whole = task.alloc(4 << 20).unwrap();
-    let unreceived = task.recv_into(PEER, 1, "key", whole).wait().unwrap_err();
-    assert_eq!(unreceived.error, Error::Aborted { step: 1, reason: "first".into() });
-    assert!(unreceived.destination.is_none());
-    assert!(task.alloc(1).is_err());
-    assert_eq!(task.recv(PEER, 2, "key").wait().unwrap_err().error.code(), Code::Aborted);
-    task.alloc(4 << 20).unwrap();
-}
-
-/// A daemon that answers a recv as `answer` says loses this client, which is told why.
-fn found_out(why: &str, answer: impl FnMut(&mut DaemonEnd, u32) + Send + 'static) {
-    let directory = directory();
-    let daemon = Daemon::start(&directory, Settings { shards: 1, ..Settings::default() });
-    let task = to(&daemon).attach().unwrap();
-    daemon.conduct(Conduct::Answer(Box::new(answer)));
-    let other = task.recv_into(PEER, 1, "other", task.alloc(100).unwrap());
-    let error = task.recv_into(PEER, 1, "key", task.alloc(100).unwrap()).wait().unwrap_err().error;
-    assert_eq!(error.code(), Code::Unavailable);
-    assert!(error.to_string().contains(why), "{error}");
-    let _ = other.wait();
-    daemon.conduct(Conduct::Serve);
-    daemon.until("the client is gone", |log| log.hang_ups == 1);
-    // It may have become better.
-    let sending = task.send(PEER, 2, "key", tensor(10, 1));
-    task.recv(PEER, 2, "key").wait().unwrap();
-    sending.wait().unwrap();
-}
-
-#[test]
-fn a_daemon_that_breaks_the_protocol_is_lost() {
-    fn received(end: &mut DaemonEnd, call: u32, len: usize, payload: ReceivedAt<'_>) {
-        say(end, &Completion::Received { call, meta: &meta(len).into_wire(), payload });
-    }
-
-    found_out("not under way", |end, call| say(end, &Completion::Sent { calls: &[call ^ 0x8000] }));
-    found_out("released a recv", |end, call| say(end, &Completion::Sent { calls: &[call] }));
-    found_out("not under way", |end, call| say(end, &Completion::Returned { calls: &[call] }));
-    found_out("elsewhere", |end, call| {
-        received(end, call, 1, ReceivedAt::Area { span: Span { offset: 0, len: 1 }, token: 1 });
-    });
-    found_out("longer than its destination", |end, call| received(end, call, 101, ReceivedAt::Inline(&[1; 101])));
-    found_out("longer than its destination", |end, call| {
-        received(end, call, 101, ReceivedAt::Destination { len: 101 });
-    });
-    found_out("outside the receive area", |end, call| {
-        let span = Span { offset: u64::MAX, len: 64 };
-        received(end, call, 64, ReceivedAt::Area { span, token: 1 });
-    });
-    found_out("malformed", |end, _| {
-        let mut record = Record::new();
-        record.set(99, 0, &[1, 2, 3]);
-        end.completions.push(&record).unwrap();
-    });
-    found_out("not under way", |end, call| {
-        received(end, call, 5, ReceivedAt::Destination { len: 5 });
-        received(end, call, 5, ReceivedAt::Destination { len: 5 });
-    });
-}
-
-#[test]
-fn two_tensors_cannot_lie_in_the_same_place() {
-    let (_directory, daemon, task) = attached();
-    let mut count = 0;
-    daemon.conduct(Conduct::Answer(Box::new(move |end, call| {
-        count += 1;
-        let (span, meta) = (Span { offset: 64, len: 1000 }, meta(1000).into_wire());
-        let payload = ReceivedAt::Area { span, token: count };
-        say(end, &Completion::Received { call, meta: &meta, payload });
-    })));
-    let first = task.recv(PEER, 1, "key").wait().unwrap();
-    let error = task.recv(PEER, 1, "key").wait().unwrap_err().error;
-    assert!(error.to_string().contains("where another does"), "{error}");
-    assert_eq!(first.bytes().len(), 1000);
-}
-
-#[test]
-fn metadata_that_is_no_tensors_ends_the_call_alone() {
-    let (_directory, daemon, task) = attached();
-    daemon.conduct(Conduct::Answer(Box::new(|end, call| {
-        let payload = ReceivedAt::Destination { len: 5 };
-        say(end, &Completion::Received { call, meta: &[1, 2, 3], payload });
-    })));
-    let destination = Buffer::from_vec(vec![0; 10]);
-    let unreceived = task.recv_into(PEER, 1, "key", destination).wait().unwrap_err();
-    assert_eq!(unreceived.error.code(), Code::InvalidArgument);
-    assert_eq!(unreceived.destination.unwrap().len(), 10);
-    daemon.conduct(Conduct::Serve);
-    drop(task.send(PEER, 1, "key", tensor(1, 1)));
-    task.recv(PEER, 1, "key").wait().unwrap();
 }
 
 /// Memory that is seen to be freed.
@@ -334,15 +220,15 @@ impl AsRef<[u8]> for Watched {
 fn a_task_that_is_closed_gives_back_what_its_calls_have_lent() {
     for listened in [false, true] {
         let (_directory, daemon, task) = attached();
-        let receiving = task.recv_into(PEER, 1, "never sent", task.alloc(10_000).unwrap());
+        let receiving = task.recv_into(TASK, 1, "never sent", task.alloc(10_000).unwrap());
         let used = Arc::new(());
         let source = Bytes::from_owner(Watched(task.alloc(10_000).unwrap(), used.clone()));
-        let sending = task.send(PEER, 1, "never asked for", Tensor::new(meta(10_000), source).unwrap());
-        daemon.until("both are there", |log| (log.sends, log.recvs) == (1, 1));
+        let sending = task.send(TASK, 1, "never asked for", Tensor::new(meta(10_000), source).unwrap());
+        daemon.until_under_way(2);
         if listened {
-            let waiting = task.recv(PEER, 1, "neither");
+            let waiting = task.recv(TASK, 1, "neither");
             let waiting = std::thread::spawn(move || waiting.wait().unwrap_err().error);
-            daemon.until("it waits", |log| log.recvs == 2);
+            daemon.until_under_way(3);
             drop(task);
             assert_eq!(waiting.join().unwrap().code(), Code::Unavailable);
         } else {
@@ -359,9 +245,9 @@ fn a_task_that_is_closed_gives_back_what_its_calls_have_lent() {
 #[test]
 fn closing_does_not_wait_for_a_daemon_that_hangs_and_leaves_it_what_it_was_lent() {
     let (_directory, daemon, task) = attached();
-    let receiving = task.recv_into(PEER, 1, "never sent", task.alloc(10_000).unwrap());
-    daemon.until("it is there", |log| log.recvs == 1);
-    daemon.conduct(Conduct::Deaf);
+    let receiving = task.recv_into(TASK, 1, "never sent", task.alloc(10_000).unwrap());
+    daemon.until_under_way(1);
+    let _held = daemon.hold();
     drop(task);
     assert!(receiving.wait().unwrap_err().destination.is_none(), "the daemon may still write it");
 }

@@ -7,6 +7,7 @@ mod client;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 mod memory;
+mod portion;
 #[cfg(test)]
 mod tests;
 
@@ -27,6 +28,7 @@ use super::{Engine, stopped};
 use crate::metrics::SHOW_INTERVAL;
 use crate::node::{ClientCall, ClientOutcome};
 use client::{Client, Who};
+pub use portion::Portion;
 
 /// What the daemon shares with a client that attaches.
 #[derive(Debug)]

@@ -33,7 +33,7 @@ use crate::node::Counters;
 use clients::Attached;
 #[cfg(feature = "fuzzing")]
 pub use clients::fuzzing;
-pub use clients::{ClientEnds, ClientId};
+pub use clients::{ClientEnds, ClientId, Portion};
 use listener::Listener;
 pub use local::{LocalEngine, LocalPair, LocalReceiving, LocalSending, LocalTask};
 pub use local_plan::{LocalPlan, LocalPulling, LocalReceivingMany};

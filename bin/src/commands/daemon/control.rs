@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
-use sealane_fusion::Engine;
+use sealane_fusion::{Engine, Portion};
 use sealane_transport::Error;
 use sealane_transport::shm::ShmError;
 use sealane_transport::shm::attach::{self, Attach, Request, RequestError};
@@ -16,7 +16,6 @@ use super::connections::{Client, Connections, Stage};
 use super::drain::{Drain, Progress};
 use super::gate::Gate;
 use super::instruments::Instruments;
-use super::memory::Portion;
 use super::metrics::Metrics;
 use super::readiness::{For, Readiness, Ready};
 use super::reload::{MapInUse, reload_credentials};

@@ -6,7 +6,6 @@ mod control;
 mod drain;
 mod gate;
 mod instruments;
-mod memory;
 mod metrics;
 mod parent;
 mod readiness;
@@ -22,14 +21,13 @@ use std::path::PathBuf;
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::unistd::geteuid;
-use sealane_fusion::{Engine, EngineSettings};
+use sealane_fusion::{Engine, EngineSettings, Portion};
 use sealane_transport::endpoint_map::{SharedEndpointMap, TaskName};
 
 use self::connections::Connections;
 use self::control::Control;
 use self::gate::Gate;
 use self::instruments::Instruments;
-use self::memory::Portion;
 use self::metrics::{Metrics, MetricsListener};
 use self::parent::Parent;
 use self::readiness::Readiness;

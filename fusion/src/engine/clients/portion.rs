@@ -4,33 +4,34 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use sealane_fusion::ClientEnds;
 use sealane_transport::shm::attach::{Attach, Credentials, ShardDescriptors, VERSION, Welcome, Welcoming};
 use sealane_transport::shm::limits::ARENA_POPULATED_BYTES_MAX;
 use sealane_transport::shm::{ClientBell, DaemonEnd, Doorbell, SharedMemory, ShmError, segment_bytes};
 
+use super::ClientEnds;
+
 /// Memory is made in whole pages.
 const PAGE_BYTES: u64 = 4096;
 
-/// What every client of a daemon gets.
+/// What every client of an engine gets.
 #[derive(Clone, Debug)]
-pub(super) struct Portion {
+pub struct Portion {
     /// How many shards it shares memory with.
-    pub(super) shards: usize,
+    pub shards: usize,
     /// Memory for tensors received, with each shard.
-    pub(super) area_bytes: u64,
+    pub area_bytes: u64,
     /// The deadline of calls that name none.
-    pub(super) request_timeout: Duration,
+    pub request_timeout: Duration,
     /// Largest tensor that is accepted.
-    pub(super) tensor_bytes_max: u64,
+    pub tensor_bytes_max: u64,
 }
 
 impl Portion {
-    /// Makes both ends: one for the engine, one on its way to the client at `socket`.
+    /// Makes both ends: one for [`Engine::admit`](crate::Engine::admit), one on its way to the client at `socket`.
     ///
     /// # Errors
     /// The system has no memory or no descriptors left; what was made is freed again.
-    pub(super) fn make(
+    pub fn make(
         &self,
         wish: &Attach,
         peer: Credentials,

@@ -1,0 +1,214 @@
+//! What no Sealane says costs a daemon its client: one of a few lines that answers as a test has it answer, where a real
+//! engine cannot be made to.
+
+use std::{
+    os::fd::OwnedFd,
+    sync::{Arc, mpsc::channel},
+    thread,
+    time::Instant,
+};
+
+use sealane::{AcceptOptions, Attach, Buffer, Code, Error, Keys, RecvOptions, Task};
+use sealane_transport::shm::{
+    BOARD_BYTES_PER_KEY, Completion, DaemonEnd, ReceivedAt, Record, Span, Submission,
+    attach::{Request, accept, credentials, listen, read_request},
+};
+
+use crate::{
+    daemon::{LONG, PORTION},
+    fixture::{TASK, bytes, directory, meta},
+};
+
+/// Runs `test` with a task that is attached to one shard, which does with what it is asked what `script` does.
+fn with_daemon(script: impl FnMut(&mut DaemonEnd, &Submission<'_>) + Send, test: impl FnOnce(Task)) {
+    let directory = directory();
+    let path = directory.path().join("sealane.sock");
+    let listener = listen(&path).unwrap();
+    thread::scope(|scope| {
+        scope.spawn(|| serve(listener, script));
+        test(Attach::new(TASK).socket(&path).arena_bytes(1 << 20).attach().unwrap());
+    });
+}
+
+/// Lets one client in, and serves it until it hangs up.
+fn serve(listener: OwnedFd, mut script: impl FnMut(&mut DaemonEnd, &Submission<'_>)) {
+    let deadline = Instant::now() + LONG;
+    let socket = Arc::new(until(deadline, || accept(&listener).unwrap()));
+    drop(listener);
+    let Request::Attach(wish) = until(deadline, || read_request(&socket).unwrap()) else { panic!("it attaches") };
+    let (ends, mut welcoming) = PORTION.make(&wish, credentials(&socket).unwrap(), &socket).unwrap();
+    let (mut end, _doorbell) = ends.shards.into_iter().next().unwrap();
+    until(deadline, || welcoming.step(&socket).unwrap().then_some(()));
+    let mut record = Record::new();
+    while let Ok(None) = read_request(&socket) {
+        while end.submissions.pop(&mut record).unwrap() {
+            let asked = Submission::decode(&record).unwrap();
+            if matches!(asked, Submission::Detach) {
+                return;
+            }
+            script(&mut end, &asked);
+            ends.bell.ring();
+        }
+        end.submissions.publish();
+        thread::yield_now();
+    }
+}
+
+fn until<T>(deadline: Instant, mut look: impl FnMut() -> Option<T>) -> T {
+    loop {
+        if let Some(seen) = look() {
+            return seen;
+        }
+        assert!(Instant::now() < deadline);
+        thread::yield_now();
+    }
+}
+
+fn say(end: &mut DaemonEnd, completion: &Completion<'_>) {
+    let mut record = Record::new();
+    completion.encode(&mut record).unwrap();
+    end.completions.push(&record).unwrap();
+}
+
+fn received(end: &mut DaemonEnd, call: u32, len: usize, payload: ReceivedAt<'_>) {
+    say(end, &Completion::Received { call, meta: meta(len).as_wire(), payload });
+}
+
+/// What a daemon answers to a recv with a destination of 100 bytes loses it the client, which is told why. Plan 1 has one key
+/// and was pulled; queue 1 is open, with credit for four tensors.
+fn found_out(why: &str, mut answer: impl FnMut(&mut DaemonEnd, u32) + Send) {
+    let script = |end: &mut DaemonEnd, asked: &Submission<'_>| match asked {
+        Submission::Pull { call, plan, .. } => {
+            let (board, span) = (Span { offset: 0, len: BOARD_BYTES_PER_KEY as u64 }, Span { offset: 64, len: 1000 });
+            say(end, &Completion::Board { plan: *plan, span: board, token: 1 });
+            let (plan, meta) = (*plan, meta(1000));
+            say(end, &Completion::Placed { plan, index: 0, meta: meta.as_wire(), span, token: 2 });
+            say(end, &Completion::Pulled { call: *call });
+        }
+        Submission::Recv { call, .. } => answer(end, *call),
+        _ => {}
+    };
+    with_daemon(script, |task| {
+        let acceptor = task.acceptor("grads", AcceptOptions { tensors_max: 8, bytes_max: 1 << 20 });
+        let mut plan = task.plan(TASK, Keys::new(["w"]).unwrap());
+        plan.pull(0).wait().unwrap();
+        let other = task.recv_into(TASK, 1, "other", task.alloc(100).unwrap());
+        let error = task.recv_into(TASK, 1, "key", task.alloc(100).unwrap()).wait().unwrap_err().error;
+        assert_eq!(error.code(), Code::Unavailable);
+        assert!(error.to_string().contains(why), "{error}");
+        assert_eq!(plan.get(0).unwrap().bytes(), [0; 1000], "what was received stays");
+        let error = task.recv(TASK, 1, "key").wait().unwrap_err().error;
+        assert!(error.to_string().contains("attaching again"), "it may have become better: {error}");
+        drop((acceptor, other));
+    });
+}
+
+#[test]
+fn a_daemon_that_breaks_the_protocol_is_lost() {
+    found_out("not under way", |end, call| say(end, &Completion::Sent { calls: &[call ^ 0x8000] }));
+    found_out("released a recv", |end, call| say(end, &Completion::Sent { calls: &[call] }));
+    found_out("not under way", |end, call| say(end, &Completion::Returned { calls: &[call] }));
+    found_out("elsewhere", |end, call| {
+        received(end, call, 1, ReceivedAt::Area { span: Span { offset: 4096, len: 1 }, token: 3 });
+    });
+    found_out("longer than its destination", |end, call| received(end, call, 101, ReceivedAt::Inline(&[1; 101])));
+    found_out("longer than its destination", |end, call| {
+        received(end, call, 101, ReceivedAt::Destination { len: 101 });
+    });
+    found_out("outside the receive area", |end, call| {
+        let span = Span { offset: u64::MAX, len: 64 };
+        received(end, call, 64, ReceivedAt::Area { span, token: 3 });
+    });
+    found_out("malformed", |end, _| {
+        let mut record = Record::new();
+        record.set(99, 0, &[1, 2, 3]);
+        end.completions.push(&record).unwrap();
+    });
+    found_out("not under way", |end, call| {
+        received(end, call, 5, ReceivedAt::Destination { len: 5 });
+        received(end, call, 5, ReceivedAt::Destination { len: 5 });
+    });
+}
+
+#[test]
+fn a_daemon_that_breaks_the_protocol_of_plans_is_lost() {
+    let free = Span { offset: 1 << 20, len: 64 };
+    found_out("a pull that is none", |end, call| say(end, &Completion::Pulled { call }));
+    found_out("not to be", |end, call| say(end, &Completion::Published { calls: &[call] }));
+    found_out("that a plan does not have", move |end, _| {
+        say(end, &Completion::Placed { plan: 1, index: 1, meta: meta(64).as_wire(), span: free, token: 3 });
+    });
+    found_out("that a plan does not have", |end, _| {
+        say(end, &Completion::Missed { plan: 1, index: u32::MAX, error: Error::InvalidArgument { reason: "".into() } });
+    });
+    found_out("metadata that is none", |end, _| {
+        say(end, &Completion::Reshaped { plan: 1, index: 0, meta: &[1, 2, 3] });
+    });
+    found_out("more often", |end, _| {
+        for _ in 0..2 {
+            say(end, &Completion::Reshaped { plan: 1, index: 0, meta: meta(1000).as_wire() });
+        }
+    });
+    found_out("board", move |end, _| say(end, &Completion::Board { plan: 1, span: free, token: 3 }));
+    found_out("outside the receive area", |end, _| {
+        let span = Span { offset: u64::MAX, len: 8 };
+        say(end, &Completion::Board { plan: 1, span, token: 3 });
+    });
+    found_out("where another does", |end, _| {
+        let (meta, span) = (meta(64), Span { offset: 0, len: 1 << 20 });
+        say(end, &Completion::Placed { plan: 1, index: 0, meta: meta.as_wire(), span, token: 3 });
+    });
+}
+
+#[test]
+fn a_daemon_that_breaks_the_protocol_of_queues_is_lost() {
+    let accepted = |end: &mut DaemonEnd, meta: &[u8], payload| {
+        say(end, &Completion::Accepted { queue: 1, from: "worker:1", meta, payload });
+    };
+    found_out("more of a queue", move |end, _| {
+        (0..5).for_each(|_| accepted(end, meta(8).as_wire(), ReceivedAt::Inline(&[1; 8])));
+    });
+    found_out("metadata that is none", move |end, _| accepted(end, &[1, 2, 3], ReceivedAt::Inline(&[1; 8])));
+    found_out("outside the receive area", move |end, _| {
+        let span = Span { offset: u64::MAX, len: 8 };
+        accepted(end, meta(8).as_wire(), ReceivedAt::Area { span, token: 3 });
+    });
+    found_out("malformed", move |end, _| accepted(end, meta(8).as_wire(), ReceivedAt::Destination { len: 8 }));
+}
+
+#[test]
+fn metadata_that_is_no_tensors_ends_the_call_alone() {
+    let mut lies = true;
+    let script = move |end: &mut DaemonEnd, asked: &Submission<'_>| {
+        let Submission::Recv { call, .. } = *asked else { return };
+        if std::mem::take(&mut lies) {
+            say(end, &Completion::Received { call, meta: &[1, 2, 3], payload: ReceivedAt::Destination { len: 5 } });
+        } else {
+            received(end, call, 10, ReceivedAt::Inline(&bytes(10, 1)));
+        }
+    };
+    with_daemon(script, |task| {
+        let destination = Buffer::from_vec(vec![0; 10]);
+        let unreceived = task.recv_into(TASK, 1, "key", destination).wait().unwrap_err();
+        assert_eq!(unreceived.error.code(), Code::InvalidArgument);
+        assert_eq!(unreceived.destination.unwrap().len(), 10);
+        assert_eq!(task.recv(TASK, 1, "key").wait().unwrap().bytes(), bytes(10, 1));
+    });
+}
+
+#[test]
+fn recvs_that_are_asked_for_together_are_fused() {
+    let (telling, told) = channel();
+    let script = move |_: &mut DaemonEnd, asked: &Submission<'_>| {
+        if let Submission::Recv { fused, .. } = asked {
+            telling.send(*fused).unwrap();
+        }
+    };
+    with_daemon(script, |task| {
+        drop(task.recv(TASK, 1, "alone"));
+        let destination = Some(Buffer::from_vec(vec![0; 10]));
+        let options = RecvOptions { destination, ..RecvOptions::default() };
+        drop(task.recv_all(TASK, 1, [("a", RecvOptions::default()), ("b", options)]));
+        assert_eq!([(); 3].map(|()| told.recv().unwrap()), [false, true, true]);
+    });
+}

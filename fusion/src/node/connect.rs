@@ -286,8 +286,7 @@ impl Node {
         }
         let peer = self.peers.get_mut(handle).expect("still there");
         if peer.session.wants_link() {
-            peer.connection = Connection::Waiting(now + peer.backoff(self.settings.incarnation));
-            peer.metrics.change(PathState::Connecting, |_| ());
+            self.wait_to_dial(now, handle);
         } else {
             (peer.connection, peer.wanted_since, peer.attempts) = (Connection::Idle, None, 0);
         }
@@ -422,7 +421,6 @@ impl Node {
         link.adopt(handle);
         peer.link = Some(link);
         peer.connection = Connection::Attached;
-        (peer.wanted_since, peer.lost_at, peer.attempts) = (None, None, 0);
         (peer.blocked, peer.blocked_turns, peer.stuck, peer.last_pair) = (false, 0, false, None);
         peer.has_strangers = has_strangers;
         if !peer.settling {
@@ -441,6 +439,7 @@ impl Node {
         let Some(peer) = self.peers.get_mut(handle) else { return };
         let Some(link) = &peer.link else { return };
         let kind = link.kind();
+        (peer.wanted_since, peer.lost_at, peer.attempts) = (None, None, 0);
         // One that found out itself has said so.
         let found_out = link.reason().map(str::to_owned);
         let reason = found_out.clone().unwrap_or_else(|| self.settings.path_reason.clone());
@@ -455,11 +454,26 @@ impl Node {
         touch(peer, handle, &mut self.unshown);
     }
 
-    /// The link is gone. What stands is asked again on the next one, which is called for at once if this side asks.
+    /// The link is gone. What stands is asked again on the next one, which is called for at once if this side asks, or after a
+    /// wait if this one never opened: then it is as if the call had failed.
     pub(super) fn lose(&mut self, now: Instant, handle: Handle, error: &LinkError) {
+        let opened = self.peers.get(handle).is_some_and(|peer| !peer.settling);
         self.drop_link(now, handle, error);
-        self.want_link(now, handle);
+        match self.peers.get_mut(handle) {
+            Some(peer) if !opened && peer.connection == Connection::Idle && peer.session.wants_link() => {
+                peer.wanted_since.get_or_insert(now);
+                self.wait_to_dial(now, handle);
+            }
+            _ => self.want_link(now, handle),
+        }
         self.reschedule(handle);
+    }
+
+    /// Calls the peer again later: the longer, the more often it has been in vain.
+    fn wait_to_dial(&mut self, now: Instant, handle: Handle) {
+        let Some(peer) = self.peers.get_mut(handle) else { return };
+        peer.connection = Connection::Waiting(now + peer.backoff(self.settings.incarnation));
+        peer.metrics.change(PathState::Connecting, |_| ());
     }
 
     /// Gives up one link that is TCP because this side could do no better when it was made, if its peer, by its transport
@@ -494,7 +508,9 @@ impl Node {
         let landings = link.abandon(peer.session.outbox());
         peer.session.detach(landings);
         peer.last_error = error.to_string();
-        (peer.connection, peer.lost_at, peer.blocked, peer.stuck) = (Connection::Idle, Some(now), false, false);
+        // Since when it has no link that was open.
+        peer.lost_at.get_or_insert(now);
+        (peer.connection, peer.blocked, peer.stuck) = (Connection::Idle, false, false);
         peer.counters.links_lost += 1;
         peer.metrics.change(PathState::Idle, |path| path.last_error.clone_from(&peer.last_error));
         touch(peer, handle, &mut self.unshown);
@@ -512,7 +528,8 @@ impl Node {
     pub(super) fn look_after(&mut self, now: Instant, handle: Handle) {
         let Some(peer) = self.peers.get_mut(handle) else { return };
         let silent = peer.session.handle_timeout(now);
-        if peer.wanted_since.is_some_and(|since| since + self.settings.connect_timeout <= now) {
+        let settles = peer.link.is_some();
+        if !settles && peer.wanted_since.is_some_and(|since| since + self.settings.connect_timeout <= now) {
             let within = self.settings.connect_timeout;
             let reason = format!("no connection within {within:?} (connect_timeout_ms): {}", peer.last_error);
             let error = Error::unavailable(peer.session.peer(), reason);
@@ -527,7 +544,7 @@ impl Node {
             peer.connection = Connection::Idle;
         }
         let lease_over = peer.lost_at.is_some_and(|lost| lost + self.settings.lease <= now);
-        if lease_over && peer.session.has_loans() {
+        if !settles && lease_over && peer.session.has_loans() {
             self.give_up(handle, "it had no link for longer than fusion.lease_ms");
         }
         self.settle_events(handle);

@@ -157,8 +157,10 @@ impl Peer {
             Connection::Waiting(until) => Some(until),
             _ => None,
         };
-        let give_up = self.wanted_since.map(|since| since + connect_timeout);
-        let lease_over = self.lost_at.filter(|_| self.session.has_loans()).map(|lost| lost + lease);
+        // A link that settles ends that by itself, one way or the other.
+        let has_none = self.link.is_none();
+        let give_up = self.wanted_since.filter(|_| has_none).map(|since| since + connect_timeout);
+        let lease_over = self.lost_at.filter(|_| has_none && self.session.has_loans()).map(|lost| lost + lease);
         [self.session.next_timeout(), redial, give_up, lease_over].into_iter().flatten().min()
     }
 }

@@ -286,16 +286,14 @@ fn a_peer_that_declines_for_tls_says_so_to_one_that_must_use_verbs() {
         settings.verbs.as_mut().expect("just set").is_required = index == 1;
         settings.authentication = certified(&authority, index);
         settings.plaintext_rdma = index == 1;
+        settings.connect_timeout = Duration::from_millis(500);
     });
-    // It calls again and again; meanwhile it shows why.
-    let _asked = engines[1].task(&task(1)).unwrap().recv(&task(0), 1, "k");
-    let why = || {
-        let figures = engines[1].figures();
-        figures.iter().flat_map(|shard| &shard.peers).map(|peer| peer.path.last_error.clone()).next()
-    };
-    while !why().is_some_and(|why| why.contains("the peer cannot: TLS is set")) {
-        std::thread::yield_now();
-    }
+    // It calls again and again, with waits in between that grow, until its time to connect is over.
+    let error = engines[1].task(&task(1)).unwrap().recv(&task(0), 1, "k").wait().unwrap_err().error;
+    let said = error.to_string();
+    assert!(said.contains("the peer cannot: TLS is set") && said.contains("connect_timeout_ms"), "{said}");
+    let lost: u64 = engines[1].counters().unwrap().iter().map(|shard| shard.links_lost).sum();
+    assert!((2..100).contains(&lost), "{lost} links");
 }
 
 #[test]

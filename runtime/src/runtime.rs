@@ -14,7 +14,7 @@ use crate::{
     executor::{Executor, ExecutorChoice, ExecutorKind},
     join::{JoinHandle, join_pair},
     load::ShardLoad,
-    mailbox::ShardRef,
+    mailbox::{Job, ShardRef},
     polling::Polling,
     settings::{Pin, RuntimeSettings},
     shard::Shard,
@@ -186,6 +186,33 @@ impl ShardRef {
         F: AsyncFnOnce(Shard) -> T + Send + 'static,
         T: Send + 'static,
     {
+        let (job, handle) = self.task(f);
+        if let Err(full) = self.submit(job)
+            && !full.stopped
+        {
+            // Before the job, whose end would say that the shard is gone.
+            handle.settle(RuntimeError::MailboxFull { shard: self.index(), slots: self.slots() });
+        }
+        handle
+    }
+
+    /// Likewise, also where the mailbox is full: for callers that wait for the handle, since there are no more of them than
+    /// threads. See [`submit_always`](Self::submit_always).
+    pub fn run_always<T, F>(&self, f: F) -> JoinHandle<T>
+    where
+        F: AsyncFnOnce(Shard) -> T + Send + 'static,
+        T: Send + 'static,
+    {
+        let (job, handle) = self.task(f);
+        self.submit_always(job);
+        handle
+    }
+
+    fn task<T, F>(&self, f: F) -> (Job, JoinHandle<T>)
+    where
+        F: AsyncFnOnce(Shard) -> T + Send + 'static,
+        T: Send + 'static,
+    {
         let (sender, handle) = join_pair(self.index());
         let job = move |shard: &Shard| {
             let run = {
@@ -194,13 +221,7 @@ impl ShardRef {
             };
             task::spawn(shard, run, |result| sender.send(result));
         };
-        if let Err(full) = self.submit(Box::new(job))
-            && !full.stopped
-        {
-            // Before the job, whose end would say that the shard is gone.
-            handle.settle(RuntimeError::MailboxFull { shard: self.index(), slots: self.slots() });
-        }
-        handle
+        (Box::new(job), handle)
     }
 }
 

@@ -97,11 +97,11 @@ impl Engine {
             .enumerate()
             .map(|(index, (end, doorbell))| {
                 let (name, arena, bell) = (task.clone(), arena.clone(), bell.clone());
-                self.0.runtime.on_shard(index, async move |_| {
+                self.0.runtime.shard(index).run_always(async move |_| {
                     let engine = ShardEngine::current().expect("set up at start");
                     let who = Who { task: place as u16, name, pid };
                     let client = Client::new(who, end, doorbell, bell, arena);
-                    engine.client_changes.borrow_mut().push(Change::Admit(id, Box::new(client)));
+                    engine.client_changes.borrow_mut().push_back(Change::Admit(id, Box::new(client)));
                 })
             })
             .collect();
@@ -135,7 +135,7 @@ impl Engine {
             // Of a client that was let in by a job; a shard that has stopped has no clients.
             self.0.runtime.shard(index).submit_always(Box::new(move |_| {
                 if let Some(engine) = ShardEngine::current() {
-                    engine.client_changes.borrow_mut().push(Change::Dismiss(id, reason));
+                    engine.client_changes.borrow_mut().push_back(Change::Dismiss(id, reason));
                 }
                 drop(telling);
             }));
@@ -151,7 +151,7 @@ impl Engine {
     /// # Errors
     /// Unavailable if the engine has stopped.
     pub fn announce_drain(&self) -> Result<(), Error> {
-        self.on_all_shards(|engine| engine.client_changes.borrow_mut().push(Change::Drain)).map(|_| ())
+        self.on_all_shards(|engine| engine.client_changes.borrow_mut().push_back(Change::Drain)).map(|_| ())
     }
 
     /// From now on new calls of clients end with Unavailable, and requests for tensors that are not there as well:
@@ -170,17 +170,6 @@ impl Engine {
     pub fn under_way(&self) -> Result<usize, Error> {
         let count = |engine: &ShardEngine| engine.borrow_node(|node| node.under_way()) + engine.client_calls.get();
         Ok(self.on_all_shards(count)?.into_iter().sum())
-    }
-
-    fn on_all_shards<T: Send + 'static>(
-        &self,
-        ask: impl Fn(&ShardEngine) -> T + Copy + Send + 'static,
-    ) -> Result<Vec<T>, Error> {
-        let ask_one = |index| {
-            self.0.runtime.on_shard(index, async move |_| ask(&ShardEngine::current().expect("set up at start")))
-        };
-        let asked: Vec<_> = (0..self.shards()).map(ask_one).collect();
-        asked.into_iter().map(|answer| answer.wait().map_err(|error| stopped(&error))).collect()
     }
 }
 
@@ -237,28 +226,36 @@ impl Clients {
         engine.clients_source.set(Some(engine.shard.add_source(clients)));
     }
 
+    /// Takes in who comes and who goes. One at a time: what is left waits for the next poll if this panics.
     fn take_changes(&mut self) -> usize {
-        let changes = std::mem::take(&mut *self.engine.client_changes.borrow_mut());
-        let count = changes.len();
-        for change in changes {
+        let mut count = 0;
+        loop {
+            let change = self.engine.client_changes.borrow_mut().pop_front();
             match change {
-                Change::Admit(id, client) => self.admit(id, *client),
-                Change::Dismiss(id, reason) => self.dismiss(id, &reason),
-                Change::Drain => {
-                    let record = &mut self.record;
-                    self.clients.iter_mut().for_each(|(_, client)| client.announce_drain(record));
+                Some(Change::Admit(id, client)) => self.admit(id, *client),
+                Some(Change::Dismiss(id, reason)) => self.dismiss(id, &reason),
+                Some(Change::Drain) => {
+                    for (handle, client) in self.clients.iter_mut() {
+                        self.served = Some(handle);
+                        client.announce_drain(&mut self.record);
+                    }
                 }
+                None => return count,
             }
+            self.served = None;
+            count += 1;
         }
-        count
     }
 
     fn admit(&mut self, id: ClientId, client: Client) {
         let Ok(handle) = self.clients.insert(client) else { unreachable!("2^32 clients do not fit in memory") };
         let client = self.clients.get_mut(handle).expect("just inserted");
         client.handle = handle;
-        self.engine.borrow_node(|node| node.metrics().clients.add(&client.metrics));
         self.handles.insert(id, handle);
+        self.served = Some(handle);
+        #[cfg(test)]
+        tests::fall_into_trap_of_process(client.pid);
+        self.engine.borrow_node(|node| node.metrics().clients.add(&client.metrics));
         let source = self.engine.clients_source.get().expect("set at start");
         let doorbell = std::os::fd::AsFd::as_fd(client.doorbell());
         // Edge-triggered: the doorbell is never read, since the client could make reading it wait.
@@ -314,7 +311,7 @@ impl Clients {
     fn serve(&mut self, now: Instant) -> usize {
         self.served = None;
         // Pushes of others end where there is room again, and are told of with the rest.
-        let turn = AssertUnwindSafe(|| self.read(now) + self.hand_out() + self.write(now));
+        let turn = AssertUnwindSafe(|| self.take_changes() + self.read(now) + self.hand_out() + self.write(now));
         catch_unwind(turn).unwrap_or_else(|panic| self.put_out(panic))
     }
 
@@ -398,12 +395,9 @@ impl Source for Clients {
     fn poll(&mut self, shard: &Shard, _budget: usize) -> usize {
         let now = shard.now();
         let mut work = 0;
-        if !self.engine.client_changes.borrow().is_empty() {
-            work += self.take_changes();
-        }
         // Outcomes come for clients that are gone too, and are dropped.
         let has_outcomes = !self.outcomes.is_empty() || self.engine.borrow_node(|node| node.has_client_outcomes());
-        if has_outcomes || !self.clients.is_empty() {
+        if has_outcomes || !self.clients.is_empty() || !self.engine.client_changes.borrow().is_empty() {
             work += self.serve(now);
         }
         if !self.leaving.is_empty() {

@@ -3,13 +3,10 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use sealane_runtime::{Buffer, Shard};
-use sealane_transport::authentication::Authentication;
-use sealane_transport::endpoint_map::{EndpointMap, TaskName};
 use sealane_transport::{Error, Handle, RecvOptions, RecvOutcome, SendOptions, SendOutcome};
 
 use super::deadline;
@@ -60,14 +57,6 @@ impl LocalEngine {
     /// What this shard has done, and holds now.
     pub fn counters(&self) -> Counters {
         self.0.counters()
-    }
-
-    pub(super) fn set_map(&self, map: Arc<EndpointMap>, more: Vec<(TaskName, u16)>) -> Result<(), Error> {
-        self.0.with_node(|node, _| node.set_map(map, more))
-    }
-
-    pub(super) fn set_authentication(&self, authentication: Authentication) {
-        self.0.set_authentication(authentication);
     }
 
     /// Says goodbye, and stays until the goodbyes have left or `deadline` is over.

@@ -245,9 +245,26 @@ impl Engine {
     /// # Errors
     /// Unavailable if the engine has stopped.
     pub fn counters(&self) -> Result<Vec<Counters>, Error> {
-        let ask = |index| self.on_shard(index, async |shard| shard.counters());
-        let asked: Vec<_> = (0..self.shards()).map(ask).collect();
-        asked.into_iter().map(|counters| counters.wait().map_err(|error| stopped(&error))).collect()
+        self.on_all_shards(ShardEngine::counters)
+    }
+
+    /// Runs `ask` on every shard and waits for all of them: on none if the engine has stopped, on all otherwise. A full mailbox
+    /// does not matter.
+    ///
+    /// # Errors
+    /// Unavailable if the engine has stopped.
+    fn on_all_shards<T: Send + 'static>(
+        &self,
+        ask: impl Fn(&ShardEngine) -> T + Clone + Send + 'static,
+    ) -> Result<Vec<T>, Error> {
+        let ask_one = |index| {
+            let ask = ask.clone();
+            let ask = async move |_| ask(&ShardEngine::current().expect("set up at start"));
+            self.0.runtime.shard(index).run_always(ask)
+        };
+        let asked: Vec<_> = (0..self.shards()).map(ask_one).collect();
+        let answers: Vec<_> = asked.into_iter().map(JoinHandle::wait).collect();
+        answers.into_iter().map(|answer| answer.map_err(|error| stopped(&error))).collect()
     }
 
     /// Takes a new endpoint map on all shards, and serves `more` tasks of it besides, on the transport addresses that it
@@ -260,12 +277,8 @@ impl Engine {
         let mut tasks = self.0.tasks.write().unwrap_or_else(PoisonError::into_inner);
         let new: Vec<_> = more.iter().filter(|task| !tasks.contains(task)).cloned().collect();
         let places = EngineSettings::places(&map, &new, &self.0.addresses).map_err(Error::invalid)?;
-        let tell = |index| {
-            let (map, places) = (map.clone(), places.clone());
-            self.on_shard(index, async move |shard| shard.set_map(map, places))
-        };
-        let told: Vec<_> = (0..self.shards()).map(tell).collect();
-        told.into_iter().try_for_each(|told| told.wait().map_err(|error| stopped(&error))?)?;
+        let set = move |shard: &ShardEngine| shard.with_node(|node, _| node.set_map(map.clone(), places.clone()));
+        self.on_all_shards(set)?.into_iter().collect::<Result<(), Error>>()?;
         tasks.extend(new);
         Ok(())
     }
@@ -289,14 +302,8 @@ impl Engine {
                 "peers show {old} here, and {new} cannot take its place while the engine runs; start it anew"
             )));
         }
-        let tell = |index| {
-            let authentication = authentication.clone();
-            self.on_shard(index, async move |shard| shard.set_authentication(authentication))
-        };
-        let told: Vec<_> = (0..self.shards()).map(tell).collect();
-        told.into_iter().try_for_each(|told| told.wait().map_err(|error| stopped(&error)))?;
-        *current = authentication;
-        Ok(())
+        *current = authentication.clone();
+        self.on_all_shards(move |shard| shard.set_authentication(authentication.clone())).map(|_| ())
     }
 
     /// Says goodbye to the peers, ends every call with Unavailable or Aborted, and stops the shards.

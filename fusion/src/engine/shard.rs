@@ -2,6 +2,7 @@
 //! other threads; one runtime carries one engine, so there is exactly one.
 
 use std::cell::{Cell, OnceCell, RefCell, RefMut};
+use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Waker;
@@ -53,7 +54,7 @@ pub(super) struct ShardEngine {
     pub(super) greetings_source: Cell<Option<SourceId>>,
     pub(super) clients_source: Cell<Option<SourceId>>,
     /// Clients to let in and to let go.
-    pub(super) client_changes: RefCell<Vec<Change>>,
+    pub(super) client_changes: RefCell<VecDeque<Change>>,
     /// Calls of clients that have not ended.
     pub(super) client_calls: Cell<usize>,
     /// Clients that were put out because serving them panicked.

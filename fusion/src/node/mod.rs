@@ -514,7 +514,6 @@ impl Node {
         self.end_local_pulls(|consumer| consumer == local, &error);
         self.withdraw_all(local, &error);
         self.end_local_pushes(|pair| pair.local == local, &error);
-        self.drop_left(Some(local));
         for handle in self.peers.select(|_| true) {
             let peer = self.peers.get_mut(handle).expect("just selected");
             peer.session.end_requests_of(local, &error);
@@ -524,6 +523,8 @@ impl Node {
         // Whoever keeps their books may have lost them.
         self.close_plans_of(local);
         self.close_queues_of(local);
+        // What these have left as well.
+        self.drop_left(Some(local));
     }
 
     /// Moves the wakers of futures that can go on into `into`. Waking is the owner's, once it no longer holds the node.

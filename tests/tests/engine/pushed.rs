@@ -3,13 +3,14 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use sealane_fusion::{
-    AcceptOptions, Accepted, Acceptor, Code, EndpointMap, Engine, EngineSettings, Keys, Sending, Task, Tensor,
+    AcceptOptions, Accepted, Acceptor, Code, EndpointMap, Engine, EngineSettings, Error, Keys, Sending, Task, Tensor,
 };
 use sealane_runtime::JoinHandle;
+use sealane_transport::authentication::Authentication;
 
 use crate::fixture::{LONG, assert_empty, engines, task, total, until};
 
@@ -241,6 +242,40 @@ fn a_recv_that_is_dropped_while_the_mailbox_is_full_is_given_up() {
     until(&engines[0], "the requests are withdrawn", |counters| counters.parked == 0);
     assert_eq!(total(&engines[0]).deposits, 0);
     drop(ps);
+}
+
+/// Credentials and a map that some shards have and others not would be two truths, and a drain that a shard has not heard of none.
+#[test]
+fn what_all_shards_must_do_is_done_with_a_full_mailbox_too() {
+    let engine = engines(1, |index, settings| {
+        few_slots(index, settings);
+        settings.runtime.shards = 2;
+        settings.authentication = Authentication::secret_bytes(&[1; 32]).unwrap();
+    })
+    .remove(0);
+    let ps = engine.task(&task(0)).unwrap();
+    let (map, new) = (
+        Arc::new(EndpointMap::parse(&format!("{}=127.0.0.1:1\n", task(0)), "test").unwrap()),
+        Authentication::secret_bytes(&[2; 32]).unwrap(),
+    );
+    let asked: [Box<dyn Fn() -> Result<(), Error> + Send + Sync>; 5] = [
+        Box::new(|| engine.set_authentication(new.clone())),
+        Box::new(|| engine.set_map(map.clone(), &[])),
+        Box::new(|| engine.counters().map(drop)),
+        Box::new(|| engine.announce_drain()),
+        Box::new(|| engine.under_way().map(drop)),
+    ];
+    for ask in &asked {
+        let blocked = Blocked::new(&engine, &ps);
+        let (telling, told) = mpsc::channel();
+        std::thread::scope(|scope| {
+            scope.spawn(move || telling.send(ask()).unwrap());
+            // It cannot have been done; long enough for a refusal to come.
+            assert!(told.recv_timeout(Duration::from_millis(20)).is_err());
+            blocked.release();
+            told.recv().unwrap().unwrap();
+        });
+    }
 }
 
 #[test]

@@ -17,6 +17,8 @@ use crate::engine::EngineSettings;
 /// Serving the withdrawal of this key panics, and so does telling how this call ended.
 const TRAP: &str = "a trap";
 const TRAP_CALL: u32 = 0xDEAD;
+/// Letting this process in panics.
+const TRAP_PID: i32 = 0xDEAD;
 
 /// Longer than any answer takes.
 const STUCK: Duration = Duration::from_secs(60);
@@ -27,6 +29,10 @@ pub(super) fn fall_into_trap(submission: &Submission<'_>) {
 
 pub(super) fn fall_into_trap_of_call(call: u32) {
     assert!(call != TRAP_CALL, "a trap of the tests'");
+}
+
+pub(super) fn fall_into_trap_of_process(pid: i32) {
+    assert!(pid != TRAP_PID, "a trap of the tests'");
 }
 
 /// An engine of one shard that serves two tasks.
@@ -51,6 +57,10 @@ struct Process {
 
 impl Process {
     fn attach(engine: &Engine, task: &str) -> (ClientId, Process) {
+        Process::attach_as(engine, task, 7)
+    }
+
+    fn attach_as(engine: &Engine, task: &str, pid: i32) -> (ClientId, Process) {
         let (arena, _) = SharedMemory::create("test", 1 << 16, false).unwrap();
         let (daemons, segment) = DaemonEnd::create(1 << 20, false).unwrap();
         let end = ClientEnd::open(&segment, 1 << 20, false).unwrap();
@@ -59,7 +69,7 @@ impl Process {
         let (socket, ear) = UnixStream::pair().unwrap();
         let shards = vec![(daemons, bell)];
         let bell = ClientBell::new(Arc::new(socket.into()));
-        let id = engine.admit(ClientEnds { task: task.into(), pid: 7, arena, shards, bell }).unwrap();
+        let id = engine.admit(ClientEnds { task: task.into(), pid, arena, shards, bell }).unwrap();
         let mut process = Process { end, doorbell, ear: ClientEar::new(ear.into()), record: Record::new() };
         process
             .submit(&[Submission::Peer { number: 0, name: "ps:1" }, Submission::Peer { number: 1, name: "worker:1" }]);
@@ -159,4 +169,19 @@ fn a_panic_costs_the_client_that_was_served_its_place_and_nobody_else_anything()
         assert!(is_served(&mut next, 0, meta));
         engine.stop().unwrap();
     }
+}
+
+#[test]
+fn a_panic_while_a_client_is_let_in_costs_nobody_else_anything() {
+    let meta = &TensorMeta::new(DType::U8, &[8]).unwrap();
+    let engine = engine();
+    let (_, mut neighbour) = Process::attach(&engine, "worker:1");
+    let (id, mut failing) = Process::attach_as(&engine, "ps:1", TRAP_PID);
+    assert_eq!(failing.next(), None);
+    assert!(is_served(&mut neighbour, 1, meta));
+    assert_eq!(engine.counters().unwrap()[0].clients_failed, 1);
+    engine.dismiss(id, "it was hung up on");
+    let (_, mut next) = Process::attach(&engine, "ps:1");
+    assert!(is_served(&mut next, 0, meta));
+    engine.stop().unwrap();
 }

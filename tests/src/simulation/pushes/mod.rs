@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use rand::Rng;
 use sealane_fusion::node::{Node, PushRequest, SendWaiter};
-use sealane_fusion::{AcceptOptions, AcceptQueue, Buffer, Error, SendOutcome, Tensor};
+use sealane_fusion::{AcceptOptions, AcceptQueue, Buffer, SendOutcome, Tensor};
 
 use super::ledger::End;
 use super::run::Simulation;
@@ -154,7 +154,6 @@ impl Simulation {
     fn drop_acceptor(&mut self, id: QueueId) {
         let Some(Open { shared, .. }) = self.pushes.queues.remove(&id) else { return };
         self.trace.note(self.now, format_args!("{id:?} closes"));
-        shared.close(Error::unavailable("this engine", "the acceptor was dropped"));
         let (host, place) = (self.host_of(id.task), self.place_of(id.task));
         for shard in 0..self.hosts[host].seats.len() {
             let shared = shared.clone();

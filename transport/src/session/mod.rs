@@ -368,7 +368,7 @@ impl<W, D: PartialEq> Session<W, D> {
         self.consumer.resume(&roster, &self.peer, &mut self.events);
         let not_served = consumer::not_served(&self.peer);
         self.puller.resume(&roster, &not_served, &mut self.events);
-        self.pusher.resume(&roster, &not_served, &mut self.events);
+        self.pusher.resume(&roster, &not_served, &mut self.control, &mut self.events);
         self.producer.resume();
         self.control.push(Control::Resumed);
         self.attached = Some(Attached { heard: now, pinged: None, roster, tensor_bytes_max });

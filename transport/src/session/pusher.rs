@@ -64,6 +64,8 @@ struct Stream<D> {
     granted_bytes: u64,
     /// The peer knows of it on this link.
     told: bool,
+    /// The peer was told of it on some link: it keeps it until it hears of its end.
+    known: bool,
     queued: bool,
     /// Its task is gone: it ends with its last entry.
     closing: bool,
@@ -119,6 +121,10 @@ pub(super) struct Pusher<D> {
     to_send: VecDeque<Handle>,
     /// Those whose next push leaves in chunks, while too many do: the others pass them.
     held_back: VecDeque<Handle>,
+    /// Streams that have ended and that the peer knew, the last [`STREAMS_MAX`]: it is told again on every link, since a link
+    /// may take with it what was said last. It never knows more that it has not been told about.
+    closed: VecDeque<Handle>,
+    linked: bool,
     /// Pushes of all streams.
     pushes: usize,
     pushes_max: usize,
@@ -145,6 +151,8 @@ impl<D: PartialEq> Pusher<D> {
             names: HashMap::new(),
             to_send: VecDeque::new(),
             held_back: VecDeque::new(),
+            closed: VecDeque::new(),
+            linked: false,
             pushes: 0,
             pushes_max: limits.queued_requests_max,
             earliest: None,
@@ -271,7 +279,7 @@ impl<D: PartialEq> Pusher<D> {
             && stream.tried == 0
         {
             // The peer has not taken the stream in, and knows nothing of it: the next push opens it again.
-            stream.told = false;
+            (stream.told, stream.known) = (false, false);
             self.pushes -= stream.entries.len();
             for deposit in stream.entries.drain(..).filter_map(|entry| entry.deposit) {
                 events.push_back(Event::PushEnded { deposit, count: 1, outcome: Err(error.clone()) });
@@ -301,6 +309,7 @@ impl<D: PartialEq> Pusher<D> {
 
     /// The link is gone: what was not taken goes out again. The outbox has given every payload back.
     pub(super) fn suspend(&mut self) {
+        self.linked = false;
         self.to_send.clear();
         self.held_back.clear();
         for (_, stream) in self.streams.iter_mut() {
@@ -309,8 +318,16 @@ impl<D: PartialEq> Pusher<D> {
         }
     }
 
-    /// A link stands: streams that have something to push are told to the peer.
-    pub(super) fn resume<W>(&mut self, roster: &Roster, error: &Error, events: Ends<'_, W, D>) {
+    /// A link stands: the peer is told of streams that have ended, and of those that have something to push.
+    pub(super) fn resume<W>(
+        &mut self,
+        roster: &Roster,
+        error: &Error,
+        control: &mut ControlQueue,
+        events: Ends<'_, W, D>,
+    ) {
+        self.linked = true;
+        self.closed.iter().for_each(|stream| control.push(Control::PushClose(*stream)));
         self.end_those(|stream| roster.place_of(stream.to).is_none(), error, events);
         for handle in self.streams.select(|stream| !stream.entries.is_empty()) {
             self.queue(handle);
@@ -319,7 +336,9 @@ impl<D: PartialEq> Pusher<D> {
 
     /// The peer knows nothing of the streams any more: what it may have taken ends with `error`.
     pub(super) fn end_tried<W>(&mut self, error: &Error, control: &mut ControlQueue, events: Ends<'_, W, D>) {
+        self.closed.clear();
         for (_, stream) in self.streams.iter_mut() {
+            stream.known = false;
             let tried = std::mem::take(&mut stream.tried);
             self.pushes -= tried;
             for deposit in stream.entries.drain(..tried).filter_map(|entry| entry.deposit) {
@@ -375,8 +394,14 @@ impl<D: PartialEq> Pusher<D> {
             self.names.remove(&(stream.from, stream.to, stream.queue));
             self.to_send.retain(|queued| *queued != handle);
             self.held_back.retain(|queued| *queued != handle);
-            if stream.told {
-                control.push(Control::PushClose(handle));
+            if stream.known {
+                if self.closed.len() == STREAMS_MAX {
+                    self.closed.pop_front();
+                }
+                self.closed.push_back(handle);
+                if self.linked {
+                    control.push(Control::PushClose(handle));
+                }
             }
         }
     }
@@ -430,7 +455,7 @@ impl<D> Stream<D> {
     /// Stages the stream's next frame.
     fn stage(&mut self, handle: Handle, to: u16, outbox: &mut Outbox, alone: bool) {
         if !self.told {
-            self.told = true;
+            (self.told, self.known) = (true, true);
             let open = PushOpen { stream: handle, first: self.first, from: self.from, to, queue: &self.queue };
             return outbox.stage(|writer| writer.push_open(&open));
         }
@@ -511,6 +536,7 @@ impl<W, D: PartialEq> Session<W, D> {
             granted_messages: 0,
             granted_bytes: 0,
             told: false,
+            known: false,
             queued: false,
             closing: false,
             paused: false,

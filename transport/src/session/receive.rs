@@ -181,7 +181,9 @@ impl<W, D: PartialEq> Session<W, D> {
             PullFrame::Forget { set } => self.set_forgotten(set),
             PullFrame::Pull(pull) => self.pull_asked(&pull),
             PullFrame::Metas(metas) => self.puller.learn(&metas)?,
-            PullFrame::Failure(failure) => self.puller.failed(&failure, &self.peer, &mut self.events),
+            PullFrame::Failure(failure) => {
+                self.puller.failed(&failure, &self.peer, &mut self.control, &mut self.events);
+            }
             PullFrame::Cancel { id } => self.server.cancel(id),
         }
         Ok(())

@@ -125,8 +125,12 @@ fn pull(net: &mut Net, (at, task): (usize, &str), keys: &[String]) -> oneshot::R
     let pair = net.number(at, task, "ps:1");
     let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
     let plan = net.nodes[at].open_plan(pair, Arc::new(Keys::new(&keys).unwrap()));
+    pull_plan(net, at, plan, keys.len())
+}
+
+fn pull_plan(net: &mut Net, at: usize, plan: Handle, count: usize) -> oneshot::Receiver<Result<Tray, Error>> {
     let (sender, receiver) = oneshot::channel();
-    let (deadline, tray, waiter) = (net.now + SOON, Tray::new(keys.len()), PullWaiter::Channel(sender));
+    let (deadline, tray, waiter) = (net.now + SOON, Tray::new(count), PullWaiter::Channel(sender));
     net.nodes[at].pull(net.now, PullRequest { plan, min_version: 0, deadline, tray, waiter });
     net.rest();
     receiver
@@ -178,6 +182,28 @@ fn an_honest_peer_of_four_shards_hears_which_limit_it_has_reached_and_publicatio
     keys("worker:1", PLAN_KEYS_MAX).iter().for_each(|key| publish(&mut net, key).unwrap());
     net.rest();
     assert!(pulls[0].try_recv().unwrap().unwrap().get(3).is_ok());
+}
+
+#[test]
+fn a_plan_that_was_refused_is_pulled_when_another_of_its_peer_has_been_closed() {
+    let shard = |shard| NodeSettings { shard, shards: 4, ..settings(PEER, &["worker:1", "absent:1"]) };
+    let mut net = Net::new([small_ps(), shard(0), shard(1), shard(2), shard(3)]);
+    let at = |task| 1 + shard_of(lane("ps:1", task), 4);
+    let [(one, plan), (other, refused)] = ["worker:1", "absent:1"].map(|task| {
+        let (at, keys) = (at(task), keys(task, PLAN_KEYS_MAX));
+        let pair = net.number(at, task, "ps:1");
+        (at, net.nodes[at].open_plan(pair, Arc::new(Keys::new(&keys).unwrap())))
+    });
+    let pulls = [pull_plan(&mut net, one, plan, PLAN_KEYS_MAX), pull_plan(&mut net, other, refused, PLAN_KEYS_MAX)];
+    assert!(pulls[0].try_recv().is_err(), "it waits for its tensors");
+    assert!(pulls[1].try_recv().unwrap().unwrap().get(0).is_err());
+    net.nodes[one].close_plan(plan);
+    net.rest();
+    let again = pull_plan(&mut net, other, refused, PLAN_KEYS_MAX);
+    assert!(again.try_recv().is_err(), "it waits for its tensors");
+    keys("absent:1", PLAN_KEYS_MAX).iter().for_each(|key| publish(&mut net, key).unwrap());
+    net.rest();
+    assert!(again.try_recv().unwrap().unwrap().get(3).is_ok());
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! What holds of streams between any two calls of their session, as the pushing side keeps them.
 
-use super::{Handle, Pusher, QueueName, Stream};
+use super::{Handle, Pusher, QueueName, STREAMS_MAX, Stream};
 
 impl<D: PartialEq> Pusher<D> {
     /// # Errors
@@ -40,8 +40,11 @@ impl<D: PartialEq> Pusher<D> {
         (next, bytes): (u64, u64),
         (messages, granted_bytes): (u64, u64),
     ) -> Result<(), String> {
-        // One that has ended is about to end there.
-        let Some(stream) = self.streams.get(handle) else { return Ok(()) };
+        let Some(stream) = self.streams.get(handle) else {
+            // The oldest are no longer kept.
+            let is_told = self.closed.contains(&handle) || self.closed.len() == STREAMS_MAX;
+            return is_told.then_some(()).ok_or_else(|| "it has ended, and the peer will not be told".into());
+        };
         let Stream { first, tried, .. } = *stream;
         let Some(untold) = next.checked_sub(first).filter(|&untold| untold <= tried as u64) else {
             return Err(format!("{first} pushes are known to have come and {tried} more have left, but {next} came"));

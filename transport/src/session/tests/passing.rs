@@ -366,3 +366,44 @@ fn a_publisher_that_goes_ends_what_has_not_left_of_its_pulls() {
         assert_eq!((1..count).contains(&came(tray)), *waiter == 1, "what had begun to leave arrives whole");
     }
 }
+
+/// The peer would keep it for ever: it counts against what one peer may have.
+#[test]
+fn a_stream_that_ends_around_a_lost_link_ends_at_the_peer() {
+    // Before the link is lost, so that nobody hears of it; while there is none; on the next, which knows nothing of the stream.
+    for ends in 0..3 {
+        let mut both = Both::new();
+        let stream = both.here.stream(0, PEER_TASK, "queue").unwrap();
+        let (entry, deadline) = (Entry::new(0, 1, 64), both.now + Duration::from_secs(60));
+        let (meta, payload) = (Meta::from_slice(entry.meta.as_wire()), pattern(64).into());
+        let push = PushAsk { stream, meta, payload, deadline, deposit: 1 };
+        both.here.push(both.now, push).map_err(|(error, _)| error).unwrap();
+        both.forth();
+        let opened = both.open_and_find().expect("a stream was opened");
+        both.there.grant(opened, Credit { messages: 1, bytes: 64 });
+        both.back_once();
+        both.forth();
+        assert!(matches!(both.there.poll_event(), Some(Told::Pushed { .. })));
+        both.there.grant(opened, Credit { messages: 1, bytes: 64 });
+        both.back_once();
+
+        let error = Error::unavailable("ps:1", "it went");
+        let end = |both: &mut Both, now| {
+            if now == ends {
+                both.here.end_requests_of(0, &error);
+            }
+        };
+        end(&mut both, 0);
+        both.here.detach(None);
+        both.there.detach(None);
+        end(&mut both, 1);
+        for session in [&mut both.here, &mut both.there] {
+            session.attach(both.now, 2, Roster { numbers: vec![PEER_TASK] }, u64::MAX);
+        }
+        end(&mut both, 2);
+        both.forth();
+        let closed = |event| matches!(event, Told::Closed { streams } if streams == [opened]);
+        assert!(std::iter::from_fn(|| both.there.poll_event()).any(closed), "it ended at {ends}");
+        assert!(both.there.credit(opened).is_none());
+    }
+}

@@ -127,7 +127,7 @@ impl<'a> VolatileSlice<'a> {
 impl<'a> VolatileSliceMut<'a> {
     /// # Safety
     /// The `len` bytes at `start` can be written during `'a`, and nothing else in this process uses them meanwhile but through
-    /// [`VolatileSlice`]; other processes may.
+    /// slices of this kind and [`VolatileSlice`]: what is in them is then one's bytes or the other's. Other processes may.
     pub(crate) unsafe fn new(start: *mut u8, len: usize) -> Self {
         Self(libc::iovec { iov_base: start.cast(), iov_len: len }, PhantomData)
     }

@@ -60,6 +60,8 @@ pub(crate) struct Announcement {
     pub(crate) address: u64,
     /// Its length.
     pub(crate) bytes: usize,
+    /// See [`Payload::is_foreign`].
+    pub(crate) is_foreign: bool,
 }
 
 /// An announced place that no answer may reach any more.

@@ -196,7 +196,8 @@ impl<W> Consumer<W> {
             {
                 wanted.announced = true;
                 let (address, bytes) = (destination.volatile_mut().as_mut_ptr() as u64, destination.len());
-                outbox.announce(Announcement { request, address, bytes });
+                let is_foreign = destination.is_foreign();
+                outbox.announce(Announcement { request, address, bytes, is_foreign });
             }
         }
     }

@@ -52,8 +52,7 @@ pub const COMPLETIONS_PER_TURN: usize = 256;
 /// destroyed: as many as there are links with the default depth.
 pub const DRAINING_MAX: usize = 256;
 
-/// How long a device may take to say so. Adapters do within milliseconds; older Soft-RoCE never says it, but gives
-/// the buffers back within microseconds.
+/// How long a device may take to say so. The queue pair is destroyed then, and what it gives back with that is taken.
 pub const DRAIN_WITHIN: Duration = Duration::from_millis(500);
 
 /// How often a shard that sleeps looks whether a registration that it has begun is done.

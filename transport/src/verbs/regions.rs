@@ -9,6 +9,15 @@ use std::any::Any;
 use super::device::{Access, Device, MemoryKind, Region, Registered, VerbsError};
 use super::settings::Registration;
 
+/// How memory is lent.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Lending {
+    pub(super) access: Access,
+    pub(super) registration: Registration,
+    /// A client may write it.
+    pub(super) is_foreign: bool,
+}
+
 /// A region that someone uses; to be given back with [`Regions::release`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Use {
@@ -156,10 +165,10 @@ impl Regions {
     }
 
     /// The region that holds all of these bytes; registered for this use alone where none does, or where that is
-    /// the setting.
+    /// the setting. A client's memory is not: it may be large, its client may have gone, and this would be on the turn.
     ///
     /// # Errors
-    /// The device does not register more, or not yet: the bytes can travel by copy.
+    /// The device does not register more, or a client's memory not yet or not any more: the bytes can travel by copy.
     ///
     /// # Safety
     /// The memory stays mapped until the use is released.
@@ -168,15 +177,14 @@ impl Regions {
         &mut self,
         device: &mut dyn Device,
         (start, bytes): (u64, usize),
-        access: Access,
-        registration: Registration,
+        Lending { access, registration, is_foreign }: Lending,
     ) -> Result<Use, VerbsError> {
+        let wait = |reason| Err(VerbsError::new("registration of a client's memory", reason));
         if registration == Registration::Static {
             let at = self.standing.partition_point(|known| known.start <= start);
             if let Some(known) = at.checked_sub(1).map(|at| &mut self.standing[at])
                 && start + bytes as u64 <= known.end
             {
-                let wait = |reason| Err(VerbsError::new("registration of a client's memory", reason));
                 match known.is {
                     Is::Registered(region) => {
                         known.uses += 1;
@@ -197,6 +205,9 @@ impl Regions {
                 self.waited_for += 1;
                 known.is = Is::Begun(ticket);
                 return wait("it begins");
+            }
+            if is_foreign {
+                return wait("its client has gone");
             }
         }
         // SAFETY: as the caller promises.

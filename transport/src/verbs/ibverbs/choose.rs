@@ -213,7 +213,7 @@ pub(super) fn choose(devices: &[DeviceSummary], settings: &VerbsSettings) -> Res
     Ok(Choice { device, port: number, ethernet, lid, gid, mtu, message_bytes_max, why, sentence })
 }
 
-/// The GID of a port whose addresses may have changed, and the sentence that says so: the `present` one, if the port has it
+/// The GID and the path MTU of a port that may have changed, and the sentence that says so: the `present` GID, if the port has it
 /// still and none is set.
 ///
 /// # Errors
@@ -222,12 +222,12 @@ pub(super) fn choose_again(
     (name, port, why): (&str, &PortSummary, &Why),
     present: [u8; 16],
     settings: &VerbsSettings,
-) -> Result<(GidSummary, String), VerbsError> {
+) -> Result<(GidSummary, u16, String), VerbsError> {
     let is_routable = |gid: &&GidSummary| gid.gid == present && !matches!(gid.kind, GidKind::RoceV1);
     let stays = port.gids.iter().find(is_routable).filter(|_| settings.gid_index.is_none());
     let (gid, why_gid) = stays.map_or_else(|| choose_gid(port, settings), |gid| Ok((*gid, "as before")))?;
-    let (_, sentence) = describe((name, port, why), (gid, why_gid), settings)?;
-    Ok((gid, sentence))
+    let (mtu, sentence) = describe((name, port, why), (gid, why_gid), settings)?;
+    Ok((gid, mtu, sentence))
 }
 
 /// The path MTU, and all that was chosen.
@@ -469,8 +469,9 @@ mod tests {
         let again = |port: &PortSummary, settings: &VerbsSettings| {
             choose_again(("mlx5_1", port, &chosen.why), chosen.gid.gid, settings)
         };
-        let (gid, sentence) = again(&port, &settings).unwrap();
-        assert_eq!((gid.index, gid.gid), (7, chosen.gid.gid));
+        port.mtu = 512;
+        let (gid, mtu, sentence) = again(&port, &settings).unwrap();
+        assert_eq!((gid.index, gid.gid, mtu), (7, chosen.gid.gid, 512));
         assert!(sentence.starts_with("device mlx5_1 (the first with an active port)"), "{sentence}");
         assert_eq!(again(&port, &VerbsSettings { gid_index: Some(9), ..settings.clone() }).unwrap().0.index, 9);
         port.gids.retain(|gid| gid.index != 7);

@@ -114,10 +114,10 @@ unsafe impl Device for IbDevice {
         let Attributes { device, port, gid, .. } = &self.attributes;
         let missing = || VerbsError::new("ibv_query_port", format!("port {port} is gone"));
         let found = ports.iter().find(|found| found.number == *port).ok_or_else(missing)?;
-        let (gid, chosen) = choose::choose_again((device, found, &self.why), *gid, &self.settings)?;
+        let (gid, mtu, chosen) = choose::choose_again((device, found, &self.why), *gid, &self.settings)?;
         self.attributes.lid = if found.ethernet { 0 } else { found.lid };
         (self.attributes.gid_index, self.attributes.gid) = (gid.index, gid.gid);
-        self.attributes.chosen = chosen;
+        (self.attributes.mtu, self.attributes.chosen) = (mtu, chosen);
         Ok(())
     }
 

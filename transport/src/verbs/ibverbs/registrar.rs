@@ -2,11 +2,13 @@
 //!
 //! One for each open device, from when it is first needed until the device is closed. Bounded by the memories that are shared.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::{io, ptr, thread};
 
-use nix::sched::{CpuSet, sched_setaffinity};
+use nix::sched::{sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 use rdma_sys as sys;
 
@@ -40,6 +42,8 @@ pub(super) struct Registrar {
     jobs: Option<Sender<Job>>,
     done: Receiver<Done>,
     thread: Option<JoinHandle<()>>,
+    /// Nothing more is registered.
+    closing: Arc<AtomicBool>,
 }
 
 impl Registrar {
@@ -52,11 +56,13 @@ impl Registrar {
         let (jobs, incoming) = channel();
         let (outgoing, done) = channel();
         let domain = DomainPointer(domain.as_ptr());
+        let closing = Arc::new(AtomicBool::new(false));
+        let is_closing = closing.clone();
         let thread = thread::Builder::new().name("sealane-verbs".into()).spawn(move || {
             leave_the_shards_cpu();
-            work(&domain, &incoming, &outgoing);
+            work(&domain, &incoming, &outgoing, &is_closing);
         })?;
-        Ok(Self { jobs: Some(jobs), done, thread: Some(thread) })
+        Ok(Self { jobs: Some(jobs), done, thread: Some(thread), closing })
     }
 
     /// # Safety
@@ -81,23 +87,26 @@ impl Registrar {
 
 impl Drop for Registrar {
     fn drop(&mut self) {
+        self.closing.store(true, Ordering::Relaxed);
         self.jobs = None;
         let _ = self.thread.take().map(JoinHandle::join);
     }
 }
 
-/// A new thread may run where its parent may, which is on the CPU that a shard is pinned to.
+/// A new thread may run where its parent may, which is on the CPU that a shard is pinned to. It goes where the process may run:
+/// its first thread is no shard.
 fn leave_the_shards_cpu() {
-    let mut all = CpuSet::new();
-    (0..CpuSet::count()).for_each(|cpu| all.set(cpu).expect("within the set"));
-    if let Err(error) = sched_setaffinity(Pid::from_raw(0), &all) {
+    let moved = sched_getaffinity(Pid::this()).and_then(|may| sched_setaffinity(Pid::from_raw(0), &may));
+    if let Err(error) = moved {
         tracing::debug!(%error, "memory is registered on a shard's own CPU");
     }
 }
 
-fn work(domain: &DomainPointer, jobs: &Receiver<Job>, done: &Sender<Done>) {
+fn work(domain: &DomainPointer, jobs: &Receiver<Job>, done: &Sender<Done>, closing: &AtomicBool) {
     for job in jobs {
         let outcome = match job {
+            // It takes seconds, and would be undone at once.
+            Job::Register { .. } if closing.load(Ordering::Relaxed) => continue,
             Job::Register { ticket, address, bytes, access } => {
                 let address = ptr::with_exposed_provenance_mut(address as usize);
                 // SAFETY: the domain outlives this thread; whoever gave the job answers for the memory.

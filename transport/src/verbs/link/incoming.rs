@@ -89,9 +89,10 @@ impl Incoming {
             landed.push(landing);
             return Err(BadMessage::new("length of a payload", bytes));
         }
-        let Place::Buffer(_) = landing.place else {
+        let Place::Buffer(buffer) = &landing.place else {
             return self.begin_unwanted(tools, (number, how), landing, landed);
         };
+        let is_foreign = buffer.is_foreign();
         let mut place = landing.target().expect("it has a buffer");
         let (address, length) = (place.as_mut_ptr() as u64, place.len());
         // However it comes, the place that was announced for it is closed when it has come.
@@ -125,7 +126,7 @@ impl Incoming {
             return Ok(());
         }
         // SAFETY: the landing keeps the memory, and stays here until the use is released.
-        let used = unsafe { tools.lend(address, length) };
+        let used = unsafe { tools.lend(address, length, is_foreign) };
         let (used, step) = match (used, how) {
             (Err(error), _) => {
                 tracing::debug!(%error, bytes, "a payload comes by copy");

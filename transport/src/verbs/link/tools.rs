@@ -6,7 +6,7 @@ use super::queue::{Queue, Then};
 use crate::verbs::device::{Grant, VerbsError, Work};
 use crate::verbs::message::Part;
 use crate::verbs::port::State;
-use crate::verbs::regions::Use;
+use crate::verbs::regions::{Lending, Use};
 use crate::verbs::windows::{Opened, Windows};
 
 /// See the module.
@@ -33,17 +33,18 @@ impl Tools<'_> {
         self.to_say.push_back(part);
     }
 
-    /// The region that holds these bytes, registered for this use if none does.
+    /// The region that holds these bytes, registered for this use if none does and they are not a client's.
     ///
     /// # Errors
-    /// The device registers no more.
+    /// The device registers no more, or a client's memory not yet or not any more: the bytes can travel by copy.
     ///
     /// # Safety
     /// The memory stays mapped until the use is released.
-    pub(super) unsafe fn lend(&mut self, address: u64, bytes: usize) -> Result<Use, VerbsError> {
+    pub(super) unsafe fn lend(&mut self, address: u64, bytes: usize, is_foreign: bool) -> Result<Use, VerbsError> {
         let (access, registration) = (self.state.access(), self.state.settings.registration);
+        let how = Lending { access, registration, is_foreign };
         // SAFETY: as the caller promises.
-        unsafe { self.state.regions.lend(&mut *self.state.device, (address, bytes), access, registration) }
+        unsafe { self.state.regions.lend(&mut *self.state.device, (address, bytes), how) }
     }
 
     pub(super) fn release(&mut self, used: Use) {

@@ -33,7 +33,7 @@ impl State {
         // What it has left in the completion queue is handed out under its number, which may be another's later.
         self.take_all_completions();
         if is_stopped {
-            self.note_undrained(queue_pair);
+            self.note_undrained(queue_pair, "its last requests are not done in time");
         }
         false
     }
@@ -89,27 +89,32 @@ impl State {
             }
             // Its last completions are in the queue by now.
             self.take_all_completions();
-            let Some(Draining { queue_pair, credits, is_drained, .. }) = self.draining.remove(at) else { return };
+            let Some(Draining { queue_pair, credits, is_drained, until }) = self.draining.remove(at) else { return };
             self.device.destroy(queue_pair.id);
             self.take_all_completions();
             credits.end(&mut self.buffers);
             if !is_drained {
-                self.note_undrained(&queue_pair);
+                let why = match (self.is_lost, until <= now) {
+                    (true, _) => "the device is lost",
+                    (_, true) => "the device does not say in time that it holds none",
+                    _ => "too many queue pairs wait for that",
+                };
+                self.note_undrained(&queue_pair, why);
             }
         }
     }
 
-    fn note_undrained(&mut self, queue_pair: &QueuePair) {
+    fn note_undrained(&mut self, queue_pair: &QueuePair, why: &str) {
         self.counters.undrained += 1;
         let (number, count) = (queue_pair.number, self.counters.undrained);
         if count == 1 {
             tracing::warn!(
                 number,
-                "the device does not say when a queue pair holds no receive buffer any more: it is destroyed all the same \
-                 (further ones are counted, and logged at level debug)"
+                why,
+                "a queue pair is destroyed that may hold a receive buffer (further ones are counted, and logged at level debug)"
             );
         } else {
-            tracing::debug!(number, count, "a queue pair is destroyed that may hold a receive buffer");
+            tracing::debug!(number, why, count, "a queue pair is destroyed that may hold a receive buffer");
         }
     }
 }

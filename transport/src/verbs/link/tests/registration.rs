@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::harness::{Fate, Into, LARGE, Manner, NAMES, Pair};
 use crate::shm::SharedMemory;
+use crate::verbs::regions::Lending;
 
 /// A client's arena, of which no page is touched.
 const ARENA: u64 = 4 << 30;
@@ -26,7 +27,8 @@ fn use_some(pair: &Pair, memory: &SharedMemory) -> bool {
     let range = (memory.base().as_ptr() as u64 + 4096, LARGE);
     // SAFETY: the memory stays mapped until the end of the test, and the use is released at once.
     #[allow(unsafe_code)]
-    let used = unsafe { state.regions.lend(&mut *state.device, range, access, registration) };
+    let used =
+        unsafe { state.regions.lend(&mut *state.device, range, Lending { access, registration, is_foreign: true }) };
     let is_registered = used.is_ok();
     if let Ok(used) = used {
         state.regions.release(&mut *state.device, used);
@@ -84,6 +86,7 @@ fn no_call_registers_a_clients_memory_or_gives_it_up() {
     assert!(use_some(&pair, &memory));
     port.remove_shared(&memory);
     until_registered(&mut pair);
+    assert!(!use_some(&pair, &memory), "what a client that is gone has lent goes by copy");
     assert_eq!((pair.counters(0).register_call_bytes_max, pair.counters(0).regions), (at_start, 2));
     pair.check();
 }

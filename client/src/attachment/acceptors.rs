@@ -192,7 +192,7 @@ impl Acceptors {
         match self.closing.get(&queue) {
             Some(closing) if closing.serial == serial => {
                 let name = closing.name.clone();
-                self.leave(name, [Item { serial: None, ..item }], calls, after);
+                self.leave(name, [item], calls, after);
             }
             _ => {
                 let inbox = self.open.get_mut(&queue).expect("it has a window");
@@ -226,7 +226,12 @@ impl Acceptors {
         let heir = of_that_name.min_by_key(|(number, inbox)| (inbox.refused.is_some(), **number));
         match heir {
             Some((_, inbox)) => {
-                inbox.items.extend(items);
+                // Of a queue that is open, what it was not handed itself is no credit.
+                let opened = inbox.serial;
+                let counts = |item: &Item| item.serial != opened;
+                inbox.items.extend(
+                    items.into_iter().map(|item| Item { serial: item.serial.filter(|_| counts(&item)), ..item }),
+                );
                 inbox.tell(calls, after);
             }
             None => self.left.entry(name).or_default().extend(items),
@@ -483,12 +488,12 @@ impl Held<'_> {
 impl Link {
     /// Writes the opening of a queue, if there may be one more, behind what waits to be submitted.
     fn open_queue(&mut self, segment: u16, opening: &Submission<'_>) -> Result<(), Unsubmitted> {
+        // Queues that other acceptors had are closed first: one may have this name, and none counts any more.
+        self.flush_segment(segment)?;
         if *self.queues_of(segment) >= QUEUES_MAX {
             let reason = format!("{QUEUES_MAX} queues are open with one shard, and there may be no more");
             return Err(Unsubmitted::Refused(Error::full("client queues", reason)));
         }
-        // Not before a queue of that name is closed that another acceptor had.
-        self.flush_segment(segment)?;
         self.submit(segment, opening)?;
         *self.queues_of(segment) += 1;
         Ok(())
@@ -511,6 +516,31 @@ mod tests {
             assert!(window.whole.tensors as usize <= ACCEPT_WINDOW_TENSORS);
             assert!(window.whole.bytes as u64 <= (1 << 20) / ACCEPT_AREA_SHARE);
         }
+    }
+
+    #[test]
+    fn what_came_late_for_an_acceptor_fills_the_window_of_the_next() {
+        use sealane_transport::tensor::{DType, TensorMeta};
+        let (serial, meta) = (7, TensorMeta::new(DType::U8, &[8]).unwrap());
+        let options = AcceptOptions { tensors_max: 8, bytes_max: 1 << 20 };
+        let inbox = |items| Inbox {
+            name: "queue".into(),
+            options,
+            serial: None,
+            windows: Vec::new(),
+            items,
+            watches: Vec::new(),
+            refused: None,
+        };
+        let (mut acceptors, mut calls, mut after) = (Acceptors::default(), Calls::default(), Aftermath::default());
+        let windows = inbox(VecDeque::new()).windows(serial, &[1 << 20]);
+        let whole = windows[0].0.credit.tensors;
+        let windows = windows.into_iter().map(|(window, _)| Some(window)).collect();
+        acceptors.closing.insert(1, Closing { name: "queue".into(), serial, windows });
+        let came = (meta.as_wire(), Buffer::from_vec(vec![1; 8]));
+        acceptors.accepted((serial, 0, 1), "worker:1", came, &mut calls, &mut after).unwrap();
+        let mut next = inbox(acceptors.left.remove("queue").unwrap());
+        assert_eq!(next.windows(serial, &[1 << 20])[0].0.credit.tensors, whole - 1);
     }
 
     #[test]

@@ -199,7 +199,7 @@ impl Calls {
         let call = match self.open(Direction::Recv, 0, Tick::NEVER, memory) {
             Ok(call) => call,
             Err(memory) => {
-                self.unclaimed.keep(place, tensor);
+                self.unclaimed.put_back(place, tensor);
                 return Err(memory);
             }
         };
@@ -212,10 +212,14 @@ impl Calls {
     /// A step is over: what came in it for recvs that were given up is nobody's, and so is what still comes.
     pub(super) fn forget_step(&mut self, step: i64, after: &mut Aftermath) {
         after.unwanted.extend(self.unclaimed.forget(step));
-        for slot in &mut self.slots {
-            if slot.daemon == Daemon::Working && slot.direction == Direction::Recv && slot.place.step() == step {
+        let is_of_it = |slot: &&mut Slot| slot.direction == Direction::Recv && slot.place.step() == step;
+        for slot in self.slots.iter_mut().filter(is_of_it) {
+            if slot.daemon == Daemon::Working {
                 slot.keeps &= slot.caller != Caller::Gone;
                 after.unwanted.extend(slot.tensor.take());
+            } else {
+                // Its caller may still look at what came, and nobody after it.
+                slot.keeps = false;
             }
         }
     }
@@ -584,17 +588,16 @@ impl Calls {
         after: &mut Aftermath,
     ) -> Result<(), Fault> {
         let slot = self.answered(segment, call, Daemon::Working)?;
+        if slot.caller == Caller::Waiting && slot.tensor.is_some() {
+            match memory_back {
+                true => self.end_with_set_aside(call, after),
+                false => slot.daemon = Daemon::Holding,
+            }
+            return Ok(());
+        }
         let destination = if memory_back {
             slot.daemon = Daemon::Done;
-            let destination = slot.memory_back(after);
-            if slot.caller == Caller::Waiting && slot.tensor.is_some() {
-                // What was set aside for it is copied by the caller's thread to where it is wanted.
-                slot.memory = destination.map_or(Memory::Nothing, Substitute::of_a_tensor);
-                slot.copies = false;
-                self.end(call, after);
-                return Ok(());
-            }
-            destination
+            slot.memory_back(after)
         } else {
             slot.daemon = Daemon::Holding;
             let (destination, kept) = std::mem::take(&mut slot.memory).apart();
@@ -613,10 +616,24 @@ impl Calls {
     /// The daemon does not use the memory of a failed call any more.
     pub(super) fn returned(&mut self, segment: u16, call: u32, after: &mut Aftermath) -> Result<(), Fault> {
         let slot = self.answered(segment, call, Daemon::Holding)?;
+        if slot.caller == Caller::Waiting {
+            self.end_with_set_aside(call, after);
+            return Ok(());
+        }
         slot.daemon = Daemon::Done;
         slot.spend(after);
         self.release(call);
         Ok(())
+    }
+
+    /// The daemon has given a recv up for which a tensor was set aside, and its memory is back: the caller's thread copies the
+    /// tensor to where it is wanted.
+    fn end_with_set_aside(&mut self, call: u32, after: &mut Aftermath) {
+        let slot = &mut self.slots[(call & INDEX_MASK) as usize];
+        let destination = slot.memory_back(after);
+        slot.memory = destination.map_or(Memory::Nothing, Substitute::of_a_tensor);
+        (slot.daemon, slot.copies) = (Daemon::Done, false);
+        self.end(call, after);
     }
 
     #[inline]

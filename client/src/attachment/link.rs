@@ -70,6 +70,8 @@ struct Segment {
     queue_chores: VecDeque<QueueChore>,
     /// Something was submitted since the doorbell was last thought of.
     unannounced: bool,
+    /// It was told that this client goes.
+    said_goodbye: bool,
 }
 
 /// Credit for a queue that is to be granted.
@@ -125,6 +127,7 @@ impl Link {
                 queues: 0,
                 queue_chores: VecDeque::new(),
                 unannounced: false,
+                said_goodbye: false,
             }
         };
         Link {
@@ -352,11 +355,14 @@ impl Link {
         self.segments.iter().for_each(|segment| segment.end.own_sleep().awake());
     }
 
-    /// Says goodbye, as far as there is room for it.
+    /// Says goodbye to the shards that have not heard it, where there is room for it.
     pub(super) fn detach(&mut self) {
         for segment in 0..self.segments() {
-            // A daemon that does not read learns it from the socket, which closes next.
-            let _ = self.submit(segment, &Submission::Detach);
+            if !self.segments[usize::from(segment)].said_goodbye {
+                // A daemon that does not read learns it from the socket, which closes next.
+                let said = self.submit(segment, &Submission::Detach).is_ok();
+                self.segments[usize::from(segment)].said_goodbye = said;
+            }
         }
         self.ring();
     }

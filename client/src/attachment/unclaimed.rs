@@ -1,5 +1,5 @@
 //! Tensors that came for recvs which were given up. Their producers were told that they arrived, so the next recv of the same
-//! key gets them. Pure; under the attachment's lock; more than [`UNCLAIMED_MAX`] are not waited for.
+//! key gets them. Pure; under the attachment's lock; with [`UNCLAIMED_MAX`] kept, recvs of other keys are refused.
 
 use std::collections::VecDeque;
 
@@ -48,6 +48,12 @@ impl Unclaimed {
     /// Keeps a tensor behind those of its key that are kept already.
     pub(super) fn keep(&mut self, place: Place, tensor: Tensor) {
         self.steps.entry(place.step).or_default().push_back((place, tensor));
+        self.count += 1;
+    }
+
+    /// Keeps one that was taken before all others of its key.
+    pub(super) fn put_back(&mut self, place: Place, tensor: Tensor) {
+        self.steps.entry(place.step).or_default().push_front((place, tensor));
         self.count += 1;
     }
 

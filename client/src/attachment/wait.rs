@@ -214,11 +214,14 @@ impl Held<'_> {
     /// Waits until the daemon, to which goodbye was said, hangs up.
     pub(super) fn wait_for_hang_up(&mut self) {
         let until = Instant::now() + LET_GO_MAX;
-        while let Line::Up(link) = &self.line
+        let listening = self.listening;
+        while let Line::Up(link) = &mut self.line
             && Instant::now() < until
         {
+            // There may have been no room for the goodbye.
+            link.detach();
             // A listener hears it anyway.
-            if !self.listening && nudge::now(&link.ear) == Woken::HungUp {
+            if !listening && nudge::now(&link.ear) == Woken::HungUp {
                 self.hung_up();
                 return;
             }

@@ -243,6 +243,22 @@ fn a_task_that_is_closed_gives_back_what_its_calls_have_lent() {
 }
 
 #[test]
+fn a_task_that_is_closed_while_its_rings_are_full_says_goodbye_when_there_is_room() {
+    let (_directory, daemon, task) = attached();
+    let receiving = task.recv_into(TASK, 1, "never sent", task.alloc(10_000).unwrap());
+    daemon.until_under_way(1);
+    let held = daemon.hold();
+    while task.cleanup(2).is_ok() {}
+    let closing = std::thread::spawn(move || drop(task));
+    // Until it has tried; if it has not, this shows less.
+    std::thread::sleep(Duration::from_millis(50));
+    drop(held);
+    closing.join().unwrap();
+    let destination = receiving.wait().unwrap_err().destination;
+    assert_eq!(destination.map(|destination| destination.len()), Some(10_000));
+}
+
+#[test]
 fn closing_does_not_wait_for_a_daemon_that_hangs_and_leaves_it_what_it_was_lent() {
     let (_directory, daemon, task) = attached();
     let receiving = task.recv_into(TASK, 1, "never sent", task.alloc(10_000).unwrap());

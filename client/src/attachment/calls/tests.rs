@@ -297,3 +297,46 @@ fn a_pull_ends_as_a_pull() {
     table.calls.take_sent(send).unwrap().unwrap();
     table.assert_free();
 }
+
+const WANTED: (&str, i64, &str) = ("ps", 1, "w");
+
+impl Table {
+    fn ask(&mut self, memory: Memory) -> u32 {
+        let call = self.open(Direction::Recv, memory);
+        self.calls.asked(call, WANTED, false);
+        call
+    }
+}
+
+#[test]
+fn what_came_for_a_recv_of_a_step_that_is_over_is_for_nobody_else() {
+    let mut table = Table::new();
+    let (left, taken) = (table.ask(Memory::Nothing), table.ask(Memory::Nothing));
+    for call in [left, taken] {
+        table.receive(call, Arrived::Inline(&[1; 5])).unwrap();
+    }
+    table.calls.forget_step(1, &mut table.after);
+    table.calls.forsake(left, &mut table.after);
+    assert!(table.calls.unclaimed().is_empty(), "the step's number may be used again");
+    assert_eq!(table.calls.take_received(taken).unwrap().finish().unwrap().bytes(), [1; 5]);
+    table.assert_free();
+}
+
+#[test]
+fn a_recv_for_which_a_tensor_was_set_aside_ends_with_it_when_its_memory_is_back() {
+    for late in [false, true] {
+        let mut table = Table::new();
+        let (first, second) = (table.ask(Memory::Nothing), table.ask(Memory::Destination(buffer(9))));
+        table.receive(first, Arrived::Inline(&[1; 5])).unwrap();
+        table.calls.forsake(first, &mut table.after);
+        assert_eq!(table.calls.take_relieved(), Some((3, second)));
+        table.calls.failed(3, second, !late, error(), &mut table.after).unwrap();
+        assert_eq!(table.calls.is_owed(second), !late);
+        if late {
+            table.calls.returned(3, second, &mut table.after).unwrap();
+        }
+        assert_eq!(table.calls.take_received(second).unwrap().finish().unwrap().bytes(), [1; 5]);
+        assert!(table.calls.unclaimed().is_empty());
+        table.assert_free();
+    }
+}

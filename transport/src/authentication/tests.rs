@@ -152,6 +152,10 @@ fn the_end_is_that_of_the_certificate_or_sooner_of_its_authority() {
     assert_eq!(both.ends(), Some(in_days(10)));
     assert!(both.is_same(&again) && !both.is_same(&read(&other).unwrap()));
     assert!(!both.is_same(&Authentication::default()));
+    // One that has ended and is not what the chain holds by: peers do not look at it.
+    let mut more = ending(in_days(3), in_days(10));
+    more.0 += &ending(now - Duration::from_secs(60), in_days(10)).0;
+    assert_eq!(read(&more).unwrap().ends(), Some(in_days(3)));
     let error = read(&ending(now - Duration::from_secs(60), in_days(10))).unwrap_err().to_string();
     assert!(error.contains("certificate.pem") && error.contains("has ended"), "{error}");
     assert_eq!(Authentication::secret_bytes(SECRET).unwrap().ends(), None);

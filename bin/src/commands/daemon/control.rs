@@ -23,7 +23,7 @@ use super::service_manager;
 use super::signals::{Signals, Wish};
 use super::socket::ClientSocket;
 use super::tasks::{self, list};
-use super::watch::Watch;
+use super::watch::{Unwatched, Watch};
 use crate::Failure;
 use crate::settings::Security;
 
@@ -114,9 +114,7 @@ impl Control {
                 }
                 Wish::Stop => self.begin_drain(now, "a signal"),
                 Wish::Reload => {
-                    if let Some(Err(error)) = self.watch.as_ref().map(Watch::renew) {
-                        tracing::warn!(%error, "changes of the endpoint map or of credentials are not seen any more, SIGHUP reads them");
-                    }
+                    self.watch.iter().flat_map(Watch::renew).for_each(Unwatched::warn);
                     self.reload();
                 }
             }

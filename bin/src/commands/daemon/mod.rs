@@ -34,7 +34,7 @@ use self::readiness::Readiness;
 use self::reload::MapInUse;
 use self::signals::Signals;
 use self::socket::{Claim, ClientSocket};
-use self::watch::Watch;
+use self::watch::{Unwatched, Watch};
 use crate::cli::SettingsFlags;
 use crate::engine_settings::engine_settings;
 use crate::links::Links;
@@ -157,7 +157,10 @@ fn watch(settings: &Settings) -> Option<Watch> {
     let mut files = vec![settings.transport.endpoint_map.value.as_path()];
     files.extend(settings.security.peers.files());
     match Watch::new(&files) {
-        Ok(watch) => Some(watch),
+        Ok((watch, unwatched)) => {
+            unwatched.into_iter().for_each(Unwatched::warn);
+            Some(watch)
+        }
         Err(error) => {
             tracing::warn!(%error, "changes of the endpoint map and of credentials are not seen, SIGHUP reads them; is fs.inotify.max_user_instances reached?");
             None

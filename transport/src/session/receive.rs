@@ -147,8 +147,10 @@ impl<W, D: PartialEq> Session<W, D> {
             }
             Frame::Response(_) | Frame::Responses(_) | Frame::Chunk(_) => unreachable!("the caller lands these"),
             Frame::Push(frame) => self.handle_push_frame(frame)?,
-            Frame::Pull(frame) => self.handle_pull_frame(frame)?,
+            Frame::Pull(frame) => self.handle_pull_frame(now, frame)?,
             Frame::Failure(failure) => {
+                // After a stop of this process: the peer may have given up what should have ended here before.
+                self.consumer.expire(now, &mut self.control, &mut self.events);
                 self.consumer.failed(failure.id, failure.code, &self.peer, failure.reason, &mut self.events);
             }
             Frame::Parked { id } => self.consumer.parked(id),
@@ -174,7 +176,7 @@ impl<W, D: PartialEq> Session<W, D> {
         Ok(())
     }
 
-    fn handle_pull_frame(&mut self, frame: PullFrame<'_>) -> Result<(), WireError> {
+    fn handle_pull_frame(&mut self, now: Instant, frame: PullFrame<'_>) -> Result<(), WireError> {
         match frame {
             PullFrame::Part(_) | PullFrame::Parts(_) => unreachable!("the caller lands these"),
             PullFrame::KeySet(named) => self.set_named(&named)?,
@@ -182,6 +184,7 @@ impl<W, D: PartialEq> Session<W, D> {
             PullFrame::Pull(pull) => self.pull_asked(&pull),
             PullFrame::Metas(metas) => self.puller.learn(&metas)?,
             PullFrame::Failure(failure) => {
+                self.puller.expire(now, &mut self.control, &mut self.events);
                 self.puller.failed(&failure, &self.peer, &mut self.control, &mut self.events);
             }
             PullFrame::Cancel { id } => self.server.cancel(id),

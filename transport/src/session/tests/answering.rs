@@ -1,6 +1,7 @@
 //! The answering half: a tensor is kept until its release, and no limit of it is passed.
 
 use super::*;
+use crate::error::Error;
 use crate::limits::{OUTBOX_PAYLOADS, RELEASE_ACK_EVERY, RELEASE_LOG_MAX};
 
 /// One tensor asked for, answered, and all its bytes said but not heard.
@@ -194,4 +195,20 @@ fn an_abort_reaches_the_peer_with_its_task_and_reason() {
     pair.asking.lose_link();
     pair.asking.session.abort(1, 0, "nobody hears it");
     assert!(!pair.asking.session.has_output());
+}
+
+/// Its process was stopped over the deadline, say, and the peer has waited a second longer for it.
+#[test]
+fn a_request_that_the_peer_gives_up_after_its_deadline_ends_with_the_deadline() {
+    let mut pair = Pair::new();
+    pair.asking.ask("w", 1);
+    pair.talk();
+    let id = pair.answering.asked_one();
+    pair.answering.session.refuse(id, &Error::Aborted { step: 0, reason: "nobody took it back".into() });
+    let bytes = pair.answering.speak();
+    pair.asking.now += Duration::from_secs(61);
+    pair.asking.hear(&bytes).unwrap();
+    let answers = pair.asking.answers();
+    let [(1, Err(said))] = &answers[..] else { panic!("{answers:?}") };
+    assert!(said.contains("recv of step 1 key 'w'"), "{said}");
 }

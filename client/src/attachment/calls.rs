@@ -365,7 +365,12 @@ impl Calls {
     pub(super) fn forsake(&mut self, call: u32, after: &mut Aftermath) -> Option<u16> {
         self.slot(call)?;
         let slot = &mut self.slots[(call & INDEX_MASK) as usize];
-        let mut unwanted = None;
+        let (mut unwanted, mut set_aside) = (None, None);
+        // The daemon has given it up, and does not have its memory back yet.
+        let waits_for_memory = (slot.caller, slot.daemon) == (Caller::Waiting, Daemon::Holding);
+        if waits_for_memory {
+            set_aside = slot.tensor.take();
+        }
         if slot.caller == Caller::Owed {
             unwanted = slot.tensor.take();
             after.failures.extend(slot.failure.take().map(|failure| *failure));
@@ -374,13 +379,19 @@ impl Calls {
             }
         }
         slot.caller = Caller::Gone;
-        let at_work = (slot.daemon == Daemon::Working).then_some(slot.segment);
+        let at_work = (slot.daemon == Daemon::Working || waits_for_memory).then_some(slot.segment);
         // As in `wake_at_end`.
         after.wakers.extend(slot.waker.take());
         let watched = std::mem::take(&mut slot.watched);
         self.watched -= usize::from(watched);
         if let Some(tensor) = unwanted {
             self.keep(call, tensor, after);
+        }
+        if let Some(tensor) = set_aside {
+            match self.slots[(call & INDEX_MASK) as usize].keeps {
+                true => self.pass_on(call, tensor),
+                false => after.unwanted.push(tensor),
+            }
         }
         self.release(call);
         at_work
@@ -666,6 +677,7 @@ impl Calls {
         let index = call & INDEX_MASK;
         let slot = &mut self.slots[index as usize];
         if slot.daemon == Daemon::Done && slot.caller == Caller::Gone {
+            debug_assert!(slot.tensor.is_none(), "whoever has the slot next would find it");
             slot.generation = (slot.generation + 1) & (u32::MAX >> CALL_INDEX_BITS);
             self.vacant.push(index);
         }

@@ -10,7 +10,7 @@ use std::{
 
 use sealane_transport::{Error, shm::Woken};
 
-use super::{Attachment, Held, Line, Take, nudge};
+use super::{Attachment, Held, Line, State, Take, nudge};
 use crate::{
     attach::Polling,
     clock::Tick,
@@ -214,14 +214,12 @@ impl Held<'_> {
     /// Waits until the daemon, to which goodbye was said, hangs up.
     pub(super) fn wait_for_hang_up(&mut self) {
         let until = Instant::now() + LET_GO_MAX;
-        let listening = self.listening;
-        while let Line::Up(link) = &mut self.line
-            && Instant::now() < until
-        {
+        while Instant::now() < until {
+            let State { line: Line::Up(link), listening, .. } = &mut **self else { return };
             // There may have been no room for the goodbye.
             link.detach();
             // A listener hears it anyway.
-            if !listening && nudge::now(&link.ear) == Woken::HungUp {
+            if !*listening && nudge::now(&link.ear) == Woken::HungUp {
                 self.hung_up();
                 return;
             }

@@ -340,3 +340,20 @@ fn a_recv_for_which_a_tensor_was_set_aside_ends_with_it_when_its_memory_is_back(
         table.assert_free();
     }
 }
+
+#[test]
+fn a_recv_given_up_before_its_memory_is_back_leaves_what_was_set_aside_to_the_next() {
+    let mut table = Table::new();
+    let (first, second) = (table.ask(Memory::Nothing), table.ask(Memory::Destination(buffer(9))));
+    table.receive(first, Arrived::Inline(&[1; 5])).unwrap();
+    table.calls.forsake(first, &mut table.after);
+    table.calls.failed(3, second, false, error(), &mut table.after).unwrap();
+    assert_eq!(table.calls.forsake(second, &mut table.after), Some(3), "its memory may still be written");
+    table.calls.returned(3, second, &mut table.after).unwrap();
+    assert_eq!(table.calls.unclaimed().take(WANTED, None).unwrap().unwrap().bytes(), [1; 5]);
+    table.assert_free();
+    // Whoever has the slot next has nothing of it.
+    let sending = table.open(Direction::Send, Memory::Nothing);
+    table.calls.failed(3, sending, true, error(), &mut table.after).unwrap();
+    assert!(table.calls.take_sent(sending).unwrap().is_err());
+}

@@ -13,9 +13,10 @@ mod tests;
 
 use std::any::Any;
 use std::collections::{HashMap, VecDeque};
+use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::rc::Rc;
-use std::sync::{PoisonError, mpsc};
+use std::sync::{PoisonError, Weak, mpsc};
 use std::time::Instant;
 
 use sealane_runtime::{Interest, JoinHandle, Shard, Source, panic_message};
@@ -54,12 +55,15 @@ pub struct ClientId(u64);
 pub(super) struct Attached {
     seats: HashMap<String, Seat>,
     admitted: u64,
+    /// The sockets of clients that were dismissed: held until no link uses their memory any more.
+    leaving: Vec<Weak<OwnedFd>>,
 }
 
 #[derive(Debug)]
 struct Seat {
     id: ClientId,
     pid: i32,
+    socket: Weak<OwnedFd>,
 }
 
 impl Engine {
@@ -73,7 +77,7 @@ impl Engine {
     ///
     /// # Errors
     /// NotFound if the task is not served here, Unavailable if another process is attached as it or the engine has
-    /// stopped.
+    /// stopped, ResourceExhausted if links still use the memory of [`LEAVING_MAX`] clients that have gone.
     ///
     /// # Panics
     /// If there are not as many segments as shards.
@@ -90,7 +94,13 @@ impl Engine {
         if let Some(Seat { pid, .. }) = attached.seats.get(&task) {
             return Err(Error::unavailable(&task, format!("process {pid} is attached as it; one process may be")));
         }
+        attached.leaving.retain(|socket| socket.strong_count() > 0);
+        if attached.leaving.len() >= LEAVING_MAX {
+            let reason = format!("links still use the memory of {LEAVING_MAX} clients that have gone; attach later");
+            return Err(Error::full("clients that leave", reason));
+        }
         attached.admitted += 1;
+        let socket = bell.witness();
         let id = ClientId(attached.admitted);
         let admitted: Vec<JoinHandle<()>> = shards
             .into_iter()
@@ -111,7 +121,7 @@ impl Engine {
             self.tell_dismissed(id, "it could not be let in");
             return Err(stopped(&error));
         }
-        attached.seats.insert(task, Seat { id, pid });
+        attached.seats.insert(task, Seat { id, pid, socket });
         Ok(id)
     }
 
@@ -121,11 +131,11 @@ impl Engine {
     /// Not for code on a shard: it waits until the shards have heard of it.
     pub fn dismiss(&self, id: ClientId, reason: &str) {
         let mut attached = self.0.attached.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = attached.seats.len();
-        attached.seats.retain(|_, seat| seat.id != id);
-        if attached.seats.len() < before {
+        let left: Vec<_> = attached.seats.extract_if(|_, seat| seat.id == id).collect();
+        if !left.is_empty() {
             self.tell_dismissed(id, reason);
         }
+        attached.leaving.extend(left.into_iter().map(|(_, seat)| seat.socket));
     }
 
     fn tell_dismissed(&self, id: ClientId, reason: &str) {
@@ -179,6 +189,8 @@ pub(super) enum Change {
     Dismiss(ClientId, String),
     /// All are told that the engine is about to stop.
     Drain,
+    /// One of them is.
+    DrainOf(Handle),
 }
 
 /// The source. It holds the engine as [`Vital`]: without it clients would wait for ever.
@@ -205,6 +217,10 @@ pub(super) struct Clients {
     /// When other threads are next shown how things stand.
     show_at: Instant,
 }
+
+/// Clients that have gone and whose memory links still use, at most. Each keeps its descriptors open, and a peer that releases
+/// nothing has until the lease is over.
+const LEAVING_MAX: usize = 256;
 
 /// Turns without a client's word after which the shard no longer glances at their rings between turns, which would be in
 /// the way of sockets: some milliseconds.
@@ -235,8 +251,12 @@ impl Clients {
                 Some(Change::Admit(id, client)) => self.admit(id, *client),
                 Some(Change::Dismiss(id, reason)) => self.dismiss(id, &reason),
                 Some(Change::Drain) => {
-                    for (handle, client) in self.clients.iter_mut() {
-                        self.served = Some(handle);
+                    let mut changes = self.engine.client_changes.borrow_mut();
+                    self.clients.iter().for_each(|(handle, _)| changes.push_front(Change::DrainOf(handle)));
+                }
+                Some(Change::DrainOf(handle)) => {
+                    self.served = Some(handle);
+                    if let Some(client) = self.clients.get_mut(handle) {
                         client.announce_drain(&mut self.record);
                     }
                 }

@@ -3,7 +3,7 @@
 
 use std::{
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
-    sync::Arc,
+    sync::{Arc, Weak},
     time::Duration,
 };
 
@@ -75,6 +75,11 @@ impl ClientBell {
     /// The bell of the client at the other end of this socket.
     pub fn new(socket: Arc<OwnedFd>) -> Self {
         Self(socket)
+    }
+
+    /// Tells, as long as it can be upgraded, that somebody here has the client's socket.
+    pub fn witness(&self) -> Weak<OwnedFd> {
+        Arc::downgrade(&self.0)
     }
 
     /// Ends the conversation: the client, and whoever watches the socket here, find it closed.

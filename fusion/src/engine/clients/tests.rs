@@ -61,6 +61,13 @@ impl Process {
     }
 
     fn attach_as(engine: &Engine, task: &str, pid: i32) -> (ClientId, Process) {
+        let (ends, process) = Process::ends(task, pid);
+        let id = engine.admit(ends).unwrap();
+        (id, process)
+    }
+
+    /// What the daemon has of it, and itself.
+    fn ends(task: &str, pid: i32) -> (ClientEnds, Process) {
         let (arena, _) = SharedMemory::create("test", 1 << 16, false).unwrap();
         let (daemons, segment) = DaemonEnd::create(1 << 20, false).unwrap();
         let end = ClientEnd::open(&segment, 1 << 20, false).unwrap();
@@ -69,11 +76,11 @@ impl Process {
         let (socket, ear) = UnixStream::pair().unwrap();
         let shards = vec![(daemons, bell)];
         let bell = ClientBell::new(Arc::new(socket.into()));
-        let id = engine.admit(ClientEnds { task: task.into(), pid, arena, shards, bell }).unwrap();
+        let ends = ClientEnds { task: task.into(), pid, arena, shards, bell };
         let mut process = Process { end, doorbell, ear: ClientEar::new(ear.into()), record: Record::new() };
         process
             .submit(&[Submission::Peer { number: 0, name: "ps:1" }, Submission::Peer { number: 1, name: "worker:1" }]);
-        (id, process)
+        (ends, process)
     }
 
     /// Writes all of them before the shard is woken.
@@ -183,5 +190,23 @@ fn a_panic_while_a_client_is_let_in_costs_nobody_else_anything() {
     engine.dismiss(id, "it was hung up on");
     let (_, mut next) = Process::attach(&engine, "ps:1");
     assert!(is_served(&mut next, 0, meta));
+    engine.stop().unwrap();
+}
+
+#[test]
+fn clients_come_and_go_no_faster_than_links_let_go_of_their_memory() {
+    let engine = engine();
+    // As a shard does while a link has something of the client's.
+    let mut held = Vec::new();
+    let mut come_and_go = || {
+        let (ends, _) = Process::ends("ps:1", 7);
+        held.push(ends.bell.clone());
+        engine.admit(ends).map(|id| engine.dismiss(id, "it is gone"))
+    };
+    (0..LEAVING_MAX).for_each(|_| come_and_go().unwrap());
+    let error = come_and_go().unwrap_err().to_string();
+    assert!(error.contains("clients that leave is full"), "{error}");
+    drop(held);
+    Process::attach(&engine, "ps:1");
     engine.stop().unwrap();
 }

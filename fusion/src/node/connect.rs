@@ -151,7 +151,7 @@ impl Node {
             return;
         }
         if !peer.session.wants_link() {
-            peer.wanted_since = None;
+            (peer.wanted_since, peer.attempts) = (None, 0);
             return;
         }
         peer.wanted_since.get_or_insert(now);

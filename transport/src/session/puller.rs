@@ -13,7 +13,7 @@ use super::control::{Control, ControlQueue};
 use super::receive::ReceiveMemory;
 use super::{Event, Roster, Session};
 use crate::arena::{Arena, Handle};
-use crate::error::{Code, Error, Operation};
+use crate::error::{Error, Operation};
 use crate::limits::{SETS_MAX, SessionLimits};
 use crate::link::{Landing, LandingOf, Place};
 use crate::outbox::Outbox;
@@ -341,7 +341,7 @@ impl<W> Puller<W> {
     ) {
         let Some(pull) = self.pulls.get_mut(failure.id) else { return };
         let error = Error::from_wire(failure.code, peer, pull.min_version, failure.reason);
-        let set = (failure.index == PullFailure::ALL && error.code() == Code::ResourceExhausted).then_some(pull.set);
+        let set = (failure.index == PullFailure::ALL).then_some(pull.set);
         if failure.index == PullFailure::ALL {
             pull.tray.fail_missing(|_| error.clone());
         } else if (failure.index as usize) < pull.tray.len() {
@@ -350,7 +350,7 @@ impl<W> Puller<W> {
         if pull.tray.is_complete() {
             self.finish(failure.id, events);
         }
-        // The peer has no room for the plan, perhaps: the next pull names it anew.
+        // The peer has not taken the plan in, perhaps for lack of room: the next pull names it anew.
         if let Some(id) = set
             && !self.pulls.iter().any(|(_, pull)| pull.set == id && pull.out)
             && let Some(set) = self.sets.get_mut(id)

@@ -34,6 +34,10 @@ pub struct PushAsk<D> {
     pub deposit: D,
 }
 
+/// Streams whose end is told again on the next link, although it was told on the last: far more than end within what a link may
+/// hold that never arrives.
+const TOLD_AGAIN_MAX: usize = 1024;
+
 struct Entry<D> {
     meta: Meta,
     /// `None` while the outbox or the link has it.
@@ -121,8 +125,8 @@ pub(super) struct Pusher<D> {
     to_send: VecDeque<Handle>,
     /// Those whose next push leaves in chunks, while too many do: the others pass them.
     held_back: VecDeque<Handle>,
-    /// Streams that have ended and that the peer knew, the last [`STREAMS_MAX`]: it is told again on every link, since a link
-    /// may take with it what was said last. It never knows more that it has not been told about.
+    /// Streams that have ended and that the peer knew. It is told again on the next link, since a link may take with it what
+    /// was said last: of those that it was told on the link that stands, [`TOLD_AGAIN_MAX`].
     closed: VecDeque<Handle>,
     linked: bool,
     /// Pushes of all streams.
@@ -395,12 +399,11 @@ impl<D: PartialEq> Pusher<D> {
             self.to_send.retain(|queued| *queued != handle);
             self.held_back.retain(|queued| *queued != handle);
             if stream.known {
-                if self.closed.len() == STREAMS_MAX {
-                    self.closed.pop_front();
-                }
                 self.closed.push_back(handle);
                 if self.linked {
                     control.push(Control::PushClose(handle));
+                    let said = self.closed.len().saturating_sub(TOLD_AGAIN_MAX);
+                    self.closed.drain(..said);
                 }
             }
         }

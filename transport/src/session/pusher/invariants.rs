@@ -1,6 +1,6 @@
 //! What holds of streams between any two calls of their session, as the pushing side keeps them.
 
-use super::{Handle, Pusher, QueueName, STREAMS_MAX, Stream};
+use super::{Handle, Pusher, QueueName, Stream, TOLD_AGAIN_MAX};
 
 impl<D: PartialEq> Pusher<D> {
     /// # Errors
@@ -42,7 +42,7 @@ impl<D: PartialEq> Pusher<D> {
     ) -> Result<(), String> {
         let Some(stream) = self.streams.get(handle) else {
             // The oldest are no longer kept.
-            let is_told = self.closed.contains(&handle) || self.closed.len() == STREAMS_MAX;
+            let is_told = self.closed.contains(&handle) || self.closed.len() >= TOLD_AGAIN_MAX;
             return is_told.then_some(()).ok_or_else(|| "it has ended, and the peer will not be told".into());
         };
         let Stream { first, tried, .. } = *stream;

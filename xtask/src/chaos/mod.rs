@@ -86,7 +86,7 @@ impl Chaos {
         let span = Duration::from_secs(self.seconds);
         let plan = schedule::schedule(seed, span, LAYOUT);
         let patience = if seed.is_multiple_of(2) { Patience::Long } else { Patience::Short };
-        let shown = if (seed / 2).is_multiple_of(2) { Shown::Tls } else { Shown::Secret };
+        let shown = [Shown::Tls, Shown::Secret, Shown::Nothing][(seed / 2 % 3) as usize];
         let mut hosts = Hosts::start(LAYOUT, Manner { patience, shown }, folder)?;
         let (count, tasks) = (LAYOUT.hosts, LAYOUT.tasks());
         println!(

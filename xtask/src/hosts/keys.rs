@@ -15,6 +15,8 @@ pub(crate) enum Shown {
     Secret,
     /// Certificates for their tasks; all is encrypted.
     Tls,
+    /// Nothing: everybody who reaches a host may talk.
+    Nothing,
 }
 
 /// Makes secret and certificates for the endpoint map of a run, in its folder.
@@ -34,6 +36,7 @@ pub(super) fn settings(shown: Shown, folder: &Path, address: SocketAddr) -> Vec<
             let TlsFiles { certificate, key, authorities } = files(folder, address);
             vec![set("tls_certificate", certificate), set("tls_key", key), set("tls_authorities", authorities)]
         }
+        Shown::Nothing => vec!["security.insecure=true".to_owned()],
     }
 }
 
@@ -42,6 +45,7 @@ pub(crate) fn authentication(shown: Shown, folder: &Path, address: SocketAddr) -
     let read = match shown {
         Shown::Secret => Authentication::secret(&secret(folder)),
         Shown::Tls => Authentication::tls(&files(folder, address)),
+        Shown::Nothing => Ok(Authentication::default()),
     };
     read.map_err(|error| error.to_string())
 }

@@ -8,7 +8,7 @@ use sealane::{EndpointMap, Engine, EngineSettings};
 
 use super::ledger::{Holdings, Line, now_us};
 use super::{Actor, Role, name};
-use crate::hosts::{authentication, embed};
+use crate::hosts::{Shown, authentication, embed};
 
 /// Between two looks at what the engine holds.
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(500);
@@ -20,6 +20,7 @@ pub(super) fn start(map: &Path, role: &Role) -> Result<Engine, String> {
     let mut settings = EngineSettings::new(map, &[&name(role.task)]).map_err(|error| error.to_string())?;
     embed(&mut settings, role.patience);
     settings.authentication = authentication(role.shown, folder, role.address)?;
+    settings.insecure = role.shown == Shown::Nothing;
     Engine::start(settings).map_err(|error| error.to_string())
 }
 

@@ -48,8 +48,8 @@ impl fmt::Debug for MailboxFull {
 pub(crate) struct Mailbox {
     shard: usize,
     jobs: ArrayQueue<Job>,
-    /// Jobs that were not refused although no slot was free. Each was submitted after those in `jobs` that its thread
-    /// knew of, and `jobs` takes none while there are any.
+    /// Jobs that were not refused although no slot was free. They run after those in `jobs`, which takes none while there
+    /// are any: so jobs run in the order in which their submissions happened one before the other.
     overflow: Mutex<VecDeque<Job>>,
     /// There are some; changed under the lock of `overflow`.
     overflows: AtomicBool,

@@ -21,13 +21,13 @@ pub enum Code {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Operation {
-    /// From the recv to its tensor; zero where the tensor was there.
+    /// A recv; measured to its tensor, zero where that was there.
     Recv,
-    /// From the send to the consumer's release.
+    /// A send; measured to the consumer's release.
     Send,
-    /// From the pull to the last of its tensors.
+    /// A pull; measured to the last of its tensors.
     Pull,
-    /// From the push to the word that the queue has taken all of it.
+    /// A push; measured to the word that the queue has taken all of it.
     Push,
 }
 

@@ -295,16 +295,16 @@ pub struct Attributes {
 
 /// What came of [`Device::begin_register`] and [`Device::begin_deregister`].
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Registered {
-    /// A registration has ended, well or not.
-    Begun {
+pub enum RegistrationEvent {
+    /// The memory is registered, or could not be.
+    Registered {
         /// The number that it was begun under.
         ticket: u64,
         /// The region.
         region: Result<Region, VerbsError>,
     },
-    /// This region's registration has ended: the device does not reach the memory any more.
-    Ended(u32),
+    /// This region's registration is undone: the device does not reach the memory any more.
+    Deregistered(u32),
 }
 
 /// What happened to the device as a whole.
@@ -404,7 +404,7 @@ pub unsafe trait Device {
     fn begin_deregister(&mut self, region: u32);
 
     /// What has come of what was begun, without waiting.
-    fn next_registered(&mut self) -> Option<Registered>;
+    fn next_registered(&mut self) -> Option<RegistrationEvent>;
 
     /// A window that is bound to nothing.
     ///

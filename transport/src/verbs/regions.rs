@@ -6,7 +6,7 @@
 
 use std::any::Any;
 
-use super::device::{Access, Device, MemoryKind, Region, Registered, VerbsError};
+use super::device::{Access, Device, MemoryKind, Region, RegistrationEvent, VerbsError};
 use super::settings::Registration;
 
 /// How memory is lent.
@@ -132,11 +132,11 @@ impl Regions {
     pub(super) fn take_registered(&mut self, device: &mut dyn Device) {
         while let Some(registered) = device.next_registered() {
             let (told, region) = match registered {
-                Registered::Ended(region) => {
+                RegistrationEvent::Deregistered(region) => {
                     self.ending.retain(|(ending, _)| *ending != region);
                     continue;
                 }
-                Registered::Begun { ticket, region } => (ticket, region),
+                RegistrationEvent::Registered { ticket, region } => (ticket, region),
             };
             let is_it = |known: &&mut Standing| matches!(known.is, Is::Begun(ticket) if ticket == told);
             if let Some(known) = self.standing.iter_mut().find(is_it) {

@@ -17,7 +17,7 @@ use super::queues::bell;
 use super::settings::FakeSettings;
 use crate::verbs::device::{
     Access, AsyncEvent, Attributes, Completion, Device, Endpoint, MemoryKind, Piece, Post, QueuePair, Region,
-    Registered, VerbsError, Window, Work,
+    RegistrationEvent, VerbsError, Window, Work,
 };
 
 /// A device of a [`Fabric`]. Dropping it ends all that it had; peers find its queue pairs gone.
@@ -150,16 +150,16 @@ unsafe impl Device for FakeDevice {
         self.begin(bytes, Begun::Deregister(region));
     }
 
-    fn next_registered(&mut self) -> Option<Registered> {
+    fn next_registered(&mut self) -> Option<RegistrationEvent> {
         let (_, begun) = self.begun.pop_front_if(|(done, _)| *done <= Instant::now())?;
         Some(match begun {
             Begun::Register { ticket, memory, access } => {
                 let mut network = self.fabric.lock();
                 let admitted = network.admit(self.context, Verb::Register);
                 let region = admitted.and_then(|()| network.register(self.context, memory, access));
-                Registered::Begun { ticket, region }
+                RegistrationEvent::Registered { ticket, region }
             }
-            Begun::Deregister(region) => Registered::Ended(region),
+            Begun::Deregister(region) => RegistrationEvent::Deregistered(region),
         })
     }
 

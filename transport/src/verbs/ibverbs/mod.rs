@@ -38,7 +38,7 @@ use self::work::{ReceiveList, SendList};
 use super::VerbsSettings;
 use super::device::{
     Access, AsyncEvent, Attributes, Completion, Device, Endpoint, MemoryKind, Piece, Post, QueuePair, Region,
-    Registered, Remote, STOPPED, VerbsError, Window, Work,
+    RegistrationEvent, Remote, STOPPED, VerbsError, Window, Work,
 };
 
 /// An open RDMA device with one shard's queues. Not `Send`: it is its shard's.
@@ -168,16 +168,16 @@ unsafe impl Device for IbDevice {
         }
     }
 
-    fn next_registered(&mut self) -> Option<Registered> {
+    fn next_registered(&mut self) -> Option<RegistrationEvent> {
         Some(match self.registrar.as_ref()?.next()? {
             Done::Registered { ticket, bytes, region } => {
                 let region = region.map_err(|error| memory::refused(bytes, &error)).map(|Moved(region)| {
                     let (lkey, rkey) = region.keys();
                     Region { id: self.regions.insert(region), lkey, rkey }
                 });
-                Registered::Begun { ticket, region }
+                RegistrationEvent::Registered { ticket, region }
             }
-            Done::Deregistered { id } => Registered::Ended(id),
+            Done::Deregistered { id } => RegistrationEvent::Deregistered(id),
         })
     }
 

@@ -77,7 +77,7 @@ impl Engine {
     ///
     /// # Errors
     /// NotFound if the task is not served here, Unavailable if another process is attached as it or the engine has
-    /// stopped, ResourceExhausted if links still use the memory of [`LEAVING_MAX`] clients that have gone.
+    /// stopped, ResourceExhausted if links still use the memory of `LEAVING_MAX` clients that have gone.
     ///
     /// # Panics
     /// If there are not as many segments as shards.

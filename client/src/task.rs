@@ -1,6 +1,6 @@
 //! A task: what a training process sends and receives as, whether the engine is in the daemon or in this process.
 
-use std::{sync::Arc, time::Duration};
+use std::{ops::Range, sync::Arc, time::Duration};
 
 use sealane_runtime::Buffer;
 use sealane_transport::{Error, Keys, RecvOptions, SendOptions, Tensor};
@@ -94,6 +94,19 @@ impl Task {
             Engine::Daemon(attached) => attached.0.allocate(bytes),
             #[cfg(feature = "embedded")]
             Engine::Embedded(_) => Ok(Buffer::from_vec(vec![0; bytes])),
+        }
+    }
+
+    /// Where the memory of [`alloc`](Self::alloc) lies that is shared with the daemon, for allocators that keep books of their own;
+    /// `None` where the engine is in this process. A task that is attached again, to another daemon, has another arena.
+    ///
+    /// # Errors
+    /// Unavailable if the daemon is gone.
+    pub fn arena_range(&self) -> Result<Option<Range<*const u8>>, Error> {
+        match &self.0 {
+            Engine::Daemon(attached) => attached.0.arena_range().map(Some),
+            #[cfg(feature = "embedded")]
+            Engine::Embedded(_) => Ok(None),
         }
     }
 

@@ -25,6 +25,7 @@ fn two() -> (Task, Task) {
 fn the_same_calls_work() {
     let (ps, worker) = two();
     assert_eq!(worker.name(), "worker0:2222");
+    assert_eq!(worker.arena_range(), Ok(None));
     let tensor = || Tensor::from_elements(&[3], &[1_u32, 2, 3]).unwrap();
 
     let sending = ps.send("worker0:2222", 1, "key", tensor());

@@ -49,7 +49,7 @@ enum Chore {
     WithoutIoUring(without_io_uring::WithoutIoUring),
     /// Looks whether every dependency has a licence that deny.toml allows
     Licences,
-    /// Makes the pages that follow from the code: settings, troubleshooting, the README's table
+    /// Makes what follows from the code: settings, troubleshooting, the README's table, the header of the C interface
     Docs(docs::Docs),
     /// Measures all that the README and bench/REPORT.md have figures of, keeps what was measured, and writes both anew
     Report(report::Report),

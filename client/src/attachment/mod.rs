@@ -27,6 +27,7 @@ pub(crate) use self::{
 };
 
 use std::{
+    ops::Range,
     sync::{
         Arc, Mutex, Weak,
         atomic::{AtomicBool, Ordering},
@@ -180,6 +181,14 @@ impl Attachment {
         // What the daemon is done with may still be waiting in the rings.
         self.lock().pump();
         arena.allocate(len).ok_or_else(|| no_room(&arena, len))
+    }
+
+    /// The addresses of the arena.
+    ///
+    /// # Errors
+    /// As attaching again fails.
+    pub(crate) fn arena_range(&self) -> Result<Range<*const u8>, Error> {
+        Ok(self.arena(None)?.range())
     }
 
     fn arena(&self, timeout: Option<Duration>) -> Result<Arc<Arena>, Error> {

@@ -2,7 +2,10 @@
 //! bounded by the size that was agreed on when attaching.
 #![allow(unsafe_code)]
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::{
+    ops::Range,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
 use sealane_runtime::{Block, Buffer, Extents, Lender};
 use sealane_transport::shm::{SharedMemory, Span};
@@ -57,6 +60,12 @@ impl Arena {
         // SAFETY: the bytes lie in a mapping that this arena keeps, and the extents give a block to nobody else until it
         // is freed, which `give_back` does.
         Some(unsafe { Buffer::lent(start, len, token.into(), self.clone()) })
+    }
+
+    /// Its addresses.
+    pub(crate) fn range(&self) -> Range<*const u8> {
+        let start = self.memory.base().as_ptr().cast::<u8>().cast_const();
+        start..start.wrapping_add(self.memory.len() as usize)
     }
 
     /// Where in the arena these bytes lie; `None` if they lie elsewhere.

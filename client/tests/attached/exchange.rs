@@ -43,6 +43,15 @@ fn a_recv_may_come_first_and_peers_are_told_apart() {
 }
 
 #[test]
+fn where_the_arena_lies_is_told() {
+    let (_directory, _daemon, task) = attached();
+    let arena = task.arena_range().unwrap().unwrap();
+    assert_eq!(arena.end.addr() - arena.start.addr(), 4 << 20);
+    let memory = task.alloc(1000).unwrap().as_ptr_range();
+    assert!(arena.start <= memory.start && memory.end <= arena.end);
+}
+
+#[test]
 fn memory_of_the_arena_is_sent_from_where_it_is() {
     let (_directory, _daemon, task) = attached();
     let mut memory = task.alloc(10_000).unwrap();

@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use sealane::{Buffer, Code, Error, RecvOptions, SendOptions};
 
-use crate::fixture::{TASK, attached, bytes, peers, tensor, to_as, until_there_is_room};
+use crate::{
+    daemon::{Daemon, Settings},
+    fixture::{TASK, attached, bytes, directory, peers, tensor, to, to_as, until_there_is_room},
+};
 
 fn limit(error: &Error) -> &str {
     match error {
@@ -167,5 +170,15 @@ fn the_last_clone_says_goodbye() {
         let error = ended.join().unwrap();
         assert_eq!(error.code(), Code::Unavailable);
         assert!(error.to_string().contains("dropped"), "{error}");
+    }
+}
+
+#[test]
+fn the_longest_time_to_attach_is_as_good_as_none() {
+    let directory = directory();
+    let daemon = Daemon::start(&directory, Settings::default());
+    for timeout in [Duration::MAX, Duration::from_secs(u64::MAX >> 12)] {
+        to(&daemon).timeout(timeout).attach().unwrap();
+        daemon.until_detached(TASK);
     }
 }

@@ -1,5 +1,7 @@
 //! Every limit of the shared memory and of attaching to it, by name.
 
+use std::time::Duration;
+
 use crate::limits::{KEY_BYTES_MAX, META_BYTES_MAX, NAME_BYTES_MAX, REASON_BYTES_MAX, SET_KEYS_MAX};
 
 /// Slots of a ring: at 128 bytes each, 128 KiB, of which a core's second-level cache holds several. Tensors in flight are
@@ -76,6 +78,9 @@ pub const FIGURES_BYTES_MAX: u64 = 256 << 20;
 
 /// Callers that may wait to be accepted: all tasks of a large host at once, with some to spare.
 pub const LISTEN_BACKLOG: i32 = 256;
+
+/// Longest wait for a daemon with many callers to take one more: a day, which the kernel's clock can hold.
+pub const PATIENCE_MAX: Duration = Duration::from_secs(86_400);
 
 /// Most doorbell messages that a client takes off its socket at one waking. The socket's buffer holds fewer; a daemon
 /// that sends without end cannot keep a client in the loop.

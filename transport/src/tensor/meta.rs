@@ -156,8 +156,12 @@ impl TensorMeta {
         self.dtype().bytes_of(count).ok_or_else(too_large)
     }
 
+    /// Looks whether a tensor may have so many bytes.
+    ///
+    /// # Errors
+    /// InvalidArgument if they are not as many as type and shape say; for strings, too few for their offsets.
     #[inline]
-    pub(crate) fn check_bytes(&self, found: u64) -> Result<(), Error> {
+    pub fn check_bytes(&self, found: u64) -> Result<(), Error> {
         let bytes = self.bytes()?;
         let fits = if self.is_strings() { found >= bytes } else { found == bytes };
         if fits {

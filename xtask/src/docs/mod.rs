@@ -1,7 +1,8 @@
 //! `cargo xtask docs`: makes what the documentation has of the code: the reference of the settings, the README's table of
-//! those that variables give, and the page of all messages. With `--check` it writes nothing and fails where a page is old.
+//! those that variables give, the page of all messages, and the header of the C interface. With `--check` it writes nothing and fails where a page is old.
 
 mod catalogue;
+mod header;
 mod messages;
 mod page;
 
@@ -55,6 +56,7 @@ fn pages(root: &Path) -> Result<Vec<Page>, Vec<String>> {
     let sorted = catalogue.sort(&messages)?;
     Ok(vec![
         (readme, of_readme),
+        header::page(root).map_err(one)?,
         (root.join("docs/settings.md"), reference()),
         (root.join("docs/troubleshooting.md"), page::troubleshooting(&catalogue, &sorted)),
     ])

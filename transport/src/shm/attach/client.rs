@@ -26,7 +26,7 @@ use crate::{
         bell::Doorbell,
         descriptors::{self, Message},
         error::ShmError,
-        limits::{FIGURES_BYTES_MAX, MEMORY_BYTES_MAX, MESSAGE_BYTES_MAX, SHARDS_MAX},
+        limits::{FIGURES_BYTES_MAX, MEMORY_BYTES_MAX, MESSAGE_BYTES_MAX, PATIENCE_MAX, SHARDS_MAX},
         mapping::SharedMemory,
         segment::{ClientEnd, segment_bytes},
     },
@@ -200,8 +200,8 @@ impl Conversation {
         let socket = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None)
             .map_err(ShmError::system("making a socket"))?;
         // A daemon with many callers makes the next one wait, which only this option bounds. Zero would mean for ever.
-        let patience = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-        let patience = TimeVal::milliseconds(i64::try_from(patience.as_millis()).unwrap_or(i64::MAX / 1000));
+        let patience = deadline.saturating_duration_since(Instant::now());
+        let patience = TimeVal::milliseconds(patience.clamp(Duration::from_millis(1), PATIENCE_MAX).as_millis() as i64);
         setsockopt(&socket, sockopt::SendTimeout, &patience).map_err(ShmError::system("bounding a wait"))?;
         match connect(socket.as_raw_fd(), &address) {
             Err(Errno::EAGAIN) => return Err(AttachError::TimedOut),

@@ -1,0 +1,101 @@
+//! Attaching to the host's daemon.
+#![allow(unsafe_code)]
+
+use std::{ffi::c_char, time::Duration};
+
+use sealane::{Attach, Polling};
+
+use crate::{
+    error::sealane_error,
+    guard::{Outcome, entry},
+    input::{Options, options, path, terminated, timeout},
+    task::{place, sealane_task},
+};
+
+/// As idle_spin_us: a thread that waits never sleeps.
+pub const SEALANE_NEVER_SLEEP: i64 = -1;
+
+/// As idle_spin_us: a thread that waits sleeps at once.
+pub const SEALANE_SLEEP_AT_ONCE: i64 = -2;
+
+/// As restart_timeout_ms: a daemon that has drained is not waited for.
+pub const SEALANE_DO_NOT_WAIT: i64 = -1;
+
+/// How to attach. Set `size`, and leave 0 what is to have its default.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct sealane_attach_options {
+    /// sizeof(sealane_attach_options), so that a later header may add fields.
+    pub size: usize,
+    /// The daemon's socket, a path that ends in NUL. Default: sealane.sock in $XDG_RUNTIME_DIR where that is set, else
+    /// /run/sealane/sealane.sock.
+    pub socket: *const c_char,
+    /// Bytes of memory that tensors are sent from and received in, shared with the daemon. Default 64 MiB; the daemon may give less.
+    pub arena_bytes: u64,
+    /// How many microseconds a thread that waits looks before it sleeps, SEALANE_NEVER_SLEEP or SEALANE_SLEEP_AT_ONCE. Default 50.
+    pub idle_spin_us: i64,
+    /// How many milliseconds attaching may take, now and when the daemon was restarted. Default 5000.
+    pub attach_timeout_ms: i64,
+    /// How many milliseconds functions wait for the next daemon where one has drained, or SEALANE_DO_NOT_WAIT. Default 30000, at
+    /// most a day.
+    pub restart_timeout_ms: i64,
+}
+
+// SAFETY: plain numbers and a pointer of 8 bytes each, the size first.
+unsafe impl Options for sealane_attach_options {}
+
+/// What an `idle_spin_us` says; `None` for the default.
+pub(crate) fn idle_spin(microseconds: i64) -> Outcome<Option<Duration>> {
+    match microseconds {
+        0 => Ok(None),
+        SEALANE_NEVER_SLEEP => Ok(Some(Duration::MAX)),
+        SEALANE_SLEEP_AT_ONCE => Ok(Some(Duration::ZERO)),
+        1.. => Ok(Some(Duration::from_micros(microseconds.unsigned_abs()))),
+        _ => Err(sealane_error::invalid(format!("idle_spin_us: {microseconds} has no meaning"))),
+    }
+}
+
+/// Attaches this process to the host's daemon as a task, which is named as in the endpoint map and ends in NUL.
+///
+/// Where options are NULL, all have their defaults. A daemon that is restarted is attached to again by the first call that finds it:
+/// calls that were under way end with SEALANE_CODE_UNAVAILABLE, what was published is to be published again, the arena is a new one.
+///
+/// Fails with SEALANE_CODE_UNAVAILABLE if no daemon listens at the socket, SEALANE_CODE_NOT_FOUND if it does not serve the task,
+/// SEALANE_CODE_PERMISSION_DENIED if it does not let this user in.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sealane_attach(
+    task: *const c_char,
+    options: *const sealane_attach_options,
+    attached: *mut *mut sealane_task,
+) -> *mut sealane_error {
+    entry(|| {
+        let attached = place(attached, "attached")?;
+        // SAFETY: as the header asks of C code.
+        let (name, options) = unsafe { (terminated(task, "task")?, self::options(options)?) };
+        let mut attach = Attach::new(name);
+        // SAFETY: as the header asks of C code.
+        if let Some(socket) = unsafe { path(options.socket) } {
+            attach = attach.socket(socket);
+        }
+        if options.arena_bytes > 0 {
+            attach = attach.arena_bytes(options.arena_bytes);
+        }
+        attach = match idle_spin(options.idle_spin_us)? {
+            None => attach,
+            Some(Duration::MAX) => attach.polling(Polling::Spin),
+            Some(idle_spin) => attach.polling(Polling::SpinThenSleep { idle_spin }),
+        };
+        if let Some(timeout) = timeout(options.attach_timeout_ms)? {
+            attach = attach.timeout(timeout);
+        }
+        if options.restart_timeout_ms == SEALANE_DO_NOT_WAIT {
+            attach = attach.restart_timeout(Duration::ZERO);
+        } else if let Some(timeout) = timeout(options.restart_timeout_ms)? {
+            attach = attach.restart_timeout(timeout);
+        }
+        let task = sealane_task::new(attach.attach()?);
+        // SAFETY: there is a place.
+        unsafe { task.hand_out(attached) };
+        Ok(())
+    })
+}

@@ -1,0 +1,404 @@
+//! One thread a task, which polls its calls and calls back. Started by the first call, so that a task without any costs none.
+//!
+//! Wakers put a call's number into a list and ring; the thread takes the whole list, polls without any lock, and calls back the
+//! same way. So no callback runs within the function that started its call, within a waker, or on a thread of the engine, and
+//! callbacks of one task follow one another. The list is bounded by the calls under way, each of which is in it at most three
+//! times, and by the memory that is lent.
+
+use std::{
+    collections::HashMap,
+    future::Future,
+    pin::Pin,
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Context, Poll, Wake, Waker},
+    thread::{self, JoinHandle},
+};
+
+use crate::{
+    error::{sealane_code, sealane_error},
+    guard::{Outcome, unpanicked},
+};
+
+/// The thread as tasks, calls and lent memory see it.
+#[derive(Default)]
+pub(crate) struct Executor {
+    state: Mutex<State>,
+    news: Condvar,
+    ended: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    news: Vec<News>,
+    numbers: u64,
+    thread: Option<JoinHandle<()>>,
+    /// No call is taken any more.
+    stopping: bool,
+    /// All calls have been called back.
+    ended: bool,
+    /// Lent memory that has not come back.
+    lent: usize,
+}
+
+enum News {
+    Start(Call),
+    Wake(u64),
+    /// Of that call, or of all of that group.
+    GiveUp(u64, sealane_error),
+    Release(Box<dyn FnOnce() + Send>),
+}
+
+/// A call, and who is called back.
+pub(crate) struct Call {
+    number: u64,
+    group: u64,
+    running: Box<dyn Running>,
+}
+
+trait Running: Send {
+    /// True once it has ended.
+    fn poll(&mut self, context: &mut Context<'_>) -> bool;
+
+    /// Calls back: with how it ended, or with `instead` if it has not.
+    fn tell(self: Box<Self>, instead: sealane_error);
+}
+
+struct Awaited<F: Future, T> {
+    /// `None` once it has ended.
+    future: Option<Pin<Box<F>>>,
+    outcome: Option<Outcome<F::Output>>,
+    tell: T,
+}
+
+impl<F, T> Running for Awaited<F, T>
+where
+    F: Future<Output: Send> + Send,
+    T: FnOnce(Outcome<F::Output>) + Send,
+{
+    fn poll(&mut self, context: &mut Context<'_>) -> bool {
+        let Some(future) = &mut self.future else { return true };
+        match unpanicked(|| Ok(future.as_mut().poll(context))) {
+            Ok(Poll::Pending) => return false,
+            Ok(Poll::Ready(outcome)) => self.outcome = Some(Ok(outcome)),
+            Err(error) => self.outcome = Some(Err(error)),
+        }
+        self.future = None;
+        true
+    }
+
+    fn tell(self: Box<Self>, instead: sealane_error) {
+        let Self { future, outcome, tell } = *self;
+        let given_up = unpanicked(|| {
+            drop(future);
+            Ok(())
+        });
+        let told = unpanicked(|| {
+            tell(outcome.unwrap_or(Err(instead)));
+            Ok(())
+        });
+        // Neither is known to panic; if one did, the thread goes on all the same.
+        drop((given_up, told));
+    }
+}
+
+impl Executor {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sees to it that calls can be taken.
+    ///
+    /// # Errors
+    /// InvalidArgument if the task was detached, ResourceExhausted if there can be no thread.
+    pub(crate) fn ready(self: &Arc<Self>) -> Outcome {
+        let mut state = self.lock();
+        if state.stopping {
+            return Err(sealane_error::invalid("the task was detached"));
+        }
+        if state.thread.is_none() {
+            let executor = self.clone();
+            let started = thread::Builder::new().name("sealane-calls".into()).spawn(move || executor.run());
+            state.thread = Some(started.map_err(|error| {
+                let reason = format!("a thread that calls back cannot be started: {error}");
+                sealane_error::new(sealane_code::ResourceExhausted, reason)
+            })?);
+        }
+        Ok(())
+    }
+
+    /// A number that no call and no group has had.
+    pub(crate) fn number(&self) -> u64 {
+        let mut state = self.lock();
+        state.numbers += 1;
+        state.numbers
+    }
+
+    /// A call that is `number` and of `group` (0: of none), and who hears of its end.
+    pub(crate) fn call<F, T>(number: u64, group: u64, future: F, tell: T) -> Call
+    where
+        F: Future<Output: Send> + Send + 'static,
+        T: FnOnce(Outcome<F::Output>) + Send + 'static,
+    {
+        let running = Awaited { future: Some(Box::pin(future)), outcome: None, tell };
+        Call { number, group, running: Box::new(running) }
+    }
+
+    /// Takes calls over; they are called back once each. After [`ready`](Self::ready).
+    pub(crate) fn start(&self, calls: impl IntoIterator<Item = Call>) {
+        let mut state = self.lock();
+        state.news.extend(calls.into_iter().map(News::Start));
+        self.news.notify_one();
+    }
+
+    /// Gives a call up, or all of a group, unless they have ended.
+    pub(crate) fn give_up(&self, number: u64, error: sealane_error) {
+        self.tell(News::GiveUp(number, error));
+    }
+
+    fn tell(&self, news: News) {
+        let mut state = self.lock();
+        // Nobody is left to be told of a call.
+        if !state.ended || matches!(news, News::Release(_)) {
+            state.news.push(news);
+            self.news.notify_one();
+        }
+    }
+
+    /// Memory is lent, and will be released.
+    pub(crate) fn lend(&self) {
+        self.lock().lent += 1;
+    }
+
+    /// Has `release` run on the thread. After [`lend`](Self::lend).
+    pub(crate) fn release(&self, release: Box<dyn FnOnce() + Send>) {
+        self.tell(News::Release(release));
+    }
+
+    /// Ends all calls, and waits until they were called back, unless this is a callback.
+    pub(crate) fn stop(&self) {
+        let mut state = self.lock();
+        state.stopping = true;
+        self.news.notify_one();
+        let Some(thread) = &state.thread else {
+            state.ended = true;
+            return;
+        };
+        if thread.thread().id() != thread::current().id() {
+            drop(self.ended.wait_while(state, |state| !state.ended));
+        }
+    }
+
+    /// Waits for the thread after [`stop`](Self::stop), unless this is a callback, or memory is still lent: then it stays until
+    /// that was released.
+    pub(crate) fn join(&self) {
+        let mut state = self.lock();
+        let is_over = state.ended && state.lent == 0;
+        let thread = state.thread.take();
+        drop(state);
+        if let Some(thread) = thread.filter(|thread| is_over && thread.thread().id() != thread::current().id()) {
+            // It catches panics of all that it runs.
+            let _ = thread.join();
+        }
+    }
+
+    fn run(self: &Arc<Self>) {
+        let mut calls = HashMap::new();
+        let mut news = Vec::new();
+        while let Some(stopping) = self.wait(&mut news, calls.is_empty()) {
+            let mut released = 0;
+            for each in news.drain(..) {
+                released += usize::from(matches!(each, News::Release(_)));
+                self.hear(each, &mut calls);
+            }
+            if stopping {
+                for (_, running) in calls.drain() {
+                    running.end(sealane_error::cancelled("the task was detached"));
+                }
+            }
+            self.lock().lent -= released;
+        }
+    }
+
+    /// Waits for news, and takes them; whether the task is being detached. `None` when nothing can come any more.
+    fn wait(&self, news: &mut Vec<News>, without_calls: bool) -> Option<bool> {
+        let mut state = self.lock();
+        while state.news.is_empty() {
+            if state.stopping {
+                if !without_calls {
+                    break;
+                }
+                state.ended = true;
+                self.ended.notify_all();
+                if state.lent == 0 {
+                    return None;
+                }
+            }
+            state = self.news.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        std::mem::swap(news, &mut state.news);
+        Some(state.stopping)
+    }
+
+    fn hear(self: &Arc<Self>, news: News, calls: &mut HashMap<u64, Entry>) {
+        match news {
+            News::Start(Call { number, group, running }) => {
+                let wakeup = Arc::new(Wakeup { number, executor: self.clone(), told: AtomicBool::new(false) });
+                calls.insert(number, Entry { group, running, wakeup });
+                look(number, calls);
+            }
+            News::Wake(number) => look(number, calls),
+            News::GiveUp(number, error) => {
+                // What it has brought by now is handed out.
+                look(number, calls);
+                let is_of = |(each, entry): (&u64, &Entry)| (*each == number || entry.group == number).then_some(*each);
+                let given_up: Vec<u64> = calls.iter().filter_map(is_of).collect();
+                for number in given_up {
+                    if let Some(entry) = calls.remove(&number) {
+                        entry.end(error.clone());
+                    }
+                }
+            }
+            News::Release(release) => drop(unpanicked(|| {
+                release();
+                Ok(())
+            })),
+        }
+    }
+}
+
+struct Entry {
+    group: u64,
+    running: Box<dyn Running>,
+    wakeup: Arc<Wakeup>,
+}
+
+impl Entry {
+    fn end(self, instead: sealane_error) {
+        self.running.tell(instead);
+    }
+}
+
+/// Looks whether a call has ended, and calls back if so.
+fn look(number: u64, calls: &mut HashMap<u64, Entry>) {
+    let Some(entry) = calls.get_mut(&number) else { return };
+    // Before the poll: what happens from now on is told again.
+    entry.wakeup.told.store(false, Ordering::SeqCst);
+    let waker = Waker::from(entry.wakeup.clone());
+    if entry.running.poll(&mut Context::from_waker(&waker))
+        && let Some(ended) = calls.remove(&number)
+    {
+        ended.end(sealane_error::internal());
+    }
+}
+
+struct Wakeup {
+    number: u64,
+    executor: Arc<Executor>,
+    /// It is in the list.
+    told: AtomicBool,
+}
+
+impl Wake for Wakeup {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        if !self.told.swap(true, Ordering::SeqCst) {
+            self.executor.tell(News::Wake(self.number));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        future::{pending, poll_fn, ready},
+        sync::mpsc::{Receiver, Sender, channel},
+        time::Duration,
+    };
+
+    use super::*;
+    use crate::error::sealane_error_code;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    fn code<T>(outcome: &Outcome<T>) -> sealane_code {
+        // SAFETY: null, or an error that lives.
+        #[allow(unsafe_code, reason = "it is what C code calls")]
+        unsafe {
+            sealane_error_code(outcome.as_ref().err().map_or(std::ptr::null(), std::ptr::from_ref))
+        }
+    }
+
+    fn start(
+        executor: &Arc<Executor>,
+        group: u64,
+        future: impl Future<Output = u32> + Send + 'static,
+    ) -> (u64, Receiver<(sealane_code, Option<u32>)>) {
+        let (told, ended): (Sender<_>, _) = channel();
+        executor.ready().unwrap();
+        let number = executor.number();
+        let tell = move |outcome: Outcome<u32>| told.send((code(&outcome), outcome.ok())).unwrap();
+        executor.start([Executor::call(number, group, future, tell)]);
+        (number, ended)
+    }
+
+    #[test]
+    fn calls_end_once_whatever_their_futures_do() {
+        let executor = Arc::<Executor>::default();
+        let group = executor.number();
+        let mut looks = 0;
+        let busy = poll_fn(move |context| {
+            looks += 1;
+            context.waker().wake_by_ref();
+            if looks == 1000 { Poll::Ready(looks) } else { Poll::Pending }
+        });
+        let cases = [
+            (start(&executor, 0, ready(7)).1, (sealane_code::Ok, Some(7))),
+            (start(&executor, 0, busy).1, (sealane_code::Ok, Some(1000))),
+            (start(&executor, 0, async { panic!("on purpose") }).1, (sealane_code::Internal, None)),
+        ];
+        for (ended, expected) in cases {
+            assert_eq!(ended.recv_timeout(LONG), Ok(expected));
+            assert!(ended.recv_timeout(LONG).is_err(), "it is told once, and dropped");
+        }
+        let (number, alone) = start(&executor, 0, pending());
+        let of_group = [start(&executor, group, pending()).1, start(&executor, group, pending()).1];
+        let (_, left) = start(&executor, 0, pending());
+        executor.give_up(number, sealane_error::cancelled("alone"));
+        assert_eq!(alone.recv_timeout(LONG), Ok((sealane_code::Cancelled, None)));
+        executor.give_up(group, sealane_error::cancelled("together"));
+        for ended in of_group {
+            assert_eq!(ended.recv_timeout(LONG), Ok((sealane_code::Cancelled, None)));
+        }
+        executor.stop();
+        assert_eq!(left.try_recv(), Ok((sealane_code::Cancelled, None)), "before it has stopped");
+        executor.join();
+        assert_eq!(code(&executor.ready()), sealane_code::InvalidArgument);
+        assert_eq!(Arc::strong_count(&executor), 1, "the thread has gone");
+    }
+
+    #[test]
+    fn the_thread_stays_for_memory_that_is_lent() {
+        let executor = Arc::<Executor>::default();
+        executor.ready().unwrap();
+        executor.lend();
+        executor.stop();
+        executor.join();
+        let (told, released) = channel();
+        executor.release(Box::new(move || told.send(()).unwrap()));
+        assert_eq!(released.recv_timeout(LONG), Ok(()));
+    }
+
+    #[test]
+    fn what_never_had_a_call_has_no_thread() {
+        let executor = Arc::<Executor>::default();
+        executor.stop();
+        executor.join();
+        assert_eq!(Arc::strong_count(&executor), 1);
+    }
+}

@@ -1,0 +1,48 @@
+//! Which process of a family of forks this is. A child has neither its parent's threads nor the state that they left.
+#![allow(unsafe_code)]
+
+use std::sync::{
+    Once,
+    atomic::{AtomicU64, Ordering},
+};
+
+use crate::{error::sealane_error, guard::Outcome, memory::forget_in_child};
+
+static FORKS: AtomicU64 = AtomicU64::new(0);
+
+/// The process in which something was made.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Process(u64);
+
+impl Process {
+    pub(crate) fn this() -> Self {
+        static WATCHED: Once = Once::new();
+        WATCHED.call_once(|| {
+            extern "C" fn in_child() {
+                FORKS.fetch_add(1, Ordering::Relaxed);
+                forget_in_child();
+            }
+            // SAFETY: the function is one for the life of the library, and only
+            // writes two atomics. That there is no memory for
+            // it leaves children unnoticed here; the client notices those of attached tasks itself.
+            let _ = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+        });
+        Self(FORKS.load(Ordering::Relaxed))
+    }
+
+    /// True in a child of that process.
+    pub(crate) fn is_over(self) -> bool {
+        self.0 != FORKS.load(Ordering::Relaxed)
+    }
+
+    /// # Errors
+    /// InvalidArgument in a child.
+    pub(crate) fn check(self) -> Outcome {
+        match self.is_over() {
+            true => Err(sealane_error::invalid(
+                "this process was forked after it became this task: attach again in the child, under another task's name",
+            )),
+            false => Ok(()),
+        }
+    }
+}

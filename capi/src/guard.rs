@@ -1,0 +1,75 @@
+//! The border: panics end here, and pointers to what this library made are looked at.
+#![allow(unsafe_code)]
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use crate::error::sealane_error;
+
+pub(crate) type Outcome<T = ()> = Result<T, sealane_error>;
+
+/// Runs what a function does; its error, or null.
+pub(crate) fn entry(call: impl FnOnce() -> Outcome) -> *mut sealane_error {
+    match unpanicked(call) {
+        Ok(()) => std::ptr::null_mut(),
+        Err(error) => Box::into_raw(Box::new(error)),
+    }
+}
+
+/// What `call` returns; Internal if it panics.
+pub(crate) fn unpanicked<T>(call: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
+    catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|panic| {
+        // Its own drop might panic.
+        std::mem::forget(panic);
+        Err(sealane_error::internal())
+    })
+}
+
+/// What a pointer points to that C code was given before.
+///
+/// # Errors
+/// InvalidArgument if it is null.
+///
+/// # Safety
+/// It is null, or points to a value that lives, unchanged, as long as the reference is used.
+pub(crate) unsafe fn given<'a, T>(pointer: *const T, what: &str) -> Outcome<&'a T> {
+    check(pointer, what)?;
+    // SAFETY: it is not null, and the rest is the caller's promise.
+    Ok(unsafe { &*pointer })
+}
+
+/// # Errors
+/// InvalidArgument if a pointer is null, or not aligned for what it points to.
+pub(crate) fn check<T>(pointer: *const T, what: &str) -> Outcome {
+    match pointer.is_null() || !pointer.is_aligned() {
+        true => Err(sealane_error::invalid(format!("{what}: the pointer is null or not aligned"))),
+        false => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::{sealane_code, sealane_error_code, sealane_error_free};
+
+    #[test]
+    fn no_panic_crosses_the_border() {
+        struct Loud;
+
+        impl Drop for Loud {
+            fn drop(&mut self) {
+                panic!("while it is dropped");
+            }
+        }
+
+        assert!(entry(|| Ok(())).is_null());
+        let panics: [fn() -> Outcome; 2] = [|| panic!("on purpose"), || std::panic::panic_any(Loud)];
+        for panic in panics {
+            let error = entry(panic);
+            // SAFETY: the error is new, and freed once.
+            unsafe {
+                assert_eq!(sealane_error_code(error), sealane_code::Internal);
+                sealane_error_free(error);
+            }
+        }
+    }
+}

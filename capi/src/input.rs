@@ -1,0 +1,160 @@
+//! What C code says: texts, arrays, timeouts, options that may grow. Checked here, before anything is made of it.
+#![allow(unsafe_code)]
+
+use std::{
+    ffi::{CStr, c_char, c_void},
+    path::PathBuf,
+    slice,
+    time::Duration,
+};
+
+use crate::{
+    error::sealane_error,
+    guard::{Outcome, check},
+};
+
+/// As the bytes of a text: it ends in NUL. Stands in cbindgen.toml, too, which has no word for it.
+/// cbindgen:ignore
+pub const SEALANE_NUL_TERMINATED: usize = usize::MAX;
+
+/// As the timeout of a call: it waits as long as it takes.
+pub const SEALANE_NO_TIMEOUT: i64 = -1;
+
+/// UTF-8 text: the name of a task, a key, a queue's name. Need not end in NUL. Read before the function returns.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct sealane_text {
+    /// Where it begins. May be NULL if there are no bytes.
+    pub start: *const c_char,
+    /// How many bytes it has, or SEALANE_NUL_TERMINATED.
+    pub bytes: usize,
+}
+
+/// What a callback was registered with, unchanged.
+#[derive(Clone, Copy)]
+pub(crate) struct Context(*mut c_void);
+
+// SAFETY: it is given back and never used; the header says that this may be on any thread.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+impl Context {
+    pub(crate) fn new(context: *mut c_void) -> Self {
+        Self(context)
+    }
+
+    pub(crate) fn get(self) -> *mut c_void {
+        self.0
+    }
+}
+
+/// A text.
+///
+/// # Errors
+/// InvalidArgument if it is no UTF-8, or there is none.
+///
+/// # Safety
+/// As `sealane_text` says; the bytes stay as they are as long as the result is used.
+pub(crate) unsafe fn text<'a>(text: sealane_text, what: &str) -> Outcome<&'a str> {
+    let bytes = if text.bytes == SEALANE_NUL_TERMINATED {
+        check(text.start, what)?;
+        // SAFETY: it ends in NUL, as its caller says.
+        unsafe { CStr::from_ptr(text.start) }.to_bytes()
+    } else {
+        // SAFETY: there are so many bytes, as its caller says.
+        unsafe { array(text.start.cast::<u8>(), text.bytes, what) }?
+    };
+    str::from_utf8(bytes).map_err(|error| sealane_error::invalid(format!("{what}: {error}")))
+}
+
+/// A text that ends in NUL.
+///
+/// # Errors
+/// As [`text`].
+///
+/// # Safety
+/// It is null, or ends in NUL and stays as it is as long as the result is used.
+pub(crate) unsafe fn terminated<'a>(start: *const c_char, what: &str) -> Outcome<&'a str> {
+    // SAFETY: as this function's caller promises.
+    unsafe { text(sealane_text { start, bytes: SEALANE_NUL_TERMINATED }, what) }
+}
+
+/// A file's path; `None` of null.
+///
+/// # Safety
+/// As for [`terminated`].
+pub(crate) unsafe fn path(start: *const c_char) -> Option<PathBuf> {
+    use std::os::unix::ffi::OsStrExt;
+    // SAFETY: as this function's caller promises.
+    let bytes = (!start.is_null()).then(|| unsafe { CStr::from_ptr(start) }.to_bytes())?;
+    Some(std::ffi::OsStr::from_bytes(bytes).into())
+}
+
+/// An array; null is one without elements.
+///
+/// # Errors
+/// InvalidArgument if it is null or not aligned and has elements, or more of them than memory.
+///
+/// # Safety
+/// `count` elements lie there, and stay as they are as long as the result is used.
+pub(crate) unsafe fn array<'a, T>(start: *const T, count: usize, what: &str) -> Outcome<&'a [T]> {
+    if count == 0 {
+        return Ok(&[]);
+    }
+    check(start, what)?;
+    if count.checked_mul(size_of::<T>()).is_none_or(|bytes| isize::try_from(bytes).is_err()) {
+        return Err(sealane_error::invalid(format!("{what}: {count} elements are more than there can be")));
+    }
+    // SAFETY: neither null nor longer than memory; the rest is the caller's promise.
+    Ok(unsafe { slice::from_raw_parts(start, count) })
+}
+
+/// A timeout: 0 is the default of the engine, SEALANE_NO_TIMEOUT none at all.
+pub(crate) fn timeout(milliseconds: i64) -> Outcome<Option<Duration>> {
+    match milliseconds {
+        0 => Ok(None),
+        SEALANE_NO_TIMEOUT => Ok(Some(Duration::MAX)),
+        1.. => Ok(Some(Duration::from_millis(milliseconds.unsigned_abs()))),
+        _ => Err(sealane_error::invalid(format!("a timeout is 0, SEALANE_NO_TIMEOUT or more, not {milliseconds} ms"))),
+    }
+}
+
+/// A structure of plain numbers and pointers that begins with its own size and for which zeros are the defaults.
+///
+/// # Safety
+/// It is `repr(C)`, its first field is a `usize`, it has no padding, and any bytes are a legal value.
+pub(crate) unsafe trait Options: Copy {}
+
+/// Options of a program that was compiled with this header, an older or a newer one; the defaults of null.
+///
+/// # Errors
+/// InvalidArgument if the size makes no sense, or something is set that this library does not know.
+///
+/// # Safety
+/// Null, or as many readable bytes as the structure's first field says.
+pub(crate) unsafe fn options<T: Options>(given: *const T) -> Outcome<T> {
+    // SAFETY: all zeros are legal, as the trait demands.
+    let mut options: T = unsafe { std::mem::zeroed() };
+    if given.is_null() {
+        return Ok(options);
+    }
+    check(given, "options")?;
+    // SAFETY: a size comes first, as the trait demands.
+    let size = unsafe { given.cast::<usize>().read() };
+    // What a program of today could know, several times over: beyond it the size was never set.
+    if size < size_of::<usize>() || size > 4096 {
+        return Err(sealane_error::invalid(format!(
+            "options: their size is {size}; set it to the size of the structure"
+        )));
+    }
+    // SAFETY: so many bytes are there, as their caller says.
+    let bytes = unsafe { slice::from_raw_parts(given.cast::<u8>(), size) };
+    let known = size.min(size_of::<T>());
+    if bytes[known..].iter().any(|byte| *byte != 0) {
+        return Err(sealane_error::invalid("options: something is set that this version of the library does not know"));
+    }
+    // SAFETY: `known` bytes lie within both; any bytes are legal, as the trait demands.
+    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), std::ptr::from_mut(&mut options).cast::<u8>(), known) };
+    Ok(options)
+}

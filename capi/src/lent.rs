@@ -1,0 +1,219 @@
+//! Memory of C code that the library uses until it releases it: tensors that are sent from where they are, and destinations.
+#![allow(unsafe_code)]
+
+use std::{ffi::c_void, ptr::NonNull, slice, sync::Arc};
+
+use bytes::Bytes;
+use sealane::{Buffer, Tensor};
+use sealane_runtime::Lender;
+
+use crate::{
+    error::sealane_error,
+    executor::Executor,
+    fork::Process,
+    guard::{Outcome, check},
+    input::Context,
+    memory::allocate,
+    meta::{meta, sealane_meta},
+    task::sealane_task,
+};
+
+/// Called once the library no longer uses memory that it was lent: once for each call that was taken over, on the thread of the
+/// task's callbacks (see sealane_done), before or after the call's own. Memory that a peer or the daemon may still
+/// use when the task is detached is released after that, or never.
+pub type sealane_release = Option<unsafe extern "C" fn(context: *mut c_void)>;
+
+/// A tensor that is sent, published or pushed.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct sealane_source {
+    /// Type and shape.
+    pub meta: sealane_meta,
+    /// The bytes: row-major and little-endian, without gaps. May be NULL if there are none.
+    pub data: *const c_void,
+    /// How many there are: as many as type and shape say.
+    pub bytes: usize,
+    /// NULL: the bytes are copied before the function returns. Else they stay as they are until this was called. An attached
+    /// task sends memory of its arena (sealane_alloc) from where it is, and copies other memory of over 512 bytes into it.
+    pub release: sealane_release,
+    /// What it is called with.
+    pub release_context: *mut c_void,
+}
+
+/// Memory that a recv writes its tensor to. It is the library's alone until release was called, which is not before the tensor
+/// was freed.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct sealane_destination {
+    /// Where it begins. NULL: none is given, and the tensor arrives in memory of the library's. An attached task writes memory of its
+    /// arena (sealane_alloc) in place, and other memory by a copy.
+    pub memory: *mut c_void,
+    /// How long it is. Where a longer tensor comes, the recv ends with SEALANE_CODE_INVALID_ARGUMENT, and may be made again.
+    pub bytes: usize,
+    /// Must not be NULL where memory is not.
+    pub release: sealane_release,
+    /// What it is called with.
+    pub release_context: *mut c_void,
+}
+
+struct Lent {
+    start: NonNull<u8>,
+    bytes: usize,
+    release: unsafe extern "C" fn(*mut c_void),
+    context: Context,
+    executor: Arc<Executor>,
+    process: Process,
+}
+
+// SAFETY: C code lends the memory to any thread.
+unsafe impl Send for Lent {}
+// SAFETY: shared, it only gives out `&[u8]`.
+unsafe impl Sync for Lent {}
+
+impl Lent {
+    /// # Safety
+    /// The bytes stay readable until `release` is called, and so does what it does.
+    unsafe fn new(
+        task: &sealane_task,
+        start: *mut c_void,
+        bytes: usize,
+        release: unsafe extern "C" fn(*mut c_void),
+        context: *mut c_void,
+    ) -> Self {
+        task.executor.lend();
+        Self {
+            start: NonNull::new(start.cast()).unwrap_or(NonNull::dangling()),
+            bytes,
+            release,
+            context: Context::new(context),
+            executor: task.executor.clone(),
+            process: task.process,
+        }
+    }
+}
+
+impl AsRef<[u8]> for Lent {
+    fn as_ref(&self) -> &[u8] {
+        // SAFETY: readable, and as it is, until it is released, as C code promises.
+        unsafe { slice::from_raw_parts(self.start.as_ptr(), self.bytes) }
+    }
+}
+
+impl Lender for Lent {
+    fn give_back(&self, _token: u64) {
+        // The buffer drops its reference to this right after, which is what releases the memory.
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        // In a child there is no thread to do it, and a lock may be held for ever.
+        if !self.process.is_over() {
+            let (release, context) = (self.release, self.context);
+            // SAFETY: as C code promises; nobody uses the memory any more.
+            self.executor.release(Box::new(move || unsafe { release(context.get()) }));
+        }
+    }
+}
+
+/// A tensor that is checked and not taken over yet, so that what follows it in an array may still be refused.
+pub(crate) struct Source<'a> {
+    tensor: Option<Tensor>,
+    given: &'a sealane_source,
+}
+
+impl<'a> Source<'a> {
+    /// # Errors
+    /// InvalidArgument if metadata and bytes do not fit, ResourceExhausted if there is no memory for a copy.
+    ///
+    /// # Safety
+    /// As `sealane_source` says.
+    pub(crate) unsafe fn new(task: &sealane_task, given: &'a sealane_source) -> Outcome<Self> {
+        let sealane_source { meta: of, data, bytes, release, .. } = given;
+        if *bytes > isize::MAX as usize {
+            return Err(sealane_error::invalid(format!("a tensor of {bytes} bytes is more than there can be")));
+        }
+        if *bytes > 0 {
+            check(data.cast::<u8>(), "the tensor's data")?;
+        }
+        // SAFETY: as C code promises of a source.
+        let tensor = unsafe { meta(of) }?;
+        tensor.check_bytes(*bytes as u64)?;
+        let tensor = if tensor.is_dead() {
+            Some(Tensor::dead(tensor.dtype()))
+        } else if release.is_some() {
+            None
+        } else {
+            // SAFETY: as C code promises of a source.
+            let bytes = unsafe { crate::input::array(data.cast::<u8>(), *bytes, "the tensor's data") }?;
+            Some(Tensor::new(tensor, copy(task, bytes)?)?)
+        };
+        Ok(Self { tensor, given })
+    }
+
+    /// The tensor; from now on the memory is the library's until it is released.
+    ///
+    /// # Errors
+    /// None that [`new`](Self::new) has not had.
+    ///
+    /// # Safety
+    /// As `sealane_source` says.
+    pub(crate) unsafe fn take(self, task: &sealane_task) -> Outcome<Tensor> {
+        let sealane_source { meta: of, data, bytes, release, release_context } = *self.given;
+        // SAFETY: as C code promises of a source.
+        let lent = release.map(|release| unsafe { Lent::new(task, data.cast_mut(), bytes, release, release_context) });
+        match (self.tensor, lent) {
+            (Some(tensor), _) => Ok(tensor),
+            (None, lent) => {
+                let bytes = lent.map(Bytes::from_owner).unwrap_or_default();
+                // SAFETY: as C code promises of a source.
+                Ok(Tensor::new(unsafe { meta(&of) }?, bytes)?)
+            }
+        }
+    }
+}
+
+/// Memory that a task sends from, with a copy of `bytes`: once, where it is sent from.
+fn copy(task: &sealane_task, bytes: &[u8]) -> Outcome<Buffer> {
+    if bytes.len() <= SMALL_BYTES {
+        return Ok(Buffer::copy_of(bytes));
+    }
+    let mut copy = allocate(task, bytes.len())?;
+    copy.copy_from_slice(bytes);
+    Ok(copy)
+}
+
+/// What travels in the ring, and is copied there anyway.
+const SMALL_BYTES: usize = 512;
+
+/// Looks at a destination before it is [lent](lend).
+///
+/// # Errors
+/// InvalidArgument.
+pub(crate) fn check_destination(given: &sealane_destination) -> Outcome {
+    if given.memory.is_null() {
+        return Ok(());
+    }
+    if given.release.is_none() {
+        return Err(sealane_error::invalid("a destination needs a release: the library says when it is done with it"));
+    }
+    match isize::try_from(given.bytes) {
+        Ok(_) => Ok(()),
+        Err(_) => {
+            Err(sealane_error::invalid(format!("a destination of {} bytes is more than there can be", given.bytes)))
+        }
+    }
+}
+
+/// A destination as a buffer; `None` where there is none. From now on it is the library's until it is released.
+///
+/// # Safety
+/// As `sealane_destination` says.
+pub(crate) unsafe fn lend(task: &sealane_task, given: &sealane_destination) -> Option<Buffer> {
+    let sealane_destination { memory, bytes, release, release_context } = *given;
+    let (start, release) = (NonNull::new(memory.cast::<u8>())?, release?);
+    // SAFETY: as C code promises of a destination.
+    let lent = unsafe { Lent::new(task, memory, bytes, release, release_context) };
+    // SAFETY: the memory is the library's alone, and writable, until it is released, which is when the lender is dropped.
+    Some(unsafe { Buffer::lent(start, bytes, 0, Arc::new(lent)) })
+}

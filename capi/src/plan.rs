@@ -1,0 +1,206 @@
+//! Plans: a pull has the plan for as long as it lasts, and leaves it here when it ends.
+#![allow(unsafe_code)]
+
+use std::{
+    ffi::c_void,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use sealane::{Error, Plan};
+
+use crate::{
+    call::{Done, check_place, numbered, sealane_call, sealane_done},
+    error::sealane_error,
+    executor::Executor,
+    fork::Process,
+    guard::{Outcome, entry, given},
+    input::{sealane_text, text, timeout},
+    publish::keys,
+    task::{place, sealane_task, task},
+    tensor::{sealane_view, view},
+};
+
+/// Keys of what a peer publishes, pulled together again and again, into the same memory each time. For any thread; one pull at a time.
+pub struct sealane_plan {
+    home: Arc<Home>,
+    /// The group of its calls.
+    group: u64,
+    executor: Arc<Executor>,
+    process: Process,
+}
+
+struct Home(Mutex<Standing>);
+
+enum Standing {
+    /// With the dimensions of the tensors that were looked at.
+    Here(Box<Contents>),
+    /// A pull is under way.
+    Lent,
+    Closed,
+}
+
+struct Contents {
+    plan: Plan,
+    dims: Vec<Box<[u64]>>,
+}
+
+impl Home {
+    fn standing(&self) -> MutexGuard<'_, Standing> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lend(self: &Arc<Self>) -> Outcome<Lease> {
+        let mut standing = self.standing();
+        match std::mem::replace(&mut *standing, Standing::Lent) {
+            Standing::Here(contents) => Ok(Lease { contents: Some(contents), home: self.clone() }),
+            other => {
+                *standing = other;
+                Err(sealane_error::invalid("another pull of this plan is under way"))
+            }
+        }
+    }
+}
+
+/// What a pull has.
+struct Lease {
+    /// `None` only while it is dropped.
+    contents: Option<Box<Contents>>,
+    home: Arc<Home>,
+}
+
+impl Lease {
+    fn plan(&mut self) -> &mut Plan {
+        &mut self.contents.as_mut().expect("only drop takes it").plan
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        let mut standing = self.home.standing();
+        if matches!(*standing, Standing::Lent)
+            && let Some(contents) = self.contents.take()
+        {
+            *standing = Standing::Here(contents);
+        }
+    }
+}
+
+/// Makes a plan: keys of what the task `from` publishes. They are told once; from then on a pull is one small message. Close it with
+/// sealane_plan_close, also after its task was detached.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sealane_plan_open(
+    task: *mut sealane_task,
+    from: sealane_text,
+    keys: *const sealane_text,
+    count: usize,
+    plan: *mut *mut sealane_plan,
+) -> *mut sealane_error {
+    entry(|| {
+        let place = place(plan, "plan")?;
+        // SAFETY: as the header asks of C code.
+        unsafe {
+            let task = self::task(task)?;
+            let (from, keys) = (text(from, "from")?, self::keys(keys, count)?);
+            let contents = Contents { plan: task.task.plan(from, keys), dims: vec![Box::default(); count] };
+            let home = Arc::new(Home(Mutex::new(Standing::Here(Box::new(contents)))));
+            let (group, executor) = (task.executor.number(), task.executor.clone());
+            place.write(Box::into_raw(Box::new(sealane_plan { home, group, executor, process: task.process })));
+        }
+        Ok(())
+    })
+}
+
+/// Pulls every tensor of the plan at `min_version` or newer, and waits for those that are older. `done` is called when all have come or failed,
+/// with the first error if any failed; sealane_plan_get has each.
+///
+/// `timeout_ms` says how long to wait: 0 is the default of the daemon or the engine, SEALANE_NO_TIMEOUT no limit. What sealane_plan_get
+/// gave before is no longer valid. `call` is NULL or a place.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sealane_plan_pull(
+    plan: *mut sealane_plan,
+    min_version: i64,
+    timeout_ms: i64,
+    done: sealane_done,
+    context: *mut c_void,
+    call: *mut *mut sealane_call,
+) -> *mut sealane_error {
+    entry(|| {
+        check_place(call)?;
+        let timeout = timeout(timeout_ms)?;
+        // SAFETY: as the header asks of C code.
+        let plan = unsafe { given(plan, "plan") }?;
+        plan.process.check()?;
+        plan.executor.ready()?;
+        let mut lease = plan.home.lend()?;
+        // SAFETY: as the header asks of C code.
+        let number = unsafe { numbered(&plan.executor, plan.process, call) };
+        // The plan is at home again when it is called back.
+        let pull = async move {
+            match timeout {
+                Some(timeout) => lease.plan().pull_within(min_version, timeout).await,
+                None => lease.plan().pull(min_version).await,
+            }
+        };
+        let done = Done::new(done, context);
+        let tell = move |outcome: Outcome<Result<(), Error>>| done.tell(outcome.and_then(|ended| Ok(ended?)));
+        plan.executor.start([Executor::call(number, plan.group, pull, tell)]);
+        Ok(())
+    })
+}
+
+/// The tensor of that number, counted from 0, as the last pull left it; the error says why it did not come. Valid until the next pull
+/// is started, or the plan closed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sealane_plan_get(
+    plan: *mut sealane_plan,
+    index: usize,
+    tensor: *mut sealane_view,
+) -> *mut sealane_error {
+    entry(|| {
+        let place = place(tensor, "tensor")?;
+        // SAFETY: as the header asks of C code.
+        let plan = unsafe { given(plan, "plan") }?;
+        plan.process.check()?;
+        let mut standing = plan.home.standing();
+        let Standing::Here(contents) = &mut *standing else {
+            return Err(sealane_error::invalid("a pull of this plan is under way"));
+        };
+        let Contents { plan, dims } = &mut **contents;
+        let count = dims.len();
+        let Some(dims) = dims.get_mut(index) else {
+            return Err(sealane_error::invalid(format!("the plan has {count} keys, and none of number {index}")));
+        };
+        let tensor = plan.get(index)?;
+        let shape = tensor.shape();
+        if shape[..] != dims[..] {
+            *dims = shape.into_vec().into();
+        }
+        // SAFETY: there is a place.
+        unsafe { place.write(view(tensor, dims, plan.version(index))) };
+        Ok(())
+    })
+}
+
+/// Closes a plan, and frees what it has here and at its peer; does nothing with NULL. A pull that is under way ends with
+/// SEALANE_CODE_CANCELLED. No function may be under way with the plan, nor be called with it afterwards.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sealane_plan_close(plan: *mut sealane_plan) {
+    let unpanicked = crate::guard::unpanicked(|| {
+        if plan.is_null() {
+            return Ok(());
+        }
+        // SAFETY: `sealane_plan_open` made it, and it is freed once.
+        let plan = unsafe { Box::from_raw(plan) };
+        if plan.process.is_over() {
+            // What it has is the parent's.
+            std::mem::forget(plan);
+            return Ok(());
+        }
+        plan.executor.give_up(plan.group, sealane_error::cancelled("the plan was closed"));
+        let closed = std::mem::replace(&mut *plan.home.standing(), Standing::Closed);
+        drop(closed);
+        Ok(())
+    });
+    // There is nobody to tell.
+    drop(unpanicked);
+}

@@ -1,0 +1,115 @@
+//! Publishing, and pulling what was published.
+#![allow(unsafe_code)]
+
+use std::ffi::c_void;
+
+use sealane::{Error, Keys, Pulled};
+
+use crate::{
+    call::{Done, Receiver, check_place, ending, numbered, sealane_call, sealane_done, sealane_received},
+    error::sealane_error,
+    executor::Executor,
+    guard::{Outcome, entry},
+    input::{array, sealane_text, text, timeout},
+    send::{sealane_item, tensors},
+    task::{sealane_task, task},
+};
+
+/// Publishes tensors under one version: any peer may pull each as often as it likes, until a newer version takes its place, it is withdrawn,
+/// or the task ends. `done`, which may be NULL, is called once, when all are to be seen by all peers, or with the first error.
+///
+/// The version is the caller's, a step's number for example, and may not go down. Memory that was lent is released when a newer version has
+/// taken its place and nobody reads it any more. `call` is NULL or a place.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sealane_publish(
+    task: *mut sealane_task,
+    version: i64,
+    items: *const sealane_item,
+    count: usize,
+    done: sealane_done,
+    context: *mut c_void,
+    call: *mut *mut sealane_call,
+) -> *mut sealane_error {
+    entry(|| {
+        check_place(call)?;
+        // SAFETY: as the header asks of C code.
+        unsafe {
+            let task = self::task(task)?;
+            let tensors = tensors(task, array(items, count, "items")?)?;
+            let publishing = task.task.publish_many(version, tensors);
+            task.executor.start(ending(task, publishing, Done::new(done, context), call));
+        }
+        Ok(())
+    })
+}
+
+/// Takes a published tensor back; pulls of it wait for the next.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sealane_withdraw(task: *mut sealane_task, key: sealane_text) -> *mut sealane_error {
+    entry(|| {
+        // SAFETY: as the header asks of C code.
+        let (task, key) = unsafe { (self::task(task)?, text(key, "key")?) };
+        Ok(task.task.withdraw(key)?)
+    })
+}
+
+/// Pulls tensors that the task `from` has published or will, each at `min_version` or newer. When all have come or failed, `received` is
+/// called for each, in order, with its place in `contexts`, or with NULL where `contexts` is NULL.
+///
+/// `timeout_ms` says how long to wait: 0 is the default of the daemon or the engine, SEALANE_NO_TIMEOUT no limit. `call`, NULL or a
+/// place, gives all of them up. To pull the same again and again, a plan is cheaper.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sealane_pull(
+    task: *mut sealane_task,
+    from: sealane_text,
+    keys: *const sealane_text,
+    count: usize,
+    min_version: i64,
+    timeout_ms: i64,
+    received: sealane_received,
+    contexts: *const *mut c_void,
+    call: *mut *mut sealane_call,
+) -> *mut sealane_error {
+    entry(|| {
+        check_place(call)?;
+        let timeout = timeout(timeout_ms)?;
+        // SAFETY: as the header asks of C code.
+        unsafe {
+            let task = self::task(task)?;
+            let (from, keys) = (text(from, "from")?, self::keys(keys, count)?);
+            let contexts = match contexts.is_null() {
+                true => None,
+                false => Some(array(contexts, count, "contexts")?),
+            };
+            let context = |index| contexts.map_or(std::ptr::null_mut(), |contexts: &[*mut c_void]| contexts[index]);
+            let receivers = (0..count).map(|index| Receiver::new(received, context(index)));
+            let receivers = receivers.collect::<Outcome<Vec<_>>>()?;
+            task.executor.ready()?;
+            let pulling = task.task.pull_many_within(from, keys, min_version, timeout);
+            let number = numbered(&task.executor, task.process, call);
+            let tell = move |outcome: Outcome<Vec<Result<Pulled, Error>>>| match outcome {
+                Ok(pulled) => receivers.into_iter().zip(pulled).for_each(|(receiver, pulled)| {
+                    receiver.tell(pulled.map(Into::into).map_err(Into::into));
+                }),
+                Err(error) => receivers.into_iter().for_each(|receiver| receiver.tell(Err(error.clone()))),
+            };
+            task.executor.start([Executor::call(number, 0, pulling, tell)]);
+        }
+        Ok(())
+    })
+}
+
+/// Keys that C code gives.
+///
+/// # Errors
+/// InvalidArgument.
+///
+/// # Safety
+/// As `sealane_text` says, of `count` of them.
+pub(crate) unsafe fn keys(keys: *const sealane_text, count: usize) -> Outcome<Keys> {
+    // SAFETY: as this function's caller promises.
+    let keys = unsafe { array(keys, count, "keys") }?;
+    // SAFETY: as this function's caller promises.
+    let keys = keys.iter().map(|key| unsafe { text(*key, "key") }).collect::<Outcome<Vec<_>>>()?;
+    Ok(Keys::new(keys)?)
+}

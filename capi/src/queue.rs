@@ -1,0 +1,181 @@
+//! Queues: pushing into those of others, accepting from one's own.
+#![allow(unsafe_code)]
+
+use std::{ffi::c_void, sync::Arc};
+
+use sealane::{AcceptOptions, Accepted, Acceptor, Error, SendOptions};
+
+use crate::{
+    call::{Done, check_place, ending, numbered, sealane_call, sealane_done},
+    error::sealane_error,
+    executor::Executor,
+    fork::Process,
+    guard::{Outcome, entry, given},
+    input::{Context, Options, array, options, sealane_text, text, timeout},
+    lent::{Source, sealane_source},
+    task::{place, sealane_task, task},
+    tensor::sealane_tensor,
+};
+
+/// How much may wait in a queue. Set `size`, and leave 0 what is to have its default.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct sealane_accept_options {
+    /// sizeof(sealane_accept_options), so that a later header may add fields.
+    pub size: usize,
+    /// Tensors that wait. Default 4096.
+    pub tensors_max: u64,
+    /// Their bytes; the queue is full when there are as many or more. Default 256 MiB; of an attached task at most half of the memory
+    /// that the daemon has for what arrives.
+    pub bytes_max: u64,
+}
+
+// SAFETY: plain numbers of 8 bytes each, the size first.
+unsafe impl Options for sealane_accept_options {}
+
+/// Called when an accept has ended: with the tensors that came, each the callee's to free, in an array that is valid until this returns;
+/// or with the error, and no tensors. Otherwise as sealane_done.
+pub type sealane_accepted = Option<
+    unsafe extern "C" fn(
+        context: *mut c_void,
+        error: *const sealane_error,
+        tensors: *const *mut sealane_tensor,
+        count: usize,
+    ),
+>;
+
+/// The end of a queue from which tensors are taken. For any thread.
+pub struct sealane_acceptor {
+    acceptor: Arc<Acceptor>,
+    /// The group of its calls.
+    group: u64,
+    executor: Arc<Executor>,
+    process: Process,
+}
+
+/// Pushes tensors into a queue of the task `to`, in order. `done`, which may be NULL, is called once, when the queue has taken all, or with the
+/// first error: while it is full, or nobody accepts from it, the push waits.
+///
+/// `timeout_ms` says how long: 0 is the default of the daemon or the engine, SEALANE_NO_TIMEOUT no limit. `call` is NULL or a place.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sealane_push(
+    task: *mut sealane_task,
+    to: sealane_text,
+    queue: sealane_text,
+    sources: *const sealane_source,
+    count: usize,
+    timeout_ms: i64,
+    done: sealane_done,
+    context: *mut c_void,
+    call: *mut *mut sealane_call,
+) -> *mut sealane_error {
+    entry(|| {
+        check_place(call)?;
+        // SAFETY: as the header asks of C code.
+        unsafe {
+            let task = self::task(task)?;
+            let (to, queue) = (text(to, "to")?, text(queue, "queue")?);
+            let options = SendOptions { timeout: timeout(timeout_ms)? };
+            let sources = array(sources, count, "sources")?.iter().map(|source| Source::new(task, source));
+            let sources = sources.collect::<Outcome<Vec<_>>>()?;
+            task.executor.ready()?;
+            let tensors = sources.into_iter().map(|source| source.take(task)).collect::<Outcome<Vec<_>>>()?;
+            let pushing = task.task.push_all_with(to, queue, tensors, options);
+            task.executor.start(ending(task, pushing, Done::new(done, context), call));
+        }
+        Ok(())
+    })
+}
+
+/// Opens a queue of this task, into which any peer may push. One acceptor of a queue at a time: of another, every accept fails with
+/// SEALANE_CODE_INVALID_ARGUMENT. Close it with sealane_acceptor_close, also after its task was detached.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sealane_acceptor_open(
+    task: *mut sealane_task,
+    queue: sealane_text,
+    options: *const sealane_accept_options,
+    acceptor: *mut *mut sealane_acceptor,
+) -> *mut sealane_error {
+    entry(|| {
+        let place = place(acceptor, "acceptor")?;
+        // SAFETY: as the header asks of C code.
+        unsafe {
+            let task = self::task(task)?;
+            let (queue, options) = (text(queue, "queue")?, self::options(options)?);
+            let AcceptOptions { tensors_max, bytes_max } = AcceptOptions::default();
+            let or_default = |given: u64, default| match given {
+                0 => default,
+                given => usize::try_from(given).unwrap_or(usize::MAX),
+            };
+            let options = AcceptOptions {
+                tensors_max: or_default(options.tensors_max, tensors_max),
+                bytes_max: or_default(options.bytes_max, bytes_max),
+            };
+            let acceptor = Arc::new(task.task.acceptor(queue, options));
+            let (group, executor) = (task.executor.number(), task.executor.clone());
+            place.write(Box::into_raw(Box::new(sealane_acceptor { acceptor, group, executor, process: task.process })));
+        }
+        Ok(())
+    })
+}
+
+/// Takes the next tensors from the queue, `most` at most: those that are there, or the first that comes. `accepted` is called with them.
+/// There is no timeout: give the call up.  `call` is NULL or a place.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sealane_accept(
+    acceptor: *mut sealane_acceptor,
+    most: usize,
+    accepted: sealane_accepted,
+    context: *mut c_void,
+    call: *mut *mut sealane_call,
+) -> *mut sealane_error {
+    entry(|| {
+        check_place(call)?;
+        let accepted = accepted.ok_or_else(|| sealane_error::invalid("accepted: there is no callback"))?;
+        // SAFETY: as the header asks of C code.
+        let given = unsafe { given(acceptor, "acceptor") }?;
+        given.process.check()?;
+        given.executor.ready()?;
+        // SAFETY: as the header asks of C code.
+        let number = unsafe { numbered(&given.executor, given.process, call) };
+        let (acceptor, context) = (given.acceptor.clone(), Context::new(context));
+        let accept = async move { acceptor.accept_many(most).await };
+        let tell = move |outcome: Outcome<Result<Vec<Accepted>, Error>>| {
+            match outcome.and_then(|accepted| Ok(accepted?)) {
+                Ok(taken) => {
+                    let tensors: Vec<_> =
+                        taken.into_iter().map(|accepted| sealane_tensor::from(accepted).into_raw()).collect();
+                    // SAFETY: the callback is what C code gave for this, and the tensors are its own.
+                    unsafe { accepted(context.get(), std::ptr::null(), tensors.as_ptr(), tensors.len()) }
+                }
+                // SAFETY: the error lives until it returns.
+                Err(error) => unsafe { accepted(context.get(), &error, std::ptr::null(), 0) },
+            }
+        };
+        given.executor.start([Executor::call(number, given.group, accept, tell)]);
+        Ok(())
+    })
+}
+
+/// Closes a queue; does nothing with NULL. Pushes wait for the next acceptor of it, which has first what was taken and not accepted.
+/// Accepts that are under way end with SEALANE_CODE_CANCELLED; the queue is closed when they have. No function may be under way with
+/// the acceptor, nor be called with it afterwards.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sealane_acceptor_close(acceptor: *mut sealane_acceptor) {
+    let unpanicked = crate::guard::unpanicked(|| {
+        if acceptor.is_null() {
+            return Ok(());
+        }
+        // SAFETY: `sealane_acceptor_open` made it, and it is freed once.
+        let acceptor = unsafe { Box::from_raw(acceptor) };
+        if acceptor.process.is_over() {
+            // What it has is the parent's.
+            std::mem::forget(acceptor);
+            return Ok(());
+        }
+        acceptor.executor.give_up(acceptor.group, sealane_error::cancelled("the acceptor was closed"));
+        Ok(())
+    });
+    // There is nobody to tell.
+    drop(unpanicked);
+}

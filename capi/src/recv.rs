@@ -1,0 +1,123 @@
+//! Receiving.
+#![allow(unsafe_code)]
+
+use std::ffi::c_void;
+
+use sealane::{RecvOptions, RecvOutcome};
+
+use crate::{
+    call::{Receiver, check_place, numbered, sealane_call, sealane_received},
+    error::sealane_error,
+    executor::Executor,
+    guard::{Outcome, check, entry},
+    input::{array, sealane_text, text, timeout},
+    lent::{check_destination, lend, sealane_destination},
+    send::places,
+    task::{sealane_task, task},
+};
+
+/// One tensor of many that are asked for together.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct sealane_wanted {
+    /// Its name.
+    pub key: sealane_text,
+    /// Where it is to be written; its memory is NULL where the library has the memory.
+    pub destination: sealane_destination,
+    /// What the callback is called with for this one.
+    pub context: *mut c_void,
+}
+
+/// Asks the task `from` for a tensor, which may be sent before or after; `received` is called when it has come, or the recv has failed.
+///
+/// `destination` may be NULL: then the tensor comes in memory of the library's. `timeout_ms` says how long to wait: 0 is the default of the
+/// daemon or the engine, SEALANE_NO_TIMEOUT no limit. `call` may be NULL; else it is written before `received` is called.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sealane_recv(
+    task: *mut sealane_task,
+    from: sealane_text,
+    step: i64,
+    key: sealane_text,
+    destination: *const sealane_destination,
+    timeout_ms: i64,
+    received: sealane_received,
+    context: *mut c_void,
+    call: *mut *mut sealane_call,
+) -> *mut sealane_error {
+    entry(|| {
+        check_place(call)?;
+        let receiver = Receiver::new(received, context)?;
+        let timeout = timeout(timeout_ms)?;
+        // SAFETY: as the header asks of C code.
+        unsafe {
+            let task = self::task(task)?;
+            let (from, key) = (text(from, "from")?, text(key, "key")?);
+            let destination = match destination.is_null() {
+                true => None,
+                false => {
+                    check(destination, "destination")?;
+                    Some(&*destination)
+                }
+            };
+            destination.map_or(Ok(()), check_destination)?;
+            task.executor.ready()?;
+            let options = RecvOptions { timeout, destination: destination.and_then(|given| lend(task, given)) };
+            let receiving = task.task.recv_with(from, step, key, options);
+            let number = numbered(&task.executor, task.process, call);
+            task.executor.start([Executor::call(number, 0, receiving, move |outcome| tell(receiver, outcome))]);
+        }
+        Ok(())
+    })
+}
+
+/// sealane_recv for many tensors at a fraction of the cost each, with one timeout. `received` is called for each, with the context of its
+/// entry. `calls` is NULL or has a place for each.
+///
+/// Where this returns an error, none of them was asked for.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sealane_recv_all(
+    task: *mut sealane_task,
+    from: sealane_text,
+    step: i64,
+    wanted: *const sealane_wanted,
+    count: usize,
+    timeout_ms: i64,
+    received: sealane_received,
+    calls: *mut *mut sealane_call,
+) -> *mut sealane_error {
+    entry(|| {
+        check_place(calls)?;
+        let timeout = timeout(timeout_ms)?;
+        // SAFETY: as the header asks of C code.
+        unsafe {
+            let task = self::task(task)?;
+            let (from, wanted) = (text(from, "from")?, array(wanted, count, "wanted")?);
+            let checked = wanted.iter().map(|each| {
+                check_destination(&each.destination)?;
+                Ok((text(each.key, "key")?, &each.destination, Receiver::new(received, each.context)?))
+            });
+            let checked = checked.collect::<Outcome<Vec<_>>>()?;
+            task.executor.ready()?;
+            let asked = checked
+                .iter()
+                .map(|(key, destination, _)| (*key, RecvOptions { timeout, destination: lend(task, destination) }));
+            let receivings = task.task.recv_all(from, step, asked);
+            let started = receivings.into_iter().zip(checked).zip(places(calls, count));
+            let started = started.map(|((receiving, (_, _, receiver)), place)| {
+                let number = numbered(&task.executor, task.process, place);
+                Executor::call(number, 0, receiving, move |outcome| tell(receiver, outcome))
+            });
+            task.executor.start(started.collect::<Vec<_>>());
+        }
+        Ok(())
+    })
+}
+
+/// A destination that was not filled is released after this, which drops it.
+fn tell(receiver: Receiver, outcome: Outcome<RecvOutcome>) {
+    receiver.tell(match outcome {
+        Ok(Ok(tensor)) => Ok(tensor.into()),
+        Ok(Err(unreceived)) => Err(unreceived.error.into()),
+        Err(error) => Err(error),
+    });
+}

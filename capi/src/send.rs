@@ -1,0 +1,117 @@
+//! Sending.
+#![allow(unsafe_code)]
+
+use std::ffi::c_void;
+
+use sealane::{SendOptions, Tensor};
+
+use crate::{
+    call::{Done, check_place, ending, sealane_call, sealane_done},
+    error::sealane_error,
+    guard::{Outcome, check, entry},
+    input::{array, sealane_text, text, timeout},
+    lent::{Source, sealane_source},
+    task::{sealane_task, task},
+};
+
+/// One tensor of many that are sent or published together.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct sealane_item {
+    /// Its name.
+    pub key: sealane_text,
+    /// The tensor.
+    pub source: sealane_source,
+    /// What the callback of sealane_send_all is called with for this one; others do not look at it.
+    pub context: *mut c_void,
+}
+
+/// Deposits a tensor for the task `to`, which may ask before or after; `done` is called when the consumer has it, or the send has failed.
+///
+/// `timeout_ms` says how long the tensor waits to be asked for: 0 is the default of the daemon or the engine, SEALANE_NO_TIMEOUT
+/// no limit. `done` may be NULL: then nobody hears how it ended. `call` may be NULL; else it is written before `done` is
+/// called. May wait while a daemon is restarted, as functions that start calls do.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sealane_send(
+    task: *mut sealane_task,
+    to: sealane_text,
+    step: i64,
+    key: sealane_text,
+    source: *const sealane_source,
+    timeout_ms: i64,
+    done: sealane_done,
+    context: *mut c_void,
+    call: *mut *mut sealane_call,
+) -> *mut sealane_error {
+    entry(|| {
+        check(source, "source")?;
+        check_place(call)?;
+        // SAFETY: as the header asks of C code; the source is there.
+        unsafe {
+            let task = self::task(task)?;
+            let (to, key, options) =
+                (text(to, "to")?, text(key, "key")?, SendOptions { timeout: timeout(timeout_ms)? });
+            let source = Source::new(task, &*source)?;
+            task.executor.ready()?;
+            let sending = task.task.send_with(to, step, key, source.take(task)?, options);
+            task.executor.start(ending(task, sending, Done::new(done, context), call));
+        }
+        Ok(())
+    })
+}
+
+/// sealane_send for many tensors at a fraction of the cost each, with the default timeout. `done` is called for each, with the context of its
+/// item. `calls` is NULL or has a place for each.
+///
+/// Where this returns an error, none of them was sent.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sealane_send_all(
+    task: *mut sealane_task,
+    to: sealane_text,
+    step: i64,
+    items: *const sealane_item,
+    count: usize,
+    done: sealane_done,
+    calls: *mut *mut sealane_call,
+) -> *mut sealane_error {
+    entry(|| {
+        check_place(calls)?;
+        // SAFETY: as the header asks of C code.
+        unsafe {
+            let task = self::task(task)?;
+            let (to, items) = (text(to, "to")?, array(items, count, "items")?);
+            let tensors = tensors(task, items)?;
+            let sendings = task.task.send_all(to, step, tensors);
+            let places = places(calls, count);
+            let started = sendings.into_iter().zip(items).zip(places);
+            let started = started
+                .filter_map(|((sending, item), place)| ending(task, sending, Done::new(done, item.context), place));
+            task.executor.start(started.collect::<Vec<_>>());
+        }
+        Ok(())
+    })
+}
+
+/// A place for the handle of each call: null for each where there are none.
+pub(crate) fn places(calls: *mut *mut sealane_call, count: usize) -> impl Iterator<Item = *mut *mut sealane_call> {
+    // Null stays null.
+    (0..count).map(move |index| if calls.is_null() { calls } else { calls.wrapping_add(index) })
+}
+
+/// The tensors of items with their keys; takes over all or, where there is an error, none.
+///
+/// # Errors
+/// Those of [`Source::new`] and of texts, and of a task that was detached.
+///
+/// # Safety
+/// As `sealane_item` says.
+pub(crate) unsafe fn tensors<'a>(task: &sealane_task, items: &'a [sealane_item]) -> Outcome<Vec<(&'a str, Tensor)>> {
+    let checked = items.iter().map(|item| {
+        // SAFETY: as this function's caller promises.
+        unsafe { Ok((text(item.key, "key")?, Source::new(task, &item.source)?)) }
+    });
+    let checked = checked.collect::<Outcome<Vec<_>>>()?;
+    task.executor.ready()?;
+    // SAFETY: as this function's caller promises.
+    checked.into_iter().map(|(key, source)| Ok((key, unsafe { source.take(task) }?))).collect()
+}

@@ -1,0 +1,202 @@
+//! A task, and what is done to its steps.
+#![allow(unsafe_code)]
+
+use std::{
+    ffi::{CString, c_char},
+    sync::Arc,
+    time::Duration,
+};
+
+use sealane::{Code, Keys, Task};
+
+use crate::{
+    error::sealane_error,
+    executor::Executor,
+    fork::Process,
+    guard::{Outcome, check, entry, given},
+    input::{sealane_text, text},
+};
+
+/// A task of this process, made by sealane_attach or sealane_embedded. For any number of threads at a time, until one of them
+/// detaches it.
+pub struct sealane_task {
+    pub(crate) task: Task,
+    pub(crate) executor: Arc<Executor>,
+    pub(crate) process: Process,
+    name: CString,
+    #[cfg(feature = "embedded")]
+    own: Option<Own>,
+}
+
+/// What a task has whose engine is in this process.
+#[cfg(feature = "embedded")]
+pub(crate) struct Own {
+    pub(crate) engine: sealane::Engine,
+    /// Which stays as it was loaded.
+    pub(crate) map: Arc<sealane::EndpointMap>,
+}
+
+impl sealane_task {
+    pub(crate) fn new(task: Task) -> Self {
+        Self {
+            name: CString::new(task.name()).unwrap_or_default(),
+            task,
+            executor: Arc::default(),
+            process: Process::this(),
+            #[cfg(feature = "embedded")]
+            own: None,
+        }
+    }
+
+    /// The same, which stops the engine when it is detached.
+    #[cfg(feature = "embedded")]
+    pub(crate) fn with_engine(self, own: Own) -> Self {
+        Self { own: Some(own), ..self }
+    }
+
+    /// Whether its engine is in this process.
+    pub(crate) fn is_embedded(&self) -> bool {
+        #[cfg(feature = "embedded")]
+        return self.own.is_some();
+        #[cfg(not(feature = "embedded"))]
+        return false;
+    }
+
+    /// # Errors
+    /// Unavailable if the daemon is gone.
+    fn knows(&self, other: &str) -> Outcome<bool> {
+        #[cfg(feature = "embedded")]
+        if let Some(own) = &self.own {
+            return Ok(own.map.resolve(other).is_some());
+        }
+        // A pull of nothing has its peer looked up, and all that it wants.
+        let nothing = Keys::new([""; 0])?;
+        match self.task.plan(other, nothing).pull_within(0, ANSWER_MAX).wait() {
+            Ok(()) => Ok(true),
+            Err(error) if error.code() == Code::NotFound => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Hands it to C code, which has looked whether there is a place for it.
+    ///
+    /// # Safety
+    /// `place` can be written.
+    pub(crate) unsafe fn hand_out(self, place: *mut *mut sealane_task) {
+        // SAFETY: as this function's caller promises.
+        unsafe { place.write(Box::into_raw(Box::new(self))) };
+    }
+
+    /// # Errors
+    /// InvalidArgument in a forked child.
+    pub(crate) fn check(&self) -> Outcome<&Self> {
+        self.process.check().map(|()| self)
+    }
+
+    /// After the executor was stopped.
+    fn leave(self) {
+        drop(self.task);
+        #[cfg(feature = "embedded")]
+        if let Some(own) = self.own {
+            // A shard that hangs or has panicked was reported already, and nothing is left to be done about it.
+            let _ = own.engine.stop();
+        }
+        self.executor.join();
+    }
+}
+
+/// A task that C code gives, in the process that it is of.
+///
+/// # Errors
+/// InvalidArgument.
+///
+/// # Safety
+/// Null, or a task that was not detached.
+pub(crate) unsafe fn task<'a>(task: *const sealane_task) -> Outcome<&'a sealane_task> {
+    // SAFETY: as this function's caller promises.
+    unsafe { given(task, "task") }?.check()
+}
+
+/// The task's name, as it was attached. Ends in NUL, valid until the task is detached. NULL of NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sealane_task_name(task: *const sealane_task) -> *const c_char {
+    // SAFETY: null, or a task that was not detached.
+    unsafe { task.as_ref() }.map_or(std::ptr::null(), |task| task.name.as_ptr())
+}
+
+/// Detaches, or stops the engine, and frees the task; does nothing with NULL.
+///
+/// Calls that are under way end with SEALANE_CODE_CANCELLED, and their callbacks have returned when this does; a send or push goes on
+/// as far as it can. Such callbacks may call functions with the task, which start no calls any more. Where this is itself called within a
+/// callback of the task, it does not wait for the others, which must not use the task.
+/// Tensors stay readable, memory of sealane_alloc usable; plans and acceptors can only be closed. In the child of a fork it
+/// leaves everything to the parent.
+///
+/// Else no function may be under way with the task, or with a plan or an acceptor of it, nor be called with the task afterwards.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sealane_detach(task: *mut sealane_task) {
+    let unpanicked = crate::guard::unpanicked(|| {
+        // SAFETY: null, or a task that was not detached.
+        let Some(detached) = (unsafe { task.as_ref() }) else { return Ok(()) };
+        // In a child its threads are the parent's, and its locks may be held for ever.
+        if !detached.process.is_over() {
+            // It stays where it is as long as callbacks may name it.
+            detached.executor.stop();
+            // SAFETY: `hand_out` made it, it is freed once, and nobody uses it any more.
+            unsafe { Box::from_raw(task) }.leave();
+        }
+        Ok(())
+    });
+    // There is nobody to tell.
+    drop(unpanicked);
+}
+
+/// Ends a step of this task, here and at its peers: every waiting recv of it ends with SEALANE_CODE_ABORTED and the reason, tensors that wait are
+/// freed, and calls that come later hear the same until sealane_cleanup.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sealane_abort(task: *mut sealane_task, step: i64, reason: sealane_text) -> *mut sealane_error {
+    entry(|| {
+        // SAFETY: as the header asks of C code.
+        let (task, reason) = unsafe { (self::task(task)?, text(reason, "reason")?) };
+        Ok(task.task.abort(step, reason)?)
+    })
+}
+
+/// Frees what is left of a step of this task: tensors that wait, requests that wait for it, and the memory that it was
+/// aborted. The step's number may be used again.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sealane_cleanup(task: *mut sealane_task, step: i64) -> *mut sealane_error {
+    entry(|| {
+        // SAFETY: as the header asks of C code.
+        Ok(unsafe { self::task(task) }?.task.cleanup(step)?)
+    })
+}
+
+/// How long the daemon has to say whether it knows a task: it looks into its map, and asks nobody.
+const ANSWER_MAX: Duration = Duration::from_secs(5);
+
+/// Whether the endpoint map of the daemon or of the engine has a task, now. Waits for the answer, microseconds most often.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sealane_knows_task(
+    task: *mut sealane_task,
+    other: sealane_text,
+    known: *mut bool,
+) -> *mut sealane_error {
+    entry(|| {
+        let place = place(known, "known")?;
+        // SAFETY: as the header asks of C code.
+        let (task, other) = unsafe { (self::task(task)?, text(other, "other")?) };
+        let known = task.knows(other)?;
+        // SAFETY: there is a place.
+        unsafe { place.write(known) };
+        Ok(())
+    })
+}
+
+/// A place that C code gives for something.
+///
+/// # Errors
+/// InvalidArgument.
+pub(crate) fn place<T>(place: *mut T, what: &str) -> Outcome<*mut T> {
+    check(place, what).map(|()| place)
+}

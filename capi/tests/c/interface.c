@@ -1,0 +1,249 @@
+/* A program in C that goes through the interface: as two tasks of the daemon whose socket is its argument. */
+#include <pthread.h>
+#include <sealane.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define CHECK(condition)                                                     \
+  do {                                                                       \
+    if (!(condition)) {                                                      \
+      fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition); \
+      abort();                                                               \
+    }                                                                        \
+  } while (0)
+
+enum { TENSORS_MAX = 16 };
+
+/* What callbacks have brought. */
+typedef struct {
+  pthread_mutex_t lock;
+  pthread_cond_t changed;
+  int ended;
+  int released;
+  sealane_code code;
+  size_t count;
+  sealane_tensor *tensors[TENSORS_MAX];
+} heard;
+
+#define HEARD {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER}
+
+static void hear(heard *heard, const sealane_error *error, sealane_tensor *const *tensors, size_t count) {
+  pthread_mutex_lock(&heard->lock);
+  heard->code = sealane_error_code(error);
+  for (size_t index = 0; index < count; index++) {
+    CHECK(heard->count < TENSORS_MAX);
+    heard->tensors[heard->count++] = tensors[index];
+  }
+  heard->ended++;
+  pthread_cond_broadcast(&heard->changed);
+  pthread_mutex_unlock(&heard->lock);
+}
+
+static void done(void *context, const sealane_error *error) { hear(context, error, NULL, 0); }
+
+static void received(void *context, const sealane_error *error, sealane_tensor *tensor) {
+  hear(context, error, &tensor, error == NULL);
+}
+
+static void accepted(void *context, const sealane_error *error, sealane_tensor *const *tensors, size_t count) {
+  hear(context, error, tensors, count);
+}
+
+static void released(void *context) {
+  heard *heard = context;
+  pthread_mutex_lock(&heard->lock);
+  heard->released++;
+  pthread_cond_broadcast(&heard->changed);
+  pthread_mutex_unlock(&heard->lock);
+}
+
+static void wait_for(heard *heard, int ended, int released) {
+  pthread_mutex_lock(&heard->lock);
+  while (heard->ended < ended || heard->released < released) pthread_cond_wait(&heard->changed, &heard->lock);
+  CHECK(heard->ended == ended && heard->released == released);
+  pthread_mutex_unlock(&heard->lock);
+}
+
+static void must(sealane_error *error) {
+  if (error != NULL) fprintf(stderr, "%s\n", sealane_error_message(error));
+  CHECK(error == NULL);
+}
+
+static void must_refuse(sealane_error *error, sealane_code code) {
+  CHECK(sealane_error_code(error) == code);
+  CHECK(strlen(sealane_error_message(error)) > 0);
+  sealane_error_free(error);
+}
+
+static const uint64_t shape[2] = {2, 3};
+
+static sealane_source source_of(const float *values) {
+  sealane_source source = {
+      .meta = {.code = SEALANE_FLOAT, .bits = 32, .lanes = 1, .rank = 2, .dims = shape},
+      .data = values,
+      .bytes = 6 * sizeof *values,
+  };
+  return source;
+}
+
+static void check_values(sealane_view view, const float *values) {
+  CHECK(view.meta.code == SEALANE_FLOAT && view.meta.bits == 32 && view.meta.lanes == 1 && view.meta.flags == 0);
+  CHECK(view.meta.rank == 2 && view.meta.dims[0] == 2 && view.meta.dims[1] == 3);
+  CHECK(view.bytes == 6 * sizeof *values && memcmp(view.data, values, view.bytes) == 0);
+}
+
+static void check_fork(sealane_task *task) {
+  void *memory = NULL;
+  must(sealane_alloc(task, 1000, &memory));
+  pid_t child = fork();
+  CHECK(child >= 0);
+  if (child == 0) {
+    int refused = sealane_error_code(sealane_cleanup(task, 1)) == SEALANE_CODE_INVALID_ARGUMENT;
+    sealane_free(memory);
+    sealane_detach(task);
+    _exit(refused ? 0 : 1);
+  }
+  int status;
+  CHECK(waitpid(child, &status, 0) == child && status == 0);
+  sealane_free(memory);
+}
+
+int main(int count, char **arguments) {
+  CHECK(count == 2);
+  CHECK(sealane_abi_version() == SEALANE_ABI_VERSION && strlen(sealane_version()) > 0);
+  sealane_attach_options options = {.size = sizeof options, .socket = arguments[1], .arena_bytes = 4 << 20};
+  sealane_task *ps = NULL, *worker = NULL;
+  must(sealane_attach("ps0.train:2222", &options, &ps));
+  must(sealane_attach("worker0.train:2222", &options, &worker));
+  must_refuse(sealane_attach("nobody:1", &options, &worker), SEALANE_CODE_NOT_FOUND);
+  CHECK(strcmp(sealane_task_name(ps), "ps0.train:2222") == 0);
+  sealane_text to_ps = sealane_text_of("ps0.train:2222"), to_worker = sealane_text_of("worker0.train:2222");
+  sealane_text key = sealane_text_of("dense/kernel");
+  float values[6] = {1, 2, 3, 4, 5, 6}, others[6] = {7, 8, 9, 10, 11, 12};
+  sealane_source source = source_of(values);
+
+  { /* A tensor that is copied, and one that lies in the arena and arrives in it. */
+    heard sent = HEARD, got = HEARD;
+    must(sealane_recv(worker, to_ps, 1, key, NULL, SEALANE_NO_TIMEOUT, received, &got, NULL));
+    must(sealane_send(ps, to_worker, 1, key, &source, 0, done, &sent, NULL));
+    wait_for(&got, 1, 0);
+    wait_for(&sent, 1, 0);
+    CHECK(got.code == SEALANE_CODE_OK && sent.code == SEALANE_CODE_OK);
+    check_values(sealane_tensor_view(got.tensors[0]), values);
+    CHECK(sealane_tensor_from(got.tensors[0]) == NULL);
+    sealane_tensor_free(got.tensors[0]);
+  }
+  {
+    enum { FLOATS = 4096 };
+    heard sent = HEARD, got = HEARD;
+    void *from = NULL, *to = NULL;
+    must(sealane_alloc(ps, FLOATS * sizeof(float), &from));
+    must(sealane_alloc(worker, FLOATS * sizeof(float), &to));
+    CHECK(sealane_in_arena(ps, from, FLOATS * sizeof(float)) && !sealane_in_arena(ps, to, 1));
+    for (int index = 0; index < FLOATS; index++) ((float *)from)[index] = (float)index;
+    uint64_t length[1] = {FLOATS};
+    sealane_source large = {
+        .meta = {.code = SEALANE_FLOAT, .bits = 32, .lanes = 1, .rank = 1, .dims = length},
+        .data = from,
+        .bytes = FLOATS * sizeof(float),
+        .release = released,
+        .release_context = &sent,
+    };
+    sealane_destination destination = {
+        .memory = to, .bytes = FLOATS * sizeof(float), .release = released, .release_context = &got};
+    sealane_call *call = NULL;
+    must(sealane_recv(worker, to_ps, 2, key, &destination, 0, received, &got, &call));
+    must(sealane_send(ps, to_worker, 2, key, &large, 0, done, &sent, NULL));
+    wait_for(&sent, 1, 1);
+    wait_for(&got, 1, 0);
+    sealane_view view = sealane_tensor_view(got.tensors[0]);
+    CHECK(view.data == to && memcmp(to, from, view.bytes) == 0);
+    sealane_tensor_free(got.tensors[0]);
+    wait_for(&got, 1, 1);
+    must(sealane_call_cancel(call)); /* It has ended: nothing happens. */
+    sealane_call_free(call);
+    sealane_free(from);
+    sealane_free(to);
+  }
+  { /* A recv that is given up. */
+    heard got = HEARD;
+    sealane_call *call = NULL;
+    must(sealane_recv(worker, to_ps, 3, key, NULL, 0, received, &got, &call));
+    must(sealane_call_cancel(call));
+    sealane_call_free(call);
+    wait_for(&got, 1, 0);
+    CHECK(got.code == SEALANE_CODE_CANCELLED);
+  }
+  { /* Many. */
+    heard sent = HEARD, got = HEARD;
+    sealane_item items[2] = {{.key = {"a", 1}, .source = source, .context = &sent},
+                             {.key = {"b", 1}, .source = source_of(others), .context = &sent}};
+    sealane_wanted wanted[2] = {{.key = {"a", 1}, .context = &got}, {.key = {"b", 1}, .context = &got}};
+    must(sealane_recv_all(worker, to_ps, 4, wanted, 2, 0, received, NULL));
+    must(sealane_send_all(ps, to_worker, 4, items, 2, done, NULL));
+    wait_for(&sent, 2, 0);
+    wait_for(&got, 2, 0);
+    for (int index = 0; index < 2; index++) sealane_tensor_free(got.tensors[index]);
+  }
+  { /* What is published is pulled, once and by a plan. */
+    heard told = HEARD, got = HEARD, pulled = HEARD;
+    sealane_item item = {.key = key, .source = source};
+    sealane_plan *plan = NULL;
+    sealane_view view;
+    must(sealane_publish(ps, 5, &item, 1, done, &told, NULL));
+    void *contexts[1] = {&got};
+    must(sealane_pull(worker, to_ps, &key, 1, 5, 0, received, contexts, NULL));
+    wait_for(&got, 1, 0);
+    CHECK(sealane_tensor_view(got.tensors[0]).version == 5);
+    sealane_tensor_free(got.tensors[0]);
+    must(sealane_plan_open(worker, to_ps, &key, 1, &plan));
+    must(sealane_plan_pull(plan, 5, 0, done, &pulled, NULL));
+    wait_for(&pulled, 1, 0);
+    must(sealane_plan_get(plan, 0, &view));
+    check_values(view, values);
+    CHECK(view.version == 5);
+    must_refuse(sealane_plan_get(plan, 1, &view), SEALANE_CODE_INVALID_ARGUMENT);
+    sealane_plan_close(plan);
+    must(sealane_withdraw(ps, key));
+    wait_for(&told, 1, 0);
+  }
+  { /* What is pushed is accepted. */
+    heard pushed = HEARD, got = HEARD;
+    sealane_acceptor *acceptor = NULL;
+    sealane_source sources[2] = {source, source_of(others)};
+    must(sealane_acceptor_open(ps, sealane_text_of("gradients"), NULL, &acceptor));
+    must(sealane_push(worker, to_ps, sealane_text_of("gradients"), sources, 2, 0, done, &pushed, NULL));
+    for (int ended = 1; got.count < 2; ended++) {
+      must(sealane_accept(acceptor, 2, accepted, &got, NULL));
+      wait_for(&got, ended, 0);
+    }
+    wait_for(&pushed, 1, 0);
+    CHECK(strcmp(sealane_tensor_from(got.tensors[0]), "worker0.train:2222") == 0);
+    check_values(sealane_tensor_view(got.tensors[0]), values);
+    check_values(sealane_tensor_view(got.tensors[1]), others);
+    for (int index = 0; index < 2; index++) sealane_tensor_free(got.tensors[index]);
+    sealane_acceptor_close(acceptor);
+  }
+  { /* An aborted step, and a wrong call. */
+    heard got = HEARD;
+    must(sealane_recv(worker, to_ps, 6, key, NULL, 0, received, &got, NULL));
+    must(sealane_abort(worker, 6, sealane_text_of("enough")));
+    wait_for(&got, 1, 0);
+    CHECK(got.code == SEALANE_CODE_ABORTED);
+    must(sealane_cleanup(worker, 6));
+    source.bytes--;
+    must_refuse(sealane_send(ps, to_worker, 6, key, &source, 0, done, &got, NULL), SEALANE_CODE_INVALID_ARGUMENT);
+  }
+  check_fork(ps);
+
+  heard left = HEARD;
+  must(sealane_recv(worker, to_ps, 7, key, NULL, 0, received, &left, NULL));
+  sealane_detach(worker);
+  CHECK(left.ended == 1 && left.code == SEALANE_CODE_CANCELLED);
+  sealane_detach(ps);
+  puts("all is well");
+  return 0;
+}

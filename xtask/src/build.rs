@@ -1,9 +1,11 @@
 //! Builds programs of this workspace, and finds out where cargo put them.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 use serde_json::Value;
+
+use crate::command::cargo;
 
 /// The folder of the workspace.
 pub(crate) fn workspace() -> PathBuf {
@@ -30,7 +32,7 @@ pub(crate) struct Build {
 /// When it does not build (cargo has said why), or the package has no such target.
 pub(crate) fn build(build: &Build) -> Result<PathBuf, String> {
     let Build { package, kind, target, release, verbs } = build;
-    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    let mut cargo = cargo();
     let is_test = matches!(*kind, "lib" | "test");
     cargo.args(if is_test { &["test", "--no-run"][..] } else { &["build"] });
     cargo.args(["--package", package]).args(release.then_some("--release"));

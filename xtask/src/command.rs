@@ -1,6 +1,26 @@
 //! Commands of the system that a chore runs: each is waited for, and one that fails is named with its words.
 
+use std::env;
 use std::process::{Command, Stdio};
+
+/// Cargo.
+pub(crate) fn cargo() -> Command {
+    let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    forget_own_package(&mut cargo);
+    cargo
+}
+
+/// Has a command not know of which package this program is, which `cargo run` told it in variables. Build scripts of
+/// dependencies (ring's) look at these, so that a cargo that is started here would build them anew, and the next one that is not
+/// once more.
+pub(crate) fn forget_own_package(command: &mut Command) {
+    let told = ["CARGO_PKG_", "CARGO_MANIFEST_"];
+    for (name, _) in env::vars_os() {
+        if told.iter().any(|start| name.as_encoded_bytes().starts_with(start.as_bytes())) {
+            command.env_remove(name);
+        }
+    }
+}
 
 /// Runs a command whose output only matters when it fails.
 pub(crate) fn run(command: &mut Command) -> Result<(), String> {
@@ -22,6 +42,14 @@ pub(crate) fn output(command: &mut Command) -> Result<String, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_cargo_that_is_started_here_is_told_of_no_package() {
+        let told = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
+        let of_this = env::vars_os().filter(|(name, _)| name.to_str().is_some_and(told)).count();
+        assert!(of_this > 0, "cargo has started this");
+        assert_eq!(cargo().get_envs().filter(|(_, value)| value.is_none()).count(), of_this);
+    }
 
     #[test]
     fn a_command_that_fails_is_named_with_its_words() {

@@ -1,13 +1,13 @@
 //! `cargo xtask licences`: every dependency, that of the fuzz targets included, has a licence that `deny.toml` allows.
 
 use std::fs;
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 
 use serde::Deserialize;
 use spdx::{Expression, Licensee, ParseMode};
 
 use crate::build::workspace;
-use crate::command::output;
+use crate::command::{cargo, output};
 
 /// What of `deny.toml` is looked at.
 #[derive(Deserialize)]
@@ -69,7 +69,7 @@ fn allowed(names: &[String]) -> Result<Vec<Licensee>, String> {
 }
 
 fn dependencies(manifest: &str) -> Result<Vec<Package>, String> {
-    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    let mut cargo = cargo();
     cargo.args(["metadata", "--format-version", "1", "--all-features", "--locked", "--manifest-path"]);
     let said = output(cargo.arg(workspace().join(manifest)))?;
     let metadata: Metadata = serde_json::from_str(&said).map_err(|error| format!("cargo metadata: {error}"))?;

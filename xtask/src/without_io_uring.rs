@@ -9,6 +9,8 @@ use clap::Args;
 use nix::libc;
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, apply_filter};
 
+use crate::command::forget_own_package;
+
 #[derive(Args)]
 #[command(after_help = "Example:\n  cargo xtask without-io-uring -- cargo test -p sealane-fusion")]
 pub(crate) struct WithoutIoUring {
@@ -20,9 +22,12 @@ pub(crate) struct WithoutIoUring {
 impl WithoutIoUring {
     pub(crate) fn run(&self) -> ExitCode {
         let (program, arguments) = self.command.split_first().expect("clap demands it");
+        let mut command = Command::new(program);
+        // It may be cargo.
+        forget_own_package(&mut command);
         let error = match forbid() {
             // Returns only when it has failed.
-            Ok(()) => format!("cannot run {}: {}", program.display(), Command::new(program).args(arguments).exec()),
+            Ok(()) => format!("cannot run {}: {}", program.display(), command.args(arguments).exec()),
             Err(error) => format!("cannot forbid io_uring: {error}"),
         };
         eprintln!("error: {error}");

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use crate::build::workspace;
-use crate::command::{output, run};
+use crate::command::{cargo, output, run};
 
 /// What makes LLVM count each edge of the code and tell what is compared with what. The stable compiler takes them, and
 /// they are those of `cargo fuzz --sanitizer none`.
@@ -31,7 +31,7 @@ pub(super) fn build() -> Result<PathBuf, String> {
     // With a target named, the flags are for the program alone, not for what runs while it is built.
     let machine = machine()?;
     let manifest = workspace().join("tests/fuzz/Cargo.toml");
-    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    let mut cargo = cargo();
     cargo.args(["build", "--release", "--locked", "--target", &machine, "--manifest-path"]).arg(manifest);
     cargo.env("RUSTFLAGS", RUSTFLAGS).env("CARGO_TARGET_DIR", folder()).env_remove("CARGO_ENCODED_RUSTFLAGS");
     let status = cargo.stdin(Stdio::null()).status().map_err(|error| format!("cannot run cargo: {error}"))?;

@@ -814,7 +814,7 @@ sealane_error *sealane_acceptor_open(sealane_task *task,
 
 /**
  * Takes the next tensors from the queue, `most` at most: those that are there, or the first that comes. `accepted` is called with them.
- * There is no timeout: give the call up.  `call` is NULL or a place.
+ * There is no timeout: give the call up. `call` is NULL or a place.
  */
 sealane_error *sealane_accept(sealane_acceptor *acceptor,
                               size_t most,

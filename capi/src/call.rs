@@ -51,6 +51,10 @@ impl Done {
         // SAFETY: the callback is what C code gave for this; the error lives until it returns.
         unsafe { done(context.get(), error) }
     }
+
+    pub(crate) fn tell_end(self, outcome: Outcome<Result<(), Error>>) {
+        self.tell(outcome.and_then(|ended| Ok(ended?)));
+    }
 }
 
 /// A callback that is brought a tensor.
@@ -118,8 +122,7 @@ where
     }
     // SAFETY: as this function's caller promises.
     let number = unsafe { numbered(&task.executor, task.process, place) };
-    let tell = move |outcome: Outcome<Result<(), Error>>| done.tell(outcome.and_then(|ended| Ok(ended?)));
-    Some(Executor::call(number, 0, future, tell))
+    Some(Executor::call(number, 0, future, move |outcome| done.tell_end(outcome)))
 }
 
 /// Gives a call up: its callback is called with SEALANE_CODE_CANCELLED, unless the call has ended. This does not wait for that.

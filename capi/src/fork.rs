@@ -22,9 +22,8 @@ impl Process {
                 FORKS.fetch_add(1, Ordering::Relaxed);
                 forget_in_child();
             }
-            // SAFETY: the function is one for the life of the library, and only
-            // writes two atomics. That there is no memory for
-            // it leaves children unnoticed here; the client notices those of attached tasks itself.
+            // Without memory for it children go unnoticed here; the client notices those of attached tasks itself.
+            // SAFETY: the function stays as long as the library, and only writes two atomics.
             let _ = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
         });
         Self(FORKS.load(Ordering::Relaxed))

@@ -3,7 +3,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use crate::error::sealane_error;
+use crate::{error::sealane_error, fork::Process};
 
 pub(crate) type Outcome<T = ()> = Result<T, sealane_error>;
 
@@ -22,6 +22,25 @@ pub(crate) fn unpanicked<T>(call: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
         std::mem::forget(panic);
         Err(sealane_error::internal())
     })
+}
+
+/// Ends something that C code was given before, if anything. In a child of the process that made it, it is the parent's and stays.
+///
+/// # Safety
+/// It is null, or came of `Box::into_raw`, and nobody uses it any more.
+pub(crate) unsafe fn close<T>(pointer: *mut T, process: impl FnOnce(&T) -> Process, end: impl FnOnce(Box<T>)) {
+    let unpanicked = unpanicked(|| {
+        // SAFETY: as this function's caller promises.
+        if let Some(given) = unsafe { pointer.as_ref() }
+            && !process(given).is_over()
+        {
+            // SAFETY: as above.
+            end(unsafe { Box::from_raw(pointer) });
+        }
+        Ok(())
+    });
+    // There is nobody to tell.
+    drop(unpanicked);
 }
 
 /// What a pointer points to that C code was given before.

@@ -70,20 +70,14 @@ pub(crate) unsafe fn meta(given: &sealane_meta) -> Outcome<TensorMeta> {
     }
     // SAFETY: as this function's caller promises.
     let dims = unsafe { array(dims, rank.into(), "dims") }?;
-    let meta = TensorMeta::new(dtype, dims)?;
     if flags != SEALANE_STRINGS {
-        return Ok(meta);
+        return Ok(TensorMeta::new(dtype, dims)?);
     }
     if dtype != DType::U8 {
         return Err(sealane_error::invalid(format!("a tensor of strings has the type of bytes, u8, not {dtype}")));
     }
-    let mut wire = meta.into_wire();
-    wire[FLAGS_AT] = SEALANE_STRINGS;
-    Ok(TensorMeta::from_wire(&wire)?)
+    Ok(TensorMeta::strings(dims)?)
 }
-
-/// Where the flags are; see [`TensorMeta`].
-const FLAGS_AT: usize = 4;
 
 /// Metadata for C code, whose dimensions lie in `dims`.
 pub(crate) fn told(meta: &TensorMeta, dims: &[u64]) -> sealane_meta {
@@ -92,7 +86,11 @@ pub(crate) fn told(meta: &TensorMeta, dims: &[u64]) -> sealane_meta {
         code: dtype.code as u8,
         bits: dtype.bits,
         lanes: dtype.lanes,
-        flags: meta.as_wire()[FLAGS_AT],
+        flags: match (meta.is_dead(), meta.is_strings()) {
+            (true, _) => SEALANE_DEAD,
+            (_, true) => SEALANE_STRINGS,
+            _ => 0,
+        },
         rank: meta.rank() as u8,
         reserved: 0,
         dims: dims.as_ptr(),

@@ -6,14 +6,14 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use sealane::{Error, Plan};
+use sealane::Plan;
 
 use crate::{
     call::{Done, check_place, numbered, sealane_call, sealane_done},
     error::sealane_error,
     executor::Executor,
     fork::Process,
-    guard::{Outcome, entry, given},
+    guard::{Outcome, close, entry, given},
     input::{sealane_text, text, timeout},
     publish::keys,
     task::{place, sealane_task, task},
@@ -142,8 +142,7 @@ pub unsafe extern "C" fn sealane_plan_pull(
             }
         };
         let done = Done::new(done, context);
-        let tell = move |outcome: Outcome<Result<(), Error>>| done.tell(outcome.and_then(|ended| Ok(ended?)));
-        plan.executor.start([Executor::call(number, plan.group, pull, tell)]);
+        plan.executor.start([Executor::call(number, plan.group, pull, move |outcome| done.tell_end(outcome))]);
         Ok(())
     })
 }
@@ -185,22 +184,11 @@ pub unsafe extern "C" fn sealane_plan_get(
 /// SEALANE_CODE_CANCELLED. No function may be under way with the plan, nor be called with it afterwards.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sealane_plan_close(plan: *mut sealane_plan) {
-    let unpanicked = crate::guard::unpanicked(|| {
-        if plan.is_null() {
-            return Ok(());
-        }
-        // SAFETY: `sealane_plan_open` made it, and it is freed once.
-        let plan = unsafe { Box::from_raw(plan) };
-        if plan.process.is_over() {
-            // What it has is the parent's.
-            std::mem::forget(plan);
-            return Ok(());
-        }
+    let end = |plan: Box<sealane_plan>| {
         plan.executor.give_up(plan.group, sealane_error::cancelled("the plan was closed"));
         let closed = std::mem::replace(&mut *plan.home.standing(), Standing::Closed);
         drop(closed);
-        Ok(())
-    });
-    // There is nobody to tell.
-    drop(unpanicked);
+    };
+    // SAFETY: null, or made by `sealane_plan_open` and closed once.
+    unsafe { close(plan, |plan| plan.process, end) };
 }

@@ -10,7 +10,7 @@ use crate::{
     error::sealane_error,
     executor::Executor,
     fork::Process,
-    guard::{Outcome, entry, given},
+    guard::{Outcome, close, entry, given},
     input::{Context, Options, array, options, sealane_text, text, timeout},
     lent::{Source, sealane_source},
     task::{place, sealane_task, task},
@@ -120,7 +120,7 @@ pub unsafe extern "C" fn sealane_acceptor_open(
 }
 
 /// Takes the next tensors from the queue, `most` at most: those that are there, or the first that comes. `accepted` is called with them.
-/// There is no timeout: give the call up.  `call` is NULL or a place.
+/// There is no timeout: give the call up. `call` is NULL or a place.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sealane_accept(
     acceptor: *mut sealane_acceptor,
@@ -162,20 +162,9 @@ pub unsafe extern "C" fn sealane_accept(
 /// the acceptor, nor be called with it afterwards.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sealane_acceptor_close(acceptor: *mut sealane_acceptor) {
-    let unpanicked = crate::guard::unpanicked(|| {
-        if acceptor.is_null() {
-            return Ok(());
-        }
-        // SAFETY: `sealane_acceptor_open` made it, and it is freed once.
-        let acceptor = unsafe { Box::from_raw(acceptor) };
-        if acceptor.process.is_over() {
-            // What it has is the parent's.
-            std::mem::forget(acceptor);
-            return Ok(());
-        }
+    let end = |acceptor: Box<sealane_acceptor>| {
         acceptor.executor.give_up(acceptor.group, sealane_error::cancelled("the acceptor was closed"));
-        Ok(())
-    });
-    // There is nobody to tell.
-    drop(unpanicked);
+    };
+    // SAFETY: null, or made by `sealane_acceptor_open` and closed once.
+    unsafe { close(acceptor, |acceptor| acceptor.process, end) };
 }

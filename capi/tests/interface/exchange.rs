@@ -115,12 +115,7 @@ fn a_destination_of_a_recv_that_fails_comes_back() {
     let World { worker, .. } = &world();
     let mut memory = [0_u8; 100];
     let (got, filled) = (Ear::new(), Ear::new());
-    let destination = sealane_destination {
-        memory: memory.as_mut_ptr().cast(),
-        bytes: memory.len(),
-        release: Some(release),
-        release_context: filled.context(),
-    };
+    let destination = filled.destination(&mut memory);
     // SAFETY: memory stays until it is released, all else until the function returns.
     ok(unsafe {
         let context = got.context();
@@ -135,12 +130,7 @@ fn a_tensor_that_does_not_fit_ends_its_recv_and_the_destination_comes_back() {
     let World { ps, worker, .. } = &world();
     let mut memory = [0_u8; 2];
     let (got, filled, sent) = (Ear::new(), Ear::new(), Ear::new());
-    let destination = sealane_destination {
-        memory: memory.as_mut_ptr().cast(),
-        bytes: memory.len(),
-        release: Some(release),
-        release_context: filled.context(),
-    };
+    let destination = filled.destination(&mut memory);
     // SAFETY: memory stays until it is released, all else until the function returns.
     ok(unsafe {
         let context = got.context();

@@ -105,6 +105,12 @@ impl Ear {
         std::ptr::from_ref(self.sender).cast_mut().cast()
     }
 
+    /// Memory for a recv, whose release it hears.
+    pub fn destination(&self, memory: &mut [u8]) -> sealane_destination {
+        let (start, bytes) = (memory.as_mut_ptr().cast(), memory.len());
+        sealane_destination { memory: start, bytes, release: Some(release), release_context: self.context() }
+    }
+
     #[track_caller]
     pub fn told(&self) -> Told {
         self.told.recv_timeout(LONG).expect("the callback comes")

@@ -142,12 +142,7 @@ fn memory_that_is_released_after_its_task_was_detached_is_released_all_the_same(
     let World { _directory, daemon: _daemon, ps, worker } = world();
     let mut memory = vec![0_u8; 5000];
     let (got, filled, sent) = (Ear::new(), Ear::new(), Ear::new());
-    let destination = sealane_destination {
-        memory: memory.as_mut_ptr().cast(),
-        bytes: memory.len(),
-        release: Some(release),
-        release_context: filled.context(),
-    };
+    let destination = filled.destination(&mut memory);
     // SAFETY: memory stays until it is released, all else until the function returns.
     ok(unsafe {
         let context = got.context();

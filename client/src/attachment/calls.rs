@@ -35,7 +35,7 @@ pub(crate) struct Calls {
     /// What came for recvs that were given up.
     unclaimed: Unclaimed,
     /// Recvs to be given up at the daemon, for a tensor is set aside for them; with their segments.
-    relieved: Vec<(u16, u32)>,
+    to_cancel: Vec<(u16, u32)>,
 }
 
 /// One call. What it ended with lies in fields of its own, so that taking it moves no more than itself.
@@ -255,7 +255,7 @@ impl Calls {
             Some(index) => {
                 let slot = &mut self.slots[index as usize];
                 slot.tensor = Some(tensor);
-                self.relieved.push((slot.segment, slot.generation << CALL_INDEX_BITS | index));
+                self.to_cancel.push((slot.segment, slot.generation << CALL_INDEX_BITS | index));
             }
             None => self.unclaimed.keep(place.clone(), tensor),
         }
@@ -271,8 +271,8 @@ impl Calls {
 
     /// A recv that is to be given up at the daemon, with its segment.
     #[inline]
-    pub(super) fn take_relieved(&mut self) -> Option<(u16, u32)> {
-        self.relieved.pop()
+    pub(super) fn take_to_cancel(&mut self) -> Option<(u16, u32)> {
+        self.to_cancel.pop()
     }
 
     /// True if the daemon may use memory of a call.
@@ -476,7 +476,7 @@ impl Calls {
             self.unset_aside(call);
             self.release(call);
         }
-        self.relieved.clear();
+        self.to_cancel.clear();
     }
 
     /// A send was released by its consumer, or what was published or pushed needs no memory.

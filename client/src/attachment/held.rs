@@ -58,13 +58,13 @@ impl Held<'_> {
         if let Err(fault) = link.drain(calls, acceptors, aftermath) {
             self.lose(&fault);
         }
-        self.give_up_relieved();
+        self.cancel_those_set_aside();
     }
 
     /// Gives up at the daemon the recvs for which a tensor is set aside.
     #[inline]
-    pub(super) fn give_up_relieved(&mut self) {
-        while let Some((segment, call)) = self.calls.take_relieved()
+    pub(super) fn cancel_those_set_aside(&mut self) {
+        while let Some((segment, call)) = self.calls.take_to_cancel()
             && let Line::Up(link) = &mut self.line
         {
             let cancelled = link.cancel(segment, call);

@@ -214,7 +214,7 @@ impl Attachment {
                 held.wait_for_release(call);
             }
         }
-        held.give_up_relieved();
+        held.cancel_those_set_aside();
     }
 
     /// The last clone of the task is gone: says goodbye, and ends the calls that are left. The shards may be reading or writing

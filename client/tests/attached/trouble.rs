@@ -249,9 +249,18 @@ fn a_task_that_is_closed_while_its_rings_are_full_says_goodbye_when_there_is_roo
     daemon.until_under_way(1);
     let held = daemon.hold();
     while task.cleanup(2).is_ok() {}
-    let closing = std::thread::spawn(move || drop(task));
-    // Until it has tried; if it has not, this shows less.
-    std::thread::sleep(Duration::from_millis(50));
+    let (telling, told) = std::sync::mpsc::channel();
+    let closing = std::thread::spawn(move || {
+        telling.send(std::fs::read_link("/proc/thread-self").unwrap()).unwrap();
+        drop(task);
+    });
+    // A thread that sleeps again and again has tried to say it, and looks for an answer.
+    let status = std::path::Path::new("/proc").join(told.recv().unwrap()).join("status");
+    daemon.until("the task has said what there was room for", |_| {
+        let status = std::fs::read_to_string(&status).unwrap();
+        let sleeps = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:")).unwrap();
+        sleeps.trim().parse::<u64>().unwrap() > 20
+    });
     drop(held);
     closing.join().unwrap();
     let destination = receiving.wait().unwrap_err().destination;

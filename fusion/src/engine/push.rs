@@ -101,7 +101,7 @@ pub struct Acceptor {
 struct Filler {
     shard: ShardRef,
     /// It need not be told of room: a job that looks for it is on its way, or the queue is not open there yet.
-    looks: AtomicBool,
+    is_told: AtomicBool,
 }
 
 /// A queue on its way to a shard. Where that has stopped it does not arrive, and whoever accepts must hear so.
@@ -127,15 +127,15 @@ impl Drop for Opening {
 impl Acceptor {
     fn open(shards: Vec<ShardRef>, task: u16, name: &str, options: AcceptOptions) -> Acceptor {
         let name: Arc<str> = name.into();
-        let filler = |shard| Filler { shard, looks: AtomicBool::new(true) };
+        let filler = |shard| Filler { shard, is_told: AtomicBool::new(true) };
         let fillers: Arc<[Filler]> = shards.into_iter().map(filler).collect();
         let (told, room_in) = (fillers.clone(), name.clone());
         let on_room = Box::new(move || {
-            for (index, Filler { shard, looks }) in told.iter().enumerate() {
-                if !looks.swap(true, Ordering::AcqRel) {
+            for (index, Filler { shard, is_told }) in told.iter().enumerate() {
+                if !is_told.swap(true, Ordering::AcqRel) {
                     let (told, name) = (told.clone(), room_in.clone());
                     submit_always(shard, move |node, _| {
-                        told[index].looks.store(false, Ordering::Release);
+                        told[index].is_told.store(false, Ordering::Release);
                         node.replenish_named(task, &name);
                     });
                 }
@@ -145,7 +145,7 @@ impl Acceptor {
         let open = |&index: &usize| {
             let (opening, told, name) = (Opening(Some(queue.clone())), fillers.clone(), name.clone());
             let opened = submit(&fillers[index].shard, move |node, _| {
-                told[index].looks.store(false, Ordering::Release);
+                told[index].is_told.store(false, Ordering::Release);
                 opening.arrive(node, task, &name);
             });
             opened.map_err(|error| queue.refuse(error)).is_ok()

@@ -32,7 +32,11 @@ impl TensorMeta {
     }
 
     /// Metadata of a tensor of strings: see [`Tensor::from_strings`](super::Tensor::from_strings).
-    pub(super) fn strings(shape: &[u64]) -> Result<TensorMeta, Error> {
+    /// Of strings, in a tensor of that shape.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn strings(shape: &[u64]) -> Result<TensorMeta, Error> {
         Self::with_flags(DType::U8, shape, FLAG_STRINGS)
     }
 

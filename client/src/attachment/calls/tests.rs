@@ -329,7 +329,7 @@ fn a_recv_for_which_a_tensor_was_set_aside_ends_with_it_when_its_memory_is_back(
         let (first, second) = (table.ask(Memory::Nothing), table.ask(Memory::Destination(buffer(9))));
         table.receive(first, Arrived::Inline(&[1; 5])).unwrap();
         table.calls.forsake(first, &mut table.after);
-        assert_eq!(table.calls.take_relieved(), Some((3, second)));
+        assert_eq!(table.calls.take_to_cancel(), Some((3, second)));
         table.calls.failed(3, second, !late, error(), &mut table.after).unwrap();
         assert_eq!(table.calls.is_owed(second), !late);
         if late {

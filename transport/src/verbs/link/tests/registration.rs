@@ -25,10 +25,10 @@ fn use_some(pair: &Pair, memory: &SharedMemory) -> bool {
     let state = &mut *pair.sides[0].port.state();
     let (access, registration) = (state.access(), state.settings.registration);
     let range = (memory.base().as_ptr() as u64 + 4096, LARGE);
+    let how = Lending { access, registration, is_foreign: true };
     // SAFETY: the memory stays mapped until the end of the test, and the use is released at once.
     #[allow(unsafe_code)]
-    let used =
-        unsafe { state.regions.lend(&mut *state.device, range, Lending { access, registration, is_foreign: true }) };
+    let used = unsafe { state.regions.lend(&mut *state.device, range, how) };
     let is_registered = used.is_ok();
     if let Ok(used) = used {
         state.regions.release(&mut *state.device, used);

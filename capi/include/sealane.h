@@ -835,8 +835,11 @@ void sealane_acceptor_close(sealane_acceptor *acceptor);
 
 #endif  /* SEALANE_H */
 
+#ifndef SEALANE_TEXT_OF
+#define SEALANE_TEXT_OF
 /* The text of a string that ends in NUL. */
 static inline sealane_text sealane_text_of(const char *string) {
   sealane_text text = {string, SEALANE_NUL_TERMINATED};
   return text;
 }
+#endif  /* SEALANE_TEXT_OF */

@@ -1,0 +1,335 @@
+#include "endpoint.h"
+
+#include <cstdlib>
+#include <utility>
+#include <vector>
+
+#include "absl/log/log.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "keeper.h"
+#include "step.h"
+#include "tensors.h"
+
+namespace sealane_tensorflow {
+namespace {
+
+
+// The queue of a task into which other servers push what they have to say.
+constexpr char kQueue[] = "sealane.tensorflow";
+// Messages that are taken from it at once.
+constexpr size_t kMessages = 64;
+// The longest message; what is longer is not read.
+constexpr size_t kMessageBytes = 16 << 10;
+// How often attaching is tried again.
+constexpr int64_t kAttachAgainMs = 2000;
+// Notes of what was not sent that wait to be asked for. A producer says so where a daemon or a link was lost, so that most steps end soon.
+constexpr size_t kUnsent = 1 << 16;
+
+// Messages are lines: which kind of message, in which version, then what it is about.
+constexpr char kHello[] = "hello1";      // The pair: I ask for it by Sealane from now on.
+constexpr char kWelcome[] = "welcome1";  // The pair: do.
+constexpr char kRefuse[] = "refuse1";    // The pair and the reason: ask by gRPC.
+constexpr char kUnsentTo[] = "unsent1";  // The step and the key: ask for it by gRPC.
+constexpr char kAbort[] = "abort1";      // The step, the code and the message: it has failed here.
+
+uint64_t NumberOf(const char* variable, uint64_t otherwise) {
+  const char* text = std::getenv(variable);
+  uint64_t number;
+  if (text == nullptr || *text == '\0') return otherwise;
+  if (absl::SimpleAtoi(text, &number)) return number;
+  LOG(ERROR) << "Sealane: " << variable << " is not a number: " << text;
+  return otherwise;
+}
+
+// A quarter of what the daemon has by default for what a client receives (daemon.area_bytes), for each shard.
+constexpr uint64_t kLentBytes = 16 << 20;
+
+std::string UnsentName(int64_t step, absl::string_view key) { return absl::StrCat(key, "\n", step); }
+
+std::string Quoted(absl::string_view text) {
+  std::string quoted = "\"";
+  for (char each : text) {
+    if (each == '"' || each == '\\') quoted += '\\';
+    quoted += static_cast<unsigned char>(each) < 0x20 ? ' ' : each;
+  }
+  return quoted + "\"";
+}
+
+std::string InJson(const Traffic& traffic) {
+  return absl::StrCat("{\"sent_tensors\":", traffic.sent.tensors.load(), ",\"sent_bytes\":", traffic.sent.bytes.load(),
+                      ",\"received_tensors\":", traffic.received.tensors.load(), ",\"received_bytes\":", traffic.received.bytes.load(), "}");
+}
+
+}  // namespace
+
+std::shared_ptr<Endpoint> Endpoint::Make(std::string name, std::string address, std::function<bool(uint64_t)> is_mine) {
+  return std::shared_ptr<Endpoint>(new Endpoint(std::move(name), std::move(address), std::move(is_mine)));
+}
+
+Endpoint::Endpoint(std::string name, std::string address, std::function<bool(uint64_t)> is_mine)
+    : name_(std::move(name)),
+      address_(std::move(address)),
+      is_mine_(std::move(is_mine)),
+      lending_(std::make_shared<Lending>(NumberOf("SEALANE_TF_LENT_BYTES", kLentBytes))),
+      routes_([this](AskRoute* route) { SayHello(route); }) {
+  routes_.changed = [this](Peer* peer, Way way, absl::string_view why) {
+    peer->SetRoute(name_, way == Way::kSealane ? "sealane" : "grpc", why);
+  };
+}
+
+Endpoint::~Endpoint() {
+  arena_->Forget();
+  sealane_task* task = task_.load();
+  if (task == nullptr) return;
+  // Not here: this may be a callback of the task, which detaching waits for.
+  tensorflow::Env::Default()->SchedClosure([task] { sealane_detach(task); });
+}
+
+void Endpoint::TryAgain(std::function<void(Endpoint*)> what) {
+  Keeper::Get()->After(kAttachAgainMs, [weak = weak_from_this(), what = std::move(what)] {
+    if (auto endpoint = weak.lock()) what(endpoint.get());
+  });
+}
+
+void Endpoint::Attach() {
+  sealane_attach_options options = {};
+  options.size = sizeof options;
+  const char* socket = std::getenv("SEALANE_TF_SOCKET");
+  options.socket = socket != nullptr && *socket != '\0' ? socket : nullptr;
+  options.arena_bytes = NumberOf("SEALANE_TF_ARENA_BYTES", 256 << 20);
+  // Calls fail while the daemon is away, and steps with them; TensorFlow starts them anew.
+  options.restart_timeout_ms = SEALANE_DO_NOT_WAIT;
+  sealane_task* task = nullptr;
+  absl::Status status = Take(sealane_attach(address_.c_str(), &options, &task));
+  if (!status.ok()) {
+    bool unmapped = absl::IsNotFound(status);
+    LOG_EVERY_N_SEC(WARNING, 60) << "Sealane: " << name_ << " (" << address_ << ") goes by gRPC: " << status.message()
+                                 << (unmapped ? "" : "; tried again until the daemon is there");
+    TryAgain([](Endpoint* endpoint) { endpoint->Attach(); });
+    return;
+  }
+  task_.store(task, std::memory_order_release);
+  LOG(INFO) << "Sealane: " << name_ << " is attached as " << address_;
+  Listen();
+}
+
+void Endpoint::Listen() {
+  arena_->Use(task());
+  sealane_acceptor* queue = nullptr;
+  absl::Status status = Take(sealane_acceptor_open(task(), TextOf(kQueue), nullptr, &queue));
+  if (!status.ok()) {
+    LOG_EVERY_N_SEC(WARNING, 60) << "Sealane: " << name_ << " cannot hear other tasks: " << status.message() << "; tried again";
+    return TryAgain([](Endpoint* endpoint) { endpoint->Listen(); });
+  }
+  Accept(std::shared_ptr<sealane_acceptor>(queue, [](sealane_acceptor* queue) {
+    // Closing waits for callbacks, of which this may be one.
+    tensorflow::Env::Default()->SchedClosure([queue] { sealane_acceptor_close(queue); });
+  }));
+}
+
+namespace {
+
+struct Accepting {
+  std::weak_ptr<Endpoint> endpoint;
+  std::shared_ptr<sealane_acceptor> queue;
+};
+
+}  // namespace
+
+void Endpoint::Accept(const std::shared_ptr<sealane_acceptor>& queue) {
+  auto* accepting = new Accepting{weak_from_this(), queue};
+  absl::Status status = Take(sealane_accept(queue.get(), kMessages, Accepted, accepting, nullptr));
+  if (status.ok()) return;
+  delete accepting;
+  TryAgain([](Endpoint* endpoint) { endpoint->Listen(); });
+}
+
+void Endpoint::Accepted(void* context, const sealane_error* error, sealane_tensor* const* tensors, size_t count) {
+  std::unique_ptr<Accepting> accepting(static_cast<Accepting*>(context));
+  std::shared_ptr<Endpoint> endpoint = accepting->endpoint.lock();
+  for (size_t i = 0; i < count; ++i) {
+    sealane_view view = sealane_tensor_view(tensors[i]);
+    if (endpoint != nullptr && view.bytes <= kMessageBytes) {
+      endpoint->Heard(sealane_tensor_from(tensors[i]), absl::string_view(static_cast<const char*>(view.data), view.bytes));
+    }
+    sealane_tensor_free(tensors[i]);
+  }
+  if (endpoint == nullptr || sealane_error_code(error) == SEALANE_CODE_CANCELLED) return;
+  if (error == nullptr) return endpoint->Accept(accepting->queue);
+  LOG(WARNING) << "Sealane: " << endpoint->name_ << " hears no other tasks: " << sealane_error_message(error) << "; tried again";
+  endpoint->TryAgain([](Endpoint* endpoint) { endpoint->Listen(); });
+}
+
+// --- What tasks say to each other ---------------------------------------------------------------------------------------------------------
+
+namespace {
+
+struct Pushing {
+  std::function<void(const absl::Status&)> failed;
+};
+
+void Pushed(void* context, const sealane_error* error) {
+  std::unique_ptr<Pushing> pushing(static_cast<Pushing*>(context));
+  if (error != nullptr && pushing->failed) pushing->failed(StatusOf(error));
+}
+
+}  // namespace
+
+void Endpoint::Push(const std::string& to, std::string message, std::function<void(const absl::Status&)> failed) {
+  uint64_t dims[] = {message.size()};
+  sealane_source source = {{SEALANE_OPAQUE, 8, 1, 0, 1, 0, dims}, message.data(), message.size(), nullptr, nullptr};
+  auto pushing = std::make_unique<Pushing>(Pushing{std::move(failed)});
+  absl::Status status = task() == nullptr
+                            ? absl::UnavailableError("this task is not attached to a Sealane daemon")
+                            : Take(sealane_push(task(), TextOf(to), TextOf(kQueue), &source, 1, Routes::kSettleMs, Pushed, pushing.get(), nullptr));
+  if (status.ok()) {
+    pushing.release();
+  } else if (pushing->failed) {
+    pushing->failed(status);
+  }
+}
+
+void Endpoint::SayHello(AskRoute* route) {
+  const std::string to = route->peer->Address();
+  const uint64_t hello = routes_.HelloOf(route);
+  auto refused = [weak = weak_from_this(), pair = route->pair, hello](absl::string_view why) {
+    if (auto endpoint = weak.lock()) endpoint->routes_.Refused(pair, hello, why);
+  };
+  if (task() == nullptr) return refused("this task is not attached to a Sealane daemon");
+  if (to.empty()) return refused("its address is not known");
+  bool known = false;
+  absl::Status status = Take(sealane_knows_task(task(), TextOf(to), &known));
+  if (status.ok() && !known) status = absl::NotFoundError(absl::StrCat("the endpoint map does not name ", to));
+  if (!status.ok()) return refused(status.message());
+  Push(to, absl::StrCat(kHello, "\n", route->pair), [refused](const absl::Status& status) { refused(status.message()); });
+  Keeper::Get()->After(Routes::kSettleMs, [refused] { refused("no answer in a second"); });
+}
+
+void Endpoint::HeardHello(absl::string_view from, absl::string_view pair) {
+  std::string why;
+  SendRoute* route = nullptr;
+  std::vector<absl::string_view> parts = absl::StrSplit(pair, ';');
+  tensorflow::DeviceNameUtils::ParsedName consumer;
+  if (parts.size() == 4 && tensorflow::DeviceNameUtils::ParseFullName(parts[2], &consumer) && consumer.has_job && consumer.has_task) {
+    uint64_t incarnation = 0;
+    if (!absl::SimpleHexAtoi(parts[1], &incarnation) || !is_mine_(incarnation)) {
+      why = "another task answers there than was meant: it may have been started anew";
+    } else {
+      route = routes_.Hello(pair, from, [&] { return book_.Find(consumer); }, &why);
+    }
+  } else {
+    why = "the hello is not understood: is it another release of Sealane's plugin?";
+  }
+  const std::string to(from);
+  if (route == nullptr) return Push(to, absl::StrCat(kRefuse, "\n", pair, "\n", why), nullptr);
+  std::vector<tensorflow::core::RefCountPtr<Step>> steps;
+  {
+    std::lock_guard lock(mu_);
+    consumers_.insert(to);
+    for (auto& [id, same] : steps_) {
+      for (Step* step : same) {
+        step->Ref();
+        steps.emplace_back(step);
+      }
+    }
+  }
+  // Before the welcome: what the consumer then asks for is there.
+  for (auto& step : steps) step->Settled(pair);
+  route->peer->SetRoute(name_, "sealane", "");
+  Push(to, absl::StrCat(kWelcome, "\n", pair), nullptr);
+}
+
+void Endpoint::Heard(absl::string_view from, absl::string_view message) {
+  std::pair<absl::string_view, absl::string_view> kind = absl::StrSplit(message, absl::MaxSplits('\n', 1));
+  std::pair<absl::string_view, absl::string_view> rest = absl::StrSplit(kind.second, absl::MaxSplits('\n', 1));
+  if (kind.first == kHello) return HeardHello(from, kind.second);
+  if (kind.first == kWelcome) return routes_.Welcome(kind.second);
+  if (kind.first == kRefuse) return routes_.Refused(rest.first, 0, rest.second);
+  int64_t id;
+  if ((kind.first != kUnsentTo && kind.first != kAbort) || !absl::SimpleAtoi(rest.first, &id)) {
+    LOG(WARNING) << "Sealane: " << from << " has said something that is not understood: is it another release of Sealane's plugin?";
+    return;
+  }
+  if (kind.first == kUnsentTo) {
+    {
+      std::lock_guard lock(mu_);
+      if (unsent_.size() >= kUnsent) unsent_.clear();
+      unsent_.insert(UnsentName(id, rest.second));
+      any_unsent_ = true;
+    }
+    for (auto& step : Steps(id)) step->Unsent(rest.second);
+    return;
+  }
+  std::pair<absl::string_view, absl::string_view> error = absl::StrSplit(rest.second, absl::MaxSplits('\n', 1));
+  int code;
+  if (!absl::SimpleAtoi(error.first, &code) || code <= 0 || code > static_cast<int>(absl::StatusCode::kUnauthenticated)) return;
+  absl::Status status(static_cast<absl::StatusCode>(code), error.second);
+  for (auto& step : Steps(id)) step->AbortedBy(from, status);
+}
+
+void Endpoint::Enter(Step* step) {
+  std::lock_guard lock(mu_);
+  steps_[step->id()].insert(step);
+}
+
+bool Endpoint::Leave(Step* step) {
+  std::lock_guard lock(mu_);
+  auto found = steps_.find(step->id());
+  if (found == steps_.end()) return true;
+  found->second.erase(step);
+  if (!found->second.empty()) return false;
+  steps_.erase(found);
+  return true;
+}
+
+std::vector<tensorflow::core::RefCountPtr<Step>> Endpoint::Steps(int64_t id) {
+  std::vector<tensorflow::core::RefCountPtr<Step>> steps;
+  std::lock_guard lock(mu_);
+  auto found = steps_.find(id);
+  if (found == steps_.end()) return steps;
+  for (Step* step : found->second) {
+    step->Ref();
+    steps.emplace_back(step);
+  }
+  return steps;
+}
+
+void Endpoint::TellUnsent(const std::string& to, int64_t step, const std::string& key) {
+  Push(to, absl::StrCat(kUnsentTo, "\n", step, "\n", key), nullptr);
+}
+
+bool Endpoint::TakeUnsent(int64_t step, const std::string& key) {
+  if (!any_unsent_) return false;
+  std::lock_guard lock(mu_);
+  bool was = unsent_.erase(UnsentName(step, key)) > 0;
+  any_unsent_ = !unsent_.empty();
+  return was;
+}
+
+void Endpoint::TellAborted(int64_t step, const absl::Status& status) {
+  std::vector<std::string> consumers;
+  {
+    std::lock_guard lock(mu_);
+    consumers.assign(consumers_.begin(), consumers_.end());
+  }
+  const std::string message =
+      absl::StrCat(kAbort, "\n", step, "\n", static_cast<int>(status.code()), "\n", status.message().substr(0, kMessageBytes / 2));
+  for (const std::string& to : consumers) Push(to, message, nullptr);
+}
+
+std::string Endpoint::Report() const {
+  std::string pairs;
+  for (Peer* peer : book_.All()) {
+    if (peer->name == name_) continue;
+    auto [route, why] = peer->Route();
+    absl::StrAppend(&pairs, pairs.empty() ? "" : ",", "{\"peer\":", Quoted(peer->name), ",\"address\":", Quoted(peer->Address()),
+                    ",\"route\":", Quoted(route), ",\"why\":", Quoted(why), ",\"sealane\":", InJson(peer->by_sealane),
+                    ",\"grpc\":", InJson(peer->by_grpc), "}");
+  }
+  return absl::StrCat("{\"task\":", Quoted(address_), ",\"name\":", Quoted(name_), ",\"attached\":", task() != nullptr ? "true" : "false",
+                      ",\"pairs\":[", pairs, "]}");
+}
+
+}  // namespace sealane_tensorflow

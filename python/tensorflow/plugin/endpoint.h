@@ -1,0 +1,96 @@
+// A server's task at the host's Sealane daemon.
+#ifndef SEALANE_TENSORFLOW_ENDPOINT_H_
+#define SEALANE_TENSORFLOW_ENDPOINT_H_
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <mutex>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
+#include "address_book.h"
+#include "memory.h"
+#include "routes.h"
+#include "sealane.h"
+#include "tensorflow/core/lib/core/refcount.h"
+
+namespace sealane_tensorflow {
+
+class Step;
+
+// Attaches, and attaches again where the daemon comes later; says hello and answers hellos; knows the steps that are under way.
+class Endpoint : public std::enable_shared_from_this<Endpoint> {
+ public:
+  // `name` is the server's ("/job:ps/replica:0/task:0"), `address` what the cluster's definition has for it: the task of the endpoint map.
+  // `is_mine` says whether an incarnation is that of one of the server's devices.
+  static std::shared_ptr<Endpoint> Make(std::string name, std::string address, std::function<bool(uint64_t)> is_mine);
+  ~Endpoint();
+
+  // Tries to attach. Where that fails, says so in the log: all goes by gRPC until the daemon is there, which is tried again and again.
+  void Attach();
+
+  // Null until attached, and then the same until the end.
+  sealane_task* task() const { return task_.load(std::memory_order_acquire); }
+
+  const std::string& name() const { return name_; }
+  const std::string& address() const { return address_; }
+  ArenaAllocator* arena() const { return arena_; }
+  const std::shared_ptr<Lending>& lending() const { return lending_; }
+  AddressBook& book() { return book_; }
+  Routes& routes() { return routes_; }
+
+  // Steps under way, so that hellos and failures find what is theirs.
+  void Enter(Step* step);
+  // True if no other step of the same number is under way.
+  bool Leave(Step* step);
+
+  // Those of a number.
+  std::vector<tensorflow::core::RefCountPtr<Step>> Steps(int64_t id);
+
+  // Tells a consumer to ask by gRPC for a tensor that could not be sent to it.
+  void TellUnsent(const std::string& to, int64_t step, const std::string& key);
+  // Whether a producer has said so of what is about to be asked for; once.
+  bool TakeUnsent(int64_t step, const std::string& key);
+  // Tells all consumers that a step has failed here.
+  void TellAborted(int64_t step, const absl::Status& status);
+
+  // {"task": ..., "pairs": [...]}
+  std::string Report() const;
+
+ private:
+  Endpoint(std::string name, std::string address, std::function<bool(uint64_t)> is_mine);
+
+  void Listen();
+  void Accept(const std::shared_ptr<sealane_acceptor>& queue);
+  static void Accepted(void* context, const sealane_error* error, sealane_tensor* const* tensors, size_t count);
+  void TryAgain(std::function<void(Endpoint*)> what);
+
+  void SayHello(AskRoute* route);
+  // Pushes a message into the queue of another task's server. `failed` is called, on another thread, if it does not take it in time.
+  void Push(const std::string& to, std::string message, std::function<void(const absl::Status&)> failed);
+  void Heard(absl::string_view from, absl::string_view message);
+  void HeardHello(absl::string_view from, absl::string_view pair);
+
+  const std::string name_, address_;
+  const std::function<bool(uint64_t)> is_mine_;
+  std::atomic<sealane_task*> task_{nullptr};
+  ArenaAllocator* const arena_ = new ArenaAllocator;  // Never deleted, see there.
+  const std::shared_ptr<Lending> lending_;
+  AddressBook book_;
+  Routes routes_;
+
+  mutable std::mutex mu_;
+  // Held by whoever calls them, so that none ends meanwhile.
+  absl::flat_hash_map<int64_t, absl::flat_hash_set<Step*>> steps_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_set<std::string> consumers_ ABSL_GUARDED_BY(mu_);
+  // What producers could not send, until it is asked for: the key and the step.
+  absl::flat_hash_set<std::string> unsent_ ABSL_GUARDED_BY(mu_);
+  std::atomic<bool> any_unsent_{false};
+};
+
+}  // namespace sealane_tensorflow
+
+#endif  // SEALANE_TENSORFLOW_ENDPOINT_H_

@@ -1,0 +1,42 @@
+#include "keeper.h"
+
+#include <chrono>
+#include <utility>
+
+namespace sealane_tensorflow {
+
+using tensorflow::Env;
+
+Keeper* Keeper::Get() {
+  static auto* keeper = new Keeper;
+  return keeper;
+}
+
+void Keeper::After(int64_t milliseconds, std::function<void()> what) {
+  std::lock_guard lock(mu_);
+  due_.emplace(Env::Default()->NowMicros() + milliseconds * 1000, std::move(what));
+  if (thread_ == nullptr) {
+    thread_.reset(Env::Default()->StartThread({}, "sealane_keeper", [this] { Run(); }));
+  }
+  changed_.notify_one();
+}
+
+void Keeper::Run() {
+  for (;;) {
+    std::function<void()> what;
+    {
+      std::unique_lock lock(mu_);
+      while (due_.empty()) changed_.wait(lock);
+      uint64_t now = Env::Default()->NowMicros(), first = due_.begin()->first;
+      if (first > now) {
+        changed_.wait_for(lock, std::chrono::microseconds(first - now));
+        continue;
+      }
+      what = std::move(due_.begin()->second);
+      due_.erase(due_.begin());
+    }
+    what();
+  }
+}
+
+}  // namespace sealane_tensorflow

@@ -1,0 +1,126 @@
+#include "memory.h"
+
+#include <utility>
+
+#include "tensorflow/core/common_runtime/device_factory.h"
+#include "tensorflow/core/common_runtime/process_state.h"
+#include "tensorflow/core/framework/allocation_description.pb.h"
+#include "tensors.h"
+
+namespace sealane_tensorflow {
+
+using tensorflow::Allocator;
+using tensorflow::Tensor;
+using tensorflow::TensorBuffer;
+
+namespace {
+
+// Below, a copy costs less than taking part in the count of what is lent.
+constexpr size_t kLeastLent = 4096;
+
+}  // namespace
+
+void ArenaAllocator::Use(sealane_task* task) {
+  const void* start = nullptr;
+  size_t bytes = 0;
+  task_.store(nullptr);
+  if (!Take(sealane_arena_range(task, &start, &bytes)).ok() || bytes == 0) return;
+  Range range = {reinterpret_cast<uintptr_t>(start), reinterpret_cast<uintptr_t>(start) + bytes};
+  int count = count_.load();
+  if (count == 0 || ranges_[count - 1].start != range.start || ranges_[count - 1].end != range.end) {
+    if (count == kRanges) return;
+    ranges_[count] = range;
+    count_.store(count + 1, std::memory_order_release);
+  }
+  task_.store(task, std::memory_order_release);
+}
+
+bool ArenaAllocator::Holds(const void* memory) const {
+  auto at = reinterpret_cast<uintptr_t>(memory);
+  for (int i = count_.load(std::memory_order_acquire) - 1; i >= 0; --i)
+    if (at >= ranges_[i].start && at < ranges_[i].end) return true;
+  return false;
+}
+
+void* ArenaAllocator::AllocateShared(size_t bytes) {
+  sealane_task* task = task_.load(std::memory_order_acquire);
+  void* memory = nullptr;
+  if (task == nullptr || !Take(sealane_alloc(task, bytes, &memory)).ok()) return nullptr;
+  if (Holds(memory)) return memory;
+  sealane_free(memory);  // Of an arena that came since: Use follows.
+  return nullptr;
+}
+
+void* ArenaAllocator::AllocateRaw(size_t alignment, size_t bytes) {
+  // What is shorter travels in the daemon's ring, from wherever it lies. Sealane aligns as TensorFlow does.
+  if (bytes > kInlineBytes && alignment <= Allocator::kAllocatorAlignment) {
+    if (void* memory = AllocateShared(bytes)) return memory;
+  }
+  return tensorflow::cpu_allocator_base()->AllocateRaw(alignment, bytes);
+}
+
+void ArenaAllocator::DeallocateRaw(void* memory) {
+  if (Holds(memory)) {
+    sealane_free(memory);
+  } else {
+    tensorflow::cpu_allocator_base()->DeallocateRaw(memory);
+  }
+}
+
+ArenaDevice::ArenaDevice(const tensorflow::SessionOptions& options, const tensorflow::Device& like, ArenaAllocator* arena)
+    : ThreadPoolDevice(options, like.name(), tensorflow::Bytes(like.attributes().memory_limit()), like.attributes().locality(),
+                       tensorflow::ProcessState::singleton()->GetCPUAllocator(like.NumaNode())),
+      arena_(arena) {}
+
+Allocator* ArenaDevice::GetAllocator(tensorflow::AllocatorAttributes attributes) {
+  return attributes.nic_compatible() ? arena_ : ThreadPoolDevice::GetAllocator(attributes);
+}
+
+absl::Status MakeDevices(const tensorflow::ConfigProto& config, const std::string& prefix, ArenaAllocator* arena,
+                         std::unique_ptr<tensorflow::DeviceMgr>* devices) {
+  tensorflow::SessionOptions options;
+  options.config = config;
+  std::vector<std::unique_ptr<tensorflow::Device>> made;
+  TF_RETURN_IF_ERROR(tensorflow::DeviceFactory::AddDevices(options, prefix, &made));
+  for (auto& device : made)
+    if (device->device_type() == tensorflow::DEVICE_CPU) device = std::make_unique<ArenaDevice>(options, *device, arena);
+  *devices = std::make_unique<tensorflow::StaticDeviceMgr>(std::move(made));
+  return absl::OkStatus();
+}
+
+// Memory that the daemon shares with this process, given back with the last tensor over it.
+class LentBuffer : public TensorBuffer {
+ public:
+  LentBuffer(std::shared_ptr<Lending> lending, sealane_tensor* came, const void* data, size_t bytes)
+      : TensorBuffer(const_cast<void*>(data)), lending_(std::move(lending)), came_(came), bytes_(bytes) {}
+  ~LentBuffer() override {
+    sealane_tensor_free(came_);
+    lending_->lent_ -= bytes_;
+  }
+  size_t size() const override { return bytes_; }
+  TensorBuffer* root_buffer() override { return this; }
+  // Kernels write to what they own and nobody else has: not to this, nor does a variable keep it beyond its first update.
+  bool OwnsMemory() const override { return false; }
+  void FillAllocationDescription(tensorflow::AllocationDescription* description) const override {
+    description->set_requested_bytes(static_cast<int64_t>(bytes_));
+    description->set_allocator_name("sealane_received");
+  }
+
+ private:
+  const std::shared_ptr<Lending> lending_;
+  sealane_tensor* const came_;
+  const size_t bytes_;
+};
+
+bool Lending::Lend(const std::shared_ptr<Lending>& lending, sealane_tensor* came, tensorflow::DataType type,
+                   const tensorflow::TensorShape& shape, const void* data, size_t bytes, Tensor* tensor) {
+  if (bytes < kLeastLent || reinterpret_cast<uintptr_t>(data) % Allocator::kAllocatorAlignment != 0) return false;
+  if (lending->lent_.fetch_add(bytes) + bytes > lending->most_) {
+    lending->lent_ -= bytes;
+    return false;
+  }
+  *tensor = Tensor(type, shape, tensorflow::core::RefCountPtr<TensorBuffer>(new LentBuffer(lending, came, data, bytes)));
+  return true;
+}
+
+}  // namespace sealane_tensorflow

@@ -1,0 +1,83 @@
+// Where tensors lie that go to another task or come from one: in memory that is shared with the daemon.
+#ifndef SEALANE_TENSORFLOW_MEMORY_H_
+#define SEALANE_TENSORFLOW_MEMORY_H_
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "sealane.h"
+#include "tensorflow/core/common_runtime/device_mgr.h"
+#include "tensorflow/core/common_runtime/threadpool_device.h"
+#include "tensorflow/core/framework/allocator.h"
+#include "tensorflow/core/framework/tensor.h"
+#include "tensorflow/core/public/session_options.h"
+
+namespace sealane_tensorflow {
+
+// Memory of a task's arena, and of the heap where the arena has no room. It is never deleted, as tensors of it may outlive their server.
+class ArenaAllocator : public tensorflow::Allocator {
+ public:
+  // Until this is called, all memory is the heap's. Called again when the task was attached anew, to another arena.
+  void Use(sealane_task* task);
+  // No more memory is taken from the arena: its task is detached.
+  void Forget() { task_.store(nullptr); }
+
+  std::string Name() override { return "sealane_arena"; }
+  void* AllocateRaw(size_t alignment, size_t bytes) override;
+  void DeallocateRaw(void* memory) override;
+
+  // Memory of the arena alone; null if it has no room.
+  void* AllocateShared(size_t bytes);
+
+ private:
+  struct Range {
+    uintptr_t start, end;
+  };
+  // Arenas of a task: a new one after each restart of the daemon. When all are used, memory is the heap's.
+  static constexpr int kRanges = 64;
+
+  bool Holds(const void* memory) const;
+
+  std::atomic<sealane_task*> task_{nullptr};
+  Range ranges_[kRanges];
+  std::atomic<int> count_{0};
+};
+
+// The CPU, with an arena for what TensorFlow says will go to another task.
+class ArenaDevice : public tensorflow::ThreadPoolDevice {
+ public:
+  ArenaDevice(const tensorflow::SessionOptions& options, const tensorflow::Device& like, ArenaAllocator* arena);
+
+  tensorflow::Allocator* GetAllocator(tensorflow::AllocatorAttributes attributes) override;
+
+ private:
+  ArenaAllocator* const arena_;
+};
+
+// The devices of a server as TensorFlow makes them, with each CPU replaced by an ArenaDevice.
+absl::Status MakeDevices(const tensorflow::ConfigProto& config, const std::string& prefix, ArenaAllocator* arena,
+                         std::unique_ptr<tensorflow::DeviceMgr>* devices);
+
+// How many bytes of the daemon's memory tensors hold that were handed over without a copy.
+class Lending {
+ public:
+  explicit Lending(size_t most) : most_(most) {}
+
+  // A tensor over what came, without a copy; takes `came` over. False, and nothing is taken, where that would be too much, or the memory
+  // is not as TensorFlow's kernels need it.
+  static bool Lend(const std::shared_ptr<Lending>& lending, sealane_tensor* came, tensorflow::DataType type,
+                   const tensorflow::TensorShape& shape, const void* data, size_t bytes, tensorflow::Tensor* tensor);
+
+ private:
+  friend class LentBuffer;
+
+  const size_t most_;
+  std::atomic<size_t> lent_{0};
+};
+
+}  // namespace sealane_tensorflow
+
+#endif  // SEALANE_TENSORFLOW_MEMORY_H_

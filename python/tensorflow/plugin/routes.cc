@@ -1,0 +1,137 @@
+#include "routes.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "tensorflow/core/platform/env.h"
+
+namespace sealane_tensorflow {
+
+using tensorflow::Env;
+
+absl::string_view PairOf(const tensorflow::Rendezvous::ParsedKey& key) {
+  return key.FullKey().substr(0, static_cast<size_t>(key.edge_name.data() - key.FullKey().data()));
+}
+
+SendRoute* Routes::OfSend(absl::string_view pair, const std::function<Peer*()>& peer) {
+  {
+    std::shared_lock lock(mu_);
+    auto found = sends_.find(pair);
+    if (found != sends_.end()) return found->second.get();
+  }
+  std::lock_guard lock(mu_);
+  if (sends_.size() >= kPairs) return nullptr;
+  std::unique_ptr<SendRoute>& route = sends_[pair];
+  if (route == nullptr) {
+    route = std::make_unique<SendRoute>();
+    route->peer = peer();
+  }
+  return route.get();
+}
+
+AskRoute* Routes::OfAsk(absl::string_view pair, const std::function<Peer*()>& peer) {
+  {
+    std::shared_lock lock(mu_);
+    auto found = asks_.find(pair);
+    if (found != asks_.end()) return found->second.get();
+  }
+  std::lock_guard lock(mu_);
+  if (asks_.size() >= kPairs) return nullptr;
+  std::unique_ptr<AskRoute>& route = asks_[pair];
+  if (route == nullptr) {
+    route = std::make_unique<AskRoute>();
+    route->pair = std::string(pair);
+    route->peer = peer();
+  }
+  return route.get();
+}
+
+Way Routes::Ask(AskRoute* route, std::function<void(Way)> later) {
+  {
+    std::lock_guard lock(mu_);
+    switch (route->state) {
+      case AskRoute::State::kSealane:
+        return Way::kSealane;
+      case AskRoute::State::kSettling:
+        if (route->before) return Way::kGrpc;
+        route->waiting.push_back(std::move(later));
+        return Way::kUnsettled;
+      case AskRoute::State::kGrpc:
+        if (Env::Default()->NowMicros() < route->next_hello) return Way::kGrpc;
+        break;
+      case AskRoute::State::kNone:
+        route->waiting.push_back(std::move(later));
+        break;
+    }
+    route->state = AskRoute::State::kSettling;
+    ++route->hello;
+  }
+  bool before = route->before;  // Only changed by who settles.
+  say_hello_(route);
+  return before ? Way::kGrpc : Way::kUnsettled;
+}
+
+uint64_t Routes::HelloOf(AskRoute* route) {
+  std::shared_lock lock(mu_);
+  return route->hello;
+}
+
+SendRoute* Routes::Hello(absl::string_view pair, absl::string_view from, const std::function<Peer*()>& peer, std::string* why) {
+  SendRoute* route = OfSend(pair, peer);
+  std::lock_guard lock(mu_);
+  if (route == nullptr) {
+    *why = absl::StrCat("there are more than ", kPairs, " pairs of devices");
+    return nullptr;
+  }
+  if (route->settled && route->to != from) {
+    *why = absl::StrCat("two tasks have the same name: one is attached as ", route->to, ", one as ", from);
+    return nullptr;
+  }
+  route->to = std::string(from);
+  route->settled = true;
+  return route;
+}
+
+std::string Routes::ConsumerOf(SendRoute* route) {
+  std::shared_lock lock(mu_);
+  return route->to;
+}
+
+void Routes::Welcome(absl::string_view pair) {
+  AskRoute* route;
+  {
+    std::shared_lock lock(mu_);
+    auto found = asks_.find(pair);
+    if (found == asks_.end()) return;
+    route = found->second.get();
+  }
+  Settle(route, AskRoute::State::kSealane, "");
+}
+
+void Routes::Refused(absl::string_view pair, uint64_t hello, absl::string_view why) {
+  AskRoute* route;
+  {
+    std::shared_lock lock(mu_);
+    auto found = asks_.find(pair);
+    if (found == asks_.end()) return;
+    route = found->second.get();
+    if (route->state != AskRoute::State::kSettling || (hello != 0 && route->hello != hello)) return;
+  }
+  Settle(route, AskRoute::State::kGrpc, why);
+}
+
+void Routes::Settle(AskRoute* route, AskRoute::State state, absl::string_view why) {
+  std::vector<std::function<void(Way)>> waiting;
+  Way way = state == AskRoute::State::kSealane ? Way::kSealane : Way::kGrpc;
+  {
+    std::lock_guard lock(mu_);
+    route->state = state;
+    route->before = true;
+    route->next_hello = Env::Default()->NowMicros() + kRetryMs * 1000;
+    waiting.swap(route->waiting);
+  }
+  if (changed) changed(route->peer, way, why);
+  for (auto& each : waiting) each(way);
+}
+
+}  // namespace sealane_tensorflow

@@ -1,0 +1,99 @@
+// Which way the tensors of a pair of devices go: settled by a word between their tasks, never by a guess.
+//
+// The consumer decides, as it is the one that asks. Before it asks a producer by Sealane for the first time, it pushes a hello, which names
+// the two devices and the producer's incarnation of its own; the producer then gives to Sealane what that consumer is still to get,
+// and all that comes later, and answers with a welcome. Until then, and where no welcome comes within kSettleMs, the consumer asks by gRPC,
+// which a producer always answers. So a producer needs to know nothing of the job's tasks, a task that was started anew is another one, as
+// its devices have other incarnations, and no tensor is given to one transport and asked for by the other.
+#ifndef SEALANE_TENSORFLOW_ROUTES_H_
+#define SEALANE_TENSORFLOW_ROUTES_H_
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+#include <shared_mutex>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/string_view.h"
+#include "address_book.h"
+#include "tensorflow/core/framework/rendezvous.h"
+
+namespace sealane_tensorflow {
+
+enum class Way { kUnsettled, kSealane, kGrpc };
+
+// The devices of a pair and the producer's incarnation: "SOURCE;INCARNATION;DESTINATION;", as all of TensorFlow's keys of that pair begin.
+absl::string_view PairOf(const tensorflow::Rendezvous::ParsedKey& key);
+
+// What this task sends to a device of another.
+struct SendRoute {
+  Peer* peer;
+  // The task that asks by Sealane, as it is attached; empty before its hello. Guarded by the mutex of the routes.
+  std::string to;
+  std::atomic<bool> settled{false};
+};
+
+// What this task asks a device of another for.
+struct AskRoute {
+  enum class State { kNone, kSettling, kSealane, kGrpc };
+
+  std::string pair;
+  Peer* peer;
+  // Guarded by the mutex of the routes.
+  State state = State::kNone;
+  bool before = false;      // It has gone by gRPC: what is asked for now does not wait for the answer.
+  uint64_t hello = 0;       // Number of the last one.
+  uint64_t next_hello = 0;  // When to try again, in microseconds.
+  std::vector<std::function<void(Way)>> waiting;
+};
+
+class Routes {
+ public:
+  // How long an answer is waited for.
+  static constexpr int64_t kSettleMs = 1000;
+  // How long a pair goes by gRPC before it is tried again.
+  static constexpr int64_t kRetryMs = 10000;
+  // Pairs of devices that are known at most; those beyond go by gRPC.
+  static constexpr size_t kPairs = 1 << 16;
+
+  // `say_hello` pushes a hello to the peer of a route, and calls Refused if that fails.
+  explicit Routes(std::function<void(AskRoute*)> say_hello) : say_hello_(std::move(say_hello)) {}
+
+  // The route of a pair, which lives as long as this; null if there are too many.
+  SendRoute* OfSend(absl::string_view pair, const std::function<Peer*()>& peer);
+  AskRoute* OfAsk(absl::string_view pair, const std::function<Peer*()>& peer);
+
+  // Which way to ask. kUnsettled: `later` will be called with the way.
+  Way Ask(AskRoute* route, std::function<void(Way)> later);
+
+  // A consumer has said hello. Returns its route, or null with the reason why it is to ask by gRPC.
+  SendRoute* Hello(absl::string_view pair, absl::string_view from, const std::function<Peer*()>& peer, std::string* why);
+
+  // The task whose hello settled a route, as it is attached.
+  std::string ConsumerOf(SendRoute* route);
+
+  void Welcome(absl::string_view pair);
+  void Refused(absl::string_view pair, uint64_t hello, absl::string_view why);
+
+  // The number of a route's hello that is under way.
+  uint64_t HelloOf(AskRoute* route);
+
+  // How a pair goes has changed.
+  std::function<void(Peer*, Way, absl::string_view why)> changed;
+
+ private:
+  void Settle(AskRoute* route, AskRoute::State state, absl::string_view why);
+
+  const std::function<void(AskRoute*)> say_hello_;
+  std::shared_mutex mu_;
+  absl::flat_hash_map<std::string, std::unique_ptr<SendRoute>> sends_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<std::string, std::unique_ptr<AskRoute>> asks_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace sealane_tensorflow
+
+#endif  // SEALANE_TENSORFLOW_ROUTES_H_

@@ -1,0 +1,175 @@
+// What one step sends to other tasks and asks them for.
+#ifndef SEALANE_TENSORFLOW_STEP_H_
+#define SEALANE_TENSORFLOW_STEP_H_
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+#include <mutex>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "endpoint.h"
+#include "sealane.h"
+#include "tensorflow/core/lib/core/refcount.h"
+#include "tensors.h"
+
+namespace sealane_tensorflow {
+
+// A tensor on its way to another task.
+class Sending {
+ public:
+  Sending(absl::string_view key, tensorflow::Tensor tensor, bool dead) : key(key), tensor(std::move(tensor)), dead(dead) {}
+  virtual ~Sending() = default;
+
+  // Puts the tensor into host memory, if it is not there, and calls `done`, then or later.
+  virtual void Stage(std::function<void(const absl::Status&)> done) { done(absl::OkStatus()); }
+  // Leaves the tensor where TensorFlow's gRPC services look for it; once at most.
+  virtual void LeaveForGrpc() = 0;
+  // The consumer has it, or it was left for gRPC, or, with an error, the step has ended. Nothing but the destructor is called afterwards.
+  virtual void Ended(const absl::Status& status) = 0;
+
+  const std::string key;
+  tensorflow::Tensor tensor;
+  const bool dead;
+
+ private:
+  friend class Step;
+  enum class State {
+    kHeld,    // No consumer has said hello for it.
+    kStaged,  // On its way to host memory, or to its turn.
+    kSent,    // Sealane has it.
+    kLeft,    // Left for gRPC. Sealane may still have it as well.
+  };
+  State state = State::kHeld;
+  SendRoute* route = nullptr;
+  Outgoing outgoing, ahead;
+  std::string data_key;     // Of a large tensor.
+  int parts = 1;            // Sends that have not ended: two of a large one. This and the next are guarded by the step's mutex.
+  int uses = 0;             // Callbacks that are to come, and one for its place among its step's.
+  Sending* next = nullptr;  // The next under the same key.
+};
+
+// A tensor that is asked for. Counted: deleted after one of its two ends.
+class Asking : public tensorflow::core::RefCounted {
+ public:
+  explicit Asking(absl::string_view key) : key(key) {}
+
+  // The tensor has come, or the asking failed. `came` is to be freed.
+  virtual void Received(const absl::Status& status, const Incoming& incoming, sealane_tensor* came) = 0;
+  // It is to be asked for by gRPC.
+  virtual void AskByGrpc() = 0;
+  // Gives up: Received comes with this status, on another thread, unless one of the ends was before.
+  void Cancel(const absl::Status& status);
+
+  const std::string key;
+
+ protected:
+  ~Asking() override = default;
+
+ private:
+  friend class Step;
+  Step* step = nullptr;
+  Peer* peer = nullptr;
+  std::mutex mu;
+  absl::Status cancelled ABSL_GUARDED_BY(mu);
+  bool unsent ABSL_GUARDED_BY(mu) = false;  // The producer leaves it for gRPC.
+  uint64_t calls ABSL_GUARDED_BY(mu) = 0;   // How many have ended.
+  sealane_call* call ABSL_GUARDED_BY(mu) = nullptr;
+  Asking* next = nullptr;  // The next under the same key.
+};
+
+// Counted: calls under way keep it, and so does its owner, until End.
+class Step : public tensorflow::core::RefCounted {
+ public:
+  enum class Of { kRendezvous, kCollective };
+  Step(std::shared_ptr<Endpoint> endpoint, Of of, int64_t id);
+
+  Of of() const { return of_; }
+  int64_t id() const { return id_; }
+  const std::shared_ptr<Endpoint>& endpoint() const { return endpoint_; }
+
+  using PeerOf = std::function<Peer*()>;
+
+  // Sends under the key of `sending`, once what was sent under the same key before has ended. Never waits. `peer`: the consumer.
+  void Send(absl::string_view pair, const PeerOf& peer, std::unique_ptr<Sending> sending);
+  // The consumer asks for a key by gRPC: what was sent under it, or will be next, is left there.
+  void AskedByGrpc(absl::string_view key);
+  // Asks for the key of `asking`, once what was asked for under the same key before has come. `peer`: the producer. Takes over a reference.
+  void Ask(absl::string_view pair, const PeerOf& peer, Asking* asking);
+
+  // Its owner has failed or is gone: ends what is being sent. Asking is for the owner to cancel, before.
+  void End();
+  bool ended();
+
+  // A consumer has said hello.
+  void Settled(absl::string_view pair);
+  // A producer has left a key for gRPC.
+  void Unsent(absl::string_view key);
+  // The step has failed at a producer.
+  void AbortedBy(absl::string_view producer, const absl::Status& status);
+
+ private:
+  // What goes to one device, or is asked of one, gathered while what came before is handed over.
+  struct SendLane {
+    SendRoute* route;
+    std::vector<Sending*> held, ready;
+    bool flushing = false;
+  };
+  struct AskLane {
+    AskRoute* route;
+    Way way = Way::kUnsettled;
+    bool settling = false;
+    std::vector<Asking*> ready;
+    bool flushing = false;
+  };
+
+  ~Step() override;
+
+  SendLane* LaneOfSend(absl::string_view pair, const PeerOf& peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  AskLane* LaneOfAsk(absl::string_view pair, const PeerOf& peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  // Sends the first of a key.
+  void Start(SendLane* lane, Sending* sending);
+  void Flush(SendLane* lane);
+  void Fail(Sending* sending, const absl::Status& status);
+  // The first of its key has ended: the next one's turn.
+  void Finish(Sending* sending);
+  void Unuse(Sending* sending);
+  struct Ending;
+  static void SendDone(void* context, const sealane_error* error);
+  static void SendReleased(void* context);
+
+  void Start(AskLane* lane, Asking* asking);
+  void Flush(AskLane* lane);
+  // Notes the call of `asking` that was just started, which is its number-th.
+  void Started(Asking* asking, uint64_t number, sealane_call* call);
+  void AskForData(Asking* asking, const Incoming& ahead);
+  // The first of its key has come: the next one's turn. Gives its reference back.
+  void Finish(Asking* asking);
+  void EndByGrpc(Asking* asking);
+  void EndWith(Asking* asking, const absl::Status& status, const Incoming& incoming, sealane_tensor* came);
+  static void RecvDone(void* context, const sealane_error* error, sealane_tensor* came);
+
+  const std::shared_ptr<Endpoint> endpoint_;
+  const Of of_;
+  const int64_t id_;
+  std::mutex mu_;
+  bool ended_ ABSL_GUARDED_BY(mu_) = false;
+  // Something was given up that Sealane may remember by the step's number.
+  bool unclean_ ABSL_GUARDED_BY(mu_) = false;
+  int sent_ ABSL_GUARDED_BY(mu_) = 0;  // Those that Sealane has.
+  absl::flat_hash_map<std::string, std::unique_ptr<SendLane>> send_lanes_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<std::string, std::unique_ptr<AskLane>> ask_lanes_ ABSL_GUARDED_BY(mu_);
+  // The first of each key, whose key it is by.
+  absl::flat_hash_map<absl::string_view, std::pair<SendLane*, Sending*>> sendings_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<absl::string_view, std::pair<AskLane*, Asking*>> askings_ ABSL_GUARDED_BY(mu_);
+  // By key, how often it was asked for by gRPC and not left there yet; below zero, how often it was left there and not asked for yet.
+  absl::flat_hash_map<std::string, int> by_grpc_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace sealane_tensorflow
+
+#endif  // SEALANE_TENSORFLOW_STEP_H_

@@ -1,0 +1,183 @@
+#include "tensors.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "tensorflow/core/framework/tensor.pb.h"
+#include "tensorflow/core/framework/types.h"
+
+namespace sealane_tensorflow {
+namespace {
+
+using tensorflow::DataType;
+using tensorflow::Tensor;
+using tensorflow::TensorProto;
+using tensorflow::TensorShape;
+
+struct Row {
+  DataType type;
+  PlainType plain;
+};
+
+// DLPack 1.1, DLDataTypeCode; its codes from 7 on are the 8-bit floats.
+constexpr Row kRows[] = {
+    {tensorflow::DT_FLOAT, {SEALANE_FLOAT, 32}},      {tensorflow::DT_DOUBLE, {SEALANE_FLOAT, 64}},
+    {tensorflow::DT_HALF, {SEALANE_FLOAT, 16}},       {tensorflow::DT_BFLOAT16, {SEALANE_BFLOAT, 16}},
+    {tensorflow::DT_INT8, {SEALANE_INT, 8}},          {tensorflow::DT_INT16, {SEALANE_INT, 16}},
+    {tensorflow::DT_INT32, {SEALANE_INT, 32}},        {tensorflow::DT_INT64, {SEALANE_INT, 64}},
+    {tensorflow::DT_UINT8, {SEALANE_UINT, 8}},        {tensorflow::DT_UINT16, {SEALANE_UINT, 16}},
+    {tensorflow::DT_UINT32, {SEALANE_UINT, 32}},      {tensorflow::DT_UINT64, {SEALANE_UINT, 64}},
+    {tensorflow::DT_BOOL, {SEALANE_BOOL, 8}},         {tensorflow::DT_COMPLEX64, {SEALANE_COMPLEX, 64}},
+    {tensorflow::DT_COMPLEX128, {SEALANE_COMPLEX, 128}}, {tensorflow::DT_FLOAT8_E4M3FN, {10, 8}},
+    {tensorflow::DT_FLOAT8_E5M2, {12, 8}},
+};
+
+DataType TypeOf(const sealane_meta& meta) {
+  if (meta.lanes != 1) return tensorflow::DT_INVALID;
+  for (const Row& row : kRows)
+    if (row.plain.code == meta.code && row.plain.bits == meta.bits) return row.type;
+  return tensorflow::DT_INVALID;
+}
+
+absl::Status BadBytes(absl::string_view what) {
+  return absl::DataLossError(absl::StrCat("Sealane: a peer's tensor was refused: ", what));
+}
+
+absl::Status ShapeOf(const sealane_meta& meta, TensorShape* shape) {
+  if (meta.rank > TensorShape::MaxDimensions()) {
+    return BadBytes(absl::StrCat(static_cast<int>(meta.rank), " dimensions"));
+  }
+  for (int i = 0; i < meta.rank; ++i) {
+    if (meta.dims[i] > static_cast<uint64_t>(INT64_MAX)) return BadBytes("a dimension beyond 2^63");
+    // Fails if there would be more than 2^63 elements.
+    absl::Status added = shape->AddDimWithStatus(static_cast<int64_t>(meta.dims[i]));
+    if (!added.ok()) return BadBytes(added.message());
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+std::optional<PlainType> PlainTypeOf(DataType type) {
+  for (const Row& row : kRows)
+    if (row.type == type) return row.plain;
+  return std::nullopt;
+}
+
+void Outgoing::SetDead() { meta_.flags = SEALANE_DEAD; }
+
+absl::Status Outgoing::Set(const Tensor& tensor) {
+  std::optional<PlainType> plain = PlainTypeOf(tensor.dtype());
+  if (!plain.has_value()) {
+    TensorProto proto;
+    tensor.AsProtoTensorContent(&proto);
+    std::string content;
+    if (!proto.SerializeToString(&content)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("Sealane: a tensor of ", tensor.DebugString(), " cannot be serialised: it is longer than 2 GiB"));
+    }
+    SetOpaque(Opaque::kProto, std::move(content));
+    return absl::OkStatus();
+  }
+  meta_.code = plain->code;
+  meta_.bits = plain->bits;
+  meta_.rank = static_cast<uint8_t>(tensor.dims());
+  for (int i = 0; i < tensor.dims(); ++i) dims_.push_back(static_cast<uint64_t>(tensor.dim_size(i)));
+  tensor_ = tensor;
+  bytes_ = static_cast<size_t>(tensor.NumElements()) * (plain->bits / 8);
+  data_ = bytes_ == 0 ? nullptr : tensor_.data();
+  return absl::OkStatus();
+}
+
+void Outgoing::SetLarge(const Tensor& tensor) {
+  TensorProto proto;  // Without content: type and shape.
+  proto.set_dtype(tensor.dtype());
+  tensor.shape().AsProto(proto.mutable_tensor_shape());
+  SetOpaque(Opaque::kLarge, proto.SerializeAsString());
+}
+
+void Outgoing::SetOpaque(Opaque kind, std::string content) {
+  opaque_ = std::move(content);
+  opaque_.insert(opaque_.begin(), static_cast<char>(kind));
+  dims_.assign(1, opaque_.size());
+  meta_.code = SEALANE_OPAQUE;
+  meta_.bits = 8;
+  meta_.rank = 1;
+  data_ = opaque_.data();
+  bytes_ = opaque_.size();
+}
+
+sealane_source Outgoing::Source(sealane_release release, void* context) const {
+  sealane_source source = {meta_, data_, bytes_, release, context};
+  source.meta.dims = dims_.data();
+  return source;
+}
+
+void Outgoing::Drop() {
+  tensor_ = Tensor();
+  opaque_.clear();
+  data_ = nullptr;
+}
+
+absl::Status Read(const sealane_view& view, Incoming* incoming) {
+  if (view.meta.flags == SEALANE_DEAD) {
+    incoming->dead = true;
+    return absl::OkStatus();
+  }
+  if (view.meta.flags != 0) return BadBytes("flags that the plugin never sends");
+  incoming->data = view.data;
+  incoming->bytes = view.bytes;
+  if (view.meta.code == SEALANE_OPAQUE) {
+    if (view.meta.bits != 8 || view.bytes == 0) return BadBytes("opaque, and empty or not of bytes");
+    const char* start = static_cast<const char*>(view.data);
+    incoming->opaque = static_cast<Opaque>(*start);
+    incoming->data = start + 1;
+    incoming->bytes = view.bytes - 1;
+    switch (incoming->opaque) {
+      case Opaque::kProto:
+      case Opaque::kLarge:
+        return absl::OkStatus();
+    }
+    return BadBytes("opaque, of a kind that this release does not know");
+  }
+  incoming->type = TypeOf(view.meta);
+  if (incoming->type == tensorflow::DT_INVALID) {
+    return BadBytes(absl::StrCat("TensorFlow has no type of DLPack's code ", static_cast<int>(view.meta.code), " with ",
+                                 static_cast<int>(view.meta.bits), " bits and ", view.meta.lanes, " lanes"));
+  }
+  TF_RETURN_IF_ERROR(ShapeOf(view.meta, &incoming->shape));
+  // Dividing, because the product may not fit.
+  size_t element = view.meta.bits / 8;
+  if (view.bytes % element != 0 || static_cast<uint64_t>(incoming->shape.num_elements()) != view.bytes / element) {
+    return BadBytes(absl::StrCat(view.bytes, " bytes for shape ", incoming->shape.DebugString()));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadLarge(const Incoming& ahead, DataType* type, TensorShape* shape) {
+  TensorProto proto;
+  if (ahead.bytes > INT_MAX || !proto.ParseFromArray(ahead.data, static_cast<int>(ahead.bytes))) {
+    return BadBytes("what came ahead of it is no TensorProto");
+  }
+  if (!PlainTypeOf(proto.dtype()).has_value()) return BadBytes("it is large and has no DLPack type");
+  absl::Status built = TensorShape::BuildTensorShape(proto.tensor_shape(), shape);
+  if (!built.ok()) return BadBytes(built.message());
+  *type = proto.dtype();
+  return absl::OkStatus();
+}
+
+std::string DataKey(absl::string_view key) { return absl::StrCat(key, ";data"); }
+
+absl::Status StatusOf(const sealane_error* error) {
+  if (error == nullptr) return absl::OkStatus();
+  return absl::Status(static_cast<absl::StatusCode>(sealane_error_code(error)),
+                      absl::StrCat("Sealane: ", sealane_error_message(error)));
+}
+
+absl::Status Take(sealane_error* error) {
+  absl::Status status = StatusOf(error);
+  sealane_error_free(error);
+  return status;
+}
+
+}  // namespace sealane_tensorflow

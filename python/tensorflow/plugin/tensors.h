@@ -1,0 +1,91 @@
+// What a tensor looks like to Sealane, and what a peer's bytes must be before TensorFlow sees them.
+#ifndef SEALANE_TENSORFLOW_TENSORS_H_
+#define SEALANE_TENSORFLOW_TENSORS_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "sealane.h"
+#include "tensorflow/core/framework/tensor.h"
+
+namespace sealane_tensorflow {
+
+// A DLPack type for those of TensorFlow's that are sent as their bytes; nothing for strings, resources, variants, quantised and 4-bit
+// types, which travel as gRPC has them: as a TensorProto.
+struct PlainType {
+  uint8_t code;
+  uint8_t bits;
+};
+std::optional<PlainType> PlainTypeOf(tensorflow::DataType type);
+
+// How a message without a DLPack type is to be understood: the first of its bytes.
+enum class Opaque : char {
+  kProto = 'p',   // A TensorProto follows.
+  kLarge = 'l',   // The tensor's bytes come under another key, so that the consumer can make room: see DataKey.
+};
+
+// A tensor as it is given to sealane_send: type, shape, bytes. Holds what those point into. Not copied or moved: `source` points at `dims_`.
+class Outgoing {
+ public:
+  Outgoing() = default;
+  Outgoing(const Outgoing&) = delete;
+  Outgoing& operator=(const Outgoing&) = delete;
+
+  void SetDead();
+  // A tensor in host memory. Fails if it cannot be serialised.
+  absl::Status Set(const tensorflow::Tensor& tensor);
+  // Type and shape of `tensor`, whose bytes follow under another key.
+  void SetLarge(const tensorflow::Tensor& tensor);
+
+  size_t bytes() const { return bytes_; }
+  // With a release, the memory must stay as it is until it was called; without, the bytes are copied at once.
+  sealane_source Source(sealane_release release, void* context) const;
+  // Gives up what the tensor's memory is kept by, once Sealane has a copy or is done with it.
+  void Drop();
+
+ private:
+  void SetOpaque(Opaque kind, std::string content);
+
+  tensorflow::Tensor tensor_;
+  std::string opaque_;
+  std::vector<uint64_t> dims_;
+  sealane_meta meta_ = {SEALANE_UINT, 8, 1, 0, 0, 0, nullptr};
+  const void* data_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+// What came, checked: its length is what type and shape say.
+struct Incoming {
+  bool dead = false;
+  tensorflow::DataType type = tensorflow::DT_INVALID;  // DT_INVALID: `opaque` says what it is.
+  tensorflow::TensorShape shape;
+  const void* data = nullptr;
+  size_t bytes = 0;
+  Opaque opaque = Opaque::kProto;
+};
+absl::Status Read(const sealane_view& view, Incoming* incoming);
+
+// Type and shape of a large tensor, from what came ahead of it (Opaque::kLarge, without its first byte).
+absl::Status ReadLarge(const Incoming& ahead, tensorflow::DataType* type, tensorflow::TensorShape* shape);
+
+// The key under which the bytes of a large tensor come.
+std::string DataKey(absl::string_view key);
+
+// A tensor longer than this is announced, and received in the consumer's arena: the daemon's own room for it (daemon.area_bytes) is small.
+constexpr size_t kLargeBytes = 8 << 20;
+
+// Bytes up to this travel in the daemon's ring, copied when they are sent.
+constexpr size_t kInlineBytes = 512;
+
+absl::Status StatusOf(const sealane_error* error);
+// As StatusOf; frees the error.
+absl::Status Take(sealane_error* error);
+
+inline sealane_text TextOf(absl::string_view text) { return {text.data(), text.size()}; }
+
+}  // namespace sealane_tensorflow
+
+#endif  // SEALANE_TENSORFLOW_TENSORS_H_

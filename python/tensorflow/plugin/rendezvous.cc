@@ -1,6 +1,7 @@
 #include "rendezvous.h"
 
 #include <cstring>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -82,7 +83,7 @@ class RendezvousSending : public Sending {
 
   void LeaveForGrpc() override {
     // It fails if the step was aborted, which the consumer hears from the rendezvous.
-    rendezvous_->SendByGrpc(parsed_, args_, original_.IsInitialized() ? original_ : tensor, dead).IgnoreError();
+    rendezvous_->SendByGrpc(parsed_, args_, original_.value_or(tensor), dead).IgnoreError();
   }
 
   void Ended(const absl::Status&) override { rendezvous_->Unref(); }
@@ -91,7 +92,7 @@ class RendezvousSending : public Sending {
   Rendezvous* const rendezvous_;
   const ParsedKey parsed_;
   const Args args_;
-  Tensor original_;  // On the device, where `tensor` is a copy.
+  std::optional<Tensor> original_;  // On the device, where `tensor` is a copy.
 };
 
 void RendezvousSending::Stage(std::function<void(const absl::Status&)> done) {
@@ -103,8 +104,8 @@ void RendezvousSending::Stage(std::function<void(const absl::Status&)> done) {
   host.set_on_host(true);
   host.set_gpu_compatible(true);
   original_ = tensor;
-  tensor = Tensor(device->GetAllocator(host), original_.dtype(), original_.shape());
-  args_.device_context->CopyDeviceTensorToCPU(&original_, parsed_.edge_name, device, &tensor, std::move(done));
+  tensor = Tensor(device->GetAllocator(host), original_->dtype(), original_->shape());
+  args_.device_context->CopyDeviceTensorToCPU(&*original_, parsed_.edge_name, device, &tensor, std::move(done));
 }
 
 absl::Status Rendezvous::Send(const ParsedKey& key, const Args& args, const Tensor& tensor, bool dead) {

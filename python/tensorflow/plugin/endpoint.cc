@@ -43,8 +43,10 @@ uint64_t NumberOf(const char* variable, uint64_t otherwise) {
   return otherwise;
 }
 
-// A quarter of what the daemon has by default for what a client receives (daemon.area_bytes), for each shard.
-constexpr uint64_t kLentBytes = 16 << 20;
+// Memory of it is taken from the host as it is first used.
+constexpr uint64_t kArenaBytes = uint64_t{1} << 30;
+// Keys whose tensors' sizes are remembered.
+constexpr size_t kSizes = 1 << 16;
 
 std::string UnsentName(int64_t step, absl::string_view key) { return absl::StrCat(key, "\n", step); }
 
@@ -72,7 +74,6 @@ Endpoint::Endpoint(std::string name, std::string address, std::function<bool(uin
     : name_(std::move(name)),
       address_(std::move(address)),
       is_mine_(std::move(is_mine)),
-      lending_(std::make_shared<Lending>(NumberOf("SEALANE_TF_LENT_BYTES", kLentBytes))),
       routes_([this](AskRoute* route) { SayHello(route); }) {
   routes_.changed = [this](Peer* peer, Way way, absl::string_view why) {
     peer->SetRoute(name_, way == Way::kSealane ? "sealane" : "grpc", why);
@@ -98,7 +99,7 @@ void Endpoint::Attach() {
   options.size = sizeof options;
   const char* socket = std::getenv("SEALANE_TF_SOCKET");
   options.socket = socket != nullptr && *socket != '\0' ? socket : nullptr;
-  options.arena_bytes = NumberOf("SEALANE_TF_ARENA_BYTES", 256 << 20);
+  options.arena_bytes = NumberOf("SEALANE_TF_ARENA_BYTES", kArenaBytes);
   // Calls fail while the daemon is away, and steps with them; TensorFlow starts them anew.
   options.restart_timeout_ms = SEALANE_DO_NOT_WAIT;
   sealane_task* task = nullptr;
@@ -306,6 +307,22 @@ bool Endpoint::TakeUnsent(int64_t step, const std::string& key) {
   bool was = unsent_.erase(UnsentName(step, key)) > 0;
   any_unsent_ = !unsent_.empty();
   return was;
+}
+
+size_t Endpoint::SizeOf(const std::string& key) {
+  std::lock_guard lock(sizes_mu_);
+  auto found = sizes_.find(key);
+  return found == sizes_.end() ? 0 : found->second;
+}
+
+void Endpoint::SetSize(const std::string& key, size_t bytes) {
+  std::lock_guard lock(sizes_mu_);
+  if (bytes == 0) {
+    sizes_.erase(key);
+  } else {
+    if (sizes_.size() >= kSizes) sizes_.clear();  // Learned again in a step.
+    sizes_[key] = bytes;
+  }
 }
 
 void Endpoint::TellAborted(int64_t step, const absl::Status& status) {

@@ -12,6 +12,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "address_book.h"
+#include "burst.h"
 #include "memory.h"
 #include "routes.h"
 #include "sealane.h"
@@ -38,7 +39,6 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   const std::string& name() const { return name_; }
   const std::string& address() const { return address_; }
   ArenaAllocator* arena() const { return arena_; }
-  const std::shared_ptr<Lending>& lending() const { return lending_; }
   AddressBook& book() { return book_; }
   Routes& routes() { return routes_; }
 
@@ -49,6 +49,13 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
 
   // Those of a number.
   std::vector<tensorflow::core::RefCountPtr<Step>> Steps(int64_t id);
+
+  // How many bytes came under a key in an earlier step, if it was announced; else 0. Made 0 by 0.
+  size_t SizeOf(const std::string& key);
+  void SetSize(const std::string& key, size_t bytes);
+
+  // Has `what` called soon, on a thread of the endpoint's own: what is given to it meanwhile is done together. It may not wait.
+  void Soon(std::function<void()> what) { soon_.Do(std::move(what)); }
 
   // Tells a consumer to ask by gRPC for a tensor that could not be sent to it.
   void TellUnsent(const std::string& to, int64_t step, const std::string& key);
@@ -78,7 +85,6 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   const std::function<bool(uint64_t)> is_mine_;
   std::atomic<sealane_task*> task_{nullptr};
   ArenaAllocator* const arena_ = new ArenaAllocator;  // Never deleted, see there.
-  const std::shared_ptr<Lending> lending_;
   AddressBook book_;
   Routes routes_;
 
@@ -89,6 +95,10 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   // What producers could not send, until it is asked for: the key and the step.
   absl::flat_hash_set<std::string> unsent_ ABSL_GUARDED_BY(mu_);
   std::atomic<bool> any_unsent_{false};
+
+  std::mutex sizes_mu_;
+  absl::flat_hash_map<std::string, size_t> sizes_ ABSL_GUARDED_BY(sizes_mu_);
+  Burst soon_;
 };
 
 }  // namespace sealane_tensorflow

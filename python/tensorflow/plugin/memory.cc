@@ -13,13 +13,6 @@ using tensorflow::Allocator;
 using tensorflow::Tensor;
 using tensorflow::TensorBuffer;
 
-namespace {
-
-// Below, a copy costs less than taking part in the count of what is lent.
-constexpr size_t kLeastLent = 4096;
-
-}  // namespace
-
 void ArenaAllocator::Use(sealane_task* task) {
   const void* start = nullptr;
   size_t bytes = 0;
@@ -88,39 +81,30 @@ absl::Status MakeDevices(const tensorflow::ConfigProto& config, const std::strin
   return absl::OkStatus();
 }
 
-// Memory that the daemon shares with this process, given back with the last tensor over it.
-class LentBuffer : public TensorBuffer {
+namespace {
+
+// Memory that a tensor came in, given back with the last tensor over it.
+class ReceivedBuffer : public TensorBuffer {
  public:
-  LentBuffer(std::shared_ptr<Lending> lending, sealane_tensor* came, const void* data, size_t bytes)
-      : TensorBuffer(const_cast<void*>(data)), lending_(std::move(lending)), came_(came), bytes_(bytes) {}
-  ~LentBuffer() override {
-    sealane_tensor_free(came_);
-    lending_->lent_ -= bytes_;
-  }
+  ReceivedBuffer(sealane_tensor* came, const void* data, size_t bytes)
+      : TensorBuffer(const_cast<void*>(data)), came_(came), bytes_(bytes) {}
+  ~ReceivedBuffer() override { sealane_tensor_free(came_); }
   size_t size() const override { return bytes_; }
   TensorBuffer* root_buffer() override { return this; }
-  // Kernels write to what they own and nobody else has: not to this, nor does a variable keep it beyond its first update.
-  bool OwnsMemory() const override { return false; }
   void FillAllocationDescription(tensorflow::AllocationDescription* description) const override {
     description->set_requested_bytes(static_cast<int64_t>(bytes_));
     description->set_allocator_name("sealane_received");
   }
 
  private:
-  const std::shared_ptr<Lending> lending_;
   sealane_tensor* const came_;
   const size_t bytes_;
 };
 
-bool Lending::Lend(const std::shared_ptr<Lending>& lending, sealane_tensor* came, tensorflow::DataType type,
-                   const tensorflow::TensorShape& shape, const void* data, size_t bytes, Tensor* tensor) {
-  if (bytes < kLeastLent || reinterpret_cast<uintptr_t>(data) % Allocator::kAllocatorAlignment != 0) return false;
-  if (lending->lent_.fetch_add(bytes) + bytes > lending->most_) {
-    lending->lent_ -= bytes;
-    return false;
-  }
-  *tensor = Tensor(type, shape, tensorflow::core::RefCountPtr<TensorBuffer>(new LentBuffer(lending, came, data, bytes)));
-  return true;
+}  // namespace
+
+Tensor Received(sealane_tensor* came, tensorflow::DataType type, const tensorflow::TensorShape& shape, const void* data, size_t bytes) {
+  return Tensor(type, shape, tensorflow::core::RefCountPtr<TensorBuffer>(new ReceivedBuffer(came, data, bytes)));
 }
 
 }  // namespace sealane_tensorflow

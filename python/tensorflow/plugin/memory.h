@@ -32,14 +32,15 @@ class ArenaAllocator : public tensorflow::Allocator {
   // Memory of the arena alone; null if it has no room.
   void* AllocateShared(size_t bytes);
 
+  // Whether memory is of the arena, or of one that the task had before.
+  bool Holds(const void* memory) const;
+
  private:
   struct Range {
     uintptr_t start, end;
   };
   // Arenas of a task: a new one after each restart of the daemon. When all are used, memory is the heap's.
   static constexpr int kRanges = 64;
-
-  bool Holds(const void* memory) const;
 
   std::atomic<sealane_task*> task_{nullptr};
   Range ranges_[kRanges];
@@ -61,22 +62,9 @@ class ArenaDevice : public tensorflow::ThreadPoolDevice {
 absl::Status MakeDevices(const tensorflow::ConfigProto& config, const std::string& prefix, ArenaAllocator* arena,
                          std::unique_ptr<tensorflow::DeviceMgr>* devices);
 
-// How many bytes of the daemon's memory tensors hold that were handed over without a copy.
-class Lending {
- public:
-  explicit Lending(size_t most) : most_(most) {}
-
-  // A tensor over what came, without a copy; takes `came` over. False, and nothing is taken, where that would be too much, or the memory
-  // is not as TensorFlow's kernels need it.
-  static bool Lend(const std::shared_ptr<Lending>& lending, sealane_tensor* came, tensorflow::DataType type,
-                   const tensorflow::TensorShape& shape, const void* data, size_t bytes, tensorflow::Tensor* tensor);
-
- private:
-  friend class LentBuffer;
-
-  const size_t most_;
-  std::atomic<size_t> lent_{0};
-};
+// A tensor over what came, without a copy; takes `came` over.
+tensorflow::Tensor Received(sealane_tensor* came, tensorflow::DataType type, const tensorflow::TensorShape& shape, const void* data,
+                            size_t bytes);
 
 }  // namespace sealane_tensorflow
 

@@ -269,8 +269,8 @@ absl::Status RendezvousAsking::Make(const Incoming& incoming, sealane_tensor* ca
     } else {
       status = device_->MakeTensorFromProto(proto, attributes, tensor);  // Checks it, and copies it to the device.
     }
-  } else if (Lending::Lend(rendezvous_->step()->endpoint()->lending(), came, incoming.type, incoming.shape, incoming.data, incoming.bytes,
-                           tensor)) {
+  } else if (incoming.bytes >= kAnnouncedBytes && rendezvous_->step()->endpoint()->arena()->Holds(incoming.data)) {
+    *tensor = sealane_tensorflow::Received(came, incoming.type, incoming.shape, incoming.data, incoming.bytes);
     came = nullptr;
   } else {
     *tensor = Tensor(device_->GetAllocator(attributes), incoming.type, incoming.shape);

@@ -73,8 +73,8 @@ void Step::Start(SendLane* lane, Sending* sending) {
       sending->outgoing.SetDead();
     } else if (status.ok()) {
       status = sending->outgoing.Set(sending->tensor);
-      if (sending->outgoing.bytes() > kLargeBytes && PlainTypeOf(sending->tensor.dtype()).has_value()) {
-        sending->ahead.SetLarge(sending->tensor);
+      if (sending->outgoing.bytes() >= kAnnouncedBytes && PlainTypeOf(sending->tensor.dtype()).has_value()) {
+        sending->ahead.SetAhead(sending->tensor);
         sending->data_key = DataKey(sending->key);
       }
     }
@@ -89,7 +89,19 @@ void Step::Start(SendLane* lane, Sending* sending) {
       }
     }
     Unuse(sending);
-    if (flush) Flush(lane);
+    if (flush) FlushInTime(lane);
+  });
+}
+
+template <typename Lane>
+void Step::FlushInTime(Lane* lane) {
+  // The first of a burst goes at once, for its latency's sake.
+  constexpr auto kBurst = std::chrono::microseconds(50);
+  if (Clock::now() - lane->flushed > kBurst) return Flush(lane);
+  Ref();
+  endpoint_->Soon([this, lane] {
+    Flush(lane);
+    Unref();
   });
 }
 
@@ -108,6 +120,7 @@ void Step::Flush(SendLane* lane) {
       ready.swap(lane->ready);
       if (ready.empty()) {
         lane->flushing = false;
+        lane->flushed = Clock::now();
         return;
       }
       for (Sending* sending : ready) {
@@ -356,7 +369,7 @@ void Step::Start(AskLane* lane, Asking* asking) {
     }
   }
   if (by_grpc) return EndByGrpc(asking);
-  if (!settle) return Flush(lane);
+  if (!settle) return FlushInTime(lane);
 
   Ref();
   auto settled = [this, lane](Way way) {
@@ -380,18 +393,21 @@ void Step::Start(AskLane* lane, Asking* asking) {
 }
 
 void Step::Flush(AskLane* lane) {
+  std::vector<Asking*> ready;
   for (;;) {
-    std::vector<Asking*> ready;
+    ready.clear();
     {
       std::lock_guard lock(mu_);
       ready.swap(lane->ready);
       if (ready.empty()) {
         lane->flushing = false;
+        lane->flushed = Clock::now();
         return;
       }
     }
-    std::vector<sealane_wanted> wanted;
-    std::vector<Asking*> asked;
+    std::vector<sealane_wanted> first, data;
+    std::vector<std::string> data_keys;
+    data_keys.reserve(ready.size());
     for (Asking* asking : ready) {
       absl::Status cancelled;
       bool unsent;
@@ -402,52 +418,74 @@ void Step::Flush(AskLane* lane) {
       }
       if (!cancelled.ok()) {
         EndWith(asking, cancelled, Incoming(), nullptr);
-      } else if (unsent || endpoint_->TakeUnsent(id_, asking->key)) {
+        continue;
+      }
+      if (unsent || endpoint_->TakeUnsent(id_, asking->key)) {
         EndByGrpc(asking);
-      } else {
-        asking->Ref();  // Until its call is noted.
-        asked.push_back(asking);
-        wanted.push_back({TextOf(asking->key), {}, asking});
-        Ref();
+        continue;
       }
+      first.push_back({TextOf(asking->key), {}, asking});
+      size_t bytes = endpoint_->SizeOf(asking->key);
+      void* memory = bytes > 0 ? endpoint_->arena()->AllocateShared(bytes) : nullptr;
+      if (memory == nullptr) continue;
+      data_keys.push_back(DataKey(asking->key));
+      data.push_back({TextOf(data_keys.back()), {memory, bytes, sealane_free, memory}, asking});
     }
-    if (asked.empty()) continue;
-    std::vector<sealane_call*> calls(asked.size());
-    const std::string from = lane->route->peer->Address();
-    absl::Status status = Take(sealane_recv_all(endpoint_->task(), TextOf(from), id_, wanted.data(), wanted.size(), SEALANE_NO_TIMEOUT,
-                                                RecvDone, calls.data()));
-    for (size_t i = 0; i < asked.size(); ++i) {
-      if (status.ok()) {
-        Started(asked[i], 0, calls[i]);
-      } else {
-        EndWith(asked[i], status, Incoming(), nullptr);
-        Unref();
-      }
-      asked[i]->Unref();
-    }
+    // The asking may end with its first call, before its second is made.
+    for (const sealane_wanted& each : data) static_cast<Asking*>(each.context)->Ref();
+    if (!first.empty()) AskFor(lane->route->peer, first, &Asking::first);
+    if (!data.empty()) AskFor(lane->route->peer, data, &Asking::data);
+    for (const sealane_wanted& each : data) static_cast<Asking*>(each.context)->Unref();
   }
 }
 
-void Step::Started(Asking* asking, uint64_t number, sealane_call* call) {
-  bool cancel;
-  {
+void Step::AskFor(Peer* peer, std::vector<sealane_wanted> wanted, Asking::Call Asking::*which) {
+  std::vector<sealane_call*> calls(wanted.size());
+  for (const sealane_wanted& each : wanted) {
+    auto* asking = static_cast<Asking*>(each.context);
     std::lock_guard lock(asking->mu);
-    if (asking->calls == number) {
-      asking->call = call;
-      cancel = !asking->cancelled.ok() || asking->unsent;
-    } else {
-      cancel = false;  // It has ended since.
-      sealane_call_free(call);
-      return;
-    }
-    if (cancel) sealane_error_free(sealane_call_cancel(call));
+    (asking->*which).started = true;
+    asking->Ref();  // Its callback's, and one until its call is noted.
+    asking->Ref();
+    Ref();
   }
+  const std::string from = peer->Address();
+  absl::Status status = Take(sealane_recv_all(endpoint_->task(), TextOf(from), id_, wanted.data(), wanted.size(), SEALANE_NO_TIMEOUT,
+                                              which == &Asking::first ? RecvDone<&Asking::first> : RecvDone<&Asking::data>, calls.data()));
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    auto* asking = static_cast<Asking*>(wanted[i].context);
+    if (!status.ok()) {  // No callback comes.
+      if (wanted[i].destination.memory != nullptr) sealane_free(wanted[i].destination.memory);
+      {
+        std::lock_guard lock(asking->mu);
+        (asking->*which).ended = true;
+      }
+      EndWith(asking, status, Incoming(), nullptr);
+      asking->Unref();
+      Unref();
+    } else {
+      std::lock_guard lock(asking->mu);
+      Asking::Call& call = asking->*which;
+      if (call.ended) {
+        sealane_call_free(calls[i]);
+      } else {
+        call.handle = calls[i];
+        if (asking->ended || asking->unsent || !asking->cancelled.ok()) sealane_error_free(sealane_call_cancel(call.handle));
+      }
+    }
+    asking->Unref();
+  }
+}
+
+void Asking::CancelCalls() {
+  for (Call* call : {&first, &data})
+    if (call->handle != nullptr) sealane_error_free(sealane_call_cancel(call->handle));
 }
 
 void Asking::Cancel(const absl::Status& status) {
   std::lock_guard lock(mu);
   cancelled.Update(status);
-  if (call != nullptr) sealane_error_free(sealane_call_cancel(call));
+  CancelCalls();
 }
 
 void Step::Unsent(absl::string_view key) {
@@ -462,7 +500,7 @@ void Step::Unsent(absl::string_view key) {
   {
     std::lock_guard lock(asking->mu);
     asking->unsent = true;
-    if (asking->call != nullptr) sealane_error_free(sealane_call_cancel(asking->call));
+    asking->CancelCalls();
   }
   asking->Unref();
 }
@@ -485,72 +523,74 @@ void Step::AbortedBy(absl::string_view producer, const absl::Status& status) {
   }
 }
 
+template <Asking::Call Asking::*which>
 void Step::RecvDone(void* context, const sealane_error* error, sealane_tensor* came) {
   auto* asking = static_cast<Asking*>(context);
   Step* step = asking->step;
   absl::Status status = StatusOf(error);
-  sealane_call* call;
-  bool unsent;
+  sealane_call* handle;
+  bool ended, unsent = false;
   {
     std::lock_guard lock(asking->mu);
-    ++asking->calls;
-    call = std::exchange(asking->call, nullptr);
-    unsent = asking->unsent && asking->cancelled.ok();
-    if (!asking->cancelled.ok()) status = asking->cancelled;
-  }
-  sealane_call_free(call);
-  Incoming incoming;
-  if (status.ok()) status = Read(sealane_tensor_view(came), &incoming);
-  bool opaque = status.ok() && !incoming.dead && incoming.type == tensorflow::DT_INVALID;
-  if (unsent && !status.ok()) {
-    sealane_tensor_free(came);
-    step->EndByGrpc(asking);
-  } else if (opaque && incoming.opaque == Opaque::kLarge) {
-    step->AskForData(asking, incoming);
-    sealane_tensor_free(came);
-  } else {
-    if (!status.ok()) {
-      std::lock_guard lock(step->mu_);
-      step->unclean_ = true;
-    } else {
-      asking->peer->by_sealane.received.Add(incoming.bytes);
+    Asking::Call& call = asking->*which;
+    call.ended = true;
+    handle = std::exchange(call.handle, nullptr);
+    ended = asking->ended;
+    if (!status.ok() && !asking->cancelled.ok()) {
+      status = asking->cancelled;
+    } else if (!status.ok()) {
+      unsent = asking->unsent;
     }
-    step->EndWith(asking, status, incoming, came);
   }
+  sealane_call_free(handle);
+  if (ended) {
+    sealane_tensor_free(came);
+  } else if (unsent) {
+    step->EndByGrpc(asking);
+  } else if (which == &Asking::first) {
+    step->FirstCame(asking, status, came);
+  } else {
+    step->DataCame(asking, status, came);
+  }
+  asking->Unref();
   step->Unref();
 }
 
-void Step::AskForData(Asking* asking, const Incoming& ahead) {
-  tensorflow::DataType type;
-  tensorflow::TensorShape shape;
-  absl::Status status = ReadLarge(ahead, &type, &shape);
+void Step::FirstCame(Asking* asking, const absl::Status& received, sealane_tensor* came) {
+  Incoming incoming;
+  absl::Status status = received;
+  if (status.ok()) status = Read(sealane_tensor_view(came), &incoming);
+  if (!status.ok() || incoming.dead || incoming.type != tensorflow::DT_INVALID || incoming.opaque != Opaque::kAhead) {
+    return EndWith(asking, status, incoming, came);
+  }
+  size_t bytes = 0;
+  status = ReadAhead(incoming, &bytes);
+  sealane_tensor_free(came);
   if (!status.ok()) return EndWith(asking, status, Incoming(), nullptr);
-  int64_t bytes = shape.num_elements() * tensorflow::DataTypeSize(type);
-  void* memory = bytes > 0 ? endpoint_->arena()->AllocateShared(static_cast<size_t>(bytes)) : nullptr;
-  // No room in the arena: gRPC has no such limit.
-  if (memory == nullptr) return EndByGrpc(asking);
-  sealane_destination destination = {memory, static_cast<size_t>(bytes), sealane_free, memory};
-  uint64_t number;
   {
     std::lock_guard lock(asking->mu);
-    number = asking->calls;
-    status = asking->cancelled;
+    // Into memory of the size that it had last time. Should it have grown, the call fails.
+    if (asking->data.started && !asking->data.ended) return;
+    asking->data = {};
   }
-  sealane_call* call = nullptr;
-  asking->Ref();
-  Ref();
-  if (status.ok()) {
-    const std::string key = DataKey(asking->key), from = asking->peer->Address();
-    status = Take(sealane_recv(endpoint_->task(), TextOf(from), id_, TextOf(key), &destination, SEALANE_NO_TIMEOUT, RecvDone, asking, &call));
+  endpoint_->SetSize(asking->key, bytes);
+  void* memory = endpoint_->arena()->AllocateShared(bytes);
+  // No room in the arena: gRPC has no such limit.
+  if (memory == nullptr) return EndByGrpc(asking);
+  const std::string key = DataKey(asking->key);
+  AskFor(asking->peer, {{TextOf(key), {memory, bytes, sealane_free, memory}, asking}}, &Asking::data);
+}
+
+void Step::DataCame(Asking* asking, const absl::Status& received, sealane_tensor* came) {
+  Incoming incoming;
+  absl::Status status = received;
+  if (status.ok()) status = Read(sealane_tensor_view(came), &incoming);
+  if (absl::IsInvalidArgument(status)) {
+    // It has grown since the step before, and is still to be had.
+    endpoint_->SetSize(asking->key, 0);
+    return EndByGrpc(asking);
   }
-  if (status.ok()) {
-    Started(asking, number, call);
-  } else {
-    sealane_free(memory);
-    EndWith(asking, status, Incoming(), nullptr);
-    Unref();
-  }
-  asking->Unref();
+  EndWith(asking, status, incoming, came);
 }
 
 void Step::EndByGrpc(Asking* asking) {
@@ -558,18 +598,35 @@ void Step::EndByGrpc(Asking* asking) {
   {
     std::lock_guard lock(asking->mu);
     cancelled = asking->cancelled;
+    if (cancelled.ok()) {
+      if (std::exchange(asking->ended, true)) return;
+      asking->CancelCalls();
+    }
   }
   if (!cancelled.ok()) return EndWith(asking, cancelled, Incoming(), nullptr);
   Ref();
-  Asking* ended = asking;
-  ended->Ref();
+  asking->Ref();
   Finish(asking);
-  ended->AskByGrpc();
-  ended->Unref();
+  asking->AskByGrpc();
+  asking->Unref();
   Unref();
 }
 
 void Step::EndWith(Asking* asking, const absl::Status& status, const Incoming& incoming, sealane_tensor* came) {
+  {
+    std::lock_guard lock(asking->mu);
+    if (std::exchange(asking->ended, true)) {
+      sealane_tensor_free(came);
+      return;
+    }
+    asking->CancelCalls();
+  }
+  if (status.ok()) {
+    asking->peer->by_sealane.received.Add(incoming.bytes);
+  } else {
+    std::lock_guard lock(mu_);
+    unclean_ = true;
+  }
   Ref();
   asking->Ref();
   Finish(asking);

@@ -2,6 +2,7 @@
 #ifndef SEALANE_TENSORFLOW_STEP_H_
 #define SEALANE_TENSORFLOW_STEP_H_
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <string>
@@ -71,13 +72,22 @@ class Asking : public tensorflow::core::RefCounted {
 
  private:
   friend class Step;
+  // A call, and what is known of it.
+  struct Call {
+    bool started = false, ended = false;
+    sealane_call* handle = nullptr;
+  };
+  // Gives up what is under way.
+  void CancelCalls() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
+
   Step* step = nullptr;
   Peer* peer = nullptr;
   std::mutex mu;
+  bool ended ABSL_GUARDED_BY(mu) = false;
   absl::Status cancelled ABSL_GUARDED_BY(mu);
   bool unsent ABSL_GUARDED_BY(mu) = false;  // The producer leaves it for gRPC.
-  uint64_t calls ABSL_GUARDED_BY(mu) = 0;   // How many have ended.
-  sealane_call* call ABSL_GUARDED_BY(mu) = nullptr;
+  // For its key, and for its data. The second is made at once where the size is known from an earlier step, else when the first says it.
+  Call first ABSL_GUARDED_BY(mu), data ABSL_GUARDED_BY(mu);
   Asking* next = nullptr;  // The next under the same key.
 };
 
@@ -112,11 +122,13 @@ class Step : public tensorflow::core::RefCounted {
   void AbortedBy(absl::string_view producer, const absl::Status& status);
 
  private:
+  using Clock = std::chrono::steady_clock;
   // What goes to one device, or is asked of one, gathered while what came before is handed over.
   struct SendLane {
     SendRoute* route;
     std::vector<Sending*> held, ready;
     bool flushing = false;
+    Clock::time_point flushed;
   };
   struct AskLane {
     AskRoute* route;
@@ -124,6 +136,7 @@ class Step : public tensorflow::core::RefCounted {
     bool settling = false;
     std::vector<Asking*> ready;
     bool flushing = false;
+    Clock::time_point flushed;
   };
 
   ~Step() override;
@@ -144,13 +157,21 @@ class Step : public tensorflow::core::RefCounted {
 
   void Start(AskLane* lane, Asking* asking);
   void Flush(AskLane* lane);
-  // Notes the call of `asking` that was just started, which is its number-th.
-  void Started(Asking* asking, uint64_t number, sealane_call* call);
+  // The same, soon if it was done just now.
+  template <typename Lane>
+  void FlushInTime(Lane* lane);
+  // Asks for keys, or for data into the memory that goes with them.
+  void AskFor(Peer* peer, std::vector<sealane_wanted> wanted, Asking::Call Asking::*which);
   void AskForData(Asking* asking, const Incoming& ahead);
+  // The call has ended: true if the asking has, which is then for the caller to end.
+  void FirstCame(Asking* asking, const absl::Status& status, sealane_tensor* came);
+  void DataCame(Asking* asking, const absl::Status& status, sealane_tensor* came);
   // The first of its key has come: the next one's turn. Gives its reference back.
   void Finish(Asking* asking);
+  // The ends, of which the first one counts.
   void EndByGrpc(Asking* asking);
   void EndWith(Asking* asking, const absl::Status& status, const Incoming& incoming, sealane_tensor* came);
+  template <Asking::Call Asking::*which>
   static void RecvDone(void* context, const sealane_error* error, sealane_tensor* came);
 
   const std::shared_ptr<Endpoint> endpoint_;

@@ -89,11 +89,11 @@ absl::Status Outgoing::Set(const Tensor& tensor) {
   return absl::OkStatus();
 }
 
-void Outgoing::SetLarge(const Tensor& tensor) {
+void Outgoing::SetAhead(const Tensor& tensor) {
   TensorProto proto;  // Without content: type and shape.
   proto.set_dtype(tensor.dtype());
   tensor.shape().AsProto(proto.mutable_tensor_shape());
-  SetOpaque(Opaque::kLarge, proto.SerializeAsString());
+  SetOpaque(Opaque::kAhead, proto.SerializeAsString());
 }
 
 void Outgoing::SetOpaque(Opaque kind, std::string content) {
@@ -135,7 +135,7 @@ absl::Status Read(const sealane_view& view, Incoming* incoming) {
     incoming->bytes = view.bytes - 1;
     switch (incoming->opaque) {
       case Opaque::kProto:
-      case Opaque::kLarge:
+      case Opaque::kAhead:
         return absl::OkStatus();
     }
     return BadBytes("opaque, of a kind that this release does not know");
@@ -154,15 +154,18 @@ absl::Status Read(const sealane_view& view, Incoming* incoming) {
   return absl::OkStatus();
 }
 
-absl::Status ReadLarge(const Incoming& ahead, DataType* type, TensorShape* shape) {
+absl::Status ReadAhead(const Incoming& ahead, size_t* bytes) {
   TensorProto proto;
   if (ahead.bytes > INT_MAX || !proto.ParseFromArray(ahead.data, static_cast<int>(ahead.bytes))) {
     return BadBytes("what came ahead of it is no TensorProto");
   }
-  if (!PlainTypeOf(proto.dtype()).has_value()) return BadBytes("it is large and has no DLPack type");
-  absl::Status built = TensorShape::BuildTensorShape(proto.tensor_shape(), shape);
+  std::optional<PlainType> plain = PlainTypeOf(proto.dtype());
+  if (!plain.has_value()) return BadBytes("it was announced and has no DLPack type");
+  TensorShape shape;
+  absl::Status built = TensorShape::BuildTensorShape(proto.tensor_shape(), &shape);
   if (!built.ok()) return BadBytes(built.message());
-  *type = proto.dtype();
+  if (shape.num_elements() > INT64_MAX / (plain->bits / 8)) return BadBytes("more bytes than there are");
+  *bytes = static_cast<size_t>(shape.num_elements()) * (plain->bits / 8);
   return absl::OkStatus();
 }
 

@@ -24,7 +24,7 @@ std::optional<PlainType> PlainTypeOf(tensorflow::DataType type);
 // How a message without a DLPack type is to be understood: the first of its bytes.
 enum class Opaque : char {
   kProto = 'p',   // A TensorProto follows.
-  kLarge = 'l',   // The tensor's bytes come under another key, so that the consumer can make room: see DataKey.
+  kAhead = 'a',   // Type and shape of a tensor whose bytes come under another key, so that the consumer can make room: see DataKey.
 };
 
 // A tensor as it is given to sealane_send: type, shape, bytes. Holds what those point into. Not copied or moved: `source` points at `dims_`.
@@ -37,8 +37,8 @@ class Outgoing {
   void SetDead();
   // A tensor in host memory. Fails if it cannot be serialised.
   absl::Status Set(const tensorflow::Tensor& tensor);
-  // Type and shape of `tensor`, whose bytes follow under another key.
-  void SetLarge(const tensorflow::Tensor& tensor);
+  // Type and shape of `tensor`, whose bytes come under another key.
+  void SetAhead(const tensorflow::Tensor& tensor);
 
   size_t bytes() const { return bytes_; }
   // With a release, the memory must stay as it is until it was called; without, the bytes are copied at once.
@@ -68,14 +68,15 @@ struct Incoming {
 };
 absl::Status Read(const sealane_view& view, Incoming* incoming);
 
-// Type and shape of a large tensor, from what came ahead of it (Opaque::kLarge, without its first byte).
-absl::Status ReadLarge(const Incoming& ahead, tensorflow::DataType* type, tensorflow::TensorShape* shape);
+// How many bytes a tensor has, from what came ahead of it.
+absl::Status ReadAhead(const Incoming& ahead, size_t* bytes);
 
-// The key under which the bytes of a large tensor come.
+// The key under which the bytes of a tensor come that something goes ahead of.
 std::string DataKey(absl::string_view key);
 
-// A tensor longer than this is announced, and received in the consumer's arena: the daemon's own room for it (daemon.area_bytes) is small.
-constexpr size_t kLargeBytes = 8 << 20;
+// A tensor of so many bytes is announced, and received in the consumer's own arena, without a further copy. The daemon's room for what comes
+// unannounced (daemon.area_bytes) is small, and what finds it full is lost.
+constexpr size_t kAnnouncedBytes = 4096;
 
 // Bytes up to this travel in the daemon's ring, copied when they are sent.
 constexpr size_t kInlineBytes = 512;

@@ -10,6 +10,7 @@
 #include "absl/strings/str_split.h"
 #include "keeper.h"
 #include "step.h"
+#include "tensorflow/core/platform/status.h"
 #include "tensors.h"
 
 namespace sealane_tensorflow {
@@ -32,7 +33,7 @@ constexpr char kHello[] = "hello1";      // The pair: I ask for it by Sealane fr
 constexpr char kWelcome[] = "welcome1";  // The pair: do.
 constexpr char kRefuse[] = "refuse1";    // The pair and the reason: ask by gRPC.
 constexpr char kUnsentTo[] = "unsent1";  // The step and the key: ask for it by gRPC.
-constexpr char kAbort[] = "abort1";      // The step, the code and the message: it has failed here.
+constexpr char kAbort[] = "abort1";      // The step, what kind of step, the code and the message: it has failed here.
 
 uint64_t NumberOf(const char* variable, uint64_t otherwise) {
   const char* text = std::getenv(variable);
@@ -88,9 +89,22 @@ Endpoint::~Endpoint() {
   tensorflow::Env::Default()->SchedClosure([task] { sealane_detach(task); });
 }
 
+void Endpoint::Close() {
+  std::lock_guard lock(mu_);
+  is_mine_ = nullptr;
+}
+
+bool Endpoint::IsMine(uint64_t incarnation) {
+  std::lock_guard lock(mu_);
+  return is_mine_ != nullptr && is_mine_(incarnation);
+}
+
 void Endpoint::TryAgain(std::function<void(Endpoint*)> what) {
   Keeper::Get()->After(kAttachAgainMs, [weak = weak_from_this(), what = std::move(what)] {
-    if (auto endpoint = weak.lock()) what(endpoint.get());
+    // Not on the keeper's thread: a daemon that hangs is waited for.
+    tensorflow::Env::Default()->SchedClosure([weak, what] {
+      if (auto endpoint = weak.lock()) what(endpoint.get());
+    });
   });
 }
 
@@ -152,8 +166,9 @@ void Endpoint::Accepted(void* context, const sealane_error* error, sealane_tenso
   std::shared_ptr<Endpoint> endpoint = accepting->endpoint.lock();
   for (size_t i = 0; i < count; ++i) {
     sealane_view view = sealane_tensor_view(tensors[i]);
-    if (endpoint != nullptr && view.bytes <= kMessageBytes) {
-      endpoint->Heard(sealane_tensor_from(tensors[i]), absl::string_view(static_cast<const char*>(view.data), view.bytes));
+    const char* from = sealane_tensor_from(tensors[i]);
+    if (endpoint != nullptr && from != nullptr && view.bytes <= kMessageBytes) {
+      endpoint->Heard(from, absl::string_view(static_cast<const char*>(view.data), view.bytes));
     }
     sealane_tensor_free(tensors[i]);
   }
@@ -194,50 +209,39 @@ void Endpoint::Push(const std::string& to, std::string message, std::function<vo
 
 void Endpoint::SayHello(AskRoute* route) {
   const std::string to = route->peer->Address();
-  const uint64_t hello = routes_.HelloOf(route);
+  const uint64_t hello = routes_.SayHelloTo(route, to);
   auto refused = [weak = weak_from_this(), pair = route->pair, hello](absl::string_view why) {
     if (auto endpoint = weak.lock()) endpoint->routes_.Refused(pair, hello, why);
   };
   if (task() == nullptr) return refused("this task is not attached to a Sealane daemon");
   if (to.empty()) return refused("its address is not known");
-  bool known = false;
-  absl::Status status = Take(sealane_knows_task(task(), TextOf(to), &known));
-  if (status.ok() && !known) status = absl::NotFoundError(absl::StrCat("the endpoint map does not name ", to));
-  if (!status.ok()) return refused(status.message());
-  Push(to, absl::StrCat(kHello, "\n", route->pair), [refused](const absl::Status& status) { refused(status.message()); });
   Keeper::Get()->After(Routes::kSettleMs, [refused] { refused("no answer in a second"); });
+  Push(to, absl::StrCat(kHello, "\n", route->pair), [refused](const absl::Status& status) { refused(status.message()); });
 }
 
 void Endpoint::HeardHello(absl::string_view from, absl::string_view pair) {
-  std::string why;
+  std::string before, why;
   SendRoute* route = nullptr;
   std::vector<absl::string_view> parts = absl::StrSplit(pair, ';');
   tensorflow::DeviceNameUtils::ParsedName consumer;
-  if (parts.size() == 4 && tensorflow::DeviceNameUtils::ParseFullName(parts[2], &consumer) && consumer.has_job && consumer.has_task) {
-    uint64_t incarnation = 0;
-    if (!absl::SimpleHexAtoi(parts[1], &incarnation) || !is_mine_(incarnation)) {
-      why = "another task answers there than was meant: it may have been started anew";
-    } else {
-      route = routes_.Hello(pair, from, [&] { return book_.Find(consumer); }, &why);
-    }
-  } else {
+  uint64_t incarnation = 0;
+  if (parts.size() != 4 || !absl::SimpleHexAtoi(parts[1], &incarnation) ||
+      !tensorflow::DeviceNameUtils::ParseFullName(parts[2], &consumer) || !consumer.has_job || !consumer.has_task) {
     why = "the hello is not understood: is it another release of Sealane's plugin?";
+  } else if (!IsMine(incarnation)) {
+    why = "another task answers there than was meant: it may have been started anew";
+  } else {
+    route = routes_.Hello(pair, from, [&] { return book_.Find(consumer); }, &before, &why);
   }
   const std::string to(from);
   if (route == nullptr) return Push(to, absl::StrCat(kRefuse, "\n", pair, "\n", why), nullptr);
-  std::vector<tensorflow::core::RefCountPtr<Step>> steps;
+  if (!before.empty()) Push(before, absl::StrCat(kRefuse, "\n", pair, "\n", to, " has the same name"), nullptr);
   {
     std::lock_guard lock(mu_);
     consumers_.insert(to);
-    for (auto& [id, same] : steps_) {
-      for (Step* step : same) {
-        step->Ref();
-        steps.emplace_back(step);
-      }
-    }
   }
   // Before the welcome: what the consumer then asks for is there.
-  for (auto& step : steps) step->Settled(pair);
+  for (auto& step : AllSteps()) step->Settled(pair);
   route->peer->SetRoute(name_, "sealane", "");
   Push(to, absl::StrCat(kWelcome, "\n", pair), nullptr);
 }
@@ -246,11 +250,16 @@ void Endpoint::Heard(absl::string_view from, absl::string_view message) {
   std::pair<absl::string_view, absl::string_view> kind = absl::StrSplit(message, absl::MaxSplits('\n', 1));
   std::pair<absl::string_view, absl::string_view> rest = absl::StrSplit(kind.second, absl::MaxSplits('\n', 1));
   if (kind.first == kHello) return HeardHello(from, kind.second);
-  if (kind.first == kWelcome) return routes_.Welcome(kind.second);
-  if (kind.first == kRefuse) return routes_.Refused(rest.first, 0, rest.second);
+  if (kind.first == kWelcome) return routes_.Welcome(kind.second, from);
+  if (kind.first == kRefuse) {
+    routes_.Refused(rest.first, from, rest.second);
+    for (auto& step : AllSteps()) step->Refused(rest.first);
+    return;
+  }
   int64_t id;
   if ((kind.first != kUnsentTo && kind.first != kAbort) || !absl::SimpleAtoi(rest.first, &id)) {
-    LOG(WARNING) << "Sealane: " << from << " has said something that is not understood: is it another release of Sealane's plugin?";
+    LOG_EVERY_N_SEC(WARNING, 10) << "Sealane: " << from
+                                 << " has said something that is not understood: is it another release of Sealane's plugin?";
     return;
   }
   if (kind.first == kUnsentTo) {
@@ -260,29 +269,38 @@ void Endpoint::Heard(absl::string_view from, absl::string_view message) {
       unsent_.insert(UnsentName(id, rest.second));
       any_unsent_ = true;
     }
-    for (auto& step : Steps(id)) step->Unsent(rest.second);
+    bool found = false;
+    for (auto& step : Steps(id)) found = step->Unsent(rest.second) || found;
+    if (found) TakeUnsent(id, std::string(rest.second));
     return;
   }
-  std::pair<absl::string_view, absl::string_view> error = absl::StrSplit(rest.second, absl::MaxSplits('\n', 1));
-  int code;
-  if (!absl::SimpleAtoi(error.first, &code) || code <= 0 || code > static_cast<int>(absl::StatusCode::kUnauthenticated)) return;
-  absl::Status status(static_cast<absl::StatusCode>(code), error.second);
-  for (auto& step : Steps(id)) step->AbortedBy(from, status);
+  std::vector<absl::string_view> error = absl::StrSplit(rest.second, absl::MaxSplits('\n', 2));
+  int of, code;
+  if (error.size() != 3 || !absl::SimpleAtoi(error[0], &of) || !absl::SimpleAtoi(error[1], &code) || code <= 0 ||
+      code > static_cast<int>(absl::StatusCode::kUnauthenticated)) {
+    return;
+  }
+  // The producer itself reports it to whoever runs the step, as what has failed first.
+  absl::Status status = tensorflow::StatusGroup::MakeDerived(absl::Status(static_cast<absl::StatusCode>(code), error[2]));
+  for (auto& step : Steps(id))
+    if (static_cast<int>(step->of()) == of) step->AbortedBy(from, status);
 }
 
 void Endpoint::Enter(Step* step) {
   std::lock_guard lock(mu_);
-  steps_[step->id()].insert(step);
+  steps_[step->id()].steps.insert(step);
 }
 
-bool Endpoint::Leave(Step* step) {
+bool Endpoint::Leave(Step* step, bool unclean) {
   std::lock_guard lock(mu_);
   auto found = steps_.find(step->id());
-  if (found == steps_.end()) return true;
-  found->second.erase(step);
-  if (!found->second.empty()) return false;
+  if (found == steps_.end()) return unclean;
+  found->second.unclean |= unclean;
+  found->second.steps.erase(step);
+  if (!found->second.steps.empty()) return false;
+  unclean = found->second.unclean;
   steps_.erase(found);
-  return true;
+  return unclean;
 }
 
 std::vector<tensorflow::core::RefCountPtr<Step>> Endpoint::Steps(int64_t id) {
@@ -290,15 +308,32 @@ std::vector<tensorflow::core::RefCountPtr<Step>> Endpoint::Steps(int64_t id) {
   std::lock_guard lock(mu_);
   auto found = steps_.find(id);
   if (found == steps_.end()) return steps;
-  for (Step* step : found->second) {
+  for (Step* step : found->second.steps) {
     step->Ref();
     steps.emplace_back(step);
   }
   return steps;
 }
 
+std::vector<tensorflow::core::RefCountPtr<Step>> Endpoint::AllSteps() {
+  std::vector<tensorflow::core::RefCountPtr<Step>> steps;
+  std::lock_guard lock(mu_);
+  for (auto& [id, under_way] : steps_) {
+    for (Step* step : under_way.steps) {
+      step->Ref();
+      steps.emplace_back(step);
+    }
+  }
+  return steps;
+}
+
 void Endpoint::TellUnsent(const std::string& to, int64_t step, const std::string& key) {
-  Push(to, absl::StrCat(kUnsentTo, "\n", step, "\n", key), nullptr);
+  Push(to, absl::StrCat(kUnsentTo, "\n", step, "\n", key), [weak = weak_from_this(), to, step, key](const absl::Status&) {
+    Keeper::Get()->After(Routes::kSettleMs, [=] {
+      auto endpoint = weak.lock();
+      if (endpoint != nullptr && !endpoint->Steps(step).empty()) endpoint->TellUnsent(to, step, key);
+    });
+  });
 }
 
 bool Endpoint::TakeUnsent(int64_t step, const std::string& key) {
@@ -325,15 +360,22 @@ void Endpoint::SetSize(const std::string& key, size_t bytes) {
   }
 }
 
-void Endpoint::TellAborted(int64_t step, const absl::Status& status) {
+void Endpoint::TellAborted(const Step& step, const absl::Status& status) {
   std::vector<std::string> consumers;
   {
     std::lock_guard lock(mu_);
     consumers.assign(consumers_.begin(), consumers_.end());
   }
-  const std::string message =
-      absl::StrCat(kAbort, "\n", step, "\n", static_cast<int>(status.code()), "\n", status.message().substr(0, kMessageBytes / 2));
-  for (const std::string& to : consumers) Push(to, message, nullptr);
+  const std::string message = absl::StrCat(kAbort, "\n", step.id(), "\n", static_cast<int>(step.of()), "\n", static_cast<int>(status.code()),
+                                           "\n", status.message().substr(0, kMessageBytes / 2));
+  for (const std::string& to : consumers) {
+    Push(to, message, [weak = weak_from_this(), to](const absl::Status&) {
+      auto endpoint = weak.lock();
+      if (endpoint == nullptr) return;
+      std::lock_guard lock(endpoint->mu_);
+      endpoint->consumers_.erase(to);  // It is gone. Should it come again, it says hello.
+    });
+  }
 }
 
 std::string Endpoint::Report() const {

@@ -119,7 +119,7 @@ absl::Status Rendezvous::Send(const ParsedKey& key, const Args& args, const Tens
 
 void Rendezvous::StartAbort(const absl::Status& status) {
   BaseRemoteRendezvous::StartAbort(status);  // Cancels what is asked for.
-  if (!step_->ended()) step_->endpoint()->TellAborted(step_id_, status);
+  if (!step_->ended()) step_->endpoint()->TellAborted(*step_, status);
   step_->End();
 }
 
@@ -267,10 +267,9 @@ absl::Status RendezvousAsking::Make(const Incoming& incoming, sealane_tensor* ca
     if (incoming.bytes > INT_MAX || !proto.ParseFromArray(incoming.data, static_cast<int>(incoming.bytes))) {
       status = absl::DataLossError(absl::StrCat("Sealane: a peer's tensor was refused: it is no TensorProto: ", parsed_.edge_name));
     } else {
-      status = device_->MakeTensorFromProto(proto, attributes, tensor);  // Checks it, and copies it to the device.
+      status = device_->MakeTensorFromProto(proto, args_.alloc_attrs, tensor);  // Checks it, and copies it to the device.
     }
-  } else if (incoming.bytes >= kAnnouncedBytes && rendezvous_->step()->endpoint()->arena()->Holds(incoming.data)) {
-    *tensor = sealane_tensorflow::Received(came, incoming.type, incoming.shape, incoming.data, incoming.bytes);
+  } else if (rendezvous_->step()->endpoint()->arena()->Keep(came, incoming.type, incoming.shape, incoming.data, incoming.bytes, tensor)) {
     came = nullptr;
   } else {
     *tensor = Tensor(device_->GetAllocator(attributes), incoming.type, incoming.shape);

@@ -1,5 +1,6 @@
 #include "endpoint.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <utility>
 #include <vector>
@@ -350,14 +351,16 @@ size_t Endpoint::SizeOf(const std::string& key) {
   return found == sizes_.end() ? 0 : found->second;
 }
 
-void Endpoint::SetSize(const std::string& key, size_t bytes) {
+void Endpoint::NoteSize(const std::string& key, size_t bytes) {
   std::lock_guard lock(sizes_mu_);
   if (bytes == 0) {
     sizes_.erase(key);
-  } else {
-    if (sizes_.size() >= kSizes) sizes_.clear();  // Learned again in a step.
-    sizes_[key] = bytes;
+    return;
   }
+  if (sizes_.size() >= kSizes) sizes_.clear();  // Learned again in a step.
+  size_t& size = sizes_[key];
+  // Rows that were gathered differ in number from step to step: the room for them shrinks slowly.
+  size = std::max(bytes, size - size / 16);
 }
 
 void Endpoint::TellAborted(const Step& step, const absl::Status& status) {

@@ -54,9 +54,10 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   // Those of a number.
   std::vector<tensorflow::core::RefCountPtr<Step>> Steps(int64_t id);
 
-  // How many bytes came under a key in an earlier step, if it was announced; else 0. Made 0 by 0.
+  // For how many bytes under a key there should be room, from what came in earlier steps; 0 if it was not announced.
   size_t SizeOf(const std::string& key);
-  void SetSize(const std::string& key, size_t bytes);
+  // So many bytes came; 0 if it was not announced.
+  void NoteSize(const std::string& key, size_t bytes);
 
   // Has `what` called soon, on a thread of the endpoint's own: what is given to it meanwhile is done together. It may not wait.
   void Soon(std::function<void()> what) { soon_.Do(std::move(what)); }

@@ -147,6 +147,7 @@ class Step : public tensorflow::core::RefCounted {
   void FlushInTime(Lane* lane);
   // Asks for keys, or for data into the memory that goes with them.
   void AskFor(AskLane* lane, const std::vector<sealane_wanted>& wanted, Call Asking::*which);
+  void AskForData(Asking* asking, size_t bytes);
   void FirstCame(Asking* asking, const absl::Status& status, sealane_tensor* came);
   void DataCame(Asking* asking, const absl::Status& status, sealane_tensor* came);
   // Takes the first of a key away; `next`, if any, is for the caller to start.
@@ -205,6 +206,8 @@ class Asking : public tensorflow::core::RefCounted {
   bool unsent ABSL_GUARDED_BY(mu) = false;  // The producer leaves it for gRPC.
   // For its key, and for its data. The second is made at once where the size is known from an earlier step, else when the first says it.
   Step::Call first ABSL_GUARDED_BY(mu), data ABSL_GUARDED_BY(mu);
+  bool grown ABSL_GUARDED_BY(mu) = false;    // The memory for its data was too short, once.
+  size_t announced ABSL_GUARDED_BY(mu) = 0;  // How many bytes the first has said.
   Asking* next = nullptr;  // The next under the same key. Guarded by the step's mutex.
 };
 

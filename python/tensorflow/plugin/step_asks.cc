@@ -238,7 +238,8 @@ void Step::RecvDone(void* context, const sealane_error* error, sealane_tensor* c
   // The producer reports what made it give up.
   if (absl::IsCancelled(status) || absl::IsAborted(status)) status = tensorflow::StatusGroup::MakeDerived(status);
   sealane_call* handle;
-  bool ended, unsent = false;
+  bool ended, unsent = false, wait = false;
+  size_t grown = 0;
   {
     std::lock_guard lock(asking->mu);
     Call& call = asking->*which;
@@ -249,14 +250,23 @@ void Step::RecvDone(void* context, const sealane_error* error, sealane_tensor* c
       status = asking->cancelled;
     } else if (!status.ok()) {
       unsent = asking->unsent;
+      // It has grown since the step before, and is still to be had.
+      bool too_short = which == &Asking::data && !unsent && absl::IsInvalidArgument(status) && !std::exchange(asking->grown, true);
+      if (too_short) call = {};
+      wait = too_short && asking->announced == 0;
+      grown = too_short ? asking->announced : 0;
+      if (grown > 0) call.started = true;
     }
   }
   sealane_call_free(handle);
   if (ended) {
     sealane_tensor_free(came);
+  } else if (wait) {
+    // What goes ahead says how long it is.
+  } else if (grown > 0) {
+    step->AskForData(asking, grown);
   } else if (unsent || absl::IsInvalidArgument(status)) {
-    // What it was to come into is too short for it, or another call for the same key has not quite ended: it is still to be had.
-    step->endpoint_->SetSize(asking->key, 0);
+    // Another call for the same key has not quite ended.
     step->EndByGrpc(asking);
   } else if (which == &Asking::first) {
     step->FirstCame(asking, status, came);
@@ -280,9 +290,14 @@ void Step::FirstCame(Asking* asking, const absl::Status& received, sealane_tenso
   if (!status.ok()) return EndWith(asking, status);
   {
     std::lock_guard lock(asking->mu);
-    // Into memory of the size that it had last time. Should it have grown, the call fails.
-    if (asking->data.started) return;
+    asking->announced = bytes;
+    if (asking->data.started) return;  // Into memory of the size that it had in an earlier step.
+    asking->data.started = true;
   }
+  AskForData(asking, bytes);
+}
+
+void Step::AskForData(Asking* asking, size_t bytes) {
   void* memory = endpoint_->arena()->AllocateShared(bytes);
   if (memory == nullptr) {  // gRPC has no such limit.
     LOG_EVERY_N_SEC(WARNING, 10) << "Sealane: a tensor of " << bytes << " bytes from " << asking->lane->route->peer->name
@@ -345,7 +360,7 @@ void Step::EndWith(Asking* asking, const absl::Status& status, const Incoming& i
   AskLane* lane = asking->lane;
   if (status.ok()) {
     lane->route->peer->by_sealane.received.Add(incoming.bytes);
-    if (sized) endpoint_->SetSize(asking->key, incoming.bytes >= kAnnouncedBytes ? incoming.bytes : 0);
+    if (sized) endpoint_->NoteSize(asking->key, incoming.bytes >= kAnnouncedBytes ? incoming.bytes : 0);
   } else {
     // This step fails, since a tensor may be lost. The next goes another way.
     if (!cancelled && (absl::IsUnavailable(status) || absl::IsNotFound(status) || absl::IsPermissionDenied(status))) {

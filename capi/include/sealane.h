@@ -114,6 +114,16 @@
 #define SEALANE_DO_NOT_WAIT -1
 
 /**
+ * As a direction: from the task to its peer.
+ */
+#define SEALANE_SENT 1
+
+/**
+ * As a direction: from the peer to the task.
+ */
+#define SEALANE_RECEIVED 2
+
+/**
  * gRPC's canonical codes, as far as Sealane uses them.
  */
 enum sealane_code
@@ -621,6 +631,18 @@ sealane_error *sealane_abort(sealane_task *task,
  */
 sealane_error *sealane_cleanup(sealane_task *task,
                                int64_t step);
+
+/**
+ * Notes that so many tensors went to the task `peer` (SEALANE_SENT), or came from it (SEALANE_RECEIVED), by another transport, gRPC for example. The
+ * daemon is told at most once a second, at the task's next calls or when it is detached, and shows them beside those that Sealane
+ * carried, in `sealane stat` and in its metrics: of 1,024 peers each for itself, of more together. Never waits. Nothing is
+ * noted where the engine is in this process.
+ */
+sealane_error *sealane_note_elsewhere(sealane_task *task,
+                                      sealane_text peer,
+                                      int32_t direction,
+                                      uint64_t tensors,
+                                      uint64_t bytes);
 
 /**
  * Whether the endpoint map of the daemon or of the engine has a task, now. Waits for the answer, microseconds most often.

@@ -96,6 +96,12 @@ pub(crate) const COMPLETIONS_PER_LOOK: usize = SLOTS;
 /// Looks at the rings between two looks at the clock while spinning.
 pub(crate) const SPINS_PER_CLOCK: u32 = 32;
 
+/// How often the daemon is told of tensors that went another way.
+pub(crate) const ELSEWHERE_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Peers of them that are told apart: as many as the daemon shows. What is beyond counts as others'.
+pub(crate) const ELSEWHERE_PEERS_MAX: usize = 1024;
+
 /// How often threads that do not sleep ask whether the daemon lives: a system call, so not at every call.
 pub(crate) const LIFE_INTERVAL: Duration = Duration::from_millis(1);
 

@@ -12,6 +12,47 @@ use sealane_c::*;
 use crate::{daemon::LONG, fixture::*};
 
 #[test]
+fn what_went_another_way_is_told_to_the_daemon() {
+    let World { _directory, daemon, worker: _worker, ps } = world();
+    // More peers than are told apart.
+    let peers: Vec<String> = (0..1030).map(|peer| format!("peer{peer}:1")).collect();
+    // SAFETY: the task is attached, the texts live.
+    unsafe {
+        for peer in peers.iter().chain(&peers) {
+            ok(sealane_note_elsewhere(ps.0, text(peer), SEALANE_SENT, 1, 100));
+            ok(sealane_note_elsewhere(ps.0, text(peer), SEALANE_RECEIVED, 2, 10));
+        }
+        refused(sealane_note_elsewhere(ps.0, text("peer"), 3, 1, 1), sealane_code::InvalidArgument);
+    }
+    let told = |daemon: &crate::daemon::Daemon| {
+        let figures = daemon.engine.figures();
+        let of_ps = figures.iter().flat_map(|shard| &shard.clients).filter(|client| client.task == PS);
+        let traffic: Vec<_> = of_ps.flat_map(|client| client.traffic.clone()).collect();
+        let sum = |of: fn(&sealane_fusion::metrics::TrafficCounters) -> u64| {
+            traffic.iter().map(|traffic| of(&traffic.counters)).sum::<u64>()
+        };
+        let others: u64 = traffic
+            .iter()
+            .filter(|traffic| traffic.peer == "others")
+            .map(|traffic| traffic.counters.elsewhere_tensors_sent)
+            .sum();
+        let sums = [
+            sum(|counters| counters.elsewhere_tensors_sent),
+            sum(|counters| counters.elsewhere_bytes_sent),
+            sum(|counters| counters.elsewhere_tensors_received),
+            sum(|counters| counters.elsewhere_bytes_received),
+        ];
+        (sums, others)
+    };
+    // The rest is told a second after the first, while a call is under way.
+    let ear = Ear::new();
+    ps.recv(WORKER, 1, "never", &ear);
+    daemon.until("all is told", |daemon| told(daemon) == ([2060, 206_000, 4120, 20_600], 12));
+    ps.detach();
+    assert_eq!(ear.told().code, sealane_code::Cancelled);
+}
+
+#[test]
 fn what_is_sent_is_received_and_each_side_is_called_back_once() {
     let World { ps, worker, .. } = &world();
     for bytes in [vec![], vec![7; 3], vec![9; 10_000], vec![1; 1 << 20]] {

@@ -25,6 +25,9 @@ pub(crate) const ARENA_BYTES: u64 = 64 << 20;
 /// How long attaching may take, unless told otherwise: the daemon has to find memory for the arena.
 pub(crate) const ATTACH_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// In place of a time that the clock cannot hold: longer than any process lives.
+pub(crate) const NO_LIMIT: Duration = Duration::from_secs(u32::MAX as u64);
+
 /// How long a daemon that has drained is waited for, unless told otherwise: longer than a service manager takes to start the
 /// next one, and longer than a drain takes by default, for a call may wait for that too.
 pub(crate) const RESTART_TIMEOUT: Duration = Duration::from_secs(30);

@@ -706,7 +706,7 @@ sealane_error *sealane_send(sealane_task *task,
                             sealane_call **call);
 
 /**
- * sealane_send for many tensors at a fraction of the cost each, with the default timeout. `done` is called for each, with the context of its
+ * sealane_send for many tensors at a fraction of the cost each, with one timeout. `done` is called for each, with the context of its
  * item. `calls` is NULL or has a place for each.
  *
  * Where this returns an error, none of them was sent.
@@ -716,6 +716,7 @@ sealane_error *sealane_send_all(sealane_task *task,
                                 int64_t step,
                                 const sealane_item *items,
                                 size_t count,
+                                int64_t timeout_ms,
                                 sealane_done done,
                                 sealane_call **calls);
 
@@ -853,10 +854,12 @@ sealane_error *sealane_acceptor_open(sealane_task *task,
 
 /**
  * Takes the next tensors from the queue, `most` at most: those that are there, or the first that comes. `accepted` is called with them.
- * There is no timeout: give the call up. `call` is NULL or a place.
+ *
+ * `timeout_ms` says how long to wait for the first: 0 and SEALANE_NO_TIMEOUT are no limit. `call` is NULL or a place.
  */
 sealane_error *sealane_accept(sealane_acceptor *acceptor,
                               size_t most,
+                              int64_t timeout_ms,
                               sealane_accepted accepted,
                               void *context,
                               sealane_call **call);

@@ -168,6 +168,17 @@ impl Task {
         step: i64,
         tensors: impl IntoIterator<Item = (K, Tensor)>,
     ) -> Vec<Sending> {
+        self.send_all_with(to, step, tensors, SendOptions::default())
+    }
+
+    /// [`send_all`](Self::send_all) with options.
+    pub fn send_all_with<K: AsRef<str>>(
+        &self,
+        to: &str,
+        step: i64,
+        tensors: impl IntoIterator<Item = (K, Tensor)>,
+        options: SendOptions,
+    ) -> Vec<Sending> {
         // The iterator is the caller's code, and runs before anything is locked.
         let tensors: Vec<(K, Tensor)> = tensors.into_iter().collect();
         match &self.0 {
@@ -175,12 +186,15 @@ impl Task {
                 let mut sendings = Vec::with_capacity(tensors.len());
                 let each = |sent| sendings.push(Sending::of(&attached.0, sent));
                 let to = To { peer: to, purpose: Purpose::Send { step } };
-                attached.0.send_all(to, tensors, &SendOptions::default(), each);
+                attached.0.send_all(to, tensors, &options, each);
                 sendings
             }
             #[cfg(feature = "embedded")]
             Engine::Embedded(task) => {
-                tensors.into_iter().map(|(key, tensor)| task.send(to, step, key.as_ref(), tensor).into()).collect()
+                let send = |(key, tensor): (K, Tensor)| {
+                    task.send_with(to, step, key.as_ref(), tensor, SendOptions { timeout: options.timeout }).into()
+                };
+                tensors.into_iter().map(send).collect()
             }
         }
     }

@@ -246,7 +246,7 @@ fn many_are_sent_and_received_together() {
     unsafe {
         let (start, places) = (wanted.as_ptr(), calls.as_mut_ptr());
         ok(sealane_recv_all(worker.0, text(PS), 1, start, COUNT, 0, Some(received), places));
-        ok(sealane_send_all(ps.0, text(WORKER), 1, items.as_ptr(), COUNT, Some(done), null_mut()));
+        ok(sealane_send_all(ps.0, text(WORKER), 1, items.as_ptr(), COUNT, 0, Some(done), null_mut()));
     }
     for (index, (sent, got)) in ears.iter().enumerate() {
         assert_eq!(got.tensor().bytes(), bytes[index]);
@@ -361,4 +361,23 @@ fn nobody_has_to_be_called_back_of_a_send() {
     ok(unsafe { sealane_send(ps.0, text(WORKER), 1, text("key"), &source, 0, None, null_mut(), null_mut()) });
     worker.recv(PS, 1, "key", &got);
     assert_eq!(got.tensor().bytes(), [1, 2, 3]);
+}
+
+#[test]
+fn each_of_many_that_are_sent_together_waits_no_longer_than_was_said() {
+    let World { ps, worker, daemon: _daemon, _directory } = &world();
+    let (ear, dims, bytes) = (Ear::new(), [3], [1_u8, 2, 3]);
+    let items = ["asked for", "not asked for"].map(|key| sealane_item {
+        key: text(key),
+        source: source(&bytes, &dims),
+        context: ear.context(),
+    });
+    let got = Ear::new();
+    worker.recv(PS, 1, "asked for", &got);
+    // SAFETY: everything lives until the function returns, the ear until it is told.
+    ok(unsafe { sealane_send_all(ps.0, text(WORKER), 1, items.as_ptr(), 2, 500, Some(done), null_mut()) });
+    got.tensor();
+    let mut codes = [ear.told().code, ear.told().code];
+    codes.sort_by_key(|code| *code as i32);
+    assert_eq!(codes, [sealane_code::Ok, sealane_code::DeadlineExceeded]);
 }

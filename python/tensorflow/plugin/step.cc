@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "absl/log/log.h"
+#include "tensorflow/core/platform/logging.h"
 
 namespace sealane_tensorflow {
 

@@ -5,12 +5,12 @@
 #include <utility>
 #include <vector>
 
-#include "absl/log/log.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "keeper.h"
 #include "step.h"
+#include "tensorflow/core/platform/logging.h"
 #include "tensorflow/core/platform/status.h"
 #include "tensors.h"
 

@@ -1,6 +1,6 @@
 #include "step.h"
 
-#include "absl/log/log.h"
+#include "tensorflow/core/platform/logging.h"
 
 namespace sealane_tensorflow {
 

@@ -1,4 +1,4 @@
-#include "absl/log/log.h"
+#include "tensorflow/core/platform/logging.h"
 #include "step.h"
 #include "tensorflow/core/platform/status.h"
 

@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "absl/log/log.h"
+#include "tensorflow/core/platform/logging.h"
 #include "step.h"
 
 namespace sealane_tensorflow {

@@ -109,7 +109,7 @@
 #define SEALANE_SLEEP_AT_ONCE -2
 
 /**
- * As restart_timeout_ms: a daemon that has drained is not waited for.
+ * As restart_timeout_ms: no function waits for a daemon.
  */
 #define SEALANE_DO_NOT_WAIT -1
 
@@ -291,10 +291,20 @@ typedef struct {
    */
   int64_t attach_timeout_ms;
   /**
-   * How many milliseconds functions wait for the next daemon where one has drained, or SEALANE_DO_NOT_WAIT. Default 30000, at
-   * most a day.
+   * How many milliseconds functions wait for the next daemon where one has drained, or SEALANE_DO_NOT_WAIT: then no function waits
+   * for a daemon, be it drained or dead. Functions that start calls fail at once with SEALANE_CODE_UNAVAILABLE, and a thread of the library's attaches
+   * again. Default 30000, at most a day.
    */
   int64_t restart_timeout_ms;
+  /**
+   * How many calls may wait in this process where the daemon reads late. Functions that start one more fail with
+   * SEALANE_CODE_RESOURCE_EXHAUSTED. Default 262144.
+   */
+  uint64_t backlog_calls_max;
+  /**
+   * How many bytes they may have, with tensors that wait for room in the arena, wherever those are. Default 256 MiB.
+   */
+  uint64_t backlog_bytes_max;
 } sealane_attach_options;
 
 /**
@@ -379,7 +389,8 @@ typedef struct {
   size_t bytes;
   /**
    * NULL: the bytes are copied before the function returns. Else they stay as they are until this was called. An attached
-   * task sends memory of its arena (sealane_alloc) from where it is, and copies other memory of over 512 bytes into it.
+   * task sends memory of its arena (sealane_alloc) from where it is, and copies other memory of over 512 bytes into it: before the
+   * function returns or, where the arena is full, as soon as it has room.
    */
   sealane_release release;
   /**
@@ -556,8 +567,8 @@ void sealane_call_free(sealane_call *call);
 /**
  * Attaches this process to the host's daemon as a task, which is named as in the endpoint map and ends in NUL.
  *
- * Where options are NULL, all have their defaults. A daemon that is restarted is attached to again by the first call that finds it:
- * calls that were under way end with SEALANE_CODE_UNAVAILABLE, what was published is to be published again, the arena is a new one.
+ * Where options are NULL, all have their defaults. A daemon that is restarted is attached to again by the first call that finds it, or in the
+ * background (restart_timeout_ms): calls that were under way end with SEALANE_CODE_UNAVAILABLE, what was published is to be published again, the arena is a new one.
  *
  * Fails with SEALANE_CODE_UNAVAILABLE if no daemon listens at the socket, SEALANE_CODE_NOT_FOUND if it does not serve the task,
  * SEALANE_CODE_PERMISSION_DENIED if it does not let this user in.
@@ -655,7 +666,12 @@ bool sealane_in_arena(sealane_task *task,
  *
  * `timeout_ms` says how long the tensor waits to be asked for: 0 is the default of the daemon or the engine, SEALANE_NO_TIMEOUT
  * no limit. `done` may be NULL: then nobody hears how it ended. `call` may be NULL; else it is written before `done` is
- * called. May wait while a daemon is restarted, as functions that start calls do.
+ * called.
+ *
+ * Never waits for room: what a daemon that reads late has no room for waits in this process, as do tensors for which the arena
+ * has none, and is sent as soon as there is; its time runs meanwhile. More than may wait so (sealane_attach_options) is refused with SEALANE_CODE_RESOURCE_EXHAUSTED and the
+ * limit's name, by this function or, where others start calls at the same moment, by the callback. All functions that start calls do so. They may wait for a daemon that is
+ * restarted, unless restart_timeout_ms is SEALANE_DO_NOT_WAIT.
  */
 sealane_error *sealane_send(sealane_task *task,
                             sealane_text to,
@@ -717,7 +733,8 @@ sealane_error *sealane_recv_all(sealane_task *task,
  * or the task ends. `done`, which may be NULL, is called once, when all are to be seen by all peers, or with the first error.
  *
  * The version is the caller's, a step's number for example, and may not go down. Memory that was lent is released when a newer version has
- * taken its place and nobody reads it any more. `call` is NULL or a place.
+ * taken its place and nobody reads it any more. `call` is NULL or a place. A tensor for which the arena has no room fails with
+ * SEALANE_CODE_RESOURCE_EXHAUSTED: it might have to wait for memory that only its own coming frees.
  */
 sealane_error *sealane_publish(sealane_task *task,
                                int64_t version,

@@ -3,7 +3,7 @@
 
 use std::{ffi::c_char, time::Duration};
 
-use sealane::{Attach, Polling};
+use sealane::{Attach, Backlog, Polling};
 
 use crate::{
     error::sealane_error,
@@ -18,7 +18,7 @@ pub const SEALANE_NEVER_SLEEP: i64 = -1;
 /// As idle_spin_us: a thread that waits sleeps at once.
 pub const SEALANE_SLEEP_AT_ONCE: i64 = -2;
 
-/// As restart_timeout_ms: a daemon that has drained is not waited for.
+/// As restart_timeout_ms: no function waits for a daemon.
 pub const SEALANE_DO_NOT_WAIT: i64 = -1;
 
 /// How to attach. Set `size`, and leave 0 what is to have its default.
@@ -36,9 +36,15 @@ pub struct sealane_attach_options {
     pub idle_spin_us: i64,
     /// How many milliseconds attaching may take, now and when the daemon was restarted. Default 5000.
     pub attach_timeout_ms: i64,
-    /// How many milliseconds functions wait for the next daemon where one has drained, or SEALANE_DO_NOT_WAIT. Default 30000, at
-    /// most a day.
+    /// How many milliseconds functions wait for the next daemon where one has drained, or SEALANE_DO_NOT_WAIT: then no function waits
+    /// for a daemon, be it drained or dead. Functions that start calls fail at once with SEALANE_CODE_UNAVAILABLE, and a thread of the library's attaches
+    /// again. Default 30000, at most a day.
     pub restart_timeout_ms: i64,
+    /// How many calls may wait in this process where the daemon reads late. Functions that start one more fail with
+    /// SEALANE_CODE_RESOURCE_EXHAUSTED. Default 262144.
+    pub backlog_calls_max: u64,
+    /// How many bytes they may have, with tensors that wait for room in the arena, wherever those are. Default 256 MiB.
+    pub backlog_bytes_max: u64,
 }
 
 // SAFETY: plain numbers and a pointer of 8 bytes each, the size first.
@@ -57,8 +63,8 @@ pub(crate) fn idle_spin(microseconds: i64) -> Outcome<Option<Duration>> {
 
 /// Attaches this process to the host's daemon as a task, which is named as in the endpoint map and ends in NUL.
 ///
-/// Where options are NULL, all have their defaults. A daemon that is restarted is attached to again by the first call that finds it:
-/// calls that were under way end with SEALANE_CODE_UNAVAILABLE, what was published is to be published again, the arena is a new one.
+/// Where options are NULL, all have their defaults. A daemon that is restarted is attached to again by the first call that finds it, or in the
+/// background (restart_timeout_ms): calls that were under way end with SEALANE_CODE_UNAVAILABLE, what was published is to be published again, the arena is a new one.
 ///
 /// Fails with SEALANE_CODE_UNAVAILABLE if no daemon listens at the socket, SEALANE_CODE_NOT_FOUND if it does not serve the task,
 /// SEALANE_CODE_PERMISSION_DENIED if it does not let this user in.
@@ -85,6 +91,14 @@ pub unsafe extern "C" fn sealane_attach(
             Some(Duration::MAX) => attach.polling(Polling::Spin),
             Some(idle_spin) => attach.polling(Polling::SpinThenSleep { idle_spin }),
         };
+        let Backlog { calls_max, bytes_max } = Backlog::default();
+        attach = attach.backlog(Backlog {
+            calls_max: match options.backlog_calls_max {
+                0 => calls_max,
+                given => usize::try_from(given).unwrap_or(usize::MAX),
+            },
+            bytes_max: if options.backlog_bytes_max == 0 { bytes_max } else { options.backlog_bytes_max },
+        });
         if let Some(timeout) = timeout(options.attach_timeout_ms)? {
             attach = attach.timeout(timeout);
         }

@@ -59,6 +59,11 @@ impl sealane_error {
         Self::new(sealane_code::Cancelled, message)
     }
 
+    /// True if a limit was reached.
+    pub(crate) fn is_full(&self) -> bool {
+        self.code == sealane_code::ResourceExhausted
+    }
+
     /// Of a panic, which the panic hook has reported.
     pub(crate) fn internal() -> Self {
         Self::new(sealane_code::Internal, "a fault of the library itself, which its standard error tells more of")

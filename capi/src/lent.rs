@@ -1,7 +1,7 @@
 //! Memory of C code that the library uses until it releases it: tensors that are sent from where they are, and destinations.
 #![allow(unsafe_code)]
 
-use std::{ffi::c_void, ptr::NonNull, slice, sync::Arc};
+use std::{ffi::c_void, ops::Range, ptr::NonNull, slice, sync::Arc};
 
 use bytes::Bytes;
 use sealane::{Buffer, Tensor};
@@ -34,7 +34,8 @@ pub struct sealane_source {
     /// How many there are: as many as type and shape say.
     pub bytes: usize,
     /// NULL: the bytes are copied before the function returns. Else they stay as they are until this was called. An attached
-    /// task sends memory of its arena (sealane_alloc) from where it is, and copies other memory of over 512 bytes into it.
+    /// task sends memory of its arena (sealane_alloc) from where it is, and copies other memory of over 512 bytes into it: before the
+    /// function returns or, where the arena is full, as soon as it has room.
     pub release: sealane_release,
     /// What it is called with.
     pub release_context: *mut c_void,
@@ -151,6 +152,14 @@ impl<'a> Source<'a> {
         Ok(Self { tensor, given })
     }
 
+    /// Bytes that wait with a call of it, if it has to wait: those that are not in the arena, and are to be copied.
+    pub(crate) fn waiting_bytes(given: &sealane_source, arena: &Range<*const u8>) -> u64 {
+        match arena.contains(&given.data.cast::<u8>()) && given.bytes > SMALL_BYTES {
+            true => 0,
+            false => given.bytes as u64,
+        }
+    }
+
     /// The tensor; from now on the memory is the library's until it is released.
     ///
     /// # Errors
@@ -173,14 +182,20 @@ impl<'a> Source<'a> {
     }
 }
 
-/// Memory that a task sends from, with a copy of `bytes`: once, where it is sent from.
+/// Memory that a task sends from, with a copy of `bytes`: once, where it is sent from, if there is room.
 fn copy(task: &sealane_task, bytes: &[u8]) -> Outcome<Buffer> {
     if bytes.len() <= SMALL_BYTES {
         return Ok(Buffer::copy_of(bytes));
     }
-    let mut copy = allocate(task, bytes.len())?;
-    copy.copy_from_slice(bytes);
-    Ok(copy)
+    match allocate(task, bytes.len()) {
+        Ok(mut copy) => {
+            copy.copy_from_slice(bytes);
+            Ok(copy)
+        }
+        // It waits there until there is room.
+        Err(error) if error.is_full() && !task.is_embedded() => Ok(Buffer::copy_of(bytes)),
+        Err(error) => Err(error),
+    }
 }
 
 /// What travels in the ring, and is copied there anyway.

@@ -19,7 +19,8 @@ use crate::{
 /// or the task ends. `done`, which may be NULL, is called once, when all are to be seen by all peers, or with the first error.
 ///
 /// The version is the caller's, a step's number for example, and may not go down. Memory that was lent is released when a newer version has
-/// taken its place and nobody reads it any more. `call` is NULL or a place.
+/// taken its place and nobody reads it any more. `call` is NULL or a place. A tensor for which the arena has no room fails with
+/// SEALANE_CODE_RESOURCE_EXHAUSTED: it might have to wait for memory that only its own coming frees.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sealane_publish(
     task: *mut sealane_task,
@@ -35,7 +36,7 @@ pub unsafe extern "C" fn sealane_publish(
         // SAFETY: as the header asks of C code.
         unsafe {
             let task = self::task(task)?;
-            let tensors = tensors(task, array(items, count, "items")?)?;
+            let tensors = tensors(task, array(items, count, "items")?, None)?;
             let publishing = task.task.publish_many(version, tensors);
             task.executor.start(ending(task, publishing, Done::new(done, context), call));
         }
@@ -84,7 +85,7 @@ pub unsafe extern "C" fn sealane_pull(
             let context = |index| contexts.map_or(std::ptr::null_mut(), |contexts: &[*mut c_void]| contexts[index]);
             let receivers = (0..count).map(|index| Receiver::new(received, context(index)));
             let receivers = receivers.collect::<Outcome<Vec<_>>>()?;
-            task.executor.ready()?;
+            task.ready_for(1, timeout, |_| 0)?;
             let pulling = task.task.pull_many_within(from, keys, min_version, timeout);
             let number = numbered(&task.executor, task.process, call);
             let tell = move |outcome: Outcome<Vec<Result<Pulled, Error>>>| match outcome {

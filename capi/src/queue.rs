@@ -76,9 +76,13 @@ pub unsafe extern "C" fn sealane_push(
             let task = self::task(task)?;
             let (to, queue) = (text(to, "to")?, text(queue, "queue")?);
             let options = SendOptions { timeout: timeout(timeout_ms)? };
-            let sources = array(sources, count, "sources")?.iter().map(|source| Source::new(task, source));
+            let sources = array(sources, count, "sources")?;
+            task.ready_for(count, options.timeout, |arena| {
+                let bytes = sources.iter().map(|source| Source::waiting_bytes(source, &arena));
+                bytes.fold(0, u64::saturating_add)
+            })?;
+            let sources = sources.iter().map(|source| Source::new(task, source));
             let sources = sources.collect::<Outcome<Vec<_>>>()?;
-            task.executor.ready()?;
             let tensors = sources.into_iter().map(|source| source.take(task)).collect::<Outcome<Vec<_>>>()?;
             let pushing = task.task.push_all_with(to, queue, tensors, options);
             task.executor.start(ending(task, pushing, Done::new(done, context), call));

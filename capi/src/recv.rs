@@ -60,7 +60,7 @@ pub unsafe extern "C" fn sealane_recv(
                 }
             };
             destination.map_or(Ok(()), check_destination)?;
-            task.executor.ready()?;
+            task.ready_for(1, timeout, |_| key.len() as u64)?;
             let options = RecvOptions { timeout, destination: destination.and_then(|given| lend(task, given)) };
             let receiving = task.task.recv_with(from, step, key, options);
             let number = numbered(&task.executor, task.process, call);
@@ -97,7 +97,8 @@ pub unsafe extern "C" fn sealane_recv_all(
                 Ok((text(each.key, "key")?, &each.destination, Receiver::new(received, each.context)?))
             });
             let checked = checked.collect::<Outcome<Vec<_>>>()?;
-            task.executor.ready()?;
+            let bytes = || checked.iter().map(|(key, ..)| key.len() as u64).sum();
+            task.ready_for(count, timeout, |_| bytes())?;
             let asked = checked
                 .iter()
                 .map(|(key, destination, _)| (*key, RecvOptions { timeout, destination: lend(task, destination) }));

@@ -1,7 +1,7 @@
 //! Sending.
 #![allow(unsafe_code)]
 
-use std::ffi::c_void;
+use std::{ffi::c_void, time::Duration};
 
 use sealane::{SendOptions, Tensor};
 
@@ -30,7 +30,12 @@ pub struct sealane_item {
 ///
 /// `timeout_ms` says how long the tensor waits to be asked for: 0 is the default of the daemon or the engine, SEALANE_NO_TIMEOUT
 /// no limit. `done` may be NULL: then nobody hears how it ended. `call` may be NULL; else it is written before `done` is
-/// called. May wait while a daemon is restarted, as functions that start calls do.
+/// called.
+///
+/// Never waits for room: what a daemon that reads late has no room for waits in this process, as do tensors for which the arena
+/// has none, and is sent as soon as there is; its time runs meanwhile. More than may wait so (sealane_attach_options) is refused with SEALANE_CODE_RESOURCE_EXHAUSTED and the
+/// limit's name, by this function or, where others start calls at the same moment, by the callback. All functions that start calls do so. They may wait for a daemon that is
+/// restarted, unless restart_timeout_ms is SEALANE_DO_NOT_WAIT.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sealane_send(
     task: *mut sealane_task,
@@ -51,8 +56,9 @@ pub unsafe extern "C" fn sealane_send(
             let task = self::task(task)?;
             let (to, key, options) =
                 (text(to, "to")?, text(key, "key")?, SendOptions { timeout: timeout(timeout_ms)? });
+            let bytes = |arena| (key.len() as u64).saturating_add(Source::waiting_bytes(&*source, &arena));
+            task.ready_for(1, options.timeout, bytes)?;
             let source = Source::new(task, &*source)?;
-            task.executor.ready()?;
             let sending = task.task.send_with(to, step, key, source.take(task)?, options);
             task.executor.start(ending(task, sending, Done::new(done, context), call));
         }
@@ -80,7 +86,7 @@ pub unsafe extern "C" fn sealane_send_all(
         unsafe {
             let task = self::task(task)?;
             let (to, items) = (text(to, "to")?, array(items, count, "items")?);
-            let tensors = tensors(task, items)?;
+            let tensors = tensors(task, items, None)?;
             let sendings = task.task.send_all(to, step, tensors);
             let places = places(calls, count);
             let started = sendings.into_iter().zip(items).zip(places);
@@ -101,17 +107,24 @@ pub(crate) fn places(calls: *mut *mut sealane_call, count: usize) -> impl Iterat
 /// The tensors of items with their keys; takes over all or, where there is an error, none.
 ///
 /// # Errors
-/// Those of [`Source::new`] and of texts, and of a task that was detached.
+/// Those of [`Source::new`] and of texts, and that there is no room for them.
 ///
 /// # Safety
 /// As `sealane_item` says.
-pub(crate) unsafe fn tensors<'a>(task: &sealane_task, items: &'a [sealane_item]) -> Outcome<Vec<(&'a str, Tensor)>> {
+pub(crate) unsafe fn tensors<'a>(
+    task: &sealane_task,
+    items: &'a [sealane_item],
+    timeout: Option<Duration>,
+) -> Outcome<Vec<(&'a str, Tensor)>> {
+    task.ready_for(items.len(), timeout, |arena| {
+        let bytes = items.iter().map(|item| Source::waiting_bytes(&item.source, &arena));
+        bytes.fold(0, u64::saturating_add)
+    })?;
     let checked = items.iter().map(|item| {
         // SAFETY: as this function's caller promises.
         unsafe { Ok((text(item.key, "key")?, Source::new(task, &item.source)?)) }
     });
     let checked = checked.collect::<Outcome<Vec<_>>>()?;
-    task.executor.ready()?;
     // SAFETY: as this function's caller promises.
     checked.into_iter().map(|(key, source)| Ok((key, unsafe { source.take(task) }?))).collect()
 }

@@ -3,6 +3,7 @@
 
 use std::{
     ffi::{CString, c_char},
+    ops::Range,
     sync::Arc,
     time::Duration,
 };
@@ -60,6 +61,20 @@ impl sealane_task {
         return self.own.is_some();
         #[cfg(not(feature = "embedded"))]
         return false;
+    }
+
+    /// Sees to it that so many calls may be started, before anything is taken over for them.
+    ///
+    /// # Errors
+    /// As [`Task::room_for`] says, and those of [`Executor::ready`].
+    pub(crate) fn ready_for(
+        &self,
+        calls: usize,
+        timeout: Option<Duration>,
+        bytes: impl FnOnce(Range<*const u8>) -> u64,
+    ) -> Outcome {
+        self.executor.ready()?;
+        Ok(self.task.room_for(calls, timeout, bytes)?)
     }
 
     /// # Errors

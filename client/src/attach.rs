@@ -17,7 +17,7 @@ use sealane_transport::{
 use crate::{
     Task,
     attachment::Attachment,
-    limits::{ARENA_BYTES, ATTACH_TIMEOUT, RESTART_TIMEOUT, RESTART_TIMEOUT_MAX},
+    limits::{ARENA_BYTES, ATTACH_TIMEOUT, BACKLOG_BYTES, BACKLOG_CALLS, RESTART_TIMEOUT, RESTART_TIMEOUT_MAX},
 };
 
 /// What a thread does that waits for the daemon.
@@ -68,6 +68,29 @@ pub(crate) struct Settings {
     pub(crate) timeout: Duration,
     pub(crate) restart_timeout: Duration,
     pub(crate) polling: Polling,
+    pub(crate) backlog: Option<Backlog>,
+}
+
+impl Settings {
+    /// Whoever calls does not wait for a daemon either: one that is gone is attached to in the background.
+    pub(crate) fn attaches_in_background(&self) -> bool {
+        self.backlog.is_some() && self.restart_timeout.is_zero()
+    }
+}
+
+/// How much may wait in this process for a daemon that reads late, or for room in the arena; see [`Attach::backlog`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Backlog {
+    /// Calls. Default 262,144.
+    pub calls_max: usize,
+    /// Their bytes: what they say, and tensors that are to be copied into the arena. Default 256 MiB.
+    pub bytes_max: u64,
+}
+
+impl Default for Backlog {
+    fn default() -> Self {
+        Self { calls_max: BACKLOG_CALLS, bytes_max: BACKLOG_BYTES }
+    }
 }
 
 /// How to attach, where [`Task::attach`]'s defaults do not fit.
@@ -95,6 +118,7 @@ impl Attach {
             timeout: ATTACH_TIMEOUT,
             restart_timeout: RESTART_TIMEOUT,
             polling: Polling::default(),
+            backlog: None,
         })
     }
 
@@ -127,6 +151,21 @@ impl Attach {
     /// What waiting threads do. Default: look for 50 µs, then sleep.
     pub fn polling(mut self, polling: Polling) -> Attach {
         self.0.polling = polling;
+        self
+    }
+
+    /// Starting a call never waits: what the rings have no room for, and tensors that the arena has none for, wait in this process
+    /// and go on by themselves, in order; what is more than `backlog` ends at once with ResourceExhausted. (Pushes stay in order. Of sends
+    /// and recvs those that need no room in the arena may be faster than those that do.) A recv whose destination finds no room there is copied into it when it has come.
+    /// Publications that find none in the arena fail.
+    ///
+    /// With a [`restart_timeout`](Self::restart_timeout) of zero no call waits for a daemon either, be it drained or dead: calls fail at once with
+    /// Unavailable while a thread attaches again.
+    ///
+    /// Default: none waits here; a ring without room is waited for in the calling thread, a second at most, and an arena without
+    /// room is an error.
+    pub fn backlog(mut self, backlog: Backlog) -> Attach {
+        self.0.backlog = Some(backlog);
         self
     }
 

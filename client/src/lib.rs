@@ -60,7 +60,7 @@ mod under_way;
 
 pub use self::{
     acceptor::{AcceptOptions, Accepted, Accepting, AcceptingMany, Acceptor},
-    attach::{Attach, Polling, default_socket, socket_in},
+    attach::{Attach, Backlog, Polling, default_socket, socket_in},
     plan::{Plan, PlanPulling, Pulling, PullingMany},
     publishing::Publishing,
     pushing::Pushing,

@@ -40,6 +40,27 @@ pub(crate) const REATTACH_INTERVAL: Duration = Duration::from_millis(10);
 /// is not reading at all.
 pub(crate) const ROOM_WAIT_MAX: Duration = Duration::from_secs(1);
 
+/// Calls that may wait in this process for room in the rings or in the arena, unless told otherwise, where calls do not wait in
+/// their callers' threads: several steps of the largest models.
+pub(crate) const BACKLOG_CALLS: usize = 1 << 18;
+
+/// Bytes of them, with the tensors that wait for room in the arena, unless told otherwise.
+pub(crate) const BACKLOG_BYTES: u64 = 256 << 20;
+
+/// What may wait besides and is no call: steps that end, peers that are named, plans and queues that are opened and closed. A record
+/// of the largest, and few are as large as that, has 7 KiB.
+pub(crate) const BACKLOG_ORDERS_MAX: usize = 4096;
+
+/// How long a thread sleeps that waits for room: nothing rings when a daemon has read. Twice as long each time that there is
+/// none, so that a daemon which does not read costs little.
+pub(crate) const ROOM_LOOK: Duration = Duration::from_micros(50);
+
+/// Longest such sleep.
+pub(crate) const ROOM_LOOK_MAX: Duration = Duration::from_millis(10);
+
+/// Longest time between two attempts to attach again that nobody waits for.
+pub(crate) const REATTACH_PAUSE_MAX: Duration = Duration::from_millis(500);
+
 /// Looks for room before the processor is left to others: the daemon may be on this very core.
 pub(crate) const ROOM_SPINS: u32 = 100;
 

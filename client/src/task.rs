@@ -110,6 +110,27 @@ impl Task {
         }
     }
 
+    /// Whether so many calls may be started now. Where calls wait in this process ([`Attach::backlog`]) they may be too many, which the calls
+    /// themselves would say too, one by one; this says it before anything is handed over, and looks at no more than a flag while
+    /// nothing waits. `bytes` is asked, only if that matters, how many bytes they have that would have to wait; it is told where the arena is, whose own do not count.
+    /// What becomes full in between is the calls' to say.
+    ///
+    /// # Errors
+    /// ResourceExhausted with the limit's name, Unavailable if there is no daemon. None where calls wait in their threads, or where the engine
+    /// is in this process.
+    pub fn room_for(
+        &self,
+        calls: usize,
+        timeout: Option<Duration>,
+        bytes: impl FnOnce(Range<*const u8>) -> u64,
+    ) -> Result<(), Error> {
+        match &self.0 {
+            Engine::Daemon(attached) => attached.0.room_for(calls, timeout, bytes),
+            #[cfg(feature = "embedded")]
+            Engine::Embedded(_) => Ok(()),
+        }
+    }
+
     /// Deposits a tensor for `to`, which may ask before or after. The returned future (or [`wait`](Sending::wait)) ends
     /// when the consumer has it; dropping it lets the send go on unobserved.
     ///

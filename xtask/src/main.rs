@@ -1,6 +1,6 @@
 //! Developer chores: `cargo xtask sim` runs the simulation over many seeds, `fuzz` the fuzz targets, `chaos` and `soak` real
 //! processes in trouble, `rdma-lab` what needs an RDMA device; `docs` makes what the documentation has of the code, `report` what
-//! it has of measurements; `pages` and `deb` make what is installed.
+//! it has of measurements; `pages`, `deb` and `wheels` make what is installed.
 
 mod build;
 mod chaos;
@@ -16,6 +16,7 @@ mod report;
 mod sim;
 mod soak;
 mod traffic;
+mod wheels;
 mod without_io_uring;
 
 use std::process::ExitCode;
@@ -57,6 +58,8 @@ enum Chore {
     Pages(package::Pages),
     /// Builds the Debian package
     Deb(package::Deb),
+    /// Builds the wheels of the Python package, and of the plugin for each release of TensorFlow that it supports
+    Wheels(wheels::Wheels),
 }
 
 fn main() -> ExitCode {
@@ -73,5 +76,6 @@ fn main() -> ExitCode {
         Chore::Report(report) => report.run(),
         Chore::Pages(pages) => pages.run(),
         Chore::Deb(deb) => deb.run(),
+        Chore::Wheels(wheels) => wheels.run(),
     }
 }

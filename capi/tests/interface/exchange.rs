@@ -157,12 +157,12 @@ fn the_longest_times_are_as_good_as_none() {
     }
     let socket = CString::new(daemon.socket.to_str().unwrap()).unwrap();
     let options = sealane_attach_options {
-        size: size_of::<sealane_attach_options>(),
         socket: socket.as_ptr(),
         arena_bytes: 1 << 20,
         idle_spin_us: i64::MAX,
         attach_timeout_ms: i64::MAX,
         restart_timeout_ms: i64::MAX,
+        ..DEFAULTS
     };
     let mut third = null_mut();
     // SAFETY: everything lives until the function returns.

@@ -2,6 +2,7 @@
 
 use std::{
     ffi::{CStr, CString, c_void},
+    path::Path,
     ptr::{null, null_mut},
     sync::mpsc::{Receiver, Sender, TryRecvError, channel},
     thread::{self, ThreadId},
@@ -297,16 +298,26 @@ pub struct World {
     pub _directory: TempDir,
 }
 
+/// The defaults.
+pub const DEFAULTS: sealane_attach_options = sealane_attach_options {
+    size: size_of::<sealane_attach_options>(),
+    socket: null(),
+    arena_bytes: 0,
+    idle_spin_us: 0,
+    attach_timeout_ms: 0,
+    restart_timeout_ms: 0,
+    backlog_calls_max: 0,
+    backlog_bytes_max: 0,
+};
+
 pub fn attach(daemon: &Daemon, task: &str) -> Task {
-    let socket = CString::new(daemon.socket.to_str().unwrap()).unwrap();
-    let options = sealane_attach_options {
-        size: size_of::<sealane_attach_options>(),
-        socket: socket.as_ptr(),
-        arena_bytes: 4 << 20,
-        idle_spin_us: 0,
-        attach_timeout_ms: 0,
-        restart_timeout_ms: 0,
-    };
+    attach_with(&daemon.socket, task, sealane_attach_options { arena_bytes: 4 << 20, ..DEFAULTS })
+}
+
+/// Attaches with options but the socket.
+pub fn attach_with(socket: &Path, task: &str, options: sealane_attach_options) -> Task {
+    let socket = CString::new(socket.to_str().unwrap()).unwrap();
+    let options = sealane_attach_options { socket: socket.as_ptr(), ..options };
     let mut attached = null_mut();
     let task = CString::new(task).unwrap();
     // SAFETY: everything lives until the function returns.

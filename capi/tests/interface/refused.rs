@@ -150,14 +150,7 @@ struct Later {
 fn options_of_other_headers_are_understood_or_refused() {
     let World { daemon, .. } = &world();
     let socket = CString::new(daemon.socket.to_str().unwrap()).unwrap();
-    let known = sealane_attach_options {
-        size: size_of::<Later>(),
-        socket: socket.as_ptr(),
-        arena_bytes: 0,
-        idle_spin_us: 0,
-        attach_timeout_ms: 0,
-        restart_timeout_ms: 0,
-    };
+    let known = sealane_attach_options { size: size_of::<Later>(), socket: socket.as_ptr(), ..DEFAULTS };
     // Nobody is of that name, which the daemon says if the options are understood.
     let attach = |options: *const sealane_attach_options| {
         // SAFETY: everything lives until the function returns.

@@ -358,7 +358,7 @@ impl Attachment {
         }
         let mut held = self.lock();
         let State { calls, acceptors, aftermath, .. } = &mut *held;
-        let _nothing_of_the_daemon = calls.forsake(watch, aftermath);
+        let _nothing_of_the_daemon = calls.forsake(watch, false, aftermath);
         if let Some(inbox) = acceptors.open.get_mut(&number) {
             inbox.watches.retain(|other| *other != watch);
         }
@@ -412,7 +412,7 @@ impl Held<'_> {
             opened += 1;
             let Amount { tensors, bytes } = window.credit;
             let granting = Submission::Grant { queue: number, tensors, bytes: bytes as u64 };
-            self.submit(ROOM_WAIT_MAX, |link| link.submit(segment, &granting))
+            self.submit(ROOM_WAIT_MAX, |link| link.submit(segment, &granting)).map(drop)
         });
         if told.is_err() {
             let State { acceptors, calls, aftermath, .. } = &mut **self;

@@ -79,6 +79,8 @@ pub(super) enum Direction {
 /// What the daemon has to do with the call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Daemon {
+    /// Nothing yet: the call waits in this process for room.
+    Untold,
     /// It has not answered.
     Working,
     /// It has answered, and still uses the memory.
@@ -209,12 +211,55 @@ impl Calls {
         Ok(call)
     }
 
+    /// A call that was entered waits in this process for room.
+    pub(super) fn waits(&mut self, call: u32) {
+        if let Some(slot) = self.slot(call) {
+            slot.daemon = Daemon::Untold;
+        }
+    }
+
+    /// When a call must have ended that waits in this process; `None` if it does not, or is wanted no more.
+    pub(super) fn untold(&mut self, call: u32) -> Option<Tick> {
+        self.slot(call).filter(|slot| slot.daemon == Daemon::Untold).map(|slot| slot.deadline)
+    }
+
+    /// The daemon has been told of a call that waited.
+    pub(super) fn told(&mut self, call: u32) {
+        if let Some(slot) = self.slot(call) {
+            slot.daemon = Daemon::Working;
+        }
+    }
+
+    /// What a call lends that waits and had nothing to lend before.
+    pub(super) fn lend(&mut self, call: u32, memory: Memory) {
+        if let Some(slot) = self.slot(call) {
+            slot.memory = memory;
+        }
+    }
+
+    /// Ends a call that waits in this process: the daemon never hears of it.
+    pub(super) fn end_untold(&mut self, call: u32, error: Error, after: &mut Aftermath) {
+        let Some(slot) = self.slot(call).filter(|slot| slot.daemon == Daemon::Untold) else { return };
+        slot.daemon = Daemon::Done;
+        let destination = slot.memory_back(after);
+        if slot.caller == Caller::Waiting {
+            slot.failure = Some(Box::new(Unreceived { error, destination }));
+        }
+        self.end(call, after);
+        self.release(call);
+    }
+
+    /// True if so many calls more may be under way.
+    pub(super) fn have_room_for(&self, calls: usize) -> bool {
+        CALLS_MAX - self.slots.len() + self.vacant.len() >= calls
+    }
+
     /// A step is over: what came in it for recvs that were given up is nobody's, and so is what still comes.
     pub(super) fn forget_step(&mut self, step: i64, after: &mut Aftermath) {
         after.unwanted.extend(self.unclaimed.forget(step));
         let is_of_it = |slot: &&mut Slot| slot.direction == Direction::Recv && slot.place.step() == step;
         for slot in self.slots.iter_mut().filter(is_of_it) {
-            if slot.daemon == Daemon::Working {
+            if matches!(slot.daemon, Daemon::Untold | Daemon::Working) {
                 slot.keeps &= slot.caller != Caller::Gone;
                 after.unwanted.extend(slot.tensor.take());
             } else {
@@ -231,30 +276,35 @@ impl Calls {
         let slot = &self.slots[(call & INDEX_MASK) as usize];
         if slot.keeps && slot.copies {
             let copy = Tensor::from_parts(tensor.meta().clone(), Buffer::copy_of(tensor.bytes()));
-            self.pass_on(call, copy);
+            self.pass_on(call, copy, after);
         } else if slot.keeps {
-            return self.pass_on(call, tensor);
+            return self.pass_on(call, tensor, after);
         }
         after.unwanted.push(tensor);
     }
 
     /// A tensor that is not this call's: it is for another that asks for it, or for one that will.
-    fn pass_on(&mut self, call: u32, tensor: Tensor) {
+    fn pass_on(&mut self, call: u32, tensor: Tensor, after: &mut Aftermath) {
         let place = &self.slots[(call & INDEX_MASK) as usize].place;
         let fits = |memory: &Memory| memory.room().is_none_or(|room| tensor.bytes().len() <= room);
         let others = self.slots.iter().enumerate().filter(|(index, _)| *index as u32 != call & INDEX_MASK);
         let next = others.map(|(index, slot)| (index as u32, slot)).find(|(_, slot)| {
-            (slot.daemon, slot.caller, slot.direction) == (Daemon::Working, Caller::Waiting, Direction::Recv)
+            matches!(slot.daemon, Daemon::Untold | Daemon::Working)
+                && (slot.caller, slot.direction) == (Caller::Waiting, Direction::Recv)
                 && slot.keeps
                 && slot.place == *place
                 && slot.tensor.is_none()
                 && fits(&slot.memory)
         });
         match next.map(|(index, _)| index) {
-            // The daemon has its destination. When it has given the recv up, that ends with this tensor.
             Some(index) => {
                 let slot = &mut self.slots[index as usize];
                 slot.tensor = Some(tensor);
+                if slot.daemon == Daemon::Untold {
+                    let next = slot.generation << CALL_INDEX_BITS | index;
+                    return self.end_with_set_aside(next, after);
+                }
+                // The daemon has its destination. When it has given the recv up, that ends with this tensor.
                 self.to_cancel.push((slot.segment, slot.generation << CALL_INDEX_BITS | index));
             }
             None => self.unclaimed.keep(place.clone(), tensor),
@@ -263,9 +313,9 @@ impl Calls {
 
     /// A tensor that was set aside for a recv, which the daemon is at work on, is another's after all.
     #[inline]
-    fn unset_aside(&mut self, call: u32) {
+    fn unset_aside(&mut self, call: u32, after: &mut Aftermath) {
         if let Some(tensor) = self.slots[(call & INDEX_MASK) as usize].tensor.take() {
-            self.pass_on(call, tensor);
+            self.pass_on(call, tensor, after);
         }
     }
 
@@ -277,12 +327,14 @@ impl Calls {
 
     /// True if the daemon may use memory of a call.
     pub(super) fn lend_memory(&self) -> bool {
-        self.slots.iter().any(|slot| slot.daemon != Daemon::Done && !matches!(slot.memory, Memory::Nothing))
+        let uses = |slot: &Slot| matches!(slot.daemon, Daemon::Working | Daemon::Holding);
+        self.slots.iter().any(|slot| uses(slot) && !matches!(slot.memory, Memory::Nothing))
     }
 
     /// True while the daemon may write a destination that is not this process's library's own.
     pub(super) fn borrows(&mut self, call: u32) -> bool {
-        self.slot(call).is_some_and(|slot| slot.borrowed && slot.daemon != Daemon::Done)
+        let uses = |slot: &Slot| matches!(slot.daemon, Daemon::Working | Daemon::Holding);
+        self.slot(call).is_some_and(|slot| slot.borrowed && uses(slot))
     }
 
     /// What comes for a recv that was given up may be torn.
@@ -361,10 +413,15 @@ impl Calls {
         Some(slot)
     }
 
-    /// The caller does not care any more. The segment, if the daemon is still at work on it.
-    pub(super) fn forsake(&mut self, call: u32, after: &mut Aftermath) -> Option<u16> {
+    /// The caller does not care any more. The segment, if the daemon is still at work on it. One that waits in this process goes on
+    /// unless it is to `cancel`.
+    pub(super) fn forsake(&mut self, call: u32, cancel: bool, after: &mut Aftermath) -> Option<u16> {
         self.slot(call)?;
         let slot = &mut self.slots[(call & INDEX_MASK) as usize];
+        if cancel && slot.daemon == Daemon::Untold {
+            slot.daemon = Daemon::Done;
+            slot.spend(after);
+        }
         let (mut unwanted, mut set_aside) = (None, None);
         // The daemon has given it up, and does not have its memory back yet.
         let waits_for_memory = (slot.caller, slot.daemon) == (Caller::Waiting, Daemon::Holding);
@@ -389,7 +446,7 @@ impl Calls {
         }
         if let Some(tensor) = set_aside {
             match self.slots[(call & INDEX_MASK) as usize].keeps {
-                true => self.pass_on(call, tensor),
+                true => self.pass_on(call, tensor, after),
                 false => after.unwanted.push(tensor),
             }
         }
@@ -431,13 +488,16 @@ impl Calls {
         if slot.caller != Caller::Waiting {
             return;
         }
+        if slot.daemon == Daemon::Untold {
+            return self.end_untold(call, error, after);
+        }
         let (destination, kept) = std::mem::take(&mut slot.memory).apart();
         slot.memory = kept;
         slot.failure = Some(Box::new(Unreceived { error, destination }));
         // Its caller may write it from now on.
         slot.keeps &= !slot.borrowed;
         self.end(call, after);
-        self.unset_aside(call);
+        self.unset_aside(call, after);
     }
 
     /// Ends every call that a future waits for and that should have ended before `then`.
@@ -459,7 +519,7 @@ impl Calls {
             if slot.daemon == Daemon::Done && slot.caller != Caller::Waiting {
                 continue;
             }
-            let destination = if gone || slot.daemon == Daemon::Done {
+            let destination = if gone || matches!(slot.daemon, Daemon::Done | Daemon::Untold) {
                 slot.daemon = Daemon::Done;
                 slot.memory_back(after)
             } else {
@@ -473,7 +533,7 @@ impl Calls {
             }
             let call = slot.generation << CALL_INDEX_BITS | index as u32;
             self.end(call, after);
-            self.unset_aside(call);
+            self.unset_aside(call, after);
             self.release(call);
         }
         self.to_cancel.clear();
@@ -533,9 +593,12 @@ impl Calls {
         if self.answered(segment, call, Daemon::Working)?.direction != Direction::Recv {
             return Err("it answered a send with a tensor");
         }
-        self.unset_aside(call);
+        self.unset_aside(call, after);
         let slot = &mut self.slots[(call & INDEX_MASK) as usize];
         let waiting = slot.caller == Caller::Waiting;
+        if slot.memory.is_elsewhere() {
+            return self.received_elsewhere(call, meta, arrived, after);
+        }
         slot.copies = match &slot.memory {
             Memory::Destination(_) => true,
             Memory::Substitute(_) => matches!(arrived, Arrived::Inline(_)),
@@ -589,6 +652,48 @@ impl Calls {
         Ok(())
     }
 
+    /// A tensor arrived for a destination that the daemon was not told of, since there was no room for one that it can reach. The
+    /// caller's thread copies it there; one that is too long is the next recv's.
+    #[cold]
+    fn received_elsewhere(
+        &mut self,
+        call: u32,
+        meta: &[u8],
+        arrived: Arrived<'_>,
+        after: &mut Aftermath,
+    ) -> Result<(), Fault> {
+        let data = match arrived {
+            Arrived::Inline(bytes) => Buffer::copy_of(bytes),
+            Arrived::Area(buffer) => buffer,
+            Arrived::Destination(_) => return Err("a tensor arrived elsewhere than where it was asked to"),
+        };
+        let slot = &mut self.slots[(call & INDEX_MASK) as usize];
+        (slot.daemon, slot.copies) = (Daemon::Done, false);
+        let waiting = slot.caller == Caller::Waiting;
+        let room = slot.memory.room().unwrap_or_default();
+        match Tensor::from_wire(meta, data) {
+            Ok(tensor) if waiting && tensor.bytes().len() <= room => slot.tensor = Some(tensor),
+            Ok(tensor) => {
+                let destination = slot.memory_back(after);
+                if waiting {
+                    let len = tensor.bytes().len();
+                    let error = Error::invalid(format!("the destination has {room} bytes, the tensor needs {len}"));
+                    slot.failure = Some(Box::new(Unreceived { error, destination }));
+                }
+                self.keep(call, tensor, after);
+            }
+            Err(error) => {
+                let destination = slot.memory_back(after);
+                if waiting {
+                    slot.failure = Some(Box::new(Unreceived { error, destination }));
+                }
+            }
+        }
+        self.end(call, after);
+        self.release(call);
+        Ok(())
+    }
+
     /// A call ended without its tensor.
     pub(super) fn failed(
         &mut self,
@@ -619,7 +724,7 @@ impl Calls {
             slot.failure = Some(Box::new(Unreceived { error, destination }));
         }
         self.end(call, after);
-        self.unset_aside(call);
+        self.unset_aside(call, after);
         self.release(call);
         Ok(())
     }

@@ -12,7 +12,7 @@ use sealane_transport::Error;
 use super::{Attachment, Held, Line, Take, wait::Waiter};
 use crate::{
     clock::Tick,
-    limits::{GRACE, SWEEP_INTERVAL},
+    limits::{GRACE, REATTACH_INTERVAL, REATTACH_PAUSE_MAX, SWEEP_INTERVAL},
 };
 
 /// The driver as callers see it.
@@ -76,19 +76,38 @@ impl Attachment {
         Poll::Pending
     }
 
-    fn start_driver(&self) -> std::io::Result<Thread> {
+    pub(super) fn start_driver(&self) -> std::io::Result<Thread> {
         let attachment = self.me.upgrade().expect("it is borrowed from its owner");
         let driver = thread::Builder::new().name("sealane-client".into()).spawn(move || attachment.drive())?;
         Ok(driver.thread().clone())
     }
 
     fn drive(&self) {
+        let mut pause = REATTACH_INTERVAL;
         loop {
             let mut held = self.spin(Waiter::Driver);
-            if matches!(held.line, Line::Closed) {
-                return;
+            match &held.line {
+                Line::Closed => return,
+                Line::Lost(_) if self.settings.attaches_in_background() => {
+                    held.driver.idle = true;
+                    drop(held);
+                    match self.attach_again() {
+                        Ok(_) => pause = REATTACH_INTERVAL,
+                        Err(_) => {
+                            thread::park_timeout(pause);
+                            pause = (2 * pause).min(REATTACH_PAUSE_MAX);
+                        }
+                    }
+                    continue;
+                }
+                Line::Lost(_) | Line::Up(_) => {}
             }
-            if held.calls.watched() == 0 {
+            if held.has_unplaced() {
+                drop(held);
+                self.place_waiting();
+                held = self.lock();
+            }
+            if held.calls.watched() == 0 && !held.has_backlog() {
                 held.driver.idle = true;
                 held.hand_over();
                 drop(held);
@@ -101,6 +120,15 @@ impl Attachment {
 }
 
 impl Held<'_> {
+    /// Sees to it that the driver runs. Without a thread, what waits goes on when somebody looks at the rings.
+    pub(super) fn wake_driver(&mut self) {
+        if self.driver.thread.is_none() {
+            self.driver.thread = self.attachment.start_driver().ok();
+        }
+        let state = &mut **self;
+        state.aftermath.wakers.extend(state.driver.waker());
+    }
+
     /// Now and then ends the calls that the daemon should have ended long ago and that futures wait for.
     pub(super) fn sweep(&mut self) {
         let now = Tick::now();
@@ -108,6 +136,7 @@ impl Held<'_> {
             return;
         }
         self.driver.sweep = Some(now.after(SWEEP_INTERVAL));
+        self.expire_backlog();
         let error = self.silent();
         let state = &mut **self;
         state.calls.sweep(now.before(GRACE), || error.clone(), &mut state.aftermath);

@@ -57,6 +57,11 @@ impl Held<'_> {
         *unlooked = 0;
         if let Err(fault) = link.drain(calls, acceptors, aftermath) {
             self.lose(&fault);
+        } else if link.draining {
+            self.note();
+        }
+        if self.has_backlog() {
+            self.forward();
         }
         self.cancel_those_set_aside();
     }
@@ -81,8 +86,11 @@ impl Held<'_> {
             let flushed = link.flush();
             link.ring();
             if let Err(fault) = flushed {
-                self.lose(&fault);
+                return self.lose(&fault);
             }
+        }
+        if self.has_backlog() {
+            self.attend();
         }
     }
 

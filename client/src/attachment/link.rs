@@ -22,10 +22,12 @@ use sealane_transport::{
 use super::{
     acceptors::Acceptors,
     aftermath::Aftermath,
+    backlog::{Stored, Waiting, Way},
     calls::{Arrived, Calls},
     plans::{Closing, Plans, Taken},
 };
 use crate::{
+    attach::Backlog,
     limits::COMPLETIONS_PER_LOOK,
     memory::{Area, Arena, ForkMark, Freed},
 };
@@ -43,16 +45,18 @@ pub(super) struct Link {
     pub(super) default_timeout_ms: u32,
     pub(super) tensor_bytes_max: u64,
     pub(super) plans: Plans,
-    segments: Vec<Segment>,
+    /// What waits in this process.
+    pub(super) waiting: Waiting,
+    pub(super) segments: Vec<Segment>,
     peers: HashMap<Box<str>, Peer>,
     /// The peer that was named last: most tasks speak to one for a while.
     recent: Option<(Box<str>, Peer)>,
-    outgoing: Record,
-    incoming: Record,
+    pub(super) outgoing: Record,
+    pub(super) incoming: Record,
     tokens: Vec<u64>,
 }
 
-struct Segment {
+pub(super) struct Segment {
     end: ClientEnd,
     doorbell: Doorbell,
     area: Arc<Area>,
@@ -68,6 +72,8 @@ struct Segment {
     queues: usize,
     /// What is to be said of queues, in that order.
     queue_chores: VecDeque<QueueChore>,
+    /// Records for which the ring had no room, in order.
+    pub(super) waiting: VecDeque<Stored>,
     /// Something was submitted since the doorbell was last thought of.
     unannounced: bool,
     /// It was told that this client goes.
@@ -110,8 +116,8 @@ impl Link {
         serial: u64,
         attached: Attached,
         daemon: Box<str>,
-        mark: &Arc<ForkMark>,
-        freed: &Weak<dyn Freed>,
+        (mark, freed): (&Arc<ForkMark>, &Weak<dyn Freed>),
+        backlog: Option<Backlog>,
     ) -> Link {
         let Attached { welcome, arena, shards, socket } = attached;
         let segment = |(end, doorbell): (ClientEnd, Doorbell)| {
@@ -126,6 +132,7 @@ impl Link {
                 plans: Taken::default(),
                 queues: 0,
                 queue_chores: VecDeque::new(),
+                waiting: VecDeque::new(),
                 unannounced: false,
                 said_goodbye: false,
             }
@@ -142,6 +149,7 @@ impl Link {
             },
             tensor_bytes_max: welcome.tensor_bytes_max,
             plans: Plans::default(),
+            waiting: Waiting::new(backlog),
             segments: shards.into_iter().map(segment).collect(),
             peers: HashMap::new(),
             recent: None,
@@ -194,20 +202,27 @@ impl Link {
         Ok(Peer { segment, number })
     }
 
-    /// Writes one submission into a segment's ring. [`ring`](Self::ring) tells the shard.
+    /// Writes one submission into a segment's ring, or has it wait where there is no room. [`ring`](Self::ring) tells the shard.
+    ///
+    /// # Errors
+    /// `Full` where nothing waits in this process.
     #[inline]
-    pub(super) fn submit(&mut self, segment: u16, submission: &Submission<'_>) -> Result<(), Unsubmitted> {
-        submission
-            .encode(&mut self.outgoing)
-            .map_err(|field| Unsubmitted::Refused(Error::invalid(field.to_string())))?;
-        let segment = &mut self.segments[usize::from(segment)];
-        match segment.end.submissions.push(&self.outgoing) {
-            Ok(()) => {
-                segment.unannounced = true;
-                Ok(())
-            }
-            Err(PushError::Full) => Err(Unsubmitted::Full),
-            Err(PushError::Broken(broken)) => Err(Unsubmitted::Fault(broken.to_string().into())),
+    pub(super) fn submit(&mut self, segment: u16, submission: &Submission<'_>) -> Result<Way, Unsubmitted> {
+        submission.encode(&mut self.outgoing).map_err(refused)?;
+        let at = &mut self.segments[usize::from(segment)];
+        // Nothing overtakes what waits.
+        if at.waiting.is_empty() && at.push(&self.outgoing).map_err(Unsubmitted::Fault)? {
+            return Ok(Way::Ring);
+        }
+        self.postpone(segment, submission)
+    }
+
+    /// The same of what may overtake: it says nothing of what waits.
+    fn submit_ahead(&mut self, segment: u16, submission: &Submission<'_>) -> Result<(), Unsubmitted> {
+        submission.encode(&mut self.outgoing).map_err(refused)?;
+        match self.segments[usize::from(segment)].push(&self.outgoing).map_err(Unsubmitted::Fault)? {
+            true => Ok(()),
+            false => Err(Unsubmitted::Full),
         }
     }
 
@@ -280,8 +295,19 @@ impl Link {
 
     pub(super) fn flush_segment(&mut self, index: u16) -> Result<(), Unsubmitted> {
         let at = usize::from(index);
+        while self.segments[at].area.has_piled() {
+            let mut tokens = std::mem::take(&mut self.tokens);
+            tokens.clear();
+            self.segments[at].area.take_piled(NUMBERS_PER_RECORD, &mut tokens);
+            let submitted = self.submit_ahead(index, &Submission::Free { tokens: &tokens });
+            if submitted.is_err() {
+                self.segments[at].area.pile_again(&tokens);
+            }
+            self.tokens = tokens;
+            submitted?;
+        }
         while let Some(&call) = self.segments[at].cancels.last() {
-            self.submit(index, &Submission::Cancel { call })?;
+            self.submit_ahead(index, &Submission::Cancel { call })?;
             self.segments[at].cancels.pop();
         }
         while let Some(&Closing { plan, taken }) = self.segments[at].closings.last() {
@@ -297,17 +323,6 @@ impl Link {
             self.submit(index, &submission)?;
             self.segments[at].queue_chores.pop_front();
             self.segments[at].queues -= usize::from(matches!(chore, QueueChore::Close(_)));
-        }
-        while self.segments[at].area.has_piled() {
-            let mut tokens = std::mem::take(&mut self.tokens);
-            tokens.clear();
-            self.segments[at].area.take_piled(NUMBERS_PER_RECORD, &mut tokens);
-            let submitted = self.submit(index, &Submission::Free { tokens: &tokens });
-            if submitted.is_err() {
-                self.segments[at].area.pile_again(&tokens);
-            }
-            self.tokens = tokens;
-            submitted?;
         }
         Ok(())
     }
@@ -360,7 +375,7 @@ impl Link {
         for segment in 0..self.segments() {
             if !self.segments[usize::from(segment)].said_goodbye {
                 // A daemon that does not read learns it from the socket, which closes next.
-                let said = self.submit(segment, &Submission::Detach).is_ok();
+                let said = self.submit_ahead(segment, &Submission::Detach).is_ok();
                 self.segments[usize::from(segment)].said_goodbye = said;
             }
         }
@@ -368,7 +383,29 @@ impl Link {
     }
 }
 
+/// A field that is too long.
+#[cold]
+fn refused(field: impl std::fmt::Display) -> Unsubmitted {
+    Unsubmitted::Refused(Error::invalid(field.to_string()))
+}
+
 impl Segment {
+    /// Writes a record into the ring; false if there is no room.
+    ///
+    /// # Errors
+    /// What the daemon did that no correct one does.
+    #[inline]
+    pub(super) fn push(&mut self, record: &Record) -> Result<bool, Box<str>> {
+        match self.end.submissions.push(record) {
+            Ok(()) => {
+                self.unannounced = true;
+                Ok(true)
+            }
+            Err(PushError::Full) => Ok(false),
+            Err(PushError::Broken(broken)) => Err(broken.to_string().into()),
+        }
+    }
+
     #[inline]
     fn has_chores(&self) -> bool {
         self.area.has_piled() || !self.cancels.is_empty() || !self.closings.is_empty() || !self.queue_chores.is_empty()

@@ -44,6 +44,9 @@ impl Attachment {
 
     #[cold]
     fn next_daemon(&self, timeout: Option<Duration>) -> Result<Held<'_>, Error> {
+        if self.settings.attaches_in_background() {
+            return self.wake_who_attaches();
+        }
         let called = Instant::now();
         let patience = self.settings.restart_timeout;
         let patience = timeout.map_or(patience, |timeout| timeout.min(patience));
@@ -63,14 +66,30 @@ impl Attachment {
         }
     }
 
-    fn attach_again(&self) -> Result<Held<'_>, Error> {
+    /// Has the driver attach again, unless a link stands after all.
+    fn wake_who_attaches(&self) -> Result<Held<'_>, Error> {
+        let mut held = self.lock();
+        held.listen_to_draining();
+        match &held.line {
+            Line::Up(link) if link.draining => Err(drains(link)),
+            Line::Up(_) => Ok(held),
+            Line::Closed => Err(dropped()),
+            Line::Lost(error) => {
+                let error = error.clone();
+                held.wake_driver();
+                Err(error)
+            }
+        }
+    }
+
+    pub(super) fn attach_again(&self) -> Result<Held<'_>, Error> {
         // One tries, the others wait for what comes of it.
         let called = Instant::now();
         let mut attempts = self.attaching.lock().unwrap_or_else(PoisonError::into_inner);
         let mut held = self.lock();
         held.listen_to_draining();
         let lost = match &held.line {
-            Line::Up(link) if link.draining => return Err(Error::unavailable(&link.daemon, "it drains")),
+            Line::Up(link) if link.draining => return Err(drains(link)),
             Line::Up(_) => return Ok(held),
             Line::Closed => return Err(dropped()),
             Line::Lost(error) => error.clone(),
@@ -89,13 +108,15 @@ impl Attachment {
             _ => error,
         })?;
         let freed = self.me.clone();
-        let link = Box::new(Link::new(attempts.count, attached, daemon, &self.mark, &(freed as _)));
+        let marks = (&self.mark, &(freed as _));
+        let link = Box::new(Link::new(attempts.count, attached, daemon, marks, self.settings.backlog));
         let mut held = self.lock();
         if matches!(held.line, Line::Closed) {
             return Err(dropped());
         }
         held.line = Line::Up(link);
         held.restart_until = None;
+        held.note();
         Ok(held)
     }
 }
@@ -115,7 +136,7 @@ impl Held<'_> {
 
     /// New calls may be submitted.
     #[inline]
-    fn takes_calls(&self) -> bool {
+    pub(super) fn takes_calls(&self) -> bool {
         matches!(&self.line, Line::Up(link) if !link.draining)
     }
 
@@ -187,7 +208,12 @@ impl Held<'_> {
         if *listening {
             aftermath.wakers.push(nudge);
         }
+        self.note();
     }
+}
+
+fn drains(link: &Link) -> Error {
+    Error::unavailable(&link.daemon, "it drains")
 }
 
 /// An Unavailable with one more reason.

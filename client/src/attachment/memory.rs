@@ -27,7 +27,7 @@ pub(super) struct Substitute {
 }
 
 impl Substitute {
-    /// In place of it there is a tensor, which its call has.
+    /// In place of it there is a tensor, which its call has or will have.
     pub(super) fn of_a_tensor(destination: Buffer) -> Memory {
         Memory::Substitute(Box::new(Substitute { landing: Buffer::default(), destination }))
     }
@@ -40,8 +40,15 @@ impl Memory {
             Memory::Nothing => None,
             Memory::Source(payload) => Some(payload.as_ref()),
             Memory::Destination(buffer) => Some(buffer),
+            Memory::Substitute(substitute) if substitute.landing.is_empty() => None,
             Memory::Substitute(substitute) => Some(&substitute.landing),
         }
+    }
+
+    /// True of a destination that has no block in its place: a tensor comes elsewhere first.
+    #[inline]
+    pub(super) fn is_elsewhere(&self) -> bool {
+        matches!(self, Memory::Substitute(substitute) if substitute.landing.is_empty())
     }
 
     /// Once the daemon is done with it: the caller's destination, and what is of no use to the caller.

@@ -8,6 +8,7 @@
 
 mod acceptors;
 mod aftermath;
+mod backlog;
 mod calls;
 mod driver;
 mod held;
@@ -55,6 +56,8 @@ pub(crate) struct Attachment {
     attaching: Mutex<Attempts>,
     /// The listener sleeps.
     asleep: AtomicBool,
+    /// Whoever starts a call may find no room, or no daemon.
+    crowded: AtomicBool,
     nudge: Arc<Nudge>,
     nudge_waker: Waker,
     /// For the driver's thread, and for areas, which tell of blocks that are free.
@@ -115,7 +118,8 @@ impl Attachment {
         let (attached, daemon) = attach::connect(&settings)?;
         Ok(Arc::new_cyclic(|me: &Weak<Attachment>| {
             let freed: Weak<dyn Freed> = me.clone();
-            let line = Line::Up(Box::new(Link::new(0, attached, daemon, &mark, &freed)));
+            let link = Link::new(0, attached, daemon, (&mark, &freed), settings.backlog);
+            let line = Line::Up(Box::new(link));
             let state = State {
                 line,
                 restart_until: None,
@@ -137,6 +141,7 @@ impl Attachment {
                 state: Mutex::new(state),
                 attaching: Mutex::default(),
                 asleep: AtomicBool::new(false),
+                crowded: AtomicBool::new(false),
                 nudge_waker: nudge.clone().into(),
                 nudge,
                 me: me.clone(),
@@ -183,6 +188,14 @@ impl Attachment {
         arena.allocate(len).ok_or_else(|| no_room(&arena, len))
     }
 
+    /// The error of a tensor that the arena has no room for.
+    fn no_room(&self, len: usize) -> Error {
+        match &self.lock().line {
+            Line::Up(link) => no_room(&link.arena, len),
+            line => submit::down(line),
+        }
+    }
+
     /// The addresses of the arena.
     ///
     /// # Errors
@@ -204,7 +217,7 @@ impl Attachment {
         let mut held = self.lock();
         let State { calls, aftermath, line, .. } = &mut *held;
         let borrows = calls.borrows(call);
-        if let (Some(segment), true, Line::Up(link)) = (calls.forsake(call, aftermath), cancel, line) {
+        if let (Some(segment), true, Line::Up(link)) = (calls.forsake(call, cancel, aftermath), cancel, line) {
             let cancelled = link.cancel(segment, call);
             link.ring();
             if let Err(fault) = cancelled {
@@ -227,6 +240,7 @@ impl Attachment {
         let mut held = self.lock();
         held.pump();
         held.closing = true;
+        held.wait_for_backlog();
         if let Line::Up(link) = &mut held.line {
             link.detach();
             if held.calls.lend_memory() {

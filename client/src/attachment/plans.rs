@@ -14,7 +14,7 @@ use sealane_transport::{
 };
 
 use super::{
-    Attachment, Held, Line,
+    Attachment, Held, Line, State,
     aftermath::Aftermath,
     calls::{Direction, Fault},
     link::{Link, Peer, Unsubmitted},
@@ -211,6 +211,8 @@ impl Attachment {
             return;
         }
         let mut held = self.lock();
+        let State { calls, aftermath, .. } = &mut *held;
+        calls.end_untold(call, Error::Aborted { step: 0, reason: "it was given up".into() }, aftermath);
         if let (Some(segment), Line::Up(link)) = (held.calls.at_work_on(call), &mut held.line) {
             let cancelled = link.cancel(segment, call);
             link.ring();

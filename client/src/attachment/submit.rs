@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use sealane_runtime::Buffer;
 use sealane_transport::{
-    Error, Payload, RecvOptions, SendOptions, Tensor, TensorMeta, Unreceived,
+    Code, Error, Payload, RecvOptions, SendOptions, Tensor, TensorMeta, Unreceived,
     shm::{
         NO_TIMEOUT, PayloadAt, Span, Submission,
         limits::{INLINE_BYTES_MAX, SLOTS},
@@ -14,6 +14,7 @@ use sealane_transport::{
 
 use super::{
     Attachment, Held, Line, Link, State,
+    backlog::Way,
     calls::Direction,
     dropped,
     link::{Peer, Unsubmitted},
@@ -44,7 +45,7 @@ pub(crate) enum Purpose {
 }
 
 impl Purpose {
-    fn direction(self) -> Direction {
+    pub(super) fn direction(self) -> Direction {
         match self {
             Purpose::Send { .. } => Direction::Send,
             Purpose::Push => Direction::Push,
@@ -52,7 +53,7 @@ impl Purpose {
     }
 
     #[inline]
-    fn submission<'s>(
+    pub(super) fn submission<'s>(
         self,
         (call, peer, timeout_ms): (u32, u16, u32),
         name: &'s str,
@@ -80,9 +81,9 @@ impl Attachment {
         let mut tensor = Some(tensor);
         let now = Tick::now();
         let mut held = loop {
-            self.place(&mut tensor, options.timeout)?;
+            let placed = self.place(&mut tensor, options.timeout)?;
             let held = self.up(now, options.timeout)?;
-            if held.reaches(tensor.as_ref()) {
+            if !placed || held.reaches(tensor.as_ref()) {
                 break held;
             }
         };
@@ -127,15 +128,21 @@ impl Attachment {
         // What follows one that had no room is not copied any more: a full arena is not tried a thousand times.
         let now = Tick::now();
         let (refusal, mut held) = loop {
-            let placing = tensors.iter_mut().enumerate();
-            let refusal = placing
-                .map(|(index, (_, tensor))| (index, self.place(tensor, options.timeout)))
-                .find_map(|(index, placed)| placed.err().map(|error| (index, error)));
+            let (mut placed, mut refusal) = (0, None);
+            for (_, tensor) in &mut tensors {
+                match self.place(tensor, options.timeout) {
+                    Ok(true) => placed += 1,
+                    Ok(false) => break,
+                    Err(error) => {
+                        refusal = Some((placed, error));
+                        break;
+                    }
+                }
+            }
             let held = match self.up(now, options.timeout) {
                 Ok(held) => held,
                 Err(error) => return tensors.iter().for_each(|_| each(Err(error.clone()))),
             };
-            let placed = refusal.as_ref().map_or(tensors.len(), |(refused, _)| *refused);
             if tensors[..placed].iter().all(|(_, tensor)| held.reaches(tensor.as_ref())) {
                 break (refusal, held);
             }
@@ -202,7 +209,12 @@ impl Attachment {
         for (key, tensor) in tensors {
             let mut tensor = Some(tensor);
             if refusal.is_none() || tensor.as_ref().is_some_and(is_small) {
-                refusal = refusal.or(self.place(&mut tensor, None).err());
+                refusal = match self.place(&mut tensor, None) {
+                    Ok(true) => refusal,
+                    // A version that takes the place of another may have to wait for memory that only its own coming frees.
+                    Ok(false) => tensor.take().map(|tensor| self.no_room(tensor.bytes().len())),
+                    Err(error) => Some(error),
+                }
             }
             placed.extend(tensor.filter(|tensor| is_small(tensor) || refusal.is_none()).map(|tensor| {
                 // Each shard is lent the same bytes; they are free when the last has given them back.
@@ -235,63 +247,76 @@ impl Attachment {
 
     /// Tells every shard that a step is aborted.
     pub(crate) fn abort(&self, step: i64, reason: &str) -> Result<(), Error> {
-        self.forget_step(step)?;
+        self.forget_step(step, reason)?;
         self.tell_all(&Submission::Abort { step, reason })
     }
 
     /// Tells every shard to free what is left of a step.
     pub(crate) fn cleanup(&self, step: i64) -> Result<(), Error> {
-        self.forget_step(step)?;
+        self.forget_step(step, "it was cleaned up")?;
         self.tell_all(&Submission::Cleanup { step })
     }
 
-    /// What came in a step for recvs that were given up is wanted no more.
-    fn forget_step(&self, step: i64) -> Result<(), Error> {
+    /// What came in a step for recvs that were given up is wanted no more, and what waits for the arena is not sent.
+    fn forget_step(&self, step: i64, reason: &str) -> Result<(), Error> {
         self.check_fork()?;
         let mut held = self.lock();
         held.pump();
         let State { calls, aftermath, .. } = &mut *held;
         calls.forget_step(step, aftermath);
+        if held.has_unplaced() {
+            held.end_unplaced(step, reason);
+        }
         Ok(())
     }
 
     fn tell_all(&self, submission: &Submission<'_>) -> Result<(), Error> {
         let mut held = self.up(Tick::now(), None)?;
         let segments = held.link().segments();
-        let told =
-            (0..segments).try_for_each(|segment| held.submit(ROOM_WAIT_MAX, |link| link.submit(segment, submission)));
+        let told = (0..segments)
+            .try_for_each(|segment| held.submit(ROOM_WAIT_MAX, |link| link.submit(segment, submission)).map(drop));
         held.submitted(segments.into());
         told
     }
 
-    /// Sees to it that a tensor is small, or lies in the arena.
+    /// Sees to it that a tensor is small, or lies in the arena; false if it is to wait for room there.
     #[inline]
-    fn place(&self, tensor: &mut Option<Tensor>, timeout: Option<Duration>) -> Result<(), Error> {
+    fn place(&self, tensor: &mut Option<Tensor>, timeout: Option<Duration>) -> Result<bool, Error> {
         match tensor.take_if(|tensor| !is_small(tensor)) {
             Some(large) => {
-                *tensor = Some(self.place_large(large, timeout)?);
-                Ok(())
+                let (placed, is_placed) = self.place_large(large, timeout)?;
+                *tensor = Some(placed);
+                Ok(is_placed)
             }
-            None => Ok(()),
+            None => Ok(true),
         }
     }
 
-    fn place_large(&self, tensor: Tensor, timeout: Option<Duration>) -> Result<Tensor, Error> {
-        let (arena, limit) = {
+    fn place_large(&self, tensor: Tensor, timeout: Option<Duration>) -> Result<(Tensor, bool), Error> {
+        let (arena, limit, is_behind) = {
             let held = self.up(Tick::now(), timeout)?;
-            (held.link().arena.clone(), held.link().tensor_bytes_max)
+            (held.link().arena.clone(), held.link().tensor_bytes_max, held.has_unplaced())
         };
         let len = tensor.bytes().len();
         if len as u64 > limit {
-            let reason = format!("the tensor has {len} bytes, the daemon carries at most {limit}");
-            return Err(Error::full("transport.tensor_bytes_max", reason));
+            return Err(too_large(len as u64, limit));
         }
         if arena.span_of(tensor.bytes()).is_some() {
-            return Ok(tensor);
+            return Ok((tensor, true));
         }
-        let mut copy = self.allocate(len)?;
+        // Whoever is first there has the room first.
+        let room = if is_behind { None } else { self.room_in_arena(len)? };
+        let Some(mut copy) = room else { return Ok((tensor, false)) };
         copy.copy_from_slice(tensor.bytes());
-        Tensor::new(tensor.into_parts().0, copy)
+        Ok((Tensor::new(tensor.into_parts().0, copy)?, true))
+    }
+
+    /// Memory from the arena; `None` if it is full and that is waited for elsewhere.
+    fn room_in_arena(&self, len: usize) -> Result<Option<Buffer>, Error> {
+        match self.allocate(len) {
+            Err(error) if error.code() == Code::ResourceExhausted && self.settings.backlog.is_some() => Ok(None),
+            allocated => allocated.map(Some),
+        }
     }
 
     /// What the daemon is lent of a destination: itself where it lies in the arena, else a block that takes its place.
@@ -309,7 +334,8 @@ impl Attachment {
         if destination.is_empty() || self.arena(timeout)?.span_of(destination).is_some() {
             return Ok(None);
         }
-        self.allocate(destination.len()).map(Some)
+        // One without a block is filled by a copy from wherever the tensor comes.
+        Ok(Some(self.room_in_arena(destination.len())?.unwrap_or_default()))
     }
 }
 
@@ -327,6 +353,9 @@ impl Held<'_> {
         let (timeout_ms, deadline) = self.time(now, timeout)?;
         let Peer { segment, number: peer } = self.peer(to.peer)?;
         let To { purpose, .. } = to;
+        if let Some(early) = tensor.take_if(|tensor| self.must_wait(purpose, tensor)) {
+            return self.keep_waiting((Peer { segment, number: peer }, purpose, name), (timeout_ms, deadline), early);
+        }
         if let Some(large) = tensor.take_if(|tensor| !is_small(tensor)) {
             let (meta, payload) = large.into_parts();
             let memory = Memory::Source(payload);
@@ -432,8 +461,12 @@ impl Held<'_> {
         let (timeout_ms, submission) = say(call);
         // A call does not wait longer for room than for its end.
         let wait = Duration::from_millis(timeout_ms.into());
-        let submitted = self.submit(wait, |link| link.submit(segment, &submission));
-        submitted.map(|()| call).map_err(|error| (error, self.calls.retract(call)))
+        match self.submit(wait, |link| link.submit(segment, &submission)) {
+            Ok(Way::Ring) => {}
+            Ok(Way::Backlog) => self.calls.waits(call),
+            Err(error) => return Err((error, self.calls.retract(call))),
+        }
+        Ok(call)
     }
 
     #[inline]
@@ -551,6 +584,9 @@ impl Held<'_> {
         if let Err(fault) = flushed {
             return self.lose(&fault);
         }
+        if self.has_backlog() {
+            self.attend();
+        }
         self.unlooked = self.unlooked.saturating_add(count as u32);
         if self.unlooked >= SUBMISSIONS_PER_LOOK {
             self.pump();
@@ -558,13 +594,18 @@ impl Held<'_> {
     }
 }
 
-fn table_full() -> Error {
+pub(super) fn too_large(len: u64, limit: u64) -> Error {
+    let reason = format!("the tensor has {len} bytes, the daemon carries at most {limit}");
+    Error::full("transport.tensor_bytes_max", reason)
+}
+
+pub(super) fn table_full() -> Error {
     let reason = format!("{CALLS_MAX} calls are under way, or have ended and were not asked after");
     Error::full("client calls", reason)
 }
 
 #[inline]
-fn is_small(tensor: &Tensor) -> bool {
+pub(super) fn is_small(tensor: &Tensor) -> bool {
     tensor.bytes().len() <= INLINE_BYTES_MAX
 }
 

@@ -129,7 +129,7 @@ impl Attachment {
             held.check_life(Tick::now());
             held.chores();
             held.expire(waiter);
-            if held.is_over(waiter) {
+            if held.is_over(waiter) || waiter == Waiter::Driver && held.has_unplaced() {
                 return held;
             }
         }
@@ -151,13 +151,19 @@ impl Attachment {
     fn listen<'a>(&'a self, mut held: Held<'a>, waiter: Waiter) -> Held<'a> {
         // ASLEEP: see `Area::has_piled`.
         self.asleep.store(true, Ordering::SeqCst);
-        if !held.link().may_sleep() || held.link().has_chores() {
-            held.link().awake();
+        if held.link().has_chores() {
+            held.chores();
+        }
+        if !matches!(&held.line, Line::Up(link) if link.may_sleep()) {
+            if let Line::Up(link) = &held.line {
+                link.awake();
+            }
             self.asleep.store(false, Ordering::SeqCst);
             return held;
         }
         held.listening = true;
-        let timeout = held.time_left(waiter);
+        // For what waits for room nobody rings.
+        let timeout = held.time_left(waiter).into_iter().chain(held.look_again()).min();
         let (serial, ear) = (held.link().serial, held.link().ear.clone());
         if let Waiter::Caller(call) = waiter {
             // Another thread that looks at the rings may find this call's answer: no bell rings for it.
@@ -189,7 +195,10 @@ impl Attachment {
         let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
         let ticket = held.next_parked;
         held.next_parked += 1;
-        let timeout = held.time_left(waiter);
+        let mut timeout = held.time_left(waiter);
+        if waiter == Waiter::Driver && held.has_unplaced() {
+            timeout = timeout.into_iter().chain(held.look_again()).min();
+        }
         if let Waiter::Caller(call) = waiter {
             let state = &mut *held;
             state.calls.wake_at_end(call, &waker, false, &mut state.aftermath);
@@ -225,6 +234,16 @@ impl Held<'_> {
             }
             self.pump();
             self.pause(|| std::thread::sleep(LET_GO_LOOK));
+        }
+    }
+
+    /// Waits until the daemon has been told of what waits in this process, as far as it reads.
+    pub(super) fn wait_for_backlog(&mut self) {
+        let until = Instant::now() + LET_GO_MAX;
+        while self.has_backlog() && Instant::now() < until {
+            self.pause(|| std::thread::sleep(LET_GO_LOOK));
+            self.pump();
+            self.chores();
         }
     }
 
@@ -270,7 +289,7 @@ impl Held<'_> {
     fn is_over(&self, waiter: Waiter) -> bool {
         match waiter {
             Waiter::Caller(call) => self.calls.is_owed(call),
-            Waiter::Driver => self.calls.watched() == 0,
+            Waiter::Driver => self.calls.watched() == 0 && !self.has_backlog() || !matches!(self.line, Line::Up(_)),
         }
     }
 

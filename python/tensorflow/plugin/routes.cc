@@ -83,7 +83,8 @@ SendRoute* Routes::Hello(absl::string_view pair, absl::string_view from, const s
     *why = absl::StrCat("there are more than ", kPairs, " pairs of devices");
     return nullptr;
   }
-  if (route->settled && route->to != from) {
+  // Unless the task has moved, as the cluster's latest definition has it.
+  if (route->settled && route->to != from && route->peer->Address() != from) {
     *why = absl::StrCat("two tasks have the same name: one is attached as ", route->to, ", one as ", from);
     return nullptr;
   }

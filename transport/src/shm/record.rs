@@ -20,6 +20,11 @@ impl Record {
         Self { kind: 0, flags: 0, len: 0, words: Box::new([0; RECORD_WORDS_MAX]) }
     }
 
+    /// What it is, and the byte of flags.
+    pub fn kind_and_flags(&self) -> (u8, u8) {
+        (self.kind, self.flags)
+    }
+
     /// The words of content.
     #[inline]
     pub fn content(&self) -> &[u64] {

@@ -296,6 +296,30 @@ impl<'a> Submission<'a> {
         Ok(())
     }
 
+    /// The call that it starts, if it starts one.
+    pub fn starts(&self) -> Option<u32> {
+        match *self {
+            Submission::Send { call, .. }
+            | Submission::Recv { call, .. }
+            | Submission::Publish { call, .. }
+            | Submission::Pull { call, .. }
+            | Submission::Push { call, .. } => Some(call),
+            _ => None,
+        }
+    }
+
+    /// The same with another timeout, if it has one.
+    pub fn within(mut self, left_ms: u32) -> Self {
+        if let Submission::Send { timeout_ms, .. }
+        | Submission::Recv { timeout_ms, .. }
+        | Submission::Pull { timeout_ms, .. }
+        | Submission::Push { timeout_ms, .. } = &mut self
+        {
+            *timeout_ms = left_ms;
+        }
+        self
+    }
+
     /// Reads a submission out of a record, which may hold anything.
     ///
     /// # Errors

@@ -74,7 +74,7 @@ fn numbers_are_used_again_and_old_ones_are_recognised() {
     assert_eq!(table.calls.sent(3, first, &mut table.after), Err(NOT_UNDER_WAY));
     assert_eq!(table.calls.sent(2, second, &mut table.after), Err(NOT_UNDER_WAY), "another segment's call");
     assert!(table.calls.retract(first).lent().is_none());
-    assert!(table.calls.forsake(first, &mut table.after).is_none());
+    assert!(table.calls.forsake(first, true, &mut table.after).is_none());
     assert!(!table.calls.is_owed(first) && !table.calls.is_owed(u32::MAX));
     table.calls.sent(3, second, &mut table.after).unwrap();
     assert!(table.calls.take_sent(second).is_some());
@@ -87,7 +87,7 @@ fn a_source_is_kept_until_the_send_has_ended_whoever_cares() {
         let mut table = Table::new();
         let call = table.open(Direction::Send, Memory::Source(Payload::from(buffer(9))));
         if forsaken {
-            assert_eq!(table.calls.forsake(call, &mut table.after), Some(3));
+            assert_eq!(table.calls.forsake(call, true, &mut table.after), Some(3));
         }
         assert!(table.after.spent.is_empty());
         table.calls.sent(3, call, &mut table.after).unwrap();
@@ -144,7 +144,7 @@ fn a_tensor_that_nobody_wants_any_more_is_dropped_later() {
     ];
     for (memory, arrived) in memories {
         let call = table.open(Direction::Recv, memory);
-        table.calls.forsake(call, &mut table.after);
+        table.calls.forsake(call, true, &mut table.after);
         table.receive(call, arrived).unwrap();
         assert!(!table.after.spent.is_empty());
         table.after.carry_out();
@@ -153,7 +153,7 @@ fn a_tensor_that_nobody_wants_any_more_is_dropped_later() {
     // Or it had arrived before.
     let call = table.open(Direction::Recv, Memory::Nothing);
     table.receive(call, Arrived::Area(buffer(5))).unwrap();
-    assert_eq!(table.calls.forsake(call, &mut table.after), None);
+    assert_eq!(table.calls.forsake(call, true, &mut table.after), None);
     assert_eq!(table.after.unwanted.len(), 1);
     table.assert_free();
 }
@@ -192,7 +192,7 @@ fn an_overdue_call_ends_for_its_caller_alone() {
     assert!(table.after.spent.is_empty(), "the daemon may still write it");
     table.receive(call, Arrived::Destination(5)).unwrap();
     assert_eq!(table.after.spent.len(), 1);
-    table.calls.forsake(other, &mut table.after);
+    table.calls.forsake(other, true, &mut table.after);
     table.receive(other, Arrived::Inline(&[1; 5])).unwrap();
     table.assert_free();
 }
@@ -203,7 +203,7 @@ fn the_end_of_the_daemon_ends_all_and_gives_all_back() {
     let send = table.open(Direction::Send, Memory::Source(Payload::from(buffer(9))));
     let recv = table.open(Direction::Recv, Memory::Destination(buffer(9)));
     let forsaken = table.open(Direction::Recv, Memory::Destination(buffer(9)));
-    table.calls.forsake(forsaken, &mut table.after);
+    table.calls.forsake(forsaken, true, &mut table.after);
     let held = table.open(Direction::Recv, Memory::Destination(buffer(9)));
     table.calls.failed(3, held, false, error(), &mut table.after).unwrap();
     let ended = table.open(Direction::Recv, Memory::Nothing);
@@ -276,7 +276,7 @@ fn what_is_published_is_lent_until_it_comes_back() {
     table.calls.sent(3, call, &mut table.after).unwrap();
     assert_eq!(table.calls.take_sent(call), Some(Ok(())));
     let call = table.open(Direction::Publish, Memory::Source(Payload::from(vec![1; 600])));
-    table.calls.forsake(call, &mut table.after);
+    table.calls.forsake(call, true, &mut table.after);
     table.calls.published(3, call, &mut table.after).unwrap();
     table.calls.returned(3, call, &mut table.after).unwrap();
     table.assert_free();
@@ -316,7 +316,7 @@ fn what_came_for_a_recv_of_a_step_that_is_over_is_for_nobody_else() {
         table.receive(call, Arrived::Inline(&[1; 5])).unwrap();
     }
     table.calls.forget_step(1, &mut table.after);
-    table.calls.forsake(left, &mut table.after);
+    table.calls.forsake(left, true, &mut table.after);
     assert!(table.calls.unclaimed().is_empty(), "the step's number may be used again");
     assert_eq!(table.calls.take_received(taken).unwrap().finish().unwrap().bytes(), [1; 5]);
     table.assert_free();
@@ -328,7 +328,7 @@ fn a_recv_for_which_a_tensor_was_set_aside_ends_with_it_when_its_memory_is_back(
         let mut table = Table::new();
         let (first, second) = (table.ask(Memory::Nothing), table.ask(Memory::Destination(buffer(9))));
         table.receive(first, Arrived::Inline(&[1; 5])).unwrap();
-        table.calls.forsake(first, &mut table.after);
+        table.calls.forsake(first, true, &mut table.after);
         assert_eq!(table.calls.take_to_cancel(), Some((3, second)));
         table.calls.failed(3, second, !late, error(), &mut table.after).unwrap();
         assert_eq!(table.calls.is_owed(second), !late);
@@ -346,9 +346,9 @@ fn a_recv_given_up_before_its_memory_is_back_leaves_what_was_set_aside_to_the_ne
     let mut table = Table::new();
     let (first, second) = (table.ask(Memory::Nothing), table.ask(Memory::Destination(buffer(9))));
     table.receive(first, Arrived::Inline(&[1; 5])).unwrap();
-    table.calls.forsake(first, &mut table.after);
+    table.calls.forsake(first, true, &mut table.after);
     table.calls.failed(3, second, false, error(), &mut table.after).unwrap();
-    assert_eq!(table.calls.forsake(second, &mut table.after), Some(3), "its memory may still be written");
+    assert_eq!(table.calls.forsake(second, true, &mut table.after), Some(3), "its memory may still be written");
     table.calls.returned(3, second, &mut table.after).unwrap();
     assert_eq!(table.calls.unclaimed().take(WANTED, None).unwrap().unwrap().bytes(), [1; 5]);
     table.assert_free();

@@ -1,0 +1,488 @@
+//! Calls that wait in this process: for room in a ring, as records in the order of their coming, and for room in the arena, as
+//! tensors. Under the attachment's lock; bounded by [`Backlog`], and by `BACKLOG_ORDERS_MAX` for what is no call.
+//!
+//! Nothing rings when a daemon has read, or when memory is freed: whoever looks at the rings forwards what waits, and the driver
+//! looks for as long as something does.
+
+use std::{collections::VecDeque, ops::Range, sync::atomic::Ordering, time::Duration};
+
+use sealane_runtime::Buffer;
+use sealane_transport::{
+    Error, Operation, Payload, Tensor, TensorMeta,
+    shm::{NO_TIMEOUT, PayloadAt, Record, Submission, limits::INLINE_BYTES_MAX},
+};
+
+use super::{
+    Attachment, Held, Line, State,
+    aftermath::Aftermath,
+    calls::Calls,
+    link::{Link, Peer, Unsubmitted},
+    memory::Memory,
+    submit::{Purpose, is_small, table_full, too_large},
+};
+use crate::{
+    attach::Backlog,
+    clock::{Tick, timeout_ms},
+    limits::{BACKLOG_ORDERS_MAX, ROOM_LOOK, ROOM_LOOK_MAX},
+};
+
+/// Where a submission went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Way {
+    Ring,
+    /// It waits in this process.
+    Backlog,
+}
+
+/// What waits for one attachment.
+#[derive(Default)]
+pub(super) struct Waiting {
+    bounds: Option<Backlog>,
+    /// Records and tensors, and their bytes.
+    count: usize,
+    bytes: u64,
+    /// Tensors for which the arena has no room, and, behind them, pushes.
+    unplaced: VecDeque<Unplaced>,
+    /// One that is just copied.
+    placing: Option<(u32, Purpose)>,
+    /// The driver knows.
+    attended: bool,
+    look: Duration,
+}
+
+/// A record that waits.
+pub(super) struct Stored {
+    kind: u8,
+    flags: u8,
+    content: Box<[u64]>,
+}
+
+struct Unplaced {
+    call: u32,
+    peer: Peer,
+    purpose: Purpose,
+    name: Box<str>,
+    timeout_ms: u32,
+    meta: TensorMeta,
+    payload: Payload,
+}
+
+impl Stored {
+    pub(super) fn of(record: &Record) -> Stored {
+        let (kind, flags) = record.kind_and_flags();
+        Stored { kind, flags, content: record.content().into() }
+    }
+
+    pub(super) fn load(&self, into: &mut Record) {
+        into.set(self.kind, self.flags, &self.content);
+    }
+
+    /// What it counts as.
+    fn bytes(&self) -> u64 {
+        (size_of::<Stored>() + size_of_val(&*self.content)) as u64
+    }
+}
+
+impl Unplaced {
+    fn bytes(&self) -> u64 {
+        (size_of::<Unplaced>() + self.name.len() + self.payload.len()) as u64
+    }
+}
+
+impl Waiting {
+    pub(super) fn new(bounds: Option<Backlog>) -> Self {
+        Self { bounds, look: ROOM_LOOK, ..Self::default() }
+    }
+
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// Tensors wait for the arena: what must not overtake them waits behind.
+    #[inline]
+    pub(super) fn has_unplaced(&self) -> bool {
+        !self.unplaced.is_empty() || self.placing.is_some()
+    }
+
+    /// Counts what is to wait.
+    ///
+    /// # Errors
+    /// `Full` where nothing waits here, ResourceExhausted if it is one too many.
+    fn admit(&mut self, is_call: bool, bytes: u64) -> Result<(), Unsubmitted> {
+        let Some(bounds) = self.bounds else { return Err(Unsubmitted::Full) };
+        if is_call {
+            self.room_for(bounds, 1, bytes).map_err(Unsubmitted::Refused)?;
+        } else if self.count >= bounds.calls_max.saturating_add(BACKLOG_ORDERS_MAX) {
+            return Err(Unsubmitted::Refused(full_of_calls(bounds, 1)));
+        }
+        self.count += 1;
+        self.bytes += bytes;
+        Ok(())
+    }
+
+    fn room_for(&self, bounds: Backlog, calls: usize, bytes: u64) -> Result<(), Error> {
+        let Backlog { calls_max, bytes_max } = bounds;
+        if self.count.saturating_add(calls) > calls_max {
+            return Err(full_of_calls(bounds, calls));
+        }
+        if self.bytes.saturating_add(bytes) > bytes_max {
+            let reason = format!(
+                "calls of {} bytes wait for a daemon that reads late, or for room in the arena, {bytes} more would be over \
+                 {bytes_max}",
+                self.bytes
+            );
+            return Err(Error::full("client backlog_bytes", reason));
+        }
+        Ok(())
+    }
+
+    fn less(&mut self, bytes: u64) {
+        self.count -= 1;
+        self.bytes -= bytes;
+    }
+
+    /// Those that are still wanted stay.
+    fn prune(&mut self, calls: &mut Calls, after: &mut Aftermath) {
+        for unplaced in std::mem::take(&mut self.unplaced) {
+            if calls.untold(unplaced.call).is_some() {
+                self.unplaced.push_back(unplaced);
+            } else {
+                self.less(unplaced.bytes());
+                after.spent.push(Memory::Source(unplaced.payload));
+            }
+        }
+    }
+}
+
+fn full_of_calls(Backlog { calls_max, .. }: Backlog, calls: usize) -> Error {
+    let reason = format!(
+        "{calls} more would be over the {calls_max} calls that may wait for a daemon that reads late, or for room in the arena"
+    );
+    Error::full("client backlog_calls", reason)
+}
+
+impl Link {
+    /// Keeps the submission that was just encoded until there is room, behind what waits already.
+    #[cold]
+    pub(super) fn postpone(&mut self, segment: u16, submission: &Submission<'_>) -> Result<Way, Unsubmitted> {
+        let Link { waiting, segments, outgoing, .. } = self;
+        let stored = Stored::of(outgoing);
+        waiting.admit(submission.starts().is_some(), stored.bytes())?;
+        segments[usize::from(segment)].waiting.push_back(stored);
+        Ok(Way::Backlog)
+    }
+
+    /// Submits what waits, as far as there is room.
+    fn forward(&mut self, calls: &mut Calls) -> Result<(), Box<str>> {
+        let now = Tick::now();
+        let Link { waiting, segments, incoming: stored, outgoing, .. } = self;
+        for segment in segments {
+            while let Some(first) = segment.waiting.pop_front() {
+                first.load(stored);
+                let submission = Submission::decode(stored).map_err(|malformed| malformed.to_string())?;
+                let call = submission.starts();
+                let deadline = call.map(|call| calls.untold(call));
+                if deadline != Some(None) {
+                    let left =
+                        deadline.flatten().and_then(|deadline| deadline.from(now)).map_or(NO_TIMEOUT, timeout_ms);
+                    submission.within(left).encode(outgoing).map_err(|field| field.to_string())?;
+                    if !segment.push(outgoing)? {
+                        segment.waiting.push_front(first);
+                        break;
+                    }
+                    waiting.look = ROOM_LOOK;
+                    if let Some(call) = call {
+                        calls.told(call);
+                    }
+                }
+                waiting.less(first.bytes());
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the calls whose time is over while they wait, and forgets those that are wanted no more.
+    fn expire(&mut self, calls: &mut Calls, after: &mut Aftermath) {
+        let now = Tick::now();
+        let Link { waiting, segments, incoming: stored, .. } = self;
+        for segment in segments {
+            segment.waiting.retain(|each| {
+                each.load(stored);
+                let Ok(submission) = Submission::decode(stored) else { return true };
+                let Some(call) = submission.starts() else { return true };
+                if calls.untold(call).is_some_and(|deadline| deadline < now) {
+                    calls.end_untold(call, late(&submission), after);
+                }
+                let wanted = calls.untold(call).is_some();
+                if !wanted {
+                    waiting.less(each.bytes());
+                }
+                wanted
+            });
+        }
+        for Unplaced { call, purpose, name, timeout_ms, .. } in &waiting.unplaced {
+            if calls.untold(*call).is_some_and(|deadline| deadline < now) {
+                calls.end_untold(*call, purpose.late(name, *timeout_ms), after);
+            }
+        }
+        waiting.prune(calls, after);
+    }
+}
+
+/// The error of a call that the daemon was not told of in time.
+fn late(submission: &Submission<'_>) -> Error {
+    let waited = |timeout_ms: u32| Duration::from_millis(timeout_ms.into());
+    match *submission {
+        Submission::Send { step, key, timeout_ms, .. } => Error::late(Operation::Send, step, key, waited(timeout_ms)),
+        Submission::Recv { step, key, timeout_ms, .. } => Error::late(Operation::Recv, step, key, waited(timeout_ms)),
+        Submission::Push { queue, timeout_ms, .. } => Error::late(Operation::Push, 0, queue, waited(timeout_ms)),
+        Submission::Pull { min_version, timeout_ms, .. } => {
+            Error::late(Operation::Pull, min_version, "", waited(timeout_ms))
+        }
+        _ => Error::unavailable("the daemon", "it read nothing for as long as a call may take"),
+    }
+}
+
+impl Purpose {
+    fn late(self, name: &str, timeout_ms: u32) -> Error {
+        let waited = Duration::from_millis(timeout_ms.into());
+        match self {
+            Purpose::Send { step } => Error::late(Operation::Send, step, name, waited),
+            Purpose::Push => Error::late(Operation::Push, 0, name, waited),
+        }
+    }
+}
+
+impl Held<'_> {
+    /// True while calls wait in this process.
+    #[inline]
+    pub(super) fn has_backlog(&self) -> bool {
+        matches!(&self.line, Line::Up(link) if !link.waiting.is_empty())
+    }
+
+    /// True while tensors wait for the arena.
+    pub(super) fn has_unplaced(&self) -> bool {
+        matches!(&self.line, Line::Up(link) if link.waiting.has_unplaced())
+    }
+
+    /// Submits what waits, as far as there is room.
+    #[cold]
+    pub(super) fn forward(&mut self) {
+        let State { line: Line::Up(link), calls, .. } = &mut **self else { return };
+        let forwarded = link.forward(calls);
+        link.ring();
+        if let Err(fault) = forwarded {
+            return self.lose(&fault);
+        }
+        if !self.has_backlog() {
+            if let Line::Up(link) = &mut self.line {
+                link.waiting.attended = false;
+            }
+            self.note();
+        }
+    }
+
+    /// Ends what waits for longer than it may.
+    pub(super) fn expire_backlog(&mut self) {
+        if self.has_backlog() {
+            let State { line: Line::Up(link), calls, aftermath, .. } = &mut **self else { return };
+            link.expire(calls, aftermath);
+        }
+    }
+
+    /// Calls wait in this process from now on: the driver has to look after them.
+    #[cold]
+    pub(super) fn attend(&mut self) {
+        let Line::Up(link) = &mut self.line else { return };
+        if std::mem::replace(&mut link.waiting.attended, true) {
+            return;
+        }
+        self.note();
+        self.wake_driver();
+        if self.listening {
+            // It sleeps until the daemon rings, which it does not for this.
+            let nudge = self.attachment.nudge_waker.clone();
+            self.aftermath.wakers.push(nudge);
+        }
+    }
+
+    /// How long to sleep at most, where something waits for room that nobody rings for.
+    pub(super) fn look_again(&mut self) -> Option<Duration> {
+        let Line::Up(link) = &mut self.line else { return None };
+        if link.waiting.is_empty() && !link.has_chores() {
+            return None;
+        }
+        let look = link.waiting.look;
+        link.waiting.look = (2 * look).min(ROOM_LOOK_MAX);
+        Some(look)
+    }
+
+    /// Notes whether whoever starts a call has to look first: see [`Attachment::room_for`].
+    pub(super) fn note(&self) {
+        let crowded = !self.takes_calls() || self.has_backlog();
+        self.attachment.crowded.store(crowded, Ordering::Relaxed);
+    }
+
+    /// True if a tensor is to wait for the arena, or behind one that does.
+    #[inline]
+    pub(super) fn must_wait(&self, purpose: Purpose, tensor: &Tensor) -> bool {
+        let Line::Up(link) = &self.line else { return false };
+        link.waiting.bounds.is_some()
+            && (matches!(purpose, Purpose::Push) && link.waiting.has_unplaced()
+                || !is_small(tensor) && link.arena.span_of(tensor.bytes()).is_none())
+    }
+
+    /// Keeps a tensor for which the arena has no room until it has.
+    #[cold]
+    pub(super) fn keep_waiting(
+        &mut self,
+        (peer, purpose, name): (Peer, Purpose, &str),
+        (timeout_ms, deadline): (u32, Tick),
+        tensor: Tensor,
+    ) -> Result<u32, Error> {
+        let State { line, calls, aftermath, .. } = &mut **self;
+        let Line::Up(link) = line else { unreachable!("looked at by those who found the line up") };
+        let (len, (arena_bytes, _)) = (tensor.bytes().len() as u64, link.arena.size_and_free());
+        let mut admit = || {
+            if len > link.tensor_bytes_max {
+                return Err(too_large(len, link.tensor_bytes_max));
+            }
+            if len > arena_bytes {
+                return Err(super::no_room(&link.arena, len as usize));
+            }
+            if !calls.have_room_for(1) {
+                return Err(table_full());
+            }
+            let bytes = (size_of::<Unplaced>() + name.len()) as u64 + len;
+            link.waiting.admit(true, bytes).map_err(|unsubmitted| match unsubmitted {
+                Unsubmitted::Refused(error) => error,
+                Unsubmitted::Full | Unsubmitted::Fault(_) => super::no_room(&link.arena, len as usize),
+            })
+        };
+        if let Err(error) = admit() {
+            aftermath.unwanted.push(tensor);
+            return Err(error);
+        }
+        let opened = calls.open(purpose.direction(), peer.segment, deadline, Memory::Nothing);
+        let call = opened.map_err(|_nothing| table_full())?;
+        calls.waits(call);
+        let (meta, payload) = tensor.into_parts();
+        link.waiting.unplaced.push_back(Unplaced { call, peer, purpose, name: name.into(), timeout_ms, meta, payload });
+        Ok(call)
+    }
+
+    /// A step has ended: what waits for the arena in it is not sent any more.
+    pub(super) fn end_unplaced(&mut self, step: i64, reason: &str) {
+        let State { line: Line::Up(link), calls, aftermath, .. } = &mut **self else { return };
+        let waiting = &mut link.waiting;
+        let of_step = |purpose: Purpose| matches!(purpose, Purpose::Send { step: of } if of == step);
+        let placing = waiting.placing.iter().copied();
+        let unplaced = waiting.unplaced.iter().map(|unplaced| (unplaced.call, unplaced.purpose));
+        for (call, _) in placing.chain(unplaced).filter(|(_, purpose)| of_step(*purpose)) {
+            calls.end_untold(call, Error::Aborted { step, reason: reason.into() }, aftermath);
+        }
+        waiting.prune(calls, aftermath);
+    }
+
+    /// The first tensor that waits for the arena and finds room now, with that room, which is none where it needs none.
+    fn next_unplaced(&mut self) -> Option<(u64, Unplaced, Option<Buffer>)> {
+        let State { line: Line::Up(link), calls, aftermath, .. } = &mut **self else { return None };
+        while let Some(first) = link.waiting.unplaced.front() {
+            let bytes = first.payload.as_ref();
+            let is_there = bytes.len() <= INLINE_BYTES_MAX || link.arena.span_of(bytes).is_some();
+            let is_wanted = calls.untold(first.call).is_some();
+            let room = match is_there || !is_wanted {
+                true => None,
+                false => Some(link.arena.allocate(bytes.len())?),
+            };
+            let first = link.waiting.unplaced.pop_front()?;
+            link.waiting.less(first.bytes());
+            if is_wanted {
+                link.waiting.look = ROOM_LOOK;
+                link.waiting.placing = Some((first.call, first.purpose));
+                // It counts until it is submitted.
+                link.waiting.count += 1;
+                return Some((link.serial, first, room));
+            }
+            aftermath.spent.push(Memory::Source(first.payload));
+        }
+        None
+    }
+
+    /// Submits a tensor that has waited for the arena.
+    fn submit_placed(&mut self, serial: u64, unplaced: Unplaced) {
+        let Unplaced { call, peer: Peer { segment, number }, purpose, name, meta, payload, .. } = unplaced;
+        let State { line, calls, aftermath, .. } = &mut **self;
+        let link = match line {
+            Line::Up(link) if link.serial == serial => link,
+            _ => return aftermath.spent.push(Memory::Source(payload)),
+        };
+        link.waiting.placing = None;
+        link.waiting.less(0);
+        let Some(deadline) = calls.untold(call) else { return aftermath.spent.push(Memory::Source(payload)) };
+        let left = deadline.from(Tick::now()).map_or(NO_TIMEOUT, timeout_ms);
+        let (call, meta, name) = ((call, number, left), meta.as_wire(), &*name);
+        let submitted = match link.arena.span_of(payload.as_ref()) {
+            Some(span) => {
+                calls.lend(call.0, Memory::Source(payload));
+                link.submit(segment, &purpose.submission(call, name, meta, PayloadAt::Arena(span)))
+            }
+            None => {
+                let small = PayloadAt::Inline(payload.as_ref());
+                let submitted = link.submit(segment, &purpose.submission(call, name, meta, small));
+                aftermath.spent.push(Memory::Source(payload));
+                submitted
+            }
+        };
+        match submitted {
+            Ok(Way::Ring) => calls.told(call.0),
+            Ok(Way::Backlog) => {}
+            Err(Unsubmitted::Refused(error)) => calls.end_untold(call.0, error, aftermath),
+            Err(Unsubmitted::Full) => unreachable!("what has no room waits, where tensors wait for the arena"),
+            Err(Unsubmitted::Fault(fault)) => return self.lose(&fault),
+        }
+        self.submitted(1);
+    }
+}
+
+impl Attachment {
+    /// Copies tensors that wait for the arena, as long as it has room, and submits them. On the driver's thread alone, so that they
+    /// stay in order.
+    pub(super) fn place_waiting(&self) {
+        loop {
+            let mut held = self.lock();
+            let Some((serial, mut unplaced, room)) = held.next_unplaced() else { return };
+            drop(held);
+            if let Some(mut room) = room {
+                room.copy_from_slice(unplaced.payload.as_ref());
+                // What it is a copy of goes back to its owner before the lock is taken again.
+                unplaced.payload = room.into();
+            }
+            self.lock().submit_placed(serial, unplaced);
+        }
+    }
+
+    /// Whether so many calls may be started now, which may have to wait with so many bytes, of which the addresses of the arena are told. Most
+    /// often this is a look at a flag. What comes in between a call hears when it ends.
+    ///
+    /// # Errors
+    /// Unavailable if there is no daemon, ResourceExhausted if so many calls cannot wait; none where calls wait in their callers' threads.
+    pub(crate) fn room_for(
+        &self,
+        calls: usize,
+        timeout: Option<Duration>,
+        bytes: impl FnOnce(Range<*const u8>) -> u64,
+    ) -> Result<(), Error> {
+        let Some(bounds) = self.settings.backlog else { return Ok(()) };
+        if !self.crowded.load(Ordering::Relaxed) && calls <= bounds.calls_max {
+            return Ok(());
+        }
+        let mut held = self.up(Tick::now(), timeout)?;
+        held.pump();
+        held.note();
+        let Line::Up(link) = &held.line else { return Ok(()) };
+        link.waiting.room_for(bounds, calls, bytes(link.arena.range()))?;
+        if held.calls.have_room_for(calls) { Ok(()) } else { Err(table_full()) }
+    }
+}

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -24,8 +25,10 @@ constexpr char kQueue[] = "sealane.tensorflow";
 constexpr size_t kMessages = 64;
 // The longest message; what is longer is not read.
 constexpr size_t kMessageBytes = 16 << 10;
-// How often attaching is tried again.
-constexpr int64_t kAttachAgainMs = 2000;
+// How soon something is tried again that needs the daemon.
+constexpr int64_t kAgainMs = 2000;
+// The same of attaching as a task that the endpoint map does not name: somebody would have to change the map.
+constexpr int64_t kUnmappedAgainMs = 30000;
 // Notes of what was not sent that wait to be asked for. A producer says so where a daemon or a link was lost, so that most steps end soon.
 constexpr size_t kUnsent = 1 << 16;
 
@@ -100,8 +103,8 @@ bool Endpoint::IsMine(uint64_t incarnation) {
   return is_mine_ != nullptr && is_mine_(incarnation);
 }
 
-void Endpoint::TryAgain(std::function<void(Endpoint*)> what) {
-  Keeper::Get()->After(kAttachAgainMs, [weak = weak_from_this(), what = std::move(what)] {
+void Endpoint::TryAgain(int64_t milliseconds, std::function<void(Endpoint*)> what) {
+  Keeper::Get()->After(milliseconds, [weak = weak_from_this(), what = std::move(what)] {
     // Not on the keeper's thread: a daemon that hangs is waited for.
     tensorflow::Env::Default()->SchedClosure([weak, what] {
       if (auto endpoint = weak.lock()) what(endpoint.get());
@@ -120,15 +123,34 @@ void Endpoint::Attach() {
   sealane_task* task = nullptr;
   absl::Status status = Take(sealane_attach(address_.c_str(), &options, &task));
   if (!status.ok()) {
-    bool unmapped = absl::IsNotFound(status);
+    const bool unmapped = absl::IsNotFound(status);
+    {
+      std::lock_guard lock(mu_);
+      unattached_ = unmapped ? "the endpoint map does not name this task" : std::string(status.message());
+    }
     LOG_EVERY_N_SEC(WARNING, 60) << "Sealane: " << name_ << " (" << address_ << ") goes by gRPC: " << status.message()
                                  << (unmapped ? "" : "; tried again until the daemon is there");
-    TryAgain([](Endpoint* endpoint) { endpoint->Attach(); });
-    return;
+    return TryAgain(unmapped ? kUnmappedAgainMs : kAgainMs, [](Endpoint* endpoint) { endpoint->Attach(); });
   }
   task_.store(task, std::memory_order_release);
   LOG(INFO) << "Sealane: " << name_ << " is attached as " << address_;
   Listen();
+}
+
+void Endpoint::SentByGrpc(Peer* peer, size_t bytes) {
+  peer->by_grpc.sent.Add(bytes);
+  NoteElsewhere(*peer, SEALANE_SENT, bytes);
+}
+
+void Endpoint::ReceivedByGrpc(Peer* peer, size_t bytes) {
+  peer->by_grpc.received.Add(bytes);
+  NoteElsewhere(*peer, SEALANE_RECEIVED, bytes);
+}
+
+void Endpoint::NoteElsewhere(const Peer& peer, int32_t direction, size_t bytes) {
+  const std::string address = peer.Address();
+  if (task() == nullptr || address.empty()) return;
+  sealane_error_free(sealane_note_elsewhere(task(), TextOf(address), direction, 1, bytes));
 }
 
 void Endpoint::Listen() {
@@ -137,7 +159,7 @@ void Endpoint::Listen() {
   absl::Status status = Take(sealane_acceptor_open(task(), TextOf(kQueue), nullptr, &queue));
   if (!status.ok()) {
     LOG_EVERY_N_SEC(WARNING, 60) << "Sealane: " << name_ << " cannot hear other tasks: " << status.message() << "; tried again";
-    return TryAgain([](Endpoint* endpoint) { endpoint->Listen(); });
+    return TryAgain(kAgainMs, [](Endpoint* endpoint) { endpoint->Listen(); });
   }
   Accept(std::shared_ptr<sealane_acceptor>(queue, [](sealane_acceptor* queue) {
     // Closing waits for callbacks, of which this may be one.
@@ -156,10 +178,10 @@ struct Accepting {
 
 void Endpoint::Accept(const std::shared_ptr<sealane_acceptor>& queue) {
   auto* accepting = new Accepting{weak_from_this(), queue};
-  absl::Status status = Take(sealane_accept(queue.get(), kMessages, Accepted, accepting, nullptr));
+  absl::Status status = Take(sealane_accept(queue.get(), kMessages, SEALANE_NO_TIMEOUT, Accepted, accepting, nullptr));
   if (status.ok()) return;
   delete accepting;
-  TryAgain([](Endpoint* endpoint) { endpoint->Listen(); });
+  TryAgain(kAgainMs, [](Endpoint* endpoint) { endpoint->Listen(); });
 }
 
 void Endpoint::Accepted(void* context, const sealane_error* error, sealane_tensor* const* tensors, size_t count) {
@@ -176,7 +198,7 @@ void Endpoint::Accepted(void* context, const sealane_error* error, sealane_tenso
   if (endpoint == nullptr || sealane_error_code(error) == SEALANE_CODE_CANCELLED) return;
   if (error == nullptr) return endpoint->Accept(accepting->queue);
   LOG(WARNING) << "Sealane: " << endpoint->name_ << " hears no other tasks: " << sealane_error_message(error) << "; tried again";
-  endpoint->TryAgain([](Endpoint* endpoint) { endpoint->Listen(); });
+  endpoint->TryAgain(kAgainMs, [](Endpoint* endpoint) { endpoint->Listen(); });
 }
 
 // --- What tasks say to each other ---------------------------------------------------------------------------------------------------------
@@ -214,7 +236,12 @@ void Endpoint::SayHello(AskRoute* route) {
   auto refused = [weak = weak_from_this(), pair = route->pair, hello](absl::string_view why) {
     if (auto endpoint = weak.lock()) endpoint->routes_.Refused(pair, hello, why);
   };
-  if (task() == nullptr) return refused("this task is not attached to a Sealane daemon");
+  if (task() == nullptr) {
+    std::unique_lock lock(mu_);
+    const std::string why = unattached_;
+    lock.unlock();
+    return refused(why);
+  }
   if (to.empty()) return refused("its address is not known");
   Keeper::Get()->After(Routes::kSettleMs, [refused] { refused("no answer in a second"); });
   Push(to, absl::StrCat(kHello, "\n", route->pair), [refused](const absl::Status& status) { refused(status.message()); });
@@ -253,7 +280,7 @@ void Endpoint::Heard(absl::string_view from, absl::string_view message) {
   if (kind.first == kHello) return HeardHello(from, kind.second);
   if (kind.first == kWelcome) return routes_.Welcome(kind.second, from);
   if (kind.first == kRefuse) {
-    routes_.Refused(rest.first, from, rest.second);
+    routes_.Refused(rest.first, from, absl::Utf8SafeCHexEscape(rest.second));
     for (auto& step : AllSteps()) step->Refused(rest.first);
     return;
   }
@@ -282,7 +309,8 @@ void Endpoint::Heard(absl::string_view from, absl::string_view message) {
     return;
   }
   // The producer itself reports it to whoever runs the step, as what has failed first.
-  absl::Status status = tensorflow::StatusGroup::MakeDerived(absl::Status(static_cast<absl::StatusCode>(code), error[2]));
+  absl::Status status =
+      tensorflow::StatusGroup::MakeDerived(absl::Status(static_cast<absl::StatusCode>(code), absl::Utf8SafeCHexEscape(error[2])));
   for (auto& step : Steps(id))
     if (static_cast<int>(step->of()) == of) step->AbortedBy(from, status);
 }

@@ -54,6 +54,10 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   // Those of a number.
   std::vector<tensorflow::core::RefCountPtr<Step>> Steps(int64_t id);
 
+  // A tensor went by gRPC: counted here, and for the daemon's figures.
+  void SentByGrpc(Peer* peer, size_t bytes);
+  void ReceivedByGrpc(Peer* peer, size_t bytes);
+
   // For how many bytes under a key there should be room, from what came in earlier steps; 0 if it was not announced.
   size_t SizeOf(const std::string& key);
   // So many bytes came; 0 if it was not announced.
@@ -78,7 +82,8 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   void Listen();
   void Accept(const std::shared_ptr<sealane_acceptor>& queue);
   static void Accepted(void* context, const sealane_error* error, sealane_tensor* const* tensors, size_t count);
-  void TryAgain(std::function<void(Endpoint*)> what);
+  void TryAgain(int64_t milliseconds, std::function<void(Endpoint*)> what);
+  void NoteElsewhere(const Peer& peer, int32_t direction, size_t bytes);
   std::vector<tensorflow::core::RefCountPtr<Step>> AllSteps();
 
   void SayHello(AskRoute* route);
@@ -91,6 +96,7 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   const std::string name_, address_;
   mutable std::mutex mu_;
   std::function<bool(uint64_t)> is_mine_ ABSL_GUARDED_BY(mu_);
+  std::string unattached_ ABSL_GUARDED_BY(mu_) = "this task is not attached to a Sealane daemon";
   std::atomic<sealane_task*> task_{nullptr};
   ArenaAllocator* const arena_ = new ArenaAllocator;  // Never deleted, see there.
   AddressBook book_;

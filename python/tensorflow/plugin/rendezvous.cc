@@ -193,7 +193,7 @@ void Rendezvous::AskByGrpc(const ParsedKey& key, const Args& args, Device* devic
     DeregisterCall(started, call->args);
     const absl::Status status = call->status();
     const Tensor& tensor = call->response.tensor();
-    if (status.ok()) call->peer->by_grpc.received.Add(tensor.TotalBytes());
+    if (status.ok()) step_->endpoint()->ReceivedByGrpc(call->peer, tensor.TotalBytes());
     done(status, Args(), call->args, tensor, call->response.metadata().is_dead());
     call->cache->ReleaseWorker(call->worker_name, call->worker);
     Unref();
@@ -325,9 +325,9 @@ void RendezvousMgr::RecvLocalAsync(int64_t step, const ParsedKey& key, DoneCallb
   auto* rendezvous = static_cast<Rendezvous*>(found.get());
   Peer* peer = endpoint_->book().Find(key.dst);
   rendezvous->step()->AskedByGrpc(key.FullKey());
-  rendezvous->RecvLocalAsync(key, [peer, done = std::move(done)](const absl::Status& status, const Args& send_args, const Args& recv_args,
+  rendezvous->RecvLocalAsync(key, [endpoint = endpoint_, peer, done = std::move(done)](const absl::Status& status, const Args& send_args, const Args& recv_args,
                                                                  const Tensor& tensor, bool dead) {
-    if (status.ok()) peer->by_grpc.sent.Add(tensor.TotalBytes());
+    if (status.ok()) endpoint->SentByGrpc(peer, tensor.TotalBytes());
     done(status, send_args, recv_args, tensor, dead);
   });
 }

@@ -51,6 +51,7 @@ class Sending {
   // Guarded by the step's mutex.
   State state = State::kHeld;
   bool leave = false;       // To be left for gRPC when it is staged.
+  bool failed = false;      // One of its sends did.
   int parts = 1;            // Sends that have not ended: two if something goes ahead.
   int uses = 1;             // One for its place among its step's, one each for its staging and for callbacks that are to come.
   Sending* next = nullptr;  // The next under the same key.

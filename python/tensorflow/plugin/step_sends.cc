@@ -136,7 +136,8 @@ void Step::Flush(SendLane* lane) {
     }
     const std::string to = endpoint_->routes().ConsumerOf(lane->route);
     absl::Status status =
-        Take(sealane_send_all(endpoint_->task(), TextOf(to), id_, items.data(), items.size(), SendDone, /*calls=*/nullptr));
+        Take(sealane_send_all(endpoint_->task(), TextOf(to), id_, items.data(), items.size(), SEALANE_NO_TIMEOUT, SendDone,
+                              /*calls=*/nullptr));
     if (status.ok()) continue;
     for (const sealane_item& item : items) {  // None was taken over: no callback comes.
       auto* ending = static_cast<Ending*>(item.context);
@@ -171,13 +172,16 @@ void Step::SendDone(void* context, const sealane_error* error) {
   {
     std::lock_guard lock(step->mu_);
     --step->sent_;
-    sent = --sending->parts == 0 && error == nullptr && sending->state == Sending::State::kSent && !step->ended_;
-    if (sent) lane = step->TakeAway(sending, &next);
+    if (error != nullptr) sending->failed = true;
+    if (--sending->parts == 0 && !sending->failed) {
+      sending->route->peer->by_sealane.sent.Add(sending->outgoing.bytes());
+      sent = sending->state == Sending::State::kSent && !step->ended_;
+      if (sent) lane = step->TakeAway(sending, &next);
+    }
   }
   if (error != nullptr) {
     step->Fail(sending, StatusOf(error));
   } else if (sent) {
-    sending->route->peer->by_sealane.sent.Add(sending->outgoing.bytes());
     sending->Ended(absl::OkStatus());
     step->Unuse(sending);
     if (next != nullptr) step->Start(lane, next);

@@ -114,6 +114,16 @@
 #define SEALANE_DO_NOT_WAIT -1
 
 /**
+ * As a direction: from the task to its peer.
+ */
+#define SEALANE_SENT 1
+
+/**
+ * As a direction: from the peer to the task.
+ */
+#define SEALANE_RECEIVED 2
+
+/**
  * gRPC's canonical codes, as far as Sealane uses them.
  */
 enum sealane_code
@@ -623,6 +633,18 @@ sealane_error *sealane_cleanup(sealane_task *task,
                                int64_t step);
 
 /**
+ * Notes that so many tensors went to the task `peer` (SEALANE_SENT), or came from it (SEALANE_RECEIVED), by another transport, gRPC for example. The
+ * daemon is told at most once a second, at the task's next calls or when it is detached, and shows them beside those that Sealane
+ * carried, in `sealane stat` and in its metrics: of 1,024 peers each for itself, of more together. Never waits. Nothing is
+ * noted where the engine is in this process.
+ */
+sealane_error *sealane_note_elsewhere(sealane_task *task,
+                                      sealane_text peer,
+                                      int32_t direction,
+                                      uint64_t tensors,
+                                      uint64_t bytes);
+
+/**
  * Whether the endpoint map of the daemon or of the engine has a task, now. Waits for the answer, microseconds most often.
  */
 sealane_error *sealane_knows_task(sealane_task *task,
@@ -684,7 +706,7 @@ sealane_error *sealane_send(sealane_task *task,
                             sealane_call **call);
 
 /**
- * sealane_send for many tensors at a fraction of the cost each, with the default timeout. `done` is called for each, with the context of its
+ * sealane_send for many tensors at a fraction of the cost each, with one timeout. `done` is called for each, with the context of its
  * item. `calls` is NULL or has a place for each.
  *
  * Where this returns an error, none of them was sent.
@@ -694,6 +716,7 @@ sealane_error *sealane_send_all(sealane_task *task,
                                 int64_t step,
                                 const sealane_item *items,
                                 size_t count,
+                                int64_t timeout_ms,
                                 sealane_done done,
                                 sealane_call **calls);
 
@@ -831,10 +854,12 @@ sealane_error *sealane_acceptor_open(sealane_task *task,
 
 /**
  * Takes the next tensors from the queue, `most` at most: those that are there, or the first that comes. `accepted` is called with them.
- * There is no timeout: give the call up. `call` is NULL or a place.
+ *
+ * `timeout_ms` says how long to wait for the first: 0 and SEALANE_NO_TIMEOUT are no limit. `call` is NULL or a place.
  */
 sealane_error *sealane_accept(sealane_acceptor *acceptor,
                               size_t most,
+                              int64_t timeout_ms,
                               sealane_accepted accepted,
                               void *context,
                               sealane_call **call);

@@ -59,6 +59,11 @@ impl sealane_error {
         Self::new(sealane_code::Cancelled, message)
     }
 
+    /// Of what nothing else than the clock has ended.
+    pub(crate) fn late() -> Self {
+        Self::new(sealane_code::DeadlineExceeded, "its deadline passed")
+    }
+
     /// True if a limit was reached.
     pub(crate) fn is_full(&self) -> bool {
         self.code == sealane_code::ResourceExhausted

@@ -6,7 +6,7 @@
 //! most, by how often C code gives calls up while a callback runs, and by the memory that is lent.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     future::Future,
     pin::Pin,
     sync::{
@@ -15,6 +15,7 @@ use std::{
     },
     task::{Context, Poll, Wake, Waker},
     thread::{self, JoinHandle},
+    time::{Duration, Instant},
 };
 
 use crate::{
@@ -55,7 +56,15 @@ enum News {
 pub(crate) struct Call {
     number: u64,
     group: u64,
+    deadline: Option<Instant>,
     running: Box<dyn Running>,
+}
+
+impl Call {
+    /// The same, which is given up with DeadlineExceeded if it has not ended by then. A time that no clock can hold is none.
+    pub(crate) fn within(self, timeout: Option<Duration>) -> Call {
+        Call { deadline: timeout.and_then(|timeout| Instant::now().checked_add(timeout)), ..self }
+    }
 }
 
 trait Running: Send {
@@ -143,7 +152,7 @@ impl Executor {
         T: FnOnce(Outcome<F::Output>) + Send + 'static,
     {
         let running = Awaited { future: Some(Box::pin(future)), outcome: None, tell };
-        Call { number, group, running: Box::new(running) }
+        Call { number, group, deadline: None, running: Box::new(running) }
     }
 
     /// Takes calls over; they are called back once each. After [`ready`](Self::ready).
@@ -207,9 +216,21 @@ impl Executor {
     fn run(self: &Arc<Self>) {
         let mut calls = HashMap::new();
         let mut news = Vec::new();
-        while let Some(stopping) = self.wait(&mut news, calls.is_empty()) {
+        // Of calls that may have ended; those that have no deadline cost nothing.
+        let mut deadlines = BTreeSet::new();
+        while let Some(stopping) =
+            self.wait(&mut news, calls.is_empty(), deadlines.first().map(|(deadline, _)| *deadline))
+        {
             let mut released = 0;
+            while let Some((_, number)) = deadlines.first().copied().filter(|(deadline, _)| *deadline <= Instant::now())
+            {
+                deadlines.pop_first();
+                news.push(News::GiveUp(number, sealane_error::late()));
+            }
             for each in news.drain(..) {
+                if let News::Start(Call { deadline: Some(deadline), number, .. }) = &each {
+                    deadlines.insert((*deadline, *number));
+                }
                 released += usize::from(matches!(each, News::Release(_)));
                 self.hear(each, &mut calls);
             }
@@ -222,8 +243,8 @@ impl Executor {
         }
     }
 
-    /// Waits for news, and takes them; whether the task is being detached. `None` when nothing can come any more.
-    fn wait(&self, news: &mut Vec<News>, without_calls: bool) -> Option<bool> {
+    /// Waits for news, and takes them, or `until` then; whether the task is being detached. `None` when nothing can come any more.
+    fn wait(&self, news: &mut Vec<News>, without_calls: bool, until: Option<Instant>) -> Option<bool> {
         let mut state = self.lock();
         while state.news.is_empty() {
             if state.stopping {
@@ -236,7 +257,11 @@ impl Executor {
                     return None;
                 }
             }
-            state = self.news.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = match until.map(|until| until.saturating_duration_since(Instant::now())) {
+                None => self.news.wait(state).unwrap_or_else(PoisonError::into_inner),
+                Some(Duration::ZERO) => break,
+                Some(left) => self.news.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0,
+            };
         }
         std::mem::swap(news, &mut state.news);
         Some(state.stopping)
@@ -244,7 +269,7 @@ impl Executor {
 
     fn hear(self: &Arc<Self>, news: News, calls: &mut HashMap<u64, Entry>) {
         match news {
-            News::Start(Call { number, group, running }) => {
+            News::Start(Call { number, group, running, .. }) => {
                 let wakeup = Arc::new(Wakeup { number, executor: self.clone(), told: AtomicBool::new(false) });
                 calls.insert(number, Entry { group, running, wakeup });
                 look(number, calls);
@@ -318,7 +343,6 @@ mod tests {
     use std::{
         future::{pending, poll_fn, ready},
         sync::mpsc::{Receiver, Sender, channel},
-        time::Duration,
     };
 
     use super::*;
@@ -380,6 +404,33 @@ mod tests {
         executor.join();
         assert_eq!(code(&executor.ready()), sealane_code::InvalidArgument);
         assert_eq!(Arc::strong_count(&executor), 1, "the thread has gone");
+    }
+
+    #[test]
+    fn a_call_with_a_deadline_ends_then_or_before() {
+        let executor = Arc::<Executor>::default();
+        executor.ready().unwrap();
+        let (told, ended) = channel();
+        let start = |number, timeout, future: std::pin::Pin<Box<dyn Future<Output = u32> + Send>>| {
+            let told = told.clone();
+            let tell = move |outcome: Outcome<u32>| told.send((number, code(&outcome))).unwrap();
+            executor.start([Executor::call(number, 0, future, tell).within(timeout)]);
+        };
+        let begun = Instant::now();
+        let late = Duration::from_millis(20);
+        start(1, None, Box::pin(pending()));
+        start(2, Some(Duration::MAX), Box::pin(pending()));
+        start(3, Some(late), Box::pin(pending()));
+        start(4, Some(late), Box::pin(ready(7)));
+        start(5, Some(Duration::ZERO), Box::pin(ready(7)));
+        let mut all: Vec<_> = (0..3).map(|_| ended.recv_timeout(LONG).unwrap()).collect();
+        all.sort_by_key(|(number, _)| *number);
+        assert_eq!(all, [(3, sealane_code::DeadlineExceeded), (4, sealane_code::Ok), (5, sealane_code::Ok)]);
+        assert!(begun.elapsed() >= late);
+        executor.stop();
+        assert_eq!([(); 2].map(|()| ended.recv_timeout(LONG).unwrap().1), [sealane_code::Cancelled; 2]);
+        assert!(ended.try_recv().is_err());
+        executor.join();
     }
 
     #[test]

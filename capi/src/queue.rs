@@ -124,17 +124,20 @@ pub unsafe extern "C" fn sealane_acceptor_open(
 }
 
 /// Takes the next tensors from the queue, `most` at most: those that are there, or the first that comes. `accepted` is called with them.
-/// There is no timeout: give the call up. `call` is NULL or a place.
+///
+/// `timeout_ms` says how long to wait for the first: 0 and SEALANE_NO_TIMEOUT are no limit. `call` is NULL or a place.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sealane_accept(
     acceptor: *mut sealane_acceptor,
     most: usize,
+    timeout_ms: i64,
     accepted: sealane_accepted,
     context: *mut c_void,
     call: *mut *mut sealane_call,
 ) -> *mut sealane_error {
     entry(|| {
         check_place(call)?;
+        let timeout = timeout(timeout_ms)?;
         let accepted = accepted.ok_or_else(|| sealane_error::invalid("accepted: there is no callback"))?;
         // SAFETY: as the header asks of C code.
         let given = unsafe { given(acceptor, "acceptor") }?;
@@ -156,7 +159,7 @@ pub unsafe extern "C" fn sealane_accept(
                 Err(error) => unsafe { accepted(context.get(), &error, std::ptr::null(), 0) },
             }
         };
-        given.executor.start([Executor::call(number, given.group, accept, tell)]);
+        given.executor.start([Executor::call(number, given.group, accept, tell).within(timeout)]);
         Ok(())
     })
 }

@@ -66,7 +66,7 @@ pub unsafe extern "C" fn sealane_send(
     })
 }
 
-/// sealane_send for many tensors at a fraction of the cost each, with the default timeout. `done` is called for each, with the context of its
+/// sealane_send for many tensors at a fraction of the cost each, with one timeout. `done` is called for each, with the context of its
 /// item. `calls` is NULL or has a place for each.
 ///
 /// Where this returns an error, none of them was sent.
@@ -77,17 +77,19 @@ pub unsafe extern "C" fn sealane_send_all(
     step: i64,
     items: *const sealane_item,
     count: usize,
+    timeout_ms: i64,
     done: sealane_done,
     calls: *mut *mut sealane_call,
 ) -> *mut sealane_error {
     entry(|| {
         check_place(calls)?;
+        let options = SendOptions { timeout: timeout(timeout_ms)? };
         // SAFETY: as the header asks of C code.
         unsafe {
             let task = self::task(task)?;
             let (to, items) = (text(to, "to")?, array(items, count, "items")?);
-            let tensors = tensors(task, items, None)?;
-            let sendings = task.task.send_all(to, step, tensors);
+            let tensors = tensors(task, items, options.timeout)?;
+            let sendings = task.task.send_all_with(to, step, tensors, options);
             let places = places(calls, count);
             let started = sendings.into_iter().zip(items).zip(places);
             let started = started

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use sealane::{Code, Keys, Task};
+use sealane::{Code, Direction, Keys, Task};
 
 use crate::{
     error::sealane_error,
@@ -184,6 +184,37 @@ pub unsafe extern "C" fn sealane_cleanup(task: *mut sealane_task, step: i64) -> 
     entry(|| {
         // SAFETY: as the header asks of C code.
         Ok(unsafe { self::task(task) }?.task.cleanup(step)?)
+    })
+}
+
+/// As a direction: from the task to its peer.
+pub const SEALANE_SENT: i32 = 1;
+
+/// As a direction: from the peer to the task.
+pub const SEALANE_RECEIVED: i32 = 2;
+
+/// Notes that so many tensors went to the task `peer` (SEALANE_SENT), or came from it (SEALANE_RECEIVED), by another transport, gRPC for example. The
+/// daemon is told at most once a second, at the task's next calls or when it is detached, and shows them beside those that Sealane
+/// carried, in `sealane stat` and in its metrics: of 1,024 peers each for itself, of more together. Never waits. Nothing is
+/// noted where the engine is in this process.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sealane_note_elsewhere(
+    task: *mut sealane_task,
+    peer: sealane_text,
+    direction: i32,
+    tensors: u64,
+    bytes: u64,
+) -> *mut sealane_error {
+    entry(|| {
+        // SAFETY: as the header asks of C code.
+        let (task, peer) = unsafe { (self::task(task)?, text(peer, "peer")?) };
+        let direction = match direction {
+            SEALANE_SENT => Direction::Sent,
+            SEALANE_RECEIVED => Direction::Received,
+            other => return Err(sealane_error::invalid(format!("direction: {other} has no meaning"))),
+        };
+        task.task.note_elsewhere(peer, direction, tensors, bytes);
+        Ok(())
     })
 }
 

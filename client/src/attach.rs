@@ -17,7 +17,9 @@ use sealane_transport::{
 use crate::{
     Task,
     attachment::Attachment,
-    limits::{ARENA_BYTES, ATTACH_TIMEOUT, BACKLOG_BYTES, BACKLOG_CALLS, RESTART_TIMEOUT, RESTART_TIMEOUT_MAX},
+    limits::{
+        ARENA_BYTES, ATTACH_TIMEOUT, BACKLOG_BYTES, BACKLOG_CALLS, NO_LIMIT, RESTART_TIMEOUT, RESTART_TIMEOUT_MAX,
+    },
 };
 
 /// What a thread does that waits for the daemon.
@@ -183,12 +185,16 @@ impl Attach {
 /// Has the conversation with the daemon; what it gives, and what to call it.
 pub(crate) fn connect(settings: &Settings) -> Result<(Attached, Box<str>), Error> {
     let wish = conversation::Attach::new(&*settings.task, settings.arena_bytes);
-    let now = Instant::now();
-    let deadline = now.checked_add(settings.timeout).unwrap_or(now + ATTACH_TIMEOUT);
+    let deadline = deadline(Instant::now(), settings.timeout);
     let attached = conversation::attach(&settings.socket, &wish, ARENA_POPULATED_BYTES_MAX, deadline)
         .map_err(|error| told(settings, error))?;
     let daemon = format!("{} (pid {})", name(&settings.socket), attached.welcome.daemon_pid);
     Ok((attached, daemon.into()))
+}
+
+/// The end of a wait. A time that the clock cannot hold is as good as none, here as elsewhere.
+fn deadline(now: Instant, timeout: Duration) -> Instant {
+    now.checked_add(timeout).unwrap_or_else(|| now + NO_LIMIT)
 }
 
 fn name(socket: &Path) -> String {
@@ -221,6 +227,15 @@ fn told(settings: &Settings, error: AttachError) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_time_that_no_clock_can_hold_is_no_limit() {
+        let now = Instant::now();
+        assert_eq!(deadline(now, Duration::from_secs(7)), now + Duration::from_secs(7));
+        for endless in [Duration::MAX, Duration::from_secs(u64::MAX)] {
+            assert!(deadline(now, endless) >= now + NO_LIMIT);
+        }
+    }
 
     #[test]
     fn the_socket_lies_in_the_users_session_or_in_the_hosts_directory() {

@@ -64,7 +64,7 @@ pub use self::{
     plan::{Plan, PlanPulling, Pulling, PullingMany},
     publishing::Publishing,
     pushing::Pushing,
-    task::Task,
+    task::{Direction, Task},
     under_way::{Receiving, Sending},
 };
 #[cfg(feature = "embedded")]

@@ -25,6 +25,9 @@ pub(crate) const ARENA_BYTES: u64 = 64 << 20;
 /// How long attaching may take, unless told otherwise: the daemon has to find memory for the arena.
 pub(crate) const ATTACH_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// In place of a time that the clock cannot hold: longer than any process lives.
+pub(crate) const NO_LIMIT: Duration = Duration::from_secs(u32::MAX as u64);
+
 /// How long a daemon that has drained is waited for, unless told otherwise: longer than a service manager takes to start the
 /// next one, and longer than a drain takes by default, for a call may wait for that too.
 pub(crate) const RESTART_TIMEOUT: Duration = Duration::from_secs(30);
@@ -95,6 +98,12 @@ pub(crate) const COMPLETIONS_PER_LOOK: usize = SLOTS;
 
 /// Looks at the rings between two looks at the clock while spinning.
 pub(crate) const SPINS_PER_CLOCK: u32 = 32;
+
+/// How often the daemon is told of tensors that went another way.
+pub(crate) const ELSEWHERE_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Peers of them that are told apart: as many as the daemon shows. What is beyond counts as others'.
+pub(crate) const ELSEWHERE_PEERS_MAX: usize = 1024;
 
 /// How often threads that do not sleep ask whether the daemon lives: a system call, so not at every call.
 pub(crate) const LIFE_INTERVAL: Duration = Duration::from_millis(1);

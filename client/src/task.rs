@@ -32,6 +32,15 @@ use crate::{
 #[derive(Clone)]
 pub struct Task(Engine);
 
+/// Which way a tensor goes, as a task sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Direction {
+    /// From the task to its peer.
+    Sent,
+    /// From the peer to the task.
+    Received,
+}
+
 #[derive(Clone)]
 enum Engine {
     Daemon(Arc<Attached>),
@@ -159,6 +168,17 @@ impl Task {
         step: i64,
         tensors: impl IntoIterator<Item = (K, Tensor)>,
     ) -> Vec<Sending> {
+        self.send_all_with(to, step, tensors, SendOptions::default())
+    }
+
+    /// [`send_all`](Self::send_all) with options.
+    pub fn send_all_with<K: AsRef<str>>(
+        &self,
+        to: &str,
+        step: i64,
+        tensors: impl IntoIterator<Item = (K, Tensor)>,
+        options: SendOptions,
+    ) -> Vec<Sending> {
         // The iterator is the caller's code, and runs before anything is locked.
         let tensors: Vec<(K, Tensor)> = tensors.into_iter().collect();
         match &self.0 {
@@ -166,12 +186,15 @@ impl Task {
                 let mut sendings = Vec::with_capacity(tensors.len());
                 let each = |sent| sendings.push(Sending::of(&attached.0, sent));
                 let to = To { peer: to, purpose: Purpose::Send { step } };
-                attached.0.send_all(to, tensors, &SendOptions::default(), each);
+                attached.0.send_all(to, tensors, &options, each);
                 sendings
             }
             #[cfg(feature = "embedded")]
             Engine::Embedded(task) => {
-                tensors.into_iter().map(|(key, tensor)| task.send(to, step, key.as_ref(), tensor).into()).collect()
+                let send = |(key, tensor): (K, Tensor)| {
+                    task.send_with(to, step, key.as_ref(), tensor, SendOptions { timeout: options.timeout }).into()
+                };
+                tensors.into_iter().map(send).collect()
             }
         }
     }
@@ -391,6 +414,17 @@ impl Task {
             Engine::Daemon(attached) => AttachedAcceptor::new(&attached.0, queue, options).into(),
             #[cfg(feature = "embedded")]
             Engine::Embedded(task) => task.acceptor(queue, options.into()).into(),
+        }
+    }
+
+    /// Notes that so many tensors went to `peer`, or came from it, by another transport, gRPC for example. The daemon is told at most
+    /// once a second, at the task's next calls or when it ends, and shows them beside those that Sealane carried (`sealane stat`, metrics): of 1,024
+    /// peers each for itself, of more together. Never waits. Nothing is noted where the engine is in this process.
+    pub fn note_elsewhere(&self, peer: &str, direction: Direction, tensors: u64, bytes: u64) {
+        match &self.0 {
+            Engine::Daemon(attached) => attached.0.note_elsewhere(peer, direction, tensors, bytes),
+            #[cfg(feature = "embedded")]
+            Engine::Embedded(_) => {}
         }
     }
 

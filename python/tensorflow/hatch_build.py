@@ -112,7 +112,8 @@ def build_sealane(cargo: list[str]) -> str:
 
 def link(compiler: list[str], tensorflow: TensorFlow, objects: list[str], sealane: str, made: Path) -> None:
     # Where TensorFlow lies is not written down: it is loaded before the plugin, and found by its libraries' names.
-    libraries = ["-l:libtensorflow_cc.so.2", "-l:libtensorflow_framework.so.2", "-pthread", "-ldl"]
+    # Its framework comes first: some releases have its registries in the other library too, where nobody looks.
+    libraries = ["-l:libtensorflow_framework.so.2", "-l:libtensorflow_cc.so.2", "-pthread", "-ldl"]
     options = ["--no-undefined", "--gc-sections", "--strip-debug", f"--version-script={HERE / 'exports.map'}"]
     options = [f"-Wl,{option}" for option in options]
     run([*compiler, "-shared", "-o", made, *objects, sealane, "-L", tensorflow.lib, *libraries, *options])

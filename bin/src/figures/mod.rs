@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) use histogram::Histogram;
 pub(crate) use rates::Rates;
 pub(crate) use shard::unix_ms;
-pub(crate) use shard::{Client, Peer, Shard};
+pub(crate) use shard::{Client, Peer, Shard, Traffic};
 
 /// The form that this program writes and reads.
 pub(crate) const SCHEMA: &str = "sealane-stat/1";

@@ -3,7 +3,10 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use sealane_fusion::Counters;
-use sealane_fusion::metrics::{ClientCounters, ClientFigures, LatencyFigures, PeerCounters, PeerFigures, ShardFigures};
+use sealane_fusion::metrics::{
+    ClientCounters, ClientFigures, LatencyFigures, PeerCounters, PeerFigures, ShardFigures, TrafficCounters,
+    TrafficFigures,
+};
 use sealane_runtime::LoadSnapshot;
 use serde::{Deserialize, Serialize};
 
@@ -143,17 +146,41 @@ impl From<PeerFigures> for Peer {
 }
 
 /// One client process of this host.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Client {
     /// The task that it is.
     pub(crate) task: String,
     pub(crate) pid: i32,
     pub(crate) counters: ClientCounters,
+    /// What has moved, by the other task.
+    #[serde(default)]
+    pub(crate) peers: Vec<Traffic>,
 }
 
 impl From<ClientFigures> for Client {
     fn from(shown: ClientFigures) -> Client {
-        Client { task: shown.task, pid: shown.pid, counters: shown.counters }
+        let ClientFigures { task, pid, counters, traffic } = shown;
+        Client { task, pid, counters, peers: traffic.into_iter().map(Traffic::from).collect() }
+    }
+}
+
+/// What has moved between a client and one other task, by Sealane and by other transports.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Traffic {
+    /// The other task, or "others".
+    pub(crate) peer: String,
+    pub(crate) counters: TrafficCounters,
+    /// The share of tensors that went by Sealane, from 0 to 1; null without any.
+    pub(crate) tensors_share: Option<f64>,
+    /// The same of their bytes.
+    pub(crate) bytes_share: Option<f64>,
+}
+
+impl From<TrafficFigures> for Traffic {
+    fn from(shown: TrafficFigures) -> Traffic {
+        let TrafficFigures { peer, counters } = shown;
+        let (tensors_share, bytes_share) = (counters.share_of_tensors(), counters.share_of_bytes());
+        Traffic { peer, counters, tensors_share, bytes_share }
     }
 }
 

@@ -76,6 +76,51 @@ fn metrics_tell_what_moved_and_for_whom() {
 }
 
 #[test]
+fn what_went_another_way_is_shown_beside_what_sealane_carried() {
+    let (place, daemon, address) = start();
+    let attach = |task| sealane::Attach::new(task).socket(place.socket()).arena_bytes(1 << 16).attach().unwrap();
+    let (ps, worker) = (attach(PS), attach(WORKER));
+    let tensor = sealane::Tensor::from_elements(&[1000], &[1.0_f32; 1000]).unwrap();
+    let sending = ps.send(WORKER, 1, "w", tensor);
+    worker.recv(PS, 1, "w").wait().unwrap();
+    sending.wait().unwrap();
+    // The first word is told at once, later ones when a second has passed or the task ends.
+    worker.note_elsewhere("elsewhere:1", sealane::Direction::Received, 2, 10);
+    ps.note_elsewhere(WORKER, sealane::Direction::Sent, 3, 12_000);
+    let until = std::time::Instant::now() + STUCK;
+    let of = |json: &serde_json::Value, task: &str, peer: &str| {
+        let find = |list: &serde_json::Value, name: &str, wanted: &str| {
+            list.as_array().and_then(|all| all.iter().find(|each| each[name] == wanted).cloned()).unwrap_or_default()
+        };
+        find(&find(&json["shards"][0]["clients"], "task", task)["peers"], "peer", peer)
+    };
+    let json = loop {
+        let json: serde_json::Value = serde_json::from_str(&words(&place, &["stat", "--json"])).unwrap();
+        let told = of(&json, PS, WORKER)["counters"]["elsewhere_bytes_sent"] == 12_000;
+        if told && of(&json, WORKER, "elsewhere:1")["counters"]["elsewhere_tensors_received"] == 2 {
+            break json;
+        }
+        assert!(std::time::Instant::now() < until, "{json:#}");
+    };
+    let shown = of(&json, PS, WORKER);
+    assert_eq!((&shown["tensors_share"], &shown["bytes_share"]), (&0.25.into(), &0.25.into()), "{shown}");
+    assert_eq!((&shown["counters"]["tensors_sent"], &shown["counters"]["bytes_sent"]), (&1.into(), &4000.into()));
+    assert_eq!(of(&json, WORKER, PS)["counters"]["bytes_received"], 4000);
+    assert_eq!(of(&json, WORKER, PS)["bytes_share"], 1.0);
+    let text = words(&place, &["stat"]);
+    let line = text.lines().find(|line| line.contains("12.0 kB")).expect("a line of that pair");
+    assert!(line.starts_with(PS) && line.contains(WORKER) && line.contains("25%"), "{line}");
+    let metrics = samples(&ask(&address, "GET", "/metrics").1);
+    let sample = |name: &str| {
+        metrics[&format!(
+            "sealane_client_peer_{name}_total{{shard=\"0\",task=\"{PS}\",peer=\"{WORKER}\",direction=\"sent\"}}"
+        )]
+    };
+    assert_eq!(["tensors", "bytes", "elsewhere_tensors", "elsewhere_bytes"].map(sample), [1.0, 4000.0, 3.0, 12_000.0]);
+    daemon.stop();
+}
+
+#[test]
 fn health_and_readiness_are_told_apart_from_what_is_not_there() {
     let (_place, daemon, address) = start();
     assert_eq!(ask(&address, "GET", "/healthz"), (200, "serving\n".into()));

@@ -10,7 +10,7 @@ use std::thread;
 use sealane::{Code, Task};
 use sealane_transport::shm::attach::Attach;
 use sealane_transport::shm::limits::{NUMBERS_PER_RECORD, QUEUES_MAX, RECORD_WORDS_MAX, SLOT_WORDS, SLOTS};
-use sealane_transport::shm::{KeyList, NO_TIMEOUT, PayloadAt, Span, Submission, segment_bytes};
+use sealane_transport::shm::{KeyList, Moved, NO_TIMEOUT, PayloadAt, Span, Submission, segment_bytes};
 
 use self::scribbler::Scribbler;
 use crate::fixture::{ARENA_BYTES, PS, WORKER};
@@ -223,6 +223,11 @@ const MISCONDUCT: &[Misconduct] = &[
     }),
     ("malformed record: name", |villain| villain.write_words(OPEN_QUEUE, 0, &[1, 0, 4097]).unwrap()),
     ("peer 9 was not named", |villain| villain.write(&push(1, 9, &[], PayloadAt::Inline(&[]))).unwrap()),
+    ("peer 9 was not named", |villain| {
+        let moved = Moved { tensors: u64::MAX, bytes: 1 };
+        villain.write(&Submission::Elsewhere { peer: Some(0), sent: moved, received: moved }).unwrap();
+        villain.write(&Submission::Elsewhere { peer: Some(9), sent: moved, received: moved }).unwrap();
+    }),
     ("queue 1 is open already", |villain| (0..2).for_each(|_| villain.write(&open_queue(1, 4)).unwrap())),
     ("queue 7 is not open", |villain| villain.write(&grant(7, 1, 1)).unwrap()),
     ("queue 7 is not open", |villain| villain.write(&Submission::CloseQueue { queue: 7 }).unwrap()),

@@ -183,7 +183,7 @@ int main(int count, char **arguments) {
                              {.key = {"b", 1}, .source = source_of(others), .context = &sent}};
     sealane_wanted wanted[2] = {{.key = {"a", 1}, .context = &got}, {.key = {"b", 1}, .context = &got}};
     must(sealane_recv_all(worker, to_ps, 4, wanted, 2, 0, received, NULL));
-    must(sealane_send_all(ps, to_worker, 4, items, 2, done, NULL));
+    must(sealane_send_all(ps, to_worker, 4, items, 2, 0, done, NULL));
     wait_for(&sent, 2, 0);
     wait_for(&got, 2, 0);
     for (int index = 0; index < 2; index++) sealane_tensor_free(got.tensors[index]);
@@ -217,7 +217,7 @@ int main(int count, char **arguments) {
     must(sealane_acceptor_open(ps, sealane_text_of("gradients"), NULL, &acceptor));
     must(sealane_push(worker, to_ps, sealane_text_of("gradients"), sources, 2, 0, done, &pushed, NULL));
     for (int ended = 1; got.count < 2; ended++) {
-      must(sealane_accept(acceptor, 2, accepted, &got, NULL));
+      must(sealane_accept(acceptor, 2, 0, accepted, &got, NULL));
       wait_for(&got, ended, 0);
     }
     wait_for(&pushed, 1, 0);

@@ -229,7 +229,7 @@ fn what_is_started_while_a_daemon_is_stopped_all_arrives_in_order() {
     while next < 5000 {
         let ear = Ear::new();
         // SAFETY: the acceptor is open, the ear lives until it is told.
-        ok(unsafe { sealane_accept(acceptor, 100, Some(accepted), ear.context(), null_mut()) });
+        ok(unsafe { sealane_accept(acceptor, 100, 0, Some(accepted), ear.context(), null_mut()) });
         for tensor in ear.ok().tensors {
             assert_eq!(tensor.bytes(), next.to_le_bytes());
             next += 1;
@@ -284,7 +284,7 @@ fn more_than_may_wait_is_refused_at_once_and_takes_nothing_over() {
     let items = [0, 1].map(|_| sealane_item { key: text("batch"), source: lent, context: ear.context() });
     // SAFETY: nothing is taken over.
     refused(
-        unsafe { sealane_send_all(ps.0, text(WORKER), 0, items.as_ptr(), 2, Some(done), null_mut()) },
+        unsafe { sealane_send_all(ps.0, text(WORKER), 0, items.as_ptr(), 2, 0, Some(done), null_mut()) },
         sealane_code::ResourceExhausted,
     );
     // What ends a step is heard all the same.
@@ -541,7 +541,7 @@ fn pushes_stay_in_order_when_some_of_them_wait_for_the_arena() {
         let mut next = 0;
         while next < COUNT {
             let ear = Ear::new();
-            ok(sealane_accept(acceptor, 1, Some(accepted), ear.context(), null_mut()));
+            ok(sealane_accept(acceptor, 1, 0, Some(accepted), ear.context(), null_mut()));
             for accepted in ear.ok().tensors {
                 assert!(accepted.bytes() == tensor(next), "the one of number {next} is next");
                 next += 1;

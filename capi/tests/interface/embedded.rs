@@ -1,43 +1,130 @@
 //! Tasks whose engines are in this process.
 
-use std::{ffi::CString, net::TcpListener, path::Path, ptr::null_mut};
+use std::{
+    ffi::CString,
+    net::TcpListener,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    ptr::{null, null_mut},
+    time::{Duration, SystemTime},
+};
 
 use sealane_c::*;
+use sealane_transport::{authentication::Authority, endpoint_map::TaskName};
 use tempfile::TempDir;
 
 use crate::fixture::*;
 
-/// A task of a map that lies in a file.
+const OPTIONS: sealane_embedded_options = sealane_embedded_options {
+    size: size_of::<sealane_embedded_options>(),
+    shards: 1,
+    idle_spin_us: SEALANE_SLEEP_AT_ONCE,
+    request_timeout_ms: SEALANE_NO_TIMEOUT,
+    secret_file: null(),
+    tls_certificate: null(),
+    tls_key: null(),
+    tls_authorities: null(),
+    insecure: 0,
+};
+
 fn start(map: &Path, task: &str) -> Task {
+    start_with(map, task, &OPTIONS)
+}
+
+/// A task of a map that lies in a file.
+fn start_with(map: &Path, task: &str, options: &sealane_embedded_options) -> Task {
     let map = CString::new(map.to_str().unwrap()).unwrap();
-    let options = sealane_embedded_options {
-        size: size_of::<sealane_embedded_options>(),
-        shards: 1,
-        idle_spin_us: SEALANE_SLEEP_AT_ONCE,
-        request_timeout_ms: SEALANE_NO_TIMEOUT,
-        secret_file: std::ptr::null(),
-        tls_certificate: std::ptr::null(),
-        tls_key: std::ptr::null(),
-        tls_authorities: std::ptr::null(),
-        insecure: 0,
-    };
     let task = CString::new(task).unwrap();
     let mut embedded = null_mut();
     // SAFETY: everything lives until the function returns.
-    ok(unsafe { sealane_embedded(map.as_ptr(), task.as_ptr(), &options, &mut embedded) });
+    ok(unsafe { sealane_embedded(map.as_ptr(), task.as_ptr(), options, &mut embedded) });
     Task(embedded)
 }
 
-#[test]
-fn the_same_calls_work_with_engines_of_ones_own() {
+/// A map of two tasks at an address of the `number`th test's own, so that nobody takes the ports between now and the engines' start.
+fn map(number: u8) -> (TempDir, PathBuf) {
     let directory = TempDir::new().unwrap();
-    // An address of this test's own, so that nobody takes the ports between now and the engines' start.
     let [_, one, two, three] = std::process::id().to_be_bytes();
-    let address = std::net::Ipv4Addr::new(127, one.max(1), two, three.max(1));
+    let address = std::net::Ipv4Addr::new(127, one.max(1) + number, two, three.max(1));
     let ports = [(); 2].map(|()| TcpListener::bind((address, 0)).unwrap());
     let [ps, worker] = ports.map(|listener| listener.local_addr().unwrap());
     let map = directory.path().join("endpoint_map");
     std::fs::write(&map, format!("{PS}={ps}\n{WORKER}={worker}\n")).unwrap();
+    (directory, map)
+}
+
+/// A file that its owner alone may read.
+fn private(directory: &TempDir, name: &str, content: &str) -> CString {
+    let path = directory.path().join(name);
+    std::fs::write(&path, content).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+    CString::new(path.to_str().unwrap()).unwrap()
+}
+
+/// A tensor goes from the one to the other; false if they do not let each other in.
+fn is_carried(ps: &sealane_embedded_options, worker: &sealane_embedded_options, number: u8) -> bool {
+    let (_directory, map) = map(number);
+    let (ps, worker) = (start_with(&map, PS, ps), start_with(&map, WORKER, worker));
+    let (sent, got) = (Ear::new(), Ear::new());
+    ps.send(WORKER, 1, "key", &[5; 100_000], &sent);
+    worker.recv_within(PS, 1, "key", 60_000, &got);
+    let told = got.told();
+    match told.code {
+        sealane_code::Ok => {
+            assert_eq!(told.tensors[0].bytes(), [5; 100_000]);
+            sent.ok();
+            true
+        }
+        sealane_code::Unavailable | sealane_code::PermissionDenied => false,
+        other => panic!("{other:?} {}", told.message),
+    }
+}
+
+#[test]
+fn engines_that_share_a_secret_let_each_other_in_and_nobody_else() {
+    let directory = TempDir::new().unwrap();
+    let [one, other] = ["one", "other"].map(|name| private(&directory, name, &format!("{name} ").repeat(16)));
+    let with = |secret: &CString| sealane_embedded_options { secret_file: secret.as_ptr(), ..OPTIONS };
+    assert!(is_carried(&with(&one), &with(&one), 2));
+    assert!(!is_carried(&with(&one), &with(&other), 3));
+    // SAFETY: everything lives until the function returns.
+    let error = unsafe {
+        let absent = sealane_embedded_options { secret_file: c"/no/secret".as_ptr(), ..OPTIONS };
+        sealane_embedded(c"/no/map".as_ptr(), c"a:1".as_ptr(), &absent, &mut null_mut())
+    };
+    refused(error, sealane_code::InvalidArgument);
+}
+
+#[test]
+fn engines_with_certificates_of_one_authority_let_each_other_in_and_nobody_else() {
+    let directory = TempDir::new().unwrap();
+    let authorities = [(); 2].map(|()| Authority::new().unwrap());
+    let until = SystemTime::now() + Duration::from_secs(86_400);
+    let files = |authority: &Authority, task: &str, name: &str| {
+        let certified = authority.certify(&[task.parse::<TaskName>().unwrap()], until).unwrap();
+        let file = |part: &str, content: &str| private(&directory, &format!("{name}.{part}"), content);
+        [
+            file("certificate", &certified.certificate),
+            file("key", &certified.key),
+            file("authority", &authority.certificate()),
+        ]
+    };
+    let with = |[certificate, key, authority]: &[CString; 3]| sealane_embedded_options {
+        tls_certificate: certificate.as_ptr(),
+        tls_key: key.as_ptr(),
+        tls_authorities: authority.as_ptr(),
+        ..OPTIONS
+    };
+    let ps = files(&authorities[0], PS, "ps");
+    let worker = files(&authorities[0], WORKER, "worker");
+    let stranger = files(&authorities[1], WORKER, "stranger");
+    assert!(is_carried(&with(&ps), &with(&worker), 4));
+    assert!(!is_carried(&with(&ps), &with(&stranger), 5));
+}
+
+#[test]
+fn the_same_calls_work_with_engines_of_ones_own() {
+    let (_directory, map) = map(1);
     let (ps, worker) = (start(&map, PS), start(&map, WORKER));
 
     assert!(ps.knows(WORKER) && ps.knows(PS) && !ps.knows("nobody:1"));

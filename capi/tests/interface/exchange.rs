@@ -12,6 +12,47 @@ use sealane_c::*;
 use crate::{daemon::LONG, fixture::*};
 
 #[test]
+fn what_went_another_way_is_told_to_the_daemon() {
+    let World { _directory, daemon, worker: _worker, ps } = world();
+    // More peers than are told apart.
+    let peers: Vec<String> = (0..1030).map(|peer| format!("peer{peer}:1")).collect();
+    // SAFETY: the task is attached, the texts live.
+    unsafe {
+        for peer in peers.iter().chain(&peers) {
+            ok(sealane_note_elsewhere(ps.0, text(peer), SEALANE_SENT, 1, 100));
+            ok(sealane_note_elsewhere(ps.0, text(peer), SEALANE_RECEIVED, 2, 10));
+        }
+        refused(sealane_note_elsewhere(ps.0, text("peer"), 3, 1, 1), sealane_code::InvalidArgument);
+    }
+    let told = |daemon: &crate::daemon::Daemon| {
+        let figures = daemon.engine.figures();
+        let of_ps = figures.iter().flat_map(|shard| &shard.clients).filter(|client| client.task == PS);
+        let traffic: Vec<_> = of_ps.flat_map(|client| client.traffic.clone()).collect();
+        let sum = |of: fn(&sealane_fusion::metrics::TrafficCounters) -> u64| {
+            traffic.iter().map(|traffic| of(&traffic.counters)).sum::<u64>()
+        };
+        let others: u64 = traffic
+            .iter()
+            .filter(|traffic| traffic.peer == "others")
+            .map(|traffic| traffic.counters.elsewhere_tensors_sent)
+            .sum();
+        let sums = [
+            sum(|counters| counters.elsewhere_tensors_sent),
+            sum(|counters| counters.elsewhere_bytes_sent),
+            sum(|counters| counters.elsewhere_tensors_received),
+            sum(|counters| counters.elsewhere_bytes_received),
+        ];
+        (sums, others)
+    };
+    // The rest is told a second after the first, while a call is under way.
+    let ear = Ear::new();
+    ps.recv(WORKER, 1, "never", &ear);
+    daemon.until("all is told", |daemon| told(daemon) == ([2060, 206_000, 4120, 20_600], 12));
+    ps.detach();
+    assert_eq!(ear.told().code, sealane_code::Cancelled);
+}
+
+#[test]
 fn what_is_sent_is_received_and_each_side_is_called_back_once() {
     let World { ps, worker, .. } = &world();
     for bytes in [vec![], vec![7; 3], vec![9; 10_000], vec![1; 1 << 20]] {
@@ -205,7 +246,7 @@ fn many_are_sent_and_received_together() {
     unsafe {
         let (start, places) = (wanted.as_ptr(), calls.as_mut_ptr());
         ok(sealane_recv_all(worker.0, text(PS), 1, start, COUNT, 0, Some(received), places));
-        ok(sealane_send_all(ps.0, text(WORKER), 1, items.as_ptr(), COUNT, Some(done), null_mut()));
+        ok(sealane_send_all(ps.0, text(WORKER), 1, items.as_ptr(), COUNT, 0, Some(done), null_mut()));
     }
     for (index, (sent, got)) in ears.iter().enumerate() {
         assert_eq!(got.tensor().bytes(), bytes[index]);
@@ -320,4 +361,23 @@ fn nobody_has_to_be_called_back_of_a_send() {
     ok(unsafe { sealane_send(ps.0, text(WORKER), 1, text("key"), &source, 0, None, null_mut(), null_mut()) });
     worker.recv(PS, 1, "key", &got);
     assert_eq!(got.tensor().bytes(), [1, 2, 3]);
+}
+
+#[test]
+fn each_of_many_that_are_sent_together_waits_no_longer_than_was_said() {
+    let World { ps, worker, daemon: _daemon, _directory } = &world();
+    let (ear, dims, bytes) = (Ear::new(), [3], [1_u8, 2, 3]);
+    let items = ["asked for", "not asked for"].map(|key| sealane_item {
+        key: text(key),
+        source: source(&bytes, &dims),
+        context: ear.context(),
+    });
+    let got = Ear::new();
+    worker.recv(PS, 1, "asked for", &got);
+    // SAFETY: everything lives until the function returns, the ear until it is told.
+    ok(unsafe { sealane_send_all(ps.0, text(WORKER), 1, items.as_ptr(), 2, 500, Some(done), null_mut()) });
+    got.tensor();
+    let mut codes = [ear.told().code, ear.told().code];
+    codes.sort_by_key(|code| *code as i32);
+    assert_eq!(codes, [sealane_code::Ok, sealane_code::DeadlineExceeded]);
 }

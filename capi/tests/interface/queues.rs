@@ -34,7 +34,7 @@ fn what_is_pushed_is_accepted_in_its_order() {
     let mut all = Vec::new();
     while all.len() < values.len() {
         // SAFETY: the acceptor is open, the ear lives.
-        ok(unsafe { sealane_accept(acceptor, 7, Some(accepted), taken.context(), null_mut()) });
+        ok(unsafe { sealane_accept(acceptor, 7, 0, Some(accepted), taken.context(), null_mut()) });
         let tensors = taken.ok().tensors;
         assert!((1..=7).contains(&tensors.len()));
         all.extend(tensors);
@@ -53,7 +53,7 @@ fn an_accept_ends_when_its_acceptor_is_closed() {
     let taken = [Ear::new(), Ear::new()];
     for ear in &taken {
         // SAFETY: the acceptor is open, the ears live.
-        ok(unsafe { sealane_accept(acceptor, 1, Some(accepted), ear.context(), null_mut()) });
+        ok(unsafe { sealane_accept(acceptor, 1, 0, Some(accepted), ear.context(), null_mut()) });
     }
     // SAFETY: nobody uses it any more.
     unsafe { sealane_acceptor_close(acceptor) };
@@ -70,7 +70,7 @@ fn an_accept_ends_when_its_acceptor_is_closed() {
         // SAFETY: it is closed when it was told, the ear lives.
         unsafe {
             ok(sealane_acceptor_open(ps.0, text("grads"), null(), &mut again));
-            ok(sealane_accept(again, 1, Some(accepted), ear.context(), null_mut()));
+            ok(sealane_accept(again, 1, 0, Some(accepted), ear.context(), null_mut()));
             let told = ear.told();
             sealane_acceptor_close(again);
             if told.code == sealane_code::Ok {
@@ -83,4 +83,26 @@ fn an_accept_ends_when_its_acceptor_is_closed() {
     pushed.ok();
     // SAFETY: nothing happens.
     unsafe { sealane_acceptor_close(null_mut()) };
+}
+
+#[test]
+fn an_accept_ends_at_its_deadline_and_loses_nothing() {
+    let World { ps, worker, daemon: _daemon, _directory } = &world();
+    let (taken, late, pushed) = (Ear::new(), Ear::new(), Ear::new());
+    let mut acceptor = null_mut();
+    // SAFETY: everything lives until the functions return, the ears until they are told; the acceptor is closed once.
+    unsafe {
+        ok(sealane_acceptor_open(worker.0, text("timed"), null(), &mut acceptor));
+        ok(sealane_accept(acceptor, 7, 20, Some(accepted), late.context(), null_mut()));
+        assert_eq!(late.told().code, sealane_code::DeadlineExceeded);
+        let bytes = [1_u8, 2];
+        let source = source(&bytes, &[2]);
+        ok(sealane_accept(acceptor, 7, i64::MAX, Some(accepted), taken.context(), null_mut()));
+        let (to, queue, context) = (text(WORKER), text("timed"), pushed.context());
+        ok(sealane_push(ps.0, to, queue, &source, 1, 0, Some(done), context, null_mut()));
+        assert_eq!(taken.tensor().bytes(), [1, 2]);
+        pushed.ok();
+        sealane_acceptor_close(acceptor);
+    }
+    late.nothing();
 }

@@ -59,7 +59,7 @@ fn a_send_that_makes_no_sense_takes_nothing_over() {
     // One that makes no sense is enough for none of them to be sent.
     let items = [good, sealane_source { bytes: 2, ..good }].map(|source| sealane_item { key, source, context });
     // SAFETY: as above.
-    let all = unsafe { sealane_send_all(ps.0, to, 1, items.as_ptr(), 2, Some(done), null_mut()) };
+    let all = unsafe { sealane_send_all(ps.0, to, 1, items.as_ptr(), 2, 0, Some(done), null_mut()) };
     refused(all, sealane_code::InvalidArgument);
     // SAFETY: as above.
     let pushed = unsafe {
@@ -108,7 +108,8 @@ fn a_recv_that_makes_no_sense_takes_nothing_over() {
         message(sealane_pull(worker.0, from, &key, 1, 0, 0, None, null(), null_mut()));
         message(sealane_plan_open(worker.0, from, &key, 1, null_mut()));
         message(sealane_plan_pull(null_mut(), 1, 0, Some(done), context, null_mut()));
-        message(sealane_accept(null_mut(), 1, Some(accepted), context, null_mut()));
+        message(sealane_accept(null_mut(), 1, 0, Some(accepted), context, null_mut()));
+        message(sealane_accept(null_mut(), 1, -2, Some(accepted), context, null_mut()));
         message(sealane_acceptor_open(worker.0, NONE, null(), &mut null_mut()));
         message(sealane_alloc(worker.0, 1, null_mut()));
         message(sealane_arena_range(worker.0, null_mut(), null_mut()));

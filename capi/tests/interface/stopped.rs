@@ -47,7 +47,7 @@ fn what_a_task_made_may_be_closed_and_freed_after_it() {
         memory.cast::<u8>().write_bytes(1, 1000);
         refused(sealane_plan_pull(plan, 1, 0, Some(done), pulled.context(), null_mut()), sealane_code::InvalidArgument);
         refused(
-            sealane_accept(acceptor, 1, Some(accepted), pulled.context(), null_mut()),
+            sealane_accept(acceptor, 1, 0, Some(accepted), pulled.context(), null_mut()),
             sealane_code::InvalidArgument,
         );
         call.cancel();

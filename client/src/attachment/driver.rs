@@ -137,6 +137,7 @@ impl Held<'_> {
         }
         self.driver.sweep = Some(now.after(SWEEP_INTERVAL));
         self.expire_backlog();
+        self.tell_elsewhere(false);
         let error = self.silent();
         let state = &mut **self;
         state.calls.sweep(now.before(GRACE), || error.clone(), &mut state.aftermath);

@@ -11,6 +11,7 @@ mod aftermath;
 mod backlog;
 mod calls;
 mod driver;
+mod elsewhere;
 mod held;
 mod link;
 mod loss;
@@ -40,7 +41,10 @@ use std::{
 use sealane_runtime::Buffer;
 use sealane_transport::Error;
 
-use self::{acceptors::Acceptors, aftermath::Aftermath, driver::Driver, held::Held, link::Link, nudge::Nudge};
+use self::{
+    acceptors::Acceptors, aftermath::Aftermath, driver::Driver, elsewhere::Elsewhere, held::Held, link::Link,
+    nudge::Nudge,
+};
 use crate::{
     attach::{self, Settings},
     clock::Tick,
@@ -70,6 +74,7 @@ struct State {
     restart_until: Option<Instant>,
     calls: Calls,
     acceptors: Acceptors,
+    elsewhere: Elsewhere,
     listening: bool,
     /// Threads that sleep because another one listens.
     parked: Vec<(u64, Waker)>,
@@ -125,6 +130,7 @@ impl Attachment {
                 restart_until: None,
                 calls: Calls::default(),
                 acceptors: Acceptors::default(),
+                elsewhere: Elsewhere::default(),
                 listening: false,
                 parked: Vec::new(),
                 next_parked: 0,
@@ -240,6 +246,7 @@ impl Attachment {
         let mut held = self.lock();
         held.pump();
         held.closing = true;
+        held.tell_elsewhere(true);
         held.wait_for_backlog();
         if let Line::Up(link) = &mut held.line {
             link.detach();

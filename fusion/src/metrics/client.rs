@@ -6,7 +6,7 @@ use sealane_transport::Tensor;
 use serde::{Deserialize, Serialize};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-use super::SeqLock;
+use super::{Roll, SeqLock, TrafficFigures, TrafficMetrics};
 
 /// What has moved between a client and a shard, and what is under way.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, Serialize, Deserialize)]
@@ -49,11 +49,17 @@ pub(crate) struct ClientMetrics {
     pub(crate) task: String,
     pub(crate) pid: i32,
     pub(crate) counters: SeqLock<ClientCounters>,
+    /// By the other task.
+    pub(crate) traffic: Roll<TrafficMetrics>,
 }
 
 impl ClientMetrics {
     pub(crate) fn figures(&self) -> ClientFigures {
-        ClientFigures { task: self.task.clone(), pid: self.pid, counters: self.counters.read() }
+        let of =
+            |traffic: &TrafficMetrics| TrafficFigures { peer: traffic.peer.clone(), counters: traffic.counters.read() };
+        let mut traffic: Vec<TrafficFigures> = self.traffic.all().iter().map(|traffic| of(traffic)).collect();
+        traffic.sort_by(|one, other| one.peer.cmp(&other.peer));
+        ClientFigures { task: self.task.clone(), pid: self.pid, counters: self.counters.read(), traffic }
     }
 }
 
@@ -66,4 +72,6 @@ pub struct ClientFigures {
     pub pid: i32,
     /// What has moved, and is under way.
     pub counters: ClientCounters,
+    /// What has moved, by the other task, of which at most 1,024 are told apart; in the order of their names.
+    pub traffic: Vec<TrafficFigures>,
 }

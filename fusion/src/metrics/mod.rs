@@ -5,6 +5,7 @@ mod client;
 mod latency;
 mod peer;
 mod seqlock;
+mod traffic;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
@@ -19,6 +20,8 @@ pub use latency::{Latencies, LatencyFigures, Operation, Way};
 pub(crate) use peer::PeerMetrics;
 pub use peer::{PathState, PeerCounters, PeerFigures, PeerPath};
 pub(crate) use seqlock::SeqLock;
+pub(crate) use traffic::TrafficMetrics;
+pub use traffic::{TrafficCounters, TrafficFigures};
 
 /// How old the figures of a shard that is awake may be; one that sleeps has shown them before.
 pub const SHOW_INTERVAL: Duration = Duration::from_millis(5);
@@ -67,7 +70,7 @@ impl<T> Roll<T> {
     }
 
     /// Those that are left.
-    fn all(&self) -> Vec<Arc<T>> {
+    pub(crate) fn all(&self) -> Vec<Arc<T>> {
         self.lock().iter().filter_map(Weak::upgrade).collect()
     }
 

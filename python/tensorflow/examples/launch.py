@@ -173,7 +173,7 @@ def on_hosts(cluster, count):
     hosts = [[] for _ in range(count)]
     for number, (job, address) in enumerate(tasks):
         hosts[(job != "ps" if "ps" in cluster else number) % count].append(address)
-    return hosts
+    return [tasks for tasks in hosts if tasks]
 
 
 class Outcome:
@@ -290,7 +290,10 @@ def main(description, task, jobs, trainers, workers=2, ps=2, in_order=lambda opt
         if options.data is None:
             parser.error("a task needs --data: a file that all of the job read, written by criteo.py")
         config = json.loads(os.environ["TF_CONFIG"])
-        return become(config, config.get("rpc_layer", options.protocol), task, options)
+        protocol = config.get("rpc_layer", options.protocol)
+        if protocol == "both":
+            parser.error("a task needs --protocol grpc or grpc+sealane")
+        return become(config, protocol, task, options)
 
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, lambda *_: sys.exit("told to end"))

@@ -2,11 +2,11 @@
 
 #include <condition_variable>
 #include <mutex>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "tensorflow/core/platform/env.h"
 
 namespace sealane_tensorflow {
 
@@ -36,7 +36,7 @@ void Burst::Do(std::function<void()> what) {
   {
     std::lock_guard lock(state_->mu);
     state_->waiting.push_back(std::move(what));
-    if (!std::exchange(state_->started, true)) std::thread([state = state_] { state->Run(); }).detach();
+    if (!std::exchange(state_->started, true)) tensorflow::Env::Default()->StartDetachedThread({}, "sealane_burst", [state = state_] { state->Run(); });
     wake = std::exchange(state_->asleep, false);
   }
   if (wake) state_->changed.notify_one();

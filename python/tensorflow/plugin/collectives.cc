@@ -32,20 +32,25 @@ using tensorflow::Tensor;
 
 // What both sides of a transfer know alike: which way it could go, and as what.
 struct Transfer {
-  // Whether both are CPUs of different tasks, and the tensor's bytes are all there is to it.
+  // Whether both are CPUs of different tasks.
+  bool of_cpus;
+  // And the tensor's bytes are all there is to it.
   bool possible;
   DeviceNameUtils::ParsedName peer;
   std::string pair;
 };
 
+bool OfCpus(const std::string& source, const std::string& destination) {
+  DeviceNameUtils::ParsedName from, to;
+  return DeviceNameUtils::ParseFullName(source, &from) && DeviceNameUtils::ParseFullName(destination, &to) &&
+         from.type == tensorflow::DEVICE_CPU && to.type == tensorflow::DEVICE_CPU && !DeviceNameUtils::IsSameAddressSpace(from, to);
+}
+
 Transfer TransferOf(const std::string& source, uint64_t incarnation, const std::string& destination, const std::string& peer,
                     const Tensor& tensor) {
   Transfer transfer;
-  DeviceNameUtils::ParsedName from, to;
-  transfer.possible = DeviceNameUtils::ParseFullName(source, &from) && DeviceNameUtils::ParseFullName(destination, &to) &&
-                      DeviceNameUtils::ParseFullName(peer, &transfer.peer) && from.type == tensorflow::DEVICE_CPU &&
-                      to.type == tensorflow::DEVICE_CPU && !DeviceNameUtils::IsSameAddressSpace(from, to) &&
-                      PlainTypeOf(tensor.dtype()).has_value();
+  transfer.of_cpus = OfCpus(source, destination) && DeviceNameUtils::ParseFullName(peer, &transfer.peer);
+  transfer.possible = transfer.of_cpus && PlainTypeOf(tensor.dtype()).has_value();
   transfer.pair = absl::StrCat(source, ";", absl::Hex(incarnation, absl::kZeroPad16), ";", destination, ";");
   return transfer;
 }
@@ -103,6 +108,7 @@ void Access::PostToPeer(const std::string& peer_device, const std::string& peer_
     CollectiveRemoteAccessLocal::PostToPeer(peer_device, peer_task, key, device, context, attributes, tensor, locality, cancellation, done);
   };
   Transfer transfer = TransferOf(device->name(), device->attributes().incarnation(), peer_device, peer_task, *tensor);
+  if (!transfer.possible && transfer.of_cpus) step_->LeftForGrpc(key);
   if (!transfer.possible || step_->ended()) return by_grpc();
   step_->Send(transfer.pair, [&] { return step_->endpoint()->book().Find(transfer.peer); },
               std::make_unique<CollectiveSending>(key, *tensor, by_grpc, done));
@@ -177,6 +183,7 @@ void Access::RecvFromPeer(const std::string& peer_device, const std::string& pee
 
 void Access::StartAbort(const absl::Status& status) {
   CollectiveRemoteAccessDistributed::StartAbort(status);  // Cancels what is asked for.
+  if (!step_->ended()) step_->endpoint()->TellAborted(*step_, status);
   step_->End();
 }
 
@@ -206,7 +213,7 @@ class Worker : public tensorflow::GrpcWorker {
 
   void RecvBufAsync(tensorflow::CallOptions* options, const tensorflow::RecvBufRequest* request, tensorflow::RecvBufResponse* response,
                     StatusCallback done) override {
-    {
+    if (OfCpus(request->src_device(), request->dst_device())) {
       tensorflow::CollectiveExecutor::Handle executor(env_->collective_executor_mgr->FindOrCreate(request->step_id()), true);
       // Mgr makes no others.
       static_cast<Access*>(executor.get()->remote_access())->step()->AskedByGrpc(request->buf_rendezvous_key());

@@ -1,15 +1,18 @@
 #include "endpoint.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <utility>
 #include <vector>
 
-#include "absl/log/log.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "keeper.h"
 #include "step.h"
+#include "tensorflow/core/platform/logging.h"
+#include "tensorflow/core/platform/status.h"
 #include "tensors.h"
 
 namespace sealane_tensorflow {
@@ -22,8 +25,10 @@ constexpr char kQueue[] = "sealane.tensorflow";
 constexpr size_t kMessages = 64;
 // The longest message; what is longer is not read.
 constexpr size_t kMessageBytes = 16 << 10;
-// How often attaching is tried again.
-constexpr int64_t kAttachAgainMs = 2000;
+// How soon something is tried again that needs the daemon.
+constexpr int64_t kAgainMs = 2000;
+// The same of attaching as a task that the endpoint map does not name: somebody would have to change the map.
+constexpr int64_t kUnmappedAgainMs = 30000;
 // Notes of what was not sent that wait to be asked for. A producer says so where a daemon or a link was lost, so that most steps end soon.
 constexpr size_t kUnsent = 1 << 16;
 
@@ -32,7 +37,7 @@ constexpr char kHello[] = "hello1";      // The pair: I ask for it by Sealane fr
 constexpr char kWelcome[] = "welcome1";  // The pair: do.
 constexpr char kRefuse[] = "refuse1";    // The pair and the reason: ask by gRPC.
 constexpr char kUnsentTo[] = "unsent1";  // The step and the key: ask for it by gRPC.
-constexpr char kAbort[] = "abort1";      // The step, the code and the message: it has failed here.
+constexpr char kAbort[] = "abort1";      // The step, what kind of step, the code and the message: it has failed here.
 
 uint64_t NumberOf(const char* variable, uint64_t otherwise) {
   const char* text = std::getenv(variable);
@@ -88,9 +93,22 @@ Endpoint::~Endpoint() {
   tensorflow::Env::Default()->SchedClosure([task] { sealane_detach(task); });
 }
 
-void Endpoint::TryAgain(std::function<void(Endpoint*)> what) {
-  Keeper::Get()->After(kAttachAgainMs, [weak = weak_from_this(), what = std::move(what)] {
-    if (auto endpoint = weak.lock()) what(endpoint.get());
+void Endpoint::Close() {
+  std::lock_guard lock(mu_);
+  is_mine_ = nullptr;
+}
+
+bool Endpoint::IsMine(uint64_t incarnation) {
+  std::lock_guard lock(mu_);
+  return is_mine_ != nullptr && is_mine_(incarnation);
+}
+
+void Endpoint::TryAgain(int64_t milliseconds, std::function<void(Endpoint*)> what) {
+  Keeper::Get()->After(milliseconds, [weak = weak_from_this(), what = std::move(what)] {
+    // Not on the keeper's thread: a daemon that hangs is waited for.
+    tensorflow::Env::Default()->SchedClosure([weak, what] {
+      if (auto endpoint = weak.lock()) what(endpoint.get());
+    });
   });
 }
 
@@ -105,15 +123,34 @@ void Endpoint::Attach() {
   sealane_task* task = nullptr;
   absl::Status status = Take(sealane_attach(address_.c_str(), &options, &task));
   if (!status.ok()) {
-    bool unmapped = absl::IsNotFound(status);
+    const bool unmapped = absl::IsNotFound(status);
+    {
+      std::lock_guard lock(mu_);
+      unattached_ = unmapped ? "the endpoint map does not name this task" : std::string(status.message());
+    }
     LOG_EVERY_N_SEC(WARNING, 60) << "Sealane: " << name_ << " (" << address_ << ") goes by gRPC: " << status.message()
                                  << (unmapped ? "" : "; tried again until the daemon is there");
-    TryAgain([](Endpoint* endpoint) { endpoint->Attach(); });
-    return;
+    return TryAgain(unmapped ? kUnmappedAgainMs : kAgainMs, [](Endpoint* endpoint) { endpoint->Attach(); });
   }
   task_.store(task, std::memory_order_release);
   LOG(INFO) << "Sealane: " << name_ << " is attached as " << address_;
   Listen();
+}
+
+void Endpoint::SentByGrpc(Peer* peer, size_t bytes) {
+  peer->by_grpc.sent.Add(bytes);
+  NoteElsewhere(*peer, SEALANE_SENT, bytes);
+}
+
+void Endpoint::ReceivedByGrpc(Peer* peer, size_t bytes) {
+  peer->by_grpc.received.Add(bytes);
+  NoteElsewhere(*peer, SEALANE_RECEIVED, bytes);
+}
+
+void Endpoint::NoteElsewhere(const Peer& peer, int32_t direction, size_t bytes) {
+  const std::string address = peer.Address();
+  if (task() == nullptr || address.empty()) return;
+  sealane_error_free(sealane_note_elsewhere(task(), TextOf(address), direction, 1, bytes));
 }
 
 void Endpoint::Listen() {
@@ -122,7 +159,7 @@ void Endpoint::Listen() {
   absl::Status status = Take(sealane_acceptor_open(task(), TextOf(kQueue), nullptr, &queue));
   if (!status.ok()) {
     LOG_EVERY_N_SEC(WARNING, 60) << "Sealane: " << name_ << " cannot hear other tasks: " << status.message() << "; tried again";
-    return TryAgain([](Endpoint* endpoint) { endpoint->Listen(); });
+    return TryAgain(kAgainMs, [](Endpoint* endpoint) { endpoint->Listen(); });
   }
   Accept(std::shared_ptr<sealane_acceptor>(queue, [](sealane_acceptor* queue) {
     // Closing waits for callbacks, of which this may be one.
@@ -141,10 +178,10 @@ struct Accepting {
 
 void Endpoint::Accept(const std::shared_ptr<sealane_acceptor>& queue) {
   auto* accepting = new Accepting{weak_from_this(), queue};
-  absl::Status status = Take(sealane_accept(queue.get(), kMessages, Accepted, accepting, nullptr));
+  absl::Status status = Take(sealane_accept(queue.get(), kMessages, SEALANE_NO_TIMEOUT, Accepted, accepting, nullptr));
   if (status.ok()) return;
   delete accepting;
-  TryAgain([](Endpoint* endpoint) { endpoint->Listen(); });
+  TryAgain(kAgainMs, [](Endpoint* endpoint) { endpoint->Listen(); });
 }
 
 void Endpoint::Accepted(void* context, const sealane_error* error, sealane_tensor* const* tensors, size_t count) {
@@ -152,15 +189,16 @@ void Endpoint::Accepted(void* context, const sealane_error* error, sealane_tenso
   std::shared_ptr<Endpoint> endpoint = accepting->endpoint.lock();
   for (size_t i = 0; i < count; ++i) {
     sealane_view view = sealane_tensor_view(tensors[i]);
-    if (endpoint != nullptr && view.bytes <= kMessageBytes) {
-      endpoint->Heard(sealane_tensor_from(tensors[i]), absl::string_view(static_cast<const char*>(view.data), view.bytes));
+    const char* from = sealane_tensor_from(tensors[i]);
+    if (endpoint != nullptr && from != nullptr && view.bytes <= kMessageBytes) {
+      endpoint->Heard(from, absl::string_view(static_cast<const char*>(view.data), view.bytes));
     }
     sealane_tensor_free(tensors[i]);
   }
   if (endpoint == nullptr || sealane_error_code(error) == SEALANE_CODE_CANCELLED) return;
   if (error == nullptr) return endpoint->Accept(accepting->queue);
   LOG(WARNING) << "Sealane: " << endpoint->name_ << " hears no other tasks: " << sealane_error_message(error) << "; tried again";
-  endpoint->TryAgain([](Endpoint* endpoint) { endpoint->Listen(); });
+  endpoint->TryAgain(kAgainMs, [](Endpoint* endpoint) { endpoint->Listen(); });
 }
 
 // --- What tasks say to each other ---------------------------------------------------------------------------------------------------------
@@ -194,50 +232,44 @@ void Endpoint::Push(const std::string& to, std::string message, std::function<vo
 
 void Endpoint::SayHello(AskRoute* route) {
   const std::string to = route->peer->Address();
-  const uint64_t hello = routes_.HelloOf(route);
+  const uint64_t hello = routes_.SayHelloTo(route, to);
   auto refused = [weak = weak_from_this(), pair = route->pair, hello](absl::string_view why) {
     if (auto endpoint = weak.lock()) endpoint->routes_.Refused(pair, hello, why);
   };
-  if (task() == nullptr) return refused("this task is not attached to a Sealane daemon");
+  if (task() == nullptr) {
+    std::unique_lock lock(mu_);
+    const std::string why = unattached_;
+    lock.unlock();
+    return refused(why);
+  }
   if (to.empty()) return refused("its address is not known");
-  bool known = false;
-  absl::Status status = Take(sealane_knows_task(task(), TextOf(to), &known));
-  if (status.ok() && !known) status = absl::NotFoundError(absl::StrCat("the endpoint map does not name ", to));
-  if (!status.ok()) return refused(status.message());
-  Push(to, absl::StrCat(kHello, "\n", route->pair), [refused](const absl::Status& status) { refused(status.message()); });
   Keeper::Get()->After(Routes::kSettleMs, [refused] { refused("no answer in a second"); });
+  Push(to, absl::StrCat(kHello, "\n", route->pair), [refused](const absl::Status& status) { refused(status.message()); });
 }
 
 void Endpoint::HeardHello(absl::string_view from, absl::string_view pair) {
-  std::string why;
+  std::string before, why;
   SendRoute* route = nullptr;
   std::vector<absl::string_view> parts = absl::StrSplit(pair, ';');
   tensorflow::DeviceNameUtils::ParsedName consumer;
-  if (parts.size() == 4 && tensorflow::DeviceNameUtils::ParseFullName(parts[2], &consumer) && consumer.has_job && consumer.has_task) {
-    uint64_t incarnation = 0;
-    if (!absl::SimpleHexAtoi(parts[1], &incarnation) || !is_mine_(incarnation)) {
-      why = "another task answers there than was meant: it may have been started anew";
-    } else {
-      route = routes_.Hello(pair, from, [&] { return book_.Find(consumer); }, &why);
-    }
-  } else {
+  uint64_t incarnation = 0;
+  if (parts.size() != 4 || !absl::SimpleHexAtoi(parts[1], &incarnation) ||
+      !tensorflow::DeviceNameUtils::ParseFullName(parts[2], &consumer) || !consumer.has_job || !consumer.has_task) {
     why = "the hello is not understood: is it another release of Sealane's plugin?";
+  } else if (!IsMine(incarnation)) {
+    why = "another task answers there than was meant: it may have been started anew";
+  } else {
+    route = routes_.Hello(pair, from, [&] { return book_.Find(consumer); }, &before, &why);
   }
   const std::string to(from);
   if (route == nullptr) return Push(to, absl::StrCat(kRefuse, "\n", pair, "\n", why), nullptr);
-  std::vector<tensorflow::core::RefCountPtr<Step>> steps;
+  if (!before.empty()) Push(before, absl::StrCat(kRefuse, "\n", pair, "\n", to, " has the same name"), nullptr);
   {
     std::lock_guard lock(mu_);
     consumers_.insert(to);
-    for (auto& [id, same] : steps_) {
-      for (Step* step : same) {
-        step->Ref();
-        steps.emplace_back(step);
-      }
-    }
   }
   // Before the welcome: what the consumer then asks for is there.
-  for (auto& step : steps) step->Settled(pair);
+  for (auto& step : AllSteps()) step->Settled(pair);
   route->peer->SetRoute(name_, "sealane", "");
   Push(to, absl::StrCat(kWelcome, "\n", pair), nullptr);
 }
@@ -246,11 +278,16 @@ void Endpoint::Heard(absl::string_view from, absl::string_view message) {
   std::pair<absl::string_view, absl::string_view> kind = absl::StrSplit(message, absl::MaxSplits('\n', 1));
   std::pair<absl::string_view, absl::string_view> rest = absl::StrSplit(kind.second, absl::MaxSplits('\n', 1));
   if (kind.first == kHello) return HeardHello(from, kind.second);
-  if (kind.first == kWelcome) return routes_.Welcome(kind.second);
-  if (kind.first == kRefuse) return routes_.Refused(rest.first, 0, rest.second);
+  if (kind.first == kWelcome) return routes_.Welcome(kind.second, from);
+  if (kind.first == kRefuse) {
+    routes_.Refused(rest.first, from, absl::Utf8SafeCHexEscape(rest.second));
+    for (auto& step : AllSteps()) step->Refused(rest.first);
+    return;
+  }
   int64_t id;
   if ((kind.first != kUnsentTo && kind.first != kAbort) || !absl::SimpleAtoi(rest.first, &id)) {
-    LOG(WARNING) << "Sealane: " << from << " has said something that is not understood: is it another release of Sealane's plugin?";
+    LOG_EVERY_N_SEC(WARNING, 10) << "Sealane: " << from
+                                 << " has said something that is not understood: is it another release of Sealane's plugin?";
     return;
   }
   if (kind.first == kUnsentTo) {
@@ -260,29 +297,39 @@ void Endpoint::Heard(absl::string_view from, absl::string_view message) {
       unsent_.insert(UnsentName(id, rest.second));
       any_unsent_ = true;
     }
-    for (auto& step : Steps(id)) step->Unsent(rest.second);
+    bool found = false;
+    for (auto& step : Steps(id)) found = step->Unsent(rest.second) || found;
+    if (found) TakeUnsent(id, std::string(rest.second));
     return;
   }
-  std::pair<absl::string_view, absl::string_view> error = absl::StrSplit(rest.second, absl::MaxSplits('\n', 1));
-  int code;
-  if (!absl::SimpleAtoi(error.first, &code) || code <= 0 || code > static_cast<int>(absl::StatusCode::kUnauthenticated)) return;
-  absl::Status status(static_cast<absl::StatusCode>(code), error.second);
-  for (auto& step : Steps(id)) step->AbortedBy(from, status);
+  std::vector<absl::string_view> error = absl::StrSplit(rest.second, absl::MaxSplits('\n', 2));
+  int of, code;
+  if (error.size() != 3 || !absl::SimpleAtoi(error[0], &of) || !absl::SimpleAtoi(error[1], &code) || code <= 0 ||
+      code > static_cast<int>(absl::StatusCode::kUnauthenticated)) {
+    return;
+  }
+  // The producer itself reports it to whoever runs the step, as what has failed first.
+  absl::Status status =
+      tensorflow::StatusGroup::MakeDerived(absl::Status(static_cast<absl::StatusCode>(code), absl::Utf8SafeCHexEscape(error[2])));
+  for (auto& step : Steps(id))
+    if (static_cast<int>(step->of()) == of) step->AbortedBy(from, status);
 }
 
 void Endpoint::Enter(Step* step) {
   std::lock_guard lock(mu_);
-  steps_[step->id()].insert(step);
+  steps_[step->id()].steps.insert(step);
 }
 
-bool Endpoint::Leave(Step* step) {
+bool Endpoint::Leave(Step* step, bool unclean) {
   std::lock_guard lock(mu_);
   auto found = steps_.find(step->id());
-  if (found == steps_.end()) return true;
-  found->second.erase(step);
-  if (!found->second.empty()) return false;
+  if (found == steps_.end()) return unclean;
+  found->second.unclean |= unclean;
+  found->second.steps.erase(step);
+  if (!found->second.steps.empty()) return false;
+  unclean = found->second.unclean;
   steps_.erase(found);
-  return true;
+  return unclean;
 }
 
 std::vector<tensorflow::core::RefCountPtr<Step>> Endpoint::Steps(int64_t id) {
@@ -290,15 +337,32 @@ std::vector<tensorflow::core::RefCountPtr<Step>> Endpoint::Steps(int64_t id) {
   std::lock_guard lock(mu_);
   auto found = steps_.find(id);
   if (found == steps_.end()) return steps;
-  for (Step* step : found->second) {
+  for (Step* step : found->second.steps) {
     step->Ref();
     steps.emplace_back(step);
   }
   return steps;
 }
 
+std::vector<tensorflow::core::RefCountPtr<Step>> Endpoint::AllSteps() {
+  std::vector<tensorflow::core::RefCountPtr<Step>> steps;
+  std::lock_guard lock(mu_);
+  for (auto& [id, under_way] : steps_) {
+    for (Step* step : under_way.steps) {
+      step->Ref();
+      steps.emplace_back(step);
+    }
+  }
+  return steps;
+}
+
 void Endpoint::TellUnsent(const std::string& to, int64_t step, const std::string& key) {
-  Push(to, absl::StrCat(kUnsentTo, "\n", step, "\n", key), nullptr);
+  Push(to, absl::StrCat(kUnsentTo, "\n", step, "\n", key), [weak = weak_from_this(), to, step, key](const absl::Status&) {
+    Keeper::Get()->After(Routes::kSettleMs, [=] {
+      auto endpoint = weak.lock();
+      if (endpoint != nullptr && !endpoint->Steps(step).empty()) endpoint->TellUnsent(to, step, key);
+    });
+  });
 }
 
 bool Endpoint::TakeUnsent(int64_t step, const std::string& key) {
@@ -315,25 +379,34 @@ size_t Endpoint::SizeOf(const std::string& key) {
   return found == sizes_.end() ? 0 : found->second;
 }
 
-void Endpoint::SetSize(const std::string& key, size_t bytes) {
+void Endpoint::NoteSize(const std::string& key, size_t bytes) {
   std::lock_guard lock(sizes_mu_);
   if (bytes == 0) {
     sizes_.erase(key);
-  } else {
-    if (sizes_.size() >= kSizes) sizes_.clear();  // Learned again in a step.
-    sizes_[key] = bytes;
+    return;
   }
+  if (sizes_.size() >= kSizes) sizes_.clear();  // Learned again in a step.
+  size_t& size = sizes_[key];
+  // Rows that were gathered differ in number from step to step: the room for them shrinks slowly.
+  size = std::max(bytes, size - size / 16);
 }
 
-void Endpoint::TellAborted(int64_t step, const absl::Status& status) {
+void Endpoint::TellAborted(const Step& step, const absl::Status& status) {
   std::vector<std::string> consumers;
   {
     std::lock_guard lock(mu_);
     consumers.assign(consumers_.begin(), consumers_.end());
   }
-  const std::string message =
-      absl::StrCat(kAbort, "\n", step, "\n", static_cast<int>(status.code()), "\n", status.message().substr(0, kMessageBytes / 2));
-  for (const std::string& to : consumers) Push(to, message, nullptr);
+  const std::string message = absl::StrCat(kAbort, "\n", step.id(), "\n", static_cast<int>(step.of()), "\n", static_cast<int>(status.code()),
+                                           "\n", status.message().substr(0, kMessageBytes / 2));
+  for (const std::string& to : consumers) {
+    Push(to, message, [weak = weak_from_this(), to](const absl::Status&) {
+      auto endpoint = weak.lock();
+      if (endpoint == nullptr) return;
+      std::lock_guard lock(endpoint->mu_);
+      endpoint->consumers_.erase(to);  // It is gone. Should it come again, it says hello.
+    });
+  }
 }
 
 std::string Endpoint::Report() const {

@@ -33,6 +33,9 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   // Tries to attach. Where that fails, says so in the log: all goes by gRPC until the daemon is there, which is tried again and again.
   void Attach();
 
+  // The server ends: nobody is welcomed any more. It detaches with the last of its steps.
+  void Close();
+
   // Null until attached, and then the same until the end.
   sealane_task* task() const { return task_.load(std::memory_order_acquire); }
 
@@ -44,25 +47,31 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
 
   // Steps under way, so that hellos and failures find what is theirs.
   void Enter(Step* step);
-  // True if no other step of the same number is under way.
-  bool Leave(Step* step);
+  // `unclean`: Sealane may remember something by the step's number. True if it is for the caller to clean that up, as no other step of the
+  // same number is under way.
+  bool Leave(Step* step, bool unclean);
 
   // Those of a number.
   std::vector<tensorflow::core::RefCountPtr<Step>> Steps(int64_t id);
 
-  // How many bytes came under a key in an earlier step, if it was announced; else 0. Made 0 by 0.
+  // A tensor went by gRPC: counted here, and for the daemon's figures.
+  void SentByGrpc(Peer* peer, size_t bytes);
+  void ReceivedByGrpc(Peer* peer, size_t bytes);
+
+  // For how many bytes under a key there should be room, from what came in earlier steps; 0 if it was not announced.
   size_t SizeOf(const std::string& key);
-  void SetSize(const std::string& key, size_t bytes);
+  // So many bytes came; 0 if it was not announced.
+  void NoteSize(const std::string& key, size_t bytes);
 
   // Has `what` called soon, on a thread of the endpoint's own: what is given to it meanwhile is done together. It may not wait.
   void Soon(std::function<void()> what) { soon_.Do(std::move(what)); }
 
-  // Tells a consumer to ask by gRPC for a tensor that could not be sent to it.
+  // Tells a consumer to ask by gRPC for a tensor that could not be sent to it; again and again, until it has heard or the step is over.
   void TellUnsent(const std::string& to, int64_t step, const std::string& key);
   // Whether a producer has said so of what is about to be asked for; once.
   bool TakeUnsent(int64_t step, const std::string& key);
   // Tells all consumers that a step has failed here.
-  void TellAborted(int64_t step, const absl::Status& status);
+  void TellAborted(const Step& step, const absl::Status& status);
 
   // {"task": ..., "pairs": [...]}
   std::string Report() const;
@@ -73,24 +82,31 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   void Listen();
   void Accept(const std::shared_ptr<sealane_acceptor>& queue);
   static void Accepted(void* context, const sealane_error* error, sealane_tensor* const* tensors, size_t count);
-  void TryAgain(std::function<void(Endpoint*)> what);
+  void TryAgain(int64_t milliseconds, std::function<void(Endpoint*)> what);
+  void NoteElsewhere(const Peer& peer, int32_t direction, size_t bytes);
+  std::vector<tensorflow::core::RefCountPtr<Step>> AllSteps();
 
   void SayHello(AskRoute* route);
   // Pushes a message into the queue of another task's server. `failed` is called, on another thread, if it does not take it in time.
   void Push(const std::string& to, std::string message, std::function<void(const absl::Status&)> failed);
   void Heard(absl::string_view from, absl::string_view message);
+  bool IsMine(uint64_t incarnation);
   void HeardHello(absl::string_view from, absl::string_view pair);
 
   const std::string name_, address_;
-  const std::function<bool(uint64_t)> is_mine_;
+  mutable std::mutex mu_;
+  std::function<bool(uint64_t)> is_mine_ ABSL_GUARDED_BY(mu_);
+  std::string unattached_ ABSL_GUARDED_BY(mu_) = "this task is not attached to a Sealane daemon";
   std::atomic<sealane_task*> task_{nullptr};
   ArenaAllocator* const arena_ = new ArenaAllocator;  // Never deleted, see there.
   AddressBook book_;
   Routes routes_;
 
-  mutable std::mutex mu_;
-  // Held by whoever calls them, so that none ends meanwhile.
-  absl::flat_hash_map<int64_t, absl::flat_hash_set<Step*>> steps_ ABSL_GUARDED_BY(mu_);
+  struct UnderWay {
+    absl::flat_hash_set<Step*> steps;
+    bool unclean = false;
+  };
+  absl::flat_hash_map<int64_t, UnderWay> steps_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_set<std::string> consumers_ ABSL_GUARDED_BY(mu_);
   // What producers could not send, until it is asked for: the key and the step.
   absl::flat_hash_set<std::string> unsent_ ABSL_GUARDED_BY(mu_);

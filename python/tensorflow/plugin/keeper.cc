@@ -1,5 +1,8 @@
 #include "keeper.h"
 
+#include <unistd.h>
+
+#include <atomic>
 #include <chrono>
 #include <utility>
 
@@ -8,8 +11,14 @@ namespace sealane_tensorflow {
 using tensorflow::Env;
 
 Keeper* Keeper::Get() {
-  static auto* keeper = new Keeper;
-  return keeper;
+  // The child of a fork has no thread of its parent's.
+  static std::atomic<Keeper*> keeper{nullptr};
+  Keeper* found = keeper.load();
+  while (found == nullptr || found->process_ != getpid()) {
+    auto made = std::unique_ptr<Keeper>(new Keeper);
+    if (keeper.compare_exchange_strong(found, made.get())) found = made.release();
+  }
+  return found;
 }
 
 void Keeper::After(int64_t milliseconds, std::function<void()> what) {

@@ -2,6 +2,8 @@
 #ifndef SEALANE_TENSORFLOW_KEEPER_H_
 #define SEALANE_TENSORFLOW_KEEPER_H_
 
+#include <unistd.h>
+
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
@@ -27,6 +29,7 @@ class Keeper {
   Keeper() = default;
   void Run();
 
+  const pid_t process_ = getpid();
   std::mutex mu_;
   std::condition_variable changed_;
   std::multimap<uint64_t, std::function<void()>> due_ ABSL_GUARDED_BY(mu_);  // By microseconds of the environment's clock.

@@ -22,6 +22,9 @@ void ArenaAllocator::Use(sealane_task* task) {
   int count = count_.load();
   if (count == 0 || ranges_[count - 1].start != range.start || ranges_[count - 1].end != range.end) {
     if (count == kRanges) return;
+    // A block of it that is never freed keeps its addresses from being used for other memory.
+    void* block = nullptr;
+    if (!Take(sealane_alloc(task, 1, &block)).ok()) return;
     ranges_[count] = range;
     count_.store(count + 1, std::memory_order_release);
   }
@@ -81,30 +84,38 @@ absl::Status MakeDevices(const tensorflow::ConfigProto& config, const std::strin
   return absl::OkStatus();
 }
 
-namespace {
-
 // Memory that a tensor came in, given back with the last tensor over it.
-class ReceivedBuffer : public TensorBuffer {
+class KeptBuffer : public TensorBuffer {
  public:
-  ReceivedBuffer(sealane_tensor* came, const void* data, size_t bytes)
-      : TensorBuffer(const_cast<void*>(data)), came_(came), bytes_(bytes) {}
-  ~ReceivedBuffer() override { sealane_tensor_free(came_); }
+  KeptBuffer(ArenaAllocator* arena, sealane_tensor* came, const void* data, size_t bytes)
+      : TensorBuffer(const_cast<void*>(data)), arena_(arena), came_(came), bytes_(bytes) {}
+  ~KeptBuffer() override {
+    sealane_tensor_free(came_);
+    arena_->kept_ -= bytes_;
+  }
   size_t size() const override { return bytes_; }
   TensorBuffer* root_buffer() override { return this; }
   void FillAllocationDescription(tensorflow::AllocationDescription* description) const override {
     description->set_requested_bytes(static_cast<int64_t>(bytes_));
-    description->set_allocator_name("sealane_received");
+    description->set_allocator_name(arena_->Name());
   }
 
  private:
+  ArenaAllocator* const arena_;
   sealane_tensor* const came_;
   const size_t bytes_;
 };
 
-}  // namespace
-
-Tensor Received(sealane_tensor* came, tensorflow::DataType type, const tensorflow::TensorShape& shape, const void* data, size_t bytes) {
-  return Tensor(type, shape, tensorflow::core::RefCountPtr<TensorBuffer>(new ReceivedBuffer(came, data, bytes)));
+bool ArenaAllocator::Keep(sealane_tensor* came, tensorflow::DataType type, const tensorflow::TensorShape& shape, const void* data, size_t bytes,
+                          Tensor* tensor) {
+  if (bytes < kAnnouncedBytes || !Holds(data)) return false;
+  const Range& arena = ranges_[count_.load(std::memory_order_acquire) - 1];
+  if (kept_.fetch_add(bytes) + bytes > (arena.end - arena.start) / 2) {
+    kept_ -= bytes;
+    return false;
+  }
+  *tensor = Tensor(type, shape, tensorflow::core::RefCountPtr<TensorBuffer>(new KeptBuffer(this, came, data, bytes)));
+  return true;
 }
 
 }  // namespace sealane_tensorflow

@@ -32,8 +32,10 @@ class ArenaAllocator : public tensorflow::Allocator {
   // Memory of the arena alone; null if it has no room.
   void* AllocateShared(size_t bytes);
 
-  // Whether memory is of the arena, or of one that the task had before.
-  bool Holds(const void* memory) const;
+  // Makes a tensor of what came into the arena, without a copy; takes `came` over. False, and nothing is taken, where it came elsewhere, or
+  // where too much of the arena is kept so: a variable may keep its value for ever, and what comes needs room.
+  bool Keep(sealane_tensor* came, tensorflow::DataType type, const tensorflow::TensorShape& shape, const void* data, size_t bytes,
+            tensorflow::Tensor* tensor);
 
  private:
   struct Range {
@@ -42,9 +44,14 @@ class ArenaAllocator : public tensorflow::Allocator {
   // Arenas of a task: a new one after each restart of the daemon. When all are used, memory is the heap's.
   static constexpr int kRanges = 64;
 
+  friend class KeptBuffer;
+
+  bool Holds(const void* memory) const;
+
   std::atomic<sealane_task*> task_{nullptr};
   Range ranges_[kRanges];
   std::atomic<int> count_{0};
+  std::atomic<size_t> kept_{0};
 };
 
 // The CPU, with an arena for what TensorFlow says will go to another task.
@@ -61,10 +68,6 @@ class ArenaDevice : public tensorflow::ThreadPoolDevice {
 // The devices of a server as TensorFlow makes them, with each CPU replaced by an ArenaDevice.
 absl::Status MakeDevices(const tensorflow::ConfigProto& config, const std::string& prefix, ArenaAllocator* arena,
                          std::unique_ptr<tensorflow::DeviceMgr>* devices);
-
-// A tensor over what came, without a copy; takes `came` over.
-tensorflow::Tensor Received(sealane_tensor* came, tensorflow::DataType type, const tensorflow::TensorShape& shape, const void* data,
-                            size_t bytes);
 
 }  // namespace sealane_tensorflow
 

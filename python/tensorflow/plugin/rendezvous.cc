@@ -119,7 +119,7 @@ absl::Status Rendezvous::Send(const ParsedKey& key, const Args& args, const Tens
 
 void Rendezvous::StartAbort(const absl::Status& status) {
   BaseRemoteRendezvous::StartAbort(status);  // Cancels what is asked for.
-  if (!step_->ended()) step_->endpoint()->TellAborted(step_id_, status);
+  if (!step_->ended()) step_->endpoint()->TellAborted(*step_, status);
   step_->End();
 }
 
@@ -193,7 +193,7 @@ void Rendezvous::AskByGrpc(const ParsedKey& key, const Args& args, Device* devic
     DeregisterCall(started, call->args);
     const absl::Status status = call->status();
     const Tensor& tensor = call->response.tensor();
-    if (status.ok()) call->peer->by_grpc.received.Add(tensor.TotalBytes());
+    if (status.ok()) step_->endpoint()->ReceivedByGrpc(call->peer, tensor.TotalBytes());
     done(status, Args(), call->args, tensor, call->response.metadata().is_dead());
     call->cache->ReleaseWorker(call->worker_name, call->worker);
     Unref();
@@ -267,10 +267,9 @@ absl::Status RendezvousAsking::Make(const Incoming& incoming, sealane_tensor* ca
     if (incoming.bytes > INT_MAX || !proto.ParseFromArray(incoming.data, static_cast<int>(incoming.bytes))) {
       status = absl::DataLossError(absl::StrCat("Sealane: a peer's tensor was refused: it is no TensorProto: ", parsed_.edge_name));
     } else {
-      status = device_->MakeTensorFromProto(proto, attributes, tensor);  // Checks it, and copies it to the device.
+      status = device_->MakeTensorFromProto(proto, args_.alloc_attrs, tensor);  // Checks it, and copies it to the device.
     }
-  } else if (incoming.bytes >= kAnnouncedBytes && rendezvous_->step()->endpoint()->arena()->Holds(incoming.data)) {
-    *tensor = sealane_tensorflow::Received(came, incoming.type, incoming.shape, incoming.data, incoming.bytes);
+  } else if (rendezvous_->step()->endpoint()->arena()->Keep(came, incoming.type, incoming.shape, incoming.data, incoming.bytes, tensor)) {
     came = nullptr;
   } else {
     *tensor = Tensor(device_->GetAllocator(attributes), incoming.type, incoming.shape);
@@ -326,9 +325,9 @@ void RendezvousMgr::RecvLocalAsync(int64_t step, const ParsedKey& key, DoneCallb
   auto* rendezvous = static_cast<Rendezvous*>(found.get());
   Peer* peer = endpoint_->book().Find(key.dst);
   rendezvous->step()->AskedByGrpc(key.FullKey());
-  rendezvous->RecvLocalAsync(key, [peer, done = std::move(done)](const absl::Status& status, const Args& send_args, const Args& recv_args,
+  rendezvous->RecvLocalAsync(key, [endpoint = endpoint_, peer, done = std::move(done)](const absl::Status& status, const Args& send_args, const Args& recv_args,
                                                                  const Tensor& tensor, bool dead) {
-    if (status.ok()) peer->by_grpc.sent.Add(tensor.TotalBytes());
+    if (status.ok()) endpoint->SentByGrpc(peer, tensor.TotalBytes());
     done(status, send_args, recv_args, tensor, dead);
   });
 }

@@ -47,13 +47,15 @@ AskRoute* Routes::OfAsk(absl::string_view pair, const std::function<Peer*()>& pe
 }
 
 Way Routes::Ask(AskRoute* route, std::function<void(Way)> later) {
+  bool before;
   {
     std::lock_guard lock(mu_);
+    before = route->before;
     switch (route->state) {
       case AskRoute::State::kSealane:
         return Way::kSealane;
       case AskRoute::State::kSettling:
-        if (route->before) return Way::kGrpc;
+        if (before) return Way::kGrpc;
         route->waiting.push_back(std::move(later));
         return Way::kUnsettled;
       case AskRoute::State::kGrpc:
@@ -66,27 +68,30 @@ Way Routes::Ask(AskRoute* route, std::function<void(Way)> later) {
     route->state = AskRoute::State::kSettling;
     ++route->hello;
   }
-  bool before = route->before;  // Only changed by who settles.
   say_hello_(route);
   return before ? Way::kGrpc : Way::kUnsettled;
 }
 
-uint64_t Routes::HelloOf(AskRoute* route) {
-  std::shared_lock lock(mu_);
+uint64_t Routes::SayHelloTo(AskRoute* route, const std::string& producer) {
+  std::lock_guard lock(mu_);
+  route->producer = producer;
   return route->hello;
 }
 
-SendRoute* Routes::Hello(absl::string_view pair, absl::string_view from, const std::function<Peer*()>& peer, std::string* why) {
+SendRoute* Routes::Hello(absl::string_view pair, absl::string_view from, const std::function<Peer*()>& peer, std::string* before,
+                         std::string* why) {
   SendRoute* route = OfSend(pair, peer);
   std::lock_guard lock(mu_);
   if (route == nullptr) {
     *why = absl::StrCat("there are more than ", kPairs, " pairs of devices");
     return nullptr;
   }
-  // Unless the task has moved, as the cluster's latest definition has it.
-  if (route->settled && route->to != from && route->peer->Address() != from) {
-    *why = absl::StrCat("two tasks have the same name: one is attached as ", route->to, ", one as ", from);
-    return nullptr;
+  if (route->settled && route->to != from) {
+    if (route->peer->Address() != from) {
+      *why = absl::StrCat("two tasks have the same name: one is attached as ", route->to, ", one as ", from);
+      return nullptr;
+    }
+    *before = route->to;
   }
   route->to = std::string(from);
   route->settled = true;
@@ -98,13 +103,22 @@ std::string Routes::ConsumerOf(SendRoute* route) {
   return route->to;
 }
 
-void Routes::Welcome(absl::string_view pair) {
+std::string Routes::ProducerOf(AskRoute* route) {
+  std::shared_lock lock(mu_);
+  return route->producer;
+}
+
+AskRoute* Routes::FindAsk(absl::string_view pair) {
+  auto found = asks_.find(pair);
+  return found == asks_.end() ? nullptr : found->second.get();
+}
+
+void Routes::Welcome(absl::string_view pair, absl::string_view from) {
   AskRoute* route;
   {
     std::shared_lock lock(mu_);
-    auto found = asks_.find(pair);
-    if (found == asks_.end()) return;
-    route = found->second.get();
+    route = FindAsk(pair);
+    if (route == nullptr || route->producer != from) return;
   }
   Settle(route, AskRoute::State::kSealane, "");
 }
@@ -113,10 +127,26 @@ void Routes::Refused(absl::string_view pair, uint64_t hello, absl::string_view w
   AskRoute* route;
   {
     std::shared_lock lock(mu_);
-    auto found = asks_.find(pair);
-    if (found == asks_.end()) return;
-    route = found->second.get();
-    if (route->state != AskRoute::State::kSettling || (hello != 0 && route->hello != hello)) return;
+    route = FindAsk(pair);
+    if (route == nullptr || route->state != AskRoute::State::kSettling || route->hello != hello) return;
+  }
+  Settle(route, AskRoute::State::kGrpc, why);
+}
+
+void Routes::Refused(absl::string_view pair, absl::string_view from, absl::string_view why) {
+  AskRoute* route;
+  {
+    std::shared_lock lock(mu_);
+    route = FindAsk(pair);
+    if (route == nullptr || route->producer != from || route->state == AskRoute::State::kNone) return;
+  }
+  Settle(route, AskRoute::State::kGrpc, why);
+}
+
+void Routes::Lost(AskRoute* route, absl::string_view why) {
+  {
+    std::shared_lock lock(mu_);
+    if (route->state != AskRoute::State::kSealane) return;
   }
   Settle(route, AskRoute::State::kGrpc, why);
 }

@@ -47,6 +47,7 @@ struct AskRoute {
   State state = State::kNone;
   bool before = false;      // It has gone by gRPC: what is asked for now does not wait for the answer.
   uint64_t hello = 0;       // Number of the last one.
+  std::string producer;     // The task that it was said to.
   uint64_t next_hello = 0;  // When to try again, in microseconds.
   std::vector<std::function<void(Way)>> waiting;
 };
@@ -71,21 +72,31 @@ class Routes {
   Way Ask(AskRoute* route, std::function<void(Way)> later);
 
   // A consumer has said hello. Returns its route, or null with the reason why it is to ask by gRPC.
-  SendRoute* Hello(absl::string_view pair, absl::string_view from, const std::function<Peer*()>& peer, std::string* why);
+  // `before` is the task that asked until now, if it is another: it has moved, or is another client of the same name.
+  SendRoute* Hello(absl::string_view pair, absl::string_view from, const std::function<Peer*()>& peer, std::string* before, std::string* why);
 
   // The task whose hello settled a route, as it is attached.
   std::string ConsumerOf(SendRoute* route);
 
-  void Welcome(absl::string_view pair);
-  void Refused(absl::string_view pair, uint64_t hello, absl::string_view why);
+  // The task that is asked.
+  std::string ProducerOf(AskRoute* route);
 
-  // The number of a route's hello that is under way.
-  uint64_t HelloOf(AskRoute* route);
+  void Welcome(absl::string_view pair, absl::string_view from);
+  // A hello is refused by the producer, or had no answer.
+  void Refused(absl::string_view pair, uint64_t hello, absl::string_view why);
+  // The producer takes a welcome back.
+  void Refused(absl::string_view pair, absl::string_view from, absl::string_view why);
+  // Sealane has lost the producer, or this task's daemon.
+  void Lost(AskRoute* route, absl::string_view why);
+
+  // Notes to whom the hello is said that is under way; returns its number.
+  uint64_t SayHelloTo(AskRoute* route, const std::string& producer);
 
   // How a pair goes has changed.
   std::function<void(Peer*, Way, absl::string_view why)> changed;
 
  private:
+  AskRoute* FindAsk(absl::string_view pair) ABSL_SHARED_LOCKS_REQUIRED(mu_);
   void Settle(AskRoute* route, AskRoute::State state, absl::string_view why);
 
   const std::function<void(AskRoute*)> say_hello_;

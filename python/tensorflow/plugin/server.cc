@@ -67,7 +67,9 @@ absl::Status Server::Init(const tensorflow::ServerDef& def, tensorflow::DeviceMg
   return absl::OkStatus();
 }
 
-Server::~Server() = default;
+Server::~Server() {
+  if (endpoint_ != nullptr) endpoint_->Close();
+}
 
 absl::Status Server::UpdateServerDef(const tensorflow::ServerDef& def) {
   endpoint_->book().Learn(def.cluster());

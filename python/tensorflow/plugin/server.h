@@ -12,7 +12,12 @@
 
 namespace sealane_tensorflow {
 
-class Server : public tensorflow::GrpcServer {
+// What outlives the server: the base class below still uses it when it is destroyed.
+struct Devices {
+  std::unique_ptr<tensorflow::DeviceMgr> devices_;
+};
+
+class Server : private Devices, public tensorflow::GrpcServer {
  public:
   Server(const tensorflow::ServerDef& def, tensorflow::Env* env) : GrpcServer(def, env) {}
   ~Server() override;
@@ -26,7 +31,6 @@ class Server : public tensorflow::GrpcServer {
                                   tensorflow::WorkerCacheInterface** cache) override;
 
  private:
-  std::unique_ptr<tensorflow::DeviceMgr> devices_;
   std::shared_ptr<Endpoint> endpoint_;
 };
 

@@ -5,10 +5,10 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
-#include <mutex>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
@@ -27,7 +27,7 @@ class Sending {
 
   // Puts the tensor into host memory, if it is not there, and calls `done`, then or later.
   virtual void Stage(std::function<void(const absl::Status&)> done) { done(absl::OkStatus()); }
-  // Leaves the tensor where TensorFlow's gRPC services look for it; once at most.
+  // Leaves the tensor where TensorFlow's gRPC services look for it; once at most, and not while it is being staged.
   virtual void LeaveForGrpc() = 0;
   // The consumer has it, or it was left for gRPC, or, with an error, the step has ended. Nothing but the destructor is called afterwards.
   virtual void Ended(const absl::Status& status) = 0;
@@ -39,18 +39,143 @@ class Sending {
  private:
   friend class Step;
   enum class State {
-    kHeld,    // No consumer has said hello for it.
-    kStaged,  // On its way to host memory, or to its turn.
-    kSent,    // Sealane has it.
-    kLeft,    // Left for gRPC. Sealane may still have it as well.
+    kHeld,     // No consumer has said hello for it.
+    kStaging,  // On its way to host memory.
+    kReady,    // To be handed over.
+    kSent,     // Sealane has it.
+    kLeft,     // Left for gRPC. Sealane may still have it as well.
   };
-  State state = State::kHeld;
   SendRoute* route = nullptr;
   Outgoing outgoing, ahead;
-  std::string data_key;     // Of a large tensor.
-  int parts = 1;            // Sends that have not ended: two of a large one. This and the next are guarded by the step's mutex.
-  int uses = 0;             // Callbacks that are to come, and one for its place among its step's.
+  std::string data_key;  // If something goes ahead.
+  // Guarded by the step's mutex.
+  State state = State::kHeld;
+  bool leave = false;       // To be left for gRPC when it is staged.
+  bool failed = false;      // One of its sends did.
+  int parts = 1;            // Sends that have not ended: two if something goes ahead.
+  int uses = 1;             // One for its place among its step's, one each for its staging and for callbacks that are to come.
   Sending* next = nullptr;  // The next under the same key.
+};
+
+class Asking;
+
+// Counted: calls under way keep it, and so does its owner, until End.
+class Step : public tensorflow::core::RefCounted {
+ public:
+  enum class Of { kRendezvous, kCollective };
+  Step(std::shared_ptr<Endpoint> endpoint, Of of, int64_t id);
+
+  Of of() const { return of_; }
+  int64_t id() const { return id_; }
+  const std::shared_ptr<Endpoint>& endpoint() const { return endpoint_; }
+
+  using PeerOf = std::function<Peer*()>;
+
+  // Sends under the key of `sending`, once what was sent under the same key before has ended. Never waits. `peer`: the consumer.
+  void Send(absl::string_view pair, const PeerOf& peer, std::unique_ptr<Sending> sending);
+  // The consumer asks for a key by gRPC: what was sent under it, or will be next, is left there.
+  void AskedByGrpc(absl::string_view key);
+  // Something was left there without Send.
+  void LeftForGrpc(absl::string_view key);
+  // Asks for the key of `asking`, once what was asked for under the same key before has come. `peer`: the producer. Takes over a reference.
+  void Ask(absl::string_view pair, const PeerOf& peer, Asking* asking);
+
+  // Its owner has failed or is gone: ends what is being sent. Asking is for the owner to cancel, before.
+  void End();
+  bool ended();
+
+  // A consumer has said hello.
+  void Settled(absl::string_view pair);
+  // A producer has left a key for gRPC. True if it was being asked for.
+  bool Unsent(absl::string_view key);
+  // A producer sends no more of a pair by Sealane.
+  void Refused(absl::string_view pair);
+  // The step has failed at a producer, for good.
+  void AbortedBy(absl::string_view producer, const absl::Status& status);
+
+ private:
+  friend class Asking;
+  using Clock = std::chrono::steady_clock;
+  // What goes to one device, or is asked of one, gathered while what came before is handed over.
+  struct SendLane {
+    SendRoute* route;
+    std::vector<Sending*> held, ready;
+    bool flushing = false;
+    Clock::time_point flushed;
+  };
+  struct AskLane {
+    AskRoute* route;
+    int asked = 0;            // Of its askings, those that have not ended.
+    bool by_sealane = false;  // Until none of them is left.
+    std::string from;         // The task that is asked so.
+    bool settling = false;
+    std::vector<Asking*> ready;
+    bool flushing = false;
+    Clock::time_point flushed;
+  };
+  // A call for an asking, and what is known of it.
+  struct Call {
+    bool started = false, ended = false;
+    sealane_call* handle = nullptr;
+  };
+
+  ~Step() override = default;
+
+  // Keys that Sealane has; longer ones, which both sides see, go by gRPC.
+  static bool Fits(absl::string_view key);
+
+  SendLane* LaneOfSend(absl::string_view pair, const PeerOf& peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  AskLane* LaneOfAsk(absl::string_view pair, const PeerOf& peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  // Takes the first of a key away, which is then for the caller to end. `next`, if any, is for the caller to start.
+  SendLane* TakeAway(Sending* sending, Sending** next) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Start(SendLane* lane, Sending* sending);
+  void Staged(SendLane* lane, Sending* sending, absl::Status status);
+  void Flush(SendLane* lane);
+  void Fail(Sending* sending, const absl::Status& status);
+  // Ends what was taken away.
+  void Leave(SendLane* lane, Sending* sending, Sending* next);
+  void Unuse(Sending* sending);
+  struct Ending;
+  static void SendDone(void* context, const sealane_error* error);
+  static void SendReleased(void* context);
+
+  void Start(AskLane* lane, Asking* asking);
+  void Settle(AskLane* lane);
+  void Flush(AskLane* lane);
+  // The same, soon if it was done just now.
+  template <typename Lane>
+  void FlushInTime(Lane* lane);
+  // Asks for keys, or for data into the memory that goes with them.
+  void AskFor(AskLane* lane, const std::vector<sealane_wanted>& wanted, Call Asking::*which);
+  void AskForData(Asking* asking, size_t bytes);
+  void FirstCame(Asking* asking, const absl::Status& status, sealane_tensor* came);
+  void DataCame(Asking* asking, const absl::Status& status, sealane_tensor* came);
+  // Takes the first of a key away; `next`, if any, is for the caller to start.
+  Asking* TakeAway(Asking* asking);
+  // The ends, of which the first one counts. Each gives the asking's reference back.
+  void EndByGrpc(Asking* asking);
+  void EndWith(Asking* asking, const absl::Status& status, const Incoming& incoming = {}, sealane_tensor* came = nullptr);
+  template <Call Asking::*which>
+  static void RecvDone(void* context, const sealane_error* error, sealane_tensor* came);
+
+  const std::shared_ptr<Endpoint> endpoint_;
+  const Of of_;
+  const int64_t id_;
+  std::mutex mu_;
+  bool ended_ ABSL_GUARDED_BY(mu_) = false;
+  // Something was given up that Sealane may remember by the step's number.
+  bool unclean_ ABSL_GUARDED_BY(mu_) = false;
+  int sent_ ABSL_GUARDED_BY(mu_) = 0;  // Those that Sealane has.
+  absl::flat_hash_map<std::string, std::unique_ptr<SendLane>> send_lanes_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<std::string, std::unique_ptr<AskLane>> ask_lanes_ ABSL_GUARDED_BY(mu_);
+  // The first of each key, whose key it is by.
+  absl::flat_hash_map<absl::string_view, std::pair<SendLane*, Sending*>> sendings_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<absl::string_view, Asking*> askings_ ABSL_GUARDED_BY(mu_);
+  // By key, how often it was asked for by gRPC and not left there yet; below zero, how often it was left there and not asked for yet.
+  absl::flat_hash_map<std::string, int> by_grpc_ ABSL_GUARDED_BY(mu_);
+  // Producers at which it has failed.
+  absl::flat_hash_map<std::string, absl::Status> aborted_by_ ABSL_GUARDED_BY(mu_);
 };
 
 // A tensor that is asked for. Counted: deleted after one of its two ends.
@@ -72,124 +197,32 @@ class Asking : public tensorflow::core::RefCounted {
 
  private:
   friend class Step;
-  // A call, and what is known of it.
-  struct Call {
-    bool started = false, ended = false;
-    sealane_call* handle = nullptr;
-  };
-  // Gives up what is under way.
   void CancelCalls() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
 
   Step* step = nullptr;
-  Peer* peer = nullptr;
+  Step::AskLane* lane = nullptr;
   std::mutex mu;
   bool ended ABSL_GUARDED_BY(mu) = false;
   absl::Status cancelled ABSL_GUARDED_BY(mu);
   bool unsent ABSL_GUARDED_BY(mu) = false;  // The producer leaves it for gRPC.
   // For its key, and for its data. The second is made at once where the size is known from an earlier step, else when the first says it.
-  Call first ABSL_GUARDED_BY(mu), data ABSL_GUARDED_BY(mu);
-  Asking* next = nullptr;  // The next under the same key.
+  Step::Call first ABSL_GUARDED_BY(mu), data ABSL_GUARDED_BY(mu);
+  bool grown ABSL_GUARDED_BY(mu) = false;    // The memory for its data was too short, once.
+  size_t announced ABSL_GUARDED_BY(mu) = 0;  // How many bytes the first has said.
+  Asking* next = nullptr;  // The next under the same key. Guarded by the step's mutex.
 };
 
-// Counted: calls under way keep it, and so does its owner, until End.
-class Step : public tensorflow::core::RefCounted {
- public:
-  enum class Of { kRendezvous, kCollective };
-  Step(std::shared_ptr<Endpoint> endpoint, Of of, int64_t id);
-
-  Of of() const { return of_; }
-  int64_t id() const { return id_; }
-  const std::shared_ptr<Endpoint>& endpoint() const { return endpoint_; }
-
-  using PeerOf = std::function<Peer*()>;
-
-  // Sends under the key of `sending`, once what was sent under the same key before has ended. Never waits. `peer`: the consumer.
-  void Send(absl::string_view pair, const PeerOf& peer, std::unique_ptr<Sending> sending);
-  // The consumer asks for a key by gRPC: what was sent under it, or will be next, is left there.
-  void AskedByGrpc(absl::string_view key);
-  // Asks for the key of `asking`, once what was asked for under the same key before has come. `peer`: the producer. Takes over a reference.
-  void Ask(absl::string_view pair, const PeerOf& peer, Asking* asking);
-
-  // Its owner has failed or is gone: ends what is being sent. Asking is for the owner to cancel, before.
-  void End();
-  bool ended();
-
-  // A consumer has said hello.
-  void Settled(absl::string_view pair);
-  // A producer has left a key for gRPC.
-  void Unsent(absl::string_view key);
-  // The step has failed at a producer.
-  void AbortedBy(absl::string_view producer, const absl::Status& status);
-
- private:
-  using Clock = std::chrono::steady_clock;
-  // What goes to one device, or is asked of one, gathered while what came before is handed over.
-  struct SendLane {
-    SendRoute* route;
-    std::vector<Sending*> held, ready;
-    bool flushing = false;
-    Clock::time_point flushed;
-  };
-  struct AskLane {
-    AskRoute* route;
-    Way way = Way::kUnsettled;
-    bool settling = false;
-    std::vector<Asking*> ready;
-    bool flushing = false;
-    Clock::time_point flushed;
-  };
-
-  ~Step() override;
-
-  SendLane* LaneOfSend(absl::string_view pair, const PeerOf& peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  AskLane* LaneOfAsk(absl::string_view pair, const PeerOf& peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-
-  // Sends the first of a key.
-  void Start(SendLane* lane, Sending* sending);
-  void Flush(SendLane* lane);
-  void Fail(Sending* sending, const absl::Status& status);
-  // The first of its key has ended: the next one's turn.
-  void Finish(Sending* sending);
-  void Unuse(Sending* sending);
-  struct Ending;
-  static void SendDone(void* context, const sealane_error* error);
-  static void SendReleased(void* context);
-
-  void Start(AskLane* lane, Asking* asking);
-  void Flush(AskLane* lane);
-  // The same, soon if it was done just now.
-  template <typename Lane>
-  void FlushInTime(Lane* lane);
-  // Asks for keys, or for data into the memory that goes with them.
-  void AskFor(Peer* peer, std::vector<sealane_wanted> wanted, Asking::Call Asking::*which);
-  void AskForData(Asking* asking, const Incoming& ahead);
-  // The call has ended: true if the asking has, which is then for the caller to end.
-  void FirstCame(Asking* asking, const absl::Status& status, sealane_tensor* came);
-  void DataCame(Asking* asking, const absl::Status& status, sealane_tensor* came);
-  // The first of its key has come: the next one's turn. Gives its reference back.
-  void Finish(Asking* asking);
-  // The ends, of which the first one counts.
-  void EndByGrpc(Asking* asking);
-  void EndWith(Asking* asking, const absl::Status& status, const Incoming& incoming, sealane_tensor* came);
-  template <Asking::Call Asking::*which>
-  static void RecvDone(void* context, const sealane_error* error, sealane_tensor* came);
-
-  const std::shared_ptr<Endpoint> endpoint_;
-  const Of of_;
-  const int64_t id_;
-  std::mutex mu_;
-  bool ended_ ABSL_GUARDED_BY(mu_) = false;
-  // Something was given up that Sealane may remember by the step's number.
-  bool unclean_ ABSL_GUARDED_BY(mu_) = false;
-  int sent_ ABSL_GUARDED_BY(mu_) = 0;  // Those that Sealane has.
-  absl::flat_hash_map<std::string, std::unique_ptr<SendLane>> send_lanes_ ABSL_GUARDED_BY(mu_);
-  absl::flat_hash_map<std::string, std::unique_ptr<AskLane>> ask_lanes_ ABSL_GUARDED_BY(mu_);
-  // The first of each key, whose key it is by.
-  absl::flat_hash_map<absl::string_view, std::pair<SendLane*, Sending*>> sendings_ ABSL_GUARDED_BY(mu_);
-  absl::flat_hash_map<absl::string_view, std::pair<AskLane*, Asking*>> askings_ ABSL_GUARDED_BY(mu_);
-  // By key, how often it was asked for by gRPC and not left there yet; below zero, how often it was left there and not asked for yet.
-  absl::flat_hash_map<std::string, int> by_grpc_ ABSL_GUARDED_BY(mu_);
-};
+template <typename Lane>
+void Step::FlushInTime(Lane* lane) {
+  // The first of a burst goes at once, for its latency's sake.
+  constexpr auto kBurst = std::chrono::microseconds(50);
+  if (Clock::now() - lane->flushed > kBurst) return Flush(lane);
+  Ref();
+  endpoint_->Soon([this, lane] {
+    Flush(lane);
+    Unref();
+  });
+}
 
 }  // namespace sealane_tensorflow
 

@@ -129,6 +129,23 @@ def test_a_port_that_another_program_took_is_exchanged(job, monkeypatch):
     assert attempts == [2, 2]
 
 
+def test_a_parameter_server_has_a_host_of_its_own_where_there_are_two():
+    import launch
+
+    cluster = {"ps": ["a", "b"], "worker": ["c"], "chief": ["d"]}
+    assert launch.on_hosts(cluster, 1) == [["a", "b", "c", "d"]]
+    assert launch.on_hosts(cluster, 2) == [["a", "b"], ["c", "d"]]
+    assert launch.on_hosts({"worker": ["a", "b", "c"]}, 2) == [["a", "c"], ["b"]]
+    assert launch.on_hosts({"worker": ["a"]}, 2) == [["a"]]
+
+
+@pytest.mark.parametrize("given, told", [([], "a task needs --data"), (["--data", "x"], "a task needs --protocol")])
+def test_a_task_of_a_job_that_is_not_started_here_is_told_what_it_needs(job, monkeypatch, given, told):
+    monkeypatch.setenv("TF_CONFIG", '{"cluster": {"ps": ["a:1"]}, "task": {"type": "ps", "index": 0}}')
+    ran = subprocess.run([*job(TRAINS)[:2], *given], capture_output=True, text=True, timeout=STUCK)
+    assert ran.returncode == 2 and told in ran.stderr
+
+
 def test_a_share_is_what_receivers_count():
     import launch
 

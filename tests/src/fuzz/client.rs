@@ -11,7 +11,7 @@ use sealane_fusion::{AcceptOptions, AcceptQueue, RecvOutcome, SendOutcome, Tenso
 use sealane_transport::Meta;
 use sealane_transport::shm::limits::INLINE_BYTES_MAX;
 use sealane_transport::shm::{
-    ClientEnd, Completion, KeyList, NO_TIMEOUT, PayloadAt, ReceivedAt, Record, Span, Submission,
+    ClientEnd, Completion, KeyList, Moved, NO_TIMEOUT, PayloadAt, ReceivedAt, Record, Span, Submission,
 };
 
 use super::forge::{KEYS, vector};
@@ -88,7 +88,7 @@ impl World {
 
     /// A record of the kinds that a client writes, with numbers that may well be wrong.
     fn ask(&mut self, script: &mut Script<'_>) {
-        let kind = script.below(18);
+        let kind = script.below(19);
         let (call, number) = (script.below(NUMBERS) as u32, script.below(NUMBERS) as u32);
         let (peer, step) = (script.below(PEERS.len() + TASKS.len() + 1) as u16, script.below(STEPS) as i64);
         let (key, bytes) = (script.one_of(&KEYS), script.one_of(&SIZES));
@@ -126,6 +126,11 @@ impl World {
             14 => Submission::Cancel { call },
             15 => Submission::Free { tokens: &freed[..script.below(3)] },
             16 if script.byte() == 0 => Submission::Detach,
+            18 => {
+                let mut moved = || Moved { tensors: script.number(), bytes: script.number() };
+                let (sent, received) = (moved(), moved());
+                Submission::Elsewhere { peer: script.yes().then_some(peer), sent, received }
+            }
             16 => Submission::Cleanup { step },
             _ => Submission::Abort { step, reason: key },
         };

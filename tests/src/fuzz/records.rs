@@ -3,7 +3,7 @@
 
 use sealane_transport::limits::{KEY_BYTES_MAX, META_BYTES_MAX, NAME_BYTES_MAX, REASON_BYTES_MAX};
 use sealane_transport::shm::limits::{INLINE_BYTES_MAX, NUMBERS_PER_RECORD, RECORD_WORDS_MAX};
-use sealane_transport::shm::{Completion, KeyList, NO_TIMEOUT, PayloadAt, ReceivedAt, Record, Span, Submission};
+use sealane_transport::shm::{Completion, KeyList, Moved, NO_TIMEOUT, PayloadAt, ReceivedAt, Record, Span, Submission};
 use sealane_transport::{Error, Operation, TensorMeta, tensor::DType};
 
 use super::assert_says;
@@ -93,6 +93,8 @@ fn input_of(kind_and_flags: [u8; 2], record: &Record) -> Vec<u8> {
     kind_and_flags.into_iter().chain(words).collect()
 }
 
+const MOVED: Moved = Moved { tensors: 3, bytes: 1 << 20 };
+
 pub(super) fn submission_seeds() -> Vec<Vec<u8>> {
     let meta = TensorMeta::new(DType::F32, &[2]).expect("a shape");
     let (meta, key, span) = (meta.as_wire(), "dense/kernel", Span { offset: 4096, len: 8 });
@@ -123,6 +125,8 @@ pub(super) fn submission_seeds() -> Vec<Vec<u8>> {
         ([16, 0], Submission::OpenQueue { queue: 1, tensors_max: 8, bytes_max: 1 << 20, name: "gradients" }),
         ([17, 0], Submission::Grant { queue: 1, tensors: 4, bytes: 1 << 16 }),
         ([18, 0], Submission::CloseQueue { queue: 1 }),
+        ([19, 0], Submission::Elsewhere { peer: Some(1), sent: MOVED, received: MOVED }),
+        ([19, 1], Submission::Elsewhere { peer: None, sent: MOVED, received: MOVED }),
     ];
     let mut record = Record::new();
     let seed = |(start, submission): ([u8; 2], Submission<'_>)| {

@@ -45,7 +45,7 @@ pub use self::{
     key_list::KeyList,
     mapping::{OutOfRange, Ring, SharedMemory},
     segment::{ClientEnd, DaemonEnd, segment_bytes},
-    submission::{NO_TIMEOUT, PayloadAt, Submission},
+    submission::{Moved, NO_TIMEOUT, PayloadAt, Submission},
 };
 pub use self::{
     record::Record,

@@ -182,8 +182,27 @@ pub enum Submission<'a> {
         /// As they came with the tensors.
         tokens: &'a [u64],
     },
+    /// Tells of tensors that went to a peer, or came from it, by another transport since this was last told. They are shown beside
+    /// those that went by this one.
+    Elsewhere {
+        /// The peer; `None` for all that are not told apart.
+        peer: Option<u16>,
+        /// Those that went.
+        sent: Moved,
+        /// Those that came.
+        received: Moved,
+    },
     /// Goodbye; nothing follows.
     Detach,
+}
+
+/// So many tensors, and their bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Moved {
+    /// Tensors.
+    pub tensors: u64,
+    /// Their bytes.
+    pub bytes: u64,
 }
 
 /// Kinds of records in a submission ring.
@@ -206,6 +225,7 @@ mod kind {
     pub(super) const OPEN_QUEUE: u8 = 16;
     pub(super) const GRANT: u8 = 17;
     pub(super) const CLOSE_QUEUE: u8 = 18;
+    pub(super) const ELSEWHERE: u8 = 19;
 }
 
 /// Of a send, a push or a publication: its bytes are in the arena. Of a recv: it has a destination.
@@ -214,6 +234,8 @@ const FLAG_ARENA: u8 = 1;
 const FLAG_FUSED: u8 = 2;
 /// Of a publication: more follow.
 const FLAG_MORE: u8 = 2;
+/// Of tensors that went elsewhere: with peers that are not told apart.
+const FLAG_OTHERS: u8 = 1;
 
 impl<'a> Submission<'a> {
     /// Writes the submission into a record.
@@ -292,6 +314,12 @@ impl<'a> Submission<'a> {
                 into.fill(kind::GRANT, 0, [u64::from(queue) | u64::from(tensors) << 32, bytes], &[]);
             }
             Submission::CloseQueue { queue } => into.fill(kind::CLOSE_QUEUE, 0, [u64::from(queue)], &[]),
+            Submission::Elsewhere { peer, sent, received } => {
+                let flags = if peer.is_none() { FLAG_OTHERS } else { 0 };
+                let peer = u64::from(peer.unwrap_or_default());
+                let fixed = [peer, sent.tensors, sent.bytes, received.tensors, received.bytes];
+                into.fill(kind::ELSEWHERE, flags, fixed, &[]);
+            }
         }
         Ok(())
     }
@@ -332,6 +360,7 @@ impl<'a> Submission<'a> {
             kind::SEND | kind::PUSH => FLAG_ARENA,
             kind::RECV => FLAG_ARENA | FLAG_FUSED,
             kind::PUBLISH => FLAG_ARENA | FLAG_MORE,
+            kind::ELSEWHERE => FLAG_OTHERS,
             _ => 0,
         };
         if flags & !known != 0 {
@@ -433,6 +462,13 @@ impl<'a> Submission<'a> {
             kind::CLOSE_QUEUE => {
                 let ([queue], sections) = record.parts()?;
                 (Submission::CloseQueue { queue: part!(queue, 0, u32) }, sections)
+            }
+            kind::ELSEWHERE => {
+                let ([peer, sent, bytes_sent, received, bytes_received], sections) = record.parts()?;
+                let peer = (flags & FLAG_OTHERS == 0).then_some(part!(peer, 0, u16));
+                let sent = Moved { tensors: sent, bytes: bytes_sent };
+                let received = Moved { tensors: received, bytes: bytes_received };
+                (Submission::Elsewhere { peer, sent, received }, sections)
             }
             _ => return Err(Malformed { what: "an unknown kind of submission" }),
         };

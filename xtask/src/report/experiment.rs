@@ -16,6 +16,9 @@ const QUICK_SECONDS: f64 = 0.1;
 /// The same of a training run.
 const QUICK_TRAINING: &str = "--rounds 1 --steps 20 --exchange-steps 50";
 
+/// The same of a TensorFlow job.
+const QUICK_TENSORFLOW: &str = "--rounds 1 --seconds 0.1 --steps 20";
+
 /// What a system costs in a round besides the counted seconds, as far as the forecast of the time knows.
 const ROUND_OVERHEAD_S: f64 = 0.3;
 
@@ -31,6 +34,8 @@ pub(super) enum Program {
     Growth(&'static [&'static str]),
     /// A Python program of this repository, with the package `sealane` beside it.
     Python,
+    /// The same, in an environment that has TensorFlow and its plugin.
+    TensorFlow,
     /// A step of the RDMA lab, of that name.
     Lab(&'static str),
 }
@@ -67,7 +72,11 @@ impl Experiment {
 
     /// The same as short as can be.
     pub(super) fn quick(self) -> Experiment {
-        let more = if self.program == Program::Python { QUICK_TRAINING } else { "" };
+        let more = match self.program {
+            Program::Python => QUICK_TRAINING,
+            Program::TensorFlow => QUICK_TENSORFLOW,
+            Program::Bench | Program::Growth(_) | Program::Lab(_) => "",
+        };
         Experiment { more, ..self.rounds(QUICK_ROUNDS, QUICK_SECONDS) }
     }
 
@@ -94,7 +103,7 @@ impl Experiment {
                 words.push("--calibrate".to_owned());
                 words.extend(inputs.iter().map(file));
             }
-            Program::Growth(_) | Program::Python | Program::Lab(_) => {}
+            Program::Growth(_) | Program::Python | Program::TensorFlow | Program::Lab(_) => {}
         }
         words
     }
@@ -103,7 +112,7 @@ impl Experiment {
     pub(super) fn command(&self) -> String {
         match self.program {
             Program::Lab(step) => format!("cargo xtask rdma-lab --only {step}"),
-            Program::Python => format!("python {}", self.words(Path::new(RESULTS)).join(" ")),
+            Program::Python | Program::TensorFlow => format!("python {}", self.words(Path::new(RESULTS)).join(" ")),
             Program::Bench | Program::Growth(_) => format!("sealane {}", self.words(Path::new(RESULTS)).join(" ")),
         }
     }

@@ -16,6 +16,10 @@ use crate::rdma_lab;
 /// Where the virtual environment of the Python programs is made, from the workspace's root.
 const PYTHON: &str = "target/report-python";
 
+/// The Python that has TensorFlow and Sealane's plugin for it, from the workspace's root. It is large, so that who wants to measure
+/// it makes it.
+const TENSORFLOW: &str = "target/report-tensorflow/bin/python";
+
 /// Variables that say how busy the machine is, and what it is.
 const LOAD: &str = "/proc/loadavg";
 const MEMORY: &str = "/proc/meminfo";
@@ -65,8 +69,13 @@ impl Bench {
     fn one(&self, experiment: &Experiment, facts: &Provenance) -> Result<(), String> {
         let (load, begun) = (load()?, Instant::now());
         let mut program = Command::new(&self.program);
-        if experiment.program == Program::Python {
-            program = Command::new(python()?);
+        let python = match experiment.program {
+            Program::Python => Some(python()?),
+            Program::TensorFlow => Some(tensorflow()?),
+            Program::Bench | Program::Growth(_) | Program::Lab(_) => None,
+        };
+        if let Some(python) = python {
+            program = Command::new(python);
             program.env("SEALANE_BIN", &self.program);
         }
         let report = self.written(experiment, program)?;
@@ -177,6 +186,19 @@ fn python() -> Result<PathBuf, String> {
     let package = format!("{}[examples]", workspace().join("python").display());
     command::run(Command::new(&program).args(["-m", "pip", "install", "--quiet", &package]))?;
     Ok(program)
+}
+
+/// Whether TensorFlow can be measured here.
+pub(super) fn has_tensorflow() -> bool {
+    workspace().join(TENSORFLOW).exists()
+}
+
+fn tensorflow() -> Result<PathBuf, String> {
+    let told = format!(
+        "there is no {TENSORFLOW}; make it with `python3 -m venv target/report-tensorflow`, and in it \
+         `pip install 'tensorflow-cpu==2.21.*'` and `pip install ./python ./python/tensorflow`"
+    );
+    if has_tensorflow() { Ok(workspace().join(TENSORFLOW)) } else { Err(told) }
 }
 
 #[cfg(test)]

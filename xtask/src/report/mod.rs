@@ -76,7 +76,7 @@ impl Report {
 
     fn measure(&self, root: &Path) -> Result<(), Vec<String>> {
         let one = |problem: String| vec![problem];
-        let mut experiments = chosen(&self.only, self.lab).map_err(one)?;
+        let mut experiments = chosen(&self.only, self.lab, measure::has_tensorflow()).map_err(one)?;
         let place = if self.quick { root.join(QUICK) } else { root.to_path_buf() };
         if self.quick {
             experiments.iter_mut().for_each(|experiment| *experiment = experiment.quick());
@@ -94,14 +94,18 @@ impl Report {
     }
 }
 
-/// The experiments of these names; without names all, those of the lab only if asked for.
-fn chosen(names: &[String], lab: bool) -> Result<Vec<Experiment>, String> {
+/// The experiments of these names; without names all, those of the lab only if asked for, those of TensorFlow where it is.
+fn chosen(names: &[String], lab: bool, tensorflow: bool) -> Result<Vec<Experiment>, String> {
     if let Some(unknown) = names.iter().find(|name| !experiments().any(|known| known.name == **name)) {
         let known: Vec<_> = experiments().map(|experiment| experiment.name).collect();
         return Err(format!("there is no experiment {unknown:?}; the experiments are {}", known.join(", ")));
     }
     let is_chosen = |experiment: &&Experiment| match names {
-        [] => lab || !matches!(experiment.program, Program::Lab(_)),
+        [] => match experiment.program {
+            Program::Lab(_) => lab,
+            Program::TensorFlow => tensorflow,
+            Program::Bench | Program::Growth(_) | Program::Python => true,
+        },
         names => names.iter().any(|name| name == experiment.name),
     };
     Ok(experiments().filter(is_chosen).copied().collect())
@@ -190,11 +194,14 @@ mod tests {
     #[test]
     fn experiments_are_chosen_by_name() {
         let names = |of: &[&str]| of.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
-        let found = chosen(&names(&["rate", "latency"]), false).unwrap();
+        let found = chosen(&names(&["rate", "latency"]), false, false).unwrap();
         assert_eq!(found.iter().map(|experiment| experiment.name).collect::<Vec<_>>(), ["latency", "rate"]);
-        let is_lab = |experiment: &Experiment| matches!(experiment.program, Program::Lab(_));
-        assert!(!chosen(&[], false).unwrap().iter().any(is_lab) && chosen(&[], true).unwrap().iter().any(is_lab));
-        let error = chosen(&names(&["speed"]), false).unwrap_err();
+        let is_lab: fn(&Experiment) -> bool = |experiment| matches!(experiment.program, Program::Lab(_));
+        let has = |lab, tensorflow, is: fn(&Experiment) -> bool| chosen(&[], lab, tensorflow).unwrap().iter().any(is);
+        assert!(!has(false, true, is_lab) && has(true, false, is_lab));
+        let is_tensorflow: fn(&Experiment) -> bool = |experiment| experiment.program == Program::TensorFlow;
+        assert!(!has(true, false, is_tensorflow) && has(false, true, is_tensorflow));
+        let error = chosen(&names(&["speed"]), false, false).unwrap_err();
         assert!(error.starts_with("there is no experiment \"speed\"; the experiments are ps_buffers_50, "), "{error}");
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::figures::{Credentials, Figures, Histogram, Peer, Rates, Shard};
+use crate::figures::{Client, Credentials, Figures, Histogram, Peer, Rates, Shard, Traffic};
 
 /// A table: heads, rows, and which columns are numbers, aligned to the right.
 pub(super) struct Table {
@@ -203,6 +203,37 @@ pub(super) fn clients(now: &Figures) -> Table {
         heads: vec!["task", "pid", "tensors in", "out", "bytes in", "out", "pinned", "calls"],
         rows: rows.into_iter().map(row).collect(),
         numbers_from: 1,
+        has_tail: false,
+    }
+}
+
+/// What has moved between tasks of this host and their peers, by Sealane and by other transports.
+pub(super) fn traffic(now: &Figures) -> Table {
+    let share = |share: Option<f64>| share.map_or_else(|| "-".into(), percent);
+    let row = |client: &Client, traffic: &Traffic| {
+        let of = &traffic.counters;
+        vec![
+            client.task.clone(),
+            traffic.peer.clone(),
+            count(of.tensors_received as f64),
+            count(of.tensors_sent as f64),
+            bytes(of.bytes_received as f64),
+            bytes(of.bytes_sent as f64),
+            count(of.elsewhere_tensors_received as f64 + of.elsewhere_tensors_sent as f64),
+            bytes(of.elsewhere_bytes_received as f64 + of.elsewhere_bytes_sent as f64),
+            share(traffic.tensors_share),
+            share(traffic.bytes_share),
+        ]
+    };
+    let clients = now.shards.iter().flat_map(|shard| &shard.clients);
+    let mut rows: Vec<Vec<String>> =
+        clients.flat_map(|client| client.peers.iter().map(|traffic| row(client, traffic))).collect();
+    rows.sort();
+    Table {
+        title: "Peers of clients, and Sealane's share of what moved",
+        heads: vec!["task", "peer", "tensors in", "out", "bytes in", "out", "otherwise", "bytes", "share", "of bytes"],
+        rows,
+        numbers_from: 2,
         has_tail: false,
     }
 }

@@ -12,7 +12,14 @@ const GAP: &str = "  ";
 pub(super) fn text(now: &Figures, before: &Figures) -> String {
     let before = Some(before);
     let mut text = rows::head(now).join("\n") + "\n";
-    for table in [rows::shards(now, before), rows::calls(now, None), rows::peers(now, before), rows::clients(now)] {
+    let tables = [
+        rows::shards(now, before),
+        rows::calls(now, None),
+        rows::peers(now, before),
+        rows::clients(now),
+        rows::traffic(now),
+    ];
+    for table in tables {
         if !table.rows.is_empty() {
             let _ = write!(text, "\n{}\n{}", table.title, lines(&table));
         }

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use sealane_transport::shm::limits::SLOTS;
-use sealane_transport::shm::{Completion, KeyList, NO_TIMEOUT, PayloadAt, ReceivedAt, Span, Submission};
+use sealane_transport::shm::{Completion, KeyList, Moved, NO_TIMEOUT, PayloadAt, ReceivedAt, Span, Submission};
 
 use super::{HEADER_BYTES, RING_BYTES};
 use crate::fixture::ARENA_BYTES;
@@ -140,7 +140,7 @@ impl Scribbler {
         let tensor = meta(if is_inline { inline.len() } else { place.len as usize % ARENA_BYTES as usize });
         let (no_tensor, mut packed) = (self.next().to_le_bytes(), Vec::new());
         let tokens: Vec<u64> = (0..self.below(4)).map(|_| self.token()).collect();
-        let submission = match self.below(28) {
+        let submission = match self.below(29) {
             0..6 => {
                 let meta = if self.below(8) == 0 { &no_tensor[..] } else { tensor.as_wire() };
                 let payload = if is_inline { PayloadAt::Inline(&inline) } else { PayloadAt::Arena(place) };
@@ -187,6 +187,10 @@ impl Scribbler {
                 Submission::Grant { queue: self.plan(), tensors: self.below(20) as u32, bytes }
             }
             26 => Submission::CloseQueue { queue: self.plan() },
+            27 => {
+                let moved = Moved { tensors: self.number(), bytes: self.number() };
+                Submission::Elsewhere { peer: Some(peer), sent: moved, received: moved }
+            }
             _ => Submission::Peer { number: self.below(4) as u16, name: "ps0:2222" },
         };
         let _ = villain.write(&submission);

@@ -5,6 +5,7 @@ mod answers;
 mod plans;
 mod publications;
 mod queues;
+mod traffic;
 
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -21,12 +22,13 @@ use sealane_transport::{Error, Handle, Tensor, Unreceived};
 
 use super::super::deadline;
 use super::memory::{ClientArena, ReceiveArea};
-use crate::metrics::{ClientCounters, ClientMetrics, SeqLock};
+use crate::metrics::{ClientCounters, ClientMetrics, Roll, SeqLock};
 use crate::node::{ClientCall, Node, Pool, RecvRequest, RecvWaiter, SendWaiter, Ticket};
 use answers::Answer;
 use plans::Plans;
 use publications::Publication;
 use queues::Queues;
+use traffic::Traffic;
 
 /// Records of one client taken in one turn at most, so that a busy client does not starve its neighbours.
 const RECORDS_PER_TURN: usize = 256;
@@ -48,6 +50,7 @@ struct Peer {
 /// A recv under way.
 struct Receiving {
     ticket: Option<Ticket>,
+    peer: u16,
     has_destination: bool,
 }
 
@@ -94,6 +97,7 @@ pub(in crate::engine) struct Client {
     /// The ring had no room for all that there is to tell: when to look again.
     look_at: Option<Instant>,
     counters: ClientCounters,
+    traffic: Traffic,
     pub(super) metrics: Arc<ClientMetrics>,
 }
 
@@ -144,7 +148,13 @@ impl Client {
             closed: false,
             look_at: None,
             counters: ClientCounters::default(),
-            metrics: Arc::new(ClientMetrics { task: name, pid, counters: SeqLock::default() }),
+            traffic: Traffic::default(),
+            metrics: Arc::new(ClientMetrics {
+                task: name,
+                pid,
+                counters: SeqLock::default(),
+                traffic: Roll::default(),
+            }),
         }
     }
 
@@ -171,6 +181,7 @@ impl Client {
     pub(super) fn show(&self, pinned_bytes: u64) {
         let under_way = self.under_way() as u64;
         self.metrics.counters.write(&ClientCounters { under_way, pinned_bytes, ..self.counters });
+        self.traffic.show();
     }
 
     /// Whether there is something to read that may be read.
@@ -265,6 +276,9 @@ impl Client {
                 self.under_way += 1;
                 let tensor = self.tensor(call, meta, payload);
                 self.counters.count_sent(&tensor);
+                if let (Ok(tensor), Ok(_)) = (&tensor, &pair) {
+                    self.traffic_of(peer).sent(tensor.len() as u64);
+                }
                 match pair.and_then(|pair| Ok((pair, tensor?))) {
                     Ok((pair, tensor)) => node.send(pair, step, key, tensor, until(now, timeout_ms), waiter),
                     Err(error) => node.finish_send(waiter, Err(error)),
@@ -275,7 +289,7 @@ impl Client {
                 let has_destination = destination.is_some();
                 let destination = destination.map(|span| self.destination(call, span)).transpose()?;
                 let pair = self.pair(node, peer)?.and_then(|pair| self.check_calls(pair));
-                if self.receiving.insert(call, Receiving { ticket: None, has_destination }).is_some() {
+                if self.receiving.insert(call, Receiving { ticket: None, peer, has_destination }).is_some() {
                     return Err(Misconduct(format!("call {call} is under way already")));
                 }
                 self.under_way += 1;
@@ -336,6 +350,7 @@ impl Client {
                 self.swept = true;
                 node.cleanup(self.task, step);
             }
+            Submission::Elsewhere { peer, sent, received } => self.count_elsewhere(peer, sent, received)?,
             Submission::Detach => {
                 self.closed = true;
                 // A forked child may hold the client's end of the socket open.
@@ -386,7 +401,7 @@ impl Client {
         if self.cancel_pull(node, call) {
             return self.put(Answer::Failed { call, error: given_up(), memory_back: true }, record);
         }
-        let Some(Receiving { ticket: Some(ticket), has_destination }) = self.receiving.get(&call) else {
+        let Some(Receiving { ticket: Some(ticket), has_destination, .. }) = self.receiving.get(&call) else {
             // Its outcome is on its way.
             return;
         };

@@ -25,7 +25,7 @@ pub use self::{
 
 /// Version of the conversation, the rings' records and the segments' layout, which change together. Client and daemon
 /// must have the same.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 
 /// A client's wish to attach.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -3,6 +3,7 @@
 use proptest::{collection::vec, prelude::*};
 
 use super::{KeyList, NO_TIMEOUT, PayloadAt, Submission};
+use crate::shm::Moved;
 use crate::{
     limits::{KEY_BYTES_MAX, META_BYTES_MAX, NAME_BYTES_MAX, REASON_BYTES_MAX},
     shm::{
@@ -83,11 +84,15 @@ fn every_kind_comes_out_as_it_went_in() {
         Submission::Cleanup { step: i64::MAX },
         Submission::Free { tokens: &[] },
         Submission::Free { tokens: &tokens },
+        Submission::Elsewhere { peer: Some(u16::MAX), sent: MOVED, received: Moved::default() },
+        Submission::Elsewhere { peer: None, sent: Moved::default(), received: MOVED },
         Submission::Detach,
     ] {
         through(&submission);
     }
 }
+
+const MOVED: Moved = Moved { tensors: u64::MAX, bytes: 7 };
 
 #[test]
 fn what_is_common_needs_one_slot() {

@@ -5,6 +5,7 @@ mod many;
 mod one;
 mod ps;
 mod scale;
+mod tensorflow;
 mod training;
 mod verbs;
 
@@ -43,6 +44,7 @@ pub(super) const CHAPTERS: &[Chapter] = &[
     scale::GROWTH,
     scale::VIRTUAL,
     training::TRAINING,
+    tensorflow::TENSORFLOW,
     one::TENSORS,
     one::ONE_HOST,
     many::STEPS,

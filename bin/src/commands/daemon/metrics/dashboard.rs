@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use sealane_fusion::Counters;
 use sealane_fusion::metrics::{
-    ClientCounters, ClientFigures, LatencyFigures, Operation, PeerCounters, PeerFigures, PeerPath, ShardFigures, Way,
+    ClientCounters, ClientFigures, LatencyFigures, Operation, PeerCounters, PeerFigures, PeerPath, ShardFigures,
+    TrafficCounters, TrafficFigures, Way,
 };
 use sealane_runtime::{HistogramSnapshot, LoadSnapshot};
 use serde_json::Value;
@@ -22,7 +23,9 @@ fn one_of_each() -> Figures {
     let calls = LatencyFigures { operation: Operation::Recv, way: Way::Tcp, nanoseconds: HistogramSnapshot::default() };
     let address = "127.0.0.1:7000".to_owned();
     let peer = PeerFigures { address, shard: Some(0), path: PeerPath::default(), counters: PeerCounters::default() };
-    let client = ClientFigures { task: "worker0:2222".to_owned(), pid: 1, counters: ClientCounters::default() };
+    let traffic = TrafficFigures { peer: "ps0:2222".to_owned(), counters: TrafficCounters::default() };
+    let (task, counters) = ("worker0:2222".to_owned(), ClientCounters::default());
+    let client = ClientFigures { task, pid: 1, counters, traffic: vec![traffic] };
     let shard = ShardFigures {
         shard: 0,
         cpu: None,

@@ -8,7 +8,7 @@ use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 
-use super::families::{Family, Kind, OF_CLIENTS, OF_PEERS, OF_SHARDS};
+use super::families::{Family, Kind, OF_CLIENTS, OF_PEERS, OF_SHARDS, OF_TRAFFIC};
 use crate::figures::{Figures, Histogram, State};
 
 /// The media type of [`exposition`].
@@ -54,7 +54,16 @@ impl Collector for Shown {
             let labels = |task: &str| vec![("shard", shard.shard.to_string()), ("task", task.to_owned())];
             shard.clients.iter().map(move |client| (labels(&client.task), client))
         });
-        families(OF_CLIENTS, &clients.collect::<Vec<_>>(), &mut encoder)
+        families(OF_CLIENTS, &clients.collect::<Vec<_>>(), &mut encoder)?;
+        let traffic = figures.shards.iter().flat_map(|shard| {
+            let pairs =
+                shard.clients.iter().flat_map(|client| client.peers.iter().map(move |traffic| (client, traffic)));
+            pairs.map(|(client, traffic)| {
+                let peer = ("peer", traffic.peer.clone());
+                (vec![("shard", shard.shard.to_string()), ("task", client.task.clone()), peer], traffic)
+            })
+        });
+        families(OF_TRAFFIC, &traffic.collect::<Vec<_>>(), &mut encoder)
     }
 }
 

@@ -1,7 +1,7 @@
 //! What is measured, under which names: one table each for shards, peers and clients. The names stay, as dashboards and alarms
 //! rely on them.
 
-use crate::figures::{Client, Peer, Shard};
+use crate::figures::{Client, Peer, Shard, Traffic};
 
 /// How a family's values grow and what they are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -136,4 +136,24 @@ pub(super) const OF_CLIENTS: &[Family<Client>] = &[
     ]),
     family(Gauge, "client_pinned_bytes", "Bytes of the client's memory that RDMA devices have registered; a page counts once for each shard.", &[(None, |client| client.counters.pinned_bytes)]),
     family(Gauge, "client_calls_under_way", "Calls of the client that have not ended.", &[(None, |client| client.counters.under_way)]),
+];
+
+#[rustfmt::skip]
+pub(super) const OF_TRAFFIC: &[Family<Traffic>] = &[
+    family(Counter, "client_peer_tensors", "Tensors between a client of this host and one other task that went by Sealane.", &[
+        (SENT, |traffic| traffic.counters.tensors_sent),
+        (RECEIVED, |traffic| traffic.counters.tensors_received),
+    ]),
+    family(Counter, "client_peer_bytes", "Bytes of these tensors.", &[
+        (SENT, |traffic| traffic.counters.bytes_sent),
+        (RECEIVED, |traffic| traffic.counters.bytes_received),
+    ]),
+    family(Counter, "client_peer_elsewhere_tensors", "Tensors between them that went by another transport, as the client says.", &[
+        (SENT, |traffic| traffic.counters.elsewhere_tensors_sent),
+        (RECEIVED, |traffic| traffic.counters.elsewhere_tensors_received),
+    ]),
+    family(Counter, "client_peer_elsewhere_bytes", "Bytes of these tensors.", &[
+        (SENT, |traffic| traffic.counters.elsewhere_bytes_sent),
+        (RECEIVED, |traffic| traffic.counters.elsewhere_bytes_received),
+    ]),
 ];

@@ -72,7 +72,11 @@ impl Client {
             // still be on its way when its time is over.
             ClientOutcome::Sent(Err(error)) => Answer::Failed { call, error, memory_back: !lends },
             ClientOutcome::Received(outcome) => {
-                let brought = self.receiving.remove(&call).is_some_and(|receiving| receiving.has_destination);
+                let receiving = self.receiving.remove(&call);
+                let brought = receiving.as_ref().is_some_and(|receiving| receiving.has_destination);
+                if let (Ok(tensor), Some(receiving)) = (&outcome, &receiving) {
+                    self.traffic_of(receiving.peer).received(1, tensor.len() as u64);
+                }
                 self.answer_to_recv(call, outcome, brought)
             }
             ClientOutcome::Pulled(_) | ClientOutcome::Late(_) => unreachable!("just looked at"),

@@ -277,7 +277,9 @@ impl Client {
             }
             tell(&Completion::Pulled { call }).map_err(|full| (seat.told.len(), full))?;
             seat.state = State::Idle;
-            counters.count_received(seat.told.len() as u64, seat.bytes);
+            let (peer, tensors, bytes) = (seat.peer, seat.told.len() as u64, seat.bytes);
+            counters.count_received(tensors, bytes);
+            self.traffic_of(peer).received(tensors, bytes);
             return Ok(());
         }
         tell(&Completion::Pulled { call }).map_err(|full| (next, full))

@@ -220,6 +220,7 @@ impl Client {
                     Ok(moved) => {
                         seat.credit.spend(tensor.len());
                         let tensor = moved.unwrap_or(tensor);
+                        self.count_accepted(&from, tensor.len());
                         self.put(Answer::Accepted { queue: number, from, tensor }, record);
                         count += 1;
                     }
@@ -260,6 +261,7 @@ impl Client {
         self.counters.count_sent(&tensor.as_ref().map(|(_, tensor)| tensor));
         match tensor {
             Ok((pair, tensor)) => {
+                self.traffic_of(peer).sent(tensor.len() as u64);
                 self.under_way += 1;
                 let call = if lent { lender(call) } else { name(call) };
                 let waiter = SendWaiter::Client(ClientCall { client: self.handle, call });

@@ -1,0 +1,166 @@
+//! What a client moves, by the other task: counted by the shard, and what the client says of other transports. Bounded by
+//! [`PEERS_SHOWN_MAX`]; what is beyond counts as others'.
+
+use std::cell::Cell;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use sealane_transport::shm::Moved;
+
+use super::{Client, Misconduct};
+use crate::metrics::{Roll, SeqLock, TrafficCounters, TrafficFigures, TrafficMetrics};
+
+/// Tasks that are told apart for one client on one shard: each costs half a KiB, and a line of what is shown.
+const PEERS_SHOWN_MAX: usize = 1024;
+
+/// See the module.
+#[derive(Default)]
+pub(super) struct Traffic {
+    rows: Vec<Row>,
+    by_name: HashMap<Box<str>, usize>,
+    /// Those of the client's numbers for peers.
+    by_number: Vec<Option<usize>>,
+    /// Who pushed last: most often it is who pushes next.
+    pusher: Option<(Arc<str>, usize)>,
+}
+
+struct Row {
+    counters: TrafficCounters,
+    /// It differs from what is shown.
+    is_new: Cell<bool>,
+    metrics: Arc<TrafficMetrics>,
+}
+
+impl Traffic {
+    /// The counters of a task, to be changed.
+    fn of_name(&mut self, name: &str, roll: &Roll<TrafficMetrics>) -> usize {
+        if let Some(row) = self.by_name.get(name) {
+            return *row;
+        }
+        if self.rows.len() >= PEERS_SHOWN_MAX && name != TrafficFigures::OTHERS {
+            return self.of_name(TrafficFigures::OTHERS, roll);
+        }
+        let metrics = Arc::new(TrafficMetrics { peer: name.to_owned(), counters: SeqLock::default() });
+        roll.add(&metrics);
+        self.rows.push(Row { counters: TrafficCounters::default(), is_new: Cell::new(true), metrics });
+        self.by_name.insert(name.into(), self.rows.len() - 1);
+        self.rows.len() - 1
+    }
+
+    #[inline]
+    fn change(&mut self, row: usize) -> &mut TrafficCounters {
+        let row = &mut self.rows[row];
+        row.is_new.set(true);
+        &mut row.counters
+    }
+
+    /// Shows other threads what is new.
+    pub(super) fn show(&self) {
+        for row in self.rows.iter().filter(|row| row.is_new.take()) {
+            row.metrics.counters.write(&row.counters);
+        }
+    }
+}
+
+impl Client {
+    /// The counters of a peer that the client has named, to be changed.
+    #[inline]
+    pub(super) fn traffic_of(&mut self, peer: u16) -> &mut TrafficCounters {
+        let number = usize::from(peer);
+        let row = match self.traffic.by_number.get(number) {
+            Some(Some(row)) => *row,
+            _ => self.first_of(number),
+        };
+        self.traffic.change(row)
+    }
+
+    #[cold]
+    fn first_of(&mut self, number: usize) -> usize {
+        let Client { traffic, peers, metrics, .. } = self;
+        let name = peers.get(number).map_or(TrafficFigures::OTHERS, |peer| &peer.name);
+        let row = traffic.of_name(name, &metrics.traffic);
+        if traffic.by_number.len() <= number {
+            traffic.by_number.resize(number + 1, None);
+        }
+        traffic.by_number[number] = Some(row);
+        row
+    }
+
+    /// A tensor that the client accepts.
+    pub(super) fn count_accepted(&mut self, from: &Arc<str>, bytes: usize) {
+        let Client { traffic, metrics, .. } = self;
+        let row = match &traffic.pusher {
+            Some((pusher, row)) if Arc::ptr_eq(pusher, from) => *row,
+            _ => {
+                let row = traffic.of_name(from, &metrics.traffic);
+                traffic.pusher = Some((from.clone(), row));
+                row
+            }
+        };
+        traffic.change(row).received(1, bytes as u64);
+    }
+
+    /// What went another way, as the client says.
+    pub(super) fn count_elsewhere(
+        &mut self,
+        peer: Option<u16>,
+        sent: Moved,
+        received: Moved,
+    ) -> Result<(), Misconduct> {
+        let counters = match peer {
+            Some(peer) if usize::from(peer) >= self.peers.len() => {
+                return Err(Misconduct(format!("peer {peer} was not named")));
+            }
+            Some(peer) => self.traffic_of(peer),
+            None => {
+                let row = self.traffic.of_name(TrafficFigures::OTHERS, &self.metrics.traffic);
+                self.traffic.change(row)
+            }
+        };
+        for (sum, more) in [
+            (&mut counters.elsewhere_tensors_sent, sent.tensors),
+            (&mut counters.elsewhere_bytes_sent, sent.bytes),
+            (&mut counters.elsewhere_tensors_received, received.tensors),
+            (&mut counters.elsewhere_bytes_received, received.bytes),
+        ] {
+            // It is the client's word, and may be anything.
+            *sum = sum.saturating_add(more);
+        }
+        Ok(())
+    }
+}
+
+impl TrafficCounters {
+    #[inline]
+    pub(super) fn sent(&mut self, bytes: u64) {
+        self.tensors_sent += 1;
+        self.bytes_sent += bytes;
+    }
+
+    #[inline]
+    pub(super) fn received(&mut self, tensors: u64, bytes: u64) {
+        self.tensors_received += tensors;
+        self.bytes_received += bytes;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_tasks_than_are_told_apart_are_others() {
+        let (mut traffic, roll) = (Traffic::default(), Roll::default());
+        for number in 0..PEERS_SHOWN_MAX + 10 {
+            let row = traffic.of_name(&number.to_string(), &roll);
+            traffic.change(row).sent(1);
+            assert_eq!(row == PEERS_SHOWN_MAX, number >= PEERS_SHOWN_MAX);
+        }
+        traffic.show();
+        let shown = roll.all();
+        assert_eq!(shown.len(), PEERS_SHOWN_MAX + 1);
+        let others = shown.last().unwrap();
+        assert_eq!((&*others.peer, others.counters.read().tensors_sent), (TrafficFigures::OTHERS, 10));
+        assert_eq!(traffic.of_name("7", &roll), 7);
+    }
+}

@@ -189,7 +189,7 @@ def test_without_room_in_the_arena_tensors_arrive_all_the_same(small):
         assert small.call(sums, bytes // 4, 3) == [[2.0 * step + 2] * 2 for step in range(3)]
     assert small.call(keep, 10_000, 20) == [2.0 * (3 + 1 + number) for number in range(20)]
     pair = small.pairs()["ps/0"]
-    assert pair["sealane"]["received_tensors"] >= 80 and pair["sealane"]["sent_tensors"] >= 6, pair
+    assert pair["sealane"]["received_tensors"] >= 10 and pair["sealane"]["sent_tensors"] >= 6, pair
     assert pair["route"] == "sealane", pair
 
 

@@ -136,8 +136,11 @@ fn the_header_is_cpp_as_well() {
     let directory = TempDir::new().unwrap();
     let Some(mut cc) = cc() else { return };
     let source = directory.path().join("header.cc");
-    std::fs::write(&source, "#include <sealane.h>\n#include <sealane.h>\nint main() { return sealane_text_of(\"\").start == nullptr; }\n")
-        .unwrap();
+    std::fs::write(
+        &source,
+        "#include <sealane.h>\n#include <sealane.h>\nint main() { return sealane_text_of(\"\").start == nullptr; }\n",
+    )
+    .unwrap();
     cc.args(["-x", "c++", "-std=c++11", "-fsyntax-only"]).arg(&source);
     let output = cc.output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr).into_owned();

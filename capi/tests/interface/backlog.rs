@@ -521,7 +521,7 @@ fn without_a_daemon_calls_fail_at_once_and_work_again_with_the_next() {
 fn pushes_stay_in_order_when_some_of_them_wait_for_the_arena() {
     let World { ps, worker, daemon: _daemon, _directory } = &world();
     const COUNT: usize = 60;
-    let tensor = |number: usize| vec![number as u8; if number % 3 == 0 { 300 << 10 } else { 10 + number }];
+    let tensor = |number: usize| vec![number as u8; if number.is_multiple_of(3) { 300 << 10 } else { 10 + number }];
     // The arena has room for 13 of the large ones; nobody accepts them yet.
     let pushed = Ear::new();
     for number in 0..COUNT {

@@ -155,6 +155,7 @@ void Endpoint::NoteElsewhere(const Peer& peer, int32_t direction, size_t bytes) 
 
 void Endpoint::Listen() {
   arena_->Use(task());
+  routes_.TryAgain();
   sealane_acceptor* queue = nullptr;
   absl::Status status = Take(sealane_acceptor_open(task(), TextOf(kQueue), nullptr, &queue));
   if (!status.ok()) {

@@ -151,6 +151,11 @@ void Routes::Lost(AskRoute* route, absl::string_view why) {
   Settle(route, AskRoute::State::kGrpc, why);
 }
 
+void Routes::TryAgain() {
+  std::lock_guard lock(mu_);
+  for (auto& [pair, route] : asks_) route->next_hello = 0;
+}
+
 void Routes::Settle(AskRoute* route, AskRoute::State state, absl::string_view why) {
   std::vector<std::function<void(Way)>> waiting;
   Way way = state == AskRoute::State::kSealane ? Way::kSealane : Way::kGrpc;

@@ -89,6 +89,9 @@ class Routes {
   // Sealane has lost the producer, or this task's daemon.
   void Lost(AskRoute* route, absl::string_view why);
 
+  // This task is attached, perhaps anew: what goes by gRPC is tried again with its next tensor.
+  void TryAgain();
+
   // Notes to whom the hello is said that is under way; returns its number.
   uint64_t SayHelloTo(AskRoute* route, const std::string& producer);
 

@@ -66,7 +66,7 @@ class Peer:
                 self.task.send(self.address, step, f"{key};data", data)
             self.task.send(self.address, step, key, tensor)
         except RuntimeError as refused:  # By the client's library: so that the step ends.
-            self.say(f"abort1\n{step}\n10\n{refused}".encode())
+            self.say(f"abort1\n{step}\n0\n10\n{refused}".encode())
         return call.result()
 
     def say(self, message):
@@ -179,9 +179,9 @@ MESSAGES = [
     b"unsent1\nx\ny",
     b"unsent1\n7\nno such key",
     b"unsent1\n99999999999999999999999\nkey",
-    b"abort1\n7\n99\nno such code",
-    b"abort1\n7\n-3\nno such code",
-    b"abort1\n7\n0\nall is well",
+    b"abort1\n7\n0\n99\nno such code",
+    b"abort1\n7\n9\n-3\nno such code",
+    b"abort1\n7\n0\n0\nall is well",
     b"abort1\n",
     b"a" * 20_000,
     capi.source(b"\0" * 400, capi.FLOAT, 32, [100]),
@@ -201,7 +201,7 @@ def test_garbage_among_the_messages_is_ignored_aloud(peer):
 @pytest.mark.xfail(strict=False, reason="what a peer says is shown as it is, which Python cannot decode")
 def test_a_step_that_is_aborted_with_garbage_ends(peer):
     call, step, _ = peer.begin()
-    peer.say(b"abort1\n%d\n14\n\xff\xfe\0broken" % step)
+    peer.say(b"abort1\n%d\n0\n14\n\xff\xfe\0broken" % step)
     with pytest.raises(Failed, match="^(UnavailableError|AbortedError)"):
         call.result()
     test_what_is_right_arrives(peer)
@@ -209,7 +209,7 @@ def test_a_step_that_is_aborted_with_garbage_ends(peer):
 
 def test_a_step_that_is_aborted_ends_with_the_error_that_is_said(peer):
     call, step, _ = peer.begin()
-    peer.say(b"abort1\n%d\n14\nthe reason" % step)
+    peer.say(b"abort1\n%d\n0\n14\nthe reason" % step)
     with pytest.raises(Failed, match="^UnavailableError(.|\n)*the reason"):
         call.result()
     test_what_is_right_arrives(peer)

@@ -8,6 +8,7 @@ from ctypes import POINTER, Structure, byref, c_char_p, c_int64, c_size_t, c_uin
 
 INT, UINT, FLOAT, OPAQUE = 0, 1, 2, 3
 DEAD, STRINGS = 1, 2
+NO_TIMEOUT = -1
 
 
 BUILT = pathlib.Path(__file__).resolve().parents[3] / "target" / "debug" / "libsealane_c.so"
@@ -141,7 +142,7 @@ class Task:
         kept.append(callback)
 
         def accept():
-            self._take(self.library.sealane_accept(acceptor, c_size_t(64), callback, None, None))
+            self._take(self.library.sealane_accept(acceptor, c_size_t(64), c_int64(NO_TIMEOUT), callback, None, None))
 
         accept()
 

@@ -63,7 +63,7 @@ def test_a_partitioned_variable_of_which_one_part_is_not_in_the_map(make_job):
     assert_by_sealane(ps0, "worker/0")
     assert_by_grpc(worker, "ps/1")
     assert_by_grpc(ps1, "worker/0")
-    assert worker.pairs()["ps/1"]["route"] == "grpc" and "does not name" in worker.pairs()["ps/1"]["why"]
+    assert worker.pairs()["ps/1"]["route"] == "grpc" and "endpoint map" in worker.pairs()["ps/1"]["why"]
     assert worker.log().count("/job:ps/replica:0/task:1 go by gRPC") == 1
 
 

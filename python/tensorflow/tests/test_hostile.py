@@ -198,7 +198,6 @@ def test_garbage_among_the_messages_is_ignored_aloud(peer):
     test_what_is_right_arrives(peer)
 
 
-@pytest.mark.xfail(strict=False, reason="what a peer says is shown as it is, which Python cannot decode")
 def test_a_step_that_is_aborted_with_garbage_ends(peer):
     call, step, _ = peer.begin()
     peer.say(b"abort1\n%d\n0\n14\n\xff\xfe\0broken" % step)

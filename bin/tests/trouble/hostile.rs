@@ -34,7 +34,7 @@ const FREE: u8 = 7;
 const DETACH: u8 = 8;
 const PLAN_KEYS: u8 = 12;
 const OPEN_QUEUE: u8 = 16;
-const UNKNOWN: u8 = 19;
+const UNKNOWN: u8 = u8::MAX;
 
 /// Bytes of the submission ring's slots, and of the header in front of them.
 const RING_BYTES: u64 = (SLOTS * SLOT_WORDS * 8) as u64;

@@ -31,6 +31,8 @@ class ArenaAllocator : public tensorflow::Allocator {
 
   // Memory of the arena alone; null if it has no room.
   void* AllocateShared(size_t bytes);
+  // Whether memory is of the arena, or of one that the task had before.
+  bool Holds(const void* memory) const;
 
   // Makes a tensor of what came into the arena, without a copy; takes `came` over. False, and nothing is taken, where it came elsewhere, or
   // where too much of the arena is kept so: a variable may keep its value for ever, and what comes needs room.
@@ -45,8 +47,6 @@ class ArenaAllocator : public tensorflow::Allocator {
   static constexpr int kRanges = 64;
 
   friend class KeptBuffer;
-
-  bool Holds(const void* memory) const;
 
   std::atomic<sealane_task*> task_{nullptr};
   Range ranges_[kRanges];

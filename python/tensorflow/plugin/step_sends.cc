@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "absl/strings/str_cat.h"
 #include "tensorflow/core/platform/logging.h"
 #include "step.h"
 
@@ -67,6 +68,15 @@ void Step::Staged(SendLane* lane, Sending* sending, absl::Status status) {
     if (sending->outgoing.bytes() >= kAnnouncedBytes && PlainTypeOf(sending->tensor.dtype()).has_value()) {
       sending->ahead.SetAhead(sending->tensor);
       sending->data_key = DataKey(sending->key);
+    }
+    // Sealane would wait for room in the arena, which what is kept there may never make.
+    const size_t bytes = sending->outgoing.bytes();
+    if (status.ok() && bytes > kInlineBytes && !endpoint_->arena()->Holds(sending->outgoing.data())) {
+      if (void* memory = endpoint_->arena()->AllocateShared(bytes)) {
+        sending->outgoing.MoveTo(memory);
+      } else {
+        status = absl::ResourceExhaustedError(absl::StrCat("the arena has no room for its ", bytes, " bytes, see SEALANE_TF_ARENA_BYTES"));
+      }
     }
   }
   bool flush = false, leave = false;

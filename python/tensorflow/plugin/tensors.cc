@@ -1,5 +1,6 @@
 #include "tensors.h"
 
+#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -113,10 +114,12 @@ sealane_source Outgoing::Source(sealane_release release, void* context) const {
   return source;
 }
 
-void Outgoing::Drop() {
+void Outgoing::MoveTo(void* memory) {
+  std::memcpy(memory, data_, bytes_);
+  moved_.reset(memory);
+  data_ = memory;
   tensor_ = Tensor();
   opaque_.clear();
-  data_ = nullptr;
 }
 
 absl::Status Read(const sealane_view& view, Incoming* incoming) {

@@ -3,6 +3,7 @@
 #define SEALANE_TENSORFLOW_TENSORS_H_
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -41,16 +42,18 @@ class Outgoing {
   void SetAhead(const tensorflow::Tensor& tensor);
 
   size_t bytes() const { return bytes_; }
+  const void* data() const { return data_; }
+  // Copies the bytes to memory of as many, which is freed by sealane_free.
+  void MoveTo(void* memory);
   // With a release, the memory must stay as it is until it was called; without, the bytes are copied at once.
   sealane_source Source(sealane_release release, void* context) const;
-  // Gives up what the tensor's memory is kept by, once Sealane has a copy or is done with it.
-  void Drop();
 
  private:
   void SetOpaque(Opaque kind, std::string content);
 
   tensorflow::Tensor tensor_;
   std::string opaque_;
+  std::unique_ptr<void, void (*)(void*)> moved_{nullptr, sealane_free};
   std::vector<uint64_t> dims_;
   sealane_meta meta_ = {SEALANE_UINT, 8, 1, 0, 0, 0, nullptr};
   const void* data_ = nullptr;

@@ -48,10 +48,15 @@ fn what_is_published_is_pulled_with_its_version() {
     assert_eq!((a.bytes(), a.view().version), (&[1, 2][..], 3));
     // SAFETY: the text lives until the function returns.
     ok(unsafe { sealane_withdraw(ps.0, text("a")) });
-    let ears = [Ear::new(), Ear::new()];
-    pull(worker, &["b", "a"], 3, 1, &ears);
-    let [b, a] = ears.map(|ear| ear.told());
-    assert_eq!((b.code, a.code), (sealane_code::Ok, sealane_code::DeadlineExceeded), "each ends by itself");
+    // The daemon reads what one process writes in no order with what another does.
+    let each_ends_by_itself = (0..1000).any(|_| {
+        let ears = [Ear::new(), Ear::new()];
+        pull(worker, &["b", "a"], 3, 1, &ears);
+        let [b, a] = ears.map(|ear| ear.told());
+        assert_eq!(b.code, sealane_code::Ok);
+        a.code == sealane_code::DeadlineExceeded
+    });
+    assert!(each_ends_by_itself, "what was withdrawn is still pulled");
 }
 
 #[test]

@@ -157,7 +157,7 @@ fn wrong_records_are_refused() {
         Submission::decode(&record).unwrap_err().what
     };
     assert_eq!(refused(0, 0, &[]), "an unknown kind of submission");
-    assert_eq!(refused(19, 0, &[]), "an unknown kind of submission");
+    assert_eq!(refused(u8::MAX, 0, &[]), "an unknown kind of submission");
     assert_eq!(refused(2, 2, &[0; 3]), "an unknown flag");
     assert_eq!(refused(8, 1, &[]), "an unknown flag");
     assert_eq!(refused(2, 0, &[0; 2]), "a record is too short for its kind");

@@ -281,7 +281,7 @@ void Endpoint::Heard(absl::string_view from, absl::string_view message) {
   if (kind.first == kHello) return HeardHello(from, kind.second);
   if (kind.first == kWelcome) return routes_.Welcome(kind.second, from);
   if (kind.first == kRefuse) {
-    routes_.Refused(rest.first, from, absl::Utf8SafeCHexEscape(rest.second));
+    routes_.Refused(rest.first, from, absl::CHexEscape(rest.second));
     for (auto& step : AllSteps()) step->Refused(rest.first);
     return;
   }
@@ -311,7 +311,7 @@ void Endpoint::Heard(absl::string_view from, absl::string_view message) {
   }
   // The producer itself reports it to whoever runs the step, as what has failed first.
   absl::Status status =
-      tensorflow::StatusGroup::MakeDerived(absl::Status(static_cast<absl::StatusCode>(code), absl::Utf8SafeCHexEscape(error[2])));
+      tensorflow::StatusGroup::MakeDerived(absl::Status(static_cast<absl::StatusCode>(code), absl::CHexEscape(error[2])));
   for (auto& step : Steps(id))
     if (static_cast<int>(step->of()) == of) step->AbortedBy(from, status);
 }

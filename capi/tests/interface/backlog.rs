@@ -443,8 +443,8 @@ fn until(task: &Task, expected: sealane_code, told_at_once: bool) {
         let context = Reporter::context(0, &recvs);
         let begun = Instant::now();
         // It ends soon where there is a daemon.
+        // SAFETY: everything lives until the function returns, the context until it is told.
         let (started, message) = code(unsafe {
-            // SAFETY: everything lives until the function returns, the context until it is told.
             sealane_recv(task.0, text(PS), 1, text("none"), null(), 1, Some(report_received), context, null_mut())
         });
         assert!(!told_at_once || begun.elapsed() < Duration::from_secs(5), "no function waits for a daemon");

@@ -30,7 +30,7 @@ constexpr int64_t kAgainMs = 2000;
 // The same of attaching as a task that the endpoint map does not name: somebody would have to change the map.
 constexpr int64_t kUnmappedAgainMs = 30000;
 // Notes of what was not sent that wait to be asked for. A producer says so where a daemon or a link was lost, so that most steps end soon.
-constexpr size_t kUnsent = 1 << 16;
+constexpr size_t kUnsent = 1 << 14;
 
 // Messages are lines: which kind of message, in which version, then what it is about.
 constexpr char kHello[] = "hello1";      // The pair: I ask for it by Sealane from now on.
@@ -292,6 +292,7 @@ void Endpoint::Heard(absl::string_view from, absl::string_view message) {
     return;
   }
   if (kind.first == kUnsentTo) {
+    if (!Step::Fits(rest.second)) return;  // Such a key is never asked for by Sealane, and would only be kept.
     {
       std::lock_guard lock(mu_);
       if (unsent_.size() >= kUnsent) unsent_.clear();

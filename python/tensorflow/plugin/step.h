@@ -69,6 +69,9 @@ class Step : public tensorflow::core::RefCounted {
   int64_t id() const { return id_; }
   const std::shared_ptr<Endpoint>& endpoint() const { return endpoint_; }
 
+  // Whether Sealane takes a key of this length; longer ones, which both sides see, go by gRPC.
+  static bool Fits(absl::string_view key);
+
   using PeerOf = std::function<Peer*()>;
 
   // Sends under the key of `sending`, once what was sent under the same key before has ended. Never waits. `peer`: the consumer.
@@ -120,9 +123,6 @@ class Step : public tensorflow::core::RefCounted {
   };
 
   ~Step() override = default;
-
-  // Keys that Sealane has; longer ones, which both sides see, go by gRPC.
-  static bool Fits(absl::string_view key);
 
   SendLane* LaneOfSend(absl::string_view pair, const PeerOf& peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   AskLane* LaneOfAsk(absl::string_view pair, const PeerOf& peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

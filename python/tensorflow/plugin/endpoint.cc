@@ -33,8 +33,8 @@ constexpr int64_t kUnmappedAgainMs = 30000;
 constexpr size_t kUnsent = 1 << 14;
 
 // Messages are lines: which kind of message, in which version, then what it is about.
-constexpr char kHello[] = "hello1";      // The pair: I ask for it by Sealane from now on.
-constexpr char kWelcome[] = "welcome1";  // The pair: do.
+constexpr char kHello[] = "hello2";      // The pair: I ask for it by Sealane from now on.
+constexpr char kWelcome[] = "welcome2";  // The pair: do.
 constexpr char kRefuse[] = "refuse1";    // The pair and the reason: ask by gRPC.
 constexpr char kUnsentTo[] = "unsent1";  // The step and the key: ask for it by gRPC.
 constexpr char kAbort[] = "abort1";      // The step, what kind of step, the code and the message: it has failed here.

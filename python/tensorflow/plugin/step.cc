@@ -1,5 +1,6 @@
 #include "step.h"
 
+#include "absl/strings/str_cat.h"
 #include "tensorflow/core/platform/logging.h"
 
 namespace sealane_tensorflow {
@@ -7,6 +8,8 @@ namespace sealane_tensorflow {
 Step::Step(std::shared_ptr<Endpoint> endpoint, Of of, int64_t id) : endpoint_(std::move(endpoint)), of_(of), id_(id) {
   endpoint_->Enter(this);
 }
+
+std::string Step::BundlesKey(absl::string_view pair, Of of) { return absl::StrCat(pair, of == Of::kRendezvous ? "bundles" : "collectives"); }
 
 bool Step::Fits(absl::string_view key) {
   constexpr size_t kKeyBytes = 4096;  // transport/src/limits.rs
@@ -32,7 +35,10 @@ void Step::End() {
     for (auto& [pair, lane] : send_lanes_) {
       lane->held.clear();
       lane->ready.clear();
+      lane->unbundled.clear();
     }
+    for (auto& [pair, lane] : ask_lanes_)
+      if (lane->bundle != nullptr) sealane_error_free(sealane_call_cancel(lane->bundle));
   }
   // What others of the same number still send and ask for would end with it: the last one cleans up.
   if (endpoint_->Leave(this, unclean) && endpoint_->task() != nullptr) {

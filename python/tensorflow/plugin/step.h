@@ -3,15 +3,18 @@
 #define SEALANE_TENSORFLOW_STEP_H_
 
 #include <chrono>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
+#include "bundle.h"
 #include "endpoint.h"
 #include "sealane.h"
 #include "tensorflow/core/lib/core/refcount.h"
@@ -42,18 +45,18 @@ class Sending {
     kHeld,     // No consumer has said hello for it.
     kStaging,  // On its way to host memory.
     kReady,    // To be handed over.
-    kSent,     // Sealane has it.
+    kSent,     // Sealane has it, or a part of it.
     kLeft,     // Left for gRPC. Sealane may still have it as well.
   };
   SendRoute* route = nullptr;
-  Outgoing outgoing, ahead;
-  std::string data_key;  // If something goes ahead.
+  Outgoing outgoing;
+  std::string data_key;  // If it is announced.
   // Guarded by the step's mutex.
   State state = State::kHeld;
   bool leave = false;       // To be left for gRPC when it is staged.
-  bool failed = false;      // One of its sends did.
-  int parts = 1;            // Sends that have not ended: two if something goes ahead.
-  int uses = 1;             // One for its place among its step's, one each for its staging and for callbacks that are to come.
+  bool failed = false;      // One of its parts did.
+  int parts = 1;            // Parts that the consumer does not have: its entry in a bundle, and what that announces.
+  int uses = 1;             // One for its place among its step's, one each for its staging and for parts that are under way.
   Sending* next = nullptr;  // The next under the same key.
 };
 
@@ -68,6 +71,9 @@ class Step : public tensorflow::core::RefCounted {
   Of of() const { return of_; }
   int64_t id() const { return id_; }
   const std::shared_ptr<Endpoint>& endpoint() const { return endpoint_; }
+
+  // The key under which the bundles of a pair travel, those of each kind of step apart.
+  static std::string BundlesKey(absl::string_view pair, Of of);
 
   // Whether Sealane takes a key of this length; longer ones, which both sides see, go by gRPC.
   static bool Fits(absl::string_view key);
@@ -99,22 +105,34 @@ class Step : public tensorflow::core::RefCounted {
  private:
   friend class Asking;
   using Clock = std::chrono::steady_clock;
-  // What goes to one device, or is asked of one, gathered while what came before is handed over.
+  // What goes to one device, gathered while what came before is handed over.
   struct SendLane {
     SendRoute* route;
-    std::vector<Sending*> held, ready;
+    std::string bundles;                           // The key of its bundles.
+    std::vector<Sending*> held, ready, unbundled;  // `unbundled`: waiting for the bundle that is under way, which is one at most.
+    bool bundling = false;
     bool flushing = false;
     Clock::time_point flushed;
   };
+  // What is asked of one device.
   struct AskLane {
     AskRoute* route;
-    int asked = 0;            // Of its askings, those that have not ended.
-    bool by_sealane = false;  // Until none of them is left.
-    std::string from;         // The task that is asked so.
+    std::string bundles;
+    int asked = 0;                // Of its askings, those that have not ended.
+    int awaited = 0;              // Of those, the ones that no bundle had an entry for yet.
+    bool by_sealane = false;      // Until none of them is left.
+    std::string from;             // The task that is asked so.
     bool settling = false;
-    std::vector<Asking*> ready;
+    std::vector<Asking*> unsettled;
+    std::vector<Asking*> sized;   // To have their data asked for before it is announced. Counted.
     bool flushing = false;
     Clock::time_point flushed;
+    bool receiving = false;       // A bundle.
+    sealane_call* bundle = nullptr;
+    uint64_t received = 0;
+    // By key: what came before it was asked for.
+    absl::flat_hash_map<std::string, std::deque<Parked>> parked;
+    size_t parked_bytes = 0;
   };
   // A call for an asking, and what is known of it.
   struct Call {
@@ -132,32 +150,55 @@ class Step : public tensorflow::core::RefCounted {
   void Start(SendLane* lane, Sending* sending);
   void Staged(SendLane* lane, Sending* sending, absl::Status status);
   void Flush(SendLane* lane);
+  // Sends what was announced.
+  void SendData(const std::string& to, const std::vector<Sending*>& ready);
+  // Sends the next bundle, if none is under way.
+  void SendBundle(SendLane* lane, const std::string& to);
+  void BundleEnded(SendLane* lane, const std::vector<Sending*>& sendings, const absl::Status& status);
+  // The consumer has a part of it, or never will.
+  void PartEnded(Sending* sending, const absl::Status& status);
   void Fail(Sending* sending, const absl::Status& status);
+  // Takes it out of what its lane gathers.
+  static void Forget(SendLane* lane, Sending* sending);
   // Ends what was taken away.
   void Leave(SendLane* lane, Sending* sending, Sending* next);
   void Unuse(Sending* sending);
-  struct Ending;
-  static void SendDone(void* context, const sealane_error* error);
-  static void SendReleased(void* context);
+  struct Part;
+  struct Bundle;
+  static void PartDone(void* context, const sealane_error* error);
+  static void PartReleased(void* context);
+  static void BundleDone(void* context, const sealane_error* error);
 
   void Start(AskLane* lane, Asking* asking);
   void Settle(AskLane* lane);
+  // Its turn has come, by Sealane.
+  void Begin(AskLane* lane, Asking* asking);
+  // Asks for the data of those of which an earlier step knew the size.
   void Flush(AskLane* lane);
   // The same, soon if it was done just now.
   template <typename Lane>
   void FlushInTime(Lane* lane);
-  // Asks for keys, or for data into the memory that goes with them.
-  void AskFor(AskLane* lane, const std::vector<sealane_wanted>& wanted, Call Asking::*which);
+  // Asks for the next bundle, if one is awaited and none is under way.
+  void Receive(AskLane* lane);
+  struct Receiving;
+  static void ReceiveDone(void* context, const sealane_error* error, sealane_tensor* came);
+  void BundleCame(AskLane* lane, absl::Status status, sealane_tensor* came);
+  // Finds who is waiting for what came; parks what nobody waits for. False if that is too much.
+  bool Match(AskLane* lane, const std::vector<Arrival>& arrivals, std::vector<std::pair<Asking*, Arrival>>* matched)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Arrived(Asking* asking, const Arrival& arrival);
+  // Asks for data into the memory that goes with it.
+  void AskFor(AskLane* lane, const std::vector<sealane_wanted>& wanted);
   void AskForData(Asking* asking, size_t bytes);
-  void FirstCame(Asking* asking, const absl::Status& status, sealane_tensor* came);
+  static void DataDone(void* context, const sealane_error* error, sealane_tensor* came);
   void DataCame(Asking* asking, const absl::Status& status, sealane_tensor* came);
   // Takes the first of a key away; `next`, if any, is for the caller to start.
   Asking* TakeAway(Asking* asking);
   // The ends, of which the first one counts. Each gives the asking's reference back.
   void EndByGrpc(Asking* asking);
   void EndWith(Asking* asking, const absl::Status& status, const Incoming& incoming = {}, sealane_tensor* came = nullptr);
-  template <Call Asking::*which>
-  static void RecvDone(void* context, const sealane_error* error, sealane_tensor* came);
+  // Ends it, if it has begun, with what it was cancelled with, or else by gRPC; on another thread.
+  void EndSoon(Asking* asking);
 
   const std::shared_ptr<Endpoint> endpoint_;
   const Of of_;
@@ -166,7 +207,7 @@ class Step : public tensorflow::core::RefCounted {
   bool ended_ ABSL_GUARDED_BY(mu_) = false;
   // Something was given up that Sealane may remember by the step's number.
   bool unclean_ ABSL_GUARDED_BY(mu_) = false;
-  int sent_ ABSL_GUARDED_BY(mu_) = 0;  // Those that Sealane has.
+  int sent_ ABSL_GUARDED_BY(mu_) = 0;  // Parts that Sealane has.
   absl::flat_hash_map<std::string, std::unique_ptr<SendLane>> send_lanes_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<std::string, std::unique_ptr<AskLane>> ask_lanes_ ABSL_GUARDED_BY(mu_);
   // The first of each key, whose key it is by.
@@ -193,23 +234,26 @@ class Asking : public tensorflow::core::RefCounted {
   const std::string key;
 
  protected:
-  ~Asking() override = default;
+  ~Asking() override { sealane_tensor_free(came); }
 
  private:
   friend class Step;
-  void CancelCalls() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
+  void CancelCall() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
 
-  Step* step = nullptr;
-  Step::AskLane* lane = nullptr;
   std::mutex mu;
-  bool ended ABSL_GUARDED_BY(mu) = false;
+  Step* step ABSL_GUARDED_BY(mu) = nullptr;  // Once it is asked for, and then for good; so is `lane`.
+  Step::AskLane* lane = nullptr;
+  bool begun ABSL_GUARDED_BY(mu) = false, ended ABSL_GUARDED_BY(mu) = false;
   absl::Status cancelled ABSL_GUARDED_BY(mu);
   bool unsent ABSL_GUARDED_BY(mu) = false;  // The producer leaves it for gRPC.
-  // For its key, and for its data. The second is made at once where the size is known from an earlier step, else when the first says it.
-  Step::Call first ABSL_GUARDED_BY(mu), data ABSL_GUARDED_BY(mu);
-  bool grown ABSL_GUARDED_BY(mu) = false;    // The memory for its data was too short, once.
-  size_t announced ABSL_GUARDED_BY(mu) = 0;  // How many bytes the first has said.
-  Asking* next = nullptr;  // The next under the same key. Guarded by the step's mutex.
+  // For its data: made at once where the size is known from an earlier step, else when a bundle says it.
+  Step::Call data ABSL_GUARDED_BY(mu);
+  bool grown ABSL_GUARDED_BY(mu) = false;               // The memory for its data was too short, once.
+  std::optional<size_t> announced ABSL_GUARDED_BY(mu);  // How many bytes a bundle has said.
+  sealane_tensor* came ABSL_GUARDED_BY(mu) = nullptr;   // Its data, before the bundle that announces it.
+  // Guarded by the step's mutex.
+  bool awaited = false;    // No bundle had an entry for it.
+  Asking* next = nullptr;  // The next under the same key.
 };
 
 template <typename Lane>

@@ -1,5 +1,6 @@
-#include "tensorflow/core/platform/logging.h"
+#include "absl/strings/str_cat.h"
 #include "step.h"
+#include "tensorflow/core/platform/logging.h"
 #include "tensorflow/core/platform/status.h"
 
 namespace sealane_tensorflow {
@@ -11,6 +12,7 @@ Step::AskLane* Step::LaneOfAsk(absl::string_view pair, const PeerOf& peer) {
   if (route == nullptr) return nullptr;
   auto lane = std::make_unique<AskLane>();
   lane->route = route;
+  lane->bundles = BundlesKey(pair, of_);
   return ask_lanes_.emplace(std::string(pair), std::move(lane)).first->second.get();
 }
 
@@ -20,8 +22,11 @@ void Step::Ask(absl::string_view pair, const PeerOf& peer, Asking* asking) {
     std::lock_guard lock(mu_);
     lane = LaneOfAsk(pair, peer);
     if (lane != nullptr) {
-      asking->step = this;
-      asking->lane = lane;
+      {
+        std::lock_guard lock(asking->mu);
+        asking->step = this;
+        asking->lane = lane;
+      }
       ++lane->asked;
       auto [place, first] = askings_.try_emplace(asking->key, asking);
       if (!first) {
@@ -40,16 +45,20 @@ void Step::Ask(absl::string_view pair, const PeerOf& peer, Asking* asking) {
   Start(lane, asking);
 }
 
+// The most that may come unasked in a step from a device, so that a peer cannot fill this task's memory.
+constexpr size_t kParkedBytes = 64 << 20;
+
 void Step::Start(AskLane* lane, Asking* asking) {
-  bool by_sealane;
   {
     std::lock_guard lock(mu_);
-    lane->ready.push_back(asking);
-    by_sealane = lane->by_sealane;
-    if (std::exchange(by_sealane ? lane->flushing : lane->settling, true)) return;
+    if (!lane->by_sealane) {
+      lane->unsettled.push_back(asking);
+      if (std::exchange(lane->settling, true)) return;
+      asking = nullptr;
+    }
   }
-  if (by_sealane) {
-    FlushInTime(lane);
+  if (asking != nullptr) {
+    Begin(lane, asking);
   } else {
     Settle(lane);
   }
@@ -59,110 +68,261 @@ void Step::Settle(AskLane* lane) {
   Ref();
   auto settled = [this, lane](Way way) {
     const std::string from = way == Way::kSealane ? endpoint_->routes().ProducerOf(lane->route) : "";
-    std::vector<Asking*> by_grpc;
+    std::vector<Asking*> settled;
     {
       std::lock_guard lock(mu_);
       lane->settling = false;
+      settled.swap(lane->unsettled);
       if (way == Way::kSealane) {
-        lane->by_sealane = lane->flushing = true;
+        lane->by_sealane = true;
         lane->from = from;
-      } else {
-        by_grpc.swap(lane->ready);
       }
     }
-    for (Asking* each : by_grpc) EndByGrpc(each);
-    if (way == Way::kSealane) Flush(lane);
+    for (Asking* each : settled) {
+      if (way == Way::kSealane) {
+        Begin(lane, each);
+      } else {
+        EndByGrpc(each);
+      }
+    }
     Unref();
   };
   Way way = endpoint_->routes().Ask(lane->route, settled);
   if (way != Way::kUnsettled) settled(way);
 }
 
-void Step::Flush(AskLane* lane) {
+void Step::Begin(AskLane* lane, Asking* asking) {
   // What ends here may be what keeps the step.
+  Ref();
+  tensorflow::core::ScopedUnref unref(this);
+  asking->Ref();
+  tensorflow::core::ScopedUnref unref_asking(asking);
+  absl::Status over;
+  bool unsent;
+  {
+    std::lock_guard lock(asking->mu);
+    asking->begun = true;
+    over = asking->cancelled;
+    unsent = asking->unsent;
+  }
+  std::optional<Parked> parked;
+  {
+    std::lock_guard lock(mu_);
+    auto aborted = aborted_by_.find(lane->from);
+    if (over.ok() && aborted != aborted_by_.end()) over = aborted->second;
+    auto found = lane->parked.find(asking->key);
+    if (over.ok() && found != lane->parked.end()) {
+      parked = std::move(found->second.front());
+      lane->parked_bytes -= parked->bytes();
+      found->second.pop_front();
+      if (found->second.empty()) lane->parked.erase(found);
+    } else if (over.ok()) {
+      asking->awaited = true;
+      ++lane->awaited;
+    }
+  }
+  if (!over.ok()) return EndWith(asking, over);
+  if (parked.has_value()) return Arrived(asking, parked->arrival());
+  if (unsent || endpoint_->TakeUnsent(id_, asking->key)) return EndByGrpc(asking);
+  Receive(lane);
+  if (endpoint_->SizeOf(asking->key) == 0) return;
+  asking->Ref();  // For its place.
+  {
+    std::lock_guard lock(mu_);
+    lane->sized.push_back(asking);
+    if (std::exchange(lane->flushing, true)) return;
+  }
+  FlushInTime(lane);
+}
+
+void Step::Flush(AskLane* lane) {
   Ref();
   tensorflow::core::ScopedUnref unref(this);
   for (;;) {
     std::vector<Asking*> ready;
-    absl::Status aborted;
     {
       std::lock_guard lock(mu_);
-      ready.swap(lane->ready);
-      if (ready.empty()) {
+      if (lane->sized.empty()) {
         lane->flushing = false;
         lane->flushed = Clock::now();
-        if (lane->asked == 0) lane->by_sealane = false;
         return;
       }
-      auto found = aborted_by_.find(lane->from);
-      if (found != aborted_by_.end()) aborted = found->second;
+      ready.swap(lane->sized);
     }
-    std::vector<sealane_wanted> first, data;
-    std::vector<std::string> data_keys;
-    data_keys.reserve(ready.size());
+    std::vector<sealane_wanted> wanted;
+    std::vector<std::string> keys;
+    keys.reserve(ready.size());
     for (Asking* asking : ready) {
-      absl::Status status = aborted;
-      bool unsent;
-      {
-        std::lock_guard lock(asking->mu);
-        if (!asking->cancelled.ok()) status = asking->cancelled;
-        unsent = asking->unsent;
-      }
-      if (!status.ok()) {
-        EndWith(asking, status);
-        continue;
-      }
-      if (unsent || endpoint_->TakeUnsent(id_, asking->key)) {
-        EndByGrpc(asking);
-        continue;
-      }
-      first.push_back({TextOf(asking->key), {}, asking});
-      size_t bytes = endpoint_->SizeOf(asking->key);
+      const size_t bytes = endpoint_->SizeOf(asking->key);
       void* memory = bytes > 0 ? endpoint_->arena()->AllocateShared(bytes) : nullptr;
       if (memory == nullptr) continue;
       {
-        // Before what goes ahead can come, which otherwise asks for it.
         std::lock_guard lock(asking->mu);
-        asking->data.started = true;
+        // Or a bundle has said the size meanwhile.
+        if (asking->ended || std::exchange(asking->data.started, true)) {
+          sealane_free(memory);
+          continue;
+        }
       }
-      asking->Ref();  // It may end with its first call, before its second is made.
-      data_keys.push_back(DataKey(asking->key));
-      data.push_back({TextOf(data_keys.back()), {memory, bytes, sealane_free, memory}, asking});
+      keys.push_back(DataKey(asking->key));
+      wanted.push_back({TextOf(keys.back()), {memory, bytes, sealane_free, memory}, asking});
     }
-    if (!first.empty()) AskFor(lane, first, &Asking::first);
-    if (!data.empty()) AskFor(lane, data, &Asking::data);
-    for (const sealane_wanted& each : data) static_cast<Asking*>(each.context)->Unref();
+    if (!wanted.empty()) AskFor(lane, wanted);
+    for (Asking* asking : ready) asking->Unref();
   }
 }
 
-void Step::AskFor(AskLane* lane, const std::vector<sealane_wanted>& wanted, Call Asking::*which) {
+// --- Bundles ------------------------------------------------------------------------------------------------------------------------------
+
+struct Step::Receiving {
+  Step* step;
+  AskLane* lane;
+};
+
+void Step::Receive(AskLane* lane) {
+  uint64_t received;
+  {
+    std::lock_guard lock(mu_);
+    if (ended_ || lane->awaited == 0 || std::exchange(lane->receiving, true)) return;
+    received = lane->received;
+  }
+  Ref();
+  void* memory = endpoint_->arena()->AllocateShared(kBundleBytes);
+  if (memory == nullptr) {
+    LOG_EVERY_N_SEC(WARNING, 10) << "Sealane: tensors from " << lane->route->peer->name
+                                 << " come by gRPC: the arena has no room for bundles, see SEALANE_TF_ARENA_BYTES";
+    BundleCame(lane, absl::InvalidArgumentError("no room"), nullptr);
+    Unref();
+    return;
+  }
+  auto receiving = std::make_unique<Receiving>(Receiving{this, lane});
+  const sealane_wanted wanted = {TextOf(lane->bundles), {memory, kBundleBytes, sealane_free, memory}, receiving.get()};
+  sealane_call* call = nullptr;
+  absl::Status status = Take(sealane_recv_all(endpoint_->task(), TextOf(lane->from), id_, &wanted, 1, SEALANE_NO_TIMEOUT, ReceiveDone, &call));
+  if (!status.ok()) {  // No callback comes.
+    sealane_free(memory);
+    BundleCame(lane, status, nullptr);
+    Unref();
+    return;
+  }
+  receiving.release();
+  std::lock_guard lock(mu_);
+  if (lane->received != received) {
+    sealane_call_free(call);
+  } else {
+    lane->bundle = call;
+    if (ended_) sealane_error_free(sealane_call_cancel(call));
+  }
+}
+
+void Step::ReceiveDone(void* context, const sealane_error* error, sealane_tensor* came) {
+  std::unique_ptr<Receiving> receiving(static_cast<Receiving*>(context));
+  receiving->step->BundleCame(receiving->lane, StatusOf(error), came);
+  receiving->step->Unref();
+}
+
+void Step::BundleCame(AskLane* lane, absl::Status status, sealane_tensor* came) {
+  std::vector<Arrival> arrivals;
+  std::vector<std::pair<Asking*, Arrival>> matched;
+  std::vector<Asking*> lost;
+  if (status.ok()) status = ReadBundle(sealane_tensor_view(came), &arrivals);
+  sealane_call* call;
+  {
+    std::lock_guard lock(mu_);
+    lane->receiving = false;
+    ++lane->received;
+    call = std::exchange(lane->bundle, nullptr);
+    if (status.ok() && !Match(lane, arrivals, &matched)) {
+      status = absl::ResourceExhaustedError(absl::StrCat("Sealane: more than ", kParkedBytes, " bytes came unasked"));
+    }
+    if (!status.ok()) {
+      for (auto& [key, asking] : askings_)
+        if (asking->lane == lane && asking->awaited) lost.push_back(asking);
+    }
+    for (Asking* asking : lost) asking->Ref();
+  }
+  sealane_call_free(call);
+  // The next is on its way while this one's tensors are made.
+  if (lost.empty()) Receive(lane);
+  for (auto& [asking, arrival] : matched) {
+    Arrived(asking, arrival);
+    asking->Unref();
+  }
+  sealane_tensor_free(came);
+  // The producer reports what made it give up.
+  if (absl::IsCancelled(status) || absl::IsAborted(status)) status = tensorflow::StatusGroup::MakeDerived(status);
+  for (Asking* asking : lost) {
+    if (absl::IsInvalidArgument(status)) {  // Another call of the same key has not quite ended.
+      EndByGrpc(asking);
+    } else {
+      EndWith(asking, status);
+    }
+    asking->Unref();
+  }
+}
+
+bool Step::Match(AskLane* lane, const std::vector<Arrival>& arrivals, std::vector<std::pair<Asking*, Arrival>>* matched) {
+  for (const Arrival& arrival : arrivals) {
+    auto found = askings_.find(arrival.key);
+    if (found != askings_.end() && found->second->lane == lane && found->second->awaited) {
+      found->second->awaited = false;
+      --lane->awaited;
+      found->second->Ref();
+      matched->emplace_back(found->second, arrival);
+      continue;
+    }
+    Parked parked(arrival);
+    lane->parked_bytes += parked.bytes();
+    if (lane->parked_bytes > kParkedBytes) return false;
+    lane->parked[arrival.key].push_back(std::move(parked));
+  }
+  return true;
+}
+
+void Step::Arrived(Asking* asking, const Arrival& arrival) {
+  if (!arrival.announced) {
+    Incoming incoming;
+    absl::Status status = Read(arrival.view, &incoming);
+    return EndWith(asking, status, incoming);
+  }
+  sealane_tensor* came;
+  {
+    std::lock_guard lock(asking->mu);
+    asking->announced = arrival.view.bytes;
+    came = std::exchange(asking->came, nullptr);
+    if (came == nullptr && std::exchange(asking->data.started, true)) return;  // Into memory of the size that it had in an earlier step.
+  }
+  if (came != nullptr) return DataCame(asking, absl::OkStatus(), came);
+  AskForData(asking, arrival.view.bytes);
+}
+
+// --- Data ---------------------------------------------------------------------------------------------------------------------------------
+
+void Step::AskFor(AskLane* lane, const std::vector<sealane_wanted>& wanted) {
   for (const sealane_wanted& each : wanted) {
     auto* asking = static_cast<Asking*>(each.context);
-    std::lock_guard lock(asking->mu);
-    (asking->*which).started = true;
     asking->Ref();  // Its callback's, and one until its call is noted.
     asking->Ref();
     Ref();
   }
   std::vector<sealane_call*> calls(wanted.size());
-  absl::Status status = Take(sealane_recv_all(endpoint_->task(), TextOf(lane->from), id_, wanted.data(), wanted.size(), SEALANE_NO_TIMEOUT,
-                                              which == &Asking::first ? RecvDone<&Asking::first> : RecvDone<&Asking::data>, calls.data()));
+  absl::Status status =
+      Take(sealane_recv_all(endpoint_->task(), TextOf(lane->from), id_, wanted.data(), wanted.size(), SEALANE_NO_TIMEOUT, DataDone, calls.data()));
   for (size_t i = 0; i < wanted.size(); ++i) {
     auto* asking = static_cast<Asking*>(wanted[i].context);
     if (status.ok()) {
       std::lock_guard lock(asking->mu);
-      Call& call = asking->*which;
-      if (call.ended) {
+      if (asking->data.ended) {
         sealane_call_free(calls[i]);
       } else {
-        call.handle = calls[i];
-        if (asking->ended || asking->unsent || !asking->cancelled.ok()) sealane_error_free(sealane_call_cancel(call.handle));
+        asking->data.handle = calls[i];
+        if (asking->ended || asking->unsent || !asking->cancelled.ok()) asking->CancelCall();
       }
     } else {  // No callback comes.
-      if (wanted[i].destination.memory != nullptr) sealane_free(wanted[i].destination.memory);
+      sealane_free(wanted[i].destination.memory);
       {
         std::lock_guard lock(asking->mu);
-        (asking->*which).ended = true;
+        asking->data.ended = true;
       }
       EndWith(asking, status);
       asking->Unref();
@@ -172,15 +332,36 @@ void Step::AskFor(AskLane* lane, const std::vector<sealane_wanted>& wanted, Call
   }
 }
 
-void Asking::CancelCalls() {
-  for (Step::Call* call : {&first, &data})
-    if (call->handle != nullptr) sealane_error_free(sealane_call_cancel(call->handle));
+void Asking::CancelCall() {
+  if (data.handle != nullptr) sealane_error_free(sealane_call_cancel(data.handle));
 }
 
 void Asking::Cancel(const absl::Status& status) {
-  std::lock_guard lock(mu);
-  cancelled.Update(status);
-  CancelCalls();
+  Step* of;
+  {
+    std::lock_guard lock(mu);
+    cancelled.Update(status);
+    CancelCall();
+    of = step;
+  }
+  // Else it ends as soon as it is asked for.
+  if (of != nullptr) of->EndSoon(this);
+}
+
+void Step::EndSoon(Asking* asking) {
+  asking->Ref();
+  Ref();
+  endpoint_->Soon([this, asking] {
+    bool begun;
+    {
+      std::lock_guard lock(asking->mu);
+      begun = asking->begun;
+    }
+    // Else it ends when its turn comes.
+    if (begun) EndByGrpc(asking);
+    asking->Unref();
+    Unref();
+  });
 }
 
 bool Step::Unsent(absl::string_view key) {
@@ -195,8 +376,9 @@ bool Step::Unsent(absl::string_view key) {
   {
     std::lock_guard lock(asking->mu);
     asking->unsent = true;
-    asking->CancelCalls();
+    asking->CancelCall();
   }
+  EndSoon(asking);
   asking->Unref();
   return true;
 }
@@ -230,71 +412,51 @@ void Step::AbortedBy(absl::string_view producer, const absl::Status& status) {
   }
 }
 
-template <Step::Call Asking::*which>
-void Step::RecvDone(void* context, const sealane_error* error, sealane_tensor* came) {
+void Step::DataDone(void* context, const sealane_error* error, sealane_tensor* came) {
   auto* asking = static_cast<Asking*>(context);
-  Step* step = asking->step;
   absl::Status status = StatusOf(error);
   // The producer reports what made it give up.
   if (absl::IsCancelled(status) || absl::IsAborted(status)) status = tensorflow::StatusGroup::MakeDerived(status);
+  Step* step;
   sealane_call* handle;
-  bool ended, unsent = false, wait = false;
-  size_t grown = 0;
+  bool over, unsent = false;
+  std::optional<size_t> grown;
   {
     std::lock_guard lock(asking->mu);
-    Call& call = asking->*which;
+    step = asking->step;
+    Step::Call& call = asking->data;
     call.ended = true;
     handle = std::exchange(call.handle, nullptr);
-    ended = asking->ended;
+    over = asking->ended;
     if (!status.ok() && !asking->cancelled.ok()) {
       status = asking->cancelled;
     } else if (!status.ok()) {
       unsent = asking->unsent;
       // It has grown since the step before, and is still to be had.
-      bool too_short = which == &Asking::data && !unsent && absl::IsInvalidArgument(status) && !std::exchange(asking->grown, true);
-      if (too_short) call = {};
-      wait = too_short && asking->announced == 0;
-      grown = too_short ? asking->announced : 0;
-      if (grown > 0) call.started = true;
+      if (!over && !unsent && absl::IsInvalidArgument(status) && !std::exchange(asking->grown, true)) {
+        call = {};
+        grown = asking->announced;
+        call.started = grown.has_value();
+        over = !grown.has_value();  // Until a bundle says how long it is.
+      }
+    } else if (!over && !asking->announced.has_value()) {
+      asking->came = std::exchange(came, nullptr);
+      over = true;  // Until a bundle announces it.
     }
   }
   sealane_call_free(handle);
-  if (ended) {
+  if (over) {
     sealane_tensor_free(came);
-  } else if (wait) {
-    // What goes ahead says how long it is.
-  } else if (grown > 0) {
-    step->AskForData(asking, grown);
+  } else if (grown.has_value()) {
+    step->AskForData(asking, *grown);
   } else if (unsent || absl::IsInvalidArgument(status)) {
     // Another call for the same key has not quite ended.
     step->EndByGrpc(asking);
-  } else if (which == &Asking::first) {
-    step->FirstCame(asking, status, came);
   } else {
     step->DataCame(asking, status, came);
   }
   asking->Unref();
   step->Unref();
-}
-
-void Step::FirstCame(Asking* asking, const absl::Status& received, sealane_tensor* came) {
-  Incoming incoming;
-  absl::Status status = received;
-  if (status.ok()) status = Read(sealane_tensor_view(came), &incoming);
-  if (!status.ok() || incoming.dead || incoming.type != tensorflow::DT_INVALID || incoming.opaque != Opaque::kAhead) {
-    return EndWith(asking, status, incoming, came);
-  }
-  size_t bytes = 0;
-  status = ReadAhead(incoming, &bytes);
-  sealane_tensor_free(came);
-  if (!status.ok()) return EndWith(asking, status);
-  {
-    std::lock_guard lock(asking->mu);
-    asking->announced = bytes;
-    if (asking->data.started) return;  // Into memory of the size that it had in an earlier step.
-    asking->data.started = true;
-  }
-  AskForData(asking, bytes);
 }
 
 void Step::AskForData(Asking* asking, size_t bytes) {
@@ -305,7 +467,7 @@ void Step::AskForData(Asking* asking, size_t bytes) {
     return EndByGrpc(asking);
   }
   const std::string key = DataKey(asking->key);
-  AskFor(asking->lane, {{TextOf(key), {memory, bytes, sealane_free, memory}, asking}}, &Asking::data);
+  AskFor(asking->lane, {{TextOf(key), {memory, bytes, sealane_free, memory}, asking}});
 }
 
 void Step::DataCame(Asking* asking, const absl::Status& received, sealane_tensor* came) {
@@ -318,8 +480,9 @@ void Step::DataCame(Asking* asking, const absl::Status& received, sealane_tensor
 Asking* Step::TakeAway(Asking* asking) {
   std::lock_guard lock(mu_);
   AskLane* lane = asking->lane;
-  // Where nothing is asked for, the next asking looks again which way to go.
-  if (--lane->asked == 0 && !lane->flushing) lane->by_sealane = false;
+  if (std::exchange(asking->awaited, false)) --lane->awaited;
+  // Where nothing is asked for, the next asking looks again which way to go, unless some of it may be here already.
+  if (--lane->asked == 0 && !lane->receiving && lane->parked.empty()) lane->by_sealane = false;
   askings_.erase(asking->key);
   if (asking->next != nullptr) askings_.try_emplace(asking->next->key, asking->next);
   return asking->next;
@@ -332,7 +495,7 @@ void Step::EndByGrpc(Asking* asking) {
     cancelled = asking->cancelled;
     if (cancelled.ok()) {
       if (std::exchange(asking->ended, true)) return;
-      asking->CancelCalls();
+      asking->CancelCall();
     }
   }
   if (!cancelled.ok()) return EndWith(asking, cancelled);
@@ -355,7 +518,7 @@ void Step::EndWith(Asking* asking, const absl::Status& status, const Incoming& i
     }
     cancelled = !asking->cancelled.ok();
     sized = asking->data.started;
-    asking->CancelCalls();
+    asking->CancelCall();
   }
   AskLane* lane = asking->lane;
   if (status.ok()) {

@@ -13,6 +13,7 @@ Step::SendLane* Step::LaneOfSend(absl::string_view pair, const PeerOf& peer) {
   if (route == nullptr) return nullptr;
   auto lane = std::make_unique<SendLane>();
   lane->route = route;
+  lane->bundles = BundlesKey(pair, of_);
   return send_lanes_.emplace(std::string(pair), std::move(lane)).first->second.get();
 }
 
@@ -61,21 +62,22 @@ void Step::Start(SendLane* lane, Sending* sending) {
 }
 
 void Step::Staged(SendLane* lane, Sending* sending, absl::Status status) {
+  Outgoing& outgoing = sending->outgoing;
   if (sending->dead) {
-    sending->outgoing.SetDead();
+    outgoing.SetDead();
   } else if (status.ok()) {
-    status = sending->outgoing.Set(sending->tensor);
-    if (sending->outgoing.bytes() >= kAnnouncedBytes && PlainTypeOf(sending->tensor.dtype()).has_value()) {
-      sending->ahead.SetAhead(sending->tensor);
+    status = outgoing.Set(sending->tensor);
+    if (status.ok() && outgoing.announced()) {
       sending->data_key = DataKey(sending->key);
-    }
-    // Sealane would wait for room in the arena, which what is kept there may never make.
-    const size_t bytes = sending->outgoing.bytes();
-    if (status.ok() && bytes > kInlineBytes && !endpoint_->arena()->Holds(sending->outgoing.data())) {
-      if (void* memory = endpoint_->arena()->AllocateShared(bytes)) {
-        sending->outgoing.MoveTo(memory);
-      } else {
-        status = absl::ResourceExhaustedError(absl::StrCat("the arena has no room for its ", bytes, " bytes, see SEALANE_TF_ARENA_BYTES"));
+      sending->parts = 2;
+      // Sealane would wait for room in the arena, which what is kept there may never make.
+      if (!endpoint_->arena()->Holds(outgoing.data())) {
+        if (void* memory = endpoint_->arena()->AllocateShared(outgoing.bytes())) {
+          outgoing.MoveTo(memory);
+        } else {
+          status = absl::ResourceExhaustedError(
+              absl::StrCat("the arena has no room for its ", outgoing.bytes(), " bytes, see SEALANE_TF_ARENA_BYTES"));
+        }
       }
     }
   }
@@ -102,102 +104,158 @@ void Step::Staged(SendLane* lane, Sending* sending, absl::Status status) {
   if (flush) FlushInTime(lane);
 }
 
-// What a callback of Sealane's is called with: the step, which it keeps, and the sending.
-struct Step::Ending {
-  Step* step;
-  Sending* sending;
-};
-
 void Step::Flush(SendLane* lane) {
   for (;;) {
-    std::vector<Sending*> ready;
-    std::vector<sealane_item> items;
+    std::vector<Sending*> ready, announced;
     {
       std::lock_guard lock(mu_);
-      ready.swap(lane->ready);
-      if (ready.empty()) {
+      if (lane->ready.empty()) {
         lane->flushing = false;
         lane->flushed = Clock::now();
         return;
       }
+      ready.swap(lane->ready);
+      lane->unbundled.insert(lane->unbundled.end(), ready.begin(), ready.end());
       for (Sending* sending : ready) {
-        auto add = [&](absl::string_view key, Outgoing& outgoing) {
-          // Small ones are copied at once: what they were in may go.
-          bool lent = outgoing.bytes() > kInlineBytes;
-          auto* ending = new Ending{this, sending};
-          Ref();
-          ++sending->uses;
-          ++sent_;
-          Ending* release = nullptr;
-          if (lent) {
-            release = new Ending{this, sending};
-            Ref();
-            ++sending->uses;
-          }
-          items.push_back({TextOf(key), outgoing.Source(lent ? SendReleased : nullptr, release), ending});
-        };
-        if (!sending->data_key.empty()) {
-          sending->parts = 2;
-          add(sending->key, sending->ahead);
-        }
-        add(sending->data_key.empty() ? sending->key : sending->data_key, sending->outgoing);
+        if (sending->data_key.empty()) continue;
         sending->state = Sending::State::kSent;
+        ++sending->uses;
+        ++sent_;
+        announced.push_back(sending);
       }
     }
     const std::string to = endpoint_->routes().ConsumerOf(lane->route);
-    absl::Status status =
-        Take(sealane_send_all(endpoint_->task(), TextOf(to), id_, items.data(), items.size(), SEALANE_NO_TIMEOUT, SendDone,
-                              /*calls=*/nullptr));
-    if (status.ok()) continue;
-    for (const sealane_item& item : items) {  // None was taken over: no callback comes.
-      auto* ending = static_cast<Ending*>(item.context);
-      if (item.source.release != nullptr) SendReleased(item.source.release_context);
-      {
-        std::lock_guard lock(mu_);
-        --sent_;
-      }
-      Fail(ending->sending, status);
-      Unuse(ending->sending);
-      delete ending;
-      Unref();
-    }
+    // First, as it is short, and says what to make room for.
+    SendBundle(lane, to);
+    if (!announced.empty()) SendData(to, announced);
   }
 }
 
-void Step::SendReleased(void* context) {
-  auto* ending = static_cast<Ending*>(context);
-  ending->step->Unuse(ending->sending);
-  ending->step->Unref();
-  delete ending;
+// What callbacks of Sealane's are called with: the step, which they keep, and the sending of which they have a use.
+struct Step::Part {
+  Step* step;
+  Sending* sending;
+};
+
+void Step::SendData(const std::string& to, const std::vector<Sending*>& ready) {
+  std::vector<sealane_item> items;
+  for (Sending* sending : ready) {
+    Ref();  // For the release.
+    Ref();
+    {
+      std::lock_guard lock(mu_);
+      ++sending->uses;
+    }
+    items.push_back({TextOf(sending->data_key), sending->outgoing.Source(PartReleased, new Part{this, sending}), new Part{this, sending}});
+  }
+  absl::Status status =
+      Take(sealane_send_all(endpoint_->task(), TextOf(to), id_, items.data(), items.size(), SEALANE_NO_TIMEOUT, PartDone, /*calls=*/nullptr));
+  if (status.ok()) return;
+  for (const sealane_item& item : items) {  // None was taken over: no callback comes.
+    PartReleased(item.source.release_context);
+    std::unique_ptr<Part> part(static_cast<Part*>(item.context));
+    PartEnded(part->sending, status);
+    Unref();
+  }
 }
 
-void Step::SendDone(void* context, const sealane_error* error) {
-  auto* ending = static_cast<Ending*>(context);
-  Step* step = ending->step;
-  Sending* sending = ending->sending;
-  delete ending;
+void Step::PartReleased(void* context) {
+  std::unique_ptr<Part> part(static_cast<Part*>(context));
+  part->step->Unuse(part->sending);
+  part->step->Unref();
+}
+
+void Step::PartDone(void* context, const sealane_error* error) {
+  std::unique_ptr<Part> part(static_cast<Part*>(context));
+  part->step->PartEnded(part->sending, StatusOf(error));
+  part->step->Unref();
+}
+
+struct Step::Bundle {
+  Step* step;
+  SendLane* lane;
+  std::vector<Sending*> sendings;
+};
+
+void Step::SendBundle(SendLane* lane, const std::string& to) {
+  auto bundle = std::make_unique<Bundle>(Bundle{this, lane, {}});
+  BundleWriter writer;
+  {
+    std::lock_guard lock(mu_);
+    if (lane->bundling || lane->unbundled.empty()) return;
+    for (Sending* sending : lane->unbundled) {
+      if (!writer.Add(sending->key, sending->outgoing)) break;
+      sending->state = Sending::State::kSent;
+      ++sending->uses;
+      ++sent_;
+      bundle->sendings.push_back(sending);
+    }
+    lane->unbundled.erase(lane->unbundled.begin(), lane->unbundled.begin() + static_cast<ptrdiff_t>(bundle->sendings.size()));
+    lane->bundling = true;
+  }
+  const size_t bytes = writer.bytes();
+  char small[kInlineBytes];
+  // A short one is copied when it is sent.
+  void* memory = bytes <= sizeof small ? small : endpoint_->arena()->AllocateShared(bytes);
+  absl::Status status;
+  Ref();
+  if (memory == nullptr) {
+    status = absl::ResourceExhaustedError("the arena has no room for a bundle, see SEALANE_TF_ARENA_BYTES");
+  } else {
+    writer.Write(memory);
+    const uint64_t dims[] = {bytes};
+    sealane_source source = {{SEALANE_OPAQUE, 8, 1, 0, 1, 0, dims}, memory, bytes, memory == small ? nullptr : sealane_free, memory};
+    sealane_item item = {TextOf(lane->bundles), source, bundle.get()};
+    status = Take(sealane_send_all(endpoint_->task(), TextOf(to), id_, &item, 1, SEALANE_NO_TIMEOUT, BundleDone, /*calls=*/nullptr));
+    if (status.ok()) {
+      bundle.release();
+      return;
+    }
+    if (memory != small) sealane_free(memory);
+  }
+  BundleEnded(lane, bundle->sendings, status);
+  Unref();
+}
+
+void Step::BundleDone(void* context, const sealane_error* error) {
+  std::unique_ptr<Bundle> bundle(static_cast<Bundle*>(context));
+  bundle->step->BundleEnded(bundle->lane, bundle->sendings, StatusOf(error));
+  bundle->step->Unref();
+}
+
+void Step::BundleEnded(SendLane* lane, const std::vector<Sending*>& sendings, const absl::Status& status) {
+  bool more;
+  {
+    std::lock_guard lock(mu_);
+    lane->bundling = false;
+    more = !lane->unbundled.empty();
+  }
+  if (more) SendBundle(lane, endpoint_->routes().ConsumerOf(lane->route));
+  for (Sending* sending : sendings) PartEnded(sending, status);
+}
+
+void Step::PartEnded(Sending* sending, const absl::Status& status) {
   bool sent = false;
   SendLane* lane = nullptr;
   Sending* next = nullptr;
   {
-    std::lock_guard lock(step->mu_);
-    --step->sent_;
-    if (error != nullptr) sending->failed = true;
+    std::lock_guard lock(mu_);
+    --sent_;
+    if (!status.ok()) sending->failed = true;
     if (--sending->parts == 0 && !sending->failed) {
       sending->route->peer->by_sealane.sent.Add(sending->outgoing.bytes());
-      sent = sending->state == Sending::State::kSent && !step->ended_;
-      if (sent) lane = step->TakeAway(sending, &next);
+      sent = sending->state == Sending::State::kSent && !ended_;
+      if (sent) lane = TakeAway(sending, &next);
     }
   }
-  if (error != nullptr) {
-    step->Fail(sending, StatusOf(error));
+  if (!status.ok()) {
+    Fail(sending, status);
   } else if (sent) {
     sending->Ended(absl::OkStatus());
-    step->Unuse(sending);
-    if (next != nullptr) step->Start(lane, next);
+    Unuse(sending);
+    if (next != nullptr) Start(lane, next);
   }
-  step->Unuse(sending);
-  step->Unref();
+  Unuse(sending);
 }
 
 void Step::Fail(Sending* sending, const absl::Status& status) {
@@ -209,6 +267,7 @@ void Step::Fail(Sending* sending, const absl::Status& status) {
     sending->state = Sending::State::kLeft;
     unclean_ = true;
     lane = TakeAway(sending, &next);
+    Forget(lane, sending);
   }
   LeftForGrpc(sending->key);
   LOG_EVERY_N_SEC(WARNING, 10) << "Sealane: a tensor for " << sending->route->peer->name << " goes by gRPC: " << status.message();
@@ -216,6 +275,11 @@ void Step::Fail(Sending* sending, const absl::Status& status) {
   const std::string key = sending->key, to = endpoint_->routes().ConsumerOf(sending->route);
   Leave(lane, sending, next);
   endpoint_->TellUnsent(to, id_, key);
+}
+
+void Step::Forget(SendLane* lane, Sending* sending) {
+  for (std::vector<Sending*>* waiting : {&lane->held, &lane->ready, &lane->unbundled})
+    waiting->erase(std::remove(waiting->begin(), waiting->end(), sending), waiting->end());
 }
 
 Step::SendLane* Step::TakeAway(Sending* sending, Sending** next) {
@@ -277,8 +341,7 @@ void Step::AskedByGrpc(absl::string_view key) {
       return;
     }
     lane = found->second.first;
-    std::vector<Sending*>& waiting = sending->state == Sending::State::kHeld ? lane->held : lane->ready;
-    waiting.erase(std::remove(waiting.begin(), waiting.end(), sending), waiting.end());
+    Forget(lane, sending);
     if (sending->state == Sending::State::kSent) unclean_ = true;
     sending->state = Sending::State::kLeft;
     TakeAway(sending, &next);

@@ -72,46 +72,29 @@ absl::Status Outgoing::Set(const Tensor& tensor) {
   if (!plain.has_value()) {
     TensorProto proto;
     tensor.AsProtoTensorContent(&proto);
-    std::string content;
-    if (!proto.SerializeToString(&content)) {
+    if (!proto.SerializeToString(&proto_)) {
       return absl::InvalidArgumentError(
           absl::StrCat("Sealane: a tensor of ", tensor.DebugString(), " cannot be serialised: it is longer than 2 GiB"));
     }
-    SetOpaque(Opaque::kProto, std::move(content));
+    dims_.assign(1, proto_.size());
+    meta_ = {SEALANE_OPAQUE, 8, 1, 0, 1, 0, dims_.data()};
+    data_ = proto_.data();
+    bytes_ = proto_.size();
     return absl::OkStatus();
   }
   meta_.code = plain->code;
   meta_.bits = plain->bits;
   meta_.rank = static_cast<uint8_t>(tensor.dims());
   for (int i = 0; i < tensor.dims(); ++i) dims_.push_back(static_cast<uint64_t>(tensor.dim_size(i)));
+  meta_.dims = dims_.data();
   tensor_ = tensor;
   bytes_ = static_cast<size_t>(tensor.NumElements()) * (plain->bits / 8);
   data_ = bytes_ == 0 ? nullptr : tensor_.data();
   return absl::OkStatus();
 }
 
-void Outgoing::SetAhead(const Tensor& tensor) {
-  TensorProto proto;  // Without content: type and shape.
-  proto.set_dtype(tensor.dtype());
-  tensor.shape().AsProto(proto.mutable_tensor_shape());
-  SetOpaque(Opaque::kAhead, proto.SerializeAsString());
-}
-
-void Outgoing::SetOpaque(Opaque kind, std::string content) {
-  opaque_ = std::move(content);
-  opaque_.insert(opaque_.begin(), static_cast<char>(kind));
-  dims_.assign(1, opaque_.size());
-  meta_.code = SEALANE_OPAQUE;
-  meta_.bits = 8;
-  meta_.rank = 1;
-  data_ = opaque_.data();
-  bytes_ = opaque_.size();
-}
-
 sealane_source Outgoing::Source(sealane_release release, void* context) const {
-  sealane_source source = {meta_, data_, bytes_, release, context};
-  source.meta.dims = dims_.data();
-  return source;
+  return {meta_, data_, bytes_, release, context};
 }
 
 void Outgoing::MoveTo(void* memory) {
@@ -119,7 +102,7 @@ void Outgoing::MoveTo(void* memory) {
   moved_.reset(memory);
   data_ = memory;
   tensor_ = Tensor();
-  opaque_.clear();
+  proto_.clear();
 }
 
 absl::Status Read(const sealane_view& view, Incoming* incoming) {
@@ -131,17 +114,7 @@ absl::Status Read(const sealane_view& view, Incoming* incoming) {
   incoming->data = view.data;
   incoming->bytes = view.bytes;
   if (view.meta.code == SEALANE_OPAQUE) {
-    if (view.meta.bits != 8 || view.bytes == 0) return BadBytes("opaque, and empty or not of bytes");
-    const char* start = static_cast<const char*>(view.data);
-    incoming->opaque = static_cast<Opaque>(*start);
-    incoming->data = start + 1;
-    incoming->bytes = view.bytes - 1;
-    switch (incoming->opaque) {
-      case Opaque::kProto:
-      case Opaque::kAhead:
-        return absl::OkStatus();
-    }
-    return BadBytes("opaque, of a kind that this release does not know");
+    return view.meta.bits == 8 ? absl::OkStatus() : BadBytes("opaque, and not of bytes");
   }
   incoming->type = TypeOf(view.meta);
   if (incoming->type == tensorflow::DT_INVALID) {
@@ -154,21 +127,6 @@ absl::Status Read(const sealane_view& view, Incoming* incoming) {
   if (view.bytes % element != 0 || static_cast<uint64_t>(incoming->shape.num_elements()) != view.bytes / element) {
     return BadBytes(absl::StrCat(view.bytes, " bytes for shape ", incoming->shape.DebugString()));
   }
-  return absl::OkStatus();
-}
-
-absl::Status ReadAhead(const Incoming& ahead, size_t* bytes) {
-  TensorProto proto;
-  if (ahead.bytes > INT_MAX || !proto.ParseFromArray(ahead.data, static_cast<int>(ahead.bytes))) {
-    return BadBytes("what came ahead of it is no TensorProto");
-  }
-  std::optional<PlainType> plain = PlainTypeOf(proto.dtype());
-  if (!plain.has_value()) return BadBytes("it was announced and has no DLPack type");
-  TensorShape shape;
-  absl::Status built = TensorShape::BuildTensorShape(proto.tensor_shape(), &shape);
-  if (!built.ok()) return BadBytes(built.message());
-  if (shape.num_elements() > INT64_MAX / (plain->bits / 8)) return BadBytes("more bytes than there are");
-  *bytes = static_cast<size_t>(shape.num_elements()) * (plain->bits / 8);
   return absl::OkStatus();
 }
 

@@ -15,18 +15,16 @@
 namespace sealane_tensorflow {
 
 // A DLPack type for those of TensorFlow's that are sent as their bytes; nothing for strings, resources, variants, quantised and 4-bit
-// types, which travel as gRPC has them: as a TensorProto.
+// types, which travel as gRPC has them: as a TensorProto, in bytes of the type SEALANE_OPAQUE.
 struct PlainType {
   uint8_t code;
   uint8_t bits;
 };
 std::optional<PlainType> PlainTypeOf(tensorflow::DataType type);
 
-// How a message without a DLPack type is to be understood: the first of its bytes.
-enum class Opaque : char {
-  kProto = 'p',   // A TensorProto follows.
-  kAhead = 'a',   // Type and shape of a tensor whose bytes come under another key, so that the consumer can make room: see DataKey.
-};
+// A tensor of so many bytes is announced, and received in the consumer's own arena, without a further copy. The daemon's room for what comes
+// unasked (daemon.area_bytes) is small, and what finds it full is lost.
+constexpr size_t kAnnouncedBytes = 4096;
 
 // A tensor as it is given to sealane_send: type, shape, bytes. Holds what those point into. Not copied or moved: `source` points at `dims_`.
 class Outgoing {
@@ -38,10 +36,11 @@ class Outgoing {
   void SetDead();
   // A tensor in host memory. Fails if it cannot be serialised.
   absl::Status Set(const tensorflow::Tensor& tensor);
-  // Type and shape of `tensor`, whose bytes come under another key.
-  void SetAhead(const tensorflow::Tensor& tensor);
 
+  const sealane_meta& meta() const { return meta_; }
   size_t bytes() const { return bytes_; }
+  // Whether its bytes go by themselves, under DataKey, rather than within a bundle.
+  bool announced() const { return bytes_ >= kAnnouncedBytes; }
   const void* data() const { return data_; }
   // Copies the bytes to memory of as many, which is freed by sealane_free.
   void MoveTo(void* memory);
@@ -49,10 +48,8 @@ class Outgoing {
   sealane_source Source(sealane_release release, void* context) const;
 
  private:
-  void SetOpaque(Opaque kind, std::string content);
-
   tensorflow::Tensor tensor_;
-  std::string opaque_;
+  std::string proto_;
   std::unique_ptr<void, void (*)(void*)> moved_{nullptr, sealane_free};
   std::vector<uint64_t> dims_;
   sealane_meta meta_ = {SEALANE_UINT, 8, 1, 0, 0, 0, nullptr};
@@ -63,23 +60,15 @@ class Outgoing {
 // What came, checked: its length is what type and shape say.
 struct Incoming {
   bool dead = false;
-  tensorflow::DataType type = tensorflow::DT_INVALID;  // DT_INVALID: `opaque` says what it is.
+  tensorflow::DataType type = tensorflow::DT_INVALID;  // DT_INVALID: it is a TensorProto.
   tensorflow::TensorShape shape;
   const void* data = nullptr;
   size_t bytes = 0;
-  Opaque opaque = Opaque::kProto;
 };
 absl::Status Read(const sealane_view& view, Incoming* incoming);
 
-// How many bytes a tensor has, from what came ahead of it.
-absl::Status ReadAhead(const Incoming& ahead, size_t* bytes);
-
-// The key under which the bytes of a tensor come that something goes ahead of.
+// The key under which the bytes of a tensor come that was announced.
 std::string DataKey(absl::string_view key);
-
-// A tensor of so many bytes is announced, and received in the consumer's own arena, without a further copy. The daemon's room for what comes
-// unannounced (daemon.area_bytes) is small, and what finds it full is lost.
-constexpr size_t kAnnouncedBytes = 4096;
 
 // Bytes up to this travel in the daemon's ring, copied when they are sent.
 constexpr size_t kInlineBytes = 512;

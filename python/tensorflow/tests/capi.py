@@ -72,7 +72,9 @@ def source(data, code=OPAQUE, bits=8, dims=None, lanes=1, flags=0):
     """A tensor of some bytes; opaque ones if nothing else is said."""
     dims = [len(data)] if dims is None else dims
     meta = Meta(code, bits, lanes, flags, len(dims), 0, (c_uint64 * len(dims))(*dims))
-    return Source(meta, data, len(data), None, None)
+    made = Source(meta, data, len(data), None, None)
+    made.content = data  # Of `made.data`, Python shows what is before the first zero.
+    return made
 
 
 class Task:
@@ -122,6 +124,14 @@ class Task:
         kept.append((done, tensor))
         self._take(
             self.library.sealane_send(self.task, Text.of(to), c_int64(step), Text.of(key), byref(tensor), c_int64(60_000), done, None, None)
+        )
+
+    def send_and_wait(self, to, step, key, tensor):
+        """Until the peer has it."""
+        self._wait(
+            lambda done: self.library.sealane_send(
+                self.task, Text.of(to), c_int64(step), Text.of(key), byref(tensor), c_int64(60_000), done, None, None
+            )
         )
 
     def listen(self, queue, heard):

@@ -2,6 +2,7 @@
 
 import queue
 import re
+import struct
 
 import capi
 import pytest
@@ -34,6 +35,19 @@ def ask(kind, path):
         return session.run([came, told, sent])[0].tolist()
 
 
+MAGIC = b"SlBundl1"
+
+
+def entry(key, tensor, announced=None):
+    """An entry of a bundle: a tensor, or so many bytes that are announced. See bundle.h."""
+    meta, data = tensor.meta, tensor.content
+    dims = struct.pack(f"<{meta.rank}Q", *meta.dims[: meta.rank])
+    length = len(data) if announced is None else announced
+    head = struct.pack("<6BHQ", announced is not None, meta.flags, meta.code, meta.bits, meta.rank, 0, len(key), length)
+    whole = head + dims + key.encode() + (data if announced is None else b"")
+    return whole + b"\0" * (-len(whole) % 8)
+
+
 class Peer:
     """The task of a ps whose server knows nothing of Sealane, and what it says for it."""
 
@@ -51,20 +65,26 @@ class Peer:
         call = self.worker.begin(ask, kind, str(path))
         if self.pair is None:
             hello, self.pair = self.messages.get(timeout=STUCK).decode().split("\n")
-            assert hello == "hello1"
-            self.say(f"welcome1\n{self.pair}".encode())
+            assert hello == "hello2"
+            self.say(f"welcome2\n{self.pair}".encode())
         step = wait_until(
             "the step's number", lambda: path.exists() and re.search(rb"__per_step_(\d+)\D", path.read_bytes())
         )
         return call, int(step[1]), f"{self.pair}asked;0:0"
 
-    def answer(self, tensor, data=None, kind="float32"):
-        """Runs a step that is given this tensor, and, under the key of a large one's bytes, another."""
+    def send(self, step, content):
+        """Sends a bundle of this content."""
+        self.task.send(self.address, step, f"{self.pair}bundles", capi.source(content))
+
+    def answer(self, tensor, data=None, kind="float32", announced=None):
+        """Runs a step that is given this tensor; with `data`, as one that is announced, with this number of bytes."""
         call, step, key = self.begin(kind)
+        if data is not None:
+            announced = data.bytes
         try:
+            self.send(step, MAGIC + entry(key, tensor, announced))
             if data is not None:
                 self.task.send(self.address, step, f"{key};data", data)
-            self.task.send(self.address, step, key, tensor)
         except RuntimeError as refused:  # By the client's library: so that the step ends.
             self.say(f"abort1\n{step}\n0\n10\n{refused}".encode())
         return call.result()
@@ -87,30 +107,28 @@ def proto(dtype, dims=(), **fields):
     return tensor.SerializeToString()
 
 
+RIGHT = capi.source(b"\0\0\x80?\0\0\0@", capi.FLOAT, 32, [2])
+NOTHING = capi.source(b"")
+
+
 def test_what_is_right_arrives(peer):
-    assert peer.answer(capi.source(b"\0\0\x80?\0\0\0@", capi.FLOAT, 32, [2])) == [1.0, 2.0]
-    assert peer.answer(capi.source(b"p" + proto(1, [2], float_val=[1, 2]))) == [1.0, 2.0]
-    ahead = capi.source(b"a" + proto(1, [2]))
-    assert peer.answer(ahead, capi.source(b"\0\0\x80?\0\0\0@", capi.FLOAT, 32, [2])) == [1.0, 2.0]
+    assert peer.answer(RIGHT) == [1.0, 2.0]
+    assert peer.answer(capi.source(proto(1, [2], float_val=[1, 2]))) == [1.0, 2.0]
+    assert peer.answer(NOTHING, RIGHT) == [1.0, 2.0]
 
 
 WRONG = {
     "a code that TensorFlow has not": capi.source(b"\0\0", 17, 8),
     "bits that TensorFlow has not": capi.source(b"\0" * 6, capi.INT, 24, [2]),
     "a float of 128 bits": capi.source(b"\0" * 16, capi.FLOAT, 128, [1]),
-    "lanes": capi.source(b"\0" * 8, capi.FLOAT, 32, [1], lanes=2),
     "a list of strings": capi.source(b"\0" * 16, capi.UINT, 8, [1], flags=capi.STRINGS),
+    "fewer elements than its shape has": capi.source(b"\0" * 8, capi.FLOAT, 32, [3]),
+    "half an element": capi.source(b"\0" * 6, capi.FLOAT, 32, [1]),
     "too many elements": capi.source(b"", capi.FLOAT, 32, [1 << 40, 1 << 40, 0]),
     "a dimension beyond all": capi.source(b"", capi.FLOAT, 32, [1 << 63, 0]),
-    "nothing opaque": capi.source(b""),
-    "of an unknown kind": capi.source(b"x1234"),
-    "no proto": capi.source(b"p\xff\xff\xff\xff"),
-    "nothing ahead": capi.source(b"a\xff\xff\xff"),
-    "strings ahead": capi.source(b"a" + proto(7, [3])),
-    "no type ahead": capi.source(b"a" + proto(0, [3])),
-    "a type that is not, ahead": capi.source(b"a" + proto(99, [3])),
-    "a negative dimension ahead": capi.source(b"a" + proto(1, [-5])),
-    "too many elements ahead": capi.source(b"a" + proto(1, [1 << 40, 1 << 40])),
+    "more dimensions than there are": capi.source(b"\0" * 4, capi.FLOAT, 32, [1] * 255),
+    "opaque, of 16 bits": capi.source(b"\0\0", capi.OPAQUE, 16, [1]),
+    "no proto": capi.source(b"\xff\xff\xff\xff"),
 }
 
 
@@ -118,6 +136,66 @@ WRONG = {
 def test_what_is_wrong_is_lost_data(peer, what):
     with pytest.raises(Failed, match="^DataLossError(.|\n)*Sealane: a peer's tensor was refused"):
         peer.answer(WRONG[what])
+    test_what_is_right_arrives(peer)
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_is_announced_and_wrong_is_lost_data_or_nothing_that_is_sent(peer, what):
+    # Some of it is refused by Sealane itself, before it is sent.
+    with pytest.raises(Failed, match="^(DataLoss|Aborted|InvalidArgument)Error"):
+        peer.answer(NOTHING, WRONG[what])
+    test_what_is_right_arrives(peer)
+
+
+def broken(key):
+    right = entry(key, RIGHT)
+    return {
+        "nothing": b"",
+        "half a magic number": MAGIC[:4],
+        "another magic number": b"SlBundl2" + right,
+        "half an entry": MAGIC + right[:12],
+        "an entry without its end": MAGIC + right[: 16 + len(key)],
+        "a right one and half an entry": MAGIC + right + right[:8],
+        "an unknown kind": MAGIC + b"\2" + right[1:],
+        "a key beyond its end": MAGIC + right[:6] + b"\xff\xff" + right[8:],
+        "dimensions beyond its end": MAGIC + right[:4] + b"\xff" + right[5:],
+        "bytes beyond its end": MAGIC + right[:8] + b"\xff" * 8 + right[16:],
+        "bytes that wrap around": MAGIC + right[:8] + struct.pack("<q", -16) + right[16:],
+    }
+
+
+@pytest.mark.parametrize("what", broken(""))
+def test_a_bundle_that_is_none_is_lost_data(peer, what):
+    call, step, key = peer.begin()
+    peer.send(step, broken(key)[what])
+    with pytest.raises(Failed, match="^DataLossError(.|\n)*it is no bundle"):
+        call.result()
+    test_what_is_right_arrives(peer)
+
+
+def test_what_nobody_asked_for_changes_nothing(peer):
+    call, step, key = peer.begin()
+    strange = entry("strange", capi.source(b"\0" * 4096, capi.FLOAT, 32, [1024]))
+    peer.send(step, MAGIC + strange * 20 + entry("announced", NOTHING, 1 << 60) + entry(key, RIGHT) + entry(key, RIGHT))
+    assert call.result() == [1.0, 2.0]
+    test_what_is_right_arrives(peer)
+
+
+def test_more_than_is_borne_unasked_fails_the_step(peer):
+    call, step, _ = peer.begin()
+    strange = entry("strange", capi.source(b"\0" * 4000, capi.FLOAT, 32, [1000]))
+    content = MAGIC + strange * 31
+    for _ in range((64 << 20) // len(content) + 1):
+        peer.task.send_and_wait(peer.address, step, f"{peer.pair}bundles", capi.source(content))
+    with pytest.raises(Failed, match="^ResourceExhaustedError(.|\n)*came unasked"):
+        call.result()
+    test_what_is_right_arrives(peer)
+
+
+def test_a_bundle_that_is_longer_than_any_is_asked_for_by_grpc(peer):
+    call, step, key = peer.begin()
+    peer.send(step, MAGIC + entry(key, RIGHT) + b"\0" * (128 << 10))
+    assert call.result() == [7.0]
     test_what_is_right_arrives(peer)
 
 
@@ -135,31 +213,30 @@ PROTOS = {
 @pytest.mark.parametrize("what", PROTOS)
 def test_a_proto_that_is_wrong_fails_the_step(peer, what):
     with pytest.raises(Failed, match="^(DataLoss|InvalidArgument|Internal|ResourceExhausted)Error"):
-        peer.answer(capi.source(b"p" + PROTOS[what]))
+        peer.answer(capi.source(PROTOS[what]))
     test_what_is_right_arrives(peer)
 
 
 @pytest.mark.parametrize("form", ["plain", "proto", "large"])
 def test_another_type_than_was_asked_for_fails_the_step(peer, form):
     plain = capi.source(b"\0" * 8, capi.FLOAT, 64, [1])
-    answers = {"plain": [plain], "proto": [capi.source(b"p" + proto(2, [1], double_val=[1]))], "large": [capi.source(b"a" + proto(1, [2])), plain]}
+    answers = {"plain": [plain], "proto": [capi.source(proto(2, [1], double_val=[1]))], "large": [NOTHING, plain]}
     with pytest.raises(Failed, match="^(DataLoss|InvalidArgument|Internal)Error"):
         peer.answer(*answers[form])
     test_what_is_right_arrives(peer)
 
 
 def test_a_large_tensor_that_is_longer_than_was_said_is_asked_for_by_grpc(peer):
-    assert peer.answer(capi.source(b"a" + proto(1, [2])), capi.source(b"\0" * 4000, capi.FLOAT, 32, [1000])) == [7.0]
+    call, step, key = peer.begin()
+    peer.send(step, MAGIC + entry(key, NOTHING, 8))
+    peer.task.send(peer.address, step, f"{key};data", capi.source(b"\0" * 4000, capi.FLOAT, 32, [1000]))
+    assert call.result() == [7.0]
     test_what_is_right_arrives(peer)
 
 
-@pytest.mark.parametrize("dims", [[1 << 45], [1 << 62], [(1 << 62) + 1]], ids=str)
-def test_a_large_tensor_for_which_there_is_no_room_is_asked_for_by_grpc(peer, dims):
-    # The second and the third have a number of bytes that is 0 and 4 where it has 64 bits.
-    try:
-        assert peer.answer(capi.source(b"a" + proto(1, dims))) == [7.0]
-    except Failed as failed:
-        assert str(failed).startswith(("DataLossError", "ResourceExhaustedError")), failed
+@pytest.mark.parametrize("size", [1 << 40, 1 << 63, (1 << 64) - 1], ids=str)
+def test_a_large_tensor_for_which_there_is_no_room_is_asked_for_by_grpc(peer, size):
+    assert peer.answer(NOTHING, announced=size) == [7.0]
     test_what_is_right_arrives(peer)
 
 
@@ -168,13 +245,13 @@ MESSAGES = [
     b"\n\n\n",
     b"\xff\xfe\0",
     b"hello",
-    b"hello1",
-    b"hello1\n;;;",
-    b"hello1\n/job:a/replica:0/task:0/device:CPU:0;0000000000000000;/job:b/replica:0/task:0/device:CPU:0;",
-    b"hello1\n" + b";" * 10_000,
-    b"hello2\nwhatever",
-    b"welcome1",
-    b"welcome1\nnobody",
+    b"hello2",
+    b"hello2\n;;;",
+    b"hello2\n/job:a/replica:0/task:0/device:CPU:0;0000000000000000;/job:b/replica:0/task:0/device:CPU:0;",
+    b"hello2\n" + b";" * 10_000,
+    b"hello1\nwhatever",
+    b"welcome2",
+    b"welcome2\nnobody",
     b"refuse1\nnobody\nno",
     b"unsent1\nx\ny",
     b"unsent1\n7\nno such key",
@@ -192,8 +269,8 @@ def test_garbage_among_the_messages_is_ignored_aloud(peer):
     call, step, key = peer.begin()
     for message in MESSAGES:
         peer.say(message)
-    peer.task.send(peer.address, step, key, capi.source(b"\0\0\x80?", capi.FLOAT, 32, [1]))
-    assert call.result() == [1.0]
+    peer.send(step, MAGIC + entry(key, RIGHT))
+    assert call.result() == [1.0, 2.0]
     peer.worker.wait_for_line("has said something that is not understood")
     test_what_is_right_arrives(peer)
 

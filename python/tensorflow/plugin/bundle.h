@@ -1,0 +1,72 @@
+// Tensors that leave for one device at the same time travel as one tensor of Sealane's: a bundle. A step sends its bundles to a device under
+// one key, one after the other: what is sent while one is on its way goes with the next, so that they grow with the load and a single
+// tensor waits for nothing. After DeepRec's tensor_fuse, which does it by a rewrite of the graph.
+//
+// A bundle is a magic number of 8 bytes and entries, each of which begins at a multiple of 8 bytes:
+//
+//     u8 kind, u8 flags, u8 code, u8 bits, u8 rank, u8 reserved, u16 bytes of the key
+//     u64 bytes of the tensor, u64 dimensions[rank], the key, the tensor if it is whole
+//
+// in the byte order of the host, which the magic number shows.
+#ifndef SEALANE_TENSORFLOW_BUNDLE_H_
+#define SEALANE_TENSORFLOW_BUNDLE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "sealane.h"
+#include "tensors.h"
+
+namespace sealane_tensorflow {
+
+// The longest bundle. The consumer has room of this size in its arena while it waits for one.
+constexpr size_t kBundleBytes = 128 << 10;
+
+class BundleWriter {
+ public:
+  // Adds a tensor, or its announcement if it is announced (see Outgoing). False, and nothing is added, if there is no room for it; there is
+  // for the first.
+  bool Add(absl::string_view key, const Outgoing& outgoing);
+  bool empty() const { return entries_.empty(); }
+
+  size_t bytes() const { return bytes_; }
+  // Writes the bundle to memory of as many bytes.
+  void Write(void* memory) const;
+
+ private:
+  struct Entry {
+    absl::string_view key;
+    const Outgoing* outgoing;
+  };
+  std::vector<Entry> entries_;
+  size_t bytes_ = sizeof(uint64_t);
+};
+
+// An entry that came, within its bundle's memory.
+struct Arrival {
+  absl::string_view key;
+  bool announced = false;  // Its bytes, view.bytes of them, come under another key: see DataKey.
+  sealane_view view;       // Not checked any further, see Read.
+};
+
+// The entries of a bundle; fails if it is none.
+absl::Status ReadBundle(const sealane_view& bundle, std::vector<Arrival>* arrivals);
+
+// An entry that came before it was asked for, in memory of its own.
+class Parked {
+ public:
+  explicit Parked(const Arrival& arrival);
+  Arrival arrival() const;
+  size_t bytes() const { return words_.size() * sizeof(uint64_t); }
+
+ private:
+  std::vector<uint64_t> words_;
+};
+
+}  // namespace sealane_tensorflow
+
+#endif  // SEALANE_TENSORFLOW_BUNDLE_H_

@@ -61,7 +61,7 @@ class Access : public tensorflow::CollectiveRemoteAccessDistributed {
          std::shared_ptr<tensorflow::UnboundedWorkQueue> work, tensorflow::WorkerCacheInterface* cache, int64_t id, std::string task,
          std::shared_ptr<Endpoint> endpoint)
       : CollectiveRemoteAccessDistributed(devices, resolver, std::move(work), cache, id, std::move(task)),
-        step_(new Step(std::move(endpoint), Step::Of::kCollective, id)) {}
+        step_(new Step(std::move(endpoint), Step::Of::kCollective, id, /*pool=*/nullptr)) {}
   ~Access() override {
     step_->End();
     step_->Unref();

@@ -32,10 +32,17 @@ bool OnHost(const tensorflow::DeviceNameUtils::ParsedName& device, const tensorf
   return attributes.on_host() || device.type == tensorflow::DEVICE_CPU;
 }
 
+// A key that was parsed before. Where it is needed seldom, it is not kept: its parts are strings of their own.
+ParsedKey Parsed(const std::string& key) {
+  ParsedKey parsed;
+  TF_CHECK_OK(tensorflow::Rendezvous::ParseKey(key, &parsed));
+  return parsed;
+}
+
 class Rendezvous : public tensorflow::BaseRemoteRendezvous {
  public:
   Rendezvous(const tensorflow::WorkerEnv* env, int64_t id, std::shared_ptr<Endpoint> endpoint)
-      : BaseRemoteRendezvous(env, id), step_(new Step(std::move(endpoint), Step::Of::kRendezvous, id)) {}
+      : BaseRemoteRendezvous(env, id), step_(new Step(std::move(endpoint), Step::Of::kRendezvous, id, env->compute_pool)) {}
 
   absl::Status Send(const ParsedKey& key, const Args& args, const Tensor& tensor, bool dead) override;
   void StartAbort(const absl::Status& status) override;
@@ -71,7 +78,7 @@ absl::Status Rendezvous::FindDevice(absl::string_view name, Device** device) {
 class RendezvousSending : public Sending {
  public:
   RendezvousSending(Rendezvous* rendezvous, const ParsedKey& key, const Args& args, const Tensor& tensor, bool dead)
-      : Sending(key.FullKey(), tensor, dead), rendezvous_(rendezvous), parsed_(key), args_(args) {
+      : Sending(key.FullKey(), tensor, dead), rendezvous_(rendezvous), args_(args), on_host_(OnHost(key.src, args.alloc_attrs)) {
     rendezvous_->Ref();
     if (args_.device_context != nullptr) args_.device_context->Ref();
   }
@@ -83,29 +90,30 @@ class RendezvousSending : public Sending {
 
   void LeaveForGrpc() override {
     // It fails if the step was aborted, which the consumer hears from the rendezvous.
-    rendezvous_->SendByGrpc(parsed_, args_, original_.value_or(tensor), dead).IgnoreError();
+    rendezvous_->SendByGrpc(Parsed(key), args_, original_.value_or(tensor), dead).IgnoreError();
   }
 
   void Ended(const absl::Status&) override { rendezvous_->Unref(); }
 
  private:
   Rendezvous* const rendezvous_;
-  const ParsedKey parsed_;
   const Args args_;
+  const bool on_host_;
   std::optional<Tensor> original_;  // On the device, where `tensor` is a copy.
 };
 
 void RendezvousSending::Stage(std::function<void(const absl::Status&)> done) {
-  if (dead || args_.device_context == nullptr || OnHost(parsed_.src, args_.alloc_attrs)) return done(absl::OkStatus());
+  if (dead || args_.device_context == nullptr || on_host_) return done(absl::OkStatus());
   Device* device = nullptr;
-  absl::Status status = rendezvous_->FindDevice(parsed_.src_device, &device);
+  const ParsedKey parsed = Parsed(key);
+  absl::Status status = rendezvous_->FindDevice(parsed.src_device, &device);
   if (!status.ok()) return done(status);
   tensorflow::AllocatorAttributes host;
   host.set_on_host(true);
   host.set_gpu_compatible(true);
   original_ = tensor;
   tensor = Tensor(device->GetAllocator(host), original_->dtype(), original_->shape());
-  args_.device_context->CopyDeviceTensorToCPU(&*original_, parsed_.edge_name, device, &tensor, std::move(done));
+  args_.device_context->CopyDeviceTensorToCPU(&*original_, parsed.edge_name, device, &tensor, std::move(done));
 }
 
 absl::Status Rendezvous::Send(const ParsedKey& key, const Args& args, const Tensor& tensor, bool dead) {
@@ -209,7 +217,12 @@ void Rendezvous::AskByGrpc(const ParsedKey& key, const Args& args, Device* devic
 class RendezvousAsking : public Asking, public BaseRecvTensorCall {
  public:
   RendezvousAsking(Rendezvous* rendezvous, const ParsedKey& key, const Args& args, Device* device, DoneCallback done)
-      : Asking(key.FullKey()), rendezvous_(rendezvous), parsed_(key), args_(args), device_(device), done_(std::move(done)) {
+      : Asking(key.FullKey()),
+        rendezvous_(rendezvous),
+        args_(args),
+        on_host_(OnHost(key.dst, args.alloc_attrs)),
+        device_(device),
+        done_(std::move(done)) {
     rendezvous_->Ref();
   }
 
@@ -230,7 +243,7 @@ class RendezvousAsking : public Asking, public BaseRecvTensorCall {
 
   void AskByGrpc() override {
     rendezvous_->DeregisterCall(this, args_);
-    rendezvous_->AskByGrpc(parsed_, args_, device_, std::move(done_));
+    rendezvous_->AskByGrpc(Parsed(key), args_, device_, std::move(done_));
   }
 
  private:
@@ -244,8 +257,8 @@ class RendezvousAsking : public Asking, public BaseRecvTensorCall {
   }
 
   Rendezvous* const rendezvous_;
-  const ParsedKey parsed_;
   const Args args_;
+  const bool on_host_;
   Device* const device_;
   DoneCallback done_;
   mutable std::mutex mu_;
@@ -253,9 +266,8 @@ class RendezvousAsking : public Asking, public BaseRecvTensorCall {
 };
 
 absl::Status RendezvousAsking::Make(const Incoming& incoming, sealane_tensor* came, Tensor* tensor) {
-  const bool on_host = OnHost(parsed_.dst, args_.alloc_attrs);
   tensorflow::AllocatorAttributes attributes = args_.alloc_attrs;
-  if (!on_host) {
+  if (!on_host_) {
     attributes.set_on_host(true);
     attributes.set_gpu_compatible(true);
   }
@@ -265,7 +277,7 @@ absl::Status RendezvousAsking::Make(const Incoming& incoming, sealane_tensor* ca
   } else if (incoming.type == tensorflow::DT_INVALID) {
     tensorflow::TensorProto proto;
     if (incoming.bytes > INT_MAX || !proto.ParseFromArray(incoming.data, static_cast<int>(incoming.bytes))) {
-      status = absl::DataLossError(absl::StrCat("Sealane: a peer's tensor was refused: it is no TensorProto: ", parsed_.edge_name));
+      status = absl::DataLossError(absl::StrCat("Sealane: a peer's tensor was refused: it is no TensorProto: ", key));
     } else {
       status = device_->MakeTensorFromProto(proto, args_.alloc_attrs, tensor);  // Checks it, and copies it to the device.
     }
@@ -274,7 +286,7 @@ absl::Status RendezvousAsking::Make(const Incoming& incoming, sealane_tensor* ca
   } else {
     *tensor = Tensor(device_->GetAllocator(attributes), incoming.type, incoming.shape);
     if (!tensor->IsInitialized()) {
-      status = absl::ResourceExhaustedError(absl::StrCat("no memory for a tensor of ", incoming.bytes, " bytes: ", parsed_.edge_name));
+      status = absl::ResourceExhaustedError(absl::StrCat("no memory for a tensor of ", incoming.bytes, " bytes: ", key));
     } else if (incoming.bytes > 0) {
       std::memcpy(tensor->data(), incoming.data, incoming.bytes);
     }
@@ -294,7 +306,7 @@ void RendezvousAsking::Received(const absl::Status& received, const Incoming& in
   }
   const bool dead = incoming.dead;
   const bool made_on_device = incoming.type == tensorflow::DT_INVALID;
-  if (!status.ok() || dead || made_on_device || args_.device_context == nullptr || OnHost(parsed_.dst, args_.alloc_attrs)) {
+  if (!status.ok() || dead || made_on_device || args_.device_context == nullptr || on_host_) {
     return End(status, *tensor, dead);
   }
   // To the device, as TensorFlow does it for what comes from another task.

@@ -5,7 +5,8 @@
 
 namespace sealane_tensorflow {
 
-Step::Step(std::shared_ptr<Endpoint> endpoint, Of of, int64_t id) : endpoint_(std::move(endpoint)), of_(of), id_(id) {
+Step::Step(std::shared_ptr<Endpoint> endpoint, Of of, int64_t id, tensorflow::thread::ThreadPool* pool)
+    : endpoint_(std::move(endpoint)), of_(of), id_(id), pool_(pool) {
   endpoint_->Enter(this);
 }
 

@@ -18,6 +18,7 @@
 #include "endpoint.h"
 #include "sealane.h"
 #include "tensorflow/core/lib/core/refcount.h"
+#include "tensorflow/core/lib/core/threadpool.h"
 #include "tensors.h"
 
 namespace sealane_tensorflow {
@@ -66,7 +67,8 @@ class Asking;
 class Step : public tensorflow::core::RefCounted {
  public:
   enum class Of { kRendezvous, kCollective };
-  Step(std::shared_ptr<Endpoint> endpoint, Of of, int64_t id);
+  // `pool`: where many tensors that came at once are handed out; null: on Sealane's thread.
+  Step(std::shared_ptr<Endpoint> endpoint, Of of, int64_t id, tensorflow::thread::ThreadPool* pool);
 
   Of of() const { return of_; }
   int64_t id() const { return id_; }
@@ -203,6 +205,7 @@ class Step : public tensorflow::core::RefCounted {
   const std::shared_ptr<Endpoint> endpoint_;
   const Of of_;
   const int64_t id_;
+  tensorflow::thread::ThreadPool* const pool_;
   std::mutex mu_;
   bool ended_ ABSL_GUARDED_BY(mu_) = false;
   // Something was given up that Sealane may remember by the step's number.

@@ -221,6 +221,9 @@ void Step::ReceiveDone(void* context, const sealane_error* error, sealane_tensor
   receiving->step->Unref();
 }
 
+// So many tensors at once are handed out by the pool that runs what they go to: its threads would be woken for each of them otherwise.
+constexpr size_t kPooled = 8;
+
 void Step::BundleCame(AskLane* lane, absl::Status status, sealane_tensor* came) {
   std::vector<Arrival> arrivals;
   std::vector<std::pair<Asking*, Arrival>> matched;
@@ -244,11 +247,21 @@ void Step::BundleCame(AskLane* lane, absl::Status status, sealane_tensor* came) 
   sealane_call_free(call);
   // The next is on its way while this one's tensors are made.
   if (lost.empty()) Receive(lane);
-  for (auto& [asking, arrival] : matched) {
-    Arrived(asking, arrival);
-    asking->Unref();
+  const bool many = matched.size() >= kPooled && pool_ != nullptr;
+  auto hand_out = [this, matched = std::move(matched), came] {
+    for (auto& [asking, arrival] : matched) {
+      Arrived(asking, arrival);
+      asking->Unref();
+    }
+    sealane_tensor_free(came);
+    Unref();
+  };
+  Ref();
+  if (many) {
+    pool_->Schedule(std::move(hand_out));
+  } else {
+    hand_out();
   }
-  sealane_tensor_free(came);
   // The producer reports what made it give up.
   if (absl::IsCancelled(status) || absl::IsAborted(status)) status = tensorflow::StatusGroup::MakeDerived(status);
   for (Asking* asking : lost) {

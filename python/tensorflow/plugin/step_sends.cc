@@ -91,8 +91,12 @@ void Step::Staged(SendLane* lane, Sending* sending, absl::Status status) {
       TakeAway(sending, &next);
     } else if (!ended_ && status.ok()) {
       sending->state = Sending::State::kReady;
-      lane->ready.push_back(sending);
-      flush = !std::exchange(lane->flushing, true);
+      if (lane->bundling && sending->data_key.empty()) {
+        lane->unbundled.push_back(sending);  // The end of the bundle that is under way takes it along.
+      } else {
+        lane->ready.push_back(sending);
+        flush = !std::exchange(lane->flushing, true);
+      }
     }
   }
   if (leave) {

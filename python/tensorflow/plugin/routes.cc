@@ -13,38 +13,27 @@ absl::string_view PairOf(const tensorflow::Rendezvous::ParsedKey& key) {
   return key.FullKey().substr(0, static_cast<size_t>(key.edge_name.data() - key.FullKey().data()));
 }
 
-SendRoute* Routes::OfSend(absl::string_view pair, const std::function<Peer*()>& peer) {
+template <typename Route>
+Route* Routes::Of(absl::flat_hash_map<std::string, std::unique_ptr<Route>>& routes, absl::string_view pair, const std::function<Peer*()>& peer) {
   {
     std::shared_lock lock(mu_);
-    auto found = sends_.find(pair);
-    if (found != sends_.end()) return found->second.get();
+    auto found = routes.find(pair);
+    if (found != routes.end()) return found->second.get();
   }
   std::lock_guard lock(mu_);
-  if (sends_.size() >= kPairs) return nullptr;
-  std::unique_ptr<SendRoute>& route = sends_[pair];
+  if (routes.size() >= kPairs) return nullptr;
+  std::unique_ptr<Route>& route = routes[pair];
   if (route == nullptr) {
-    route = std::make_unique<SendRoute>();
-    route->peer = peer();
-  }
-  return route.get();
-}
-
-AskRoute* Routes::OfAsk(absl::string_view pair, const std::function<Peer*()>& peer) {
-  {
-    std::shared_lock lock(mu_);
-    auto found = asks_.find(pair);
-    if (found != asks_.end()) return found->second.get();
-  }
-  std::lock_guard lock(mu_);
-  if (asks_.size() >= kPairs) return nullptr;
-  std::unique_ptr<AskRoute>& route = asks_[pair];
-  if (route == nullptr) {
-    route = std::make_unique<AskRoute>();
+    route = std::make_unique<Route>();
     route->pair = std::string(pair);
     route->peer = peer();
   }
   return route.get();
 }
+
+SendRoute* Routes::OfSend(absl::string_view pair, const std::function<Peer*()>& peer) { return Of(sends_, pair, peer); }
+
+AskRoute* Routes::OfAsk(absl::string_view pair, const std::function<Peer*()>& peer) { return Of(asks_, pair, peer); }
 
 Way Routes::Ask(AskRoute* route, std::function<void(Way)> later) {
   bool before;

@@ -31,6 +31,7 @@ absl::string_view PairOf(const tensorflow::Rendezvous::ParsedKey& key);
 
 // What this task sends to a device of another.
 struct SendRoute {
+  std::string pair;
   Peer* peer;
   // The task that asks by Sealane, as it is attached; empty before its hello. Guarded by the mutex of the routes.
   std::string to;
@@ -99,6 +100,8 @@ class Routes {
   std::function<void(Peer*, Way, absl::string_view why)> changed;
 
  private:
+  template <typename Route>
+  Route* Of(absl::flat_hash_map<std::string, std::unique_ptr<Route>>& routes, absl::string_view pair, const std::function<Peer*()>& peer);
   AskRoute* FindAsk(absl::string_view pair) ABSL_SHARED_LOCKS_REQUIRED(mu_);
   void Settle(AskRoute* route, AskRoute::State state, absl::string_view why);
 

@@ -152,11 +152,12 @@ class Step : public tensorflow::core::RefCounted {
   void Start(SendLane* lane, Sending* sending);
   void Staged(SendLane* lane, Sending* sending, absl::Status status);
   void Flush(SendLane* lane);
+  struct Bundle;
+  absl::Status HandOver(const BundleWriter& writer, const std::string& to, Bundle* bundle);
   // Sends what was announced.
   void SendData(const std::string& to, const std::vector<Sending*>& ready);
   // Sends the next bundle, if none is under way.
   void SendBundle(SendLane* lane, const std::string& to);
-  void BundleEnded(SendLane* lane, const std::vector<Sending*>& sendings, const absl::Status& status);
   // The consumer has a part of it, or never will.
   void PartEnded(Sending* sending, const absl::Status& status);
   void Fail(Sending* sending, const absl::Status& status);
@@ -166,7 +167,6 @@ class Step : public tensorflow::core::RefCounted {
   void Leave(SendLane* lane, Sending* sending, Sending* next);
   void Unuse(Sending* sending);
   struct Part;
-  struct Bundle;
   static void PartDone(void* context, const sealane_error* error);
   static void PartReleased(void* context);
   static void BundleDone(void* context, const sealane_error* error);

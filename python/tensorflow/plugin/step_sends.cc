@@ -182,60 +182,65 @@ struct Step::Bundle {
 };
 
 void Step::SendBundle(SendLane* lane, const std::string& to) {
-  auto bundle = std::make_unique<Bundle>(Bundle{this, lane, {}});
-  BundleWriter writer;
-  {
-    std::lock_guard lock(mu_);
-    if (lane->bundling || lane->unbundled.empty()) return;
-    for (Sending* sending : lane->unbundled) {
-      if (!writer.Add(sending->key, sending->outgoing)) break;
-      sending->state = Sending::State::kSent;
-      ++sending->uses;
-      ++sent_;
-      bundle->sendings.push_back(sending);
+  for (;;) {
+    auto bundle = std::make_unique<Bundle>(Bundle{this, lane, {}});
+    BundleWriter writer;
+    {
+      std::lock_guard lock(mu_);
+      if (lane->bundling || lane->unbundled.empty()) return;
+      for (Sending* sending : lane->unbundled) {
+        if (!writer.Add(sending->key, sending->outgoing)) break;
+        sending->state = Sending::State::kSent;
+        ++sending->uses;
+        ++sent_;
+        bundle->sendings.push_back(sending);
+      }
+      lane->unbundled.erase(lane->unbundled.begin(), lane->unbundled.begin() + static_cast<ptrdiff_t>(bundle->sendings.size()));
+      lane->bundling = true;
     }
-    lane->unbundled.erase(lane->unbundled.begin(), lane->unbundled.begin() + static_cast<ptrdiff_t>(bundle->sendings.size()));
-    lane->bundling = true;
-  }
-  const size_t bytes = writer.bytes();
-  char small[kInlineBytes];
-  // A short one is copied when it is sent.
-  void* memory = bytes <= sizeof small ? small : endpoint_->arena()->AllocateShared(bytes);
-  absl::Status status;
-  Ref();
-  if (memory == nullptr) {
-    status = absl::ResourceExhaustedError("the arena has no room for a bundle, see SEALANE_TF_ARENA_BYTES");
-  } else {
-    writer.Write(memory);
-    const uint64_t dims[] = {bytes};
-    sealane_source source = {{SEALANE_OPAQUE, 8, 1, 0, 1, 0, dims}, memory, bytes, memory == small ? nullptr : sealane_free, memory};
-    sealane_item item = {TextOf(lane->bundles), source, bundle.get()};
-    status = Take(sealane_send_all(endpoint_->task(), TextOf(to), id_, &item, 1, SEALANE_NO_TIMEOUT, BundleDone, /*calls=*/nullptr));
+    Ref();
+    absl::Status status = HandOver(writer, to, bundle.get());
     if (status.ok()) {
       bundle.release();
       return;
     }
-    if (memory != small) sealane_free(memory);
+    {
+      std::lock_guard lock(mu_);
+      lane->bundling = false;
+    }
+    for (Sending* sending : bundle->sendings) PartEnded(sending, status);
+    Unref();
   }
-  BundleEnded(lane, bundle->sendings, status);
-  Unref();
+}
+
+absl::Status Step::HandOver(const BundleWriter& writer, const std::string& to, Bundle* bundle) {
+  const size_t bytes = writer.bytes();
+  // A short one is copied when it is sent.
+  alignas(uint64_t) char small[kInlineBytes];
+  const bool lent = bytes > sizeof small;
+  void* memory = lent ? endpoint_->arena()->AllocateShared(bytes) : small;
+  if (memory == nullptr) return absl::ResourceExhaustedError("the arena has no room for a bundle, see SEALANE_TF_ARENA_BYTES");
+  writer.Write(memory);
+  const uint64_t dims[] = {bytes};
+  sealane_source source = {{SEALANE_OPAQUE, 8, 1, 0, 1, 0, dims}, memory, bytes, lent ? sealane_free : nullptr, memory};
+  sealane_item item = {TextOf(bundle->lane->bundles), source, bundle};
+  absl::Status status =
+      Take(sealane_send_all(endpoint_->task(), TextOf(to), id_, &item, 1, SEALANE_NO_TIMEOUT, BundleDone, /*calls=*/nullptr));
+  if (!status.ok() && lent) sealane_free(memory);
+  return status;
 }
 
 void Step::BundleDone(void* context, const sealane_error* error) {
   std::unique_ptr<Bundle> bundle(static_cast<Bundle*>(context));
-  bundle->step->BundleEnded(bundle->lane, bundle->sendings, StatusOf(error));
-  bundle->step->Unref();
-}
-
-void Step::BundleEnded(SendLane* lane, const std::vector<Sending*>& sendings, const absl::Status& status) {
-  bool more;
+  Step* step = bundle->step;
   {
-    std::lock_guard lock(mu_);
-    lane->bundling = false;
-    more = !lane->unbundled.empty();
+    std::lock_guard lock(step->mu_);
+    bundle->lane->bundling = false;
   }
-  if (more) SendBundle(lane, endpoint_->routes().ConsumerOf(lane->route));
-  for (Sending* sending : sendings) PartEnded(sending, status);
+  step->SendBundle(bundle->lane, step->endpoint_->routes().ConsumerOf(bundle->lane->route));
+  const absl::Status status = StatusOf(error);
+  for (Sending* sending : bundle->sendings) step->PartEnded(sending, status);
+  step->Unref();
 }
 
 void Step::PartEnded(Sending* sending, const absl::Status& status) {

@@ -1,0 +1,149 @@
+// The bundles that a step asks for, and what comes in them.
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "step.h"
+#include "tensorflow/core/platform/logging.h"
+#include "tensorflow/core/platform/status.h"
+
+namespace sealane_tensorflow {
+
+// The most that may come unasked in a step from a device, so that a peer cannot fill this task's memory.
+constexpr size_t kParkedBytes = 64 << 20;
+
+struct Step::Receiving {
+  Step* step;
+  AskLane* lane;
+};
+
+void Step::Receive(AskLane* lane) {
+  uint64_t received;
+  {
+    std::lock_guard lock(mu_);
+    if (ended_ || lane->awaited == 0 || std::exchange(lane->receiving, true)) return;
+    received = lane->received;
+  }
+  Ref();
+  void* memory = endpoint_->arena()->AllocateShared(kBundleBytes);
+  if (memory == nullptr) {
+    LOG_EVERY_N_SEC(WARNING, 10) << "Sealane: tensors from " << lane->route->peer->name
+                                 << " come by gRPC: the arena has no room for bundles, see SEALANE_TF_ARENA_BYTES";
+    BundleCame(lane, absl::InvalidArgumentError("no room"), nullptr);
+    Unref();
+    return;
+  }
+  auto receiving = std::make_unique<Receiving>(Receiving{this, lane});
+  const sealane_wanted wanted = {TextOf(lane->bundles), {memory, kBundleBytes, sealane_free, memory}, receiving.get()};
+  sealane_call* call = nullptr;
+  absl::Status status = Take(sealane_recv_all(endpoint_->task(), TextOf(lane->from), id_, &wanted, 1, SEALANE_NO_TIMEOUT, ReceiveDone, &call));
+  if (!status.ok()) {  // No callback comes.
+    sealane_free(memory);
+    BundleCame(lane, status, nullptr);
+    Unref();
+    return;
+  }
+  receiving.release();
+  std::lock_guard lock(mu_);
+  if (lane->received != received) {
+    sealane_call_free(call);
+  } else {
+    lane->bundle = call;
+    if (ended_) sealane_error_free(sealane_call_cancel(call));
+  }
+}
+
+void Step::ReceiveDone(void* context, const sealane_error* error, sealane_tensor* came) {
+  std::unique_ptr<Receiving> receiving(static_cast<Receiving*>(context));
+  receiving->step->BundleCame(receiving->lane, StatusOf(error), came);
+  receiving->step->Unref();
+}
+
+// So many tensors at once are handed out by the pool that runs what they go to: its threads would be woken for each of them otherwise.
+constexpr size_t kPooled = 8;
+
+void Step::BundleCame(AskLane* lane, absl::Status status, sealane_tensor* came) {
+  std::vector<Arrival> arrivals;
+  std::vector<std::pair<Asking*, Arrival>> matched;
+  std::vector<Asking*> lost;
+  if (status.ok()) status = ReadBundle(sealane_tensor_view(came), &arrivals);
+  sealane_call* call;
+  {
+    std::lock_guard lock(mu_);
+    lane->receiving = false;
+    ++lane->received;
+    call = std::exchange(lane->bundle, nullptr);
+    if (status.ok() && !Match(lane, arrivals, &matched)) {
+      status = absl::ResourceExhaustedError(absl::StrCat("Sealane: more than ", kParkedBytes, " bytes came unasked"));
+    }
+    if (!status.ok()) {
+      for (auto& [key, asking] : askings_)
+        if (asking->lane == lane && asking->awaited) lost.push_back(asking);
+    }
+    for (Asking* asking : lost) asking->Ref();
+  }
+  sealane_call_free(call);
+  // The next is on its way while this one's tensors are made.
+  if (lost.empty()) Receive(lane);
+  const bool many = matched.size() >= kPooled && pool_ != nullptr;
+  auto hand_out = [this, matched = std::move(matched), came] {
+    for (auto& [asking, arrival] : matched) {
+      Arrived(asking, arrival);
+      asking->Unref();
+    }
+    sealane_tensor_free(came);
+    Unref();
+  };
+  Ref();
+  if (many) {
+    pool_->Schedule(std::move(hand_out));
+  } else {
+    hand_out();
+  }
+  // The producer reports what made it give up.
+  if (absl::IsCancelled(status) || absl::IsAborted(status)) status = tensorflow::StatusGroup::MakeDerived(status);
+  for (Asking* asking : lost) {
+    if (absl::IsInvalidArgument(status)) {  // Another call of the same key has not quite ended.
+      EndByGrpc(asking);
+    } else {
+      EndWith(asking, status);
+    }
+    asking->Unref();
+  }
+}
+
+bool Step::Match(AskLane* lane, const std::vector<Arrival>& arrivals, std::vector<std::pair<Asking*, Arrival>>* matched) {
+  for (const Arrival& arrival : arrivals) {
+    auto found = askings_.find(arrival.key);
+    if (found != askings_.end() && found->second->lane == lane && found->second->awaited) {
+      found->second->awaited = false;
+      --lane->awaited;
+      found->second->Ref();
+      matched->emplace_back(found->second, arrival);
+      continue;
+    }
+    Parked parked(arrival);
+    lane->parked_bytes += parked.bytes();
+    if (lane->parked_bytes > kParkedBytes) return false;
+    lane->parked[arrival.key].push_back(std::move(parked));
+  }
+  return true;
+}
+
+void Step::Arrived(Asking* asking, const Arrival& arrival) {
+  if (!arrival.announced) {
+    Incoming incoming;
+    absl::Status status = Read(arrival.view, &incoming);
+    return EndWith(asking, status, incoming);
+  }
+  sealane_tensor* came;
+  {
+    std::lock_guard lock(asking->mu);
+    asking->announced = arrival.view.bytes;
+    came = std::exchange(asking->came, nullptr);
+    if (came == nullptr && std::exchange(asking->data.started, true)) return;  // Into memory of the size that it had in an earlier step.
+  }
+  if (came != nullptr) return DataCame(asking, absl::OkStatus(), came);
+  AskForData(asking, arrival.view.bytes);
+}
+
+}  // namespace sealane_tensorflow

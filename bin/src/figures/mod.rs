@@ -1,6 +1,8 @@
 //! The figures of a daemon as they go to people and programs: `sealane stat` and its JSON, and the source of the metrics.
 //! Plain data, made from what the engine shows; as many entries as the engine has shards, peers and clients.
 
+#[cfg(test)]
+mod example;
 mod histogram;
 mod rates;
 mod shard;
@@ -9,6 +11,8 @@ use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
 
+#[cfg(test)]
+pub(crate) use example::example;
 pub(crate) use histogram::Histogram;
 pub(crate) use rates::Rates;
 pub(crate) use shard::unix_ms;

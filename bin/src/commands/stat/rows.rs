@@ -207,7 +207,8 @@ pub(super) fn clients(now: &Figures) -> Table {
     }
 }
 
-/// What has moved between tasks of this host and their peers, by Sealane and by other transports.
+/// What has moved between tasks of this host and their peers: tensors and bytes by Sealane, those by other transports, and the shares
+/// that Sealane has of both.
 pub(super) fn traffic(now: &Figures) -> Table {
     let share = |share: Option<f64>| share.map_or_else(|| "-".into(), percent);
     let row = |client: &Client, traffic: &Traffic| {
@@ -231,7 +232,8 @@ pub(super) fn traffic(now: &Figures) -> Table {
     rows.sort();
     Table {
         title: "Peers of clients, and Sealane's share of what moved",
-        heads: vec!["task", "peer", "tensors in", "out", "bytes in", "out", "otherwise", "bytes", "share", "of bytes"],
+        // Short, so that it fits into 80 columns.
+        heads: vec!["task", "peer", "in", "out", "bytes in", "out", "other", "bytes", "share", "bytes"],
         rows,
         numbers_from: 2,
         has_tail: false,

@@ -101,6 +101,28 @@ fn the_same_program_leaves_no_memory_and_touches_none_that_is_not_its_own() {
     assert_eq!(run(&program, &[daemon.socket.as_os_str()]), "all is well\n");
 }
 
+/// In valgrind, where the library's own memory is watched too.
+#[test]
+fn in_valgrind_neither_the_program_nor_the_library_misuses_memory() {
+    let (directory, daemon) = daemon();
+    if Command::new("valgrind").arg("--version").output().is_err() {
+        eprintln!("SKIPPED: there is no valgrind");
+        return;
+    }
+    let program = directory.path().join("interface");
+    if compile("tests/c/interface.c", &program, &[]).is_none() {
+        return;
+    }
+    let mut valgrind = Command::new("valgrind");
+    // What is only possibly lost is neither an error nor shown: maps and threads of Rust keep pointers into their memory, not to
+    // its begin, also where they live as long as the program.
+    valgrind.args(["--quiet", "--leak-check=full", "--show-leak-kinds=definite,indirect"]);
+    // The first error ends the program, so that one in its child is heard of.
+    valgrind.args(["--errors-for-leak-kinds=definite,indirect", "--error-exitcode=99", "--exit-on-first-error=yes"]);
+    valgrind.arg(&program).arg(&daemon.socket);
+    assert_eq!(String::from_utf8(done(valgrind).stdout).unwrap(), "all is well\n");
+}
+
 #[test]
 fn two_processes_of_the_example_play_ping_pong() {
     let (directory, daemon) = daemon();

@@ -1,6 +1,6 @@
 /* Two processes that are tasks of one host's daemon, or of two, send each other a tensor again and again:
  *
- *   cc -I include examples/ping.c -lsealane_c -lpthread -o ping
+ *   cc ping.c $(pkg-config --cflags --libs sealane) -pthread -o ping
  *   ./ping ps0.train:2222 worker0.train:2222 1000 &
  *   ./ping worker0.train:2222 ps0.train:2222 1000
  *

@@ -1,7 +1,7 @@
-//! Builds programs of this workspace, and finds out where cargo put them.
+//! Builds programs and libraries of this workspace, and finds out where cargo put them.
 
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
@@ -40,14 +40,37 @@ pub(crate) fn build(build: &Build) -> Result<PathBuf, String> {
     // A package has but one library, which is not chosen by name.
     cargo.arg(format!("--{kind}")).args((*kind != "lib").then_some(target));
     cargo.arg("--message-format=json-render-diagnostics").current_dir(workspace());
-    // Its progress and its complaints go to where ours go.
+    let messages = messages(&mut cargo).map_err(|error| format!("{target} of {package} does not build: {error}"))?;
+    executable(&messages, build).ok_or_else(|| format!("cargo built no {kind} {target} of {package}"))
+}
+
+/// Builds the library of a package, optimised as users get it; the files that it is.
+///
+/// # Errors
+/// When it does not build, and cargo has said why.
+pub(crate) fn libraries(package: &'static str) -> Result<Vec<PathBuf>, String> {
+    let mut cargo = cargo();
+    cargo.args(["build", "--package", package, "--lib", "--release"]);
+    cargo.arg("--message-format=json-render-diagnostics").current_dir(workspace());
+    let messages = messages(&mut cargo).map_err(|error| format!("{package} does not build: {error}"))?;
+    Ok(files(&messages))
+}
+
+/// What cargo says of what it builds. Its progress and its complaints go to where ours go.
+fn messages(cargo: &mut Command) -> Result<String, String> {
     let done = cargo.stdin(Stdio::null()).stderr(Stdio::inherit()).output();
-    let done = done.map_err(|error| format!("cannot run cargo: {error}"))?;
+    let done = done.map_err(|error| format!("cannot run cargo ({error})"))?;
     if !done.status.success() {
-        return Err(format!("{target} of {package} does not build"));
+        return Err(format!("cargo failed ({})", done.status));
     }
-    executable(&String::from_utf8_lossy(&done.stdout), build)
-        .ok_or_else(|| format!("cargo built no {kind} {target} of {package}"))
+    Ok(String::from_utf8_lossy(&done.stdout).into_owned())
+}
+
+/// All files that cargo's messages name.
+fn files(messages: &str) -> Vec<PathBuf> {
+    let messages = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let files = messages.filter_map(|message| message["filenames"].as_array().cloned()).flatten();
+    files.filter_map(|file| file.as_str().map(PathBuf::from)).collect()
 }
 
 /// The path of a program in cargo's messages. What has a path is a program: a library has one as its unit tests alone.
@@ -66,7 +89,7 @@ mod tests {
 
     const MESSAGES: &str = r#"{"reason":"compiler-artifact","target":{"kind":["lib"],"name":"sealane_transport"},"profile":{"test":false},"executable":null}
 {"reason":"compiler-artifact","target":{"kind":["lib"],"name":"sealane_transport"},"profile":{"test":true},"executable":"/t/deps/sealane_transport-1"}
-{"reason":"compiler-artifact","target":{"kind":["bin"],"name":"sealane"},"profile":{"test":false},"executable":"/t/sealane"}
+{"reason":"compiler-artifact","target":{"kind":["bin"],"name":"sealane"},"profile":{"test":false},"filenames":["/t/sealane"],"executable":"/t/sealane"}
 {"reason":"compiler-artifact","target":{"kind":["test"],"name":"conformance"},"profile":{"test":true},"executable":"/t/deps/conformance-2"}
 {"reason":"build-finished","success":true}
 not a message
@@ -83,5 +106,12 @@ not a message
         assert_eq!(found("bin", "sealane").as_deref(), Some("/t/sealane"));
         assert_eq!(found("example", "sealane"), None);
         assert_eq!(found("test", "sockets"), None);
+    }
+
+    #[test]
+    fn files_are_those_that_messages_name() {
+        let library = r#"{"target":{"kind":["cdylib"]},"filenames":["/t/libx.so","/t/libx.a"],"executable":null}"#;
+        let expected = ["/t/sealane", "/t/libx.so", "/t/libx.a"].map(PathBuf::from);
+        assert_eq!(files(&format!("{MESSAGES}{library}\n")), expected);
     }
 }

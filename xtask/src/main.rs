@@ -56,7 +56,7 @@ enum Chore {
     Report(report::Report),
     /// Writes the manual pages and the completions of the shells
     Pages(package::Pages),
-    /// Builds the Debian package
+    /// Builds the Debian packages
     Deb(package::Deb),
     /// Builds the wheels of the Python package, and of the plugin for each release of TensorFlow that it supports
     Wheels(wheels::Wheels),

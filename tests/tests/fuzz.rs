@@ -2,6 +2,7 @@
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
+use sealane_tests::fuzz::corpus::{corpora, pack};
 use sealane_tests::fuzz::{TARGETS, Target};
 
 /// Inputs made at random, for each target.
@@ -98,9 +99,29 @@ fn the_corpora_stay_small_and_each_has_its_target() {
         bytes += kept.iter().map(|(_, input)| input.len()).sum::<usize>();
     }
     assert!(bytes <= KEPT_BYTES_MAX, "the corpora have {bytes} bytes");
-    let corpora = TARGETS[0].corpus_directory();
-    let directories = std::fs::read_dir(corpora.parent().expect("beside the others")).expect("there are corpora");
-    let names = directories.map(|entry| entry.expect("it can be read").file_name());
-    let strangers: Vec<_> = names.filter(|name| !TARGETS.iter().any(|target| name == target.name)).collect();
+    let names = |folder: std::path::PathBuf| {
+        let entries = std::fs::read_dir(folder).expect("there are corpora");
+        entries.map(|entry| entry.expect("it can be read").file_name().into_string().expect("names are plain"))
+    };
+    let files = names(corpora()).filter(|name| name != "found");
+    let targets = files.map(|name| name.strip_suffix(".tar").map_or(name.clone(), str::to_owned));
+    let targets = targets.chain(names(corpora().join("found")));
+    let strangers: Vec<_> = targets.filter(|name| !TARGETS.iter().any(|target| name == target.name)).collect();
     assert!(strangers.is_empty(), "corpora without a target: {strangers:?}");
+}
+
+#[test]
+fn an_archive_that_is_packed_again_is_the_same() {
+    let folder = tempfile::tempdir().expect("there is room");
+    for target in TARGETS {
+        let archived = target.archived().unwrap_or_else(|error| panic!("the archive of {}: {error}", target.name));
+        let mut different: Vec<_> = archived.iter().map(|(_, input)| input).collect();
+        different.sort_unstable();
+        different.dedup();
+        assert_eq!(different.len(), archived.len(), "{} keeps an input twice", target.name);
+        let again = folder.path().join(target.name);
+        pack(&again, &archived).expect("it can be written");
+        let bytes = |path| std::fs::read(path).expect("it was just there");
+        assert!(bytes(again) == bytes(target.corpus_archive()), "{} was not packed by `cargo xtask fuzz`", target.name);
+    }
 }

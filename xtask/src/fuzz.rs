@@ -37,7 +37,7 @@ pub(crate) struct Fuzz {
     /// Targets that run at the same time
     #[arg(long, default_value_t = 1)]
     jobs: usize,
-    /// Run none; make tests/corpora anew, of what runs have found: few inputs that reach all that was ever reached
+    /// Run none; pack the archives of tests/corpora anew, of what runs have found: few inputs that reach all that was ever reached
     #[arg(long, conflicts_with_all = ["seconds", "runs"])]
     merge: bool,
     /// Run one target on this input alone, and show what happens

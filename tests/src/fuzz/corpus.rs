@@ -1,28 +1,80 @@
-//! The corpora: inputs that are kept because they reach something, or once broke something. One directory a target.
+//! The corpora: inputs that are kept because they reach something (`corpora/TARGET.tar`), or because they once broke something
+//! (`corpora/found/TARGET/NAME`, each a file with a name of its own).
 
-use std::fs;
-use std::io;
-use std::path::PathBuf;
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
 
 use super::Target;
 
+/// Names of inputs and their bytes.
+pub type Inputs = Vec<(String, Vec<u8>)>;
+
 impl Target {
-    /// Where its corpus is kept: in the sources, so that one that is found is there for everyone from then on.
-    pub fn corpus_directory(&self) -> PathBuf {
-        [env!("CARGO_MANIFEST_DIR"), "corpora", self.name].iter().collect()
+    /// The archive of its corpus: in the sources, so that everyone has what one search has found.
+    pub fn corpus_archive(&self) -> PathBuf {
+        corpora().join(self.name).with_extension("tar")
     }
 
-    /// The inputs of its corpus, each with the name of its file, by name.
+    /// The inputs of its archive.
+    ///
+    /// # Errors
+    /// The archive cannot be read.
+    pub fn archived(&self) -> io::Result<Inputs> {
+        let mut inputs = Inputs::new();
+        for entry in tar::Archive::new(File::open(self.corpus_archive())?).entries()? {
+            let mut entry = entry?;
+            let mut input = Vec::new();
+            entry.read_to_end(&mut input)?;
+            inputs.push((entry.path()?.to_string_lossy().into_owned(), input));
+        }
+        Ok(inputs)
+    }
+
+    /// The inputs that once broke a promise of it.
     ///
     /// # Errors
     /// The directory, or a file in it, cannot be read.
-    pub fn corpus(&self) -> io::Result<Vec<(String, Vec<u8>)>> {
-        let mut inputs = Vec::new();
-        for entry in fs::read_dir(self.corpus_directory())? {
+    pub fn found(&self) -> io::Result<Inputs> {
+        let directory = corpora().join("found").join(self.name);
+        if !directory.exists() {
+            return Ok(Inputs::new());
+        }
+        let mut inputs = Inputs::new();
+        for entry in fs::read_dir(directory)? {
             let entry = entry?;
-            inputs.push((entry.file_name().to_string_lossy().into_owned(), fs::read(entry.path())?));
+            inputs.push((format!("found-{}", entry.file_name().to_string_lossy()), fs::read(entry.path())?));
         }
         inputs.sort_unstable();
         Ok(inputs)
     }
+
+    /// All inputs that are kept of it.
+    ///
+    /// # Errors
+    /// They cannot be read.
+    pub fn corpus(&self) -> io::Result<Inputs> {
+        Ok([self.found()?, self.archived()?].concat())
+    }
+}
+
+/// Where the corpora are.
+pub fn corpora() -> PathBuf {
+    [env!("CARGO_MANIFEST_DIR"), "corpora"].iter().collect()
+}
+
+/// Writes an archive of these inputs: the same bytes whenever and by whomever it is written.
+///
+/// # Errors
+/// It cannot be written.
+pub fn pack(archive: &Path, inputs: &Inputs) -> io::Result<()> {
+    let mut builder = tar::Builder::new(File::create(archive)?);
+    for (name, input) in inputs {
+        let mut header = tar::Header::new_ustar();
+        header.set_size(input.len() as u64);
+        header.set_mode(0o644);
+        header.set_mtime(0);
+        builder.append_data(&mut header, name, &input[..])?;
+    }
+    builder.finish()
 }

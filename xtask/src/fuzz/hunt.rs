@@ -143,7 +143,7 @@ impl Hunt<'_> {
             command.arg(format!("-dict={}", words.display()));
         }
         command.arg(self.places.corpus(self.target)?).arg(self.places.seeds(self.target)?);
-        command.arg(self.target.corpus_directory());
+        command.arg(self.places.kept(self.target)?);
         let mut child = command.stderr(Stdio::piped()).spawn().map_err(|error| format!("cannot run it: {error}"))?;
         let (mut last, mut shown) = (VecDeque::new(), Instant::now());
         for line in BufReader::new(child.stderr.take().expect("it is piped")).split(b'\n') {

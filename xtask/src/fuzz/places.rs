@@ -32,6 +32,14 @@ impl Places {
         Ok(folder)
     }
 
+    /// The target's corpus of the sources, unpacked anew.
+    pub(super) fn kept(&self, target: &Target) -> Result<PathBuf, String> {
+        let folder = emptied(self.folder.join("kept").join(target.name))?;
+        let inputs = target.corpus().map_err(|error| format!("cannot read the corpus of {}: {error}", target.name))?;
+        inputs.iter().try_for_each(|(name, input)| write(&folder.join(name), input))?;
+        Ok(folder)
+    }
+
     /// The target's words, as libFuzzer reads them; `None` if it has none.
     pub(super) fn words(&self, target: &Target) -> Result<Option<PathBuf>, String> {
         if target.words.is_empty() {

@@ -18,7 +18,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use guest::Job;
 use image::Program;
@@ -39,6 +39,9 @@ pub(crate) struct RdmaLab {
     /// Run only the step of this name (repeatable); without it the whole lab runs
     #[arg(long, value_name = "STEP", conflicts_with = "run")]
     only: Vec<String>,
+    /// Write what the steps named by --only reported to this file, by their names
+    #[arg(long, value_name = "FILE", requires = "only")]
+    json: Option<PathBuf>,
     /// Instead of the lab's steps, run this command line with the guest's /bin/sh, and exit as it does
     #[arg(long, value_name = "COMMAND LINE")]
     run: Option<String>,
@@ -66,8 +69,14 @@ impl RdmaLab {
         let kernel = kernel::fetch(&lab)?;
         match &self.run {
             Some(script) => self.command(&lab, &kernel, &programs, script),
-            None => whole::run(&lab, &kernel, &steps)
-                .map(|passed| if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE }),
+            None => {
+                let passed = whole::run(&lab, &kernel, &steps)?;
+                if let (true, Some(file)) = (passed, &self.json) {
+                    let written = serde_json::to_vec(&reports(&lab, &self.only)?).map_err(|error| error.to_string())?;
+                    fs::write(file, written).map_err(|error| format!("{}: {error}", file.display()))?;
+                }
+                Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+            }
         }
     }
 
@@ -89,27 +98,13 @@ impl RdmaLab {
     }
 }
 
-/// Whether the lab has a step of that name.
-pub(crate) fn has_step(name: &str) -> bool {
-    STEPS.iter().any(|step| step.name == name)
-}
-
-/// Runs steps in one boot, and gives the report that each printed.
-///
-/// # Errors
-/// There is no such step, the lab cannot be had, or a step failed or printed no report.
-pub(crate) fn reports(names: &[String]) -> Result<Vec<Value>, String> {
-    let steps = chosen(names)?;
-    host::install()?;
-    let lab = host::lab_folder()?;
-    let kernel = kernel::fetch(&lab)?;
-    if !whole::run(&lab, &kernel, &steps)? {
-        return Err("a step of the lab failed".to_string());
-    }
+/// The report that each of these steps printed, by its name.
+fn reports(lab: &Path, names: &[String]) -> Result<Map<String, Value>, String> {
     let report = |name: &String| {
-        let log = whole::log_of(&lab, name);
+        let log = whole::log_of(lab, name);
         let printed = fs::read_to_string(&log).map_err(|error| format!("{}: {error}", log.display()))?;
-        figures::report(&printed).ok_or_else(|| format!("{}: it has no report", log.display()))
+        let report = figures::report(&printed).ok_or_else(|| format!("{}: it has no report", log.display()))?;
+        Ok((name.clone(), report))
     };
     names.iter().map(report).collect()
 }

@@ -1,0 +1,174 @@
+"""Runs experiments one after another, and keeps what each wrote with where it comes from."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from report import EXPERIMENTS, RESULTS, ROOT, ROUNDS, SECONDS, command, words
+
+# The Python that has this repository's package; and the one that has TensorFlow and the plugin, which is large, so that who
+# wants to measure it makes it.
+PYTHON = ROOT / "target/report-python"
+TENSORFLOW = ROOT / "target/report-tensorflow/bin/python"
+# Files that a report writes itself, which make no other program of it.
+WRITTEN = [":!bench/results", ":!bench/REPORT.md", ":!README.md"]
+# What a system costs in a round besides the counted seconds, as far as the forecast of the time knows.
+ROUND_OVERHEAD_S = 0.3
+
+
+class Failed(Exception):
+    pass
+
+
+def run(line, **more):
+    """Runs a command whose output only matters when it fails, and gives what it printed."""
+    try:
+        done = subprocess.run(list(map(str, line)), stdin=subprocess.DEVNULL, capture_output=True, text=True, **more)
+    except OSError as problem:
+        raise Failed(f"cannot run {line[0]}: {problem.strerror}") from None
+    if done.returncode:
+        raise Failed(f"{' '.join(map(str, line))} failed ({done.returncode}): {done.stderr.strip()}")
+    return done.stdout
+
+
+def python_with(*packages):
+    """A Python that has these packages, made once and brought up to date."""
+    program = PYTHON / "bin/python"
+    if not program.exists():
+        run(["python3", "-m", "venv", PYTHON])
+    run([program, "-m", "pip", "install", "--quiet", *packages])
+    return program
+
+
+def tensorflow():
+    if not TENSORFLOW.exists():
+        raise Failed("there is no target/report-tensorflow/bin/python; make it with `python3 -m venv target/report-tensorflow`, and "
+                     "in it `pip install 'tensorflow-cpu==2.21.*'` and `pip install ./python ./python/tensorflow`")
+    return TENSORFLOW
+
+
+def load():
+    """Processes that ran or wanted to, on average over the last minute."""
+    return float(Path("/proc/loadavg").read_text().split()[0])
+
+
+def facts():
+    """What is the same for all experiments of this run."""
+    changed = run(["git", "status", "--porcelain", "--untracked-files=no", "--", ".", *WRITTEN], cwd=ROOT)
+    commit = run(["git", "rev-parse", "--short=10", "HEAD"], cwd=ROOT).strip() + ("+" if changed else "")
+    compiler = " ".join(run([os.environ.get("RUSTC", "rustc"), "--version"]).split()[:2])
+    memory = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemTotal:"))
+    congestion = Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
+    return {"commit": commit, "compiler": compiler, "congestion": congestion,
+            "memory_gib": round(int(memory.split()[1]) / (1 << 20), 1)}
+
+
+def forecast_s(experiment):
+    """About how many seconds it takes, where that can be known."""
+    if "bench" not in experiment:
+        return None
+    line, variants = experiment["bench"].split(), 1
+    for word in line:
+        variants *= len(word.split(","))
+    seconds = experiment.get("seconds", SECONDS) + ROUND_OVERHEAD_S
+    return experiment.get("rounds", ROUNDS) * seconds * (variants + line.count("--baseline"))
+
+
+def keep(folder, name, report, provenance):
+    """Writes a result in one piece, so that a run that is interrupted spoils none."""
+    if not isinstance(report, dict):
+        raise Failed("what it wrote is no object")
+    text = json.dumps({**report, "provenance": provenance}, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+    unfinished = folder / f"{name}.unfinished"
+    unfinished.write_text(text)
+    unfinished.rename(folder / f"{name}.json")
+
+
+def chosen(names, with_lab):
+    """The experiments of these names; without names all, those of the lab only if asked for, those of TensorFlow where it is."""
+    unknown = [name for name in names if name not in EXPERIMENTS]
+    if unknown:
+        raise SystemExit(f"error: there is no experiment {unknown[0]!r}; the experiments are {', '.join(EXPERIMENTS)}")
+    if names:
+        return [name for name in EXPERIMENTS if name in names]
+    is_left_out = {"lab": not with_lab, "tensorflow": not TENSORFLOW.exists()}
+    return [name for name, of in EXPERIMENTS.items() if not any(is_left_out.get(kind) for kind in of)]
+
+
+def build():
+    run_cargo = [os.environ.get("CARGO", "cargo"), "build", "--release", "--locked", "-p", "sealane-cli", "--bin", "sealane"]
+    if subprocess.run(run_cargo, cwd=ROOT, check=False).returncode:
+        raise SystemExit("error: sealane does not build")
+    return Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release/sealane"
+
+
+class Bench:
+    """What runs the experiments, and where their results go."""
+
+    def __init__(self, program, folder, quick=False):
+        self.program, self.folder, self.quick = program, folder, quick
+
+    def run(self, names, before, made=None):
+        """Runs each; one that fails leaves what was kept of it, and the others go on. Gives the problems."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        made, problems = made or facts(), []
+        here = [name for name in names if "lab" not in EXPERIMENTS[name]]
+        for number, name in enumerate(here, 1):
+            known = before.get(name).provenance
+            about = known["took_s"] if known else forecast_s(EXPERIMENTS[name])
+            print(f"experiment {number} of {len(here)}: {name}" + (f", about {about:.0f} s" if about else ""), file=sys.stderr)
+            try:
+                self.measured([name], made, self.one)
+            except Failed as problem:
+                problems.append(f"{name} was not measured: {problem}")
+                print(problems[-1], file=sys.stderr)
+        lab = [name for name in names if "lab" in EXPERIMENTS[name]]
+        if lab:
+            try:
+                self.measured(lab, made, self.lab)
+            except Failed as problem:
+                problems.append(f"the lab's experiments were not measured: {problem}")
+        return problems
+
+    def measured(self, names, made, by):
+        busy, begun = load(), time.monotonic()
+        for name, report in by(names):
+            provenance = {**made, "command": command(EXPERIMENTS[name]), "unix_seconds": int(time.time()),
+                          "took_s": time.monotonic() - begun, "load": busy}
+            keep(self.folder, name, report, provenance)
+
+    def one(self, names):
+        experiment = EXPERIMENTS[names[0]]
+        line = [self.program]
+        if "python" in experiment:
+            line = [python_with(f"{ROOT / 'python'}[examples]")]
+        elif "tensorflow" in experiment:
+            line = [tensorflow()]
+        # From the workspace's root, so that what is kept names no place of this machine.
+        folder = os.path.relpath(self.folder, ROOT)
+        with tempfile.NamedTemporaryFile(suffix=".json") as file:
+            environment = {**os.environ, "SEALANE_BIN": str(self.program)}
+            run([*line, *words(experiment, folder, self.quick), "--json", file.name], cwd=ROOT, env=environment)
+            yield names[0], parsed(file.read())
+
+    def lab(self, names):
+        """Runs what needs the lab in one boot, since only figures of one boot can be compared."""
+        print(f"{len(names)} experiments in the RDMA lab", file=sys.stderr)
+        steps = {EXPERIMENTS[name]["lab"]: name for name in names}
+        with tempfile.NamedTemporaryFile(suffix=".json") as file:
+            only = [word for step in steps for word in ("--only", step)]
+            run([os.environ.get("CARGO", "cargo"), "xtask", "rdma-lab", *only, "--json", file.name], cwd=ROOT)
+            reports = parsed(file.read())
+        for step, name in steps.items():
+            yield name, reports[step]
+
+
+def parsed(text):
+    try:
+        return json.loads(text)
+    except ValueError as problem:
+        raise Failed(f"what it wrote is no JSON: {problem}") from None

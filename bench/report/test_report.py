@@ -1,0 +1,183 @@
+"""`python3 -m unittest discover -s bench/report`: how figures are found, written and checked."""
+
+import json
+import tempfile
+import unittest
+from pathlib import Path
+
+import chapters
+import measure
+import pictures
+import report
+from pages import Section, table
+from results import Results, Run, Spread, brief, certain, is_cost, median, quotient, with_spread
+
+PROVENANCE = {"command": "sealane bench latency", "unix_seconds": 1_763_668_991, "took_s": 12.3, "commit": "0123abc",
+              "compiler": "rustc 1.95.0", "congestion": "bbr", "memory_gib": 8.0, "load": 0.1}
+
+
+def row(system, variant, metric, **figures):
+    return {"system": system, "variant": variant, "metric": metric, **figures}
+
+
+def ratio(name, of, median, low=None, high=None):
+    return {"name": name, "of": of, "median": median, "min": low or median, "max": high or median}
+
+
+SAMPLE = Run({
+    "provenance": PROVENANCE,
+    "machine": {"cpus": 2, "cpu_model": "Abacus 9", "kernel": "6.18", "pinned": [0, 1]},
+    "results": [
+        row("sealane", "a", "rtt_us", p50=8.0, p99=9.0),
+        row("sealane", "a", "step_ms", value=2.0, min=1.0, max=4.0),
+        row("sealane", "b", "step_ms", value=3.0, min=3.0, max=3.0),
+        row("sealane", "c", "step_ms", value=3.0, min=3.0, max=3.0),
+        row("raw", "a", "rtt_us", p50=6.4, p99=7.0),
+    ],
+    "ratios": [ratio("a/b", "step_ms", 0.5, 0.25, 1.0), ratio("c / a", "step_ms", 3.0, 2.0, 4.0),
+               ratio("sealane/raw", "rtt_us.p50", 1.25)],
+})
+
+
+class Figures(unittest.TestCase):
+    def test_numbers_have_three_digits(self):
+        shown = [brief(value) for value in (0, float("nan"), 1234.5, 12_345.0, 1_234_567.0, 8.125, 0.012345, 1e10)]
+        self.assertEqual(shown, ["0", "0", "1230", "12.3 k", "1.23 M", "8.13", "0.0123", "10 G"])
+
+    def test_a_unit_suits_its_figure(self):
+        self.assertEqual(median("rtt_us.p50", certain(8.3)), "8.3 µs")
+        self.assertEqual(with_spread("rtt_us", Spread(2000.0, 1000.0, 3000.0)), "2 ms (1 to 3)")
+        self.assertEqual(median("rss_bytes_per_peer", certain(14_000.0)), "14 kB")
+        self.assertEqual(median("tensors_per_s", certain(4.12e6)), "4.12 M/s")
+        self.assertEqual(quotient(Spread(1.21, 1.18, 1.22)), "1.21 (1.18 to 1.22)")
+        self.assertEqual((median("step_ms", None), quotient(None, "not measured")), ("", "not measured"))
+
+    def test_less_is_better_of_costs_alone(self):
+        costs = ["rtt_us.p50", "step_ms", "cpu_ms_per_step", "bytes_per_step", "steps_per_s", "slowest_share"]
+        self.assertEqual([is_cost(metric) for metric in costs], [True, True, True, True, False, False])
+
+    def test_they_are_found_by_name(self):
+        self.assertEqual(SAMPLE.figure("sealane", None, "rtt_us.p99"), certain(9.0))
+        self.assertEqual(SAMPLE.figure("sealane", None, "step_ms"), Spread(2.0, 1.0, 4.0))
+        self.assertEqual(SAMPLE.figure("sealane", "b", "step_ms"), certain(3.0))
+        self.assertIsNone(SAMPLE.figure("raw", None, "step_ms"))
+        self.assertIsNone(SAMPLE.figure("sealane", None, "rtt_us.p42"))
+        self.assertEqual(SAMPLE.variants("sealane"), ["a", "b", "c"])
+
+    def test_variants_are_compared_with_the_first_whichever_way_round(self):
+        found = [SAMPLE.to_first(variant, "step_ms") for variant in "abcd"]
+        self.assertEqual(found, [certain(1.0), Spread(2.0, 1.0, 4.0), Spread(3.0, 2.0, 4.0), None])
+
+    def test_what_all_variants_have_is_not_said(self):
+        self.assertEqual(chapters.names(["fuse off, static", "fuse plan, static"]), ["fuse off", "fuse plan"])
+        self.assertEqual(chapters.names(["static", "static, copied"]), ["as it is", "copied"])
+        self.assertEqual(chapters.names(["one, two"]), ["one, two"])
+
+    def test_a_row_says_how_fast_in_comparison(self):
+        results = Results({"latency": SAMPLE})
+        self.assertEqual(chapters.cells(results, chapters.TENSORS[0]), [chapters.TENSORS[0].what, "8 µs", "6.4 µs", "", "0.8", ""])
+        self.assertEqual(chapters.cells(results, chapters.TENSORS[6])[1], "not measured")
+
+
+class Pages(unittest.TestCase):
+    def test_speeds_of_a_tensorflow_job_stand_beside_their_aims(self):
+        rows, ratios = [], []
+        for system, value in (("grpc", 40.0), ("sealane", 5.0), ("sealane-tcp", 10.0)):
+            rows.append(row(system, "", "pull_small_ms", value=value))
+            ratios.append(ratio(f"{system}/grpc", "pull_small_ms", value / 40.0))
+        run = Run({"provenance": PROVENANCE, "results": rows, "ratios": ratios, "least_share": 0.995})
+        section = Section("", "")
+        chapters.tensorflow(Results({"tensorflow": run}), section)
+        self.assertIn("| pull 1000 x 64 B | 40 ms | 5 ms | 8 | 10 | 10 ms | 4 | 6 |", section.tables[0])
+        self.assertIn("| push 1000 x 64 B | not measured |  |  | 10 |  |  | 6 |", section.tables[0])
+        self.assertEqual(section.notes, ["At least 99.50 % of the tensors' bytes went by Sealane."])
+
+    def test_a_table_means_itself(self):
+        self.assertEqual(table(["<system", "GB/s"], [["a|b", "2"]]), "| system | GB/s |\n|---|---:|\n| a\\|b | 2 |\n")
+        self.assertEqual(table(["<system"], []), "")
+
+    def test_every_chapter_can_be_written_without_results(self):
+        text, drawn = report.report(Results({}))
+        self.assertIn(f"None of {len(report.EXPERIMENTS)} experiments has been measured yet.", text)
+        self.assertEqual(drawn, {})
+        self.assertEqual({of["name"] for of in report.CHAPTERS}, set(chapters.ANSWERS))
+        self.assertEqual(len(report.EXPERIMENTS), sum(len(of["experiments"]) for of in report.CHAPTERS))
+
+    def test_the_marks_of_the_readme_are_filled_and_must_be_known(self):
+        results = Results({"latency": SAMPLE})
+        text = "<!-- figure latency_to_raw -->old<!-- end --> and <!-- figure plan_step --><!-- end -->"
+        made = "<!-- figure latency_to_raw -->1.25<!-- end --> and <!-- figure plan_step -->(not measured)<!-- end -->"
+        self.assertEqual(report.readme(text, results), made)
+        for wrong in ("<!-- figure speed -->1<!-- end -->", "<!-- figure plan_step -->1",
+                      "<!-- figure plan_step -->1 <!-- figure plan_step -->1<!-- end -->",
+                      "<!-- measured speed: made by `cargo xtask report` --><!-- end of measured -->"):
+            with self.assertRaises(SystemExit, msg=wrong):
+                report.readme(wrong, results)
+
+
+class Files(unittest.TestCase):
+    def setUp(self):
+        self.place = Path(self.enterContext(tempfile.TemporaryDirectory()))
+        self.results = self.place / report.RESULTS
+        self.results.mkdir(parents=True)
+
+    def keep(self, name, text):
+        (self.results / name).write_text(text)
+
+    def test_a_changed_page_and_a_stray_picture_are_seen(self):
+        results = Results({"latency": SAMPLE})
+        texts, drawn = report.files(self.place, results)
+        for path, text in texts.items():
+            path.write_text(text)
+        self.assertEqual(report.check(self.place, results), [])
+        for path, text in texts.items():
+            path.write_text(text.replace("8 µs", "7 µs", 1))
+            self.assertEqual(report.check(self.place, results), [f"{path} is not what the results say; run `cargo xtask report --render`"])
+            path.write_text(text)
+        self.keep("old.svg", "")
+        self.assertIn("old.svg belongs to no chapter", report.check(self.place, results)[0])
+
+    def test_a_picture_of_other_figures_is_old(self):
+        drawn = {"a.svg": ("title", "machine", {"kind": "bars", "label": "x", "rows": [("one", Spread(1, 1, 1))]})}
+        self.assertEqual(pictures.old(self.results, drawn), ["a.svg"])
+        self.keep("a.svg", f"<svg>drawn from {pictures.digest(drawn['a.svg'])}</svg>")
+        self.assertEqual(pictures.old(self.results, drawn), [])
+        drawn["a.svg"][2]["rows"][0] = ("one", Spread(2, 1, 1))
+        self.assertEqual(pictures.old(self.results, drawn), ["a.svg"])
+
+    def test_what_is_no_result_is_refused(self):
+        self.keep("notes.txt", "no result")
+        self.keep("latency.json", json.dumps(SAMPLE.report))
+        self.assertEqual(list(report.load(self.place).runs), ["latency"])
+        for name, text, said in (("rate.json", "{}", "it does not say where it comes from; measure it anew"),
+                                 ("rate.json", "{", "rate.json: "), ("strange.json", "{}", "it belongs to no experiment")):
+            self.keep(name, text)
+            with self.assertRaisesRegex(SystemExit, said):
+                report.load(self.place)
+            (self.results / name).unlink()
+
+    def test_a_result_is_kept_with_where_it_comes_from(self):
+        measure.keep(self.results, "latency", {"schema": "x"}, PROVENANCE)
+        self.assertEqual(report.load(self.place).get("latency").provenance, PROVENANCE)
+        with self.assertRaisesRegex(measure.Failed, "no object"):
+            measure.keep(self.results, "latency", [], PROVENANCE)
+
+    def test_what_fails_is_named_and_spoils_nothing(self):
+        run = lambda program, *names: measure.Bench(Path(program), self.results).run(names, Results({}), {})
+        problems = run("/bin/false", "latency", "growth")
+        self.assertEqual(len(problems), 2)
+        self.assertTrue(problems[0].startswith("latency was not measured: /bin/false bench latency --size 64"), problems)
+        # Does nothing, and writes nothing.
+        self.assertIn("growth was not measured: what it wrote is no JSON", run("/bin/true", "growth")[0])
+        self.assertEqual(list(self.results.iterdir()), [])
+
+    def test_experiments_are_chosen_by_name(self):
+        self.assertEqual(measure.chosen(["rate", "latency"], False), ["latency", "rate"])
+        self.assertNotIn("lab_write", measure.chosen([], False))
+        self.assertIn("lab_write", measure.chosen([], True))
+        with self.assertRaisesRegex(SystemExit, "there is no experiment 'speed'; the experiments are ps_buffers_50, "):
+            measure.chosen(["speed"], False)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,5 +1,5 @@
 """`cargo xtask report`: runs every experiment, keeps what each wrote in `bench/results`, and writes of it `bench/REPORT.md`, its
-pictures, and the figures of the README. What was kept can be rendered again without measuring. To measure and to check takes
+pictures, and the figures of the README and the documentation. What was kept can be rendered again without measuring. To measure and to check takes
 Python 3.11 alone; pictures are drawn by matplotlib, which is fetched where it is not."""
 
 import argparse

@@ -15,7 +15,7 @@ from report import EXPERIMENTS, RESULTS, ROOT, ROUNDS, SECONDS, command, words
 PYTHON = ROOT / "target/report-python"
 TENSORFLOW = ROOT / "target/report-tensorflow/bin/python"
 # Files that a report writes itself, which make no other program of it.
-WRITTEN = [":!bench/results", ":!bench/REPORT.md", ":!README.md"]
+WRITTEN = [":!bench/results", ":!bench/REPORT.md", ":!README.md", ":!docs"]
 # What a system costs in a round besides the counted seconds, as far as the forecast of the time knows.
 ROUND_OVERHEAD_S = 0.3
 

@@ -1,4 +1,5 @@
-"""Writes `bench/REPORT.md`, its pictures and the figures of the README, of the results that are kept. Pure, but for the files."""
+"""Writes `bench/REPORT.md`, its pictures, and the figures of the README and the documentation, of the results that are kept. Pure,
+but for the files."""
 
 import re
 import tomllib
@@ -156,13 +157,23 @@ def report(results):
     return text + machine(results).markdown("") + runs(results).markdown(""), drawn
 
 
-# Every figure that a sentence of the README may have: its name, the experiment, and what of it.
+# Every figure that a sentence of the documentation may have: its name, the experiment, and what of it.
 FIGURES = {
+    "latency": ("latency", "median", "sealane", "rtt_us.p50"),
+    "latency_raw": ("latency", "median", "raw", "rtt_us.p50"),
+    "latency_grpc": ("latency", "median", "grpc", "rtt_us.p50"),
     "latency_to_raw": ("latency", "ratio", "sealane/raw", "rtt_us.p50"),
     "latency_shm": ("latency_shm", "median", "sealane", "rtt_us.p50"),
+    "latency_shm_raw": ("latency_shm", "median", "raw", "rtt_us.p50"),
+    "latency_shm_grpc": ("latency_shm", "median", "grpc", "rtt_us.p50"),
     "plan_step": ("fuse_plan", "median", "sealane", "step_ms"),
+    "plan_step_raw": ("fuse_plan", "median", "raw", "step_ms"),
+    "plan_step_grpc": ("fuse_plan", "median", "grpc", "step_ms"),
     "plan_to_grpc": ("fuse_plan", "ratio", "sealane/grpc", "steps_per_s"),
     "plan_to_grpc_one_message": ("fuse_plan", "ratio", "sealane/grpc, one message", "steps_per_s"),
+    "bandwidth": ("bandwidth", "median", "sealane", "gigabytes_per_s"),
+    "bandwidth_raw": ("bandwidth", "median", "raw", "gigabytes_per_s"),
+    "bandwidth_grpc": ("bandwidth", "median", "grpc", "gigabytes_per_s"),
     "secret_latency": ("latency_secret", "ratio_spread", "sealane/open", "rtt_us.p50"),
     "tls_latency": ("latency_tls", "ratio_spread", "sealane/open", "rtt_us.p50"),
     "tls_latency_median": ("latency_tls", "ratio", "sealane/open", "rtt_us.p50"),
@@ -220,24 +231,24 @@ def verbs(results):
     return section.tables[0].rstrip()
 
 
-def readme(text, results):
-    """The README with its tables and single figures, each between two marks, made anew."""
+def filled(page, text, results):
+    """A page with its tables and single figures, each between two marks, made anew."""
     tables = {"systems": systems, "verbs": verbs}
 
     def made(kind, name, old):
         if "<!-- " in old:
-            raise SystemExit(f"error: README.md: <!-- {kind} {name} has no end")
+            raise SystemExit(f"error: {page}: <!-- {kind} {name} has no end")
         if kind == "measured" and name in tables:
             return f"\n\n{tables[name](results)}\n\n"
         if kind == "figure" and name in FIGURES:
             return figure(results, name)
-        raise SystemExit(f"error: README.md: nothing is called {name}, as <!-- {kind} {name} says")
+        raise SystemExit(f"error: {page}: nothing is called {name}, as <!-- {kind} {name} says")
 
     for kind, opened, end in (("measured", ": made by `cargo xtask report` -->", "<!-- end of measured -->"),
                               ("figure", " -->", "<!-- end -->")):
         marked = re.compile(f"(<!-- {kind} )(.*?)({re.escape(opened)})(.*?)({re.escape(end)})", re.DOTALL)
         if text.count(f"<!-- {kind} ") != len(marked.findall(text)):
-            raise SystemExit(f"error: README.md: a <!-- {kind} has no end, or no name before {opened!r}")
+            raise SystemExit(f"error: {page}: a <!-- {kind} has no end, or no name before {opened!r}")
         text = marked.sub(lambda m: m[1] + m[2] + m[3] + made(kind, m[2], m[4]) + m[5], text)
     return text
 
@@ -245,8 +256,12 @@ def readme(text, results):
 def files(place, results):
     """Every text file that follows from the results, and the pictures."""
     text, drawn = report(results)
-    page = (ROOT / "README.md").read_text()
-    return {place / "bench/REPORT.md": text, place / "README.md": readme(page, results)}, drawn
+    texts = {place / "bench/REPORT.md": text}
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        page, name = path.read_text(), path.relative_to(ROOT)
+        if "<!-- figure " in page or "<!-- measured " in page:
+            texts[place / name] = filled(name, page, results)
+    return texts, drawn
 
 
 def write(place, results):

@@ -1,4 +1,4 @@
-"""The worker of the README's quick start: gets its weights, sends a gradient."""
+"""The worker of the README's example: receives its weights, sends a gradient."""
 
 import sealane
 

@@ -50,9 +50,9 @@ enum Chore {
     WithoutIoUring(without_io_uring::WithoutIoUring),
     /// Looks whether every dependency has a licence that deny.toml allows
     Licences,
-    /// Makes what follows from the code: settings, troubleshooting, the README's table, the header of the C interface
+    /// Generates what follows from the code: the settings and troubleshooting pages, the header of the C interface
     Docs(docs::Docs),
-    /// Measures all that the README and bench/REPORT.md have figures of, keeps what was measured, and writes both anew
+    /// Measures every figure of the documentation and of bench/REPORT.md, keeps the results, and updates both
     Report(report::Report),
     /// Writes the manual pages and the completions of the shells
     Pages(package::Pages),

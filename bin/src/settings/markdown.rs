@@ -1,5 +1,4 @@
-//! The settings as the documentation shows them, made from the one table of settings so that they cannot drift: the reference
-//! of all, and the README's table of those that variables give.
+//! The settings as the documentation shows them, made from the one table of settings so that they cannot drift.
 
 use std::fmt::Write;
 
@@ -7,35 +6,25 @@ use super::FILE_NAME;
 use super::table::{DefaultValue, Setting, TABLE, Variables};
 use super::value::Value;
 
-/// Begins the generated part of the README.
-pub const BEGIN: &str = "<!-- settings: made by `cargo xtask docs` -->";
-/// Ends it.
-pub const END: &str = "<!-- end of settings -->";
-
-/// `readme` with its table of settings made anew; `None` if it has no place for one.
-pub fn in_readme(readme: &str) -> Option<String> {
-    let (before, rest) = readme.split_once(BEGIN)?;
-    let (_, after) = rest.split_once(END)?;
-    let mut table = String::from("| variable | setting | default | meaning |\n|---|---|---|---|\n");
-    for setting in TABLE.iter().filter(|setting| setting.variables != Variables::None) {
-        let (name, variable, default, doc) = (setting.name, variable(setting), default(setting), setting.doc);
-        writeln!(table, "| {variable} | `{name}` | {default} | {doc} |").expect("a String takes all");
-    }
-    Some(format!("{before}{BEGIN}\n\n{table}\n{END}{after}"))
-}
-
 /// The page of all settings.
 pub fn reference() -> String {
     let mut page = format!(
         "<!-- Made by `cargo xtask docs` from the table of settings in the code. -->\n\
          # Settings\n\n\
-         A flag wins over a variable, a variable over `{FILE_NAME}` (in the working directory, or `--config FILE`), the file over the default.\n\
-         Every setting may be given as `--set NAME=VALUE` and in the file: `runtime.shards` is the key `shards` of the table `[runtime]`. A value\n\
-         that cannot be read, a name that no setting has, and two values that contradict each other are errors, never a silent default.\n\
-         `sealane check` prints all settings with what gave them.\n\n\
-         Of two variables the first is read for a ps and for any job that is not named here, the second for a worker or chief (`--role`, or\n\
-         `TF_CONFIG`). *Inverted* means that the variable says the opposite of the setting. A number of bytes may have a unit: KiB, MiB, GiB, TiB.\n"
+         A flag wins over a variable, a variable over `{FILE_NAME}` (in the working directory, or `--config FILE`), and the file over the default.\n\
+         Every setting can be given as `--set NAME=VALUE` and in the file: `runtime.shards` is the key `shards` of the table `[runtime]`.\n\
+         A value that cannot be read, an unknown name, or two values that contradict each other are errors; no default replaces them\n\
+         silently. `sealane check` prints every setting with its source. A number of bytes may have a unit: KiB, MiB, GiB, TiB. Builds without\n\
+         the feature `verbs` read and check the verbs settings too.\n\n\
+         ## Environment variables\n\n\
+         These are the variables that DeepRec and TensorFlow users know. Of two variables, the first is read for a ps and for any job not\n\
+         listed here, the second for a worker or chief (`--role`, or `TF_CONFIG`). *Inverted* means that the variable states the opposite of\n\
+         the setting.\n\n\
+         | variable | setting |\n|---|---|\n"
     );
+    for setting in TABLE.iter().filter(|setting| setting.variables != Variables::None) {
+        writeln!(page, "| {} | `{}` |", variable(setting), setting.name).expect("a String takes all");
+    }
     let mut section = "";
     for setting in TABLE {
         if setting.section() != section {

@@ -1,5 +1,5 @@
-//! `cargo xtask docs`: makes what the documentation has of the code: the reference of the settings, the README's table of
-//! those that variables give, the page of all messages, and the header of the C interface. With `--check` it writes nothing and fails where a page is old.
+//! `cargo xtask docs`: generates what the documentation takes from the code: the settings page, the page of all messages, and the
+//! header of the C interface. With `--check` it writes nothing and fails where a page is old.
 
 mod catalogue;
 mod header;
@@ -10,7 +10,7 @@ use std::fs;
 use std::path::Path;
 use std::process::ExitCode;
 
-use sealane_cli::settings::markdown::{in_readme, reference};
+use sealane_cli::settings::markdown::reference;
 
 use self::catalogue::Catalogue;
 use crate::generated::{self, Page};
@@ -47,15 +47,12 @@ impl Docs {
 fn pages(root: &Path) -> Result<Vec<Page>, Vec<String>> {
     let one = |problem: String| vec![problem];
     let read = |path: &Path| fs::read_to_string(path).map_err(|error| vec![format!("{}: {error}", path.display())]);
-    let (readme, catalogue) = (root.join("README.md"), root.join(CATALOGUE));
-    let of_readme = in_readme(&read(&readme)?)
-        .ok_or_else(|| one(format!("{}: it has no place marked for the settings", readme.display())))?;
+    let catalogue = root.join(CATALOGUE);
     let catalogue: Catalogue =
         toml::from_str(&read(&catalogue)?).map_err(|error| one(format!("{}: {error}", catalogue.display())))?;
     let messages = messages::all(root).map_err(one)?;
     let sorted = catalogue.sort(&messages)?;
     Ok(vec![
-        (readme, of_readme),
         header::page(root).map_err(one)?,
         (root.join("docs/settings.md"), reference()),
         (root.join("docs/troubleshooting.md"), page::troubleshooting(&catalogue, &sorted)),

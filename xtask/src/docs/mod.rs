@@ -1,10 +1,12 @@
 //! `cargo xtask docs`: generates what the documentation takes from the code: the settings page, the page of all messages, and the
-//! header of the C interface. With `--check` it writes nothing and fails where a page is old.
+//! header of the C interface. With `--check` it writes nothing and fails where a page is old or a link leads nowhere; with
+//! `--site` it renders the documentation as a site.
 
 mod catalogue;
 mod header;
 mod messages;
 mod page;
+mod site;
 
 use std::fs;
 use std::path::Path;
@@ -20,9 +22,12 @@ const CATALOGUE: &str = "docs/troubleshooting.toml";
 
 #[derive(clap::Args)]
 pub(crate) struct Docs {
-    /// Write nothing; fail if a page is not what the code says
+    /// Write nothing; fail if a page is not what the code says, or a link leads nowhere
     #[arg(long)]
     check: bool,
+    /// Render the documentation as a site in target/site; needs mdbook (`cargo install --locked mdbook`)
+    #[arg(long, conflicts_with = "check")]
+    site: bool,
 }
 
 impl Docs {
@@ -30,8 +35,12 @@ impl Docs {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
         let root = fs::canonicalize(&root).unwrap_or(root);
         let done = pages(&root).and_then(|pages| match self.check {
-            true => check(&pages),
+            true => check(&root, &pages),
             false => generated::write(&pages),
+        });
+        let done = done.and_then(|()| match self.site {
+            true => site::build(&root).map(|first| println!("the site begins at {}", first.display())),
+            false => Ok(()),
         });
         match done {
             Ok(()) => ExitCode::SUCCESS,
@@ -59,19 +68,21 @@ fn pages(root: &Path) -> Result<Vec<Page>, Vec<String>> {
     ])
 }
 
-fn check(pages: &[Page]) -> Result<(), Vec<String>> {
-    generated::check(pages, "the code says", "cargo xtask docs")
+fn check(root: &Path, pages: &[Page]) -> Result<(), Vec<String>> {
+    let mut problems = site::problems(root)?;
+    problems.extend(generated::check(pages, "the code says", "cargo xtask docs").err().into_iter().flatten());
+    if problems.is_empty() { Ok(()) } else { Err(problems) }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Fails when a message has no entry, an entry no message, or a page is old.
+    /// Fails when a message has no entry, an entry no message, a page is old, or a link leads nowhere.
     #[test]
     fn the_pages_are_what_the_code_says() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
         let pages = pages(&root).unwrap_or_else(|problems| panic!("{}", problems.join("\n")));
-        check(&pages).unwrap_or_else(|old| panic!("{}", old.join("\n")));
+        check(&root, &pages).unwrap_or_else(|old| panic!("{}", old.join("\n")));
     }
 }

@@ -51,7 +51,7 @@ fn code(text: &str) -> String {
 }
 
 /// The anchor that a heading gets.
-fn anchor(title: &str) -> String {
+pub(super) fn anchor(title: &str) -> String {
     let kept = title.to_lowercase();
     let kept = kept.chars().filter(|letter| letter.is_alphanumeric() || matches!(letter, ' ' | '-'));
     kept.map(|letter| if letter == ' ' { '-' } else { letter }).collect()

@@ -1,5 +1,9 @@
 //! The reactor: the task that takes a shard's turns, and sleeps when the policy says so. The shard's thread runs it;
 //! the constants of `limits` bound each of its steps.
+//!
+//! An idle turn looks at epoll too, even though hot links don't need it: reading a socket in the tightest loop takes its lock
+//! from the very softirq that delivers to it (a writer's `send` costs 3.9 µs against a reader that never pauses, 1.3 µs against
+//! one that pauses for a hundred empty loops). Without that look the 64 B round trip went from 1.14 to 1.18 times the raw one.
 
 use std::{
     future::poll_fn,

@@ -2,6 +2,21 @@
 //! are answered. Each shard has its own end of every client; nothing is shared between shards.
 //!
 //! Bounded by one client a task, and by what `client.rs` lets each have under way.
+//!
+//! Clients do not share what they could exhaust: each has its own 16,384 calls per shard, memory for the small tensors that travel in
+//! the ring, number of waiting recvs, 256 records and 1 MiB of copies per turn, and a turn in the queue of copies. A client that
+//! breaks the protocol is disconnected; one that does not read its answers is not read from. A panic while a client is admitted,
+//! served or told of a drain costs that client its place and is counted; a panic while it is removed stops the engine,
+//! because then the node itself is in doubt.
+//!
+//! A daemon that drains tells its clients in their rings and serves them for another 20 ms. Clients check whether the daemon lives
+//! every few milliseconds, learn of the drain that way, and keep new calls for the next daemon. What only a new call of
+//! this host could end (a recv of a local tensor that was not sent, a peer's request for one) ends with Unavailable; the rest has
+//! `daemon.drain_timeout_ms`. Clients repeat pulls and accepts with the next daemon; a send or recv that the drain ended is
+//! for its caller to repeat.
+//!
+//! A publication is announced to every shard: up to 512 B are copied, larger tensors stay in the arena, lent to each shard, and come
+//! back when the last has replaced them and no link reads them.
 
 mod client;
 #[cfg(feature = "fuzzing")]

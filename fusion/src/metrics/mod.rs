@@ -1,5 +1,12 @@
 //! What a shard tells of itself: counted in its own memory, shown between its turns, read from any thread without
 //! stopping it. Bounded by the sessions of the shard.
+//!
+//! Counters are plain integers of the shard; no atomic is written per message. Every few milliseconds while the shard is awake, and
+//! before each sleep, it copies them into a sequence lock, with those of each session and client that changed. Readers copy from
+//! there and retry if they were in the way. So figures may be some milliseconds old, and a test waits for the value that it
+//! expects. Histograms are written directly; calls that begin in one turn and end in one turn are recorded together, so that
+//! a tensor costs a comparison. Latencies are kept by kind of call and path, not by peer: with three thousand peers a scrape
+//! would be megabytes of empty buckets.
 
 mod client;
 mod latency;

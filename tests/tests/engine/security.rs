@@ -1,4 +1,4 @@
-//! Who may talk to an engine, in whose name, and what those cost who may not. The claims of ARCHITECTURE's threat model.
+//! Who may talk to an engine, in whose name, and what those cost who may not: the claims of the threat model in docs/security.md.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};

@@ -8,6 +8,22 @@
 //! each tensor until its release and answers an id that it has answered before with the same tensor. Releases are
 //! numbered and acknowledged, so that none is lost with the link that carried it.
 //!
+//! Exactly once, over any number of links:
+//!
+//! 1. A request has the consumer's handle as its id. The producer answers with the tensor and keeps it.
+//! 2. The consumer releases it: *taken*, or *returned* (it gave up, had no room, found it too large). Returned tensors go
+//!    back into the table under their key, unless their send's deadline has passed: its caller has been told *delivery
+//!    unknown*, and only the memory is given back.
+//! 3. Releases ride in front of the next request; on its own a release waits for one turn, since the task that got the
+//!    tensor usually asks for more.
+//! 4. On a new link the consumer sends the unacknowledged releases, then repeats all outstanding requests under the same
+//!    ids, then sends *resumed*. What was lent and neither released nor requested again by then goes back to the table.
+//! 5. A session resumes only if each side remembers the other's incarnation. If a peer restarted, or gave the session up
+//!    because a lease expired, both sides find out: outstanding requests end with Unavailable, lent tensors come back.
+//!
+//! The window (40) counts requests that the producer has neither answered nor *parked*. Parking a request whose tensor is
+//! not there yet frees its place; otherwise forty requests for late tensors would block the forty-first for ever.
+//!
 //! `W` is what the owner wants back with an answer (a waiter), `D` with a release (a deposit). Runs on one shard;
 //! bounded by [`SessionLimits`] and `limits.rs`.
 

@@ -1,5 +1,12 @@
 //! The executor on io_uring: glommio, which is named in this folder and nowhere else. Three small rings and one more,
 //! sleeping thread a shard.
+//!
+//! glommio's preemption tick is off. With a 1 ms tick, glommio 0.9 could find the tick due before its first look at the task
+//! queue, take the queue for empty, and sleep with a runnable task in it: parked shards hung in one test run of four on a busy
+//! machine. Nothing here needs the tick, because turns look at timers and descriptors themselves.
+//!
+//! The hot path does not wait on glommio's sockets: a task that spins on a non-blocking socket and yields makes 64 B round trips
+//! in 6.7 to 7.1 µs, glommio's `TcpStream` in 45 µs.
 
 mod probe;
 mod wait;

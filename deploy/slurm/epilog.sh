@@ -1,5 +1,5 @@
 #!/bin/bash
-# Lets the daemons of a Slurm job finish and end; what prolog.sh began. To be sourced at the end of the batch script.
+# Drains the daemons that prolog.sh started. Source this at the end of the batch script.
 set -eu
 
 srun --overlap --ntasks-per-node=1 sealane drain --socket "$SEALANE_SOCKET" --timeout-s 60

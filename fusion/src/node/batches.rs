@@ -105,7 +105,7 @@ impl Node {
         let count = keys.clone().count();
         let none = std::iter::repeat_with(|| None).take(count).collect();
         let batch = Batch { outcomes: none, arrived: VecDeque::new(), tickets: vec![None; count], left: count, waiter };
-        let Ok(batch) = self.outcomes.batches.0.insert(batch) else {
+        let Ok(batch) = self.context.reporter.outcomes.batches.0.insert(batch) else {
             unreachable!("2^32 batches do not fit in memory")
         };
         let mut destinations = destinations.into_iter();
@@ -113,33 +113,34 @@ impl Node {
             let waiter = RecvWaiter::Batch { batch, index: index as u32 };
             let destination = destinations.next();
             let ticket = self.recv(now, RecvRequest { pair, step, key, deadline, destination, waiter, fused: true });
-            if let Some(batch) = self.outcomes.batches.0.get_mut(batch)
+            if let Some(batch) = self.context.reporter.outcomes.batches.0.get_mut(batch)
                 && batch.outcomes[index].is_none()
             {
                 batch.tickets[index] = ticket;
             }
         }
         if count == 0 {
-            self.outcomes.batches.end(batch);
+            self.context.reporter.outcomes.batches.end(batch);
         }
         batch
     }
 
     /// All outcomes, in the order of the keys, once there are all; the batch is closed.
     pub fn poll_batch(&mut self, handle: Handle, waker: &Waker) -> Poll<Vec<RecvOutcome>> {
-        let batch = self.outcomes.batches.0.get_mut(handle).expect("a future is polled after it was ready");
+        let batch =
+            self.context.reporter.outcomes.batches.0.get_mut(handle).expect("a future is polled after it was ready");
         if batch.left > 0 {
             batch.waiter = BatchWaiter::Future(Some(waker.clone()));
             return Poll::Pending;
         }
         let outcomes = batch.take_all();
-        self.outcomes.batches.0.remove(handle);
+        self.context.reporter.outcomes.batches.0.remove(handle);
         Poll::Ready(outcomes)
     }
 
     /// The next outcome that has come, with its number; `None` when all were taken.
     pub fn poll_next_of(&mut self, handle: Handle, waker: &Waker) -> Poll<Option<(usize, RecvOutcome)>> {
-        let Some(batch) = self.outcomes.batches.0.get_mut(handle) else { return Poll::Ready(None) };
+        let Some(batch) = self.context.reporter.outcomes.batches.0.get_mut(handle) else { return Poll::Ready(None) };
         if let Some(index) = batch.arrived.pop_front() {
             let outcome = batch.outcomes[index as usize].take().expect("it has arrived once");
             return Poll::Ready(Some((index as usize, outcome)));
@@ -153,7 +154,7 @@ impl Node {
 
     /// The future is dropped: recvs of it that have not ended are given up.
     pub fn close_batch(&mut self, handle: Handle) {
-        let Some(batch) = self.outcomes.batches.0.remove(handle) else { return };
+        let Some(batch) = self.context.reporter.outcomes.batches.0.remove(handle) else { return };
         for ticket in batch.tickets.into_iter().flatten() {
             self.cancel(ticket);
         }

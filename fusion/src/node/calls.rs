@@ -54,12 +54,14 @@ impl Node {
         let Pair { local, peer, .. } = self.pairs[recv.pair as usize];
         if let Some(reason) = self.ended.reason(local, recv.pair, recv.step) {
             let error = Error::Aborted { step: recv.step, reason: reason.into() };
-            self.finish_recv(recv.waiter, Err(Unreceived { error, destination: recv.destination }));
+            self.context.reporter.finish_recv(recv.waiter, Err(Unreceived { error, destination: recv.destination }));
             return None;
         }
-        if self.draining && matches!(recv.waiter, RecvWaiter::Client(_)) {
+        if self.context.draining && matches!(recv.waiter, RecvWaiter::Client(_)) {
             let refusal = draining();
-            self.finish_recv(recv.waiter, Err(Unreceived { error: refusal, destination: recv.destination }));
+            self.context
+                .reporter
+                .finish_recv(recv.waiter, Err(Unreceived { error: refusal, destination: recv.destination }));
             return None;
         }
         if let Some(producer_pair) = self.pairs[recv.pair as usize].mirror {
@@ -68,7 +70,9 @@ impl Node {
         let session = match self.session_of(recv.pair) {
             Ok(session) => session,
             Err(error) => {
-                self.finish_recv(recv.waiter, Err(Unreceived { error, destination: recv.destination }));
+                self.context
+                    .reporter
+                    .finish_recv(recv.waiter, Err(Unreceived { error, destination: recv.destination }));
                 return None;
             }
         };
@@ -91,7 +95,7 @@ impl Node {
                 Some(Ticket::Peer { session, request })
             }
             Err((Unanswered { error, destination }, waiter)) => {
-                self.finish_recv(waiter, Err(Unreceived { error, destination }));
+                self.context.reporter.finish_recv(waiter, Err(Unreceived { error, destination }));
                 None
             }
         }
@@ -119,14 +123,14 @@ impl Node {
     pub fn send(&mut self, pair: u32, step: i64, key: &str, tensor: Tensor, deadline: Instant, waiter: SendWaiter) {
         if key.len() > KEY_BYTES_MAX {
             let reason = format!("the key has {} bytes, at most {KEY_BYTES_MAX} are accepted", key.len());
-            return self.finish_send(waiter, Err(Error::invalid(reason)));
+            return self.context.reporter.finish_send(waiter, Err(Error::invalid(reason)));
         }
         if let Some(reason) = self.ended.reason(self.pairs[pair as usize].local, pair, step) {
             let error = Error::Aborted { step, reason: reason.into() };
-            return self.finish_send(waiter, Err(error));
+            return self.context.reporter.finish_send(waiter, Err(error));
         }
-        if self.draining && matches!(waiter, SendWaiter::Client(_)) {
-            return self.finish_send(waiter, Err(draining()));
+        if self.context.draining && matches!(waiter, SendWaiter::Client(_)) {
+            return self.context.reporter.finish_send(waiter, Err(draining()));
         }
         let at = Meeting { pair, step, key };
         let mut tensor = tensor.into_parts();
@@ -134,19 +138,19 @@ impl Node {
             let spot = self.table.spot(at);
             match self.send_local(spot, key, tensor) {
                 Some(back) => tensor = back,
-                None => return self.finish_send(waiter, Ok(())),
+                None => return self.context.reporter.finish_send(waiter, Ok(())),
             }
         }
-        let sender = Sender { waiter, since: self.clock };
+        let sender = Sender { waiter, since: self.context.reporter.clock };
         let bytes = tensor.1.len() as u64;
         let queued = || Moment::SendQueued { step, key: key.into(), bytes };
         match self.table.deposit(at, tensor, sender, deadline) {
-            Ok(Deposited::Kept(deposit)) => self.trace(deposit, queued),
+            Ok(Deposited::Kept(deposit)) => self.context.reporter.trace(deposit, queued),
             Ok(Deposited::Wanted { by, tensor, deposit }) => {
-                self.trace(deposit, queued);
+                self.context.reporter.trace(deposit, queued);
                 self.lend(by, tensor, deposit);
             }
-            Err((error, sender)) => self.finish_send(sender.waiter, Err(error)),
+            Err((error, sender)) => self.context.reporter.finish_send(sender.waiter, Err(error)),
         }
     }
 
@@ -211,7 +215,7 @@ impl Node {
 
     fn tell_ended(&mut self, ended: Ended<Sender>, error: &Error) {
         for Unsent { sender, .. } in ended.unsent {
-            self.finish_send(sender.waiter, Err(error.clone()));
+            self.context.reporter.finish_send(sender.waiter, Err(error.clone()));
         }
         self.refuse_parked(ended.parked, error);
     }
@@ -233,27 +237,27 @@ impl Node {
 
     /// The cell of a future that waits for a tensor.
     pub fn open_recv(&mut self) -> Handle {
-        self.outcomes.recv_cells.open()
+        self.context.reporter.outcomes.recv_cells.open()
     }
 
     /// The cell of a future that waits for a release.
     pub fn open_send(&mut self) -> Handle {
-        self.outcomes.send_cells.open()
+        self.context.reporter.outcomes.send_cells.open()
     }
 
     /// The tensor that a future waits for.
     pub fn poll_recv(&mut self, cell: Handle, waker: &Waker) -> Poll<RecvOutcome> {
-        self.outcomes.recv_cells.poll(cell, waker)
+        self.context.reporter.outcomes.recv_cells.poll(cell, waker)
     }
 
     /// The release that a future waits for.
     pub fn poll_send(&mut self, cell: Handle, waker: &Waker) -> Poll<SendOutcome> {
-        self.outcomes.send_cells.poll(cell, waker)
+        self.context.reporter.outcomes.send_cells.poll(cell, waker)
     }
 
     /// The future is dropped: the recv is given up, its outcome too.
     pub fn close_recv(&mut self, cell: Handle, ticket: Option<Ticket>) {
-        self.outcomes.recv_cells.close(cell);
+        self.context.reporter.outcomes.recv_cells.close(cell);
         if let Some(ticket) = ticket {
             self.cancel(ticket);
         }
@@ -261,37 +265,37 @@ impl Node {
 
     /// The future is dropped: the send goes on, nobody hears its outcome.
     pub fn close_send(&mut self, cell: Handle) {
-        self.outcomes.send_cells.close(cell);
+        self.context.reporter.outcomes.send_cells.close(cell);
     }
 
     /// Tells a waiter how its recv ended.
     pub fn finish_recv(&mut self, waiter: RecvWaiter, outcome: RecvOutcome) {
-        self.outcomes.finish_recv(waiter, outcome);
+        self.context.reporter.outcomes.finish_recv(waiter, outcome);
     }
 
     /// Gives a waiter the tray of its pull.
     pub fn finish_pull(&mut self, waiter: PullWaiter, tray: Tray) {
-        self.outcomes.finish_pull(waiter, tray);
+        self.context.reporter.outcomes.finish_pull(waiter, tray);
     }
 
     /// The cell of a future that waits for a pull.
     pub fn open_pull(&mut self) -> Handle {
-        self.outcomes.pull_cells.open()
+        self.context.reporter.outcomes.pull_cells.open()
     }
 
     /// The tray that a future waits for.
     pub fn poll_pull(&mut self, cell: Handle, waker: &Waker) -> Poll<Tray> {
-        self.outcomes.pull_cells.poll(cell, waker)
+        self.context.reporter.outcomes.pull_cells.poll(cell, waker)
     }
 
     /// The future is dropped: the pull is given up. Its tray, unless a tensor is arriving in it at this moment.
     pub fn close_pull(&mut self, cell: Handle, pull: Option<Handle>) -> Option<Tray> {
-        let done = self.outcomes.pull_cells.take(cell);
+        let done = self.context.reporter.outcomes.pull_cells.take(cell);
         done.or_else(|| self.cancel_pull(pull?))
     }
 
     /// Tells a waiter how its send ended.
     pub fn finish_send(&mut self, waiter: SendWaiter, outcome: SendOutcome) {
-        self.outcomes.finish_send(waiter, outcome);
+        self.context.reporter.outcomes.finish_send(waiter, outcome);
     }
 }

@@ -83,9 +83,9 @@ impl Node {
             return Ok(session);
         }
         let (lane, peer) = (known.lane, &self.peer_tasks[known.peer as usize]);
-        let via = self.settings.tasks[usize::from(known.local)].1;
+        let via = self.context.settings.tasks[usize::from(known.local)].1;
         let address = peer.address.clone();
-        if self.settings.addresses.contains(&address) {
+        if self.context.settings.addresses.contains(&address) {
             let reason = format!("its transport address {address} is this engine's, which does not serve it");
             return Err(Error::NotFound { task: peer.name.as_str().into(), reason: reason.into() });
         }
@@ -99,10 +99,10 @@ impl Node {
         if let Some(&session) = self.sessions.get(&key) {
             return Ok(session);
         }
-        let tasks = self.settings.tasks.len() as u16;
+        let tasks = self.context.settings.tasks.len() as u16;
         // A peer has as many sessions as it claims shards.
         let known = self.peers.iter().find(|(_, peer)| peer.address == key.address);
-        let limits = self.settings.session.clone();
+        let limits = self.context.settings.session.clone();
         let quota = known.map_or_else(|| PeerQuota::new(&limits), |(_, peer)| peer.session.quota().clone());
         let session = Session::sharing(&key.address.to_string(), tasks, limits, quota);
         let peer = Peer { life: self.lives, ..Peer::new(key.via, key.address.clone(), key.shard, lane, session) };
@@ -110,17 +110,17 @@ impl Node {
             self.forget_idle_peer();
         }
         let mut peer = peer;
-        if let Some(recorder) = &self.recorder {
+        if let Some(recorder) = &self.context.reporter.recorder {
             self.sessions_traced += 1;
             peer.traced_as = self.sessions_traced;
             peer.session.set_recorder(&recorder.of_session(peer.traced_as));
         }
         let metrics = peer.metrics.clone();
         let Ok(handle) = self.peers.insert(peer) else {
-            let limit = self.settings.links_max;
+            let limit = self.context.settings.links_max;
             return Err(Error::full("transport.links_max", format!("sessions for {limit} links are in use")));
         };
-        self.metrics.peers.add(&metrics);
+        self.context.reporter.metrics.peers.add(&metrics);
         self.sessions.insert(key, handle);
         Ok(handle)
     }
@@ -169,7 +169,7 @@ impl Node {
 
     /// This side's incarnation in its session with a peer.
     pub(super) fn incarnation(&self, peer: &Peer) -> u64 {
-        self.settings.incarnation.wrapping_add(peer.life)
+        self.context.settings.incarnation.wrapping_add(peer.life)
     }
 
     /// True if a greeting's sender and this side remember each other, so that their session goes on.
@@ -182,16 +182,16 @@ impl Node {
     fn hello(&self, handle: Handle) -> Hello {
         let peer = self.peers.get(handle).expect("the caller looked it up");
         Hello {
-            features: self.settings.features,
+            features: self.context.settings.features,
             incarnation: self.incarnation(peer),
             remembers: peer.incarnation.filter(|_| peer.remembers).unwrap_or(0),
-            tensor_bytes_max: self.settings.session.tensor_bytes_max,
+            tensor_bytes_max: self.context.settings.session.tensor_bytes_max,
             epoch: peer.session.epoch(),
-            shards: self.settings.shards,
-            shard: self.settings.shard,
+            shards: self.context.settings.shards,
+            shard: self.context.settings.shard,
             lane: peer.lane,
-            address: self.settings.addresses[usize::from(peer.via)].to_string(),
-            tasks: self.settings.tasks.iter().map(|(task, _)| task.to_string()).collect(),
+            address: self.context.settings.addresses[usize::from(peer.via)].to_string(),
+            tasks: self.context.settings.tasks.iter().map(|(task, _)| task.to_string()).collect(),
         }
     }
 
@@ -199,17 +199,17 @@ impl Node {
     /// no more names than leave in one write.
     pub fn introduction(&self, via: u16) -> Hello {
         let mut bytes = 0;
-        let names = self.settings.tasks.iter().map(|(task, _)| task.to_string());
+        let names = self.context.settings.tasks.iter().map(|(task, _)| task.to_string());
         let fits = |name: &String| {
             bytes += name.len();
             bytes <= INTRODUCTION_NAMES_BYTES_MAX
         };
         Hello {
-            features: self.settings.features | FEATURE_PROBE,
-            tensor_bytes_max: self.settings.session.tensor_bytes_max,
-            shards: self.settings.shards,
-            shard: self.settings.shard,
-            address: self.settings.addresses[usize::from(via)].to_string(),
+            features: self.context.settings.features | FEATURE_PROBE,
+            tensor_bytes_max: self.context.settings.session.tensor_bytes_max,
+            shards: self.context.settings.shards,
+            shard: self.context.settings.shard,
+            address: self.context.settings.addresses[usize::from(via)].to_string(),
             tasks: names.take_while(fits).collect(),
             ..Hello::probe()
         }
@@ -237,7 +237,7 @@ impl Node {
             return;
         }
         let address = self.peers.get(handle).expect("just looked at").address.clone();
-        if self.links >= self.settings.links_max {
+        if self.links >= self.context.settings.links_max {
             let reason = format!("transport.links_max: {} links stand on this side", self.links);
             self.dial_failed(now, handle, DialFailure { reason, kind: DialFailureKind::Transient });
         } else if self.shards_at.get(&address).is_some_and(|&shards| shards != welcome.shards) {
@@ -301,7 +301,7 @@ impl Node {
         peer.lost_at = None;
         let error = Error::unavailable(peer.session.peer(), reason);
         peer.session.reset(&error);
-        self.counters.sessions_reset += 1;
+        self.context.reporter.counters.sessions_reset += 1;
         self.begin_life(handle);
         // The greeting of a call under way does not tell the peer.
         self.hang_up(handle);
@@ -328,11 +328,11 @@ impl Node {
         let Ok(address) = hello.address.parse::<TransportAddress>() else {
             return Answer::Reject(RejectCode::Refused, format!("'{}' is not a transport address", hello.address));
         };
-        if shard_of(hello.lane, usize::from(self.settings.shards)) != usize::from(self.settings.shard) {
+        if shard_of(hello.lane, usize::from(self.context.settings.shards)) != usize::from(self.context.settings.shard) {
             return Answer::Reject(RejectCode::Refused, "the call reached a shard that does not serve its lane".into());
         }
         if self.map.tasks_at(&address).next().is_none() {
-            let here = &self.settings.addresses[usize::from(via)];
+            let here = &self.context.settings.addresses[usize::from(via)];
             let reason = format!("the endpoint map of {here} has no task at {address}; add its line there and reload");
             return Answer::Reject(RejectCode::Refused, reason);
         }
@@ -355,8 +355,8 @@ impl Node {
             return Answer::Reject(RejectCode::Crossed, "a later greeting came before this one".into());
         }
         let same = peer.incarnation.is_none_or(|incarnation| incarnation == hello.incarnation);
-        if peer.connection != Connection::Attached && self.links >= self.settings.links_max {
-            let limit = self.settings.links_max;
+        if peer.connection != Connection::Attached && self.links >= self.context.settings.links_max {
+            let limit = self.context.settings.links_max;
             return Answer::Reject(RejectCode::Full, format!("transport.links_max: {limit} links stand"));
         }
         match peer.connection {
@@ -366,7 +366,7 @@ impl Node {
             // The peer knows better that the old link is dead, or is a new process.
             // Not `lose`: a call from here would cross the link that is about to stand.
             Connection::Attached => self.drop_link(now, handle, &LinkError::Closed),
-            Connection::Dialing if self.settings.addresses[usize::from(via)] < address => {
+            Connection::Dialing if self.context.settings.addresses[usize::from(via)] < address => {
                 return Answer::Reject(RejectCode::Crossed, "the call from here stands".into());
             }
             _ => {}
@@ -400,7 +400,7 @@ impl Node {
     /// The two sides do not both remember their session: what was under way on it is in doubt.
     fn start_anew(&mut self, handle: Handle, hello: &Hello) {
         let peer = self.peers.get_mut(handle).expect("the caller looked it up");
-        self.counters.sessions_reset += u64::from(peer.session.epoch() > 0);
+        self.context.reporter.counters.sessions_reset += u64::from(peer.session.epoch() > 0);
         if peer.incarnation.is_some_and(|incarnation| incarnation != hello.incarnation) {
             let error = Error::unavailable(peer.session.peer(), "it restarted, and what it was asked is lost");
             peer.session.reset(&error);
@@ -442,14 +442,14 @@ impl Node {
         (peer.wanted_since, peer.lost_at, peer.attempts) = (None, None, 0);
         // One that found out itself has said so.
         let found_out = link.reason().map(str::to_owned);
-        let reason = found_out.clone().unwrap_or_else(|| self.settings.path_reason.clone());
+        let reason = found_out.clone().unwrap_or_else(|| self.context.settings.path_reason.clone());
         if found_out.is_none() {
             tracing::info!(peer = peer.session.peer(), link = kind.name(), reason, "link up");
         }
         peer.way = kind.into();
         peer.counters.links_made += 1;
         peer.counters.fallbacks += u64::from(found_out.is_some() && kind == LinkKind::Tcp);
-        self.counters.links_verbs += u64::from(kind == LinkKind::Verbs);
+        self.context.reporter.counters.links_verbs += u64::from(kind == LinkKind::Verbs);
         peer.metrics.change(PathState::Up, |path| (path.link, path.reason) = (Some(kind), reason));
         touch(peer, handle, &mut self.unshown);
     }
@@ -472,7 +472,7 @@ impl Node {
     /// Calls the peer again later: the longer, the more often it has been in vain.
     fn wait_to_dial(&mut self, now: Instant, handle: Handle) {
         let Some(peer) = self.peers.get_mut(handle) else { return };
-        peer.connection = Connection::Waiting(now + peer.backoff(self.settings.incarnation));
+        peer.connection = Connection::Waiting(now + peer.backoff(self.context.settings.incarnation));
         peer.metrics.change(PathState::Connecting, |_| ());
     }
 
@@ -480,7 +480,7 @@ impl Node {
     /// address, `can` be reached better now: the session goes on with the next link, as after any loss. `None` if there is no
     /// such link; else whether one was given up.
     pub fn replace_fallback(&mut self, now: Instant, mut can: impl FnMut(&str) -> bool) -> Option<bool> {
-        if self.draining {
+        if self.context.draining {
             return None;
         }
         // One that settles may become TCP.
@@ -504,7 +504,7 @@ impl Node {
         let Some(peer) = self.peers.get_mut(handle) else { return };
         let Some(mut link) = peer.link.take() else { return };
         tracing::info!(peer = peer.session.peer(), link = link.kind().name(), %error, "link lost");
-        self.counters.links_verbs -= u64::from(link.kind() == LinkKind::Verbs);
+        self.context.reporter.counters.links_verbs -= u64::from(link.kind() == LinkKind::Verbs);
         let landings = link.abandon(peer.session.outbox());
         peer.session.detach(landings);
         peer.last_error = error.to_string();
@@ -515,7 +515,7 @@ impl Node {
         peer.metrics.change(PathState::Idle, |path| path.last_error.clone_from(&peer.last_error));
         touch(peer, handle, &mut self.unshown);
         self.links -= 1;
-        self.counters.links_lost += 1;
+        self.context.reporter.counters.links_lost += 1;
         self.table.withdraw_session(handle);
         if let LinkError::WentAway(reason) = error {
             let reason = format!("it went away: {reason}");
@@ -529,8 +529,8 @@ impl Node {
         let Some(peer) = self.peers.get_mut(handle) else { return };
         let silent = peer.session.handle_timeout(now);
         let settles = peer.link.is_some();
-        if !settles && peer.wanted_since.is_some_and(|since| since + self.settings.connect_timeout <= now) {
-            let within = self.settings.connect_timeout;
+        if !settles && peer.wanted_since.is_some_and(|since| since + self.context.settings.connect_timeout <= now) {
+            let within = self.context.settings.connect_timeout;
             let reason = format!("no connection within {within:?} (connect_timeout_ms): {}", peer.last_error);
             let error = Error::unavailable(peer.session.peer(), reason);
             peer.session.end_all_requests(&error);
@@ -543,7 +543,7 @@ impl Node {
         {
             peer.connection = Connection::Idle;
         }
-        let lease_over = peer.lost_at.is_some_and(|lost| lost + self.settings.lease <= now);
+        let lease_over = peer.lost_at.is_some_and(|lost| lost + self.context.settings.lease <= now);
         if !settles && lease_over && peer.session.has_loans() {
             self.give_up(handle, "it had no link for longer than fusion.lease_ms");
         }
@@ -572,7 +572,7 @@ impl Node {
         self.drop_left(None);
         for unsent in self.table.take_deposits() {
             let error = Error::Aborted { step: unsent.step, reason: reason.into() };
-            self.finish_send(unsent.sender.waiter, Err(error));
+            self.context.reporter.finish_send(unsent.sender.waiter, Err(error));
         }
         self.turn(now);
     }

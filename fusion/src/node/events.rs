@@ -46,7 +46,7 @@ impl Node {
             Event::Answered { waiter, answer } => {
                 let outcome = match *answer {
                     Ok(arrived) => {
-                        self.count_received(arrived.buffer.len());
+                        self.context.reporter.count_received(arrived.buffer.len());
                         Tensor::from_wire(&arrived.meta, arrived.buffer).map_err(|error| {
                             let peer = self.peers.get(handle).map_or("the peer", |peer| peer.session.peer());
                             Unreceived::from(Error::unavailable(peer, format!("it sent a bad tensor: {error}")))
@@ -54,7 +54,7 @@ impl Node {
                     }
                     Err(unanswered) => Err(Unreceived { error: unanswered.error, destination: unanswered.destination }),
                 };
-                self.finish_recv(waiter, outcome);
+                self.context.reporter.finish_recv(waiter, outcome);
             }
             Event::Settled { deposit, tensor, taken } => {
                 let (meta, payload) = *tensor;
@@ -66,12 +66,12 @@ impl Node {
                 let mut missing = tray.len();
                 for index in 0..tray.len() {
                     if let Ok(tensor) = tray.get(index) {
-                        self.count_received(tensor.len());
+                        self.context.reporter.count_received(tensor.len());
                         missing -= 1;
                     }
                 }
                 if let Some(pull) = self.pulls.get(pull).filter(|_| missing == 0) {
-                    self.metrics.latencies.record(Operation::Pull, self.way_of(handle), pull.since, self.clock);
+                    self.context.reporter.record(Operation::Pull, self.way_of(handle), pull.since);
                 }
                 self.pulled(pull, tray);
             }
@@ -122,19 +122,19 @@ impl Node {
             Ok(Found::Tensor((meta, payload), deposit)) => {
                 let session = peer.traced_as;
                 match peer.session.answer(asked.id, meta.into_wire(), payload, deposit) {
-                    Ok(answer) => self.trace(deposit, || Moment::SendMatched { session, answer }),
+                    Ok(answer) => self.context.reporter.trace(deposit, || Moment::SendMatched { session, answer }),
                     Err((meta, payload, deposit)) => {
                         self.settled(deposit, (TensorMeta::from_own_wire(meta), payload), false);
                     }
                 }
             }
-            Ok(Found::Parked) if self.draining => {
+            Ok(Found::Parked) if self.context.draining => {
                 self.table.withdraw(Parked::Peer { session: handle, id: asked.id });
                 peer.session.refuse(asked.id, &draining());
             }
             Ok(Found::Parked) => {
                 peer.session.park(asked.id);
-                let until = self.clock + Duration::from_millis(asked.timeout_ms.into()) + PARKED_GRACE;
+                let until = self.context.reporter.clock + Duration::from_millis(asked.timeout_ms.into()) + PARKED_GRACE;
                 self.table.park_until(Parked::Peer { session: handle, id: asked.id }, until);
             }
             Err(error) => peer.session.refuse(asked.id, &error),
@@ -156,7 +156,7 @@ impl Node {
         let answered = peer.session.answer(id, meta.into_wire(), payload, deposit);
         self.mark_dirty(session);
         match answered {
-            Ok(answer) => self.trace(deposit, || Moment::SendMatched { session: traced_as, answer }),
+            Ok(answer) => self.context.reporter.trace(deposit, || Moment::SendMatched { session: traced_as, answer }),
             Err((meta, payload, deposit)) => {
                 self.settled(deposit, (TensorMeta::from_own_wire(meta), payload), false);
             }
@@ -180,21 +180,16 @@ impl Node {
     ) {
         match self.table.settle(deposit, tensor, taken) {
             Settled::Taken(sender) => {
-                self.counters.tensors_sent += 1;
-                self.counters.bytes_sent += bytes;
-                self.metrics.latencies.record(Operation::Send, way, sender.since, self.clock);
-                self.trace(deposit, || Moment::SendReleased);
-                self.finish_send(sender.waiter, Ok(()));
+                self.context.reporter.counters.tensors_sent += 1;
+                self.context.reporter.counters.bytes_sent += bytes;
+                self.context.reporter.record(Operation::Send, way, sender.since);
+                self.context.reporter.trace(deposit, || Moment::SendReleased);
+                self.context.reporter.finish_send(sender.waiter, Ok(()));
             }
             Settled::Kept | Settled::Gone => {}
             Settled::Wanted { by, tensor, deposit } => self.lend(by, tensor, deposit),
-            Settled::Displaced(sender, error) => self.finish_send(sender.waiter, Err(error)),
+            Settled::Displaced(sender, error) => self.context.reporter.finish_send(sender.waiter, Err(error)),
         }
-    }
-
-    pub(super) fn count_received(&mut self, bytes: usize) {
-        self.counters.tensors_received += 1;
-        self.counters.bytes_received += bytes as u64;
     }
 
     /// A peer's task ends a step: `handle` is the session that says so, none for a task of this node.
@@ -229,7 +224,7 @@ impl Node {
             let error = Error::Aborted { step: 0, reason: "its deadline was over, and nobody took it back".into() };
             self.refuse_parked(late, &error);
         }
-        let outcomes = &mut self.outcomes;
+        let outcomes = &mut self.context.reporter.outcomes;
         let unsent = self.table.expire(now, |sender, Late { key, step, deadline }| {
             let waited = deadline.saturating_duration_since(sender.since);
             let (operation, key, delivery_unknown) = (Operation::Send, key.into(), true);
@@ -239,7 +234,7 @@ impl Node {
         });
         for Unsent { sender, key, step, deadline } in unsent {
             let waited = deadline.saturating_duration_since(sender.since);
-            self.finish_send(sender.waiter, Err(Error::late(Operation::Send, step, key, waited)));
+            self.context.reporter.finish_send(sender.waiter, Err(Error::late(Operation::Send, step, key, waited)));
         }
     }
 }

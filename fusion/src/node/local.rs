@@ -16,7 +16,7 @@ use sealane_transport::{Arena, Chains, Error, Handle, Payload, Tensor, TensorMet
 use super::Node;
 use super::calls::{RecvRequest, Ticket};
 use super::cells::RecvWaiter;
-use super::memory::TaskMemory;
+use super::memory::Memory;
 use super::outcomes::unheard;
 use crate::metrics::{Operation, Way};
 use crate::rendezvous::{Found, Meeting, Parked, Spot, Waiting, asked_twice};
@@ -138,7 +138,7 @@ impl Node {
         let RecvRequest { pair, step, key, deadline, destination, waiter, .. } = recv;
         let at = Meeting { pair: producer_pair, step, key };
         if let Err(error) = self.check_local(at) {
-            self.finish_recv(waiter, Err(Unreceived { error, destination }));
+            self.context.reporter.finish_recv(waiter, Err(Unreceived { error, destination }));
             return None;
         }
         let consumer = self.pairs[pair as usize].local;
@@ -146,7 +146,13 @@ impl Node {
         match self.table.waiting(spot) {
             Some(Waiting::Tensor(payload)) => {
                 let len = payload.len();
-                let place = place(&self.memory, self.settings.session.tensor_bytes_max, consumer, destination, payload);
+                let place = place(
+                    &self.context.memory,
+                    self.context.settings.session.tensor_bytes_max,
+                    consumer,
+                    destination,
+                    payload,
+                );
                 match place {
                     Ok(Place::Memory(to)) if len > COPY_AT_ONCE_BYTES && !self.local.is_full_for(consumer) => {
                         let wanted = Wanted {
@@ -168,17 +174,17 @@ impl Node {
                     }
                     Ok(place) => {
                         let (tensor, sender) = self.table.take_tensor(spot).expect("just looked at");
-                        self.metrics.latencies.record(Operation::Send, Way::Memory, sender.since, now);
+                        self.context.reporter.metrics.latencies.record(Operation::Send, Way::Memory, sender.since, now);
                         self.hand_over(waiter, (now, step, key), place, tensor);
-                        self.finish_send(sender.waiter, Ok(()));
+                        self.context.reporter.finish_send(sender.waiter, Ok(()));
                     }
                     // The tensor stays where it is.
-                    Err(unreceived) => self.finish_recv(waiter, Err(unreceived)),
+                    Err(unreceived) => self.context.reporter.finish_recv(waiter, Err(unreceived)),
                 }
                 None
             }
             Some(Waiting::Request(_)) => {
-                self.finish_recv(waiter, Err(Unreceived { error: asked_twice(at), destination }));
+                self.context.reporter.finish_recv(waiter, Err(Unreceived { error: asked_twice(at), destination }));
                 None
             }
             None => {
@@ -190,10 +196,10 @@ impl Node {
                         Some(Ticket::Local(handle))
                     }
                     Err(Wanted { destination, waiter, .. }) => {
-                        let limit = self.settings.session.queued_requests_max;
+                        let limit = self.context.settings.session.queued_requests_max;
                         let reason = format!("{limit} requests to tasks of this engine wait already");
                         let error = Error::full("fusion.queued_requests_max", reason);
-                        self.finish_recv(waiter, Err(Unreceived { error, destination }));
+                        self.context.reporter.finish_recv(waiter, Err(Unreceived { error, destination }));
                         None
                     }
                 }
@@ -224,15 +230,15 @@ impl Node {
     ) -> Option<(TensorMeta, Payload)> {
         let Some(Waiting::Request(Parked::Local(handle))) = self.table.waiting(spot) else { return Some(tensor) };
         let Some(wanted) = self.local.wanted.get_mut(handle) else { return Some(tensor) };
-        if !self.outcomes.listens(&wanted.waiter) {
+        if !self.context.reporter.outcomes.listens(&wanted.waiter) {
             self.fail_local(handle, unheard());
             return Some(tensor);
         }
         if tensor.1.len() > COPY_AT_ONCE_BYTES {
             return Some(tensor);
         }
-        let limit = self.settings.session.tensor_bytes_max;
-        let place = place(&self.memory, limit, wanted.consumer, wanted.destination.take(), &tensor.1);
+        let limit = self.context.settings.session.tensor_bytes_max;
+        let place = place(&self.context.memory, limit, wanted.consumer, wanted.destination.take(), &tensor.1);
         self.table.take_request(spot);
         let Wanted { waiter, since, step, .. } = self.local.remove(handle).expect("just looked at");
         match place {
@@ -241,7 +247,7 @@ impl Node {
                 None
             }
             Err(unreceived) => {
-                self.finish_recv(waiter, Err(unreceived));
+                self.context.reporter.finish_recv(waiter, Err(unreceived));
                 Some(tensor)
             }
         }
@@ -249,13 +255,13 @@ impl Node {
 
     /// Hands a tensor that was lent to a recv that waited for it in the table.
     pub(super) fn lend_local(&mut self, handle: Handle, tensor: (TensorMeta, Payload), deposit: Handle) {
-        let outcomes = &self.outcomes;
+        let outcomes = &self.context.reporter.outcomes;
         let Some(wanted) = self.local.wanted.get_mut(handle).filter(|wanted| outcomes.listens(&wanted.waiter)) else {
             self.fail_local(handle, unheard());
             return self.settled(deposit, tensor, false);
         };
-        let limit = self.settings.session.tensor_bytes_max;
-        match place(&self.memory, limit, wanted.consumer, wanted.destination.take(), &tensor.1) {
+        let limit = self.context.settings.session.tensor_bytes_max;
+        match place(&self.context.memory, limit, wanted.consumer, wanted.destination.take(), &tensor.1) {
             Ok(Place::Memory(to)) => {
                 // It keeps its name, by which it can be given up while it is copied.
                 let producer =
@@ -273,7 +279,7 @@ impl Node {
                 let waiter = self.local.remove(handle).expect("just looked at").waiter;
                 // First back with it: the one who hears the error may ask again at once.
                 self.settled(deposit, tensor, false);
-                self.finish_recv(waiter, Err(unreceived));
+                self.context.reporter.finish_recv(waiter, Err(unreceived));
             }
         }
     }
@@ -296,18 +302,18 @@ impl Node {
                 to.into()
             }
         };
-        self.count_received(bytes);
-        self.metrics.latencies.record(Operation::Recv, Way::Memory, since, self.clock);
-        self.counters.tensors_sent += 1;
-        self.counters.bytes_sent += bytes as u64;
+        self.context.reporter.count_received(bytes);
+        self.context.reporter.record(Operation::Recv, Way::Memory, since);
+        self.context.reporter.counters.tensors_sent += 1;
+        self.context.reporter.counters.bytes_sent += bytes as u64;
         let moment = || Moment::RecvInMemory { step, key: key.into(), since, bytes: bytes as u64 };
-        self.trace(Handle::NONE, moment);
-        self.finish_recv(waiter, Ok(Tensor::from_parts(meta, payload)));
+        self.context.reporter.trace(Handle::NONE, moment);
+        self.context.reporter.finish_recv(waiter, Ok(Tensor::from_parts(meta, payload)));
     }
 
     /// The key of an entry of the table, for a trace, if there is one.
     fn traced_key(&self, entry: Handle) -> Box<str> {
-        let key = self.recorder.as_ref().and_then(|_| self.table.key_of(entry));
+        let key = self.context.reporter.recorder.as_ref().and_then(|_| self.table.key_of(entry));
         key.unwrap_or_default().into()
     }
 
@@ -315,12 +321,12 @@ impl Node {
         let Copy { from: (meta, payload), deposit, mut to, .. } = copy;
         to.truncate(payload.len());
         let tensor = Tensor::from_parts(meta.clone(), to);
-        self.count_received(payload.len());
-        self.metrics.latencies.record(Operation::Recv, Way::Memory, since, self.clock);
+        self.context.reporter.count_received(payload.len());
+        self.context.reporter.record(Operation::Recv, Way::Memory, since);
         let (key, bytes) = (self.traced_key(deposit), payload.len() as u64);
-        self.trace(Handle::NONE, || Moment::RecvInMemory { step, key, since, bytes });
+        self.context.reporter.trace(Handle::NONE, || Moment::RecvInMemory { step, key, since, bytes });
         self.settled(deposit, (meta, payload), true);
-        self.finish_recv(waiter, Ok(tensor));
+        self.context.reporter.finish_recv(waiter, Ok(tensor));
     }
 
     /// Goes on with the copies under way, a helping for each producer in turn; the bytes copied.
@@ -330,7 +336,7 @@ impl Node {
             && let Some((producer, mut queue)) = self.local.copies.pop_front()
         {
             let mut copy = queue.pop_front().expect("queues without copies are dropped");
-            let listens = |wanted: &Wanted| self.outcomes.listens(&wanted.waiter);
+            let listens = |wanted: &Wanted| self.context.reporter.outcomes.listens(&wanted.waiter);
             if !self.local.wanted.get(copy.wanted).is_some_and(listens) {
                 self.fail_local(copy.wanted, unheard());
                 self.settled(copy.deposit, copy.from, false);
@@ -379,7 +385,7 @@ impl Node {
     pub(super) fn fail_local(&mut self, handle: Handle, error: Error) {
         if let Some(Wanted { waiter, destination, entry, .. }) = self.local.remove(handle) {
             self.table.withdraw_local(entry);
-            self.finish_recv(waiter, Err(Unreceived { error, destination }));
+            self.context.reporter.finish_recv(waiter, Err(Unreceived { error, destination }));
         }
     }
 
@@ -432,7 +438,7 @@ pub(super) fn copy_in_pieces(target: &mut Buffer, source: VolatileSlice<'_>, fil
 /// Where a tensor goes, or why it does not.
 #[inline]
 fn place(
-    memory: &TaskMemory,
+    memory: &Memory,
     limit: u64,
     consumer: u16,
     destination: Option<Buffer>,

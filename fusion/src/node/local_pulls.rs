@@ -64,7 +64,7 @@ impl Node {
         let At::Here(local) = &pull.at else { unreachable!("the caller knows where it is") };
         let (deadline, tensors) = (local.deadline, local.tray.len() as u64);
         let Ok(handle) = self.pulls.insert(pull) else { unreachable!("2^32 pulls do not fit in memory") };
-        self.trace(handle, || Moment::PullQueued { tensors });
+        self.context.reporter.trace(handle, || Moment::PullQueued { tensors });
         self.begin_here(handle, deadline);
         self.pulls.get(handle).map(|_| handle)
     }
@@ -166,13 +166,13 @@ impl Node {
                 continue;
             };
             let bytes = shelved.payload.len();
-            let (memory, consumer) = (&self.memory, local.consumer);
+            let (memory, consumer) = (&self.context.memory, local.consumer);
             let allocate = |len| memory.allocate_to_stay(consumer, len);
             if bytes <= COPY_AT_ONCE_BYTES {
                 local.tray.copy_in(index, &shelved, allocate);
                 copied += bytes;
-                self.counters.tensors_received += 1;
-                self.counters.bytes_received += bytes as u64;
+                self.context.reporter.counters.tensors_received += 1;
+                self.context.reporter.counters.bytes_received += bytes as u64;
                 continue;
             }
             match local.tray.lend(index, bytes, allocate) {
@@ -180,8 +180,8 @@ impl Node {
                     let meta = TensorMeta::from_own_wire(shelved.meta.into());
                     let (version, stamp, from) = (shelved.version, shelved.stamp, shelved.payload.share());
                     local.copy = Some(PartCopy { index, version, stamp, meta, from, to, filled: 0 });
-                    self.counters.tensors_received += 1;
-                    self.counters.bytes_received += bytes as u64;
+                    self.context.reporter.counters.tensors_received += 1;
+                    self.context.reporter.counters.bytes_received += bytes as u64;
                 }
                 Err(full) => local.tray.fail(index, full),
             }
@@ -201,7 +201,7 @@ impl Node {
     fn end_local_pull_if_complete(&mut self, handle: Handle) {
         if self.local_pull(handle).is_some_and(|local| local.tray.is_complete()) {
             if let Some(pull) = self.pulls.get(handle) {
-                self.metrics.latencies.record(Operation::Pull, Way::Memory, pull.since, self.clock);
+                self.context.reporter.record(Operation::Pull, Way::Memory, pull.since);
             }
             self.end_local_pull(handle);
         }
@@ -209,8 +209,8 @@ impl Node {
 
     fn end_local_pull(&mut self, handle: Handle) {
         let Some(UnderWay { waiter, at: At::Here(local), .. }) = self.pulls.remove(handle) else { return };
-        self.trace(handle, || Moment::PullEnded);
-        self.finish_pull(waiter, local.into_tray());
+        self.context.reporter.trace(handle, || Moment::PullEnded);
+        self.context.reporter.finish_pull(waiter, local.into_tray());
     }
 
     /// Ends the pulls from this node's shelf that `pick` (consumer) chooses.

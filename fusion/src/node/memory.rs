@@ -1,4 +1,5 @@
-//! Where tensors land that come without a place of their own: the pool of the task that asked, else the shard's slab.
+//! The memory of a shard: for producers its send slab; for tensors that come without a place of their own the pool of the task
+//! that asked, else the receive slab.
 
 use std::rc::Rc;
 
@@ -26,19 +27,26 @@ pub trait Pool {
     fn inline_bytes(&self) -> usize;
 }
 
-pub(super) struct TaskMemory {
-    slab: Slab,
+pub(super) struct Memory {
+    /// For producers on this shard.
+    send: Slab,
+    /// For tensors that arrive.
+    receive: Slab,
     /// By the task's place among the local ones.
     pools: Vec<Option<Rc<dyn Pool>>>,
 }
 
-impl TaskMemory {
-    pub(super) fn new(slab: Slab) -> Self {
-        Self { slab, pools: Vec::new() }
+impl Memory {
+    pub(super) fn new(send: Slab, receive: Slab) -> Self {
+        Self { send, receive, pools: Vec::new() }
     }
 
-    pub(super) fn slab(&self) -> &Slab {
-        &self.slab
+    pub(super) fn send_slab(&self) -> &Slab {
+        &self.send
+    }
+
+    pub(super) fn receive_slab(&self) -> &Slab {
+        &self.receive
     }
 
     pub(super) fn set_pool(&mut self, task: u16, pool: Option<Rc<dyn Pool>>) {
@@ -59,18 +67,18 @@ impl TaskMemory {
     }
 }
 
-impl ReceiveMemory for TaskMemory {
+impl ReceiveMemory for Memory {
     fn allocate(&self, consumer: u16, len: usize) -> Result<Buffer, Error> {
         match self.pool(consumer) {
             Some(pool) => pool.allocate(len),
-            None => ReceiveMemory::allocate(&self.slab, consumer, len),
+            None => ReceiveMemory::allocate(&self.receive, consumer, len),
         }
     }
 
     fn allocate_to_stay(&self, consumer: u16, len: usize) -> Result<Buffer, Error> {
         match self.pool(consumer) {
             Some(pool) => pool.allocate_to_stay(len),
-            None => ReceiveMemory::allocate_to_stay(&self.slab, consumer, len),
+            None => ReceiveMemory::allocate_to_stay(&self.receive, consumer, len),
         }
     }
 }

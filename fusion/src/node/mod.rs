@@ -11,6 +11,7 @@ mod batches;
 mod calls;
 mod cells;
 mod connect;
+mod context;
 mod counters;
 mod events;
 mod local;
@@ -22,6 +23,7 @@ mod placement;
 mod plans;
 mod pushes;
 mod queues;
+mod reporter;
 mod schedule;
 mod turn;
 
@@ -38,7 +40,7 @@ use sealane_transport::error::LinkError;
 use sealane_transport::lane::{lane, shard_of};
 use sealane_transport::limits::{HELLO_BYTES_MAX, TASKS_PER_HELLO};
 use sealane_transport::session::{Charges, Event};
-use sealane_transport::trace::{self, Moment, Recorder, TraceSender};
+use sealane_transport::trace::{Recorder, TraceSender};
 use sealane_transport::{Arena, Error, Handle, SessionLimits};
 
 use crate::metrics::NodeMetrics;
@@ -49,17 +51,18 @@ pub use calls::{RecvRequest, Ticket};
 use cells::Sender;
 pub use cells::{ClientCall, ClientOutcome, PullWaiter, RecvWaiter, SendWaiter};
 pub use connect::{Answer, ConnectOrder, DialFailure, DialFailureKind};
+use context::Context;
 pub use counters::{CallerCounters, Counters};
 use local::LocalRecvs;
+use memory::Memory;
 pub use memory::Pool;
-use memory::TaskMemory;
-use outcomes::Outcomes;
 use peer::Peer;
 pub use plans::PullRequest;
 use plans::{Plan, UnderWay};
 use pushes::PushGroup;
 pub use pushes::PushRequest;
 use queues::{Queue, Stream, StreamKey};
+use reporter::Reporter;
 use schedule::Schedule;
 
 /// How messages of one turn leave.
@@ -144,7 +147,7 @@ const STRANGER: u32 = u32::MAX;
 
 /// See the module.
 pub struct Node {
-    settings: NodeSettings,
+    context: Context,
     map: Arc<EndpointMap>,
     peer_tasks: Vec<PeerTask>,
     peer_numbers: HashMap<TaskName, u32>,
@@ -178,13 +181,8 @@ pub struct Node {
     local_pushes_earliest: Option<Instant>,
     /// Kept to reuse its memory; empty between calls.
     watchers: Vec<Watcher>,
-    outcomes: Outcomes,
     table: Table<Sender>,
     ended: EndedSteps,
-    memory: TaskMemory,
-    send_slab: Slab,
-    /// No new calls of clients, and no requests that would have to wait.
-    draining: bool,
     /// Kept to reuse its memory; empty between calls.
     events: VecDeque<Event<RecvWaiter, Handle>>,
     /// Sessions with something to send.
@@ -199,17 +197,11 @@ pub struct Node {
     new_links: Vec<Handle>,
     schedule: Schedule,
     orders: VecDeque<ConnectOrder>,
-    counters: Counters,
-    metrics: Arc<NodeMetrics>,
-    /// Tells of every call, if somebody listens.
-    recorder: Option<Recorder>,
     /// Sessions that a recorder has been given to.
     sessions_traced: u64,
     /// Sessions whose figures have changed since they were shown.
     unshown: Vec<Handle>,
     links: usize,
-    /// The time of the last turn, for what need not be exact.
-    clock: Instant,
     /// The number of the last life that a session began; new sessions start there, so that a peer's never goes down.
     lives: u64,
 }
@@ -251,12 +243,8 @@ impl Node {
             filled_queues: Vec::new(),
             local_pushes_earliest: None,
             watchers: Vec::new(),
-            outcomes: Outcomes::default(),
             table: Table::new(settings.deposited_tensors_max),
             ended: EndedSteps::default(),
-            memory: TaskMemory::new(receive_slab),
-            send_slab,
-            draining: false,
             events: VecDeque::new(),
             dirty: Vec::new(),
             blocked: Vec::new(),
@@ -265,15 +253,16 @@ impl Node {
             new_links: Vec::new(),
             schedule: Schedule::default(),
             orders: VecDeque::new(),
-            counters: Counters::default(),
-            metrics: Arc::default(),
-            recorder: None,
             sessions_traced: 0,
             unshown: Vec::new(),
             links: 0,
-            clock: Instant::now(),
             lives: 0,
-            settings,
+            context: Context {
+                settings,
+                reporter: Reporter::new(),
+                memory: Memory::new(send_slab, receive_slab),
+                draining: false,
+            },
             map,
         })
     }
@@ -281,53 +270,47 @@ impl Node {
     /// Bytes of tensors that tasks of this shard have received so far.
     #[inline]
     pub fn bytes_received(&self) -> u64 {
-        self.counters.bytes_received
+        self.context.reporter.counters.bytes_received
     }
 
     /// The slab from which producers on this shard take memory.
     pub fn send_slab(&self) -> &Slab {
-        &self.send_slab
+        self.context.memory.send_slab()
     }
 
     /// What this node is set to.
     pub fn settings(&self) -> &NodeSettings {
-        &self.settings
+        &self.context.settings
     }
 
     /// What has happened so far.
     pub fn counters(&self) -> Counters {
         Counters {
             links: self.links as u64,
-            slab_send_bytes: self.send_slab.in_use_bytes() as u64,
-            slab_receive_bytes: self.memory.slab().in_use_bytes() as u64,
+            slab_send_bytes: self.context.memory.send_slab().in_use_bytes() as u64,
+            slab_receive_bytes: self.context.memory.receive_slab().in_use_bytes() as u64,
             deposits: self.table.deposits() as u64,
             parked: self.table.parked() as u64,
             published: self.shelf.published() as u64,
-            ..self.counters
+            ..self.context.reporter.counters
         }
     }
 
     /// Tells a listener of every call from now on, and of all that becomes of it. Before the first session.
     pub fn set_trace(&mut self, sender: TraceSender) {
-        self.recorder = Some(Recorder::new(sender, self.settings.shard));
+        self.context.reporter.recorder = Some(Recorder::new(sender, self.context.settings.shard));
     }
 
     /// Tells the listener of a trace, if there is one, what it has not heard.
     pub(crate) fn flush_trace(&self) {
-        if let Some(recorder) = &self.recorder {
+        if let Some(recorder) = &self.context.reporter.recorder {
             recorder.flush();
         }
     }
 
-    /// Something has happened to a call that this node names.
-    #[inline]
-    fn trace(&self, call: Handle, moment: impl FnOnce() -> Moment) {
-        trace::tell(self.recorder.as_ref(), call, moment);
-    }
-
     /// What this node tells of itself, for other threads.
     pub(crate) fn metrics(&self) -> &Arc<NodeMetrics> {
-        &self.metrics
+        &self.context.reporter.metrics
     }
 
     /// Shows other threads what has changed of the sessions.
@@ -346,17 +329,17 @@ impl Node {
     pub fn local_task(&self, name: &str) -> Result<u16, Error> {
         self.place_of(name).ok_or_else(|| Error::NotFound {
             task: name.into(),
-            reason: format!("it is not among the {} tasks of this engine", self.settings.tasks.len()).into(),
+            reason: format!("it is not among the {} tasks of this engine", self.context.settings.tasks.len()).into(),
         })
     }
 
     fn place_of(&self, name: &str) -> Option<u16> {
-        self.settings.tasks.iter().position(|(task, _)| task.as_str() == name).map(|place| place as u16)
+        self.context.settings.tasks.iter().position(|(task, _)| task.as_str() == name).map(|place| place as u16)
     }
 
     /// The number of a local task as a peer of others here.
     fn number_of_local(&mut self, local: u16) -> Option<u32> {
-        let name = self.settings.tasks[usize::from(local)].0.clone();
+        let name = self.context.settings.tasks[usize::from(local)].0.clone();
         self.number_of(name.as_str())
     }
 
@@ -373,8 +356,8 @@ impl Node {
         if self.pairs[pair as usize].owned {
             return Ok(pair);
         }
-        let owner = shard_of(self.pairs[pair as usize].lane, usize::from(self.settings.shards));
-        let here = self.settings.shard;
+        let owner = shard_of(self.pairs[pair as usize].lane, usize::from(self.context.settings.shards));
+        let here = self.context.settings.shard;
         Err(Error::invalid(format!("the pair with {peer} is served by shard {owner}, this is shard {here}")))
     }
 
@@ -395,9 +378,10 @@ impl Node {
         if let Some(&pair) = self.pair_numbers.get(&(local, peer)) {
             return pair;
         }
-        let names = (&self.settings.tasks[usize::from(local)].0, &self.peer_tasks[peer as usize].name);
+        let names = (&self.context.settings.tasks[usize::from(local)].0, &self.peer_tasks[peer as usize].name);
         let lane = lane(names.0.as_str(), names.1.as_str());
-        let owned = shard_of(lane, usize::from(self.settings.shards)) == usize::from(self.settings.shard);
+        let owned =
+            shard_of(lane, usize::from(self.context.settings.shards)) == usize::from(self.context.settings.shard);
         let pair = self.pairs.len() as u32;
         let local_name = names.0.as_str().into();
         self.pairs.push(Pair { local, peer, lane, local_name, owned, mirror: None, session: None });
@@ -424,7 +408,7 @@ impl Node {
         self.pairs[pair as usize].mirror = Some(mirror);
         self.pairs[mirror as usize].mirror = Some(pair);
         if self.pairs[pair as usize].owned {
-            let task = self.settings.tasks[usize::from(local)].0.as_str();
+            let task = self.context.settings.tasks[usize::from(local)].0.as_str();
             let peer = self.peer_tasks[peer as usize].name.as_str();
             tracing::info!(task, peer, link = "memory", reason = "this engine serves both tasks", "path");
         }
@@ -439,9 +423,9 @@ impl Node {
     /// InvalidArgument if these are more tasks than a greeting can name; nothing has changed.
     pub fn set_map(&mut self, map: Arc<EndpointMap>, more: Vec<(TaskName, u16)>) -> Result<(), Error> {
         let grown = !more.is_empty();
-        let tasks = [self.settings.tasks.as_slice(), &more].concat();
+        let tasks = [self.context.settings.tasks.as_slice(), &more].concat();
         check_tasks(&tasks)?;
-        self.settings.tasks = tasks;
+        self.context.settings.tasks = tasks;
         for task in &mut self.peer_tasks {
             if let Some(address) = map.resolve(task.name.as_str()) {
                 task.address = address.clone();
@@ -457,10 +441,10 @@ impl Node {
         };
         let is_stale = |peer: &Peer| grown || peer.has_strangers || gains(&peer.address);
         for handle in self.peers.select(|peer| peer.link.is_some() && is_stale(peer)) {
-            self.lose(self.clock, handle, &LinkError::Closed);
+            self.lose(self.context.reporter.clock, handle, &LinkError::Closed);
         }
         if grown {
-            let count = self.settings.tasks.len() as u16;
+            let count = self.context.settings.tasks.len() as u16;
             self.peers.iter_mut().for_each(|(_, peer)| peer.session.set_tasks(count));
             (0..self.pairs.len() as u32).for_each(|pair| self.find_mirror(pair));
         }
@@ -470,7 +454,7 @@ impl Node {
     /// From now on new calls of clients end with Unavailable, and so do requests of peers for tensors that are not
     /// there: what is under way can finish.
     pub fn drain(&mut self) {
-        self.draining = true;
+        self.context.draining = true;
         // No send can come for these any more.
         let parked = self.table.take_parked();
         self.refuse_parked(parked, &draining());
@@ -484,30 +468,30 @@ impl Node {
 
     /// Gives a local task memory of its own for tensors that arrive, or takes it away.
     pub fn set_pool(&mut self, task: u16, pool: Option<Rc<dyn Pool>>) {
-        self.memory.set_pool(task, pool);
+        self.context.memory.set_pool(task, pool);
     }
 
     /// The slab for tensors that arrive where neither the caller nor its task brings memory.
     pub fn receive_slab(&self) -> &Slab {
-        self.memory.slab()
+        self.context.memory.receive_slab()
     }
 
     /// Swaps the outcomes of clients' calls that wait with `other`, which must be empty.
     pub fn swap_client_outcomes(&mut self, other: &mut VecDeque<(ClientCall, ClientOutcome)>) {
         debug_assert!(other.is_empty());
-        std::mem::swap(&mut self.outcomes.clients, other);
+        std::mem::swap(&mut self.context.reporter.outcomes.clients, other);
     }
 
     /// True if calls of clients have ended.
     #[inline]
     pub fn has_client_outcomes(&self) -> bool {
-        !self.outcomes.clients.is_empty()
+        !self.context.reporter.outcomes.clients.is_empty()
     }
 
     /// The client process of a local task is gone, or another one: its tensors that wait are freed, requests that wait
     /// for them end with Unavailable, and so do its own; its plans and queues are closed.
     pub fn forget_client(&mut self, local: u16, reason: &str) {
-        let name = self.settings.tasks[usize::from(local)].0.clone();
+        let name = self.context.settings.tasks[usize::from(local)].0.clone();
         let error = Error::unavailable(name.as_str(), reason);
         self.end_task(local, &error);
         self.end_local(local, &error);
@@ -529,13 +513,13 @@ impl Node {
 
     /// Moves the wakers of futures that can go on into `into`. Waking is the owner's, once it no longer holds the node.
     pub fn take_wakers(&mut self, into: &mut Vec<Waker>) {
-        into.append(&mut self.outcomes.wakers);
+        into.append(&mut self.context.reporter.outcomes.wakers);
     }
 
     /// True if there are wakers or orders to take.
     #[inline]
     pub fn has_news(&self) -> bool {
-        !self.outcomes.wakers.is_empty() || !self.orders.is_empty()
+        !self.context.reporter.outcomes.wakers.is_empty() || !self.orders.is_empty()
     }
 
     /// True if [`poll_order`](Self::poll_order) has something.

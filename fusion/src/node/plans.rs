@@ -167,21 +167,21 @@ impl Node {
                 let (places, keys) = (tray.len(), plan.keys.len());
                 Some(Error::invalid(format!("{places} places for {keys} tensors")))
             }
-            Some(_) if self.draining && matches!(waiter, PullWaiter::Client(_)) => Some(draining()),
+            Some(_) if self.context.draining && matches!(waiter, PullWaiter::Client(_)) => Some(draining()),
             Some(_) => None,
         };
         let agreed = match refused {
             Some(error) => Err(error),
             // A plan of nothing has all that it wants.
             None if tray.is_empty() => {
-                self.finish_pull(waiter, tray);
+                self.context.reporter.finish_pull(waiter, tray);
                 return None;
             }
             None => self.agree(plan),
         };
         if let Err(error) = agreed {
             tray.fail_missing(|_| error.clone());
-            self.finish_pull(waiter, tray);
+            self.context.reporter.finish_pull(waiter, tray);
             return None;
         }
         self.begin_pull(now, PullRequest { plan, min_version, deadline, tray, waiter })
@@ -203,7 +203,7 @@ impl Node {
                 let Ok(handle) = self.pulls.insert(UnderWay { plan, since: now, waiter, at: nowhere }) else {
                     unreachable!("2^32 pulls do not fit in memory")
                 };
-                self.trace(handle, || Moment::PullQueued { tensors });
+                self.context.reporter.trace(handle, || Moment::PullQueued { tensors });
                 self.pull_there(
                     now,
                     session,
@@ -296,8 +296,8 @@ impl Node {
     /// A pull has ended.
     pub(super) fn pulled(&mut self, handle: Handle, tray: Tray) {
         if let Some(pull) = self.pulls.remove(handle) {
-            self.trace(handle, || Moment::PullEnded);
-            self.finish_pull(pull.waiter, tray);
+            self.context.reporter.trace(handle, || Moment::PullEnded);
+            self.context.reporter.finish_pull(pull.waiter, tray);
         }
     }
 
@@ -368,7 +368,7 @@ impl Node {
         if let Some(peer) = self.peers.get_mut(session) {
             peer.session.take_waits(&mut waits);
         }
-        if self.draining {
+        if self.context.draining {
             for wait in waits {
                 if let Some(peer) = self.peers.get_mut(session) {
                     peer.session.refuse_pull(wait.pull, wait.index, &draining());

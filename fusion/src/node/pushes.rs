@@ -49,16 +49,16 @@ impl Node {
     /// Pushes tensors into a queue of the pair's peer. The waiter hears when the queue has taken all of them.
     pub fn push<T: ExactSizeIterator<Item = Tensor>>(&mut self, now: Instant, push: PushRequest<'_, T>) {
         let PushRequest { pair, queue, tensors, deadline, waiter } = push;
-        if self.draining && matches!(waiter, SendWaiter::Client(_)) {
-            return self.finish_send(waiter, Err(draining()));
+        if self.context.draining && matches!(waiter, SendWaiter::Client(_)) {
+            return self.context.reporter.finish_send(waiter, Err(draining()));
         }
         let left = tensors.len();
         if left == 0 {
-            return self.finish_send(waiter, Ok(()));
+            return self.context.reporter.finish_send(waiter, Ok(()));
         }
         let group = PushGroup { left, error: None, waiter, since: now, way: Way::Memory };
         let Ok(group) = self.push_groups.insert(group) else { unreachable!("2^32 groups do not fit in memory") };
-        self.trace(group, || Moment::PushQueued { queue: queue.into(), tensors: left as u64 });
+        self.context.reporter.trace(group, || Moment::PushQueued { queue: queue.into(), tensors: left as u64 });
         if let Some(mirror) = self.pairs[pair as usize].mirror {
             let acceptor = self.pairs[mirror as usize].local;
             let handle = self.queue_named(acceptor, queue);
@@ -133,15 +133,15 @@ impl Node {
         if let Err(error) = outcome {
             group.error.get_or_insert(error);
         } else {
-            self.counters.tensors_sent += u64::from(count);
+            self.context.reporter.counters.tensors_sent += u64::from(count);
         }
         if group.left == 0 {
-            self.trace(handle, || Moment::PushEnded);
+            self.context.reporter.trace(handle, || Moment::PushEnded);
             let group = self.push_groups.remove(handle).expect("just looked at");
             if group.error.is_none() {
-                self.metrics.latencies.record(Operation::Push, group.way, group.since, self.clock);
+                self.context.reporter.record(Operation::Push, group.way, group.since);
             }
-            self.finish_send(group.waiter, group.error.map_or(Ok(()), Err));
+            self.context.reporter.finish_send(group.waiter, group.error.map_or(Ok(()), Err));
         }
     }
 
@@ -162,14 +162,14 @@ impl Node {
                     Ok(tensor) => {
                         let (from, len) = (self.pairs[pair as usize].local_name.clone(), tensor.len());
                         (tensors, bytes) = (tensors - 1, bytes.saturating_sub(len));
-                        self.count_received(len);
+                        self.context.reporter.count_received(len);
                         items.push(Accepted { from, tensor });
                         self.push_ended(group, 1, Ok(()));
                     }
                     Err(error) => self.push_ended(group, 1, Err(error)),
                 }
             }
-            shared.fill(self.settings.shard, &mut items);
+            shared.fill(self.context.settings.shard, &mut items);
         }
         self.keep_waiting(handle, waiting);
     }
@@ -184,10 +184,10 @@ impl Node {
 
     /// The tensor where the accepting task can have it: as it is, or copied into its memory.
     fn moved_into(&self, task: u16, tensor: Tensor) -> Result<Tensor, Error> {
-        if self.memory.takes_as_is(task, tensor.payload()) {
+        if self.context.memory.takes_as_is(task, tensor.payload()) {
             return Ok(tensor);
         }
-        let mut memory = self.memory.allocate(task, tensor.len())?;
+        let mut memory = self.context.memory.allocate(task, tensor.len())?;
         memory.volatile_mut().copy_from(tensor.payload().volatile());
         Ok(Tensor::from_parts(tensor.meta().clone(), memory))
     }

@@ -100,7 +100,7 @@ impl Node {
             return Err(Error::invalid(format!("queue '{name}' has an acceptor already")));
         }
         if let Some(left) = queue.left.take() {
-            shared.fill(self.settings.shard, &mut left.take_back(self.settings.shard));
+            shared.fill(self.context.settings.shard, &mut left.take_back(self.context.settings.shard));
         }
         queue.shared = Some(shared);
         for key in queue.streams.clone() {
@@ -117,7 +117,7 @@ impl Node {
         if self.queues.get(handle).and_then(|queue| queue.shared.as_ref()).is_some_and(|open| Arc::ptr_eq(open, shared))
         {
             self.deliver(handle);
-            let shard = self.settings.shard;
+            let shard = self.context.settings.shard;
             let queue = self.queues.get_mut(handle).expect("just found");
             queue.left = queue.shared.take().filter(|shared| shared.count_of(shard) > 0);
             self.forget_unused_queue(handle);
@@ -129,7 +129,7 @@ impl Node {
         let is_of = |queue: &Queue| queue.left.is_some() && task.is_none_or(|task| queue.task == task);
         for handle in self.queues.select(is_of) {
             let left = self.queues.get_mut(handle).and_then(|queue| queue.left.take()).expect("just selected");
-            drop(left.take_back(self.settings.shard));
+            drop(left.take_back(self.context.settings.shard));
             self.forget_unused_queue(handle);
         }
     }
@@ -242,11 +242,11 @@ impl Node {
     fn deliver(&mut self, handle: Handle) {
         let Some(queue) = self.queues.get_mut(handle) else { return };
         let bytes: usize = queue.arrived.iter().map(|item| item.tensor.len()).sum();
-        self.counters.tensors_received += queue.arrived.len() as u64;
-        self.counters.bytes_received += bytes as u64;
+        self.context.reporter.counters.tensors_received += queue.arrived.len() as u64;
+        self.context.reporter.counters.bytes_received += bytes as u64;
         // Without a queue nothing arrives, and what arrived before it was closed is in it.
         if let Some(shared) = &queue.shared {
-            shared.fill(self.settings.shard, &mut queue.arrived);
+            shared.fill(self.context.settings.shard, &mut queue.arrived);
         }
     }
 }

@@ -26,7 +26,7 @@ const BLOCKED_TURNS: u32 = 64;
 impl Node {
     /// One turn: writes, reads, timeouts, each bounded. The work done; 0 means that there was nothing to do.
     pub fn turn(&mut self, now: Instant) -> usize {
-        self.clock = now;
+        self.context.reporter.clock = now;
         let mut work = self.transmit_dirty(now);
         work += self.retry_blocked(now);
         work += self.receive_hot(now);
@@ -61,7 +61,7 @@ impl Node {
     /// Enters the session's next timeout, unless an earlier one is entered.
     pub(super) fn reschedule(&mut self, handle: Handle) {
         let Some(peer) = self.peers.get(handle) else { return };
-        if let Some(time) = peer.next_timeout(self.settings.connect_timeout, self.settings.lease) {
+        if let Some(time) = peer.next_timeout(self.context.settings.connect_timeout, self.context.settings.lease) {
             self.schedule_by(handle, time);
         }
     }
@@ -167,7 +167,7 @@ impl Node {
 
     /// Writes what one session has to say, as much as the link takes and the budget allows.
     fn transmit(&mut self, now: Instant, handle: Handle) -> usize {
-        let one_message = self.settings.fuse == Fuse::Off;
+        let one_message = self.context.settings.fuse == Fuse::Off;
         let mut total = 0;
         let mut error = None;
         let mut blocked = false;
@@ -191,7 +191,7 @@ impl Node {
                     blocked = written < budget && !peer.session.outbox().is_empty();
                     total += written;
                     peer.counters.writes += u64::from(written > 0);
-                    self.counters.writes += u64::from(written > 0);
+                    self.context.reporter.counters.writes += u64::from(written > 0);
                 }
                 Err(lost) => {
                     error = Some(lost);
@@ -204,7 +204,7 @@ impl Node {
             }
         }
         peer.counters.bytes_sent += total as u64;
-        self.counters.messages_sent += peer.count_messages();
+        self.context.reporter.counters.messages_sent += peer.count_messages();
         touch(peer, handle, &mut self.unshown);
         let more = !blocked && traits.open && peer.session.has_output();
         let waits = peer.session.has_waits();
@@ -272,10 +272,10 @@ impl Node {
         }
         let mut ear = Ear {
             table: &mut self.table,
-            outcomes: &mut self.outcomes,
-            counters: &mut self.counters,
-            metrics: &self.metrics,
-            recorder: self.recorder.as_ref(),
+            outcomes: &mut self.context.reporter.outcomes,
+            counters: &mut self.context.reporter.counters,
+            metrics: &self.context.reporter.metrics,
+            recorder: self.context.reporter.recorder.as_ref(),
             way: peer.way,
             now,
             recvs: Run::new(Operation::Recv, now),
@@ -288,7 +288,7 @@ impl Node {
                 filled_queues: &mut self.filled_queues,
             },
         };
-        let mut inbound = peer.session.inbound_to(now, &self.memory, &mut ear);
+        let mut inbound = peer.session.inbound_to(now, &self.context.memory, &mut ear);
         let result = link.receive(&mut inbound, RECEIVE_BUDGET_BYTES);
         if let Ok(0) = result {
             return 0;
@@ -319,7 +319,7 @@ impl Node {
         };
         // A tensor for a client is released in a later turn, when its outcome is in the client's ring: a daemon that dies
         // before must not have told the producer that it arrived.
-        if peer.session.is_urgent() && !peer.blocked && self.outcomes.clients.is_empty() {
+        if peer.session.is_urgent() && !peer.blocked && self.context.reporter.outcomes.clients.is_empty() {
             self.transmit(now, handle);
         } else if peer.session.has_output() {
             // Releases by themselves wait for the next turn: the task that got the tensor most often asks for more.

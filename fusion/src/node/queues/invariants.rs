@@ -64,7 +64,8 @@ impl Node {
                 continue;
             }
             let is_end = |there: &&Peer| {
-                there.shard == Some(self.settings.shard) && self.settings.addresses.contains(&there.address)
+                there.shard == Some(self.context.settings.shard)
+                    && self.context.settings.addresses.contains(&there.address)
             };
             let Some(there) = other.peers.iter().map(|(_, peer)| peer).find(is_end) else { continue };
             // Where one side has begun anew and the other has not heard it, they are not of one session.

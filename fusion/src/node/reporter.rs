@@ -1,0 +1,70 @@
+//! What becomes of calls, told to all who want to know: those who wait, the counters, the latencies, and a trace.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use sealane_transport::trace::{self, Moment, Recorder};
+use sealane_transport::{Handle, RecvOutcome, SendOutcome, Tray};
+
+use super::Counters;
+use super::cells::{PullWaiter, RecvWaiter, SendWaiter};
+use super::outcomes::Outcomes;
+use crate::metrics::{NodeMetrics, Operation, Way};
+
+/// See the module.
+pub(super) struct Reporter {
+    pub(super) outcomes: Outcomes,
+    pub(super) counters: Counters,
+    pub(super) metrics: Arc<NodeMetrics>,
+    /// Tells of every call, if somebody listens.
+    pub(super) recorder: Option<Recorder>,
+    /// The time of the last turn, for what need not be exact.
+    pub(super) clock: Instant,
+}
+
+impl Reporter {
+    pub(super) fn new() -> Reporter {
+        Reporter {
+            outcomes: Outcomes::default(),
+            counters: Counters::default(),
+            metrics: Arc::default(),
+            recorder: None,
+            clock: Instant::now(),
+        }
+    }
+
+    /// Something has happened to a call that the node names.
+    #[inline]
+    pub(super) fn trace(&self, call: Handle, moment: impl FnOnce() -> Moment) {
+        trace::tell(self.recorder.as_ref(), call, moment);
+    }
+
+    /// A call has ended well that began at `since`.
+    #[inline]
+    pub(super) fn record(&self, operation: Operation, way: Way, since: Instant) {
+        self.metrics.latencies.record(operation, way, since, self.clock);
+    }
+
+    #[inline]
+    pub(super) fn count_received(&mut self, bytes: usize) {
+        self.counters.tensors_received += 1;
+        self.counters.bytes_received += bytes as u64;
+    }
+
+    /// Tells a waiter how its recv ended.
+    #[inline]
+    pub(super) fn finish_recv(&mut self, waiter: RecvWaiter, outcome: RecvOutcome) {
+        self.outcomes.finish_recv(waiter, outcome);
+    }
+
+    /// Tells a waiter how its send ended.
+    #[inline]
+    pub(super) fn finish_send(&mut self, waiter: SendWaiter, outcome: SendOutcome) {
+        self.outcomes.finish_send(waiter, outcome);
+    }
+
+    /// Gives a waiter the tray of its pull.
+    pub(super) fn finish_pull(&mut self, waiter: PullWaiter, tray: Tray) {
+        self.outcomes.finish_pull(waiter, tray);
+    }
+}

@@ -51,7 +51,7 @@ pub enum Ticket {
 impl Node {
     /// Asks for a tensor. Its outcome goes to the waiter, errors included; the ticket cancels.
     pub fn recv(&mut self, now: Instant, recv: RecvRequest<'_>) -> Option<Ticket> {
-        let Pair { local, peer, .. } = self.pairs[recv.pair as usize];
+        let Pair { local, peer, .. } = self.context.pairs[recv.pair];
         if let Some(reason) = self.ended.reason(local, recv.pair, recv.step) {
             let error = Error::Aborted { step: recv.step, reason: reason.into() };
             self.context.reporter.finish_recv(recv.waiter, Err(Unreceived { error, destination: recv.destination }));
@@ -64,7 +64,7 @@ impl Node {
                 .finish_recv(recv.waiter, Err(Unreceived { error: refusal, destination: recv.destination }));
             return None;
         }
-        if let Some(producer_pair) = self.pairs[recv.pair as usize].mirror {
+        if let Some(producer_pair) = self.context.pairs[recv.pair].mirror {
             return self.recv_local(now, recv, producer_pair);
         }
         let session = match self.session_of(recv.pair) {
@@ -85,13 +85,11 @@ impl Node {
             destination: recv.destination,
             waiter: recv.waiter,
         };
-        let peer = self.peers.get_mut(session).expect("session_of gives a live one");
+        let peer = self.context.peers.get_mut(session).expect("session_of gives a live one");
         let asked = if recv.fused { peer.session.request_fused(now, ask) } else { peer.session.request(now, ask) };
         match asked {
             Ok(request) => {
-                self.mark_dirty(session);
-                self.schedule_by(session, recv.deadline);
-                self.want_link(now, session);
+                self.context.asked(now, session, recv.deadline);
                 Some(Ticket::Peer { session, request })
             }
             Err((Unanswered { error, destination }, waiter)) => {
@@ -107,10 +105,10 @@ impl Node {
             Ticket::Peer { session, request } => (session, request),
             Ticket::Local(handle) => return self.cancel_local(handle),
         };
-        let cancelled = self.peers.get_mut(session).and_then(|peer| peer.session.cancel(request));
+        let cancelled = self.context.peers.get_mut(session).and_then(|peer| peer.session.cancel(request));
         match cancelled {
             Some(_) => {
-                self.mark_dirty(session);
+                self.context.peers.mark_dirty(session);
                 true
             }
             None => self.cancel_moved(ticket),
@@ -125,7 +123,7 @@ impl Node {
             let reason = format!("the key has {} bytes, at most {KEY_BYTES_MAX} are accepted", key.len());
             return self.context.reporter.finish_send(waiter, Err(Error::invalid(reason)));
         }
-        if let Some(reason) = self.ended.reason(self.pairs[pair as usize].local, pair, step) {
+        if let Some(reason) = self.ended.reason(self.context.pairs[pair].local, pair, step) {
             let error = Error::Aborted { step, reason: reason.into() };
             return self.context.reporter.finish_send(waiter, Err(error));
         }
@@ -134,7 +132,7 @@ impl Node {
         }
         let at = Meeting { pair, step, key };
         let mut tensor = tensor.into_parts();
-        if self.pairs[pair as usize].mirror.is_some() {
+        if self.context.pairs[pair].mirror.is_some() {
             let spot = self.table.spot(at);
             match self.send_local(spot, key, tensor) {
                 Some(back) => tensor = back,
@@ -161,25 +159,25 @@ impl Node {
             return;
         }
         self.ended.insert(Scope::Task(local), step, &EndedSteps::reason_to_keep(reason));
-        for pair in self.pairs_of(local) {
+        for pair in self.context.pairs.of_task(local).to_vec() {
             self.end_step(pair, step, reason);
         }
         let error = Error::Aborted { step, reason: reason.into() };
         // Peers that this task has never had to do with need not hear of it.
-        let pairs = self.pairs_of(local);
-        let peers = pairs.iter().map(|&pair| self.pairs[pair as usize].peer);
-        let addresses: HashSet<_> = peers.map(|peer| &self.peer_tasks[peer as usize].address).collect();
-        for handle in self.peers.select(|peer| addresses.contains(&peer.address)) {
-            let peer = self.peers.get_mut(handle).expect("just selected");
+        let pairs = self.context.pairs.of_task(local).to_vec();
+        let peers = pairs.iter().map(|&pair| self.context.pairs[pair].peer);
+        let addresses: HashSet<_> = peers.map(|peer| self.context.pairs.peer_address(peer)).collect();
+        for handle in self.context.peers.select(|peer| addresses.contains(&peer.address)) {
+            let peer = self.context.peers.get_mut(handle).expect("just selected");
             peer.session.end_requests(step, local, None, &error);
             peer.session.abort(step, local, reason);
             self.settle_events(handle);
-            self.mark_dirty(handle);
+            self.context.peers.mark_dirty(handle);
         }
         for pair in pairs {
             self.end_local_of(pair, step, &error);
         }
-        if let Some(number) = self.number_of_local(local) {
+        if let Some(number) = self.context.pairs.number_of_local(local) {
             self.aborted(None, step, number, reason);
         }
     }
@@ -187,16 +185,11 @@ impl Node {
     /// Frees what is left of a step of a local task: tensors that wait end with Aborted at their senders, parked
     /// requests at their consumers. The step may be used again.
     pub fn cleanup(&mut self, local: u16, step: i64) {
-        for pair in self.pairs_of(local) {
+        for pair in self.context.pairs.of_task(local).to_vec() {
             self.end_step(pair, step, "the step was cleaned up");
             self.ended.forget(Scope::Pair(pair), step);
         }
         self.ended.forget(Scope::Task(local), step);
-    }
-
-    /// The pairs of a local task.
-    fn pairs_of(&self, local: u16) -> Vec<u32> {
-        self.pairs_of_tasks.get(usize::from(local)).cloned().unwrap_or_default()
     }
 
     /// Frees the tensors of a pair's step and refuses its parked requests.
@@ -208,8 +201,8 @@ impl Node {
 
     /// Frees all tensors of a local task and refuses the requests that wait for them.
     pub(super) fn end_task(&mut self, local: u16, error: &Error) {
-        let pairs = &self.pairs;
-        let ended = self.table.end_pairs(|pair| pairs[pair as usize].local == local, error);
+        let pairs = &self.context.pairs;
+        let ended = self.table.end_pairs(|pair| pairs[pair].local == local, error);
         self.tell_ended(ended, error);
     }
 
@@ -226,9 +219,9 @@ impl Node {
             match by {
                 Parked::Local(handle) => self.fail_local(handle, error.clone()),
                 Parked::Peer { session, id } => {
-                    if let Some(peer) = self.peers.get_mut(session) {
+                    if let Some(peer) = self.context.peers.get_mut(session) {
                         peer.session.end_parked(id, error);
-                        self.mark_dirty(session);
+                        self.context.peers.mark_dirty(session);
                     }
                 }
             }

@@ -1,14 +1,43 @@
 //! What the parts of a node share that carry calls: lent to each by argument, while the part itself is at work.
 
+use std::time::Instant;
+
+use sealane_transport::Handle;
+
 use super::NodeSettings;
 use super::memory::Memory;
+use super::pairs::Pairs;
+use super::peers::Peers;
 use super::reporter::Reporter;
 
 /// See the module.
 pub(super) struct Context {
     pub(super) settings: NodeSettings,
+    pub(super) pairs: Pairs,
+    pub(super) peers: Peers,
     pub(super) reporter: Reporter,
     pub(super) memory: Memory,
     /// No new calls of clients, and no requests that would have to wait.
     pub(super) draining: bool,
+}
+
+impl Context {
+    /// Calls the peer of a session if something waits for it and nothing is under way.
+    #[inline]
+    pub(super) fn want_link(&mut self, now: Instant, session: Handle) {
+        self.peers.want_link(now, session, &self.settings, &self.pairs);
+    }
+
+    /// Something was asked of a session that is to end by `deadline`.
+    #[inline]
+    pub(super) fn asked(&mut self, now: Instant, session: Handle, deadline: Instant) {
+        self.peers.mark_dirty(session);
+        self.peers.schedule_by(session, deadline);
+        self.want_link(now, session);
+    }
+
+    /// Enters the session's next timeout, unless an earlier one is entered.
+    pub(super) fn reschedule(&mut self, session: Handle) {
+        self.peers.reschedule(session, &self.settings);
+    }
 }

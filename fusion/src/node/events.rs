@@ -20,7 +20,7 @@ impl Node {
     /// Handles all that a session has to report.
     pub(super) fn settle_events(&mut self, handle: Handle) {
         let mut events = std::mem::take(&mut self.events);
-        while let Some(peer) = self.peers.get_mut(handle).filter(|peer| peer.session.has_events()) {
+        while let Some(peer) = self.context.peers.get_mut(handle).filter(|peer| peer.session.has_events()) {
             peer.session.swap_events(&mut events);
             for event in events.drain(..) {
                 self.settle_event(handle, event);
@@ -38,7 +38,7 @@ impl Node {
             Event::Asked(asked) => self.asked(handle, asked),
             Event::Withdrawn(id) => {
                 if self.table.withdraw(Parked::Peer { session: handle, id })
-                    && let Some(peer) = self.peers.get_mut(handle)
+                    && let Some(peer) = self.context.peers.get_mut(handle)
                 {
                     peer.session.unpark();
                 }
@@ -48,7 +48,7 @@ impl Node {
                     Ok(arrived) => {
                         self.context.reporter.count_received(arrived.buffer.len());
                         Tensor::from_wire(&arrived.meta, arrived.buffer).map_err(|error| {
-                            let peer = self.peers.get(handle).map_or("the peer", |peer| peer.session.peer());
+                            let peer = self.context.peers.name_of(handle);
                             Unreceived::from(Error::unavailable(peer, format!("it sent a bad tensor: {error}")))
                         })
                     }
@@ -58,7 +58,7 @@ impl Node {
             }
             Event::Settled { deposit, tensor, taken } => {
                 let (meta, payload) = *tensor;
-                let (bytes, way) = (payload.len() as u64, self.way_of(handle));
+                let (bytes, way) = (payload.len() as u64, self.context.peers.way_of(handle));
                 self.settled_as(deposit, (TensorMeta::from_own_wire(meta), payload), bytes, taken, way);
             }
             Event::Pulled { waiter, tray } => {
@@ -71,7 +71,7 @@ impl Node {
                     }
                 }
                 if let Some(pull) = self.pulls.get(pull).filter(|_| missing == 0) {
-                    self.context.reporter.record(Operation::Pull, self.way_of(handle), pull.since);
+                    self.context.reporter.record(Operation::Pull, self.context.peers.way_of(handle), pull.since);
                 }
                 self.pulled(pull, tray);
             }
@@ -85,14 +85,9 @@ impl Node {
         }
     }
 
-    /// The way that tensors of a session go.
-    pub(super) fn way_of(&self, session: Handle) -> Way {
-        self.peers.get(session).map_or(Way::Tcp, |peer| peer.way)
-    }
-
     fn asked(&mut self, handle: Handle, asked: Asked) {
         let ends = (asked.producer, asked.consumer);
-        let peer = self.peers.get_mut(handle).expect("its session just reported");
+        let peer = self.context.peers.get_mut(handle).expect("its session just reported");
         let pair = match peer.last_pair {
             Some((last, pair)) if last == ends => pair,
             _ if asked.consumer == STRANGER => {
@@ -102,13 +97,13 @@ impl Node {
                 return;
             }
             _ => {
-                let pair = self.pair_of(asked.producer, asked.consumer);
-                self.peers.get_mut(handle).expect("still there").last_pair = Some((ends, pair));
+                let pair = self.context.pairs.pair_of(asked.producer, asked.consumer);
+                self.context.peers.get_mut(handle).expect("still there").last_pair = Some((ends, pair));
                 pair
             }
         };
-        let peer = self.peers.get_mut(handle).expect("still there");
-        if !self.pairs[pair as usize].owned {
+        let peer = self.context.peers.get_mut(handle).expect("still there");
+        if !self.context.pairs[pair].owned {
             let reason = "the pair is served by another shard: the two sides disagree on lanes";
             peer.session.refuse(asked.id, &Error::invalid(reason));
             return;
@@ -147,14 +142,14 @@ impl Node {
             Parked::Peer { session, id } => (session, id),
             Parked::Local(handle) => return self.lend_local(handle, (meta, payload), deposit),
         };
-        let Some(peer) = self.peers.get_mut(session) else {
+        let Some(peer) = self.context.peers.get_mut(session) else {
             // Sessions leave the table before they go.
             return self.settled(deposit, (meta, payload), false);
         };
         peer.session.unpark();
         let traced_as = peer.traced_as;
         let answered = peer.session.answer(id, meta.into_wire(), payload, deposit);
-        self.mark_dirty(session);
+        self.context.peers.mark_dirty(session);
         match answered {
             Ok(answer) => self.context.reporter.trace(deposit, || Moment::SendMatched { session: traced_as, answer }),
             Err((meta, payload, deposit)) => {
@@ -197,8 +192,8 @@ impl Node {
         if peer_task == STRANGER {
             return;
         }
-        let pairs = &self.peer_tasks[peer_task as usize].pairs;
-        let pairs: Vec<_> = pairs.iter().map(|&pair| (pair, self.pairs[pair as usize].local)).collect();
+        let known = &self.context.pairs;
+        let pairs: Vec<_> = known.of_peer(peer_task).iter().map(|&pair| (pair, known[pair].local)).collect();
         // Said before, and so done: a peer that repeats itself costs no second look at the table.
         if pairs.iter().all(|&(pair, local)| self.ended.reason(local, pair, step).is_some()) {
             return;
@@ -207,7 +202,7 @@ impl Node {
         let kept = EndedSteps::reason_to_keep(reason);
         for &(pair, local) in &pairs {
             self.ended.insert(Scope::Pair(pair), step, &kept);
-            match handle.and_then(|handle| self.peers.get_mut(handle)) {
+            match handle.and_then(|handle| self.context.peers.get_mut(handle)) {
                 Some(peer) => peer.session.end_requests(step, local, Some(peer_task), &error),
                 None => self.end_local_of(pair, step, &error),
             }

@@ -141,7 +141,7 @@ impl Node {
             self.context.reporter.finish_recv(waiter, Err(Unreceived { error, destination }));
             return None;
         }
-        let consumer = self.pairs[pair as usize].local;
+        let consumer = self.context.pairs[pair].local;
         let spot = self.table.spot(at);
         match self.table.waiting(spot) {
             Some(Waiting::Tensor(payload)) => {
@@ -168,7 +168,7 @@ impl Node {
                         let handle = self.local.enter(wanted).ok().expect("there is room");
                         let found = self.table.want(at, Parked::Local(handle));
                         let Ok(Found::Tensor(from, deposit)) = found else { unreachable!("just looked at") };
-                        let producer = self.pairs[producer_pair as usize].local;
+                        let producer = self.context.pairs[producer_pair].local;
                         self.local.begin(producer, Copy { wanted: handle, from, deposit, to, filled: 0 });
                         return Some(Ticket::Local(handle));
                     }
@@ -212,7 +212,7 @@ impl Node {
             let found = at.key.len();
             return Err(Error::invalid(format!("the key has {found} bytes, at most {KEY_BYTES_MAX} are accepted")));
         }
-        let producer = self.pairs[at.pair as usize].local;
+        let producer = self.context.pairs[at.pair].local;
         match self.ended.reason(producer, at.pair, at.step) {
             Some(reason) => Err(Error::Aborted { step: at.step, reason: reason.into() }),
             None => Ok(()),
@@ -264,8 +264,7 @@ impl Node {
         match place(&self.context.memory, limit, wanted.consumer, wanted.destination.take(), &tensor.1) {
             Ok(Place::Memory(to)) => {
                 // It keeps its name, by which it can be given up while it is copied.
-                let producer =
-                    self.pairs[wanted.pair as usize].mirror.map_or(0, |pair| self.pairs[pair as usize].local);
+                let producer = self.context.pairs[wanted.pair].mirror.map_or(0, |pair| self.context.pairs[pair].local);
                 self.local.begin(producer, Copy { wanted: handle, from: tensor, deposit, to, filled: 0 });
             }
             Ok(Place::AsItIs) => {

@@ -100,10 +100,10 @@ impl Node {
 
     /// A task publishes nothing any more: what pulls of it have not come to will not come. What is half copied is copied on.
     pub(super) fn fail_local_pulls_of(&mut self, producer: u16, error: &Error) {
-        let (plans, pairs) = (&self.plans, &self.pairs);
+        let (plans, pairs) = (&self.plans, &self.context.pairs);
         let is_of = |pull: &UnderWay| {
-            let mirror = plans.get(pull.plan).and_then(|plan| pairs[plan.pair as usize].mirror);
-            matches!(pull.at, At::Here(_)) && mirror.is_some_and(|mirror| pairs[mirror as usize].local == producer)
+            let mirror = plans.get(pull.plan).and_then(|plan| pairs[plan.pair].mirror);
+            matches!(pull.at, At::Here(_)) && mirror.is_some_and(|mirror| pairs[mirror].local == producer)
         };
         for handle in self.pulls.select(is_of) {
             let Some(local) = self.local_pull(handle) else { continue };

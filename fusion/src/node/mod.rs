@@ -18,13 +18,13 @@ mod local;
 mod local_pulls;
 mod memory;
 mod outcomes;
-mod peer;
+mod pairs;
+mod peers;
 mod placement;
 mod plans;
 mod pushes;
 mod queues;
 mod reporter;
-mod schedule;
 mod turn;
 
 use std::collections::VecDeque;
@@ -37,9 +37,7 @@ use hashbrown::HashMap;
 use sealane_runtime::Slab;
 use sealane_transport::endpoint_map::{EndpointMap, TaskName, TransportAddress};
 use sealane_transport::error::LinkError;
-use sealane_transport::lane::{lane, shard_of};
-use sealane_transport::limits::{HELLO_BYTES_MAX, TASKS_PER_HELLO};
-use sealane_transport::session::{Charges, Event};
+use sealane_transport::session::Event;
 use sealane_transport::trace::{Recorder, TraceSender};
 use sealane_transport::{Arena, Error, Handle, SessionLimits};
 
@@ -56,14 +54,14 @@ pub use counters::{CallerCounters, Counters};
 use local::LocalRecvs;
 use memory::Memory;
 pub use memory::Pool;
-use peer::Peer;
+use pairs::{Pair, Pairs, STRANGER};
+use peers::{Peer, Peers};
 pub use plans::PullRequest;
 use plans::{Plan, UnderWay};
 use pushes::PushGroup;
 pub use pushes::PushRequest;
 use queues::{Queue, Stream, StreamKey};
 use reporter::Reporter;
-use schedule::Schedule;
 
 /// How messages of one turn leave.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -108,57 +106,9 @@ pub struct NodeSettings {
     pub features: u64,
 }
 
-/// A task of another engine, or of this one, as a peer.
-struct PeerTask {
-    name: TaskName,
-    address: TransportAddress,
-    /// The pairs with it.
-    pairs: Vec<u32>,
-}
-
-/// A local task and a peer task.
-struct Pair {
-    local: u16,
-    peer: u32,
-    lane: u32,
-    /// The local task's name, for those who get its tensors.
-    local_name: Arc<str>,
-    /// False if another shard of this engine serves the pair.
-    owned: bool,
-    /// The same two tasks from the other's side, if the peer is a task of this node as well.
-    mirror: Option<u32>,
-    /// The session that it uses, once known.
-    session: Option<Handle>,
-}
-
-/// Whom a session is with.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct SessionKey {
-    /// Which of this side's transport addresses it goes by.
-    via: u16,
-    /// The peer's.
-    address: TransportAddress,
-    /// The peer's shard; `None` until its number of shards is known.
-    shard: Option<u16>,
-}
-
-/// The number of a peer's task that this side's endpoint map does not name.
-const STRANGER: u32 = u32::MAX;
-
 /// See the module.
 pub struct Node {
     context: Context,
-    map: Arc<EndpointMap>,
-    peer_tasks: Vec<PeerTask>,
-    peer_numbers: HashMap<TaskName, u32>,
-    pairs: Vec<Pair>,
-    pair_numbers: HashMap<(u16, u32), u32>,
-    /// The pairs of each local task, by its place.
-    pairs_of_tasks: Vec<Vec<u32>>,
-    /// Shards of each transport address that has been met.
-    shards_at: HashMap<TransportAddress, u16>,
-    peers: Arena<Peer>,
-    sessions: HashMap<SessionKey, Handle>,
     /// Requests that went to another session than their tickets say.
     moved: HashMap<Ticket, Ticket>,
     local: LocalRecvs,
@@ -185,25 +135,6 @@ pub struct Node {
     ended: EndedSteps,
     /// Kept to reuse its memory; empty between calls.
     events: VecDeque<Event<RecvWaiter, Handle>>,
-    /// Sessions with something to send.
-    dirty: Vec<Handle>,
-    /// Sessions whose link took less than there was.
-    blocked: Vec<Handle>,
-    /// Sessions whose link has taken nothing for long, since the owner last looked.
-    stuck: Vec<Handle>,
-    /// Sessions whose link is read every turn.
-    hot: Vec<Handle>,
-    /// Sessions that got a link since the owner last looked.
-    new_links: Vec<Handle>,
-    schedule: Schedule,
-    orders: VecDeque<ConnectOrder>,
-    /// Sessions that a recorder has been given to.
-    sessions_traced: u64,
-    /// Sessions whose figures have changed since they were shown.
-    unshown: Vec<Handle>,
-    links: usize,
-    /// The number of the last life that a session began; new sessions start there, so that a peer's never goes down.
-    lives: u64,
 }
 
 impl Node {
@@ -213,21 +144,14 @@ impl Node {
     /// # Errors
     /// InvalidArgument with more tasks than a greeting can name.
     pub fn new(
-        settings: NodeSettings,
+        mut settings: NodeSettings,
         map: Arc<EndpointMap>,
         send_slab: Slab,
         receive_slab: Slab,
     ) -> Result<Node, Error> {
-        check_tasks(&settings.tasks)?;
+        let tasks = std::mem::take(&mut settings.tasks);
+        let pairs = Pairs::new(tasks, map, (settings.shard, settings.shards))?;
         Ok(Node {
-            peer_tasks: Vec::new(),
-            peer_numbers: HashMap::new(),
-            pairs: Vec::new(),
-            pair_numbers: HashMap::new(),
-            pairs_of_tasks: Vec::new(),
-            shards_at: HashMap::new(),
-            peers: Arena::new(settings.links_max.saturating_mul(2)),
-            sessions: HashMap::new(),
             moved: HashMap::new(),
             local: LocalRecvs::new(settings.session.queued_requests_max),
             shelf: PublishedShelf::new(settings.published_tensors_max),
@@ -246,24 +170,14 @@ impl Node {
             table: Table::new(settings.deposited_tensors_max),
             ended: EndedSteps::default(),
             events: VecDeque::new(),
-            dirty: Vec::new(),
-            blocked: Vec::new(),
-            stuck: Vec::new(),
-            hot: Vec::new(),
-            new_links: Vec::new(),
-            schedule: Schedule::default(),
-            orders: VecDeque::new(),
-            sessions_traced: 0,
-            unshown: Vec::new(),
-            links: 0,
-            lives: 0,
             context: Context {
+                peers: Peers::new(settings.links_max),
                 settings,
+                pairs,
                 reporter: Reporter::new(),
                 memory: Memory::new(send_slab, receive_slab),
                 draining: false,
             },
-            map,
         })
     }
 
@@ -278,7 +192,7 @@ impl Node {
         self.context.memory.send_slab()
     }
 
-    /// What this node is set to.
+    /// What this node is set to, but for its tasks, which may become more.
     pub fn settings(&self) -> &NodeSettings {
         &self.context.settings
     }
@@ -286,7 +200,7 @@ impl Node {
     /// What has happened so far.
     pub fn counters(&self) -> Counters {
         Counters {
-            links: self.links as u64,
+            links: self.context.peers.links() as u64,
             slab_send_bytes: self.context.memory.send_slab().in_use_bytes() as u64,
             slab_receive_bytes: self.context.memory.receive_slab().in_use_bytes() as u64,
             deposits: self.table.deposits() as u64,
@@ -315,11 +229,7 @@ impl Node {
 
     /// Shows other threads what has changed of the sessions.
     pub(crate) fn show_peers(&mut self) {
-        for handle in self.unshown.drain(..) {
-            if let Some(peer) = self.peers.get_mut(handle) {
-                peer.show();
-            }
-        }
+        self.context.peers.show();
     }
 
     /// The place of a local task in this side's greeting.
@@ -327,20 +237,7 @@ impl Node {
     /// # Errors
     /// NotFound if it is not served here.
     pub fn local_task(&self, name: &str) -> Result<u16, Error> {
-        self.place_of(name).ok_or_else(|| Error::NotFound {
-            task: name.into(),
-            reason: format!("it is not among the {} tasks of this engine", self.context.settings.tasks.len()).into(),
-        })
-    }
-
-    fn place_of(&self, name: &str) -> Option<u16> {
-        self.context.settings.tasks.iter().position(|(task, _)| task.as_str() == name).map(|place| place as u16)
-    }
-
-    /// The number of a local task as a peer of others here.
-    fn number_of_local(&mut self, local: u16) -> Option<u32> {
-        let name = self.context.settings.tasks[usize::from(local)].0.clone();
-        self.number_of(name.as_str())
+        self.context.pairs.local_task(name)
     }
 
     /// The number of the pair of a local task and a peer.
@@ -348,70 +245,7 @@ impl Node {
     /// # Errors
     /// NotFound if the peer is not in the endpoint map, InvalidArgument if another shard serves the pair.
     pub fn pair(&mut self, local: u16, peer: &str) -> Result<u32, Error> {
-        let number = self.number_of(peer).ok_or_else(|| Error::NotFound {
-            task: peer.into(),
-            reason: "the endpoint map has no line for it; add one and reload".into(),
-        })?;
-        let pair = self.pair_of(local, number);
-        if self.pairs[pair as usize].owned {
-            return Ok(pair);
-        }
-        let owner = shard_of(self.pairs[pair as usize].lane, usize::from(self.context.settings.shards));
-        let here = self.context.settings.shard;
-        Err(Error::invalid(format!("the pair with {peer} is served by shard {owner}, this is shard {here}")))
-    }
-
-    /// The number of a task in the map.
-    fn number_of(&mut self, name: &str) -> Option<u32> {
-        if let Some(&number) = self.peer_numbers.get(name) {
-            return Some(number);
-        }
-        let address = self.map.resolve(name)?.clone();
-        let name = name.parse::<TaskName>().ok()?;
-        let number = self.peer_tasks.len() as u32;
-        self.peer_tasks.push(PeerTask { name: name.clone(), address, pairs: Vec::new() });
-        self.peer_numbers.insert(name, number);
-        Some(number)
-    }
-
-    fn pair_of(&mut self, local: u16, peer: u32) -> u32 {
-        if let Some(&pair) = self.pair_numbers.get(&(local, peer)) {
-            return pair;
-        }
-        let names = (&self.context.settings.tasks[usize::from(local)].0, &self.peer_tasks[peer as usize].name);
-        let lane = lane(names.0.as_str(), names.1.as_str());
-        let owned =
-            shard_of(lane, usize::from(self.context.settings.shards)) == usize::from(self.context.settings.shard);
-        let pair = self.pairs.len() as u32;
-        let local_name = names.0.as_str().into();
-        self.pairs.push(Pair { local, peer, lane, local_name, owned, mirror: None, session: None });
-        self.pair_numbers.insert((local, peer), pair);
-        self.peer_tasks[peer as usize].pairs.push(pair);
-        if self.pairs_of_tasks.len() <= usize::from(local) {
-            self.pairs_of_tasks.resize(usize::from(local) + 1, Vec::new());
-        }
-        self.pairs_of_tasks[usize::from(local)].push(pair);
-        self.find_mirror(pair);
-        pair
-    }
-
-    /// Looks whether the peer of a pair is a task of this node too.
-    fn find_mirror(&mut self, pair: u32) {
-        let Pair { local, peer, .. } = self.pairs[pair as usize];
-        let producer = self.place_of(self.peer_tasks[peer as usize].name.as_str());
-        let (Some(producer), Some(consumer)) = (producer, self.number_of_local(local)) else { return };
-        // Not yet known from the other side: that one finds this one.
-        let mirror = match self.pair_numbers.get(&(producer, consumer)) {
-            Some(&mirror) => mirror,
-            None => self.pair_of(producer, consumer),
-        };
-        self.pairs[pair as usize].mirror = Some(mirror);
-        self.pairs[mirror as usize].mirror = Some(pair);
-        if self.pairs[pair as usize].owned {
-            let task = self.context.settings.tasks[usize::from(local)].0.as_str();
-            let peer = self.peer_tasks[peer as usize].name.as_str();
-            tracing::info!(task, peer, link = "memory", reason = "this engine serves both tasks", "path");
-        }
+        self.context.pairs.pair(local, peer)
     }
 
     /// Takes a new endpoint map, and more tasks to serve, on the same addresses. Requests under way end on the links they
@@ -423,30 +257,20 @@ impl Node {
     /// InvalidArgument if these are more tasks than a greeting can name; nothing has changed.
     pub fn set_map(&mut self, map: Arc<EndpointMap>, more: Vec<(TaskName, u16)>) -> Result<(), Error> {
         let grown = !more.is_empty();
-        let tasks = [self.context.settings.tasks.as_slice(), &more].concat();
-        check_tasks(&tasks)?;
-        self.context.settings.tasks = tasks;
-        for task in &mut self.peer_tasks {
-            if let Some(address) = map.resolve(task.name.as_str()) {
-                task.address = address.clone();
-            }
-        }
-        for pair in &mut self.pairs {
-            pair.session = None;
-        }
-        let before = std::mem::replace(&mut self.map, map);
+        let before = self.context.pairs.set_map(map, more)?;
         // Who was believed to be at an address has to show anew that it is those too who were added there.
+        let pairs = &self.context.pairs;
         let gains = |address: &TransportAddress| {
-            self.map.tasks_at(address).any(|task| before.resolve(task.as_str()) != Some(address))
+            pairs.map().tasks_at(address).any(|task| before.resolve(task.as_str()) != Some(address))
         };
         let is_stale = |peer: &Peer| grown || peer.has_strangers || gains(&peer.address);
-        for handle in self.peers.select(|peer| peer.link.is_some() && is_stale(peer)) {
+        for handle in self.context.peers.select(|peer| peer.has_link() && is_stale(peer)) {
             self.lose(self.context.reporter.clock, handle, &LinkError::Closed);
         }
         if grown {
-            let count = self.context.settings.tasks.len() as u16;
-            self.peers.iter_mut().for_each(|(_, peer)| peer.session.set_tasks(count));
-            (0..self.pairs.len() as u32).for_each(|pair| self.find_mirror(pair));
+            let count = self.context.pairs.tasks().len() as u16;
+            self.context.peers.set_tasks(count);
+            self.context.pairs.find_mirrors();
         }
         Ok(())
     }
@@ -462,7 +286,7 @@ impl Node {
 
     /// Tensors lent to peers or being copied, and requests that wait here.
     pub fn under_way(&self) -> usize {
-        let lent: usize = self.peers.iter().map(|(_, peer)| peer.session.unreleased()).sum();
+        let lent: usize = self.context.peers.iter().map(|peer| peer.session.unreleased()).sum();
         lent + self.table.parked() + usize::from(self.local.is_copying())
     }
 
@@ -491,18 +315,17 @@ impl Node {
     /// The client process of a local task is gone, or another one: its tensors that wait are freed, requests that wait
     /// for them end with Unavailable, and so do its own; its plans and queues are closed.
     pub fn forget_client(&mut self, local: u16, reason: &str) {
-        let name = self.context.settings.tasks[usize::from(local)].0.clone();
-        let error = Error::unavailable(name.as_str(), reason);
+        let error = Error::unavailable(self.context.pairs.task(local).as_str(), reason);
         self.end_task(local, &error);
         self.end_local(local, &error);
         self.end_local_pulls(|consumer| consumer == local, &error);
         self.withdraw_all(local, &error);
         self.end_local_pushes(|pair| pair.local == local, &error);
-        for handle in self.peers.select(|_| true) {
-            let peer = self.peers.get_mut(handle).expect("just selected");
+        for handle in self.context.peers.select(|_| true) {
+            let peer = self.context.peers.get_mut(handle).expect("just selected");
             peer.session.end_requests_of(local, &error);
             self.settle_events(handle);
-            self.mark_dirty(handle);
+            self.context.peers.mark_dirty(handle);
         }
         // Whoever keeps their books may have lost them.
         self.close_plans_of(local);
@@ -519,12 +342,12 @@ impl Node {
     /// True if there are wakers or orders to take.
     #[inline]
     pub fn has_news(&self) -> bool {
-        !self.context.reporter.outcomes.wakers.is_empty() || !self.orders.is_empty()
+        !self.context.reporter.outcomes.wakers.is_empty() || self.context.peers.has_orders()
     }
 
     /// True if [`poll_order`](Self::poll_order) has something.
     pub fn has_orders(&self) -> bool {
-        !self.orders.is_empty()
+        self.context.peers.has_orders()
     }
 
     /// Keys that are published or named by plans.
@@ -532,18 +355,12 @@ impl Node {
         self.shelf.keys()
     }
 
-    /// Panics if something that is counted is not there, or the other way round: what each peer has by its quota is what it has
-    /// on its sessions, and a slot of the shelf stands for a tensor or for plans. Between turns.
-    pub fn check_quotas(&self) {
-        let mut peers: Vec<_> = self.peers.iter().map(|(_, peer)| peer).collect();
-        peers.sort_by_key(|peer| peer.address.to_string());
-        for sessions in peers.chunk_by(|one, other| one.address == other.address) {
-            let mut charges = Charges::default();
-            for peer in sessions {
-                charges.iter_mut().zip(peer.session.check_charges()).for_each(|(all, more)| *all += more);
-            }
-            assert_eq!(sessions[0].session.quota().used(), charges, "what {} has here", sessions[0].address);
-        }
+    /// Panics unless every part agrees with itself and with the others. Between turns.
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub fn check_invariants(&self) {
+        let Context { pairs, peers, .. } = &self.context;
+        pairs.check_invariants(|session| peers.get(session).map(|peer| &peer.address));
+        peers.check_invariants();
         let here = self.plans.iter().flat_map(|(_, plan)| plan.slots_here());
         let there = peers.iter().flat_map(|peer| peer.session.slots_named());
         self.shelf.check_invariants(here.copied().chain(there));
@@ -557,21 +374,8 @@ impl Node {
             self.local_pulls_earliest,
             self.local_pushes_earliest,
         ];
-        own.into_iter().chain([self.schedule.next()]).flatten().min()
+        own.into_iter().chain([self.context.peers.next_timeout()]).flatten().min()
     }
-}
-
-fn check_tasks(tasks: &[(TaskName, u16)]) -> Result<(), Error> {
-    if tasks.len() > TASKS_PER_HELLO {
-        let found = tasks.len();
-        return Err(Error::invalid(format!("{found} tasks on one engine, at most {TASKS_PER_HELLO} are possible")));
-    }
-    let name_bytes: usize = tasks.iter().map(|(task, _)| task.as_str().len() + 2).sum();
-    if name_bytes > HELLO_BYTES_MAX / 2 {
-        let limit = HELLO_BYTES_MAX / 2;
-        return Err(Error::invalid(format!("the tasks' names take {name_bytes} bytes, at most {limit} are possible")));
-    }
-    Ok(())
 }
 
 /// What new calls hear while the engine drains.

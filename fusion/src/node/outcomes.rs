@@ -6,16 +6,16 @@ use std::time::Instant;
 
 use sealane_runtime::Buffer;
 use sealane_transport::session::{Sink, Untaken};
-use sealane_transport::trace::{self, Moment, Recorder};
+use sealane_transport::trace::Moment;
 use sealane_transport::{
     Arena, Error, Handle, Payload, RecvOutcome, SendOutcome, Tensor, TensorMeta, Tray, Unreceived,
 };
 
-use super::Counters;
 use super::batches::Batch;
 use super::cells::{Cells, ClientCall, ClientOutcome, PullWaiter, RecvWaiter, SendWaiter, Sender};
 use super::queues::Arrivals;
-use crate::metrics::{NodeMetrics, Run, Way};
+use super::reporter::Reporter;
+use crate::metrics::{Run, Way};
 use crate::rendezvous::Table;
 
 /// See the module.
@@ -115,10 +115,7 @@ pub(super) fn unheard() -> Error {
 /// A node that takes in what a session hears, while the session is lent to its link.
 pub(super) struct Ear<'a> {
     pub(super) table: &'a mut Table<Sender>,
-    pub(super) outcomes: &'a mut Outcomes,
-    pub(super) counters: &'a mut Counters,
-    pub(super) metrics: &'a NodeMetrics,
-    pub(super) recorder: Option<&'a Recorder>,
+    pub(super) reporter: &'a mut Reporter,
     /// The way that what is heard has come.
     pub(super) way: Way,
     pub(super) now: Instant,
@@ -130,7 +127,7 @@ pub(super) struct Ear<'a> {
 impl Ear<'_> {
     /// All is heard: records how long the calls took that have ended.
     pub(super) fn record_latencies(&mut self) {
-        let to = (&self.metrics.latencies, self.way, self.now);
+        let to = (&self.reporter.metrics.latencies, self.way, self.now);
         self.recvs.record(to);
         self.sends.record(to);
     }
@@ -139,32 +136,30 @@ impl Ear<'_> {
 impl Sink<RecvWaiter, Handle> for Ear<'_> {
     #[inline]
     fn arrived(&mut self, waiter: RecvWaiter, since: Instant, meta: &[u8], buffer: Buffer) -> bool {
-        if !self.outcomes.listens(&waiter) {
+        if !self.reporter.outcomes.listens(&waiter) {
             // A fused receive to which nobody listens ends with its last, as any does.
-            self.outcomes.finish_recv(waiter, Err(unheard().into()));
+            self.reporter.outcomes.finish_recv(waiter, Err(unheard().into()));
             return false;
         }
-        self.counters.tensors_received += 1;
-        self.counters.bytes_received += buffer.len() as u64;
-        self.recvs.ended(since, (&self.metrics.latencies, self.way, self.now));
-        let outcome = match &self.outcomes.last_kind {
+        self.reporter.count_received(buffer.len());
+        self.recvs.ended(since, (&self.reporter.metrics.latencies, self.way, self.now));
+        let outcome = match &self.reporter.outcomes.last_kind {
             Some((last, bytes)) if last.as_wire() == meta && *bytes == buffer.len() => {
                 Ok(Tensor::from_parts(last.clone(), buffer))
             }
-            _ => self.outcomes.check(meta, buffer),
+            _ => self.reporter.outcomes.check(meta, buffer),
         };
-        self.outcomes.finish_recv(waiter, outcome);
+        self.reporter.outcomes.finish_recv(waiter, outcome);
         true
     }
 
     #[inline]
     fn taken(&mut self, deposit: Handle, payload: Payload) {
-        self.counters.tensors_sent += 1;
-        self.counters.bytes_sent += payload.len() as u64;
-        trace::tell(self.recorder, deposit, || Moment::SendReleased);
+        self.reporter.count_sent(payload.len());
+        self.reporter.trace(deposit, || Moment::SendReleased);
         if let Some(sender) = self.table.settle_taken(deposit, payload) {
-            self.sends.ended(sender.since, (&self.metrics.latencies, self.way, self.now));
-            self.outcomes.finish_send(sender.waiter, Ok(()));
+            self.sends.ended(sender.since, (&self.reporter.metrics.latencies, self.way, self.now));
+            self.reporter.outcomes.finish_send(sender.waiter, Ok(()));
         }
     }
 

@@ -11,12 +11,14 @@ use sealane_transport::lane::shard_of;
 use sealane_transport::session::Ask;
 use sealane_transport::wire::Hello;
 
+use super::Node;
 use super::calls::{RecvRequest, Ticket};
 use super::cells::RecvWaiter;
-use super::peer::Peer;
+use super::context::Context;
+use super::pairs::Pair;
+use super::peers::Peer;
 use super::plans::MovedPull;
 use super::pushes::MovedPush;
-use super::{Node, Pair, SessionKey};
 
 /// A request on its way from one session to another: never sent on any link.
 struct Unasked {
@@ -61,7 +63,7 @@ impl Node {
     /// A caller says how many shards its side has: a session that was to call one of them, whichever serves its lane,
     /// now knows which.
     pub(super) fn place_provisional(&mut self, now: Instant, provisional: Handle, hello: &Hello) {
-        let lane = self.peers.get(provisional).map_or(0, |peer| peer.lane);
+        let lane = self.context.peers.get(provisional).map_or(0, |peer| peer.lane());
         let called = Hello { shard: shard_of(lane, usize::from(hello.shards)) as u16, ..hello.clone() };
         self.place(now, provisional, &called);
     }
@@ -70,28 +72,19 @@ impl Node {
     /// to that one's session. False if the peer answers from the wrong shard.
     pub(super) fn place(&mut self, now: Instant, handle: Handle, hello: &Hello) -> bool {
         self.forget_ended_moves();
-        let peer = self.peers.get_mut(handle).expect("the caller looked it up");
-        let address = peer.address.clone();
-        match peer.shard {
-            Some(shard) => return shard == hello.shard,
-            None => peer.shard = Some(hello.shard),
+        let Context { peers, pairs, .. } = &mut self.context;
+        let peer = peers.get(handle).expect("the caller looked it up");
+        if let Some(shard) = peer.shard {
+            return shard == hello.shard;
         }
-        let shards = usize::from(hello.shards);
-        self.shards_at.insert(address.clone(), hello.shards);
-        let key = |shard| SessionKey { via: peer.via, address: address.clone(), shard };
-        self.sessions.remove(&key(None));
-        self.sessions.insert(key(peer.shard), handle);
+        let (address, shards) = (peer.address.clone(), usize::from(hello.shards));
+        peers.set_shards_at(&address, hello.shards);
+        peers.set_shard(handle, hello.shard);
         let is_elsewhere = |pair: &Pair| shard_of(pair.lane, shards) != usize::from(hello.shard);
-        let (pairs, numbers) = (&self.pairs, &self.pair_numbers);
         let mut misplaced = Misplaced::default();
-        misplaced.take(peer, handle, |local, peer| {
-            numbers.get(&(local, peer)).is_some_and(|&pair| is_elsewhere(&pairs[pair as usize]))
-        });
-        for pair in &mut self.pairs {
-            if pair.session == Some(handle) && is_elsewhere(pair) {
-                pair.session = None;
-            }
-        }
+        let peer = peers.get_mut(handle).expect("just looked at");
+        misplaced.take(peer, handle, |local, peer| pairs.known(local, peer).is_some_and(is_elsewhere));
+        pairs.leave(handle, is_elsewhere);
         self.ask_elsewhere(now, misplaced);
         true
     }
@@ -101,14 +94,13 @@ impl Node {
     pub(super) fn renumber(&mut self, now: Instant, address: &TransportAddress, shards: u16) {
         self.forget_ended_moves();
         let mut misplaced = Misplaced::default();
-        for handle in self.peers.select(|peer| peer.address == *address) {
+        for handle in self.context.peers.select(|peer| peer.address == *address) {
             self.drop_link(now, handle, &LinkError::Closed);
             self.give_up(handle, "it restarted with another number of cores, and what it was asked is lost");
-            let mut peer = self.peers.remove(handle).expect("just selected");
+            let mut peer = self.context.peers.remove(handle).expect("just selected");
             misplaced.take(&mut peer, handle, |_, _| true);
-            self.sessions.retain(|_, session| *session != handle);
         }
-        self.shards_at.insert(address.clone(), shards);
+        self.context.peers.set_shards_at(address, shards);
         self.ask_elsewhere(now, misplaced);
     }
 
@@ -116,7 +108,7 @@ impl Node {
         for Unasked { ticket, consumer, producer, step, key, deadline, destination, waiter, fused } in
             misplaced.requests
         {
-            let pair = self.pair_of(consumer, producer);
+            let pair = self.context.pairs.pair_of(consumer, producer);
             let request = RecvRequest { pair, step, key: &key, deadline, destination, waiter, fused };
             if let Some(moved) = self.recv(now, request) {
                 self.moved.insert(ticket, moved);
@@ -128,7 +120,7 @@ impl Node {
 
     /// Forgets where requests went that have ended since: what is kept is bounded by the requests that stand.
     fn forget_ended_moves(&mut self) {
-        let (peers, moved) = (&self.peers, &self.moved);
+        let (peers, moved) = (&self.context.peers, &self.moved);
         let stands = |ticket: &Ticket| match *ticket {
             Ticket::Peer { session, request } => {
                 peers.get(session).is_some_and(|peer| peer.session.is_waiting(request))

@@ -82,9 +82,9 @@ impl Node {
                 self.local_pull_ready(wait.pull, wait.index);
                 continue;
             };
-            if let Some(peer) = self.peers.get_mut(session) {
+            if let Some(peer) = self.context.peers.get_mut(session) {
                 peer.session.pull_ready(wait.pull, wait.index);
-                self.mark_dirty(session);
+                self.context.peers.mark_dirty(session);
             }
         }
         self.watchers = ready;
@@ -99,9 +99,9 @@ impl Node {
     /// Takes all that a task has published off the shelf, and ends the pulls that wait for more of it.
     pub(super) fn withdraw_all(&mut self, local: u16, error: &Error) {
         self.fail_local_pulls_of(local, error);
-        for handle in self.peers.select(|_| true) {
-            self.peers.get_mut(handle).expect("just selected").session.refuse_pulls_of(local, error);
-            self.mark_dirty(handle);
+        for handle in self.context.peers.select(|_| true) {
+            self.context.peers.get_mut(handle).expect("just selected").session.refuse_pulls_of(local, error);
+            self.context.peers.mark_dirty(handle);
         }
         let mut waiting = Vec::new();
         self.shelf.withdraw_all(local, &mut waiting);
@@ -109,9 +109,9 @@ impl Node {
             match session {
                 None => self.fail_local_pull(wait.pull, wait.index, error),
                 Some(session) => {
-                    if let Some(peer) = self.peers.get_mut(session) {
+                    if let Some(peer) = self.context.peers.get_mut(session) {
                         peer.session.refuse_pull(wait.pull, wait.index, error);
-                        self.mark_dirty(session);
+                        self.context.peers.mark_dirty(session);
                     }
                 }
             }
@@ -138,8 +138,8 @@ impl Node {
 
     /// Forgets the plans of a local task.
     pub(super) fn close_plans_of(&mut self, local: u16) {
-        let pairs = &self.pairs;
-        for plan in self.plans.select(|plan| pairs[plan.pair as usize].local == local) {
+        let pairs = &self.context.pairs;
+        for plan in self.plans.select(|plan| pairs[plan.pair].local == local) {
             self.close_plan(plan);
         }
     }
@@ -149,9 +149,9 @@ impl Node {
             Agreed::Nowhere => {}
             Agreed::Here(slots) => self.shelf.let_go(&slots),
             Agreed::Session(session, set) => {
-                if let Some(peer) = self.peers.get_mut(session) {
+                if let Some(peer) = self.context.peers.get_mut(session) {
                     peer.session.forget_set(set);
-                    self.mark_dirty(session);
+                    self.context.peers.mark_dirty(session);
                 }
             }
         }
@@ -194,7 +194,7 @@ impl Node {
         match &self.plans.get(plan).expect("the caller looked it up").agreed {
             Agreed::Nowhere => unreachable!("the caller agreed on it"),
             Agreed::Here(slots) => {
-                let consumer = self.pairs[self.plans.get(plan).expect("just looked at").pair as usize].local;
+                let consumer = self.context.pairs[self.plans.get(plan).expect("just looked at").pair].local;
                 let local = LocalPull::new(slots.clone(), consumer, min_version, now, deadline, tray);
                 self.pull_here(UnderWay { plan, since: now, waiter, at: At::Here(Box::new(local)) })
             }
@@ -217,15 +217,13 @@ impl Node {
     fn pull_there(&mut self, now: Instant, session: Handle, ask: PullAsk<RecvWaiter>) -> Option<Handle> {
         let RecvWaiter::Pull(handle) = ask.waiter else { unreachable!("pulls are asked with their own names") };
         let deadline = ask.deadline;
-        let peer = self.peers.get_mut(session).expect("agreed with a session that is there");
+        let peer = self.context.peers.get_mut(session).expect("agreed with a session that is there");
         match peer.session.pull(now, ask) {
             Ok(pull) => {
                 if let Some(under_way) = self.pulls.get_mut(handle) {
                     under_way.at = At::Peer { session, pull };
                 }
-                self.mark_dirty(session);
-                self.schedule_by(session, deadline);
-                self.want_link(now, session);
+                self.context.asked(now, session, deadline);
                 Some(handle)
             }
             Err((error, mut tray, _)) => {
@@ -240,12 +238,12 @@ impl Node {
     fn agree(&mut self, handle: Handle) -> Result<(), Error> {
         let plan = self.plans.get(handle).expect("the caller looked it up");
         let (pair, keys) = (plan.pair, plan.keys.clone());
-        let Pair { local, peer, mirror, .. } = self.pairs[pair as usize];
+        let Pair { local, peer, mirror, .. } = self.context.pairs[pair];
         let agreed = if let Some(mirror) = mirror {
             if matches!(plan.agreed, Agreed::Here(_)) {
                 return Ok(());
             }
-            let producer = self.pairs[mirror as usize].local;
+            let producer = self.context.pairs[mirror].local;
             Agreed::Here(self.shelf.hold(Planner::Here, producer, keys.iter())?.into())
         } else {
             let session = self.session_of(pair)?;
@@ -253,7 +251,7 @@ impl Node {
             {
                 return Ok(());
             }
-            let peer_session = &mut self.peers.get_mut(session).expect("session_of gives a live one").session;
+            let peer_session = &mut self.context.peers.get_mut(session).expect("session_of gives a live one").session;
             Agreed::Session(session, peer_session.add_set(local, peer, keys)?)
         };
         let plan = self.plans.get_mut(handle).expect("still there");
@@ -273,7 +271,7 @@ impl Node {
         for handle in self.pulls.select(is_left) {
             // Those that are being moved are no longer in the session.
             let Some(&At::Peer { pull, .. }) = self.pulls.get(handle).map(|pull| &pull.at) else { continue };
-            let Some(peer) = self.peers.get_mut(session) else { return };
+            let Some(peer) = self.context.peers.get_mut(session) else { return };
             let Some((_, mut tray)) = peer.session.cancel_pull(pull) else { continue };
             let error = Error::unavailable(peer.session.peer(), "the endpoint map has moved the task that was asked");
             tray.fail_missing(|_| error.clone());
@@ -286,8 +284,8 @@ impl Node {
         match self.pulls.remove(handle)?.at {
             At::Here(local) => Some(local.into_tray()),
             At::Peer { session, pull } => {
-                let (_, tray) = self.peers.get_mut(session)?.session.cancel_pull(pull)?;
-                self.mark_dirty(session);
+                let (_, tray) = self.context.peers.get_mut(session)?.session.cancel_pull(pull)?;
+                self.context.peers.mark_dirty(session);
                 Some(tray)
             }
         }
@@ -333,7 +331,7 @@ impl Node {
     ) {
         let pull = self.pulls.get_mut(handle).expect("the caller looked it up");
         let pair = self.plans.get(pull.plan).expect("a plan stays while it is pulled").pair;
-        let consumer = self.pairs[pair as usize].local;
+        let consumer = self.context.pairs[pair].local;
         pull.at = At::Here(Box::new(LocalPull::new(slots, consumer, min_version, now, deadline, tray)));
         self.begin_here(handle, deadline);
     }
@@ -347,7 +345,7 @@ impl Node {
         } else {
             self.shelf.hold(Planner::Peer, producer, keys.iter().map(|key| &**key))
         };
-        let Some(peer) = self.peers.get_mut(session) else {
+        let Some(peer) = self.context.peers.get_mut(session) else {
             return self.shelf.let_go(&found.unwrap_or_default());
         };
         match found {
@@ -359,18 +357,18 @@ impl Node {
             }
             Err(error) => peer.session.refuse_set(set, serial, error),
         }
-        self.mark_dirty(session);
+        self.context.peers.mark_dirty(session);
     }
 
     /// Notes what the pulls of a session wait for.
     pub(super) fn watch_for(&mut self, session: Handle) {
         let mut waits: Vec<Wait> = Vec::new();
-        if let Some(peer) = self.peers.get_mut(session) {
+        if let Some(peer) = self.context.peers.get_mut(session) {
             peer.session.take_waits(&mut waits);
         }
         if self.context.draining {
             for wait in waits {
-                if let Some(peer) = self.peers.get_mut(session) {
+                if let Some(peer) = self.context.peers.get_mut(session) {
                     peer.session.refuse_pull(wait.pull, wait.index, &draining());
                 }
             }
@@ -382,7 +380,7 @@ impl Node {
     }
 
     pub(super) fn watch(&mut self, watcher: Watcher) {
-        let (peers, pulls) = (&self.peers, &self.pulls);
+        let (peers, pulls) = (&self.context.peers, &self.pulls);
         self.shelf.watch(watcher, |watcher| match watcher.session {
             Some(session) => peers.get(session).is_some_and(|peer| peer.session.is_serving(watcher.wait.pull)),
             None => pulls.get(watcher.wait.pull).is_some(),

@@ -59,8 +59,8 @@ impl Node {
         let group = PushGroup { left, error: None, waiter, since: now, way: Way::Memory };
         let Ok(group) = self.push_groups.insert(group) else { unreachable!("2^32 groups do not fit in memory") };
         self.context.reporter.trace(group, || Moment::PushQueued { queue: queue.into(), tensors: left as u64 });
-        if let Some(mirror) = self.pairs[pair as usize].mirror {
-            let acceptor = self.pairs[mirror as usize].local;
+        if let Some(mirror) = self.context.pairs[pair].mirror {
+            let acceptor = self.context.pairs[mirror].local;
             let handle = self.queue_named(acceptor, queue);
             let waiting = tensors.map(|tensor| LocalPush { pair, tensor, since: now, deadline, group });
             self.queues.get_mut(handle).expect("just found").local.extend(waiting);
@@ -70,24 +70,22 @@ impl Node {
         }
         match self.stream_of(pair, queue) {
             Ok((session, stream)) => {
-                let way = self.way_of(session);
+                let way = self.context.peers.way_of(session);
                 self.push_groups.get_mut(group).expect("just made").way = way;
                 for tensor in tensors {
                     let (meta, payload) = tensor.into_parts();
                     self.push_there(now, session, stream, meta.into_wire(), payload, deadline, group);
                 }
-                self.mark_dirty(session);
-                self.schedule_by(session, deadline);
-                self.want_link(now, session);
+                self.context.asked(now, session, deadline);
             }
             Err(error) => self.push_ended(group, left as u32, Err(error)),
         }
     }
 
     fn stream_of(&mut self, pair: u32, queue: &str) -> Result<(Handle, Handle), Error> {
-        let Pair { local, peer, .. } = self.pairs[pair as usize];
+        let Pair { local, peer, .. } = self.context.pairs[pair];
         let session = self.session_of(pair)?;
-        let peer_session = &mut self.peers.get_mut(session).expect("session_of gives a live one").session;
+        let peer_session = &mut self.context.peers.get_mut(session).expect("session_of gives a live one").session;
         Ok((session, peer_session.stream(local, peer, queue)?))
     }
 
@@ -102,7 +100,7 @@ impl Node {
         deadline: Instant,
         group: Handle,
     ) {
-        let peer = self.peers.get_mut(session).expect("the caller found its stream");
+        let peer = self.context.peers.get_mut(session).expect("the caller found its stream");
         let ask = PushAsk { stream, meta, payload, deadline, deposit: group };
         if let Err((error, group)) = peer.session.push(now, ask) {
             self.push_ended(group, 1, Err(error));
@@ -112,13 +110,11 @@ impl Node {
     /// Pushes that were to go to another session: pushed again where they belong.
     pub(super) fn push_elsewhere(&mut self, now: Instant, pushes: Vec<MovedPush>) {
         for MovedPush { from, to, queue, meta, payload, deadline, group } in pushes {
-            let pair = self.pair_of(from, to);
+            let pair = self.context.pairs.pair_of(from, to);
             match self.stream_of(pair, &queue) {
                 Ok((session, stream)) => {
                     self.push_there(now, session, stream, meta, payload, deadline, group);
-                    self.mark_dirty(session);
-                    self.schedule_by(session, deadline);
-                    self.want_link(now, session);
+                    self.context.asked(now, session, deadline);
                 }
                 Err(error) => self.push_ended(group, 1, Err(error)),
             }
@@ -160,7 +156,7 @@ impl Node {
             {
                 match self.moved_into(task, tensor) {
                     Ok(tensor) => {
-                        let (from, len) = (self.pairs[pair as usize].local_name.clone(), tensor.len());
+                        let (from, len) = (self.context.pairs[pair].local_name.clone(), tensor.len());
                         (tensors, bytes) = (tensors - 1, bytes.saturating_sub(len));
                         self.context.reporter.count_received(len);
                         items.push(Accepted { from, tensor });
@@ -197,7 +193,7 @@ impl Node {
         let mut ended = Vec::new();
         for (_, queue) in self.queues.iter_mut() {
             queue.local.retain(|push| {
-                let ends = pick(&self.pairs[push.pair as usize]);
+                let ends = pick(&self.context.pairs[push.pair]);
                 ended.extend(ends.then_some(push.group));
                 !ends
             });

@@ -188,15 +188,12 @@ impl Node {
             let Some(key) = queue.hungry.pop_front() else { break };
             let Some(stream) = self.streams.get_mut(&key) else { continue };
             stream.hungry = false;
-            let Some(peer) = self.peers.get_mut(key.0) else { continue };
+            let Some(peer) = self.context.peers.get_mut(key.0) else { continue };
             let Some(has) = peer.session.credit(key.1) else { continue };
             let messages = most.messages.saturating_sub(has.messages);
             let bytes = most.bytes.saturating_sub(has.bytes);
             peer.session.grant(key.1, Credit { messages, bytes });
-            if !peer.in_dirty {
-                peer.in_dirty = true;
-                self.dirty.push(key.0);
-            }
+            self.context.peers.mark_dirty(key.0);
         }
     }
 
@@ -208,7 +205,7 @@ impl Node {
             // when it is known: on its next link.
             return;
         }
-        let from: Arc<str> = self.peer_tasks[from as usize].name.as_str().into();
+        let from: Arc<str> = self.context.pairs.peer_name(from).as_str().into();
         let handle = self.queue_named(to, &queue);
         let key = (session, stream);
         self.queues.get_mut(handle).expect("just found").streams.push(key);

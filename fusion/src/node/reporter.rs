@@ -51,6 +51,12 @@ impl Reporter {
         self.counters.bytes_received += bytes as u64;
     }
 
+    #[inline]
+    pub(super) fn count_sent(&mut self, bytes: usize) {
+        self.counters.tensors_sent += 1;
+        self.counters.bytes_sent += bytes as u64;
+    }
+
     /// Tells a waiter how its recv ended.
     #[inline]
     pub(super) fn finish_recv(&mut self, waiter: RecvWaiter, outcome: RecvOutcome) {

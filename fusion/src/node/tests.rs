@@ -114,6 +114,7 @@ impl Net {
                 let mut links = Vec::new();
                 self.nodes[index].take_new_links(&mut links);
                 work += self.nodes[index].turn(self.now);
+                self.nodes[index].check_invariants();
             }
             if work == 0 {
                 return;

@@ -1,16 +1,15 @@
 //! What holds of queues and streams between any two calls of their node; the simulation looks after every event.
 
 use super::{CREDIT_BYTES_MAX, CREDIT_MESSAGES_MAX, Node, QueueName, StreamKey};
-use crate::node::peer::Peer;
+use crate::node::peers::{Peer, Peers};
 
 impl Node {
     /// Whether queues, streams and sessions agree with themselves and with each other.
     ///
     /// # Errors
     /// What does not agree with what.
-    pub fn check_invariants(&self) -> Result<(), String> {
-        self.check_quotas();
-        for (_, peer) in self.peers.iter() {
+    pub fn check_queues(&self) -> Result<(), String> {
+        for peer in self.context.peers.iter() {
             peer.session.check_streams().map_err(|what| format!("the session with {}: {what}", peer.address))?;
         }
         for (handle, queue) in self.queues.iter() {
@@ -44,7 +43,7 @@ impl Node {
                 queue.name
             ));
         }
-        let credit = self.peers.get(key.0).and_then(|peer| peer.session.credit(key.1));
+        let credit = self.context.peers.get(key.0).and_then(|peer| peer.session.credit(key.1));
         let Some(credit) = credit else { return Err(format!("{key:?} has ended in its session")) };
         match credit.messages <= CREDIT_MESSAGES_MAX as u64 && credit.bytes <= CREDIT_BYTES_MAX as u64 {
             true => Ok(()),
@@ -58,8 +57,9 @@ impl Node {
     /// # Errors
     /// What does not agree with what.
     pub fn check_streams_from(&self, other: &Node) -> Result<(), String> {
-        for (_, here) in self.peers.iter() {
-            let is_other = here.shard == Some(other.settings.shard) && other.settings.addresses.contains(&here.address);
+        for here in self.context.peers.iter() {
+            let theirs = &other.context.settings;
+            let is_other = here.shard == Some(theirs.shard) && theirs.addresses.contains(&here.address);
             if !here.session.has_streams() || !is_other {
                 continue;
             }
@@ -67,11 +67,11 @@ impl Node {
                 there.shard == Some(self.context.settings.shard)
                     && self.context.settings.addresses.contains(&there.address)
             };
-            let Some(there) = other.peers.iter().map(|(_, peer)| peer).find(is_end) else { continue };
+            let Some(there) = other.context.peers.iter().find(is_end) else { continue };
             // Where one side has begun anew and the other has not heard it, they are not of one session.
             let same_life = (here.remembers && there.remembers)
-                && here.incarnation == Some(other.incarnation(there))
-                && there.incarnation == Some(self.incarnation(here));
+                && here.incarnation == Some(Peers::incarnation(there, &other.context.settings))
+                && there.incarnation == Some(Peers::incarnation(here, &self.context.settings));
             if same_life {
                 let checked = here.session.check_streams_from(&there.session);
                 checked.map_err(|what| format!("pushed by {}: {what}", here.address))?;

@@ -72,7 +72,10 @@ fn a_peer_that_releases_nothing_gets_no_more_than_its_credit() {
     for _ in 0..100 {
         net.nodes[0].turn(net.now);
     }
-    let bytes = net.nodes[0].peers.iter_mut().map(|(_, peer)| peer.session.outbox().pending_bytes()).sum::<usize>();
+    let peers = &mut net.nodes[0].context.peers;
+    let all = peers.select(|_| true);
+    let pending = |peer| peers.session_mut(peer).map_or(0, |session| session.outbox().pending_bytes());
+    let bytes = all.into_iter().map(pending).sum::<usize>();
     assert!(bytes <= 4 * BYTES + 4 * 100, "{bytes} bytes are on their way");
     net.rest();
     assert!(asked.iter().all(|asked| asked.bytes() == vec![1; BYTES]));

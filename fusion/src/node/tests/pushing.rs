@@ -151,7 +151,7 @@ fn a_lost_link_loses_nothing_and_doubles_nothing() {
             net.nodes[1].turn(net.now);
             net.nodes[0].turn(net.now);
         }
-        for peer in net.nodes[1].peers.select(|_| true) {
+        for peer in net.nodes[1].context.peers.select(|_| true) {
             net.nodes[1].lose(net.now, peer, &LinkError::Closed);
         }
         net.pass(Duration::from_secs(1));
@@ -171,7 +171,7 @@ fn a_peer_that_restarts_leaves_pushes_in_doubt_and_the_next_go_on() {
     let doubtful = push(&mut net, WORKER, [2], 8);
     net.nodes[1].turn(net.now);
     net.nodes[0] = node(NodeSettings { incarnation: 5_000_000, ..ps() });
-    for peer in net.nodes[1].peers.select(|_| true) {
+    for peer in net.nodes[1].context.peers.select(|_| true) {
         net.nodes[1].lose(net.now, peer, &LinkError::Closed);
     }
     net.pass(Duration::from_secs(1));
@@ -191,7 +191,7 @@ fn a_pusher_that_restarts_gives_its_room_back() {
     net.rest();
     assert_eq!(taken(&mut net, &queue, 9), [1]);
     net.nodes[1] = node(NodeSettings { incarnation: 5_000_000, ..worker() });
-    for peer in net.nodes[0].peers.select(|_| true) {
+    for peer in net.nodes[0].context.peers.select(|_| true) {
         net.nodes[0].lose(net.now, peer, &LinkError::Closed);
     }
     let sent = push(&mut net, WORKER, [5, 6, 7, 8], 8);
@@ -281,7 +281,7 @@ fn what_was_pushed_with_credit_waits_for_the_next_acceptor_as_well() {
         assert_eq!(late.error().code(), Code::DeadlineExceeded);
         let last = push(&mut net, WORKER, [7], bytes);
         net.rest();
-        let peers = net.nodes[1].peers.select(|_| true);
+        let peers = net.nodes[1].context.peers.select(|_| true);
         net.nodes[1].lose(net.now, peers[0], &LinkError::Closed);
         net.pass(Duration::from_millis(500));
         assert!(last.waits());

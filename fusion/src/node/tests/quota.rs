@@ -116,7 +116,7 @@ fn keys(of: &str, count: usize) -> Vec<String> {
 fn publish(net: &mut Net, key: &str) -> Result<(), Error> {
     let task = net.nodes[0].local_task("ps:1").unwrap();
     let result = net.nodes[0].publish(task, key, 1, Tensor::from_elements(&[1], &[1_u8]).unwrap());
-    net.nodes[0].check_quotas();
+    net.nodes[0].check_invariants();
     result
 }
 
@@ -147,7 +147,7 @@ fn a_peer_that_claims_many_shards_names_no_more_keys_than_one_peer_may_and_the_o
                 0 => assert_eq!(heard, [""; 0], "it waits for its tensors"),
                 _ => assert!(matches!(&heard[..], [reason] if reason.contains("fusion.plan_keys_max")), "{heard:?}"),
             }
-            net.nodes[0].check_quotas();
+            net.nodes[0].check_invariants();
         }
         // Another peer, a task of this node and whoever publishes here hear nothing of it.
         assert_eq!(intruder(&mut net, OTHER, (0, 1)).pull(&mut net, 1, &keys("other", PLAN_KEYS_MAX)), [""; 0]);
@@ -163,7 +163,7 @@ fn a_peer_that_claims_many_shards_names_no_more_keys_than_one_peer_may_and_the_o
         links.clear();
         net.rest();
         assert_eq!(intruder(&mut net, PEER, (0, shards)).pull(&mut net, 1, &keys("anew", PLAN_KEYS_MAX)), [""; 0]);
-        net.nodes[0].check_quotas();
+        net.nodes[0].check_invariants();
     }
 }
 
@@ -215,7 +215,7 @@ fn a_shelf_keeps_room_for_plans_of_its_own_node() {
     assert_eq!(peer.pull(&mut net, 2, &keys("k", PUBLISHED_MAX * 3 / 4)), [""; 0]);
     let local = pull(&mut net, (0, "ps:2"), &["local".into()]);
     assert!(local.try_recv().is_err(), "it waits");
-    net.nodes[0].check_quotas();
+    net.nodes[0].check_invariants();
 }
 
 #[test]
@@ -226,7 +226,7 @@ fn names_are_counted_by_their_bytes_and_a_refused_one_harms_nothing_else() {
     assert_eq!(links[0].pull(&mut net, 1, &[long("a"), long("b")]), [""; 0]);
     for heard in [links[1].pull(&mut net, 1, &[long("c")]), links[1].open(&mut net, 1, &long("q"))] {
         assert!(matches!(&heard[..], [reason] if reason.contains("fusion.peer_name_bytes_max")), "{heard:?}");
-        net.nodes[0].check_quotas();
+        net.nodes[0].check_invariants();
     }
     let queue = Arc::new(AcceptQueue::new(AcceptOptions { tensors_max: 4, bytes_max: 99 }, Box::new(|| {})));
     net.nodes[0].open_queue(0, "q", queue).unwrap();
@@ -235,7 +235,7 @@ fn names_are_counted_by_their_bytes_and_a_refused_one_harms_nothing_else() {
     // Streams outlive their links, and count on.
     drop(links);
     net.rest();
-    net.nodes[0].check_quotas();
+    net.nodes[0].check_invariants();
 }
 
 #[test]
@@ -257,7 +257,7 @@ fn parked_requests_are_counted_by_peer() {
     );
     let heard = links[1].say(&mut net, |writer| writer.request(&request(7)));
     assert!(matches!(&heard[..], [reason] if reason.contains("fusion.parked_requests_max")), "{heard:?}");
-    net.nodes[0].check_quotas();
+    net.nodes[0].check_invariants();
 }
 
 #[test]
@@ -273,7 +273,7 @@ fn a_push_into_a_queue_that_is_not_taken_in_ends_with_the_limits_name() {
         let tensors = tensors.collect::<Vec<_>>().into_iter();
         net.nodes[1].push(net.now, PushRequest { pair, queue: name, tensors, deadline, waiter });
         net.rest();
-        net.nodes[0].check_quotas();
+        net.nodes[0].check_invariants();
         Sent(receiver)
     };
     let long: Vec<_> = ["a", "b", "c"].iter().map(|letter| push(&mut net, &letter.repeat(4000))).collect();
@@ -282,7 +282,7 @@ fn a_push_into_a_queue_that_is_not_taken_in_ends_with_the_limits_name() {
     for _ in 0..2 {
         let reason = push(&mut net, &"c".repeat(4000)).error().to_string();
         assert!(reason.contains("fusion.peer_name_bytes_max"), "{reason}");
-        let peers = net.nodes[1].peers.select(|_| true);
+        let peers = net.nodes[1].context.peers.select(|_| true);
         net.nodes[1].lose(net.now, peers[0], &sealane_transport::LinkError::Closed);
         net.pass(Duration::from_secs(1));
     }

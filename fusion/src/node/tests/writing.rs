@@ -8,7 +8,7 @@ use sealane_transport::LinkKind;
 use sealane_transport::error::LinkError;
 use sealane_transport::outbox::Outbox;
 
-use super::super::turn::TRANSMIT_BUDGET_BYTES;
+use super::super::peers::TRANSMIT_BUDGET_BYTES;
 use super::*;
 
 /// A link that takes whatever it may, as a fast network with a fast reader does.

@@ -18,6 +18,11 @@ impl Schedule {
         self.heap.peek().map(|Reverse((time, _))| *time)
     }
 
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub(super) fn entries(&self) -> Vec<(Instant, Handle)> {
+        self.heap.iter().map(|Reverse(entry)| *entry).collect()
+    }
+
     pub(super) fn add(&mut self, time: Instant, peer: Handle) {
         self.heap.push(Reverse((time, peer)));
     }

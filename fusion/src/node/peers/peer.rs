@@ -3,11 +3,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use sealane_transport::Link;
 use sealane_transport::endpoint_map::TransportAddress;
-use sealane_transport::session::Session;
-use sealane_transport::{Handle, Link};
 
-use super::cells::RecvWaiter;
+use super::PeerSession;
 use crate::metrics::{PeerCounters, PeerMetrics, Way};
 
 /// First wait before a peer is called again; doubled up to [`BACKOFF_MAX`].
@@ -18,7 +17,7 @@ const BACKOFF_MAX: Duration = Duration::from_millis(400);
 
 /// Where the connection stands while there is no link, or that there is one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Connection {
+pub(in crate::node) enum Connection {
     /// Nothing wants one.
     Idle,
     /// A call is under way.
@@ -29,27 +28,27 @@ pub(super) enum Connection {
     Attached,
 }
 
-pub(super) struct Peer {
+pub(in crate::node) struct Peer {
     /// Which of this side's transport addresses it knows.
     pub(super) via: u16,
-    pub(super) address: TransportAddress,
+    pub(in crate::node) address: TransportAddress,
     /// The peer's shard; `None` until its number of shards is known.
-    pub(super) shard: Option<u16>,
+    pub(in crate::node) shard: Option<u16>,
     /// A lane that leads to that shard.
     pub(super) lane: u32,
     /// From its last greeting.
-    pub(super) incarnation: Option<u64>,
+    pub(in crate::node) incarnation: Option<u64>,
     /// The session goes on from the last link; false if it starts anew with the next.
-    pub(super) remembers: bool,
+    pub(in crate::node) remembers: bool,
     /// Counts up whenever this side gives the session up or begins it anew, and shows in the greeting's incarnation: no
     /// greeting fits another life of the session than the one that it was meant for.
     pub(super) life: u64,
     // Before the session, whose memory the link's peer may reach until the link has ended.
     pub(super) link: Option<Box<dyn Link>>,
-    pub(super) session: Session<RecvWaiter, Handle>,
+    pub(in crate::node) session: PeerSession,
     /// The link does not take frames yet.
     pub(super) settling: bool,
-    pub(super) connection: Connection,
+    pub(in crate::node) connection: Connection,
     /// Since when a link is wanted and missing.
     pub(super) wanted_since: Option<Instant>,
     /// When the last link was lost.
@@ -68,17 +67,17 @@ pub(super) struct Peer {
     /// The earliest entry in the schedule.
     pub(super) scheduled: Option<Instant>,
     /// The pair of the last request, which most often is the pair of the next: (producer, consumer) and its number.
-    pub(super) last_pair: Option<((u16, u32), u32)>,
+    pub(in crate::node) last_pair: Option<((u16, u32), u32)>,
     /// The peer named tasks that the endpoint map did not have when the link was made.
-    pub(super) has_strangers: bool,
+    pub(in crate::node) has_strangers: bool,
     /// The way that its tensors go.
-    pub(super) way: Way,
+    pub(in crate::node) way: Way,
     pub(super) counters: PeerCounters,
     /// The counters have changed since they were shown.
     pub(super) is_touched: bool,
     pub(super) metrics: Arc<PeerMetrics>,
     /// What a trace calls the session.
-    pub(super) traced_as: u64,
+    pub(in crate::node) traced_as: u64,
 }
 
 impl Peer {
@@ -87,7 +86,7 @@ impl Peer {
         address: TransportAddress,
         shard: Option<u16>,
         lane: u32,
-        session: Session<RecvWaiter, Handle>,
+        session: PeerSession,
     ) -> Self {
         let metrics = Arc::new(PeerMetrics::new(address.to_string(), shard));
         Self {
@@ -121,6 +120,28 @@ impl Peer {
             metrics,
             traced_as: 0,
         }
+    }
+
+    /// Its link and its session, if something can be read.
+    #[inline]
+    pub(in crate::node) fn readable(&mut self) -> Option<(&mut dyn Link, &mut PeerSession)> {
+        let link: &mut dyn Link = &mut **self.link.as_mut()?;
+        self.session.can_receive().then_some((link, &mut self.session))
+    }
+
+    /// A lane that leads to its shard.
+    pub(in crate::node) fn lane(&self) -> u32 {
+        self.lane
+    }
+
+    pub(in crate::node) fn has_link(&self) -> bool {
+        self.link.is_some()
+    }
+
+    /// The link took less than there was.
+    #[inline]
+    pub(in crate::node) fn is_blocked(&self) -> bool {
+        self.blocked
     }
 
     /// Messages that were sent since this was last called.
@@ -165,14 +186,6 @@ impl Peer {
     }
 }
 
-/// The figures of a session have changed: they are to be shown.
-#[inline]
-pub(super) fn touch(peer: &mut Peer, handle: Handle, unshown: &mut Vec<Handle>) {
-    if !std::mem::replace(&mut peer.is_touched, true) {
-        unshown.push(handle);
-    }
-}
-
 /// Any bit of the outcome depends on all bits of the number (the finalizer of SplitMix64).
 fn mix(number: u64) -> u64 {
     let number = (number ^ number >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -183,6 +196,7 @@ fn mix(number: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use sealane_transport::SessionLimits;
+    use sealane_transport::session::Session;
 
     use super::*;
 

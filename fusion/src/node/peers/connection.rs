@@ -1,0 +1,304 @@
+//! Where a session's connection stands, from the first call to the last link.
+
+use std::time::Instant;
+
+use sealane_transport::endpoint_map::TaskName;
+use sealane_transport::error::LinkError;
+use sealane_transport::session::Roster;
+use sealane_transport::wire::Hello;
+use sealane_transport::{Error, Handle, Link, LinkKind};
+
+use super::lists::touch;
+use super::{Connection, Peer, Peers};
+use crate::metrics::PathState;
+use crate::node::NodeSettings;
+use crate::node::connect::{ConnectOrder, DialFailure, DialFailureKind};
+use crate::node::counters::Counters;
+use crate::node::pairs::{Pairs, STRANGER};
+
+/// What a look at a session has found that its node is to do.
+pub(in crate::node) struct Look {
+    /// It has lent tensors and has had no link for longer than it may.
+    pub(in crate::node) lease_over: bool,
+    /// An error if its link is as good as lost.
+    pub(in crate::node) silent: Result<(), LinkError>,
+}
+
+impl Peers {
+    /// Calls the peer if something waits for it and nothing is under way.
+    #[inline]
+    pub(in crate::node) fn want_link(&mut self, now: Instant, handle: Handle, settings: &NodeSettings, pairs: &Pairs) {
+        let Some(peer) = self.arena.get_mut(handle) else { return };
+        if peer.connection != Connection::Idle {
+            return;
+        }
+        if !peer.session.wants_link() {
+            (peer.wanted_since, peer.attempts) = (None, 0);
+            return;
+        }
+        peer.wanted_since.get_or_insert(now);
+        self.dial(handle, settings, pairs);
+        self.reschedule(handle, settings);
+    }
+
+    pub(in crate::node) fn dial(&mut self, handle: Handle, settings: &NodeSettings, pairs: &Pairs) {
+        let hello = self.hello(handle, settings, pairs);
+        let peer = self.arena.get_mut(handle).expect("the caller looked it up");
+        debug_assert_eq!(peer.connection, Connection::Idle, "one peer would be called twice at a time");
+        peer.connection = Connection::Dialing;
+        peer.metrics.change(PathState::Connecting, |_| ());
+        self.orders.push_back(ConnectOrder::Dial { peer: handle, address: peer.address.clone(), hello });
+    }
+
+    /// This side's incarnation in its session with a peer.
+    pub(in crate::node) fn incarnation(peer: &Peer, settings: &NodeSettings) -> u64 {
+        settings.incarnation.wrapping_add(peer.life)
+    }
+
+    /// True if a greeting's sender and this side remember each other, so that their session goes on.
+    pub(in crate::node) fn goes_on(&self, handle: Handle, hello: &Hello, settings: &NodeSettings) -> bool {
+        let peer = self.arena.get(handle).expect("the caller looked it up");
+        let known = peer.remembers && peer.incarnation == Some(hello.incarnation);
+        known && hello.remembers == Self::incarnation(peer, settings)
+    }
+
+    /// This side's greeting of a peer.
+    pub(in crate::node) fn hello(&self, handle: Handle, settings: &NodeSettings, pairs: &Pairs) -> Hello {
+        let peer = self.arena.get(handle).expect("the caller looked it up");
+        Hello {
+            features: settings.features,
+            incarnation: Self::incarnation(peer, settings),
+            remembers: peer.incarnation.filter(|_| peer.remembers).unwrap_or(0),
+            tensor_bytes_max: settings.session.tensor_bytes_max,
+            epoch: peer.session.epoch(),
+            shards: settings.shards,
+            shard: settings.shard,
+            lane: peer.lane,
+            address: settings.addresses[usize::from(peer.via)].to_string(),
+            tasks: pairs.tasks().map(TaskName::to_string).collect(),
+        }
+    }
+
+    /// A call has come to nothing. Why the session is to be given up, if it is. `None` if the call was hung up before.
+    pub(in crate::node) fn call_failed(&mut self, handle: Handle, failure: DialFailure) -> Option<Option<String>> {
+        let peer = self.arena.get_mut(handle).filter(|peer| peer.connection == Connection::Dialing)?;
+        peer.connection = Connection::Idle;
+        peer.last_error = failure.reason;
+        tracing::debug!(peer = peer.session.peer(), reason = peer.last_error, "a call failed");
+        peer.counters.calls_failed += 1;
+        peer.metrics.change(PathState::Idle, |path| path.last_error.clone_from(&peer.last_error));
+        touch(peer, handle, &mut self.lists.unshown);
+        match failure.kind {
+            DialFailureKind::Denied => {
+                let reason = format!("{}: {}", peer.session.peer(), peer.last_error);
+                peer.session.end_all_requests(&Error::PermissionDenied { reason: reason.into() });
+            }
+            DialFailureKind::Final => {
+                let error = Error::unavailable(peer.session.peer(), peer.last_error.clone());
+                peer.session.end_all_requests(&error);
+            }
+            // It stood once: whoever was asked there is gone.
+            DialFailureKind::Refused if peer.session.epoch() > 0 => {
+                return Some(Some(format!("it was connected and is gone: {}", peer.last_error)));
+            }
+            DialFailureKind::Refused | DialFailureKind::Crossed | DialFailureKind::Transient => {}
+        }
+        Some(None)
+    }
+
+    /// After a call that came to nothing: another one later, if something still wants a link.
+    pub(in crate::node) fn call_again(&mut self, now: Instant, handle: Handle, settings: &NodeSettings) {
+        let peer = self.arena.get_mut(handle).expect("its call has just failed");
+        if peer.session.wants_link() {
+            self.wait_to_dial(now, handle, settings);
+        } else {
+            (peer.connection, peer.wanted_since, peer.attempts) = (Connection::Idle, None, 0);
+        }
+    }
+
+    /// Calls the peer again later: the longer, the more often it has been in vain.
+    fn wait_to_dial(&mut self, now: Instant, handle: Handle, settings: &NodeSettings) {
+        let Some(peer) = self.arena.get_mut(handle) else { return };
+        debug_assert!(peer.link.is_none(), "a second link would take the place of the first");
+        peer.connection = Connection::Waiting(now + peer.backoff(settings.incarnation));
+        peer.metrics.change(PathState::Connecting, |_| ());
+    }
+
+    /// This side gives the session up: what the peer was asked ends, what it was lent comes back. False if there is none.
+    pub(in crate::node) fn give_up(&mut self, handle: Handle, reason: &str) -> bool {
+        let Some(peer) = self.arena.get_mut(handle) else { return false };
+        peer.remembers = false;
+        peer.lost_at = None;
+        let error = Error::unavailable(peer.session.peer(), reason);
+        peer.session.reset(&error);
+        self.begin_life(handle);
+        // The greeting of a call under way does not tell the peer.
+        self.hang_up(handle);
+        true
+    }
+
+    /// No greeting fits the session from now on that was meant for it as it was.
+    pub(in crate::node) fn begin_life(&mut self, handle: Handle) {
+        self.lives += 1;
+        if let Some(peer) = self.arena.get_mut(handle) {
+            debug_assert!(peer.life < self.lives, "a former greeting would fit the session");
+            peer.life = self.lives;
+        }
+    }
+
+    /// Drops the call that is under way, if one is.
+    pub(in crate::node) fn hang_up(&mut self, handle: Handle) {
+        if let Some(peer) = self.arena.get_mut(handle).filter(|peer| peer.connection == Connection::Dialing) {
+            peer.connection = Connection::Idle;
+            self.orders.push_back(ConnectOrder::HangUp(handle));
+        }
+    }
+
+    /// The two sides do not both remember their session: what was under way on it is in doubt.
+    pub(in crate::node) fn start_anew(&mut self, handle: Handle, hello: &Hello, counters: &mut Counters) {
+        let peer = self.arena.get_mut(handle).expect("the caller looked it up");
+        counters.sessions_reset += u64::from(peer.session.epoch() > 0);
+        if peer.incarnation.is_some_and(|incarnation| incarnation != hello.incarnation) {
+            let error = Error::unavailable(peer.session.peer(), "it restarted, and what it was asked is lost");
+            peer.session.reset(&error);
+        } else {
+            peer.session.start_anew();
+        }
+    }
+
+    /// The session has a link from now on.
+    pub(in crate::node) fn attach(
+        &mut self,
+        now: Instant,
+        handle: Handle,
+        mut link: Box<dyn Link>,
+        (hello, epoch, roster): (&Hello, u32, Roster),
+    ) {
+        let peer = self.arena.get_mut(handle).expect("the caller looked it up");
+        debug_assert!(peer.link.is_none(), "the link before would be counted for ever");
+        let has_strangers = roster.numbers.contains(&STRANGER);
+        (peer.incarnation, peer.remembers) = (Some(hello.incarnation), true);
+        peer.settling = !link.traits().open;
+        peer.metrics.set_shard(hello.shard);
+        peer.session.attach(now, epoch, roster, hello.tensor_bytes_max);
+        link.adopt(handle);
+        peer.link = Some(link);
+        peer.connection = Connection::Attached;
+        (peer.blocked, peer.blocked_turns, peer.stuck, peer.last_pair) = (false, 0, false, None);
+        peer.has_strangers = has_strangers;
+        self.links += 1;
+        self.lists.new_links.push(handle);
+    }
+
+    /// The link of a session takes frames from now on: what it is, and why, is said to whoever wants to know.
+    pub(in crate::node) fn link_opened(&mut self, handle: Handle, settings: &NodeSettings, counters: &mut Counters) {
+        let Some(peer) = self.arena.get_mut(handle) else { return };
+        let Some(link) = &peer.link else { return };
+        debug_assert!(link.traits().open, "frames would go to a link that does not take them yet");
+        let kind = link.kind();
+        (peer.wanted_since, peer.lost_at, peer.attempts) = (None, None, 0);
+        // One that found out itself has said so.
+        let found_out = link.reason().map(str::to_owned);
+        let reason = found_out.clone().unwrap_or_else(|| settings.path_reason.clone());
+        if found_out.is_none() {
+            tracing::info!(peer = peer.session.peer(), link = kind.name(), reason, "link up");
+        }
+        peer.way = kind.into();
+        peer.counters.links_made += 1;
+        peer.counters.fallbacks += u64::from(found_out.is_some() && kind == LinkKind::Tcp);
+        counters.links_verbs += u64::from(kind == LinkKind::Verbs);
+        peer.metrics.change(PathState::Up, |path| (path.link, path.reason) = (Some(kind), reason));
+        touch(peer, handle, &mut self.lists.unshown);
+    }
+
+    /// Takes the link of a session away, which is lost; false if it has none.
+    pub(in crate::node) fn detach(
+        &mut self,
+        now: Instant,
+        handle: Handle,
+        error: &LinkError,
+        counters: &mut Counters,
+    ) -> bool {
+        let Some(peer) = self.arena.get_mut(handle) else { return false };
+        let Some(mut link) = peer.link.take() else { return false };
+        debug_assert_eq!(peer.connection, Connection::Attached, "a call under way would be taken for a link");
+        tracing::info!(peer = peer.session.peer(), link = link.kind().name(), %error, "link lost");
+        counters.links_verbs -= u64::from(link.kind() == LinkKind::Verbs);
+        let landings = link.abandon(peer.session.outbox());
+        peer.session.detach(landings);
+        peer.last_error = error.to_string();
+        // Since when it has no link that was open.
+        peer.lost_at.get_or_insert(now);
+        (peer.connection, peer.blocked, peer.stuck) = (Connection::Idle, false, false);
+        peer.counters.links_lost += 1;
+        peer.metrics.change(PathState::Idle, |path| path.last_error.clone_from(&peer.last_error));
+        touch(peer, handle, &mut self.lists.unshown);
+        self.links -= 1;
+        counters.links_lost += 1;
+        true
+    }
+
+    /// False while the link of a session does not take frames yet.
+    pub(in crate::node) fn had_opened(&self, handle: Handle) -> bool {
+        self.arena.get(handle).is_some_and(|peer| !peer.settling)
+    }
+
+    /// After a loss: calls for the next link, after a wait if the last one never opened: then it is as if the call had failed.
+    pub(in crate::node) fn replace_lost(
+        &mut self,
+        now: Instant,
+        handle: Handle,
+        had_opened: bool,
+        settings: &NodeSettings,
+        pairs: &Pairs,
+    ) {
+        match self.arena.get_mut(handle) {
+            Some(peer) if !had_opened && peer.connection == Connection::Idle && peer.session.wants_link() => {
+                peer.wanted_since.get_or_insert(now);
+                self.wait_to_dial(now, handle, settings);
+            }
+            _ => self.want_link(now, handle, settings, pairs),
+        }
+        self.reschedule(handle, settings);
+    }
+
+    /// One link that is TCP because this side could do no better when it was made, if its peer `can` be reached better now.
+    /// `None` if there is no such link at all.
+    pub(in crate::node) fn find_fallback(&self, mut can: impl FnMut(&str) -> bool) -> Option<Option<Handle>> {
+        // One that settles may become TCP.
+        let may_be = |peer: &Peer| peer.settling || peer.link.as_ref().is_some_and(|link| link.is_fallback());
+        let mut fallbacks = self.arena.iter().filter(|(_, peer)| may_be(peer)).peekable();
+        fallbacks.peek()?;
+        let found = fallbacks.find(|(_, peer)| !peer.settling && can(peer.session.peer()));
+        Some(found.map(|(handle, _)| handle))
+    }
+
+    /// Looks at a session whose time has come: what has waited for a link for too long ends.
+    pub(in crate::node) fn look_after(
+        &mut self,
+        now: Instant,
+        handle: Handle,
+        settings: &NodeSettings,
+    ) -> Option<Look> {
+        let peer = self.arena.get_mut(handle)?;
+        let silent = peer.session.handle_timeout(now);
+        let has_link = peer.link.is_some();
+        if !has_link && peer.wanted_since.is_some_and(|since| since + settings.connect_timeout <= now) {
+            let within = settings.connect_timeout;
+            let reason = format!("no connection within {within:?} (connect_timeout_ms): {}", peer.last_error);
+            let error = Error::unavailable(peer.session.peer(), reason);
+            peer.session.end_all_requests(&error);
+            (peer.wanted_since, peer.attempts) = (None, 0);
+            self.hang_up(handle);
+        }
+        let peer = self.arena.get_mut(handle)?;
+        if let Connection::Waiting(until) = peer.connection
+            && until <= now
+        {
+            peer.connection = Connection::Idle;
+        }
+        let lease_over = peer.lost_at.is_some_and(|lost| lost + settings.lease <= now);
+        let lease_over = !has_link && lease_over && peer.session.has_loans();
+        Some(Look { lease_over, silent })
+    }
+}

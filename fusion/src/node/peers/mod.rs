@@ -1,0 +1,286 @@
+//! The sessions with peers' shards: their links, where their connections stand, and which of them wants what done.
+//!
+//! What a session reports is its node's to carry on; here is only what concerns sessions. Bounded by twice `links_max`.
+
+mod connection;
+#[cfg(any(test, feature = "fuzzing"))]
+mod invariants;
+mod lists;
+mod peer;
+mod schedule;
+mod transfer;
+
+use std::collections::VecDeque;
+use std::time::Instant;
+
+use hashbrown::HashMap;
+use sealane_transport::endpoint_map::TransportAddress;
+use sealane_transport::session::{PeerQuota, Session};
+use sealane_transport::trace::Recorder;
+use sealane_transport::{Arena, Error, Handle, Link, SessionLimits};
+
+use super::NodeSettings;
+use super::cells::RecvWaiter;
+use super::connect::ConnectOrder;
+use crate::metrics::{NodeMetrics, Way};
+use lists::Lists;
+pub(super) use peer::{Connection, Peer};
+use schedule::Schedule;
+#[cfg(test)]
+pub(super) use transfer::TRANSMIT_BUDGET_BYTES;
+
+/// A session, as a node uses it.
+pub(super) type PeerSession = Session<RecvWaiter, Handle>;
+
+/// Whom a session is with.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct SessionKey {
+    /// Which of this side's transport addresses it goes by.
+    pub(super) via: u16,
+    /// The peer's.
+    pub(super) address: TransportAddress,
+    /// The peer's shard; `None` until its number of shards is known.
+    pub(super) shard: Option<u16>,
+}
+
+/// See the module.
+pub(super) struct Peers {
+    arena: Arena<Peer>,
+    sessions: HashMap<SessionKey, Handle>,
+    /// Shards of each transport address that has been met.
+    shards_at: HashMap<TransportAddress, u16>,
+    lists: Lists,
+    schedule: Schedule,
+    orders: VecDeque<ConnectOrder>,
+    /// Sessions that have a link.
+    links: usize,
+    /// The number of the last life that a session began; new sessions start there, so that a peer's never goes down.
+    lives: u64,
+    /// Sessions that a recorder has been given to.
+    traced: u64,
+}
+
+impl Peers {
+    pub(super) fn new(links_max: usize) -> Peers {
+        Peers {
+            arena: Arena::new(links_max.saturating_mul(2)),
+            sessions: HashMap::new(),
+            shards_at: HashMap::new(),
+            lists: Lists::default(),
+            schedule: Schedule::default(),
+            orders: VecDeque::new(),
+            links: 0,
+            lives: 0,
+            traced: 0,
+        }
+    }
+
+    #[inline]
+    pub(super) fn get(&self, handle: Handle) -> Option<&Peer> {
+        self.arena.get(handle)
+    }
+
+    #[inline]
+    pub(super) fn get_mut(&mut self, handle: Handle) -> Option<&mut Peer> {
+        self.arena.get_mut(handle)
+    }
+
+    #[inline]
+    pub(super) fn session(&self, handle: Handle) -> Option<&PeerSession> {
+        Some(&self.arena.get(handle)?.session)
+    }
+
+    #[inline]
+    pub(super) fn session_mut(&mut self, handle: Handle) -> Option<&mut PeerSession> {
+        Some(&mut self.arena.get_mut(handle)?.session)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Peer> {
+        self.arena.iter().map(|(_, peer)| peer)
+    }
+
+    /// Those that `pick` chooses, to be looked at one by one while others may come and go.
+    pub(super) fn select(&self, pick: impl FnMut(&Peer) -> bool) -> Vec<Handle> {
+        self.arena.select(pick)
+    }
+
+    /// Whether a session has something to report.
+    #[inline]
+    pub(super) fn has_events(&self, handle: Handle) -> bool {
+        self.session(handle).is_some_and(|session| session.has_events())
+    }
+
+    /// The way that tensors of a session go.
+    pub(super) fn way_of(&self, session: Handle) -> Way {
+        self.arena.get(session).map_or(Way::Tcp, |peer| peer.way)
+    }
+
+    /// Who a session is with, for messages.
+    pub(super) fn name_of(&self, session: Handle) -> &str {
+        self.session(session).map_or("the peer", |session| session.peer())
+    }
+
+    /// Links that stand.
+    pub(super) fn links(&self) -> usize {
+        self.links
+    }
+
+    /// The link of a session, if it has one.
+    pub(super) fn link(&self, handle: Handle) -> Option<&dyn Link> {
+        Some(&**self.arena.get(handle)?.link.as_ref()?)
+    }
+
+    /// The descriptor of a session's link is readable, or broken.
+    pub(super) fn descriptor_ready(&mut self, handle: Handle) {
+        if let Some(link) = self.arena.get_mut(handle).and_then(|peer| peer.link.as_mut()) {
+            link.descriptor_ready();
+        }
+    }
+
+    pub(super) fn find(&self, key: &SessionKey) -> Option<Handle> {
+        self.sessions.get(key).copied()
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        self.arena.is_full()
+    }
+
+    /// How many shards there are at an address, if that is known.
+    pub(super) fn shards_at(&self, address: &TransportAddress) -> Option<u16> {
+        self.shards_at.get(address).copied()
+    }
+
+    pub(super) fn set_shards_at(&mut self, address: &TransportAddress, shards: u16) {
+        debug_assert_ne!(shards, 0, "no lane would lead to {address}");
+        self.shards_at.insert(address.clone(), shards);
+    }
+
+    /// What [`insert`](Self::insert) takes: a session that is with nobody yet, of a node with so many tasks.
+    pub(super) fn make(
+        &mut self,
+        key: &SessionKey,
+        lane: u32,
+        (tasks, limits, recorder): (u16, &SessionLimits, Option<&Recorder>),
+    ) -> Peer {
+        // A peer has as many sessions as it claims shards.
+        let known = self.iter().find(|peer| peer.address == key.address);
+        let quota = known.map_or_else(|| PeerQuota::new(limits), |peer| peer.session.quota().clone());
+        let session = Session::sharing(&key.address.to_string(), tasks, limits.clone(), quota);
+        let mut peer = Peer { life: self.lives, ..Peer::new(key.via, key.address.clone(), key.shard, lane, session) };
+        if let Some(recorder) = recorder {
+            self.traced += 1;
+            peer.traced_as = self.traced;
+            peer.session.set_recorder(&recorder.of_session(peer.traced_as));
+        }
+        peer
+    }
+
+    /// # Errors
+    /// ResourceExhausted: there is no room.
+    pub(super) fn insert(
+        &mut self,
+        key: SessionKey,
+        peer: Peer,
+        settings: &NodeSettings,
+        shown_in: &NodeMetrics,
+    ) -> Result<Handle, Error> {
+        debug_assert!(
+            !self.sessions.contains_key(&key),
+            "the session of {key:?} would be lost, and its requests with it"
+        );
+        let metrics = peer.metrics.clone();
+        let Ok(handle) = self.arena.insert(peer) else {
+            let limit = settings.links_max;
+            return Err(Error::full("transport.links_max", format!("sessions for {limit} links are in use")));
+        };
+        shown_in.peers.add(&metrics);
+        self.sessions.insert(key, handle);
+        Ok(handle)
+    }
+
+    /// One without a link and with nothing under way, which is as good as none.
+    pub(super) fn find_idle(&self) -> Option<Handle> {
+        let idle = self.arena.iter().find(|(_, peer)| {
+            peer.connection == Connection::Idle && peer.session.requests() == 0 && !peer.session.has_loans()
+        });
+        idle.map(|(handle, _)| handle)
+    }
+
+    /// Takes a session out that has nothing to report; lists may name it until they are next gone through.
+    pub(super) fn remove(&mut self, handle: Handle) -> Option<Peer> {
+        let peer = self.arena.remove(handle)?;
+        debug_assert!(peer.link.is_none(), "the link would be counted for ever");
+        debug_assert!(!peer.session.has_events(), "whoever waits for these events would wait for ever");
+        self.sessions.retain(|_, session| *session != handle);
+        Some(peer)
+    }
+
+    /// Notes which shard a session speaks with, whose number was not known.
+    pub(super) fn set_shard(&mut self, handle: Handle, shard: u16) {
+        let Some(peer) = self.arena.get_mut(handle) else { return };
+        debug_assert_eq!(peer.shard, None, "requests of one shard would go to another");
+        peer.shard = Some(shard);
+        let key = |shard| SessionKey { via: peer.via, address: peer.address.clone(), shard };
+        self.sessions.remove(&key(None));
+        self.sessions.insert(key(peer.shard), handle);
+    }
+
+    /// Tells every session how many tasks there are here.
+    pub(super) fn set_tasks(&mut self, count: u16) {
+        self.arena.iter_mut().for_each(|(_, peer)| peer.session.set_tasks(count));
+    }
+
+    /// The next thing to do about connections.
+    pub(super) fn poll_order(&mut self) -> Option<ConnectOrder> {
+        self.orders.pop_front()
+    }
+
+    #[inline]
+    pub(super) fn has_orders(&self) -> bool {
+        !self.orders.is_empty()
+    }
+
+    /// When the next session is to be looked at.
+    #[inline]
+    pub(super) fn next_timeout(&self) -> Option<Instant> {
+        self.schedule.next()
+    }
+
+    /// Takes a session out of the schedule whose time has come.
+    pub(super) fn take_due(&mut self, now: Instant) -> Option<Handle> {
+        while let Some((time, handle)) = self.schedule.take_due(now) {
+            let Some(peer) = self.arena.get_mut(handle) else { continue };
+            if peer.scheduled == Some(time) {
+                peer.scheduled = None;
+            }
+            return Some(handle);
+        }
+        None
+    }
+
+    /// Enters the session's next timeout, unless an earlier one is entered.
+    pub(super) fn reschedule(&mut self, handle: Handle, settings: &NodeSettings) {
+        let Some(peer) = self.arena.get(handle) else { return };
+        if let Some(time) = peer.next_timeout(settings.connect_timeout, settings.lease) {
+            self.schedule_by(handle, time);
+        }
+    }
+
+    #[inline]
+    pub(super) fn schedule_by(&mut self, handle: Handle, time: Instant) {
+        let Some(peer) = self.arena.get_mut(handle) else { return };
+        if peer.scheduled.is_none_or(|scheduled| time < scheduled) {
+            peer.scheduled = Some(time);
+            self.schedule.add(time, handle);
+        }
+    }
+
+    /// Shows other threads what has changed of the sessions.
+    pub(super) fn show(&mut self) {
+        for handle in self.lists.unshown.drain(..) {
+            if let Some(peer) = self.arena.get_mut(handle) {
+                peer.show();
+            }
+        }
+    }
+}

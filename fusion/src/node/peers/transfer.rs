@@ -1,0 +1,161 @@
+//! Writing to a session's link, and what follows from what was read of it.
+
+use std::time::Instant;
+
+use sealane_transport::Handle;
+use sealane_transport::error::LinkError;
+use sealane_transport::link::Traits;
+use sealane_transport::session::Shelf;
+
+use super::lists::touch;
+use super::{Peer, Peers};
+use crate::node::counters::Counters;
+use crate::node::{Fuse, NodeSettings};
+
+/// Bytes written to one link at once at most; what is left waits for the next turn.
+pub(in crate::node) const TRANSMIT_BUDGET_BYTES: usize = 4 << 20;
+
+/// What a write has come to.
+pub(in crate::node) struct Written {
+    pub(in crate::node) bytes: usize,
+    /// The link is lost.
+    pub(in crate::node) lost: Option<LinkError>,
+    /// Pulls of the session wait for tensors that are not there.
+    pub(in crate::node) has_waits: bool,
+    /// The link took less than there was.
+    blocked: bool,
+    /// It tells when it takes more.
+    tells_of_room: bool,
+    /// There is more to write, in another turn.
+    more: bool,
+}
+
+impl Peers {
+    /// Writes what one session has to say, as much as its link takes and the budget allows; `None` without a link.
+    pub(in crate::node) fn write(
+        &mut self,
+        now: Instant,
+        handle: Handle,
+        fuse: Fuse,
+        shelf: &impl Shelf,
+        counters: &mut Counters,
+    ) -> Option<Written> {
+        let peer = self.arena.get_mut(handle)?;
+        peer.blocked = false;
+        let traits = peer.link.as_ref()?.traits();
+        let mut written = Written {
+            bytes: 0,
+            lost: None,
+            has_waits: false,
+            blocked: false,
+            tells_of_room: traits.tells_of_room,
+            more: false,
+        };
+        write_to(peer, now, (fuse, traits), shelf, &mut written, counters);
+        peer.counters.bytes_sent += written.bytes as u64;
+        counters.messages_sent += peer.count_messages();
+        touch(peer, handle, &mut self.lists.unshown);
+        written.more = !written.blocked && traits.open && peer.session.has_output();
+        written.has_waits = peer.session.has_waits();
+        peer.blocked = written.blocked && written.lost.is_none();
+        peer.stuck = peer.blocked && traits.tells_of_room;
+        Some(written)
+    }
+
+    /// Puts a session where it belongs after a write that its link has outlived.
+    pub(in crate::node) fn after_write(
+        &mut self,
+        handle: Handle,
+        written: &Written,
+        settings: &NodeSettings,
+        counters: &mut Counters,
+    ) {
+        debug_assert!(written.lost.is_none(), "a link that is gone would be written to");
+        if written.blocked && !written.tells_of_room {
+            self.lists.blocked.push(handle);
+        } else if written.more {
+            self.mark_dirty(handle);
+        }
+        self.look_whether_open(handle, settings, counters);
+        if written.bytes > 0 {
+            self.mark_hot(handle);
+        }
+    }
+
+    /// A session has had a read of its link, with which it takes note of the peer.
+    #[inline]
+    pub(in crate::node) fn count_read(&mut self, now: Instant, handle: Handle, bytes: usize) {
+        let Some(peer) = self.arena.get_mut(handle) else { return };
+        peer.counters.bytes_received += bytes as u64;
+        touch(peer, handle, &mut self.lists.unshown);
+        peer.session.heard(now);
+    }
+
+    /// What was read of a session's link is settled: whether it is open by now, and has room.
+    #[inline]
+    pub(in crate::node) fn after_read(&mut self, handle: Handle, settings: &NodeSettings, counters: &mut Counters) {
+        let Some(peer) = self.arena.get_mut(handle) else { return };
+        if peer.settling {
+            // It may have something to say of its own.
+            self.mark_dirty(handle);
+            self.look_whether_open(handle, settings, counters);
+        } else if peer.stuck && peer.link.as_ref().is_some_and(|link| link.traits().tells_of_room) {
+            // What has come may have brought credit.
+            self.has_room(handle);
+        }
+    }
+
+    /// A link that has opened wants to be fed, and may have been told of something before.
+    fn look_whether_open(&mut self, handle: Handle, settings: &NodeSettings, counters: &mut Counters) {
+        let Some(peer) = self.arena.get_mut(handle).filter(|peer| peer.settling) else { return };
+        if peer.link.as_ref().is_some_and(|link| link.traits().open) {
+            peer.settling = false;
+            self.link_opened(handle, settings, counters);
+            self.mark_dirty(handle);
+            self.mark_hot(handle);
+        }
+    }
+}
+
+/// Feeds the link of a session until it takes no more, there is no more, or the budget is used up.
+#[inline]
+fn write_to(
+    peer: &mut Peer,
+    now: Instant,
+    (fuse, traits): (Fuse, Traits),
+    shelf: &impl Shelf,
+    written: &mut Written,
+    counters: &mut Counters,
+) {
+    let one_message = fuse == Fuse::Off;
+    let Some(link) = &mut peer.link else { return };
+    peer.session.outbox().set_aside(traits.aside);
+    loop {
+        let filled = traits.open && peer.session.fill_from(shelf, now, one_message);
+        // With a write a message, a last call tells the link that nothing follows. A link that settles, or that moves
+        // payloads beside the frames, has things of its own to say.
+        if peer.session.outbox().is_empty() && !one_message && traits == Traits::STREAM {
+            return;
+        }
+        let more_follows = one_message && peer.session.is_urgent();
+        let budget = TRANSMIT_BUDGET_BYTES - written.bytes;
+        match link.transmit(peer.session.outbox(), budget, more_follows) {
+            Ok(bytes) => {
+                debug_assert!(bytes <= budget, "a link that takes more than it was given would starve its neighbours");
+                // A link that took the whole budget may take more.
+                written.blocked = bytes < budget && !peer.session.outbox().is_empty();
+                written.bytes += bytes;
+                peer.counters.writes += u64::from(bytes > 0);
+                counters.writes += u64::from(bytes > 0);
+            }
+            Err(lost) => {
+                written.lost = Some(lost);
+                return;
+            }
+        }
+        peer.session.collect_written();
+        if written.blocked || !filled || written.bytes == TRANSMIT_BUDGET_BYTES {
+            return;
+        }
+    }
+}

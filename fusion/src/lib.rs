@@ -44,7 +44,6 @@ pub mod metrics;
 pub mod node;
 mod queue;
 pub mod rendezvous;
-mod shelf;
 
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]

@@ -1,231 +1,227 @@
-//! What tasks ask of a node: send, recv, abort, cleanup.
+//! What tasks ask of a node, handed to the parts that do it.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 use std::task::{Poll, Waker};
 use std::time::Instant;
 
 use sealane_runtime::Buffer;
-use sealane_transport::limits::KEY_BYTES_MAX;
-use sealane_transport::session::{Ask, Unanswered};
-use sealane_transport::trace::Moment;
-use sealane_transport::{Error, Handle, RecvOutcome, SendOutcome, Tray, Unreceived};
+use sealane_transport::{Error, Handle, Keys, RecvOutcome, SendOutcome, Tensor, Tray, Unreceived};
 
-use super::cells::{PullWaiter, RecvWaiter, SendWaiter, Sender};
-use super::{Node, Pair, draining};
-use crate::rendezvous::{Deposited, Ended, EndedSteps, Meeting, Parked, Scope, Unsent};
-use sealane_transport::tensor::Tensor;
-
-/// A recv, as a task of this shard asks it.
-#[derive(Debug)]
-pub struct RecvRequest<'a> {
-    /// The pair, from [`Node::pair`].
-    pub pair: u32,
-    /// The step.
-    pub step: i64,
-    /// The tensor's name within the step.
-    pub key: &'a str,
-    /// When it ends with DeadlineExceeded.
-    pub deadline: Instant,
-    /// The caller's memory for the tensor, if it brings any.
-    pub destination: Option<Buffer>,
-    /// Who is told.
-    pub waiter: RecvWaiter,
-    /// One of many that are asked for together: it does not wait for the window.
-    pub fused: bool,
-}
-
-/// Names a request until it ends.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Ticket {
-    /// One that is asked of a peer: the session and its id there.
-    Peer {
-        /// The session.
-        session: Handle,
-        /// The request's id there.
-        request: Handle,
-    },
-    /// One that is asked of a task of this node.
-    Local(Handle),
-}
+use super::cells::{PullWaiter, RecvWaiter, SendWaiter};
+use super::context::Context;
+use super::exchange::{FusedRequest, RecvRequest, Ticket};
+use super::pulls::{Producer, PullRequest, Pulls};
+use super::pushes::{Load, PushRequest};
+use super::{Node, draining};
+use crate::queue::AcceptQueue;
+use crate::rendezvous::Meeting;
 
 impl Node {
     /// Asks for a tensor. Its outcome goes to the waiter, errors included; the ticket cancels.
     pub fn recv(&mut self, now: Instant, recv: RecvRequest<'_>) -> Option<Ticket> {
-        let Pair { local, peer, .. } = self.context.pairs[recv.pair];
-        if let Some(reason) = self.ended.reason(local, recv.pair, recv.step) {
-            let error = Error::Aborted { step: recv.step, reason: reason.into() };
-            self.context.reporter.finish_recv(recv.waiter, Err(Unreceived { error, destination: recv.destination }));
-            return None;
-        }
-        if self.context.draining && matches!(recv.waiter, RecvWaiter::Client(_)) {
-            let refusal = draining();
-            self.context
-                .reporter
-                .finish_recv(recv.waiter, Err(Unreceived { error: refusal, destination: recv.destination }));
-            return None;
-        }
-        if let Some(producer_pair) = self.context.pairs[recv.pair].mirror {
-            return self.recv_local(now, recv, producer_pair);
-        }
-        let session = match self.session_of(recv.pair) {
-            Ok(session) => session,
-            Err(error) => {
-                self.context
-                    .reporter
-                    .finish_recv(recv.waiter, Err(Unreceived { error, destination: recv.destination }));
-                return None;
+        let Node { exchange, context, .. } = self;
+        let (local, mirror) = (context.pairs[recv.pair].local, context.pairs[recv.pair].mirror);
+        let error = if let Some(error) = exchange.refusal(&recv, local, context.draining) {
+            error
+        } else if let Some(producer_pair) = mirror {
+            return exchange.recv_here(now, recv, producer_pair, context);
+        } else {
+            match self.session_of(recv.pair) {
+                Ok(session) => return self.exchange.recv_there(now, session, recv, &mut self.context),
+                Err(error) => error,
             }
         };
-        let ask = Ask {
-            consumer: local,
-            producer: peer,
-            step: recv.step,
-            key: recv.key,
-            deadline: recv.deadline,
-            destination: recv.destination,
-            waiter: recv.waiter,
-        };
-        let peer = self.context.peers.get_mut(session).expect("session_of gives a live one");
-        let asked = if recv.fused { peer.session.request_fused(now, ask) } else { peer.session.request(now, ask) };
-        match asked {
-            Ok(request) => {
-                self.context.asked(now, session, recv.deadline);
-                Some(Ticket::Peer { session, request })
-            }
-            Err((Unanswered { error, destination }, waiter)) => {
-                self.context.reporter.finish_recv(waiter, Err(Unreceived { error, destination }));
-                None
-            }
+        let unreceived = Unreceived { error, destination: recv.destination };
+        self.context.reporter.finish_recv(recv.waiter, Err(unreceived));
+        None
+    }
+
+    /// Asks for many tensors of one step at once; they do not wait for the window. Its name, for the future that waits and
+    /// for giving it up.
+    pub fn recv_fused<'k, K, D>(&mut self, now: Instant, request: FusedRequest<K, D>) -> Handle
+    where
+        K: Iterator<Item = &'k str> + Clone,
+        D: IntoIterator<Item = Buffer>,
+    {
+        let FusedRequest { pair, step, keys, destinations, deadline, waiter } = request;
+        let count = keys.clone().count();
+        let batch = self.context.reporter.outcomes.batches.open(count, waiter);
+        let mut destinations = destinations.into_iter();
+        for (index, key) in keys.enumerate() {
+            let waiter = RecvWaiter::Batch { batch, index: index as u32 };
+            let destination = destinations.next();
+            let ticket = self.recv(now, RecvRequest { pair, step, key, deadline, destination, waiter, fused: true });
+            self.context.reporter.outcomes.batches.asked(batch, index, ticket);
+        }
+        if count == 0 {
+            self.context.reporter.outcomes.batches.end(batch);
+        }
+        batch
+    }
+
+    /// All outcomes, in the order of the keys, once there are all; the batch is closed.
+    pub fn poll_batch(&mut self, handle: Handle, waker: &Waker) -> Poll<Vec<RecvOutcome>> {
+        self.context.reporter.outcomes.batches.poll(handle, waker)
+    }
+
+    /// The next outcome that has come, with its number; `None` when all were taken.
+    pub fn poll_next_of(&mut self, handle: Handle, waker: &Waker) -> Poll<Option<(usize, RecvOutcome)>> {
+        self.context.reporter.outcomes.batches.poll_next(handle, waker)
+    }
+
+    /// The future is dropped: recvs of it that have not ended are given up.
+    pub fn close_batch(&mut self, handle: Handle) {
+        for ticket in self.context.reporter.outcomes.batches.close(handle) {
+            self.cancel(ticket);
         }
     }
 
     /// Gives a recv up, whose waiter then hears nothing; false if it has ended, and its waiter was told or soon will be.
     pub fn cancel(&mut self, ticket: Ticket) -> bool {
-        let (session, request) = match ticket {
-            Ticket::Peer { session, request } => (session, request),
-            Ticket::Local(handle) => return self.cancel_local(handle),
-        };
-        let cancelled = self.context.peers.get_mut(session).and_then(|peer| peer.session.cancel(request));
-        match cancelled {
-            Some(_) => {
-                self.context.peers.mark_dirty(session);
-                true
-            }
-            None => self.cancel_moved(ticket),
-        }
+        self.exchange.cancel(ticket, &mut self.context.peers)
     }
 
     /// Deposits a tensor, or answers the request that waits for it. The waiter hears how it ended: released by its
     /// consumer, or an error: ResourceExhausted if the table is full, InvalidArgument if a tensor waits there
     /// already, DeadlineExceeded if nobody asked by then, Aborted if the step was.
     pub fn send(&mut self, pair: u32, step: i64, key: &str, tensor: Tensor, deadline: Instant, waiter: SendWaiter) {
-        if key.len() > KEY_BYTES_MAX {
-            let reason = format!("the key has {} bytes, at most {KEY_BYTES_MAX} are accepted", key.len());
-            return self.context.reporter.finish_send(waiter, Err(Error::invalid(reason)));
-        }
-        if let Some(reason) = self.ended.reason(self.context.pairs[pair].local, pair, step) {
-            let error = Error::Aborted { step, reason: reason.into() };
-            return self.context.reporter.finish_send(waiter, Err(error));
-        }
-        if self.context.draining && matches!(waiter, SendWaiter::Client(_)) {
-            return self.context.reporter.finish_send(waiter, Err(draining()));
-        }
-        let at = Meeting { pair, step, key };
-        let mut tensor = tensor.into_parts();
-        if self.context.pairs[pair].mirror.is_some() {
-            let spot = self.table.spot(at);
-            match self.send_local(spot, key, tensor) {
-                Some(back) => tensor = back,
-                None => return self.context.reporter.finish_send(waiter, Ok(())),
-            }
-        }
-        let sender = Sender { waiter, since: self.context.reporter.clock };
-        let bytes = tensor.1.len() as u64;
-        let queued = || Moment::SendQueued { step, key: key.into(), bytes };
-        match self.table.deposit(at, tensor, sender, deadline) {
-            Ok(Deposited::Kept(deposit)) => self.context.reporter.trace(deposit, queued),
-            Ok(Deposited::Wanted { by, tensor, deposit }) => {
-                self.context.reporter.trace(deposit, queued);
-                self.lend(by, tensor, deposit);
-            }
-            Err((error, sender)) => self.context.reporter.finish_send(sender.waiter, Err(error)),
-        }
+        self.exchange.send(Meeting { pair, step, key }, tensor, deadline, waiter, &mut self.context);
     }
 
     /// Ends a step of a local task, here and at its peers: every waiting recv of it ends with `reason`, tensors that
     /// wait are freed, and what comes later hears the same until [`cleanup`](Self::cleanup).
     pub fn abort(&mut self, local: u16, step: i64, reason: &str) {
-        if self.ended.has(Scope::Task(local), step) {
+        if !self.exchange.abort(local, step, reason, &mut self.context) {
             return;
         }
-        self.ended.insert(Scope::Task(local), step, &EndedSteps::reason_to_keep(reason));
-        for pair in self.context.pairs.of_task(local).to_vec() {
-            self.end_step(pair, step, reason);
-        }
         let error = Error::Aborted { step, reason: reason.into() };
+        let Context { pairs, peers, .. } = &self.context;
         // Peers that this task has never had to do with need not hear of it.
-        let pairs = self.context.pairs.of_task(local).to_vec();
-        let peers = pairs.iter().map(|&pair| self.context.pairs[pair].peer);
-        let addresses: HashSet<_> = peers.map(|peer| self.context.pairs.peer_address(peer)).collect();
-        for handle in self.context.peers.select(|peer| addresses.contains(&peer.address)) {
-            let peer = self.context.peers.get_mut(handle).expect("just selected");
-            peer.session.end_requests(step, local, None, &error);
-            peer.session.abort(step, local, reason);
+        let met = pairs.of_task(local).iter().map(|&pair| pairs[pair].peer);
+        let addresses: HashSet<_> = met.map(|peer| pairs.peer_address(peer)).collect();
+        for handle in peers.select(|peer| addresses.contains(&peer.address)) {
+            let session = self.context.peers.session_mut(handle).expect("just selected");
+            session.end_requests(step, local, None, &error);
+            session.abort(step, local, reason);
             self.settle_events(handle);
             self.context.peers.mark_dirty(handle);
         }
-        for pair in pairs {
-            self.end_local_of(pair, step, &error);
+        let Node { exchange, context, .. } = self;
+        for &pair in context.pairs.of_task(local) {
+            exchange.end_here_of(pair, step, &error, &mut context.reporter);
         }
-        if let Some(number) = self.context.pairs.number_of_local(local) {
-            self.aborted(None, step, number, reason);
+        if let Some(number) = context.pairs.number_of_local(local) {
+            exchange.aborted(None, (step, number), reason, context);
         }
     }
 
     /// Frees what is left of a step of a local task: tensors that wait end with Aborted at their senders, parked
     /// requests at their consumers. The step may be used again.
     pub fn cleanup(&mut self, local: u16, step: i64) {
-        for pair in self.context.pairs.of_task(local).to_vec() {
-            self.end_step(pair, step, "the step was cleaned up");
-            self.ended.forget(Scope::Pair(pair), step);
-        }
-        self.ended.forget(Scope::Task(local), step);
+        self.exchange.cleanup(local, step, &mut self.context);
     }
 
-    /// Frees the tensors of a pair's step and refuses its parked requests.
-    pub(super) fn end_step(&mut self, pair: u32, step: i64, reason: &str) {
-        let error = Error::Aborted { step, reason: reason.into() };
-        let ended = self.table.end_step(pair, step, &error);
-        self.tell_ended(ended, &error);
+    /// Publishes a tensor of a local task, for any peer to read, in place of the version before.
+    ///
+    /// # Errors
+    /// InvalidArgument if a newer version is published, ResourceExhausted if too many are.
+    pub fn publish(&mut self, local: u16, key: &str, version: i64, tensor: Tensor) -> Result<(), Error> {
+        self.pulls.publish(local, (key, version), tensor, &mut self.context)
     }
 
-    /// Frees all tensors of a local task and refuses the requests that wait for them.
-    pub(super) fn end_task(&mut self, local: u16, error: &Error) {
-        let pairs = &self.context.pairs;
-        let ended = self.table.end_pairs(|pair| pairs[pair].local == local, error);
-        self.tell_ended(ended, error);
+    /// Takes a published tensor of a local task back; false if there was none. Pulls of it wait.
+    pub fn withdraw(&mut self, local: u16, key: &str) -> bool {
+        self.pulls.withdraw(local, key)
     }
 
-    fn tell_ended(&mut self, ended: Ended<Sender>, error: &Error) {
-        for Unsent { sender, .. } in ended.unsent {
-            self.context.reporter.finish_send(sender.waiter, Err(error.clone()));
-        }
-        self.refuse_parked(ended.parked, error);
+    /// A plan: the keys that a pair's consumer pulls together from now on. The producer hears of it with the first pull.
+    pub fn open_plan(&mut self, pair: u32, keys: Arc<Keys>) -> Handle {
+        self.pulls.open_plan(pair, keys)
     }
 
-    /// Refuses requests that were taken out of the table.
-    pub(super) fn refuse_parked(&mut self, parked: Vec<Parked>, error: &Error) {
-        for by in parked {
-            match by {
-                Parked::Local(handle) => self.fail_local(handle, error.clone()),
-                Parked::Peer { session, id } => {
-                    if let Some(peer) = self.context.peers.get_mut(session) {
-                        peer.session.end_parked(id, error);
-                        self.context.peers.mark_dirty(session);
-                    }
-                }
+    /// Forgets a plan; a pull of it that is under way is given up.
+    pub fn close_plan(&mut self, plan: Handle) {
+        self.pulls.close_plan(plan, &mut self.context);
+    }
+
+    /// Pulls a plan's tensors. The tray goes back to the waiter when each place is filled or failed; the handle cancels.
+    pub fn pull(&mut self, now: Instant, mut request: PullRequest) -> Option<Handle> {
+        request.tray.begin();
+        let agreed = match self.pulls.check(&request, self.context.draining) {
+            // A plan of nothing has all that it wants.
+            Ok(()) if request.tray.is_empty() => {
+                self.context.reporter.finish_pull(request.waiter, request.tray);
+                return None;
+            }
+            Ok(()) => self.agree(request.plan),
+            Err(error) => Err(error),
+        };
+        match agreed {
+            Ok(()) => self.pulls.begin(now, request, &mut self.context),
+            Err(error) => {
+                Pulls::refuse(request, &error, &mut self.context.reporter);
+                None
             }
         }
+    }
+
+    /// Names the keys of a plan where they are served now.
+    pub(super) fn agree(&mut self, plan: Handle) -> Result<(), Error> {
+        let pair = self.pulls.pair_of(plan);
+        let producer = match self.context.pairs[pair].mirror {
+            Some(mirror) => Producer::Here(self.context.pairs[mirror].local),
+            None => Producer::Session(self.session_of(pair)?),
+        };
+        self.pulls.agree(plan, producer, &mut self.context)
+    }
+
+    /// Gives a pull up, whose waiter then hears nothing; its tray, or `None` if it has ended.
+    pub fn cancel_pull(&mut self, handle: Handle) -> Option<Tray> {
+        self.pulls.cancel(handle, &mut self.context.peers)
+    }
+
+    /// Pushes tensors into a queue of the pair's peer. The waiter hears when the queue has taken all of them.
+    pub fn push<T: ExactSizeIterator<Item = Tensor>>(&mut self, now: Instant, push: PushRequest<'_, T>) {
+        let PushRequest { pair, queue, tensors, deadline, waiter } = push;
+        let Context { pairs, reporter, draining: is_draining, .. } = &mut self.context;
+        if *is_draining && matches!(waiter, SendWaiter::Client(_)) {
+            return reporter.finish_send(waiter, Err(draining()));
+        }
+        let count = tensors.len();
+        if count == 0 {
+            return reporter.finish_send(waiter, Ok(()));
+        }
+        let group = self.pushes.begin(now, (queue, count), waiter, reporter);
+        let load = Load { pair, queue, tensors, deadline, group };
+        if let Some(mirror) = pairs[pair].mirror {
+            let acceptor = pairs[mirror].local;
+            return self.pushes.push_here(now, acceptor, load, &mut self.context);
+        }
+        match self.session_of(pair) {
+            Ok(session) => self.pushes.push_there(now, session, load, &mut self.context),
+            Err(error) => self.pushes.ended(group, count as u32, Err(error), &mut self.context.reporter),
+        }
+    }
+
+    /// Tensors pushed into a queue of a local task go to `shared` from now on, first those that were taken before and that
+    /// nobody accepted.
+    ///
+    /// # Errors
+    /// InvalidArgument if someone accepts from it already.
+    pub fn open_queue(&mut self, task: u16, name: &str, shared: Arc<AcceptQueue>) -> Result<(), Error> {
+        self.pushes.open_queue(task, name, shared, &mut self.context)
+    }
+
+    /// Nobody accepts from `shared` any more: pushers wait for the next who does. What is in it, and is not taken out by
+    /// whoever has it, is the next one's too.
+    pub fn close_queue(&mut self, task: u16, name: &str, shared: &Arc<AcceptQueue>) {
+        self.pushes.close_queue(task, name, shared, &mut self.context);
+    }
+
+    /// There is room in the queue of that name.
+    pub fn replenish_named(&mut self, task: u16, name: &str) {
+        self.pushes.replenish_named(task, name, &mut self.context);
     }
 
     /// The cell of a future that waits for a tensor.
@@ -238,6 +234,11 @@ impl Node {
         self.context.reporter.outcomes.send_cells.open()
     }
 
+    /// The cell of a future that waits for a pull.
+    pub fn open_pull(&mut self) -> Handle {
+        self.context.reporter.outcomes.pull_cells.open()
+    }
+
     /// The tensor that a future waits for.
     pub fn poll_recv(&mut self, cell: Handle, waker: &Waker) -> Poll<RecvOutcome> {
         self.context.reporter.outcomes.recv_cells.poll(cell, waker)
@@ -246,6 +247,11 @@ impl Node {
     /// The release that a future waits for.
     pub fn poll_send(&mut self, cell: Handle, waker: &Waker) -> Poll<SendOutcome> {
         self.context.reporter.outcomes.send_cells.poll(cell, waker)
+    }
+
+    /// The tray that a future waits for.
+    pub fn poll_pull(&mut self, cell: Handle, waker: &Waker) -> Poll<Tray> {
+        self.context.reporter.outcomes.pull_cells.poll(cell, waker)
     }
 
     /// The future is dropped: the recv is given up, its outcome too.
@@ -261,34 +267,24 @@ impl Node {
         self.context.reporter.outcomes.send_cells.close(cell);
     }
 
-    /// Tells a waiter how its recv ended.
-    pub fn finish_recv(&mut self, waiter: RecvWaiter, outcome: RecvOutcome) {
-        self.context.reporter.outcomes.finish_recv(waiter, outcome);
-    }
-
-    /// Gives a waiter the tray of its pull.
-    pub fn finish_pull(&mut self, waiter: PullWaiter, tray: Tray) {
-        self.context.reporter.outcomes.finish_pull(waiter, tray);
-    }
-
-    /// The cell of a future that waits for a pull.
-    pub fn open_pull(&mut self) -> Handle {
-        self.context.reporter.outcomes.pull_cells.open()
-    }
-
-    /// The tray that a future waits for.
-    pub fn poll_pull(&mut self, cell: Handle, waker: &Waker) -> Poll<Tray> {
-        self.context.reporter.outcomes.pull_cells.poll(cell, waker)
-    }
-
     /// The future is dropped: the pull is given up. Its tray, unless a tensor is arriving in it at this moment.
     pub fn close_pull(&mut self, cell: Handle, pull: Option<Handle>) -> Option<Tray> {
         let done = self.context.reporter.outcomes.pull_cells.take(cell);
         done.or_else(|| self.cancel_pull(pull?))
     }
 
+    /// Tells a waiter how its recv ended.
+    pub fn finish_recv(&mut self, waiter: RecvWaiter, outcome: RecvOutcome) {
+        self.context.reporter.finish_recv(waiter, outcome);
+    }
+
     /// Tells a waiter how its send ended.
     pub fn finish_send(&mut self, waiter: SendWaiter, outcome: SendOutcome) {
-        self.context.reporter.outcomes.finish_send(waiter, outcome);
+        self.context.reporter.finish_send(waiter, outcome);
+    }
+
+    /// Gives a waiter the tray of its pull.
+    pub fn finish_pull(&mut self, waiter: PullWaiter, tray: Tray) {
+        self.context.reporter.finish_pull(waiter, tray);
     }
 }

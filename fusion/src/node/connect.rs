@@ -186,8 +186,9 @@ impl Node {
 
     /// A call came to nothing.
     pub fn dial_failed(&mut self, now: Instant, handle: Handle, failure: DialFailure) {
-        let Some(give_up) = self.context.peers.call_failed(handle, failure) else { return };
-        if let Some(reason) = give_up {
+        let Some(is_gone) = self.context.peers.call_failed(handle, failure) else { return };
+        if is_gone {
+            let reason = format!("it was connected and is gone: {}", self.context.peers.last_error(handle));
             self.give_up(handle, &reason);
         }
         let Context { peers, settings, .. } = &mut self.context;
@@ -208,12 +209,12 @@ impl Node {
     pub fn called(&mut self, now: Instant, via: u16, hello: &Hello) -> Answer {
         match self.admit(now, via, hello) {
             Ok(peer) => Answer::Welcome { peer },
-            Err((code, reason)) => Answer::Reject(code, reason),
+            Err(rejection) => rejection,
         }
     }
 
-    /// The session of a caller that is welcome.
-    fn admit(&mut self, now: Instant, via: u16, hello: &Hello) -> Result<Handle, (RejectCode, String)> {
+    /// The session of a caller that is welcome, or what is said to one that is not.
+    fn admit(&mut self, now: Instant, via: u16, hello: &Hello) -> Result<Handle, Answer> {
         let address = self.check_caller(via, hello)?;
         let peers = &mut self.context.peers;
         if let Some(provisional) = peers.find(&SessionKey { via, address: address.clone(), shard: None }) {
@@ -223,26 +224,27 @@ impl Node {
         }
         self.context.peers.set_shards_at(&address, hello.shards);
         let key = SessionKey { via, address: address.clone(), shard: Some(hello.shard) };
-        let handle = self.session_with(key, hello.lane).map_err(|error| (RejectCode::Full, error.to_string()))?;
+        let handle =
+            self.session_with(key, hello.lane).map_err(|error| Answer::Reject(RejectCode::Full, error.to_string()))?;
         let Context { peers, settings, .. } = &mut self.context;
         let peer = peers.get(handle).expect("just found or made");
         if peer.incarnation.is_some_and(|known| (1..LIVES_MAX).contains(&known.wrapping_sub(hello.incarnation))) {
-            return Err((RejectCode::Crossed, "a later greeting came before this one".into()));
+            return Err(Answer::Reject(RejectCode::Crossed, "a later greeting came before this one".into()));
         }
         let same = peer.incarnation.is_none_or(|incarnation| incarnation == hello.incarnation);
         if peer.connection != Connection::Attached && peers.links() >= settings.links_max {
             let limit = settings.links_max;
-            return Err((RejectCode::Full, format!("transport.links_max: {limit} links stand")));
+            return Err(Answer::Reject(RejectCode::Full, format!("transport.links_max: {limit} links stand")));
         }
         match peer.connection {
             Connection::Attached if same && hello.epoch < peer.session.epoch() => {
-                return Err((RejectCode::Crossed, "another link stands".into()));
+                return Err(Answer::Reject(RejectCode::Crossed, "another link stands".into()));
             }
             // The peer knows better that the old link is dead, or is a new process.
             // Not `lose`: a call from here would cross the link that is about to stand.
             Connection::Attached => self.drop_link(now, handle, &LinkError::Closed),
             Connection::Dialing if settings.addresses[usize::from(via)] < address => {
-                return Err((RejectCode::Crossed, "the call from here stands".into()));
+                return Err(Answer::Reject(RejectCode::Crossed, "the call from here stands".into()));
             }
             _ => {}
         }
@@ -251,18 +253,21 @@ impl Node {
     }
 
     /// Where a caller says that it is, if that can be.
-    fn check_caller(&self, via: u16, hello: &Hello) -> Result<TransportAddress, (RejectCode, String)> {
+    fn check_caller(&self, via: u16, hello: &Hello) -> Result<TransportAddress, Answer> {
         let Context { settings, pairs, .. } = &self.context;
         let Ok(address) = hello.address.parse::<TransportAddress>() else {
-            return Err((RejectCode::Refused, format!("'{}' is not a transport address", hello.address)));
+            return Err(Answer::Reject(RejectCode::Refused, format!("'{}' is not a transport address", hello.address)));
         };
         if shard_of(hello.lane, usize::from(settings.shards)) != usize::from(settings.shard) {
-            return Err((RejectCode::Refused, "the call reached a shard that does not serve its lane".into()));
+            return Err(Answer::Reject(
+                RejectCode::Refused,
+                "the call reached a shard that does not serve its lane".into(),
+            ));
         }
         if pairs.map().tasks_at(&address).next().is_none() {
             let here = &settings.addresses[usize::from(via)];
             let reason = format!("the endpoint map of {here} has no task at {address}; add its line there and reload");
-            return Err((RejectCode::Refused, reason));
+            return Err(Answer::Reject(RejectCode::Refused, reason));
         }
         Ok(address)
     }
@@ -335,7 +340,7 @@ impl Node {
         if !peers.detach(now, handle, error, &mut reporter.counters) {
             return;
         }
-        self.table.withdraw_session(handle);
+        self.exchange.withdraw_session(handle);
         if let LinkError::WentAway(reason) = error {
             let reason = format!("it went away: {reason}");
             self.give_up(handle, &reason);
@@ -369,14 +374,11 @@ impl Node {
             self.context.peers.mark_dirty(handle);
         }
         let stops = Error::unavailable("this engine", format!("it stops: {reason}"));
-        self.end_all_local(&stops);
-        self.end_local_pulls(|_| true, &stops);
-        self.end_local_pushes(|_| true, &stops);
-        self.drop_left(None);
-        for unsent in self.table.take_deposits() {
-            let error = Error::Aborted { step: unsent.step, reason: reason.into() };
-            self.context.reporter.finish_send(unsent.sender.waiter, Err(error));
-        }
+        self.exchange.end_all_here(&stops, &mut self.context);
+        self.pulls.end_local(|_| true, &stops, &mut self.context.reporter);
+        self.pushes.end_local(|_| true, &stops, &mut self.context);
+        self.pushes.drop_left(None, self.context.settings.shard);
+        self.exchange.end_sends(reason, &mut self.context);
         self.turn(now);
     }
 }

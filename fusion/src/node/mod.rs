@@ -1,29 +1,33 @@
 //! One shard's share of the engine, without threads or sockets: sessions with peers, the rendezvous table, and who
 //! waits for what.
 //!
-//! Recvs between two tasks of the same node need neither session nor link (`local.rs`).
+//! A node only routes between its parts, each of which owns its state: `pairs` (who is who), `peers` (sessions and their links),
+//! `exchange` (sends and recvs), `pulls` (what is published), `pushes` (queues). The first two are lent to the others as the
+//! `context`, with the reporter that tells how calls end. What a session reports goes through `events.rs`.
+//!
+//! Recvs between two tasks of the same node need neither session nor link (`exchange/matches.rs`).
 //!
 //! Links are given to it, made by whoever owns it: the engine makes TCP sockets, the simulation in `tests/` makes
 //! queues. [`Node::turn`] moves what there is to move; [`Node::poll_order`] says which connections are wanted;
 //! time is an argument. Bounded by [`NodeSettings`] and by what its sessions are bounded by.
 
-mod batches;
 mod calls;
 mod cells;
 mod connect;
 mod context;
+mod copying;
 mod counters;
 mod events;
-mod local;
-mod local_pulls;
+mod exchange;
+#[cfg(any(test, feature = "fuzzing"))]
+mod invariants;
 mod memory;
 mod outcomes;
 mod pairs;
 mod peers;
 mod placement;
-mod plans;
+mod pulls;
 mod pushes;
-mod queues;
 mod reporter;
 mod turn;
 
@@ -33,34 +37,28 @@ use std::sync::Arc;
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-use hashbrown::HashMap;
 use sealane_runtime::Slab;
 use sealane_transport::endpoint_map::{EndpointMap, TaskName, TransportAddress};
 use sealane_transport::error::LinkError;
 use sealane_transport::session::Event;
 use sealane_transport::trace::{Recorder, TraceSender};
-use sealane_transport::{Arena, Error, Handle, SessionLimits};
+use sealane_transport::{Error, Handle, SessionLimits};
 
 use crate::metrics::NodeMetrics;
-use crate::rendezvous::{EndedSteps, Table};
-use crate::shelf::{PublishedShelf, Watcher};
-pub use batches::{BatchWaiter, FusedRequest};
-pub use calls::{RecvRequest, Ticket};
-use cells::Sender;
 pub use cells::{ClientCall, ClientOutcome, PullWaiter, RecvWaiter, SendWaiter};
 pub use connect::{Answer, ConnectOrder, DialFailure, DialFailureKind};
 use context::Context;
 pub use counters::{CallerCounters, Counters};
-use local::LocalRecvs;
+use exchange::Exchange;
+pub use exchange::{BatchWaiter, FusedRequest, RecvRequest, Ticket};
 use memory::Memory;
 pub use memory::Pool;
-use pairs::{Pair, Pairs, STRANGER};
+use pairs::Pairs;
 use peers::{Peer, Peers};
-pub use plans::PullRequest;
-use plans::{Plan, UnderWay};
-use pushes::PushGroup;
+pub use pulls::PullRequest;
+use pulls::Pulls;
 pub use pushes::PushRequest;
-use queues::{Queue, Stream, StreamKey};
+use pushes::Pushes;
 use reporter::Reporter;
 
 /// How messages of one turn leave.
@@ -109,30 +107,9 @@ pub struct NodeSettings {
 /// See the module.
 pub struct Node {
     context: Context,
-    /// Requests that went to another session than their tickets say.
-    moved: HashMap<Ticket, Ticket>,
-    local: LocalRecvs,
-    shelf: PublishedShelf,
-    plans: Arena<Plan>,
-    pulls: Arena<UnderWay>,
-    /// Pulls from this node's shelf that have something to copy.
-    local_pulls: VecDeque<Handle>,
-    /// No deadline of a pull from this node's shelf is earlier.
-    local_pulls_earliest: Option<Instant>,
-    push_groups: Arena<PushGroup>,
-    queues: Arena<Queue>,
-    queue_names: HashMap<(u16, Box<str>), Handle>,
-    streams: HashMap<StreamKey, Stream>,
-    /// The stream of the last tensor, which most often is that of the next, with its queue and its pusher.
-    last_stream: Option<(StreamKey, Handle, Arc<str>)>,
-    /// Queues into which something was pushed in this turn.
-    filled_queues: Vec<Handle>,
-    /// No deadline of a push to a task of this node is earlier.
-    local_pushes_earliest: Option<Instant>,
-    /// Kept to reuse its memory; empty between calls.
-    watchers: Vec<Watcher>,
-    table: Table<Sender>,
-    ended: EndedSteps,
+    exchange: Exchange,
+    pulls: Pulls,
+    pushes: Pushes,
     /// Kept to reuse its memory; empty between calls.
     events: VecDeque<Event<RecvWaiter, Handle>>,
 }
@@ -152,23 +129,9 @@ impl Node {
         let tasks = std::mem::take(&mut settings.tasks);
         let pairs = Pairs::new(tasks, map, (settings.shard, settings.shards))?;
         Ok(Node {
-            moved: HashMap::new(),
-            local: LocalRecvs::new(settings.session.queued_requests_max),
-            shelf: PublishedShelf::new(settings.published_tensors_max),
-            plans: Arena::new(usize::MAX),
-            pulls: Arena::new(usize::MAX),
-            local_pulls: VecDeque::new(),
-            local_pulls_earliest: None,
-            push_groups: Arena::new(usize::MAX),
-            queues: Arena::new(usize::MAX),
-            queue_names: HashMap::new(),
-            streams: HashMap::new(),
-            last_stream: None,
-            filled_queues: Vec::new(),
-            local_pushes_earliest: None,
-            watchers: Vec::new(),
-            table: Table::new(settings.deposited_tensors_max),
-            ended: EndedSteps::default(),
+            exchange: Exchange::new(&settings),
+            pulls: Pulls::new(settings.published_tensors_max),
+            pushes: Pushes::new(),
             events: VecDeque::new(),
             context: Context {
                 peers: Peers::new(settings.links_max),
@@ -203,9 +166,9 @@ impl Node {
             links: self.context.peers.links() as u64,
             slab_send_bytes: self.context.memory.send_slab().in_use_bytes() as u64,
             slab_receive_bytes: self.context.memory.receive_slab().in_use_bytes() as u64,
-            deposits: self.table.deposits() as u64,
-            parked: self.table.parked() as u64,
-            published: self.shelf.published() as u64,
+            deposits: self.exchange.deposits() as u64,
+            parked: self.exchange.parked() as u64,
+            published: self.pulls.count() as u64,
             ..self.context.reporter.counters
         }
     }
@@ -280,14 +243,13 @@ impl Node {
     pub fn drain(&mut self) {
         self.context.draining = true;
         // No send can come for these any more.
-        let parked = self.table.take_parked();
-        self.refuse_parked(parked, &draining());
+        self.exchange.refuse_all_parked(&draining(), &mut self.context);
     }
 
     /// Tensors lent to peers or being copied, and requests that wait here.
     pub fn under_way(&self) -> usize {
         let lent: usize = self.context.peers.iter().map(|peer| peer.session.unreleased()).sum();
-        lent + self.table.parked() + usize::from(self.local.is_copying())
+        lent + self.exchange.parked() + usize::from(self.exchange.is_copying())
     }
 
     /// Gives a local task memory of its own for tensors that arrive, or takes it away.
@@ -316,11 +278,12 @@ impl Node {
     /// for them end with Unavailable, and so do its own; its plans and queues are closed.
     pub fn forget_client(&mut self, local: u16, reason: &str) {
         let error = Error::unavailable(self.context.pairs.task(local).as_str(), reason);
-        self.end_task(local, &error);
-        self.end_local(local, &error);
-        self.end_local_pulls(|consumer| consumer == local, &error);
-        self.withdraw_all(local, &error);
-        self.end_local_pushes(|pair| pair.local == local, &error);
+        let Node { exchange, pulls, pushes, context, .. } = self;
+        exchange.end_task(local, &error, context);
+        exchange.end_here(local, &error, &mut context.reporter);
+        pulls.end_local(|consumer| consumer == local, &error, &mut context.reporter);
+        pulls.withdraw_all(local, &error, context);
+        pushes.end_local(|pair| pair.local == local, &error, context);
         for handle in self.context.peers.select(|_| true) {
             let peer = self.context.peers.get_mut(handle).expect("just selected");
             peer.session.end_requests_of(local, &error);
@@ -328,10 +291,10 @@ impl Node {
             self.context.peers.mark_dirty(handle);
         }
         // Whoever keeps their books may have lost them.
-        self.close_plans_of(local);
-        self.close_queues_of(local);
+        self.pulls.close_plans_of(local, &mut self.context);
+        self.pushes.close_queues_of(local, &mut self.context);
         // What these have left as well.
-        self.drop_left(Some(local));
+        self.pushes.drop_left(Some(local), self.context.settings.shard);
     }
 
     /// Moves the wakers of futures that can go on into `into`. Waking is the owner's, once it no longer holds the node.
@@ -352,29 +315,14 @@ impl Node {
 
     /// Keys that are published or named by plans.
     pub fn keys_on_shelf(&self) -> usize {
-        self.shelf.keys()
-    }
-
-    /// Panics unless every part agrees with itself and with the others. Between turns.
-    #[cfg(any(test, feature = "fuzzing"))]
-    pub fn check_invariants(&self) {
-        let Context { pairs, peers, .. } = &self.context;
-        pairs.check_invariants(|session| peers.get(session).map(|peer| &peer.address));
-        peers.check_invariants();
-        let here = self.plans.iter().flat_map(|(_, plan)| plan.slots_here());
-        let there = peers.iter().flat_map(|peer| peer.session.slots_named());
-        self.shelf.check_invariants(here.copied().chain(there));
+        self.pulls.keys()
     }
 
     /// When [`turn`](Self::turn) must come at the latest.
     pub fn next_timeout(&self) -> Option<Instant> {
-        let own = [
-            self.table.next_deadline(),
-            self.local.next_deadline(),
-            self.local_pulls_earliest,
-            self.local_pushes_earliest,
-        ];
-        own.into_iter().chain([self.context.peers.next_timeout()]).flatten().min()
+        let (exchange, pulls) = (self.exchange.next_deadline(), self.pulls.next_deadline());
+        let (pushes, peers) = (self.pushes.next_deadline(), self.context.peers.next_timeout());
+        [exchange, pulls, pushes, peers].into_iter().flatten().min()
     }
 }
 

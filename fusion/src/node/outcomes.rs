@@ -7,13 +7,11 @@ use std::time::Instant;
 use sealane_runtime::Buffer;
 use sealane_transport::session::{Sink, Untaken};
 use sealane_transport::trace::Moment;
-use sealane_transport::{
-    Arena, Error, Handle, Payload, RecvOutcome, SendOutcome, Tensor, TensorMeta, Tray, Unreceived,
-};
+use sealane_transport::{Error, Handle, Payload, RecvOutcome, SendOutcome, Tensor, TensorMeta, Tray, Unreceived};
 
-use super::batches::Batch;
 use super::cells::{Cells, ClientCall, ClientOutcome, PullWaiter, RecvWaiter, SendWaiter, Sender};
-use super::queues::Arrivals;
+use super::exchange::Batches;
+use super::pushes::Arrivals;
 use super::reporter::Reporter;
 use crate::metrics::{Run, Way};
 use crate::rendezvous::Table;
@@ -29,15 +27,6 @@ pub(super) struct Outcomes {
     pub(super) clients: VecDeque<(ClientCall, ClientOutcome)>,
     /// Metadata and length of the last tensor that came: the next is most often of the same kind, and known to be sound.
     last_kind: Option<(TensorMeta, usize)>,
-}
-
-/// Fused receives under way.
-pub(super) struct Batches(pub(super) Arena<Batch>);
-
-impl Default for Batches {
-    fn default() -> Self {
-        Batches(Arena::new(usize::MAX))
-    }
 }
 
 impl Outcomes {

@@ -12,12 +12,12 @@ use sealane_transport::session::Ask;
 use sealane_transport::wire::Hello;
 
 use super::Node;
-use super::calls::{RecvRequest, Ticket};
 use super::cells::RecvWaiter;
 use super::context::Context;
+use super::exchange::{RecvRequest, Ticket};
 use super::pairs::Pair;
 use super::peers::Peer;
-use super::plans::MovedPull;
+use super::pulls::MovedPull;
 use super::pushes::MovedPush;
 
 /// A request on its way from one session to another: never sent on any link.
@@ -71,7 +71,7 @@ impl Node {
     /// Notes which shard of the peer a session speaks with. Requests of pairs that live on another of its shards move
     /// to that one's session. False if the peer answers from the wrong shard.
     pub(super) fn place(&mut self, now: Instant, handle: Handle, hello: &Hello) -> bool {
-        self.forget_ended_moves();
+        self.exchange.forget_ended_moves(&self.context.peers);
         let Context { peers, pairs, .. } = &mut self.context;
         let peer = peers.get(handle).expect("the caller looked it up");
         if let Some(shard) = peer.shard {
@@ -92,7 +92,7 @@ impl Node {
     /// The peer at `address` has another number of shards than it had: it restarted. Its sessions end, and what it was
     /// asked with them; what it was not asked yet is asked of the shards that it has now.
     pub(super) fn renumber(&mut self, now: Instant, address: &TransportAddress, shards: u16) {
-        self.forget_ended_moves();
+        self.exchange.forget_ended_moves(&self.context.peers);
         let mut misplaced = Misplaced::default();
         for handle in self.context.peers.select(|peer| peer.address == *address) {
             self.drop_link(now, handle, &LinkError::Closed);
@@ -111,36 +111,20 @@ impl Node {
             let pair = self.context.pairs.pair_of(consumer, producer);
             let request = RecvRequest { pair, step, key: &key, deadline, destination, waiter, fused };
             if let Some(moved) = self.recv(now, request) {
-                self.moved.insert(ticket, moved);
+                self.exchange.moved(ticket, moved);
             }
         }
-        self.pull_elsewhere(now, misplaced.pulls);
-        self.push_elsewhere(now, misplaced.pushes);
-    }
-
-    /// Forgets where requests went that have ended since: what is kept is bounded by the requests that stand.
-    fn forget_ended_moves(&mut self) {
-        let (peers, moved) = (&self.context.peers, &self.moved);
-        let stands = |ticket: &Ticket| match *ticket {
-            Ticket::Peer { session, request } => {
-                peers.get(session).is_some_and(|peer| peer.session.is_waiting(request))
-            }
-            Ticket::Local(_) => false,
-        };
-        let ended = |mut ticket: Ticket| {
-            while let Some(next) = moved.get(&ticket) {
-                ticket = *next;
-            }
-            !stands(&ticket)
-        };
-        let ended: Vec<_> = moved.keys().copied().filter(|ticket| ended(*ticket)).collect();
-        for ticket in ended {
-            self.moved.remove(&ticket);
+        for moved in misplaced.pulls {
+            let Some(plan) = self.pulls.plan_of(&moved) else { continue };
+            let agreed = self.agree(plan);
+            self.pulls.pull_moved(now, moved, agreed, &mut self.context);
         }
-    }
-
-    /// Gives a request up that is no longer where its ticket says; nothing if it has ended.
-    pub(super) fn cancel_moved(&mut self, ticket: Ticket) -> bool {
-        self.moved.remove(&ticket).is_some_and(|moved| self.cancel(moved))
+        for moved in misplaced.pushes {
+            let pair = self.context.pairs.pair_of(moved.from, moved.to);
+            match self.session_of(pair) {
+                Ok(session) => self.pushes.push_moved(now, session, moved, &mut self.context),
+                Err(error) => self.pushes.ended(moved.group, 1, Err(error), &mut self.context.reporter),
+            }
+        }
     }
 }

@@ -8,7 +8,7 @@ use sealane_transport::{Handle, Link};
 use super::Node;
 use super::context::Context;
 use super::outcomes::Ear;
-use super::queues::Arrivals;
+use super::pushes::Arrivals;
 use crate::metrics::{Operation, Run};
 
 /// Bytes read from one link in one turn at most, so that a busy link does not starve its neighbours.
@@ -21,11 +21,11 @@ impl Node {
         let mut work = self.transmit_dirty(now);
         work += self.retry_blocked(now);
         work += self.receive_hot(now);
-        if self.local.is_copying() {
-            work += self.copy_on();
+        if self.exchange.is_copying() {
+            work += self.exchange.copy_on(&mut self.context);
         }
-        if !self.local_pulls.is_empty() {
-            work += self.pull_on();
+        if self.pulls.is_copying() {
+            work += self.pulls.copy_on(&mut self.context);
         }
         if self.next_timeout().is_some_and(|due| due <= now) {
             self.timeouts(now);
@@ -35,10 +35,10 @@ impl Node {
     }
 
     fn timeouts(&mut self, now: Instant) {
-        self.expire_deposits(now);
-        self.expire_local(now);
-        self.expire_local_pulls(now);
-        self.expire_local_pushes(now);
+        let Node { exchange, pulls, pushes, context, .. } = self;
+        exchange.expire(now, context);
+        pulls.expire_local(now, &mut context.reporter);
+        pushes.expire_local(now, &mut context.reporter);
         while let Some(handle) = self.context.peers.take_due(now) {
             self.look_after(now, handle);
             self.context.reschedule(handle);
@@ -106,11 +106,12 @@ impl Node {
     /// Writes what one session has to say, as much as the link takes and the budget allows.
     fn transmit(&mut self, now: Instant, handle: Handle) -> usize {
         let Context { peers, settings, reporter, .. } = &mut self.context;
-        let Some(written) = peers.write(now, handle, settings.fuse, &self.shelf, &mut reporter.counters) else {
+        let Some(written) = peers.write(now, handle, settings.fuse, self.pulls.published(), &mut reporter.counters)
+        else {
             return 0;
         };
         if written.has_waits {
-            self.watch_for(handle);
+            self.pulls.watch_for(handle, &mut self.context);
         }
         if let Some(error) = &written.lost {
             self.lose(now, handle, error);
@@ -173,19 +174,13 @@ impl Node {
         let way = peer.way;
         let Some((link, session)) = peer.readable() else { return Ok(0) };
         let mut ear = Ear {
-            table: &mut self.table,
+            table: self.exchange.table(),
             reporter,
             way,
             now,
             recvs: Run::new(Operation::Recv, now),
             sends: Run::new(Operation::Send, now),
-            arrivals: Arrivals {
-                session: handle,
-                queues: &mut self.queues,
-                streams: &mut self.streams,
-                last_stream: &mut self.last_stream,
-                filled_queues: &mut self.filled_queues,
-            },
+            arrivals: Arrivals { session: handle, pushes: &mut self.pushes },
         };
         let mut inbound = session.inbound_to(now, &*memory, &mut ear);
         let result = link.receive(&mut inbound, RECEIVE_BUDGET_BYTES);
@@ -197,7 +192,7 @@ impl Node {
 
     /// True if a turn would do something: nothing that waits for a descriptor counts.
     pub fn has_work(&self) -> bool {
-        self.context.peers.dirty() > 0 || self.local.is_copying() || !self.local_pulls.is_empty()
+        self.context.peers.dirty() > 0 || self.exchange.is_copying() || self.pulls.is_copying()
     }
 
     /// Moves the sessions that have a new link into `into`: their descriptors are to be watched for reading.

@@ -6,6 +6,8 @@
 
 mod ended;
 mod ending;
+#[cfg(any(test, feature = "fuzzing"))]
+mod invariants;
 
 use std::hash::BuildHasher;
 use std::time::Instant;
@@ -240,6 +242,7 @@ impl<S> Table<S> {
         let mut entry = self.entries.remove(handle)?;
         self.steps.remove(handle);
         if !matches!(entry.state, State::Wanted(_)) {
+            debug_assert!(self.deposits > 0, "the table would be full for ever");
             self.deposits -= 1;
             if self.deposits == 0 {
                 self.earliest = None;
@@ -294,7 +297,7 @@ impl<S> Table<S> {
     /// Parks a request of this node's at a spot where nothing waits, to be withdrawn by the handle that this gives.
     #[inline]
     pub fn park_local(&mut self, spot: Spot, at: Meeting<'_>, by: Handle) -> Handle {
-        debug_assert!(spot.entry.is_none());
+        debug_assert!(spot.entry.is_none(), "what waits there would never be found again");
         self.local_requests += 1;
         self.insert(spot.hash, at, State::Wanted(Parked::Local(by)))
     }

@@ -79,8 +79,8 @@ impl Peers {
         }
     }
 
-    /// A call has come to nothing. Why the session is to be given up, if it is. `None` if the call was hung up before.
-    pub(in crate::node) fn call_failed(&mut self, handle: Handle, failure: DialFailure) -> Option<Option<String>> {
+    /// A call has come to nothing: whether the session is to be given up. `None` if the call was hung up before.
+    pub(in crate::node) fn call_failed(&mut self, handle: Handle, failure: DialFailure) -> Option<bool> {
         let peer = self.arena.get_mut(handle).filter(|peer| peer.connection == Connection::Dialing)?;
         peer.connection = Connection::Idle;
         peer.last_error = failure.reason;
@@ -98,12 +98,15 @@ impl Peers {
                 peer.session.end_all_requests(&error);
             }
             // It stood once: whoever was asked there is gone.
-            DialFailureKind::Refused if peer.session.epoch() > 0 => {
-                return Some(Some(format!("it was connected and is gone: {}", peer.last_error)));
-            }
+            DialFailureKind::Refused if peer.session.epoch() > 0 => return Some(true),
             DialFailureKind::Refused | DialFailureKind::Crossed | DialFailureKind::Transient => {}
         }
-        Some(None)
+        Some(false)
+    }
+
+    /// Why a session has no link, in words.
+    pub(in crate::node) fn last_error(&self, handle: Handle) -> &str {
+        self.arena.get(handle).map_or("", |peer| &peer.last_error)
     }
 
     /// After a call that came to nothing: another one later, if something still wants a link.

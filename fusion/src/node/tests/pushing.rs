@@ -206,11 +206,11 @@ fn the_streams_of_a_task_that_is_gone_end_with_it() {
     let queue = accept(&mut net, 4, 1000);
     push(&mut net, WORKER, [1], 8).waits();
     net.rest();
-    assert_eq!((net.nodes[0].streams.len(), taken(&mut net, &queue, 9)), (1, vec![1]));
+    assert_eq!((net.nodes[0].pushes.streams(), taken(&mut net, &queue, 9)), (1, vec![1]));
     let task = net.nodes[1].local_task("worker:1").unwrap();
     net.nodes[1].forget_client(task, "its process is gone");
     net.rest();
-    assert!(net.nodes[0].streams.is_empty());
+    assert_eq!(net.nodes[0].pushes.streams(), 0);
     let sent = push(&mut net, WORKER, [2], 8);
     net.rest();
     sent.outcome().unwrap();

@@ -1,23 +1,21 @@
 //! Accepting: the queues of this node's tasks, the streams that feed them, and who gets credit.
 
-#[cfg(feature = "fuzzing")]
-mod invariants;
-
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use hashbrown::HashMap;
 use sealane_transport::session::{Credit, Opened, Untaken};
-use sealane_transport::{Arena, Error, Handle, Tensor};
+use sealane_transport::{Error, Handle, Tensor};
 
-use super::pushes::LocalPush;
-use super::{Node, STRANGER};
+use super::Pushes;
+use super::local::LocalPush;
+use crate::node::context::Context;
+use crate::node::pairs::STRANGER;
 use crate::queue::{AcceptQueue, Accepted};
 
 /// A stream's credit in tensors at most: with fewer, a pusher of small ones would wait for its credit.
-const CREDIT_MESSAGES_MAX: usize = 1024;
+pub(super) const CREDIT_MESSAGES_MAX: usize = 1024;
 /// A stream's credit in bytes at most: some milliseconds of a fast link.
-const CREDIT_BYTES_MAX: usize = 16 << 20;
+pub(super) const CREDIT_BYTES_MAX: usize = 16 << 20;
 
 /// A stream, by its session and its handle there.
 pub(super) type StreamKey = (Handle, Handle);
@@ -31,13 +29,13 @@ pub(super) struct Queue {
     /// Where they went until nobody accepted any more, if tensors of this shard are still there: they are the next one's.
     left: Option<Arc<AcceptQueue>>,
     /// Streams that feed it.
-    streams: Vec<StreamKey>,
+    pub(super) streams: Vec<StreamKey>,
     /// Those of them that may have more credit than they have.
-    hungry: VecDeque<StreamKey>,
+    pub(super) hungry: VecDeque<StreamKey>,
     /// Pushes of this node that wait for room.
     pub(super) local: VecDeque<LocalPush>,
     /// Tensors that came in this turn; none without a queue.
-    arrived: Vec<Accepted>,
+    pub(super) arrived: Vec<Accepted>,
 }
 
 /// The engine stops: whoever accepts must not wait for ever.
@@ -51,15 +49,15 @@ impl Drop for Queue {
 
 /// Where a stream leads.
 pub(super) struct Stream {
-    queue: Handle,
+    pub(super) queue: Handle,
     from: Arc<str>,
     /// It is in the queue's list of those who want more credit.
-    hungry: bool,
+    pub(super) hungry: bool,
 }
 
 /// The name of a queue, borrowed.
 #[derive(Hash)]
-struct QueueName<'a>(u16, &'a str);
+pub(super) struct QueueName<'a>(pub(super) u16, pub(super) &'a str);
 
 impl hashbrown::Equivalent<(u16, Box<str>)> for QueueName<'_> {
     fn equivalent(&self, key: &(u16, Box<str>)) -> bool {
@@ -67,10 +65,10 @@ impl hashbrown::Equivalent<(u16, Box<str>)> for QueueName<'_> {
     }
 }
 
-impl Node {
+impl Pushes {
     /// The queue of a task by its name; made if there is none.
     pub(super) fn queue_named(&mut self, task: u16, name: &str) -> Handle {
-        if let Some(&handle) = self.queue_names.get(&QueueName(task, name)) {
+        if let Some(&handle) = self.names.get(&QueueName(task, name)) {
             return handle;
         }
         let queue = Queue {
@@ -84,7 +82,8 @@ impl Node {
             arrived: Vec::new(),
         };
         let Ok(handle) = self.queues.insert(queue) else { unreachable!("2^32 queues do not fit in memory") };
-        self.queue_names.insert((task, name.into()), handle);
+        let before = self.names.insert((task, name.into()), handle);
+        debug_assert!(before.is_none(), "the queue that was '{name}' would never be found again");
         handle
     }
 
@@ -93,31 +92,43 @@ impl Node {
     ///
     /// # Errors
     /// InvalidArgument if someone accepts from it already.
-    pub fn open_queue(&mut self, task: u16, name: &str, shared: Arc<AcceptQueue>) -> Result<(), Error> {
+    pub(in crate::node) fn open_queue(
+        &mut self,
+        task: u16,
+        name: &str,
+        shared: Arc<AcceptQueue>,
+        context: &mut Context,
+    ) -> Result<(), Error> {
         let handle = self.queue_named(task, name);
         let queue = self.queues.get_mut(handle).expect("just found");
         if queue.shared.is_some() {
             return Err(Error::invalid(format!("queue '{name}' has an acceptor already")));
         }
         if let Some(left) = queue.left.take() {
-            shared.fill(self.context.settings.shard, &mut left.take_back(self.context.settings.shard));
+            shared.fill(context.settings.shard, &mut left.take_back(context.settings.shard));
         }
         queue.shared = Some(shared);
         for key in queue.streams.clone() {
             self.wants_credit(key);
         }
-        self.replenish(handle);
+        self.replenish(handle, context);
         Ok(())
     }
 
     /// Nobody accepts from `shared` any more: pushers wait for the next who does. What is in it, and is not taken out by
     /// whoever has it, is the next one's too.
-    pub fn close_queue(&mut self, task: u16, name: &str, shared: &Arc<AcceptQueue>) {
-        let Some(&handle) = self.queue_names.get(&QueueName(task, name)) else { return };
+    pub(in crate::node) fn close_queue(
+        &mut self,
+        task: u16,
+        name: &str,
+        shared: &Arc<AcceptQueue>,
+        context: &mut Context,
+    ) {
+        let Some(&handle) = self.names.get(&QueueName(task, name)) else { return };
         if self.queues.get(handle).and_then(|queue| queue.shared.as_ref()).is_some_and(|open| Arc::ptr_eq(open, shared))
         {
-            self.deliver(handle);
-            let shard = self.context.settings.shard;
+            self.deliver(handle, context);
+            let shard = context.settings.shard;
             let queue = self.queues.get_mut(handle).expect("just found");
             queue.left = queue.shared.take().filter(|shared| shared.count_of(shard) > 0);
             self.forget_unused_queue(handle);
@@ -125,29 +136,29 @@ impl Node {
     }
 
     /// Frees what the queues of a task, of all tasks without one, had taken and nobody accepted: nobody will.
-    pub(super) fn drop_left(&mut self, task: Option<u16>) {
+    pub(in crate::node) fn drop_left(&mut self, task: Option<u16>, shard: u16) {
         let is_of = |queue: &Queue| queue.left.is_some() && task.is_none_or(|task| queue.task == task);
         for handle in self.queues.select(is_of) {
             let left = self.queues.get_mut(handle).and_then(|queue| queue.left.take()).expect("just selected");
-            drop(left.take_back(self.context.settings.shard));
+            drop(left.take_back(shard));
             self.forget_unused_queue(handle);
         }
     }
 
     /// Nobody accepts from the queues of a local task any more.
-    pub(super) fn close_queues_of(&mut self, local: u16) {
+    pub(in crate::node) fn close_queues_of(&mut self, local: u16, context: &mut Context) {
         for handle in self.queues.select(|queue| queue.task == local) {
             let queue = self.queues.get(handle).map(|queue| (queue.name.clone(), queue.shared.clone()));
             if let Some((name, Some(shared))) = queue {
-                self.close_queue(local, &name, &shared);
+                self.close_queue(local, &name, &shared, context);
             }
         }
     }
 
     /// There is room in the queue of that name.
-    pub fn replenish_named(&mut self, task: u16, name: &str) {
-        if let Some(&handle) = self.queue_names.get(&QueueName(task, name)) {
-            self.replenish(handle);
+    pub(in crate::node) fn replenish_named(&mut self, task: u16, name: &str, context: &mut Context) {
+        if let Some(&handle) = self.names.get(&QueueName(task, name)) {
+            self.replenish(handle, context);
         }
     }
 
@@ -158,7 +169,8 @@ impl Node {
         if self.queues.get(handle).is_some_and(unused)
             && let Some(queue) = self.queues.remove(handle)
         {
-            self.queue_names.remove(&QueueName(queue.task, &queue.name));
+            debug_assert!(queue.arrived.is_empty(), "what came into '{}' in this turn would be lost", queue.name);
+            self.names.remove(&QueueName(queue.task, &queue.name));
         }
     }
 
@@ -173,10 +185,10 @@ impl Node {
     }
 
     /// There is room in a queue: whoever waits for it is served in turn.
-    fn replenish(&mut self, handle: Handle) {
+    fn replenish(&mut self, handle: Handle, context: &mut Context) {
         // Whoever is served here must ask again: the next tensor says so only if its stream is looked up.
         self.last_stream = None;
-        self.fill_locally(handle);
+        self.fill_locally(handle, context);
         let Some(queue) = self.queues.get_mut(handle) else { return };
         let Some(shared) = queue.shared.clone() else { return };
         let streams = queue.streams.len() + 1;
@@ -188,34 +200,34 @@ impl Node {
             let Some(key) = queue.hungry.pop_front() else { break };
             let Some(stream) = self.streams.get_mut(&key) else { continue };
             stream.hungry = false;
-            let Some(peer) = self.context.peers.get_mut(key.0) else { continue };
-            let Some(has) = peer.session.credit(key.1) else { continue };
+            let Some(session) = context.peers.session_mut(key.0) else { continue };
+            let Some(has) = session.credit(key.1) else { continue };
             let messages = most.messages.saturating_sub(has.messages);
             let bytes = most.bytes.saturating_sub(has.bytes);
-            peer.session.grant(key.1, Credit { messages, bytes });
-            self.context.peers.mark_dirty(key.0);
+            session.grant(key.1, Credit { messages, bytes });
+            context.peers.mark_dirty(key.0);
         }
     }
 
     /// A peer begins a stream.
-    pub(super) fn stream_opened(&mut self, session: Handle, opened: Opened) {
+    pub(in crate::node) fn stream_opened(&mut self, session: Handle, opened: Opened, context: &mut Context) {
         let Opened { stream, from, to, queue } = opened;
         if from == STRANGER || self.streams.contains_key(&(session, stream)) {
             // A stranger gets no credit, and its pushes end by their deadlines there, unless it opens the stream again
             // when it is known: on its next link.
             return;
         }
-        let from: Arc<str> = self.context.pairs.peer_name(from).as_str().into();
+        let from: Arc<str> = context.pairs.peer_name(from).as_str().into();
         let handle = self.queue_named(to, &queue);
         let key = (session, stream);
         self.queues.get_mut(handle).expect("just found").streams.push(key);
         self.streams.insert(key, Stream { queue: handle, from, hungry: false });
         self.wants_credit(key);
-        self.replenish(handle);
+        self.replenish(handle, context);
     }
 
     /// Streams of a session have ended.
-    pub(super) fn streams_closed(&mut self, session: Handle, streams: &[Handle]) {
+    pub(in crate::node) fn streams_closed(&mut self, session: Handle, streams: &[Handle]) {
         self.last_stream = None;
         for &stream in streams {
             let key = (session, stream);
@@ -227,34 +239,39 @@ impl Node {
     }
 
     /// Hands over what came, and gives credit to those who have used theirs.
-    pub(super) fn settle_queues(&mut self) {
+    #[inline]
+    pub(in crate::node) fn settle(&mut self, context: &mut Context) {
+        if !self.filled.is_empty() {
+            self.settle_filled(context);
+        }
+    }
+
+    fn settle_filled(&mut self, context: &mut Context) {
         self.last_stream = None;
-        while let Some(handle) = self.filled_queues.pop() {
-            self.deliver(handle);
-            self.replenish(handle);
+        while let Some(handle) = self.filled.pop() {
+            self.deliver(handle, context);
+            self.replenish(handle, context);
         }
     }
 
     /// Puts what came in this turn where it can be accepted.
-    fn deliver(&mut self, handle: Handle) {
+    fn deliver(&mut self, handle: Handle, context: &mut Context) {
         let Some(queue) = self.queues.get_mut(handle) else { return };
         let bytes: usize = queue.arrived.iter().map(|item| item.tensor.len()).sum();
-        self.context.reporter.counters.tensors_received += queue.arrived.len() as u64;
-        self.context.reporter.counters.bytes_received += bytes as u64;
+        context.reporter.counters.tensors_received += queue.arrived.len() as u64;
+        context.reporter.counters.bytes_received += bytes as u64;
         // Without a queue nothing arrives, and what arrived before it was closed is in it.
         if let Some(shared) = &queue.shared {
-            shared.fill(self.context.settings.shard, &mut queue.arrived);
+            shared.fill(context.settings.shard, &mut queue.arrived);
         }
+        debug_assert!(queue.arrived.is_empty(), "nobody accepts from '{}', and tensors came to it", queue.name);
     }
 }
 
-/// What a node needs to take pushes in.
-pub(super) struct Arrivals<'a> {
-    pub(super) session: Handle,
-    pub(super) queues: &'a mut Arena<Queue>,
-    pub(super) streams: &'a mut HashMap<StreamKey, Stream>,
-    pub(super) last_stream: &'a mut Option<(StreamKey, Handle, Arc<str>)>,
-    pub(super) filled_queues: &'a mut Vec<Handle>,
+/// Takes in what a session's peer pushes.
+pub(in crate::node) struct Arrivals<'a> {
+    pub(in crate::node) session: Handle,
+    pub(in crate::node) pushes: &'a mut Pushes,
 }
 
 impl Arrivals<'_> {
@@ -263,22 +280,23 @@ impl Arrivals<'_> {
     /// # Errors
     /// Nobody accepts it.
     #[inline]
-    pub(super) fn take(&mut self, stream: Handle, tensor: Tensor) -> Result<(), Untaken> {
+    pub(in crate::node) fn take(&mut self, stream: Handle, tensor: Tensor) -> Result<(), Untaken> {
         let key = (self.session, stream);
-        if self.last_stream.as_ref().is_none_or(|(last, ..)| *last != key) {
-            let Some(found) = self.streams.get_mut(&key) else { return Err(Untaken::Unaccepted) };
-            if let Some(queue) = self.queues.get_mut(found.queue)
+        let pushes = &mut *self.pushes;
+        if pushes.last_stream.as_ref().is_none_or(|(last, ..)| *last != key) {
+            let Some(found) = pushes.streams.get_mut(&key) else { return Err(Untaken::Unaccepted) };
+            if let Some(queue) = pushes.queues.get_mut(found.queue)
                 && !std::mem::replace(&mut found.hungry, true)
             {
                 queue.hungry.push_back(key);
             }
-            *self.last_stream = Some((key, found.queue, found.from.clone()));
+            pushes.last_stream = Some((key, found.queue, found.from.clone()));
         }
-        let Some((_, handle, from)) = &*self.last_stream else { return Err(Untaken::Unaccepted) };
-        let queue = self.queues.get_mut(*handle).filter(|queue| queue.shared.is_some());
+        let Some((_, handle, from)) = &pushes.last_stream else { return Err(Untaken::Unaccepted) };
+        let queue = pushes.queues.get_mut(*handle).filter(|queue| queue.shared.is_some());
         let Some(queue) = queue else { return Err(Untaken::Unaccepted) };
         if queue.arrived.is_empty() {
-            self.filled_queues.push(*handle);
+            pushes.filled.push(*handle);
         }
         queue.arrived.push(Accepted { from: from.clone(), tensor });
         Ok(())

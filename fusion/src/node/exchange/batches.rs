@@ -4,18 +4,14 @@ use std::collections::VecDeque;
 use std::task::{Poll, Waker};
 use std::time::Instant;
 
-use sealane_runtime::Buffer;
-use sealane_transport::{Error, Handle, RecvOutcome};
+use sealane_transport::{Arena, Error, Handle, RecvOutcome};
 
-use super::Node;
-use super::calls::{RecvRequest, Ticket};
-use super::cells::RecvWaiter;
-use super::outcomes::Batches;
+use super::Ticket;
 
 /// Many recvs, as a task of this shard asks them.
 #[derive(Debug)]
 pub struct FusedRequest<K, D> {
-    /// The pair, from [`Node::pair`].
+    /// The pair, from [`Node::pair`](crate::node::Node::pair).
     pub pair: u32,
     /// The step.
     pub step: i64,
@@ -38,7 +34,7 @@ pub enum BatchWaiter {
     Channel(oneshot::Sender<Result<Vec<RecvOutcome>, Error>>),
 }
 
-pub(super) struct Batch {
+struct Batch {
     outcomes: Vec<Option<RecvOutcome>>,
     /// Those that ended and were not taken one by one.
     arrived: VecDeque<u32>,
@@ -53,10 +49,36 @@ impl Batch {
     }
 }
 
+/// Fused receives under way.
+pub(in crate::node) struct Batches(Arena<Batch>);
+
+impl Default for Batches {
+    fn default() -> Self {
+        Batches(Arena::new(usize::MAX))
+    }
+}
+
 impl Batches {
+    /// So many recvs that are about to be asked.
+    pub(in crate::node) fn open(&mut self, count: usize, waiter: BatchWaiter) -> Handle {
+        let outcomes = std::iter::repeat_with(|| None).take(count).collect();
+        let batch = Batch { outcomes, arrived: VecDeque::new(), tickets: vec![None; count], left: count, waiter };
+        let Ok(batch) = self.0.insert(batch) else { unreachable!("2^32 batches do not fit in memory") };
+        batch
+    }
+
+    /// One of a batch was asked, and is given up by this ticket unless it has ended.
+    pub(in crate::node) fn asked(&mut self, handle: Handle, index: usize, ticket: Option<Ticket>) {
+        if let Some(batch) = self.0.get_mut(handle)
+            && batch.outcomes[index].is_none()
+        {
+            batch.tickets[index] = ticket;
+        }
+    }
+
     /// False if nobody waits for the batch any more.
     #[inline]
-    pub(super) fn listens(&self, handle: Handle) -> bool {
+    pub(in crate::node) fn listens(&self, handle: Handle) -> bool {
         self.0.get(handle).is_some_and(|batch| match &batch.waiter {
             BatchWaiter::Channel(sender) => !sender.is_closed(),
             BatchWaiter::Future(_) => true,
@@ -64,8 +86,15 @@ impl Batches {
     }
 
     /// One of a batch has ended.
-    pub(super) fn finish_one(&mut self, handle: Handle, index: u32, outcome: RecvOutcome, wakers: &mut Vec<Waker>) {
+    pub(in crate::node) fn finish_one(
+        &mut self,
+        handle: Handle,
+        index: u32,
+        outcome: RecvOutcome,
+        wakers: &mut Vec<Waker>,
+    ) {
         let Some(batch) = self.0.get_mut(handle) else { return };
+        debug_assert!(batch.outcomes[index as usize].is_none(), "a recv would end twice, and another never");
         batch.outcomes[index as usize] = Some(outcome);
         batch.tickets[index as usize] = None;
         batch.left -= 1;
@@ -79,7 +108,7 @@ impl Batches {
     }
 
     /// All have ended: who is not on this shard is told.
-    fn end(&mut self, handle: Handle) {
+    pub(in crate::node) fn end(&mut self, handle: Handle) {
         let is_here = |batch: &Batch| matches!(batch.waiter, BatchWaiter::Future(_));
         if self.0.get(handle).is_none_or(is_here) {
             return;
@@ -91,56 +120,22 @@ impl Batches {
             drop(sender.send(Ok(outcomes)));
         }
     }
-}
-
-impl Node {
-    /// Asks for many tensors of one step at once; they do not wait for the window. Its name, for the future that waits and
-    /// for giving it up.
-    pub fn recv_fused<'k, K, D>(&mut self, now: Instant, request: FusedRequest<K, D>) -> Handle
-    where
-        K: Iterator<Item = &'k str> + Clone,
-        D: IntoIterator<Item = Buffer>,
-    {
-        let FusedRequest { pair, step, keys, destinations, deadline, waiter } = request;
-        let count = keys.clone().count();
-        let none = std::iter::repeat_with(|| None).take(count).collect();
-        let batch = Batch { outcomes: none, arrived: VecDeque::new(), tickets: vec![None; count], left: count, waiter };
-        let Ok(batch) = self.context.reporter.outcomes.batches.0.insert(batch) else {
-            unreachable!("2^32 batches do not fit in memory")
-        };
-        let mut destinations = destinations.into_iter();
-        for (index, key) in keys.enumerate() {
-            let waiter = RecvWaiter::Batch { batch, index: index as u32 };
-            let destination = destinations.next();
-            let ticket = self.recv(now, RecvRequest { pair, step, key, deadline, destination, waiter, fused: true });
-            if let Some(batch) = self.context.reporter.outcomes.batches.0.get_mut(batch)
-                && batch.outcomes[index].is_none()
-            {
-                batch.tickets[index] = ticket;
-            }
-        }
-        if count == 0 {
-            self.context.reporter.outcomes.batches.end(batch);
-        }
-        batch
-    }
 
     /// All outcomes, in the order of the keys, once there are all; the batch is closed.
-    pub fn poll_batch(&mut self, handle: Handle, waker: &Waker) -> Poll<Vec<RecvOutcome>> {
-        let batch =
-            self.context.reporter.outcomes.batches.0.get_mut(handle).expect("a future is polled after it was ready");
+    pub(in crate::node) fn poll(&mut self, handle: Handle, waker: &Waker) -> Poll<Vec<RecvOutcome>> {
+        let batch = self.0.get_mut(handle).expect("a future is polled after it was ready");
         if batch.left > 0 {
             batch.waiter = BatchWaiter::Future(Some(waker.clone()));
             return Poll::Pending;
         }
         let outcomes = batch.take_all();
-        self.context.reporter.outcomes.batches.0.remove(handle);
+        self.0.remove(handle);
         Poll::Ready(outcomes)
     }
 
     /// The next outcome that has come, with its number; `None` when all were taken.
-    pub fn poll_next_of(&mut self, handle: Handle, waker: &Waker) -> Poll<Option<(usize, RecvOutcome)>> {
-        let Some(batch) = self.context.reporter.outcomes.batches.0.get_mut(handle) else { return Poll::Ready(None) };
+    pub(in crate::node) fn poll_next(&mut self, handle: Handle, waker: &Waker) -> Poll<Option<(usize, RecvOutcome)>> {
+        let Some(batch) = self.0.get_mut(handle) else { return Poll::Ready(None) };
         if let Some(index) = batch.arrived.pop_front() {
             let outcome = batch.outcomes[index as usize].take().expect("it has arrived once");
             return Poll::Ready(Some((index as usize, outcome)));
@@ -152,11 +147,20 @@ impl Node {
         Poll::Pending
     }
 
-    /// The future is dropped: recvs of it that have not ended are given up.
-    pub fn close_batch(&mut self, handle: Handle) {
-        let Some(batch) = self.context.reporter.outcomes.batches.0.remove(handle) else { return };
-        for ticket in batch.tickets.into_iter().flatten() {
-            self.cancel(ticket);
+    /// Closes a batch; the tickets of those that have not ended.
+    pub(in crate::node) fn close(&mut self, handle: Handle) -> impl Iterator<Item = Ticket> + use<> {
+        self.0.remove(handle).into_iter().flat_map(|batch| batch.tickets.into_iter().flatten())
+    }
+
+    /// Panics unless what has not ended is counted.
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub(in crate::node) fn check_invariants(&self) {
+        for (_, batch) in self.0.iter() {
+            assert!(batch.left <= batch.tickets.len(), "a batch would never end");
+            let tickets = batch.tickets.iter().flatten().count();
+            assert!(tickets <= batch.left, "a recv would be given up that has ended, and may be another's by now");
+            let is_here = matches!(batch.waiter, BatchWaiter::Future(_));
+            assert!(batch.left > 0 || is_here, "nobody would hear that a batch has ended");
         }
     }
 }

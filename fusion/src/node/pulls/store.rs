@@ -1,7 +1,7 @@
 //! Published tensors: each task's, by key, with a version, read as often as anyone likes.
 //!
-//! Pure: no clock, no I/O. One shelf a shard. A slot is there while a tensor lies in it or a plan names it, so that a pull finds
-//! its tensors by number. `fusion.published_tensors_max` tensors may lie on it, whatever plans name; and plans may name as many
+//! Pure: no clock, no I/O. One store a shard. A slot is there while a tensor lies in it or a plan names it, so that a pull finds
+//! its tensors by number. `fusion.published_tensors_max` tensors may lie in it, whatever plans name; and plans may name as many
 //! keys that nobody has published, of which a quarter is kept for plans of this node.
 
 use std::hash::BuildHasher;
@@ -16,11 +16,11 @@ use sealane_transport::{Error, Handle, Payload, Tensor, TensorMeta};
 
 /// Who waits for a tensor of a version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Watcher {
+pub(super) struct Watcher {
     /// The session that pulls; none for a pull of this node.
-    pub(crate) session: Option<Handle>,
+    pub(super) session: Option<Handle>,
     /// What it waits for.
-    pub(crate) wait: Wait,
+    pub(super) wait: Wait,
 }
 
 struct Published {
@@ -46,7 +46,7 @@ const KEPT_SHARE: usize = 4;
 
 /// Whose plan names a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Planner {
+pub(super) enum Planner {
     /// A task of this node.
     Here,
     /// A peer.
@@ -57,7 +57,7 @@ pub(crate) enum Planner {
 const WATCHERS_SLACK: usize = 16;
 
 /// See the module.
-pub(crate) struct PublishedShelf {
+pub(super) struct PublishedStore {
     /// What lies in each slot: read for every tensor that is pulled, so apart from the labels.
     slots: Vec<Option<Published>>,
     labels: Vec<Option<Label>>,
@@ -68,7 +68,7 @@ pub(crate) struct PublishedShelf {
     published: usize,
 }
 
-impl Shelf for PublishedShelf {
+impl Shelf for PublishedStore {
     #[inline]
     fn look(&self, slot: u32) -> Option<Shelved<'_>> {
         let Published { version, stamp, meta, payload } = self.slots.get(slot as usize)?.as_ref()?;
@@ -76,8 +76,8 @@ impl Shelf for PublishedShelf {
     }
 }
 
-impl PublishedShelf {
-    pub(crate) fn new(published_max: usize) -> Self {
+impl PublishedStore {
+    pub(super) fn new(published_max: usize) -> Self {
         Self {
             slots: Vec::new(),
             labels: Vec::new(),
@@ -90,8 +90,8 @@ impl PublishedShelf {
         }
     }
 
-    /// Tensors that lie on it.
-    pub(crate) fn published(&self) -> usize {
+    /// Tensors that lie in it.
+    pub(super) fn published(&self) -> usize {
         self.published
     }
 
@@ -107,7 +107,7 @@ impl PublishedShelf {
         self.slots.len() - self.free.len() - self.published
     }
 
-    /// The slot of a task's key; made if there is none, and if `has_room` of the shelf.
+    /// The slot of a task's key; made if there is none, and if `has_room` of the store.
     fn slot(&mut self, task: u16, key: &str, has_room: impl FnOnce(&Self) -> Result<(), Error>) -> Result<u32, Error> {
         let (hash, found) = self.find(task, key);
         if let Some(slot) = found {
@@ -140,7 +140,7 @@ impl PublishedShelf {
     ///
     /// # Errors
     /// ResourceExhausted, and none is kept.
-    pub(crate) fn hold<'a>(
+    pub(super) fn hold<'a>(
         &mut self,
         planner: Planner,
         task: u16,
@@ -150,7 +150,7 @@ impl PublishedShelf {
             Planner::Here => self.published_max,
             Planner::Peer => self.published_max - self.published_max / KEPT_SHARE,
         };
-        let has_room = |shelf: &Self| match shelf.named() < most {
+        let has_room = |store: &Self| match store.named() < most {
             true => Ok(()),
             false => {
                 let reason = format!("plans name {most} keys that are not published");
@@ -174,9 +174,10 @@ impl PublishedShelf {
     }
 
     /// A plan is gone.
-    pub(crate) fn let_go(&mut self, slots: &[u32]) {
+    pub(super) fn let_go(&mut self, slots: &[u32]) {
         for &slot in slots {
             if let Some(label) = self.label(slot) {
+                debug_assert!(label.plans > 0, "the slot of '{}' would be another's while a plan names it", label.key);
                 label.plans -= 1;
                 self.free_unused(slot);
             }
@@ -196,11 +197,11 @@ impl PublishedShelf {
         self.free.push(slot);
     }
 
-    /// Puts a tensor on the shelf in place of the one before, and moves those who waited for it into `ready`.
+    /// Puts a tensor in the store in place of the one before, and moves those who waited for it into `ready`.
     ///
     /// # Errors
     /// InvalidArgument if a newer version lies there, ResourceExhausted if `fusion.published_tensors_max` are.
-    pub(crate) fn publish(
+    pub(super) fn publish(
         &mut self,
         task: u16,
         key: &str,
@@ -208,10 +209,10 @@ impl PublishedShelf {
         tensor: Tensor,
         ready: &mut Vec<Watcher>,
     ) -> Result<(), Error> {
-        let full = |shelf: &Self| match shelf.published < shelf.published_max {
+        let full = |store: &Self| match store.published < store.published_max {
             true => Ok(()),
             false => {
-                let reason = format!("{} keys are published", shelf.published_max);
+                let reason = format!("{} keys are published", store.published_max);
                 Err(Error::full("fusion.published_tensors_max", reason))
             }
         };
@@ -249,8 +250,8 @@ impl PublishedShelf {
         Ok(())
     }
 
-    /// Takes a tensor off the shelf; pulls of it wait for the next. False if there was none.
-    pub(crate) fn withdraw(&mut self, task: u16, key: &str) -> bool {
+    /// Takes a tensor out of the store; pulls of it wait for the next. False if there was none.
+    pub(super) fn withdraw(&mut self, task: u16, key: &str) -> bool {
         let Some(slot) = self.find(task, key).1 else { return false };
         let was = self.slots[slot as usize].take().is_some();
         self.published -= usize::from(was);
@@ -258,8 +259,8 @@ impl PublishedShelf {
         was
     }
 
-    /// Takes all that a task has published off the shelf; those who wait for its tensors go into `waiting`.
-    pub(crate) fn withdraw_all(&mut self, task: u16, waiting: &mut Vec<Watcher>) {
+    /// Takes all that a task has published out of the store; those who wait for its tensors go into `waiting`.
+    pub(super) fn withdraw_all(&mut self, task: u16, waiting: &mut Vec<Watcher>) {
         for slot in 0..self.labels.len() as u32 {
             let Some(label) = self.labels[slot as usize].as_mut().filter(|label| label.task == task) else { continue };
             waiting.append(&mut label.watchers);
@@ -269,7 +270,7 @@ impl PublishedShelf {
     }
 
     /// Someone waits for a tensor. `is_waiting` says who still does, when there are many.
-    pub(crate) fn watch(&mut self, watcher: Watcher, is_waiting: impl Fn(&Watcher) -> bool) {
+    pub(super) fn watch(&mut self, watcher: Watcher, is_waiting: impl Fn(&Watcher) -> bool) {
         let Some(label) = self.label(watcher.wait.slot) else { return };
         if label.watchers.len() >= label.watchers_look {
             label.watchers.retain(is_waiting);
@@ -280,25 +281,36 @@ impl PublishedShelf {
 
     /// Panics unless the slots in use are those in which a tensor lies and those that plans name: `named` has each as often as
     /// they do.
-    pub(crate) fn check_invariants(&self, named: impl Iterator<Item = u32>) {
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub(super) fn check_invariants(&self, named: impl Iterator<Item = u32>) {
         let mut plans = vec![0; self.labels.len()];
         named.for_each(|slot| plans[slot as usize] += 1);
+        assert_eq!(self.slots.len(), self.labels.len(), "a tensor would lie in a slot without a name");
         for (slot, label) in self.labels.iter().enumerate() {
             let there = (label.as_ref().map_or(0, |label| label.plans), self.slots[slot].is_some());
-            assert_eq!(there.0, plans[slot], "plans that name slot {slot}");
-            assert_eq!(label.is_some(), there.0 > 0 || there.1, "slot {slot} is in use");
+            assert_eq!(there.0, plans[slot], "slot {slot} would be freed while plans name it, or never");
+            assert_eq!(label.is_some(), there.0 > 0 || there.1, "slot {slot} would be given to another key, or never");
+            if let Some(label) = label {
+                let found = self.find(label.task, &label.key).1;
+                assert_eq!(found, Some(slot as u32), "'{}' would be published where no pull looks", label.key);
+            }
+            let version = self.slots[slot].as_ref().map(|published| published.version);
+            let watchers = label.iter().flat_map(|label| &label.watchers);
+            let missed = watchers.filter(|watcher| version.is_some_and(|version| watcher.wait.min_version <= version));
+            assert_eq!(missed.count(), 0, "pulls would wait for what is in slot {slot}");
         }
-        assert_eq!(self.published, self.slots.iter().flatten().count(), "tensors that are published");
-        assert_eq!(self.index.len(), self.labels.len() - self.free.len(), "slots in the index");
+        assert_eq!(self.published, self.slots.iter().flatten().count(), "another bound than the one that is set");
+        assert_eq!(self.index.len(), self.labels.len() - self.free.len(), "slots would be lost, or given out twice");
+        assert!(self.published <= self.published_max, "fusion.published_tensors_max would be no bound");
     }
 
     /// Keys that are published or named by plans.
-    pub(crate) fn keys(&self) -> usize {
+    pub(super) fn keys(&self) -> usize {
         self.index.len()
     }
 
     /// The key of a slot, for messages.
-    pub(crate) fn key(&self, slot: u32) -> &str {
+    pub(super) fn key(&self, slot: u32) -> &str {
         self.labels.get(slot as usize).and_then(Option::as_ref).map_or("", |label| &*label.key)
     }
 }
@@ -327,64 +339,64 @@ mod tests {
 
     #[test]
     fn a_newer_version_takes_the_place_of_the_older_and_never_the_other_way() {
-        let mut shelf = PublishedShelf::new(8);
+        let mut store = PublishedStore::new(8);
         let mut ready = Vec::new();
-        shelf.publish(0, "w", 3, tensor(&[1, 2]), &mut ready).unwrap();
-        let slot = shelf.hold(Planner::Here, 0, ["w"].into_iter()).unwrap()[0];
-        let stamp = shelf.look(slot).unwrap().stamp;
-        shelf.publish(0, "w", 4, tensor(&[3, 4]), &mut ready).unwrap();
-        let look = shelf.look(slot).unwrap();
+        store.publish(0, "w", 3, tensor(&[1, 2]), &mut ready).unwrap();
+        let slot = store.hold(Planner::Here, 0, ["w"].into_iter()).unwrap()[0];
+        let stamp = store.look(slot).unwrap().stamp;
+        store.publish(0, "w", 4, tensor(&[3, 4]), &mut ready).unwrap();
+        let look = store.look(slot).unwrap();
         assert_eq!((look.version, look.stamp, look.payload.as_ref()), (4, stamp, &[3, 4][..]));
-        let older = shelf.publish(0, "w", 3, tensor(&[5, 6]), &mut ready).unwrap_err();
+        let older = store.publish(0, "w", 3, tensor(&[5, 6]), &mut ready).unwrap_err();
         assert!(older.to_string().contains("older than 4"), "{older}");
-        shelf.publish(0, "w", 4, tensor(&[7]), &mut ready).unwrap();
-        assert_ne!(shelf.look(slot).unwrap().stamp, stamp, "another shape, another stamp");
+        store.publish(0, "w", 4, tensor(&[7]), &mut ready).unwrap();
+        assert_ne!(store.look(slot).unwrap().stamp, stamp, "another shape, another stamp");
         assert!(ready.is_empty());
     }
 
     #[test]
     fn who_waits_is_told_at_the_version_that_it_waits_for() {
-        let mut shelf = PublishedShelf::new(8);
+        let mut store = PublishedStore::new(8);
         let mut ready = Vec::new();
-        let slot = shelf.hold(Planner::Here, 0, ["w"].into_iter()).unwrap()[0];
-        shelf.watch(wait(slot, 2, 0), |_| true);
-        shelf.watch(wait(slot, 5, 1), |_| true);
-        shelf.publish(0, "w", 1, tensor(&[1]), &mut ready).unwrap();
+        let slot = store.hold(Planner::Here, 0, ["w"].into_iter()).unwrap()[0];
+        store.watch(wait(slot, 2, 0), |_| true);
+        store.watch(wait(slot, 5, 1), |_| true);
+        store.publish(0, "w", 1, tensor(&[1]), &mut ready).unwrap();
         assert!(ready.is_empty());
-        shelf.publish(0, "w", 4, tensor(&[1]), &mut ready).unwrap();
+        store.publish(0, "w", 4, tensor(&[1]), &mut ready).unwrap();
         assert_eq!(ready, [wait(slot, 2, 0)]);
-        shelf.publish(0, "w", 5, tensor(&[1]), &mut ready).unwrap();
+        store.publish(0, "w", 5, tensor(&[1]), &mut ready).unwrap();
         assert_eq!(ready.len(), 2);
     }
 
     #[test]
     fn slots_are_there_while_they_are_used() {
-        let mut shelf = PublishedShelf::new(2);
+        let mut store = PublishedStore::new(2);
         let mut ready = Vec::new();
-        let slots = shelf.hold(Planner::Here, 0, ["a", "b", "a"].into_iter()).unwrap();
+        let slots = store.hold(Planner::Here, 0, ["a", "b", "a"].into_iter()).unwrap();
         assert_eq!(slots[0], slots[2]);
         assert!(
-            shelf
+            store
                 .hold(Planner::Here, 1, ["a"].into_iter())
                 .unwrap_err()
                 .to_string()
                 .contains("fusion.published_tensors_max")
         );
-        shelf.publish(0, "a", 1, tensor(&[1]), &mut ready).unwrap();
-        shelf.let_go(&slots);
-        assert!(shelf.withdraw(0, "a") && !shelf.withdraw(0, "a"));
-        assert_eq!((shelf.published(), shelf.hold(Planner::Here, 1, ["x", "y"].into_iter()).unwrap().len()), (0, 2));
+        store.publish(0, "a", 1, tensor(&[1]), &mut ready).unwrap();
+        store.let_go(&slots);
+        assert!(store.withdraw(0, "a") && !store.withdraw(0, "a"));
+        assert_eq!((store.published(), store.hold(Planner::Here, 1, ["x", "y"].into_iter()).unwrap().len()), (0, 2));
     }
 
     #[test]
     fn watchers_that_are_gone_are_forgotten() {
-        let mut shelf = PublishedShelf::new(1);
-        let slot = shelf.hold(Planner::Here, 0, ["w"].into_iter()).unwrap()[0];
+        let mut store = PublishedStore::new(1);
+        let slot = store.hold(Planner::Here, 0, ["w"].into_iter()).unwrap()[0];
         for index in 0..1000 {
-            shelf.watch(wait(slot, 1, index), |watcher| watcher.wait.index + 1 >= index);
+            store.watch(wait(slot, 1, index), |watcher| watcher.wait.index + 1 >= index);
         }
         let mut ready = Vec::new();
-        shelf.publish(0, "w", 1, tensor(&[1]), &mut ready).unwrap();
+        store.publish(0, "w", 1, tensor(&[1]), &mut ready).unwrap();
         assert!(ready.len() < 50, "{} are kept", ready.len());
     }
 }

@@ -1,0 +1,510 @@
+//! Recvs whose producer is a task of this very node: no session, no link, one copy at most.
+//!
+//! A tensor goes from the producer's memory into the consumer's: its own destination, or memory that its pool gives out.
+//! Small ones, and tensors of an engine in the consumer's process, change hands without a copy. Large copies are made a
+//! helping a turn, so that they do not hold up the shard. Bounded by `fusion.queued_requests_max` a task.
+
+use std::collections::VecDeque;
+use std::time::Instant;
+
+use sealane_runtime::Buffer;
+use sealane_transport::limits::KEY_BYTES_MAX;
+use sealane_transport::session::ReceiveMemory;
+use sealane_transport::trace::Moment;
+use sealane_transport::{Arena, Chains, Error, Handle, Payload, Tensor, TensorMeta, Unreceived};
+
+use super::{Exchange, RecvRequest, Ticket};
+use crate::metrics::{Operation, Way};
+use crate::node::cells::RecvWaiter;
+use crate::node::context::Context;
+use crate::node::copying::{COPY_AT_ONCE_BYTES, COPY_BUDGET_BYTES, COPY_HELPING_BYTES, copy_in_pieces};
+use crate::node::memory::Memory;
+use crate::node::outcomes::unheard;
+use crate::node::pairs::Pairs;
+use crate::node::reporter::Reporter;
+use crate::rendezvous::{Found, Meeting, Parked, Spot, Waiting, asked_twice};
+
+/// A recv that waits for its tensor, or whose tensor is being copied.
+struct Wanted {
+    /// The pair, from the consumer's side.
+    pair: u32,
+    consumer: u16,
+    step: i64,
+    since: Instant,
+    deadline: Instant,
+    /// Where it waits in the table, if it does.
+    entry: Handle,
+    destination: Option<Buffer>,
+    waiter: RecvWaiter,
+}
+
+/// No entry of the table.
+const NOWHERE: Handle = Handle::NONE;
+
+/// A tensor on its way from the producer's memory into the consumer's.
+struct Copy {
+    wanted: Handle,
+    from: (TensorMeta, Payload),
+    deposit: Handle,
+    to: Buffer,
+    filled: usize,
+}
+
+/// Where a tensor goes.
+enum Place {
+    /// Into this memory.
+    Memory(Buffer),
+    /// To the consumer as it is.
+    AsItIs,
+}
+
+/// The recvs of this node's tasks whose producer is one too.
+pub(super) struct LocalRecvs {
+    wanted: Arena<Wanted>,
+    /// `wanted` by pair and step, for those who end a step.
+    steps: Chains,
+    /// No deadline is earlier; it may be later than the truth says, never earlier.
+    earliest: Option<Instant>,
+    /// Copies under way: a queue for each producer, and the producers take turns.
+    copies: VecDeque<(u16, VecDeque<Copy>)>,
+    /// Recvs of each task, by its place; those that the queue holds as well.
+    of_task: Vec<usize>,
+    requests_max: usize,
+}
+
+impl LocalRecvs {
+    pub(super) fn new(requests_max: usize) -> Self {
+        let (wanted, copies) = (Arena::new(usize::MAX), VecDeque::new());
+        Self { wanted, steps: Chains::default(), earliest: None, copies, of_task: Vec::new(), requests_max }
+    }
+
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
+        self.earliest
+    }
+
+    pub(super) fn is_copying(&self) -> bool {
+        !self.copies.is_empty()
+    }
+
+    /// True if a task may have no more recvs waiting: the limit is each task's own.
+    fn is_full_for(&self, task: u16) -> bool {
+        self.of_task.get(usize::from(task)).is_some_and(|count| *count >= self.requests_max)
+    }
+
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub(super) fn is_there(&self, handle: Handle) -> bool {
+        self.wanted.get(handle).is_some()
+    }
+
+    fn enter(&mut self, wanted: Wanted) -> Result<Handle, Wanted> {
+        if self.is_full_for(wanted.consumer) {
+            return Err(wanted);
+        }
+        let (deadline, task) = (wanted.deadline, usize::from(wanted.consumer));
+        let kind = (wanted.pair, wanted.step);
+        let handle = self.wanted.insert(wanted)?;
+        self.steps.add(handle, kind);
+        if self.of_task.len() <= task {
+            self.of_task.resize(task + 1, 0);
+        }
+        self.of_task[task] += 1;
+        self.earliest = Some(self.earliest.map_or(deadline, |earliest| earliest.min(deadline)));
+        Ok(handle)
+    }
+
+    fn remove(&mut self, handle: Handle) -> Option<Wanted> {
+        let wanted = self.wanted.remove(handle)?;
+        self.steps.remove(handle);
+        let of_task = &mut self.of_task[usize::from(wanted.consumer)];
+        debug_assert!(*of_task > 0, "the limit of the task's recvs would be none from now on");
+        *of_task -= 1;
+        if self.wanted.is_empty() {
+            self.earliest = None;
+        }
+        Some(wanted)
+    }
+
+    fn begin(&mut self, producer: u16, copy: Copy) {
+        match self.copies.iter_mut().find(|(of, _)| *of == producer) {
+            Some((_, queue)) => queue.push_back(copy),
+            None => self.copies.push_back((producer, VecDeque::from([copy]))),
+        }
+    }
+
+    /// Panics unless each recv is counted for its task, is in the list of its step, and is found by its entry in the table or is
+    /// being copied.
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub(super) fn check_invariants(&self, at: impl Fn(Handle) -> Option<Handle>, pairs: &Pairs) {
+        let mut counts = vec![0; self.of_task.len()];
+        for (handle, wanted) in self.wanted.iter() {
+            counts[usize::from(wanted.consumer)] += 1;
+            assert_eq!(wanted.consumer, pairs[wanted.pair].local, "a recv would be ended with another task's");
+            assert!(self.steps.of((wanted.pair, wanted.step)).contains(&handle), "a recv would outlive its step");
+            let ends = self.earliest.is_some_and(|earliest| earliest <= wanted.deadline);
+            assert!(ends, "a recv would wait past its deadline");
+            let copies = self.copies.iter().flat_map(|(_, queue)| queue).filter(|copy| copy.wanted == handle).count();
+            assert!(copies <= 1, "a recv would have two tensors");
+            let waits = at(wanted.entry) == Some(handle);
+            assert!(waits != (copies == 1), "a recv would never get a tensor, or a second one");
+        }
+        assert_eq!(counts, self.of_task, "fusion.queued_requests_max would bound something else than recvs");
+        let idle = self.copies.iter().filter(|(_, queue)| queue.is_empty()).count();
+        assert_eq!(idle, 0, "a producer without copies would be asked for one");
+    }
+}
+
+impl Exchange {
+    /// Asks a task of this node. `producer_pair` is the pair as its producer numbers it.
+    pub(in crate::node) fn recv_here(
+        &mut self,
+        now: Instant,
+        mut recv: RecvRequest<'_>,
+        producer_pair: u32,
+        context: &mut Context,
+    ) -> Option<Ticket> {
+        let at = Meeting { pair: producer_pair, step: recv.step, key: recv.key };
+        if let Err(error) = self.check_here(at, &context.pairs) {
+            let destination = recv.destination;
+            context.reporter.finish_recv(recv.waiter, Err(Unreceived { error, destination }));
+            return None;
+        }
+        let spot = self.table.spot(at);
+        match self.table.waiting(spot) {
+            Some(Waiting::Tensor(payload)) => {
+                let (len, consumer) = (payload.len(), context.pairs[recv.pair].local);
+                let limit = context.settings.session.tensor_bytes_max;
+                let place = place(&context.memory, limit, consumer, recv.destination.take(), payload);
+                self.take_here(now, recv, (at, spot), (place, len), context)
+            }
+            Some(Waiting::Request(_)) => {
+                let (error, destination) = (asked_twice(at), recv.destination);
+                context.reporter.finish_recv(recv.waiter, Err(Unreceived { error, destination }));
+                None
+            }
+            None => self.wait_here(now, recv, (at, spot), context),
+        }
+    }
+
+    fn check_here(&self, at: Meeting<'_>, pairs: &Pairs) -> Result<(), Error> {
+        if at.key.len() > KEY_BYTES_MAX {
+            let found = at.key.len();
+            return Err(Error::invalid(format!("the key has {found} bytes, at most {KEY_BYTES_MAX} are accepted")));
+        }
+        match self.ended.reason(pairs[at.pair].local, at.pair, at.step) {
+            Some(reason) => Err(Error::Aborted { step: at.step, reason: reason.into() }),
+            None => Ok(()),
+        }
+    }
+
+    /// The tensor of so many bytes is there: it is handed over, or begins to be copied.
+    #[inline]
+    fn take_here(
+        &mut self,
+        now: Instant,
+        recv: RecvRequest<'_>,
+        (at, spot): (Meeting<'_>, Spot),
+        (place, len): (Result<Place, Unreceived>, usize),
+        context: &mut Context,
+    ) -> Option<Ticket> {
+        let RecvRequest { pair, step, key, deadline, waiter, .. } = recv;
+        let consumer = context.pairs[pair].local;
+        match place {
+            Ok(Place::Memory(to)) if len > COPY_AT_ONCE_BYTES && !self.local.is_full_for(consumer) => {
+                let (since, entry) = (now, NOWHERE);
+                let wanted = Wanted { pair, consumer, step, since, deadline, entry, destination: None, waiter };
+                let handle = self.local.enter(wanted).ok().expect("there is room");
+                let found = self.table.want(at, Parked::Local(handle));
+                let Ok(Found::Tensor(from, deposit)) = found else { unreachable!("just looked at") };
+                let producer = context.pairs[at.pair].local;
+                self.local.begin(producer, Copy { wanted: handle, from, deposit, to, filled: 0 });
+                return Some(Ticket::Local(handle));
+            }
+            Ok(place) => {
+                let (tensor, sender) = self.table.take_tensor(spot).expect("just looked at");
+                context.reporter.metrics.latencies.record(Operation::Send, Way::Memory, sender.since, now);
+                hand_over(&mut context.reporter, waiter, (now, step, key), place, tensor);
+                context.reporter.finish_send(sender.waiter, Ok(()));
+            }
+            // The tensor stays where it is.
+            Err(unreceived) => context.reporter.finish_recv(waiter, Err(unreceived)),
+        }
+        None
+    }
+
+    /// Nothing is there: the recv waits in the table.
+    #[inline]
+    fn wait_here(
+        &mut self,
+        now: Instant,
+        recv: RecvRequest<'_>,
+        (at, spot): (Meeting<'_>, Spot),
+        context: &mut Context,
+    ) -> Option<Ticket> {
+        let RecvRequest { pair, step, deadline, destination, waiter, .. } = recv;
+        let consumer = context.pairs[pair].local;
+        let wanted = Wanted { pair, consumer, step, since: now, deadline, entry: NOWHERE, destination, waiter };
+        match self.local.enter(wanted) {
+            Ok(handle) => {
+                let entry = self.table.park_local(spot, at, handle);
+                self.local.wanted.get_mut(handle).expect("just entered").entry = entry;
+                Some(Ticket::Local(handle))
+            }
+            Err(Wanted { destination, waiter, .. }) => {
+                let limit = context.settings.session.queued_requests_max;
+                let reason = format!("{limit} requests to tasks of this engine wait already");
+                let error = Error::full("fusion.queued_requests_max", reason);
+                context.reporter.finish_recv(waiter, Err(Unreceived { error, destination }));
+                None
+            }
+        }
+    }
+
+    /// Hands a tensor to the task of this node that waits for it at a spot, if one does and it takes no longer than this
+    /// turn; else gives the tensor back.
+    #[inline]
+    pub(super) fn send_here(
+        &mut self,
+        spot: Spot,
+        key: &str,
+        tensor: (TensorMeta, Payload),
+        context: &mut Context,
+    ) -> Option<(TensorMeta, Payload)> {
+        let Some(Waiting::Request(Parked::Local(handle))) = self.table.waiting(spot) else { return Some(tensor) };
+        let Some(wanted) = self.local.wanted.get_mut(handle) else { return Some(tensor) };
+        if !context.reporter.outcomes.listens(&wanted.waiter) {
+            self.fail_here(handle, unheard(), &mut context.reporter);
+            return Some(tensor);
+        }
+        if tensor.1.len() > COPY_AT_ONCE_BYTES {
+            return Some(tensor);
+        }
+        let limit = context.settings.session.tensor_bytes_max;
+        let place = place(&context.memory, limit, wanted.consumer, wanted.destination.take(), &tensor.1);
+        self.table.take_request(spot);
+        let Wanted { waiter, since, step, .. } = self.local.remove(handle).expect("just looked at");
+        match place {
+            Ok(place) => {
+                hand_over(&mut context.reporter, waiter, (since, step, key), place, tensor);
+                None
+            }
+            Err(unreceived) => {
+                context.reporter.finish_recv(waiter, Err(unreceived));
+                Some(tensor)
+            }
+        }
+    }
+
+    /// Hands a tensor that was lent to a recv that waited for it in the table.
+    pub(super) fn lend_here(
+        &mut self,
+        handle: Handle,
+        tensor: (TensorMeta, Payload),
+        deposit: Handle,
+        context: &mut Context,
+    ) {
+        let outcomes = &context.reporter.outcomes;
+        let Some(wanted) = self.local.wanted.get_mut(handle).filter(|wanted| outcomes.listens(&wanted.waiter)) else {
+            self.fail_here(handle, unheard(), &mut context.reporter);
+            return self.settled(deposit, tensor, false, context);
+        };
+        let limit = context.settings.session.tensor_bytes_max;
+        match place(&context.memory, limit, wanted.consumer, wanted.destination.take(), &tensor.1) {
+            Ok(Place::Memory(to)) => {
+                // It keeps its name, by which it can be given up while it is copied.
+                let pairs = &context.pairs;
+                let producer = pairs[wanted.pair].mirror.map_or(0, |pair| pairs[pair].local);
+                self.local.begin(producer, Copy { wanted: handle, from: tensor, deposit, to, filled: 0 });
+            }
+            Ok(Place::AsItIs) => {
+                let Wanted { waiter, since, step, entry, .. } = self.local.remove(handle).expect("just looked at");
+                let (meta, bytes) = (tensor.0.clone(), tensor.1.len() as u64);
+                let key = self.traced_key(entry, &context.reporter);
+                hand_over(&mut context.reporter, waiter, (since, step, &key), Place::AsItIs, tensor);
+                self.settled_as(deposit, (meta, Payload::default()), (bytes, true, Way::Memory), context);
+            }
+            Err(unreceived) => {
+                let waiter = self.local.remove(handle).expect("just looked at").waiter;
+                // First back with it: the one who hears the error may ask again at once.
+                self.settled(deposit, tensor, false, context);
+                context.reporter.finish_recv(waiter, Err(unreceived));
+            }
+        }
+    }
+
+    /// The key of an entry of the table, for a trace, if there is one.
+    fn traced_key(&self, entry: Handle, reporter: &Reporter) -> Box<str> {
+        let key = reporter.recorder.as_ref().and_then(|_| self.table.key_of(entry));
+        key.unwrap_or_default().into()
+    }
+
+    fn copied(&mut self, Wanted { waiter, since, step, .. }: Wanted, copy: Copy, context: &mut Context) {
+        let Copy { from: (meta, payload), deposit, mut to, .. } = copy;
+        to.truncate(payload.len());
+        let tensor = Tensor::from_parts(meta.clone(), to);
+        let reporter = &mut context.reporter;
+        reporter.count_received(payload.len());
+        reporter.record(Operation::Recv, Way::Memory, since);
+        let (key, bytes) = (self.traced_key(deposit, reporter), payload.len() as u64);
+        reporter.trace(Handle::NONE, || Moment::RecvInMemory { step, key, since, bytes });
+        self.settled(deposit, (meta, payload), true, context);
+        context.reporter.finish_recv(waiter, Ok(tensor));
+    }
+
+    /// Goes on with the copies under way, a helping for each producer in turn; the bytes copied.
+    pub(in crate::node) fn copy_on(&mut self, context: &mut Context) -> usize {
+        let mut budget = COPY_BUDGET_BYTES;
+        while budget > 0
+            && let Some((producer, mut queue)) = self.local.copies.pop_front()
+        {
+            let mut copy = queue.pop_front().expect("queues without copies are dropped");
+            let listens = |wanted: &Wanted| context.reporter.outcomes.listens(&wanted.waiter);
+            if !self.local.wanted.get(copy.wanted).is_some_and(listens) {
+                self.fail_here(copy.wanted, unheard(), &mut context.reporter);
+                self.settled(copy.deposit, copy.from, false, context);
+            } else {
+                budget -= copy.advance(budget.min(COPY_HELPING_BYTES));
+                if copy.is_complete() {
+                    let wanted = self.local.remove(copy.wanted).expect("just looked at");
+                    self.copied(wanted, copy, context);
+                } else {
+                    queue.push_front(copy);
+                }
+            }
+            if !queue.is_empty() {
+                self.local.copies.push_back((producer, queue));
+            }
+        }
+        COPY_BUDGET_BYTES - budget
+    }
+
+    /// True if tensors are being copied.
+    #[inline]
+    pub(in crate::node) fn is_copying(&self) -> bool {
+        self.local.is_copying()
+    }
+
+    /// Gives a recv up: a tensor that is being copied for it goes back to its producer. False if it has ended.
+    pub(super) fn cancel_here(&mut self, handle: Handle) -> bool {
+        let wanted = self.local.remove(handle);
+        if let Some(wanted) = &wanted {
+            self.table.withdraw_local(wanted.entry);
+        }
+        wanted.is_some()
+    }
+
+    /// Ends the recvs of a pair in `step` with `error`.
+    pub(in crate::node) fn end_here_of(&mut self, pair: u32, step: i64, error: &Error, reporter: &mut Reporter) {
+        for handle in self.local.steps.of((pair, step)) {
+            if self.local.wanted.get(handle).is_some_and(|wanted| (wanted.pair, wanted.step) == (pair, step)) {
+                self.fail_here(handle, error.clone(), reporter);
+            }
+        }
+    }
+
+    /// Ends all recvs of `consumer` with `error`.
+    pub(in crate::node) fn end_here(&mut self, consumer: u16, error: &Error, reporter: &mut Reporter) {
+        for handle in self.local.wanted.select(|wanted| wanted.consumer == consumer) {
+            self.fail_here(handle, error.clone(), reporter);
+        }
+    }
+
+    /// Ends one recv with `error`, wherever it is.
+    pub(super) fn fail_here(&mut self, handle: Handle, error: Error, reporter: &mut Reporter) {
+        if let Some(Wanted { waiter, destination, entry, .. }) = self.local.remove(handle) {
+            self.table.withdraw_local(entry);
+            reporter.finish_recv(waiter, Err(Unreceived { error, destination }));
+        }
+    }
+
+    /// Ends every recv with `error`, and gives back what was being copied: the engine stops.
+    pub(in crate::node) fn end_all_here(&mut self, error: &Error, context: &mut Context) {
+        for handle in self.local.wanted.select(|_| true) {
+            self.fail_here(handle, error.clone(), &mut context.reporter);
+        }
+        self.copy_on(context);
+    }
+
+    pub(super) fn expire_here(&mut self, now: Instant, reporter: &mut Reporter) {
+        if self.local.earliest.is_none_or(|earliest| earliest > now) {
+            return;
+        }
+        for handle in self.local.wanted.select(|wanted| wanted.deadline <= now) {
+            let wanted = self.local.wanted.get(handle).expect("just selected");
+            let key = self.table.key_of(wanted.entry).unwrap_or("that is being copied");
+            let waited = wanted.deadline.saturating_duration_since(wanted.since);
+            let error = Error::late(Operation::Recv, wanted.step, key, waited);
+            self.fail_here(handle, error, reporter);
+        }
+        self.local.earliest = self.local.wanted.iter().map(|(_, wanted)| wanted.deadline).min();
+    }
+}
+
+/// Ends a recv with its tensor: copied now, or as it is. The tensor's sender is the caller's to tell.
+#[inline]
+fn hand_over(
+    reporter: &mut Reporter,
+    waiter: RecvWaiter,
+    (since, step, key): (Instant, i64, &str),
+    place: Place,
+    (meta, payload): (TensorMeta, Payload),
+) {
+    let bytes = payload.len();
+    let payload = match place {
+        Place::AsItIs => payload,
+        Place::Memory(mut to) => {
+            debug_assert!(to.len() >= bytes, "the tensor would be cut off");
+            to.truncate(bytes);
+            to.volatile_mut().copy_from(payload.volatile());
+            to.into()
+        }
+    };
+    reporter.count_received(bytes);
+    reporter.record(Operation::Recv, Way::Memory, since);
+    reporter.count_sent(bytes);
+    let moment = || Moment::RecvInMemory { step, key: key.into(), since, bytes: bytes as u64 };
+    reporter.trace(Handle::NONE, moment);
+    reporter.finish_recv(waiter, Ok(Tensor::from_parts(meta, payload)));
+}
+
+impl Copy {
+    /// Copies up to `budget` bytes on; how many.
+    fn advance(&mut self, budget: usize) -> usize {
+        let copied = copy_in_pieces(&mut self.to, self.from.1.volatile(), self.filled, budget);
+        self.filled += copied;
+        copied
+    }
+
+    fn is_complete(&self) -> bool {
+        self.filled == self.from.1.len()
+    }
+}
+
+/// Where a tensor goes, or why it does not.
+#[inline]
+fn place(
+    memory: &Memory,
+    limit: u64,
+    consumer: u16,
+    destination: Option<Buffer>,
+    payload: &Payload,
+) -> Result<Place, Unreceived> {
+    let len = payload.len();
+    if len as u64 > limit {
+        let reason = format!("the tensor has {len} bytes, the limit is {limit}");
+        return Err(Unreceived { error: Error::full("transport.tensor_bytes_max", reason), destination });
+    }
+    match destination {
+        Some(destination) if destination.len() < len => {
+            let reason = format!("the destination has {} bytes, the tensor needs {len}", destination.len());
+            Err(Unreceived { error: Error::invalid(reason), destination: Some(destination) })
+        }
+        // A client that sends to itself may name one place twice.
+        Some(destination) if destination.volatile().overlaps(payload.volatile()) => {
+            let error = Error::invalid("the destination lies where the tensor does that is to be copied there");
+            Err(Unreceived { error, destination: Some(destination) })
+        }
+        Some(destination) => Ok(Place::Memory(destination)),
+        None if memory.takes_as_is(consumer, payload) => Ok(Place::AsItIs),
+        None => Ok(Place::Memory(memory.allocate(consumer, len)?)),
+    }
+}

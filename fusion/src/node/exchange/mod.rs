@@ -1,0 +1,383 @@
+//! Where sends and recvs meet: the rendezvous, the recvs of tasks of this very node, and the steps that have ended.
+
+mod batches;
+mod matches;
+mod steps;
+
+use std::time::{Duration, Instant};
+
+use hashbrown::HashMap;
+use sealane_runtime::Buffer;
+use sealane_transport::limits::KEY_BYTES_MAX;
+use sealane_transport::session::{Ask, Asked, Unanswered};
+use sealane_transport::trace::Moment;
+use sealane_transport::{Error, Handle, Payload, Unreceived};
+
+use super::NodeSettings;
+use super::cells::{RecvWaiter, SendWaiter, Sender};
+use super::context::Context;
+use super::draining;
+use super::outcomes::Outcomes;
+use super::pairs::STRANGER;
+use super::peers::Peers;
+use crate::metrics::{Operation, Way};
+use crate::rendezvous::{Deposited, EndedSteps, Found, Late, Meeting, Parked, Settled, Table, Unsent};
+pub(super) use batches::Batches;
+pub use batches::{BatchWaiter, FusedRequest};
+use matches::LocalRecvs;
+use sealane_transport::tensor::{Tensor, TensorMeta};
+
+/// How much longer than its deadline a peer's request is kept: the peer ends it at its deadline and takes it back, and one that
+/// does not is to cost nothing after this.
+const PARKED_GRACE: Duration = Duration::from_secs(1);
+
+/// A recv, as a task of this shard asks it.
+#[derive(Debug)]
+pub struct RecvRequest<'a> {
+    /// The pair, from [`Node::pair`](super::Node::pair).
+    pub pair: u32,
+    /// The step.
+    pub step: i64,
+    /// The tensor's name within the step.
+    pub key: &'a str,
+    /// When it ends with DeadlineExceeded.
+    pub deadline: Instant,
+    /// The caller's memory for the tensor, if it brings any.
+    pub destination: Option<Buffer>,
+    /// Who is told.
+    pub waiter: RecvWaiter,
+    /// One of many that are asked for together: it does not wait for the window.
+    pub fused: bool,
+}
+
+/// Names a request until it ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Ticket {
+    /// One that is asked of a peer: the session and its id there.
+    Peer {
+        /// The session.
+        session: Handle,
+        /// The request's id there.
+        request: Handle,
+    },
+    /// One that is asked of a task of this node.
+    Local(Handle),
+}
+
+/// See the module.
+pub(super) struct Exchange {
+    table: Table<Sender>,
+    ended: EndedSteps,
+    local: LocalRecvs,
+    /// Requests that went to another session than their tickets say.
+    moved: HashMap<Ticket, Ticket>,
+}
+
+impl Exchange {
+    pub(super) fn new(settings: &NodeSettings) -> Exchange {
+        Exchange {
+            table: Table::new(settings.deposited_tensors_max),
+            ended: EndedSteps::default(),
+            local: LocalRecvs::new(settings.session.queued_requests_max),
+            moved: HashMap::new(),
+        }
+    }
+
+    /// Tensors that wait or are lent.
+    pub(super) fn deposits(&self) -> usize {
+        self.table.deposits()
+    }
+
+    /// Requests that wait here.
+    pub(super) fn parked(&self) -> usize {
+        self.table.parked()
+    }
+
+    /// Where the tensors of a session's answers are settled that its peer has taken.
+    pub(super) fn table(&mut self) -> &mut Table<Sender> {
+        &mut self.table
+    }
+
+    /// When [`expire`](Self::expire) must come at the latest.
+    #[inline]
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
+        [self.table.next_deadline(), self.local.next_deadline()].into_iter().flatten().min()
+    }
+
+    /// Why a recv ends before it begins, if it does.
+    #[inline]
+    pub(super) fn refusal(&self, recv: &RecvRequest<'_>, local: u16, is_draining: bool) -> Option<Error> {
+        if let Some(reason) = self.ended.reason(local, recv.pair, recv.step) {
+            return Some(Error::Aborted { step: recv.step, reason: reason.into() });
+        }
+        (is_draining && matches!(recv.waiter, RecvWaiter::Client(_))).then(draining)
+    }
+
+    /// Asks the peer of a session for a tensor.
+    #[inline]
+    pub(super) fn recv_there(
+        &mut self,
+        now: Instant,
+        session: Handle,
+        recv: RecvRequest<'_>,
+        context: &mut Context,
+    ) -> Option<Ticket> {
+        let RecvRequest { pair, step, key, deadline, destination, waiter, fused } = recv;
+        let (consumer, producer) = (context.pairs[pair].local, context.pairs[pair].peer);
+        let ask = Ask { consumer, producer, step, key, deadline, destination, waiter };
+        let with = context.peers.session_mut(session).expect("the caller found it");
+        let asked = if fused { with.request_fused(now, ask) } else { with.request(now, ask) };
+        match asked {
+            Ok(request) => {
+                context.asked(now, session, deadline);
+                Some(Ticket::Peer { session, request })
+            }
+            Err((Unanswered { error, destination }, waiter)) => {
+                context.reporter.finish_recv(waiter, Err(Unreceived { error, destination }));
+                None
+            }
+        }
+    }
+
+    /// Gives a recv up, whose waiter then hears nothing; false if it has ended, and its waiter was told or soon will be.
+    pub(super) fn cancel(&mut self, ticket: Ticket, peers: &mut Peers) -> bool {
+        let (session, request) = match ticket {
+            Ticket::Peer { session, request } => (session, request),
+            Ticket::Local(handle) => return self.cancel_here(handle),
+        };
+        match peers.session_mut(session).and_then(|with| with.cancel(request)) {
+            Some(_) => {
+                peers.mark_dirty(session);
+                true
+            }
+            // It may no longer be where its ticket says.
+            None => self.moved.remove(&ticket).is_some_and(|moved| self.cancel(moved, peers)),
+        }
+    }
+
+    /// A request has gone to another session than its ticket says.
+    pub(super) fn moved(&mut self, from: Ticket, to: Ticket) {
+        debug_assert_ne!(from, to, "whoever gives the request up would look for it for ever");
+        self.moved.insert(from, to);
+    }
+
+    /// Forgets where requests went that have ended since: what is kept is bounded by the requests that stand.
+    pub(super) fn forget_ended_moves(&mut self, peers: &Peers) {
+        let moved = &self.moved;
+        let stands = |ticket: &Ticket| match *ticket {
+            Ticket::Peer { session, request } => peers.session(session).is_some_and(|with| with.is_waiting(request)),
+            Ticket::Local(_) => false,
+        };
+        let ended = |mut ticket: Ticket| {
+            while let Some(next) = moved.get(&ticket) {
+                ticket = *next;
+            }
+            !stands(&ticket)
+        };
+        let ended: Vec<_> = moved.keys().copied().filter(|ticket| ended(*ticket)).collect();
+        for ticket in ended {
+            self.moved.remove(&ticket);
+        }
+    }
+
+    /// Deposits a tensor, or answers the request that waits for it.
+    #[inline]
+    pub(super) fn send(
+        &mut self,
+        at: Meeting<'_>,
+        tensor: Tensor,
+        deadline: Instant,
+        waiter: SendWaiter,
+        context: &mut Context,
+    ) {
+        let Meeting { pair, step, key } = at;
+        if key.len() > KEY_BYTES_MAX {
+            let reason = format!("the key has {} bytes, at most {KEY_BYTES_MAX} are accepted", key.len());
+            return context.reporter.finish_send(waiter, Err(Error::invalid(reason)));
+        }
+        if let Some(reason) = self.ended.reason(context.pairs[pair].local, pair, step) {
+            let error = Error::Aborted { step, reason: reason.into() };
+            return context.reporter.finish_send(waiter, Err(error));
+        }
+        if context.draining && matches!(waiter, SendWaiter::Client(_)) {
+            return context.reporter.finish_send(waiter, Err(draining()));
+        }
+        let mut tensor = tensor.into_parts();
+        if context.pairs[pair].mirror.is_some() {
+            let spot = self.table.spot(at);
+            match self.send_here(spot, key, tensor, context) {
+                Some(back) => tensor = back,
+                None => return context.reporter.finish_send(waiter, Ok(())),
+            }
+        }
+        let sender = Sender { waiter, since: context.reporter.clock };
+        let bytes = tensor.1.len() as u64;
+        let queued = || Moment::SendQueued { step, key: key.into(), bytes };
+        match self.table.deposit(at, tensor, sender, deadline) {
+            Ok(Deposited::Kept(deposit)) => context.reporter.trace(deposit, queued),
+            Ok(Deposited::Wanted { by, tensor, deposit }) => {
+                context.reporter.trace(deposit, queued);
+                self.lend(by, tensor, deposit, context);
+            }
+            Err((error, sender)) => context.reporter.finish_send(sender.waiter, Err(error)),
+        }
+    }
+
+    /// A peer asks for a tensor.
+    pub(super) fn asked(&mut self, handle: Handle, asked: Asked, context: &mut Context) {
+        let ends = (asked.producer, asked.consumer);
+        let peer = context.peers.get_mut(handle).expect("its session just reported");
+        let pair = match peer.last_pair {
+            Some((last, pair)) if last == ends => pair,
+            _ if asked.consumer == STRANGER => {
+                let reason = "the asking task is not in the endpoint map of the asked host".into();
+                let task = "the asking task".into();
+                peer.session.refuse(asked.id, &Error::NotFound { task, reason });
+                return;
+            }
+            _ => {
+                let pair = context.pairs.pair_of(asked.producer, asked.consumer);
+                peer.last_pair = Some((ends, pair));
+                pair
+            }
+        };
+        if !context.pairs[pair].owned {
+            let reason = "the pair is served by another shard: the two sides disagree on lanes";
+            peer.session.refuse(asked.id, &Error::invalid(reason));
+            return;
+        }
+        if let Some(reason) = self.ended.reason(asked.producer, pair, asked.step) {
+            peer.session.refuse(asked.id, &Error::Aborted { step: asked.step, reason: reason.into() });
+            return;
+        }
+        let at = Meeting { pair, step: asked.step, key: peer.session.key(&asked) };
+        let by = Parked::Peer { session: handle, id: asked.id };
+        match self.table.want(at, by) {
+            Ok(Found::Tensor((meta, payload), deposit)) => {
+                let session = peer.traced_as;
+                match peer.session.answer(asked.id, meta.into_wire(), payload, deposit) {
+                    Ok(answer) => context.reporter.trace(deposit, || Moment::SendMatched { session, answer }),
+                    Err((meta, payload, deposit)) => {
+                        self.settled(deposit, (TensorMeta::from_own_wire(meta), payload), false, context);
+                    }
+                }
+            }
+            Ok(Found::Parked) if context.draining => {
+                self.table.withdraw(by);
+                peer.session.refuse(asked.id, &draining());
+            }
+            Ok(Found::Parked) => {
+                peer.session.park(asked.id);
+                let until = context.reporter.clock + Duration::from_millis(asked.timeout_ms.into()) + PARKED_GRACE;
+                self.table.park_until(by, until);
+            }
+            Err(error) => peer.session.refuse(asked.id, &error),
+        }
+    }
+
+    /// A peer takes a request back.
+    pub(super) fn withdrawn(&mut self, session: Handle, id: Handle, peers: &mut Peers) {
+        if self.table.withdraw(Parked::Peer { session, id })
+            && let Some(with) = peers.session_mut(session)
+        {
+            with.unpark();
+        }
+    }
+
+    /// The link of a session is gone: what its peer waits for it will ask again.
+    pub(super) fn withdraw_session(&mut self, session: Handle) {
+        self.table.withdraw_session(session);
+    }
+
+    /// Hands a tensor to a request that waited for it.
+    pub(super) fn lend(
+        &mut self,
+        by: Parked,
+        (meta, payload): (TensorMeta, Payload),
+        deposit: Handle,
+        context: &mut Context,
+    ) {
+        let (session, id) = match by {
+            Parked::Peer { session, id } => (session, id),
+            Parked::Local(handle) => return self.lend_here(handle, (meta, payload), deposit, context),
+        };
+        let Some(peer) = context.peers.get_mut(session) else {
+            // Sessions leave the table before they go.
+            return self.settled(deposit, (meta, payload), false, context);
+        };
+        peer.session.unpark();
+        let traced_as = peer.traced_as;
+        let answered = peer.session.answer(id, meta.into_wire(), payload, deposit);
+        context.peers.mark_dirty(session);
+        match answered {
+            Ok(answer) => context.reporter.trace(deposit, || Moment::SendMatched { session: traced_as, answer }),
+            Err((meta, payload, deposit)) => {
+                self.settled(deposit, (TensorMeta::from_own_wire(meta), payload), false, context);
+            }
+        }
+    }
+
+    /// A tensor that was lent to a task of this node, or to nobody after all, is back.
+    fn settled(&mut self, deposit: Handle, tensor: (TensorMeta, Payload), taken: bool, context: &mut Context) {
+        let bytes = tensor.1.len() as u64;
+        self.settled_as(deposit, tensor, (bytes, taken, Way::Memory), context);
+    }
+
+    /// A tensor of so many bytes that was lent is back, or taken; its payload may have changed hands already.
+    pub(super) fn settled_as(
+        &mut self,
+        deposit: Handle,
+        tensor: (TensorMeta, Payload),
+        (bytes, taken, way): (u64, bool, Way),
+        context: &mut Context,
+    ) {
+        let reporter = &mut context.reporter;
+        match self.table.settle(deposit, tensor, taken) {
+            Settled::Taken(sender) => {
+                reporter.count_sent(bytes as usize);
+                reporter.record(Operation::Send, way, sender.since);
+                reporter.trace(deposit, || Moment::SendReleased);
+                reporter.finish_send(sender.waiter, Ok(()));
+            }
+            Settled::Kept | Settled::Gone => {}
+            Settled::Wanted { by, tensor, deposit } => self.lend(by, tensor, deposit, context),
+            Settled::Displaced(sender, error) => reporter.finish_send(sender.waiter, Err(error)),
+        }
+    }
+
+    /// Ends what has waited past its deadline.
+    pub(super) fn expire(&mut self, now: Instant, context: &mut Context) {
+        let late = self.table.expire_parked(now);
+        if !late.is_empty() {
+            let error = Error::Aborted { step: 0, reason: "its deadline was over, and nobody took it back".into() };
+            self.refuse_parked(late, &error, context);
+        }
+        let outcomes: &mut Outcomes = &mut context.reporter.outcomes;
+        let unsent = self.table.expire(now, |sender, Late { key, step, deadline }| {
+            let waited = deadline.saturating_duration_since(sender.since);
+            let (operation, key, delivery_unknown) = (Operation::Send, key.into(), true);
+            let error = Error::DeadlineExceeded { operation, step, key, waited, delivery_unknown };
+            outcomes.send_is_late(sender, error.clone());
+            error
+        });
+        for Unsent { sender, key, step, deadline } in unsent {
+            let waited = deadline.saturating_duration_since(sender.since);
+            context.reporter.finish_send(sender.waiter, Err(Error::late(Operation::Send, step, key, waited)));
+        }
+        self.expire_here(now, &mut context.reporter);
+    }
+
+    /// Panics unless the table agrees with itself, with who waits here, and with the sessions of those who wait elsewhere.
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub(super) fn check_invariants(&self, context: &Context) {
+        self.table.check_invariants(|by| match by {
+            Parked::Local(handle) => self.local.is_there(handle),
+            Parked::Peer { session, .. } => context.peers.session(session).is_some(),
+        });
+        self.local.check_invariants(|entry| self.table.local_at(entry), &context.pairs);
+        context.reporter.outcomes.batches.check_invariants();
+        for (ticket, to) in &self.moved {
+            assert_ne!(ticket, to, "whoever gives the request up would look for it for ever");
+        }
+    }
+}

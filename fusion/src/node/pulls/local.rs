@@ -1,0 +1,298 @@
+//! Pulls whose producer is a task of this very node: copied from what it has published, a helping a turn.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
+
+use sealane_runtime::Buffer;
+use sealane_transport::session::{ReceiveMemory, Shelf, Wait};
+use sealane_transport::trace::Moment;
+use sealane_transport::tray::Shelved;
+use sealane_transport::{Error, Handle, Payload, TensorMeta, Tray};
+
+use super::store::{PublishedStore, Watcher};
+use super::{At, Pulls, UnderWay};
+use crate::metrics::{Operation, Way};
+use crate::node::context::Context;
+use crate::node::copying::{COPY_AT_ONCE_BYTES, COPY_BUDGET_BYTES, COPY_HELPING_BYTES, copy_in_pieces};
+use crate::node::memory::Memory;
+use crate::node::reporter::Reporter;
+
+/// See the module.
+pub(super) struct LocalPull {
+    slots: Arc<[u32]>,
+    consumer: u16,
+    min_version: i64,
+    since: Instant,
+    pub(super) deadline: Instant,
+    tray: Tray,
+    /// Numbers to look at: first and count.
+    ready: VecDeque<(u32, u32)>,
+    copy: Option<PartCopy>,
+    queued: bool,
+}
+
+/// A large tensor that is half copied.
+struct PartCopy {
+    index: usize,
+    version: i64,
+    stamp: u64,
+    meta: TensorMeta,
+    from: Payload,
+    to: Buffer,
+    filled: usize,
+}
+
+impl LocalPull {
+    pub(super) fn new(
+        slots: Arc<[u32]>,
+        consumer: u16,
+        min_version: i64,
+        since: Instant,
+        deadline: Instant,
+        tray: Tray,
+    ) -> Self {
+        let ready = VecDeque::from([(0, slots.len() as u32)]);
+        Self { slots, consumer, min_version, since, deadline, tray, ready, copy: None, queued: false }
+    }
+
+    pub(super) fn into_tray(self) -> Tray {
+        self.tray
+    }
+
+    /// Copies about `budget` bytes on; how many. Who waits for more goes into `watchers`.
+    fn advance(
+        &mut self,
+        (handle, budget): (Handle, usize),
+        store: &PublishedStore,
+        (memory, reporter): (&Memory, &mut Reporter),
+        watchers: &mut Vec<Watcher>,
+    ) -> usize {
+        let mut copied = 0;
+        while copied < budget {
+            if let Some(copy) = &mut self.copy {
+                copied += copy.advance(budget - copied);
+                if copy.filled == copy.from.len() {
+                    let PartCopy { index, version, stamp, meta, to, .. } = self.copy.take().expect("just looked at");
+                    self.tray.fill(index, stamp, meta, version, to);
+                }
+                continue;
+            }
+            let Some((first, count)) = self.ready.front_mut() else { break };
+            if *count == 0 {
+                self.ready.pop_front();
+                continue;
+            }
+            let index = *first as usize;
+            (*first, *count) = (*first + 1, *count - 1);
+            let slot = self.slots[index];
+            let Some(published) = store.look(slot).filter(|published| published.version >= self.min_version) else {
+                let wait = Wait { slot, min_version: self.min_version, pull: handle, index: index as u32 };
+                watchers.push(Watcher { session: None, wait });
+                continue;
+            };
+            copied += self.begin_copy(index, &published, memory, reporter);
+        }
+        copied
+    }
+
+    /// Copies a small tensor, or begins to copy a large one; the bytes copied.
+    #[inline]
+    fn begin_copy(&mut self, index: usize, published: &Shelved<'_>, memory: &Memory, reporter: &mut Reporter) -> usize {
+        debug_assert!(self.copy.is_none(), "the tensor that is half copied would be forgotten");
+        let (bytes, consumer) = (published.payload.len(), self.consumer);
+        let allocate = |len| memory.allocate_to_stay(consumer, len);
+        if bytes <= COPY_AT_ONCE_BYTES {
+            self.tray.copy_in(index, published, allocate);
+            reporter.count_received(bytes);
+            return bytes;
+        }
+        match self.tray.lend(index, bytes, allocate) {
+            Ok(to) => {
+                let meta = TensorMeta::from_own_wire(published.meta.into());
+                let (version, stamp, from) = (published.version, published.stamp, published.payload.share());
+                self.copy = Some(PartCopy { index, version, stamp, meta, from, to, filled: 0 });
+                reporter.count_received(bytes);
+            }
+            Err(full) => self.tray.fail(index, full),
+        }
+        0
+    }
+
+    /// True if there is something to copy.
+    fn has_more(&self) -> bool {
+        self.copy.is_some() || self.ready.iter().any(|(_, count)| *count > 0)
+    }
+
+    /// Panics unless a pull that stands in the queue of those that copy says so, and one that has to copy stands there.
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub(super) fn check_invariants(&self, places: usize) {
+        assert_eq!(places, usize::from(self.queued), "a pull would be copied out of its turn, or never");
+        assert!(self.queued || !self.has_more(), "a pull would wait for ever for what is published");
+        assert!(!self.tray.is_complete(), "nobody would hear that a pull has all that it wants");
+        assert_eq!(self.slots.len(), self.tray.len(), "a tensor would come to another's place");
+    }
+}
+
+impl Pulls {
+    /// Begins a pull from this node's store: what one helping holds is copied at once.
+    pub(super) fn pull_here(&mut self, pull: UnderWay, context: &mut Context) -> Option<Handle> {
+        let At::Here(local) = &pull.at else { unreachable!("the caller knows where it is") };
+        let (deadline, tensors) = (local.deadline, local.tray.len() as u64);
+        let Ok(handle) = self.under_way.insert(pull) else { unreachable!("2^32 pulls do not fit in memory") };
+        context.reporter.trace(handle, || Moment::PullQueued { tensors });
+        self.begin_here(handle, deadline, context);
+        self.under_way.get(handle).map(|_| handle)
+    }
+
+    pub(super) fn begin_here(&mut self, handle: Handle, deadline: Instant, context: &mut Context) {
+        self.earliest = Some(self.earliest.map_or(deadline, |earliest| earliest.min(deadline)));
+        self.advance(handle, COPY_HELPING_BYTES, context);
+    }
+
+    fn local(&mut self, handle: Handle) -> Option<&mut LocalPull> {
+        match &mut self.under_way.get_mut(handle)?.at {
+            At::Here(local) => Some(local),
+            At::Peer { .. } => None,
+        }
+    }
+
+    /// A tensor that a pull waits for is published.
+    pub(super) fn local_ready(&mut self, handle: Handle, index: u32) {
+        let Some(local) = self.local(handle) else { return };
+        match local.ready.back_mut() {
+            Some((first, count)) if *first + *count == index => *count += 1,
+            _ => local.ready.push_back((index, 1)),
+        }
+        self.queue(handle);
+    }
+
+    /// A tensor that a pull waits for will not come.
+    pub(super) fn fail_local(&mut self, handle: Handle, index: u32, error: &Error, reporter: &mut Reporter) {
+        let Some(local) = self.local(handle) else { return };
+        local.tray.fail(index as usize, error.clone());
+        self.end_if_complete(handle, reporter);
+    }
+
+    /// A task publishes nothing any more: what pulls of it have not come to will not come. What is half copied is copied on.
+    pub(super) fn fail_local_of(&mut self, producer: u16, error: &Error, context: &mut Context) {
+        let (plans, pairs) = (&self.plans, &context.pairs);
+        let is_of = |pull: &UnderWay| {
+            let mirror = plans.get(pull.plan).and_then(|plan| pairs[plan.pair].mirror);
+            matches!(pull.at, At::Here(_)) && mirror.is_some_and(|mirror| pairs[mirror].local == producer)
+        };
+        for handle in self.under_way.select(is_of) {
+            let Some(local) = self.local(handle) else { continue };
+            for (first, count) in std::mem::take(&mut local.ready) {
+                (first..first + count).for_each(|index| local.tray.fail(index as usize, error.clone()));
+            }
+            self.end_if_complete(handle, &mut context.reporter);
+        }
+    }
+
+    fn queue(&mut self, handle: Handle) {
+        let Some(local) = self.local(handle) else { return };
+        if !local.queued {
+            local.queued = true;
+            self.copying.push_back(handle);
+        }
+    }
+
+    /// True if there is something to copy.
+    #[inline]
+    pub(in crate::node) fn is_copying(&self) -> bool {
+        !self.copying.is_empty()
+    }
+
+    /// When the next pull from this node's store ends that waits.
+    #[inline]
+    pub(in crate::node) fn next_deadline(&self) -> Option<Instant> {
+        self.earliest
+    }
+
+    /// Goes on with the pulls under way; the bytes copied, or work done.
+    pub(in crate::node) fn copy_on(&mut self, context: &mut Context) -> usize {
+        let mut budget = COPY_BUDGET_BYTES;
+        while budget > 0
+            && let Some(handle) = self.copying.pop_front()
+        {
+            if let Some(local) = self.local(handle) {
+                local.queued = false;
+                let copied = self.advance(handle, COPY_HELPING_BYTES.min(budget), context);
+                budget = budget.saturating_sub(copied.max(1));
+            }
+        }
+        COPY_BUDGET_BYTES - budget
+    }
+
+    /// Copies about `budget` bytes of a pull; how many.
+    fn advance(&mut self, handle: Handle, budget: usize, context: &mut Context) -> usize {
+        let Some(UnderWay { at: At::Here(local), .. }) = self.under_way.get_mut(handle) else { return 0 };
+        let mut watchers = Vec::new();
+        let to = (&context.memory, &mut context.reporter);
+        let copied = local.advance((handle, budget), &self.store, to, &mut watchers);
+        let has_more = local.has_more();
+        for watcher in watchers {
+            self.watch(watcher, &context.peers);
+        }
+        if has_more {
+            self.queue(handle);
+        } else {
+            self.end_if_complete(handle, &mut context.reporter);
+        }
+        copied
+    }
+
+    fn end_if_complete(&mut self, handle: Handle, reporter: &mut Reporter) {
+        if self.local(handle).is_some_and(|local| local.tray.is_complete()) {
+            if let Some(pull) = self.under_way.get(handle) {
+                reporter.record(Operation::Pull, Way::Memory, pull.since);
+            }
+            self.end_one(handle, reporter);
+        }
+    }
+
+    fn end_one(&mut self, handle: Handle, reporter: &mut Reporter) {
+        let Some(UnderWay { waiter, at: At::Here(local), .. }) = self.under_way.remove(handle) else { return };
+        reporter.trace(handle, || Moment::PullEnded);
+        reporter.finish_pull(waiter, local.into_tray());
+    }
+
+    /// Ends the pulls from this node's store that `pick` (consumer) chooses.
+    pub(in crate::node) fn end_local(&mut self, pick: impl Fn(u16) -> bool, error: &Error, reporter: &mut Reporter) {
+        for handle in self.under_way.select(|pull| matches!(&pull.at, At::Here(local) if pick(local.consumer))) {
+            if let Some(local) = self.local(handle) {
+                local.tray.fail_missing(|_| error.clone());
+                self.end_one(handle, reporter);
+            }
+        }
+    }
+
+    /// Ends those that have waited past their deadline.
+    pub(in crate::node) fn expire_local(&mut self, now: Instant, reporter: &mut Reporter) {
+        if self.earliest.is_none_or(|earliest| earliest > now) {
+            return;
+        }
+        for handle in self.under_way.select(|pull| matches!(&pull.at, At::Here(local) if local.deadline <= now)) {
+            let Some(At::Here(local)) = self.under_way.get_mut(handle).map(|pull| &mut pull.at) else { continue };
+            let waited = local.deadline.saturating_duration_since(local.since);
+            let (slots, step, store) = (local.slots.clone(), local.min_version, &self.store);
+            local.tray.fail_missing(|index| Error::late(Operation::Pull, step, store.key(slots[index]), waited));
+            self.end_one(handle, reporter);
+        }
+        let deadline = |pull: &UnderWay| match &pull.at {
+            At::Here(local) => Some(local.deadline),
+            At::Peer { .. } => None,
+        };
+        self.earliest = self.under_way.iter().filter_map(|(_, pull)| deadline(pull)).min();
+    }
+}
+
+impl PartCopy {
+    /// Copies up to `budget` bytes on; how many.
+    fn advance(&mut self, budget: usize) -> usize {
+        let copied = copy_in_pieces(&mut self.to, self.from.volatile(), self.filled, budget);
+        self.filled += copied;
+        copied
+    }
+}

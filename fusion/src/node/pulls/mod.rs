@@ -1,0 +1,274 @@
+//! Publishing, plans, and pulls: of a peer by its session, of a task of this node by copy from what it has published.
+
+mod local;
+mod plans;
+mod store;
+
+use std::collections::VecDeque;
+use std::time::Instant;
+
+use sealane_transport::session::{Named, Shelf, Wait};
+use sealane_transport::trace::Moment;
+use sealane_transport::{Arena, Error, Handle, Tensor, Tray};
+
+use super::cells::{PullWaiter, RecvWaiter};
+use super::context::Context;
+use super::draining;
+use super::pairs::STRANGER;
+use super::peers::Peers;
+use super::reporter::Reporter;
+use crate::metrics::Operation;
+use local::LocalPull;
+use plans::Plan;
+pub(super) use plans::Producer;
+use store::{Planner, PublishedStore, Watcher};
+
+/// A pull, as a task of this shard asks it.
+#[derive(Debug)]
+pub struct PullRequest {
+    /// The plan, from [`Node::open_plan`](super::Node::open_plan).
+    pub plan: Handle,
+    /// The oldest version that will do.
+    pub min_version: i64,
+    /// When what is missing ends with DeadlineExceeded.
+    pub deadline: Instant,
+    /// The places, as many as the plan has keys.
+    pub tray: Tray,
+    /// Who is told, and gets the tray back.
+    pub waiter: PullWaiter,
+}
+
+/// A pull on its way from one session to another: whose, the minimal version, the deadline, the places.
+pub(super) type MovedPull = (RecvWaiter, i64, Instant, Tray);
+
+/// A pull under way.
+struct UnderWay {
+    plan: Handle,
+    since: Instant,
+    waiter: PullWaiter,
+    at: At,
+}
+
+/// Where a pull is.
+enum At {
+    Peer { session: Handle, pull: Handle },
+    Here(Box<LocalPull>),
+}
+
+/// See the module.
+pub(super) struct Pulls {
+    store: PublishedStore,
+    plans: Arena<Plan>,
+    under_way: Arena<UnderWay>,
+    /// Pulls from this node's store that have something to copy.
+    copying: VecDeque<Handle>,
+    /// No deadline of a pull from this node's store is earlier.
+    earliest: Option<Instant>,
+    /// Kept to reuse its memory; empty between calls.
+    watchers: Vec<Watcher>,
+}
+
+impl Pulls {
+    pub(super) fn new(published_max: usize) -> Pulls {
+        Pulls {
+            store: PublishedStore::new(published_max),
+            plans: Arena::new(usize::MAX),
+            under_way: Arena::new(usize::MAX),
+            copying: VecDeque::new(),
+            earliest: None,
+            watchers: Vec::new(),
+        }
+    }
+
+    /// What is published, for the sessions whose peers pull it.
+    #[inline]
+    pub(super) fn published(&self) -> &impl Shelf {
+        &self.store
+    }
+
+    /// Tensors that are published.
+    pub(super) fn count(&self) -> usize {
+        self.store.published()
+    }
+
+    /// Keys that are published or named by plans.
+    pub(super) fn keys(&self) -> usize {
+        self.store.keys()
+    }
+
+    /// Publishes a tensor of a local task in place of the version before.
+    ///
+    /// # Errors
+    /// InvalidArgument if a newer version is published, ResourceExhausted if the store is full.
+    pub(super) fn publish(
+        &mut self,
+        local: u16,
+        (key, version): (&str, i64),
+        tensor: Tensor,
+        context: &mut Context,
+    ) -> Result<(), Error> {
+        let mut ready = std::mem::take(&mut self.watchers);
+        debug_assert!(ready.is_empty(), "who waited for another tensor would be told that it is there");
+        let published = self.store.publish(local, key, version, tensor, &mut ready);
+        for Watcher { session, wait } in ready.drain(..) {
+            let Some(session) = session else {
+                self.local_ready(wait.pull, wait.index);
+                continue;
+            };
+            if let Some(with) = context.peers.session_mut(session) {
+                with.pull_ready(wait.pull, wait.index);
+                context.peers.mark_dirty(session);
+            }
+        }
+        self.watchers = ready;
+        published
+    }
+
+    /// Takes a published tensor back; false if there was none. Pulls of it wait.
+    pub(super) fn withdraw(&mut self, local: u16, key: &str) -> bool {
+        self.store.withdraw(local, key)
+    }
+
+    /// Takes back all that a task has published, and ends the pulls that wait for more of it.
+    pub(super) fn withdraw_all(&mut self, local: u16, error: &Error, context: &mut Context) {
+        self.fail_local_of(local, error, context);
+        for handle in context.peers.select(|_| true) {
+            context.peers.session_mut(handle).expect("just selected").refuse_pulls_of(local, error);
+            context.peers.mark_dirty(handle);
+        }
+        let mut waiting = Vec::new();
+        self.store.withdraw_all(local, &mut waiting);
+        for Watcher { session, wait } in waiting {
+            match session {
+                None => self.fail_local(wait.pull, wait.index, error, &mut context.reporter),
+                Some(session) => {
+                    if let Some(with) = context.peers.session_mut(session) {
+                        with.refuse_pull(wait.pull, wait.index, error);
+                        context.peers.mark_dirty(session);
+                    }
+                }
+            }
+        }
+    }
+
+    /// A pull has come from a peer, as far as it does.
+    pub(super) fn arrived(&mut self, session: Handle, waiter: RecvWaiter, tray: Tray, context: &mut Context) {
+        let handle = named(&waiter);
+        let mut missing = tray.len();
+        for index in 0..tray.len() {
+            if let Ok(tensor) = tray.get(index) {
+                context.reporter.count_received(tensor.len());
+                missing -= 1;
+            }
+        }
+        if let Some(pull) = self.under_way.get(handle).filter(|_| missing == 0) {
+            context.reporter.record(Operation::Pull, context.peers.way_of(session), pull.since);
+        }
+        self.ended(handle, tray, &mut context.reporter);
+    }
+
+    /// A pull has ended.
+    fn ended(&mut self, handle: Handle, tray: Tray, reporter: &mut Reporter) {
+        if let Some(pull) = self.under_way.remove(handle) {
+            reporter.trace(handle, || Moment::PullEnded);
+            reporter.finish_pull(pull.waiter, tray);
+        }
+    }
+
+    /// Gives a pull up, whose waiter then hears nothing; its tray, or `None` if it has ended.
+    pub(super) fn cancel(&mut self, handle: Handle, peers: &mut Peers) -> Option<Tray> {
+        match self.under_way.remove(handle)?.at {
+            At::Here(local) => Some(local.into_tray()),
+            At::Peer { session, pull } => {
+                let (_, tray) = peers.session_mut(session)?.cancel_pull(pull)?;
+                peers.mark_dirty(session);
+                Some(tray)
+            }
+        }
+    }
+
+    /// A peer names the keys that it will pull.
+    pub(super) fn named(&mut self, session: Handle, named: Named, peers: &mut Peers) {
+        let Named { set, serial, consumer, producer, keys } = named;
+        let found = if consumer == STRANGER {
+            let reason = "the pulling task is not in the endpoint map of the asked host".into();
+            Err(Error::NotFound { task: "the pulling task".into(), reason })
+        } else {
+            self.store.hold(Planner::Peer, producer, keys.iter().map(|key| &**key))
+        };
+        let Some(with) = peers.session_mut(session) else {
+            return self.store.let_go(&found.unwrap_or_default());
+        };
+        match found {
+            // Named and forgotten in one read of the link.
+            Ok(slots) => {
+                if let Err(slots) = with.set_found(set, serial, slots) {
+                    self.store.let_go(&slots);
+                }
+            }
+            Err(error) => with.refuse_set(set, serial, error),
+        }
+        peers.mark_dirty(session);
+    }
+
+    /// A peer pulls no more what is in these slots.
+    pub(super) fn forgotten(&mut self, slots: &[u32]) {
+        self.store.let_go(slots);
+    }
+
+    /// Notes what the pulls of a session wait for.
+    pub(super) fn watch_for(&mut self, session: Handle, context: &mut Context) {
+        let mut waits: Vec<Wait> = Vec::new();
+        if let Some(with) = context.peers.session_mut(session) {
+            with.take_waits(&mut waits);
+        }
+        if context.draining {
+            for wait in waits {
+                if let Some(with) = context.peers.session_mut(session) {
+                    with.refuse_pull(wait.pull, wait.index, &draining());
+                }
+            }
+            return;
+        }
+        for wait in waits {
+            self.watch(Watcher { session: Some(session), wait }, &context.peers);
+        }
+    }
+
+    fn watch(&mut self, watcher: Watcher, peers: &Peers) {
+        let under_way = &self.under_way;
+        self.store.watch(watcher, |watcher| match watcher.session {
+            Some(session) => peers.session(session).is_some_and(|with| with.is_serving(watcher.wait.pull)),
+            None => under_way.get(watcher.wait.pull).is_some(),
+        });
+    }
+
+    /// Panics unless slots stand for tensors and for plans, and each pull is where it says.
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub(super) fn check_invariants(&self, peers: &Peers) {
+        let here = self.plans.iter().flat_map(|(_, plan)| plan.slots_here());
+        let there = peers.iter().flat_map(|peer| peer.session.slots_named());
+        self.store.check_invariants(here.copied().chain(there));
+        assert!(self.watchers.is_empty(), "who waited for another tensor would be told that it is there");
+        for (handle, pull) in self.under_way.iter() {
+            assert!(self.plans.get(pull.plan).is_some(), "a pull of no plan would never be moved nor closed");
+            let with = match &pull.at {
+                At::Peer { session, .. } => peers.session(*session).is_some(),
+                At::Here(_) => true,
+            };
+            assert!(with, "nobody would answer a pull, nor end it");
+            if let At::Here(local) = &pull.at {
+                let places = self.copying.iter().filter(|&&copying| copying == handle).count();
+                local.check_invariants(places);
+                let ends = self.earliest.is_some_and(|earliest| earliest <= local.deadline);
+                assert!(ends, "a pull would wait past its deadline");
+            }
+        }
+    }
+}
+
+/// Pulls are asked of sessions with their own names.
+fn named(waiter: &RecvWaiter) -> Handle {
+    let RecvWaiter::Pull(handle) = waiter else { unreachable!("pulls are asked with their own names") };
+    *handle
+}

@@ -1,0 +1,63 @@
+//! What holds of queues, streams and groups between any two calls of their node.
+
+use sealane_transport::Handle;
+
+use super::Pushes;
+use super::queues::{CREDIT_BYTES_MAX, CREDIT_MESSAGES_MAX, Queue, QueueName, StreamKey};
+use crate::node::peers::Peers;
+
+impl Pushes {
+    /// Panics unless queues, streams and groups agree with each other, and streams with their sessions.
+    pub(in crate::node) fn check_invariants(&self, peers: &Peers) {
+        assert_eq!(self.names.len(), self.queues.len(), "a queue that is not found by its name is made a second time");
+        for (handle, queue) in self.queues.iter() {
+            self.check_queue(handle, queue);
+        }
+        for key in self.streams.keys() {
+            self.check_stream(key, peers);
+        }
+        if let Some((key, queue, _)) = &self.last_stream {
+            let leads = self.streams.get(key).map(|stream| stream.queue);
+            assert_eq!(leads, Some(*queue), "the next tensor of the last stream would go into a wrong queue");
+        }
+        for (handle, group) in self.groups.iter() {
+            let waiting = self.queues.iter().flat_map(|(_, queue)| &queue.local);
+            let here = waiting.filter(|push| push.group == handle).count();
+            assert!(group.left > 0, "a waiter would wait for ever: its pushes have ended");
+            assert!(here <= group.left, "{here} pushes of a group wait here, and {} are to end", group.left);
+        }
+    }
+
+    fn check_queue(&self, handle: Handle, queue: &Queue) {
+        let name = &queue.name;
+        let named = self.names.get(&QueueName(queue.task, name));
+        assert_eq!(named, Some(&handle), "pushes into '{name}' would go to another queue of that name");
+        let places = self.filled.iter().filter(|&&filled| filled == handle).count();
+        let count = queue.arrived.len();
+        let is_filled = usize::from(count > 0);
+        assert_eq!(places, is_filled, "{count} tensors came to '{name}', which is settled {places} times");
+        for key in &queue.streams {
+            let leads = self.streams.get(key).map(|stream| stream.queue);
+            assert_eq!(leads, Some(handle), "queue '{name}' is fed by {key:?}, which leads elsewhere");
+        }
+        for push in &queue.local {
+            assert!(self.groups.get(push.group).is_some(), "nobody would hear how a push into '{name}' ended");
+            let ends = self.earliest.is_some_and(|earliest| earliest <= push.deadline);
+            assert!(ends, "a push into '{name}' would wait past its deadline");
+        }
+    }
+
+    fn check_stream(&self, key: &StreamKey, peers: &Peers) {
+        let stream = &self.streams[key];
+        let queue = self.queues.get(stream.queue).unwrap_or_else(|| panic!("{key:?} leads nowhere"));
+        let name = &queue.name;
+        let listed = queue.streams.iter().filter(|&other| other == key).count();
+        assert_eq!(listed, 1, "{key:?} feeds '{name}' {listed} times, which decides about the credit of all");
+        let hungry = queue.hungry.iter().filter(|&other| other == key).count();
+        assert_eq!(hungry, usize::from(stream.hungry), "{key:?} of '{name}' would get no credit, or another's");
+        let credit = peers.session(key.0).and_then(|session| session.credit(key.1));
+        let credit = credit.unwrap_or_else(|| panic!("{key:?} has ended in its session, and '{name}' keeps it"));
+        let (messages, bytes) = (CREDIT_MESSAGES_MAX as u64, CREDIT_BYTES_MAX as u64);
+        assert!(credit.messages <= messages && credit.bytes <= bytes, "{key:?} may flood '{name}': {credit:?}");
+    }
+}

@@ -1,0 +1,181 @@
+//! Pushing: into a peer's queue by its session, into one of this node's by hand; and the queues that take pushes in.
+//!
+//! Bounded by the credit that streams have, and of pushes that wait for it by `fusion.queued_requests_max`.
+
+#[cfg(any(test, feature = "fuzzing"))]
+mod invariants;
+mod local;
+mod queues;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use hashbrown::HashMap;
+use sealane_transport::session::PushAsk;
+use sealane_transport::trace::Moment;
+use sealane_transport::{Arena, Error, Handle, Meta, Payload, Tensor};
+
+use super::cells::SendWaiter;
+use super::context::Context;
+use super::reporter::Reporter;
+use crate::metrics::{Operation, Way};
+pub(super) use queues::Arrivals;
+use queues::{Queue, Stream, StreamKey};
+
+/// Pushes that one waiter waits for.
+struct PushGroup {
+    left: usize,
+    error: Option<Error>,
+    waiter: SendWaiter,
+    since: Instant,
+    way: Way,
+}
+
+/// Pushes, as a task of this shard asks them.
+#[derive(Debug)]
+pub struct PushRequest<'a, T> {
+    /// The pair, from [`Node::pair`](super::Node::pair).
+    pub pair: u32,
+    /// The queue's name at the other side.
+    pub queue: &'a str,
+    /// What to push, in order.
+    pub tensors: T,
+    /// When those that were not taken end with DeadlineExceeded.
+    pub deadline: Instant,
+    /// Who is told, once all have ended: the first error, if there was any.
+    pub waiter: SendWaiter,
+}
+
+/// Pushes of one group on their way into a queue.
+pub(super) struct Load<'a, T> {
+    pub(super) pair: u32,
+    pub(super) queue: &'a str,
+    pub(super) tensors: T,
+    pub(super) deadline: Instant,
+    pub(super) group: Handle,
+}
+
+/// A push on its way from one session to another: never sent on any link.
+pub(super) struct MovedPush {
+    pub(super) from: u16,
+    pub(super) to: u32,
+    pub(super) queue: Box<str>,
+    pub(super) meta: Meta,
+    pub(super) payload: Payload,
+    pub(super) deadline: Instant,
+    pub(super) group: Handle,
+}
+
+/// See the module.
+pub(super) struct Pushes {
+    groups: Arena<PushGroup>,
+    queues: Arena<Queue>,
+    names: HashMap<(u16, Box<str>), Handle>,
+    streams: HashMap<StreamKey, Stream>,
+    /// The stream of the last tensor, which most often is that of the next, with its queue and its pusher.
+    last_stream: Option<(StreamKey, Handle, Arc<str>)>,
+    /// Queues into which something was pushed in this turn.
+    filled: Vec<Handle>,
+    /// No deadline of a push to a task of this node is earlier.
+    earliest: Option<Instant>,
+}
+
+impl Pushes {
+    pub(super) fn new() -> Pushes {
+        Pushes {
+            groups: Arena::new(usize::MAX),
+            queues: Arena::new(usize::MAX),
+            names: HashMap::new(),
+            streams: HashMap::new(),
+            last_stream: None,
+            filled: Vec::new(),
+            earliest: None,
+        }
+    }
+
+    /// Streams of peers that feed queues here.
+    #[cfg(test)]
+    pub(super) fn streams(&self) -> usize {
+        self.streams.len()
+    }
+
+    /// So many pushes begin that end together.
+    pub(super) fn begin(
+        &mut self,
+        now: Instant,
+        (queue, count): (&str, usize),
+        waiter: SendWaiter,
+        reporter: &Reporter,
+    ) -> Handle {
+        debug_assert!(count > 0, "nothing would end the group, and its waiter would wait for ever");
+        let group = PushGroup { left: count, error: None, waiter, since: now, way: Way::Memory };
+        let Ok(group) = self.groups.insert(group) else { unreachable!("2^32 groups do not fit in memory") };
+        reporter.trace(group, || Moment::PushQueued { queue: queue.into(), tensors: count as u64 });
+        group
+    }
+
+    /// Pushes into a queue of the peer that a session is with.
+    pub(super) fn push_there<T: ExactSizeIterator<Item = Tensor>>(
+        &mut self,
+        now: Instant,
+        session: Handle,
+        load: Load<'_, T>,
+        context: &mut Context,
+    ) {
+        let Load { pair, queue, tensors, deadline, group } = load;
+        let (local, peer) = (context.pairs[pair].local, context.pairs[pair].peer);
+        let with = context.peers.session_mut(session).expect("the caller found it");
+        let stream = match with.stream(local, peer, queue) {
+            Ok(stream) => stream,
+            Err(error) => return self.ended(group, tensors.len() as u32, Err(error), &mut context.reporter),
+        };
+        self.groups.get_mut(group).expect("just made").way = context.peers.way_of(session);
+        for tensor in tensors {
+            let (meta, payload) = tensor.into_parts();
+            let ask = PushAsk { stream, meta: meta.into_wire(), payload, deadline, deposit: group };
+            self.ask(now, session, ask, context);
+        }
+        context.asked(now, session, deadline);
+    }
+
+    fn ask(&mut self, now: Instant, session: Handle, ask: PushAsk<Handle>, context: &mut Context) {
+        let with = context.peers.session_mut(session).expect("the caller found its stream");
+        if let Err((error, group)) = with.push(now, ask) {
+            self.ended(group, 1, Err(error), &mut context.reporter);
+        }
+    }
+
+    /// A push that was to go to another session: pushed again where it belongs.
+    pub(super) fn push_moved(&mut self, now: Instant, session: Handle, moved: MovedPush, context: &mut Context) {
+        let MovedPush { from, to, queue, meta, payload, deadline, group } = moved;
+        let with = context.peers.session_mut(session).expect("the caller found it");
+        match with.stream(from, to, &queue) {
+            Ok(stream) => {
+                self.ask(now, session, PushAsk { stream, meta, payload, deadline, deposit: group }, context);
+                context.asked(now, session, deadline);
+            }
+            Err(error) => self.ended(group, 1, Err(error), &mut context.reporter),
+        }
+    }
+
+    /// Pushes of a group have ended, all in the same way.
+    #[inline]
+    pub(super) fn ended(&mut self, handle: Handle, count: u32, outcome: Result<(), Error>, reporter: &mut Reporter) {
+        let Some(group) = self.groups.get_mut(handle) else { return };
+        debug_assert!(count as usize <= group.left, "a push would end twice, and its waiter hear of it too early");
+        group.left -= count as usize;
+        if let Err(error) = outcome {
+            group.error.get_or_insert(error);
+        } else {
+            reporter.counters.tensors_sent += u64::from(count);
+        }
+        if group.left == 0 {
+            reporter.trace(handle, || Moment::PushEnded);
+            let group = self.groups.remove(handle).expect("just looked at");
+            if group.error.is_none() {
+                reporter.record(Operation::Push, group.way, group.since);
+            }
+            reporter.finish_send(group.waiter, group.error.map_or(Ok(()), Err));
+        }
+    }
+}

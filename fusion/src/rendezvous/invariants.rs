@@ -1,0 +1,62 @@
+//! What holds of the table between any two calls.
+
+use sealane_transport::Handle;
+
+use super::{Entry, Meeting, Parked, State, Table};
+
+impl<S> Table<S> {
+    /// Panics unless what waits is found, counted and ended in time. `is_there` says whether somebody still waits as whom a
+    /// request is parked.
+    pub(crate) fn check_invariants(&self, is_there: impl Fn(Parked) -> bool) {
+        let count = |pick: fn(&State<S>) -> bool| self.entries.iter().filter(|(_, entry)| pick(&entry.state)).count();
+        let deposits = count(|state| !matches!(state, State::Wanted(_)));
+        assert_eq!(self.deposits, deposits, "fusion.deposited_tensors_max would bound something else than tensors");
+        assert!(deposits <= self.deposits_max, "fusion.deposited_tensors_max would be no bound");
+        let local = count(|state| matches!(state, State::Wanted(Parked::Local(_))));
+        assert_eq!(self.local_requests, local, "requests that wait are counted, and are not there");
+        let parked = count(|state| matches!(state, State::Wanted(Parked::Peer { .. })));
+        assert_eq!(self.parked.len(), parked, "a peer could not take its request back");
+        let lent = count(|state| matches!(state, State::Lent { .. }));
+        assert_eq!(self.index.len(), self.entries.len() - lent, "what is lent would be found, or what waits would not");
+        for (handle, entry) in self.entries.iter() {
+            self.check_entry(handle, entry, &is_there);
+        }
+        for (by, waits) in &self.parked {
+            let found = self.entries.get(waits.entry).map(|entry| &entry.state);
+            assert!(matches!(found, Some(State::Wanted(of)) if of == by), "another request would be taken back");
+            let ends = waits.until.is_none_or(|until| self.earliest_parked.is_some_and(|earliest| earliest <= until));
+            assert!(ends, "a request that its peer has forgotten would wait for ever");
+        }
+    }
+
+    fn check_entry(&self, handle: Handle, entry: &Entry<S>, is_there: &impl Fn(Parked) -> bool) {
+        let Entry { pair, step, key, state } = entry;
+        assert!(self.steps.of((*pair, *step)).contains(&handle), "'{key}' would outlive step {step}");
+        let found = self.spot(Meeting { pair: *pair, step: *step, key }).entry;
+        let deadline = match state {
+            State::Deposited { deadline, .. } => Some(*deadline),
+            State::Lent { deadline, sender, .. } => {
+                assert!(sender.is_some(), "nobody would hear that '{key}' was taken");
+                assert_ne!(found, Some(handle), "'{key}' would be lent twice");
+                *deadline
+            }
+            State::Wanted(by) => {
+                assert!(is_there(*by), "'{key}' would be kept from others by a request that nobody made");
+                None
+            }
+        };
+        if !matches!(state, State::Lent { .. }) {
+            assert_eq!(found, Some(handle), "'{key}' of step {step} would meet nobody");
+        }
+        let ends = deadline.is_none_or(|deadline| self.earliest.is_some_and(|earliest| earliest <= deadline));
+        assert!(ends, "the send of '{key}' would wait past its deadline");
+    }
+
+    /// The request of this node's own that waits in an entry, if one does.
+    pub(crate) fn local_at(&self, entry: Handle) -> Option<Handle> {
+        match self.entries.get(entry)?.state {
+            State::Wanted(Parked::Local(handle)) => Some(handle),
+            _ => None,
+        }
+    }
+}

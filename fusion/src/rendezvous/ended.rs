@@ -81,11 +81,25 @@ impl EndedSteps {
     pub fn forget(&mut self, scope: Scope, step: i64) {
         let Some(steps) = self.owners.get_mut(&scope) else { return };
         if steps.reasons.remove(&step).is_some() {
+            debug_assert!(self.count > 0, "steps would be remembered without bound");
             self.count -= 1;
             steps.tidy();
         }
         if steps.reasons.is_empty() {
             self.owners.remove(&scope);
+        }
+    }
+
+    /// Panics unless what is remembered is counted, and can be forgotten in its order.
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub(crate) fn check_invariants(&self) {
+        let remembered: usize = self.owners.values().map(|steps| steps.reasons.len()).sum();
+        assert_eq!(self.count, remembered, "too little would be remembered, or without bound");
+        assert!(self.count <= ENDED_STEPS_MAX, "peers could make this side remember without bound");
+        for (scope, steps) in &self.owners {
+            assert!(!steps.reasons.is_empty(), "{scope:?} would have a share and nothing to lose");
+            let ordered = steps.order.iter().filter(|entry| steps.is_remembered(**entry)).count();
+            assert_eq!(ordered, steps.reasons.len(), "a step of {scope:?} would never be forgotten");
         }
     }
 
@@ -100,6 +114,7 @@ impl EndedSteps {
         if let Some(step) = oldest {
             self.forget(from, step);
         }
+        debug_assert!(self.count < ENDED_STEPS_MAX, "one more step would be remembered than there is room for");
     }
 }
 

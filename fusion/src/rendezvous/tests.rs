@@ -269,6 +269,7 @@ proptest! {
                 }
             }
             prop_assert_eq!((table.deposits(), table.parked()), (waiting.len() + lent.len(), parked.len()));
+            table.check_invariants(|_| true);
         }
     }
 }

@@ -177,6 +177,7 @@ impl World {
             206..=215 => self.now += Duration::from_millis(script.one_of(&[1, 100, 1_500, 30_000])),
             _ => self.turn(),
         }
+        self.node.check_invariants();
     }
 
     /// Bytes of a peer go to the shard.

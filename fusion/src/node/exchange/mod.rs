@@ -375,6 +375,7 @@ impl Exchange {
             Parked::Peer { session, .. } => context.peers.session(session).is_some(),
         });
         self.local.check_invariants(|entry| self.table.local_at(entry), &context.pairs);
+        self.ended.check_invariants();
         context.reporter.outcomes.batches.check_invariants();
         for (ticket, to) in &self.moved {
             assert_ne!(ticket, to, "whoever gives the request up would look for it for ever");

@@ -44,6 +44,7 @@ impl Peers {
             "the figures of {address} would stay as they are"
         );
         let is_tried = count(&lists.blocked) > 0;
+        assert_eq!(count(&lists.blocked), usize::from(peer.in_blocked), "{address} is tried twice a turn, or never");
         assert!(is_tried || !peer.blocked || peer.stuck, "nobody would try the link with {address} again");
         assert!(!peer.stuck || peer.blocked, "room is waited for on the link with {address}, which has it");
     }

@@ -102,12 +102,24 @@ impl Peers {
         &self.lists.blocked
     }
 
+    /// The link of a session took less than there was.
+    pub(super) fn mark_blocked(&mut self, handle: Handle) {
+        if let Some(peer) = self.arena.get_mut(handle)
+            && !peer.in_blocked
+        {
+            peer.in_blocked = true;
+            self.lists.blocked.push(handle);
+        }
+    }
+
     /// Takes a session off the list of those whose link took less than there was, to try it again; `None` if it has been tried
     /// for long, and its owner is to watch it for room.
     #[inline]
     pub(in crate::node) fn take_blocked(&mut self, index: usize) -> Option<Handle> {
         let handle = self.lists.blocked.swap_remove(index);
         let peer = self.arena.get_mut(handle)?;
+        debug_assert!(peer.in_blocked, "it is on the list twice, and would be tried twice a turn");
+        peer.in_blocked = false;
         let can_be_watched = peer.link.as_ref().is_some_and(|link| link.descriptor().is_some());
         if peer.blocked_turns >= BLOCKED_TURNS && can_be_watched {
             peer.stuck = true;
@@ -129,7 +141,7 @@ impl Peers {
     pub(in crate::node) fn has_room(&mut self, handle: Handle) -> bool {
         let Some(peer) = self.arena.get_mut(handle).filter(|peer| peer.stuck) else { return false };
         (peer.stuck, peer.blocked_turns) = (false, 0);
-        self.lists.blocked.push(handle);
+        self.mark_blocked(handle);
         true
     }
 

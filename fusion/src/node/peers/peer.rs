@@ -60,6 +60,8 @@ pub(in crate::node) struct Peer {
     pub(super) idle_turns: u32,
     /// The link took less than there was: wait for it to be writable.
     pub(super) blocked: bool,
+    /// It is on the list of those that are tried again.
+    pub(super) in_blocked: bool,
     /// Turns in which it took nothing.
     pub(super) blocked_turns: u32,
     /// It took nothing for so long that its owner watches it for room.
@@ -109,6 +111,7 @@ impl Peer {
             in_hot: false,
             idle_turns: 0,
             blocked: false,
+            in_blocked: false,
             blocked_turns: 0,
             stuck: false,
             scheduled: None,

@@ -72,7 +72,7 @@ impl Peers {
     ) {
         debug_assert!(written.lost.is_none(), "a link that is gone would be written to");
         if written.blocked && !written.tells_of_room {
-            self.lists.blocked.push(handle);
+            self.mark_blocked(handle);
         } else if written.more {
             self.mark_dirty(handle);
         }

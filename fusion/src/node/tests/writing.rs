@@ -81,3 +81,43 @@ fn a_link_that_takes_everything_gets_its_share_a_turn_and_is_not_waited_for() {
     assert!((1000..2000).contains(&last), "{last} bytes are the rest of the tensor and the headers");
     assert!(!net.nodes[0].has_work());
 }
+
+/// A link that takes nothing.
+struct FullLink(LoopbackLink);
+
+impl Link for FullLink {
+    fn kind(&self) -> LinkKind {
+        self.0.kind()
+    }
+
+    fn transmit(&mut self, _: &mut Outbox, _: usize, _: bool) -> Result<usize, LinkError> {
+        Ok(0)
+    }
+
+    fn receive(&mut self, receiver: &mut dyn Receiver, budget: usize) -> Result<usize, LinkError> {
+        self.0.receive(receiver, budget)
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    fn abandon(&mut self, outbox: &mut Outbox) -> Vec<Landing> {
+        self.0.abandon(outbox)
+    }
+}
+
+#[test]
+fn a_link_that_takes_nothing_is_tried_once_a_turn_also_where_the_one_before_took_nothing() {
+    let mut net = Net::pair();
+    let _asked = net.recv((1, "worker:1"), "ps:1", "w");
+    let (_, hello) = net.dialing(1);
+    for epoch in [hello.epoch, hello.epoch + 100] {
+        let hello = Hello { epoch, ..hello.clone() };
+        let Answer::Welcome { peer } = net.nodes[0].called(net.now, 0, &hello) else { panic!("a caller is welcome") };
+        net.nodes[0].accepted(net.now, peer, Box::new(FullLink(loopback().0)), &hello);
+        net.nodes[0].turn(net.now);
+        assert_eq!(net.nodes[0].blocked(), [peer]);
+        net.nodes[0].check_invariants();
+    }
+}

@@ -33,6 +33,8 @@ bool ReadEntry(const char** start, size_t* left, Arrival* arrival) {
   std::memcpy(&head, *start, sizeof head);
   if (head.kind > Kind::kAnnounced) return false;
   arrival->announced = head.kind == Kind::kAnnounced;
+  // Longer ones are announced: a tensor could be made over this memory, which is the bundle's.
+  if (!arrival->announced && head.bytes >= kAnnouncedBytes) return false;
   const size_t before = sizeof head + head.rank * sizeof(uint64_t) + head.key_bytes;
   if (*left < before || (!arrival->announced && *left - before < head.bytes)) return false;
   const char* key = *start + before - head.key_bytes;
@@ -112,7 +114,7 @@ Parked::Parked(const Arrival& arrival) {
 Arrival Parked::arrival() const {
   Arrival arrival;
   const char* start = reinterpret_cast<const char*>(words_.data());
-  size_t left = bytes();
+  size_t left = words_.size() * sizeof(uint64_t);
   ReadEntry(&start, &left, &arrival);  // It was read before.
   return arrival;
 }

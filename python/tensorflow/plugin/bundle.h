@@ -31,7 +31,6 @@ class BundleWriter {
   // Adds a tensor, or its announcement if it is announced (see Outgoing). False, and nothing is added, if there is no room for it; there is
   // for the first.
   bool Add(absl::string_view key, const Outgoing& outgoing);
-  bool empty() const { return entries_.empty(); }
 
   size_t bytes() const { return bytes_; }
   // Writes the bundle to memory of as many bytes.
@@ -61,9 +60,11 @@ class Parked {
  public:
   explicit Parked(const Arrival& arrival);
   Arrival arrival() const;
-  size_t bytes() const { return words_.size() * sizeof(uint64_t); }
+  // With what keeping it takes.
+  size_t bytes() const { return kOverhead + words_.size() * sizeof(uint64_t); }
 
  private:
+  static constexpr size_t kOverhead = 256;
   std::vector<uint64_t> words_;
 };
 

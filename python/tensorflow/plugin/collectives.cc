@@ -116,7 +116,7 @@ void Access::PostToPeer(const std::string& peer_device, const std::string& peer_
 
 class CollectiveAsking : public Asking {
  public:
-  CollectiveAsking(const std::string& key, Tensor* tensor, std::function<void()> by_grpc, StatusCallback done)
+  CollectiveAsking(const std::string& key, Tensor* tensor, std::function<void(const StatusCallback&)> by_grpc, StatusCallback done)
       : Asking(key), tensor_(tensor), by_grpc_(std::move(by_grpc)), done_(std::move(done)) {}
 
   // Gives up with the manager, until one of the ends. False if it was cancelled before.
@@ -144,9 +144,12 @@ class CollectiveAsking : public Asking {
     sealane_tensor_free(came);
     done_(status);
   }
-  void AskByGrpc() override {
+  void AskByGrpc(std::function<void()> over) override {
     Forget();
-    by_grpc_();
+    by_grpc_([over = std::move(over), done = done_](const absl::Status& status) {
+      if (over) over();
+      done(status);
+    });
   }
 
  private:
@@ -159,7 +162,7 @@ class CollectiveAsking : public Asking {
   }
 
   Tensor* const tensor_;
-  const std::function<void()> by_grpc_;
+  const std::function<void(const StatusCallback&)> by_grpc_;
   const StatusCallback done_;
   std::vector<std::pair<CancellationManager*, tensorflow::CancellationToken>> managers_;
 };
@@ -167,14 +170,14 @@ class CollectiveAsking : public Asking {
 void Access::RecvFromPeer(const std::string& peer_device, const std::string& peer_task, bool local, const std::string& key, Device* device,
                           DeviceContext* context, const AllocatorAttributes& attributes, Tensor* tensor, const DeviceLocality& locality,
                           int stream, CancellationManager* cancellation, const StatusCallback& done) {
-  auto by_grpc = [=] {
+  auto by_grpc = [=](const StatusCallback& done) {
     CollectiveRemoteAccessDistributed::RecvFromPeer(peer_device, peer_task, local, key, device, context, attributes, tensor, locality,
                                                     stream, cancellation, done);
   };
   tensorflow::DeviceAttributes producer;
-  if (local || !dev_resolver_->GetDeviceAttributes(peer_device, &producer).ok()) return by_grpc();
+  if (local || !dev_resolver_->GetDeviceAttributes(peer_device, &producer).ok()) return by_grpc(done);
   Transfer transfer = TransferOf(peer_device, producer.incarnation(), device->name(), peer_task, *tensor);
-  if (!transfer.possible) return by_grpc();
+  if (!transfer.possible) return by_grpc(done);
   auto* asking = new CollectiveAsking(key, tensor, by_grpc, done);
   asking->EndsWith(&abortion_cancel_mgr_);
   asking->EndsWith(cancellation);

@@ -18,7 +18,6 @@
 namespace sealane_tensorflow {
 namespace {
 
-
 // The queue of a task into which other servers push what they have to say.
 constexpr char kQueue[] = "sealane.tensorflow";
 // Messages that are taken from it at once.
@@ -245,6 +244,7 @@ void Endpoint::SayHello(AskRoute* route) {
   }
   if (to.empty()) return refused("its address is not known");
   Keeper::Get()->After(Routes::kSettleMs, [refused] { refused("no answer in a second"); });
+  route->said = true;
   Push(to, absl::StrCat(kHello, "\n", route->pair), [refused](const absl::Status& status) { refused(status.message()); });
 }
 

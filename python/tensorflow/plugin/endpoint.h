@@ -13,6 +13,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "address_book.h"
 #include "burst.h"
+#include "handouts.h"
 #include "memory.h"
 #include "routes.h"
 #include "sealane.h"
@@ -66,6 +67,8 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   // Has `what` called soon, on a thread of the endpoint's own: what is given to it meanwhile is done together. It may not wait.
   void Soon(std::function<void()> what) { soon_.Do(std::move(what)); }
 
+  Handouts& handouts() { return handouts_; }
+
   // Tells a consumer to ask by gRPC for a tensor that could not be sent to it; again and again, until it has heard or the step is over.
   void TellUnsent(const std::string& to, int64_t step, const std::string& key);
   // Whether a producer has said so of what is about to be asked for; once.
@@ -115,6 +118,7 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   std::mutex sizes_mu_;
   absl::flat_hash_map<std::string, size_t> sizes_ ABSL_GUARDED_BY(sizes_mu_);
   Burst soon_;
+  Handouts handouts_;
 };
 
 }  // namespace sealane_tensorflow

@@ -108,7 +108,7 @@ class KeptBuffer : public TensorBuffer {
 
 bool ArenaAllocator::Keep(sealane_tensor* came, tensorflow::DataType type, const tensorflow::TensorShape& shape, const void* data, size_t bytes,
                           Tensor* tensor) {
-  if (bytes < kAnnouncedBytes || !Holds(data)) return false;
+  if (came == nullptr || bytes < kAnnouncedBytes || !Holds(data)) return false;
   const Range& arena = ranges_[count_.load(std::memory_order_acquire) - 1];
   if (kept_.fetch_add(bytes) + bytes > (arena.end - arena.start) / 2) {
     kept_ -= bytes;

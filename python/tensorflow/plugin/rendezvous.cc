@@ -50,7 +50,8 @@ class Rendezvous : public tensorflow::BaseRemoteRendezvous {
   absl::Status SendByGrpc(const ParsedKey& key, const Args& args, const Tensor& tensor, bool dead) {
     return BaseRemoteRendezvous::Send(key, args, tensor, dead);
   }
-  void AskByGrpc(const ParsedKey& key, const Args& args, Device* device, DoneCallback done);
+  // `over`, if it is not null, is called when it has ended.
+  void AskByGrpc(const ParsedKey& key, const Args& args, Device* device, DoneCallback done, std::function<void()> over);
   absl::Status FindDevice(absl::string_view name, Device** device);
 
   using BaseRemoteRendezvous::DeregisterCall;
@@ -176,7 +177,7 @@ class GrpcCall : public BaseRecvTensorCall {
   absl::Status status_;
 };
 
-void Rendezvous::AskByGrpc(const ParsedKey& key, const Args& args, Device* device, DoneCallback done) {
+void Rendezvous::AskByGrpc(const ParsedKey& key, const Args& args, Device* device, DoneCallback done, std::function<void()> over) {
   auto call = std::make_unique<GrpcCall>();
   std::string unused;
   call->args = args;
@@ -189,15 +190,19 @@ void Rendezvous::AskByGrpc(const ParsedKey& key, const Args& args, Device* devic
   } else if ((call->worker = call->cache->GetOrCreateWorker(call->worker_name)) == nullptr) {
     status = absl::InternalError(absl::StrCat("No worker known as ", call->worker_name));
   }
-  if (!status.ok()) return done(status, Args(), args, Tensor(), false);
+  if (!status.ok()) {
+    if (over) over();
+    return done(status, Args(), args, Tensor(), false);
+  }
   call->request.set_step_id(step_id_);
   call->request.set_rendezvous_key(std::string(key.FullKey()));
   call->request.set_request_id(tensorflow::GetUniqueRequestId());
   RegisterCall(call.get(), args);
   Ref();
   GrpcCall* started = call.release();
-  auto over = [this, started, done = std::move(done)] {
+  auto ended = [this, started, done = std::move(done), over = std::move(over)] {
     std::unique_ptr<GrpcCall> call(started);
+    if (over) over();
     DeregisterCall(started, call->args);
     const absl::Status status = call->status();
     const Tensor& tensor = call->response.tensor();
@@ -207,9 +212,9 @@ void Rendezvous::AskByGrpc(const ParsedKey& key, const Args& args, Device* devic
     Unref();
   };
   if (started->status().ok()) {
-    started->Start(std::move(over));
+    started->Start(std::move(ended));
   } else {
-    over();
+    ended();
   }
 }
 
@@ -241,9 +246,9 @@ class RendezvousAsking : public Asking, public BaseRecvTensorCall {
 
   void Received(const absl::Status& status, const Incoming& incoming, sealane_tensor* came) override;
 
-  void AskByGrpc() override {
+  void AskByGrpc(std::function<void()> over) override {
     rendezvous_->DeregisterCall(this, args_);
-    rendezvous_->AskByGrpc(Parsed(key), args_, device_, std::move(done_));
+    rendezvous_->AskByGrpc(Parsed(key), args_, device_, std::move(done_), std::move(over));
   }
 
  private:

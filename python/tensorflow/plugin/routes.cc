@@ -35,11 +35,11 @@ SendRoute* Routes::OfSend(absl::string_view pair, const std::function<Peer*()>& 
 
 AskRoute* Routes::OfAsk(absl::string_view pair, const std::function<Peer*()>& peer) { return Of(asks_, pair, peer); }
 
-Way Routes::Ask(AskRoute* route, std::function<void(Way)> later) {
+Way Routes::Ask(AskRoute* route, bool wait, std::function<void(Way)> later) {
   bool before;
   {
     std::lock_guard lock(mu_);
-    before = route->before;
+    before = route->before && !wait;
     switch (route->state) {
       case AskRoute::State::kSealane:
         return Way::kSealane;
@@ -49,6 +49,7 @@ Way Routes::Ask(AskRoute* route, std::function<void(Way)> later) {
         return Way::kUnsettled;
       case AskRoute::State::kGrpc:
         if (Env::Default()->NowMicros() < route->next_hello) return Way::kGrpc;
+        if (!before) route->waiting.push_back(std::move(later));
         break;
       case AskRoute::State::kNone:
         route->waiting.push_back(std::move(later));

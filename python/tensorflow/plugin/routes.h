@@ -48,6 +48,7 @@ struct AskRoute {
   State state = State::kNone;
   bool before = false;      // It has gone by gRPC: what is asked for now does not wait for the answer.
   uint64_t hello = 0;       // Number of the last one.
+  std::atomic<bool> said{false};  // One was pushed: the producer may hand over to Sealane.
   std::string producer;     // The task that it was said to.
   uint64_t next_hello = 0;  // When to try again, in microseconds.
   std::vector<std::function<void(Way)>> waiting;
@@ -69,8 +70,8 @@ class Routes {
   SendRoute* OfSend(absl::string_view pair, const std::function<Peer*()>& peer);
   AskRoute* OfAsk(absl::string_view pair, const std::function<Peer*()>& peer);
 
-  // Which way to ask. kUnsettled: `later` will be called with the way.
-  Way Ask(AskRoute* route, std::function<void(Way)> later);
+  // Which way to ask. kUnsettled: `later` will be called with the way. `wait`: for the answer to a hello, also where it went by gRPC before.
+  Way Ask(AskRoute* route, bool wait, std::function<void(Way)> later);
 
   // A consumer has said hello. Returns its route, or null with the reason why it is to ask by gRPC.
   // `before` is the task that asked until now, if it is another: it has moved, or is another client of the same name.

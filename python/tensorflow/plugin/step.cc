@@ -38,8 +38,10 @@ void Step::End() {
       lane->ready.clear();
       lane->unbundled.clear();
     }
-    for (auto& [pair, lane] : ask_lanes_)
+    for (auto& [pair, lane] : ask_lanes_) {
+      unclean |= lane->receiving || lane->asked > 0;
       if (lane->bundle != nullptr) sealane_error_free(sealane_call_cancel(lane->bundle));
+    }
   }
   // What others of the same number still send and ask for would end with it: the last one cleans up.
   if (endpoint_->Leave(this, unclean) && endpoint_->task() != nullptr) {

@@ -3,7 +3,6 @@
 #define SEALANE_TENSORFLOW_STEP_H_
 
 #include <chrono>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -57,7 +56,7 @@ class Sending {
   bool leave = false;       // To be left for gRPC when it is staged.
   bool failed = false;      // One of its parts did.
   int parts = 1;            // Parts that the consumer does not have: its entry in a bundle, and what that announces.
-  int uses = 1;             // One for its place among its step's, one each for its staging and for parts that are under way.
+  int uses = 1;             // One each for its place among its step's, its staging, parts that are under way, and memory that is lent.
   Sending* next = nullptr;  // The next under the same key.
 };
 
@@ -123,6 +122,11 @@ class Step : public tensorflow::core::RefCounted {
     int asked = 0;                // Of its askings, those that have not ended.
     int awaited = 0;              // Of those, the ones that no bundle had an entry for yet.
     bool by_sealane = false;      // Until none of them is left.
+    // Askings that went by gRPC although a bundle may have an entry for them. As long as there are any, no bundle is asked for, which would
+    // take that entry away from where gRPC looks for it.
+    int blind = 0;
+    bool refused = false;         // The producer has taken its welcome back, and a bundle is under way.
+    bool spoiled = false;         // See Spoil.
     std::string from;             // The task that is asked so.
     bool settling = false;
     std::vector<Asking*> unsettled;
@@ -133,7 +137,7 @@ class Step : public tensorflow::core::RefCounted {
     sealane_call* bundle = nullptr;
     uint64_t received = 0;
     // By key: what came before it was asked for.
-    absl::flat_hash_map<std::string, std::deque<Parked>> parked;
+    absl::flat_hash_map<std::string, std::vector<Parked>> parked;
     size_t parked_bytes = 0;
   };
   // A call for an asking, and what is known of it.
@@ -196,9 +200,12 @@ class Step : public tensorflow::core::RefCounted {
   void DataCame(Asking* asking, const absl::Status& status, sealane_tensor* came);
   // Takes the first of a key away; `next`, if any, is for the caller to start.
   Asking* TakeAway(Asking* asking);
-  // The ends, of which the first one counts. Each gives the asking's reference back.
-  void EndByGrpc(Asking* asking);
+  // The ends, of which the first one counts. Each gives the asking's reference back. `blind`: a bundle may have an entry for it.
+  void EndByGrpc(Asking* asking, bool blind = false);
   void EndWith(Asking* asking, const absl::Status& status, const Incoming& incoming = {}, sealane_tensor* came = nullptr);
+  // Collectives use their keys again in a step that never ends, so what gRPC took although Sealane has it would be taken for what comes
+  // next under its key: from the first one on, all of such a lane goes by gRPC.
+  void Spoil(AskLane* lane) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Ends it, if it has begun, with what it was cancelled with, or else by gRPC; on another thread.
   void EndSoon(Asking* asking);
 
@@ -229,8 +236,8 @@ class Asking : public tensorflow::core::RefCounted {
 
   // The tensor has come, or the asking failed. `came` is to be freed.
   virtual void Received(const absl::Status& status, const Incoming& incoming, sealane_tensor* came) = 0;
-  // It is to be asked for by gRPC.
-  virtual void AskByGrpc() = 0;
+  // It is to be asked for by gRPC. `over` is to be called, if it is not null, when that has ended.
+  virtual void AskByGrpc(std::function<void()> over) = 0;
   // Gives up: Received comes with this status, on another thread, unless one of the ends was before.
   void Cancel(const absl::Status& status);
 

@@ -18,37 +18,40 @@ struct Step::Receiving {
 
 void Step::Receive(AskLane* lane) {
   uint64_t received;
+  bool refused;
   {
     std::lock_guard lock(mu_);
     if (ended_ || lane->awaited == 0 || std::exchange(lane->receiving, true)) return;
     received = lane->received;
+    refused = lane->refused;
   }
   Ref();
+  tensorflow::core::ScopedUnref unref(this);
+  if (refused) return BundleCame(lane, absl::CancelledError("refused"), nullptr);
   void* memory = endpoint_->arena()->AllocateShared(kBundleBytes);
   if (memory == nullptr) {
     LOG_EVERY_N_SEC(WARNING, 10) << "Sealane: tensors from " << lane->route->peer->name
                                  << " come by gRPC: the arena has no room for bundles, see SEALANE_TF_ARENA_BYTES";
-    BundleCame(lane, absl::InvalidArgumentError("no room"), nullptr);
-    Unref();
-    return;
+    return BundleCame(lane, absl::InvalidArgumentError("no room"), nullptr);
   }
   auto receiving = std::make_unique<Receiving>(Receiving{this, lane});
   const sealane_wanted wanted = {TextOf(lane->bundles), {memory, kBundleBytes, sealane_free, memory}, receiving.get()};
   sealane_call* call = nullptr;
+  Ref();  // The callback's.
   absl::Status status = Take(sealane_recv_all(endpoint_->task(), TextOf(lane->from), id_, &wanted, 1, SEALANE_NO_TIMEOUT, ReceiveDone, &call));
-  if (!status.ok()) {  // No callback comes.
-    sealane_free(memory);
-    BundleCame(lane, status, nullptr);
+  if (status.ok()) {
+    receiving.release();
+  } else {  // No callback comes.
     Unref();
-    return;
+    sealane_free(memory);
+    return BundleCame(lane, status, nullptr);
   }
-  receiving.release();
   std::lock_guard lock(mu_);
   if (lane->received != received) {
     sealane_call_free(call);
   } else {
     lane->bundle = call;
-    if (ended_) sealane_error_free(sealane_call_cancel(call));
+    if (ended_ || lane->refused) sealane_error_free(sealane_call_cancel(call));
   }
 }
 
@@ -67,6 +70,7 @@ void Step::BundleCame(AskLane* lane, absl::Status status, sealane_tensor* came) 
   std::vector<Asking*> lost;
   if (status.ok()) status = ReadBundle(sealane_tensor_view(came), &arrivals);
   sealane_call* call;
+  bool refused, settle = false;
   {
     std::lock_guard lock(mu_);
     lane->receiving = false;
@@ -75,15 +79,20 @@ void Step::BundleCame(AskLane* lane, absl::Status status, sealane_tensor* came) 
     if (status.ok() && !Match(lane, arrivals, &matched)) {
       status = absl::ResourceExhaustedError(absl::StrCat("Sealane: more than ", kParkedBytes, " bytes came unasked"));
     }
-    if (!status.ok()) {
+    // Some of its entries are lost, whoever asks for them.
+    if (!status.ok() && came != nullptr) aborted_by_.try_emplace(lane->from, status);
+    refused = std::exchange(lane->refused, false);
+    if (!status.ok() || refused) {
       for (auto& [key, asking] : askings_)
         if (asking->lane == lane && asking->awaited) lost.push_back(asking);
     }
     for (Asking* asking : lost) asking->Ref();
+    if (refused) settle = !lane->unsettled.empty() && !std::exchange(lane->settling, true);
+    if (lane->asked == 0 && lane->parked.empty()) lane->by_sealane = false;
   }
   sealane_call_free(call);
-  // The next is on its way while this one's tensors are made.
-  if (lost.empty()) Receive(lane);
+  // The next is on its way while this one's tensors are made. After an error, whoever asks next asks for it.
+  if (status.ok() && !refused) Receive(lane);
   const bool many = matched.size() >= kPooled && pool_ != nullptr;
   auto hand_out = [this, matched = std::move(matched), came] {
     for (auto& [asking, arrival] : matched) {
@@ -95,20 +104,21 @@ void Step::BundleCame(AskLane* lane, absl::Status status, sealane_tensor* came) 
   };
   Ref();
   if (many) {
-    pool_->Schedule(std::move(hand_out));
+    endpoint_->handouts().Do(pool_, std::move(hand_out));
   } else {
     hand_out();
   }
   // The producer reports what made it give up.
   if (absl::IsCancelled(status) || absl::IsAborted(status)) status = tensorflow::StatusGroup::MakeDerived(status);
   for (Asking* asking : lost) {
-    if (absl::IsInvalidArgument(status)) {  // Another call of the same key has not quite ended.
-      EndByGrpc(asking);
+    if (refused || absl::IsInvalidArgument(status)) {  // Another call of the same key has not quite ended.
+      EndByGrpc(asking, /*blind=*/true);
     } else {
       EndWith(asking, status);
     }
     asking->Unref();
   }
+  if (settle) Settle(lane);
 }
 
 bool Step::Match(AskLane* lane, const std::vector<Arrival>& arrivals, std::vector<std::pair<Asking*, Arrival>>* matched) {
@@ -138,6 +148,7 @@ void Step::Arrived(Asking* asking, const Arrival& arrival) {
   sealane_tensor* came;
   {
     std::lock_guard lock(asking->mu);
+    if (asking->ended) return;
     asking->announced = arrival.view.bytes;
     came = std::exchange(asking->came, nullptr);
     if (came == nullptr && std::exchange(asking->data.started, true)) return;  // Into memory of the size that it had in an earlier step.

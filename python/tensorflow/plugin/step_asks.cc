@@ -1,4 +1,3 @@
-#include "absl/strings/str_cat.h"
 #include "step.h"
 #include "tensorflow/core/platform/logging.h"
 #include "tensorflow/core/platform/status.h"
@@ -38,7 +37,7 @@ void Step::Ask(absl::string_view pair, const PeerOf& peer, Asking* asking) {
     }
   }
   if (lane == nullptr) {
-    asking->AskByGrpc();
+    asking->AskByGrpc(nullptr);
     asking->Unref();
     return;
   }
@@ -46,16 +45,21 @@ void Step::Ask(absl::string_view pair, const PeerOf& peer, Asking* asking) {
 }
 
 void Step::Start(AskLane* lane, Asking* asking) {
+  bool begin = false;
   {
     std::lock_guard lock(mu_);
-    if (!lane->by_sealane) {
+    const bool by_grpc = lane->spoiled || lane->blind > 0;
+    begin = !by_grpc && lane->by_sealane && !lane->refused;
+    if (!by_grpc && !begin) {
       lane->unsettled.push_back(asking);
-      if (std::exchange(lane->settling, true)) return;
+      if (lane->refused || std::exchange(lane->settling, true)) return;
       asking = nullptr;
     }
   }
-  if (asking != nullptr) {
+  if (begin) {
     Begin(lane, asking);
+  } else if (asking != nullptr) {
+    EndByGrpc(asking, /*blind=*/true);
   } else {
     Settle(lane);
   }
@@ -79,12 +83,12 @@ void Step::Settle(AskLane* lane) {
       if (way == Way::kSealane) {
         Begin(lane, each);
       } else {
-        EndByGrpc(each);
+        EndByGrpc(each, /*blind=*/true);
       }
     }
     Unref();
   };
-  Way way = endpoint_->routes().Ask(lane->route, settled);
+  Way way = endpoint_->routes().Ask(lane->route, /*wait=*/of_ == Of::kCollective, settled);
   if (way != Way::kUnsettled) settled(way);
 }
 
@@ -96,22 +100,20 @@ void Step::Begin(AskLane* lane, Asking* asking) {
   tensorflow::core::ScopedUnref unref_asking(asking);
   absl::Status over;
   bool unsent;
-  {
-    std::lock_guard lock(asking->mu);
-    asking->begun = true;
-    over = asking->cancelled;
-    unsent = asking->unsent;
-  }
   std::optional<Parked> parked;
   {
     std::lock_guard lock(mu_);
+    std::lock_guard asking_lock(asking->mu);
+    asking->begun = true;
+    over = asking->cancelled;
+    unsent = asking->unsent;
     auto aborted = aborted_by_.find(lane->from);
     if (over.ok() && aborted != aborted_by_.end()) over = aborted->second;
     auto found = lane->parked.find(asking->key);
     if (over.ok() && found != lane->parked.end()) {
       parked = std::move(found->second.front());
       lane->parked_bytes -= parked->bytes();
-      found->second.pop_front();
+      found->second.erase(found->second.begin());
       if (found->second.empty()) lane->parked.erase(found);
     } else if (over.ok()) {
       asking->awaited = true;
@@ -255,13 +257,21 @@ bool Step::Unsent(absl::string_view key) {
 }
 
 void Step::Refused(absl::string_view pair) {
-  std::vector<std::string> keys;
-  {
-    std::lock_guard lock(mu_);
-    for (auto& [key, asking] : askings_)
-      if (asking->lane->by_sealane && asking->lane->route->pair == pair) keys.emplace_back(key);
+  std::lock_guard lock(mu_);
+  auto found = ask_lanes_.find(pair);
+  if (found == ask_lanes_.end() || !found->second->by_sealane) return;
+  AskLane* lane = found->second.get();
+  // What comes with the bundle that is under way is used: its producer no longer has it.
+  lane->refused = lane->receiving || lane->awaited > 0;
+  lane->by_sealane = false;
+  if (lane->bundle != nullptr) sealane_error_free(sealane_call_cancel(lane->bundle));
+  for (auto& [key, asking] : askings_) {
+    if (asking->lane != lane || asking->awaited) continue;
+    std::lock_guard asking_lock(asking->mu);
+    if (!asking->begun) continue;
+    asking->unsent = true;
+    asking->CancelCall();
   }
-  for (const std::string& key : keys) Unsent(key);
 }
 
 void Step::AbortedBy(absl::string_view producer, const absl::Status& status) {
@@ -299,9 +309,7 @@ void Step::DataDone(void* context, const sealane_error* error, sealane_tensor* c
     call.ended = true;
     handle = std::exchange(call.handle, nullptr);
     over = asking->ended;
-    if (!status.ok() && !asking->cancelled.ok()) {
-      status = asking->cancelled;
-    } else if (!status.ok()) {
+    if (!status.ok() && asking->cancelled.ok()) {
       unsent = asking->unsent;
       // It has grown since the step before, and is still to be had.
       if (!over && !unsent && absl::IsInvalidArgument(status) && !std::exchange(asking->grown, true)) {
@@ -310,7 +318,7 @@ void Step::DataDone(void* context, const sealane_error* error, sealane_tensor* c
         call.started = grown.has_value();
         over = !grown.has_value();  // Until a bundle says how long it is.
       }
-    } else if (!over && !asking->announced.has_value()) {
+    } else if (status.ok() && !over && !asking->announced.has_value()) {
       asking->came = std::exchange(came, nullptr);
       over = true;  // Until a bundle announces it.
     }
@@ -359,7 +367,12 @@ Asking* Step::TakeAway(Asking* asking) {
   return asking->next;
 }
 
-void Step::EndByGrpc(Asking* asking) {
+void Step::Spoil(AskLane* lane) {
+  if (of_ != Of::kCollective || !lane->route->said || std::exchange(lane->spoiled, true)) return;
+  LOG(WARNING) << "Sealane: collectives from " << lane->route->peer->name << " go by gRPC from now on, since one of them had to";
+}
+
+void Step::EndByGrpc(Asking* asking, bool blind) {
   absl::Status cancelled;
   {
     std::lock_guard lock(asking->mu);
@@ -372,14 +385,32 @@ void Step::EndByGrpc(Asking* asking) {
   if (!cancelled.ok()) return EndWith(asking, cancelled);
   Ref();
   AskLane* lane = asking->lane;
+  std::function<void()> over;
+  {
+    std::lock_guard lock(mu_);
+    unclean_ = true;
+    Spoil(lane);
+    if (blind) {
+      ++lane->blind;
+      Ref();
+      over = [this, lane] {
+        {
+          std::lock_guard lock(mu_);
+          --lane->blind;
+        }
+        Unref();
+      };
+    }
+  }
   Asking* next = TakeAway(asking);
-  asking->AskByGrpc();
+  asking->AskByGrpc(std::move(over));
   asking->Unref();
   if (next != nullptr) Start(lane, next);
   Unref();
 }
 
-void Step::EndWith(Asking* asking, const absl::Status& status, const Incoming& incoming, sealane_tensor* came) {
+void Step::EndWith(Asking* asking, const absl::Status& ended, const Incoming& incoming, sealane_tensor* came) {
+  absl::Status status = ended;
   bool cancelled, sized;
   {
     std::lock_guard lock(asking->mu);
@@ -388,6 +419,7 @@ void Step::EndWith(Asking* asking, const absl::Status& status, const Incoming& i
       return;
     }
     cancelled = !asking->cancelled.ok();
+    if (!status.ok() && cancelled) status = asking->cancelled;
     sized = asking->data.started;
     asking->CancelCall();
   }

@@ -251,7 +251,7 @@ void Step::PartEnded(Sending* sending, const absl::Status& status) {
     std::lock_guard lock(mu_);
     --sent_;
     if (!status.ok()) sending->failed = true;
-    if (--sending->parts == 0 && !sending->failed) {
+    if (--sending->parts == 0 && !sending->failed && sending->state != Sending::State::kLeft) {
       sending->route->peer->by_sealane.sent.Add(sending->outgoing.bytes());
       sent = sending->state == Sending::State::kSent && !ended_;
       if (sent) lane = TakeAway(sending, &next);
@@ -270,15 +270,17 @@ void Step::PartEnded(Sending* sending, const absl::Status& status) {
 void Step::Fail(Sending* sending, const absl::Status& status) {
   SendLane* lane;
   Sending* next = nullptr;
+  bool asked;
   {
     std::lock_guard lock(mu_);
     if (ended_ || sending->state == Sending::State::kLeft) return;
+    asked = sending->leave;
     sending->state = Sending::State::kLeft;
     unclean_ = true;
     lane = TakeAway(sending, &next);
     Forget(lane, sending);
   }
-  LeftForGrpc(sending->key);
+  if (!asked) LeftForGrpc(sending->key);
   LOG_EVERY_N_SEC(WARNING, 10) << "Sealane: a tensor for " << sending->route->peer->name << " goes by gRPC: " << status.message();
   // The consumer may ask for it as soon as it is told, and finds it then.
   const std::string key = sending->key, to = endpoint_->routes().ConsumerOf(sending->route);

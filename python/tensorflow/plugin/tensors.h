@@ -26,7 +26,7 @@ std::optional<PlainType> PlainTypeOf(tensorflow::DataType type);
 // unasked (daemon.area_bytes) is small, and what finds it full is lost.
 constexpr size_t kAnnouncedBytes = 4096;
 
-// A tensor as it is given to sealane_send: type, shape, bytes. Holds what those point into. Not copied or moved: `source` points at `dims_`.
+// A tensor as it goes to Sealane, by itself or in a bundle: type, shape, bytes. Holds what those point into. Not copied or moved: `source` points at `dims_`.
 class Outgoing {
  public:
   Outgoing() = default;
@@ -44,7 +44,7 @@ class Outgoing {
   const void* data() const { return data_; }
   // Copies the bytes to memory of as many, which is freed by sealane_free.
   void MoveTo(void* memory);
-  // With a release, the memory must stay as it is until it was called; without, the bytes are copied at once.
+  // The memory must stay as it is until the release was called.
   sealane_source Source(sealane_release release, void* context) const;
 
  private:

@@ -160,6 +160,7 @@ def broken(key):
         "a key beyond its end": MAGIC + right[:6] + b"\xff\xff" + right[8:],
         "dimensions beyond its end": MAGIC + right[:4] + b"\xff" + right[5:],
         "bytes beyond its end": MAGIC + right[:8] + b"\xff" * 8 + right[16:],
+        "a whole tensor that is to be announced": MAGIC + entry(key, capi.source(b"\0" * 4096, capi.FLOAT, 32, [1024])),
         "bytes that wrap around": MAGIC + right[:8] + struct.pack("<q", -16) + right[16:],
     }
 
@@ -175,7 +176,7 @@ def test_a_bundle_that_is_none_is_lost_data(peer, what):
 
 def test_what_nobody_asked_for_changes_nothing(peer):
     call, step, key = peer.begin()
-    strange = entry("strange", capi.source(b"\0" * 4096, capi.FLOAT, 32, [1024]))
+    strange = entry("strange", capi.source(b"\0" * 4092, capi.FLOAT, 32, [1023]))
     peer.send(step, MAGIC + strange * 20 + entry("announced", NOTHING, 1 << 60) + entry(key, RIGHT) + entry(key, RIGHT))
     assert call.result() == [1.0, 2.0]
     test_what_is_right_arrives(peer)
@@ -185,8 +186,9 @@ def test_more_than_is_borne_unasked_fails_the_step(peer):
     call, step, _ = peer.begin()
     strange = entry("strange", capi.source(b"\0" * 4000, capi.FLOAT, 32, [1000]))
     content = MAGIC + strange * 31
-    for _ in range((64 << 20) // len(content) + 1):
+    for _ in range((64 << 20) // (31 * (len(strange) + 256))):
         peer.task.send_and_wait(peer.address, step, f"{peer.pair}bundles", capi.source(content))
+    peer.send(step, content)
     with pytest.raises(Failed, match="^ResourceExhaustedError(.|\n)*came unasked"):
         call.result()
     test_what_is_right_arrives(peer)

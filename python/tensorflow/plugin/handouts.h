@@ -1,0 +1,28 @@
+// Tensors that are handed out by the threads that run what they go to.
+#ifndef SEALANE_TENSORFLOW_HANDOUTS_H_
+#define SEALANE_TENSORFLOW_HANDOUTS_H_
+
+#include <functional>
+#include <memory>
+
+#include "tensorflow/core/lib/core/threadpool.h"
+
+namespace sealane_tensorflow {
+
+// From another thread, each of a thousand tensors would wake one of the pool's. A pool may have all its threads in kernels that wait for
+// what is to be handed out: what it has not begun in time is done elsewhere.
+class Handouts {
+ public:
+  Handouts();
+
+  // Calls `what` soon, on a thread of the pool if one is free.
+  void Do(tensorflow::thread::ThreadPool* pool, std::function<void()> what);
+
+ private:
+  struct State;
+  const std::shared_ptr<State> state_;
+};
+
+}  // namespace sealane_tensorflow
+
+#endif  // SEALANE_TENSORFLOW_HANDOUTS_H_

@@ -40,6 +40,7 @@
 #![deny(unsafe_code)]
 
 mod engine;
+mod limits;
 pub mod metrics;
 pub mod node;
 mod queue;

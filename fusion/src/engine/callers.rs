@@ -1,23 +1,14 @@
 //! What the callers of each host may cost before they have shown who they are: greetings under way, and failures to
-//! authenticate. Belongs to the shard that listens; bounded by [`HOSTS_MAX`].
+//! authenticate. Belongs to the shard that listens; bounded by [`CALLER_HOSTS_MAX`].
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::time::{Duration, Instant};
 
-/// Failures to authenticate that a host has free; then one every [`FAILURE_EVERY`].
-const FAILURES_FREE: u32 = 16;
-/// What a checked signature costs is a few hundred microseconds at most: a host costs no more than a thousandth of a core.
-const FAILURE_EVERY: Duration = Duration::from_secs(1);
-/// Greetings that were broken off which a host has free; then one every [`BREAK_EVERY`]. Honest callers break off too, where
-/// their calls cross with those from here: one for each pair of shards at most, whenever both hosts start.
-const BREAKS_FREE: u32 = 1024;
-/// Who goes in the middle of a handshake has cost what the half of it does: a host costs a few hundredths of a core.
-const BREAK_EVERY: Duration = Duration::from_millis(10);
-/// What a host does of a kind is logged once in so long, with its number.
-const LOG_EVERY: Duration = Duration::from_secs(60);
-/// Hosts that are remembered.
-const HOSTS_MAX: usize = 4096;
+use crate::limits::{
+    CALLER_BREAK_EVERY, CALLER_BREAKS_FREE, CALLER_FAILURE_EVERY, CALLER_FAILURES_FREE, CALLER_HOSTS_MAX,
+    CALLER_LOG_EVERY,
+};
 
 /// Whom an address is counted as: an IPv4 address, or the /64 of an IPv6 one, of which one host has as many as it likes.
 pub(super) fn host_of(address: IpAddr) -> IpAddr {
@@ -47,8 +38,8 @@ impl Host {
     fn new() -> Self {
         Self {
             greetings: 0,
-            failures: Tally::new(FAILURES_FREE, FAILURE_EVERY),
-            breaks: Tally::new(BREAKS_FREE, BREAK_EVERY),
+            failures: Tally::new(CALLER_FAILURES_FREE, CALLER_FAILURE_EVERY),
+            breaks: Tally::new(CALLER_BREAKS_FREE, CALLER_BREAK_EVERY),
         }
     }
 
@@ -103,7 +94,7 @@ impl Tally {
         self.count = self.count.saturating_add(1);
         self.forgiving.get_or_insert(now);
         self.unlogged += 1;
-        if self.logged.is_some_and(|logged| now.saturating_duration_since(logged) < LOG_EVERY) {
+        if self.logged.is_some_and(|logged| now.saturating_duration_since(logged) < CALLER_LOG_EVERY) {
             return None;
         }
         self.logged = Some(now);
@@ -122,10 +113,10 @@ impl Callers {
     /// # Errors
     /// Why it may not.
     pub(super) fn begin(&mut self, now: Instant, from: IpAddr) -> Result<(), &'static str> {
-        if self.hosts.len() >= HOSTS_MAX && !self.hosts.contains_key(&from) {
+        if self.hosts.len() >= CALLER_HOSTS_MAX && !self.hosts.contains_key(&from) {
             self.hosts.values_mut().for_each(|host| host.forgive(now));
             self.hosts.retain(|_, host| !host.is_forgettable());
-            if self.hosts.len() >= HOSTS_MAX {
+            if self.hosts.len() >= CALLER_HOSTS_MAX {
                 return Err("too many hosts have failed to authenticate of late");
             }
         }
@@ -199,7 +190,7 @@ mod tests {
     #[test]
     fn failures_hold_their_host_up_and_are_forgiven_one_by_one() {
         let (mut callers, mut now) = (Callers::new(MOST, true), Instant::now());
-        for _ in 0..FAILURES_FREE {
+        for _ in 0..CALLER_FAILURES_FREE {
             callers.begin(now, STRANGER).unwrap();
             callers.failed(now, STRANGER);
             callers.ended(STRANGER);
@@ -207,14 +198,14 @@ mod tests {
         assert!(callers.begin(now, STRANGER).unwrap_err().contains("too often"));
         callers.begin(now, FRIEND).unwrap();
         for _ in 0..3 {
-            now += FAILURE_EVERY;
+            now += CALLER_FAILURE_EVERY;
             callers.begin(now, STRANGER).unwrap();
             callers.failed(now, STRANGER);
             callers.ended(STRANGER);
             assert!(callers.begin(now, STRANGER).is_err(), "one a period");
         }
-        now += FAILURE_EVERY * (FAILURES_FREE + 1);
-        for _ in 0..FAILURES_FREE {
+        now += CALLER_FAILURE_EVERY * (CALLER_FAILURES_FREE + 1);
+        for _ in 0..CALLER_FAILURES_FREE {
             callers.begin(now, STRANGER).unwrap();
             callers.failed(now, STRANGER);
             callers.ended(STRANGER);
@@ -228,8 +219,8 @@ mod tests {
         callers.begin(now, STRANGER).unwrap();
         assert_eq!(callers.failed(now, STRANGER), Some(1));
         assert_eq!(callers.failed(now, STRANGER), None);
-        assert_eq!(callers.failed(now + LOG_EVERY / 2, STRANGER), None);
-        assert_eq!(callers.failed(now + LOG_EVERY, STRANGER), Some(3));
+        assert_eq!(callers.failed(now + CALLER_LOG_EVERY / 2, STRANGER), None);
+        assert_eq!(callers.failed(now + CALLER_LOG_EVERY, STRANGER), Some(3));
     }
 
     #[test]
@@ -237,7 +228,7 @@ mod tests {
         let now = Instant::now();
         for are_asked in [true, false] {
             let mut callers = Callers::new(MOST, are_asked);
-            for count in 0..BREAKS_FREE {
+            for count in 0..CALLER_BREAKS_FREE {
                 callers.begin(now, STRANGER).unwrap();
                 let logged = callers.broke_off(now, STRANGER);
                 assert_eq!(logged, (count == 0).then_some(1), "one line a while");
@@ -245,7 +236,7 @@ mod tests {
             }
             assert_eq!(callers.begin(now, STRANGER).is_err(), are_asked);
             callers.begin(now, FRIEND).unwrap();
-            callers.begin(now + BREAK_EVERY, STRANGER).unwrap();
+            callers.begin(now + CALLER_BREAK_EVERY, STRANGER).unwrap();
         }
     }
 
@@ -253,13 +244,13 @@ mod tests {
     fn no_more_hosts_are_remembered_than_the_limit_and_those_without_failures_go_first() {
         let (mut callers, now) = (Callers::new(MOST, true), Instant::now());
         let host = |number: u32| IpAddr::V4(Ipv4Addr::from_bits(0x0a00_0000 + number));
-        for number in 0..HOSTS_MAX as u32 {
+        for number in 0..CALLER_HOSTS_MAX as u32 {
             callers.begin(now, host(number)).unwrap();
             callers.failed(now, host(number));
             callers.ended(host(number));
         }
         assert!(callers.begin(now, STRANGER).unwrap_err().contains("too many hosts"));
-        callers.begin(now + FAILURE_EVERY, STRANGER).unwrap();
-        assert!(callers.hosts.len() <= HOSTS_MAX);
+        callers.begin(now + CALLER_FAILURE_EVERY, STRANGER).unwrap();
+        assert!(callers.hosts.len() <= CALLER_HOSTS_MAX);
     }
 }

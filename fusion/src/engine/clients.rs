@@ -41,6 +41,7 @@ use sealane_transport::{Arena, Error, Handle};
 
 use super::shard::{ShardEngine, Vital};
 use super::{Engine, stopped};
+use crate::limits::{CLIENTS_LEAVING_MAX, PEEK_IDLE_TURNS};
 use crate::metrics::SHOW_INTERVAL;
 use crate::node::{ClientCall, ClientOutcome};
 use client::{Client, Who};
@@ -92,7 +93,7 @@ impl Engine {
     ///
     /// # Errors
     /// NotFound if the task is not served here, Unavailable if another process is attached as it or the engine has
-    /// stopped, ResourceExhausted if links still use the memory of `LEAVING_MAX` clients that have gone.
+    /// stopped, ResourceExhausted if links still use the memory of `CLIENTS_LEAVING_MAX` clients that have gone.
     ///
     /// # Panics
     /// If there are not as many segments as shards.
@@ -110,8 +111,9 @@ impl Engine {
             return Err(Error::unavailable(&task, format!("process {pid} is attached as it; one process may be")));
         }
         attached.leaving.retain(|socket| socket.strong_count() > 0);
-        if attached.leaving.len() >= LEAVING_MAX {
-            let reason = format!("links still use the memory of {LEAVING_MAX} clients that have gone; attach later");
+        if attached.leaving.len() >= CLIENTS_LEAVING_MAX {
+            let reason =
+                format!("links still use the memory of {CLIENTS_LEAVING_MAX} clients that have gone; attach later");
             return Err(Error::full("clients that leave", reason));
         }
         attached.admitted += 1;
@@ -232,14 +234,6 @@ pub(super) struct Clients {
     /// When other threads are next shown how things stand.
     show_at: Instant,
 }
-
-/// Clients that have gone and whose memory links still use, at most. Each keeps its descriptors open, and a peer that releases
-/// nothing has until the lease is over.
-const LEAVING_MAX: usize = 256;
-
-/// Turns without a client's word after which the shard no longer glances at their rings between turns, which would be in
-/// the way of sockets: some milliseconds.
-const GLANCE_IDLE_TURNS: u32 = 16_384;
 
 impl Clients {
     pub(super) fn start(engine: &Rc<ShardEngine>) {
@@ -458,7 +452,7 @@ impl Source for Clients {
     }
 
     fn glance(&self) -> Option<bool> {
-        let is_of_use = self.idle_turns < GLANCE_IDLE_TURNS && !self.clients.is_empty();
+        let is_of_use = self.idle_turns < PEEK_IDLE_TURNS && !self.clients.is_empty();
         is_of_use.then(|| self.clients.iter().any(|(_, client)| client.has_submissions()))
     }
 

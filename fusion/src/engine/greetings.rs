@@ -5,7 +5,7 @@ use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::BorrowedFd;
 use std::rc::Rc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use sealane_runtime::{Interest, Readiness, RuntimeError, Shard, Source};
 use sealane_transport::endpoint_map::{EndpointMap, Host, TransportAddress};
@@ -21,13 +21,8 @@ use super::listener::{Listener, Watch};
 use super::look_ups::LookUps;
 use super::shard::{ShardEngine, Vital};
 use super::{deadline, expiry, identity};
+use crate::limits::{ACCEPTS_PER_TURN, CONNECT_PATIENCE};
 use crate::node::{Answer, ConnectOrder, DialFailure, DialFailureKind};
-
-/// Callers accepted in one turn at most.
-const ACCEPTS_PER_TURN: usize = 64;
-/// A call that has no connection by then is begun anew: the kernel asks again after 1, 2 and 4 s, and a cable that is back, or a
-/// peer that is up, is to be found sooner. Far longer than a round trip takes anywhere.
-const CONNECT_PATIENCE: Duration = Duration::from_millis(500);
 
 enum Greeting {
     Calling { dial: Dial, peer: Handle, more: Vec<SocketAddr>, hello: Hello },

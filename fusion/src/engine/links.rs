@@ -2,13 +2,14 @@
 
 use std::hash::{BuildHasher, RandomState};
 use std::rc::Rc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use sealane_runtime::{Interest, Readiness, Shard, Source};
 use sealane_transport::Handle;
 use sealane_transport::verbs::Told;
 
 use super::shard::{ShardEngine, Vital};
+use crate::limits::{REPLACE_EVERY, REPLACE_LOOK};
 
 pub(super) struct Links {
     engine: Vital,
@@ -25,12 +26,6 @@ pub(super) struct Links {
     /// There may be some.
     has_fallbacks: bool,
 }
-
-/// A shard gives up one link that fell back to TCP in so long at most, give or take a half so that hosts do not do it in step:
-/// ten a second, each of which costs a call and one resumption of its session.
-const REPLACE_EVERY: Duration = Duration::from_millis(100);
-/// How often links that fell back are looked at while verbs are no better.
-const REPLACE_LOOK: Duration = Duration::from_secs(1);
 
 /// What the device's two descriptors are watched as; no link has such a handle.
 const COMPLETIONS: u64 = u64::MAX;

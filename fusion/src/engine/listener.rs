@@ -3,14 +3,12 @@
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use sealane_transport::tcp::TcpSettings;
 use socket2::Socket;
 
-/// How long callers are left in the kernel's backlog after accepting one failed, for want of descriptors most often:
-/// the listener stays ready all that time. Also how often that is logged at most.
-pub(super) const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+use crate::limits::ACCEPT_PAUSE;
 
 /// See the module. Its owner watches the socket as [`Listener::mind`] says.
 pub(super) struct Listener {

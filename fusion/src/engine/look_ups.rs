@@ -1,5 +1,5 @@
 //! Host names that are being looked up for calls, each on a thread of its own, since the resolver blocks. Their owner
-//! is the shard; bounded by [`LOOK_UPS_MAX`].
+//! is the shard; bounded by [`LOOKUPS_MAX`].
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,8 +11,7 @@ use sealane_transport::tcp::resolve;
 use sealane_transport::wire::Hello;
 use sealane_transport::{Arena, Handle};
 
-/// Names looked up at once for one shard; calls of further ones fail and are made again later.
-const LOOK_UPS_MAX: usize = 1024;
+use crate::limits::LOOKUPS_MAX;
 
 type Addresses = Result<Vec<SocketAddr>, LinkError>;
 
@@ -36,13 +35,13 @@ pub(super) struct LookUps {
 impl LookUps {
     pub(super) fn new(shard: &Shard) -> Self {
         let home = shard.shard_ref(shard.index());
-        Self { home, under_way: Arena::new(LOOK_UPS_MAX), found: Arc::default() }
+        Self { home, under_way: Arena::new(LOOKUPS_MAX), found: Arc::default() }
     }
 
     /// Begins to look a name up for a call; if it cannot, says why.
     pub(super) fn begin(&mut self, peer: Handle, address: TransportAddress, hello: Hello) -> Result<(), String> {
         let Ok(look_up) = self.under_way.insert((peer, hello)) else {
-            return Err(format!("{LOOK_UPS_MAX} host names are being looked up"));
+            return Err(format!("{LOOKUPS_MAX} host names are being looked up"));
         };
         let (home, found) = (self.home.clone(), self.found.clone());
         let on_its_thread = move || {
@@ -159,7 +158,7 @@ mod tests {
             look_ups.under_way = Arena::new(1);
             look_ups.begin(Handle::from_bits(7), "localhost:7000".parse().unwrap(), hello()).unwrap();
             let reason = look_ups.begin(Handle::from_bits(8), "localhost:7000".parse().unwrap(), hello()).unwrap_err();
-            assert!(reason.contains(&LOOK_UPS_MAX.to_string()), "{reason}");
+            assert!(reason.contains(&LOOKUPS_MAX.to_string()), "{reason}");
         });
     }
 }

@@ -28,6 +28,7 @@ use sealane_transport::endpoint_map::{EndpointMap, TaskName, TransportAddress};
 use sealane_transport::error::LinkError;
 use sealane_transport::tcp::{listen, resolve};
 
+use crate::limits::{FAREWELL_TIME, TIMEOUT_MAX};
 use crate::metrics::{NodeMetrics, ShardFigures};
 use crate::node::Counters;
 use clients::Attached;
@@ -75,11 +76,6 @@ pub enum StartError {
     #[error("a shard could not be set up: {0}")]
     Shard(String),
 }
-
-/// How long [`Engine::stop`] gives goodbyes to leave.
-const FAREWELL_TIME: Duration = Duration::from_millis(500);
-/// A longer timeout means no limit: a hundred years, which any clock can count from now.
-const TIMEOUT_MAX: Duration = Duration::from_secs(100 * 365 * 86_400);
 
 /// When what begins now and may take `timeout` must have ended.
 fn deadline(now: Instant, timeout: Duration) -> Instant {

@@ -13,7 +13,7 @@ use sealane_transport::verbs::device::{Device, VerbsError};
 use sealane_transport::verbs::{self, VerbsSettings};
 use sealane_transport::{Error, SessionLimits};
 
-use super::TIMEOUT_MAX;
+use crate::limits::TIMEOUT_MAX;
 use crate::node::{Fuse, NodeSettings};
 
 /// Settings of an engine. [`EngineSettings::new`] gives working defaults; the program `sealane` fills them from flags,

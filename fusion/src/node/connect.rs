@@ -16,9 +16,7 @@ use sealane_transport::{Error, Handle, Link};
 use super::Node;
 use super::context::Context;
 use super::peers::{Connection, SessionKey};
-
-/// Sessions of one process begin anew less often than this: incarnations that differ by less are of one process.
-const LIVES_MAX: u64 = 1 << 20;
+use crate::limits::LIVES_MAX;
 
 /// What the owner of a node is to do about connections.
 #[derive(Debug)]

@@ -9,10 +9,8 @@ use super::Node;
 use super::context::Context;
 use super::outcomes::Ear;
 use super::pushes::Arrivals;
+use crate::limits::RECEIVE_BUDGET_BYTES;
 use crate::metrics::{Operation, Run};
-
-/// Bytes read from one link in one turn at most, so that a busy link does not starve its neighbours.
-const RECEIVE_BUDGET_BYTES: usize = 1 << 20;
 
 impl Node {
     /// One turn: writes, reads, timeouts, each bounded. The work done; 0 means that there was nothing to do.

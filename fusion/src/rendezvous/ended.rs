@@ -1,6 +1,6 @@
 //! Steps that were aborted: remembered, so that a send or recv that comes late hears of it too.
 //!
-//! Bounded by [`ENDED_STEPS_MAX`] records and by [`REASON_BYTES`] of text each. When that is reached, whoever has more than an
+//! Bounded by [`ENDED_STEPS_MAX`] records and by [`ENDED_REASON_BYTES`] of text each. When that is reached, whoever has more than an
 //! equal share loses the oldest of its own: nobody makes this side forget what another has aborted within its share.
 
 use std::collections::VecDeque;
@@ -8,12 +8,7 @@ use std::sync::Arc;
 
 use hashbrown::HashMap;
 
-/// Aborted steps remembered, all owners together.
-const ENDED_STEPS_MAX: usize = 16_384;
-/// Bytes of a reason that are kept: those who come late need a hint, not the whole story.
-const REASON_BYTES: usize = 256;
-/// The order is cleared of forgotten steps when it holds this many entries more than twice those that are remembered.
-const ORDER_SLACK: usize = 16;
+use crate::limits::{ENDED_ORDER_SLACK, ENDED_REASON_BYTES, ENDED_STEPS_MAX};
 
 /// Who a step was aborted for: a task of this side with all its peers, or one pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -59,7 +54,7 @@ impl EndedSteps {
 
     /// A reason as it is remembered, to be shared by all for whom a step ends.
     pub fn reason_to_keep(reason: &str) -> Arc<str> {
-        reason[..reason.floor_char_boundary(REASON_BYTES)].into()
+        reason[..reason.floor_char_boundary(ENDED_REASON_BYTES)].into()
     }
 
     /// True if the step was ended for this very scope.
@@ -134,7 +129,7 @@ impl Steps {
     }
 
     fn tidy(&mut self) {
-        if self.order.len() > 2 * self.reasons.len() + ORDER_SLACK {
+        if self.order.len() > 2 * self.reasons.len() + ENDED_ORDER_SLACK {
             let order = std::mem::take(&mut self.order);
             self.order = order.into_iter().filter(|&entry| self.is_remembered(entry)).collect();
         }
@@ -188,14 +183,14 @@ mod tests {
 
     #[test]
     fn steps_that_come_and_go_leave_nothing_behind() {
-        let (mut ended, long) = (EndedSteps::default(), "ü".repeat(REASON_BYTES));
+        let (mut ended, long) = (EndedSteps::default(), "ü".repeat(ENDED_REASON_BYTES));
         let reason = EndedSteps::reason_to_keep(&long);
-        assert_eq!(reason.len(), REASON_BYTES);
+        assert_eq!(reason.len(), ENDED_REASON_BYTES);
         ended.insert(LOUD, -1, &reason);
         for step in 0..1000 {
             ended.insert(LOUD, step, &reason);
             ended.forget(LOUD, step);
-            assert!(ended.owners[&LOUD].order.len() <= 2 + ORDER_SLACK);
+            assert!(ended.owners[&LOUD].order.len() <= 2 + ENDED_ORDER_SLACK);
         }
         ended.insert(LOUD, 1, &reason);
         ended.forget(LOUD, -1);

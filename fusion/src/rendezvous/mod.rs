@@ -19,6 +19,8 @@ pub use ended::{EndedSteps, Scope};
 pub use ending::Ended;
 use sealane_transport::tensor::TensorMeta;
 
+use crate::limits::SPARE_KEYS;
+
 /// The meeting point of one send and one recv.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Meeting<'a> {
@@ -157,9 +159,6 @@ pub struct Table<S> {
     earliest: Option<Instant>,
     spare_keys: Vec<String>,
 }
-
-/// Keys kept for reuse, so that a deposit allocates nothing: at most this many.
-const SPARE_KEYS: usize = 4096;
 
 impl<S> Table<S> {
     /// An empty table for at most `deposits_max` tensors, lent ones included.

@@ -22,6 +22,7 @@ use sealane_transport::{Error, Handle, Tensor, Unreceived};
 
 use super::super::deadline;
 use super::memory::{ClientArena, ReceiveArea};
+use crate::limits::{CLIENT_BYTES_PER_TURN, CLIENT_CALLS_MAX, CLIENT_RECORDS_PER_TURN};
 use crate::metrics::{ClientCounters, ClientMetrics, Roll, SeqLock};
 use crate::node::{ClientCall, Node, Pool, RecvRequest, RecvWaiter, SendWaiter, Ticket};
 use answers::Answer;
@@ -29,16 +30,6 @@ use plans::Plans;
 use publications::Publication;
 use queues::Queues;
 use traffic::Traffic;
-
-/// Records of one client taken in one turn at most, so that a busy client does not starve its neighbours.
-const RECORDS_PER_TURN: usize = 256;
-/// Bytes that tensors of one client may have moved in one turn before the others' turn comes.
-const BYTES_PER_TURN: u64 = 1 << 20;
-/// Calls of one client under way on one shard at most; more end with ResourceExhausted. A quarter of what a session holds
-/// that all tasks of a host share (`fusion.queued_requests_max`).
-const CALLS_MAX: usize = 1 << 14;
-/// How often a client is looked after that does not read its answers: nobody rings when it has made room.
-const BACKLOG_LOOK: Duration = Duration::from_millis(2);
 
 /// A peer that the client has named.
 struct Peer {
@@ -213,9 +204,9 @@ impl Client {
     /// Takes in what the client asks, a bounded helping; how many records.
     pub(super) fn read(&mut self, node: &mut Node, now: Instant, record: &mut Record) -> usize {
         let mut count = 0;
-        let bytes_max = node.bytes_received() + BYTES_PER_TURN;
+        let bytes_max = node.bytes_received() + CLIENT_BYTES_PER_TURN;
         self.swept = false;
-        while count < RECORDS_PER_TURN
+        while count < CLIENT_RECORDS_PER_TURN
             && !self.closed
             && !self.is_blocked()
             && !self.swept
@@ -375,10 +366,10 @@ impl Client {
     }
 
     fn check_calls<T>(&self, checked: T) -> Result<T, Error> {
-        if self.under_way < CALLS_MAX {
+        if self.under_way < CLIENT_CALLS_MAX {
             return Ok(checked);
         }
-        Err(Error::full("client calls", format!("{CALLS_MAX} calls of this process are under way on one core")))
+        Err(Error::full("client calls", format!("{CLIENT_CALLS_MAX} calls of this process are under way on one core")))
     }
 
     /// The tensor of a send. Its metadata is checked here, in private memory; its bytes are only ever copied.

@@ -203,7 +203,7 @@ fn clients_come_and_go_no_faster_than_links_let_go_of_their_memory() {
         held.push(ends.bell.clone());
         engine.admit(ends).map(|id| engine.dismiss(id, "it is gone"))
     };
-    (0..LEAVING_MAX).for_each(|_| come_and_go().unwrap());
+    (0..CLIENTS_LEAVING_MAX).for_each(|_| come_and_go().unwrap());
     let error = come_and_go().unwrap_err().to_string();
     assert!(error.contains("clients that leave is full"), "{error}");
     drop(held);

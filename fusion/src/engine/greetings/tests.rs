@@ -7,9 +7,9 @@ use sealane_runtime::{Pin, Runtime};
 use sealane_transport::endpoint_map::EndpointMap;
 use socket2::{Domain, SockAddr, Socket, Type};
 
-use super::super::listener::ACCEPT_PAUSE;
 use super::super::settings::EngineSettings;
 use super::*;
+use crate::limits::ACCEPT_PAUSE;
 use crate::node::{RecvRequest, RecvWaiter};
 
 /// Longer than a node waits before it calls again, shorter than it waits for a call.

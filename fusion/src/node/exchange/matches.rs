@@ -14,10 +14,11 @@ use sealane_transport::trace::Moment;
 use sealane_transport::{Arena, Chains, Error, Handle, Payload, Tensor, TensorMeta, Unreceived};
 
 use super::{Exchange, RecvRequest, Ticket};
+use crate::limits::{COPY_AT_ONCE_BYTES, COPY_BUDGET_BYTES, COPY_HELPING_BYTES};
 use crate::metrics::{Operation, Way};
 use crate::node::cells::RecvWaiter;
 use crate::node::context::Context;
-use crate::node::copying::{COPY_AT_ONCE_BYTES, COPY_BUDGET_BYTES, COPY_HELPING_BYTES, copy_in_pieces};
+use crate::node::copying::copy_in_pieces;
 use crate::node::memory::Memory;
 use crate::node::outcomes::unheard;
 use crate::node::pairs::Pairs;

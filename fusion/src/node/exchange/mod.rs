@@ -20,16 +20,13 @@ use super::draining;
 use super::outcomes::Outcomes;
 use super::pairs::STRANGER;
 use super::peers::Peers;
+use crate::limits::PARKED_GRACE;
 use crate::metrics::{Operation, Way};
 use crate::rendezvous::{Deposited, EndedSteps, Found, Late, Meeting, Parked, Settled, Table, Unsent};
 pub(super) use batches::Batches;
 pub use batches::{BatchWaiter, FusedRequest};
 use matches::LocalRecvs;
 use sealane_transport::tensor::{Tensor, TensorMeta};
-
-/// How much longer than its deadline a peer's request is kept: the peer ends it at its deadline and takes it back, and one that
-/// does not is to cost nothing after this.
-const PARKED_GRACE: Duration = Duration::from_secs(1);
 
 /// A recv, as a task of this shard asks it.
 #[derive(Debug)]

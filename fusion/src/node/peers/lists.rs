@@ -5,13 +5,7 @@
 use sealane_transport::Handle;
 
 use super::{Peer, Peers};
-
-/// Turns without a byte after which a link is no longer read every turn, and its shard's epoll set tells when to. With a
-/// thousand busy links fewer were no faster, and left some waiting for the epoll set's turn.
-const HOT_IDLE_TURNS: u32 = 4096;
-/// Turns in which a link that took less than there was is tried again, before the shard's epoll set tells when to: a peer
-/// that does not read is not to cost its neighbours a system call a turn.
-const BLOCKED_TURNS: u32 = 64;
+use crate::limits::{BLOCKED_TURNS, HOT_IDLE_TURNS};
 
 /// See the module.
 #[derive(Default)]

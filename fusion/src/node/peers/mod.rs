@@ -26,8 +26,6 @@ use crate::metrics::{NodeMetrics, Way};
 use lists::Lists;
 pub(super) use peer::{Connection, Peer};
 use schedule::Schedule;
-#[cfg(test)]
-pub(super) use transfer::TRANSMIT_BUDGET_BYTES;
 
 /// A session, as a node uses it.
 pub(super) type PeerSession = Session<RecvWaiter, Handle>;

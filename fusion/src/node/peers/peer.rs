@@ -7,13 +7,8 @@ use sealane_transport::Link;
 use sealane_transport::endpoint_map::TransportAddress;
 
 use super::PeerSession;
+use crate::limits::{REDIAL_WAIT_MAX, REDIAL_WAIT_MIN};
 use crate::metrics::{PeerCounters, PeerMetrics, Way};
-
-/// First wait before a peer is called again; doubled up to [`BACKOFF_MAX`].
-const BACKOFF_MIN: Duration = Duration::from_millis(10);
-/// Longest wait before a peer is called again: with the time that a call may take to connect, less than a second, within which a
-/// cable that is back is to be found.
-const BACKOFF_MAX: Duration = Duration::from_millis(400);
 
 /// Where the connection stands while there is no link, or that there is one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -168,11 +163,11 @@ impl Peer {
     /// The wait before the next call: doubled each time, and spread by up to a half so that a thousand workers do not call a
     /// restarted ps in step. `seed` is the process's own.
     pub(super) fn backoff(&mut self, seed: u64) -> Duration {
-        let doubled = BACKOFF_MIN * (1 << self.attempts.min(7));
+        let doubled = REDIAL_WAIT_MIN * (1 << self.attempts.min(7));
         self.attempts += 1;
         let drawn = mix(seed ^ (u64::from(self.lane) << 32 | u64::from(self.attempts)));
         let spread = (drawn >> 32) as f64 / (1_u64 << 33) as f64;
-        doubled.min(BACKOFF_MAX).mul_f64(1.0 - spread)
+        doubled.min(REDIAL_WAIT_MAX).mul_f64(1.0 - spread)
     }
 
     /// When the peer needs a look at the latest.
@@ -214,7 +209,7 @@ mod tests {
         let (one, other) = (waits(1), waits(2));
         assert_eq!(one, waits(1), "drawn from the seed");
         assert!(one.iter().zip(&other).all(|(one, other)| one != other));
-        assert!((BACKOFF_MIN / 2..=BACKOFF_MIN).contains(&one[0]));
-        assert!(one[8..].iter().all(|wait| (BACKOFF_MAX / 2..=BACKOFF_MAX).contains(wait)));
+        assert!((REDIAL_WAIT_MIN / 2..=REDIAL_WAIT_MIN).contains(&one[0]));
+        assert!(one[8..].iter().all(|wait| (REDIAL_WAIT_MAX / 2..=REDIAL_WAIT_MAX).contains(wait)));
     }
 }

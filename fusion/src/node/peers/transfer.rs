@@ -9,11 +9,9 @@ use sealane_transport::session::Shelf;
 
 use super::lists::touch;
 use super::{Peer, Peers};
+use crate::limits::TRANSMIT_BUDGET_BYTES;
 use crate::node::counters::Counters;
 use crate::node::{Fuse, NodeSettings};
-
-/// Bytes written to one link at once at most; what is left waits for the next turn.
-pub(in crate::node) const TRANSMIT_BUDGET_BYTES: usize = 4 << 20;
 
 /// What a write has come to.
 pub(in crate::node) struct Written {

@@ -12,9 +12,10 @@ use sealane_transport::{Error, Handle, Payload, TensorMeta, Tray};
 
 use super::store::{PublishedStore, Watcher};
 use super::{At, Pulls, UnderWay};
+use crate::limits::{COPY_AT_ONCE_BYTES, COPY_BUDGET_BYTES, COPY_HELPING_BYTES};
 use crate::metrics::{Operation, Way};
 use crate::node::context::Context;
-use crate::node::copying::{COPY_AT_ONCE_BYTES, COPY_BUDGET_BYTES, COPY_HELPING_BYTES, copy_in_pieces};
+use crate::node::copying::copy_in_pieces;
 use crate::node::memory::Memory;
 use crate::node::reporter::Reporter;
 

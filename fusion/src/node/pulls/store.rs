@@ -14,6 +14,8 @@ use sealane_transport::tray::Shelved;
 use sealane_transport::tray::next_stamp;
 use sealane_transport::{Error, Handle, Payload, Tensor, TensorMeta};
 
+use crate::limits::{PLANS_KEPT_SHARE, WATCHERS_SLACK};
+
 /// Who waits for a tensor of a version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Watcher {
@@ -41,9 +43,6 @@ struct Label {
     watchers_look: usize,
 }
 
-/// Part of the keys named and not published that plans of peers leave to those of this node.
-const KEPT_SHARE: usize = 4;
-
 /// Whose plan names a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Planner {
@@ -52,9 +51,6 @@ pub(super) enum Planner {
     /// A peer.
     Peer,
 }
-
-/// Watchers of one slot before those are looked for that no longer wait.
-const WATCHERS_SLACK: usize = 16;
 
 /// See the module.
 pub(super) struct PublishedStore {
@@ -148,7 +144,7 @@ impl PublishedStore {
     ) -> Result<Vec<u32>, Error> {
         let most = match planner {
             Planner::Here => self.published_max,
-            Planner::Peer => self.published_max - self.published_max / KEPT_SHARE,
+            Planner::Peer => self.published_max - self.published_max / PLANS_KEPT_SHARE,
         };
         let has_room = |store: &Self| match store.named() < most {
             true => Ok(()),

@@ -3,7 +3,8 @@
 use sealane_transport::Handle;
 
 use super::Pushes;
-use super::queues::{CREDIT_BYTES_MAX, CREDIT_MESSAGES_MAX, Queue, QueueName, StreamKey};
+use super::queues::{Queue, QueueName, StreamKey};
+use crate::limits::{CREDIT_BYTES_MAX, CREDIT_MESSAGES_MAX};
 use crate::node::peers::Peers;
 
 impl Pushes {

@@ -8,14 +8,10 @@ use sealane_transport::{Error, Handle, Tensor};
 
 use super::Pushes;
 use super::local::LocalPush;
+use crate::limits::{CREDIT_BYTES_MAX, CREDIT_MESSAGES_MAX};
 use crate::node::context::Context;
 use crate::node::pairs::STRANGER;
 use crate::queue::{AcceptQueue, Accepted};
-
-/// A stream's credit in tensors at most: with fewer, a pusher of small ones would wait for its credit.
-pub(super) const CREDIT_MESSAGES_MAX: usize = 1024;
-/// A stream's credit in bytes at most: some milliseconds of a fast link.
-pub(super) const CREDIT_BYTES_MAX: usize = 16 << 20;
 
 /// A stream, by its session and its handle there.
 pub(super) type StreamKey = (Handle, Handle);

@@ -8,8 +8,8 @@ use sealane_transport::LinkKind;
 use sealane_transport::error::LinkError;
 use sealane_transport::outbox::Outbox;
 
-use super::super::peers::TRANSMIT_BUDGET_BYTES;
 use super::*;
+use crate::limits::TRANSMIT_BUDGET_BYTES;
 
 /// A link that takes whatever it may, as a fast network with a fast reader does.
 struct FastLink {

@@ -8,7 +8,8 @@ use sealane_transport::shm::limits::{INLINE_BYTES_MAX, NUMBERS_PER_RECORD};
 use sealane_transport::shm::{Completion, PushError, ReceivedAt, Record};
 use sealane_transport::{Error, Handle, Payload, RecvOutcome, Tensor, Unreceived};
 
-use super::{BACKLOG_LOOK, Client, LENDS};
+use super::{Client, LENDS};
+use crate::limits::CLIENT_BACKLOG_LOOK;
 use crate::node::{ClientOutcome, Pool};
 
 /// How a call ended, as the client is to be told.
@@ -216,7 +217,7 @@ impl Client {
             let returned = std::mem::take(&mut self.returned);
             self.returned = self.push_calls(returned, record, |calls| Completion::Returned { calls });
         }
-        self.look_at = self.is_stuck().then(|| now + BACKLOG_LOOK);
+        self.look_at = self.is_stuck().then(|| now + CLIENT_BACKLOG_LOOK);
         let has_news = std::mem::take(&mut self.has_news);
         if has_news && self.end.client_sleep().must_ring() {
             self.bell.ring();

@@ -1,14 +1,12 @@
 //! What one client publishes on one shard: tensors that are seen together are gathered until the last is there. Bounded by
-//! `TOGETHER_MAX`, and by the calls that a client may have under way.
+//! `PUBLISHED_TOGETHER_MAX`, and by the calls that a client may have under way.
 
 use sealane_transport::shm::PayloadAt;
 use sealane_transport::{Error, Tensor};
 
 use super::Client;
+use crate::limits::PUBLISHED_TOGETHER_MAX;
 use crate::node::Node;
-
-/// Tensors that are published at once at most; of more, those that came first are seen first.
-const TOGETHER_MAX: usize = 4096;
 
 /// A tensor that is about to be published.
 pub(super) struct Publication {
@@ -44,7 +42,7 @@ impl Client {
             }
             Err(error) => self.published(call, lent, Err(error)),
         }
-        if !more || self.together.len() >= TOGETHER_MAX {
+        if !more || self.together.len() >= PUBLISHED_TOGETHER_MAX {
             let mut together = std::mem::take(&mut self.together);
             for Publication { call, version, key, tensor, lent } in together.drain(..) {
                 let published = node.publish(self.task, &key, version, tensor);

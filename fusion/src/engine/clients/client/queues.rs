@@ -18,13 +18,9 @@ use sealane_transport::shm::{PayloadAt, Record};
 
 use super::answers::Answer;
 use super::{Client, Misconduct, lender, name};
+use crate::limits::{HANDED_AT_ONCE, HANDED_PER_TURN};
 use crate::node::{ClientCall, Node, PushRequest, SendWaiter};
 use crate::queue::{AcceptOptions, AcceptQueue, Accepted};
-
-/// Tensors taken out of a queue at once, under one lock of it.
-const HELPING: usize = 64;
-/// Tensors of one queue that are handed over in one turn at most.
-const HANDED_PER_TURN: usize = 256;
 
 /// See the module.
 #[derive(Default)]
@@ -107,7 +103,7 @@ impl Seat {
         }
         let mut helping = Vec::new();
         // It is closed by its seat alone, and by an engine that stops.
-        let _ = self.queue.as_ref()?.take(HELPING.min(self.credit.tensors as usize), &mut helping);
+        let _ = self.queue.as_ref()?.take(HANDED_AT_ONCE.min(self.credit.tensors as usize), &mut helping);
         self.helping = helping.into_iter();
         self.helping.next()
     }

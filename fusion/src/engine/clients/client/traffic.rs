@@ -8,10 +8,8 @@ use std::sync::Arc;
 use sealane_transport::shm::Moved;
 
 use super::{Client, Misconduct};
+use crate::limits::PEERS_SHOWN_MAX;
 use crate::metrics::{Roll, SeqLock, TrafficCounters, TrafficFigures, TrafficMetrics};
-
-/// Tasks that are told apart for one client on one shard: each costs half a KiB, and a line of what is shown.
-const PEERS_SHOWN_MAX: usize = 1024;
 
 /// See the module.
 #[derive(Default)]

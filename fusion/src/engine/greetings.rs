@@ -16,9 +16,9 @@ use sealane_transport::wire::{Hello, RejectCode, WireError};
 use sealane_transport::{Arena, Handle};
 use socket2::Socket;
 
-use super::callers::{Callers, host_of};
+use super::accept_limiter::{AcceptLimiter, host_of};
 use super::listener::{Listener, Watch};
-use super::look_ups::LookUps;
+use super::resolver::Resolver;
 use super::shard::{ShardEngine, Vital};
 use super::{deadline, expiry, identity};
 use crate::limits::{ACCEPTS_PER_TURN, CONNECT_PATIENCE};
@@ -39,10 +39,10 @@ pub(super) struct Greetings {
     engine: Vital,
     /// A listener's token is its place here; greetings have their handles, which are larger than any place.
     listeners: Vec<Listener>,
-    callers: Callers,
+    limiter: AcceptLimiter,
     /// Bytes of unfinished greetings of callers.
     held_bytes: usize,
-    look_ups: LookUps,
+    resolver: Resolver,
     pending: Arena<Pending>,
     /// Greetings whose descriptor reported something.
     ready: Vec<Handle>,
@@ -58,9 +58,12 @@ impl Greetings {
         Greetings {
             engine: Vital::new(engine),
             listeners,
-            callers: Callers::new(engine.settings.greetings_per_host_max, !engine.settings.authentication.is_open()),
+            limiter: AcceptLimiter::new(
+                engine.settings.greetings_per_host_max,
+                !engine.settings.authentication.is_open(),
+            ),
             held_bytes: 0,
-            look_ups: LookUps::new(&engine.shard),
+            resolver: Resolver::new(&engine.shard),
             pending: Arena::new(engine.settings.greetings_max),
             ready: Vec::new(),
         }
@@ -72,7 +75,7 @@ impl Greetings {
         for order in orders {
             self.carry_out(order);
         }
-        for found in self.look_ups.take_found() {
+        for found in self.resolver.take_found() {
             self.call(found.peer, found.addresses, found.hello);
             work += 1;
         }
@@ -155,7 +158,7 @@ impl Greetings {
     /// Begins the greeting of a caller, if its host has room for one more.
     fn answer(&mut self, now: Instant, socket: Socket, from: Option<SocketAddr>, via: u16) {
         let host = from.map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |from| host_of(from.ip()));
-        if let Err(reason) = self.callers.begin(now, host) {
+        if let Err(reason) = self.limiter.begin(now, host) {
             self.engine.count_callers(|counters| counters.turned_away += 1);
             tracing::debug!(?from, reason, "a caller was turned away");
             return;
@@ -168,7 +171,7 @@ impl Greetings {
         match answering {
             Ok(answering) => self.add(Greeting::Answering { answering, via, from: host, held: 0 }),
             Err(error) => {
-                self.callers.ended(host);
+                self.limiter.ended(host);
                 tracing::warn!(?from, %error, "a caller's socket cannot be used");
             }
         }
@@ -176,7 +179,7 @@ impl Greetings {
 
     /// A caller's greeting is over, however it ended.
     fn answered(&mut self, from: IpAddr, held: usize) {
-        self.callers.ended(from);
+        self.limiter.ended(from);
         self.held_bytes -= held;
     }
 
@@ -217,7 +220,7 @@ impl Greetings {
         match order {
             ConnectOrder::Dial { peer, address, hello } => self.dial(peer, address, hello),
             ConnectOrder::HangUp(peer) => {
-                self.look_ups.drop_those_for(peer);
+                self.resolver.drop_those_for(peer);
                 let of_peer = |pending: &Pending| matches!(&pending.greeting, Some(Greeting::Calling { peer: other, .. }) if *other == peer);
                 for handle in self.pending.select(of_peer) {
                     self.pending.remove(handle);
@@ -232,7 +235,7 @@ impl Greetings {
             let found = resolve(&address);
             return self.call(peer, found, hello);
         }
-        if let Err(reason) = self.look_ups.begin(peer, address, hello) {
+        if let Err(reason) = self.resolver.begin(peer, address, hello) {
             self.dial_failed(peer, reason, DialFailureKind::Transient);
         }
     }
@@ -341,14 +344,14 @@ impl Greetings {
     /// A caller has not shown that it may talk.
     fn unauthenticated(&mut self, from: IpAddr, reason: &str) {
         self.engine.count_callers(|counters| counters.unauthenticated += 1);
-        if let Some(failures) = self.callers.failed(self.engine.shard.now(), from) {
+        if let Some(failures) = self.limiter.failed(self.engine.shard.now(), from) {
             tracing::warn!(%from, failures, reason, "a caller is not authenticated");
         }
     }
 
     /// A caller's greeting came to nothing before it had said who it is.
     fn broke_off(&mut self, from: IpAddr, reason: &dyn std::fmt::Display) {
-        if let Some(callers) = self.callers.broke_off(self.engine.shard.now(), from) {
+        if let Some(callers) = self.limiter.broke_off(self.engine.shard.now(), from) {
             tracing::warn!(%from, callers, %reason, "a caller did not introduce itself");
         }
     }

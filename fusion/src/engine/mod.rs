@@ -1,6 +1,6 @@
 //! The engine: one node a shard, on pinned threads, with TCP sockets. Embedded in a training process, or in the daemon.
 
-mod callers;
+mod accept_limiter;
 mod clients;
 mod expiry;
 mod greetings;
@@ -9,10 +9,10 @@ mod links;
 mod listener;
 mod local;
 mod local_plan;
-mod look_ups;
 mod published;
 mod push;
 mod recall;
+mod resolver;
 mod settings;
 mod shard;
 mod task;

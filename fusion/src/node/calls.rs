@@ -15,7 +15,7 @@ use super::pulls::{Producer, PullRequest, Pulls};
 use super::pushes::{Load, PushRequest};
 use super::{Node, draining};
 use crate::queue::AcceptQueue;
-use crate::rendezvous::Meeting;
+use crate::rendezvous::MatchKey;
 
 impl Node {
     /// Asks for a tensor. Its outcome goes to the waiter, errors included; the ticket cancels.
@@ -86,7 +86,7 @@ impl Node {
     /// consumer, or an error: ResourceExhausted if the table is full, InvalidArgument if a tensor waits there
     /// already, DeadlineExceeded if nobody asked by then, Aborted if the step was.
     pub fn send(&mut self, pair: u32, step: i64, key: &str, tensor: Tensor, deadline: Instant, waiter: SendWaiter) {
-        self.exchange.send(Meeting { pair, step, key }, tensor, deadline, waiter, &mut self.context);
+        self.exchange.send(MatchKey { pair, step, key }, tensor, deadline, waiter, &mut self.context);
     }
 
     /// Ends a step of a local task, here and at its peers: every waiting recv of it ends with `reason`, tensors that

@@ -314,7 +314,7 @@ impl Node {
     }
 
     /// Keys that are published or named by plans.
-    pub fn keys_on_shelf(&self) -> usize {
+    pub fn keys_in_store(&self) -> usize {
         self.pulls.keys()
     }
 

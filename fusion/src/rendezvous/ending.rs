@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use sealane_transport::{Error, Handle};
 
-use super::{Entry, Parked, Spot, State, Table, Unsent};
+use super::{Entry, Parked, Slot, State, Table, Unsent};
 
 /// What was taken out, for its owner to tell those who wait.
 #[derive(Debug)]
@@ -80,7 +80,7 @@ impl<S> Table<S> {
 
     fn take_wanted(&mut self, handle: Handle) -> Option<Parked> {
         let hash = self.hash_of(handle);
-        self.take_request(Spot { hash, entry: Some(handle) })
+        self.take_request(Slot { hash, entry: Some(handle) })
     }
 
     /// Takes out the tensors that wait for which `pick` says yes.

@@ -2,7 +2,7 @@
 
 use sealane_transport::Handle;
 
-use super::{Entry, Meeting, Parked, State, Table};
+use super::{Entry, MatchKey, Parked, State, Table};
 
 impl<S> Table<S> {
     /// Panics unless what waits is found, counted and ended in time. `is_there` says whether somebody still waits as whom a
@@ -32,7 +32,7 @@ impl<S> Table<S> {
     fn check_entry(&self, handle: Handle, entry: &Entry<S>, is_there: &impl Fn(Parked) -> bool) {
         let Entry { pair, step, key, state } = entry;
         assert!(self.steps.of((*pair, *step)).contains(&handle), "'{key}' would outlive step {step}");
-        let found = self.spot(Meeting { pair: *pair, step: *step, key }).entry;
+        let found = self.slot(MatchKey { pair: *pair, step: *step, key }).entry;
         let deadline = match state {
             State::Deposited { deadline, .. } => Some(*deadline),
             State::Lent { deadline, sender, .. } => {

@@ -1,4 +1,4 @@
-//! The table where a send meets its recv. Pure: no clock, no I/O.
+//! The table where sends and recvs are matched. Pure: no clock, no I/O.
 //!
 //! One table a shard; bounded by `fusion.deposited_tensors_max` deposits and what sessions let their peers park.
 //! `S` is what the owner wants back when a deposit ends (the sender's waiter). Entries keep their key while the tensor
@@ -21,9 +21,9 @@ use sealane_transport::tensor::TensorMeta;
 
 use crate::limits::SPARE_KEYS;
 
-/// The meeting point of one send and one recv.
+/// What a send and a recv must have in common to match: one of each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Meeting<'a> {
+pub struct MatchKey<'a> {
     /// Producer and consumer, by the owner's number of the pair.
     pub pair: u32,
     /// The step.
@@ -46,14 +46,14 @@ pub enum Parked {
     Local(Handle),
 }
 
-/// A meeting point, looked up: what waits there, if anything. Good until the table changes.
+/// The slot of a match key, looked up: what waits there, if anything. Good until the table changes.
 #[derive(Debug, Clone, Copy)]
-pub struct Spot {
+pub struct Slot {
     hash: u64,
     entry: Option<Handle>,
 }
 
-/// What waits at a meeting point.
+/// What waits in a slot.
 #[derive(Debug)]
 pub enum Waiting<'a> {
     /// A tensor.
@@ -189,12 +189,12 @@ impl<S> Table<S> {
     }
 
     #[inline]
-    fn hash(&self, at: Meeting<'_>) -> u64 {
+    fn hash(&self, at: MatchKey<'_>) -> u64 {
         self.hasher.hash_one((at.pair, at.step, at.key))
     }
 
     #[inline]
-    fn find(&self, hash: u64, at: Meeting<'_>) -> Option<Handle> {
+    fn find(&self, hash: u64, at: MatchKey<'_>) -> Option<Handle> {
         let entries = &self.entries;
         let same = |handle: &Handle| {
             entries
@@ -205,7 +205,7 @@ impl<S> Table<S> {
     }
 
     #[inline]
-    fn insert(&mut self, hash: u64, at: Meeting<'_>, state: State<S>) -> Handle {
+    fn insert(&mut self, hash: u64, at: MatchKey<'_>, state: State<S>) -> Handle {
         let mut key = self.spare_keys.pop().unwrap_or_default();
         key.clear();
         key.push_str(at.key);
@@ -224,7 +224,7 @@ impl<S> Table<S> {
         });
     }
 
-    /// Takes an entry out of the index, so that its meeting point is free again.
+    /// Takes an entry out of the index, so that its slot is free again.
     #[inline]
     fn unlink(&mut self, hash: u64, handle: Handle) {
         if let Ok(slot) = self.index.find_entry(hash, |other| *other == handle) {
@@ -253,52 +253,52 @@ impl<S> Table<S> {
         Some(entry)
     }
 
-    /// Looks a meeting point up.
+    /// Looks the slot of a match key up.
     #[inline]
-    pub fn spot(&self, at: Meeting<'_>) -> Spot {
+    pub fn slot(&self, at: MatchKey<'_>) -> Slot {
         let hash = self.hash(at);
-        Spot { hash, entry: self.find(hash, at) }
+        Slot { hash, entry: self.find(hash, at) }
     }
 
-    /// What waits at a spot.
+    /// What waits in a slot.
     #[inline]
-    pub fn waiting(&self, spot: Spot) -> Option<Waiting<'_>> {
-        match &self.entries.get(spot.entry?)?.state {
+    pub fn waiting(&self, slot: Slot) -> Option<Waiting<'_>> {
+        match &self.entries.get(slot.entry?)?.state {
             State::Deposited { tensor, .. } => Some(Waiting::Tensor(&tensor.1)),
             State::Wanted(by) => Some(Waiting::Request(*by)),
             State::Lent { .. } => None,
         }
     }
 
-    /// Takes the tensor that waits at a spot, which ends its deposit: nobody can give it back any more.
+    /// Takes the tensor that waits in a slot, which ends its deposit: nobody can give it back any more.
     #[inline]
-    pub fn take_tensor(&mut self, spot: Spot) -> Option<((TensorMeta, Payload), S)> {
-        let handle = spot.entry?;
+    pub fn take_tensor(&mut self, slot: Slot) -> Option<((TensorMeta, Payload), S)> {
+        let handle = slot.entry?;
         let State::Deposited { .. } = self.entries.get(handle)?.state else { return None };
-        self.unlink(spot.hash, handle);
+        self.unlink(slot.hash, handle);
         match self.remove(handle)?.state {
             State::Deposited { tensor, sender, .. } => Some((tensor, sender)),
             _ => unreachable!("just looked at"),
         }
     }
 
-    /// Takes the request that waits at a spot.
+    /// Takes the request that waits in a slot.
     #[inline]
-    pub fn take_request(&mut self, spot: Spot) -> Option<Parked> {
-        let handle = spot.entry?;
+    pub fn take_request(&mut self, slot: Slot) -> Option<Parked> {
+        let handle = slot.entry?;
         let State::Wanted(by) = self.entries.get(handle)?.state else { return None };
         self.forget_parked(by);
-        self.unlink(spot.hash, handle);
+        self.unlink(slot.hash, handle);
         self.remove(handle);
         Some(by)
     }
 
-    /// Parks a request of this node's at a spot where nothing waits, to be withdrawn by the handle that this gives.
+    /// Parks a request of this node's in a slot where nothing waits, to be withdrawn by the handle that this gives.
     #[inline]
-    pub fn park_local(&mut self, spot: Spot, at: Meeting<'_>, by: Handle) -> Handle {
-        debug_assert!(spot.entry.is_none(), "what waits there would never be found again");
+    pub fn park_local(&mut self, slot: Slot, at: MatchKey<'_>, by: Handle) -> Handle {
+        debug_assert!(slot.entry.is_none(), "what waits there would never be found again");
         self.local_requests += 1;
-        self.insert(spot.hash, at, State::Wanted(Parked::Local(by)))
+        self.insert(slot.hash, at, State::Wanted(Parked::Local(by)))
     }
 
     /// Forgets a request of this node's that waits; false if it has been answered already.
@@ -329,7 +329,7 @@ impl<S> Table<S> {
     /// ResourceExhausted if the table is full, InvalidArgument if a tensor waits there already; the sender comes back.
     pub fn deposit(
         &mut self,
-        at: Meeting<'_>,
+        at: MatchKey<'_>,
         tensor: (TensorMeta, Payload),
         sender: S,
         deadline: Instant,
@@ -362,7 +362,7 @@ impl<S> Table<S> {
     ///
     /// # Errors
     /// InvalidArgument if another request waits there already, or this one's id is in use.
-    pub fn want(&mut self, at: Meeting<'_>, by: Parked) -> Result<Found, Error> {
+    pub fn want(&mut self, at: MatchKey<'_>, by: Parked) -> Result<Found, Error> {
         let hash = self.hash(at);
         let Some(handle) = self.find(hash, at) else {
             if self.parked.contains_key(&by) {
@@ -417,7 +417,7 @@ impl<S> Table<S> {
             return self.settle_taken(deposit, tensor.1).map_or(Settled::Gone, Settled::Taken);
         }
         let key = entry.key.clone();
-        let at = Meeting { pair: entry.pair, step: entry.step, key: &key };
+        let at = MatchKey { pair: entry.pair, step: entry.step, key: &key };
         let Some(Entry { state: State::Lent { sender: Some(sender), deadline, barred }, .. }) = self.remove(deposit)
         else {
             return Settled::Gone;
@@ -489,7 +489,7 @@ impl<S> Table<S> {
 }
 
 /// Why a second request for the same tensor is refused.
-pub fn asked_twice(at: Meeting<'_>) -> Error {
+pub fn asked_twice(at: MatchKey<'_>) -> Error {
     Error::invalid(format!("a recv of step {} key '{}' waits already; one send meets one recv", at.step, at.key))
 }
 

@@ -5,13 +5,13 @@ use std::time::{Duration, Instant};
 use proptest::prelude::*;
 use sealane_transport::{Code, Error, Handle, Payload};
 
-use super::{Deposited, Ended, Found, Late, Meeting, Parked, Settled, Table};
+use super::{Deposited, Ended, Found, Late, MatchKey, Parked, Settled, Table};
 use sealane_transport::tensor::{DType, TensorMeta};
 
 const SOON: Duration = Duration::from_secs(1);
 
-fn at(key: &str) -> Meeting<'_> {
-    Meeting { pair: 0, step: 1, key }
+fn at(key: &str) -> MatchKey<'_> {
+    MatchKey { pair: 0, step: 1, key }
 }
 
 fn tensor(byte: u8) -> (TensorMeta, Payload) {
@@ -71,7 +71,7 @@ fn pair_step_and_key_keep_tensors_apart() {
     let now = Instant::now();
     let mut table = Table::new(10);
     keep(&mut table, "w", "a", now);
-    let others = [Meeting { pair: 1, ..at("w") }, Meeting { step: 2, ..at("w") }, at("v")];
+    let others = [MatchKey { pair: 1, ..at("w") }, MatchKey { step: 2, ..at("w") }, at("v")];
     for (other, id) in others.into_iter().zip(1..) {
         assert!(matches!(table.want(other, request(id)), Ok(Found::Parked)));
     }

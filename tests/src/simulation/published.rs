@@ -174,7 +174,7 @@ impl Simulation {
     pub(super) fn look_for_kept_keys(&self) -> Result<(), String> {
         for (index, host) in self.hosts.iter().enumerate() {
             for (shard, seat) in host.seats.iter().enumerate() {
-                let kept = seat.node.keys_on_shelf();
+                let kept = seat.node.keys_in_store();
                 if kept > 0 {
                     return Err(format!("host {index} shard {shard} keeps {kept} keys when all plans are closed"));
                 }

@@ -187,8 +187,8 @@ fn hanging_up_reaches_a_call_whose_name_is_being_looked_up() {
         let (peer, hello) = call(engine);
         let address = "localhost:7001".parse().unwrap();
         greetings.carry_out(ConnectOrder::Dial { peer, address, hello });
-        assert!(!greetings.look_ups.is_empty());
+        assert!(!greetings.resolver.is_empty());
         greetings.carry_out(ConnectOrder::HangUp(peer));
-        assert!(greetings.look_ups.is_empty());
+        assert!(greetings.resolver.is_empty());
     });
 }

@@ -23,7 +23,7 @@ use crate::node::memory::Memory;
 use crate::node::outcomes::unheard;
 use crate::node::pairs::Pairs;
 use crate::node::reporter::Reporter;
-use crate::rendezvous::{Found, Meeting, Parked, Spot, Waiting, asked_twice};
+use crate::rendezvous::{Found, MatchKey, Parked, Slot, Waiting, asked_twice};
 
 /// A recv that waits for its tensor, or whose tensor is being copied.
 struct Wanted {
@@ -163,30 +163,30 @@ impl Exchange {
         producer_pair: u32,
         context: &mut Context,
     ) -> Option<Ticket> {
-        let at = Meeting { pair: producer_pair, step: recv.step, key: recv.key };
+        let at = MatchKey { pair: producer_pair, step: recv.step, key: recv.key };
         if let Err(error) = self.check_here(at, &context.pairs) {
             let destination = recv.destination;
             context.reporter.finish_recv(recv.waiter, Err(Unreceived { error, destination }));
             return None;
         }
-        let spot = self.table.spot(at);
-        match self.table.waiting(spot) {
+        let slot = self.table.slot(at);
+        match self.table.waiting(slot) {
             Some(Waiting::Tensor(payload)) => {
                 let (len, consumer) = (payload.len(), context.pairs[recv.pair].local);
                 let limit = context.settings.session.tensor_bytes_max;
                 let place = place(&context.memory, limit, consumer, recv.destination.take(), payload);
-                self.take_here(now, recv, (at, spot), (place, len), context)
+                self.take_here(now, recv, (at, slot), (place, len), context)
             }
             Some(Waiting::Request(_)) => {
                 let (error, destination) = (asked_twice(at), recv.destination);
                 context.reporter.finish_recv(recv.waiter, Err(Unreceived { error, destination }));
                 None
             }
-            None => self.wait_here(now, recv, (at, spot), context),
+            None => self.wait_here(now, recv, (at, slot), context),
         }
     }
 
-    fn check_here(&self, at: Meeting<'_>, pairs: &Pairs) -> Result<(), Error> {
+    fn check_here(&self, at: MatchKey<'_>, pairs: &Pairs) -> Result<(), Error> {
         if at.key.len() > KEY_BYTES_MAX {
             let found = at.key.len();
             return Err(Error::invalid(format!("the key has {found} bytes, at most {KEY_BYTES_MAX} are accepted")));
@@ -203,7 +203,7 @@ impl Exchange {
         &mut self,
         now: Instant,
         recv: RecvRequest<'_>,
-        (at, spot): (Meeting<'_>, Spot),
+        (at, slot): (MatchKey<'_>, Slot),
         (place, len): (Result<Place, Unreceived>, usize),
         context: &mut Context,
     ) -> Option<Ticket> {
@@ -221,7 +221,7 @@ impl Exchange {
                 return Some(Ticket::Local(handle));
             }
             Ok(place) => {
-                let (tensor, sender) = self.table.take_tensor(spot).expect("just looked at");
+                let (tensor, sender) = self.table.take_tensor(slot).expect("just looked at");
                 context.reporter.metrics.latencies.record(Operation::Send, Way::Memory, sender.since, now);
                 hand_over(&mut context.reporter, waiter, (now, step, key), place, tensor);
                 context.reporter.finish_send(sender.waiter, Ok(()));
@@ -238,7 +238,7 @@ impl Exchange {
         &mut self,
         now: Instant,
         recv: RecvRequest<'_>,
-        (at, spot): (Meeting<'_>, Spot),
+        (at, slot): (MatchKey<'_>, Slot),
         context: &mut Context,
     ) -> Option<Ticket> {
         let RecvRequest { pair, step, deadline, destination, waiter, .. } = recv;
@@ -246,7 +246,7 @@ impl Exchange {
         let wanted = Wanted { pair, consumer, step, since: now, deadline, entry: NOWHERE, destination, waiter };
         match self.local.enter(wanted) {
             Ok(handle) => {
-                let entry = self.table.park_local(spot, at, handle);
+                let entry = self.table.park_local(slot, at, handle);
                 self.local.wanted.get_mut(handle).expect("just entered").entry = entry;
                 Some(Ticket::Local(handle))
             }
@@ -260,17 +260,17 @@ impl Exchange {
         }
     }
 
-    /// Hands a tensor to the task of this node that waits for it at a spot, if one does and it takes no longer than this
+    /// Hands a tensor to the task of this node that waits for it in a slot, if one does and it takes no longer than this
     /// turn; else gives the tensor back.
     #[inline]
     pub(super) fn send_here(
         &mut self,
-        spot: Spot,
+        slot: Slot,
         key: &str,
         tensor: (TensorMeta, Payload),
         context: &mut Context,
     ) -> Option<(TensorMeta, Payload)> {
-        let Some(Waiting::Request(Parked::Local(handle))) = self.table.waiting(spot) else { return Some(tensor) };
+        let Some(Waiting::Request(Parked::Local(handle))) = self.table.waiting(slot) else { return Some(tensor) };
         let Some(wanted) = self.local.wanted.get_mut(handle) else { return Some(tensor) };
         if !context.reporter.outcomes.listens(&wanted.waiter) {
             self.fail_here(handle, unheard(), &mut context.reporter);
@@ -281,7 +281,7 @@ impl Exchange {
         }
         let limit = context.settings.session.tensor_bytes_max;
         let place = place(&context.memory, limit, wanted.consumer, wanted.destination.take(), &tensor.1);
-        self.table.take_request(spot);
+        self.table.take_request(slot);
         let Wanted { waiter, since, step, .. } = self.local.remove(handle).expect("just looked at");
         match place {
             Ok(place) => {

@@ -22,7 +22,7 @@ use super::pairs::STRANGER;
 use super::peers::Peers;
 use crate::limits::PARKED_GRACE;
 use crate::metrics::{Operation, Way};
-use crate::rendezvous::{Deposited, EndedSteps, Found, Late, Meeting, Parked, Settled, Table, Unsent};
+use crate::rendezvous::{Deposited, EndedSteps, Found, Late, MatchKey, Parked, Settled, Table, Unsent};
 pub(super) use batches::Batches;
 pub use batches::{BatchWaiter, FusedRequest};
 use matches::LocalRecvs;
@@ -181,13 +181,13 @@ impl Exchange {
     #[inline]
     pub(super) fn send(
         &mut self,
-        at: Meeting<'_>,
+        at: MatchKey<'_>,
         tensor: Tensor,
         deadline: Instant,
         waiter: SendWaiter,
         context: &mut Context,
     ) {
-        let Meeting { pair, step, key } = at;
+        let MatchKey { pair, step, key } = at;
         if key.len() > KEY_BYTES_MAX {
             let reason = format!("the key has {} bytes, at most {KEY_BYTES_MAX} are accepted", key.len());
             return context.reporter.finish_send(waiter, Err(Error::invalid(reason)));
@@ -201,8 +201,8 @@ impl Exchange {
         }
         let mut tensor = tensor.into_parts();
         if context.pairs[pair].mirror.is_some() {
-            let spot = self.table.spot(at);
-            match self.send_here(spot, key, tensor, context) {
+            let slot = self.table.slot(at);
+            match self.send_here(slot, key, tensor, context) {
                 Some(back) => tensor = back,
                 None => return context.reporter.finish_send(waiter, Ok(())),
             }
@@ -247,7 +247,7 @@ impl Exchange {
             peer.session.refuse(asked.id, &Error::Aborted { step: asked.step, reason: reason.into() });
             return;
         }
-        let at = Meeting { pair, step: asked.step, key: peer.session.key(&asked) };
+        let at = MatchKey { pair, step: asked.step, key: peer.session.key(&asked) };
         let by = Parked::Peer { session: handle, id: asked.id };
         match self.table.want(at, by) {
             Ok(Found::Tensor((meta, payload), deposit)) => {

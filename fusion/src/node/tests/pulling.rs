@@ -200,14 +200,14 @@ fn nothing_of_a_plan_that_is_closed_is_kept() {
         net.nodes[1].close_plan(plan.plan);
         net.rest();
     }
-    // The shelf has room for 1000 keys.
+    // The store has room for 1000 keys.
     publish(&mut net, "w", 1, &[1]);
     let mut plan = plan(&mut net, WORKER, &["w"]);
     assert_eq!(plan.pulled(&mut net, 0), [Ok(vec![1])]);
 }
 
 #[test]
-fn a_shelf_that_is_full_says_so() {
+fn a_store_that_is_full_says_so() {
     let small = NodeSettings { published_tensors_max: 2, ..ps() };
     let mut net = Net::new([small, worker()]);
     for at in [WORKER, NEIGHBOUR] {

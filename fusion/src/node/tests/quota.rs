@@ -207,7 +207,7 @@ fn a_plan_that_was_refused_is_pulled_when_another_of_its_peer_has_been_closed() 
 }
 
 #[test]
-fn a_shelf_keeps_room_for_plans_of_its_own_node() {
+fn a_store_keeps_room_for_plans_of_its_own_node() {
     let mut net = Net::new([NodeSettings { session: SessionLimits::default(), ..small_ps() }]);
     let mut peer = intruder(&mut net, PEER, (0, 1));
     let heard = peer.pull(&mut net, 1, &keys("k", PUBLISHED_MAX));

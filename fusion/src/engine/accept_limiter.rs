@@ -19,7 +19,7 @@ pub(super) fn host_of(address: IpAddr) -> IpAddr {
 }
 
 /// See the module.
-pub(super) struct Callers {
+pub(super) struct AcceptLimiter {
     hosts: HashMap<IpAddr, Host>,
     greetings_per_host_max: usize,
     /// Callers must show something: a greeting that comes to nothing has cost something.
@@ -102,7 +102,7 @@ impl Tally {
     }
 }
 
-impl Callers {
+impl AcceptLimiter {
     /// `are_asked` says that callers must show something.
     pub(super) fn new(greetings_per_host_max: usize, are_asked: bool) -> Self {
         Self { hosts: HashMap::new(), greetings_per_host_max, are_asked }
@@ -177,80 +177,80 @@ mod tests {
 
     #[test]
     fn a_host_has_a_share_of_the_greetings() {
-        let (mut callers, now) = (Callers::new(MOST, true), Instant::now());
+        let (mut limiter, now) = (AcceptLimiter::new(MOST, true), Instant::now());
         for _ in 0..MOST {
-            callers.begin(now, STRANGER).unwrap();
+            limiter.begin(now, STRANGER).unwrap();
         }
-        assert!(callers.begin(now, STRANGER).unwrap_err().contains("under way"));
-        callers.begin(now, FRIEND).unwrap();
-        callers.ended(STRANGER);
-        callers.begin(now, STRANGER).unwrap();
+        assert!(limiter.begin(now, STRANGER).unwrap_err().contains("under way"));
+        limiter.begin(now, FRIEND).unwrap();
+        limiter.ended(STRANGER);
+        limiter.begin(now, STRANGER).unwrap();
     }
 
     #[test]
     fn failures_hold_their_host_up_and_are_forgiven_one_by_one() {
-        let (mut callers, mut now) = (Callers::new(MOST, true), Instant::now());
+        let (mut limiter, mut now) = (AcceptLimiter::new(MOST, true), Instant::now());
         for _ in 0..CALLER_FAILURES_FREE {
-            callers.begin(now, STRANGER).unwrap();
-            callers.failed(now, STRANGER);
-            callers.ended(STRANGER);
+            limiter.begin(now, STRANGER).unwrap();
+            limiter.failed(now, STRANGER);
+            limiter.ended(STRANGER);
         }
-        assert!(callers.begin(now, STRANGER).unwrap_err().contains("too often"));
-        callers.begin(now, FRIEND).unwrap();
+        assert!(limiter.begin(now, STRANGER).unwrap_err().contains("too often"));
+        limiter.begin(now, FRIEND).unwrap();
         for _ in 0..3 {
             now += CALLER_FAILURE_EVERY;
-            callers.begin(now, STRANGER).unwrap();
-            callers.failed(now, STRANGER);
-            callers.ended(STRANGER);
-            assert!(callers.begin(now, STRANGER).is_err(), "one a period");
+            limiter.begin(now, STRANGER).unwrap();
+            limiter.failed(now, STRANGER);
+            limiter.ended(STRANGER);
+            assert!(limiter.begin(now, STRANGER).is_err(), "one a period");
         }
         now += CALLER_FAILURE_EVERY * (CALLER_FAILURES_FREE + 1);
         for _ in 0..CALLER_FAILURES_FREE {
-            callers.begin(now, STRANGER).unwrap();
-            callers.failed(now, STRANGER);
-            callers.ended(STRANGER);
+            limiter.begin(now, STRANGER).unwrap();
+            limiter.failed(now, STRANGER);
+            limiter.ended(STRANGER);
         }
-        assert!(callers.begin(now, STRANGER).is_err(), "no more are free than at first");
+        assert!(limiter.begin(now, STRANGER).is_err(), "no more are free than at first");
     }
 
     #[test]
     fn failures_are_logged_once_a_while_with_their_number() {
-        let (mut callers, now) = (Callers::new(MOST, true), Instant::now());
-        callers.begin(now, STRANGER).unwrap();
-        assert_eq!(callers.failed(now, STRANGER), Some(1));
-        assert_eq!(callers.failed(now, STRANGER), None);
-        assert_eq!(callers.failed(now + CALLER_LOG_EVERY / 2, STRANGER), None);
-        assert_eq!(callers.failed(now + CALLER_LOG_EVERY, STRANGER), Some(3));
+        let (mut limiter, now) = (AcceptLimiter::new(MOST, true), Instant::now());
+        limiter.begin(now, STRANGER).unwrap();
+        assert_eq!(limiter.failed(now, STRANGER), Some(1));
+        assert_eq!(limiter.failed(now, STRANGER), None);
+        assert_eq!(limiter.failed(now + CALLER_LOG_EVERY / 2, STRANGER), None);
+        assert_eq!(limiter.failed(now + CALLER_LOG_EVERY, STRANGER), Some(3));
     }
 
     #[test]
     fn greetings_that_are_broken_off_hold_their_host_up_only_where_they_cost_something() {
         let now = Instant::now();
         for are_asked in [true, false] {
-            let mut callers = Callers::new(MOST, are_asked);
+            let mut limiter = AcceptLimiter::new(MOST, are_asked);
             for count in 0..CALLER_BREAKS_FREE {
-                callers.begin(now, STRANGER).unwrap();
-                let logged = callers.broke_off(now, STRANGER);
+                limiter.begin(now, STRANGER).unwrap();
+                let logged = limiter.broke_off(now, STRANGER);
                 assert_eq!(logged, (count == 0).then_some(1), "one line a while");
-                callers.ended(STRANGER);
+                limiter.ended(STRANGER);
             }
-            assert_eq!(callers.begin(now, STRANGER).is_err(), are_asked);
-            callers.begin(now, FRIEND).unwrap();
-            callers.begin(now + CALLER_BREAK_EVERY, STRANGER).unwrap();
+            assert_eq!(limiter.begin(now, STRANGER).is_err(), are_asked);
+            limiter.begin(now, FRIEND).unwrap();
+            limiter.begin(now + CALLER_BREAK_EVERY, STRANGER).unwrap();
         }
     }
 
     #[test]
     fn no_more_hosts_are_remembered_than_the_limit_and_those_without_failures_go_first() {
-        let (mut callers, now) = (Callers::new(MOST, true), Instant::now());
+        let (mut limiter, now) = (AcceptLimiter::new(MOST, true), Instant::now());
         let host = |number: u32| IpAddr::V4(Ipv4Addr::from_bits(0x0a00_0000 + number));
         for number in 0..CALLER_HOSTS_MAX as u32 {
-            callers.begin(now, host(number)).unwrap();
-            callers.failed(now, host(number));
-            callers.ended(host(number));
+            limiter.begin(now, host(number)).unwrap();
+            limiter.failed(now, host(number));
+            limiter.ended(host(number));
         }
-        assert!(callers.begin(now, STRANGER).unwrap_err().contains("too many hosts"));
-        callers.begin(now + CALLER_FAILURE_EVERY, STRANGER).unwrap();
-        assert!(callers.hosts.len() <= CALLER_HOSTS_MAX);
+        assert!(limiter.begin(now, STRANGER).unwrap_err().contains("too many hosts"));
+        limiter.begin(now + CALLER_FAILURE_EVERY, STRANGER).unwrap();
+        assert!(limiter.hosts.len() <= CALLER_HOSTS_MAX);
     }
 }

@@ -24,7 +24,7 @@ pub(super) struct Found {
     pub(super) addresses: Addresses,
 }
 
-pub(super) struct LookUps {
+pub(super) struct Resolver {
     home: ShardRef,
     /// Calls that wait for their addresses. Each look-up is one entry, so that what an old one finds fits no new one.
     under_way: Arena<(Handle, Hello)>,
@@ -32,7 +32,7 @@ pub(super) struct LookUps {
     found: Arc<Mutex<Vec<(Handle, Addresses)>>>,
 }
 
-impl LookUps {
+impl Resolver {
     pub(super) fn new(shard: &Shard) -> Self {
         let home = shard.shard_ref(shard.index());
         Self { home, under_way: Arena::new(LOOKUPS_MAX), found: Arc::default() }
@@ -112,8 +112,8 @@ mod tests {
     }
 
     /// Waits until `count` threads have left what they found.
-    fn wait_for(look_ups: &LookUps, count: usize) {
-        while look_ups.found.lock().unwrap().len() < count {
+    fn wait_for(resolver: &Resolver, count: usize) {
+        while resolver.found.lock().unwrap().len() < count {
             std::thread::yield_now();
         }
     }
@@ -121,31 +121,31 @@ mod tests {
     #[test]
     fn what_is_found_while_the_mailbox_is_full_is_not_lost() {
         on_a_shard(|shard| {
-            let mut look_ups = LookUps::new(shard);
-            while look_ups.home.submit(Box::new(|_| {})).is_ok() {}
+            let mut resolver = Resolver::new(shard);
+            while resolver.home.submit(Box::new(|_| {})).is_ok() {}
             let peer = Handle::from_bits(7);
-            look_ups.begin(peer, "localhost:7000".parse().unwrap(), hello()).unwrap();
-            wait_for(&look_ups, 1);
-            let [found] = &look_ups.take_found()[..] else { panic!("one name was looked up") };
+            resolver.begin(peer, "localhost:7000".parse().unwrap(), hello()).unwrap();
+            wait_for(&resolver, 1);
+            let [found] = &resolver.take_found()[..] else { panic!("one name was looked up") };
             assert_eq!((found.peer, &found.hello), (peer, &hello()));
-            assert!(look_ups.is_empty());
+            assert!(resolver.is_empty());
         });
     }
 
     #[test]
     fn an_old_look_up_is_not_taken_for_a_newer_one() {
         on_a_shard(|shard| {
-            let mut look_ups = LookUps::new(shard);
+            let mut resolver = Resolver::new(shard);
             let (peer, other) = (Handle::from_bits(7), Handle::from_bits(8));
             let mut begin = |peer, epoch| {
-                look_ups.drop_those_for(peer);
-                look_ups.begin(peer, "localhost:7000".parse().unwrap(), Hello { epoch, ..hello() }).unwrap();
+                resolver.drop_those_for(peer);
+                resolver.begin(peer, "localhost:7000".parse().unwrap(), Hello { epoch, ..hello() }).unwrap();
             };
             begin(peer, 1);
             begin(other, 2);
             begin(peer, 3);
-            wait_for(&look_ups, 3);
-            let mut found: Vec<_> = look_ups.take_found().iter().map(|found| (found.peer, found.hello.epoch)).collect();
+            wait_for(&resolver, 3);
+            let mut found: Vec<_> = resolver.take_found().iter().map(|found| (found.peer, found.hello.epoch)).collect();
             found.sort();
             assert_eq!(found, [(peer, 3), (other, 2)]);
         });
@@ -154,10 +154,10 @@ mod tests {
     #[test]
     fn too_many_look_ups_are_refused_by_number() {
         on_a_shard(|shard| {
-            let mut look_ups = LookUps::new(shard);
-            look_ups.under_way = Arena::new(1);
-            look_ups.begin(Handle::from_bits(7), "localhost:7000".parse().unwrap(), hello()).unwrap();
-            let reason = look_ups.begin(Handle::from_bits(8), "localhost:7000".parse().unwrap(), hello()).unwrap_err();
+            let mut resolver = Resolver::new(shard);
+            resolver.under_way = Arena::new(1);
+            resolver.begin(Handle::from_bits(7), "localhost:7000".parse().unwrap(), hello()).unwrap();
+            let reason = resolver.begin(Handle::from_bits(8), "localhost:7000".parse().unwrap(), hello()).unwrap_err();
             assert!(reason.contains(&LOOKUPS_MAX.to_string()), "{reason}");
         });
     }

@@ -8,12 +8,12 @@ use std::time::Instant;
 use sealane_runtime::Buffer;
 use sealane_transport::{Error, Handle, Keys, RecvOutcome, SendOutcome, Tensor, Tray, Unreceived};
 
-use super::cells::{PullWaiter, RecvWaiter, SendWaiter};
-use super::context::Context;
-use super::exchange::{FusedRequest, RecvRequest, Ticket};
+use super::Node;
+use super::cells::{PullWaiter, RecvWaiter, SendWaiter, Ticket};
+use super::context::{Context, draining};
+use super::exchange::{FusedRequest, RecvRequest};
 use super::pulls::{Producer, PullRequest, Pulls};
 use super::pushes::{Load, PushRequest};
-use super::{Node, draining};
 use crate::queue::AcceptQueue;
 use crate::rendezvous::MatchKey;
 

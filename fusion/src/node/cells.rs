@@ -1,4 +1,4 @@
-//! Where the outcome of a send or recv waits for the one who asked.
+//! What names a call under way, and where its outcome waits for the one who asked.
 
 use std::task::{Poll, Waker};
 use std::time::Instant;
@@ -23,6 +23,20 @@ pub enum RecvWaiter {
     },
     /// A pull of this node, which ends with a tray instead.
     Pull(Handle),
+}
+
+/// Names a request until it ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Ticket {
+    /// One that is asked of a peer: the session and its id there.
+    Peer {
+        /// The session.
+        session: Handle,
+        /// The request's id there.
+        request: Handle,
+    },
+    /// One that is asked of a task of this node.
+    Local(Handle),
 }
 
 /// Who waits for the tray of a pull.

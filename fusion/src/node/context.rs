@@ -2,13 +2,13 @@
 
 use std::time::Instant;
 
-use sealane_transport::Handle;
+use sealane_transport::{Error, Handle};
 
-use super::NodeSettings;
 use super::memory::Memory;
 use super::pairs::Pairs;
 use super::peers::Peers;
 use super::reporter::Reporter;
+use super::settings::NodeSettings;
 
 /// See the module.
 pub(super) struct Context {
@@ -40,4 +40,9 @@ impl Context {
     pub(super) fn reschedule(&mut self, session: Handle) {
         self.peers.reschedule(session, &self.settings);
     }
+}
+
+/// What new calls hear while the engine drains.
+pub(super) fn draining() -> Error {
+    Error::unavailable("this engine", "it drains: it finishes what is under way and then stops")
 }

@@ -48,7 +48,7 @@ impl Node {
                 exchange.settled_as(deposit, tensor, (bytes, taken, way), context);
             }
             Event::Pulled { waiter, tray } => pulls.arrived(handle, waiter, tray, context),
-            Event::Pushed { .. } => unreachable!("pushes come to the node's ear"),
+            Event::Pushed { .. } => unreachable!("pushes are received by the node itself"),
             Event::PushEnded { deposit, count, outcome } => {
                 pushes.ended(deposit, count, outcome, &mut context.reporter);
             }

@@ -22,37 +22,40 @@ mod exchange;
 #[cfg(any(test, feature = "fuzzing"))]
 mod invariants;
 mod memory;
+mod orders;
 mod outcomes;
 mod pairs;
 mod peers;
 mod placement;
 mod pulls;
 mod pushes;
+mod receiver;
 mod reporter;
+mod settings;
 mod turn;
 
 use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Waker;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use sealane_runtime::Slab;
 use sealane_transport::endpoint_map::{EndpointMap, TaskName, TransportAddress};
 use sealane_transport::error::LinkError;
 use sealane_transport::session::Event;
 use sealane_transport::trace::{Recorder, TraceSender};
-use sealane_transport::{Error, Handle, SessionLimits};
+use sealane_transport::{Error, Handle};
 
 use crate::metrics::NodeMetrics;
-pub use cells::{ClientCall, ClientOutcome, PullWaiter, RecvWaiter, SendWaiter};
-pub use connect::{Answer, ConnectOrder, DialFailure, DialFailureKind};
-use context::Context;
+pub use cells::{ClientCall, ClientOutcome, PullWaiter, RecvWaiter, SendWaiter, Ticket};
+use context::{Context, draining};
 pub use counters::{CallerCounters, Counters};
 use exchange::Exchange;
-pub use exchange::{BatchWaiter, FusedRequest, RecvRequest, Ticket};
+pub use exchange::{BatchWaiter, FusedRequest, RecvRequest};
 use memory::Memory;
 pub use memory::Pool;
+pub use orders::{Answer, ConnectOrder, DialFailure, DialFailureKind};
 use pairs::Pairs;
 use peers::{Peer, Peers};
 pub use pulls::PullRequest;
@@ -60,49 +63,7 @@ use pulls::Pulls;
 pub use pushes::PushRequest;
 use pushes::Pushes;
 use reporter::Reporter;
-
-/// How messages of one turn leave.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Fuse {
-    /// Each in a write of its own.
-    Off,
-    /// All that a turn has queued for a peer in one write.
-    #[default]
-    Turn,
-}
-
-/// What a node must know; the same for all shards of an engine but `shard`.
-#[derive(Debug, Clone)]
-pub struct NodeSettings {
-    /// This side's transport addresses, as peers find them in their map.
-    pub addresses: Vec<TransportAddress>,
-    /// The tasks served here, at most 4,096, each with the place of its address in `addresses`.
-    pub tasks: Vec<(TaskName, u16)>,
-    /// This shard.
-    pub shard: u16,
-    /// All shards of this engine.
-    pub shards: u16,
-    /// Drawn when the process starts; another one means a restart.
-    pub incarnation: u64,
-    /// Limits of each session.
-    pub session: SessionLimits,
-    /// Tensors that wait or are lent at most. Default 1,048,576.
-    pub deposited_tensors_max: usize,
-    /// Keys that are published at most; plans name as many that are not. Default 1,048,576.
-    pub published_tensors_max: usize,
-    /// Links at most; further callers are rejected. Default 4,096.
-    pub links_max: usize,
-    /// How long requests wait for a connection. Default 120 s.
-    pub connect_timeout: Duration,
-    /// How long a tensor stays lent to a peer that has no link. Default 120 s.
-    pub lease: Duration,
-    /// How messages leave. Default `Turn`.
-    pub fuse: Fuse,
-    /// Why a link is of the kind that it is, for the log.
-    pub path_reason: String,
-    /// Feature bits of the greeting.
-    pub features: u64,
-}
+pub use settings::{Fuse, NodeSettings};
 
 /// See the module.
 pub struct Node {
@@ -324,11 +285,6 @@ impl Node {
         let (pushes, peers) = (self.pushes.next_deadline(), self.context.peers.next_timeout());
         [exchange, pulls, pushes, peers].into_iter().flatten().min()
     }
-}
-
-/// What new calls hear while the engine drains.
-fn draining() -> Error {
-    Error::unavailable("this engine", "it drains: it finishes what is under way and then stops")
 }
 
 #[cfg(test)]

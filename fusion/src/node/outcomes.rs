@@ -2,19 +2,12 @@
 
 use std::collections::VecDeque;
 use std::task::Waker;
-use std::time::Instant;
 
 use sealane_runtime::Buffer;
-use sealane_transport::session::{Sink, Untaken};
-use sealane_transport::trace::Moment;
-use sealane_transport::{Error, Handle, Payload, RecvOutcome, SendOutcome, Tensor, TensorMeta, Tray, Unreceived};
+use sealane_transport::{Error, RecvOutcome, SendOutcome, Tensor, TensorMeta, Tray, Unreceived};
 
 use super::cells::{Cells, ClientCall, ClientOutcome, PullWaiter, RecvWaiter, SendWaiter, Sender};
-use super::exchange::Batches;
-use super::pushes::Arrivals;
-use super::reporter::Reporter;
-use crate::metrics::{Run, Way};
-use crate::rendezvous::Table;
+use super::exchange::batches::Batches;
 
 /// See the module.
 #[derive(Default)]
@@ -30,6 +23,17 @@ pub(super) struct Outcomes {
 }
 
 impl Outcomes {
+    /// A tensor that came over the wire.
+    #[inline]
+    pub(super) fn tensor_of(&mut self, meta: &[u8], buffer: Buffer) -> RecvOutcome {
+        match &self.last_kind {
+            Some((last, bytes)) if last.as_wire() == meta && *bytes == buffer.len() => {
+                Ok(Tensor::from_parts(last.clone(), buffer))
+            }
+            _ => self.check(meta, buffer),
+        }
+    }
+
     /// A tensor of a kind that the last was not of.
     fn check(&mut self, meta: &[u8], buffer: Buffer) -> RecvOutcome {
         let bad = |error| Unreceived::from(Error::unavailable("the peer", format!("it sent a bad tensor: {error}")));
@@ -99,61 +103,4 @@ impl Outcomes {
 /// What a recv ends with whose caller has hung up.
 pub(super) fn unheard() -> Error {
     Error::Aborted { step: 0, reason: "its caller gave it up".into() }
-}
-
-/// A node that takes in what a session hears, while the session is lent to its link.
-pub(super) struct Ear<'a> {
-    pub(super) table: &'a mut Table<Sender>,
-    pub(super) reporter: &'a mut Reporter,
-    /// The way that what is heard has come.
-    pub(super) way: Way,
-    pub(super) now: Instant,
-    pub(super) recvs: Run,
-    pub(super) sends: Run,
-    pub(super) arrivals: Arrivals<'a>,
-}
-
-impl Ear<'_> {
-    /// All is heard: records how long the calls took that have ended.
-    pub(super) fn record_latencies(&mut self) {
-        let to = (&self.reporter.metrics.latencies, self.way, self.now);
-        self.recvs.record(to);
-        self.sends.record(to);
-    }
-}
-
-impl Sink<RecvWaiter, Handle> for Ear<'_> {
-    #[inline]
-    fn arrived(&mut self, waiter: RecvWaiter, since: Instant, meta: &[u8], buffer: Buffer) -> bool {
-        if !self.reporter.outcomes.listens(&waiter) {
-            // A fused receive to which nobody listens ends with its last, as any does.
-            self.reporter.outcomes.finish_recv(waiter, Err(unheard().into()));
-            return false;
-        }
-        self.reporter.count_received(buffer.len());
-        self.recvs.ended(since, (&self.reporter.metrics.latencies, self.way, self.now));
-        let outcome = match &self.reporter.outcomes.last_kind {
-            Some((last, bytes)) if last.as_wire() == meta && *bytes == buffer.len() => {
-                Ok(Tensor::from_parts(last.clone(), buffer))
-            }
-            _ => self.reporter.outcomes.check(meta, buffer),
-        };
-        self.reporter.outcomes.finish_recv(waiter, outcome);
-        true
-    }
-
-    #[inline]
-    fn taken(&mut self, deposit: Handle, payload: Payload) {
-        self.reporter.count_sent(payload.len());
-        self.reporter.trace(deposit, || Moment::SendReleased);
-        if let Some(sender) = self.table.settle_taken(deposit, payload) {
-            self.sends.ended(sender.since, (&self.reporter.metrics.latencies, self.way, self.now));
-            self.reporter.outcomes.finish_send(sender.waiter, Ok(()));
-        }
-    }
-
-    #[inline]
-    fn pushed(&mut self, stream: Handle, tensor: Tensor) -> Result<(), Untaken> {
-        self.arrivals.take(stream, tensor)
-    }
 }

@@ -12,9 +12,9 @@ use sealane_transport::session::Ask;
 use sealane_transport::wire::Hello;
 
 use super::Node;
-use super::cells::RecvWaiter;
+use super::cells::{RecvWaiter, Ticket};
 use super::context::Context;
-use super::exchange::{RecvRequest, Ticket};
+use super::exchange::RecvRequest;
 use super::pairs::Pair;
 use super::peers::Peer;
 use super::pulls::MovedPull;

@@ -7,8 +7,8 @@ use sealane_transport::{Handle, Link};
 
 use super::Node;
 use super::context::Context;
-use super::outcomes::Ear;
 use super::pushes::Arrivals;
+use super::receiver::Rx;
 use crate::limits::RECEIVE_BUDGET_BYTES;
 use crate::metrics::{Operation, Run};
 
@@ -139,7 +139,6 @@ impl Node {
         if let Ok(0) = result {
             return 0;
         }
-        self.context.peers.count_read(now, handle, *result.as_ref().unwrap_or(&0));
         // What came before the end of a link counts: the last answers, and a farewell.
         self.settle_events(handle);
         let Context { peers, settings, reporter, .. } = &mut self.context;
@@ -167,25 +166,18 @@ impl Node {
     /// Reads what a link has, into the parts that it is for; 0 if there is none.
     #[inline]
     fn read(&mut self, now: Instant, handle: Handle) -> Result<usize, LinkError> {
-        let Context { peers, reporter, memory, .. } = &mut self.context;
-        let Some(peer) = peers.get_mut(handle) else { return Ok(0) };
-        let way = peer.way;
-        let Some((link, session)) = peer.readable() else { return Ok(0) };
-        let mut ear = Ear {
-            table: self.exchange.table(),
-            reporter,
-            way,
-            now,
-            recvs: Run::new(Operation::Recv, now),
-            sends: Run::new(Operation::Send, now),
-            arrivals: Arrivals { session: handle, pushes: &mut self.pushes },
-        };
-        let mut inbound = session.inbound_to(now, &*memory, &mut ear);
-        let result = link.receive(&mut inbound, RECEIVE_BUDGET_BYTES);
-        if !matches!(result, Ok(0)) {
-            ear.record_latencies();
-        }
-        result
+        let Node { exchange, pushes, context, .. } = self;
+        let Context { peers, reporter, memory, .. } = context;
+        peers.read(now, handle, |link, session, way| {
+            let (recvs, sends) = (Run::new(Operation::Recv, now), Run::new(Operation::Send, now));
+            let arrivals = Arrivals { session: handle, pushes };
+            let mut rx = Rx { table: exchange.table(), reporter, way, now, recvs, sends, arrivals };
+            let result = link.receive(&mut session.inbound_to(now, &*memory, &mut rx), RECEIVE_BUDGET_BYTES);
+            if !matches!(result, Ok(0)) {
+                rx.record_latencies();
+            }
+            result
+        })
     }
 
     /// True if a turn would do something: nothing that waits for a descriptor counts.

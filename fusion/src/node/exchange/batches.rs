@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use sealane_transport::{Arena, Error, Handle, RecvOutcome};
 
-use super::Ticket;
+use crate::node::cells::Ticket;
 
 /// Many recvs, as a task of this shard asks them.
 #[derive(Debug)]

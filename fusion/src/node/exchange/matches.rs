@@ -13,10 +13,10 @@ use sealane_transport::session::ReceiveMemory;
 use sealane_transport::trace::Moment;
 use sealane_transport::{Arena, Chains, Error, Handle, Payload, Tensor, TensorMeta, Unreceived};
 
-use super::{Exchange, RecvRequest, Ticket};
+use super::{Exchange, RecvRequest};
 use crate::limits::{COPY_AT_ONCE_BYTES, COPY_BUDGET_BYTES, COPY_HELPING_BYTES};
 use crate::metrics::{Operation, Way};
-use crate::node::cells::RecvWaiter;
+use crate::node::cells::{RecvWaiter, Ticket};
 use crate::node::context::Context;
 use crate::node::copying::copy_in_pieces;
 use crate::node::memory::Memory;

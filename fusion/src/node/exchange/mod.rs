@@ -1,6 +1,6 @@
 //! Where sends and recvs meet: the rendezvous, the recvs of tasks of this very node, and the steps that have ended.
 
-mod batches;
+pub(super) mod batches;
 mod matches;
 mod steps;
 
@@ -13,17 +13,15 @@ use sealane_transport::session::{Ask, Asked, Unanswered};
 use sealane_transport::trace::Moment;
 use sealane_transport::{Error, Handle, Payload, Unreceived};
 
-use super::NodeSettings;
-use super::cells::{RecvWaiter, SendWaiter, Sender};
-use super::context::Context;
-use super::draining;
+use super::cells::{RecvWaiter, SendWaiter, Sender, Ticket};
+use super::context::{Context, draining};
 use super::outcomes::Outcomes;
 use super::pairs::STRANGER;
 use super::peers::Peers;
+use super::settings::NodeSettings;
 use crate::limits::PARKED_GRACE;
 use crate::metrics::{Operation, Way};
 use crate::rendezvous::{Deposited, EndedSteps, Found, Late, MatchKey, Parked, Settled, Table, Unsent};
-pub(super) use batches::Batches;
 pub use batches::{BatchWaiter, FusedRequest};
 use matches::LocalRecvs;
 use sealane_transport::tensor::{Tensor, TensorMeta};
@@ -45,20 +43,6 @@ pub struct RecvRequest<'a> {
     pub waiter: RecvWaiter,
     /// One of many that are asked for together: it does not wait for the window.
     pub fused: bool,
-}
-
-/// Names a request until it ends.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Ticket {
-    /// One that is asked of a peer: the session and its id there.
-    Peer {
-        /// The session.
-        session: Handle,
-        /// The request's id there.
-        request: Handle,
-    },
-    /// One that is asked of a task of this node.
-    Local(Handle),
 }
 
 /// See the module.

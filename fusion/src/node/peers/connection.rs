@@ -11,10 +11,10 @@ use sealane_transport::{Error, Handle, Link, LinkKind};
 use super::lists::touch;
 use super::{Connection, Peer, Peers};
 use crate::metrics::PathState;
-use crate::node::NodeSettings;
-use crate::node::connect::{ConnectOrder, DialFailure, DialFailureKind};
 use crate::node::counters::Counters;
+use crate::node::orders::{ConnectOrder, DialFailure, DialFailureKind};
 use crate::node::pairs::{Pairs, STRANGER};
+use crate::node::settings::NodeSettings;
 
 /// What a look at a session has found that its node is to do.
 pub(in crate::node) struct Look {

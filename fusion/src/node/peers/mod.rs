@@ -19,9 +19,9 @@ use sealane_transport::session::{PeerQuota, Session};
 use sealane_transport::trace::Recorder;
 use sealane_transport::{Arena, Error, Handle, Link, SessionLimits};
 
-use super::NodeSettings;
 use super::cells::RecvWaiter;
-use super::connect::ConnectOrder;
+use super::orders::ConnectOrder;
+use super::settings::NodeSettings;
 use crate::metrics::{NodeMetrics, Way};
 use lists::Lists;
 pub(super) use peer::{Connection, Peer};

@@ -120,13 +120,6 @@ impl Peer {
         }
     }
 
-    /// Its link and its session, if something can be read.
-    #[inline]
-    pub(in crate::node) fn readable(&mut self) -> Option<(&mut dyn Link, &mut PeerSession)> {
-        let link: &mut dyn Link = &mut **self.link.as_mut()?;
-        self.session.can_receive().then_some((link, &mut self.session))
-    }
-
     /// A lane that leads to its shard.
     pub(in crate::node) fn lane(&self) -> u32 {
         self.lane

@@ -2,16 +2,17 @@
 
 use std::time::Instant;
 
-use sealane_transport::Handle;
 use sealane_transport::error::LinkError;
 use sealane_transport::link::Traits;
 use sealane_transport::session::Shelf;
+use sealane_transport::{Handle, Link};
 
 use super::lists::touch;
-use super::{Peer, Peers};
+use super::{Peer, PeerSession, Peers};
 use crate::limits::TRANSMIT_BUDGET_BYTES;
+use crate::metrics::Way;
 use crate::node::counters::Counters;
-use crate::node::{Fuse, NodeSettings};
+use crate::node::settings::{Fuse, NodeSettings};
 
 /// What a write has come to.
 pub(in crate::node) struct Written {
@@ -80,13 +81,26 @@ impl Peers {
         }
     }
 
-    /// A session has had a read of its link, with which it takes note of the peer.
+    /// Lets `read` read the link of a session, if it has one that can be read; the bytes that were.
     #[inline]
-    pub(in crate::node) fn count_read(&mut self, now: Instant, handle: Handle, bytes: usize) {
-        let Some(peer) = self.arena.get_mut(handle) else { return };
-        peer.counters.bytes_received += bytes as u64;
-        touch(peer, handle, &mut self.lists.unshown);
-        peer.session.heard(now);
+    pub(in crate::node) fn read(
+        &mut self,
+        now: Instant,
+        handle: Handle,
+        read: impl FnOnce(&mut dyn Link, &mut PeerSession, Way) -> Result<usize, LinkError>,
+    ) -> Result<usize, LinkError> {
+        let Some(peer) = self.arena.get_mut(handle) else { return Ok(0) };
+        let Some(link) = &mut peer.link else { return Ok(0) };
+        if !peer.session.can_receive() {
+            return Ok(0);
+        }
+        let result = read(&mut **link, &mut peer.session, peer.way);
+        if !matches!(result, Ok(0)) {
+            peer.counters.bytes_received += *result.as_ref().unwrap_or(&0) as u64;
+            touch(peer, handle, &mut self.lists.unshown);
+            peer.session.heard(now);
+        }
+        result
     }
 
     /// What was read of a session's link is settled: whether it is open by now, and has room.

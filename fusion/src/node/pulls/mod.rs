@@ -12,8 +12,7 @@ use sealane_transport::trace::Moment;
 use sealane_transport::{Arena, Error, Handle, Tensor, Tray};
 
 use super::cells::{PullWaiter, RecvWaiter};
-use super::context::Context;
-use super::draining;
+use super::context::{Context, draining};
 use super::pairs::STRANGER;
 use super::peers::Peers;
 use super::reporter::Reporter;

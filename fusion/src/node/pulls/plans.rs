@@ -11,8 +11,7 @@ use super::local::LocalPull;
 use super::store::Planner;
 use super::{At, MovedPull, PullRequest, Pulls, UnderWay, named};
 use crate::node::cells::{PullWaiter, RecvWaiter};
-use crate::node::context::Context;
-use crate::node::draining;
+use crate::node::context::{Context, draining};
 use crate::node::pairs::Pair;
 use crate::node::reporter::Reporter;
 

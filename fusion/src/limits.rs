@@ -50,7 +50,7 @@ pub(crate) const LIVES_MAX: u64 = 1 << 20;
 
 // Sends and recvs.
 
-/// Keys kept for reuse, so that a deposit allocates nothing: at most this many.
+/// Keys kept for reuse, so that a send allocates nothing: at most this many.
 pub(crate) const SPARE_KEYS: usize = 4096;
 
 /// Aborted steps remembered, all owners together.

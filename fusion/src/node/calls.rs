@@ -82,7 +82,7 @@ impl Node {
         self.exchange.cancel(ticket, &mut self.context.peers)
     }
 
-    /// Deposits a tensor, or answers the request that waits for it. The waiter hears how it ended: released by its
+    /// Keeps a tensor, or answers the request that waits for it. The waiter hears how it ended: released by its
     /// consumer, or an error: ResourceExhausted if the table is full, InvalidArgument if a tensor waits there
     /// already, DeadlineExceeded if nobody asked by then, Aborted if the step was.
     pub fn send(&mut self, pair: u32, step: i64, key: &str, tensor: Tensor, deadline: Instant, waiter: SendWaiter) {

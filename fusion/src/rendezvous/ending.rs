@@ -40,7 +40,7 @@ impl<S> Table<S> {
     }
 
     /// Takes out all tensors that wait; those lent stay.
-    pub fn take_deposits(&mut self) -> Vec<Unsent<S>> {
+    pub fn take_pending(&mut self) -> Vec<Unsent<S>> {
         self.take_those(|_| true)
     }
 
@@ -70,7 +70,7 @@ impl<S> Table<S> {
         let mut ended = Ended { unsent: Vec::new(), parked: Vec::new() };
         for handle in handles {
             match &mut self.entries.get_mut(handle).expect("just selected").state {
-                State::Deposited { .. } => ended.unsent.extend(self.take_unsent(handle)),
+                State::Pending { .. } => ended.unsent.extend(self.take_unsent(handle)),
                 State::Lent { barred, .. } => *barred = Some(Box::new(error.clone())),
                 State::Wanted(_) => ended.parked.extend(self.take_wanted(handle)),
             }
@@ -85,7 +85,7 @@ impl<S> Table<S> {
 
     /// Takes out the tensors that wait for which `pick` says yes.
     pub(super) fn take_those(&mut self, pick: impl Fn(&Entry<S>) -> bool) -> Vec<Unsent<S>> {
-        let chosen = self.entries.select(|entry| matches!(entry.state, State::Deposited { .. }) && pick(entry));
+        let chosen = self.entries.select(|entry| matches!(entry.state, State::Pending { .. }) && pick(entry));
         chosen.into_iter().filter_map(|handle| self.take_unsent(handle)).collect()
     }
 
@@ -94,7 +94,7 @@ impl<S> Table<S> {
         self.unlink(hash, handle);
         let key = self.entries.get(handle)?.key.clone();
         match self.remove(handle)? {
-            Entry { state: State::Deposited { sender, deadline, .. }, step, .. } => {
+            Entry { state: State::Pending { sender, deadline, .. }, step, .. } => {
                 Some(Unsent { sender, key, step, deadline })
             }
             _ => None,

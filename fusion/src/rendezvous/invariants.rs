@@ -9,9 +9,12 @@ impl<S> Table<S> {
     /// request is parked.
     pub(crate) fn check_invariants(&self, is_there: impl Fn(Parked) -> bool) {
         let count = |pick: fn(&State<S>) -> bool| self.entries.iter().filter(|(_, entry)| pick(&entry.state)).count();
-        let deposits = count(|state| !matches!(state, State::Wanted(_)));
-        assert_eq!(self.deposits, deposits, "fusion.deposited_tensors_max would bound something else than tensors");
-        assert!(deposits <= self.deposits_max, "fusion.deposited_tensors_max would be no bound");
+        let pending_sends = count(|state| !matches!(state, State::Wanted(_)));
+        assert_eq!(
+            self.pending_sends, pending_sends,
+            "fusion.deposited_tensors_max would bound something else than tensors"
+        );
+        assert!(pending_sends <= self.pending_sends_max, "fusion.deposited_tensors_max would be no bound");
         let local = count(|state| matches!(state, State::Wanted(Parked::Local(_))));
         assert_eq!(self.local_requests, local, "requests that wait are counted, and are not there");
         let parked = count(|state| matches!(state, State::Wanted(Parked::Peer { .. })));
@@ -34,7 +37,7 @@ impl<S> Table<S> {
         assert!(self.steps.of((*pair, *step)).contains(&handle), "'{key}' would outlive step {step}");
         let found = self.slot(MatchKey { pair: *pair, step: *step, key }).entry;
         let deadline = match state {
-            State::Deposited { deadline, .. } => Some(*deadline),
+            State::Pending { deadline, .. } => Some(*deadline),
             State::Lent { deadline, sender, .. } => {
                 assert!(sender.is_some(), "nobody would hear that '{key}' was taken");
                 assert_ne!(found, Some(handle), "'{key}' would be lent twice");

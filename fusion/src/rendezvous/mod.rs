@@ -1,7 +1,7 @@
 //! The table where sends and recvs are matched. Pure: no clock, no I/O.
 //!
-//! One table a shard; bounded by `fusion.deposited_tensors_max` deposits and what sessions let their peers park.
-//! `S` is what the owner wants back when a deposit ends (the sender's waiter). Entries keep their key while the tensor
+//! One table a shard; bounded by `fusion.deposited_tensors_max` pending sends and what sessions let their peers park.
+//! `S` is what the owner wants back when a pending send ends (the sender's waiter). Entries keep their key while the tensor
 //! is lent to a session, so that one which comes back can be asked for again.
 
 mod ended;
@@ -64,17 +64,17 @@ pub enum Waiting<'a> {
 
 /// What a send found.
 #[derive(Debug)]
-pub enum Deposited {
+pub enum Sent {
     /// Nobody waits yet: the table keeps the tensor.
     Kept(Handle),
-    /// A request waits: lend it the tensor, and settle the deposit when it is released.
+    /// A request waits: lend it the tensor, and settle the pending send when it is released.
     Wanted {
         /// Who waits.
         by: Parked,
         /// The tensor back again.
         tensor: (TensorMeta, Payload),
-        /// The deposit, now lent.
-        deposit: Handle,
+        /// The pending send, now lent.
+        pending: Handle,
     },
 }
 
@@ -87,7 +87,7 @@ pub enum Found {
     Parked,
 }
 
-/// A deposit that ended without being taken.
+/// A pending send that ended without being taken.
 #[derive(Debug)]
 pub struct Unsent<S> {
     /// The sender's waiter.
@@ -100,7 +100,7 @@ pub struct Unsent<S> {
     pub deadline: Instant,
 }
 
-/// A deposit whose deadline passed while it was lent.
+/// A pending send whose deadline passed while it was lent.
 #[derive(Debug, Clone, Copy)]
 pub struct Late<'a> {
     /// The key, for the message.
@@ -112,7 +112,7 @@ pub struct Late<'a> {
 }
 
 enum State<S> {
-    Deposited {
+    Pending {
         tensor: (TensorMeta, Payload),
         sender: S,
         deadline: Instant,
@@ -154,15 +154,15 @@ pub struct Table<S> {
     /// How many of this node's own wait.
     local_requests: usize,
     hasher: DefaultHashBuilder,
-    deposits: usize,
-    deposits_max: usize,
+    pending_sends: usize,
+    pending_sends_max: usize,
     earliest: Option<Instant>,
     spare_keys: Vec<String>,
 }
 
 impl<S> Table<S> {
-    /// An empty table for at most `deposits_max` tensors, lent ones included.
-    pub fn new(deposits_max: usize) -> Self {
+    /// An empty table for at most `pending_sends_max` tensors, lent ones included.
+    pub fn new(pending_sends_max: usize) -> Self {
         Self {
             entries: Arena::new(usize::MAX),
             index: HashTable::new(),
@@ -171,16 +171,16 @@ impl<S> Table<S> {
             earliest_parked: None,
             local_requests: 0,
             hasher: DefaultHashBuilder::default(),
-            deposits: 0,
-            deposits_max,
+            pending_sends: 0,
+            pending_sends_max,
             earliest: None,
             spare_keys: Vec::new(),
         }
     }
 
     /// Tensors that wait or are lent.
-    pub fn deposits(&self) -> usize {
-        self.deposits
+    pub fn pending_sends(&self) -> usize {
+        self.pending_sends
     }
 
     /// Requests that wait.
@@ -241,9 +241,9 @@ impl<S> Table<S> {
         let mut entry = self.entries.remove(handle)?;
         self.steps.remove(handle);
         if !matches!(entry.state, State::Wanted(_)) {
-            debug_assert!(self.deposits > 0, "the table would be full for ever");
-            self.deposits -= 1;
-            if self.deposits == 0 {
+            debug_assert!(self.pending_sends > 0, "the table would be full for ever");
+            self.pending_sends -= 1;
+            if self.pending_sends == 0 {
                 self.earliest = None;
             }
         }
@@ -264,20 +264,20 @@ impl<S> Table<S> {
     #[inline]
     pub fn waiting(&self, slot: Slot) -> Option<Waiting<'_>> {
         match &self.entries.get(slot.entry?)?.state {
-            State::Deposited { tensor, .. } => Some(Waiting::Tensor(&tensor.1)),
+            State::Pending { tensor, .. } => Some(Waiting::Tensor(&tensor.1)),
             State::Wanted(by) => Some(Waiting::Request(*by)),
             State::Lent { .. } => None,
         }
     }
 
-    /// Takes the tensor that waits in a slot, which ends its deposit: nobody can give it back any more.
+    /// Takes the tensor that waits in a slot, which ends its pending send: nobody can give it back any more.
     #[inline]
     pub fn take_tensor(&mut self, slot: Slot) -> Option<((TensorMeta, Payload), S)> {
         let handle = slot.entry?;
-        let State::Deposited { .. } = self.entries.get(handle)?.state else { return None };
+        let State::Pending { .. } = self.entries.get(handle)?.state else { return None };
         self.unlink(slot.hash, handle);
         match self.remove(handle)?.state {
-            State::Deposited { tensor, sender, .. } => Some((tensor, sender)),
+            State::Pending { tensor, sender, .. } => Some((tensor, sender)),
             _ => unreachable!("just looked at"),
         }
     }
@@ -323,26 +323,26 @@ impl<S> Table<S> {
         }
     }
 
-    /// Deposits a tensor, or finds the request that waits for it.
+    /// Sends a tensor, or finds the request that waits for it.
     ///
     /// # Errors
     /// ResourceExhausted if the table is full, InvalidArgument if a tensor waits there already; the sender comes back.
-    pub fn deposit(
+    pub fn send(
         &mut self,
         at: MatchKey<'_>,
         tensor: (TensorMeta, Payload),
         sender: S,
         deadline: Instant,
-    ) -> Result<Deposited, (Error, S)> {
-        if self.deposits >= self.deposits_max {
-            let reason = format!("{} tensors wait to be received or released", self.deposits);
+    ) -> Result<Sent, (Error, S)> {
+        if self.pending_sends >= self.pending_sends_max {
+            let reason = format!("{} tensors wait to be received or released", self.pending_sends);
             return Err((Error::full("fusion.deposited_tensors_max", reason), sender));
         }
         let hash = self.hash(at);
         let Some(handle) = self.find(hash, at) else {
-            self.deposits += 1;
+            self.pending_sends += 1;
             self.earliest = Some(self.earliest.map_or(deadline, |earliest| earliest.min(deadline)));
-            return Ok(Deposited::Kept(self.insert(hash, at, State::Deposited { tensor, sender, deadline })));
+            return Ok(Sent::Kept(self.insert(hash, at, State::Pending { tensor, sender, deadline })));
         };
         let entry = self.entries.get_mut(handle).expect("the index holds live entries");
         let State::Wanted(by) = entry.state else {
@@ -351,11 +351,11 @@ impl<S> Table<S> {
             return Err((Error::invalid(reason), sender));
         };
         entry.state = State::Lent { sender: Some(sender), deadline: Some(deadline), barred: None };
-        self.deposits += 1;
+        self.pending_sends += 1;
         self.earliest = Some(self.earliest.map_or(deadline, |earliest| earliest.min(deadline)));
         self.forget_parked(by);
         self.unlink(hash, handle);
-        Ok(Deposited::Wanted { by, tensor, deposit: handle })
+        Ok(Sent::Wanted { by, tensor, pending: handle })
     }
 
     /// Looks for the tensor of a request; parks the request of a peer if it is not there yet.
@@ -378,7 +378,7 @@ impl<S> Table<S> {
         }
         // Whatever stands in for the state while it is taken apart is overwritten on the next line.
         let nobody = State::Wanted(Parked::Local(handle));
-        let State::Deposited { tensor, sender, deadline } = std::mem::replace(&mut entry.state, nobody) else {
+        let State::Pending { tensor, sender, deadline } = std::mem::replace(&mut entry.state, nobody) else {
             unreachable!("lent entries are not in the index")
         };
         entry.state = State::Lent { sender: Some(sender), deadline: Some(deadline), barred: None };
@@ -386,39 +386,39 @@ impl<S> Table<S> {
         Ok(Found::Tensor(tensor, handle))
     }
 
-    /// Ends the loan of a deposit that was taken; its sender.
+    /// Ends the loan of a pending send that was taken; its sender.
     #[inline]
-    pub fn settle_taken(&mut self, deposit: Handle, payload: Payload) -> Option<S> {
+    pub fn settle_taken(&mut self, pending: Handle, payload: Payload) -> Option<S> {
         // First, while the sender is still in the table: memory of the caller's may panic when it is freed.
         drop(payload);
         let spare_keys = &mut self.spare_keys;
-        let sender = self.entries.remove_with(deposit, |entry| {
+        let sender = self.entries.remove_with(pending, |entry| {
             if spare_keys.len() < SPARE_KEYS {
                 spare_keys.push(std::mem::take(&mut entry.key));
             }
             match &mut entry.state {
                 State::Lent { sender, .. } => sender.take(),
-                State::Deposited { .. } | State::Wanted(_) => unreachable!("only what is lent comes back"),
+                State::Pending { .. } | State::Wanted(_) => unreachable!("only what is lent comes back"),
             }
         })?;
-        self.steps.remove(deposit);
-        self.deposits -= 1;
-        if self.deposits == 0 {
+        self.steps.remove(pending);
+        self.pending_sends -= 1;
+        if self.pending_sends == 0 {
             self.earliest = None;
         }
         sender
     }
 
-    /// Ends the loan of a deposit. Taken: its sender is to be told so. Given back: it waits again, unless another
+    /// Ends the loan of a pending send. Taken: its sender is to be told so. Given back: it waits again, unless another
     /// tensor has taken its place or its step has ended meanwhile, or a request waits for it.
-    pub fn settle(&mut self, deposit: Handle, tensor: (TensorMeta, Payload), taken: bool) -> Settled<S> {
-        let Some(entry) = self.entries.get(deposit) else { return Settled::Gone };
+    pub fn settle(&mut self, pending: Handle, tensor: (TensorMeta, Payload), taken: bool) -> Settled<S> {
+        let Some(entry) = self.entries.get(pending) else { return Settled::Gone };
         if taken {
-            return self.settle_taken(deposit, tensor.1).map_or(Settled::Gone, Settled::Taken);
+            return self.settle_taken(pending, tensor.1).map_or(Settled::Gone, Settled::Taken);
         }
         let key = entry.key.clone();
         let at = MatchKey { pair: entry.pair, step: entry.step, key: &key };
-        let Some(Entry { state: State::Lent { sender: Some(sender), deadline, barred }, .. }) = self.remove(deposit)
+        let Some(Entry { state: State::Lent { sender: Some(sender), deadline, barred }, .. }) = self.remove(pending)
         else {
             return Settled::Gone;
         };
@@ -426,9 +426,9 @@ impl<S> Table<S> {
             return Settled::Displaced(sender, *error);
         }
         let deadline = deadline.expect("who was told of a deadline is barred");
-        match self.deposit(at, tensor, sender, deadline) {
-            Ok(Deposited::Kept(_)) => Settled::Kept,
-            Ok(Deposited::Wanted { by, tensor, deposit }) => Settled::Wanted { by, tensor, deposit },
+        match self.send(at, tensor, sender, deadline) {
+            Ok(Sent::Kept(_)) => Settled::Kept,
+            Ok(Sent::Wanted { by, tensor, pending }) => Settled::Wanted { by, tensor, pending },
             Err((error, sender)) => Settled::Displaced(sender, error),
         }
     }
@@ -477,9 +477,9 @@ impl<S> Table<S> {
             }
         }
         let expired =
-            self.take_those(|entry| matches!(entry.state, State::Deposited { deadline, .. } if deadline <= now));
+            self.take_those(|entry| matches!(entry.state, State::Pending { deadline, .. } if deadline <= now));
         let deadline = |entry: &Entry<S>| match entry.state {
-            State::Deposited { deadline, .. } => Some(deadline),
+            State::Pending { deadline, .. } => Some(deadline),
             State::Lent { deadline, .. } => deadline,
             State::Wanted(_) => None,
         };
@@ -506,12 +506,12 @@ pub enum Settled<S> {
         by: Parked,
         /// The tensor.
         tensor: (TensorMeta, Payload),
-        /// The deposit, lent again.
-        deposit: Handle,
+        /// The pending send, lent again.
+        pending: Handle,
     },
     /// It came back, but its place was taken meanwhile or its step has ended.
     Displaced(S, Error),
-    /// The deposit had ended before.
+    /// The pending send had ended before.
     Gone,
 }
 

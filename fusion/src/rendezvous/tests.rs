@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use proptest::prelude::*;
 use sealane_transport::{Code, Error, Handle, Payload};
 
-use super::{Deposited, Ended, Found, Late, MatchKey, Parked, Settled, Table};
+use super::{Ended, Found, Late, MatchKey, Parked, Sent, Settled, Table};
 use sealane_transport::tensor::{DType, TensorMeta};
 
 const SOON: Duration = Duration::from_secs(1);
@@ -28,14 +28,14 @@ fn byte((_, payload): &(TensorMeta, Payload)) -> u8 {
 
 /// Deposits, expecting that nobody waits.
 fn keep(table: &mut Table<&'static str>, key: &str, sender: &'static str, deadline: Instant) {
-    let kept = table.deposit(at(key), tensor(sender.as_bytes()[0]), sender, deadline);
-    assert!(matches!(kept, Ok(Deposited::Kept(_))));
+    let kept = table.send(at(key), tensor(sender.as_bytes()[0]), sender, deadline);
+    assert!(matches!(kept, Ok(Sent::Kept(_))));
 }
 
 /// Asks, expecting that the tensor is there.
 fn take(table: &mut Table<&'static str>, key: &str, id: u64) -> ((TensorMeta, Payload), Handle) {
     match table.want(at(key), request(id)) {
-        Ok(Found::Tensor(tensor, deposit)) => (tensor, deposit),
+        Ok(Found::Tensor(tensor, pending)) => (tensor, pending),
         other => panic!("{other:?}"),
     }
 }
@@ -45,12 +45,12 @@ fn a_tensor_is_lent_until_it_is_settled() {
     let now = Instant::now();
     let mut table = Table::new(10);
     keep(&mut table, "w", "a", now + SOON);
-    let (lent, deposit) = take(&mut table, "w", 1);
-    assert_eq!((byte(&lent), table.deposits(), table.parked()), (b'a', 1, 0));
-    assert!(matches!(table.settle(deposit, lent, true), Settled::Taken("a")));
-    assert_eq!(table.deposits(), 0);
-    assert!(matches!(table.settle(deposit, tensor(0), true), Settled::Gone), "once");
-    assert!(matches!(table.settle(deposit, tensor(0), false), Settled::Gone));
+    let (lent, pending) = take(&mut table, "w", 1);
+    assert_eq!((byte(&lent), table.pending_sends(), table.parked()), (b'a', 1, 0));
+    assert!(matches!(table.settle(pending, lent, true), Settled::Taken("a")));
+    assert_eq!(table.pending_sends(), 0);
+    assert!(matches!(table.settle(pending, tensor(0), true), Settled::Gone), "once");
+    assert!(matches!(table.settle(pending, tensor(0), false), Settled::Gone));
 }
 
 #[test]
@@ -59,11 +59,11 @@ fn a_request_waits_for_its_tensor() {
     let mut table = Table::new(10);
     assert!(matches!(table.want(at("w"), request(1)), Ok(Found::Parked)));
     assert_eq!(table.parked(), 1);
-    let Ok(Deposited::Wanted { by, tensor: lent, deposit }) = table.deposit(at("w"), tensor(7), "a", now) else {
+    let Ok(Sent::Wanted { by, tensor: lent, pending }) = table.send(at("w"), tensor(7), "a", now) else {
         panic!("a request waits")
     };
-    assert_eq!((by, byte(&lent), table.parked(), table.deposits()), (request(1), 7, 0, 1));
-    assert!(matches!(table.settle(deposit, lent, true), Settled::Taken("a")));
+    assert_eq!((by, byte(&lent), table.parked(), table.pending_sends()), (request(1), 7, 0, 1));
+    assert!(matches!(table.settle(pending, lent, true), Settled::Taken("a")));
 }
 
 #[test]
@@ -75,7 +75,7 @@ fn pair_step_and_key_keep_tensors_apart() {
     for (other, id) in others.into_iter().zip(1..) {
         assert!(matches!(table.want(other, request(id)), Ok(Found::Parked)));
     }
-    assert_eq!((table.parked(), table.deposits()), (3, 1));
+    assert_eq!((table.parked(), table.pending_sends()), (3, 1));
 }
 
 #[test]
@@ -83,7 +83,7 @@ fn one_send_meets_one_recv() {
     let now = Instant::now();
     let mut table = Table::new(10);
     keep(&mut table, "w", "a", now);
-    let (error, sender) = table.deposit(at("w"), tensor(2), "b", now).unwrap_err();
+    let (error, sender) = table.send(at("w"), tensor(2), "b", now).unwrap_err();
     assert_eq!((error.code(), sender), (Code::InvalidArgument, "b"));
     assert!(matches!(table.want(at("v"), request(1)), Ok(Found::Parked)));
     assert_eq!(table.want(at("v"), request(2)).unwrap_err().code(), Code::InvalidArgument);
@@ -97,16 +97,16 @@ fn a_tensor_that_comes_back_waits_again_or_goes_to_who_waits() {
     let now = Instant::now();
     let mut table = Table::new(10);
     keep(&mut table, "w", "a", now + SOON);
-    let (lent, deposit) = take(&mut table, "w", 1);
-    assert!(matches!(table.settle(deposit, lent, false), Settled::Kept));
-    let (lent, deposit) = take(&mut table, "w", 2);
+    let (lent, pending) = take(&mut table, "w", 1);
+    assert!(matches!(table.settle(pending, lent, false), Settled::Kept));
+    let (lent, pending) = take(&mut table, "w", 2);
     assert!(matches!(table.want(at("w"), request(3)), Ok(Found::Parked)));
-    let Settled::Wanted { by, tensor: lent, deposit } = table.settle(deposit, lent, false) else { panic!("wanted") };
-    assert_eq!((by, byte(&lent), table.parked(), table.deposits()), (request(3), b'a', 0, 1));
+    let Settled::Wanted { by, tensor: lent, pending } = table.settle(pending, lent, false) else { panic!("wanted") };
+    assert_eq!((by, byte(&lent), table.parked(), table.pending_sends()), (request(3), b'a', 0, 1));
     keep(&mut table, "w", "b", now);
-    let Settled::Displaced(sender, error) = table.settle(deposit, lent, false) else { panic!("its place is taken") };
+    let Settled::Displaced(sender, error) = table.settle(pending, lent, false) else { panic!("its place is taken") };
     assert_eq!((sender, error.code()), ("a", Code::InvalidArgument));
-    assert_eq!(table.deposits(), 1);
+    assert_eq!(table.pending_sends(), 1);
 }
 
 #[test]
@@ -132,11 +132,11 @@ fn a_full_table_names_its_limit_and_counts_what_is_lent() {
     let now = Instant::now();
     let mut table = Table::new(1);
     keep(&mut table, "w", "a", now);
-    let (lent, deposit) = take(&mut table, "w", 1);
-    let (error, sender) = table.deposit(at("v"), tensor(1), "b", now).unwrap_err();
+    let (lent, pending) = take(&mut table, "w", 1);
+    let (error, sender) = table.send(at("v"), tensor(1), "b", now).unwrap_err();
     assert_eq!(sender, "b");
     assert!(matches!(error, Error::ResourceExhausted { limit, .. } if &*limit == "fusion.deposited_tensors_max"));
-    assert!(matches!(table.settle(deposit, lent, false), Settled::Kept), "its own place is its own");
+    assert!(matches!(table.settle(pending, lent, false), Settled::Kept), "its own place is its own");
 }
 
 #[test]
@@ -152,7 +152,7 @@ fn withdrawn_requests_are_forgotten() {
     assert_eq!(table.parked(), 1);
     keep(&mut table, "u", "a", now);
     keep(&mut table, "v", "b", now);
-    assert!(matches!(table.deposit(at("w"), tensor(1), "c", now), Ok(Deposited::Wanted { by, .. }) if by == other));
+    assert!(matches!(table.send(at("w"), tensor(1), "c", now), Ok(Sent::Wanted { by, .. }) if by == other));
 }
 
 #[test]
@@ -174,7 +174,7 @@ fn a_steps_tensors_and_requests_are_taken_out_together() {
         [("a", "w", 1)]
     );
     assert_eq!(parked, [request(1)]);
-    assert_eq!((table.deposits(), table.parked()), (1, 0), "what is lent stays");
+    assert_eq!((table.pending_sends(), table.parked()), (1, 0), "what is lent stays");
 }
 
 #[test]
@@ -186,7 +186,7 @@ fn tensors_expire_in_time_and_those_that_are_lent_then_do_not_wait_again() {
         keep(&mut table, key, sender, now + SOON * wait);
     }
     assert_eq!(table.next_deadline(), Some(now + SOON));
-    let (lent, deposit) = take(&mut table, "v", 1);
+    let (lent, pending) = take(&mut table, "v", 1);
     let mut told = Vec::new();
     let mut expire = |table: &mut Table<&'static str>, wait| {
         let late = table.expire(now + SOON * wait, |sender, Late { key, deadline, .. }| {
@@ -199,11 +199,11 @@ fn tensors_expire_in_time_and_those_that_are_lent_then_do_not_wait_again() {
     assert_eq!(table.next_deadline(), Some(now + SOON * 2));
     assert_eq!(expire(&mut table, 2), (vec!["c"], 1), "and told once");
     assert_eq!(told, [("b", "v".to_owned(), now + SOON)]);
-    let Settled::Displaced("b", error) = table.settle(deposit, lent, false) else { panic!("its sender was told") };
+    let Settled::Displaced("b", error) = table.settle(pending, lent, false) else { panic!("its sender was told") };
     assert_eq!((error, table.parked()), (Error::invalid("told"), 0));
-    assert_eq!((table.next_deadline(), table.deposits()), (Some(now + SOON * 3), 1));
-    let (lent, deposit) = take(&mut table, "u", 2);
-    assert!(matches!(table.settle(deposit, lent, false), Settled::Kept), "it is not late");
+    assert_eq!((table.next_deadline(), table.pending_sends()), (Some(now + SOON * 3), 1));
+    let (lent, pending) = take(&mut table, "u", 2);
+    assert!(matches!(table.settle(pending, lent, false), Settled::Kept), "it is not late");
 }
 
 #[test]
@@ -211,12 +211,12 @@ fn a_tensor_that_is_lent_as_soon_as_it_is_sent_has_a_deadline_too() {
     let now = Instant::now();
     let mut table = Table::new(10);
     assert!(matches!(table.want(at("w"), request(1)), Ok(Found::Parked)));
-    let sent = table.deposit(at("w"), tensor(7), "a", now + SOON);
-    let Ok(Deposited::Wanted { tensor: lent, deposit, .. }) = sent else { panic!("a request waits") };
+    let sent = table.send(at("w"), tensor(7), "a", now + SOON);
+    let Ok(Sent::Wanted { tensor: lent, pending, .. }) = sent else { panic!("a request waits") };
     assert_eq!(table.next_deadline(), Some(now + SOON));
     assert!(table.expire(now + SOON, |_, _| Error::invalid("told")).is_empty());
     assert_eq!(table.next_deadline(), None);
-    assert!(matches!(table.settle(deposit, lent, true), Settled::Taken("a")), "it arrived after all");
+    assert!(matches!(table.settle(pending, lent, true), Settled::Taken("a")), "it arrived after all");
 }
 
 proptest! {
@@ -232,20 +232,20 @@ proptest! {
             let (number, key) = (number as u64, format!("key{key}"));
             let find = |list: &[(String, u64)]| list.iter().position(|(other, _)| *other == key);
             match deed {
-                0 => match (find(&waiting), find(&parked), table.deposit(at(&key), tensor(number as u8), number, now)) {
+                0 => match (find(&waiting), find(&parked), table.send(at(&key), tensor(number as u8), number, now)) {
                     (Some(_), None, Err((_, sender))) => prop_assert_eq!(sender, number),
-                    (None, Some(first), Ok(Deposited::Wanted { by, tensor, deposit })) => {
+                    (None, Some(first), Ok(Sent::Wanted { by, tensor, pending })) => {
                         prop_assert_eq!(by, request(parked.remove(first).1));
-                        lent.push((key, number, tensor, deposit));
+                        lent.push((key, number, tensor, pending));
                     }
-                    (None, None, Ok(Deposited::Kept(_))) => waiting.push((key, number)),
-                    (_, _, found) => prop_assert!(false, "deposit of {key}: {found:?}"),
+                    (None, None, Ok(Sent::Kept(_))) => waiting.push((key, number)),
+                    (_, _, found) => prop_assert!(false, "pending of {key}: {found:?}"),
                 },
                 1 => match (find(&waiting), find(&parked), table.want(at(&key), request(number))) {
-                    (Some(first), None, Ok(Found::Tensor(tensor, deposit))) => {
+                    (Some(first), None, Ok(Found::Tensor(tensor, pending))) => {
                         let (key, sender) = waiting.remove(first);
                         prop_assert_eq!(byte(&tensor), sender as u8);
-                        lent.push((key, sender, tensor, deposit));
+                        lent.push((key, sender, tensor, pending));
                     }
                     (None, Some(_), Err(_)) => {}
                     (None, None, Ok(Found::Parked)) => parked.push((key, number)),
@@ -253,22 +253,22 @@ proptest! {
                 },
                 _ if lent.is_empty() => {}
                 _ => {
-                    let (key, sender, tensor, deposit) = lent.remove(0);
+                    let (key, sender, tensor, pending) = lent.remove(0);
                     let find = |list: &[(String, u64)]| list.iter().position(|(other, _)| *other == key);
-                    match table.settle(deposit, tensor, deed == 2) {
+                    match table.settle(pending, tensor, deed == 2) {
                         Settled::Taken(told) if deed == 2 => prop_assert_eq!(told, sender),
                         Settled::Displaced(told, _) => prop_assert!(told == sender && find(&waiting).is_some()),
-                        Settled::Wanted { by, tensor, deposit } => {
+                        Settled::Wanted { by, tensor, pending } => {
                             let first = find(&parked).expect("a request waits");
                             prop_assert_eq!(by, request(parked.remove(first).1));
-                            lent.push((key, sender, tensor, deposit));
+                            lent.push((key, sender, tensor, pending));
                         }
                         Settled::Kept => waiting.push((key, sender)),
                         found => prop_assert!(false, "settled: {found:?}"),
                     }
                 }
             }
-            prop_assert_eq!((table.deposits(), table.parked()), (waiting.len() + lent.len(), parked.len()));
+            prop_assert_eq!((table.pending_sends(), table.parked()), (waiting.len() + lent.len(), parked.len()));
             table.check_invariants(|_| true);
         }
     }

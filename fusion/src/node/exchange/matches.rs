@@ -46,7 +46,7 @@ const NOWHERE: Handle = Handle::NONE;
 struct Copy {
     wanted: Handle,
     from: (TensorMeta, Payload),
-    deposit: Handle,
+    pending: Handle,
     to: Buffer,
     filled: usize,
 }
@@ -215,9 +215,9 @@ impl Exchange {
                 let wanted = Wanted { pair, consumer, step, since, deadline, entry, destination: None, waiter };
                 let handle = self.local.enter(wanted).ok().expect("there is room");
                 let found = self.table.want(at, Parked::Local(handle));
-                let Ok(Found::Tensor(from, deposit)) = found else { unreachable!("just looked at") };
+                let Ok(Found::Tensor(from, pending)) = found else { unreachable!("just looked at") };
                 let producer = context.pairs[at.pair].local;
-                self.local.begin(producer, Copy { wanted: handle, from, deposit, to, filled: 0 });
+                self.local.begin(producer, Copy { wanted: handle, from, pending, to, filled: 0 });
                 return Some(Ticket::Local(handle));
             }
             Ok(place) => {
@@ -300,13 +300,13 @@ impl Exchange {
         &mut self,
         handle: Handle,
         tensor: (TensorMeta, Payload),
-        deposit: Handle,
+        pending: Handle,
         context: &mut Context,
     ) {
         let outcomes = &context.reporter.outcomes;
         let Some(wanted) = self.local.wanted.get_mut(handle).filter(|wanted| outcomes.listens(&wanted.waiter)) else {
             self.fail_here(handle, unheard(), &mut context.reporter);
-            return self.settled(deposit, tensor, false, context);
+            return self.settled(pending, tensor, false, context);
         };
         let limit = context.settings.session.tensor_bytes_max;
         match place(&context.memory, limit, wanted.consumer, wanted.destination.take(), &tensor.1) {
@@ -314,19 +314,19 @@ impl Exchange {
                 // It keeps its name, by which it can be given up while it is copied.
                 let pairs = &context.pairs;
                 let producer = pairs[wanted.pair].mirror.map_or(0, |pair| pairs[pair].local);
-                self.local.begin(producer, Copy { wanted: handle, from: tensor, deposit, to, filled: 0 });
+                self.local.begin(producer, Copy { wanted: handle, from: tensor, pending, to, filled: 0 });
             }
             Ok(Place::AsItIs) => {
                 let Wanted { waiter, since, step, entry, .. } = self.local.remove(handle).expect("just looked at");
                 let (meta, bytes) = (tensor.0.clone(), tensor.1.len() as u64);
                 let key = self.traced_key(entry, &context.reporter);
                 hand_over(&mut context.reporter, waiter, (since, step, &key), Place::AsItIs, tensor);
-                self.settled_as(deposit, (meta, Payload::default()), (bytes, true, Way::Memory), context);
+                self.settled_as(pending, (meta, Payload::default()), (bytes, true, Way::Memory), context);
             }
             Err(unreceived) => {
                 let waiter = self.local.remove(handle).expect("just looked at").waiter;
                 // First back with it: the one who hears the error may ask again at once.
-                self.settled(deposit, tensor, false, context);
+                self.settled(pending, tensor, false, context);
                 context.reporter.finish_recv(waiter, Err(unreceived));
             }
         }
@@ -339,15 +339,15 @@ impl Exchange {
     }
 
     fn copied(&mut self, Wanted { waiter, since, step, .. }: Wanted, copy: Copy, context: &mut Context) {
-        let Copy { from: (meta, payload), deposit, mut to, .. } = copy;
+        let Copy { from: (meta, payload), pending, mut to, .. } = copy;
         to.truncate(payload.len());
         let tensor = Tensor::from_parts(meta.clone(), to);
         let reporter = &mut context.reporter;
         reporter.count_received(payload.len());
         reporter.record(Operation::Recv, Way::Memory, since);
-        let (key, bytes) = (self.traced_key(deposit, reporter), payload.len() as u64);
+        let (key, bytes) = (self.traced_key(pending, reporter), payload.len() as u64);
         reporter.trace(Handle::NONE, || Moment::RecvInMemory { step, key, since, bytes });
-        self.settled(deposit, (meta, payload), true, context);
+        self.settled(pending, (meta, payload), true, context);
         context.reporter.finish_recv(waiter, Ok(tensor));
     }
 
@@ -361,7 +361,7 @@ impl Exchange {
             let listens = |wanted: &Wanted| context.reporter.outcomes.listens(&wanted.waiter);
             if !self.local.wanted.get(copy.wanted).is_some_and(listens) {
                 self.fail_here(copy.wanted, unheard(), &mut context.reporter);
-                self.settled(copy.deposit, copy.from, false, context);
+                self.settled(copy.pending, copy.from, false, context);
             } else {
                 budget -= copy.advance(budget.min(COPY_HELPING_BYTES));
                 if copy.is_complete() {

@@ -21,7 +21,7 @@ use super::peers::Peers;
 use super::settings::NodeSettings;
 use crate::limits::PARKED_GRACE;
 use crate::metrics::{Operation, Way};
-use crate::rendezvous::{Deposited, EndedSteps, Found, Late, MatchKey, Parked, Settled, Table, Unsent};
+use crate::rendezvous::{EndedSteps, Found, Late, MatchKey, Parked, Sent, Settled, Table, Unsent};
 pub use batches::{BatchWaiter, FusedRequest};
 use matches::LocalRecvs;
 use sealane_transport::tensor::{Tensor, TensorMeta};
@@ -65,8 +65,8 @@ impl Exchange {
     }
 
     /// Tensors that wait or are lent.
-    pub(super) fn deposits(&self) -> usize {
-        self.table.deposits()
+    pub(super) fn pending_sends(&self) -> usize {
+        self.table.pending_sends()
     }
 
     /// Requests that wait here.
@@ -161,7 +161,7 @@ impl Exchange {
         }
     }
 
-    /// Deposits a tensor, or answers the request that waits for it.
+    /// Sends a tensor, or answers the request that waits for it.
     #[inline]
     pub(super) fn send(
         &mut self,
@@ -194,11 +194,11 @@ impl Exchange {
         let sender = Sender { waiter, since: context.reporter.clock };
         let bytes = tensor.1.len() as u64;
         let queued = || Moment::SendQueued { step, key: key.into(), bytes };
-        match self.table.deposit(at, tensor, sender, deadline) {
-            Ok(Deposited::Kept(deposit)) => context.reporter.trace(deposit, queued),
-            Ok(Deposited::Wanted { by, tensor, deposit }) => {
-                context.reporter.trace(deposit, queued);
-                self.lend(by, tensor, deposit, context);
+        match self.table.send(at, tensor, sender, deadline) {
+            Ok(Sent::Kept(pending)) => context.reporter.trace(pending, queued),
+            Ok(Sent::Wanted { by, tensor, pending }) => {
+                context.reporter.trace(pending, queued);
+                self.lend(by, tensor, pending, context);
             }
             Err((error, sender)) => context.reporter.finish_send(sender.waiter, Err(error)),
         }
@@ -234,12 +234,12 @@ impl Exchange {
         let at = MatchKey { pair, step: asked.step, key: peer.session.key(&asked) };
         let by = Parked::Peer { session: handle, id: asked.id };
         match self.table.want(at, by) {
-            Ok(Found::Tensor((meta, payload), deposit)) => {
+            Ok(Found::Tensor((meta, payload), pending)) => {
                 let session = peer.traced_as;
-                match peer.session.answer(asked.id, meta.into_wire(), payload, deposit) {
-                    Ok(answer) => context.reporter.trace(deposit, || Moment::SendMatched { session, answer }),
-                    Err((meta, payload, deposit)) => {
-                        self.settled(deposit, (TensorMeta::from_own_wire(meta), payload), false, context);
+                match peer.session.answer(asked.id, meta.into_wire(), payload, pending) {
+                    Ok(answer) => context.reporter.trace(pending, || Moment::SendMatched { session, answer }),
+                    Err((meta, payload, pending)) => {
+                        self.settled(pending, (TensorMeta::from_own_wire(meta), payload), false, context);
                     }
                 }
             }
@@ -275,53 +275,53 @@ impl Exchange {
         &mut self,
         by: Parked,
         (meta, payload): (TensorMeta, Payload),
-        deposit: Handle,
+        pending: Handle,
         context: &mut Context,
     ) {
         let (session, id) = match by {
             Parked::Peer { session, id } => (session, id),
-            Parked::Local(handle) => return self.lend_here(handle, (meta, payload), deposit, context),
+            Parked::Local(handle) => return self.lend_here(handle, (meta, payload), pending, context),
         };
         let Some(peer) = context.peers.get_mut(session) else {
             // Sessions leave the table before they go.
-            return self.settled(deposit, (meta, payload), false, context);
+            return self.settled(pending, (meta, payload), false, context);
         };
         peer.session.unpark();
         let traced_as = peer.traced_as;
-        let answered = peer.session.answer(id, meta.into_wire(), payload, deposit);
+        let answered = peer.session.answer(id, meta.into_wire(), payload, pending);
         context.peers.mark_dirty(session);
         match answered {
-            Ok(answer) => context.reporter.trace(deposit, || Moment::SendMatched { session: traced_as, answer }),
-            Err((meta, payload, deposit)) => {
-                self.settled(deposit, (TensorMeta::from_own_wire(meta), payload), false, context);
+            Ok(answer) => context.reporter.trace(pending, || Moment::SendMatched { session: traced_as, answer }),
+            Err((meta, payload, pending)) => {
+                self.settled(pending, (TensorMeta::from_own_wire(meta), payload), false, context);
             }
         }
     }
 
     /// A tensor that was lent to a task of this node, or to nobody after all, is back.
-    fn settled(&mut self, deposit: Handle, tensor: (TensorMeta, Payload), taken: bool, context: &mut Context) {
+    fn settled(&mut self, pending: Handle, tensor: (TensorMeta, Payload), taken: bool, context: &mut Context) {
         let bytes = tensor.1.len() as u64;
-        self.settled_as(deposit, tensor, (bytes, taken, Way::Memory), context);
+        self.settled_as(pending, tensor, (bytes, taken, Way::Memory), context);
     }
 
     /// A tensor of so many bytes that was lent is back, or taken; its payload may have changed hands already.
     pub(super) fn settled_as(
         &mut self,
-        deposit: Handle,
+        pending: Handle,
         tensor: (TensorMeta, Payload),
         (bytes, taken, way): (u64, bool, Way),
         context: &mut Context,
     ) {
         let reporter = &mut context.reporter;
-        match self.table.settle(deposit, tensor, taken) {
+        match self.table.settle(pending, tensor, taken) {
             Settled::Taken(sender) => {
                 reporter.count_sent(bytes as usize);
                 reporter.record(Operation::Send, way, sender.since);
-                reporter.trace(deposit, || Moment::SendReleased);
+                reporter.trace(pending, || Moment::SendReleased);
                 reporter.finish_send(sender.waiter, Ok(()));
             }
             Settled::Kept | Settled::Gone => {}
-            Settled::Wanted { by, tensor, deposit } => self.lend(by, tensor, deposit, context),
+            Settled::Wanted { by, tensor, pending } => self.lend(by, tensor, pending, context),
             Settled::Displaced(sender, error) => reporter.finish_send(sender.waiter, Err(error)),
         }
     }

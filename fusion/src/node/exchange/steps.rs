@@ -105,7 +105,7 @@ impl Exchange {
 
     /// Ends every send that waits here: the engine stops.
     pub(in crate::node) fn end_sends(&mut self, reason: &str, context: &mut Context) {
-        for unsent in self.table.take_deposits() {
+        for unsent in self.table.take_pending() {
             let error = Error::Aborted { step: unsent.step, reason: reason.into() };
             context.reporter.finish_send(unsent.sender.waiter, Err(error));
         }

@@ -17,7 +17,7 @@ use crate::{
     wait::{SIGNALS_EVERY, timeout},
 };
 
-/// Takes what peers push into a queue of this process's task, as ``Task.acceptor`` makes it.
+/// Accepts what peers push into a queue of this process's task. Returned by ``Task.acceptor``.
 ///
 /// For any thread; each tensor is handed out once. Iterate over it until it is closed, or call ``accept``. Use it as a
 /// context manager, or call ``close``; when it is dropped it is closed, too.
@@ -126,7 +126,7 @@ impl Acceptor {
         only(py, self.wait(py, 1, timeout)?)
     }
 
-    /// The next tensors, ``most`` at most, as a list: what is there, or the first that comes. Much cheaper than one by one.
+    /// The next tensors, ``most`` at most, as a list: all that are available, or the first to arrive. Much cheaper than one by one.
     ///
     /// ``timeout`` is as in ``accept``.
     #[pyo3(signature = (most, timeout=None))]

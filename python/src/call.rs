@@ -154,7 +154,7 @@ impl<C: UnderWay> Call<C> {
         })
     }
 
-    /// Gives the call up if it is under way.
+    /// Cancels the call if it is in progress.
     fn cancel(&self, py: Python<'_>) -> bool {
         let given_up = py.detach(|| {
             let mut stage = self.lock();
@@ -184,10 +184,10 @@ fn awaited<'py>(call: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     coroutine.call_method0("__await__")
 }
 
-/// A send, a push or a publication under way, as ``Task.send_async``, ``Task.push_async`` and ``Task.publish_async`` give
+/// A send, push or publication in progress, as ``Task.send_async``, ``Task.push_async`` and ``Task.publish_async`` give
 /// it: ``await`` it, or call ``result``.
 ///
-/// If it is dropped, it goes on.
+/// If it is dropped, it continues.
 #[pyclass(frozen, module = "sealane")]
 pub(crate) struct Sending(Call<Box<dyn UnderWay<Value = ()>>>);
 
@@ -200,7 +200,7 @@ impl Sending {
 #[pymethods]
 impl Sending {
     /// Blocks until the consumer has the tensor, the queue has taken it, or all peers can see what was published. ``timeout``
-    /// is in seconds; when it is over, ``TimeoutError`` is raised and the call goes on.
+    /// is in seconds; after it, ``TimeoutError`` is raised and the call continues.
     #[pyo3(signature = (timeout=None))]
     fn result(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         self.0.wait(py, crate::wait::timeout(timeout).or_raise(py)?)?;
@@ -260,7 +260,7 @@ where
     }
 }
 
-/// A recv or a pull under way, as ``Task.recv_async``, ``Task.pull_async`` and ``Plan.pull_async`` give it: ``await`` it,
+/// A recv or pull in progress, as ``Task.recv_async``, ``Task.pull_async`` and ``Plan.pull_async`` give it: ``await`` it,
 /// or call ``result``.
 ///
 /// If it is dropped or its ``await`` is cancelled, it is given up: a tensor that was sent stays with its producer, unless it has
@@ -293,8 +293,8 @@ impl Receiving {
 
 #[pymethods]
 impl Receiving {
-    /// Blocks until the tensor is there, and gives it; of a plan, a dict. ``timeout`` is in seconds; when it is over,
-    /// ``TimeoutError`` is raised and the call goes on.
+    /// Blocks until the tensor is there, and returns it; for a plan, a dict. ``timeout`` is in seconds; after it,
+    /// ``TimeoutError`` is raised and the call continues.
     #[pyo3(signature = (timeout=None))]
     fn result(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Py<PyAny>> {
         let timeout = crate::wait::timeout(timeout).or_raise(py)?;

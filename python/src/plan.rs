@@ -24,7 +24,7 @@ use crate::{
     wait::{UnderWay, outcome, timeout},
 };
 
-/// Keys of what a peer publishes, pulled together, as ``Task.plan`` makes it.
+/// Keys that a peer publishes, pulled together. Returned by ``Task.plan``.
 ///
 /// The peer is told of the keys once; from then on a pull is one small message. For any thread, one pull at a time. Use it as
 /// a context manager, or call ``close``; when it is dropped it is closed, too.
@@ -189,7 +189,7 @@ impl Plan {
     /// with the keys in their order.
     ///
     /// The arrays are the plan's own: each pull writes over those of the last one, and they are the same objects as long
-    /// as type and shape stay the same. Copy what is to be kept, or ask for ``copy=True``, which gives arrays of your own.
+    /// as type and shape stay the same. Copy what you keep, or pass ``copy=True``, which returns new arrays.
     /// ``timeout`` is in seconds, unless given the daemon's ``request_timeout``. If a tensor does not come, its error is
     /// raised and the arrays stay as they were; with ``partial=True`` the error is in the dict, in the tensor's place.
     #[pyo3(signature = (min_version=0, *, timeout=None, partial=false, copy=false))]
@@ -211,7 +211,7 @@ impl Plan {
         lease.hand_out(py, &self.keys, copy)
     }
 
-    /// ``pull`` that does not wait: ``await`` what it returns, or call its ``result``.
+    /// ``pull`` that does not wait: ``await`` the returned object, or call its ``result``.
     ///
     /// The arrays are written when the result is taken; until then the plan has no other pull.
     #[pyo3(signature = (min_version=0, *, timeout=None, partial=false, copy=false))]
@@ -238,7 +238,7 @@ impl Plan {
         self.keys.clone_ref(py)
     }
 
-    /// The versions of the last pull by key; ``None`` for what did not come.
+    /// The versions of the last pull by key; ``None`` for tensors that did not arrive.
     #[getter]
     fn versions<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let versions = py.detach(|| self.home.versions().clone());
@@ -249,7 +249,7 @@ impl Plan {
         Ok(dict)
     }
 
-    /// Frees what the plan has here and at its peer; a pull that is under way may end yet. Arrays that were handed out stay.
+    /// Frees the plan here and at its peer; a pull in progress may still end. Arrays that it returned stay valid.
     /// May be called twice.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         self.made.check(self.task.get().name()).or_raise(py)?;

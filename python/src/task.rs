@@ -28,9 +28,9 @@ use crate::{
     wait::{All, Settled, Valueless, outcome, timeout},
 };
 
-/// A task of this process: what it sends and receives as. Made by ``sealane.attach`` and ``sealane.embedded``.
+/// A task of this process, under whose name it sends and receives. Returned by ``sealane.attach`` and ``sealane.embedded``.
 ///
-/// For any thread. Use it as a context manager, or call ``close``; when it is dropped it is closed, too.
+/// Usable from any thread. Use it as a context manager, or call ``close``; dropping it closes it too.
 #[pyclass(frozen, module = "sealane")]
 pub(crate) struct Task {
     name: Box<str>,
@@ -165,11 +165,11 @@ impl Task {
         &self.name
     }
 
-    /// Asks ``peer`` for a tensor, which may be sent before or after, and waits for it.
+    /// Requests a tensor from ``peer``, which may be sent before or after, and waits for it.
     ///
-    /// ``timeout`` is in seconds, unless given the daemon's ``request_timeout``; ``math.inf`` for no limit. With ``out``
-    /// the tensor arrives in that array, which must have its type and shape, and which is returned; no copy is made if it
-    /// came from ``empty``. Until the call has ended, leave it alone.
+    /// ``timeout`` is in seconds, by default the daemon's ``request_timeout``; ``math.inf`` for no limit. With ``out``
+    /// the tensor arrives in that array, which must have its type and shape, and which is returned, without a copy if it
+    /// came from ``empty``. Do not touch it until the call has ended.
     #[pyo3(signature = (peer, step, key, *, out=None, timeout=None))]
     fn recv<'py>(
         &self,
@@ -187,7 +187,7 @@ impl Task {
         received(py, tensor, destination.as_ref())
     }
 
-    /// ``recv`` that does not wait: ``await`` what it returns, or call its ``result``.
+    /// ``recv`` that does not wait: ``await`` the returned object, or call its ``result``.
     #[pyo3(signature = (peer, step, key, *, out=None, timeout=None))]
     fn recv_async(
         &self,
@@ -205,11 +205,11 @@ impl Task {
         Ok(Receiving::new(call.or_raise(py)?, make))
     }
 
-    /// ``recv`` for many tensors, as a dict with the keys in the order given: asked for together, in few messages, which is
+    /// ``recv`` for many tensors, as a dict in the order of the keys: requested together, in few messages, which is
     /// much cheaper than one by one.
     ///
-    /// ``out`` may have arrays for some keys. If one tensor fails, its error is raised and the others are lost; with
-    /// ``partial=True`` the error is in the dict, in the tensor's place.
+    /// ``out`` may hold arrays for some keys. If one tensor fails, its error is raised and the others are lost; with
+    /// ``partial=True`` the dict holds the error in the tensor's place.
     #[pyo3(signature = (peer, step, keys, *, out=None, timeout=None, partial=false))]
     #[allow(clippy::too_many_arguments, reason = "as many as Python callers name")]
     fn recv_all<'py>(
@@ -233,8 +233,8 @@ impl Task {
         wanted.arrays(py, outcomes)
     }
 
-    /// ``recv_all`` that does not wait: ``await`` what it returns, or call its ``result``. A parameter server that asks all
-    /// workers before it waits for the first has their tensors on the way together.
+    /// ``recv_all`` that does not wait: ``await`` the returned object, or call its ``result``. A parameter server that requests
+    /// from all workers before it waits for the first overlaps their transfers.
     #[pyo3(signature = (peer, step, keys, *, out=None, timeout=None, partial=false))]
     #[allow(clippy::too_many_arguments, reason = "as many as Python callers name")]
     fn recv_all_async(
@@ -260,13 +260,13 @@ impl Task {
         })
     }
 
-    /// Deposits a tensor for ``peer``, which may ask before or after, and waits until it has it.
+    /// Sends a tensor to ``peer``, which may request it before or after, and waits until it has it.
     ///
-    /// ``timeout`` is in seconds: when it is over, ``DeadlineExceeded`` is raised. If it says "delivery unknown" the tensor was on
-    /// its way and may arrive; leave an array from ``empty`` alone then, whose memory is the daemon's until its consumer has it,
-    /// and take another. ``tensor`` is a numpy array, anything with
+    /// ``timeout`` is in seconds; after it, ``DeadlineExceeded`` is raised. If that says "delivery unknown", the tensor was in
+    /// transit and may arrive; do not touch an array from ``empty`` then, because its memory is the daemon's until its consumer
+    /// has it; use another. ``tensor`` is a numpy array, any object with
     /// ``__dlpack__`` or the buffer protocol, or a list of strings. Arrays from ``empty`` are sent in place; others are
-    /// copied when the call is made, those with gaps as well.
+    /// copied when the call is made, including non-contiguous ones.
     #[pyo3(signature = (peer, step, key, tensor, *, timeout=None))]
     fn send(
         &self,
@@ -282,9 +282,9 @@ impl Task {
         outcome(py, self.idle_spin, deposit)
     }
 
-    /// ``send`` that does not wait: ``await`` what it returns, or call its ``result``, or drop it: the send goes on.
+    /// ``send`` that does not wait: ``await`` the returned object, call its ``result``, or drop it, and the send continues.
     ///
-    /// Until it has ended, leave arrays from ``empty`` alone; others were copied.
+    /// Do not touch arrays from ``empty`` until it has ended; others were copied.
     #[pyo3(signature = (peer, step, key, tensor, *, timeout=None))]
     fn send_async(
         &self,
@@ -302,7 +302,7 @@ impl Task {
 
     /// ``send`` for many tensors: a mapping from keys to tensors. Waits until ``peer`` has all of them.
     ///
-    /// If one fails, its error is raised and the others go on.
+    /// If one fails, its error is raised and the others continue.
     #[pyo3(signature = (peer, step, tensors, *, timeout=None))]
     fn send_all(
         &self,
@@ -319,9 +319,9 @@ impl Task {
         outcome(py, self.idle_spin, deposit).map(drop)
     }
 
-    /// ``send_all`` that does not wait: ``await`` what it returns, or call its ``result``, or drop it: the sends go on.
+    /// ``send_all`` that does not wait: ``await`` the returned object, call its ``result``, or drop it, and the sends continue.
     ///
-    /// Until it has ended, leave arrays from ``empty`` alone; others were copied.
+    /// Do not touch arrays from ``empty`` until it has ended; others were copied.
     #[pyo3(signature = (peer, step, tensors, *, timeout=None))]
     fn send_all_async(
         &self,
@@ -338,17 +338,17 @@ impl Task {
         calls.or_raise(py).map(|calls| Sending::new(Valueless(calls)))
     }
 
-    /// Publishes a tensor: any peer may ``pull`` it, as often as it likes, until a newer one takes its place. Waits until all
+    /// Publishes a tensor: any peer may ``pull`` it, as often as it likes, until a newer one replaces it. Waits until all
     /// peers can see it.
     ///
-    /// ``version`` is yours, a step's number for example; it may not go down. ``tensor`` is what ``send`` takes. An array from
-    /// ``empty`` is read in place: leave it alone until a newer version has taken its place and nobody reads it any more.
+    /// ``version`` is chosen by the caller, such as the step number, and may not decrease. ``tensor`` is as for ``send``. An array
+    /// from ``empty`` is read in place: do not touch it until a newer version has replaced it and nobody reads it any more.
     fn publish(&self, py: Python<'_>, key: &str, version: i64, tensor: &Bound<'_, PyAny>) -> PyResult<()> {
         let tensor = Outgoing::new(tensor)?;
         outcome(py, self.idle_spin, || self.tell(version, vec![key], vec![tensor]))
     }
 
-    /// ``publish`` that does not wait: ``await`` what it returns, or call its ``result``, or drop it: it goes on.
+    /// ``publish`` that does not wait: ``await`` the returned object, call its ``result``, or drop it, and it continues.
     fn publish_async(&self, py: Python<'_>, key: &str, version: i64, tensor: &Bound<'_, PyAny>) -> PyResult<Sending> {
         let tensor = Outgoing::new(tensor)?;
         let call = py.detach(|| self.tell(version, vec![key], vec![tensor]));
@@ -364,15 +364,15 @@ impl Task {
         outcome(py, self.idle_spin, || self.tell(version, keys, outgoing))
     }
 
-    /// Takes a published tensor back; pulls of it wait for the next.
+    /// Withdraws a published tensor; pulls of it wait for the next one.
     fn withdraw(&self, py: Python<'_>, key: &str) -> PyResult<()> {
         py.detach(|| self.connected()?.task.withdraw(key)).or_raise(py)
     }
 
-    /// A tensor that ``peer`` has published or will, at ``min_version`` or newer, as a ``Pulled``: the array and its version.
+    /// Waits for a tensor published by ``peer``, at ``min_version`` or newer; returns a ``Pulled``: the array and its version.
     ///
-    /// ``timeout`` is in seconds, unless given the daemon's ``request_timeout``; ``math.inf`` for no limit. To pull the same
-    /// again and again, ``plan`` is cheaper.
+    /// ``timeout`` is in seconds, by default the daemon's ``request_timeout``; ``math.inf`` for no limit. To pull the same
+    /// keys repeatedly, ``plan`` is cheaper.
     #[pyo3(signature = (peer, key, min_version=0, *, timeout=None))]
     fn pull<'py>(
         &self,
@@ -387,7 +387,7 @@ impl Task {
         pulled(py, outcome(py, self.idle_spin, ask)?)
     }
 
-    /// ``pull`` that does not wait: ``await`` what it returns, or call its ``result``.
+    /// ``pull`` that does not wait: ``await`` the returned object, or call its ``result``.
     #[pyo3(signature = (peer, key, min_version=0, *, timeout=None))]
     fn pull_async(
         &self,
@@ -402,9 +402,9 @@ impl Task {
         Ok(Receiving::new(Single(call.or_raise(py)?), |py, value| pulled(py, value).map(Bound::unbind)))
     }
 
-    /// ``pull`` for many tensors, as a dict with the keys in the order given: asked for together, in few messages.
+    /// ``pull`` for many tensors, as a dict in the order of the keys: requested together, in few messages.
     ///
-    /// If one does not come, its error is raised; with ``partial=True`` the error is in the dict, in the tensor's place.
+    /// If one fails, its error is raised; with ``partial=True`` the dict holds the error in the tensor's place.
     #[pyo3(signature = (peer, keys, min_version=0, *, timeout=None, partial=false))]
     fn pull_many<'py>(
         &self,
@@ -422,7 +422,7 @@ impl Task {
         by_key(py, &names, outcomes, partial, |_, value| pulled(py, value))
     }
 
-    /// A plan: keys of what ``peer`` publishes, to be pulled together again and again, into the same arrays.
+    /// A plan: keys that ``peer`` publishes, pulled together repeatedly, into the same arrays.
     fn plan<'py>(slf: &Bound<'py, Self>, peer: &str, keys: &Bound<'py, PyAny>) -> PyResult<Plan> {
         let (py, task) = (slf.py(), slf.get());
         let names = keys_of(keys)?;
@@ -431,12 +431,12 @@ impl Task {
         Ok(Plan::new(slf, peer, PyTuple::new(py, names)?.unbind(), plan))
     }
 
-    /// Pushes a tensor into a queue of the task ``to``, which takes from it with an ``acceptor``. Waits until the queue has
-    /// taken it: not while it is full, nor before there is an acceptor.
+    /// Pushes a tensor into a queue of the task ``to``, which accepts from it with an ``acceptor``. Waits until the queue has
+    /// taken it, which needs an acceptor and room.
     ///
-    /// What is pushed into one queue stays in order. ``array`` is what ``send`` takes, and as there is copied when the call is
-    /// made, unless it came from ``empty``. ``timeout`` is in seconds, unless given the daemon's ``request_timeout``; what was
-    /// not taken in time may arrive all the same.
+    /// Pushes into one queue stay in order. ``array`` is as for ``send``, and is copied when the call is made, unless it came
+    /// from ``empty``. ``timeout`` is in seconds, by default the daemon's ``request_timeout``; a tensor that was not taken in
+    /// time may still arrive.
     #[pyo3(signature = (to, queue, array, *, timeout=None))]
     fn push(
         &self,
@@ -450,7 +450,7 @@ impl Task {
         outcome(py, self.idle_spin, || self.enqueue(to, queue, tensor, options))
     }
 
-    /// ``push`` that does not wait: ``await`` what it returns, or call its ``result``, or drop it: the push goes on.
+    /// ``push`` that does not wait: ``await`` the returned object, call its ``result``, or drop it, and the push continues.
     #[pyo3(signature = (to, queue, array, *, timeout=None))]
     fn push_async(
         &self,
@@ -465,10 +465,10 @@ impl Task {
         call.or_raise(py).map(Sending::new)
     }
 
-    /// ``push`` for many tensors, in order: any iterable of them, of an array its rows. Much cheaper than one by one. Waits
+    /// ``push`` for many tensors, in order: any iterable of them, or the rows of an array. Much cheaper than one by one. Waits
     /// until the queue has taken all of them.
     ///
-    /// If one fails, its error is raised and the others go on.
+    /// If one fails, its error is raised and the others continue.
     #[pyo3(signature = (to, queue, arrays, *, timeout=None))]
     fn push_many(
         &self,
@@ -489,7 +489,7 @@ impl Task {
         outcome(py, self.idle_spin, push)
     }
 
-    /// Opens a queue of this task for what peers push into it: iterate over it, or call its ``accept``.
+    /// Opens a queue of this task, into which peers push: iterate over it, or call its ``accept``.
     ///
     /// Pushes wait while ``tensors_max`` tensors are in the queue, or ``bytes_max`` bytes (256 MiB; at most half of the daemon's
     /// ``area_bytes``). A queue has one acceptor at a time: every accept of another raises ``InvalidArgument``.
@@ -501,11 +501,11 @@ impl Task {
         Ok(Acceptor::new(slf, queue, py.detach(open).or_raise(py)?))
     }
 
-    /// An array whose memory is shared with the daemon, so that it is sent and received into without a copy. What it
-    /// holds is not defined.
+    /// An array whose memory is shared with the daemon, so that it is sent and received into without a copy. Its contents
+    /// are undefined.
     ///
-    /// ``dtype`` is anything that numpy takes for one, or the name of a type that numpy does not have: then a ``Tensor``
-    /// is returned. With the engine in this process the memory is ordinary.
+    /// ``dtype`` is anything that numpy accepts, or the name of a type that numpy lacks; then a ``Tensor`` is returned.
+    /// With an embedded engine the memory is ordinary.
     #[pyo3(signature = (shape, dtype=None))]
     fn empty<'py>(
         &self,
@@ -531,19 +531,19 @@ impl Task {
         }
     }
 
-    /// Ends a step, here and at its peers: whoever waits for a tensor of it gets ``Aborted`` with this reason, and so does
-    /// whoever asks later, until ``cleanup``.
+    /// Ends a step, here and at its peers: calls that wait for one of its tensors raise ``Aborted`` with this reason, and so do
+    /// later ones, until ``cleanup``.
     fn abort(&self, py: Python<'_>, step: i64, reason: &str) -> PyResult<()> {
         py.detach(|| self.connected()?.task.abort(step, reason)).or_raise(py)
     }
 
-    /// Frees what is left of a step: tensors that wait, requests for them, and that it was aborted.
+    /// Frees everything that is left of a step: waiting tensors, requests, and the record of an abort.
     fn cleanup(&self, py: Python<'_>, step: i64) -> PyResult<()> {
         py.detach(|| self.connected()?.task.cleanup(step)).or_raise(py)
     }
 
-    /// Replaces the secret or the certificates of an engine in this process by those in these files, as ``embedded`` takes them.
-    /// Links that are made from then on use them; those that stand go on.
+    /// Replaces the secret or certificates of an embedded engine by those in these files, as for ``embedded``. New links use
+    /// them; existing links continue.
     #[pyo3(signature = (*, secret_file=None, tls=None))]
     fn set_credentials(
         &self,
@@ -558,8 +558,8 @@ impl Task {
         .or_raise(py)
     }
 
-    /// Detaches; with the engine in this process, stops it. Calls under way end with ``Unavailable``, and the daemon does not use
-    /// their arrays any more, unless that takes longer than a second. Arrays that were received stay. May be called twice.
+    /// Detaches; stops an embedded engine. Calls in progress end with ``Unavailable``, and the daemon stops using their arrays,
+    /// unless that takes longer than a second. Received arrays stay valid. May be called twice.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         self.made.check(&self.name).or_raise(py)?;
         py.detach(|| {

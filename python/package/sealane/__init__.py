@@ -6,7 +6,7 @@
         weights = task.recv("ps0.train:2222", 7, "dense/kernel")
         task.send("ps0.train:2222", 7, "dense/kernel:gradient", weights * 0.1)
 
-A child that was forked cannot use its parent's task, and is told so: attach in the child, or start processes with
+A forked child cannot use its parent's task and gets an error: attach in the child, or start processes with
 multiprocessing's "spawn".
 """
 

@@ -1,26 +1,26 @@
-"""What calls raise: one class for each of gRPC's canonical codes that Sealane answers with."""
+"""The errors that calls raise: one class for each of gRPC's canonical codes that Sealane uses."""
 
 
 class Error(Exception):
-    """A call that did not succeed; ``code`` is the name of gRPC's canonical code."""
+    """A call failed; ``code`` is the name of gRPC's canonical code."""
 
     code = "UNKNOWN"
 
 
 class InvalidArgument(Error, ValueError):
-    """The call cannot be carried out, whatever the state: its message says what is accepted."""
+    """The call is invalid in any state; the message says what is accepted."""
 
     code = "INVALID_ARGUMENT"
 
 
 class DeadlineExceeded(Error, TimeoutError):
-    """The deadline passed before the tensor was sent, or asked for."""
+    """The deadline passed before the tensor was sent, or requested."""
 
     code = "DEADLINE_EXCEEDED"
 
 
 class NotFound(Error):
-    """The task is not in the endpoint map, or not served where the map says."""
+    """The task is not in the endpoint map, or is not served where the map says."""
 
     code = "NOT_FOUND"
 
@@ -32,13 +32,13 @@ class PermissionDenied(Error, PermissionError):
 
 
 class ResourceExhausted(Error):
-    """A limit was reached, which the message names: try again later, or raise the setting."""
+    """A limit was reached, which the message names: retry later, or raise the setting."""
 
     code = "RESOURCE_EXHAUSTED"
 
 
 class Aborted(Error):
-    """The step was aborted, for the reason that the message gives."""
+    """The step was aborted; the message gives the reason."""
 
     code = "ABORTED"
 
@@ -50,6 +50,6 @@ class Unimplemented(Error):
 
 
 class Unavailable(Error):
-    """The daemon or the peer is gone or cannot be reached. The next call tries again."""
+    """The daemon or the peer is gone or cannot be reached. The next call retries."""
 
     code = "UNAVAILABLE"

@@ -1,10 +1,10 @@
-"""What a pull gives."""
+"""The result of a pull."""
 
 from typing import Any, NamedTuple
 
 
 class Pulled(NamedTuple):
-    """A published tensor, as ``Task.pull`` gives it: ``array, version = task.pull(...)``."""
+    """A published tensor, as ``Task.pull`` returns it: ``array, version = task.pull(...)``."""
 
     array: Any
     version: int

@@ -37,7 +37,7 @@ def attach(
     timeout: float | None = None,
     idle_spin: float | None = None,
 ) -> Task:
-    """Attaches this process to the host's daemon, as the task of that name in the endpoint map."""
+    """Attaches this process to the host's daemon as ``task``, which the endpoint map lists."""
 
 def embedded(
     endpoint_map: str | PathLike[str],
@@ -52,18 +52,18 @@ def embedded(
 ) -> Task:
     """Starts the engine in this process, for one task of the endpoint map.
 
-    ``tls`` is the files of the certificate, of its key, and of the authorities.
+    ``tls`` names the files of the certificate, its key, and the authorities.
     """
 
 @final
 class Task:
-    """A task of this process: what it sends and receives as. For any thread."""
+    """A task of this process, under whose name it sends and receives. Usable from any thread."""
 
     @property
     def name(self) -> str: ...
     @overload
     def recv(self, peer: str, step: int, key: str, *, out: None = None, timeout: float | None = None) -> Any:
-        """Asks ``peer`` for a tensor and waits for it: a numpy array, or a Tensor for types that numpy does not have."""
+        """Requests a tensor from ``peer`` and waits for it: a numpy array, or a Tensor for types that numpy lacks."""
     @overload
     def recv(self, peer: str, step: int, key: str, *, out: _Out, timeout: float | None = None) -> _Out: ...
     def recv_async(
@@ -80,7 +80,7 @@ class Task:
         timeout: float | None = None,
         partial: bool = False,
     ) -> dict[str, Any]:
-        """``recv`` for many tensors at once, as a dict in the order of the keys; ``partial`` puts errors into it."""
+        """``recv`` for many tensors at once, as a dict in key order; with ``partial``, including errors."""
     def recv_all_async(
         self,
         peer: str,
@@ -93,7 +93,7 @@ class Task:
     ) -> Receiving:
         """``recv_all`` that does not wait."""
     def send(self, peer: str, step: int, key: str, tensor: _Outgoing, *, timeout: float | None = None) -> None:
-        """Deposits a tensor for ``peer`` and waits until it has it."""
+        """Sends a tensor to ``peer`` and waits until it has it."""
     def send_async(
         self, peer: str, step: int, key: str, tensor: _Outgoing, *, timeout: float | None = None
     ) -> Sending:
@@ -107,15 +107,15 @@ class Task:
     ) -> Sending:
         """``send_all`` that does not wait."""
     def publish(self, key: str, version: int, tensor: _Outgoing) -> None:
-        """Publishes a tensor, which any peer may pull until a newer one takes its place."""
+        """Publishes a tensor, which any peer may pull until a newer one replaces it."""
     def publish_async(self, key: str, version: int, tensor: _Outgoing) -> Sending:
         """``publish`` that does not wait."""
     def publish_many(self, version: int, tensors: Mapping[str, _Outgoing]) -> None:
         """``publish`` for many tensors of one version."""
     def withdraw(self, key: str) -> None:
-        """Takes a published tensor back."""
+        """Withdraws a published tensor."""
     def pull(self, peer: str, key: str, min_version: int = 0, *, timeout: float | None = None) -> Pulled:
-        """A tensor that ``peer`` has published or will, at ``min_version`` or newer."""
+        """Waits for a tensor published by ``peer``, at ``min_version`` or newer."""
     def pull_async(self, peer: str, key: str, min_version: int = 0, *, timeout: float | None = None) -> Receiving:
         """``pull`` that does not wait."""
     @overload
@@ -128,7 +128,7 @@ class Task:
         timeout: float | None = None,
         partial: Literal[False] = False,
     ) -> dict[str, Pulled]:
-        """``pull`` for many tensors at once, as a dict in the order of the keys; ``partial`` puts errors into it."""
+        """``pull`` for many tensors at once, as a dict in key order; with ``partial``, including errors."""
     @overload
     def pull_many(
         self,
@@ -140,30 +140,30 @@ class Task:
         partial: bool,
     ) -> dict[str, Pulled | Exception]: ...
     def plan(self, peer: str, keys: Iterable[str]) -> Plan:
-        """Keys of what ``peer`` publishes, to be pulled together again and again, into the same arrays."""
+        """Prepares to pull these keys of ``peer`` together, repeatedly, into the same arrays."""
     def push(self, to: str, queue: str, array: _Outgoing, *, timeout: float | None = None) -> None:
-        """Pushes a tensor into a queue of ``to`` and waits until it was taken."""
+        """Pushes a tensor into a queue of ``to`` and waits until the queue has taken it."""
     def push_async(self, to: str, queue: str, array: _Outgoing, *, timeout: float | None = None) -> Sending:
         """``push`` that does not wait."""
     def push_many(self, to: str, queue: str, arrays: Iterable[_Outgoing], *, timeout: float | None = None) -> None:
         """``push`` for many tensors at once, in order."""
     def acceptor(self, queue: str, *, tensors_max: int = 4096, bytes_max: int = 268_435_456) -> Acceptor:
-        """Opens a queue of this task for what peers push into it."""
+        """Opens a queue of this task, into which peers push."""
     def empty(self, shape: SupportsIndex | Sequence[SupportsIndex], dtype: npt.DTypeLike | None = None) -> Any:
-        """An array that is sent and received into without a copy. float32 unless given."""
+        """An array that is sent, and received into, without a copy. float32 by default."""
     def abort(self, step: int, reason: str) -> None:
         """Ends a step, here and at its peers."""
     def cleanup(self, step: int) -> None:
-        """Frees what is left of a step."""
+        """Frees everything that is left of a step."""
     def set_credentials(
         self,
         *,
         secret_file: str | PathLike[str] | None = None,
         tls: tuple[str | PathLike[str], str | PathLike[str], str | PathLike[str]] | None = None,
     ) -> None:
-        """Replaces the secret or the certificates of an engine in this process, for links that are made from then on."""
+        """Replaces the secret or certificates of an embedded engine, for links made from then on."""
     def close(self) -> None:
-        """Detaches; with the engine in this process, stops it."""
+        """Detaches; stops an embedded engine."""
     def __enter__(self) -> Self: ...
     def __exit__(
         self, class_: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
@@ -171,12 +171,12 @@ class Task:
 
 @final
 class Plan:
-    """Keys of what a peer publishes, pulled together. For any thread, one pull at a time."""
+    """Keys that a peer publishes, pulled together. Usable from any thread, one pull at a time."""
 
     def pull(
         self, min_version: int = 0, *, timeout: float | None = None, partial: bool = False, copy: bool = False
     ) -> dict[str, Any]:
-        """The tensors at ``min_version`` or newer: the plan's own arrays, which the next pull writes over, or copies."""
+        """The tensors at ``min_version`` or newer: the plan's own arrays, which the next pull overwrites, or copies."""
     def pull_async(
         self, min_version: int = 0, *, timeout: float | None = None, partial: bool = False, copy: bool = False
     ) -> Receiving:
@@ -186,7 +186,7 @@ class Plan:
     @property
     def versions(self) -> dict[str, int | None]: ...
     def close(self) -> None:
-        """Frees what the plan has here and at its peer. Arrays that were handed out stay."""
+        """Frees the plan here and at its peer. Arrays that it returned stay valid."""
     def __enter__(self) -> Self: ...
     def __exit__(
         self, class_: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
@@ -194,16 +194,16 @@ class Plan:
 
 @final
 class Acceptor:
-    """Takes what peers push into a queue. For any thread; iterate over it until it is closed."""
+    """Accepts what peers push into a queue. Usable from any thread; iterate over it until it is closed."""
 
     @property
     def queue(self) -> str: ...
     def accept(self, timeout: float | None = None) -> Accepted:
         """The next tensor and who pushed it; raises DeadlineExceeded after ``timeout`` seconds."""
     def accept_many(self, most: int, timeout: float | None = None) -> list[Accepted]:
-        """The next tensors: what is there, or the first that comes."""
+        """The next tensors: all that are available, or the first to arrive."""
     def close(self) -> None:
-        """Frees the queue and what was not accepted. An iteration ends."""
+        """Frees the queue and what was not accepted, and ends iterations."""
     def __iter__(self) -> Self: ...
     def __next__(self) -> Accepted: ...
     def __enter__(self) -> Self: ...
@@ -213,7 +213,7 @@ class Acceptor:
 
 @final
 class Sending:
-    """A send, a push or a publication under way: await it, call ``result``, or drop it: it goes on."""
+    """A send, push or publication in progress: await it, call ``result``, or drop it, and it continues."""
 
     def result(self, timeout: float | None = None) -> None:
         """Blocks until it has ended; raises TimeoutError after ``timeout`` seconds."""
@@ -222,18 +222,18 @@ class Sending:
 
 @final
 class Receiving:
-    """A recv or a pull under way: await it or call ``result``. Dropping it gives it up."""
+    """A recv or pull in progress: await it or call ``result``. Dropping it cancels it."""
 
     def result(self, timeout: float | None = None) -> Any:
         """Blocks until it has ended; raises TimeoutError after ``timeout`` seconds."""
     def done(self) -> bool: ...
     def cancel(self) -> bool:
-        """Gives the call up; False if it has ended already."""
+        """Cancels the call; False if it has already ended."""
     def __await__(self) -> Generator[Any, None, Any]: ...
 
 @final
 class Tensor:
-    """A tensor's memory: the base of arrays that were received, or what numpy does not have."""
+    """A tensor's memory: the base of received arrays, or a type that numpy lacks."""
 
     @property
     def dtype(self) -> str: ...

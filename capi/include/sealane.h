@@ -136,7 +136,7 @@ enum sealane_code
    */
   SEALANE_CODE_OK = 0,
   /**
-   * The call was given up: by sealane_call_cancel, or because what it belongs to was closed or detached.
+   * The call was cancelled: by sealane_call_cancel, or because what it belongs to was closed or detached.
    */
   SEALANE_CODE_CANCELLED = 1,
   /**
@@ -433,7 +433,7 @@ typedef struct {
    */
   sealane_source source;
   /**
-   * What the callback of sealane_send_all is called with for this one; others do not look at it.
+   * What the callback of sealane_send_all gets for this one; other functions ignore it.
    */
   void *context;
 } sealane_item;
@@ -468,7 +468,7 @@ typedef struct {
 typedef void (*sealane_received)(void *context, const sealane_error *error, sealane_tensor *tensor);
 
 /**
- * One tensor of many that are asked for together.
+ * One tensor of many that are requested together.
  */
 typedef struct {
   /**
@@ -480,7 +480,7 @@ typedef struct {
    */
   sealane_destination destination;
   /**
-   * What the callback is called with for this one.
+   * What the callback gets for this one.
    */
   void *context;
 } sealane_wanted;
@@ -538,7 +538,7 @@ sealane_code sealane_error_code(const sealane_error *error);
 const char *sealane_error_message(const sealane_error *error);
 
 /**
- * True if a send or a push ended at its deadline while its tensor was on its way: nobody knows whether it arrives. False of
+ * True if a send or a push ended at its deadline while its tensor was in transit: it may or may not arrive. False for
  * NULL.
  */
 bool sealane_error_delivery_unknown(const sealane_error *error);
@@ -564,21 +564,21 @@ const char *sealane_tensor_from(const sealane_tensor *tensor);
 void sealane_tensor_free(sealane_tensor *tensor);
 
 /**
- * Gives a call up: its callback is called with SEALANE_CODE_CANCELLED, unless the call has ended. This does not wait for that.
- * A recv or pull is given up here and at the peer; a send, push or publication goes on, unobserved.
+ * Cancels a call: its callback is called with SEALANE_CODE_CANCELLED, unless the call has ended. This does not wait for that.
+ * A recv or pull is cancelled here and at the peer; a send, push or publication continues unobserved.
  */
 sealane_error *sealane_call_cancel(sealane_call *call);
 
 /**
- * Frees what a call is given up by, which does not give it up; does nothing with NULL.
+ * Frees the handle of a call without cancelling it; does nothing with NULL.
  */
 void sealane_call_free(sealane_call *call);
 
 /**
- * Attaches this process to the host's daemon as a task, which is named as in the endpoint map and ends in NUL.
+ * Attaches this process to the host's daemon as a task, named as in the endpoint map and terminated by NUL.
  *
- * Where options are NULL, all have their defaults. A daemon that is restarted is attached to again by the first call that finds it, or in the
- * background (restart_timeout_ms): calls that were under way end with SEALANE_CODE_UNAVAILABLE, what was published is to be published again, the arena is a new one.
+ * If options are NULL, all have their defaults. After a restart of the daemon, the first call that finds it attaches again, or a thread does in the
+ * background (restart_timeout_ms): calls that were in progress end with SEALANE_CODE_UNAVAILABLE, published tensors must be published again, and the arena is a new one.
  *
  * Fails with SEALANE_CODE_UNAVAILABLE if no daemon listens at the socket, SEALANE_CODE_NOT_FOUND if it does not serve the task,
  * SEALANE_CODE_PERMISSION_DENIED if it does not let this user in.
@@ -607,13 +607,13 @@ const char *sealane_task_name(const sealane_task *task);
 /**
  * Detaches, or stops the engine, and frees the task; does nothing with NULL.
  *
- * Calls that are under way end with SEALANE_CODE_CANCELLED, and their callbacks have returned when this does; a send or push goes on
- * as far as it can. Such callbacks may call functions with the task, which start no calls any more. Where this is itself called within a
- * callback of the task, it does not wait for the others, which must not use the task.
+ * Calls in progress end with SEALANE_CODE_CANCELLED, and their callbacks have returned when this does; a send or push continues
+ * as far as it can. Such callbacks may call functions with the task, which start no calls any more. If this is called within a
+ * callback of the task, it does not wait for the other callbacks, which must not use the task.
  * Tensors stay readable, memory of sealane_alloc usable; plans and acceptors can only be closed. In the child of a fork it
  * leaves everything to the parent.
  *
- * Else no function may be under way with the task, or with a plan or an acceptor of it, nor be called with the task afterwards.
+ * Otherwise no function may be running with the task, or with a plan or an acceptor of it, nor be called with the task afterwards.
  */
 void sealane_detach(sealane_task *task);
 
@@ -633,10 +633,10 @@ sealane_error *sealane_cleanup(sealane_task *task,
                                int64_t step);
 
 /**
- * Notes that so many tensors went to the task `peer` (SEALANE_SENT), or came from it (SEALANE_RECEIVED), by another transport, gRPC for example. The
- * daemon is told at most once a second, at the task's next calls or when it is detached, and shows them beside those that Sealane
- * carried, in `sealane stat` and in its metrics: of 1,024 peers each for itself, of more together. Never waits. Nothing is
- * noted where the engine is in this process.
+ * Records that this many tensors went to the task `peer` (SEALANE_SENT), or came from it (SEALANE_RECEIVED), over another transport such as gRPC. They
+ * are reported to the daemon at most once a second, at the task's next calls or when it is detached; the daemon shows them next to those that
+ * Sealane carried, in `sealane stat` and in its metrics, separately for up to 1,024 peers and together beyond that. Never waits. Ignored with an
+ * embedded engine.
  */
 sealane_error *sealane_note_elsewhere(sealane_task *task,
                                       sealane_text peer,
@@ -684,16 +684,16 @@ bool sealane_in_arena(sealane_task *task,
                       size_t bytes);
 
 /**
- * Deposits a tensor for the task `to`, which may ask before or after; `done` is called when the consumer has it, or the send has failed.
+ * Sends a tensor to the task `to`, which may request it before or after; `done` is called when the consumer has it, or the send has failed.
  *
- * `timeout_ms` says how long the tensor waits to be asked for: 0 is the default of the daemon or the engine, SEALANE_NO_TIMEOUT
- * no limit. `done` may be NULL: then nobody hears how it ended. `call` may be NULL; else it is written before `done` is
+ * `timeout_ms` is how long the tensor waits to be requested: 0 is the default of the daemon or the engine, SEALANE_NO_TIMEOUT
+ * no limit. `done` may be NULL: then the outcome is not reported. `call` may be NULL; else it is written before `done` is
  * called.
  *
- * Never waits for room: what a daemon that reads late has no room for waits in this process, as do tensors for which the arena
- * has none, and is sent as soon as there is; its time runs meanwhile. More than may wait so (sealane_attach_options) is refused with SEALANE_CODE_RESOURCE_EXHAUSTED and the
- * limit's name, by this function or, where others start calls at the same moment, by the callback. All functions that start calls do so. They may wait for a daemon that is
- * restarted, unless restart_timeout_ms is SEALANE_DO_NOT_WAIT.
+ * Never waits for room: calls for which a slow daemon has no room wait in this process, as do tensors for which the arena
+ * has none, and are sent as soon as there is room; their timeout is running. Calls beyond the limits of sealane_attach_options are refused with
+ * SEALANE_CODE_RESOURCE_EXHAUSTED and the limit's name, by this function or, if other threads start calls at the same moment, by the callback. This holds for
+ * all functions that start calls. They may wait for a daemon that restarts, unless restart_timeout_ms is SEALANE_DO_NOT_WAIT.
  */
 sealane_error *sealane_send(sealane_task *task,
                             sealane_text to,
@@ -752,12 +752,12 @@ sealane_error *sealane_recv_all(sealane_task *task,
                                 sealane_call **calls);
 
 /**
- * Publishes tensors under one version: any peer may pull each as often as it likes, until a newer version takes its place, it is withdrawn,
- * or the task ends. `done`, which may be NULL, is called once, when all are to be seen by all peers, or with the first error.
+ * Publishes tensors under one version: any peer may pull each as often as it likes, until a newer version replaces it, it is withdrawn,
+ * or the task ends. `done`, which may be NULL, is called once, when all peers can see all of them, or with the first error.
  *
- * The version is the caller's, a step's number for example, and may not go down. Memory that was lent is released when a newer version has
- * taken its place and nobody reads it any more. `call` is NULL or a place. A tensor for which the arena has no room fails with
- * SEALANE_CODE_RESOURCE_EXHAUSTED: it might have to wait for memory that only its own coming frees.
+ * The version is chosen by the caller, such as the step number, and may not decrease. Memory that was lent is released when a newer version has
+ * replaced it and nobody reads it any more. `call` is NULL or a place. A tensor for which the arena has no room fails with
+ * SEALANE_CODE_RESOURCE_EXHAUSTED: it might have to wait for memory that only its own publication frees.
  */
 sealane_error *sealane_publish(sealane_task *task,
                                int64_t version,
@@ -773,11 +773,11 @@ sealane_error *sealane_publish(sealane_task *task,
 sealane_error *sealane_withdraw(sealane_task *task, sealane_text key);
 
 /**
- * Pulls tensors that the task `from` has published or will, each at `min_version` or newer. When all have come or failed, `received` is
+ * Pulls tensors that the task `from` publishes, each at `min_version` or newer, and waits for them if necessary. When all have arrived or failed, `received` is
  * called for each, in order, with its place in `contexts`, or with NULL where `contexts` is NULL.
  *
  * `timeout_ms` says how long to wait: 0 is the default of the daemon or the engine, SEALANE_NO_TIMEOUT no limit. `call`, NULL or a
- * place, gives all of them up. To pull the same again and again, a plan is cheaper.
+ * place, cancels all of them. To pull the same keys repeatedly, a plan is cheaper.
  */
 sealane_error *sealane_pull(sealane_task *task,
                             sealane_text from,
@@ -790,8 +790,8 @@ sealane_error *sealane_pull(sealane_task *task,
                             sealane_call **call);
 
 /**
- * Makes a plan: keys of what the task `from` publishes. They are told once; from then on a pull is one small message. Close it with
- * sealane_plan_close, also after its task was detached.
+ * Makes a plan: keys that the task `from` publishes. They are sent once; after that a pull is one small message. Close it with
+ * sealane_plan_close, even after its task was detached.
  */
 sealane_error *sealane_plan_open(sealane_task *task,
                                  sealane_text from,
@@ -822,14 +822,14 @@ sealane_error *sealane_plan_get(sealane_plan *plan,
                                 sealane_view *tensor);
 
 /**
- * Closes a plan, and frees what it has here and at its peer; does nothing with NULL. A pull that is under way ends with
- * SEALANE_CODE_CANCELLED. No function may be under way with the plan, nor be called with it afterwards.
+ * Closes a plan, and frees it here and at its peer; does nothing with NULL. A pull in progress ends with
+ * SEALANE_CODE_CANCELLED. No function may be running with the plan, nor be called with it afterwards.
  */
 void sealane_plan_close(sealane_plan *plan);
 
 /**
  * Pushes tensors into a queue of the task `to`, in order. `done`, which may be NULL, is called once, when the queue has taken all, or with the
- * first error: while it is full, or nobody accepts from it, the push waits.
+ * first error. While the queue is full, or nobody accepts from it, the push waits.
  *
  * `timeout_ms` says how long: 0 is the default of the daemon or the engine, SEALANE_NO_TIMEOUT no limit. `call` is NULL or a place.
  */
@@ -865,8 +865,8 @@ sealane_error *sealane_accept(sealane_acceptor *acceptor,
                               sealane_call **call);
 
 /**
- * Closes a queue; does nothing with NULL. Pushes wait for the next acceptor of it, which has first what was taken and not accepted.
- * Accepts that are under way end with SEALANE_CODE_CANCELLED; the queue is closed when they have. No function may be under way with
+ * Closes a queue; does nothing with NULL. Pushes wait for its next acceptor, which first gets what was taken and not accepted.
+ * Accepts in progress end with SEALANE_CODE_CANCELLED; the queue is closed when they have. No function may be running with
  * the acceptor, nor be called with it afterwards.
  */
 void sealane_acceptor_close(sealane_acceptor *acceptor);

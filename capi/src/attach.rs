@@ -61,10 +61,10 @@ pub(crate) fn idle_spin(microseconds: i64) -> Outcome<Option<Duration>> {
     }
 }
 
-/// Attaches this process to the host's daemon as a task, which is named as in the endpoint map and ends in NUL.
+/// Attaches this process to the host's daemon as a task, named as in the endpoint map and terminated by NUL.
 ///
-/// Where options are NULL, all have their defaults. A daemon that is restarted is attached to again by the first call that finds it, or in the
-/// background (restart_timeout_ms): calls that were under way end with SEALANE_CODE_UNAVAILABLE, what was published is to be published again, the arena is a new one.
+/// If options are NULL, all have their defaults. After a restart of the daemon, the first call that finds it attaches again, or a thread does in the
+/// background (restart_timeout_ms): calls that were in progress end with SEALANE_CODE_UNAVAILABLE, published tensors must be published again, and the arena is a new one.
 ///
 /// Fails with SEALANE_CODE_UNAVAILABLE if no daemon listens at the socket, SEALANE_CODE_NOT_FOUND if it does not serve the task,
 /// SEALANE_CODE_PERMISSION_DENIED if it does not let this user in.

@@ -125,8 +125,8 @@ where
     Some(Executor::call(number, 0, future, move |outcome| done.tell_end(outcome)))
 }
 
-/// Gives a call up: its callback is called with SEALANE_CODE_CANCELLED, unless the call has ended. This does not wait for that.
-/// A recv or pull is given up here and at the peer; a send, push or publication goes on, unobserved.
+/// Cancels a call: its callback is called with SEALANE_CODE_CANCELLED, unless the call has ended. This does not wait for that.
+/// A recv or pull is cancelled here and at the peer; a send, push or publication continues unobserved.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sealane_call_cancel(call: *mut sealane_call) -> *mut sealane_error {
     entry(|| {
@@ -138,7 +138,7 @@ pub unsafe extern "C" fn sealane_call_cancel(call: *mut sealane_call) -> *mut se
     })
 }
 
-/// Frees what a call is given up by, which does not give it up; does nothing with NULL.
+/// Frees the handle of a call without cancelling it; does nothing with NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sealane_call_free(call: *mut sealane_call) {
     if !call.is_null() {

@@ -11,7 +11,7 @@ use sealane::Error;
 pub enum sealane_code {
     /// All is well.
     Ok = 0,
-    /// The call was given up: by sealane_call_cancel, or because what it belongs to was closed or detached.
+    /// The call was cancelled: by sealane_call_cancel, or because what it belongs to was closed or detached.
     Cancelled = 1,
     /// The call cannot be carried out, whatever the state: what it was given is wrong.
     InvalidArgument = 3,
@@ -107,7 +107,7 @@ pub unsafe extern "C" fn sealane_error_message(error: *const sealane_error) -> *
     unsafe { error.as_ref() }.map_or(c"".as_ptr(), |error| error.message.as_ptr())
 }
 
-/// True if a send or a push ended at its deadline while its tensor was on its way: nobody knows whether it arrives. False of
+/// True if a send or a push ended at its deadline while its tensor was in transit: it may or may not arrive. False for
 /// NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sealane_error_delivery_unknown(error: *const sealane_error) -> bool {

@@ -85,8 +85,8 @@ impl Drop for Lease {
     }
 }
 
-/// Makes a plan: keys of what the task `from` publishes. They are told once; from then on a pull is one small message. Close it with
-/// sealane_plan_close, also after its task was detached.
+/// Makes a plan: keys that the task `from` publishes. They are sent once; after that a pull is one small message. Close it with
+/// sealane_plan_close, even after its task was detached.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sealane_plan_open(
     task: *mut sealane_task,
@@ -180,8 +180,8 @@ pub unsafe extern "C" fn sealane_plan_get(
     })
 }
 
-/// Closes a plan, and frees what it has here and at its peer; does nothing with NULL. A pull that is under way ends with
-/// SEALANE_CODE_CANCELLED. No function may be under way with the plan, nor be called with it afterwards.
+/// Closes a plan, and frees it here and at its peer; does nothing with NULL. A pull in progress ends with
+/// SEALANE_CODE_CANCELLED. No function may be running with the plan, nor be called with it afterwards.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sealane_plan_close(plan: *mut sealane_plan) {
     let end = |plan: Box<sealane_plan>| {

@@ -15,12 +15,12 @@ use crate::{
     task::{sealane_task, task},
 };
 
-/// Publishes tensors under one version: any peer may pull each as often as it likes, until a newer version takes its place, it is withdrawn,
-/// or the task ends. `done`, which may be NULL, is called once, when all are to be seen by all peers, or with the first error.
+/// Publishes tensors under one version: any peer may pull each as often as it likes, until a newer version replaces it, it is withdrawn,
+/// or the task ends. `done`, which may be NULL, is called once, when all peers can see all of them, or with the first error.
 ///
-/// The version is the caller's, a step's number for example, and may not go down. Memory that was lent is released when a newer version has
-/// taken its place and nobody reads it any more. `call` is NULL or a place. A tensor for which the arena has no room fails with
-/// SEALANE_CODE_RESOURCE_EXHAUSTED: it might have to wait for memory that only its own coming frees.
+/// The version is chosen by the caller, such as the step number, and may not decrease. Memory that was lent is released when a newer version has
+/// replaced it and nobody reads it any more. `call` is NULL or a place. A tensor for which the arena has no room fails with
+/// SEALANE_CODE_RESOURCE_EXHAUSTED: it might have to wait for memory that only its own publication frees.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sealane_publish(
     task: *mut sealane_task,
@@ -54,11 +54,11 @@ pub unsafe extern "C" fn sealane_withdraw(task: *mut sealane_task, key: sealane_
     })
 }
 
-/// Pulls tensors that the task `from` has published or will, each at `min_version` or newer. When all have come or failed, `received` is
+/// Pulls tensors that the task `from` publishes, each at `min_version` or newer, and waits for them if necessary. When all have arrived or failed, `received` is
 /// called for each, in order, with its place in `contexts`, or with NULL where `contexts` is NULL.
 ///
 /// `timeout_ms` says how long to wait: 0 is the default of the daemon or the engine, SEALANE_NO_TIMEOUT no limit. `call`, NULL or a
-/// place, gives all of them up. To pull the same again and again, a plan is cheaper.
+/// place, cancels all of them. To pull the same keys repeatedly, a plan is cheaper.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sealane_pull(
     task: *mut sealane_task,

@@ -54,7 +54,7 @@ pub struct sealane_acceptor {
 }
 
 /// Pushes tensors into a queue of the task `to`, in order. `done`, which may be NULL, is called once, when the queue has taken all, or with the
-/// first error: while it is full, or nobody accepts from it, the push waits.
+/// first error. While the queue is full, or nobody accepts from it, the push waits.
 ///
 /// `timeout_ms` says how long: 0 is the default of the daemon or the engine, SEALANE_NO_TIMEOUT no limit. `call` is NULL or a place.
 #[unsafe(no_mangle)]
@@ -164,8 +164,8 @@ pub unsafe extern "C" fn sealane_accept(
     })
 }
 
-/// Closes a queue; does nothing with NULL. Pushes wait for the next acceptor of it, which has first what was taken and not accepted.
-/// Accepts that are under way end with SEALANE_CODE_CANCELLED; the queue is closed when they have. No function may be under way with
+/// Closes a queue; does nothing with NULL. Pushes wait for its next acceptor, which first gets what was taken and not accepted.
+/// Accepts in progress end with SEALANE_CODE_CANCELLED; the queue is closed when they have. No function may be running with
 /// the acceptor, nor be called with it afterwards.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sealane_acceptor_close(acceptor: *mut sealane_acceptor) {

@@ -16,7 +16,7 @@ use crate::{
     task::{sealane_task, task},
 };
 
-/// One tensor of many that are asked for together.
+/// One tensor of many that are requested together.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct sealane_wanted {
@@ -24,7 +24,7 @@ pub struct sealane_wanted {
     pub key: sealane_text,
     /// Where it is to be written; its memory is NULL where the library has the memory.
     pub destination: sealane_destination,
-    /// What the callback is called with for this one.
+    /// What the callback gets for this one.
     pub context: *mut c_void,
 }
 

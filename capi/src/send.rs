@@ -22,20 +22,20 @@ pub struct sealane_item {
     pub key: sealane_text,
     /// The tensor.
     pub source: sealane_source,
-    /// What the callback of sealane_send_all is called with for this one; others do not look at it.
+    /// What the callback of sealane_send_all gets for this one; other functions ignore it.
     pub context: *mut c_void,
 }
 
-/// Deposits a tensor for the task `to`, which may ask before or after; `done` is called when the consumer has it, or the send has failed.
+/// Sends a tensor to the task `to`, which may request it before or after; `done` is called when the consumer has it, or the send has failed.
 ///
-/// `timeout_ms` says how long the tensor waits to be asked for: 0 is the default of the daemon or the engine, SEALANE_NO_TIMEOUT
-/// no limit. `done` may be NULL: then nobody hears how it ended. `call` may be NULL; else it is written before `done` is
+/// `timeout_ms` is how long the tensor waits to be requested: 0 is the default of the daemon or the engine, SEALANE_NO_TIMEOUT
+/// no limit. `done` may be NULL: then the outcome is not reported. `call` may be NULL; else it is written before `done` is
 /// called.
 ///
-/// Never waits for room: what a daemon that reads late has no room for waits in this process, as do tensors for which the arena
-/// has none, and is sent as soon as there is; its time runs meanwhile. More than may wait so (sealane_attach_options) is refused with SEALANE_CODE_RESOURCE_EXHAUSTED and the
-/// limit's name, by this function or, where others start calls at the same moment, by the callback. All functions that start calls do so. They may wait for a daemon that is
-/// restarted, unless restart_timeout_ms is SEALANE_DO_NOT_WAIT.
+/// Never waits for room: calls for which a slow daemon has no room wait in this process, as do tensors for which the arena
+/// has none, and are sent as soon as there is room; their timeout is running. Calls beyond the limits of sealane_attach_options are refused with
+/// SEALANE_CODE_RESOURCE_EXHAUSTED and the limit's name, by this function or, if other threads start calls at the same moment, by the callback. This holds for
+/// all functions that start calls. They may wait for a daemon that restarts, unless restart_timeout_ms is SEALANE_DO_NOT_WAIT.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sealane_send(
     task: *mut sealane_task,

@@ -141,13 +141,13 @@ pub unsafe extern "C" fn sealane_task_name(task: *const sealane_task) -> *const 
 
 /// Detaches, or stops the engine, and frees the task; does nothing with NULL.
 ///
-/// Calls that are under way end with SEALANE_CODE_CANCELLED, and their callbacks have returned when this does; a send or push goes on
-/// as far as it can. Such callbacks may call functions with the task, which start no calls any more. Where this is itself called within a
-/// callback of the task, it does not wait for the others, which must not use the task.
+/// Calls in progress end with SEALANE_CODE_CANCELLED, and their callbacks have returned when this does; a send or push continues
+/// as far as it can. Such callbacks may call functions with the task, which start no calls any more. If this is called within a
+/// callback of the task, it does not wait for the other callbacks, which must not use the task.
 /// Tensors stay readable, memory of sealane_alloc usable; plans and acceptors can only be closed. In the child of a fork it
 /// leaves everything to the parent.
 ///
-/// Else no function may be under way with the task, or with a plan or an acceptor of it, nor be called with the task afterwards.
+/// Otherwise no function may be running with the task, or with a plan or an acceptor of it, nor be called with the task afterwards.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sealane_detach(task: *mut sealane_task) {
     let unpanicked = crate::guard::unpanicked(|| {
@@ -193,10 +193,10 @@ pub const SEALANE_SENT: i32 = 1;
 /// As a direction: from the peer to the task.
 pub const SEALANE_RECEIVED: i32 = 2;
 
-/// Notes that so many tensors went to the task `peer` (SEALANE_SENT), or came from it (SEALANE_RECEIVED), by another transport, gRPC for example. The
-/// daemon is told at most once a second, at the task's next calls or when it is detached, and shows them beside those that Sealane
-/// carried, in `sealane stat` and in its metrics: of 1,024 peers each for itself, of more together. Never waits. Nothing is
-/// noted where the engine is in this process.
+/// Records that this many tensors went to the task `peer` (SEALANE_SENT), or came from it (SEALANE_RECEIVED), over another transport such as gRPC. They
+/// are reported to the daemon at most once a second, at the task's next calls or when it is detached; the daemon shows them next to those that
+/// Sealane carried, in `sealane stat` and in its metrics, separately for up to 1,024 peers and together beyond that. Never waits. Ignored with an
+/// embedded engine.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sealane_note_elsewhere(
     task: *mut sealane_task,

@@ -15,11 +15,11 @@ use crate::{Context, Failure};
 #[derive(Debug, Parser)]
 #[command(name = "sealane", version, after_help = "Example:\n  sealane check")]
 pub struct Cli {
-    /// What to log, as in info or sealane_fusion=debug, instead of what RUST_LOG says
+    /// Log filter, such as info or sealane_fusion=debug; overrides RUST_LOG
     #[arg(long, value_name = "FILTER", global = true)]
     log: Option<String>,
 
-    /// How log lines look on standard error
+    /// Format of log lines on standard error
     #[arg(long, value_name = "FORM", global = true, default_value = "text")]
     log_format: LogFormat,
 
@@ -32,7 +32,7 @@ pub struct Cli {
 pub enum LogFormat {
     /// For people
     Text,
-    /// One object a line, for programs
+    /// One JSON object per line, for programs
     Json,
 }
 
@@ -97,19 +97,19 @@ impl Cli {
 /// The flags of every command that reads settings.
 #[derive(Args, Clone, Debug, Default)]
 pub struct SettingsFlags {
-    /// The endpoint map to use, instead of `.endpoint_map` in the configured directory
+    /// Endpoint map, instead of `.endpoint_map` in the configured directory
     #[arg(long, value_name = "FILE")]
     pub endpoint_map: Option<PathBuf>,
 
-    /// Whose variables to read: those of a ps, or those of a worker or chief
+    /// Which role's environment variables to read: ps, worker or chief
     #[arg(long, value_name = "ROLE")]
     pub role: Option<Role>,
 
-    /// The settings file to read, instead of `sealane.toml` in the working directory
+    /// Settings file, instead of `sealane.toml` in the working directory
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
 
-    /// Gives a setting a value, as in `runtime.shards=4`; repeatable
+    /// Set a setting, as in `runtime.shards=4`; repeatable
     #[arg(long, value_name = "NAME=VALUE")]
     pub set: Vec<String>,
 }

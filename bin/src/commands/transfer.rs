@@ -43,7 +43,7 @@ pub(super) struct Ends {
     #[arg(long, value_name = "TASK")]
     pub(super) to: String,
 
-    /// The step; both sides name the same
+    /// The step, which must be the same on both sides
     #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true)]
     pub(super) step: i64,
 
@@ -55,7 +55,7 @@ pub(super) struct Ends {
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
 
-    /// Run an engine in this process, whether there is a daemon or not
+    /// Run an engine in this process, even if there is a daemon
     #[arg(long, conflicts_with = "socket")]
     embedded: bool,
 }

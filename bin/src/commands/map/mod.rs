@@ -25,7 +25,7 @@ pub struct Args {
 #[derive(Debug, Subcommand)]
 enum Command {
     Generate(Box<generate::Args>),
-    /// Show everything that is wrong with an endpoint map
+    /// List every problem in an endpoint map
     #[command(after_help = "Example:\n  sealane map lint jobs/.endpoint_map")]
     Lint {
         /// The endpoint map

@@ -75,16 +75,16 @@ fn daemon(figures: &Figures, encoder: &mut DescriptorEncoder<'_>) -> Result<(), 
     let mut gauge =
         |name, help, value: f64| encoder.encode_descriptor(name, help, None, MetricType::Gauge)?.encode_gauge(&value);
     gauge("uptime_seconds", "How long the daemon has served", figures.uptime_ms as f64 / 1e3)?;
-    gauge("draining", "1 while the daemon finishes what is under way", f64::from(figures.state == State::Draining))?;
+    gauge("draining", "1 while the daemon drains", f64::from(figures.state == State::Draining))?;
     gauge("tasks", "Tasks that the daemon serves", figures.tasks.len() as f64)?;
     let clients = figures.shards.first().map_or(0, |shard| shard.clients.len());
-    gauge("clients", "Clients of this host that are attached", clients as f64)?;
+    gauge("clients", "Attached clients of this host", clients as f64)?;
     let credentials = &figures.credentials;
     if let Some(days) = credentials.days_left {
-        let help = "Days until the certificate ends, or sooner its authority's; below 0 afterwards";
+        let help = "Days until the certificate expires, or its authority if sooner; negative afterwards";
         gauge("certificate_days_left", help, days)?;
     }
-    let help = "New secrets or certificates, by what became of them";
+    let help = "Reloads of secrets or certificates, by outcome";
     let mut counter = encoder.encode_descriptor("credentials_reloads", help, None, MetricType::Counter)?;
     for (outcome, count) in [("taken", credentials.taken), ("refused", credentials.refused)] {
         counter.encode_family(&[("outcome", outcome)])?.encode_counter::<NoLabelSet, _, u64>(&count, None)?;
@@ -128,14 +128,14 @@ fn sample(kind: Kind, value: u64, mut metric: MetricEncoder<'_>) -> Result<(), f
 
 /// Turns, and calls by their kind and way.
 fn durations(figures: &Figures, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-    let help = "How long turns took that had work to do";
+    let help = "Duration of turns that had work to do";
     let mut turns = encoder.encode_descriptor("shard_turn_seconds", help, None, MetricType::Histogram)?;
     for shard in &figures.shards {
         let labels = [("shard", shard.shard.to_string())];
         histogram(&shard.load.busy_turns, turns.encode_family(&labels)?)?;
     }
-    let help = "How long calls took that ended well: a recv until its tensor came, a send until its release, a pull until its \
-                last tensor, a push until all of it was taken";
+    let help = "Duration of successful calls: a recv until its tensor arrived, a send until its release, a pull until its last \
+                tensor, a push until all of it was taken";
     let mut calls = encoder.encode_descriptor("call_seconds", help, None, MetricType::Histogram)?;
     for shard in &figures.shards {
         for of in &shard.calls {
@@ -162,7 +162,7 @@ fn histogram(of: &Histogram, mut metric: MetricEncoder<'_>) -> Result<(), fmt::E
     metric.encode_histogram::<NoLabelSet>(of.sum_ns as f64 / NANOSECONDS, of.count, &buckets, None)
 }
 
-/// Which path the bytes to each peer take, and why.
+/// The path to each peer, and why it was chosen.
 fn paths(figures: &Figures, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
     let help = "Which path the bytes to a peer's shard take, and why";
     let mut path = encoder.encode_descriptor("peer_path_info", help, None, MetricType::Gauge)?;

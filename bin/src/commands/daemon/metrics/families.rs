@@ -44,14 +44,14 @@ use Kind::{Counter, CounterOfTime, Gauge, GaugeOfTime};
 pub(super) const OF_SHARDS: &[Family<Shard>] = &[
     family(Counter, "shard_turns", "Turns of the shard's reactor.", &[(None, |shard| shard.load.turns)]),
     family(GaugeOfTime, "shard_turn_longest_seconds", "The longest turn since the start.", &[(None, |shard| shard.load.longest_turn_ns)]),
-    family(CounterOfTime, "shard_time_seconds", "How the shard's thread spent its time; what it is amid is counted when that ends.", &[
+    family(CounterOfTime, "shard_time_seconds", "How the shard's thread spent its time; the current period is counted when it ends.", &[
         (Some(("state", "busy")), |shard| shard.load.busy_ns),
         (Some(("state", "idle")), |shard| shard.load.idle_ns),
         (Some(("state", "asleep")), |shard| shard.load.asleep_ns),
     ]),
-    family(Counter, "shard_sleeps", "Times that the shard has gone to sleep.", &[(None, |shard| shard.load.sleeps)]),
+    family(Counter, "shard_sleeps", "Times that the shard went to sleep.", &[(None, |shard| shard.load.sleeps)]),
     family(Counter, "shard_stalls", "Turns that took longer than runtime.stall_report_ms.", &[(None, |shard| shard.load.stalls)]),
-    family(Counter, "tensors", "Tensors of tasks here that arrived, and that their consumers released.", &[
+    family(Counter, "tensors", "Tensors of local tasks that were received, and that were sent and released by their consumers.", &[
         (SENT, |shard| shard.counters.tensors_sent),
         (RECEIVED, |shard| shard.counters.tensors_received),
     ]),
@@ -60,13 +60,13 @@ pub(super) const OF_SHARDS: &[Family<Shard>] = &[
         (RECEIVED, |shard| shard.counters.bytes_received),
     ]),
     family(Counter, "messages_sent", "Frames sent to peers, releases and notes included.", &[(None, |shard| shard.counters.messages_sent)]),
-    family(Counter, "writes", "Times that a link took something.", &[(None, |shard| shard.counters.writes)]),
-    family(Gauge, "links", "Links to peers that stand.", &[
+    family(Counter, "writes", "Writes to links.", &[(None, |shard| shard.counters.writes)]),
+    family(Gauge, "links", "Open links to peers.", &[
         (Some(("link", "tcp")), |shard| shard.counters.links.saturating_sub(shard.counters.links_verbs)),
         (Some(("link", "verbs")), |shard| shard.counters.links_verbs),
     ]),
     family(Counter, "links_lost", "Links that were lost.", &[(None, |shard| shard.counters.links_lost)]),
-    family(Counter, "sessions_reset", "Sessions that were given up, or whose peer had restarted.", &[(None, |shard| shard.counters.sessions_reset)]),
+    family(Counter, "sessions_reset", "Sessions that were given up, or whose peer restarted.", &[(None, |shard| shard.counters.sessions_reset)]),
     family(Gauge, "slab_used_bytes", "Registered memory in use.", &[
         (SEND_POOL, |shard| shard.counters.slab_send_bytes),
         (RECEIVE_POOL, |shard| shard.counters.slab_receive_bytes),
@@ -75,26 +75,26 @@ pub(super) const OF_SHARDS: &[Family<Shard>] = &[
         (SEND_POOL, |shard| size_of_pool(shard, "send")),
         (RECEIVE_POOL, |shard| size_of_pool(shard, "receive")),
     ]),
-    family(Gauge, "deposits", "Tensors that wait for their recv or are lent.", &[(None, |shard| shard.counters.deposits)]),
+    family(Gauge, "deposits", "Tensors that wait for their recv or are lent to a peer.", &[(None, |shard| shard.counters.deposits)]),
     family(Gauge, "parked_requests", "Requests of peers that wait for their send.", &[(None, |shard| shard.counters.parked)]),
-    family(Gauge, "published_tensors", "Tensors that are published.", &[(None, |shard| shard.counters.published)]),
-    family(Counter, "callers_refused", "Callers that came to no link.", &[
+    family(Gauge, "published_tensors", "Published tensors.", &[(None, |shard| shard.counters.published)]),
+    family(Counter, "callers_refused", "Incoming connections that did not become links.", &[
         (Some(("reason", "unauthenticated")), |shard| shard.counters.callers.unauthenticated),
         (Some(("reason", "turned_away")), |shard| shard.counters.callers.turned_away),
     ]),
-    family(Counter, "clients_failed", "Clients that were hung up on because serving them panicked.", &[(None, |shard| shard.counters.clients_failed)]),
-    family(Counter, "verbs_links_begun", "Links over RDMA that have begun.", &[(None, |shard| shard.counters.verbs.links_begun)]),
-    family(Counter, "verbs_links_failed", "Links over RDMA that ended by an error of the device or of the peer's queue pair.", &[(None, |shard| shard.counters.verbs.links_failed)]),
-    family(Counter, "verbs_links_refused", "Links that were to be RDMA, and became TCP.", &[(None, |shard| shard.counters.verbs.links_refused)]),
+    family(Counter, "clients_failed", "Clients disconnected because serving them panicked.", &[(None, |shard| shard.counters.clients_failed)]),
+    family(Counter, "verbs_links_begun", "RDMA links opened.", &[(None, |shard| shard.counters.verbs.links_begun)]),
+    family(Counter, "verbs_links_failed", "RDMA links that failed with an error of the device or of the peer's queue pair.", &[(None, |shard| shard.counters.verbs.links_failed)]),
+    family(Counter, "verbs_links_refused", "Links that fell back from RDMA to TCP.", &[(None, |shard| shard.counters.verbs.links_refused)]),
     family(Counter, "verbs_registrations", "Memory registrations for one transfer.", &[(None, |shard| shard.counters.verbs.registrations)]),
-    family(Counter, "verbs_payloads_streamed", "Payloads that went by copy, for want of a registration.", &[(None, |shard| shard.counters.verbs.payloads_streamed)]),
+    family(Counter, "verbs_payloads_streamed", "Payloads that were copied because their memory was not registered.", &[(None, |shard| shard.counters.verbs.payloads_streamed)]),
     family(Counter, "verbs_placed_bytes", "Bytes that peers wrote into this host's memory, or that were read from theirs.", &[(None, |shard| shard.counters.verbs.bytes_placed)]),
-    family(Gauge, "verbs_regions", "Memory regions that stand.", &[(None, |shard| shard.counters.verbs.regions)]),
-    family(Gauge, "verbs_receives_promised", "Receive buffers that are promised to peers.", &[(None, |shard| shard.counters.verbs.receives_promised)]),
-    family(Gauge, "verbs_works", "Work requests that are not known to be done.", &[(None, |shard| shard.counters.verbs.works)]),
-    family(Gauge, "verbs_draining", "Queue pairs of links that have ended, which may still hold receive buffers.", &[(None, |shard| shard.counters.verbs.draining)]),
-    family(Counter, "verbs_undrained", "Queue pairs that were destroyed before the device said that they held no receive buffer.", &[(None, |shard| shard.counters.verbs.undrained)]),
-    family(Gauge, "verbs_send_buffers", "Message buffers for sending in use.", &[(None, |shard| shard.counters.verbs.send_buffers)]),
+    family(Gauge, "verbs_regions", "Registered memory regions.", &[(None, |shard| shard.counters.verbs.regions)]),
+    family(Gauge, "verbs_receives_promised", "Receive buffers promised to peers.", &[(None, |shard| shard.counters.verbs.receives_promised)]),
+    family(Gauge, "verbs_works", "Work requests not yet completed.", &[(None, |shard| shard.counters.verbs.works)]),
+    family(Gauge, "verbs_draining", "Queue pairs of closed links that may still hold receive buffers.", &[(None, |shard| shard.counters.verbs.draining)]),
+    family(Counter, "verbs_undrained", "Queue pairs destroyed before the device confirmed that they held no receive buffer.", &[(None, |shard| shard.counters.verbs.undrained)]),
+    family(Gauge, "verbs_send_buffers", "Message send buffers in use.", &[(None, |shard| shard.counters.verbs.send_buffers)]),
 ];
 
 fn size_of_pool(shard: &Shard, pool: &str) -> u64 {
@@ -103,23 +103,23 @@ fn size_of_pool(shard: &Shard, pool: &str) -> u64 {
 
 #[rustfmt::skip]
 pub(super) const OF_PEERS: &[Family<Peer>] = &[
-    family(Counter, "peer_bytes", "Bytes that went over the links to a peer's shard, frames and payloads.", &[
+    family(Counter, "peer_bytes", "Bytes over the links to a peer's shard, frames and payloads.", &[
         (SENT, |peer| peer.counters.bytes_sent),
         (RECEIVED, |peer| peer.counters.bytes_received),
     ]),
-    family(Counter, "peer_tensors", "Tensors that went over them; one that was sent again on another link counts again.", &[
+    family(Counter, "peer_tensors", "Tensors over these links; one that was sent again on another link counts again.", &[
         (SENT, |peer| peer.counters.tensors_sent),
         (RECEIVED, |peer| peer.counters.tensors_received),
     ]),
-    family(Counter, "peer_messages", "Frames that went over them.", &[
+    family(Counter, "peer_messages", "Frames over these links.", &[
         (SENT, |peer| peer.counters.messages_sent),
         (RECEIVED, |peer| peer.counters.messages_received),
     ]),
-    family(Counter, "peer_writes", "Times that a link took something.", &[(None, |peer| peer.counters.writes)]),
-    family(Counter, "peer_links_made", "Links that came to stand; all but the first are reconnects.", &[(None, |peer| peer.counters.links_made)]),
+    family(Counter, "peer_writes", "Writes to links.", &[(None, |peer| peer.counters.writes)]),
+    family(Counter, "peer_links_made", "Links established; all but the first are reconnects.", &[(None, |peer| peer.counters.links_made)]),
     family(Counter, "peer_links_lost", "Links that were lost.", &[(None, |peer| peer.counters.links_lost)]),
-    family(Counter, "peer_calls_failed", "Calls that came to no link.", &[(None, |peer| peer.counters.calls_failed)]),
-    family(Counter, "peer_fallbacks", "Links that were to be RDMA and became TCP; peer_path_info has the reason.", &[(None, |peer| peer.counters.fallbacks)]),
+    family(Counter, "peer_calls_failed", "Connection attempts that failed.", &[(None, |peer| peer.counters.calls_failed)]),
+    family(Counter, "peer_fallbacks", "Links that fell back from RDMA to TCP; peer_path_info has the reason.", &[(None, |peer| peer.counters.fallbacks)]),
     family(Gauge, "peer_in_flight", "Requests, pulls and pushes of this side that have not ended.", &[(None, |peer| peer.counters.in_flight)]),
     family(Gauge, "peer_unreleased", "Tensors that the peer has not released.", &[(None, |peer| peer.counters.unreleased)]),
 ];
@@ -134,7 +134,7 @@ pub(super) const OF_CLIENTS: &[Family<Client>] = &[
         (SENT, |client| client.counters.bytes_sent),
         (RECEIVED, |client| client.counters.bytes_received),
     ]),
-    family(Gauge, "client_pinned_bytes", "Bytes of the client's memory that RDMA devices have registered; a page counts once for each shard.", &[(None, |client| client.counters.pinned_bytes)]),
+    family(Gauge, "client_pinned_bytes", "Bytes of the client's memory registered with RDMA devices; a page counts once per shard.", &[(None, |client| client.counters.pinned_bytes)]),
     family(Gauge, "client_calls_under_way", "Calls of the client that have not ended.", &[(None, |client| client.counters.under_way)]),
 ];
 

@@ -13,10 +13,10 @@ use sealane_transport::{Error, Tensor};
 
 use crate::attached_acceptor::{AttachedAcceptor, Watch};
 
-/// How much may wait in a queue. Pushers have credit for as much again at most; one that has none waits.
+/// How much may wait in a queue. Pushers have credit for at most as much again; a pusher without credit waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AcceptOptions {
-    /// Tensors that wait. Default 4,096.
+    /// Waiting tensors. Default 4,096.
     pub tensors_max: usize,
     /// Their bytes; the queue is full when there are as many or more. Default 256 MiB. Of an attached task at most half
     /// of the memory that the daemon has for what arrives (`daemon.area_bytes`).
@@ -38,12 +38,12 @@ pub struct Accepted {
     pub tensor: Tensor,
 }
 
-/// The end of a queue from which tensors are taken. Bounded: pushers wait while it is full. From
+/// The receiving end of a queue. Bounded: pushers wait while it is full. From
 /// [`Task::acceptor`](crate::Task::acceptor).
 ///
-/// When it is dropped, pushers wait for the next acceptor of the queue. A push that has ended well is not lost: what the queue
-/// had taken and nobody accepted is the next acceptor's, first and in its order. Until then it keeps its memory; it is freed
-/// with the task, when the last clone of that is dropped or its process ends.
+/// When it is dropped, pushers wait for the next acceptor of the queue. A successful push is not lost: the next acceptor first
+/// gets what the queue had taken and nobody accepted, in order. Until then it keeps its memory, which is freed with the task, when
+/// its last clone is dropped or its process ends.
 ///
 /// ```no_run
 /// # use sealane::{AcceptOptions, Task};
@@ -78,12 +78,12 @@ impl Acceptor {
         Accepting(self.accept_many(1))
     }
 
-    /// The next tensors, `most` at most: at once if there are any, else when the first comes.
+    /// The next tensors, at most `most`: immediately if there are any, else when the first arrives.
     pub fn accept_many(&self, most: usize) -> AcceptingMany<'_> {
         AcceptingMany { acceptor: self, most, watch: Watch::default() }
     }
 
-    /// What is there, `most` at most, added to `into`; how many.
+    /// Adds the available tensors to `into`, at most `most`, and returns how many.
     ///
     /// # Errors
     /// Those of [`AcceptingMany::wait`].
@@ -135,7 +135,7 @@ impl From<sealane_fusion::Accepted> for Accepted {
     }
 }
 
-/// An accept of many under way: await it, or [`wait`](Self::wait). Dropping it leaves everything in the queue.
+/// An accept of many in progress: await it, or [`wait`](Self::wait). Dropping it leaves everything in the queue.
 #[must_use = "await it to have the tensors"]
 pub struct AcceptingMany<'a> {
     acceptor: &'a Acceptor,
@@ -144,17 +144,17 @@ pub struct AcceptingMany<'a> {
 }
 
 impl AcceptingMany<'_> {
-    /// Blocks until there is a tensor, and takes what is there.
+    /// Blocks until there is a tensor, and takes all that are available.
     ///
     /// # Errors
     /// InvalidArgument if another acceptor has the queue; Unavailable if the engine has stopped or the daemon is gone, in
-    /// which case the next accept attaches again, and opens the queue with the new daemon. One that has drained is waited for
-    /// instead ([`Attach::restart_timeout`](crate::Attach::restart_timeout)).
+    /// which case the next accept attaches again, and opens the queue with the new daemon. After a drain it waits for the
+    /// next daemon instead ([`Attach::restart_timeout`](crate::Attach::restart_timeout)).
     pub fn wait(self) -> Result<Vec<Accepted>, Error> {
         self.wait_for(None)
     }
 
-    /// [`wait`](Self::wait) for so long at most; nothing if that passes.
+    /// [`wait`](Self::wait) with a time limit; nothing if it passes.
     ///
     /// # Errors
     /// Those of [`wait`](Self::wait).
@@ -189,7 +189,7 @@ fn ours(accepted: Vec<sealane_fusion::Accepted>) -> Vec<Accepted> {
     accepted.into_iter().map(Accepted::from).collect()
 }
 
-/// An accept under way: await it, or [`wait`](Self::wait). Dropping it leaves everything in the queue.
+/// An accept in progress: await it, or [`wait`](Self::wait). Dropping it leaves everything in the queue.
 #[must_use = "await it to have the tensor"]
 pub struct Accepting<'a>(AcceptingMany<'a>);
 
@@ -202,7 +202,7 @@ impl Accepting<'_> {
         Ok(self.0.wait()?.pop().expect("without an end, it waits for one"))
     }
 
-    /// [`wait`](Self::wait) for so long at most; `None` if that passes.
+    /// [`wait`](Self::wait) with a time limit; `None` if it passes.
     ///
     /// # Errors
     /// Those of [`AcceptingMany::wait`].

@@ -22,21 +22,21 @@ use crate::{
     },
 };
 
-/// What a thread does that waits for the daemon.
+/// What a thread does while it waits for the daemon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Polling {
-    /// Never sleeps: lowest latency, one CPU busy for every thread that waits.
+    /// Never sleeps: lowest latency, but every waiting thread keeps a CPU busy.
     Spin,
-    /// Looks for a while, then sleeps until the daemon rings.
+    /// Spins for a while, then sleeps until the daemon rings.
     SpinThenSleep {
-        /// How long it looks. Zero sleeps at once: least CPU time, tens of microseconds more latency.
+        /// How long it spins. Zero sleeps at once: least CPU time, tens of microseconds more latency.
         idle_spin: Duration,
     },
 }
 
 impl Polling {
-    /// How long a waiting thread looks by default: an answer of the same host comes in microseconds, and waking a thread
-    /// takes tens of them.
+    /// How long a waiting thread spins by default: an answer from the same host arrives within microseconds, and waking a
+    /// thread takes tens of them.
     pub const IDLE_SPIN: Duration = Duration::from_micros(50);
 }
 
@@ -47,10 +47,10 @@ impl Default for Polling {
     }
 }
 
-/// Where `sealane daemon` listens unless it is told otherwise: `$XDG_RUNTIME_DIR/sealane.sock` where that variable is set,
+/// Where `sealane daemon` listens by default: `$XDG_RUNTIME_DIR/sealane.sock` where that variable is set,
 /// else `/run/sealane/sealane.sock`.
 ///
-/// This is all that the crate reads of the environment.
+/// The crate reads nothing else from the environment.
 pub fn default_socket() -> PathBuf {
     socket_in(std::env::var_os("XDG_RUNTIME_DIR").as_deref().map(Path::new))
 }
@@ -80,12 +80,12 @@ impl Settings {
     }
 }
 
-/// How much may wait in this process for a daemon that reads late, or for room in the arena; see [`Attach::backlog`].
+/// How much may wait in this process for a slow daemon, or for room in the arena; see [`Attach::backlog`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Backlog {
     /// Calls. Default 262,144.
     pub calls_max: usize,
-    /// Their bytes: what they say, and tensors that are to be copied into the arena. Default 256 MiB.
+    /// Their bytes: records, and tensors to be copied into the arena. Default 256 MiB.
     pub bytes_max: u64,
 }
 
@@ -95,7 +95,7 @@ impl Default for Backlog {
     }
 }
 
-/// How to attach, where [`Task::attach`]'s defaults do not fit.
+/// Options for attaching, if the defaults of [`Task::attach`] do not fit.
 ///
 /// ```no_run
 /// # use std::time::Duration;
@@ -111,7 +111,7 @@ impl Default for Backlog {
 pub struct Attach(Settings);
 
 impl Attach {
-    /// The defaults for a task, which is named as in the endpoint map.
+    /// The defaults for a task, named as in the endpoint map.
     pub fn new(task: &str) -> Attach {
         Attach(Settings {
             task: task.into(),
@@ -130,42 +130,42 @@ impl Attach {
         self
     }
 
-    /// Memory for tensors that are sent, and for destinations of those received. Default 64 MiB; the daemon may give less.
+    /// Memory for tensors to send, and for destinations of received ones. Default 64 MiB; the daemon may grant less.
     pub fn arena_bytes(mut self, bytes: u64) -> Attach {
         self.0.arena_bytes = bytes;
         self
     }
 
-    /// How long attaching may take, now and when the daemon was restarted. Default 5 s.
+    /// How long attaching may take, now and after a restart of the daemon. Default 5 s.
     pub fn timeout(mut self, timeout: Duration) -> Attach {
         self.0.timeout = timeout;
         self
     }
 
-    /// How long a daemon that has drained is waited for, from its end: calls that are made meanwhile wait for the next one in
-    /// the calling thread, at most for so long and never past their deadline. Zero: they fail at once. Default 30 s, at most a day. A daemon
-    /// that died is not waited for.
+    /// How long to wait for the next daemon after one has drained, counted from its exit: calls made in the meantime wait in the
+    /// calling thread, at most for this long and never past their deadline. Zero: they fail immediately. Default 30 s, at most a
+    /// day. A daemon that died is not waited for.
     pub fn restart_timeout(mut self, timeout: Duration) -> Attach {
         self.0.restart_timeout = timeout.min(RESTART_TIMEOUT_MAX);
         self
     }
 
-    /// What waiting threads do. Default: look for 50 µs, then sleep.
+    /// What waiting threads do. Default: spin for 50 µs, then sleep.
     pub fn polling(mut self, polling: Polling) -> Attach {
         self.0.polling = polling;
         self
     }
 
-    /// Starting a call never waits: what the rings have no room for, and tensors that the arena has none for, wait in this process
-    /// and go on by themselves, in order; what is more than `backlog` ends at once with ResourceExhausted. (Pushes stay in order. Of sends
-    /// and recvs those that need no room in the arena may be faster than those that do.) A recv whose destination finds no room there is copied into it when it has come.
-    /// Publications that find none in the arena fail.
+    /// Starting a call never waits: calls for which the rings have no room, and tensors for which the arena has none, wait in this
+    /// process and continue by themselves, in order; beyond `backlog` they end immediately with ResourceExhausted. (Pushes stay in
+    /// order. Sends and recvs that need no room in the arena may overtake those that do.) A recv whose destination has no room in the
+    /// arena is copied there on arrival. Publications without room in the arena fail.
     ///
-    /// With a [`restart_timeout`](Self::restart_timeout) of zero no call waits for a daemon either, be it drained or dead: calls fail at once with
-    /// Unavailable while a thread attaches again.
+    /// With a [`restart_timeout`](Self::restart_timeout) of zero, calls do not wait for a drained or dead daemon either: they fail
+    /// immediately with Unavailable while a thread attaches again.
     ///
-    /// Default: none waits here; a ring without room is waited for in the calling thread, a second at most, and an arena without
-    /// room is an error.
+    /// Default: nothing waits here; the calling thread waits for room in a ring, at most a second, and an arena without room is an
+    /// error.
     pub fn backlog(mut self, backlog: Backlog) -> Attach {
         self.0.backlog = Some(backlog);
         self

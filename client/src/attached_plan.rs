@@ -27,7 +27,7 @@ pub(crate) struct AttachedPlan {
     missed: Vec<(u32, Error)>,
     standing: Standing,
     stage: Stage,
-    /// The pull that is under way, or was last, and when it began.
+    /// The pull that is in progress, or was last, and when it began.
     wish: Wish,
     begun: Instant,
 }
@@ -101,7 +101,7 @@ impl AttachedPlan {
         bytes.map_or(0, |bytes| i64::from_le_bytes(*bytes))
     }
 
-    /// Begins a pull; of one that is under way nothing is heard any more.
+    /// Begins a pull; of one that is in progress nothing is heard any more.
     pub(crate) fn begin(&mut self, min_version: i64, timeout: Option<Duration>) {
         self.give_up();
         let wish = Wish { min_version, timeout };
@@ -137,7 +137,7 @@ impl AttachedPlan {
     /// Waits for the end of the pull.
     ///
     /// # Panics
-    /// If none is under way.
+    /// If none is in progress.
     pub(crate) fn wait(&mut self) -> Result<(), Error> {
         match self.advance(None, &mut |attachment, call| Poll::Ready(attachment.wait(call, Calls::take_sent))) {
             Poll::Ready(outcome) => outcome,
@@ -148,7 +148,7 @@ impl AttachedPlan {
     /// How the pull ended, if it has.
     ///
     /// # Panics
-    /// If none is under way.
+    /// If none is in progress.
     pub(crate) fn look(&mut self) -> Option<Result<(), Error>> {
         let looked = self.advance(Some(Duration::ZERO), &mut |attachment, call| {
             attachment.look(call, Calls::take_sent).transpose().map_or(Poll::Pending, Poll::Ready)
@@ -162,7 +162,7 @@ impl AttachedPlan {
     /// How the pull ended, or the task is woken when it has.
     ///
     /// # Panics
-    /// If none is under way.
+    /// If none is in progress.
     pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Error>> {
         self.advance(None, &mut |attachment, call| attachment.poll(call, Calls::take_sent, context.waker()))
     }
@@ -240,7 +240,7 @@ impl AttachedPlan {
         settled
     }
 
-    /// Gives the pull up that is under way. What the plan holds cannot be looked at until the next one.
+    /// Gives the pull up that is in progress. What the plan holds cannot be looked at until the next one.
     pub(crate) fn give_up(&mut self) {
         match self.stage {
             Stage::UnderWay(call) => {

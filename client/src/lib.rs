@@ -1,4 +1,4 @@
-//! What a training process links: attach to the host's daemon, send and receive tensors.
+//! The library for training processes: attach to the host's daemon, send and receive tensors.
 //!
 //! # Quick start
 //! Start `sealane daemon` on every host (see the project's README), then:
@@ -17,27 +17,28 @@
 //! # Ok::<(), sealane::Error>(())
 //! ```
 //!
-//! [`Sending`] and [`Receiving`] can be waited for, awaited in any executor, or looked at. [`Task::alloc`] gives memory
-//! that tensors leave from and arrive in without a copy. [`Task::send_all`] and [`Task::recv_all`] move many small tensors
+//! [`Sending`] and [`Receiving`] can be waited for, awaited in any executor, or polled. [`Task::alloc`] returns memory
+//! that tensors are sent from and received into without a copy. [`Task::send_all`] and [`Task::recv_all`] move many small tensors
 //! at a fraction of the cost each.
 //!
-//! What every worker reads is [published](Task::publish) once and [pulled](Task::pull) as often as they like, from the
-//! daemon, without waking its producer; a [`Plan`] pulls many tensors with two records, into the same memory each time.
+//! A tensor that every worker reads is [published](Task::publish) once and [pulled](Task::pull) as often as they like, from
+//! the daemon, without waking its producer; a [`Plan`] pulls many tensors with two records, into the same memory each time.
 //!
-//! What many produce and one consumes in the order of its coming is [pushed](Task::push) into a queue, from which an
-//! [`Acceptor`] takes it; a queue that is full holds its pushers back.
+//! Tensors from many producers for one consumer are [pushed](Task::push) into a queue, from which an [`Acceptor`] takes them in
+//! order of arrival; a full queue applies back-pressure to its pushers.
 //!
 //! # How it works
-//! Attaching gives this process memory that it shares with the daemon: an arena, and rings to each of the daemon's
+//! Attaching maps memory that this process shares with the daemon: an arena, and rings to each of the daemon's
 //! shards. A call is a record in a ring; while both sides are awake there is no system call in it. This crate has no
 //! executor and one thread at most, which runs only for calls that are awaited as futures.
 //!
 //! With the feature `embedded`, a [`Task`] can also be made of one whose engine is in this process.
 //!
-//! # When things go wrong
-//! No call waits for ever: each has a deadline, and ends a second after it even if the daemon hangs. When the daemon goes,
-//! calls under way end with [`Error::Unavailable`], and the next call attaches again. Tensors that were received stay
-//! readable; what was published has to be published again. A child that was forked cannot use its parent's task and is told so; it may drop it.
+//! # Failure behavior
+//! No call waits forever: each has a deadline, and ends at most a second after it even if the daemon hangs. When the daemon
+//! disappears, calls in progress end with [`Error::Unavailable`], and the next call attaches again. Received tensors stay
+//! readable; published tensors have to be published again. A forked child cannot use its parent's task and gets an error; it may
+//! drop the task.
 
 #![deny(unsafe_code)]
 

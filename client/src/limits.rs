@@ -70,7 +70,7 @@ pub(crate) const ROOM_SPINS: u32 = 100;
 /// Bits of a call's number that index the table; those above are its generation.
 pub(crate) const CALL_INDEX_BITS: u32 = 20;
 
-/// Calls under way, or ended and not yet asked after, at most: as many tensors as an engine keeps.
+/// Calls in progress, or ended and not yet asked after, at most: as many tensors as an engine keeps.
 pub(crate) const CALLS_MAX: usize = 1 << CALL_INDEX_BITS;
 
 /// Blocks of a receive area that are kept before they are given back by a record of their own: as many as fill one slot.
@@ -102,7 +102,7 @@ pub(crate) const SPINS_PER_CLOCK: u32 = 32;
 /// How often the daemon is told of tensors that went another way.
 pub(crate) const ELSEWHERE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Peers of them that are told apart: as many as the daemon shows. What is beyond counts as others'.
+/// Peers of them that are distinguished: as many as the daemon shows. What is beyond counts as others'.
 pub(crate) const ELSEWHERE_PEERS_MAX: usize = 1024;
 
 /// How often threads that do not sleep ask whether the daemon lives: a system call, so not at every call.

@@ -41,7 +41,7 @@ impl Plan {
         self.begin(min_version, None)
     }
 
-    /// [`pull`](Self::pull) with a deadline of its own; `Duration::MAX` for none.
+    /// [`pull`](Self::pull) with its own timeout; `Duration::MAX` for none.
     pub fn pull_within(&mut self, min_version: i64, timeout: Duration) -> PlanPulling<'_> {
         self.begin(min_version, Some(timeout))
     }
@@ -75,7 +75,7 @@ impl Plan {
     /// Why it did not come; InvalidArgument before the first pull, and after one that was dropped.
     ///
     /// # Panics
-    /// If there are not so many keys.
+    /// If there are fewer keys.
     pub fn get(&self, index: usize) -> Result<&Tensor, Error> {
         match &self.0 {
             Backing::Daemon(plan) => plan.get(index),
@@ -87,7 +87,7 @@ impl Plan {
     /// The version of that tensor; meaningless where [`get`](Self::get) fails.
     ///
     /// # Panics
-    /// If there are not so many keys.
+    /// If there are fewer keys.
     pub fn version(&self, index: usize) -> i64 {
         match &self.0 {
             Backing::Daemon(plan) => plan.version(index),
@@ -116,7 +116,7 @@ impl From<sealane_fusion::Plan> for Plan {
     }
 }
 
-/// A pull of a plan under way: await it, or [`wait`](Self::wait). Dropping it gives the pull up.
+/// A pull of a plan in progress: await it, or [`wait`](Self::wait). Dropping it cancels the pull.
 #[must_use = "await it to have the tensors"]
 pub struct PlanPulling<'a>(PullStage<'a>);
 
@@ -133,7 +133,7 @@ impl PlanPulling<'_> {
     /// The first, if any tensor did not come; [`Plan::get`] has each one's.
     ///
     /// # Panics
-    /// If the outcome was handed out before, by [`try_outcome`](Self::try_outcome) or by awaiting.
+    /// If the outcome was already taken, by [`try_outcome`](Self::try_outcome) or by awaiting.
     pub fn wait(self) -> Result<(), Error> {
         match self.0 {
             PullStage::Daemon(pulling) => pulling.0.wait(),
@@ -142,10 +142,10 @@ impl PlanPulling<'_> {
         }
     }
 
-    /// Looks whether the pull has ended, without waiting; `None` while it has not. The outcome is handed out once.
+    /// Checks whether the pull has ended, without waiting; `None` while it has not. The outcome can be taken once.
     ///
     /// # Panics
-    /// If the outcome was handed out before.
+    /// If the outcome was already taken.
     pub fn try_outcome(&mut self) -> Option<Result<(), Error>> {
         match &mut self.0 {
             PullStage::Daemon(pulling) => pulling.0.look(),
@@ -167,7 +167,7 @@ impl Future for PlanPulling<'_> {
     }
 }
 
-/// Many pulls under way: await them, or [`wait`](Self::wait). Dropping it gives them up.
+/// Many pulls in progress: await them, or [`wait`](Self::wait). Dropping it cancels them.
 #[must_use = "await it to have the tensors"]
 pub struct PullingMany(ManyStage);
 
@@ -182,7 +182,7 @@ impl PullingMany {
     /// the outcomes in the order of the keys.
     ///
     /// # Panics
-    /// If the outcomes were handed out before, by [`try_outcome`](Self::try_outcome) or by awaiting.
+    /// If the outcomes were already taken, by [`try_outcome`](Self::try_outcome) or by awaiting.
     pub fn wait(self) -> Vec<Result<Pulled, Error>> {
         match self.0 {
             ManyStage::Daemon(mut plan) => {
@@ -195,10 +195,10 @@ impl PullingMany {
         }
     }
 
-    /// Looks whether all have ended, without waiting; `None` while they have not. The outcomes are handed out once.
+    /// Checks whether all have ended, without waiting; `None` while they have not. The outcomes can be taken once.
     ///
     /// # Panics
-    /// If the outcomes were handed out before.
+    /// If the outcomes were already taken.
     pub fn try_outcome(&mut self) -> Option<Vec<Result<Pulled, Error>>> {
         match &mut self.0 {
             ManyStage::Daemon(plan) => plan.look().map(|_| plan.take_all()),
@@ -224,7 +224,7 @@ impl Future for PullingMany {
 }
 
 impl From<AttachedPlan> for PullingMany {
-    /// Of a plan whose pull is under way.
+    /// Of a plan whose pull is in progress.
     fn from(plan: AttachedPlan) -> PullingMany {
         PullingMany(ManyStage::Daemon(Box::new(plan)))
     }
@@ -237,7 +237,7 @@ impl From<sealane_fusion::PullingMany> for PullingMany {
     }
 }
 
-/// A pull under way: await it, or [`wait`](Self::wait). Dropping it gives the pull up.
+/// A pull in progress: await it, or [`wait`](Self::wait). Dropping it cancels the pull.
 #[must_use = "await it to have the tensor"]
 pub struct Pulling(Result<PullingMany, Option<Error>>);
 
@@ -253,7 +253,7 @@ impl Pulling {
     /// As [`Error`] says; DeadlineExceeded if it was not published in time.
     ///
     /// # Panics
-    /// If the outcome was handed out before, by [`try_outcome`](Self::try_outcome) or by awaiting.
+    /// If the outcome was already taken, by [`try_outcome`](Self::try_outcome) or by awaiting.
     pub fn wait(self) -> Result<Pulled, Error> {
         match self.0 {
             Ok(pulling) => only(pulling.wait()),
@@ -261,10 +261,10 @@ impl Pulling {
         }
     }
 
-    /// Looks whether the pull has ended, without waiting; `None` while it has not. The outcome is handed out once.
+    /// Checks whether the pull has ended, without waiting; `None` while it has not. The outcome can be taken once.
     ///
     /// # Panics
-    /// If the outcome was handed out before.
+    /// If the outcome was already taken.
     pub fn try_outcome(&mut self) -> Option<Result<Pulled, Error>> {
         match &mut self.0 {
             Ok(pulling) => pulling.try_outcome().map(only),

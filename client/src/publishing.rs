@@ -12,7 +12,7 @@ use sealane_transport::SendOutcome;
 use crate::embedded::Embedded;
 use crate::{together::Together, under_way::Sending};
 
-/// A publication under way: await it, or [`wait`](Self::wait). Dropping it lets it go on.
+/// A publication in progress: await it, or [`wait`](Self::wait). If it is dropped, the publication continues.
 #[must_use = "await it to know that the tensors are to be seen, or drop it on purpose"]
 pub struct Publishing(Stage);
 
@@ -36,7 +36,7 @@ impl Publishing {
     /// ResourceExhausted if the daemon or the engine keeps no more, Unavailable if it is gone.
     ///
     /// # Panics
-    /// If the outcome was handed out before, by [`try_outcome`](Self::try_outcome) or by awaiting.
+    /// If the outcome was already taken, by [`try_outcome`](Self::try_outcome) or by awaiting.
     pub fn wait(self) -> SendOutcome {
         match self.0 {
             Stage::Daemon(tellings) => tellings.wait(),
@@ -45,10 +45,10 @@ impl Publishing {
         }
     }
 
-    /// Looks whether the publication has ended, without waiting; `None` while it has not. The outcome is handed out once.
+    /// Checks whether the publication has ended, without waiting; `None` while it has not. The outcome can be taken once.
     ///
     /// # Panics
-    /// If the outcome was handed out before.
+    /// If the outcome was already taken.
     pub fn try_outcome(&mut self) -> Option<SendOutcome> {
         match &mut self.0 {
             Stage::Daemon(tellings) => tellings.look(),

@@ -1,4 +1,4 @@
-//! Many pushes under way, which end together. To be waited for, awaited or looked at.
+//! Many pushes in progress, which end together. To be waited for, awaited or looked at.
 
 use std::{
     future::Future,
@@ -10,7 +10,7 @@ use sealane_transport::SendOutcome;
 
 use crate::{together::Together, under_way::Sending};
 
-/// Many pushes under way: await them, or [`wait`](Self::wait). Dropping it lets them go on.
+/// Many pushes in progress: await them, or [`wait`](Self::wait). If it is dropped, they continue.
 #[must_use = "await it to know that the tensors were taken, or drop it on purpose"]
 pub struct Pushing(Together);
 
@@ -29,7 +29,7 @@ impl Pushing {
         self.0.wait()
     }
 
-    /// Looks whether all have ended, without waiting; `None` while they have not. The outcome is handed out once.
+    /// Checks whether all have ended, without waiting; `None` while they have not. The outcome is handed out once.
     pub fn try_outcome(&mut self) -> Option<SendOutcome> {
         self.0.look()
     }

@@ -17,8 +17,8 @@ use crate::{
     under_way::{Receiving, Sending},
 };
 
-/// A task of this process, for any thread. Cheap to clone; when the last clone is dropped, the process detaches, and calls
-/// still under way end with Unavailable.
+/// A task of this process, usable from any thread. Cheap to clone; when the last clone is dropped, the process detaches, and
+/// calls still in progress end with Unavailable.
 ///
 /// ```no_run
 /// use sealane::{Task, Tensor};
@@ -32,7 +32,7 @@ use crate::{
 #[derive(Clone)]
 pub struct Task(Engine);
 
-/// Which way a tensor goes, as a task sees it.
+/// The direction of a tensor, as a task sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direction {
     /// From the task to its peer.
@@ -64,9 +64,9 @@ impl Task {
 
     /// Attaches to the host's daemon at the [default socket](crate::default_socket). See [`Attach`] for options.
     ///
-    /// A daemon that died is attached to again by the first call that finds the next one; calls under way when it went end
-    /// with Unavailable. One that drains finishes what is under way, and calls that are made meanwhile wait in their thread for
-    /// the next one ([`Attach::restart_timeout`]); pulls and accepts that the drain has ended are made again by themselves.
+    /// After a daemon died, the first call that finds the next one attaches to it; calls that were in progress end with
+    /// Unavailable. A daemon that drains finishes outstanding work; calls made in the meantime wait in their thread for the
+    /// next one ([`Attach::restart_timeout`]), and pulls and accepts that the drain ended are repeated automatically.
     ///
     /// # Errors
     /// As [`Attach::attach`] says.
@@ -83,8 +83,8 @@ impl Task {
         }
     }
 
-    /// Memory that a tensor can be sent from and received in without a copy: of the arena that is shared with the daemon,
-    /// aligned to 64 bytes; of the heap where the engine is in this process. What it holds is not defined.
+    /// Memory that a tensor can be sent from and received into without a copy: from the arena that is shared with the daemon,
+    /// aligned to 64 bytes, or from the heap with an embedded engine. Its contents are undefined.
     ///
     /// ```no_run
     /// # use sealane::{DType, Task, Tensor, TensorMeta};
@@ -106,8 +106,8 @@ impl Task {
         }
     }
 
-    /// Where the memory of [`alloc`](Self::alloc) lies that is shared with the daemon, for allocators that keep books of their own;
-    /// `None` where the engine is in this process. A task that is attached again, to another daemon, has another arena.
+    /// Where the shared memory of [`alloc`](Self::alloc) lies, for allocators that keep their own records; `None` with an
+    /// embedded engine. A task that is attached again, to another daemon, has another arena.
     ///
     /// # Errors
     /// Unavailable if the daemon is gone.
@@ -119,14 +119,14 @@ impl Task {
         }
     }
 
-    /// Whether so many calls may be started now. Where calls wait in this process ([`Attach::backlog`]) they may be too many, which the calls
-    /// themselves would say too, one by one; this says it before anything is handed over, and looks at no more than a flag while
-    /// nothing waits. `bytes` is asked, only if that matters, how many bytes they have that would have to wait; it is told where the arena is, whose own do not count.
-    /// What becomes full in between is the calls' to say.
+    /// Whether this many calls may be started now. With calls that wait in this process ([`Attach::backlog`]) there may be too many,
+    /// which the calls themselves would also report, one by one; this reports it before anything is handed over, and only checks a
+    /// flag while nothing waits. If it matters, `bytes` is called for the number of bytes that would have to wait; it gets the
+    /// arena's address range, whose own bytes do not count. A limit that fills up in between is reported by the calls.
     ///
     /// # Errors
-    /// ResourceExhausted with the limit's name, Unavailable if there is no daemon. None where calls wait in their threads, or where the engine
-    /// is in this process.
+    /// ResourceExhausted with the limit's name, Unavailable if there is no daemon. None if calls wait in their threads, or with an
+    /// embedded engine.
     pub fn room_for(
         &self,
         calls: usize,
@@ -140,11 +140,11 @@ impl Task {
         }
     }
 
-    /// Deposits a tensor for `to`, which may ask before or after. The returned future (or [`wait`](Sending::wait)) ends
-    /// when the consumer has it; dropping it lets the send go on unobserved.
+    /// Sends a tensor to `to`, which may request it before or after. The returned future (or [`wait`](Sending::wait)) completes
+    /// when the consumer has the tensor; if it is dropped, the send continues unobserved.
     ///
-    /// Up to 512 bytes travel in the ring; more are sent from where they are if they lie in memory of
-    /// [`alloc`](Self::alloc), and else copied there first.
+    /// Up to 512 bytes travel in the ring. Larger tensors are sent in place if they lie in memory of [`alloc`](Self::alloc);
+    /// others are copied there first.
     pub fn send(&self, to: &str, step: i64, key: &str, tensor: Tensor) -> Sending {
         self.send_with(to, step, key, tensor, SendOptions::default())
     }
@@ -199,8 +199,8 @@ impl Task {
         }
     }
 
-    /// Asks `from` for a tensor, which may be sent before or after. The returned future (or [`wait`](Receiving::wait))
-    /// ends with the tensor or an error; dropping it gives the recv up.
+    /// Requests a tensor from `from`, which may be sent before or after. The returned future (or [`wait`](Receiving::wait))
+    /// completes with the tensor or an error; dropping it cancels the recv.
     pub fn recv(&self, from: &str, step: i64, key: &str) -> Receiving {
         self.recv_with(from, step, key, RecvOptions::default())
     }
@@ -224,7 +224,7 @@ impl Task {
     }
 
     /// [`recv_with`](Self::recv_with) for many tensors, at a fraction of the cost each: one lock and one doorbell for all.
-    /// The daemon asks a peer for them together, in few messages and not a window's worth at a time.
+    /// The daemon requests them from a peer together, in few messages and without waiting for the window.
     ///
     /// ```no_run
     /// # use sealane::{RecvOptions, Task};
@@ -255,14 +255,14 @@ impl Task {
         }
     }
 
-    /// Publishes a tensor: any peer may [pull](Self::pull) it, as often as it likes, until a newer one takes its place, it is
-    /// [withdrawn](Self::withdraw), or this task ends. The returned future (or [`wait`](Publishing::wait)) ends when it is to
-    /// be seen by all peers; dropping it lets the publication go on. `version` is the caller's, a step's number for example;
-    /// it may not go down.
+    /// Publishes a tensor: any peer may [pull](Self::pull) it, as often as it likes, until a newer one replaces it, it is
+    /// [withdrawn](Self::withdraw), or this task ends. The returned future (or [`wait`](Publishing::wait)) completes when all
+    /// peers can see it; if it is dropped, the publication continues. `version` is chosen by the caller, such as the step
+    /// number; it may not decrease.
     ///
-    /// Up to 512 bytes travel in the ring and are kept by the daemon; more stay where they are if they lie in memory of
-    /// [`alloc`](Self::alloc), and else are copied there first. That memory is free again once a newer version has taken its
-    /// place and nobody reads it any more. A daemon that is restarted knows nothing of what was published before.
+    /// Up to 512 bytes travel in the ring and are kept by the daemon. Larger tensors stay in place if they lie in memory of
+    /// [`alloc`](Self::alloc); others are copied there first. That memory is free again once a newer version has replaced it
+    /// and nobody reads it any more. A restarted daemon does not know what was published before.
     pub fn publish(&self, key: &str, version: i64, tensor: Tensor) -> Publishing {
         self.publish_many(version, [(key, tensor)])
     }
@@ -291,7 +291,7 @@ impl Task {
         }
     }
 
-    /// Takes a published tensor back; pulls of it wait for the next.
+    /// Withdraws a published tensor; pulls of it wait for the next one.
     ///
     /// # Errors
     /// ResourceExhausted if a shard takes no more, Unavailable if the daemon or the engine is gone.
@@ -303,8 +303,8 @@ impl Task {
         }
     }
 
-    /// Pulls a tensor that `from` has published or will, at `min_version` or newer. To pull the same again and again, a
-    /// [plan](Self::plan) is cheaper.
+    /// Pulls a tensor that `from` publishes, at `min_version` or newer, and waits for it if necessary. To pull the same keys
+    /// repeatedly, a [plan](Self::plan) is cheaper.
     ///
     /// ```no_run
     /// # use sealane::Task;
@@ -322,7 +322,7 @@ impl Task {
         self.pull_many_within(from, keys, min_version, None)
     }
 
-    /// [`pull_many`](Self::pull_many) with a timeout: the daemon's or the engine's `request_timeout` unless given.
+    /// [`pull_many`](Self::pull_many) with a timeout: by default the daemon's or the engine's `request_timeout`.
     pub fn pull_many_within(&self, from: &str, keys: Keys, min_version: i64, timeout: Option<Duration>) -> PullingMany {
         match &self.0 {
             Engine::Daemon(attached) => {
@@ -335,8 +335,8 @@ impl Task {
         }
     }
 
-    /// A plan: keys of what `from` publishes, to be pulled together. They are told once; from then on a pull is one small
-    /// message, and tensors land in the plan's own memory, the same each time.
+    /// A plan: keys that `from` publishes, pulled together. They are sent once; after that a pull is one small message, and
+    /// tensors land in the plan's own memory, the same each time.
     pub fn plan(&self, from: &str, keys: Keys) -> Plan {
         match &self.0 {
             Engine::Daemon(attached) => AttachedPlan::new(&attached.0, from, keys).into(),
@@ -345,13 +345,13 @@ impl Task {
         }
     }
 
-    /// Pushes a tensor into a queue of `to`. The returned future (or [`wait`](Sending::wait)) ends when the queue has taken
-    /// it: while it is full, or nobody [accepts](Self::acceptor) from it, the push waits. Dropping it lets the push go on.
-    /// What one task pushes into one queue stays in order.
+    /// Pushes a tensor into a queue of `to`. The returned future (or [`wait`](Sending::wait)) completes when the queue has taken
+    /// it: while the queue is full, or nobody [accepts](Self::acceptor) from it, the push waits. If the future is dropped, the
+    /// push continues. The pushes of one task into one queue stay in order.
     ///
-    /// It fails with DeadlineExceeded if it was not taken in time, in which case it may arrive all the same; with
+    /// It fails with DeadlineExceeded if it was not taken in time, in which case it may still arrive; with
     /// ResourceExhausted if too many pushes wait, or the acceptor's host has no memory for it; with Unavailable if the peer or
-    /// its acceptor went away while the tensor was on its way.
+    /// its acceptor disappeared while the tensor was in transit.
     ///
     /// ```no_run
     /// # use sealane::{Task, Tensor};
@@ -407,8 +407,8 @@ impl Task {
         }
     }
 
-    /// Accepts what any peer pushes into `queue` of this task, until the acceptor is dropped. One acceptor of a queue at a
-    /// time: of another, every accept fails with InvalidArgument.
+    /// Accepts what any peer pushes into `queue` of this task, until the acceptor is dropped. A queue has one acceptor at a time;
+    /// every accept of another fails with InvalidArgument.
     pub fn acceptor(&self, queue: &str, options: AcceptOptions) -> Acceptor {
         match &self.0 {
             Engine::Daemon(attached) => AttachedAcceptor::new(&attached.0, queue, options).into(),
@@ -417,9 +417,9 @@ impl Task {
         }
     }
 
-    /// Notes that so many tensors went to `peer`, or came from it, by another transport, gRPC for example. The daemon is told at most
-    /// once a second, at the task's next calls or when it ends, and shows them beside those that Sealane carried (`sealane stat`, metrics): of 1,024
-    /// peers each for itself, of more together. Never waits. Nothing is noted where the engine is in this process.
+    /// Records that this many tensors went to `peer`, or came from it, over another transport such as gRPC. They are reported to the
+    /// daemon at most once a second, at the task's next calls or when it ends; the daemon shows them next to those that Sealane carried
+    /// (`sealane stat`, metrics), separately for up to 1,024 peers and together beyond that. Never waits. Ignored with an embedded engine.
     pub fn note_elsewhere(&self, peer: &str, direction: Direction, tensors: u64, bytes: u64) {
         match &self.0 {
             Engine::Daemon(attached) => attached.0.note_elsewhere(peer, direction, tensors, bytes),
@@ -428,8 +428,8 @@ impl Task {
         }
     }
 
-    /// Ends `step` of this task, here and at its peers: every waiting recv of it ends with Aborted and `reason`, tensors
-    /// that wait are freed, and calls that come later hear the same until [`cleanup`](Self::cleanup).
+    /// Ends `step` of this task, here and at its peers: every waiting recv of it ends with Aborted and `reason`,
+    /// waiting tensors are freed, and later calls get the same error until [`cleanup`](Self::cleanup).
     ///
     /// # Errors
     /// ResourceExhausted if a shard takes no more, Unavailable if the daemon or the engine is gone.
@@ -441,8 +441,8 @@ impl Task {
         }
     }
 
-    /// Frees what is left of `step` of this task: tensors that wait, requests that wait for it, and the memory that it
-    /// was aborted. The step's number may be used again.
+    /// Frees everything that is left of `step` of this task: waiting tensors, waiting requests, and the record of an abort. The
+    /// step's number may be used again.
     ///
     /// # Errors
     /// ResourceExhausted if a shard takes no more, Unavailable if the daemon or the engine is gone.
@@ -457,7 +457,7 @@ impl Task {
 
 #[cfg(feature = "embedded")]
 impl From<sealane_fusion::Task> for Task {
-    /// A task whose engine is in this process.
+    /// A task with an embedded engine.
     fn from(task: sealane_fusion::Task) -> Task {
         Task(Engine::Embedded(task))
     }

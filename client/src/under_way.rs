@@ -1,4 +1,4 @@
-//! Calls under way: to be waited for, awaited or looked at, by any thread and any executor.
+//! Calls in progress: to be waited for, awaited or looked at, by any thread and any executor.
 
 use std::{
     future::Future,
@@ -174,7 +174,7 @@ impl<K: Kind> Drop for UnderWay<K> {
     }
 }
 
-/// A send under way: await it, or [`wait`](Self::wait). Dropping it lets the send go on.
+/// A send in progress: await it, or [`wait`](Self::wait). If it is dropped, the send continues.
 #[must_use = "await it to know that the tensor arrived, or drop it on purpose"]
 pub struct Sending(UnderWay<Send>);
 
@@ -188,11 +188,11 @@ impl Sending {
     /// hangs.
     ///
     /// # Errors
-    /// As [`Error`] says; DeadlineExceeded if nobody asked in time, or if the tensor was on its way then: `delivery_unknown`
-    /// says which. One that was on its way may arrive, and its memory is given back when its consumer has released it.
+    /// As [`Error`] says; DeadlineExceeded if nobody requested the tensor in time, or if it was in transit then: `delivery_unknown`
+    /// says which. A tensor in transit may arrive, and its memory is returned when its consumer has released it.
     ///
     /// # Panics
-    /// If the outcome was handed out before, by [`try_outcome`](Self::try_outcome) or by awaiting.
+    /// If the outcome was already taken, by [`try_outcome`](Self::try_outcome) or by awaiting.
     #[inline]
     pub fn wait(self) -> SendOutcome {
         self.0.wait()
@@ -206,10 +206,10 @@ impl Sending {
         UnderWay::wait_all(sendings.into_iter().map(|sending| sending.0).collect())
     }
 
-    /// Looks whether the send has ended, without waiting; `None` while it has not. The outcome is handed out once.
+    /// Checks whether the send has ended, without waiting; `None` while it has not. The outcome can be taken once.
     ///
     /// # Panics
-    /// If the outcome was handed out before.
+    /// If the outcome was already taken.
     #[inline]
     pub fn try_outcome(&mut self) -> Option<SendOutcome> {
         self.0.try_outcome()
@@ -224,11 +224,11 @@ impl Future for Sending {
     }
 }
 
-/// A recv under way: await it, or [`wait`](Self::wait). Dropping it gives the recv up, here and at the producer: a tensor that
-/// has not come stays there, and one that is on its way goes back. One that the daemon has put into this process's ring by then
-/// counts as received, and is kept for the next recv of the same key until its step is cleaned up, or the task is closed. (With
-/// the engine in this process, one that was just handed over is gone with the recv.) If the recv brought memory that is not
-/// wholly the task's own, as Python's arrays do, dropping it waits until the daemon leaves that alone, a second at most.
+/// A recv in progress: await it, or [`wait`](Self::wait). Dropping it cancels the recv, here and at the producer: a tensor that
+/// has not left stays there, and one in transit goes back. A tensor that the daemon has already put into this process's ring
+/// counts as received, and is kept for the next recv of the same key until its step is cleaned up or the task is closed. (With an
+/// embedded engine, a tensor that was just handed over is lost with the recv.) If the recv brought memory that does not belong to
+/// the task alone, such as a Python array, dropping it waits until the daemon no longer uses it, at most a second.
 #[must_use = "dropping it gives the recv up"]
 pub struct Receiving(UnderWay<Recv>);
 
@@ -245,7 +245,7 @@ impl Receiving {
     /// As [`Error`] says; [`Unreceived`] gives the destination back where it can.
     ///
     /// # Panics
-    /// If the outcome was handed out before, by [`try_outcome`](Self::try_outcome) or by awaiting.
+    /// If the outcome was already taken, by [`try_outcome`](Self::try_outcome) or by awaiting.
     #[inline]
     pub fn wait(self) -> RecvOutcome {
         self.0.wait()
@@ -259,10 +259,10 @@ impl Receiving {
         UnderWay::wait_all(receivings.into_iter().map(|receiving| receiving.0).collect())
     }
 
-    /// Looks whether the recv has ended, without waiting; `None` while it has not. The outcome is handed out once.
+    /// Checks whether the recv has ended, without waiting; `None` while it has not. The outcome can be taken once.
     ///
     /// # Panics
-    /// If the outcome was handed out before.
+    /// If the outcome was already taken.
     #[inline]
     pub fn try_outcome(&mut self) -> Option<RecvOutcome> {
         self.0.try_outcome()

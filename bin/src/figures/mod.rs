@@ -73,7 +73,7 @@ pub(crate) fn days_left(end: SystemTime) -> f64 {
 pub(crate) enum State {
     /// It takes what comes.
     Serving,
-    /// It finishes what is under way.
+    /// It finishes what is in progress.
     Draining,
     /// A part of the engine has failed, and with it the engine.
     Failed,

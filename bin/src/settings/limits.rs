@@ -61,7 +61,7 @@ pub(super) const ARENA_BYTES_MAX: u64 = 16 * GIB;
 pub(super) const AREA_BYTES_MIN: u64 = MIB;
 /// As much as a shard's own slab holds, since it takes the slab's place for a client.
 pub(super) const AREA_BYTES: u64 = SlabSettings::BYTES as u64;
-/// Calls under way mostly end within a step; a service manager kills after 90 s.
+/// Calls in progress mostly end within a step; a service manager kills after 90 s.
 pub(super) const DRAIN_TIMEOUT_MS: u64 = 10_000;
 
 /// The fields of a queue pair's attributes hold no more (InfiniBand specification, vol. 1, 11.2).

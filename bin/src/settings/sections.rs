@@ -84,7 +84,7 @@ pub struct Transport {
     pub in_flight_bytes: Sourced<usize>,
     /// Links that may be open at once.
     pub links_max: Sourced<usize>,
-    /// Connections whose greeting is under way.
+    /// Connections whose greeting is in progress.
     pub greetings_max: Sourced<usize>,
     /// Of these, callers of one host.
     pub greetings_per_host_max: Sourced<usize>,
@@ -264,7 +264,7 @@ pub struct Daemon {
     pub arena_bytes_max: Sourced<u64>,
     /// Memory of a client and shard for tensors received without a destination, in bytes.
     pub area_bytes: Sourced<u64>,
-    /// How long a stopping daemon waits for the calls that are under way.
+    /// How long a stopping daemon waits for the calls that are in progress.
     pub drain_timeout: Sourced<Duration>,
     /// Where metrics are served.
     pub metrics: Sourced<MetricsAddress>,

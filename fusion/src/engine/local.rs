@@ -159,7 +159,7 @@ impl LocalPair {
     }
 }
 
-/// A send or push under way on this shard.
+/// A send or push in progress on this shard.
 #[must_use = "await it to know that the tensor arrived, or drop it on purpose"]
 pub struct LocalSending {
     engine: Rc<ShardEngine>,
@@ -191,7 +191,7 @@ impl Drop for LocalSending {
     }
 }
 
-/// A recv under way on this shard.
+/// A recv in progress on this shard.
 #[must_use = "a recv that is dropped is given up"]
 pub struct LocalReceiving {
     engine: Rc<ShardEngine>,

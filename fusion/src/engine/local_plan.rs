@@ -99,7 +99,7 @@ impl LocalPair {
     }
 }
 
-/// Many recvs under way on this shard.
+/// Many recvs in progress on this shard.
 #[must_use = "recvs that are dropped are given up"]
 pub struct LocalReceivingMany {
     engine: Rc<ShardEngine>,
@@ -183,7 +183,7 @@ impl Drop for LocalPlan {
     }
 }
 
-/// A pull under way on this shard.
+/// A pull in progress on this shard.
 #[must_use = "a pull that is dropped is given up"]
 pub struct LocalPulling<'a> {
     plan: &'a mut LocalPlan,

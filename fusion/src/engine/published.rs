@@ -155,7 +155,7 @@ impl Told {
     }
 }
 
-/// A publication under way: await it, or [`wait`](Self::wait).
+/// A publication in progress: await it, or [`wait`](Self::wait).
 #[must_use = "await it to know that it is to be seen, or drop it on purpose"]
 pub struct Publishing(Outcome<SendOutcome>);
 
@@ -177,7 +177,7 @@ impl Future for Publishing {
     }
 }
 
-/// Many recvs under way: await them, or [`wait`](Self::wait).
+/// Many recvs in progress: await them, or [`wait`](Self::wait).
 ///
 /// Dropped before all have ended, those that have not are given up: their tensors stay with the producer, or go back there.
 /// Tensors that have come by then were released, and are gone.
@@ -322,7 +322,7 @@ fn seat(node: &mut Node, local: u16, peer: &str, plan: &AtomicU64, keys: Arc<Key
     Ok(handle)
 }
 
-/// A pull of a plan under way: await it, or [`wait`](Self::wait). Dropped, it goes on, and the plan takes new memory.
+/// A pull of a plan in progress: await it, or [`wait`](Self::wait). Dropped, it goes on, and the plan takes new memory.
 #[must_use = "await it to have the tensors"]
 pub struct PlanPulling<'a> {
     plan: &'a mut Plan,
@@ -348,7 +348,7 @@ impl Future for PlanPulling<'_> {
     }
 }
 
-/// Many pulls under way: await them, or [`wait`](Self::wait).
+/// Many pulls in progress: await them, or [`wait`](Self::wait).
 #[must_use = "await it to have the tensors"]
 pub struct PullingMany {
     plan: Option<Plan>,
@@ -387,7 +387,7 @@ fn take_all(outcome: Result<Tray, Error>, count: usize) -> Vec<Result<Pulled, Er
     }
 }
 
-/// A pull under way: await it, or [`wait`](Self::wait).
+/// A pull in progress: await it, or [`wait`](Self::wait).
 #[must_use = "await it to have the tensor"]
 pub struct Pulling(PullingMany);
 

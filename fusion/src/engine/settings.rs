@@ -39,7 +39,7 @@ pub struct EngineSettings {
     pub session: SessionLimits,
     /// Links of one shard at most. Default 4,096.
     pub links_max: usize,
-    /// Greetings under way at once, calls and answers together; past this, callers wait in the kernel's backlog. Default 4,096.
+    /// Greetings in progress at once, calls and answers together; past this, callers wait in the kernel's backlog. Default 4,096.
     pub greetings_max: usize,
     /// Greetings of callers of one host under way at once; more are closed. Default 1,024.
     pub greetings_per_host_max: usize,

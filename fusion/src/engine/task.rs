@@ -41,7 +41,7 @@ impl Task {
     }
 
     /// Deposits a tensor for `to`, which may ask before or after. The returned future (or
-    /// [`wait`](Sending::wait)) ends when the consumer has released it; dropping it lets the send go on unobserved.
+    /// [`wait`](Sending::wait)) ends when the consumer has released it; if it is dropped, the send continues unobserved.
     pub fn send(&self, to: &str, step: i64, key: &str, tensor: Tensor) -> Sending {
         self.send_with(to, step, key, tensor, SendOptions::default())
     }
@@ -288,7 +288,7 @@ fn gone<E: From<Error>>() -> E {
     Error::unavailable("this engine", "it stopped before the call ended").into()
 }
 
-/// A send or push under way: await it, or [`wait`](Self::wait).
+/// A send or push in progress: await it, or [`wait`](Self::wait).
 #[must_use = "await it to know that the tensor arrived, or drop it on purpose"]
 pub struct Sending(Outcome<SendOutcome>);
 
@@ -316,7 +316,7 @@ impl Future for Sending {
     }
 }
 
-/// A recv under way: await it, or [`wait`](Self::wait).
+/// A recv in progress: await it, or [`wait`](Self::wait).
 ///
 /// Dropped before its tensor has come it is given up, here and at the producer: the tensor stays there, or goes back there if
 /// it is on its way. A tensor that has come by then was released, and is gone.

@@ -8,7 +8,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::{Roll, SeqLock, TrafficFigures, TrafficMetrics};
 
-/// What has moved between a client and a shard, and what is under way.
+/// What has moved between a client and a shard, and what is in progress.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, Serialize, Deserialize)]
 #[repr(C)]
 pub struct ClientCounters {
@@ -70,8 +70,8 @@ pub struct ClientFigures {
     pub task: String,
     /// Its process.
     pub pid: i32,
-    /// What has moved, and is under way.
+    /// What has moved, and is in progress.
     pub counters: ClientCounters,
-    /// What has moved, by the other task, of which at most 1,024 are told apart; in the order of their names.
+    /// What has moved, by the other task, of which at most 1,024 are distinguished; in the order of their names.
     pub traffic: Vec<TrafficFigures>,
 }

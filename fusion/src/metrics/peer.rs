@@ -9,7 +9,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::SeqLock;
 
-/// What has moved between a shard and one shard of a peer, and what is under way.
+/// What has moved between a shard and one shard of a peer, and what is in progress.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, Serialize, Deserialize)]
 #[repr(C)]
 pub struct PeerCounters {
@@ -132,6 +132,6 @@ pub struct PeerFigures {
     pub shard: Option<u16>,
     /// Which path its bytes take.
     pub path: PeerPath,
-    /// What has moved, and is under way.
+    /// What has moved, and is in progress.
     pub counters: PeerCounters,
 }

@@ -60,7 +60,7 @@ pub(crate) struct TrafficMetrics {
 /// What a shard shows of a client and one other task.
 #[derive(Debug, Clone)]
 pub struct TrafficFigures {
-    /// The other task; [`OTHERS`](Self::OTHERS) for all that are not told apart.
+    /// The other task; [`OTHERS`](Self::OTHERS) for all that are not distinguished.
     pub peer: String,
     /// What has moved.
     pub counters: TrafficCounters,

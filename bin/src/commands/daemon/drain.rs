@@ -1,8 +1,8 @@
-//! How the daemon finishes: it takes nothing new, and waits for what is under way, but not for ever. Pure.
+//! How the daemon finishes: it takes nothing new, and waits for what is in progress, but not forever. Pure.
 
 use std::time::{Duration, Instant};
 
-/// How often a draining daemon counts what is under way. Nothing tells it, so that calls need not; a drain is short, and
+/// How often a draining daemon counts what is in progress. Nothing tells it, so that calls need not; a drain is short, and
 /// to a person who waits for it this is at once.
 pub(super) const LOOK_EVERY: Duration = Duration::from_millis(10);
 
@@ -25,7 +25,7 @@ pub(super) enum Progress {
     Notice(Instant),
     /// All have: nothing new is to be taken from now on.
     Close,
-    /// Calls are under way: look again then.
+    /// Calls are in progress: look again then.
     Wait(Instant),
     /// Over; so many calls are ended by the stop.
     Over {
@@ -40,7 +40,7 @@ impl Drain {
         Drain { noticed: Some(now + NOTICE.min(timeout)), until: now + timeout }
     }
 
-    /// Where the drain stands with that many calls under way.
+    /// Where the drain stands with that many calls in progress.
     pub(super) fn look(&mut self, now: Instant, under_way: usize) -> Progress {
         match self.noticed {
             Some(noticed) if now < noticed => return Progress::Notice(noticed),

@@ -7,7 +7,7 @@ use hdrhistogram::Histogram;
 use super::protocol::Fetched;
 use super::timeline::Timeline;
 
-/// Longest latency that is told apart, in ns: no request of the demo waits for longer.
+/// Longest latency that is distinguished, in ns: no request of the demo waits for longer.
 const LATENCY_NS_MAX: u64 = 120_000_000_000;
 /// Digits of a latency that are kept.
 const LATENCY_DIGITS: u8 = 3;

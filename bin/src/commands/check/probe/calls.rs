@@ -12,7 +12,7 @@ use sealane_transport::error::LinkError;
 use sealane_transport::tcp::{Dial, DialError, Progress, TcpSettings};
 use sealane_transport::wire::Hello;
 
-/// Calls under way at once: a map of thousands of hosts, all of which are silent, takes some seconds for each so many; and
+/// Calls in progress at once: a map of thousands of hosts, all of which are silent, takes some seconds for each so many; and
 /// the descriptors are fewer than any limit of a process.
 const CALLS_MAX: usize = 256;
 

@@ -38,7 +38,7 @@ struct Seat {
     key_bytes: usize,
     /// The node's name for it, once it was pulled.
     plan: Option<Handle>,
-    /// Here while no pull is under way.
+    /// Here while no pull is in progress.
     tray: Tray,
     board: Board,
     /// By the number of the key.

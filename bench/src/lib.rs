@@ -58,7 +58,7 @@ pub use progress::Progress;
 pub use quotient::Ratio;
 pub use rdma_device::RdmaDevice;
 pub use report::{Figures, Parameters, Report, ResultRow, SCHEMA, Switch};
-pub use report_page::{Highlight, Page, Section, utc};
+pub use report_page::{Highlight, Page, Section};
 pub use run::{Outcome, run, run_own};
 pub use sample::{Course, Metric, Point, Sample, record_round_trip, round_trip_histogram};
 pub use spread::Spread;

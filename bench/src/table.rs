@@ -33,7 +33,6 @@ impl Column {
 /// Rows below headings.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Table {
-    pub(crate) title: Option<String>,
     pub(crate) columns: Vec<Column>,
     pub(crate) rows: Vec<Vec<String>>,
 }
@@ -46,12 +45,7 @@ impl Table {
     pub fn new(columns: impl Into<Vec<Column>>, rows: impl IntoIterator<Item = Vec<String>>) -> Table {
         let (columns, rows): (Vec<_>, Vec<_>) = (columns.into(), rows.into_iter().collect());
         assert!(rows.iter().all(|row| row.len() == columns.len()), "every row has a cell for every column");
-        Table { title: None, columns, rows }
-    }
-
-    /// With a title, for a table that stands beside others.
-    pub fn titled(self, title: &str) -> Table {
-        Table { title: Some(title.to_owned()), ..self }
+        Table { columns, rows }
     }
 
     /// Whether there is no row.
@@ -85,26 +79,6 @@ impl Table {
         }
         text
     }
-
-    /// The table as Markdown; nothing without rows.
-    pub fn to_markdown(&self) -> String {
-        if self.is_empty() {
-            return String::new();
-        }
-        let line = |cells: Vec<String>| format!("| {} |\n", cells.join(" | "));
-        let title = self.title.as_ref().map_or_else(String::new, |title| format!("**{}**\n\n", in_markdown(title)));
-        let heads = line(self.columns.iter().map(|column| in_markdown(&column.head)).collect());
-        let rule = |column: &Column| if column.align == Align::Left { "---|" } else { "---:|" };
-        let rules: String = self.columns.iter().map(rule).collect();
-        let rows: String =
-            self.rows.iter().map(|row| line(row.iter().map(|cell| in_markdown(cell)).collect())).collect();
-        format!("{title}{heads}|{rules}\n{rows}")
-    }
-}
-
-/// A text that means itself in Markdown, in a table as well.
-pub(crate) fn in_markdown(text: &str) -> String {
-    text.replace('|', "\\|").replace('<', "&lt;").replace('*', "\\*")
 }
 
 #[cfg(test)]
@@ -117,15 +91,7 @@ mod tests {
         let table =
             Table::new([Column::text("task"), Column::number("µs")], [row(["ps0", "1.5"]), row(["worker0", "12.25"])]);
         assert_eq!(table.to_text(), "task        µs\nps0        1.5\nworker0  12.25\n");
-        assert_eq!(table.to_markdown(), "| task | µs |\n|---|---:|\n| ps0 | 1.5 |\n| worker0 | 12.25 |\n");
-        assert!(table.titled("All").to_markdown().starts_with("**All**\n\n| task |"));
         let empty = Table::new([Column::text("task")], []);
-        assert_eq!((empty.to_text(), empty.to_markdown()), (String::new(), String::new()));
-    }
-
-    #[test]
-    fn markup_in_a_cell_is_harmless() {
-        let table = Table::new([Column::text("a|b")], [vec!["<b> *c*".to_owned()]]);
-        assert_eq!(table.to_markdown(), "| a\\|b |\n|---|\n| &lt;b> \\*c\\* |\n");
+        assert_eq!(empty.to_text(), String::new());
     }
 }

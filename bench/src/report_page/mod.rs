@@ -1,7 +1,6 @@
 //! A report as one page of HTML that needs nothing else: no script, no font, no picture from elsewhere. It is well-formed XML as
-//! well. The page of a benchmark is made here; the demo makes its own of the same parts. A page can be had as Markdown, too.
+//! well. The page of a benchmark is made here; the demo makes its own of the same parts.
 
-mod markdown;
 mod of_bench;
 mod when;
 
@@ -9,16 +8,11 @@ use std::time::SystemTime;
 
 use askama::Template;
 
-use crate::plot::{DARK, LIGHT, Picture};
+use crate::plot::Picture;
 use crate::table::{Align, Column, Table};
-
-pub use when::utc;
 
 /// Rows of a table that are shown at once; of a longer one only its heading, until it is opened.
 const ROWS_SHOWN_MAX: usize = 12;
-
-/// Sections from which on a page begins with a list of them.
-const CONTENTS_FROM: usize = 10;
 
 /// What a page says.
 #[derive(Clone, Debug)]
@@ -64,62 +58,19 @@ impl Highlight {
 pub struct Section {
     heading: String,
     text: String,
-    commands: Vec<String>,
-    figure: Option<Figure>,
+    figure: Option<Picture>,
     tables: Vec<Table>,
-    notes: Vec<String>,
-}
-
-#[derive(Clone, Debug)]
-struct Figure {
-    picture: Picture,
-    /// What it shows; `None` where a table of the section has it.
-    numbers: Option<Table>,
 }
 
 impl Section {
     /// A section with a text of a sentence or two, which may be empty.
     pub fn new(heading: &str, text: impl Into<String>) -> Section {
-        Section {
-            heading: heading.to_owned(),
-            text: text.into(),
-            commands: Vec::new(),
-            figure: None,
-            tables: Vec::new(),
-            notes: Vec::new(),
-        }
-    }
-
-    /// The heading.
-    pub fn heading(&self) -> &str {
-        &self.heading
-    }
-
-    /// With the command lines that its figures come from.
-    pub fn commands(self, commands: Vec<String>) -> Section {
-        Section { commands, ..self }
+        Section { heading: heading.to_owned(), text: text.into(), figure: None, tables: Vec::new() }
     }
 
     /// With a picture, and the numbers behind it.
     pub fn picture(self, picture: &Picture) -> Section {
-        let figure = Figure { picture: picture.clone(), numbers: Some(picture.numbers()) };
-        Section { figure: Some(figure), ..self }
-    }
-
-    /// With a picture of what a table of the section has.
-    pub fn illustration(self, picture: Picture) -> Section {
-        Section { figure: Some(Figure { picture, numbers: None }), ..self }
-    }
-
-    /// The picture, if there is one.
-    pub fn shown(&self) -> Option<&Picture> {
-        self.figure.as_ref().map(|figure| &figure.picture)
-    }
-
-    /// With another paragraph, below the tables.
-    pub fn note(mut self, note: impl Into<String>) -> Section {
-        self.notes.push(note.into());
-        self
+        Section { figure: Some(picture.clone()), ..self }
     }
 
     /// With a table, unless it is empty.
@@ -139,13 +90,13 @@ impl Section {
         self.figure.is_none() && self.tables.is_empty()
     }
 
-    fn all_tables(&self) -> impl Iterator<Item = &Table> {
-        self.figure.iter().filter_map(|figure| figure.numbers.as_ref()).chain(&self.tables)
+    fn all_tables(&self) -> Vec<Table> {
+        self.figure.iter().map(Picture::numbers).chain(self.tables.iter().cloned()).collect()
     }
 
     /// The picture for wide and for narrow screens.
     fn elements(&self) -> Option<[String; 2]> {
-        self.figure.as_ref().map(|figure| figure.picture.elements(&self.heading))
+        self.figure.as_ref().map(|figure| figure.elements(&self.heading))
     }
 }
 
@@ -156,24 +107,12 @@ struct View<'a> {
     page: &'a Page,
     made: String,
     version: &'static str,
-    light: String,
-    dark: String,
 }
 
 impl Page {
-    fn has_contents(&self) -> bool {
-        self.sections.len() >= CONTENTS_FROM
-    }
-
     /// The whole file.
     pub fn to_html(&self) -> String {
-        let view = View {
-            page: self,
-            made: when::utc(self.made),
-            version: env!("CARGO_PKG_VERSION"),
-            light: LIGHT.style_sheet(".plot "),
-            dark: DARK.style_sheet(".plot "),
-        };
+        let view = View { page: self, made: when::utc(self.made), version: env!("CARGO_PKG_VERSION") };
         let mut html = view.render().expect("a template of texts and numbers can be filled in");
         // Such characters may stand in no document; they could come from a command line or an error.
         html.retain(|character| character == '\n' || !(character.is_control() || is_no_character(character)));
@@ -230,7 +169,11 @@ pub(crate) mod tests {
     fn page(word: &str, failure: Option<&str>) -> Page {
         let mut times = round_trip_histogram();
         times.saturating_record(6_400);
-        let picture = Picture::percentiles(word, word, vec![(word.to_owned(), times)]);
+        let picture = Picture::Percentiles {
+            what: word.to_owned(),
+            counted: word.to_owned(),
+            curves: vec![(word.to_owned(), times)],
+        };
         let row = |number: usize| vec![word.to_owned(), number.to_string()];
         let long = Table::new([Column::text(word), Column::number("GB/s")], (0..=ROWS_SHOWN_MAX).map(row));
         Page {
@@ -282,26 +225,6 @@ pub(crate) mod tests {
         // Kind, title, result, failure, command and so on: all are there, as texts.
         assert!(text.matches("<script>alert('x')</script> & \"]]>\"").count() > 12, "{text}");
         assert!(!html.chars().any(|character| character == '\u{7}' || character == '\u{ffff}'));
-    }
-
-    #[test]
-    fn a_section_has_its_commands_and_notes_and_many_have_a_list() {
-        let one = |number: usize| {
-            let section = Section::new(&format!("Part {number}"), "text").note("a note");
-            section.commands(vec!["sealane bench latency".to_owned(), "sealane bench rate".to_owned()])
-        };
-        let mut page = page("word", None);
-        page.sections = (0..CONTENTS_FROM).map(one).collect();
-        let html = page.to_html();
-        let document = parsed(&html);
-        let anchors = document.descendants().filter_map(|node| node.attribute("href"));
-        let ids: Vec<_> = document.descendants().filter_map(|node| node.attribute("id")).collect();
-        let targets: Vec<_> = anchors.map(|anchor| anchor.strip_prefix('#').expect("inside the page")).collect();
-        assert_eq!((targets.len(), &targets), (CONTENTS_FROM, &ids));
-        let text = text_of(&document);
-        assert!(text.contains("text sealane bench latency sealane bench rate a note Part 1"), "{text}");
-        page.sections.pop();
-        assert!(!page.to_html().contains("href="));
     }
 
     #[test]

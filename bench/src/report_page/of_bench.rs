@@ -41,12 +41,16 @@ impl Outcome {
     pub(crate) fn main_figure(&self) -> Picture {
         if self.report.bench == Bench::Latency {
             let curve = |one: &Measured| Some((one.label(), one.all_round_trips()?));
-            return Picture::percentiles("round trip", "round trips", self.measured.iter().filter_map(curve).collect());
+            return Picture::Percentiles {
+                what: "round trip".to_owned(),
+                counted: "round trips".to_owned(),
+                curves: self.measured.iter().filter_map(curve).collect(),
+            };
         }
         // Bars share an axis, so they are all of one metric: the run's first.
         let metric = self.report.main_metric();
         let row = |one: &Measured| Spread::of(&one.values(metric)).map(|spread| Row { name: one.label(), spread });
-        Picture::bars(metric.label(), self.measured.iter().filter_map(row).collect())
+        Picture::Bars { label: metric.label().to_owned(), rows: self.measured.iter().filter_map(row).collect() }
     }
 
     fn sections(&self) -> Vec<Section> {
@@ -99,11 +103,11 @@ impl Outcome {
                 (metric, lines.collect(), "Each round; systems are measured in turn.")
             }
         };
-        Section::new("In the course of the run", text).picture(&Picture::course(
-            label.label(),
-            "the first round",
+        Section::new("In the course of the run", text).picture(&Picture::Course {
+            label: label.label().to_owned(),
+            across: "seconds since the first round".to_owned(),
             lines,
-        ))
+        })
     }
 
     /// Tensors a message, where messages were counted.
@@ -116,7 +120,9 @@ impl Outcome {
         let rows: Vec<Row> = self.measured.iter().filter_map(row).collect();
         let text =
             "Tensors of a step, by the messages that it took, both ways; requests and releases are messages as well.";
-        (!rows.is_empty()).then(|| Section::new("Fusion", text).picture(&Picture::bars("tensors a message", rows)))
+        (!rows.is_empty()).then(|| {
+            Section::new("Fusion", text).picture(&Picture::Bars { label: "tensors a message".to_owned(), rows })
+        })
     }
 }
 
@@ -209,7 +215,10 @@ impl Report {
         let row = |ratio: &Ratio| Row { name: format!("{}, {}", ratio.name, spelled(&ratio.of)), spread: ratio.spread };
         let text = "Quotients of two systems' figures, taken round by round. Of a time, a quotient below 1 means that Sealane \
                     takes less; of a rate, one above 1 means that it is faster.";
-        let picture = Picture::quotients("quotient (logarithmic)", self.ratios.iter().map(row).collect());
+        let picture = Picture::Quotients {
+            label: "quotient (logarithmic)".to_owned(),
+            rows: self.ratios.iter().map(row).collect(),
+        };
         Section::new("Systems compared", text).picture(&picture)
     }
 

@@ -81,7 +81,11 @@ impl Outcome {
              that most of this time a tensor waits for those before it."
         );
         let curve = ("all workers".to_owned(), self.figures.latencies.clone());
-        Section::new("Time of a pull", text).picture(&Picture::percentiles("time of a pull", "pulls", vec![curve]))
+        Section::new("Time of a pull", text).picture(&Picture::Percentiles {
+            what: "time of a pull".to_owned(),
+            counted: "pulls".to_owned(),
+            curves: vec![curve],
+        })
     }
 
     fn throughput(&self) -> Section {
@@ -100,7 +104,11 @@ impl Outcome {
             Line { name: name.to_owned(), series, is_dashed: false, parts }
         };
         let lines = vec![line(0, "pull", |traffic| traffic.pull), line(1, "push", |traffic| traffic.push)];
-        Section::new("Throughput over time", text).picture(&Picture::course("GB/s", "the first step", lines))
+        Section::new("Throughput over time", text).picture(&Picture::Course {
+            label: "GB/s".to_owned(),
+            across: "seconds since the first step".to_owned(),
+            lines,
+        })
     }
 
     fn per_task(&self) -> Section {

@@ -50,7 +50,7 @@ enum Chore {
     WithoutIoUring(without_io_uring::WithoutIoUring),
     /// Looks whether every dependency has a licence that deny.toml allows
     Licences,
-    /// Generates what follows from the code: the settings and troubleshooting pages, the header of the C interface; renders the site
+    /// Generates what follows from the code: the settings page, the header of the C interface; renders the site
     Docs(docs::Docs),
     /// Measures every figure of the documentation and of bench/REPORT.md, keeps the results, and updates both
     Report(report::Report),

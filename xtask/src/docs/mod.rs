@@ -1,11 +1,9 @@
-//! `cargo xtask docs`: generates what the documentation takes from the code: the settings page, the page of all messages, and the
-//! header of the C interface. With `--check` it writes nothing and fails where a page is old or a link leads nowhere; with
-//! `--site` it renders the documentation as a site.
+//! `cargo xtask docs`: generates what the documentation takes from the code: the settings page and the header of the C interface.
+//! With `--check` it writes nothing and fails where a page is old, quotes a message that the program does not have, or has a link
+//! that leads nowhere; with `--site` it renders the documentation as a site.
 
-mod catalogue;
 mod header;
-mod messages;
-mod page;
+mod quoted;
 mod site;
 
 use std::fs;
@@ -14,11 +12,7 @@ use std::process::ExitCode;
 
 use sealane_cli::settings::markdown::reference;
 
-use self::catalogue::Catalogue;
 use crate::generated::{self, Page};
-
-/// Where the causes and remedies are, from the workspace's root.
-const CATALOGUE: &str = "docs/troubleshooting.toml";
 
 #[derive(clap::Args)]
 pub(crate) struct Docs {
@@ -56,20 +50,12 @@ impl Docs {
 fn pages(root: &Path) -> Result<Vec<Page>, Vec<String>> {
     let one = |problem: String| vec![problem];
     let read = |path: &Path| fs::read_to_string(path).map_err(|error| vec![format!("{}: {error}", path.display())]);
-    let catalogue = root.join(CATALOGUE);
-    let catalogue: Catalogue =
-        toml::from_str(&read(&catalogue)?).map_err(|error| one(format!("{}: {error}", catalogue.display())))?;
-    let messages = messages::all(root).map_err(one)?;
-    let sorted = catalogue.sort(&messages)?;
-    Ok(vec![
-        header::page(root).map_err(one)?,
-        (root.join("docs/settings.md"), reference()),
-        (root.join("docs/troubleshooting.md"), page::troubleshooting(&catalogue, &sorted)),
-    ])
+    Ok(vec![header::page(root).map_err(one)?, (root.join("docs/settings.md"), reference())])
 }
 
 fn check(root: &Path, pages: &[Page]) -> Result<(), Vec<String>> {
     let mut problems = site::problems(root)?;
+    problems.extend(quoted::problems(root).map_err(|problem| vec![problem])?);
     problems.extend(generated::check(pages, "the code says", "cargo xtask docs").err().into_iter().flatten());
     if problems.is_empty() { Ok(()) } else { Err(problems) }
 }
@@ -78,7 +64,7 @@ fn check(root: &Path, pages: &[Page]) -> Result<(), Vec<String>> {
 mod tests {
     use super::*;
 
-    /// Fails when a message has no entry, an entry no message, a page is old, or a link leads nowhere.
+    /// Fails when a page is old, quotes a message that is no more, or a link leads nowhere.
     #[test]
     fn the_pages_are_what_the_code_says() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");

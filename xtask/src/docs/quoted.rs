@@ -1,0 +1,81 @@
+//! Whether the messages that docs/troubleshooting.md quotes are what the program still says: each of their parts between gaps
+//! (`…`) must be somewhere in the source. A line of quotes is one that begins with a backquote.
+
+use std::fs;
+use std::path::Path;
+
+/// The page, from the workspace's root.
+pub(super) const PAGE: &str = "docs/troubleshooting.md";
+
+/// The crates whose messages reach a user.
+const CRATES: [&str; 6] = ["runtime/src", "transport/src", "fusion/src", "client/src", "bin/src", "bench/src"];
+
+/// Between two messages of a line.
+const BETWEEN: &str = " · ";
+
+/// Shorter parts of a message are anywhere, and say nothing.
+const PART_BYTES_MIN: usize = 4;
+
+/// What is wrong with the page: quotes of which the source has no part, each as a sentence.
+///
+/// # Errors
+/// A file cannot be read.
+pub(super) fn problems(root: &Path) -> Result<Vec<String>, String> {
+    let mut source = String::new();
+    for folder in CRATES {
+        add(&root.join(folder), &mut source)?;
+    }
+    let page = root.join(PAGE);
+    let page = fs::read_to_string(&page).map_err(|error| format!("{}: {error}", page.display()))?;
+    let quotes = quotes(&page);
+    if quotes.is_empty() {
+        return Err(format!("{PAGE} quotes no message"));
+    }
+    let old = quotes.into_iter().filter(|quote| !is_in(quote, &source));
+    Ok(old.map(|quote| format!("{PAGE} quotes `{quote}`, which is nowhere in the source: correct it there")).collect())
+}
+
+/// Adds the texts of all files of Rust in a folder, each as it is printed: without line breaks inside it.
+fn add(folder: &Path, source: &mut String) -> Result<(), String> {
+    let told = |error: std::io::Error| format!("{}: {error}", folder.display());
+    for entry in fs::read_dir(folder).map_err(told)? {
+        let path = entry.map_err(told)?.path();
+        if path.is_dir() {
+            add(&path, source)?;
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            source.push_str(&printed(&fs::read_to_string(&path).map_err(told)?));
+        }
+    }
+    Ok(())
+}
+
+/// A source whose texts go on after a line break without the backslash and the indentation, and have their quotes bare.
+fn printed(source: &str) -> String {
+    let mut parts = source.split("\\\n");
+    let first = parts.next().unwrap_or_default().to_owned();
+    parts.fold(first, |joined, part| joined + part.trim_start()).replace("\\\"", "\"").replace("{{", "{")
+}
+
+fn quotes(page: &str) -> Vec<&str> {
+    let lines = page.lines().filter(|line| line.starts_with('`'));
+    lines.flat_map(|line| line.split(BETWEEN)).map(|quote| quote.trim_end().trim_matches('`').trim()).collect()
+}
+
+fn is_in(quote: &str, source: &str) -> bool {
+    let mut parts = quote.split('…').map(str::trim).filter(|part| part.len() >= PART_BYTES_MIN).peekable();
+    parts.peek().is_some() && parts.all(|part| source.contains(part))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quotes_are_looked_for_part_by_part() {
+        let source = printed("fail(format!(\"the port {port} is \\\n            taken; name \\\"another\\\"\"))");
+        let page = "# Page\n\n`the port … is taken; name \"another\"` · `` it is `gone` ``  \nThe `text` below.\n";
+        assert_eq!(quotes(page), ["the port … is taken; name \"another\"", "it is `gone`"]);
+        assert!(is_in(quotes(page)[0], &source) && !is_in(quotes(page)[1], &source));
+        assert!(!is_in("the port … is free", &source) && !is_in("… a …", &source));
+    }
+}

@@ -27,9 +27,9 @@ const GRID: RGBColor = RGBColor(0xdd, 0xdd, 0xdd);
 const CHARACTER: f64 = 7.2;
 const LINE: i32 = 20;
 const ROW: u32 = 46;
-/// Sizes of letters.
-const TEXT: i32 = 13;
-const SMALL: i32 = 12;
+/// Sizes of letters, of which plotters writes four fifths.
+const TEXT: i32 = 16;
+const SMALL: i32 = 15;
 
 /// Where one figure is so many times another, both are seen on a logarithmic axis alone.
 const LINEAR_QUOTIENT_MAX: f64 = 25.0;

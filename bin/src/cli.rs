@@ -2,13 +2,12 @@
 //! in `Cli::run`, and a file in `commands/`.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
 
 use clap::error::ErrorKind;
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Parser, Subcommand};
 
 use crate::commands::{bench, check, daemon, demo, drain, keys, map, recv, send, stat};
-use crate::settings::{Override, Role};
+use crate::flags::{LogFlags, LogFormat};
 use crate::{Context, Failure};
 
 /// Moves the tensors of parameter-server training between tasks.
@@ -27,15 +26,6 @@ pub struct Cli {
     command: Command,
 }
 
-/// How log lines look.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum LogFormat {
-    /// For people
-    Text,
-    /// One JSON object per line, for programs
-    Json,
-}
-
 #[derive(Debug, Subcommand)]
 enum Command {
     Bench(bench::Args),
@@ -49,13 +39,6 @@ enum Command {
     Recv(recv::Args),
     Send(send::Args),
     Stat(stat::Args),
-}
-
-/// The flags that the log follows, and what it is without any.
-pub(crate) struct LogFlags<'a> {
-    pub(crate) filter: Option<&'a str>,
-    pub(crate) format: LogFormat,
-    pub(crate) default: &'static str,
 }
 
 /// What is logged where nothing says so: what an operator must see, such as pinning that did not happen.
@@ -91,47 +74,6 @@ impl Cli {
             Command::Send(args) => send::run(args, context),
             Command::Stat(args) => stat::run(args, context),
         }
-    }
-}
-
-/// The flags of every command that reads settings.
-#[derive(Args, Clone, Debug, Default)]
-pub struct SettingsFlags {
-    /// Endpoint map, instead of `.endpoint_map` in the configured directory
-    #[arg(long, value_name = "FILE")]
-    pub endpoint_map: Option<PathBuf>,
-
-    /// Which role's environment variables to read: ps, worker or chief
-    #[arg(long, value_name = "ROLE")]
-    pub role: Option<Role>,
-
-    /// Settings file, instead of `sealane.toml` in the working directory
-    #[arg(long, value_name = "FILE")]
-    pub config: Option<PathBuf>,
-
-    /// Set a setting, as in `runtime.shards=4`; repeatable
-    #[arg(long, value_name = "NAME=VALUE")]
-    pub set: Vec<String>,
-}
-
-impl SettingsFlags {
-    pub(crate) fn overrides(&self) -> Result<Vec<Override>, Failure> {
-        let mut overrides = Vec::new();
-        for pair in &self.set {
-            let (name, text) = pair.split_once('=').ok_or_else(|| {
-                Failure::input(format!(
-                    "--set {pair:?} has no `=`; write a setting and its value, as in runtime.shards=4"
-                ))
-            })?;
-            overrides.push(Override::new("--set", name.trim(), text.trim()));
-        }
-        if let Some(file) = &self.endpoint_map {
-            let text = file.to_str().ok_or_else(|| {
-                Failure::input(format!("--endpoint-map {} is not UTF-8; name the file in UTF-8", file.display()))
-            })?;
-            overrides.push(Override::new("--endpoint-map", "transport.endpoint_map", text));
-        }
-        Ok(overrides)
     }
 }
 
@@ -222,12 +164,5 @@ mod tests {
             panic!("accepted");
         };
         assert!(failure.to_string().starts_with("there is no command; "));
-    }
-
-    #[test]
-    fn set_needs_an_equals_sign() {
-        let flags = SettingsFlags { set: vec!["runtime.shards".into()], ..SettingsFlags::default() };
-        let failure = flags.overrides().unwrap_err().to_string();
-        assert!(failure.starts_with("--set \"runtime.shards\" has no `=`; "), "{failure}");
     }
 }

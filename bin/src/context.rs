@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use tracing_subscriber::EnvFilter;
 
 use crate::Failure;
-use crate::cli::{LogFlags, LogFormat, SettingsFlags};
+use crate::flags::{LogFlags, LogFormat, SettingsFlags};
 use crate::settings::{Environment, Override, Settings, Sources};
 
 /// The variable that says what is logged, in the syntax of `tracing-subscriber`'s filter.

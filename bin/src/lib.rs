@@ -12,6 +12,7 @@ pub mod engine_settings;
 mod failure;
 mod figures;
 pub mod files;
+pub mod flags;
 mod host_memory;
 mod links;
 mod local_host;

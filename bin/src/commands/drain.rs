@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use sealane_transport::shm::attach::{self, AttachError};
 
-use crate::cli::SettingsFlags;
 use crate::commands::daemon::socket::lock_path;
 use crate::commands::daemon::socket_override;
+use crate::flags::SettingsFlags;
 use crate::{Context, Failure};
 
 /// Longest `--timeout-s`: a day.

@@ -13,9 +13,9 @@ pub(super) use self::carrier::{Carrier, Wanted};
 
 use self::carrier::{Daemon, Found};
 use super::daemon::socket_override;
-use crate::cli::SettingsFlags;
 use crate::commands::map::unknown_task;
 use crate::engine_settings::short_lived_engine_settings;
+use crate::flags::SettingsFlags;
 use crate::settings::{Settings, Source};
 use crate::{Context, Failure, locked_memory};
 

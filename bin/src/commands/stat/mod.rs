@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use sealane_transport::shm::attach::{self, AttachError};
 
-use crate::cli::SettingsFlags;
 use crate::commands::daemon::socket_override;
 use crate::figures::{Figures, SCHEMA};
+use crate::flags::SettingsFlags;
 use crate::{Context, Failure};
 
 /// How long the daemon may take to answer. Its control thread does nothing that takes long.

@@ -1,0 +1,77 @@
+//! The flags that many commands have, and what they say.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+
+use crate::Failure;
+use crate::settings::{Override, Role};
+
+/// How log lines look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// For people
+    Text,
+    /// One object a line, for programs
+    Json,
+}
+
+/// The flags that the log follows, and what it is without any.
+pub(crate) struct LogFlags<'a> {
+    pub(crate) filter: Option<&'a str>,
+    pub(crate) format: LogFormat,
+    pub(crate) default: &'static str,
+}
+
+/// The flags of every command that reads settings.
+#[derive(Args, Clone, Debug, Default)]
+pub struct SettingsFlags {
+    /// Endpoint map, instead of `.endpoint_map` in the configured directory
+    #[arg(long, value_name = "FILE")]
+    pub endpoint_map: Option<PathBuf>,
+
+    /// Which role's environment variables to read: ps, worker or chief
+    #[arg(long, value_name = "ROLE")]
+    pub role: Option<Role>,
+
+    /// Settings file, instead of `sealane.toml` in the working directory
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+
+    /// Set a setting, as in `runtime.shards=4`; repeatable
+    #[arg(long, value_name = "NAME=VALUE")]
+    pub set: Vec<String>,
+}
+
+impl SettingsFlags {
+    pub(crate) fn overrides(&self) -> Result<Vec<Override>, Failure> {
+        let mut overrides = Vec::new();
+        for pair in &self.set {
+            let (name, text) = pair.split_once('=').ok_or_else(|| {
+                Failure::input(format!(
+                    "--set {pair:?} has no `=`; write a setting and its value, as in runtime.shards=4"
+                ))
+            })?;
+            overrides.push(Override::new("--set", name.trim(), text.trim()));
+        }
+        if let Some(file) = &self.endpoint_map {
+            let text = file.to_str().ok_or_else(|| {
+                Failure::input(format!("--endpoint-map {} is not UTF-8; name the file in UTF-8", file.display()))
+            })?;
+            overrides.push(Override::new("--endpoint-map", "transport.endpoint_map", text));
+        }
+        Ok(overrides)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn set_needs_an_equals_sign() {
+        let flags = SettingsFlags { set: vec!["runtime.shards".into()], ..SettingsFlags::default() };
+        let failure = flags.overrides().unwrap_err().to_string();
+        assert!(failure.starts_with("--set \"runtime.shards\" has no `=`; "), "{failure}");
+    }
+}

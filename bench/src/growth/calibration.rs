@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use super::costs::{Costs, EndCosts};
 use super::fit::{COEFFICIENTS, Equation, cost, fit};
+use super::plan::Size;
 use super::scene::{Course, Machines, Scene};
-use super::setup::steps_counted;
 use super::shards::{Load, Part};
 use super::simulation::simulate;
 use crate::error::BenchError;
@@ -23,8 +23,6 @@ const INPUTS_MIN: usize = 2;
 const WRITES_A_PS: f64 = 4.0;
 /// Messages that carry no tensor for a step and ps: request and taken.
 const CONTROLS_A_PS: f64 = 2.0;
-/// Steps before those that are counted, of each worker.
-const WARM_UP_OF_EACH: u64 = 2;
 /// What a variant says of itself where a step is no plan: how often such a step writes is not in a report.
 const OTHER_FUSIONS: [&str; 4] = ["off", "turn", "receive", "receive-wait-all"];
 
@@ -161,23 +159,16 @@ impl Input {
     /// loopback without delay. What a step moves is the same for each ps.
     fn simulated(&self, costs: &Costs) -> f64 {
         let machines = Machines {
-            workers: self.workers,
+            size: Size { workers: self.workers, ps: self.ps },
             workers_per_host: self.workers,
             ps_per_host: self.ps,
-            worker_shards: 1.0,
-            ps_shards: 1.0,
-            worker_nic: f64::INFINITY,
-            ps_nic: f64::INFINITY,
+            worker_shards: 1,
+            ps_shards: 1,
+            worker_nic_gbit: f64::INFINITY,
+            ps_nic_gbit: f64::INFINITY,
             propagation_us: 0.0,
         };
-        let course = Course {
-            mode: self.mode,
-            compute_us: self.compute_us,
-            sigma: 0.0,
-            seed: 0,
-            warm_up: WARM_UP_OF_EACH * u64::from(self.workers),
-            counted: steps_counted(self.workers),
-        };
+        let course = Course { mode: self.mode, compute_us: self.compute_us, sigma: 0.0, seed: 0 };
         let ps = f64::from(self.ps);
         let tensors = (self.messages / ps - CONTROLS_A_PS).max(CONTROLS_A_PS);
         let part = Part { bytes: (self.bytes / ps / 2.0).round() as u64, messages: tensors / 2.0 };

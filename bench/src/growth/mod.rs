@@ -43,15 +43,12 @@ mod costs;
 mod fit;
 mod limit;
 mod plan;
-mod race;
 mod report;
 mod report_text;
 mod scene;
-mod setup;
 mod shards;
 mod simulation;
 mod station;
-mod tally;
 
 pub use calibration::{Calibration, Prediction, REPORTS_MAX};
 pub use costs::{Costs, EndCosts};
@@ -75,7 +72,7 @@ pub fn grow(plan: &GrowthPlan, progress: &mut Progress) -> Result<GrowthReport, 
     progress.begin(plan.sizes.len() as u32, 1);
     let mut sizes: Vec<SizeRow> = Vec::with_capacity(plan.sizes.len());
     for (round, size) in (0..).zip(&plan.sizes) {
-        let first = sizes.first().map(|first| first.steps_per_s / f64::from(first.workers));
+        let first = sizes.first().map(|first| first.steps_per_s / f64::from(first.size.workers));
         let row = limit::measure(plan, *size, first);
         progress.measured(round, &size.to_string(), &Sample::figure(Metric::StepsPerSecond, row.steps_per_s));
         sizes.push(row);
@@ -84,7 +81,11 @@ pub fn grow(plan: &GrowthPlan, progress: &mut Progress) -> Result<GrowthReport, 
     let calibration = plan.calibration.as_ref();
     Ok(GrowthReport {
         schema: SCHEMA.to_owned(),
-        parameters: GrowthParameters::of(plan),
+        parameters: GrowthParameters {
+            plan: plan.clone(),
+            pull_bytes: plan.variables.pull.iter().sum(),
+            push_bytes: plan.variables.push.iter().sum(),
+        },
         costs: CostsRow {
             costs: plan.costs(),
             session_bytes: limit::SESSION_BYTES,

@@ -4,6 +4,8 @@ use std::fmt;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 
+use serde::Serialize;
+
 use super::calibration::Calibration;
 use super::costs::Costs;
 use super::shards::Variables;
@@ -42,7 +44,7 @@ const TIME_US_MAX: f64 = 60e6;
 const SIGMA_MAX: f64 = 3.0;
 
 /// So many workers and so many parameter servers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Size {
     /// Workers.
     pub workers: u32,
@@ -71,14 +73,16 @@ impl FromStr for Size {
     }
 }
 
-/// What is simulated.
-#[derive(Clone, Debug)]
+/// What is simulated; in a report, its parameters.
+#[derive(Clone, Debug, Serialize)]
 pub struct GrowthPlan {
     /// One simulation, and those of what moves its limit, for each.
+    #[serde(skip)]
     pub sizes: Vec<Size>,
     /// What the variables are called.
     pub workload: String,
     /// What a worker pulls and pushes in a step.
+    #[serde(skip)]
     pub variables: Variables,
     /// Variables of more bytes are cut into slices of at most so many. Default: none is cut.
     pub slice_bytes: Option<u64>,
@@ -101,6 +105,7 @@ pub struct GrowthPlan {
     /// What random numbers depend on. Default: 1.
     pub seed: u64,
     /// What messages cost, by measurement. Default: what [`Costs::default`] says.
+    #[serde(skip)]
     pub calibration: Option<Calibration>,
 }
 

@@ -1,18 +1,16 @@
 //! What a run of `growth` found out, as the JSON that scripts rely on.
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use super::calibration::Prediction;
 use super::costs::Costs;
-use super::plan::GrowthPlan;
-use super::tally::Utilisation;
-use crate::plan::Mode;
+use super::plan::{GrowthPlan, Size};
 
 /// Names the JSON's shape; another shape gets another number.
 pub const SCHEMA: &str = "sealane-growth/1";
 
 /// Everything that a run found out.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize)]
 pub struct GrowthReport {
     /// Always [`SCHEMA`].
     pub schema: String,
@@ -25,38 +23,19 @@ pub struct GrowthReport {
 }
 
 /// What was simulated.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize)]
 pub struct GrowthParameters {
-    /// What the variables are called.
-    pub workload: String,
-    /// Bytes that a worker pulls in a step, and that it pushes.
+    /// The machines.
+    #[serde(flatten)]
+    pub plan: GrowthPlan,
+    /// Bytes that a worker pulls in a step.
     pub pull_bytes: u64,
-    /// See `pull_bytes`.
+    /// Bytes that it pushes.
     pub push_bytes: u64,
-    /// Largest slice of a variable; `None` where they are whole.
-    pub slice_bytes: Option<u64>,
-    /// Who waits for whom.
-    pub mode: Mode,
-    /// Workers of a host.
-    pub workers_per_host: u32,
-    /// Cores of a worker host that Sealane has, and of a ps host.
-    pub worker_shards: u32,
-    /// See `worker_shards`.
-    pub ps_shards: u32,
-    /// Gbit/s of a NIC.
-    pub nic_gbit_per_s: f64,
-    /// Microseconds from NIC to NIC.
-    pub propagation_us: f64,
-    /// Mean compute time of a step in microseconds.
-    pub compute_us: f64,
-    /// Its sigma.
-    pub straggler_sigma: f64,
-    /// What random numbers depend on.
-    pub seed: u64,
 }
 
 /// The costs, and where they are from.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct CostsRow {
     /// CPU times, in nanoseconds.
     #[serde(flatten)]
@@ -74,12 +53,11 @@ pub struct CostsRow {
 }
 
 /// One size.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct SizeRow {
-    /// Workers.
-    pub workers: u32,
-    /// Parameter servers.
-    pub ps: u32,
+    /// Workers and parameter servers.
+    #[serde(flatten)]
+    pub size: Size,
     /// Steps a second of all workers together.
     pub steps_per_s: f64,
     /// How long a step takes a worker.
@@ -103,7 +81,7 @@ pub struct SizeRow {
 }
 
 /// Times in milliseconds.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct StepTimes {
     /// Half take at most so long.
     pub p50: f64,
@@ -112,7 +90,7 @@ pub struct StepTimes {
 }
 
 /// A share for each kind of resource.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Shares {
     /// Shards of a ps.
     pub ps_cpu: f64,
@@ -125,7 +103,7 @@ pub struct Shares {
 }
 
 /// Bytes for each end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct SessionBytes {
     /// One ps.
     pub ps: u64,
@@ -134,7 +112,7 @@ pub struct SessionBytes {
 }
 
 /// What limits the steps a second.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FirstLimit {
     /// The shards of a ps.
@@ -153,20 +131,14 @@ pub enum FirstLimit {
 
 impl FirstLimit {
     /// As the JSON and the table call it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::PsCpu => "ps_cpu",
-            Self::PsNic => "ps_nic",
-            Self::WorkerCpu => "worker_cpu",
-            Self::WorkerNic => "worker_nic",
-            Self::Latency => "latency",
-            Self::Compute => "compute",
-        }
+    pub fn name(self) -> String {
+        let name = serde_json::to_value(self).ok();
+        name.and_then(|name| name.as_str().map(str::to_owned)).unwrap_or_default()
     }
 }
 
 /// A change, and what comes of it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct MovedBy {
     /// The change.
     pub what: String,
@@ -180,32 +152,5 @@ impl GrowthReport {
         let mut text = serde_json::to_string_pretty(self).expect("a report has only named fields and finite numbers");
         text.push('\n');
         text
-    }
-}
-
-impl GrowthParameters {
-    pub(super) fn of(plan: &GrowthPlan) -> GrowthParameters {
-        GrowthParameters {
-            workload: plan.workload.clone(),
-            pull_bytes: plan.variables.pull.iter().sum(),
-            push_bytes: plan.variables.push.iter().sum(),
-            slice_bytes: plan.slice_bytes,
-            mode: plan.mode,
-            workers_per_host: plan.workers_per_host,
-            worker_shards: plan.worker_shards,
-            ps_shards: plan.ps_shards,
-            nic_gbit_per_s: plan.nic_gbit_per_s,
-            propagation_us: plan.propagation_us,
-            compute_us: plan.compute_us,
-            straggler_sigma: plan.straggler_sigma,
-            seed: plan.seed,
-        }
-    }
-}
-
-impl Shares {
-    pub(super) fn of(which: impl Fn(&Utilisation) -> f64, all: [&Utilisation; 4]) -> Shares {
-        let [ps_cpu, ps_nic, worker_cpu, worker_nic] = all.map(|one| crate::spread::rounded(which(one)));
-        Shares { ps_cpu, ps_nic, worker_cpu, worker_nic }
     }
 }

@@ -27,7 +27,7 @@ impl GrowthReport {
 
     /// One line that says what was simulated.
     pub(crate) fn heading(&self) -> String {
-        let settings = &self.parameters;
+        let settings = &self.parameters.plan;
         let slices = settings.slice_bytes.map_or(String::new(), |bytes| {
             format!(" in slices of at most {}", format_bytes(usize::try_from(bytes).unwrap_or(usize::MAX)))
         });
@@ -119,7 +119,7 @@ impl GrowthReport {
 
     fn notes(&self) -> String {
         let mut text = "Utilisation is that of the busiest of its kind. Efficiency is steps/s and worker in those of the first size.\n".to_owned();
-        let most = self.sizes.iter().map(|size| size.workers).max().unwrap_or(0);
+        let most = self.sizes.iter().map(|size| size.size.workers).max().unwrap_or(0);
         if most as usize > PEERS_MAX {
             writeln!(
                 text,
@@ -132,8 +132,8 @@ impl GrowthReport {
             writeln!(
                 text,
                 "Sessions of {}+{} hold {:.0} MB in a ps and {:.0} MB in a worker host.",
-                last.workers,
-                last.ps,
+                last.size.workers,
+                last.size.ps,
                 megabytes(last.session_bytes.ps),
                 megabytes(last.session_bytes.worker_host)
             )
@@ -150,12 +150,12 @@ fn row(size: &SizeRow) -> Vec<String> {
         (moved.what.clone(), format!("{:.2}", moved.factor))
     });
     let head = [
-        size.workers.to_string(),
-        size.ps.to_string(),
+        size.size.workers.to_string(),
+        size.size.ps.to_string(),
         format!("{:.0}", size.steps_per_s),
         format!("{:.3}", size.step_ms.p50),
         format!("{:.3}", size.step_ms.p99),
     ];
-    let tail = [format!("{:.2}", size.efficiency), size.first_limit.name().to_owned(), what, factor];
+    let tail = [format!("{:.2}", size.efficiency), size.first_limit.name(), what, factor];
     head.into_iter().chain(shares).chain(tail).collect()
 }

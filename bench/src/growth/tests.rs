@@ -38,8 +38,8 @@ fn the_report_has_the_documented_shape() {
     }
     assert_eq!((&size["first_limit"], &size["efficiency"]), (&json!("ps_cpu"), &json!(1.0)));
     assert_eq!(made["costs"]["worker"]["byte_ns"], json!(Costs::default().worker.byte_ns));
-    assert_eq!(serde_json::from_str::<GrowthReport>(&report.to_json()).unwrap(), report);
-    assert_eq!(grow(&plan(), &mut Progress::silent()).unwrap(), report, "the same input gives the same");
+    let again = grow(&plan(), &mut Progress::silent()).unwrap();
+    assert_eq!(again.to_json(), report.to_json(), "the same input gives the same");
 }
 
 #[test]

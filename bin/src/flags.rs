@@ -12,7 +12,7 @@ use crate::settings::{Override, Role};
 pub enum LogFormat {
     /// For people
     Text,
-    /// One object a line, for programs
+    /// One JSON object per line, for programs
     Json,
 }
 

@@ -49,7 +49,6 @@ impl Docs {
 /// Every page as it should be.
 fn pages(root: &Path) -> Result<Vec<Page>, Vec<String>> {
     let one = |problem: String| vec![problem];
-    let read = |path: &Path| fs::read_to_string(path).map_err(|error| vec![format!("{}: {error}", path.display())]);
     Ok(vec![header::page(root).map_err(one)?, (root.join("docs/settings.md"), reference())])
 }
 

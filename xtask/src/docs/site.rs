@@ -7,8 +7,6 @@ use std::io::ErrorKind;
 use std::path::{Component, Path, PathBuf};
 use std::process::Command;
 
-use super::page::anchor;
-
 /// The index, which mdbook reads as the site's table of contents.
 const SUMMARY: &str = "docs/SUMMARY.md";
 /// mdbook's settings.
@@ -156,6 +154,13 @@ fn put(path: &Path, bytes: &[u8]) -> Result<(), Vec<String>> {
     let folder = path.parent().unwrap_or(path);
     let written = fs::create_dir_all(folder).and_then(|()| fs::write(path, bytes));
     written.map_err(|error| vec![format!("{}: {error}", path.display())])
+}
+
+/// The anchor that a heading gets.
+fn anchor(title: &str) -> String {
+    let kept = title.to_lowercase();
+    let kept = kept.chars().filter(|letter| letter.is_alphanumeric() || matches!(letter, ' ' | '-'));
+    kept.map(|letter| if letter == ' ' { '-' } else { letter }).collect()
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/notification.h"
 #include "step.h"
+#include "tensorflow/core/common_runtime/copy_tensor.h"
 #include "tensorflow/core/common_runtime/device.h"
 #include "tensorflow/core/common_runtime/device_mgr.h"
 #include "tensorflow/core/distributed_runtime/call_options.h"
@@ -37,6 +38,10 @@ ParsedKey Parsed(const std::string& key) {
   ParsedKey parsed;
   TF_CHECK_OK(tensorflow::Rendezvous::ParseKey(key, &parsed));
   return parsed;
+}
+
+absl::Status NoMemory(absl::string_view key, size_t bytes) {
+  return absl::ResourceExhaustedError(absl::StrCat("no memory for a tensor of ", bytes, " bytes: ", key));
 }
 
 class Rendezvous : public tensorflow::BaseRemoteRendezvous {
@@ -106,15 +111,17 @@ class RendezvousSending : public Sending {
 void RendezvousSending::Stage(std::function<void(const absl::Status&)> done) {
   if (dead || args_.device_context == nullptr || on_host_) return done(absl::OkStatus());
   Device* device = nullptr;
-  const ParsedKey parsed = Parsed(key);
-  absl::Status status = rendezvous_->FindDevice(parsed.src_device, &device);
+  absl::Status status = rendezvous_->FindDevice(Parsed(key).src_device, &device);
   if (!status.ok()) return done(status);
   tensorflow::AllocatorAttributes host;
   host.set_on_host(true);
   host.set_gpu_compatible(true);
+  tensorflow::Allocator* allocator = device->GetAllocator(host);
   original_ = tensor;
-  tensor = Tensor(device->GetAllocator(host), original_->dtype(), original_->shape());
-  args_.device_context->CopyDeviceTensorToCPU(&*original_, parsed.edge_name, device, &tensor, std::move(done));
+  tensor = Tensor(allocator, original_->dtype(), original_->shape());
+  if (!tensor.IsInitialized()) return done(NoMemory(key, original_->TotalBytes()));
+  // Of lists, which are on the host, it copies what they are of.
+  CopyDeviceToHost(&*original_, allocator, allocator, key, device, &tensor, args_.device_context, std::move(done));
 }
 
 absl::Status Rendezvous::Send(const ParsedKey& key, const Args& args, const Tensor& tensor, bool dead) {
@@ -291,7 +298,7 @@ absl::Status RendezvousAsking::Make(const Incoming& incoming, sealane_tensor* ca
   } else {
     *tensor = Tensor(device_->GetAllocator(attributes), incoming.type, incoming.shape);
     if (!tensor->IsInitialized()) {
-      status = absl::ResourceExhaustedError(absl::StrCat("no memory for a tensor of ", incoming.bytes, " bytes: ", key));
+      status = NoMemory(key, incoming.bytes);
     } else if (incoming.bytes > 0) {
       std::memcpy(tensor->data(), incoming.data, incoming.bytes);
     }
@@ -316,6 +323,7 @@ void RendezvousAsking::Received(const absl::Status& received, const Incoming& in
   }
   // To the device, as TensorFlow does it for what comes from another task.
   auto on_device = std::make_unique<Tensor>(device_->GetAllocator(args_.alloc_attrs), tensor->dtype(), tensor->shape());
+  if (!on_device->IsInitialized()) return End(NoMemory(key, incoming.bytes), Tensor(), false);
   Ref();
   Tensor *from = tensor.release(), *to = on_device.release();
   args_.device_context->CopyCPUTensorToDevice(from, device_, to, [this, from, to](const absl::Status& copied) {

@@ -174,6 +174,29 @@ def test_every_shape_goes_there_and_back(both, shape, there, here):
     assert (received, sent) == (3, 1)
 
 
+def lists(there, here):
+    """Sends a list of tensors, which lie in the device's memory while the list itself does not."""
+    with tf.Graph().as_default() as graph:
+        with tf.device(PS + CPU):
+            values = tf.reshape(tf.range(6000.0), [3, 2000])
+            made = tf.raw_ops.TensorListFromTensor(tensor=values, element_shape=tf.constant([2000]))
+        with tf.device(PS + there):
+            source = tf.identity(made)
+        with tf.device(WORKER + here):
+            came = tf.identity(source)
+        with tf.device(WORKER + CPU):
+            shown = tf.raw_ops.TensorListStack(input_handle=came, element_shape=tf.constant([2000]), element_dtype=tf.float32)
+    with cluster.session(graph) as session:
+        return [session.run(shown).sum(axis=1).tolist() for _ in range(2)]
+
+
+@WAYS
+def test_lists_of_tensors_arrive(both, there, here):
+    outcome, received, _ = both(lists, there, here)
+    assert outcome == [[1999000.0, 5999000.0, 9999000.0]] * 2
+    assert received == 2
+
+
 def shapes():
     """Sends from a device to a device what lies in host memory there: a shape."""
     with tf.Graph().as_default() as graph:
@@ -260,6 +283,21 @@ def test_a_copy_that_fails_fails_the_step(jobs, protocol, task, direction, bytes
     # What gRPC says where it fails at the consumer.
     told = "parse" if (protocol, task) == ("grpc", "worker") else "the fake device was told to fail"
     assert kind == "InternalError" and told in message
+    assert worker.call(once, bytes) == 6.0
+
+
+@BYTES
+@pytest.mark.parametrize("protocol", ["grpc", "grpc+sealane"])
+def test_a_device_without_room_fails_the_step(jobs, protocol, bytes):
+    worker = jobs[protocol][1]
+    assert worker.call(once, bytes) == 6.0
+    worker.call(room, 64)
+    try:
+        kind, message = worker.call(once, bytes)
+    finally:
+        worker.call(room, -1)
+    # gRPC says what it says of all that it cannot make a tensor of.
+    assert (kind, "parse" in message) == (("InternalError", True) if protocol == "grpc" else ("ResourceExhaustedError", False))
     assert worker.call(once, bytes) == 6.0
 
 

@@ -17,6 +17,7 @@
 #include "tensorflow/core/distributed_runtime/worker_interface.h"
 #include "tensorflow/core/distributed_runtime/worker_session.h"
 #include "tensorflow/core/framework/tensor.pb.h"
+#include "tensorflow/core/platform/env.h"
 #include "tensorflow/core/util/device_name_utils.h"
 
 namespace sealane_tensorflow {
@@ -261,8 +262,11 @@ class RendezvousAsking : public Asking, public BaseRecvTensorCall {
  private:
   ~RendezvousAsking() override { rendezvous_->Unref(); }
 
+  absl::Status Parse(const Incoming& incoming, tensorflow::TensorProto* proto);
   // The tensor in host memory. Takes `came` over.
   absl::Status Make(const Incoming& incoming, sealane_tensor* came, Tensor* tensor);
+  // The tensor on the device, of a TensorProto.
+  void MakeOnDevice(std::shared_ptr<const tensorflow::TensorProto> proto);
   void End(const absl::Status& status, const Tensor& tensor, bool dead) {
     DoneCallback done = std::move(done_);
     done(status, Args(), args_, tensor, dead);
@@ -277,6 +281,22 @@ class RendezvousAsking : public Asking, public BaseRecvTensorCall {
   absl::Status status_ ABSL_GUARDED_BY(mu_);
 };
 
+absl::Status RendezvousAsking::Parse(const Incoming& incoming, tensorflow::TensorProto* proto) {
+  if (incoming.bytes <= INT_MAX && proto->ParseFromArray(incoming.data, static_cast<int>(incoming.bytes))) return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat("Sealane: a peer's tensor was refused: it is no TensorProto: ", key));
+}
+
+void RendezvousAsking::MakeOnDevice(std::shared_ptr<const tensorflow::TensorProto> proto) {
+  Ref();
+  // It waits for the copy, as nothing else that comes may.
+  tensorflow::Env::Default()->SchedClosure([this, proto] {
+    Tensor tensor;
+    const absl::Status status = device_->MakeTensorFromProto(*proto, args_.alloc_attrs, &tensor);  // Checks it.
+    End(status, tensor, false);
+    Unref();
+  });
+}
+
 absl::Status RendezvousAsking::Make(const Incoming& incoming, sealane_tensor* came, Tensor* tensor) {
   tensorflow::AllocatorAttributes attributes = args_.alloc_attrs;
   if (!on_host_) {
@@ -288,11 +308,8 @@ absl::Status RendezvousAsking::Make(const Incoming& incoming, sealane_tensor* ca
     *tensor = Tensor();
   } else if (incoming.type == tensorflow::DT_INVALID) {
     tensorflow::TensorProto proto;
-    if (incoming.bytes > INT_MAX || !proto.ParseFromArray(incoming.data, static_cast<int>(incoming.bytes))) {
-      status = absl::DataLossError(absl::StrCat("Sealane: a peer's tensor was refused: it is no TensorProto: ", key));
-    } else {
-      status = device_->MakeTensorFromProto(proto, args_.alloc_attrs, tensor);  // Checks it, and copies it to the device.
-    }
+    status = Parse(incoming, &proto);
+    if (status.ok()) status = device_->MakeTensorFromProto(proto, args_.alloc_attrs, tensor);  // Checks it.
   } else if (rendezvous_->step()->endpoint()->arena()->Keep(came, incoming.type, incoming.shape, incoming.data, incoming.bytes, tensor)) {
     came = nullptr;
   } else {
@@ -311,16 +328,18 @@ void RendezvousAsking::Received(const absl::Status& received, const Incoming& in
   rendezvous_->DeregisterCall(this, args_);
   auto tensor = std::make_unique<Tensor>();
   absl::Status status = received;
-  if (status.ok()) {
+  const bool dead = incoming.dead;
+  if (status.ok() && !dead && !on_host_ && incoming.type == tensorflow::DT_INVALID) {
+    auto proto = std::make_shared<tensorflow::TensorProto>();
+    status = Parse(incoming, proto.get());
+    sealane_tensor_free(came);
+    if (status.ok()) return MakeOnDevice(std::move(proto));
+  } else if (status.ok()) {
     status = Make(incoming, came, tensor.get());
   } else {
     sealane_tensor_free(came);
   }
-  const bool dead = incoming.dead;
-  const bool made_on_device = incoming.type == tensorflow::DT_INVALID;
-  if (!status.ok() || dead || made_on_device || args_.device_context == nullptr || on_host_) {
-    return End(status, *tensor, dead);
-  }
+  if (!status.ok() || dead || args_.device_context == nullptr || on_host_) return End(status, *tensor, dead);
   // To the device, as TensorFlow does it for what comes from another task.
   auto on_device = std::make_unique<Tensor>(device_->GetAllocator(args_.alloc_attrs), tensor->dtype(), tensor->shape());
   if (!on_device->IsInitialized()) return End(NoMemory(key, incoming.bytes), Tensor(), false);

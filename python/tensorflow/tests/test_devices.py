@@ -372,6 +372,19 @@ def test_a_step_may_be_aborted_while_a_tensor_is_copied(jobs, driver, tmp_path, 
         wait_until("nothing is left on the device", lambda: each.call(blocks) == 0)
 
 
+@pytest.mark.parametrize("there", [FAKE, CPU])
+def test_a_list_that_is_copied_keeps_nobody_waiting(jobs, driver, there):
+    worker = jobs["grpc+sealane"][1]
+    worker.call(hold, TO_DEVICE, True)
+    try:
+        step = driver.begin(lists, there, FAKE)
+        wait_until("a copy that waits", lambda: worker.call(waiting, TO_DEVICE) > 0)
+        assert worker.call(once, 40_000, FAKE, CPU) == 6.0
+    finally:
+        worker.call(hold, TO_DEVICE, False)
+    assert step.result() == [[1999000.0, 5999000.0, 9999000.0]] * 2
+
+
 @BYTES
 def test_a_tensor_may_be_asked_for_by_grpc_while_it_is_copied(make_job, library, bytes):
     # The worker's arena has no room for what comes by Sealane, as the ps does not know.

@@ -62,6 +62,46 @@ def test_a_chief_connects_to_a_cluster(make_job, mapped):
 # --- ParameterServerStrategy --------------------------------------------------------------------------------------------------------------
 
 
+def exchange(cluster, steps):
+    """A coordinator's own pulls and pushes: reads variables of the parameter servers, and adds to them what is made here."""
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec(cluster), task_type="chief", task_id=0, rpc_layer="grpc+sealane"
+    )
+    strategy = tf.distribute.experimental.ParameterServerStrategy(resolver)
+    tf.distribute.coordinator.ClusterCoordinator(strategy)
+    with strategy.scope():
+        variables = [tf.Variable(tf.fill([size], float(size))) for size in (10, 5000)]
+
+    @tf.function
+    def step(number):
+        with tf.device("/job:chief/task:0/cpu:0"):
+            pulled = [variable.read_value() * 1.0 for variable in variables]
+            pushed = [tf.fill(tf.shape(value), number) + value for value in pulled]
+        for variable, value in zip(variables, pushed):
+            with tf.device(variable.device):
+                variable.assign(value)
+        return [tf.reduce_max(value) for value in pulled]
+
+    given = [[float(value) for value in step(tf.constant(float(number)))] for number in range(steps)]
+    return given, [float(variable.numpy().min()) for variable in variables], [variable.device for variable in variables]
+
+
+def test_a_coordinators_own_tensors_go_by_sealane(make_job):
+    job = make_job(ps=2, worker=1, chief=1).start_daemons()
+    known = {each: job.cluster[each] for each in ("ps", "worker")}
+    job.start_all(("ps", 0), ("ps", 1), ("worker", 0), cluster=known)
+    chief = job.start("chief", server=False)
+    given, last, devices = chief.call(exchange, job.cluster, 4)
+    assert given == [[size + total for size in (10.0, 5000.0)] for total in (0, 0, 1, 3)]
+    assert last == [16.0, 5006.0]
+    assert ["/task:0/" in devices[0], "/task:1/" in devices[1]] == [True, True]
+    found = chief.pairs()
+    for name in ("ps/0", "ps/1"):
+        # Four steps each way, and what is read in the end.
+        assert found[name]["sealane"]["received_tensors"] >= 5 and found[name]["sealane"]["sent_tensors"] >= 4, found[name]
+        assert found[name]["grpc"]["received_tensors"] == found[name]["grpc"]["sent_tensors"] == 0, found[name]
+
+
 def coordinate(cluster, began, resume, protocol="grpc+sealane"):
     """Trains until the file `began` is there and, once `resume` is, some more. Gives the variables' values and how many steps there were."""
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(

@@ -85,7 +85,8 @@ absl::Status Rendezvous::FindDevice(absl::string_view name, Device** device) {
 class RendezvousSending : public Sending {
  public:
   RendezvousSending(Rendezvous* rendezvous, const ParsedKey& key, const Args& args, const Tensor& tensor, bool dead)
-      : Sending(key.FullKey(), tensor, dead), rendezvous_(rendezvous), args_(args), on_host_(OnHost(key.src, args.alloc_attrs)) {
+      : Sending(key.FullKey(), tensor, dead), rendezvous_(rendezvous), args_(args) {
+    if (!dead && args.device_context != nullptr && !OnHost(key.src, args.alloc_attrs)) found_ = rendezvous->FindDevice(key.src_device, &device_);
     rendezvous_->Ref();
     if (args_.device_context != nullptr) args_.device_context->Ref();
   }
@@ -105,24 +106,23 @@ class RendezvousSending : public Sending {
  private:
   Rendezvous* const rendezvous_;
   const Args args_;
-  const bool on_host_;
+  // Where the tensor is, if not on the host. It is staged later, when the step may have ended and the rendezvous be gone.
+  Device* device_ = nullptr;
+  absl::Status found_;
   std::optional<Tensor> original_;  // On the device, where `tensor` is a copy.
 };
 
 void RendezvousSending::Stage(std::function<void(const absl::Status&)> done) {
-  if (dead || args_.device_context == nullptr || on_host_) return done(absl::OkStatus());
-  Device* device = nullptr;
-  absl::Status status = rendezvous_->FindDevice(Parsed(key).src_device, &device);
-  if (!status.ok()) return done(status);
+  if (device_ == nullptr) return done(found_);
   tensorflow::AllocatorAttributes host;
   host.set_on_host(true);
   host.set_gpu_compatible(true);
-  tensorflow::Allocator* allocator = device->GetAllocator(host);
+  tensorflow::Allocator* allocator = device_->GetAllocator(host);
   original_ = tensor;
   tensor = Tensor(allocator, original_->dtype(), original_->shape());
   if (!tensor.IsInitialized()) return done(NoMemory(key, original_->TotalBytes()));
   // Of lists, which are on the host, it copies what they are of.
-  CopyDeviceToHost(&*original_, allocator, allocator, key, device, &tensor, args_.device_context, std::move(done));
+  CopyDeviceToHost(&*original_, allocator, allocator, key, device_, &tensor, args_.device_context, std::move(done));
 }
 
 absl::Status Rendezvous::Send(const ParsedKey& key, const Args& args, const Tensor& tensor, bool dead) {

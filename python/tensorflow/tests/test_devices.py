@@ -162,6 +162,7 @@ def test_every_type_goes_there_and_back(both, name, there, here):
     assert (received, sent) == (3, 1)
 
 
+BYTES = pytest.mark.parametrize("bytes", [400, 40_000, 4 << 20])
 # Beside: scalar, empty, within a bundle, announced, several MB, longer than what the arena lends.
 SHAPES = [[], [0], [3, 0, 2], [1023], [1024], [1025], [50, 100], [3 << 20]]
 
@@ -243,6 +244,48 @@ def test_dead_tensors_go_from_device_to_device(both):
     assert (received, sent) == (12, 9)
 
 
+def edge(kind, session, tensor, device):
+    """TensorFlow's own op that sends from device to device, or asks; always under the same key."""
+    incarnation = next(each.incarnation for each in session.list_devices() if "job:ps/" in each.name and each.device_type == "FAKE")
+    value = v1.AttrValue
+    attributes = {
+        "tensor_name": value(s=b"twice"),
+        "send_device": value(s=b"/job:ps/replica:0/task:0/device:FAKE:0"),
+        "send_device_incarnation": value(i=incarnation),
+        "recv_device": value(s=b"/job:worker/replica:0/task:0/device:FAKE:0"),
+        "client_terminated": value(b=False),
+        "T" if kind == "_Send" else "tensor_type": value(type=tf.float32.as_datatype_enum),
+    }
+    with tf.device(device):
+        inputs, types = ([tensor], []) if kind == "_Send" else ([], [tf.float32])
+        return session.graph.create_op(kind, inputs, types, attrs=attributes, name="edge")
+
+
+def again(count, bytes):
+    """Sends several tensors under one key in a step, and asks as often: gives the order in which they come."""
+    graph = tf.Graph()
+    with cluster.session(graph) as session, graph.as_default():
+        came, sent, received = [], [], []
+        for number in range(count):
+            with tf.device(PS + CPU):
+                filled = tf.fill([bytes // 4], float(number))
+            with tf.device(PS + FAKE), tf.control_dependencies(sent):
+                tensor = tf.identity(filled)
+            sent = [edge("_Send", session, tensor, PS + FAKE)]
+            with tf.control_dependencies(received):
+                received = [edge("_Recv", session, None, WORKER + FAKE)]
+            with tf.device(WORKER + CPU):
+                came.append(tf.identity(received[0].outputs[0])[0])
+        return [session.run([came, *sent])[0] for _ in range(3)]
+
+
+@BYTES
+def test_what_has_one_key_comes_in_order(both, bytes):
+    outcome, received, _ = both(again, 5, bytes)
+    assert [list(each) for each in outcome] == [[0, 1, 2, 3, 4]] * 3
+    assert received == 15
+
+
 # --- Copies that fail ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -263,9 +306,6 @@ def once(bytes, there=FAKE, here=FAKE):
             return float(session.run(shown, {value: 3.0}))
         except tf.errors.OpError as error:
             return type(error).__name__, error.message
-
-
-BYTES = pytest.mark.parametrize("bytes", [400, 40_000, 4 << 20])
 
 
 @BYTES

@@ -56,6 +56,10 @@ class AddressBook {
  public:
   // Learns a cluster: of a server, of a session, or of an update of either. The latest address of a task is the one that is tried.
   void Learn(const tensorflow::ClusterDef& cluster);
+  // The same, as TensorFlow 2.13 says it of a session that may have none.
+  void Learn(const tensorflow::ClusterDef* cluster) {
+    if (cluster != nullptr) Learn(*cluster);
+  }
 
   // The task that a device belongs to; made if it was never heard of.
   Peer* Find(const tensorflow::DeviceNameUtils::ParsedName& device);

@@ -1,12 +1,14 @@
 #include "burst.h"
 
+#include <pthread.h>
+
 #include <condition_variable>
 #include <mutex>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
-#include "tensorflow/core/platform/env.h"
 
 namespace sealane_tensorflow {
 
@@ -36,13 +38,15 @@ void Burst::Do(std::function<void()> what) {
   {
     std::lock_guard lock(state_->mu);
     state_->waiting.push_back(std::move(what));
-    if (!std::exchange(state_->started, true)) tensorflow::Env::Default()->StartDetachedThread({}, "sealane_burst", [state = state_] { state->Run(); });
+    // Not by TensorFlow, whose older releases have no thread that nobody waits for.
+    if (!std::exchange(state_->started, true)) std::thread([state = state_] { state->Run(); }).detach();
     wake = std::exchange(state_->asleep, false);
   }
   if (wake) state_->changed.notify_one();
 }
 
 void Burst::State::Run() {
+  pthread_setname_np(pthread_self(), "sealane_burst");
   std::vector<std::function<void()>> now;
   for (;;) {
     now.clear();

@@ -341,7 +341,8 @@ void Step::DataDone(void* context, const sealane_error* error, sealane_tensor* c
 void Step::AskForData(Asking* asking, size_t bytes) {
   void* memory = endpoint_->arena()->AllocateShared(bytes);
   if (memory == nullptr) {  // gRPC has no such limit.
-    LOG_EVERY_N_SEC(WARNING, 10) << "Sealane: a tensor of " << bytes << " bytes from " << asking->lane->route->peer->name
+    // As text: some releases of TensorFlow do not show us how absl's log writes numbers.
+    LOG_EVERY_N_SEC(WARNING, 10) << "Sealane: a tensor of " << absl::StrCat(bytes) << " bytes from " << asking->lane->route->peer->name
                                  << " comes by gRPC: the arena has no room for it, see SEALANE_TF_ARENA_BYTES";
     return EndByGrpc(asking);
   }

@@ -32,7 +32,8 @@ SILENT_SECONDS = 300
 # Another program may take a port between its choice and its use: then all is started anew, so often.
 ATTEMPTS = 5
 TAKEN = ("Address already in use", "cannot listen on")
-LOG_LINES = 15
+# An error of a graph in TensorFlow 2.13 has a stack trace behind its message.
+LOG_LINES = 60
 # How often a task tells how far it is.
 TELL_EVERY_SECONDS = 0.2
 # A machine that runs all of a job has no core to spare for more.

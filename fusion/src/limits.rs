@@ -1,5 +1,5 @@
-//! The limits of a node and its engine, by name, but for those that users set: they are in [`EngineSettings`](crate::EngineSettings),
-//! and those of the wire and the session in `sealane_transport::limits`.
+//! The limits of a node and its engine, by name. Those that users set are in [`EngineSettings`](crate::EngineSettings), and those
+//! of the wire and the session in `sealane_transport::limits`.
 
 use std::time::Duration;
 
@@ -84,7 +84,7 @@ pub(crate) const CREDIT_BYTES_MAX: usize = 16 << 20;
 
 // The engine.
 
-/// How long [`Engine::stop`] gives goodbyes to leave.
+/// How long [`Engine::stop`](crate::Engine::stop) gives goodbyes to leave.
 pub(crate) const FAREWELL_TIME: Duration = Duration::from_millis(500);
 
 /// A longer timeout means no limit: a hundred years, which any clock can count from now.
@@ -116,8 +116,8 @@ pub(crate) const CALLER_FAILURES_FREE: u32 = 16;
 /// What a checked signature costs is a few hundred microseconds at most: a host costs no more than a thousandth of a core.
 pub(crate) const CALLER_FAILURE_EVERY: Duration = Duration::from_secs(1);
 
-/// Greetings that were broken off which a host has free; then one every [`CALLER_BREAK_EVERY`]. Honest callers break off too, where
-/// their calls cross with those from here: one for each pair of shards at most, whenever both hosts start.
+/// Greetings that were broken off which a host has free; then one every [`CALLER_BREAK_EVERY`]. Honest callers break off too,
+/// where their calls cross with those from here: one for each pair of shards at most, whenever both hosts start.
 pub(crate) const CALLER_BREAKS_FREE: u32 = 1024;
 
 /// Who goes in the middle of a handshake has cost what the half of it does: a host costs a few hundredths of a core.
@@ -170,11 +170,11 @@ pub(crate) const PUBLISHED_TOGETHER_MAX: usize = 4096;
 const _: () = {
     assert!(
         COPY_PIECE_BYTES <= COPY_AT_ONCE_BYTES && COPY_AT_ONCE_BYTES <= COPY_HELPING_BYTES,
-        "a helping is whole pieces"
+        "a helping would be less than a piece"
     );
-    assert!(COPY_HELPING_BYTES <= COPY_BUDGET_BYTES, "a turn would end within a helping");
+    assert!(COPY_HELPING_BYTES <= COPY_BUDGET_BYTES, "a turn would be less than a helping of copies");
     assert!(BLOCKED_TURNS < HOT_IDLE_TURNS, "a link would no longer be read while it is tried again");
     assert!(CREDIT_MESSAGES_MAX <= QUEUE_TENSORS_MAX, "one stream could fill a queue by its credit");
     assert!(REDIAL_WAIT_MIN.as_millis() < REDIAL_WAIT_MAX.as_millis(), "waits would not grow");
-    assert!(HANDED_AT_ONCE <= HANDED_PER_TURN, "a turn would end within a helping");
+    assert!(HANDED_AT_ONCE <= HANDED_PER_TURN, "a turn would hand over more than it may");
 };

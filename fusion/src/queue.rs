@@ -49,6 +49,16 @@ struct Inner {
     sleepers: usize,
 }
 
+impl Inner {
+    /// These are no longer in the queue.
+    fn took<'a>(&mut self, items: impl Iterator<Item = &'a Accepted>) {
+        let bytes: usize = items.map(|item| item.tensor.len()).sum();
+        debug_assert!(bytes <= self.bytes, "the queue would be full for ever, or never");
+        self.bytes -= bytes;
+        debug_assert!(!self.items.is_empty() || self.bytes == 0, "an empty queue would have no room for its pushers");
+    }
+}
+
 /// See the module. [`Acceptor`](crate::Acceptor) is how tasks see it.
 pub struct AcceptQueue {
     inner: Mutex<Inner>,
@@ -122,7 +132,7 @@ impl AcceptQueue {
         let (mine, others): (VecDeque<_>, _) = all.into_iter().partition(|(by, _)| *by == shard);
         inner.items = others;
         let mine: Vec<_> = mine.into_iter().map(|(_, item)| item).collect();
-        inner.bytes -= mine.iter().map(|item| item.tensor.len()).sum::<usize>();
+        inner.took(mine.iter());
         mine
     }
 
@@ -169,8 +179,7 @@ impl AcceptQueue {
         }
         let before = into.len();
         into.extend(inner.items.drain(..count).map(|(_, item)| item));
-        let bytes: usize = into[before..].iter().map(|item| item.tensor.len()).sum();
-        inner.bytes -= bytes;
+        inner.took(into[before..].iter());
         // Half of it at once, so that pushers are not told of every single place.
         let roomy = 2 * inner.items.len() <= self.options.tensors_max && 2 * inner.bytes <= self.options.bytes_max;
         let starved = inner.starved && roomy;

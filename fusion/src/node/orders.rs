@@ -7,7 +7,8 @@ use sealane_transport::wire::{Hello, RejectCode};
 /// What the owner of a node is to do about connections.
 #[derive(Debug)]
 pub enum ConnectOrder {
-    /// Call a peer, say `hello`, and report with [`Node::dialed`](super::Node::dialed) or [`Node::dial_failed`](super::Node::dial_failed).
+    /// Call a peer, say `hello`, and report with [`Node::dialed`](super::Node::dialed) or
+    /// [`Node::dial_failed`](super::Node::dial_failed).
     Dial {
         /// Names the call in the report.
         peer: Handle,

@@ -1,7 +1,7 @@
 //! Steps that were aborted: remembered, so that a send or recv that comes late hears of it too.
 //!
-//! Bounded by [`ENDED_STEPS_MAX`] records and by [`ENDED_REASON_BYTES`] of text each. When that is reached, whoever has more than an
-//! equal share loses the oldest of its own: nobody makes this side forget what another has aborted within its share.
+//! Bounded by [`ENDED_STEPS_MAX`] records and by [`ENDED_REASON_BYTES`] of text each. When that is reached, whoever has more than
+//! an equal share loses the oldest of its own: nobody makes this side forget what another has aborted within its share.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -89,7 +89,7 @@ impl Context {
         let mut out = std::io::stdout().lock();
         match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
             Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(Failure::work(format!(
-                "standard output cannot be written ({error}); direct it to a place with room"
+                "standard output cannot be written ({error}); redirect it to a place with free space"
             ))),
             _ => Ok(()),
         }

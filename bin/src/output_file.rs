@@ -25,10 +25,7 @@ impl OutputFile {
 
     fn new(flag: &'static str, path: &Path) -> Result<OutputFile, Failure> {
         if path.file_name().is_none() || path.exists() && !path.is_file() {
-            return Err(Failure::input(format!(
-                "{flag} {} is no file; name one that is to be written",
-                path.display()
-            )));
+            return Err(Failure::input(format!("{flag} {} is not a file; name the file to write", path.display())));
         }
         let file = OutputFile { flag, path: path.to_owned() };
         // Unnamed, so that nothing is left of it whatever happens next.
@@ -65,9 +62,9 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = |name: &str| directory.path().join(name);
         assert!(error(&path("none/report.html")).contains("none/report.html cannot be written (No such file"));
-        assert!(error(directory.path()).ends_with("is no file; name one that is to be written"));
-        assert!(error(Path::new("/dev/null")).contains("--report /dev/null is no file"));
-        assert!(error(Path::new("..")).contains("--report .. is no file"));
+        assert!(error(directory.path()).ends_with("is not a file; name the file to write"));
+        assert!(error(Path::new("/dev/null")).contains("--report /dev/null is not a file"));
+        assert!(error(Path::new("..")).contains("--report .. is not a file"));
         OutputFile::new("--report", &path("report.html")).unwrap();
         assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 0, "nothing is left of the trial");
     }

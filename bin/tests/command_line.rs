@@ -280,7 +280,7 @@ fn check_gives_everything_a_verdict_and_fails_where_something_will_not_work() {
     let (json, output) = check_json(&place, &[], &["--set", "transport.tcp.congestion=sealane"]);
     assert_eq!(output.status.code(), Some(1));
     assert_eq!(names(&json, "will_not_work"), ["congestion"]);
-    assert_eq!(stderr(&output), "error: congestion will not work here; do what stands below each of them\n");
+    assert_eq!(stderr(&output), "error: congestion will not work here; follow the remedy below each of them\n");
     let text = stdout(&place.run(&["check", "--set", "transport.tcp.congestion=sealane"]));
     assert!(text.contains("  fails   congestion       transport.tcp.congestion is sealane; "), "{text}");
     assert!(text.contains("$ sudo modprobe tcp_sealane\n"), "{text}");

@@ -295,7 +295,7 @@ fn a_report_that_cannot_be_written_is_refused_before_anything_starts() {
             "none/report.html",
             "--report none/report.html cannot be written (No such file or directory (os error 2)); name a file ",
         ),
-        ("tmp", "--report tmp is no file; name one that is to be written"),
+        ("tmp", "--report tmp is not a file; name the file to write"),
     ];
     for (file, expected) in cases {
         let output = place.run(&["--workload", "tiny.json", "--steps", "1", "--report", file]);
@@ -420,7 +420,7 @@ fn wrong_arguments_and_files_are_refused() {
         (&["--workload", "tiny.json", "--flip-bit", "ps1:2222"], "--flip-bit ps1:2222 is no task of this demo; "),
         (&["--workload", "tiny.json", "--set", "transport.window=0"], "--set transport.window=0 cannot be read; "),
         (&["--workers", "0"], "invalid value '0' for '--workers <N>'"),
-        (&["--link", "shm", "--embedded"], "--embedded gives every task an engine of its own, "),
+        (&["--link", "shm", "--embedded"], "--embedded gives every task its own engine, "),
         (&["--link", "rdma"], "invalid value 'rdma' for '--link <LINK>'"),
     ];
     for (arguments, expected) in cases {
@@ -485,7 +485,7 @@ fn a_daemon_of_the_demo_needs_its_socket_and_its_parent() {
     };
     let no_socket = daemon(&["--listener-on-stdin"]).stdin(Stdio::null()).output().unwrap();
     assert_eq!(no_socket.status.code(), Some(2));
-    assert_eq!(error(&String::from_utf8_lossy(&no_socket.stderr)), "standard input is no listening socket");
+    assert_eq!(error(&String::from_utf8_lossy(&no_socket.stderr)), "standard input is not a listening socket");
 
     // Process 1 is not this one, so whoever started the daemon is gone already: it ends as soon as it serves.
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

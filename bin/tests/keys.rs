@@ -118,7 +118,7 @@ fn a_secret_that_was_made_opens_and_another_does_not() {
 
     let again = place.run(&["keys", "secret", "job.secret"], &[]);
     assert_eq!(again.status.code(), Some(2));
-    assert!(text(&again.stderr).contains("name a file that is not there yet"), "{}", text(&again.stderr));
+    assert!(text(&again.stderr).contains("name a file that does not exist yet"), "{}", text(&again.stderr));
 }
 
 #[test]
@@ -201,7 +201,7 @@ fn check_says_who_may_talk_and_whether_a_daemon_would_start() {
     assert!(line(&secret("job.secret")).contains("the shared secret; not encrypted"));
     assert!(line(&secret("absent")).contains("a daemon would not start: the shared secret cannot be read from absent"));
     fs::write(place.path(".endpoint_map"), format!("{PS}=192.0.2.1:7000\n")).unwrap();
-    assert!(line(&[]).contains("a daemon would not start: 192.0.2.1:7000 is reached from other hosts"));
+    assert!(line(&[]).contains("a daemon would not start: 192.0.2.1:7000 can be reached from other hosts"));
     assert!(line(&["security.insecure=true".into()]).contains("anyone who can connect (security.insecure)"));
 }
 
@@ -220,7 +220,7 @@ fn a_daemon_that_other_hosts_reach_starts_only_if_told_who_may_talk() {
     let output = start(&[]).wait_with_output().unwrap();
     assert_ne!(output.status.code(), Some(0));
     let said = text(&output.stderr);
-    assert!(said.contains("is reached from other hosts") && said.contains("sealane keys --help"), "{said}");
+    assert!(said.contains("can be reached from other hosts") && said.contains("sealane keys --help"), "{said}");
 
     let mut daemon = start(&["security.insecure=true".into(), "runtime.shards=1".into()]);
     let mut lines = std::io::BufRead::lines(std::io::BufReader::new(daemon.stderr.take().unwrap()));
@@ -228,7 +228,7 @@ fn a_daemon_that_other_hosts_reach_starts_only_if_told_who_may_talk() {
     while !told.contains("clients attach at ") {
         told += &lines.next().expect("it starts").unwrap();
     }
-    assert!(told.contains("security.insecure: whoever reaches this address may talk"), "{told}");
+    assert!(told.contains("security.insecure: anyone who can reach this address may talk"), "{told}");
     daemon.kill().unwrap();
     daemon.wait().unwrap();
 }

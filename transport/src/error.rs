@@ -231,7 +231,7 @@ pub enum LinkError {
     #[error("verbs: {0}")]
     Verbs(String),
     /// This side gives the link up for a better one.
-    #[error("given up: the peer can be reached by verbs again")]
+    #[error("closed: the peer can be reached over verbs again")]
     Replaced,
     /// Verbs are required (`transport.require`), and cannot be used.
     #[error("verbs are required (transport.require), but {0}")]

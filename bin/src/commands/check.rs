@@ -50,10 +50,10 @@ use crate::{Context, Failure};
 /// Things that the last sentence names.
 const NAMED_MAX: usize = 4;
 
-/// Show what this host can do and would do, and where every setting comes from
+/// Show what this host supports, what a daemon would do, and the source of every setting
 ///
-/// Each line has a verdict: ok, better (it works, and could work better) or fails (a daemon would not start, or not reach its
-/// peers), and for the last two what mends it. The exit code is 1 if anything fails.
+/// Each line has a verdict: ok, better (it works, and could work better) or fails (a daemon would not start, or would not reach
+/// its peers); the last two come with a remedy. The exit code is 1 if anything fails.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:
   sealane check --endpoint-map jobs/.endpoint_map --role ps
@@ -67,12 +67,12 @@ pub struct Args {
     #[arg(long, value_name = "ADDR")]
     task: Vec<String>,
 
-    /// Call every transport address of the endpoint map: who is there, by which path, how far away. No session begins,
-    /// so a running job does not notice
+    /// Contact every transport address of the endpoint map: who answers, over which path, how far away. No session starts,
+    /// so a running job is not affected
     #[arg(long)]
     probe: bool,
 
-    /// Print JSON alone
+    /// Print only JSON
     #[arg(long)]
     json: bool,
 }
@@ -110,7 +110,7 @@ fn will_not_work(names: &[String]) -> String {
         0 => String::new(),
         more => format!(" and {more} more"),
     };
-    format!("{}{more} will not work here; do what stands below each of them", names[..shown].join(", "))
+    format!("{}{more} will not work here; follow the remedy below each of them", names[..shown].join(", "))
 }
 
 /// The endpoint map, or why there is none. One that nobody asked for may be missing.

@@ -16,9 +16,9 @@ use crate::{Context, Failure};
 /// Longest `--timeout-s`: a day.
 const TIMEOUT_S_MAX: u64 = 86_400;
 
-/// Let the daemon of this host finish and stop
+/// Drain and stop this host's daemon
 ///
-/// The daemon takes no new requests, finishes those under way within daemon.drain_timeout_ms, and ends.
+/// The daemon takes no new requests, finishes those in flight within daemon.drain_timeout_ms, and exits.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  sealane drain --socket /run/sealane/sealane.sock")]
 pub struct Args {
@@ -29,7 +29,7 @@ pub struct Args {
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
 
-    /// Seconds to wait for the daemon's end
+    /// Seconds to wait until the daemon has exited
     #[arg(long, value_name = "S", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=TIMEOUT_S_MAX))]
     timeout_s: u64,
 }
@@ -92,9 +92,9 @@ fn wait_for_end(lock: File, deadline: Instant) -> Result<(), String> {
         let _ = tell.send(locked);
     });
     match told.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-        Ok(locked) => locked.map_err(|error| format!("its end cannot be waited for ({error})")),
-        Err(RecvTimeoutError::Timeout) => Err("it has not ended in time".into()),
-        Err(RecvTimeoutError::Disconnected) => Err("its end cannot be waited for".into()),
+        Ok(locked) => locked.map_err(|error| format!("its exit cannot be waited for ({error})")),
+        Err(RecvTimeoutError::Timeout) => Err("it has not exited in time".into()),
+        Err(RecvTimeoutError::Disconnected) => Err("its exit cannot be waited for".into()),
     }
 }
 
@@ -110,7 +110,7 @@ mod tests {
         let daemon = File::create(&path).unwrap();
         daemon.lock().unwrap();
         let open = || File::open(&path).unwrap();
-        assert_eq!(wait_for_end(open(), Instant::now()), Err("it has not ended in time".into()));
+        assert_eq!(wait_for_end(open(), Instant::now()), Err("it has not exited in time".into()));
         drop(daemon);
         wait_for_end(open(), Instant::now() + Duration::from_secs(600)).unwrap();
     }

@@ -21,12 +21,12 @@ const DAYS_MAX: i64 = 3650;
 const PUBLIC: u32 = 0o644;
 const PRIVATE: u32 = 0o600;
 
-/// Make a shared secret or certificates, for the settings that say who may talk
+/// Create a shared secret or certificates for authentication between hosts
 #[derive(Debug, clap::Args)]
 #[command(after_help = "To replace a secret while daemons run, which read it again by themselves:\n  \
-    1. append the new secret to the file of every host: callers may have either\n  \
-    2. when all have it, swap the two lines on every host: each then calls with the new one\n  \
-    3. when all have that, take the old line out\n\
+    1. append the new secret to the file of every host; callers may use either\n  \
+    2. when all hosts have it, swap the two lines on every host; each then connects with the new one\n  \
+    3. when all hosts have done so, remove the old line\n\
     To replace certificates: docs/credentials.md has the steps.\n\n\
     Example:\n  sealane keys secret sealane.secret")]
 pub struct Args {
@@ -36,13 +36,13 @@ pub struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Make a shared secret: one file, the same for every host of a job; `sealane keys --help` says how to replace it
+    /// Create a shared secret: one file, the same for every host of a job; `sealane keys --help` says how to replace it
     #[command(after_help = "Example:\n  sealane keys secret sealane.secret")]
     Secret {
         /// The file to write; it must not exist
         file: PathBuf,
     },
-    /// Make an authority, and a certificate and key for each transport address of an endpoint map
+    /// Create an authority, and a certificate and key for each transport address of an endpoint map
     #[command(after_help = "Example:\n  sealane keys tls keys --endpoint-map jobs/.endpoint_map")]
     Tls {
         /// The directory to write; it must not exist
@@ -113,14 +113,17 @@ fn file_name(address: &TransportAddress) -> String {
 
 fn make_directory(path: &Path) -> Result<(), Failure> {
     fs::create_dir(path).map_err(|error| {
-        Failure::input(format!("{}: cannot be made ({error}); name a directory that is not there yet", path.display()))
+        Failure::input(format!(
+            "{}: cannot be made ({error}); name a directory that does not exist yet",
+            path.display()
+        ))
     })
 }
 
 /// Writes a file that is not there yet, and that nobody sees with another mode.
 fn write(path: &Path, mode: u32, text: &str) -> Result<(), Failure> {
     let failed = |error| {
-        Failure::input(format!("{}: cannot be written ({error}); name a file that is not there yet", path.display()))
+        Failure::input(format!("{}: cannot be written ({error}); name a file that does not exist yet", path.display()))
     };
     let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(path).map_err(failed)?;
     file.write_all(text.as_bytes()).map_err(failed)

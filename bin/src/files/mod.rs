@@ -56,7 +56,7 @@ pub enum FileError {
         bytes: u64,
     },
     /// The file cannot be written.
-    #[error("{}: cannot be written ({error}); name a file in a directory that exists and has room", .path.display())]
+    #[error("{}: cannot be written ({error}); name a file in a directory that exists and has free space", .path.display())]
     Write {
         /// The file.
         path: PathBuf,

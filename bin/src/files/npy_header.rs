@@ -94,7 +94,7 @@ impl<'a> Reader<'a> {
                 b"shape" => shape = Some(self.shape()?),
                 other => {
                     self.at = start;
-                    return Err(format!("'{}' is no entry of a header", other.escape_ascii()));
+                    return Err(format!("'{}' is not a header entry", other.escape_ascii()));
                 }
             }
             if self.peek() != Some(b'}') {
@@ -103,7 +103,7 @@ impl<'a> Reader<'a> {
         }
         self.expect(b'}')?;
         if self.peek().is_some() {
-            return Err("something follows the header's dictionary".to_owned());
+            return Err("the header's dictionary is followed by other data".to_owned());
         }
         match (descr, fortran_order, shape) {
             (Some(descr), Some(fortran_order), Some(shape)) => Ok(Header { descr, fortran_order, shape }),
@@ -144,7 +144,7 @@ impl<'a> Reader<'a> {
     fn string(&mut self) -> Result<&'a [u8], String> {
         let quote = match self.peek() {
             Some(quote @ (b'\'' | b'"')) => quote,
-            _ => return Err("a text in quotes should stand here".to_owned()),
+            _ => return Err("a quoted string should be here".to_owned()),
         };
         self.at += 1;
         let text = self.run(|byte| *byte != quote && *byte != b'\\');
@@ -227,17 +227,17 @@ mod tests {
         assert!(problem(b"\x93NUMPY\x01\x00\x09\x00{").starts_with("the file ends within its header"));
         let cases = [
             ("[]", "byte 10: '[' stands where '{' should"),
-            ("{'x': 1}", "byte 11: 'x' is no entry of a header"),
+            ("{'x': 1}", "byte 11: 'x' is not a header entry"),
             ("{'descr': [('a', '<f4')]}", "byte 20: the elements are records"),
             ("{'descr': '<f4'", "byte 25: the header ends where ',' should stand"),
-            ("{'descr': 4}", "byte 20: a text in quotes should stand here"),
+            ("{'descr': 4}", "byte 20: a quoted string should be here"),
             ("{'fortran_order': 1}", "byte 28: 'fortran_order' is neither True nor False"),
             ("{'shape': (-1,)}", "byte 21: a dimension is no number"),
             ("{'shape': (18446744073709551616,)}", "byte 41: a dimension is no number"),
             ("{'shape': (1,)}", "byte 25: the header has no 'descr'"),
             ("{'descr': ''}", "byte 23: the header has no 'fortran_order'"),
             ("{'descr': '', 'fortran_order': True}", "byte 46: the header has no 'shape'"),
-            ("{} {}", "byte 13: something follows"),
+            ("{} {}", "byte 13: the header's dictionary is followed"),
         ];
         for (text, expected) in cases {
             assert!(problem(&file(text)).starts_with(expected), "{text}: {}", problem(&file(text)));

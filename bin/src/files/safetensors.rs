@@ -28,7 +28,7 @@ pub(super) fn decode(file: Vec<u8>, key: Option<&str>) -> Result<Vec<NamedTensor
     let keys: Vec<String> =
         metadata.offset_keys().into_iter().filter(|name| key.is_none_or(|key| key == name)).collect();
     if let (Some(key), []) = (key, keys.as_slice()) {
-        return Err(format!("there is no tensor {key}; leave --key out to send all that are there"));
+        return Err(format!("there is no tensor {key}; omit --key to send all of them"));
     }
     keys.into_iter()
         .map(|key| {

@@ -106,7 +106,7 @@ pub enum SettingsError {
         missing: &'static str,
     },
     /// A port without its device.
-    #[error("{given} names a port of no device; name the device in RDMA_DEVICE too")]
+    #[error("{given} names a port without a device; set RDMA_DEVICE too")]
     PortWithoutDevice {
         /// What names the port.
         given: Given,

@@ -76,7 +76,7 @@ impl Security {
             return Err(SettingsError::Contradiction {
                 first: Box::new(from.given("security.insecure")),
                 second: Box::new(from.given(shown)),
-                fix: "leave security.insecure out: who may talk is said",
+                fix: "leave security.insecure out: authentication is configured",
             });
         }
         let security = Security { peers, insecure, plaintext_rdma: from.get("security.plaintext_rdma", bool) };

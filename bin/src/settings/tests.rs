@@ -256,8 +256,8 @@ fn every_error_names_what_gave_the_value_and_what_is_accepted() {
         ),
         (
             Case::variables(&[("RDMA_DEVICE_PORT", "1")]),
-            "RDMA_DEVICE_PORT=\"1\" (which sets verbs.port) names a port of no device; \
-             name the device in RDMA_DEVICE too",
+            "RDMA_DEVICE_PORT=\"1\" (which sets verbs.port) names a port without a device; \
+             set RDMA_DEVICE too",
         ),
         (
             Case::default().set("transport.heartbeat_ms", "30000"),

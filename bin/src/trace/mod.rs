@@ -116,7 +116,7 @@ impl Writer {
         self.write(END);
         self.flush();
         if receiver.dropped() > 0 {
-            tracing::warn!(dropped = receiver.dropped(), trace = %self.shown.display(), "the trace has gaps: its writer was behind");
+            tracing::warn!(dropped = receiver.dropped(), trace = %self.shown.display(), "the trace has gaps: its writer fell behind");
         }
     }
 
@@ -127,7 +127,7 @@ impl Writer {
         self.written += text.len() as u64;
         if self.written > TRACE_BYTES_MAX {
             self.is_over = true;
-            tracing::warn!(trace = %self.shown.display(), bytes = TRACE_BYTES_MAX, "the trace is full and goes no further");
+            tracing::warn!(trace = %self.shown.display(), bytes = TRACE_BYTES_MAX, "the trace is full and ends here");
         } else if let Err(error) = self.file.write_all(text.as_bytes()) {
             self.give_up(&error);
         }
@@ -143,6 +143,6 @@ impl Writer {
 
     fn give_up(&mut self, error: &std::io::Error) {
         self.is_over = true;
-        tracing::warn!(%error, trace = %self.shown.display(), "the trace cannot be written and goes no further");
+        tracing::warn!(%error, trace = %self.shown.display(), "the trace cannot be written and ends here");
     }
 }

@@ -105,7 +105,7 @@ fn credentials_that_cannot_be_used_are_shown_and_those_in_use_stay() {
     assert!(words(&place, &["stat"]).contains("peers show: shared secret; new files were refused 4 times"));
     let ended = daemon.stop();
     let lines: Vec<_> =
-        ended.stderr.lines().filter(|line| line.contains("the credentials stay as they were")).collect();
+        ended.stderr.lines().filter(|line| line.contains("the previous credentials stay in use")).collect();
     assert_eq!(lines.len(), bad.len(), "{}", ended.stderr);
     for (line, why) in lines.iter().zip(["has 10 bytes", "chmod 600", "has 0 bytes", "3 lines"]) {
         assert!(line.contains("ERROR") && line.contains(why), "{line}");
@@ -153,7 +153,7 @@ fn a_certificate_that_ends_is_warned_of_and_replaced_without_a_restart() {
     };
     assert!((2.9..=3.0).contains(&shown()));
     // Who looks sees it: in the log, by the program, before a daemon starts.
-    while !daemon.log().contains("ends soon") {
+    while !daemon.log().contains("expires soon") {
         std::thread::yield_now();
     }
     assert!(words(&place, &["stat"]).contains("its certificate is good for 3.0 days"));

@@ -118,7 +118,7 @@ fn a_drain_ends_calls_that_take_too_long() {
     let (mut ps, _worker) = waiting_send(&place);
     let ended = daemon.stop();
     assert_eq!(ended.code, Some(0));
-    assert!(ended.stderr.contains("the time to drain is over: these calls are ended left=1 "), "{}", ended.stderr);
+    assert!(ended.stderr.contains("the drain timeout has passed: these calls are ended left=1 "), "{}", ended.stderr);
     assert_eq!(ps.next_before_the_end().as_deref(), Some("Draining"));
     let told = ps.next_before_the_end();
     assert!(told.as_ref().is_none_or(|told| told.starts_with("Failed { call: 1, ")), "{told:?}");
@@ -133,10 +133,10 @@ fn a_draining_daemon_refuses_clients_and_a_second_signal_ends_it() {
     drop(worker);
     let refused = place.refused(&Attach::new(WORKER, ARENA_BYTES));
     assert_eq!(refused.code(), Code::Unavailable);
-    assert!(refused.to_string().contains("it drains"), "{refused}");
+    assert!(refused.to_string().contains("it is draining"), "{refused}");
     let slow = place.fail(1, &["drain", "--timeout-s", "1"]);
-    assert!(slow.contains("was asked to drain, but it has not ended in time"), "{slow}");
+    assert!(slow.contains("was asked to drain, but it has not exited in time"), "{slow}");
     let ended = daemon.stop();
     assert_eq!(ended.code, Some(0));
-    assert!(ended.stderr.contains("a second signal: the daemon ends without waiting"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("second signal: the daemon exits without waiting"), "{}", ended.stderr);
 }

@@ -41,7 +41,7 @@ fn a_bad_map_is_shown_and_the_old_one_stays() {
     assert!(told.contains("; 2 tasks in the endpoint map"), "{told}");
     place.attach(PS).unwrap();
     let ended = daemon.stop();
-    let line = ended.stderr.lines().find(|line| line.contains("the endpoint map stays as it was")).unwrap();
+    let line = ended.stderr.lines().find(|line| line.contains("the previous endpoint map stays in use")).unwrap();
     assert!(line.contains(".endpoint_map:1:20: the port is 0"), "{line}");
 }
 

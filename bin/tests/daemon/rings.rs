@@ -63,7 +63,7 @@ impl Client {
 
     /// The next completion, as it is printed.
     pub fn next(&mut self) -> String {
-        self.next_before_the_end().expect("the daemon hung up")
+        self.next_before_the_end().expect("the daemon closed the connection")
     }
 
     /// As [`Client::next`]; nothing if the daemon hangs up first, which ends every call too.

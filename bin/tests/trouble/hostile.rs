@@ -278,7 +278,7 @@ fn every_kind_of_misconduct_is_hung_up_on() {
             while villain.next().is_some() {}
             let log = hosts.place(VILLAIN).path("log");
             let log = std::fs::read_to_string(log).unwrap();
-            let found: Vec<&str> = log.lines().filter(|line| line.contains("a client is hung up on")).collect();
+            let found: Vec<&str> = log.lines().filter(|line| line.contains("a client was disconnected")).collect();
             assert_eq!(found.len(), number + 1, "{found:#?}");
             assert!(found[number].contains(what), "not {what:?}: {}", found[number]);
         }

@@ -168,14 +168,14 @@ impl Acceptors {
     ) -> Result<(), Fault> {
         let Some(window) = self.window((serial, segment, queue)) else {
             after.spent.push(Memory::Destination(memory));
-            return Err("it handed over a tensor of a queue that is not open");
+            return Err("it delivered a tensor for a queue that is not open");
         };
         if !window.spend(memory.len()) {
             after.spent.push(Memory::Destination(memory));
-            return Err("it handed over more of a queue than it had credit for");
+            return Err("it delivered more to a queue than its credit allows");
         }
         let Ok(tensor) = Tensor::from_wire(meta, memory) else {
-            return Err("a pushed tensor has metadata that is none");
+            return Err("a pushed tensor has invalid metadata");
         };
         let from = match self.names.get(from) {
             Some(known) => known.clone(),
@@ -339,7 +339,7 @@ impl Attachment {
         let watch = held.calls.watch(deadline).ok_or_else(|| {
             Error::full(
                 "client calls",
-                format!("{CALLS_MAX} calls are under way, or have ended and were not asked after"),
+                format!("{CALLS_MAX} calls are under way, or have ended and were not collected"),
             )
         })?;
         held.inbox(number).watches.push(watch);

@@ -1,5 +1,5 @@
 //! The table of calls: what each has lent to the daemon, who waits for it, how it ended. Pure; under the attachment's
-//! lock; bounded by `CALLS_MAX`, and grows only while more calls are under way than ever before.
+//! lock; bounded by `CALLS_MAX`, and grows only while more calls are in progress than ever before.
 //!
 //! A call has two owners: the caller, who may stop to care, and the daemon, which may still use the call's memory. Its
 //! slot is free when neither holds it. A number has an index and a generation, so one that is too late is recognised.
@@ -553,7 +553,7 @@ impl Calls {
     pub(super) fn pulled(&mut self, segment: u16, call: u32, after: &mut Aftermath) -> Result<(), Fault> {
         match self.answered(segment, call, Daemon::Working)?.direction {
             Direction::Pull => self.done(call, after),
-            _ => return Err("it ended a pull that is none"),
+            _ => return Err("it ended a pull that does not exist"),
         }
         Ok(())
     }
@@ -624,7 +624,7 @@ impl Calls {
             }
             (memory, _) => {
                 after.spent.push(memory);
-                return Err("a tensor arrived elsewhere than where it was asked to");
+                return Err("a tensor did not arrive where it was requested");
             }
         };
         slot.daemon = Daemon::Done;
@@ -665,7 +665,7 @@ impl Calls {
         let data = match arrived {
             Arrived::Inline(bytes) => Buffer::copy_of(bytes),
             Arrived::Area(buffer) => buffer,
-            Arrived::Destination(_) => return Err("a tensor arrived elsewhere than where it was asked to"),
+            Arrived::Destination(_) => return Err("a tensor did not arrive where it was requested"),
         };
         let slot = &mut self.slots[(call & INDEX_MASK) as usize];
         (slot.daemon, slot.copies) = (Daemon::Done, false);

@@ -454,7 +454,7 @@ impl Told<'_> {
                 let memory = match payload {
                     ReceivedAt::Inline(bytes) => Buffer::copy_of(bytes),
                     ReceivedAt::Area { span, token } => area.lend(span, token)?,
-                    ReceivedAt::Destination { .. } => return Err("nobody gave a pushed tensor a destination".into()),
+                    ReceivedAt::Destination { .. } => return Err("a pushed tensor has no destination".into()),
                 };
                 acceptors.accepted((*serial, segment, queue), from, (meta, memory), calls, after)?;
             }

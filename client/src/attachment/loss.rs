@@ -1,7 +1,7 @@
 //! The end of a link, and the next one: a daemon that is gone ends every call with Unavailable, and the next call attaches
 //! again. On the threads of callers; bounded by one attempt every `REATTACH_INTERVAL`.
 //!
-//! A daemon that drains says so before. From then on new calls wait for the daemon after it, those that are under way go on;
+//! A daemon that drains says so before. From then on new calls wait for the daemon after it, those that are in progress go on;
 //! a call waits until its deadline, at most for `Attach::restart_timeout`.
 
 use std::{
@@ -58,7 +58,7 @@ impl Attachment {
                 }
                 Err(error) => error,
             };
-            // What a restart does not mend is said at once, and so is what nobody promised to mend.
+            // Fail immediately when waiting for a restart cannot help, or none was announced.
             if error.code() != Code::Unavailable || called.elapsed() >= patience || !self.awaits_restart() {
                 return Err(error);
             }

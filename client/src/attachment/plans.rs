@@ -117,7 +117,7 @@ impl Plans {
     /// What is gathered of a plan, unless it was closed. One of another shard is a fault.
     fn of(&mut self, segment: u16, plan: u32) -> Result<Option<&mut Open>, Fault> {
         match self.open.get_mut(&plan) {
-            Some(open) if open.segment != segment => Err("it told of a plan of another shard"),
+            Some(open) if open.segment != segment => Err("it reported a plan of another shard"),
             found => Ok(found),
         }
     }
@@ -165,7 +165,7 @@ impl Plans {
                     open.gathered.placed.push(Placed { index, meta, memory });
                     return Ok(());
                 }
-                Err(_) => Err("a plan's tensor has metadata that is none"),
+                Err(_) => Err("a plan's tensor has invalid metadata"),
             },
             Ok(None) => Ok(()),
             Err(fault) => Err(fault),
@@ -232,7 +232,7 @@ impl Attachment {
             Line::Up(link) if link.serial == seat.serial => link,
             Line::Lost(error) => return Err(error.clone()),
             Line::Up(_) | Line::Closed => {
-                return Err(Error::unavailable("the daemon", "the one that was asked is gone"));
+                return Err(Error::unavailable("the daemon", "the daemon that took the call is gone"));
             }
         };
         let Some(open) = link.plans.open.get_mut(&seat.plan) else { return Ok(()) };

@@ -504,7 +504,7 @@ impl Held<'_> {
             (None, _) => Ok(None),
             (Some([]), _) => Ok(Some(Span::default())),
             (Some(bytes), Line::Up(link)) => link.arena.span_of(bytes).map(Some).ok_or_else(|| {
-                Error::unavailable(&link.daemon, "it was lost and attached to again while the call was on its way")
+                Error::unavailable(&link.daemon, "it was lost and reattached while the call was in transit")
             }),
             (Some(_), line) => Err(down(line)),
         }
@@ -600,7 +600,7 @@ pub(super) fn too_large(len: u64, limit: u64) -> Error {
 }
 
 pub(super) fn table_full() -> Error {
-    let reason = format!("{CALLS_MAX} calls are under way, or have ended and were not asked after");
+    let reason = format!("{CALLS_MAX} calls are under way, or have ended and were not collected");
     Error::full("client calls", reason)
 }
 

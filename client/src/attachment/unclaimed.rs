@@ -73,9 +73,8 @@ impl Unclaimed {
             if self.count < UNCLAIMED_MAX {
                 return Ok(None);
             }
-            let reason = format!(
-                "{UNCLAIMED_MAX} tensors came for recvs that were given up: receive them, or clean their steps up"
-            );
+            let reason =
+                format!("{UNCLAIMED_MAX} tensors arrived for cancelled recvs: receive them, or clean up their steps");
             return Err(Error::full("client unclaimed tensors", reason));
         };
         let len = kept[index].1.bytes().len();

@@ -331,7 +331,7 @@ impl Held<'_> {
             Line::Up(link) => &link.daemon,
             Line::Lost(_) | Line::Closed => "the daemon",
         };
-        Error::unavailable(daemon, format!("it does not answer: the call's deadline was over {GRACE:?} ago"))
+        Error::unavailable(daemon, format!("it does not answer: the call's deadline passed {GRACE:?} ago"))
     }
 }
 

@@ -143,7 +143,7 @@ impl Loans {
     /// Sets the bits of a span that is in the memory.
     fn mark(&mut self, span: Span) -> Result<(), &'static str> {
         if masks(span).any(|(word, mask)| self.lent[word] & mask != 0) {
-            return Err("a tensor lies where another does that was not given back");
+            return Err("a tensor overlaps another that was not given back");
         }
         masks(span).for_each(|(word, mask)| self.lent[word] |= mask);
         Ok(())

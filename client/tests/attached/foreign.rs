@@ -108,7 +108,7 @@ fn a_daemon_that_breaks_the_protocol_is_lost() {
     found_out("not under way", |end, call| say(end, &Completion::Sent { calls: &[call ^ 0x8000] }));
     found_out("released a recv", |end, call| say(end, &Completion::Sent { calls: &[call] }));
     found_out("not under way", |end, call| say(end, &Completion::Returned { calls: &[call] }));
-    found_out("elsewhere", |end, call| {
+    found_out("not arrive where", |end, call| {
         received(end, call, 1, ReceivedAt::Area { span: Span { offset: 4096, len: 1 }, token: 3 });
     });
     found_out("longer than its destination", |end, call| received(end, call, 101, ReceivedAt::Inline(&[1; 101])));
@@ -133,7 +133,7 @@ fn a_daemon_that_breaks_the_protocol_is_lost() {
 #[test]
 fn a_daemon_that_breaks_the_protocol_of_plans_is_lost() {
     let free = Span { offset: 1 << 20, len: 64 };
-    found_out("a pull that is none", |end, call| say(end, &Completion::Pulled { call }));
+    found_out("a pull that does not exist", |end, call| say(end, &Completion::Pulled { call }));
     found_out("not to be", |end, call| say(end, &Completion::Published { calls: &[call] }));
     found_out("that a plan does not have", move |end, _| {
         say(end, &Completion::Placed { plan: 1, index: 1, meta: meta(64).as_wire(), span: free, token: 3 });
@@ -141,7 +141,7 @@ fn a_daemon_that_breaks_the_protocol_of_plans_is_lost() {
     found_out("that a plan does not have", |end, _| {
         say(end, &Completion::Missed { plan: 1, index: u32::MAX, error: Error::InvalidArgument { reason: "".into() } });
     });
-    found_out("metadata that is none", |end, _| {
+    found_out("invalid metadata", |end, _| {
         say(end, &Completion::Reshaped { plan: 1, index: 0, meta: &[1, 2, 3] });
     });
     found_out("more often", |end, _| {
@@ -154,7 +154,7 @@ fn a_daemon_that_breaks_the_protocol_of_plans_is_lost() {
         let span = Span { offset: u64::MAX, len: 8 };
         say(end, &Completion::Board { plan: 1, span, token: 3 });
     });
-    found_out("where another does", |end, _| {
+    found_out("overlaps another", |end, _| {
         let (meta, span) = (meta(64), Span { offset: 0, len: 1 << 20 });
         say(end, &Completion::Placed { plan: 1, index: 0, meta: meta.as_wire(), span, token: 3 });
     });
@@ -165,10 +165,10 @@ fn a_daemon_that_breaks_the_protocol_of_queues_is_lost() {
     let accepted = |end: &mut DaemonEnd, meta: &[u8], payload| {
         say(end, &Completion::Accepted { queue: 1, from: "worker:1", meta, payload });
     };
-    found_out("more of a queue", move |end, _| {
+    found_out("more to a queue", move |end, _| {
         (0..5).for_each(|_| accepted(end, meta(8).as_wire(), ReceivedAt::Inline(&[1; 8])));
     });
-    found_out("metadata that is none", move |end, _| accepted(end, &[1, 2, 3], ReceivedAt::Inline(&[1; 8])));
+    found_out("invalid metadata", move |end, _| accepted(end, &[1, 2, 3], ReceivedAt::Inline(&[1; 8])));
     found_out("outside the receive area", move |end, _| {
         let span = Span { offset: u64::MAX, len: 8 };
         accepted(end, meta(8).as_wire(), ReceivedAt::Area { span, token: 3 });

@@ -1,4 +1,4 @@
-//! What the callers of each host may cost before they have shown who they are: greetings under way, and failures to
+//! What the callers of each host may cost before they have shown who they are: greetings in progress, and failures to
 //! authenticate. Belongs to the shard that listens; bounded by [`CALLER_HOSTS_MAX`].
 
 use std::collections::HashMap;
@@ -117,19 +117,19 @@ impl AcceptLimiter {
             self.hosts.values_mut().for_each(|host| host.forgive(now));
             self.hosts.retain(|_, host| !host.is_forgettable());
             if self.hosts.len() >= CALLER_HOSTS_MAX {
-                return Err("too many hosts have failed to authenticate of late");
+                return Err("too many hosts have failed to authenticate recently");
             }
         }
         let host = self.hosts.entry(from).or_insert_with(Host::new);
         host.forgive(now);
         if host.failures.is_used_up() {
-            return Err("its host has failed to authenticate too often of late");
+            return Err("its host has failed to authenticate too often recently");
         }
         if self.are_asked && host.breaks.is_used_up() {
-            return Err("its host has broken off too many greetings of late");
+            return Err("its host has aborted too many greetings recently");
         }
         if host.greetings >= self.greetings_per_host_max {
-            return Err("its host has too many greetings under way");
+            return Err("its host has too many greetings in progress");
         }
         host.greetings += 1;
         Ok(())
@@ -181,7 +181,7 @@ mod tests {
         for _ in 0..MOST {
             limiter.begin(now, STRANGER).unwrap();
         }
-        assert!(limiter.begin(now, STRANGER).unwrap_err().contains("under way"));
+        assert!(limiter.begin(now, STRANGER).unwrap_err().contains("in progress"));
         limiter.begin(now, FRIEND).unwrap();
         limiter.ended(STRANGER);
         limiter.begin(now, STRANGER).unwrap();

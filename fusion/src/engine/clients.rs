@@ -182,7 +182,7 @@ impl Engine {
     }
 
     /// From now on new calls of clients end with Unavailable, and requests for tensors that are not there as well:
-    /// what is under way can finish.
+    /// what is in progress can finish.
     ///
     /// # Errors
     /// Unavailable if the engine has stopped.
@@ -210,7 +210,7 @@ pub(super) enum Change {
     DrainOf(Handle),
 }
 
-/// The source. It holds the engine as [`Vital`]: without it clients would wait for ever.
+/// The source. It holds the engine as [`Vital`]: without it clients would wait forever.
 ///
 /// A panic while a client is served must not end it: the client's records may be what led there. The client is put out, and
 /// the shard goes on. What the panic left behind is the client's own, and goes with it, or the node's, which the shard shares:
@@ -289,7 +289,7 @@ impl Clients {
         let doorbell = std::os::fd::AsFd::as_fd(client.doorbell());
         // Edge-triggered: the doorbell is never read, since the client could make reading it wait.
         if let Err(error) = self.engine.shard.watch(source, doorbell, handle.to_bits(), Interest::READ.edge()) {
-            tracing::error!(%error, "a client's doorbell cannot be watched, so it is hung up on");
+            tracing::error!(%error, "a client's doorbell cannot be watched; the client is disconnected");
             client.hang_up("its doorbell cannot be watched");
         }
         if let Some(port) = &self.engine.port {
@@ -302,8 +302,8 @@ impl Clients {
                     tracing::warn!(
                         client.pid,
                         bytes = memory.len(),
-                        "a client's memory is more than may be pinned for it (verbs.client_pinned_bytes_max): its tensors \
-                         travel by copy"
+                        "a client's memory exceeds what may be pinned for it (verbs.client_pinned_bytes_max): its tensors are \
+                         copied"
                     );
                 }
                 port.add_shared(memory, may_pin);

@@ -15,11 +15,11 @@ pub(super) fn left(end: SystemTime) -> Duration {
 pub(super) fn warn(left: Duration) {
     if left.is_zero() {
         tracing::error!(
-            "the certificate has ended: no link can be made until its files are replaced (sealane keys --help)"
+            "the certificate has expired: no link can be made until its files are replaced (sealane keys --help)"
         );
     } else if left <= WARNING {
         let days = format!("{:.1}", left.as_secs_f64() / DAY.as_secs_f64());
-        tracing::warn!(days, "the certificate, or its authority's, ends soon: replace its files (sealane keys --help)");
+        tracing::warn!(days, "the certificate or its authority expires soon: replace its files (sealane keys --help)");
     }
 }
 

@@ -189,7 +189,7 @@ impl Greetings {
             match greeting {
                 Greeting::Calling { peer, .. } => {
                     let most = self.engine.settings.greetings_max;
-                    let reason = format!("{most} greetings are under way (transport.greetings_max)");
+                    let reason = format!("{most} greetings are in progress (transport.greetings_max)");
                     self.dial_failed(peer, reason, DialFailureKind::Transient);
                 }
                 Greeting::Answering { from, held, .. } => self.answered(from, held),
@@ -352,7 +352,7 @@ impl Greetings {
     /// A caller's greeting came to nothing before it had said who it is.
     fn broke_off(&mut self, from: IpAddr, reason: &dyn std::fmt::Display) {
         if let Some(callers) = self.limiter.broke_off(self.engine.shard.now(), from) {
-            tracing::warn!(%from, callers, %reason, "a caller did not introduce itself");
+            tracing::warn!(%from, callers, %reason, "a caller did not complete its greeting");
         }
     }
 
@@ -409,7 +409,7 @@ impl Greetings {
         };
         if let Err(full) = self.engine.shard.shard_ref(owner).submit(Box::new(job)) {
             // The caller's socket is in the job and closes with it; the caller calls again.
-            tracing::warn!(%full, "a caller could not be handed on");
+            tracing::warn!(%full, "a caller could not be passed to its shard");
         }
     }
 

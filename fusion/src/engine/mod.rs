@@ -61,9 +61,9 @@ pub enum StartError {
     },
     /// Other hosts reach the address, and nothing says who may talk.
     #[error(
-        "{address} is reached from other hosts, and nothing says who may talk to it: set security.secret_file, or \
-         security.tls_certificate, tls_key and tls_authorities (`sealane keys --help` makes them), or security.insecure = true \
-         to talk to whoever calls"
+        "{address} can be reached from other hosts, and no authentication is configured: set security.secret_file, or \
+         security.tls_certificate, tls_key and tls_authorities (`sealane keys --help` creates them), or security.insecure = true \
+         to accept everyone"
     )]
     Insecure {
         /// The address.
@@ -264,7 +264,7 @@ impl Engine {
     }
 
     /// Takes a new endpoint map on all shards, and serves `more` tasks of it besides, on the transport addresses that it
-    /// listens on. Requests under way end on the links they have.
+    /// listens on. Requests in progress end on the links they have.
     ///
     /// # Errors
     /// InvalidArgument, and nothing has changed, if one of `more` is not in the map or is at another address than those;
@@ -284,7 +284,7 @@ impl Engine {
         self.0.authentication.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Replaces what peers must show, and this engine shows them, by other secrets or certificates. Links that stand go on; those that
+    /// Replaces what peers must show, and this engine shows them, by other secrets or certificates. Existing links continue; those that
     /// are made from now on use the new ones.
     ///
     /// # Errors
@@ -295,7 +295,7 @@ impl Engine {
         if authentication.name() != current.name() {
             let (new, old) = (authentication.name(), current.name());
             return Err(Error::invalid(format!(
-                "peers show {old} here, and {new} cannot take its place while the engine runs; start it anew"
+                "peers show {old} here, and {new} cannot replace it while the engine runs; restart it"
             )));
         }
         *current = authentication.clone();
@@ -341,7 +341,7 @@ fn check_reach(socket: &TcpListener, settings: &EngineSettings) -> Result<(), St
     if !settings.insecure {
         return Err(StartError::Insecure { address });
     }
-    tracing::warn!(%address, "security.insecure: whoever reaches this address may talk to the tasks here, and in their name");
+    tracing::warn!(%address, "security.insecure: anyone who can reach this address may talk to the tasks here, and in their name");
     Ok(())
 }
 

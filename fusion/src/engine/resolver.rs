@@ -41,7 +41,7 @@ impl Resolver {
     /// Begins to look a name up for a call; if it cannot, says why.
     pub(super) fn begin(&mut self, peer: Handle, address: TransportAddress, hello: Hello) -> Result<(), String> {
         let Ok(look_up) = self.under_way.insert((peer, hello)) else {
-            return Err(format!("{LOOKUPS_MAX} host names are being looked up"));
+            return Err(format!("{LOOKUPS_MAX} host names are being resolved"));
         };
         let (home, found) = (self.home.clone(), self.found.clone());
         let on_its_thread = move || {
@@ -52,7 +52,7 @@ impl Resolver {
         };
         if let Err(error) = std::thread::Builder::new().name("sealane-resolve".into()).spawn(on_its_thread) {
             self.under_way.remove(look_up);
-            return Err(format!("no thread to look the name up: {error}"));
+            return Err(format!("no thread is available to resolve the name: {error}"));
         }
         Ok(())
     }

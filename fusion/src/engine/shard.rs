@@ -101,7 +101,7 @@ fn open_port(
     let Some(verbs) = &settings.verbs else { return Ok((None, settings.path_reason.clone())) };
     if settings.declines_verbs() {
         let error = PLAINTEXT_REFUSED;
-        tracing::warn!(shard = shard.index(), error, "no verbs on this shard: its links are TCP");
+        tracing::warn!(shard = shard.index(), error, "no verbs on this shard: its links use TCP");
         return Ok((None, error.into()));
     }
     let verbs_settings = verbs.settings.clone().reached_at(addresses);
@@ -115,13 +115,13 @@ fn open_port(
             let Attributes { device, port: number, gid_index, chosen, .. } = port.attributes();
             tracing::info!(shard = shard.index(), device, port = number, gid_index, reason = chosen, "verbs are ready");
             if settings.authentication.is_encrypted() {
-                tracing::warn!(shard = shard.index(), "security.plaintext_rdma: what travels by RDMA is in plain text");
+                tracing::warn!(shard = shard.index(), "security.plaintext_rdma: RDMA traffic is in plain text");
             }
             Ok((Some(port), "the peer offers no verbs".into()))
         }
         Err(error) if verbs.is_required => Err(format!("verbs are required (transport.require), but {error}")),
         Err(error) => {
-            tracing::warn!(shard = shard.index(), %error, "no verbs on this shard: its links are TCP");
+            tracing::warn!(shard = shard.index(), %error, "no verbs on this shard: its links use TCP");
             Ok((None, format!("no verbs here: {error}")))
         }
     }
@@ -179,7 +179,7 @@ impl ShardEngine {
         Ok(metrics)
     }
 
-    /// From now on, peers must show this. Links that stand go on.
+    /// From now on, peers must show this. Existing links continue.
     pub(super) fn set_authentication(&self, authentication: Authentication) {
         self.look_at_end.set(authentication.ends().map(|_| self.shard.now()));
         self.authentication.replace(authentication);

@@ -53,7 +53,7 @@ impl Secret {
         if lines.len() > SECRETS_MAX {
             let found = lines.len();
             return Err(format!(
-                "{found} lines, each a shared secret, and {SECRETS_MAX} may be valid at once; take the oldest out"
+                "{found} lines, each a shared secret, and {SECRETS_MAX} may be valid at once; remove the oldest"
             ));
         }
         if let Some(short) = lines.iter().find(|line| line.len() < SECRET_BYTES_MIN) {

@@ -157,7 +157,7 @@ fn the_end_is_that_of_the_certificate_or_sooner_of_its_authority() {
     more.0 += &ending(now - Duration::from_secs(60), in_days(10)).0;
     assert_eq!(read(&more).unwrap().ends(), Some(in_days(3)));
     let error = read(&ending(now - Duration::from_secs(60), in_days(10))).unwrap_err().to_string();
-    assert!(error.contains("certificate.pem") && error.contains("has ended"), "{error}");
+    assert!(error.contains("certificate.pem") && error.contains("has expired"), "{error}");
     assert_eq!(Authentication::secret_bytes(SECRET).unwrap().ends(), None);
 }
 

@@ -64,8 +64,7 @@ impl Identity {
             Self::of((&files.certificate, &certificate), (&files.key, &key), (&files.authorities, &authorities))?;
         // No peer would believe it.
         if identity.ends.is_some_and(|ends| ends <= SystemTime::now()) {
-            let problem =
-                "it, or the authority that vouches for it, has ended; make new ones, as `sealane keys tls` does";
+            let problem = "it, or the authority that vouches for it, has expired; create new ones, for example with `sealane keys tls`";
             return Err(AuthenticationError::content(&files.certificate, problem));
         }
         Ok(identity)

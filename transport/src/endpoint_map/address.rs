@@ -249,8 +249,8 @@ mod tests {
         let label = "a".repeat(64);
         for (text, offset, says) in [
             ("", 0, "write host:port"),
-            ("ps 0:1", 2, "`' '` cannot stand"),
-            ("ps\u{a0}0:1", 2, "`'\\u{a0}'` cannot stand"),
+            ("ps 0:1", 2, "`' '` is not allowed"),
+            ("ps\u{a0}0:1", 2, "`'\\u{a0}'` is not allowed"),
             ("[::1:7", 0, "no `]`"),
             ("[::1]7", 5, "write `]:`"),
             ("[::1]", 5, "no port"),

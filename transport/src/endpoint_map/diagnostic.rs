@@ -93,7 +93,7 @@ pub enum AddressProblem {
     Empty,
     /// A character that no address has.
     #[error(
-        "`{0:?}` cannot stand in an address; \
+        "`{0:?}` is not allowed in an address; \
          write host:port with letters, digits, `.`, `-`, `_`, and IPv6 in brackets"
     )]
     Character(char),

@@ -161,11 +161,11 @@ mod tests {
             ("a:1 =", "1:6: there is no address"),
             ("\u{feff}a:0=h:7", "1:3: the port is 0"),
             ("a:1 =  h:x", "1:10: \"x\" is not a port"),
-            ("é:1=h:7", "1:1: `'é'` cannot stand"),
-            ("aé:1=h:7", "1:2: `'é'` cannot stand"),
-            ("a:1=h:7 é", "1:8: `' '` cannot stand"),
+            ("é:1=h:7", "1:1: `'é'` is not allowed"),
+            ("aé:1=h:7", "1:2: `'é'` is not allowed"),
+            ("a:1=h:7 é", "1:8: `' '` is not allowed"),
             ("a:1=h:7\rb:1=h:7", "1:12: there is a second `=`"),
-            ("a:1\r=h:7 b", "1:9: `' '` cannot stand"),
+            ("a:1\r=h:7 b", "1:9: `' '` is not allowed"),
             ("a:1=fd00::7:2222", "1:5: \"fd00::7:2222\" has more than one `:`"),
         ] {
             let said = said(text);

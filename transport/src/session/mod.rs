@@ -435,7 +435,7 @@ impl<W, D: PartialEq> Session<W, D> {
         debug_assert!(self.attached.is_none(), "detach comes first");
         self.consumer.forget_asking();
         self.puller.forget_asking();
-        let error = Error::unavailable(&self.peer, "it forgot what it was pushed, which may have arrived");
+        let error = Error::unavailable(&self.peer, "it lost its record of earlier pushes, which may have arrived");
         self.forget_pushes(&error);
         self.producer.take_back_all(&mut self.events);
         self.epoch = 0;

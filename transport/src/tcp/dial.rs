@@ -166,11 +166,11 @@ pub fn resolve(address: &TransportAddress) -> Result<Vec<SocketAddr>, LinkError>
     };
     let found: Vec<SocketAddr> = (&**name, address.port)
         .to_socket_addrs()
-        .map_err(|error| LinkError::io("look up the host name", &error))?
+        .map_err(|error| LinkError::io("resolve the host name", &error))?
         .collect();
     if found.is_empty() {
         let error = std::io::Error::new(ErrorKind::NotFound, "the name has no addresses");
-        return Err(LinkError::io("look up the host name", &error));
+        return Err(LinkError::io("resolve the host name", &error));
     }
     Ok(found)
 }

@@ -400,7 +400,7 @@ impl State {
         self.unaddressed = self.device.refresh().err().map(|error| error.to_string());
         let now = self.device.attributes();
         if let Some(reason) = &self.unaddressed {
-            tracing::error!(device, reason, "the port has no address for verbs: new links are TCP until it has");
+            tracing::error!(device, reason, "the port has no address for verbs: new links use TCP until it has one");
         } else if (now.gid, now.lid) != (gid, lid) {
             tracing::info!(device, gid_index = now.gid_index, reason = now.chosen, "the port has another address");
         }

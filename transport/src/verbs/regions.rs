@@ -144,7 +144,7 @@ impl Regions {
                 known.is = match region {
                     Ok(region) => Is::Registered(region),
                     Err(error) => {
-                        tracing::warn!(%error, "a client's memory is not registered: its tensors travel by copy");
+                        tracing::warn!(%error, "a client's memory is not registered: its tensors are copied");
                         Is::Refused
                     }
                 };
@@ -197,7 +197,7 @@ impl Regions {
                 let (ticket, length) = (self.next_ticket, (known.end - known.start) as usize);
                 // SAFETY: the owner stays with it until the device has told how it went, and that it has ended.
                 if let Err(error) = unsafe { device.begin_register(ticket, known.start, length, access) } {
-                    tracing::warn!(%error, "a client's memory is not registered: its tensors travel by copy");
+                    tracing::warn!(%error, "a client's memory is not registered: its tensors are copied");
                     known.is = Is::Refused;
                     return Err(error);
                 }

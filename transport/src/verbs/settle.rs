@@ -374,7 +374,7 @@ impl SettledLink {
                 if is_required {
                     return Err(LinkError::VerbsRequired(reason));
                 }
-                tracing::warn!(peer = &*peer, link = "tcp", reason, "link up, but not by verbs");
+                tracing::warn!(peer = &*peer, link = "tcp", reason, "link up, but not over verbs");
                 // The peer knows better when it can again, and gives the link up then.
                 self.is_fallback = port.is_some() && mine.is_none();
                 (self.state, self.reason) = (State::Tcp(Box::new(tcp)), reason);

@@ -37,8 +37,8 @@ impl Security {
         let exposed = || {
             let address = ours.into_iter().find(|address| is_exposed(address))?;
             Some(format!(
-                "{address} is reached from other hosts: set security.secret_file or security.tls_certificate \
-                 (`sealane keys --help` makes what they need), or security.insecure = true"
+                "{address} can be reached from other hosts: set security.secret_file or security.tls_certificate \
+                 (`sealane keys --help` creates what they need), or security.insecure = true"
             ))
         };
         let is_open = settings.security.peers == Peers::Anyone && !insecure;

@@ -33,7 +33,7 @@ const ENGINE_LOOK: Duration = Duration::from_secs(1);
 /// at once again would spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Connections accepted before other things are looked at: those who are turned away take no place, and could come for ever.
+/// Connections accepted before other things are looked at: those who are turned away take no place, and could come forever.
 const ACCEPTS_AT_ONCE: usize = 64;
 
 /// Everything that the control thread looks after.
@@ -109,7 +109,7 @@ impl Control {
         while let Some(wish) = self.signals.next() {
             match wish {
                 Wish::Stop if self.drain.is_some() => {
-                    tracing::warn!("a second signal: the daemon ends without waiting");
+                    tracing::warn!("second signal: the daemon exits without waiting");
                     return false;
                 }
                 Wish::Stop => self.begin_drain(now, "a signal"),
@@ -146,7 +146,7 @@ impl Control {
         self.instruments.drains();
         announce_drain(&self.engine);
         if let Err(error) = self.engine.announce_drain() {
-            tracing::error!(%error, "clients cannot be told of the drain");
+            tracing::error!(%error, "clients cannot be notified of the drain");
         }
         self.drain = Some(Drain::begin(now, self.drain_timeout));
         service_manager::stopping(&self.status());
@@ -169,7 +169,7 @@ impl Control {
                 None
             }
             Progress::Over { left } => {
-                tracing::warn!(left, timeout = ?self.drain_timeout, "the time to drain is over: these calls are ended");
+                tracing::warn!(left, timeout = ?self.drain_timeout, "the drain timeout has passed: these calls are ended");
                 None
             }
         }
@@ -264,7 +264,7 @@ impl Control {
 
     fn attach(&mut self, now: Instant, number: u64, wish: &Attach) -> Result<(), Error> {
         if self.drain.is_some() {
-            return Err(Error::unavailable("this daemon", "it drains; attach again once it has started anew"));
+            return Err(Error::unavailable("this daemon", "it is draining; attach again after its restart"));
         }
         let clients = self.connections.clients();
         let connection = self.connections.get_mut(number).expect("it asks");
@@ -278,7 +278,7 @@ impl Control {
         if let Some(process) = &process
             && let Err(error) = self.readiness.add(process, For::Reading, Ready::Process(number))
         {
-            tracing::warn!(%error, pid = peer.pid, "the end of a client's process will not be seen, only its hanging up");
+            tracing::warn!(%error, pid = peer.pid, "a client process cannot be watched; only its disconnect will be noticed");
         }
         let client = Client { id, task: wish.task.clone(), process };
         (connection.stage, connection.since) = (Stage::Welcoming(client, welcoming), now);

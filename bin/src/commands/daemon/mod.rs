@@ -42,7 +42,7 @@ use crate::settings::{Override, Settings};
 use crate::trace::TraceFile;
 use crate::{Context, Failure, locked_memory};
 
-/// Carry the tensors of this host's tasks
+/// Run the daemon that carries the tensors of this host's tasks
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  sealane daemon --endpoint-map jobs/.endpoint_map --role ps")]
 pub struct Args {
@@ -57,11 +57,11 @@ pub struct Args {
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
 
-    /// Where to serve metrics over HTTP, as in 127.0.0.1:9490, or off
+    /// Address to serve metrics on over HTTP, such as 127.0.0.1:9490, or off
     #[arg(long, value_name = "ADDR")]
     metrics: Option<String>,
 
-    /// Write every call and what becomes of it to a file, which ui.perfetto.dev shows as a timeline
+    /// Write a trace of every call to a file, which ui.perfetto.dev shows as a timeline
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
 
@@ -106,8 +106,7 @@ pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
     let engine = Engine::start(EngineSettings { listeners, trace, ..engine }).map_err(Failure::work)?;
     let map = MapInUse::new(map, args.task.is_empty());
     let served = serve(&settings, engine.clone(), map, claim, signals, metrics);
-    let stopped =
-        engine.stop().map_err(|error| Failure::work(format!("the daemon did not stop in good order: {error}")));
+    let stopped = engine.stop().map_err(|error| Failure::work(format!("the daemon did not stop cleanly: {error}")));
     // Clients hear from the engine how their calls ended before they see their connection end.
     drop(served?);
     stopped
@@ -162,7 +161,7 @@ fn watch(settings: &Settings) -> Option<Watch> {
             Some(watch)
         }
         Err(error) => {
-            tracing::warn!(%error, "changes of the endpoint map and of credentials are not seen, SIGHUP reads them; is fs.inotify.max_user_instances reached?");
+            tracing::warn!(%error, "changes of the endpoint map and of credentials are not detected, send SIGHUP to reload them; is fs.inotify.max_user_instances reached?");
             None
         }
     }

@@ -37,7 +37,7 @@ impl Parent {
         let stdin = stdin();
         match getsockopt(&stdin, sockopt::AcceptConn) {
             Ok(true) => {}
-            Ok(false) | Err(_) => return Err(Failure::input("standard input is no listening socket")),
+            Ok(false) | Err(_) => return Err(Failure::input("standard input is not a listening socket")),
         }
         let listener = stdin.as_fd().try_clone_to_owned();
         listener.map(|listener| vec![listener.into()]).map_err(Failure::work)

@@ -36,7 +36,7 @@ impl MapInUse {
         let changed = match self.map.reload() {
             Ok(changed) if changed.is_empty() => return tracing::debug!("the endpoint map says the same as before"),
             Ok(changed) => changed,
-            Err(error) => return tracing::error!(%error, "the endpoint map stays as it was"),
+            Err(error) => return tracing::error!(%error, "the previous endpoint map stays in use"),
         };
         let map = self.map.snapshot();
         let fresh = [changed.added.as_slice(), &changed.moved].concat();
@@ -73,7 +73,7 @@ pub(super) fn reload_credentials(security: &Security, engine: &Engine, instrumen
         }
         Err(error) => {
             instruments.credentials_refused();
-            tracing::error!(error, "the credentials stay as they were");
+            tracing::error!(error, "the previous credentials stay in use");
         }
     }
 }
@@ -82,7 +82,7 @@ pub(super) fn reload_credentials(security: &Security, engine: &Engine, instrumen
 fn warn(growth: &Growth) {
     if !growth.gone.is_empty() {
         let tasks = list(&growth.gone, "none");
-        tracing::warn!(tasks, "tasks that the new map does not have here are served until the daemon starts anew");
+        tracing::warn!(tasks, "tasks that the new map does not list here are served until the daemon restarts");
     }
     if growth.new_addresses.is_empty() {
         return;
@@ -92,7 +92,7 @@ fn warn(growth: &Growth) {
         let addresses = list(&here, "none");
         tracing::warn!(
             addresses,
-            "the new map has more transport addresses of this host; start the daemon anew to listen there"
+            "the new map has more transport addresses of this host; restart the daemon to listen there"
         );
     }
 }

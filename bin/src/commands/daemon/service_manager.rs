@@ -36,7 +36,7 @@ pub(super) fn status(status: &str) {
     match send(&[NotifyState::Status(status)], None) {
         // The next one says how things stand then.
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-        Err(error) => tracing::debug!(%error, "the service manager cannot be told"),
+        Err(error) => tracing::debug!(%error, "the service manager cannot be notified"),
         Ok(()) => {}
     }
 }
@@ -48,7 +48,7 @@ fn tell(states: Result<&[NotifyState<'_>], &io::Error>) {
         Err(error) => Err(error.to_string()),
     };
     if let Err(error) = told {
-        tracing::warn!(error, "the service manager cannot be told; is NOTIFY_SOCKET right?");
+        tracing::warn!(error, "the service manager cannot be notified; is NOTIFY_SOCKET right?");
     }
 }
 

@@ -165,7 +165,7 @@ fn lock(socket: &Path) -> Result<File, Failure> {
             Err(TryLockError::Error(error)) => return Err(unusable(&path, &error)),
         }
     }
-    Err(Failure::work(format!("{} is removed again and again; name another path with --socket", path.display())))
+    Err(Failure::work(format!("{} keeps being removed; name another path with --socket", path.display())))
 }
 
 fn served(socket: &Path, lock: &mut File) -> Failure {

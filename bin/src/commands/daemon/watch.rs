@@ -36,7 +36,7 @@ impl Unwatched {
     pub(super) fn warn(self) {
         let Unwatched { directory, error } = self;
         let directory = directory.display();
-        tracing::warn!(%directory, %error, "changes of the files in this directory are not seen, SIGHUP reads them");
+        tracing::warn!(%directory, %error, "changes of the files in this directory are not detected, send SIGHUP to reload them");
     }
 }
 

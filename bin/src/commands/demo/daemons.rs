@@ -21,7 +21,7 @@ use crate::settings::{Settings, Source};
 /// One CPU of so many is for each daemon's shards: with two daemons, half of them are left to the tasks.
 const CPUS_PER_SHARD: usize = 4;
 
-/// How long a daemon of a demo that has failed waits for calls under way, all of which have lost their tasks.
+/// How long a daemon of a demo that has failed waits for calls in progress, all of which have lost their tasks.
 const DRAIN_TIMEOUT_MS: u64 = 500;
 
 /// A daemon that is to be started.
@@ -49,7 +49,7 @@ impl Daemon<'_> {
             Setup::TwoDaemons => vec![("ps-daemon", Part::Ps, ps), ("worker-daemon", Part::Worker, workers)],
             Setup::OneDaemon => vec![("daemon", Part::Ps, jobs)],
         };
-        let refused = |error| Failure::work(format!("no port can be had on 127.0.0.1 ({error})"));
+        let refused = |error| Failure::work(format!("no port is available on 127.0.0.1 ({error})"));
         let each = |(name, part, jobs)| {
             let listener = TcpListener::bind("127.0.0.1:0").map_err(refused)?;
             let address = listener.local_addr().map_err(refused)?;

@@ -57,19 +57,19 @@ const CONGESTION: &str = "/proc/sys/net/ipv4/tcp_congestion_control";
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  sealane demo --workload mobilenet_v2 --workers 2 --ps 1 --steps 20")]
 pub struct Args {
-    /// Whose tensors to move: resnet50, mobilenet_v2, vgg16, wide_deep_400, dlrm_kaggle, or a file that describes some
+    /// Model whose tensors to move: resnet50, mobilenet_v2, vgg16, wide_deep_400, dlrm_kaggle, or a file that describes some
     #[arg(long, value_name = "NAME|FILE.json", default_value = "resnet50")]
     workload: String,
 
-    /// Workers, each a process
+    /// Number of worker processes
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=TASKS_MAX))]
     workers: u64,
 
-    /// Parameter servers, each a process; tensors are dealt out to them in turn
+    /// Number of parameter-server processes; tensors are assigned to them round-robin
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=TASKS_MAX))]
     ps: u64,
 
-    /// Steps that count, after one that makes the connections
+    /// Measured steps, after one that makes the connections
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=STEPS_MAX))]
     steps: u64,
 
@@ -85,7 +85,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE|-")]
     json: Option<PathBuf>,
 
-    /// Write a report with plots, all figures and the machine: one page that needs nothing else
+    /// Write a report with plots, all figures and the machine: one self-contained page
     #[arg(long, value_name = "FILE.html")]
     report: Option<PathBuf>,
 
@@ -93,15 +93,15 @@ pub struct Args {
     #[arg(long, value_name = "FILE", conflicts_with = "embedded")]
     trace: Option<PathBuf>,
 
-    /// Let this task flip one bit of what it sends, to see that it is found out
+    /// Have this task flip one bit of what it sends, to check that verification detects it
     #[arg(long, value_name = "TASK")]
     flip_bit: Option<String>,
 
-    /// The settings file to read, instead of `sealane.toml` in the working directory
+    /// Settings file, instead of `sealane.toml` in the working directory
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 
-    /// Gives a setting a value, as in `transport.window=80`; repeatable
+    /// Set a setting, as in `transport.window=80`; repeatable
     #[arg(long, value_name = "NAME=VALUE")]
     set: Vec<String>,
 }
@@ -137,8 +137,8 @@ impl Args {
                  another link",
             )),
             (true, Link::Shm) => Err(Failure::input(
-                "--embedded gives every task an engine of its own, and engines are not joined by --link shm; \
-                 leave one of the two out",
+                "--embedded gives every task its own engine, and --link shm does not connect engines; \
+                 drop one of the two",
             )),
             (true, _) => Ok(Setup::Embedded),
             (false, Link::Shm) => Ok(Setup::OneDaemon),

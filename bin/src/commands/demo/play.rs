@@ -72,10 +72,10 @@ impl Play<'_> {
     pub(super) fn play(&self, played: &mut Played) -> Result<(), Failure> {
         let parameters = &self.demo.parameters;
         let directory = tempfile::Builder::new().prefix("sealane-demo-").tempdir().map_err(|error| {
-            Failure::work(format!("no temporary directory can be made ({error}); set TMPDIR to one with room"))
+            Failure::work(format!("no temporary directory can be created ({error}); set TMPDIR to one with free space"))
         })?;
         let program = std::env::current_exe()
-            .map_err(|error| Failure::work(format!("this program's own file cannot be found ({error})")))?;
+            .map_err(|error| Failure::work(format!("this program's executable cannot be found ({error})")))?;
         let names: Vec<String> = self.demo.jobs.iter().map(Job::task).collect();
         let mut children = Children::start(&names, || {
             let mut command = Command::new(&program);

@@ -88,7 +88,7 @@ fn serve(orders: &Receiver<Result<Order, String>>, args: &TaskArgs, context: &Co
         let answer = match (order, &mut state) {
             (Order::Begin(job), state) => {
                 let listener = TcpListener::bind("127.0.0.1:0");
-                let listener = listener.map_err(|error| format!("no port can be had on 127.0.0.1 ({error})"))?;
+                let listener = listener.map_err(|error| format!("no port is available on 127.0.0.1 ({error})"))?;
                 let address = listener.local_addr().map_err(|error| error.to_string())?;
                 *state = Some(State::Listening { job, listener });
                 Report::Listening { address }

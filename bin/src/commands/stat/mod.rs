@@ -20,7 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Between the two looks of which rates are made.
 const RATE_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Show what the daemon of this host does
+/// Show what this host's daemon is doing
 ///
 /// Shards, peers with the path to each and why, clients, rates, and how long calls take. Rates are of the last half second.
 #[derive(Debug, clap::Args)]
@@ -33,11 +33,11 @@ pub struct Args {
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
 
-    /// Stay, and look every second; q ends it
+    /// Refresh every second until q is pressed
     #[arg(long, conflicts_with = "json")]
     watch: bool,
 
-    /// Print one look as JSON
+    /// Print the figures once as JSON
     #[arg(long)]
     json: bool,
 }
@@ -53,7 +53,7 @@ pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
     if args.json {
         let figures = look(socket)?;
         let text = serde_json::to_string(&figures);
-        let text = text.map_err(|error| Failure::work(format!("the figures make no JSON ({error})")))?;
+        let text = text.map_err(|error| Failure::work(format!("the figures cannot be encoded as JSON ({error})")))?;
         return context.print(&(text + "\n"));
     }
     if args.watch {

@@ -1,5 +1,5 @@
 //! One client on one shard: what it asks is handed to the node, what comes of it is written into its ring. Whatever the
-//! client writes is checked; one that breaks the rules is hung up on, and harms itself alone.
+//! client writes is checked; one that breaks the rules is disconnected, and affects only itself.
 
 mod answers;
 mod plans;
@@ -38,7 +38,7 @@ struct Peer {
     pair: Option<u32>,
 }
 
-/// A recv under way.
+/// A recv in progress.
 struct Receiving {
     ticket: Option<Ticket>,
     peer: u16,
@@ -99,7 +99,7 @@ pub(super) struct Who {
     pub(super) pid: i32,
 }
 
-/// The client broke the rules; it is hung up on.
+/// The client broke the rules; it is disconnected.
 #[derive(Debug)]
 struct Misconduct(String);
 
@@ -245,7 +245,7 @@ impl Client {
         if self.closed {
             return;
         }
-        tracing::warn!(pid = self.pid, reason, "a client is hung up on");
+        tracing::warn!(pid = self.pid, reason, "a client was disconnected");
         self.closed = true;
         // The daemon sees the socket close, as it does when a client ends.
         self.bell.hang_up();
@@ -253,7 +253,7 @@ impl Client {
 
     /// Hangs up on the client, which nothing is asked of any more: serving it has panicked, and its books may be torn.
     pub(super) fn fail(&self, panic: &str) {
-        tracing::error!(pid = self.pid, task = self.metrics.task, panic, "a client is hung up on");
+        tracing::error!(pid = self.pid, task = self.metrics.task, panic, "a client was disconnected");
         self.bell.hang_up();
     }
 

@@ -51,7 +51,7 @@ pub enum AttachError {
     #[error("the daemon did not answer in time")]
     TimedOut,
     /// The daemon closed the socket without an answer.
-    #[error("the daemon hung up")]
+    #[error("the daemon closed the connection")]
     HungUp,
     /// The daemon's answer makes no sense; most likely it is of another release.
     #[error("the daemon's answer makes no sense: {0}")]

@@ -35,7 +35,7 @@ use crate::{
 #[non_exhaustive]
 pub enum RequestError {
     /// The client has closed its socket.
-    #[error("the client hung up")]
+    #[error("the client closed the connection")]
     HungUp,
     /// The request is longer than any should be.
     #[error("a request of {bytes} bytes, at most {MESSAGE_BYTES_MAX} are possible")]

@@ -111,10 +111,10 @@ impl State {
             tracing::warn!(
                 number,
                 why,
-                "a queue pair is destroyed that may hold a receive buffer (further ones are counted, and logged at level debug)"
+                "destroying a queue pair that may hold a receive buffer (further ones are counted, and logged at level debug)"
             );
         } else {
-            tracing::debug!(number, why, count, "a queue pair is destroyed that may hold a receive buffer");
+            tracing::debug!(number, why, count, "destroying a queue pair that may hold a receive buffer");
         }
     }
 }

@@ -97,7 +97,7 @@ impl State {
     /// No link can begin any more until the port comes up, and all that stand end.
     pub(in crate::verbs) fn go_down(&mut self, reason: &str) {
         if self.down.is_none() {
-            tracing::error!(reason, "verbs are out of use: links go on by TCP");
+            tracing::error!(reason, "verbs are out of use: links continue over TCP");
             self.down = Some(reason.to_owned());
         }
         self.fail_all(reason);

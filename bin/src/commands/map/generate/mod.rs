@@ -28,7 +28,7 @@ const TASK_PORT: u16 = 2222;
 /// The port of the transport: what this project's examples use.
 const PORT: u16 = 7000;
 
-/// Write the endpoint map of a job that is described elsewhere
+/// Generate an endpoint map from a job description
 ///
 /// The left side of a line is a task's gRPC address, the right side the same host with the transport's port: all tasks of a
 /// host share it, because one daemon serves them. The same input gives the same map on every host. Flags win over
@@ -44,15 +44,15 @@ pub struct Args {
     #[arg(long, value_name = "SOURCE")]
     from: Source,
 
-    /// The port on which every host's daemon listens for tensors
+    /// Port on which every host's daemon listens
     #[arg(long, default_value_t = PORT, value_parser = clap::value_parser!(u16).range(1..))]
     port: u16,
 
-    /// Each task has an engine of its own, without a daemon: transport ports count up from --port on each host
+    /// Each task has its own engine, without a daemon: transport ports count up from --port on each host
     #[arg(long)]
     embedded: bool,
 
-    /// The file to write, as a whole or not at all; without it, standard output
+    /// File to write atomically, instead of standard output
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
 
@@ -141,7 +141,7 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<(), Failure> {
         Some(path) => replace(path, std::iter::once(text.as_bytes())).map_err(|error| {
             let shown = path.display();
             Failure::work(format!(
-                "{shown}: cannot be written ({error}); name a file in a directory that exists and has room"
+                "{shown}: cannot be written ({error}); name a file in a directory that exists and has free space"
             ))
         }),
     }

@@ -41,6 +41,15 @@ impl Record {
     }
 }
 
+#[cfg(all(test, not(loom)))]
+impl Record {
+    /// Kind, flags and every byte of content as they lie in memory.
+    pub(super) fn hex(&self) -> String {
+        let content = self.content().iter().flat_map(|word| word.to_ne_bytes()).map(|byte| format!("{byte:02x}"));
+        format!("{} {} {}", self.kind, self.flags, content.collect::<String>())
+    }
+}
+
 impl Default for Record {
     fn default() -> Self {
         Self::new()

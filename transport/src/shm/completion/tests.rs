@@ -10,6 +10,7 @@ use crate::{
     limits::{KEY_BYTES_MAX, META_BYTES_MAX, NAME_BYTES_MAX, REASON_BYTES_MAX},
     shm::{
         Record, Span,
+        attach::VERSION,
         limits::{CONTENT_WORDS, INLINE_BYTES_MAX, NUMBERS_PER_RECORD, RECORD_WORDS_MAX},
     },
 };
@@ -38,7 +39,7 @@ fn errors() -> Vec<Error> {
         Error::DeadlineExceeded {
             operation: Operation::Recv,
             step: -9,
-            key: "k".repeat(KEY_BYTES_MAX).into(),
+            key: "grad/fc1".into(),
             waited: Duration::new(u64::MAX, 999_999_999),
             delivery_unknown: true,
         },
@@ -52,38 +53,63 @@ fn errors() -> Vec<Error> {
     ]
 }
 
+/// Shows records of every kind, one after the other.
+fn each(look: &mut dyn FnMut(&Completion<'_>)) {
+    let (plan, index, calls) = (u32::MAX, 7, &[0x8000_0001, 2, 3]);
+    let (span, token) = (Span { offset: 1 << 50, len: 3 }, u64::MAX);
+    let (inline, destination) = (ReceivedAt::Inline(b"abc"), ReceivedAt::Destination { len: u64::MAX });
+    let area = ReceivedAt::Area { span, token };
+    for completion in [
+        Completion::Sent { calls },
+        Completion::Sent { calls: &[] },
+        Completion::Returned { calls },
+        Completion::Published { calls },
+        received(b"of it", inline),
+        received(&[], ReceivedAt::Inline(&[])),
+        received(b"of it", destination),
+        received(b"of it", area),
+        Completion::Board { plan, span, token },
+        Completion::Placed { plan, index, meta: b"of it", span, token },
+        Completion::Reshaped { plan, index, meta: b"of it" },
+        Completion::Pulled { call: u32::MAX },
+        Completion::Draining,
+        Completion::QueueClosed { queue: u32::MAX },
+        accepted("worker:17", b"of it", inline),
+        accepted("worker:17", b"of it", area),
+        accepted("", &[], area),
+    ] {
+        look(&completion);
+    }
+    for error in errors() {
+        look(&Completion::Failed { call: 3, memory_back: false, error: error.clone() });
+        look(&Completion::Failed { call: 3, memory_back: true, error: error.clone() });
+        look(&Completion::Unopened { queue: u32::MAX, error: error.clone() });
+        look(&Completion::Missed { plan: 3, index: u32::MAX, error });
+    }
+}
+
 #[test]
 fn every_kind_comes_out_as_it_went_in() {
+    each(&mut |completion| drop(through(completion)));
     let calls: Vec<u32> = (0..NUMBERS_PER_RECORD as u32).map(|call| call << 20).collect();
-    for count in [0, 1, 2, 3, NUMBERS_PER_RECORD] {
-        through(&Completion::Sent { calls: &calls[..count] });
-        through(&Completion::Returned { calls: &calls[..count] });
-        through(&Completion::Published { calls: &calls[..count] });
+    through(&Completion::Published { calls: &calls });
+    let (span, token, meta) = (Span { offset: 1 << 50, len: 3 }, u64::MAX, &[1; META_BYTES_MAX]);
+    let area = ReceivedAt::Area { span, token };
+    for payload in [ReceivedAt::Inline(&[3; INLINE_BYTES_MAX]), area] {
+        through(&received(meta, payload));
+        through(&accepted(&"n".repeat(NAME_BYTES_MAX), meta, payload));
     }
-    let span = Span { offset: 1 << 50, len: 3 };
-    for payload in [
-        ReceivedAt::Inline(&[]),
-        ReceivedAt::Inline(&[3; INLINE_BYTES_MAX]),
-        ReceivedAt::Destination { len: u64::MAX },
-        ReceivedAt::Area { span, token: u64::MAX },
-    ] {
-        through(&received(&[1; META_BYTES_MAX], payload));
-        through(&received(&[], payload));
-    }
-    let (plan, index) = (u32::MAX, 7);
-    through(&Completion::Board { plan, span, token: u64::MAX });
-    for meta in [&[1; META_BYTES_MAX][..], &[]] {
-        through(&Completion::Placed { plan, index, meta, span, token: u64::MAX });
-        through(&Completion::Reshaped { plan, index, meta });
-    }
-    through(&Completion::Pulled { call: u32::MAX });
-    through(&Completion::Draining);
-    through(&Completion::QueueClosed { queue: u32::MAX });
-    let from = "n".repeat(NAME_BYTES_MAX);
-    for payload in [ReceivedAt::Inline(&[3; INLINE_BYTES_MAX]), ReceivedAt::Area { span, token: u64::MAX }] {
-        through(&accepted(&from, &[1; META_BYTES_MAX], payload));
-        through(&accepted("", &[], payload));
-    }
+    through(&Completion::Placed { plan: 1, index: 2, meta, span, token });
+    through(&Completion::Reshaped { plan: 1, index: 2, meta });
+    let subject = "k".repeat(KEY_BYTES_MAX);
+    through(&Completion::Missed { plan: 3, index: u32::MAX, error: Error::unavailable(&subject, "of a reason") });
+}
+
+#[test]
+fn records_lie_in_memory_as_version_5_of_attaching_has_them() {
+    let mut lines = include_str!("version_5.txt").lines();
+    each(&mut |completion| assert_eq!(through(completion).hex(), lines.next().unwrap(), "{completion:?}"));
+    assert_eq!((lines.next(), VERSION), (None, 5));
 }
 
 #[test]
@@ -94,17 +120,6 @@ fn a_small_tensor_needs_one_slot() {
     assert!(through(&received(&[1; 16], ReceivedAt::Inline(&[2; 64]))).content().len() <= CONTENT_WORDS);
     let accepted = accepted("worker17.train.local:222", &[1; 16], ReceivedAt::Inline(&[2; 64]));
     assert!(through(&accepted).content().len() <= CONTENT_WORDS);
-}
-
-#[test]
-fn errors_keep_their_variant_and_every_field() {
-    for error in errors() {
-        for memory_back in [false, true] {
-            through(&Completion::Failed { call: 3, memory_back, error: error.clone() });
-        }
-        through(&Completion::Unopened { queue: u32::MAX, error: error.clone() });
-        through(&Completion::Missed { plan: 3, index: u32::MAX, error });
-    }
 }
 
 #[test]

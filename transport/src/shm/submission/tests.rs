@@ -8,6 +8,7 @@ use crate::{
     limits::{KEY_BYTES_MAX, META_BYTES_MAX, NAME_BYTES_MAX, REASON_BYTES_MAX},
     shm::{
         Record, Span,
+        attach::VERSION,
         limits::{CONTENT_WORDS, INLINE_BYTES_MAX, NUMBERS_PER_RECORD, RECORD_WORDS_MAX},
     },
 };
@@ -39,9 +40,8 @@ fn push<'a>(queue: &'a str, meta: &'a [u8], payload: PayloadAt<'a>) -> Submissio
 
 const SPAN: Span = Span { offset: 1 << 40, len: u64::MAX };
 
-#[test]
-fn every_kind_comes_out_as_it_went_in() {
-    let tokens: Vec<u64> = (0..NUMBERS_PER_RECORD as u64).map(|token| token << 40).collect();
+/// Shows records of every kind, one after the other.
+fn each(look: &mut dyn FnMut(&Submission<'_>)) {
     let mut packed = Vec::new();
     let keys = KeyList::pack(["w", "", "ключ"].into_iter(), &mut packed).unwrap();
     let fused = |destination| {
@@ -83,16 +83,30 @@ fn every_kind_comes_out_as_it_went_in() {
         Submission::Abort { step: -5, reason: "the loss is not a number" },
         Submission::Cleanup { step: i64::MAX },
         Submission::Free { tokens: &[] },
-        Submission::Free { tokens: &tokens },
+        Submission::Free { tokens: &[1, u64::MAX] },
         Submission::Elsewhere { peer: Some(u16::MAX), sent: MOVED, received: Moved::default() },
         Submission::Elsewhere { peer: None, sent: Moved::default(), received: MOVED },
         Submission::Detach,
     ] {
-        through(&submission);
+        look(&submission);
     }
 }
 
 const MOVED: Moved = Moved { tensors: u64::MAX, bytes: 7 };
+
+#[test]
+fn every_kind_comes_out_as_it_went_in() {
+    each(&mut |submission| drop(through(submission)));
+    let tokens: Vec<u64> = (0..NUMBERS_PER_RECORD as u64).map(|token| token << 40).collect();
+    through(&Submission::Free { tokens: &tokens });
+}
+
+#[test]
+fn records_lie_in_memory_as_version_5_of_attaching_has_them() {
+    let mut lines = include_str!("version_5.txt").lines();
+    each(&mut |submission| assert_eq!(through(submission).hex(), lines.next().unwrap(), "{submission:?}"));
+    assert_eq!((lines.next(), VERSION), (None, 5));
+}
 
 #[test]
 fn what_is_common_needs_one_slot() {

@@ -4,7 +4,7 @@ use zerocopy::IntoBytes;
 
 use super::{
     failure::Failure,
-    fields::{Malformed, Sections, Span, TooLong, at_most, part},
+    fields::{Malformed, Number, Sections, Span, TooLong, Unused, at_most, fixed_parts},
     limits::{INLINE_BYTES_MAX, NUMBERS_PER_RECORD},
     record::Record,
 };
@@ -176,6 +176,26 @@ mod place {
 
 const FLAG_MEMORY_BACK: u8 = 1;
 
+fixed_parts! {
+    /// What a tensor that arrived begins with: the call or queue, and the lengths of what lies in the record.
+    struct ArrivedFixed { number: u32, meta_bytes: u16, inline_bytes: u16 }
+    struct InDestination { fixed: ArrivedFixed, len: u64 }
+    /// A block of the receive area.
+    struct Block { span: Span, token: u64 }
+    struct InArea { fixed: ArrivedFixed, block: Block }
+    struct AcceptedFixed { arrived: ArrivedFixed, from_bytes: u16, unused: Unused<6> }
+    struct AcceptedInArea { fixed: AcceptedFixed, block: Block }
+    struct BoardFixed { plan: Number, block: Block }
+    struct ReshapedFixed { plan: u32, index: u32, meta_bytes: u16, unused: Unused<6> }
+    struct PlacedFixed { tensor: ReshapedFixed, block: Block }
+    /// An error, and the number of what failed.
+    struct FailedFixed {
+        number: u32, code: u8, operation: u8, delivery_unknown: u8, unused: Unused<1>,
+        step: i64, waited_s: u64, waited_ns: u32, subject_bytes: u16, reason_bytes: u16,
+    }
+    struct MissedFixed { failed: FailedFixed, index: Number }
+}
+
 impl<'a> Completion<'a> {
     /// Writes the completion into a record.
     ///
@@ -187,19 +207,17 @@ impl<'a> Completion<'a> {
     pub fn encode(&self, into: &mut Record) -> Result<(), TooLong> {
         match self {
             Completion::Received { call, meta, payload } => {
-                at_most("metadata", meta.len(), META_BYTES_MAX)?;
-                let call = u64::from(*call) | (meta.len() as u64) << 32;
+                let fixed = ArrivedFixed::new(*call, meta)?;
                 match *payload {
                     ReceivedAt::Inline(payload) => {
-                        at_most("inline payload", payload.len(), INLINE_BYTES_MAX)?;
-                        let call = call | (payload.len() as u64) << 48;
-                        into.fill(kind::RECEIVED, place::INLINE, [call], &[payload, meta]);
+                        into.fill(kind::RECEIVED, place::INLINE, fixed.with(payload)?, &[payload, meta]);
                     }
                     ReceivedAt::Destination { len } => {
-                        into.fill(kind::RECEIVED, place::DESTINATION, [call, len], &[meta]);
+                        into.fill(kind::RECEIVED, place::DESTINATION, InDestination { fixed, len }, &[meta]);
                     }
-                    ReceivedAt::Area { span: Span { offset, len }, token } => {
-                        into.fill(kind::RECEIVED, place::AREA, [call, offset, len, token], &[meta]);
+                    ReceivedAt::Area { span, token } => {
+                        let block = Block { span, token };
+                        into.fill(kind::RECEIVED, place::AREA, InArea { fixed, block }, &[meta]);
                     }
                 }
             }
@@ -207,54 +225,56 @@ impl<'a> Completion<'a> {
             Completion::Returned { calls } => encode_calls(kind::RETURNED, calls, into)?,
             Completion::Published { calls } => encode_calls(kind::PUBLISHED, calls, into)?,
             Completion::Failed { call, memory_back, error } => {
-                let flags = if *memory_back { FLAG_MEMORY_BACK } else { 0 };
                 let failure = Failure::of(error);
-                let (fixed, texts) = failed(u64::from(*call), &failure)?;
-                into.fill(kind::FAILED, flags, fixed, &texts);
+                let (fixed, texts) = failed(*call, &failure)?;
+                into.fill(kind::FAILED, if *memory_back { FLAG_MEMORY_BACK } else { 0 }, fixed, &texts);
             }
             Completion::Missed { plan, index, error } => {
                 let failure = Failure::of(error);
-                let ([first, step, secs, lengths], texts) = failed(u64::from(*plan), &failure)?;
-                into.fill(kind::MISSED, 0, [first, step, secs, lengths, u64::from(*index)], &texts);
+                let (failed, texts) = failed(*plan, &failure)?;
+                into.fill(kind::MISSED, 0, MissedFixed { failed, index: Number::new(*index) }, &texts);
             }
-            Completion::Board { plan, span: Span { offset, len }, token } => {
-                into.fill(kind::BOARD, 0, [u64::from(*plan), *offset, *len, *token], &[]);
+            Completion::Board { plan, span, token } => {
+                let block = Block { span: *span, token: *token };
+                into.fill(kind::BOARD, 0, BoardFixed { plan: Number::new(*plan), block }, &[]);
             }
-            Completion::Placed { plan, index, meta, span: Span { offset, len }, token } => {
-                at_most("metadata", meta.len(), META_BYTES_MAX)?;
-                let fixed = [item(*plan, *index), meta.len() as u64, *offset, *len, *token];
-                into.fill(kind::PLACED, 0, fixed, &[meta]);
+            Completion::Placed { plan, index, meta, span, token } => {
+                let tensor = ReshapedFixed::new(*plan, *index, meta)?;
+                into.fill(
+                    kind::PLACED,
+                    0,
+                    PlacedFixed { tensor, block: Block { span: *span, token: *token } },
+                    &[meta],
+                );
             }
             Completion::Reshaped { plan, index, meta } => {
-                at_most("metadata", meta.len(), META_BYTES_MAX)?;
-                into.fill(kind::RESHAPED, 0, [item(*plan, *index), meta.len() as u64], &[meta]);
+                into.fill(kind::RESHAPED, 0, ReshapedFixed::new(*plan, *index, meta)?, &[meta]);
             }
-            Completion::Pulled { call } => into.fill(kind::PULLED, 0, [u64::from(*call)], &[]),
-            Completion::QueueClosed { queue } => into.fill(kind::QUEUE_CLOSED, 0, [u64::from(*queue)], &[]),
-            Completion::Draining => into.fill(kind::DRAINING, 0, [], &[]),
+            Completion::Pulled { call } => into.fill(kind::PULLED, 0, Number::new(*call), &[]),
+            Completion::QueueClosed { queue } => into.fill(kind::QUEUE_CLOSED, 0, Number::new(*queue), &[]),
+            Completion::Draining => into.fill(kind::DRAINING, 0, (), &[]),
             Completion::Accepted { queue, from, meta, payload } => {
-                at_most("metadata", meta.len(), META_BYTES_MAX)?;
-                at_most("name", from.len(), NAME_BYTES_MAX)?;
-                let (queue, from) = (u64::from(*queue) | (meta.len() as u64) << 32, from.as_bytes());
+                let arrived = ArrivedFixed::new(*queue, meta)?;
+                let from_bytes = at_most("name", from.len(), NAME_BYTES_MAX)?;
+                let (fixed, from) = (AcceptedFixed { arrived, from_bytes, unused: [0; _] }, from.as_bytes());
                 match *payload {
                     ReceivedAt::Inline(payload) => {
-                        at_most("inline payload", payload.len(), INLINE_BYTES_MAX)?;
-                        let fixed = [queue | (payload.len() as u64) << 48, from.len() as u64];
+                        let fixed = AcceptedFixed { arrived: arrived.with(payload)?, ..fixed };
                         into.fill(kind::ACCEPTED, place::INLINE, fixed, &[payload, meta, from]);
                     }
                     // Nobody gave it one: not decoded again.
-                    ReceivedAt::Destination { len } => {
-                        into.fill(kind::ACCEPTED, place::DESTINATION, [queue, from.len() as u64, len], &[meta, from]);
+                    ReceivedAt::Destination { .. } => {
+                        into.fill(kind::ACCEPTED, place::DESTINATION, fixed, &[meta, from]);
                     }
-                    ReceivedAt::Area { span: Span { offset, len }, token } => {
-                        let fixed = [queue, from.len() as u64, offset, len, token];
-                        into.fill(kind::ACCEPTED, place::AREA, fixed, &[meta, from]);
+                    ReceivedAt::Area { span, token } => {
+                        let block = Block { span, token };
+                        into.fill(kind::ACCEPTED, place::AREA, AcceptedInArea { fixed, block }, &[meta, from]);
                     }
                 }
             }
             Completion::Unopened { queue, error } => {
                 let failure = Failure::of(error);
-                let (fixed, texts) = failed(u64::from(*queue), &failure)?;
+                let (fixed, texts) = failed(*queue, &failure)?;
                 into.fill(kind::UNOPENED, 0, fixed, &texts);
             }
         }
@@ -270,38 +290,24 @@ impl<'a> Completion<'a> {
         let unknown_flag = Err(Malformed { what: "an unknown flag" });
         let (completion, sections) = match (record.kind, record.flags) {
             (kind::RECEIVED, place) => {
-                let ([call], mut inline) = record.parts()?;
-                let meta_len = usize::from(part!(call, 32, u16));
-                let inline_len = usize::from(part!(call, 48, u16));
-                let (payload, mut sections) = match place {
-                    place::INLINE => {
-                        let payload = inline.bytes("inline payload", inline_len, INLINE_BYTES_MAX)?;
-                        (ReceivedAt::Inline(payload), inline)
-                    }
-                    place::DESTINATION => {
-                        let ([_, len], sections) = record.parts()?;
-                        (ReceivedAt::Destination { len }, sections)
-                    }
-                    place::AREA => {
-                        let ([_, offset, len, token], sections) = record.parts()?;
-                        (ReceivedAt::Area { span: Span { offset, len }, token }, sections)
-                    }
+                let (fixed, mut sections) = record.parts::<ArrivedFixed>()?;
+                let payload = match place {
+                    place::DESTINATION => ReceivedAt::Destination { len: sections.fixed()? },
+                    place::INLINE | place::AREA => fixed.payload(place, &mut sections)?,
                     _ => return unknown_flag,
                 };
-                let meta = sections.bytes("metadata", meta_len, META_BYTES_MAX)?;
-                (Completion::Received { call: part!(call, 0, u32), meta, payload }, sections)
+                let meta = sections.bytes("metadata", fixed.meta_bytes, META_BYTES_MAX)?;
+                (Completion::Received { call: fixed.number, meta, payload }, sections)
             }
-            (kind::SENT, 0) => {
-                let ([count], mut sections) = record.parts()?;
-                (Completion::Sent { calls: sections.numbers("calls", count, NUMBERS_PER_RECORD)? }, sections)
-            }
-            (kind::RETURNED, 0) => {
-                let ([count], mut sections) = record.parts()?;
-                (Completion::Returned { calls: sections.numbers("calls", count, NUMBERS_PER_RECORD)? }, sections)
-            }
-            (kind::PUBLISHED, 0) => {
-                let ([count], mut sections) = record.parts()?;
-                (Completion::Published { calls: sections.numbers("calls", count, NUMBERS_PER_RECORD)? }, sections)
+            (kind @ (kind::SENT | kind::RETURNED | kind::PUBLISHED), 0) => {
+                let (count, mut sections) = record.parts()?;
+                let calls = sections.numbers("calls", count, NUMBERS_PER_RECORD)?;
+                let completion = match kind {
+                    kind::SENT => Completion::Sent { calls },
+                    kind::RETURNED => Completion::Returned { calls },
+                    _ => Completion::Published { calls },
+                };
+                (completion, sections)
             }
             (kind::FAILED, flags @ (0 | FLAG_MEMORY_BACK)) => {
                 let (fixed, mut sections) = record.parts()?;
@@ -309,41 +315,35 @@ impl<'a> Completion<'a> {
                 (Completion::Failed { call, memory_back: flags == FLAG_MEMORY_BACK, error }, sections)
             }
             (kind::MISSED, 0) => {
-                let ([first, step, secs, lengths, index], mut sections) = record.parts()?;
-                let (plan, error) = error([first, step, secs, lengths], &mut sections)?;
-                (Completion::Missed { plan, index: part!(index, 0, u32), error }, sections)
+                let (MissedFixed { failed, index: Number { number: index, .. } }, mut sections) = record.parts()?;
+                let (plan, error) = error(failed, &mut sections)?;
+                (Completion::Missed { plan, index, error }, sections)
             }
             (kind::BOARD, 0) => {
-                let ([plan, offset, len, token], sections) = record.parts()?;
-                (Completion::Board { plan: part!(plan, 0, u32), span: Span { offset, len }, token }, sections)
+                let (BoardFixed { plan, block: Block { span, token } }, sections) = record.parts()?;
+                (Completion::Board { plan: plan.number, span, token }, sections)
             }
             (kind::PLACED, 0) => {
-                let ([item, meta_len, offset, len, token], mut sections) = record.parts()?;
-                let meta = sections.bytes("metadata", usize::from(part!(meta_len, 0, u16)), META_BYTES_MAX)?;
-                let (plan, index) = (part!(item, 0, u32), part!(item, 32, u32));
-                (Completion::Placed { plan, index, meta, span: Span { offset, len }, token }, sections)
+                let (PlacedFixed { tensor, block: Block { span, token } }, mut sections) = record.parts()?;
+                let ReshapedFixed { plan, index, meta_bytes, .. } = tensor;
+                let meta = sections.bytes("metadata", meta_bytes, META_BYTES_MAX)?;
+                (Completion::Placed { plan, index, meta, span, token }, sections)
             }
             (kind::RESHAPED, 0) => {
-                let ([item, meta_len], mut sections) = record.parts()?;
-                let meta = sections.bytes("metadata", usize::from(part!(meta_len, 0, u16)), META_BYTES_MAX)?;
-                (Completion::Reshaped { plan: part!(item, 0, u32), index: part!(item, 32, u32), meta }, sections)
+                let (ReshapedFixed { plan, index, meta_bytes, .. }, mut sections) = record.parts()?;
+                let meta = sections.bytes("metadata", meta_bytes, META_BYTES_MAX)?;
+                (Completion::Reshaped { plan, index, meta }, sections)
             }
             (kind::PULLED, 0) => {
-                let ([call], sections) = record.parts()?;
-                (Completion::Pulled { call: part!(call, 0, u32) }, sections)
+                let (Number { number: call, .. }, sections) = record.parts()?;
+                (Completion::Pulled { call }, sections)
             }
             (kind::ACCEPTED, place @ (place::INLINE | place::AREA)) => {
-                let ([queue, from_len], mut inline) = record.parts()?;
-                let (payload, mut sections) = if place == place::INLINE {
-                    let len = usize::from(part!(queue, 48, u16));
-                    (ReceivedAt::Inline(inline.bytes("inline payload", len, INLINE_BYTES_MAX)?), inline)
-                } else {
-                    let ([_, _, offset, len, token], sections) = record.parts()?;
-                    (ReceivedAt::Area { span: Span { offset, len }, token }, sections)
-                };
-                let meta = sections.bytes("metadata", usize::from(part!(queue, 32, u16)), META_BYTES_MAX)?;
-                let from = sections.text("name", usize::from(part!(from_len, 0, u16)), NAME_BYTES_MAX)?;
-                (Completion::Accepted { queue: part!(queue, 0, u32), from, meta, payload }, sections)
+                let (AcceptedFixed { arrived, from_bytes, .. }, mut sections) = record.parts()?;
+                let payload = arrived.payload(place, &mut sections)?;
+                let meta = sections.bytes("metadata", arrived.meta_bytes, META_BYTES_MAX)?;
+                let from = sections.text("name", from_bytes, NAME_BYTES_MAX)?;
+                (Completion::Accepted { queue: arrived.number, from, meta, payload }, sections)
             }
             (kind::UNOPENED, 0) => {
                 let (fixed, mut sections) = record.parts()?;
@@ -351,12 +351,12 @@ impl<'a> Completion<'a> {
                 (Completion::Unopened { queue, error }, sections)
             }
             (kind::DRAINING, 0) => {
-                let ([], sections) = record.parts()?;
+                let ((), sections) = record.parts()?;
                 (Completion::Draining, sections)
             }
             (kind::QUEUE_CLOSED, 0) => {
-                let ([queue], sections) = record.parts()?;
-                (Completion::QueueClosed { queue: part!(queue, 0, u32) }, sections)
+                let (Number { number: queue, .. }, sections) = record.parts()?;
+                (Completion::QueueClosed { queue }, sections)
             }
             (kind::SENT..=kind::QUEUE_CLOSED, _) => return unknown_flag,
             _ => return Err(Malformed { what: "an unknown kind of completion" }),
@@ -366,42 +366,70 @@ impl<'a> Completion<'a> {
     }
 }
 
-/// A plan's number, and a tensor's within it.
-#[inline]
-fn item(plan: u32, index: u32) -> u64 {
-    u64::from(plan) | u64::from(index) << 32
+impl ArrivedFixed {
+    #[inline]
+    fn new(number: u32, meta: &[u8]) -> Result<Self, TooLong> {
+        let meta_bytes = at_most("metadata", meta.len(), META_BYTES_MAX)?;
+        Ok(Self { number, meta_bytes, inline_bytes: 0 })
+    }
+
+    /// The same, of a tensor whose bytes lie in the record.
+    #[inline]
+    fn with(self, payload: &[u8]) -> Result<Self, TooLong> {
+        Ok(Self { inline_bytes: at_most("inline payload", payload.len(), INLINE_BYTES_MAX)?, ..self })
+    }
+
+    /// The bytes, which lie in the record or in the receive area.
+    #[inline]
+    fn payload<'a>(self, place: u8, sections: &mut Sections<'a>) -> Result<ReceivedAt<'a>, Malformed> {
+        if place == place::INLINE {
+            return Ok(ReceivedAt::Inline(sections.bytes("inline payload", self.inline_bytes, INLINE_BYTES_MAX)?));
+        }
+        let Block { span, token } = sections.fixed()?;
+        Ok(ReceivedAt::Area { span, token })
+    }
 }
 
-/// An error as fixed words and texts; the first word carries a number of 32 bits besides.
-fn failed<'e>(number: u64, failure: &Failure<'e>) -> Result<([u64; 4], [&'e [u8]; 2]), TooLong> {
-    let (subject, reason) = (failure.subject.as_bytes(), failure.reason.as_bytes());
-    at_most("subject", subject.len(), KEY_BYTES_MAX)?;
-    let unknown = u64::from(failure.delivery_unknown);
-    let first = number | u64::from(failure.code) << 32 | u64::from(failure.operation) << 40 | unknown << 48;
-    let lengths = u64::from(failure.waited.subsec_nanos()) | (subject.len() as u64) << 32 | (reason.len() as u64) << 48;
-    Ok(([first, failure.step as u64, failure.waited.as_secs(), lengths], [subject, reason]))
+impl ReshapedFixed {
+    #[inline]
+    fn new(plan: u32, index: u32, meta: &[u8]) -> Result<Self, TooLong> {
+        let meta_bytes = at_most("metadata", meta.len(), META_BYTES_MAX)?;
+        Ok(Self { plan, index, meta_bytes, unused: [0; _] })
+    }
 }
 
-/// What [`failed`] has made words of: the number and the error.
-fn error([first, step, secs, lengths]: [u64; 4], sections: &mut Sections<'_>) -> Result<(u32, Error), Malformed> {
-    let subject = sections.text("subject", usize::from(part!(lengths, 32, u16)), KEY_BYTES_MAX)?;
-    let reason = sections.text("reason", usize::from(part!(lengths, 48, u16)), REASON_BYTES_MAX)?;
-    let failure = Failure {
-        code: part!(first, 32, u8),
-        operation: part!(first, 40, u8),
-        delivery_unknown: part!(first, 48, u8) != 0,
-        step: step as i64,
-        waited: Failure::waited(secs, part!(lengths, 0, u32))?,
-        subject,
-        reason,
+/// An error as a fixed part and texts.
+fn failed<'e>(number: u32, failure: &Failure<'e>) -> Result<(FailedFixed, [&'e [u8]; 2]), TooLong> {
+    let &Failure { code, operation, delivery_unknown, step, waited, subject, reason } = failure;
+    let fixed = FailedFixed {
+        number,
+        code,
+        operation,
+        delivery_unknown: delivery_unknown.into(),
+        unused: [0; _],
+        step,
+        waited_s: waited.as_secs(),
+        waited_ns: waited.subsec_nanos(),
+        subject_bytes: at_most("subject", subject.len(), KEY_BYTES_MAX)?,
+        reason_bytes: at_most("reason", reason.len(), REASON_BYTES_MAX)?,
     };
-    Ok((part!(first, 0, u32), failure.into_error()?))
+    Ok((fixed, [subject.as_bytes(), reason.as_bytes()]))
+}
+
+/// What [`failed`] has written: the number and the error.
+fn error(fixed: FailedFixed, sections: &mut Sections<'_>) -> Result<(u32, Error), Malformed> {
+    let FailedFixed { number, code, operation, delivery_unknown, step, waited_s, waited_ns, .. } = fixed;
+    let subject = sections.text("subject", fixed.subject_bytes, KEY_BYTES_MAX)?;
+    let reason = sections.text("reason", fixed.reason_bytes, REASON_BYTES_MAX)?;
+    let (delivery_unknown, waited) = (delivery_unknown != 0, Failure::waited(waited_s, waited_ns)?);
+    let failure = Failure { code, operation, delivery_unknown, step, waited, subject, reason };
+    Ok((number, failure.into_error()?))
 }
 
 #[inline]
 fn encode_calls(kind: u8, calls: &[u32], into: &mut Record) -> Result<(), TooLong> {
     at_most("calls", calls.len(), NUMBERS_PER_RECORD)?;
-    into.fill(kind, 0, [calls.len() as u64], &[calls.as_bytes()]);
+    into.fill(kind, 0, calls.len() as u64, &[calls.as_bytes()]);
     Ok(())
 }
 

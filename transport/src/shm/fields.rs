@@ -1,12 +1,16 @@
-//! How a record's words become fields and bytes, and back: fixed words first, then bytes one after the other. Works in
+//! How a record's words become fields and bytes, and back: a fixed part first, then bytes one after the other. Works in
 //! private memory alone; every length is checked against the record's.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-use super::{limits::RECORD_WORDS_MAX, record::Record};
+use super::{
+    limits::{FIXED_BYTES_MAX, RECORD_WORDS_MAX},
+    record::Record,
+};
 
 /// A part of the arena or of a receive area, not yet checked against its size.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
 pub struct Span {
     /// Where it begins, in bytes.
     pub offset: u64,
@@ -40,10 +44,11 @@ impl From<TooLong> for Malformed {
     }
 }
 
-/// Holds a field's length to its limit.
+/// Holds a field's length to its limit, which has 16 bits.
 #[inline]
-pub(super) fn at_most(what: &'static str, len: usize, limit: usize) -> Result<(), TooLong> {
-    if len <= limit { Ok(()) } else { Err(TooLong { what, len, limit }) }
+pub(super) fn at_most(what: &'static str, len: usize, limit: usize) -> Result<u16, TooLong> {
+    debug_assert!(limit <= usize::from(u16::MAX), "a length would lose its upper bits in a record");
+    if len <= limit { Ok(len as u16) } else { Err(TooLong { what, len, limit }) }
 }
 
 /// The part of a text that fits into `limit` bytes, cut between two characters.
@@ -51,56 +56,93 @@ pub(super) fn cut(text: &str, limit: usize) -> &str {
     &text[..text.floor_char_boundary(limit)]
 }
 
-/// `bits` of a word, from bit `shift`, where each field has whole bytes.
-macro_rules! part {
-    ($word:expr, $shift:expr, $type:ty) => {
-        ($word >> $shift) as $type
-    };
+/// Bytes that fill a fixed part up to whole words: written as zeros, and not looked at.
+pub(super) type Unused<const BYTES: usize> = [u8; BYTES];
+
+/// Structs that lie in a record as they lie in memory: the fixed parts of records.
+macro_rules! fixed_parts {
+    ($($(#[$meta:meta])* struct $name:ident { $($field:ident: $type:ty),* $(,)? })*) => {$(
+        $(#[$meta])*
+        #[derive(Clone, Copy, zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::Immutable)]
+        #[repr(C)]
+        #[allow(dead_code, reason = "the other side may be the only one that names a field")]
+        pub(super) struct $name {
+            $(pub(super) $field: $type),*
+        }
+    )*};
 }
-pub(super) use part;
+pub(super) use fixed_parts;
+
+fixed_parts! {
+    /// Of records that carry a number and nothing else, and where a number fills a word.
+    struct Number { number: u32, unused: Unused<4> }
+}
+
+impl Number {
+    #[inline]
+    pub(super) fn new(number: u32) -> Self {
+        Self { number, unused: [0; 4] }
+    }
+}
 
 impl Record {
-    /// Makes this a record of fixed words and bytes. Each field has been held to its limit, and limits.rs asserts that
+    /// Makes this a record of a fixed part and bytes. Each field has been held to its limit, and limits.rs asserts that
     /// all of them together fit.
     #[inline]
-    pub(super) fn fill<const FIXED: usize>(&mut self, kind: u8, flags: u8, fixed: [u64; FIXED], sections: &[&[u8]]) {
+    pub(super) fn fill<F: IntoBytes + Immutable>(&mut self, kind: u8, flags: u8, fixed: F, sections: &[&[u8]]) {
+        const { assert!(size_of::<F>() <= FIXED_BYTES_MAX && size_of::<F>().is_multiple_of(8)) };
         let bytes: usize = sections.iter().map(|section| section.len()).sum();
-        let len = FIXED + bytes.div_ceil(8);
+        let len = size_of::<F>() / 8 + bytes.div_ceil(8);
         let words = &mut self.words[..len];
         // What a record carried before must not be seen in the padding of this one.
         if let Some(last) = words.last_mut() {
             *last = 0;
         }
-        words[..FIXED].copy_from_slice(&fixed);
-        let mut rest = words[FIXED..].as_mut_bytes();
+        let (target, mut rest) = words.as_mut_bytes().split_at_mut(size_of::<F>());
+        target.copy_from_slice(fixed.as_bytes());
         for section in sections {
             let (target, after) = rest.split_at_mut(section.len());
             target.copy_from_slice(section);
             rest = after;
         }
         (self.kind, self.flags, self.len) = (kind, flags, len);
-        debug_assert!(len <= RECORD_WORDS_MAX);
+        debug_assert!(len <= RECORD_WORDS_MAX, "a record that no ring takes");
     }
 
-    /// The fixed words, and a reader of the bytes behind them.
+    /// The fixed part, and a reader of the bytes behind it.
     #[inline]
-    pub(super) fn parts<const FIXED: usize>(&self) -> Result<([u64; FIXED], Sections<'_>), Malformed> {
-        let Some((fixed, rest)) = self.content().split_first_chunk() else {
-            return Err(Malformed { what: "a record is too short for its kind" });
-        };
-        Ok((*fixed, Sections { rest: rest.as_bytes() }))
+    pub(super) fn parts<F: FromBytes>(&self) -> Result<(F, Sections<'_>), Malformed> {
+        let mut sections = Sections { rest: self.content().as_bytes() };
+        Ok((sections.fixed()?, sections))
     }
 }
 
-/// The bytes behind the fixed words, taken from front to back.
+/// The bytes of a record, taken from front to back.
 pub(super) struct Sections<'a> {
     rest: &'a [u8],
 }
 
 impl<'a> Sections<'a> {
+    /// The next fields of a fixed part.
+    #[inline]
+    pub(super) fn fixed<F: FromBytes>(&mut self) -> Result<F, Malformed> {
+        const { assert!(size_of::<F>().is_multiple_of(8)) };
+        let Ok((fixed, rest)) = F::read_from_prefix(self.rest) else {
+            return Err(Malformed { what: "a record is too short for its kind" });
+        };
+        self.rest = rest;
+        Ok(fixed)
+    }
+
     /// The next `len` bytes, if the field may be that long.
     #[inline]
-    pub(super) fn bytes(&mut self, what: &'static str, len: usize, limit: usize) -> Result<&'a [u8], Malformed> {
+    pub(super) fn bytes(
+        &mut self,
+        what: &'static str,
+        len: impl Into<usize>,
+        limit: usize,
+    ) -> Result<&'a [u8], Malformed> {
+        let len = len.into();
         at_most(what, len, limit)?;
         let Some((section, rest)) = self.rest.split_at_checked(len) else { return Err(Malformed { what }) };
         self.rest = rest;
@@ -109,7 +151,7 @@ impl<'a> Sections<'a> {
 
     /// The next `len` bytes as text.
     #[inline]
-    pub(super) fn text(&mut self, what: &'static str, len: usize, limit: usize) -> Result<&'a str, Malformed> {
+    pub(super) fn text(&mut self, what: &'static str, len: u16, limit: usize) -> Result<&'a str, Malformed> {
         std::str::from_utf8(self.bytes(what, len, limit)?).map_err(|_| Malformed { what })
     }
 

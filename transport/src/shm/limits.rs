@@ -20,6 +20,9 @@ pub const RECORD_SLOTS_MAX: usize = 60;
 /// Most words of one record.
 pub const RECORD_WORDS_MAX: usize = RECORD_SLOTS_MAX * CONTENT_WORDS;
 
+/// Most bytes of fields that stand before the others of a record.
+pub const FIXED_BYTES_MAX: usize = 40;
+
 /// Largest payload that lies in the ring itself, in bytes: a copy on each side in place of a block of the arena, which has
 /// to be found, and freed when the tensor was released. At this size a record takes five slots or so.
 pub const INLINE_BYTES_MAX: usize = 512;
@@ -93,11 +96,10 @@ const _: () = {
     // A record's length has 16 bits in the commit word, a key's, a metadata's and an inline payload's likewise.
     assert!(RECORD_WORDS_MAX <= u16::MAX as usize);
     assert!(KEY_BYTES_MAX + META_BYTES_MAX <= u16::MAX as usize);
-    // Five fixed words are the most that stand before the bytes of a record.
-    assert!(5 * 8 + KEY_BYTES_MAX + META_BYTES_MAX + INLINE_BYTES_MAX <= RECORD_WORDS_MAX * 8);
-    assert!(5 * 8 + KEY_BYTES_MAX + REASON_BYTES_MAX <= RECORD_WORDS_MAX * 8);
-    assert!(5 * 8 + KEY_LIST_BYTES_MAX <= RECORD_WORDS_MAX * 8);
-    assert!(5 * 8 + NAME_BYTES_MAX + META_BYTES_MAX + INLINE_BYTES_MAX <= RECORD_WORDS_MAX * 8);
+    assert!(FIXED_BYTES_MAX + KEY_BYTES_MAX + META_BYTES_MAX + INLINE_BYTES_MAX <= RECORD_WORDS_MAX * 8);
+    assert!(FIXED_BYTES_MAX + KEY_BYTES_MAX + REASON_BYTES_MAX <= RECORD_WORDS_MAX * 8);
+    assert!(FIXED_BYTES_MAX + KEY_LIST_BYTES_MAX <= RECORD_WORDS_MAX * 8);
+    assert!(FIXED_BYTES_MAX + NAME_BYTES_MAX + META_BYTES_MAX + INLINE_BYTES_MAX <= RECORD_WORDS_MAX * 8);
     assert!(NAME_BYTES_MAX <= KEY_BYTES_MAX);
     assert!(NUMBERS_PER_RECORD < RECORD_WORDS_MAX);
 };

@@ -1,9 +1,9 @@
 //! What a client asks of a shard, and how that lies in a record. Pure; bounded by the record.
 
-use zerocopy::IntoBytes;
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::{
-    fields::{Malformed, Sections, Span, TooLong, at_most, cut, part},
+    fields::{Malformed, Number, Sections, Span, TooLong, Unused, at_most, cut, fixed_parts},
     key_list::KeyList,
     limits::{INLINE_BYTES_MAX, KEY_LIST_BYTES_MAX, NUMBERS_PER_RECORD},
     record::Record,
@@ -197,7 +197,8 @@ pub enum Submission<'a> {
 }
 
 /// So many tensors, and their bytes.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
 pub struct Moved {
     /// Tensors.
     pub tensors: u64,
@@ -237,6 +238,24 @@ const FLAG_MORE: u8 = 2;
 /// Of tensors that went elsewhere: with peers that are not told apart.
 const FLAG_OTHERS: u8 = 1;
 
+fixed_parts! {
+    /// Of a send, push, publication or recv; `number` is the step or version, and 0 in a push.
+    struct CallFixed {
+        number: i64, call: u32, timeout_ms: u32, peer: u16, key_bytes: u16, meta_bytes: u16, inline_bytes: u16,
+    }
+    /// The same, with a place in the arena.
+    struct ArenaCallFixed { fixed: CallFixed, span: Span }
+    struct PeerFixed { number: u16, name_bytes: u16, unused: Unused<4> }
+    struct AbortFixed { step: i64, reason_bytes: u16, unused: Unused<6> }
+    struct WithdrawFixed { key_bytes: u16, unused: Unused<6> }
+    struct OpenPlanFixed { plan: u32, keys: u32, peer: u16, unused: Unused<6> }
+    struct PlanKeysFixed { plan: u32, bytes: u32 }
+    struct PullFixed { min_version: i64, call: u32, timeout_ms: u32, plan: Number }
+    struct OpenQueueFixed { queue: u32, tensors_max: u32, bytes_max: u64, name_bytes: u16, unused: Unused<6> }
+    struct GrantFixed { queue: u32, tensors: u32, bytes: u64 }
+    struct ElsewhereFixed { peer: u16, unused: Unused<6>, sent: Moved, received: Moved }
+}
+
 impl<'a> Submission<'a> {
     /// Writes the submission into a record.
     ///
@@ -249,75 +268,73 @@ impl<'a> Submission<'a> {
     pub fn encode(&self, into: &mut Record) -> Result<(), TooLong> {
         match *self {
             Submission::Send { call, peer, step, timeout_ms, key, meta, payload } => {
-                let fixed = [step as u64, call_and_timeout(call, timeout_ms), lengths(peer, key.len(), meta.len())];
+                let fixed = CallFixed { timeout_ms, peer, ..CallFixed::new(step, call) };
                 fill_tensor(into, kind::SEND, 0, fixed, key, meta, payload)?;
             }
             Submission::Publish { call, version, key, meta, payload, more } => {
-                let fixed = [version as u64, u64::from(call), lengths(0, key.len(), meta.len())];
-                fill_tensor(into, kind::PUBLISH, if more { FLAG_MORE } else { 0 }, fixed, key, meta, payload)?;
+                let flags = if more { FLAG_MORE } else { 0 };
+                fill_tensor(into, kind::PUBLISH, flags, CallFixed::new(version, call), key, meta, payload)?;
             }
             Submission::Recv { call, peer, step, timeout_ms, key, destination, fused } => {
-                at_most("key", key.len(), KEY_BYTES_MAX)?;
-                let [step, call, lengths] =
-                    [step as u64, call_and_timeout(call, timeout_ms), lengths(peer, key.len(), 0)];
+                let key_bytes = at_most("key", key.len(), KEY_BYTES_MAX)?;
+                let fixed = CallFixed { timeout_ms, peer, key_bytes, ..CallFixed::new(step, call) };
                 let flags = if fused { FLAG_FUSED } else { 0 };
                 match destination {
-                    None => into.fill(kind::RECV, flags, [step, call, lengths], &[key.as_bytes()]),
-                    Some(Span { offset, len }) => {
-                        let fixed = [step, call, lengths, offset, len];
-                        into.fill(kind::RECV, flags | FLAG_ARENA, fixed, &[key.as_bytes()]);
+                    None => into.fill(kind::RECV, flags, fixed, &[key.as_bytes()]),
+                    Some(span) => {
+                        into.fill(kind::RECV, flags | FLAG_ARENA, ArenaCallFixed { fixed, span }, &[key.as_bytes()]);
                     }
                 }
             }
             Submission::Free { tokens } => {
                 at_most("tokens", tokens.len(), NUMBERS_PER_RECORD)?;
-                into.fill(kind::FREE, 0, [tokens.len() as u64], &[tokens.as_bytes()]);
+                into.fill(kind::FREE, 0, tokens.len() as u64, &[tokens.as_bytes()]);
             }
             Submission::Peer { number, name } => {
-                at_most("name", name.len(), NAME_BYTES_MAX)?;
-                into.fill(kind::PEER, 0, [lengths(number, name.len(), 0)], &[name.as_bytes()]);
+                let name_bytes = at_most("name", name.len(), NAME_BYTES_MAX)?;
+                into.fill(kind::PEER, 0, PeerFixed { number, name_bytes, unused: [0; _] }, &[name.as_bytes()]);
             }
-            Submission::Cancel { call } => into.fill(kind::CANCEL, 0, [u64::from(call)], &[]),
+            Submission::Cancel { call } => into.fill(kind::CANCEL, 0, Number::new(call), &[]),
             Submission::Abort { step, reason } => {
                 let reason = cut(reason, REASON_BYTES_MAX);
-                into.fill(kind::ABORT, 0, [step as u64, reason.len() as u64], &[reason.as_bytes()]);
+                let fixed = AbortFixed { step, reason_bytes: reason.len() as u16, unused: [0; _] };
+                into.fill(kind::ABORT, 0, fixed, &[reason.as_bytes()]);
             }
-            Submission::Cleanup { step } => into.fill(kind::CLEANUP, 0, [step as u64], &[]),
-            Submission::Detach => into.fill(kind::DETACH, 0, [], &[]),
+            Submission::Cleanup { step } => into.fill(kind::CLEANUP, 0, step, &[]),
+            Submission::Detach => into.fill(kind::DETACH, 0, (), &[]),
             Submission::Withdraw { key } => {
-                at_most("key", key.len(), KEY_BYTES_MAX)?;
-                into.fill(kind::WITHDRAW, 0, [key.len() as u64], &[key.as_bytes()]);
+                let key_bytes = at_most("key", key.len(), KEY_BYTES_MAX)?;
+                into.fill(kind::WITHDRAW, 0, WithdrawFixed { key_bytes, unused: [0; _] }, &[key.as_bytes()]);
             }
             Submission::OpenPlan { plan, peer, keys } => {
-                into.fill(kind::OPEN_PLAN, 0, [u64::from(plan) | u64::from(keys) << 32, u64::from(peer)], &[]);
+                into.fill(kind::OPEN_PLAN, 0, OpenPlanFixed { plan, keys, peer, unused: [0; _] }, &[]);
             }
             Submission::PlanKeys { plan, keys } => {
-                let bytes = keys.as_bytes();
-                at_most("keys", bytes.len(), KEY_LIST_BYTES_MAX)?;
-                into.fill(kind::PLAN_KEYS, 0, [u64::from(plan) | (bytes.len() as u64) << 32], &[bytes]);
+                let keys = keys.as_bytes();
+                let bytes = at_most("keys", keys.len(), KEY_LIST_BYTES_MAX)?.into();
+                into.fill(kind::PLAN_KEYS, 0, PlanKeysFixed { plan, bytes }, &[keys]);
             }
             Submission::Pull { call, plan, min_version, timeout_ms } => {
-                let fixed = [min_version as u64, call_and_timeout(call, timeout_ms), u64::from(plan)];
+                let fixed = PullFixed { min_version, call, timeout_ms, plan: Number::new(plan) };
                 into.fill(kind::PULL, 0, fixed, &[]);
             }
-            Submission::ClosePlan { plan } => into.fill(kind::CLOSE_PLAN, 0, [u64::from(plan)], &[]),
+            Submission::ClosePlan { plan } => into.fill(kind::CLOSE_PLAN, 0, Number::new(plan), &[]),
             Submission::Push { call, peer, timeout_ms, queue, meta, payload } => {
-                let fixed = [0, call_and_timeout(call, timeout_ms), lengths(peer, queue.len(), meta.len())];
+                let fixed = CallFixed { timeout_ms, peer, ..CallFixed::new(0, call) };
                 fill_tensor(into, kind::PUSH, 0, fixed, queue, meta, payload)?;
             }
             Submission::OpenQueue { queue, tensors_max, bytes_max, name } => {
-                at_most("name", name.len(), KEY_BYTES_MAX)?;
-                let fixed = [u64::from(queue) | u64::from(tensors_max) << 32, bytes_max, name.len() as u64];
+                let name_bytes = at_most("name", name.len(), KEY_BYTES_MAX)?;
+                let fixed = OpenQueueFixed { queue, tensors_max, bytes_max, name_bytes, unused: [0; _] };
                 into.fill(kind::OPEN_QUEUE, 0, fixed, &[name.as_bytes()]);
             }
             Submission::Grant { queue, tensors, bytes } => {
-                into.fill(kind::GRANT, 0, [u64::from(queue) | u64::from(tensors) << 32, bytes], &[]);
+                into.fill(kind::GRANT, 0, GrantFixed { queue, tensors, bytes }, &[]);
             }
-            Submission::CloseQueue { queue } => into.fill(kind::CLOSE_QUEUE, 0, [u64::from(queue)], &[]),
+            Submission::CloseQueue { queue } => into.fill(kind::CLOSE_QUEUE, 0, Number::new(queue), &[]),
             Submission::Elsewhere { peer, sent, received } => {
                 let flags = if peer.is_none() { FLAG_OTHERS } else { 0 };
-                let peer = u64::from(peer.unwrap_or_default());
-                let fixed = [peer, sent.tensors, sent.bytes, received.tensors, received.bytes];
+                let fixed = ElsewhereFixed { peer: peer.unwrap_or_default(), unused: [0; _], sent, received };
                 into.fill(kind::ELSEWHERE, flags, fixed, &[]);
             }
         }
@@ -368,106 +385,90 @@ impl<'a> Submission<'a> {
         }
         let (submission, sections) = match record.kind {
             kind::SEND => {
-                let (TensorFields { number, call, lengths, key, meta, payload }, sections) = tensor(record)?;
-                let (call, timeout_ms) = (part!(call, 0, u32), part!(call, 32, u32));
-                let (peer, step) = (part!(lengths, 0, u16), number as i64);
+                let (fixed, key, meta, payload, sections) = tensor(record)?;
+                let CallFixed { number: step, call, timeout_ms, peer, .. } = fixed;
                 (Submission::Send { call, peer, step, timeout_ms, key, meta, payload }, sections)
             }
             kind::PUBLISH => {
-                let (TensorFields { number, call, key, meta, payload, .. }, sections) = tensor(record)?;
-                let (call, version, more) = (part!(call, 0, u32), number as i64, flags & FLAG_MORE != 0);
+                let (fixed, key, meta, payload, sections) = tensor(record)?;
+                let (CallFixed { number: version, call, .. }, more) = (fixed, flags & FLAG_MORE != 0);
                 (Submission::Publish { call, version, key, meta, payload, more }, sections)
             }
             kind::RECV => {
-                let ([step, call, lengths], mut sections) = record.parts()?;
-                let destination = if flags & FLAG_ARENA == 0 {
-                    None
-                } else {
-                    let ([_, _, _, offset, len], behind) = record.parts()?;
-                    sections = behind;
-                    Some(Span { offset, len })
-                };
-                let key = sections.text("key", usize::from(part!(lengths, 16, u16)), KEY_BYTES_MAX)?;
-                let (call, timeout_ms) = (part!(call, 0, u32), part!(call, 32, u32));
-                let (peer, step, fused) = (part!(lengths, 0, u16), step as i64, flags & FLAG_FUSED != 0);
+                let (fixed, mut sections) = record.parts()?;
+                let CallFixed { number: step, call, timeout_ms, peer, key_bytes, .. } = fixed;
+                let destination = if flags & FLAG_ARENA == 0 { None } else { Some(sections.fixed()?) };
+                let (key, fused) = (sections.text("key", key_bytes, KEY_BYTES_MAX)?, flags & FLAG_FUSED != 0);
                 (Submission::Recv { call, peer, step, timeout_ms, key, destination, fused }, sections)
             }
             kind::FREE => {
-                let ([count], mut sections) = record.parts()?;
+                let (count, mut sections) = record.parts()?;
                 (Submission::Free { tokens: sections.numbers("tokens", count, NUMBERS_PER_RECORD)? }, sections)
             }
             kind::PEER => {
-                let ([lengths], mut sections) = record.parts()?;
-                let name = sections.text("name", usize::from(part!(lengths, 16, u16)), NAME_BYTES_MAX)?;
-                (Submission::Peer { number: part!(lengths, 0, u16), name }, sections)
+                let (PeerFixed { number, name_bytes, .. }, mut sections) = record.parts()?;
+                (Submission::Peer { number, name: sections.text("name", name_bytes, NAME_BYTES_MAX)? }, sections)
             }
             kind::CANCEL => {
-                let ([call], sections) = record.parts()?;
-                (Submission::Cancel { call: part!(call, 0, u32) }, sections)
+                let (Number { number: call, .. }, sections) = record.parts()?;
+                (Submission::Cancel { call }, sections)
             }
             kind::ABORT => {
-                let ([step, len], mut sections) = record.parts()?;
-                let reason = sections.text("reason", usize::from(part!(len, 0, u16)), REASON_BYTES_MAX)?;
-                (Submission::Abort { step: step as i64, reason }, sections)
+                let (AbortFixed { step, reason_bytes, .. }, mut sections) = record.parts()?;
+                (Submission::Abort { step, reason: sections.text("reason", reason_bytes, REASON_BYTES_MAX)? }, sections)
             }
             kind::CLEANUP => {
-                let ([step], sections) = record.parts()?;
-                (Submission::Cleanup { step: step as i64 }, sections)
+                let (step, sections) = record.parts()?;
+                (Submission::Cleanup { step }, sections)
             }
             kind::DETACH => {
-                let ([], sections) = record.parts()?;
+                let ((), sections) = record.parts()?;
                 (Submission::Detach, sections)
             }
             kind::WITHDRAW => {
-                let ([len], mut sections) = record.parts()?;
-                let key = sections.text("key", usize::from(part!(len, 0, u16)), KEY_BYTES_MAX)?;
-                (Submission::Withdraw { key }, sections)
+                let (WithdrawFixed { key_bytes, .. }, mut sections) = record.parts()?;
+                (Submission::Withdraw { key: sections.text("key", key_bytes, KEY_BYTES_MAX)? }, sections)
             }
             kind::OPEN_PLAN => {
-                let ([plan, peer], sections) = record.parts()?;
-                let (plan, keys) = (part!(plan, 0, u32), part!(plan, 32, u32));
-                (Submission::OpenPlan { plan, peer: part!(peer, 0, u16), keys }, sections)
+                let (OpenPlanFixed { plan, keys, peer, .. }, sections) = record.parts()?;
+                (Submission::OpenPlan { plan, peer, keys }, sections)
             }
             kind::PLAN_KEYS => {
-                let ([plan], mut sections) = record.parts()?;
-                let bytes = sections.bytes("keys", part!(plan, 32, u32) as usize, KEY_LIST_BYTES_MAX)?;
-                (Submission::PlanKeys { plan: part!(plan, 0, u32), keys: KeyList::of(bytes)? }, sections)
+                let (PlanKeysFixed { plan, bytes }, mut sections) = record.parts()?;
+                let keys = KeyList::of(sections.bytes("keys", bytes as usize, KEY_LIST_BYTES_MAX)?)?;
+                (Submission::PlanKeys { plan, keys }, sections)
             }
             kind::PULL => {
-                let ([min_version, call, plan], sections) = record.parts()?;
-                let (call, timeout_ms) = (part!(call, 0, u32), part!(call, 32, u32));
-                let (plan, min_version) = (part!(plan, 0, u32), min_version as i64);
+                let (PullFixed { min_version, call, timeout_ms, plan: Number { number: plan, .. } }, sections) =
+                    record.parts()?;
                 (Submission::Pull { call, plan, min_version, timeout_ms }, sections)
             }
             kind::CLOSE_PLAN => {
-                let ([plan], sections) = record.parts()?;
-                (Submission::ClosePlan { plan: part!(plan, 0, u32) }, sections)
+                let (Number { number: plan, .. }, sections) = record.parts()?;
+                (Submission::ClosePlan { plan }, sections)
             }
             kind::PUSH => {
-                let (TensorFields { call, lengths, key, meta, payload, .. }, sections) = tensor(record)?;
-                let (call, timeout_ms, peer) = (part!(call, 0, u32), part!(call, 32, u32), part!(lengths, 0, u16));
-                (Submission::Push { call, peer, timeout_ms, queue: key, meta, payload }, sections)
+                let (fixed, queue, meta, payload, sections) = tensor(record)?;
+                let CallFixed { call, timeout_ms, peer, .. } = fixed;
+                (Submission::Push { call, peer, timeout_ms, queue, meta, payload }, sections)
             }
             kind::OPEN_QUEUE => {
-                let ([queue, bytes_max, len], mut sections) = record.parts()?;
-                let name = sections.text("name", usize::from(part!(len, 0, u16)), KEY_BYTES_MAX)?;
-                let (queue, tensors_max) = (part!(queue, 0, u32), part!(queue, 32, u32));
+                let (fixed, mut sections) = record.parts()?;
+                let OpenQueueFixed { queue, tensors_max, bytes_max, name_bytes, .. } = fixed;
+                let name = sections.text("name", name_bytes, KEY_BYTES_MAX)?;
                 (Submission::OpenQueue { queue, tensors_max, bytes_max, name }, sections)
             }
             kind::GRANT => {
-                let ([queue, bytes], sections) = record.parts()?;
-                let (queue, tensors) = (part!(queue, 0, u32), part!(queue, 32, u32));
+                let (GrantFixed { queue, tensors, bytes }, sections) = record.parts()?;
                 (Submission::Grant { queue, tensors, bytes }, sections)
             }
             kind::CLOSE_QUEUE => {
-                let ([queue], sections) = record.parts()?;
-                (Submission::CloseQueue { queue: part!(queue, 0, u32) }, sections)
+                let (Number { number: queue, .. }, sections) = record.parts()?;
+                (Submission::CloseQueue { queue }, sections)
             }
             kind::ELSEWHERE => {
-                let ([peer, sent, bytes_sent, received, bytes_received], sections) = record.parts()?;
-                let peer = (flags & FLAG_OTHERS == 0).then_some(part!(peer, 0, u16));
-                let sent = Moved { tensors: sent, bytes: bytes_sent };
-                let received = Moved { tensors: received, bytes: bytes_received };
+                let (ElsewhereFixed { peer, sent, received, .. }, sections) = record.parts()?;
+                let peer = (flags & FLAG_OTHERS == 0).then_some(peer);
                 (Submission::Elsewhere { peer, sent, received }, sections)
             }
             _ => return Err(Malformed { what: "an unknown kind of submission" }),
@@ -477,70 +478,53 @@ impl<'a> Submission<'a> {
     }
 }
 
-#[inline]
-fn call_and_timeout(call: u32, timeout_ms: u32) -> u64 {
-    u64::from(call) | u64::from(timeout_ms) << 32
+impl CallFixed {
+    #[inline]
+    fn new(number: i64, call: u32) -> Self {
+        Self { number, call, timeout_ms: 0, peer: 0, key_bytes: 0, meta_bytes: 0, inline_bytes: 0 }
+    }
 }
 
-/// A peer's number, then the lengths of key and metadata, which have been held to their limits; 16 bits each.
-#[inline]
-fn lengths(peer: u16, key: usize, meta: usize) -> u64 {
-    u64::from(peer) | (key as u64) << 16 | (meta as u64) << 32
-}
-
-/// Writes a tensor that leaves: three fixed words, where its bytes are, its metadata and its key.
+/// Writes a tensor that leaves: the fixed part, where its bytes are, its metadata and its key.
 #[inline]
 fn fill_tensor(
     into: &mut Record,
     kind: u8,
     flags: u8,
-    fixed: [u64; 3],
+    mut fixed: CallFixed,
     key: &str,
     meta: &[u8],
     payload: PayloadAt<'_>,
 ) -> Result<(), TooLong> {
-    at_most("key", key.len(), KEY_BYTES_MAX)?;
-    at_most("metadata", meta.len(), META_BYTES_MAX)?;
-    let [number, call, lengths] = fixed;
+    fixed.key_bytes = at_most("key", key.len(), KEY_BYTES_MAX)?;
+    fixed.meta_bytes = at_most("metadata", meta.len(), META_BYTES_MAX)?;
     match payload {
         PayloadAt::Inline(payload) => {
-            at_most("inline payload", payload.len(), INLINE_BYTES_MAX)?;
-            let lengths = lengths | (payload.len() as u64) << 48;
+            fixed.inline_bytes = at_most("inline payload", payload.len(), INLINE_BYTES_MAX)?;
             // The payload first: it is then aligned, and so is the metadata behind it most often.
-            into.fill(kind, flags, [number, call, lengths], &[payload, meta, key.as_bytes()]);
+            into.fill(kind, flags, fixed, &[payload, meta, key.as_bytes()]);
         }
-        PayloadAt::Arena(Span { offset, len }) => {
-            let fixed = [number, call, lengths, offset, len];
-            into.fill(kind, flags | FLAG_ARENA, fixed, &[meta, key.as_bytes()]);
+        PayloadAt::Arena(span) => {
+            into.fill(kind, flags | FLAG_ARENA, ArenaCallFixed { fixed, span }, &[meta, key.as_bytes()]);
         }
     }
     Ok(())
 }
 
-/// What [`fill_tensor`] has written.
-struct TensorFields<'a> {
-    number: u64,
-    call: u64,
-    lengths: u64,
-    key: &'a str,
-    meta: &'a [u8],
-    payload: PayloadAt<'a>,
-}
+/// What [`fill_tensor`] has written: fixed part, key, metadata and payload.
+type Tensor<'a> = (CallFixed, &'a str, &'a [u8], PayloadAt<'a>, Sections<'a>);
 
 #[inline]
-fn tensor(record: &Record) -> Result<(TensorFields<'_>, Sections<'_>), Malformed> {
-    let ([number, call, lengths], mut sections) = record.parts()?;
+fn tensor(record: &Record) -> Result<Tensor<'_>, Malformed> {
+    let (fixed, mut sections) = record.parts::<CallFixed>()?;
     let payload = if record.flags & FLAG_ARENA == 0 {
-        let len = usize::from(part!(lengths, 48, u16));
-        PayloadAt::Inline(sections.bytes("inline payload", len, INLINE_BYTES_MAX)?)
+        PayloadAt::Inline(sections.bytes("inline payload", fixed.inline_bytes, INLINE_BYTES_MAX)?)
     } else {
-        let ([_, _, _, offset, len], behind) = record.parts()?;
-        sections = behind;
-        PayloadAt::Arena(Span { offset, len })
+        PayloadAt::Arena(sections.fixed()?)
     };
-    let meta = sections.bytes("metadata", usize::from(part!(lengths, 32, u16)), META_BYTES_MAX)?;
-    let key = sections.text("key", usize::from(part!(lengths, 16, u16)), KEY_BYTES_MAX)?;
-    Ok((TensorFields { number, call, lengths, key, meta, payload }, sections))
+    let meta = sections.bytes("metadata", fixed.meta_bytes, META_BYTES_MAX)?;
+    let key = sections.text("key", fixed.key_bytes, KEY_BYTES_MAX)?;
+    Ok((fixed, key, meta, payload, sections))
 }
 
 #[cfg(test)]

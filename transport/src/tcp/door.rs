@@ -26,7 +26,7 @@ pub(super) struct Door {
     speaker: Speaker,
     /// The transport address that was called.
     address: String,
-    stage: Stage,
+    state: HandshakeState,
     /// It was passed: what was wanted has been shown.
     is_passed: bool,
     /// Words that are to leave, and how much of them has.
@@ -36,7 +36,7 @@ pub(super) struct Door {
     pub(super) input: Vec<u8>,
 }
 
-enum Stage {
+enum HandshakeState {
     /// Whatever was wanted has been shown.
     Open,
     /// TLS is wanted, and nothing has come yet.
@@ -87,28 +87,28 @@ impl Door {
         authentication: &Authentication,
     ) -> Result<Self, LinkError> {
         let mut words = Vec::new();
-        let (stream, stage) = match &authentication.0 {
-            Means::Open => (Stream::Plain(socket), Stage::Open),
+        let (stream, state) = match &authentication.0 {
+            Means::Open => (Stream::Plain(socket), HandshakeState::Open),
             Means::Secret(secret) => {
                 let mine = secret.nonce().map_err(|error| LinkError::io("getrandom", &error))?;
                 if speaker == Speaker::Caller {
                     words = Greeting::Challenge(mine).to_bytes();
                 }
-                (Stream::Plain(socket), Stage::Challenged { secret: secret.clone(), mine })
+                (Stream::Plain(socket), HandshakeState::Challenged { secret: secret.clone(), mine })
             }
             Means::Tls(identity) => {
                 let stream = match speaker {
                     Speaker::Caller => TlsStream::calling(socket, identity)?,
                     Speaker::Called => TlsStream::called(socket, identity)?,
                 };
-                (Stream::Tls(Box::new(stream)), Stage::TlsSilent)
+                (Stream::Tls(Box::new(stream)), HandshakeState::TlsSilent)
             }
         };
         Ok(Self {
             stream,
             speaker,
             address: address.into(),
-            stage,
+            state,
             is_passed: false,
             words,
             written: 0,
@@ -123,8 +123,8 @@ impl Door {
 
     /// True while the socket must become writable for the next step.
     pub(super) fn wants_write(&self) -> bool {
-        let tls = match (&self.stream, &self.stage) {
-            (Stream::Tls(stream), Stage::TlsSilent | Stage::Tls) => stream.wants_write(),
+        let tls = match (&self.stream, &self.state) {
+            (Stream::Tls(stream), HandshakeState::TlsSilent | HandshakeState::Tls) => stream.wants_write(),
             _ => false,
         };
         tls || self.written < self.words.len()
@@ -133,13 +133,13 @@ impl Door {
     /// Goes on until all is said and nothing more is there; true once the peer has shown what it must.
     pub(super) fn pass(&mut self) -> Result<bool, Turned> {
         loop {
-            match &self.stage {
-                Stage::Open => {
+            match &self.state {
+                HandshakeState::Open => {
                     self.is_passed = true;
                     return Ok(true);
                 }
-                Stage::TlsSilent => match self.first_byte()? {
-                    Some(TLS_HANDSHAKE | TLS_ALERT) => self.stage = Stage::Tls,
+                HandshakeState::TlsSilent => match self.first_byte()? {
+                    Some(TLS_HANDSHAKE | TLS_ALERT) => self.state = HandshakeState::Tls,
                     Some(_) => return Err(self.heard_no_tls()),
                     None => {
                         if let (Speaker::Caller, Stream::Tls(stream)) = (self.speaker, &mut self.stream) {
@@ -148,13 +148,13 @@ impl Door {
                         return Ok(false);
                     }
                 },
-                Stage::Tls => {
+                HandshakeState::Tls => {
                     if !self.shake_hands()? {
                         return Ok(false);
                     }
-                    self.stage = Stage::Open;
+                    self.state = HandshakeState::Open;
                 }
-                Stage::Challenged { .. } | Stage::Unproven { .. } => {
+                HandshakeState::Challenged { .. } | HandshakeState::Unproven { .. } => {
                     if !self.flush()? {
                         return Ok(false);
                     }
@@ -188,7 +188,7 @@ impl Door {
     pub(super) fn hear(&mut self) -> Result<Option<Greeting>, Turned> {
         let mut bytes = [0; READ_BYTES];
         loop {
-            if !matches!(self.stage, Stage::Open) && Greeting::is_introduction(&self.input) {
+            if !matches!(self.state, HandshakeState::Open) && Greeting::is_introduction(&self.input) {
                 return Err(self.heard_no_proof());
             }
             match Greeting::parse(&self.input) {
@@ -213,7 +213,8 @@ impl Door {
     /// Says no as far as the connection takes it at once: a fresh one takes all of it. Where TLS has failed its alert has
     /// said so.
     pub(super) fn reject(&mut self, code: RejectCode, reason: impl Into<String>) {
-        let has_failed = matches!((&self.stream, &self.stage), (Stream::Tls(_), Stage::TlsSilent | Stage::Tls));
+        let has_failed =
+            matches!((&self.stream, &self.state), (Stream::Tls(_), HandshakeState::TlsSilent | HandshakeState::Tls));
         self.say(&Greeting::Reject(Reject { code, reason: reason.into() }).to_bytes());
         if has_failed || self.flush().is_err() {
             tracing::debug!("a caller was gone before it was told no");
@@ -229,20 +230,20 @@ impl Door {
 
     /// One word of the exchange about the shared secret.
     fn take(&mut self, greeting: Greeting) -> Result<(), Turned> {
-        let stage = std::mem::replace(&mut self.stage, Stage::Open);
+        let state = std::mem::replace(&mut self.state, HandshakeState::Open);
         let address = self.address.clone();
-        self.stage = match (self.speaker, stage, greeting) {
+        self.state = match (self.speaker, state, greeting) {
             (_, _, Greeting::Reject(reject)) => return Err(Turned::Rejected(reject)),
-            (Speaker::Called, Stage::Challenged { secret, mine }, Greeting::Challenge(caller)) => {
+            (Speaker::Called, HandshakeState::Challenged { secret, mine }, Greeting::Challenge(caller)) => {
                 self.say(&Greeting::Challenge(mine).to_bytes());
-                Stage::Unproven { secret, call: Call { caller, called: mine, address } }
+                HandshakeState::Unproven { secret, call: Call { caller, called: mine, address } }
             }
-            (Speaker::Caller, Stage::Challenged { secret, mine }, Greeting::Challenge(called)) => {
+            (Speaker::Caller, HandshakeState::Challenged { secret, mine }, Greeting::Challenge(called)) => {
                 let call = Call { caller: mine, called, address };
                 self.say(&Greeting::Proof(secret.proof(&call)).to_bytes());
-                Stage::Unproven { secret, call }
+                HandshakeState::Unproven { secret, call }
             }
-            (speaker, Stage::Unproven { secret, call }, Greeting::Proof(proof)) => {
+            (speaker, HandshakeState::Unproven { secret, call }, Greeting::Proof(proof)) => {
                 let answer = (speaker == Speaker::Called).then(|| secret.answer(&proof, &call));
                 let is_right = match &answer {
                     Some(answer) => answer.is_some(),
@@ -259,7 +260,7 @@ impl Door {
                 if let Some(answer) = answer.flatten() {
                     self.say(&Greeting::Proof(answer).to_bytes());
                 }
-                Stage::Open
+                HandshakeState::Open
             }
             (_, _, other) => {
                 let found = other.kind().into();
@@ -284,7 +285,7 @@ impl Door {
             Ok(socket) => self.stream = Stream::Plain(socket),
             Err(error) => return LinkError::io("dup", &error).into(),
         }
-        self.stage = Stage::Open;
+        self.state = HandshakeState::Open;
         match self.hear() {
             Ok(Some(Greeting::Reject(reject))) => Turned::Rejected(reject),
             Ok(_) if self.speaker == Speaker::Caller => Turned::Unauthenticated(

@@ -120,7 +120,7 @@ impl Said {
 }
 
 /// Where the two sides stand.
-enum Stage {
+enum TalkState {
     /// Both have still to make their offers, or the peer has.
     Offers,
     /// Both have offered; the peer has still to say that it is ready.
@@ -172,7 +172,7 @@ struct Talk {
     why_not: String,
     first_packet: u32,
     message_bytes: u32,
-    stage: Stage,
+    state: TalkState,
     /// What this side is to say: its offer, and whether it is ready.
     to_say: Vec<Said>,
     /// All that it was to say is written.
@@ -214,7 +214,7 @@ impl Talk {
             why_not,
             first_packet,
             message_bytes: MESSAGE_BYTES as u32,
-            stage: Stage::Offers,
+            state: TalkState::Offers,
             to_say: vec![offer],
             is_written: false,
             is_required,
@@ -230,7 +230,7 @@ impl Talk {
             why_not: reason.into(),
             first_packet: 0,
             message_bytes: MESSAGE_BYTES as u32,
-            stage: Stage::Offers,
+            state: TalkState::Offers,
             to_say: vec![Said::No(reason.into())],
             is_written: false,
             is_required: false,
@@ -239,12 +239,12 @@ impl Talk {
 
     /// True if all is said on both sides.
     fn is_settled(&self) -> bool {
-        self.is_written && matches!(self.stage, Stage::Tcp(_) | Stage::Verbs)
+        self.is_written && matches!(self.state, TalkState::Tcp(_) | TalkState::Verbs)
     }
 
     fn hear(&mut self, said: Said) -> Result<(), WireError> {
-        self.stage = match (&self.stage, said) {
-            (Stage::Offers, Said::Offer { endpoint, window, message_bytes }) => {
+        self.state = match (&self.state, said) {
+            (TalkState::Offers, Said::Offer { endpoint, window, message_bytes }) => {
                 self.message_bytes = message_bytes.min(MESSAGE_BYTES as u32);
                 match &mut self.mine {
                     Some(mine) => {
@@ -263,20 +263,20 @@ impl Talk {
                                 Said::No(self.why_not.clone())
                             }
                         });
-                        Stage::Ready
+                        TalkState::Ready
                     }
                     // The no of this side is on its way, and the last word.
-                    None => Stage::Tcp(format!("this side cannot: {}", self.why_not)),
+                    None => TalkState::Tcp(format!("this side cannot: {}", self.why_not)),
                 }
             }
             // Neither can: each has its own reason at hand.
-            (Stage::Offers, Said::No(_)) if self.mine.is_none() => {
-                Stage::Tcp(format!("this side cannot: {}", self.why_not))
+            (TalkState::Offers, Said::No(_)) if self.mine.is_none() => {
+                TalkState::Tcp(format!("this side cannot: {}", self.why_not))
             }
-            (Stage::Offers, Said::No(reason)) => Stage::Tcp(format!("the peer cannot: {reason}")),
-            (Stage::Ready, Said::Ready) if self.mine.is_some() => Stage::Verbs,
-            (Stage::Ready, Said::Ready) => Stage::Tcp(format!("this side cannot: {}", self.why_not)),
-            (Stage::Ready, Said::No(reason)) => Stage::Tcp(format!("the peer cannot: {reason}")),
+            (TalkState::Offers, Said::No(reason)) => TalkState::Tcp(format!("the peer cannot: {reason}")),
+            (TalkState::Ready, Said::Ready) if self.mine.is_some() => TalkState::Verbs,
+            (TalkState::Ready, Said::Ready) => TalkState::Tcp(format!("this side cannot: {}", self.why_not)),
+            (TalkState::Ready, Said::No(reason)) => TalkState::Tcp(format!("the peer cannot: {reason}")),
             (_, Said::Offer { .. }) => {
                 return Err(WireError::BadValue { what: "word about verbs", found: OFFER.into() });
             }
@@ -291,7 +291,7 @@ impl Receiver for Talk {
     /// Takes words until it is settled; what follows is not for it.
     fn frames(&mut self, bytes: &[u8]) -> Result<Frames, WireError> {
         let mut consumed = 0;
-        while !matches!(self.stage, Stage::Tcp(_) | Stage::Verbs)
+        while !matches!(self.state, TalkState::Tcp(_) | TalkState::Verbs)
             && let Some((said, length)) = Said::parse(&bytes[consumed..])?
         {
             consumed += length;
@@ -342,9 +342,9 @@ impl SettledLink {
             return Ok(());
         }
         let State::Settling(settling) = std::mem::replace(&mut self.state, State::Over) else { return Ok(()) };
-        let Settling { tcp, talk: Talk { port, peer, mine, message_bytes, stage, is_required, .. } } = *settling;
-        match (stage, mine) {
-            (Stage::Verbs, Some(mine)) => {
+        let Settling { tcp, talk: Talk { port, peer, mine, message_bytes, state, is_required, .. } } = *settling;
+        match (state, mine) {
+            (TalkState::Verbs, Some(mine)) => {
                 let port = mine.port.clone();
                 let attributes = port.attributes();
                 tracing::info!(
@@ -367,7 +367,7 @@ impl SettledLink {
                 self.state =
                     State::Verbs(Box::new(VerbsLink::new(port, peer, socket, mine.take(), message_bytes as usize)));
             }
-            (Stage::Tcp(reason), mine) => {
+            (TalkState::Tcp(reason), mine) => {
                 if let Some(port) = &port {
                     port.state().counters.links_refused += 1;
                 }
@@ -379,7 +379,7 @@ impl SettledLink {
                 self.is_fallback = port.is_some() && mine.is_none();
                 (self.state, self.reason) = (State::Tcp(Box::new(tcp)), reason);
             }
-            (Stage::Offers | Stage::Ready | Stage::Verbs, _) => unreachable!("it is settled"),
+            (TalkState::Offers | TalkState::Ready | TalkState::Verbs, _) => unreachable!("it is settled"),
         }
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! A peer that sends past its credit or asks and never reads; and what an owner must hear of that has nothing else to do.
 
 use super::harness::{Into, LARGE, Manner};
-use super::stage::{Stage, WILD, frames};
+use super::stage::{Fixture, WILD, frames};
 use crate::arena::Handle;
 use crate::error::LinkError;
 use crate::link::Link;
@@ -12,7 +12,7 @@ use crate::wire::Request;
 
 #[test]
 fn messages_past_all_credit_end_the_link() {
-    let mut stage = Stage::new(Transfer::Write);
+    let mut stage = Fixture::new(Transfer::Write);
     for _ in 0..6 {
         stage.say_with(0, &[]);
     }
@@ -24,7 +24,7 @@ fn messages_past_all_credit_end_the_link() {
 /// The port gives a word's buffer back at once: what it keeps of words is bounded all the same.
 #[test]
 fn words_without_end_are_not_kept_without_end() {
-    let mut stage = Stage::new(Transfer::Write);
+    let mut stage = Fixture::new(Transfer::Write);
     for _ in 0..3 * WINDOW_MAX {
         stage.write(WILD, &[], Some(7));
         stage.outcomes();
@@ -37,7 +37,7 @@ fn words_without_end_are_not_kept_without_end() {
 
 #[test]
 fn a_peer_that_asks_and_never_reads_is_not_answered_without_end() {
-    let mut stage = Stage::new(Transfer::Write);
+    let mut stage = Fixture::new(Transfer::Write);
     let asks: Vec<_> = (0..400).map(|request| Part::Revoke { request, reply: true }).collect();
     let error = (0..40).find_map(|round| {
         // Just enough for this side to give buffers back, and to say nothing else.
@@ -54,7 +54,7 @@ fn a_peer_that_asks_and_never_reads_is_not_answered_without_end() {
 fn credit_is_heard_by_a_side_that_does_not_listen() {
     let name = Handle::from_bits(1 << 32 | 9);
     for manner in [Manner::default(), Manner::default().tiny()] {
-        let mut stage = Stage::with(&manner);
+        let mut stage = Fixture::with(&manner);
         stage.side.link.as_mut().expect("it stands").adopt(name);
         for number in 0..10 {
             stage.side.ask(stage.now, number, 100, Into::Anywhere);
@@ -79,7 +79,7 @@ fn credit_is_heard_by_a_side_that_does_not_listen() {
 #[test]
 fn a_payload_that_nobody_wants_comes_home_without_another_word() {
     let name = Handle::from_bits(1 << 32 | 9);
-    let mut stage = Stage::new(Transfer::Write);
+    let mut stage = Fixture::new(Transfer::Write);
     stage.side.link.as_mut().expect("it stands").adopt(name);
     let key = format!("1 {LARGE}");
     let id = Handle::from_bits(1 << 32 | 5);

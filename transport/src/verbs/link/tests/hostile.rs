@@ -4,7 +4,7 @@ use std::io::Write as _;
 use std::time::Duration;
 
 use super::harness::{Into, LARGE, Manner, pattern};
-use super::stage::{Stage, TURNS, WILD, frames, place_in, response};
+use super::stage::{Fixture, TURNS, WILD, frames, place_in, response};
 use crate::arena::Handle;
 use crate::error::LinkError;
 use crate::link::{Frames, Landing, Link, Place, Receiver};
@@ -26,7 +26,7 @@ fn messages_that_make_no_sense_end_the_link() {
         (vec![0, 0, 0, 0, 1, 1, 1], "last part"),
     ];
     for (bytes, what) in cases {
-        let mut stage = Stage::new(Transfer::Write);
+        let mut stage = Fixture::new(Transfer::Write);
         stage.send(&bytes);
         let error = stage.error();
         assert!(matches!(error, LinkError::Protocol(_)) && error.to_string().contains(what), "{what}: {error}");
@@ -55,7 +55,7 @@ fn parts_about_what_is_not_there_end_the_link() {
     ];
     for transfer in [Transfer::Write, Transfer::Read] {
         for (part, what) in cases {
-            let mut stage = Stage::new(transfer);
+            let mut stage = Fixture::new(transfer);
             stage.say(&[part]);
             let error = stage.error();
             assert!(matches!(error, LinkError::Protocol(_)) && error.to_string().contains(what), "{part:?}: {error}");
@@ -79,7 +79,7 @@ fn payloads_that_do_not_fit_their_frames_end_the_link() {
         (vec![payload(0, large, How::Offered(WILD)), Part::Done { transfer: 0 }], "transfer that was read"),
     ];
     for (parts, what) in cases {
-        let mut stage = Stage::new(Transfer::Write);
+        let mut stage = Fixture::new(Transfer::Write);
         let (id, _) = stage.asked(LARGE, Into::Anywhere);
         let frame = response(id, LARGE);
         stage.say(&[&[Part::Frames(&frame)], &parts[..]].concat());
@@ -92,7 +92,7 @@ fn payloads_that_do_not_fit_their_frames_end_the_link() {
 
 #[test]
 fn more_streamed_bytes_than_the_payload_has_end_the_link() {
-    let mut stage = Stage::new(Transfer::Write);
+    let mut stage = Fixture::new(Transfer::Write);
     let (id, _) = stage.asked(10_000, Into::Heap);
     let (frame, bytes) = (response(id, 10_000), vec![1; 10_001]);
     let payload = Part::Payload { transfer: 0, bytes: 10_000, how: How::Streamed };
@@ -104,7 +104,7 @@ fn more_streamed_bytes_than_the_payload_has_end_the_link() {
 
 #[test]
 fn a_number_in_use_begins_nothing_else() {
-    let mut stage = Stage::new(Transfer::Write);
+    let mut stage = Fixture::new(Transfer::Write);
     let (id, _) = stage.asked(LARGE, Into::Anywhere);
     let (other, _) = stage.side.ask(stage.now, 2, LARGE, Into::Anywhere);
     stage.turns();
@@ -119,7 +119,7 @@ fn a_number_in_use_begins_nothing_else() {
 #[test]
 fn words_out_of_nowhere_end_the_link() {
     for word in [0, 63, 64, u32::MAX] {
-        let mut stage = Stage::new(Transfer::Write);
+        let mut stage = Fixture::new(Transfer::Write);
         stage.write(WILD, &[], Some(word));
         let error = stage.error();
         assert!(matches!(error, LinkError::Protocol(_)) && error.to_string().contains("was written"), "{error}");
@@ -127,7 +127,7 @@ fn words_out_of_nowhere_end_the_link() {
     }
     // A word before the place was named, and for a payload that comes in messages.
     for how in [How::Offered(WILD), How::Streamed] {
-        let mut stage = Stage::new(Transfer::Write);
+        let mut stage = Fixture::new(Transfer::Write);
         let (id, _) = stage.asked(LARGE, Into::Anywhere);
         let frame = response(id, LARGE);
         stage.fabric.pause();
@@ -142,7 +142,7 @@ fn words_out_of_nowhere_end_the_link() {
 
 #[test]
 fn more_credit_than_there_can_be_ends_the_link() {
-    let mut stage = Stage::new(Transfer::Write);
+    let mut stage = Fixture::new(Transfer::Write);
     stage.say_with(u16::MAX, &[]);
     let error = stage.error();
     assert!(error.to_string().contains("credit"), "{error}");
@@ -151,7 +151,7 @@ fn more_credit_than_there_can_be_ends_the_link() {
 
 #[test]
 fn a_byte_beside_the_link_ends_it() {
-    let mut stage = Stage::new(Transfer::Write);
+    let mut stage = Fixture::new(Transfer::Write);
     (&stage.socket).write_all(b"x").expect("written");
     let error = stage.error();
     assert!(error.to_string().contains("byte beside a verbs link"), "{error}");
@@ -162,7 +162,7 @@ fn a_byte_beside_the_link_ends_it() {
 #[test]
 fn wild_places_are_refused_by_the_device() {
     for transfer in [Transfer::Write, Transfer::Read] {
-        let mut stage = Stage::new(transfer);
+        let mut stage = Fixture::new(transfer);
         let (id, _) = stage.asked(LARGE, Into::Slab);
         let frame = response(id, LARGE);
         stage.say(&[Part::Frames(&frame), Part::Payload { transfer: 0, bytes: LARGE as u64, how: How::Offered(WILD) }]);
@@ -171,7 +171,7 @@ fn wild_places_are_refused_by_the_device() {
         stage.check();
     }
     for announced in [true, false] {
-        let mut stage = Stage::new(Transfer::Write);
+        let mut stage = Fixture::new(Transfer::Write);
         let key = format!("1 {LARGE}");
         let id = Handle::from_bits(1 << 32 | 5);
         let request = Request { id, step: 1, timeout_ms: 1000, consumer: 0, producer: 0, key: &key };
@@ -209,7 +209,7 @@ fn a_place_gives_no_more_than_itself() {
     for announced in [true, false] {
         let bytes = vec![9; 9000];
         let at = |place: Remote, offset: u64| Remote { address: place.address.wrapping_add(offset), ..place };
-        let named = |stage: &mut Stage| {
+        let named = |stage: &mut Fixture| {
             let (id, address) = stage.asked(9000, if announced { Into::Slab } else { Into::Anywhere });
             let frame = response(id, 9000);
             let how = if announced { How::Announced } else { How::Asked };
@@ -222,7 +222,7 @@ fn a_place_gives_no_more_than_itself() {
             stage.outcomes();
             place
         };
-        type Attempt = fn(Remote, &mut Stage, &[u8]);
+        type Attempt = fn(Remote, &mut Fixture, &[u8]);
         let attempts: [(&str, Attempt); 4] = [
             ("before", |place, stage, bytes| {
                 stage.write(Remote { address: place.address - 1, ..place }, bytes, Some(0))
@@ -236,14 +236,14 @@ fn a_place_gives_no_more_than_itself() {
             }),
         ];
         for (what, attempt) in attempts {
-            let mut stage = Stage::new(Transfer::Write);
+            let mut stage = Fixture::new(Transfer::Write);
             let place = named(&mut stage);
             attempt(place, &mut stage, &bytes);
             assert_eq!(stage.outcomes(), [Status::REMOTE_ACCESS], "{what}");
             stage.check();
         }
         // And as it should be.
-        let mut stage = Stage::new(Transfer::Write);
+        let mut stage = Fixture::new(Transfer::Write);
         let place = named(&mut stage);
         stage.write(at(place, 100), &bytes[100..], None);
         stage.write(place, &bytes[..100], Some(0));
@@ -271,7 +271,7 @@ fn a_place_gives_no_more_than_itself() {
 #[test]
 fn no_answer_is_handed_on_while_its_place_is_open() {
     const SIZE: usize = 9000;
-    type Answering = fn(&mut Stage, &[u8], &[u8]);
+    type Answering = fn(&mut Fixture, &[u8], &[u8]);
     let ways: [(&str, usize, Answering); 5] = [
         ("in the frame", 100, |stage, frame, bytes| stage.say(&[Part::Frames(&[frame, bytes].concat())])),
         ("frame and payload apart", 100, |stage, frame, bytes| {
@@ -295,7 +295,7 @@ fn no_answer_is_handed_on_while_its_place_is_open() {
     for manner in [Manner::default(), Manner::default().registering_each(), Manner::with(Transfer::Read)] {
         for (what, size, answering) in ways {
             for is_given_up in [false, true] {
-                let mut stage = Stage::with(&manner);
+                let mut stage = Fixture::with(&manner);
                 let (id, _) = stage.asked(SIZE, Into::Slab);
                 let announced = manner.settings.transfer == Transfer::Write;
                 let place = announced.then(|| place_in(&stage.hear()).1);
@@ -307,7 +307,7 @@ fn no_answer_is_handed_on_while_its_place_is_open() {
                     // The answer has its memory, or the link.
                     assert!(stage.side.session.cancel(id).is_some_and(|(_, destination)| destination.is_none()));
                 }
-                let is_done = |stage: &Stage| match is_given_up {
+                let is_done = |stage: &Fixture| match is_given_up {
                     true => stage.side.slab.in_use_bytes() == 0,
                     false => !stage.side.fates.is_empty(),
                 };
@@ -330,7 +330,7 @@ fn no_answer_is_handed_on_while_its_place_is_open() {
 }
 
 /// The session is detached already.
-fn check_detached(mut stage: Stage) {
+fn check_detached(mut stage: Fixture) {
     let mut link = stage.side.link.take().expect("it stands");
     assert!(link.abandon(stage.side.session.outbox()).is_empty());
     drop(link);
@@ -339,7 +339,7 @@ fn check_detached(mut stage: Stage) {
 
 #[test]
 fn places_without_end_are_forgotten() {
-    let mut stage = Stage::new(Transfer::Write);
+    let mut stage = Fixture::new(Transfer::Write);
     let mut request = 1 << 32;
     for _ in 0..PLACES_MAX / 300 + 2 {
         let parts: Vec<_> = (0..300).map(|at| Part::Place { request: request + at, bytes: 1, place: WILD }).collect();
@@ -369,7 +369,7 @@ fn places_without_end_are_forgotten() {
 #[test]
 fn a_peer_that_never_answers_leaves_nothing_behind() {
     for transfer in [Transfer::Write, Transfer::Read] {
-        let mut stage = Stage::new(transfer);
+        let mut stage = Fixture::new(transfer);
         stage.asked(LARGE, Into::Slab);
         let (cancelled, _) = stage.asked(LARGE, Into::Slab);
         stage.side.session.cancel(cancelled).expect("it waits");

@@ -24,7 +24,7 @@ pub(super) const WILD: Remote = Remote { address: 0x1000, rkey: 0x1234_5672 };
 pub(super) const TURNS: usize = 50;
 
 /// An honest side, and a peer that is a queue pair and no more.
-pub(super) struct Stage {
+pub(super) struct Fixture {
     pub(super) fabric: Fabric,
     pub(super) side: Side,
     port: Rc<Port>,
@@ -35,7 +35,7 @@ pub(super) struct Stage {
     completion_depth: u32,
 }
 
-impl Stage {
+impl Fixture {
     pub(super) fn new(transfer: Transfer) -> Self {
         Self::with(&Manner::with(transfer))
     }

@@ -26,7 +26,7 @@ pub(crate) struct AttachedPlan {
     /// What the last pull did not bring, by number.
     missed: Vec<(u32, Error)>,
     standing: Standing,
-    stage: Stage,
+    state: PullState,
     /// The pull that is in progress, or was last, and when it began.
     wish: Wish,
     begun: Instant,
@@ -41,7 +41,7 @@ enum Standing {
 }
 
 /// Where a pull is.
-enum Stage {
+enum PullState {
     Idle,
     UnderWay(u32),
     /// The daemon drained before it ended: it is pulled again from the next one.
@@ -72,7 +72,7 @@ impl AttachedPlan {
             board: Buffer::default(),
             missed: Vec::new(),
             standing: Standing::NotPulled,
-            stage: Stage::Idle,
+            state: PullState::Idle,
             wish: Wish { min_version: 0, timeout: None },
             begun: Instant::now(),
         }
@@ -105,8 +105,8 @@ impl AttachedPlan {
     pub(crate) fn begin(&mut self, min_version: i64, timeout: Option<Duration>) {
         self.give_up();
         let wish = Wish { min_version, timeout };
-        match self.stage {
-            Stage::GivenUp(call, _) => self.stage = Stage::GivenUp(call, Some(wish)),
+        match self.state {
+            PullState::GivenUp(call, _) => self.state = PullState::GivenUp(call, Some(wish)),
             _ => self.submit(wish),
         }
     }
@@ -121,9 +121,9 @@ impl AttachedPlan {
         // From now on the daemon writes.
         self.standing = Standing::NotPulled;
         let plan = (&mut self.seat, &*self.from, &self.keys);
-        self.stage = match self.attachment.pull(plan, self.wish.min_version, timeout, restart) {
-            Ok(call) => Stage::UnderWay(call),
-            Err(error) => Stage::Refused(error),
+        self.state = match self.attachment.pull(plan, self.wish.min_version, timeout, restart) {
+            Ok(call) => PullState::UnderWay(call),
+            Err(error) => PullState::Refused(error),
         };
     }
 
@@ -170,34 +170,34 @@ impl AttachedPlan {
     /// Takes the pull further; `restart` limits how long a daemon that is restarted is waited for.
     fn advance(&mut self, restart: Option<Duration>, ask: &mut Ask<'_>) -> Poll<Result<(), Error>> {
         loop {
-            match std::mem::replace(&mut self.stage, Stage::Idle) {
-                Stage::Idle => panic!("the outcome was handed out before"),
-                Stage::Refused(error) => return Poll::Ready(self.fail(error)),
-                Stage::UnderWay(call) => {
-                    self.stage = Stage::UnderWay(call);
+            match std::mem::replace(&mut self.state, PullState::Idle) {
+                PullState::Idle => panic!("the outcome was handed out before"),
+                PullState::Refused(error) => return Poll::Ready(self.fail(error)),
+                PullState::UnderWay(call) => {
+                    self.state = PullState::UnderWay(call);
                     let outcome = ready!(ask(&self.attachment, call));
-                    self.stage = Stage::Idle;
+                    self.state = PullState::Idle;
                     let ended = self.end(outcome);
                     if !self.goes_on(&ended) {
                         return Poll::Ready(ended);
                     }
-                    self.stage = Stage::Again;
+                    self.state = PullState::Again;
                 }
-                Stage::Again => {
+                PullState::Again => {
                     let left = self.wish.timeout.map(|timeout| timeout.saturating_sub(self.begun.elapsed()));
                     self.pull(left, restart.or(left));
-                    if let Stage::Refused(error) = &self.stage
+                    if let PullState::Refused(error) = &self.state
                         && restart.is_some()
                         && self.goes_on(&Err(error.clone()))
                     {
-                        self.stage = Stage::Again;
+                        self.state = PullState::Again;
                         return Poll::Pending;
                     }
                 }
-                Stage::GivenUp(call, wish) => {
-                    self.stage = Stage::GivenUp(call, wish);
+                PullState::GivenUp(call, wish) => {
+                    self.state = PullState::GivenUp(call, wish);
                     let outcome = ready!(ask(&self.attachment, call));
-                    self.stage = Stage::Idle;
+                    self.state = PullState::Idle;
                     // By the daemon's word that it gave it up too, or in time.
                     let ended = match outcome {
                         Ok(Err(error)) if error.code() == Code::Aborted => Ok(()),
@@ -242,13 +242,13 @@ impl AttachedPlan {
 
     /// Gives the pull up that is in progress. What the plan holds cannot be looked at until the next one.
     pub(crate) fn give_up(&mut self) {
-        match self.stage {
-            Stage::UnderWay(call) => {
+        match self.state {
+            PullState::UnderWay(call) => {
                 self.attachment.cancel(call);
-                self.stage = Stage::GivenUp(call, None);
+                self.state = PullState::GivenUp(call, None);
             }
-            Stage::GivenUp(call, _) => self.stage = Stage::GivenUp(call, None),
-            Stage::Idle | Stage::Again | Stage::Refused(_) => self.stage = Stage::Idle,
+            PullState::GivenUp(call, _) => self.state = PullState::GivenUp(call, None),
+            PullState::Idle | PullState::Again | PullState::Refused(_) => self.state = PullState::Idle,
         }
     }
 
@@ -278,7 +278,7 @@ impl AttachedPlan {
 
 impl Drop for AttachedPlan {
     fn drop(&mut self) {
-        if let Stage::UnderWay(call) | Stage::GivenUp(call, _) = self.stage {
+        if let PullState::UnderWay(call) | PullState::GivenUp(call, _) = self.state {
             // Closing the plan ends it.
             self.attachment.forsake(call, false);
         }

@@ -14,9 +14,9 @@ use crate::{together::Together, under_way::Sending};
 
 /// A publication in progress: await it, or [`wait`](Self::wait). If it is dropped, the publication continues.
 #[must_use = "await it to know that the tensors are to be seen, or drop it on purpose"]
-pub struct Publishing(Stage);
+pub struct Publishing(Backing);
 
-enum Stage {
+enum Backing {
     /// Told to the shards.
     Daemon(Together),
     #[cfg(feature = "embedded")]
@@ -26,7 +26,7 @@ enum Stage {
 impl Publishing {
     /// One that ends when all of these have; `tellings` in the order in which their errors count.
     pub(crate) fn of(tellings: Vec<Sending>) -> Publishing {
-        Publishing(Stage::Daemon(Together::of(tellings)))
+        Publishing(Backing::Daemon(Together::of(tellings)))
     }
 
     /// Blocks until the tensors are to be seen by all peers.
@@ -39,9 +39,9 @@ impl Publishing {
     /// If the outcome was already taken, by [`try_outcome`](Self::try_outcome) or by awaiting.
     pub fn wait(self) -> SendOutcome {
         match self.0 {
-            Stage::Daemon(tellings) => tellings.wait(),
+            Backing::Daemon(tellings) => tellings.wait(),
             #[cfg(feature = "embedded")]
-            Stage::Embedded(engine) => engine.wait(),
+            Backing::Embedded(engine) => engine.wait(),
         }
     }
 
@@ -51,9 +51,9 @@ impl Publishing {
     /// If the outcome was already taken.
     pub fn try_outcome(&mut self) -> Option<SendOutcome> {
         match &mut self.0 {
-            Stage::Daemon(tellings) => tellings.look(),
+            Backing::Daemon(tellings) => tellings.look(),
             #[cfg(feature = "embedded")]
-            Stage::Embedded(engine) => engine.look(),
+            Backing::Embedded(engine) => engine.look(),
         }
     }
 }
@@ -63,9 +63,9 @@ impl Future for Publishing {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<SendOutcome> {
         match &mut self.0 {
-            Stage::Daemon(tellings) => tellings.poll(context),
+            Backing::Daemon(tellings) => tellings.poll(context),
             #[cfg(feature = "embedded")]
-            Stage::Embedded(engine) => engine.poll(context),
+            Backing::Embedded(engine) => engine.poll(context),
         }
     }
 }
@@ -73,6 +73,6 @@ impl Future for Publishing {
 #[cfg(feature = "embedded")]
 impl From<sealane_fusion::Publishing> for Publishing {
     fn from(publishing: sealane_fusion::Publishing) -> Publishing {
-        Publishing(Stage::Embedded(Embedded::new(publishing)))
+        Publishing(Backing::Embedded(Embedded::new(publishing)))
     }
 }

@@ -66,9 +66,9 @@ impl Kind for Recv {
     }
 }
 
-struct UnderWay<K: Kind>(Stage<K>);
+struct UnderWay<K: Kind>(CallState<K>);
 
-enum Stage<K: Kind> {
+enum CallState<K: Kind> {
     /// In the attachment's table.
     Daemon { attachment: Arc<Attachment>, call: u32 },
     #[cfg(feature = "embedded")]
@@ -83,18 +83,18 @@ impl<K: Kind> UnderWay<K> {
     #[inline]
     fn of(attachment: &Arc<Attachment>, submitted: Result<u32, K::Error>) -> Self {
         Self(match submitted {
-            Ok(call) => Stage::Daemon { attachment: attachment.clone(), call },
-            Err(error) => Stage::Ended(Some(Box::new(error))),
+            Ok(call) => CallState::Daemon { attachment: attachment.clone(), call },
+            Err(error) => CallState::Ended(Some(Box::new(error))),
         })
     }
 
     #[inline]
     fn wait(mut self) -> Outcome<K> {
-        match std::mem::replace(&mut self.0, Stage::Ended(None)) {
-            Stage::Daemon { attachment, call } => K::outcome(attachment.wait(call, K::TAKE)?),
+        match std::mem::replace(&mut self.0, CallState::Ended(None)) {
+            CallState::Daemon { attachment, call } => K::outcome(attachment.wait(call, K::TAKE)?),
             #[cfg(feature = "embedded")]
-            Stage::Embedded(engine) => engine.wait(),
-            Stage::Ended(error) => Err(*error.expect(TOLD)),
+            CallState::Embedded(engine) => engine.wait(),
+            CallState::Ended(error) => Err(*error.expect(TOLD)),
         }
     }
 
@@ -116,7 +116,7 @@ impl<K: Kind> UnderWay<K> {
             let numbers = same.iter().filter_map(Self::at_daemon).map(|(_, call)| call);
             let waited = attachment.wait_all(numbers, K::TAKE, |outcome| taken.push(outcome));
             // What was taken is no longer the table's; in a forked child nothing was, and nothing may be given up.
-            same.into_iter().for_each(|mut call| call.0 = Stage::Ended(None));
+            same.into_iter().for_each(|mut call| call.0 = CallState::Ended(None));
             match waited {
                 // Bytes are copied out here, where nobody waits for the lock.
                 Ok(()) => outcomes.extend(taken.drain(..).map(K::outcome)),
@@ -128,7 +128,7 @@ impl<K: Kind> UnderWay<K> {
 
     fn at_daemon(&self) -> Option<(&Arc<Attachment>, u32)> {
         match &self.0 {
-            Stage::Daemon { attachment, call } => Some((attachment, *call)),
+            CallState::Daemon { attachment, call } => Some((attachment, *call)),
             _ => None,
         }
     }
@@ -136,31 +136,31 @@ impl<K: Kind> UnderWay<K> {
     #[inline]
     fn try_outcome(&mut self) -> Option<Outcome<K>> {
         let outcome = match &mut self.0 {
-            Stage::Daemon { attachment, call } => match attachment.look(*call, K::TAKE).transpose()? {
+            CallState::Daemon { attachment, call } => match attachment.look(*call, K::TAKE).transpose()? {
                 Ok(taken) => K::outcome(taken),
                 Err(error) => Err(error.into()),
             },
             #[cfg(feature = "embedded")]
-            Stage::Embedded(engine) => engine.look()?,
-            Stage::Ended(error) => Err(*error.take().expect(TOLD)),
+            CallState::Embedded(engine) => engine.look()?,
+            CallState::Ended(error) => Err(*error.take().expect(TOLD)),
         };
-        self.0 = Stage::Ended(None);
+        self.0 = CallState::Ended(None);
         Some(outcome)
     }
 
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<Outcome<K>> {
         let outcome = match &mut self.0 {
-            Stage::Daemon { attachment, call } => {
+            CallState::Daemon { attachment, call } => {
                 match std::task::ready!(attachment.poll(*call, K::TAKE, context.waker())) {
                     Ok(taken) => K::outcome(taken),
                     Err(error) => Err(error.into()),
                 }
             }
             #[cfg(feature = "embedded")]
-            Stage::Embedded(engine) => std::task::ready!(engine.poll(context)),
-            Stage::Ended(error) => Err(*error.take().expect(TOLD)),
+            CallState::Embedded(engine) => std::task::ready!(engine.poll(context)),
+            CallState::Ended(error) => Err(*error.take().expect(TOLD)),
         };
-        self.0 = Stage::Ended(None);
+        self.0 = CallState::Ended(None);
         Poll::Ready(outcome)
     }
 }
@@ -168,7 +168,7 @@ impl<K: Kind> UnderWay<K> {
 impl<K: Kind> Drop for UnderWay<K> {
     #[inline]
     fn drop(&mut self) {
-        if let Stage::Daemon { attachment, call } = &self.0 {
+        if let CallState::Daemon { attachment, call } = &self.0 {
             attachment.forsake(*call, K::CANCELLED_BY_DROP);
         }
     }
@@ -280,13 +280,13 @@ impl Future for Receiving {
 #[cfg(feature = "embedded")]
 impl From<sealane_fusion::Sending> for Sending {
     fn from(sending: sealane_fusion::Sending) -> Sending {
-        Sending(UnderWay(Stage::Embedded(Embedded::new(sending))))
+        Sending(UnderWay(CallState::Embedded(Embedded::new(sending))))
     }
 }
 
 #[cfg(feature = "embedded")]
 impl From<sealane_fusion::Receiving> for Receiving {
     fn from(receiving: sealane_fusion::Receiving) -> Receiving {
-        Receiving(UnderWay(Stage::Embedded(Embedded::new(receiving))))
+        Receiving(UnderWay(CallState::Embedded(Embedded::new(receiving))))
     }
 }

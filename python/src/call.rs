@@ -22,12 +22,12 @@ use crate::{
 
 /// A call, and how it ended.
 struct Call<C: UnderWay> {
-    stage: Mutex<Stage<C>>,
+    state: Mutex<CallState<C>>,
     wakeups: Arc<Wakeups>,
     made: Generation,
 }
 
-enum Stage<C: UnderWay> {
+enum CallState<C: UnderWay> {
     /// And whether somebody wants to be woken.
     UnderWay(C, bool),
     Ended(C::Value),
@@ -37,41 +37,41 @@ enum Stage<C: UnderWay> {
     Cancelled,
 }
 
-impl<C: UnderWay> Stage<C> {
+impl<C: UnderWay> CallState<C> {
     fn end(&mut self, outcome: Result<C::Value, Error>) {
         *self = match outcome {
-            Ok(value) => Stage::Ended(value),
-            Err(error) => Stage::Failed(error),
+            Ok(value) => CallState::Ended(value),
+            Err(error) => CallState::Failed(error),
         };
     }
 }
 
 impl<C: UnderWay> Call<C> {
     fn new(call: C) -> Self {
-        Self { stage: Mutex::new(Stage::UnderWay(call, false)), wakeups: Arc::default(), made: Generation::now() }
+        Self { state: Mutex::new(CallState::UnderWay(call, false)), wakeups: Arc::default(), made: Generation::now() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Stage<C>> {
-        self.stage.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, CallState<C>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether the call has ended. Without the interpreter's lock.
     fn look(&self) -> bool {
-        let mut stage = self.lock();
-        let outcome = match &mut *stage {
-            Stage::UnderWay(call, false) => call.look(),
+        let mut state = self.lock();
+        let outcome = match &mut *state {
+            CallState::UnderWay(call, false) => call.look(),
             // A mere look could take the place of who is to be woken.
-            Stage::UnderWay(call, true) => self.polled(call),
+            CallState::UnderWay(call, true) => self.polled(call),
             _ => return true,
         };
         let ended = outcome.is_some();
-        outcome.into_iter().for_each(|outcome| stage.end(outcome));
+        outcome.into_iter().for_each(|outcome| state.end(outcome));
         ended
     }
 
     /// Whether the call has ended; if not, `wakeups` hears when it does. Without the interpreter's lock.
     fn poll(&self) -> bool {
-        if let Stage::UnderWay(_, listened) = &mut *self.lock() {
+        if let CallState::UnderWay(_, listened) = &mut *self.lock() {
             *listened = true;
         }
         self.look()
@@ -128,10 +128,10 @@ impl<C: UnderWay> Call<C> {
     /// The call's, CancelledError.
     fn verdict(&self, py: Python<'_>) -> PyResult<()> {
         let error = py.detach(|| match &*self.lock() {
-            Stage::Ended(_) | Stage::Told => Ok(None),
-            Stage::Failed(error) => Ok(Some(error.clone())),
-            Stage::Cancelled => Err(()),
-            Stage::UnderWay(..) => Ok(Some(Error::invalid("the call has not ended yet"))),
+            CallState::Ended(_) | CallState::Told => Ok(None),
+            CallState::Failed(error) => Ok(Some(error.clone())),
+            CallState::Cancelled => Err(()),
+            CallState::UnderWay(..) => Ok(Some(Error::invalid("the call has not ended yet"))),
         });
         match error {
             Ok(None) => Ok(()),
@@ -143,11 +143,11 @@ impl<C: UnderWay> Call<C> {
     /// The value of a call that has ended well, once.
     fn take(&self, py: Python<'_>) -> Option<C::Value> {
         py.detach(|| {
-            let mut stage = self.lock();
-            match std::mem::replace(&mut *stage, Stage::Told) {
-                Stage::Ended(value) => Some(value),
+            let mut state = self.lock();
+            match std::mem::replace(&mut *state, CallState::Told) {
+                CallState::Ended(value) => Some(value),
                 other => {
-                    *stage = other;
+                    *state = other;
                     None
                 }
             }
@@ -157,8 +157,8 @@ impl<C: UnderWay> Call<C> {
     /// Cancels the call if it is in progress.
     fn cancel(&self, py: Python<'_>) -> bool {
         let given_up = py.detach(|| {
-            let mut stage = self.lock();
-            matches!(*stage, Stage::UnderWay(..)).then(|| std::mem::replace(&mut *stage, Stage::Cancelled))
+            let mut state = self.lock();
+            matches!(*state, CallState::UnderWay(..)).then(|| std::mem::replace(&mut *state, CallState::Cancelled))
         });
         if given_up.is_some() {
             // Whoever waits for it hears of it.

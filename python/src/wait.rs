@@ -4,6 +4,7 @@
 use std::{
     convert::identity,
     future::Future,
+    ops::ControlFlow,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, Wake, Waker},
@@ -188,61 +189,59 @@ pub(crate) fn outcome<C: Blocking>(
     idle_spin: Duration,
     submit: impl FnOnce() -> Result<C, Error> + Send,
 ) -> PyResult<C::Value> {
-    let mut stage = py.detach(|| {
+    let mut looked = py.detach(|| {
         let call = match submit() {
             Ok(call) => call,
-            Err(error) => return Stage::Ended(Err(error)),
+            Err(error) => return ControlFlow::Break(Err(error)),
         };
         match spin(call, idle_spin) {
             // Python runs signal handlers on the main thread alone.
-            Stage::UnderWay(call) if !on_main_thread() => Stage::Ended(call.wait()),
-            stage => stage,
+            ControlFlow::Continue(call) if !on_main_thread() => ControlFlow::Break(call.wait()),
+            looked => looked,
         }
     });
     loop {
-        match stage {
-            Stage::Ended(outcome) => return outcome.or_raise(py),
-            Stage::UnderWay(call) => {
+        match looked {
+            ControlFlow::Break(outcome) => return outcome.or_raise(py),
+            ControlFlow::Continue(call) => {
                 py.check_signals()?;
-                stage = py.detach(|| if idle_spin >= SIGNALS_EVERY { spin(call, idle_spin) } else { sleep(call) });
+                looked = py.detach(|| if idle_spin >= SIGNALS_EVERY { spin(call, idle_spin) } else { sleep(call) });
             }
         }
     }
 }
 
-enum Stage<C: UnderWay> {
-    UnderWay(C),
-    Ended(Result<C::Value, Error>),
-}
+/// Either the outcome, or the call, which is still under way.
+type Looked<C> = ControlFlow<Result<<C as UnderWay>::Value, Error>, C>;
 
 /// Looks for `idle_spin`, but not much longer than signals may wait.
-fn spin<C: UnderWay>(mut call: C, idle_spin: Duration) -> Stage<C> {
+fn spin<C: UnderWay>(mut call: C, idle_spin: Duration) -> Looked<C> {
     if let Some(outcome) = call.look() {
-        return Stage::Ended(outcome);
+        return ControlFlow::Break(outcome);
     }
     let started = Instant::now();
     while started.elapsed() < idle_spin.min(SIGNALS_EVERY) {
         for _ in 0..LOOKS_PER_CLOCK {
             std::hint::spin_loop();
             if let Some(outcome) = call.look() {
-                return Stage::Ended(outcome);
+                return ControlFlow::Break(outcome);
             }
         }
     }
-    Stage::UnderWay(call)
+    ControlFlow::Continue(call)
 }
 
 /// Sleeps until the call has ended, but not much longer than signals may wait.
-fn sleep<C: UnderWay>(mut call: C) -> Stage<C> {
+fn sleep<C: UnderWay>(mut call: C) -> Looked<C> {
     let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
     let until = Instant::now() + SIGNALS_EVERY;
     loop {
         if let Poll::Ready(outcome) = call.poll(&mut Context::from_waker(&waker)) {
-            return Stage::Ended(outcome);
+            return ControlFlow::Break(outcome);
         }
         let left = until.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            return Stage::UnderWay(call);
+            return ControlFlow::Continue(call);
         }
         std::thread::park_timeout(left);
     }

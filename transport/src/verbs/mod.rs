@@ -39,6 +39,7 @@
 mod credits;
 pub mod device;
 mod failures;
+#[cfg(any(test, feature = "fake"))]
 pub mod fake;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]

@@ -5,7 +5,7 @@
 mod daemon;
 
 use std::{
-    ffi::OsStr,
+    ffi::{OsStr, OsString},
     os::unix::fs::symlink,
     path::{Path, PathBuf},
     process::{Command, Output},
@@ -119,7 +119,9 @@ fn in_valgrind_neither_the_program_nor_the_library_misuses_memory() {
     valgrind.args(["--quiet", "--leak-check=full", "--show-leak-kinds=definite,indirect"]);
     // The first error ends the program, so that one in its child is heard of.
     valgrind.args(["--errors-for-leak-kinds=definite,indirect", "--error-exitcode=99", "--exit-on-first-error=yes"]);
-    valgrind.arg(&program).arg(&daemon.socket);
+    let mut suppressions = OsString::from("--suppressions=");
+    suppressions.push(here("tests/c/valgrind.supp"));
+    valgrind.arg(suppressions).arg(&program).arg(&daemon.socket);
     assert_eq!(String::from_utf8(done(valgrind).stdout).unwrap(), "all is well\n");
 }
 

@@ -38,13 +38,18 @@ bool ArenaAllocator::Holds(const void* memory) const {
   return false;
 }
 
-void* ArenaAllocator::AllocateShared(size_t bytes) {
+absl::Status ArenaAllocator::AllocateShared(size_t bytes, void** memory) {
   sealane_task* task = task_.load(std::memory_order_acquire);
+  if (task == nullptr) return absl::UnavailableError("Sealane: the task is not attached");
+  TF_RETURN_IF_ERROR(Take(sealane_alloc(task, bytes, memory)));
+  if (Holds(*memory)) return absl::OkStatus();
+  sealane_free(std::exchange(*memory, nullptr));  // Of an arena that came since: Use follows.
+  return absl::UnavailableError("Sealane: the task is being attached anew");
+}
+
+void* ArenaAllocator::AllocateShared(size_t bytes) {
   void* memory = nullptr;
-  if (task == nullptr || !Take(sealane_alloc(task, bytes, &memory)).ok()) return nullptr;
-  if (Holds(memory)) return memory;
-  sealane_free(memory);  // Of an arena that came since: Use follows.
-  return nullptr;
+  return AllocateShared(bytes, &memory).ok() ? memory : nullptr;
 }
 
 void* ArenaAllocator::AllocateRaw(size_t alignment, size_t bytes) {

@@ -29,7 +29,9 @@ class ArenaAllocator : public tensorflow::Allocator {
   void* AllocateRaw(size_t alignment, size_t bytes) override;
   void DeallocateRaw(void* memory) override;
 
-  // Memory of the arena alone; null if it has no room.
+  // Memory of the arena alone. ResourceExhausted if it has no room, Unavailable while the daemon is away.
+  absl::Status AllocateShared(size_t bytes, void** memory);
+  // The same; null if there is none.
   void* AllocateShared(size_t bytes);
   // Whether memory is of the arena, or of one that the task had before.
   bool Holds(const void* memory) const;

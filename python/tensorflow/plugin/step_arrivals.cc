@@ -28,17 +28,19 @@ void Step::Receive(AskLane* lane) {
   Ref();
   tensorflow::core::ScopedUnref unref(this);
   if (refused) return BundleCame(lane, absl::CancelledError("refused"), nullptr);
-  void* memory = endpoint_->arena()->AllocateShared(kBundleBytes);
-  if (memory == nullptr) {
+  void* memory = nullptr;
+  absl::Status status = endpoint_->arena()->AllocateShared(kBundleBytes, &memory);
+  if (absl::IsResourceExhausted(status)) {
     LOG_EVERY_N_SEC(WARNING, 10) << "Sealane: tensors from " << lane->route->peer->name
                                  << " come by gRPC: the arena has no room for bundles, see SEALANE_TF_ARENA_BYTES";
     return BundleCame(lane, absl::InvalidArgumentError("no room"), nullptr);
   }
+  if (!status.ok()) return BundleCame(lane, status, nullptr);
   auto receiving = std::make_unique<Receiving>(Receiving{this, lane});
   const sealane_wanted wanted = {TextOf(lane->bundles), {memory, kBundleBytes, sealane_free, memory}, receiving.get()};
   sealane_call* call = nullptr;
   Ref();  // The callback's.
-  absl::Status status = Take(sealane_recv_all(endpoint_->task(), TextOf(lane->from), id_, &wanted, 1, SEALANE_NO_TIMEOUT, ReceiveDone, &call));
+  status = Take(sealane_recv_all(endpoint_->task(), TextOf(lane->from), id_, &wanted, 1, SEALANE_NO_TIMEOUT, ReceiveDone, &call));
   if (status.ok()) {
     receiving.release();
   } else {  // No callback comes.

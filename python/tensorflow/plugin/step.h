@@ -200,7 +200,8 @@ class Step : public tensorflow::core::RefCounted {
   void DataCame(Asking* asking, const absl::Status& status, sealane_tensor* came);
   // Takes the first of a key away; `next`, if any, is for the caller to start.
   Asking* TakeAway(Asking* asking);
-  // The ends, of which the first one counts. Each gives the asking's reference back. `blind`: a bundle may have an entry for it.
+  // The ends, of which the first one counts. Each gives the asking's reference back. `blind`: a bundle may have an entry for it,
+  // and its lane has counted it so.
   void EndByGrpc(Asking* asking, bool blind = false);
   void EndWith(Asking* asking, const absl::Status& status, const Incoming& incoming = {}, sealane_tensor* came = nullptr);
   // Collectives use their keys again in a step that never ends, so what gRPC took although Sealane has it would be taken for what comes

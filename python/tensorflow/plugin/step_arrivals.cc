@@ -89,6 +89,8 @@ void Step::BundleCame(AskLane* lane, absl::Status status, sealane_tensor* came) 
         if (asking->lane == lane && asking->awaited) lost.push_back(asking);
     }
     for (Asking* asking : lost) asking->Ref();
+    const bool by_grpc = refused || absl::IsInvalidArgument(status);  // Another call of the same key has not quite ended.
+    if (by_grpc) lane->blind += static_cast<int>(lost.size());
     if (refused) settle = !lane->unsettled.empty() && !std::exchange(lane->settling, true);
     if (lane->asked == 0 && lane->parked.empty()) lane->by_sealane = false;
   }
@@ -113,7 +115,7 @@ void Step::BundleCame(AskLane* lane, absl::Status status, sealane_tensor* came) 
   // The producer reports what made it give up.
   if (absl::IsCancelled(status) || absl::IsAborted(status)) status = tensorflow::StatusGroup::MakeDerived(status);
   for (Asking* asking : lost) {
-    if (refused || absl::IsInvalidArgument(status)) {  // Another call of the same key has not quite ended.
+    if (refused || absl::IsInvalidArgument(status)) {
       EndByGrpc(asking, /*blind=*/true);
     } else {
       EndWith(asking, status);

@@ -50,6 +50,7 @@ void Step::Start(AskLane* lane, Asking* asking) {
     std::lock_guard lock(mu_);
     const bool by_grpc = lane->spoiled || lane->blind > 0;
     begin = !by_grpc && lane->by_sealane && !lane->refused;
+    if (by_grpc) ++lane->blind;
     if (!by_grpc && !begin) {
       lane->unsettled.push_back(asking);
       if (lane->refused || std::exchange(lane->settling, true)) return;
@@ -77,6 +78,8 @@ void Step::Settle(AskLane* lane) {
       if (way == Way::kSealane) {
         lane->by_sealane = true;
         lane->from = from;
+      } else {
+        lane->blind += static_cast<int>(settled.size());
       }
     }
     for (Asking* each : settled) {
@@ -374,40 +377,44 @@ void Step::Spoil(AskLane* lane) {
 }
 
 void Step::EndByGrpc(Asking* asking, bool blind) {
+  Ref();
+  tensorflow::core::ScopedUnref unref(this);
+  AskLane* lane = asking->lane;
+  std::function<void()> over;
+  if (blind) {
+    Ref();
+    over = [this, lane] {
+      {
+        std::lock_guard lock(mu_);
+        --lane->blind;
+      }
+      Unref();
+    };
+  }
   absl::Status cancelled;
+  bool ended = false;
   {
     std::lock_guard lock(asking->mu);
     cancelled = asking->cancelled;
     if (cancelled.ok()) {
-      if (std::exchange(asking->ended, true)) return;
-      asking->CancelCall();
+      ended = std::exchange(asking->ended, true);
+      if (!ended) asking->CancelCall();
     }
   }
-  if (!cancelled.ok()) return EndWith(asking, cancelled);
-  Ref();
-  AskLane* lane = asking->lane;
-  std::function<void()> over;
+  if (ended || !cancelled.ok()) {
+    if (over) over();
+    if (!ended) EndWith(asking, cancelled);
+    return;
+  }
   {
     std::lock_guard lock(mu_);
     unclean_ = true;
     Spoil(lane);
-    if (blind) {
-      ++lane->blind;
-      Ref();
-      over = [this, lane] {
-        {
-          std::lock_guard lock(mu_);
-          --lane->blind;
-        }
-        Unref();
-      };
-    }
   }
   Asking* next = TakeAway(asking);
   asking->AskByGrpc(std::move(over));
   asking->Unref();
   if (next != nullptr) Start(lane, next);
-  Unref();
 }
 
 void Step::EndWith(Asking* asking, const absl::Status& ended, const Incoming& incoming, sealane_tensor* came) {

@@ -4,6 +4,9 @@
 //! A call has two owners: the caller, who may stop to care, and the daemon, which may still use the call's memory. Its
 //! slot is free when neither holds it. A number has an index and a generation, so one that is too late is recognised.
 
+mod answers;
+mod slot;
+
 use std::task::Waker;
 
 use sealane_runtime::Buffer;
@@ -19,11 +22,13 @@ use crate::{
     limits::{CALL_INDEX_BITS, CALLS_MAX},
 };
 
-/// The daemon said what no correct one says.
-pub(super) type Fault = &'static str;
+use self::slot::{Caller, Daemon, Slot};
+pub(super) use self::{
+    answers::{Arrived, Fault},
+    slot::Direction,
+};
 
 const INDEX_MASK: u32 = (1 << CALL_INDEX_BITS) - 1;
-const NOT_UNDER_WAY: Fault = "it answered a call that is not under way";
 
 /// The calls of one attachment.
 #[derive(Default)]
@@ -36,75 +41,6 @@ pub(crate) struct Calls {
     unclaimed: Unclaimed,
     /// Recvs to be given up at the daemon, for a tensor is set aside for them; with their segments.
     to_cancel: Vec<(u16, u32)>,
-}
-
-/// One call. What it ended with lies in fields of its own, so that taking it moves no more than itself.
-struct Slot {
-    generation: u32,
-    segment: u16,
-    direction: Direction,
-    daemon: Daemon,
-    caller: Caller,
-    watched: bool,
-    deadline: Tick,
-    waker: Option<Waker>,
-    memory: Memory,
-    /// While the daemon is at work on a recv: one that was set aside for it, to be had when the daemon gives the recv up.
-    tensor: Option<Tensor>,
-    failure: Option<Box<Unreceived>>,
-    /// What it asks for, of a recv.
-    place: Place,
-    /// If it is given up, its tensor is kept for the next.
-    keeps: bool,
-    /// Its destination may be written by others once the call has ended.
-    borrowed: bool,
-    /// Its tensor lies in the caller's destination.
-    copies: bool,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Direction {
-    Send,
-    Recv,
-    /// Its memory stays with the daemon after its end.
-    Publish,
-    /// So it may, if it has any.
-    Push,
-    /// Its tensors are the plan's.
-    Pull,
-    /// Nothing that the daemon knows of: it ends when there is something to look at.
-    Watch,
-}
-
-/// What the daemon has to do with the call.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Daemon {
-    /// Nothing yet: the call waits in this process for room.
-    Untold,
-    /// It has not answered.
-    Working,
-    /// It has answered, and still uses the memory.
-    Holding,
-    /// Nothing any more.
-    Done,
-}
-
-/// What the caller has to do with the call.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Caller {
-    /// Waits, or will ask.
-    Waiting,
-    /// Has not yet asked how it ended.
-    Owed,
-    /// Has been told, or does not care.
-    Gone,
-}
-
-/// Where a tensor arrived.
-pub(super) enum Arrived<'a> {
-    Inline(&'a [u8]),
-    Destination(u64),
-    Area(Buffer),
 }
 
 /// How a recv ended. If its tensor lies in a substitute, it has to be copied to where the caller wants it, which is for
@@ -539,229 +475,10 @@ impl Calls {
         self.to_cancel.clear();
     }
 
-    /// A send was released by its consumer, or what was published or pushed needs no memory.
-    #[inline]
-    pub(super) fn sent(&mut self, segment: u16, call: u32, after: &mut Aftermath) -> Result<(), Fault> {
-        match self.answered(segment, call, Daemon::Working)?.direction {
-            Direction::Send | Direction::Publish | Direction::Push => self.done(call, after),
-            Direction::Recv | Direction::Pull | Direction::Watch => return Err("it released a recv"),
-        }
-        Ok(())
-    }
-
-    /// A pull has ended.
-    pub(super) fn pulled(&mut self, segment: u16, call: u32, after: &mut Aftermath) -> Result<(), Fault> {
-        match self.answered(segment, call, Daemon::Working)?.direction {
-            Direction::Pull => self.done(call, after),
-            _ => return Err("it ended a pull that does not exist"),
-        }
-        Ok(())
-    }
-
-    /// A tensor is published or was pushed; its memory comes back later.
-    pub(super) fn published(&mut self, segment: u16, call: u32, after: &mut Aftermath) -> Result<(), Fault> {
-        let slot = self.answered(segment, call, Daemon::Working)?;
-        if !matches!(slot.direction, Direction::Publish | Direction::Push) {
-            return Err("it published what was not to be");
-        }
-        slot.daemon = Daemon::Holding;
-        self.end(call, after);
-        Ok(())
-    }
-
-    /// The daemon is done with a call that ended well.
-    #[inline]
-    fn done(&mut self, call: u32, after: &mut Aftermath) {
-        if let Some(slot) = self.slot(call) {
-            slot.daemon = Daemon::Done;
-            slot.spend(after);
-        }
-        self.end(call, after);
-        self.release(call);
-    }
-
-    /// A tensor arrived.
-    #[inline]
-    pub(super) fn received(
-        &mut self,
-        segment: u16,
-        call: u32,
-        meta: &[u8],
-        arrived: Arrived<'_>,
-        after: &mut Aftermath,
-    ) -> Result<(), Fault> {
-        if self.answered(segment, call, Daemon::Working)?.direction != Direction::Recv {
-            return Err("it answered a send with a tensor");
-        }
-        self.unset_aside(call, after);
-        let slot = &mut self.slots[(call & INDEX_MASK) as usize];
-        let waiting = slot.caller == Caller::Waiting;
-        if slot.memory.is_elsewhere() {
-            return self.received_elsewhere(call, meta, arrived, after);
-        }
-        slot.copies = match &slot.memory {
-            Memory::Destination(_) => true,
-            Memory::Substitute(_) => matches!(arrived, Arrived::Inline(_)),
-            Memory::Nothing | Memory::Source(_) => false,
-        };
-        let data = match (std::mem::take(&mut slot.memory), arrived) {
-            // The allocation is for one who wants it.
-            (Memory::Nothing, Arrived::Inline(bytes)) if waiting || slot.keeps => Buffer::copy_of(bytes),
-            (Memory::Nothing, Arrived::Inline(_)) => Buffer::default(),
-            (Memory::Nothing, Arrived::Area(buffer)) => buffer,
-            (Memory::Destination(destination), Arrived::Destination(len)) => shorten(destination, len)?,
-            (Memory::Substitute(mut substitute), Arrived::Destination(len)) => {
-                let landed = shorten(std::mem::take(&mut substitute.landing), len)?;
-                slot.memory = Memory::Substitute(substitute);
-                landed
-            }
-            // Bytes that are in the ring anyway, most often none at all.
-            (Memory::Destination(destination), Arrived::Inline(bytes)) => filled(destination, bytes)?,
-            (Memory::Substitute(substitute), Arrived::Inline(bytes)) => {
-                let Substitute { landing, destination } = *substitute;
-                after.spent.push(Memory::Destination(landing));
-                filled(destination, bytes)?
-            }
-            (memory, _) => {
-                after.spent.push(memory);
-                return Err("a tensor did not arrive where it was requested");
-            }
-        };
-        slot.daemon = Daemon::Done;
-        if waiting {
-            match Tensor::from_wire(meta, data) {
-                Ok(tensor) => slot.tensor = Some(tensor),
-                // Metadata that is no tensor's ends the call.
-                Err(error) => {
-                    let destination = slot.memory_back(after);
-                    slot.failure = Some(Box::new(Unreceived { error, destination }));
-                }
-            }
-        } else if slot.keeps {
-            slot.spend(after);
-            // Metadata that is no tensor's is nobody's.
-            if let Ok(tensor) = Tensor::from_wire(meta, data) {
-                self.keep(call, tensor, after);
-            }
-        } else {
-            after.spent.push(Memory::Destination(data));
-            slot.spend(after);
-        }
-        self.end(call, after);
-        self.release(call);
-        Ok(())
-    }
-
-    /// A tensor arrived for a destination that the daemon was not told of, since there was no room for one that it can reach. The
-    /// caller's thread copies it there; one that is too long is the next recv's.
-    #[cold]
-    fn received_elsewhere(
-        &mut self,
-        call: u32,
-        meta: &[u8],
-        arrived: Arrived<'_>,
-        after: &mut Aftermath,
-    ) -> Result<(), Fault> {
-        let data = match arrived {
-            Arrived::Inline(bytes) => Buffer::copy_of(bytes),
-            Arrived::Area(buffer) => buffer,
-            Arrived::Destination(_) => return Err("a tensor did not arrive where it was requested"),
-        };
-        let slot = &mut self.slots[(call & INDEX_MASK) as usize];
-        (slot.daemon, slot.copies) = (Daemon::Done, false);
-        let waiting = slot.caller == Caller::Waiting;
-        let room = slot.memory.room().unwrap_or_default();
-        match Tensor::from_wire(meta, data) {
-            Ok(tensor) if waiting && tensor.bytes().len() <= room => slot.tensor = Some(tensor),
-            Ok(tensor) => {
-                let destination = slot.memory_back(after);
-                if waiting {
-                    let len = tensor.bytes().len();
-                    let error = Error::invalid(format!("the destination has {room} bytes, the tensor needs {len}"));
-                    slot.failure = Some(Box::new(Unreceived { error, destination }));
-                }
-                self.keep(call, tensor, after);
-            }
-            Err(error) => {
-                let destination = slot.memory_back(after);
-                if waiting {
-                    slot.failure = Some(Box::new(Unreceived { error, destination }));
-                }
-            }
-        }
-        self.end(call, after);
-        self.release(call);
-        Ok(())
-    }
-
-    /// A call ended without its tensor.
-    pub(super) fn failed(
-        &mut self,
-        segment: u16,
-        call: u32,
-        memory_back: bool,
-        error: Error,
-        after: &mut Aftermath,
-    ) -> Result<(), Fault> {
-        let slot = self.answered(segment, call, Daemon::Working)?;
-        if slot.caller == Caller::Waiting && slot.tensor.is_some() {
-            match memory_back {
-                true => self.end_with_set_aside(call, after),
-                false => slot.daemon = Daemon::Holding,
-            }
-            return Ok(());
-        }
-        let destination = if memory_back {
-            slot.daemon = Daemon::Done;
-            slot.memory_back(after)
-        } else {
-            slot.daemon = Daemon::Holding;
-            let (destination, kept) = std::mem::take(&mut slot.memory).apart();
-            slot.memory = kept;
-            destination
-        };
-        if slot.caller == Caller::Waiting {
-            slot.failure = Some(Box::new(Unreceived { error, destination }));
-        }
-        self.end(call, after);
-        self.unset_aside(call, after);
-        self.release(call);
-        Ok(())
-    }
-
-    /// The daemon does not use the memory of a failed call any more.
-    pub(super) fn returned(&mut self, segment: u16, call: u32, after: &mut Aftermath) -> Result<(), Fault> {
-        let slot = self.answered(segment, call, Daemon::Holding)?;
-        if slot.caller == Caller::Waiting {
-            self.end_with_set_aside(call, after);
-            return Ok(());
-        }
-        slot.daemon = Daemon::Done;
-        slot.spend(after);
-        self.release(call);
-        Ok(())
-    }
-
-    /// The daemon has given a recv up for which a tensor was set aside, and its memory is back: the caller's thread copies the
-    /// tensor to where it is wanted.
-    fn end_with_set_aside(&mut self, call: u32, after: &mut Aftermath) {
-        let slot = &mut self.slots[(call & INDEX_MASK) as usize];
-        let destination = slot.memory_back(after);
-        slot.memory = destination.map_or(Memory::Nothing, Substitute::of_a_tensor);
-        (slot.daemon, slot.copies) = (Daemon::Done, false);
-        self.end(call, after);
-    }
-
     #[inline]
     fn slot(&mut self, call: u32) -> Option<&mut Slot> {
         let slot = self.slots.get_mut((call & INDEX_MASK) as usize)?;
         (slot.generation == call >> CALL_INDEX_BITS).then_some(slot)
-    }
-
-    #[inline]
-    fn answered(&mut self, segment: u16, call: u32, state: Daemon) -> Result<&mut Slot, Fault> {
-        let slot = self.slot(call).ok_or(NOT_UNDER_WAY)?;
-        if slot.daemon == state && slot.segment == segment { Ok(slot) } else { Err(NOT_UNDER_WAY) }
     }
 
     /// Tells the caller, who may be gone.
@@ -787,63 +504,6 @@ impl Calls {
             self.vacant.push(index);
         }
     }
-}
-
-impl Slot {
-    fn vacant() -> Self {
-        Self {
-            generation: 0,
-            segment: 0,
-            direction: Direction::Send,
-            daemon: Daemon::Done,
-            caller: Caller::Gone,
-            watched: false,
-            deadline: Tick::NEVER,
-            waker: None,
-            memory: Memory::Nothing,
-            tensor: None,
-            failure: None,
-            place: Place::default(),
-            keeps: false,
-            borrowed: false,
-            copies: false,
-        }
-    }
-
-    /// The daemon is done with the memory, and the caller gets none of it.
-    #[inline]
-    fn spend(&mut self, after: &mut Aftermath) {
-        match std::mem::take(&mut self.memory) {
-            Memory::Nothing => {}
-            memory => after.spent.push(memory),
-        }
-    }
-
-    /// The daemon is done with the memory: the caller's destination, where there was one.
-    fn memory_back(&mut self, after: &mut Aftermath) -> Option<Buffer> {
-        let (destination, rest) = std::mem::take(&mut self.memory).into_destination();
-        self.memory = rest;
-        self.spend(after);
-        if self.caller == Caller::Waiting {
-            return destination;
-        }
-        after.spent.extend(destination.map(Memory::Destination));
-        None
-    }
-}
-
-fn shorten(mut destination: Buffer, len: u64) -> Result<Buffer, Fault> {
-    if len > destination.len() as u64 {
-        return Err("a tensor is longer than its destination");
-    }
-    destination.truncate(len as usize);
-    Ok(destination)
-}
-
-fn filled(destination: Buffer, bytes: &[u8]) -> Result<Buffer, Fault> {
-    let mut destination = shorten(destination, bytes.len() as u64)?;
-    destination.copy_from_slice(bytes);
-    Ok(destination)
 }
 
 #[cfg(test)]

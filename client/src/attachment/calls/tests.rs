@@ -8,7 +8,7 @@ use std::{
 
 use sealane_transport::{Code, Payload};
 
-use super::*;
+use super::{answers::NOT_UNDER_WAY, *};
 
 #[derive(Default)]
 struct Woken(AtomicUsize);

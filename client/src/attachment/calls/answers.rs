@@ -1,0 +1,275 @@
+//! What the daemon says of calls, each checked against what the table has of it.
+
+use sealane_runtime::Buffer;
+use sealane_transport::{Error, Tensor, Unreceived};
+
+use super::super::{
+    aftermath::Aftermath,
+    memory::{Memory, Substitute},
+};
+use super::{
+    Calls, INDEX_MASK,
+    slot::{Caller, Daemon, Direction, Slot},
+};
+
+/// The daemon said what no correct one says.
+pub(in crate::attachment) type Fault = &'static str;
+
+pub(super) const NOT_UNDER_WAY: Fault = "it answered a call that is not under way";
+
+/// Where a tensor arrived.
+pub(in crate::attachment) enum Arrived<'a> {
+    Inline(&'a [u8]),
+    Destination(u64),
+    Area(Buffer),
+}
+
+impl Calls {
+    /// A send was released by its consumer, or what was published or pushed needs no memory.
+    #[inline]
+    pub(in crate::attachment) fn sent(&mut self, segment: u16, call: u32, after: &mut Aftermath) -> Result<(), Fault> {
+        match self.answered(segment, call, Daemon::Working)?.direction {
+            Direction::Send | Direction::Publish | Direction::Push => self.done(call, after),
+            Direction::Recv | Direction::Pull | Direction::Watch => return Err("it released a recv"),
+        }
+        Ok(())
+    }
+
+    /// A pull has ended.
+    pub(in crate::attachment) fn pulled(
+        &mut self,
+        segment: u16,
+        call: u32,
+        after: &mut Aftermath,
+    ) -> Result<(), Fault> {
+        match self.answered(segment, call, Daemon::Working)?.direction {
+            Direction::Pull => self.done(call, after),
+            _ => return Err("it ended a pull that does not exist"),
+        }
+        Ok(())
+    }
+
+    /// A tensor is published or was pushed; its memory comes back later.
+    pub(in crate::attachment) fn published(
+        &mut self,
+        segment: u16,
+        call: u32,
+        after: &mut Aftermath,
+    ) -> Result<(), Fault> {
+        let slot = self.answered(segment, call, Daemon::Working)?;
+        if !matches!(slot.direction, Direction::Publish | Direction::Push) {
+            return Err("it published what was not to be");
+        }
+        slot.daemon = Daemon::Holding;
+        self.end(call, after);
+        Ok(())
+    }
+
+    /// The daemon is done with a call that ended well.
+    #[inline]
+    fn done(&mut self, call: u32, after: &mut Aftermath) {
+        if let Some(slot) = self.slot(call) {
+            slot.daemon = Daemon::Done;
+            slot.spend(after);
+        }
+        self.end(call, after);
+        self.release(call);
+    }
+
+    /// A tensor arrived.
+    #[inline]
+    pub(in crate::attachment) fn received(
+        &mut self,
+        segment: u16,
+        call: u32,
+        meta: &[u8],
+        arrived: Arrived<'_>,
+        after: &mut Aftermath,
+    ) -> Result<(), Fault> {
+        if self.answered(segment, call, Daemon::Working)?.direction != Direction::Recv {
+            return Err("it answered a send with a tensor");
+        }
+        self.unset_aside(call, after);
+        let slot = &mut self.slots[(call & INDEX_MASK) as usize];
+        let waiting = slot.caller == Caller::Waiting;
+        if slot.memory.is_elsewhere() {
+            return self.received_elsewhere(call, meta, arrived, after);
+        }
+        slot.copies = match &slot.memory {
+            Memory::Destination(_) => true,
+            Memory::Substitute(_) => matches!(arrived, Arrived::Inline(_)),
+            Memory::Nothing | Memory::Source(_) => false,
+        };
+        let data = match (std::mem::take(&mut slot.memory), arrived) {
+            // The allocation is for one who wants it.
+            (Memory::Nothing, Arrived::Inline(bytes)) if waiting || slot.keeps => Buffer::copy_of(bytes),
+            (Memory::Nothing, Arrived::Inline(_)) => Buffer::default(),
+            (Memory::Nothing, Arrived::Area(buffer)) => buffer,
+            (Memory::Destination(destination), Arrived::Destination(len)) => shorten(destination, len)?,
+            (Memory::Substitute(mut substitute), Arrived::Destination(len)) => {
+                let landed = shorten(std::mem::take(&mut substitute.landing), len)?;
+                slot.memory = Memory::Substitute(substitute);
+                landed
+            }
+            // Bytes that are in the ring anyway, most often none at all.
+            (Memory::Destination(destination), Arrived::Inline(bytes)) => filled(destination, bytes)?,
+            (Memory::Substitute(substitute), Arrived::Inline(bytes)) => {
+                let Substitute { landing, destination } = *substitute;
+                after.spent.push(Memory::Destination(landing));
+                filled(destination, bytes)?
+            }
+            (memory, _) => {
+                after.spent.push(memory);
+                return Err("a tensor did not arrive where it was requested");
+            }
+        };
+        slot.daemon = Daemon::Done;
+        if waiting {
+            match Tensor::from_wire(meta, data) {
+                Ok(tensor) => slot.tensor = Some(tensor),
+                // Metadata that is no tensor's ends the call.
+                Err(error) => {
+                    let destination = slot.memory_back(after);
+                    slot.failure = Some(Box::new(Unreceived { error, destination }));
+                }
+            }
+        } else if slot.keeps {
+            slot.spend(after);
+            // Metadata that is no tensor's is nobody's.
+            if let Ok(tensor) = Tensor::from_wire(meta, data) {
+                self.keep(call, tensor, after);
+            }
+        } else {
+            after.spent.push(Memory::Destination(data));
+            slot.spend(after);
+        }
+        self.end(call, after);
+        self.release(call);
+        Ok(())
+    }
+
+    /// A tensor arrived for a destination that the daemon was not told of, since there was no room for one that it can reach. The
+    /// caller's thread copies it there; one that is too long is the next recv's.
+    #[cold]
+    fn received_elsewhere(
+        &mut self,
+        call: u32,
+        meta: &[u8],
+        arrived: Arrived<'_>,
+        after: &mut Aftermath,
+    ) -> Result<(), Fault> {
+        let data = match arrived {
+            Arrived::Inline(bytes) => Buffer::copy_of(bytes),
+            Arrived::Area(buffer) => buffer,
+            Arrived::Destination(_) => return Err("a tensor did not arrive where it was requested"),
+        };
+        let slot = &mut self.slots[(call & INDEX_MASK) as usize];
+        (slot.daemon, slot.copies) = (Daemon::Done, false);
+        let waiting = slot.caller == Caller::Waiting;
+        let room = slot.memory.room().unwrap_or_default();
+        match Tensor::from_wire(meta, data) {
+            Ok(tensor) if waiting && tensor.bytes().len() <= room => slot.tensor = Some(tensor),
+            Ok(tensor) => {
+                let destination = slot.memory_back(after);
+                if waiting {
+                    let len = tensor.bytes().len();
+                    let error = Error::invalid(format!("the destination has {room} bytes, the tensor needs {len}"));
+                    slot.failure = Some(Box::new(Unreceived { error, destination }));
+                }
+                self.keep(call, tensor, after);
+            }
+            Err(error) => {
+                let destination = slot.memory_back(after);
+                if waiting {
+                    slot.failure = Some(Box::new(Unreceived { error, destination }));
+                }
+            }
+        }
+        self.end(call, after);
+        self.release(call);
+        Ok(())
+    }
+
+    /// A call ended without its tensor.
+    pub(in crate::attachment) fn failed(
+        &mut self,
+        segment: u16,
+        call: u32,
+        memory_back: bool,
+        error: Error,
+        after: &mut Aftermath,
+    ) -> Result<(), Fault> {
+        let slot = self.answered(segment, call, Daemon::Working)?;
+        if slot.caller == Caller::Waiting && slot.tensor.is_some() {
+            match memory_back {
+                true => self.end_with_set_aside(call, after),
+                false => slot.daemon = Daemon::Holding,
+            }
+            return Ok(());
+        }
+        let destination = if memory_back {
+            slot.daemon = Daemon::Done;
+            slot.memory_back(after)
+        } else {
+            slot.daemon = Daemon::Holding;
+            let (destination, kept) = std::mem::take(&mut slot.memory).apart();
+            slot.memory = kept;
+            destination
+        };
+        if slot.caller == Caller::Waiting {
+            slot.failure = Some(Box::new(Unreceived { error, destination }));
+        }
+        self.end(call, after);
+        self.unset_aside(call, after);
+        self.release(call);
+        Ok(())
+    }
+
+    /// The daemon does not use the memory of a failed call any more.
+    pub(in crate::attachment) fn returned(
+        &mut self,
+        segment: u16,
+        call: u32,
+        after: &mut Aftermath,
+    ) -> Result<(), Fault> {
+        let slot = self.answered(segment, call, Daemon::Holding)?;
+        if slot.caller == Caller::Waiting {
+            self.end_with_set_aside(call, after);
+            return Ok(());
+        }
+        slot.daemon = Daemon::Done;
+        slot.spend(after);
+        self.release(call);
+        Ok(())
+    }
+
+    /// The daemon has given a recv up for which a tensor was set aside, and its memory is back: the caller's thread copies the
+    /// tensor to where it is wanted.
+    pub(super) fn end_with_set_aside(&mut self, call: u32, after: &mut Aftermath) {
+        let slot = &mut self.slots[(call & INDEX_MASK) as usize];
+        let destination = slot.memory_back(after);
+        slot.memory = destination.map_or(Memory::Nothing, Substitute::of_a_tensor);
+        (slot.daemon, slot.copies) = (Daemon::Done, false);
+        self.end(call, after);
+    }
+
+    #[inline]
+    fn answered(&mut self, segment: u16, call: u32, state: Daemon) -> Result<&mut Slot, Fault> {
+        let slot = self.slot(call).ok_or(NOT_UNDER_WAY)?;
+        if slot.daemon == state && slot.segment == segment { Ok(slot) } else { Err(NOT_UNDER_WAY) }
+    }
+}
+
+fn shorten(mut destination: Buffer, len: u64) -> Result<Buffer, Fault> {
+    if len > destination.len() as u64 {
+        return Err("a tensor is longer than its destination");
+    }
+    destination.truncate(len as usize);
+    Ok(destination)
+}
+
+fn filled(destination: Buffer, bytes: &[u8]) -> Result<Buffer, Fault> {
+    let mut destination = shorten(destination, bytes.len() as u64)?;
+    destination.copy_from_slice(bytes);
+    Ok(destination)
+}

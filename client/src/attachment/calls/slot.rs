@@ -1,0 +1,114 @@
+//! One call of the table: what it has lent, who holds it, and how it ended.
+
+use std::task::Waker;
+
+use sealane_runtime::Buffer;
+use sealane_transport::{Tensor, Unreceived};
+
+use super::super::{aftermath::Aftermath, memory::Memory, unclaimed::Place};
+use crate::clock::Tick;
+
+/// One call. What it ended with lies in fields of its own, so that taking it moves no more than itself.
+pub(super) struct Slot {
+    pub(super) generation: u32,
+    pub(super) segment: u16,
+    pub(super) direction: Direction,
+    pub(super) daemon: Daemon,
+    pub(super) caller: Caller,
+    pub(super) watched: bool,
+    pub(super) deadline: Tick,
+    pub(super) waker: Option<Waker>,
+    pub(super) memory: Memory,
+    /// While the daemon is at work on a recv: one that was set aside for it, to be had when the daemon gives the recv up.
+    pub(super) tensor: Option<Tensor>,
+    pub(super) failure: Option<Box<Unreceived>>,
+    /// What it asks for, of a recv.
+    pub(super) place: Place,
+    /// If it is given up, its tensor is kept for the next.
+    pub(super) keeps: bool,
+    /// Its destination may be written by others once the call has ended.
+    pub(super) borrowed: bool,
+    /// Its tensor lies in the caller's destination.
+    pub(super) copies: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::attachment) enum Direction {
+    Send,
+    Recv,
+    /// Its memory stays with the daemon after its end.
+    Publish,
+    /// So it may, if it has any.
+    Push,
+    /// Its tensors are the plan's.
+    Pull,
+    /// Nothing that the daemon knows of: it ends when there is something to look at.
+    Watch,
+}
+
+/// What the daemon has to do with the call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Daemon {
+    /// Nothing yet: the call waits in this process for room.
+    Untold,
+    /// It has not answered.
+    Working,
+    /// It has answered, and still uses the memory.
+    Holding,
+    /// Nothing any more.
+    Done,
+}
+
+/// What the caller has to do with the call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Caller {
+    /// Waits, or will ask.
+    Waiting,
+    /// Has not yet asked how it ended.
+    Owed,
+    /// Has been told, or does not care.
+    Gone,
+}
+
+impl Slot {
+    pub(super) fn vacant() -> Self {
+        Self {
+            generation: 0,
+            segment: 0,
+            direction: Direction::Send,
+            daemon: Daemon::Done,
+            caller: Caller::Gone,
+            watched: false,
+            deadline: Tick::NEVER,
+            waker: None,
+            memory: Memory::Nothing,
+            tensor: None,
+            failure: None,
+            place: Place::default(),
+            keeps: false,
+            borrowed: false,
+            copies: false,
+        }
+    }
+
+    /// The daemon is done with the memory, and the caller gets none of it.
+    #[inline]
+    pub(super) fn spend(&mut self, after: &mut Aftermath) {
+        match std::mem::take(&mut self.memory) {
+            Memory::Nothing => {}
+            memory => after.spent.push(memory),
+        }
+    }
+
+    /// The daemon is done with the memory: the caller's destination, where there was one.
+    pub(super) fn memory_back(&mut self, after: &mut Aftermath) -> Option<Buffer> {
+        let (destination, rest) = std::mem::take(&mut self.memory).into_destination();
+        self.memory = rest;
+        self.spend(after);
+        if self.caller == Caller::Waiting {
+            return destination;
+        }
+        after.spent.extend(destination.map(Memory::Destination));
+        None
+    }
+}

@@ -1,8 +1,20 @@
 #include "step.h"
+#include "tensorflow/core/platform/errors.h"
 #include "tensorflow/core/platform/logging.h"
 #include "tensorflow/core/platform/status.h"
 
 namespace sealane_tensorflow {
+namespace {
+
+// The error of asking a peer, in the words that TensorFlow's gRPC client adds: its coordinators tell by them whether a parameter server
+// failed or a worker (_RPC_ERROR_FROM_PS in cluster_coordinator.py), and wait without an end for a worker that is well.
+absl::Status ErrorFrom(const Peer& peer, absl::Status status) {
+  tensorflow::errors::AppendToMessage(&status, "Additional GRPC error information from remote target ", peer.name,
+                                      ": none, its tensors go by Sealane");
+  return status;
+}
+
+}  // namespace
 
 Step::AskLane* Step::LaneOfAsk(absl::string_view pair, const PeerOf& peer) {
   auto found = ask_lanes_.find(pair);
@@ -291,7 +303,7 @@ void Step::AbortedBy(absl::string_view producer, const absl::Status& status) {
     }
   }
   for (Asking* asking : theirs) {
-    asking->Cancel(status);
+    asking->Cancel(ErrorFrom(*asking->lane->route->peer, status));
     asking->Unref();
   }
 }
@@ -440,6 +452,7 @@ void Step::EndWith(Asking* asking, const absl::Status& ended, const Incoming& in
     if (!cancelled && (absl::IsUnavailable(status) || absl::IsNotFound(status) || absl::IsPermissionDenied(status))) {
       endpoint_->routes().Lost(lane->route, status.message());
     }
+    if (!cancelled) status = ErrorFrom(*lane->route->peer, status);
     std::lock_guard lock(mu_);
     unclean_ = true;
   }

@@ -110,6 +110,9 @@ class Task:
         if failed:
             raise RuntimeError(failed[0])
 
+    def detach(self):
+        self.library.sealane_detach(self.task)
+
     def push(self, to, queue, message):
         tensor = message if isinstance(message, Source) else source(message)
         self._wait(

@@ -36,6 +36,8 @@ def ask(kind, path):
 
 
 MAGIC = b"SlBundl1"
+# By these words TensorFlow's coordinators see that a parameter server failed, and not a worker.
+FROM_PS = "GRPC error information from remote target /job:ps/replica:0/task:0"
 
 
 def entry(key, tensor, announced=None):
@@ -288,9 +290,19 @@ def test_a_step_that_is_aborted_with_garbage_ends(peer):
 def test_a_step_that_is_aborted_ends_with_the_error_that_is_said(peer):
     call, step, _ = peer.begin()
     peer.say(b"abort1\n%d\n0\n14\nthe reason" % step)
-    with pytest.raises(Failed, match="^UnavailableError(.|\n)*the reason"):
+    with pytest.raises(Failed, match=f"^UnavailableError(.|\n)*the reason(.|\n)*{FROM_PS}"):
         call.result()
     test_what_is_right_arrives(peer)
+
+
+def test_a_step_whose_peer_is_lost_ends_with_an_error_that_names_the_peer(make_job):
+    job = make_job(ps=1, worker=1).start_daemons()
+    job.start("ps", protocol="grpc")
+    peer = Peer(job, job.start("worker"))
+    call, _, _ = peer.begin()
+    peer.task.detach()
+    with pytest.raises(Failed, match=f"^UnavailableError(.|\n)*is unavailable(.|\n)*{FROM_PS}"):
+        call.result()
 
 
 def test_a_tensor_that_is_said_to_be_unsent_is_asked_for_by_grpc(peer):

@@ -50,10 +50,10 @@ bool ReadEntry(const char** start, size_t* left, Arrival* arrival) {
 
 }  // namespace
 
-bool BundleWriter::Add(absl::string_view key, const Outgoing& outgoing) {
-  const size_t bytes = BytesOf(key, outgoing.meta().rank, outgoing.announced() ? 0 : outgoing.bytes());
+bool BundleWriter::Add(absl::string_view key, const Outgoing& outgoing, bool announced) {
+  const size_t bytes = BytesOf(key, outgoing.meta().rank, announced ? 0 : outgoing.bytes());
   if (!entries_.empty() && bytes_ + bytes > kBundleBytes) return false;
-  entries_.push_back({key, &outgoing});
+  entries_.push_back({key, &outgoing, announced});
   bytes_ += bytes;
   return true;
 }
@@ -65,7 +65,7 @@ void BundleWriter::Write(void* memory) const {
   for (const Entry& entry : entries_) {
     const Outgoing& outgoing = *entry.outgoing;
     const sealane_meta& meta = outgoing.meta();
-    const Head head = {outgoing.announced() ? Kind::kAnnounced : Kind::kWhole,
+    const Head head = {entry.announced ? Kind::kAnnounced : Kind::kWhole,
                        meta.flags,
                        meta.code,
                        meta.bits,
@@ -81,7 +81,7 @@ void BundleWriter::Write(void* memory) const {
     put(&head, sizeof head);
     put(meta.dims, meta.rank * sizeof(uint64_t));
     put(entry.key.data(), entry.key.size());
-    if (!outgoing.announced()) put(outgoing.data(), outgoing.bytes());
+    if (!entry.announced) put(outgoing.data(), outgoing.bytes());
     const size_t padding = Aligned(static_cast<size_t>(at - start)) - static_cast<size_t>(at - start);
     std::memset(at, 0, padding);
     at += padding;

@@ -28,9 +28,8 @@ constexpr size_t kBundleBytes = 128 << 10;
 
 class BundleWriter {
  public:
-  // Adds a tensor, or its announcement if it is announced (see Outgoing). False, and nothing is added, if there is no room for it; there is
-  // for the first.
-  bool Add(absl::string_view key, const Outgoing& outgoing);
+  // Adds a tensor, or its announcement. False, and nothing is added, if there is no room for it; there is for the first.
+  bool Add(absl::string_view key, const Outgoing& outgoing, bool announced);
 
   size_t bytes() const { return bytes_; }
   // Writes the bundle to memory of as many bytes.
@@ -40,6 +39,7 @@ class BundleWriter {
   struct Entry {
     absl::string_view key;
     const Outgoing* outgoing;
+    bool announced;
   };
   std::vector<Entry> entries_;
   size_t bytes_ = sizeof(uint64_t);

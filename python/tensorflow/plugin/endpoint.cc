@@ -20,6 +20,8 @@ namespace {
 
 // The queue of a task into which other servers push what they have to say.
 constexpr char kQueue[] = "sealane.tensorflow";
+// How often a message is pushed that must be heard, if its task is alive, once in Routes::kSettleMs.
+constexpr int kTries = 60;
 // Messages that are taken from it at once.
 constexpr size_t kMessages = 64;
 // The longest message; what is longer is not read.
@@ -28,14 +30,16 @@ constexpr size_t kMessageBytes = 16 << 10;
 constexpr int64_t kAgainMs = 2000;
 // The same of attaching as a task that the endpoint map does not name: somebody would have to change the map.
 constexpr int64_t kUnmappedAgainMs = 30000;
-// Notes of what was not sent that wait to be asked for. A producer says so where a daemon or a link was lost, so that most steps end soon.
-constexpr size_t kUnsent = 1 << 14;
+// Steps with notes of what was not sent that wait to be asked for, and notes of a step. A producer says so where a daemon or a link was lost,
+// so that most steps end soon.
+constexpr size_t kUnsent = 1 << 12;
 
 // Messages are lines: which kind of message, in which version, then what it is about.
-constexpr char kHello[] = "hello2";      // The pair: I ask for it by Sealane from now on.
-constexpr char kWelcome[] = "welcome2";  // The pair: do.
+constexpr char kHello[] = "hello3";      // The pair and a number: I ask for it by Sealane from now on.
+constexpr char kWelcome[] = "welcome3";  // The pair: do.
 constexpr char kRefuse[] = "refuse1";    // The pair and the reason: ask by gRPC.
 constexpr char kUnsentTo[] = "unsent1";  // The step and the key: ask for it by gRPC.
+constexpr char kAlone[] = "alone1";      // The pair, its hello's number, room in bytes and the key: what fits may come alone, see alone.h.
 constexpr char kAbort[] = "abort1";      // The step, what kind of step, the code and the message: it has failed here.
 
 uint64_t NumberOf(const char* variable, uint64_t otherwise) {
@@ -49,10 +53,6 @@ uint64_t NumberOf(const char* variable, uint64_t otherwise) {
 
 // Memory of it is taken from the host as it is first used.
 constexpr uint64_t kArenaBytes = uint64_t{1} << 30;
-// Keys whose tensors' sizes are remembered.
-constexpr size_t kSizes = 1 << 16;
-
-std::string UnsentName(int64_t step, absl::string_view key) { return absl::StrCat(key, "\n", step); }
 
 std::string Quoted(absl::string_view text) {
   std::string quoted = "\"";
@@ -230,6 +230,15 @@ void Endpoint::Push(const std::string& to, std::string message, std::function<vo
   }
 }
 
+void Endpoint::PushAgain(const std::string& to, const std::string& message, int tries) {
+  Push(to, message, [weak = weak_from_this(), to, message, tries](const absl::Status&) {
+    if (tries <= 1) return;
+    Keeper::Get()->After(Routes::kSettleMs, [=] {
+      if (auto endpoint = weak.lock()) endpoint->PushAgain(to, message, tries - 1);
+    });
+  });
+}
+
 void Endpoint::SayHello(AskRoute* route) {
   const std::string to = route->peer->Address();
   const uint64_t hello = routes_.SayHelloTo(route, to);
@@ -245,26 +254,30 @@ void Endpoint::SayHello(AskRoute* route) {
   if (to.empty()) return refused("its address is not known");
   Keeper::Get()->After(Routes::kSettleMs, [refused] { refused("no answer in a second"); });
   route->said = true;
-  Push(to, absl::StrCat(kHello, "\n", route->pair), [refused](const absl::Status& status) { refused(status.message()); });
+  // What was agreed on before is over, and may be announced again.
+  route->alone.Clear();
+  for (auto& step : AllSteps()) step->AwaitAll(route->pair);
+  Push(to, absl::StrCat(kHello, "\n", route->pair, "\n", absl::Hex(hello)), [refused](const absl::Status& status) { refused(status.message()); });
 }
 
-void Endpoint::HeardHello(absl::string_view from, absl::string_view pair) {
+void Endpoint::HeardHello(absl::string_view from, absl::string_view pair, absl::string_view number) {
   std::string before, why;
   SendRoute* route = nullptr;
+  uint64_t hello = 0;
   std::vector<absl::string_view> parts = absl::StrSplit(pair, ';');
   tensorflow::DeviceNameUtils::ParsedName consumer;
   uint64_t incarnation = 0;
-  if (parts.size() != 4 || !absl::SimpleHexAtoi(parts[1], &incarnation) ||
+  if (parts.size() != 4 || !absl::SimpleHexAtoi(parts[1], &incarnation) || !absl::SimpleHexAtoi(number, &hello) ||
       !tensorflow::DeviceNameUtils::ParseFullName(parts[2], &consumer) || !consumer.has_job || !consumer.has_task) {
     why = "the hello is not understood: is it another release of Sealane's plugin?";
   } else if (!IsMine(incarnation)) {
     why = "another task answers there than was meant: it may have been started anew";
   } else {
-    route = routes_.Hello(pair, from, [&] { return book_.Find(consumer); }, &before, &why);
+    route = routes_.Hello(pair, from, hello, [&] { return book_.Find(consumer); }, &before, &why);
   }
   const std::string to(from);
   if (route == nullptr) return Push(to, absl::StrCat(kRefuse, "\n", pair, "\n", why), nullptr);
-  if (!before.empty()) Push(before, absl::StrCat(kRefuse, "\n", pair, "\n", to, " has the same name"), nullptr);
+  if (!before.empty()) PushAgain(before, absl::StrCat(kRefuse, "\n", pair, "\n", to, " has the same name"), kTries);
   {
     std::lock_guard lock(mu_);
     consumers_.insert(to);
@@ -278,12 +291,18 @@ void Endpoint::HeardHello(absl::string_view from, absl::string_view pair) {
 void Endpoint::Heard(absl::string_view from, absl::string_view message) {
   std::pair<absl::string_view, absl::string_view> kind = absl::StrSplit(message, absl::MaxSplits('\n', 1));
   std::pair<absl::string_view, absl::string_view> rest = absl::StrSplit(kind.second, absl::MaxSplits('\n', 1));
-  if (kind.first == kHello) return HeardHello(from, kind.second);
+  if (kind.first == kHello) return HeardHello(from, rest.first, rest.second);
   if (kind.first == kWelcome) return routes_.Welcome(kind.second, from);
   if (kind.first == kRefuse) {
-    routes_.Refused(rest.first, from, absl::CHexEscape(rest.second));
+    if (!routes_.Refused(rest.first, from, absl::CHexEscape(rest.second))) return;
     for (auto& step : AllSteps()) step->Refused(rest.first);
     return;
+  }
+  if (kind.first == kAlone) {
+    std::vector<absl::string_view> parts = absl::StrSplit(rest.second, absl::MaxSplits('\n', 2));
+    uint64_t hello, bytes;
+    if (parts.size() != 3 || !absl::SimpleHexAtoi(parts[0], &hello) || !absl::SimpleAtoi(parts[1], &bytes) || !Step::Fits(parts[2])) return;
+    return routes_.GoesAlone(rest.first, from, hello, parts[2], bytes);
   }
   int64_t id;
   if ((kind.first != kUnsentTo && kind.first != kAbort) || !absl::SimpleAtoi(rest.first, &id)) {
@@ -295,8 +314,9 @@ void Endpoint::Heard(absl::string_view from, absl::string_view message) {
     if (!Step::Fits(rest.second)) return;  // Such a key is never asked for by Sealane, and would only be kept.
     {
       std::lock_guard lock(mu_);
-      if (unsent_.size() >= kUnsent) unsent_.clear();
-      unsent_.insert(UnsentName(id, rest.second));
+      if (unsent_.size() >= kUnsent) unsent_.erase(unsent_.begin());
+      absl::flat_hash_set<std::string>& keys = unsent_[id];
+      if (keys.size() < kUnsent) keys.emplace(rest.second);
       any_unsent_ = true;
     }
     bool found = false;
@@ -331,6 +351,7 @@ bool Endpoint::Leave(Step* step, bool unclean) {
   if (!found->second.steps.empty()) return false;
   unclean = found->second.unclean;
   steps_.erase(found);
+  unsent_.erase(step->id());
   return unclean;
 }
 
@@ -370,27 +391,23 @@ void Endpoint::TellUnsent(const std::string& to, int64_t step, const std::string
 bool Endpoint::TakeUnsent(int64_t step, const std::string& key) {
   if (!any_unsent_) return false;
   std::lock_guard lock(mu_);
-  bool was = unsent_.erase(UnsentName(step, key)) > 0;
+  auto found = unsent_.find(step);
+  if (found == unsent_.end()) return false;
+  const bool was = found->second.erase(key) > 0;
+  if (found->second.empty()) unsent_.erase(found);
   any_unsent_ = !unsent_.empty();
   return was;
 }
 
-size_t Endpoint::SizeOf(const std::string& key) {
-  std::lock_guard lock(sizes_mu_);
-  auto found = sizes_.find(key);
-  return found == sizes_.end() ? 0 : found->second;
-}
-
-void Endpoint::NoteSize(const std::string& key, size_t bytes) {
-  std::lock_guard lock(sizes_mu_);
-  if (bytes == 0) {
-    sizes_.erase(key);
-    return;
-  }
-  if (sizes_.size() >= kSizes) sizes_.clear();  // Learned again in a step.
-  size_t& size = sizes_[key];
-  // Rows that were gathered differ in number from step to step: the room for them shrinks slowly.
-  size = std::max(bytes, size - size / 16);
+void Endpoint::CameAnnounced(AskRoute* route, const std::string& key, size_t bytes) {
+  const size_t room = route->alone.Announced(key, bytes);
+  if (room == 0) return;
+  uint64_t hello;
+  const std::string to = routes_.ProducerOf(route, &hello);
+  Push(to, absl::StrCat(kAlone, "\n", route->pair, "\n", absl::Hex(hello), "\n", room, "\n", key),
+       [weak = weak_from_this(), route, key](const absl::Status&) {
+         if (auto endpoint = weak.lock()) route->alone.NotTold(key);
+       });
 }
 
 void Endpoint::TellAborted(const Step& step, const absl::Status& status) {

@@ -59,10 +59,8 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   void SentByGrpc(Peer* peer, size_t bytes);
   void ReceivedByGrpc(Peer* peer, size_t bytes);
 
-  // For how many bytes under a key there should be room, from what came in earlier steps; 0 if it was not announced.
-  size_t SizeOf(const std::string& key);
-  // So many bytes came; 0 if it was not announced.
-  void NoteSize(const std::string& key, size_t bytes);
+  // An announced tensor came: tells the producer if it may send the key's next alone.
+  void CameAnnounced(AskRoute* route, const std::string& key, size_t bytes);
 
   // Has `what` called soon, on a thread of the endpoint's own: what is given to it meanwhile is done together. It may not wait.
   void Soon(std::function<void()> what) { soon_.Do(std::move(what)); }
@@ -92,9 +90,11 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   void SayHello(AskRoute* route);
   // Pushes a message into the queue of another task's server. `failed` is called, on another thread, if it does not take it in time.
   void Push(const std::string& to, std::string message, std::function<void(const absl::Status&)> failed);
+  // The same, so many times until it is taken.
+  void PushAgain(const std::string& to, const std::string& message, int tries);
   void Heard(absl::string_view from, absl::string_view message);
   bool IsMine(uint64_t incarnation);
-  void HeardHello(absl::string_view from, absl::string_view pair);
+  void HeardHello(absl::string_view from, absl::string_view pair, absl::string_view number);
 
   const std::string name_, address_;
   mutable std::mutex mu_;
@@ -111,12 +111,10 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   };
   absl::flat_hash_map<int64_t, UnderWay> steps_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_set<std::string> consumers_ ABSL_GUARDED_BY(mu_);
-  // What producers could not send, until it is asked for: the key and the step.
-  absl::flat_hash_set<std::string> unsent_ ABSL_GUARDED_BY(mu_);
+  // What producers could not send, until it is asked for: the keys of a step.
+  absl::flat_hash_map<int64_t, absl::flat_hash_set<std::string>> unsent_ ABSL_GUARDED_BY(mu_);
   std::atomic<bool> any_unsent_{false};
 
-  std::mutex sizes_mu_;
-  absl::flat_hash_map<std::string, size_t> sizes_ ABSL_GUARDED_BY(sizes_mu_);
   Burst soon_;
   Handouts handouts_;
 };

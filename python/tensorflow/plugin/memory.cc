@@ -17,11 +17,13 @@ void ArenaAllocator::Use(sealane_task* task) {
   const void* start = nullptr;
   size_t bytes = 0;
   task_.store(nullptr);
+  unusable_ = false;
   if (!Take(sealane_arena_range(task, &start, &bytes)).ok() || bytes == 0) return;
   Range range = {reinterpret_cast<uintptr_t>(start), reinterpret_cast<uintptr_t>(start) + bytes};
   int count = count_.load();
   if (count == 0 || ranges_[count - 1].start != range.start || ranges_[count - 1].end != range.end) {
-    if (count == kRanges) return;
+    unusable_ = count == kRanges;
+    if (unusable_) return;
     // A block of it that is never freed keeps its addresses from being used for other memory.
     void* block = nullptr;
     if (!Take(sealane_alloc(task, 1, &block)).ok()) return;
@@ -40,6 +42,7 @@ bool ArenaAllocator::Holds(const void* memory) const {
 
 absl::Status ArenaAllocator::AllocateShared(size_t bytes, void** memory) {
   sealane_task* task = task_.load(std::memory_order_acquire);
+  if (task == nullptr && unusable_) return absl::ResourceExhaustedError("Sealane: the task has no arena that can be used");
   if (task == nullptr) return absl::UnavailableError("Sealane: the task is not attached");
   TF_RETURN_IF_ERROR(Take(sealane_alloc(task, bytes, memory)));
   if (Holds(*memory)) return absl::OkStatus();

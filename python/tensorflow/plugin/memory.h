@@ -51,6 +51,7 @@ class ArenaAllocator : public tensorflow::Allocator {
   friend class KeptBuffer;
 
   std::atomic<sealane_task*> task_{nullptr};
+  std::atomic<bool> unusable_{false};  // There is a task, and its arena could not be taken into use.
   Range ranges_[kRanges];
   std::atomic<int> count_{0};
   std::atomic<size_t> kept_{0};

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "tensorflow/core/platform/env.h"
+#include "tensorflow/core/platform/random.h"
 
 namespace sealane_tensorflow {
 
@@ -56,7 +57,7 @@ Way Routes::Ask(AskRoute* route, bool wait, std::function<void(Way)> later) {
         break;
     }
     route->state = AskRoute::State::kSettling;
-    ++route->hello;
+    route->hello = tensorflow::random::New64();
   }
   say_hello_(route);
   return before ? Way::kGrpc : Way::kUnsettled;
@@ -68,8 +69,8 @@ uint64_t Routes::SayHelloTo(AskRoute* route, const std::string& producer) {
   return route->hello;
 }
 
-SendRoute* Routes::Hello(absl::string_view pair, absl::string_view from, const std::function<Peer*()>& peer, std::string* before,
-                         std::string* why) {
+SendRoute* Routes::Hello(absl::string_view pair, absl::string_view from, uint64_t hello, const std::function<Peer*()>& peer,
+                         std::string* before, std::string* why) {
   SendRoute* route = OfSend(pair, peer);
   std::lock_guard lock(mu_);
   if (route == nullptr) {
@@ -84,8 +85,17 @@ SendRoute* Routes::Hello(absl::string_view pair, absl::string_view from, const s
     *before = route->to;
   }
   route->to = std::string(from);
+  route->hello = hello;
+  route->alone.Clear();
   route->settled = true;
   return route;
+}
+
+void Routes::GoesAlone(absl::string_view pair, absl::string_view from, uint64_t hello, absl::string_view key, size_t bytes) {
+  std::shared_lock lock(mu_);
+  auto found = sends_.find(pair);
+  if (found == sends_.end() || found->second->to != from || found->second->hello != hello) return;
+  found->second->alone.Add(key, bytes);
 }
 
 std::string Routes::ConsumerOf(SendRoute* route) {
@@ -93,8 +103,9 @@ std::string Routes::ConsumerOf(SendRoute* route) {
   return route->to;
 }
 
-std::string Routes::ProducerOf(AskRoute* route) {
+std::string Routes::ProducerOf(AskRoute* route, uint64_t* hello) {
   std::shared_lock lock(mu_);
+  if (hello != nullptr) *hello = route->hello;
   return route->producer;
 }
 
@@ -123,14 +134,15 @@ void Routes::Refused(absl::string_view pair, uint64_t hello, absl::string_view w
   Settle(route, AskRoute::State::kGrpc, why);
 }
 
-void Routes::Refused(absl::string_view pair, absl::string_view from, absl::string_view why) {
+bool Routes::Refused(absl::string_view pair, absl::string_view from, absl::string_view why) {
   AskRoute* route;
   {
     std::shared_lock lock(mu_);
     route = FindAsk(pair);
-    if (route == nullptr || route->producer != from || route->state == AskRoute::State::kNone) return;
+    if (route == nullptr || route->producer != from || route->state == AskRoute::State::kNone) return false;
   }
   Settle(route, AskRoute::State::kGrpc, why);
+  return true;
 }
 
 void Routes::Lost(AskRoute* route, absl::string_view why) {

@@ -20,6 +20,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/string_view.h"
 #include "address_book.h"
+#include "alone.h"
 #include "tensorflow/core/framework/rendezvous.h"
 
 namespace sealane_tensorflow {
@@ -35,7 +36,9 @@ struct SendRoute {
   Peer* peer;
   // The task that asks by Sealane, as it is attached; empty before its hello. Guarded by the mutex of the routes.
   std::string to;
+  uint64_t hello = 0;  // The number that came with it. Guarded as well.
   std::atomic<bool> settled{false};
+  AloneSends alone;
 };
 
 // What this task asks a device of another for.
@@ -47,11 +50,12 @@ struct AskRoute {
   // Guarded by the mutex of the routes.
   State state = State::kNone;
   bool before = false;      // It has gone by gRPC: what is asked for now does not wait for the answer.
-  uint64_t hello = 0;       // Number of the last one.
+  uint64_t hello = 0;       // Number of the last one, which no other process has.
   std::atomic<bool> said{false};  // One was pushed: the producer may hand over to Sealane.
   std::string producer;     // The task that it was said to.
   uint64_t next_hello = 0;  // When to try again, in microseconds.
   std::vector<std::function<void(Way)>> waiting;
+  AloneAsks alone;
 };
 
 class Routes {
@@ -75,19 +79,24 @@ class Routes {
 
   // A consumer has said hello. Returns its route, or null with the reason why it is to ask by gRPC.
   // `before` is the task that asked until now, if it is another: it has moved, or is another client of the same name.
-  SendRoute* Hello(absl::string_view pair, absl::string_view from, const std::function<Peer*()>& peer, std::string* before, std::string* why);
+  SendRoute* Hello(absl::string_view pair, absl::string_view from, uint64_t hello, const std::function<Peer*()>& peer, std::string* before,
+                   std::string* why);
+
+  // A consumer makes room for so many bytes of a key, as it is since this hello.
+  void GoesAlone(absl::string_view pair, absl::string_view from, uint64_t hello, absl::string_view key, size_t bytes);
 
   // The task whose hello settled a route, as it is attached.
   std::string ConsumerOf(SendRoute* route);
 
-  // The task that is asked.
-  std::string ProducerOf(AskRoute* route);
+  // The task that is asked, and the hello that it answered.
+  std::string ProducerOf(AskRoute* route, uint64_t* hello = nullptr);
 
   void Welcome(absl::string_view pair, absl::string_view from);
   // A hello is refused by the producer, or had no answer.
   void Refused(absl::string_view pair, uint64_t hello, absl::string_view why);
   // The producer takes a welcome back.
-  void Refused(absl::string_view pair, absl::string_view from, absl::string_view why);
+  // False if `from` is not the producer.
+  bool Refused(absl::string_view pair, absl::string_view from, absl::string_view why);
   // Sealane has lost the producer, or this task's daemon.
   void Lost(AskRoute* route, absl::string_view why);
 

@@ -50,12 +50,13 @@ class Sending {
   };
   SendRoute* route = nullptr;
   Outgoing outgoing;
-  std::string data_key;  // If it is announced.
+  std::string data_key;  // If its bytes go under a key of their own: it is announced, or goes alone.
   // Guarded by the step's mutex.
   State state = State::kHeld;
   bool leave = false;       // To be left for gRPC when it is staged.
+  bool alone = false;       // No bundle has an entry for it.
   bool failed = false;      // One of its parts did.
-  int parts = 1;            // Parts that the consumer does not have: its entry in a bundle, and what that announces.
+  int parts = 1;            // Parts that the consumer does not have: its entry in a bundle, and its bytes if they have their own key.
   int uses = 1;             // One each for its place among its step's, its staging, parts that are under way, and memory that is lent.
   Sending* next = nullptr;  // The next under the same key.
 };
@@ -96,6 +97,8 @@ class Step : public tensorflow::core::RefCounted {
 
   // A consumer has said hello.
   void Settled(absl::string_view pair);
+  // This task says hello: bundles may have entries for what is waited for alone.
+  void AwaitAll(absl::string_view pair);
   // A producer has left a key for gRPC. True if it was being asked for.
   bool Unsent(absl::string_view key);
   // A producer sends no more of a pair by Sealane.
@@ -120,7 +123,7 @@ class Step : public tensorflow::core::RefCounted {
     AskRoute* route;
     std::string bundles;
     int asked = 0;                // Of its askings, those that have not ended.
-    int awaited = 0;              // Of those, the ones that no bundle had an entry for yet.
+    int awaited = 0;              // Of those, the ones that an entry of a bundle is awaited for.
     bool by_sealane = false;      // Until none of them is left.
     // Askings that went by gRPC although a bundle may have an entry for them. As long as there are any, no bundle is asked for, which would
     // take that entry away from where gRPC looks for it.
@@ -136,6 +139,7 @@ class Step : public tensorflow::core::RefCounted {
     bool receiving = false;       // A bundle.
     sealane_call* bundle = nullptr;
     uint64_t received = 0;
+    int postponed = 0;            // How often in a row it was asked for in vain.
     // By key: what came before it was asked for.
     absl::flat_hash_map<std::string, std::vector<Parked>> parked;
     size_t parked_bytes = 0;
@@ -143,6 +147,7 @@ class Step : public tensorflow::core::RefCounted {
   // A call for an asking, and what is known of it.
   struct Call {
     bool started = false, ended = false;
+    int attempt = 0;
     sealane_call* handle = nullptr;
   };
 
@@ -175,11 +180,17 @@ class Step : public tensorflow::core::RefCounted {
   static void PartReleased(void* context);
   static void BundleDone(void* context, const sealane_error* error);
 
-  void Start(AskLane* lane, Asking* asking);
+  // Its turn has come. `way`: as was settled just now.
+  void Start(AskLane* lane, Asking* asking, Way way = Way::kUnsettled);
   void Settle(AskLane* lane);
-  // Its turn has come, by Sealane.
-  void Begin(AskLane* lane, Asking* asking);
-  // Asks for the data of those of which an earlier step knew the size.
+  void StartUnsettled(AskLane* lane, Way way);
+  // What waits in a spoiled lane looks again.
+  void StartUnsettledIfSpoiled(AskLane* lane);
+  // A bundle may have an entry for it, or has one already.
+  void Await(AskLane* lane, Asking* asking);
+  void AwaitAll(AskLane* lane);
+  static std::optional<Parked> TakeParked(AskLane* lane, const std::string& key);
+  // Asks for the data of those of which the size is known.
   void Flush(AskLane* lane);
   // The same, soon if it was done just now.
   template <typename Lane>
@@ -187,6 +198,7 @@ class Step : public tensorflow::core::RefCounted {
   // Asks for the next bundle, if one is awaited and none is under way.
   void Receive(AskLane* lane);
   struct Receiving;
+  void Postpone(AskLane* lane);
   static void ReceiveDone(void* context, const sealane_error* error, sealane_tensor* came);
   void BundleCame(AskLane* lane, absl::Status status, sealane_tensor* came);
   // Finds who is waiting for what came; parks what nobody waits for. False if that is too much.
@@ -196,6 +208,8 @@ class Step : public tensorflow::core::RefCounted {
   // Asks for data into the memory that goes with it.
   void AskFor(AskLane* lane, const std::vector<sealane_wanted>& wanted);
   void AskForData(Asking* asking, size_t bytes);
+  // The arena has no room for it: it ends by gRPC.
+  void NoRoom(Asking* asking, size_t bytes);
   static void DataDone(void* context, const sealane_error* error, sealane_tensor* came);
   void DataCame(Asking* asking, const absl::Status& status, sealane_tensor* came);
   // Takes the first of a key away; `next`, if any, is for the caller to start.
@@ -260,10 +274,15 @@ class Asking : public tensorflow::core::RefCounted {
   // For its data: made at once where the size is known from an earlier step, else when a bundle says it.
   Step::Call data ABSL_GUARDED_BY(mu);
   bool grown ABSL_GUARDED_BY(mu) = false;               // The memory for its data was too short, once.
-  std::optional<size_t> announced ABSL_GUARDED_BY(mu);  // How many bytes a bundle has said.
+  std::optional<Incoming> announced ABSL_GUARDED_BY(mu);  // What a bundle has said of it, without its bytes.
   sealane_tensor* came ABSL_GUARDED_BY(mu) = nullptr;   // Its data, before the bundle that announces it.
   // Guarded by the step's mutex.
-  bool awaited = false;    // No bundle had an entry for it.
+  enum class Entry {
+    kNone,     // None is expected: it comes alone, or its turn has not come.
+    kAwaited,  // In the next bundles.
+    kCame,
+  };
+  Entry entry = Entry::kNone;
   Asking* next = nullptr;  // The next under the same key.
 };
 

@@ -2,7 +2,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "keeper.h"
 #include "step.h"
+#include "tensorflow/core/platform/env.h"
 #include "tensorflow/core/platform/logging.h"
 #include "tensorflow/core/platform/status.h"
 
@@ -11,17 +13,25 @@ namespace sealane_tensorflow {
 // The most that may come unasked in a step from a device, so that a peer cannot fill this task's memory.
 constexpr size_t kParkedBytes = 64 << 20;
 
+// How often a bundle is asked for again of which there is no telling whether gRPC would do, and how soon.
+constexpr int kPostponed = 50;
+constexpr int64_t kPostponeMs = 20;
+
 struct Step::Receiving {
   Step* step;
   AskLane* lane;
 };
 
 void Step::Receive(AskLane* lane) {
+  std::string from;
   uint64_t received;
   bool refused;
   {
     std::lock_guard lock(mu_);
-    if (ended_ || lane->awaited == 0 || std::exchange(lane->receiving, true)) return;
+    if (ended_ || lane->receiving) return;
+    if (!lane->refused && (lane->awaited == 0 || (lane->blind > 0 && !lane->spoiled))) return;
+    lane->receiving = true;
+    from = lane->from;
     received = lane->received;
     refused = lane->refused;
   }
@@ -33,14 +43,14 @@ void Step::Receive(AskLane* lane) {
   if (absl::IsResourceExhausted(status)) {
     LOG_EVERY_N_SEC(WARNING, 10) << "Sealane: tensors from " << lane->route->peer->name
                                  << " come by gRPC: the arena has no room for bundles, see SEALANE_TF_ARENA_BYTES";
-    return BundleCame(lane, absl::InvalidArgumentError("no room"), nullptr);
+    return BundleCame(lane, status, nullptr);
   }
   if (!status.ok()) return BundleCame(lane, status, nullptr);
   auto receiving = std::make_unique<Receiving>(Receiving{this, lane});
   const sealane_wanted wanted = {TextOf(lane->bundles), {memory, kBundleBytes, sealane_free, memory}, receiving.get()};
   sealane_call* call = nullptr;
   Ref();  // The callback's.
-  status = Take(sealane_recv_all(endpoint_->task(), TextOf(lane->from), id_, &wanted, 1, SEALANE_NO_TIMEOUT, ReceiveDone, &call));
+  status = Take(sealane_recv_all(endpoint_->task(), TextOf(from), id_, &wanted, 1, SEALANE_NO_TIMEOUT, ReceiveDone, &call));
   if (status.ok()) {
     receiving.release();
   } else {  // No callback comes.
@@ -53,7 +63,7 @@ void Step::Receive(AskLane* lane) {
     sealane_call_free(call);
   } else {
     lane->bundle = call;
-    if (ended_ || lane->refused) sealane_error_free(sealane_call_cancel(call));
+    if (ended_ || lane->refused || (lane->spoiled && lane->awaited == 0)) sealane_error_free(sealane_call_cancel(call));
   }
 }
 
@@ -72,7 +82,7 @@ void Step::BundleCame(AskLane* lane, absl::Status status, sealane_tensor* came) 
   std::vector<Asking*> lost;
   if (status.ok()) status = ReadBundle(sealane_tensor_view(came), &arrivals);
   sealane_call* call;
-  bool refused, settle = false;
+  bool refused, by_grpc, settle = false, postpone = false;
   {
     std::lock_guard lock(mu_);
     lane->receiving = false;
@@ -81,17 +91,31 @@ void Step::BundleCame(AskLane* lane, absl::Status status, sealane_tensor* came) 
     if (status.ok() && !Match(lane, arrivals, &matched)) {
       status = absl::ResourceExhaustedError(absl::StrCat("Sealane: more than ", kParkedBytes, " bytes came unasked"));
     }
-    // Some of its entries are lost, whoever asks for them.
-    if (!status.ok() && came != nullptr) aborted_by_.try_emplace(lane->from, status);
     refused = std::exchange(lane->refused, false);
+    // No room for it, or another call of the same key has not quite ended.
+    by_grpc = refused || (came == nullptr && (absl::IsInvalidArgument(status) || absl::IsResourceExhausted(status)));
+    // Some of its entries may be lost, whoever asks for them.
+    if (!status.ok() && !by_grpc && !absl::IsCancelled(status)) aborted_by_.try_emplace(lane->from, status);
     if (!status.ok() || refused) {
-      for (auto& [key, asking] : askings_)
-        if (asking->lane == lane && asking->awaited) lost.push_back(asking);
+      for (auto& [key, asking] : askings_) {
+        if (asking->lane != lane || asking->entry != Asking::Entry::kAwaited) continue;
+        if (by_grpc) {
+          std::lock_guard asking_lock(asking->mu);
+          // It may be here, alone, and gone from its producer: the bundle is asked for again.
+          if (asking->data.started && !asking->data.ended && lane->postponed < kPostponed) {
+            postpone = true;
+            asking->entry = Asking::Entry::kNone;
+            --lane->awaited;
+            continue;
+          }
+          ++lane->blind;
+        }
+        lost.push_back(asking);
+        asking->Ref();
+      }
     }
-    for (Asking* asking : lost) asking->Ref();
-    const bool by_grpc = refused || absl::IsInvalidArgument(status);  // Another call of the same key has not quite ended.
-    if (by_grpc) lane->blind += static_cast<int>(lost.size());
     if (refused) settle = !lane->unsettled.empty() && !std::exchange(lane->settling, true);
+    lane->postponed = postpone ? lane->postponed + 1 : 0;
     if (lane->asked == 0 && lane->parked.empty()) lane->by_sealane = false;
   }
   sealane_call_free(call);
@@ -115,7 +139,7 @@ void Step::BundleCame(AskLane* lane, absl::Status status, sealane_tensor* came) 
   // The producer reports what made it give up.
   if (absl::IsCancelled(status) || absl::IsAborted(status)) status = tensorflow::StatusGroup::MakeDerived(status);
   for (Asking* asking : lost) {
-    if (refused || absl::IsInvalidArgument(status)) {
+    if (by_grpc) {
       EndByGrpc(asking, /*blind=*/true);
     } else {
       EndWith(asking, status);
@@ -123,13 +147,26 @@ void Step::BundleCame(AskLane* lane, absl::Status status, sealane_tensor* came) 
     asking->Unref();
   }
   if (settle) Settle(lane);
+  StartUnsettledIfSpoiled(lane);
+  if (postpone) Postpone(lane);
+}
+
+void Step::Postpone(AskLane* lane) {
+  Ref();
+  Keeper::Get()->After(kPostponeMs, [this, lane] {
+    // Not on the keeper's thread: what goes by gRPC then starts there.
+    tensorflow::Env::Default()->SchedClosure([this, lane] {
+      AwaitAll(lane);
+      Unref();
+    });
+  });
 }
 
 bool Step::Match(AskLane* lane, const std::vector<Arrival>& arrivals, std::vector<std::pair<Asking*, Arrival>>* matched) {
   for (const Arrival& arrival : arrivals) {
     auto found = askings_.find(arrival.key);
-    if (found != askings_.end() && found->second->lane == lane && found->second->awaited) {
-      found->second->awaited = false;
+    if (found != askings_.end() && found->second->lane == lane && found->second->entry == Asking::Entry::kAwaited) {
+      found->second->entry = Asking::Entry::kCame;
       --lane->awaited;
       found->second->Ref();
       matched->emplace_back(found->second, arrival);
@@ -144,16 +181,14 @@ bool Step::Match(AskLane* lane, const std::vector<Arrival>& arrivals, std::vecto
 }
 
 void Step::Arrived(Asking* asking, const Arrival& arrival) {
-  if (!arrival.announced) {
-    Incoming incoming;
-    absl::Status status = Read(arrival.view, &incoming);
-    return EndWith(asking, status, incoming);
-  }
+  Incoming incoming;
+  absl::Status status = Read(arrival.view, &incoming);
+  if (!arrival.announced || !status.ok()) return EndWith(asking, status, incoming);
   sealane_tensor* came;
   {
     std::lock_guard lock(asking->mu);
     if (asking->ended) return;
-    asking->announced = arrival.view.bytes;
+    asking->announced = incoming;
     came = std::exchange(asking->came, nullptr);
     if (came == nullptr && std::exchange(asking->data.started, true)) return;  // Into memory of the size that it had in an earlier step.
   }

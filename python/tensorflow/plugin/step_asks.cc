@@ -1,3 +1,6 @@
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
 #include "step.h"
 #include "tensorflow/core/platform/errors.h"
 #include "tensorflow/core/platform/logging.h"
@@ -56,90 +59,69 @@ void Step::Ask(absl::string_view pair, const PeerOf& peer, Asking* asking) {
   Start(lane, asking);
 }
 
-void Step::Start(AskLane* lane, Asking* asking) {
-  bool begin = false;
-  {
-    std::lock_guard lock(mu_);
-    const bool by_grpc = lane->spoiled || lane->blind > 0;
-    begin = !by_grpc && lane->by_sealane && !lane->refused;
-    if (by_grpc) ++lane->blind;
-    if (!by_grpc && !begin) {
-      lane->unsettled.push_back(asking);
-      if (lane->refused || std::exchange(lane->settling, true)) return;
-      asking = nullptr;
-    }
-  }
-  if (begin) {
-    Begin(lane, asking);
-  } else if (asking != nullptr) {
-    EndByGrpc(asking, /*blind=*/true);
-  } else {
-    Settle(lane);
-  }
-}
-
-void Step::Settle(AskLane* lane) {
-  Ref();
-  auto settled = [this, lane](Way way) {
-    const std::string from = way == Way::kSealane ? endpoint_->routes().ProducerOf(lane->route) : "";
-    std::vector<Asking*> settled;
-    {
-      std::lock_guard lock(mu_);
-      lane->settling = false;
-      settled.swap(lane->unsettled);
-      if (way == Way::kSealane) {
-        lane->by_sealane = true;
-        lane->from = from;
-      } else {
-        lane->blind += static_cast<int>(settled.size());
-      }
-    }
-    for (Asking* each : settled) {
-      if (way == Way::kSealane) {
-        Begin(lane, each);
-      } else {
-        EndByGrpc(each, /*blind=*/true);
-      }
-    }
-    Unref();
-  };
-  Way way = endpoint_->routes().Ask(lane->route, /*wait=*/of_ == Of::kCollective, settled);
-  if (way != Way::kUnsettled) settled(way);
-}
-
-void Step::Begin(AskLane* lane, Asking* asking) {
+void Step::Start(AskLane* lane, Asking* asking, Way way) {
   // What ends here may be what keeps the step.
   Ref();
   tensorflow::core::ScopedUnref unref(this);
   asking->Ref();
   tensorflow::core::ScopedUnref unref_asking(asking);
+  enum { kByGrpc, kBlind, kSettle, kWait, kEnd, kTake, kReceive } next = kReceive;
   absl::Status over;
-  bool unsent;
   std::optional<Parked> parked;
+  AloneAsks::Known known;
+  const bool note = endpoint_->TakeUnsent(id_, asking->key);
   {
     std::lock_guard lock(mu_);
     std::lock_guard asking_lock(asking->mu);
-    asking->begun = true;
+    const bool unsent = asking->unsent || note;
     over = asking->cancelled;
-    unsent = asking->unsent;
     auto aborted = aborted_by_.find(lane->from);
-    if (over.ok() && aborted != aborted_by_.end()) over = aborted->second;
-    auto found = lane->parked.find(asking->key);
-    if (over.ok() && found != lane->parked.end()) {
-      parked = std::move(found->second.front());
-      lane->parked_bytes -= parked->bytes();
-      found->second.erase(found->second.begin());
-      if (found->second.empty()) lane->parked.erase(found);
-    } else if (over.ok()) {
-      asking->awaited = true;
-      ++lane->awaited;
+    if (over.ok() && lane->by_sealane && aborted != aborted_by_.end()) over = aborted->second;
+    parked = TakeParked(lane, asking->key);
+    if (!over.ok()) {
+      next = kEnd;
+    } else if (parked.has_value() && !(unsent && parked->arrival().announced)) {
+      next = kTake;  // Its producer may no longer have it.
+      asking->entry = Asking::Entry::kCame;
+    } else if (unsent) {
+      next = kByGrpc;
+    } else if (lane->spoiled && (lane->receiving || lane->awaited > 0)) {
+      next = kWait;  // It may come with the bundles that those before it wait for.
+      lane->unsettled.push_back(asking);
+    } else if (lane->spoiled || lane->blind > 0 || way == Way::kGrpc) {
+      next = kBlind;
+      ++lane->blind;
+    } else if (!lane->by_sealane || lane->refused) {
+      next = lane->refused || std::exchange(lane->settling, true) ? kWait : kSettle;
+      lane->unsettled.push_back(asking);
+    } else {
+      // Under the lock: AwaitAll comes after what is known was forgotten.
+      known = lane->route->alone.Of(asking->key);
+      if (!known.agreed) {
+        asking->entry = Asking::Entry::kAwaited;
+        ++lane->awaited;
+      }
     }
+    asking->begun = next != kSettle && next != kWait;
   }
-  if (!over.ok()) return EndWith(asking, over);
-  if (parked.has_value()) return Arrived(asking, parked->arrival());
-  if (unsent || endpoint_->TakeUnsent(id_, asking->key)) return EndByGrpc(asking);
+  switch (next) {
+    case kEnd:
+      return EndWith(asking, over);
+    case kByGrpc:
+      return EndByGrpc(asking);
+    case kBlind:
+      return EndByGrpc(asking, /*blind=*/true);
+    case kTake:
+      return Arrived(asking, parked->arrival());
+    case kSettle:
+      return Settle(lane);
+    case kWait:
+      return;
+    case kReceive:
+      break;
+  }
   Receive(lane);
-  if (endpoint_->SizeOf(asking->key) == 0) return;
+  if (known.room == 0) return;
   asking->Ref();  // For its place.
   {
     std::lock_guard lock(mu_);
@@ -147,6 +129,97 @@ void Step::Begin(AskLane* lane, Asking* asking) {
     if (std::exchange(lane->flushing, true)) return;
   }
   FlushInTime(lane);
+}
+
+void Step::Settle(AskLane* lane) {
+  Ref();
+  auto settled = [this, lane](Way way) {
+    const std::string from = way == Way::kSealane ? endpoint_->routes().ProducerOf(lane->route) : "";
+    {
+      std::lock_guard lock(mu_);
+      lane->settling = false;
+      if (way == Way::kSealane) {
+        lane->by_sealane = true;
+        lane->from = from;
+      }
+    }
+    StartUnsettled(lane, way);
+    Unref();
+  };
+  Way way = endpoint_->routes().Ask(lane->route, /*wait=*/of_ == Of::kCollective, settled);
+  if (way != Way::kUnsettled) settled(way);
+}
+
+void Step::StartUnsettled(AskLane* lane, Way way) {
+  std::vector<Asking*> unsettled;
+  {
+    std::lock_guard lock(mu_);
+    unsettled.swap(lane->unsettled);
+  }
+  for (Asking* each : unsettled) Start(lane, each, way);
+}
+
+std::optional<Parked> Step::TakeParked(AskLane* lane, const std::string& key) {
+  auto found = lane->parked.find(key);
+  if (found == lane->parked.end()) return std::nullopt;
+  Parked parked = std::move(found->second.front());
+  lane->parked_bytes -= parked.bytes();
+  found->second.erase(found->second.begin());
+  if (found->second.empty()) lane->parked.erase(found);
+  return parked;
+}
+
+void Step::Await(AskLane* lane, Asking* asking) {
+  std::optional<Parked> parked;
+  bool by_grpc = false;
+  {
+    std::lock_guard lock(mu_);
+    auto found = askings_.find(asking->key);
+    if (found == askings_.end() || found->second != asking || asking->entry != Asking::Entry::kNone) return;
+    parked = TakeParked(lane, asking->key);
+    {
+      std::lock_guard asking_lock(asking->mu);
+      // As long as no part of it was taken, its producer has it.
+      by_grpc = !parked.has_value() && (lane->blind > 0 || lane->spoiled || !lane->by_sealane) && (!asking->data.started || asking->came != nullptr);
+    }
+    if (parked.has_value()) {
+      asking->entry = Asking::Entry::kCame;
+    } else if (!by_grpc) {
+      asking->entry = Asking::Entry::kAwaited;
+      ++lane->awaited;
+    }
+  }
+  if (parked.has_value()) return Arrived(asking, parked->arrival());
+  if (by_grpc) return EndByGrpc(asking);
+  Receive(lane);
+}
+
+void Step::AwaitAll(absl::string_view pair) {
+  AskLane* lane;
+  {
+    std::lock_guard lock(mu_);
+    auto found = ask_lanes_.find(pair);
+    if (found == ask_lanes_.end()) return;
+    lane = found->second.get();
+  }
+  AwaitAll(lane);
+}
+
+void Step::AwaitAll(AskLane* lane) {
+  std::vector<Asking*> alone;
+  {
+    std::lock_guard lock(mu_);
+    for (auto& [key, asking] : askings_) {
+      std::lock_guard asking_lock(asking->mu);
+      if (asking->lane != lane || !asking->begun || asking->entry != Asking::Entry::kNone) continue;
+      asking->Ref();
+      alone.push_back(asking);
+    }
+  }
+  for (Asking* asking : alone) {
+    Await(lane, asking);
+    asking->Unref();
+  }
 }
 
 void Step::Flush(AskLane* lane) {
@@ -167,9 +240,13 @@ void Step::Flush(AskLane* lane) {
     std::vector<std::string> keys;
     keys.reserve(ready.size());
     for (Asking* asking : ready) {
-      const size_t bytes = endpoint_->SizeOf(asking->key);
+      const auto [bytes, agreed] = lane->route->alone.Of(asking->key);
       void* memory = bytes > 0 ? endpoint_->arena()->AllocateShared(bytes) : nullptr;
-      if (memory == nullptr) continue;
+      if (memory == nullptr) {
+        // Forgotten, and awaited by now, or asked for again when it is announced.
+        if (agreed) NoRoom(asking, bytes);
+        continue;
+      }
       {
         std::lock_guard lock(asking->mu);
         // Or a bundle has said the size meanwhile.
@@ -194,13 +271,24 @@ void Step::AskFor(AskLane* lane, const std::vector<sealane_wanted>& wanted) {
     Ref();
   }
   std::vector<sealane_call*> calls(wanted.size());
+  std::vector<int> attempts;
+  for (const sealane_wanted& each : wanted) {
+    auto* asking = static_cast<Asking*>(each.context);
+    std::lock_guard lock(asking->mu);
+    attempts.push_back(++asking->data.attempt);
+  }
+  std::string from;
+  {
+    std::lock_guard lock(mu_);
+    from = lane->from;
+  }
   absl::Status status =
-      Take(sealane_recv_all(endpoint_->task(), TextOf(lane->from), id_, wanted.data(), wanted.size(), SEALANE_NO_TIMEOUT, DataDone, calls.data()));
+      Take(sealane_recv_all(endpoint_->task(), TextOf(from), id_, wanted.data(), wanted.size(), SEALANE_NO_TIMEOUT, DataDone, calls.data()));
   for (size_t i = 0; i < wanted.size(); ++i) {
     auto* asking = static_cast<Asking*>(wanted[i].context);
     if (status.ok()) {
       std::lock_guard lock(asking->mu);
-      if (asking->data.ended) {
+      if (asking->data.ended || asking->data.attempt != attempts[i]) {
         sealane_call_free(calls[i]);
       } else {
         asking->data.handle = calls[i];
@@ -212,7 +300,11 @@ void Step::AskFor(AskLane* lane, const std::vector<sealane_wanted>& wanted) {
         std::lock_guard lock(asking->mu);
         asking->data.ended = true;
       }
-      EndWith(asking, status);
+      if (absl::IsResourceExhausted(status)) {  // gRPC has no such limit.
+        EndByGrpc(asking);
+      } else {
+        EndWith(asking, status);
+      }
       asking->Unref();
       Unref();
     }
@@ -246,7 +338,11 @@ void Step::EndSoon(Asking* asking) {
       begun = asking->begun;
     }
     // Else it ends when its turn comes.
-    if (begun) EndByGrpc(asking);
+    if (begun) {
+      EndByGrpc(asking);
+    } else {
+      StartUnsettledIfSpoiled(asking->lane);
+    }
     asking->Unref();
     Unref();
   });
@@ -272,7 +368,7 @@ bool Step::Unsent(absl::string_view key) {
 }
 
 void Step::Refused(absl::string_view pair) {
-  std::lock_guard lock(mu_);
+  std::unique_lock lock(mu_);
   auto found = ask_lanes_.find(pair);
   if (found == ask_lanes_.end() || !found->second->by_sealane) return;
   AskLane* lane = found->second.get();
@@ -281,12 +377,14 @@ void Step::Refused(absl::string_view pair) {
   lane->by_sealane = false;
   if (lane->bundle != nullptr) sealane_error_free(sealane_call_cancel(lane->bundle));
   for (auto& [key, asking] : askings_) {
-    if (asking->lane != lane || asking->awaited) continue;
+    if (asking->lane != lane || asking->entry == Asking::Entry::kAwaited) continue;
     std::lock_guard asking_lock(asking->mu);
     if (!asking->begun) continue;
     asking->unsent = true;
     asking->CancelCall();
   }
+  lock.unlock();
+  Receive(lane);  // Ends what is awaited, if no bundle is under way.
 }
 
 void Step::AbortedBy(absl::string_view producer, const absl::Status& status) {
@@ -315,7 +413,7 @@ void Step::DataDone(void* context, const sealane_error* error, sealane_tensor* c
   if (absl::IsCancelled(status) || absl::IsAborted(status)) status = tensorflow::StatusGroup::MakeDerived(status);
   Step* step;
   sealane_call* handle;
-  bool over, unsent = false;
+  bool over, unsent = false, await = false;
   std::optional<size_t> grown;
   {
     std::lock_guard lock(asking->mu);
@@ -328,18 +426,20 @@ void Step::DataDone(void* context, const sealane_error* error, sealane_tensor* c
       unsent = asking->unsent;
       // It has grown since the step before, and is still to be had.
       if (!over && !unsent && absl::IsInvalidArgument(status) && !std::exchange(asking->grown, true)) {
-        call = {};
-        grown = asking->announced;
+        call.started = call.ended = false;
+        if (asking->announced.has_value()) grown = asking->announced->bytes;
         call.started = grown.has_value();
-        over = !grown.has_value();  // Until a bundle says how long it is.
+        await = !grown.has_value();  // Until a bundle says how long it is.
       }
-    } else if (status.ok() && !over && !asking->announced.has_value()) {
+    } else if (status.ok() && !over && !asking->announced.has_value() && sealane_tensor_view(came).meta.code == SEALANE_OPAQUE) {
       asking->came = std::exchange(came, nullptr);
-      over = true;  // Until a bundle announces it.
+      await = true;  // Until a bundle says what it is.
     }
   }
   sealane_call_free(handle);
-  if (over) {
+  if (await) {
+    step->Await(asking->lane, asking);
+  } else if (over) {
     sealane_tensor_free(came);
   } else if (grown.has_value()) {
     step->AskForData(asking, *grown);
@@ -353,14 +453,16 @@ void Step::DataDone(void* context, const sealane_error* error, sealane_tensor* c
   step->Unref();
 }
 
+void Step::NoRoom(Asking* asking, size_t bytes) {
+  // As text: some releases of TensorFlow do not show us how absl's log writes numbers.
+  LOG_EVERY_N_SEC(WARNING, 10) << "Sealane: a tensor of " << absl::StrCat(bytes) << " bytes from " << asking->lane->route->peer->name
+                               << " comes by gRPC: the arena has no room for it, see SEALANE_TF_ARENA_BYTES";
+  EndByGrpc(asking);  // Which has no such limit.
+}
+
 void Step::AskForData(Asking* asking, size_t bytes) {
-  void* memory = endpoint_->arena()->AllocateShared(bytes);
-  if (memory == nullptr) {  // gRPC has no such limit.
-    // As text: some releases of TensorFlow do not show us how absl's log writes numbers.
-    LOG_EVERY_N_SEC(WARNING, 10) << "Sealane: a tensor of " << absl::StrCat(bytes) << " bytes from " << asking->lane->route->peer->name
-                                 << " comes by gRPC: the arena has no room for it, see SEALANE_TF_ARENA_BYTES";
-    return EndByGrpc(asking);
-  }
+  void* memory = endpoint_->arena()->AllocateShared(std::max<size_t>(bytes, 1));  // Announced ones may be empty.
+  if (memory == nullptr) return NoRoom(asking, bytes);
   const std::string key = DataKey(asking->key);
   AskFor(asking->lane, {{TextOf(key), {memory, bytes, sealane_free, memory}, asking}});
 }
@@ -368,14 +470,32 @@ void Step::AskForData(Asking* asking, size_t bytes) {
 void Step::DataCame(Asking* asking, const absl::Status& received, sealane_tensor* came) {
   Incoming incoming;
   absl::Status status = received;
-  if (status.ok()) status = Read(sealane_tensor_view(came), &incoming);
+  if (status.ok()) {
+    const sealane_view view = sealane_tensor_view(came);
+    std::optional<Incoming> announced;
+    {
+      std::lock_guard lock(asking->mu);
+      announced = asking->announced;
+    }
+    if (view.meta.code != SEALANE_OPAQUE) {
+      status = Read(view, &incoming);
+      if (!announced.has_value()) asking->lane->route->alone.CameAlone(asking->key);
+    } else if (view.bytes != announced->bytes) {
+      status = absl::DataLossError(absl::StrCat("Sealane: ", view.bytes, " bytes came where ", announced->bytes, " were announced"));
+    } else {
+      incoming = *announced;
+      incoming.data = view.data;
+      if (incoming.type != tensorflow::DT_INVALID) endpoint_->CameAnnounced(asking->lane->route, asking->key, view.bytes);
+    }
+  }
   EndWith(asking, status, incoming, came);
 }
 
 Asking* Step::TakeAway(Asking* asking) {
   std::lock_guard lock(mu_);
   AskLane* lane = asking->lane;
-  if (std::exchange(asking->awaited, false)) --lane->awaited;
+  if (asking->entry == Asking::Entry::kAwaited) --lane->awaited;
+  asking->entry = Asking::Entry::kCame;
   // Where nothing is asked for, the next asking looks again which way to go, unless some of it may be here already.
   if (--lane->asked == 0 && !lane->receiving && lane->parked.empty()) lane->by_sealane = false;
   askings_.erase(asking->key);
@@ -388,6 +508,17 @@ void Step::Spoil(AskLane* lane) {
   LOG(WARNING) << "Sealane: collectives from " << lane->route->peer->name << " go by gRPC from now on, since one of them had to";
 }
 
+void Step::StartUnsettledIfSpoiled(AskLane* lane) {
+  if (of_ != Of::kCollective) return;
+  {
+    std::lock_guard lock(mu_);
+    if (!lane->spoiled || lane->unsettled.empty()) return;
+    // Nobody awaits it any more.
+    if (lane->awaited == 0 && lane->bundle != nullptr) sealane_error_free(sealane_call_cancel(lane->bundle));
+  }
+  StartUnsettled(lane, Way::kUnsettled);
+}
+
 void Step::EndByGrpc(Asking* asking, bool blind) {
   Ref();
   tensorflow::core::ScopedUnref unref(this);
@@ -396,9 +527,14 @@ void Step::EndByGrpc(Asking* asking, bool blind) {
   if (blind) {
     Ref();
     over = [this, lane] {
+      bool none;
       {
         std::lock_guard lock(mu_);
-        --lane->blind;
+        none = --lane->blind == 0 && lane->by_sealane && !lane->spoiled;
+      }
+      if (none) {
+        AwaitAll(lane);
+        Receive(lane);
       }
       Unref();
     };
@@ -427,11 +563,12 @@ void Step::EndByGrpc(Asking* asking, bool blind) {
   asking->AskByGrpc(std::move(over));
   asking->Unref();
   if (next != nullptr) Start(lane, next);
+  StartUnsettledIfSpoiled(lane);
 }
 
 void Step::EndWith(Asking* asking, const absl::Status& ended, const Incoming& incoming, sealane_tensor* came) {
   absl::Status status = ended;
-  bool cancelled, sized;
+  bool cancelled;
   {
     std::lock_guard lock(asking->mu);
     if (std::exchange(asking->ended, true)) {
@@ -440,13 +577,11 @@ void Step::EndWith(Asking* asking, const absl::Status& ended, const Incoming& in
     }
     cancelled = !asking->cancelled.ok();
     if (!status.ok() && cancelled) status = asking->cancelled;
-    sized = asking->data.started;
     asking->CancelCall();
   }
   AskLane* lane = asking->lane;
   if (status.ok()) {
     lane->route->peer->by_sealane.received.Add(incoming.bytes);
-    if (sized) endpoint_->NoteSize(asking->key, incoming.bytes >= kAnnouncedBytes ? incoming.bytes : 0);
   } else {
     // This step fails, since a tensor may be lost. The next goes another way.
     if (!cancelled && (absl::IsUnavailable(status) || absl::IsNotFound(status) || absl::IsPermissionDenied(status))) {
@@ -461,6 +596,7 @@ void Step::EndWith(Asking* asking, const absl::Status& ended, const Incoming& in
   asking->Received(status, incoming, came);
   asking->Unref();
   if (next != nullptr) Start(lane, next);
+  StartUnsettledIfSpoiled(lane);
   Unref();
 }
 

@@ -63,15 +63,18 @@ void Step::Start(SendLane* lane, Sending* sending) {
 
 void Step::Staged(SendLane* lane, Sending* sending, absl::Status status) {
   Outgoing& outgoing = sending->outgoing;
+  bool alone = false;
   if (sending->dead) {
     outgoing.SetDead();
   } else if (status.ok()) {
     status = outgoing.Set(sending->tensor);
-    if (status.ok() && outgoing.announced()) {
+  }
+  if (status.ok()) {
+    alone = outgoing.plain() && lane->route->alone.Has(sending->key, outgoing.bytes());
+    if (alone || outgoing.announced()) {
       sending->data_key = DataKey(sending->key);
-      sending->parts = 2;
       // Sealane would wait for room in the arena, which what is kept there may never make.
-      if (!endpoint_->arena()->Holds(outgoing.data())) {
+      if (outgoing.bytes() > kInlineBytes && !endpoint_->arena()->Holds(outgoing.data())) {
         if (void* memory = endpoint_->arena()->AllocateShared(outgoing.bytes())) {
           outgoing.MoveTo(memory);
         } else {
@@ -91,6 +94,9 @@ void Step::Staged(SendLane* lane, Sending* sending, absl::Status status) {
       TakeAway(sending, &next);
     } else if (!ended_ && status.ok()) {
       sending->state = Sending::State::kReady;
+      // Unless the consumer has said hello anew.
+      sending->alone = alone && lane->route->alone.Has(sending->key, outgoing.bytes());
+      sending->parts = sending->alone || sending->data_key.empty() ? 1 : 2;
       if (lane->bundling && sending->data_key.empty()) {
         lane->unbundled.push_back(sending);  // The end of the bundle that is under way takes it along.
       } else {
@@ -110,7 +116,7 @@ void Step::Staged(SendLane* lane, Sending* sending, absl::Status status) {
 
 void Step::Flush(SendLane* lane) {
   for (;;) {
-    std::vector<Sending*> ready, announced;
+    std::vector<Sending*> ready, data;
     {
       std::lock_guard lock(mu_);
       if (lane->ready.empty()) {
@@ -119,19 +125,19 @@ void Step::Flush(SendLane* lane) {
         return;
       }
       ready.swap(lane->ready);
-      lane->unbundled.insert(lane->unbundled.end(), ready.begin(), ready.end());
       for (Sending* sending : ready) {
+        if (!sending->alone) lane->unbundled.push_back(sending);
         if (sending->data_key.empty()) continue;
         sending->state = Sending::State::kSent;
         ++sending->uses;
         ++sent_;
-        announced.push_back(sending);
+        data.push_back(sending);
       }
     }
     const std::string to = endpoint_->routes().ConsumerOf(lane->route);
     // First, as it is short, and says what to make room for.
     SendBundle(lane, to);
-    if (!announced.empty()) SendData(to, announced);
+    if (!data.empty()) SendData(to, data);
   }
 }
 
@@ -146,11 +152,13 @@ void Step::SendData(const std::string& to, const std::vector<Sending*>& ready) {
   for (Sending* sending : ready) {
     Ref();  // For the release.
     Ref();
+    bool alone;
     {
       std::lock_guard lock(mu_);
       ++sending->uses;
+      alone = sending->alone;
     }
-    items.push_back({TextOf(sending->data_key), sending->outgoing.Source(PartReleased, new Part{this, sending}), new Part{this, sending}});
+    items.push_back({TextOf(sending->data_key), sending->outgoing.Source(alone, PartReleased, new Part{this, sending}), new Part{this, sending}});
   }
   absl::Status status =
       Take(sealane_send_all(endpoint_->task(), TextOf(to), id_, items.data(), items.size(), SEALANE_NO_TIMEOUT, PartDone, /*calls=*/nullptr));
@@ -189,7 +197,7 @@ void Step::SendBundle(SendLane* lane, const std::string& to) {
       std::lock_guard lock(mu_);
       if (lane->bundling || lane->unbundled.empty()) return;
       for (Sending* sending : lane->unbundled) {
-        if (!writer.Add(sending->key, sending->outgoing)) break;
+        if (!writer.Add(sending->key, sending->outgoing, !sending->data_key.empty())) break;
         sending->state = Sending::State::kSent;
         ++sending->uses;
         ++sent_;
@@ -373,7 +381,16 @@ void Step::Settled(absl::string_view pair) {
       sending->state = Sending::State::kStaging;
       ++sending->uses;
     }
+    // What goes alone is announced after all, as a consumer that was started anew does not know of it.
+    for (auto& [key, place] : sendings_) {
+      Sending* sending = place.second;
+      const bool ready = sending->state == Sending::State::kReady, sent = sending->state == Sending::State::kSent;
+      if (place.first != lane || !(ready || sent) || !std::exchange(sending->alone, false)) continue;
+      ++sending->parts;
+      if (sent) lane->unbundled.push_back(sending);
+    }
   }
+  SendBundle(lane, endpoint_->routes().ConsumerOf(lane->route));
   for (Sending* sending : held) Start(lane, sending);
 }
 

@@ -39,13 +39,15 @@ class Outgoing {
 
   const sealane_meta& meta() const { return meta_; }
   size_t bytes() const { return bytes_; }
-  // Whether its bytes go by themselves, under DataKey, rather than within a bundle.
+  // Whether its bytes go under DataKey rather than within a bundle.
   bool announced() const { return bytes_ >= kAnnouncedBytes; }
+  // Whether it may go alone: Sealane knows its type.
+  bool plain() const { return meta_.code != SEALANE_OPAQUE; }
   const void* data() const { return data_; }
   // Copies the bytes to memory of as many, which is freed by sealane_free.
   void MoveTo(void* memory);
-  // The memory must stay as it is until the release was called.
-  sealane_source Source(sealane_release release, void* context) const;
+  // The memory must stay as it is until the release was called. `alone`: with its type and shape, which an announcement has said else.
+  sealane_source Source(bool alone, sealane_release release, void* context) const;
 
  private:
   tensorflow::Tensor tensor_;
@@ -54,7 +56,7 @@ class Outgoing {
   std::vector<uint64_t> dims_;
   sealane_meta meta_ = {SEALANE_UINT, 8, 1, 0, 0, 0, nullptr};
   const void* data_ = nullptr;
-  size_t bytes_ = 0;
+  uint64_t bytes_ = 0;
 };
 
 // What came, checked: its length is what type and shape say.

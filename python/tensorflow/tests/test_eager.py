@@ -227,3 +227,32 @@ def test_mirrored_workers_add_by_sealane(make_job, daemons, count):
         pair = found[f"worker/{1 - number}"]
         assert pair["sealane"]["sent_tensors"] >= 4 * len(types) and pair["sealane"]["received_tensors"] >= 4 * len(types), pair
         assert pair["grpc"]["received_tensors"] == pair["grpc"]["sent_tensors"] == 0, pair
+
+
+def mirror_many(cluster, index, steps):
+    """Adds a large tensor and many small ones of all workers at a time."""
+    os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": index}, "rpc_layer": "grpc+sealane"})
+    implementation = tf.distribute.experimental.CommunicationImplementation.RING
+    options = tf.distribute.experimental.CommunicationOptions(implementation=implementation)
+    strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+
+    @tf.function
+    def step(number):
+        def mine():
+            context = tf.distribute.get_replica_context()
+            values = [tf.fill([size], number + index) for size in [400_000, *range(40, 60)]]
+            return [tf.reduce_max(context.all_reduce("SUM", value)) for value in values]
+
+        return strategy.run(mine)
+
+    return [set(np.array(step(tf.constant(float(number)))).tolist()) for number in range(steps)]
+
+
+def test_mirrored_workers_go_on_by_grpc_where_an_arena_is_full(make_job):
+    job = make_job(ps=1, worker=1).start_daemons()
+    workers = [job.begin(name, server=False, SEALANE_TF_ARENA_BYTES=str(1 << 20)) for name in ("ps", "worker")]
+    cluster = {"worker": [*job.cluster["ps"], *job.cluster["worker"]]}
+    calls = [worker.begin(mirror_many, cluster, index, 100) for index, worker in enumerate(workers)]
+    for call in calls:
+        assert call.result() == [{2.0 * number + 1} for number in range(100)]
+    assert any("go by gRPC from now on" in worker.log_file.read_text() for worker in workers)

@@ -151,6 +151,26 @@ def test_long_tensors_arrive(both, bytes):
     assert sent >= 3 and received >= 3
 
 
+def varied(counts):
+    """Sends as many float32 as are named, step after step, or a dead tensor where none are; gives their sums."""
+    with tf.Graph().as_default() as graph:
+        with tf.device(PS):
+            count = v1.placeholder(tf.int32, [])
+            source = tf.raw_ops.Switch(data=tf.range(tf.abs(count)), pred=count >= 0).output_true
+        with tf.device(WORKER):
+            total = tf.reduce_sum(tf.identity(source))
+            result = tf.raw_ops.Merge(inputs=[total, tf.raw_ops.Switch(data=-1, pred=count < 0).output_true]).output
+    with cluster.session(graph) as session:
+        return [int(session.run(result, {count: each})) for each in counts]
+
+
+def test_tensors_of_a_key_may_differ_in_size_from_step_to_step(both):
+    counts = [1500] * 4 + [0, 3, 128, 129, 1500, -1, 1023, 1024, 1501, 1500, 9000, 9500, -1, 0, 60_000, 1500, 5000, 1] * 2
+    outcome, _, sent = both(varied, counts)
+    assert outcome == [-1 if each < 0 else sum(range(each)) for each in counts]
+    assert sent >= len(counts)
+
+
 def keep(count, variables):
     """Assigns tensors of the ps to variables of the worker, step after step; gives the values of all in the end."""
     with tf.Graph().as_default() as graph:

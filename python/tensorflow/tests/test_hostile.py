@@ -20,8 +20,8 @@ pytestmark = pytest.mark.skipif(capi.library() is None, reason="Sealane's C libr
 QUEUE = "sealane.tensorflow"
 
 
-def ask(kind, path):
-    """A step that asks the ps for a tensor of a type under the key "asked", and tells its number. By gRPC it would be 7."""
+def ask(path, kind="float32", name="asked"):
+    """A step that asks the ps for a tensor of a type under this key, and tells its number. By gRPC it would be 7."""
     graph = tf.Graph()
     with cluster.session(graph) as session, graph.as_default():
         dtype = tf.as_dtype(kind)
@@ -29,10 +29,42 @@ def ask(kind, path):
             # Its handle has the number of the step.
             handle, _ = tf.raw_ops.TensorArrayV3(size=1, dtype=tf.float32)
             told = tf.io.write_file(path, tf.io.serialize_tensor(handle))
-            sent = edge("_Send", session, tf.fill([1], tf.cast(7, dtype)), "asked", dtype, steps.device("ps"))
+            sent = edge("_Send", session, tf.fill([1], tf.cast(7, dtype)), name, dtype, steps.device("ps"))
         with tf.device(steps.device("worker")):
-            came = tf.identity(edge("_Recv", session, None, "asked", dtype, steps.device("worker")))
+            came = tf.identity(edge("_Recv", session, None, name, dtype, steps.device("worker")))
         return session.run([came, told, sent])[0].tolist()
+
+
+def chain(path):
+    """A step that asks the ps for "asked" once "first" has come. By gRPC either would be 7."""
+    graph = tf.Graph()
+    with cluster.session(graph) as session, graph.as_default():
+        with tf.device(steps.device("ps")):
+            handle, _ = tf.raw_ops.TensorArrayV3(size=1, dtype=tf.float32)
+            told = tf.io.write_file(path, tf.io.serialize_tensor(handle))
+            sent = [edge("_Send", session, tf.fill([1], 7.0), name, tf.float32, steps.device("ps")) for name in ("first", "asked")]
+        with tf.device(steps.device("worker")):
+            first = edge("_Recv", session, None, "first", tf.float32, steps.device("worker"))
+            with tf.control_dependencies([first]):
+                asked = edge("_Recv", session, None, "asked", tf.float32, steps.device("worker"))
+        return [each.tolist() for each in session.run([first, asked, told, *sent])[:2]]
+
+
+def knot(path):
+    """A step that asks the ps for "slow" and "first", and for "asked" once "first" has come; "slow" is not sent before. By gRPC all would be 7."""
+    graph = tf.Graph()
+    with cluster.session(graph) as session, graph.as_default():
+        with tf.device(steps.device("worker")):
+            slow, first = [edge("_Recv", session, None, name, tf.float32, steps.device("worker")) for name in ("slow", "first")]
+            with tf.control_dependencies([first]):
+                asked = edge("_Recv", session, None, "asked", tf.float32, steps.device("worker"))
+        with tf.device(steps.device("ps")):
+            handle, _ = tf.raw_ops.TensorArrayV3(size=1, dtype=tf.float32)
+            told = tf.io.write_file(path, tf.io.serialize_tensor(handle))
+            sent = [edge("_Send", session, tf.fill([1], 7.0), name, tf.float32, steps.device("ps")) for name in ("first", "asked")]
+            late = tf.reduce_sum(asked) * 0.0 + tf.fill([1], 7.0)
+            sent.append(edge("_Send", session, late, "slow", tf.float32, steps.device("ps")))
+        return [each.tolist() for each in session.run([slow, first, asked, told, *sent])[:3]]
 
 
 MAGIC = b"SlBundl1"
@@ -61,14 +93,14 @@ class Peer:
         self.task.listen(QUEUE, lambda _, message: self.messages.put(message))
         self.pair = None
 
-    def begin(self, kind="float32"):
+    def begin(self, *arguments, what=ask):
         """Begins a step that asks for a tensor. Gives the call, the step and the key."""
         path = self.job.directory / f"step{self.worker.calls}"
-        call = self.worker.begin(ask, kind, str(path))
+        call = self.worker.begin(what, str(path), *arguments)
         if self.pair is None:
-            hello, self.pair = self.messages.get(timeout=STUCK).decode().split("\n")
-            assert hello == "hello2"
-            self.say(f"welcome2\n{self.pair}".encode())
+            hello, self.pair, self.number = self.messages.get(timeout=STUCK).decode().split("\n")
+            assert hello == "hello3"
+            self.say(f"welcome3\n{self.pair}".encode())
         step = wait_until(
             "the step's number", lambda: path.exists() and re.search(rb"__per_step_(\d+)\D", path.read_bytes())
         )
@@ -78,15 +110,17 @@ class Peer:
         """Sends a bundle of this content."""
         self.task.send(self.address, step, f"{self.pair}bundles", capi.source(content))
 
-    def answer(self, tensor, data=None, kind="float32", announced=None):
-        """Runs a step that is given this tensor; with `data`, as one that is announced, with this number of bytes."""
+    def answer(self, whole=None, announced=None, alone=None, kind="float32"):
+        """Runs a step that is given this tensor."""
         call, step, key = self.begin(kind)
-        if data is not None:
-            announced = data.bytes
         try:
-            self.send(step, MAGIC + entry(key, tensor, announced))
-            if data is not None:
-                self.task.send(self.address, step, f"{key};data", data)
+            if whole is not None:
+                self.send(step, MAGIC + entry(key, whole))
+            if announced is not None:
+                self.send(step, MAGIC + entry(key, announced, announced.bytes))
+                alone = capi.source(announced.content)
+            if alone is not None:
+                self.task.send(self.address, step, f"{key};data", alone)
         except RuntimeError as refused:  # By the client's library: so that the step ends.
             self.say(f"abort1\n{step}\n0\n10\n{refused}".encode())
         return call.result()
@@ -97,9 +131,10 @@ class Peer:
 
 @pytest.fixture(scope="module")
 def peer(make_module_job):
-    job = make_module_job(ps=1, worker=1).start_daemons()
-    job.start("ps", protocol="grpc")
-    return Peer(job, job.start("worker"))
+    job = make_module_job(ps=1, worker=1, other=1).start_daemons()
+    known = {each: job.cluster[each] for each in ("ps", "worker")}
+    job.start("ps", protocol="grpc", cluster=known)
+    return Peer(job, job.start("worker", cluster=known))
 
 
 def proto(dtype, dims=(), **fields):
@@ -116,7 +151,7 @@ NOTHING = capi.source(b"")
 def test_what_is_right_arrives(peer):
     assert peer.answer(RIGHT) == [1.0, 2.0]
     assert peer.answer(capi.source(proto(1, [2], float_val=[1, 2]))) == [1.0, 2.0]
-    assert peer.answer(NOTHING, RIGHT) == [1.0, 2.0]
+    assert peer.answer(announced=RIGHT) == [1.0, 2.0]
 
 
 WRONG = {
@@ -145,7 +180,7 @@ def test_what_is_wrong_is_lost_data(peer, what):
 def test_what_is_announced_and_wrong_is_lost_data_or_nothing_that_is_sent(peer, what):
     # Some of it is refused by Sealane itself, before it is sent.
     with pytest.raises(Failed, match="^(DataLoss|Aborted|InvalidArgument)Error"):
-        peer.answer(NOTHING, WRONG[what])
+        peer.answer(announced=WRONG[what])
     test_what_is_right_arrives(peer)
 
 
@@ -224,10 +259,43 @@ def test_a_proto_that_is_wrong_fails_the_step(peer, what):
 @pytest.mark.parametrize("form", ["plain", "proto", "large"])
 def test_another_type_than_was_asked_for_fails_the_step(peer, form):
     plain = capi.source(b"\0" * 8, capi.FLOAT, 64, [1])
-    answers = {"plain": [plain], "proto": [capi.source(proto(2, [1], double_val=[1]))], "large": [NOTHING, plain]}
+    answers = {"plain": {"whole": plain}, "proto": {"whole": capi.source(proto(2, [1], double_val=[1]))}, "large": {"announced": plain}}
     with pytest.raises(Failed, match="^(DataLoss|InvalidArgument|Internal)Error"):
-        peer.answer(*answers[form])
+        peer.answer(**answers[form])
     test_what_is_right_arrives(peer)
+
+
+def floats(*values):
+    return capi.source(struct.pack(f"<{len(values)}f", *values), capi.FLOAT, 32, [len(values)])
+
+
+def test_what_was_announced_twice_may_come_alone_and_need_not(make_job):
+    job = make_job(ps=1, worker=1).start_daemons()
+    job.start("ps", protocol="grpc")
+    peer = Peer(job, job.start("worker"))
+    for _ in range(2):
+        assert peer.messages.empty()
+        assert peer.answer(announced=floats(1, 2, 3)) == [1, 2, 3]
+    told = f"alone1\n{peer.pair}\n{peer.number}\n{{}}\n{peer.pair}asked;0:0"
+    assert peer.messages.get(timeout=STUCK).decode() == told.format(12)
+    # Before the consumer knows that it was heard, in any form.
+    assert peer.answer(floats(4)) == [4]
+    assert peer.answer(announced=floats(5)) == [5]
+    for _ in range(2):
+        assert peer.answer(alone=floats(6, 7)) == [6, 7]
+    # Where it knows, what is announced comes all the same, longer than it was told or not.
+    assert peer.answer(announced=floats(8)) == [8]
+    assert peer.answer(alone=floats(9, 10)) == [9, 10]
+    assert peer.answer(announced=floats(*range(16))) == list(range(16))
+    assert peer.messages.get(timeout=STUCK).decode() == told.format(64 + 8)
+    assert peer.answer(alone=floats(*range(18))) == list(range(18))
+    for what, status in (("fewer elements than its shape has", "DataLoss"), ("a float of 128 bits", "DataLoss")):
+        with pytest.raises(Failed, match=f"^({status}|Aborted)Error"):
+            peer.answer(alone=WRONG[what])
+        assert peer.answer(alone=RIGHT) == [1.0, 2.0]
+    with pytest.raises(Failed, match="^(DataLoss|InvalidArgument|Internal)Error"):
+        peer.answer(alone=capi.source(b"\0" * 8, capi.FLOAT, 64, [1]))
+    assert peer.answer(alone=RIGHT) == [1.0, 2.0] and peer.messages.empty()
 
 
 def test_a_large_tensor_that_is_longer_than_was_said_is_asked_for_by_grpc(peer):
@@ -240,7 +308,10 @@ def test_a_large_tensor_that_is_longer_than_was_said_is_asked_for_by_grpc(peer):
 
 @pytest.mark.parametrize("size", [1 << 40, 1 << 63, (1 << 64) - 1], ids=str)
 def test_a_large_tensor_for_which_there_is_no_room_is_asked_for_by_grpc(peer, size):
-    assert peer.answer(NOTHING, announced=size) == [7.0]
+    name = f"room{size}"
+    call, step, key = peer.begin("float32", name)
+    peer.send(step, MAGIC + entry(key.replace("asked", name), NOTHING, size))
+    assert call.result() == [7.0]
     test_what_is_right_arrives(peer)
 
 
@@ -249,13 +320,16 @@ MESSAGES = [
     b"\n\n\n",
     b"\xff\xfe\0",
     b"hello",
-    b"hello2",
-    b"hello2\n;;;",
-    b"hello2\n/job:a/replica:0/task:0/device:CPU:0;0000000000000000;/job:b/replica:0/task:0/device:CPU:0;",
-    b"hello2\n" + b";" * 10_000,
+    b"hello3",
+    b"hello3\n;;;\n1",
+    b"hello3\n/job:a/replica:0/task:0/device:CPU:0;0000000000000000;/job:b/replica:0/task:0/device:CPU:0;\n1",
+    b"hello3\n" + b";" * 10_000,
+    b"alone1",
+    b"alone1\nnobody\n1\n4096\nkey",
+    b"alone1\nnobody\nx\n-1\nkey",
     b"hello1\nwhatever",
-    b"welcome2",
-    b"welcome2\nnobody",
+    b"welcome3",
+    b"welcome3\nnobody",
     b"refuse1\nnobody\nno",
     b"unsent1\nx\ny",
     b"unsent1\n7\nno such key",
@@ -299,10 +373,37 @@ def test_a_step_whose_peer_is_lost_ends_with_an_error_that_names_the_peer(make_j
     job = make_job(ps=1, worker=1).start_daemons()
     job.start("ps", protocol="grpc")
     peer = Peer(job, job.start("worker"))
-    call, _, _ = peer.begin()
+    call, step, _ = peer.begin()
+    # Taken where the worker waits for its tensor; it asks for the next bundle before it answers what it does not understand.
+    peer.task.send_and_wait(peer.address, step, f"{peer.pair}bundles", capi.source(MAGIC + entry("strange", RIGHT)))
+    peer.say(b"hello3\nwhat?\n1")
+    assert peer.messages.get(timeout=STUCK).startswith(b"refuse1\nwhat?")
     peer.task.detach()
     with pytest.raises(Failed, match=f"^UnavailableError(.|\n)*is unavailable(.|\n)*{FROM_PS}"):
         call.result()
+
+
+def test_a_refusal_by_another_than_the_producer_is_ignored(peer):
+    call, step, key = peer.begin()
+    other = capi.Task(peer.job.cluster["other"][0], peer.job.daemons[0].socket)
+    other.push(peer.address, QUEUE, f"refuse1\n{peer.pair}\nno".encode())
+    peer.send(step, MAGIC + entry(key, RIGHT))
+    assert call.result() == [1.0, 2.0]
+    other.detach()
+
+
+def test_what_was_announced_early_and_is_unsent_is_asked_for_by_grpc(peer):
+    call, step, key = peer.begin(what=chain)
+    peer.say(f"unsent1\n{step}\n{key}".encode())
+    peer.send(step, MAGIC + entry(key.replace("asked", "first"), RIGHT) + entry(key, RIGHT, 8))
+    assert call.result() == [[1.0, 2.0], [7.0]]
+
+
+def test_what_came_early_is_used_although_others_go_by_grpc(peer):
+    call, step, key = peer.begin(what=knot)
+    peer.send(step, MAGIC + entry(key, RIGHT))
+    peer.send(step, MAGIC + entry(key, RIGHT) + b"\0" * (128 << 10))
+    assert call.result() == [[7.0], [7.0], [1.0, 2.0]]
 
 
 def test_a_tensor_that_is_said_to_be_unsent_is_asked_for_by_grpc(peer):

@@ -1,0 +1,72 @@
+#include "alone.h"
+
+#include <algorithm>
+
+#include "absl/hash/hash.h"
+
+namespace sealane_tensorflow {
+
+bool AloneSends::Has(absl::string_view key, size_t bytes) {
+  if (!any_) return false;
+  std::lock_guard lock(mu_);
+  auto found = rooms_.find(key);
+  return found != rooms_.end() && bytes <= found->second;
+}
+
+void AloneSends::Add(absl::string_view key, size_t bytes) {
+  std::lock_guard lock(mu_);
+  any_ = true;
+  auto found = rooms_.find(key);
+  if (found != rooms_.end()) {
+    found->second = std::max(found->second, bytes);
+  } else if (rooms_.size() < kAloneKeys) {
+    rooms_.emplace(key, bytes);
+  }
+}
+
+void AloneSends::Clear() {
+  std::lock_guard lock(mu_);
+  rooms_.clear();
+}
+
+AloneAsks::Known AloneAsks::Of(absl::string_view key) {
+  if (!any_) return {};
+  std::lock_guard lock(mu_);
+  auto found = known_.find(key);
+  return found == known_.end() ? Known() : found->second;
+}
+
+size_t AloneAsks::Announced(absl::string_view key, size_t bytes) {
+  std::lock_guard lock(mu_);
+  auto found = known_.find(key);
+  if (found != known_.end()) {
+    if (bytes <= found->second.room) return 0;
+    // Rows that were gathered differ in number from step to step.
+    return found->second.room = bytes + bytes / 8;
+  }
+  if (known_.size() >= kAloneKeys) return 0;
+  if (once_.size() >= kAloneKeys) once_.clear();
+  if (once_.insert(absl::HashOf(key)).second) return 0;
+  any_ = true;
+  known_.emplace(key, Known{bytes, false});
+  return bytes;
+}
+
+void AloneAsks::CameAlone(absl::string_view key) {
+  std::lock_guard lock(mu_);
+  auto found = known_.find(key);
+  if (found != known_.end()) found->second.agreed = true;
+}
+
+void AloneAsks::NotTold(absl::string_view key) {
+  std::lock_guard lock(mu_);
+  auto found = known_.find(key);
+  if (found != known_.end() && !found->second.agreed) known_.erase(found);
+}
+
+void AloneAsks::Clear() {
+  std::lock_guard lock(mu_);
+  known_.clear();
+}
+
+}  // namespace sealane_tensorflow

@@ -134,7 +134,7 @@ pub enum BenchError {
         /// What the engine said.
         reason: String,
     },
-    /// The RDMA device refused what the raw baseline needs of it.
+    /// The raw baseline over verbs cannot be measured.
     #[error("verbs failed to {operation}: {reason}")]
     Verbs {
         /// What was being done.

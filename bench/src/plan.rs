@@ -371,9 +371,10 @@ impl Plan {
             Bench::Ps if self.link == Link::Shm => (&[Link::Shm], &[]),
             Bench::Ps => (&[Link::Tcp, Link::Shm, Link::Verbs], &[SystemName::Grpc]),
             Bench::Fuse if self.link == Link::Shm => (&[Link::Shm], &[]),
-            Bench::Fuse => {
-                (&[Link::Tcp, Link::Shm, Link::Verbs], &[SystemName::Raw, SystemName::Grpc, SystemName::Open])
-            }
+            Bench::Fuse if self.link == Link::Verbs => (&[Link::Verbs], &[SystemName::Grpc]),
+            Bench::Fuse => (&[Link::Tcp, Link::Shm], &[SystemName::Raw, SystemName::Grpc, SystemName::Open]),
+            // What perftest has no program for.
+            Bench::Rate if self.link == Link::Verbs => (&[Link::Verbs], &[SystemName::Grpc]),
             Bench::Latency | Bench::Rate | Bench::Bandwidth => return Ok(()),
         };
         let setting = |setting, value, accepted| Err(BenchError::Setting { setting, value, accepted });
@@ -388,7 +389,11 @@ impl Plan {
             }
             Some(other) => {
                 let names: Vec<_> = baselines.iter().map(SystemName::to_string).collect();
-                setting("--baseline", other.to_string(), format!("only {} with {}", names.join(" or "), self.bench))
+                let what = match self.link {
+                    Link::Verbs => format!("{} over verbs", self.bench),
+                    _ => self.bench.to_string(),
+                };
+                setting("--baseline", other.to_string(), format!("only {} with {what}", names.join(" or ")))
             }
         }
     }
@@ -492,8 +497,11 @@ mod tests {
     #[test]
     fn a_plan_over_verbs_has_its_own_choices() {
         for bench in [Bench::Latency, Bench::Rate, Bench::Bandwidth, Bench::Fuse] {
-            let mut plan = Plan { link: Link::Verbs, baselines: vec![SystemName::Raw], ..Plan::new(bench) };
+            let mut plan = Plan { link: Link::Verbs, ..Plan::new(bench) };
             plan.check().expect("it is measured over verbs");
+            let with_raw = Plan { baselines: vec![SystemName::Raw], ..plan.clone() };
+            let has_perftest = matches!(bench, Bench::Latency | Bench::Bandwidth);
+            assert_eq!(with_raw.check().is_ok(), has_perftest, "{bench}");
             assert_eq!(plan.verbs(), Some((Transfer::Write, Registration::Static)));
             plan.transfer = Some(Transfer::Read);
             plan.registration = Some(Registration::Dynamic);

@@ -149,7 +149,7 @@ fn one(job: &PeerJob, program: &PeerProgram) -> Result<Box<dyn System>, BenchErr
         (SystemName::Sealane | SystemName::Open, Link::Loopback) => Box::new(sealane::Sealane::in_memory(&job.plan)?),
         (SystemName::Raw, Link::Tcp) => Box::new(raw::OverTcp::start(job, program)?),
         (SystemName::Raw, Link::Shm) => Box::new(raw::OverShm::start(job, program)?),
-        (SystemName::Raw, Link::Verbs) => Box::new(raw::OverVerbs::start(job, program)?),
+        (SystemName::Raw, Link::Verbs) => Box::new(raw::OverVerbs::start(job)?),
         (SystemName::Raw, Link::Loopback) => Box::new(raw::InMemory::new(&job.plan)),
         // gRPC knows no verbs: it goes through the kernel all the same.
         (SystemName::Grpc, Link::Tcp | Link::Verbs) => Box::new(grpc::Unary::over_tcp(job, program)?),
@@ -172,8 +172,7 @@ pub(crate) fn serve(job: &PeerJob) -> Result<(), BenchError> {
         (SystemName::Sealane | SystemName::Open, Link::Shm) => sealane::serve_attached(job),
         (SystemName::Sealane | SystemName::Open, Link::Tcp | Link::Verbs | Link::Loopback) => sealane::serve(job),
         (SystemName::Raw, Link::Shm) => raw::serve_shm(job),
-        (SystemName::Raw, Link::Verbs) => raw::serve_verbs(&job.plan),
-        (SystemName::Raw, Link::Tcp | Link::Loopback) => raw::serve(&job.plan),
+        (SystemName::Raw, Link::Tcp | Link::Verbs | Link::Loopback) => raw::serve(&job.plan),
         (SystemName::Grpc, Link::Shm) => grpc::serve_unix(job),
         (SystemName::Grpc, Link::Tcp | Link::Verbs | Link::Loopback) => grpc::serve(&job.plan),
     }

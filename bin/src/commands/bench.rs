@@ -60,12 +60,10 @@ Links:
     device; only the greeting passes through the loopback interface. Needs a
     build with `--features verbs`. Tensors lie in registered memory, or with
     --registration dynamic are registered for each transfer.
-    raw: the bare operations of the device between two processes, spinning,
-    or asleep until there is a completion with --polling off. A SEND there
-    and one back (latency); a window of SENDs, or with --fuse turn four with
-    a quarter of the window each, and the answers to them (rate); RDMA WRITEs
-    with the window, at least two, outstanding (bandwidth); a SEND that asks
-    and one RDMA WRITE of all the step's bytes (fuse).
+    raw: perftest on the same device and port, which has to be installed:
+    ib_send_lat (latency), and ib_write_bw with the window, at least two,
+    outstanding (bandwidth); spinning, or asleep until there is a completion
+    with --polling off. It has nothing like rate and fuse.
     ps: every worker is an engine with a queue pair to every ps, and a thread
     of its own. 64 workers at most; no raw.
     grpc: unary calls through tonic over TCP.

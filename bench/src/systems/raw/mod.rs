@@ -34,7 +34,7 @@ use tcp::TcpChannel;
 
 pub(super) use calls::{Zeros, serve as serve_calls};
 pub(super) use shared::{OverShm, serve as serve_shm};
-pub(super) use verbs::{OverVerbs, serve as serve_verbs};
+pub(super) use verbs::OverVerbs;
 
 const NAME: &str = "raw";
 

@@ -1,0 +1,254 @@
+//! The baseline `raw` of the verbs link: perftest, the programs that RDMA's own developers measure with, run for each round
+//! between two processes on the device and port that Sealane uses. Latency is `ib_send_lat` with its single exchanges, of
+//! which it gives half; bandwidth is `ib_write_bw` with as many RDMA WRITEs outstanding as the window, but at least two.
+
+use std::io::{self, Read};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use hdrhistogram::Histogram;
+use sealane_transport::verbs::{self, VerbsSettings};
+
+use crate::error::BenchError;
+use crate::limits::STALL_LIMIT;
+use crate::machine::Pinned;
+use crate::peer::PeerJob;
+use crate::plan::{Bench, Plan};
+use crate::rdma_device::RdmaDevice;
+use crate::sample::{Metric, Sample, record_round_trip, round_trip_histogram};
+use crate::system::System;
+use crate::systems::raw::NAME;
+use crate::systems::sockets;
+
+/// RDMA WRITEs that are outstanding at least: with one, the device rests while its completion is looked at.
+const WRITES_MIN: usize = 2;
+/// Exchanges of a trial that tells how many a round takes, and the fewest and most of a round.
+const TRIAL: u64 = 100;
+const EXCHANGES: (u64, u64) = (20, 5_000_000);
+/// Time between two attempts to reach the server, which does not say when it listens.
+const RETRY_EVERY: Duration = Duration::from_millis(20);
+/// What a client says that came before its server.
+const TOO_EARLY: &str = "Couldn't connect";
+/// What perftest calls a megabyte.
+const MEBIBYTE: f64 = 1_048_576.0;
+
+/// Two processes of perftest a round.
+pub(in crate::systems) struct OverVerbs {
+    plan: Plan,
+    device: RdmaDevice,
+    server_cpu: Option<usize>,
+    /// How long an exchange takes, as far as is known.
+    exchange: Option<Duration>,
+}
+
+impl OverVerbs {
+    pub(in crate::systems) fn start(job: &PeerJob) -> Result<Self, BenchError> {
+        let device = verbs::open(&VerbsSettings::default()).map_err(|error| failed("open the device", &error))?;
+        let device = RdmaDevice::from(device.attributes());
+        Ok(Self { plan: job.plan.clone(), device, server_cpu: job.cpu, exchange: None })
+    }
+
+    /// The program, with what both sides are told.
+    fn command(&self, port: u16, exchanges: u64) -> Command {
+        let (program, more) = match self.plan.bench {
+            Bench::Latency => ("ib_send_lat", vec!["-U".to_owned()]),
+            _ => ("ib_write_bw", vec!["-t".to_owned(), self.plan.window.max(WRITES_MIN).to_string()]),
+        };
+        let RdmaDevice { name, port: device_port, gid_index, .. } = &self.device;
+        let mut command = Command::new(program);
+        command.args(["-F", "-d", name, "-i", &device_port.to_string(), "-x", &gid_index.to_string()]);
+        command.args(["-p", &port.to_string(), "-s", &self.plan.size_bytes.to_string(), "-n", &exchanges.to_string()]);
+        command.args(more).args((!self.plan.polling).then_some("-e"));
+        command.stdin(Stdio::null());
+        command
+    }
+
+    /// Both sides of so many exchanges; what the client printed.
+    fn run(&self, exchanges: u64) -> Result<String, BenchError> {
+        let port = sockets::listen(None).and_then(|listener| sockets::port(&listener))?;
+        let mut server = {
+            // A process that is started inherits where its parent's thread may run.
+            let _pinned = self.server_cpu.map(Pinned::to).transpose()?;
+            let mut server = self.command(port, exchanges);
+            Ended(server.stdout(Stdio::null()).stderr(Stdio::null()).spawn().map_err(|error| not_run(&server, &error))?)
+        };
+        let begun = Instant::now();
+        let limit = STALL_LIMIT + self.exchange.unwrap_or_default().mul_f64(4.0 * exchanges as f64);
+        loop {
+            let mut client = self.command(port, exchanges);
+            let mut client = Ended(
+                client
+                    .arg("127.0.0.1")
+                    .stdout(Stdio::piped())
+                    .stderr(Stdio::piped())
+                    .spawn()
+                    .map_err(|e| not_run(&client, &e))?,
+            );
+            let (printed, said) = client.output().map_err(|error| failed("read what perftest says", &error))?;
+            match client.0.wait() {
+                Ok(status) if status.success() => return Ok(printed),
+                _ if (printed + &said).contains(TOO_EARLY) && begun.elapsed() < limit => {
+                    if let Ok(Some(status)) = server.0.try_wait() {
+                        return Err(failed("run perftest's server", &format!("it ended with {status}")));
+                    }
+                    std::thread::sleep(RETRY_EVERY);
+                }
+                Ok(status) => return Err(failed("run perftest", &format!("{status}: {}", said.trim()))),
+                Err(error) => return Err(failed("run perftest", &error)),
+            }
+        }
+    }
+}
+
+impl System for OverVerbs {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn variant(&self) -> String {
+        let waiting = if self.plan.polling { "polling" } else { "sleeping" };
+        match self.plan.bench {
+            Bench::Latency => format!("{waiting}, ib_send_lat"),
+            _ => format!("{waiting}, ib_write_bw, window {}", self.plan.window.max(WRITES_MIN)),
+        }
+    }
+
+    fn congestion(&self) -> Option<&str> {
+        None
+    }
+
+    fn device(&self) -> Option<&RdmaDevice> {
+        Some(&self.device)
+    }
+
+    fn resume(&mut self) -> Result<(), BenchError> {
+        Ok(())
+    }
+
+    fn round(&mut self, length: Duration) -> Result<Sample, BenchError> {
+        let each = match self.exchange {
+            Some(each) => each,
+            None => measured(&self.plan, &self.run(TRIAL)?)?.1,
+        };
+        let exchanges = (length.as_secs_f64() / each.as_secs_f64().max(1e-9)) as u64;
+        let (sample, each) = measured(&self.plan, &self.run(exchanges.clamp(EXCHANGES.0, EXCHANGES.1))?)?;
+        self.exchange = Some(each);
+        Ok(sample)
+    }
+
+    fn rest(&mut self) -> Result<(), BenchError> {
+        Ok(())
+    }
+}
+
+/// A child that does not outlive what waits for it.
+struct Ended(Child);
+
+impl Ended {
+    /// All that it prints and says until it ends.
+    fn output(&mut self) -> io::Result<(String, String)> {
+        let (mut printed, mut said) = (Vec::new(), Vec::new());
+        let (mut out, mut err) = (self.0.stdout.take(), self.0.stderr.take());
+        std::thread::scope(|scope| {
+            scope.spawn(|| err.as_mut().map(|err| err.read_to_end(&mut said)));
+            out.as_mut().map_or(Ok(0), |out| out.read_to_end(&mut printed))
+        })?;
+        Ok([printed, said].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).into())
+    }
+}
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// What perftest measured, and how long an exchange took.
+fn measured(plan: &Plan, printed: &str) -> Result<(Sample, Duration), BenchError> {
+    let missing = || failed("read what perftest printed", &"it has no figure");
+    if plan.bench == Bench::Latency {
+        let trips = round_trips(printed);
+        let each = Duration::from_nanos(trips.value_at_quantile(0.5));
+        return if trips.is_empty() { Err(missing()) } else { Ok((Sample::round_trips(trips), each)) };
+    }
+    let mebibytes = average_bandwidth(printed).filter(|average| *average > 0.0).ok_or_else(missing)?;
+    let bytes_per_s = mebibytes * MEBIBYTE;
+    let each = Duration::from_secs_f64(plan.size_bytes as f64 / bytes_per_s);
+    Ok((Sample::figure(Metric::GigabytesPerSecond, bytes_per_s / 1e9), each))
+}
+
+/// Twice each of the times, one way and in microseconds, that stand behind their numbers below `#, usec`.
+fn round_trips(printed: &str) -> Histogram<u64> {
+    let mut trips = round_trip_histogram();
+    let rows = printed.lines().skip_while(|line| !line.starts_with("#, ")).skip(1);
+    let times = rows.map_while(|line| line.split_once(',')?.1.trim().parse::<f64>().ok());
+    times.for_each(|us| record_round_trip(&mut trips, Duration::from_secs_f64(2.0 * us.max(0.0) / 1e6)));
+    trips
+}
+
+/// The average of an `ib_*_bw`, whose heading begins with `#bytes`: columns are told apart by their units, as names may be of
+/// several words.
+fn average_bandwidth(printed: &str) -> Option<f64> {
+    let mut lines = printed.lines().skip_while(|line| !line.trim_start().starts_with("#bytes"));
+    let before = lines.next()?.split_once("BW average[MB/sec]")?.0;
+    // `#bytes` and `#iterations` come first and have no unit.
+    lines.next()?.split_whitespace().nth(2 + before.matches(']').count())?.parse().ok()
+}
+
+fn failed(operation: &'static str, reason: &impl ToString) -> BenchError {
+    BenchError::Verbs { operation, reason: reason.to_string() }
+}
+
+fn not_run(command: &Command, error: &io::Error) -> BenchError {
+    let program = command.get_program().to_string_lossy();
+    failed("run perftest", &format!("{program}: {error}; install perftest, or leave out --baseline raw"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LATENCY: &str = " Data ex. method : Ethernet
+---------------------------------------------------------------------------------------
+#, usec
+1, 9.68
+2, 153.20
+3, 10.00
+---------------------------------------------------------------------------------------
+ #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]    t_stdev[usec]   99% percentile[usec]   99.9% percentile[usec] 
+ 64      3          9.68           153.20       10.00     \t       10.64       \t4.42   \t\t153.20   \t\t153.20 
+";
+
+    const BANDWIDTH: &str = " #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]   MsgRate[Mpps]
+ 1048576    200              63.35              61.50  \t\t   0.000061
+";
+
+    #[test]
+    fn every_exchange_is_a_round_trip_of_twice_its_time() {
+        let plan = Plan::new(Bench::Latency);
+        let (sample, each) = measured(&plan, LATENCY).unwrap();
+        let trips = sample.round_trips.expect("there are three");
+        assert_eq!(trips.len(), 3);
+        assert!(each.as_nanos().abs_diff(20_000) < 100, "{each:?}");
+        assert!(trips.max().abs_diff(306_400) < 1_000, "{}", trips.max());
+    }
+
+    #[test]
+    fn bandwidth_is_found_by_its_column() {
+        let plan = Plan { size_bytes: 1 << 20, ..Plan::new(Bench::Bandwidth) };
+        let (sample, each) = measured(&plan, BANDWIDTH).unwrap();
+        assert_eq!(sample.figures, [(Metric::GigabytesPerSecond, 61.5 * MEBIBYTE / 1e9)]);
+        assert!((each.as_secs_f64() - 1.0 / 61.5).abs() < 1e-6, "{each:?}");
+    }
+
+    #[test]
+    fn what_is_not_there_is_not_invented() {
+        for (bench, printed) in
+            [(Bench::Latency, BANDWIDTH), (Bench::Bandwidth, LATENCY), (Bench::Latency, "#, usec\n")]
+        {
+            let error = measured(&Plan::new(bench), printed).expect_err("there is no figure").to_string();
+            assert_eq!(error, "verbs failed to read what perftest printed: it has no figure");
+        }
+    }
+}

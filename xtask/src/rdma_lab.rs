@@ -1,7 +1,6 @@
 //! `cargo xtask rdma-lab`: real verbs without a NIC. Boots Debian's kernel with Soft-RoCE in an emulated machine, and runs
 //! there what needs an RDMA device.
 
-mod archive;
 mod figures;
 mod guest;
 mod host;

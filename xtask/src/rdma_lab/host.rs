@@ -11,6 +11,7 @@ use crate::command::{output, run};
 const PACKAGES: &[&str] = &[
     "busybox-static",
     "cmake",
+    "cpio",
     "gcc",
     "ibverbs-providers",
     "ibverbs-utils",

@@ -1,14 +1,16 @@
 //! What is in the guest: busybox, verbs' libraries and tools, the kernel's modules, the programs to run, and every library
 //! that one of them names.
 
-use std::fs::{self, File};
-use std::io::BufWriter;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::archive::Archive;
+use tempfile::TempDir;
+
 use super::guest::{Job, script_path};
 use super::kernel::Kernel;
+use crate::command::run;
 
 /// Where the guest's programs look for libraries, and where Debian keeps them.
 const LIBRARIES: &str = "/usr/lib/x86_64-linux-gnu";
@@ -58,6 +60,9 @@ pub(crate) struct Program {
     pub(crate) path: PathBuf,
 }
 
+/// Packs the current folder as the kernel reads it, whoever owns its files.
+const PACK: &str = "set -e; find . -mindepth 1 -print0 | sort -z | cpio --quiet --null --create --format=newc --owner=+0:+0 --file=\"$0\"";
+
 /// Writes the guest's file system to `path`, with `init` as its first program.
 pub(crate) fn write(
     path: &Path,
@@ -66,9 +71,9 @@ pub(crate) fn write(
     programs: &[Program],
     jobs: &[Job],
 ) -> Result<(), String> {
-    let cannot_write = |error: std::io::Error| format!("{}: {error}", path.display());
-    let file = File::create(path).map_err(cannot_write)?;
-    let mut image = Image { archive: Archive::new(BufWriter::new(file)) };
+    let folder = path.parent().unwrap_or(Path::new("."));
+    let tree = TempDir::new_in(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    let image = Image { root: tree.path().to_owned() };
     for program in programs {
         image.program(&program.name, &program.path)?;
     }
@@ -97,43 +102,58 @@ pub(crate) fn write(
     image.text("/etc/group", 0o644, "root:x:0:\n")?;
     image.text("/etc/hosts", 0o644, "127.0.0.1 localhost\n10.9.0.1 lab\n")?;
     image.text("/etc/nsswitch.conf", 0o644, "hosts: files\n")?;
-    let mut archive = image.archive;
-    for folder in ["/proc", "/sys", "/dev", "/tmp", "/run", "/var", "/root"] {
-        archive.folder(folder).map_err(cannot_write)?;
+    for folder in ["proc", "sys", "dev", "tmp", "run", "var", "root"] {
+        fs::create_dir_all(image.root.join(folder)).map_err(|error| format!("the guest's /{folder}: {error}"))?;
     }
-    archive.finish().map(drop).map_err(cannot_write)
+    run(Command::new("sh").args(["-c", PACK]).arg(path).current_dir(&image.root))
 }
 
+/// The guest's files, in a folder of this machine.
 struct Image {
-    archive: Archive<BufWriter<File>>,
+    root: PathBuf,
 }
 
 impl Image {
-    fn text(&mut self, path: &str, mode: u32, text: &str) -> Result<(), String> {
-        self.archive.file(path, mode, text.as_bytes()).map_err(|error| format!("the guest's {path}: {error}"))
+    fn text(&self, path: &str, mode: u32, text: &str) -> Result<(), String> {
+        self.file(path, mode, text.as_bytes())
     }
 
-    fn copy(&mut self, path: &str, from: &Path) -> Result<(), String> {
+    fn copy(&self, path: &str, from: &Path) -> Result<(), String> {
         let contents = fs::read(from).map_err(|error| format!("{}: {error}", from.display()))?;
-        self.archive.file(path, 0o755, &contents).map_err(|error| format!("the guest's {path}: {error}"))
+        self.file(path, 0o755, &contents)
+    }
+
+    /// Writes a file of the guest's, unless it has it.
+    fn file(&self, path: &str, mode: u32, contents: &[u8]) -> Result<(), String> {
+        let place = self.place(path);
+        if place.exists() {
+            return Ok(());
+        }
+        let made = fs::create_dir_all(place.parent().unwrap_or(&self.root)).and_then(|()| fs::write(&place, contents));
+        made.and_then(|()| fs::set_permissions(&place, fs::Permissions::from_mode(mode)))
+            .map_err(|error| format!("the guest's {path}: {error}"))
+    }
+
+    fn place(&self, path: &str) -> PathBuf {
+        self.root.join(path.trim_start_matches('/'))
     }
 
     /// A program and the libraries that it names; a file of another kind is copied as it is.
-    fn program(&mut self, name: &str, from: &Path) -> Result<(), String> {
+    fn program(&self, name: &str, from: &Path) -> Result<(), String> {
         self.copy(&format!("/bin/{name}"), from)?;
         self.libraries_of(from)
     }
 
-    fn library(&mut self, name: &str, from: &Path) -> Result<(), String> {
+    fn library(&self, name: &str, from: &Path) -> Result<(), String> {
         let path = format!("{LIBRARIES}/{name}");
-        if self.archive.contains(&path) {
+        if self.place(&path).exists() {
             return Ok(());
         }
         self.copy(&path, from)?;
         self.libraries_of(from)
     }
 
-    fn libraries_of(&mut self, file: &Path) -> Result<(), String> {
+    fn libraries_of(&self, file: &Path) -> Result<(), String> {
         for needed in named_by_ldd(file)? {
             match needed {
                 // All lie in one folder of the guest, where they are looked for last but always.
@@ -145,7 +165,7 @@ impl Image {
     }
 
     /// Soft-RoCE's half in user space, which libibverbs finds by name.
-    fn provider(&mut self) -> Result<(), String> {
+    fn provider(&self) -> Result<(), String> {
         let folder = format!("{LIBRARIES}/libibverbs");
         let entries = fs::read_dir(&folder).map_err(|error| format!("{folder}: {error}"))?;
         for entry in entries.flatten() {
@@ -209,6 +229,17 @@ mod tests {
         ];
         assert_eq!(libraries(said).unwrap(), expected);
         assert_eq!(libraries("\tstatically linked\n").unwrap(), []);
+    }
+
+    #[test]
+    fn the_first_file_of_a_path_stays_and_folders_are_made() {
+        let root = TempDir::new().unwrap();
+        let image = Image { root: root.path().to_owned() };
+        image.text("/etc/lab/one", 0o640, "first").unwrap();
+        image.text("/etc/lab/one", 0o755, "second").unwrap();
+        let one = root.path().join("etc/lab/one");
+        assert_eq!(fs::read_to_string(&one).unwrap(), "first");
+        assert_eq!(fs::metadata(one).unwrap().permissions().mode() & 0o777, 0o640);
     }
 
     #[test]

@@ -110,7 +110,7 @@ pub struct Pulled {
 
 /// A published tensor.
 #[derive(Debug, Clone, Copy)]
-pub struct Shelved<'a> {
+pub struct Stored<'a> {
     /// Its version.
     pub version: i64,
     /// Its metadata.
@@ -318,21 +318,21 @@ impl Tray {
         }
     }
 
-    /// Takes a tensor in from a shelf, by copy.
+    /// Takes a tensor in from a store, by copy.
     #[inline]
     pub fn copy_in(
         &mut self,
         index: usize,
-        shelved: &Shelved<'_>,
+        stored: &Stored<'_>,
         allocate: impl FnOnce(usize) -> Result<Buffer, Error>,
     ) {
-        let bytes = shelved.payload.volatile();
-        if !self.overwrite(index, shelved.stamp, shelved.version, bytes) {
-            let meta = TensorMeta::from_own_wire(shelved.meta.into());
+        let bytes = stored.payload.volatile();
+        if !self.overwrite(index, stored.stamp, stored.version, bytes) {
+            let meta = TensorMeta::from_own_wire(stored.meta.into());
             self.put_new(
                 index,
-                &Known { stamp: shelved.stamp, meta, len: bytes.len() },
-                shelved.version,
+                &Known { stamp: stored.stamp, meta, len: bytes.len() },
+                stored.version,
                 bytes,
                 allocate,
             );

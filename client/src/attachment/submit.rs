@@ -240,7 +240,7 @@ impl Attachment {
         }
     }
 
-    /// Tells every shard to take a tensor off its shelf.
+    /// Tells every shard to remove a tensor from its store.
     pub(crate) fn withdraw(&self, key: &str) -> Result<(), Error> {
         self.tell_all(&Submission::Withdraw { key })
     }

@@ -38,7 +38,7 @@ const MAILBOX_TIME_MAX: Duration = Duration::from_millis(8);
 /// Jobs that a mailbox holds where that is not to be met.
 const MAILBOX_SLOTS: usize = 1 << 14;
 
-/// Keys that a shelf has room for where limits are not to be met: more than tasks use, and few enough to fill it for a look.
+/// Keys that a store has room for where limits are not to be met: more than tasks use, and few enough to fill it for a look.
 const PUBLISHED_MAX: usize = 256;
 /// How long after a map was loaded somebody may still go by the map before: over what a dead link takes to be found out.
 pub(super) const MAP_SPREADS: Duration = Duration::from_millis(1000);

@@ -1,4 +1,4 @@
-//! What tasks have published: which tensor lay on which shelf from when until when, and what the shelves must say.
+//! What tasks have published: which tensor lay in which store from when until when, and what the stores must say.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -16,14 +16,14 @@ pub(super) struct Publication {
     pub(super) bytes: usize,
     /// The process that did it.
     pub(super) process: u32,
-    /// By shard: when it came onto that shelf, and when it left it.
+    /// By shard: when it came into that store, and when it left it.
     pub(super) lay: Vec<Option<(Duration, Option<Duration>)>>,
 }
 
 #[derive(Default)]
 pub(super) struct Published {
     pub(super) all: Vec<Publication>,
-    /// What lies on the shelves now, by task, key and shard.
+    /// What lies in the stores now, by task, key and shard.
     here: BTreeMap<(usize, u32, usize), usize>,
     /// The last version that a process has published, by task and key; gone with the process.
     latest: BTreeMap<(usize, u32), i64>,
@@ -42,7 +42,7 @@ impl Published {
         self.latest.get(&(task, key)).copied().unwrap_or(0)
     }
 
-    /// True if a publication lay on any shelf at some time from `from` to `to`.
+    /// True if a publication lay in any store at some time from `from` to `to`.
     pub(super) fn lay_within(&self, publication: usize, from: Duration, to: Duration) -> bool {
         let lay = self.all[publication].lay.iter().flatten();
         lay.into_iter().any(|&(since, until)| since <= to && until.is_none_or(|until| until >= from))
@@ -55,7 +55,7 @@ impl Published {
         others.into_iter().all(|(number, other)| other.bytes == bytes || !self.lay_within(number, from, to))
     }
 
-    /// True if a tensor of a task's key, of `min_version` or newer, lay on the shelf of `shard` for all of `time` between
+    /// True if a tensor of a task's key, of `min_version` or newer, lay in the store of `shard` for all of `time` between
     /// `from` and `to`; with `still`, one that lies there now.
     pub(super) fn lay_long_enough(
         &self,
@@ -89,7 +89,7 @@ impl Simulation {
         }
         let shards = self.hosts[host].seats.len();
         let lies_everywhere = (0..shards).all(|shard| self.published.here.contains_key(&(task, number, shard)));
-        // A task does not go back, though a shelf from which the tensor was withdrawn would not mind.
+        // A task does not go back, though a store from which the tensor was withdrawn would not mind.
         let rise = if lies_everywhere { rise } else { rise.max(1) };
         let version = self.published.newest(task, number) + rise;
         let publication = self.published.all.len();
@@ -170,7 +170,7 @@ impl Simulation {
         self.published.latest.retain(|(task, _), _| !is_of(*task));
     }
 
-    /// No shelf keeps a key once nothing is published and no plan is open.
+    /// No store keeps a key once nothing is published and no plan is open.
     pub(super) fn look_for_kept_keys(&self) -> Result<(), String> {
         for (index, host) in self.hosts.iter().enumerate() {
             for (shard, seat) in host.seats.iter().enumerate() {

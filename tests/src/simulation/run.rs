@@ -96,7 +96,7 @@ impl Simulation {
         self.take_all()?;
         if self.climate.scarce {
             // What is published and named would leave no room to look at anything else.
-            self.clear_shelves()?;
+            self.clear_stores()?;
         }
         self.probe_all()?;
         self.probe_plans()?;
@@ -197,7 +197,7 @@ impl Simulation {
         // Plans are closed while they are pulled, and long after.
         self.close_plans(|plan| plan % 2 == 1)?;
         self.run_until(self.now + PROBE_TIMEOUT + CONNECT_TIMEOUT + LEASE + PEER_TIMEOUT)?;
-        self.clear_shelves()?;
+        self.clear_stores()?;
         self.empty_queues()?;
         self.look_for_lost_pushes()?;
         self.ledger.held.clear();
@@ -216,8 +216,8 @@ impl Simulation {
         self.look_for_kept_keys()
     }
 
-    /// Closes every plan, and takes everything off the shelves.
-    fn clear_shelves(&mut self) -> Result<(), String> {
+    /// Closes every plan, and empties the stores.
+    fn clear_stores(&mut self) -> Result<(), String> {
         if let Some(pull) = self.plans.left() {
             return Err(format!("pull {pull} never ended"));
         }

@@ -71,7 +71,7 @@ use pusher::Pusher;
 pub use quota::{Charges, PeerQuota};
 pub use receive::{Inbound, ReceiveMemory, Sink, Untaken};
 use server::Server;
-pub use server::{EmptyShelf, Named, Shelf, Wait};
+pub use server::{EmptyStore, Named, Store, Wait};
 
 /// What a session tells its owner. Small, since a peer's requests come as such by the million; an owner that gives a
 /// [`Sink`] gets tensors without one.
@@ -534,13 +534,13 @@ impl<W, D: PartialEq> Session<W, D> {
 
     /// [`fill_from`](Self::fill_from) for a side that publishes nothing.
     pub fn fill(&mut self, now: Instant, one_message: bool) -> bool {
-        self.fill_from(&EmptyShelf, now, one_message)
+        self.fill_from(&EmptyStore, now, one_message)
     }
 
-    /// Puts frames into the outbox until it is full or there is no more to say; what the peer pulls comes from `shelf`.
+    /// Puts frames into the outbox until it is full or there is no more to say; what the peer pulls comes from `store`.
     /// With `one_message`, stops after the first request, answer or control frame, so that each leaves in a write of its
     /// own; true if it put in any.
-    pub fn fill_from<S: Shelf + ?Sized>(&mut self, shelf: &S, now: Instant, one_message: bool) -> bool {
+    pub fn fill_from<S: Store + ?Sized>(&mut self, store: &S, now: Instant, one_message: bool) -> bool {
         let mut filled = false;
         if self.attached.is_none() {
             return false;
@@ -559,7 +559,7 @@ impl<W, D: PartialEq> Session<W, D> {
             // Chunks are next, few at a time: the rest passes between them.
             let more = self.control.stage(&mut self.outbox)
                 || self.outbox.stage_chunk()
-                || self.stage_answers(shelf, one_message)
+                || self.stage_answers(store, one_message)
                 || self.stage_questions(now, one_message)
                 || self.control.stage_conclusion(&mut self.outbox);
             filled |= more;
@@ -571,12 +571,12 @@ impl<W, D: PartialEq> Session<W, D> {
 
     /// Stages tensors: those that were asked for and those that are pulled, by turns.
     #[inline]
-    fn stage_answers<S: Shelf + ?Sized>(&mut self, shelf: &S, one_message: bool) -> bool {
+    fn stage_answers<S: Store + ?Sized>(&mut self, store: &S, one_message: bool) -> bool {
         self.parts_first = !self.parts_first;
-        if self.parts_first && self.server.stage(shelf, &mut self.outbox) {
+        if self.parts_first && self.server.stage(store, &mut self.outbox) {
             return true;
         }
-        self.producer.stage_answers(&mut self.outbox, one_message) || self.server.stage(shelf, &mut self.outbox)
+        self.producer.stage_answers(&mut self.outbox, one_message) || self.server.stage(store, &mut self.outbox)
     }
 
     /// Stages what this side asks.

@@ -1,6 +1,6 @@
-//! The pulled half of a session: the peer's key sets, and its pulls, answered from the shelf as far as the link takes.
+//! The pulled half of a session: the peer's key sets, and its pulls, answered from the store as far as the link takes.
 //!
-//! Nothing is kept for a pull that waits but its numbers; bytes are read from the shelf when they leave.
+//! Nothing is kept for a pull that waits but its numbers; bytes are read from the store when they leave.
 
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -14,25 +14,25 @@ use crate::arena::{Arena, Handle};
 use crate::error::Error;
 use crate::limits::{INLINE_PAYLOAD_BYTES, SETS_MAX, SessionLimits};
 use crate::outbox::{Outbox, Owner};
-use crate::tray::Shelved;
+use crate::tray::Stored;
 use crate::wire::{KeySet, Part, Pull, PullFailure, WireError};
 
 /// Published tensors, by slot.
-pub trait Shelf {
+pub trait Store {
     /// What lies in a slot, if anything does.
-    fn look(&self, slot: u32) -> Option<Shelved<'_>>;
+    fn look(&self, slot: u32) -> Option<Stored<'_>>;
 }
 
-/// The shelf of a side that publishes nothing.
-pub struct EmptyShelf;
+/// The store of a side that publishes nothing.
+pub struct EmptyStore;
 
-impl Shelf for EmptyShelf {
-    fn look(&self, _slot: u32) -> Option<Shelved<'_>> {
+impl Store for EmptyStore {
+    fn look(&self, _slot: u32) -> Option<Stored<'_>> {
         None
     }
 }
 
-/// A tensor that a pull waits for: to be told by [`Session::pull_ready`] when it is on the shelf.
+/// A tensor that a pull waits for: to be told by [`Session::pull_ready`] when it is in the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Wait {
     /// Where it will lie.
@@ -217,7 +217,7 @@ impl Server {
         for (_, set) in self.sets.drain() {
             slots.extend(set.found.and_then(Result::ok).unwrap_or_default());
         }
-        // A hash map's order is no order: the same history is to leave the same shelf behind.
+        // A hash map's order is no order: the same history is to leave the same store behind.
         slots.sort_unstable();
         slots
     }
@@ -277,7 +277,7 @@ impl Server {
     }
 
     /// Stages the next frame of an answer; false if there is none.
-    pub(super) fn stage<S: Shelf + ?Sized>(&mut self, shelf: &S, outbox: &mut Outbox) -> bool {
+    pub(super) fn stage<S: Store + ?Sized>(&mut self, store: &S, outbox: &mut Outbox) -> bool {
         if !self.held_back.is_empty() && outbox.has_room_for_answer() {
             self.to_serve.extend(self.held_back.pop_front());
             self.to_serve.rotate_right(1);
@@ -305,7 +305,7 @@ impl Server {
                 None => return false,
             };
             let waits = Waits { list: &mut self.waits, share: &mut self.share };
-            match serving.stage(handle, slots, &mut set.told, waits, shelf, outbox) {
+            match serving.stage(handle, slots, &mut set.told, waits, store, outbox) {
                 Staging::Staged => return true,
                 Staging::HeldBack => {
                     self.to_serve.pop_front();
@@ -343,13 +343,13 @@ enum Staging {
 impl Serving {
     /// Stages the next frame of this answer.
     #[inline]
-    fn stage<S: Shelf + ?Sized>(
+    fn stage<S: Store + ?Sized>(
         &mut self,
         handle: Handle,
         slots: &[u32],
         told: &mut [u64],
         waits: Waits<'_>,
-        shelf: &S,
+        store: &S,
         outbox: &mut Outbox,
     ) -> Staging {
         while let Some((first, count)) = self.ready.front_mut() {
@@ -360,7 +360,7 @@ impl Serving {
             let at = *first as usize;
             let range = at..at + *count as usize;
             let slot = slots[at];
-            let Some(shelved) = shelf.look(slot).filter(|shelved| shelved.version >= self.min_version) else {
+            let Some(stored) = store.look(slot).filter(|stored| stored.version >= self.min_version) else {
                 let index = *first;
                 (*first, *count) = (*first + 1, *count - 1);
                 let Err(full) = waits.share.take(Held::Waits, 1) else {
@@ -372,22 +372,22 @@ impl Serving {
                 outbox.stage(|writer| writer.pull_failure(&PullFailure { id: self.id, code, index, reason: &reason }));
                 return Staging::Staged;
             };
-            if told[at] != shelved.stamp {
-                tell(self.set, range, slots, told, self.min_version, shelf, outbox);
+            if told[at] != stored.stamp {
+                tell(self.set, range, slots, told, self.min_version, store, outbox);
                 return Staging::Staged;
             }
-            let sent = if shelved.payload.len() > INLINE_PAYLOAD_BYTES {
-                if outbox.is_overtaken(shelved.payload.len()) && !outbox.has_room_for_answer() {
+            let sent = if stored.payload.len() > INLINE_PAYLOAD_BYTES {
+                if outbox.is_overtaken(stored.payload.len()) && !outbox.has_room_for_answer() {
                     return Staging::HeldBack;
                 }
-                let (id, version, payload) = (self.id, shelved.version, shelved.payload.share());
+                let (id, version, payload) = (self.id, stored.version, stored.payload.share());
                 let (payload_bytes, index) = (payload.len() as u64, at as u32);
                 outbox.post((Owner::Nobody, Handle::NONE), payload, |writer, transfer| {
                     writer.part(&Part { id, version, payload_bytes, transfer, index });
                 });
                 1
             } else {
-                stage_small(self.id, shelved, range, slots, told, shelf, outbox)
+                stage_small(self.id, stored, range, slots, told, store, outbox)
             };
             (*first, *count) = (*first + sent, *count - sent);
             return Staging::Staged;
@@ -398,22 +398,22 @@ impl Serving {
 
 /// Stages small tensors from the front of `range` on, as long as they are of one version and were told; how many.
 #[inline]
-fn stage_small<S: Shelf + ?Sized>(
+fn stage_small<S: Store + ?Sized>(
     id: Handle,
-    shelved: Shelved<'_>,
+    stored: Stored<'_>,
     range: std::ops::Range<usize>,
     slots: &[u32],
     told: &[u64],
-    shelf: &S,
+    store: &S,
     outbox: &mut Outbox,
 ) -> u32 {
-    let version = shelved.version;
+    let version = stored.version;
     let mut count = 0;
     outbox.stage(|writer| {
         let mut parts = writer.parts(id, version, range.start as u32);
-        parts.push(shelved.payload.volatile());
+        parts.push(stored.payload.volatile());
         for (&slot, &told) in slots[range.clone()].iter().zip(&told[range]).skip(1) {
-            let Some(next) = shelf.look(slot) else { break };
+            let Some(next) = store.look(slot) else { break };
             let bytes = next.payload.volatile();
             let fits = bytes.len() <= INLINE_PAYLOAD_BYTES && !parts.is_full(bytes.len());
             if next.version != version || next.stamp != told || !fits {
@@ -430,29 +430,29 @@ fn stage_small<S: Shelf + ?Sized>(
 
 /// Stages what the tensors at the front of `range` look like, of those which leave next.
 #[cold]
-fn tell<S: Shelf + ?Sized>(
+fn tell<S: Store + ?Sized>(
     set: Handle,
     range: std::ops::Range<usize>,
     slots: &[u32],
     told: &mut [u64],
     min_version: i64,
-    shelf: &S,
+    store: &S,
     outbox: &mut Outbox,
 ) {
     outbox.stage(|writer| {
         let mut metas = writer.metas(set);
         for index in range {
-            let Some(shelved) = shelf.look(slots[index]).filter(|shelved| shelved.version >= min_version) else {
+            let Some(stored) = store.look(slots[index]).filter(|stored| stored.version >= min_version) else {
                 break;
             };
-            if told[index] == shelved.stamp {
+            if told[index] == stored.stamp {
                 continue;
             }
-            if metas.is_full(shelved.meta.len()) {
+            if metas.is_full(stored.meta.len()) {
                 break;
             }
-            metas.push(index as u32, shelved.meta, shelved.payload.len() as u64);
-            told[index] = shelved.stamp;
+            metas.push(index as u32, stored.meta, stored.payload.len() as u64);
+            told[index] = stored.stamp;
         }
         metas.end();
     });

@@ -68,7 +68,7 @@ pub enum Completion<'a> {
         /// The calls.
         calls: &'a [u32],
     },
-    /// Tensors in the arena lie on the shard's shelf, where peers read them, or were pushed; at most [`NUMBERS_PER_RECORD`].
+    /// Tensors in the arena lie in the shard's store, where peers read them, or were pushed; at most [`NUMBERS_PER_RECORD`].
     Published {
         /// The calls.
         calls: &'a [u32],

@@ -66,7 +66,7 @@ pub enum Submission<'a> {
         /// One of many that are asked for together: it does not count against the window.
         fused: bool,
     },
-    /// Puts a tensor on the shelf that the shard serves its peers from.
+    /// Puts a tensor into the store that the shard serves its peers from.
     Publish {
         /// The call.
         call: u32,
@@ -81,7 +81,7 @@ pub enum Submission<'a> {
         /// Others follow that are to be seen together with it.
         more: bool,
     },
-    /// Takes a tensor off the shelf.
+    /// Removes a tensor from the store.
     Withdraw {
         /// The tensor's name.
         key: &'a str,

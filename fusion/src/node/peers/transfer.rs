@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use sealane_transport::error::LinkError;
 use sealane_transport::link::Traits;
-use sealane_transport::session::Shelf;
+use sealane_transport::session::Store;
 use sealane_transport::{Handle, Link};
 
 use super::lists::touch;
@@ -36,7 +36,7 @@ impl Peers {
         now: Instant,
         handle: Handle,
         fuse: Fuse,
-        shelf: &impl Shelf,
+        store: &impl Store,
         counters: &mut Counters,
     ) -> Option<Written> {
         let peer = self.arena.get_mut(handle)?;
@@ -50,7 +50,7 @@ impl Peers {
             tells_of_room: traits.tells_of_room,
             more: false,
         };
-        write_to(peer, now, (fuse, traits), shelf, &mut written, counters);
+        write_to(peer, now, (fuse, traits), store, &mut written, counters);
         peer.counters.bytes_sent += written.bytes as u64;
         counters.messages_sent += peer.count_messages();
         touch(peer, handle, &mut self.lists.unshown);
@@ -135,7 +135,7 @@ fn write_to(
     peer: &mut Peer,
     now: Instant,
     (fuse, traits): (Fuse, Traits),
-    shelf: &impl Shelf,
+    store: &impl Store,
     written: &mut Written,
     counters: &mut Counters,
 ) {
@@ -143,7 +143,7 @@ fn write_to(
     let Some(link) = &mut peer.link else { return };
     peer.session.outbox().set_aside(traits.aside);
     loop {
-        let filled = traits.open && peer.session.fill_from(shelf, now, one_message);
+        let filled = traits.open && peer.session.fill_from(store, now, one_message);
         // With a write a message, a last call tells the link that nothing follows. A link that settles, or that moves
         // payloads beside the frames, has things of its own to say.
         if peer.session.outbox().is_empty() && !one_message && traits == Traits::STREAM {

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use sealane_runtime::Buffer;
-use sealane_transport::session::{ReceiveMemory, Shelf, Wait};
+use sealane_transport::session::{ReceiveMemory, Store, Wait};
 use sealane_transport::trace::Moment;
-use sealane_transport::tray::Shelved;
+use sealane_transport::tray::Stored;
 use sealane_transport::{Error, Handle, Payload, TensorMeta, Tray};
 
 use super::store::{PublishedStore, Watcher};
@@ -99,7 +99,7 @@ impl LocalPull {
 
     /// Copies a small tensor, or begins to copy a large one; the bytes copied.
     #[inline]
-    fn begin_copy(&mut self, index: usize, published: &Shelved<'_>, memory: &Memory, reporter: &mut Reporter) -> usize {
+    fn begin_copy(&mut self, index: usize, published: &Stored<'_>, memory: &Memory, reporter: &mut Reporter) -> usize {
         debug_assert!(self.copy.is_none(), "the tensor that is half copied would be forgotten");
         let (bytes, consumer) = (published.payload.len(), self.consumer);
         let allocate = |len| memory.allocate_to_stay(consumer, len);

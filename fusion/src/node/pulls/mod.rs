@@ -7,7 +7,7 @@ mod store;
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use sealane_transport::session::{Named, Shelf, Wait};
+use sealane_transport::session::{Named, Store, Wait};
 use sealane_transport::trace::Moment;
 use sealane_transport::{Arena, Error, Handle, Tensor, Tray};
 
@@ -81,7 +81,7 @@ impl Pulls {
 
     /// What is published, for the sessions whose peers pull it.
     #[inline]
-    pub(super) fn published(&self) -> &impl Shelf {
+    pub(super) fn published(&self) -> &impl Store {
         &self.store
     }
 

@@ -9,8 +9,8 @@ use std::hash::BuildHasher;
 use hashbrown::{DefaultHashBuilder, HashTable};
 use sealane_runtime::Buffer;
 use sealane_transport::limits::INLINE_PAYLOAD_BYTES;
-use sealane_transport::session::{Shelf, Wait};
-use sealane_transport::tray::Shelved;
+use sealane_transport::session::{Store, Wait};
+use sealane_transport::tray::Stored;
 use sealane_transport::tray::next_stamp;
 use sealane_transport::{Error, Handle, Payload, Tensor, TensorMeta};
 
@@ -64,11 +64,11 @@ pub(super) struct PublishedStore {
     published: usize,
 }
 
-impl Shelf for PublishedStore {
+impl Store for PublishedStore {
     #[inline]
-    fn look(&self, slot: u32) -> Option<Shelved<'_>> {
+    fn look(&self, slot: u32) -> Option<Stored<'_>> {
         let Published { version, stamp, meta, payload } = self.slots.get(slot as usize)?.as_ref()?;
-        Some(Shelved { version: *version, meta: meta.as_wire(), stamp: *stamp, payload })
+        Some(Stored { version: *version, meta: meta.as_wire(), stamp: *stamp, payload })
     }
 }
 

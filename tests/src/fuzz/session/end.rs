@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use sealane_runtime::{Buffer, Slab};
 use sealane_transport::limits::KEY_BYTES_MAX;
 use sealane_transport::link::{Landing, Receiver};
-use sealane_transport::session::{Ask, Credit, Event, PullAsk, PushAsk, ReceiveMemory, Roster, Session, Shelf, Wait};
-use sealane_transport::tray::Shelved;
+use sealane_transport::session::{Ask, Credit, Event, PullAsk, PushAsk, ReceiveMemory, Roster, Session, Store, Wait};
+use sealane_transport::tray::Stored;
 use sealane_transport::wire::WireError;
 use sealane_transport::{Error, Handle, Keys, Meta, Payload, SessionLimits, Tray};
 
@@ -53,10 +53,10 @@ impl ReceiveMemory for Checked<'_> {
 #[derive(Default)]
 struct Published([Option<(i64, Meta, Payload, u64)>; KEYS.len()]);
 
-impl Shelf for Published {
-    fn look(&self, slot: u32) -> Option<Shelved<'_>> {
+impl Store for Published {
+    fn look(&self, slot: u32) -> Option<Stored<'_>> {
         let (version, meta, payload, stamp) = self.0.get(slot as usize)?.as_ref()?;
-        Some(Shelved { version: *version, meta, stamp: *stamp, payload })
+        Some(Stored { version: *version, meta, stamp: *stamp, payload })
     }
 }
 

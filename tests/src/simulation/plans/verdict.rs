@@ -3,11 +3,11 @@
 //! - A pull ends once, by its deadline (and the lateness of a turn), with its tray: each place holds a tensor, or an error
 //!   that what happened explains.
 //! - A tensor is one that its task has published under that key, to the last byte, with the version that it was published
-//!   with. It is as new as was asked, it lay on its shelf at some time while the pull was under way, and it is no older than
+//!   with. It is as new as was asked, it lay in its store at some time while the pull was under way, and it is no older than
 //!   what the plan brought before from the same process.
 //! - Tensors of the same length land in the same memory, pull after pull, unless one failed or was given up between them;
 //!   memory that the task brings is used if the tensor fits.
-//! - When nothing goes wrong, what lies on the shelf long enough comes.
+//! - When nothing goes wrong, what lies in the store long enough comes.
 //! - A pull that is given up gives its tray back and says nothing; so do those of a plan that is closed. A pull of a closed
 //!   plan is refused.
 
@@ -21,7 +21,7 @@ use crate::simulation::climate::{LATENESS_MAX, Weather};
 use crate::simulation::run::Simulation;
 use crate::simulation::workload;
 
-/// What lies on the shelf for so long while a pull waits comes, when nothing goes wrong.
+/// What lies in the store for so long while a pull waits comes, when nothing goes wrong.
 const PULL_TIME: Duration = Duration::from_millis(500);
 
 impl Simulation {
@@ -119,7 +119,7 @@ impl Simulation {
             ));
         }
         if !self.published.lay_within(number, pull.issued, now) {
-            return Err(format!("publication {number} came, and was on no shelf since the pull was asked"));
+            return Err(format!("publication {number} came, and was in no store since the pull was asked"));
         }
         if let Some(seen) = &plan.seen[index]
             && seen.process == from.process
@@ -173,10 +173,10 @@ impl Simulation {
             && !self.is_newcomer(plan.producer)
             && !self.is_newcomer(plan.consumer);
         let (producer, consumer) = (self.task_name(plan.producer), self.task_name(plan.consumer));
-        let shelf = self.hosts[self.host_of(plan.producer)].shard_for(&producer, &consumer);
+        let store = self.hosts[self.host_of(plan.producer)].shard_for(&producer, &consumer);
         // Where maps grow links are made anew, and a pull begins from the start: what had come counts no more.
         let there = self.published.lay_long_enough(
-            (plan.producer, plan.keys[index], shelf),
+            (plan.producer, plan.keys[index], store),
             pull.min_version,
             (pull.issued, pull.deadline),
             PULL_TIME,

@@ -7,16 +7,16 @@ use super::chunks::{LARGE, limits, written};
 use super::*;
 use crate::error::{Code, Error};
 use crate::limits::TRANSFERS_MAX;
-use crate::session::{Credit, Event as Told, PullAsk, PushAsk, Shelf};
+use crate::session::{Credit, Event as Told, PullAsk, PushAsk, Store};
 use crate::tensor::{DType, Tensor, TensorMeta};
-use crate::tray::Shelved;
+use crate::tray::Stored;
 use crate::tray::{Keys, Tray};
 
-/// Two sessions that pull and push, and what lies on the shelf of the one that is pulled from.
+/// Two sessions that pull and push, and what lies in the store of the one that is pulled from.
 struct Both {
     here: Session<u32, u32>,
     there: Session<u32, u32>,
-    shelf: Vec<Entry>,
+    store: Vec<Entry>,
     slab: Slab,
     now: Instant,
     landing: Option<Landing>,
@@ -37,10 +37,10 @@ impl Entry {
     }
 }
 
-impl Shelf for Vec<Entry> {
-    fn look(&self, slot: u32) -> Option<Shelved<'_>> {
+impl Store for Vec<Entry> {
+    fn look(&self, slot: u32) -> Option<Stored<'_>> {
         let Entry { version, stamp, meta, payload } = self.get(slot as usize)?;
-        Some(Shelved { version: *version, meta: meta.as_wire(), stamp: *stamp, payload })
+        Some(Stored { version: *version, meta: meta.as_wire(), stamp: *stamp, payload })
     }
 }
 
@@ -53,7 +53,7 @@ impl Both {
         };
         let slab = Slab::new(SlabSettings { name: "receive", bytes: SLAB_BYTES, populate: false }).unwrap();
         let (here, there, now) = (session(), session(), Instant::now());
-        Self { here, there, shelf: Vec::new(), slab, now, landing: None, input: Vec::new() }
+        Self { here, there, store: Vec::new(), slab, now, landing: None, input: Vec::new() }
     }
 
     /// This side speaks, the other hears all of it.
@@ -105,7 +105,7 @@ impl Both {
 
     /// One write of the other side, heard here.
     fn back_once(&mut self) -> bool {
-        self.there.fill_from(&self.shelf, self.now, false);
+        self.there.fill_from(&self.store, self.now, false);
         let bytes = written(&mut self.there);
         let mut input = (Vec::new(), None);
         hear(&mut self.here, (&mut input.0, &mut input.1), &self.slab, self.now, &bytes);
@@ -158,7 +158,7 @@ fn hear(
 #[test]
 fn a_pull_of_a_small_tensor_passes_that_of_a_large_one() {
     let mut both = Both::new();
-    both.shelf = vec![Entry::new(1, 1, LARGE), Entry::new(1, 2, 64)];
+    both.store = vec![Entry::new(1, 1, LARGE), Entry::new(1, 2, 64)];
     for keys in [&["large", "small"][..], &["large"]] {
         let keys = Arc::new(Keys::new(keys).unwrap());
         let set = both.here.add_set(0, PEER_TASK, keys.clone()).unwrap();
@@ -172,7 +172,7 @@ fn a_pull_of_a_small_tensor_passes_that_of_a_large_one() {
     for _ in 0..2 {
         both.back_once();
     }
-    both.shelf[0] = Entry::new(2, 3, LARGE + 7);
+    both.store[0] = Entry::new(2, 3, LARGE + 7);
     let mut pulled = Vec::new();
     while both.back_once() {
         pulled.extend(std::iter::from_fn(|| both.pulled()));
@@ -189,7 +189,7 @@ fn a_pull_of_a_small_tensor_passes_that_of_a_large_one() {
 fn pulls_that_are_held_back_all_come_and_small_ones_pass_them() {
     const PULLS: usize = 3 * TRANSFERS_MAX;
     let mut both = Both::new();
-    both.shelf = vec![Entry::new(1, 1, LARGE)];
+    both.store = vec![Entry::new(1, 1, LARGE)];
     let deadline = both.now + Duration::from_secs(60);
     let keys = Arc::new(Keys::new(["large"]).unwrap());
     let set = both.here.add_set(0, PEER_TASK, keys).unwrap();
@@ -203,7 +203,7 @@ fn pulls_that_are_held_back_all_come_and_small_ones_pass_them() {
     // Asked for last, and here first.
     let keys = Arc::new(Keys::new(["large", "small"]).unwrap());
     let set = both.here.add_set(0, PEER_TASK, keys).unwrap();
-    both.shelf.push(Entry::new(1, 2, 64));
+    both.store.push(Entry::new(1, 2, 64));
     let ask = PullAsk { set, min_version: 1, deadline, tray: Tray::new(2), waiter: 1000 };
     both.here.pull(both.now, ask).map_err(|(error, ..)| error).unwrap();
     both.forth();
@@ -272,7 +272,7 @@ fn a_link_lost_between_chunks_has_pulls_and_pushes_begin_again() {
     for writes in 0..8 {
         let mut both = Both::new();
         let deadline = both.now + Duration::from_secs(60);
-        both.shelf = vec![Entry::new(1, 1, LARGE), Entry::new(1, 2, LARGE)];
+        both.store = vec![Entry::new(1, 1, LARGE), Entry::new(1, 2, LARGE)];
         let keys = Arc::new(Keys::new(["own", "slab"]).unwrap());
         let set = both.here.add_set(0, PEER_TASK, keys).unwrap();
         let mut tray = Tray::new(2);
@@ -282,7 +282,7 @@ fn a_link_lost_between_chunks_has_pulls_and_pushes_begin_again() {
         both.here.pull(both.now, PullAsk { set, min_version: 1, deadline, tray, waiter: 0 }).map_err(|_| ()).unwrap();
         let stream = both.here.stream(0, PEER_TASK, "queue").unwrap();
         for deposit in 0..2 {
-            let meta = Meta::from_slice(both.shelf[0].meta.as_wire());
+            let meta = Meta::from_slice(both.store[0].meta.as_wire());
             let push = PushAsk { stream, meta, payload: pattern(LARGE).into(), deadline, deposit };
             both.here.push(both.now, push).map_err(|(error, _)| error).unwrap();
         }
@@ -330,7 +330,7 @@ fn a_link_lost_between_chunks_has_pulls_and_pushes_begin_again() {
 fn a_publisher_that_goes_ends_what_has_not_left_of_its_pulls() {
     let mut both = Both::new();
     let count = 2 * TRANSFERS_MAX;
-    both.shelf = (0..count).map(|_| Entry::new(1, 1, LARGE)).collect();
+    both.store = (0..count).map(|_| Entry::new(1, 1, LARGE)).collect();
     let names: Vec<String> = (0..count).map(|number| number.to_string()).collect();
     let set = both.here.add_set(0, PEER_TASK, Arc::new(Keys::new(&names).unwrap())).unwrap();
     let deadline = both.now + Duration::from_secs(60);
@@ -351,7 +351,7 @@ fn a_publisher_that_goes_ends_what_has_not_left_of_its_pulls() {
     both.there.refuse_pulls_of(7, &Error::invalid("another task's"));
     both.there.refuse_pulls_of(0, &gone);
     waits.iter().for_each(|wait| both.there.refuse_pull(wait.pull, wait.index, &gone));
-    both.shelf.clear();
+    both.store.clear();
     let mut pulled = Vec::new();
     while both.back_once() {
         pulled.extend(std::iter::from_fn(|| both.pulled()));

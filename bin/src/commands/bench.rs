@@ -212,7 +212,7 @@ enum Command {
     /// One step of many tensors: a worker pulls all of them from a ps, each from its own memory into its own
     ///
     /// step_ms is the median step of a round, from the first request until the last tensor is in its place. off and turn: a
-    /// recv a tensor, with a window in flight; the ps has deposited what is asked for. receive: the same with one fused recv.
+    /// recv a tensor, with a window in flight; the ps has sent ahead what is asked for. receive: the same with one fused recv.
     /// plan: the ps has published the tensors once, or does so each step. raw: one request, answered
     /// by all tensors at once. grpc is measured twice: a unary call a tensor with 64 in flight, and one call whose answer is
     /// one message with all tensors, which is compared as `sealane/grpc, one message`.

@@ -100,7 +100,7 @@ impl From<LatencyFigures> for Calls {
     }
 }
 
-/// Registered memory of a shard.
+/// Slab memory of a shard.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Slab {
     /// send or receive.

@@ -124,9 +124,9 @@ impl EngineSettings {
     pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
     /// A slow step of a large job.
     pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(600);
-    /// How long a producer keeps what a dead consumer never releases.
+    /// How long a tensor stays lent to a consumer that has no link and may be dead.
     pub const LEASE: Duration = Duration::from_secs(120);
-    /// Tensors of a shard that wait for their request.
+    /// Tensors of a shard that wait for their recv, or are lent and not yet released.
     pub const DEPOSITED_TENSORS_MAX: usize = 1 << 20;
     /// Keys of a shard that are published.
     pub const PUBLISHED_TENSORS_MAX: usize = 1 << 20;

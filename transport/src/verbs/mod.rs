@@ -6,9 +6,10 @@
 //! - **Settling** (`settle.rs`). The greeting runs over TCP and has a feature bit; then each side offers a queue pair or says why
 //!   not. Frames begin when both are connected; otherwise they continue over the same TCP connection, with the reason in both
 //!   logs. The connection stays open beside the queue pair: it reports the end of a process immediately, where RC notices nothing
-//!   until something is sent and all retries are over. A peer whose verbs links fail three times in a row is reached by TCP
-//!   for 30 s, and twice as long after each further failure, up to half an hour. A link that is TCP because of this side is
-//!   replaced as soon as this side can do better, one every tenth of a second.
+//!   until something is sent and all retries are over. New links to a peer whose verbs links fail three times in a row
+//!   use TCP for 30 s. A TCP link that is up is replaced after the same time, which doubles with each further failure, up to
+//!   half an hour. A link that is TCP because of this side is replaced as soon as this side can do better, one every tenth of
+//!   a second.
 //! - **Small** data travels in SENDs: all that a turn has queued, up to 16 KiB each, inline where the device copies that much. It is
 //!   copied once into a message buffer and parsed where it arrives.
 //! - **Large** payloads (over 8 KiB) travel beside the messages, straight between slab, arena or the consumer's own buffer. By

@@ -67,11 +67,11 @@ pub(super) const OF_SHARDS: &[Family<Shard>] = &[
     ]),
     family(Counter, "links_lost", "Links that were lost.", &[(None, |shard| shard.counters.links_lost)]),
     family(Counter, "sessions_reset", "Sessions that were given up, or whose peer restarted.", &[(None, |shard| shard.counters.sessions_reset)]),
-    family(Gauge, "slab_used_bytes", "Registered memory in use.", &[
+    family(Gauge, "slab_used_bytes", "Slab memory in use.", &[
         (SEND_POOL, |shard| shard.counters.slab_send_bytes),
         (RECEIVE_POOL, |shard| shard.counters.slab_receive_bytes),
     ]),
-    family(Gauge, "slab_size_bytes", "Registered memory.", &[
+    family(Gauge, "slab_size_bytes", "Size of the slabs.", &[
         (SEND_POOL, |shard| size_of_pool(shard, "send")),
         (RECEIVE_POOL, |shard| size_of_pool(shard, "receive")),
     ]),

@@ -103,6 +103,11 @@ pub const RELEASE_LOG_MAX: usize = 65_536;
 pub const RELEASE_ACK_EVERY: u64 = 256;
 
 const _: () = {
+    // Lengths and counts within a frame or greeting have 16 bits; a metadata's of all ones means the metadata before it.
+    assert!(FRAME_BODY_BYTES_MAX < u16::MAX as usize);
+    assert!(INLINE_PAYLOAD_BYTES <= u16::MAX as usize);
+    assert!(NAME_BYTES_MAX <= u16::MAX as usize);
+    assert!(TASKS_PER_HELLO <= u16::MAX as usize);
     assert!(KEY_BYTES_MAX + 64 <= FRAME_BODY_BYTES_MAX);
     assert!(META_BYTES_MAX + 64 <= FRAME_BODY_BYTES_MAX);
     assert!(GROUP_BYTES <= FRAME_BODY_BYTES_MAX && PART_BYTES <= FRAME_BODY_BYTES_MAX);

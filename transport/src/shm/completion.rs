@@ -262,7 +262,7 @@ impl<'a> Completion<'a> {
                         let fixed = AcceptedFixed { arrived: arrived.with(payload)?, ..fixed };
                         into.fill(kind::ACCEPTED, place::INLINE, fixed, &[payload, meta, from]);
                     }
-                    // Nobody gave it one: not decoded again.
+                    // No shard writes one and `decode` refuses it: tests of a hostile daemon do.
                     ReceivedAt::Destination { .. } => {
                         into.fill(kind::ACCEPTED, place::DESTINATION, fixed, &[meta, from]);
                     }

@@ -44,7 +44,7 @@ impl From<TooLong> for Malformed {
     }
 }
 
-/// Holds a field's length to its limit, which has 16 bits.
+/// Holds a field's length to its limit, which has 16 bits, as limits.rs asserts of each.
 #[inline]
 pub(super) fn at_most(what: &'static str, len: usize, limit: usize) -> Result<u16, TooLong> {
     debug_assert!(limit <= usize::from(u16::MAX), "a length would lose its upper bits in a record");

@@ -93,9 +93,14 @@ const _: () = {
     assert!(SLOTS.is_power_of_two());
     // The reader says how far it is every quarter, so a record must not need the whole ring to be free.
     assert!(RECORD_SLOTS_MAX <= SLOTS / 4);
-    // A record's length has 16 bits in the commit word, a key's, a metadata's and an inline payload's likewise.
+    // A record's length has 16 bits in the commit word, and so has the length of each of its fields.
     assert!(RECORD_WORDS_MAX <= u16::MAX as usize);
     assert!(KEY_BYTES_MAX + META_BYTES_MAX <= u16::MAX as usize);
+    assert!(NAME_BYTES_MAX <= u16::MAX as usize);
+    assert!(REASON_BYTES_MAX <= u16::MAX as usize);
+    assert!(INLINE_BYTES_MAX <= u16::MAX as usize);
+    assert!(KEY_LIST_BYTES_MAX <= u16::MAX as usize);
+    assert!(NUMBERS_PER_RECORD * size_of::<u64>() <= u16::MAX as usize);
     assert!(FIXED_BYTES_MAX + KEY_BYTES_MAX + META_BYTES_MAX + INLINE_BYTES_MAX <= RECORD_WORDS_MAX * 8);
     assert!(FIXED_BYTES_MAX + KEY_BYTES_MAX + REASON_BYTES_MAX <= RECORD_WORDS_MAX * 8);
     assert!(FIXED_BYTES_MAX + KEY_LIST_BYTES_MAX <= RECORD_WORDS_MAX * 8);

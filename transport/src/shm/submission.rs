@@ -297,7 +297,8 @@ impl<'a> Submission<'a> {
             Submission::Cancel { call } => into.fill(kind::CANCEL, 0, Number::new(call), &[]),
             Submission::Abort { step, reason } => {
                 let reason = cut(reason, REASON_BYTES_MAX);
-                let fixed = AbortFixed { step, reason_bytes: reason.len() as u16, unused: [0; _] };
+                let reason_bytes = at_most("reason", reason.len(), REASON_BYTES_MAX)?;
+                let fixed = AbortFixed { step, reason_bytes, unused: [0; _] };
                 into.fill(kind::ABORT, 0, fixed, &[reason.as_bytes()]);
             }
             Submission::Cleanup { step } => into.fill(kind::CLEANUP, 0, step, &[]),

@@ -138,7 +138,7 @@ pub(crate) const LOOKUPS_MAX: usize = 1024;
 /// nothing has until the lease is over.
 pub(crate) const CLIENTS_LEAVING_MAX: usize = 256;
 
-/// Turns without a client's word after which the shard no longer glances at their rings between turns, which would be in
+/// Turns without a client's word after which the shard no longer peeks at their rings between turns, which would be in
 /// the way of sockets: some milliseconds.
 pub(crate) const PEEK_IDLE_TURNS: u32 = 16_384;
 

@@ -19,13 +19,13 @@ pub(crate) const EVENTS_PER_TURN: usize = 64;
 /// looks, because there is nothing better to do.
 pub(crate) const EPOLL_EVERY: u32 = 8;
 
-/// While a source has memory to glance at, an idle shard asks the kernel only every so many turns: a turn that glances
+/// While a source has memory to peek at, an idle shard asks the kernel only every so many turns: a turn that peeks
 /// takes about 0.15 us, as long as an `epoll_wait`, and what the kernel has to say can wait for 5 us.
-pub(crate) const EPOLL_EVERY_GLANCING: u32 = 32;
+pub(crate) const EPOLL_EVERY_PEEKING: u32 = 32;
 
-/// Glances at the memory of a source after an idle turn: about 0.3 us, three times what the turn itself takes, so that
+/// Peeks at the memory of a source after an idle turn: about 0.3 us, three times what the turn itself takes, so that
 /// what appears is most often found at once.
-pub(crate) const GLANCES: usize = 64;
+pub(crate) const PEEKS: usize = 64;
 
 /// A cancelled timer stays in the heap until it is due or until the heap is more than half cancelled timers;
 /// below this size the heap is not worth compacting.

@@ -28,8 +28,8 @@ pub trait Source {
     fn has_work(&self) -> bool;
 
     /// For a source that finds its work in memory, at any moment: whether there is some, in a few nanoseconds. An idle
-    /// shard then glances a while between its turns, and asks the kernel less often. `None`: nothing to glance at now.
-    fn glance(&self) -> Option<bool> {
+    /// shard then peeks a while between its turns, and asks the kernel less often. `None`: nothing to peek at now.
+    fn peek(&self) -> Option<bool> {
         None
     }
 

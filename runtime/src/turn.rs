@@ -16,7 +16,7 @@ use crate::{
     alarm::Alarm,
     error::RuntimeError,
     executor::{Wait, yield_now},
-    limits::{EPOLL_EVERY, EPOLL_EVERY_GLANCING, GLANCES, JOBS_PER_TURN, SOURCE_BUDGET, STOP_ROUNDS, TIMERS_PER_TURN},
+    limits::{EPOLL_EVERY, EPOLL_EVERY_PEEKING, JOBS_PER_TURN, PEEKS, SOURCE_BUDGET, STOP_ROUNDS, TIMERS_PER_TURN},
     load::LoadMeter,
     mailbox::Mailbox,
     polling::{Idleness, Next, Polling},
@@ -33,8 +33,8 @@ pub(crate) struct Reactor {
     sources: SourceTable,
     reports: Vec<Report>,
     turns_since_look: u32,
-    /// The last glance found sources with memory to glance at.
-    glancing: bool,
+    /// The last peek found sources with memory to peek at.
+    peeking: bool,
     idleness: Idleness,
     stalls: StallWatch,
     load: LoadMeter,
@@ -60,7 +60,7 @@ impl Reactor {
             sources: SourceTable::default(),
             reports: Vec::new(),
             turns_since_look: 0,
-            glancing: false,
+            peeking: false,
             idleness: Idleness::new(polling),
             stalls: StallWatch::new(stall_report, Instant::now()),
             load,
@@ -95,11 +95,11 @@ impl Reactor {
         work += self.shard.0.timers.fire(now, TIMERS_PER_TURN);
         work += self.poll_sources();
         if work == 0 {
-            work += self.glance();
+            work += self.peek();
         }
         self.turns_since_look += 1;
-        let look_every = match (self.glancing, work) {
-            (true, _) => EPOLL_EVERY_GLANCING,
+        let look_every = match (self.peeking, work) {
+            (true, _) => EPOLL_EVERY_PEEKING,
             (false, 0) => 1,
             (false, _) => EPOLL_EVERY,
         };
@@ -112,14 +112,14 @@ impl Reactor {
         work > 0 || notified
     }
 
-    /// Glances at the memory of sources for a while, and polls the first that has something: a turn that began when there
+    /// Peeks at the memory of sources for a while, and polls the first that has something: a turn that began when there
     /// was nothing ends with what came since.
-    fn glance(&mut self) -> usize {
-        self.glancing = false;
+    fn peek(&mut self) -> usize {
+        self.peeking = false;
         for (id, source) in self.sources.iter_mut() {
             let look = || {
-                for _ in 0..GLANCES {
-                    match source.glance() {
+                for _ in 0..PEEKS {
+                    match source.peek() {
                         Some(true) => return Some(source.poll(&self.shard, SOURCE_BUDGET)),
                         Some(false) => {}
                         None => return None,
@@ -129,9 +129,9 @@ impl Reactor {
             };
             match guard(&self.shard, id, look) {
                 Some(None) => {}
-                Some(Some(0)) => self.glancing = true,
+                Some(Some(0)) => self.peeking = true,
                 Some(Some(work)) => {
-                    self.glancing = true;
+                    self.peeking = true;
                     return work;
                 }
                 None => return 1,

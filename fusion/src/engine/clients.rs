@@ -451,7 +451,7 @@ impl Source for Clients {
             || self.clients.iter().any(|(_, client)| client.has_submissions())
     }
 
-    fn glance(&self) -> Option<bool> {
+    fn peek(&self) -> Option<bool> {
         let is_of_use = self.idle_turns < PEEK_IDLE_TURNS && !self.clients.is_empty();
         is_of_use.then(|| self.clients.iter().any(|(_, client)| client.has_submissions()))
     }

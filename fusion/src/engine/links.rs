@@ -152,8 +152,8 @@ impl Source for Links {
         self.engine.borrow_node(|node| node.has_work())
     }
 
-    fn glance(&self) -> Option<bool> {
-        self.engine.port.as_ref().map(|port| port.glance())
+    fn peek(&self) -> Option<bool> {
+        self.engine.port.as_ref().map(|port| port.peek())
     }
 
     fn try_sleep(&mut self) -> bool {

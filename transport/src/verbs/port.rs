@@ -322,7 +322,7 @@ impl Port {
     }
 
     /// True if completions wait to be taken; cheap.
-    pub fn glance(&self) -> bool {
+    pub fn peek(&self) -> bool {
         let mut state = self.state();
         state.take_completions();
         !state.told.is_empty()

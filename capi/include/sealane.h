@@ -254,7 +254,7 @@ typedef struct {
 } sealane_meta;
 
 /**
- * What a tensor is and where its bytes are. All of it is valid as long as what it is of; each function says how long that is.
+ * What a tensor is and where its bytes are. Pointers are valid as long as the tensor they describe; each function says how long that is.
  */
 typedef struct {
   /**
@@ -276,7 +276,7 @@ typedef struct {
 } sealane_view;
 
 /**
- * How to attach. Set `size`, and leave 0 what is to have its default.
+ * How to attach. Set `size` to `sizeof` this struct; fields left 0 take their defaults.
  */
 typedef struct {
   /**
@@ -318,7 +318,7 @@ typedef struct {
 } sealane_attach_options;
 
 /**
- * How to start an engine. Set `size`, and leave 0 what is to have its default.
+ * How to start an engine. Set `size` to `sizeof` this struct; fields left 0 take their defaults.
  */
 typedef struct {
   /**
@@ -486,7 +486,7 @@ typedef struct {
 } sealane_wanted;
 
 /**
- * How much may wait in a queue. Set `size`, and leave 0 what is to have its default.
+ * How much may wait in a queue. Set `size` to `sizeof` this struct; fields left 0 take their defaults.
  */
 typedef struct {
   /**
@@ -626,8 +626,8 @@ sealane_error *sealane_abort(sealane_task *task,
                              sealane_text reason);
 
 /**
- * Frees what is left of a step of this task: tensors that wait, requests that wait for it, and the memory that it was
- * aborted. The step's number may be used again.
+ * Frees what is left of a step of this task: tensors that wait, requests that wait for it, and the record that the
+ * step was aborted. The step's number may be used again.
  */
 sealane_error *sealane_cleanup(sealane_task *task,
                                int64_t step);
@@ -677,7 +677,7 @@ sealane_error *sealane_arena_range(sealane_task *task,
                                    size_t *bytes);
 
 /**
- * True if all of this memory lies in the arena that a task shares with its daemon. False if anything is wrong.
+ * True if all of this memory lies in the arena that a task shares with its daemon. False for a NULL task, and for memory outside its arena.
  */
 bool sealane_in_arena(sealane_task *task,
                       const void *memory,

@@ -21,7 +21,7 @@ pub const SEALANE_SLEEP_AT_ONCE: i64 = -2;
 /// As restart_timeout_ms: no function waits for a daemon.
 pub const SEALANE_DO_NOT_WAIT: i64 = -1;
 
-/// How to attach. Set `size`, and leave 0 what is to have its default.
+/// How to attach. Set `size` to `sizeof` this struct; fields left 0 take their defaults.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct sealane_attach_options {

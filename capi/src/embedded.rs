@@ -10,7 +10,7 @@ use crate::{
     task::{place, sealane_task},
 };
 
-/// How to start an engine. Set `size`, and leave 0 what is to have its default.
+/// How to start an engine. Set `size` to `sizeof` this struct; fields left 0 take their defaults.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct sealane_embedded_options {

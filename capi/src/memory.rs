@@ -154,7 +154,7 @@ pub unsafe extern "C" fn sealane_arena_range(
     })
 }
 
-/// True if all of this memory lies in the arena that a task shares with its daemon. False if anything is wrong.
+/// True if all of this memory lies in the arena that a task shares with its daemon. False for a NULL task, and for memory outside its arena.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sealane_in_arena(task: *mut sealane_task, memory: *const c_void, bytes: usize) -> bool {
     let inside = unpanicked(|| {

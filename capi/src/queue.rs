@@ -17,7 +17,7 @@ use crate::{
     tensor::sealane_tensor,
 };
 
-/// How much may wait in a queue. Set `size`, and leave 0 what is to have its default.
+/// How much may wait in a queue. Set `size` to `sizeof` this struct; fields left 0 take their defaults.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct sealane_accept_options {

@@ -177,8 +177,8 @@ pub unsafe extern "C" fn sealane_abort(task: *mut sealane_task, step: i64, reaso
     })
 }
 
-/// Frees what is left of a step of this task: tensors that wait, requests that wait for it, and the memory that it was
-/// aborted. The step's number may be used again.
+/// Frees what is left of a step of this task: tensors that wait, requests that wait for it, and the record that the
+/// step was aborted. The step's number may be used again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sealane_cleanup(task: *mut sealane_task, step: i64) -> *mut sealane_error {
     entry(|| {

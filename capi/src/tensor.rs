@@ -44,7 +44,7 @@ impl From<Accepted> for sealane_tensor {
     }
 }
 
-/// What a tensor is and where its bytes are. All of it is valid as long as what it is of; each function says how long that is.
+/// What a tensor is and where its bytes are. Pointers are valid as long as the tensor they describe; each function says how long that is.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct sealane_view {

@@ -13,12 +13,12 @@ pub(crate) const RECEIVE_BUDGET_BYTES: usize = 1 << 20;
 /// Bytes written to one link at once at most; what is left waits for the next turn.
 pub(crate) const TRANSMIT_BUDGET_BYTES: usize = 4 << 20;
 
-/// Turns without a byte after which a link is no longer read every turn, and its shard's epoll set tells when to. With a
-/// thousand busy links fewer were no faster, and left some waiting for the epoll set's turn.
+/// A link that is idle for this many turns is no longer polled each turn; epoll reports when it is readable. With a thousand
+/// busy links a smaller value was no faster and starved some.
 pub(crate) const HOT_IDLE_TURNS: u32 = 4096;
 
-/// Turns in which a link that took less than there was is tried again, before the shard's epoll set tells when to: a peer
-/// that does not read is not to cost its neighbours a system call a turn.
+/// Retries, one per turn, of a link whose write was short; after that the shard waits for EPOLLOUT, so a peer that does not
+/// read costs no system call per turn.
 pub(crate) const BLOCKED_TURNS: u32 = 64;
 
 // Copies within a node.
@@ -41,11 +41,10 @@ pub(crate) const COPY_HELPING_BYTES: usize = 256 << 10;
 /// First wait before a peer is called again; doubled up to [`REDIAL_WAIT_MAX`].
 pub(crate) const REDIAL_WAIT_MIN: Duration = Duration::from_millis(10);
 
-/// Longest wait before a peer is called again: with the time that a call may take to connect, less than a second, within which a
-/// cable that is back is to be found.
+/// Longest backoff. Together with the connect timeout it is under a second, so a restored cable is noticed within a second.
 pub(crate) const REDIAL_WAIT_MAX: Duration = Duration::from_millis(400);
 
-/// Sessions of one process begin anew less often than this: incarnations that differ by less are of one process.
+/// A process resets its sessions fewer times than this, so incarnations that differ by less belong to one process.
 pub(crate) const LIVES_MAX: u64 = 1 << 20;
 
 // Sends and recvs.
@@ -62,16 +61,15 @@ pub(crate) const ENDED_REASON_BYTES: usize = 256;
 /// The order is cleared of forgotten steps when it holds this many entries more than twice those that are remembered.
 pub(crate) const ENDED_ORDER_SLACK: usize = 16;
 
-/// How much longer than its deadline a peer's request is kept: the peer ends it at its deadline and takes it back, and one that
-/// does not is to cost nothing after this.
+/// A parked request is dropped this long after its deadline, in case the peer never cancels it.
 pub(crate) const PARKED_GRACE: Duration = Duration::from_secs(1);
 
 // What is published.
 
-/// Part of the keys named and not published that plans of peers leave to those of this node.
+/// One in this many unpublished key slots is reserved for this node's own plans; peers' plans cannot take it.
 pub(crate) const PLANS_KEPT_SHARE: usize = 4;
 
-/// Watchers of one slot before those are looked for that no longer wait.
+/// A slot's watcher list is purged of stale entries once it has this many.
 pub(crate) const WATCHERS_SLACK: usize = 16;
 
 // Queues.
@@ -90,8 +88,8 @@ pub(crate) const FAREWELL_TIME: Duration = Duration::from_millis(500);
 /// A longer timeout means no limit: a hundred years, which any clock can count from now.
 pub(crate) const TIMEOUT_MAX: Duration = Duration::from_secs(100 * 365 * 86_400);
 
-/// A shard gives up one link that fell back to TCP in so long at most, give or take a half so that hosts do not do it in step:
-/// ten a second, each of which costs a call and one resumption of its session.
+/// A shard replaces at most one fallback link per this interval, with 50 % jitter so that hosts do not synchronize: ten a second,
+/// each of which costs a connect and one resumption of its session.
 pub(crate) const REPLACE_EVERY: Duration = Duration::from_millis(100);
 
 /// How often links that fell back are looked at while verbs are no better.
@@ -106,24 +104,24 @@ pub(crate) const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Callers accepted in one turn at most.
 pub(crate) const ACCEPTS_PER_TURN: usize = 64;
 
-/// A call that has no connection by then is begun anew: the kernel asks again after 1, 2 and 4 s, and a cable that is back, or a
-/// peer that is up, is to be found sooner. Far longer than a round trip takes anywhere.
+/// A connect attempt is restarted after this time: the kernel retransmits SYNs only after 1, 2 and 4 s, which would delay the
+/// reconnect. Far longer than a round trip takes anywhere.
 pub(crate) const CONNECT_PATIENCE: Duration = Duration::from_millis(500);
 
-/// Failures to authenticate that a host has free; then one every [`CALLER_FAILURE_EVERY`].
+/// Burst of authentication failures allowed per host; then one per [`CALLER_FAILURE_EVERY`].
 pub(crate) const CALLER_FAILURES_FREE: u32 = 16;
 
 /// What a checked signature costs is a few hundred microseconds at most: a host costs no more than a thousandth of a core.
 pub(crate) const CALLER_FAILURE_EVERY: Duration = Duration::from_secs(1);
 
-/// Greetings that were broken off which a host has free; then one every [`CALLER_BREAK_EVERY`]. Honest callers break off too,
-/// where their calls cross with those from here: one for each pair of shards at most, whenever both hosts start.
+/// Burst of aborted handshakes allowed per host; then one per [`CALLER_BREAK_EVERY`]. Honest callers abort too, where their
+/// calls cross with those from here: one for each pair of shards at most, whenever both hosts start.
 pub(crate) const CALLER_BREAKS_FREE: u32 = 1024;
 
-/// Who goes in the middle of a handshake has cost what the half of it does: a host costs a few hundredths of a core.
+/// An aborted handshake costs about half of one: at this rate a host takes a few hundredths of a core.
 pub(crate) const CALLER_BREAK_EVERY: Duration = Duration::from_millis(10);
 
-/// What a host does of a kind is logged once in so long, with its number.
+/// Per host and kind of event: at most one log line per this interval, with the count since the last.
 pub(crate) const CALLER_LOG_EVERY: Duration = Duration::from_secs(60);
 
 /// Hosts that are remembered.
@@ -134,12 +132,12 @@ pub(crate) const LOOKUPS_MAX: usize = 1024;
 
 // Clients.
 
-/// Clients that have gone and whose memory links still use, at most. Each keeps its descriptors open, and a peer that releases
-/// nothing has until the lease is over.
+/// Clients that have gone and whose memory links still use, at most. Each keeps its descriptors open, and a peer that never
+/// releases holds them until its lease expires.
 pub(crate) const CLIENTS_LEAVING_MAX: usize = 256;
 
-/// Turns without a client's word after which the shard no longer peeks at their rings between turns, which would be in
-/// the way of sockets: some milliseconds.
+/// After this many turns without a client record the shard stops peeking at client rings between turns, some milliseconds;
+/// peeking delays sockets.
 pub(crate) const PEEK_IDLE_TURNS: u32 = 16_384;
 
 /// Records of one client taken in one turn at most, so that a busy client does not starve its neighbours.
@@ -152,7 +150,7 @@ pub(crate) const CLIENT_BYTES_PER_TURN: u64 = 1 << 20;
 /// that all tasks of a host share (`fusion.queued_requests_max`).
 pub(crate) const CLIENT_CALLS_MAX: usize = 1 << 14;
 
-/// How often a client is looked after that does not read its answers: nobody rings when it has made room.
+/// How often a full completion ring is retried: clients do not signal when they free space.
 pub(crate) const CLIENT_BACKLOG_LOOK: Duration = Duration::from_millis(2);
 
 /// Tasks that are told apart for one client on one shard: each costs half a KiB, and a line of what is shown.

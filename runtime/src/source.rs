@@ -14,7 +14,7 @@ use crate::{readiness::Readiness, shard::Shard};
 /// All methods are called on the shard's thread, and may call the [`Shard`] back. A source that panics is logged
 /// and dropped; the shard goes on.
 pub trait Source {
-    /// Does one bounded helping of work and says how much was done; zero means that there was nothing to do.
+    /// Does a bounded amount of work and returns how much was done; zero means that there was nothing to do.
     ///
     /// `budget` is in the source's own units. What is left over is done in the next turn.
     fn poll(&mut self, shard: &Shard, budget: usize) -> usize;
@@ -28,7 +28,7 @@ pub trait Source {
     fn has_work(&self) -> bool;
 
     /// For a source that finds its work in memory, at any moment: whether there is some, in a few nanoseconds. An idle
-    /// shard then peeks a while between its turns, and asks the kernel less often. `None`: nothing to peek at now.
+    /// shard then peeks at it between turns and calls epoll less often. `None`: no need to peek.
     fn peek(&self) -> Option<bool> {
         None
     }

@@ -35,13 +35,13 @@ struct Arguments {
 enum Chore {
     /// Runs the simulation of whole clusters on virtual time, and prints every seed that breaks a promise
     Sim(sim::Sim),
-    /// Runs the readers of all that comes from outside on inputs that are made to break them
+    /// Fuzzes every parser of external input
     Fuzz(fuzz::Fuzz),
     /// Boots an emulated machine with a software RDMA device, and runs there what needs one
     RdmaLab(rdma_lab::RdmaLab),
     /// Kills, stops, cuts off and floods real processes on hosts of their own, and accounts for every tensor
     Chaos(chaos::Chaos),
-    /// Runs the same with reconnects and restarts for ten minutes, and sees that nothing is held in the end that was not at first
+    /// Runs the same with reconnects and restarts for ten minutes, and checks for leaks
     Soak(soak::Soak),
     /// A task of `chaos` and `soak`
     #[command(name = traffic::ROLE, hide = true)]

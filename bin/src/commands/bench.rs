@@ -121,9 +121,8 @@ enum Command {
         #[arg(long, value_name = "N", default_value_t = Plan::new(Bench::Rate).window)]
         window: usize,
 
-        /// Whether small messages leave one by one (off) or as one write a turn (turn); of shm's clients, whether each
-        /// tensor is a call of its own; not over shm, one request for a window's tensors, by keys (receive) or by the
-        /// number of a plan (plan), or none: pushed one way and accepted (push)
+        /// off: one write per message; turn: one write per turn; receive: one fused request per window; plan: one pull of a
+        /// plan per window; push: one-way pushes. Over shm only off (one call per tensor) and turn (batched calls)
         #[arg(long, value_name = "off|turn|receive|plan|push", default_value_t = Fuse::Turn)]
         fuse: Fuse,
     },
@@ -159,7 +158,7 @@ enum Command {
         peers: usize,
     },
 
-    /// What an engine costs whose N peers want nothing: its CPU time, and the memory of a peer
+    /// Cost of N idle peers: CPU time, and memory per peer
     ///
     /// The engine has a process to itself. cpu_percent is that process's user and system time, in percent of one CPU;
     /// rss_bytes_per_peer is what its resident memory has grown by since before the first peer came, divided by N.
@@ -180,7 +179,7 @@ enum Command {
         polling: Polling,
     },
 
-    /// Many workers that pull small tensors from one ps at once, in turn with ten that do
+    /// N workers pulling small tensors from one ps, compared with 10
     ///
     /// The ps's engine has a process to itself and spins; the workers are sessions over sockets of their own, in one thread.
     /// Each keeps a window of requests in flight, or pulls a plan of so many tensors again and again. tensors_per_s is that of all together; slowest_share what the worker
@@ -272,9 +271,9 @@ enum Command {
     /// The parameter-server experiment at sizes that no machine here can run: simulated, on virtual time
     ///
     /// W workers pull all variables from M ps and push all gradients, step after step. Every core and NIC has a cost for each
-    /// write, message and byte, and a queue; costs are the program's own, or are found with --calibrate from measurements,
-    /// which the same simulation then has to foretell. For each size: steps a second, how busy the busiest core and NIC are, the
-    /// efficiency against perfect growth, the first limit, and what moves it: the same simulation with more of something.
+    /// write, message and byte, and a queue. Costs are built in, or fitted with --calibrate; fitted costs are checked by predicting
+    /// those measurements. For each size: steps a second, how busy the busiest core and NIC are, the efficiency against perfect
+    /// growth, the first bottleneck, and how far relieving it helps.
     #[command(after_help = "Example:\n  sealane bench growth --sizes 200+10,10000+500 --slice 64KiB\n  \
                       sealane bench growth --calibrate small.json large.json --json growth.json")]
     Growth(growth::Args),

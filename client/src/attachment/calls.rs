@@ -190,7 +190,7 @@ impl Calls {
         CALLS_MAX - self.slots.len() + self.vacant.len() >= calls
     }
 
-    /// A step is over: what came in it for recvs that were given up is nobody's, and so is what still comes.
+    /// A step is over: discards tensors kept or still coming for cancelled recvs of that step.
     pub(super) fn forget_step(&mut self, step: i64, after: &mut Aftermath) {
         after.unwanted.extend(self.unclaimed.forget(step));
         let is_of_it = |slot: &&mut Slot| slot.direction == Direction::Recv && slot.place.step() == step;

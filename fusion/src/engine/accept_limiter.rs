@@ -57,17 +57,17 @@ impl Host {
     }
 }
 
-/// What a host has done of one kind.
+/// A leaky bucket: events of one kind from one host.
 struct Tally {
     free: u32,
-    /// One is forgiven in so long.
+    /// Leak interval.
     every: Duration,
-    /// Those that count now.
+    /// Current level.
     count: u32,
-    /// Since when the next one waits to be forgiven.
+    /// Start of the current interval; none while the bucket is empty.
     forgiving: Option<Instant>,
     logged: Option<Instant>,
-    /// Those since then.
+    /// Events since the last log line.
     unlogged: u64,
 }
 

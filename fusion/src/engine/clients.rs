@@ -212,11 +212,10 @@ pub(super) enum Change {
 
 /// The source. It holds the engine as [`Vital`]: without it clients would wait forever.
 ///
-/// A panic while a client is served must not end it: the client's records may be what led there. The client is put out, and
-/// the shard goes on. What the panic left behind is the client's own, and goes with it, or the node's, which the shard shares:
-/// there everything is found by handles that lead to nothing once it is gone, and what belongs to a task is found by the task
-/// when its client is forgotten, not in the books that the client's half kept. A node that cannot even forget the client is
-/// beyond use, and that panic does stop the engine, as one does that is nobody's.
+/// A panic while a client is served must not end it: the client's records may have caused it. The client is disconnected, and the
+/// shard continues. State that the panic left inconsistent belongs to the client, which is dropped, or to the node, where it is
+/// reached only through generational handles, and where what belongs to a task is found by the task and not by the client's own
+/// records. If cleanup panics too, or a panic has no client, the engine stops.
 pub(super) struct Clients {
     engine: Vital,
     clients: Arena<Client>,

@@ -35,8 +35,8 @@ impl Recall {
         (Recall { shard, tag: tag.clone() }, tag)
     }
 
-    /// Gives the call up, which was submitted; nothing if it has ended. The caller must have hung up before, so that what
-    /// comes meanwhile goes back.
+    /// Cancels a submitted call; no effect if it has ended. Drop the receiver first, so that a tensor that arrives meanwhile is
+    /// returned.
     pub(super) fn give_up(&self) {
         let tag = self.tag.clone();
         // Jobs run in the order in which they were submitted: the call has its name by then, if it still waits.

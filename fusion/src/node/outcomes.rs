@@ -42,7 +42,7 @@ impl Outcomes {
         Ok(tensor)
     }
 
-    /// False if a waiter has hung up: nobody is to get its tensor.
+    /// False if the waiter was dropped; its tensor goes back to the producer.
     #[inline]
     pub(super) fn listens(&self, waiter: &RecvWaiter) -> bool {
         match waiter {
@@ -100,7 +100,7 @@ impl Outcomes {
     }
 }
 
-/// What a recv ends with whose caller has hung up.
+/// The error of a recv whose caller was dropped.
 pub(super) fn unheard() -> Error {
     Error::Aborted { step: 0, reason: "its caller gave it up".into() }
 }

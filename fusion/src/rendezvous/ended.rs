@@ -98,7 +98,7 @@ impl EndedSteps {
         }
     }
 
-    /// Forgets the oldest step of `scope` if it has its share, and else of whoever has most.
+    /// Evicts the oldest step of `scope` if that is at its fair share, else of the scope with the most.
     fn make_room(&mut self, scope: Scope) {
         let share = ENDED_STEPS_MAX / self.owners.len();
         let own = self.owners.get(&scope).map_or(0, |steps| steps.reasons.len());

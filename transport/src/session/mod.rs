@@ -449,7 +449,7 @@ impl<W, D: PartialEq> Session<W, D> {
         }
     }
 
-    /// The two sides do not both know their streams of pushes any more.
+    /// Push streams are no longer in sync; resets them.
     fn forget_pushes(&mut self, error: &Error) {
         self.pusher.end_tried(error, &mut self.control, &mut self.events);
         self.forget_streams();
@@ -617,8 +617,8 @@ impl<W, D: PartialEq> Session<W, D> {
         asked.into_iter().chain([liveness]).flatten().min()
     }
 
-    /// How long the answer to a ping may take. Counted from the ping, not from the last word of the peer: a shard that
-    /// was itself stopped for longer than the timeout asks before it judges.
+    /// How long the answer to a ping may take. Counted from the ping, so a shard that was itself stalled pings first instead of
+    /// declaring the peer dead.
     fn pong_timeout(&self) -> Duration {
         self.limits.peer_timeout.saturating_sub(self.limits.heartbeat).max(Duration::from_millis(1))
     }

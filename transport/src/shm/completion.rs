@@ -36,8 +36,8 @@ pub enum ReceivedAt<'a> {
 /// after `Failed` with `memory_back` false, its memory comes back by `Returned`. A push of bytes in the arena ends like a
 /// publication.
 ///
-/// Before the end of a pull it is told what is new of the plan: where its board is and where tensors lie, if that is not
-/// as it was, and which did not come. Versions lie on the board. In between, plan and board are the client's to read.
+/// Before `Pulled`, records report what changed: `Board` and `Placed` (new locations), `Reshaped`, `Missed`. Versions lie on
+/// the board. Between pulls the client may read the plan's tensors and versions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Completion<'a> {
     /// Sends whose consumers have their tensors; at most [`NUMBERS_PER_RECORD`].
@@ -82,7 +82,7 @@ pub enum Completion<'a> {
         /// What to give back.
         token: u64,
     },
-    /// A tensor of a plan lies where none of it did: in the receive area, until the token is given back.
+    /// A tensor of a plan has a new location: in the receive area, until the token is given back.
     Placed {
         /// The plan.
         plan: u32,
@@ -95,7 +95,7 @@ pub enum Completion<'a> {
         /// What to give back.
         token: u64,
     },
-    /// A tensor of a plan lies where the one before did, and has other metadata.
+    /// A tensor of a plan kept its location and has new metadata.
     Reshaped {
         /// The plan.
         plan: u32,

@@ -16,7 +16,7 @@ use crate::workload::Workload;
 /// round is so many steps of every worker as fit into --seconds, one at least.
 /// steps_per_s is that of all workers together; step_ms a worker's, from its first request until all ps have taken its
 /// gradients; messages_per_step frames of the wire both ways, releases and notes included; bytes_per_step what passed the
-/// loopback interface, or over verbs the workers' links (shm counts neither); slowest_share and fastest_share the pace of a worker in what each would have had of an equal share.
+/// loopback interface, or over verbs the workers' links (shm counts neither); slowest_share and fastest_share a worker's steps relative to the mean.
 ///
 /// Where a setting has a list, all combinations are variants, which are measured in turn and compared with the first.
 /// grpc: tonic, with connections of every worker with every ps: a unary call a tensor, with as many in flight as there are
@@ -55,9 +55,9 @@ pub(super) struct Args {
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "40")]
     request_buffers: Vec<usize>,
 
-    /// What moves as one: nothing, each message in a write of its own (off); what leaves in a turn (turn); one request for all
-    /// tensors of a ps, by keys (receive), or such that nothing goes on before the slowest tensor of a step is there
-    /// (receive-wait-all); one request by the number of a plan (plan)
+    /// off: one write per message; turn: one write per turn; receive: one request by keys for all tensors of a ps;
+    /// receive-wait-all: the same, but a worker continues only when all tensors have arrived; plan: one request by the number
+    /// of a plan
     #[arg(
         long,
         value_name = "off|turn|receive|receive-wait-all|plan,...",

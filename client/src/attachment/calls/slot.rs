@@ -38,11 +38,11 @@ pub(in crate::attachment) enum Direction {
     Recv,
     /// Its memory stays with the daemon after its end.
     Publish,
-    /// So it may, if it has any.
+    /// Its memory may stay with the daemon after its end.
     Push,
     /// Its tensors are the plan's.
     Pull,
-    /// Nothing that the daemon knows of: it ends when there is something to look at.
+    /// Local: the daemon does not know of it. It ends when there is something to look at.
     Watch,
 }
 

@@ -97,7 +97,7 @@ impl Peers {
                 let error = Error::unavailable(peer.session.peer(), peer.last_error.clone());
                 peer.session.end_all_requests(&error);
             }
-            // It stood once: whoever was asked there is gone.
+            // It was connected before: the process that had our requests has exited.
             DialFailureKind::Refused if peer.session.epoch() > 0 => return Some(true),
             DialFailureKind::Refused | DialFailureKind::Crossed | DialFailureKind::Transient => {}
         }
@@ -193,14 +193,14 @@ impl Peers {
         self.lists.new_links.push(handle);
     }
 
-    /// The link of a session takes frames from now on: what it is, and why, is said to whoever wants to know.
+    /// The link of a session takes frames from now on: what it is, and why, goes to the log and the metrics.
     pub(in crate::node) fn link_opened(&mut self, handle: Handle, settings: &NodeSettings, counters: &mut Counters) {
         let Some(peer) = self.arena.get_mut(handle) else { return };
         let Some(link) = &peer.link else { return };
         debug_assert!(link.traits().open, "frames would go to a link that does not take them yet");
         let kind = link.kind();
         (peer.wanted_since, peer.lost_at, peer.attempts) = (None, None, 0);
-        // One that found out itself has said so.
+        // A link that negotiated its kind has already logged the reason.
         let found_out = link.reason().map(str::to_owned);
         let reason = found_out.clone().unwrap_or_else(|| settings.path_reason.clone());
         if found_out.is_none() {

@@ -196,7 +196,7 @@ impl Peers {
         Ok(handle)
     }
 
-    /// One without a link and with nothing under way, which is as good as none.
+    /// An idle session: no link, nothing outstanding. It can be dropped.
     pub(super) fn find_idle(&self) -> Option<Handle> {
         let idle = self.arena.iter().find(|(_, peer)| {
             peer.connection == Connection::Idle && peer.session.requests() == 0 && !peer.session.has_loans()

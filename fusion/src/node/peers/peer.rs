@@ -35,8 +35,8 @@ pub(in crate::node) struct Peer {
     pub(in crate::node) incarnation: Option<u64>,
     /// The session goes on from the last link; false if it starts anew with the next.
     pub(in crate::node) remembers: bool,
-    /// Counts up whenever this side gives the session up or begins it anew, and shows in the greeting's incarnation: no
-    /// greeting fits another life of the session than the one that it was meant for.
+    /// Counts this side's resets of the session, and is part of the handshake's incarnation, so that a delayed handshake for an
+    /// earlier reset of the session is rejected.
     pub(super) life: u64,
     // Before the session, whose memory the link's peer may reach until the link has ended.
     pub(super) link: Option<Box<dyn Link>>,

@@ -8,15 +8,15 @@
 //! Lives on its shard; bounded by `limits.rs` and by the credit that both sides give each other.
 #![allow(unsafe_code)]
 
-mod hearing;
 mod incoming;
 mod outgoing;
 mod places;
 mod queue;
-mod saying;
+mod rx;
 #[cfg(test)]
 mod tests;
 mod tools;
+mod tx;
 
 use std::cell::Cell;
 use std::collections::VecDeque;

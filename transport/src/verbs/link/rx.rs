@@ -1,4 +1,4 @@
-//! What a link hears: messages taken apart, frames handed to the session, payloads to their places.
+//! The receiving half of a link: messages taken apart, frames handed to the session, payloads to their places.
 
 use super::Side;
 use super::places::TheirPlace;

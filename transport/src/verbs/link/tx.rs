@@ -1,4 +1,4 @@
-//! What a link says: parts and frames put together into messages, and the work requests beside them.
+//! The sending half of a link: parts and frames put together into messages, and the work requests beside them.
 #![allow(unsafe_code)]
 
 use super::Side;
@@ -37,7 +37,7 @@ impl Side {
         }
         // What has begun just now can be written.
         self.pump(state);
-        self.end_saying(state)?;
+        self.end_tx(state)?;
         if !self.landed.is_empty() {
             // The owner is to come and take it, though no completion tells of it.
             state.mark_told(self.link, false);
@@ -57,10 +57,10 @@ impl Side {
                 break;
             }
         }
-        self.end_saying(state)
+        self.end_tx(state)
     }
 
-    fn end_saying(&mut self, state: &mut State) -> Result<(), LinkError> {
+    fn end_tx(&mut self, state: &mut State) -> Result<(), LinkError> {
         self.tell_credit(state);
         // What waits for credit is told when some comes, also while the session takes nothing in.
         state.entry(self.link).wants_credit = !self.credits.may_send();

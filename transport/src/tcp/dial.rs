@@ -6,16 +6,16 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
-use super::door::{Door, Turned};
+use super::authenticator::{Authenticator, Turned};
 use super::socket::{TcpLink, TcpSettings};
 use crate::authentication::{Authentication, Certificate, Speaker};
 use crate::endpoint_map::{Host, TransportAddress};
 use crate::error::LinkError;
 use crate::wire::{Greeting, Hello, Reject, WireError};
 
-/// A call under way.
+/// A call in progress.
 pub struct Dial {
-    door: Door,
+    authenticator: Authenticator,
     connected: bool,
     /// To be said once the called side has shown what it must.
     hello: Option<Vec<u8>>,
@@ -94,13 +94,13 @@ impl Dial {
         (peer, hello): (&TransportAddress, Hello),
         authentication: &Authentication,
     ) -> Result<Dial, LinkError> {
-        let door = Door::new(socket, (Speaker::Caller, &peer.to_string()), authentication)?;
-        Ok(Dial { door, connected: false, hello: Some(Greeting::Hello(hello).to_bytes()) })
+        let authenticator = Authenticator::new(socket, (Speaker::Caller, &peer.to_string()), authentication)?;
+        Ok(Dial { authenticator, connected: false, hello: Some(Greeting::Hello(hello).to_bytes()) })
     }
 
     /// What to wait for: writable first, readable then; both may be waited for all the time.
     pub fn descriptor(&self) -> BorrowedFd<'_> {
-        self.door.stream.as_fd()
+        self.authenticator.stream.as_fd()
     }
 
     /// True once the system has found the connection to stand.
@@ -110,7 +110,7 @@ impl Dial {
 
     /// True while the socket must become writable for the next step.
     pub fn wants_write(&self) -> bool {
-        !self.connected || self.door.wants_write()
+        !self.connected || self.authenticator.wants_write()
     }
 
     /// Goes on as far as it can.
@@ -119,7 +119,7 @@ impl Dial {
     /// See [`DialError`]; the dial is over.
     pub fn poll(mut self) -> Result<Progress<Dial, Dialed>, DialError> {
         if !self.connected {
-            let socket = self.door.stream.socket();
+            let socket = self.authenticator.stream.socket();
             if let Some(error) = socket.take_error().map_err(|error| LinkError::io("connect", &error))? {
                 return Err(LinkError::io("connect", &error).into());
             }
@@ -128,19 +128,19 @@ impl Dial {
                 Err(_) => return Ok(Progress::Pending(self)),
             }
         }
-        if !self.door.pass()? {
+        if !self.authenticator.authenticate()? {
             return Ok(Progress::Pending(self));
         }
         if let Some(hello) = self.hello.take() {
-            self.door.say(&hello);
+            self.authenticator.say(&hello);
         }
-        if !self.door.flush()? {
+        if !self.authenticator.flush()? {
             return Ok(Progress::Pending(self));
         }
-        match self.door.hear()? {
+        match self.authenticator.hear()? {
             None => Ok(Progress::Pending(self)),
             Some(Greeting::Welcome(welcome)) => {
-                let Door { stream, input, .. } = self.door;
+                let Authenticator { stream, input, .. } = self.authenticator;
                 let certificate = stream.certificate();
                 Ok(Progress::Done(Dialed { link: TcpLink::over(stream, &input), welcome, certificate }))
             }

@@ -5,8 +5,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
+use super::authenticator::{Authenticator, Turned};
 use super::dial::Progress;
-use super::door::{Door, Turned};
 use super::socket::{TcpLink, TcpSettings};
 use crate::authentication::{Authentication, Certificate, Speaker};
 use crate::endpoint_map::TransportAddress;
@@ -33,12 +33,12 @@ pub fn listen(address: SocketAddr, settings: &TcpSettings) -> Result<Socket, Lin
 
 /// An accepted socket whose caller has not said all of its hello.
 pub struct Answering {
-    door: Door,
+    authenticator: Authenticator,
 }
 
 /// A caller that has introduced itself. Goes to the shard that owns the pair, which accepts or rejects.
 pub struct Call {
-    door: Door,
+    authenticator: Authenticator,
     /// What the caller says of itself.
     pub hello: Hello,
     /// Its certificate, if it has shown one.
@@ -76,22 +76,22 @@ impl Answering {
     /// # Errors
     /// The system has no random numbers.
     pub fn over(socket: Socket, here: &TransportAddress, authentication: &Authentication) -> Result<Self, LinkError> {
-        Ok(Self { door: Door::new(socket, (Speaker::Called, &here.to_string()), authentication)? })
+        Ok(Self { authenticator: Authenticator::new(socket, (Speaker::Called, &here.to_string()), authentication)? })
     }
 
     /// What to wait for: readable.
     pub fn descriptor(&self) -> BorrowedFd<'_> {
-        self.door.stream.as_fd()
+        self.authenticator.stream.as_fd()
     }
 
     /// True while the socket must become writable for the next step.
     pub fn wants_write(&self) -> bool {
-        self.door.wants_write()
+        self.authenticator.wants_write()
     }
 
     /// Bytes that came and wait for the rest of a greeting.
     pub fn held_bytes(&self) -> usize {
-        self.door.input.len()
+        self.authenticator.input.len()
     }
 
     /// Reads on as far as it can. A caller of another version, or one that does not show what it must, is told so before it
@@ -103,22 +103,22 @@ impl Answering {
         match self.hear() {
             Ok(None) => Ok(Progress::Pending(self)),
             Ok(Some(hello)) => {
-                let certificate = self.door.stream.certificate();
-                Ok(Progress::Done(Call { door: self.door, hello, certificate }))
+                let certificate = self.authenticator.stream.certificate();
+                Ok(Progress::Done(Call { authenticator: self.authenticator, hello, certificate }))
             }
             Err(Turned::Unauthenticated(reason)) => {
-                self.door.reject(RejectCode::Unauthenticated, reason.clone());
+                self.authenticator.reject(RejectCode::Unauthenticated, reason.clone());
                 Err(CallError::Unauthenticated(reason))
             }
             Err(Turned::Link(error)) => {
                 if let LinkError::Protocol(WireError::Version { .. }) = error {
                     let reason = format!("this side speaks wire versions {VERSION_MIN} to {VERSION_MAX}");
-                    self.door.reject(RejectCode::Version, reason);
+                    self.authenticator.reject(RejectCode::Version, reason);
                 }
                 match error {
                     LinkError::Protocol(WireError::Version { .. }) => Err(error.into()),
                     // Something else than what it must show.
-                    LinkError::Protocol(error) if !self.door.is_passed() => {
+                    LinkError::Protocol(error) if !self.authenticator.is_authenticated() => {
                         Err(CallError::Unauthenticated(error.to_string()))
                     }
                     error => Err(error.into()),
@@ -132,10 +132,10 @@ impl Answering {
 
     /// The caller's hello; `None` if it is not all there.
     fn hear(&mut self) -> Result<Option<Hello>, Turned> {
-        if !self.door.pass()? || !self.door.flush()? {
+        if !self.authenticator.authenticate()? || !self.authenticator.flush()? {
             return Ok(None);
         }
-        match self.door.hear()? {
+        match self.authenticator.hear()? {
             None => Ok(None),
             Some(Greeting::Hello(hello)) => Ok(Some(hello)),
             Some(Greeting::Challenge(_)) => {
@@ -154,25 +154,25 @@ impl Answering {
 impl Call {
     /// The caller's socket, while it is still watched for the greeting.
     pub fn descriptor(&self) -> BorrowedFd<'_> {
-        self.door.stream.as_fd()
+        self.authenticator.stream.as_fd()
     }
 
     /// The link; the welcome must be the first bytes put into its outbox.
     pub fn accept(self) -> TcpLink {
-        let Door { stream, input, .. } = self.door;
+        let Authenticator { stream, input, .. } = self.authenticator;
         TcpLink::over(stream, &input)
     }
 
     /// Tells a probe who is here, and closes.
     pub fn describe(mut self, introduction: Hello) {
-        self.door.say(&Greeting::Welcome(introduction).to_bytes());
-        if self.door.flush().is_err() {
+        self.authenticator.say(&Greeting::Welcome(introduction).to_bytes());
+        if self.authenticator.flush().is_err() {
             tracing::debug!("a probe was gone before it was told who is here");
         }
     }
 
     /// Says no, and closes.
     pub fn reject(mut self, code: RejectCode, reason: impl Into<String>) {
-        self.door.reject(code, reason);
+        self.authenticator.reject(code, reason);
     }
 }

@@ -12,8 +12,8 @@
 //!   anyway, and the notifications cost); SO_BUSY_POLL makes no difference (53 to 56 µs for a blocking 64 B round trip; there is no
 //!   device to poll). Both deserve another look on a real network card.
 
+mod authenticator;
 mod dial;
-mod door;
 mod listen;
 mod retransmission;
 mod socket;

@@ -1,4 +1,4 @@
-//! What a connection must pass before its greeting: nothing, the shared secret, or TLS. The same for both sides.
+//! Authentication of a new connection, before the handshake: nothing, the shared secret, or TLS. The same for both sides.
 //!
 //! Bounded: a side that wants a proof reads nothing but challenges, proofs and rejects until it has one.
 
@@ -20,16 +20,16 @@ const READ_BYTES: usize = 16 * 1024;
 const TLS_HANDSHAKE: u8 = 22;
 const TLS_ALERT: u8 = 21;
 
-/// A connection whose greeting is under way. See the module.
-pub(super) struct Door {
+/// A connection whose greeting is in progress. See the module.
+pub(super) struct Authenticator {
     pub(super) stream: Stream,
     speaker: Speaker,
     /// The transport address that was called.
     address: String,
     state: HandshakeState,
-    /// It was passed: what was wanted has been shown.
-    is_passed: bool,
-    /// Words that are to leave, and how much of them has.
+    /// Authentication succeeded.
+    is_authenticated: bool,
+    /// Bytes to send, and how many were sent.
     words: Vec<u8>,
     written: usize,
     /// What has come of greetings and was not taken.
@@ -79,7 +79,7 @@ impl From<WireError> for Turned {
     }
 }
 
-impl Door {
+impl Authenticator {
     /// A connection on which `speaker` is this side, to the transport address `address`.
     pub(super) fn new(
         socket: Socket,
@@ -109,14 +109,14 @@ impl Door {
             speaker,
             address: address.into(),
             state,
-            is_passed: false,
+            is_authenticated: false,
             words,
             written: 0,
             input: Vec::new(),
         })
     }
 
-    /// Says something once the door is open.
+    /// Says something once authentication succeeded.
     pub(super) fn say(&mut self, greeting: &[u8]) {
         self.words.extend_from_slice(greeting);
     }
@@ -131,11 +131,11 @@ impl Door {
     }
 
     /// Goes on until all is said and nothing more is there; true once the peer has shown what it must.
-    pub(super) fn pass(&mut self) -> Result<bool, Turned> {
+    pub(super) fn authenticate(&mut self) -> Result<bool, Turned> {
         loop {
             match &self.state {
                 HandshakeState::Open => {
-                    self.is_passed = true;
+                    self.is_authenticated = true;
                     return Ok(true);
                 }
                 HandshakeState::TlsSilent => match self.first_byte()? {
@@ -168,8 +168,8 @@ impl Door {
     }
 
     /// True once the peer has shown what it must.
-    pub(super) fn is_passed(&self) -> bool {
-        self.is_passed
+    pub(super) fn is_authenticated(&self) -> bool {
+        self.is_authenticated
     }
 
     /// Writes what is to be said; true if all of it has left.

@@ -26,7 +26,7 @@ impl Stretch {
     }
 }
 
-/// The stretches of a round that is under way.
+/// The stretches of a round that is in progress.
 ///
 /// A stretch ends with the first completion after its share of the round has passed. So it has at least one completion,
 /// however slow the system, and both its ends are exact.
@@ -34,7 +34,7 @@ impl Stretch {
 pub(crate) struct Pace {
     start: Instant,
     length: Duration,
-    /// When the stretch under way began, and when it is long enough; `None` before the count begins.
+    /// When the stretch in progress began, and when it is long enough; `None` before the count begins.
     under_way: Option<(Instant, Instant)>,
     count: u64,
     stretches: Vec<Stretch>,

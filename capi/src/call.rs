@@ -1,4 +1,4 @@
-//! Calls under way: callbacks, and how a call is given up.
+//! Calls in flight: callbacks, and how a call is given up.
 #![allow(unsafe_code)]
 
 use std::{ffi::c_void, future::Future, sync::Arc};

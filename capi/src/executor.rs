@@ -2,7 +2,7 @@
 //!
 //! Wakers put a call's number into a list and ring; the thread takes the whole list, polls without any lock, and calls back the
 //! same way. So no callback runs within the function that started its call, within a waker, or on a thread of the engine, and
-//! callbacks of one task follow one another. The list is bounded by the calls under way, each of which is in it twice at
+//! callbacks of one task follow one another. The list is bounded by the calls in flight, each of which is in it twice at
 //! most, by how often C code gives calls up while a callback runs, and by the memory that is lent.
 
 use std::{

@@ -34,7 +34,7 @@ struct Home(Mutex<Standing>);
 enum Standing {
     /// With the dimensions of the tensors that were looked at.
     Here(Box<Contents>),
-    /// A pull is under way.
+    /// A pull is in progress.
     Lent,
     Closed,
 }

@@ -1,4 +1,4 @@
-//! Publications under way: of one tensor or of many, at every shard. To be waited for, awaited or looked at.
+//! Publications in flight: of one tensor or of many, at every shard. To be waited for, awaited or looked at.
 
 use std::{
     future::Future,

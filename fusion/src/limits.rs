@@ -34,7 +34,7 @@ pub(crate) const COPY_PIECE_BYTES: usize = 64 << 10;
 pub(crate) const COPY_BUDGET_BYTES: usize = 1 << 20;
 
 /// Bytes copied for one producer, or for one pull, before the next one's turn comes.
-pub(crate) const COPY_HELPING_BYTES: usize = 256 << 10;
+pub(crate) const COPY_BATCH_BYTES: usize = 256 << 10;
 
 // Connections.
 
@@ -146,7 +146,7 @@ pub(crate) const CLIENT_RECORDS_PER_TURN: usize = 256;
 /// Bytes that tensors of one client may have moved in one turn before the others' turn comes.
 pub(crate) const CLIENT_BYTES_PER_TURN: u64 = 1 << 20;
 
-/// Calls of one client under way on one shard at most; more end with ResourceExhausted. A quarter of what a session holds
+/// Calls of one client in flight on one shard at most; more end with ResourceExhausted. A quarter of what a session holds
 /// that all tasks of a host share (`fusion.queued_requests_max`).
 pub(crate) const CLIENT_CALLS_MAX: usize = 1 << 14;
 
@@ -167,10 +167,10 @@ pub(crate) const PUBLISHED_TOGETHER_MAX: usize = 4096;
 
 const _: () = {
     assert!(
-        COPY_PIECE_BYTES <= COPY_AT_ONCE_BYTES && COPY_AT_ONCE_BYTES <= COPY_HELPING_BYTES,
-        "a helping would be less than a piece"
+        COPY_PIECE_BYTES <= COPY_AT_ONCE_BYTES && COPY_AT_ONCE_BYTES <= COPY_BATCH_BYTES,
+        "a batch would be less than a piece"
     );
-    assert!(COPY_HELPING_BYTES <= COPY_BUDGET_BYTES, "a turn would be less than a helping of copies");
+    assert!(COPY_BATCH_BYTES <= COPY_BUDGET_BYTES, "a turn would be less than a batch of copies");
     assert!(BLOCKED_TURNS < HOT_IDLE_TURNS, "a link would no longer be read while it is tried again");
     assert!(CREDIT_MESSAGES_MAX <= QUEUE_TENSORS_MAX, "one stream could fill a queue by its credit");
     assert!(REDIAL_WAIT_MIN.as_millis() < REDIAL_WAIT_MAX.as_millis(), "waits would not grow");

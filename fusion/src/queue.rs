@@ -230,7 +230,7 @@ impl AcceptQueue {
     }
 }
 
-/// An accept under way: the next tensors, one at least.
+/// An accept in flight: the next tensors, one at least.
 #[must_use = "await it to have the tensors"]
 pub struct AcceptingMany<'a> {
     pub(crate) queue: &'a AcceptQueue,

@@ -1,4 +1,4 @@
-//! Calls under way as Python objects: to be waited for, awaited or looked at, by any thread. The lock of a call is never
+//! Calls in flight as Python objects: to be waited for, awaited or looked at, by any thread. The lock of a call is never
 //! held by a thread that waits for the interpreter's.
 
 use std::{

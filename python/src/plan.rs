@@ -69,7 +69,7 @@ impl Home {
     }
 
     /// # Errors
-    /// InvalidArgument while a pull is under way, and once the plan is closed.
+    /// InvalidArgument while a pull is in progress, and once the plan is closed.
     fn lend(self: &Arc<Self>) -> Result<Lease, Error> {
         let mut standing = self.standing();
         match std::mem::replace(&mut *standing, Standing::Lent) {

@@ -24,7 +24,7 @@ pub(crate) const SIGNALS_EVERY: Duration = Duration::from_millis(100);
 /// Looks at a call between two looks at the clock.
 const LOOKS_PER_CLOCK: usize = 32;
 
-/// A call under way, or several as one.
+/// A call in flight, or several as one.
 pub(crate) trait UnderWay: Send + Unpin {
     type Value: Send;
 
@@ -211,7 +211,7 @@ pub(crate) fn outcome<C: Blocking>(
     }
 }
 
-/// Either the outcome, or the call, which is still under way.
+/// Either the outcome, or the call, which is still in flight.
 type Looked<C> = ControlFlow<Result<<C as UnderWay>::Value, Error>, C>;
 
 /// Looks for `idle_spin`, but not much longer than signals may wait.

@@ -22,7 +22,7 @@ def test_the_loop_goes_on_while_a_call_waits(ps, worker, key):
     async def main():
         receiving = asyncio.ensure_future(wait(worker.recv_async(PS, 1, key)))
         await asyncio.sleep(0)
-        # The recv is under way now, and only this loop can end it.
+        # The recv is in flight now, and only this loop can end it.
         await ps.send_async(WORKER, 1, key, np.ones(1))
         return await receiving
 

@@ -111,7 +111,7 @@ pub(crate) struct TaskKey {
 struct TaskWaker {
     shard: ShardRef,
     key: TaskKey,
-    /// A wake-up is under way in the mailbox, and another would be one too many.
+    /// A wake-up is in flight in the mailbox, and another would be one too many.
     posted: AtomicBool,
 }
 
@@ -128,7 +128,7 @@ impl Wake for TaskWaker {
             }
             is_ours
         });
-        // POSTED: AcqRel on both sides. If this finds a wake-up under way, then the shard's swap in `wake_posted`
+        // POSTED: AcqRel on both sides. If this finds a wake-up in flight, then the shard's swap in `wake_posted`
         // comes later and brings what was done before this to the task's next poll.
         if here != Some(true) && !self.posted.swap(true, Ordering::AcqRel) {
             self.shard.0.wake(self.key);

@@ -383,7 +383,7 @@ fn stopping_drops_tasks_wherever_they_wait(executor: ExecutorChoice) {
                 shard.yield_now().await;
             }
         });
-        // All are under way once these have answered, in the order of the mailboxes.
+        // All are in flight once these have answered, in the order of the mailboxes.
         runtime.on_shard(0, async |_| ()).wait().unwrap();
         runtime.on_shard(1, async |_| ()).wait().unwrap();
         runtime.stop().unwrap();

@@ -100,8 +100,8 @@ pub trait Link {
     /// that only its own shard can make ready.
     fn descriptor(&self) -> Option<BorrowedFd<'_>>;
 
-    /// The link dies now: nothing of the peer's reaches this side's memory any more when this returns. Payloads under way
-    /// into landings are returned, those under way out go back through the outbox.
+    /// The link dies now: nothing of the peer's reaches this side's memory any more when this returns. Payloads in flight
+    /// into landings are returned, those in flight out go back through the outbox.
     fn abandon(&mut self, outbox: &mut Outbox) -> Vec<Landing>;
 }
 

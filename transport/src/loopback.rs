@@ -15,7 +15,7 @@ use crate::link::{Landing, Link, LinkKind, Receiver};
 use crate::outbox::Outbox;
 use crate::wire::FRAME_HEADER_BYTES;
 
-/// Bytes under way in one direction at most.
+/// Bytes in flight in one direction at most.
 pub const LOOPBACK_BYTES: usize = 1 << 20;
 
 const _: () = assert!(LOOPBACK_BYTES >= FRAME_BODY_BYTES_MAX + FRAME_HEADER_BYTES);

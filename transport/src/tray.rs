@@ -68,7 +68,7 @@ pub(crate) struct Known {
     pub(crate) len: usize,
 }
 
-/// A number that no metadata of this process has yet, by which a tray knows whether a tensor is of the kind that it has.
+/// A number that no metadata of this process has yet, by which a pull buffer knows whether a tensor is of the kind that it has.
 pub fn next_stamp() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed)

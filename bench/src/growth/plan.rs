@@ -29,7 +29,7 @@ pub const SIZES_MAX: usize = 64;
 pub const WORKERS_MAX: u32 = 100_000;
 /// Most parameter servers.
 pub const PS_MAX: u32 = 10_000;
-/// Most workers × ps. Each pair has one message under way, and its place in several queues: some 60 bytes.
+/// Most workers × ps. Each pair has one message in flight, and its place in several queues: some 60 bytes.
 pub const PAIRS_MAX: u64 = 16 << 20;
 /// Most tensors of both kinds, after they were cut into slices.
 pub const SLICES_MAX: u64 = 1 << 20;

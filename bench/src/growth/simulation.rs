@@ -1,5 +1,5 @@
 //! The simulation itself: messages pass from station to station in the order of virtual time. Owns the queues between them;
-//! a worker has at most one message under way to or from each ps, so they hold at most workers × ps.
+//! a worker has at most one message in flight to or from each ps, so they hold at most workers × ps.
 //!
 //! Every station works in the order of arrival, so only the points where streams meet are events: a message that reaches a
 //! ps host or a worker host, and one that a worker host's NIC has taken in. What comes after such a point up to the next one
@@ -19,7 +19,7 @@ use crate::spread::rounded;
 const START: u64 = 1;
 const STRAGGLING: u64 = 2;
 
-/// A message under way.
+/// A message in flight.
 #[derive(Clone, Copy, Debug)]
 struct Message {
     /// When its first byte reaches the receiving NIC; in an inbox, when its last byte has been taken in.

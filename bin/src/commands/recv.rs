@@ -76,7 +76,7 @@ fn receive(carrier: &mut Carrier, args: &Args) -> Result<Vec<NamedTensor>, Failu
     let (step, timeout) = (*step, args.ends.timeout());
     let options = || RecvOptions { timeout: Some(timeout), destination: None };
     let receivings: Vec<_> = args.key.iter().map(|key| carrier.task().recv_with(from, step, key, options())).collect();
-    // All of them end before one is asked for again, which may end what is under way.
+    // All of them end before one is asked for again, which may end what is in flight.
     let outcomes: Vec<_> = receivings.into_iter().map(|receiving| receiving.wait().map_err(Error::from)).collect();
     let mut tensors = Vec::with_capacity(outcomes.len());
     for (key, outcome) in args.key.iter().zip(outcomes) {

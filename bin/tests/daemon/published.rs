@@ -9,7 +9,7 @@ use crate::fixture::{Daemon, PS, Place, WORKER};
 /// Larger than the arenas of other tests: a tensor of 300 KiB is there three times.
 const ARENA_BYTES: u64 = 2 << 20;
 
-/// Sizes that are copied with others, alone, in the ring, out of the arena; in several helpings, and not at all.
+/// Sizes that are copied with others, alone, in the ring, out of the arena; in several batches, and not at all.
 const SIZES: [usize; 6] = [64, 0, 512, 513, 70_000, 300_000];
 
 fn attach(place: &Place, task: &str) -> Task {

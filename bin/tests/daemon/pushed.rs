@@ -8,7 +8,7 @@ use sealane::{AcceptOptions, Accepted, Attach, Code, DType, SendOptions, Sending
 
 use crate::fixture::{Daemon, Ended, PS, Place, STUCK, WORKER};
 
-/// So that a client may have all tensors of a round under way.
+/// So that a client may have all tensors of a round in flight.
 const ARENA_BYTES: u64 = 2 << 20;
 
 /// Sizes that travel in the ring, in one frame with others, alone, and not at all.
@@ -20,7 +20,7 @@ const ROUND: usize = 30;
 /// Times that an acceptor is dropped and the next one opened.
 const REOPENED: usize = 1000;
 
-/// Pushes under way at once meanwhile.
+/// Pushes in flight at once meanwhile.
 const PUSHES_AT_ONCE: usize = 8;
 
 fn attach(place: &Place, task: &str) -> Task {

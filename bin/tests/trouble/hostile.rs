@@ -298,7 +298,7 @@ enum Step {
 /// No key, one, several, and among several one that nobody publishes.
 const KEY_SETS: [&[&str]; 4] = [&[], &["a"], &["a", "b", "c"], &["b", "nobody's", "a"]];
 
-/// Lives of plans of one number, in which one is closed and the next is opened while a pull of the first is under way, or
+/// Lives of plans of one number, in which one is closed and the next is opened while a pull of the first is in progress, or
 /// has ended and its end was not told.
 fn lives(first: usize, second: usize) -> [Vec<Step>; 6] {
     use Step::{Close, GiveUp, Open, Pull};

@@ -90,7 +90,7 @@ impl Hosts {
         eventually("the memory of former clients is freed", || mappings(pid) == clients * MAPPINGS_PER_CLIENT);
     }
 
-    /// Drains every daemon, which must end at once and in good order: nothing is under way.
+    /// Drains every daemon, which must end at once and in good order: nothing is in flight.
     pub fn drain(self) -> Vec<Place> {
         for (place, daemon) in self.places.iter().zip(self.daemons) {
             drain(place, daemon.expect("it runs"));
@@ -99,7 +99,7 @@ impl Hosts {
     }
 }
 
-/// Everything that is under way must end within the daemon's time.
+/// Everything that is in flight must end within the daemon's time.
 fn drain(place: &Place, daemon: Daemon) {
     let drained = place.command(&["drain"]).stderr(Stdio::piped()).spawn().unwrap();
     let Ended { code, stderr } = daemon.ended();

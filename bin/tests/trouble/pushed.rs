@@ -15,7 +15,7 @@ use crate::traces::eventually;
 /// Clients that are killed.
 const ROUNDS: u64 = 4;
 
-/// Pushes under way at once.
+/// Pushes in flight at once.
 const PUSHES_AT_ONCE: usize = 8;
 
 /// Tensors that an acceptor takes before it is killed.

@@ -11,7 +11,7 @@ use sealane::{AcceptOptions, Attach, Code, Error, Keys, RecvOptions, SendOptions
 use crate::hosts::ARENA_BYTES;
 use crate::tensors::{LARGE, MIDDLING, STEP, in_arena, meta, number_in, tensor, verify};
 
-/// Large sends under way at once.
+/// Large sends in flight at once.
 const SENDS_AT_ONCE: u64 = 2;
 
 /// Items that each member of a circle sends, and as many that it receives.

@@ -83,7 +83,7 @@ fn tasks() -> Vec<String> {
     [PS, WORKER].map(str::to_owned).into_iter().chain(numbered).collect()
 }
 
-/// Two tasks each, for what would be too much for one: a daemon has at most 16,384 calls of a process under way on a core.
+/// Two tasks each, for what would be too much for one: a daemon has at most 16,384 calls of a process in flight on a core.
 const PAIRS: usize = 4;
 
 fn ps(pair: usize) -> String {

@@ -44,7 +44,7 @@ fn what_went_another_way_is_told_to_the_daemon() {
         ];
         (sums, others)
     };
-    // The rest is told a second after the first, while a call is under way.
+    // The rest is told a second after the first, while a call is in progress.
     let ear = Ear::new();
     ps.recv(WORKER, 1, "never", &ear);
     daemon.until("all is told", |daemon| told(daemon) == ([2060, 206_000, 4120, 20_600], 12));

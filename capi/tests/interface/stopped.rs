@@ -1,4 +1,4 @@
-//! Detaching, and what is under way then.
+//! Detaching, and what is in flight then.
 
 use std::{
     ffi::c_void,

@@ -185,7 +185,7 @@ impl Calls {
         self.release(call);
     }
 
-    /// True if so many calls more may be under way.
+    /// True if so many calls more may be in flight.
     pub(super) fn have_room_for(&self, calls: usize) -> bool {
         CALLS_MAX - self.slots.len() + self.vacant.len() >= calls
     }

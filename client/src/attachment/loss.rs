@@ -182,7 +182,7 @@ impl Held<'_> {
         self.give_up(false, fault);
     }
 
-    /// Gives the link up: every call under way ends with Unavailable, and the next one attaches again.
+    /// Gives the link up: every call in flight ends with Unavailable, and the next one attaches again.
     fn give_up(&mut self, gone: bool, reason: &str) {
         let Line::Up(link) = &self.line else { return };
         if self.closing {

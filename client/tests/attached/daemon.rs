@@ -111,7 +111,7 @@ impl Daemon {
         }
     }
 
-    /// Waits until so many calls of all clients are under way.
+    /// Waits until so many calls of all clients are in flight.
     pub fn until_under_way(&self, calls: u64) {
         self.until(&format!("{calls} calls are under way"), |daemon| daemon.under_way() == calls);
     }

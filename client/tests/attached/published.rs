@@ -145,7 +145,7 @@ fn a_pull_waits_for_its_version_and_may_be_given_up() {
         std::thread::yield_now();
     }
     drop(pulling);
-    // One that is under way goes with its plan.
+    // One that is in progress goes with its plan.
     std::mem::forget(plan.pull(10));
     assert!(plan.get(0).is_err());
     daemon.until_under_way(1);

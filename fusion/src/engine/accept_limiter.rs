@@ -22,7 +22,7 @@ pub(super) fn host_of(address: IpAddr) -> IpAddr {
 pub(super) struct AcceptLimiter {
     hosts: HashMap<IpAddr, Host>,
     greetings_per_host_max: usize,
-    /// Callers must show something: a greeting that comes to nothing has cost something.
+    /// Callers must show something: a greeting that fails has cost something.
     are_asked: bool,
 }
 
@@ -149,7 +149,7 @@ impl AcceptLimiter {
         self.hosts.get_mut(&from)?.failures.add(now)
     }
 
-    /// A caller's greeting came to nothing before it had said who it is. How many of its host are to be logged now, if it is
+    /// A caller's greeting failed before it had said who it is. How many of its host are to be logged now, if it is
     /// time.
     pub(super) fn broke_off(&mut self, now: Instant, from: IpAddr) -> Option<u64> {
         self.hosts.get_mut(&from)?.breaks.add(now)

@@ -1,7 +1,7 @@
 //! Client processes of this host: who is attached as which task, and the source that moves what they ask and what they
 //! are answered. Each shard has its own end of every client; nothing is shared between shards.
 //!
-//! Bounded by one client a task, and by what `client.rs` lets each have under way.
+//! Bounded by one client a task, and by what `client.rs` lets each have in flight.
 //!
 //! Clients do not share what they could exhaust: each has its own 16,384 calls per shard, memory for the small tensors that travel in
 //! the ring, number of waiting recvs, 256 records and 1 MiB of copies per turn, and a turn in the queue of copies. A client that

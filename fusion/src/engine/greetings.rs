@@ -349,7 +349,7 @@ impl Greetings {
         }
     }
 
-    /// A caller's greeting came to nothing before it had said who it is.
+    /// A caller's greeting failed before it had said who it is.
     fn broke_off(&mut self, from: IpAddr, reason: &dyn std::fmt::Display) {
         if let Some(callers) = self.limiter.broke_off(self.engine.shard.now(), from) {
             tracing::warn!(%from, callers, %reason, "a caller did not complete its greeting");

@@ -144,7 +144,7 @@ pub struct LocalPlan {
 
 impl LocalPlan {
     /// Pulls every tensor of the plan at `min_version` or newer; waits for those that are older. What is not there by the
-    /// deadline fails by itself: look at each in the [tray](Self::tray). Dropping the future gives the pull up.
+    /// deadline fails by itself: look at each in the [pull buffer](Self::tray). Dropping the future gives the pull up.
     pub fn pull(&mut self, min_version: i64) -> LocalPulling<'_> {
         let timeout = self.engine.settings.request_timeout;
         self.pull_within(min_version, timeout)
@@ -192,7 +192,7 @@ pub struct LocalPulling<'a> {
 }
 
 impl Future for LocalPulling<'_> {
-    /// The first error, if any tensor did not come; the tray has each one's.
+    /// The first error, if any tensor did not come; the pull buffer has each one's.
     type Output = Result<(), Error>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<(), Error>> {

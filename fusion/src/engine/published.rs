@@ -248,7 +248,7 @@ pub struct Plan {
 
 impl Plan {
     /// Pulls every tensor of the plan at `min_version` or newer; waits for those that are older. What is not there by the
-    /// deadline fails by itself: look at each in the [tray](Self::tray).
+    /// deadline fails by itself: look at each in the [pull buffer](Self::tray).
     pub fn pull(&mut self, min_version: i64) -> PlanPulling<'_> {
         let outcome = self.begin(min_version, None);
         PlanPulling { plan: self, outcome }
@@ -333,7 +333,7 @@ impl PlanPulling<'_> {
     /// Blocks until every tensor has come or failed, at the latest at the deadline. Not for code on a shard.
     ///
     /// # Errors
-    /// The first error, if any tensor did not come; the tray has each one's.
+    /// The first error, if any tensor did not come; the pull buffer has each one's.
     pub fn wait(self) -> Result<(), Error> {
         self.plan.end(self.outcome.wait())
     }

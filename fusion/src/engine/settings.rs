@@ -41,7 +41,7 @@ pub struct EngineSettings {
     pub links_max: usize,
     /// Greetings in progress at once, calls and answers together; past this, callers wait in the kernel's backlog. Default 4,096.
     pub greetings_max: usize,
-    /// Greetings of callers of one host under way at once; more are closed. Default 1,024.
+    /// Greetings of callers of one host in progress at once; more are closed. Default 1,024.
     pub greetings_per_host_max: usize,
     /// Bytes of unfinished greetings of callers that are held at once; a caller past this is closed. Default 32 MiB.
     pub greeting_bytes_max: usize,

@@ -140,12 +140,12 @@ impl Node {
         self.pulls.open_plan(pair, keys)
     }
 
-    /// Forgets a plan; a pull of it that is under way is given up.
+    /// Forgets a plan; a pull of it that is in progress is given up.
     pub fn close_plan(&mut self, plan: Handle) {
         self.pulls.close_plan(plan, &mut self.context);
     }
 
-    /// Pulls a plan's tensors. The tray goes back to the waiter when each place is filled or failed; the handle cancels.
+    /// Pulls a plan's tensors. The pull buffer goes back to the waiter when each place is filled or failed; the handle cancels.
     pub fn pull(&mut self, now: Instant, mut request: PullRequest) -> Option<Handle> {
         request.tray.begin();
         let agreed = match self.pulls.check(&request, self.context.draining) {
@@ -176,7 +176,7 @@ impl Node {
         self.pulls.agree(plan, producer, &mut self.context)
     }
 
-    /// Gives a pull up, whose waiter then hears nothing; its tray, or `None` if it has ended.
+    /// Gives a pull up, whose waiter then hears nothing; its pull buffer, or `None` if it has ended.
     pub fn cancel_pull(&mut self, handle: Handle) -> Option<Tray> {
         self.pulls.cancel(handle, &mut self.context.peers)
     }
@@ -249,7 +249,7 @@ impl Node {
         self.context.reporter.outcomes.send_cells.poll(cell, waker)
     }
 
-    /// The tray that a future waits for.
+    /// The pull buffer that a future waits for.
     pub fn poll_pull(&mut self, cell: Handle, waker: &Waker) -> Poll<Tray> {
         self.context.reporter.outcomes.pull_cells.poll(cell, waker)
     }
@@ -267,7 +267,7 @@ impl Node {
         self.context.reporter.outcomes.send_cells.close(cell);
     }
 
-    /// The future is dropped: the pull is given up. Its tray, unless a tensor is arriving in it at this moment.
+    /// The future is dropped: the pull is given up. Its pull buffer, unless a tensor is arriving in it at this moment.
     pub fn close_pull(&mut self, cell: Handle, pull: Option<Handle>) -> Option<Tray> {
         let done = self.context.reporter.outcomes.pull_cells.take(cell);
         done.or_else(|| self.cancel_pull(pull?))
@@ -283,7 +283,7 @@ impl Node {
         self.context.reporter.finish_send(waiter, outcome);
     }
 
-    /// Gives a waiter the tray of its pull.
+    /// Gives a waiter the pull buffer of its pull.
     pub fn finish_pull(&mut self, waiter: PullWaiter, tray: Tray) {
         self.context.reporter.finish_pull(waiter, tray);
     }

@@ -1,4 +1,4 @@
-//! What names a call under way, and where its outcome waits for the one who asked.
+//! What names a call in flight, and where its outcome waits for the one who asked.
 
 use std::task::{Poll, Waker};
 use std::time::Instant;
@@ -21,7 +21,7 @@ pub enum RecvWaiter {
         /// The number.
         index: u32,
     },
-    /// A pull of this node, which ends with a tray instead.
+    /// A pull of this node, which ends with a pull buffer instead.
     Pull(Handle),
 }
 
@@ -39,7 +39,7 @@ pub enum Ticket {
     Local(Handle),
 }
 
-/// Who waits for the tray of a pull.
+/// Who waits for the pull buffer of a pull.
 #[derive(Debug)]
 pub enum PullWaiter {
     /// A future on this shard.

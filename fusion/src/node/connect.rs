@@ -131,7 +131,7 @@ impl Node {
         self.dial_failed(now, handle, failure);
     }
 
-    /// A call came to nothing.
+    /// A call failed.
     pub fn dial_failed(&mut self, now: Instant, handle: Handle, failure: DialFailure) {
         let Some(is_gone) = self.context.peers.call_failed(handle, failure) else { return };
         if is_gone {

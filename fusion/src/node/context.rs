@@ -22,7 +22,7 @@ pub(super) struct Context {
 }
 
 impl Context {
-    /// Calls the peer of a session if something waits for it and nothing is under way.
+    /// Calls the peer of a session if something waits for it and no call is in progress.
     #[inline]
     pub(super) fn want_link(&mut self, now: Instant, session: Handle) {
         self.peers.want_link(now, session, &self.settings, &self.pairs);

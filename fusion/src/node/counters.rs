@@ -22,7 +22,7 @@ pub struct Counters {
     pub messages_sent: u64,
     /// Links that were lost.
     pub links_lost: u64,
-    /// Sessions that were given up, or whose peer had restarted: what was under way on them is in doubt.
+    /// Sessions that were given up, or whose peer had restarted: what was in flight on them is in doubt.
     pub sessions_reset: u64,
     /// Links that stand now.
     pub links: u64,
@@ -52,6 +52,6 @@ pub struct Counters {
 pub struct CallerCounters {
     /// They did not show that they may talk.
     pub unauthenticated: u64,
-    /// Their host had too many greetings under way, or had failed to authenticate too often.
+    /// Their host had too many greetings in progress, or had failed to authenticate too often.
     pub turned_away: u64,
 }

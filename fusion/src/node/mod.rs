@@ -172,7 +172,7 @@ impl Node {
         self.context.pairs.pair(local, peer)
     }
 
-    /// Takes a new endpoint map, and more tasks to serve, on the same addresses. Requests under way end on the links they
+    /// Takes a new endpoint map, and more tasks to serve, on the same addresses. Requests in flight end on the links they
     /// have; later ones go to the new addresses. Links are made again whose greeting named tasks that the old map did not
     /// have, or to whose address the new map adds a task, and all of them if there are new tasks here, so that peers learn of
     /// them.
@@ -200,7 +200,7 @@ impl Node {
     }
 
     /// From now on new calls of clients end with Unavailable, and so do requests of peers for tensors that are not
-    /// there: what is under way can finish.
+    /// there: what is in flight can finish.
     pub fn drain(&mut self) {
         self.context.draining = true;
         // No send can come for these any more.

@@ -21,7 +21,7 @@ pub enum ConnectOrder {
     HangUp(Handle),
 }
 
-/// A call that came to nothing.
+/// A call that failed.
 #[derive(Debug)]
 pub struct DialFailure {
     /// Why, for a person.

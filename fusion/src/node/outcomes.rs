@@ -90,7 +90,7 @@ impl Outcomes {
         }
     }
 
-    /// Gives a waiter the tray of its pull.
+    /// Gives a waiter the pull buffer of its pull.
     pub(super) fn finish_pull(&mut self, waiter: PullWaiter, tray: Tray) {
         match waiter {
             PullWaiter::Cell(cell) => self.pull_cells.finish(cell, tray, &mut self.wakers),

@@ -69,7 +69,7 @@ impl Reporter {
         self.outcomes.finish_send(waiter, outcome);
     }
 
-    /// Gives a waiter the tray of its pull.
+    /// Gives a waiter the pull buffer of its pull.
     pub(super) fn finish_pull(&mut self, waiter: PullWaiter, tray: Tray) {
         self.outcomes.finish_pull(waiter, tray);
     }

@@ -215,7 +215,7 @@ impl Net {
     }
 }
 
-/// A send under way.
+/// A send in flight.
 struct Sent(oneshot::Receiver<SendOutcome>);
 
 impl Sent {
@@ -232,7 +232,7 @@ impl Sent {
     }
 }
 
-/// A recv under way.
+/// A recv in flight.
 struct Asked {
     receiver: oneshot::Receiver<RecvOutcome>,
     ticket: Option<Ticket>,

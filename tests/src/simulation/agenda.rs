@@ -25,7 +25,7 @@ pub(super) enum Event {
     CallArrives(CallId),
     /// The caller looks whether the welcome is there.
     CallPolled(CallId),
-    /// The caller learns that the call came to nothing.
+    /// The caller learns that the call failed.
     CallFails(CallId, sealane_fusion::node::DialFailureKind, &'static str),
     /// A task does something.
     Deed(Deed),

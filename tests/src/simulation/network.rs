@@ -1,4 +1,4 @@
-//! The network's part in connections: calls under way, what becomes of them, and the routing that the engine's
+//! The network's part in connections: calls in flight, what becomes of them, and the routing that the engine's
 //! greetings do.
 
 use std::collections::BTreeMap;
@@ -33,7 +33,7 @@ pub(super) struct Call {
     wire: Option<Wire>,
     /// The caller waits no longer than that for the welcome.
     until: Duration,
-    /// The caller has hung up or died; its greeting is under way all the same.
+    /// The caller has hung up or died; its greeting is in flight all the same.
     abandoned: bool,
 }
 

@@ -25,7 +25,7 @@ const PROBE_BYTES: usize = 100;
 const PROBE_BYTES_MAX: usize = 10_000;
 /// Times that all wires are cut at the end.
 pub(super) const CUTS: i64 = 2;
-/// Steps and fused receive of what is under way then.
+/// Steps and fused receive of what is in flight then.
 pub(super) const CUT_STEP: i64 = 2000;
 const CUT_BATCH: usize = 1000;
 /// The queue of the last pushes, which the storm has used too; what it holds, if it is not open; and what is pushed: more than

@@ -5,7 +5,7 @@
 //! - A tensor is delivered once at most, its send ends well only if it was, and it is not delivered any more once its
 //!   send has ended; all this as long as the producer's session with the consumer stands.
 //! - A session that is reset (the consumer restarted, or was out of reach for longer than the lease, or its host refused
-//!   calls) loses the releases that were under way. The producer cannot know whether the consumer has what it was lent.
+//!   calls) loses the releases that were in flight. The producer cannot know whether the consumer has what it was lent.
 //!   From then on three more things are legal: the tensor is delivered again to another recv; the send fails although
 //!   the tensor was delivered; the tensor is delivered although the send failed, since a reset on the producer's side
 //!   does not stop the bytes that are on their way.

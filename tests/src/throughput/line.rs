@@ -20,7 +20,7 @@ pub(super) const WRITE: Duration = Duration::from_micros(2);
 pub(super) const MESSAGE: Duration = Duration::from_nanos(150);
 /// Nanoseconds a 1,000 bytes: 25 Gb/s.
 pub(super) const KILOBYTE_NS: u64 = 320;
-/// Bytes under way in one direction at most, as a socket's buffers bound them.
+/// Bytes in flight in one direction at most, as a socket's buffers bound them.
 const LINE_BYTES: usize = 4 << 20;
 
 /// What both directions of a line have carried.
@@ -39,7 +39,7 @@ pub(super) struct Air {
 }
 
 impl Air {
-    /// When bytes that are under way arrive next.
+    /// When bytes that are in flight arrive next.
     pub(super) fn next_arrival(&self) -> Option<Duration> {
         let directions = self.directions.borrow();
         let next = |direction: &Rc<RefCell<Direction>>| {
@@ -53,7 +53,7 @@ impl Air {
 #[derive(Default)]
 struct Direction {
     bytes: VecDeque<u8>,
-    /// Writes under way: when each is there, and its bytes that were not read yet.
+    /// Writes in flight: when each is there, and its bytes that were not read yet.
     arrivals: VecDeque<(Duration, usize)>,
     busy_until: Duration,
 }

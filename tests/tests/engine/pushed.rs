@@ -19,7 +19,7 @@ const QUEUE: &str = "grads";
 /// Times that an acceptor is dropped and the next one opened.
 const ROUNDS: usize = 1000;
 
-/// Pushes of one task under way at once.
+/// Pushes of one task in flight at once.
 const PUSHES_AT_ONCE: usize = 8;
 
 /// Small ones that share a frame, and some that have their own.

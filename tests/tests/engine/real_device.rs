@@ -15,7 +15,7 @@ use crate::verbs::counters_verbs;
 /// The network device under the RDMA device, and the state of the latter's port.
 const NETWORK: &str = "eth0";
 const PORT_STATE: &str = "/sys/class/infiniband/rxe0/ports/1/state";
-/// Tensors under way when something is taken away, and the bytes of each; an engine's slab has room for all of them.
+/// Tensors in flight when something is taken away, and the bytes of each; an engine's slab has room for all of them.
 const UNDER_WAY: usize = 20;
 const LARGE: usize = 512 << 10;
 

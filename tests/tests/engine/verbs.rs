@@ -413,7 +413,7 @@ fn links_go_back_to_verbs_when_the_port_is_up_again() {
     let tasks: Vec<_> = (0..3).map(|index| engines[index].task(&task(index)).unwrap()).collect();
     let acceptor = tasks[0].acceptor("gradients", AcceptOptions::default());
     let mut step = 0;
-    // Sends both ways and pushes, with some of each under way all the time.
+    // Sends both ways and pushes, with some of each in flight all the time.
     let mut traffic = |is_over: &mut dyn FnMut() -> bool| {
         let mut pushes = 0;
         while !is_over() {
@@ -462,7 +462,7 @@ fn links_go_back_to_verbs_when_the_port_is_up_again() {
         traffic(&mut || counters_verbs(&engines[0]) == 2);
         assert_eq!(total(&engines[0]).links_lost, lost + 2, "each link is given up once");
     }
-    // Also where nothing is under way: the next call finds a link.
+    // Also where nothing is in flight: the next call finds a link.
     assert!(fabric.inject("fake0", Fault::PortDown));
     traffic(&mut || counters_verbs(&engines[0]) == 0 && total(&engines[0]).links == 2);
     assert!(fabric.inject("fake0", Fault::PortUp));

@@ -97,11 +97,11 @@ pub enum Event<W, D> {
         /// True if the consumer has it, false if it goes back to where it was.
         taken: bool,
     },
-    /// A pull of this side ended: each place of the tray is filled or failed.
+    /// A pull of this side ended: each place of the pull buffer is filled or failed.
     Pulled {
         /// What [`PullAsk`] came with.
         waiter: W,
-        /// Its tray.
+        /// Its pull buffer.
         tray: Tray,
     },
     /// The peer names a set of keys that it will pull.

@@ -33,7 +33,7 @@ pub struct PullAsk<W> {
     pub deadline: Instant,
     /// The places, as many as the set has keys.
     pub tray: Tray,
-    /// Comes back with the tray.
+    /// Comes back with the pull buffer.
     pub waiter: W,
 }
 
@@ -384,11 +384,11 @@ impl<W, D: PartialEq> Session<W, D> {
         }
     }
 
-    /// Pulls a set; the tray comes back as [`Event::Pulled`], each place filled or failed.
+    /// Pulls a set; the pull buffer comes back as [`Event::Pulled`], each place filled or failed.
     ///
     /// # Errors
     /// ResourceExhausted if `fusion.queued_requests_max` pulls exist, NotFound if the attached peer does not serve the task,
-    /// Unavailable if the peer is going away. Tray and waiter come back with each.
+    /// Unavailable if the peer is going away. Pull buffer and waiter come back with each.
     pub fn pull(&mut self, now: Instant, ask: PullAsk<W>) -> Result<Handle, (Error, Tray, W)> {
         let PullAsk { set, min_version, deadline, mut tray, waiter } = ask;
         if let Some(reason) = &self.going_away {

@@ -372,7 +372,7 @@ impl<D: PartialEq> Pusher<D> {
         }
     }
 
-    /// Ends the pushes of a task, of all tasks without one, and its streams when nothing of them is under way.
+    /// Ends the pushes of a task, of all tasks without one, and its streams when nothing of them is in flight.
     pub(super) fn end_of<W>(
         &mut self,
         from: Option<u16>,
@@ -388,7 +388,7 @@ impl<D: PartialEq> Pusher<D> {
         }
     }
 
-    /// Ends a stream whose task is gone, once nothing of it is under way.
+    /// Ends a stream whose task is gone, once nothing of it is in flight.
     pub(super) fn close_if_done(&mut self, handle: Handle, control: &mut ControlQueue) {
         let is_done = |stream: &Stream<D>| stream.closing && stream.entries.is_empty();
         if !self.streams.get(handle).is_some_and(is_done) {

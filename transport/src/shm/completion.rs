@@ -142,7 +142,7 @@ pub enum Completion<'a> {
         /// The call.
         call: u32,
     },
-    /// No call's: the daemon is about to stop. It finishes what is under way; new calls are for the daemon after it.
+    /// No call's: the daemon is about to stop. It finishes what is in flight; new calls are for the daemon after it.
     Draining,
 }
 

@@ -20,15 +20,15 @@ use crate::wire::{FRAME_HEADER_BYTES, WireError};
 /// Staging bytes a link: large enough for any frame and for several hundred small tensors a read, small enough that the
 /// part of a large tensor which is copied out of it, behind each chunk of 4 MiB, is under 2%.
 const STAGING_BYTES: usize = 64 * 1024;
-/// Frames read in one call: a helping that keeps both ends at work. With all that 64 KiB hold taken at once, the two
+/// Frames read in one call: a batch that keeps both ends at work. With all that 64 KiB hold taken at once, the two
 /// take turns at working and waiting (`bench rate`, window 256: 2.1 M tensors/s, with 16 KiB 2.6 M, with 4 KiB 2.0 M).
-const HELPING_BYTES: usize = 16 * 1024;
+const BATCH_BYTES: usize = 16 * 1024;
 /// Longest time that the kernel takes for TCP_USER_TIMEOUT: three weeks.
 const USER_TIMEOUT_MAX: Duration = Duration::from_millis(i32::MAX as u64);
 /// Vectors in one write.
 const VECTORS: usize = 32;
 
-const _: () = assert!(STAGING_BYTES - HELPING_BYTES >= FRAME_BODY_BYTES_MAX + FRAME_HEADER_BYTES);
+const _: () = assert!(STAGING_BYTES - BATCH_BYTES >= FRAME_BODY_BYTES_MAX + FRAME_HEADER_BYTES);
 
 /// What every Sealane socket is set to, besides TCP_NODELAY and a bound on the waits before it sends again.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -145,10 +145,10 @@ impl TcpLink {
         Ok(())
     }
 
-    /// One helping of frames; the bytes read.
+    /// One batch of frames; the bytes read.
     #[inline]
     fn read_frames(&mut self, receiver: &mut dyn Receiver) -> Result<usize, LinkError> {
-        let room = (self.staging.len() - self.end).min(HELPING_BYTES);
+        let room = (self.staging.len() - self.end).min(BATCH_BYTES);
         let target = &mut self.staging[self.end..self.end + room];
         let Some(count) = self.stream.read(&mut [target.into()])? else { return Ok(0) };
         self.end += count;
@@ -222,7 +222,7 @@ impl Link for TcpLink {
         } else {
             total = 0;
         }
-        // Payloads up to the budget, but one helping of frames.
+        // Payloads up to the budget, but one batch of frames.
         if self.landing.is_none() {
             total += self.read_frames(receiver)?;
         }

@@ -38,7 +38,7 @@ struct Standing {
 enum Is {
     /// To be registered when it is first used.
     Unused,
-    /// Under way, under this ticket.
+    /// In progress, under this ticket.
     Begun(u64),
     Registered(Region),
     /// It may not be registered, or could not be.
@@ -59,11 +59,11 @@ pub(super) struct Regions {
     /// By their start; they do not overlap.
     standing: Vec<Standing>,
     passing: Vec<Passing>,
-    /// Removed while their registration was under way: by its ticket.
+    /// Removed while their registration was in progress: by its ticket.
     begun: Vec<(u64, Box<dyn Any>)>,
     /// Whose registration ends: by the region.
     ending: Vec<(u32, Box<dyn Any>)>,
-    /// Registrations of those that stand which are under way.
+    /// Registrations of those that stand which are in progress.
     waited_for: usize,
     next_ticket: u64,
     /// Registrations that were made for one transfer, for the record.

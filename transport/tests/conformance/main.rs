@@ -64,7 +64,7 @@ conforms!(
 
 conforms!(crowded_verbs: moved { as_many_links_as_a_port_has_carry });
 
-// Left out where requests take their time: what is under way when an end is dropped ends with its queue pair.
+// Left out where requests take their time: what is in flight when an end is dropped ends with its queue pair.
 mod closing {
     conforms!(verbs_write, verbs_read, verbs_write_without_windows: moved {
         a_landing_under_way_is_given_up_whole,

@@ -13,7 +13,7 @@ pub(crate) enum Deed {
     /// `kill -9`; in the end another is started.
     KillDaemon(usize),
     KillTask(usize),
-    /// SIGTERM, which lets it finish what is under way for a while; in the end another is started.
+    /// SIGTERM, which lets it finish what is in flight for a while; in the end another is started.
     DrainDaemon(usize),
     /// A task's process is told to end what it has begun, and to detach; in the end another is started.
     Leave(usize),

@@ -1,5 +1,5 @@
 //! `cargo xtask chaos`: real daemons and tasks on hosts of their own, harmed by a schedule that follows from a seed. When it is
-//! over, all is put right, what was under way ends, and the tasks' ledgers are judged: see `verdict/`.
+//! over, all is put right, what was in flight ends, and the tasks' ledgers are judged: see `verdict/`.
 
 pub(crate) mod deeds;
 pub(crate) mod history;

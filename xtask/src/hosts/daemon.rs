@@ -42,7 +42,7 @@ const DEPOSITED_TENSORS_MAX: usize = 1500;
 /// Memory of a client for what it receives without a destination, for each shard.
 const AREA_BYTES: usize = 16 << 20;
 
-/// Shorter than what is under way may take, so that draining ends both ways.
+/// Shorter than what is in flight may take, so that draining ends both ways.
 const DRAIN_TIMEOUT: Duration = Duration::from_millis(500);
 
 fn settings(patience: Patience) -> Vec<String> {

@@ -1,4 +1,4 @@
-//! Sends and recvs: each tick's parcels, all under way at once as futures on one thread a direction.
+//! Sends and recvs: each tick's parcels, all in flight at once as futures on one thread a direction.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -16,7 +16,7 @@ use super::parcel::{Parcel, TICK_US, mix, parcels};
 use super::tensors::{Kind, Label, read};
 use super::{Actor, name};
 
-/// Calls under way at once, each direction: a tick that finds more begins none.
+/// Calls in flight at once, each direction: a tick that finds more begins none.
 const UNDER_WAY_MAX: usize = 400;
 
 /// The step in which nobody sends, and of bursts for which nobody asks.

@@ -19,7 +19,7 @@ const OPTIONS: AcceptOptions = AcceptOptions { tensors_max: 48, bytes_max: 4 << 
 
 const PUSH_TIMEOUT: Duration = Duration::from_secs(4);
 
-/// Pushes of a thread under way at once.
+/// Pushes of a thread in flight at once.
 const UNDER_WAY: usize = 6;
 
 /// Between two pushes.
@@ -45,7 +45,7 @@ fn bytes_of(number: u64) -> usize {
     }
 }
 
-/// Pushes one tensor after the other into a peer's queue, a few of them under way.
+/// Pushes one tensor after the other into a peer's queue, a few of them in flight.
 pub(super) fn push(actor: &Actor, to: usize) {
     let mut under_way: VecDeque<(u64, Sending)> = VecDeque::new();
     let end_first = |under_way: &mut VecDeque<(u64, Sending)>| {

@@ -91,7 +91,7 @@ fn messages_are_neither_lost_nor_made() {
         let mut simulation = Simulation::new(&scene);
         while !simulation.is_over() {
             simulation.advance();
-            // What a worker waits for is under way, or its request waits at a ps.
+            // What a worker waits for is in flight, or its request waits at a ps.
             let awaited: u32 = simulation.workers.iter().map(|worker| worker.awaited).sum();
             let under_way: usize = simulation.queues.iter().map(VecDeque::len).sum();
             let waiting: usize = simulation.barriers.iter().map(|barrier| barrier.waiting.len()).sum();

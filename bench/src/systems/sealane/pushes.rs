@@ -14,7 +14,7 @@ use crate::stopwatch::Tally;
 /// The queue's name.
 const QUEUE: &str = "gradients";
 
-/// Batches that the window is divided into, so that the next is under way when one has been taken.
+/// Batches that the window is divided into, so that the next is in flight when one has been taken.
 const BATCHES: usize = 4;
 
 /// Tensors accepted at once at most.
@@ -27,7 +27,7 @@ pub(super) fn accept(shard: &LocalEngine) -> Result<(), Error> {
     Ok(())
 }
 
-/// The worker: a window of pushes under way until the round is over. What counts is what the queue has taken.
+/// The worker: a window of pushes in flight until the round is over. What counts is what the queue has taken.
 pub(super) async fn round(shard: &LocalEngine, plan: &Plan, length: Duration) -> Result<Sample, Error> {
     let pair = shard.task(WORKER)?.pair(PS)?;
     let meta = TensorMeta::new(DType::U8, &[plan.size_bytes as u64])?;

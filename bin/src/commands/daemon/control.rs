@@ -155,7 +155,7 @@ impl Control {
     /// When to look again, if at all; nothing if the drain is over.
     fn look_at_drain(&mut self, now: Instant) -> Option<Option<Instant>> {
         let Some(drain) = &mut self.drain else { return Some(None) };
-        // An engine that has stopped has nothing under way.
+        // An engine that has stopped has nothing in flight.
         match drain.look(now, self.engine.under_way().unwrap_or(0)) {
             Progress::Notice(until) | Progress::Wait(until) => Some(Some(until)),
             Progress::Close => {

@@ -201,7 +201,7 @@ impl Client {
         self.look_at
     }
 
-    /// Takes in what the client asks, a bounded helping; how many records.
+    /// Takes in what the client asks, a bounded batch; how many records.
     pub(super) fn read(&mut self, node: &mut Node, now: Instant, record: &mut Record) -> usize {
         let mut count = 0;
         let bytes_max = node.bytes_received() + CLIENT_BYTES_PER_TURN;

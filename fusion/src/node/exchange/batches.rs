@@ -49,7 +49,7 @@ impl Batch {
     }
 }
 
-/// Fused receives under way.
+/// Fused receives in flight.
 pub(in crate::node) struct Batches(Arena<Batch>);
 
 impl Default for Batches {

@@ -2,7 +2,7 @@
 //!
 //! A tensor goes from the producer's memory into the consumer's: its own destination, or memory that its pool gives out.
 //! Small ones, and tensors of an engine in the consumer's process, change hands without a copy. Large copies are made a
-//! helping a turn, so that they do not hold up the shard. Bounded by `fusion.queued_requests_max` a task.
+//! batch a turn, so that they do not hold up the shard. Bounded by `fusion.queued_requests_max` a task.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -14,7 +14,7 @@ use sealane_transport::trace::Moment;
 use sealane_transport::{Arena, Chains, Error, Handle, Payload, Tensor, TensorMeta, Unreceived};
 
 use super::{Exchange, RecvRequest};
-use crate::limits::{COPY_AT_ONCE_BYTES, COPY_BUDGET_BYTES, COPY_HELPING_BYTES};
+use crate::limits::{COPY_AT_ONCE_BYTES, COPY_BATCH_BYTES, COPY_BUDGET_BYTES};
 use crate::metrics::{Operation, Way};
 use crate::node::cells::{RecvWaiter, Ticket};
 use crate::node::context::Context;
@@ -66,7 +66,7 @@ pub(super) struct LocalRecvs {
     steps: Chains,
     /// No deadline is earlier; it may be later than the truth says, never earlier.
     earliest: Option<Instant>,
-    /// Copies under way: a queue for each producer, and the producers take turns.
+    /// Copies in progress: a queue for each producer, and the producers take turns.
     copies: VecDeque<(u16, VecDeque<Copy>)>,
     /// Recvs of each task, by its place; those that the queue holds as well.
     of_task: Vec<usize>,
@@ -351,7 +351,7 @@ impl Exchange {
         context.reporter.finish_recv(waiter, Ok(tensor));
     }
 
-    /// Goes on with the copies under way, a helping for each producer in turn; the bytes copied.
+    /// Goes on with the copies in progress, a batch for each producer in turn; the bytes copied.
     pub(in crate::node) fn copy_on(&mut self, context: &mut Context) -> usize {
         let mut budget = COPY_BUDGET_BYTES;
         while budget > 0
@@ -363,7 +363,7 @@ impl Exchange {
                 self.fail_here(copy.wanted, unheard(), &mut context.reporter);
                 self.settled(copy.pending, copy.from, false, context);
             } else {
-                budget -= copy.advance(budget.min(COPY_HELPING_BYTES));
+                budget -= copy.advance(budget.min(COPY_BATCH_BYTES));
                 if copy.is_complete() {
                     let wanted = self.local.remove(copy.wanted).expect("just looked at");
                     self.copied(wanted, copy, context);

@@ -25,7 +25,7 @@ pub(in crate::node) struct Look {
 }
 
 impl Peers {
-    /// Calls the peer if something waits for it and nothing is under way.
+    /// Calls the peer if something waits for it and no call is in progress.
     #[inline]
     pub(in crate::node) fn want_link(&mut self, now: Instant, handle: Handle, settings: &NodeSettings, pairs: &Pairs) {
         let Some(peer) = self.arena.get_mut(handle) else { return };
@@ -109,7 +109,7 @@ impl Peers {
         self.arena.get(handle).map_or("", |peer| &peer.last_error)
     }
 
-    /// After a call that came to nothing: another one later, if something still wants a link.
+    /// After a call that failed: another one later, if something still wants a link.
     pub(in crate::node) fn call_again(&mut self, now: Instant, handle: Handle, settings: &NodeSettings) {
         let peer = self.arena.get_mut(handle).expect("its call has just failed");
         if peer.session.wants_link() {
@@ -135,7 +135,7 @@ impl Peers {
         let error = Error::unavailable(peer.session.peer(), reason);
         peer.session.reset(&error);
         self.begin_life(handle);
-        // The greeting of a call under way does not tell the peer.
+        // The greeting of a call in progress does not tell the peer.
         self.hang_up(handle);
         true
     }
@@ -149,7 +149,7 @@ impl Peers {
         }
     }
 
-    /// Drops the call that is under way, if one is.
+    /// Drops the call that is in progress, if one is.
     pub(in crate::node) fn hang_up(&mut self, handle: Handle) {
         if let Some(peer) = self.arena.get_mut(handle).filter(|peer| peer.connection == Connection::Dialing) {
             peer.connection = Connection::Idle;
@@ -157,7 +157,7 @@ impl Peers {
         }
     }
 
-    /// The two sides do not both remember their session: what was under way on it is in doubt.
+    /// The two sides do not both remember their session: what was in flight on it is in doubt.
     pub(in crate::node) fn start_anew(&mut self, handle: Handle, hello: &Hello, counters: &mut Counters) {
         let peer = self.arena.get_mut(handle).expect("the caller looked it up");
         counters.sessions_reset += u64::from(peer.session.epoch() > 0);

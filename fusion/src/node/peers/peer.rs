@@ -15,7 +15,7 @@ use crate::metrics::{PeerCounters, PeerMetrics, Way};
 pub(in crate::node) enum Connection {
     /// Nothing wants one.
     Idle,
-    /// A call is under way.
+    /// A call is in progress.
     Dialing,
     /// The next call is due then.
     Waiting(Instant),

@@ -1,4 +1,4 @@
-//! Pulls whose producer is a task of this very node: copied from what it has published, a helping a turn.
+//! Pulls whose producer is a task of this very node: copied from what it has published, a batch a turn.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use sealane_transport::{Error, Handle, Payload, TensorMeta, Tray};
 
 use super::store::{PublishedStore, Watcher};
 use super::{At, Pulls, UnderWay};
-use crate::limits::{COPY_AT_ONCE_BYTES, COPY_BUDGET_BYTES, COPY_HELPING_BYTES};
+use crate::limits::{COPY_AT_ONCE_BYTES, COPY_BATCH_BYTES, COPY_BUDGET_BYTES};
 use crate::metrics::{Operation, Way};
 use crate::node::context::Context;
 use crate::node::copying::copy_in_pieces;
@@ -136,7 +136,7 @@ impl LocalPull {
 }
 
 impl Pulls {
-    /// Begins a pull from this node's store: what one helping holds is copied at once.
+    /// Begins a pull from this node's store: what one batch holds is copied at once.
     pub(super) fn pull_here(&mut self, pull: UnderWay, context: &mut Context) -> Option<Handle> {
         let At::Here(local) = &pull.at else { unreachable!("the caller knows where it is") };
         let (deadline, tensors) = (local.deadline, local.tray.len() as u64);
@@ -148,7 +148,7 @@ impl Pulls {
 
     pub(super) fn begin_here(&mut self, handle: Handle, deadline: Instant, context: &mut Context) {
         self.earliest = Some(self.earliest.map_or(deadline, |earliest| earliest.min(deadline)));
-        self.advance(handle, COPY_HELPING_BYTES, context);
+        self.advance(handle, COPY_BATCH_BYTES, context);
     }
 
     fn local(&mut self, handle: Handle) -> Option<&mut LocalPull> {
@@ -211,7 +211,7 @@ impl Pulls {
         self.earliest
     }
 
-    /// Goes on with the pulls under way; the bytes copied, or work done.
+    /// Goes on with the pulls in progress; the bytes copied, or work done.
     pub(in crate::node) fn copy_on(&mut self, context: &mut Context) -> usize {
         let mut budget = COPY_BUDGET_BYTES;
         while budget > 0
@@ -219,7 +219,7 @@ impl Pulls {
         {
             if let Some(local) = self.local(handle) {
                 local.queued = false;
-                let copied = self.advance(handle, COPY_HELPING_BYTES.min(budget), context);
+                let copied = self.advance(handle, COPY_BATCH_BYTES.min(budget), context);
                 budget = budget.saturating_sub(copied.max(1));
             }
         }

@@ -33,14 +33,14 @@ pub struct PullRequest {
     pub deadline: Instant,
     /// The places, as many as the plan has keys.
     pub tray: Tray,
-    /// Who is told, and gets the tray back.
+    /// Who is told, and gets the pull buffer back.
     pub waiter: PullWaiter,
 }
 
 /// A pull on its way from one session to another: whose, the minimal version, the deadline, the places.
 pub(super) type MovedPull = (RecvWaiter, i64, Instant, Tray);
 
-/// A pull under way.
+/// A pull in progress.
 struct UnderWay {
     plan: Handle,
     since: Instant,
@@ -174,7 +174,7 @@ impl Pulls {
         }
     }
 
-    /// Gives a pull up, whose waiter then hears nothing; its tray, or `None` if it has ended.
+    /// Gives a pull up, whose waiter then hears nothing; its pull buffer, or `None` if it has ended.
     pub(super) fn cancel(&mut self, handle: Handle, peers: &mut Peers) -> Option<Tray> {
         match self.under_way.remove(handle)?.at {
             At::Here(local) => Some(local.into_tray()),

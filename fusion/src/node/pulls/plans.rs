@@ -59,7 +59,7 @@ impl Pulls {
         }
     }
 
-    /// Forgets a plan; a pull of it that is under way is given up.
+    /// Forgets a plan; a pull of it that is in progress is given up.
     pub(in crate::node) fn close_plan(&mut self, plan: Handle, context: &mut Context) {
         for pull in self.under_way.select(|pull| pull.plan == plan) {
             self.cancel(pull, &mut context.peers);

@@ -40,7 +40,7 @@ struct Opened {
     shard: usize,
     /// `None` while a pull has it.
     tray: Option<Tray>,
-    /// Address and length of each tensor in the tray, if its last pull brought them all.
+    /// Address and length of each tensor in the pull buffer, if its last pull brought them all.
     memory: Vec<(usize, usize)>,
 }
 
@@ -58,7 +58,7 @@ struct Pull {
     deadline: Duration,
     /// Address and length of the memory that came with it, for the first tensor.
     brought: Option<(usize, usize)>,
-    /// Its plan's tray went with it, and nothing has been lost from that since `memory` was noted.
+    /// Its plan's pull buffer went with it, and nothing has been lost from that since `memory` was noted.
     memory: Vec<(usize, usize)>,
     /// The plan was closed before it was asked.
     refused: bool,

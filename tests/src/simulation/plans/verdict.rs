@@ -1,14 +1,14 @@
 //! What a pull may be told, and when.
 //!
-//! - A pull ends once, by its deadline (and the lateness of a turn), with its tray: each place holds a tensor, or an error
+//! - A pull ends once, by its deadline (and the lateness of a turn), with its pull buffer: each place holds a tensor, or an error
 //!   that what happened explains.
 //! - A tensor is one that its task has published under that key, to the last byte, with the version that it was published
-//!   with. It is as new as was asked, it lay in its store at some time while the pull was under way, and it is no older than
+//!   with. It is as new as was asked, it lay in its store at some time while the pull was in progress, and it is no older than
 //!   what the plan brought before from the same process.
 //! - Tensors of the same length land in the same memory, pull after pull, unless one failed or was given up between them;
 //!   memory that the task brings is used if the tensor fits.
 //! - When nothing goes wrong, what lies in the store long enough comes.
-//! - A pull that is given up gives its tray back and says nothing; so do those of a plan that is closed. A pull of a closed
+//! - A pull that is given up gives its pull buffer back and says nothing; so do those of a plan that is closed. A pull of a closed
 //!   plan is refused.
 
 use std::task::{Context, Poll, Waker};

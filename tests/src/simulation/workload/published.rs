@@ -54,7 +54,7 @@ fn fleeting(plan: usize, tasks: usize, instant: Duration, random: &mut SmallRng,
     agenda.add(open, Event::Deed(Deed::Pull { plan, ahead: ANY_AGE, room: None, timeout }));
     let close = open + instant;
     if random.random_bool(0.4) {
-        // What is under way to the one finds the other.
+        // What is in flight to the one finds the other.
         let keys = (0..random.random_range(0..4)).map(|_| random.random_range(0..PUBLISHED_KEYS)).collect();
         agenda.add(close, Event::Deed(Deed::Reopen { plan, keys }));
         agenda.add(close, Event::Deed(Deed::Pull { plan, ahead: ANY_AGE, room: None, timeout }));

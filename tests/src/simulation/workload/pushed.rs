@@ -60,7 +60,7 @@ fn acceptor(id: QueueId, random: &mut SmallRng, agenda: &mut Agenda) {
         if closes {
             agenda.add(until, Event::Deed(Deed::CloseQueue(id)));
         }
-        // Often at once: what is under way to the one finds the other.
+        // Often at once: what is in flight to the one finds the other.
         when = until + if random.random_bool(0.5) { soon(random) } else { instant(random) };
     }
 }

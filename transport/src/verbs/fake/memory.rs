@@ -1,5 +1,5 @@
 //! Registered memory as a device sees it: bytes at an address, copied by raw pointers and never borrowed, since other threads
-//! own them. Every copy is made under the fabric's lock, so none is under way once a call that ends it has returned.
+//! own them. Every copy is made under the fabric's lock, so none is in progress once a call that ends it has returned.
 
 #![allow(unsafe_code, reason = "plays the part of a device's direct access to memory")]
 

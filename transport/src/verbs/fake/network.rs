@@ -1,4 +1,4 @@
-//! All devices of a fabric, their queue pairs and what is under way between them: the state behind the fabric's lock.
+//! All devices of a fabric, their queue pairs and what is in flight between them: the state behind the fabric's lock.
 //!
 //! Calls of devices come in here; `delivery.rs` carries out what they post. Bounded by the depths of the devices and by what is
 //! registered, allocated and created.

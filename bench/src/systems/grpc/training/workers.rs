@@ -44,7 +44,7 @@ struct Worker {
 
 /// A worker and a ps.
 struct Pair {
-    /// As many as may be under way at once.
+    /// As many as may be in flight at once.
     idle: Vec<Caller>,
     pulled: Vec<Vec<u8>>,
     gradients: Arc<[Bytes]>,

@@ -80,7 +80,7 @@ fn batches(window: usize) -> impl Iterator<Item = Range<usize>> {
     (0..window).step_by(size).map(move |start| start..window.min(start + size))
 }
 
-/// Calls under way for some of the slots.
+/// Calls in flight for some of the slots.
 struct Batch {
     slots: Range<usize>,
     receivings: Vec<Receiving>,

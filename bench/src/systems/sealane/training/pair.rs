@@ -48,9 +48,9 @@ pub(super) struct Ended {
 
 /// Where what is pulled goes.
 enum Places {
-    /// All at once, by the number of a plan; the tray is with the session while a pull is under way.
+    /// All at once, by the number of a plan; the pull buffer is with the session while a pull is in progress.
     Planned { set: Handle, tray: Option<Tray> },
-    /// One by one; empty while the tensor is under way, or where its memory is made for each transfer.
+    /// One by one; empty while the tensor is in flight, or where its memory is made for each transfer.
     Single(Vec<Option<Buffer>>),
 }
 
@@ -67,7 +67,7 @@ pub(super) struct Pair {
     stream: Handle,
     /// Tensors of the step that have not come.
     to_pull: usize,
-    /// The next gradient to push, and those under way.
+    /// The next gradient to push, and those in flight.
     next_push: usize,
     pushing: usize,
     /// The socket took less than there was.

@@ -56,7 +56,7 @@ pub(super) enum Unanswered {
     Failed(DialError),
 }
 
-/// A call under way.
+/// A call in flight.
 struct Calling {
     callee: usize,
     /// `None` only while it is polled.

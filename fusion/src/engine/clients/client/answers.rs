@@ -60,7 +60,7 @@ impl Client {
         }
         #[cfg(test)]
         crate::engine::clients::tests::fall_into_trap_of_call(call);
-        // Under way until its memory is back.
+        // In flight until its memory is back.
         if let ClientOutcome::Late(error) = outcome {
             return self.put(Answer::Failed { call, error, memory_back: false }, record);
         }

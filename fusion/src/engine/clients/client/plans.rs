@@ -1,6 +1,6 @@
 //! The plans of one client on one shard: what it pulls together, and what it has been told of the places of its tensors.
 //!
-//! A plan's tray lies in the client's receive area and stays with the plan between its pulls. Bounded by
+//! A plan's pull buffer lies in the client's receive area and stays with the plan between its pulls. Bounded by
 //! `PLANS_MAX`, `PLAN_KEYS_MAX` and `PLAN_KEY_BYTES_MAX`; one pull of a plan at a time.
 
 use std::sync::Arc;
@@ -207,7 +207,7 @@ impl Client {
         let &(plan, _) = self.plans.pulling.get(&call).filter(|(_, asked)| *asked == pull)?;
         self.plans.pulling.remove(&call);
         self.under_way -= 1;
-        // A plan that was closed meanwhile has nothing to tell, and one that was opened under its number has its own tray.
+        // A plan that was closed meanwhile has nothing to tell, and one that was opened under its number has its own pull buffer.
         if let Some(seat) = self.plans.open.get_mut(&plan)
             && matches!(seat.state, State::Pulling(asked, _) if asked == pull)
         {

@@ -44,7 +44,7 @@ struct Seat {
     has_room: Arc<AtomicBool>,
     credit: Credit,
     /// Taken out and not handed over yet.
-    helping: vec::IntoIter<Accepted>,
+    batch: vec::IntoIter<Accepted>,
     /// The next of them, for which there was no memory.
     stuck: Option<Accepted>,
 }
@@ -88,7 +88,7 @@ impl Seat {
             queue: Some(Arc::new(queue)),
             has_room,
             credit: Credit::default(),
-            helping: Vec::new().into_iter(),
+            batch: Vec::new().into_iter(),
             stuck: None,
         }
     }
@@ -98,21 +98,21 @@ impl Seat {
         if !self.credit.is_left() {
             return None;
         }
-        if let Some(next) = self.stuck.take().or_else(|| self.helping.next()) {
+        if let Some(next) = self.stuck.take().or_else(|| self.batch.next()) {
             return Some(next);
         }
-        let mut helping = Vec::new();
+        let mut batch = Vec::new();
         // It is closed by its seat alone, and by an engine that stops.
-        let _ = self.queue.as_ref()?.take(HANDED_AT_ONCE.min(self.credit.tensors as usize), &mut helping);
-        self.helping = helping.into_iter();
-        self.helping.next()
+        let _ = self.queue.as_ref()?.take(HANDED_AT_ONCE.min(self.credit.tensors as usize), &mut batch);
+        self.batch = batch.into_iter();
+        self.batch.next()
     }
 
     /// What the client was not handed waits for the next queue of that name; how much.
     fn close(self, node: &mut Node, task: u16) -> usize {
         let Some(queue) = &self.queue else { return 0 };
         let shard = node.settings().shard;
-        queue.put_back(shard, self.stuck.into_iter().chain(self.helping));
+        queue.put_back(shard, self.stuck.into_iter().chain(self.batch));
         node.close_queue(task, &self.name, queue);
         queue.count_of(shard)
     }

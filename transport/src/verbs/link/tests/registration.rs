@@ -101,7 +101,7 @@ fn a_client_that_leaves_while_its_memory_is_registered_leaves_nothing_behind() {
         assert!(!use_some(&pair, &memory));
         port.remove_shared(&memory);
         if frees {
-            // The device is closed with the registration under way.
+            // The device is closed with the registration in progress.
             drop((port, pair));
             continue;
         }

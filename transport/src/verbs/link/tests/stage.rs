@@ -20,7 +20,7 @@ use crate::verbs::settings::Transfer;
 use crate::wire::{FrameWriter, Response};
 
 pub(super) const WILD: Remote = Remote { address: 0x1000, rkey: 0x1234_5672 };
-/// Turns in which all that is under way has come.
+/// Turns in which all that is in flight has come.
 pub(super) const TURNS: usize = 50;
 
 /// An honest side, and a peer that is a queue pair and no more.

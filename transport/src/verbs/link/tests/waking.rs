@@ -99,7 +99,7 @@ fn nobody_is_forgotten() {
     }
 }
 
-/// All links together may have no more than eight work requests under way.
+/// All links together may have no more than eight work requests in flight.
 #[test]
 fn links_that_share_little_room_wake_each_other() {
     for seed in 1..=4 {

@@ -33,7 +33,7 @@ pub(super) struct Worker {
 struct Side {
     ps: String,
     keys: Vec<String>,
-    /// Bytes of what it pulls, and the memory for it where that stays, which is empty while a tensor is under way.
+    /// Bytes of what it pulls, and the memory for it where that stays, which is empty while a tensor is in flight.
     sizes: Vec<usize>,
     memory: Vec<Option<Buffer>>,
     /// Memory of the arena that is sent again and again.
@@ -48,7 +48,7 @@ enum Pull<'a> {
     Received(VecDeque<(usize, Receiving)>),
 }
 
-/// Pushes to one ps under way.
+/// Pushes to one ps in flight.
 enum Push {
     All(Pushing),
     OneByOne(VecDeque<Sending>),
@@ -204,7 +204,7 @@ impl Side {
         Ok(())
     }
 
-    /// Pushes all gradients; where each is one, the last request buffers' worth is still under way.
+    /// Pushes all gradients; where each is one, the last request buffers' worth is still in flight.
     fn push(&self, task: &Task, variant: Variant) -> Result<Push, Error> {
         if variant.fuse != Fuse::Off {
             let tensors = self.gradients.iter().map(|gradient| self.tensor(task, gradient));

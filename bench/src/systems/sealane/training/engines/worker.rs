@@ -108,7 +108,7 @@ struct Open<'a> {
     /// `None` where there is nothing to pull.
     way: Option<Way>,
     side: &'a mut Side,
-    /// Pushes under way at most, where each gradient is one.
+    /// Pushes in flight at most, where each gradient is one.
     pushes: Option<usize>,
 }
 

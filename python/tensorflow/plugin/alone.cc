@@ -1,6 +1,7 @@
 #include "alone.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/hash/hash.h"
 
@@ -40,15 +41,17 @@ size_t AloneAsks::Announced(absl::string_view key, size_t bytes) {
   std::lock_guard lock(mu_);
   auto found = known_.find(key);
   if (found != known_.end()) {
-    if (bytes <= found->second.room) return 0;
+    Known& known = found->second;
+    const bool told = std::exchange(known.told, true);
     // Rows that were gathered differ in number from step to step.
-    return found->second.room = bytes + bytes / 8;
+    if (bytes > known.room) return known.room = bytes + bytes / 8;
+    return told ? 0 : known.room;
   }
   if (known_.size() >= kAloneKeys) return 0;
   if (once_.size() >= kAloneKeys) once_.clear();
   if (once_.insert(absl::HashOf(key)).second) return 0;
   any_ = true;
-  known_.emplace(key, Known{bytes, false});
+  known_.emplace(key, Known{bytes, /*agreed=*/false, /*told=*/true});
   return bytes;
 }
 
@@ -61,12 +64,12 @@ void AloneAsks::CameAlone(absl::string_view key) {
 void AloneAsks::NotTold(absl::string_view key) {
   std::lock_guard lock(mu_);
   auto found = known_.find(key);
-  if (found != known_.end() && !found->second.agreed) known_.erase(found);
+  if (found != known_.end()) found->second.told = false;
 }
 
-void AloneAsks::Clear() {
+void AloneAsks::Doubt() {
   std::lock_guard lock(mu_);
-  known_.clear();
+  for (auto& [key, known] : known_) known.agreed = known.told = false;
 }
 
 }  // namespace sealane_tensorflow

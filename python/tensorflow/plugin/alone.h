@@ -1,7 +1,8 @@
 // Which tensors of a pair of devices go alone: not within a bundle, and not announced in one. The consumer, which was announced a tensor
 // of the same key twice, tells the producer its key and for how many bytes it makes room from now on; what fits into that, be it small or
 // dead, then goes under DataKey, where the consumer waits for it, and no bundle is needed. Only what came so tells the consumer that the
-// producer has heard. What the two agree on begins anew with each hello.
+// producer has heard. With a hello the producer forgets what it was told, and the consumer doubts it: until a tensor of the key comes alone
+// again, it is waited for both ways.
 #ifndef SEALANE_TENSORFLOW_ALONE_H_
 #define SEALANE_TENSORFLOW_ALONE_H_
 
@@ -40,6 +41,7 @@ class AloneAsks {
   struct Known {
     size_t room = 0;      // To be made when the tensor is asked for; 0: its size is not known.
     bool agreed = false;  // It comes alone if it fits, and is announced if not.
+    bool told = false;    // The producer was, as far as is known.
   };
   Known Of(absl::string_view key);
   // An announced tensor came. Gives the room that the producer is to be told of, or 0.
@@ -47,7 +49,8 @@ class AloneAsks {
   void CameAlone(absl::string_view key);
   // The producer was not reached.
   void NotTold(absl::string_view key);
-  void Clear();
+  // A hello is said.
+  void Doubt();
 
  private:
   std::mutex mu_;

@@ -254,8 +254,7 @@ void Endpoint::SayHello(AskRoute* route) {
   if (to.empty()) return refused("its address is not known");
   Keeper::Get()->After(Routes::kSettleMs, [refused] { refused("no answer in a second"); });
   route->said = true;
-  // What was agreed on before is over, and may be announced again.
-  route->alone.Clear();
+  route->alone.Doubt();
   for (auto& step : AllSteps()) step->AwaitAll(route->pair);
   Push(to, absl::StrCat(kHello, "\n", route->pair, "\n", absl::Hex(hello)), [refused](const absl::Status& status) { refused(status.message()); });
 }

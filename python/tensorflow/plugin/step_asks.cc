@@ -95,7 +95,7 @@ void Step::Start(AskLane* lane, Asking* asking, Way way) {
       next = lane->refused || std::exchange(lane->settling, true) ? kWait : kSettle;
       lane->unsettled.push_back(asking);
     } else {
-      // Under the lock: AwaitAll comes after what is known was forgotten.
+      // Under the lock: AwaitAll comes after what is known was doubted.
       known = lane->route->alone.Of(asking->key);
       if (!known.agreed) {
         asking->entry = Asking::Entry::kAwaited;
@@ -240,10 +240,10 @@ void Step::Flush(AskLane* lane) {
     std::vector<std::string> keys;
     keys.reserve(ready.size());
     for (Asking* asking : ready) {
-      const auto [bytes, agreed] = lane->route->alone.Of(asking->key);
+      const auto [bytes, agreed, told] = lane->route->alone.Of(asking->key);
       void* memory = bytes > 0 ? endpoint_->arena()->AllocateShared(bytes) : nullptr;
       if (memory == nullptr) {
-        // Forgotten, and awaited by now, or asked for again when it is announced.
+        // Or asked for again when it is announced.
         if (agreed) NoRoom(asking, bytes);
         continue;
       }

@@ -19,13 +19,12 @@ pub fn parse_bytes(text: &str) -> Result<usize, BenchError> {
     let (number, unit) = text.split_at(digits);
     let unit = unit.trim_start().to_ascii_lowercase();
     let scale = UNITS.iter().find(|(name, _)| *name == unit).map(|(_, scale)| *scale);
-    number.parse::<usize>().ok().zip(scale).and_then(|(number, scale)| number.checked_mul(scale)).ok_or_else(|| {
-        BenchError::Setting {
-            setting: "--size",
-            value: text.to_owned(),
-            accepted: "bytes such as 64, 4KiB or 4MiB".to_owned(),
-        }
-    })
+    number
+        .parse::<usize>()
+        .ok()
+        .zip(scale)
+        .and_then(|(number, scale)| number.checked_mul(scale))
+        .ok_or_else(|| BenchError::setting("--size", text, "bytes such as 64, 4KiB or 4MiB"))
 }
 
 /// Writes a byte count with the largest binary unit that keeps it whole.

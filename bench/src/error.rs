@@ -126,28 +126,14 @@ pub enum BenchError {
         /// Its number.
         tensor: usize,
     },
-    /// The measured engine refused to start or failed a call.
-    #[error("sealane failed to {operation}: {reason}")]
-    Sealane {
+    /// A measured system refused to start or failed a call.
+    #[error("{system} failed to {operation}: {reason}")]
+    Failed {
+        /// The system, or what it is made of.
+        system: &'static str,
         /// What was being done.
         operation: &'static str,
-        /// What the engine said.
-        reason: String,
-    },
-    /// The raw baseline over verbs cannot be measured.
-    #[error("verbs failed to {operation}: {reason}")]
-    Verbs {
-        /// What was being done.
-        operation: &'static str,
-        /// What the device said.
-        reason: String,
-    },
-    /// gRPC refused to start or failed a call.
-    #[error("gRPC failed to {operation}: {reason}")]
-    Grpc {
-        /// What was being done.
-        operation: &'static str,
-        /// What the library said, causes included.
+        /// What it said, causes included.
         reason: String,
     },
 }
@@ -161,9 +147,25 @@ impl BenchError {
         )
     }
 
+    /// A setting that is not what can be measured.
+    pub(crate) fn setting(setting: &'static str, value: impl ToString, accepted: impl Into<String>) -> Self {
+        Self::Setting { setting, value: value.to_string(), accepted: accepted.into() }
+    }
+
+    /// Wraps why a text between the two processes is not understood.
+    pub(crate) fn dialogue(what: &'static str, text: impl Into<String>) -> impl FnOnce(serde_json::Error) -> Self {
+        let text = text.into();
+        move |source| Self::Dialogue { what, text, source }
+    }
+
     /// Wraps an operating system error with what was being done.
-    pub(crate) fn io(operation: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
+    pub(crate) fn io<E: Into<io::Error>>(operation: impl Into<String>) -> impl FnOnce(E) -> Self {
         let operation = operation.into();
-        move |source| Self::Io { operation, source }
+        move |source| Self::Io { operation, source: source.into() }
+    }
+
+    /// Wraps what the measured engine, or a client of it, said.
+    pub fn sealane<E: ToString>(operation: &'static str) -> impl FnOnce(E) -> Self {
+        move |reason| Self::Failed { system: "sealane", operation, reason: reason.to_string() }
     }
 }

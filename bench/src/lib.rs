@@ -49,9 +49,10 @@ pub use error::BenchError;
 pub use limits::{FEW_PEERS, IDLE_US_DEFAULT, REQUEST_BYTES, STALL_LIMIT, STEP_TENSORS_MAX};
 pub use machine::Machine;
 pub use pace::Stretch;
-pub use peer::{Peer, PeerJob, PeerProgram, PeerReady, serve_peer};
+pub use peer::{Peer, PeerJob, PeerProgram, PeerReady};
 pub use plan::{
-    Bench, Executor, Fuse, Keys, Link, Mode, Plan, Registration, Security, Size, Training, Transfer, Variant,
+    Bench, Executor, Fuse, Keys, Link, Mode, Plan, Registration, Security, Size, SystemName, Training, Transfer,
+    Variant,
 };
 pub use plot::{Line, Picture, Row, brief};
 pub use progress::Progress;
@@ -59,11 +60,10 @@ pub use quotient::Ratio;
 pub use rdma_device::RdmaDevice;
 pub use report::{Figures, Parameters, Report, ResultRow, SCHEMA, Switch};
 pub use report_page::{Highlight, Page, Section};
-pub use run::{Outcome, run, run_own};
+pub use run::{Outcome, run, run_own, serve_peer};
 pub use sample::{Course, Metric, Point, Sample, record_round_trip, round_trip_histogram};
 pub use spread::Spread;
 pub use stopwatch::{RoundClock, Tally};
-pub use system::System;
-pub use systems::SystemName;
+pub use system::{Rounds, System};
 pub use table::{Column, Table};
 pub use turns::Measured;

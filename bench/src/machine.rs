@@ -28,7 +28,7 @@ impl Machine {
     /// # Errors
     /// [`BenchError::Io`] when the kernel does not tell.
     pub fn look(allowed: &[usize], cpus: Option<[usize; 2]>) -> Result<Self, BenchError> {
-        let names = uname().map_err(|e| BenchError::io("ask for the kernel's release")(e.into()))?;
+        let names = uname().map_err(BenchError::io("ask for the kernel's release"))?;
         let cpu_info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         Ok(Self {
             cpus: allowed.len(),
@@ -64,11 +64,9 @@ pub fn allowed_cpus() -> Result<Vec<usize>, BenchError> {
 pub fn choose_cpus(wanted: Option<[usize; 2]>, allowed: &[usize]) -> Result<Option<[usize; 2]>, BenchError> {
     match wanted {
         Some(cpus) => match cpus.iter().find(|cpu| !allowed.contains(cpu)) {
-            Some(cpu) => Err(BenchError::Setting {
-                setting: "--cpus",
-                value: cpu.to_string(),
-                accepted: format!("CPUs that this process may use: {allowed:?}"),
-            }),
+            Some(cpu) => {
+                Err(BenchError::setting("--cpus", cpu, format!("CPUs that this process may use: {allowed:?}")))
+            }
             None => Ok(Some(cpus)),
         },
         None => Ok(match allowed {
@@ -94,7 +92,7 @@ impl Pinned {
         let mut only = CpuSet::new();
         only.set(cpu)
             .and_then(|()| sched_setaffinity(Pid::from_raw(0), &only))
-            .map_err(|e| BenchError::io(format!("pin a thread to CPU {cpu}"))(e.into()))?;
+            .map_err(BenchError::io(format!("pin a thread to CPU {cpu}")))?;
         Ok(Self { before })
     }
 }
@@ -108,8 +106,7 @@ impl Drop for Pinned {
 }
 
 fn affinity() -> Result<CpuSet, BenchError> {
-    sched_getaffinity(Pid::from_raw(0))
-        .map_err(|e| BenchError::io("ask for the CPUs that this process may use")(e.into()))
+    sched_getaffinity(Pid::from_raw(0)).map_err(BenchError::io("ask for the CPUs that this process may use"))
 }
 
 #[cfg(test)]

@@ -13,19 +13,16 @@ const FILES_BESIDE: usize = 64;
 /// # Errors
 /// [`BenchError::Setting`] when the system does not allow so many.
 pub(crate) fn allow_for(setting: &'static str, peers: usize, each: usize) -> Result<(), BenchError> {
-    let refused = |errno: nix::Error| BenchError::io("ask how many files may be open")(errno.into());
-    let (now, most) = getrlimit(Resource::RLIMIT_NOFILE).map_err(refused)?;
+    let limits = getrlimit(Resource::RLIMIT_NOFILE).map_err(BenchError::io("ask how many files may be open"));
+    let (now, most) = limits?;
     let most_peers = usize::try_from(most).unwrap_or(usize::MAX).saturating_sub(FILES_BESIDE) / each;
     if peers > most_peers {
-        return Err(BenchError::Setting {
-            setting,
-            value: peers.to_string(),
-            accepted: format!("at most {most_peers}, or raise the hard limit of open files ({most})"),
-        });
+        let accepted = format!("at most {most_peers}, or raise the hard limit of open files ({most})");
+        return Err(BenchError::setting(setting, peers, accepted));
     }
     if now < most {
         setrlimit(Resource::RLIMIT_NOFILE, most, most)
-            .map_err(|errno| BenchError::io(format!("raise the limit of open files to {most}"))(errno.into()))?;
+            .map_err(BenchError::io(format!("raise the limit of open files to {most}")))?;
     }
     Ok(())
 }

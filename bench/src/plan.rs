@@ -4,10 +4,13 @@
 mod executor;
 mod fuse;
 mod security;
+mod system_name;
 mod training;
 mod verbs;
+mod words;
 
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -18,11 +21,11 @@ use crate::limits::{
     IDLE_US_MAX, PEERS_MAX, ROUNDS_MAX, SECONDS_MAX, SHARED_BYTES_MAX, SIZE_BYTES_MAX, STEP_BYTES_MAX,
     STEP_TENSORS_MAX, WINDOW_MAX,
 };
-use crate::systems::SystemName;
 
 pub use executor::Executor;
 pub use fuse::Fuse;
 pub use security::{Keys, Security};
+pub use system_name::SystemName;
 pub(crate) use training::spread;
 pub use training::{Mode, Size, Training, Variant};
 pub use verbs::{Registration, Transfer};
@@ -59,22 +62,6 @@ impl Bench {
     }
 }
 
-impl fmt::Display for Bench {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Latency => "latency",
-            Self::Rate => "rate",
-            Self::Bandwidth => "bandwidth",
-            Self::Connect => "connect",
-            Self::Idle => "idle",
-            Self::FanIn => "fanin",
-            Self::Fuse => "fuse",
-            Self::Restart => "restart",
-            Self::Ps => "ps",
-        })
-    }
-}
-
 /// What carries the tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -89,32 +76,13 @@ pub enum Link {
     Loopback,
 }
 
-impl fmt::Display for Link {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Tcp => "tcp",
-            Self::Shm => "shm",
-            Self::Verbs => "verbs",
-            Self::Loopback => "loopback",
-        })
-    }
-}
-
 impl FromStr for Link {
     type Err = BenchError;
 
     fn from_str(text: &str) -> Result<Self, BenchError> {
-        match text {
-            "tcp" => Ok(Self::Tcp),
-            "shm" => Ok(Self::Shm),
-            "loopback" => Ok(Self::Loopback),
-            "verbs" if cfg!(feature = "verbs") => Ok(Self::Verbs),
-            "verbs" => Err(BenchError::LinkNotBuilt("verbs")),
-            _ => Err(BenchError::Setting {
-                setting: "--link",
-                value: text.to_owned(),
-                accepted: "tcp, shm, verbs or loopback".to_owned(),
-            }),
+        match words::read("--link", text, "tcp, shm, verbs or loopback")? {
+            Self::Verbs if !cfg!(feature = "verbs") => Err(BenchError::LinkNotBuilt("verbs")),
+            link => Ok(link),
         }
     }
 }
@@ -215,17 +183,17 @@ impl Plan {
     /// # Errors
     /// [`BenchError::Setting`] names the first flag that is outside its limits.
     pub fn check(&self) -> Result<(), BenchError> {
-        within("--size", self.size_bytes, 1, SIZE_BYTES_MAX)?;
-        within("--rounds", self.rounds, 1, ROUNDS_MAX)?;
-        within("--window", self.window, 1, WINDOW_MAX)?;
-        within("--peers", self.peers, 1, PEERS_MAX)?;
-        within("--idle-us", self.idle_us, 0, IDLE_US_MAX)?;
+        within("--size", self.size_bytes, 1..=SIZE_BYTES_MAX)?;
+        within("--rounds", self.rounds, 1..=ROUNDS_MAX)?;
+        within("--window", self.window, 1..=WINDOW_MAX)?;
+        within("--peers", self.peers, 1..=PEERS_MAX)?;
+        within("--idle-us", self.idle_us, 0..=IDLE_US_MAX)?;
         if !(self.seconds > 0.0 && self.seconds <= SECONDS_MAX) {
-            return Err(BenchError::Setting {
-                setting: "--seconds",
-                value: self.seconds.to_string(),
-                accepted: format!("more than 0 and at most {SECONDS_MAX}"),
-            });
+            return Err(BenchError::setting(
+                "--seconds",
+                self.seconds,
+                format!("more than 0 and at most {SECONDS_MAX}"),
+            ));
         }
         if let Some(memory) = match self.link {
             Link::Shm => Some("shared"),
@@ -234,19 +202,12 @@ impl Plan {
         } {
             let most = SHARED_BYTES_MAX / self.size_bytes;
             if self.window > most {
-                return Err(BenchError::Setting {
-                    setting: "--window",
-                    value: self.window.to_string(),
-                    accepted: format!("at most {most} with tensors of this size, which all lie in {memory} memory"),
-                });
+                let accepted = format!("at most {most} with tensors of this size, which all lie in {memory} memory");
+                return Err(BenchError::setting("--window", self.window, accepted));
             }
         }
         if !self.polling && matches!(self.bench, Bench::Rate | Bench::Bandwidth | Bench::FanIn | Bench::Fuse) {
-            return Err(BenchError::Setting {
-                setting: "--polling",
-                value: "off".to_owned(),
-                accepted: "on; only latency and idle are measured asleep".to_owned(),
-            });
+            return Err(BenchError::setting("--polling", "off", "on; only latency and idle are measured asleep"));
         }
         self.check_fuse()?;
         self.check_links()?;
@@ -257,11 +218,7 @@ impl Plan {
         if let Some([consumer, producer]) = self.cpus
             && consumer == producer
         {
-            return Err(BenchError::Setting {
-                setting: "--cpus",
-                value: format!("{consumer},{producer}"),
-                accepted: "two different CPUs".to_owned(),
-            });
+            return Err(BenchError::setting("--cpus", format!("{consumer},{producer}"), "two different CPUs"));
         }
         Ok(())
     }
@@ -282,18 +239,11 @@ impl Plan {
         let variants = self.training.iter().flat_map(|training| &training.variants).map(|variant| variant.fuse);
         if let Some(refused) = variants.chain([self.fuse]).find(|fuse| !accepted.contains(fuse)) {
             let names: Vec<_> = accepted.iter().map(Fuse::to_string).collect();
-            return Err(BenchError::Setting {
-                setting: "--fuse",
-                value: refused.to_string(),
-                accepted: format!("{} with {} over {}", names.join(" or "), self.bench, self.link),
-            });
+            let accepted = format!("{} with {} over {}", names.join(" or "), self.bench, self.link);
+            return Err(BenchError::setting("--fuse", refused, accepted));
         }
         if self.republish && (self.fuse != Fuse::Plan || self.bench != Bench::Fuse) {
-            return Err(BenchError::Setting {
-                setting: "--republish",
-                value: "set".to_owned(),
-                accepted: "it with fuse and --fuse plan alone".to_owned(),
-            });
+            return Err(BenchError::setting("--republish", "set", "it with fuse and --fuse plan alone"));
         }
         Ok(())
     }
@@ -316,18 +266,11 @@ impl Plan {
         let is_secured = self.security != Security::None;
         let has_pair = matches!(self.bench, Bench::Latency | Bench::Rate | Bench::Bandwidth | Bench::Fuse);
         if is_secured && !(has_pair && self.link == Link::Tcp) {
-            return Err(BenchError::Setting {
-                setting: "--security",
-                value: self.security.to_string(),
-                accepted: "it with latency, rate, bandwidth or fuse over tcp alone".to_owned(),
-            });
+            let accepted = "it with latency, rate, bandwidth or fuse over tcp alone";
+            return Err(BenchError::setting("--security", self.security, accepted));
         }
         if !is_secured && self.baselines.contains(&SystemName::Open) {
-            return Err(BenchError::Setting {
-                setting: "--baseline",
-                value: SystemName::Open.to_string(),
-                accepted: "it with --security secret or tls alone".to_owned(),
-            });
+            return Err(BenchError::setting("--baseline", SystemName::Open, "it with --security secret or tls alone"));
         }
         Ok(())
     }
@@ -346,17 +289,14 @@ impl Plan {
         if !matches!(self.bench, Bench::Fuse | Bench::Ps) {
             return Ok(());
         }
-        within("--tensors", self.step.len(), 1, STEP_TENSORS_MAX)?;
+        within("--tensors", self.step.len(), 1..=STEP_TENSORS_MAX)?;
         for bytes in &self.step {
-            within("--size", *bytes, 1, SIZE_BYTES_MAX)?;
+            within("--size", *bytes, 1..=SIZE_BYTES_MAX)?;
         }
         let sum = self.step.iter().sum::<usize>();
         if sum > STEP_BYTES_MAX {
-            return Err(BenchError::Setting {
-                setting: "--tensors",
-                value: format!("{} with {sum} bytes in all", self.step.len()),
-                accepted: format!("at most {STEP_BYTES_MAX} bytes a step"),
-            });
+            let given = format!("{} with {sum} bytes in all", self.step.len());
+            return Err(BenchError::setting("--tensors", given, format!("at most {STEP_BYTES_MAX} bytes a step")));
         }
         Ok(())
     }
@@ -418,11 +358,16 @@ impl Plan {
     }
 }
 
-fn within<T: PartialOrd + fmt::Display>(setting: &'static str, value: T, min: T, max: T) -> Result<(), BenchError> {
-    if value < min || value > max {
-        return Err(BenchError::Setting { setting, value: value.to_string(), accepted: format!("{min} to {max}") });
+/// Makes sure that a setting is within its limits.
+pub(crate) fn within<T: PartialOrd + fmt::Display>(
+    setting: &'static str,
+    value: T,
+    limits: RangeInclusive<T>,
+) -> Result<(), BenchError> {
+    if limits.contains(&value) {
+        return Ok(());
     }
-    Ok(())
+    Err(BenchError::setting(setting, value, format!("{} to {}", limits.start(), limits.end())))
 }
 
 #[cfg(test)]
@@ -526,18 +471,6 @@ mod tests {
         assert!(error.is_usage() && error.to_string().ends_with("registered memory"), "{error}");
         plan.link = Link::Tcp;
         plan.check().expect("other links share no memory");
-    }
-
-    #[test]
-    fn links_are_read_by_name() {
-        for link in [Link::Tcp, Link::Shm, Link::Loopback] {
-            assert_eq!(link.to_string().parse::<Link>().expect("known"), link);
-        }
-        match "verbs".parse::<Link>() {
-            Ok(link) => assert!(cfg!(feature = "verbs") && link == Link::Verbs),
-            Err(error) => assert!(error.is_usage() && error.to_string().contains("--features verbs"), "{error}"),
-        }
-        assert!("carrier-pigeon".parse::<Link>().expect_err("unknown").is_usage());
     }
 
     #[test]

@@ -9,7 +9,7 @@ use crate::growth::GrowthReport;
 use crate::run::Outcome;
 use crate::spread::Spread;
 use crate::table::{Column, Table};
-use draw::{Axis, Curve, Sheet};
+use draw::{Axis, Sheet};
 
 /// A file of its own is so large, in pixels; its height is that of the curves.
 const FILE: (u32, u32) = (960, 480);
@@ -25,6 +25,8 @@ const NINES: (u32, u32) = (2, 6);
 const MILLISECONDS_FROM_NS: u64 = 1_000_000;
 /// Most points of a line that are shown as such; of more, only the line is.
 const POINTS_SHOWN_MAX: usize = 120;
+
+const _: () = assert!(POINTS as usize > POINTS_SHOWN_MAX, "a curve of percentiles is a line");
 
 /// Something to look at, and the numbers behind it.
 #[derive(Clone, Debug)]
@@ -168,8 +170,7 @@ impl Picture {
                     false => Axis::fitting(points().map(|(at, _)| at), across),
                 };
                 let vertical = Axis::fitting(points().map(|(_, value)| value), label);
-                let curves: Vec<Curve> = lines.iter().map(Line::curve).collect();
-                sheet.curves(&horizontal, &vertical, &curves);
+                sheet.lines(&horizontal, &vertical, lines);
             }
         }
     }
@@ -180,14 +181,9 @@ impl Line {
         self.parts.iter().flatten().copied()
     }
 
-    fn curve(&self) -> Curve {
-        Curve {
-            name: self.name.clone(),
-            series: self.series,
-            is_dashed: self.is_dashed,
-            has_points: self.points().count() <= POINTS_SHOWN_MAX,
-            parts: self.parts.clone(),
-        }
+    /// Whether its points are shown as such.
+    fn has_points(&self) -> bool {
+        self.points().count() <= POINTS_SHOWN_MAX
     }
 }
 
@@ -212,17 +208,11 @@ fn draw_percentiles(sheet: &mut Sheet, what: &str, counted: &str, curves: &[(Str
         let points = (0..=POINTS).map(|point| end * f64::from(point) / f64::from(POINTS));
         let points = points.map(|nines| (nines, of(all.value_at_quantile(quantile(nines)))));
         // Curves also differ by being dashed or not, so that a print in grey can be read.
-        Curve {
-            name: name.clone(),
-            series,
-            is_dashed: series % 2 == 1,
-            has_points: false,
-            parts: vec![points.collect()],
-        }
+        Line { name: name.clone(), series, is_dashed: series % 2 == 1, parts: vec![points.collect()] }
     };
-    let curves: Vec<Curve> = curves.iter().enumerate().map(curve).collect();
+    let lines: Vec<Line> = curves.iter().enumerate().map(curve).collect();
     let vertical = Axis::logarithmic(of(lowest), of(highest), &format!("{what}, {unit}"));
-    sheet.curves(&Axis::nines(nines, &format!("percentile of {counted}")), &vertical, &curves);
+    sheet.lines(&Axis::nines(nines, &format!("percentile of {counted}")), &vertical, &lines);
 }
 
 fn is_time(across: &str) -> bool {

@@ -23,8 +23,8 @@ impl Process {
     /// [`BenchError::Io`] when there is none.
     pub(crate) fn new(id: u32) -> Result<Self, BenchError> {
         let pid = Pid::from_raw(i32::try_from(id).expect("process ids are positive i32"));
-        let clock = ClockId::pid_cpu_clock_id(pid)
-            .map_err(|errno| BenchError::io(format!("find the CPU clock of process {id}"))(errno.into()))?;
+        let clock =
+            ClockId::pid_cpu_clock_id(pid).map_err(BenchError::io(format!("find the CPU clock of process {id}")))?;
         Ok(Self { id, clock })
     }
 
@@ -34,7 +34,7 @@ impl Process {
     /// [`BenchError::Io`] when it is gone.
     pub(crate) fn cpu_time(&self) -> Result<Duration, BenchError> {
         let time = self.clock.now();
-        let time = time.map_err(|e| BenchError::io(format!("read the CPU clock of process {}", self.id))(e.into()))?;
+        let time = time.map_err(BenchError::io(format!("read the CPU clock of process {}", self.id)))?;
         Ok(time.into())
     }
 
@@ -61,6 +61,32 @@ impl Process {
         let directory = format!("/proc/{}/fd", self.id);
         let files = fs::read_dir(&directory).map_err(BenchError::io(format!("count the open files in {directory}")))?;
         Ok(files.count())
+    }
+}
+
+/// What the resident memory of a process has grown by since this was made.
+#[derive(Debug)]
+pub(crate) struct Growth {
+    process: Process,
+    before_bytes: u64,
+}
+
+impl Growth {
+    /// That of the process with this id, from now on.
+    ///
+    /// # Errors
+    /// [`BenchError::Io`] when there is none.
+    pub(crate) fn of(id: u32) -> Result<Self, BenchError> {
+        let process = Process::new(id)?;
+        Ok(Self { before_bytes: process.resident_bytes()?, process })
+    }
+
+    /// Bytes for each of so many.
+    ///
+    /// # Errors
+    /// [`BenchError::Io`] when the process is gone.
+    pub(crate) fn bytes_each(&self, count: usize) -> Result<f64, BenchError> {
+        Ok((self.process.resident_bytes()? as f64 - self.before_bytes as f64) / count as f64)
     }
 }
 

@@ -160,7 +160,7 @@ impl Report {
         let columns = ["ratio", "of"].map(Column::text);
         let numbers = ["median", "min", "max"].map(Column::number);
         // Of the many figures of an experiment, the one that it is about.
-        let is_shown = |ratio: &&Ratio| self.bench != Bench::Ps || ratio.of == Metric::StepsPerSecond.name();
+        let is_shown = |ratio: &&Ratio| self.bench != Bench::Ps || ratio.of == Metric::StepsPerSecond.to_string();
         let rows = self.ratios.iter().filter(is_shown).map(|ratio| {
             let spread = ratio.spread;
             let figures = [spread.median, spread.min, spread.max];

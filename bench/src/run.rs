@@ -3,7 +3,7 @@
 use crate::allocator::keep_freed_memory;
 use crate::error::BenchError;
 use crate::machine::{Machine, Pinned, allowed_cpus, choose_cpus};
-use crate::peer::PeerProgram;
+use crate::peer::{PeerProgram, take_job};
 use crate::plan::Plan;
 use crate::progress::Progress;
 use crate::report::{Carrier, Report};
@@ -33,7 +33,7 @@ pub fn run(plan: &Plan, program: &PeerProgram, progress: &mut Progress) -> Resul
     let _pinned = cpus.map(|[consumer, _]| Pinned::to(consumer)).transpose()?;
     let mut systems = systems::set_up(plan, cpus, program)?;
     let congestion = one_congestion(&systems)?;
-    let device = systems.iter().find_map(|system| system.device().cloned());
+    let device = systems.iter().find_map(|system| system.device.clone());
     let measured = take_turns(&mut systems, plan, progress)?;
     let report = Report::new(plan, machine, Carrier { congestion, device }, &measured);
     Ok(Outcome { report, measured })
@@ -43,23 +43,34 @@ pub fn run(plan: &Plan, program: &PeerProgram, progress: &mut Progress) -> Resul
 ///
 /// # Errors
 /// As [`run`].
-pub fn run_own(plan: &Plan, system: Box<dyn System>, progress: &mut Progress) -> Result<Outcome, BenchError> {
+pub fn run_own(plan: &Plan, system: System, progress: &mut Progress) -> Result<Outcome, BenchError> {
     plan.check()?;
     let machine = Machine::look(&allowed_cpus()?, None)?;
-    let carrier = Carrier { congestion: system.congestion().map(str::to_owned), device: system.device().cloned() };
+    let carrier = Carrier { congestion: system.congestion.clone(), device: system.device.clone() };
     let measured = take_turns(&mut [system], plan, progress)?;
     let report = Report::new(plan, machine, carrier, &measured);
     Ok(Outcome { report, measured })
 }
 
+/// Runs the producer of the job that a parent passed as an argument. Returns when the consumer
+/// closed its connection; the process also ends when its standard input closes or its parent dies.
+///
+/// # Errors
+/// A job that cannot be read, a CPU that cannot be pinned, a socket that fails.
+pub fn serve_peer(job: &str) -> Result<(), BenchError> {
+    // Pinned until the process ends, and before any thread starts that should inherit it.
+    let (job, _pinned) = take_job(job)?;
+    systems::serve(&job)
+}
+
 /// The congestion control of all systems that have one: figures are comparable only if it is one.
-fn one_congestion(systems: &[Box<dyn System>]) -> Result<Option<String>, BenchError> {
+fn one_congestion(systems: &[System]) -> Result<Option<String>, BenchError> {
     let mut one: Option<&str> = None;
     for system in systems {
-        match (one, system.congestion()) {
+        match (one, system.congestion.as_deref()) {
             (Some(expected), Some(found)) if expected != found => {
                 return Err(BenchError::CongestionDiffers {
-                    system: system.name(),
+                    system: system.name,
                     found: found.to_owned(),
                     expected: expected.to_owned(),
                 });
@@ -77,33 +88,19 @@ mod tests {
     use super::*;
     use crate::plan::Bench;
     use crate::sample::Sample;
+    use crate::system::Rounds;
 
-    struct With(Option<&'static str>);
+    struct Scripted;
 
-    impl System for With {
-        fn name(&self) -> &'static str {
-            "scripted"
-        }
-        fn variant(&self) -> String {
-            String::new()
-        }
-        fn congestion(&self) -> Option<&str> {
-            self.0
-        }
-        fn resume(&mut self) -> Result<(), BenchError> {
-            Ok(())
-        }
+    impl Rounds for Scripted {
         fn round(&mut self, _length: Duration) -> Result<Sample, BenchError> {
             Ok(Sample::default())
-        }
-        fn rest(&mut self) -> Result<(), BenchError> {
-            Ok(())
         }
     }
 
     fn congestion_of(names: &[Option<&'static str>]) -> Result<Option<String>, BenchError> {
-        let systems: Vec<Box<dyn System>> = names.iter().map(|name| Box::new(With(*name)) as Box<dyn System>).collect();
-        one_congestion(&systems)
+        let with = |name: &Option<&str>| System::new("scripted", "", Scripted).with_congestion(name.map(str::to_owned));
+        one_congestion(&names.iter().map(with).collect::<Vec<_>>())
     }
 
     #[test]

@@ -87,93 +87,11 @@ pub enum Metric {
 }
 
 impl Metric {
-    /// All of them.
-    pub(crate) const ALL: [Metric; 23] = [
-        Metric::RoundTrip,
-        Metric::TensorsPerSecond,
-        Metric::GigabytesPerSecond,
-        Metric::ConnectAll,
-        Metric::CpuPercent,
-        Metric::ResidentBytesPerPeer,
-        Metric::SlowestShare,
-        Metric::StepTime,
-        Metric::StepsPerSecond,
-        Metric::MessagesPerStep,
-        Metric::Gap,
-        Metric::PeerGap,
-        Metric::FailedCalls,
-        Metric::StepTimeP90,
-        Metric::StepTimeP99,
-        Metric::BytesPerStep,
-        Metric::CpuPerStep,
-        Metric::WorkerCpuPerStep,
-        Metric::PsCpuPerStep,
-        Metric::FastestShare,
-        Metric::PsResident,
-        Metric::WorkerResident,
-        Metric::PsOpenFiles,
-    ];
-
-    /// The name in the report.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::RoundTrip => "rtt_us",
-            Self::TensorsPerSecond => "tensors_per_s",
-            Self::GigabytesPerSecond => "gigabytes_per_s",
-            Self::ConnectAll => "connect_all_ms",
-            Self::CpuPercent => "cpu_percent",
-            Self::ResidentBytesPerPeer => "rss_bytes_per_peer",
-            Self::SlowestShare => "slowest_share",
-            Self::StepTime => "step_ms",
-            Self::StepsPerSecond => "steps_per_s",
-            Self::MessagesPerStep => "messages_per_step",
-            Self::Gap => "gap_ms",
-            Self::PeerGap => "peer_gap_ms",
-            Self::FailedCalls => "failed_calls",
-            Self::StepTimeP90 => "step_p90_ms",
-            Self::StepTimeP99 => "step_p99_ms",
-            Self::BytesPerStep => "bytes_per_step",
-            Self::CpuPerStep => "cpu_ms_per_step",
-            Self::WorkerCpuPerStep => "worker_cpu_ms_per_step",
-            Self::PsCpuPerStep => "ps_cpu_ms_per_step",
-            Self::FastestShare => "fastest_share",
-            Self::PsResident => "ps_rss_mib",
-            Self::WorkerResident => "worker_rss_mib",
-            Self::PsOpenFiles => "ps_open_files",
-        }
-    }
-
     /// The label of an axis or a column, unit included.
     pub fn label(self) -> &'static str {
-        match self {
-            Self::RoundTrip => "round trip, µs",
-            Self::TensorsPerSecond => "tensors/s",
-            Self::GigabytesPerSecond => "GB/s",
-            Self::ConnectAll => "connect all, ms",
-            Self::CpuPercent => "CPU, %",
-            Self::ResidentBytesPerPeer => "RSS a peer, B",
-            Self::SlowestShare => "slowest's share",
-            Self::StepTime => "step, ms",
-            Self::StepsPerSecond => "steps/s",
-            Self::MessagesPerStep => "messages/step",
-            Self::Gap => "gap, ms",
-            Self::PeerGap => "gap of a peer, ms",
-            Self::FailedCalls => "failed calls",
-            Self::StepTimeP90 => "step p90, ms",
-            Self::StepTimeP99 => "step p99, ms",
-            Self::BytesPerStep => "bytes/step",
-            Self::CpuPerStep => "CPU a step, ms",
-            Self::WorkerCpuPerStep => "workers' CPU a step, ms",
-            Self::PsCpuPerStep => "ps' CPU a step, ms",
-            Self::FastestShare => "fastest's share",
-            Self::PsResident => "RSS of ps, MiB",
-            Self::WorkerResident => "RSS of workers, MiB",
-            Self::PsOpenFiles => "open files of ps",
-        }
+        self.shown().0
     }
-}
 
-impl Metric {
     /// The label in two parts: which figure, and its unit.
     pub(crate) fn label_and_unit(self) -> (&'static str, &'static str) {
         self.label().split_once(", ").unwrap_or((self.label(), ""))
@@ -181,45 +99,50 @@ impl Metric {
 
     /// A value with as many digits as it deserves.
     pub(crate) fn written(self, value: f64) -> String {
-        match self {
+        let digits = match self {
             // A hundred workers may make fewer steps in a second than there are of them.
-            Self::StepsPerSecond if value < 100.0 => format!("{value:.2}"),
-            Self::TensorsPerSecond
-            | Self::ResidentBytesPerPeer
-            | Self::StepsPerSecond
-            | Self::FailedCalls
-            | Self::BytesPerStep
-            | Self::PsResident
-            | Self::WorkerResident
-            | Self::PsOpenFiles => {
-                format!("{value:.0}")
-            }
-            Self::StepTime
-            | Self::StepTimeP90
-            | Self::StepTimeP99
-            | Self::CpuPerStep
-            | Self::WorkerCpuPerStep
-            | Self::PsCpuPerStep => {
-                format!("{value:.4}")
-            }
+            Self::StepsPerSecond if value < 100.0 => 2,
             // A device in software moves less than a tenth.
-            Self::GigabytesPerSecond if value < 1.0 => format!("{value:.4}"),
-            Self::GigabytesPerSecond
-            | Self::RoundTrip
-            | Self::ConnectAll
-            | Self::CpuPercent
-            | Self::SlowestShare
-            | Self::FastestShare
-            | Self::Gap
-            | Self::PeerGap
-            | Self::MessagesPerStep => format!("{value:.2}"),
+            Self::GigabytesPerSecond if value < 1.0 => 4,
+            _ => self.shown().1,
+        };
+        format!("{value:.digits$}")
+    }
+
+    /// The label, and the digits after the point of a value.
+    fn shown(self) -> (&'static str, usize) {
+        match self {
+            Self::RoundTrip => ("round trip, µs", 2),
+            Self::TensorsPerSecond => ("tensors/s", 0),
+            Self::GigabytesPerSecond => ("GB/s", 2),
+            Self::ConnectAll => ("connect all, ms", 2),
+            Self::CpuPercent => ("CPU, %", 2),
+            Self::ResidentBytesPerPeer => ("RSS a peer, B", 0),
+            Self::SlowestShare => ("slowest's share", 2),
+            Self::StepTime => ("step, ms", 4),
+            Self::StepsPerSecond => ("steps/s", 0),
+            Self::MessagesPerStep => ("messages/step", 2),
+            Self::Gap => ("gap, ms", 2),
+            Self::PeerGap => ("gap of a peer, ms", 2),
+            Self::FailedCalls => ("failed calls", 0),
+            Self::StepTimeP90 => ("step p90, ms", 4),
+            Self::StepTimeP99 => ("step p99, ms", 4),
+            Self::BytesPerStep => ("bytes/step", 0),
+            Self::CpuPerStep => ("CPU a step, ms", 4),
+            Self::WorkerCpuPerStep => ("workers' CPU a step, ms", 4),
+            Self::PsCpuPerStep => ("ps' CPU a step, ms", 4),
+            Self::FastestShare => ("fastest's share", 2),
+            Self::PsResident => ("RSS of ps, MiB", 0),
+            Self::WorkerResident => ("RSS of workers, MiB", 0),
+            Self::PsOpenFiles => ("open files of ps", 0),
         }
     }
 }
 
+/// As the report names it.
 impl fmt::Display for Metric {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+        self.serialize(f)
     }
 }
 
@@ -302,10 +225,9 @@ mod tests {
     }
 
     #[test]
-    fn metrics_have_one_name() {
-        for metric in Metric::ALL {
-            let text = serde_json::to_string(&metric).expect("serialisable");
-            assert_eq!(text, format!("\"{metric}\""));
-        }
+    fn a_metric_is_named_as_in_the_report() {
+        assert_eq!(Metric::StepTimeP90.to_string(), "step_p90_ms");
+        assert_eq!(Metric::GigabytesPerSecond.written(0.06251), "0.0625");
+        assert_eq!(Metric::GigabytesPerSecond.written(6.251), "6.25");
     }
 }

@@ -3,10 +3,12 @@
 
 use std::time::{Duration, Instant};
 
+use hdrhistogram::Histogram;
+
 use crate::limits::{WARM_UP_MAX, WARM_UP_SHARE};
 use crate::pace::Pace;
 use crate::plan::{Bench, Plan};
-use crate::sample::{Course, Metric, Sample};
+use crate::sample::{Course, Metric, Sample, record_round_trip, round_trip_histogram};
 
 /// The moments of one round.
 #[derive(Clone, Copy, Debug)]
@@ -30,6 +32,34 @@ impl RoundClock {
     /// Whether no further request should be made.
     pub fn is_over(&self, now: Instant) -> bool {
         now >= self.ends
+    }
+}
+
+/// The times of a round's requests, of which there is one at a time.
+#[derive(Clone, Debug)]
+pub(crate) struct RoundTrips {
+    clock: RoundClock,
+    times: Histogram<u64>,
+}
+
+impl RoundTrips {
+    /// Those of a round that starts now and counts for `length`.
+    pub(crate) fn start(now: Instant, length: Duration) -> Self {
+        Self { clock: RoundClock::start(now, length), times: round_trip_histogram() }
+    }
+
+    /// Notes one; says whether the round is over. One that began in the warm-up does not count.
+    pub(crate) fn completed(&mut self, asked: Instant, answered: Instant) -> bool {
+        if !self.clock.counts(asked) {
+            return false;
+        }
+        record_round_trip(&mut self.times, answered - asked);
+        self.clock.is_over(answered)
+    }
+
+    /// The round.
+    pub(crate) fn sample(self) -> Sample {
+        Sample::round_trips(self.times)
     }
 }
 
@@ -113,6 +143,16 @@ mod tests {
         assert!(clock.is_over(now + WARM_UP + LENGTH));
         let long = RoundClock::start(now, Duration::from_secs(100));
         assert!(long.counts(now + WARM_UP_MAX));
+    }
+
+    #[test]
+    fn round_trips_after_the_warm_up_count_until_one_ends_after_the_round() {
+        let now = Instant::now();
+        let mut trips = RoundTrips::start(now, LENGTH);
+        assert!(!trips.completed(now, now + WARM_UP), "it began in the warm-up");
+        assert!(!trips.completed(now + WARM_UP, now + WARM_UP * 2));
+        assert!(trips.completed(now + WARM_UP * 2, now + WARM_UP + LENGTH));
+        assert_eq!(trips.sample().round_trips.expect("they were measured").len(), 2);
     }
 
     #[test]

@@ -55,14 +55,10 @@ impl Measured {
 ///
 /// # Errors
 /// The first failure of any system ends the run.
-pub fn take_turns(
-    systems: &mut [Box<dyn System>],
-    plan: &Plan,
-    progress: &mut Progress,
-) -> Result<Vec<Measured>, BenchError> {
+pub fn take_turns(systems: &mut [System], plan: &Plan, progress: &mut Progress) -> Result<Vec<Measured>, BenchError> {
     let mut measured: Vec<Measured> = systems
         .iter()
-        .map(|system| Measured { system: system.name(), variant: system.variant(), samples: Vec::new() })
+        .map(|system| Measured { system: system.name, variant: system.variant.clone(), samples: Vec::new() })
         .collect();
     progress.begin(plan.rounds, systems.len());
     let start = Instant::now();
@@ -74,7 +70,7 @@ pub fn take_turns(
             let began = start.elapsed();
             let sample = Sample { began, ..system.round(plan.round_length())? };
             system.rest()?;
-            progress.measured(round, system.name(), &sample);
+            progress.measured(round, system.name, &sample);
             measured[index].samples.push(sample);
         }
     }
@@ -90,6 +86,7 @@ mod tests {
 
     use super::*;
     use crate::plan::Bench;
+    use crate::system::Rounds;
 
     type Log = Rc<RefCell<Vec<String>>>;
 
@@ -99,19 +96,9 @@ mod tests {
         rounds: u32,
     }
 
-    impl System for Scripted {
-        fn name(&self) -> &'static str {
-            self.name
-        }
-        fn variant(&self) -> String {
-            "scripted".to_owned()
-        }
-        fn congestion(&self) -> Option<&str> {
-            None
-        }
-        fn resume(&mut self) -> Result<(), BenchError> {
+    impl Rounds for Scripted {
+        fn resume(&mut self) {
             self.log.borrow_mut().push(format!("{} resumes", self.name));
-            Ok(())
         }
         fn round(&mut self, length: Duration) -> Result<Sample, BenchError> {
             assert_eq!(length, Duration::from_secs(1));
@@ -121,18 +108,15 @@ mod tests {
             self.rounds += 1;
             Ok(Sample::figure(Metric::TensorsPerSecond, f64::from(self.rounds)))
         }
-        fn rest(&mut self) -> Result<(), BenchError> {
+        fn rest(&mut self) {
             self.log.borrow_mut().push(format!("{} rests", self.name));
-            Ok(())
         }
     }
 
     fn run(rounds: u32) -> (Result<Vec<Measured>, BenchError>, Vec<String>) {
         let log = Log::default();
-        let mut systems: Vec<Box<dyn System>> = Vec::new();
-        for name in ["one", "two"] {
-            systems.push(Box::new(Scripted { name, log: Rc::clone(&log), rounds: 0 }));
-        }
+        let scripted = |name| System::new(name, "scripted", Scripted { name, log: Rc::clone(&log), rounds: 0 });
+        let mut systems = ["one", "two"].map(scripted);
         let plan = Plan { rounds, ..Plan::new(Bench::Rate) };
         let outcome = take_turns(&mut systems, &plan, &mut Progress::silent());
         drop(systems);

@@ -41,18 +41,18 @@ enum Command {
     Stat(stat::Args),
 }
 
-/// What is logged where nothing says so: what an operator must see, such as pinning that did not happen.
+/// The default log filter: only what an operator must see, such as pinning that did not happen.
 const LOG_DEFAULT: &str = "warn";
-/// As [`LOG_DEFAULT`] for the daemon, whose log also is the record of its peers' links and its clients.
+/// Like [`LOG_DEFAULT`], for the daemon: its log also records its peers' links and its clients.
 const LOG_DEFAULT_DAEMON: &str = "info";
 
 impl Cli {
-    /// What the flags say of the log.
+    /// The log flags.
     pub(crate) fn log(&self) -> LogFlags<'_> {
         LogFlags { filter: self.log.as_deref(), format: self.log_format, default: self.log_default() }
     }
 
-    /// The filter of the log where nothing gives one.
+    /// The log filter to use if none is given.
     fn log_default(&self) -> &'static str {
         match self.command {
             Command::Daemon(_) => LOG_DEFAULT_DAEMON,
@@ -77,7 +77,7 @@ impl Cli {
     }
 }
 
-/// What the arguments ask for.
+/// The result of parsing the arguments.
 pub(crate) enum Parsed {
     /// A command to run.
     Command(Box<Cli>),
@@ -95,13 +95,13 @@ pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Par
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => Ok(Parsed::Answer(text)),
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            Err(Failure::input(format!("there is no command; write one, as below\n\n{text}")))
+            Err(Failure::input(format!("no command given; write one of those below\n\n{text}")))
         }
         _ => Err(Failure::input(one_sentence(&text))),
     }
 }
 
-/// Keeps what was wrong and the tips of an argument error, on one line.
+/// Reduces an argument error to its message and tips, on one line.
 fn one_sentence(rendered: &str) -> String {
     let mut parts: Vec<String> = rendered
         .split("\n\n")
@@ -163,6 +163,6 @@ mod tests {
         let Err(failure) = read("sealane") else {
             panic!("accepted");
         };
-        assert!(failure.to_string().starts_with("there is no command; "));
+        assert!(failure.to_string().starts_with("no command given; "));
     }
 }

@@ -1,14 +1,16 @@
 //! The one place where the program's settings become those of an engine. Plain data, made once before the engine
 //! starts.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use sealane_fusion::{EndpointMap, EngineSettings, Fuse, PLAINTEXT_REFUSED, Verbs};
+use sealane_fusion::{EndpointMap, EngineSettings};
 use sealane_runtime::{Pin, Polling, RuntimeSettings, Wanted, claim_cpus};
 use sealane_transport::SessionLimits;
 use sealane_transport::authentication::Authentication;
+use sealane_transport::provider::LinkProvider;
 use sealane_transport::tcp::TcpSettings;
-use sealane_transport::verbs::VerbsSettings;
+use sealane_transport::verbs::{PLAINTEXT_REFUSED, Verbs, VerbsSettings};
 
 use crate::settings::{self, Peers, Require, Runtime, Settings, Source, Transport, VERBS_BUILT_IN};
 use crate::{Failure, rdma_devices};
@@ -75,9 +77,9 @@ fn convert(
         slab_send_bytes: runtime.slab_send_bytes.value,
         slab_receive_bytes: runtime.slab_receive_bytes.value,
         tcp: TcpSettings {
-            congestion: tcp.congestion.value.clone().unwrap_or_default(),
-            send_buffer_bytes: tcp.send_buffer_bytes.value.unwrap_or(0),
-            receive_buffer_bytes: tcp.receive_buffer_bytes.value.unwrap_or(0),
+            congestion: tcp.congestion.value.clone(),
+            send_buffer_bytes: tcp.send_buffer_bytes.value,
+            receive_buffer_bytes: tcp.receive_buffer_bytes.value,
             ..base.tcp
         },
         session: SessionLimits {
@@ -104,15 +106,11 @@ fn convert(
         lease: fusion.lease.value,
         deposited_tensors_max: fusion.deposited_tensors_max.value,
         published_tensors_max: fusion.published_tensors_max.value,
-        fuse: match fusion.fuse.value {
-            settings::Fuse::Off => Fuse::Off,
-            settings::Fuse::Turn => Fuse::Turn,
-        },
+        fuse: fusion.fuse.value,
         path_reason: path_reason(transport, here),
         authentication: authentication(&settings.security)?,
         insecure: settings.security.insecure.value,
-        plaintext_rdma: settings.security.plaintext_rdma.value,
-        verbs: verbs_of(settings, here),
+        links: verbs_of(settings, here).map(|verbs| Arc::new(verbs) as Arc<dyn LinkProvider>).into_iter().collect(),
         ..base
     })
 }
@@ -181,7 +179,8 @@ fn verbs_of(settings: &Settings, here: Here) -> Option<Verbs> {
         Require::Verbs => (true, true),
     };
     let is_wanted = is_wanted && here.verbs_built_in;
-    is_wanted.then(|| Verbs { is_required, ..Verbs::new(verbs_settings(&settings.verbs)) })
+    let plaintext = settings.security.plaintext_rdma.value;
+    is_wanted.then(|| Verbs { is_required, plaintext, ..Verbs::new(verbs_settings(&settings.verbs)) })
 }
 
 /// The section `[verbs]` as the link takes it.
@@ -206,12 +205,7 @@ pub(crate) fn verbs_settings(verbs: &settings::Verbs) -> VerbsSettings {
 }
 
 fn polling(runtime: &Runtime) -> Polling {
-    let idle_spin = runtime.idle_spin.value;
-    match (runtime.polling.value, idle_spin.is_zero()) {
-        (true, _) => Polling::Spin,
-        (false, true) => Polling::Park,
-        (false, false) => Polling::SpinThenPark { idle_spin },
-    }
+    if runtime.polling.value { Polling::Spin } else { Polling::idle(runtime.idle_spin.value) }
 }
 
 /// A pin that is required names its CPUs, as the runtime wants it: those that can be claimed now. Should another
@@ -235,11 +229,11 @@ fn pin(runtime: &Runtime, shards: usize, unset: Pin) -> Result<Pin, Failure> {
 
 #[cfg(test)]
 mod tests {
+    use sealane_fusion::Fuse;
     use sealane_runtime::{ExecutorChoice, Runtime};
     use sealane_transport::verbs::{Registration, Transfer};
 
     use super::*;
-    use crate::settings::{Environment, Override, Sources};
 
     const WITHOUT: Here = Here { verbs_built_in: false, has_device: true };
     const NO_DEVICE: Here = Here { verbs_built_in: true, has_device: false };
@@ -248,17 +242,7 @@ mod tests {
     const MAP: &str = "ps0:2222=127.0.0.1:7000\nps1:2222=127.0.0.1:7001\nworker0:2222=127.0.0.1:7002\n";
 
     fn load(given: &[(&str, &str)]) -> Settings {
-        let directory = tempfile::tempdir().unwrap();
-        let environment: Environment = [("XDG_RUNTIME_DIR", directory.path().to_str().unwrap())].into_iter().collect();
-        let overrides: Vec<_> = given.iter().map(|(name, text)| Override::new("--set", *name, *text)).collect();
-        Settings::load(&Sources {
-            environment: &environment,
-            working_directory: directory.path(),
-            config: None,
-            role: None,
-            overrides: &overrides,
-        })
-        .unwrap()
+        Settings::of(given.iter().copied()).unwrap()
     }
 
     fn map() -> EndpointMap {
@@ -319,7 +303,6 @@ mod tests {
             ("fusion.plan_keys_max", "30"),
             ("fusion.peer_name_bytes_max", "31KiB"),
             ("security.insecure", "yes"),
-            ("security.plaintext_rdma", "yes"),
         ]);
         let ms = Duration::from_millis;
         let runtime = &engine.runtime;
@@ -348,7 +331,7 @@ mod tests {
         assert_eq!((engine.greetings_max, engine.greetings_per_host_max), (28, 29));
         assert_eq!((engine.greeting_bytes_max, session.plan_keys_max), (1 << 20, 30));
         assert_eq!(session.peer_name_bytes_max, 31 << 10);
-        assert!(engine.insecure && engine.plaintext_rdma && engine.authentication.is_open());
+        assert!(engine.insecure && engine.authentication.is_open());
     }
 
     #[test]
@@ -359,7 +342,7 @@ mod tests {
         engine.map = library.map.clone();
         engine.runtime.shards = library.runtime.shards;
         engine.path_reason.clone_from(&library.path_reason);
-        engine.verbs = None;
+        engine.links = Vec::new();
         assert_eq!(format!("{engine:#?}"), format!("{library:#?}"));
     }
 
@@ -415,8 +398,11 @@ mod tests {
         assert_eq!(is_required(Require::Verbs), [Some(true), Some(true), None]);
 
         let Here { verbs_built_in, has_device } = Here::look();
-        assert_eq!(engine(&[]).verbs.is_some(), verbs_built_in && has_device);
-        assert!(engine(&[("transport.require", "tcp")]).verbs.is_none());
+        assert_eq!(!engine(&[]).links.is_empty(), verbs_built_in && has_device);
+        assert!(engine(&[("transport.require", "tcp")]).links.is_empty());
+
+        let plaintext = |given: &[_]| verbs_of(&load(given), DEVICE).unwrap().plaintext;
+        assert!(plaintext(&[("security.plaintext_rdma", "yes")]) && !plaintext(&[]));
     }
 
     #[test]

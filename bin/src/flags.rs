@@ -7,7 +7,7 @@ use clap::{Args, ValueEnum};
 use crate::Failure;
 use crate::settings::{Override, Role};
 
-/// How log lines look.
+/// The format of log lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
     /// For people
@@ -16,7 +16,7 @@ pub enum LogFormat {
     Json,
 }
 
-/// The flags that the log follows, and what it is without any.
+/// The flags that configure the log, and its default filter.
 pub(crate) struct LogFlags<'a> {
     pub(crate) filter: Option<&'a str>,
     pub(crate) format: LogFormat,
@@ -38,7 +38,7 @@ pub struct SettingsFlags {
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
 
-    /// Set a setting, as in `runtime.shards=4`; repeatable
+    /// Override a setting, as in `runtime.shards=4`; repeatable
     #[arg(long, value_name = "NAME=VALUE")]
     pub set: Vec<String>,
 }

@@ -1,10 +1,17 @@
-//! How many links an engine has, by their kind. Plain data; a line of text carries it from a daemon to the demo.
+//! How many links an engine has, by their kind. Plain data.
 
 use std::fmt;
-use std::str::FromStr;
+use std::iter::Sum;
 
-use sealane_fusion::Counters;
+use sealane_transport::LinkKind;
+use sealane_transport::provider::Figure;
+use sealane_transport::verbs::{self, PortCounters};
 use serde::{Deserialize, Serialize};
+
+use crate::figures::ShardCounters;
+
+/// The kinds of links besides TCP that this program knows, with what each counts: they are shown whether or not an engine uses them.
+pub(crate) const KINDS: &[(LinkKind, &[Figure])] = &[(verbs::KIND, PortCounters::FIGURES)];
 
 /// Links to other engines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -17,10 +24,12 @@ pub(crate) struct Links {
 
 impl Links {
     /// The links of all shards that these are the counters of.
-    pub(crate) fn of(shards: &[Counters]) -> Links {
-        let sum = |of: fn(&Counters) -> u64| shards.iter().map(of).sum::<u64>();
-        let verbs = sum(|shard| shard.links_verbs);
-        Links { tcp: sum(|shard| shard.links) - verbs, verbs }
+    pub(crate) fn of<'a>(shards: impl Iterator<Item = &'a ShardCounters>) -> Links {
+        let of_shard = |shard: &ShardCounters| {
+            let verbs = shard.links_of(verbs::KIND);
+            Links { tcp: shard.links.saturating_sub(verbs), verbs }
+        };
+        shards.map(of_shard).sum()
     }
 
     /// The kind that they all have, or both; nothing if there are none.
@@ -32,10 +41,11 @@ impl Links {
             _ => Some("verbs and tcp"),
         }
     }
+}
 
-    /// How many there are.
-    pub(crate) fn count(self) -> u64 {
-        self.tcp + self.verbs
+impl Sum for Links {
+    fn sum<I: Iterator<Item = Links>>(links: I) -> Links {
+        links.fold(Links::default(), |sum, one| Links { tcp: sum.tcp + one.tcp, verbs: sum.verbs + one.verbs })
     }
 }
 
@@ -45,40 +55,26 @@ impl fmt::Display for Links {
     }
 }
 
-/// Reads what [`Display`](fmt::Display) writes.
-impl FromStr for Links {
-    type Err = ();
-
-    fn from_str(text: &str) -> Result<Links, ()> {
-        let (verbs, tcp) = text.split_once(" verbs, ").ok_or(())?;
-        let tcp = tcp.strip_suffix(" tcp").ok_or(())?;
-        let number = |text: &str| text.parse().map_err(|_| ());
-        Ok(Links { tcp: number(tcp)?, verbs: number(verbs)? })
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use sealane_fusion::Counters;
+    use sealane_fusion::metrics::KindFigures;
+
     use super::*;
 
     #[test]
     fn links_are_counted_by_kind_over_all_shards() {
-        let shard = |links, links_verbs| Counters { links, links_verbs, ..Counters::default() };
-        let links = Links::of(&[shard(3, 1), shard(2, 2), shard(0, 0)]);
-        assert_eq!(links, Links { tcp: 2, verbs: 3 });
-        assert_eq!((links.count(), links.kind()), (5, Some("verbs and tcp")));
-        assert_eq!(Links::of(&[shard(2, 2)]).kind(), Some("verbs"));
-        assert_eq!(Links::of(&[shard(2, 0)]).kind(), Some("tcp"));
-        assert_eq!(Links::of(&[]).kind(), None);
-    }
-
-    #[test]
-    fn what_is_written_can_be_read() {
-        let links = Links { tcp: 12, verbs: 3 };
-        assert_eq!(links.to_string(), "3 verbs, 12 tcp");
-        assert_eq!(links.to_string().parse(), Ok(links));
-        for text in ["", "3 verbs", "3 verbs, 12", "x verbs, 12 tcp", "3 verbs, -1 tcp"] {
-            assert_eq!(text.parse::<Links>(), Err(()), "{text}");
-        }
+        let shard = |links, links_verbs| {
+            let counters = Counters { links, ..Counters::default() };
+            let verbs = KindFigures { kind: verbs::KIND, links: links_verbs, figures: Vec::new() };
+            ShardCounters::new(counters, vec![verbs])
+        };
+        let links = |shards: &[ShardCounters]| Links::of(shards.iter());
+        let all = links(&[shard(3, 1), shard(2, 2), shard(0, 0)]);
+        assert_eq!(all, Links { tcp: 2, verbs: 3 });
+        assert_eq!((all.to_string().as_str(), all.kind()), ("3 verbs, 2 tcp", Some("verbs and tcp")));
+        assert_eq!(links(&[shard(2, 2)]).kind(), Some("verbs"));
+        assert_eq!(links(&[shard(2, 0)]).kind(), Some("tcp"));
+        assert_eq!(links(&[]).kind(), None);
     }
 }

@@ -2,10 +2,11 @@
 //! that two shards register counts twice. Asked on the main thread, before the shards start.
 
 use std::fs;
+use std::sync::Arc;
 
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 use sealane_fusion::EngineSettings;
-use sealane_transport::verbs::{Registration, VerbsSettings};
+use sealane_transport::provider::LinkProvider;
 
 use crate::{Failure, rdma_devices};
 
@@ -46,17 +47,6 @@ impl LockLimit {
     }
 }
 
-/// Bytes that an engine registers when it starts: the message buffers and, unless memory is registered for each transfer,
-/// both slabs, of every shard. Arenas of clients come on top, once for each shard.
-pub(crate) fn registered_bytes(shards: usize, slab_bytes: [usize; 2], verbs: &VerbsSettings) -> u64 {
-    let [send, receive] = match verbs.registration {
-        Registration::Static => slab_bytes.map(|bytes| bytes as u64),
-        Registration::Dynamic => [0; 2],
-    };
-    let of_a_shard = verbs.message_buffers_bytes().saturating_add(send).saturating_add(receive);
-    of_a_shard.saturating_mul(shards as u64)
-}
-
 /// Warns of a limit that is too low for an engine with these settings. Says nothing where no device would be used.
 ///
 /// # Errors
@@ -67,12 +57,14 @@ pub(crate) fn check(settings: &EngineSettings) -> Result<(), Failure> {
 }
 
 fn check_against(settings: &EngineSettings, limit: LockLimit) -> Result<(), Failure> {
-    let Some(verbs) = settings.verbs.as_ref().filter(|_| !settings.declines_verbs()) else { return Ok(()) };
     let slab_bytes = [settings.slab_send_bytes, settings.slab_receive_bytes];
-    let needed = registered_bytes(settings.runtime.shards, slab_bytes, &verbs.settings);
-    match limit.problem(needed) {
-        Some(problem) if verbs.is_required => {
-            Err(Failure::work(format!("verbs are required (transport.require), but {problem}")))
+    let is_encrypted = settings.authentication.is_encrypted();
+    let locked = |links: &Arc<dyn LinkProvider>| links.locked_bytes(settings.runtime.shards, slab_bytes, is_encrypted);
+    let required = settings.links.iter().find(|links| links.is_required());
+    match limit.problem(settings.links.iter().map(locked).sum()) {
+        Some(problem) if let Some(links) = required => {
+            let name = links.kind().name();
+            Err(Failure::work(format!("{name} are required (transport.require), but {problem}")))
         }
         Some(problem) => {
             tracing::warn!("{problem}; links may be TCP until then");
@@ -91,7 +83,8 @@ fn may_lock_any(status: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use sealane_fusion::{EndpointMap, Verbs};
+    use sealane_fusion::EndpointMap;
+    use sealane_transport::verbs::{Verbs, VerbsSettings};
 
     use super::*;
 
@@ -105,19 +98,8 @@ mod tests {
         let map = EndpointMap::parse("ps0:2222=127.0.0.1:7000\n", "test").unwrap();
         let mut settings = EngineSettings::new(map, &["ps0:2222"]).unwrap();
         settings.runtime.shards = 2;
-        settings.verbs = Some(Verbs { is_required, ..Verbs::new(VerbsSettings::default()) });
+        settings.links = vec![Arc::new(Verbs { is_required, ..Verbs::new(VerbsSettings::default()) })];
         settings
-    }
-
-    #[test]
-    fn every_shard_registers_its_slabs_and_message_buffers() {
-        let verbs = VerbsSettings::default();
-        // 1024 receive buffers and 256 send buffers of 16 KiB.
-        assert_eq!(registered_bytes(1, [0, 0], &verbs), 20 * MIB);
-        assert_eq!(registered_bytes(4, [64 << 20, 32 << 20], &verbs), 4 * (64 + 32 + 20) * MIB);
-        let dynamic = VerbsSettings { registration: Registration::Dynamic, ..verbs.clone() };
-        assert_eq!(registered_bytes(4, [64 << 20, 32 << 20], &dynamic), 4 * 20 * MIB);
-        assert_eq!(registered_bytes(1024, [usize::MAX; 2], &verbs), u64::MAX);
     }
 
     #[test]
@@ -140,7 +122,7 @@ mod tests {
         assert!(check_against(&engine(false), limited(needed - 1)).is_ok());
         let failure = check_against(&engine(true), limited(needed - 1)).unwrap_err().to_string();
         assert!(failure.starts_with("verbs are required (transport.require), but an engine registers "), "{failure}");
-        let without = EngineSettings { verbs: None, ..engine(true) };
+        let without = EngineSettings { links: Vec::new(), ..engine(true) };
         assert!(check_against(&without, limited(0)).is_ok());
         assert!(check(&without).is_ok());
     }

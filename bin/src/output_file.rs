@@ -4,8 +4,35 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::Failure;
 use crate::files::{directory_of, replace};
+use crate::{Context, Failure};
+
+/// What stands for standard output where a file is expected.
+pub(crate) const STANDARD_OUTPUT: &str = "-";
+
+/// Prints a report as people read it, and writes its JSON to a file if that is wanted; or the JSON alone to standard output.
+///
+/// # Errors
+/// The file or standard output cannot be written.
+pub(crate) fn report(context: &Context, json: Option<&Path>, as_json: &str, as_text: &str) -> Result<(), Failure> {
+    match json {
+        Some(file) if file == Path::new(STANDARD_OUTPUT) => return context.print(as_json),
+        Some(file) => write(file, as_json)?,
+        None => {}
+    }
+    context.print(as_text)
+}
+
+/// Writes a file that need not be a regular one.
+///
+/// # Errors
+/// It cannot be written.
+pub(crate) fn write(file: &Path, text: &str) -> Result<(), Failure> {
+    std::fs::write(file, text).map_err(|error| {
+        let file = file.display();
+        Failure::input(format!("{file} cannot be written ({error}); name a file in a directory that exists"))
+    })
+}
 
 /// Where something goes that is not there yet.
 #[derive(Debug)]

@@ -122,7 +122,7 @@ fn wrong_arguments_are_one_sentence() {
     let error = place.refuse(&["map", "resolve", "map"]);
     assert_eq!(error.lines().count(), 1, "{error}");
     assert!(error.contains("<TASK>"), "{error}");
-    assert!(place.refuse(&[]).starts_with("error: there is no command; "));
+    assert!(place.refuse(&[]).starts_with("error: no command given; "));
     let error = place.refuse(&["check", "--role", "boss"]);
     assert!(error.contains("write ps, worker or chief"), "{error}");
     let error = place.refuse(&["check", "--set", "runtime.shards"]);
@@ -173,7 +173,7 @@ fn check_prints_every_setting_with_its_source() {
         assert!(line("[fd00::7]:7000").contains("tcp: this build has no RDMA verbs (feature verbs)"));
     } else if !Path::new("/sys/class/infiniband").exists() {
         assert!(line("[fd00::7]:7000").contains("tcp: no verbs here: "));
-        assert!(line("memory lock").contains("for verbs 3 shards register "));
+        assert!(line("memory lock").contains("with verbs, 3 shards register "));
     }
 }
 

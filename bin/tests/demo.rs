@@ -265,7 +265,7 @@ fn a_report_has_the_plots_the_links_and_the_command() {
         for expected in everywhere.into_iter().chain(words) {
             assert!(text.contains(expected), "{expected} in {text}");
         }
-        assert_eq!(text.contains(" tensors a message. "), setup != ["--link", "shm"], "{text}");
+        assert_eq!(text.contains(" tensors per message. "), setup != ["--link", "shm"], "{text}");
     }
     assert!(report(&place, "two daemons.html").contains("--report 'two daemons.html'"));
 }
@@ -361,7 +361,7 @@ fn a_daemon_that_cannot_start_is_quoted() {
     let failure =
         place.fail(1, &["--workload", "tiny.json", "--set", "runtime.shards=1024", "--set", "runtime.pin=true"]);
     assert!(failure.starts_with("ps-daemon (process "), "{failure}");
-    assert!(failure.contains("it said last: error: runtime.pin is required by --set, but "), "{failure}");
+    assert!(failure.contains("its last output: error: runtime.pin is required by --set, but "), "{failure}");
 }
 
 #[test]
@@ -373,7 +373,7 @@ fn an_interrupted_demo_ends_its_tasks() {
             kill(Pid::from_raw(running.demo.id() as i32), signal).unwrap();
             let (code, error) = running.end(&place);
             assert_eq!(code, Some(1));
-            assert!(error.starts_with(&format!("{signal} came ")), "{error}");
+            assert!(error.starts_with(&format!("{signal} was received ")), "{error}");
         }
     }
 }
@@ -417,7 +417,7 @@ fn wrong_arguments_and_files_are_refused() {
             "huge with 64 workers needs 77200.00 GB of memory and ",
         ),
         (&["--workload", "huge.json", "--workers", "64"], "huge with 64 workers needs "),
-        (&["--workload", "tiny.json", "--flip-bit", "ps1:2222"], "--flip-bit ps1:2222 is no task of this demo; "),
+        (&["--workload", "tiny.json", "--flip-bit", "ps1:2222"], "--flip-bit ps1:2222 is not a task of this demo; "),
         (&["--workload", "tiny.json", "--set", "transport.window=0"], "--set transport.window=0 cannot be read; "),
         (&["--workers", "0"], "invalid value '0' for '--workers <N>'"),
         (&["--link", "shm", "--embedded"], "--embedded gives every task its own engine, "),

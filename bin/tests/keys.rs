@@ -144,7 +144,7 @@ fn certificates_that_were_made_open_for_their_tasks_alone() {
         let denied = place.transfer(&tls(&worker, authorities), &tls(&worker, authorities));
         let said = text(&denied.stderr);
         assert_eq!(denied.status.code(), Some(1), "{said}");
-        assert!(said.contains("permission denied") && said.contains("does not speak for task ps0:2222"), "{said}");
+        assert!(said.contains("permission denied") && said.contains("does not cover task ps0:2222"), "{said}");
         return;
     }
     panic!("no port stays free");
@@ -174,7 +174,7 @@ fn settings_that_do_not_go_together_are_refused_with_the_remedy() {
     assert!(refused(&both).contains("not both"));
     assert!(refused(&tls("keys", "authorities.pem")[..2]).contains("needs security.tls_authorities too"));
     let open = [secret("job.secret"), vec!["security.insecure=true".into()]].concat();
-    assert!(refused(&open).contains("leave security.insecure out"));
+    assert!(refused(&open).contains("omit security.insecure"));
     fs::set_permissions(place.path("job.secret"), fs::Permissions::from_mode(0o644)).unwrap();
     assert!(refused(&secret("job.secret")).contains("chmod 600"));
 }
@@ -196,7 +196,7 @@ fn check_says_who_may_talk_and_whether_a_daemon_would_start() {
         assert_eq!(code, Some(i32::from(words.starts_with("fails "))), "{words}");
         words
     };
-    assert!(line(&[]).contains("this host alone can connect"));
+    assert!(line(&[]).contains("only this host can connect"));
     place.succeed(&["keys", "secret", "job.secret"], &[]);
     assert!(line(&secret("job.secret")).contains("the shared secret; not encrypted"));
     assert!(line(&secret("absent")).contains("a daemon would not start: the shared secret cannot be read from absent"));

@@ -260,7 +260,7 @@ fn who_waits_in_vain_is_told_what_to_do() {
     assert!(outputs.iter().all(|output| output.status.code() == Some(1)));
     let (send, recv) = (stderr(&outputs[0]), stderr(&outputs[1]));
     assert!(
-        send.contains("nobody asked for it: run `sealane recv --from ps0:2222 --to worker0:2222 --step 0`"),
+        send.contains("nobody requested it: run `sealane recv --from ps0:2222 --to worker0:2222 --step 0`"),
         "{send}"
     );
     assert!(recv.contains("is unavailable: "), "{recv}");
@@ -378,7 +378,7 @@ fn a_daemon_that_was_named_must_be_there_and_serve_the_task() {
     let (place, daemons) = Place::with_daemons(&[(SOCKET, &[FROM]), ("other.sock", &[TO])]);
     files::write(&place.path("w.npy"), &[("w".to_owned(), tensor(DType::U8, &[1], vec![1]))]).unwrap();
     let nobody = place.fail(1, &["send", "w.npy", "--socket", "none.sock"]);
-    let expected = "error: no daemon at none.sock; start `sealane daemon` there, or leave --socket out to do without\n";
+    let expected = "error: no daemon at none.sock; start `sealane daemon` there, or omit --socket to run without it\n";
     assert_eq!(nobody, expected);
     let foreign = place.fail(1, &["recv", "--key", "w", "--out", "w2.npy", "--socket", SOCKET]);
     assert!(foreign.starts_with("error: task worker0:2222 is not known: this daemon serves ps0:2222; "), "{foreign}");
@@ -412,8 +412,11 @@ fn a_task_that_another_process_is_names_that() {
     told.read_line(&mut line).unwrap();
     assert!(line.starts_with("through the daemon at "), "{line}");
     let second = place.fail(1, &["send", "w.npy"]);
-    let expected =
-        format!("error: {FROM} is unavailable: process {} is attached as it; one process may be\n", first.id());
+    let expected = format!(
+        "error: {FROM} is unavailable: process {} is already attached as this task; only one process may \
+         be\n",
+        first.id()
+    );
     assert_eq!(second, expected);
     first.kill().unwrap();
     first.wait().unwrap();
@@ -425,7 +428,7 @@ fn who_waits_in_vain_through_a_daemon_is_told_what_to_do() {
     let (place, _daemons) = Place::with_daemons(&[(SOCKET, &[FROM, TO])]);
     files::write(&place.path("w.npy"), &[("w".to_owned(), tensor(DType::U8, &[1], vec![1]))]).unwrap();
     let send = place.fail(1, &["send", "w.npy", "--timeout-s", "1"]);
-    assert!(send.contains("nobody asked for it: run `sealane recv --from ps0:2222"), "{send}");
+    assert!(send.contains("nobody requested it: run `sealane recv --from ps0:2222"), "{send}");
     let recv = place.fail(1, &["recv", "--key", "w", "--out", "w2.npy", "--timeout-s", "1"]);
     assert!(recv.contains("run `sealane send FILE --from ps0:2222"), "{recv}");
 }

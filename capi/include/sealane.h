@@ -36,13 +36,13 @@
 
 
 /**
- * The version of this interface. It goes up when a program that was compiled with an older header would not work any more;
- * what is only added leaves it as it is.
+ * The version of this interface. It is incremented when programs compiled with an older header would no longer work; additions
+ * do not change it.
  */
 #define SEALANE_ABI_VERSION 1
 
 /**
- * As the timeout of a call: it waits as long as it takes.
+ * Value of a call's timeout: no limit.
  */
 #define SEALANE_NO_TIMEOUT -1
 
@@ -53,8 +53,8 @@
 #define SEALANE_DEAD 1
 
 /**
- * Flag: a tensor of byte strings. Its type is that of bytes (code SEALANE_UINT, 8 bits, 1 lane); its data is one uint64_t offset a string
- * and one more for the end, counted from the first text byte, then the texts without separators.
+ * Flag: a tensor of byte strings. Its type is bytes (code SEALANE_UINT, 8 bits, 1 lane); its data is one uint64_t
+ * offset per string and one for the end, relative to the first text byte, followed by the texts without separators.
  */
 #define SEALANE_STRINGS 2
 
@@ -74,7 +74,8 @@
 #define SEALANE_FLOAT 2
 
 /**
- * DLPack's code of an opaque handle: with 8 bits, bytes that only the two sides understand. Their number is the one dimension.
+ * DLPack's code of an opaque handle: with 8 bits, bytes that only the two sides understand; their number is the only
+ * dimension.
  */
 #define SEALANE_OPAQUE 3
 
@@ -89,42 +90,42 @@
 #define SEALANE_COMPLEX 5
 
 /**
- * DLPack's code of truth values.
+ * DLPack's code of booleans.
  */
 #define SEALANE_BOOL 6
 
 /**
- * Most dimensions that a tensor may have.
+ * Maximum number of dimensions of a tensor.
  */
 #define SEALANE_RANK_MAX 254
 
 /**
- * As idle_spin_us: a thread that waits never sleeps.
+ * Value of idle_spin_us: waiting threads never sleep.
  */
 #define SEALANE_NEVER_SLEEP -1
 
 /**
- * As idle_spin_us: a thread that waits sleeps at once.
+ * Value of idle_spin_us: waiting threads sleep immediately.
  */
 #define SEALANE_SLEEP_AT_ONCE -2
 
 /**
- * As restart_timeout_ms: no function waits for a daemon.
+ * Value of restart_timeout_ms: no function waits for a daemon.
  */
 #define SEALANE_DO_NOT_WAIT -1
 
 /**
- * As a direction: from the task to its peer.
+ * Value of direction: from the task to its peer.
  */
 #define SEALANE_SENT 1
 
 /**
- * As a direction: from the peer to the task.
+ * Value of direction: from the peer to the task.
  */
 #define SEALANE_RECEIVED 2
 
 /**
- * gRPC's canonical codes, as far as Sealane uses them.
+ * The canonical gRPC codes that Sealane uses.
  */
 enum sealane_code
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
@@ -132,23 +133,23 @@ enum sealane_code
 #endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
  {
   /**
-   * All is well.
+   * Success.
    */
   SEALANE_CODE_OK = 0,
   /**
-   * The call was cancelled: by sealane_call_cancel, or because what it belongs to was closed or detached.
+   * The call was cancelled: by sealane_call_cancel, or because its plan, acceptor or task was closed or detached.
    */
   SEALANE_CODE_CANCELLED = 1,
   /**
-   * The call cannot be carried out, whatever the state: what it was given is wrong.
+   * An argument is invalid, whatever the state.
    */
   SEALANE_CODE_INVALID_ARGUMENT = 3,
   /**
-   * The deadline passed first; see sealane_error_delivery_unknown.
+   * The deadline passed; see sealane_error_delivery_unknown.
    */
   SEALANE_CODE_DEADLINE_EXCEEDED = 4,
   /**
-   * The task is not in the endpoint map, or not served where the map says.
+   * The task is not in the endpoint map, or not served at its address.
    */
   SEALANE_CODE_NOT_FOUND = 5,
   /**
@@ -156,19 +157,19 @@ enum sealane_code
    */
   SEALANE_CODE_PERMISSION_DENIED = 7,
   /**
-   * A limit was reached, which the message names.
+   * A limit was reached; the message names it.
    */
   SEALANE_CODE_RESOURCE_EXHAUSTED = 8,
   /**
-   * The step was aborted, or the engine stops.
+   * The step was aborted, or the engine is stopping.
    */
   SEALANE_CODE_ABORTED = 10,
   /**
-   * The peer or this build does not know the operation.
+   * The peer or this build does not support the operation.
    */
   SEALANE_CODE_UNIMPLEMENTED = 12,
   /**
-   * A fault of the library itself.
+   * An internal error of the library.
    */
   SEALANE_CODE_INTERNAL = 13,
   /**
@@ -185,37 +186,39 @@ typedef int32_t sealane_code;
 #endif // __cplusplus
 
 /**
- * The end of a queue from which tensors are taken. For any thread.
+ * The receiving end of a queue. Usable from any thread.
  */
 typedef struct sealane_acceptor sealane_acceptor;
 
 /**
- * A call that was started, for giving it up. Free it with sealane_call_free, on any thread, before or after the call has ended.
+ * Handle of a started call, for cancelling it. Free it with sealane_call_free, on any thread, before or after the call has
+ * ended.
  */
 typedef struct sealane_call sealane_call;
 
 /**
  * Why something failed: a code and a message.
  *
- * A function that can fail returns NULL if all is well, and else an error that the caller frees with sealane_error_free. One
- * that a callback gets is NULL or the library's, which frees it when the callback returns. May be read by any thread.
+ * A function that can fail returns NULL on success, else an error that the caller frees with sealane_error_free. An error
+ * passed to a callback belongs to the library, which frees it when the callback returns. Any thread may read it.
  */
 typedef struct sealane_error sealane_error;
 
 /**
- * Keys of what a peer publishes, pulled together again and again, into the same memory each time. For any thread; one pull at a time.
+ * A set of keys published by a peer that are pulled together repeatedly, into the same memory each time. Usable from any
+ * thread; one pull at a time.
  */
 typedef struct sealane_plan sealane_plan;
 
 /**
- * A task of this process, made by sealane_attach or sealane_embedded. For any number of threads at a time, until one of them
+ * A task of this process, created by sealane_attach or sealane_embedded. Any number of threads may use it, until one of them
  * detaches it.
  */
 typedef struct sealane_task sealane_task;
 
 /**
- * A tensor that was received, pulled or accepted. It is the callback's, which frees it with sealane_tensor_free, then or later, on
- * any thread; it may outlive its task. Until then the memory stays taken that it came in.
+ * A tensor that was received, pulled or accepted. The callback owns it and frees it with sealane_tensor_free, then or later,
+ * on any thread; it may outlive its task. Its memory stays in use until then.
  */
 typedef struct sealane_tensor sealane_tensor;
 
@@ -240,7 +243,7 @@ typedef struct {
    */
   uint8_t flags;
   /**
-   * How many dimensions there are, 0 to SEALANE_RANK_MAX; 0 for a scalar.
+   * Number of dimensions, 0 to SEALANE_RANK_MAX; 0 for a scalar.
    */
   uint8_t rank;
   /**
@@ -254,7 +257,7 @@ typedef struct {
 } sealane_meta;
 
 /**
- * What a tensor is and where its bytes are. Pointers are valid as long as the tensor they describe; each function says how long that is.
+ * Type, shape and bytes of a tensor. The pointers are valid as long as the tensor; each function says how long that is.
  */
 typedef struct {
   /**
@@ -262,80 +265,81 @@ typedef struct {
    */
   sealane_meta meta;
   /**
-   * The bytes: row-major and little-endian, without gaps. Not NULL, also without bytes.
+   * The bytes: row-major, little-endian, contiguous. Never NULL, even for 0 bytes.
    */
   const void *data;
   /**
-   * How many there are.
+   * Number of bytes.
    */
   size_t bytes;
   /**
-   * The version of a tensor that was pulled, else 0.
+   * The version of a pulled tensor, else 0.
    */
   int64_t version;
 } sealane_view;
 
 /**
- * How to attach. Set `size` to `sizeof` this struct; fields left 0 take their defaults.
+ * Options for attaching. Set `size` to the struct's `sizeof`; fields that are 0 take their defaults.
  */
 typedef struct {
   /**
-   * sizeof(sealane_attach_options), so that a later header may add fields.
+   * sizeof(sealane_attach_options), so that later headers can add fields.
    */
   size_t size;
   /**
-   * The daemon's socket, a path that ends in NUL. Default: sealane.sock in $XDG_RUNTIME_DIR where that is set, else
+   * The daemon's socket, a NUL-terminated path. Default: sealane.sock in $XDG_RUNTIME_DIR if that is set, else
    * /run/sealane/sealane.sock.
    */
   const char *socket;
   /**
-   * Bytes of memory that tensors are sent from and received in, shared with the daemon. Default 64 MiB; the daemon may give less.
+   * Size in bytes of the memory shared with the daemon, for tensors to send and receive. Default 64 MiB; the daemon may
+   * grant less.
    */
   uint64_t arena_bytes;
   /**
-   * How many microseconds a thread that waits looks before it sleeps, SEALANE_NEVER_SLEEP or SEALANE_SLEEP_AT_ONCE. Default 50.
+   * How many microseconds a waiting thread spins before it sleeps, SEALANE_NEVER_SLEEP or SEALANE_SLEEP_AT_ONCE. Default 50.
    */
   int64_t idle_spin_us;
   /**
-   * How many milliseconds attaching may take, now and when the daemon was restarted. Default 5000.
+   * How many milliseconds attaching may take, now and after a restart of the daemon. Default 5000.
    */
   int64_t attach_timeout_ms;
   /**
-   * How many milliseconds functions wait for the next daemon where one has drained, or SEALANE_DO_NOT_WAIT: then no function waits
-   * for a daemon, be it drained or dead. Functions that start calls fail at once with SEALANE_CODE_UNAVAILABLE, and a thread of the library's attaches
-   * again. Default 30000, at most a day.
+   * How many milliseconds functions wait for the next daemon after one has drained, or SEALANE_DO_NOT_WAIT: then no function
+   * waits for a drained or dead daemon. Functions that start calls fail immediately with SEALANE_CODE_UNAVAILABLE, and a
+   * thread of the library attaches again. Default 30000, at most a day.
    */
   int64_t restart_timeout_ms;
   /**
-   * How many calls may wait in this process where the daemon reads late. Functions that start one more fail with
+   * How many calls may wait in this process for a slow daemon. Functions that would start one more fail with
    * SEALANE_CODE_RESOURCE_EXHAUSTED. Default 262144.
    */
   uint64_t backlog_calls_max;
   /**
-   * How many bytes they may have, with tensors that wait for room in the arena, wherever those are. Default 256 MiB.
+   * How many bytes they may have, including tensors that wait for room in the arena. Default 256 MiB.
    */
   uint64_t backlog_bytes_max;
 } sealane_attach_options;
 
 /**
- * How to start an engine. Set `size` to `sizeof` this struct; fields left 0 take their defaults.
+ * Options for starting an engine. Set `size` to the struct's `sizeof`; fields that are 0 take their defaults.
  */
 typedef struct {
   /**
-   * sizeof(sealane_embedded_options), so that a later header may add fields.
+   * sizeof(sealane_embedded_options), so that later headers can add fields.
    */
   size_t size;
   /**
-   * How many threads the engine has. Default 1.
+   * Number of the engine's threads. Default 1.
    */
   uint64_t shards;
   /**
-   * How many microseconds a thread that has nothing to do looks before it sleeps, SEALANE_NEVER_SLEEP or
+   * How many microseconds an idle thread spins before it sleeps, SEALANE_NEVER_SLEEP or
    * SEALANE_SLEEP_AT_ONCE. Default 200.
    */
   int64_t idle_spin_us;
   /**
-   * The deadline of calls that have none of their own, in milliseconds, or SEALANE_NO_TIMEOUT. Default 600000.
+   * Default timeout of calls in milliseconds, or SEALANE_NO_TIMEOUT. Default 600000.
    */
   int64_t request_timeout_ms;
   /**
@@ -343,46 +347,48 @@ typedef struct {
    */
   const char *secret_file;
   /**
-   * A file with this side's certificate, in PEM; with it come tls_key and tls_authorities, and no secret_file. Default: none.
+   * A file with this side's certificate in PEM; requires tls_key and tls_authorities, and excludes secret_file. Default:
+   * none.
    */
   const char *tls_certificate;
   /**
-   * The file of its key.
+   * The file with its key.
    */
   const char *tls_key;
   /**
-   * The file of the authorities that are believed.
+   * The file with the trusted authorities.
    */
   const char *tls_authorities;
   /**
-   * Not 0: with neither a secret nor certificates, listens where other hosts reach it. Default 0: then this host alone does.
+   * Not 0: listen on addresses that other hosts can reach even without a secret or certificates. Default 0: without them,
+   * only on loopback addresses.
    */
   uint64_t insecure;
 } sealane_embedded_options;
 
 /**
- * UTF-8 text: the name of a task, a key, a queue's name. Need not end in NUL. Read before the function returns.
+ * UTF-8 text: the name of a task, a key, a queue's name. Need not be NUL-terminated. Read before the function returns.
  */
 typedef struct {
   /**
-   * Where it begins. May be NULL if there are no bytes.
+   * The first byte. May be NULL if there are none.
    */
   const char *start;
   /**
-   * How many bytes it has, or SEALANE_NUL_TERMINATED.
+   * Length in bytes, or SEALANE_NUL_TERMINATED.
    */
   size_t bytes;
 } sealane_text;
 
 /**
- * Called once the library no longer uses memory that it was lent: once for each call that was taken over, on the thread of the
- * task's callbacks (see sealane_done), before or after the call's own. Memory that a peer or the daemon may still
- * use when the task is detached is released after that, or never.
+ * Called when the library no longer uses memory that was lent to it: once per accepted call, on the thread of the task's
+ * callbacks (see sealane_done), before or after the call's own callback. Memory that a peer or the daemon may still use when
+ * the task is detached is released later, or never.
  */
 typedef void (*sealane_release)(void *context);
 
 /**
- * A tensor that is sent, published or pushed.
+ * A tensor to send, publish or push.
  */
 typedef struct {
   /**
@@ -390,38 +396,39 @@ typedef struct {
    */
   sealane_meta meta;
   /**
-   * The bytes: row-major and little-endian, without gaps. May be NULL if there are none.
+   * The bytes: row-major, little-endian, contiguous. May be NULL if there are none.
    */
   const void *data;
   /**
-   * How many there are: as many as type and shape say.
+   * Number of bytes; must match type and shape.
    */
   size_t bytes;
   /**
-   * NULL: the bytes are copied before the function returns. Else they stay as they are until this was called. An attached
-   * task sends memory of its arena (sealane_alloc) from where it is, and copies other memory of over 512 bytes into it: before the
-   * function returns or, where the arena is full, as soon as it has room.
+   * NULL: the bytes are copied before the function returns. Otherwise they must not change until this is called. An attached
+   * task sends memory of its arena (sealane_alloc) in place, and copies other memory of more than 512 bytes into the arena:
+   * before the function returns or, if the arena is full, as soon as there is room.
    */
   sealane_release release;
   /**
-   * What it is called with.
+   * Passed to release.
    */
   void *release_context;
 } sealane_source;
 
 /**
- * Called when a call has ended: with NULL if it went well, else with the error, which is the library's and valid until this returns.
+ * Called when a call has ended: with NULL on success, else with the error, which belongs to the library and is valid until
+ * this returns.
  *
- * Where a function that starts a call returns NULL, the callback is called exactly once, whatever happens; where it returns an
- * error, never. It is called on a thread that the library has for the callbacks of this task, one after the other: never within
- * the function that started the call, and with no lock of the library held. So it may call any function of this header; while it
- * runs, the task's other callbacks wait. It must not throw. In the child of a fork no callback comes. While a daemon that has drained is
- * replaced, callbacks may wait for the next one.
+ * If the function that starts a call returns NULL, the callback is called exactly once, whatever happens; if it returns an
+ * error, never. All callbacks of a task run one after the other on one thread of the library: never within the function that
+ * started the call, and with no lock of the library held. So a callback may call any function of this header; while it runs,
+ * the task's other callbacks wait. It must not throw. In the child of a fork, no callbacks are called. While a drained daemon
+ * is being replaced, callbacks may wait for the next one.
  */
 typedef void (*sealane_done)(void *context, const sealane_error *error);
 
 /**
- * One tensor of many that are sent or published together.
+ * One of many tensors that are sent or published together.
  */
 typedef struct {
   /**
@@ -433,42 +440,42 @@ typedef struct {
    */
   sealane_source source;
   /**
-   * What the callback of sealane_send_all gets for this one; other functions ignore it.
+   * Passed to the callback of sealane_send_all for this tensor; other functions ignore it.
    */
   void *context;
 } sealane_item;
 
 /**
- * Memory that a recv writes its tensor to. It is the library's alone until release was called, which is not before the tensor
- * was freed.
+ * Memory that a recv writes its tensor to. Only the library may use it until release is called, which is not before the tensor
+ * is freed.
  */
 typedef struct {
   /**
-   * Where it begins. NULL: none is given, and the tensor arrives in memory of the library's. An attached task writes memory of its
-   * arena (sealane_alloc) in place, and other memory by a copy.
+   * The first byte. NULL: no destination, and the tensor arrives in the library's memory. An attached task writes memory of
+   * its arena (sealane_alloc) in place, and other memory by a copy.
    */
   void *memory;
   /**
-   * How long it is. Where a longer tensor comes, the recv ends with SEALANE_CODE_INVALID_ARGUMENT, and may be made again.
+   * Length in bytes. If a longer tensor arrives, the recv ends with SEALANE_CODE_INVALID_ARGUMENT, and may be repeated.
    */
   size_t bytes;
   /**
-   * Must not be NULL where memory is not.
+   * Must not be NULL unless memory is.
    */
   sealane_release release;
   /**
-   * What it is called with.
+   * Passed to release.
    */
   void *release_context;
 } sealane_destination;
 
 /**
- * The same of a call that brings a tensor, which is the callee's to free; NULL if there is an error.
+ * The same for a call that returns a tensor, which the callback must free; NULL if there is an error.
  */
 typedef void (*sealane_received)(void *context, const sealane_error *error, sealane_tensor *tensor);
 
 /**
- * One tensor of many that are requested together.
+ * One of many tensors that are requested together.
  */
 typedef struct {
   /**
@@ -476,37 +483,37 @@ typedef struct {
    */
   sealane_text key;
   /**
-   * Where it is to be written; its memory is NULL where the library has the memory.
+   * Where to write it; memory is NULL if the library is to provide it.
    */
   sealane_destination destination;
   /**
-   * What the callback gets for this one.
+   * Passed to the callback for this tensor.
    */
   void *context;
 } sealane_wanted;
 
 /**
- * How much may wait in a queue. Set `size` to `sizeof` this struct; fields left 0 take their defaults.
+ * Capacity of a queue. Set `size` to the struct's `sizeof`; fields that are 0 take their defaults.
  */
 typedef struct {
   /**
-   * sizeof(sealane_accept_options), so that a later header may add fields.
+   * sizeof(sealane_accept_options), so that later headers can add fields.
    */
   size_t size;
   /**
-   * Tensors that wait. Default 4096.
+   * Waiting tensors. Default 4096.
    */
   uint64_t tensors_max;
   /**
-   * Their bytes; the queue is full when there are as many or more. Default 256 MiB; of an attached task at most half of the memory
-   * that the daemon has for what arrives.
+   * Their bytes; the queue is full when there are as many or more. Default 256 MiB; for an attached task at most half of the
+   * daemon's memory for received tensors.
    */
   uint64_t bytes_max;
 } sealane_accept_options;
 
 /**
- * Called when an accept has ended: with the tensors that came, each the callee's to free, in an array that is valid until this returns;
- * or with the error, and no tensors. Otherwise as sealane_done.
+ * Called when an accept has ended: with the tensors, each of which the callback must free, in an array that is valid until
+ * this returns; or with the error and no tensors. Otherwise like sealane_done.
  */
 typedef void (*sealane_accepted)(void *context,
                                  const sealane_error *error,
@@ -518,43 +525,43 @@ extern "C" {
 #endif // __cplusplus
 
 /**
- * The version of the interface that the library has, to be compared with SEALANE_ABI_VERSION of the header.
+ * The library's interface version; compare it with SEALANE_ABI_VERSION of the header.
  */
 uint32_t sealane_abi_version(void);
 
 /**
- * The release of the library, "0.1.0" for example. Valid as long as the library is loaded.
+ * The release of the library, such as "0.1.0". Valid as long as the library is loaded.
  */
 const char *sealane_version(void);
 
 /**
- * The code of an error; SEALANE_CODE_OK of NULL.
+ * The code of an error; SEALANE_CODE_OK for NULL.
  */
 sealane_code sealane_error_code(const sealane_error *error);
 
 /**
- * The message of an error: UTF-8, ends in NUL, valid as long as the error. Of NULL it is "".
+ * The message of an error: UTF-8, NUL-terminated, valid as long as the error. "" for NULL.
  */
 const char *sealane_error_message(const sealane_error *error);
 
 /**
- * True if a send or a push ended at its deadline while its tensor was in transit: it may or may not arrive. False for
+ * True if a send or push ended at its deadline while its tensor was in transit, so that it may or may not arrive. False for
  * NULL.
  */
 bool sealane_error_delivery_unknown(const sealane_error *error);
 
 /**
- * Frees an error that a function returned; does nothing with NULL. Not for errors that a callback got.
+ * Frees an error returned by a function; does nothing with NULL. Not for errors passed to a callback.
  */
 void sealane_error_free(sealane_error *error);
 
 /**
- * What a tensor is and where its bytes are. Valid until the tensor is freed. Of NULL it is a dead tensor.
+ * Type, shape and bytes of a tensor. Valid until the tensor is freed. For NULL, a dead tensor.
  */
 sealane_view sealane_tensor_view(const sealane_tensor *tensor);
 
 /**
- * The task that pushed a tensor, for one that was accepted; else NULL. Ends in NUL, valid until the tensor is freed.
+ * The task that pushed an accepted tensor; else NULL. NUL-terminated, valid until the tensor is freed.
  */
 const char *sealane_tensor_from(const sealane_tensor *tensor);
 
@@ -577,19 +584,20 @@ void sealane_call_free(sealane_call *call);
 /**
  * Attaches this process to the host's daemon as a task, named as in the endpoint map and terminated by NUL.
  *
- * If options are NULL, all have their defaults. After a restart of the daemon, the first call that finds it attaches again, or a thread does in the
- * background (restart_timeout_ms): calls that were in progress end with SEALANE_CODE_UNAVAILABLE, published tensors must be published again, and the arena is a new one.
+ * If options is NULL, all options have their defaults. After a restart of the daemon, the first call that reaches it attaches
+ * again, or a background thread does (restart_timeout_ms): calls that were in flight end with SEALANE_CODE_UNAVAILABLE,
+ * published tensors must be published again, and the arena is a new one.
  *
- * Fails with SEALANE_CODE_UNAVAILABLE if no daemon listens at the socket, SEALANE_CODE_NOT_FOUND if it does not serve the task,
- * SEALANE_CODE_PERMISSION_DENIED if it does not let this user in.
+ * Fails with SEALANE_CODE_UNAVAILABLE if no daemon listens at the socket, SEALANE_CODE_NOT_FOUND if it does not serve the
+ * task, SEALANE_CODE_PERMISSION_DENIED if it does not admit this user.
  */
 sealane_error *sealane_attach(const char *task,
                               const sealane_attach_options *options,
                               sealane_task **attached);
 
 /**
- * Starts an engine in this process for one task of the endpoint map, and listens on that task's transport address. The name
- * of the task and the path of the map end in NUL. Where options are NULL, all have their defaults.
+ * Starts an engine in this process for one task of the endpoint map, and listens on that task's transport address. The task's
+ * name and the map's path are NUL-terminated. If options is NULL, all options have their defaults.
  *
  * Fails with SEALANE_CODE_UNAVAILABLE if the address cannot be listened on, SEALANE_CODE_UNIMPLEMENTED if the library was built
  * without engines.
@@ -600,34 +608,34 @@ sealane_error *sealane_embedded(const char *endpoint_map,
                                 sealane_task **embedded);
 
 /**
- * The task's name, as it was attached. Ends in NUL, valid until the task is detached. NULL of NULL.
+ * The task's name, as it was attached. NUL-terminated, valid until the task is detached. NULL for NULL.
  */
 const char *sealane_task_name(const sealane_task *task);
 
 /**
- * Detaches, or stops the engine, and frees the task; does nothing with NULL.
+ * Detaches the task, or stops its engine, and frees it; does nothing with NULL.
  *
- * Calls in progress end with SEALANE_CODE_CANCELLED, and their callbacks have returned when this does; a send or push continues
- * as far as it can. Such callbacks may call functions with the task, which start no calls any more. If this is called within a
- * callback of the task, it does not wait for the other callbacks, which must not use the task.
- * Tensors stay readable, memory of sealane_alloc usable; plans and acceptors can only be closed. In the child of a fork it
- * leaves everything to the parent.
+ * Calls in progress end with SEALANE_CODE_CANCELLED, and their callbacks have returned when this does; a send or push
+ * continues as far as it can. Those callbacks may still call functions with the task, but no new calls are started. If this is
+ * called from a callback of the task, it does not wait for the other callbacks, which must not use the task. Tensors stay
+ * readable and memory from sealane_alloc usable; plans and acceptors can only be closed. In the child of a fork it does
+ * nothing.
  *
- * Otherwise no function may be running with the task, or with a plan or an acceptor of it, nor be called with the task afterwards.
+ * No other function may be using the task, its plans or its acceptors at this time, nor the task afterwards.
  */
 void sealane_detach(sealane_task *task);
 
 /**
- * Ends a step of this task, here and at its peers: every waiting recv of it ends with SEALANE_CODE_ABORTED and the reason, tensors that wait are
- * freed, and calls that come later hear the same until sealane_cleanup.
+ * Ends a step of this task, here and at its peers: every waiting recv of it ends with SEALANE_CODE_ABORTED and the reason,
+ * waiting tensors are freed, and later calls fail the same way until sealane_cleanup.
  */
 sealane_error *sealane_abort(sealane_task *task,
                              int64_t step,
                              sealane_text reason);
 
 /**
- * Frees what is left of a step of this task: tensors that wait, requests that wait for it, and the record that the
- * step was aborted. The step's number may be used again.
+ * Frees everything left of a step of this task: waiting tensors, waiting requests, and the record of an abort. The step's
+ * number may be used again.
  */
 sealane_error *sealane_cleanup(sealane_task *task,
                                int64_t step);
@@ -645,39 +653,41 @@ sealane_error *sealane_note_elsewhere(sealane_task *task,
                                       uint64_t bytes);
 
 /**
- * Whether the endpoint map of the daemon or of the engine has a task, now. Waits for the answer, microseconds most often.
+ * Whether the current endpoint map of the daemon or the engine has a task. Waits for the answer, usually microseconds.
  */
 sealane_error *sealane_knows_task(sealane_task *task,
                                   sealane_text other,
                                   bool *known);
 
 /**
- * Memory that tensors leave from and arrive in without a copy, aligned to 64 bytes: of the arena that is shared with the
- * daemon, or of the heap where the engine is in this process. What it holds is not defined.
+ * Allocates memory for tensors that are sent and received without a copy, aligned to 64 bytes: from the arena shared with the
+ * daemon, or from the heap with an embedded engine. Its contents are undefined.
  *
- * It stays usable after its task was detached, until sealane_free. After the daemon was restarted it is memory like any
- * other, and is copied. Fails with SEALANE_CODE_RESOURCE_EXHAUSTED if there is no room.
+ * It stays usable after its task is detached, until sealane_free. After a restart of the daemon it is ordinary memory, and is
+ * copied. Fails with SEALANE_CODE_RESOURCE_EXHAUSTED if there is no room.
  */
 sealane_error *sealane_alloc(sealane_task *task,
                              size_t bytes,
                              void **memory);
 
 /**
- * Frees memory of sealane_alloc, of whichever task; does nothing with NULL or any other memory, as a parent's is in the child of a fork. As a sealane_release, with the
- * memory as its context, it frees what was lent as soon as that is no longer used.
+ * Frees memory from sealane_alloc of any task; does nothing with NULL or other memory, such as a parent's in the child of a
+ * fork. Can be used as a sealane_release with the memory as its context, to free lent memory as soon as it is no longer used.
  */
 void sealane_free(void *memory);
 
 /**
- * Where the arena is that a task shares with its daemon: memory within it is sent from, and received in, where it is. No bytes for a
- * task whose engine is in this process. Another daemon has another arena: ask again when calls have ended with SEALANE_CODE_UNAVAILABLE.
+ * Returns the address range of the arena that a task shares with its daemon: tensors in it are sent and received in place. 0
+ * bytes for a task with an embedded engine. A restarted daemon has a new arena: call this again after calls ended with
+ * SEALANE_CODE_UNAVAILABLE.
  */
 sealane_error *sealane_arena_range(sealane_task *task,
                                    const void **start,
                                    size_t *bytes);
 
 /**
- * True if all of this memory lies in the arena that a task shares with its daemon. False for a NULL task, and for memory outside its arena.
+ * True if all of this memory is in the arena that a task shares with its daemon. False for a NULL task, and for memory outside
+ * its arena.
  */
 bool sealane_in_arena(sealane_task *task,
                       const void *memory,
@@ -690,10 +700,11 @@ bool sealane_in_arena(sealane_task *task,
  * no limit. `done` may be NULL: then the outcome is not reported. `call` may be NULL; else it is written before `done` is
  * called.
  *
- * Never waits for room: calls for which a slow daemon has no room wait in this process, as do tensors for which the arena
- * has none, and are sent as soon as there is room; their timeout is running. Calls beyond the limits of sealane_attach_options are refused with
- * SEALANE_CODE_RESOURCE_EXHAUSTED and the limit's name, by this function or, if other threads start calls at the same moment, by the callback. This holds for
- * all functions that start calls. They may wait for a daemon that restarts, unless restart_timeout_ms is SEALANE_DO_NOT_WAIT.
+ * Never waits for room: calls that a slow daemon has no room for, and tensors that the arena has no room for, wait in this
+ * process and are sent as soon as there is room, within their timeout. Calls beyond the limits of sealane_attach_options are
+ * refused with SEALANE_CODE_RESOURCE_EXHAUSTED and the limit's name, by this function or, if other threads start calls at the
+ * same moment, by the callback. This applies to all functions that start calls. They may wait for a daemon that restarts,
+ * unless restart_timeout_ms is SEALANE_DO_NOT_WAIT.
  */
 sealane_error *sealane_send(sealane_task *task,
                             sealane_text to,
@@ -706,10 +717,10 @@ sealane_error *sealane_send(sealane_task *task,
                             sealane_call **call);
 
 /**
- * sealane_send for many tensors at a fraction of the cost each, with one timeout. `done` is called for each, with the context of its
- * item. `calls` is NULL or has a place for each.
+ * sealane_send for many tensors at a fraction of the cost each, with one timeout. `done` is called for each, with the context
+ * of its item. `calls` is NULL or has an entry for each.
  *
- * Where this returns an error, none of them was sent.
+ * If this returns an error, none of them was sent.
  */
 sealane_error *sealane_send_all(sealane_task *task,
                                 sealane_text to,
@@ -721,10 +732,12 @@ sealane_error *sealane_send_all(sealane_task *task,
                                 sealane_call **calls);
 
 /**
- * Asks the task `from` for a tensor, which may be sent before or after; `received` is called when it has come, or the recv has failed.
+ * Requests a tensor from the task `from`, which may send it before or after; `received` is called when it has arrived or the
+ * recv has failed.
  *
- * `destination` may be NULL: then the tensor comes in memory of the library's. `timeout_ms` says how long to wait: 0 is the default of the
- * daemon or the engine, SEALANE_NO_TIMEOUT no limit. `call` may be NULL; else it is written before `received` is called.
+ * `destination` may be NULL: then the tensor arrives in the library's memory. `timeout_ms` says how long to wait: 0 is the
+ * default of the daemon or the engine, SEALANE_NO_TIMEOUT no limit. `call` may be NULL; else it is written before `received`
+ * is called.
  */
 sealane_error *sealane_recv(sealane_task *task,
                             sealane_text from,
@@ -737,10 +750,10 @@ sealane_error *sealane_recv(sealane_task *task,
                             sealane_call **call);
 
 /**
- * sealane_recv for many tensors at a fraction of the cost each, with one timeout. `received` is called for each, with the context of its
- * entry. `calls` is NULL or has a place for each.
+ * sealane_recv for many tensors at a fraction of the cost each, with one timeout. `received` is called for each, with the
+ * context of its entry. `calls` is NULL or has an entry for each.
  *
- * Where this returns an error, none of them was asked for.
+ * If this returns an error, none of them was requested.
  */
 sealane_error *sealane_recv_all(sealane_task *task,
                                 sealane_text from,
@@ -755,9 +768,9 @@ sealane_error *sealane_recv_all(sealane_task *task,
  * Publishes tensors under one version: any peer may pull each as often as it likes, until a newer version replaces it, it is withdrawn,
  * or the task ends. `done`, which may be NULL, is called once, when all peers can see all of them, or with the first error.
  *
- * The version is chosen by the caller, such as the step number, and may not decrease. Memory that was lent is released when a newer version has
- * replaced it and nobody reads it any more. `call` is NULL or a place. A tensor for which the arena has no room fails with
- * SEALANE_CODE_RESOURCE_EXHAUSTED: it might have to wait for memory that only its own publication frees.
+ * The version is chosen by the caller, such as the step number, and may not decrease. Lent memory is released when a newer
+ * version has replaced it and nobody reads it any more. `call` may be NULL. A tensor for which the arena has no room fails
+ * with SEALANE_CODE_RESOURCE_EXHAUSTED: waiting could mean waiting for memory that only its own publication frees.
  */
 sealane_error *sealane_publish(sealane_task *task,
                                int64_t version,
@@ -768,16 +781,17 @@ sealane_error *sealane_publish(sealane_task *task,
                                sealane_call **call);
 
 /**
- * Takes a published tensor back; pulls of it wait for the next.
+ * Withdraws a published tensor; pulls of it wait for the next publication.
  */
 sealane_error *sealane_withdraw(sealane_task *task, sealane_text key);
 
 /**
- * Pulls tensors that the task `from` publishes, each at `min_version` or newer, and waits for them if necessary. When all have arrived or failed, `received` is
- * called for each, in order, with its place in `contexts`, or with NULL where `contexts` is NULL.
+ * Pulls tensors that the task `from` publishes, each at `min_version` or newer, and waits for them if necessary. When all have
+ * arrived or failed, `received` is called for each, in order, with its entry of `contexts`, or with NULL if `contexts` is
+ * NULL.
  *
- * `timeout_ms` says how long to wait: 0 is the default of the daemon or the engine, SEALANE_NO_TIMEOUT no limit. `call`, NULL or a
- * place, cancels all of them. To pull the same keys repeatedly, a plan is cheaper.
+ * `timeout_ms` says how long to wait: 0 is the default of the daemon or the engine, SEALANE_NO_TIMEOUT no limit. `call`, which
+ * may be NULL, cancels all of them. To pull the same keys repeatedly, a plan is cheaper.
  */
 sealane_error *sealane_pull(sealane_task *task,
                             sealane_text from,
@@ -790,8 +804,8 @@ sealane_error *sealane_pull(sealane_task *task,
                             sealane_call **call);
 
 /**
- * Makes a plan: keys that the task `from` publishes. They are sent once; after that a pull is one small message. Close it with
- * sealane_plan_close, even after its task was detached.
+ * Creates a plan of keys that the task `from` publishes. The keys are sent once; after that a pull is one small message. Close
+ * it with sealane_plan_close, even if its task was detached.
  */
 sealane_error *sealane_plan_open(sealane_task *task,
                                  sealane_text from,
@@ -800,11 +814,11 @@ sealane_error *sealane_plan_open(sealane_task *task,
                                  sealane_plan **plan);
 
 /**
- * Pulls every tensor of the plan at `min_version` or newer, and waits for those that are older. `done` is called when all have come or failed,
- * with the first error if any failed; sealane_plan_get has each.
+ * Pulls every tensor of the plan at `min_version` or newer, and waits for those that are older. `done` is called when all have
+ * arrived or failed, with the first error if any failed; sealane_plan_get returns each.
  *
- * `timeout_ms` says how long to wait: 0 is the default of the daemon or the engine, SEALANE_NO_TIMEOUT no limit. What sealane_plan_get
- * gave before is no longer valid. `call` is NULL or a place.
+ * `timeout_ms` says how long to wait: 0 is the default of the daemon or the engine, SEALANE_NO_TIMEOUT no limit. Earlier
+ * results of sealane_plan_get become invalid. `call` may be NULL.
  */
 sealane_error *sealane_plan_pull(sealane_plan *plan,
                                  int64_t min_version,
@@ -814,8 +828,8 @@ sealane_error *sealane_plan_pull(sealane_plan *plan,
                                  sealane_call **call);
 
 /**
- * The tensor of that number, counted from 0, as the last pull left it; the error says why it did not come. Valid until the next pull
- * is started, or the plan closed.
+ * Returns the tensor of that index, starting at 0, from the last pull, or an error that says why it did not arrive. Valid
+ * until the next pull is started, or the plan is closed.
  */
 sealane_error *sealane_plan_get(sealane_plan *plan,
                                 size_t index,
@@ -823,7 +837,7 @@ sealane_error *sealane_plan_get(sealane_plan *plan,
 
 /**
  * Closes a plan, and frees it here and at its peer; does nothing with NULL. A pull in progress ends with
- * SEALANE_CODE_CANCELLED. No function may be running with the plan, nor be called with it afterwards.
+ * SEALANE_CODE_CANCELLED. No other function may be using the plan, now or afterwards.
  */
 void sealane_plan_close(sealane_plan *plan);
 
@@ -831,7 +845,7 @@ void sealane_plan_close(sealane_plan *plan);
  * Pushes tensors into a queue of the task `to`, in order. `done`, which may be NULL, is called once, when the queue has taken all, or with the
  * first error. While the queue is full, or nobody accepts from it, the push waits.
  *
- * `timeout_ms` says how long: 0 is the default of the daemon or the engine, SEALANE_NO_TIMEOUT no limit. `call` is NULL or a place.
+ * `timeout_ms` says how long: 0 is the default of the daemon or the engine, SEALANE_NO_TIMEOUT no limit. `call` may be NULL.
  */
 sealane_error *sealane_push(sealane_task *task,
                             sealane_text to,
@@ -844,8 +858,8 @@ sealane_error *sealane_push(sealane_task *task,
                             sealane_call **call);
 
 /**
- * Opens a queue of this task, into which any peer may push. One acceptor of a queue at a time: of another, every accept fails with
- * SEALANE_CODE_INVALID_ARGUMENT. Close it with sealane_acceptor_close, also after its task was detached.
+ * Opens a queue of this task, into which any peer may push. A queue has one acceptor at a time: every accept of a second one
+ * fails with SEALANE_CODE_INVALID_ARGUMENT. Close it with sealane_acceptor_close, even if its task was detached.
  */
 sealane_error *sealane_acceptor_open(sealane_task *task,
                                      sealane_text queue,
@@ -853,9 +867,10 @@ sealane_error *sealane_acceptor_open(sealane_task *task,
                                      sealane_acceptor **acceptor);
 
 /**
- * Takes the next tensors from the queue, `most` at most: those that are there, or the first that comes. `accepted` is called with them.
+ * Takes the next tensors from the queue, at most `most`: those that are available, or the first that arrives. `accepted` is
+ * called with them.
  *
- * `timeout_ms` says how long to wait for the first: 0 and SEALANE_NO_TIMEOUT are no limit. `call` is NULL or a place.
+ * `timeout_ms` says how long to wait for the first: 0 and SEALANE_NO_TIMEOUT mean no limit. `call` may be NULL.
  */
 sealane_error *sealane_accept(sealane_acceptor *acceptor,
                               size_t most,
@@ -865,9 +880,9 @@ sealane_error *sealane_accept(sealane_acceptor *acceptor,
                               sealane_call **call);
 
 /**
- * Closes a queue; does nothing with NULL. Pushes wait for its next acceptor, which first gets what was taken and not accepted.
- * Accepts in progress end with SEALANE_CODE_CANCELLED; the queue is closed when they have. No function may be running with
- * the acceptor, nor be called with it afterwards.
+ * Closes a queue; does nothing with NULL. Pushes wait for its next acceptor, which first gets the tensors that were taken but
+ * not accepted. Accepts in progress end with SEALANE_CODE_CANCELLED; the queue is closed when they have. No other function may
+ * be using the acceptor, now or afterwards.
  */
 void sealane_acceptor_close(sealane_acceptor *acceptor);
 

@@ -12,38 +12,39 @@ use crate::{
     task::{place, sealane_task},
 };
 
-/// As idle_spin_us: a thread that waits never sleeps.
+/// Value of idle_spin_us: waiting threads never sleep.
 pub const SEALANE_NEVER_SLEEP: i64 = -1;
 
-/// As idle_spin_us: a thread that waits sleeps at once.
+/// Value of idle_spin_us: waiting threads sleep immediately.
 pub const SEALANE_SLEEP_AT_ONCE: i64 = -2;
 
-/// As restart_timeout_ms: no function waits for a daemon.
+/// Value of restart_timeout_ms: no function waits for a daemon.
 pub const SEALANE_DO_NOT_WAIT: i64 = -1;
 
-/// How to attach. Set `size` to `sizeof` this struct; fields left 0 take their defaults.
+/// Options for attaching. Set `size` to the struct's `sizeof`; fields that are 0 take their defaults.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct sealane_attach_options {
-    /// sizeof(sealane_attach_options), so that a later header may add fields.
+    /// sizeof(sealane_attach_options), so that later headers can add fields.
     pub size: usize,
-    /// The daemon's socket, a path that ends in NUL. Default: sealane.sock in $XDG_RUNTIME_DIR where that is set, else
+    /// The daemon's socket, a NUL-terminated path. Default: sealane.sock in $XDG_RUNTIME_DIR if that is set, else
     /// /run/sealane/sealane.sock.
     pub socket: *const c_char,
-    /// Bytes of memory that tensors are sent from and received in, shared with the daemon. Default 64 MiB; the daemon may give less.
+    /// Size in bytes of the memory shared with the daemon, for tensors to send and receive. Default 64 MiB; the daemon may
+    /// grant less.
     pub arena_bytes: u64,
-    /// How many microseconds a thread that waits looks before it sleeps, SEALANE_NEVER_SLEEP or SEALANE_SLEEP_AT_ONCE. Default 50.
+    /// How many microseconds a waiting thread spins before it sleeps, SEALANE_NEVER_SLEEP or SEALANE_SLEEP_AT_ONCE. Default 50.
     pub idle_spin_us: i64,
-    /// How many milliseconds attaching may take, now and when the daemon was restarted. Default 5000.
+    /// How many milliseconds attaching may take, now and after a restart of the daemon. Default 5000.
     pub attach_timeout_ms: i64,
-    /// How many milliseconds functions wait for the next daemon where one has drained, or SEALANE_DO_NOT_WAIT: then no function waits
-    /// for a daemon, be it drained or dead. Functions that start calls fail at once with SEALANE_CODE_UNAVAILABLE, and a thread of the library's attaches
-    /// again. Default 30000, at most a day.
+    /// How many milliseconds functions wait for the next daemon after one has drained, or SEALANE_DO_NOT_WAIT: then no function
+    /// waits for a drained or dead daemon. Functions that start calls fail immediately with SEALANE_CODE_UNAVAILABLE, and a
+    /// thread of the library attaches again. Default 30000, at most a day.
     pub restart_timeout_ms: i64,
-    /// How many calls may wait in this process where the daemon reads late. Functions that start one more fail with
+    /// How many calls may wait in this process for a slow daemon. Functions that would start one more fail with
     /// SEALANE_CODE_RESOURCE_EXHAUSTED. Default 262144.
     pub backlog_calls_max: u64,
-    /// How many bytes they may have, with tensors that wait for room in the arena, wherever those are. Default 256 MiB.
+    /// How many bytes they may have, including tensors that wait for room in the arena. Default 256 MiB.
     pub backlog_bytes_max: u64,
 }
 
@@ -57,17 +58,18 @@ pub(crate) fn idle_spin(microseconds: i64) -> Outcome<Option<Duration>> {
         SEALANE_NEVER_SLEEP => Ok(Some(Duration::MAX)),
         SEALANE_SLEEP_AT_ONCE => Ok(Some(Duration::ZERO)),
         1.. => Ok(Some(Duration::from_micros(microseconds.unsigned_abs()))),
-        _ => Err(sealane_error::invalid(format!("idle_spin_us: {microseconds} has no meaning"))),
+        _ => Err(sealane_error::invalid(format!("idle_spin_us: {microseconds} is not valid"))),
     }
 }
 
 /// Attaches this process to the host's daemon as a task, named as in the endpoint map and terminated by NUL.
 ///
-/// If options are NULL, all have their defaults. After a restart of the daemon, the first call that finds it attaches again, or a thread does in the
-/// background (restart_timeout_ms): calls that were in progress end with SEALANE_CODE_UNAVAILABLE, published tensors must be published again, and the arena is a new one.
+/// If options is NULL, all options have their defaults. After a restart of the daemon, the first call that reaches it attaches
+/// again, or a background thread does (restart_timeout_ms): calls that were in flight end with SEALANE_CODE_UNAVAILABLE,
+/// published tensors must be published again, and the arena is a new one.
 ///
-/// Fails with SEALANE_CODE_UNAVAILABLE if no daemon listens at the socket, SEALANE_CODE_NOT_FOUND if it does not serve the task,
-/// SEALANE_CODE_PERMISSION_DENIED if it does not let this user in.
+/// Fails with SEALANE_CODE_UNAVAILABLE if no daemon listens at the socket, SEALANE_CODE_NOT_FOUND if it does not serve the
+/// task, SEALANE_CODE_PERMISSION_DENIED if it does not admit this user.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sealane_attach(
     task: *const c_char,
@@ -88,8 +90,7 @@ pub unsafe extern "C" fn sealane_attach(
         }
         attach = match idle_spin(options.idle_spin_us)? {
             None => attach,
-            Some(Duration::MAX) => attach.polling(Polling::Spin),
-            Some(idle_spin) => attach.polling(Polling::SpinThenSleep { idle_spin }),
+            Some(idle_spin) => attach.polling(Polling::idle(idle_spin)),
         };
         let Backlog { calls_max, bytes_max } = Backlog::default();
         attach = attach.backlog(Backlog {

@@ -1,4 +1,4 @@
-//! Calls in flight: callbacks, and how a call is given up.
+//! Calls in flight: callbacks, and cancellation.
 #![allow(unsafe_code)]
 
 use std::{ffi::c_void, future::Future, sync::Arc};
@@ -15,20 +15,22 @@ use crate::{
     tensor::sealane_tensor,
 };
 
-/// Called when a call has ended: with NULL if it went well, else with the error, which is the library's and valid until this returns.
+/// Called when a call has ended: with NULL on success, else with the error, which belongs to the library and is valid until
+/// this returns.
 ///
-/// Where a function that starts a call returns NULL, the callback is called exactly once, whatever happens; where it returns an
-/// error, never. It is called on a thread that the library has for the callbacks of this task, one after the other: never within
-/// the function that started the call, and with no lock of the library held. So it may call any function of this header; while it
-/// runs, the task's other callbacks wait. It must not throw. In the child of a fork no callback comes. While a daemon that has drained is
-/// replaced, callbacks may wait for the next one.
+/// If the function that starts a call returns NULL, the callback is called exactly once, whatever happens; if it returns an
+/// error, never. All callbacks of a task run one after the other on one thread of the library: never within the function that
+/// started the call, and with no lock of the library held. So a callback may call any function of this header; while it runs,
+/// the task's other callbacks wait. It must not throw. In the child of a fork, no callbacks are called. While a drained daemon
+/// is being replaced, callbacks may wait for the next one.
 pub type sealane_done = Option<unsafe extern "C" fn(context: *mut c_void, error: *const sealane_error)>;
 
-/// The same of a call that brings a tensor, which is the callee's to free; NULL if there is an error.
+/// The same for a call that returns a tensor, which the callback must free; NULL if there is an error.
 pub type sealane_received =
     Option<unsafe extern "C" fn(context: *mut c_void, error: *const sealane_error, tensor: *mut sealane_tensor)>;
 
-/// A call that was started, for giving it up. Free it with sealane_call_free, on any thread, before or after the call has ended.
+/// Handle of a started call, for cancelling it. Free it with sealane_call_free, on any thread, before or after the call has
+/// ended.
 pub struct sealane_call {
     number: u64,
     executor: Arc<Executor>,
@@ -133,7 +135,7 @@ pub unsafe extern "C" fn sealane_call_cancel(call: *mut sealane_call) -> *mut se
         // SAFETY: null, or a call of this library that was not freed.
         let call = unsafe { given(call, "call") }?;
         call.process.check()?;
-        call.executor.give_up(call.number, sealane_error::cancelled("the call was given up"));
+        call.executor.give_up(call.number, sealane_error::cancelled("the call was cancelled"));
         Ok(())
     })
 }

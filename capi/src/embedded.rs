@@ -10,36 +10,38 @@ use crate::{
     task::{place, sealane_task},
 };
 
-/// How to start an engine. Set `size` to `sizeof` this struct; fields left 0 take their defaults.
+/// Options for starting an engine. Set `size` to the struct's `sizeof`; fields that are 0 take their defaults.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct sealane_embedded_options {
-    /// sizeof(sealane_embedded_options), so that a later header may add fields.
+    /// sizeof(sealane_embedded_options), so that later headers can add fields.
     pub size: usize,
-    /// How many threads the engine has. Default 1.
+    /// Number of the engine's threads. Default 1.
     pub shards: u64,
-    /// How many microseconds a thread that has nothing to do looks before it sleeps, SEALANE_NEVER_SLEEP or
+    /// How many microseconds an idle thread spins before it sleeps, SEALANE_NEVER_SLEEP or
     /// SEALANE_SLEEP_AT_ONCE. Default 200.
     pub idle_spin_us: i64,
-    /// The deadline of calls that have none of their own, in milliseconds, or SEALANE_NO_TIMEOUT. Default 600000.
+    /// Default timeout of calls in milliseconds, or SEALANE_NO_TIMEOUT. Default 600000.
     pub request_timeout_ms: i64,
     /// A file with the secret that peers share. Default: none.
     pub secret_file: *const c_char,
-    /// A file with this side's certificate, in PEM; with it come tls_key and tls_authorities, and no secret_file. Default: none.
+    /// A file with this side's certificate in PEM; requires tls_key and tls_authorities, and excludes secret_file. Default:
+    /// none.
     pub tls_certificate: *const c_char,
-    /// The file of its key.
+    /// The file with its key.
     pub tls_key: *const c_char,
-    /// The file of the authorities that are believed.
+    /// The file with the trusted authorities.
     pub tls_authorities: *const c_char,
-    /// Not 0: with neither a secret nor certificates, listens where other hosts reach it. Default 0: then this host alone does.
+    /// Not 0: listen on addresses that other hosts can reach even without a secret or certificates. Default 0: without them,
+    /// only on loopback addresses.
     pub insecure: u64,
 }
 
 // SAFETY: plain numbers and pointers of 8 bytes each, the size first.
 unsafe impl Options for sealane_embedded_options {}
 
-/// Starts an engine in this process for one task of the endpoint map, and listens on that task's transport address. The name
-/// of the task and the path of the map end in NUL. Where options are NULL, all have their defaults.
+/// Starts an engine in this process for one task of the endpoint map, and listens on that task's transport address. The task's
+/// name and the map's path are NUL-terminated. If options is NULL, all options have their defaults.
 ///
 /// Fails with SEALANE_CODE_UNAVAILABLE if the address cannot be listened on, SEALANE_CODE_UNIMPLEMENTED if the library was built
 /// without engines.
@@ -79,10 +81,7 @@ fn start(
     options: &sealane_embedded_options,
     files: [Option<std::path::PathBuf>; 4],
 ) -> crate::guard::Outcome<sealane_task> {
-    use std::time::Duration;
-
-    use sealane::{Authentication, EndpointMap, Engine, EngineSettings, Error, StartError, TlsFiles};
-    use sealane_runtime::Polling;
+    use sealane::{Authentication, EndpointMap, Engine, EngineSettings, Error, Polling, StartError, TlsFiles};
 
     use crate::{attach::idle_spin, input::timeout, task::Own};
 
@@ -94,9 +93,7 @@ fn start(
     }
     settings.runtime.polling = match idle_spin(options.idle_spin_us)? {
         None => settings.runtime.polling,
-        Some(Duration::ZERO) => Polling::Park,
-        Some(Duration::MAX) => Polling::Spin,
-        Some(idle_spin) => Polling::SpinThenPark { idle_spin },
+        Some(idle_spin) => Polling::idle(idle_spin),
     };
     if let Some(timeout) = timeout(options.request_timeout_ms)? {
         settings.request_timeout = timeout;

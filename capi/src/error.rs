@@ -1,33 +1,33 @@
-//! What C code is told when something fails: gRPC's canonical code, and a message.
+//! Errors as C code sees them: gRPC's canonical code and a message.
 #![allow(unsafe_code)]
 
 use std::ffi::{CString, c_char};
 
 use sealane::Error;
 
-/// gRPC's canonical codes, as far as Sealane uses them.
+/// The canonical gRPC codes that Sealane uses.
 #[repr(i32)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum sealane_code {
-    /// All is well.
+    /// Success.
     Ok = 0,
-    /// The call was cancelled: by sealane_call_cancel, or because what it belongs to was closed or detached.
+    /// The call was cancelled: by sealane_call_cancel, or because its plan, acceptor or task was closed or detached.
     Cancelled = 1,
-    /// The call cannot be carried out, whatever the state: what it was given is wrong.
+    /// An argument is invalid, whatever the state.
     InvalidArgument = 3,
-    /// The deadline passed first; see sealane_error_delivery_unknown.
+    /// The deadline passed; see sealane_error_delivery_unknown.
     DeadlineExceeded = 4,
-    /// The task is not in the endpoint map, or not served where the map says.
+    /// The task is not in the endpoint map, or not served at its address.
     NotFound = 5,
     /// The peer or the daemon refuses this process.
     PermissionDenied = 7,
-    /// A limit was reached, which the message names.
+    /// A limit was reached; the message names it.
     ResourceExhausted = 8,
-    /// The step was aborted, or the engine stops.
+    /// The step was aborted, or the engine is stopping.
     Aborted = 10,
-    /// The peer or this build does not know the operation.
+    /// The peer or this build does not support the operation.
     Unimplemented = 12,
-    /// A fault of the library itself.
+    /// An internal error of the library.
     Internal = 13,
     /// The daemon or the peer cannot be reached, or was lost.
     Unavailable = 14,
@@ -35,8 +35,8 @@ pub enum sealane_code {
 
 /// Why something failed: a code and a message.
 ///
-/// A function that can fail returns NULL if all is well, and else an error that the caller frees with sealane_error_free. One
-/// that a callback gets is NULL or the library's, which frees it when the callback returns. May be read by any thread.
+/// A function that can fail returns NULL on success, else an error that the caller frees with sealane_error_free. An error
+/// passed to a callback belongs to the library, which frees it when the callback returns. Any thread may read it.
 #[derive(Debug, Clone)]
 pub struct sealane_error {
     code: sealane_code,
@@ -71,7 +71,7 @@ impl sealane_error {
 
     /// Of a panic, which the panic hook has reported.
     pub(crate) fn internal() -> Self {
-        Self::new(sealane_code::Internal, "a fault of the library itself, which its standard error tells more of")
+        Self::new(sealane_code::Internal, "an internal error of the library; its standard error has details")
     }
 }
 
@@ -93,21 +93,21 @@ impl From<Error> for sealane_error {
     }
 }
 
-/// The code of an error; SEALANE_CODE_OK of NULL.
+/// The code of an error; SEALANE_CODE_OK for NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sealane_error_code(error: *const sealane_error) -> sealane_code {
     // SAFETY: null, or an error of this library that was not freed.
     unsafe { error.as_ref() }.map_or(sealane_code::Ok, |error| error.code)
 }
 
-/// The message of an error: UTF-8, ends in NUL, valid as long as the error. Of NULL it is "".
+/// The message of an error: UTF-8, NUL-terminated, valid as long as the error. "" for NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sealane_error_message(error: *const sealane_error) -> *const c_char {
     // SAFETY: as in `sealane_error_code`.
     unsafe { error.as_ref() }.map_or(c"".as_ptr(), |error| error.message.as_ptr())
 }
 
-/// True if a send or a push ended at its deadline while its tensor was in transit: it may or may not arrive. False for
+/// True if a send or push ended at its deadline while its tensor was in transit, so that it may or may not arrive. False for
 /// NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sealane_error_delivery_unknown(error: *const sealane_error) -> bool {
@@ -115,7 +115,7 @@ pub unsafe extern "C" fn sealane_error_delivery_unknown(error: *const sealane_er
     unsafe { error.as_ref() }.is_some_and(|error| error.delivery_unknown)
 }
 
-/// Frees an error that a function returned; does nothing with NULL. Not for errors that a callback got.
+/// Frees an error returned by a function; does nothing with NULL. Not for errors passed to a callback.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sealane_error_free(error: *mut sealane_error) {
     if !error.is_null() {

@@ -1,9 +1,9 @@
-//! One thread a task, which polls its calls and calls back. Started by the first call, so that a task without any costs none.
+//! One thread per task, which polls its calls and runs callbacks. Started by the first call, so a task without calls has none.
 //!
-//! Wakers put a call's number into a list and ring; the thread takes the whole list, polls without any lock, and calls back the
-//! same way. So no callback runs within the function that started its call, within a waker, or on a thread of the engine, and
-//! callbacks of one task follow one another. The list is bounded by the calls in flight, each of which is in it twice at
-//! most, by how often C code gives calls up while a callback runs, and by the memory that is lent.
+//! Wakers add a call's number to a list and wake the thread, which takes the whole list, and polls and calls back without
+//! holding a lock. So no callback runs within the function that started its call, within a waker, or on a thread of the engine,
+//! and callbacks of one task never overlap. The list is bounded by the calls in flight, each of which is in it at most twice,
+//! by the number of calls that C code cancels while a callback runs, and by the memory that is lent.
 
 use std::{
     collections::{BTreeSet, HashMap},

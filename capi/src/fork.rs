@@ -1,4 +1,4 @@
-//! Which process of a family of forks this is. A child has neither its parent's threads nor the state that they left.
+//! Detects forks. A child has neither its parent's threads nor consistent state.
 #![allow(unsafe_code)]
 
 use std::sync::{

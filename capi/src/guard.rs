@@ -1,4 +1,4 @@
-//! The border: panics end here, and pointers to what this library made are looked at.
+//! The FFI boundary: catches panics, and checks pointers to the library's objects.
 #![allow(unsafe_code)]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

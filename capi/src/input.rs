@@ -1,4 +1,4 @@
-//! What C code says: texts, arrays, timeouts, options that may grow. Checked here, before anything is made of it.
+//! Arguments from C: texts, arrays, timeouts, extensible options. Checked here, before use.
 #![allow(unsafe_code)]
 
 use std::{
@@ -13,20 +13,20 @@ use crate::{
     guard::{Outcome, check},
 };
 
-/// As the bytes of a text: it ends in NUL. Stands in cbindgen.toml, too, which has no word for it.
+/// Value of sealane_text's bytes: the text is NUL-terminated. Stands in cbindgen.toml, too, which has no word for it.
 /// cbindgen:ignore
 pub const SEALANE_NUL_TERMINATED: usize = usize::MAX;
 
-/// As the timeout of a call: it waits as long as it takes.
+/// Value of a call's timeout: no limit.
 pub const SEALANE_NO_TIMEOUT: i64 = -1;
 
-/// UTF-8 text: the name of a task, a key, a queue's name. Need not end in NUL. Read before the function returns.
+/// UTF-8 text: the name of a task, a key, a queue's name. Need not be NUL-terminated. Read before the function returns.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct sealane_text {
-    /// Where it begins. May be NULL if there are no bytes.
+    /// The first byte. May be NULL if there are none.
     pub start: *const c_char,
-    /// How many bytes it has, or SEALANE_NUL_TERMINATED.
+    /// Length in bytes, or SEALANE_NUL_TERMINATED.
     pub bytes: usize,
 }
 
@@ -104,7 +104,7 @@ pub(crate) unsafe fn array<'a, T>(start: *const T, count: usize, what: &str) -> 
     }
     check(start, what)?;
     if count.checked_mul(size_of::<T>()).is_none_or(|bytes| isize::try_from(bytes).is_err()) {
-        return Err(sealane_error::invalid(format!("{what}: {count} elements are more than there can be")));
+        return Err(sealane_error::invalid(format!("{what}: {count} elements are too many")));
     }
     // SAFETY: neither null nor longer than memory; the rest is the caller's promise.
     Ok(unsafe { slice::from_raw_parts(start, count) })

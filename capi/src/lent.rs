@@ -1,4 +1,4 @@
-//! Memory of C code that the library uses until it releases it: tensors that are sent from where they are, and destinations.
+//! Memory of C code that the library uses until it releases it: tensors sent in place, and destinations.
 #![allow(unsafe_code)]
 
 use std::{ffi::c_void, ops::Range, ptr::NonNull, slice, sync::Arc};
@@ -18,42 +18,42 @@ use crate::{
     task::sealane_task,
 };
 
-/// Called once the library no longer uses memory that it was lent: once for each call that was taken over, on the thread of the
-/// task's callbacks (see sealane_done), before or after the call's own. Memory that a peer or the daemon may still
-/// use when the task is detached is released after that, or never.
+/// Called when the library no longer uses memory that was lent to it: once per accepted call, on the thread of the task's
+/// callbacks (see sealane_done), before or after the call's own callback. Memory that a peer or the daemon may still use when
+/// the task is detached is released later, or never.
 pub type sealane_release = Option<unsafe extern "C" fn(context: *mut c_void)>;
 
-/// A tensor that is sent, published or pushed.
+/// A tensor to send, publish or push.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct sealane_source {
     /// Type and shape.
     pub meta: sealane_meta,
-    /// The bytes: row-major and little-endian, without gaps. May be NULL if there are none.
+    /// The bytes: row-major, little-endian, contiguous. May be NULL if there are none.
     pub data: *const c_void,
-    /// How many there are: as many as type and shape say.
+    /// Number of bytes; must match type and shape.
     pub bytes: usize,
-    /// NULL: the bytes are copied before the function returns. Else they stay as they are until this was called. An attached
-    /// task sends memory of its arena (sealane_alloc) from where it is, and copies other memory of over 512 bytes into it: before the
-    /// function returns or, where the arena is full, as soon as it has room.
+    /// NULL: the bytes are copied before the function returns. Otherwise they must not change until this is called. An attached
+    /// task sends memory of its arena (sealane_alloc) in place, and copies other memory of more than 512 bytes into the arena:
+    /// before the function returns or, if the arena is full, as soon as there is room.
     pub release: sealane_release,
-    /// What it is called with.
+    /// Passed to release.
     pub release_context: *mut c_void,
 }
 
-/// Memory that a recv writes its tensor to. It is the library's alone until release was called, which is not before the tensor
-/// was freed.
+/// Memory that a recv writes its tensor to. Only the library may use it until release is called, which is not before the tensor
+/// is freed.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct sealane_destination {
-    /// Where it begins. NULL: none is given, and the tensor arrives in memory of the library's. An attached task writes memory of its
-    /// arena (sealane_alloc) in place, and other memory by a copy.
+    /// The first byte. NULL: no destination, and the tensor arrives in the library's memory. An attached task writes memory of
+    /// its arena (sealane_alloc) in place, and other memory by a copy.
     pub memory: *mut c_void,
-    /// How long it is. Where a longer tensor comes, the recv ends with SEALANE_CODE_INVALID_ARGUMENT, and may be made again.
+    /// Length in bytes. If a longer tensor arrives, the recv ends with SEALANE_CODE_INVALID_ARGUMENT, and may be repeated.
     pub bytes: usize,
-    /// Must not be NULL where memory is not.
+    /// Must not be NULL unless memory is.
     pub release: sealane_release,
-    /// What it is called with.
+    /// Passed to release.
     pub release_context: *mut c_void,
 }
 
@@ -108,7 +108,7 @@ impl Lender for Lent {
 
 impl Drop for Lent {
     fn drop(&mut self) {
-        // In a child there is no thread to do it, and a lock may be held for ever.
+        // In a child there is no thread to do it, and a lock may be held forever.
         if !self.process.is_over() {
             let (release, context) = (self.release, self.context);
             // SAFETY: as C code promises; nobody uses the memory any more.
@@ -132,7 +132,7 @@ impl<'a> Source<'a> {
     pub(crate) unsafe fn new(task: &sealane_task, given: &'a sealane_source) -> Outcome<Self> {
         let sealane_source { meta: of, data, bytes, release, .. } = given;
         if *bytes > isize::MAX as usize {
-            return Err(sealane_error::invalid(format!("a tensor of {bytes} bytes is more than there can be")));
+            return Err(sealane_error::invalid(format!("a tensor of {bytes} bytes is too large")));
         }
         if *bytes > 0 {
             check(data.cast::<u8>(), "the tensor's data")?;
@@ -210,13 +210,13 @@ pub(crate) fn check_destination(given: &sealane_destination) -> Outcome {
         return Ok(());
     }
     if given.release.is_none() {
-        return Err(sealane_error::invalid("a destination needs a release: the library says when it is done with it"));
+        return Err(sealane_error::invalid(
+            "a destination needs a release callback: the library calls it when it is done with the memory",
+        ));
     }
     match isize::try_from(given.bytes) {
         Ok(_) => Ok(()),
-        Err(_) => {
-            Err(sealane_error::invalid(format!("a destination of {} bytes is more than there can be", given.bytes)))
-        }
+        Err(_) => Err(sealane_error::invalid(format!("a destination of {} bytes is too large", given.bytes))),
     }
 }
 

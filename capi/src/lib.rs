@@ -1,10 +1,10 @@
-//! The C interface of the crate `sealane`; `include/sealane.h` is made of it by `cargo xtask docs`.
+//! The C interface of the crate `sealane`; `cargo xtask docs` generates `include/sealane.h` from it.
 //!
-//! Every function checks what it is given, catches panics, and returns a `sealane_error`, or null if all is well. Calls that take
-//! time end with a callback, on one thread a task (`executor`). The comments of what is public are the header's, written for
-//! readers of C; what C code promises stands there, and `// SAFETY:` relies on it.
+//! Every function checks its arguments, catches panics, and returns a `sealane_error`, or null on success. Asynchronous calls
+//! end with a callback, on one thread per task (`executor`). Comments on public items go into the header and are written for C
+//! programmers; they state the obligations of C code that `// SAFETY:` comments rely on.
 //!
-//! All but `executor` handles pointers that others made, and is allowed `unsafe` code.
+//! All modules but `executor` handle foreign pointers, and may use `unsafe` code.
 
 #![deny(unsafe_code)]
 #![allow(non_camel_case_types, reason = "names are those of the header")]

@@ -1,6 +1,6 @@
-//! Memory that tensors leave from and arrive in without a copy.
+//! Memory for tensors that are sent and received without a copy.
 //!
-//! Which buffer a block is, is kept here and not beside the block: the daemon can write to an arena.
+//! The map from blocks to buffers is kept here and not next to the blocks, because the daemon can write to the arena.
 #![allow(unsafe_code)]
 
 use std::{
@@ -49,7 +49,7 @@ fn blocks() -> MutexGuard<'static, HashMap<usize, Buffer>> {
     unsafe { &*blocks }.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// In a child the blocks are the parent's, and their lock may be held for ever.
+/// In a child the blocks are the parent's, and their lock may be held forever.
 pub(crate) fn forget_in_child() {
     BLOCKS.store(null_mut(), Ordering::Release);
 }
@@ -63,7 +63,7 @@ pub(crate) fn allocate(task: &sealane_task, bytes: usize) -> Outcome<Buffer> {
         return Ok(task.task.alloc(bytes)?);
     }
     let layout = Layout::from_size_align(bytes.max(1), ALIGNMENT)
-        .map_err(|_| sealane_error::invalid(format!("{bytes} bytes are more than there can be")))?;
+        .map_err(|_| sealane_error::invalid(format!("{bytes} bytes are too many")))?;
     // SAFETY: it has bytes.
     let start = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(|| {
         sealane_error::new(sealane_code::ResourceExhausted, format!("the system has no {bytes} bytes of memory"))
@@ -96,11 +96,11 @@ impl Drop for Heap {
     }
 }
 
-/// Memory that tensors leave from and arrive in without a copy, aligned to 64 bytes: of the arena that is shared with the
-/// daemon, or of the heap where the engine is in this process. What it holds is not defined.
+/// Allocates memory for tensors that are sent and received without a copy, aligned to 64 bytes: from the arena shared with the
+/// daemon, or from the heap with an embedded engine. Its contents are undefined.
 ///
-/// It stays usable after its task was detached, until sealane_free. After the daemon was restarted it is memory like any
-/// other, and is copied. Fails with SEALANE_CODE_RESOURCE_EXHAUSTED if there is no room.
+/// It stays usable after its task is detached, until sealane_free. After a restart of the daemon it is ordinary memory, and is
+/// copied. Fails with SEALANE_CODE_RESOURCE_EXHAUSTED if there is no room.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sealane_alloc(
     task: *mut sealane_task,
@@ -120,8 +120,8 @@ pub unsafe extern "C" fn sealane_alloc(
     })
 }
 
-/// Frees memory of sealane_alloc, of whichever task; does nothing with NULL or any other memory, as a parent's is in the child of a fork. As a sealane_release, with the
-/// memory as its context, it frees what was lent as soon as that is no longer used.
+/// Frees memory from sealane_alloc of any task; does nothing with NULL or other memory, such as a parent's in the child of a
+/// fork. Can be used as a sealane_release with the memory as its context, to free lent memory as soon as it is no longer used.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sealane_free(memory: *mut c_void) {
     let unpanicked = unpanicked(|| {
@@ -133,8 +133,9 @@ pub unsafe extern "C" fn sealane_free(memory: *mut c_void) {
     drop(unpanicked);
 }
 
-/// Where the arena is that a task shares with its daemon: memory within it is sent from, and received in, where it is. No bytes for a
-/// task whose engine is in this process. Another daemon has another arena: ask again when calls have ended with SEALANE_CODE_UNAVAILABLE.
+/// Returns the address range of the arena that a task shares with its daemon: tensors in it are sent and received in place. 0
+/// bytes for a task with an embedded engine. A restarted daemon has a new arena: call this again after calls ended with
+/// SEALANE_CODE_UNAVAILABLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sealane_arena_range(
     task: *mut sealane_task,
@@ -154,7 +155,8 @@ pub unsafe extern "C" fn sealane_arena_range(
     })
 }
 
-/// True if all of this memory lies in the arena that a task shares with its daemon. False for a NULL task, and for memory outside its arena.
+/// True if all of this memory is in the arena that a task shares with its daemon. False for a NULL task, and for memory outside
+/// its arena.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sealane_in_arena(task: *mut sealane_task, memory: *const c_void, bytes: usize) -> bool {
     let inside = unpanicked(|| {

@@ -1,4 +1,4 @@
-//! Type, shape and flags of a tensor, as DLPack names them, in and out.
+//! Type, shape and flags of a tensor, in DLPack's terms: conversion in both directions.
 #![allow(unsafe_code)]
 
 use sealane::{DType, Tensor, TensorMeta};
@@ -9,8 +9,8 @@ use crate::{error::sealane_error, guard::Outcome, input::array};
 /// ignored.
 pub const SEALANE_DEAD: u8 = 1;
 
-/// Flag: a tensor of byte strings. Its type is that of bytes (code SEALANE_UINT, 8 bits, 1 lane); its data is one uint64_t offset a string
-/// and one more for the end, counted from the first text byte, then the texts without separators.
+/// Flag: a tensor of byte strings. Its type is bytes (code SEALANE_UINT, 8 bits, 1 lane); its data is one uint64_t
+/// offset per string and one for the end, relative to the first text byte, followed by the texts without separators.
 pub const SEALANE_STRINGS: u8 = 2;
 
 /// DLPack's code of signed integers.
@@ -19,16 +19,17 @@ pub const SEALANE_INT: u8 = 0;
 pub const SEALANE_UINT: u8 = 1;
 /// DLPack's code of IEEE floating-point numbers.
 pub const SEALANE_FLOAT: u8 = 2;
-/// DLPack's code of an opaque handle: with 8 bits, bytes that only the two sides understand. Their number is the one dimension.
+/// DLPack's code of an opaque handle: with 8 bits, bytes that only the two sides understand; their number is the only
+/// dimension.
 pub const SEALANE_OPAQUE: u8 = 3;
 /// DLPack's code of bfloat16.
 pub const SEALANE_BFLOAT: u8 = 4;
 /// DLPack's code of complex numbers; bits are those of both parts.
 pub const SEALANE_COMPLEX: u8 = 5;
-/// DLPack's code of truth values.
+/// DLPack's code of booleans.
 pub const SEALANE_BOOL: u8 = 6;
 
-/// Most dimensions that a tensor may have.
+/// Maximum number of dimensions of a tensor.
 pub const SEALANE_RANK_MAX: u8 = 254;
 
 /// Type, shape and flags of a tensor.
@@ -43,7 +44,7 @@ pub struct sealane_meta {
     pub lanes: u16,
     /// 0, or SEALANE_DEAD or SEALANE_STRINGS.
     pub flags: u8,
-    /// How many dimensions there are, 0 to SEALANE_RANK_MAX; 0 for a scalar.
+    /// Number of dimensions, 0 to SEALANE_RANK_MAX; 0 for a scalar.
     pub rank: u8,
     /// 0.
     pub reserved: u16,

@@ -1,4 +1,4 @@
-//! Plans: a pull has the plan for as long as it lasts, and leaves it here when it ends.
+//! Plans: a pull owns the plan while it lasts, and returns it when it ends.
 #![allow(unsafe_code)]
 
 use std::{
@@ -20,7 +20,8 @@ use crate::{
     tensor::{sealane_view, view},
 };
 
-/// Keys of what a peer publishes, pulled together again and again, into the same memory each time. For any thread; one pull at a time.
+/// A set of keys published by a peer that are pulled together repeatedly, into the same memory each time. Usable from any
+/// thread; one pull at a time.
 pub struct sealane_plan {
     home: Arc<Home>,
     /// The group of its calls.
@@ -55,7 +56,7 @@ impl Home {
             Standing::Here(contents) => Ok(Lease { contents: Some(contents), home: self.clone() }),
             other => {
                 *standing = other;
-                Err(sealane_error::invalid("another pull of this plan is under way"))
+                Err(sealane_error::invalid("another pull of this plan is in progress"))
             }
         }
     }
@@ -85,8 +86,8 @@ impl Drop for Lease {
     }
 }
 
-/// Makes a plan: keys that the task `from` publishes. They are sent once; after that a pull is one small message. Close it with
-/// sealane_plan_close, even after its task was detached.
+/// Creates a plan of keys that the task `from` publishes. The keys are sent once; after that a pull is one small message. Close
+/// it with sealane_plan_close, even if its task was detached.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sealane_plan_open(
     task: *mut sealane_task,
@@ -110,11 +111,11 @@ pub unsafe extern "C" fn sealane_plan_open(
     })
 }
 
-/// Pulls every tensor of the plan at `min_version` or newer, and waits for those that are older. `done` is called when all have come or failed,
-/// with the first error if any failed; sealane_plan_get has each.
+/// Pulls every tensor of the plan at `min_version` or newer, and waits for those that are older. `done` is called when all have
+/// arrived or failed, with the first error if any failed; sealane_plan_get returns each.
 ///
-/// `timeout_ms` says how long to wait: 0 is the default of the daemon or the engine, SEALANE_NO_TIMEOUT no limit. What sealane_plan_get
-/// gave before is no longer valid. `call` is NULL or a place.
+/// `timeout_ms` says how long to wait: 0 is the default of the daemon or the engine, SEALANE_NO_TIMEOUT no limit. Earlier
+/// results of sealane_plan_get become invalid. `call` may be NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sealane_plan_pull(
     plan: *mut sealane_plan,
@@ -147,8 +148,8 @@ pub unsafe extern "C" fn sealane_plan_pull(
     })
 }
 
-/// The tensor of that number, counted from 0, as the last pull left it; the error says why it did not come. Valid until the next pull
-/// is started, or the plan closed.
+/// Returns the tensor of that index, starting at 0, from the last pull, or an error that says why it did not arrive. Valid
+/// until the next pull is started, or the plan is closed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sealane_plan_get(
     plan: *mut sealane_plan,
@@ -162,7 +163,7 @@ pub unsafe extern "C" fn sealane_plan_get(
         plan.process.check()?;
         let mut standing = plan.home.standing();
         let Standing::Here(contents) = &mut *standing else {
-            return Err(sealane_error::invalid("a pull of this plan is under way"));
+            return Err(sealane_error::invalid("a pull of this plan is in progress"));
         };
         let Contents { plan, dims } = &mut **contents;
         let count = dims.len();
@@ -181,7 +182,7 @@ pub unsafe extern "C" fn sealane_plan_get(
 }
 
 /// Closes a plan, and frees it here and at its peer; does nothing with NULL. A pull in progress ends with
-/// SEALANE_CODE_CANCELLED. No function may be running with the plan, nor be called with it afterwards.
+/// SEALANE_CODE_CANCELLED. No other function may be using the plan, now or afterwards.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sealane_plan_close(plan: *mut sealane_plan) {
     let end = |plan: Box<sealane_plan>| {

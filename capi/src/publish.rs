@@ -1,4 +1,4 @@
-//! Publishing, and pulling what was published.
+//! Publishing and pulling tensors.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -18,9 +18,9 @@ use crate::{
 /// Publishes tensors under one version: any peer may pull each as often as it likes, until a newer version replaces it, it is withdrawn,
 /// or the task ends. `done`, which may be NULL, is called once, when all peers can see all of them, or with the first error.
 ///
-/// The version is chosen by the caller, such as the step number, and may not decrease. Memory that was lent is released when a newer version has
-/// replaced it and nobody reads it any more. `call` is NULL or a place. A tensor for which the arena has no room fails with
-/// SEALANE_CODE_RESOURCE_EXHAUSTED: it might have to wait for memory that only its own publication frees.
+/// The version is chosen by the caller, such as the step number, and may not decrease. Lent memory is released when a newer
+/// version has replaced it and nobody reads it any more. `call` may be NULL. A tensor for which the arena has no room fails
+/// with SEALANE_CODE_RESOURCE_EXHAUSTED: waiting could mean waiting for memory that only its own publication frees.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sealane_publish(
     task: *mut sealane_task,
@@ -44,7 +44,7 @@ pub unsafe extern "C" fn sealane_publish(
     })
 }
 
-/// Takes a published tensor back; pulls of it wait for the next.
+/// Withdraws a published tensor; pulls of it wait for the next publication.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sealane_withdraw(task: *mut sealane_task, key: sealane_text) -> *mut sealane_error {
     entry(|| {
@@ -54,11 +54,12 @@ pub unsafe extern "C" fn sealane_withdraw(task: *mut sealane_task, key: sealane_
     })
 }
 
-/// Pulls tensors that the task `from` publishes, each at `min_version` or newer, and waits for them if necessary. When all have arrived or failed, `received` is
-/// called for each, in order, with its place in `contexts`, or with NULL where `contexts` is NULL.
+/// Pulls tensors that the task `from` publishes, each at `min_version` or newer, and waits for them if necessary. When all have
+/// arrived or failed, `received` is called for each, in order, with its entry of `contexts`, or with NULL if `contexts` is
+/// NULL.
 ///
-/// `timeout_ms` says how long to wait: 0 is the default of the daemon or the engine, SEALANE_NO_TIMEOUT no limit. `call`, NULL or a
-/// place, cancels all of them. To pull the same keys repeatedly, a plan is cheaper.
+/// `timeout_ms` says how long to wait: 0 is the default of the daemon or the engine, SEALANE_NO_TIMEOUT no limit. `call`, which
+/// may be NULL, cancels all of them. To pull the same keys repeatedly, a plan is cheaper.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sealane_pull(
     task: *mut sealane_task,

@@ -1,4 +1,4 @@
-//! Queues: pushing into those of others, accepting from one's own.
+//! Queues: pushing into those of peers, accepting from one's own.
 #![allow(unsafe_code)]
 
 use std::{ffi::c_void, sync::Arc};
@@ -17,24 +17,24 @@ use crate::{
     tensor::sealane_tensor,
 };
 
-/// How much may wait in a queue. Set `size` to `sizeof` this struct; fields left 0 take their defaults.
+/// Capacity of a queue. Set `size` to the struct's `sizeof`; fields that are 0 take their defaults.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct sealane_accept_options {
-    /// sizeof(sealane_accept_options), so that a later header may add fields.
+    /// sizeof(sealane_accept_options), so that later headers can add fields.
     pub size: usize,
-    /// Tensors that wait. Default 4096.
+    /// Waiting tensors. Default 4096.
     pub tensors_max: u64,
-    /// Their bytes; the queue is full when there are as many or more. Default 256 MiB; of an attached task at most half of the memory
-    /// that the daemon has for what arrives.
+    /// Their bytes; the queue is full when there are as many or more. Default 256 MiB; for an attached task at most half of the
+    /// daemon's memory for received tensors.
     pub bytes_max: u64,
 }
 
 // SAFETY: plain numbers of 8 bytes each, the size first.
 unsafe impl Options for sealane_accept_options {}
 
-/// Called when an accept has ended: with the tensors that came, each the callee's to free, in an array that is valid until this returns;
-/// or with the error, and no tensors. Otherwise as sealane_done.
+/// Called when an accept has ended: with the tensors, each of which the callback must free, in an array that is valid until
+/// this returns; or with the error and no tensors. Otherwise like sealane_done.
 pub type sealane_accepted = Option<
     unsafe extern "C" fn(
         context: *mut c_void,
@@ -44,7 +44,7 @@ pub type sealane_accepted = Option<
     ),
 >;
 
-/// The end of a queue from which tensors are taken. For any thread.
+/// The receiving end of a queue. Usable from any thread.
 pub struct sealane_acceptor {
     acceptor: Arc<Acceptor>,
     /// The group of its calls.
@@ -56,7 +56,7 @@ pub struct sealane_acceptor {
 /// Pushes tensors into a queue of the task `to`, in order. `done`, which may be NULL, is called once, when the queue has taken all, or with the
 /// first error. While the queue is full, or nobody accepts from it, the push waits.
 ///
-/// `timeout_ms` says how long: 0 is the default of the daemon or the engine, SEALANE_NO_TIMEOUT no limit. `call` is NULL or a place.
+/// `timeout_ms` says how long: 0 is the default of the daemon or the engine, SEALANE_NO_TIMEOUT no limit. `call` may be NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sealane_push(
     task: *mut sealane_task,
@@ -91,8 +91,8 @@ pub unsafe extern "C" fn sealane_push(
     })
 }
 
-/// Opens a queue of this task, into which any peer may push. One acceptor of a queue at a time: of another, every accept fails with
-/// SEALANE_CODE_INVALID_ARGUMENT. Close it with sealane_acceptor_close, also after its task was detached.
+/// Opens a queue of this task, into which any peer may push. A queue has one acceptor at a time: every accept of a second one
+/// fails with SEALANE_CODE_INVALID_ARGUMENT. Close it with sealane_acceptor_close, even if its task was detached.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sealane_acceptor_open(
     task: *mut sealane_task,
@@ -123,9 +123,10 @@ pub unsafe extern "C" fn sealane_acceptor_open(
     })
 }
 
-/// Takes the next tensors from the queue, `most` at most: those that are there, or the first that comes. `accepted` is called with them.
+/// Takes the next tensors from the queue, at most `most`: those that are available, or the first that arrives. `accepted` is
+/// called with them.
 ///
-/// `timeout_ms` says how long to wait for the first: 0 and SEALANE_NO_TIMEOUT are no limit. `call` is NULL or a place.
+/// `timeout_ms` says how long to wait for the first: 0 and SEALANE_NO_TIMEOUT mean no limit. `call` may be NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sealane_accept(
     acceptor: *mut sealane_acceptor,
@@ -164,9 +165,9 @@ pub unsafe extern "C" fn sealane_accept(
     })
 }
 
-/// Closes a queue; does nothing with NULL. Pushes wait for its next acceptor, which first gets what was taken and not accepted.
-/// Accepts in progress end with SEALANE_CODE_CANCELLED; the queue is closed when they have. No function may be running with
-/// the acceptor, nor be called with it afterwards.
+/// Closes a queue; does nothing with NULL. Pushes wait for its next acceptor, which first gets the tensors that were taken but
+/// not accepted. Accepts in progress end with SEALANE_CODE_CANCELLED; the queue is closed when they have. No other function may
+/// be using the acceptor, now or afterwards.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sealane_acceptor_close(acceptor: *mut sealane_acceptor) {
     let end = |acceptor: Box<sealane_acceptor>| {

@@ -16,22 +16,24 @@ use crate::{
     task::{sealane_task, task},
 };
 
-/// One tensor of many that are requested together.
+/// One of many tensors that are requested together.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct sealane_wanted {
     /// Its name.
     pub key: sealane_text,
-    /// Where it is to be written; its memory is NULL where the library has the memory.
+    /// Where to write it; memory is NULL if the library is to provide it.
     pub destination: sealane_destination,
-    /// What the callback gets for this one.
+    /// Passed to the callback for this tensor.
     pub context: *mut c_void,
 }
 
-/// Asks the task `from` for a tensor, which may be sent before or after; `received` is called when it has come, or the recv has failed.
+/// Requests a tensor from the task `from`, which may send it before or after; `received` is called when it has arrived or the
+/// recv has failed.
 ///
-/// `destination` may be NULL: then the tensor comes in memory of the library's. `timeout_ms` says how long to wait: 0 is the default of the
-/// daemon or the engine, SEALANE_NO_TIMEOUT no limit. `call` may be NULL; else it is written before `received` is called.
+/// `destination` may be NULL: then the tensor arrives in the library's memory. `timeout_ms` says how long to wait: 0 is the
+/// default of the daemon or the engine, SEALANE_NO_TIMEOUT no limit. `call` may be NULL; else it is written before `received`
+/// is called.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sealane_recv(
     task: *mut sealane_task,
@@ -70,10 +72,10 @@ pub unsafe extern "C" fn sealane_recv(
     })
 }
 
-/// sealane_recv for many tensors at a fraction of the cost each, with one timeout. `received` is called for each, with the context of its
-/// entry. `calls` is NULL or has a place for each.
+/// sealane_recv for many tensors at a fraction of the cost each, with one timeout. `received` is called for each, with the
+/// context of its entry. `calls` is NULL or has an entry for each.
 ///
-/// Where this returns an error, none of them was asked for.
+/// If this returns an error, none of them was requested.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sealane_recv_all(
     task: *mut sealane_task,

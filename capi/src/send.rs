@@ -14,7 +14,7 @@ use crate::{
     task::{sealane_task, task},
 };
 
-/// One tensor of many that are sent or published together.
+/// One of many tensors that are sent or published together.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct sealane_item {
@@ -22,7 +22,7 @@ pub struct sealane_item {
     pub key: sealane_text,
     /// The tensor.
     pub source: sealane_source,
-    /// What the callback of sealane_send_all gets for this one; other functions ignore it.
+    /// Passed to the callback of sealane_send_all for this tensor; other functions ignore it.
     pub context: *mut c_void,
 }
 
@@ -32,10 +32,11 @@ pub struct sealane_item {
 /// no limit. `done` may be NULL: then the outcome is not reported. `call` may be NULL; else it is written before `done` is
 /// called.
 ///
-/// Never waits for room: calls for which a slow daemon has no room wait in this process, as do tensors for which the arena
-/// has none, and are sent as soon as there is room; their timeout is running. Calls beyond the limits of sealane_attach_options are refused with
-/// SEALANE_CODE_RESOURCE_EXHAUSTED and the limit's name, by this function or, if other threads start calls at the same moment, by the callback. This holds for
-/// all functions that start calls. They may wait for a daemon that restarts, unless restart_timeout_ms is SEALANE_DO_NOT_WAIT.
+/// Never waits for room: calls that a slow daemon has no room for, and tensors that the arena has no room for, wait in this
+/// process and are sent as soon as there is room, within their timeout. Calls beyond the limits of sealane_attach_options are
+/// refused with SEALANE_CODE_RESOURCE_EXHAUSTED and the limit's name, by this function or, if other threads start calls at the
+/// same moment, by the callback. This applies to all functions that start calls. They may wait for a daemon that restarts,
+/// unless restart_timeout_ms is SEALANE_DO_NOT_WAIT.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sealane_send(
     task: *mut sealane_task,
@@ -66,10 +67,10 @@ pub unsafe extern "C" fn sealane_send(
     })
 }
 
-/// sealane_send for many tensors at a fraction of the cost each, with one timeout. `done` is called for each, with the context of its
-/// item. `calls` is NULL or has a place for each.
+/// sealane_send for many tensors at a fraction of the cost each, with one timeout. `done` is called for each, with the context
+/// of its item. `calls` is NULL or has an entry for each.
 ///
-/// Where this returns an error, none of them was sent.
+/// If this returns an error, none of them was sent.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sealane_send_all(
     task: *mut sealane_task,

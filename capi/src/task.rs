@@ -1,4 +1,4 @@
-//! A task, and what is done to its steps.
+//! A task, and operations on its steps.
 #![allow(unsafe_code)]
 
 use std::{
@@ -18,7 +18,7 @@ use crate::{
     input::{sealane_text, text},
 };
 
-/// A task of this process, made by sealane_attach or sealane_embedded. For any number of threads at a time, until one of them
+/// A task of this process, created by sealane_attach or sealane_embedded. Any number of threads may use it, until one of them
 /// detaches it.
 pub struct sealane_task {
     pub(crate) task: Task,
@@ -132,28 +132,28 @@ pub(crate) unsafe fn task<'a>(task: *const sealane_task) -> Outcome<&'a sealane_
     unsafe { given(task, "task") }?.check()
 }
 
-/// The task's name, as it was attached. Ends in NUL, valid until the task is detached. NULL of NULL.
+/// The task's name, as it was attached. NUL-terminated, valid until the task is detached. NULL for NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sealane_task_name(task: *const sealane_task) -> *const c_char {
     // SAFETY: null, or a task that was not detached.
     unsafe { task.as_ref() }.map_or(std::ptr::null(), |task| task.name.as_ptr())
 }
 
-/// Detaches, or stops the engine, and frees the task; does nothing with NULL.
+/// Detaches the task, or stops its engine, and frees it; does nothing with NULL.
 ///
-/// Calls in progress end with SEALANE_CODE_CANCELLED, and their callbacks have returned when this does; a send or push continues
-/// as far as it can. Such callbacks may call functions with the task, which start no calls any more. If this is called within a
-/// callback of the task, it does not wait for the other callbacks, which must not use the task.
-/// Tensors stay readable, memory of sealane_alloc usable; plans and acceptors can only be closed. In the child of a fork it
-/// leaves everything to the parent.
+/// Calls in progress end with SEALANE_CODE_CANCELLED, and their callbacks have returned when this does; a send or push
+/// continues as far as it can. Those callbacks may still call functions with the task, but no new calls are started. If this is
+/// called from a callback of the task, it does not wait for the other callbacks, which must not use the task. Tensors stay
+/// readable and memory from sealane_alloc usable; plans and acceptors can only be closed. In the child of a fork it does
+/// nothing.
 ///
-/// Otherwise no function may be running with the task, or with a plan or an acceptor of it, nor be called with the task afterwards.
+/// No other function may be using the task, its plans or its acceptors at this time, nor the task afterwards.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sealane_detach(task: *mut sealane_task) {
     let unpanicked = crate::guard::unpanicked(|| {
         // SAFETY: null, or a task that was not detached.
         let Some(detached) = (unsafe { task.as_ref() }) else { return Ok(()) };
-        // In a child its threads are the parent's, and its locks may be held for ever.
+        // In a child its threads are the parent's, and its locks may be held forever.
         if !detached.process.is_over() {
             // It stays where it is as long as callbacks may name it.
             detached.executor.stop();
@@ -166,8 +166,8 @@ pub unsafe extern "C" fn sealane_detach(task: *mut sealane_task) {
     drop(unpanicked);
 }
 
-/// Ends a step of this task, here and at its peers: every waiting recv of it ends with SEALANE_CODE_ABORTED and the reason, tensors that wait are
-/// freed, and calls that come later hear the same until sealane_cleanup.
+/// Ends a step of this task, here and at its peers: every waiting recv of it ends with SEALANE_CODE_ABORTED and the reason,
+/// waiting tensors are freed, and later calls fail the same way until sealane_cleanup.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sealane_abort(task: *mut sealane_task, step: i64, reason: sealane_text) -> *mut sealane_error {
     entry(|| {
@@ -177,8 +177,8 @@ pub unsafe extern "C" fn sealane_abort(task: *mut sealane_task, step: i64, reaso
     })
 }
 
-/// Frees what is left of a step of this task: tensors that wait, requests that wait for it, and the record that the
-/// step was aborted. The step's number may be used again.
+/// Frees everything left of a step of this task: waiting tensors, waiting requests, and the record of an abort. The step's
+/// number may be used again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sealane_cleanup(task: *mut sealane_task, step: i64) -> *mut sealane_error {
     entry(|| {
@@ -187,10 +187,10 @@ pub unsafe extern "C" fn sealane_cleanup(task: *mut sealane_task, step: i64) -> 
     })
 }
 
-/// As a direction: from the task to its peer.
+/// Value of direction: from the task to its peer.
 pub const SEALANE_SENT: i32 = 1;
 
-/// As a direction: from the peer to the task.
+/// Value of direction: from the peer to the task.
 pub const SEALANE_RECEIVED: i32 = 2;
 
 /// Records that this many tensors went to the task `peer` (SEALANE_SENT), or came from it (SEALANE_RECEIVED), over another transport such as gRPC. They
@@ -211,7 +211,7 @@ pub unsafe extern "C" fn sealane_note_elsewhere(
         let direction = match direction {
             SEALANE_SENT => Direction::Sent,
             SEALANE_RECEIVED => Direction::Received,
-            other => return Err(sealane_error::invalid(format!("direction: {other} has no meaning"))),
+            other => return Err(sealane_error::invalid(format!("direction: {other} is not valid"))),
         };
         task.task.note_elsewhere(peer, direction, tensors, bytes);
         Ok(())
@@ -221,7 +221,7 @@ pub unsafe extern "C" fn sealane_note_elsewhere(
 /// How long the daemon has to say whether it knows a task: it looks into its map, and asks nobody.
 const ANSWER_MAX: Duration = Duration::from_secs(5);
 
-/// Whether the endpoint map of the daemon or of the engine has a task, now. Waits for the answer, microseconds most often.
+/// Whether the current endpoint map of the daemon or the engine has a task. Waits for the answer, usually microseconds.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sealane_knows_task(
     task: *mut sealane_task,

@@ -1,4 +1,4 @@
-//! Tensors that arrived, as C code holds them.
+//! Received tensors, as C code holds them.
 #![allow(unsafe_code)]
 
 use std::ffi::{CString, c_char, c_void};
@@ -10,8 +10,8 @@ use crate::{
     meta::{sealane_meta, told},
 };
 
-/// A tensor that was received, pulled or accepted. It is the callback's, which frees it with sealane_tensor_free, then or later, on
-/// any thread; it may outlive its task. Until then the memory stays taken that it came in.
+/// A tensor that was received, pulled or accepted. The callback owns it and frees it with sealane_tensor_free, then or later,
+/// on any thread; it may outlive its task. Its memory stays in use until then.
 pub struct sealane_tensor {
     tensor: Tensor,
     dims: Shape,
@@ -44,17 +44,17 @@ impl From<Accepted> for sealane_tensor {
     }
 }
 
-/// What a tensor is and where its bytes are. Pointers are valid as long as the tensor they describe; each function says how long that is.
+/// Type, shape and bytes of a tensor. The pointers are valid as long as the tensor; each function says how long that is.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct sealane_view {
     /// Type, shape and flags.
     pub meta: sealane_meta,
-    /// The bytes: row-major and little-endian, without gaps. Not NULL, also without bytes.
+    /// The bytes: row-major, little-endian, contiguous. Never NULL, even for 0 bytes.
     pub data: *const c_void,
-    /// How many there are.
+    /// Number of bytes.
     pub bytes: usize,
-    /// The version of a tensor that was pulled, else 0.
+    /// The version of a pulled tensor, else 0.
     pub version: i64,
 }
 
@@ -63,7 +63,7 @@ pub(crate) fn view(tensor: &Tensor, dims: &[u64], version: i64) -> sealane_view 
     sealane_view { meta: told(tensor.meta(), dims), data: bytes.as_ptr().cast(), bytes: bytes.len(), version }
 }
 
-/// What a tensor is and where its bytes are. Valid until the tensor is freed. Of NULL it is a dead tensor.
+/// Type, shape and bytes of a tensor. Valid until the tensor is freed. For NULL, a dead tensor.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sealane_tensor_view(tensor: *const sealane_tensor) -> sealane_view {
     let seen = unpanicked(|| {
@@ -74,7 +74,7 @@ pub unsafe extern "C" fn sealane_tensor_view(tensor: *const sealane_tensor) -> s
     seen.unwrap_or_else(|_| view(&Tensor::dead(DType::U8), &[0], 0))
 }
 
-/// The task that pushed a tensor, for one that was accepted; else NULL. Ends in NUL, valid until the tensor is freed.
+/// The task that pushed an accepted tensor; else NULL. NUL-terminated, valid until the tensor is freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sealane_tensor_from(tensor: *const sealane_tensor) -> *const c_char {
     // SAFETY: as in `sealane_tensor_view`.

@@ -1,4 +1,4 @@
-//! Accepting what peers push into a queue. Any thread.
+//! Accepting tensors that peers push into a queue. Any thread.
 
 use std::{
     future::Future,
@@ -13,13 +13,13 @@ use sealane_transport::{Error, Tensor};
 
 use crate::attached_acceptor::{AttachedAcceptor, Watch};
 
-/// How much may wait in a queue. Pushers have credit for at most as much again; a pusher without credit waits.
+/// Capacity of a queue. Pushers have credit for at most the same amount again; a pusher without credit waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AcceptOptions {
     /// Waiting tensors. Default 4,096.
     pub tensors_max: usize,
-    /// Their bytes; the queue is full when there are as many or more. Default 256 MiB. Of an attached task at most half
-    /// of the memory that the daemon has for what arrives (`daemon.area_bytes`).
+    /// Their bytes; the queue is full when there are as many or more. Default 256 MiB. For an attached task at most half of the
+    /// daemon's memory for received tensors (`daemon.area_bytes`).
     pub bytes_max: usize,
 }
 
@@ -42,8 +42,8 @@ pub struct Accepted {
 /// [`Task::acceptor`](crate::Task::acceptor).
 ///
 /// When it is dropped, pushers wait for the next acceptor of the queue. A successful push is not lost: the next acceptor first
-/// gets what the queue had taken and nobody accepted, in order. Until then it keeps its memory, which is freed with the task, when
-/// its last clone is dropped or its process ends.
+/// gets the tensors that the queue had taken but nobody accepted, in order. Until then they stay in memory, which is freed when
+/// the task's last clone is dropped or its process ends.
 ///
 /// ```no_run
 /// # use sealane::{AcceptOptions, Task};
@@ -136,7 +136,7 @@ impl From<sealane_fusion::Accepted> for Accepted {
 }
 
 /// An accept of many in progress: await it, or [`wait`](Self::wait). Dropping it leaves everything in the queue.
-#[must_use = "await it to have the tensors"]
+#[must_use = "await it to get the tensors"]
 pub struct AcceptingMany<'a> {
     acceptor: &'a Acceptor,
     most: usize,
@@ -147,9 +147,9 @@ impl AcceptingMany<'_> {
     /// Blocks until there is a tensor, and takes all that are available.
     ///
     /// # Errors
-    /// InvalidArgument if another acceptor has the queue; Unavailable if the engine has stopped or the daemon is gone, in
-    /// which case the next accept attaches again, and opens the queue with the new daemon. After a drain it waits for the
-    /// next daemon instead ([`Attach::restart_timeout`](crate::Attach::restart_timeout)).
+    /// InvalidArgument if another acceptor has the queue; Unavailable if the engine has stopped or the daemon is gone; the next
+    /// accept then attaches again, and opens the queue with the new daemon. After a drain it waits for the next daemon instead
+    /// ([`Attach::restart_timeout`](crate::Attach::restart_timeout)).
     pub fn wait(self) -> Result<Vec<Accepted>, Error> {
         self.wait_for(None)
     }
@@ -190,7 +190,7 @@ fn ours(accepted: Vec<sealane_fusion::Accepted>) -> Vec<Accepted> {
 }
 
 /// An accept in progress: await it, or [`wait`](Self::wait). Dropping it leaves everything in the queue.
-#[must_use = "await it to have the tensor"]
+#[must_use = "await it to get the tensor"]
 pub struct Accepting<'a>(AcceptingMany<'a>);
 
 impl Accepting<'_> {

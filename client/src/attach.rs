@@ -1,4 +1,4 @@
-//! Attaching to the host's daemon: what may be set, where the daemon is, and what is said when it cannot be had.
+//! Attaching to the host's daemon: options, the default socket, and errors if the daemon cannot be reached.
 
 use std::{
     io,
@@ -6,6 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use sealane_runtime::Polling;
 use sealane_transport::{
     Error,
     shm::{
@@ -22,31 +23,6 @@ use crate::{
     },
 };
 
-/// What a thread does while it waits for the daemon.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Polling {
-    /// Never sleeps: lowest latency, but every waiting thread keeps a CPU busy.
-    Spin,
-    /// Spins for a while, then sleeps until the daemon rings.
-    SpinThenSleep {
-        /// How long it spins. Zero sleeps at once: least CPU time, tens of microseconds more latency.
-        idle_spin: Duration,
-    },
-}
-
-impl Polling {
-    /// How long a waiting thread spins by default: an answer from the same host arrives within microseconds, and waking a
-    /// thread takes tens of them.
-    pub const IDLE_SPIN: Duration = Duration::from_micros(50);
-}
-
-impl Default for Polling {
-    /// `SpinThenSleep` with [`IDLE_SPIN`](Self::IDLE_SPIN).
-    fn default() -> Self {
-        Polling::SpinThenSleep { idle_spin: Self::IDLE_SPIN }
-    }
-}
-
 /// Where `sealane daemon` listens by default: `$XDG_RUNTIME_DIR/sealane.sock` where that variable is set,
 /// else `/run/sealane/sealane.sock`.
 ///
@@ -55,8 +31,8 @@ pub fn default_socket() -> PathBuf {
     socket_in(std::env::var_os("XDG_RUNTIME_DIR").as_deref().map(Path::new))
 }
 
-/// The same where `XDG_RUNTIME_DIR` is `runtime_directory`. A relative one is ignored, as the XDG Base Directory Specification
-/// says.
+/// The default socket if `XDG_RUNTIME_DIR` is `runtime_directory`. A relative one is ignored, as the XDG Base Directory
+/// Specification says.
 pub fn socket_in(runtime_directory: Option<&Path>) -> PathBuf {
     let directory = runtime_directory.filter(|directory| directory.is_absolute());
     directory.unwrap_or(Path::new("/run/sealane")).join("sealane.sock")
@@ -111,6 +87,10 @@ impl Default for Backlog {
 pub struct Attach(Settings);
 
 impl Attach {
+    /// How long a waiting thread spins by default: an answer from the same host arrives within microseconds, and waking a
+    /// thread takes tens of them.
+    pub const IDLE_SPIN: Duration = Duration::from_micros(50);
+
     /// The defaults for a task, named as in the endpoint map.
     pub fn new(task: &str) -> Attach {
         Attach(Settings {
@@ -119,7 +99,7 @@ impl Attach {
             arena_bytes: ARENA_BYTES,
             timeout: ATTACH_TIMEOUT,
             restart_timeout: RESTART_TIMEOUT,
-            polling: Polling::default(),
+            polling: Polling::idle(Attach::IDLE_SPIN),
             backlog: None,
         })
     }
@@ -150,7 +130,7 @@ impl Attach {
         self
     }
 
-    /// What waiting threads do. Default: spin for 50 µs, then sleep.
+    /// What threads do that wait for the daemon. Default: spin for [`IDLE_SPIN`](Self::IDLE_SPIN), then sleep.
     pub fn polling(mut self, polling: Polling) -> Attach {
         self.0.polling = polling;
         self
@@ -174,9 +154,9 @@ impl Attach {
     /// Attaches.
     ///
     /// # Errors
-    /// Unavailable if no daemon listens at the socket or it does not answer in time; PermissionDenied if the socket is
-    /// another user's; what the daemon says if it refuses: the task is not in its endpoint map (NotFound), is attached
-    /// already by a process that the error names, or this user is not allowed.
+    /// Unavailable if no daemon listens at the socket or it does not answer in time; PermissionDenied if the socket belongs to
+    /// another user; the daemon's error if it refuses: the task is not in its endpoint map (NotFound), is already attached by a
+    /// process that the error names, or this user is not allowed.
     pub fn attach(self) -> Result<Task, Error> {
         Attachment::new(self.0).map(Task::of)
     }

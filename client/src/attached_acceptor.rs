@@ -1,5 +1,4 @@
-//! The acceptor of an attached task: takes what the shards have handed over, and watches for more. On the threads of
-//! callers.
+//! The acceptor of an attached task: takes tensors delivered by the shards, and waits for more. Runs on the callers' threads.
 
 use std::{
     sync::Arc,

@@ -1,5 +1,5 @@
-//! A plan of an attached task: the tensors that its last pull brought, where the daemon has put them. On the threads of
-//! callers; nobody looks at it while a pull writes.
+//! A plan of an attached task: the tensors of its last pull, where the daemon put them. Runs on the callers' threads; nobody
+//! reads it while a pull writes.
 
 use std::{
     sync::Arc,
@@ -46,7 +46,7 @@ enum PullState {
     UnderWay(u32),
     /// The daemon drained before it ended: it is pulled again from the next one.
     Again,
-    /// One that was given up has to end before the next can begin.
+    /// A cancelled pull has to end before the next can begin.
     GivenUp(u32, Option<Wish>),
     Refused(Error),
 }
@@ -287,7 +287,7 @@ impl Drop for AttachedPlan {
 }
 
 fn not_pulled() -> Error {
-    Error::invalid("it has not been pulled, or its pull was given up")
+    Error::invalid("it has not been pulled, or its pull was cancelled")
 }
 
 /// Enters what a pull brought that is not as it was.
@@ -308,7 +308,7 @@ fn take_in(gathered: Gathered, tensors: &mut [Option<Tensor>], board: &mut Buffe
     missed.sort_by_key(|(index, _)| *index);
 }
 
-/// A pull of a plan, given up if it is dropped before it has ended.
+/// A pull of a plan; dropping it before it has ended cancels it.
 pub(crate) struct AttachedPulling<'a>(pub(crate) &'a mut AttachedPlan);
 
 impl Drop for AttachedPulling<'_> {

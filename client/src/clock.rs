@@ -1,5 +1,5 @@
-//! Time as deadlines need it: milliseconds of the system's coarse monotonic clock, which costs a quarter of the fine one
-//! and is read once a call.
+//! Time for deadlines: milliseconds of the system's coarse monotonic clock, which costs a quarter of the fine one and is read
+//! once per call.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! Calls of an engine in this process, with the manners of those that go to the daemon: looked at first and waited for
-//! later. On the threads of callers.
+//! Calls of an embedded engine, with the interface of calls to the daemon: polled first, waited for later. Runs on the callers'
+//! threads.
 
 use std::{
     future::Future,

@@ -8,8 +8,7 @@
 //!
 //! // This process is the task worker0.train:2222 of the endpoint map.
 //! let task = Task::attach("worker0.train:2222")?;
-//!
-//! // Ask the parameter server for a tensor of step 7, and send one back.
+//! // Request a tensor of step 7 from the parameter server, and send one back.
 //! let weights = task.recv("ps0.train:2222", 7, "dense/kernel").wait()?;
 //! println!("{} of shape {:?}", weights.dtype(), weights.shape());
 //! let gradient = Tensor::from_elements(&[2, 2], &[0.1_f32, 0.2, 0.3, 0.4])?;
@@ -28,16 +27,16 @@
 //! order of arrival; a full queue applies back-pressure to its pushers.
 //!
 //! # How it works
-//! Attaching maps memory that this process shares with the daemon: an arena, and rings to each of the daemon's
-//! shards. A call is a record in a ring; while both sides are awake there is no system call in it. This crate has no
-//! executor and one thread at most, which runs only for calls that are awaited as futures.
+//! Attaching maps memory shared with the daemon: an arena, and rings to each of the daemon's shards. A call is a record in a
+//! ring; while both sides are awake, it needs no system call. This crate has no executor and at most one thread, which runs
+//! only for calls that are awaited as futures.
 //!
-//! With the feature `embedded`, a [`Task`] can also be made of one whose engine is in this process.
+//! With the feature `embedded`, a [`Task`] can also use an engine in this process.
 //!
 //! # Failure behavior
 //! No call waits forever: each has a deadline, and ends at most a second after it even if the daemon hangs. When the daemon
 //! disappears, calls in progress end with [`Error::Unavailable`], and the next call attaches again. Received tensors stay
-//! readable; published tensors have to be published again. A forked child cannot use its parent's task and gets an error; it may
+//! readable; published tensors must be published again. A forked child cannot use its parent's task and gets an error; it may
 //! drop the task.
 
 #![deny(unsafe_code)]
@@ -61,7 +60,7 @@ mod under_way;
 
 pub use self::{
     acceptor::{AcceptOptions, Accepted, Accepting, AcceptingMany, Acceptor},
-    attach::{Attach, Backlog, Polling, default_socket, socket_in},
+    attach::{Attach, Backlog, default_socket, socket_in},
     plan::{Plan, PlanPulling, Pulling, PullingMany},
     publishing::Publishing,
     pushing::Pushing,
@@ -70,7 +69,7 @@ pub use self::{
 };
 #[cfg(feature = "embedded")]
 pub use sealane_fusion::{Authentication, EndpointMap, Engine, EngineSettings, StartError, TlsFiles};
-pub use sealane_runtime::Buffer;
+pub use sealane_runtime::{Buffer, Polling};
 pub use sealane_transport::tensor::{DType, Element, Shape, Tensor, TensorMeta, TypeCode};
 pub use sealane_transport::{
     Code, Error, Keys, Operation, Payload, Pulled, RecvOptions, RecvOutcome, SendOptions, SendOutcome, Unreceived,

@@ -1,4 +1,4 @@
-//! Every limit of an attachment, by name. Those of rings and records are `sealane_transport::shm::limits`.
+//! Every limit of an attachment. Those of rings and records are in `sealane_transport::shm::limits`.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Plans: keys of what a peer publishes, pulled together again and again, and pulls that are made once.
+//! Plans (sets of published keys that are pulled together repeatedly), and single pulls.
 
 use std::{
     future::Future,
@@ -13,8 +13,8 @@ use crate::attached_plan::{AttachedPlan, AttachedPulling};
 #[cfg(feature = "embedded")]
 use crate::embedded::Embedded;
 
-/// Keys that are pulled together, and the memory that they are pulled into: the same with every pull, as long as the
-/// tensors keep their size. From [`Task::plan`](crate::Task::plan).
+/// A set of keys that are pulled together, and the memory they are pulled into: the same for every pull, as long as the tensors
+/// keep their size. From [`Task::plan`](crate::Task::plan).
 ///
 /// ```no_run
 /// # use sealane::{Keys, Task};
@@ -35,8 +35,8 @@ enum Backing {
 }
 
 impl Plan {
-    /// Pulls every tensor of the plan at `min_version` or newer; waits for those that are older. What is not there by the
-    /// deadline fails by itself: [`get`](Self::get) says which.
+    /// Pulls every tensor of the plan at `min_version` or newer; waits for those that are older. Tensors that have not arrived
+    /// by the deadline fail individually: [`get`](Self::get) says which.
     pub fn pull(&mut self, min_version: i64) -> PlanPulling<'_> {
         self.begin(min_version, None)
     }
@@ -69,10 +69,10 @@ impl Plan {
         }
     }
 
-    /// The tensor of that number, as the last pull left it.
+    /// The tensor of that index, from the last pull.
     ///
     /// # Errors
-    /// Why it did not come; InvalidArgument before the first pull, and after one that was dropped.
+    /// Why it did not arrive; InvalidArgument before the first pull, and after a pull that was dropped.
     ///
     /// # Panics
     /// If there are fewer keys.
@@ -84,7 +84,7 @@ impl Plan {
         }
     }
 
-    /// The version of that tensor; meaningless where [`get`](Self::get) fails.
+    /// The version of that tensor; meaningless if [`get`](Self::get) fails.
     ///
     /// # Panics
     /// If there are fewer keys.
@@ -117,7 +117,7 @@ impl From<sealane_fusion::Plan> for Plan {
 }
 
 /// A pull of a plan in progress: await it, or [`wait`](Self::wait). Dropping it cancels the pull.
-#[must_use = "await it to have the tensors"]
+#[must_use = "await it to get the tensors"]
 pub struct PlanPulling<'a>(PullStage<'a>);
 
 enum PullStage<'a> {
@@ -127,10 +127,10 @@ enum PullStage<'a> {
 }
 
 impl PlanPulling<'_> {
-    /// Blocks until every tensor has come or failed, at the latest a second after the deadline, whatever the daemon does.
+    /// Blocks until every tensor has arrived or failed, at the latest a second after the deadline, whatever the daemon does.
     ///
     /// # Errors
-    /// The first, if any tensor did not come; [`Plan::get`] has each one's.
+    /// The first error, if any tensor did not arrive; [`Plan::get`] returns each one's.
     ///
     /// # Panics
     /// If the outcome was already taken, by [`try_outcome`](Self::try_outcome) or by awaiting.
@@ -168,7 +168,7 @@ impl Future for PlanPulling<'_> {
 }
 
 /// Many pulls in progress: await them, or [`wait`](Self::wait). Dropping it cancels them.
-#[must_use = "await it to have the tensors"]
+#[must_use = "await it to get the tensors"]
 pub struct PullingMany(ManyStage);
 
 enum ManyStage {
@@ -178,7 +178,7 @@ enum ManyStage {
 }
 
 impl PullingMany {
-    /// Blocks until every tensor has come or failed, at the latest a second after the deadline, whatever the daemon does;
+    /// Blocks until every tensor has arrived or failed, at the latest a second after the deadline, whatever the daemon does;
     /// the outcomes in the order of the keys.
     ///
     /// # Panics
@@ -238,7 +238,7 @@ impl From<sealane_fusion::PullingMany> for PullingMany {
 }
 
 /// A pull in progress: await it, or [`wait`](Self::wait). Dropping it cancels the pull.
-#[must_use = "await it to have the tensor"]
+#[must_use = "await it to get the tensor"]
 pub struct Pulling(Result<PullingMany, Option<Error>>);
 
 impl Pulling {
@@ -247,7 +247,7 @@ impl Pulling {
         Pulling(pulling.map_err(Some))
     }
 
-    /// Blocks until the tensor has come, at the latest a second after the deadline, whatever the daemon does.
+    /// Blocks until the tensor has arrived, at the latest a second after the deadline, whatever the daemon does.
     ///
     /// # Errors
     /// As [`Error`] says; DeadlineExceeded if it was not published in time.

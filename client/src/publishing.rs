@@ -1,4 +1,4 @@
-//! Publications in flight: of one tensor or of many, at every shard. To be waited for, awaited or looked at.
+//! Publications in flight: of one tensor or of many, at every shard. Can be waited for, awaited or polled.
 
 use std::{
     future::Future,
@@ -13,7 +13,7 @@ use crate::embedded::Embedded;
 use crate::{together::Together, under_way::Sending};
 
 /// A publication in progress: await it, or [`wait`](Self::wait). If it is dropped, the publication continues.
-#[must_use = "await it to know that the tensors are to be seen, or drop it on purpose"]
+#[must_use = "await it to know that the tensors are visible, or drop it explicitly"]
 pub struct Publishing(Backing);
 
 enum Backing {
@@ -29,11 +29,11 @@ impl Publishing {
         Publishing(Backing::Daemon(Together::of(tellings)))
     }
 
-    /// Blocks until the tensors are to be seen by all peers.
+    /// Blocks until the tensors are visible to all peers.
     ///
     /// # Errors
-    /// The first, if any tensor was not published: InvalidArgument for a version older than the one that is published,
-    /// ResourceExhausted if the daemon or the engine keeps no more, Unavailable if it is gone.
+    /// The first error, if any tensor was not published: InvalidArgument for a version older than the published one,
+    /// ResourceExhausted if the daemon or the engine can hold no more, Unavailable if it is gone.
     ///
     /// # Panics
     /// If the outcome was already taken, by [`try_outcome`](Self::try_outcome) or by awaiting.

@@ -1,4 +1,4 @@
-//! Many pushes in progress, which end together. To be waited for, awaited or looked at.
+//! Many pushes in progress, which end together. Can be waited for, awaited or polled.
 
 use std::{
     future::Future,
@@ -11,7 +11,7 @@ use sealane_transport::SendOutcome;
 use crate::{together::Together, under_way::Sending};
 
 /// Many pushes in progress: await them, or [`wait`](Self::wait). If it is dropped, they continue.
-#[must_use = "await it to know that the tensors were taken, or drop it on purpose"]
+#[must_use = "await it to know that the tensors were taken, or drop it explicitly"]
 pub struct Pushing(Together);
 
 impl Pushing {
@@ -20,11 +20,11 @@ impl Pushing {
         Pushing(Together::of(pushes))
     }
 
-    /// Blocks until the queue has taken all of them, or those that it has not taken have failed: at the latest a second after
+    /// Blocks until the queue has taken all of them, or the others have failed: at the latest a second after
     /// the deadline, whatever the daemon does.
     ///
     /// # Errors
-    /// The first, if any tensor was not taken: see [`Task::push`](crate::Task::push).
+    /// The first error, if any tensor was not taken: see [`Task::push`](crate::Task::push).
     pub fn wait(self) -> SendOutcome {
         self.0.wait()
     }

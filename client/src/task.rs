@@ -1,4 +1,4 @@
-//! A task: what a training process sends and receives as, whether the engine is in the daemon or in this process.
+//! A task: the identity under which a training process sends and receives, with the engine in the daemon or in this process.
 
 use std::{ops::Range, sync::Arc, time::Duration};
 
@@ -106,8 +106,8 @@ impl Task {
         }
     }
 
-    /// Where the shared memory of [`alloc`](Self::alloc) lies, for allocators that keep their own records; `None` with an
-    /// embedded engine. A task that is attached again, to another daemon, has another arena.
+    /// The address range of the shared memory of [`alloc`](Self::alloc), for allocators that keep their own records; `None`
+    /// with an embedded engine. A task that attaches again, to a new daemon, has a new arena.
     ///
     /// # Errors
     /// Unavailable if the daemon is gone.
@@ -143,7 +143,7 @@ impl Task {
     /// Sends a tensor to `to`, which may request it before or after. The returned future (or [`wait`](Sending::wait)) completes
     /// when the consumer has the tensor; if it is dropped, the send continues unobserved.
     ///
-    /// Up to 512 bytes travel in the ring. Larger tensors are sent in place if they lie in memory of [`alloc`](Self::alloc);
+    /// Up to 512 bytes travel in the ring. Larger tensors are sent in place if they are in memory of [`alloc`](Self::alloc);
     /// others are copied there first.
     pub fn send(&self, to: &str, step: i64, key: &str, tensor: Tensor) -> Sending {
         self.send_with(to, step, key, tensor, SendOptions::default())
@@ -205,8 +205,8 @@ impl Task {
         self.recv_with(from, step, key, RecvOptions::default())
     }
 
-    /// [`recv`](Self::recv) into the caller's own memory, which comes back with the outcome: in the tensor, or in the
-    /// error. Memory of [`alloc`](Self::alloc) is written in place, other memory by a copy.
+    /// [`recv`](Self::recv) into the caller's own memory, which is returned with the outcome: in the tensor, or in the error.
+    /// Memory of [`alloc`](Self::alloc) is written in place, other memory by a copy.
     pub fn recv_into(&self, from: &str, step: i64, key: &str, destination: Buffer) -> Receiving {
         self.recv_with(from, step, key, RecvOptions { destination: Some(destination), ..RecvOptions::default() })
     }
@@ -260,15 +260,15 @@ impl Task {
     /// peers can see it; if it is dropped, the publication continues. `version` is chosen by the caller, such as the step
     /// number; it may not decrease.
     ///
-    /// Up to 512 bytes travel in the ring and are kept by the daemon. Larger tensors stay in place if they lie in memory of
+    /// Up to 512 bytes travel in the ring and are kept by the daemon. Larger tensors stay in place if they are in memory of
     /// [`alloc`](Self::alloc); others are copied there first. That memory is free again once a newer version has replaced it
     /// and nobody reads it any more. A restarted daemon does not know what was published before.
     pub fn publish(&self, key: &str, version: i64, tensor: Tensor) -> Publishing {
         self.publish_many(version, [(key, tensor)])
     }
 
-    /// [`publish`](Self::publish) for many tensors of one version, at a fraction of the cost each. A pull finds all of them
-    /// new or, of those that its peer's shard serves, none (of an attached task, in groups of 4,096).
+    /// [`publish`](Self::publish) for many tensors of one version, at a fraction of the cost each. Of those served by one
+    /// shard, a pull finds either all of them new or none (for an attached task, in groups of 4,096).
     pub fn publish_many<K: AsRef<str>>(
         &self,
         version: i64,
@@ -294,7 +294,7 @@ impl Task {
     /// Withdraws a published tensor; pulls of it wait for the next one.
     ///
     /// # Errors
-    /// ResourceExhausted if a shard takes no more, Unavailable if the daemon or the engine is gone.
+    /// ResourceExhausted if a shard accepts no more, Unavailable if the daemon or the engine is gone.
     pub fn withdraw(&self, key: &str) -> Result<(), Error> {
         match &self.0 {
             Engine::Daemon(attached) => attached.0.withdraw(key),
@@ -335,8 +335,8 @@ impl Task {
         }
     }
 
-    /// A plan: keys that `from` publishes, pulled together. They are sent once; after that a pull is one small message, and
-    /// tensors land in the plan's own memory, the same each time.
+    /// A plan: keys that `from` publishes, pulled together. The keys are sent once; after that a pull is one small message, and
+    /// tensors are received into the plan's own memory, the same each time.
     pub fn plan(&self, from: &str, keys: Keys) -> Plan {
         match &self.0 {
             Engine::Daemon(attached) => AttachedPlan::new(&attached.0, from, keys).into(),
@@ -349,9 +349,9 @@ impl Task {
     /// it: while the queue is full, or nobody [accepts](Self::acceptor) from it, the push waits. If the future is dropped, the
     /// push continues. The pushes of one task into one queue stay in order.
     ///
-    /// It fails with DeadlineExceeded if it was not taken in time, in which case it may still arrive; with
-    /// ResourceExhausted if too many pushes wait, or the acceptor's host has no memory for it; with Unavailable if the peer or
-    /// its acceptor disappeared while the tensor was in transit.
+    /// It fails with DeadlineExceeded if it was not taken in time, though it may still arrive; with ResourceExhausted if too
+    /// many pushes wait, or the acceptor's host has no memory for it; with Unavailable if the peer or its acceptor disappeared
+    /// while the tensor was in transit.
     ///
     /// ```no_run
     /// # use sealane::{Task, Tensor};
@@ -407,8 +407,8 @@ impl Task {
         }
     }
 
-    /// Accepts what any peer pushes into `queue` of this task, until the acceptor is dropped. A queue has one acceptor at a time;
-    /// every accept of another fails with InvalidArgument.
+    /// Accepts tensors that any peer pushes into `queue` of this task, until the acceptor is dropped. A queue has one acceptor
+    /// at a time; every accept of a second one fails with InvalidArgument.
     pub fn acceptor(&self, queue: &str, options: AcceptOptions) -> Acceptor {
         match &self.0 {
             Engine::Daemon(attached) => AttachedAcceptor::new(&attached.0, queue, options).into(),
@@ -432,7 +432,7 @@ impl Task {
     /// waiting tensors are freed, and later calls get the same error until [`cleanup`](Self::cleanup).
     ///
     /// # Errors
-    /// ResourceExhausted if a shard takes no more, Unavailable if the daemon or the engine is gone.
+    /// ResourceExhausted if a shard accepts no more, Unavailable if the daemon or the engine is gone.
     pub fn abort(&self, step: i64, reason: &str) -> Result<(), Error> {
         match &self.0 {
             Engine::Daemon(attached) => attached.0.abort(step, reason),
@@ -445,7 +445,7 @@ impl Task {
     /// step's number may be used again.
     ///
     /// # Errors
-    /// ResourceExhausted if a shard takes no more, Unavailable if the daemon or the engine is gone.
+    /// ResourceExhausted if a shard accepts no more, Unavailable if the daemon or the engine is gone.
     pub fn cleanup(&self, step: i64) -> Result<(), Error> {
         match &self.0 {
             Engine::Daemon(attached) => attached.0.cleanup(step),

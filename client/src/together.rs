@@ -1,4 +1,4 @@
-//! Sends that end together, with the first error. On the threads of callers.
+//! Sends that end together, with the first error. Runs on the callers' threads.
 
 use std::{
     future::Future,

@@ -1,4 +1,4 @@
-//! Calls in progress: to be waited for, awaited or looked at, by any thread and any executor.
+//! Calls in progress: can be waited for, awaited or polled, by any thread and any executor.
 
 use std::{
     future::Future,
@@ -20,7 +20,7 @@ trait Kind {
     /// The same call in an embedded engine.
     #[cfg(feature = "embedded")]
     type Engine: crate::embedded::EngineCall<Outcome = Result<Self::Value, Self::Error>>;
-    /// Whether a call that is dropped is given up.
+    /// Whether dropping a call cancels it.
     const CANCELLED_BY_DROP: bool;
 
     /// What the table gives, and how to take it.
@@ -175,7 +175,7 @@ impl<K: Kind> Drop for UnderWay<K> {
 }
 
 /// A send in progress: await it, or [`wait`](Self::wait). If it is dropped, the send continues.
-#[must_use = "await it to know that the tensor arrived, or drop it on purpose"]
+#[must_use = "await it to know that the tensor arrived, or drop it explicitly"]
 pub struct Sending(UnderWay<Send>);
 
 impl Sending {
@@ -225,11 +225,12 @@ impl Future for Sending {
 }
 
 /// A recv in progress: await it, or [`wait`](Self::wait). Dropping it cancels the recv, here and at the producer: a tensor that
-/// has not left stays there, and one in transit goes back. A tensor that the daemon has already put into this process's ring
-/// counts as received, and is kept for the next recv of the same key until its step is cleaned up or the task is closed. (With an
-/// embedded engine, a tensor that was just handed over is lost with the recv.) If the recv brought memory that does not belong to
-/// the task alone, such as a Python array, dropping it waits until the daemon no longer uses it, at most a second.
-#[must_use = "dropping it gives the recv up"]
+/// was not sent yet stays there, and one in transit is returned. A tensor that the daemon has already put into this process's
+/// ring counts as received, and is kept for the next recv of the same key until its step is cleaned up or the task is closed.
+/// (With an embedded engine, a tensor that was just handed over is lost with the recv.) If the recv brought memory that does
+/// not belong to the task alone, such as a Python array, dropping it waits until the daemon no longer uses it, at most a
+/// second.
+#[must_use = "dropping it cancels the recv"]
 pub struct Receiving(UnderWay<Recv>);
 
 impl Receiving {
@@ -238,11 +239,11 @@ impl Receiving {
         Receiving(UnderWay::of(attachment, submitted))
     }
 
-    /// Blocks until the tensor is there, or the recv has failed: at the latest a second after its deadline, whatever the
+    /// Blocks until the tensor has arrived, or the recv has failed: at the latest a second after its deadline, whatever the
     /// daemon does.
     ///
     /// # Errors
-    /// As [`Error`] says; [`Unreceived`] gives the destination back where it can.
+    /// As [`Error`] says; [`Unreceived`] returns the destination if possible.
     ///
     /// # Panics
     /// If the outcome was already taken, by [`try_outcome`](Self::try_outcome) or by awaiting.

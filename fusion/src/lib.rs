@@ -1,41 +1,41 @@
-//! Sealane's fusion of sends and recvs: tensors, the rendezvous where they meet, and the engine that moves them.
+//! Sealane's sends and recvs and their fusion: tensors, the rendezvous that matches them, and the engine that moves them.
 //!
-//! Start with [`Engine`]: give it an endpoint map and the tasks it serves, and call `send` and `recv` from any thread,
-//! or run code on a shard.
+//! Start with [`Engine`]: give it an endpoint map and the tasks it serves, then call `send` and `recv` from any thread, or run
+//! code on a shard.
 //!
 //! # How messages are fused
-//! Three layers, each for what the one below cannot do (1000 tensors of 64 B per step over TCP; `sealane bench fuse`):
+//! Three layers, each improving on the previous one (1000 tensors of 64 B per step over TCP; `sealane bench fuse`):
 //!
-//! 1. **Within a turn**, all that is queued for a peer leaves in one write. Requests of one task to another share a frame, and so
-//!    do small tensors, up to 4 KiB of them: an entry costs 18 and 22 bytes, where a frame costs 32 each. Bounded by bytes
-//!    (`fusion.turn_bytes`), by large payloads (`fusion.turn_payloads`), and by the turn itself: nothing is delayed for what
-//!    may follow, except releases on their own, for one turn.
+//! 1. **Within a turn**, everything queued for a peer is sent in one write. Requests of one task to another share a frame, and
+//!    so do small tensors, up to 4 KiB of them: an entry costs 18 or 22 bytes, a frame 32. Bounded by bytes
+//!    (`fusion.turn_bytes`), by large payloads (`fusion.turn_payloads`), and by the turn itself: nothing waits for later
+//!    messages, except lone releases, for one turn.
 //! 2. **A fused receive** issues many recvs at once. On the wire each is an ordinary request, so reconnecting, releasing and
-//!    aborting work as for any other. Tensors that are there come at once, the rest when they are sent.
-//! 3. **A plan** names its keys once per link; the producer looks up their slots once. A pull is then 36 bytes. The producer copies
-//!    bytes behind one header, 8 KiB per message, without a request, table entry, release or metadata per tensor. The consumer
-//!    writes over the tensors of the previous pull. Nothing but numbers is kept for a pull that waits: bytes are read from
-//!    the published tensor when they leave, so a peer that does not read costs nothing. Metadata has a stamp; if the peer has not
-//!    been told the current one, it goes before the tensor, so a changed shape is not an error.
+//!    aborting work as usual. Available tensors arrive at once, the rest when they are sent.
+//! 3. **A plan** names its keys once per link; the producer looks up their slots once. A pull is then 36 bytes. The producer
+//!    copies bytes behind one header, 8 KiB per message, without a request, table entry, release or metadata per tensor. The
+//!    consumer overwrites the tensors of the previous pull. A waiting pull holds only numbers: bytes are read from the
+//!    published tensor when they are sent, so a peer that does not read costs nothing. Metadata has a stamp; if the peer does
+//!    not have the current one, it is sent before the tensor, so a changed shape is not an error.
 //!
 //! # Published tensors and queues
-//! A published tensor has a version that never decreases. A pull of `min_version` waits for the slots that are not there yet. It is
-//! a read and owes nothing: after a reconnect it is repeated from the start, and only a peer that restarted ends it. `publish` from
-//! any thread goes to every shard; large tensors are shared, not copied.
+//! A published tensor has a version that never decreases. A pull of `min_version` waits for slots that are not available yet.
+//! It is a read without a release: after a reconnect it is repeated from the start, and only a restart of the peer ends it.
+//! `publish` from any thread goes to every shard; large tensors are shared, not copied.
 //!
-//! A push stream is numbered and keeps each push until the other side says *taken*; the acceptor remembers the next number across
-//! links, and so takes each push once, in order. Queues are bounded. A stream has credit for at most 1,024 tensors and 16 MiB,
-//! less where many share a queue, and gets more only while the queue is not full. Credit that was granted does not count
-//! against the queue; otherwise one idle pusher could hold all of it. When a queue loses its acceptor, arriving pushes are
-//! discarded and sent again with the next grant; what the queue had already taken goes to the next acceptor first, in order.
+//! A push stream is numbered and keeps each push until the other side says *taken*; the acceptor remembers the next number
+//! across links, and so takes each push once, in order. Queues are bounded. A stream has credit for at most 1,024 tensors and
+//! 16 MiB, less if many share a queue, and gets more only while the queue is not full. Granted credit does not count against
+//! the queue; otherwise one idle pusher could hold all of it. When a queue loses its acceptor, arriving pushes are discarded
+//! and sent again with the next grant; tensors that the queue had already taken go to the next acceptor first, in order.
 //!
 //! # Flow control and large tensors
-//! What a peer was lent and has not released counts against its credit in bytes (`transport.in_flight_bytes`), so a slow consumer
-//! stops only its own producer. A link that takes nothing for 64 turns is left to epoll, so it costs its neighbours nothing.
+//! Tensors lent to a peer and not released count against its credit in bytes (`transport.in_flight_bytes`), so a slow consumer
+//! stops only its own producer. A link that accepts no data for 64 turns is left to epoll, so it costs its neighbors nothing.
 //!
-//! Tensors over `transport.chunk_bytes` (4 MiB) leave in chunks, up to eight of them in turn, two chunks ahead of the link: a ping or
-//! a 64 B tensor passes between. 16 tensors of 4 MiB take the same time whole and in chunks of 256 KiB to 1 MiB (8.9 to 9.5 ms,
-//! reno), but one stream of them with two in flight loses an eighth with chunks of 1 MiB.
+//! Tensors over `transport.chunk_bytes` (4 MiB) are sent in chunks, up to eight tensors interleaved, two chunks ahead of the
+//! link: a ping or a 64 B tensor can pass in between. 16 tensors of 4 MiB take the same time whole and in chunks of 256 KiB to
+//! 1 MiB (8.9 to 9.5 ms, reno), but one stream with two in flight is an eighth slower with chunks of 1 MiB.
 
 #![deny(unsafe_code)]
 
@@ -51,10 +51,11 @@ pub mod rendezvous;
 pub use engine::fuzzing;
 pub use engine::{
     Acceptor, ClientEnds, ClientId, Engine, EngineSettings, LocalEngine, LocalPair, LocalPlan, LocalPulling,
-    LocalReceiving, LocalReceivingMany, LocalSending, LocalTask, PLAINTEXT_REFUSED, Plan, PlanPulling, Portion,
-    Publishing, Pulling, PullingMany, Receiving, ReceivingMany, Sending, StartError, Task, Verbs,
+    LocalReceiving, LocalReceivingMany, LocalSending, LocalTask, Plan, PlanPulling, Portion, Publishing, Pulling,
+    PullingMany, Receiving, ReceivingMany, Sending, StartError, Task,
 };
-pub use node::{CallerCounters, Counters, Fuse};
+pub use limits::LINK_KINDS_MAX;
+pub use node::{CallerCounters, Counters, Fuse, KindCounters};
 pub use queue::{AcceptOptions, AcceptQueue, Accepted, AcceptingMany};
 pub use sealane_runtime::Buffer;
 pub use sealane_transport::authentication::{Authentication, TlsFiles};

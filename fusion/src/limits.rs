@@ -1,5 +1,5 @@
-//! The limits of a node and its engine, by name. Those that users set are in [`EngineSettings`](crate::EngineSettings), and those
-//! of the wire and the session in `sealane_transport::limits`.
+//! The limits of a node and its engine. Those that users can set are in [`EngineSettings`](crate::EngineSettings), those of the
+//! wire and the session in `sealane_transport::limits`.
 
 use std::time::Duration;
 
@@ -92,7 +92,7 @@ pub(crate) const TIMEOUT_MAX: Duration = Duration::from_secs(100 * 365 * 86_400)
 /// each of which costs a connect and one resumption of its session.
 pub(crate) const REPLACE_EVERY: Duration = Duration::from_millis(100);
 
-/// How often links that fell back are looked at while verbs are no better.
+/// How often links that fell back are looked at while nothing is better.
 pub(crate) const REPLACE_LOOK: Duration = Duration::from_secs(1);
 
 // Callers.
@@ -152,6 +152,9 @@ pub(crate) const CLIENT_CALLS_MAX: usize = 1 << 14;
 
 /// How often a full completion ring is retried: clients do not signal when they free space.
 pub(crate) const CLIENT_BACKLOG_LOOK: Duration = Duration::from_millis(2);
+
+/// Kinds of links of one engine besides TCP at most: each has its figures and latencies on every shard.
+pub const LINK_KINDS_MAX: usize = 2;
 
 /// Tasks that are told apart for one client on one shard: each costs half a KiB, and a line of what is shown.
 pub(crate) const PEERS_SHOWN_MAX: usize = 1024;

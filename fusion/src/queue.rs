@@ -141,7 +141,7 @@ impl AcceptQueue {
         self.lock().items.iter().filter(|(by, _)| *by == shard).count()
     }
 
-    /// Nothing more comes: whoever waits hears why; what is in the queue can still be taken.
+    /// Nothing more comes: waiters get the reason; tensors in the queue can still be taken.
     pub fn close(&self, error: Error) {
         let mut inner = self.lock();
         inner.closed.get_or_insert(error);
@@ -231,7 +231,7 @@ impl AcceptQueue {
 }
 
 /// An accept in flight: the next tensors, one at least.
-#[must_use = "await it to have the tensors"]
+#[must_use = "await it to get the tensors"]
 pub struct AcceptingMany<'a> {
     pub(crate) queue: &'a AcceptQueue,
     pub(crate) most: usize,

@@ -1,5 +1,4 @@
-//! `sealane.Acceptor`: the end of a queue from which Python code takes what peers push. Any thread, several at a time;
-//! bounded by the queue's options.
+//! `sealane.Acceptor`: the receiving end of a queue in Python. Any thread, several at a time; bounded by the queue's options.
 
 use std::{
     sync::{PoisonError, RwLock},

@@ -1,5 +1,5 @@
-//! The arrays of a plan: the same objects with every pull, as long as the tensors keep type and shape. What arrived is
-//! copied into them, since Python code may keep an array for longer than the plan keeps its memory. One copier at a time.
+//! The arrays of a plan: the same objects with every pull, as long as the tensors keep type and shape. Tensors are copied into
+//! them, since Python code may keep an array longer than the plan keeps its memory. One thread copies at a time.
 
 use std::sync::Arc;
 

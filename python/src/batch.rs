@@ -1,4 +1,4 @@
-//! What calls for many tensors are given: keys, and mappings from keys to tensors or to memory.
+//! Arguments of calls for many tensors: keys, and mappings from keys to tensors or to memory.
 
 use std::time::Duration;
 
@@ -101,7 +101,7 @@ impl Wanted {
         let make = |index: usize, tensor| received(py, tensor, self.destinations[index].as_ref());
         let all = by_key(py, &keys, outcomes, self.partial, make)?;
         if all.len() < keys.len() {
-            return Err(invalid(py, "a key was asked for twice, and a tensor is received once"));
+            return Err(invalid(py, "a key is listed twice, but a tensor is received only once"));
         }
         Ok(all)
     }

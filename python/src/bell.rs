@@ -1,5 +1,5 @@
-//! Telling Python that calls have ended: threads that wait, and event loops, through a descriptor that they watch. Rung
-//! by whichever thread of the client or the engine ends a call, which never waits for the interpreter's lock.
+//! Notifies Python that calls have ended: waiting threads, and event loops through a descriptor that they watch. Called by the
+//! thread of the client or the engine that ends a call, which never waits for the GIL.
 
 use std::{
     mem,

@@ -1,5 +1,5 @@
-//! The buffer protocol: what `bytes`, `memoryview` and `array.array` are to tensors, and tensors to them. With the
-//! interpreter's lock; a view that was handed out keeps its tensor.
+//! The buffer protocol: tensors from `bytes`, `memoryview` and `array.array`, and views of tensors. Runs with the GIL; an
+//! exported view keeps its tensor alive.
 #![allow(unsafe_code)]
 
 use std::{
@@ -69,7 +69,7 @@ pub(crate) fn borrow(object: &Bound<'_, PyAny>) -> PyResult<Borrowed> {
     let keeper = PyMemoryView::from(object)?;
     let view = View::of(&keeper)?;
     if view.members(view.0.suboffsets).iter().any(|offset| *offset >= 0) {
-        return Err(invalid(py, "the buffer's rows lie behind pointers: copy it to one piece first"));
+        return Err(invalid(py, "the buffer's rows are behind pointers: make a contiguous copy first"));
     }
     let dtype = dtype::of_format(view.format(), view.0.itemsize as usize).map_err(|reason| invalid(py, reason))?;
     let shape = view.members(view.0.shape).iter().map(|dimension| *dimension as u64).collect();

@@ -1,5 +1,5 @@
-//! Calls in flight as Python objects: to be waited for, awaited or looked at, by any thread. The lock of a call is never
-//! held by a thread that waits for the interpreter's.
+//! Calls in flight as Python objects: can be waited for, awaited or polled, by any thread. No thread holds a call's lock while
+//! it waits for the GIL.
 
 use std::{
     sync::{
@@ -108,7 +108,7 @@ impl<C: UnderWay> Call<C> {
             }
             py.check_signals()?;
             if left.is_some_and(|left| left.is_zero()) {
-                return Err(PyTimeoutError::new_err("the call has not ended yet, and goes on"));
+                return Err(PyTimeoutError::new_err("the call has not completed yet, and continues"));
             }
         }
     }
@@ -307,7 +307,7 @@ impl Receiving {
                 return Ok(value.clone_ref(py));
             }
             if self.lost.load(Ordering::Acquire) {
-                return Err(invalid(py, "what came could not be handed out when it was first asked for"));
+                return Err(invalid(py, "the result could not be converted when it was first requested"));
             }
             match self.call.take(py).map(|hand_out| hand_out(py)) {
                 Some(Ok(value)) => drop(self.value.set(py, value)),

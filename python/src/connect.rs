@@ -1,10 +1,9 @@
-//! Becoming a task: attached to the host's daemon, or with an engine in this process.
+//! Creating a task: attached to the host's daemon, or with an embedded engine.
 
 use std::{path::PathBuf, time::Duration};
 
 use pyo3::prelude::*;
 use sealane::{Attach, Authentication, EndpointMap, Engine, EngineSettings, Error, Polling, StartError, TlsFiles};
-use sealane_runtime::Polling as ShardPolling;
 
 use crate::{errors::OrRaise, task::Task, wait::timeout};
 
@@ -32,9 +31,8 @@ pub(crate) fn attach(
     timeout: Option<f64>,
     idle_spin: Option<f64>,
 ) -> PyResult<Task> {
-    let idle_spin = seconds(idle_spin, Polling::IDLE_SPIN).or_raise(py)?;
-    let polling = if idle_spin == Duration::MAX { Polling::Spin } else { Polling::SpinThenSleep { idle_spin } };
-    let mut attach = Attach::new(task).polling(polling);
+    let idle_spin = seconds(idle_spin, Attach::IDLE_SPIN).or_raise(py)?;
+    let mut attach = Attach::new(task).polling(Polling::idle(idle_spin));
     if timeout.is_some() {
         attach = attach.timeout(seconds(timeout, Duration::MAX).or_raise(py)?);
     }
@@ -71,17 +69,13 @@ pub(crate) fn embedded(
     tls: Option<(PathBuf, PathBuf, PathBuf)>,
     insecure: bool,
 ) -> PyResult<Task> {
-    let idle_spin = seconds(idle_spin, ShardPolling::IDLE_SPIN).or_raise(py)?;
+    let idle_spin = seconds(idle_spin, Polling::IDLE_SPIN).or_raise(py)?;
     let request_timeout = seconds(request_timeout, EngineSettings::REQUEST_TIMEOUT).or_raise(py)?;
     let start = || {
         let map = EndpointMap::load(endpoint_map).map_err(|error| Error::invalid(error.to_string()))?;
         let mut settings = EngineSettings::new(map, &[task])?;
         settings.runtime.shards = shards.unwrap_or(settings.runtime.shards);
-        settings.runtime.polling = match idle_spin {
-            Duration::ZERO => ShardPolling::Park,
-            Duration::MAX => ShardPolling::Spin,
-            idle_spin => ShardPolling::SpinThenPark { idle_spin },
-        };
+        settings.runtime.polling = Polling::idle(idle_spin);
         settings.request_timeout = request_timeout;
         settings.authentication = authentication(secret_file, tls)?;
         settings.insecure = insecure;

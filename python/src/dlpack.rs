@@ -1,5 +1,5 @@
-//! DLPack 1.x: how frameworks hand each other tensors without copying. With the interpreter's lock, except that another
-//! framework may free what it was given on any thread.
+//! DLPack 1.x: how frameworks exchange tensors without copying. Runs with the GIL, except that another framework may free an
+//! exported tensor on any thread.
 //!
 //! Reference: <https://dmlc.github.io/dlpack/latest/> (structures and Python protocol).
 #![allow(unsafe_code)]
@@ -92,7 +92,7 @@ pub(crate) fn borrow(object: &Bound<'_, PyAny>) -> PyResult<Borrowed> {
     let py = object.py();
     let (device, _): (i32, i32) = object.call_method0("__dlpack_device__")?.extract()?;
     if !READABLE_DEVICES.contains(&device) {
-        let reason = format!("the tensor is in memory of a device (DLPack's type {device}): copy it to the CPU first");
+        let reason = format!("the tensor is in device memory (DLPack's type {device}): copy it to the CPU first");
         return Err(invalid(py, reason));
     }
     let capsule = ask(object)?;
@@ -103,7 +103,8 @@ pub(crate) fn borrow(object: &Bound<'_, PyAny>) -> PyResult<Borrowed> {
             let managed = managed.cast::<Versioned>().as_ptr();
             let version = (*managed).version;
             if version.major != VERSION.major {
-                let reason = format!("the tensor speaks DLPack {}.{}, this is 1.x", version.major, version.minor);
+                let reason =
+                    format!("the tensor uses DLPack {}.{}, but 1.x is supported", version.major, version.minor);
                 return Err(invalid(py, reason));
             }
             (&(*managed).tensor, (*managed).flags)
@@ -199,7 +200,7 @@ pub(crate) fn export<'py>(
     let read_only = !source.get().memory().writable();
     if read_only && !versioned {
         return Err(PyBufferError::new_err(
-            "the tensor is read-only, which DLPack before 1.0 cannot say: ask with max_version=(1, 0) or copy=True",
+            "the tensor is read-only, which DLPack before 1.0 cannot express: ask with max_version=(1, 0) or copy=True",
         ));
     }
     let flags = if read_only { READ_ONLY } else { 0 } | if copy { IS_COPIED } else { 0 };

@@ -1,4 +1,4 @@
-//! Element types by the names that numpy and its companions give them. Pure code.
+//! Element types by the names that numpy and related packages give them. No I/O.
 
 use std::borrow::Cow;
 

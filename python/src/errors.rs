@@ -1,4 +1,4 @@
-//! Errors as Python's exceptions, by class: `sealane._errors` defines them, here is which one tells what.
+//! Errors as Python exceptions: `sealane._errors` defines the classes, this module maps errors to them.
 
 use pyo3::{prelude::*, sync::PyOnceLock, types::PyType};
 use sealane::{Code, Error};

@@ -1,5 +1,4 @@
-//! Which process of a family of forks this is. A child has no threads of its parent's engine and must not speak for its
-//! parent to a daemon.
+//! Detects forks. A child has no threads of its parent's engine and must not use its parent's attachment.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

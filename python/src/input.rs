@@ -1,4 +1,4 @@
-//! What Python code gives: tensors to send, and memory to receive into. With the interpreter's lock, but for the copying.
+//! Arguments from Python: tensors to send, and memory to receive into. Runs with the GIL, except for copying.
 
 use pyo3::{exceptions::PyTypeError, intern, prelude::*};
 use sealane::{Buffer, Error, Payload, TensorMeta};
@@ -89,7 +89,7 @@ fn foreign(object: &Bound<'_, PyAny>) -> PyResult<Borrowed> {
     }
     let kind = object.get_type().name()?;
     Err(PyTypeError::new_err(format!(
-        "a tensor is made of a numpy array, of anything with __dlpack__ or the buffer protocol, or of a list of strings; \
+        "a tensor can be a numpy array, an object with __dlpack__ or the buffer protocol, or a list of strings; \
          {kind} is none of these: call numpy.asarray first"
     )))
 }

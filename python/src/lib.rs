@@ -1,8 +1,8 @@
 //! The Python package's native half: the crate `sealane` as Python objects.
 //!
-//! Everything that touches memory without the compiler's help is in `memory`, `numpy`, `buffer` and `dlpack`; the rest
-//! is about calls. Rules that hold everywhere: whoever copies much or waits gives the interpreter's lock up; whoever
-//! holds a lock of ours never waits for the interpreter's; references to Python objects may be dropped on any thread.
+//! All unsafe memory access is in `memory`, `numpy`, `buffer` and `dlpack`; the rest handles calls. Rules: release the GIL
+//! before a large copy or a wait; never wait for the GIL while holding a lock of this crate; references to Python objects may
+//! be dropped on any thread.
 
 #![deny(unsafe_code)]
 

@@ -1,6 +1,6 @@
-//! numpy's C interface, as far as arrays come in and go out: a table of functions that numpy hands to extensions, and the
-//! head of its array object. Both are part of numpy's binary interface, the same in 1.x and 2.x. With the interpreter's
-//! lock. Making an array so costs a tenth of what calling `numpy.frombuffer` does.
+//! The part of numpy's C API needed to read and create arrays: the function table that numpy gives to extensions, and the head
+//! of its array object. Both are part of numpy's ABI, the same in 1.x and 2.x. Runs with the GIL. Creating an array this way
+//! costs a tenth of `numpy.frombuffer`.
 #![allow(unsafe_code)]
 
 use std::{
@@ -110,7 +110,7 @@ impl Numpy {
             (version(), (*table.add(ARRAY_TYPE)).cast_mut().cast(), make, set_base)
         };
         if !ABI_VERSIONS.contains(&version) {
-            let reason = format!("sealane knows the binary interfaces of numpy 1.x and 2.x, not {version:#x}");
+            let reason = format!("sealane supports the C API of numpy 1.x and 2.x, not {version:#x}");
             return Err(PyImportError::new_err(reason));
         }
         let dtype_class = py.import("numpy")?.getattr("dtype")?.cast_into::<PyType>()?;
@@ -271,8 +271,7 @@ impl Numpy {
         }
         let name = dtype::name(dtype);
         let scalar = py.import("ml_dtypes").and_then(|module| module.getattr(&*name));
-        let reason =
-            || format!("numpy has no {name}, and there is no ml_dtypes that adds it: use the tensor by DLPack");
+        let reason = || format!("numpy has no {name}, and ml_dtypes is not installed: use the tensor through DLPack");
         let scalar = scalar.map_err(|_| invalid(py, reason()))?;
         self.dtype_class.bind(py).call1((scalar,))
     }

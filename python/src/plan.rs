@@ -1,5 +1,5 @@
-//! `sealane.Plan`: keys of what a peer publishes, pulled together again and again into the same arrays. One pull at a time,
-//! by any thread; as many arrays as keys.
+//! `sealane.Plan`: published keys that are pulled together repeatedly, into the same arrays. One pull at a time, from any
+//! thread; one array per key.
 
 use std::{
     future::Future,
@@ -75,7 +75,7 @@ impl Home {
         match std::mem::replace(&mut *standing, Standing::Lent) {
             Standing::Here(contents) => Ok(Lease { contents: Some(contents), home: self.clone() }),
             Standing::Lent => Err(Error::invalid(
-                "another pull of this plan is under way, or its result was not taken: wait for it, or drop it",
+                "another pull of this plan is in progress, or its result was not taken: wait for it, or drop it",
             )),
             Standing::Closed => {
                 *standing = Standing::Closed;

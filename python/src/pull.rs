@@ -1,4 +1,4 @@
-//! Pulls that are made once: published tensors, with their versions, as Python has them.
+//! Single pulls: published tensors with their versions, as Python objects.
 
 use std::task::{Context, Poll};
 

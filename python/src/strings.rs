@@ -1,4 +1,4 @@
-//! Tensors of strings: lists of `str` and `bytes`, and numpy's arrays of them. With the interpreter's lock.
+//! Tensors of strings: lists of `str` and `bytes`, and numpy arrays of them. Runs with the GIL.
 
 use pyo3::{
     prelude::*,

@@ -1,5 +1,5 @@
-//! `sealane.Task`: what Python code sends and receives as. Every call crosses the border once, and leaves the
-//! interpreter's lock to others while it copies or waits.
+//! `sealane.Task`: the identity under which Python code sends and receives. Every call crosses into Rust once, and releases the
+//! GIL while it copies or waits.
 
 use std::{
     path::PathBuf,
@@ -522,7 +522,7 @@ impl Task {
         let meta = TensorMeta::new(dtype, &shape).or_raise(py)?;
         let count = shape.iter().product();
         let bytes = dtype.bytes_of(count).and_then(|bytes| usize::try_from(bytes).ok());
-        let bytes = bytes.ok_or_else(|| invalid(py, "so large an array does not fit into memory"))?;
+        let bytes = bytes.ok_or_else(|| invalid(py, "the array does not fit into memory"))?;
         let tensor = py.detach(|| sealane::Tensor::new(meta, self.connected()?.task.alloc(bytes)?));
         let tensor = Bound::new(py, Tensor::new(tensor.or_raise(py)?))?;
         match numpy.descriptor(dtype) {
@@ -553,7 +553,7 @@ impl Task {
     ) -> PyResult<()> {
         py.detach(|| match self.connected()?.engine {
             Some(engine) => engine.set_authentication(authentication(secret_file, tls)?),
-            None => Err(Error::invalid("the task is attached to a daemon, which reads its own files again by itself")),
+            None => Err(Error::invalid("the task is attached to a daemon, which reloads its own files")),
         })
         .or_raise(py)
     }

@@ -1,4 +1,4 @@
-//! `sealane.Tensor`: the memory of a tensor as a Python object, which arrays and other frameworks look at.
+//! `sealane.Tensor`: a tensor's memory as a Python object, viewed by arrays and other frameworks.
 
 use std::ffi::c_int;
 
@@ -91,12 +91,10 @@ impl Tensor {
         copy: Option<bool>,
     ) -> PyResult<Bound<'py, PyAny>> {
         if stream.is_some() {
-            return Err(PyBufferError::new_err("memory of the CPU has no streams: pass stream=None"));
+            return Err(PyBufferError::new_err("CPU memory has no streams: pass stream=None"));
         }
         if dl_device.is_some_and(|device| device != dlpack::CPU) {
-            return Err(PyBufferError::new_err(
-                "the tensor is in memory of the CPU: ask for it there, and copy it then",
-            ));
+            return Err(PyBufferError::new_err("the tensor is in CPU memory: request it there, then copy it"));
         }
         dlpack::export(slf, max_version, copy == Some(true))
     }

@@ -1,5 +1,5 @@
-//! Waiting without the interpreter's lock, for calls of any kind and for batches of them, so that control-C ends it. On
-//! the threads of callers; bounded by the calls' own deadlines.
+//! Waiting without the GIL, for calls of any kind and batches of them, interruptible by control-C. Runs on the callers'
+//! threads; bounded by the calls' own deadlines.
 
 use std::{
     convert::identity,
@@ -266,7 +266,7 @@ fn on_main_thread() -> bool {
 pub(crate) fn timeout(seconds: Option<f64>) -> Result<Option<Duration>, Error> {
     let Some(seconds) = seconds else { return Ok(None) };
     if seconds.is_nan() || seconds < 0.0 {
-        return Err(Error::invalid(format!("a timeout is a number of seconds, 0 or more; {seconds} is not")));
+        return Err(Error::invalid(format!("a timeout must be a number of seconds, 0 or more, not {seconds}")));
     }
     Ok(Some(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)))
 }

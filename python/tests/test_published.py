@@ -229,7 +229,7 @@ def test_one_pull_of_a_plan_at_a_time(ps, worker, published):
     plan = worker.plan(PS, keys)
     receiving = plan.pull_async(2)
     for pull in (plan.pull, plan.pull_async):
-        with pytest.raises(sealane.InvalidArgument, match="under way"):
+        with pytest.raises(sealane.InvalidArgument, match="in progress"):
             pull()
     published(2)
     assert (receiving.result()[keys[0]] == 2).all()
@@ -320,7 +320,7 @@ def test_plans_of_what_is_no_plan(worker, key):
     with pytest.raises(sealane.NotFound, match="nobody.train:2222"):
         worker.plan("nobody.train:2222", [key]).pull()
     for call in (worker.plan(PS, [key]).pull, worker.plan(PS, [key]).pull_async):
-        with pytest.raises(sealane.InvalidArgument, match="a timeout is a number of seconds"):
+        with pytest.raises(sealane.InvalidArgument, match="a timeout must be a number of seconds"):
             call(timeout=-1)
 
 

@@ -160,7 +160,7 @@ def test_pushes_to_nobody(worker, acceptor, key):
         lambda: acceptor.accept(timeout=-1),
         lambda: acceptor.accept_many(1, timeout=math.nan),
     ):
-        with pytest.raises(sealane.InvalidArgument, match="a timeout is a number of seconds"):
+        with pytest.raises(sealane.InvalidArgument, match="a timeout must be a number of seconds"):
             call()
 
 

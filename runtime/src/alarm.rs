@@ -1,4 +1,4 @@
-//! What ends a shard's sleep when a deadline comes: one timer descriptor a shard, set before the shard sleeps.
+//! Wakes a sleeping shard at its next deadline: one timer descriptor per shard, set before the shard sleeps.
 
 use std::{
     os::fd::{AsFd, BorrowedFd},

@@ -1,12 +1,11 @@
-//! Numbers that one thread writes and any thread reads: eight bytes each, and nobody waits for anybody.
+//! Single-writer counters that any thread can read: eight bytes each, wait-free.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Counts up. One thread adds, any thread reads.
 ///
-/// An addition is a relaxed load and a relaxed store, no locked instruction: about as long as adding to a plain
-/// number. Two threads that add at once lose counts, and nothing worse. A reader may see two counters of which one is
-/// an event ahead of the other. Past `u64::MAX` it goes on from zero.
+/// An addition is a relaxed load and a relaxed store, no locked instruction: about as long as adding to a plain number.
+/// Concurrent writers only lose counts. A reader may see one counter an event ahead of another. Wraps around at `u64::MAX`.
 #[derive(Debug, Default)]
 pub struct Counter(AtomicU64);
 
@@ -16,13 +15,13 @@ impl Counter {
         Self(AtomicU64::new(0))
     }
 
-    /// Writer: counts `count` more.
+    /// Writer: adds `count`.
     #[inline]
     pub fn add(&self, count: u64) {
         self.0.store(self.get().wrapping_add(count), Ordering::Relaxed);
     }
 
-    /// What was counted so far.
+    /// The current count.
     #[inline]
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
@@ -45,7 +44,7 @@ impl Gauge {
         self.0.store(value, Ordering::Relaxed);
     }
 
-    /// The value that was set last.
+    /// The last value set.
     #[inline]
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)

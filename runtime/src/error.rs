@@ -1,13 +1,13 @@
-//! What can go wrong in the runtime: one variant an operation, with its operands and what to do.
+//! Errors of the runtime: one variant per operation, with its operands and what to do.
 
 use std::{io, path::PathBuf, time::Duration};
 
-/// Why the runtime could not do what was asked.
+/// An error of the runtime.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RuntimeError {
-    /// The executor on io_uring cannot be used here.
-    #[error("io_uring cannot be used: {reason}; or leave runtime.executor at auto, which then takes epoll")]
+    /// The io_uring executor cannot be used here.
+    #[error("io_uring cannot be used: {reason}; or leave runtime.executor at auto, which then uses epoll")]
     IoUring {
         /// What stands in the way, and what to do about it.
         reason: String,
@@ -20,7 +20,7 @@ pub enum RuntimeError {
         /// What the kernel answered.
         source: io::Error,
     },
-    /// A setting cannot be used.
+    /// A setting is invalid.
     #[error("setting {setting}: {problem}")]
     Setting {
         /// The field of the settings.
@@ -28,7 +28,7 @@ pub enum RuntimeError {
         /// What is wrong with it, and what would be right.
         problem: String,
     },
-    /// A CPU was asked for that this process may not run on.
+    /// A requested CPU is not available to this process.
     #[error("CPU {cpu} is not one of those that this process may use ({allowed:?}); change the pinning or the cpuset")]
     CpuNotAllowed {
         /// The CPU that was asked for.
@@ -36,7 +36,7 @@ pub enum RuntimeError {
         /// The CPUs that may be used.
         allowed: Vec<usize>,
     },
-    /// A CPU was asked for that another runtime holds.
+    /// A requested CPU is claimed by another runtime.
     #[error("CPU {cpu} is claimed by {} (lock file {})", holder_text(.holder), .path.display())]
     CpuClaimed {
         /// The CPU that was asked for.
@@ -46,8 +46,8 @@ pub enum RuntimeError {
         /// The lock file.
         path: PathBuf,
     },
-    /// Fewer CPUs are free than shards want to be pinned.
-    #[error("{wanted} CPUs are wanted, {free} of the {allowed} allowed ones are free")]
+    /// Fewer CPUs are free than there are shards to pin.
+    #[error("{wanted} CPUs are needed, but only {free} of the {allowed} allowed ones are free")]
     TooFewCpus {
         /// How many were asked for.
         wanted: usize,
@@ -70,7 +70,7 @@ pub enum RuntimeError {
         /// The shard that was asked.
         shard: usize,
     },
-    /// The task panicked; the shard goes on.
+    /// The task panicked; the shard continues.
     #[error("the task panicked: {message}")]
     TaskPanicked {
         /// What it panicked with.
@@ -84,7 +84,7 @@ pub enum RuntimeError {
         /// The size of its mailbox.
         slots: usize,
     },
-    /// A shard did not stop in time; its thread is left alone.
+    /// A shard did not stop in time; its thread is left running.
     #[error("shard {shard} did not stop within {waited:?}; a task does not return")]
     StopTimedOut {
         /// The shard.

@@ -1,4 +1,4 @@
-//! The handshake between one who goes to sleep and those who post to it; any thread, no bound to keep.
+//! The sleep protocol between a sleeper and those who post to it; any thread.
 //!
 //! A lost wake-up needs the sleeper to miss the post and the poster to miss the sleeper. Both sides write, then
 //! fence, then read what the other writes, so at least one of them sees the other (Dekker's idea). A poster that
@@ -12,21 +12,21 @@ use std::sync::atomic::{AtomicU32, Ordering, fence};
 const AWAKE: u32 = 0;
 const ASLEEP: u32 = 1;
 
-/// Whether somebody sleeps, as those see it who post to it: a shard, or a process on the other side of shared memory.
+/// Whether a shard, or a process on the other side of shared memory, sleeps, as seen by those who post to it.
 ///
-/// It may lie in memory that another process writes: one word, 0 while awake and anything else while asleep, so every
-/// value of it is legal, and a wrong one costs a needless doorbell, or the liar its own wake-up.
+/// It may lie in memory that another process writes: one word, 0 while awake and anything else while asleep, so every value is
+/// legal; a wrong one causes a needless doorbell, or costs its writer a wake-up.
 #[derive(Debug)]
 #[repr(transparent)]
 pub struct SleepFlag(AtomicU32);
 
 impl SleepFlag {
-    /// The flag of one who is awake.
+    /// A flag that says awake.
     pub fn new() -> Self {
         Self(AtomicU32::new(AWAKE))
     }
 
-    /// Poster, after it has published something: true if the doorbell must be rung, which one poster alone is told.
+    /// Poster, after publishing work: true if it must ring the doorbell; only one poster gets true.
     #[inline]
     pub fn must_ring(&self) -> bool {
         // Pairs with the fence in `announce`.
@@ -34,7 +34,7 @@ impl SleepFlag {
         self.0.load(Ordering::Relaxed) != AWAKE && self.0.swap(AWAKE, Ordering::AcqRel) != AWAKE
     }
 
-    /// Sleeper: says that it is about to sleep. It must look for work once more before it does.
+    /// Sleeper: announces that it is about to sleep. It must check for work once more before it does.
     #[inline]
     pub fn announce(&self) {
         self.0.store(ASLEEP, Ordering::Relaxed);

@@ -1,9 +1,9 @@
-//! A histogram that one thread fills and any thread reads: 504 bytes, fixed, and nobody waits for anybody.
+//! A single-writer histogram that any thread can read: 504 bytes, fixed, wait-free.
 //!
-//! Two buckets for each power of two, from 64 to 2^36. In nanoseconds that is 64 ns to 69 s: less than 64 ns no turn
-//! and no delivery takes, and what takes longer than 69 s is counted, but has run into a deadline. A bucket is at most
-//! half as wide as its lower bound is large, so a quantile that is read off within a bucket is less than half, and
-//! mostly a tenth, away from the true one. Finer buckets would make every scrape longer, and no alarm better.
+//! Two buckets for each power of two, from 64 to 2^36. In nanoseconds that is 64 ns to 69 s: no turn or delivery takes less
+//! than 64 ns, and anything over 69 s is counted, but has hit a deadline. A bucket's width is at most half its lower bound, so
+//! an interpolated quantile is less than half, and usually a tenth, off the true one. Finer buckets would make every scrape
+//! longer, and no alert better.
 
 use std::{array, ops::AddAssign};
 
@@ -17,9 +17,9 @@ const LAST_POWER: u32 = 36;
 const BUCKETS: usize = 1 + 2 * (LAST_POWER - FIRST_POWER) as usize + 1;
 const OVERFLOW: usize = BUCKETS - 1;
 
-/// How often which values came. One thread records, any thread takes snapshots.
+/// A histogram of values. One thread records, any thread takes snapshots.
 ///
-/// To record costs two additions to a [`Counter`], about 2 ns, and no locked instruction.
+/// Recording costs two additions to a [`Counter`], about 2 ns, and no locked instruction.
 #[derive(Debug)]
 pub struct Histogram {
     counts: [Counter; BUCKETS],
@@ -27,7 +27,7 @@ pub struct Histogram {
 }
 
 impl Histogram {
-    /// A histogram of nothing.
+    /// An empty histogram.
     pub const fn new() -> Self {
         Self { counts: [const { Counter::new() }; BUCKETS], sum: Counter::new() }
     }
@@ -45,7 +45,7 @@ impl Histogram {
         self.sum.add(value.wrapping_mul(count));
     }
 
-    /// What was recorded so far. A value that is recorded meanwhile may be in the counts and not yet in the sum.
+    /// The values recorded so far. A value recorded concurrently may be in the counts but not yet in the sum.
     pub fn snapshot(&self) -> HistogramSnapshot {
         HistogramSnapshot { counts: array::from_fn(|index| self.counts[index].get()), sum: self.sum.get() }
     }
@@ -57,7 +57,7 @@ impl Default for Histogram {
     }
 }
 
-/// What a [`Histogram`] held at one moment; those of several shards may be added up.
+/// The state of a [`Histogram`] at one moment; those of several shards can be added up.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HistogramSnapshot {
     counts: [u64; BUCKETS],
@@ -75,14 +75,14 @@ impl HistogramSnapshot {
         self.sum
     }
 
-    /// Each bucket's upper bound, which belongs to it, and how many values are in it alone. The last bucket's bound is
+    /// Each bucket's inclusive upper bound, and the number of values in it. The last bucket's bound is
     /// `u64::MAX`.
     pub fn buckets(&self) -> impl ExactSizeIterator<Item = (u64, u64)> {
         self.counts.iter().enumerate().map(|(index, count)| (upper_bound(index), *count))
     }
 
-    /// The value that a share `q` of the values, from 0 to 1, does not exceed, as if values lay evenly in their bucket;
-    /// none if there are no values. One that is beyond the last bound is given as that bound, 2^36.
+    /// The `q` quantile (0 to 1), assuming that values are spread evenly within their bucket; none if there are no values. At
+    /// most the last bound, 2^36.
     pub fn quantile(&self, q: f64) -> Option<u64> {
         let count = self.count();
         if count == 0 {
@@ -101,7 +101,7 @@ impl HistogramSnapshot {
         Some(1 << LAST_POWER)
     }
 
-    /// What came after `earlier`, a snapshot of the same histograms.
+    /// The values recorded since `earlier`, a snapshot of the same histograms.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         Self {

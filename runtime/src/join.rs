@@ -1,5 +1,5 @@
-//! The result of a job on a shard, for whoever asked: a future on another shard, a future of any other executor,
-//! or a blocked thread.
+//! The result of a job on a shard, for its submitter: a future on another shard, a future of any other executor, or a blocked
+//! thread.
 
 use std::{
     fmt,
@@ -79,11 +79,11 @@ impl<T> JoinHandle<T> {
         self.0.lock().result.get_or_insert(Err(error));
     }
 
-    /// Blocks until the result is there.
+    /// Blocks until the result is available.
     ///
     /// # Errors
-    /// [`RuntimeError::TaskPanicked`], [`RuntimeError::ShardGone`] where the shard stopped first, or
-    /// [`RuntimeError::MailboxFull`] where the shard could not be asked.
+    /// [`RuntimeError::TaskPanicked`], [`RuntimeError::ShardGone`] if the shard stopped first, or [`RuntimeError::MailboxFull`]
+    /// if the job could not be submitted.
     ///
     /// # Panics
     /// On a shard's thread, which must not block; await the handle there.

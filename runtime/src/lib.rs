@@ -43,6 +43,8 @@ mod executor;
 #[cfg(not(loom))]
 mod histogram;
 #[cfg(shards)]
+mod idleness;
+#[cfg(shards)]
 mod join;
 #[cfg(shards)]
 mod limits;
@@ -50,7 +52,7 @@ mod limits;
 mod load;
 #[cfg(shards)]
 mod mailbox;
-#[cfg(shards)]
+#[cfg(not(loom))]
 mod polling;
 #[cfg(shards)]
 mod readiness;
@@ -81,6 +83,7 @@ pub use self::{
     counter::{Counter, Gauge},
     error::RuntimeError,
     histogram::{Histogram, HistogramSnapshot},
+    polling::Polling,
     slab::{Block, Buffer, Extents, Lender, Slab, SlabFull, SlabSettings},
     volatile::{VolatileSlice, VolatileSliceMut},
 };
@@ -92,7 +95,6 @@ pub use self::{
     join::JoinHandle,
     load::{LoadSnapshot, ShardLoad},
     mailbox::{Job, MailboxFull, ShardRef},
-    polling::Polling,
     readiness::{Interest, Readiness},
     runtime::Runtime,
     settings::{Pin, RuntimeSettings},

@@ -42,7 +42,7 @@ pub(crate) const STOP_ROUNDS: usize = 1000;
 pub(crate) const STALL_REPORT_EVERY: Duration = Duration::from_secs(1);
 
 /// A task's sleep that is longer ends after this long: a hundred years, which any clock can count from now. So
-/// `Duration::MAX` may stand for "for ever".
+/// `Duration::MAX` may stand for "forever".
 pub(crate) const SLEEP_MAX: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 /// The longest sleep that is passed to the kernel; a later deadline is simply slept for in parts.

@@ -1,9 +1,9 @@
-//! A shard's load: how its time goes. The shard's thread writes, any thread reads and no shard is stopped for it; a few
-//! counters and one histogram a shard.
+//! A shard's load: how it spends its time. The shard's thread writes, any thread reads without stopping it; a few counters and
+//! one histogram per shard.
 //!
-//! The shard's time is cut into laps. A lap begins when a turn begins, or when the shard wakes, and ends where the next
-//! begins, or where the shard falls asleep; so it holds a turn and the tasks that ran behind it. It was busy if the turn
-//! found work or a task ran, and idle otherwise. No clock is read for it but the one that every turn reads.
+//! The shard's time is divided into laps. A lap begins when a turn begins, or when the shard wakes, and ends when the next
+//! begins, or when the shard falls asleep; so it covers a turn and the tasks that ran after it. It is busy if the turn found
+//! work or a task ran, and idle otherwise. It needs no clock reading beyond the one of every turn.
 
 use std::{
     sync::Arc,
@@ -17,9 +17,8 @@ use crate::{
 
 /// How a shard's time went since it started, see [`Runtime::load`](crate::Runtime::load).
 ///
-/// All but the two said to be otherwise only grow: whoever wants rates takes two snapshots, and divides by the time
-/// between them. What a shard is amid, a lap or a sleep, is counted when that ends: of a shard that sleeps for an hour
-/// nothing grows, and its busy share is rightly none.
+/// All but two values only grow: for rates, take two snapshots and divide by the time between them. The current lap or sleep is
+/// counted when it ends: while a shard sleeps for an hour, nothing grows, and its busy fraction is correctly zero.
 //
 // Aligned to the two cache lines that CPUs fetch at once, so that a reader of it slows down nobody but its shard.
 #[derive(Debug, Default)]
@@ -40,12 +39,11 @@ pub struct ShardLoad {
 pub struct LoadSnapshot {
     /// Turns that the shard has begun.
     pub turns: u64,
-    /// How long each lap took, in ns, whose turn found work or in which a task ran. Their number is `busy.count()`, and
-    /// their time, which the shard was busy, `busy.sum()`.
+    /// Durations of busy laps in ns. Their number is `busy.count()`, and the shard's busy time `busy.sum()`.
     pub busy: HistogramSnapshot,
-    /// The longest of them, in ns.
+    /// The longest busy lap, in ns.
     pub longest_ns: u64,
-    /// Time awake in which there was nothing to do, in ns.
+    /// Time awake with nothing to do, in ns.
     pub idle_ns: u64,
     /// Time asleep, in ns.
     pub asleep_ns: u64,
@@ -53,12 +51,12 @@ pub struct LoadSnapshot {
     pub sleeps: u64,
     /// How often the shard went longer without a turn than `RuntimeSettings::stall_report` allows.
     pub stalls: u64,
-    /// The shard is asleep now. One that is not, and whose turns do not grow, hangs in a task or a source.
+    /// The shard is asleep now. If it is awake and its turns do not grow, a task or a source hangs.
     pub asleep: bool,
 }
 
 impl ShardLoad {
-    /// The load so far; reads some 70 words, and nobody waits for it.
+    /// The load so far; reads about 70 words, wait-free.
     pub fn snapshot(&self) -> LoadSnapshot {
         LoadSnapshot {
             turns: self.turns.get(),

@@ -1,9 +1,9 @@
 //! Mailboxes: how any thread hands a job to a shard. Bounded by `RuntimeSettings::mailbox_slots`; a post to a shard
 //! that is awake makes no system call.
 //!
-//! Jobs that may not be refused (what is open has to be closed, whoever waits has to be woken) go to a list when no slot is
-//! free. Its bound is its callers': one job for each thing whose opening the mailbox took. While anything is in the list the
-//! mailbox is full for all other jobs, so jobs run in the order of submission, whichever way they came.
+//! Jobs that must not be refused (closing what is open, waking a waiter) go to an overflow list when no slot is free. Its
+//! callers bound it: one job for each resource whose opening went through the mailbox. While the list is not empty, the mailbox
+//! is full for all other jobs, so jobs always run in the order of submission.
 
 use std::{
     collections::VecDeque,
@@ -20,18 +20,18 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use crate::{error::RuntimeError, handshake::SleepFlag, load::ShardLoad, shard::Shard, task::TaskKey};
 
-/// What a shard is asked to run, once, on its own thread.
+/// A closure to run once on a shard's thread.
 pub type Job = Box<dyn FnOnce(&Shard) + Send>;
 
-/// The job was not taken: the mailbox has no free slot, or the shard has stopped.
+/// The job was not accepted: the mailbox has no free slot, or the shard has stopped.
 #[derive(thiserror::Error)]
 #[error("shard {shard} {}", if *.stopped { "has stopped" } else { "has no free mailbox slot" })]
 pub struct MailboxFull {
-    /// The shard that was asked.
+    /// The target shard.
     pub shard: usize,
-    /// The shard has stopped and will never take the job.
+    /// The shard has stopped and will never accept the job.
     pub stopped: bool,
-    /// The job, unchanged, for another try.
+    /// The job, unchanged, for a retry.
     pub job: Job,
 }
 
@@ -63,7 +63,7 @@ pub(crate) struct Mailbox {
     load: Arc<ShardLoad>,
 }
 
-/// One shard as any thread sees it.
+/// A handle to a shard for any thread.
 #[derive(Clone)]
 pub struct ShardRef(pub(crate) Arc<Mailbox>);
 
@@ -96,7 +96,7 @@ impl ShardRef {
     /// Jobs that are still waiting when the shard stops are dropped unrun.
     ///
     /// # Errors
-    /// [`MailboxFull`], with the job in it, where no slot is free or the shard has stopped.
+    /// [`MailboxFull`], with the job in it, if no slot is free or the shard has stopped.
     pub fn submit(&self, job: Job) -> Result<(), MailboxFull> {
         let mailbox = &*self.0;
         if mailbox.closed.load(Ordering::Acquire) {
@@ -112,11 +112,11 @@ impl ShardRef {
         Ok(())
     }
 
-    /// [`submit`](Self::submit) of a job that may not be refused: one that closes what an earlier job has opened, or wakes
+    /// Like [`submit`](Self::submit), for a job that must not be refused: one that closes what an earlier job opened, or wakes
     /// it. It runs in the order of submission like all others.
     ///
-    /// It waits outside the slots where none is free, so the caller bounds how many there are: one at a time for each thing
-    /// that a job which was taken has opened.
+    /// If no slot is free it waits outside the slots, so the caller must bound the number of such jobs: one at a time for each
+    /// resource that an accepted job opened.
     pub fn submit_always(&self, job: Job) {
         let mailbox = &*self.0;
         let Err(MailboxFull { stopped: false, job, .. }) = self.submit(job) else { return };

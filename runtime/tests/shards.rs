@@ -95,7 +95,7 @@ fn bounce(shard: &Shard, rounds: usize, done: mpsc::Sender<()>) {
     other.submit(Box::new(move |shard| bounce(shard, rounds - 1, done))).unwrap();
 }
 
-/// A single lost wake-up would leave both shards asleep for ever.
+/// A single lost wake-up would leave both shards asleep forever.
 fn no_wake_up_is_lost_between_shards_that_sleep(executor: ExecutorChoice) {
     let runtime = start(executor, 2, Polling::Park);
     let (sender, done) = mpsc::channel();

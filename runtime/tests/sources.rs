@@ -200,7 +200,7 @@ fn a_sources_timeout_ends_the_sleep(executor: ExecutorChoice) {
         for _ in 0..20 {
             diary.due.set(Some(Instant::now() + Duration::from_micros(300)));
             shard.notify();
-            // Woken by nothing but the source's work: without its timeout the shard would sleep for ever.
+            // Woken by nothing but the source's work: without its timeout the shard would sleep forever.
             while diary.due.get().is_some() {
                 give_way().await;
             }

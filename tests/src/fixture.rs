@@ -153,7 +153,9 @@ pub fn total(engine: &Engine) -> Counters {
         total.tensors_received += shard.tensors_received;
         total.tensors_sent += shard.tensors_sent;
         total.links += shard.links;
-        total.links_verbs += shard.links_verbs;
+        for (total, shard) in total.kinds.iter_mut().zip(&shard.kinds) {
+            total.links += shard.links;
+        }
         total.links_lost += shard.links_lost;
         total.deposits += shard.deposits;
         total.parked += shard.parked;

@@ -105,7 +105,7 @@ fn say_all(stream: &mut TcpStream, bytes: &mut Vec<u8>) {
                 Some((_, length)) => drop(heard.drain(..length)),
                 None => {
                     let count = ear.read(&mut chunk).unwrap();
-                    assert!(count > 0, "it hung up");
+                    assert!(count > 0, "it disconnected");
                     heard.extend(&chunk[..count]);
                 }
             }

@@ -1,11 +1,11 @@
-//! Slots addressed by generational handles: what goes over the wire or to a device in place of a pointer.
+//! Slots addressed by generational handles, which go over the wire or to a device instead of pointers.
 //!
 //! Lives on one shard; bounded by the limit given at construction; allocates only while it grows.
 
 /// Names one entry of one [`Arena`], and never a later entry in the same slot.
 ///
 /// 63 bits: the slot's index in the low 32, its generation (1 to 2^31 - 1) above. Zero is never a valid handle.
-/// The generational index as ECS libraries and `wr_id` users know it.
+/// A generational index, as in ECS libraries.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Handle(u64);
 
@@ -24,7 +24,7 @@ impl Handle {
         self.0
     }
 
-    /// A handle from a number that may come from outside: a wrong one is merely not found.
+    /// A handle from an untrusted number: an invalid one is simply not found.
     pub fn from_bits(bits: u64) -> Self {
         Self(bits)
     }
@@ -73,12 +73,12 @@ impl<T> Arena<T> {
         self.len() == 0
     }
 
-    /// True if the next [`insert`](Self::insert) gives its value back.
+    /// True if the next [`insert`](Self::insert) returns its value.
     pub fn is_full(&self) -> bool {
         self.len() >= self.limit
     }
 
-    /// Stores a value, or gives it back when the arena is full.
+    /// Stores a value, or returns it if the arena is full.
     #[inline]
     pub fn insert(&mut self, value: T) -> Result<Handle, T> {
         if self.is_full() {
@@ -87,8 +87,7 @@ impl<T> Arena<T> {
         Ok(self.place(|| value))
     }
 
-    /// Stores the value that `make` makes, where it will lie; `None` when the arena is full. For values that are dear to
-    /// move and cheap to make.
+    /// Stores the value that `make` creates, in place; `None` if the arena is full. For values that are expensive to move.
     #[inline]
     pub fn insert_with(&mut self, make: impl FnOnce() -> T) -> Option<Handle> {
         (!self.is_full()).then(|| self.place(make))
@@ -118,7 +117,7 @@ impl<T> Arena<T> {
         if u64::from(slot.generation) != handle.generation() { None } else { slot.value.as_mut() }
     }
 
-    /// Takes the value of `handle` out; the handle is dead from then on.
+    /// Removes the value of `handle`; the handle becomes invalid.
     pub fn remove(&mut self, handle: Handle) -> Option<T> {
         let slot = self.slots.get_mut(handle.index())?;
         if u64::from(slot.generation) != handle.generation() {
@@ -130,8 +129,8 @@ impl<T> Arena<T> {
         Some(value)
     }
 
-    /// Lets `f` take what it needs out of the value of `handle`, and drops the rest where it lies; the handle is dead from
-    /// then on. For values that are dear to move.
+    /// Lets `f` take what it needs from the value of `handle`, and drops the rest in place; the handle becomes invalid. For
+    /// values that are expensive to move.
     #[inline]
     pub fn remove_with<R>(&mut self, handle: Handle, f: impl FnOnce(&mut T) -> R) -> Option<R> {
         let slot = self.slots.get_mut(handle.index())?;

@@ -1,5 +1,4 @@
-//! What a caller may say besides step and key, and how calls end: the same whether the engine is in the caller's process
-//! or in the daemon.
+//! Options and outcomes of calls: the same whether the engine is in the caller's process or in the daemon.
 
 use std::time::Duration;
 
@@ -8,30 +7,29 @@ use sealane_runtime::Buffer;
 use crate::error::Error;
 use crate::tensor::Tensor;
 
-/// What a recv may be told besides step and key.
+/// Options of a recv.
 #[derive(Debug, Default)]
 pub struct RecvOptions {
-    /// How long to wait; the engine's `request_timeout` unless given, `Duration::MAX` for no limit.
+    /// How long to wait; default the engine's `request_timeout`, `Duration::MAX` for no limit.
     pub timeout: Option<Duration>,
-    /// Memory for the tensor; the receive slab's unless given. It comes back in the tensor or in the error.
+    /// Memory for the tensor; default the receive slab. It is returned in the tensor or in the error.
     pub destination: Option<Buffer>,
 }
 
-/// What a send may be told besides step and key.
+/// Options of a send.
 #[derive(Debug, Default)]
 pub struct SendOptions {
-    /// How long the tensor waits to be asked for; the engine's `request_timeout` unless given, `Duration::MAX` for no
-    /// limit.
+    /// How long the tensor waits to be requested; default the engine's `request_timeout`, `Duration::MAX` for no limit.
     pub timeout: Option<Duration>,
 }
 
-/// A recv that ended without a tensor; gives the caller's memory back where it can.
+/// A recv that ended without a tensor; returns the caller's memory if possible.
 #[derive(Debug, thiserror::Error)]
 #[error("{error}")]
 pub struct Unreceived {
     /// Why.
     pub error: Error,
-    /// The memory that was to take the tensor, unless the tensor was arriving in it when the recv ended.
+    /// The destination, unless the tensor was arriving in it when the recv ended.
     pub destination: Option<Buffer>,
 }
 
@@ -47,7 +45,7 @@ impl From<Error> for Unreceived {
     }
 }
 
-/// How a recv ends.
+/// The outcome of a recv.
 pub type RecvOutcome = Result<Tensor, Unreceived>;
-/// How a send ends: `Ok` once the consumer has released the tensor.
+/// The outcome of a send: `Ok` once the consumer has released the tensor.
 pub type SendOutcome = Result<(), Error>;

@@ -1,9 +1,9 @@
-//! Values of an [`Arena`](crate::Arena), chained by step and whom they belong to, so that all of one kind are found without a
-//! look at the others.
+//! Values of an [`Arena`](crate::Arena), chained by owner and step, so that all of one kind are found without visiting the
+//! others.
 //!
-//! Kept beside the arena, by slot: to chain and unchain costs a few nanoseconds, and allocates only while the arena grows.
-//! Bounded by the arena: 24 bytes a slot and 8 for its share of the buckets. Two kinds may share a bucket; whoever may
-//! choose the kinds cannot choose which, since the hash is seeded.
+//! Kept next to the arena, by slot: chaining and unchaining cost a few nanoseconds, and allocate only while the arena grows.
+//! Bounded by the arena: 24 bytes per slot and 8 for its share of the buckets. Two kinds may share a bucket; an attacker cannot
+//! choose which, since the hash is seeded.
 
 use std::hash::BuildHasher;
 
@@ -23,7 +23,7 @@ struct Link {
     behind: u32,
 }
 
-/// What values have in common: whose they are, by the owner's number, and their step.
+/// The key of a chain: the owner's number and the step.
 pub type Kind = (u32, i64);
 
 /// See the module.
@@ -76,7 +76,7 @@ impl Chains {
         }
     }
 
-    /// The handles of one kind in slot order, and with them, once in some four billion, those of another.
+    /// The handles of one kind in slot order; with a probability of one in four billion, also those of another.
     pub fn of(&self, kind: Kind) -> Vec<Handle> {
         let hash = self.hash(kind);
         let mut found = Vec::new();

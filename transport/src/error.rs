@@ -1,4 +1,4 @@
-//! What a caller is told, in gRPC's canonical codes, and what closes a link.
+//! Errors of calls, in gRPC's canonical codes, and of links.
 
 use std::{fmt, time::Duration};
 
@@ -21,13 +21,13 @@ pub enum Code {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Operation {
-    /// A recv; measured to its tensor, zero where that was there.
+    /// A recv; measured until its tensor, zero if that was available.
     Recv,
     /// A send; measured to the consumer's release.
     Send,
     /// A pull; measured to the last of its tensors.
     Pull,
-    /// A push; measured to the word that the queue has taken all of it.
+    /// A push; measured until the queue has taken all of it.
     Push,
 }
 
@@ -52,11 +52,11 @@ impl fmt::Display for Operation {
     }
 }
 
-/// Why a send or a recv ended without its tensor. Every caller gets one of these; none waits for ever.
+/// Why a call failed. Every failed call gets one of these; none waits forever.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The task is not in the endpoint map, or not served where the map says.
+    /// The task is not in the endpoint map, or not served at its address.
     #[error("task {task} is not known: {reason}")]
     NotFound {
         /// The task that was named.
@@ -75,7 +75,7 @@ pub enum Error {
     /// The deadline passed first.
     #[error(
         "{operation} of step {step} key '{key}' waited {waited:?} and its deadline passed{}",
-        if *.delivery_unknown { ": delivery unknown, the tensor was on its way and may arrive" } else { "" }
+        if *.delivery_unknown { ": delivery unknown, the tensor was in transit and may still arrive" } else { "" }
     )]
     DeadlineExceeded {
         /// Which call.
@@ -89,7 +89,7 @@ pub enum Error {
         /// A send or push whose tensor was on its way: nobody knows yet whether it arrived.
         delivery_unknown: bool,
     },
-    /// The step was aborted, here or at the peer, or the engine stops.
+    /// The step was aborted, here or at the peer, or the engine is stopping.
     #[error("step {step} was aborted: {reason}")]
     Aborted {
         /// The step.
@@ -105,7 +105,7 @@ pub enum Error {
         /// Its value, and what asked for more.
         reason: Box<str>,
     },
-    /// The call itself cannot be carried out, whatever the state.
+    /// The call is invalid, whatever the state.
     #[error("{reason}")]
     InvalidArgument {
         /// What is wrong and what is accepted.
@@ -117,7 +117,7 @@ pub enum Error {
         /// Who refused and why.
         reason: Box<str>,
     },
-    /// The peer or this build does not know the operation.
+    /// The peer or this build does not support the operation.
     #[error("not implemented: {reason}")]
     Unimplemented {
         /// What is missing.
@@ -148,12 +148,12 @@ impl Error {
         Error::ResourceExhausted { limit: limit.into(), reason: reason.into() }
     }
 
-    /// A call that cannot be carried out.
+    /// An invalid call.
     pub fn invalid(reason: impl Into<Box<str>>) -> Self {
         Error::InvalidArgument { reason: reason.into() }
     }
 
-    /// A deadline that passed before anything was on its way.
+    /// A deadline that passed before the tensor was in transit.
     pub fn late(operation: Operation, step: i64, key: impl Into<Box<str>>, waited: Duration) -> Self {
         Error::DeadlineExceeded { operation, step, key: key.into(), waited, delivery_unknown: false }
     }
@@ -198,7 +198,7 @@ pub(crate) fn given(reason: &str) -> &str {
     if reason.is_empty() { "no reason was given" } else { reason }
 }
 
-/// Why a link ended. The session survives it, and asks again on the next one.
+/// Why a link ended. The session survives it, and repeats its requests on the next one.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LinkError {
@@ -215,22 +215,22 @@ pub enum LinkError {
         /// True if nobody listens there, which for a link that once stood means that the peer is gone.
         refused: bool,
     },
-    /// The peer sent bytes that break the protocol.
+    /// The peer violated the protocol.
     #[error("the peer broke the protocol: {0}")]
     Protocol(#[from] crate::wire::WireError),
-    /// Nothing was heard for the time that `transport.peer_timeout_ms` allows.
+    /// The peer was silent for longer than `transport.peer_timeout_ms`.
     #[error("the peer was silent for {0:?}")]
     Silent(Duration),
-    /// The peer said goodbye.
+    /// The peer sent goaway.
     #[error("the peer went away: {0}")]
     WentAway(String),
-    /// The peer did not keep to TLS, or bytes were altered on their way.
+    /// The peer violated TLS, or bytes were altered in transit.
     #[error("TLS: {0}")]
     Tls(String),
     /// A work request, or the device as a whole, has failed.
     #[error("verbs: {0}")]
     Verbs(String),
-    /// This side gives the link up for a better one.
+    /// This side replaces the link with a better one.
     #[error("closed: the peer can be reached over verbs again")]
     Replaced,
     /// Verbs are required (`transport.require`), and cannot be used.

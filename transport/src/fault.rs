@@ -1,4 +1,4 @@
-//! Any link, made unreliable on purpose: for the tests of those who build on links, here and elsewhere.
+//! A wrapper that makes any link unreliable, for tests of code that uses links.
 //!
 //! The same seed gives the same faults at the same calls.
 
@@ -9,31 +9,31 @@ use crate::error::LinkError;
 use crate::link::{Landing, Link, LinkKind, Receiver, Traits};
 use crate::outbox::Outbox;
 
-/// How often what goes wrong, each in calls per million.
+/// Frequency of each fault, in calls per million.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Faults {
     /// The link breaks, as by a reset.
     pub reset: u32,
     /// A call moves nothing, as on a slow network.
     pub delay: u32,
-    /// From this call on everything sent vanishes and nothing comes, as when the peer's host is gone.
+    /// From this call on, everything sent is lost and nothing arrives, as when the peer's host is gone.
     pub blackout: u32,
     /// A receive has a budget of one byte: it moves as little as the link can.
     pub dribble: u32,
 }
 
 /// A link with faults.
-pub struct FaultLink<L> {
-    link: L,
+pub struct FaultLink {
+    link: Box<dyn Link>,
     faults: Faults,
     random: u64,
     dead: Option<LinkError>,
     black: bool,
 }
 
-impl<L: Link> FaultLink<L> {
+impl FaultLink {
     /// Wraps `link`; `seed` chooses the faults.
-    pub fn new(link: L, faults: Faults, seed: u64) -> Self {
+    pub fn new(link: Box<dyn Link>, faults: Faults, seed: u64) -> Self {
         Self { link, faults, random: seed, dead: None, black: false }
     }
 
@@ -60,7 +60,7 @@ impl<L: Link> FaultLink<L> {
     }
 }
 
-impl<L: Link> Link for FaultLink<L> {
+impl Link for FaultLink {
     fn kind(&self) -> LinkKind {
         self.link.kind()
     }

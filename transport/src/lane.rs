@@ -1,6 +1,6 @@
-//! Which shard owns a pair of tasks: both sides compute it, neither asks.
+//! The shard that serves a pair of tasks: both sides compute it without communicating.
 
-/// The lane of a pair of tasks, the same whichever of the two is named first: a side with `n` shards serves the pair
+/// The lane of a pair of tasks, independent of their order: a side with `n` shards serves the pair
 /// on shard `lane % n`.
 ///
 /// FNV-1a (Fowler, Noll, Vo): both sides must agree on it, so it is part of the wire's specification.

@@ -1,7 +1,7 @@
-//! Sealane's transport: who a task's peer is, what the two say to each other, and the links that carry it.
+//! Sealane's transport: endpoint map, protocol and links.
 //!
-//! Protocol is decided without I/O ([`session`], [`wire`]); links ([`tcp`], [`loopback`]) only move bytes. Both know of a
-//! tensor only that it is metadata and payload; what those mean to users is in [`tensor`].
+//! Protocol decisions are made without I/O ([`session`], [`wire`]); links ([`tcp`], [`loopback`]) only move bytes. To both, a
+//! tensor is just metadata and payload; [`tensor`] defines their meaning.
 
 #![deny(unsafe_code)]
 
@@ -30,6 +30,8 @@ pub mod loopback;
 pub mod outbox;
 #[cfg(not(loom))]
 pub mod payload;
+#[cfg(all(feature = "network", not(loom)))]
+pub mod provider;
 #[cfg(all(feature = "network", not(loom)))]
 pub mod session;
 pub mod shm;

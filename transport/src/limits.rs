@@ -1,4 +1,4 @@
-//! Every limit of the wire and the session, by name. Those that users may set are in [`SessionLimits`].
+//! Every limit of the wire format and the session. Those that users can set are in [`SessionLimits`].
 
 /// Longest key of a tensor, in bytes. TensorFlow's rendezvous keys reach about 300.
 pub const KEY_BYTES_MAX: usize = 4096;
@@ -9,14 +9,17 @@ pub const META_BYTES_MAX: usize = 2048 + 64;
 /// Most releases in one frame.
 pub const RELEASES_PER_FRAME: usize = 1024;
 
-/// Longest text of an error or a farewell, in bytes.
+/// Longest text of an error or a goaway, in bytes.
 pub const REASON_BYTES_MAX: usize = 1024;
+
+/// Figures that one kind of link counts on each shard at most.
+pub const FIGURES_MAX: usize = 16;
 
 /// Longest body of a frame, in bytes, payload not counted.
 pub const FRAME_BODY_BYTES_MAX: usize = 16 * 1024;
 
-/// A frame of several requests or small tensors ends at about so many bytes: its header is then a hundredth of it, and
-/// the other side begins with its work early.
+/// Approximate maximum size of a frame of several requests or small tensors: its header is then a hundredth of it, and the
+/// other side can start early.
 pub const GROUP_BYTES: usize = 4 * 1024;
 
 /// The same for a frame of small published tensors.
@@ -50,16 +53,16 @@ pub const PEER_SET_KEYS_MAX: usize = 1 << 18;
 /// is `fusion.peer_name_bytes_max`.
 pub const PEER_NAME_BYTES_MAX: usize = PEER_SET_KEYS_MAX * 256;
 
-/// Longest greeting, in bytes: room for [`TASKS_PER_HELLO`] names of ordinary length.
+/// Longest body of a handshake message, in bytes: room for [`TASKS_PER_HELLO`] names of ordinary length.
 pub const HELLO_BYTES_MAX: usize = 256 * 1024;
 
-/// Most tasks that one greeting names.
+/// Most tasks in one handshake message.
 pub const TASKS_PER_HELLO: usize = 4096;
 
-/// Most bytes of tasks' names that a probe is told: what any socket takes in one write, and more tasks than hosts have.
+/// Most bytes of task names in the answer to a probe: what any socket takes in one write, and more tasks than hosts have.
 pub const INTRODUCTION_NAMES_BYTES_MAX: usize = 8 * 1024;
 
-/// Longest task name or transport address in a greeting, in bytes.
+/// Longest task name or transport address in a handshake message, in bytes.
 pub const NAME_BYTES_MAX: usize = 512;
 
 /// A payload up to this size is copied behind its header instead of being a vector of its own: below it, an iovec
@@ -72,8 +75,8 @@ pub const INLINE_PAYLOAD_BYTES: usize = 8 * 1024;
 /// A default; the setting is `fusion.turn_bytes`.
 pub const OUTBOX_STAGED_BYTES: usize = 256 * 1024;
 
-/// A payload of more bytes leaves in chunks of so many, between which other messages leave: at 10 GB/s a small tensor
-/// then waits for 0.4 ms of a large one. With 1 MiB one stream of 4 MiB tensors lost an eighth of its speed (`bench bandwidth`:
+/// Larger payloads are sent in chunks of this size, so that other messages can pass in between: at 10 GB/s a small tensor then
+/// waits at most 0.4 ms for a large one. With 1 MiB one stream of 4 MiB tensors lost an eighth of its speed (`bench bandwidth`:
 /// 0.80 of raw instead of 0.93), while 16 tensors at once did not tell the two apart (`bench fuse`). A default; see
 /// [`SessionLimits::chunk_bytes`].
 pub const CHUNK_BYTES: usize = 4 << 20;
@@ -82,21 +85,21 @@ pub const CHUNK_BYTES: usize = 4 << 20;
 /// while another keeps the link at work; more would only stand before what could pass them.
 pub const CHUNKS_AHEAD: usize = 2;
 
-/// Payloads that leave in chunks at the same time, in each direction of a link. Their receiver has memory for each.
+/// Payloads sent in chunks at the same time, in each direction of a link. The receiver has memory for each.
 pub const TRANSFERS_MAX: usize = 8;
 
-/// Of these, at most so many are answers, and the others pushes: neither waits for all of the other.
+/// Maximum number of these that are responses; the others are pushes, so that neither blocks the other.
 pub const ANSWER_TRANSFERS_MAX: usize = 5;
 
 /// Most payload vectors queued in an outbox: twice those of one system call; 4 to 256 made no difference that could be told from
 /// noise (256 tensors of 64 KiB). A default; the setting is `fusion.turn_payloads`.
 pub const OUTBOX_PAYLOADS: usize = 64;
 
-/// Control frames (failures, parked notes, cancels) waiting to leave; at this many the session reads no more from its
-/// peer until some have left, so a peer that asks and never reads stalls itself alone.
+/// Control frames (failures, parked notes, cancels) waiting to leave; at this many the session reads no more from its peer
+/// until some are sent, so a peer that requests but never reads stalls only itself.
 pub const CONTROL_QUEUE_MAX: usize = 4096;
 
-/// Releases not yet acknowledged; at this many the session asks for nothing more until some are.
+/// Releases not yet acknowledged; at this many the session sends no more requests until some are.
 pub const RELEASE_LOG_MAX: usize = 65_536;
 
 /// The producer acknowledges releases after this many.
@@ -120,12 +123,12 @@ const _: () = {
     assert!(RELEASE_ACK_EVERY < RELEASE_LOG_MAX as u64 / 2);
 };
 
-/// Limits of a session that a user may set. Those that say so are of a peer, over all its sessions with a shard.
+/// Limits of a session that users can set. Some, as noted, apply to a peer, over all its sessions with a shard.
 #[derive(Debug, Clone)]
 pub struct SessionLimits {
     /// Requests in flight to a peer that it has neither answered nor parked. Default 40, as mt-verbs' request buffers.
     pub window: usize,
-    /// Requests of this side that exist at all, asked or waiting for the window. Default 65,536.
+    /// Outstanding requests of this side, in flight or waiting for the window. Default 65,536.
     pub queued_requests_max: usize,
     /// Requests of a peer that wait here for their tensor, its pulls, and the tensors that these wait for, each over all its
     /// sessions; and tensors handed out on one session and not yet released. Default 65,536.
@@ -134,11 +137,11 @@ pub struct SessionLimits {
     pub plan_keys_max: usize,
     /// Bytes of these keys, and of the names of the queues that the peer pushes into, over all its sessions. Default 64 MiB.
     pub peer_name_bytes_max: usize,
-    /// Bytes of small messages that leave in one turn at most, to one peer. Default 256 KiB.
+    /// Most bytes of small messages sent to one peer per turn. Default 256 KiB.
     pub turn_bytes: usize,
-    /// Large tensors that leave in one turn at most, to one peer. Default 64.
+    /// Most large tensors sent to one peer per turn. Default 64.
     pub turn_payloads: usize,
-    /// A tensor with more bytes leaves in chunks of so many, for small ones to pass between them. Default 4 MiB.
+    /// Larger tensors are sent in chunks of this size, so that small ones can pass in between. Default 4 MiB.
     pub chunk_bytes: usize,
     /// Bytes of tensors handed to a peer and not released by it; more wait, but one tensor of any size goes. Those that
     /// leave in chunks are counted apart, so that the others pass them. Default 256 MiB: several hundred milliseconds of a fast
@@ -146,14 +149,14 @@ pub struct SessionLimits {
     pub in_flight_bytes_max: usize,
     /// Largest tensor accepted, in bytes. Default 4 GiB: an embedding table's shard, not a broken length.
     pub tensor_bytes_max: u64,
-    /// A ping goes out after this long without a word from the peer. Default 10 s.
+    /// A ping is sent after this long without data from the peer. Default 10 s.
     pub heartbeat: std::time::Duration,
-    /// A peer that says nothing for this long has lost the link. Default 30 s.
+    /// A link is closed after this long without data from the peer. Default 30 s.
     pub peer_timeout: std::time::Duration,
 }
 
 impl SessionLimits {
-    /// The defaults, which the program's settings read from here.
+    /// The defaults; the program's settings read them from here.
     pub const DEFAULT: SessionLimits = SessionLimits {
         window: 40,
         queued_requests_max: 65_536,

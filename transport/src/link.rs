@@ -1,10 +1,11 @@
-//! The contract that every kind of link fulfils: move bytes for one session, in order, both ways.
+//! The contract of every kind of link: move bytes for one session, in order, both ways.
 //!
-//! Decisions (what to send, what a frame means, where a tensor lands) are the session's; a link only moves bytes, and
-//! is called once a batch, not once a message. One conformance suite (`tests/`) holds all links to it, with
+//! The session makes all decisions (what to send, what a frame means, where a tensor goes); a link only moves bytes, and is
+//! called once per batch, not once per message. One conformance suite (`tests/`) checks all links, with
 //! [`loopback`](crate::loopback) as the reference.
 
 use std::os::fd::BorrowedFd;
+use std::time::Instant;
 
 use sealane_runtime::{Buffer, VolatileSliceMut};
 
@@ -15,42 +16,40 @@ use crate::payload::Meta;
 use crate::tray::Known;
 use crate::wire::WireError;
 
-/// What carries the bytes; named in logs, in `sealane check` and in bench results.
+/// The kind of link, as named in logs, metrics, `sealane check` and bench results. Each kind defines its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum LinkKind {
-    /// Within one shard, by copy. The reference.
-    Loopback,
-    /// A TCP socket.
-    Tcp,
-    /// A queue pair of an RDMA device.
-    Verbs,
-}
+pub struct LinkKind(&'static str);
 
 impl LinkKind {
+    /// Within one shard, by copy. The reference.
+    pub const LOOPBACK: LinkKind = LinkKind::new("loopback");
+    /// A TCP socket: what all peers have.
+    pub const TCP: LinkKind = LinkKind::new("tcp");
+
+    /// A kind with this name, which no other has: a word of lower-case letters.
+    pub const fn new(name: &'static str) -> Self {
+        LinkKind(name)
+    }
+
     /// The name used in results and logs.
     pub fn name(self) -> &'static str {
-        match self {
-            LinkKind::Loopback => "loopback",
-            LinkKind::Tcp => "tcp",
-            LinkKind::Verbs => "verbs",
-        }
+        self.0
     }
 }
 
-/// What a link's owner must know to feed it.
+/// Properties of a link that its owner must know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Traits {
-    /// False while both sides still settle what carries the bytes: what is in the outbox is written, but nothing is to be
-    /// put in yet.
+    /// False while both sides still negotiate the kind of link: the outbox is written, but nothing may be added yet.
     pub open: bool,
-    /// Large payloads travel beside the frames, each into its own place and in its own time, not between them.
+    /// Large payloads travel outside the stream of frames, each into its own destination and at its own time.
     pub aside: bool,
-    /// The link tells its owner itself when it can take more; its descriptor is not to be watched for writing.
+    /// The link reports itself when it can take more; its descriptor must not be watched for writing.
     pub tells_of_room: bool,
 }
 
 impl Traits {
-    /// One stream of bytes, whose descriptor says everything.
+    /// One byte stream, whose descriptor reports all readiness.
     pub const STREAM: Traits = Traits { open: true, aside: false, tells_of_room: false };
 }
 
@@ -59,14 +58,20 @@ pub trait Link {
     /// What carries the bytes.
     fn kind(&self) -> LinkKind;
 
-    /// Why it is of its kind, for a link that found out itself.
+    /// Why it is of its kind, for a link that negotiated it.
     fn reason(&self) -> Option<&str> {
         None
     }
 
-    /// True if it is TCP because this side could do no better when it was made: another may be worth while later.
-    fn is_fallback(&self) -> bool {
+    /// True if it uses TCP where another kind was wanted, and [`reason`](Self::reason) says why.
+    fn fell_back(&self) -> bool {
         false
+    }
+
+    /// For a link that fell back because of this side: whether one to the same peer would not do so now, and is worth giving this
+    /// one up. `None` for any other link.
+    fn can_do_better(&self, _now: Instant) -> Option<bool> {
+        None
     }
 
     /// What its owner must know; may change once, when the link opens.
@@ -74,47 +79,47 @@ pub trait Link {
         Traits::STREAM
     }
 
-    /// The name under which its owner knows it, for a link that tells of itself.
+    /// Sets the name under which its owner knows it, for a link that reports events itself.
     fn adopt(&mut self, _name: Handle) {}
 
     /// Its descriptor was found readable, or broken: for a link that does not read it at every call.
     fn descriptor_ready(&mut self) {}
 
-    /// Writes from the front of the outbox until it is empty, `budget` bytes are written or the link takes no more.
-    /// Payloads that are done with go back through the outbox. The bytes that were taken, never more than the budget;
-    /// if they are fewer and the outbox is not empty, wait for the link to be writable. With `more_follows`, another
-    /// call comes in the same turn: the link may hold back what it has until then.
+    /// Writes from the front of the outbox until it is empty, `budget` bytes are written or the link takes no more. Completed
+    /// payloads go back through the outbox. Returns the bytes taken, never more than the budget; if they are fewer and the
+    /// outbox is not empty, wait for the link to be writable. With `more_follows`, another call comes in the same turn: the
+    /// link may delay sending until then.
     ///
     /// # Errors
     /// The link is dead; the outbox keeps what was not written.
     fn transmit(&mut self, outbox: &mut Outbox, budget: usize, more_follows: bool) -> Result<usize, LinkError>;
 
-    /// Reads what is there, about `budget` bytes at most, and hands it to the receiver. The bytes that were read; 0
-    /// means that there was nothing.
+    /// Reads what is available, at most about `budget` bytes, and passes it to the receiver. Returns the number of bytes; 0
+    /// means that there were none.
     ///
     /// # Errors
-    /// The link is dead, or the receiver found the bytes wrong.
+    /// The link is dead, or the receiver rejected the bytes.
     fn receive(&mut self, receiver: &mut dyn Receiver, budget: usize) -> Result<usize, LinkError>;
 
     /// What to wait for when polling ends: readable, and writable while the outbox is not empty. `None` for a link
     /// that only its own shard can make ready.
     fn descriptor(&self) -> Option<BorrowedFd<'_>>;
 
-    /// The link dies now: nothing of the peer's reaches this side's memory any more when this returns. Payloads in flight
-    /// into landings are returned, those in flight out go back through the outbox.
+    /// Closes the link: once this returns, the peer can no longer write to this side's memory. Payloads in flight into landings
+    /// are returned, outgoing ones go back through the outbox.
     fn abandon(&mut self, outbox: &mut Outbox) -> Vec<Landing>;
 }
 
-/// The session's ear.
+/// The receiving side of a session.
 pub trait Receiver {
-    /// Takes whole frames off the front of `bytes`. If the last one announces a payload that is not all in `bytes`,
-    /// what there is of it is taken and the rest is to be written to the landing.
+    /// Takes whole frames off the front of `bytes`. If the last one announces a payload that is only partly in `bytes`, that
+    /// part is taken and the rest must be written to the landing.
     ///
     /// # Errors
-    /// The bytes break the protocol.
+    /// The bytes violate the protocol.
     fn frames(&mut self, bytes: &[u8]) -> Result<Frames, WireError>;
 
-    /// A landing that has all that comes before the next frame.
+    /// Completes a landing that has all bytes before the next frame.
     fn landed(&mut self, landing: Landing);
 }
 
@@ -127,7 +132,7 @@ pub struct Frames {
     pub landing: Option<Landing>,
 }
 
-/// A payload on its way in: the place it goes to, how much of it is there, and where what comes now ends.
+/// An incoming payload: its destination, how much has arrived, and where the current part ends.
 #[derive(Debug)]
 pub struct Landing {
     /// The request that it answers.
@@ -154,7 +159,7 @@ pub(crate) enum LandingOf {
     Response,
     /// A tensor of a pull, by its number, its version, and what it looks like.
     Part { index: u32, version: i64, known: Known },
-    /// A tensor that nobody waits for, of a pull.
+    /// A tensor of a pull that nobody waits for any more.
     GivenUp,
     /// A push, by its number in its stream.
     Push { number: u64 },
@@ -165,7 +170,7 @@ pub(crate) enum LandingOf {
 pub(crate) enum Place {
     /// Into memory: the consumer's own or the slab's.
     Buffer(Buffer),
-    /// Nowhere: nobody waits for it any more, or there is no room. It goes back to the producer.
+    /// Nowhere: it is no longer wanted, or there is no room. It goes back to the producer.
     Nowhere,
 }
 
@@ -204,7 +209,7 @@ impl Landing {
         self.missing() == 0
     }
 
-    /// The memory that takes the next bytes; `None` if they are to be read and thrown away.
+    /// The memory for the next bytes; `None` if they are to be discarded.
     pub fn target(&mut self) -> Option<VolatileSliceMut<'_>> {
         match &mut self.place {
             Place::Buffer(buffer) => Some(buffer.volatile_mut().range(self.filled..self.end)),

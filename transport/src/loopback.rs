@@ -1,6 +1,6 @@
-//! The reference link: two ends in one shard, bytes copied through a queue. Also what joins two tasks of one engine.
+//! The reference link: two ends in one shard, bytes copied through a queue.
 //!
-//! Bounded by [`LOOPBACK_BYTES`] a direction, as a socket is by its buffers.
+//! Bounded by [`LOOPBACK_BYTES`] per direction, as a socket is by its buffers.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -33,7 +33,7 @@ pub struct LoopbackLink {
     landing: Option<Landing>,
 }
 
-/// Two ends that hear each other.
+/// Two connected ends.
 pub fn loopback() -> (LoopbackLink, LoopbackLink) {
     let (one, other) = (Rc::<RefCell<Pipe>>::default(), Rc::<RefCell<Pipe>>::default());
     (
@@ -44,7 +44,7 @@ pub fn loopback() -> (LoopbackLink, LoopbackLink) {
 
 impl Link for LoopbackLink {
     fn kind(&self) -> LinkKind {
-        LinkKind::Loopback
+        LinkKind::LOOPBACK
     }
 
     fn transmit(&mut self, outbox: &mut Outbox, budget: usize, _more_follows: bool) -> Result<usize, LinkError> {

@@ -1,7 +1,7 @@
-//! What a session has ready to leave: staged frame bytes with tensor payloads between them, in order.
+//! A session's outgoing data: staged frame bytes with tensor payloads between them, in order.
 //!
 //! Lives on one shard; bounded by bytes of frames and by payloads between them, past which [`Outbox::is_full`] is true and
-//! the session waits for the link. Payloads of more than a chunk leave by turns, a chunk at a time.
+//! the session waits for the link. Payloads of more than a chunk are interleaved, a chunk at a time.
 
 use std::collections::VecDeque;
 
@@ -14,7 +14,7 @@ use crate::payload::Payload;
 use crate::transfers::Transfers;
 use crate::wire::{Chunk, FrameWriter};
 
-/// Whose a payload is, to be given back when the link is done with it.
+/// The owner of a payload, to which it is returned when the link is done with it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Owner {
     /// The answer to a request, by the producer's handle of it.
@@ -126,8 +126,8 @@ enum Segment {
 }
 
 impl Outbox {
-    /// An empty outbox that is full with so many bytes of frames, or payloads between them, or as
-    /// many bytes of these as [`CHUNKS_AHEAD`](crate::limits::CHUNKS_AHEAD) chunks have.
+    /// An empty outbox that is full at this many bytes of frames, this many payloads between them, or as many payload bytes as
+    /// [`CHUNKS_AHEAD`](crate::limits::CHUNKS_AHEAD) chunks have.
     pub fn new(staged_max: usize, payloads_max: usize, chunk_bytes: usize) -> Self {
         Self {
             staged: Vec::new(),
@@ -152,7 +152,7 @@ impl Outbox {
         self.segments.is_empty()
     }
 
-    /// True if the session should put in no more for now.
+    /// True if the session should add no more for now.
     pub fn is_full(&self) -> bool {
         let payloads_full =
             self.payloads >= self.payloads_max || self.payload_bytes >= self.transfers.ahead_bytes_max();
@@ -220,7 +220,7 @@ impl Outbox {
         &mut self.revoked
     }
 
-    /// What is to leave next, for a link that takes payloads beside the frames.
+    /// What to send next, for a link that takes payloads outside the stream.
     pub fn front(&self) -> Option<Front<'_>> {
         match self.segments.front()? {
             Segment::Staged(length) => Some(Front::Staged(&self.staged[self.head..self.head + length])),
@@ -414,7 +414,7 @@ impl Outbox {
         &mut self.returned
     }
 
-    /// Forgets what was staged and gives every payload back: the link is gone. Memory that was announced stays with the session
+    /// Drops staged bytes and returns every payload: the link is gone. Memory that was announced stays with the session
     /// and in what is revoked.
     pub fn clear(&mut self) {
         for segment in self.segments.drain(..) {

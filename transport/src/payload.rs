@@ -1,11 +1,11 @@
-//! A tensor's bytes on their way: owned by whoever holds them, given back when the wire is done.
+//! A tensor's bytes in transit: owned by their holder, returned when the link is done with them.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 use sealane_runtime::{Buffer, VolatileSlice};
 
-/// Metadata of a tensor as transport carries it: opaque bytes, without allocation up to rank 4.
+/// Metadata of a tensor as the transport carries it: opaque bytes, not allocated up to rank 4.
 pub type Meta = smallvec::SmallVec<[u8; 48]>;
 
 /// Bytes to send: a slab or heap buffer that this tensor alone owns, or memory shared with other tensors.
@@ -17,7 +17,7 @@ pub enum Payload {
     Owned(Buffer),
     /// Shared by many: one parameter that many workers pull.
     Shared(Arc<Buffer>),
-    /// Shared and immutable, in memory of the caller's.
+    /// Shared and immutable, in the caller's memory.
     Bytes(Bytes),
 }
 

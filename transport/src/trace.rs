@@ -1,7 +1,7 @@
-//! What happens to each request, told as it happens: by sessions and by their owner, on one shard, to whoever listens on another
-//! thread. Without a listener there is no recorder, and nothing of this runs.
+//! Trace events of requests: recorded by sessions and their owner on one shard, for a listener on another thread. Without a
+//! listener there is no recorder, and none of this runs.
 //!
-//! A recorder hands its events over in batches and never waits: where the listener falls behind, events are dropped and counted.
+//! A recorder delivers its events in batches and never blocks: if the listener falls behind, events are dropped and counted.
 
 use std::cell::RefCell;
 use std::rc::Rc;

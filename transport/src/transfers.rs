@@ -1,6 +1,6 @@
-//! Large payloads that leave in chunks, so that what else there is to say passes between them.
+//! Large payloads that are sent in chunks, so that other messages can pass in between.
 //!
-//! Lives in an outbox; bounded by [`TRANSFERS_MAX`]. Each payload is held whole until its last chunk is written.
+//! Part of an outbox; bounded by [`TRANSFERS_MAX`]. Each payload is kept whole until its last chunk is written.
 
 use std::ops::Range;
 

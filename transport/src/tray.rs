@@ -1,7 +1,7 @@
-//! What a pull of many fills: a place for each tensor of a key set, used again by the next pull.
+//! A pull buffer: a place for each tensor of a key set, reused by the next pull.
 //!
-//! Moves as a whole: into the session with the pull, back with its end. A tensor whose type and size did not change is
-//! written over in place, so that from the second pull on nothing is allocated or built.
+//! Moves as a whole: into the session with the pull, and back when it ends. A tensor whose type and size are unchanged is
+//! overwritten in place, so that from the second pull on nothing is allocated.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -261,8 +261,8 @@ fn a_reject_reaches_the_caller_whatever_its_version() {
     let dial = dial_to(address);
     let answering = accept(&listener);
     let Progress::Pending(dial) = dial.poll().unwrap() else { panic!("nobody has answered yet") };
-    answered(answering).unwrap().reject(RejectCode::Full, "transport.links_max: 4096 links stand");
-    let reason = "transport.links_max: 4096 links stand".to_owned();
+    answered(answering).unwrap().reject(RejectCode::Full, "transport.links_max: 4096 links are open");
+    let reason = "transport.links_max: 4096 links are open".to_owned();
     assert_eq!(dialed(dial).err(), Some(DialError::Rejected(Reject { code: RejectCode::Full, reason })));
 
     let mut newer = Greeting::Reject(Reject { code: RejectCode::Version, reason: "9 only".into() }).to_bytes();
@@ -274,7 +274,10 @@ fn a_reject_reaches_the_caller_whatever_its_version() {
 #[test]
 fn greetings_in_the_wrong_direction_break_the_protocol() {
     let (error, _) = call_beginning_with(&Greeting::Welcome(hello("10.0.0.2:7000")).to_bytes());
-    assert!(matches!(error, LinkError::Protocol(WireError::BadValue { what: "greeting kind", .. })), "{error}");
+    assert!(
+        matches!(error, LinkError::Protocol(WireError::BadValue { what: "handshake message kind", .. })),
+        "{error}"
+    );
     let error = dial_answered_with(&Greeting::Hello(hello("10.0.0.2:7000")).to_bytes());
     assert!(matches!(error, DialError::Link(LinkError::Protocol(WireError::BadValue { .. }))), "{error}");
     let mut unknown = MAGIC.to_vec();

@@ -22,25 +22,25 @@ use places::Places;
                         cargo xtask fuzz session frames --seconds 600 --jobs 2\n  cargo xtask fuzz --merge\n  \
                         cargo xtask fuzz session --input target/fuzz/findings/session/crash-0123")]
 pub(crate) struct Fuzz {
-    /// The targets to run; without any, all
+    /// The targets to run [default: all]
     #[arg(value_name = "TARGET")]
     targets: Vec<String>,
-    /// Only say which targets there are
+    /// List the targets
     #[arg(long)]
     list: bool,
     /// Inputs to try for each target
     #[arg(long, default_value_t = 100_000)]
     runs: u64,
-    /// Seconds for each target, in place of a number of inputs
+    /// Seconds for each target, instead of a number of inputs
     #[arg(long, conflicts_with = "runs")]
     seconds: Option<u64>,
-    /// Targets that run at the same time
+    /// Targets to run concurrently
     #[arg(long, default_value_t = 1)]
     jobs: usize,
-    /// Run none; pack the archives of tests/corpora anew, of what runs have found: few inputs that reach all that was ever reached
+    /// Run nothing; rebuild the archives of tests/corpora: a minimal set of inputs with the coverage of all past runs
     #[arg(long, conflicts_with_all = ["seconds", "runs"])]
     merge: bool,
-    /// Run one target on this input alone, and show what happens
+    /// Run one target on this input only, and show the result
     #[arg(long, value_name = "FILE", conflicts_with_all = ["merge", "seconds", "runs"])]
     input: Option<PathBuf>,
 }

@@ -33,28 +33,28 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Chore {
-    /// Runs the simulation of whole clusters on virtual time, and prints every seed that breaks a promise
+    /// Simulates whole clusters in virtual time, and prints every seed that violates a guarantee
     Sim(sim::Sim),
     /// Fuzzes every parser of external input
     Fuzz(fuzz::Fuzz),
-    /// Boots an emulated machine with a software RDMA device, and runs there what needs one
+    /// Boots an emulated machine with a software RDMA device, and runs the RDMA tests and benchmarks there
     RdmaLab(rdma_lab::RdmaLab),
-    /// Kills, stops, cuts off and floods real processes on hosts of their own, and accounts for every tensor
+    /// Kills, stops, disconnects and floods real processes in network namespaces, and accounts for every tensor
     Chaos(chaos::Chaos),
     /// Runs the same with reconnects and restarts for ten minutes, and checks for leaks
     Soak(soak::Soak),
     /// A task of `chaos` and `soak`
     #[command(name = traffic::ROLE, hide = true)]
-    Traffic(traffic::Role),
-    /// Runs a command as a container does whose profile forbids io_uring
+    Traffic { role: traffic::Role },
+    /// Runs a command with io_uring forbidden, as in many containers
     WithoutIoUring(without_io_uring::WithoutIoUring),
-    /// Looks whether every dependency has a licence that deny.toml allows
+    /// Checks that deny.toml allows the license of every dependency
     Licences,
-    /// Generates what follows from the code: the settings page, the header of the C interface; renders the site
+    /// Generates the settings page and the C header from the code; renders the documentation site
     Docs(docs::Docs),
-    /// Measures every figure of the documentation and of bench/REPORT.md, keeps the results, and updates both
+    /// Measures every figure in the documentation and bench/REPORT.md, saves the results, and updates both
     Report(report::Report),
-    /// Writes the manual pages and the completions of the shells
+    /// Writes the manual pages and shell completions
     Pages(package::Pages),
     /// Builds the Debian packages
     Deb(package::Deb),
@@ -69,7 +69,7 @@ fn main() -> ExitCode {
         Chore::RdmaLab(lab) => lab.run(),
         Chore::Chaos(chaos) => chaos.run(),
         Chore::Soak(soak) => soak.run(),
-        Chore::Traffic(role) => role.run(),
+        Chore::Traffic { role } => role.run(),
         Chore::WithoutIoUring(command) => command.run(),
         Chore::Licences => licences::run(),
         Chore::Docs(docs) => docs.run(),

@@ -35,16 +35,16 @@ const KILLED: u8 = 137;
                         cargo xtask rdma-lab --run 'probe rxe0' --with target/debug/probe --within 60"
 )]
 pub(crate) struct RdmaLab {
-    /// Run only the step of this name (repeatable); without it the whole lab runs
+    /// Run only this step (repeatable) [default: all steps]
     #[arg(long, value_name = "STEP", conflicts_with = "run")]
     only: Vec<String>,
-    /// Write what the steps named by --only reported to this file, by their names
+    /// Write the reports of the steps named by --only to this file, by name
     #[arg(long, value_name = "FILE", requires = "only")]
     json: Option<PathBuf>,
-    /// Instead of the lab's steps, run this command line with the guest's /bin/sh, and exit as it does
+    /// Instead of the lab's steps, run this command line with the guest's /bin/sh, and exit with its status
     #[arg(long, value_name = "COMMAND LINE")]
     run: Option<String>,
-    /// A program or file to put into the guest's /bin (repeatable)
+    /// A program or file to copy into the guest's /bin (repeatable)
     #[arg(long = "with", value_name = "PATH", requires = "run")]
     with: Vec<PathBuf>,
     /// Seconds after which the command line is killed

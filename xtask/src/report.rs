@@ -10,7 +10,7 @@ use crate::command::forget_own_package;
 #[derive(Args)]
 #[command(disable_help_flag = true)]
 pub(crate) struct Report {
-    /// What to measure and write; --help tells
+    /// What to measure and write; see --help
     #[arg(allow_hyphen_values = true, trailing_var_arg = true)]
     arguments: Vec<String>,
 }

@@ -12,13 +12,13 @@ const PROGRESS_EVERY: u64 = 1000;
 #[derive(Args)]
 #[command(after_help = "Examples:\n  cargo xtask sim --seeds 10000\n  cargo xtask sim --seed 4711 --log")]
 pub(crate) struct Sim {
-    /// How many seeds to run, one after the other
+    /// Number of seeds to run, in sequence
     #[arg(long, default_value_t = 1)]
     seeds: u64,
     /// The first seed
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Go on after a seed that breaks a promise, and print no traces
+    /// Continue after a failing seed, and print no traces
     #[arg(long)]
     all: bool,
     /// Lines of the trace to print

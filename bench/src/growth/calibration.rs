@@ -6,10 +6,10 @@ use serde::{Deserialize, Serialize};
 
 use super::costs::{Costs, EndCosts};
 use super::fit::{COEFFICIENTS, Equation, cost, fit};
-use super::plan::Size;
 use super::scene::{Course, Machines, Scene};
 use super::shards::{Load, Part};
 use super::simulation::simulate;
+use super::size::{PS_MAX, Size, WORKERS_MAX};
 use crate::error::BenchError;
 use crate::plan::Mode;
 use crate::report::SCHEMA;
@@ -225,8 +225,8 @@ fn read(name: &str, text: &str, inputs: &mut Vec<Input>) -> Result<usize, BenchE
             .filter(|count| (1..=most).contains(count))
             .ok_or_else(|| wrong(name, format!("parameters.{what} is not 1 to {most}; measure again")))
     };
-    let workers = counted("workers", workers, super::plan::WORKERS_MAX)?;
-    let ps = counted("ps", ps, super::plan::PS_MAX)?;
+    let workers = counted("workers", workers, WORKERS_MAX)?;
+    let ps = counted("ps", ps, PS_MAX)?;
     let mut variants: Vec<&str> = Vec::new();
     for row in report.results.iter().filter(|row| row.system == "sealane") {
         if !variants.contains(&row.variant.as_str()) {

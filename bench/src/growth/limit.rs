@@ -1,10 +1,11 @@
 //! Where the first limit of a size lies, and what moves it: the same simulation again, with more of something.
 
-use super::plan::{GrowthPlan, Size, is_small_enough};
+use super::plan::GrowthPlan;
 use super::report::{FirstLimit, MovedBy, SessionBytes, SizeRow, StepTimes};
 use super::scene::{Course, Machines, Scene};
 use super::shards::Load;
 use super::simulation::{Tally, simulate};
+use super::size::{Size, is_small_enough};
 use crate::byte_count::format_bytes;
 use crate::spread::rounded;
 

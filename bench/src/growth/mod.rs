@@ -48,15 +48,18 @@ mod report_text;
 mod scene;
 mod shards;
 mod simulation;
+mod size;
 mod station;
 
 pub use calibration::{Calibration, Prediction, REPORTS_MAX};
 pub use costs::{Costs, EndCosts};
-pub use plan::{GrowthPlan, PAIRS_MAX, PS_MAX, SIZES, SIZES_MAX, SLICES_MAX, Size, WORKERS_MAX};
+pub use plan::{GrowthPlan, SIZES, SIZES_MAX, SLICES_MAX};
 pub use report::{
-    CostsRow, FirstLimit, GrowthParameters, GrowthReport, MovedBy, SCHEMA, SessionBytes, Shares, SizeRow, StepTimes,
+    CostsRow, FirstLimit, GrowthParameters, GrowthReport, MovedBy, SCHEMA, SessionBytes, SizeRow, StepTimes,
 };
 pub use shards::Variables;
+pub use simulation::Shares;
+pub use size::{PAIRS_MAX, PS_MAX, Size, WORKERS_MAX};
 
 use crate::error::BenchError;
 use crate::progress::Progress;

@@ -1,16 +1,15 @@
 //! What is to be simulated, checked before it begins. Plain data.
 
-use std::fmt;
 use std::ops::RangeInclusive;
-use std::str::FromStr;
 
 use serde::Serialize;
 
 use super::calibration::Calibration;
 use super::costs::Costs;
 use super::shards::Variables;
+use super::size::{PAIRS_MAX, PS_MAX, Size, WORKERS_MAX, is_small_enough};
 use crate::error::BenchError;
-use crate::plan::Mode;
+use crate::plan::{Mode, within};
 
 /// The sizes that are simulated by default: from what one machine can run to what none can.
 pub const SIZES: [Size; 7] = [
@@ -25,12 +24,6 @@ pub const SIZES: [Size; 7] = [
 
 /// Most sizes of one run.
 pub const SIZES_MAX: usize = 64;
-/// Most workers.
-pub const WORKERS_MAX: u32 = 100_000;
-/// Most parameter servers.
-pub const PS_MAX: u32 = 10_000;
-/// Most workers × ps. Each pair has one message in flight, and its place in several queues: some 60 bytes.
-pub const PAIRS_MAX: u64 = 16 << 20;
 /// Most tensors of both kinds, after they were cut into slices.
 pub const SLICES_MAX: u64 = 1 << 20;
 /// Most shards of a host, and most workers on one.
@@ -42,36 +35,6 @@ const NIC_GBIT: RangeInclusive<f64> = 0.001..=100_000.0;
 const TIME_US_MAX: f64 = 60e6;
 /// A step that takes e times as long as another is common with 1; with more than this, few steps take all the time.
 const SIGMA_MAX: f64 = 3.0;
-
-/// So many workers and so many parameter servers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Size {
-    /// Workers.
-    pub workers: u32,
-    /// Parameter servers.
-    pub ps: u32,
-}
-
-impl fmt::Display for Size {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "{}+{}", self.workers, self.ps)
-    }
-}
-
-impl FromStr for Size {
-    type Err = BenchError;
-
-    fn from_str(text: &str) -> Result<Size, BenchError> {
-        let numbers = text.split_once('+').and_then(|(workers, ps)| {
-            Some(Size { workers: workers.trim().parse().ok()?, ps: ps.trim().parse().ok()? })
-        });
-        numbers.ok_or_else(|| BenchError::Setting {
-            setting: "--sizes",
-            value: text.to_owned(),
-            accepted: "workers and ps, as in 200+10".to_owned(),
-        })
-    }
-}
 
 /// What is simulated; in a report, its parameters.
 #[derive(Clone, Debug, Serialize)]
@@ -146,7 +109,7 @@ impl GrowthPlan {
             within("--sizes", size.ps, 1..=PS_MAX)?;
             if !is_small_enough(*size) {
                 let accepted = format!("sizes of at most {PAIRS_MAX} pairs of a worker and a ps");
-                return Err(BenchError::Setting { setting: "--sizes", value: size.to_string(), accepted });
+                return Err(BenchError::setting("--sizes", size, accepted));
             }
         }
         within("--workers-per-host", self.workers_per_host, 1..=WORKERS_PER_HOST_MAX)?;
@@ -157,41 +120,19 @@ impl GrowthPlan {
         within("--compute-us", self.compute_us, 0.0..=TIME_US_MAX)?;
         within("--straggler-sigma", self.straggler_sigma, 0.0..=SIGMA_MAX)?;
         if self.straggler_sigma > 0.0 && self.compute_us == 0.0 {
-            return Err(BenchError::Setting {
-                setting: "--straggler-sigma",
-                value: self.straggler_sigma.to_string(),
-                accepted: "it with a --compute-us that it can spread".to_owned(),
-            });
+            let accepted = "it with a --compute-us that it can spread";
+            return Err(BenchError::setting("--straggler-sigma", self.straggler_sigma, accepted));
         }
         let slice_bytes = self.slice_bytes.unwrap_or(u64::MAX);
         within("--slice", slice_bytes, 1..=u64::MAX)?;
         let slices = self.variables.slices(slice_bytes);
         if slices > SLICES_MAX {
-            return Err(BenchError::Setting {
-                setting: "--slice",
-                value: format!("{slice_bytes} bytes, which makes {slices} slices"),
-                accepted: format!("so many bytes that there are at most {SLICES_MAX} slices"),
-            });
+            let given = format!("{slice_bytes} bytes, which makes {slices} slices");
+            let accepted = format!("so many bytes that there are at most {SLICES_MAX} slices");
+            return Err(BenchError::setting("--slice", given, accepted));
         }
         Ok(())
     }
-}
-
-/// Whether so many pairs have room.
-pub(super) fn is_small_enough(size: Size) -> bool {
-    u64::from(size.workers) * u64::from(size.ps) <= PAIRS_MAX && size.ps <= PS_MAX
-}
-
-fn within<T: PartialOrd + fmt::Display>(
-    setting: &'static str,
-    value: T,
-    range: RangeInclusive<T>,
-) -> Result<(), BenchError> {
-    if range.contains(&value) {
-        return Ok(());
-    }
-    let accepted = format!("{} to {}", range.start(), range.end());
-    Err(BenchError::Setting { setting, value: value.to_string(), accepted })
 }
 
 #[cfg(test)]

@@ -1,10 +1,14 @@
 //! What a run of `growth` found out, as the JSON that scripts rely on.
 
+use std::fmt;
+
 use serde::Serialize;
 
 use super::calibration::Prediction;
 use super::costs::Costs;
-use super::plan::{GrowthPlan, Size};
+use super::plan::GrowthPlan;
+use super::simulation::Shares;
+use super::size::Size;
 
 /// Names the JSON's shape; another shape gets another number.
 pub const SCHEMA: &str = "sealane-growth/1";
@@ -89,19 +93,6 @@ pub struct StepTimes {
     pub p99: f64,
 }
 
-/// A share for each kind of resource.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Shares {
-    /// Shards of a ps.
-    pub ps_cpu: f64,
-    /// The NIC of a ps's host, in its busier direction.
-    pub ps_nic: f64,
-    /// Shards of a worker host.
-    pub worker_cpu: f64,
-    /// The NIC of a worker host, in its busier direction.
-    pub worker_nic: f64,
-}
-
 /// Bytes for each end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct SessionBytes {
@@ -129,11 +120,10 @@ pub enum FirstLimit {
     Compute,
 }
 
-impl FirstLimit {
-    /// As the JSON and the table call it.
-    pub fn name(self) -> String {
-        let name = serde_json::to_value(self).ok();
-        name.and_then(|name| name.as_str().map(str::to_owned)).unwrap_or_default()
+/// As the JSON calls it.
+impl fmt::Display for FirstLimit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.serialize(f)
     }
 }
 

@@ -2,7 +2,8 @@
 
 use std::fmt::Write;
 
-use super::report::{GrowthReport, Shares, SizeRow};
+use super::report::{GrowthReport, SizeRow};
+use super::simulation::Shares;
 use crate::byte_count::format_bytes;
 use crate::limits::PEERS_MAX;
 use crate::table::{Column, Table};
@@ -156,6 +157,6 @@ fn row(size: &SizeRow) -> Vec<String> {
         format!("{:.3}", size.step_ms.p50),
         format!("{:.3}", size.step_ms.p99),
     ];
-    let tail = [format!("{:.2}", size.efficiency), size.first_limit.name(), what, factor];
+    let tail = [format!("{:.2}", size.efficiency), size.first_limit.to_string(), what, factor];
     head.into_iter().chain(shares).chain(tail).collect()
 }

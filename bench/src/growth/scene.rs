@@ -3,8 +3,8 @@
 
 use super::clock::{TICKS_PER_SECOND, Tick, of_ns};
 use super::costs::Costs;
-use super::plan::Size;
 use super::shards::{Load, Part};
+use super::size::Size;
 use crate::plan::Mode;
 
 /// Bytes of a frame's header. Those of TCP and IP are not counted: a segment of a large message has 3 to 5 % of them.

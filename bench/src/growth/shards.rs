@@ -2,6 +2,8 @@
 
 use sealane_transport::limits::{CHUNK_BYTES, GROUP_BYTES, INLINE_PAYLOAD_BYTES, PART_BYTES};
 
+use crate::plan::spread;
+
 /// The tensors of one worker's step, by their sizes in bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Variables {
@@ -51,8 +53,8 @@ impl Variables {
         self.pull.iter().chain(&self.push).map(|bytes| bytes.div_ceil(bytes_max).max(1)).sum()
     }
 
-    /// What each of `ps` has to do. The largest tensor goes first, and each to the ps that has the fewest bytes so far, which is at
-    /// most a third above the best way (Graham 1969). A ps may get nothing: then nobody asks it.
+    /// What each of `ps` has to do, where the tensors are spread as in the experiment that is measured. A ps may get nothing:
+    /// then nobody asks it.
     pub(super) fn over(&self, ps: usize) -> Vec<Load> {
         let pull = shared(&self.pull, ps, PART_BYTES as u64);
         let push = shared(&self.push, ps, GROUP_BYTES as u64);
@@ -61,21 +63,11 @@ impl Variables {
 }
 
 fn shared(sizes: &[u64], ps: usize, frame_bytes: u64) -> Vec<Part> {
-    let mut largest_first: Vec<usize> = (0..sizes.len()).collect();
-    largest_first.sort_by_key(|&tensor| (std::cmp::Reverse(sizes[tensor]), tensor));
-    let mut least: std::collections::BTreeSet<(u64, usize)> = (0..ps).map(|ps| (0, ps)).collect();
-    let mut holder = vec![0; sizes.len()];
-    for tensor in largest_first {
-        let (bytes, ps) = least.pop_first().expect("there is a ps");
-        holder[tensor] = ps;
-        // An empty tensor is one to ask for all the same.
-        least.insert((bytes + sizes[tensor].max(1), ps));
-    }
-    let mut own: Vec<Vec<u64>> = vec![Vec::new(); ps];
-    for (&bytes, holder) in sizes.iter().zip(holder) {
-        own[holder].push(bytes);
-    }
-    own.iter().map(|sizes| Part { bytes: sizes.iter().sum(), messages: frames(sizes, frame_bytes) as f64 }).collect()
+    let part = |share: Vec<usize>| {
+        let own: Vec<u64> = share.into_iter().map(|tensor| sizes[tensor]).collect();
+        Part { bytes: own.iter().sum(), messages: frames(&own, frame_bytes) as f64 }
+    };
+    spread(sizes, ps).into_iter().map(part).collect()
 }
 
 /// The frames that Sealane sends tensors in: those of at most `INLINE_PAYLOAD_BYTES` share one until it is full, in their order,

@@ -8,8 +8,9 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
+use serde::Serialize;
+
 use super::clock::{TICKS_PER_SECOND, Tick, as_ms, draw, lognormal};
-use super::report::Shares;
 use super::scene::{Kind, Leg, Scene};
 use super::station::{Nic, Station};
 use crate::plan::Mode;
@@ -64,6 +65,19 @@ struct Barrier {
     pushed: u32,
     /// Workers whose request waits for the next version.
     waiting: Vec<u32>,
+}
+
+/// A share for each kind of resource.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Shares {
+    /// Shards of a ps.
+    pub ps_cpu: f64,
+    /// The NIC of a ps's host, in its busier direction.
+    pub ps_nic: f64,
+    /// Shards of a worker host.
+    pub worker_cpu: f64,
+    /// The NIC of a worker host, in its busier direction.
+    pub worker_nic: f64,
 }
 
 /// What a simulation counted.

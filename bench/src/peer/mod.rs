@@ -19,12 +19,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::BenchError;
 use crate::limits::{BLAME_LIMIT, END_LIMIT, READY_LIMIT, READY_LINE_BYTES_MAX};
-use crate::plan::Keys;
-use crate::plan::Plan;
-use crate::systems::SystemName;
+use crate::plan::{Keys, Plan, SystemName};
 
-pub(crate) use producer::announce;
-pub use producer::serve_peer;
+pub(crate) use producer::{announce, take_job};
 use stderr::StderrTail;
 
 /// How to start a producer: a program and what comes before the job among its arguments.
@@ -32,7 +29,7 @@ use stderr::StderrTail;
 pub struct PeerProgram {
     /// The executable.
     pub program: PathBuf,
-    /// Arguments that make it call [`serve_peer`] with the argument after them.
+    /// Arguments that make it call [`serve_peer`](crate::serve_peer) with the argument after them.
     pub arguments: Vec<String>,
 }
 
@@ -66,7 +63,7 @@ pub struct PeerJob {
 impl PeerJob {
     /// Where the consumer is to be met.
     pub(crate) fn meeting_place(&self) -> Result<&Path, BenchError> {
-        let absent = || BenchError::io("find the consumer: the job names no place")(io::ErrorKind::NotFound.into());
+        let absent = || BenchError::io("find the consumer: the job names no place")(io::ErrorKind::NotFound);
         self.meeting_place.as_deref().ok_or_else(absent)
     }
 }
@@ -108,11 +105,8 @@ impl Peer {
     /// [`BenchError::PeerDied`] and [`BenchError::PeerSilent`] carry what it wrote to standard error.
     pub fn start(program: &PeerProgram, job: &PeerJob) -> Result<Self, BenchError> {
         let system = job.system.as_str();
-        let text = serde_json::to_string(job).map_err(|source| BenchError::Dialogue {
-            what: "the job of a producer",
-            text: format!("{job:?}"),
-            source,
-        })?;
+        let text =
+            serde_json::to_string(job).map_err(BenchError::dialogue("the job of a producer", format!("{job:?}")))?;
         let mut child = Command::new(&program.program)
             .args(&program.arguments)
             .arg(text)
@@ -134,11 +128,8 @@ impl Peer {
             ready: PeerReady::default(),
         };
         let line = peer.first_line(stdout)?;
-        peer.ready = serde_json::from_str(&line).map_err(|source| BenchError::Dialogue {
-            what: "what a producer said",
-            text: line,
-            source,
-        })?;
+        let ready = serde_json::from_str(&line);
+        peer.ready = ready.map_err(BenchError::dialogue("what a producer said", line))?;
         Ok(peer)
     }
 
@@ -207,8 +198,7 @@ impl Peer {
             self.stderr.ended_within(BLAME_LIMIT);
             return Err(self.died().expect("a process that was waited for has a status"));
         }
-        kill(self.pid(), signal)
-            .map_err(|e| BenchError::io(format!("send {signal} to the producer of {}", self.system))(e.into()))
+        kill(self.pid(), signal).map_err(BenchError::io(format!("send {signal} to the producer of {}", self.system)))
     }
 
     fn died(&mut self) -> Option<BenchError> {

@@ -1,7 +1,5 @@
 //! What the two sides of a link show each other, as flags spell it; and throwaway keys for it.
 
-use std::fmt;
-use std::str::FromStr;
 use std::time::{Duration, SystemTime};
 
 use sealane_transport::authentication::{Authentication, Authority, Certified, random_secret};
@@ -26,33 +24,6 @@ pub enum Security {
     Tls,
 }
 
-impl fmt::Display for Security {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::None => "none",
-            Self::Secret => "secret",
-            Self::Tls => "tls",
-        })
-    }
-}
-
-impl FromStr for Security {
-    type Err = BenchError;
-
-    fn from_str(text: &str) -> Result<Self, BenchError> {
-        match text {
-            "none" => Ok(Self::None),
-            "secret" => Ok(Self::Secret),
-            "tls" => Ok(Self::Tls),
-            _ => Err(BenchError::Setting {
-                setting: "--security",
-                value: text.to_owned(),
-                accepted: "none, secret or tls".to_owned(),
-            }),
-        }
-    }
-}
-
 /// What both processes of a run show each other: made for it, and good for nothing else.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Keys {
@@ -72,11 +43,10 @@ pub enum Keys {
 impl Keys {
     /// New keys for these tasks, if there is to be any security.
     pub(crate) fn make(security: Security, tasks: &[&str]) -> Result<Option<Self>, BenchError> {
-        let failed = |reason: String| BenchError::Sealane { operation: "make keys", reason };
         match security {
             Security::None => Ok(None),
             Security::Secret => {
-                let secret = random_secret().map_err(|error| failed(error.to_string()))?;
+                let secret = random_secret().map_err(BenchError::sealane("make keys"))?;
                 Ok(Some(Self::Secret(secret)))
             }
             Security::Tls => {
@@ -85,7 +55,7 @@ impl Keys {
                     let certified = authority.certify(&tasks, SystemTime::now() + KEYS_LIFE)?;
                     Ok((authority.certificate(), certified))
                 });
-                let (authority, Certified { certificate, key }) = made.map_err(|error| failed(error.to_string()))?;
+                let (authority, Certified { certificate, key }) = made.map_err(BenchError::sealane("make keys"))?;
                 Ok(Some(Self::Tls { certificate, key, authority }))
             }
         }
@@ -100,6 +70,6 @@ impl Keys {
                 Authentication::certified(authority, &certified)
             }
         };
-        authentication.map_err(|error| BenchError::Sealane { operation: "read keys", reason: error.to_string() })
+        authentication.map_err(BenchError::sealane("read keys"))
     }
 }

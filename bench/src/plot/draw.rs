@@ -8,7 +8,7 @@ use plotters::coord::ranged1d::{KeyPointHint, NoDefaultFormatting, ValueFormatte
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
-use super::{Row, brief, short};
+use super::{Line, Row, brief, short};
 use crate::spread::Spread;
 
 /// Okabe and Ito's colours, which people with any colour vision can tell apart; further series look like the first again.
@@ -133,21 +133,6 @@ impl ValueFormatter<f64> for Axis {
     }
 }
 
-/// A line of a plot, in parts that are joined.
-pub(super) struct Curve {
-    pub(super) name: String,
-    pub(super) series: usize,
-    pub(super) is_dashed: bool,
-    pub(super) has_points: bool,
-    pub(super) parts: Vec<Vec<(f64, f64)>>,
-}
-
-impl Curve {
-    fn colour(&self) -> RGBColor {
-        SERIES[self.series % SERIES.len()]
-    }
-}
-
 /// A picture that is being drawn.
 pub(super) struct Sheet {
     size: (u32, u32),
@@ -171,10 +156,10 @@ impl Sheet {
         Sheet { size: (width, height), title, svg: String::new() }
     }
 
-    /// Draws curves below their legend.
-    pub(super) fn curves(&mut self, x: &Axis, y: &Axis, curves: &[Curve]) {
+    /// Draws lines below their legend.
+    pub(super) fn lines(&mut self, x: &Axis, y: &Axis, lines: &[Line]) {
         self.drawn(|area| {
-            let area = legend(area, curves)?;
+            let area = legend(area, lines)?;
             let mut chart = ChartBuilder::on(&area)
                 .margin_right(16)
                 .margin_top(8)
@@ -184,14 +169,14 @@ impl Sheet {
             let mut mesh = chart.configure_mesh();
             mesh.x_desc(&x.name).y_desc(&y.name).axis_style(INK).bold_line_style(GRID).light_line_style(TRANSPARENT);
             mesh.label_style(("sans-serif", SMALL).into_font().color(&INK)).draw()?;
-            for curve in curves {
-                let style = curve.colour().stroke_width(2);
-                for part in &curve.parts {
-                    let points = part.iter().copied();
-                    if curve.has_points {
-                        chart.draw_series(part.iter().map(|at| Circle::new(*at, 3, curve.colour().filled())))?;
+            for line in lines {
+                let (colour, has_points) = (colour(line.series), line.has_points());
+                for part in &line.parts {
+                    let (points, style) = (part.iter().copied(), colour.stroke_width(2));
+                    if has_points {
+                        chart.draw_series(part.iter().map(|at| Circle::new(*at, 3, colour.filled())))?;
                     }
-                    if curve.is_dashed {
+                    if line.is_dashed {
                         chart.draw_series(DashedLineSeries::new(points, 5, 4, style))?;
                     } else {
                         chart.draw_series(LineSeries::new(points, style))?;
@@ -219,7 +204,7 @@ impl Sheet {
                 chart.draw_series(LineSeries::new([(1.0, 0.0), (1.0, count)], INK))?;
             }
             for (index, Row { name, spread }) in rows.iter().enumerate() {
-                let (top, colour) = (count - index as f64, SERIES[index % SERIES.len()]);
+                let (top, colour) = (count - index as f64, colour(index));
                 let Range { start, end } = x.range;
                 let (text, bar) = (top - 0.25, top - 0.7);
                 for (at, side, words) in [(start, HPos::Left, name.clone()), (end, HPos::Right, shown(spread))] {
@@ -273,22 +258,26 @@ impl Sheet {
     }
 }
 
+fn colour(series: usize) -> RGBColor {
+    SERIES[series % SERIES.len()]
+}
+
 /// Says which look is whose, in as many lines as that takes. Gives what is left below.
-fn legend<'a>(area: Area<'a>, curves: &[Curve]) -> Result<Area<'a>, Failure> {
+fn legend<'a>(area: Area<'a>, lines: &[Line]) -> Result<Area<'a>, Failure> {
     let width = f64::from(area.dim_in_pixel().0);
     let (mut x, mut y) = (12.0, 12);
-    for curve in curves {
-        let taken = 44.0 + CHARACTER * curve.name.chars().count() as f64;
+    for line in lines {
+        let taken = 44.0 + CHARACTER * line.name.chars().count() as f64;
         if x > 12.0 && x + taken > width {
             (x, y) = (12.0, y + LINE);
         }
         let at = x as i32;
-        let gap = if curve.is_dashed { 6 } else { 0 };
+        let gap = if line.is_dashed { 6 } else { 0 };
         for (from, to) in [(at, at + 14 - gap), (at + 14, at + 28 - gap)] {
-            area.draw(&PathElement::new(vec![(from, y), (to, y)], curve.colour().stroke_width(2)))?;
+            area.draw(&PathElement::new(vec![(from, y), (to, y)], colour(line.series).stroke_width(2)))?;
         }
         let style = ("sans-serif", SMALL).into_font().color(&INK).pos(Pos::new(HPos::Left, VPos::Center));
-        area.draw_text(&plain(&curve.name), &style, (at + 32, y))?;
+        area.draw_text(&plain(&line.name), &style, (at + 32, y))?;
         x += taken;
     }
     Ok(area.split_vertically(y + LINE / 2).1)

@@ -2,11 +2,11 @@
 //! well. The page of a benchmark is made here; the demo makes its own of the same parts.
 
 mod of_bench;
-mod when;
 
 use std::time::SystemTime;
 
 use askama::Template;
+use time::OffsetDateTime;
 
 use crate::plot::Picture;
 use crate::table::{Align, Column, Table};
@@ -112,12 +112,19 @@ struct View<'a> {
 impl Page {
     /// The whole file.
     pub fn to_html(&self) -> String {
-        let view = View { page: self, made: when::utc(self.made), version: env!("CARGO_PKG_VERSION") };
+        let view = View { page: self, made: utc(self.made), version: env!("CARGO_PKG_VERSION") };
         let mut html = view.render().expect("a template of texts and numbers can be filled in");
         // Such characters may stand in no document; they could come from a command line or an error.
         html.retain(|character| character == '\n' || !(character.is_control() || is_no_character(character)));
         html
     }
+}
+
+/// The date and the time, to the second, wherever the reader is: `2025-11-20 20:03:11 UTC`.
+fn utc(moment: SystemTime) -> String {
+    let moment = OffsetDateTime::from(moment);
+    let (hour, minute, second) = moment.to_hms();
+    format!("{} {hour:02}:{minute:02}:{second:02} UTC", moment.date())
 }
 
 fn is_no_character(character: char) -> bool {
@@ -225,6 +232,12 @@ pub(crate) mod tests {
         // Kind, title, result, failure, command and so on: all are there, as texts.
         assert!(text.matches("<script>alert('x')</script> & \"]]>\"").count() > 12, "{text}");
         assert!(!html.chars().any(|character| character == '\u{7}' || character == '\u{ffff}'));
+    }
+
+    #[test]
+    fn a_moment_has_its_date_and_time() {
+        assert_eq!(utc(UNIX_EPOCH), "1970-01-01 00:00:00 UTC");
+        assert_eq!(utc(UNIX_EPOCH + Duration::from_secs(951_782_399)), "2000-02-28 23:59:59 UTC");
     }
 
     #[test]

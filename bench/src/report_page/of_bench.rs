@@ -2,6 +2,8 @@
 
 use std::time::SystemTime;
 
+use serde::Deserialize;
+use serde::de::value::{Error, StrDeserializer};
 use serde_json::Value;
 
 use super::{Highlight, Page, Section};
@@ -251,7 +253,7 @@ impl Section {
 /// `round trip, p50` for `rtt_us.p50`.
 fn spelled(of: &str) -> String {
     let (name, percentile) = of.split_once('.').map_or((of, None), |(name, percentile)| (name, Some(percentile)));
-    let metric = Metric::ALL.into_iter().find(|metric| metric.name() == name);
+    let metric = Metric::deserialize(StrDeserializer::<Error>::new(name));
     let label = metric.map_or(name, |metric| metric.label_and_unit().0);
     match percentile {
         Some("p999") => format!("{label} p99.9"),

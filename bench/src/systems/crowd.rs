@@ -5,15 +5,12 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::time::{Duration, Instant};
 
-use nix::errno::Errno;
-use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use nix::sys::epoll::EpollFlags;
 
+use super::poller::{Poller, at_most};
 use super::sockets;
 use crate::error::BenchError;
 use crate::limits::STALL_LIMIT;
-
-/// Sockets that one look at the epoll set reports.
-const EVENTS: usize = 512;
 
 /// Bytes of one read; a greeting is far shorter.
 const READ_BYTES: usize = 4 << 10;
@@ -111,7 +108,7 @@ impl Caller {
 pub(super) struct Crowd<M> {
     system: &'static str,
     manners: M,
-    epoll: Epoll,
+    poller: Poller,
     callers: Vec<Caller>,
     /// Callers that were refused or hung up on, and the first one's reason.
     refused: usize,
@@ -132,19 +129,15 @@ impl<M: Manners> Crowd<M> {
         port: u16,
         congestion: Option<&str>,
     ) -> Result<(Self, Duration), BenchError> {
-        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(failed("make an epoll set"))?;
-        let callers = Vec::with_capacity(peers);
-        let mut crowd = Self { system, manners, epoll, callers, refused: 0, reason: String::new() };
+        let (poller, callers) = (Poller::new()?, Vec::with_capacity(peers));
+        let mut crowd = Self { system, manners, poller, callers, refused: 0, reason: String::new() };
         let greetings: Vec<_> = (0..peers).map(|caller| manners.greeting(caller, visit)).collect();
         let called = Instant::now();
         for (place, to_say) in greetings.into_iter().enumerate() {
             let socket = sockets::begin_to_connect(port, congestion)?;
             // Edge-triggered, and so for reading and writing at once: every step goes as far as it can.
             let interest = EpollFlags::EPOLLIN | EpollFlags::EPOLLOUT | EpollFlags::EPOLLRDHUP | EpollFlags::EPOLLET;
-            crowd
-                .epoll
-                .add(&socket, EpollEvent::new(interest, place as u64))
-                .map_err(failed("watch a caller's socket"))?;
+            crowd.poller.watch(&socket, place, interest)?;
             crowd.callers.push(Caller { socket, standing: Standing::Greeting, to_say, heard: Vec::new() });
         }
         crowd.until_none_is(Standing::Greeting)?;
@@ -164,8 +157,8 @@ impl<M: Manners> Crowd<M> {
             if left.is_zero() {
                 return Ok(());
             }
-            for place in self.reported(left)? {
-                self.step(place);
+            for number in 0..self.poller.look(at_most(left))? {
+                self.step(self.poller.reported(number).0);
             }
             self.complete()?;
         }
@@ -202,11 +195,12 @@ impl<M: Manners> Crowd<M> {
     fn until_none_is(&mut self, standing: Standing) -> Result<(), BenchError> {
         let mut left = self.callers.iter().filter(|caller| caller.standing == standing).count();
         while left > 0 {
-            let reported = self.reported(STALL_LIMIT)?;
-            if reported.is_empty() {
+            let reported = self.poller.look(at_most(STALL_LIMIT))?;
+            if reported == 0 {
                 return Err(BenchError::Stalled { system: self.system, waited: STALL_LIMIT });
             }
-            for place in reported {
+            for number in 0..reported {
+                let (place, _) = self.poller.reported(number);
                 let was = self.callers[place].standing;
                 self.step(place);
                 if was == standing && self.callers[place].standing != standing {
@@ -231,18 +225,6 @@ impl<M: Manners> Crowd<M> {
         }
     }
 
-    /// The callers that can go on; none when `limit` has passed.
-    fn reported(&self, limit: Duration) -> Result<Vec<usize>, BenchError> {
-        let mut events = [EpollEvent::empty(); EVENTS];
-        // Rounded up: a wait of 0 ms would be a spin.
-        let milliseconds = u16::try_from(limit.as_millis() + 1).unwrap_or(u16::MAX);
-        match self.epoll.wait(&mut events, EpollTimeout::from(milliseconds)) {
-            Ok(count) => Ok(events[..count].iter().map(|event| event.data() as usize).collect()),
-            Err(Errno::EINTR) => Ok(Vec::new()),
-            Err(errno) => Err(failed("wait for the callers' sockets")(errno)),
-        }
-    }
-
     fn complete(&self) -> Result<(), BenchError> {
         if self.refused == 0 {
             return Ok(());
@@ -250,10 +232,6 @@ impl<M: Manners> Crowd<M> {
         let (system, refused, peers, reason) = (self.system, self.refused, self.callers.len(), self.reason.clone());
         Err(BenchError::Refused { system, refused, peers, reason })
     }
-}
-
-fn failed(operation: &'static str) -> impl FnOnce(Errno) -> BenchError {
-    move |errno| BenchError::io(operation)(errno.into())
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use crate::limits::STALL_LIMIT;
 use crate::peer::Peer;
 use crate::sample::{Metric, Sample};
 use crate::stopwatch::RoundClock;
-use crate::system::System;
+use crate::system::{Rounds, System};
 
 /// Peers that are connected.
 pub(super) trait Askers {
@@ -25,30 +25,28 @@ pub(super) trait Askers {
     fn take_arrived(&mut self) -> Vec<u64>;
 }
 
-/// A listener in a process of its own, and those who ask it.
-pub(super) struct FanIn<A> {
+/// Those who ask a listener, which has a process of its own.
+struct FanIn<A> {
     system: &'static str,
-    /// Before the listener's process, which they ask.
     askers: A,
-    congestion: String,
-    peers: usize,
     /// What the resident memory of the listener's process grew by for each peer that had greeted and asked for nothing.
     resident_bytes_each: Option<f64>,
+}
+
+/// Peers that ask a listener, whose process rests.
+pub(super) fn system(
+    name: &'static str,
+    peers: usize,
+    congestion: String,
+    resident_bytes_each: Option<f64>,
+    askers: impl Askers + 'static,
     peer: Peer,
+) -> System {
+    let rounds = FanIn { system: name, askers, resident_bytes_each };
+    System::new(name, format!("{peers} peers"), rounds).with_congestion(congestion).with_peer(peer)
 }
 
 impl<A: Askers> FanIn<A> {
-    pub(super) fn new(
-        system: &'static str,
-        peers: usize,
-        congestion: String,
-        resident_bytes_each: Option<f64>,
-        askers: A,
-        peer: Peer,
-    ) -> Self {
-        Self { system, askers, congestion, peers, resident_bytes_each, peer }
-    }
-
     /// Tensors a second of all peers together, and those of the slowest in what each would have had of an equal share.
     fn load(&mut self, length: Duration) -> Result<(f64, f64), BenchError> {
         let (system, askers) = (self.system, &mut self.askers);
@@ -106,32 +104,12 @@ fn give_up_after(system: &'static str, silence: Duration) -> Result<(), BenchErr
     if silence < STALL_LIMIT { Ok(()) } else { Err(BenchError::Stalled { system, waited: silence }) }
 }
 
-impl<A: Askers> System for FanIn<A> {
-    fn name(&self) -> &'static str {
-        self.system
-    }
-
-    fn variant(&self) -> String {
-        format!("{} peers", self.peers)
-    }
-
-    fn congestion(&self) -> Option<&str> {
-        Some(&self.congestion)
-    }
-
-    fn resume(&mut self) -> Result<(), BenchError> {
-        self.peer.resume()
-    }
-
+impl<A: Askers> Rounds for FanIn<A> {
     fn round(&mut self, length: Duration) -> Result<Sample, BenchError> {
-        let (per_second, slowest_share) = self.load(length).map_err(|failure| self.peer.blame(failure))?;
+        let (per_second, slowest_share) = self.load(length)?;
         let mut figures = vec![(Metric::TensorsPerSecond, per_second), (Metric::SlowestShare, slowest_share)];
         figures.extend(self.resident_bytes_each.map(|bytes| (Metric::ResidentBytesPerPeer, bytes)));
         Ok(Sample { figures, ..Sample::default() })
-    }
-
-    fn rest(&mut self) -> Result<(), BenchError> {
-        self.peer.rest()
     }
 }
 

@@ -1,4 +1,4 @@
-//! The systems that can be measured, by name, and the sockets that they share.
+//! The systems that can be measured, and the sockets that they share.
 
 mod arrival;
 mod crowd;
@@ -6,71 +6,18 @@ mod fanin;
 mod gap;
 mod grpc;
 mod meeting;
+mod poller;
 mod raw;
 mod sealane;
 mod sockets;
 mod storm;
 mod training;
 
-use std::fmt;
-use std::str::FromStr;
-
-use serde::{Deserialize, Serialize};
-
 use crate::error::BenchError;
 use crate::limits::FEW_PEERS;
 use crate::peer::{PeerJob, PeerProgram};
-use crate::plan::{Bench, Fuse, Link, Plan, Security, Variant};
+use crate::plan::{Bench, Fuse, Link, Plan, Security, SystemName, Variant};
 use crate::system::System;
-
-/// A system's name, as flags and reports spell it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum SystemName {
-    /// Sealane itself: always measured, and so never a baseline.
-    Sealane,
-    /// The bare operation of the kernel, or of memory where the link is in memory.
-    Raw,
-    /// gRPC, through tonic.
-    Grpc,
-    /// Sealane whose two sides show each other nothing, beside Sealane with [`Security`].
-    Open,
-}
-
-impl SystemName {
-    /// The name itself.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Sealane => "sealane",
-            Self::Raw => "raw",
-            Self::Grpc => "grpc",
-            Self::Open => "open",
-        }
-    }
-}
-
-impl fmt::Display for SystemName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
-
-impl FromStr for SystemName {
-    type Err = BenchError;
-
-    fn from_str(text: &str) -> Result<Self, BenchError> {
-        match text {
-            "raw" => Ok(Self::Raw),
-            "grpc" => Ok(Self::Grpc),
-            "open" => Ok(Self::Open),
-            _ => Err(BenchError::Setting {
-                setting: "--baseline",
-                value: text.to_owned(),
-                accepted: "raw, grpc or open".to_owned(),
-            }),
-        }
-    }
-}
 
 /// Sealane, also with few peers where that is what many are compared with, then each baseline of the plan once, in all
 /// the ways in which it is measured.
@@ -110,11 +57,7 @@ fn measured(plan: &Plan) -> Vec<(SystemName, Plan)> {
 ///
 /// # Errors
 /// [`BenchError::Congestion`] when the kernel lacks the one that is wanted; whatever keeps a system from starting.
-pub fn set_up(
-    plan: &Plan,
-    cpus: Option<[usize; 2]>,
-    program: &PeerProgram,
-) -> Result<Vec<Box<dyn System>>, BenchError> {
+pub fn set_up(plan: &Plan, cpus: Option<[usize; 2]>, program: &PeerProgram) -> Result<Vec<System>, BenchError> {
     if let (Link::Tcp | Link::Verbs, Some(name)) = (plan.link, &plan.congestion) {
         sockets::check_congestion(name)?;
     }
@@ -127,44 +70,41 @@ pub fn set_up(
     Ok(systems)
 }
 
-fn one(job: &PeerJob, program: &PeerProgram) -> Result<Box<dyn System>, BenchError> {
-    match (job.plan.bench, job.system) {
-        (Bench::FanIn, SystemName::Raw) => return Ok(Box::new(raw::fanin::start(job, program)?)),
-        (Bench::FanIn, _) => return Ok(Box::new(sealane::fanin::start(job, program)?)),
-        (Bench::Idle, _) => return Ok(Box::new(sealane::Idle::start(job, program)?)),
-        (Bench::Connect, SystemName::Raw) => {
-            return Ok(Box::new(storm::Storm::start(job, program, raw::Zeros::like_sealane())?));
-        }
-        (Bench::Connect, _) => return Ok(Box::new(storm::Storm::start(job, program, sealane::Workers)?)),
-        (Bench::Latency | Bench::Rate | Bench::Bandwidth | Bench::Fuse, _) => {}
-        (Bench::Ps, SystemName::Grpc) => return Ok(Box::new(grpc::training::start(job, program)?)),
-        (Bench::Ps, _) => return sealane::training::start(job, program),
-        (Bench::Restart, _) => job.plan.bench.is_measured_elsewhere(),
+fn one(job: &PeerJob, program: &PeerProgram) -> Result<System, BenchError> {
+    let is_raw = job.system == SystemName::Raw;
+    match job.plan.bench {
+        Bench::FanIn if is_raw => return raw::fanin::start(job, program),
+        Bench::FanIn => return sealane::fanin::start(job, program),
+        Bench::Idle => return sealane::idle(job, program),
+        Bench::Connect if is_raw => return storm::start(job, program, raw::Zeros::like_sealane()),
+        Bench::Connect => return storm::start(job, program, sealane::Workers),
+        Bench::Latency | Bench::Rate | Bench::Bandwidth | Bench::Fuse => {}
+        Bench::Ps if job.system == SystemName::Grpc => return grpc::training::start(job, program),
+        Bench::Ps => return sealane::training::start(job, program),
+        Bench::Restart => job.plan.bench.is_measured_elsewhere(),
     }
-    Ok(match (job.system, job.plan.link) {
-        (SystemName::Sealane | SystemName::Open, Link::Tcp | Link::Verbs) => {
-            Box::new(sealane::Sealane::between_processes(job, program)?)
-        }
-        (SystemName::Sealane | SystemName::Open, Link::Shm) => Box::new(sealane::Attached::start(job, program)?),
-        (SystemName::Sealane | SystemName::Open, Link::Loopback) => Box::new(sealane::Sealane::in_memory(&job.plan)?),
-        (SystemName::Raw, Link::Tcp) => Box::new(raw::OverTcp::start(job, program)?),
-        (SystemName::Raw, Link::Shm) => Box::new(raw::OverShm::start(job, program)?),
-        (SystemName::Raw, Link::Verbs) => Box::new(raw::OverVerbs::start(job)?),
-        (SystemName::Raw, Link::Loopback) => Box::new(raw::InMemory::new(&job.plan)),
+    match (job.system, job.plan.link) {
+        (SystemName::Sealane | SystemName::Open, Link::Tcp | Link::Verbs) => sealane::between_processes(job, program),
+        (SystemName::Sealane | SystemName::Open, Link::Shm) => sealane::attached(job, program),
+        (SystemName::Sealane | SystemName::Open, Link::Loopback) => sealane::in_memory(&job.plan),
+        (SystemName::Raw, Link::Tcp) => raw::over_tcp(job, program),
+        (SystemName::Raw, Link::Shm) => raw::over_shm(job, program),
+        (SystemName::Raw, Link::Verbs) => raw::over_verbs(job),
+        (SystemName::Raw, Link::Loopback) => Ok(raw::in_memory(&job.plan)),
         // gRPC knows no verbs: it goes through the kernel all the same.
-        (SystemName::Grpc, Link::Tcp | Link::Verbs) => Box::new(grpc::Unary::over_tcp(job, program)?),
-        (SystemName::Grpc, Link::Shm) => Box::new(grpc::Unary::over_unix(job, program)?),
-        (SystemName::Grpc, Link::Loopback) => Box::new(grpc::Unary::in_memory(&job.plan)?),
-    })
+        (SystemName::Grpc, Link::Tcp | Link::Verbs) => grpc::over_tcp(job, program),
+        (SystemName::Grpc, Link::Shm) => grpc::over_unix(job, program),
+        (SystemName::Grpc, Link::Loopback) => grpc::in_memory(&job.plan),
+    }
 }
 
 /// Runs the producer's side of a system until its consumer is gone.
 pub(crate) fn serve(job: &PeerJob) -> Result<(), BenchError> {
     match (job.plan.bench, job.system) {
-        (Bench::Connect, SystemName::Raw) => return raw::serve_calls(job),
-        (Bench::FanIn, SystemName::Raw) => return raw::fanin::serve(job),
+        (Bench::Connect | Bench::FanIn, SystemName::Raw) => return raw::serve_many(job),
         (Bench::Ps, SystemName::Grpc) => return grpc::training::serve(job),
-        (Bench::Connect | Bench::Idle | Bench::FanIn | Bench::Ps, _) => return sealane::serve_peers(job),
+        (Bench::Ps, _) => return sealane::training::serve(job),
+        (Bench::Connect | Bench::Idle | Bench::FanIn, _) => return sealane::serve_peers(job),
         (Bench::Latency | Bench::Rate | Bench::Bandwidth | Bench::Fuse, _) => {}
         (Bench::Restart, _) => job.plan.bench.is_measured_elsewhere(),
     }
@@ -181,14 +121,6 @@ pub(crate) fn serve(job: &PeerJob) -> Result<(), BenchError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn systems_are_read_by_name() {
-        for name in [SystemName::Raw, SystemName::Grpc, SystemName::Open] {
-            assert_eq!(name.to_string().parse::<SystemName>().expect("known"), name);
-        }
-        assert!("smoke-signals".parse::<SystemName>().expect_err("unknown").is_usage());
-    }
 
     #[test]
     fn an_unknown_congestion_control_is_the_users_mistake() {

@@ -8,68 +8,46 @@ use crate::open_files;
 use crate::peer::{Peer, PeerJob, PeerProgram};
 use crate::plan::Plan;
 use crate::sample::{Metric, Sample};
-use crate::system::System;
+use crate::system::{Rounds, System};
 
-/// A listener in a process of its own, and those who call it.
-pub(super) struct Storm<M> {
+/// Those who call a listener, which has a process of its own.
+struct Storm<M> {
     manners: M,
     plan: Plan,
     system: &'static str,
-    congestion: String,
+    port: u16,
     visits: u64,
-    peer: Peer,
+}
+
+/// Starts the listener, which then has had one storm already that does not count.
+pub(super) fn start(
+    job: &PeerJob,
+    program: &PeerProgram,
+    manners: impl Manners + 'static,
+) -> Result<System, BenchError> {
+    let (plan, system) = (job.plan.clone(), job.system.as_str());
+    open_files::allow_for("--peers", plan.peers, 1)?;
+    let mut peer = Peer::start(program, job)?;
+    let variant = format!("parking, {} peers", plan.peers);
+    let mut storm = Storm { manners, plan, system, port: peer.ready().port, visits: 0 };
+    let called = storm.call().and_then(|(crowd, _)| crowd.congestion().and_then(|name| crowd.part().map(|()| name)));
+    let congestion = called.map_err(|failure| peer.blame(failure))?;
+    peer.rest()?;
+    Ok(System::new(system, variant, storm).with_congestion(congestion).with_peer(peer))
 }
 
 impl<M: Manners> Storm<M> {
-    /// Starts the listener, which then has had one storm already that does not count.
-    pub(super) fn start(job: &PeerJob, program: &PeerProgram, manners: M) -> Result<Self, BenchError> {
-        open_files::allow_for("--peers", job.plan.peers, 1)?;
-        let peer = Peer::start(program, job)?;
-        let (plan, system) = (job.plan.clone(), job.system.as_str());
-        let mut storm = Self { manners, plan, system, congestion: String::new(), visits: 0, peer };
-        let (crowd, _) = storm.call()?;
-        storm.congestion = crowd.congestion()?;
-        storm.part(crowd)?;
-        storm.rest()?;
-        Ok(storm)
-    }
-
     fn call(&mut self) -> Result<(Crowd<M>, Duration), BenchError> {
-        let (visit, port, congestion) = (self.visits, self.peer.ready().port, self.plan.congestion.as_deref());
+        let (visit, congestion) = (self.visits, self.plan.congestion.as_deref());
         self.visits += 1;
-        Crowd::call(self.system, self.manners, visit, self.plan.peers, port, congestion)
-            .map_err(|failure| self.peer.blame(failure))
-    }
-
-    fn part(&mut self, crowd: Crowd<M>) -> Result<(), BenchError> {
-        crowd.part().map_err(|failure| self.peer.blame(failure))
+        Crowd::call(self.system, self.manners, visit, self.plan.peers, self.port, congestion)
     }
 }
 
-impl<M: Manners> System for Storm<M> {
-    fn name(&self) -> &'static str {
-        self.system
-    }
-
-    fn variant(&self) -> String {
-        format!("parking, {} peers", self.plan.peers)
-    }
-
-    fn congestion(&self) -> Option<&str> {
-        Some(&self.congestion)
-    }
-
-    fn resume(&mut self) -> Result<(), BenchError> {
-        self.peer.resume()
-    }
-
+impl<M: Manners> Rounds for Storm<M> {
     fn round(&mut self, _length: Duration) -> Result<Sample, BenchError> {
         let (crowd, took) = self.call()?;
-        self.part(crowd)?;
+        crowd.part()?;
         Ok(Sample::figure(Metric::ConnectAll, took.as_secs_f64() * 1_000.0))
-    }
-
-    fn rest(&mut self) -> Result<(), BenchError> {
-        self.peer.rest()
     }
 }

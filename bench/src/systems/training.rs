@@ -14,9 +14,8 @@ use crate::loopback;
 use crate::peer::Peer;
 use crate::plan::{Plan, Training};
 use crate::process::Process;
-use crate::rdma_device::RdmaDevice;
 use crate::sample::{Metric, Sample, record_round_trip, round_trip_histogram};
-use crate::system::System;
+use crate::system::{Rounds, System};
 
 /// Workers that are connected with their parameter servers.
 pub(super) trait Trainees {
@@ -25,11 +24,6 @@ pub(super) trait Trainees {
 
     /// What has moved so far, both ways; `None` over a link of which nobody counts that.
     fn moved(&self) -> Result<Option<Moved>, BenchError>;
-
-    /// The RDMA device that it has moved through, if there is one.
-    fn device(&self) -> Option<&RdmaDevice> {
-        None
-    }
 
     /// Is about to be measured again.
     fn resume(&mut self) {}
@@ -96,16 +90,10 @@ impl StepLog {
     }
 }
 
-/// Parameter servers in a process of their own, and those who train with them.
-pub(super) struct Experiment<T> {
-    system: &'static str,
-    variant: String,
+/// Those who train with parameter servers, which have a process of their own.
+struct Experiment<T> {
     training: Training,
-    /// Before the trainees: engines would otherwise wait to say goodbye to a process that rests.
-    peer: Peer,
     trainees: T,
-    /// `None` without TCP.
-    congestion: Option<String>,
     /// What the resident memory of the parameter servers' process grew by for each connection.
     resident_bytes_each: f64,
     /// How many steps of every worker took the time of a round when they were last made.
@@ -114,22 +102,20 @@ pub(super) struct Experiment<T> {
     processes: [Process; 2],
 }
 
-impl<T: Trainees> Experiment<T> {
-    /// The experiment of a plan that has one.
-    pub(super) fn new(
-        (system, variant): (&'static str, String),
-        plan: &Plan,
-        trainees: T,
-        congestion: impl Into<Option<String>>,
-        resident_bytes_each: f64,
-        peer: Peer,
-    ) -> Result<Self, BenchError> {
-        let processes = [Process::new(peer.process_id())?, Process::new(std::process::id())?];
-        let training = of(plan).clone();
-        let (steps, congestion) = (None, congestion.into());
-        Ok(Self { system, variant, training, trainees, congestion, resident_bytes_each, steps, processes, peer })
-    }
+/// The experiment of a plan that has one, with parameter servers whose process rests.
+pub(super) fn system(
+    (name, variant): (&'static str, String),
+    plan: &Plan,
+    trainees: impl Trainees + 'static,
+    resident_bytes_each: f64,
+    peer: Peer,
+) -> Result<System, BenchError> {
+    let processes = [Process::new(peer.process_id())?, Process::new(std::process::id())?];
+    let experiment = Experiment { training: of(plan).clone(), trainees, resident_bytes_each, steps: None, processes };
+    Ok(System::new(name, variant, experiment).with_peer(peer))
+}
 
+impl<T: Trainees> Experiment<T> {
     /// As many steps as fit into a round, by how long the last ones took; before the first round, one is made to see.
     fn warm_up(&mut self, length: Duration) -> Result<u64, BenchError> {
         let workers = self.training.size.workers;
@@ -193,35 +179,22 @@ pub(super) fn of(plan: &Plan) -> &Training {
     plan.training.as_ref().expect("a plan of ps has one")
 }
 
-impl<T: Trainees> System for Experiment<T> {
-    fn name(&self) -> &'static str {
-        self.system
-    }
+/// How a plan with one variant trains.
+pub(super) fn variant(plan: &Plan) -> String {
+    let training = of(plan);
+    format!("{}, {}", training.mode, training.variants[0])
+}
 
-    fn variant(&self) -> String {
-        self.variant.clone()
-    }
-
-    fn congestion(&self) -> Option<&str> {
-        self.congestion.as_deref()
-    }
-
-    fn device(&self) -> Option<&RdmaDevice> {
-        self.trainees.device()
-    }
-
-    fn resume(&mut self) -> Result<(), BenchError> {
-        self.trainees.resume();
-        self.peer.resume()
-    }
-
+impl<T: Trainees> Rounds for Experiment<T> {
     fn round(&mut self, length: Duration) -> Result<Sample, BenchError> {
-        self.measure(length).map_err(|failure| self.peer.blame(failure))
+        self.measure(length)
     }
 
-    fn rest(&mut self) -> Result<(), BenchError> {
-        self.peer.rest()?;
+    fn resume(&mut self) {
+        self.trainees.resume();
+    }
+
+    fn rest(&mut self) {
         self.trainees.rest();
-        Ok(())
     }
 }

@@ -4,35 +4,31 @@ mod growth;
 mod ps;
 mod restart;
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::SystemTime;
 
 use clap::{Subcommand, ValueEnum};
 use sealane_bench::{
-    Bench, BenchError, Executor, Fuse, IDLE_US_DEFAULT, Link, Outcome, PeerProgram, Plan, Progress, Registration,
-    STEP_TENSORS_MAX, Security, SystemName, Transfer, parse_bytes, run as measure, run_own, serve_peer,
+    Bench, BenchError, Executor, Fuse, IDLE_US_DEFAULT, Link, PeerProgram, Plan, Progress, Registration,
+    STEP_TENSORS_MAX, Security, System, SystemName, Transfer, parse_bytes, run as measure, run_own, serve_peer,
 };
 
 use self::restart::Restart;
-use crate::output_file::OutputFile;
+use crate::output_file::{self, OutputFile};
 use crate::workload::Workload;
 use crate::{Context, Failure, command_line};
 
 /// What starts this program as a producer; the job follows as the last argument.
 const PRODUCER: [&str; 2] = ["bench", "peer"];
 
-/// What stands for standard output where a file is expected.
-const STANDARD_OUTPUT: &str = "-";
-
-/// What each link's figures mean, for people who read `--help`.
+/// What each link's figures mean; part of `--help`.
 const LINKS: &str = "\
 Links:
   tcp
-    Two engines in two processes, each on its CPU, and one connection over
-    the loopback interface. A consumer asks for tensors, one at a time or
+    Two engines in two processes, each on its own CPU, and one connection over
+    the loopback interface. A consumer requests tensors, one at a time or
     with a window.
-    raw: the same requests and answers over bare sockets, spinning, or
+    raw: the same requests and responses over bare sockets, spinning, or
     blocking with --polling off.
     ps: all workers in one thread, each with a connection to every ps.
     grpc: unary calls through tonic.
@@ -40,8 +36,8 @@ Links:
     A daemon of one shard on the second CPU, and two of its clients, a ps and
     a worker, in one process on the first. Every tensor goes from client to
     daemon to client through shared memory.
-    latency: the worker has asked; timed is from the call of send on the ps
-    until the worker has the tensor.
+    latency: the worker's recv is waiting; the time is from the call of send
+    on the ps until the worker has the tensor.
     rate: a window of sends and recvs; with --fuse turn in batches (send_all,
     recv_all), else one call each.
     bandwidth: from memory in the ps's arena to memory in the worker's.
@@ -51,21 +47,21 @@ Links:
     speed, one way (rate), memcpy by one thread with as many buffers as the
     window (bandwidth).
     ps: every worker is a client of the parameter servers' engine, with a
-    thread of its own; the ps are code on that engine's shard, so what they
-    do takes no hop. Memory that is not kept is taken from the client's arena
-    anew. 64 workers at most; no --fuse turn, no baselines.
+    separate thread; the ps run on that engine's shard, so their calls cross no
+    thread. Memory that is not reused is allocated from the client's arena each
+    time. 64 workers at most; no --fuse turn, no baselines.
     grpc: unary calls through tonic over a Unix socket.
   verbs
     Two engines in two processes, as over tcp, and one queue pair of an RDMA
-    device; only the greeting passes through the loopback interface. Needs a
-    build with `--features verbs`. Tensors lie in registered memory, or with
+    device; only the handshake uses the loopback interface. Needs a build
+    with `--features verbs`. Tensors are in registered memory, or with
     --registration dynamic are registered for each transfer.
-    raw: perftest on the same device and port, which has to be installed:
+    raw: perftest on the same device and port; it must be installed:
     ib_send_lat (latency), and ib_write_bw with the window, at least two,
-    outstanding (bandwidth); spinning, or asleep until there is a completion
-    with --polling off. It has nothing like rate and fuse.
-    ps: every worker is an engine with a queue pair to every ps, and a thread
-    of its own. 64 workers at most; no raw.
+    outstanding (bandwidth); spinning, or with --polling off sleeping until
+    there is a completion. It has no counterpart of rate and fuse.
+    ps: every worker is an engine with its own thread and a queue pair to every
+    ps. 64 workers at most; no raw.
     grpc: unary calls through tonic over TCP.
   loopback
     Inside one process, without the kernel.
@@ -74,7 +70,7 @@ Links:
 Example:
   sealane bench latency --link shm --baseline raw";
 
-/// Measure Sealane and what would run without it, side by side
+/// Measure Sealane and its baselines side by side
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Example:\n  sealane bench latency --baseline raw --baseline grpc",
@@ -107,7 +103,7 @@ enum Command {
         idle_us: Option<u64>,
     },
 
-    /// Small tensors a second
+    /// Small tensors per second
     #[command(after_help = "Example:\n  sealane bench rate --window 256 --fuse off --baseline grpc")]
     Rate {
         #[command(flatten)]
@@ -127,7 +123,7 @@ enum Command {
         fuse: Fuse,
     },
 
-    /// Large tensors, in 10^9 bytes a second
+    /// Large tensors, in 10^9 bytes per second
     #[command(after_help = "Example:\n  sealane bench bandwidth --size 4MiB --congestion reno --baseline raw")]
     Bandwidth {
         #[command(flatten)]
@@ -137,17 +133,17 @@ enum Command {
         #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "4MiB")]
         size: usize,
 
-        /// Tensors in flight at once; the raw baseline streams without a window over tcp, and over shm copies between so
-        /// many buffers
+        /// Tensors in flight at once; the raw baseline streams without a window over tcp, and over shm copies between that many
+        /// buffers
         #[arg(long, value_name = "N", default_value_t = Plan::new(Bench::Bandwidth).window)]
         window: usize,
     },
 
-    /// Many peers that connect to one engine and greet it at once: milliseconds until the last is welcomed
+    /// Many peers that connect to one engine at once: milliseconds until the last handshake is complete
     ///
-    /// The peers are plain sockets of one thread that speak the wire's own greeting; in every round all of them come, and
-    /// go again. None may be refused. A first time that does not count warms up. raw: as many bare connections to a thread
-    /// that waits in epoll, and as many bytes each way as the greetings have.
+    /// The peers are plain sockets of one thread that perform the real handshake; in every round, all of them connect and
+    /// disconnect. None may be refused. A warm-up round is not counted. raw: the same number of bare connections to a thread
+    /// that waits in epoll, with as many bytes each way as the handshakes have.
     #[command(after_help = "Example:\n  sealane bench connect --peers 1000 --baseline raw")]
     Connect {
         #[command(flatten)]
@@ -160,10 +156,10 @@ enum Command {
 
     /// Cost of N idle peers: CPU time, and memory per peer
     ///
-    /// The engine has a process to itself. cpu_percent is that process's user and system time, in percent of one CPU;
-    /// rss_bytes_per_peer is what its resident memory has grown by since before the first peer came, divided by N.
-    /// The peers over tcp are plain sockets that greet, answer pings and stay; over shm they are attached clients. Over tcp
-    /// all peers are pinged every ten seconds: a longer --seconds shows what that costs.
+    /// The engine runs in a separate process. cpu_percent is that process's user and system time, in percent of one CPU;
+    /// rss_bytes_per_peer is the growth of its resident memory since before the first peer connected, divided by N. The peers
+    /// over tcp are plain sockets that complete the handshake, answer pings and stay; over shm they are attached clients. Over
+    /// tcp, all peers are pinged every ten seconds: a longer --seconds shows the cost of that.
     #[command(after_help = "Example:\n  sealane bench idle --peers 1000 --seconds 10\n  \
                       sealane bench idle --peers 64 --link shm --polling on --seconds 5")]
     Idle {
@@ -174,18 +170,18 @@ enum Command {
         #[arg(long, value_name = "N", default_value_t = Plan::new(Bench::Idle).peers)]
         peers: usize,
 
-        /// Whether the engine spins, or sleeps when nothing has come for a while
+        /// Whether the engine spins, or sleeps when idle
         #[arg(long, value_name = "ON|OFF", default_value = "off")]
         polling: Polling,
     },
 
     /// N workers pulling small tensors from one ps, compared with 10
     ///
-    /// The ps's engine has a process to itself and spins; the workers are sessions over sockets of their own, in one thread.
-    /// Each keeps a window of requests in flight, or pulls a plan of so many tensors again and again. tensors_per_s is that of all together; slowest_share what the worker
-    /// that got the fewest got, in what each would have got if all had got the same; rss_bytes_per_peer what the engine's
-    /// resident memory had grown by when all had greeted and none had asked, divided by N.
-    /// raw: N bare connections to a thread that answers every request of 64 bytes.
+    /// The ps's engine runs in a separate process and spins; the workers are sessions over separate sockets, in one thread.
+    /// Each keeps a window of requests in flight, or repeatedly pulls a plan of that many tensors. tensors_per_s is the total
+    /// of all workers; slowest_share is the slowest worker's share relative to an equal share; rss_bytes_per_peer is the growth
+    /// of the engine's resident memory when all had connected and none had sent a request, divided by N. raw: N bare
+    /// connections to a thread that answers every request of 64 bytes.
     #[command(name = "fanin", after_help = "Example:\n  sealane bench fanin --peers 1000 --baseline raw")]
     FanIn {
         #[command(flatten)]
@@ -203,18 +199,18 @@ enum Command {
         #[arg(long, value_name = "N", default_value_t = Plan::new(Bench::FanIn).window)]
         window: usize,
 
-        /// Whether each worker receives what the ps sends to it (turn), or pulls what it has published for all (plan)
+        /// Whether each worker receives tensors sent to it (turn), or pulls tensors published for all (plan)
         #[arg(long, value_name = "turn|plan", default_value_t = Plan::new(Bench::FanIn).fuse)]
         fuse: Fuse,
     },
 
-    /// One step of many tensors: a worker pulls all of them from a ps, each from its own memory into its own
+    /// One step of many tensors: a worker pulls all of them from a ps, each between separate buffers
     ///
-    /// step_ms is the median step of a round, from the first request until the last tensor is in its place. off and turn: a
-    /// recv a tensor, with a window in flight; the ps has sent ahead what is asked for. receive: the same with one fused recv.
-    /// plan: the ps has published the tensors once, or does so each step. raw: one request, answered
-    /// by all tensors at once. grpc is measured twice: a unary call a tensor with 64 in flight, and one call whose answer is
-    /// one message with all tensors, which is compared as `sealane/grpc, one message`.
+    /// step_ms is the median step of a round, from the first request until the last tensor has arrived. off and turn: one recv
+    /// per tensor, with a window in flight; the ps has sent the tensors in advance. receive: the same with one fused recv.
+    /// plan: the ps has published the tensors once, or does so each step. raw: one request, answered with all tensors at once.
+    /// grpc is measured twice: one unary call per tensor with 64 in flight, and one call whose response is one message with all
+    /// tensors, which is compared as `sealane/grpc, one message`.
     #[command(
         after_help = "Example:\n  sealane bench fuse --tensors 1000 --size 64 --baseline raw --baseline grpc\n  \
                       sealane bench fuse --workload resnet50 --baseline raw"
@@ -235,27 +231,27 @@ enum Command {
         #[arg(long, value_name = "NAME|FILE.json")]
         workload: Option<String>,
 
-        /// A request a tensor, whose messages leave one by one (off) or as one write a turn (turn); one request by keys
+        /// One request per tensor, sent as single messages (off) or as one write per turn (turn); one request by keys
         /// (receive), or by the number of a plan (plan)
         #[arg(long, value_name = "off|turn|receive|plan", default_value_t = Plan::new(Bench::Fuse).fuse)]
         fuse: Fuse,
 
-        /// With a plan: the ps publishes all tensors again for each step, when the worker has told it to
+        /// With a plan: the ps publishes all tensors again for each step, on a message from the worker
         #[arg(long)]
         republish: bool,
 
-        /// Requests in flight at once, where each tensor is one
+        /// Requests in flight at once, if each tensor is one
         #[arg(long, value_name = "N", default_value_t = Plan::new(Bench::Fuse).window)]
         window: usize,
     },
 
-    /// A daemon that is drained and started anew while its tasks go on: milliseconds in which nothing reaches them
+    /// A daemon that is drained and started anew while its tasks continue: milliseconds during which they receive nothing
     ///
-    /// Two daemons of this program, with one shard each and all else as by default; a ps and a worker at the first, a worker
-    /// at the second. The ps pushes a tensor to both workers every half millisecond. In each round, after --seconds of that, the
-    /// first daemon is ended by `sealane drain` and started anew. gap_ms is the longest time between two tensors that reached the
-    /// worker of the same host, peer_gap_ms the other's; failed_calls counts the calls that ended with an error and were made
-    /// again. Nothing is pinned.
+    /// Two daemons, with one shard each and defaults otherwise; a ps and a worker on the first, a worker on the second. The ps
+    /// pushes a tensor to both workers every half millisecond. In each round, after --seconds of that, the first daemon is
+    /// stopped by `sealane drain` and started again. gap_ms is the longest time between two tensors that reached the worker on
+    /// the same host, peer_gap_ms the same for the other worker; failed_calls counts calls that failed and were repeated.
+    /// Nothing is pinned.
     #[command(after_help = "Example:\n  sealane bench restart --rounds 10")]
     Restart {
         #[command(flatten)]
@@ -268,20 +264,20 @@ enum Command {
 
     Ps(ps::Args),
 
-    /// The parameter-server experiment at sizes that no machine here can run: simulated, on virtual time
+    /// The parameter-server experiment at sizes beyond this machine: simulated, in virtual time
     ///
-    /// W workers pull all variables from M ps and push all gradients, step after step. Every core and NIC has a cost for each
-    /// write, message and byte, and a queue. Costs are built in, or fitted with --calibrate; fitted costs are checked by predicting
-    /// those measurements. For each size: steps a second, how busy the busiest core and NIC are, the efficiency against perfect
-    /// growth, the first bottleneck, and how far relieving it helps.
+    /// W workers pull all variables from M ps and push all gradients, step after step. Every core and NIC has a cost per write,
+    /// message and byte, and a queue. Costs are built in, or fitted with --calibrate; fitted costs are checked by predicting
+    /// those measurements. For each size: steps per second, utilization of the busiest core and NIC, efficiency relative to
+    /// perfect scaling, the first bottleneck, and the gain from removing it.
     #[command(after_help = "Example:\n  sealane bench growth --sizes 200+10,10000+500 --slice 64KiB\n  \
                       sealane bench growth --calibrate small.json large.json --json growth.json")]
     Growth(growth::Args),
 
-    /// Serve a measurement that another process makes
+    /// Serve a measurement made by another process
     #[command(
         hide = true,
-        after_help = "Example:\n  sealane bench peer JSON  # started by the other commands, not by people"
+        after_help = "Example:\n  sealane bench peer JSON  # started by the other commands, not by hand"
     )]
     Peer {
         /// What to serve
@@ -291,39 +287,38 @@ enum Command {
 
 #[derive(Debug, clap::Args)]
 struct Common {
-    /// What carries the tensors: tcp, shm, verbs or loopback
+    /// The link that carries the tensors: tcp, shm, verbs or loopback
     #[arg(long, default_value_t = Link::Tcp)]
     link: Link,
 
-    /// Over verbs: whether the producer writes large tensors into the consumer's memory, or the consumer reads them out of
-    /// the producer's [default: write]
+    /// Over verbs: whether the producer writes large tensors into the consumer's memory, or the consumer reads them from the
+    /// producer's [default: write]
     #[arg(long, value_name = "write|read")]
     transfer: Option<Transfer>,
 
-    /// Over verbs: whether memory is registered with the device once, or for each transfer; with ps over tcp or shm: whether it is
-    /// kept, or made anew for each transfer. With ps a list makes variants [default: static]
+    /// Over verbs: whether memory is registered with the device once, or for each transfer; with ps over tcp or shm: whether it
+    /// is reused, or allocated for each transfer. With ps, a list gives variants [default: static]
     #[arg(long, value_name = "static|dynamic", value_delimiter = ',')]
     registration: Vec<Registration>,
 
-    /// Counted seconds of each system in each round; connect does not need them
+    /// Measured seconds of each system in each round; not used by connect
     #[arg(long, value_name = "S", default_value_t = 1.0)]
     seconds: f64,
 
-    /// Rounds, in each of which every system is measured once
+    /// Number of rounds; each measures every system once
     #[arg(long, value_name = "N", default_value_t = 5)]
     rounds: u32,
 
-    /// Over tcp: what Sealane's two sides show each other: nothing, a shared secret, or certificates, and then all is
-    /// encrypted
+    /// Over tcp: authentication of Sealane's two sides: none, a shared secret, or TLS, which also encrypts
     #[arg(long, value_name = "none|secret|tls", default_value_t = Security::None)]
     security: Security,
 
-    /// What Sealane's shards run on and sleep in; auto: io_uring where it can be used, else epoll
+    /// Executor of Sealane's shards; auto: io_uring where available, else epoll
     #[arg(long, value_name = "auto|io_uring|epoll", default_value_t = Executor::Auto)]
     executor: Executor,
 
-    /// Also measure raw (the bare operation of the kernel, of memory, or of an RDMA device), grpc, or, beside --security,
-    /// open (Sealane without it); repeatable
+    /// Also measure raw (the bare operation of the kernel, memory or RDMA device), grpc, or, with --security, open (Sealane
+    /// without it); repeatable
     #[arg(long, value_name = "raw|grpc|open")]
     baseline: Vec<SystemName>,
 
@@ -335,15 +330,15 @@ struct Common {
     #[arg(long, value_name = "NAME")]
     congestion: Option<String>,
 
-    /// Write the report as JSON to a file, or alone to standard output with `-`
+    /// Write the report as JSON to a file, or with `-` to standard output and nothing else
     #[arg(long, value_name = "FILE|-")]
     json: Option<PathBuf>,
 
-    /// Draw the report
+    /// Write a plot of the report
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
 
-    /// Write a report with plots, all figures and the machine: one page that needs nothing else
+    /// Write a report with plots, all figures and the machine: one self-contained page
     #[arg(long, value_name = "FILE.html")]
     report: Option<PathBuf>,
 }
@@ -401,17 +396,19 @@ pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
     let mut progress = Progress::on_stderr();
     let outcome = if plan.bench == Bench::Restart {
         plan.check()?;
-        run_own(&plan, Box::new(Restart::start(plan.size_bytes)?), &mut progress)?
+        let restart = Restart::start(plan.size_bytes)?;
+        run_own(&plan, System::new("sealane", "drained and started anew", restart), &mut progress)?
     } else {
         measure(&plan, &PeerProgram::this(&PRODUCER), &mut progress)?
     };
     if let Some(file) = &common.plot {
-        write(file, &outcome.to_svg(&command_line::this()))?;
+        output_file::write(file, &outcome.to_svg(&command_line::this()))?;
     }
     if let Some(file) = report_file {
         file.write(&outcome.to_page(&command_line::this(), made).to_html())?;
     }
-    report(&outcome, common.json.as_deref(), context)
+    let report = &outcome.report;
+    output_file::report(context, common.json.as_deref(), &report.to_json(), &report.to_table())
 }
 
 fn plan(bench: Bench, common: &Common) -> Plan {
@@ -453,26 +450,6 @@ fn with_step(plan: Plan, tensors: Option<usize>, size: Option<usize>, workload: 
     let workload = Workload::parse(&text, name)?;
     let sizes = workload.pull.iter().map(|tensor| usize::try_from(tensor.bytes()).unwrap_or(usize::MAX));
     Ok(Plan { step: sizes.collect(), workload: Some(workload.name), ..plan })
-}
-
-fn report(outcome: &Outcome, json: Option<&Path>, context: &Context) -> Result<(), Failure> {
-    match json {
-        Some(file) if file == Path::new(STANDARD_OUTPUT) => context.print(&outcome.report.to_json()),
-        Some(file) => {
-            write(file, &outcome.report.to_json())?;
-            context.print(&outcome.report.to_table())
-        }
-        None => context.print(&outcome.report.to_table()),
-    }
-}
-
-fn write(file: &Path, text: &str) -> Result<(), Failure> {
-    fs::write(file, text).map_err(|error| {
-        Failure::input(format!(
-            "{} cannot be written ({error}); name a file in a directory that exists",
-            file.display()
-        ))
-    })
 }
 
 fn two_cpus(text: &str) -> Result<[usize; 2], String> {

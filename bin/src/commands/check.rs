@@ -42,7 +42,6 @@ use crate::commands::map::unknown_task;
 use crate::engine_settings::{authentication, link_wanted, verbs_settings};
 use crate::flags::SettingsFlags;
 use crate::local_host::{LocalHost, interfaces_of};
-use crate::locked_memory::registered_bytes;
 use crate::rdma_devices::DEVICES;
 use crate::settings::{Require, Runtime, Settings, Source, VERBS_BUILT_IN};
 use crate::{Context, Failure};
@@ -52,7 +51,7 @@ const NAMED_MAX: usize = 4;
 
 /// Show what this host supports, what a daemon would do, and the source of every setting
 ///
-/// Each line has a verdict: ok, better (it works, and could work better) or fails (a daemon would not start, or would not reach
+/// Each line has a verdict: ok, better (it works, but could work better) or fails (a daemon would not start, or would not reach
 /// its peers); the last two come with a remedy. The exit code is 1 if anything fails.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:
@@ -67,8 +66,8 @@ pub struct Args {
     #[arg(long, value_name = "ADDR")]
     task: Vec<String>,
 
-    /// Contact every transport address of the endpoint map: who answers, over which path, how far away. No session starts,
-    /// so a running job is not affected
+    /// Contact every transport address of the endpoint map, and show who answers, over which path and with what round-trip
+    /// time. No session starts, so a running job is not affected
     #[arg(long)]
     probe: bool,
 
@@ -150,7 +149,7 @@ fn ours(args: &Args, settings: &Settings, map: &EndpointMap) -> Result<Ours, Fai
 fn registered(settings: &Settings, shards: usize) -> Option<Registered> {
     let Runtime { slab_send_bytes, slab_receive_bytes, .. } = &settings.runtime;
     let slab_bytes = [slab_send_bytes.value, slab_receive_bytes.value];
-    let bytes = registered_bytes(shards, slab_bytes, &verbs_settings(&settings.verbs));
+    let bytes = verbs_settings(&settings.verbs).registered_bytes(shards, slab_bytes);
     let is_wanted = VERBS_BUILT_IN && link_wanted(settings).0 != Require::Tcp;
     is_wanted.then_some(Registered { shards, bytes })
 }
@@ -189,7 +188,7 @@ impl Scene<'_> {
             rdma: Device::look(DEVICES),
             verbs,
             security: Security::look(settings, ours.addresses()),
-            tcp: Tcp::look(&kernel, settings.tcp.congestion.value.as_deref()),
+            tcp: Tcp::look(&kernel, settings.tcp.wanted_congestion()),
             settings: settings.entries().iter().map(SettingReport::of).collect(),
             endpoint_map: MapReport {
                 file: settings.transport.endpoint_map.value.display().to_string(),
@@ -219,7 +218,7 @@ impl Scene<'_> {
         };
         let ports: Vec<u16> = ours.addresses().map(|address| address.port).collect();
         let peers = map.map_or(0, |map| map.addresses().len()) as u64;
-        let buffer = |bytes: Option<usize>| bytes.map(|bytes| bytes as u64);
+        let buffer = |bytes: usize| (bytes > 0).then_some(bytes as u64);
         let traffic = Traffic {
             receive_buffer_bytes: buffer(settings.tcp.receive_buffer_bytes.value),
             send_buffer_bytes: buffer(settings.tcp.send_buffer_bytes.value),
@@ -227,7 +226,7 @@ impl Scene<'_> {
             callers: peers.saturating_mul(shards as u64),
             ports: &ports,
         };
-        let wanted = settings.tcp.congestion.value.as_deref();
+        let wanted = settings.tcp.wanted_congestion();
         let mut findings = report.topology.findings(wish);
         findings.push(report.cpus.finding());
         findings.push(cards::finding(&report.cards, &report.topology, &free, shards));
@@ -265,7 +264,7 @@ impl Scene<'_> {
             );
         }
         if self.ours.addresses().next().is_none() {
-            let says = format!("{says}; none of them is this host's");
+            let says = format!("{says}; none of them belongs to this host");
             return Finding::better(NAME, says, advice("name the task that this host serves with --task"));
         }
         Finding::ok(NAME, says)
@@ -325,7 +324,7 @@ fn remarks(settings: &Settings) -> Vec<Remark> {
 /// What is to be said of io_uring: its reasons end with what to do.
 fn io_uring(found: &IoUring) -> Finding {
     const NAME: &str = "io_uring";
-    let (says, remedy) = found.reason.split_once("; ").unwrap_or((&found.reason, "look into the kernel's log (dmesg)"));
+    let (says, remedy) = found.reason.split_once("; ").unwrap_or((&found.reason, "check the kernel log (dmesg)"));
     let because = &found.because;
     match &found.executor {
         None => {

@@ -49,7 +49,7 @@ pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
     wait_for_end(lock, deadline).map_err(|problem| {
         let socket = socket.display();
         Failure::work(format!(
-            "the daemon at {socket} was asked to drain, but {problem}; send it SIGTERM to end it at once"
+            "the daemon at {socket} was asked to drain, but {problem}; send it SIGTERM to stop it immediately"
         ))
     })
 }
@@ -58,7 +58,7 @@ pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
 fn open_lock(socket: &Path) -> Result<File, Failure> {
     let path = lock_path(socket);
     OpenOptions::new().read(true).open(&path).map_err(|error| match error.kind() {
-        ErrorKind::NotFound => no_daemon(socket, "nobody serves there"),
+        ErrorKind::NotFound => no_daemon(socket, "no daemon serves there"),
         _ => Failure::work(format!("{} cannot be read ({error}); run as the daemon's user or as root", path.display())),
     })
 }
@@ -66,15 +66,15 @@ fn open_lock(socket: &Path) -> Result<File, Failure> {
 fn refused(socket: &Path, error: AttachError) -> Failure {
     match error {
         AttachError::Connect { source, .. } => no_daemon(socket, &source.to_string()),
-        AttachError::HungUp => no_daemon(socket, "the daemon ends already"),
+        AttachError::HungUp => no_daemon(socket, "the daemon is already stopping"),
         AttachError::Refused(error) => Failure::work(error),
-        error => Failure::work(format!("{}: {error}; send the daemon SIGTERM to end it", socket.display())),
+        error => Failure::work(format!("{}: {error}; send the daemon SIGTERM to stop it", socket.display())),
     }
 }
 
 fn no_daemon(socket: &Path, problem: &str) -> Failure {
     Failure::work(format!(
-        "no daemon can be asked at {} ({problem}); if one runs, name its socket with --socket",
+        "no daemon can be reached at {} ({problem}); if one runs, name its socket with --socket",
         socket.display()
     ))
 }
@@ -120,11 +120,11 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let socket = directory.path().join("s");
         let none = open_lock(&socket).unwrap_err().to_string();
-        assert!(none.starts_with("no daemon can be asked at "), "{none}");
+        assert!(none.starts_with("no daemon can be reached at "), "{none}");
         let ends = refused(&socket, AttachError::HungUp).to_string();
-        assert!(ends.contains("(the daemon ends already)"), "{ends}");
+        assert!(ends.contains("(the daemon is already stopping)"), "{ends}");
         let error = Error::PermissionDenied { reason: "not you".into() };
         assert_eq!(refused(&socket, AttachError::Refused(error)).to_string(), "permission denied: not you");
-        assert!(refused(&socket, AttachError::TimedOut).to_string().ends_with("; send the daemon SIGTERM to end it"));
+        assert!(refused(&socket, AttachError::TimedOut).to_string().ends_with("; send the daemon SIGTERM to stop it"));
     }
 }

@@ -13,9 +13,9 @@ use sealane_transport::endpoint_map::{EndpointMap, TaskName, TransportAddress};
 
 use crate::{Context, Failure};
 
-/// Days that a certificate is valid unless said otherwise: longer than most jobs, short enough to be thought of.
+/// Default validity of a certificate in days: longer than most jobs, short enough that renewal is not forgotten.
 const DAYS: u16 = 365;
-/// An authority is valid for ten years, and no certificate is beyond its authority's.
+/// An authority is valid for ten years, and no certificate outlives its authority.
 const DAYS_MAX: i64 = 3650;
 /// Files that anyone may read, and files of their owner alone.
 const PUBLIC: u32 = 0o644;
@@ -23,10 +23,10 @@ const PRIVATE: u32 = 0o600;
 
 /// Create a shared secret or certificates for authentication between hosts
 #[derive(Debug, clap::Args)]
-#[command(after_help = "To replace a secret while daemons run, which read it again by themselves:\n  \
+#[command(after_help = "To replace a secret while daemons run (they reload it automatically):\n  \
     1. append the new secret to the file of every host; callers may use either\n  \
     2. when all hosts have it, swap the two lines on every host; each then connects with the new one\n  \
-    3. when all hosts have done so, remove the old line\n\
+    3. when all hosts have loaded that, remove the old line\n\
     To replace certificates: docs/credentials.md has the steps.\n\n\
     Example:\n  sealane keys secret sealane.secret")]
 pub struct Args {
@@ -36,13 +36,13 @@ pub struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Create a shared secret: one file, the same for every host of a job; `sealane keys --help` says how to replace it
+    /// Create a shared secret: one file, the same for every host of a job; `sealane keys --help` explains how to replace it
     #[command(after_help = "Example:\n  sealane keys secret sealane.secret")]
     Secret {
         /// The file to write; it must not exist
         file: PathBuf,
     },
-    /// Create an authority, and a certificate and key for each transport address of an endpoint map
+    /// Create a certificate authority, and a certificate and key for each transport address of an endpoint map
     #[command(after_help = "Example:\n  sealane keys tls keys --endpoint-map jobs/.endpoint_map")]
     Tls {
         /// The directory to write; it must not exist
@@ -50,7 +50,7 @@ enum Command {
         /// The endpoint map
         #[arg(long, value_name = "FILE", default_value = ".endpoint_map")]
         endpoint_map: PathBuf,
-        /// Days for which the certificates are valid: 1 to 3650, as long as their authority is
+        /// Days for which the certificates are valid: 1 to 3650, the lifetime of the authority
         #[arg(long, default_value_t = DAYS, value_parser = clap::value_parser!(u16).range(1..=DAYS_MAX))]
         days: u16,
     },
@@ -72,8 +72,8 @@ fn secret(file: &Path, context: &Context) -> Result<(), Failure> {
     write(file, PRIVATE, &random_secret().map_err(Failure::work)?)?;
     let shown = file.display();
     context.print(&format!(
-        "{shown}: a shared secret, which its owner alone may read.\n\
-         Copy it to every host of the job, keep its mode (600), and set there, in sealane.toml:\n\n\
+        "{shown}: a shared secret, readable only by its owner.\n\
+         Copy it to every host of the job, keep its mode (600), and set this in its sealane.toml:\n\n\
          [security]\nsecret_file = \"{shown}\"\n"
     ))
 }
@@ -99,8 +99,8 @@ fn tls(directory: &Path, map: &Path, days: u16, context: &Context) -> Result<(),
         text += &format!("{}: for {}\n", directory.display(), names.join(", "));
     }
     context.print(&format!(
-        "{text}\nThe authority's own key was not kept: make all of it anew when a task is added.\n\
-         Copy each directory, and {authorities}, to its host, keep the modes, and set there, in sealane.toml:\n\n\
+        "{text}\nThe authority's key was not kept: create everything again when you add a task.\n\
+         Copy each directory, and {authorities}, to its host, keep the modes, and set this in its sealane.toml:\n\n\
          [security]\ntls_certificate = \"certificate.pem\"\ntls_key = \"key.pem\"\ntls_authorities = \"authorities.pem\"\n",
         authorities = directory.join("authorities.pem").display(),
     ))

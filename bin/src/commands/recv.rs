@@ -26,7 +26,7 @@ pub struct Args {
     #[arg(long, required = true)]
     key: Vec<String>,
 
-    /// The file to write; its extension tells the format
+    /// The file to write; its extension determines the format
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
 }

@@ -13,7 +13,7 @@ use crate::{Context, Failure};
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  sealane send dense.npy --from ps0:2222 --to worker0:2222")]
 pub struct Args {
-    /// The file; its extension tells the format
+    /// The file; its extension determines the format
     file: PathBuf,
 
     #[command(flatten)]
@@ -29,7 +29,7 @@ pub struct Args {
 ///
 /// # Errors
 ///
-/// The file, the endpoint map or a setting is wrong; or the tensors were not all asked for in time.
+/// The file, the endpoint map or a setting is wrong; or not all tensors were requested in time.
 pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
     let tensors = files::read(&args.file, args.key.as_deref())?;
     let lengths = || tensors.iter().map(|(_, tensor)| tensor.bytes().len() as u64);
@@ -54,7 +54,7 @@ fn failure(error: &Error, ends: &Ends) -> Failure {
     let Ends { from, to, step, .. } = ends;
     match error.code() {
         Code::DeadlineExceeded => Failure::work(format!(
-            "{error}; nobody asked for it: run `sealane recv --from {from} --to {to} --step {step}` with that key, \
+            "{error}; nobody requested it: run `sealane recv --from {from} --to {to} --step {step}` with that key, \
              or wait longer with --timeout-s"
         )),
         _ => Failure::work(error),

@@ -112,7 +112,7 @@ impl Ends {
             Found::Daemon(daemon) => daemon,
             Found::None(reason) if named => {
                 return Err(Failure::work(format!(
-                    "{reason}; start `sealane daemon` there, or leave {} out to do without",
+                    "{reason}; start `sealane daemon` there, or omit {} to run without it",
                     socket.source
                 )));
             }

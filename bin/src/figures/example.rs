@@ -3,7 +3,7 @@
 use sealane_fusion::Counters;
 use sealane_fusion::metrics::{
     ClientCounters, ClientFigures, LatencyFigures, Operation, PeerCounters, PeerFigures, PeerPath, ShardFigures,
-    TrafficCounters, TrafficFigures, Way,
+    TrafficCounters, TrafficFigures,
 };
 use sealane_runtime::{HistogramSnapshot, LoadSnapshot};
 
@@ -11,7 +11,7 @@ use super::{Credentials, Figures, SCHEMA, Shard, State};
 
 /// A daemon with one of each thing that it shows.
 pub(crate) fn example() -> Figures {
-    let calls = LatencyFigures { operation: Operation::Recv, way: Way::Tcp, nanoseconds: HistogramSnapshot::default() };
+    let calls = LatencyFigures { operation: Operation::Recv, way: "tcp", nanoseconds: HistogramSnapshot::default() };
     let address = "127.0.0.1:7000".to_owned();
     let peer = PeerFigures { address, shard: Some(0), path: PeerPath::default(), counters: PeerCounters::default() };
     let traffic = TrafficFigures { peer: "ps0:2222".to_owned(), counters: TrafficCounters::default() };
@@ -22,6 +22,7 @@ pub(crate) fn example() -> Figures {
         cpu: None,
         load: LoadSnapshot::default(),
         counters: Counters::default(),
+        kinds: Vec::new(),
         latencies: vec![calls],
         peers: vec![peer],
         clients: vec![client],

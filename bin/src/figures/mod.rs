@@ -16,7 +16,7 @@ pub(crate) use example::example;
 pub(crate) use histogram::Histogram;
 pub(crate) use rates::Rates;
 pub(crate) use shard::unix_ms;
-pub(crate) use shard::{Client, Peer, Shard, Traffic};
+pub(crate) use shard::{Client, Peer, Shard, ShardCounters, Traffic};
 
 /// The form that this program writes and reads.
 pub(crate) const SCHEMA: &str = "sealane-stat/1";

@@ -1,16 +1,21 @@
 //! The figures of one shard.
 
+use std::ops::Deref;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use sealane_fusion::Counters;
 use sealane_fusion::metrics::{
-    ClientCounters, ClientFigures, LatencyFigures, PeerCounters, PeerFigures, ShardFigures, TrafficCounters,
-    TrafficFigures,
+    ClientCounters, ClientFigures, KindFigures, LatencyFigures, PeerCounters, PeerFigures, ShardFigures,
+    TrafficCounters, TrafficFigures,
 };
 use sealane_runtime::LoadSnapshot;
+use sealane_transport::LinkKind;
+use sealane_transport::provider::Figure;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 use super::Histogram;
+use crate::links::KINDS;
 
 /// One shard.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -20,7 +25,7 @@ pub(crate) struct Shard {
     pub(crate) cpu: Option<usize>,
     pub(crate) load: Load,
     /// What it has done, and holds.
-    pub(crate) counters: Counters,
+    pub(crate) counters: ShardCounters,
     /// How long calls took that ended well.
     pub(crate) calls: Vec<Calls>,
     pub(crate) slabs: Vec<Slab>,
@@ -30,7 +35,7 @@ pub(crate) struct Shard {
 
 impl From<ShardFigures> for Shard {
     fn from(shown: ShardFigures) -> Shard {
-        let ShardFigures { shard, cpu, load, counters, latencies, peers, clients, .. } = shown;
+        let ShardFigures { shard, cpu, load, counters, kinds, latencies, peers, clients, .. } = shown;
         let slabs = vec![
             Slab { pool: "send".into(), used_bytes: counters.slab_send_bytes, size_bytes: shown.slab_send_bytes_max },
             Slab {
@@ -43,12 +48,58 @@ impl From<ShardFigures> for Shard {
             shard,
             cpu,
             load: load.into(),
-            counters,
+            counters: ShardCounters::new(counters, kinds),
             calls: latencies.into_iter().map(Calls::from).collect(),
             slabs,
             peers: peers.into_iter().map(Peer::from).collect(),
             clients: clients.into_iter().map(Client::from).collect(),
         }
+    }
+}
+
+/// What a shard has done, and holds: of each kind of link besides TCP, `links_KIND` are its links, and an object with its name holds
+/// the figures of its own.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct ShardCounters {
+    #[serde(flatten)]
+    node: Counters,
+    #[serde(flatten)]
+    kinds: Map<String, Value>,
+}
+
+impl ShardCounters {
+    pub(crate) fn new(node: Counters, shown: Vec<KindFigures>) -> ShardCounters {
+        let unused = KINDS.iter().filter(|(kind, _)| shown.iter().all(|shown| shown.kind != *kind));
+        let unused = unused.map(|(kind, figures)| KindFigures {
+            kind: *kind,
+            links: 0,
+            figures: figures.iter().map(|figure| (*figure, 0)).collect(),
+        });
+        let mut kinds = Map::new();
+        for KindFigures { kind, links, figures } in unused.chain(shown.iter().cloned()) {
+            kinds.insert(format!("links_{}", kind.name()), links.into());
+            let figures = figures.into_iter().map(|(figure, value)| (figure.name.to_owned(), value.into()));
+            kinds.insert(kind.name().to_owned(), figures.collect::<Map<_, _>>().into());
+        }
+        ShardCounters { node, kinds }
+    }
+
+    /// Links of a kind other than TCP.
+    pub(crate) fn links_of(&self, kind: LinkKind) -> u64 {
+        self.kinds.get(&format!("links_{}", kind.name())).and_then(Value::as_u64).unwrap_or(0)
+    }
+
+    /// A figure of a kind's own.
+    pub(crate) fn figure(&self, kind: LinkKind, figure: &Figure) -> u64 {
+        self.kinds.get(kind.name()).and_then(|figures| figures.get(figure.name)?.as_u64()).unwrap_or(0)
+    }
+}
+
+impl Deref for ShardCounters {
+    type Target = Counters;
+
+    fn deref(&self) -> &Counters {
+        &self.node
     }
 }
 
@@ -88,14 +139,14 @@ impl From<LoadSnapshot> for Load {
 pub(crate) struct Calls {
     /// recv, send, pull or push.
     pub(crate) operation: String,
-    /// memory, tcp or verbs.
+    /// memory, tcp, or another kind of link.
     pub(crate) link: String,
     pub(crate) took: Histogram,
 }
 
 impl From<LatencyFigures> for Calls {
     fn from(shown: LatencyFigures) -> Calls {
-        let (operation, link) = (shown.operation.name().into(), shown.way.name().into());
+        let (operation, link) = (shown.operation.name().into(), shown.way.into());
         Calls { operation, link, took: Histogram::from(&shown.nanoseconds) }
     }
 }
@@ -118,7 +169,7 @@ pub(crate) struct Peer {
     pub(crate) peer_shard: Option<u16>,
     /// idle, connecting or up.
     pub(crate) state: String,
-    /// tcp or verbs: the link, or the last one.
+    /// The kind of the link, or of the last one.
     pub(crate) link: Option<String>,
     /// Why it is of that kind.
     pub(crate) reason: String,
@@ -187,4 +238,27 @@ impl From<TrafficFigures> for Traffic {
 /// A clock's time; 0 for one before 1970.
 pub(crate) fn unix_ms(time: SystemTime) -> u64 {
     time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use sealane_transport::limits::FIGURES_MAX;
+    use sealane_transport::verbs::{self, PortCounters};
+
+    use super::*;
+
+    #[test]
+    fn a_kind_of_link_shows_its_figures_under_its_name_whether_or_not_it_is_used() {
+        let figures = PortCounters::FIGURES.iter().zip(1..).map(|(figure, value)| (*figure, value)).collect();
+        let used = vec![KindFigures { kind: verbs::KIND, links: 3, figures }];
+        let values: [u64; FIGURES_MAX] = std::array::from_fn(|place| place as u64 + 1);
+        for (shown, links, figures) in [(used, 3, values), (Vec::new(), 0, [0; FIGURES_MAX])] {
+            let counters = ShardCounters::new(Counters { links: 4, ..Counters::default() }, shown);
+            let json = serde_json::to_value(&counters).unwrap();
+            assert_eq!((&json["links"], &json["links_verbs"]), (&4.into(), &links.into()));
+            assert_eq!(json["verbs"], serde_json::to_value(PortCounters::of_figures(&figures)).unwrap());
+            assert_eq!(counters.figure(verbs::KIND, &PortCounters::FIGURES[1]), figures[1]);
+            assert_eq!(serde_json::from_value::<ShardCounters>(json).unwrap(), counters);
+        }
+    }
 }

@@ -13,7 +13,7 @@ pub(super) fn decode(file: Vec<u8>) -> Result<Tensor, String> {
     if header.fortran_order && header.shape.len() > 1 {
         return Err("the array is in Fortran order; save numpy.ascontiguousarray of it".to_owned());
     }
-    let meta = TensorMeta::new(dtype, &header.shape).map_err(|error| format!("the shape cannot be: {error}"))?;
+    let meta = TensorMeta::new(dtype, &header.shape).map_err(|error| format!("invalid shape: {error}"))?;
     Tensor::new(meta, Bytes::from(file).slice(start..))
         .map_err(|error| format!("byte {start}: {error}; copy or save it again"))
 }
@@ -132,7 +132,7 @@ mod tests {
             assert!(length.starts_with("byte 128: f32[2] takes 8 bytes, the data has "), "{length}");
         }
         let shape = problem(file("<f4", false, &[u64::MAX, 2], &[]));
-        assert!(shape.starts_with("the shape cannot be: "), "{shape}");
+        assert!(shape.starts_with("invalid shape: "), "{shape}");
     }
 
     #[test]

@@ -30,7 +30,7 @@ impl Header {
     pub(super) fn decode(file: &[u8]) -> Result<(Header, usize), String> {
         let truncated = || "the file ends within its header; copy it again".to_owned();
         if !file.starts_with(MAGIC) {
-            return Err("byte 0: the file does not begin as numpy's files do; save it with numpy.save".to_owned());
+            return Err("byte 0: this is not a numpy file; save it with numpy.save".to_owned());
         }
         let (version, rest) = file[MAGIC.len()..].split_first_chunk::<2>().ok_or_else(truncated)?;
         let (length, rest) = match version {
@@ -127,8 +127,10 @@ impl<'a> Reader<'a> {
                 self.at += 1;
                 Ok(())
             }
-            Some(found) => Err(format!("'{}' stands where '{}' should", found.escape_ascii(), wanted.escape_ascii())),
-            None => Err(format!("the header ends where '{}' should stand", wanted.escape_ascii())),
+            Some(found) => {
+                Err(format!("found '{}' where '{}' was expected", found.escape_ascii(), wanted.escape_ascii()))
+            }
+            None => Err(format!("the header ends where '{}' was expected", wanted.escape_ascii())),
         }
     }
 
@@ -226,10 +228,10 @@ mod tests {
         assert!(problem(b"\x93NUMPY\x02\x00\xff\xff\xff\xff").starts_with("byte 8: the header has 4294967295 bytes"));
         assert!(problem(b"\x93NUMPY\x01\x00\x09\x00{").starts_with("the file ends within its header"));
         let cases = [
-            ("[]", "byte 10: '[' stands where '{' should"),
+            ("[]", "byte 10: found '[' where '{' was expected"),
             ("{'x': 1}", "byte 11: 'x' is not a header entry"),
             ("{'descr': [('a', '<f4')]}", "byte 20: the elements are records"),
-            ("{'descr': '<f4'", "byte 25: the header ends where ',' should stand"),
+            ("{'descr': '<f4'", "byte 25: the header ends where ',' was expected"),
             ("{'descr': 4}", "byte 20: a quoted string should be here"),
             ("{'fortran_order': 1}", "byte 28: 'fortran_order' is neither True nor False"),
             ("{'shape': (-1,)}", "byte 21: a dimension is no number"),

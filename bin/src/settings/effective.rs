@@ -4,6 +4,7 @@ use std::path::Path;
 
 use super::file::{self, FileValue};
 use super::table::{self, DefaultValue, Setting, TABLE, Variables};
+use super::typed::Typed;
 use super::value::Value;
 use super::{Environment, Given, Role, SettingsError, Source, Sourced};
 
@@ -112,30 +113,16 @@ impl Effective {
         Given { name: setting.name, source: source.clone(), text }
     }
 
-    /// An optional value as a typed one.
+    /// A value as a typed one.
     ///
     /// # Panics
     ///
-    /// `read` does not fit the row's kind: a bug that any load of settings shows.
-    pub(super) fn optional<T>(&self, name: &str, read: impl FnOnce(&Value) -> Option<T>) -> Sourced<Option<T>> {
-        let entry = self.entry(name);
-        let value = match &entry.value {
-            Value::Unset => None,
-            value => {
-                let typed = read(value);
-                Some(typed.unwrap_or_else(|| panic!("{name} has a value of another type: {value:?}")))
-            }
-        };
-        Sourced { value, source: entry.source.clone() }
-    }
-
-    /// A value that always is one.
-    ///
-    /// # Panics
-    ///
-    /// As [`Effective::optional`], or the row has no default.
-    pub(super) fn get<T>(&self, name: &str, read: impl FnOnce(&Value) -> Option<T>) -> Sourced<T> {
-        self.optional(name, read).map(|value| value.unwrap_or_else(|| panic!("{name} has no default")))
+    /// The type does not fit the row: a bug that any load of settings shows.
+    pub(super) fn get<T: Typed>(&self, name: &str) -> Sourced<T> {
+        let Entry { setting, value, source } = self.entry(name);
+        let typed = T::read(value, &setting.kind);
+        let value = typed.unwrap_or_else(|| panic!("{name} has a value of another type: {value:?}"));
+        Sourced { value, source: source.clone() }
     }
 }
 

@@ -80,7 +80,7 @@ pub enum SettingsError {
         problem: String,
     },
     /// Two values contradict each other.
-    #[error("{first} does not go with {second}; {fix}")]
+    #[error("{first} conflicts with {second}; {fix}")]
     Contradiction {
         /// The one value.
         first: Box<Given>,

@@ -11,7 +11,8 @@ pub fn reference() -> String {
     let mut page = format!(
         "<!-- Made by `cargo xtask docs` from the table of settings in the code. -->\n\
          # Settings\n\n\
-         A flag wins over a variable, a variable over `{FILE_NAME}` (in the working directory, or `--config FILE`), and the file over the default.\n\
+         Flags override variables, variables override `{FILE_NAME}` (in the working directory, or `--config FILE`), \
+         and the file overrides defaults.\n\
          Every setting can be given as `--set NAME=VALUE` and in the file: `runtime.shards` is the key `shards` of the table `[runtime]`.\n\
          A value that cannot be read, an unknown name, or two values that contradict each other are errors; no default replaces them\n\
          silently. `sealane check` prints every setting with its source. A number of bytes may have a unit: KiB, MiB, GiB, TiB. Builds without\n\

@@ -16,6 +16,7 @@ mod sections;
 mod security;
 mod source;
 mod table;
+mod typed;
 mod value;
 
 pub use effective::{Entry, Override, Sources};
@@ -24,11 +25,13 @@ pub use error::{Given, SettingsError};
 pub use file::FILE_NAME;
 pub use limits::{SHARDS_DEFAULT_MAX, SHARDS_MAX};
 pub use role::{Role, TF_CONFIG, TfConfig};
-pub use sections::{Daemon, Fuse, Fusion, Require, Runtime, Tcp, Transport, Verbs};
+pub use sections::{Daemon, Fusion, Require, Runtime, Tcp, Transport, Verbs};
 pub use security::{Peers, Security};
 pub use source::{Source, Sourced};
 pub use table::{DefaultValue, Setting, TABLE, Variables};
 pub use value::{Kind, MetricsAddress, Value};
+
+use std::path::Path;
 
 use effective::Effective;
 use file::FileValue;
@@ -80,6 +83,25 @@ impl Settings {
         Settings::read(sources, || file::parse(text, &sources.working_directory.join(FILE_NAME)))
     }
 
+    /// The settings that these names and values give; nothing else is looked at.
+    ///
+    /// # Errors
+    ///
+    /// As [`Settings::load`].
+    pub fn of<N: Into<String>, V: Into<String>>(
+        given: impl IntoIterator<Item = (N, V)>,
+    ) -> Result<Settings, SettingsError> {
+        let overrides: Vec<_> = given.into_iter().map(|(name, value)| Override::new("--set", name, value)).collect();
+        let sources = Sources {
+            environment: &Environment::default(),
+            working_directory: Path::new("."),
+            config: None,
+            role: None,
+            overrides: &overrides,
+        };
+        Settings::load_text("", &sources)
+    }
+
     fn read(
         sources: &Sources<'_>,
         file: impl FnOnce() -> Result<Vec<FileValue>, SettingsError>,
@@ -89,12 +111,12 @@ impl Settings {
         let effective = Effective::of(sources, role.value, file()?)?;
         Ok(Settings {
             runtime: Runtime::of(&effective),
-            transport: Transport::of(&effective)?,
+            transport: Transport::checked(&effective, VERBS_BUILT_IN)?,
             tcp: Tcp::of(&effective),
             fusion: Fusion::of(&effective),
-            daemon: Daemon::of(&effective, sources.environment)?,
+            daemon: Daemon::placed(&effective, sources.environment)?,
             security: Security::of(&effective)?,
-            verbs: Verbs::of(&effective)?,
+            verbs: Verbs::checked(&effective)?,
             entries: effective.into_entries(),
             role,
             tf_config,

@@ -5,8 +5,7 @@ use std::path::{Path, PathBuf};
 use sealane_transport::authentication::TlsFiles;
 
 use super::effective::Effective;
-use super::sections::{bool, path, text};
-use super::{SettingsError, Sourced};
+use super::{Require, SettingsError, Sourced};
 
 /// `[security]`
 #[derive(Clone, Debug)]
@@ -49,8 +48,8 @@ impl Security {
 
     pub(super) fn of(from: &Effective) -> Result<Security, SettingsError> {
         const FILES: [&str; 3] = ["security.tls_certificate", "security.tls_key", "security.tls_authorities"];
-        let secret = from.optional("security.secret_file", path);
-        let files = FILES.map(|name| from.optional(name, path));
+        let secret: Sourced<Option<PathBuf>> = from.get("security.secret_file");
+        let files: [Sourced<Option<PathBuf>>; 3] = FILES.map(|name| from.get(name));
         let given = files.iter().position(|file| file.value.is_some());
         let peers = match (secret.value, given, files.map(|file| file.value)) {
             (None, None, _) => Peers::Anyone,
@@ -70,18 +69,18 @@ impl Security {
                 return Err(SettingsError::TlsIncomplete { given: from.given(FILES[given]), missing: FILES[missing] });
             }
         };
-        let insecure: Sourced<bool> = from.get("security.insecure", bool);
+        let insecure: Sourced<bool> = from.get("security.insecure");
         if insecure.value && peers != Peers::Anyone {
             let shown = given.map_or("security.secret_file", |given| FILES[given]);
             return Err(SettingsError::Contradiction {
                 first: Box::new(from.given("security.insecure")),
                 second: Box::new(from.given(shown)),
-                fix: "leave security.insecure out: authentication is configured",
+                fix: "omit security.insecure: authentication is configured",
             });
         }
-        let security = Security { peers, insecure, plaintext_rdma: from.get("security.plaintext_rdma", bool) };
-        let require: Sourced<String> = from.get("transport.require", text);
-        if require.value == "verbs" && security.rules_out_verbs() {
+        let security = Security { peers, insecure, plaintext_rdma: from.get("security.plaintext_rdma") };
+        let require: Sourced<Require> = from.get("transport.require");
+        if require.value == Require::Verbs && security.rules_out_verbs() {
             return Err(SettingsError::Contradiction {
                 first: Box::new(from.given("transport.require")),
                 second: Box::new(from.given("security.tls_certificate")),

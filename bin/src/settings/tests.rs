@@ -5,6 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use sealane_fusion::Fuse;
 use sealane_runtime::ExecutorChoice;
 use sealane_transport::verbs::{Registration, Transfer};
 
@@ -88,8 +89,8 @@ fn defaults() {
     assert_eq!(transport.window.value, 40);
     assert_eq!(transport.tensor_bytes_max.value, 4 << 30);
     assert_eq!(transport.require.value, Require::Auto);
-    assert_eq!(settings.tcp.congestion.value, None);
-    assert_eq!(settings.tcp.send_buffer_bytes.value, None);
+    assert_eq!(settings.tcp.wanted_congestion(), None);
+    assert_eq!(settings.tcp.send_buffer_bytes.value, 0);
     assert_eq!(settings.fusion.fuse.value, Fuse::Turn);
     let daemon = &settings.daemon;
     assert_eq!(daemon.socket.value, Path::new("/run/sealane/sealane.sock"));
@@ -261,9 +262,8 @@ fn every_error_names_what_gave_the_value_and_what_is_accepted() {
         ),
         (
             Case::default().set("transport.heartbeat_ms", "30000"),
-            "transport.peer_timeout_ms = 30000 (the default) does not go with \
-             --set transport.heartbeat_ms=30000; make the peer time-out longer than the \
-             heartbeat, three times as long say",
+            "transport.peer_timeout_ms = 30000 (the default) conflicts with --set transport.heartbeat_ms=30000; \
+             make the peer timeout longer than the heartbeat, for example three times",
         ),
         (
             Case::variables(&[(TF_CONFIG, "7")]),
@@ -290,15 +290,17 @@ fn the_executor_is_one_of_three_words() {
 #[test]
 fn verbs_can_be_ruled_out_and_required() {
     let given = || Given { name: "transport.require", source: Source::Flag("--set"), text: "verbs".to_owned() };
-    for (word, require) in [("auto", Require::Auto), ("tcp", Require::Tcp)] {
+    for require in [Require::Auto, Require::Tcp] {
         for built_in in [true, false] {
-            assert_eq!(Require::read(word, built_in, given).unwrap(), require);
+            assert_eq!(require.possible(built_in, given).unwrap(), require);
         }
+        let word = if require == Require::Tcp { "tcp" } else { "auto" };
+        assert_eq!(Case::default().set("transport.require", word).settings().transport.require.value, require);
     }
-    assert_eq!(Require::read("verbs", true, given).unwrap(), Require::Verbs);
+    assert_eq!(Require::Verbs.possible(true, given).unwrap(), Require::Verbs);
     let without = "--set transport.require=verbs asks for RDMA verbs, and this build has none; \
                    build it with `--features verbs`, or write auto or tcp";
-    assert_eq!(Require::read("verbs", false, given).unwrap_err().to_string(), without);
+    assert_eq!(Require::Verbs.possible(false, given).unwrap_err().to_string(), without);
 
     let loaded = Case::default().set("transport.require", "verbs").load().0;
     assert_eq!(loaded.is_ok(), VERBS_BUILT_IN);
@@ -321,7 +323,8 @@ fn tls_rules_verbs_out_unless_plain_text_is_allowed() {
     let required = |case: Case| case.set("transport.require", "verbs");
     if VERBS_BUILT_IN {
         let error = required(tls()).error();
-        let expected = "--set transport.require=verbs does not go with --set security.tls_certificate=file.pem; RDMA encrypts nothing: \
+        let expected = "--set transport.require=verbs conflicts with --set security.tls_certificate=file.pem; RDMA \
+            encrypts nothing: \
                         set security.plaintext_rdma = true to let tensors travel in plain text, or transport.require = tcp";
         assert_eq!(error, expected);
         assert!(required(plaintext()).load().0.is_ok());

@@ -130,7 +130,7 @@ impl Workload {
             }
             (None, Some(pull), Some(push)) => (read("pull", pull)?, read("push", push)?),
             _ => {
-                let problem = "the tensors are missing or twofold; write either \"tensors\", which are pulled and \
+                let problem = "the tensors are missing or given twice; write either \"tensors\", which are pulled and \
                                pushed, or both \"pull\" and \"push\"";
                 return Err(wrong(problem.to_owned()));
             }
@@ -212,8 +212,8 @@ mod tests {
     #[test]
     fn what_is_wrong_is_said_with_its_place() {
         assert!(problem("{\"tensors\": [").starts_with("my.json: EOF while parsing a list at line 1 column 13; "));
-        assert!(problem("{}").starts_with("my.json: the tensors are missing or twofold; "));
-        assert!(problem(r#"{"pull":[]}"#).starts_with("my.json: the tensors are missing or twofold; "));
+        assert!(problem("{}").starts_with("my.json: the tensors are missing or given twice; "));
+        assert!(problem(r#"{"pull":[]}"#).starts_with("my.json: the tensors are missing or given twice; "));
         assert_eq!(problem(r#"{"tensors":[]}"#), "my.json: \"tensors\" has 0 tensors; 1 to 65536 are accepted");
         let twice = r#"{"tensors":[{"name":"a","shape":[1]},{"name":"a","shape":[1]}]}"#;
         assert_eq!(problem(twice), "my.json: \"tensors\" has two tensors named a; name each once");

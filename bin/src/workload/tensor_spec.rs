@@ -60,7 +60,7 @@ impl TensorSpec {
                 format!("tensor {name} has dtype {text}; write one of {known}")
             })?,
         };
-        let meta = TensorMeta::new(dtype, &shape).map_err(|error| format!("tensor {name} cannot be: {error}"))?;
+        let meta = TensorMeta::new(dtype, &shape).map_err(|error| format!("tensor {name} is invalid: {error}"))?;
         match dtype.bytes_of(meta.element_count()) {
             Some(bytes) if bytes <= TENSOR_BYTES_MAX => Ok(TensorSpec { name: name.into(), meta, bytes }),
             _ => Err(format!("tensor {name} of shape {shape:?} has more than {TENSOR_BYTES_MAX} bytes; split it")),
@@ -117,7 +117,7 @@ mod tests {
         assert!(spec(&"x".repeat(KEY_BYTES_MAX + 1), &[], None, None).is_err());
         assert_eq!(spec("a", &[1 << 30], None, None).unwrap().bytes(), TENSOR_BYTES_MAX);
         assert!(spec("a", &[(1 << 30) + 1], None, None).unwrap_err().ends_with("; split it"));
-        assert!(spec("a", &[1 << 40, 1 << 40], None, None).unwrap_err().starts_with("tensor a cannot be: "));
+        assert!(spec("a", &[1 << 40, 1 << 40], None, None).unwrap_err().starts_with("tensor a is invalid: "));
         assert_eq!(spec("a", &[1 << 40, 0], None, None).unwrap().bytes(), 0);
     }
 }

@@ -40,7 +40,7 @@ fn a_second_attach_names_the_process_of_the_first() {
     let _first = place.attach(PS).unwrap();
     let second = place.refused(&Attach::new(PS, ARENA_BYTES));
     assert_eq!(second.code(), Code::Unavailable);
-    assert!(second.to_string().contains(&format!("process {} is attached", std::process::id())), "{second}");
+    assert!(second.to_string().contains(&format!("process {} is already attached", std::process::id())), "{second}");
     let large = place.refused(&Attach::new(WORKER, (1 << 20) + 1));
     assert_eq!(large.code(), Code::ResourceExhausted);
     assert!(large.to_string().starts_with("daemon.arena_bytes_max is full"), "{large}");
@@ -133,7 +133,7 @@ fn a_client_that_is_killed_is_let_go_even_if_a_child_holds_its_socket() {
     let mut process = client_process(&place.socket());
     daemon.wait_for("; 1 clients attached;");
     let taken = place.refused(&Attach::new(PS, ARENA_BYTES));
-    assert!(taken.to_string().contains(&format!("process {} is attached", process.id())), "{taken}");
+    assert!(taken.to_string().contains(&format!("process {} is already attached", process.id())), "{taken}");
     kill(Pid::from_raw(process.id() as i32), Signal::SIGKILL).unwrap();
     daemon.wait_for("; 0 clients attached;");
     place.attach(PS).unwrap();

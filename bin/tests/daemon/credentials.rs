@@ -64,7 +64,7 @@ fn a_secret_that_is_replaced_is_what_callers_must_have_from_then_on() {
         assert_eq!((lets_in(&place, "in-use"), lets_in(&place, "next")), (old_is_let_in, true));
     }
     assert_eq!(credentials(&place)["taken"], 3);
-    assert!(daemon.stop().stderr.contains("the credentials are new ones"));
+    assert!(daemon.stop().stderr.contains("the credentials were reloaded"));
 }
 
 #[test]
@@ -102,7 +102,7 @@ fn credentials_that_cannot_be_used_are_shown_and_those_in_use_stay() {
         assert_eq!(credentials(&place)["refused"], count + 1);
         assert!(lets_in(&place, "in-use") && !lets_in(&place, "next"), "{text}");
     }
-    assert!(words(&place, &["stat"]).contains("peers show: shared secret; new files were refused 4 times"));
+    assert!(words(&place, &["stat"]).contains("peers present: shared secret; new files were refused 4 times"));
     let ended = daemon.stop();
     let lines: Vec<_> =
         ended.stderr.lines().filter(|line| line.contains("the previous credentials stay in use")).collect();
@@ -156,9 +156,9 @@ fn a_certificate_that_ends_is_warned_of_and_replaced_without_a_restart() {
     while !daemon.log().contains("expires soon") {
         std::thread::yield_now();
     }
-    assert!(words(&place, &["stat"]).contains("its certificate is good for 3.0 days"));
+    assert!(words(&place, &["stat"]).contains("its certificate is valid for 3.0 days"));
     let told = words(&place, &with(&["check"], &arguments)).split_whitespace().collect::<Vec<_>>().join(" ");
-    assert!(told.contains("the certificate, or its authority's, ends in 3.0 days"), "{told}");
+    assert!(told.contains("the certificate or its authority expires in 3.0 days"), "{told}");
 
     let lets_in = |folder: &str| {
         let output = place.run(&with(&["check", "--probe", "--json"], &tls(folder)));

@@ -47,7 +47,7 @@ fn the_socket_of_a_killed_daemon_is_replaced() {
 fn a_second_daemon_is_told_of_the_first() {
     let (place, daemon) = Daemon::start(&[]);
     let second = place.fail(1, &["daemon"]);
-    let begin = format!("a daemon (process {}) serves {} already; ", daemon.pid(), place.socket().display());
+    let begin = format!("a daemon (process {}) already serves {}; ", daemon.pid(), place.socket().display());
     assert!(second.starts_with(&begin), "{second}");
     place.attach(PS).unwrap();
     // At another socket it finds the port in use, and takes that socket away again.
@@ -80,7 +80,7 @@ fn drain_waits_for_the_daemons_end() {
     assert_eq!(ended.code, Some(0));
     assert!(ended.stderr.contains("the daemon is drained"), "{}", ended.stderr);
     let none = place.fail(1, &["drain"]);
-    assert!(none.starts_with("no daemon can be asked at "), "{none}");
+    assert!(none.starts_with("no daemon can be reached at "), "{none}");
 }
 
 /// A send that nobody asks for, known to be in flight: a later one of the same client has arrived.

@@ -117,9 +117,13 @@ fn what_is_missing_or_wrong_is_one_sentence_with_the_remedy() {
     for (flags, says) in [
         (&["--ps", "x"][..], "--ps \"x\" is not a number of tasks; write how many of the tasks are ps"),
         (&["--ps", "1", "--ps", "2"], "--ps \"1 --ps 2\" is not a number of tasks"),
-        (&["--ps", "5"], "--ps 5 is more than the 4 tasks that there are"),
-        (&["--task-port", "65535"], "the ports of a1 end at 65535"),
-        (&["--port", "2223"], "a1:2223 is the transport address and that of worker 1 too; choose another --port"),
+        (&["--ps", "5"], "--ps 5 is more than the number of tasks (4)"),
+        (&["--task-port", "65535"], "a1 has too few ports"),
+        (
+            &["--port", "2223"],
+            "a1:2223 is both the transport address and the address of worker 1; choose another \
+             --port",
+        ),
     ] {
         let error = refuse(&slurm, &[&["--from", "slurm"], flags].concat());
         assert!(error.starts_with(says), "{flags:?}: {error}");

@@ -184,9 +184,9 @@ const MISCONDUCT: &[Misconduct] = &[
     ("malformed record: tokens", |villain| villain.write_words(FREE, 0, &[257]).unwrap()),
     ("peer 9 was not named", |villain| villain.write(&recv(1, 9, None)).unwrap()),
     ("peer 2 was not named", |villain| villain.write(&send(1, 2, &[], PayloadAt::Inline(&[]))).unwrap()),
-    ("peer 7 is named out of turn", |villain| villain.write(&Submission::Peer { number: 7, name: PS }).unwrap()),
-    ("peer 0 is named out of turn", |villain| villain.write(&Submission::Peer { number: 0, name: PS }).unwrap()),
-    ("call 5 is under way already", |villain| (0..2).for_each(|_| villain.write(&recv(5, 0, None)).unwrap())),
+    ("peer 7 is named out of order", |villain| villain.write(&Submission::Peer { number: 7, name: PS }).unwrap()),
+    ("peer 0 is named out of order", |villain| villain.write(&Submission::Peer { number: 0, name: PS }).unwrap()),
+    ("call 5 is already in flight", |villain| (0..2).for_each(|_| villain.write(&recv(5, 0, None)).unwrap())),
     ("bytes of shared memory", |villain| {
         villain.write(&recv(1, 0, Some(Span { offset: ARENA_BYTES, len: 1 }))).unwrap();
     }),
@@ -196,24 +196,24 @@ const MISCONDUCT: &[Misconduct] = &[
     ("a list of keys", |villain| villain.write_words(PLAN_KEYS, 0, &[1 | 8 << 32, u64::MAX]).unwrap()),
     ("plan 1 is not open", |villain| villain.write(&pull(1, 1)).unwrap()),
     ("plan 7 is not open", |villain| villain.write(&Submission::ClosePlan { plan: 7 }).unwrap()),
-    ("plan 1 is open already", |villain| {
+    ("plan 1 is already open", |villain| {
         for _ in 0..2 {
             villain.write(&Submission::OpenPlan { plan: 1, peer: 1, keys: 2 }).unwrap();
         }
     }),
-    ("too much", |villain| villain.write(&Submission::OpenPlan { plan: 1, peer: 1, keys: u32::MAX }).unwrap()),
-    ("too much", |villain| {
+    ("is over a limit", |villain| villain.write(&Submission::OpenPlan { plan: 1, peer: 1, keys: u32::MAX }).unwrap()),
+    ("is over a limit", |villain| {
         // Each by itself is within its limit.
         for plan in 0..5 {
             villain.write(&Submission::OpenPlan { plan, peer: 1, keys: 1 << 16 }).unwrap();
         }
     }),
-    ("more keys than it was to have", |villain| open_plan(villain, 1, &["a", "b"])),
+    ("more keys than announced", |villain| open_plan(villain, 1, &["a", "b"])),
     ("before its keys are known", |villain| {
         open_plan(villain, 3, &["a", "b"]);
         villain.write(&pull(1, 1)).unwrap();
     }),
-    ("plan 1 is being pulled already", |villain| {
+    ("plan 1 is already being pulled", |villain| {
         open_plan(villain, 1, &["a"]);
         (1..3).for_each(|call| villain.write(&pull(call, 1)).unwrap());
     }),
@@ -228,14 +228,14 @@ const MISCONDUCT: &[Misconduct] = &[
         villain.write(&Submission::Elsewhere { peer: Some(0), sent: moved, received: moved }).unwrap();
         villain.write(&Submission::Elsewhere { peer: Some(9), sent: moved, received: moved }).unwrap();
     }),
-    ("queue 1 is open already", |villain| (0..2).for_each(|_| villain.write(&open_queue(1, 4)).unwrap())),
+    ("queue 1 is already open", |villain| (0..2).for_each(|_| villain.write(&open_queue(1, 4)).unwrap())),
     ("queue 7 is not open", |villain| villain.write(&grant(7, 1, 1)).unwrap()),
     ("queue 7 is not open", |villain| villain.write(&Submission::CloseQueue { queue: 7 }).unwrap()),
-    ("more credit than there may be", |villain| {
+    ("more credit than allowed", |villain| {
         villain.write(&open_queue(1, 4)).unwrap();
         (0..2).for_each(|_| villain.write(&grant(1, SLOTS as u32, 1)).unwrap());
     }),
-    ("more credit than there may be", |villain| {
+    ("more credit than allowed", |villain| {
         villain.write(&open_queue(1, u32::MAX)).unwrap();
         villain.write(&grant(1, 1, u64::MAX)).unwrap();
     }),

@@ -27,7 +27,7 @@ fn dither(round: u64) {
 /// What the consumer of a dead process hears of it.
 fn names(unreceived: &Unreceived, producer: &Process) -> bool {
     unreceived.error.code() == Code::Unavailable
-        && unreceived.error.to_string().contains(&format!("process {} was attached as it", producer.pid()))
+        && unreceived.error.to_string().contains(&format!("process {} was attached as this task", producer.pid()))
 }
 
 /// Asks for a large tensor, into a destination.

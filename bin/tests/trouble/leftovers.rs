@@ -77,7 +77,7 @@ fn nothing_is_left_of_clients_and_of_a_daemon_that_drains() {
     for place in hosts.drain() {
         assert_eq!(names(place.directory.path()), OWN_FILES);
         let gone = place.fail(1, &["drain"]);
-        assert!(gone.starts_with("no daemon can be asked at "), "{gone}");
+        assert!(gone.starts_with("no daemon can be reached at "), "{gone}");
     }
     no_memory_has_a_name();
 }

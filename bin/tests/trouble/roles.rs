@@ -275,7 +275,7 @@ fn take(task: &Task, from: &str, item: usize, ledger: &Mutex<Ledger>, count: &At
 /// Why a call did not succeed that may be made again; any other reason is a fault.
 fn may_be_repeated(error: &Error) -> Code {
     // A send that was given up may have lent its tensor to a daemon that is gone: for a while it waits there still.
-    let is_there_still = error.code() == Code::InvalidArgument && error.to_string().contains("waits already");
+    let is_there_still = error.code() == Code::InvalidArgument && error.to_string().contains("is already waiting");
     assert!(is_there_still || matches!(error.code(), Code::Unavailable | Code::DeadlineExceeded), "{error}");
     // The daemon starts meanwhile.
     std::thread::yield_now();

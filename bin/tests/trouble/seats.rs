@@ -16,7 +16,10 @@ fn a_task_in_use_is_free_as_soon_as_its_process_is_killed() {
     let second = || Attach::new(PS).socket(&socket).arena_bytes(ARENA_BYTES).attach();
     let error = second().unwrap_err();
     assert_eq!(error.code(), Code::Unavailable);
-    assert!(error.to_string().contains(&format!("process {} is attached as it", first.pid())), "{error}");
+    assert!(
+        error.to_string().contains(&format!("process {} is already attached as this task", first.pid())),
+        "{error}"
+    );
 
     let consumer = hosts.attach(WORKER);
     let waiting = consumer.recv(PS, STEP, "key");
@@ -29,7 +32,7 @@ fn a_task_in_use_is_free_as_soon_as_its_process_is_killed() {
     hosts.daemon(PS).wait_for("; 1 clients attached;");
     let task = second().unwrap();
     let error = waiting.wait().unwrap_err().error;
-    assert!(error.to_string().contains(&format!("process {} was attached as it", first.pid())), "{error}");
+    assert!(error.to_string().contains(&format!("process {} was attached as this task", first.pid())), "{error}");
     let sending = task.send(WORKER, STEP, "key", tensor(3, 64));
     verify(&consumer.recv(PS, STEP, "key").wait().unwrap(), 3, 64);
     sending.wait().unwrap();

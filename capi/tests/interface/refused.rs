@@ -43,7 +43,7 @@ fn a_send_that_makes_no_sense_takes_nothing_over() {
             ("timeout", send(ps.0, to, key, &good, -2)),
             ("data", send(ps.0, to, key, &sealane_source { data: null(), ..good }, 0)),
             ("the data has 2", send(ps.0, to, key, &sealane_source { bytes: 2, ..good }, 0)),
-            ("more than there can be", send(ps.0, to, key, &sealane_source { bytes: usize::MAX, ..good }, 0)),
+            ("is too large", send(ps.0, to, key, &sealane_source { bytes: usize::MAX, ..good }, 0)),
             ("dims", send(ps.0, to, key, &with_meta(&|meta| meta.dims = null()), 0)),
             ("dims", send(ps.0, to, key, &with_meta(&|meta| meta.dims = meta.dims.wrapping_byte_add(1)), 0)),
             ("DLPack", send(ps.0, to, key, &with_meta(&|meta| meta.code = 200), 0)),
@@ -94,7 +94,9 @@ fn a_recv_that_makes_no_sense_takes_nothing_over() {
         let message = |error| refused(error, sealane_code::InvalidArgument);
         assert!(message(recv(null(), None, 0)).contains("callback"));
         assert!(message(recv(&sealane_destination { release: None, ..good }, Some(received), 0)).contains("release"));
-        assert!(message(recv(&sealane_destination { bytes: usize::MAX, ..good }, Some(received), 0)).contains("more"));
+        assert!(
+            message(recv(&sealane_destination { bytes: usize::MAX, ..good }, Some(received), 0)).contains("too large")
+        );
         assert!(message(recv(&good, Some(received), -7)).contains("timeout"));
         let wanted = [good, sealane_destination { release: None, ..good }];
         let wanted = wanted.map(|destination| sealane_wanted { key, destination, context });

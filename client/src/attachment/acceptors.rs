@@ -1,8 +1,8 @@
-//! The queues that this task accepts from: what the shards have handed over and nobody has taken, and the credit that they
-//! have for more. Under the attachment's lock; bounded by the credit, which is renewed as tensors are taken.
+//! The queues that this task accepts from: tensors that the shards have delivered and nobody has taken, and the credit for
+//! more. Under the attachment's lock; bounded by the credit, which is renewed as tensors are taken.
 //!
-//! An acceptor outlives the link: with a new daemon its queue is opened anew, and what was handed over before stays. What it
-//! has not taken when it is dropped waits here for the next acceptor of the queue, and fills that one's window.
+//! An acceptor outlives the link: its queue is opened again with a new daemon, and tensors delivered before stay. Tensors that
+//! it has not taken when it is dropped wait here for the queue's next acceptor, and count against its window.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
@@ -339,7 +339,7 @@ impl Attachment {
         let watch = held.calls.watch(deadline).ok_or_else(|| {
             Error::full(
                 "client calls",
-                format!("{CALLS_MAX} calls are under way, or have ended and were not collected"),
+                format!("{CALLS_MAX} calls are in flight, or have ended and were not collected"),
             )
         })?;
         held.inbox(number).watches.push(watch);
@@ -397,7 +397,7 @@ impl Held<'_> {
             return Ok(());
         }
         if is_closing {
-            let reason = "the queue could be opened in part, and the daemon has not closed that part yet";
+            let reason = "the queue could be opened only in part, and the daemon has not closed that part yet";
             return Err(Error::full("submission ring", reason));
         }
         let windows = inbox.windows(serial, &areas);
@@ -491,7 +491,7 @@ impl Link {
         // Queues that other acceptors had are closed first: one may have this name, and none counts any more.
         self.flush_segment(segment)?;
         if *self.queues_of(segment) >= QUEUES_MAX {
-            let reason = format!("{QUEUES_MAX} queues are open with one shard, and there may be no more");
+            let reason = format!("{QUEUES_MAX} queues are open with one shard, which is the maximum");
             return Err(Unsubmitted::Refused(Error::full("client queues", reason)));
         }
         self.submit(segment, opening)?;

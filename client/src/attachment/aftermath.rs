@@ -1,5 +1,5 @@
-//! What must happen once the lock is released: wakers run code of executors, and memory that is dropped may run code of
-//! its owner, which may call back here or wait for a lock of its own. Bounded by the calls that end under one lock.
+//! Work deferred until the lock is released: wakers run executors' code, and dropped memory may run its owner's code, which may
+//! call back here or take another lock. Bounded by the calls that end under one lock.
 
 use std::task::Waker;
 

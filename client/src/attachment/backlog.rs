@@ -1,8 +1,8 @@
-//! Calls that wait in this process: for room in a ring, as records in the order of their coming, and for room in the arena, as
-//! tensors. Under the attachment's lock; bounded by [`Backlog`], and by `BACKLOG_ORDERS_MAX` for what is no call.
+//! Calls that wait in this process: for room in a ring, as records in order of arrival, and for room in the arena, as tensors.
+//! Under the attachment's lock; bounded by [`Backlog`], and by `BACKLOG_ORDERS_MAX` for records that are not calls.
 //!
-//! Nothing rings when a daemon has read, or when memory is freed: whoever looks at the rings forwards what waits, and the driver
-//! looks for as long as something does.
+//! Nothing signals that a daemon has read, or that memory was freed: every thread that polls the rings also forwards waiting
+//! calls, and the driver polls while there are any.
 
 use std::{collections::VecDeque, ops::Range, sync::atomic::Ordering, time::Duration};
 
@@ -128,7 +128,7 @@ impl Waiting {
         }
         if self.bytes.saturating_add(bytes) > bytes_max {
             let reason = format!(
-                "calls of {} bytes wait for a daemon that reads late, or for room in the arena, {bytes} more would be over \
+                "calls of {} bytes wait for a slow daemon or for room in the arena, and {bytes} more would exceed \
                  {bytes_max}",
                 self.bytes
             );
@@ -157,7 +157,7 @@ impl Waiting {
 
 fn full_of_calls(Backlog { calls_max, .. }: Backlog, calls: usize) -> Error {
     let reason = format!(
-        "{calls} more would be over the {calls_max} calls that may wait for a daemon that reads late, or for room in the arena"
+        "{calls} more would exceed the {calls_max} calls that may wait for a slow daemon or for room in the arena"
     );
     Error::full("client backlog_calls", reason)
 }
@@ -240,7 +240,7 @@ fn late(submission: &Submission<'_>) -> Error {
         Submission::Pull { min_version, timeout_ms, .. } => {
             Error::late(Operation::Pull, min_version, "", waited(timeout_ms))
         }
-        _ => Error::unavailable("the daemon", "it read nothing for as long as a call may take"),
+        _ => Error::unavailable("the daemon", "it did not read the call before its deadline"),
     }
 }
 

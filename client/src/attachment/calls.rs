@@ -1,8 +1,8 @@
-//! The table of calls: what each has lent to the daemon, who waits for it, how it ended. Pure; under the attachment's
-//! lock; bounded by `CALLS_MAX`, and grows only while more calls are in progress than ever before.
+//! The table of calls: the memory each has lent to the daemon, its waiter, and its outcome. No I/O; under the attachment's
+//! lock; bounded by `CALLS_MAX`, and grows only when more calls are in flight than ever before.
 //!
-//! A call has two owners: the caller, who may stop to care, and the daemon, which may still use the call's memory. Its
-//! slot is free when neither holds it. A number has an index and a generation, so one that is too late is recognised.
+//! A call has two owners: the caller, who may abandon it, and the daemon, which may still use the call's memory. Its slot is
+//! free when neither holds it. A call's number has an index and a generation, so stale answers are recognized.
 
 mod answers;
 mod slot;
@@ -37,7 +37,7 @@ pub(crate) struct Calls {
     vacant: Vec<u32>,
     /// Calls that a future waits for: somebody has to look at the rings for them.
     watched: usize,
-    /// What came for recvs that were given up.
+    /// Tensors that arrived for cancelled recvs.
     unclaimed: Unclaimed,
     /// Recvs to be given up at the daemon, for a tensor is set aside for them; with their segments.
     to_cancel: Vec<(u16, u32)>,
@@ -111,7 +111,7 @@ impl Calls {
         }
     }
 
-    /// The tensors that came for recvs which were given up.
+    /// Tensors that arrived for cancelled recvs.
     #[inline]
     pub(super) fn unclaimed(&mut self) -> &mut Unclaimed {
         &mut self.unclaimed
@@ -273,7 +273,7 @@ impl Calls {
         self.slot(call).is_some_and(|slot| slot.borrowed && uses(slot))
     }
 
-    /// What comes for a recv that was given up may be torn.
+    /// A tensor that arrives for a cancelled recv may be torn.
     pub(super) fn distrust(&mut self, call: u32) {
         if let Some(slot) = self.slot(call) {
             slot.keeps = false;
@@ -455,18 +455,8 @@ impl Calls {
             if slot.daemon == Daemon::Done && slot.caller != Caller::Waiting {
                 continue;
             }
-            let destination = if gone || matches!(slot.daemon, Daemon::Done | Daemon::Untold) {
-                slot.daemon = Daemon::Done;
-                slot.memory_back(after)
-            } else {
-                slot.daemon = Daemon::Holding;
-                let (destination, kept) = std::mem::take(&mut slot.memory).apart();
-                slot.memory = kept;
-                destination
-            };
-            if slot.caller == Caller::Waiting {
-                slot.failure = Some(Box::new(Unreceived { error: error(), destination }));
-            }
+            let memory_back = gone || matches!(slot.daemon, Daemon::Done | Daemon::Untold);
+            slot.fail(memory_back, &error, after);
             let call = slot.generation << CALL_INDEX_BITS | index as u32;
             self.end(call, after);
             self.unset_aside(call, after);

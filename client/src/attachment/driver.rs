@@ -1,5 +1,5 @@
-//! The driver: a thread that looks at the rings for calls that are awaited as futures, since an executor's threads must
-//! not sleep here. One an attachment, started by the first future that has to wait; it ends with the attachment.
+//! The driver: a thread that polls the rings for calls that are awaited as futures, since an executor's threads must not sleep
+//! here. One per attachment, started by the first future that has to wait; it ends with the attachment.
 
 use std::{
     sync::Arc,

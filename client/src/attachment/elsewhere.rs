@@ -1,5 +1,5 @@
-//! Tensors that went another way, as the program says: added up here, and told to the daemon at most once in `ELSEWHERE_INTERVAL`, which
-//! shows them beside its own. Under the attachment's lock; bounded by `ELSEWHERE_PEERS_MAX`.
+//! Tensors that the program moved over another transport: added up here, and reported to the daemon at most once per
+//! `ELSEWHERE_INTERVAL`, which shows them next to its own. Under the attachment's lock; bounded by `ELSEWHERE_PEERS_MAX`.
 
 use hashbrown::HashMap;
 use sealane_transport::shm::{Moved, Submission};
@@ -55,7 +55,7 @@ impl Elsewhere {
 impl Attachment {
     /// See [`Task::note_elsewhere`](crate::Task::note_elsewhere).
     pub(crate) fn note_elsewhere(&self, peer: &str, direction: Direction, tensors: u64, bytes: u64) {
-        // In a child the lock may be held for ever.
+        // In a child the lock may be held forever.
         if self.check_fork().is_err() {
             return;
         }

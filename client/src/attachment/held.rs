@@ -1,4 +1,4 @@
-//! The lock on an attachment's state, and what must be done when it is released.
+//! The lock on an attachment's state, and the work to do when it is released.
 
 use std::{
     ops::{Deref, DerefMut},

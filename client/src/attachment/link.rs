@@ -1,5 +1,5 @@
-//! What attaching gave: the rings and doorbells of every shard, the arena, the socket. Under the attachment's lock; there
-//! is a new one after every loss.
+//! The connection to a daemon: the rings and doorbells of every shard, the arena, the socket. Under the attachment's lock;
+//! replaced after every loss.
 
 use std::{
     collections::VecDeque,
@@ -62,7 +62,7 @@ pub(super) struct Segment {
     area: Arc<Area>,
     /// Peers that the shard knows by number.
     peers: usize,
-    /// Calls to be given up for which the ring had no room.
+    /// Calls to cancel for which the ring had no room.
     cancels: Vec<u32>,
     /// Plans to be closed, likewise.
     closings: Vec<Closing>,
@@ -193,7 +193,7 @@ impl Link {
         let segment = lane::shard_of(lane::lane(task, name), self.segments.len());
         let known = self.segments[segment].peers;
         let Some(number) = u16::try_from(known).ok().filter(|_| known < PEERS_MAX) else {
-            let reason = format!("{PEERS_MAX} peers were named to one shard, and {name} is one more");
+            let reason = format!("one shard already knows {PEERS_MAX} peers, the maximum, and {name} is another");
             return Err(Unsubmitted::Refused(Error::full("client peers", reason)));
         };
         let segment = segment as u16;

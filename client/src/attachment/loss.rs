@@ -1,8 +1,8 @@
-//! The end of a link, and the next one: a daemon that is gone ends every call with Unavailable, and the next call attaches
-//! again. On the threads of callers; bounded by one attempt every `REATTACH_INTERVAL`.
+//! Loss of the daemon, and reattaching: when a daemon dies, every call ends with Unavailable, and the next call attaches again.
+//! Runs on the callers' threads; at most one attempt every `REATTACH_INTERVAL`.
 //!
-//! A daemon that drains says so before. From then on new calls wait for the daemon after it, those that are in progress go on;
-//! a call waits until its deadline, at most for `Attach::restart_timeout`.
+//! A draining daemon announces it. From then on, new calls wait for the next daemon while calls in flight continue; a call
+//! waits until its deadline, and at most for `Attach::restart_timeout`.
 
 use std::{
     sync::PoisonError,
@@ -97,13 +97,13 @@ impl Attachment {
         drop(held);
         // An attempt that ended while this one waited for it is its own as well.
         if let Some(last) = attempts.last.filter(|last| *last + REATTACH_INTERVAL > called) {
-            return Err(also(lost, &format!("attaching again was tried {:?} ago", last.elapsed())));
+            return Err(also(lost, &format!("reattaching was last tried {:?} ago", last.elapsed())));
         }
         attempts.count += 1;
         let connected = attach::connect(&self.settings);
         attempts.last = Some(Instant::now());
         let (attached, daemon) = connected.map_err(|error| match error.code() {
-            Code::Unavailable => also(lost, &format!("attaching again failed: {error}")),
+            Code::Unavailable => also(lost, &format!("reattaching failed: {error}")),
             // It is not for want of a daemon.
             _ => error,
         })?;

@@ -1,4 +1,4 @@
-//! What a call lends to the daemon until it ends.
+//! Memory that a call lends to the daemon until it ends.
 
 use sealane_runtime::Buffer;
 use sealane_transport::Payload;

@@ -1,10 +1,9 @@
-//! One attachment to the daemon, as any number of threads use it: its state is under one lock, and nobody sleeps holding
-//! it.
+//! One attachment to the daemon, shared by any number of threads: its state is under one lock, and no thread sleeps holding it.
 //!
-//! One lock, not one a shard: it is held for some tens of nanoseconds a call and never while bytes of tensors are copied,
-//! a batch takes it once, and whoever waits looks at all rings at once. Whoever waits also works: it takes the answers of
-//! everyone out of the rings. When nobody has anything to do, one thread, the *listener*, sleeps on the daemon's bell, and
-//! the others park until it hands them their outcome or its place.
+//! One lock rather than one per shard: it is held for tens of nanoseconds per call and never while tensor bytes are copied, a
+//! batch takes it once, and a waiting thread checks all rings at once. Waiting threads also do work: they take everyone's
+//! answers out of the rings. When there is nothing to do, one thread, the *listener*, sleeps on the daemon's bell, and the
+//! others park until it hands them their outcome or its role.
 
 mod acceptors;
 mod aftermath;
@@ -60,7 +59,7 @@ pub(crate) struct Attachment {
     attaching: Mutex<Attempts>,
     /// The listener sleeps.
     asleep: AtomicBool,
-    /// Whoever starts a call may find no room, or no daemon.
+    /// Starting a call may find no room, or no daemon.
     crowded: AtomicBool,
     nudge: Arc<Nudge>,
     nudge_waker: Waker,

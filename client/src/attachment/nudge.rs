@@ -1,5 +1,4 @@
-//! What gets the listener out of its sleep when something other than the daemon happens: an eventfd beside the daemon's
-//! bell; any thread.
+//! Wakes the listener for events that do not come from the daemon: an eventfd next to the daemon's bell; any thread.
 
 use std::{os::fd::AsFd, sync::Arc, task::Wake, time::Duration};
 

@@ -1,5 +1,5 @@
-//! Plans as the daemon knows them: their keys go into the ring once, and what the shard says of them is gathered until the
-//! pull that it belongs to has ended. Under the attachment's lock; bounded by the limits of plans and keys of one shard.
+//! Plans as the daemon knows them: their keys go into the ring once, and the shard's reports are collected until their pull has
+//! ended. Under the attachment's lock; bounded by the limits on plans and keys of one shard.
 
 use std::time::Duration;
 
@@ -110,8 +110,8 @@ impl Taken {
     }
 }
 
-const ELSEWHERE: Fault = "it told of a tensor that a plan does not have";
-const TOO_OFTEN: Fault = "it told of a plan's tensors more often than there are any";
+const ELSEWHERE: Fault = "it reported a tensor that is not in the plan";
+const TOO_OFTEN: Fault = "it reported more tensors than the plan has";
 
 impl Plans {
     /// What is gathered of a plan, unless it was closed. One of another shard is a fault.

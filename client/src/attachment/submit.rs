@@ -1,5 +1,5 @@
-//! Submitting: what a call says goes into the ring of the shard that serves the pair, its memory into the table. On the
-//! threads of callers; a ring without room is waited for, for `ROOM_WAIT_MAX` at most.
+//! Submitting: a call's record goes into the ring of the shard that serves the pair, its memory into the table. Runs on the
+//! callers' threads; waits for room in a ring for at most `ROOM_WAIT_MAX`.
 
 use std::time::{Duration, Instant};
 
@@ -600,7 +600,7 @@ pub(super) fn too_large(len: u64, limit: u64) -> Error {
 }
 
 pub(super) fn table_full() -> Error {
-    let reason = format!("{CALLS_MAX} calls are under way, or have ended and were not collected");
+    let reason = format!("{CALLS_MAX} calls are in flight, or have ended and were not collected");
     Error::full("client calls", reason)
 }
 

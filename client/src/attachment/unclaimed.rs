@@ -1,5 +1,5 @@
-//! Tensors that came for recvs which were given up. Their producers were told that they arrived, so the next recv of the same
-//! key gets them. Pure; under the attachment's lock; with [`UNCLAIMED_MAX`] kept, recvs of other keys are refused.
+//! Tensors that arrived for cancelled recvs. Their producers were told that they arrived, so the next recv of the same key gets
+//! them. No I/O; under the attachment's lock; once [`UNCLAIMED_MAX`] are kept, recvs of other keys are refused.
 
 use std::collections::VecDeque;
 

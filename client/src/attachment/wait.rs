@@ -1,5 +1,5 @@
-//! Waiting: look for a while, then sleep on the bell, or park while another thread does. On the threads of callers and
-//! the driver's; a call's wait ends `GRACE` after its deadline whatever the daemon does.
+//! Waiting: spin for a while, then sleep on the bell, or park while another thread does. Runs on the callers' threads and the
+//! driver; a call's wait ends `GRACE` after its deadline whatever the daemon does.
 
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -8,11 +8,11 @@ use std::{
     time::Instant,
 };
 
+use sealane_runtime::Polling;
 use sealane_transport::{Error, shm::Woken};
 
 use super::{Attachment, Held, Line, State, Take, nudge};
 use crate::{
-    attach::Polling,
     clock::Tick,
     limits::{GRACE, LET_GO_LOOK, LET_GO_MAX, SPINS_PER_CLOCK, SWEEP_INTERVAL},
 };
@@ -123,8 +123,9 @@ impl Attachment {
             }
             let mut held = self.lock();
             match self.settings.polling {
-                Polling::SpinThenSleep { idle_spin } if started.elapsed() >= idle_spin => return held,
-                Polling::SpinThenSleep { .. } | Polling::Spin => {}
+                Polling::Park => return held,
+                Polling::SpinThenPark { idle_spin } if started.elapsed() >= idle_spin => return held,
+                Polling::SpinThenPark { .. } | Polling::Spin => {}
             }
             held.check_life(Tick::now());
             held.chores();

@@ -1,8 +1,8 @@
-//! A receive area: memory from which the daemon allocates, lent to this process one tensor at a time. Any thread; bounded
-//! by the size that the daemon announced.
+//! A receive area: memory from which the daemon allocates, lent to this process tensor by tensor. Any thread; bounded by the
+//! size that the daemon announced.
 //!
-//! Where a tensor lies is the daemon's word, and two buffers over the same bytes would break Rust's promise of exclusive
-//! access. So the area keeps a map of what is lent, one bit for 64 bytes, and refuses what overlaps.
+//! The daemon chooses where a tensor is, and two buffers over the same bytes would violate Rust's exclusive access. So the area
+//! keeps a bitmap of lent memory, one bit per 64 bytes, and rejects overlaps.
 #![allow(unsafe_code)]
 
 use std::sync::{

@@ -1,5 +1,5 @@
 //! The arena: memory of this process that the daemon reads tensors from and writes tensors to. Any thread, one short lock;
-//! bounded by the size that was agreed on when attaching.
+//! bounded by the size agreed on when attaching.
 #![allow(unsafe_code)]
 
 use std::{
@@ -90,7 +90,7 @@ impl Arena {
 
 impl Lender for Arena {
     fn give_back(&self, token: u64) {
-        // In a child the blocks are the parent's, and its lock may be held for ever by a thread that was not copied.
+        // In a child the blocks are the parent's, and its lock may be held forever by a thread that was not copied.
         if self.mark.forked() {
             return;
         }

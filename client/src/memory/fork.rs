@@ -1,8 +1,9 @@
-//! Whether this process was forked from the one that attached: one page, which the kernel empties in a child; any thread.
+//! Detects whether this process was forked from the one that attached: one page, which the kernel zeroes in a child; any
+//! thread.
 //!
-//! A child has the same descriptors and the same mappings as its parent. If it used them, two processes would write one
-//! ring and allocate the same memory. Reading the page costs a load; asking for the process's number, a system call of
-//! about 100 ns.
+//! A child has the same descriptors and the same mappings as its parent. If it used them, two processes would write one ring
+//! and allocate the same memory. Reading the page costs a load; asking for the process id would cost a system call of about 100
+//! ns.
 #![allow(unsafe_code)]
 
 use std::{

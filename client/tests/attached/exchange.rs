@@ -174,7 +174,7 @@ fn tensors_of_a_batch_come_each_for_itself() {
 #[test]
 fn calls_can_be_awaited() {
     let (_directory, _daemon, task) = attached();
-    for polling in [Polling::default(), Polling::Spin, Polling::SpinThenSleep { idle_spin: Duration::ZERO }] {
+    for polling in [Polling::default(), Polling::Spin, Polling::Park] {
         let directory = directory();
         let daemon = Daemon::start(&directory, Settings::default());
         let task = to(&daemon).polling(polling).attach().unwrap();
@@ -223,7 +223,7 @@ fn an_outcome_is_handed_out_once() {
 
 #[test]
 fn every_polling_moves_tensors() {
-    for polling in [Polling::Spin, Polling::SpinThenSleep { idle_spin: Duration::ZERO }] {
+    for polling in [Polling::Spin, Polling::Park] {
         let directory = directory();
         let daemon = Daemon::start(&directory, Settings::default());
         let task = to(&daemon).polling(polling).attach().unwrap();

@@ -98,16 +98,16 @@ fn found_out(why: &str, mut answer: impl FnMut(&mut DaemonEnd, u32) + Send) {
         assert!(error.to_string().contains(why), "{error}");
         assert_eq!(plan.get(0).unwrap().bytes(), [0; 1000], "what was received stays");
         let error = task.recv(TASK, 1, "key").wait().unwrap_err().error;
-        assert!(error.to_string().contains("attaching again"), "it may have become better: {error}");
+        assert!(error.to_string().contains("reattaching"), "it may have become better: {error}");
         drop((acceptor, other));
     });
 }
 
 #[test]
 fn a_daemon_that_breaks_the_protocol_is_lost() {
-    found_out("not under way", |end, call| say(end, &Completion::Sent { calls: &[call ^ 0x8000] }));
+    found_out("not in flight", |end, call| say(end, &Completion::Sent { calls: &[call ^ 0x8000] }));
     found_out("released a recv", |end, call| say(end, &Completion::Sent { calls: &[call] }));
-    found_out("not under way", |end, call| say(end, &Completion::Returned { calls: &[call] }));
+    found_out("not in flight", |end, call| say(end, &Completion::Returned { calls: &[call] }));
     found_out("not arrive where", |end, call| {
         received(end, call, 1, ReceivedAt::Area { span: Span { offset: 4096, len: 1 }, token: 3 });
     });
@@ -124,7 +124,7 @@ fn a_daemon_that_breaks_the_protocol_is_lost() {
         record.set(99, 0, &[1, 2, 3]);
         end.completions.push(&record).unwrap();
     });
-    found_out("not under way", |end, call| {
+    found_out("not in flight", |end, call| {
         received(end, call, 5, ReceivedAt::Destination { len: 5 });
         received(end, call, 5, ReceivedAt::Destination { len: 5 });
     });
@@ -134,17 +134,17 @@ fn a_daemon_that_breaks_the_protocol_is_lost() {
 fn a_daemon_that_breaks_the_protocol_of_plans_is_lost() {
     let free = Span { offset: 1 << 20, len: 64 };
     found_out("a pull that does not exist", |end, call| say(end, &Completion::Pulled { call }));
-    found_out("not to be", |end, call| say(end, &Completion::Published { calls: &[call] }));
-    found_out("that a plan does not have", move |end, _| {
+    found_out("neither a publish nor a push", |end, call| say(end, &Completion::Published { calls: &[call] }));
+    found_out("that is not in the plan", move |end, _| {
         say(end, &Completion::Placed { plan: 1, index: 1, meta: meta(64).as_wire(), span: free, token: 3 });
     });
-    found_out("that a plan does not have", |end, _| {
+    found_out("that is not in the plan", |end, _| {
         say(end, &Completion::Missed { plan: 1, index: u32::MAX, error: Error::InvalidArgument { reason: "".into() } });
     });
     found_out("invalid metadata", |end, _| {
         say(end, &Completion::Reshaped { plan: 1, index: 0, meta: &[1, 2, 3] });
     });
-    found_out("more often", |end, _| {
+    found_out("more tensors than the plan has", |end, _| {
         for _ in 0..2 {
             say(end, &Completion::Reshaped { plan: 1, index: 0, meta: meta(1000).as_wire() });
         }

@@ -5,10 +5,10 @@ use std::{
     sync::Arc,
 };
 
-use sealane_fusion::{EndpointMap, Engine, EngineSettings, Verbs};
+use sealane_fusion::{EndpointMap, Engine, EngineSettings};
 use sealane_runtime::Pin;
 use sealane_transport::verbs::{
-    VerbsSettings,
+    PortCounters, Verbs, VerbsSettings,
     device::Device,
     fake::{Fabric, FakeSettings},
 };
@@ -46,12 +46,12 @@ fn no_more_of_a_clients_memory_is_pinned_than_the_limit_and_the_rest_travels_by_
             let both = EndpointMap::parse(&format!("{TASK}={own}\n{ELSEWHERE}={address}\n"), "test").unwrap();
             settings.map = both.clone().into();
             map = Some(both);
-            settings.verbs = Some(verbs(&fabric, "near", limit));
+            settings.links = vec![Arc::new(verbs(&fabric, "near", limit))];
         });
         let mut settings = EngineSettings::new(map.unwrap(), &[ELSEWHERE]).unwrap();
         settings.listeners = vec![socket];
         settings.runtime.pin = Pin::Off;
-        settings.verbs = Some(verbs(&fabric, "far", limit));
+        settings.links = vec![Arc::new(verbs(&fabric, "far", limit))];
         let engine = Engine::start(settings).unwrap();
         let far = engine.task(ELSEWHERE).unwrap();
         let near = to(&daemon).arena_bytes(arena).attach().unwrap();
@@ -64,7 +64,8 @@ fn no_more_of_a_clients_memory_is_pinned_than_the_limit_and_the_rest_travels_by_
         daemon.until("as much is pinned", |daemon| daemon.sum(|counters| counters.pinned_bytes) == pinned);
         (2..5).for_each(exchange);
         let counters = daemon.engine.counters().unwrap();
-        let streamed: u64 = counters.iter().map(|shard| shard.verbs.payloads_streamed).sum();
+        let streamed: u64 =
+            counters.iter().map(|shard| PortCounters::of_figures(&shard.kinds[0].figures).payloads_streamed).sum();
         assert_eq!(
             streamed,
             if pinned == 0 { 4 } else { 1 },

@@ -1,4 +1,4 @@
-//! Daemons that drain and come back: calls that are made meanwhile wait for the next one, and not for ever.
+//! Daemons that drain and come back: calls that are made meanwhile wait for the next one, and not forever.
 
 use std::{
     thread,
@@ -84,7 +84,7 @@ fn a_restart_is_waited_for_until_the_calls_deadline_and_no_longer_than_was_said(
     let error = task.recv_with(TASK, 1, "key", options()).wait().unwrap_err().error;
     assert!(begun.elapsed() >= timeout);
     assert_eq!(error.code(), Code::Unavailable);
-    assert!(error.to_string().contains("it has drained; attaching again"), "{error}");
+    assert!(error.to_string().contains("it has drained; reattaching"), "{error}");
     let begun = Instant::now();
     let error = task.pull_many_within(TASK, Keys::new(["key"]).unwrap(), 1, timeout.into()).wait().remove(0);
     assert!(begun.elapsed() >= timeout);

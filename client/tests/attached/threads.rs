@@ -1,7 +1,5 @@
 //! Many threads and futures on one attachment.
 
-use std::time::Duration;
-
 use sealane::{Polling, RecvOptions};
 
 use crate::{
@@ -47,7 +45,7 @@ fn threads_that_look_for_a_while() {
 
 #[test]
 fn threads_that_sleep_at_once() {
-    crowd(Polling::SpinThenSleep { idle_spin: Duration::ZERO }, 6, 100);
+    crowd(Polling::Park, 6, 100);
 }
 
 #[test]
@@ -59,7 +57,7 @@ fn threads_that_never_sleep() {
 fn whoever_listens_hands_over_to_those_who_still_wait() {
     let directory = directory();
     let daemon = Daemon::start(&directory, Settings::default());
-    let polling = Polling::SpinThenSleep { idle_spin: Duration::ZERO };
+    let polling = Polling::Park;
     let task = to(&daemon).polling(polling).attach().unwrap();
     for round in 0..20 {
         let waiting: Vec<_> = (0..4)

@@ -59,7 +59,7 @@ fn a_refusal_is_passed_on() {
     let (_directory, daemon, _task) = attached();
     let error = to(&daemon).attach().unwrap_err();
     assert_eq!(error.code(), Code::Unavailable);
-    assert!(error.to_string().contains("is attached as it; one process may be"), "{error}");
+    assert!(error.to_string().contains("is already attached as this task; only one process may be"), "{error}");
     assert_eq!(to_as(&daemon, "nobody:1").attach().unwrap_err().code(), Code::NotFound);
 }
 
@@ -116,7 +116,7 @@ fn the_death_of_the_daemon_ends_every_call() {
 
         let error = task.recv(TASK, 2, "key").wait().unwrap_err().error;
         assert_eq!(error.code(), Code::Unavailable);
-        assert!(error.to_string().contains("attaching again"), "{error}");
+        assert!(error.to_string().contains("reattaching"), "{error}");
         assert_eq!(task.abort(1, "too late").unwrap_err().code(), Code::Unavailable);
         drop(task);
         assert_eq!(kept.bytes(), bytes(10_000, 3), "what was received stays");

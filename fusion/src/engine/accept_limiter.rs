@@ -1,5 +1,5 @@
-//! What the callers of each host may cost before they have shown who they are: greetings in progress, and failures to
-//! authenticate. Belongs to the shard that listens; bounded by [`CALLER_HOSTS_MAX`].
+//! Limits on unauthenticated callers, per host: handshakes in progress, and authentication failures. Owned by the shard that
+//! listens; bounded by [`CALLER_HOSTS_MAX`].
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -22,7 +22,7 @@ pub(super) fn host_of(address: IpAddr) -> IpAddr {
 pub(super) struct AcceptLimiter {
     hosts: HashMap<IpAddr, Host>,
     greetings_per_host_max: usize,
-    /// Callers must show something: a greeting that fails has cost something.
+    /// Callers must authenticate: a failed handshake has a cost.
     are_asked: bool,
 }
 
@@ -30,7 +30,7 @@ struct Host {
     greetings: usize,
     /// Failures to authenticate.
     failures: Tally,
-    /// Greetings that were broken off.
+    /// Aborted handshakes.
     breaks: Tally,
 }
 
@@ -108,7 +108,7 @@ impl AcceptLimiter {
         Self { hosts: HashMap::new(), greetings_per_host_max, are_asked }
     }
 
-    /// Whether a caller may begin its greeting; if so, [`ended`](Self::ended) is to follow.
+    /// Whether a caller may begin its handshake; if so, [`ended`](Self::ended) is to follow.
     ///
     /// # Errors
     /// Why it may not.
@@ -126,16 +126,16 @@ impl AcceptLimiter {
             return Err("its host has failed to authenticate too often recently");
         }
         if self.are_asked && host.breaks.is_used_up() {
-            return Err("its host has aborted too many greetings recently");
+            return Err("its host has aborted too many handshakes recently");
         }
         if host.greetings >= self.greetings_per_host_max {
-            return Err("its host has too many greetings in progress");
+            return Err("its host has too many handshakes in progress");
         }
         host.greetings += 1;
         Ok(())
     }
 
-    /// A greeting that had begun is over.
+    /// A handshake that had begun has ended.
     pub(super) fn ended(&mut self, from: IpAddr) {
         let Some(host) = self.hosts.get_mut(&from) else { return };
         host.greetings = host.greetings.saturating_sub(1);

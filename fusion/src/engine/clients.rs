@@ -1,19 +1,19 @@
-//! Client processes of this host: who is attached as which task, and the source that moves what they ask and what they
-//! are answered. Each shard has its own end of every client; nothing is shared between shards.
+//! Client processes of this host: which process is attached as which task, and the source that moves their calls and answers.
+//! Each shard has its own end of every client; nothing is shared between shards.
 //!
-//! Bounded by one client a task, and by what `client.rs` lets each have in flight.
+//! Bounded by one client per task, and by the limits of `client.rs` on each.
 //!
-//! Clients do not share what they could exhaust: each has its own 16,384 calls per shard, memory for the small tensors that travel in
-//! the ring, number of waiting recvs, 256 records and 1 MiB of copies per turn, and a turn in the queue of copies. A client that
-//! breaks the protocol is disconnected; one that does not read its answers is not read from. A panic while a client is admitted,
-//! served or told of a drain costs that client its place and is counted; a panic while it is removed stops the engine,
-//! because then the node itself is in doubt.
+//! Clients share no exhaustible resource: each has its own 16,384 calls per shard, memory for the small tensors that travel in
+//! the ring, number of waiting recvs, 256 records and 1 MiB of copies per turn, and a turn in the queue of copies. A client
+//! that breaks the protocol is disconnected; one that does not read its answers is not read from. A panic while a client is
+//! admitted, served or told of a drain disconnects that client and is counted; a panic while it is removed stops the engine,
+//! because then the node's own state is in doubt.
 //!
-//! A daemon that drains tells its clients in their rings and serves them for another 20 ms. Clients check whether the daemon lives
-//! every few milliseconds, learn of the drain that way, and keep new calls for the next daemon. What only a new call of
-//! this host could end (a recv of a local tensor that was not sent, a peer's request for one) ends with Unavailable; the rest has
-//! `daemon.drain_timeout_ms`. Clients repeat pulls and accepts with the next daemon; a send or recv that the drain ended is
-//! for its caller to repeat.
+//! A daemon that drains tells its clients in their rings and serves them for another 20 ms. Clients check the daemon's liveness
+//! every few milliseconds, learn of the drain that way, and hold new calls for the next daemon. Calls that only a new call of
+//! this host could complete (a recv of a local tensor that was not sent, a peer's request for one) end with Unavailable; the
+//! rest have `daemon.drain_timeout_ms`. Clients repeat pulls and accepts with the next daemon; callers must repeat a send or
+//! recv that the drain ended.
 //!
 //! A publication is announced to every shard: up to 512 B are copied, larger tensors stay in the arena, lent to each shard, and come
 //! back when the last has replaced them and no link reads them.
@@ -36,7 +36,6 @@ use std::time::Instant;
 
 use sealane_runtime::{Interest, JoinHandle, Shard, Source, panic_message};
 use sealane_transport::shm::{ClientBell, DaemonEnd, Doorbell, Record, SharedMemory};
-use sealane_transport::verbs::Port;
 use sealane_transport::{Arena, Error, Handle};
 
 use super::shard::{ShardEngine, Vital};
@@ -108,7 +107,13 @@ impl Engine {
         };
         let mut attached = self.0.attached.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(Seat { pid, .. }) = attached.seats.get(&task) {
-            return Err(Error::unavailable(&task, format!("process {pid} is attached as it; one process may be")));
+            return Err(Error::unavailable(
+                &task,
+                format!(
+                    "process {pid} is already attached as this task; only one \
+                     process may be"
+                ),
+            ));
         }
         attached.leaving.retain(|socket| socket.strong_count() > 0);
         if attached.leaving.len() >= CLIENTS_LEAVING_MAX {
@@ -291,23 +296,7 @@ impl Clients {
             tracing::error!(%error, "a client's doorbell cannot be watched; the client is disconnected");
             client.hang_up("its doorbell cannot be watched");
         }
-        if let Some(port) = &self.engine.port {
-            let mut left = port.client_pinned_bytes_max();
-            for memory in client.memories() {
-                let may_pin = memory.len() <= left;
-                if may_pin {
-                    left -= memory.len();
-                } else {
-                    tracing::warn!(
-                        client.pid,
-                        bytes = memory.len(),
-                        "a client's memory exceeds what may be pinned for it (verbs.client_pinned_bytes_max): its tensors are \
-                         copied"
-                    );
-                }
-                port.add_shared(memory, may_pin);
-            }
-        }
+        self.engine.interfaces().for_each(|interface| interface.add_client(client.pid, &client.memories()));
         let (task, pool) = (client.task, client.pool());
         self.engine.borrow_node(|node| node.set_pool(task, Some(pool)));
     }
@@ -323,9 +312,7 @@ impl Clients {
         if let Err(error) = self.engine.shard.unwatch(std::os::fd::AsFd::as_fd(client.doorbell())) {
             tracing::debug!(%error, "a doorbell was not watched");
         }
-        if let Some(port) = &self.engine.port {
-            client.memories().into_iter().for_each(|memory| port.remove_shared(memory));
-        }
+        self.engine.interfaces().for_each(|interface| interface.remove_client(&client.memories()));
         self.engine.with_node(|node, _| {
             client.leave(node);
             node.set_pool(client.task, None);
@@ -390,8 +377,8 @@ impl Clients {
     /// Shows other threads how things stand.
     fn show(&self) {
         for (_, client) in self.clients.iter() {
-            let pinned = |port: &Rc<Port>| client.memories().into_iter().map(|memory| port.pinned_bytes(memory)).sum();
-            client.show(self.engine.port.as_ref().map_or(0, pinned));
+            let pinned = |memory| self.engine.interfaces().map(|interface| interface.pinned_bytes(memory)).sum::<u64>();
+            client.show(client.memories().into_iter().map(pinned).sum());
         }
     }
 

@@ -1,9 +1,9 @@
-//! How long what this side shows is still good, and when the log is to say so.
+//! Expiry of this side's certificate, and when to log it.
 
 use std::time::{Duration, SystemTime};
 
 const DAY: Duration = Duration::from_secs(86_400);
-/// The log warns from then on: time enough for whoever renews certificates by hand.
+/// The log warns from then on: enough time to renew certificates by hand.
 const WARNING: Duration = DAY.saturating_mul(7);
 
 /// The time until `end`; nothing if it is over.

@@ -1,5 +1,5 @@
-//! The source that makes links: listens, answers calls, makes calls. Off the hot path; bounded by
-//! [`EngineSettings`](super::EngineSettings)' limits of greetings and the handshake timeout.
+//! The source that establishes links: listens, accepts, dials. Off the hot path; bounded by the handshake limits and timeout of
+//! [`EngineSettings`](super::EngineSettings).
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -37,14 +37,14 @@ struct Pending {
 
 pub(super) struct Greetings {
     engine: Vital,
-    /// A listener's token is its place here; greetings have their handles, which are larger than any place.
+    /// A listener's token is its place here; handshakes have their handles, which are larger than any index.
     listeners: Vec<Listener>,
     limiter: AcceptLimiter,
-    /// Bytes of unfinished greetings of callers.
+    /// Bytes of callers' unfinished handshakes.
     held_bytes: usize,
     resolver: Resolver,
     pending: Arena<Pending>,
-    /// Greetings whose descriptor reported something.
+    /// Handshakes whose descriptor reported an event.
     ready: Vec<Handle>,
 }
 
@@ -111,7 +111,7 @@ impl Greetings {
         deadline(self.engine.shard.now(), self.engine.settings.handshake_timeout)
     }
 
-    /// When a greeting that begins now has failed, or must at least have its connection.
+    /// The deadline of a handshake that begins now, or at least of its connection.
     fn first_deadline(&self, greeting: &Greeting) -> Instant {
         match greeting {
             Greeting::Calling { .. } => self.deadline().min(self.engine.shard.now() + CONNECT_PATIENCE),
@@ -155,12 +155,12 @@ impl Greetings {
         accepted
     }
 
-    /// Begins the greeting of a caller, if its host has room for one more.
+    /// Begins a caller's handshake, if its host may have one more.
     fn answer(&mut self, now: Instant, socket: Socket, from: Option<SocketAddr>, via: u16) {
         let host = from.map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |from| host_of(from.ip()));
         if let Err(reason) = self.limiter.begin(now, host) {
             self.engine.count_callers(|counters| counters.turned_away += 1);
-            tracing::debug!(?from, reason, "a caller was turned away");
+            tracing::debug!(?from, reason, "a client connection was rejected");
             return;
         }
         let ShardEngine { settings, addresses, authentication, .. } = &*self.engine;
@@ -172,12 +172,12 @@ impl Greetings {
             Ok(answering) => self.add(Greeting::Answering { answering, via, from: host, held: 0 }),
             Err(error) => {
                 self.limiter.ended(host);
-                tracing::warn!(?from, %error, "a caller's socket cannot be used");
+                tracing::warn!(?from, %error, "a connection's socket cannot be used");
             }
         }
     }
 
-    /// A caller's greeting is over, however it ended.
+    /// A caller's handshake has ended, one way or another.
     fn answered(&mut self, from: IpAddr, held: usize) {
         self.limiter.ended(from);
         self.held_bytes -= held;
@@ -189,7 +189,7 @@ impl Greetings {
             match greeting {
                 Greeting::Calling { peer, .. } => {
                     let most = self.engine.settings.greetings_max;
-                    let reason = format!("{most} greetings are in progress (transport.greetings_max)");
+                    let reason = format!("{most} handshakes are in progress (transport.greetings_max)");
                     self.dial_failed(peer, reason, DialFailureKind::Transient);
                 }
                 Greeting::Answering { from, held, .. } => self.answered(from, held),
@@ -203,7 +203,7 @@ impl Greetings {
         // A socket is always writable once it is connected, so that is reported once.
         if let Err(error) = self.watch(descriptor, handle.to_bits(), Interest::READ_WRITE.edge()) {
             self.pending.remove(handle);
-            tracing::error!(%error, "a greeting cannot be watched");
+            tracing::error!(%error, "a handshake cannot be watched");
             match greeting {
                 Greeting::Calling { peer, .. } => {
                     self.dial_failed(peer, error.to_string(), DialFailureKind::Transient);
@@ -303,7 +303,10 @@ impl Greetings {
                         self.engine.count_callers(|counters| counters.turned_away += 1);
                         self.broke_off(
                             from,
-                            &format_args!("{most} bytes of greetings wait (transport.greeting_bytes_max)"),
+                            &format_args!(
+                                "{most} bytes of unfinished handshakes are buffered \
+                                 (transport.greeting_bytes_max)"
+                            ),
                         );
                         self.answered(from, now_held);
                         return;
@@ -335,7 +338,7 @@ impl Greetings {
             return call.reject(RejectCode::Unauthenticated, reason);
         }
         if call.hello.is_probe() {
-            tracing::debug!(%from, "a probe was told who is here");
+            tracing::debug!(%from, "a probe was answered");
             return call.describe(self.engine.borrow_node(|node| node.introduction(via)));
         }
         self.route(call, via);
@@ -352,7 +355,7 @@ impl Greetings {
     /// A caller's greeting failed before it had said who it is.
     fn broke_off(&mut self, from: IpAddr, reason: &dyn std::fmt::Display) {
         if let Some(callers) = self.limiter.broke_off(self.engine.shard.now(), from) {
-            tracing::warn!(%from, callers, %reason, "a caller did not complete its greeting");
+            tracing::warn!(%from, callers, %reason, "a caller did not complete its handshake");
         }
     }
 
@@ -362,7 +365,7 @@ impl Greetings {
         if let Some(descriptor) = sealane_transport::Link::descriptor(&link)
             && let Err(error) = self.engine.shard.unwatch(descriptor)
         {
-            tracing::error!(%error, "a greeting cannot be unwatched");
+            tracing::error!(%error, "a handshake cannot be unwatched");
         }
         if let Err(reason) = self.engine.check_features(&welcome) {
             return self.dial_failed(peer, reason, DialFailureKind::Final);
@@ -396,7 +399,7 @@ impl Greetings {
     /// Hands a caller to the shard that serves its lane.
     fn route(&self, call: Call, via: u16) {
         if let Err(error) = self.engine.shard.unwatch(call.descriptor()) {
-            tracing::error!(%error, "a greeting cannot be unwatched");
+            tracing::error!(%error, "a handshake cannot be unwatched");
         }
         let owner = shard_of(call.hello.lane, self.engine.shard.shards());
         if owner == self.engine.shard.index() {
@@ -421,14 +424,14 @@ impl Greetings {
             match pending.greeting {
                 Some(Greeting::Calling { dial, peer, more, hello }) => {
                     let reason = match dial.is_connected() {
-                        true => format!("it accepted the call but did not answer within {within:?}"),
+                        true => format!("it accepted the connection but did not answer within {within:?}"),
                         false => format!("no connection within {:?}", within.min(CONNECT_PATIENCE)),
                     };
                     let error = std::io::Error::new(ErrorKind::TimedOut, reason);
                     self.call_next(peer, more, hello, LinkError::io("greet", &error));
                 }
                 Some(Greeting::Answering { from, held, .. }) => {
-                    self.broke_off(from, &format_args!("it said too little within {within:?}"));
+                    self.broke_off(from, &format_args!("it did not complete the handshake within {within:?}"));
                     self.answered(from, held);
                 }
                 None => unreachable!("it is polled by nobody now"),
@@ -438,7 +441,7 @@ impl Greetings {
     }
 }
 
-/// Whether a caller may be who it says it is. An address that cannot be read is refused by whoever answers.
+/// Checks a caller's identity. An address that cannot be parsed is refused later, when the caller is answered.
 fn identity_of(call: &Call, map: &EndpointMap) -> Result<(), String> {
     let Ok(address) = call.hello.address.parse() else { return Ok(()) };
     identity::check(call.certificate.as_ref(), &address, &call.hello.tasks, map)

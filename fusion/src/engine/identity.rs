@@ -1,5 +1,5 @@
-//! Whether a peer may be who it says it is: its certificate must speak for every task that it names, and for every task that
-//! this side's endpoint map has at its transport address.
+//! Checks a peer's identity: its certificate must cover every task that it names, and every task that this side's endpoint map
+//! lists at its transport address.
 
 use sealane_transport::authentication::Certificate;
 use sealane_transport::endpoint_map::{EndpointMap, TaskName, TransportAddress};
@@ -19,7 +19,8 @@ pub(super) fn check(
     let may_not = |task: &dyn std::fmt::Display| {
         let names = certificate.names();
         format!(
-            "its certificate ({names}) does not speak for task {task} at {address}: it needs the task's host, or sealane://{task}, among its names"
+            "its certificate ({names}) does not cover task {task} at {address}: it needs the task's host, or \
+             sealane://{task}, among its names"
         )
     };
     for task in tasks {

@@ -1,4 +1,4 @@
-//! The source that moves the node's links: polled every turn, watched by epoll while the shard sleeps.
+//! The source that drives the node's links: polled every turn, watched by epoll while the shard sleeps.
 
 use std::hash::{BuildHasher, RandomState};
 use std::rc::Rc;
@@ -6,10 +6,10 @@ use std::time::Instant;
 
 use sealane_runtime::{Interest, Readiness, Shard, Source};
 use sealane_transport::Handle;
-use sealane_transport::verbs::Told;
+use sealane_transport::provider::{DESCRIPTORS_MAX, Told};
 
 use super::shard::{ShardEngine, Vital};
-use crate::limits::{REPLACE_EVERY, REPLACE_LOOK};
+use crate::limits::{LINK_KINDS_MAX, REPLACE_EVERY, REPLACE_LOOK};
 
 pub(super) struct Links {
     engine: Vital,
@@ -19,17 +19,16 @@ pub(super) struct Links {
     stuck: Vec<Handle>,
     /// Links watched for writing too, while the shard sleeps.
     watched_for_room: Vec<Handle>,
-    /// Links that their device tells of; kept to reuse its memory.
+    /// Links that their interface tells of; kept to reuse its memory.
     told: Vec<Told>,
-    /// When links that fell back to TCP are looked at next.
+    /// When links that fell back are looked at next.
     replace_at: Instant,
     /// There may be some.
     has_fallbacks: bool,
 }
 
-/// What the device's two descriptors are watched as; no link has such a handle.
-const COMPLETIONS: u64 = u64::MAX;
-const EVENTS: u64 = u64::MAX - 1;
+/// What the descriptors of interfaces are watched as, by their numbers from here on; no link has such a handle.
+const DESCRIPTORS: u64 = u64::MAX - LINK_KINDS_MAX as u64 * DESCRIPTORS_MAX;
 
 impl Links {
     pub(super) fn start(engine: &Rc<ShardEngine>) {
@@ -44,19 +43,26 @@ impl Links {
         };
         let source = engine.shard.add_source(links);
         engine.links_source.set(Some(source));
-        if let Some(port) = &engine.port {
-            port.with_descriptors(|descriptors| {
-                for (descriptor, token) in descriptors.into_iter().zip([COMPLETIONS, EVENTS]) {
-                    if let Err(error) = engine.shard.watch(source, descriptor, token, Interest::READ) {
-                        // Completions are polled while the shard is awake; asleep it would miss them.
-                        tracing::error!(%error, "the RDMA device cannot be watched");
-                    }
-                }
+        for (place, interface) in engine.interfaces().enumerate() {
+            interface.watch(&mut |number, descriptor| {
+                debug_assert!(number < DESCRIPTORS_MAX, "it would be taken for another interface's");
+                let token = DESCRIPTORS + place as u64 * DESCRIPTORS_MAX + number;
+                engine.shard.watch(source, descriptor, token, Interest::READ)
             });
         }
     }
 
-    /// Passes on what the device has told of its links.
+    /// The descriptor of an interface was readable.
+    #[cold]
+    fn interface_ready(&mut self, number: u64) {
+        let interface = self.engine.interfaces().nth((number / DESCRIPTORS_MAX) as usize);
+        if interface.is_some_and(|interface| interface.descriptor_ready(number % DESCRIPTORS_MAX, &mut self.told)) {
+            self.replace_at = self.replace_at.min(self.engine.shard.now());
+        }
+        self.pass_on();
+    }
+
+    /// Passes on what interfaces have told of their links.
     fn pass_on(&mut self) {
         if !self.told.is_empty() {
             let told = &mut self.told;
@@ -66,12 +72,10 @@ impl Links {
         }
     }
 
-    /// Gives up a link that fell back to TCP, if its peer can be reached by verbs again.
+    /// Gives up a link that fell back, if the next one to its peer would not.
     #[cold]
     fn replace_fallback(&mut self, now: Instant) {
-        let Some(port) = &self.engine.port else { return };
-        let replaced =
-            self.engine.borrow_node(|node| node.replace_fallback(now, |peer| port.why_not_again(peer, now).is_none()));
+        let replaced = self.engine.borrow_node(|node| node.replace_fallback(now));
         self.has_fallbacks = replaced.is_some();
         let spread = f64::from(RandomState::new().hash_one(0) as u32) / f64::from(u32::MAX);
         self.replace_at = now + if replaced == Some(true) { REPLACE_EVERY.mul_f64(0.5 + spread) } else { REPLACE_LOOK };
@@ -99,12 +103,10 @@ impl Links {
 impl Source for Links {
     fn poll(&mut self, shard: &Shard, _budget: usize) -> usize {
         let now = shard.now();
-        if let Some(port) = &self.engine.port {
-            port.poll(&mut self.told);
-            self.pass_on();
-            if self.replace_at <= now {
-                self.replace_fallback(now);
-            }
+        self.engine.interfaces().for_each(|interface| interface.poll(&mut self.told));
+        self.pass_on();
+        if self.replace_at <= now && self.engine.interfaces().next().is_some() {
+            self.replace_fallback(now);
         }
         // The node bounds its turn in bytes, which a count of the shard's cannot.
         let work = self.engine.borrow_node(|node| {
@@ -118,24 +120,16 @@ impl Source for Links {
         }
         while let Some(handle) = self.new_links.pop() {
             self.watch(handle, Interest::READ, true);
-            self.has_fallbacks = true;
+            // It may be one, if it could be of another kind.
+            self.has_fallbacks |= self.engine.interfaces().next().is_some();
         }
         self.engine.show_if_due(now);
         work
     }
 
     fn ready(&mut self, token: u64, readiness: Readiness) {
-        if let Some(port) = &self.engine.port {
-            match token {
-                COMPLETIONS => return port.disarm(),
-                EVENTS => {
-                    port.handle_events(&mut self.told);
-                    // The port may have come up.
-                    self.replace_at = self.replace_at.min(self.engine.shard.now());
-                    return self.pass_on();
-                }
-                _ => {}
-            }
+        if token >= DESCRIPTORS {
+            return self.interface_ready(token - DESCRIPTORS);
         }
         let handle = Handle::from_bits(token);
         let has_room = self.engine.borrow_node(|node| {
@@ -153,16 +147,14 @@ impl Source for Links {
     }
 
     fn peek(&self) -> Option<bool> {
-        self.engine.port.as_ref().map(|port| port.peek())
+        self.engine.interfaces().filter_map(|interface| interface.peek()).reduce(|one, other| one | other)
     }
 
     fn try_sleep(&mut self) -> bool {
         if self.has_work() {
             return false;
         }
-        if let Some(port) = &self.engine.port
-            && !port.arm(&mut self.told)
-        {
+        if !self.engine.interfaces().all(|interface| interface.arm(&mut self.told)) {
             self.pass_on();
             return false;
         }
@@ -182,9 +174,9 @@ impl Source for Links {
 
     fn next_timeout(&self) -> Option<Instant> {
         let node = self.engine.borrow_node(|node| node.next_timeout());
-        let port = self.engine.port.as_ref().and_then(|port| port.next_timeout());
-        let replace = (self.has_fallbacks && self.engine.port.is_some()).then_some(self.replace_at);
-        [node, port, replace].into_iter().flatten().min()
+        let interfaces = self.engine.interfaces().filter_map(|interface| interface.next_timeout());
+        let replace = self.has_fallbacks.then_some(self.replace_at);
+        interfaces.chain(node).chain(replace).min()
     }
 
     fn name(&self) -> &'static str {

@@ -1,4 +1,4 @@
-//! One listening socket: accepts callers while there is room for them, and pauses where accepting fails.
+//! One listening socket: accepts callers while there is room for them, and pauses when accepting fails.
 
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener};

@@ -1,4 +1,4 @@
-//! The engine as code on one of its shards sees it: no crossing of threads, no allocation per tensor.
+//! The engine's interface for code on one of its shards: no thread crossings, no allocation per tensor.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -15,7 +15,7 @@ use super::shard::ShardEngine;
 use crate::node::{Counters, Node, RecvRequest, RecvWaiter, SendWaiter, Ticket};
 use sealane_transport::tensor::Tensor;
 
-/// The engine on the shard that runs this code; from [`Engine::on_shard`](super::Engine::on_shard). `!Send`, as all
+/// The engine on the shard that runs this code; from [`Engine::on_shard`](super::Engine::on_shard). `!Send`, like everything
 /// that belongs to a shard:
 ///
 /// ```compile_fail
@@ -30,7 +30,7 @@ impl LocalEngine {
         ShardEngine::current().map(LocalEngine)
     }
 
-    /// The shard: to spawn tasks, sleep, and look at the clock.
+    /// The shard, for spawning tasks, sleeping and reading the clock.
     pub fn shard(&self) -> &Shard {
         &self.0.shard
     }
@@ -44,8 +44,8 @@ impl LocalEngine {
         Ok(LocalTask { engine: self.0.clone(), local })
     }
 
-    /// Memory of the send slab: a tensor made in it leaves without a copy, and the memory comes back by itself once
-    /// the consumer has released the tensor.
+    /// Memory of the send slab: a tensor in it is sent without a copy, and the memory returns automatically once the consumer
+    /// has released the tensor.
     ///
     /// # Errors
     /// ResourceExhausted if the slab has no room.
@@ -54,7 +54,7 @@ impl LocalEngine {
         allocated.map_err(|full| Error::full("runtime.slab_send_bytes", full.to_string()))
     }
 
-    /// What this shard has done, and holds now.
+    /// This shard's counters.
     pub fn counters(&self) -> Counters {
         self.0.counters()
     }
@@ -94,7 +94,7 @@ impl LocalTask {
         self.engine.with_node(|node, _| node.abort(self.local, step, reason));
     }
 
-    /// Frees what is left of a step on this shard: see [`Task::cleanup`](super::Task::cleanup), which does so on all.
+    /// Frees everything left of a step on this shard: see [`Task::cleanup`](super::Task::cleanup), which does so on all.
     pub fn cleanup(&self, step: i64) {
         self.engine.with_node(|node, _| node.cleanup(self.local, step));
     }
@@ -108,8 +108,8 @@ pub struct LocalPair {
 }
 
 impl LocalPair {
-    /// Deposits a tensor for the peer. The future ends when the peer has released it; dropping the future lets the
-    /// send go on unobserved.
+    /// Sends a tensor to the peer. The future completes when the peer has released it; if it is dropped, the send continues
+    /// unobserved.
     pub fn send(&self, step: i64, key: &str, tensor: Tensor) -> LocalSending {
         self.send_with(step, key, tensor, SendOptions::default())
     }
@@ -125,13 +125,12 @@ impl LocalPair {
         LocalSending { engine: self.engine.clone(), cell: Some(cell) }
     }
 
-    /// Asks the peer for a tensor, which arrives in the receive slab. Dropping the future gives the recv up.
+    /// Requests a tensor from the peer, which arrives in the receive slab. Dropping the future cancels the recv.
     pub fn recv(&self, step: i64, key: &str) -> LocalReceiving {
         self.recv_with(step, key, RecvOptions::default())
     }
 
-    /// [`recv`](Self::recv) into the caller's own memory, which comes back with the outcome: in the tensor, or in the
-    /// error.
+    /// [`recv`](Self::recv) into the caller's own memory, which is returned with the outcome: in the tensor, or in the error.
     pub fn recv_into(&self, step: i64, key: &str, destination: Buffer) -> LocalReceiving {
         self.recv_with(step, key, RecvOptions { destination: Some(destination), ..RecvOptions::default() })
     }
@@ -160,7 +159,7 @@ impl LocalPair {
 }
 
 /// A send or push in progress on this shard.
-#[must_use = "await it to know that the tensor arrived, or drop it on purpose"]
+#[must_use = "await it to know that the tensor arrived, or drop it explicitly"]
 pub struct LocalSending {
     engine: Rc<ShardEngine>,
     cell: Option<Handle>,
@@ -192,7 +191,7 @@ impl Drop for LocalSending {
 }
 
 /// A recv in progress on this shard.
-#[must_use = "a recv that is dropped is given up"]
+#[must_use = "dropping it cancels the recv"]
 pub struct LocalReceiving {
     engine: Rc<ShardEngine>,
     cell: Option<Handle>,

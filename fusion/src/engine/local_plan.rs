@@ -1,4 +1,4 @@
-//! Publishing, plans and fused receives as code on a shard sees them.
+//! Publishing, plans and fused receives for code on a shard.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -16,7 +16,7 @@ use super::shard::ShardEngine;
 use crate::node::{BatchWaiter, FusedRequest, PullRequest, PullWaiter};
 
 impl LocalTask {
-    /// Publishes a tensor to the peers that this shard serves, in place of the version before: see
+    /// Publishes a tensor to the peers that this shard serves, replacing the previous version: see
     /// [`Task::publish`](super::Task::publish), which does so on all.
     ///
     /// # Errors
@@ -40,16 +40,16 @@ impl LocalTask {
         })
     }
 
-    /// Takes a tensor back that was published; false if it was not. Pulls of it wait for the next.
+    /// Withdraws a published tensor; false if it was not published. Pulls of it wait for the next publication.
     pub fn withdraw(&self, key: &str) -> bool {
         self.engine.with_node(|node, _| node.withdraw(self.local, key))
     }
 }
 
 impl LocalPair {
-    /// Asks the peer for many tensors of a step at once: one message, not a window's worth at a time. Await it for all
-    /// outcomes in the order of the keys, or take them [as they come](LocalReceivingMany::next). Those that are not there
-    /// by the deadline end with DeadlineExceeded, the others do not. Dropping it gives up what has not come.
+    /// Requests many tensors of a step from the peer at once: in one message, not a window's worth at a time. Await it for all
+    /// outcomes in the order of the keys, or take them [as they arrive](LocalReceivingMany::next). Only tensors that have not
+    /// arrived by the deadline end with DeadlineExceeded. Dropping it cancels the outstanding ones.
     pub fn recv_fused<'k, K>(&self, step: i64, keys: K) -> LocalReceivingMany
     where
         K: IntoIterator<Item = &'k str>,
@@ -58,8 +58,8 @@ impl LocalPair {
         self.recv_fused_with(step, keys, [], None)
     }
 
-    /// [`recv_fused`](Self::recv_fused) into memory of the caller's, one buffer a key from the first on, as far as there are
-    /// any; `timeout` is the engine's `request_timeout` unless given.
+    /// [`recv_fused`](Self::recv_fused) into the caller's memory, one buffer per key for the first keys; `timeout` defaults to
+    /// the engine's `request_timeout`.
     pub fn recv_fused_with<'k, K>(
         &self,
         step: i64,
@@ -81,7 +81,7 @@ impl LocalPair {
     }
 
     /// Pulls many published tensors once, each at `min_version` or newer: the outcomes in the order of the keys. To pull the
-    /// same again and again, a [plan](Self::plan) is cheaper.
+    /// same keys repeatedly, a [plan](Self::plan) is cheaper.
     pub async fn pull_many(&self, keys: Keys, min_version: i64) -> Vec<Result<Pulled, Error>> {
         let mut plan = self.plan(keys);
         // Each one's error is in its place.
@@ -90,7 +90,7 @@ impl LocalPair {
         (0..tray.len()).map(|index| tray.take_pulled(index)).collect()
     }
 
-    /// A plan: keys of what the peer publishes, to be pulled together. The peer is told of them once a link.
+    /// A plan: keys that the peer publishes, to be pulled together. They are sent once per link.
     pub fn plan(&self, keys: Keys) -> LocalPlan {
         let tray = Tray::new(keys.len());
         let keys = Arc::new(keys);
@@ -100,14 +100,14 @@ impl LocalPair {
 }
 
 /// Many recvs in progress on this shard.
-#[must_use = "recvs that are dropped are given up"]
+#[must_use = "dropping it cancels the recvs"]
 pub struct LocalReceivingMany {
     engine: Rc<ShardEngine>,
     batch: Option<Handle>,
 }
 
 impl LocalReceivingMany {
-    /// The next tensor that has come, or that will not, with its number; `None` when all were taken.
+    /// The next outcome, with its index; `None` when all were taken.
     pub async fn next(&mut self) -> Option<(usize, RecvOutcome)> {
         let batch = self.batch?;
         std::future::poll_fn(|context| self.engine.borrow_node(|node| node.poll_next_of(batch, context.waker()))).await
@@ -134,7 +134,7 @@ impl Drop for LocalReceivingMany {
     }
 }
 
-/// Keys that are pulled together, and the memory that they are pulled into.
+/// Keys that are pulled together, and the memory they are pulled into.
 pub struct LocalPlan {
     engine: Rc<ShardEngine>,
     plan: Handle,
@@ -143,14 +143,14 @@ pub struct LocalPlan {
 }
 
 impl LocalPlan {
-    /// Pulls every tensor of the plan at `min_version` or newer; waits for those that are older. What is not there by the
-    /// deadline fails by itself: look at each in the [pull buffer](Self::tray). Dropping the future gives the pull up.
+    /// Pulls every tensor of the plan at `min_version` or newer; waits for those that are older. Tensors that have not arrived
+    /// by the deadline fail individually: check each in the [pull buffer](Self::tray). Dropping the future cancels the pull.
     pub fn pull(&mut self, min_version: i64) -> LocalPulling<'_> {
         let timeout = self.engine.settings.request_timeout;
         self.pull_within(min_version, timeout)
     }
 
-    /// [`pull`](Self::pull) with a deadline of its own; `Duration::MAX` for none.
+    /// [`pull`](Self::pull) with its own timeout; `Duration::MAX` for none.
     pub fn pull_within(&mut self, min_version: i64, timeout: Duration) -> LocalPulling<'_> {
         let (plan, tray) = (self.plan, std::mem::take(&mut self.tray));
         let (cell, pull) = self.engine.with_node(|node, now| {
@@ -166,12 +166,12 @@ impl LocalPlan {
         &self.keys
     }
 
-    /// What the last pull brought.
+    /// The results of the last pull.
     pub fn tray(&self) -> &Tray {
         &self.tray
     }
 
-    /// The same, to take tensors out or to bring memory.
+    /// The results of the last pull, for taking tensors out or providing memory.
     pub fn tray_mut(&mut self) -> &mut Tray {
         &mut self.tray
     }
@@ -184,7 +184,7 @@ impl Drop for LocalPlan {
 }
 
 /// A pull in progress on this shard.
-#[must_use = "a pull that is dropped is given up"]
+#[must_use = "dropping it cancels the pull"]
 pub struct LocalPulling<'a> {
     plan: &'a mut LocalPlan,
     cell: Option<Handle>,

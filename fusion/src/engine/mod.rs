@@ -1,4 +1,4 @@
-//! The engine: one node a shard, on pinned threads, with TCP sockets. Embedded in a training process, or in the daemon.
+//! The engine: one node per shard, on pinned threads, with TCP sockets. Embedded in a training process, or in the daemon.
 
 mod accept_limiter;
 mod clients;
@@ -22,14 +22,14 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use sealane_runtime::{ExecutorKind, JoinHandle, Runtime};
-use sealane_transport::Error;
 use sealane_transport::authentication::Authentication;
 use sealane_transport::endpoint_map::{EndpointMap, TaskName, TransportAddress};
 use sealane_transport::error::LinkError;
 use sealane_transport::tcp::{listen, resolve};
+use sealane_transport::{Error, LinkKind};
 
 use crate::limits::{FAREWELL_TIME, TIMEOUT_MAX};
-use crate::metrics::{NodeMetrics, ShardFigures};
+use crate::metrics::{KindFigures, NodeMetrics, ShardFigures};
 use crate::node::Counters;
 use clients::Attached;
 #[cfg(feature = "fuzzing")]
@@ -40,7 +40,7 @@ pub use local::{LocalEngine, LocalPair, LocalReceiving, LocalSending, LocalTask}
 pub use local_plan::{LocalPlan, LocalPulling, LocalReceivingMany};
 pub use published::{Plan, PlanPulling, Publishing, Pulling, PullingMany, ReceivingMany};
 pub use push::Acceptor;
-pub use settings::{EngineSettings, PLAINTEXT_REFUSED, Verbs};
+pub use settings::EngineSettings;
 use shard::ShardEngine;
 pub use task::{Receiving, Sending, Task};
 
@@ -48,10 +48,10 @@ pub use task::{Receiving, Sending, Task};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
-    /// The settings cannot be carried out.
+    /// The settings are invalid.
     #[error("{0}")]
     Settings(String),
-    /// The transport address cannot be listened on.
+    /// Listening on the transport address failed.
     #[error("cannot listen on {address}: {source}; is another Sealane or another program using the port?")]
     Listen {
         /// The address.
@@ -184,7 +184,7 @@ impl Engine {
         self.0.runtime.shards()
     }
 
-    /// True if the engine was stopped, or has stopped because a part failed that it cannot do without.
+    /// True if the engine was stopped, or stopped because an essential part failed.
     pub fn has_stopped(&self) -> bool {
         (0..self.shards()).any(|shard| self.0.runtime.shard(shard).has_stopped())
     }
@@ -205,7 +205,7 @@ impl Engine {
         lane::shard_of(lane::lane(local, peer), self.shards())
     }
 
-    /// Runs `f` on a shard, where sends and recvs cost no crossing of threads and no allocation.
+    /// Runs `f` on a shard, where sends and recvs need no thread crossing and no allocation.
     ///
     /// # Panics
     /// If there is no such shard.
@@ -217,31 +217,50 @@ impl Engine {
         self.0.runtime.on_shard(index, async move |_| f(LocalEngine::current().expect("set up at start")).await)
     }
 
-    /// What each shard shows of itself: how its time goes, what it has done and holds, its peers and the paths to them,
-    /// how long calls take. At most [`SHOW_INTERVAL`](crate::metrics::SHOW_INTERVAL) and a turn old; no shard is
-    /// stopped or woken for it, and of an engine that has stopped they are the last.
+    /// Each shard's published metrics: time, counters, peers and their paths, call latencies. At most
+    /// [`SHOW_INTERVAL`](crate::metrics::SHOW_INTERVAL) and a turn old; reading them neither stops nor wakes a shard. For a
+    /// stopped engine, the last ones.
     pub fn figures(&self) -> Vec<ShardFigures> {
         let (cpus, settings) = (self.cpus(), &self.0.settings);
-        let each = self.0.metrics.iter().enumerate().map(|(shard, metrics)| ShardFigures {
-            shard,
-            cpu: cpus[shard],
-            load: self.0.runtime.load(shard).snapshot(),
-            counters: metrics.counters.read(),
-            latencies: metrics.latencies.figures(),
-            peers: metrics.peer_figures(),
-            clients: metrics.client_figures(),
-            slab_send_bytes_max: settings.slab_send_bytes as u64,
-            slab_receive_bytes_max: settings.slab_receive_bytes as u64,
+        let each = self.0.metrics.iter().enumerate().map(|(shard, metrics)| {
+            let counters = metrics.counters.read();
+            let kinds = settings.links.iter().zip(&counters.kinds);
+            ShardFigures {
+                shard,
+                cpu: cpus[shard],
+                load: self.0.runtime.load(shard).snapshot(),
+                counters,
+                kinds: kinds.map(|(links, counters)| KindFigures::new(&**links, counters)).collect(),
+                latencies: metrics.latencies.figures(),
+                peers: metrics.peer_figures(),
+                clients: metrics.client_figures(),
+                slab_send_bytes_max: settings.slab_send_bytes as u64,
+                slab_receive_bytes_max: settings.slab_receive_bytes as u64,
+            }
         });
         each.collect()
     }
 
-    /// What each shard has done, and holds now: exact, for which each shard is asked between two of its turns.
+    /// Each shard's counters, exact: each shard is queried between two of its turns.
     ///
     /// # Errors
     /// Unavailable if the engine has stopped.
     pub fn counters(&self) -> Result<Vec<Counters>, Error> {
         self.on_all_shards(ShardEngine::counters)
+    }
+
+    /// Links by kind: TCP, then the kinds of the settings.
+    ///
+    /// # Errors
+    /// Unavailable if the engine has stopped.
+    pub fn links(&self) -> Result<Vec<(LinkKind, u64)>, Error> {
+        let counters = self.counters()?;
+        let all = counters.iter().map(|shard| shard.links).sum::<u64>();
+        let of = |place: usize| counters.iter().map(|shard| shard.kinds[place].links).sum();
+        let kinds = self.0.settings.links.iter().enumerate().map(|(place, links)| (links.kind(), of(place)));
+        let kinds = kinds.collect::<Vec<_>>();
+        let others = kinds.iter().map(|(_, count)| count).sum::<u64>();
+        Ok([(LinkKind::TCP, all - others)].into_iter().chain(kinds).collect())
     }
 
     /// Runs `ask` on every shard and waits for all of them: on none if the engine has stopped, on all otherwise. A full mailbox
@@ -263,8 +282,8 @@ impl Engine {
         answers.into_iter().map(|answer| answer.map_err(|error| stopped(&error))).collect()
     }
 
-    /// Takes a new endpoint map on all shards, and serves `more` tasks of it besides, on the transport addresses that it
-    /// listens on. Requests in progress end on the links they have.
+    /// Installs a new endpoint map on all shards, and also serves the tasks `more` of it, on the existing listening addresses.
+    /// Requests in flight complete on their current links.
     ///
     /// # Errors
     /// InvalidArgument, and nothing has changed, if one of `more` is not in the map or is at another address than those;
@@ -279,30 +298,30 @@ impl Engine {
         Ok(())
     }
 
-    /// What peers must show on links that are made now.
+    /// The authentication required on new links.
     pub fn authentication(&self) -> Authentication {
         self.0.authentication.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Replaces what peers must show, and this engine shows them, by other secrets or certificates. Existing links continue; those that
-    /// are made from now on use the new ones.
+    /// Replaces the secrets or certificates that peers must present and that this engine presents. Existing links continue; new
+    /// links use the new ones.
     ///
     /// # Errors
-    /// InvalidArgument, and nothing has changed, if it is of another kind than what the engine started with; Unavailable if the
-    /// engine has stopped.
+    /// InvalidArgument, and nothing has changed, if it is of a different kind from the one the engine started with; Unavailable
+    /// if the engine has stopped.
     pub fn set_authentication(&self, authentication: Authentication) -> Result<(), Error> {
         let mut current = self.0.authentication.lock().unwrap_or_else(PoisonError::into_inner);
         if authentication.name() != current.name() {
             let (new, old) = (authentication.name(), current.name());
             return Err(Error::invalid(format!(
-                "peers show {old} here, and {new} cannot replace it while the engine runs; restart it"
+                "peers present {old} here, and {new} cannot replace it while the engine runs; restart it"
             )));
         }
         *current = authentication.clone();
         self.on_all_shards(move |shard| shard.set_authentication(authentication.clone())).map(|_| ())
     }
 
-    /// Says goodbye to the peers, ends every call with Unavailable or Aborted, and stops the shards.
+    /// Sends goaway to the peers, ends every call with Unavailable or Aborted, and stops the shards.
     ///
     /// # Errors
     /// A shard did not stop in time, or had panicked.

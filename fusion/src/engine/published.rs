@@ -1,4 +1,4 @@
-//! Publishing, pulls and fused receives as any thread sees them.
+//! Publishing, pulls and fused receives for any thread.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -16,8 +16,8 @@ use super::task::{Outcome, Task, submit_always};
 use crate::node::{BatchWaiter, FusedRequest, Node, PullRequest, PullWaiter};
 
 impl Task {
-    /// Publishes a tensor: any peer may [pull](Self::pull) it, as often as it likes, until a newer one takes its place.
-    /// Ends when it is to be seen by all peers. `version` is the caller's, a step's number for example; it may not go down.
+    /// Publishes a tensor: any peer may [pull](Self::pull) it, as often as it likes, until a newer one replaces it. Completes
+    /// when it is visible to all peers. `version` is chosen by the caller, such as the step number; it may not decrease.
     ///
     /// # Errors
     /// The future's: InvalidArgument if a newer version is published, ResourceExhausted if
@@ -26,7 +26,7 @@ impl Task {
         self.publish_many(version, [(key.to_owned(), tensor)])
     }
 
-    /// Publishes many tensors of one version at once: a pull finds all of them new or, on its shard, none.
+    /// Publishes many tensors of one version at once: on any one shard, a pull finds all of them new or none.
     ///
     /// # Errors
     /// The future's: the first of [`publish`](Self::publish)'s. The other tensors are published.
@@ -50,7 +50,7 @@ impl Task {
         Publishing(outcome)
     }
 
-    /// Takes a published tensor back; pulls of it wait for the next.
+    /// Withdraws a published tensor; pulls of it wait for the next publication.
     ///
     /// # Errors
     /// ResourceExhausted if a shard's mailbox is full, Unavailable if the engine has stopped.
@@ -63,7 +63,7 @@ impl Task {
         })
     }
 
-    /// Pulls a tensor that `from` has published or will, at `min_version` or newer. To pull the same again and again, a
+    /// Pulls a tensor that `from` has published or will publish, at `min_version` or newer. To pull the same key repeatedly, a
     /// [plan](Self::plan) is cheaper.
     pub fn pull(&self, from: &str, key: &str, min_version: i64) -> Pulling {
         match Keys::new([key]) {
@@ -77,28 +77,28 @@ impl Task {
         self.pull_many_within(from, keys, min_version, None)
     }
 
-    /// [`pull_many`](Self::pull_many) with a timeout: the engine's `request_timeout` unless given.
+    /// [`pull_many`](Self::pull_many) with a timeout, by default the engine's `request_timeout`.
     pub fn pull_many_within(&self, from: &str, keys: Keys, min_version: i64, timeout: Option<Duration>) -> PullingMany {
         let mut plan = self.plan(from, keys);
         let outcome = plan.begin(min_version, timeout);
         PullingMany { plan: Some(plan), outcome }
     }
 
-    /// A plan: keys of what `from` publishes, to be pulled together. The peer is told of them once a link; from then on a
-    /// pull is one small message, and tensors land in the plan's own memory, the same each time.
+    /// A plan: keys that `from` publishes, to be pulled together. They are sent once per link; after that a pull is one small
+    /// message, and tensors are received into the plan's own memory, the same each time.
     pub fn plan(&self, from: &str, keys: Keys) -> Plan {
         let seat = Seat { task: self.clone(), from: from.into(), plan: Arc::default(), is_open: false };
         Plan { tray: Tray::new(keys.len()), keys: Arc::new(keys), seat }
     }
 
-    /// Asks `from` for many tensors of a step at once: one message, not a window's worth at a time. Those that are not
-    /// there by the deadline end with DeadlineExceeded, the others do not.
+    /// Requests many tensors of a step from `from` at once: in one message, not a window's worth at a time. Only tensors that
+    /// have not arrived by the deadline end with DeadlineExceeded.
     pub fn recv_fused<K: AsRef<str>>(&self, from: &str, step: i64, keys: impl IntoIterator<Item = K>) -> ReceivingMany {
         self.recv_fused_with(from, step, keys, Vec::new(), None)
     }
 
-    /// [`recv_fused`](Self::recv_fused) into memory of the caller's, one buffer a key from the first on, as far as there are
-    /// any; `timeout` is the engine's `request_timeout` unless given.
+    /// [`recv_fused`](Self::recv_fused) into the caller's memory, one buffer per key for the first keys; `timeout` defaults to
+    /// the engine's `request_timeout`.
     pub fn recv_fused_with<K: AsRef<str>>(
         &self,
         from: &str,
@@ -156,11 +156,11 @@ impl Told {
 }
 
 /// A publication in progress: await it, or [`wait`](Self::wait).
-#[must_use = "await it to know that it is to be seen, or drop it on purpose"]
+#[must_use = "await it to know that it is visible, or drop it explicitly"]
 pub struct Publishing(Outcome<SendOutcome>);
 
 impl Publishing {
-    /// Blocks until the tensors are to be seen by all peers. Not for code on a shard.
+    /// Blocks until the tensors are visible to all peers. Not for code on a shard.
     ///
     /// # Errors
     /// See [`Task::publish`]; Unavailable if the engine stops.
@@ -179,9 +179,9 @@ impl Future for Publishing {
 
 /// Many recvs in progress: await them, or [`wait`](Self::wait).
 ///
-/// Dropped before all have ended, those that have not are given up: their tensors stay with the producer, or go back there.
-/// Tensors that have come by then were released, and are gone.
-#[must_use = "recvs that nobody waits for are given up"]
+/// Dropping it cancels the outstanding ones: their tensors stay with the producer, or are returned to it. Tensors that had
+/// already arrived were released, and are lost.
+#[must_use = "dropping it cancels the recvs"]
 pub struct ReceivingMany {
     count: usize,
     outcome: Outcome<Result<Vec<RecvOutcome>, Error>>,
@@ -239,7 +239,7 @@ impl Drop for Seat {
     }
 }
 
-/// Keys that are pulled together, and the memory that they are pulled into.
+/// Keys that are pulled together, and the memory they are pulled into.
 pub struct Plan {
     seat: Seat,
     keys: Arc<Keys>,
@@ -247,14 +247,14 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Pulls every tensor of the plan at `min_version` or newer; waits for those that are older. What is not there by the
-    /// deadline fails by itself: look at each in the [pull buffer](Self::tray).
+    /// Pulls every tensor of the plan at `min_version` or newer; waits for those that are older. Tensors that have not arrived
+    /// by the deadline fail individually: check each in the [pull buffer](Self::tray).
     pub fn pull(&mut self, min_version: i64) -> PlanPulling<'_> {
         let outcome = self.begin(min_version, None);
         PlanPulling { plan: self, outcome }
     }
 
-    /// [`pull`](Self::pull) with a deadline of its own; `Duration::MAX` for none.
+    /// [`pull`](Self::pull) with its own timeout; `Duration::MAX` for none.
     pub fn pull_within(&mut self, min_version: i64, timeout: Duration) -> PlanPulling<'_> {
         let outcome = self.begin(min_version, Some(timeout));
         PlanPulling { plan: self, outcome }
@@ -265,12 +265,12 @@ impl Plan {
         &self.keys
     }
 
-    /// What the last pull brought.
+    /// The results of the last pull.
     pub fn tray(&self) -> &Tray {
         &self.tray
     }
 
-    /// The same, to take tensors out or to bring memory.
+    /// The results of the last pull, for taking tensors out or providing memory.
     pub fn tray_mut(&mut self) -> &mut Tray {
         &mut self.tray
     }
@@ -322,18 +322,19 @@ fn seat(node: &mut Node, local: u16, peer: &str, plan: &AtomicU64, keys: Arc<Key
     Ok(handle)
 }
 
-/// A pull of a plan in progress: await it, or [`wait`](Self::wait). Dropped, it goes on, and the plan takes new memory.
-#[must_use = "await it to have the tensors"]
+/// A pull of a plan in progress: await it, or [`wait`](Self::wait). If it is dropped, the pull continues, and the plan
+/// allocates new memory.
+#[must_use = "await it to get the tensors"]
 pub struct PlanPulling<'a> {
     plan: &'a mut Plan,
     outcome: Outcome<Result<Tray, Error>>,
 }
 
 impl PlanPulling<'_> {
-    /// Blocks until every tensor has come or failed, at the latest at the deadline. Not for code on a shard.
+    /// Blocks until every tensor has arrived or failed, at the latest at the deadline. Not for code on a shard.
     ///
     /// # Errors
-    /// The first error, if any tensor did not come; the pull buffer has each one's.
+    /// The first error, if any tensor did not arrive; the pull buffer has each one's.
     pub fn wait(self) -> Result<(), Error> {
         self.plan.end(self.outcome.wait())
     }
@@ -349,7 +350,7 @@ impl Future for PlanPulling<'_> {
 }
 
 /// Many pulls in progress: await them, or [`wait`](Self::wait).
-#[must_use = "await it to have the tensors"]
+#[must_use = "await it to get the tensors"]
 pub struct PullingMany {
     plan: Option<Plan>,
     outcome: Outcome<Result<Tray, Error>>,
@@ -360,7 +361,7 @@ impl PullingMany {
         PullingMany { plan: None, outcome: Outcome::Here(Err(error)) }
     }
 
-    /// Blocks until every tensor has come or failed, at the latest at the deadline; the outcomes in the order of the keys.
+    /// Blocks until every tensor has arrived or failed, at the latest at the deadline; the outcomes in the order of the keys.
     /// Not for code on a shard.
     pub fn wait(self) -> Vec<Result<Pulled, Error>> {
         let PullingMany { plan, outcome } = self;
@@ -388,11 +389,11 @@ fn take_all(outcome: Result<Tray, Error>, count: usize) -> Vec<Result<Pulled, Er
 }
 
 /// A pull in progress: await it, or [`wait`](Self::wait).
-#[must_use = "await it to have the tensor"]
+#[must_use = "await it to get the tensor"]
 pub struct Pulling(PullingMany);
 
 impl Pulling {
-    /// Blocks until the tensor has come, at the latest until the deadline. Not for code on a shard.
+    /// Blocks until the tensor has arrived, at the latest until the deadline. Not for code on a shard.
     ///
     /// # Errors
     /// As [`Error`] says; DeadlineExceeded if it was not published in time.

@@ -1,4 +1,4 @@
-//! Pushes into queues, and the queues' other end: for any thread, and for code on a shard.
+//! Pushes into queues, and acceptors: for any thread, and for code on a shard.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,18 +14,18 @@ use crate::node::{Node, PushRequest, SendWaiter};
 use crate::queue::{AcceptOptions, AcceptQueue, Accepted, AcceptingMany};
 
 impl Task {
-    /// Pushes a tensor into a queue of `to`. Ends when the queue has taken it: while it is full, or nobody
+    /// Pushes a tensor into a queue of `to`. Completes when the queue has taken it: while it is full, or nobody
     /// [accepts](Self::acceptor) from it, the push waits. Tensors of one task in one queue stay in order.
     ///
     /// # Errors
-    /// The future's: DeadlineExceeded if it was not taken in time (it may arrive all the same), ResourceExhausted if
+    /// The future's: DeadlineExceeded if it was not taken in time (it may still arrive), ResourceExhausted if
     /// `fusion.queued_requests_max` pushes wait, Unavailable if the peer is gone.
     pub fn push(&self, to: &str, queue: &str, tensor: Tensor) -> Sending {
         self.push_many(to, queue, vec![tensor], None)
     }
 
-    /// Pushes many, in order; ends when the queue has taken all of them. `timeout` is the engine's `request_timeout` unless
-    /// given.
+    /// Pushes many, in order; completes when the queue has taken all of them. `timeout` defaults to the engine's
+    /// `request_timeout`.
     ///
     /// # Errors
     /// The first of [`push`](Self::push)'s, once all have ended.
@@ -46,8 +46,8 @@ impl Task {
         Sending::of(Outcome::of(submitted, receiver))
     }
 
-    /// Accepts what any peer pushes into `queue` of this task, until it is dropped; then pushers wait for the next acceptor,
-    /// which has first what this one's queue had taken and nobody accepted.
+    /// Accepts tensors that any peer pushes into `queue` of this task, until it is dropped; then pushers wait for the next
+    /// acceptor, which first gets the tensors that the queue had taken but nobody accepted.
     pub fn acceptor(&self, queue: &str, options: AcceptOptions) -> Acceptor {
         let shards = (0..self.shards()).map(|shard| self.shard(shard)).collect();
         Acceptor::open(shards, self.place(), queue, options)
@@ -60,7 +60,7 @@ impl LocalPair {
         self.push_many(queue, std::iter::once(tensor))
     }
 
-    /// Pushes many, in order; ends when the queue has taken all of them, with the first error if there was any.
+    /// Pushes many, in order; completes when the queue has taken all of them, with the first error if there was any.
     pub fn push_many<T>(&self, queue: &str, tensors: T) -> LocalSending
     where
         T: IntoIterator<Item = Tensor>,
@@ -79,16 +79,16 @@ impl LocalPair {
 }
 
 impl LocalTask {
-    /// Accepts what those peers push into `queue` of this task that this shard serves.
+    /// Accepts pushes into `queue` of this task from the peers that this shard serves.
     pub fn acceptor(&self, queue: &str, options: AcceptOptions) -> Acceptor {
         Acceptor::open(vec![self.engine.shard.shard_ref(self.engine.shard.index())], self.local, queue, options)
     }
 }
 
-/// The end of a queue from which tensors are taken, on any thread. Bounded: pushers wait while it is full.
+/// The receiving end of a queue, for any thread. Bounded: pushers wait while it is full.
 ///
-/// A push ends well when the queue has taken it. So what is in the queue when the acceptor is dropped is not lost: the next
-/// acceptor of this queue has it first, in its order, and until then it keeps its memory. It is freed when the engine stops.
+/// A push succeeds when the queue has taken it. So tensors in the queue are not lost when the acceptor is dropped: the queue's
+/// next acceptor gets them first, in order. Until then they stay in memory, which is freed when the engine stops.
 pub struct Acceptor {
     queue: Arc<AcceptQueue>,
     /// Where it is open.
@@ -97,7 +97,7 @@ pub struct Acceptor {
     name: Arc<str>,
 }
 
-/// A shard that fills a queue, as whoever makes room sees it.
+/// A shard that fills a queue, as seen by the side that makes room.
 struct Filler {
     shard: ShardRef,
     /// It need not be told of room: a job that looks for it is on its way, or the queue is not open there yet.
@@ -159,7 +159,7 @@ impl Acceptor {
         &self.name
     }
 
-    /// The next tensors, `most` at most: at once if there are any, else when the first comes.
+    /// The next tensors, at most `most`: immediately if there are any, else when the first arrives.
     ///
     /// # Errors
     /// The future's: InvalidArgument if another acceptor has the queue, Unavailable if the engine has stopped.
@@ -175,8 +175,8 @@ impl Acceptor {
         Ok(self.accept_many(1).await?.pop().expect("one at least"))
     }
 
-    /// Blocks until there is a tensor, and takes `most` at most. None if `timeout` passes; without one it waits on. Not for
-    /// code on a shard.
+    /// Blocks until there is a tensor, and takes at most `most`. None if `timeout` passes; without one there is no limit. Not
+    /// for code on a shard.
     ///
     /// # Errors
     /// Those of [`accept_many`](Self::accept_many).
@@ -187,7 +187,7 @@ impl Acceptor {
         Ok(items)
     }
 
-    /// What is there, `most` at most, added to `into`; how many.
+    /// Adds the available tensors to `into`, at most `most`, and returns how many.
     ///
     /// # Errors
     /// Those of [`accept_many`](Self::accept_many).

@@ -1,6 +1,6 @@
-//! Recvs of other threads that are given up before they ended: the shard that serves them is told by a job.
+//! Cancellation of recvs from other threads: a job tells the shard that serves them.
 //!
-//! One small allocation a call.
+//! One small allocation per call.
 
 use std::sync::{Arc, OnceLock};
 
@@ -22,7 +22,7 @@ pub(super) enum Name {
 /// Where the shard leaves its name for a call.
 pub(super) type NameTag = Arc<OnceLock<Name>>;
 
-/// How to give a call up.
+/// How to cancel a call.
 pub(super) struct Recall {
     shard: ShardRef,
     tag: NameTag,

@@ -1,5 +1,5 @@
-//! Host names that are being looked up for calls, each on a thread of its own, since the resolver blocks. Their owner
-//! is the shard; bounded by [`LOOKUPS_MAX`].
+//! Host names being resolved for connections, each on a separate thread, since the resolver blocks. Owned by the shard; bounded
+//! by [`LOOKUPS_MAX`].
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -1,4 +1,4 @@
-//! What an engine is started with.
+//! The settings of an engine.
 
 use std::net::TcpListener;
 use std::sync::Arc;
@@ -7,25 +7,24 @@ use std::time::Duration;
 use sealane_runtime::{RuntimeSettings, SlabSettings};
 use sealane_transport::authentication::Authentication;
 use sealane_transport::endpoint_map::{EndpointMap, TaskName, TransportAddress};
+use sealane_transport::provider::LinkProvider;
 use sealane_transport::tcp::TcpSettings;
 use sealane_transport::trace::TraceSender;
-use sealane_transport::verbs::device::{Device, VerbsError};
-use sealane_transport::verbs::{self, VerbsSettings};
 use sealane_transport::{Error, SessionLimits};
 
-use crate::limits::TIMEOUT_MAX;
+use crate::limits::{LINK_KINDS_MAX, TIMEOUT_MAX};
 use crate::node::{Fuse, NodeSettings};
 
 /// Settings of an engine. [`EngineSettings::new`] gives working defaults; the program `sealane` fills them from flags,
-/// variables and `sealane.toml`. Libraries read no environment.
+/// variables and `sealane.toml`. Libraries do not read the environment.
 #[derive(Debug)]
 pub struct EngineSettings {
-    /// Where every task is.
+    /// The transport address of every task.
     pub map: Arc<EndpointMap>,
-    /// The tasks served here. They may have several transport addresses in the map: all are listened on.
+    /// The tasks served here. The engine listens on all their transport addresses in the map.
     pub tasks: Vec<TaskName>,
-    /// Listening sockets to use instead of binding the transport addresses, for tests and for socket activation: one for
-    /// each address, in the order in which `tasks` name them first. Empty: the addresses are bound.
+    /// Listening sockets to use instead of binding the transport addresses, for tests and for socket activation: one for each
+    /// address, in the order of their first use in `tasks`. If empty, the engine binds the addresses.
     pub listeners: Vec<TcpListener>,
     /// Shards, pinning, polling.
     pub runtime: RuntimeSettings,
@@ -37,86 +36,52 @@ pub struct EngineSettings {
     pub tcp: TcpSettings,
     /// Limits of each session.
     pub session: SessionLimits,
-    /// Links of one shard at most. Default 4,096.
+    /// Maximum links of one shard. Default 4,096.
     pub links_max: usize,
-    /// Greetings in progress at once, calls and answers together; past this, callers wait in the kernel's backlog. Default 4,096.
+    /// Handshakes in progress at once, outgoing and incoming together; beyond this, callers wait in the kernel's backlog.
+    /// Default 4,096.
     pub greetings_max: usize,
-    /// Greetings of callers of one host in progress at once; more are closed. Default 1,024.
+    /// Handshakes of callers from one host in progress at once; further ones are closed. Default 1,024.
     pub greetings_per_host_max: usize,
-    /// Bytes of unfinished greetings of callers that are held at once; a caller past this is closed. Default 32 MiB.
+    /// Buffered bytes of callers' unfinished handshakes; callers beyond this limit are disconnected. Default 32 MiB.
     pub greeting_bytes_max: usize,
     /// How long a request waits for a connection. Default 120 s.
     pub connect_timeout: Duration,
-    /// How long a greeting may take. Default 5 s.
+    /// How long a handshake may take. Default 5 s.
     pub handshake_timeout: Duration,
-    /// The deadline of sends and recvs that name none. Default 10 min.
+    /// The default timeout of sends and recvs. Default 10 min.
     pub request_timeout: Duration,
     /// How long a tensor stays lent to a peer that has no link. Default 120 s.
     pub lease: Duration,
-    /// Tensors of one shard that wait or are lent at most. Default 1,048,576.
+    /// Maximum tensors of one shard that wait or are lent. Default 1,048,576.
     pub deposited_tensors_max: usize,
-    /// Keys that are published on one shard at most; plans name as many that are not, those of peers three quarters of them.
-    /// Default 1,048,576.
+    /// Maximum published keys of one shard; plans may name the same number of unpublished keys, peers' plans three quarters of
+    /// it. Default 1,048,576.
     pub published_tensors_max: usize,
-    /// How messages of a turn leave. Default [`Fuse::Turn`].
+    /// How messages of a turn are sent. Default [`Fuse::Turn`].
     pub fuse: Fuse,
-    /// Why links are of the kind that they are, for the log. Default: that TCP is the only network link.
+    /// Why links are of their kind, for the log. Default: TCP is the only network link.
     pub path_reason: String,
-    /// What peers must show. Default: nothing, which is accepted on loopback addresses alone; see `insecure`.
+    /// The required authentication. Default: none, which is accepted only on loopback addresses; see `insecure`.
     pub authentication: Authentication,
-    /// Without authentication, listen on addresses that other hosts reach too. Default `false`: then that is an error.
+    /// Without authentication, also listen on addresses that other hosts can reach. Default `false`: that is an error.
     pub insecure: bool,
-    /// Under TLS, let tensors travel by RDMA all the same, which encrypts nothing. Default `false`: then links are TCP.
-    pub plaintext_rdma: bool,
-    /// RDMA verbs, tried with every peer that has them too. Default `None`: TCP alone.
-    pub verbs: Option<Verbs>,
-    /// Who is told of every call and of all that becomes of it. Default `None`: nobody.
+    /// Kinds of links besides TCP, the best first: each link uses the first that its peer also offers. At most
+    /// [`LINK_KINDS_MAX`]. Default: none.
+    pub links: Vec<Arc<dyn LinkProvider>>,
+    /// A listener for every call and its progress. Default `None`.
     pub trace: Option<TraceSender>,
-}
-
-/// Why links are TCP under TLS.
-pub const PLAINTEXT_REFUSED: &str =
-    "TLS is set, and RDMA would carry tensors in plain text; security.plaintext_rdma = true allows that";
-
-/// Opens a device with what its queues must hold.
-type OpenDevice = dyn Fn(&VerbsSettings) -> Result<Box<dyn Device>, VerbsError> + Send + Sync;
-
-/// How an engine uses RDMA verbs.
-#[derive(Clone)]
-pub struct Verbs {
-    /// The device, its queue pairs, and how tensors move.
-    pub settings: VerbsSettings,
-    /// Links that cannot be verbs are errors, and so is a start without a device; else they are TCP, and say why.
-    pub is_required: bool,
-    /// What opens the device, once for each shard; [`verbs::open`] does so with the system's library.
-    pub open: Arc<OpenDevice>,
-}
-
-impl Verbs {
-    /// Verbs where they can be had, with the system's library.
-    pub fn new(settings: VerbsSettings) -> Self {
-        Self { settings, is_required: false, open: Arc::new(verbs::open) }
-    }
-}
-
-impl std::fmt::Debug for Verbs {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Verbs")
-            .field("settings", &self.settings)
-            .field("is_required", &self.is_required)
-            .finish_non_exhaustive()
-    }
 }
 
 /// The defaults, which the program's settings read from here.
 impl EngineSettings {
     /// Thousands of peers.
     pub const LINKS_MAX: usize = 4096;
-    /// Thousands of workers that start at once; each has 16 KiB for its greeting.
+    /// Thousands of workers that start at once; each has 16 KiB for its handshake.
     pub const GREETINGS_MAX: usize = 4096;
-    /// A quarter of all, so that no host holds up the others: a thousand processes of one.
+    /// A quarter of all, so that no host blocks the others: a thousand processes of one host.
     pub const GREETINGS_PER_HOST_MAX: usize = 1024;
-    /// A hundred of the longest greetings.
+    /// A hundred of the longest handshakes.
     pub const GREETING_BYTES_MAX: usize = 32 << 20;
     /// DeepRec's default of `NETWORK_MAX_CONNECTION_TIMEOUT`.
     pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(120);
@@ -164,8 +129,7 @@ impl EngineSettings {
             path_reason: "the only network link in this build".into(),
             authentication: Authentication::default(),
             insecure: false,
-            plaintext_rdma: false,
-            verbs: None,
+            links: Vec::new(),
             trace: None,
         })
     }
@@ -190,20 +154,14 @@ impl EngineSettings {
         if found > 0 && found != wanted {
             return Err(format!("{found} listeners for {wanted} transport addresses: give one for each, or none"));
         }
-        if self.verbs.as_ref().is_some_and(|verbs| verbs.is_required) && self.declines_verbs() {
-            return Err("verbs are required (transport.require) and so is TLS, which RDMA does not have: set \
-                        security.plaintext_rdma = true to let tensors travel in plain text, or transport.require = tcp"
-                .into());
+        if self.links.len() > LINK_KINDS_MAX {
+            return Err(format!("{} kinds of links are too many: {LINK_KINDS_MAX} fit besides TCP", self.links.len()));
         }
+        self.links.iter().try_for_each(|links| links.check(self.authentication.is_encrypted()))?;
         if self.session.window == 0 {
             return Err("transport.window is 0: at least one request must be in flight".into());
         }
         Ok(addresses)
-    }
-
-    /// True if links are not by verbs, for [`PLAINTEXT_REFUSED`], whatever device there is.
-    pub fn declines_verbs(&self) -> bool {
-        self.authentication.is_encrypted() && !self.plaintext_rdma
     }
 
     /// The tasks, each with the place of its transport address among `addresses`.
@@ -234,7 +192,7 @@ impl EngineSettings {
             listeners: Vec::new(),
             path_reason: self.path_reason.clone(),
             authentication: self.authentication.clone(),
-            verbs: self.verbs.clone(),
+            links: self.links.clone(),
             trace: self.trace.clone(),
             runtime: self.runtime.clone(),
             tcp: self.tcp.clone(),
@@ -260,6 +218,7 @@ impl EngineSettings {
             fuse: self.fuse,
             path_reason: self.path_reason.clone(),
             features: 0,
+            kinds: self.links.iter().map(|links| links.kind()).collect(),
         }
     }
 }

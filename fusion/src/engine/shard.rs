@@ -1,5 +1,5 @@
-//! One shard of an engine: the node, and what feeds it links. Reached through a thread-local by jobs that come from
-//! other threads; one runtime carries one engine, so there is exactly one.
+//! One shard of an engine: the node, and the sources that supply its links. Jobs from other threads reach it through a
+//! thread-local; one runtime runs one engine, so there is exactly one.
 
 use std::cell::{Cell, OnceCell, RefCell, RefMut};
 use std::collections::VecDeque;
@@ -12,22 +12,24 @@ use sealane_runtime::{Shard, Slab, SlabSettings, SourceId};
 use sealane_transport::Link;
 use sealane_transport::authentication::Authentication;
 use sealane_transport::endpoint_map::TransportAddress;
+use sealane_transport::provider::{LinkInterface, OpenOn};
 use sealane_transport::tcp::TcpLink;
-use sealane_transport::verbs::device::Attributes;
-use sealane_transport::verbs::{Port, SettledLink};
-use sealane_transport::wire::{FEATURE_VERBS, Hello};
+use sealane_transport::wire::Hello;
 
 use super::clients::{Change, Clients};
 use super::greetings::Greetings;
 use super::links::Links;
 use super::listener::Listener;
-use super::settings::{EngineSettings, PLAINTEXT_REFUSED};
+use super::settings::EngineSettings;
 use crate::metrics::{NodeMetrics, SHOW_INTERVAL};
 use crate::node::{CallerCounters, ConnectOrder, Counters, Node, NodeSettings};
 
 thread_local! {
     static ENGINE: OnceCell<Rc<ShardEngine>> = const { OnceCell::new() };
 }
+
+/// The kinds of links in the order of the settings, where they could be opened.
+type Interfaces = Vec<Option<Box<dyn LinkInterface>>>;
 
 /// See the module. `!Send`: it belongs to its shard's thread.
 pub(super) struct ShardEngine {
@@ -45,10 +47,7 @@ pub(super) struct ShardEngine {
     show_at: Cell<Instant>,
     /// Callers that did not come to a link.
     pub(super) callers: Cell<CallerCounters>,
-    /// The RDMA device, if there is one.
-    pub(super) port: Option<Rc<Port>>,
-    /// There may be one, and it is not used, for [`PLAINTEXT_REFUSED`].
-    declines_verbs: bool,
+    interfaces: Interfaces,
     node: RefCell<Node>,
     pub(super) links_source: Cell<Option<SourceId>>,
     pub(super) greetings_source: Cell<Option<SourceId>>,
@@ -59,7 +58,7 @@ pub(super) struct ShardEngine {
     pub(super) client_calls: Cell<usize>,
     /// Clients that were put out because serving them panicked.
     pub(super) clients_failed: Cell<u64>,
-    /// Calls to make and to drop, from the node to the greetings.
+    /// Connections to dial and to drop, from the node to the handshakes.
     orders: RefCell<Vec<ConnectOrder>>,
     wakers: RefCell<Vec<Waker>>,
 }
@@ -91,40 +90,11 @@ impl Drop for Vital {
     }
 }
 
-/// Opens the shard's device, if verbs are wanted, and says why links are TCP otherwise.
-fn open_port(
-    shard: &Shard,
-    settings: &EngineSettings,
-    slabs: [&Slab; 2],
-    addresses: &[TransportAddress],
-) -> Result<(Option<Rc<Port>>, String), String> {
-    let Some(verbs) = &settings.verbs else { return Ok((None, settings.path_reason.clone())) };
-    if settings.declines_verbs() {
-        let error = PLAINTEXT_REFUSED;
-        tracing::warn!(shard = shard.index(), error, "no verbs on this shard: its links use TCP");
-        return Ok((None, error.into()));
-    }
-    let verbs_settings = verbs.settings.clone().reached_at(addresses);
-    let opened = (verbs.open)(&verbs_settings).and_then(|device| {
-        let port = Port::open(device, verbs_settings.clone())?;
-        slabs.into_iter().try_for_each(|slab| port.add_slab(slab))?;
-        Ok(port)
-    });
-    match opened {
-        Ok(port) => {
-            let Attributes { device, port: number, gid_index, chosen, .. } = port.attributes();
-            tracing::info!(shard = shard.index(), device, port = number, gid_index, reason = chosen, "verbs are ready");
-            if settings.authentication.is_encrypted() {
-                tracing::warn!(shard = shard.index(), "security.plaintext_rdma: RDMA traffic is in plain text");
-            }
-            Ok((Some(port), "the peer offers no verbs".into()))
-        }
-        Err(error) if verbs.is_required => Err(format!("verbs are required (transport.require), but {error}")),
-        Err(error) => {
-            tracing::warn!(shard = shard.index(), %error, "no verbs on this shard: its links use TCP");
-            Ok((None, format!("no verbs here: {error}")))
-        }
-    }
+/// Opens the kinds of links on a shard, and says why links that none of them has a part in are TCP.
+fn open_links(settings: &EngineSettings, on: &OpenOn<'_>) -> Result<(Interfaces, String), String> {
+    let opened = settings.links.iter().map(|links| links.open(on)).collect::<Result<Vec<_>, _>>()?;
+    let reason = opened.first().map_or(&settings.path_reason, |best| &best.otherwise).clone();
+    Ok((opened.into_iter().map(|opened| opened.interface).collect(), reason))
 }
 
 impl ShardEngine {
@@ -138,10 +108,14 @@ impl ShardEngine {
         let slab = |name, bytes| Slab::new(SlabSettings { name, bytes, ..SlabSettings::default() });
         let send = slab("send", settings.slab_send_bytes).map_err(|error| error.to_string())?;
         let receive = slab("receive", settings.slab_receive_bytes).map_err(|error| error.to_string())?;
-        let (port, path_reason) = open_port(shard, &settings, [&send, &receive], &node.addresses)?;
-        // Who declines says so, and why, where a peer offers them.
-        let declines_verbs = settings.verbs.is_some() && settings.declines_verbs();
-        let features = if port.is_some() || declines_verbs { FEATURE_VERBS } else { 0 };
+        let on = OpenOn {
+            shard: shard.index(),
+            slabs: [&send, &receive],
+            addresses: &node.addresses,
+            is_encrypted: settings.authentication.is_encrypted(),
+        };
+        let (interfaces, path_reason) = open_links(&settings, &on)?;
+        let features = interfaces.iter().flatten().fold(0, |features, interface| features | interface.feature());
         let node = NodeSettings { features, path_reason, ..node };
         let addresses = node.addresses.clone();
         let map = settings.map.clone();
@@ -159,8 +133,7 @@ impl ShardEngine {
             settings,
             addresses,
             callers: Cell::default(),
-            port,
-            declines_verbs,
+            interfaces,
             node: RefCell::new(node),
             links_source: Cell::new(None),
             greetings_source: Cell::new(None),
@@ -175,7 +148,7 @@ impl ShardEngine {
         Greetings::start(&engine, listeners);
         // Behind the links, so that what arrived in a turn is told in it.
         Clients::start(&engine);
-        ENGINE.with(|slot| slot.set(engine)).map_err(|_| "the shard has an engine already".to_owned())?;
+        ENGINE.with(|slot| slot.set(engine)).map_err(|_| "the shard already has an engine".to_owned())?;
         Ok(metrics)
     }
 
@@ -185,38 +158,42 @@ impl ShardEngine {
         self.authentication.replace(authentication);
     }
 
+    /// The kinds of links that are open here, the best first.
+    #[inline]
+    pub(super) fn interfaces(&self) -> impl Iterator<Item = &dyn LinkInterface> {
+        self.interfaces.iter().flatten().map(|interface| &**interface)
+    }
+
     /// Whether a link to a peer with these features will do.
     ///
     /// # Errors
-    /// Verbs are required, and the peer has none.
+    /// A kind of link is required that the peer does not offer.
     pub(super) fn check_features(&self, hello: &Hello) -> Result<(), String> {
-        if self.requires_verbs() && hello.features & FEATURE_VERBS == 0 {
-            return Err("verbs are required (transport.require), and the peer offers none".into());
+        for (links, interface) in self.settings.links.iter().zip(&self.interfaces) {
+            let is_offered = interface.as_ref().is_some_and(|interface| hello.features & interface.feature() != 0);
+            if links.is_required() && !is_offered {
+                let name = links.kind().name();
+                return Err(format!("{name} are required (transport.require), and the peer offers none"));
+            }
         }
         Ok(())
     }
 
-    fn requires_verbs(&self) -> bool {
-        self.settings.verbs.as_ref().is_some_and(|verbs| verbs.is_required)
-    }
-
     /// The link over a connection to a peer that has said which features it has.
     pub(super) fn link(&self, tcp: TcpLink, hello: &Hello) -> Box<dyn Link> {
-        if hello.features & FEATURE_VERBS == 0 {
-            return Box::new(tcp);
-        }
-        match &self.port {
-            Some(port) => Box::new(SettledLink::new(port.clone(), &hello.address, tcp, self.requires_verbs())),
-            None if self.declines_verbs => Box::new(SettledLink::declining(PLAINTEXT_REFUSED, &hello.address, tcp)),
+        match self.interfaces().find(|interface| hello.features & interface.feature() != 0) {
+            Some(interface) => interface.link(tcp, &hello.address),
             None => Box::new(tcp),
         }
     }
 
     /// What this shard has done, and holds now.
     pub(super) fn counters(&self) -> Counters {
-        let counters = self.borrow_node(|node| node.counters());
-        let verbs = self.port.as_ref().map(|port| port.counters()).unwrap_or_default();
-        Counters { verbs, callers: self.callers.get(), clients_failed: self.clients_failed.get(), ..counters }
+        let mut counters = self.borrow_node(|node| node.counters());
+        for (kind, interface) in counters.kinds.iter_mut().zip(&self.interfaces) {
+            kind.figures = interface.as_ref().map(|interface| interface.figures()).unwrap_or_default();
+        }
+        Counters { callers: self.callers.get(), clients_failed: self.clients_failed.get(), ..counters }
     }
 
     /// Shows other threads how things stand, unless it was done a moment ago.

@@ -1,4 +1,4 @@
-//! A task as any thread sees it: calls cross to the shard that serves the pair and come back by a one-shot channel.
+//! A task for any thread: calls cross to the shard that serves the pair, and outcomes return through a one-shot channel.
 
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
@@ -40,8 +40,8 @@ impl Task {
         self.name.as_str()
     }
 
-    /// Deposits a tensor for `to`, which may ask before or after. The returned future (or
-    /// [`wait`](Sending::wait)) ends when the consumer has released it; if it is dropped, the send continues unobserved.
+    /// Sends a tensor to `to`, which may request it before or after. The returned future (or [`wait`](Sending::wait)) completes
+    /// when the consumer has released it; if it is dropped, the send continues unobserved.
     pub fn send(&self, to: &str, step: i64, key: &str, tensor: Tensor) -> Sending {
         self.send_with(to, step, key, tensor, SendOptions::default())
     }
@@ -61,14 +61,13 @@ impl Task {
         Sending(Outcome::of(submitted, receiver))
     }
 
-    /// Asks `from` for a tensor, which may be sent before or after. The returned future (or
-    /// [`wait`](Receiving::wait)) ends with the tensor or an error, at the latest at its deadline.
+    /// Requests a tensor from `from`, which may be sent before or after. The returned future (or [`wait`](Receiving::wait))
+    /// completes with the tensor or an error, at the latest at its deadline.
     pub fn recv(&self, from: &str, step: i64, key: &str) -> Receiving {
         self.recv_with(from, step, key, RecvOptions::default())
     }
 
-    /// [`recv`](Self::recv) into the caller's own memory, which comes back with the outcome: in the tensor, or in the
-    /// error.
+    /// [`recv`](Self::recv) into the caller's own memory, which is returned with the outcome: in the tensor, or in the error.
     pub fn recv_into(&self, from: &str, step: i64, key: &str, destination: Buffer) -> Receiving {
         self.recv_with(from, step, key, RecvOptions { destination: Some(destination), ..RecvOptions::default() })
     }
@@ -94,8 +93,8 @@ impl Task {
         Receiving { outcome: Outcome::of(submitted, receiver), recall }
     }
 
-    /// Asks `from` for many tensors of a step at once, each with options and an end of its own: one message, not a window's
-    /// worth at a time. [`recv_fused`](Self::recv_fused) waits for all together and costs less.
+    /// Requests many tensors of a step from `from` at once, each with its own options and outcome: in one message, not a
+    /// window's worth at a time. [`recv_fused`](Self::recv_fused) waits for all together and costs less.
     pub fn recv_all<K: AsRef<str>>(
         &self,
         from: &str,
@@ -130,13 +129,13 @@ impl Task {
         receivers.into_iter().map(receiving).collect()
     }
 
-    /// How to give up a call that this task makes of `peer`.
+    /// How to cancel a call of this task to `peer`.
     pub(super) fn recall(&self, peer: &str) -> (Recall, NameTag) {
         Recall::of(self.shard(self.engine.shard_of(self.name(), peer)))
     }
 
     /// Ends `step` of this task, here and at its peers: every waiting recv of it ends with Aborted and `reason`,
-    /// tensors that wait are freed, and calls that come later hear the same until [`cleanup`](Self::cleanup).
+    /// waiting tensors are freed, and later calls get the same error until [`cleanup`](Self::cleanup).
     ///
     /// # Errors
     /// ResourceExhausted if a shard's mailbox is full, Unavailable if the engine has stopped.
@@ -147,8 +146,8 @@ impl Task {
         })
     }
 
-    /// Frees what is left of `step` of this task: tensors that wait, requests that wait for it, and the memory that
-    /// it was aborted. The step's number may be used again.
+    /// Frees everything left of `step` of this task: waiting tensors, waiting requests, and the record of an abort. The step's
+    /// number may be used again.
     ///
     /// # Errors
     /// ResourceExhausted if a shard's mailbox is full, Unavailable if the engine has stopped.
@@ -289,7 +288,7 @@ fn gone<E: From<Error>>() -> E {
 }
 
 /// A send or push in progress: await it, or [`wait`](Self::wait).
-#[must_use = "await it to know that the tensor arrived, or drop it on purpose"]
+#[must_use = "await it to know that the tensor arrived, or drop it explicitly"]
 pub struct Sending(Outcome<SendOutcome>);
 
 impl Sending {
@@ -301,8 +300,8 @@ impl Sending {
     /// deadline. Not for code on a shard.
     ///
     /// # Errors
-    /// As [`Error`] says; DeadlineExceeded if nobody asked in time, or if the tensor was on its way then: `delivery_unknown`
-    /// says which. The engine keeps one that was on its way until its consumer has released it.
+    /// As [`Error`] says; DeadlineExceeded if nobody requested it in time, or if the tensor was in transit then:
+    /// `delivery_unknown` says which. The engine keeps a tensor in transit until its consumer has released it.
     pub fn wait(self) -> SendOutcome {
         self.0.wait()
     }
@@ -318,20 +317,20 @@ impl Future for Sending {
 
 /// A recv in progress: await it, or [`wait`](Self::wait).
 ///
-/// Dropped before its tensor has come it is given up, here and at the producer: the tensor stays there, or goes back there if
-/// it is on its way. A tensor that has come by then was released, and is gone.
-#[must_use = "a recv that nobody waits for is given up"]
+/// Dropping it cancels the recv, here and at the producer: the tensor stays there, or is returned if it is in transit. A tensor
+/// that had already arrived was released, and is lost.
+#[must_use = "dropping it cancels the recv"]
 pub struct Receiving {
     outcome: Outcome<RecvOutcome>,
     recall: Recall,
 }
 
 impl Receiving {
-    /// Blocks until the tensor is there, or the recv has failed: at the latest at its deadline. Not for code on a
+    /// Blocks until the tensor has arrived, or the recv has failed: at the latest at its deadline. Not for code on a
     /// shard.
     ///
     /// # Errors
-    /// As [`Error`] says; [`Unreceived`] gives the destination back.
+    /// As [`Error`] says; [`Unreceived`] returns the destination.
     pub fn wait(mut self) -> RecvOutcome {
         self.outcome.take().wait()
     }

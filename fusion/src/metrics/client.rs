@@ -1,4 +1,4 @@
-//! What a shard tells of one client process of this host.
+//! A shard's metrics of one client process of this host.
 
 use std::borrow::Borrow;
 
@@ -8,7 +8,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::{Roll, SeqLock, TrafficFigures, TrafficMetrics};
 
-/// What has moved between a client and a shard, and what is in progress.
+/// Traffic between a client and a shard, and calls in flight.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, Serialize, Deserialize)]
 #[repr(C)]
 pub struct ClientCounters {
@@ -22,7 +22,7 @@ pub struct ClientCounters {
     pub bytes_received: u64,
     /// Its calls that have not ended, now.
     pub under_way: u64,
-    /// Bytes of its memory that the shard's RDMA device has registered, and so pinned.
+    /// Bytes of its memory that the shard has registered with devices, and so pinned.
     pub pinned_bytes: u64,
 }
 
@@ -63,15 +63,15 @@ impl ClientMetrics {
     }
 }
 
-/// What a shard shows of one client.
+/// A shard's metrics of one client.
 #[derive(Debug, Clone)]
 pub struct ClientFigures {
-    /// The task that it is.
+    /// Its task.
     pub task: String,
-    /// Its process.
+    /// Its process id.
     pub pid: i32,
-    /// What has moved, and is in progress.
+    /// Its counters.
     pub counters: ClientCounters,
-    /// What has moved, by the other task, of which at most 1,024 are distinguished; in the order of their names.
+    /// Its traffic by peer task, sorted by name; at most 1,024 are listed separately.
     pub traffic: Vec<TrafficFigures>,
 }

@@ -1,4 +1,4 @@
-//! How long calls took: a histogram for each kind of call and each way that tensors go. One shard records, others read.
+//! Call latencies: a histogram for each kind of call and each path. One shard records, others read.
 
 use std::time::Instant;
 
@@ -6,46 +6,46 @@ use sealane_runtime::{Histogram, HistogramSnapshot};
 use sealane_transport::LinkKind;
 pub use sealane_transport::Operation;
 
-/// The way that tensors go.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Way {
-    /// Between two tasks of one shard, through memory.
-    Memory,
-    /// Over a TCP link.
-    Tcp,
-    /// Over an RDMA link.
-    Verbs,
-}
+/// The path of tensors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Way(u8);
 
 impl Way {
-    /// All of them.
-    pub const ALL: [Way; 3] = [Way::Memory, Way::Tcp, Way::Verbs];
+    /// Between two tasks of one shard, through memory.
+    pub(crate) const MEMORY: Way = Way(0);
+    /// Over a TCP link.
+    pub(crate) const TCP: Way = Way(1);
+    /// How many there are besides the node's own kinds of links.
+    const BUILT_IN: usize = 2;
 
-    /// The name used in metrics and logs.
-    pub fn name(self) -> &'static str {
-        match self {
-            Way::Memory => "memory",
-            Way::Tcp => "tcp",
-            Way::Verbs => "verbs",
+    /// The way over a link of a node whose links may be of these `kinds` besides TCP.
+    pub(crate) fn of(kind: LinkKind, kinds: &[LinkKind]) -> Way {
+        match kinds.iter().position(|other| *other == kind) {
+            Some(place) => Way((Way::BUILT_IN + place) as u8),
+            None if kind == LinkKind::TCP => Way::TCP,
+            None => Way::MEMORY,
         }
     }
 }
 
-impl From<LinkKind> for Way {
-    fn from(kind: LinkKind) -> Way {
-        match kind {
-            LinkKind::Loopback => Way::Memory,
-            LinkKind::Tcp => Way::Tcp,
-            LinkKind::Verbs => Way::Verbs,
-        }
-    }
-}
+/// A histogram, in nanoseconds, for each way and each kind of call.
+#[derive(Debug)]
+pub(crate) struct Latencies(Box<[OfWay]>);
 
-/// A histogram, in nanoseconds, for each kind of call and each way.
-#[derive(Debug, Default)]
-pub struct Latencies([[Histogram; Way::ALL.len()]; Operation::ALL.len()]);
+#[derive(Debug)]
+struct OfWay {
+    name: &'static str,
+    calls: [Histogram; Operation::ALL.len()],
+}
 
 impl Latencies {
+    /// Of a node whose links may be of these kinds besides TCP.
+    pub(crate) fn new(kinds: &[LinkKind]) -> Latencies {
+        let built_in: [_; Way::BUILT_IN] = ["memory", LinkKind::TCP.name()];
+        let names = built_in.into_iter().chain(kinds.iter().map(|kind| kind.name()));
+        Latencies(names.map(|name| OfWay { name, calls: Default::default() }).collect())
+    }
+
     #[inline]
     pub(crate) fn record(&self, operation: Operation, way: Way, since: Instant, now: Instant) {
         self.record_many(operation, way, (since, 1), now);
@@ -54,28 +54,29 @@ impl Latencies {
     #[inline]
     fn record_many(&self, operation: Operation, way: Way, (since, count): (Instant, u64), now: Instant) {
         let took = now.saturating_duration_since(since).as_nanos();
-        self.0[operation as usize][way as usize].record_many(u64::try_from(took).unwrap_or(u64::MAX), count);
+        self.0[usize::from(way.0)].calls[operation as usize]
+            .record_many(u64::try_from(took).unwrap_or(u64::MAX), count);
     }
 
     pub(crate) fn figures(&self) -> Vec<LatencyFigures> {
-        let each = Operation::ALL.into_iter().flat_map(|operation| Way::ALL.map(|way| (operation, way)));
+        let each = Operation::ALL.into_iter().flat_map(|operation| self.0.iter().map(move |way| (operation, way)));
         each.map(|(operation, way)| {
-            let nanoseconds = self.0[operation as usize][way as usize].snapshot();
-            LatencyFigures { operation, way, nanoseconds }
+            let nanoseconds = way.calls[operation as usize].snapshot();
+            LatencyFigures { operation, way: way.name, nanoseconds }
         })
         .filter(|figures| figures.nanoseconds.count() > 0)
         .collect()
     }
 }
 
-/// How long calls of one kind took on one way.
+/// Latencies of one kind of call on one path.
 #[derive(Debug, Clone)]
 pub struct LatencyFigures {
     /// The kind of call.
     pub operation: Operation,
-    /// The way.
-    pub way: Way,
-    /// Its calls that ended well.
+    /// The path of its tensors: `memory` within a shard, or the name of the kind of link.
+    pub way: &'static str,
+    /// Durations of its successful calls.
     pub nanoseconds: HistogramSnapshot,
 }
 
@@ -127,22 +128,24 @@ mod tests {
 
     #[test]
     fn calls_that_ran_together_are_recorded_one_by_one() {
-        let (latencies, start) = (Latencies::default(), Instant::now());
+        let other = LinkKind::new("other");
+        let (latencies, start) = (Latencies::new(&[other]), Instant::now());
         let now = start + Duration::from_micros(90);
-        let to = (&latencies, Way::Tcp, now);
+        let to = (&latencies, Way::TCP, now);
         let mut run = Run::new(Operation::Send, now);
         for since in [start, start, start + Duration::from_micros(30), start] {
             run.ended(since, to);
         }
         run.record(to);
         run.record(to);
-        latencies.record(Operation::Recv, Way::Memory, now, start);
+        latencies.record(Operation::Recv, Way::of(LinkKind::LOOPBACK, &[other]), now, start);
+        latencies.record(Operation::Recv, Way::of(other, &[other]), now, start);
         let figures = latencies.figures();
         assert_eq!(
             figures.iter().map(|one| (one.operation, one.way)).collect::<Vec<_>>(),
-            [(Operation::Recv, Way::Memory), (Operation::Send, Way::Tcp)]
+            [(Operation::Recv, "memory"), (Operation::Recv, "other"), (Operation::Send, "tcp")]
         );
         assert_eq!(figures[0].nanoseconds.sum(), 0, "a clock that stands still is no error");
-        assert_eq!((figures[1].nanoseconds.count(), figures[1].nanoseconds.sum()), (4, 330_000));
+        assert_eq!((figures[2].nanoseconds.count(), figures[2].nanoseconds.sum()), (4, 330_000));
     }
 }

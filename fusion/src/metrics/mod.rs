@@ -1,12 +1,12 @@
-//! What a shard tells of itself: counted in its own memory, shown between its turns, read from any thread without
-//! stopping it. Bounded by the sessions of the shard.
+//! A shard's metrics: counted in its own memory, published between its turns, read from any thread without stopping it. Bounded
+//! by the sessions of the shard.
 //!
-//! Counters are plain integers of the shard; no atomic is written per message. Every few milliseconds while the shard is awake, and
-//! before each sleep, it copies them into a sequence lock, with those of each session and client that changed. Readers copy from
-//! there and retry if they were in the way. So figures may be some milliseconds old, and a test waits for the value that it
-//! expects. Histograms are written directly; calls that begin in one turn and end in one turn are recorded together, so that
-//! a tensor costs a comparison. Latencies are kept by kind of call and path, not by peer: with three thousand peers a scrape
-//! would be megabytes of empty buckets.
+//! Counters are plain integers of the shard; no atomic is written per message. Every few milliseconds while the shard is awake,
+//! and before each sleep, it copies them into a sequence lock, with those of each session and client that changed. Readers copy
+//! from there, and retry if a write interfered. So values may be a few milliseconds old, and tests wait for the value they
+//! expect. Histograms are written directly; calls that begin in one turn and end in one turn are recorded together, so a tensor
+//! costs one comparison. Latencies are kept by kind of call and path, not by peer: with three thousand peers, a scrape would be
+//! megabytes of empty buckets.
 
 mod client;
 mod latency;
@@ -18,23 +18,25 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use sealane_runtime::LoadSnapshot;
+use sealane_transport::LinkKind;
+use sealane_transport::provider::{Figure, LinkProvider};
 
-use crate::node::Counters;
+use crate::node::{Counters, KindCounters};
 pub(crate) use client::ClientMetrics;
 pub use client::{ClientCounters, ClientFigures};
-pub(crate) use latency::Run;
-pub use latency::{Latencies, LatencyFigures, Operation, Way};
+pub(crate) use latency::{Latencies, Run, Way};
+pub use latency::{LatencyFigures, Operation};
 pub(crate) use peer::PeerMetrics;
 pub use peer::{PathState, PeerCounters, PeerFigures, PeerPath};
 pub(crate) use seqlock::SeqLock;
 pub(crate) use traffic::TrafficMetrics;
 pub use traffic::{TrafficCounters, TrafficFigures};
 
-/// How old the figures of a shard that is awake may be; one that sleeps has shown them before.
+/// Maximum age of an awake shard's metrics; a shard publishes them before it sleeps.
 pub const SHOW_INTERVAL: Duration = Duration::from_millis(5);
 
 /// One shard's figures, as one thread writes them and any thread reads them.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct NodeMetrics {
     pub(crate) counters: SeqLock<Counters>,
     pub(crate) latencies: Latencies,
@@ -43,6 +45,16 @@ pub(crate) struct NodeMetrics {
 }
 
 impl NodeMetrics {
+    /// Of a node whose links may be of these kinds besides TCP.
+    pub(crate) fn new(kinds: &[LinkKind]) -> NodeMetrics {
+        NodeMetrics {
+            counters: SeqLock::default(),
+            latencies: Latencies::new(kinds),
+            peers: Roll::default(),
+            clients: Roll::default(),
+        }
+    }
+
     pub(crate) fn peer_figures(&self) -> Vec<PeerFigures> {
         let mut figures: Vec<PeerFigures> = self.peers.all().iter().map(|peer| peer.figures()).collect();
         figures.sort_by(|one, other| (&one.address, one.shard).cmp(&(&other.address, other.shard)));
@@ -87,7 +99,25 @@ impl<T> Roll<T> {
     }
 }
 
-/// What a shard shows of itself. See [`Engine::figures`](crate::Engine::figures).
+/// A shard's metrics of one kind of link.
+#[derive(Debug, Clone)]
+pub struct KindFigures {
+    /// The kind.
+    pub kind: LinkKind,
+    /// Its links now.
+    pub links: u64,
+    /// The kind's own counters.
+    pub figures: Vec<(Figure, u64)>,
+}
+
+impl KindFigures {
+    pub(crate) fn new(links: &dyn LinkProvider, counters: &KindCounters) -> KindFigures {
+        let figures = links.figures().iter().copied().zip(counters.figures).collect();
+        KindFigures { kind: links.kind(), links: counters.links, figures }
+    }
+}
+
+/// A shard's metrics. See [`Engine::figures`](crate::Engine::figures).
 #[derive(Debug, Clone)]
 pub struct ShardFigures {
     /// The shard's number.
@@ -96,13 +126,15 @@ pub struct ShardFigures {
     pub cpu: Option<usize>,
     /// How its thread spends its time.
     pub load: LoadSnapshot,
-    /// What it has done, and holds.
+    /// Its counters.
     pub counters: Counters,
-    /// How long calls took that ended well.
+    /// The kinds of links besides TCP, in the order of the engine's settings.
+    pub kinds: Vec<KindFigures>,
+    /// Latencies of successful calls.
     pub latencies: Vec<LatencyFigures>,
-    /// Its peers: each shard of another host that it has a session with, in the order of their addresses.
+    /// Its peers: each shard of another host that it has a session with, sorted by address.
     pub peers: Vec<PeerFigures>,
-    /// Clients of this host that are attached, in the order of their tasks.
+    /// Attached clients of this host, sorted by task.
     pub clients: Vec<ClientFigures>,
     /// Bytes of the send slab.
     pub slab_send_bytes_max: u64,

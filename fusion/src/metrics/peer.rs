@@ -1,4 +1,4 @@
-//! What a shard tells of one session with a peer's shard: which path its bytes take and why, and how many there were.
+//! A shard's metrics of one session with a peer's shard: the path and its reason, and counters.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
@@ -9,31 +9,31 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::SeqLock;
 
-/// What has moved between a shard and one shard of a peer, and what is in progress.
+/// Traffic between a shard and one shard of a peer, and calls in flight.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, Serialize, Deserialize)]
 #[repr(C)]
 pub struct PeerCounters {
-    /// Bytes that its links took, frames and payloads.
+    /// Bytes written to its links, frames and payloads.
     pub bytes_sent: u64,
-    /// Bytes that its links gave.
+    /// Bytes read from its links.
     pub bytes_received: u64,
-    /// Times that a link took something.
+    /// Writes to its links.
     pub writes: u64,
-    /// Frames sent, releases and notes included.
+    /// Frames sent, control frames included.
     pub messages_sent: u64,
     /// Frames received.
     pub messages_received: u64,
-    /// Tensors sent; one that was sent again on another link counts again.
+    /// Tensors sent; one that is sent again on a new link counts again.
     pub tensors_sent: u64,
     /// Tensors received, likewise.
     pub tensors_received: u64,
-    /// Links that came to stand.
+    /// Links established.
     pub links_made: u64,
     /// Links that were lost.
     pub links_lost: u64,
-    /// Calls that came to no link.
+    /// Failed connection attempts.
     pub calls_failed: u64,
-    /// Links that were to be verbs and became TCP.
+    /// Links that fell back to TCP.
     pub fallbacks: u64,
     /// Requests, pulls and pushes of this side that have not ended, now.
     pub in_flight: u64,
@@ -41,14 +41,14 @@ pub struct PeerCounters {
     pub unreleased: u64,
 }
 
-/// Where the connection with a peer stands.
+/// The state of the connection with a peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PathState {
-    /// Nothing wants a link.
+    /// No link is needed.
     Idle,
-    /// A link is wanted, and called for.
+    /// A link is being established.
     Connecting,
-    /// A link stands.
+    /// A link is open.
     Up,
 }
 
@@ -63,18 +63,18 @@ impl PathState {
     }
 }
 
-/// Which path the bytes to a peer take.
+/// The path to a peer.
 #[derive(Debug, Clone)]
 pub struct PeerPath {
-    /// Where the connection stands.
+    /// The state of the connection.
     pub state: PathState,
     /// The link's kind, or that of the last.
     pub link: Option<LinkKind>,
-    /// Why it is of that kind.
+    /// Why this kind was chosen.
     pub reason: String,
-    /// How the last link ended, or why the last call came to none; empty if neither was.
+    /// How the last link ended, or why the last connection attempt failed; empty if neither happened.
     pub last_error: String,
-    /// Since when it stands so.
+    /// When it entered this state.
     pub since: SystemTime,
 }
 
@@ -123,15 +123,15 @@ impl PeerMetrics {
     }
 }
 
-/// What a shard shows of one session with a peer's shard.
+/// A shard's metrics of one session with a peer's shard.
 #[derive(Debug, Clone)]
 pub struct PeerFigures {
     /// The peer's transport address.
     pub address: String,
     /// The peer's shard, once it is known.
     pub shard: Option<u16>,
-    /// Which path its bytes take.
+    /// Its path.
     pub path: PeerPath,
-    /// What has moved, and is in progress.
+    /// Its counters.
     pub counters: PeerCounters,
 }

@@ -1,5 +1,5 @@
 //! A value that one thread replaces and any thread reads whole: a sequence lock (Lameter, "Effective synchronization on
-//! Linux/NUMA systems", 2005), with words that are atomic, so that a torn read is seen and no race. One value in size.
+//! Linux/NUMA systems", 2005), with atomic words, so that a torn read is detected and is not a data race. One value in size.
 
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, Ordering, fence};

@@ -1,4 +1,4 @@
-//! What has moved between a client and one other task: by this engine, and by another transport as far as the client says.
+//! Traffic between a client and one other task: over this engine, and over other transports as reported by the client.
 
 use serde::{Deserialize, Serialize};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
@@ -17,18 +17,18 @@ pub struct TrafficCounters {
     pub tensors_received: u64,
     /// Their bytes.
     pub bytes_received: u64,
-    /// Tensors that went there by another transport, as the client says.
+    /// Tensors sent there over another transport, as reported by the client.
     pub elsewhere_tensors_sent: u64,
     /// Their bytes.
     pub elsewhere_bytes_sent: u64,
-    /// Tensors that came from there by another transport.
+    /// Tensors received from there over another transport.
     pub elsewhere_tensors_received: u64,
     /// Their bytes.
     pub elsewhere_bytes_received: u64,
 }
 
 impl TrafficCounters {
-    /// The share of tensors, both ways, that went by this engine; `None` without any.
+    /// The share of tensors, both ways, that this engine carried; `None` if there were none.
     pub fn share_of_tensors(&self) -> Option<f64> {
         share(
             self.tensors_sent.saturating_add(self.tensors_received),
@@ -57,12 +57,12 @@ pub(crate) struct TrafficMetrics {
     pub(crate) counters: SeqLock<TrafficCounters>,
 }
 
-/// What a shard shows of a client and one other task.
+/// A shard's metrics of a client and one other task.
 #[derive(Debug, Clone)]
 pub struct TrafficFigures {
-    /// The other task; [`OTHERS`](Self::OTHERS) for all that are not distinguished.
+    /// The other task; [`OTHERS`](Self::OTHERS) for all that are not listed separately.
     pub peer: String,
-    /// What has moved.
+    /// The counters.
     pub counters: TrafficCounters,
 }
 

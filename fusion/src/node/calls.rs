@@ -70,7 +70,7 @@ impl Node {
         self.context.reporter.outcomes.batches.poll_next(handle, waker)
     }
 
-    /// The future is dropped: recvs of it that have not ended are given up.
+    /// The future is dropped: its outstanding recvs are cancelled.
     pub fn close_batch(&mut self, handle: Handle) {
         for ticket in self.context.reporter.outcomes.batches.close(handle) {
             self.cancel(ticket);
@@ -140,7 +140,7 @@ impl Node {
         self.pulls.open_plan(pair, keys)
     }
 
-    /// Forgets a plan; a pull of it that is in progress is given up.
+    /// Closes a plan; a pull of it in progress is cancelled.
     pub fn close_plan(&mut self, plan: Handle) {
         self.pulls.close_plan(plan, &mut self.context);
     }
@@ -254,7 +254,7 @@ impl Node {
         self.context.reporter.outcomes.pull_cells.poll(cell, waker)
     }
 
-    /// The future is dropped: the recv is given up, its outcome too.
+    /// The future is dropped: the recv is cancelled, and its outcome discarded.
     pub fn close_recv(&mut self, cell: Handle, ticket: Option<Ticket>) {
         self.context.reporter.outcomes.recv_cells.close(cell);
         if let Some(ticket) = ticket {
@@ -267,7 +267,7 @@ impl Node {
         self.context.reporter.outcomes.send_cells.close(cell);
     }
 
-    /// The future is dropped: the pull is given up. Its pull buffer, unless a tensor is arriving in it at this moment.
+    /// The future is dropped: the pull is cancelled. Returns its pull buffer, unless a tensor is arriving in it at this moment.
     pub fn close_pull(&mut self, cell: Handle, pull: Option<Handle>) -> Option<Tray> {
         let done = self.context.reporter.outcomes.pull_cells.take(cell);
         done.or_else(|| self.cancel_pull(pull?))

@@ -1,7 +1,7 @@
 //! Which connections a node wants, and what it makes of those that come.
 //!
-//! Connections are made lazily, from either side. Two calls that cross are settled to one: the call of the side with
-//! the smaller transport address stands.
+//! Connections are made lazily, from either side. If two connections cross, that of the side with the smaller transport address
+//! wins.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -35,7 +35,7 @@ impl Node {
         let (lane, via) = (known.lane, pairs.via(pair));
         let address = pairs.peer_address(known.peer).clone();
         if settings.addresses.contains(&address) {
-            let reason = format!("its transport address {address} is this engine's, which does not serve it");
+            let reason = format!("its transport address {address} belongs to this engine, which does not serve it");
             return Err(Error::NotFound { task: pairs.peer_name(known.peer).as_str().into(), reason: reason.into() });
         }
         let shard = peers.shards_at(&address).map(|shards| shard_of(lane, usize::from(shards)) as u16);
@@ -110,13 +110,13 @@ impl Node {
         let address = peer.address.clone();
         let links = peers.links();
         let failure = if links >= settings.links_max {
-            let reason = format!("transport.links_max: {links} links stand on this side");
+            let reason = format!("transport.links_max: {links} links are open on this side");
             DialFailure { reason, kind: DialFailureKind::Transient }
         } else if peers.shards_at(&address).is_some_and(|shards| shards != welcome.shards) {
             // The call reached the shard that the former process would have answered from: call anew.
             return self.renumber(now, &address, welcome.shards);
         } else if welcome.remembers != 0 && !peers.goes_on(handle, welcome, settings) {
-            let reason = "the welcome answers a former greeting".into();
+            let reason = "the welcome answers an earlier hello".into();
             DialFailure { reason, kind: DialFailureKind::Transient }
         } else if self.place(now, handle, welcome) {
             if welcome.remembers == 0 {
@@ -125,7 +125,7 @@ impl Node {
             }
             return self.attach(now, handle, link, welcome, welcome.epoch);
         } else {
-            let reason = "the peer answered from another shard than its greeting's lane says".into();
+            let reason = "the peer answered from a shard that does not serve the lane".into();
             DialFailure { reason, kind: DialFailureKind::Final }
         };
         self.dial_failed(now, handle, failure);
@@ -135,7 +135,7 @@ impl Node {
     pub fn dial_failed(&mut self, now: Instant, handle: Handle, failure: DialFailure) {
         let Some(is_gone) = self.context.peers.call_failed(handle, failure) else { return };
         if is_gone {
-            let reason = format!("it was connected and is gone: {}", self.context.peers.last_error(handle));
+            let reason = format!("it was connected, and the link was lost: {}", self.context.peers.last_error(handle));
             self.give_up(handle, &reason);
         }
         let Context { peers, settings, .. } = &mut self.context;
@@ -144,7 +144,7 @@ impl Node {
         self.context.reschedule(handle);
     }
 
-    /// This side gives the session up: what the peer was asked ends, what it was lent comes back.
+    /// This side drops the session: requests sent to the peer end, and tensors lent to it are returned.
     pub(super) fn give_up(&mut self, handle: Handle, reason: &str) {
         if self.context.peers.give_up(handle, reason) {
             self.context.reporter.counters.sessions_reset += 1;
@@ -176,22 +176,25 @@ impl Node {
         let Context { peers, settings, .. } = &mut self.context;
         let peer = peers.get(handle).expect("just found or made");
         if peer.incarnation.is_some_and(|known| (1..LIVES_MAX).contains(&known.wrapping_sub(hello.incarnation))) {
-            return Err(Answer::Reject(RejectCode::Crossed, "a later greeting came before this one".into()));
+            return Err(Answer::Reject(RejectCode::Crossed, "a later handshake overtook this one".into()));
         }
         let same = peer.incarnation.is_none_or(|incarnation| incarnation == hello.incarnation);
         if peer.connection != Connection::Attached && peers.links() >= settings.links_max {
             let limit = settings.links_max;
-            return Err(Answer::Reject(RejectCode::Full, format!("transport.links_max: {limit} links stand")));
+            return Err(Answer::Reject(RejectCode::Full, format!("transport.links_max: {limit} links are open")));
         }
         match peer.connection {
             Connection::Attached if same && hello.epoch < peer.session.epoch() => {
-                return Err(Answer::Reject(RejectCode::Crossed, "another link stands".into()));
+                return Err(Answer::Reject(RejectCode::Crossed, "another link is open".into()));
             }
             // The peer knows better that the old link is dead, or is a new process.
             // Not `lose`: a call from here would cross the link that is about to stand.
             Connection::Attached => self.drop_link(now, handle, &LinkError::Closed),
             Connection::Dialing if settings.addresses[usize::from(via)] < address => {
-                return Err(Answer::Reject(RejectCode::Crossed, "the call from here stands".into()));
+                return Err(Answer::Reject(
+                    RejectCode::Crossed,
+                    "the connection from this side takes precedence".into(),
+                ));
             }
             _ => {}
         }
@@ -208,7 +211,7 @@ impl Node {
         if shard_of(hello.lane, usize::from(settings.shards)) != usize::from(settings.shard) {
             return Err(Answer::Reject(
                 RejectCode::Refused,
-                "the call reached a shard that does not serve its lane".into(),
+                "the connection reached a shard that does not serve its lane".into(),
             ));
         }
         if pairs.map().tasks_at(&address).next().is_none() {
@@ -264,14 +267,13 @@ impl Node {
         peers.replace_lost(now, handle, had_opened, settings, pairs);
     }
 
-    /// Gives up one link that is TCP because this side could do no better when it was made, if its peer, by its transport
-    /// address, `can` be reached better now: the session goes on with the next link, as after any loss. `None` if there is no
-    /// such link; else whether one was given up.
-    pub fn replace_fallback(&mut self, now: Instant, can: impl FnMut(&str) -> bool) -> Option<bool> {
+    /// Gives up one link that fell back because of this side, and would not do so now: the session goes on with the next link, as
+    /// after any loss. `None` if there is no such link; else whether one was given up.
+    pub fn replace_fallback(&mut self, now: Instant) -> Option<bool> {
         if self.context.draining {
             return None;
         }
-        let Some(handle) = self.context.peers.find_fallback(can)? else { return Some(false) };
+        let Some(handle) = self.context.peers.find_fallback(now)? else { return Some(false) };
         self.drop_link(now, handle, &LinkError::Replaced);
         let Context { peers, pairs, settings, .. } = &mut self.context;
         if peers.get(handle).is_some_and(|peer| peer.connection == Connection::Idle) {
@@ -283,8 +285,8 @@ impl Node {
     }
 
     pub(super) fn drop_link(&mut self, now: Instant, handle: Handle, error: &LinkError) {
-        let Context { peers, reporter, .. } = &mut self.context;
-        if !peers.detach(now, handle, error, &mut reporter.counters) {
+        let Context { peers, settings, reporter, .. } = &mut self.context;
+        if !peers.detach(now, handle, error, (settings, &mut reporter.counters)) {
             return;
         }
         self.exchange.withdraw_session(handle);

@@ -44,5 +44,5 @@ impl Context {
 
 /// What new calls hear while the engine drains.
 pub(super) fn draining() -> Error {
-    Error::unavailable("this engine", "it drains: it finishes what is under way and then stops")
+    Error::unavailable("this engine", "it is draining: it finishes calls in flight and then stops")
 }

@@ -1,8 +1,10 @@
 //! What a node counts: plain integers of its shard's own.
 
-use sealane_transport::verbs::PortCounters;
+use sealane_transport::limits::FIGURES_MAX;
 use serde::{Deserialize, Serialize};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+use crate::limits::LINK_KINDS_MAX;
 
 /// What a node has done since it began.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, Serialize, Deserialize)]
@@ -22,12 +24,10 @@ pub struct Counters {
     pub messages_sent: u64,
     /// Links that were lost.
     pub links_lost: u64,
-    /// Sessions that were given up, or whose peer had restarted: what was in flight on them is in doubt.
+    /// Sessions that were dropped, or whose peer had restarted: the state of requests in flight is unknown.
     pub sessions_reset: u64,
     /// Links that stand now.
     pub links: u64,
-    /// Of these, those over RDMA verbs.
-    pub links_verbs: u64,
     /// Bytes of the send slab in use now.
     pub slab_send_bytes: u64,
     /// Bytes of the receive slab in use now.
@@ -38,12 +38,24 @@ pub struct Counters {
     pub parked: u64,
     /// Tensors that are published now.
     pub published: u64,
-    /// Clients of this host that were hung up on because serving them panicked.
+    /// Clients of this host that were disconnected because serving them panicked.
     pub clients_failed: u64,
-    /// What the shard's RDMA device has done, and holds; all 0 without one.
-    pub verbs: PortCounters,
     /// Callers of the first shard, which listens for all, that did not come to a link.
     pub callers: CallerCounters,
+    /// Of each kind of link besides TCP, in the order of the engine's settings. In [`ShardFigures`](crate::metrics::ShardFigures)
+    /// they have their names.
+    #[serde(skip)]
+    pub kinds: [KindCounters; LINK_KINDS_MAX],
+}
+
+/// What there is of one kind of link.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub struct KindCounters {
+    /// Links that stand now.
+    pub links: u64,
+    /// The figures of its own.
+    pub figures: [u64; FIGURES_MAX],
 }
 
 /// Callers that did not come to a link.
@@ -52,6 +64,6 @@ pub struct Counters {
 pub struct CallerCounters {
     /// They did not show that they may talk.
     pub unauthenticated: u64,
-    /// Their host had too many greetings in progress, or had failed to authenticate too often.
+    /// Their host had too many handshakes in progress, or had failed to authenticate too often.
     pub turned_away: u64,
 }

@@ -34,7 +34,7 @@ impl Node {
                         context.reporter.count_received(arrived.buffer.len());
                         Tensor::from_wire(&arrived.meta, arrived.buffer).map_err(|error| {
                             let peer = context.peers.name_of(handle);
-                            Unreceived::from(Error::unavailable(peer, format!("it sent a bad tensor: {error}")))
+                            Unreceived::from(Error::unavailable(peer, format!("it sent an invalid tensor: {error}")))
                         })
                     }
                     Err(unanswered) => Err(Unreceived { error: unanswered.error, destination: unanswered.destination }),

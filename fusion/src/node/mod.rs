@@ -7,9 +7,9 @@
 //!
 //! Recvs between two tasks of the same node need neither session nor link (`exchange/matches.rs`).
 //!
-//! Links are given to it, made by whoever owns it: the engine makes TCP sockets, the simulation in `tests/` makes
-//! queues. [`Node::turn`] moves what there is to move; [`Node::poll_order`] says which connections are wanted;
-//! time is an argument. Bounded by [`NodeSettings`] and by what its sessions are bounded by.
+//! Its owner supplies the links: TCP sockets in the engine, queues in the simulation in `tests/`. [`Node::turn`] moves what
+//! there is to move; [`Node::poll_order`] says which connections are wanted; time is an argument. Bounded by [`NodeSettings`]
+//! and by what its sessions are bounded by.
 
 mod calls;
 mod cells;
@@ -50,7 +50,7 @@ use sealane_transport::{Error, Handle};
 use crate::metrics::NodeMetrics;
 pub use cells::{ClientCall, ClientOutcome, PullWaiter, RecvWaiter, SendWaiter, Ticket};
 use context::{Context, draining};
-pub use counters::{CallerCounters, Counters};
+pub use counters::{CallerCounters, Counters, KindCounters};
 use exchange::Exchange;
 pub use exchange::{BatchWaiter, FusedRequest, RecvRequest};
 use memory::Memory;
@@ -80,7 +80,7 @@ impl Node {
     /// producers on this shard.
     ///
     /// # Errors
-    /// InvalidArgument with more tasks than a greeting can name.
+    /// InvalidArgument with more tasks than a handshake can name.
     pub fn new(
         mut settings: NodeSettings,
         map: Arc<EndpointMap>,
@@ -96,9 +96,9 @@ impl Node {
             events: VecDeque::new(),
             context: Context {
                 peers: Peers::new(settings.links_max),
+                reporter: Reporter::new(&settings.kinds),
                 settings,
                 pairs,
-                reporter: Reporter::new(),
                 memory: Memory::new(send_slab, receive_slab),
                 draining: false,
             },
@@ -156,7 +156,7 @@ impl Node {
         self.context.peers.show();
     }
 
-    /// The place of a local task in this side's greeting.
+    /// The index of a local task in this side's task list.
     ///
     /// # Errors
     /// NotFound if it is not served here.
@@ -172,13 +172,13 @@ impl Node {
         self.context.pairs.pair(local, peer)
     }
 
-    /// Takes a new endpoint map, and more tasks to serve, on the same addresses. Requests in flight end on the links they
-    /// have; later ones go to the new addresses. Links are made again whose greeting named tasks that the old map did not
+    /// Takes a new endpoint map, and more tasks to serve, on the same addresses. Requests in flight end on the links they have;
+    /// later ones go to the new addresses. Links are re-established if their handshake named tasks that the old map did not
     /// have, or to whose address the new map adds a task, and all of them if there are new tasks here, so that peers learn of
     /// them.
     ///
     /// # Errors
-    /// InvalidArgument if these are more tasks than a greeting can name; nothing has changed.
+    /// InvalidArgument if these are more tasks than a handshake can name; nothing has changed.
     pub fn set_map(&mut self, map: Arc<EndpointMap>, more: Vec<(TaskName, u16)>) -> Result<(), Error> {
         let grown = !more.is_empty();
         let before = self.context.pairs.set_map(map, more)?;

@@ -36,7 +36,15 @@ impl Outcomes {
 
     /// A tensor of a kind that the last was not of.
     fn check(&mut self, meta: &[u8], buffer: Buffer) -> RecvOutcome {
-        let bad = |error| Unreceived::from(Error::unavailable("the peer", format!("it sent a bad tensor: {error}")));
+        let bad = |error| {
+            Unreceived::from(Error::unavailable(
+                "the peer",
+                format!(
+                    "it sent an invalid tensor: \
+            {error}"
+                ),
+            ))
+        };
         let tensor = Tensor::from_wire(meta, buffer).map_err(bad)?;
         self.last_kind = Some((tensor.meta().clone(), tensor.len()));
         Ok(tensor)
@@ -102,5 +110,5 @@ impl Outcomes {
 
 /// The error of a recv whose caller was dropped.
 pub(super) fn unheard() -> Error {
-    Error::Aborted { step: 0, reason: "its caller gave it up".into() }
+    Error::Aborted { step: 0, reason: "its caller cancelled it".into() }
 }

@@ -66,7 +66,7 @@ impl Pairs {
     /// No pairs yet, of `tasks` on this shard of so many.
     ///
     /// # Errors
-    /// InvalidArgument with more tasks than a greeting can name.
+    /// InvalidArgument with more tasks than a handshake can name.
     pub(super) fn new(
         tasks: Vec<(TaskName, u16)>,
         map: Arc<EndpointMap>,
@@ -95,7 +95,7 @@ impl Pairs {
         &self.map
     }
 
-    /// The place of a local task in this side's greeting.
+    /// The index of a local task in this side's task list.
     ///
     /// # Errors
     /// NotFound if it is not served here.
@@ -238,7 +238,7 @@ impl Pairs {
     /// Takes more tasks, and a new map in place of the one that this gives back. Pairs find their sessions anew.
     ///
     /// # Errors
-    /// InvalidArgument if these are more tasks than a greeting can name; nothing has changed.
+    /// InvalidArgument if these are more tasks than a handshake can name; nothing has changed.
     pub(super) fn set_map(
         &mut self,
         map: Arc<EndpointMap>,

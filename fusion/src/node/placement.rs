@@ -1,5 +1,5 @@
-//! Which shard of a peer serves which pair: known once the peer has said how many shards it has, and known anew when it
-//! restarts with another number. Requests that were to go elsewhere move, and their tickets follow them.
+//! Which shard of a peer serves which pair: known once the peer has announced its number of shards, and updated when it
+//! restarts with a different number. Requests for another shard move, and their tickets follow them.
 
 use std::time::Instant;
 
@@ -96,7 +96,11 @@ impl Node {
         let mut misplaced = Misplaced::default();
         for handle in self.context.peers.select(|peer| peer.address == *address) {
             self.drop_link(now, handle, &LinkError::Closed);
-            self.give_up(handle, "it restarted with another number of cores, and what it was asked is lost");
+            self.give_up(
+                handle,
+                "it restarted with a different number of cores, and its outstanding requests are \
+                 lost",
+            );
             let mut peer = self.context.peers.remove(handle).expect("just selected");
             misplaced.take(&mut peer, handle, |_, _| true);
         }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use sealane_transport::trace::{self, Moment, Recorder};
-use sealane_transport::{Handle, RecvOutcome, SendOutcome, Tray};
+use sealane_transport::{Handle, LinkKind, RecvOutcome, SendOutcome, Tray};
 
 use super::Counters;
 use super::cells::{PullWaiter, RecvWaiter, SendWaiter};
@@ -23,11 +23,12 @@ pub(super) struct Reporter {
 }
 
 impl Reporter {
-    pub(super) fn new() -> Reporter {
+    /// Of a node whose links may be of these kinds besides TCP.
+    pub(super) fn new(kinds: &[LinkKind]) -> Reporter {
         Reporter {
             outcomes: Outcomes::default(),
             counters: Counters::default(),
-            metrics: Arc::default(),
+            metrics: Arc::new(NodeMetrics::new(kinds)),
             recorder: None,
             clock: Instant::now(),
         }

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use sealane_transport::SessionLimits;
 use sealane_transport::endpoint_map::{TaskName, TransportAddress};
+use sealane_transport::{LinkKind, SessionLimits};
 
 /// How messages of one turn leave.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -44,6 +44,8 @@ pub struct NodeSettings {
     pub fuse: Fuse,
     /// Why a link is of the kind that it is, for the log.
     pub path_reason: String,
-    /// Feature bits of the greeting.
+    /// Feature bits of the handshake.
     pub features: u64,
+    /// Kinds that links may be of besides TCP, in the order of [`Counters::kinds`](super::Counters::kinds).
+    pub kinds: Vec<LinkKind>,
 }

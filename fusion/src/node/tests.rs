@@ -57,6 +57,7 @@ fn settings(address: &str, tasks: &[&str]) -> NodeSettings {
         fuse: Fuse::Turn,
         path_reason: "a test".into(),
         features: 0,
+        kinds: Vec::new(),
     }
 }
 

@@ -347,7 +347,7 @@ impl<S> Table<S> {
         let entry = self.entries.get_mut(handle).expect("the index holds live entries");
         let State::Wanted(by) = entry.state else {
             let reason =
-                format!("a tensor for step {} key '{}' waits already; one send meets one recv", at.step, at.key);
+                format!("a tensor for step {} key '{}' is already waiting; one send matches one recv", at.step, at.key);
             return Err((Error::invalid(reason), sender));
         };
         entry.state = State::Lent { sender: Some(sender), deadline: Some(deadline), barred: None };
@@ -447,7 +447,7 @@ impl<S> Table<S> {
         true
     }
 
-    /// Forgets every parked request of a session: its link is gone, and what stands will be asked again.
+    /// Forgets every parked request of a session: its link is gone, and outstanding requests will be repeated.
     pub fn withdraw_session(&mut self, session: Handle) {
         let of_session = |by: &&Parked| matches!(by, Parked::Peer { session: of, .. } if *of == session);
         let mut parked: Vec<_> = self.parked.keys().filter(of_session).copied().collect();
@@ -490,7 +490,7 @@ impl<S> Table<S> {
 
 /// Why a second request for the same tensor is refused.
 pub fn asked_twice(at: MatchKey<'_>) -> Error {
-    Error::invalid(format!("a recv of step {} key '{}' waits already; one send meets one recv", at.step, at.key))
+    Error::invalid(format!("a recv of step {} key '{}' is already waiting; one send matches one recv", at.step, at.key))
 }
 
 /// What became of a loan that ended.

@@ -37,7 +37,7 @@ _bells: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopBell] = weakre
 
 
 async def outcome(call):
-    """What the call's ``result`` gives; a recv whose await is cancelled is given up."""
+    """The call's ``result``; cancelling the await cancels a recv."""
     try:
         while not call.done():
             loop = asyncio.get_running_loop()

@@ -20,7 +20,7 @@ class DeadlineExceeded(Error, TimeoutError):
 
 
 class NotFound(Error):
-    """The task is not in the endpoint map, or is not served where the map says."""
+    """The task is not in the endpoint map, or not served at its address."""
 
     code = "NOT_FOUND"
 
@@ -32,7 +32,7 @@ class PermissionDenied(Error, PermissionError):
 
 
 class ResourceExhausted(Error):
-    """A limit was reached, which the message names: retry later, or raise the setting."""
+    """A limit was reached; the message names it: retry later, or raise the setting."""
 
     code = "RESOURCE_EXHAUSTED"
 
@@ -44,7 +44,7 @@ class Aborted(Error):
 
 
 class Unimplemented(Error):
-    """The peer does not know the operation."""
+    """The peer does not support the operation."""
 
     code = "UNIMPLEMENTED"
 

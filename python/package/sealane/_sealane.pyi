@@ -161,7 +161,7 @@ class Task:
         secret_file: str | PathLike[str] | None = None,
         tls: tuple[str | PathLike[str], str | PathLike[str], str | PathLike[str]] | None = None,
     ) -> None:
-        """Replaces the secret or certificates of an embedded engine, for links made from then on."""
+        """Replaces the secret or certificates of an embedded engine, for new links."""
     def close(self) -> None:
         """Detaches; stops an embedded engine."""
     def __enter__(self) -> Self: ...
@@ -194,16 +194,16 @@ class Plan:
 
 @final
 class Acceptor:
-    """Accepts what peers push into a queue. Usable from any thread; iterate over it until it is closed."""
+    """Accepts tensors that peers push into a queue. Usable from any thread; iterate over it until it is closed."""
 
     @property
     def queue(self) -> str: ...
     def accept(self, timeout: float | None = None) -> Accepted:
-        """The next tensor and who pushed it; raises DeadlineExceeded after ``timeout`` seconds."""
+        """The next tensor and its sender; raises DeadlineExceeded after ``timeout`` seconds."""
     def accept_many(self, most: int, timeout: float | None = None) -> list[Accepted]:
         """The next tensors: all that are available, or the first to arrive."""
     def close(self) -> None:
-        """Frees the queue and what was not accepted, and ends iterations."""
+        """Frees the queue and unaccepted tensors, and ends iterations."""
     def __iter__(self) -> Self: ...
     def __next__(self) -> Accepted: ...
     def __enter__(self) -> Self: ...
@@ -213,7 +213,7 @@ class Acceptor:
 
 @final
 class Sending:
-    """A send, push or publication in progress: await it, call ``result``, or drop it, and it continues."""
+    """A send, push or publication in progress: await it or call ``result``. If dropped, it continues."""
 
     def result(self, timeout: float | None = None) -> None:
         """Blocks until it has ended; raises TimeoutError after ``timeout`` seconds."""

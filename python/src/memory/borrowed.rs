@@ -1,5 +1,5 @@
-//! Memory that a Python object owns, as tensors are made of it or arrive in it. Filled in with the GIL, used by any
-//! thread without; the object is kept alive by a reference that may be dropped anywhere.
+//! Memory that a Python object owns, used to send tensors or receive into. Set up with the GIL, used by any thread without it;
+//! a reference that may be dropped on any thread keeps the object alive.
 #![allow(unsafe_code)]
 
 use std::{ptr::NonNull, sync::Arc};
@@ -49,14 +49,13 @@ impl Borrowed {
         writable: bool,
         keeper: Py<PyAny>,
     ) -> Result<Self, Error> {
-        let too_large =
-            || Error::invalid(format!("an array of shape {:?} has more bytes than there can be", &shape[..]));
+        let too_large = || Error::invalid(format!("an array of shape {:?} is too large", &shape[..]));
         let count = shape.iter().try_fold(1_u64, |count, dimension| count.checked_mul(*dimension));
         let bytes = count.and_then(|count| dtype.bytes_of(count)).and_then(|bytes| isize::try_from(bytes).ok());
         let len = bytes.ok_or_else(too_large)? as usize;
         let strides = strides.filter(|strides| len > 0 && !row_major(dtype, &shape, strides));
         if strides.is_some() && !dtype.element_bits().is_multiple_of(8) {
-            return Err(Error::invalid(format!("elements of {dtype} can only be sent where they lie without gaps")));
+            return Err(Error::invalid(format!("elements of {dtype} can only be sent if they are contiguous")));
         }
         let start = NonNull::new(start).filter(|_| len > 0).unwrap_or(NonNull::dangling());
         Ok(Self { start, dtype, shape, strides, len, writable, keeper })

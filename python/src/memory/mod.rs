@@ -1,5 +1,5 @@
-//! Memory that crosses the border: what Python objects own and tensors read or write, and what tensors own and Python
-//! objects look at.
+//! Memory shared between Python and Rust: owned by Python objects and accessed by tensors, or owned by tensors and viewed by
+//! Python objects.
 
 mod borrowed;
 mod owned;

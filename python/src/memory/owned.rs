@@ -1,5 +1,5 @@
-//! Memory that a tensor owns and Python objects look at. On any thread; the owner is a `sealane.Tensor`, which every
-//! array and every exported view keeps alive.
+//! Memory that a tensor owns and Python objects view. Any thread; the owner is a `sealane.Tensor`, which every array and every
+//! exported view keeps alive.
 #![allow(unsafe_code)]
 
 use std::ptr::NonNull;

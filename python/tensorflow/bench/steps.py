@@ -194,8 +194,8 @@ def table(told):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement in a round: 3")
-    parser.add_argument("--steps", type=int, default=600, help="of each worker of wide & deep: 600")
+    parser.add_argument("--seconds", type=float, default=1.5, help="of each measurement in a round: 1.5")
+    parser.add_argument("--steps", type=int, default=200, help="of each worker of wide & deep: 200")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the report")
     parser.add_argument("--task", choices=TASKS, help=argparse.SUPPRESS)
     options = parser.parse_args()

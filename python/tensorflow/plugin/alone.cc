@@ -20,14 +20,16 @@ void AloneSends::Add(absl::string_view key, size_t bytes) {
   auto found = rooms_.find(key);
   if (found != rooms_.end()) {
     found->second = std::max(found->second, bytes);
-  } else if (rooms_.size() < kAloneKeys) {
+  } else if (rooms_.size() < kAloneKeys && bytes_ + key.size() <= kAloneBytes) {
     rooms_.emplace(key, bytes);
+    bytes_ += key.size();
   }
 }
 
 void AloneSends::Clear() {
   std::lock_guard lock(mu_);
   rooms_.clear();
+  bytes_ = 0;
 }
 
 AloneAsks::Known AloneAsks::Of(absl::string_view key) {

@@ -18,8 +18,9 @@
 
 namespace sealane_tensorflow {
 
-// Keys of a pair that go alone at most.
+// Keys of a pair that go alone at most, and what a consumer can have its producer keep of them, in bytes.
 constexpr size_t kAloneKeys = 1 << 14;
+constexpr size_t kAloneBytes = 4 << 20;
 
 // The producer's side.
 class AloneSends {
@@ -33,6 +34,7 @@ class AloneSends {
   std::mutex mu_;
   std::atomic<bool> any_{false};
   absl::flat_hash_map<std::string, size_t> rooms_ ABSL_GUARDED_BY(mu_);
+  size_t bytes_ ABSL_GUARDED_BY(mu_) = 0;  // Of its keys.
 };
 
 // The consumer's side.

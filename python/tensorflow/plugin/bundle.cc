@@ -12,7 +12,7 @@ enum class Kind : uint8_t { kWhole = 0, kAnnounced = 1 };
 
 struct Head {
   Kind kind;
-  uint8_t flags, code, bits, rank, reserved;
+  uint8_t flags, code, bits, rank, number;
   uint16_t key_bytes;
   uint64_t bytes;
 };
@@ -32,6 +32,7 @@ bool ReadEntry(const char** start, size_t* left, Arrival* arrival) {
   if (*left < sizeof head) return false;
   std::memcpy(&head, *start, sizeof head);
   if (head.kind > Kind::kAnnounced) return false;
+  arrival->number = head.number;
   arrival->announced = head.kind == Kind::kAnnounced;
   // Longer ones are announced: a tensor could be made over this memory, which is the bundle's.
   if (!arrival->announced && head.bytes >= kAnnouncedBytes) return false;
@@ -50,10 +51,10 @@ bool ReadEntry(const char** start, size_t* left, Arrival* arrival) {
 
 }  // namespace
 
-bool BundleWriter::Add(absl::string_view key, const Outgoing& outgoing, bool announced) {
+bool BundleWriter::Add(absl::string_view key, uint8_t number, const Outgoing& outgoing, bool announced) {
   const size_t bytes = BytesOf(key, outgoing.meta().rank, announced ? 0 : outgoing.bytes());
   if (!entries_.empty() && bytes_ + bytes > kBundleBytes) return false;
-  entries_.push_back({key, &outgoing, announced});
+  entries_.push_back({key, number, &outgoing, announced});
   bytes_ += bytes;
   return true;
 }
@@ -70,7 +71,7 @@ void BundleWriter::Write(void* memory) const {
                        meta.code,
                        meta.bits,
                        meta.rank,
-                       0,
+                       entry.number,
                        static_cast<uint16_t>(entry.key.size()),
                        outgoing.bytes()};
     char* start = at;

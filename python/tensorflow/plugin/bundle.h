@@ -4,10 +4,10 @@
 //
 // A bundle is a magic number of 8 bytes and entries, each of which begins at a multiple of 8 bytes:
 //
-//     u8 kind, u8 flags, u8 code, u8 bits, u8 rank, u8 reserved, u16 bytes of the key
+//     u8 kind, u8 flags, u8 code, u8 bits, u8 rank, u8 number, u16 bytes of the key
 //     u64 bytes of the tensor, u64 dimensions[rank], the key, the tensor if it is whole
 //
-// in the byte order of the host, which the magic number shows.
+// in the byte order of the host, which the magic number shows. The number: see Step::NumberOf.
 #ifndef SEALANE_TENSORFLOW_BUNDLE_H_
 #define SEALANE_TENSORFLOW_BUNDLE_H_
 
@@ -29,7 +29,7 @@ constexpr size_t kBundleBytes = 128 << 10;
 class BundleWriter {
  public:
   // Adds a tensor, or its announcement. False, and nothing is added, if there is no room for it; there is for the first.
-  bool Add(absl::string_view key, const Outgoing& outgoing, bool announced);
+  bool Add(absl::string_view key, uint8_t number, const Outgoing& outgoing, bool announced);
 
   size_t bytes() const { return bytes_; }
   // Writes the bundle to memory of as many bytes.
@@ -38,6 +38,7 @@ class BundleWriter {
  private:
   struct Entry {
     absl::string_view key;
+    uint8_t number;
     const Outgoing* outgoing;
     bool announced;
   };
@@ -48,6 +49,7 @@ class BundleWriter {
 // An entry that came, within its bundle's memory.
 struct Arrival {
   absl::string_view key;
+  uint8_t number = 0;
   bool announced = false;  // Its bytes, view.bytes of them, come under another key: see DataKey.
   sealane_view view;       // Not checked any further, see Read.
 };

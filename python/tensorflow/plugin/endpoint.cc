@@ -1,6 +1,7 @@
 #include "endpoint.h"
 
 #include <algorithm>
+#include <climits>
 #include <cstdlib>
 #include <utility>
 #include <vector>
@@ -35,10 +36,10 @@ constexpr int64_t kUnmappedAgainMs = 30000;
 constexpr size_t kUnsent = 1 << 12;
 
 // Messages are lines: which kind of message, in which version, then what it is about.
-constexpr char kHello[] = "hello3";      // The pair and a number: I ask for it by Sealane from now on.
-constexpr char kWelcome[] = "welcome3";  // The pair: do.
+constexpr char kHello[] = "hello4";      // The pair and a number: I ask for it by Sealane from now on.
+constexpr char kWelcome[] = "welcome4";  // The pair: do.
 constexpr char kRefuse[] = "refuse1";    // The pair and the reason: ask by gRPC.
-constexpr char kUnsentTo[] = "unsent1";  // The step and the key: ask for it by gRPC.
+constexpr char kUnsentTo[] = "unsent2";  // The step, the number and the key: ask for it by gRPC.
 constexpr char kAlone[] = "alone1";      // The pair, its hello's number, room in bytes and the key: what fits may come alone, see alone.h.
 constexpr char kAbort[] = "abort1";      // The step, what kind of step, the code and the message: it has failed here.
 
@@ -158,7 +159,7 @@ void Endpoint::Listen() {
   sealane_acceptor* queue = nullptr;
   absl::Status status = Take(sealane_acceptor_open(task(), TextOf(kQueue), nullptr, &queue));
   if (!status.ok()) {
-    LOG_EVERY_N_SEC(WARNING, 60) << "Sealane: " << name_ << " cannot hear other tasks: " << status.message() << "; tried again";
+    LOG_EVERY_N_SEC(WARNING, 60) << "Sealane: " << name_ << " cannot receive messages from other tasks: " << status.message() << "; tried again";
     return TryAgain(kAgainMs, [](Endpoint* endpoint) { endpoint->Listen(); });
   }
   Accept(std::shared_ptr<sealane_acceptor>(queue, [](sealane_acceptor* queue) {
@@ -197,7 +198,7 @@ void Endpoint::Accepted(void* context, const sealane_error* error, sealane_tenso
   }
   if (endpoint == nullptr || sealane_error_code(error) == SEALANE_CODE_CANCELLED) return;
   if (error == nullptr) return endpoint->Accept(accepting->queue);
-  LOG(WARNING) << "Sealane: " << endpoint->name_ << " hears no other tasks: " << sealane_error_message(error) << "; tried again";
+  LOG(WARNING) << "Sealane: " << endpoint->name_ << " receives no messages from other tasks: " << sealane_error_message(error) << "; tried again";
   endpoint->TryAgain(kAgainMs, [](Endpoint* endpoint) { endpoint->Listen(); });
 }
 
@@ -230,11 +231,12 @@ void Endpoint::Push(const std::string& to, std::string message, std::function<vo
   }
 }
 
-void Endpoint::PushAgain(const std::string& to, const std::string& message, int tries) {
-  Push(to, message, [weak = weak_from_this(), to, message, tries](const absl::Status&) {
+void Endpoint::PushAgain(const std::string& to, const std::string& message, int tries, std::function<bool(Endpoint*)> still) {
+  Push(to, message, [weak = weak_from_this(), to, message, tries, still = std::move(still)](const absl::Status&) {
     if (tries <= 1) return;
     Keeper::Get()->After(Routes::kSettleMs, [=] {
-      if (auto endpoint = weak.lock()) endpoint->PushAgain(to, message, tries - 1);
+      auto endpoint = weak.lock();
+      if (endpoint != nullptr && still(endpoint.get())) endpoint->PushAgain(to, message, tries - 1, still);
     });
   });
 }
@@ -270,16 +272,16 @@ void Endpoint::HeardHello(absl::string_view from, absl::string_view pair, absl::
       !tensorflow::DeviceNameUtils::ParseFullName(parts[2], &consumer) || !consumer.has_job || !consumer.has_task) {
     why = "the hello is not understood: is it another release of Sealane's plugin?";
   } else if (!IsMine(incarnation)) {
-    why = "another task answers there than was meant: it may have been started anew";
+    why = "another task answers there than was meant: it may have been restarted";
   } else {
     route = routes_.Hello(pair, from, hello, [&] { return book_.Find(consumer); }, &before, &why);
   }
   const std::string to(from);
   if (route == nullptr) return Push(to, absl::StrCat(kRefuse, "\n", pair, "\n", why), nullptr);
-  if (!before.empty()) PushAgain(before, absl::StrCat(kRefuse, "\n", pair, "\n", to, " has the same name"), kTries);
+  if (!before.empty()) PushAgain(before, absl::StrCat(kRefuse, "\n", pair, "\n", to, " has the same name"), kTries, [](Endpoint*) { return true; });
   {
     std::lock_guard lock(mu_);
-    consumers_.insert(to);
+    ++consumers_[to];
   }
   // Before the welcome: what the consumer then asks for is there.
   for (auto& step : AllSteps()) step->Settled(pair);
@@ -310,17 +312,20 @@ void Endpoint::Heard(absl::string_view from, absl::string_view message) {
     return;
   }
   if (kind.first == kUnsentTo) {
-    if (!Step::Fits(rest.second)) return;  // Such a key is never asked for by Sealane, and would only be kept.
+    std::pair<absl::string_view, absl::string_view> what = absl::StrSplit(rest.second, absl::MaxSplits('\n', 1));
+    uint32_t number;
+    // A key that does not fit is never asked for by Sealane, and would only be kept.
+    if (!absl::SimpleAtoi(what.first, &number) || number > UINT8_MAX || !Step::Fits(what.second)) return;
     {
       std::lock_guard lock(mu_);
       if (unsent_.size() >= kUnsent) unsent_.erase(unsent_.begin());
-      absl::flat_hash_set<std::string>& keys = unsent_[id];
-      if (keys.size() < kUnsent) keys.emplace(rest.second);
+      auto& keys = unsent_[id];
+      if (keys.size() < kUnsent) keys.emplace(what.second, number);
       any_unsent_ = true;
     }
     bool found = false;
-    for (auto& step : Steps(id)) found = step->Unsent(rest.second) || found;
-    if (found) TakeUnsent(id, std::string(rest.second));
+    for (auto& step : Steps(id)) found = step->Unsent(what.second, static_cast<uint8_t>(number)) || found;
+    if (found) TakeUnsent(id, std::string(what.second), static_cast<uint8_t>(number));
     return;
   }
   std::vector<absl::string_view> error = absl::StrSplit(rest.second, absl::MaxSplits('\n', 2));
@@ -378,21 +383,17 @@ std::vector<tensorflow::core::RefCountPtr<Step>> Endpoint::AllSteps() {
   return steps;
 }
 
-void Endpoint::TellUnsent(const std::string& to, int64_t step, const std::string& key) {
-  Push(to, absl::StrCat(kUnsentTo, "\n", step, "\n", key), [weak = weak_from_this(), to, step, key](const absl::Status&) {
-    Keeper::Get()->After(Routes::kSettleMs, [=] {
-      auto endpoint = weak.lock();
-      if (endpoint != nullptr && !endpoint->Steps(step).empty()) endpoint->TellUnsent(to, step, key);
-    });
-  });
+void Endpoint::TellUnsent(const std::string& to, int64_t step, uint8_t number, const std::string& key) {
+  PushAgain(to, absl::StrCat(kUnsentTo, "\n", step, "\n", int{number}, "\n", key), INT_MAX,
+            [step](Endpoint* endpoint) { return !endpoint->Steps(step).empty(); });
 }
 
-bool Endpoint::TakeUnsent(int64_t step, const std::string& key) {
+bool Endpoint::TakeUnsent(int64_t step, const std::string& key, uint8_t number) {
   if (!any_unsent_) return false;
   std::lock_guard lock(mu_);
   auto found = unsent_.find(step);
   if (found == unsent_.end()) return false;
-  const bool was = found->second.erase(key) > 0;
+  const bool was = found->second.erase({key, number}) > 0;
   if (found->second.empty()) unsent_.erase(found);
   any_unsent_ = !unsent_.empty();
   return was;
@@ -410,19 +411,21 @@ void Endpoint::CameAnnounced(AskRoute* route, const std::string& key, size_t byt
 }
 
 void Endpoint::TellAborted(const Step& step, const absl::Status& status) {
-  std::vector<std::string> consumers;
+  absl::flat_hash_map<std::string, int> consumers;
   {
     std::lock_guard lock(mu_);
-    consumers.assign(consumers_.begin(), consumers_.end());
+    consumers = consumers_;
   }
   const std::string message = absl::StrCat(kAbort, "\n", step.id(), "\n", static_cast<int>(step.of()), "\n", static_cast<int>(status.code()),
                                            "\n", status.message().substr(0, kMessageBytes / 2));
-  for (const std::string& to : consumers) {
-    Push(to, message, [weak = weak_from_this(), to](const absl::Status&) {
-      auto endpoint = weak.lock();
-      if (endpoint == nullptr) return;
+  // Steps are ended by their master as well. Of collectives nobody else tells, and a consumer would wait for the next one without an end.
+  const int tries = step.of() == Step::Of::kCollective ? kTries : 1;
+  for (const auto& [to, hellos] : consumers) {
+    PushAgain(to, message, tries, [to = to, hellos = hellos, id = step.id()](Endpoint* endpoint) {
+      for (auto& each : endpoint->Steps(id))
+        if (each->of() == Step::Of::kCollective && !each->ended()) return false;  // They go on, anew.
       std::lock_guard lock(endpoint->mu_);
-      endpoint->consumers_.erase(to);  // It is gone. Should it come again, it says hello.
+      return endpoint->consumers_[to] == hellos;  // Else it was started anew.
     });
   }
 }
@@ -436,8 +439,13 @@ std::string Endpoint::Report() const {
                     ",\"route\":", Quoted(route), ",\"why\":", Quoted(why), ",\"sealane\":", InJson(peer->by_sealane),
                     ",\"grpc\":", InJson(peer->by_grpc), "}");
   }
+  size_t steps;
+  {
+    std::lock_guard lock(mu_);
+    steps = steps_.size();
+  }
   return absl::StrCat("{\"task\":", Quoted(address_), ",\"name\":", Quoted(name_), ",\"attached\":", task() != nullptr ? "true" : "false",
-                      ",\"pairs\":[", pairs, "]}");
+                      ",\"steps\":", steps, ",\"pairs\":[", pairs, "]}");
 }
 
 }  // namespace sealane_tensorflow

@@ -68,13 +68,13 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   Handouts& handouts() { return handouts_; }
 
   // Tells a consumer to ask by gRPC for a tensor that could not be sent to it; again and again, until it has heard or the step is over.
-  void TellUnsent(const std::string& to, int64_t step, const std::string& key);
+  void TellUnsent(const std::string& to, int64_t step, uint8_t number, const std::string& key);
   // Whether a producer has said so of what is about to be asked for; once.
-  bool TakeUnsent(int64_t step, const std::string& key);
+  bool TakeUnsent(int64_t step, const std::string& key, uint8_t number);
   // Tells all consumers that a step has failed here.
   void TellAborted(const Step& step, const absl::Status& status);
 
-  // {"task": ..., "pairs": [...]}
+  // {"task": ..., "steps": ..., "pairs": [...]}: how many steps are under way, and what went which way.
   std::string Report() const;
 
  private:
@@ -90,8 +90,8 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   void SayHello(AskRoute* route);
   // Pushes a message into the queue of another task's server. `failed` is called, on another thread, if it does not take it in time.
   void Push(const std::string& to, std::string message, std::function<void(const absl::Status&)> failed);
-  // The same, so many times until it is taken.
-  void PushAgain(const std::string& to, const std::string& message, int tries);
+  // The same, so many times until it is taken, as long as `still` holds.
+  void PushAgain(const std::string& to, const std::string& message, int tries, std::function<bool(Endpoint*)> still);
   void Heard(absl::string_view from, absl::string_view message);
   bool IsMine(uint64_t incarnation);
   void HeardHello(absl::string_view from, absl::string_view pair, absl::string_view number);
@@ -110,9 +110,10 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
     bool unclean = false;
   };
   absl::flat_hash_map<int64_t, UnderWay> steps_ ABSL_GUARDED_BY(mu_);
-  absl::flat_hash_set<std::string> consumers_ ABSL_GUARDED_BY(mu_);
-  // What producers could not send, until it is asked for: the keys of a step.
-  absl::flat_hash_map<int64_t, absl::flat_hash_set<std::string>> unsent_ ABSL_GUARDED_BY(mu_);
+  // Who has said hello, and how often. The endpoint map, which names them all, bounds it.
+  absl::flat_hash_map<std::string, int> consumers_ ABSL_GUARDED_BY(mu_);
+  // What producers could not send, until it is asked for: the keys of a step, with their numbers.
+  absl::flat_hash_map<int64_t, absl::flat_hash_set<std::pair<std::string, uint8_t>>> unsent_ ABSL_GUARDED_BY(mu_);
   std::atomic<bool> any_unsent_{false};
 
   Burst soon_;

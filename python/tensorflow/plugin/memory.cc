@@ -34,10 +34,14 @@ void ArenaAllocator::Use(sealane_task* task) {
 }
 
 bool ArenaAllocator::Holds(const void* memory) const {
-  auto at = reinterpret_cast<uintptr_t>(memory);
   for (int i = count_.load(std::memory_order_acquire) - 1; i >= 0; --i)
-    if (at >= ranges_[i].start && at < ranges_[i].end) return true;
+    if (ranges_[i].Holds(memory)) return true;
   return false;
+}
+
+bool ArenaAllocator::Shares(const void* memory) const {
+  const int count = count_.load(std::memory_order_acquire);
+  return count > 0 && !unusable_ && ranges_[count - 1].Holds(memory);
 }
 
 absl::Status ArenaAllocator::AllocateShared(size_t bytes, void** memory) {
@@ -47,7 +51,7 @@ absl::Status ArenaAllocator::AllocateShared(size_t bytes, void** memory) {
   TF_RETURN_IF_ERROR(Take(sealane_alloc(task, bytes, memory)));
   if (Holds(*memory)) return absl::OkStatus();
   sealane_free(std::exchange(*memory, nullptr));  // Of an arena that came since: Use follows.
-  return absl::UnavailableError("Sealane: the task is being attached anew");
+  return absl::UnavailableError("Sealane: the task is being attached again");
 }
 
 void* ArenaAllocator::AllocateShared(size_t bytes) {

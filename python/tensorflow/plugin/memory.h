@@ -35,6 +35,8 @@ class ArenaAllocator : public tensorflow::Allocator {
   void* AllocateShared(size_t bytes);
   // Whether memory is of the arena, or of one that the task had before.
   bool Holds(const void* memory) const;
+  // Whether the daemon reads memory without a copy: it is of the arena that it shares now.
+  bool Shares(const void* memory) const;
 
   // Makes a tensor of what came into the arena, without a copy; takes `came` over. False, and nothing is taken, where it came elsewhere, or
   // where too much of the arena is kept so: a variable may keep its value for ever, and what comes needs room.
@@ -44,6 +46,10 @@ class ArenaAllocator : public tensorflow::Allocator {
  private:
   struct Range {
     uintptr_t start, end;
+    bool Holds(const void* memory) const {
+      const auto at = reinterpret_cast<uintptr_t>(memory);
+      return start <= at && at < end;
+    }
   };
   // Arenas of a task: a new one after each restart of the daemon. When all are used, memory is the heap's.
   static constexpr int kRanges = 64;

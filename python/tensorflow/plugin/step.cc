@@ -14,7 +14,17 @@ std::string Step::BundlesKey(absl::string_view pair, Of of) { return absl::StrCa
 
 bool Step::Fits(absl::string_view key) {
   constexpr size_t kKeyBytes = 4096;  // transport/src/limits.rs
-  return DataKey(key).size() <= kKeyBytes;
+  return DataKey(key, UINT8_MAX).size() <= kKeyBytes;
+}
+
+uint8_t Step::NumberOf(absl::string_view key) {
+  auto found = gone_by_grpc_.find(key);
+  return found == gone_by_grpc_.end() ? 0 : found->second;
+}
+
+void Step::GoneByGrpc(absl::string_view key) {
+  // Collectives have keys without an end in a step that never ends: see Spoil.
+  if (of_ == Of::kRendezvous) ++gone_by_grpc_[key];
 }
 
 bool Step::ended() {
@@ -44,14 +54,21 @@ void Step::End() {
     }
   }
   // What others of the same number still send and ask for would end with it: the last one cleans up.
-  if (endpoint_->Leave(this, unclean) && endpoint_->task() != nullptr) {
-    absl::Status status = Take(sealane_cleanup(endpoint_->task(), id_));
-    if (!status.ok()) VLOG(1) << "Sealane: step " << id_ << " was not cleaned up: " << status;
-  }
+  if (endpoint_->Leave(this, unclean)) CleanUp();
   for (Sending* sending : over) {
     sending->Ended(absl::AbortedError("Sealane: the step has ended"));
     Unuse(sending);
   }
+}
+
+void Step::CleanUp() {
+  if (endpoint_->task() == nullptr) return;
+  absl::Status status = Take(sealane_cleanup(endpoint_->task(), id_));
+  if (!status.ok()) VLOG(1) << "Sealane: step " << id_ << " was not cleaned up: " << status;
+}
+
+void Step::CleanUpIfEnded() {
+  if (ended() && endpoint_->Steps(id_).empty()) CleanUp();
 }
 
 }  // namespace sealane_tensorflow

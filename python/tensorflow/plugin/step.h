@@ -50,6 +50,7 @@ class Sending {
   };
   SendRoute* route = nullptr;
   Outgoing outgoing;
+  uint8_t number = 0;    // See Step::NumberOf.
   std::string data_key;  // If its bytes go under a key of their own: it is announced, or goes alone.
   // Guarded by the step's mutex.
   State state = State::kHeld;
@@ -99,8 +100,8 @@ class Step : public tensorflow::core::RefCounted {
   void Settled(absl::string_view pair);
   // This task says hello: bundles may have entries for what is waited for alone.
   void AwaitAll(absl::string_view pair);
-  // A producer has left a key for gRPC. True if it was being asked for.
-  bool Unsent(absl::string_view key);
+  // A producer has left a key for gRPC. False if it is still to be asked for.
+  bool Unsent(absl::string_view key, uint8_t number);
   // A producer sends no more of a pair by Sealane.
   void Refused(absl::string_view pair);
   // The step has failed at a producer, for good.
@@ -153,6 +154,11 @@ class Step : public tensorflow::core::RefCounted {
 
   ~Step() override = default;
 
+  // How many tensors of a key went by gRPC in this step before, modulo 256. Both sides count alike, so that what Sealane still has of
+  // them is not taken for what comes next under the same key.
+  uint8_t NumberOf(absl::string_view key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void GoneByGrpc(absl::string_view key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
   SendLane* LaneOfSend(absl::string_view pair, const PeerOf& peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   AskLane* LaneOfAsk(absl::string_view pair, const PeerOf& peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
@@ -172,6 +178,10 @@ class Step : public tensorflow::core::RefCounted {
   void Fail(Sending* sending, const absl::Status& status);
   // Takes it out of what its lane gathers.
   static void Forget(SendLane* lane, Sending* sending);
+  // Has Sealane forget the step.
+  void CleanUp();
+  // The same, of what was handed over while the step ended: its clean-up may have come before.
+  void CleanUpIfEnded();
   // Ends what was taken away.
   void Leave(SendLane* lane, Sending* sending, Sending* next);
   void Unuse(Sending* sending);
@@ -189,7 +199,7 @@ class Step : public tensorflow::core::RefCounted {
   // A bundle may have an entry for it, or has one already.
   void Await(AskLane* lane, Asking* asking);
   void AwaitAll(AskLane* lane);
-  static std::optional<Parked> TakeParked(AskLane* lane, const std::string& key);
+  std::optional<Parked> TakeParked(AskLane* lane, const Asking& asking) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Asks for the data of those of which the size is known.
   void Flush(AskLane* lane);
   // The same, soon if it was done just now.
@@ -240,6 +250,7 @@ class Step : public tensorflow::core::RefCounted {
   absl::flat_hash_map<absl::string_view, Asking*> askings_ ABSL_GUARDED_BY(mu_);
   // By key, how often it was asked for by gRPC and not left there yet; below zero, how often it was left there and not asked for yet.
   absl::flat_hash_map<std::string, int> by_grpc_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<std::string, uint8_t> gone_by_grpc_ ABSL_GUARDED_BY(mu_);  // See NumberOf.
   // Producers at which it has failed.
   absl::flat_hash_map<std::string, absl::Status> aborted_by_ ABSL_GUARDED_BY(mu_);
 };
@@ -283,6 +294,7 @@ class Asking : public tensorflow::core::RefCounted {
     kCame,
   };
   Entry entry = Entry::kNone;
+  uint8_t number = 0;      // See Step::NumberOf; when its turn has come, and then for good.
   Asking* next = nullptr;  // The next under the same key.
 };
 

@@ -165,7 +165,8 @@ void Step::Postpone(AskLane* lane) {
 bool Step::Match(AskLane* lane, const std::vector<Arrival>& arrivals, std::vector<std::pair<Asking*, Arrival>>* matched) {
   for (const Arrival& arrival : arrivals) {
     auto found = askings_.find(arrival.key);
-    if (found != askings_.end() && found->second->lane == lane && found->second->entry == Asking::Entry::kAwaited) {
+    if (found != askings_.end() && found->second->lane == lane && found->second->entry == Asking::Entry::kAwaited &&
+        found->second->number == arrival.number) {
       found->second->entry = Asking::Entry::kCame;
       --lane->awaited;
       found->second->Ref();

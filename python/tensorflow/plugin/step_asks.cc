@@ -69,15 +69,15 @@ void Step::Start(AskLane* lane, Asking* asking, Way way) {
   absl::Status over;
   std::optional<Parked> parked;
   AloneAsks::Known known;
-  const bool note = endpoint_->TakeUnsent(id_, asking->key);
   {
     std::lock_guard lock(mu_);
     std::lock_guard asking_lock(asking->mu);
-    const bool unsent = asking->unsent || note;
+    asking->number = NumberOf(asking->key);
+    const bool unsent = asking->unsent || endpoint_->TakeUnsent(id_, asking->key, asking->number);
     over = asking->cancelled;
     auto aborted = aborted_by_.find(lane->from);
     if (over.ok() && lane->by_sealane && aborted != aborted_by_.end()) over = aborted->second;
-    parked = TakeParked(lane, asking->key);
+    parked = TakeParked(lane, *asking);
     if (!over.ok()) {
       next = kEnd;
     } else if (parked.has_value() && !(unsent && parked->arrival().announced)) {
@@ -159,14 +159,23 @@ void Step::StartUnsettled(AskLane* lane, Way way) {
   for (Asking* each : unsettled) Start(lane, each, way);
 }
 
-std::optional<Parked> Step::TakeParked(AskLane* lane, const std::string& key) {
-  auto found = lane->parked.find(key);
+std::optional<Parked> Step::TakeParked(AskLane* lane, const Asking& asking) {
+  auto found = lane->parked.find(asking.key);
   if (found == lane->parked.end()) return std::nullopt;
-  Parked parked = std::move(found->second.front());
-  lane->parked_bytes -= parked.bytes();
-  found->second.erase(found->second.begin());
-  if (found->second.empty()) lane->parked.erase(found);
-  return parked;
+  std::optional<Parked> taken;
+  std::vector<Parked>& parked = found->second;
+  for (auto each = parked.begin(); each != parked.end() && !taken.has_value();) {
+    const uint8_t behind = static_cast<uint8_t>(asking.number - each->arrival().number);
+    if (behind > INT8_MAX) {  // It is for a later asking: the producer left the one before for gRPC.
+      ++each;
+      continue;
+    }
+    lane->parked_bytes -= each->bytes();
+    if (behind == 0) taken = std::move(*each);
+    each = parked.erase(each);
+  }
+  if (parked.empty()) lane->parked.erase(found);
+  return taken;
 }
 
 void Step::Await(AskLane* lane, Asking* asking) {
@@ -176,7 +185,7 @@ void Step::Await(AskLane* lane, Asking* asking) {
     std::lock_guard lock(mu_);
     auto found = askings_.find(asking->key);
     if (found == askings_.end() || found->second != asking || asking->entry != Asking::Entry::kNone) return;
-    parked = TakeParked(lane, asking->key);
+    parked = TakeParked(lane, *asking);
     {
       std::lock_guard asking_lock(asking->mu);
       // As long as no part of it was taken, its producer has it.
@@ -255,7 +264,7 @@ void Step::Flush(AskLane* lane) {
           continue;
         }
       }
-      keys.push_back(DataKey(asking->key));
+      keys.push_back(DataKey(asking->key, asking->number));
       wanted.push_back({TextOf(keys.back()), {memory, bytes, sealane_free, memory}, asking});
     }
     if (!wanted.empty()) AskFor(lane, wanted);
@@ -348,11 +357,13 @@ void Step::EndSoon(Asking* asking) {
   });
 }
 
-bool Step::Unsent(absl::string_view key) {
+bool Step::Unsent(absl::string_view key, uint8_t number) {
   Asking* asking;
   {
     std::lock_guard lock(mu_);
     auto found = askings_.find(key);
+    const uint8_t behind = static_cast<uint8_t>(NumberOf(key) - number);
+    if (behind > 0 && of_ == Of::kRendezvous) return behind <= INT8_MAX;
     if (found == askings_.end()) return false;
     asking = found->second;
     asking->Ref();
@@ -463,7 +474,7 @@ void Step::NoRoom(Asking* asking, size_t bytes) {
 void Step::AskForData(Asking* asking, size_t bytes) {
   void* memory = endpoint_->arena()->AllocateShared(std::max<size_t>(bytes, 1));  // Announced ones may be empty.
   if (memory == nullptr) return NoRoom(asking, bytes);
-  const std::string key = DataKey(asking->key);
+  const std::string key = DataKey(asking->key, asking->number);
   AskFor(asking->lane, {{TextOf(key), {memory, bytes, sealane_free, memory}, asking}});
 }
 
@@ -505,7 +516,7 @@ Asking* Step::TakeAway(Asking* asking) {
 
 void Step::Spoil(AskLane* lane) {
   if (of_ != Of::kCollective || !lane->route->said || std::exchange(lane->spoiled, true)) return;
-  LOG(WARNING) << "Sealane: collectives from " << lane->route->peer->name << " go by gRPC from now on, since one of them had to";
+  LOG(WARNING) << "Sealane: collectives from " << lane->route->peer->name << " use gRPC from now on, because one of them had to";
 }
 
 void Step::StartUnsettledIfSpoiled(AskLane* lane) {
@@ -557,6 +568,7 @@ void Step::EndByGrpc(Asking* asking, bool blind) {
   {
     std::lock_guard lock(mu_);
     unclean_ = true;
+    GoneByGrpc(asking->key);
     Spoil(lane);
   }
   Asking* next = TakeAway(asking);

@@ -24,6 +24,7 @@ void Step::Send(absl::string_view pair, const PeerOf& peer, std::unique_ptr<Send
     auto asked = by_grpc_.empty() ? by_grpc_.end() : by_grpc_.find(sending->key);
     if (asked != by_grpc_.end() && asked->second > 0) {
       if (--asked->second == 0) by_grpc_.erase(asked);
+      GoneByGrpc(sending->key);
     } else if (!ended_) {
       lane = LaneOfSend(pair, peer);
     }
@@ -64,6 +65,10 @@ void Step::Start(SendLane* lane, Sending* sending) {
 void Step::Staged(SendLane* lane, Sending* sending, absl::Status status) {
   Outgoing& outgoing = sending->outgoing;
   bool alone = false;
+  {
+    std::lock_guard lock(mu_);
+    sending->number = NumberOf(sending->key);
+  }
   if (sending->dead) {
     outgoing.SetDead();
   } else if (status.ok()) {
@@ -72,9 +77,9 @@ void Step::Staged(SendLane* lane, Sending* sending, absl::Status status) {
   if (status.ok()) {
     alone = outgoing.plain() && lane->route->alone.Has(sending->key, outgoing.bytes());
     if (alone || outgoing.announced()) {
-      sending->data_key = DataKey(sending->key);
+      sending->data_key = DataKey(sending->key, sending->number);
       // Sealane would wait for room in the arena, which what is kept there may never make.
-      if (outgoing.bytes() > kInlineBytes && !endpoint_->arena()->Holds(outgoing.data())) {
+      if (outgoing.bytes() > kInlineBytes && !endpoint_->arena()->Shares(outgoing.data())) {
         if (void* memory = endpoint_->arena()->AllocateShared(outgoing.bytes())) {
           outgoing.MoveTo(memory);
         } else {
@@ -162,7 +167,7 @@ void Step::SendData(const std::string& to, const std::vector<Sending*>& ready) {
   }
   absl::Status status =
       Take(sealane_send_all(endpoint_->task(), TextOf(to), id_, items.data(), items.size(), SEALANE_NO_TIMEOUT, PartDone, /*calls=*/nullptr));
-  if (status.ok()) return;
+  if (status.ok()) return CleanUpIfEnded();
   for (const sealane_item& item : items) {  // None was taken over: no callback comes.
     PartReleased(item.source.release_context);
     std::unique_ptr<Part> part(static_cast<Part*>(item.context));
@@ -197,7 +202,7 @@ void Step::SendBundle(SendLane* lane, const std::string& to) {
       std::lock_guard lock(mu_);
       if (lane->bundling || lane->unbundled.empty()) return;
       for (Sending* sending : lane->unbundled) {
-        if (!writer.Add(sending->key, sending->outgoing, !sending->data_key.empty())) break;
+        if (!writer.Add(sending->key, sending->number, sending->outgoing, !sending->data_key.empty())) break;
         sending->state = Sending::State::kSent;
         ++sending->uses;
         ++sent_;
@@ -210,7 +215,7 @@ void Step::SendBundle(SendLane* lane, const std::string& to) {
     absl::Status status = HandOver(writer, to, bundle.get());
     if (status.ok()) {
       bundle.release();
-      return;
+      return CleanUpIfEnded();
     }
     {
       std::lock_guard lock(mu_);
@@ -291,9 +296,10 @@ void Step::Fail(Sending* sending, const absl::Status& status) {
   if (!asked) LeftForGrpc(sending->key);
   LOG_EVERY_N_SEC(WARNING, 10) << "Sealane: a tensor for " << sending->route->peer->name << " goes by gRPC: " << status.message();
   // The consumer may ask for it as soon as it is told, and finds it then.
+  const uint8_t number = sending->number;
   const std::string key = sending->key, to = endpoint_->routes().ConsumerOf(sending->route);
   Leave(lane, sending, next);
-  endpoint_->TellUnsent(to, id_, key);
+  endpoint_->TellUnsent(to, id_, number, key);
 }
 
 void Step::Forget(SendLane* lane, Sending* sending) {
@@ -305,6 +311,7 @@ Step::SendLane* Step::TakeAway(Sending* sending, Sending** next) {
   auto found = sendings_.find(sending->key);
   SendLane* lane = found->second.first;
   Sending* following = sending->next;
+  if (sending->state == Sending::State::kLeft) GoneByGrpc(sending->key);
   sendings_.erase(found);
   if (following == nullptr) return lane;
   sendings_.try_emplace(following->key, lane, following);

@@ -74,7 +74,7 @@ absl::Status Outgoing::Set(const Tensor& tensor) {
     tensor.AsProtoTensorContent(&proto);
     if (!proto.SerializeToString(&proto_)) {
       return absl::InvalidArgumentError(
-          absl::StrCat("Sealane: a tensor of ", tensor.DebugString(), " cannot be serialised: it is longer than 2 GiB"));
+          absl::StrCat("Sealane: a tensor of ", tensor.DebugString(), " cannot be serialized: it is longer than 2 GiB"));
     }
     dims_.assign(1, proto_.size());
     meta_ = {SEALANE_OPAQUE, 8, 1, 0, 1, 0, dims_.data()};
@@ -131,7 +131,9 @@ absl::Status Read(const sealane_view& view, Incoming* incoming) {
   return absl::OkStatus();
 }
 
-std::string DataKey(absl::string_view key) { return absl::StrCat(key, ";data"); }
+std::string DataKey(absl::string_view key, uint8_t number) {
+  return number == 0 ? absl::StrCat(key, ";data") : absl::StrCat(key, ";data", int{number});
+}
 
 absl::Status StatusOf(const sealane_error* error) {
   if (error == nullptr) return absl::OkStatus();

@@ -69,8 +69,8 @@ struct Incoming {
 };
 absl::Status Read(const sealane_view& view, Incoming* incoming);
 
-// The key under which the bytes of a tensor come that was announced.
-std::string DataKey(absl::string_view key);
+// The key under which the bytes of a tensor come that was announced. `number`: see Step::NumberOf.
+std::string DataKey(absl::string_view key, uint8_t number);
 
 // Bytes up to this travel in the daemon's ring, copied when they are sent.
 constexpr size_t kInlineBytes = 512;

@@ -405,6 +405,9 @@ def test_a_step_may_be_aborted_while_a_tensor_is_copied(jobs, driver, tmp_path, 
                 assert step.result() == "OutOfRangeError"
         finally:
             node.call(hold, direction, False)
+        # Else the next step may be aborted for this one's copy, before the ps has begun it; TensorFlow then runs it after its
+        # clean-up, and keeps what it sends for good.
+        wait_until("the copy's end", lambda: node.call(waiting, direction) == 0)
         if task == "worker":
             assert step.result() == "OutOfRangeError"
     assert driver.call(once, bytes) == 6.0

@@ -2,11 +2,13 @@
 
 import json
 import os
+import signal
 
 import numpy as np
 import pytest
 import tensorflow as tf
 from cluster import Failed, pairs, wait_until
+from tensorflow.python.eager import context
 
 # --- A chief that connects --------------------------------------------------------------------------------------------------------------
 
@@ -186,21 +188,25 @@ def test_a_strategy_of_parameter_servers_says_that_one_was_lost(make_job):
 # --- MultiWorkerMirroredStrategy ----------------------------------------------------------------------------------------------------------
 
 
-def mirror(cluster, index, protocol, types, count):
-    """Adds and gathers tensors of all workers."""
+def mirrored(cluster, index, protocol="grpc+sealane"):
     os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": index}, "rpc_layer": protocol})
     implementation = tf.distribute.experimental.CommunicationImplementation.RING
     options = tf.distribute.experimental.CommunicationOptions(implementation=implementation)
-    strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+    return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+
+
+def mirror(cluster, index, protocol, types, count):
+    """Adds and gathers tensors of all workers."""
+    strategy = mirrored(cluster, index, protocol)
     given = []
     for name in types:
 
         @tf.function
         def step():
             def mine():
-                context = tf.distribute.get_replica_context()
+                replica = tf.distribute.get_replica_context()
                 value = tf.cast(tf.range(count) % 5 + 1 + index, name)
-                return context.all_reduce("SUM", value), context.all_gather(value[:4], axis=0)
+                return replica.all_reduce("SUM", value), replica.all_gather(value[:4], axis=0)
 
             return strategy.run(mine)
 
@@ -231,21 +237,52 @@ def test_mirrored_workers_add_by_sealane(make_job, daemons, count):
 
 def mirror_many(cluster, index, steps):
     """Adds a large tensor and many small ones of all workers at a time."""
-    os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": index}, "rpc_layer": "grpc+sealane"})
-    implementation = tf.distribute.experimental.CommunicationImplementation.RING
-    options = tf.distribute.experimental.CommunicationOptions(implementation=implementation)
-    strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+    strategy = mirrored(cluster, index)
 
     @tf.function
     def step(number):
         def mine():
-            context = tf.distribute.get_replica_context()
+            replica = tf.distribute.get_replica_context()
             values = [tf.fill([size], number + index) for size in [400_000, *range(40, 60)]]
-            return [tf.reduce_max(context.all_reduce("SUM", value)) for value in values]
+            return [tf.reduce_max(replica.all_reduce("SUM", value)) for value in values]
 
         return strategy.run(mine)
 
     return [set(np.array(step(tf.constant(float(number)))).tolist()) for number in range(steps)]
+
+
+def mirror_until(cluster, index, began, given_up):
+    """Adds until the other worker has given up, and once more; this worker gives up instead if it is the first."""
+    strategy = mirrored(cluster, index)
+
+    @tf.function
+    def step():
+        return strategy.run(lambda: tf.distribute.get_replica_context().all_reduce("SUM", tf.range(100)))
+
+    for _ in range(3):
+        step()
+    if index == 0:
+        tf.io.write_file(began, "")
+        wait_until("the other worker is stopped", lambda: tf.io.gfile.exists(given_up))
+        context.context().abort_collective_ops(tf.errors.UNAVAILABLE, "the first gives up")
+        return pairs()
+    wait_until("the first worker has given up", lambda: tf.io.gfile.exists(given_up))
+    return step()
+
+
+def test_a_mirrored_worker_that_was_stopped_hears_that_the_other_gave_up(make_job):
+    job = make_job(ps=1, worker=1).start_daemons()
+    workers = [job.begin(name, server=False) for name in ("ps", "worker")]
+    cluster = {"worker": [*job.cluster["ps"], *job.cluster["worker"]]}
+    began, given_up = job.directory / "began", job.directory / "given_up"
+    calls = [worker.begin(mirror_until, cluster, index, str(began), str(given_up)) for index, worker in enumerate(workers)]
+    wait_until("the first steps", began.exists)
+    os.kill(workers[1].pid, signal.SIGSTOP)
+    given_up.touch()
+    assert calls[0].result()["worker/1"]["sealane"]["received_tensors"] > 0
+    os.kill(workers[1].pid, signal.SIGCONT)
+    with pytest.raises(Failed, match="^UnavailableError(.|\n)*the first gives up"):
+        calls[1].result()
 
 
 def test_mirrored_workers_go_on_by_grpc_where_an_arena_is_full(make_job):

@@ -319,18 +319,18 @@ def edge(kind, session, tensor, key, dtype, device):
         return session.graph.create_op(kind, [], [dtype], attrs=attributes, name="edge").outputs[0]
 
 
-def duplicates(count, bytes, ask_first):
-    """Sends several tensors under one key in a step, and asks as often: gives the order in which they come."""
+def duplicates(sizes, ask_first):
+    """Sends tensors of so many bytes under one key in a step, and asks as often: gives the order in which they come."""
     graph = tf.Graph()
     with cluster.session(graph) as session, graph.as_default():
         came, last = [], []
-        for number in range(count):
+        for number, bytes in enumerate(sizes):
             with tf.device(PS):
                 with tf.control_dependencies(last):
                     tensor = tf.identity(tf.fill([bytes // 4], float(number)))
             last = [edge("_Send", session, tensor, "twice", tf.float32, PS)]
         sent, last = last, []
-        for _ in range(count):
+        for _ in sizes:
             with tf.control_dependencies(last):
                 received = edge("_Recv", session, None, "twice", tf.float32, WORKER)
             came.append(received[0])
@@ -341,14 +341,23 @@ def duplicates(count, bytes, ask_first):
 
 @pytest.mark.parametrize("bytes", [4, 40_000, 9 << 20])
 def test_what_has_one_key_comes_in_order(both, bytes):
-    outcome, received, _ = both(duplicates, 5, bytes, False)
+    outcome, received, _ = both(duplicates, [bytes] * 5, False)
     assert [list(each) for each in outcome] == [[0, 1, 2, 3, 4]] * 3
     assert received == 15
 
 
+def test_what_has_one_key_comes_in_order_where_grpc_takes_some_of_it(small):
+    small.call(sums, 100, 1)  # Settles the pair.
+    sizes = [40_000, 2 << 20, 40_000, 40, 2 << 20, 2 << 20, 60_000, 40] * 3
+    for step in small.call(duplicates, sizes, False):
+        assert list(step) == list(range(len(sizes)))
+    pair = small.pairs()["ps/0"]
+    assert pair["sealane"]["received_tensors"] > 40 and pair["grpc"]["received_tensors"] > 20, pair
+
+
 def test_what_is_asked_for_at_once_under_one_key_comes_once_each(pairs):
     worker = pairs["grpc+sealane"]
-    for step in worker.call(duplicates, 20, 400, True):
+    for step in worker.call(duplicates, [400] * 20, True):
         assert sorted(step) == list(range(20))
 
 

@@ -50,6 +50,22 @@ def chain(path):
         return [each.tolist() for each in session.run([first, asked, told, *sent])[:2]]
 
 
+def twice(path):
+    """A step that asks the ps for "again", and again once it has come. By gRPC it would be 7, then 8."""
+    graph = tf.Graph()
+    with cluster.session(graph) as session, graph.as_default():
+        with tf.device(steps.device("ps")):
+            handle, _ = tf.raw_ops.TensorArrayV3(size=1, dtype=tf.float32)
+            told, came = [tf.io.write_file(path, tf.io.serialize_tensor(handle))], []
+            for value in (7.0, 8.0):
+                with tf.control_dependencies(told[-1:]):
+                    told.append(edge("_Send", session, tf.fill([1], value), "again", tf.float32, steps.device("ps")))
+        for _ in range(2):
+            with tf.device(steps.device("worker")), tf.control_dependencies(came[-1:]):
+                came.append(edge("_Recv", session, None, "again", tf.float32, steps.device("worker")))
+        return [each.tolist() for each in session.run([*came, *told])[:2]]
+
+
 def knot(path):
     """A step that asks the ps for "slow" and "first", and for "asked" once "first" has come; "slow" is not sent before. By gRPC all would be 7."""
     graph = tf.Graph()
@@ -72,12 +88,12 @@ MAGIC = b"SlBundl1"
 FROM_PS = "GRPC error information from remote target /job:ps/replica:0/task:0"
 
 
-def entry(key, tensor, announced=None):
+def entry(key, tensor, announced=None, number=0):
     """An entry of a bundle: a tensor, or so many bytes that are announced. See bundle.h."""
     meta, data = tensor.meta, tensor.content
     dims = struct.pack(f"<{meta.rank}Q", *meta.dims[: meta.rank])
     length = len(data) if announced is None else announced
-    head = struct.pack("<6BHQ", announced is not None, meta.flags, meta.code, meta.bits, meta.rank, 0, len(key), length)
+    head = struct.pack("<6BHQ", announced is not None, meta.flags, meta.code, meta.bits, meta.rank, number, len(key), length)
     whole = head + dims + key.encode() + (data if announced is None else b"")
     return whole + b"\0" * (-len(whole) % 8)
 
@@ -99,8 +115,8 @@ class Peer:
         call = self.worker.begin(what, str(path), *arguments)
         if self.pair is None:
             hello, self.pair, self.number = self.messages.get(timeout=STUCK).decode().split("\n")
-            assert hello == "hello3"
-            self.say(f"welcome3\n{self.pair}".encode())
+            assert hello == "hello4"
+            self.say(f"welcome4\n{self.pair}".encode())
         step = wait_until(
             "the step's number", lambda: path.exists() and re.search(rb"__per_step_(\d+)\D", path.read_bytes())
         )
@@ -320,20 +336,21 @@ MESSAGES = [
     b"\n\n\n",
     b"\xff\xfe\0",
     b"hello",
-    b"hello3",
-    b"hello3\n;;;\n1",
-    b"hello3\n/job:a/replica:0/task:0/device:CPU:0;0000000000000000;/job:b/replica:0/task:0/device:CPU:0;\n1",
-    b"hello3\n" + b";" * 10_000,
+    b"hello4",
+    b"hello4\n;;;\n1",
+    b"hello4\n/job:a/replica:0/task:0/device:CPU:0;0000000000000000;/job:b/replica:0/task:0/device:CPU:0;\n1",
+    b"hello4\n" + b";" * 10_000,
     b"alone1",
     b"alone1\nnobody\n1\n4096\nkey",
     b"alone1\nnobody\nx\n-1\nkey",
     b"hello1\nwhatever",
-    b"welcome3",
-    b"welcome3\nnobody",
+    b"welcome4",
+    b"welcome4\nnobody",
     b"refuse1\nnobody\nno",
-    b"unsent1\nx\ny",
-    b"unsent1\n7\nno such key",
-    b"unsent1\n99999999999999999999999\nkey",
+    b"unsent2\nx\n0\ny",
+    b"unsent2\n7\n0\nno such key",
+    b"unsent2\n7\n256\nno such number",
+    b"unsent2\n99999999999999999999999\n0\nkey",
     b"abort1\n7\n0\n99\nno such code",
     b"abort1\n7\n9\n-3\nno such code",
     b"abort1\n7\n0\n0\nall is well",
@@ -376,7 +393,7 @@ def test_a_step_whose_peer_is_lost_ends_with_an_error_that_names_the_peer(make_j
     call, step, _ = peer.begin()
     # Taken where the worker waits for its tensor; it asks for the next bundle before it answers what it does not understand.
     peer.task.send_and_wait(peer.address, step, f"{peer.pair}bundles", capi.source(MAGIC + entry("strange", RIGHT)))
-    peer.say(b"hello3\nwhat?\n1")
+    peer.say(b"hello4\nwhat?\n1")
     assert peer.messages.get(timeout=STUCK).startswith(b"refuse1\nwhat?")
     peer.task.detach()
     with pytest.raises(Failed, match=f"^UnavailableError(.|\n)*is unavailable(.|\n)*{FROM_PS}"):
@@ -394,9 +411,47 @@ def test_a_refusal_by_another_than_the_producer_is_ignored(peer):
 
 def test_what_was_announced_early_and_is_unsent_is_asked_for_by_grpc(peer):
     call, step, key = peer.begin(what=chain)
-    peer.say(f"unsent1\n{step}\n{key}".encode())
+    peer.say(f"unsent2\n{step}\n0\n{key}".encode())
     peer.send(step, MAGIC + entry(key.replace("asked", "first"), RIGHT) + entry(key, RIGHT, 8))
     assert call.result() == [[1.0, 2.0], [7.0]]
+
+
+TOO_LONG = 1 << 40
+
+
+def again(peer):
+    """As Peer.begin, of `twice`. The key is its own: nothing of it comes alone."""
+    call, step, key = peer.begin(what=twice)
+    return call, step, key.replace("asked", "again")
+
+
+def test_what_sealane_has_of_a_tensor_that_grpc_took_is_not_taken_for_the_next_of_its_key(peer):
+    call, step, key = again(peer)
+    first, second = floats(1, 2), floats(3, 4)
+    peer.task.send(peer.address, step, f"{key};data", first)
+    peer.send(step, MAGIC + entry(key, NOTHING, TOO_LONG) + entry(key, first) + entry(key, second, number=1))
+    assert call.result() == [[7.0], [3.0, 4.0]]
+    call, step, key = again(peer)
+    peer.task.send(peer.address, step, f"{key};data", first)
+    peer.send(step, MAGIC + entry(key, NOTHING, TOO_LONG) + entry(key, second, 8, number=1))
+    peer.task.send(peer.address, step, f"{key};data1", capi.source(second.content))
+    assert call.result() == [[7.0], [3.0, 4.0]]
+
+
+def test_what_comes_before_the_word_that_the_one_before_it_is_unsent_waits_for_its_turn(peer):
+    call, step, key = again(peer)
+    peer.send(step, MAGIC + entry(key, floats(3, 4), number=1))
+    peer.say(f"unsent2\n{step}\n0\n{key}".encode())
+    assert call.result() == [[7.0], [3.0, 4.0]]
+
+
+def test_a_word_that_comes_late_is_not_taken_for_one_on_the_next_of_the_key(peer):
+    call, step, key = again(peer)
+    peer.send(step, MAGIC + entry(key, NOTHING, TOO_LONG))
+    for _ in range(3):
+        peer.say(f"unsent2\n{step}\n0\n{key}".encode())
+    peer.send(step, MAGIC + entry(key, floats(3, 4), number=1))
+    assert call.result() == [[7.0], [3.0, 4.0]]
 
 
 def test_what_came_early_is_used_although_others_go_by_grpc(peer):
@@ -408,6 +463,6 @@ def test_what_came_early_is_used_although_others_go_by_grpc(peer):
 
 def test_a_tensor_that_is_said_to_be_unsent_is_asked_for_by_grpc(peer):
     call, step, key = peer.begin()
-    peer.say(f"unsent1\n{step}\n{key}".encode())
+    peer.say(f"unsent2\n{step}\n0\n{key}".encode())
     assert call.result() == [7.0]
     test_what_is_right_arrives(peer)

@@ -1,4 +1,4 @@
-//! The CPUs that this process may use: its affinity mask, narrowed by the cpuset of its control group.
+//! The CPUs that this process may use: its affinity mask, restricted by its cgroup's cpuset.
 
 use std::{
     fs,
@@ -13,11 +13,11 @@ use nix::{
 use super::list::parse;
 use crate::error::RuntimeError;
 
-/// The CPUs that the calling thread may run on, in ascending order: its affinity mask, and of those the ones in the
-/// cpuset of its control group where that can be read.
+/// The CPUs that the calling thread may run on, in ascending order: its affinity mask, restricted to its cgroup's cpuset if
+/// that can be read.
 ///
 /// # Errors
-/// [`RuntimeError::System`] where the kernel does not tell the mask.
+/// [`RuntimeError::System`] if the mask cannot be read.
 pub fn allowed_cpus() -> Result<Vec<usize>, RuntimeError> {
     let mask = sched_getaffinity(Pid::from_raw(0)).map_err(RuntimeError::system("reading the CPU affinity mask"))?;
     let cpus = (0..CpuSet::count()).filter(|cpu| mask.is_set(*cpu).unwrap_or(false)).collect();

@@ -1,7 +1,7 @@
-//! Claims on CPUs, so that several runtimes of a host pin their shards to different ones: one locked file a CPU.
+//! Claims on CPUs, so that several runtimes on a host pin their shards to different ones: one locked file per CPU.
 //!
-//! The lock is the kernel's (`flock`) and goes with the process, however it ends; a file that is left over means
-//! nothing. What is written in it is only for the one who wonders who holds the CPU.
+//! The lock is the kernel's (`flock`) and ends with the process; a leftover file means nothing. Its contents only tell people
+//! who holds the CPU.
 
 use std::{
     fs::{self, DirBuilder, File, OpenOptions, Permissions, TryLockError},
@@ -22,7 +22,7 @@ pub enum Wanted<'a> {
     These(&'a [usize]),
 }
 
-/// A CPU that no other runtime of the host will pin to, for as long as this lives.
+/// A CPU that no other runtime of the host will pin to while this exists.
 #[derive(Debug)]
 pub struct CpuClaim {
     cpu: usize,
@@ -43,11 +43,10 @@ impl Drop for CpuClaim {
     }
 }
 
-/// Claims CPUs among those that this process may use, all that are wanted or none. One hardware thread of each core
-/// is taken before the second of any.
+/// Claims CPUs among those that this process may use, all or none. It takes one hardware thread of every core before the second
+/// of any.
 ///
-/// `directory` is the same for all runtimes that are to keep out of each other's way, and is created where it is
-/// missing.
+/// `directory` must be the same for all runtimes that are to avoid each other; it is created if missing.
 ///
 /// # Errors
 /// [`RuntimeError::TooFewCpus`], [`RuntimeError::CpuNotAllowed`], [`RuntimeError::CpuClaimed`] or

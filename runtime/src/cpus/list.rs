@@ -1,4 +1,4 @@
-//! The kernel's notation for sets of CPUs, `0-3,8,10-11`; pure code.
+//! The kernel's notation for sets of CPUs, `0-3,8,10-11`; no I/O.
 
 /// The CPUs of a list in ascending order; none where the list cannot be read.
 pub(super) fn parse(text: &str) -> Option<Vec<usize>> {

@@ -1,4 +1,4 @@
-//! CPUs: which ones this process may use, and which of them it holds. Called at start; bounded by the machine.
+//! CPUs: which ones this process may use, and which of them it has claimed. Called at startup; bounded by the machine.
 
 mod allowed;
 mod claim;

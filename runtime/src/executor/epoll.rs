@@ -1,8 +1,8 @@
-//! The executor for hosts that forbid io_uring: a queue of the tasks that can run. When it is empty, the root future
-//! sleeps in `epoll_wait` itself, inside its own poll.
+//! The executor for hosts that forbid io_uring: a queue of runnable tasks. When it is empty, the root future sleeps in
+//! `epoll_wait`, inside its own poll.
 //!
-//! So no wake-up can be lost: between the look at the queue and the system call nothing else runs on this thread, and
-//! other threads ring the mailbox's doorbell, which is in the epoll set.
+//! So no wake-up can be lost: nothing else runs on this thread between checking the queue and the system call, and other
+//! threads ring the mailbox's doorbell, which is in the epoll set.
 
 use std::{
     cell::{Cell, RefCell},

@@ -1,12 +1,11 @@
-//! What runs a shard's tasks and lets its thread sleep: one of two executors, chosen when the runtime starts. Both live
-//! on the shard's thread; neither bounds the tasks.
+//! Runs a shard's tasks and lets its thread sleep: one of two executors, chosen when the runtime starts. Both run on the
+//! shard's thread; neither bounds the number of tasks.
 //!
-//! The reactor is the root future. It takes turns and gives way between them, and every task that can run is run once
-//! before its next turn. When there is nothing to do it waits for the shard's epoll set, in which everything is that
-//! can wake the shard: sockets, the mailbox's doorbell, the alarm. Tasks are woken on their own thread alone; what
-//! other threads have to say goes through the mailbox.
+//! The reactor is the root future. It takes turns and yields between them, and every runnable task runs once before its next
+//! turn. When idle, it waits for the shard's epoll set, which contains everything that can wake the shard: sockets, the
+//! mailbox's doorbell, the alarm. Tasks are woken only on their own thread; other threads go through the mailbox.
 //!
-//! `runtime.executor` chooses; `auto` probes the kernel once at startup, and logs the reason where it takes epoll (Docker's
+//! `runtime.executor` chooses; `auto` probes the kernel once at startup, and logs the reason if it chooses epoll (Docker's
 //! default seccomp profile, `kernel.io_uring_disabled`, less than 512 KiB of lockable memory). A 64 B round trip between two
 //! pinned shards takes the same time on both while they spin (`sealane bench latency --executor`, medians of 14 interleaved
 //! rounds: 7.96 µs on io_uring, 7.94 µs on epoll). When shards sleep in between, epoll is faster (`--polling off`, 9 rounds:
@@ -27,15 +26,15 @@ use std::{
 pub use self::io_uring::try_io_uring;
 use crate::{error::RuntimeError, readiness::EpollSet};
 
-/// Which executor a runtime's shards are to run on.
+/// Which executor to use for a runtime's shards.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ExecutorChoice {
-    /// The one on io_uring; where that cannot be used, the one on epoll. Which it is and why is logged at the start.
+    /// io_uring if available, else epoll. The choice and its reason are logged at startup.
     #[default]
     Auto,
-    /// The one on io_uring, or the runtime does not start.
+    /// io_uring; the runtime does not start without it.
     IoUring,
-    /// The one on epoll.
+    /// epoll.
     Epoll,
 }
 

@@ -1,4 +1,4 @@
-//! A shard's memory for tensors in flight: populated once, reused for ever, bounded by its size.
+//! A shard's memory for tensors in flight: populated once, reused forever, bounded by its size.
 //!
 //! The thread that made a slab allocates from it; its buffers may travel to any thread and come back by
 //! themselves when dropped. On the owner's thread that is a bit in a bitmap; on any other it is a push onto a

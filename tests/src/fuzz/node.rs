@@ -66,6 +66,7 @@ pub(super) fn shard() -> Node {
         fuse: Fuse::Turn,
         path_reason: "fuzzing".to_owned(),
         features: 0,
+        kinds: Vec::new(),
     };
     let slab = |name| Slab::new(SlabSettings { name, bytes: SLAB_BYTES, populate: false }).expect("so much memory");
     let map = Arc::new(EndpointMap::parse(MAP, "map").expect("a map"));

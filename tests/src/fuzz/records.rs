@@ -139,7 +139,7 @@ pub(super) fn submission_seeds() -> Vec<Vec<u8>> {
 pub(super) fn completion_seeds() -> Vec<Vec<u8>> {
     let meta = TensorMeta::new(DType::F32, &[2]).expect("a shape");
     let (meta, span) = (meta.as_wire(), Span { offset: 4096, len: 8 });
-    let error = Error::unavailable("10.0.0.2:7000", "it hung up");
+    let error = Error::unavailable("10.0.0.2:7000", "it disconnected");
     let late = Error::DeadlineExceeded {
         operation: Operation::Recv,
         step: 3,

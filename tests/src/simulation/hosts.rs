@@ -97,6 +97,7 @@ impl Simulation {
                 fuse: self.climate.fuse,
                 path_reason: "simulated".to_owned(),
                 features: 0,
+                kinds: Vec::new(),
             };
             let send = slab("send", self.climate.slab_send_bytes)?;
             let receive = slab("receive", self.climate.slab_receive_bytes)?;

@@ -30,6 +30,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use run::Simulation;
+use sealane_transport::loopback::loopback;
+pub use wire::{Clock, Join};
 
 /// What a run came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -91,7 +93,19 @@ pub const TRACE_LINES: usize = 200;
 /// # Errors
 /// The first promise that was broken; a panic of the code under test is one too.
 pub fn simulate(seed: u64, lines: usize) -> Result<Report, Box<Violation>> {
-    let mut simulation = Simulation::new(seed, lines);
+    let join: Join = |_| {
+        let (one, other) = loopback();
+        [Box::new(one), Box::new(other)]
+    };
+    simulate_over(join, seed, lines)
+}
+
+/// The same over other links than loopbacks.
+///
+/// # Errors
+/// As [`simulate`].
+pub fn simulate_over(join: Join, seed: u64, lines: usize) -> Result<Report, Box<Violation>> {
+    let mut simulation = Simulation::new(seed, lines, join);
     let outcome = catch_unwind(AssertUnwindSafe(|| simulation.run())).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);
         let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");

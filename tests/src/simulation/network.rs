@@ -9,7 +9,6 @@ use sealane_fusion::node::{Answer, ConnectOrder, DialFailure, DialFailureKind};
 use sealane_transport::endpoint_map::TaskName;
 use sealane_transport::fault::FaultLink;
 use sealane_transport::lane::shard_of;
-use sealane_transport::loopback::{LoopbackLink, loopback};
 use sealane_transport::wire::{Greeting, Hello, RejectCode};
 use sealane_transport::{Handle, Link};
 
@@ -133,7 +132,7 @@ impl Simulation {
             }
             Answer::Welcome { peer } => {
                 self.trace.note(self.now, format_args!("{to}.{shard} welcomes {host}.{}", hello.shard));
-                let (calling, called) = loopback();
+                let [calling, called] = (self.join)(&self.clock);
                 let calling = self.wire(calling, host, to);
                 let called = self.wire(called, to, host);
                 self.hosts[to].seats[shard].node.accepted(now, peer, Box::new(called), &hello);
@@ -146,7 +145,7 @@ impl Simulation {
         self.settle(to, shard)
     }
 
-    fn wire(&mut self, link: LoopbackLink, from: usize, to: usize) -> Wire {
+    fn wire(&mut self, link: Box<dyn Link>, from: usize, to: usize) -> Wire {
         let (seed, random) = (self.random.random(), self.random.random());
         let link = FaultLink::new(link, self.climate.faults, seed);
         let power = self.hosts[from].power.clone();

@@ -1,5 +1,6 @@
 //! One run: the storm, then fine weather in which every pair must work again, then the end, at which nothing is left.
 
+use std::cell::Cell;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -19,7 +20,7 @@ use super::probes::{CUT_STEP, CUTS, PROBE_TIMEOUT, PROBE_TRIES};
 use super::published::Published;
 use super::pushes::Pushes;
 use super::trace::Trace;
-use super::wire::Air;
+use super::wire::{Air, Clock, Join};
 use super::workload::{self, Deed, PROBE_STEP, STEPS};
 use super::{Report, Violation};
 
@@ -36,6 +37,11 @@ pub(super) struct Simulation {
     seed: u64,
     pub(super) random: SmallRng,
     pub(super) base: Instant,
+    /// Makes links.
+    pub(super) join: Join,
+    /// What their clock shows.
+    time: Rc<Cell<Instant>>,
+    pub(super) clock: Clock,
     /// Since the start.
     pub(super) now: Duration,
     pub(super) climate: Climate,
@@ -54,16 +60,22 @@ pub(super) struct Simulation {
 }
 
 impl Simulation {
-    pub(super) fn new(seed: u64, lines: usize) -> Self {
+    pub(super) fn new(seed: u64, lines: usize, join: Join) -> Self {
         let mut random = SmallRng::seed_from_u64(seed);
         let climate = Climate::draw(&mut random);
         let learned = (!climate.grows).then_some(Duration::ZERO);
         let mut agenda = Agenda::default();
         workload::plan(&climate, &mut random, &mut agenda);
+        let base = Instant::now();
+        let time = Rc::new(Cell::new(base));
+        let shown = time.clone();
         Simulation {
             seed,
             random,
-            base: Instant::now(),
+            join,
+            base,
+            time,
+            clock: Rc::new(move || shown.get()),
             now: Duration::ZERO,
             hosts: (0..climate.hosts).map(|_| Host::new(learned)).collect(),
             calls: Calls::default(),
@@ -133,6 +145,7 @@ impl Simulation {
             return Err(format!("{EVENTS_MAX} events and no end"));
         }
         self.now = self.now.max(at);
+        self.time.set(self.instant());
         match event {
             Event::Turn { host, shard, number } => self.turn(host, shard, number),
             Event::CallArrives(call) => self.call_arrives(call),

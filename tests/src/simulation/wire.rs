@@ -1,18 +1,24 @@
-//! The links of the simulated network: a loopback made faulty, that a parted route stills and that a host without power
-//! never closes.
+//! The links of the simulated network: what joins two nodes, made faulty, that a parted route stills and that a host without
+//! power never closes.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::os::fd::BorrowedFd;
 use std::rc::Rc;
+use std::time::Instant;
 
 use sealane_transport::error::LinkError;
 use sealane_transport::fault::FaultLink;
 use sealane_transport::link::{Frames, Landing, Receiver};
-use sealane_transport::loopback::LoopbackLink;
 use sealane_transport::outbox::Outbox;
 use sealane_transport::wire::{Greeting, WireError};
 use sealane_transport::{Link, LinkKind};
+
+/// Shows virtual time.
+pub type Clock = Rc<dyn Fn() -> Instant>;
+
+/// Joins two nodes.
+pub type Join = fn(&Clock) -> [Box<dyn Link>; 2];
 
 /// What all wires share: which hosts do not hear each other, and the ends of hosts that lost their power.
 #[derive(Default)]
@@ -24,7 +30,7 @@ pub(super) struct Air {
     /// Times that all wires were cut.
     cuts: Cell<u32>,
     /// Never dropped before the run ends: dropping an end would tell the other.
-    lost: RefCell<Vec<FaultLink<LoopbackLink>>>,
+    lost: RefCell<Vec<FaultLink>>,
 }
 
 impl Air {
@@ -72,7 +78,7 @@ impl Air {
 /// One end.
 pub(super) struct Wire {
     /// `None` only while it is being dropped.
-    link: Option<FaultLink<LoopbackLink>>,
+    link: Option<FaultLink>,
     ends: (usize, usize),
     air: Rc<Air>,
     /// False once this end's host has lost its power.
@@ -86,7 +92,7 @@ pub(super) struct Wire {
 
 impl Wire {
     pub(super) fn new(
-        link: FaultLink<LoopbackLink>,
+        link: FaultLink,
         ends: (usize, usize),
         air: &Rc<Air>,
         power: &Rc<Cell<bool>>,
@@ -105,7 +111,7 @@ impl Wire {
         if self.cuts == self.air.cuts.get() { Ok(()) } else { Err(LinkError::Injected("cut")) }
     }
 
-    fn link(&mut self) -> &mut FaultLink<LoopbackLink> {
+    fn link(&mut self) -> &mut FaultLink {
         self.link.as_mut().expect("not dropped")
     }
 
@@ -120,7 +126,7 @@ impl Wire {
 
 impl Link for Wire {
     fn kind(&self) -> LinkKind {
-        LinkKind::Tcp
+        LinkKind::TCP
     }
 
     fn transmit(&mut self, outbox: &mut Outbox, budget: usize, more_follows: bool) -> Result<usize, LinkError> {

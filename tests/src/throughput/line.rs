@@ -103,7 +103,7 @@ pub(super) fn line(air: &Rc<Air>) -> (Line, Line) {
 
 impl Link for Line {
     fn kind(&self) -> LinkKind {
-        LinkKind::Tcp
+        LinkKind::TCP
     }
 
     fn transmit(&mut self, outbox: &mut Outbox, budget: usize, _more_follows: bool) -> Result<usize, LinkError> {

@@ -114,6 +114,7 @@ impl Pair {
                 fuse: if way == Way::Off { Fuse::Off } else { Fuse::Turn },
                 path_reason: "simulated".into(),
                 features: 0,
+                kinds: Vec::new(),
             };
             let slab = |name| Slab::new(SlabSettings { name, bytes: SLAB_BYTES, populate: false });
             let slabs =

@@ -4,11 +4,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use sealane_fusion::metrics::{Operation, PathState, PeerFigures, ShardFigures, Way};
-use sealane_fusion::{Engine, EngineSettings, Verbs};
+use sealane_fusion::metrics::{Operation, PathState, PeerFigures, ShardFigures};
+use sealane_fusion::{Engine, EngineSettings};
 use sealane_transport::LinkKind;
-use sealane_transport::verbs::VerbsSettings;
 use sealane_transport::verbs::device::VerbsError;
+use sealane_transport::verbs::{Verbs, VerbsSettings};
 
 use crate::fixture::{LONG, engines, task, tensor, two};
 
@@ -31,7 +31,7 @@ fn peer(figures: &ShardFigures) -> &PeerFigures {
 }
 
 fn calls(figures: &ShardFigures, operation: Operation) -> u64 {
-    let of = figures.latencies.iter().filter(|one| (one.operation, one.way) == (operation, Way::Tcp));
+    let of = figures.latencies.iter().filter(|one| (one.operation, one.way) == (operation, "tcp"));
     of.map(|one| one.nanoseconds.count()).sum()
 }
 
@@ -49,7 +49,7 @@ fn figures_show_the_path_to_a_peer_and_what_went_over_it() {
 
     let here = until(&worker, "all has come", |figures| figures.counters.tensors_received == TENSORS);
     let path = &peer(&here).path;
-    assert_eq!((path.state, path.link), (PathState::Up, Some(LinkKind::Tcp)));
+    assert_eq!((path.state, path.link), (PathState::Up, Some(LinkKind::TCP)));
     assert_eq!(path.reason, "the only network link in this build");
     assert_eq!(peer(&here).address, ps.addresses()[0].to_string());
     assert_eq!(peer(&here).shard, Some(0));
@@ -106,7 +106,7 @@ fn what_an_engine_sets_up_at_its_start_is_no_stall() {
             std::thread::sleep(4 * LIMIT);
             Err(VerbsError::new("ibv_open_device", "it was slow, and then it failed"))
         };
-        settings.verbs = Some(Verbs { open: Arc::new(open), ..Verbs::new(VerbsSettings::default()) });
+        settings.links = vec![Arc::new(Verbs { open: Arc::new(open), ..Verbs::new(VerbsSettings::default()) })];
         settings.runtime.stall_report = LIMIT;
     };
     let populates_much = |settings: &mut EngineSettings| {

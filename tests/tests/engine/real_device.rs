@@ -4,10 +4,11 @@
 use std::io::Read;
 use std::net::{Ipv4Addr, TcpListener};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use sealane_fusion::{Code, Engine, EngineSettings, Verbs};
-use sealane_transport::verbs::{Transfer, VerbsSettings};
+use sealane_fusion::{Code, Engine, EngineSettings};
+use sealane_transport::verbs::{PortCounters, Transfer, Verbs, VerbsSettings};
 
 use crate::fixture::{LONG, assert_empty, bytes, engines, listener, map, port, settings, task, tensor, total, until};
 use crate::verbs::counters_verbs;
@@ -57,7 +58,7 @@ fn exchange([from, to]: [(&Engine, usize); 2], step: i64, meanwhile: impl FnOnce
 fn a_port_that_goes_down_under_traffic_is_left_for_tcp_until_it_is_up() {
     for transfer in [Transfer::Write, Transfer::Read] {
         let engines = engines(2, |_, settings| {
-            settings.verbs = Some(Verbs::new(VerbsSettings { transfer, ..VerbsSettings::default() }));
+            settings.links = vec![Arc::new(Verbs::new(VerbsSettings { transfer, ..VerbsSettings::default() }))];
         });
         let with = |peer: usize| [(&engines[0], 0), (&engines[peer], peer)];
         exchange(with(1), 1, || {});
@@ -69,7 +70,7 @@ fn a_port_that_goes_down_under_traffic_is_left_for_tcp_until_it_is_up() {
         switch_network("up");
         until_port_is_active();
         exchange(with(1), 4, || {});
-        until(&engines[0], "the link is verbs again", |counters| counters.links_verbs == 1);
+        until(&engines[0], "the link is verbs again", |counters| counters.kinds[0].links == 1);
         exchange(with(1), 5, || {});
         assert_eq!((counters_verbs(&engines[0]), total(&engines[0]).links), (1, 1), "by verbs");
         engines.iter().for_each(assert_empty);
@@ -83,9 +84,8 @@ const PORTS_VARIABLE: &str = "SEALANE_TEST_PORTS";
 const PUBLISHED: &str = "weights";
 const VERSION: i64 = 7;
 
-fn over_verbs(mut settings: EngineSettings, transfer: Transfer) -> EngineSettings {
-    let verbs = Verbs::new(VerbsSettings { transfer, ..VerbsSettings::default() });
-    settings.verbs = Some(Verbs { is_required: true, ..verbs });
+fn over_verbs(mut settings: EngineSettings, verbs: VerbsSettings) -> EngineSettings {
+    settings.links = vec![Arc::new(Verbs { is_required: true, ..Verbs::new(verbs) })];
     settings
 }
 
@@ -96,7 +96,8 @@ fn the_process_that_is_killed() {
     let ports = std::env::var(PORTS_VARIABLE).expect("the ports are given");
     let ports: Vec<u16> = ports.split(' ').map(|port| port.parse().expect("a port")).collect();
     let own = TcpListener::bind((Ipv4Addr::LOCALHOST, ports[0])).expect("its predecessor is gone");
-    let engine = Engine::start(over_verbs(settings(map(&ports), 0, own), Transfer::Write)).expect("an engine starts");
+    let engine =
+        Engine::start(over_verbs(settings(map(&ports), 0, own), VerbsSettings::default())).expect("an engine starts");
     let task = engine.task(&task(0)).expect("its task");
     task.publish(PUBLISHED, VERSION, tensor(LARGE, 1)).wait().expect("published");
     let tensors = (0..SMALL_KEYS).map(|at| (small(at), tensor(SMALL, at as u64)));
@@ -143,7 +144,8 @@ fn a_process_killed_while_its_tensors_are_pulled_is_unavailable_until_its_succes
         let (gone, own) = (listener(), listener());
         let ports = [port(&gone), port(&own)];
         drop(gone);
-        let mut settings = over_verbs(settings(map(&ports), 1, own), transfer);
+        let mut settings =
+            over_verbs(settings(map(&ports), 1, own), VerbsSettings { transfer, ..VerbsSettings::default() });
         settings.connect_timeout = Duration::from_secs(20);
         let worker = Engine::start(settings).expect("an engine starts");
         let consumer = worker.task(&task(1)).expect("its task");
@@ -185,8 +187,8 @@ fn receive_buffers_come_back_from_processes_killed_in_mid_stream() {
     let (gone, own) = (listener(), listener());
     let ports = [port(&gone), port(&own)];
     drop(gone);
-    let mut settings = over_verbs(settings(map(&ports), 1, own), Transfer::Write);
-    settings.verbs.as_mut().expect("set above").settings.queue_depth = RECEIVE_BUFFERS;
+    let verbs = VerbsSettings { queue_depth: RECEIVE_BUFFERS, ..VerbsSettings::default() };
+    let mut settings = over_verbs(settings(map(&ports), 1, own), verbs);
     settings.connect_timeout = Duration::from_secs(20);
     let worker = Engine::start(settings).expect("an engine starts");
     let consumer = worker.task(&task(1)).expect("its task");
@@ -209,7 +211,8 @@ fn receive_buffers_come_back_from_processes_killed_in_mid_stream() {
             }
         }
     }
-    let verbs = worker.counters().expect("it runs").into_iter().map(|shard| shard.verbs);
+    let verbs =
+        worker.counters().expect("it runs").into_iter().map(|shard| PortCounters::of_figures(&shard.kinds[0].figures));
     let (promised, undrained) =
         verbs.fold((0, 0), |sum, verbs| (sum.0 + verbs.receives_promised, sum.1 + verbs.undrained));
     println!("{KILLED} killed; {promised} of {RECEIVE_BUFFERS} buffers promised, {undrained} queue pairs without word");

@@ -100,12 +100,12 @@ fn a_certificate_opens_no_other_tasks_name() {
     // The worker is certified, for task 7.
     let [ps, worker] = two_that_show([certified(&authority, &[0]), certified(&authority, &[7])]);
     let reason = denied(&worker);
-    assert!(reason.contains("does not speak for task task1:2222"), "{reason}");
+    assert!(reason.contains("does not cover task task1:2222"), "{reason}");
     assert!(callers(&ps).unauthenticated > 0);
     // And the ps does not believe it as the called side.
     let error = ps.task(&task(0)).unwrap().recv(&task(1), 1, "g").wait().unwrap_err().error;
     assert_eq!(error.code(), Code::PermissionDenied, "{error}");
-    assert!(error.to_string().contains("does not speak for task task1:2222"), "{error}");
+    assert!(error.to_string().contains("does not cover task task1:2222"), "{error}");
 }
 
 #[test]
@@ -122,7 +122,7 @@ fn a_certified_task_cannot_take_anothers_address() {
     let thief = Engine::start(on_thief).unwrap();
     let error = thief.task(&task(2)).unwrap().recv(&task(0), 1, "w").wait().unwrap_err().error;
     assert_eq!(error.code(), Code::PermissionDenied, "{error}");
-    assert!(error.to_string().contains("does not speak for task task1:2222"), "{error}");
+    assert!(error.to_string().contains("does not cover task task1:2222"), "{error}");
 }
 
 #[test]

@@ -60,7 +60,7 @@ fn a_task_that_the_producers_map_does_not_have_is_told_so_until_the_map_has_it()
     let second = worker.task(&task(2)).unwrap();
     let error = second.recv(&task(0), 1, "w").wait().unwrap_err().error;
     assert_eq!(error.code(), Code::NotFound, "{error}");
-    assert!(error.to_string().contains("endpoint map of the asked host"), "{error}");
+    assert!(error.to_string().contains("endpoint map of the producer's host"), "{error}");
     ps.set_map(std::sync::Arc::new(map(&ports)), &[]).unwrap();
     let sending = ps.task(&task(0)).unwrap().send(&task(2), 2, "w", tensor(10, 1));
     assert_eq!(second.recv(&task(0), 2, "w").wait().unwrap().bytes(), bytes(10, 1));

@@ -4,12 +4,12 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use sealane_fusion::{AcceptOptions, Authentication, Buffer, Code, Engine, EngineSettings, Keys, Verbs};
+use sealane_fusion::{AcceptOptions, Authentication, Buffer, Code, Engine, EngineSettings, Keys};
 use sealane_transport::LinkKind;
 use sealane_transport::authentication::Authority;
 use sealane_transport::verbs::device::{Device, Status, VerbsError};
 use sealane_transport::verbs::fake::{Fabric, FakeSettings, Fault, RequestKind, Strike, Weather};
-use sealane_transport::verbs::{Depths, Registration, Transfer, VerbsSettings};
+use sealane_transport::verbs::{Depths, KIND, PortCounters, Registration, Transfer, Verbs, VerbsSettings};
 
 use crate::fixture::{LONG, assert_empty, bytes, engines, task, tensor, total, until};
 
@@ -45,7 +45,13 @@ fn verbs(fabric: &Fabric, index: usize, settings: VerbsSettings) -> Verbs {
 }
 
 fn use_verbs(settings: &mut EngineSettings, fabric: &Fabric, index: usize, verbs_settings: &VerbsSettings) {
-    settings.verbs = Some(verbs(fabric, index, verbs_settings.clone()));
+    settings.links = vec![Arc::new(verbs(fabric, index, verbs_settings.clone()))];
+}
+
+/// The same where links may be TCP too.
+fn may_use_verbs(settings: &mut EngineSettings, fabric: &Fabric, index: usize, verbs_settings: &VerbsSettings) {
+    let verbs = fake_verbs(fabric, index, verbs_settings.clone());
+    settings.links = vec![Arc::new(Verbs { is_required: false, ..verbs })];
 }
 
 /// Two engines joined by verbs, and their fabric.
@@ -106,7 +112,7 @@ fn every_size_arrives_whole_in_every_way() {
 
 /// Links of all shards that are verbs.
 pub fn counters_verbs(engine: &Engine) -> u64 {
-    engine.counters().unwrap().iter().map(|shard| shard.links_verbs).sum()
+    total(engine).kinds[0].links
 }
 
 #[test]
@@ -184,8 +190,8 @@ fn a_peer_that_has_no_device_is_reached_by_tcp_or_not_at_all() {
     for is_required in [false, true] {
         let engines = engines(2, |index, settings| {
             if index == 0 {
-                use_verbs(settings, &fabric, index, &VerbsSettings::default());
-                settings.verbs.as_mut().expect("just set").is_required = is_required;
+                let verbs = verbs(&fabric, index, VerbsSettings::default());
+                settings.links = vec![Arc::new(Verbs { is_required, ..verbs })];
             }
         });
         let (ps_task, worker_task) = (engines[0].task(&task(0)).unwrap(), engines[1].task(&task(1)).unwrap());
@@ -235,10 +241,9 @@ fn under_tls_nothing_travels_by_verbs_in_plain_text_unless_told_to() {
     // Each side decides for itself.
     let with = |plaintext: [bool; 2]| {
         let engines = engines(2, |index, settings| {
-            use_verbs(settings, &fabric, index, &VerbsSettings::default());
-            settings.verbs.as_mut().expect("just set").is_required = false;
+            let verbs = verbs(&fabric, index, VerbsSettings::default());
+            settings.links = vec![Arc::new(Verbs { is_required: false, plaintext: plaintext[index], ..verbs })];
             settings.authentication = certified(&authority, index);
-            settings.plaintext_rdma = plaintext[index];
         });
         talk_and_tell(&engines)
     };
@@ -248,12 +253,12 @@ fn under_tls_nothing_travels_by_verbs_in_plain_text_unless_told_to() {
         ([false, true], ["this side cannot: TLS is set", "the peer cannot: TLS is set"]),
     ] {
         for ((link, reason), why) in with(plaintext).iter().zip(why) {
-            assert_eq!(*link, LinkKind::Tcp, "{reason}");
+            assert_eq!(*link, LinkKind::TCP, "{reason}");
             assert!(reason.starts_with(why) && reason.contains("security.plaintext_rdma = true"), "{reason}");
         }
     }
     for (link, reason) in with([true, true]) {
-        assert_eq!(link, LinkKind::Verbs, "{reason}");
+        assert_eq!(link, KIND, "{reason}");
         assert!(reason.contains("in plain text (security.plaintext_rdma)"), "{reason}");
     }
 }
@@ -265,8 +270,9 @@ fn under_tls_an_engine_that_must_use_verbs_does_not_start_unless_told_to_and_a_s
         let listener = crate::fixture::listener();
         let mut settings =
             crate::fixture::settings(crate::fixture::map(&[crate::fixture::port(&listener)]), 0, listener);
-        use_verbs(&mut settings, &fabric, 0, &VerbsSettings::default());
-        (settings.authentication, settings.plaintext_rdma) = (shown, plaintext);
+        let verbs = verbs(&fabric, 0, VerbsSettings::default());
+        settings.links = vec![Arc::new(Verbs { plaintext, ..verbs })];
+        settings.authentication = shown;
         Engine::start(settings)
     };
     let error = with(certified(&authority, 0), false).err().expect("verbs are not encrypted").to_string();
@@ -282,10 +288,9 @@ fn under_tls_an_engine_that_must_use_verbs_does_not_start_unless_told_to_and_a_s
 fn a_peer_that_declines_for_tls_says_so_to_one_that_must_use_verbs() {
     let (authority, fabric) = (Authority::new().unwrap(), Fabric::new(1));
     let engines = engines(2, |index, settings| {
-        use_verbs(settings, &fabric, index, &VerbsSettings::default());
-        settings.verbs.as_mut().expect("just set").is_required = index == 1;
+        let verbs = verbs(&fabric, index, VerbsSettings::default());
+        settings.links = vec![Arc::new(Verbs { is_required: index == 1, plaintext: index == 1, ..verbs })];
         settings.authentication = certified(&authority, index);
-        settings.plaintext_rdma = index == 1;
         settings.connect_timeout = Duration::from_millis(500);
     });
     // It calls again and again, with waits in between that grow, until its time to connect is over.
@@ -303,7 +308,7 @@ fn without_a_device_an_engine_uses_tcp_or_does_not_start() {
         open: Arc::new(|_| Err(VerbsError::new("open the device", "there is none"))),
         ..Verbs::new(VerbsSettings::default())
     };
-    let engines = engines(2, |_, settings| settings.verbs = Some(broken(false)));
+    let engines = engines(2, |_, settings| settings.links = vec![Arc::new(broken(false))]);
     let (ps_task, worker_task) = (engines[0].task(&task(0)).unwrap(), engines[1].task(&task(1)).unwrap());
     let sending = ps_task.send(&task(1), 1, "k", tensor(100, 1));
     assert_eq!(worker_task.recv(&task(0), 1, "k").wait().unwrap().bytes(), bytes(100, 1));
@@ -311,7 +316,7 @@ fn without_a_device_an_engine_uses_tcp_or_does_not_start() {
     let listener = crate::fixture::listener();
     let map = crate::fixture::map(&[crate::fixture::port(&listener)]);
     let mut settings = crate::fixture::settings(map, 0, listener);
-    settings.verbs = Some(broken(true));
+    settings.links = vec![Arc::new(broken(true))];
     let error = Engine::start(settings).err().expect("verbs are required").to_string();
     assert!(error.contains("there is none") && error.contains("transport.require"), "{error}");
 }
@@ -322,9 +327,8 @@ fn nothing_is_lost_when_queue_pairs_fail() {
     for way in ways() {
         let fabric = Fabric::new(7);
         let engines = engines(2, |index, settings| {
-            settings.verbs = Some(fake_verbs(&fabric, index, way.clone()));
             // Links may become TCP for a while, when too many have failed in a row.
-            settings.verbs.as_mut().expect("just set").is_required = false;
+            may_use_verbs(settings, &fabric, index, &way);
         });
         let (ps_task, worker_task) = (engines[0].task(&task(0)).unwrap(), engines[1].task(&task(1)).unwrap());
         let strike = |kind, status| Strike { kind: Some(kind), status, carried_out: false };
@@ -365,9 +369,9 @@ fn nothing_is_lost_when_queue_pairs_fail() {
             }
             sent.into_iter().for_each(|sending| sending.wait().unwrap());
         }
-        let failed: u64 = engines[0].counters().unwrap().iter().map(|shard| shard.verbs.links_failed).sum();
-        let failed_there: u64 = engines[1].counters().unwrap().iter().map(|shard| shard.verbs.links_failed).sum();
-        assert!(failed + failed_there > 0, "no link has failed, so nothing was tried");
+        let shards = engines.iter().flat_map(|engine| engine.counters().unwrap());
+        let failed: u64 = shards.map(|shard| PortCounters::of_figures(&shard.kinds[0].figures).links_failed).sum();
+        assert!(failed > 0, "no link has failed, so nothing was tried");
         assert_empty(&engines[0]);
         assert_empty(&engines[1]);
         assert_kept_its_limits(&fabric);
@@ -378,8 +382,7 @@ fn nothing_is_lost_when_queue_pairs_fail() {
 fn a_port_that_goes_down_is_left_for_tcp_and_a_queue_pair_that_dies_for_another() {
     let fabric = Fabric::new(3);
     let engines = engines(2, |index, settings| {
-        settings.verbs = Some(fake_verbs(&fabric, index, VerbsSettings::default()));
-        settings.verbs.as_mut().expect("just set").is_required = false;
+        may_use_verbs(settings, &fabric, index, &VerbsSettings::default());
     });
     let (ps_task, worker_task) = (engines[0].task(&task(0)).unwrap(), engines[1].task(&task(1)).unwrap());
     let exchange = |step| {
@@ -407,8 +410,7 @@ fn a_port_that_goes_down_is_left_for_tcp_and_a_queue_pair_that_dies_for_another(
 fn links_go_back_to_verbs_when_the_port_is_up_again() {
     let fabric = Fabric::new(5);
     let engines = engines(3, |index, settings| {
-        settings.verbs = Some(fake_verbs(&fabric, index, VerbsSettings::default()));
-        settings.verbs.as_mut().expect("just set").is_required = false;
+        may_use_verbs(settings, &fabric, index, &VerbsSettings::default());
     });
     let tasks: Vec<_> = (0..3).map(|index| engines[index].task(&task(index)).unwrap()).collect();
     let acceptor = tasks[0].acceptor("gradients", AcceptOptions::default());
@@ -466,7 +468,7 @@ fn links_go_back_to_verbs_when_the_port_is_up_again() {
     assert!(fabric.inject("fake0", Fault::PortDown));
     traffic(&mut || counters_verbs(&engines[0]) == 0 && total(&engines[0]).links == 2);
     assert!(fabric.inject("fake0", Fault::PortUp));
-    until(&engines[0], "links by verbs", |counters| counters.links_verbs == 2);
+    until(&engines[0], "links by verbs", |counters| counters.kinds[0].links == 2);
     engines.iter().for_each(assert_empty);
     assert_kept_its_limits(&fabric);
 }

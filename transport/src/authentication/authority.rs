@@ -1,4 +1,4 @@
-//! An authority of a job's own: certifies tasks, for those who have no authority yet, for tests and for benchmarks.
+//! A certificate authority for a job: certifies tasks, for users without an authority, tests and benchmarks.
 
 use std::time::{Duration, SystemTime};
 
@@ -14,18 +14,18 @@ const CLOCK_SKEW: Duration = Duration::from_secs(3600);
 /// How long an authority is valid: it signs anew what ends before.
 const AUTHORITY_LIFE: Duration = Duration::from_secs(10 * 365 * 86_400);
 
-/// Signs certificates. Its key lives here alone: what was signed stays good without it.
+/// Signs certificates. Its key exists only here; signed certificates stay valid without it.
 pub struct Authority(CertifiedIssuer<'static, KeyPair>);
 
 /// A certificate and its key, as PEM.
 pub struct Certified {
     /// The certificate, for anyone.
     pub certificate: String,
-    /// Its key, for its owner alone.
+    /// Its key, only for its owner.
     pub key: String,
 }
 
-/// Why nothing was signed.
+/// Why signing failed.
 #[derive(Debug, thiserror::Error)]
 #[error("no certificate could be made: {0}")]
 pub struct AuthorityError(#[from] rcgen::Error);
@@ -44,12 +44,12 @@ impl Authority {
         Ok(Self(CertifiedIssuer::self_signed(params, KeyPair::generate()?)?))
     }
 
-    /// The authority's own certificate, as PEM: what every side believes.
+    /// The authority's certificate, as PEM, which every side must trust.
     pub fn certificate(&self) -> String {
         self.0.pem()
     }
 
-    /// A certificate that speaks for these tasks and no others, for calling and for being called, until then; and a new key.
+    /// A certificate for exactly these tasks, as client and server, valid until then; and a new key.
     ///
     /// # Errors
     /// The system gives no random numbers.

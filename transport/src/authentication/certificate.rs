@@ -1,4 +1,4 @@
-//! A peer's certificate, whose chain was checked, and the tasks that it speaks for.
+//! A peer's certificate, whose chain was verified, and the tasks that it covers.
 
 use std::time::{Duration, SystemTime};
 
@@ -51,7 +51,7 @@ impl Certificate {
         certificate.verify_is_valid_for_subject_name(&host).is_ok()
     }
 
-    /// For errors and logs: the DNS names and URIs that it has.
+    /// Its DNS names and URIs, for errors and logs.
     pub fn names(&self) -> String {
         let Ok(certificate) = EndEntityCert::try_from(&self.0) else { return String::new() };
         let names: Vec<&str> = certificate.valid_dns_names().chain(certificate.valid_uri_names()).collect();

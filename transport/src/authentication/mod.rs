@@ -1,7 +1,7 @@
-//! Who may talk over TCP: anyone, whoever has the shared secret, or whoever has a certificate for the tasks that it names.
+//! Authentication of peers over TCP: none, a shared secret, or a certificate for the tasks that the peer names.
 //!
-//! What is here is whole and never changes: an engine that is given another uses it for the links that it makes from then on. The
-//! links' ends carry it out before their greetings ([`tcp`](crate::tcp)).
+//! Values here are immutable: an engine that is given a new one uses it for new links. Links authenticate before the handshake
+//! ([`tcp`](crate::tcp)).
 
 #[cfg(feature = "authority")]
 mod authority;
@@ -22,14 +22,13 @@ pub use secret::{SECRET_BYTES_MAX, SECRET_BYTES_MIN, SECRETS_MAX, random_secret}
 pub use tls::TlsFiles;
 pub(crate) use tls::{Identity, PROTOCOL};
 
-/// How peers of other engines show that they may talk. Cloning counts a reference.
+/// How peers authenticate to each other. Cloning counts a reference.
 ///
-/// - [`Authentication::default`]: not at all. Whoever can connect may talk.
-/// - [`Authentication::secret`]: by a secret that all engines of a job share: a mutual challenge, answered with HMAC-SHA-256.
-///   What follows is neither encrypted nor protected against whoever can alter packets, and whoever has the secret may speak
-///   for any task.
-/// - [`Authentication::tls`]: by mutual TLS 1.3, which encrypts all that follows on TCP. A peer speaks only for tasks that
-///   its certificate names.
+/// - [`Authentication::default`]: none. Anyone who can connect is accepted.
+/// - [`Authentication::secret`]: by a secret that all engines of a job share: mutual challenge and response with HMAC-SHA-256.
+///   Later traffic is neither encrypted nor protected against alteration, and anyone with the secret may speak for any task.
+/// - [`Authentication::tls`]: by mutual TLS 1.3, which encrypts all later traffic on TCP. A peer speaks only for tasks that its
+///   certificate covers.
 #[derive(Debug, Clone, Default)]
 pub struct Authentication(pub(crate) Means);
 
@@ -43,8 +42,8 @@ pub(crate) enum Means {
 }
 
 impl Authentication {
-    /// The shared secret in a file that its owner alone may read. In a second line it may have another, which callers may have
-    /// as well while the hosts of a job are changed one by one.
+    /// The shared secret in a file that only its owner may read. A second line may hold another secret, which callers may also
+    /// use while the hosts of a job are updated one by one.
     ///
     /// # Errors
     /// The file cannot be read, others may read it, a secret is too short, or there are too many.
@@ -54,19 +53,19 @@ impl Authentication {
         Ok(Self(Means::Secret(Arc::new(secret))))
     }
 
-    /// A certificate, its key, and the authorities whose certificates are believed.
+    /// A certificate, its key, and the trusted authorities.
     ///
     /// # Errors
-    /// A file cannot be read or does not hold what it should, others may read the key, it is not the certificate's, or the
-    /// certificate has ended.
+    /// A file cannot be read or has the wrong contents, others may read the key, the key does not match, or the certificate has
+    /// expired.
     pub fn tls(files: &TlsFiles) -> Result<Self, AuthenticationError> {
         Ok(Self(Means::Tls(Arc::new(Identity::load(files)?))))
     }
 
-    /// The same for a certificate of an [`Authority`], whose own is given as PEM.
+    /// Like [`tls`](Self::tls), for a certificate issued by an [`Authority`], whose own certificate is given as PEM.
     ///
     /// # Errors
-    /// The key is not the certificate's.
+    /// The key does not match the certificate.
     #[cfg(feature = "authority")]
     pub fn certified(authority: &str, certified: &Certified) -> Result<Self, AuthenticationError> {
         let identity = Identity::of(
@@ -77,7 +76,7 @@ impl Authentication {
         Ok(Self(Means::Tls(Arc::new(identity))))
     }
 
-    /// The same for a secret, or two in lines, that are no file's.
+    /// Like [`secret`](Self::secret), for a secret, or two on separate lines, that are not in a file.
     ///
     /// # Errors
     /// As [`Authentication::secret`].
@@ -87,17 +86,17 @@ impl Authentication {
         Ok(Self(Means::Secret(Arc::new(secret))))
     }
 
-    /// True if whoever can connect may talk.
+    /// True if anyone who can connect is accepted.
     pub fn is_open(&self) -> bool {
         matches!(self.0, Means::Open)
     }
 
-    /// True if what travels by TCP is encrypted.
+    /// True if traffic over TCP is encrypted.
     pub fn is_encrypted(&self) -> bool {
         matches!(self.0, Means::Tls(_))
     }
 
-    /// When what this side shows ends: its certificate, or sooner the authority's that vouches for it. `None` where there is none.
+    /// When this side's certificate expires, or its authority's if that is sooner. `None` if there is none.
     pub fn ends(&self) -> Option<SystemTime> {
         match &self.0 {
             Means::Tls(identity) => identity.ends,
@@ -105,7 +104,7 @@ impl Authentication {
         }
     }
 
-    /// True if both were made of the same.
+    /// True if both have the same contents.
     pub fn is_same(&self, other: &Authentication) -> bool {
         match (&self.0, &other.0) {
             (Means::Open, Means::Open) => true,
@@ -115,7 +114,7 @@ impl Authentication {
         }
     }
 
-    /// For logs: what peers must show.
+    /// The required authentication, for logs.
     pub fn name(&self) -> &'static str {
         match self.0 {
             Means::Open => "none",
@@ -139,7 +138,8 @@ pub enum AuthenticationError {
         message: String,
     },
     /// Others than its owner may read a secret, or write what says who is believed; or someone else owns it.
-    #[error("{what} in {} is open to others: {problem}; chown it to the user that runs this and chmod 600 it", path.display())]
+    #[error("{what} in {} is accessible to others: {problem}; chown it to the user that runs this and chmod 600 \
+             it", path.display())]
     NotPrivate {
         /// What it holds.
         what: &'static str,
@@ -148,7 +148,7 @@ pub enum AuthenticationError {
         /// Whose it is, or its mode.
         problem: String,
     },
-    /// A file does not hold what it should.
+    /// A file has the wrong contents.
     #[error("{}: {problem}", path.display())]
     Content {
         /// The file.

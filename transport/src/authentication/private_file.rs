@@ -1,5 +1,5 @@
-//! Reading files that say who may talk: those that hold secrets only if nobody but their owner can read them, the others only
-//! if nobody but their owner can write them. Bounded by the caller's limit; never waits, as opening a FIFO would.
+//! Reads credential files: secrets only if nobody but the owner can read them, others only if nobody but the owner can write
+//! them. Bounded by the caller's limit; never blocks, as opening a FIFO would.
 
 use std::fs::{File, OpenOptions};
 use std::io::Read;
@@ -34,7 +34,7 @@ fn read_closed(
     // Of what was opened: the name may mean another file by now.
     let metadata = file.metadata().map_err(failed)?;
     if !metadata.is_file() {
-        return Err(failed(std::io::Error::other("it is no regular file")));
+        return Err(failed(std::io::Error::other("it is not a regular file")));
     }
     let not_private = |problem| AuthenticationError::NotPrivate { what, path: path.into(), problem };
     let user = nix::unistd::geteuid().as_raw();

@@ -1,12 +1,12 @@
-//! The shared secret: what each side of a connection says to show that it has it.
+//! The shared secret: how each side of a connection proves that it has it.
 //!
-//! A challenge and response in both directions (ISO/IEC 9798-4, three-pass mutual authentication): each side draws a number,
-//! and proves with HMAC-SHA-256 (RFC 2104) over both numbers, the address that was called, and the name of its part, that it has
-//! the secret. Neither a former conversation nor the other side's own words can be played back, and what is said to whoever has
-//! taken over a peer's address opens no other.
+//! A challenge and response in both directions (ISO/IEC 9798-4, three-pass mutual authentication): each side draws a nonce, and
+//! proves that it has the secret with an HMAC-SHA-256 (RFC 2104) over both nonces, the called address, and its role. Neither an
+//! earlier conversation nor the other side's own messages can be replayed, and a proof given to a process that took over a
+//! peer's address is useless elsewhere.
 //!
-//! While the hosts of a job are given another secret, two are valid: a side calls with its first, and hears out callers that have
-//! either, to whom it proves that it has the same.
+//! While a job's secret is being replaced, two are valid: a side connects with its first, and accepts callers with either,
+//! answering with the same one.
 
 use ring::digest::{SHA256, digest};
 use ring::hmac;
@@ -14,11 +14,11 @@ use ring::rand::{SecureRandom, SystemRandom};
 
 use crate::wire::PROOF_BYTES;
 
-/// Shortest secret, in bytes: long enough that whoever has seen a proof cannot try all.
+/// Minimum length of a secret in bytes: enough that a recorded proof cannot be brute-forced.
 pub const SECRET_BYTES_MIN: usize = 32;
 /// Longest file of secrets, in bytes.
 pub const SECRET_BYTES_MAX: usize = 4096;
-/// Secrets that may be valid at once: the one that goes and the one that comes.
+/// Secrets that may be valid at once: the old and the new one.
 pub const SECRETS_MAX: usize = 2;
 
 /// A number that was never drawn before.

@@ -75,13 +75,13 @@ fn what_says_who_is_believed_may_be_written_by_its_owner_alone_and_is_a_file() {
     read(0o644).unwrap();
     for mode in [0o664, 0o646] {
         let error = read(mode).unwrap_err().to_string();
-        assert!(error.contains("the authorities") && error.contains("is open to others"), "{error}");
+        assert!(error.contains("the authorities") && error.contains("is accessible to others"), "{error}");
     }
     // Opening a FIFO waits for whoever writes to it.
     let fifo = files.0.path().join("fifo");
     nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRUSR).unwrap();
     let error = Authentication::secret(&fifo).unwrap_err().to_string();
-    assert!(error.contains("it is no regular file"), "{error}");
+    assert!(error.contains("it is not a regular file"), "{error}");
 }
 
 #[test]
@@ -105,8 +105,8 @@ fn certificates_keys_and_authorities_are_read_and_must_fit() {
         let text = result.unwrap_err().to_string();
         assert!(text.contains(words), "{text}");
     };
-    says(read(&one.certificate, (0o600, &other.key), &believed), "do not fit");
-    says(read(&one.certificate, (0o644, &one.key), &believed), "is open to others: its mode is 644");
+    says(read(&one.certificate, (0o600, &other.key), &believed), "does not match the key");
+    says(read(&one.certificate, (0o644, &one.key), &believed), "is accessible to others: its mode is 644");
     says(read(&one.certificate, (0o600, "no key"), &believed), "no private key in PEM");
     says(read("", (0o600, &one.key), &believed), "there is no certificate in it");
     says(read(&one.certificate, (0o600, &one.key), ""), "there is no certificate in it");

@@ -1,7 +1,7 @@
-//! Mutual TLS 1.3: this side's certificate and key, and what it asks of the other side's.
+//! Mutual TLS 1.3: this side's certificate and key, and the requirements on the other side's.
 //!
-//! Chains are checked against the authorities given, in both directions. Names are checked by the engine afterwards, against
-//! the tasks that a peer says it serves: they are what it may speak for, not where it was reached.
+//! Chains are checked against the authorities given, in both directions. The engine checks names afterwards, against the tasks
+//! that a peer claims to serve: they say what it may speak for, not where it was reached.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -31,11 +31,11 @@ const SERVER_NAME: &str = "sealane.invalid";
 /// The files of a side of mutual TLS, all PEM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TlsFiles {
-    /// This side's certificate, and what is between it and an authority.
+    /// This side's certificate, and intermediate certificates.
     pub certificate: PathBuf,
-    /// Its key, which its owner alone may read.
+    /// Its key, readable only by its owner.
     pub key: PathBuf,
-    /// The authorities whose certificates are believed.
+    /// The trusted authorities.
     pub authorities: PathBuf,
 }
 
@@ -64,7 +64,7 @@ impl Identity {
             Self::of((&files.certificate, &certificate), (&files.key, &key), (&files.authorities, &authorities))?;
         // No peer would believe it.
         if identity.ends.is_some_and(|ends| ends <= SystemTime::now()) {
-            let problem = "it, or the authority that vouches for it, has expired; create new ones, for example with `sealane keys tls`";
+            let problem = "it or its authority has expired; create new ones, for example with `sealane keys tls`";
             return Err(AuthenticationError::content(&files.certificate, problem));
         }
         Ok(identity)
@@ -89,7 +89,7 @@ impl Identity {
         let (roots, provider) = (Arc::new(roots), Arc::new(provider()));
         let ends = ends(&chain, &believed, &provider);
         let unfit = |error: rustls::Error| {
-            let problem = format!("it and the key in {} do not fit: {error}", key_path.display());
+            let problem = format!("it does not match the key in {}: {error}", key_path.display());
             AuthenticationError::content(certificate.0, problem)
         };
         let believed = Arc::new(ChainVerifier { roots: roots.clone(), provider: provider.clone() });

@@ -22,7 +22,7 @@ pub enum Host {
     V4(Ipv4Addr),
     /// An IPv6 address, written in brackets.
     V6(Ipv6Addr),
-    /// A host name in lower case, resolved anew at every connect.
+    /// A host name in lower case, resolved on every connect.
     Name(Arc<str>),
 }
 
@@ -47,7 +47,7 @@ impl fmt::Display for Host {
     }
 }
 
-/// Where a task is reached by Sealane: the right side of an endpoint map line.
+/// The address at which Sealane reaches a task: the right side of an endpoint map line.
 ///
 /// Two spellings of one address (`[0::1]:7`, `[::1]:7`; `HOST:7`, `host:7`) are equal.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

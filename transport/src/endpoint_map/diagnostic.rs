@@ -1,5 +1,4 @@
-//! What can be wrong with an endpoint map, and how each is said: where, what, and the fix, in one
-//! sentence. Plain data for any thread.
+//! Diagnostics of an endpoint map: location, problem and fix in one sentence. Plain data for any thread.
 
 use std::io;
 
@@ -7,12 +6,12 @@ use thiserror::Error;
 
 use super::{ENTRIES_MAX, FILE_BYTES_MAX, TaskName, TransportAddress};
 
-/// Whether a map with this in it can be used.
+/// Whether the map can still be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Severity {
     /// The map is refused.
     Error,
-    /// The map works, but the line says nothing or not what it seems to say.
+    /// The map works, but the line has no effect or a misleading one.
     Warning,
 }
 
@@ -29,7 +28,7 @@ pub struct Diagnostic {
 }
 
 impl Diagnostic {
-    /// Whether the map can be used all the same.
+    /// Whether the map can still be used.
     pub fn severity(&self) -> Severity {
         match self.problem {
             Problem::Repeated { .. } => Severity::Warning,
@@ -162,7 +161,7 @@ pub enum EndpointMapError {
         /// The file that was looked for.
         file: String,
     },
-    /// The file is there and cannot be read.
+    /// The file cannot be read.
     #[error("{file}: cannot be read ({error}); make it a readable file, or name another one")]
     Read {
         /// The file that was opened.
@@ -195,6 +194,6 @@ pub enum EndpointMapError {
         second: TransportAddress,
     },
     /// More pairs than [`ENTRIES_MAX`].
-    #[error("there are more than {ENTRIES_MAX} tasks; give at most so many")]
+    #[error("there are more than {ENTRIES_MAX} tasks; give at most that many")]
     TooManyEntries,
 }

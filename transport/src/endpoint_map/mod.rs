@@ -7,11 +7,11 @@
 //! # ps 0 and ps 1 share a host, so they share its daemon
 //! ps0.train:2222=10.0.0.7:7000
 //! ps1.train:2223=10.0.0.7:7000
-//! worker0.train:2222=[fd00::12]:7000   # IPv6 stands in brackets
+//! worker0.train:2222=[fd00::12]:7000   # IPv6 addresses go in brackets
 //! ```
 //!
 //! Blank lines, `#` comments, surrounding spaces, a byte order mark and CRLF line ends are fine.
-//! Everything else that is not such a line is an error that shows where it is and how to fix it.
+//! Any other line is an error that says where it is and how to fix it.
 
 mod address;
 mod diagnostic;
@@ -30,7 +30,7 @@ use std::path::Path;
 
 use hashbrown::HashMap;
 
-/// Name of the file that is looked for in the endpoint map directory.
+/// Name of the map file in the endpoint map directory.
 pub const FILE_NAME: &str = ".endpoint_map";
 
 /// Largest file that is read, in bytes: room for `ENTRIES_MAX` lines of 256 characters, so that a
@@ -42,7 +42,7 @@ pub const ENTRIES_MAX: usize = 65_536;
 
 const _: () = assert!(ENTRIES_MAX as u64 * 256 <= FILE_BYTES_MAX);
 
-/// Says for every task at which transport address it is reached.
+/// Maps every task to its transport address.
 ///
 /// Costs about 200 bytes of memory a task.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -132,7 +132,7 @@ impl EndpointMap {
         Ok(map)
     }
 
-    /// Where `task` is reached; `None` if the map does not name it.
+    /// The transport address of `task`; `None` if the map does not name it.
     pub fn resolve(&self, task: &str) -> Option<&TransportAddress> {
         self.by_task.get(task)
     }

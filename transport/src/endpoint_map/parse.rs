@@ -1,5 +1,4 @@
-//! The line parser of the endpoint map: text in, map and diagnostics out. Pure; at most one
-//! diagnostic a line.
+//! The line parser of the endpoint map: text in, map and diagnostics out. No I/O; at most one diagnostic per line.
 
 use std::collections::hash_map::{Entry, HashMap};
 

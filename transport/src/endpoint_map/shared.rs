@@ -27,7 +27,7 @@ struct Inner {
 }
 
 impl SharedEndpointMap {
-    /// Loads the map at `path`, which every later reload reads again.
+    /// Loads the map at `path`, which every reload reads again.
     ///
     /// # Errors
     ///
@@ -61,7 +61,7 @@ impl SharedEndpointMap {
         Arc::clone(&current.unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Reads the file again and replaces the map, whole or not at all.
+    /// Reads the file again and replaces the map, all or nothing.
     ///
     /// # Errors
     ///
@@ -89,7 +89,7 @@ pub struct Changed {
     pub added: Vec<TaskName>,
     /// Tasks that only the old map named.
     pub removed: Vec<TaskName>,
-    /// Tasks whose transport address is another one now.
+    /// Tasks whose transport address changed.
     pub moved: Vec<TaskName>,
 }
 
@@ -110,7 +110,7 @@ impl Changed {
         changed
     }
 
-    /// True if both maps say the same.
+    /// True if both maps are equal.
     pub fn is_empty(&self) -> bool {
         self.added.is_empty() && self.removed.is_empty() && self.moved.is_empty()
     }

@@ -1,6 +1,6 @@
-//! The accepting half of a session: the peer's streams into queues of this side, and the credit that each has.
+//! The accepting half of a session: the peer's streams into queues of this side, and their credit.
 //!
-//! A stream is remembered over its links, so that a push which is sent again is known and dropped.
+//! Streams are kept across links, so that a repeated push is recognized and dropped.
 
 #[cfg(feature = "fuzzing")]
 mod invariants;
@@ -31,7 +31,7 @@ pub struct Opened {
     pub stream: Handle,
     /// The peer's task that pushes, by the owner's number.
     pub from: u32,
-    /// The task of this side, by its place in this side's greeting.
+    /// The task of this side, by its index in this side's task list.
     pub to: u16,
     /// The queue's name.
     pub queue: Box<str>,
@@ -212,7 +212,7 @@ impl Acceptor {
         false
     }
 
-    /// The link is gone: the peer opens its streams anew, and hears then what was taken.
+    /// The link is gone: the peer opens its streams again, and then learns what was taken.
     pub(super) fn suspend(&mut self) {
         self.news.clear();
         for (_, stream) in self.streams.iter_mut().flat_map(Arena::iter_mut) {

@@ -1,4 +1,4 @@
-//! The asking half of a session: requests by id, the window, deadlines, landings.
+//! The requesting half of a session: requests by id, the window, deadlines, landings.
 
 mod requests;
 
@@ -24,7 +24,7 @@ use crate::wire::{REQUEST_ENTRY_BYTES, Request, Response, SmallResponse, WireErr
 /// A recv: what is wanted, from whom, until when, and where to.
 #[derive(Debug)]
 pub struct Ask<'a, W> {
-    /// The asking task, by its place in this side's greeting.
+    /// The asking task, by its index in this side's task list.
     pub consumer: u16,
     /// The peer's task, by the owner's number.
     pub producer: u32,

@@ -1,5 +1,5 @@
-//! Short frames that wait to leave: notes, failures, farewells. Bounded by [`CONTROL_QUEUE_MAX`] and what one read of
-//! the link can add to it.
+//! Short frames waiting to be sent: control frames, failures, goaway. Bounded by [`CONTROL_QUEUE_MAX`] plus what one read of
+//! the link can add.
 
 use std::collections::VecDeque;
 

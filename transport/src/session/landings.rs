@@ -1,6 +1,6 @@
-//! Tensors that come in chunks and wait for their next: the receiving half of what an outbox's transfers send.
+//! Tensors received in chunks, between two chunks: the receiving half of an outbox's transfers.
 //!
-//! Bounded by [`TRANSFERS_MAX`]; the memory of each was found when it began.
+//! Bounded by [`TRANSFERS_MAX`]; the memory of each is allocated when it begins.
 
 use crate::arena::Handle;
 use crate::limits::TRANSFERS_MAX;

@@ -1,31 +1,31 @@
-//! The conversation with one peer shard, without I/O: requests by id, answers, releases, over any number of links.
+//! The protocol with one peer shard, without I/O: requests by id, answers, releases, over any number of links.
 //!
-//! One session outlives its links. `handle_*` and [`Session::inbound`] take in what happened, [`Session::fill`] puts
-//! frames into the outbox, [`Session::poll_event`] tells the owner what it must know, [`Session::next_timeout`] when to
-//! call [`Session::handle_timeout`]. Time is always an argument. The manner is quinn-proto's.
+//! A session outlives its links. `handle_*` and [`Session::inbound`] take events in, [`Session::fill`] puts frames into the
+//! outbox, [`Session::poll_event`] reports events to the owner, and [`Session::next_timeout`] says when to call
+//! [`Session::handle_timeout`]. Time is always an argument. The style is that of quinn-proto.
 //!
-//! Nothing is lost when a link dies: the consumer asks again for what stands, under the same ids; the producer keeps
-//! each tensor until its release and answers an id that it has answered before with the same tensor. Releases are
-//! numbered and acknowledged, so that none is lost with the link that carried it.
+//! Nothing is lost when a link dies: the consumer repeats outstanding requests under the same ids; the producer keeps each
+//! tensor until its release and answers a repeated id with the same tensor. Releases are numbered and acknowledged, so that
+//! none is lost with its link.
 //!
 //! Exactly once, over any number of links:
 //!
 //! 1. A request has the consumer's handle as its id. The producer answers with the tensor and keeps it.
-//! 2. The consumer releases it: *taken*, or *returned* (it gave up, had no room, found it too large). Returned tensors go
-//!    back into the table under their key, unless their send's deadline has passed: its caller has been told *delivery
-//!    unknown*, and only the memory is given back.
-//! 3. Releases ride in front of the next request; on its own a release waits for one turn, since the task that got the
-//!    tensor usually asks for more.
+//! 2. The consumer releases it: *taken*, or *returned* (cancelled, no room, too large). Returned tensors go back into the table
+//!    under their key, unless their send's deadline has passed: its caller got *delivery unknown*, and only the memory is
+//!    returned.
+//! 3. Releases are sent in front of the next request; a lone release waits for one turn, since the task that got the tensor
+//!    usually requests more.
 //! 4. On a new link the consumer sends the unacknowledged releases, then repeats all outstanding requests under the same
-//!    ids, then sends *resumed*. What was lent and neither released nor requested again by then goes back to the table.
-//! 5. A session resumes only if each side remembers the other's incarnation. If a peer restarted, or gave the session up
-//!    because a lease expired, both sides find out: outstanding requests end with Unavailable, lent tensors come back.
+//!    ids, then sends *resumed*. Tensors lent but neither released nor requested again by then go back to the table.
+//! 5. A session resumes only if each side remembers the other's incarnation. If a peer restarted, or dropped the session
+//!    because a lease expired, both sides find out: outstanding requests end with Unavailable, and lent tensors are returned.
 //!
-//! The window (40) counts requests that the producer has neither answered nor *parked*. Parking a request whose tensor is
-//! not there yet frees its place; otherwise forty requests for late tensors would block the forty-first for ever.
+//! The window (40) counts requests that the producer has neither answered nor *parked*. Parking a request whose tensor is not
+//! available yet frees its place; otherwise forty requests for late tensors would block the forty-first forever.
 //!
-//! `W` is what the owner wants back with an answer (a waiter), `D` with a release (a deposit). Runs on one shard;
-//! bounded by [`SessionLimits`] and `limits.rs`.
+//! `W` is returned to the owner with an answer (a waiter), `D` with a release (a deposit). Runs on one shard; bounded by
+//! [`SessionLimits`] and `limits.rs`.
 
 mod acceptor;
 mod consumer;
@@ -77,7 +77,7 @@ pub use server::{EmptyStore, Named, Store, Wait};
 /// [`Sink`] gets tensors without one.
 #[derive(Debug)]
 pub enum Event<W, D> {
-    /// The peer asks for a tensor: answer with [`Session::answer`], [`Session::park`] or [`Session::refuse`].
+    /// The peer requests a tensor: answer with [`Session::answer`], [`Session::park`] or [`Session::refuse`].
     Asked(Asked),
     /// The peer no longer waits for a request that was parked.
     Withdrawn(Handle),
@@ -154,7 +154,7 @@ pub struct Asked {
     pub id: Handle,
     /// The peer's task that wants the tensor, by the owner's number.
     pub consumer: u32,
-    /// The task of this side that is asked, by its place in this side's greeting.
+    /// The task of this side that it requests from, by its index in this side's list.
     pub producer: u16,
     /// The step.
     pub step: i64,
@@ -164,7 +164,7 @@ pub struct Asked {
     key: Range<usize>,
 }
 
-/// A tensor that came.
+/// A received tensor.
 #[derive(Debug)]
 pub struct Arrived {
     /// Its metadata, not looked at.
@@ -185,7 +185,7 @@ pub struct Unanswered {
 /// The tasks at the other end, as the owner numbers them.
 #[derive(Debug, Clone, Default)]
 pub struct Roster {
-    /// For each task of the peer's greeting, the owner's number of it.
+    /// For each task in the peer's list, the owner's number of it.
     pub numbers: Vec<u32>,
 }
 
@@ -208,7 +208,7 @@ pub struct Session<W, D> {
     peer: Box<str>,
     limits: SessionLimits,
     quota: Rc<PeerQuota>,
-    /// Number of tasks in this side's greeting: requests for others are refused.
+    /// Number of tasks in this side's task list: requests for others are refused.
     tasks: u16,
     /// Links that this session has had.
     epoch: u32,
@@ -245,8 +245,7 @@ pub struct Traffic {
 }
 
 impl<W, D: PartialEq> Session<W, D> {
-    /// A session without a link yet, with the peer at transport address `peer`; this side's greeting names `tasks`
-    /// tasks.
+    /// A session without a link yet, with the peer at transport address `peer`; this side serves `tasks` tasks.
     pub fn new(peer: &str, tasks: u16, limits: SessionLimits) -> Self {
         let quota = PeerQuota::new(&limits);
         Self::sharing(peer, tasks, limits, quota)
@@ -285,7 +284,7 @@ impl<W, D: PartialEq> Session<W, D> {
         self.producer.recorder = Some(recorder.clone());
     }
 
-    /// The next greeting of this side names so many tasks.
+    /// This side's next handshake names this many tasks.
     pub fn set_tasks(&mut self, tasks: u16) {
         self.tasks = tasks;
     }
@@ -317,7 +316,7 @@ impl<W, D: PartialEq> Session<W, D> {
         &self.peer
     }
 
-    /// Links that this session has had; goes into the greeting.
+    /// Number of links of this session; sent in the handshake.
     pub fn epoch(&self) -> u32 {
         self.epoch
     }
@@ -375,8 +374,8 @@ impl<W, D: PartialEq> Session<W, D> {
         self.attached.is_none() && (asks || self.consumer.has_releases())
     }
 
-    /// A link stands, the session's `epoch`th as both sides agreed in their greetings. What this side still wants is
-    /// asked again on it; requests for tasks that the peer does not serve end with NotFound.
+    /// A link is open, the session's `epoch`th as both sides agreed in the handshake. Outstanding requests are repeated on it;
+    /// requests for tasks that the peer does not serve end with NotFound.
     pub fn attach(&mut self, now: Instant, epoch: u32, roster: Roster, tensor_bytes_max: u64) {
         debug_assert!(self.attached.is_none(), "detach comes first");
         self.epoch = epoch;
@@ -592,7 +591,7 @@ impl<W, D: PartialEq> Session<W, D> {
                 || self.consumer.stage_requests(now, &attached.roster, &mut self.outbox, one_message))
     }
 
-    /// Ends `step` for `task` (its place in this side's greeting) at the peer too. A peer that reads so little that a queue
+    /// Ends `step` for `task` (its index in this side's task list) at the peer too. A peer that reads so little that a queue
     /// of such words stands full is not told: its requests end by their deadlines.
     pub fn abort(&mut self, step: i64, task: u16, reason: &str) {
         if self.attached.is_some() && !self.control.is_full() {

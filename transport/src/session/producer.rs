@@ -1,4 +1,4 @@
-//! The answering half of a session: the peer's requests, and each tensor handed out, kept until its release.
+//! The answering half of a session: the peer's requests, and every tensor lent, kept until its release.
 
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -26,7 +26,7 @@ struct Served<D> {
     payload: Option<Payload>,
     /// Taken with the release.
     deposit: Option<D>,
-    /// It was handed to the link that stands, and counts as bytes in flight.
+    /// It was passed to the current link, and counts as bytes in flight.
     in_flight: bool,
     /// The release, if it came while the link still had the payload.
     settled: Option<bool>,

@@ -1,6 +1,6 @@
-//! The pulling half of a session: key sets that the producer is told once a link, and pulls of them.
+//! The pulling half of a session: key sets, sent once per link, and pulls of them.
 //!
-//! A pull reads what is published, so it owes nothing: a link that dies has it asked again from the start.
+//! A pull reads published tensors and needs no release: when a link dies, it is repeated from the start.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -51,7 +51,7 @@ struct Pulling<W> {
     min_version: i64,
     since: Instant,
     deadline: Instant,
-    /// It went out on the link that stands.
+    /// It was sent on the current link.
     out: bool,
     /// It went out on any link.
     asked: bool,
@@ -156,7 +156,7 @@ impl<W> Puller<W> {
         Some(pull)
     }
 
-    /// The link is gone: sets are told anew on the next, pulls asked again.
+    /// The link is gone: sets and pulls are sent again on the next.
     pub(super) fn suspend(&mut self, landings: &mut [Landing]) {
         for landing in landings {
             if let LandingOf::Part { index, .. } = landing.of
@@ -370,11 +370,11 @@ impl<W, D: PartialEq> Session<W, D> {
         let known = vec![None; keys.len()];
         let set = Set { consumer, producer, keys, told: 0, known };
         self.puller.sets.insert(set).map_err(|_| {
-            Error::full("plans of a session", format!("{SETS_MAX} plans with {} stand already", self.peer))
+            Error::full("plans of a session", format!("{SETS_MAX} plans with {} are already open", self.peer))
         })
     }
 
-    /// Forgets a set; pulls of it end as if given up.
+    /// Forgets a set; pulls of it end as if cancelled.
     pub fn forget_set(&mut self, set: Handle) {
         for handle in self.puller.pulls.select(|pull| pull.set == set) {
             self.cancel_pull(handle);
@@ -420,13 +420,13 @@ impl<W, D: PartialEq> Session<W, D> {
                 Ok(handle)
             }
             Err(Pulling { tray, waiter, .. }) => {
-                let reason = format!("{} pulls from {} wait already", puller.pulls_max, self.peer);
+                let reason = format!("{} pulls from {} are already waiting", puller.pulls_max, self.peer);
                 Err((Error::full("fusion.queued_requests_max", reason), tray, waiter))
             }
         }
     }
 
-    /// Gives a pull up: nothing more comes of it. `None` if it has ended already.
+    /// Cancels a pull: nothing more is reported for it. `None` if it has already ended.
     pub fn cancel_pull(&mut self, handle: Handle) -> Option<(W, Tray)> {
         self.puller.cancel_out(handle, &mut self.control);
         let pull = self.puller.remove(handle)?;

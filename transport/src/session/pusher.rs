@@ -1,5 +1,5 @@
-//! The pushing half of a session: streams of tensors into the peer's queues, each push numbered and kept until the peer
-//! has taken it.
+//! The pushing half of a session: streams of tensors into the peer's queues. Every push is numbered and kept until the peer has
+//! taken it.
 
 #[cfg(feature = "fuzzing")]
 mod invariants;
@@ -545,8 +545,7 @@ impl<W, D: PartialEq> Session<W, D> {
             paused: false,
             overtaken: None,
         };
-        let full =
-            |_| Error::full("queues of a session", format!("{STREAMS_MAX} queues of {} are pushed into", self.peer));
+        let full = |_| Error::full("queues of a session", format!("{STREAMS_MAX} queues of {} are in use", self.peer));
         let handle = self.pusher.streams.insert(stream).map_err(full)?;
         self.pusher.names.insert((from, to, queue.into()), handle);
         Ok(handle)
@@ -563,7 +562,7 @@ impl<W, D: PartialEq> Session<W, D> {
             return Err((Error::invalid("there is no such stream"), deposit));
         };
         if pusher.pushes >= pusher.pushes_max {
-            let reason = format!("{} pushes to {} wait already", pusher.pushes, self.peer);
+            let reason = format!("{} pushes to {} are already waiting", pusher.pushes, self.peer);
             return Err((Error::full("fusion.queued_requests_max", reason), deposit));
         }
         let bytes = payload.len() as u64;

@@ -1,9 +1,9 @@
-//! What one peer may make this shard remember, over all the sessions that it has with it.
+//! Limits on the state held for one peer, over all its sessions with this shard.
 //!
-//! A peer has a session for each shard that it says it has, so a limit of a session is a limit of a peer only as often as the
-//! peer likes. Sessions with one transport address share one [`PeerQuota`]; the parts of a session that remember things for
-//! the peer each hold a [`Share`] of it, and give all of it back when they end. A shard shares nothing with the others: what a
-//! peer has on another shard of this side counts there.
+//! A peer has a session for each shard that it claims to have, so it could multiply any per-session limit. Sessions with one
+//! transport address therefore share one [`PeerQuota`]; the parts of a session that keep state for the peer each hold a
+//! [`Share`] of it, and return all of it when they end. Shards share nothing: a peer's state on another shard of this side is
+//! counted there.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -58,7 +58,7 @@ impl PeerQuota {
     fn full(&self, what: Held) -> Error {
         let most = self.most[what as usize];
         match what {
-            Held::Plans => Error::full("plans of a peer", format!("{most} plans of one peer stand")),
+            Held::Plans => Error::full("plans of a peer", format!("{most} plans of one peer are open")),
             Held::Keys => Error::full("fusion.plan_keys_max", format!("the plans of one peer have {most} keys")),
             Held::NameBytes => Error::full(
                 "fusion.peer_name_bytes_max",

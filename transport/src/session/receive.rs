@@ -1,4 +1,4 @@
-//! A session taking in bytes: every frame of the peer ends here.
+//! The receive path of a session: every frame of the peer is handled here.
 
 use std::time::Instant;
 
@@ -15,7 +15,7 @@ use crate::wire::{self, Frame, PullFrame, PushFrame, Release, Request, Response,
 
 /// Memory for tensors that come without a place of their own.
 pub trait ReceiveMemory {
-    /// Exactly `len` bytes for a tensor that `consumer`, a task by its place in this side's greeting, has asked for.
+    /// Exactly `len` bytes for a tensor that `consumer`, a task by its index in this side's task list, has asked for.
     ///
     /// # Errors
     /// ResourceExhausted, which the consumer hears; the tensor stays with its producer.
@@ -30,7 +30,7 @@ pub trait ReceiveMemory {
     }
 }
 
-/// An owner that takes tensors and releases as they come, instead of as events afterwards.
+/// An owner that takes tensors and releases as they arrive, instead of as events afterwards.
 pub trait Sink<W, D> {
     /// The tensor of a request that stood `since` then; false if its waiter no longer listens, so that the tensor goes back
     /// to its producer.
@@ -66,7 +66,7 @@ impl ReceiveMemory for Slab {
     }
 }
 
-/// A session listening: lent to a link for one call of [`Link::receive`](crate::link::Link::receive).
+/// A session in receive mode: lent to a link for one call of [`Link::receive`](crate::link::Link::receive).
 pub struct Inbound<'a, W, D> {
     session: &'a mut Session<W, D>,
     memory: &'a dyn ReceiveMemory,

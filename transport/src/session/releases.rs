@@ -1,4 +1,4 @@
-//! The consumer's numbered log of releases: kept until the producer has acknowledged them, sent again on a new link.
+//! The consumer's numbered log of releases: kept until the producer acknowledges them, sent again on a new link.
 
 use std::collections::VecDeque;
 

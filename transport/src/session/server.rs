@@ -1,6 +1,6 @@
-//! The pulled half of a session: the peer's key sets, and its pulls, answered from the store as far as the link takes.
+//! The serving half of pulls: the peer's key sets and its pulls, answered from the store as fast as the link takes data.
 //!
-//! Nothing is kept for a pull that waits but its numbers; bytes are read from the store when they leave.
+//! A waiting pull holds only numbers; bytes are read from the store when they are sent.
 
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -54,7 +54,7 @@ pub struct Named {
     pub serial: u64,
     /// The peer's task that will pull, by the owner's number.
     pub consumer: u32,
-    /// The task of this side that is asked, by its place in this side's greeting.
+    /// The task of this side that is asked, by its index in this side's task list.
     pub producer: u16,
     /// The keys, by number.
     pub keys: Vec<Box<str>>,
@@ -203,7 +203,7 @@ impl Server {
         }
     }
 
-    /// The link is gone: the peer names and asks anew. The slots that were found for it.
+    /// The link is gone: the peer sends its sets and pulls again. Returns the slots that were found for it.
     pub(super) fn suspend(&mut self) -> Vec<u32> {
         self.to_serve.clear();
         self.held_back.clear();
@@ -225,11 +225,11 @@ impl Server {
     /// Takes a pull in; why not, if it cannot be answered.
     pub(super) fn asked(&mut self, pull: &Pull) -> Result<(), Error> {
         let Some(set) = self.sets.get(&pull.set) else {
-            return Err(self.share.is_full(Held::Plans).unwrap_or_else(|| Error::invalid("the plan was not named")));
+            return Err(self.share.is_full(Held::Plans).unwrap_or_else(|| Error::invalid("the plan is unknown")));
         };
         let count = match &set.found {
             Some(Err(error)) => return Err(error.clone()),
-            None if !set.whole => return Err(Error::invalid("the plan was not named to its end")),
+            None if !set.whole => return Err(Error::invalid("the plan's keys are incomplete")),
             _ => set.count as u32,
         };
         if self.ids.contains_key(&pull.id) {

@@ -1,5 +1,5 @@
-//! The bells: how one side wakes the other, only when that one has said that it sleeps. Any thread; nothing here waits but
-//! [`ClientEar::wait`].
+//! The bells: how one side wakes the other, only after that one has announced that it sleeps. Any thread; only
+//! [`ClientEar::wait`] blocks.
 
 use std::{
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
@@ -19,7 +19,7 @@ use nix::{
 
 use super::{error::ShmError, limits::RINGS_PER_WAKING};
 
-/// What a client rings to wake a shard: an eventfd for each segment.
+/// Rung by a client to wake a shard: an eventfd for each segment.
 ///
 /// The shard watches it edge-triggered and never reads it, so that nothing the client does to it can block the shard.
 #[derive(Debug)]
@@ -64,10 +64,10 @@ impl AsFd for Doorbell {
     }
 }
 
-/// What the daemon rings to wake a client: a byte on the socket over which it attached, from any shard.
+/// Rung by the daemon to wake a client: a byte on the socket over which it attached, from any shard.
 ///
-/// No eventfd: the client holds the same open file, and could make it blocking and full, and a shard that rang it would
-/// stand still. A socket's send can be told not to wait, whatever the client does to its end.
+/// No eventfd: the client holds the same open file, and could make it blocking and full, which would block a shard that rings
+/// it. A socket's send can be made non-blocking, whatever the client does to its end.
 #[derive(Debug, Clone)]
 pub struct ClientBell(Arc<OwnedFd>);
 
@@ -82,7 +82,7 @@ impl ClientBell {
         Arc::downgrade(&self.0)
     }
 
-    /// Ends the conversation: the client, and whoever watches the socket here, find it closed.
+    /// Closes the connection: the client, and the watcher of the socket here, find it closed.
     pub fn hang_up(&self) {
         // One that is closed already is hung up.
         let _ = shutdown(self.0.as_raw_fd(), Shutdown::Both);
@@ -113,7 +113,7 @@ pub enum Woken {
     TimedOut,
 }
 
-/// Where a client hears its bell. One thread at a time should wait: whoever wakes takes all that was rung.
+/// The client's end of its bell. Only one thread at a time should wait: the one that wakes consumes all rings.
 #[derive(Debug)]
 pub struct ClientEar(OwnedFd);
 

@@ -1,4 +1,4 @@
-//! What a shard answers a client, and how that lies in a record. Pure; bounded by the record.
+//! A shard's answers to a client, and their encoding in a record. No I/O; bounded by the record.
 
 use zerocopy::IntoBytes;
 
@@ -32,7 +32,7 @@ pub enum ReceivedAt<'a> {
     },
 }
 
-/// One answer of a shard. Each call ends by `Sent`, `Received`, `Published`, `Pulled` or `Failed`; after `Published`, and
+/// One answer of a shard. Each call ends with `Sent`, `Received`, `Published`, `Pulled` or `Failed`; after `Published`, and
 /// after `Failed` with `memory_back` false, its memory comes back by `Returned`. A push of bytes in the arena ends like a
 /// publication.
 ///

@@ -1,4 +1,4 @@
-//! Messages with descriptors on a Unix socket; any thread, never waits. Descriptors that are not wanted are closed.
+//! Messages with descriptors on a Unix socket; any thread, never blocks. Unexpected descriptors are closed.
 #![allow(unsafe_code)]
 
 use std::{

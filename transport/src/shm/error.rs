@@ -1,8 +1,8 @@
-//! What can go wrong with shared memory and its descriptors, apart from what a peer or a caller does.
+//! Errors of shared memory and its descriptors, apart from misuse by a peer or caller.
 
 use std::{io, path::PathBuf};
 
-/// Why shared memory, a bell or a socket could not be had.
+/// Why shared memory, a bell or a socket could not be created.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ShmError {
@@ -14,13 +14,13 @@ pub enum ShmError {
         /// What the kernel answered.
         source: io::Error,
     },
-    /// Memory that came over the socket can still change its size, which would kill whoever touches what is gone.
+    /// Memory received over the socket can still change its size, which could kill this process with SIGBUS.
     #[error("shared memory is not sealed against a change of its size (seals {seals:#x})")]
     Unsealed {
         /// The seals that it has.
         seals: i32,
     },
-    /// Memory that came over the socket has another size than was announced.
+    /// Memory received over the socket does not have the announced size.
     #[error("shared memory has {found} bytes, {announced} were announced")]
     WrongSize {
         /// What was announced.
@@ -28,15 +28,15 @@ pub enum ShmError {
         /// What it has.
         found: u64,
     },
-    /// More memory than can be asked for.
-    #[error("{bytes} bytes of shared memory are more than the {limit} that can be had")]
+    /// More memory than allowed.
+    #[error("{bytes} bytes of shared memory are more than the {limit} available")]
     TooLarge {
         /// What was asked for.
         bytes: u64,
         /// The most that there may be.
         limit: u64,
     },
-    /// A segment that came over the socket does not begin as one.
+    /// A segment received over the socket has an invalid header.
     #[error("shared memory is not a segment of this version: its {field} is {found:#x}, not {expected:#x}")]
     NotASegment {
         /// The field of the header.
@@ -46,7 +46,7 @@ pub enum ShmError {
         /// What it is.
         found: u64,
     },
-    /// The path of a socket is taken, by a daemon that runs or by one that was killed.
+    /// The path of a socket is taken, by a running daemon or one that was killed.
     #[error("{} exists already", path.display())]
     InUse {
         /// The path.

@@ -1,5 +1,5 @@
-//! An [`Error`] taken apart into plain fields, for the ring and for the attaching conversation, and put together again
-//! so that a client shows what an embedded engine would.
+//! Conversion of an [`Error`] to plain fields, for the ring and the attach protocol, and back, so that a client reports what an
+//! embedded engine would.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! How a record's words become fields and bytes, and back: a fixed part first, then bytes one after the other. Works in
-//! private memory alone; every length is checked against the record's.
+//! Conversion between a record's words and fields: a fixed part first, then variable-length bytes. Works only in private
+//! memory; every length is checked against the record's.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 

@@ -1,5 +1,4 @@
-//! Keys of a plan as they lie in a record: one after the other, each behind its length in 16 bits. Pure; bounded by
-//! `KEY_LIST_BYTES_MAX`.
+//! Keys of a plan in a record: one after the other, each behind its length in 16 bits. No I/O; bounded by `KEY_LIST_BYTES_MAX`.
 
 use super::{fields::Malformed, limits::KEY_LIST_BYTES_MAX};
 use crate::limits::KEY_BYTES_MAX;

@@ -1,4 +1,4 @@
-//! Every limit of the shared memory and of attaching to it, by name.
+//! Every limit of shared memory and attaching.
 
 use std::time::Duration;
 

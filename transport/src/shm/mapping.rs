@@ -1,5 +1,5 @@
-//! Shared memory: sealed, of a fixed size, mapped once a process and unmapped with its last user; any thread. The only
-//! place where its addresses become references, and only to atomics, whose every value is legal.
+//! Shared memory: sealed, of a fixed size, mapped once per process and unmapped with its last user; any thread. The only place
+//! where its addresses become references, and only to atomics, for which every value is legal.
 #![allow(unsafe_code)]
 
 use std::{
@@ -231,7 +231,7 @@ impl SharedMemory {
         Ok((Self::part(&mapping, 0), fd))
     }
 
-    /// Memory that the other side made, and that it said to have `bytes`.
+    /// Opens memory that the other side created and announced with `bytes`.
     ///
     /// # Errors
     /// [`ShmError::Unsealed`], [`ShmError::WrongSize`], or [`ShmError::System`] where it cannot be mapped.

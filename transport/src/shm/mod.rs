@@ -1,4 +1,4 @@
-//! The memory that a client process and the daemon share, and how a client gets at it.
+//! The memory that a client process and the daemon share, and how a client attaches to it.
 //!
 //! A client attaches as one task and gets one *arena*, from which it allocates and which the daemon reads and writes,
 //! and with each shard one *segment*: a [`Submission`] ring, a [`Completion`] ring, and a receive *area*, from which the
@@ -6,17 +6,17 @@
 //! system call. Bounded by [`limits`] and the sizes agreed on when attaching. All of it is sealed `memfd` passed over a Unix
 //! socket: nothing has a name, so nothing is left behind by a process that is killed.
 //!
-//! Up to 512 B travel in the ring. A larger tensor leaves from the arena where it lies; one that arrives lands in the destination that the
-//! client named, or in the receive area. Between two clients of one daemon the shard copies it once, arena to arena, at most
-//! 1 MiB per turn and in pieces of 64 KiB (38 GB/s; 31 GB/s with one `memcpy` of 4 MiB, which bypasses the caches).
+//! Up to 512 B travel in the ring. A larger tensor is sent in place from the arena; a received one goes to the client's
+//! destination, or to the receive area. Between two clients of one daemon the shard copies it once, arena to arena, at most 1
+//! MiB per turn and in pieces of 64 KiB (38 GB/s; 31 GB/s with one `memcpy` of 4 MiB, which bypasses the caches).
 //!
-//! Doorbells are rung only for a side that sleeps. A shard watches one eventfd per segment, edge-triggered, and never reads it. In
-//! the other direction a byte goes over the Unix socket with MSG_DONTWAIT: an eventfd's O_NONBLOCK belongs to both ends, so a
-//! client could make it blocking, fill it, and stop the shard that rings.
+//! Doorbells are rung only if the other side sleeps. A shard watches one eventfd per segment, edge-triggered, and never reads
+//! it. In the other direction a byte goes over the Unix socket with MSG_DONTWAIT: an eventfd's O_NONBLOCK belongs to both ends,
+//! so a client could make it blocking, fill it, and stop the shard that rings.
 //!
-//! Whatever the other side writes is untrusted. Rings are copied into private memory before anything is parsed, ranges
-//! are checked before they become addresses, and every memory is sealed against a change of size. Tensors cannot be
-//! copied first: their bytes may change while they are read, and nothing may be decided by them.
+//! Everything the other side writes is untrusted. Records are copied into private memory before they are parsed, ranges are
+//! checked before they become addresses, and all memory is sealed against a change of size. Tensors cannot be copied first:
+//! their bytes may change while they are read, so no decision may depend on them.
 
 #[cfg(not(loom))]
 pub mod attach;

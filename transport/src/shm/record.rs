@@ -1,4 +1,4 @@
-//! One record in private memory: what is written into a ring, or was copied out of it. Allocates once, when made.
+//! One record in private memory: to be written into a ring, or copied out of it. Allocates once, when created.
 
 use super::limits::RECORD_WORDS_MAX;
 

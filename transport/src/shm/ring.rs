@@ -1,14 +1,14 @@
 //! A ring of records between one writer and one reader that do not trust each other; each on one thread, bounded by its
 //! slots, without locks, system calls or allocation.
 //!
-//! A slot has 16 words. Word 0 is the *commit word* and nothing else is ever written there; the others carry content. A
-//! record lies in as many slots as its words need, one after the other, round the end. The writer stores the content and
-//! then, in the first slot, the commit word: the lap (how often the writer has been round, from 1), the number of words,
-//! the kind and the flags. What a slot holds from an earlier lap can therefore not be taken for a new record, and the
-//! reader learns of a small record from the very line that holds it.
+//! A slot has 16 words. Word 0 is the *commit word* and nothing else is ever written there; the others carry content. A record
+//! takes as many consecutive slots as its words need, wrapping around the end. The writer stores the content and then, in the
+//! first slot, the commit word: the lap (how often the writer has been round, from 1), the number of words, the kind and the
+//! flags. Stale contents of a slot therefore cannot be mistaken for a new record, and the reader learns of a small record from
+//! the same cache line that holds it.
 //!
-//! The reader says how far it is in one word, the *head*, so that the writer knows which slots are free. Positions only
-//! grow, and each side keeps its own to itself: a wrong head or a wrong length is recognised, not followed.
+//! The reader publishes its position in one word, the *head*, so that the writer knows which slots are free. Positions only
+//! grow, and each side keeps its own copy: an invalid head or length is detected, not followed.
 
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicU64, Ordering};
@@ -32,7 +32,7 @@ pub trait RingMemory {
     fn slot(&self, position: u64) -> &[AtomicU64; SLOT_WORDS];
 }
 
-/// The other side wrote something that no correct one writes; the ring cannot be used any more.
+/// The other side wrote invalid data; the ring cannot be used any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the other side broke the ring: {what} ({found})")]
 pub struct Broken {

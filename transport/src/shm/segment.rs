@@ -1,8 +1,8 @@
-//! A segment: what one client and one shard share. The daemon's end lives on the shard's thread, the client's end where
-//! the client likes; bounded by its size.
+//! A segment: the memory shared by one client and one shard. The daemon's end belongs to the shard's thread, the client's end
+//! to any thread; bounded by its size.
 //!
-//! A page of header, the submission ring, the completion ring, the receive area. What one side writes while the other
-//! polls lies on cache lines of its own.
+//! A page of header, the submission ring, the completion ring, the receive area. Words that one side writes while the other
+//! polls have separate cache lines.
 
 use std::{os::fd::OwnedFd, sync::Arc, sync::atomic::Ordering};
 

@@ -1,4 +1,4 @@
-//! What a client asks of a shard, and how that lies in a record. Pure; bounded by the record.
+//! A client's requests to a shard, and their encoding in a record. No I/O; bounded by the record.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -160,7 +160,7 @@ pub enum Submission<'a> {
         /// The queue.
         queue: u32,
     },
-    /// Gives a call up; it ends with a failure, unless it was ending already.
+    /// Cancels a call; it ends with a failure, unless it was already ending.
     Cancel {
         /// The call.
         call: u32,

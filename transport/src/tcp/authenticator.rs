@@ -1,6 +1,6 @@
-//! Authentication of a new connection, before the handshake: nothing, the shared secret, or TLS. The same for both sides.
+//! Authentication of a new connection, before the hello: none, the shared secret, or TLS. The same for both sides.
 //!
-//! Bounded: a side that wants a proof reads nothing but challenges, proofs and rejects until it has one.
+//! Bounded: a side that requires a proof reads only challenges, proofs and rejects until it has one.
 
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
@@ -14,13 +14,13 @@ use crate::authentication::{Authentication, Call, Means, Nonce, Secret, Speaker}
 use crate::error::LinkError;
 use crate::wire::{Greeting, Reject, RejectCode, WireError};
 
-/// Bytes read at once while greeting; what comes behind the welcome is handed to the link.
+/// Bytes read at once during the handshake; bytes after the welcome are passed to the link.
 const READ_BYTES: usize = 16 * 1024;
 /// What a connection that speaks TLS begins with: a handshake record (RFC 8446, section 5.1).
 const TLS_HANDSHAKE: u8 = 22;
 const TLS_ALERT: u8 = 21;
 
-/// A connection whose greeting is in progress. See the module.
+/// A connection whose handshake is in progress. See the module.
 pub(super) struct Authenticator {
     pub(super) stream: Stream,
     speaker: Speaker,
@@ -32,7 +32,7 @@ pub(super) struct Authenticator {
     /// Bytes to send, and how many were sent.
     words: Vec<u8>,
     written: usize,
-    /// What has come of greetings and was not taken.
+    /// Received handshake bytes that were not consumed.
     pub(super) input: Vec<u8>,
 }
 
@@ -54,7 +54,7 @@ enum HandshakeState {
     },
 }
 
-/// Why a connection did not come to a greeting.
+/// Why a connection failed before the handshake.
 pub(super) enum Turned {
     /// It ended, or is not with a Sealane peer.
     Link(LinkError),
@@ -184,7 +184,7 @@ impl Authenticator {
         Ok(true)
     }
 
-    /// The next greeting; `None` if it is not all there.
+    /// The next handshake message; `None` if it is incomplete.
     pub(super) fn hear(&mut self) -> Result<Option<Greeting>, Turned> {
         let mut bytes = [0; READ_BYTES];
         loop {
@@ -217,7 +217,7 @@ impl Authenticator {
             matches!((&self.stream, &self.state), (Stream::Tls(_), HandshakeState::TlsSilent | HandshakeState::Tls));
         self.say(&Greeting::Reject(Reject { code, reason: reason.into() }).to_bytes());
         if has_failed || self.flush().is_err() {
-            tracing::debug!("a caller was gone before it was told no");
+            tracing::debug!("a caller disconnected before it was rejected");
         }
     }
 
@@ -264,7 +264,7 @@ impl Authenticator {
             }
             (_, _, other) => {
                 let found = other.kind().into();
-                return Err(WireError::BadValue { what: "greeting kind before the proof", found }.into());
+                return Err(WireError::BadValue { what: "handshake message kind before the proof", found }.into());
             }
         };
         Ok(())
@@ -300,7 +300,12 @@ impl Authenticator {
 
     /// What to make of a peer that introduces itself though it has proved nothing.
     fn heard_no_proof(&self) -> Turned {
-        let who = if self.speaker == Speaker::Caller { "called side asked for" } else { "caller brought" };
-        Turned::Unauthenticated(format!("a shared secret (security.secret_file) is required, and the {who} none"))
+        let who = if self.speaker == Speaker::Caller {
+            "called side did not request"
+        } else {
+            "caller did not \
+             present"
+        };
+        Turned::Unauthenticated(format!("a shared secret (security.secret_file) is required, but the {who} one"))
     }
 }

@@ -1,4 +1,4 @@
-//! Calling a peer: connect, say hello, wait for the welcome. Never blocks; the shard polls it.
+//! Dialing a peer: connect, send the hello, wait for the welcome. Never blocks; the shard polls it.
 
 use std::io::ErrorKind;
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -13,7 +13,7 @@ use crate::endpoint_map::{Host, TransportAddress};
 use crate::error::LinkError;
 use crate::wire::{Greeting, Hello, Reject, WireError};
 
-/// A call in progress.
+/// A connection attempt in progress.
 pub struct Dial {
     authenticator: Authenticator,
     connected: bool,
@@ -21,7 +21,7 @@ pub struct Dial {
     hello: Option<Vec<u8>>,
 }
 
-/// How far a greeting is.
+/// Progress of a handshake.
 pub enum Progress<Pending, Done> {
     /// Poll again when the descriptor is ready.
     Pending(Pending),
@@ -29,26 +29,26 @@ pub enum Progress<Pending, Done> {
     Done(Done),
 }
 
-/// A call that was answered with a welcome.
+/// An attempt that was answered with a welcome.
 pub struct Dialed {
     /// The link, ready for frames.
     pub link: TcpLink,
-    /// What the peer says of itself.
+    /// The peer's welcome.
     pub welcome: Hello,
-    /// Its certificate, if it has shown one.
+    /// Its certificate, if it presented one.
     pub certificate: Option<Certificate>,
 }
 
-/// A call that failed.
+/// A failed attempt.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DialError {
-    /// No connection, or not with a Sealane peer.
+    /// No connection, or the peer is not Sealane.
     #[error(transparent)]
     Link(#[from] LinkError),
-    /// The peer said no.
+    /// The peer rejected the connection.
     #[error("the peer refused: {}", .0.reason)]
     Rejected(Reject),
-    /// The peer has not shown that it may talk.
+    /// The peer is not authenticated.
     #[error("not authenticated: {0}")]
     Unauthenticated(String),
 }
@@ -147,7 +147,7 @@ impl Dial {
             Some(Greeting::Reject(reject)) => Err(DialError::Rejected(reject)),
             Some(other) => {
                 let found = other.kind().into();
-                Err(LinkError::from(WireError::BadValue { what: "greeting kind", found }).into())
+                Err(LinkError::from(WireError::BadValue { what: "handshake message kind", found }).into())
             }
         }
     }

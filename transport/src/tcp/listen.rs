@@ -1,4 +1,4 @@
-//! Being called: listen, accept, read the caller's hello. The answer is given by the shard that owns the pair.
+//! Incoming connections: listen, accept, read the caller's hello. The shard that serves the pair answers.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -31,27 +31,27 @@ pub fn listen(address: SocketAddr, settings: &TcpSettings) -> Result<Socket, Lin
     Ok(socket)
 }
 
-/// An accepted socket whose caller has not said all of its hello.
+/// An accepted socket whose hello is incomplete.
 pub struct Answering {
     authenticator: Authenticator,
 }
 
-/// A caller that has introduced itself. Goes to the shard that owns the pair, which accepts or rejects.
+/// A caller whose hello is complete. Goes to the shard that serves the pair, which accepts or rejects.
 pub struct Call {
     authenticator: Authenticator,
-    /// What the caller says of itself.
+    /// The caller's hello.
     pub hello: Hello,
-    /// Its certificate, if it has shown one.
+    /// Its certificate, if it presented one.
     pub certificate: Option<Certificate>,
 }
 
-/// A caller that could not introduce itself.
+/// A caller that failed the handshake.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CallError {
-    /// It went, or is not a Sealane peer.
+    /// It disconnected, or is not a Sealane peer.
     #[error(transparent)]
     Link(#[from] LinkError),
-    /// It has not shown that it may talk.
+    /// It is not authenticated.
     #[error("not authenticated: {0}")]
     Unauthenticated(String),
 }
@@ -89,7 +89,7 @@ impl Answering {
         self.authenticator.wants_write()
     }
 
-    /// Bytes that came and wait for the rest of a greeting.
+    /// Buffered bytes of an incomplete handshake.
     pub fn held_bytes(&self) -> usize {
         self.authenticator.input.len()
     }
@@ -125,7 +125,7 @@ impl Answering {
                 }
             }
             Err(Turned::Rejected(_)) => {
-                Err(LinkError::from(WireError::BadValue { what: "greeting kind", found: 3 }).into())
+                Err(LinkError::from(WireError::BadValue { what: "handshake message kind", found: 3 }).into())
             }
         }
     }
@@ -145,14 +145,14 @@ impl Answering {
             Some(Greeting::Reject(reject)) => Err(Turned::Rejected(reject)),
             Some(other) => {
                 let found = other.kind().into();
-                Err(WireError::BadValue { what: "greeting kind", found }.into())
+                Err(WireError::BadValue { what: "handshake message kind", found }.into())
             }
         }
     }
 }
 
 impl Call {
-    /// The caller's socket, while it is still watched for the greeting.
+    /// The caller's socket, while it is still watched for the handshake.
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         self.authenticator.stream.as_fd()
     }
@@ -163,15 +163,15 @@ impl Call {
         TcpLink::over(stream, &input)
     }
 
-    /// Tells a probe who is here, and closes.
+    /// Answers a probe, and closes.
     pub fn describe(mut self, introduction: Hello) {
         self.authenticator.say(&Greeting::Welcome(introduction).to_bytes());
         if self.authenticator.flush().is_err() {
-            tracing::debug!("a probe was gone before it was told who is here");
+            tracing::debug!("a probe disconnected before it was answered");
         }
     }
 
-    /// Says no, and closes.
+    /// Rejects the caller, and closes.
     pub fn reject(mut self, code: RejectCode, reason: impl Into<String>) {
         self.authenticator.reject(code, reason);
     }

@@ -1,5 +1,4 @@
-//! How long TCP waits before it sends again what was not acknowledged: where a cable was cut and is back, nothing passes
-//! until then. Two system calls.
+//! Bounds TCP's retransmission timeout: after an outage, nothing passes until it expires. Two system calls.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;

@@ -30,7 +30,7 @@ const VECTORS: usize = 32;
 
 const _: () = assert!(STAGING_BYTES - BATCH_BYTES >= FRAME_BODY_BYTES_MAX + FRAME_HEADER_BYTES);
 
-/// What every Sealane socket is set to, besides TCP_NODELAY and a bound on the waits before it sends again.
+/// Options of every Sealane socket, besides TCP_NODELAY and the bound on retransmission timeouts.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TcpSettings {
     /// Congestion control by its name in the kernel; empty (the default) leaves the kernel's.
@@ -83,7 +83,7 @@ pub fn congestion_of(socket: &impl AsFd) -> String {
     String::from_utf8_lossy(&name).trim_end_matches('\0').to_owned()
 }
 
-/// A connected socket after its greeting.
+/// A connected socket after its handshake.
 pub struct TcpLink {
     stream: Stream,
     staging: Box<[u8]>,
@@ -95,10 +95,10 @@ pub struct TcpLink {
 }
 
 impl TcpLink {
-    /// Takes over a non-blocking connected socket; `read_ahead` is what was read behind the greeting.
+    /// Takes over a non-blocking connected socket; `read_ahead` holds bytes read beyond the handshake.
     ///
     /// # Panics
-    /// If that is more than the staging buffer holds; the greeting reads no further.
+    /// If that is more than the staging buffer holds; the handshake reads no further.
     pub fn new(socket: Socket, read_ahead: &[u8]) -> Self {
         Self::over(Stream::Plain(socket), read_ahead)
     }
@@ -110,7 +110,7 @@ impl TcpLink {
         Self { stream, staging, start: 0, end: read_ahead.len(), landing: None, held_back: false }
     }
 
-    /// True if what travels on it is encrypted.
+    /// True if its traffic is encrypted.
     pub fn is_encrypted(&self) -> bool {
         matches!(self.stream, Stream::Tls(_))
     }
@@ -122,7 +122,7 @@ impl TcpLink {
     pub fn into_socket(self) -> Result<Socket, LinkError> {
         if self.start < self.end || self.landing.is_some() {
             let found = u64::from(self.staging[self.start]);
-            return Err(WireError::BadValue { what: "byte behind the last word on TCP", found }.into());
+            return Err(WireError::BadValue { what: "byte after the last message on TCP", found }.into());
         }
         self.stream.into_socket()
     }
@@ -192,7 +192,7 @@ impl TcpLink {
 
 impl Link for TcpLink {
     fn kind(&self) -> LinkKind {
-        LinkKind::Tcp
+        LinkKind::TCP
     }
 
     fn transmit(&mut self, outbox: &mut Outbox, budget: usize, more_follows: bool) -> Result<usize, LinkError> {

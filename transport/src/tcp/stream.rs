@@ -1,4 +1,4 @@
-//! The bytes of one connection: as they are, or through TLS. Non-blocking; belongs to one shard.
+//! The bytes of one connection: plain or through TLS. Non-blocking; belongs to one shard.
 
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd};

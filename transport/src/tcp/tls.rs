@@ -1,7 +1,7 @@
 //! TLS over a non-blocking socket: records sealed from a copy of frames and tensors, and opened into where they go.
 //!
-//! Keeps at most [`INCOMING_BYTES`] of what came and [`SEALED_BYTES`] of what leaves, and one record that was opened and not
-//! taken. Nothing counts as written until the kernel has all of its records, so an outbox that is empty has left.
+//! Buffers at most [`INCOMING_BYTES`] of incoming and [`SEALED_BYTES`] of outgoing data, and one decrypted record. Data counts
+//! as written only when the kernel has all of its records, so an empty outbox has really been sent.
 
 use std::io::Read;
 
@@ -189,7 +189,7 @@ impl TlsStream {
 
     pub(super) fn into_socket(self) -> Result<Socket, LinkError> {
         if self.start < self.end || self.opened_head < self.opened.len() {
-            return Err(LinkError::Tls("something came behind the last word on TCP".into()));
+            return Err(LinkError::Tls("data came after the last message on TCP".into()));
         }
         Ok(self.socket)
     }
@@ -285,7 +285,7 @@ impl TlsStream {
             (self.start, self.end) = (0, self.end - self.start);
         }
         if self.end == self.incoming.len() {
-            return Err(LinkError::Tls(format!("a handshake is longer than {HANDSHAKE_BYTES} bytes")));
+            return Err(LinkError::Tls(format!("the handshake is longer than {HANDSHAKE_BYTES} bytes")));
         }
         let Some(count) = got((&self.socket).read(&mut self.incoming[self.end..]))? else { return Ok(false) };
         self.end += count;
@@ -375,7 +375,7 @@ fn act<Data>(
             Ok(Step::Again)
         }
         Ok(ConnectionState::BlockedHandshake) if bytes.is_empty() => Ok(Step::Blocked),
-        Ok(ConnectionState::BlockedHandshake) => Err(LinkError::Tls("nothing may be said before the handshake".into())),
+        Ok(ConnectionState::BlockedHandshake) => Err(LinkError::Tls("data cannot be sent before the handshake".into())),
         Ok(ConnectionState::WriteTraffic(_)) if bytes.is_empty() => Ok(Step::Blocked),
         Ok(ConnectionState::WriteTraffic(mut traffic)) => {
             let at = sealed.len();

@@ -4,7 +4,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::DType;
 
-/// A Rust type whose values are tensor elements as they lie in memory.
+/// A Rust type whose in-memory values are tensor elements.
 pub trait Element: FromBytes + IntoBytes + Immutable + Copy {
     /// Its DLPack type.
     const DTYPE: DType;

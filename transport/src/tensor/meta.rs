@@ -1,4 +1,4 @@
-//! Type, shape and flags of a tensor, kept in the form in which they travel, so that a send encodes nothing.
+//! Type, shape and flags of a tensor, kept in wire form, so that a send encodes nothing.
 
 use crate::{Error, Meta};
 use smallvec::SmallVec;
@@ -60,10 +60,10 @@ impl TensorMeta {
         Ok(meta)
     }
 
-    /// Checks metadata that came from outside.
+    /// Checks untrusted metadata.
     ///
     /// # Errors
-    /// InvalidArgument if it breaks the layout, or names a type that is not known.
+    /// InvalidArgument if the layout is invalid or the type is unknown.
     pub fn from_wire(bytes: &[u8]) -> Result<TensorMeta, Error> {
         let Some((&[code, bits, lanes_low, lanes_high, flags, rank, _, _], dimensions)) = bytes.split_first_chunk()
         else {
@@ -91,7 +91,7 @@ impl TensorMeta {
         self.0
     }
 
-    /// Takes back what [`into_wire`](Self::into_wire) gave, unchecked: accessors of anything else may panic.
+    /// The inverse of [`into_wire`](Self::into_wire), unchecked: on other input, accessors may panic.
     pub fn from_own_wire(meta: Meta) -> TensorMeta {
         TensorMeta(meta)
     }
@@ -160,10 +160,10 @@ impl TensorMeta {
         self.dtype().bytes_of(count).ok_or_else(too_large)
     }
 
-    /// Looks whether a tensor may have so many bytes.
+    /// Checks the number of bytes of a tensor.
     ///
     /// # Errors
-    /// InvalidArgument if they are not as many as type and shape say; for strings, too few for their offsets.
+    /// InvalidArgument if it does not match type and shape; for strings, if it is too small for their offsets.
     #[inline]
     pub fn check_bytes(&self, found: u64) -> Result<(), Error> {
         let bytes = self.bytes()?;

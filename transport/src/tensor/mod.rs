@@ -15,9 +15,9 @@ pub use dtype::{DType, TypeCode};
 pub use element::Element;
 pub use meta::{Shape, TensorMeta};
 
-/// A named-by-others block of numbers: what a send hands over and a recv gets.
+/// A tensor, as passed to a send and returned by a recv. It has no name; calls name it.
 ///
-/// The bytes are row-major and little-endian, as DLPack and numpy have them by default. Cheap to move, not to clone.
+/// The bytes are row-major and little-endian, as in DLPack and numpy by default. Cheap to move, not to clone.
 #[derive(Debug)]
 pub struct Tensor {
     meta: TensorMeta,
@@ -29,7 +29,7 @@ impl Tensor {
     /// `bytes::Bytes` for memory that many sends share without a copy.
     ///
     /// # Errors
-    /// InvalidArgument if the bytes are not as many as type and shape say.
+    /// InvalidArgument if the number of bytes does not match type and shape.
     pub fn new(meta: TensorMeta, data: impl Into<Payload>) -> Result<Tensor, Error> {
         let data = data.into();
         meta.check_bytes(data.len() as u64)?;
@@ -46,7 +46,7 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// InvalidArgument if the shape asks for another number of elements, or has over 254 dimensions.
+    /// InvalidArgument if the shape has a different number of elements, or more than 254 dimensions.
     pub fn from_elements<T: Element>(shape: &[u64], elements: &[T]) -> Result<Tensor, Error> {
         Tensor::new(TensorMeta::new(T::DTYPE, shape)?, Buffer::copy_of(elements.as_bytes()))
     }
@@ -56,10 +56,10 @@ impl Tensor {
         Tensor { meta: TensorMeta::dead(dtype), data: Payload::default() }
     }
 
-    /// Puts metadata and bytes that came from outside together.
+    /// Combines untrusted metadata and bytes.
     ///
     /// # Errors
-    /// InvalidArgument if the metadata is not well formed, or the bytes are not as many as it says.
+    /// InvalidArgument if the metadata is invalid or does not match the number of bytes.
     pub fn from_wire(meta: &[u8], data: Buffer) -> Result<Tensor, Error> {
         let meta = TensorMeta::from_wire(meta)?;
         meta.check_bytes(data.len() as u64)?;
@@ -99,7 +99,7 @@ impl Tensor {
     /// The bytes.
     ///
     /// # Panics
-    /// If they lie in memory that others may write to, as only the engine sees it.
+    /// If they are in memory that others may write to, which only the engine uses.
     pub fn bytes(&self) -> &[u8] {
         self.data.as_ref()
     }
@@ -121,7 +121,7 @@ impl Tensor {
     /// The elements, in place.
     ///
     /// # Errors
-    /// InvalidArgument if the tensor is of another type, or its memory is not aligned for it (memory from the slab is).
+    /// InvalidArgument if the tensor has a different type, or its memory is not aligned for it (slab memory is).
     pub fn elements<T: Element>(&self) -> Result<&[T], Error> {
         if self.dtype() != T::DTYPE {
             return Err(Error::invalid(format!("the tensor is {}, not {}", self.dtype(), T::DTYPE)));
@@ -130,19 +130,19 @@ impl Tensor {
             .ok_or_else(|| Error::invalid(format!("the bytes are not aligned for {}: copy them first", T::DTYPE)))
     }
 
-    /// Puts together what [`into_parts`](Self::into_parts) took apart; the bytes may lie elsewhere now, but must be as many.
+    /// The inverse of [`into_parts`](Self::into_parts); the bytes may have moved, but their number must be the same.
     pub fn from_parts(meta: TensorMeta, data: impl Into<Payload>) -> Tensor {
         let tensor = Tensor { meta, data: data.into() };
         debug_assert!(tensor.meta.check_bytes(tensor.data.len() as u64).is_ok());
         tensor
     }
 
-    /// The same tensor in memory that many may read without a copy; small ones stay where they are.
+    /// The same tensor in memory that can be shared without a copy; small ones are not moved.
     pub fn into_shared(self) -> Tensor {
         Tensor { meta: self.meta, data: self.data.into_shared() }
     }
 
-    /// The same tensor once more: without a copy where its memory is [shared](Self::into_shared).
+    /// Another handle to the same tensor: without a copy if its memory is [shared](Self::into_shared).
     pub fn share(&self) -> Tensor {
         Tensor { meta: self.meta.clone(), data: self.data.share() }
     }
@@ -152,7 +152,7 @@ impl Tensor {
         (self.meta, self.data)
     }
 
-    /// The memory, to be used again: for the next recv, for example. Memory that was shared is copied.
+    /// The memory, for reuse, such as by the next recv. Shared memory is copied.
     pub fn into_buffer(self) -> Buffer {
         match self.data {
             Payload::Owned(buffer) => buffer,

@@ -1,8 +1,8 @@
-//! Who may send how many messages: what keeps the shared receive queue from running empty under a sender.
+//! Flow control: keeps the shared receive queue from running empty.
 //!
-//! Pure. Each side of a link has a *window* of the other's receive buffers, and says with every message how many it has
-//! given back. A shard's [`Buffers`] never promises more than its shared receive queue holds: a part of them is kept so that
-//! each link can have [`WINDOW_MIN`], and busy links share the rest.
+//! No I/O. Each side of a link has a *window* of the other's receive buffers, and reports with every message how many it
+//! returns. A shard's [`Buffers`] never promises more than its shared receive queue holds: a part is reserved so that each link
+//! can have [`WINDOW_MIN`], and busy links share the rest.
 
 use super::limits::{WINDOW_MAX, WINDOW_MIN};
 

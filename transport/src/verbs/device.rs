@@ -1,8 +1,8 @@
-//! The seam: the few verbs that Sealane uses of one open device, for one shard. `ibverbs/` calls the system's library,
-//! `fake/` plays the same part in memory.
+//! The device interface: the few verbs that Sealane uses on one open device, for one shard. `ibverbs/` calls the system's
+//! library, `fake/` implements it in memory.
 //!
 //! A device is used by its shard alone. It owns one completion queue and one shared receive queue, whose sizes are set
-//! when it is opened; whoever posts keeps to them (`credits.rs`), so that neither can overrun.
+//! when it is opened; posters respect them (`credits.rs`), so that neither can overrun.
 
 #![allow(unsafe_code, reason = "the contract is unsafe to fulfil and to call; nothing unsafe is done here")]
 

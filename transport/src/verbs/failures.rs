@@ -1,4 +1,4 @@
-//! Peers whose verbs links fail again and again: they are reached by TCP for a while. Pure; time is an argument.
+//! Peers whose verbs links fail repeatedly: they are reached over TCP for a while. No I/O; time is an argument.
 //!
 //! Bounded by `FAILING_PEERS_MAX`; past that the oldest is forgotten.
 
@@ -54,7 +54,10 @@ impl Failures {
             return None;
         }
         let Record { in_a_row, reason, .. } = record;
-        Some(format!("verbs failed {in_a_row} times in a row, at last by: {reason}; tried again after {retry_after:?}"))
+        Some(format!(
+            "verbs failed {in_a_row} times in a row, the last time with: {reason}; next attempt after \
+             {retry_after:?}"
+        ))
     }
 }
 

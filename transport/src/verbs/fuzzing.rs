@@ -1,4 +1,4 @@
-//! Ways into the readers of what a verbs peer says, for the fuzz targets: what was read is written again, to be compared.
+//! Entry points to the parsers of verbs messages, for the fuzz targets: input is parsed, then serialized again for comparison.
 
 use super::message::{BadMessage, Writer, open};
 use super::settle::Said;

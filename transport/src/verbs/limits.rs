@@ -1,4 +1,4 @@
-//! What bounds a shard's verbs links.
+//! Limits of a shard's verbs links.
 
 use std::time::Duration;
 

@@ -1,7 +1,7 @@
-//! What a message of the verbs link is made of. Pure; every length is checked before use.
+//! The format of messages of the verbs link. No I/O; every length is checked before use.
 //!
-//! A message begins with 4 bytes: the receive buffers that its sender gives back to the peer (2), and zeros (2). Parts follow:
-//! a header of 8 bytes each, and what the header says.
+//! A message begins with 4 bytes: the receive buffers that its sender returns to the peer (2), and zeros (2). Parts follow:
+//! each a header of 8 bytes and its contents.
 
 use sealane_runtime::{VolatileSlice, VolatileSliceMut};
 use zerocopy::little_endian::{U16, U32, U64};

@@ -1,9 +1,9 @@
-//! One shard's open device: what it is opened with, what its owner sees of it, and what its links share.
+//! One shard's open device: its options, its owner's interface, and state shared by its links.
 //!
-//! `port/` has the rest: its links, their message buffers, and completions handed out.
+//! `port/` has the rest: its links, their message buffers, and dispatch of completions.
 //!
-//! Lives on its shard, shared by its links; bounded by the device's queues: receive buffers are promised by `credits.rs`,
-//! work requests are counted, so neither the shared receive queue nor the completion queue can overrun.
+//! Belongs to its shard, shared by its links; bounded by the device's queues: `credits.rs` limits receive buffers, and work
+//! requests are counted, so neither the shared receive queue nor the completion queue can overrun.
 #![allow(unsafe_code)]
 
 mod completions;
@@ -33,19 +33,11 @@ use super::limits::{
 use super::regions::Regions;
 use super::settings::VerbsSettings;
 use crate::arena::{Arena, Handle};
+use crate::provider::Told;
 use crate::shm::SharedMemory;
 
 /// A device that a shard has opened, for all links of the shard. See the module.
 pub struct Port(RefCell<State>);
-
-/// What a link's owner is to do about it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Told {
-    /// The name that the link was adopted under.
-    pub link: Handle,
-    /// It may have room, or something of its own to do, besides what has come.
-    pub has_room: bool,
-}
 
 /// What a port has done and holds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, Serialize, Deserialize)]
@@ -299,7 +291,7 @@ impl Port {
         state.why_none_can().or_else(|| state.failures.why_not(peer, now, state.settings.retry_after))
     }
 
-    /// Why a link to this peer that fell back to TCP is not to be given up for verbs now.
+    /// Why a link to this peer that fell back to TCP is not to be replaced by verbs now.
     pub fn why_not_again(&self, peer: &str, now: Instant) -> Option<String> {
         let state = &mut *self.state();
         state.why_none_can().or_else(|| state.failures.why_not_again(peer, now, state.settings.retry_after))
@@ -406,7 +398,7 @@ impl State {
         }
     }
 
-    /// Why no link can begin now, whoever the peer is.
+    /// Why no link can be established now, to any peer.
     fn why_none_can(&self) -> Option<String> {
         if let Some(reason) = self.down.as_ref().or(self.unaddressed.as_ref()) {
             return Some(reason.clone());

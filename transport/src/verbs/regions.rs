@@ -1,8 +1,8 @@
-//! The memory that a shard's device knows: slabs for as long as they are there, clients' memory from when it is first used,
-//! other memory for one transfer.
+//! Memory registered with a shard's device: slabs for their lifetime, clients' memory from first use, other memory for one
+//! transfer.
 //!
-//! Registering takes time by bytes, and so does its end: for clients' memory the device does both on another thread. Bounded
-//! by what the device registers; a lookup is a binary search among a few.
+//! Registration and deregistration take time proportional to size: for clients' memory the device does both on another thread.
+//! Bounded by what the device registers; a lookup is a binary search among a few.
 
 use std::any::Any;
 

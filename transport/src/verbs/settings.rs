@@ -1,4 +1,4 @@
-//! How the verbs link is set.
+//! Settings of the verbs link.
 
 use std::net::{IpAddr, ToSocketAddrs};
 use std::time::Duration;
@@ -81,9 +81,15 @@ impl VerbsSettings {
         self
     }
 
-    /// Bytes of message buffers that each shard registers at most, besides the memory of tensors.
-    pub fn message_buffers_bytes(&self) -> u64 {
-        (u64::from(self.queue_depth) + SEND_BUFFERS as u64) * MESSAGE_BYTES as u64
+    /// Bytes that an engine registers when it starts: the message buffers and, unless memory is registered for each transfer,
+    /// both slabs, of every shard. Arenas of clients come on top, once for each shard.
+    pub fn registered_bytes(&self, shards: usize, slab_bytes: [usize; 2]) -> u64 {
+        let message_buffers = (u64::from(self.queue_depth) + SEND_BUFFERS as u64) * MESSAGE_BYTES as u64;
+        let [send, receive] = match self.registration {
+            Registration::Static => slab_bytes.map(|bytes| bytes as u64),
+            Registration::Dynamic => [0; 2],
+        };
+        message_buffers.saturating_add(send).saturating_add(receive).saturating_mul(shards as u64)
     }
 }
 
@@ -112,5 +118,23 @@ impl VerbsSettings {
 impl Default for VerbsSettings {
     fn default() -> Self {
         Self::DEFAULT.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn every_shard_registers_its_slabs_and_message_buffers() {
+        let verbs = VerbsSettings::default();
+        // 1024 receive buffers and 256 send buffers of 16 KiB.
+        assert_eq!(verbs.registered_bytes(1, [0, 0]), 20 * MIB);
+        assert_eq!(verbs.registered_bytes(4, [64 << 20, 32 << 20]), 4 * (64 + 32 + 20) * MIB);
+        let dynamic = VerbsSettings { registration: Registration::Dynamic, ..verbs.clone() };
+        assert_eq!(dynamic.registered_bytes(4, [64 << 20, 32 << 20]), 4 * 20 * MIB);
+        assert_eq!(verbs.registered_bytes(1024, [usize::MAX; 2]), u64::MAX);
     }
 }

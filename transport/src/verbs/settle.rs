@@ -1,9 +1,9 @@
-//! A link that is still to settle what carries its bytes: verbs if both sides can, else TCP, which says why.
+//! A link that still negotiates its kind: verbs if both sides can, else TCP, with the reason.
 //!
-//! Runs over the TCP connection of the greeting, before any frame, where both greetings have the feature bit
-//! ([`FEATURE_VERBS`](crate::wire::FEATURE_VERBS)). Each side sends an *offer* with its queue pair, or a *no* with its reason. Two
-//! offers are followed by a *ready* from each side that has connected its queue pair, or a no. Frames come next, over the
-//! queue pair if both were ready, else over TCP. A peer that says nothing more is found silent as on any link.
+//! Runs over the TCP connection of the handshake, before any frame, if hello and welcome have the feature bit
+//! ([`FEATURE_VERBS`](crate::wire::FEATURE_VERBS)). Each side sends an *offer* with its queue pair, or a *no* with its reason.
+//! Two offers are followed by a *ready* from each side that has connected its queue pair, or a no. Frames come next, over the
+//! queue pair if both were ready, else over TCP. A peer that stays silent is detected as on any link.
 
 use std::os::fd::BorrowedFd;
 use std::rc::Rc;
@@ -89,7 +89,7 @@ impl Said {
         let reason_bytes = record.reason_bytes.get() as usize;
         if reason_bytes > REASON_BYTES_MAX {
             let limit = REASON_BYTES_MAX as u64;
-            return Err(WireError::TooLong { what: "reason against verbs", found: reason_bytes as u64, limit });
+            return Err(WireError::TooLong { what: "reason for refusing verbs", found: reason_bytes as u64, limit });
         }
         let Some(reason) = rest.get(..reason_bytes) else { return Ok(None) };
         let said = match record.kind {
@@ -113,7 +113,7 @@ impl Said {
             }
             NO => Said::No(String::from_utf8_lossy(reason).into_owned()),
             READY => Said::Ready,
-            other => return Err(WireError::BadValue { what: "word about verbs", found: other.into() }),
+            other => return Err(WireError::BadValue { what: "verbs negotiation message", found: other.into() }),
         };
         Ok(Some((said, size_of::<Record>() + reason_bytes)))
     }
@@ -278,10 +278,14 @@ impl Talk {
             (TalkState::Ready, Said::Ready) => TalkState::Tcp(format!("this side cannot: {}", self.why_not)),
             (TalkState::Ready, Said::No(reason)) => TalkState::Tcp(format!("the peer cannot: {reason}")),
             (_, Said::Offer { .. }) => {
-                return Err(WireError::BadValue { what: "word about verbs", found: OFFER.into() });
+                return Err(WireError::BadValue { what: "verbs negotiation message", found: OFFER.into() });
             }
-            (_, Said::No(_)) => return Err(WireError::BadValue { what: "word about verbs", found: NO.into() }),
-            (_, Said::Ready) => return Err(WireError::BadValue { what: "word about verbs", found: READY.into() }),
+            (_, Said::No(_)) => {
+                return Err(WireError::BadValue { what: "verbs negotiation message", found: NO.into() });
+            }
+            (_, Said::Ready) => {
+                return Err(WireError::BadValue { what: "verbs negotiation message", found: READY.into() });
+            }
         };
         Ok(())
     }
@@ -310,8 +314,8 @@ pub struct SettledLink {
     state: State,
     /// Why it is what it became.
     reason: String,
-    /// It is TCP because of this side.
-    is_fallback: bool,
+    /// If it is TCP because of this side: the port that may do better later, and the peer.
+    fallback: Option<(Rc<Port>, Box<str>)>,
 }
 
 enum State {
@@ -327,13 +331,13 @@ impl SettledLink {
     /// greetings went, or on which the welcome is about to go. With `is_required` it is TCP never.
     pub fn new(port: Rc<Port>, peer: &str, tcp: TcpLink, is_required: bool) -> Self {
         let talk = Talk::new(port, peer, is_required);
-        Self { state: State::Settling(Box::new(Settling { tcp, talk })), reason: String::new(), is_fallback: false }
+        Self { state: State::Settling(Box::new(Settling { tcp, talk })), reason: String::new(), fallback: None }
     }
 
     /// A link of a side that declines verbs, to a peer that may want them: it hears the reason, and the link is TCP.
     pub fn declining(reason: &str, peer: &str, tcp: TcpLink) -> Self {
         let talk = Talk::declining(reason, peer);
-        Self { state: State::Settling(Box::new(Settling { tcp, talk })), reason: String::new(), is_fallback: false }
+        Self { state: State::Settling(Box::new(Settling { tcp, talk })), reason: String::new(), fallback: None }
     }
 
     /// Becomes what was settled upon, once that is so.
@@ -376,7 +380,7 @@ impl SettledLink {
                 }
                 tracing::warn!(peer = &*peer, link = "tcp", reason, "link up, but not over verbs");
                 // The peer knows better when it can again, and gives the link up then.
-                self.is_fallback = port.is_some() && mine.is_none();
+                self.fallback = port.filter(|_| mine.is_none()).map(|port| (port, peer));
                 (self.state, self.reason) = (State::Tcp(Box::new(tcp)), reason);
             }
             (TalkState::Offers | TalkState::Ready | TalkState::Verbs, _) => unreachable!("it is settled"),
@@ -395,15 +399,19 @@ impl SettledLink {
 
 impl Link for SettledLink {
     fn kind(&self) -> LinkKind {
-        self.inner().map_or(LinkKind::Tcp, Link::kind)
+        self.inner().map_or(LinkKind::TCP, Link::kind)
     }
 
     fn reason(&self) -> Option<&str> {
         Some(&self.reason)
     }
 
-    fn is_fallback(&self) -> bool {
-        self.is_fallback
+    fn fell_back(&self) -> bool {
+        matches!(self.state, State::Tcp(_))
+    }
+
+    fn can_do_better(&self, now: Instant) -> Option<bool> {
+        self.fallback.as_ref().map(|(port, peer)| port.why_not_again(peer, now).is_none())
     }
 
     fn traits(&self) -> Traits {
@@ -479,7 +487,7 @@ impl Link for SettledLink {
                     mine.port.state().failures.note(
                         peer,
                         Instant::now(),
-                        "the link ended before both had settled upon verbs",
+                        "the link ended before both sides had agreed on verbs",
                     );
                 }
                 Vec::new()

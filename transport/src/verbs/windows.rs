@@ -1,4 +1,4 @@
-//! The memory windows of one link: made when they are needed, used again, bounded by `WINDOWS_MAX`.
+//! The memory windows of one link: created on demand, reused, bounded by `WINDOWS_MAX`.
 
 use super::device::{Device, Grant, Remote, VerbsError, Window, Work};
 use super::limits::WINDOWS_MAX;

@@ -1,4 +1,4 @@
-//! Frames: one checked view for reading, one writer that cannot write an illegal one.
+//! Frames: a checked view for reading, and a writer that cannot produce an invalid one.
 
 use zerocopy::little_endian::{I64, U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};

@@ -1,4 +1,4 @@
-//! The greeting: who calls, whom they want, what both can do. Comes before any frame, in both directions.
+//! The handshake messages: identity, target and features of both sides. They come before any frame, in both directions.
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -167,7 +167,7 @@ impl Greeting {
             }),
             KIND_CHALLENGE => Greeting::Challenge(*fixed("challenge", body)?.0),
             KIND_PROOF => Greeting::Proof(*fixed("proof", body)?.0),
-            found => return Err(WireError::BadValue { what: "greeting kind", found: u64::from(found) }),
+            found => return Err(WireError::BadValue { what: "handshake message kind", found: u64::from(found) }),
         };
         Ok(Some((greeting, PREFACE_BYTES + body_bytes)))
     }
@@ -251,12 +251,12 @@ impl Hello {
         let (fields, mut rest) = fixed::<HelloFixed>("greeting", body)?;
         let (shards, shard) = (fields.shards.get(), fields.shard.get());
         if shard >= shards {
-            return Err(WireError::BadValue { what: "greeting's shard", found: u64::from(shard) });
+            return Err(WireError::BadValue { what: "handshake's shard", found: u64::from(shard) });
         }
         let tasks = fields.tasks.get() as usize;
         if tasks > TASKS_PER_HELLO {
             let limit = TASKS_PER_HELLO as u64;
-            return Err(WireError::TooLong { what: "greeting's list of tasks", found: tasks as u64, limit });
+            return Err(WireError::TooLong { what: "handshake's list of tasks", found: tasks as u64, limit });
         }
         let address = name(&mut rest, fields.address_bytes.get())?;
         let mut names = Vec::new();
@@ -374,7 +374,7 @@ mod tests {
         let wrong = Hello { shard: 4, ..hello() };
         assert!(matches!(
             Greeting::parse(&Greeting::Hello(wrong).to_bytes()),
-            Err(WireError::BadValue { what: "greeting's shard", found: 4 })
+            Err(WireError::BadValue { what: "handshake's shard", found: 4 })
         ));
         let long = Hello { address: "x".repeat(NAME_BYTES_MAX + 1), ..hello() };
         assert!(matches!(

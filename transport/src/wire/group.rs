@@ -1,6 +1,6 @@
-//! Frames that stand for many: requests and small responses that leave in one turn share a header.
+//! Grouped frames: requests and small responses sent in one turn share a header.
 //!
-//! A reader walks the entries; each is checked when it is reached, so nothing is looked at twice.
+//! A reader walks the entries and checks each one when it reaches it, so nothing is parsed twice.
 
 use sealane_runtime::VolatileSlice;
 use zerocopy::little_endian::{I64, U16, U32, U64};

@@ -1,7 +1,7 @@
-//! The bytes between two shards: the greeting that opens a link and the frames that follow.
+//! The wire format between two shards: the handshake that opens a link and the frames that follow.
 //!
-//! `WIRE.md` beside this crate is the specification; this module is its only reader and writer. Numbers are
-//! little-endian and unaligned; every length is checked before anything is indexed or allocated by it.
+//! `WIRE.md` in this crate is the specification; this module is its only parser and serializer. Numbers are
+//! little-endian and unaligned; every length is checked before it is used to index or allocate.
 
 mod frame;
 mod greeting;

@@ -1,7 +1,7 @@
-//! Frames of published tensors: key sets agreed once, pulls by number, and their answers.
+//! Frames of published tensors: key sets sent once, pulls by number, and their answers.
 //!
-//! A key set is the consumer's: it numbers the keys 0, 1, 2, ... and names the set by a handle. Metadata of a set's
-//! tensors is told when it changes, so a part of an answer is bytes alone.
+//! A key set is the consumer's: it numbers the keys 0, 1, 2, ... and names the set by a handle. Metadata of a set's tensors is
+//! sent when it changes, so a part of an answer is only bytes.
 
 use sealane_runtime::VolatileSlice;
 use zerocopy::little_endian::{I64, U16, U32, U64};

@@ -150,7 +150,7 @@ fn faulty<L: Link + 'static>(ends: [L; 2], faults: Faults, seed: u64) -> Ends {
     let mut seed = seed;
     ends.map(|end| {
         seed = seed.wrapping_add(1);
-        Box::new(FaultLink::new(end, faults, seed)) as Box<dyn Link>
+        Box::new(FaultLink::new(Box::new(end), faults, seed)) as Box<dyn Link>
     })
 }
 

@@ -15,10 +15,11 @@ use sealane_transport::error::LinkError;
 use sealane_transport::fault::FaultLink;
 use sealane_transport::link::{Frames, Landing, Receiver, Traits};
 use sealane_transport::outbox::Outbox;
+use sealane_transport::provider::Told;
 use sealane_transport::tcp::TcpSettings;
 use sealane_transport::verbs::device::Status;
 use sealane_transport::verbs::fake::{Fabric, FakeSettings, RequestKind, Strike, Weather};
-use sealane_transport::verbs::{Depths, Port, Registration, SettledLink, Told, Transfer, VerbsSettings};
+use sealane_transport::verbs::{Depths, KIND, Port, Registration, SettledLink, Transfer, VerbsSettings};
 use sealane_transport::wire::WireError;
 use sealane_transport::{Handle, Link, LinkKind};
 
@@ -31,7 +32,7 @@ const REAL: &str = "SEALANE_TEST_RDMA";
 /// How long a real device is waited for at once, in milliseconds: a link may also have become able to go on without a word
 /// of the device, and who waits looks again. Those who count their calls give up after 20 s and more.
 const MOMENT_MS: u16 = 2;
-/// How often a packet is sent again: as often as can be, since Soft-RoCE takes 7 for "for ever".
+/// How often a packet is sent again: as often as can be, since Soft-RoCE takes 7 for "forever".
 const RETRIES: u8 = 6;
 /// What each device is called; they are two hosts'.
 const HOSTS: [&str; 2] = ["one", "other"];
@@ -259,7 +260,7 @@ fn settle(ends: &mut [Polled; 2]) {
             end.receive(&mut Deaf, usize::MAX).expect("both have verbs");
         }
         if ends.iter().all(|end| end.traits().open) {
-            assert!(ends.iter().all(|end| end.kind() == LinkKind::Verbs && end.traits().aside));
+            assert!(ends.iter().all(|end| end.kind() == KIND && end.traits().aside));
             return;
         }
     }
@@ -292,7 +293,7 @@ pub fn faulty(ends: [Polled; 2], failing: bool, mut seed: u64) -> Ends {
     };
     ends.map(|end| {
         seed = seed.wrapping_add(1);
-        Box::new(FaultLink::new(end, faults, seed)) as Box<dyn Link>
+        Box::new(FaultLink::new(Box::new(end), faults, seed)) as Box<dyn Link>
     })
 }
 

@@ -103,7 +103,7 @@ impl Deed {
 
 fn order(hosts: &mut Hosts, task: usize, order: Order) {
     if let Some(process) = hosts.task(task) {
-        process.order(&order.to_string());
+        process.order(order);
     }
 }
 

@@ -41,16 +41,16 @@ const SHOWN: usize = 20;
     after_help = "Examples:\n  cargo xtask chaos --seconds 30 --seed 7\n  cargo xtask chaos --seconds 30 --seed 100 --seeds 20"
 )]
 pub(crate) struct Chaos {
-    /// How long the hosts are harmed
+    /// Duration of the fault injection, in seconds
     #[arg(long, default_value_t = 30)]
     seconds: u64,
-    /// What is done to them, and when, follows from it
+    /// Determines the faults and their times
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Run so many seeds one after the other, until one fails
+    /// Run this many seeds in sequence, until one fails
     #[arg(long, default_value_t = 1)]
     seeds: u64,
-    /// Keep logs and ledgers of a run that passes as well
+    /// Keep logs and ledgers of passing runs too
     #[arg(long)]
     keep: bool,
 }
@@ -148,7 +148,7 @@ pub(crate) fn conclude(mut hosts: Hosts, history: &History) -> Result<(Books, Ve
     // Everybody ends with the same tick.
     let at_us = now_us() + micros(FINISH_NOTICE);
     let fallen = hosts.fallen();
-    let finished = hosts.finish(&Order::Finish { at_us }.to_string());
+    let finished = hosts.finish(Order::Finish { at_us });
     let lives: Vec<u32> = (0..LAYOUT.tasks()).map(|task| hosts.lives(task)).collect();
     let books = Books::read(&lives, |task, life| hosts.ledger(task, life))?;
     drop(hosts);

@@ -16,7 +16,7 @@ use crate::generated::{self, Page};
 
 #[derive(clap::Args)]
 pub(crate) struct Docs {
-    /// Write nothing; fail if a page is not what the code says, or a link leads nowhere
+    /// Write nothing; fail if a page is out of date or a link is broken
     #[arg(long)]
     check: bool,
     /// Render the documentation as a site in target/site; needs mdbook (`cargo install --locked mdbook`)

@@ -1,16 +1,13 @@
-//! How a host's daemon is started, and an engine that is embedded in a task: every flag and setting is here.
+//! How a host's daemon is started: every flag is here, and every setting, which an engine has too that is embedded in a task.
 
 use std::ffi::OsString;
 use std::path::Path;
 use std::time::Duration;
 
-use sealane::EngineSettings;
-use sealane_runtime::{Pin, Polling};
-
 use super::flag;
 
 /// How long silence is believed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(crate) enum Patience {
     /// Shorter than most troubles: links are given up and made again.
     Short,
@@ -45,27 +42,28 @@ const AREA_BYTES: usize = 16 << 20;
 /// Shorter than what is in flight may take, so that draining ends both ways.
 const DRAIN_TIMEOUT: Duration = Duration::from_millis(500);
 
-fn settings(patience: Patience) -> Vec<String> {
-    let millis = Duration::as_millis;
+/// The settings of daemons and of embedded engines, by name.
+pub(super) fn settings(patience: Patience) -> Vec<(&'static str, String)> {
+    let millis = |time: Duration| time.as_millis().to_string();
     let mut settings = vec![
-        format!("runtime.shards={SHARDS}"),
-        "runtime.pin=false".into(),
+        ("runtime.shards", SHARDS.to_string()),
+        ("runtime.pin", "false".into()),
         // Who has nothing to do sleeps at once: what sleeps must be woken.
-        "runtime.idle_spin_us=0".into(),
-        format!("runtime.slab_send_bytes={SLAB_BYTES}"),
-        format!("runtime.slab_receive_bytes={SLAB_BYTES}"),
+        ("runtime.idle_spin_us", "0".into()),
+        ("runtime.slab_send_bytes", SLAB_BYTES.to_string()),
+        ("runtime.slab_receive_bytes", SLAB_BYTES.to_string()),
         // A long turn says here only that the machine has other work.
-        "runtime.stall_report_ms=0".into(),
-        format!("transport.connect_timeout_ms={}", millis(&CONNECT_TIMEOUT)),
-        format!("fusion.request_timeout_ms={}", millis(&REQUEST_TIMEOUT)),
-        format!("fusion.lease_ms={}", millis(&LEASE)),
-        format!("fusion.deposited_tensors_max={DEPOSITED_TENSORS_MAX}"),
-        format!("daemon.area_bytes={AREA_BYTES}"),
-        format!("daemon.drain_timeout_ms={}", millis(&DRAIN_TIMEOUT)),
+        ("runtime.stall_report_ms", "0".into()),
+        ("transport.connect_timeout_ms", millis(CONNECT_TIMEOUT)),
+        ("fusion.request_timeout_ms", millis(REQUEST_TIMEOUT)),
+        ("fusion.lease_ms", millis(LEASE)),
+        ("fusion.deposited_tensors_max", DEPOSITED_TENSORS_MAX.to_string()),
+        ("daemon.area_bytes", AREA_BYTES.to_string()),
+        ("daemon.drain_timeout_ms", millis(DRAIN_TIMEOUT)),
     ];
     if patience == Patience::Short {
-        settings.push(format!("transport.heartbeat_ms={}", millis(&HEARTBEAT)));
-        settings.push(format!("transport.peer_timeout_ms={}", millis(&PEER_TIMEOUT)));
+        settings.push(("transport.heartbeat_ms", millis(HEARTBEAT)));
+        settings.push(("transport.peer_timeout_ms", millis(PEER_TIMEOUT)));
     }
     settings
 }
@@ -75,28 +73,13 @@ pub(super) fn arguments(
     map: &Path,
     socket: &Path,
     tasks: impl Iterator<Item = String>,
-    patience: Patience,
+    settings: Vec<(&'static str, String)>,
 ) -> Vec<OsString> {
     let mut arguments: Vec<OsString> = vec!["daemon".into()];
     arguments.extend(flag("--endpoint-map", map));
     arguments.extend(flag("--socket", socket));
     arguments.extend(flag("--metrics", "off"));
     arguments.extend(tasks.flat_map(|task| flag("--task", task)));
-    arguments.extend(settings(patience).into_iter().flat_map(|setting| flag("--set", setting)));
+    arguments.extend(settings.into_iter().flat_map(|(name, value)| flag("--set", format!("{name}={value}"))));
     arguments
-}
-
-/// The same for an engine without a daemon.
-pub(crate) fn embed(settings: &mut EngineSettings, patience: Patience) {
-    settings.runtime.shards = SHARDS;
-    settings.runtime.pin = Pin::Off;
-    settings.runtime.polling = Polling::Park;
-    settings.runtime.stall_report = Duration::ZERO;
-    (settings.slab_send_bytes, settings.slab_receive_bytes) = (SLAB_BYTES, SLAB_BYTES);
-    if patience == Patience::Short {
-        (settings.session.heartbeat, settings.session.peer_timeout) = (HEARTBEAT, PEER_TIMEOUT);
-    }
-    settings.connect_timeout = CONNECT_TIMEOUT;
-    (settings.request_timeout, settings.lease) = (REQUEST_TIMEOUT, LEASE);
-    settings.deposited_tensors_max = DEPOSITED_TENSORS_MAX;
 }

@@ -4,12 +4,10 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use sealane::{Authentication, TlsFiles};
-
 use crate::command::run;
 
 /// What peers show each other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(crate) enum Shown {
     /// That they have the run's secret.
     Secret,
@@ -27,39 +25,22 @@ pub(super) fn make(program: &Path, folder: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// The settings of a daemon at that address.
-pub(super) fn settings(shown: Shown, folder: &Path, address: SocketAddr) -> Vec<String> {
-    let set = |name: &str, path: PathBuf| format!("security.{name}={}", path.display());
+/// The settings of a daemon at that address, or of an engine, by name.
+pub(super) fn settings(shown: Shown, folder: &Path, address: SocketAddr) -> Vec<(&'static str, String)> {
+    let path = |path: PathBuf| path.display().to_string();
+    let keys = folder.join("keys");
+    let own = keys.join(address.to_string().replace(':', "_"));
     match shown {
-        Shown::Secret => vec![set("secret_file", secret(folder))],
-        Shown::Tls => {
-            let TlsFiles { certificate, key, authorities } = files(folder, address);
-            vec![set("tls_certificate", certificate), set("tls_key", key), set("tls_authorities", authorities)]
-        }
-        Shown::Nothing => vec!["security.insecure=true".to_owned()],
+        Shown::Secret => vec![("security.secret_file", path(secret(folder)))],
+        Shown::Tls => vec![
+            ("security.tls_certificate", path(own.join("certificate.pem"))),
+            ("security.tls_key", path(own.join("key.pem"))),
+            ("security.tls_authorities", path(keys.join("authorities.pem"))),
+        ],
+        Shown::Nothing => vec![("security.insecure", "true".to_owned())],
     }
-}
-
-/// The same for an engine that is embedded.
-pub(crate) fn authentication(shown: Shown, folder: &Path, address: SocketAddr) -> Result<Authentication, String> {
-    let read = match shown {
-        Shown::Secret => Authentication::secret(&secret(folder)),
-        Shown::Tls => Authentication::tls(&files(folder, address)),
-        Shown::Nothing => Ok(Authentication::default()),
-    };
-    read.map_err(|error| error.to_string())
 }
 
 fn secret(folder: &Path) -> PathBuf {
     folder.join("secret")
-}
-
-fn files(folder: &Path, address: SocketAddr) -> TlsFiles {
-    let keys = folder.join("keys");
-    let own = keys.join(address.to_string().replace(':', "_"));
-    TlsFiles {
-        certificate: own.join("certificate.pem"),
-        key: own.join("key.pem"),
-        authorities: keys.join("authorities.pem"),
-    }
 }

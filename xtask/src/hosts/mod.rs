@@ -14,14 +14,16 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-pub(crate) use daemon::{CONNECT_TIMEOUT, HEARTBEAT, PEER_TIMEOUT, Patience, embed};
+use serde::{Deserialize, Serialize};
+
+pub(crate) use daemon::{CONNECT_TIMEOUT, HEARTBEAT, PEER_TIMEOUT, Patience};
 pub(crate) use interrupts::Interrupts;
-pub(crate) use keys::{Shown, authentication};
+pub(crate) use keys::Shown;
 pub(crate) use network::{Cut, Network};
 pub(crate) use process::Process;
 
 use crate::build::{Build, build};
-use crate::traffic::{self, Role};
+use crate::traffic::{self, Order, Role};
 
 /// The program under test. Unoptimised, which builds in a fraction of the time and checks its own assertions: when
 /// something fails decides what is found here, not how fast it goes.
@@ -68,10 +70,19 @@ impl Layout {
 }
 
 /// How all hosts of a run behave.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Manner {
     pub(crate) patience: Patience,
     pub(crate) shown: Shown,
+}
+
+impl Manner {
+    /// The settings of a daemon at that address, or of an engine, in a run whose files are in `folder`.
+    pub(crate) fn settings(self, folder: &Path, address: SocketAddr) -> Vec<(&'static str, String)> {
+        let mut settings = daemon::settings(self.patience);
+        settings.extend(keys::settings(self.shown, folder, address));
+        settings
+    }
 }
 
 struct Task {
@@ -125,13 +136,13 @@ impl Hosts {
         let tasks = (0..self.layout.tasks())
             .filter(|&task| self.layout.host_of(task) == host && !self.layout.is_embedded(task))
             .map(traffic::name);
-        let mut arguments = daemon::arguments(&self.map(), &self.socket(host), tasks, self.manner.patience);
-        let address = (network::address(host), PORT).into();
-        let shown = keys::settings(self.manner.shown, &self.folder, address);
-        arguments.extend(shown.into_iter().flat_map(|setting| flag("--set", setting)));
+        let settings = self.manner.settings(&self.folder, (network::address(host), PORT).into());
+        let arguments = daemon::arguments(&self.map(), &self.socket(host), tasks, settings);
         let log = self.folder.join(format!("daemon{host}.{}.log", self.daemon_lives[host]));
         self.daemon_lives[host] += 1;
         let namespace = self.network.namespace(host);
+        // One that still drains holds the lock of its socket.
+        self.daemons[host] = None;
         self.daemons[host] = Some(Process::start(&namespace, &self.program, &arguments, &log)?);
         Ok(())
     }
@@ -146,8 +157,7 @@ impl Hosts {
             task,
             tasks: self.layout.tasks(),
             life,
-            patience: self.manner.patience,
-            shown: self.manner.shown,
+            manner: self.manner,
             address: self.layout.address(task),
             ledger: self.ledger(task, life),
             socket: (!is_embedded).then(|| self.socket(host)),
@@ -212,7 +222,7 @@ impl Hosts {
     ///
     /// # Errors
     /// One does not end, or fails.
-    pub(crate) fn finish(&mut self, order: &str) -> Result<(), String> {
+    pub(crate) fn finish(&mut self, order: Order) -> Result<(), String> {
         for task in self.tasks.iter_mut().filter_map(|task| task.process.as_mut()) {
             task.order(order);
         }

@@ -63,34 +63,20 @@ impl Network {
 
     fn lay(&self) -> Result<(), String> {
         let switch = self.switch();
-        ip(&["netns", "add", &switch])?;
-        ip(&["-n", &switch, "link", "add", "bridge", "type", "bridge"])?;
-        ip(&["-n", &switch, "link", "set", "bridge", "up"])?;
-        ip(&["-n", &switch, "link", "add", NOWHERE, "type", "veth", "peer", "name", "void"])?;
-        ip(&["-n", &switch, "link", "set", NOWHERE, "master", "bridge", "up"])?;
+        ip(&format!("netns add {switch}"))?;
+        ip(&format!("-n {switch} link add bridge type bridge"))?;
+        ip(&format!("-n {switch} link set bridge up"))?;
+        ip(&format!("-n {switch} link add {NOWHERE} type veth peer name void"))?;
+        ip(&format!("-n {switch} link set {NOWHERE} master bridge up"))?;
         for host in 0..self.hosts {
-            let (namespace, port) = (self.namespace(host), port(host));
-            ip(&["netns", "add", &namespace])?;
-            ip(&[
-                "-n",
-                &namespace,
-                "link",
-                "add",
-                WIRE,
-                "address",
-                &hardware(host),
-                "type",
-                "veth",
-                "peer",
-                "name",
-                &port,
-                "netns",
-                &switch,
-            ])?;
-            ip(&["-n", &switch, "link", "set", &port, "master", "bridge", "up"])?;
-            ip(&["-n", &namespace, "addr", "add", &format!("{}/24", address(host)), "dev", WIRE])?;
-            ip(&["-n", &namespace, "link", "set", "lo", "up"])?;
-            ip(&["-n", &namespace, "link", "set", WIRE, "up"])?;
+            let (namespace, port, hardware) = (self.namespace(host), port(host), hardware(host));
+            ip(&format!("netns add {namespace}"))?;
+            let other_end = format!("type veth peer name {port} netns {switch}");
+            ip(&format!("-n {namespace} link add {WIRE} address {hardware} {other_end}"))?;
+            ip(&format!("-n {switch} link set {port} master bridge up"))?;
+            ip(&format!("-n {namespace} addr add {}/24 dev {WIRE}", address(host)))?;
+            ip(&format!("-n {namespace} link set lo up"))?;
+            ip(&format!("-n {namespace} link set {WIRE} up"))?;
         }
         Ok(())
     }
@@ -108,15 +94,14 @@ impl Network {
     pub(crate) fn cut(&self, host: usize, cut: Cut) -> Result<(), String> {
         let (switch, namespace, port) = (self.switch(), self.namespace(host), port(host));
         match cut {
-            Cut::Pulled => ip(&["-n", &namespace, "link", "set", WIRE, "down"]),
-            Cut::Silent => ip(&["-n", &switch, "link", "set", &port, "nomaster"]),
+            Cut::Pulled => ip(&format!("-n {namespace} link set {WIRE} down")),
+            Cut::Silent => ip(&format!("-n {switch} link set {port} nomaster")),
             // The bridge is told that the host is elsewhere.
             Cut::OneWay => self.misplace("replace", host),
             Cut::Throttled(megabits) => {
-                let rate = format!("{megabits}mbit");
-                let bucket = ["root", "tbf", "rate", &rate, "burst", "64kb", "latency", "100ms"];
-                tc(&[&["-n", &namespace, "qdisc", "add", "dev", WIRE][..], &bucket].concat())?;
-                tc(&[&["-n", &switch, "qdisc", "add", "dev", &port][..], &bucket].concat())
+                let bucket = format!("root tbf rate {megabits}mbit burst 64kb latency 100ms");
+                words("tc", &format!("-n {namespace} qdisc add dev {WIRE} {bucket}"))?;
+                words("tc", &format!("-n {switch} qdisc add dev {port} {bucket}"))
             }
         }
     }
@@ -125,22 +110,21 @@ impl Network {
     pub(crate) fn heal(&self, host: usize, cut: Cut) -> Result<(), String> {
         let (switch, namespace, port) = (self.switch(), self.namespace(host), port(host));
         match cut {
-            Cut::Pulled => ip(&["-n", &namespace, "link", "set", WIRE, "up"]),
-            Cut::Silent => ip(&["-n", &switch, "link", "set", &port, "master", "bridge"]),
+            Cut::Pulled => ip(&format!("-n {namespace} link set {WIRE} up")),
+            Cut::Silent => ip(&format!("-n {switch} link set {port} master bridge")),
             Cut::OneWay => self.misplace("del", host),
             Cut::Throttled(_) => {
-                tc(&["-n", &namespace, "qdisc", "del", "dev", WIRE, "root"])?;
-                tc(&["-n", &switch, "qdisc", "del", "dev", &port, "root"])
+                words("tc", &format!("-n {namespace} qdisc del dev {WIRE} root"))?;
+                words("tc", &format!("-n {switch} qdisc del dev {port} root"))
             }
         }
     }
 
     /// Changes what the bridge believes of where a host is.
     fn misplace(&self, change: &str, host: usize) -> Result<(), String> {
-        let switch = self.switch();
+        let (switch, hardware) = (self.switch(), hardware(host));
         // Sticky: it does not learn better from what the host sends.
-        let entry = ["fdb", change, &hardware(host), "dev", NOWHERE, "master", "static", "sticky"];
-        run(Command::new("bridge").args(["-n", &switch]).args(entry))
+        words("bridge", &format!("-n {switch} fdb {change} {hardware} dev {NOWHERE} master static sticky"))
     }
 }
 
@@ -148,7 +132,7 @@ impl Drop for Network {
     fn drop(&mut self) {
         let names = (0..self.hosts).map(|host| self.namespace(host)).chain([self.switch()]);
         for name in names.filter(|name| Path::new(NAMESPACES).join(name).exists()) {
-            if let Err(error) = ip(&["netns", "del", &name]) {
+            if let Err(error) = ip(&format!("netns del {name}")) {
                 eprintln!("{error}");
             }
         }
@@ -160,12 +144,13 @@ fn port(host: usize) -> String {
     format!("port{host}")
 }
 
-fn ip(arguments: &[&str]) -> Result<(), String> {
-    run(Command::new("ip").args(arguments))
+fn ip(arguments: &str) -> Result<(), String> {
+    words("ip", arguments)
 }
 
-fn tc(arguments: &[&str]) -> Result<(), String> {
-    run(Command::new("tc").args(arguments))
+/// Runs a program whose arguments have no spaces in them.
+fn words(program: &str, arguments: &str) -> Result<(), String> {
+    run(Command::new(program).args(arguments.split_whitespace()))
 }
 
 /// Removes the namespaces of runs that are gone. Their processes went with them.
@@ -174,7 +159,7 @@ fn sweep() {
     for name in entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()) {
         if owner(&name).is_some_and(|owner| !Path::new("/proc").join(owner.to_string()).exists()) {
             // Another run may be sweeping as well.
-            let _ = ip(&["netns", "del", &name]);
+            let _ = ip(&format!("netns del {name}"));
         }
     }
 }

@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+use crate::traffic::Order;
+
 /// The C library's allocator gives large blocks back at once, from threads of any number: else it raises its threshold to the
 /// largest block that it has seen, and keeps several of those for each of its arenas.
 const ALLOCATOR: [(&str, &str); 2] = [("MALLOC_MMAP_THRESHOLD_", "131072"), ("MALLOC_ARENA_MAX", "2")];
@@ -68,9 +70,10 @@ impl Process {
         let _ = kill(Pid::from_raw(self.child.id() as i32), signal);
     }
 
-    /// Says a line to its standard input; one that is gone does not hear it.
-    pub(crate) fn order(&mut self, line: &str) {
+    /// Gives it an order, as a line of its standard input; one that is gone does not hear it.
+    pub(crate) fn order(&mut self, order: Order) {
         if let Some(orders) = &mut self.orders {
+            let line = serde_json::to_string(&order).expect("orders are plain data");
             let _ = writeln!(orders, "{line}");
         }
     }

@@ -12,14 +12,9 @@ use super::steps::{Outputs, of};
 pub(crate) const LATENCY: &str = "bench_latency";
 pub(crate) const PERFTEST_LATENCY: &str = "ib_send_lat";
 pub(crate) const PERFTEST_BANDWIDTH: &str = "ib_write_bw";
-/// Each with what sets it apart, in the order of the table; the first has the bare operation beside it.
-pub(crate) const BANDWIDTHS: [(&str, &str); 5] = [
-    ("bench_write", "write, static, window 2"),
-    ("bench_read", "read, static, window 2"),
-    ("bench_dynamic", "write, dynamic, window 2"),
-    ("bench_window_1", "write, static, window 1"),
-    ("bench_window_40", "write, static, window 40"),
-];
+/// The first has the bare operation beside it.
+pub(crate) const BANDWIDTHS: [&str; 5] =
+    ["bench_write", "bench_read", "bench_dynamic", "bench_window_1", "bench_window_40"];
 
 /// The parameter-server experiment: request buffers and registration, 2 x 2.
 pub(crate) const TRAINING: &str = "bench_ps";
@@ -113,7 +108,7 @@ fn judge(outputs: &Outputs, step: &str, metric: Metric) -> Result<String, String
     if !beside.is_empty() {
         let _ = write!(line, ", {beside}");
     }
-    if step == LATENCY || step == BANDWIDTHS[0].0 {
+    if step == LATENCY || step == BANDWIDTHS[0] {
         let raw = figure(printed, "raw", metric).ok_or("the figure of the bare operation is missing or zero")?;
         let _ = write!(line, "; raw {}", metric.show(raw));
     }
@@ -134,33 +129,6 @@ pub(crate) fn training(outputs: &Outputs, step: &str) -> Result<String, String> 
         let _ = write!(line, "; {name} {:.2} x", pace / paces[0]);
     }
     Ok(line)
-}
-
-/// All figures side by side; empty without any.
-pub(crate) fn table(outputs: &Outputs) -> String {
-    let mut rows: Vec<(String, Metric, f64)> = Vec::new();
-    let mut add = |what: String, metric, figure: Option<f64>| rows.extend(figure.map(|figure| (what, metric, figure)));
-    let measured = |step| of(outputs, step);
-    let metric = Metric::RoundTrip;
-    add("64 B there and back: perftest, 2 x ib_send_lat".into(), metric, yardstick(outputs, metric));
-    add("64 B there and back: raw".into(), metric, figure(measured(LATENCY), "raw", metric));
-    add("64 B there and back: Sealane".into(), metric, figure(measured(LATENCY), "sealane", metric));
-    let metric = Metric::Bandwidth;
-    add("1 MiB: perftest, ib_write_bw".into(), metric, yardstick(outputs, metric));
-    add("1 MiB: raw, window 2".into(), metric, figure(measured(BANDWIDTHS[0].0), "raw", metric));
-    for (step, variant) in BANDWIDTHS {
-        add(format!("1 MiB: Sealane, {variant}"), metric, figure(measured(step), "sealane", metric));
-    }
-    if !outputs.keys().any(|step| step.starts_with("bench_") && *step != TRAINING) {
-        return String::new();
-    }
-    let width = rows.iter().map(|(what, ..)| what.chars().count()).max().unwrap_or(0);
-    let line = |(what, metric, figure): &(String, Metric, f64)| {
-        let row = format!("{what:width$}  {:>12}  {}", metric.show(*figure), beside(outputs, *metric, *figure));
-        row.trim_end().to_owned() + "\n"
-    };
-    let rows: String = rows.iter().map(line).collect();
-    format!("\nmedians of this boot, on an emulated processor: ratios tell something, figures nothing\n{rows}")
 }
 
 #[cfg(test)]
@@ -230,18 +198,5 @@ mod tests {
         assert_eq!(judged(&[2.0, 3.0, 4.0, 5.0]).unwrap(), expected);
         assert_eq!(judged(&[2.0, 3.0, 0.0, 5.0]).unwrap_err(), "3 of 4 variants have a pace");
         assert!(training(&Outputs::new(), TRAINING).is_err());
-    }
-
-    #[test]
-    fn the_table_has_what_there_is() {
-        let expected = "\nmedians of this boot, on an emulated processor: ratios tell something, figures nothing\n\
-            64 B there and back: perftest, 2 x ib_send_lat       20.0 µs  1.00 x 2 x ib_send_lat\n\
-            64 B there and back: raw                             20.0 µs  1.00 x 2 x ib_send_lat\n\
-            64 B there and back: Sealane                         25.0 µs  1.25 x 2 x ib_send_lat\n\
-            1 MiB: perftest, ib_write_bw                     0.0655 GB/s  1.00 x ib_write_bw\n\
-            1 MiB: raw, window 2                             0.0700 GB/s  1.07 x ib_write_bw\n\
-            1 MiB: Sealane, write, static, window 2          0.0625 GB/s  0.95 x ib_write_bw\n";
-        assert_eq!(table(&outputs()), expected);
-        assert_eq!(table(&Outputs::from([(PERFTEST_LATENCY, SEND_LAT.to_owned())])), "");
     }
 }

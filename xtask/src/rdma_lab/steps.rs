@@ -137,7 +137,7 @@ pub(crate) const STEPS: &[Step] = &[
 
 /// One of the [`figures::BANDWIDTHS`].
 const fn bench(which: usize, run: &'static str) -> Step {
-    Step { name: figures::BANDWIDTHS[which].0, run, within_s: 120, needs: &[SEALANE], judge: figures::bandwidth }
+    Step { name: figures::BANDWIDTHS[which], run, within_s: 120, needs: &[SEALANE], judge: figures::bandwidth }
 }
 
 /// What a step printed; nothing, if it has not run.

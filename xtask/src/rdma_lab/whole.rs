@@ -5,7 +5,6 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::figures;
 use super::guest::Job;
 use super::image::Program;
 use super::kernel::Kernel;
@@ -48,7 +47,7 @@ pub(crate) fn run(lab: &Path, kernel: &Kernel, steps: &[&Step]) -> Result<bool, 
             None => return Err(error),
         }
     }
-    print!("{}{}", table(&rows), figures::table(&outputs));
+    print!("{}", table(&rows));
     Ok(rows.iter().all(|row| row.outcome.is_ok()))
 }
 

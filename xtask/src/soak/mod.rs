@@ -29,10 +29,10 @@ const REST: Duration = Duration::from_secs(12);
 #[derive(Args)]
 #[command(after_help = "Example:\n  cargo xtask soak --seconds 600")]
 pub(crate) struct Soak {
-    /// How long the traffic flows; a round of trouble takes 16 s, and there are two at least
+    /// Duration of the traffic, in seconds; a round of faults takes 16 s, and there are at least two
     #[arg(long, default_value_t = 600)]
     seconds: u64,
-    /// Keep logs and ledgers of a run that passes as well
+    /// Keep logs and ledgers of passing runs too
     #[arg(long)]
     keep: bool,
 }
@@ -108,7 +108,7 @@ fn rest(hosts: &mut Hosts, interrupts: &Interrupts) -> Result<u64, String> {
     println!("all rest for {} s", REST.as_secs());
     for task in 0..LAYOUT.tasks() {
         if let Some(process) = hosts.task(task) {
-            process.order(&Order::Rest { millis: REST.as_millis() as u64 }.to_string());
+            process.order(Order::Rest { millis: REST.as_millis() as u64 });
         }
     }
     // Not to the very end: what comes next must not have begun.

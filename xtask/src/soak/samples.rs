@@ -108,15 +108,21 @@ impl Samples {
                 ("threads", of(|sample| sample.threads), Some(0)),
                 ("shared mappings", of(|sample| sample.mappings), Some(0)),
             ];
-            for (what, [first, most, last], more) in rows {
-                let name = &track.name;
-                let _ = writeln!(report.text, "  {name:8}  {what:20}  {first:8}  {most:8}  {last:8}");
-                if more.is_some_and(|more| last > first + more) {
-                    report.violations.push(format!("{name} holds more than it did, {what}: {first}, then {last}"));
-                }
+            for (what, figures, more) in rows {
+                report.compare(&track.name, what, figures, more);
             }
         }
         report
+    }
+}
+
+impl Report {
+    /// Adds a figure of somebody's: the first, the most and the last, which may be so much more than the first.
+    fn compare(&mut self, name: &str, what: &str, [first, most, last]: [u64; 3], more: Option<u64>) {
+        let _ = writeln!(self.text, "  {name:8}  {what:20}  {first:8}  {most:8}  {last:8}");
+        if more.is_some_and(|more| last > first + more) {
+            self.violations.push(format!("{name} holds more than it did, {what}: {first}, then {last}"));
+        }
     }
 }
 
@@ -157,11 +163,7 @@ pub(super) fn held(books: &Books, began: u64, ended: u64) -> Report {
         ];
         for (what, figure, more) in rows {
             let most = life.holdings.iter().map(|(_, holdings)| figure(holdings)).max().unwrap_or(0);
-            let (first, last) = (figure(&first), figure(&last));
-            let _ = writeln!(report.text, "  {name:8}  {what:20}  {first:8}  {most:8}  {last:8}");
-            if last > first + more {
-                report.violations.push(format!("{name} holds more than it did, {what}: {first}, then {last}"));
-            }
+            report.compare(&name, what, [figure(&first), most, figure(&last)], Some(more));
         }
     }
     report

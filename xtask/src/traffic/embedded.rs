@@ -4,11 +4,12 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
-use sealane::{EndpointMap, Engine, EngineSettings};
+use sealane::{EndpointMap, Engine};
+use sealane_cli::engine_settings::engine_settings;
+use sealane_cli::settings::Settings;
 
 use super::ledger::{Holdings, Line, now_us};
 use super::{Actor, Role, name};
-use crate::hosts::{Shown, authentication, embed};
 
 /// Between two looks at what the engine holds.
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(500);
@@ -17,10 +18,8 @@ const SAMPLE_INTERVAL: Duration = Duration::from_millis(500);
 pub(super) fn start(map: &Path, role: &Role) -> Result<Engine, String> {
     let folder = map.parent().ok_or("the endpoint map is in no folder")?;
     let map = EndpointMap::load(map).map_err(|error| error.to_string())?;
-    let mut settings = EngineSettings::new(map, &[&name(role.task)]).map_err(|error| error.to_string())?;
-    embed(&mut settings, role.patience);
-    settings.authentication = authentication(role.shown, folder, role.address)?;
-    settings.insecure = role.shown == Shown::Nothing;
+    let settings = Settings::of(role.manner.settings(folder, role.address)).map_err(|error| error.to_string())?;
+    let settings = engine_settings(&settings, map, &[&name(role.task)]).map_err(|error| error.to_string())?;
     Engine::start(settings).map_err(|error| error.to_string())
 }
 

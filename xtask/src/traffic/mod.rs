@@ -16,17 +16,18 @@ use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::str::FromStr;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use clap::{Args, ValueEnum};
 use sealane::{Attach, Error, Task};
+use serde::{Deserialize, Serialize};
 
 pub(crate) use ledger::now_us;
 pub(crate) use orders::Order;
 pub(crate) use parcel::TIMEOUT_MAX;
 
-use crate::hosts::{Patience, Shown};
+use crate::hosts::Manner;
 use ledger::Ledger;
 use orders::Orders;
 
@@ -56,49 +57,36 @@ fn number(name: &str) -> Option<usize> {
 }
 
 /// Who this process is.
-#[derive(Args, Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Role {
-    #[arg(long)]
     pub(crate) task: usize,
-    /// How many tasks there are
-    #[arg(long)]
+    /// How many tasks there are.
     pub(crate) tasks: usize,
-    /// How many processes this task has had before
-    #[arg(long)]
+    /// How many processes this task has had before.
     pub(crate) life: u32,
-    #[arg(long)]
-    pub(crate) patience: Patience,
-    #[arg(long)]
-    pub(crate) shown: Shown,
-    /// Where its engine is reached
-    #[arg(long)]
+    pub(crate) manner: Manner,
+    /// Where its engine is reached.
     pub(crate) address: SocketAddr,
-    #[arg(long)]
     pub(crate) ledger: PathBuf,
-    /// Attach there
-    #[arg(long)]
+    /// Attach there.
     pub(crate) socket: Option<PathBuf>,
-    /// Or have an engine in this process
-    #[arg(long)]
+    /// Or have an engine in this process.
     pub(crate) map: Option<PathBuf>,
 }
 
+/// How the chore hands it over.
+impl FromStr for Role {
+    type Err = serde_json::Error;
+
+    fn from_str(text: &str) -> Result<Role, serde_json::Error> {
+        serde_json::from_str(text)
+    }
+}
+
 impl Role {
-    /// The command line that this is read from.
-    pub(crate) fn arguments(&self) -> Vec<OsString> {
-        let Role { task, tasks, life, patience, shown, address, ledger, socket, map } = self;
-        let mut arguments: Vec<OsString> = vec![ROLE.into()];
-        let numbers = [("--task", task.to_string()), ("--tasks", tasks.to_string()), ("--life", life.to_string())];
-        arguments.extend(numbers.into_iter().flat_map(|(flag, value)| [flag.into(), value.into()]));
-        let patience = patience.to_possible_value().expect("none is skipped");
-        arguments.extend(["--patience".into(), patience.get_name().into()]);
-        let shown = shown.to_possible_value().expect("none is skipped");
-        arguments.extend(["--shown".into(), shown.get_name().into()]);
-        arguments.extend(["--address".into(), address.to_string().into()]);
-        arguments.extend(["--ledger".into(), ledger.into()]);
-        arguments.extend(socket.iter().flat_map(|socket| ["--socket".into(), socket.into()]));
-        arguments.extend(map.iter().flat_map(|map| ["--map".into(), map.into()]));
-        arguments
+    /// What starts this program as that task: the role's name, and all the rest as one word.
+    pub(crate) fn arguments(&self) -> [OsString; 2] {
+        [ROLE.into(), serde_json::to_string(self).expect("a role is plain data").into()]
     }
 
     pub(crate) fn run(&self) -> ExitCode {

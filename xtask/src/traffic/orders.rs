@@ -1,10 +1,10 @@
 //! What the chore tells a task through its standard input. Read by the main thread, looked at by the others.
 
-use std::fmt;
 use std::io::{BufRead, stdin};
-use std::str::FromStr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
 
 use super::now_us;
 
@@ -12,7 +12,7 @@ use super::now_us;
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// A line.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Order {
     /// Send so many tensors of so many bytes that nobody asks for.
     Burst { bytes: usize, count: usize },
@@ -22,35 +22,6 @@ pub(crate) enum Order {
     Rest { millis: u64 },
     /// Begin nothing from then on, and end when all has ended.
     Finish { at_us: u64 },
-}
-
-impl fmt::Display for Order {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Order::Burst { bytes, count } => write!(out, "burst {bytes} {count}"),
-            Order::Deaf { millis } => write!(out, "deaf {millis}"),
-            Order::Rest { millis } => write!(out, "rest {millis}"),
-            Order::Finish { at_us } => write!(out, "finish {at_us}"),
-        }
-    }
-}
-
-impl FromStr for Order {
-    type Err = ();
-
-    fn from_str(line: &str) -> Result<Order, ()> {
-        let words: Vec<&str> = line.split_ascii_whitespace().collect();
-        let number = |word: &str| word.parse::<u64>().map_err(drop);
-        match words[..] {
-            ["burst", bytes, count] => {
-                Ok(Order::Burst { bytes: number(bytes)? as usize, count: number(count)? as usize })
-            }
-            ["deaf", millis] => Ok(Order::Deaf { millis: number(millis)? }),
-            ["rest", millis] => Ok(Order::Rest { millis: number(millis)? }),
-            ["finish", at_us] => Ok(Order::Finish { at_us: number(at_us)? }),
-            _ => Err(()),
-        }
-    }
 }
 
 /// What was told so far, in microseconds of the clock.
@@ -73,7 +44,7 @@ impl Orders {
     /// Reads orders until the one to finish. Without the chore there is no reason to go on.
     pub(super) fn obey(&self, mut burst: impl FnMut(usize, usize)) {
         for line in stdin().lock().lines().map_while(Result::ok) {
-            match line.parse() {
+            match serde_json::from_str(&line) {
                 Ok(Order::Burst { bytes, count }) => burst(bytes, count),
                 Ok(Order::Deaf { millis }) => self.deaf_until.store(now_us() + millis * 1000, Ordering::Relaxed),
                 Ok(Order::Rest { millis }) => {
@@ -81,7 +52,7 @@ impl Orders {
                     self.rest_until.store(now_us() + millis * 1000, Ordering::Relaxed);
                 }
                 Ok(Order::Finish { at_us }) => return self.finish_at.store(at_us, Ordering::Relaxed),
-                Err(()) => eprintln!("no order: {line}"),
+                Err(error) => eprintln!("no order: {line} ({error})"),
             }
         }
         self.finish_at.store(0, Ordering::Relaxed);
@@ -112,15 +83,6 @@ impl Orders {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn orders_are_read_as_they_were_said() {
-        let (burst, deaf) = (Order::Burst { bytes: 1, count: 2 }, Order::Deaf { millis: 3 });
-        for order in [burst, deaf, Order::Rest { millis: 5 }, Order::Finish { at_us: 4 }] {
-            assert_eq!(order.to_string().parse(), Ok(order));
-        }
-        assert_eq!("burst".parse::<Order>(), Err(()));
-    }
 
     #[test]
     fn a_finish_counts_from_its_time_on() {

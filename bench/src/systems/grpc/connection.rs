@@ -11,7 +11,7 @@ use tokio::task::{JoinHandle, yield_now};
 use tonic::transport::{Channel, Endpoint};
 use tower::service_fn;
 
-use super::failed;
+use super::runtime::failed;
 use crate::error::BenchError;
 use crate::limits::{GRPC_FRAME_BYTES, GRPC_WINDOW_BYTES, WINDOW_MAX};
 

@@ -5,21 +5,24 @@
 //! router, HTTP/2's windows and frames are as large as they may be, and each side runs a
 //! current-thread runtime on its pinned CPU which, with polling on, never sleeps.
 
+mod callers;
 mod codec;
 mod connection;
 mod consumer;
-mod repeated;
+mod runtime;
 mod service;
 mod steps;
 pub(super) mod training;
 
-use std::error::Error;
-use std::future::pending;
+use std::future::{pending, ready};
+use std::io;
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::stream::{self, Stream, StreamExt};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::runtime::{Builder, Runtime};
+use tokio::runtime::Runtime;
 use tonic::transport::Channel;
 use tonic::transport::server::Connected;
 
@@ -28,93 +31,70 @@ use crate::limits::DUPLEX_BYTES;
 use crate::peer::{Peer, PeerJob, PeerProgram, announce};
 use crate::plan::{Bench, Fuse, Link, Plan};
 use crate::sample::Sample;
-use crate::system::System;
+use crate::system::{Rounds, System};
 use crate::systems::meeting::Meeting;
 use crate::systems::sockets;
+use runtime::{NAME, runtime};
+use service::Ps;
 
-const NAME: &str = "grpc";
-
-/// Unary calls; the producer in a process of its own over TCP, in this thread in memory.
-pub(super) struct Unary {
+/// Unary calls to a producer.
+struct Unary {
     plan: Plan,
-    congestion: Option<String>,
     channel: Channel,
     /// After the channel, whose tasks it runs.
     runtime: Runtime,
-    peer: Option<Peer>,
 }
 
-impl Unary {
-    pub(super) fn over_tcp(job: &PeerJob, program: &PeerProgram) -> Result<Self, BenchError> {
-        let plan = job.plan.clone();
-        let mut peer = Peer::start(program, job)?;
-        let stream = sockets::connect(peer.ready().port, plan.congestion.as_deref())?;
-        let congestion = sockets::congestion(&stream)?;
-        let runtime = runtime()?;
-        let channel = runtime
-            .block_on(async { connection::open(connection::adopt(stream)?).await })
-            .map_err(|failure| peer.blame(failure))?;
-        peer.rest()?;
-        Ok(Self { plan, congestion: Some(congestion), channel, runtime, peer: Some(peer) })
-    }
-
-    /// A Unix socket: what gRPC has for two processes of one host.
-    pub(super) fn over_unix(job: &PeerJob, program: &PeerProgram) -> Result<Self, BenchError> {
-        let meeting = Meeting::arrange()?;
-        let job = PeerJob { meeting_place: Some(meeting.socket()), ..job.clone() };
-        let mut peer = Peer::start(program, &job)?;
-        let stream = UnixStream::connect(meeting.socket()).map_err(BenchError::io("connect to the producer"))?;
-        let runtime = runtime()?;
-        let channel = runtime
-            .block_on(async { connection::open(connection::adopt_unix(stream)?).await })
-            .map_err(|failure| peer.blame(failure))?;
-        peer.rest()?;
-        Ok(Self { plan: job.plan, congestion: None, channel, runtime, peer: Some(peer) })
-    }
-
-    pub(super) fn in_memory(plan: &Plan) -> Result<Self, BenchError> {
-        let runtime = runtime()?;
-        let (near, far) = tokio::io::duplex(DUPLEX_BYTES);
-        let sizes = sizes(plan);
-        runtime.spawn(async move { service::serve(far, &sizes).await });
-        let channel = runtime.block_on(connection::open(near))?;
-        Ok(Self { plan: plan.clone(), congestion: None, channel, runtime, peer: None })
-    }
+/// A producer in a process of its own, over TCP.
+pub(super) fn over_tcp(job: &PeerJob, program: &PeerProgram) -> Result<System, BenchError> {
+    let peer = Peer::start(program, job)?;
+    let stream = sockets::connect(peer.ready().port, job.plan.congestion.as_deref())?;
+    let congestion = sockets::congestion(&stream)?;
+    Ok(system(&job.plan, peer, || connection::adopt(stream))?.with_congestion(congestion))
 }
 
-impl System for Unary {
-    fn name(&self) -> &'static str {
-        NAME
-    }
+/// The same over a Unix socket: what gRPC has for two processes of one host.
+pub(super) fn over_unix(job: &PeerJob, program: &PeerProgram) -> Result<System, BenchError> {
+    let meeting = Meeting::arrange()?;
+    let job = PeerJob { meeting_place: Some(meeting.socket()), ..job.clone() };
+    let peer = Peer::start(program, &job)?;
+    let stream = UnixStream::connect(meeting.socket()).map_err(BenchError::io("connect to the producer"))?;
+    system(&job.plan, peer, || connection::adopt_unix(stream))
+}
 
-    fn variant(&self) -> String {
-        if self.plan.bench == Bench::Fuse && self.plan.fuse == Fuse::Receive {
-            return "one message".to_owned();
-        }
-        match self.plan.link {
-            Link::Shm => "unary, Unix socket".to_owned(),
-            Link::Tcp | Link::Loopback => "unary".to_owned(),
-            Link::Verbs => "unary, TCP".to_owned(),
-        }
-    }
+/// A producer in this thread.
+pub(super) fn in_memory(plan: &Plan) -> Result<System, BenchError> {
+    let runtime = runtime()?;
+    let (near, far) = tokio::io::duplex(DUPLEX_BYTES);
+    runtime.spawn(service::serve(ps(plan), one(far)));
+    let channel = runtime.block_on(connection::open(near))?;
+    Ok(System::new(NAME, variant(plan), Unary { plan: plan.clone(), channel, runtime }))
+}
 
-    fn congestion(&self) -> Option<&str> {
-        self.congestion.as_deref()
-    }
+/// Calls a producer's process over what `adopt` makes a connection of the runtime that it is called in.
+fn system<C>(plan: &Plan, mut peer: Peer, adopt: impl FnOnce() -> Result<C, BenchError>) -> Result<System, BenchError>
+where
+    C: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let runtime = runtime()?;
+    let opened = runtime.block_on(async { connection::open(adopt()?).await });
+    let channel = opened.map_err(|failure| peer.blame(failure))?;
+    peer.rest()?;
+    Ok(System::new(NAME, variant(plan), Unary { plan: plan.clone(), channel, runtime }).with_peer(peer))
+}
 
-    fn resume(&mut self) -> Result<(), BenchError> {
-        self.peer.as_mut().map_or(Ok(()), Peer::resume)
-    }
-
+impl Rounds for Unary {
     fn round(&mut self, length: Duration) -> Result<Sample, BenchError> {
-        consumer::measure(&self.runtime, &self.channel, &self.plan, length).map_err(|failure| match &mut self.peer {
-            Some(peer) => peer.blame(failure),
-            None => failure,
-        })
+        consumer::measure(&self.runtime, &self.channel, &self.plan, length)
     }
+}
 
-    fn rest(&mut self) -> Result<(), BenchError> {
-        self.peer.as_mut().map_or(Ok(()), Peer::rest)
+fn variant(plan: &Plan) -> &'static str {
+    match plan.link {
+        _ if plan.bench == Bench::Fuse && plan.fuse == Fuse::Receive => "one message",
+        Link::Shm => "unary, Unix socket",
+        Link::Tcp | Link::Loopback => "unary",
+        Link::Verbs => "unary, TCP",
     }
 }
 
@@ -141,30 +121,18 @@ where
 {
     runtime()?.block_on(async {
         let _spinner = plan.polling.then(connection::spin);
-        service::serve(adopt()?, &sizes(plan)).await?;
+        service::serve(ps(plan), one(adopt()?)).await?;
         pending().await
     })
 }
 
-/// Bytes of the tensors that are served.
-fn sizes(plan: &Plan) -> Vec<usize> {
-    if plan.step.is_empty() { vec![plan.size_bytes] } else { plan.step.clone() }
+/// One connection, and no end of waiting for others.
+fn one<C>(connection: C) -> impl Stream<Item = io::Result<C>> {
+    stream::once(ready(Ok(connection))).chain(stream::pending())
 }
 
-fn runtime() -> Result<Runtime, BenchError> {
-    Builder::new_current_thread().enable_all().build().map_err(BenchError::io("start a runtime for gRPC"))
-}
-
-/// Says what gRPC's library said, with the causes that its errors hide.
-fn failed<E: Error>(operation: &'static str) -> impl FnOnce(E) -> BenchError {
-    move |error| {
-        let mut reason = error.to_string();
-        let mut cause = error.source();
-        while let Some(error) = cause {
-            reason.push_str(": ");
-            reason.push_str(&error.to_string());
-            cause = error.source();
-        }
-        BenchError::Grpc { operation, reason }
-    }
+/// The only ps of a measurement of one consumer.
+fn ps(plan: &Plan) -> Arc<Ps> {
+    let sizes = if plan.step.is_empty() { std::slice::from_ref(&plan.size_bytes) } else { &plan.step };
+    Ps::new(sizes.iter().copied(), &[], 1)
 }

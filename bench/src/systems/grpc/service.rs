@@ -1,12 +1,17 @@
-//! The producer: a method that answers with a tensor, and one that answers with all. No router is around them.
+//! The producer: a ps whose tensors are pulled one by one or all at once, and that takes gradients. No router is around
+//! its methods.
 
 use std::convert::Infallible;
 use std::future::{Ready, ready};
+use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
-use futures_util::stream::{self, StreamExt};
+use futures_util::future::Either;
+use futures_util::stream::Stream;
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::watch;
 use tonic::body::Body;
 use tonic::codegen::{BoxFuture, Context, Poll, Service, http};
 use tonic::server::{Grpc, UnaryService};
@@ -14,62 +19,135 @@ use tonic::transport::Server;
 use tonic::transport::server::Connected;
 use tonic::{Request, Response, Status};
 
-use super::codec::{BytesCodec, number_in};
-use super::failed;
-use super::repeated::{RepeatedCodec, message_bytes};
+use super::codec::{Message, MessageCodec, number_in, version_in};
+use super::runtime::failed;
 use crate::error::BenchError;
 use crate::limits::{FILL, GRPC_FRAME_BYTES, GRPC_WINDOW_BYTES};
 
-/// Answers with one tensor: the one of the number that is the request's first bytes.
+/// The methods. One tensor: the one of the number that is the request's first bytes; or all of them in one message, out
+/// or in.
 pub(super) const PULL: &str = "/sealane.bench.Tensors/Pull";
-
-/// Answers with all tensors in one message.
 pub(super) const PULL_ALL: &str = "/sealane.bench.Tensors/PullAll";
+pub(super) const PUSH: &str = "/sealane.bench.Tensors/Push";
+pub(super) const PUSH_ALL: &str = "/sealane.bench.Tensors/PushAll";
 
-/// Serves one connection until its task ends; returns at once, the runtime carries on.
-pub(super) async fn serve<C>(connection: C, sizes: &[usize]) -> Result<(), BenchError>
+/// One ps.
+#[derive(Debug)]
+pub(super) struct Ps {
+    tensors: Arc<[Bytes]>,
+    /// Gradients that one worker pushes in a step, those of all workers, and bytes of one worker's.
+    pushed: usize,
+    gradients: usize,
+    largest: usize,
+    /// Gradients that have come.
+    taken: AtomicUsize,
+    version: watch::Sender<i64>,
+}
+
+impl Ps {
+    /// A ps with tensors of these sizes, to which each of so many workers pushes gradients of those sizes in a step.
+    pub(super) fn new(sizes: impl Iterator<Item = usize>, gradients: &[usize], workers: usize) -> Arc<Self> {
+        Arc::new(Self {
+            tensors: sizes.map(|bytes| Bytes::from(vec![FILL; bytes])).collect(),
+            pushed: gradients.len(),
+            gradients: gradients.len() * workers,
+            largest: gradients.iter().sum(),
+            taken: AtomicUsize::new(0),
+            version: watch::Sender::new(0),
+        })
+    }
+
+    /// Takes gradients; when as many have come as all workers push in a step, there is a new version.
+    fn take(&self, count: usize) {
+        let taken = self.taken.fetch_add(count, Ordering::Relaxed) + count;
+        if taken.is_multiple_of(self.gradients) {
+            self.version.send_modify(|version| *version += 1);
+        }
+    }
+
+    /// Answers a request at once, or when there is the version that it wants.
+    fn answer<T: Send + 'static>(
+        self: &Arc<Self>,
+        request: &Bytes,
+        find: fn(&Self, &[u8]) -> Result<T, Status>,
+    ) -> Answer<T> {
+        let wanted = version_in(request);
+        // Without gradients no version follows the first.
+        if wanted == 0 || self.gradients == 0 || wanted <= *self.version.borrow() {
+            return Either::Left(ready(find(self, request).map(Response::new)));
+        }
+        let (ps, request) = (self.clone(), request.clone());
+        Either::Right(Box::pin(async move {
+            // It ends with the process alone.
+            let _ = ps.version.subscribe().wait_for(|version| *version >= wanted).await;
+            find(&ps, &request).map(Response::new)
+        }))
+    }
+}
+
+/// Serves all connections that come, until the process ends.
+pub(super) async fn serve<C>(ps: Arc<Ps>, connections: impl Stream<Item = io::Result<C>>) -> Result<(), BenchError>
 where
     C: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
 {
-    let service = Tensors(sizes.iter().map(|&bytes| Bytes::from(vec![FILL; bytes])).collect());
-    let connections = stream::once(ready(Ok::<_, Infallible>(connection))).chain(stream::pending());
     Server::builder()
         .initial_stream_window_size(GRPC_WINDOW_BYTES)
         .initial_connection_window_size(GRPC_WINDOW_BYTES)
         .http2_adaptive_window(Some(false))
         .max_frame_size(GRPC_FRAME_BYTES)
-        .serve_with_incoming(service, connections)
+        .serve_with_incoming(Methods(ps), connections)
         .await
         .map_err(failed("serve"))
 }
 
-#[derive(Clone, Debug)]
-struct Tensors(Arc<[Bytes]>);
+type Answer<T> = Either<Ready<Result<Response<T>, Status>>, BoxFuture<Response<T>, Status>>;
 
-impl UnaryService<Bytes> for Tensors {
+struct Pull(Arc<Ps>);
+
+impl UnaryService<Bytes> for Pull {
+    type Response = Bytes;
+    type Future = Answer<Bytes>;
+
+    fn call(&mut self, request: Request<Bytes>) -> Self::Future {
+        self.0.answer(request.get_ref(), |ps, request| {
+            let tensor = number_in(request).and_then(|number| ps.tensors.get(number));
+            tensor.cloned().ok_or_else(|| Status::not_found("no such tensor"))
+        })
+    }
+}
+
+struct PullAll(Arc<Ps>);
+
+impl UnaryService<Bytes> for PullAll {
+    type Response = Arc<[Bytes]>;
+    type Future = Answer<Arc<[Bytes]>>;
+
+    fn call(&mut self, request: Request<Bytes>) -> Self::Future {
+        self.0.answer(request.get_ref(), |ps, _| Ok(ps.tensors.clone()))
+    }
+}
+
+/// Takes a message with so many gradients.
+struct Push(Arc<Ps>, usize);
+
+impl UnaryService<Bytes> for Push {
     type Response = Bytes;
     type Future = Ready<Result<Response<Bytes>, Status>>;
 
     fn call(&mut self, request: Request<Bytes>) -> Self::Future {
-        let tensor = number_in(request.get_ref()).and_then(|number| self.0.get(number));
-        ready(tensor.map(|tensor| Response::new(tensor.clone())).ok_or_else(|| Status::not_found("no such tensor")))
+        if request.get_ref().last() != Some(&FILL) {
+            return ready(Err(Status::data_loss("other bytes")));
+        }
+        self.0.take(self.1);
+        ready(Ok(Response::new(Bytes::new())))
     }
 }
 
-/// The other method.
+/// A ps as its workers see it.
 #[derive(Clone, Debug)]
-struct All(Tensors);
+struct Methods(Arc<Ps>);
 
-impl UnaryService<Bytes> for All {
-    type Response = Arc<[Bytes]>;
-    type Future = Ready<Result<Response<Arc<[Bytes]>>, Status>>;
-
-    fn call(&mut self, _request: Request<Bytes>) -> Self::Future {
-        ready(Ok(Response::new(self.0.0.clone())))
-    }
-}
-
-impl Service<http::Request<Body>> for Tensors {
+impl Service<http::Request<Body>> for Methods {
     type Response = http::Response<Body>;
     type Error = Infallible;
     type Future = BoxFuture<Self::Response, Infallible>;
@@ -79,14 +157,22 @@ impl Service<http::Request<Body>> for Tensors {
     }
 
     fn call(&mut self, request: http::Request<Body>) -> Self::Future {
-        let service = self.clone();
+        let Methods(ps) = self.clone();
         Box::pin(async move {
-            if request.uri().path() == PULL_ALL {
-                let codec = RepeatedCodec { message_bytes: message_bytes(&service.0) };
-                return Ok(Grpc::new(codec).unary(All(service), request).await);
-            }
-            let codec = BytesCodec { message_bytes: service.0.first().map_or(0, Bytes::len) };
-            Ok(Grpc::new(codec).unary(service, request).await)
+            // Twice, and some: for what is around many tensors in a message.
+            let largest = 2 * ps.largest + (64 << 10);
+            let codec = MessageCodec::<Bytes>::new(ps.tensors.first().map_or(0, Bytes::len));
+            let mut grpc = Grpc::new(codec).max_decoding_message_size(largest);
+            Ok(match request.uri().path() {
+                PULL => grpc.unary(Pull(ps), request).await,
+                PULL_ALL => Grpc::new(MessageCodec::new(ps.tensors.bytes())).unary(PullAll(ps), request).await,
+                PUSH => grpc.unary(Push(ps, 1), request).await,
+                PUSH_ALL => {
+                    let pushed = ps.pushed;
+                    grpc.unary(Push(ps, pushed), request).await
+                }
+                _ => Status::unimplemented("no such method").into_http(),
+            })
         })
     }
 }

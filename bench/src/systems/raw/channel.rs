@@ -3,7 +3,10 @@
 use std::io::{self, IoSlice, IoSliceMut};
 use std::time::{Duration, Instant};
 
+use crate::error::BenchError;
 use crate::limits::{IDLE_PASSES_A_LOOK, STALL_LIMIT};
+
+pub(super) const NAME: &str = "raw";
 
 /// Two streams of bytes, one each way.
 pub(super) trait Channel {
@@ -82,6 +85,14 @@ impl Patience {
     fn is_over(&mut self, now: Instant) -> bool {
         let idle: Duration = now - *self.idle_since.get_or_insert(now);
         idle >= STALL_LIMIT
+    }
+}
+
+/// Tells a link that stands still from one that failed.
+pub(super) fn explained(failure: io::Error) -> BenchError {
+    match failure.kind() {
+        io::ErrorKind::TimedOut => BenchError::Stalled { system: NAME, waited: STALL_LIMIT },
+        _ => BenchError::io("move bytes over the raw link")(failure),
     }
 }
 

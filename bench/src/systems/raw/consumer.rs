@@ -8,9 +8,9 @@ use super::pieces::Pieces;
 use super::producer::{GO, LAST, STOP};
 use crate::limits::{FUSED_BYTES_MAX, REQUEST_BYTES};
 use crate::plan::{Fuse, Plan};
-use crate::sample::{Sample, record_round_trip, round_trip_histogram};
+use crate::sample::Sample;
 use crate::step_tally::StepTally;
-use crate::stopwatch::{RoundClock, Tally};
+use crate::stopwatch::{RoundTrips, Tally};
 use crate::systems::gap::pass;
 
 /// A request and an answer.
@@ -20,8 +20,7 @@ const MESSAGES_A_STEP: f64 = 2.0;
 pub(super) fn round_trips(channel: &mut impl Channel, plan: &Plan, length: Duration) -> io::Result<Sample> {
     let request = [0; REQUEST_BYTES];
     let mut tensor = vec![0; plan.size_bytes];
-    let mut histogram = round_trip_histogram();
-    let clock = RoundClock::start(Instant::now(), length);
+    let mut trips = RoundTrips::start(Instant::now(), length);
     loop {
         if let Some(idle) = plan.idle() {
             pass(idle, plan.polling);
@@ -29,12 +28,8 @@ pub(super) fn round_trips(channel: &mut impl Channel, plan: &Plan, length: Durat
         let asked = Instant::now();
         send_all(channel, &request)?;
         receive_exact(channel, &mut tensor)?;
-        let answered = Instant::now();
-        if clock.counts(asked) {
-            record_round_trip(&mut histogram, answered - asked);
-            if clock.is_over(answered) {
-                return Ok(Sample::round_trips(histogram));
-            }
+        if trips.completed(asked, Instant::now()) {
+            return Ok(trips.sample());
         }
     }
 }

@@ -4,7 +4,7 @@
 //! when polling is off. Over shm: see `shared`. Over verbs: see `verbs`. Over loopback: two rings of bytes in one thread, so that every byte is
 //! copied in and out once and nothing else happens.
 
-mod calls;
+mod answers;
 mod channel;
 mod consumer;
 pub(super) mod fanin;
@@ -14,6 +14,7 @@ mod producer;
 mod shared;
 mod tcp;
 mod verbs;
+mod zeros;
 
 use std::io;
 use std::time::Duration;
@@ -23,102 +24,46 @@ use crate::limits::STALL_LIMIT;
 use crate::peer::{Peer, PeerJob, PeerProgram, announce};
 use crate::plan::{Bench, Fuse, Plan};
 use crate::sample::Sample;
-use crate::system::System;
+use crate::system::{Rounds, System};
 use crate::systems::{arrival, sockets};
 
-use channel::Channel;
+use channel::{Channel, NAME, explained};
 use memory::MemoryChannel;
 use pieces::Pieces;
 use producer::RawProducer;
 use tcp::TcpChannel;
 
-pub(super) use calls::{Zeros, serve as serve_calls};
-pub(super) use shared::{OverShm, serve as serve_shm};
-pub(super) use verbs::OverVerbs;
+pub(super) use answers::serve as serve_many;
+pub(super) use shared::{serve as serve_shm, start as over_shm};
+pub(super) use verbs::start as over_verbs;
+pub(super) use zeros::Zeros;
 
-const NAME: &str = "raw";
+/// The bare operation over a channel.
+struct Raw<C> {
+    plan: Plan,
+    channel: C,
+}
 
 /// Raw sockets, the producer in a process of its own.
-pub(super) struct OverTcp {
-    plan: Plan,
-    congestion: String,
-    channel: TcpChannel,
-    peer: Peer,
-}
-
-impl OverTcp {
-    pub(super) fn start(job: &PeerJob, program: &PeerProgram) -> Result<Self, BenchError> {
-        let plan = job.plan.clone();
-        let mut peer = Peer::start(program, job)?;
-        let stream = sockets::connect(peer.ready().port, plan.congestion.as_deref())?;
-        let congestion = sockets::congestion(&stream)?;
-        let channel = TcpChannel::new(stream, plan.polling, Some(STALL_LIMIT))?;
-        peer.rest()?;
-        Ok(Self { plan, congestion, channel, peer })
-    }
-}
-
-impl System for OverTcp {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
-    fn variant(&self) -> String {
-        variant(&self.plan)
-    }
-
-    fn congestion(&self) -> Option<&str> {
-        Some(&self.congestion)
-    }
-
-    fn resume(&mut self) -> Result<(), BenchError> {
-        self.peer.resume()
-    }
-
-    fn round(&mut self, length: Duration) -> Result<Sample, BenchError> {
-        measure(&mut self.channel, &self.plan, length).map_err(|failure| self.peer.blame(failure))
-    }
-
-    fn rest(&mut self) -> Result<(), BenchError> {
-        self.peer.rest()
-    }
+pub(super) fn over_tcp(job: &PeerJob, program: &PeerProgram) -> Result<System, BenchError> {
+    let plan = job.plan.clone();
+    let mut peer = Peer::start(program, job)?;
+    let stream = sockets::connect(peer.ready().port, plan.congestion.as_deref())?;
+    let congestion = sockets::congestion(&stream)?;
+    let channel = TcpChannel::new(stream, plan.polling, Some(STALL_LIMIT))?;
+    peer.rest()?;
+    let variant = variant(&plan);
+    Ok(System::new(NAME, variant, Raw { plan, channel }).with_congestion(congestion).with_peer(peer))
 }
 
 /// Rings of bytes, both sides in the calling thread.
-pub(super) struct InMemory {
-    plan: Plan,
-    channel: MemoryChannel,
+pub(super) fn in_memory(plan: &Plan) -> System {
+    System::new(NAME, "memory", Raw { plan: plan.clone(), channel: MemoryChannel::new(RawProducer::new(plan)) })
 }
 
-impl InMemory {
-    pub(super) fn new(plan: &Plan) -> Self {
-        Self { plan: plan.clone(), channel: MemoryChannel::new(RawProducer::new(plan)) }
-    }
-}
-
-impl System for InMemory {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
-    fn variant(&self) -> String {
-        "memory".to_owned()
-    }
-
-    fn congestion(&self) -> Option<&str> {
-        None
-    }
-
-    fn resume(&mut self) -> Result<(), BenchError> {
-        Ok(())
-    }
-
+impl<C: Channel> Rounds for Raw<C> {
     fn round(&mut self, length: Duration) -> Result<Sample, BenchError> {
         measure(&mut self.channel, &self.plan, length)
-    }
-
-    fn rest(&mut self) -> Result<(), BenchError> {
-        Ok(())
     }
 }
 
@@ -155,14 +100,6 @@ fn measure(channel: &mut impl Channel, plan: &Plan, length: Duration) -> Result<
         none => none.is_measured_elsewhere(),
     };
     sample.map_err(explained)
-}
-
-/// Tells a link that stands still from one that failed.
-fn explained(failure: io::Error) -> BenchError {
-    match failure.kind() {
-        io::ErrorKind::TimedOut => BenchError::Stalled { system: NAME, waited: STALL_LIMIT },
-        _ => BenchError::io("move bytes over the raw link")(failure),
-    }
 }
 
 fn variant(plan: &Plan) -> String {

@@ -16,8 +16,8 @@ use crate::peer::PeerJob;
 use crate::plan::{Bench, Plan};
 use crate::rdma_device::RdmaDevice;
 use crate::sample::{Metric, Sample, record_round_trip, round_trip_histogram};
-use crate::system::System;
-use crate::systems::raw::NAME;
+use crate::system::{Rounds, System};
+use crate::systems::raw::channel::NAME;
 use crate::systems::sockets;
 
 /// RDMA WRITEs that are outstanding at least: with one, the device rests while its completion is looked at.
@@ -33,7 +33,7 @@ const TOO_EARLY: &str = "Couldn't connect";
 const MEBIBYTE: f64 = 1_048_576.0;
 
 /// Two processes of perftest a round.
-pub(in crate::systems) struct OverVerbs {
+struct OverVerbs {
     plan: Plan,
     device: RdmaDevice,
     server_cpu: Option<usize>,
@@ -41,13 +41,20 @@ pub(in crate::systems) struct OverVerbs {
     exchange: Option<Duration>,
 }
 
-impl OverVerbs {
-    pub(in crate::systems) fn start(job: &PeerJob) -> Result<Self, BenchError> {
-        let device = verbs::open(&VerbsSettings::default()).map_err(|error| failed("open the device", &error))?;
-        let device = RdmaDevice::from(device.attributes());
-        Ok(Self { plan: job.plan.clone(), device, server_cpu: job.cpu, exchange: None })
-    }
+/// Perftest on the system's device.
+pub(in crate::systems) fn start(job: &PeerJob) -> Result<System, BenchError> {
+    let device = verbs::open(&VerbsSettings::default()).map_err(|error| failed("open the device", &error))?;
+    let (plan, device) = (job.plan.clone(), RdmaDevice::from(device.attributes()));
+    let waiting = if plan.polling { "polling" } else { "sleeping" };
+    let variant = match plan.bench {
+        Bench::Latency => format!("{waiting}, ib_send_lat"),
+        _ => format!("{waiting}, ib_write_bw, window {}", plan.window.max(WRITES_MIN)),
+    };
+    let rounds = OverVerbs { plan, device: device.clone(), server_cpu: job.cpu, exchange: None };
+    Ok(System::new(NAME, variant, rounds).with_device(Some(device)))
+}
 
+impl OverVerbs {
     /// The program, with what both sides are told.
     fn command(&self, port: u16, exchanges: u64) -> Command {
         let (program, more) = match self.plan.bench {
@@ -100,31 +107,7 @@ impl OverVerbs {
     }
 }
 
-impl System for OverVerbs {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
-    fn variant(&self) -> String {
-        let waiting = if self.plan.polling { "polling" } else { "sleeping" };
-        match self.plan.bench {
-            Bench::Latency => format!("{waiting}, ib_send_lat"),
-            _ => format!("{waiting}, ib_write_bw, window {}", self.plan.window.max(WRITES_MIN)),
-        }
-    }
-
-    fn congestion(&self) -> Option<&str> {
-        None
-    }
-
-    fn device(&self) -> Option<&RdmaDevice> {
-        Some(&self.device)
-    }
-
-    fn resume(&mut self) -> Result<(), BenchError> {
-        Ok(())
-    }
-
+impl Rounds for OverVerbs {
     fn round(&mut self, length: Duration) -> Result<Sample, BenchError> {
         let each = match self.exchange {
             Some(each) => each,
@@ -134,10 +117,6 @@ impl System for OverVerbs {
         let (sample, each) = measured(&self.plan, &self.run(exchanges.clamp(EXCHANGES.0, EXCHANGES.1))?)?;
         self.exchange = Some(each);
         Ok(sample)
-    }
-
-    fn rest(&mut self) -> Result<(), BenchError> {
-        Ok(())
     }
 }
 
@@ -197,7 +176,7 @@ fn average_bandwidth(printed: &str) -> Option<f64> {
 }
 
 fn failed(operation: &'static str, reason: &impl ToString) -> BenchError {
-    BenchError::Verbs { operation, reason: reason.to_string() }
+    BenchError::Failed { system: "verbs", operation, reason: reason.to_string() }
 }
 
 fn not_run(command: &Command, error: &io::Error) -> BenchError {

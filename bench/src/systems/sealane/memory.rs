@@ -4,8 +4,8 @@
 use bytes::Bytes;
 use sealane_fusion::{Buffer, Error, LocalEngine};
 
-use super::lanes;
-use super::producer::AHEAD;
+use super::names::lanes;
+use super::parameters::AHEAD;
 use crate::limits::FILL;
 use crate::plan::{Bench, Link, Plan};
 

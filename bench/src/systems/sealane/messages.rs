@@ -4,7 +4,7 @@
 use bytes::Bytes;
 use sealane_fusion::{DType, Error, LocalEngine, LocalPair, Tensor, TensorMeta, Unreceived};
 
-use super::producer::is_the_end;
+use super::parameters::told;
 
 /// The keys of a question, whose step is its number, and of the answer.
 const QUESTION: &str = "how many messages";
@@ -25,17 +25,13 @@ pub(super) async fn sent(worker: &LocalEngine, pair: &LocalPair, question: i64) 
 
 /// Answers on the ps's shard until the engine stops.
 pub(super) async fn answer(ps: LocalEngine, pair: LocalPair) {
-    for question in 0.. {
-        if let Err(error) = answer_one(&ps, &pair, question).await {
-            if !is_the_end(&error) {
-                eprintln!("nobody counts messages after question {question}: {error}");
-            }
-            return;
+    let answers = async {
+        for question in 0.. {
+            pair.recv(question, QUESTION).await.map_err(|Unreceived { error, .. }| error)?;
+            let sent = Tensor::from_elements(&[], &[ps.counters().messages_sent])?;
+            pair.send(question, ANSWER, sent).await?;
         }
-    }
-}
-
-async fn answer_one(ps: &LocalEngine, pair: &LocalPair, question: i64) -> Result<(), Error> {
-    pair.recv(question, QUESTION).await.map_err(|Unreceived { error, .. }| error)?;
-    pair.send(question, ANSWER, Tensor::from_elements(&[], &[ps.counters().messages_sent])?).await
+        Ok(())
+    };
+    told("nobody counts messages any more", answers).await;
 }

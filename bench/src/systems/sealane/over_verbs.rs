@@ -2,9 +2,8 @@
 
 use std::sync::{Arc, OnceLock};
 
-use sealane_fusion::Verbs;
 use sealane_transport::verbs::device::{Device, VerbsError};
-use sealane_transport::verbs::{self, VerbsSettings};
+use sealane_transport::verbs::{self, Verbs, VerbsSettings};
 
 use crate::plan::Plan;
 use crate::rdma_device::RdmaDevice;
@@ -32,5 +31,5 @@ pub(super) fn with(
     };
     let settings =
         VerbsSettings { transfer: transfer.into(), registration: registration.into(), ..VerbsSettings::default() };
-    Some((Verbs { settings, is_required: true, open: Arc::new(open_and_note) }, opened))
+    Some((Verbs { is_required: true, open: Arc::new(open_and_note), ..Verbs::new(settings) }, opened))
 }

@@ -5,14 +5,11 @@ use std::time::{Duration, Instant};
 
 use sealane_fusion::{AcceptOptions, Buffer, DType, Error, LocalEngine, Tensor, TensorMeta};
 
-use super::{PS, WORKER};
+use super::names::{PS, QUEUE, WORKER};
 use crate::limits::FILL;
 use crate::plan::Plan;
 use crate::sample::Sample;
 use crate::stopwatch::Tally;
-
-/// The queue's name.
-const QUEUE: &str = "gradients";
 
 /// Batches that the window is divided into, so that the next is in flight when one has been taken.
 const BATCHES: usize = 4;

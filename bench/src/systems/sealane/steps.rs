@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 
 use sealane_fusion::{Buffer, Error, Keys, LocalEngine, LocalPair, LocalPlan, LocalReceiving, Unreceived};
 
-use super::consumer::Lane;
-use super::{PS, WORKER, messages};
+use super::lane::Lane;
+use super::messages;
+use super::names::{PS, WORKER};
 use crate::plan::{Bench, Fuse, Plan};
 use crate::sample::Sample;
 use crate::step_tally::StepTally;

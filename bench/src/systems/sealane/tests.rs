@@ -4,9 +4,15 @@ use std::time::Duration;
 
 use sealane_transport::verbs::fake::{Fabric, FakeSettings, RequestKind};
 
-use super::*;
-use crate::plan::{Registration, Transfer};
-use crate::sample::Metric;
+use super::between::request_timeout;
+use super::engine::{self, Links};
+use super::lane::Lane;
+use super::names::{NAME, PS, WORKER, map};
+use super::{consumer, over_verbs, producer};
+use crate::limits::STALL_LIMIT;
+use crate::plan::{Bench, Fuse, Link, Plan, Registration, Transfer};
+use crate::sample::{Metric, Sample};
+use crate::systems::arrival;
 
 const LENGTH: Duration = Duration::from_millis(20);
 
@@ -18,12 +24,12 @@ fn two_rounds(plan: &Plan) -> (Vec<Sample>, Fabric) {
         let open = move |_: &_| Ok(Box::new(fabric.open(FakeSettings::default())) as _);
         let (verbs, opened) = over_verbs::with(plan, open).expect("the plan is over verbs");
         let links = Links { listener, verbs: Some(verbs), keys: None };
-        let engine = engine(plan, map, &[task], links, STALL_LIMIT).expect("it starts");
+        let engine = engine::start_pair(plan, map, &[task], links, STALL_LIMIT).expect("it starts");
         assert_eq!(opened.get().expect("it has opened one").name, "fake0");
         engine
     };
     let ((ps_listener, ps_port), (worker_listener, worker_port)) =
-        (listen(plan).expect("a port is free"), listen(plan).expect("a port is free"));
+        (engine::listener(plan).expect("a port is free"), engine::listener(plan).expect("a port is free"));
     let ps = start(PS, ps_listener, map(ps_port, worker_port));
     producer::start(&ps, plan).expect("it starts");
     let worker = start(WORKER, worker_listener, map(ps_port, worker_port));

@@ -8,7 +8,7 @@ use sealane_bench::Mode;
 use sealane_bench::growth::{Calibration, GrowthPlan, SIZES, Size, Variables, grow};
 use sealane_bench::{Progress, parse_bytes};
 
-use crate::output_file::OutputFile;
+use crate::output_file::{OutputFile, STANDARD_OUTPUT};
 use crate::workload::{TensorSpec, Workload};
 use crate::{Context, Failure, command_line};
 
@@ -25,23 +25,23 @@ pub(super) struct Args {
     #[arg(long, value_name = "NAME|FILE.json", default_value = "wide_deep_400")]
     workload: String,
 
-    /// Cut variables that are larger into slices of at most so many bytes, as in 64KiB [default: none is cut]
+    /// Split larger variables into slices of at most this many bytes, as in 64KiB [default: no split]
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     slice: Option<usize>,
 
-    /// Whether each worker takes its steps by itself, or a ps waits for all workers' gradients before it answers the next
+    /// Whether each worker steps on its own, or a ps waits for all workers' gradients before it answers the next pull
     #[arg(long, value_name = "async|sync", default_value_t = Mode::Async)]
     mode: Mode,
 
-    /// Workers of a host
+    /// Workers per host
     #[arg(long, value_name = "N", default_value_t = 8)]
     workers_per_host: u32,
 
-    /// Cores that Sealane has on a worker host
+    /// Cores for Sealane on a worker host
     #[arg(long, value_name = "N", default_value_t = 1)]
     worker_shards: u32,
 
-    /// Cores that Sealane has on a ps's host
+    /// Cores for Sealane on a ps host
     #[arg(long, value_name = "N", default_value_t = 1)]
     ps_shards: u32,
 
@@ -49,7 +49,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "GBIT", default_value_t = 100.0)]
     nic_gbit: f64,
 
-    /// Microseconds from one NIC to another
+    /// Latency between two NICs in microseconds
     #[arg(long, value_name = "US", default_value_t = 5.0)]
     propagation_us: f64,
 
@@ -57,23 +57,23 @@ pub(super) struct Args {
     #[arg(long, value_name = "US", default_value_t = 0.0)]
     compute_us: f64,
 
-    /// How much that time is spread: sigma of a lognormal distribution
+    /// Spread of that time: sigma of a lognormal distribution
     #[arg(long, value_name = "SIGMA", default_value_t = 0.0)]
     straggler_sigma: f64,
 
-    /// What random numbers depend on: the same seed gives the same figures
+    /// Random seed: the same seed gives the same figures
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
 
-    /// Find the costs of messages from reports that `sealane bench ps --json` wrote; several, of workloads of unlike size
+    /// Fit message costs to reports of `sealane bench ps --json`; several, from workloads of different sizes
     #[arg(long, value_name = "FILE.json", num_args = 1..)]
     calibrate: Vec<PathBuf>,
 
-    /// Write the report as JSON to a file, or alone to standard output with `-`
+    /// Write the report as JSON to a file, or with `-` to standard output and nothing else
     #[arg(long, value_name = "FILE|-")]
     json: Option<PathBuf>,
 
-    /// Draw steps a second against workers
+    /// Plot steps per second against workers
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
 }
@@ -85,7 +85,7 @@ pub(super) struct Args {
 pub(super) fn run(args: &Args, context: &Context) -> Result<(), Failure> {
     let plan = args.plan()?;
     plan.check()?;
-    let to_stdout = args.json.as_deref().is_some_and(|file| file == Path::new(super::STANDARD_OUTPUT));
+    let to_stdout = args.json.as_deref().is_some_and(|file| file == Path::new(STANDARD_OUTPUT));
     let json = OutputFile::named("--json", args.json.as_ref().filter(|_| !to_stdout))?;
     let plot = OutputFile::named("--plot", args.plot.as_ref())?;
     let report = grow(&plan, &mut Progress::on_stderr())?;

@@ -6,21 +6,21 @@ use super::{Common, Polling, plan};
 use crate::Failure;
 use crate::workload::Workload;
 
-/// Many workers that train with several parameter servers: step after step, each a pull from every ps and a push to it
+/// Many workers that train with several parameter servers: in each step, a worker pulls from every ps and pushes to it
 ///
-/// The published experiment about parameter servers at scale, with everything that was published as one setting. All ps
-/// are in a process of their own, on one shard, and all workers in another, on one CPU: over tcp in one thread, each with a
-/// session over a socket of its own with every ps; over verbs each an engine, over shm each a client of the parameter servers'
-/// engine, with a thread of its own. Several such threads share the CPU, so they sleep as soon as they wait, also with
-/// --polling on: then only the ps spin, and the variant says that its workers park. Tensors are spread over the ps by size. A
-/// round is so many steps of every worker as fit into --seconds, one at least.
-/// steps_per_s is that of all workers together; step_ms a worker's, from its first request until all ps have taken its
-/// gradients; messages_per_step frames of the wire both ways, releases and notes included; bytes_per_step what passed the
-/// loopback interface, or over verbs the workers' links (shm counts neither); slowest_share and fastest_share a worker's steps relative to the mean.
+/// Reproduces the published experiments on parameter servers at scale, with each published technique as a setting. All ps run
+/// in one process, on one shard; all workers run in another, on one CPU. Over tcp, workers share one thread, each with a
+/// session over its own socket to every ps; over verbs, each is an engine, and over shm each is a client of the parameter
+/// servers' engine, with its own thread. Several such threads share the CPU, so they sleep whenever they wait, even with
+/// --polling on: then only the ps spin, and the variant says that its workers park. Tensors are distributed over the ps by
+/// size. A round is as many steps of every worker as fit into --seconds, at least one. steps_per_s is the total of all workers;
+/// step_ms is one worker's step, from its first request until all ps have taken its gradients; messages_per_step counts wire
+/// frames both ways, control frames included; bytes_per_step counts bytes on the loopback interface, or over verbs on the
+/// workers' links (shm counts neither); slowest_share and fastest_share are a worker's steps relative to the mean.
 ///
-/// Where a setting has a list, all combinations are variants, which are measured in turn and compared with the first.
-/// grpc: tonic, with connections of every worker with every ps: a unary call a tensor, with as many in flight as there are
-/// request buffers, and one call a ps with all tensors in one message.
+/// If a setting is a list, all combinations are variants, which are measured in turn and compared with the first. grpc: tonic,
+/// with a connection from every worker to every ps: one unary call per tensor, with as many in flight as there are request
+/// buffers, and one call per ps with all tensors in one message.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  sealane bench ps --workers 200 --ps 10 --baseline grpc\n  \
                   sealane bench ps --fuse turn --request-buffers 1,40 --registration dynamic,static\n  \
@@ -35,7 +35,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "50")]
     workers: Vec<usize>,
 
-    /// Parameter servers: one number, or one for each of the workers'
+    /// Parameter servers: one number, or one for each number of workers
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "5")]
     ps: Vec<usize>,
 
@@ -43,15 +43,16 @@ pub(super) struct Args {
     #[arg(long, value_name = "NAME|FILE.json", default_value = "wide_deep_400")]
     workload: String,
 
-    /// Whether workers go on by themselves, or each step waits for the gradients of all
+    /// Whether workers proceed independently, or each step waits for the gradients of all
     #[arg(long, value_name = "async|sync", default_value_t = Mode::Async)]
     mode: Mode,
 
-    /// Microseconds that a worker computes between its pulls and its pushes; with any, it pulls everything first
+    /// Microseconds of computation between a worker's pulls and its pushes; if not 0, it pulls everything first
     #[arg(long, value_name = "US", default_value_t = 0)]
     compute_us: u64,
 
-    /// Requests that a worker has in flight at a ps, and pushes, where each tensor is one: 1 is TensorFlow's verbs, 40 mt-verbs
+    /// Requests, and pushes, that a worker has in flight per ps, if each tensor is one: 1 as in TensorFlow's verbs, 40 as in
+    /// mt-verbs
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "40")]
     request_buffers: Vec<usize>,
 
@@ -66,11 +67,11 @@ pub(super) struct Args {
     )]
     fuse: Vec<Fuse>,
 
-    /// Whether all sides spin instead of sleeping; over verbs and shm several workers sleep all the same
+    /// Whether all sides spin instead of sleeping; over verbs and shm, multiple workers sleep anyway
     #[arg(long, value_name = "ON|OFF,...", value_delimiter = ',', default_value = "on")]
     polling: Vec<Polling>,
 
-    /// Copies that a worker makes of every tensor, each way, besides those that the kernel makes
+    /// Extra copies that a worker makes of every tensor, each way, besides those made by the kernel
     #[arg(long, value_name = "0|1,...", value_delimiter = ',', value_parser = clap::value_parser!(u8).range(0..=1), default_value = "0")]
     copies: Vec<u8>,
 }

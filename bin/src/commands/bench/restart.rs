@@ -12,7 +12,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use sealane::{AcceptOptions, Acceptor, Attach, SendOptions, Task, Tensor};
-use sealane_bench::{BenchError, Metric, STALL_LIMIT, Sample, System};
+use sealane_bench::{BenchError, Metric, Rounds, STALL_LIMIT, Sample};
 use tempfile::TempDir;
 
 const PS: &str = "ps0:2222";
@@ -106,23 +106,7 @@ impl Restart {
     }
 }
 
-impl System for Restart {
-    fn name(&self) -> &'static str {
-        "sealane"
-    }
-
-    fn variant(&self) -> String {
-        "drained and started anew".to_owned()
-    }
-
-    fn congestion(&self) -> Option<&str> {
-        None
-    }
-
-    fn resume(&mut self) -> Result<(), BenchError> {
-        Ok(())
-    }
-
+impl Rounds for Restart {
     /// Traffic for `length`, then the restart.
     fn round(&mut self, length: Duration) -> Result<Sample, BenchError> {
         self.until_all_have_got_one(Instant::now())?;
@@ -139,10 +123,6 @@ impl System for Restart {
         let mut sample = Sample::figure(Metric::Gap, gap(&self.streams[0]));
         sample.figures.extend([(Metric::PeerGap, gap(&self.streams[1])), (Metric::FailedCalls, failed as f64)]);
         Ok(sample)
-    }
-
-    fn rest(&mut self) -> Result<(), BenchError> {
-        Ok(())
     }
 }
 
@@ -196,7 +176,7 @@ impl Host {
                 return Err(self.failed("start a daemon", ended));
             }
             if begun.elapsed() > START_LIMIT {
-                return Err(BenchError::Sealane { operation: "attach", reason: error.to_string() });
+                return Err(BenchError::sealane("attach")(error));
             }
             thread::sleep(LOOK);
         }
@@ -206,7 +186,7 @@ impl Host {
         let log = std::fs::read_to_string(self.log()).unwrap_or_default();
         let lines: Vec<&str> = log.lines().rev().take(LOG_LINES).collect();
         let last = lines.into_iter().rev().collect::<Vec<_>>().join("; ");
-        BenchError::Sealane { operation, reason: format!("{ended}; its log ends with: {last}") }
+        BenchError::sealane(operation)(format!("{ended}; its log ends with: {last}"))
     }
 }
 

@@ -67,7 +67,7 @@ pub(super) fn finding(cards: &[Card], topology: &Topology, free: &[usize], shard
             Finding::better(
                 NAME,
                 says,
-                advice("put the daemon's cpuset on that node, or run fewer shards (runtime.shards)"),
+                advice("move the daemon's cpuset to that node, or run fewer shards (runtime.shards)"),
             )
         }
         None => Finding::ok(NAME, says),

@@ -67,12 +67,12 @@ impl MemoryLock {
         }
         if let Some(Registered { shards, bytes }) = self.needed {
             let needed = mebibytes(bytes);
-            says += &format!("; for verbs {shards} shards register {needed}, and each client's arena and area besides");
+            says += &format!("; with verbs, {shards} shards register {needed}, plus each client's arena and area");
         }
         match (&self.problem, requires_verbs) {
             (None, _) => Finding::ok(NAME, says),
             (Some(_), true) => Finding::fails(NAME, says + ": too low, and verbs are required", REMEDY),
-            (Some(_), false) => Finding::better(NAME, says + ": too low, so links would be TCP", REMEDY),
+            (Some(_), false) => Finding::better(NAME, says + ": too low, so links would use TCP", REMEDY),
         }
     }
 }
@@ -125,7 +125,7 @@ impl Tcp {
         let is_allowed = self.congestion_allowed.iter().any(|allowed| allowed == wanted);
         if !is_allowed && !is_privileged {
             let all = format!("{} {wanted}", self.congestion_allowed.join(" "));
-            let says = format!("transport.tcp.congestion is {wanted}, which needs privilege here");
+            let says = format!("transport.tcp.congestion is {wanted}, which needs privileges here");
             let remedy = format!("sudo sysctl -w net.ipv4.tcp_allowed_congestion_control='{}'", all.trim());
             return Finding::fails(NAME, says, remedy);
         }
@@ -156,8 +156,8 @@ mod tests {
         let finding = low.finding(false);
         assert_eq!(
             finding.says,
-            "8 KiB, can be raised to no limit; for verbs 2 shards register 8 KiB, and each client's arena and area \
-             besides: too low, so links would be TCP"
+            "8 KiB, can be raised to no limit; with verbs, 2 shards register 8 KiB, plus each client's arena and \
+             area: too low, so links would use TCP"
         );
         assert_eq!((finding.verdict, low.finding(true).verdict), (Verdict::CouldBeBetter, Verdict::WillNotWork));
     }

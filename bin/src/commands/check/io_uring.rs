@@ -35,7 +35,7 @@ impl IoUring {
             (ExecutorChoice::Epoll, _) => (Some(ExecutorKind::Epoll), "epoll"),
         };
         let reason = match outcome {
-            Ok(()) => "a ring could be made".to_owned(),
+            Ok(()) => "a ring was created".to_owned(),
             Err(RuntimeError::IoUring { reason }) => reason,
             Err(error) => error.to_string(),
         };
@@ -70,7 +70,7 @@ mod tests {
             (look.executor.clone().unwrap_or_default(), look.to_string())
         };
         for (choice, is_there, executor, says) in [
-            (ExecutorChoice::Auto, true, "io_uring", "available: a ring could be made; shards run on io_uring, since"),
+            (ExecutorChoice::Auto, true, "io_uring", "available: a ring was created; shards run on io_uring, since"),
             (ExecutorChoice::Auto, false, "epoll", "not available: a seccomp profile forbids it; shards run on epoll"),
             (ExecutorChoice::IoUring, true, "io_uring", "since runtime.executor is io_uring (--set)"),
             (ExecutorChoice::IoUring, false, "", "shards do not start, since runtime.executor is io_uring (--set)"),

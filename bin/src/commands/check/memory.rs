@@ -60,12 +60,15 @@ impl Memory {
         const NAME: &str = "memory";
         let slabs = mebibytes(self.slabs_bytes);
         let Some(available) = self.available_bytes else {
-            return Finding::ok(NAME, format!("slabs take {slabs}; the kernel does not say how much is left"));
+            return Finding::ok(
+                NAME,
+                format!("slabs take {slabs}; the kernel does not report how much memory is free"),
+            );
         };
-        let says = format!("slabs take {slabs} of {} that are left", mebibytes(available));
+        let says = format!("slabs take {slabs} of {} available", mebibytes(available));
         if self.slabs_bytes > available {
-            let remedy = advice("set runtime.shards, runtime.slab_send_bytes and runtime.slab_receive_bytes lower");
-            return Finding::fails(NAME, format!("{says}, and are populated at start"), remedy);
+            let remedy = advice("lower runtime.shards, runtime.slab_send_bytes or runtime.slab_receive_bytes");
+            return Finding::fails(NAME, format!("{says}, and are populated at startup"), remedy);
         }
         Finding::ok(NAME, says)
     }
@@ -76,10 +79,10 @@ impl Memory {
         match self.transparent_huge_pages.as_deref() {
             Some("never") => Finding::better(
                 NAME,
-                "transparent: never, so slabs have pages of 4 KiB",
+                "transparent: never, so slabs use 4 KiB pages",
                 "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled",
             ),
-            Some(choice) => Finding::ok(NAME, format!("transparent: {choice}, so slabs have them")),
+            Some(choice) => Finding::ok(NAME, format!("transparent: {choice}, so slabs use them")),
             None => Finding::ok(NAME, "this kernel has no transparent ones"),
         }
     }
@@ -133,8 +136,8 @@ mod tests {
             ("sys/kernel/mm/hugepages/hugepages-1048576kB/free_hugepages", "0"),
         ];
         let told = findings(&files, 256 * MIB);
-        assert_eq!(told[0], (Verdict::Ok, "slabs take 256 MiB of 256 MiB that are left".to_owned()));
-        assert_eq!(told[1], (Verdict::CouldBeBetter, "transparent: never, so slabs have pages of 4 KiB".to_owned()));
+        assert_eq!(told[0], (Verdict::Ok, "slabs take 256 MiB of 256 MiB available".to_owned()));
+        assert_eq!(told[1], (Verdict::CouldBeBetter, "transparent: never, so slabs use 4 KiB pages".to_owned()));
         assert_eq!(told[2].1, "reserved: 60 of 64 of 2 MiB free; Sealane uses transparent ones");
         let told = findings(&files, 257 * MIB);
         assert_eq!(told[0].0, Verdict::WillNotWork);
@@ -144,6 +147,6 @@ mod tests {
     fn a_kernel_that_says_nothing_is_no_trouble() {
         assert!(findings(&[], MIB).iter().all(|(verdict, _)| *verdict == Verdict::Ok));
         let madvise = [("sys/kernel/mm/transparent_hugepage/enabled", "always [madvise] never")];
-        assert_eq!(findings(&madvise, MIB)[1], (Verdict::Ok, "transparent: madvise, so slabs have them".to_owned()));
+        assert_eq!(findings(&madvise, MIB)[1], (Verdict::Ok, "transparent: madvise, so slabs use them".to_owned()));
     }
 }

@@ -75,7 +75,7 @@ impl Sockets {
         let Some(somaxconn) = self.somaxconn else { return Finding::ok(NAME, "the kernel does not say") };
         let says = format!("net.core.somaxconn is {somaxconn}");
         if somaxconn < traffic.callers.min(BACKLOG) {
-            let says = format!("{says}, and {} peers may call at once", traffic.callers);
+            let says = format!("{says}, but {} peers may connect at once", traffic.callers);
             return Finding::better(NAME, says, format!("sudo sysctl -w net.core.somaxconn={BACKLOG}"));
         }
         Finding::ok(NAME, says)
@@ -89,7 +89,7 @@ impl Sockets {
         let says = format!("net.ipv4.ip_local_port_range is {first} to {last}");
         let room = (last + 1).saturating_sub(first);
         if room < traffic.links_to_one {
-            let says = format!("{says}, and {} connections may go to one peer", traffic.links_to_one);
+            let says = format!("{says}, but there may be {} connections to one peer", traffic.links_to_one);
             return Finding::better(NAME, says, "sudo sysctl -w net.ipv4.ip_local_port_range='10240 65535'");
         }
         let is_reserved = |port: u16| {
@@ -121,7 +121,7 @@ fn buffer(
 ) -> Finding {
     let sysctl = format!("net.core.{direction}_max");
     if let (Some(asked), Some(most)) = (asked, most) {
-        let says = format!("{} asked for, {sysctl} allows {}", mebibytes(asked), mebibytes(most));
+        let says = format!("{} requested, {sysctl} allows {}", mebibytes(asked), mebibytes(most));
         if asked > most {
             return Finding::better(name, says, format!("sudo sysctl -w {sysctl}={asked}"));
         }
@@ -180,11 +180,11 @@ mod tests {
             Traffic { receive_buffer_bytes: Some(8 << 20), send_buffer_bytes: Some(4096), ..Traffic::default() };
         let [receive, send, ..] = &findings(traffic)[..] else { panic!() };
         assert_eq!(receive.verdict, Verdict::CouldBeBetter);
-        assert_eq!(receive.says, "8 MiB asked for, net.core.rmem_max allows 208 KiB");
+        assert_eq!(receive.says, "8 MiB requested, net.core.rmem_max allows 208 KiB");
         assert_eq!(receive.remedy.as_ref().map(Remedy::text), Some("sudo sysctl -w net.core.rmem_max=8388608"));
         assert_eq!(
             (send.verdict, send.says.as_str()),
-            (Verdict::Ok, "4 KiB asked for, net.core.wmem_max allows 208 KiB")
+            (Verdict::Ok, "4 KiB requested, net.core.wmem_max allows 208 KiB")
         );
     }
 

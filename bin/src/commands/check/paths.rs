@@ -89,8 +89,9 @@ mod tests {
     use super::super::verbs::tests::{found, missing};
     use super::*;
     use crate::engine_settings::link_wanted;
-    use crate::settings::{Environment, Peers, Settings, Sources};
-    use sealane_fusion::{PLAINTEXT_REFUSED, TlsFiles};
+    use crate::settings::{Peers, Settings};
+    use sealane_fusion::TlsFiles;
+    use sealane_transport::verbs::PLAINTEXT_REFUSED;
 
     #[test]
     fn our_own_address_is_loopback_and_all_others_are_the_networks() {
@@ -106,16 +107,7 @@ mod tests {
 
     #[test]
     fn the_network_is_what_is_asked_for_and_can_be_had() {
-        let directory = tempfile::tempdir().unwrap();
-        let environment = Environment::default();
-        let sources = Sources {
-            environment: &environment,
-            working_directory: directory.path(),
-            config: None,
-            role: None,
-            overrides: &[],
-        };
-        let mut settings = Settings::load(&sources).unwrap();
+        let mut settings = Settings::of::<&str, &str>([]).unwrap();
         let mut without = missing();
         without.built_in = false;
         let reasons = [

@@ -251,14 +251,14 @@ impl Report {
     fn write_sum(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (fails, better) = (self.names(Verdict::WillNotWork).len(), self.names(Verdict::CouldBeBetter).len());
         match (fails, better) {
-            (0, 0) => writeln!(out, "\nAll is well.")?,
-            (0, better) => writeln!(out, "\n{better} could be better; all works.")?,
+            (0, 0) => writeln!(out, "\nNo problems found.")?,
+            (0, better) => writeln!(out, "\n{better} could be better; everything works.")?,
             (fails, better) => writeln!(out, "\n{fails} will not work, {better} could be better.")?,
         }
         let has_sysctl =
             |finding: &Finding| finding.remedy.as_ref().is_some_and(|remedy| remedy.text().contains("sysctl -w"));
         if self.findings.iter().any(has_sysctl) {
-            writeln!(out, "What sysctl sets is lost at the next boot; write it in /etc/sysctl.d/ too.")?;
+            writeln!(out, "sysctl settings are lost on reboot; also write them to /etc/sysctl.d/.")?;
         }
         Ok(())
     }

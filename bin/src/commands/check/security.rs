@@ -73,23 +73,23 @@ impl Security {
         const NAME: &str = "who may talk";
         let who = match (self.peers, self.insecure) {
             ("none", true) => "anyone who can connect (security.insecure)",
-            ("none", false) => "anyone, but this host alone can connect",
-            ("shared secret", _) => "who has the shared secret; not encrypted",
+            ("none", false) => "anyone, but only this host can connect",
+            ("shared secret", _) => "holders of the shared secret; not encrypted",
             _ if self.plaintext_rdma => {
-                "who has a certificate for its tasks; encrypted by TLS 1.3, but for RDMA (security.plaintext_rdma)"
+                "holders of a certificate for their tasks; encrypted by TLS 1.3, except RDMA (security.plaintext_rdma)"
             }
-            _ => "who has a certificate for its tasks; encrypted by TLS 1.3, without RDMA",
+            _ => "holders of a certificate for their tasks; encrypted by TLS 1.3, without RDMA",
         };
         let Some(error) = &self.error else {
             return match self.days_left {
                 None => Finding::ok(NAME, who),
                 Some(days) if days > WARNING_DAYS => {
-                    Finding::ok(NAME, format!("{who}; the certificate is good for {days:.0} days"))
+                    Finding::ok(NAME, format!("{who}; the certificate is valid for {days:.0} days"))
                 }
                 Some(days) => Finding::better(
                     NAME,
-                    format!("{who}; the certificate, or its authority's, ends in {days:.1} days"),
-                    advice("replace its files, which a running daemon takes by itself (sealane keys --help)"),
+                    format!("{who}; the certificate or its authority expires in {days:.1} days"),
+                    advice("replace its files; a running daemon reloads them (sealane keys --help)"),
                 ),
             };
         };

@@ -115,7 +115,7 @@ impl Topology {
     fn shape(&self, wish: Wish<'_>) -> Finding {
         const NAME: &str = "processors";
         let threads = match self.siblings.is_empty() {
-            true => "a hardware thread each".to_owned(),
+            true => "one hardware thread each".to_owned(),
             false => counted(self.online.len(), "hardware thread"),
         };
         let (sockets, cores) = (counted(self.sockets, "socket"), counted(self.cores, "core"));
@@ -155,7 +155,7 @@ impl Topology {
 
     fn cpuset(&self, wish: Wish<'_>) -> Finding {
         let (allowed, online) = (list(wish.allowed), list(&self.online));
-        Finding::ok("cpuset", format!("CPUs {allowed} of {online} are allowed by mask and control group"))
+        Finding::ok("cpuset", format!("CPUs {allowed} of {online} are allowed by affinity mask and cgroup"))
     }
 }
 
@@ -171,7 +171,7 @@ fn shards(wish: Wish<'_>) -> Finding {
         return Finding::ok(NAME, format!("{says}, one pinned to each"));
     }
     let remedy: Remedy = match free {
-        0 => advice("end what claims the CPUs, or do not pin: sealane daemon --set runtime.pin=false"),
+        0 => advice("stop the process that claims the CPUs, or do not pin: sealane daemon --set runtime.pin=false"),
         free => format!("sealane daemon --set runtime.shards={free}").into(),
     };
     match wish.pin {
@@ -252,7 +252,7 @@ pub(super) mod tests {
         let topology = Topology::look(&kernel);
         assert_eq!((topology.sockets, topology.cores), (1, 2));
         let says = &topology.findings(wish(&[0, 1], 1))[0].says;
-        assert_eq!(says, "1 socket, 2 cores, a hardware thread each, 1 NUMA node");
+        assert_eq!(says, "1 socket, 2 cores, one hardware thread each, 1 NUMA node");
     }
 
     #[test]

@@ -72,7 +72,7 @@ impl Verbs {
             let Chosen { name, port, gid_index, gid, mtu_bytes } = chosen;
             let path = format!("{name} port {port}, GID {gid_index} ({gid}), MTU {mtu_bytes}");
             return match require {
-                Require::Tcp => Finding::ok(NAME, format!("not used: {asked}; there would be {path}")),
+                Require::Tcp => Finding::ok(NAME, format!("not used: {asked}; available: {path}")),
                 _ => Finding::ok(NAME, format!("{path}; {}", self.reason)),
             };
         }
@@ -86,7 +86,7 @@ impl Verbs {
         match (require, has_device) {
             (Require::Verbs, _) => Finding::fails(NAME, format!("{asked}, but {}", self.reason), remedy),
             (Require::Auto, true) => Finding::better(NAME, says, remedy),
-            (Require::Auto, false) => Finding::ok(NAME, format!("{says}; links between hosts are TCP")),
+            (Require::Auto, false) => Finding::ok(NAME, format!("{says}; links between hosts use TCP")),
             (Require::Tcp, _) => Finding::ok(NAME, format!("not used: {asked}")),
         }
     }
@@ -161,7 +161,7 @@ pub(super) mod tests {
         assert_eq!(serde_json::to_value(&missing).unwrap()["device"], serde_json::Value::Null);
         let without = Verbs::of(false, None, Err(VerbsError::new("open the device", "this build has none")));
         let finding = without.finding(Require::Auto, "", false);
-        let says = "not available: this build has none; links between hosts are TCP";
+        let says = "not available: this build has none; links between hosts use TCP";
         assert_eq!((finding.verdict, finding.says.as_str()), (Verdict::Ok, says));
         let finding = without.finding(Require::Auto, "", true);
         assert_eq!(

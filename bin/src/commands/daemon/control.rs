@@ -11,7 +11,6 @@ use sealane_transport::Error;
 use sealane_transport::shm::ShmError;
 use sealane_transport::shm::attach::{self, Attach, Request, RequestError};
 
-use super::announce_drain;
 use super::connections::{Client, Connections, Stage};
 use super::drain::{Drain, Progress};
 use super::gate::Gate;
@@ -144,7 +143,6 @@ impl Control {
         }
         tracing::info!(asked_by, timeout = ?self.drain_timeout, "the daemon drains");
         self.instruments.drains();
-        announce_drain(&self.engine);
         if let Err(error) = self.engine.announce_drain() {
             tracing::error!(%error, "clients cannot be notified of the drain");
         }
@@ -207,7 +205,7 @@ impl Control {
                 }
             };
             if let Err(error) = self.gate.may_ask(peer.uid, self.connections.opening_of(peer.uid)) {
-                tracing::debug!(pid = peer.pid, uid = peer.uid, %error, "a caller was turned away");
+                tracing::debug!(pid = peer.pid, uid = peer.uid, %error, "a client connection was rejected");
                 // What it has asked by now is taken, since the kernel tells it otherwise that it was cut off.
                 let _ = attach::read_request(&socket);
                 let _ = attach::refuse(&socket, &error);
@@ -231,7 +229,7 @@ impl Control {
                 match attach::read_request(&socket) {
                     Ok(None) => {}
                     Ok(Some(request)) => self.answer(now, number, request),
-                    Err(RequestError::HungUp) => self.hang_up(number, "it hung up"),
+                    Err(RequestError::HungUp) => self.hang_up(number, "it disconnected"),
                     Err(error) => self.refuse(number, &Error::invalid(error.to_string())),
                 }
             }
@@ -243,11 +241,11 @@ impl Control {
             // A client has nothing to say on its socket: whatever makes it readable is its end.
             Stage::Attached(_) => match attach::read_request(&connection.socket) {
                 Ok(None) => {}
-                Err(RequestError::HungUp) => self.hang_up(number, "it hung up"),
-                Ok(Some(_)) => self.hang_up(number, "it asked for something again"),
+                Err(RequestError::HungUp) => self.hang_up(number, "it disconnected"),
+                Ok(Some(_)) => self.hang_up(number, "it sent a second request"),
                 Err(error) => self.hang_up(number, &error.to_string()),
             },
-            Stage::AwaitingEnd => self.hang_up(number, "it hung up"),
+            Stage::AwaitingEnd => self.hang_up(number, "it disconnected"),
         }
     }
 
@@ -313,7 +311,7 @@ impl Control {
         let connection = self.connections.get_mut(number).expect("it asks");
         if let Err(error) = attach::show_figures(&connection.socket, &figures) {
             // One that does not read any more has lost nothing.
-            tracing::debug!(%error, pid = connection.peer.pid, "figures could not be shown");
+            tracing::debug!(%error, pid = connection.peer.pid, "figures could not be sent");
         }
         self.hang_up(number, "it has seen the figures");
         Ok(())
@@ -342,7 +340,7 @@ impl Control {
 
     fn hang_up_on_the_overdue(&mut self, now: Instant) {
         for number in self.connections.overdue(now) {
-            self.hang_up(number, "it took too long to ask and to take its answer");
+            self.hang_up(number, "it took too long to send its request or read the answer");
         }
     }
 
@@ -358,7 +356,7 @@ impl Control {
         if let Some(process) = &client.process {
             self.readiness.remove(process);
         }
-        self.engine.dismiss(client.id, &format!("process {} was attached as it: {reason}", peer.pid));
+        self.engine.dismiss(client.id, &format!("process {} was attached as this task: {reason}", peer.pid));
         // A client that has said goodbye hears the socket close, when the last shard has let go of its memory.
         tracing::info!(task = client.task, pid = peer.pid, uid = peer.uid, reason, "client detached");
         service_manager::status(&self.status());

@@ -77,7 +77,7 @@ impl Gate {
             return Ok(());
         }
         let own = self.own_uid;
-        let reason = format!("user id {uid} may not drain the daemon of user id {own}; only that one and root may");
+        let reason = format!("user id {uid} may not drain the daemon of user id {own}; only that user and root may");
         Err(Error::PermissionDenied { reason: reason.into() })
     }
 

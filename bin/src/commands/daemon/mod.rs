@@ -37,7 +37,6 @@ use self::socket::{Claim, ClientSocket};
 use self::watch::{Unwatched, Watch};
 use crate::engine_settings::engine_settings;
 use crate::flags::SettingsFlags;
-use crate::links::Links;
 use crate::settings::{Override, Settings};
 use crate::trace::TraceFile;
 use crate::{Context, Failure, locked_memory};
@@ -49,7 +48,7 @@ pub struct Args {
     #[command(flatten)]
     settings: SettingsFlags,
 
-    /// A task to serve; repeatable; without it, every task whose transport address is this host's
+    /// A task to serve; repeatable [default: every task whose transport address belongs to this host]
     #[arg(long, value_name = "ADDR")]
     task: Vec<String>,
 
@@ -61,7 +60,7 @@ pub struct Args {
     #[arg(long, value_name = "ADDR")]
     metrics: Option<String>,
 
-    /// Write a trace of every call to a file, which ui.perfetto.dev shows as a timeline
+    /// Write a trace of every call to a file; open it in ui.perfetto.dev for a timeline
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
 
@@ -71,9 +70,6 @@ pub struct Args {
 
 /// How the line begins with which a daemon tells that it serves and that clients can attach.
 pub(crate) const ANNOUNCEMENT: &str = "sealane daemon: serves ";
-
-/// How the line begins with which a daemon that begins to drain tells the links that it has.
-pub(crate) const FAREWELL: &str = "sealane daemon: drains; links to other engines: ";
 
 /// Runs `sealane daemon`, until a signal or `sealane drain` ends it.
 ///
@@ -177,13 +173,6 @@ fn announce(engine: &Engine, map: &MapInUse, socket: &ClientSocket, metrics: Opt
     let _ = writeln!(std::io::stderr(), "{ANNOUNCEMENT}{serves}; clients attach at {path}{metrics}");
 }
 
-/// The last line for people, while the links still stand.
-fn announce_drain(engine: &Engine) {
-    // An engine that has stopped has no links.
-    let links = Links::of(&engine.counters().unwrap_or_default());
-    let _ = writeln!(std::io::stderr(), "{FAREWELL}{links}");
-}
-
 /// A flag is a setting's strongest source.
 pub(crate) fn socket_override(flag: Option<&PathBuf>) -> Result<Option<Override>, Failure> {
     let Some(path) = flag else { return Ok(None) };
@@ -199,6 +188,6 @@ fn allow_many_descriptors() {
     let raised =
         getrlimit(Resource::RLIMIT_NOFILE).and_then(|(_, most)| setrlimit(Resource::RLIMIT_NOFILE, most, most));
     if let Err(error) = raised {
-        tracing::warn!(%error, "the limit of open files stays as it was");
+        tracing::warn!(%error, "the limit on open files could not be raised");
     }
 }

@@ -49,7 +49,7 @@ impl Parent {
     /// The kernel refuses.
     pub(super) fn end_with_it(&self) -> Result<(), Failure> {
         let Some(parent) = self.end_with else { return Ok(()) };
-        let refused = |error: Errno| Failure::work(format!("the end of process {parent} will not be known ({error})"));
+        let refused = |error: Errno| Failure::work(format!("process {parent} cannot be watched ({error})"));
         set_pdeathsig(Signal::SIGTERM).map_err(refused)?;
         // It may have ended before.
         if getppid() == Pid::from_raw(parent) { Ok(()) } else { raise(Signal::SIGTERM).map_err(refused) }

@@ -34,7 +34,7 @@ impl MapInUse {
     /// Reads the file again and gives it to the engine. A file that is wrong is logged, and the old map stays.
     pub(super) fn reload(&self, engine: &Engine) {
         let changed = match self.map.reload() {
-            Ok(changed) if changed.is_empty() => return tracing::debug!("the endpoint map says the same as before"),
+            Ok(changed) if changed.is_empty() => return tracing::debug!("the endpoint map is unchanged"),
             Ok(changed) => changed,
             Err(error) => return tracing::error!(%error, "the previous endpoint map stays in use"),
         };
@@ -45,8 +45,8 @@ impl MapInUse {
             growth = Growth { gone: growth.gone, ..Growth::default() };
         }
         match engine.set_map(map, &growth.more) {
-            Ok(()) => tracing::info!(%changed, more = list(&growth.more, "none"), "the endpoint map is a new one"),
-            Err(error) => return tracing::error!(%error, "the engine does not take the new endpoint map"),
+            Ok(()) => tracing::info!(%changed, more = list(&growth.more, "none"), "the endpoint map was reloaded"),
+            Err(error) => return tracing::error!(%error, "the engine rejects the new endpoint map"),
         }
         warn(&growth);
     }
@@ -65,11 +65,11 @@ pub(super) fn reload_credentials(security: &Security, engine: &Engine, instrumen
         engine.set_authentication(new).map(|()| true).map_err(|error| error.to_string())
     });
     match taken {
-        Ok(false) => tracing::debug!("the credentials are the same as before"),
+        Ok(false) => tracing::debug!("the credentials are unchanged"),
         Ok(true) => {
             instruments.credentials_taken();
             let shown = engine.authentication().name();
-            tracing::info!(shown, "the credentials are new ones: links that are made from now on use them");
+            tracing::info!(shown, "the credentials were reloaded: new links use them");
         }
         Err(error) => {
             instruments.credentials_refused();

@@ -61,7 +61,7 @@ impl Claim {
             found => found.map_err(|error| unusable(path, &error))?,
         };
         if !found.file_type().is_socket() {
-            return Err(Failure::work(format!("{} is no socket; name another path with --socket", path.display())));
+            return Err(Failure::work(format!("{} is not a socket; name another path with --socket", path.display())));
         }
         // Only a socket without its program refuses; a program that listens for connections of another kind says so.
         match UnixStream::connect(path) {
@@ -69,7 +69,7 @@ impl Claim {
                 fs::remove_file(path).map_err(|error| unusable(path, &error))
             }
             _ => Err(Failure::work(format!(
-                "another program serves at {}; end it, or name another path with --socket",
+                "another program listens on {}; stop it, or name another path with --socket",
                 path.display()
             ))),
         }
@@ -178,7 +178,7 @@ fn served(socket: &Path, lock: &mut File) -> Failure {
     };
     let socket = socket.display();
     Failure::work(format!(
-        "a daemon{process} serves {socket} already; end it with `sealane drain --socket {socket}`, \
+        "a daemon{process} already serves {socket}; stop it with `sealane drain --socket {socket}`, \
          or name another path with --socket"
     ))
 }
@@ -213,7 +213,7 @@ mod tests {
         let socket = Claim::take(&path).unwrap().listen(false).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
         let second = Claim::take(&path).unwrap_err().to_string();
-        let process = format!("a daemon (process {}) serves {} already; ", std::process::id(), path.display());
+        let process = format!("a daemon (process {}) already serves {}; ", std::process::id(), path.display());
         assert!(second.starts_with(&process), "{second}");
         drop(socket);
         assert!(left(path.parent().unwrap()).is_empty());
@@ -240,12 +240,12 @@ mod tests {
         let path = directory.path().join("s");
         let listener = UnixListener::bind(&path).unwrap();
         let alive = Claim::take(&path).unwrap_err().to_string();
-        assert!(alive.starts_with("another program serves at "), "{alive}");
+        assert!(alive.starts_with("another program listens on "), "{alive}");
         drop(listener);
         fs::remove_file(&path).unwrap();
         fs::write(&path, "text").unwrap();
         let file = Claim::take(&path).unwrap_err().to_string();
-        assert!(file.contains(" is no socket; "), "{file}");
+        assert!(file.contains(" is not a socket; "), "{file}");
         assert_eq!(left(directory.path()), ["s"]);
         let nowhere = Claim::take(&directory.path().join("a/b/s")).unwrap_err().to_string();
         assert!(nowhere.contains(" cannot be used ("), "{nowhere}");

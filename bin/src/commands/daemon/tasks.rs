@@ -50,14 +50,20 @@ fn at_host(map: &EndpointMap, file: &Path, host: &LocalHost) -> Result<Vec<TaskN
 pub(super) fn must_be_free(task: &str, served: &[TaskName], taken: Option<i32>) -> Result<(), Error> {
     if !served.iter().any(|known| known.as_str() == task) {
         let reason = format!(
-            "this daemon serves {}; is it the right daemon, and its endpoint map the latest?",
+            "this daemon serves {}; is it the right daemon, and is its endpoint map current?",
             list(served, "none")
         );
         return Err(Error::NotFound { task: task.into(), reason: reason.into() });
     }
     match taken {
         None => Ok(()),
-        Some(pid) => Err(Error::unavailable(task, format!("process {pid} is attached as it; one process may be"))),
+        Some(pid) => Err(Error::unavailable(
+            task,
+            format!(
+                "process {pid} is already attached as this task; only one \
+                 process may be"
+            ),
+        )),
     }
 }
 
@@ -158,7 +164,7 @@ mod tests {
         let unknown = must_be_free("b:1", &served, None).unwrap_err().to_string();
         assert!(unknown.starts_with("task b:1 is not known: this daemon serves a:1; "), "{unknown}");
         let taken = must_be_free("a:1", &served, Some(7)).unwrap_err().to_string();
-        assert_eq!(taken, "a:1 is unavailable: process 7 is attached as it; one process may be");
+        assert_eq!(taken, "a:1 is unavailable: process 7 is already attached as this task; only one process may be");
     }
 
     #[test]

@@ -16,8 +16,7 @@ use super::interrupts;
 use super::progress;
 use super::protocol::{Order, Report};
 use crate::Failure;
-use crate::commands::daemon::{ANNOUNCEMENT, FAREWELL};
-use crate::links::Links;
+use crate::commands::daemon::ANNOUNCEMENT;
 
 /// How long a task may take for one order: longer than its own requests wait, so that it can say what went wrong.
 const ORDER_TIME: Duration = Duration::from_secs(120);
@@ -36,8 +35,6 @@ enum Event {
     /// What it says ended, and so the process; the last lines, where they were not for reports.
     Closed(usize, VecDeque<String>),
     Signal(Signal),
-    /// A daemon drains, and tells the links that it has.
-    Links(Links),
 }
 
 struct Child {
@@ -58,8 +55,6 @@ pub(super) struct Children {
     sender: Sender<Event>,
     /// What they are doing, for errors.
     doing: String,
-    /// The most links that a daemon had when it began to drain: those of the first, whose links all stood.
-    links: Option<Links>,
     order_time: Duration,
     end_time: Duration,
 }
@@ -78,7 +73,6 @@ impl Children {
             events,
             sender,
             doing: "while it started".to_owned(),
-            links: None,
             order_time: ORDER_TIME,
             end_time: END_TIME,
         };
@@ -142,19 +136,17 @@ impl Children {
         self.reports_of(0..orders.len())
     }
 
-    /// Tells all tasks to finish, then all daemons, and waits until they have. Gives the links between daemons that stood
-    /// until then, if there were daemons.
+    /// Tells all tasks to finish, then all daemons, and waits until they have.
     ///
     /// # Errors
     /// One did not end well, or a signal came.
-    pub(super) fn finish(mut self) -> Result<Option<Links>, Failure> {
+    pub(super) fn finish(mut self) -> Result<(), Failure> {
         for index in 0..self.tasks {
             self.tell(index, &Order::Finish);
         }
         self.see_end_well(0..self.tasks)?;
         self.stop_daemons();
-        self.see_end_well(self.tasks..self.children.len())?;
-        Ok(self.links)
+        self.see_end_well(self.tasks..self.children.len())
     }
 
     fn see_end_well(&mut self, who: Range<usize>) -> Result<(), Failure> {
@@ -208,21 +200,11 @@ impl Children {
     }
 
     fn next(&mut self, deadline: Instant) -> Result<Event, RecvTimeoutError> {
-        loop {
-            let event = self.events.recv_timeout(deadline.saturating_duration_since(Instant::now()))?;
-            match event {
-                Event::Closed(index, last_words) => {
-                    let child = &mut self.children[index];
-                    (child.closed, child.last_words) = (true, last_words);
-                    return Ok(Event::Closed(index, VecDeque::new()));
-                }
-                // Nobody waits for that, and it is no trouble: if the daemon ends too early, its end is.
-                Event::Links(links) => {
-                    self.links = self.links.into_iter().chain([links]).max_by_key(|links| links.count());
-                }
-                event => return Ok(event),
-            }
-        }
+        let event = self.events.recv_timeout(deadline.saturating_duration_since(Instant::now()))?;
+        let Event::Closed(index, last_words) = event else { return Ok(event) };
+        let child = &mut self.children[index];
+        (child.closed, child.last_words) = (true, last_words);
+        Ok(Event::Closed(index, VecDeque::new()))
     }
 
     /// What an event that nobody waits for means.
@@ -233,9 +215,9 @@ impl Children {
                 self.ended(index, status)
             }
             Event::Signal(signal) => {
-                Failure::work(format!("{signal} came {}; the demo has ended its tasks", self.doing))
+                Failure::work(format!("{signal} was received {}; the demo has stopped its tasks", self.doing))
             }
-            Event::Garbled(index, line) => self.failed(index, &format!("it reported what no task says: {line}")),
+            Event::Garbled(index, line) => self.failed(index, &format!("it wrote an invalid report: {line}")),
             Event::Report(index, Report::Failed { reason }) => {
                 let deadline = Instant::now() + ROOT_CAUSE_TIME;
                 while let Ok(event) = self.next(deadline) {
@@ -246,7 +228,6 @@ impl Children {
                 self.failed(index, &reason)
             }
             Event::Report(index, report) => self.failed(index, &format!("it reported {report:?} unasked")),
-            Event::Links(_) => unreachable!("next() keeps these"),
         }
     }
 
@@ -262,12 +243,15 @@ impl Children {
         let Child { name, process, last_words, .. } = &self.children[index];
         let how = match status {
             Ok(status) => format!("before its work was done: {status}"),
-            Err(error) => format!("nobody knows how ({error})"),
+            Err(error) => format!("for an unknown reason ({error})"),
         };
         let said = match last_words.len() {
             0 => String::new(),
             _ => {
-                format!("; it said last: {}", last_words.iter().map(|line| line.trim()).collect::<Vec<_>>().join(" | "))
+                format!(
+                    "; its last output: {}",
+                    last_words.iter().map(|line| line.trim()).collect::<Vec<_>>().join(" | ")
+                )
             }
         };
         Failure::work(format!("{name} (process {}) ended {}, {how}{said}", process.id(), self.doing))
@@ -322,10 +306,6 @@ fn listen_to_daemon(index: usize, words: impl Read, show: bool, events: &Sender<
         if line.starts_with(ANNOUNCEMENT) {
             // Nobody listens any more where the demo has ended; the daemon must not wait for a reader all the same.
             let _ = events.send(Event::Report(index, Report::Serving));
-            continue;
-        }
-        if let Some(links) = line.strip_prefix(FAREWELL).and_then(|links| links.parse().ok()) {
-            let _ = events.send(Event::Links(links));
             continue;
         }
         if show {

@@ -142,20 +142,9 @@ pub(super) fn pinned_cpus(process: u32) -> Vec<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::settings::{Environment, Override, Sources};
 
     fn settings(given: &[(&str, &str)]) -> Settings {
-        let directory = tempfile::tempdir().unwrap();
-        let environment: Environment = [("XDG_RUNTIME_DIR", directory.path().to_str().unwrap())].into_iter().collect();
-        let overrides: Vec<_> = given.iter().map(|(name, text)| Override::new("--set", *name, *text)).collect();
-        Settings::load(&Sources {
-            environment: &environment,
-            working_directory: directory.path(),
-            config: None,
-            role: None,
-            overrides: &overrides,
-        })
-        .unwrap()
+        Settings::of(given.iter().copied()).unwrap()
     }
 
     #[test]

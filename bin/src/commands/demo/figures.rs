@@ -83,7 +83,8 @@ pub(super) struct Figures {
 }
 
 impl Figures {
-    pub(super) fn new(workers: usize) -> Figures {
+    /// For so many workers and steps.
+    pub(super) fn new(workers: usize, steps: u64) -> Figures {
         let latencies = Histogram::new_with_bounds(1, LATENCY_NS_MAX, LATENCY_DIGITS);
         Figures {
             workers: vec![Traffic::default(); workers],
@@ -92,7 +93,7 @@ impl Figures {
             tensors_verified: 0,
             bytes_verified: 0,
             steps: 0,
-            timeline: Timeline::default(),
+            timeline: Timeline::new(steps),
         }
     }
 
@@ -142,7 +143,7 @@ mod tests {
 
     #[test]
     fn flows_at_once_take_as_long_as_the_longest_and_steps_add_up() {
-        let mut figures = Figures::new(2);
+        let mut figures = Figures::new(2, 2);
         // Two ps: each worker pulls from both, each ps takes the pushes of both.
         let pulled = [[fetched(0, 100, 2), fetched(1, 200, 4)], [fetched(0, 100, 6), fetched(1, 200, 1)]];
         let pushed = [[fetched(0, 10, 1), fetched(1, 10, 3)], [fetched(0, 20, 2), fetched(1, 20, 5)]];

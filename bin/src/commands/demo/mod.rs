@@ -21,7 +21,7 @@ mod task;
 mod timeline;
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Instant, SystemTime};
 
 use clap::ValueEnum;
@@ -37,7 +37,7 @@ use self::protocol::{Job, Part, task_name};
 use self::setup::{Setup, expected_network};
 use self::share::Share;
 use crate::arena_size::arena_bytes;
-use crate::output_file::OutputFile;
+use crate::output_file::{self, OutputFile};
 use crate::settings::VERBS_BUILT_IN;
 use crate::workload::{Workload, WorkloadError};
 use crate::{Context, Failure, host_memory};
@@ -48,8 +48,6 @@ const TASKS_MAX: u64 = 64;
 const STEPS_MAX: u64 = 1_000_000;
 /// Steps before those that count: they make the connections.
 const WARMUP_STEPS: u64 = 1;
-/// What stands for standard output where a file is expected.
-const STANDARD_OUTPUT: &str = "-";
 /// Where the kernel says which congestion control its sockets have.
 const CONGESTION: &str = "/proc/sys/net/ipv4/tcp_congestion_control";
 
@@ -57,7 +55,7 @@ const CONGESTION: &str = "/proc/sys/net/ipv4/tcp_congestion_control";
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  sealane demo --workload mobilenet_v2 --workers 2 --ps 1 --steps 20")]
 pub struct Args {
-    /// Model whose tensors to move: resnet50, mobilenet_v2, vgg16, wide_deep_400, dlrm_kaggle, or a file that describes some
+    /// Model whose tensors to move: resnet50, mobilenet_v2, vgg16, wide_deep_400, dlrm_kaggle, or a JSON file with tensors
     #[arg(long, value_name = "NAME|FILE.json", default_value = "resnet50")]
     workload: String,
 
@@ -69,7 +67,7 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=TASKS_MAX))]
     ps: u64,
 
-    /// Measured steps, after one that makes the connections
+    /// Measured steps, after one warm-up step that connects the tasks
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=STEPS_MAX))]
     steps: u64,
 
@@ -81,7 +79,7 @@ pub struct Args {
     #[arg(long)]
     embedded: bool,
 
-    /// Write the figures as JSON to a file, or alone to standard output with `-`
+    /// Write the figures as JSON to a file, or with `-` to standard output and nothing else
     #[arg(long, value_name = "FILE|-")]
     json: Option<PathBuf>,
 
@@ -89,11 +87,11 @@ pub struct Args {
     #[arg(long, value_name = "FILE.html")]
     report: Option<PathBuf>,
 
-    /// Write every call of the daemons and what becomes of it to a file, which ui.perfetto.dev shows as a timeline
+    /// Write a trace of every call in the daemons to a file; open it in ui.perfetto.dev for a timeline
     #[arg(long, value_name = "FILE", conflicts_with = "embedded")]
     trace: Option<PathBuf>,
 
-    /// Have this task flip one bit of what it sends, to check that verification detects it
+    /// Have this task flip one bit in what it sends, to check that verification detects it
     #[arg(long, value_name = "TASK")]
     flip_bit: Option<String>,
 
@@ -108,13 +106,13 @@ pub struct Args {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Link {
-    /// As between two hosts: what the setting transport.require says
+    /// As between two hosts: follow the setting transport.require
     Auto,
     /// TCP
     Tcp,
     /// Shared memory: one daemon serves ps and workers
     Shm,
-    /// RDMA verbs, or else an error
+    /// RDMA verbs, or an error
     Verbs,
 }
 
@@ -163,7 +161,7 @@ pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
     let report_file = OutputFile::named("--report", args.report.as_ref())?;
     let trace_file = OutputFile::named("--trace", args.trace.as_ref())?;
     let demo = Demo::plan(args, context)?;
-    let mut played = Played::new(demo.parameters.workers);
+    let mut played = Played::new(&demo.parameters);
     let ended = Play { demo: &demo, args, context }.play(&mut played);
     let Played { figures, pinned, links, peers, trace } = played;
     let allowed = allowed_cpus().map_err(Failure::work)?;
@@ -182,19 +180,7 @@ pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
     if let Some((file, trace)) = trace_file.zip(trace) {
         file.write(&trace)?;
     }
-    report(&outcome, args.json.as_deref(), context)
-}
-
-fn report(outcome: &Outcome, json: Option<&Path>, context: &Context) -> Result<(), Failure> {
-    match json {
-        Some(file) if file == Path::new(STANDARD_OUTPUT) => return context.print(&outcome.to_json()),
-        Some(file) => fs::write(file, outcome.to_json()).map_err(|error| {
-            let file = file.display();
-            Failure::input(format!("{file} cannot be written ({error}); name a file in a directory that exists"))
-        })?,
-        None => {}
-    }
-    context.print(&outcome.to_text())
+    output_file::report(context, args.json.as_deref(), &outcome.to_json(), &outcome.to_text())
 }
 
 /// A demo that can be played: all arguments are read and checked.
@@ -237,7 +223,7 @@ impl Demo {
             && !jobs.iter().any(|job| job.flip_bit)
         {
             let tasks = jobs.iter().map(Job::task).collect::<Vec<_>>().join(", ");
-            return Err(Failure::input(format!("--flip-bit {task} is no task of this demo; name one of {tasks}")));
+            return Err(Failure::input(format!("--flip-bit {task} is not a task of this demo; name one of {tasks}")));
         }
         let memory: Vec<u64> = jobs.iter().map(|job| memory_bytes(setup, job, &workload)).collect();
         check_memory(&workload, workers, memory.iter().sum())?;
@@ -254,7 +240,7 @@ impl Demo {
             push_tensors: workload.push.len(),
             pull_bytes: workload.pull_bytes(),
             push_bytes: workload.push_bytes(),
-            congestion: of_workers.tcp.congestion.value.clone().unwrap_or_else(kernels),
+            congestion: of_workers.tcp.wanted_congestion().map_or_else(kernels, str::to_owned),
         };
         let settings = [(Part::Ps, of_daemon(&of_ps)), (Part::Worker, of_daemon(&of_workers))];
         let network = expected_network(of_workers.transport.require.value, VERBS_BUILT_IN);
@@ -274,7 +260,7 @@ fn memory_bytes(setup: Setup, job: &Job, workload: &Workload) -> u64 {
 fn check_memory(workload: &Workload, workers: usize, needed: u64) -> Result<(), Failure> {
     match host_memory::available_bytes() {
         Some(available) if needed > available => Err(Failure::input(format!(
-            "{} with {workers} workers needs {} of memory and {} are free; take fewer workers or a smaller workload",
+            "{} with {workers} workers needs {} of memory and {} are free; use fewer workers or a smaller workload",
             workload.name,
             shown_bytes(needed),
             shown_bytes(available)

@@ -196,7 +196,7 @@ pub(super) mod tests {
     use crate::commands::demo::protocol::Fetched;
 
     pub(in super::super) fn outcome() -> Outcome {
-        let mut figures = Figures::new(1);
+        let mut figures = Figures::new(1, 1);
         let fetched = |bytes, elapsed_ns| {
             vec![vec![Fetched { peer: 0, tensors: 2, bytes, elapsed_ns, latencies_ns: vec![elapsed_ns; 2] }]]
         };

@@ -77,8 +77,8 @@ impl Outcome {
     fn latency(&self) -> Section {
         let window = self.parameters.window;
         let text = format!(
-            "From the request of a tensor to its arrival. A worker has up to {window} requests under way with each ps, so \
-             that most of this time a tensor waits for those before it."
+            "From the request of a tensor to its arrival. A worker has up to {window} requests in flight to each \
+             ps, so most of this time a tensor waits for earlier ones."
         );
         let curve = ("all workers".to_owned(), self.figures.latencies.clone());
         Section::new("Time of a pull", text).picture(&Picture::Percentiles {
@@ -95,8 +95,8 @@ impl Outcome {
             steps => format!("Each point is the mean of {steps} steps."),
         };
         let text = format!(
-            "What all workers moved together, by the time that the transfers took. Between them the tasks make and compare \
-             their bytes. {mean}"
+            "Combined throughput of all workers during transfers. In between, the tasks generate and compare their \
+             bytes. {mean}"
         );
         let line = |series, name: &str, of: fn(&Traffic) -> Flow| {
             let point = |point: &Point| (point.ended.as_secs_f64(), of(&point.traffic).gigabytes_per_s());
@@ -112,7 +112,7 @@ impl Outcome {
     }
 
     fn per_task(&self) -> Section {
-        Section::new("Workers", "What each of them moved both ways, and how fast.").table(self.tasks())
+        Section::new("Workers", "Bytes moved by each of them both ways, and throughput.").table(self.tasks())
     }
 
     /// The links between engines, and why they are of their kind.
@@ -132,8 +132,8 @@ impl Outcome {
     fn fusion(&self) -> Option<Section> {
         let ratio = fusion_ratio(&self.peers)?;
         let text = format!(
-            "{ratio:.2} tensors a message. Messages are frames of the wire, with requests and releases; what a turn has queued \
-             for a peer leaves in one write. The step that makes the connections counts here."
+            "{ratio:.2} tensors per message. Messages are wire frames, including requests and releases; messages \
+             queued for a peer in one turn are sent in one write. The warm-up step is included."
         );
         let columns = ["from", "to"].map(Column::text);
         let numbers = ["tensors", "messages", "writes", "tensors a message"].map(Column::number);
@@ -154,10 +154,10 @@ impl Outcome {
             ("workload", self.workload.clone()),
             ("workers", parameters.workers.to_string()),
             ("ps", parameters.ps.to_string()),
-            ("steps, after those that connect", format!("{}, after {}", parameters.steps, parameters.warmup_steps)),
+            ("steps, after the warm-up", format!("{}, after {}", parameters.steps, parameters.warmup_steps)),
             ("a worker pulls in a step", tensors(parameters.pull_tensors, parameters.pull_bytes)),
             ("a worker pushes in a step", tensors(parameters.push_tensors, parameters.push_bytes)),
-            ("requests under way with each peer", parameters.window.to_string()),
+            ("requests in flight to each peer", parameters.window.to_string()),
             ("engines", self.setup.mode().to_owned()),
             ("the whole demo", format!("{:.1} s", self.seconds)),
         ])
@@ -184,7 +184,7 @@ mod tests {
             "Each point is a step.",
             "worker0:2222",
             "a test says so",
-            "3.00 tensors a message",
+            "3.00 tensors per message",
             "cubic",
         ] {
             assert!(html.contains(expected), "{expected} in {html}");
@@ -199,7 +199,7 @@ mod tests {
         assert!(html.contains("It failed.</strong> ps0:2222 failed in step &#60;1&#62;"), "{html}");
         assert!(html.contains("Until then 1 of 1 steps were done, and every byte of 4 tensors (10.00 MB)"), "{html}");
 
-        let nothing = Outcome { figures: Figures::new(1), peers: Vec::new(), ..outcome() };
+        let nothing = Outcome { figures: Figures::new(1, 1), peers: Vec::new(), ..outcome() };
         let html = nothing.to_page(Some(&failure), UNIX_EPOCH).to_html();
         assert!(html.contains("Until then 0 of 1 steps were done"), "{html}");
         assert!(!html.contains("<svg") && !html.contains("Fusion"), "{html}");

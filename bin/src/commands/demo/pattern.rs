@@ -59,7 +59,7 @@ impl Pattern {
         let (blocks, rest) = bytes.as_chunks::<BLOCK_BYTES>();
         for (number, block) in blocks.iter().enumerate() {
             let expected = make_block(counter);
-            if differ(&expected, block) {
+            if expected != *block {
                 return Err(first_difference(number * BLOCK_BYTES, &expected, block));
             }
             counter = counter.wrapping_add(STRIDE.wrapping_mul(WORDS as u64));
@@ -80,17 +80,6 @@ fn make_block(counter: u64) -> [u8; BLOCK_BYTES] {
         *word = stir(counter.wrapping_add(STRIDE.wrapping_mul(number as u64))).to_le_bytes();
     }
     block
-}
-
-/// Whether two blocks differ, without a branch for each word.
-#[inline(always)]
-fn differ(expected: &[u8; BLOCK_BYTES], found: &[u8; BLOCK_BYTES]) -> bool {
-    let words = |block: &[u8; BLOCK_BYTES]| {
-        let (words, _) = block.as_chunks::<WORD_BYTES>();
-        std::array::from_fn::<u64, WORDS, _>(|number| u64::from_le_bytes(words[number]))
-    };
-    let (expected, found) = (words(expected), words(found));
-    (0..WORDS).fold(0, |difference, number| difference | (expected[number] ^ found[number])) != 0
 }
 
 #[cold]

@@ -2,7 +2,23 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::figures::Peer;
+use crate::figures::{Peer, Shard};
+use crate::links::Links;
+
+/// What an engine tells of its links.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct EngineLinks {
+    pub(super) count: Links,
+    pub(super) peers: Vec<PeerLink>,
+}
+
+impl EngineLinks {
+    /// Those of an engine, a task's or a daemon's, of which these are the shards.
+    pub(super) fn of(engine: &str, shards: Vec<Shard>) -> EngineLinks {
+        let count = Links::of(shards.iter().map(|shard| &shard.counters));
+        EngineLinks { count, peers: PeerLink::of_engine(engine, shards.into_iter().flat_map(|shard| shard.peers)) }
+    }
+}
 
 /// An engine's link to another engine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -37,7 +53,7 @@ impl PeerLink {
     }
 
     /// Those of all shards of an engine, one for each peer and kind.
-    pub(super) fn of_engine(engine: &str, peers: impl Iterator<Item = Peer>) -> Vec<PeerLink> {
+    fn of_engine(engine: &str, peers: impl Iterator<Item = Peer>) -> Vec<PeerLink> {
         let mut links: Vec<PeerLink> = Vec::new();
         for link in peers.map(|peer| PeerLink::of(engine, peer)) {
             let is_of_same = |known: &&mut PeerLink| {

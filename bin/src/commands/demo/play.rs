@@ -12,7 +12,8 @@ use sealane_transport::endpoint_map;
 use super::children::Children;
 use super::daemons::{Daemon, pinned_cpus};
 use super::figures::{Figures, Traffic};
-use super::peers::PeerLink;
+use super::outcome::Parameters;
+use super::peers::{EngineLinks, PeerLink};
 use super::progress::Progress;
 use super::protocol::{Fetched, Job, Order, Part, Report};
 use super::setup::Setup;
@@ -43,9 +44,9 @@ pub(super) struct Played {
 }
 
 impl Played {
-    pub(super) fn new(workers: usize) -> Played {
+    pub(super) fn new(parameters: &Parameters) -> Played {
         Played {
-            figures: Figures::new(workers),
+            figures: Figures::new(parameters.workers, parameters.steps),
             pinned: Vec::new(),
             links: Links::default(),
             peers: Vec::new(),
@@ -103,9 +104,8 @@ impl Play<'_> {
             }
         }
         children.set_doing("at the end".to_owned());
-        played.peers = self.peers_of_engines(&mut children, &engines)?;
-        let links = self.links_of_engines(&mut children)?;
-        played.links = children.finish()?.unwrap_or(links);
+        (played.links, played.peers) = self.links_of_engines(&mut children, &engines)?;
+        children.finish()?;
         // Whole, now that the daemons have ended.
         if self.args.trace.is_some() {
             played.trace = Some(trace::of_all_in(directory.path())?);
@@ -113,38 +113,29 @@ impl Play<'_> {
         Ok(())
     }
 
-    /// The links of the engines in the tasks. Every link has a ps at one of its ends.
-    fn links_of_engines(&self, children: &mut Children) -> Result<Links, Failure> {
-        let mut links = Links::default();
-        if self.demo.setup == Setup::Embedded {
-            for report in children.ask(0..self.demo.parameters.ps, &Order::CountLinks)? {
-                let Report::Links(of_task) = report else { return Err(astray(&report)) };
-                links = Links { tcp: links.tcp + of_task.tcp, verbs: links.verbs + of_task.verbs };
-            }
-        }
-        Ok(links)
-    }
-
-    /// The links between engines, by the names of both.
-    fn peers_of_engines(&self, children: &mut Children, engines: &[Engine]) -> Result<Vec<PeerLink>, Failure> {
-        let mut peers = Vec::new();
-        if self.demo.setup == Setup::Embedded {
-            for report in children.ask(self.all(), &Order::ShowPeers)? {
-                let Report::Peers(of_task) = report else { return Err(astray(&report)) };
-                peers.extend(of_task);
-            }
-        }
+    /// How many links there are between engines, and each as either of its ends tells of it, by the names of both.
+    fn links_of_engines(&self, children: &mut Children, engines: &[Engine]) -> Result<(Links, Vec<PeerLink>), Failure> {
+        let mut told = Vec::new();
         for Engine { name, socket, .. } in engines {
             let Some(socket) = socket else { continue };
-            let shards = stat::look(socket)?.shards;
-            peers.extend(PeerLink::of_engine(name, shards.into_iter().flat_map(|shard| shard.peers)));
+            told.push(EngineLinks::of(name, stat::look(socket)?.shards));
         }
+        if self.demo.setup == Setup::Embedded {
+            for report in children.ask(self.all(), &Order::ShowLinks)? {
+                let Report::Links(links) = report else { return Err(astray(&report)) };
+                told.push(links);
+            }
+        }
+        // Every link has a ps at one of its ends, and the engines of those come first.
+        let of_ps = if self.demo.setup == Setup::Embedded { self.demo.parameters.ps } else { 1 };
+        let links = told[..of_ps].iter().map(|engine| engine.count).sum();
+        let mut peers: Vec<PeerLink> = told.into_iter().flat_map(|engine| engine.peers).collect();
         for link in &mut peers {
             if let Some(peer) = engines.iter().find(|engine| engine.address == link.peer) {
                 link.peer.clone_from(&peer.name);
             }
         }
-        Ok(peers)
+        Ok((links, peers))
     }
 
     /// The flags for settings, for processes that read the same.
@@ -270,5 +261,5 @@ fn fetched(reports: Vec<Report>) -> Result<Vec<Vec<Fetched>>, Failure> {
 
 /// A task of this very program answered another order than it was given.
 fn astray(report: &Report) -> Failure {
-    Failure::work(format!("a task reported {report:?} when something else was asked; run the demo again"))
+    Failure::work(format!("a task reported {report:?} when something else was expected; run the demo again"))
 }

@@ -7,8 +7,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use super::peers::PeerLink;
-use crate::links::Links;
+use super::peers::EngineLinks;
 use crate::settings::Role;
 
 /// What a task is for.
@@ -76,10 +75,8 @@ pub(super) enum Order {
     Fetch { step: i64 },
     /// Compare every byte that was received; answered by `Verified`.
     Verify { step: i64 },
-    /// Count the links of the task's own engine; answered by `Links`.
-    CountLinks,
-    /// Tell of the links of the task's own engine, one by one; answered by `Peers`.
-    ShowPeers,
+    /// Tell of the links of the task's own engine; answered by `Links`.
+    ShowLinks,
     /// Stop the engine or detach, and end.
     Finish,
 }
@@ -102,8 +99,7 @@ pub(super) enum Report {
         tensors: u64,
         bytes: u64,
     },
-    Links(Links),
-    Peers(Vec<PeerLink>),
+    Links(EngineLinks),
     /// It cannot go on, and why.
     Failed {
         reason: String,

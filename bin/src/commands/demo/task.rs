@@ -12,7 +12,7 @@ use sealane_fusion::{EndpointMap, EngineSettings};
 use sealane_runtime::Pin;
 
 use super::interrupts;
-use super::mover::{Attached, Embedded, Mover};
+use super::mover::Mover;
 use super::protocol::{Fetched, Job, Order, Part, Report};
 use super::share::Share;
 use crate::arena_size::arena_bytes;
@@ -31,7 +31,7 @@ const ORDERS_MAX: usize = 2;
 
 /// What `sealane demo` starts its tasks with.
 #[derive(Debug, clap::Args)]
-#[command(hide = true, after_help = "Example:\n  sealane demo-task  # started by `sealane demo`, not by people")]
+#[command(hide = true, after_help = "Example:\n  sealane demo-task  # started by `sealane demo`, not by hand")]
 pub struct TaskArgs {
     /// As in `sealane demo`
     #[arg(long)]
@@ -98,19 +98,16 @@ fn serve(orders: &Receiver<Result<Order, String>>, args: &TaskArgs, context: &Co
                     return Err("told to start before it had a port".to_owned());
                 };
                 let embedded = embed(&job, listener, &endpoint_map, args, context);
-                start(state, &job, Box::new(embedded.map_err(|failure| failure.to_string())?))?
+                start(state, &job, embedded.map_err(|failure| failure.to_string())?)?
             }
             (Order::Attach { job, socket, spin }, state) => {
                 let attached = attach(&job, &socket, spin, args, context);
-                start(state, &job, Box::new(attached.map_err(|failure| failure.to_string())?))?
+                start(state, &job, attached.map_err(|failure| failure.to_string())?)?
             }
             (Order::Fill { step }, Some(State::Running(player))) => player.fill(step)?,
             (Order::Fetch { step }, Some(State::Running(player))) => player.fetch(step)?,
             (Order::Verify { step }, Some(State::Running(player))) => player.verify(step)?,
-            (Order::CountLinks, Some(State::Running(player))) => {
-                Report::Links(player.mover.links().map_err(|error| error.to_string())?)
-            }
-            (Order::ShowPeers, Some(State::Running(player))) => Report::Peers(player.mover.peers()),
+            (Order::ShowLinks, Some(State::Running(player))) => Report::Links(player.mover.links()),
             (Order::Finish, Some(State::Running(_))) => {
                 let Some(State::Running(player)) = state.take() else { unreachable!("looked at just now") };
                 return player.mover.finish().map_err(|error| error.to_string());
@@ -126,7 +123,7 @@ enum State {
     Running(Player),
 }
 
-fn start(state: &mut Option<State>, job: &Job, mover: Box<dyn Mover>) -> Result<Report, String> {
+fn start(state: &mut Option<State>, job: &Job, mover: Mover) -> Result<Report, String> {
     let player = Player::new(job, mover).map_err(|failure| failure.to_string())?;
     let cpus = player.mover.cpus();
     *state = Some(State::Running(player));
@@ -140,7 +137,7 @@ fn embed(
     endpoint_map: &Path,
     args: &TaskArgs,
     context: &Context,
-) -> Result<Embedded, Failure> {
+) -> Result<Mover, Failure> {
     let settings = settings(job.part, &args.config, &args.set, context)?;
     let task = job.task();
     let pin = if job.pin { Pin::IfFree } else { Pin::Off };
@@ -155,11 +152,11 @@ fn embed(
         ..engine
     };
     locked_memory::check(&engine)?;
-    Embedded::start(task, engine).map_err(Failure::work)
+    Mover::embedded(&task, engine)
 }
 
 /// A client of the daemon at `socket`.
-fn attach(job: &Job, socket: &Path, spin: bool, args: &TaskArgs, context: &Context) -> Result<Attached, Failure> {
+fn attach(job: &Job, socket: &Path, spin: bool, args: &TaskArgs, context: &Context) -> Result<Mover, Failure> {
     let settings = settings(job.part, &args.config, &args.set, context)?;
     let workload = Workload::parse(&job.workload, "the workload")?;
     let how = Attach::new(&job.task())
@@ -168,27 +165,27 @@ fn attach(job: &Job, socket: &Path, spin: bool, args: &TaskArgs, context: &Conte
         // The memory is made meanwhile.
         .timeout(REQUEST_TIMEOUT)
         .polling(polling(&settings.runtime, spin));
-    Attached::attach(how, settings.transport.window.value).map_err(Failure::work)
+    Mover::attached(how, settings.transport.window.value)
 }
 
 /// A client waits as a shard does, where a setting says how.
 fn polling(runtime: &Runtime, spin: bool) -> Polling {
     match (runtime.polling.value, &runtime.idle_spin) {
         (true, _) => Polling::Spin,
-        (false, Sourced { source: Source::Default, .. }) if spin => Polling::default(),
-        (false, Sourced { source: Source::Default, .. }) => Polling::SpinThenSleep { idle_spin: Duration::ZERO },
-        (false, idle_spin) => Polling::SpinThenSleep { idle_spin: idle_spin.value },
+        (false, Sourced { source: Source::Default, .. }) if spin => Polling::idle(Attach::IDLE_SPIN),
+        (false, Sourced { source: Source::Default, .. }) => Polling::Park,
+        (false, idle_spin) => Polling::idle(idle_spin.value),
     }
 }
 
 /// A task that can move its tensors.
 struct Player {
     share: Share,
-    mover: Box<dyn Mover>,
+    mover: Mover,
 }
 
 impl Player {
-    fn new(job: &Job, mover: Box<dyn Mover>) -> Result<Player, Failure> {
+    fn new(job: &Job, mover: Mover) -> Result<Player, Failure> {
         let workload = Workload::parse(&job.workload, "the workload")?;
         let mut share = Share::new(job, &workload);
         share.take_memory(|bytes| mover.alloc(bytes)).map_err(Failure::work)?;

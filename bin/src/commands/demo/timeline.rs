@@ -1,11 +1,11 @@
-//! What a demo moved in the course of time. Memory does not grow with the steps: when the points are full, two become one.
+//! What a demo moved in the course of time. Memory does not grow with the steps: of many, some make a point.
 
 use std::time::Duration;
 
 use super::figures::Traffic;
 
 /// Most points: as many as a wide plot can show.
-const POINTS_MAX: usize = 256;
+const POINTS_MAX: u64 = 256;
 
 /// Some steps, one after another.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -30,35 +30,19 @@ pub(super) struct Timeline {
     steps_a_point: u64,
 }
 
-impl Default for Timeline {
-    fn default() -> Self {
-        Timeline { points: Vec::with_capacity(POINTS_MAX), steps_a_point: 1 }
-    }
-}
-
 impl Timeline {
+    /// For so many steps.
+    pub(super) fn new(steps: u64) -> Timeline {
+        Timeline { points: Vec::new(), steps_a_point: steps.div_ceil(POINTS_MAX).max(1) }
+    }
+
     /// One more step.
     pub(super) fn add(&mut self, ended: Duration, traffic: Traffic) {
         let step = Point { ended, steps: 1, traffic };
         match self.points.last_mut() {
             Some(last) if last.steps < self.steps_a_point => last.add(step),
-            _ => {
-                if self.points.len() == POINTS_MAX {
-                    self.halve();
-                }
-                self.points.push(step);
-            }
+            _ => self.points.push(step),
         }
-    }
-
-    fn halve(&mut self) {
-        for index in 0..POINTS_MAX / 2 {
-            self.points[index] = self.points[2 * index];
-            let second = self.points[2 * index + 1];
-            self.points[index].add(second);
-        }
-        self.points.truncate(POINTS_MAX / 2);
-        self.steps_a_point *= 2;
     }
 
     /// The points, in order.
@@ -79,19 +63,21 @@ mod tests {
 
     #[test]
     fn no_step_is_lost_and_the_points_stay_few() {
-        let mut timeline = Timeline::default();
         let time = Duration::from_millis(1);
         let flow = Flow { tensors: 1, bytes: 1_000_000, time };
-        for step in 1..=3 * POINTS_MAX as u64 + 1 {
+        let steps = 3 * POINTS_MAX + 1;
+        let mut timeline = Timeline::new(steps);
+        for step in 1..=steps {
             timeline.add(time * step as u32, Traffic { pull: flow, push: Flow::default() });
-            assert!(timeline.points().len() <= POINTS_MAX);
             assert_eq!(timeline.points().iter().map(|point| point.steps).sum::<u64>(), step);
         }
+        assert!(timeline.points().len() as u64 <= POINTS_MAX);
         assert_eq!(timeline.steps_a_point(), 4);
         let (last, others) = timeline.points().split_last().unwrap();
         assert!(others.iter().all(|point| point.steps == 4 && point.traffic.pull.tensors == 4));
         assert!(others.windows(2).all(|pair| pair[1].ended - pair[0].ended == time * 4));
-        assert_eq!((last.steps, last.ended), (1, time * (3 * POINTS_MAX as u32 + 1)));
+        assert_eq!((last.steps, last.ended), (1, time * steps as u32));
         assert_eq!(others[0].traffic.pull.gigabytes_per_s(), 1.0);
+        assert_eq!(Timeline::new(POINTS_MAX).steps_a_point(), 1);
     }
 }

@@ -31,7 +31,7 @@ enum Command {
         /// The endpoint map
         file: PathBuf,
     },
-    /// Show where a task is reached
+    /// Print a task's transport address
     #[command(after_help = "Example:\n  sealane map resolve jobs/.endpoint_map ps0.train:2222")]
     Resolve {
         /// The endpoint map

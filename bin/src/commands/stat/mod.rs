@@ -14,15 +14,16 @@ use crate::figures::{Figures, SCHEMA};
 use crate::flags::SettingsFlags;
 use crate::{Context, Failure};
 
-/// How long the daemon may take to answer. Its control thread does nothing that takes long.
+/// How long the daemon may take to answer. Its control thread never blocks for long.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Between the two looks of which rates are made.
 const RATE_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Show what this host's daemon is doing
+/// Show the state of this host's daemon
 ///
-/// Shards, peers with the path to each and why, clients, rates, and how long calls take. Rates are of the last half second.
+/// Shows shards, peers with the path to each and its reason, clients, rates and call latencies. Rates cover the last half
+/// second.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  sealane stat\n  sealane stat --watch")]
 pub struct Args {
@@ -37,7 +38,7 @@ pub struct Args {
     #[arg(long, conflicts_with = "json")]
     watch: bool,
 
-    /// Print the figures once as JSON
+    /// Print the figures once, as JSON
     #[arg(long)]
     json: bool,
 }
@@ -73,13 +74,15 @@ pub(crate) fn look(socket: &Path) -> Result<Figures, Failure> {
     let shown = attach::show(socket, Instant::now() + PATIENCE).map_err(|error| unseen(socket, &error))?;
     let figures: Figures = serde_json::from_slice(&shown).map_err(|error| {
         Failure::work(format!(
-            "the daemon at {} shows figures that this program does not understand ({error}); use the same release of both",
+            "the daemon at {} returned figures that this program does not understand ({error}); use the same \
+             release for both",
             socket.display()
         ))
     })?;
     if figures.schema != SCHEMA {
         return Err(Failure::work(format!(
-            "the daemon at {} shows figures of the form {:?}, this program reads {SCHEMA:?}; use the same release of both",
+            "the daemon at {} returned figures in format {:?}, but this program reads {SCHEMA:?}; use the same \
+             release for both",
             socket.display(),
             figures.schema
         )));
@@ -91,9 +94,10 @@ fn unseen(socket: &Path, error: &AttachError) -> Failure {
     let socket = socket.display();
     match error {
         AttachError::Connect { source, .. } => Failure::work(format!(
-            "no daemon can be asked at {socket} ({source}); start one with `sealane daemon`, or name its socket with --socket"
+            "no daemon can be reached at {socket} ({source}); start one with `sealane daemon`, or name its socket \
+             with --socket"
         )),
         AttachError::Refused(error) => Failure::work(error.clone()),
-        error => Failure::work(format!("the daemon at {socket} shows nothing: {error}; its log may say why")),
+        error => Failure::work(format!("the daemon at {socket} returned no figures: {error}; its log may say why")),
     }
 }

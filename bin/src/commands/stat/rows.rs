@@ -37,15 +37,15 @@ pub(super) fn head(now: &Figures) -> [String; 3] {
 
 fn credentials(of: &Credentials) -> String {
     let left = match of.days_left {
-        Some(days) if days < 0.0 => "; its certificate has ended".into(),
-        Some(days) => format!("; its certificate is good for {days:.1} days"),
+        Some(days) if days < 0.0 => "; its certificate has expired".into(),
+        Some(days) => format!("; its certificate is valid for {days:.1} days"),
         None => String::new(),
     };
     let refused = match of.refused {
         0 => String::new(),
         times => format!("; new files were refused {times} times, see the log"),
     };
-    format!("peers show: {}{left}{refused}", of.shown)
+    format!("peers present: {}{left}{refused}", of.shown)
 }
 
 pub(super) fn shards(now: &Figures, before: Option<&Figures>) -> Table {
@@ -231,7 +231,7 @@ pub(super) fn traffic(now: &Figures) -> Table {
         clients.flat_map(|client| client.peers.iter().map(|traffic| row(client, traffic))).collect();
     rows.sort();
     Table {
-        title: "Peers of clients, and Sealane's share of what moved",
+        title: "Peers of clients, and Sealane's share of their traffic",
         // Short, so that it fits into 80 columns.
         heads: vec!["task", "peer", "in", "out", "bytes in", "out", "other", "bytes", "share", "bytes"],
         rows,

@@ -187,7 +187,7 @@ impl View {
         }
         let foot_line = match (&self.trouble, self.paused) {
             (Some(trouble), _) => Line::styled(trouble.clone(), Style::new().fg(Color::Red)),
-            (None, true) => Line::styled("paused; p goes on, q ends", Style::new().fg(Color::Yellow)),
+            (None, true) => Line::styled("paused; p resumes, q quits", Style::new().fg(Color::Yellow)),
             (None, false) => Line::styled(self.keys(), Style::new().dim()),
         };
         frame.render_widget(foot_line, foot);
@@ -196,8 +196,8 @@ impl View {
     /// What the keys do.
     fn keys(&self) -> &'static str {
         match self.chosen {
-            Long::Peers => "q ends, p pauses, ↑ ↓ move through the peers, tab through those of clients",
-            Long::Traffic => "q ends, p pauses, ↑ ↓ move through the peers of clients, tab through all peers",
+            Long::Peers => "q quits, p pauses, ↑ ↓ scroll the peers, tab selects the peers of clients",
+            Long::Traffic => "q quits, p pauses, ↑ ↓ scroll the peers of clients, tab selects all peers",
         }
     }
 

@@ -48,8 +48,8 @@ pub(super) fn find(path: &Path) -> Found {
     match listener(path) {
         Ok(pid) => Found::Daemon(Daemon { socket: path.to_owned(), pid }),
         Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ECONNREFUSED) => none(format!("no daemon at {shown}")),
-        Err(Errno::EACCES) => none(format!("the daemon at {shown} is another user's")),
-        Err(Errno::EPROTOTYPE) => none(format!("another program than a daemon is at {shown}")),
+        Err(Errno::EACCES) => none(format!("the daemon at {shown} belongs to another user")),
+        Err(Errno::EPROTOTYPE) => none(format!("a program that is not a daemon listens on {shown}")),
         Err(error) => none(format!("no daemon can be reached at {shown} ({error})")),
     }
 }
@@ -205,7 +205,7 @@ mod tests {
         let shown = path.display();
         assert_eq!(none(&path), format!("no daemon at {shown}"));
         let listener = UnixListener::bind(&path).unwrap();
-        assert_eq!(none(&path), format!("another program than a daemon is at {shown}"));
+        assert_eq!(none(&path), format!("a program that is not a daemon listens on {shown}"));
         drop(listener);
         assert_eq!(none(&path.join("below")), format!("no daemon at {}", path.join("below").display()));
         let long = none(Path::new(&"x".repeat(200)));

@@ -1,4 +1,4 @@
-//! What the daemon says of calls, each checked against what the table has of it.
+//! The daemon's answers to calls, each checked against the table.
 
 use sealane_runtime::Buffer;
 use sealane_transport::{Error, Tensor, Unreceived};
@@ -15,7 +15,7 @@ use super::{
 /// The daemon said what no correct one says.
 pub(in crate::attachment) type Fault = &'static str;
 
-pub(super) const NOT_UNDER_WAY: Fault = "it answered a call that is not under way";
+pub(super) const NOT_UNDER_WAY: Fault = "it answered a call that is not in flight";
 
 /// Where a tensor arrived.
 pub(in crate::attachment) enum Arrived<'a> {
@@ -58,7 +58,7 @@ impl Calls {
     ) -> Result<(), Fault> {
         let slot = self.answered(segment, call, Daemon::Working)?;
         if !matches!(slot.direction, Direction::Publish | Direction::Push) {
-            return Err("it published what was not to be");
+            return Err("it reported as published a call that is neither a publish nor a push");
         }
         slot.daemon = Daemon::Holding;
         self.end(call, after);
@@ -207,18 +207,7 @@ impl Calls {
             }
             return Ok(());
         }
-        let destination = if memory_back {
-            slot.daemon = Daemon::Done;
-            slot.memory_back(after)
-        } else {
-            slot.daemon = Daemon::Holding;
-            let (destination, kept) = std::mem::take(&mut slot.memory).apart();
-            slot.memory = kept;
-            destination
-        };
-        if slot.caller == Caller::Waiting {
-            slot.failure = Some(Box::new(Unreceived { error, destination }));
-        }
+        slot.fail(memory_back, || error, after);
         self.end(call, after);
         self.unset_aside(call, after);
         self.release(call);

@@ -1,9 +1,9 @@
-//! One call of the table: what it has lent, who holds it, and how it ended.
+//! One call of the table: its lent memory, its holders, and its outcome.
 
 use std::task::Waker;
 
 use sealane_runtime::Buffer;
-use sealane_transport::{Tensor, Unreceived};
+use sealane_transport::{Error, Tensor, Unreceived};
 
 use super::super::{aftermath::Aftermath, memory::Memory, unclaimed::Place};
 use crate::clock::Tick;
@@ -24,7 +24,7 @@ pub(super) struct Slot {
     pub(super) failure: Option<Box<Unreceived>>,
     /// What it asks for, of a recv.
     pub(super) place: Place,
-    /// If it is given up, its tensor is kept for the next.
+    /// If it is cancelled, its tensor is kept for the next.
     pub(super) keeps: bool,
     /// Its destination may be written by others once the call has ended.
     pub(super) borrowed: bool,
@@ -97,6 +97,22 @@ impl Slot {
         match std::mem::take(&mut self.memory) {
             Memory::Nothing => {}
             memory => after.spent.push(memory),
+        }
+    }
+
+    /// The call fails. Unless its memory is back, the daemon still uses what it was lent; the caller gets its destination all the same.
+    pub(super) fn fail(&mut self, memory_back: bool, error: impl FnOnce() -> Error, after: &mut Aftermath) {
+        let destination = if memory_back {
+            self.daemon = Daemon::Done;
+            self.memory_back(after)
+        } else {
+            self.daemon = Daemon::Holding;
+            let (destination, kept) = std::mem::take(&mut self.memory).apart();
+            self.memory = kept;
+            destination
+        };
+        if self.caller == Caller::Waiting {
+            self.failure = Some(Box::new(Unreceived { error: error(), destination }));
         }
     }
 

@@ -1,5 +1,5 @@
-//! One client on one shard: what it asks is handed to the node, what comes of it is written into its ring. Whatever the
-//! client writes is checked; one that breaks the rules is disconnected, and affects only itself.
+//! One client on one shard: its calls are passed to the node, and their outcomes are written into its ring. Everything the
+//! client writes is checked; a client that violates the protocol is disconnected, which affects only itself.
 
 mod answers;
 mod plans;
@@ -281,7 +281,7 @@ impl Client {
                 let destination = destination.map(|span| self.destination(call, span)).transpose()?;
                 let pair = self.pair(node, peer)?.and_then(|pair| self.check_calls(pair));
                 if self.receiving.insert(call, Receiving { ticket: None, peer, has_destination }).is_some() {
-                    return Err(Misconduct(format!("call {call} is under way already")));
+                    return Err(Misconduct(format!("call {call} is already in flight")));
                 }
                 self.under_way += 1;
                 let deadline = until(now, timeout_ms);
@@ -327,7 +327,7 @@ impl Client {
             Submission::Free { tokens } => tokens.iter().for_each(|token| self.area.free(*token)),
             Submission::Peer { number, name } => {
                 if usize::from(number) != self.peers.len() || self.peers.len() >= PEERS_MAX {
-                    return Err(Misconduct(format!("peer {number} is named out of turn")));
+                    return Err(Misconduct(format!("peer {number} is named out of order")));
                 }
                 self.peers.push(Peer { name: name.into(), pair: None });
             }
@@ -369,7 +369,7 @@ impl Client {
         if self.under_way < CLIENT_CALLS_MAX {
             return Ok(checked);
         }
-        Err(Error::full("client calls", format!("{CLIENT_CALLS_MAX} calls of this process are under way on one core")))
+        Err(Error::full("client calls", format!("{CLIENT_CALLS_MAX} calls of this process are in flight on one core")))
     }
 
     /// The tensor of a send. Its metadata is checked here, in private memory; its bytes are only ever copied.
@@ -423,7 +423,7 @@ impl Client {
 }
 
 fn given_up() -> Error {
-    Error::Aborted { step: 0, reason: "its caller gave it up".into() }
+    Error::Aborted { step: 0, reason: "its caller cancelled it".into() }
 }
 
 /// Of the node's name for a call: the call's memory comes back by a word of its own, however the call ends.

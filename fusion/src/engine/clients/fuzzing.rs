@@ -1,5 +1,5 @@
-//! One client of one shard without the shard's loop, for the fuzz targets: what the client writes into its ring is taken
-//! in, and what comes of it is told, as the source of clients does it.
+//! One client of one shard without the shard's loop, for the fuzz targets: reads the client's ring and reports outcomes as the
+//! source of clients does.
 
 use std::collections::VecDeque;
 use std::os::unix::net::UnixStream;
@@ -68,7 +68,7 @@ impl Attachment {
         self.client.under_way()
     }
 
-    /// The client is gone; the node goes on without it.
+    /// The client is gone; the node continues without it.
     pub fn dismiss(self, reason: &str) -> Node {
         let Self { mut node, mut client, mut outcomes, .. } = self;
         client.leave(&mut node);

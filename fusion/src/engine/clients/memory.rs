@@ -1,8 +1,8 @@
-//! Memory shared with a client, as the shard uses it: parts of its arena, and the receive area as a pool. Shard thread
-//! only, but for the lists that buffers leave their names in when they are dropped.
+//! Memory shared with a client, as the shard uses it: parts of its arena, and the receive area as a pool. Shard thread only,
+//! except for the lists in which dropped buffers record themselves.
 //!
-//! The client may write to all of it at any time, and name a part as often as it likes: the buffers here are foreign, which
-//! have no slice to look at. Their bytes are copied, or given to the kernel.
+//! The client may write to all of it at any time, and refer to a part any number of times: buffers here are foreign and have no
+//! slice. Their bytes are only copied, or given to the kernel.
 #![allow(unsafe_code)]
 
 use std::cell::RefCell;

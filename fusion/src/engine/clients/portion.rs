@@ -1,4 +1,4 @@
-//! The memory and the bells that a client shares with every shard, made when it attaches.
+//! The memory and doorbells that a client shares with every shard, created when it attaches.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -13,16 +13,16 @@ use super::ClientEnds;
 /// Memory is made in whole pages.
 const PAGE_BYTES: u64 = 4096;
 
-/// What every client of an engine gets.
+/// The resources of every client of an engine.
 #[derive(Clone, Debug)]
 pub struct Portion {
-    /// How many shards it shares memory with.
+    /// Number of shards that it shares memory with.
     pub shards: usize,
-    /// Memory for tensors received, with each shard.
+    /// Memory for received tensors, per shard.
     pub area_bytes: u64,
-    /// The deadline of calls that name none.
+    /// The default timeout of calls.
     pub request_timeout: Duration,
-    /// Largest tensor that is accepted.
+    /// Largest tensor accepted.
     pub tensor_bytes_max: u64,
 }
 
@@ -30,7 +30,7 @@ impl Portion {
     /// Makes both ends: one for [`Engine::admit`](crate::Engine::admit), one on its way to the client at `socket`.
     ///
     /// # Errors
-    /// The system has no memory or no descriptors left; what was made is freed again.
+    /// The system is out of memory or descriptors; everything created is freed again.
     pub fn make(
         &self,
         wish: &Attach,

@@ -222,7 +222,7 @@ impl Exchange {
             }
             Ok(place) => {
                 let (tensor, sender) = self.table.take_tensor(slot).expect("just looked at");
-                context.reporter.metrics.latencies.record(Operation::Send, Way::Memory, sender.since, now);
+                context.reporter.metrics.latencies.record(Operation::Send, Way::MEMORY, sender.since, now);
                 hand_over(&mut context.reporter, waiter, (now, step, key), place, tensor);
                 context.reporter.finish_send(sender.waiter, Ok(()));
             }
@@ -252,7 +252,7 @@ impl Exchange {
             }
             Err(Wanted { destination, waiter, .. }) => {
                 let limit = context.settings.session.queued_requests_max;
-                let reason = format!("{limit} requests to tasks of this engine wait already");
+                let reason = format!("{limit} requests to tasks of this engine are already waiting");
                 let error = Error::full("fusion.queued_requests_max", reason);
                 context.reporter.finish_recv(waiter, Err(Unreceived { error, destination }));
                 None
@@ -321,7 +321,7 @@ impl Exchange {
                 let (meta, bytes) = (tensor.0.clone(), tensor.1.len() as u64);
                 let key = self.traced_key(entry, &context.reporter);
                 hand_over(&mut context.reporter, waiter, (since, step, &key), Place::AsItIs, tensor);
-                self.settled_as(pending, (meta, Payload::default()), (bytes, true, Way::Memory), context);
+                self.settled_as(pending, (meta, Payload::default()), (bytes, true, Way::MEMORY), context);
             }
             Err(unreceived) => {
                 let waiter = self.local.remove(handle).expect("just looked at").waiter;
@@ -344,7 +344,7 @@ impl Exchange {
         let tensor = Tensor::from_parts(meta.clone(), to);
         let reporter = &mut context.reporter;
         reporter.count_received(payload.len());
-        reporter.record(Operation::Recv, Way::Memory, since);
+        reporter.record(Operation::Recv, Way::MEMORY, since);
         let (key, bytes) = (self.traced_key(pending, reporter), payload.len() as u64);
         reporter.trace(Handle::NONE, || Moment::RecvInMemory { step, key, since, bytes });
         self.settled(pending, (meta, payload), true, context);
@@ -460,7 +460,7 @@ fn hand_over(
         }
     };
     reporter.count_received(bytes);
-    reporter.record(Operation::Recv, Way::Memory, since);
+    reporter.record(Operation::Recv, Way::MEMORY, since);
     reporter.count_sent(bytes);
     let moment = || Moment::RecvInMemory { step, key: key.into(), since, bytes: bytes as u64 };
     reporter.trace(Handle::NONE, moment);
@@ -501,7 +501,7 @@ fn place(
         }
         // A client that sends to itself may name one place twice.
         Some(destination) if destination.volatile().overlaps(payload.volatile()) => {
-            let error = Error::invalid("the destination lies where the tensor does that is to be copied there");
+            let error = Error::invalid("the destination overlaps the tensor that is to be copied there");
             Err(Unreceived { error, destination: Some(destination) })
         }
         Some(destination) => Ok(Place::Memory(destination)),

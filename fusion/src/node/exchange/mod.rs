@@ -211,8 +211,8 @@ impl Exchange {
         let pair = match peer.last_pair {
             Some((last, pair)) if last == ends => pair,
             _ if asked.consumer == STRANGER => {
-                let reason = "the asking task is not in the endpoint map of the asked host".into();
-                let task = "the asking task".into();
+                let reason = "the requesting task is not in the endpoint map of the producer's host".into();
+                let task = "the requesting task".into();
                 peer.session.refuse(asked.id, &Error::NotFound { task, reason });
                 return;
             }
@@ -301,7 +301,7 @@ impl Exchange {
     /// A tensor that was lent to a task of this node, or to nobody after all, is back.
     fn settled(&mut self, pending: Handle, tensor: (TensorMeta, Payload), taken: bool, context: &mut Context) {
         let bytes = tensor.1.len() as u64;
-        self.settled_as(pending, tensor, (bytes, taken, Way::Memory), context);
+        self.settled_as(pending, tensor, (bytes, taken, Way::MEMORY), context);
     }
 
     /// A tensor of so many bytes that was lent is back, or taken; its payload may have changed hands already.
@@ -330,7 +330,7 @@ impl Exchange {
     pub(super) fn expire(&mut self, now: Instant, context: &mut Context) {
         let late = self.table.expire_parked(now);
         if !late.is_empty() {
-            let error = Error::Aborted { step: 0, reason: "its deadline was over, and nobody took it back".into() };
+            let error = Error::Aborted { step: 0, reason: "its deadline passed, and it was not cancelled".into() };
             self.refuse_parked(late, &error, context);
         }
         let outcomes: &mut Outcomes = &mut context.reporter.outcomes;

@@ -1,4 +1,4 @@
-//! Where a session's connection stands, from the first call to the last link.
+//! The state of a session's connection, from the first dial to the last link.
 
 use std::time::Instant;
 
@@ -6,11 +6,11 @@ use sealane_transport::endpoint_map::TaskName;
 use sealane_transport::error::LinkError;
 use sealane_transport::session::Roster;
 use sealane_transport::wire::Hello;
-use sealane_transport::{Error, Handle, Link, LinkKind};
+use sealane_transport::{Error, Handle, Link};
 
 use super::lists::touch;
 use super::{Connection, Peer, Peers};
-use crate::metrics::PathState;
+use crate::metrics::{PathState, Way};
 use crate::node::counters::Counters;
 use crate::node::orders::{ConnectOrder, DialFailure, DialFailureKind};
 use crate::node::pairs::{Pairs, STRANGER};
@@ -55,14 +55,14 @@ impl Peers {
         settings.incarnation.wrapping_add(peer.life)
     }
 
-    /// True if a greeting's sender and this side remember each other, so that their session goes on.
+    /// True if the sender of a handshake and this side remember each other, so that their session resumes.
     pub(in crate::node) fn goes_on(&self, handle: Handle, hello: &Hello, settings: &NodeSettings) -> bool {
         let peer = self.arena.get(handle).expect("the caller looked it up");
         let known = peer.remembers && peer.incarnation == Some(hello.incarnation);
         known && hello.remembers == Self::incarnation(peer, settings)
     }
 
-    /// This side's greeting of a peer.
+    /// This side's hello for a peer.
     pub(in crate::node) fn hello(&self, handle: Handle, settings: &NodeSettings, pairs: &Pairs) -> Hello {
         let peer = self.arena.get(handle).expect("the caller looked it up");
         Hello {
@@ -127,7 +127,7 @@ impl Peers {
         peer.metrics.change(PathState::Connecting, |_| ());
     }
 
-    /// This side gives the session up: what the peer was asked ends, what it was lent comes back. False if there is none.
+    /// This side drops the session: requests sent to the peer end, and tensors lent to it are returned. False if there is none.
     pub(in crate::node) fn give_up(&mut self, handle: Handle, reason: &str) -> bool {
         let Some(peer) = self.arena.get_mut(handle) else { return false };
         peer.remembers = false;
@@ -140,7 +140,7 @@ impl Peers {
         true
     }
 
-    /// No greeting fits the session from now on that was meant for it as it was.
+    /// From now on, no handshake for the session's previous life matches it.
     pub(in crate::node) fn begin_life(&mut self, handle: Handle) {
         self.lives += 1;
         if let Some(peer) = self.arena.get_mut(handle) {
@@ -162,7 +162,7 @@ impl Peers {
         let peer = self.arena.get_mut(handle).expect("the caller looked it up");
         counters.sessions_reset += u64::from(peer.session.epoch() > 0);
         if peer.incarnation.is_some_and(|incarnation| incarnation != hello.incarnation) {
-            let error = Error::unavailable(peer.session.peer(), "it restarted, and what it was asked is lost");
+            let error = Error::unavailable(peer.session.peer(), "it restarted, and its outstanding requests are lost");
             peer.session.reset(&error);
         } else {
             peer.session.start_anew();
@@ -206,10 +206,12 @@ impl Peers {
         if found_out.is_none() {
             tracing::info!(peer = peer.session.peer(), link = kind.name(), reason, "link up");
         }
-        peer.way = kind.into();
+        peer.way = Way::of(kind, &settings.kinds);
         peer.counters.links_made += 1;
-        peer.counters.fallbacks += u64::from(found_out.is_some() && kind == LinkKind::Tcp);
-        counters.links_verbs += u64::from(kind == LinkKind::Verbs);
+        peer.counters.fallbacks += u64::from(link.fell_back());
+        if let Some(place) = settings.kinds.iter().position(|other| *other == kind) {
+            counters.kinds[place].links += 1;
+        }
         peer.metrics.change(PathState::Up, |path| (path.link, path.reason) = (Some(kind), reason));
         touch(peer, handle, &mut self.lists.unshown);
     }
@@ -220,13 +222,16 @@ impl Peers {
         now: Instant,
         handle: Handle,
         error: &LinkError,
-        counters: &mut Counters,
+        (settings, counters): (&NodeSettings, &mut Counters),
     ) -> bool {
         let Some(peer) = self.arena.get_mut(handle) else { return false };
         let Some(mut link) = peer.link.take() else { return false };
         debug_assert_eq!(peer.connection, Connection::Attached, "a call under way would be taken for a link");
         tracing::info!(peer = peer.session.peer(), link = link.kind().name(), %error, "link lost");
-        counters.links_verbs -= u64::from(link.kind() == LinkKind::Verbs);
+        let kind = link.kind();
+        if let Some(place) = settings.kinds.iter().position(|other| *other == kind && !peer.settling) {
+            counters.kinds[place].links -= 1;
+        }
         let landings = link.abandon(peer.session.outbox());
         peer.session.detach(landings);
         peer.last_error = error.to_string();
@@ -265,15 +270,16 @@ impl Peers {
         self.reschedule(handle, settings);
     }
 
-    /// One link that is TCP because this side could do no better when it was made, if its peer `can` be reached better now.
-    /// `None` if there is no such link at all.
-    pub(in crate::node) fn find_fallback(&self, mut can: impl FnMut(&str) -> bool) -> Option<Option<Handle>> {
-        // One that settles may become TCP.
-        let may_be = |peer: &Peer| peer.settling || peer.link.as_ref().is_some_and(|link| link.is_fallback());
-        let mut fallbacks = self.arena.iter().filter(|(_, peer)| may_be(peer)).peekable();
+    /// One link that fell back because of this side, and would not do so now. `None` if there is no such link at all.
+    pub(in crate::node) fn find_fallback(&self, now: Instant) -> Option<Option<Handle>> {
+        // One that settles may fall back.
+        let can = |peer: &Peer| match &peer.link {
+            _ if peer.settling => Some(false),
+            link => link.as_ref()?.can_do_better(now),
+        };
+        let mut fallbacks = self.arena.iter().filter_map(|(handle, peer)| Some((handle, can(peer)?))).peekable();
         fallbacks.peek()?;
-        let found = fallbacks.find(|(_, peer)| !peer.settling && can(peer.session.peer()));
-        Some(found.map(|(handle, _)| handle))
+        Some(fallbacks.find(|(_, can)| *can).map(|(handle, _)| handle))
     }
 
     /// Looks at a session whose time has come: what has waited for a link for too long ends.

@@ -110,7 +110,7 @@ impl Peers {
 
     /// The way that tensors of a session go.
     pub(super) fn way_of(&self, session: Handle) -> Way {
-        self.arena.get(session).map_or(Way::Tcp, |peer| peer.way)
+        self.arena.get(session).map_or(Way::TCP, |peer| peer.way)
     }
 
     /// Who a session is with, for messages.

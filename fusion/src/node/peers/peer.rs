@@ -1,4 +1,4 @@
-//! What a node keeps of one peer shard: the session, the link if there is one, and where the connection stands.
+//! A node's state for one peer shard: the session, the link if there is one, and the state of the connection.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -31,9 +31,9 @@ pub(in crate::node) struct Peer {
     pub(in crate::node) shard: Option<u16>,
     /// A lane that leads to that shard.
     pub(super) lane: u32,
-    /// From its last greeting.
+    /// From its last handshake.
     pub(in crate::node) incarnation: Option<u64>,
-    /// The session goes on from the last link; false if it starts anew with the next.
+    /// The session resumes on the next link; false if it starts over.
     pub(in crate::node) remembers: bool,
     /// Counts this side's resets of the session, and is part of the handshake's incarnation, so that a delayed handshake for an
     /// earlier reset of the session is rejected.
@@ -112,7 +112,7 @@ impl Peer {
             scheduled: None,
             last_pair: None,
             has_strangers: false,
-            way: Way::Tcp,
+            way: Way::TCP,
             counters: PeerCounters::default(),
             is_touched: false,
             metrics,

@@ -247,7 +247,7 @@ impl Pulls {
     fn end_if_complete(&mut self, handle: Handle, reporter: &mut Reporter) {
         if self.local(handle).is_some_and(|local| local.tray.is_complete()) {
             if let Some(pull) = self.under_way.get(handle) {
-                reporter.record(Operation::Pull, Way::Memory, pull.since);
+                reporter.record(Operation::Pull, Way::MEMORY, pull.since);
             }
             self.end_one(handle, reporter);
         }

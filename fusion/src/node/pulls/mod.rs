@@ -190,7 +190,7 @@ impl Pulls {
     pub(super) fn named(&mut self, session: Handle, named: Named, peers: &mut Peers) {
         let Named { set, serial, consumer, producer, keys } = named;
         let found = if consumer == STRANGER {
-            let reason = "the pulling task is not in the endpoint map of the asked host".into();
+            let reason = "the pulling task is not in the endpoint map of the producer's host".into();
             Err(Error::NotFound { task: "the pulling task".into(), reason })
         } else {
             self.store.hold(Planner::Peer, producer, keys.iter().map(|key| &**key))

@@ -1,4 +1,4 @@
-//! Plans: keys of one producer, agreed once with whoever serves them, and the pulls of them.
+//! Plans: sets of keys of one producer, sent once to its server, and their pulls.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -15,7 +15,7 @@ use crate::node::context::{Context, draining};
 use crate::node::pairs::Pair;
 use crate::node::reporter::Reporter;
 
-/// A set of keys of a peer, agreed once with whoever serves it.
+/// A set of keys of a peer, sent once to the shard that serves it.
 pub(super) struct Plan {
     pub(super) pair: u32,
     keys: Arc<Keys>,
@@ -59,7 +59,7 @@ impl Pulls {
         }
     }
 
-    /// Forgets a plan; a pull of it that is in progress is given up.
+    /// Closes a plan; a pull of it in progress is cancelled.
     pub(in crate::node) fn close_plan(&mut self, plan: Handle, context: &mut Context) {
         for pull in self.under_way.select(|pull| pull.plan == plan) {
             self.cancel(pull, &mut context.peers);
@@ -157,7 +157,7 @@ impl Pulls {
             let Some(&At::Peer { pull, .. }) = self.under_way.get(handle).map(|pull| &pull.at) else { continue };
             let Some(with) = context.peers.session_mut(session) else { return };
             let Some((_, mut tray)) = with.cancel_pull(pull) else { continue };
-            let error = Error::unavailable(with.peer(), "the endpoint map has moved the task that was asked");
+            let error = Error::unavailable(with.peer(), "the endpoint map has moved the publisher");
             tray.fail_missing(|_| error.clone());
             self.ended(handle, tray, &mut context.reporter);
         }

@@ -222,7 +222,7 @@ impl PublishedStore {
         let stamp = match place {
             Some(before) if before.version > version => {
                 let reason =
-                    format!("version {version} of '{key}' is older than {}, which is published", before.version);
+                    format!("version {version} of '{key}' is older than the published version {}", before.version);
                 return Err(Error::invalid(reason));
             }
             Some(before) if before.meta.as_wire() == meta.as_wire() && before.payload.len() == payload.len() => {
@@ -344,7 +344,7 @@ mod tests {
         let look = store.look(slot).unwrap();
         assert_eq!((look.version, look.stamp, look.payload.as_ref()), (4, stamp, &[3, 4][..]));
         let older = store.publish(0, "w", 3, tensor(&[5, 6]), &mut ready).unwrap_err();
-        assert!(older.to_string().contains("older than 4"), "{older}");
+        assert!(older.to_string().contains("older than the published version 4"), "{older}");
         store.publish(0, "w", 4, tensor(&[7]), &mut ready).unwrap();
         assert_ne!(store.look(slot).unwrap().stamp, stamp, "another shape, another stamp");
         assert!(ready.is_empty());

@@ -108,7 +108,7 @@ impl Pushes {
         reporter: &Reporter,
     ) -> Handle {
         debug_assert!(count > 0, "nothing would end the group, and its waiter would wait for ever");
-        let group = PushGroup { left: count, error: None, waiter, since: now, way: Way::Memory };
+        let group = PushGroup { left: count, error: None, waiter, since: now, way: Way::MEMORY };
         let Ok(group) = self.groups.insert(group) else { unreachable!("2^32 groups do not fit in memory") };
         reporter.trace(group, || Moment::PushQueued { queue: queue.into(), tensors: count as u64 });
         group

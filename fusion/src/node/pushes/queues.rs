@@ -34,7 +34,7 @@ pub(super) struct Queue {
     pub(super) arrived: Vec<Accepted>,
 }
 
-/// The engine stops: whoever accepts must not wait for ever.
+/// The engine stops: acceptors must not wait forever.
 impl Drop for Queue {
     fn drop(&mut self) {
         if let Some(shared) = &self.shared {
@@ -98,7 +98,7 @@ impl Pushes {
         let handle = self.queue_named(task, name);
         let queue = self.queues.get_mut(handle).expect("just found");
         if queue.shared.is_some() {
-            return Err(Error::invalid(format!("queue '{name}' has an acceptor already")));
+            return Err(Error::invalid(format!("queue '{name}' already has an acceptor")));
         }
         if let Some(left) = queue.left.take() {
             shared.fill(context.settings.shard, &mut left.take_back(context.settings.shard));
@@ -180,7 +180,7 @@ impl Pushes {
         }
     }
 
-    /// There is room in a queue: whoever waits for it is served in turn.
+    /// There is room in a queue: waiting pushers are served in turn.
     fn replenish(&mut self, handle: Handle, context: &mut Context) {
         // Whoever is served here must ask again: the next tensor says so only if its stream is looked up.
         self.last_stream = None;

@@ -90,7 +90,7 @@ fn a_stranger_is_told_that_the_asked_host_does_not_know_it() {
     net.rest();
     let error = asked.error();
     assert_eq!(error.code(), Code::NotFound);
-    assert!(error.to_string().contains("not in the endpoint map of the asked host"), "{error}");
+    assert!(error.to_string().contains("not in the endpoint map of the producer's host"), "{error}");
     net.nodes[1].abort(0, 1, "a stranger's abort ends nothing");
     net.rest();
 }
@@ -159,7 +159,7 @@ fn a_peer_that_restarted_has_lost_what_it_was_asked() {
     net.nodes[0] = node(NodeSettings { incarnation: 2000, ..ps() });
     net.rest();
     let error = asked.error();
-    assert_eq!(error.to_string(), "10.0.0.1:7000 is unavailable: it restarted, and what it was asked is lost");
+    assert_eq!(error.to_string(), "10.0.0.1:7000 is unavailable: it restarted, and its outstanding requests are lost");
     let (sent, again) = (net.send(PS, "worker:1", "w", &[1]), net.recv(WORKER, "ps:1", "w"));
     net.rest();
     assert_eq!((again.bytes(), sent.outcome()), (vec![1], Ok(())));
@@ -175,7 +175,7 @@ fn a_peer_that_was_connected_and_refuses_calls_is_gone() {
     net.failure = DialFailureKind::Refused;
     net.rest();
     let error = asked.error();
-    assert!(error.to_string().contains("it was connected and is gone"), "{error}");
+    assert!(error.to_string().contains("it was connected, and the link was lost"), "{error}");
 }
 
 #[test]
@@ -267,7 +267,7 @@ fn a_greeting_that_was_overtaken_is_rejected() {
     net.pass(Duration::from_secs(2));
     assert!(again.waits());
     let Err((code, reason)) = net.call(0, &former) else { panic!("a greeting of a former life") };
-    assert_eq!((code, &*reason), (RejectCode::Crossed, "a later greeting came before this one"));
+    assert_eq!((code, &*reason), (RejectCode::Crossed, "a later handshake overtook this one"));
     net.send(PS, "worker:1", "w", &[1]);
     net.rest();
     assert_eq!(again.bytes(), [1]);

@@ -138,7 +138,7 @@ fn an_abort_and_a_cleanup_reach_the_other_task() {
 fn a_task_at_this_address_that_is_not_served_is_not_found() {
     let mut net = Net::new([settings("10.0.0.1:7000", &["ps:1"])]);
     let error = net.recv(ONE, "ps:2", "w").error();
-    assert!(error.to_string().contains("10.0.0.1:7000 is this engine's, which does not serve it"), "{error}");
+    assert!(error.to_string().contains("10.0.0.1:7000 belongs to this engine, which does not serve it"), "{error}");
     let more = vec![("ps:2".parse().unwrap(), 0)];
     net.nodes[0].set_map(map(), more).unwrap();
     let asked = net.recv(ONE, "ps:2", "w");
@@ -228,12 +228,12 @@ fn draining_lets_what_is_under_way_finish_and_nothing_else_begin() {
     net.rest();
     net.nodes[0].drain();
     net.rest();
-    assert!(parked.error().to_string().contains("drains"));
+    assert!(parked.error().to_string().contains("draining"));
     client_send(&mut net, 3, "too late");
     client_recv(&mut net, 4, "worker:1", "too late");
     let refused = net.recv(WORKER, "ps:1", "too late");
     net.rest();
-    assert!(refused.error().to_string().contains("drains"));
+    assert!(refused.error().to_string().contains("draining"));
     let fetched = net.recv(WORKER, "ps:1", "deposited");
     let _sent = net.send(WORKER, "ps:1", "asked", &[5]);
     net.rest();

@@ -132,7 +132,7 @@ fn a_greeting_that_came_to_the_wrong_shard_or_names_no_address_is_refused() {
     let (_, hello) = net.dialing(0);
     let wrong = 3 - seat("ps:1", 2);
     let Err((code, reason)) = net.call(wrong, &hello) else { panic!("the lane is another shard's") };
-    assert_eq!((code, &*reason), (RejectCode::Refused, "the call reached a shard that does not serve its lane"));
+    assert_eq!((code, &*reason), (RejectCode::Refused, "the connection reached a shard that does not serve its lane"));
     let nameless = Hello { address: "somewhere".into(), ..hello };
     let Err((code, reason)) = net.call(seat("ps:1", 2), &nameless) else { panic!("no address") };
     assert_eq!((code, &*reason), (RejectCode::Refused, "'somewhere' is not a transport address"));
@@ -149,7 +149,7 @@ fn an_answer_from_the_wrong_shard_ends_the_requests() {
     let liar = Hello { shard: 1 - welcome.shard, ..welcome };
     net.nodes[0].dialed(net.now, peer, Box::new(link), &liar);
     let error = second.error();
-    assert!(error.to_string().contains("answered from another shard"), "{error}");
+    assert!(error.to_string().contains("answered from a shard that does not serve the lane"), "{error}");
     assert!(first.waits());
 }
 

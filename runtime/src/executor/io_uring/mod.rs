@@ -1,12 +1,11 @@
-//! The executor on io_uring: glommio, which is named in this folder and nowhere else. Three small rings and one more,
-//! sleeping thread a shard.
+//! The io_uring executor: glommio, used only in this directory. Per shard, three small rings and one extra, sleeping thread.
 //!
 //! glommio's preemption tick is off. With a 1 ms tick, glommio 0.9 could find the tick due before its first look at the task
 //! queue, take the queue for empty, and sleep with a runnable task in it: parked shards hung in one test run of four on a busy
 //! machine. Nothing here needs the tick, because turns look at timers and descriptors themselves.
 //!
-//! The hot path does not wait on glommio's sockets: a task that spins on a non-blocking socket and yields makes 64 B round trips
-//! in 6.7 to 7.1 µs, glommio's `TcpStream` in 45 µs.
+//! The hot path does not use glommio's sockets: a task that spins on a non-blocking socket and yields takes 6.7 to 7.1 µs per
+//! 64 B round trip, glommio's `TcpStream` 45 µs.
 
 mod probe;
 mod wait;
@@ -47,8 +46,8 @@ const LOCKED_BYTES_MIN: u64 = 512 * 1024;
 /// four on a busy 2-core machine.
 const TICK: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// Whether this process can use io_uring as [`ExecutorChoice::Auto`](crate::ExecutorChoice::Auto) would; makes what a
-/// shard needs of it, and closes it again.
+/// Whether this process can use io_uring as [`ExecutorChoice::Auto`](crate::ExecutorChoice::Auto) would; creates the rings that
+/// a shard needs, and closes them again.
 ///
 /// # Errors
 /// [`RuntimeError::IoUring`], with the reason.
@@ -67,7 +66,7 @@ pub(super) fn probe() -> Result<(), RuntimeError> {
         Ok((limit, _)) if limit < LOCKED_BYTES_MIN => {
             let (limit, wanted) = (limit / 1024, LOCKED_BYTES_MIN / 1024);
             let reason = format!(
-                "{limit} KiB of memory may be locked, and its executor demands {wanted} KiB; raise the limit (ulimit -l)"
+                "{limit} KiB of memory may be locked, but its executor needs {wanted} KiB; raise the limit (ulimit -l)"
             );
             Err(RuntimeError::IoUring { reason })
         }

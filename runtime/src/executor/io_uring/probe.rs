@@ -1,4 +1,4 @@
-//! Asks the kernel for io_uring before the executor does, which would not survive a refusal, and says why it is refused.
+//! Probes the kernel for io_uring before the executor, which would panic on failure, uses it, and explains a failure.
 #![allow(unsafe_code)]
 
 use std::{

@@ -1,4 +1,4 @@
-//! What the owner of a session asks of it: requests made, given up, ended and moved.
+//! The owner's operations on requests: create, cancel, end and move.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ use crate::session::{Session, Unanswered};
 use crate::trace::{self, Moment};
 
 impl<W, D: PartialEq> Session<W, D> {
-    /// Asks the peer for a tensor; the answer comes as [`Event::Answered`](crate::session::Event::Answered).
+    /// Requests a tensor from the peer; the answer comes as [`Event::Answered`](crate::session::Event::Answered).
     ///
     /// # Errors
     /// ResourceExhausted if `fusion.queued_requests_max` requests exist, InvalidArgument if the key is too long,
@@ -79,15 +79,16 @@ impl<W, D: PartialEq> Session<W, D> {
                 Ok(handle)
             }
             Err(wanted) => {
-                let reason = format!("{} requests to {} wait already", self.limits.queued_requests_max, self.peer);
+                let reason =
+                    format!("{} requests to {} are already waiting", self.limits.queued_requests_max, self.peer);
                 let error = Error::full("fusion.queued_requests_max", reason);
                 Err((Unanswered { error, destination: wanted.destination }, wanted.waiter.expect(STANDS)))
             }
         }
     }
 
-    /// Gives a request up: no answer comes for it. Its waiter and, unless the tensor is arriving at this moment, its
-    /// destination; `None` if it has ended already.
+    /// Cancels a request: no answer is reported for it. Returns its waiter and, unless the tensor is arriving at this moment,
+    /// its destination; `None` if it has already ended.
     pub fn cancel(&mut self, handle: Handle) -> Option<(W, Option<Buffer>)> {
         let known = self.consumer.wanted.get(handle)?.state != State::Queued;
         let wanted = self.consumer.remove(handle)?;

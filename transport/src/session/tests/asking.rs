@@ -255,7 +255,10 @@ fn requests_over_a_limit_come_back_at_once() {
     asking.ask("w", 4);
     let ask = Ask { destination: Some(heap(3)), ..asking.wanting("w", 5) };
     let (error, room, waiter) = refusal(asking.session.request(asking.now, ask));
-    assert_eq!(error.to_string(), "fusion.queued_requests_max is full: 2 requests to 10.0.0.2:7000 wait already");
+    assert_eq!(
+        error.to_string(),
+        "fusion.queued_requests_max is full: 2 requests to 10.0.0.2:7000 are already waiting"
+    );
     assert_eq!((room, waiter), (Some(3), 5));
 }
 

@@ -216,6 +216,6 @@ fn a_pull_of_half_a_set_is_refused() {
     end.hear(&half).unwrap();
     end.hear(&frames(|w| w.pull(&pull))).unwrap();
     let said = words(&end.speak()).join(" ");
-    assert!(said.contains("not named to its end"), "{said}");
+    assert!(said.contains("keys are incomplete"), "{said}");
     assert!(!end.session.is_urgent(), "nothing of it keeps the shard awake");
 }

@@ -367,7 +367,7 @@ fn a_publisher_that_goes_ends_what_has_not_left_of_its_pulls() {
     }
 }
 
-/// The peer would keep it for ever: it counts against what one peer may have.
+/// The peer would keep it forever: it counts against what one peer may have.
 #[test]
 fn a_stream_that_ends_around_a_lost_link_ends_at_the_peer() {
     // Before the link is lost, so that nobody hears of it; while there is none; on the next, which knows nothing of the stream.

@@ -1,4 +1,4 @@
-//! The client's side of attaching: waits, at most until its deadline, on the calling thread.
+//! The client's side of attaching: blocks the calling thread, at most until its deadline.
 
 use std::{
     fs::File,
@@ -36,7 +36,7 @@ use crate::{
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AttachError {
-    /// Nobody listens at the path, or this user may not connect.
+    /// Nothing listens at the path, or this user may not connect.
     #[error("no daemon can be reached at {}: {source}", path.display())]
     Connect {
         /// The path of the socket.
@@ -44,7 +44,7 @@ pub enum AttachError {
         /// What the kernel answered.
         source: std::io::Error,
     },
-    /// The daemon does not want this client.
+    /// The daemon refuses this client.
     #[error(transparent)]
     Refused(Error),
     /// The daemon did not answer in time.
@@ -53,8 +53,8 @@ pub enum AttachError {
     /// The daemon closed the socket without an answer.
     #[error("the daemon closed the connection")]
     HungUp,
-    /// The daemon's answer makes no sense; most likely it is of another release.
-    #[error("the daemon's answer makes no sense: {0}")]
+    /// The daemon's answer is invalid; most likely it is a different release.
+    #[error("the daemon's answer is invalid: {0}")]
     Answer(String),
     /// What the daemon sent cannot be used.
     #[error(transparent)]
@@ -67,10 +67,10 @@ impl AttachError {
     }
 }
 
-/// What a client has once it is attached. Dropping the socket detaches.
+/// The resources of an attached client. Dropping the socket detaches.
 #[derive(Debug)]
 pub struct Attached {
-    /// What the daemon said.
+    /// The daemon's welcome.
     pub welcome: Welcome,
     /// The memory from which the client allocates.
     pub arena: SharedMemory,
@@ -113,7 +113,7 @@ pub fn attach(path: &Path, wish: &Attach, populate_max: u64, deadline: Instant) 
     Ok(Attached { welcome, arena, shards, socket: talk.socket })
 }
 
-/// Asks the daemon at `path` to drain; it has understood when this returns, and is not finished yet.
+/// Asks the daemon at `path` to drain; returns when it has begun to, not when it has finished.
 ///
 /// # Errors
 /// [`AttachError`].
@@ -128,7 +128,7 @@ pub fn drain(path: &Path, deadline: Instant) -> Result<(), AttachError> {
     }
 }
 
-/// Asks the daemon at `path` for its figures: JSON, of a form that the two programs agree on.
+/// Asks the daemon at `path` for its figures, as JSON.
 ///
 /// # Errors
 /// [`AttachError`].
@@ -199,7 +199,7 @@ impl Conversation {
         let address = UnixAddr::new(path).map_err(unreachable)?;
         let socket = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None)
             .map_err(ShmError::system("making a socket"))?;
-        // A daemon with many callers makes the next one wait, which only this option bounds. Zero would mean for ever.
+        // A daemon with many callers makes the next one wait, which only this option bounds. Zero would mean forever.
         let patience = deadline.saturating_duration_since(Instant::now());
         let patience = TimeVal::milliseconds(patience.clamp(Duration::from_millis(1), PATIENCE_MAX).as_millis() as i64);
         setsockopt(&socket, sockopt::SendTimeout, &patience).map_err(ShmError::system("bounding a wait"))?;

@@ -1,4 +1,4 @@
-//! The daemon's side of attaching: single steps that never wait, on whichever thread watches the sockets.
+//! The daemon's side of attaching: single non-blocking steps, on the thread that watches the sockets.
 
 use std::{
     fs::File,
@@ -30,7 +30,7 @@ use crate::{
     },
 };
 
-/// Why a request cannot be served. The daemon hangs up, and where the client still listens may [`refuse`] first.
+/// Why a request cannot be served. The daemon disconnects, after an optional [`refuse`] if the client still listens.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RequestError {
@@ -43,11 +43,14 @@ pub enum RequestError {
         /// Its length.
         bytes: usize,
     },
-    /// The request makes no sense.
+    /// The request is invalid.
     #[error("a malformed request: {0}")]
     Malformed(String),
     /// Client and daemon are of different versions.
-    #[error("the client speaks version {theirs} of attaching, this daemon {VERSION}; use the same release for both")]
+    #[error(
+        "the client speaks version {theirs} of the attach protocol, this daemon {VERSION}; use the same release \
+         for both"
+    )]
     Version {
         /// The client's version.
         theirs: u32,
@@ -57,7 +60,7 @@ pub enum RequestError {
     Shm(#[from] ShmError),
 }
 
-/// Who is at the other end of a socket, as the kernel knows it since the client connected.
+/// The credentials of a socket's other end, as the kernel recorded them when the client connected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Credentials {
     /// The process.
@@ -189,7 +192,7 @@ impl Welcoming {
     }
 }
 
-/// Tells a client why it is not served; the daemon hangs up afterwards.
+/// Tells a client why it is refused; the daemon disconnects afterwards.
 ///
 /// # Errors
 /// [`ShmError::System`] if the client is gone or does not read.
@@ -197,7 +200,7 @@ pub fn refuse(socket: &OwnedFd, error: &Error) -> Result<(), ShmError> {
     answer(socket, &Answer::Refused(error.into()))
 }
 
-/// Tells a client that the daemon now stops when it has finished.
+/// Tells a client that the daemon has begun to drain.
 ///
 /// # Errors
 /// [`ShmError::System`] if the client is gone or does not read.
@@ -205,7 +208,7 @@ pub fn draining(socket: &OwnedFd) -> Result<(), ShmError> {
     answer(socket, &Answer::Draining)
 }
 
-/// Shows a client the daemon's figures, in memory of their own: they may be more than a message holds.
+/// Sends a client the daemon's figures in a separate memory segment, since they may exceed a message.
 ///
 /// # Errors
 /// [`ShmError::System`] if there is no memory or descriptor for them, or the client is gone or does not read.

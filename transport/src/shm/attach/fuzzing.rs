@@ -1,5 +1,5 @@
-//! Ways into the readers of the attaching conversation, for the fuzz targets: what was read is written again, to be
-//! compared.
+//! Entry points to the parsers of the attach protocol, for the fuzz targets: input is parsed, then serialized again for
+//! comparison.
 
 use super::{Answer, AttachError, Request, RequestError, client, daemon, encode};
 

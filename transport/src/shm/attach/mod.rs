@@ -1,8 +1,8 @@
-//! The conversation by which a client gets its shared memory: one request, one answer, and with each shard's memory one
-//! more message. JSON on a `SOCK_SEQPACKET` Unix socket, descriptors beside it.
+//! The attach protocol, by which a client gets its shared memory: one request, one answer, and one message with each shard's
+//! memory. JSON on a `SOCK_SEQPACKET` Unix socket, with descriptors attached.
 //!
-//! The client may wait, until a deadline; the daemon never does. Afterwards the socket stays open: the daemon rings on
-//! it, and each side learns by it that the other is gone.
+//! The client may block until a deadline; the daemon never does. Afterwards the socket stays open: the daemon rings on it, and
+//! each side detects the other's exit by it.
 
 mod client;
 mod daemon;
@@ -23,29 +23,29 @@ pub use self::{
     },
 };
 
-/// Version of the conversation, the rings' records and the segments' layout, which change together. Client and daemon
-/// must have the same.
+/// Version of the attach protocol, the rings' records and the segments' layout, which change together. Client and daemon must
+/// have the same.
 pub const VERSION: u32 = 5;
 
-/// A client's wish to attach.
+/// A client's request to attach.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attach {
     /// The client's [`VERSION`].
     pub version: u32,
     /// The task that it is.
     pub task: String,
-    /// The size of arena that it wants; the daemon may give less.
+    /// The requested arena size; the daemon may grant less.
     pub arena_bytes: u64,
 }
 
 impl Attach {
-    /// A wish of this version.
+    /// A request of this version.
     pub fn new(task: impl Into<String>, arena_bytes: u64) -> Self {
         Self { version: VERSION, task: task.into(), arena_bytes }
     }
 }
 
-/// What the daemon gives to a client that it attaches.
+/// The daemon's answer to a client that it attaches.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Welcome {
     /// The daemon's [`VERSION`].
@@ -58,7 +58,7 @@ pub struct Welcome {
     pub segment_bytes: u64,
     /// The size of the receive area in each segment.
     pub area_bytes: u64,
-    /// How long a call waits that names no time itself; 0 for no end.
+    /// The default timeout of calls; 0 for no limit.
     pub request_timeout_ms: u64,
     /// The largest tensor that the daemon carries.
     pub tensor_bytes_max: u64,
@@ -66,7 +66,7 @@ pub struct Welcome {
     pub daemon_pid: u32,
 }
 
-/// What a client can ask for.
+/// A client's request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "request", rename_all = "snake_case")]
 pub enum Request {

@@ -1,4 +1,4 @@
-//! What tests ask of a fabric afterwards: what was done, what is left, and whether anybody overran a queue.
+//! Counters for tests: operations done, resources left, and queue overruns.
 
 use super::fault::RequestKind;
 

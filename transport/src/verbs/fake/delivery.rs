@@ -1,4 +1,4 @@
-//! How requests are carried out and acknowledged: in order for each queue pair, in an order of chance among queue pairs.
+//! Executes and acknowledges requests: in order for each queue pair, in random order among queue pairs.
 //!
 //! A request takes two steps, each after a delay: its work is done, which the peer sees, and it is acknowledged, which its
 //! sender sees. So an answer of the peer may come before the completion of what it answers, as on a real network.

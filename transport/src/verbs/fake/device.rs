@@ -1,5 +1,5 @@
-//! One open fake device: the seam, on top of the fabric's state. Used by its shard; its peers' threads reach it through the
-//! fabric's lock alone.
+//! One open fake device: the device interface on top of the fabric's state. Used by its shard; its peers' threads reach it only
+//! through the fabric's lock.
 
 #![allow(unsafe_code, reason = "the contract of the seam is unsafe to fulfil; memory is touched in memory.rs alone")]
 

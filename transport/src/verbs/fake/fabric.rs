@@ -1,4 +1,4 @@
-//! The network that fake devices are opened on, and the tests' hold on it.
+//! The network of fake devices, and the tests' handle to it.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

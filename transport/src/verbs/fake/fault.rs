@@ -1,4 +1,4 @@
-//! What can go wrong on purpose, and when: single faults of an adapter, and a climate of the whole fabric.
+//! Fault injection: single faults of an adapter, and random faults of the whole fabric.
 
 use super::random::Random;
 use crate::verbs::device::{Status, VerbsError, Work};

@@ -1,8 +1,7 @@
-//! RDMA devices in memory, for the tests of those who build on them, here and elsewhere: as strict as reliable connections of
-//! real ones, and stricter where that finds mistakes.
+//! RDMA devices in memory, for tests: as strict as reliable connections on real devices, and stricter where that finds bugs.
 //!
-//! A [`Fabric`] joins devices of any threads behind one lock. Whoever posts, polls or arms carries out what is due; nothing
-//! runs by itself. Where it is stricter, or plainer, than a real network:
+//! A [`Fabric`] joins devices of any threads behind one lock. Posting, polling and arming execute due requests; nothing runs in
+//! the background. Differences from a real network:
 //!
 //! - A request to a peer that is not connected yet, or that was told other numbers, ends at once with `RETRIES_EXCEEDED`; one that
 //!   finds no receive buffer, at once with `RECEIVER_NOT_READY`.

@@ -1,4 +1,4 @@
-//! A queue pair: what it is connected to, and the requests that it holds.
+//! A queue pair: its connection and its requests.
 //!
 //! Bounded by the device's send depth. As with a real one, a place of the send queue is free only once a completion of
 //! its request, or of one behind it, was polled.

@@ -1,4 +1,4 @@
-//! The dice of the fake devices: the same seed gives the same delays and faults at the same calls.
+//! Random numbers of the fake devices: the same seed gives the same delays and faults at the same calls.
 
 /// SplitMix64 (Steele, Lea, Flood 2014).
 #[derive(Debug)]

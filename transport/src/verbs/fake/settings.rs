@@ -1,4 +1,4 @@
-//! What a fake device is like.
+//! Settings of a fake device.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Which device, port and GID are used, and why: decided over a list of what there is, without touching any.
+//! Chooses device, port and GID, with the reason, from a list of what is available; does not access any device.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -294,7 +294,7 @@ fn choose_gid(port: &PortSummary, settings: &VerbsSettings) -> Result<(GidSummar
     }
     // A link-local address reaches this network segment only.
     if let Some(gid) = routable().find(|gid| !gid.is_link_local()).or_else(|| routable().next()) {
-        return Ok((*gid, "RoCE v2, for want of one of an IPv4 address"));
+        return Ok((*gid, "RoCE v2, because none has an IPv4 address"));
     }
     port.gids.first().map(|gid| (*gid, "the first")).ok_or_else(|| {
         let reason = format!("port {} has no GID: give its network interface an address", port.number);

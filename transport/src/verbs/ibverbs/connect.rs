@@ -1,4 +1,4 @@
-//! Makes queue pairs and takes them through their states.
+//! Creates queue pairs and drives them through their states.
 
 use std::io;
 use std::ptr;

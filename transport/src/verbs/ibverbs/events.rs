@@ -1,4 +1,4 @@
-//! What the device tells of itself.
+//! Asynchronous events of the device.
 
 use std::io;
 use std::mem::MaybeUninit;

@@ -1,4 +1,4 @@
-//! Registration of memory, and what to do where the system does not let it be locked.
+//! Registration of memory, and advice if it cannot be locked.
 
 use std::io;
 

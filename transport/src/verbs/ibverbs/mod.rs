@@ -1,9 +1,8 @@
-//! The real device: the system's libibverbs, which is loaded when the program starts if it is installed.
+//! The real device: the system's libibverbs, loaded when the program starts if it is installed.
 //!
-//! An [`IbDevice`] is used by the thread that opened it. What it holds of the library is bounded by what its shard asks
-//! for; its queues have the sizes that it was opened with. This is one of the places where Sealane calls foreign code: every
-//! pointer that the library hands out has one owner (`owned.rs`), and what is done through it is in `connect.rs` and
-//! `work.rs`.
+//! An [`IbDevice`] is used by the thread that opened it. Its resources are bounded by its shard's requests; its queues have the
+//! sizes that it was opened with. This is one of the places where Sealane calls foreign code: every pointer from the library
+//! has one owner (`owned.rs`), and is used in `connect.rs` and `work.rs`.
 
 #![allow(unsafe_code, reason = "calls the system's library")]
 

@@ -1,4 +1,4 @@
-//! Opens a device for a shard: chooses it, and makes its queues.
+//! Opens a device for a shard: chooses it, and creates its queues.
 
 use std::collections::VecDeque;
 

@@ -1,5 +1,5 @@
-//! Owners of what the library hands out: each frees its own when it is dropped, in the order in which
-//! [`IbDevice`](super::IbDevice) holds them.
+//! Owners of the library's objects: each frees its object when dropped, in the order in which [`IbDevice`](super::IbDevice)
+//! holds them.
 
 use std::io;
 use std::net::IpAddr;

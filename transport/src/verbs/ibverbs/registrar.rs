@@ -1,6 +1,6 @@
-//! The thread that registers clients' memory with the device, and ends that: both take time by bytes, which shards do not have.
+//! The thread that registers and deregisters clients' memory: both take time proportional to size, which would stall a shard.
 //!
-//! One for each open device, from when it is first needed until the device is closed. Bounded by the memories that are shared.
+//! One per open device, from first use until the device is closed. Bounded by the number of shared memories.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,4 +1,4 @@
-//! A table whose entries are named by small numbers, which are used again.
+//! A table indexed by small, reused numbers.
 
 /// Entries by number.
 pub(super) struct Slots<T> {

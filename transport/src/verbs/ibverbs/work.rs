@@ -1,4 +1,4 @@
-//! Work requests and completions between the seam's words and the library's. The lists are used again: after the first
+//! Translates work requests and completions between the device interface and the library. The lists are reused: after the first
 //! calls nothing is allocated.
 
 use std::ptr;

@@ -1,6 +1,6 @@
-//! Payloads on their way from the peer beside the frames.
+//! Incoming payloads outside the stream of frames.
 //!
-//! Bounded by `TRANSFERS_MAX`. Each place is held here until all has come and the peer can no longer reach it.
+//! Bounded by `TRANSFERS_MAX`. Each place is held here until the payload is complete and the peer can no longer reach it.
 #![allow(unsafe_code)]
 
 use std::collections::VecDeque;

@@ -1,11 +1,11 @@
 //! One connected queue pair as a link.
 //!
-//! Frames travel in messages (`message.rs`), as many in one as a turn has queued. Payloads over 8 KiB travel beside them, each
-//! straight into its place: written by the producer where the consumer has said, or read by the consumer where the producer
-//! has said (`outgoing.rs`, `incoming.rs`). The TCP connection of the greeting stays open, so that the end of the peer's
-//! process is noticed at once.
+//! Frames travel in messages (`message.rs`), each with all frames that a turn has queued. Payloads over 8 KiB travel outside
+//! them, straight into their destination: written by the producer to the consumer's address, or read by the consumer from the
+//! producer's address (`outgoing.rs`, `incoming.rs`). The TCP connection of the handshake stays open, so that the exit of the
+//! peer's process is noticed immediately.
 //!
-//! Lives on its shard; bounded by `limits.rs` and by the credit that both sides give each other.
+//! Belongs to its shard; bounded by `limits.rs` and by the credit that both sides grant each other.
 #![allow(unsafe_code)]
 
 mod incoming;
@@ -31,6 +31,7 @@ use super::credits::Credits;
 use super::device::{QueuePair, Status};
 use super::message::{BadMessage, Part};
 use super::port::{Port, State};
+use super::provider::KIND;
 use super::windows::Windows;
 use crate::arena::Handle;
 use crate::error::LinkError;
@@ -306,7 +307,7 @@ impl Side {
 
 impl Link for VerbsLink {
     fn kind(&self) -> LinkKind {
-        LinkKind::Verbs
+        KIND
     }
 
     fn traits(&self) -> Traits {

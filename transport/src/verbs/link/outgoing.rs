@@ -1,4 +1,4 @@
-//! Payloads on their way to the peer beside the frames.
+//! Outgoing payloads outside the stream of frames.
 //!
 //! Bounded by `TRANSFERS_MAX`. Each payload is held here until the device is done with it and the peer can no longer reach it.
 #![allow(unsafe_code)]

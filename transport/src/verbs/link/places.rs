@@ -1,7 +1,7 @@
-//! Places that were announced with requests, on both sides: where an answer may be written before anybody asks.
+//! Places announced with requests, on both sides: addresses where a response may be written without asking first.
 //!
-//! This side's stay open until an answer has come into them or, if nobody waits any more, until the peer says that nothing is
-//! on its way; only then is the memory anybody else's. Bounded by `WINDOWS_MAX`, the peer's by `PLACES_MAX`.
+//! This side's stay open until a response has arrived in them or, if it is no longer wanted, until the peer says that nothing
+//! is in transit; only then is the memory reused. Bounded by `WINDOWS_MAX`, the peer's by `PLACES_MAX`.
 #![allow(unsafe_code)]
 
 use std::collections::VecDeque;

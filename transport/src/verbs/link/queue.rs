@@ -1,4 +1,4 @@
-//! A queue pair's send queue as its link keeps it: what was posted, in order, until it is known to be done.
+//! The link's record of its queue pair's send queue: posted requests, in order, until they are known to be complete.
 //!
 //! Bounded by the queue pair's depth, and with all other links of the shard by the completion queue.
 #![allow(unsafe_code)]

@@ -1,4 +1,4 @@
-//! The receiving half of a link: messages taken apart, frames handed to the session, payloads to their places.
+//! The receiving half of a link: parses messages, passes frames to the session and payloads to their places.
 
 use super::Side;
 use super::places::TheirPlace;
@@ -57,7 +57,7 @@ impl Side {
             self.credits.refilled(&mut state.buffers);
             if self.credits.is_overdrawn() {
                 return Err(
-                    BadMessage::new("place in the window, past all credit,", self.credits.window().into()).into()
+                    BadMessage::new("place in the window, beyond all credit,", self.credits.window().into()).into()
                 );
             }
         }

@@ -1,4 +1,4 @@
-//! What the parts of a link work with: the port's state, the send queue, the windows, and what is to be said.
+//! State shared by the parts of a link: the port's state, the send queue, the windows, and pending messages.
 #![allow(unsafe_code)]
 
 use super::ToSay;

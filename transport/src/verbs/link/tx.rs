@@ -1,4 +1,4 @@
-//! The sending half of a link: parts and frames put together into messages, and the work requests beside them.
+//! The sending half of a link: assembles parts and frames into messages, and posts other work requests.
 #![allow(unsafe_code)]
 
 use super::Side;

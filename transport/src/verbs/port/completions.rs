@@ -1,10 +1,11 @@
-//! Work requests of all links counted, and their completions handed out: what came for a link waits in its entry, and its
-//! owner is told.
+//! Counts work requests of all links, and dispatches their completions: those for a link wait in its entry, and its owner is
+//! notified.
 //!
-//! Bounded by the completion queue, and for each link by its window: what a peer sends past that ends its link.
+//! Bounded by the completion queue, and for each link by its window: a peer that exceeds it loses its link.
 
-use super::{Arrival, State, Told};
+use super::{Arrival, State};
 use crate::arena::Handle;
+use crate::provider::Told;
 use crate::verbs::device::{Completion, RECEIVED, VerbsError};
 use crate::verbs::limits::{COMPLETIONS_PER_TURN, MESSAGE_BYTES, WINDOW_MAX};
 use crate::verbs::message;
@@ -111,7 +112,7 @@ impl State {
             entry.broken.get_or_insert_with(|| format!("receive: {}", completion.status));
             self.refill(buffer);
         } else if entry.arrivals.len() >= WINDOW_MAX as usize {
-            entry.broken.get_or_insert_with(|| "the peer sends past all credit".to_owned());
+            entry.broken.get_or_insert_with(|| "the peer exceeded its credit".to_owned());
             self.refill(buffer);
         } else if let Some(word) = completion.word {
             entry.arrivals.push_back(Arrival::Word(word));

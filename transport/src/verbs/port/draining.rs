@@ -1,8 +1,8 @@
-//! Queue pairs of links that have ended: each is destroyed when it can hold no buffer of the shared receive queue any more.
+//! Queue pairs of closed links: each is destroyed when it can no longer hold a buffer of the shared receive queue.
 //!
 //! A message that had begun to come holds a buffer whose completion comes only after the queue pair is in error, and some
-//! devices drop it when the queue pair is destroyed before (InfiniBand specification 10.3.1; UCX waits likewise). Until then
-//! what was promised to the link's peer is promised to nobody else. Bounded by `DRAINING_MAX` and `DRAIN_WITHIN`.
+//! devices drop it when the queue pair is destroyed before (InfiniBand specification 10.3.1; UCX waits likewise). Until then,
+//! buffers promised to the link's peer are not promised to others. Bounded by `DRAINING_MAX` and `DRAIN_WITHIN`.
 
 use std::time::Instant;
 
@@ -33,7 +33,7 @@ impl State {
         // What it has left in the completion queue is handed out under its number, which may be another's later.
         self.take_all_completions();
         if is_stopped {
-            self.note_undrained(queue_pair, "its last requests are not done in time");
+            self.note_undrained(queue_pair, "its last requests did not complete in time");
         }
         false
     }
@@ -96,7 +96,7 @@ impl State {
             if !is_drained {
                 let why = match (self.is_lost, until <= now) {
                     (true, _) => "the device is lost",
-                    (_, true) => "the device does not say in time that it holds none",
+                    (_, true) => "the device did not confirm in time that it holds none",
                     _ => "too many queue pairs wait for that",
                 };
                 self.note_undrained(&queue_pair, why);

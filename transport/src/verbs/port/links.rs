@@ -1,6 +1,6 @@
-//! The links of a port: their queue pairs begin and end here, and a port that goes down ends them all.
+//! The links of a port: creates and ends their queue pairs; ends all of them when the port goes down.
 //!
-//! Bounded by the receive buffers that are promised, a few to each link.
+//! Bounded by the promised receive buffers, a few per link.
 
 use super::{Arrival, Entry, State};
 use crate::arena::Handle;

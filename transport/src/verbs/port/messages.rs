@@ -1,6 +1,6 @@
-//! The message buffers of a port: those that are sent from, and those of the shared receive queue.
+//! The message buffers of a port: send buffers, and those of the shared receive queue.
 //!
-//! As many as the port was opened with; each is a link's or the device's at any time, never both's.
+//! Their number is fixed when the port is opened; each belongs either to a link or to the device.
 #![allow(unsafe_code)]
 
 use sealane_runtime::Buffer;

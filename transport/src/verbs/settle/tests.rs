@@ -13,13 +13,15 @@ use crate::error::LinkError;
 use crate::limits::REASON_BYTES_MAX;
 use crate::link::{Frames, Landing, Link, LinkKind, Receiver};
 use crate::outbox::Outbox;
+use crate::provider::Told;
 use crate::tcp::{TcpLink, TcpSettings};
 use crate::verbs::device::{Endpoint, Post, Work};
 use crate::verbs::fake::{Fabric, FakeSettings, Fault, RequestKind, Verb};
 use crate::verbs::limits::{FAILURES_MAX, MESSAGE_BYTES, WINDOW_MIN};
 use crate::verbs::link::Connected;
 use crate::verbs::message::{Part, Writer};
-use crate::verbs::port::{Port, Told};
+use crate::verbs::port::Port;
+use crate::verbs::provider::KIND;
 use crate::verbs::settings::VerbsSettings;
 use crate::wire::{Frame, FrameWriter, WireError, parse};
 
@@ -184,9 +186,9 @@ fn two_that_can_settle_upon_verbs() {
     let world = World::new();
     let mut ends = ends(&world, [false, true]);
     for end in &ends {
-        assert!(!end.link.traits().open && end.link.kind() == LinkKind::Tcp);
+        assert!(!end.link.traits().open && end.link.kind() == LinkKind::TCP);
     }
-    assert_eq!(settle(&world, &mut ends), [Ok(LinkKind::Verbs), Ok(LinkKind::Verbs)]);
+    assert_eq!(settle(&world, &mut ends), [Ok(KIND), Ok(KIND)]);
     talk(&world, &mut ends);
     for (name, port) in NAMES.into_iter().zip(&world.ports) {
         assert!(world.fabric.counters_of(name).of(RequestKind::Send).requests > 0);
@@ -206,7 +208,7 @@ fn two_that_hear_before_they_speak_settle_too() {
         one.receive().expect("healthy");
     }
     let mut ends = [one, other];
-    assert_eq!(settle(&world, &mut ends), [Ok(LinkKind::Verbs), Ok(LinkKind::Verbs)]);
+    assert_eq!(settle(&world, &mut ends), [Ok(KIND), Ok(KIND)]);
     talk(&world, &mut ends);
 }
 
@@ -236,7 +238,7 @@ fn a_side_that_cannot_makes_it_tcp() {
                 for side in 0..2 {
                     let refused = world.ports[side].counters().links_refused;
                     match &outcome[side] {
-                        Ok(kind) if !required[side] => assert_eq!((*kind, refused), (LinkKind::Tcp, 1)),
+                        Ok(kind) if !required[side] => assert_eq!((*kind, refused), (LinkKind::TCP, 1)),
                         Err(LinkError::VerbsRequired(why)) if required[side] => {
                             assert!(why.contains(reason), "{why}");
                             let here = broken.contains(&side);
@@ -270,7 +272,7 @@ fn a_port_without_room_says_so() {
     }
     let mut ends = ends(&world, [false, true]);
     let [one, other] = settle(&world, &mut ends);
-    assert_eq!(one, Ok(LinkKind::Tcp));
+    assert_eq!(one, Ok(LinkKind::TCP));
     let reason = other.expect_err("it is required").to_string();
     assert!(reason.contains("the peer cannot: all 16 receive buffers"), "{reason}");
     drop((others, ends));
@@ -391,7 +393,7 @@ fn messages_may_come_before_the_last_word() {
         assert!(!end.link.traits().open && end.ear.0.is_empty());
         write(&mut end, &peer, &Said::Ready.to_bytes());
         end.until(&port, |end| end.link.traits().open).expect("an honest peer");
-        assert_eq!(end.link.kind(), LinkKind::Verbs);
+        assert_eq!(end.link.kind(), KIND);
         end.until(&port, |end| end.ear.0.len() == 2).expect("an honest peer");
         assert_eq!(end.ear.0, [1, 2]);
         drop((end, peer));
@@ -420,7 +422,7 @@ fn frames_behind_a_no_are_not_lost() {
                 end.turn(&port).expect("an honest peer");
             }
             end.until(&port, |end| end.ear.0.len() == 2).expect("an honest peer");
-            assert_eq!((end.link.kind(), &end.ear.0[..]), (LinkKind::Tcp, &[1, 2][..]));
+            assert_eq!((end.link.kind(), &end.ear.0[..]), (LinkKind::TCP, &[1, 2][..]));
             drop((end, peer));
             world.check();
         }
@@ -440,15 +442,15 @@ fn words_that_make_no_sense_end_the_link() {
     let ready = Said::Ready.to_bytes();
     let long = |record: &mut Record| record.reason_bytes = (REASON_BYTES_MAX as u32 + 1).into();
     let cases: Vec<(Vec<u8>, &str)> = vec![
-        (vec![0; 40], "word about verbs"),
-        (vec![0xff; 40], "reason against verbs"),
-        (with(|record| record.kind = 4), "word about verbs"),
-        (with(long), "reason against verbs"),
+        (vec![0; 40], "verbs negotiation message"),
+        (vec![0xff; 40], "reason for refusing verbs"),
+        (with(|record| record.kind = 4), "verbs negotiation message"),
+        (with(long), "reason for refusing verbs"),
         (with(|record| record.window = 2.into()), "window of a verbs link"),
         (with(|record| record.message_bytes = 1023.into()), "message of a verbs link"),
-        (ready.clone(), "word about verbs"),
-        ([&offer[..], &offer[..]].concat(), "word about verbs"),
-        ([&offer[..], &ready[..], b"x"].concat(), "byte behind the last word"),
+        (ready.clone(), "verbs negotiation message"),
+        ([&offer[..], &offer[..]].concat(), "verbs negotiation message"),
+        ([&offer[..], &ready[..], b"x"].concat(), "byte after the last message"),
     ];
     for (bytes, what) in cases {
         let world = World::new();
@@ -475,7 +477,7 @@ fn an_offer_that_the_device_does_not_take_is_answered_by_a_no() {
     peer.write(&Said::No("nor can I".into()).to_bytes());
     peer.write(&ping(3));
     end.until(&port, |end| end.ear.0 == [3]).expect("an honest peer");
-    assert_eq!(end.link.kind(), LinkKind::Tcp);
+    assert_eq!(end.link.kind(), LinkKind::TCP);
     drop((end, peer));
     world.check();
 }
@@ -526,7 +528,7 @@ fn the_last_word_is_written_before_verbs_begin() {
     }
     let (offer, length) = Said::parse(&words).expect("sense").expect("all");
     assert!(matches!(Said::parse(&words[length..]), Ok(Some((Said::Ready, 40)))));
-    assert_eq!(end.link.kind(), LinkKind::Verbs);
+    assert_eq!(end.link.kind(), KIND);
     peer.connect(&offer);
     peer.ping(9);
     end.until(&port, |end| end.ear.0 == [9]).expect("an honest peer");
@@ -562,7 +564,7 @@ fn a_peer_that_never_settles_is_left_to_tcp() {
     }
     let mut ends = ends(&world, [false; 2]);
     let settled = settle(&world, &mut ends);
-    assert_eq!(settled, [Ok(LinkKind::Tcp), Ok(LinkKind::Tcp)]);
+    assert_eq!(settled, [Ok(LinkKind::TCP), Ok(LinkKind::TCP)]);
     drop(ends);
     world.check();
 }

@@ -5,6 +5,7 @@ use super::*;
 use crate::chaos::LAYOUT;
 use crate::chaos::deeds::Deed;
 use crate::hosts::{Cut, Patience};
+use crate::traffic::ledger::Line;
 
 const SECOND: u64 = 1_000_000;
 
@@ -18,23 +19,25 @@ fn history(deeds: &[(Deed, u64, u64)]) -> History {
     history
 }
 
-/// Ledgers of processes, each a task, its process, whether another followed, and the lines.
-fn books(ledgers: &[(usize, u32, bool, &str)]) -> Books {
-    let read = |&(task, number, killed, text): &(usize, u32, bool, &str)| {
-        let mut life = Life { task, number, finished: !killed, ..Life::default() };
-        life.read(text).unwrap();
+/// The ledger of a process: its task, its number, whether another followed, and the lines.
+type Ledger<'a> = (usize, u32, bool, &'a [Line]);
+
+fn books(ledgers: &[Ledger<'_>]) -> Books {
+    let read = |&(task, number, killed, lines): &Ledger<'_>| {
+        let mut life = Life::new(task, number, !killed);
+        lines.iter().for_each(|line| life.add(line.clone()).unwrap());
         life
     };
     Books { lives: ledgers.iter().map(read).collect() }
 }
 
 #[track_caller]
-fn passes(ledgers: &[(usize, u32, bool, &str)], deeds: &[(Deed, u64, u64)]) {
+fn passes(ledgers: &[Ledger<'_>], deeds: &[(Deed, u64, u64)]) {
     assert_eq!(judge(&books(ledgers), &history(deeds)).violations, Vec::<String>::new());
 }
 
 #[track_caller]
-fn fails(why: &str, ledgers: &[(usize, u32, bool, &str)], deeds: &[(Deed, u64, u64)]) {
+fn fails(why: &str, ledgers: &[Ledger<'_>], deeds: &[(Deed, u64, u64)]) {
     let violations = judge(&books(ledgers), &history(deeds)).violations;
     assert!(violations.len() == 1 && violations[0].contains(why), "{violations:#?}");
 }
@@ -43,52 +46,80 @@ fn fails(why: &str, ledgers: &[(usize, u32, bool, &str)], deeds: &[(Deed, u64, u
 const SENDER: usize = 0;
 const RECEIVER: usize = 2;
 
-const SEND: &str = "B 0 20000000 23000000 send 2 7 0 64\nE 0 20100000 ok\n";
-const RECV: &str = "B 0 20000000 23000000 recv 0 7 0 64\nE 0 20100000 got 0\n";
+/// When the calls of most tests begin, and end.
+const BEGAN: u64 = 20 * SECOND;
+const ENDED: u64 = BEGAN + SECOND / 10;
+
+const SEND: What = What::Send { to: RECEIVER, step: 7, key: 0, bytes: 64 };
+const RECV: What = What::Recv { from: SENDER, step: 7, key: 0, bytes: 64 };
+
+/// A call that has three seconds and does not end.
+fn begun(call: u64, what: What) -> Line {
+    Line::Begin { call, at: BEGAN, until: BEGAN + 3 * SECOND, what }
+}
+
+/// The same, which ends at that time.
+fn until(at: u64, call: u64, what: What, outcome: Outcome) -> Vec<Line> {
+    vec![begun(call, what), Line::End { call, at, outcome }]
+}
+
+fn ended(call: u64, what: What, outcome: Outcome) -> Vec<Line> {
+    until(ENDED, call, what, outcome)
+}
+
+fn failed(code: Code) -> Outcome {
+    Outcome::Failed { code: format!("{code:?}"), reason: "a test says so".into() }
+}
+
+fn sent() -> Vec<Line> {
+    ended(0, SEND, Outcome::Ok)
+}
+
+/// The tensor of that process of the sender.
+fn received(call: u64, life: u32) -> Vec<Line> {
+    ended(call, RECV, Outcome::Got { life })
+}
 
 #[test]
 fn a_tensor_is_sent_and_received() {
-    passes(&[(SENDER, 0, false, SEND), (RECEIVER, 0, false, RECV)], &[]);
+    passes(&[(SENDER, 0, false, &sent()), (RECEIVER, 0, false, &received(0, 0))], &[]);
 }
 
 #[test]
 fn a_tensor_is_received_twice() {
-    let again = RECV.replace("B 0", "B 1").replace("E 0", "E 1");
-    fails("received twice", &[(SENDER, 0, false, SEND), (RECEIVER, 0, false, &format!("{RECV}{again}"))], &[]);
+    let (sent, once, again) = (sent(), received(0, 0), received(1, 0));
+    let both = [once.clone(), again.clone()].concat();
+    fails("received twice", &[(SENDER, 0, false, &sent), (RECEIVER, 0, false, &both)], &[]);
     // Nothing that is done excuses it.
     let killed = [(Deed::KillDaemon(0), 19, 21), (Deed::KillTask(RECEIVER), 20, 21)];
-    fails(
-        "received twice",
-        &[(SENDER, 0, false, SEND), (RECEIVER, 0, true, RECV), (RECEIVER, 1, false, &again)],
-        &killed,
-    );
+    let ledgers = [(SENDER, 0, false, &sent[..]), (RECEIVER, 0, true, &once), (RECEIVER, 1, false, &again)];
+    fails("received twice", &ledgers, &killed);
 }
 
 #[test]
 fn a_tensor_comes_that_nobody_sent() {
-    fails("nobody sent", &[(RECEIVER, 0, false, RECV)], &[]);
-    let other_process = RECV.replace("got 0", "got 1");
-    let ledgers = [(SENDER, 0, false, SEND), (RECEIVER, 0, false, other_process.as_str())];
+    fails("nobody sent", &[(RECEIVER, 0, false, &received(0, 0))], &[]);
+    let ledgers = [(SENDER, 0, false, &sent()[..]), (RECEIVER, 0, false, &received(0, 1))];
     let violations = judge(&books(&ledgers), &history(&[])).violations;
     assert!(violations.iter().any(|what| what.contains("nobody sent")), "{violations:?}");
 }
 
 #[test]
 fn a_tensor_is_lost() {
-    let unheard = "B 0 20000000 23000000 recv 0 7 0 64\nE 0 23000100 failed DeadlineExceeded late\n";
-    let ledgers = [(SENDER, 0, false, SEND), (RECEIVER, 0, false, unheard)];
+    let (sent, unheard) = (sent(), until(BEGAN + 3 * SECOND + 100, 0, RECV, failed(Code::DeadlineExceeded)));
+    let ledgers = [(SENDER, 0, false, &sent[..]), (RECEIVER, 0, false, &unheard)];
     let cut = [(Deed::Cut(1, Cut::Throttled(1)), 19, 24)];
     fails("received by nobody", &ledgers, &cut);
     // With a daemon that stood still, or a process that was killed, it may be.
     passes(&ledgers, &[(Deed::StopDaemon(1), 19, 24)]);
-    let unended = "B 0 20000000 23000000 recv 0 7 0 64\n";
-    passes(&[(SENDER, 0, false, SEND), (RECEIVER, 0, true, unended)], &[(Deed::KillTask(RECEIVER), 21, 22)]);
+    let ledgers = [(SENDER, 0, false, &sent[..]), (RECEIVER, 0, true, &[begun(0, RECV)])];
+    passes(&ledgers, &[(Deed::KillTask(RECEIVER), 21, 22)]);
 }
 
 #[test]
 fn a_send_fails_and_is_received_all_the_same() {
-    let failed = "B 0 20000000 23000000 send 2 7 0 64\nE 0 20100000 failed Unavailable gone\n";
-    let ledgers = [(SENDER, 0, false, failed), (RECEIVER, 0, false, RECV)];
+    let (unsent, received) = (ended(0, SEND, failed(Code::Unavailable)), received(0, 0));
+    let ledgers = [(SENDER, 0, false, &unsent[..]), (RECEIVER, 0, false, &received)];
     let violations = judge(&books(&ledgers), &history(&[])).violations;
     assert!(violations.iter().any(|what| what.contains("received all the same")), "{violations:?}");
     passes(&ledgers, &[(Deed::KillDaemon(0), 20, 21)]);
@@ -96,77 +127,86 @@ fn a_send_fails_and_is_received_all_the_same() {
 
 #[test]
 fn a_call_fails_for_no_reason() {
-    let publish = "B 0 20000000 20000000 publish 3\nE 0 20100000 failed Unavailable gone\n";
-    fails("nothing was done", &[(0, 0, false, publish)], &[]);
-    fails("nothing was done", &[(0, 0, false, publish)], &[(Deed::KillDaemon(1), 19, 21)]);
-    passes(&[(0, 0, false, publish)], &[(Deed::KillDaemon(0), 19, 21)]);
-    let wrong = publish.replace("Unavailable", "InvalidArgument");
+    let publish = |code| ended(0, What::Publish { version: 3 }, failed(code));
+    let gone = publish(Code::Unavailable);
+    fails("nothing was done", &[(0, 0, false, &gone)], &[]);
+    fails("nothing was done", &[(0, 0, false, &gone)], &[(Deed::KillDaemon(1), 19, 21)]);
+    passes(&[(0, 0, false, &gone)], &[(Deed::KillDaemon(0), 19, 21)]);
+    let wrong = publish(Code::InvalidArgument);
     fails("nothing explains", &[(0, 0, false, &wrong)], &[(Deed::KillDaemon(0), 19, 21)]);
-    let aborted = publish.replace("Unavailable", "Aborted");
+    let aborted = publish(Code::Aborted);
     fails("nothing explains", &[(0, 0, false, &aborted)], &[(Deed::KillDaemon(0), 19, 21)]);
     passes(&[(0, 0, false, &aborted)], &[(Deed::DrainDaemon(0), 19, 21)]);
 }
 
 #[test]
 fn a_pool_is_full_for_no_reason() {
-    let full = "B 0 20000000 20000000 publish 3\nE 0 20100000 failed ResourceExhausted full\n";
-    fails("nothing was done", &[(0, 0, false, full)], &[]);
-    passes(&[(0, 0, false, full)], &[(Deed::KillDaemon(1), 14, 15)]);
+    let full = ended(0, What::Publish { version: 3 }, failed(Code::ResourceExhausted));
+    fails("nothing was done", &[(0, 0, false, &full)], &[]);
+    passes(&[(0, 0, false, &full)], &[(Deed::KillDaemon(1), 14, 15)]);
 }
 
 #[test]
 fn bytes_are_wrong() {
-    let wrong = "B 0 20000000 23000000 recv 0 7 0 64\nE 0 20100000 wrong 63 bytes instead of 64\n";
-    fails("wrong bytes", &[(RECEIVER, 0, false, wrong)], &[(Deed::KillDaemon(1), 19, 21)]);
+    let wrong = ended(0, RECV, Outcome::Wrong("63 bytes instead of 64".into()));
+    fails("wrong bytes", &[(RECEIVER, 0, false, &wrong)], &[(Deed::KillDaemon(1), 19, 21)]);
 }
 
 #[test]
 fn a_call_ends_late_or_never() {
-    let late = "B 0 20000000 23000000 recv 0 7 0 64\nE 0 28000000 failed DeadlineExceeded late\n";
-    fails("after its deadline", &[(RECEIVER, 0, false, late)], &[(Deed::StopDaemon(1), 19, 28)]);
-    passes(&[(RECEIVER, 0, false, late)], &[(Deed::StopTask(RECEIVER), 22, 27)]);
+    let late = until(28 * SECOND, 0, RECV, failed(Code::DeadlineExceeded));
+    fails("after its deadline", &[(RECEIVER, 0, false, &late)], &[(Deed::StopDaemon(1), 19, 28)]);
+    passes(&[(RECEIVER, 0, false, &late)], &[(Deed::StopTask(RECEIVER), 22, 27)]);
     let embedded = LAYOUT.tasks() - 1;
-    let lent = "B 0 20000000 23000000 send 2 7 0 64\nE 0 30000000 failed DeadlineExceeded late\n";
+    let lent = until(30 * SECOND, 0, SEND, failed(Code::DeadlineExceeded));
     let deaf = [(Deed::Cut(1, Cut::Throttled(1)), 19, 29)];
     for task in [embedded, 0] {
-        fails("after its deadline", &[(task, 0, false, lent)], &deaf);
+        fails("after its deadline", &[(task, 0, false, &lent)], &deaf);
     }
-    let never = "B 0 20000000 23000000 recv 0 7 0 64\n";
-    fails("never ended", &[(RECEIVER, 0, false, never)], &[(Deed::StopDaemon(1), 19, 28)]);
+    fails("never ended", &[(RECEIVER, 0, false, &[begun(0, RECV)])], &[(Deed::StopDaemon(1), 19, 28)]);
 }
 
 #[test]
 fn versions_are_never_older() {
-    let published = "B 0 1 1 publish 3\nE 0 2 ok\nB 1 3 3 publish 4\nE 1 4 ok\n";
-    let pulled = |min, versions: &str| {
-        format!(
-            "B 0 20000000 24000000 pull 0 -9\nE 0 20100000 pulled 4 4\nB 1 20200000 24000000 pull 0 {min}\nE 1 20300000 pulled {versions}\n"
-        )
+    let publish = |call, at, version| {
+        let what = What::Publish { version };
+        [Line::Begin { call, at, until: at, what }, Line::End { call, at: at + 1, outcome: Outcome::Ok }]
     };
-    passes(&[(0, 0, false, published), (2, 0, false, &pulled(4, "4 4"))], &[]);
-    fails("went back", &[(0, 0, false, published), (2, 0, false, &pulled(3, "4 3"))], &[]);
-    fails("never published", &[(0, 0, false, published), (2, 0, false, &pulled(4, "5 4"))], &[]);
-    fails("not all came", &[(0, 0, false, published), (2, 0, false, &pulled(4, "4 -"))], &[]);
-    let older = format!("{published}B 2 5 5 publish 6\nE 2 6 ok\n");
-    let first = "B 0 20000000 24000000 pull 0 6\nE 0 20100000 pulled 4 6\n";
-    fails("older than it was asked", &[(0, 0, false, &older), (2, 0, false, first)], &[]);
+    let published = [publish(0, 1, 3), publish(1, 3, 4)].concat();
+    let pull = |call, min, versions: &[Option<i64>]| {
+        ended(call, What::Pull { from: 0, min }, Outcome::Pulled(versions.to_vec()))
+    };
+    let ledgers =
+        |min, versions: [Option<i64>; 2]| [pull(0, -9, &[Some(4), Some(4)]), pull(1, min, &versions)].concat();
+    let passed = ledgers(4, [Some(4), Some(4)]);
+    passes(&[(0, 0, false, &published), (2, 0, false, &passed)], &[]);
+    for (why, min, versions) in [
+        ("went back", 3, [Some(4), Some(3)]),
+        ("never published", 4, [Some(5), Some(4)]),
+        ("not all came", 4, [Some(4), None]),
+    ] {
+        fails(why, &[(0, 0, false, &published), (2, 0, false, &ledgers(min, versions))], &[]);
+    }
+    let older = [&published[..], &publish(2, 5, 6)].concat();
+    let first = pull(0, 6, &[Some(4), Some(6)]);
+    fails("older than it was asked", &[(0, 0, false, &older), (2, 0, false, &first)], &[]);
 }
 
 #[test]
 fn pushes_are_accepted_once_and_in_order() {
-    let pushed =
-        "B 0 20000000 24000000 push 2 0 64\nE 0 20100000 ok\nB 1 20000001 24000000 push 2 1 64\nE 1 20100000 ok\n";
+    let push = |number| ended(number, What::Push { to: 2, number, bytes: 64 }, Outcome::Ok);
+    let pushed = [push(0), push(1)].concat();
+    let accepted = |numbers: &[u64]| {
+        let lines = numbers.iter().map(|&number| Line::Accepted { at: BEGAN, from: 0, life: 0, number });
+        lines.collect::<Vec<_>>()
+    };
     let killed = [(Deed::KillTask(2), 21, 22)];
-    passes(&[(0, 0, false, pushed), (2, 0, false, "G 20050000 0 0 0\nG 20060000 0 0 1\n")], &[]);
-    fails(
-        "after a later one",
-        &[(0, 0, false, pushed), (2, 0, false, "G 20050000 0 0 1\nG 20060000 0 0 0\n")],
-        &killed,
-    );
-    let twice = "G 20050000 0 0 0\nG 20060000 0 0 1\nG 20070000 0 0 1\n";
-    fails("twice", &[(0, 0, false, pushed), (2, 0, false, twice)], &killed);
-    fails("never pushed", &[(2, 0, false, "G 20050000 0 0 0\n")], &killed);
-    let one = [(0, 0, false, pushed), (2, 0, false, "G 20050000 0 0 0\n")];
+    passes(&[(0, 0, false, &pushed), (2, 0, false, &accepted(&[0, 1]))], &[]);
+    fails("after a later one", &[(0, 0, false, &pushed), (2, 0, false, &accepted(&[1, 0]))], &killed);
+    fails("twice", &[(0, 0, false, &pushed), (2, 0, false, &accepted(&[0, 1, 1]))], &killed);
+    let first = accepted(&[0]);
+    fails("never pushed", &[(2, 0, false, &first)], &killed);
+    let one = [(0, 0, false, &pushed[..]), (2, 0, false, &first)];
     fails("accepted by nobody", &one, &[]);
     fails("accepted by nobody", &one, &[(Deed::StopTask(2), 19, 24), (Deed::Cut(1, Cut::Throttled(1)), 19, 24)]);
     passes(&one, &killed);
@@ -174,18 +214,23 @@ fn pushes_are_accepted_once_and_in_order() {
 
 #[test]
 fn what_nobody_asks_for_is_not_received() {
-    fails("nobody asked", &[(0, 0, false, "B 0 20000000 22000000 burst 2 64\nE 0 20100000 ok\n")], &[]);
+    fails("nobody asked", &[(0, 0, false, &ended(0, What::Burst { to: 2, bytes: 64 }, Outcome::Ok))], &[]);
 }
 
 #[test]
 fn a_cable_that_is_back_carries_tensors() {
     let cut = (Deed::Cut(1, Cut::Silent), 10, 15);
     // From host 0 to host 1, and from host 1 to host 2.
-    let push = |to: usize, at: u64| format!("B 0 {at} {} push {to} 0 64\nE 0 {at} ok\n", at + SECOND);
-    let ledgers = |first: u64, second: u64| {
+    let push = |to, at| {
+        let what = What::Push { to, number: 0, bytes: 64 };
+        [Line::Begin { call: 0, at, until: at + SECOND, what }, Line::End { call: 0, at, outcome: Outcome::Ok }]
+    };
+    let accepted = |from| [Line::Accepted { at: 1, from, life: 0, number: 0 }];
+    let ledgers = |first, second| {
         let (one, two) = (push(2, first), push(4, second));
-        let ledgers =
-            [(0, 0, false, &*one), (3, 0, false, &*two), (2, 0, false, "G 1 0 0 0\n"), (4, 0, false, "G 1 3 0 0\n")];
+        let (of_first, of_second) = (accepted(0), accepted(3));
+        let ledgers: [Ledger<'_>; 4] =
+            [(0, 0, false, &one), (3, 0, false, &two), (2, 0, false, &of_first), (4, 0, false, &of_second)];
         judge(&books(&ledgers), &history(&[cut]))
     };
     let good = ledgers(15_700_000, 15_100_000);
@@ -200,14 +245,17 @@ fn a_cable_that_is_back_carries_tensors() {
 
 #[test]
 fn whoever_waits_is_told_of_a_loss() {
-    let stood = |at: u64, end: &str| format!("B 0 5000000 65000000 stand 2\nE 0 {at} {end}\n");
+    let stood = |at, code| {
+        let begin = Line::Begin { call: 0, at: 5 * SECOND, until: 65 * SECOND, what: What::Stand { from: 2 } };
+        [begin, Line::End { call: 0, at, outcome: failed(code) }]
+    };
     let killed = [(Deed::KillDaemon(1), 10, 12)];
-    let soon = stood(10_050_000, "failed Unavailable gone");
+    let soon = stood(10_050_000, Code::Unavailable);
     let verdict = judge(&books(&[(0, 0, false, &soon)]), &history(&killed));
     assert_eq!((verdict.violations, verdict.closed_told), (vec![], vec![50_000]));
-    fails("heard", &[(0, 0, false, &stood(12_000_000, "failed Unavailable gone"))], &killed);
-    fails("heard", &[(0, 0, false, &stood(10_050_000, "failed DeadlineExceeded late"))], &killed);
+    fails("heard", &[(0, 0, false, &stood(12_000_000, Code::Unavailable))], &killed);
+    fails("heard", &[(0, 0, false, &stood(10_050_000, Code::DeadlineExceeded))], &killed);
     let silent = [(Deed::Cut(1, Cut::Silent), 10, 16)];
-    let told = judge(&books(&[(0, 0, false, &stood(13_100_000, "failed Unavailable gone"))]), &history(&silent));
+    let told = judge(&books(&[(0, 0, false, &stood(13_100_000, Code::Unavailable))]), &history(&silent));
     assert_eq!(told.silent_told, vec![3_100_000]);
 }

@@ -8,40 +8,35 @@ mod workers;
 use tokio::runtime::Runtime;
 use tonic::transport::Channel;
 
-use super::{NAME, connection, runtime};
+use super::connection;
+use super::runtime::{NAME, runtime};
 use crate::error::BenchError;
 use crate::open_files;
 use crate::peer::{Peer, PeerJob, PeerProgram};
 use crate::plan::{Fuse, Plan};
-use crate::process::Process;
+use crate::process::Growth;
+use crate::system::System;
 use crate::systems::sockets;
-use crate::systems::training::{self, Experiment};
+use crate::systems::training;
 use workers::Workers;
 
 pub(in crate::systems) use servers::serve;
 
-/// The methods: one tensor, or all of a ps, out or in.
-const PULL: &str = "/sealane.bench.Ps/Pull";
-const PULL_ALL: &str = "/sealane.bench.Ps/PullAll";
-const PUSH: &str = "/sealane.bench.Ps/Push";
-const PUSH_ALL: &str = "/sealane.bench.Ps/PushAll";
-
 /// Parameter servers in a process of their own, and workers that are connected with all of them.
-pub(in crate::systems) fn start(job: &PeerJob, program: &PeerProgram) -> Result<Experiment<Workers>, BenchError> {
+pub(in crate::systems) fn start(job: &PeerJob, program: &PeerProgram) -> Result<System, BenchError> {
     let plan = &job.plan;
     let training = training::of(plan);
     let pairs = training.pairs();
     open_files::allow_for("--workers x --ps", pairs, 1)?;
     let mut peer = Peer::start(program, job)?;
-    let ps = Process::new(peer.process_id())?;
-    let alone_bytes = ps.resident_bytes()?;
+    let growth = Growth::of(peer.process_id())?;
     let runtime = runtime()?;
     let connected = connect(&runtime, plan, &peer.ready().ports).map_err(|failure| peer.blame(failure));
     let (channels, congestion) = connected?;
-    let each = (ps.resident_bytes()? as f64 - alone_bytes as f64) / pairs as f64;
+    let each = growth.bytes_each(pairs)?;
     let workers = Workers::new(runtime, channels, plan);
     peer.rest()?;
-    Experiment::new((NAME, variant(plan)), plan, workers, congestion, each, peer)
+    Ok(training::system((NAME, variant(plan)), plan, workers, each, peer)?.with_congestion(congestion))
 }
 
 /// A channel of every worker with every ps, worker by worker.

@@ -6,17 +6,13 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures_util::future::try_join_all;
-use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::runtime::Runtime;
 use tokio::time::{sleep, timeout};
 use tonic::transport::Channel;
 
-use super::super::NAME;
-use super::super::codec::{BytesCodec, request_of};
+use super::super::callers::{Caller, Callers};
 use super::super::connection::spin;
-use super::super::consumer::Caller;
-use super::super::repeated::{RepeatedCodec, copy_out, message_bytes};
-use super::{PULL, PULL_ALL, PUSH, PUSH_ALL};
+use super::super::runtime::NAME;
 use crate::error::BenchError;
 use crate::limits::{FILL, SLOWEST_BYTES_PER_SECOND, STALL_LIMIT};
 use crate::plan::{Fuse, Mode, Plan, Training, spread};
@@ -45,7 +41,7 @@ struct Worker {
 /// A worker and a ps.
 struct Pair {
     /// As many as may be in flight at once.
-    idle: Vec<Caller>,
+    callers: Callers,
     pulled: Vec<Vec<u8>>,
     gradients: Arc<[Bytes]>,
     fused: bool,
@@ -65,10 +61,10 @@ impl Workers {
         let mut pair = |ps: usize| {
             let sizes: Vec<usize> = pulled[ps].iter().map(|number| plan.step[*number]).collect();
             let channel = channels.next().expect("every worker is connected with every ps");
-            let caller = Caller::new(channel, 0, sizes.iter().sum());
+            let caller = Caller::new(channel, sizes.iter().sum());
             let waits = training.mode == Mode::Sync && !pushed[ps].is_empty();
             Pair {
-                idle: vec![caller; variant.request_buffers.min(sizes.len().max(pushed[ps].len()).max(1))],
+                callers: Callers::new(caller, variant.request_buffers.min(sizes.len().max(pushed[ps].len()))),
                 pulled: sizes.iter().map(|bytes| vec![0; *bytes]).collect(),
                 gradients: pushed[ps].clone(),
                 fused: variant.fuse != Fuse::Off,
@@ -148,67 +144,18 @@ impl Pair {
 
     async fn pull(&mut self, step: i64) -> Result<(), BenchError> {
         let version = if self.waits { step } else { 0 };
-        if self.pulled.is_empty() {
-            return Ok(());
-        }
-        if self.fused {
-            let message = self.idle[0].call(PULL_ALL, request_of(0, version)).await?;
-            return copy_out(&message, &mut self.pulled).ok_or_else(|| wrong(&self.pulled, message.len()));
-        }
-        let idle = &mut self.idle;
-        let mut calls = FuturesUnordered::new();
-        let mut numbers = 0..self.pulled.len();
-        let pull = async |mut caller: Caller, number: usize| {
-            let answer = caller.call(PULL, request_of(number, version)).await;
-            (caller, number, answer)
-        };
-        loop {
-            while !idle.is_empty()
-                && let Some(number) = numbers.next()
-                && let Some(caller) = idle.pop()
-            {
-                calls.push(pull(caller, number));
-            }
-            let Some((caller, number, answer)) = calls.next().await else { return Ok(()) };
-            idle.push(caller);
-            let (answer, target) = (answer?, &mut self.pulled[number]);
-            if answer.len() != target.len() {
-                return Err(BenchError::WrongReply { system: NAME, expected: target.len(), received: answer.len() });
-            }
-            target.copy_from_slice(&answer);
+        match self.fused {
+            _ if self.pulled.is_empty() => Ok(()),
+            true => self.callers.pull_all(version, &mut self.pulled).await,
+            false => self.callers.pull_each(version, &mut self.pulled).await,
         }
     }
 
     async fn push(&mut self) -> Result<(), BenchError> {
-        if self.gradients.is_empty() {
-            return Ok(());
-        }
-        if self.fused {
-            let codec = RepeatedCodec { message_bytes: message_bytes(&self.gradients) };
-            return self.idle[0].call_with(PUSH_ALL, codec, self.gradients.clone()).await.map(drop);
-        }
-        let idle = &mut self.idle;
-        let mut calls = FuturesUnordered::new();
-        let mut gradients = self.gradients.iter();
-        let push = async |mut caller: Caller, gradient: Bytes| {
-            let codec = BytesCodec { message_bytes: gradient.len() };
-            let answer = caller.call_with(PUSH, codec, gradient).await;
-            (caller, answer)
-        };
-        loop {
-            while !idle.is_empty()
-                && let Some(gradient) = gradients.next()
-                && let Some(caller) = idle.pop()
-            {
-                calls.push(push(caller, gradient.clone()));
-            }
-            let Some((caller, answer)) = calls.next().await else { return Ok(()) };
-            idle.push(caller);
-            answer?;
+        match self.fused {
+            _ if self.gradients.is_empty() => Ok(()),
+            true => self.callers.push_all(&self.gradients).await,
+            false => self.callers.push_each(&self.gradients).await,
         }
     }
-}
-
-fn wrong(expected: &[Vec<u8>], received: usize) -> BenchError {
-    BenchError::WrongReply { system: NAME, expected: expected.iter().map(Vec::len).sum(), received }
 }

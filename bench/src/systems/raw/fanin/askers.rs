@@ -4,16 +4,13 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::time::Instant;
 
-use nix::errno::Errno;
-use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use nix::sys::epoll::{EpollFlags, EpollTimeout};
 
 use crate::error::BenchError;
 use crate::limits::{FUSED_BYTES_MAX, REQUEST_BYTES};
 use crate::plan::Plan;
 use crate::systems::fanin;
-
-/// Sockets that one look at the epoll set reports.
-const EVENTS: usize = 512;
+use crate::systems::poller::Poller;
 
 struct Asker {
     socket: TcpStream,
@@ -24,8 +21,8 @@ struct Asker {
     arrived: u64,
 }
 
-pub(in crate::systems) struct Askers {
-    epoll: Epoll,
+pub(super) struct Askers {
+    poller: Poller,
     askers: Vec<Asker>,
     window: usize,
     size_bytes: usize,
@@ -38,16 +35,15 @@ pub(in crate::systems) struct Askers {
 
 impl Askers {
     pub(super) fn new(sockets: Vec<TcpStream>, plan: &Plan) -> Result<Self, BenchError> {
-        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(failed("make an epoll set"))?;
+        let poller = Poller::new()?;
         let mut askers = Vec::with_capacity(sockets.len());
         for (place, socket) in sockets.into_iter().enumerate() {
             socket.set_nonblocking(true).map_err(BenchError::io("set O_NONBLOCK"))?;
-            let event = EpollEvent::new(EpollFlags::EPOLLIN, place as u64);
-            epoll.add(&socket, event).map_err(failed("watch a peer's socket"))?;
+            poller.watch(&socket, place, EpollFlags::EPOLLIN)?;
             askers.push(Asker { socket, to_ask: 0, arrived_bytes: 0, arrived: 0 });
         }
         Ok(Self {
-            epoll,
+            poller,
             askers,
             window: plan.window,
             size_bytes: plan.size_bytes,
@@ -107,18 +103,13 @@ impl fanin::Askers for Askers {
     }
 
     fn turn(&mut self, _now: Instant, asking: bool) -> Result<u64, BenchError> {
-        let mut events = [EpollEvent::empty(); EVENTS];
-        let count = match self.epoll.wait(&mut events, EpollTimeout::ZERO) {
-            Ok(count) => count,
-            Err(Errno::EINTR) => 0,
-            Err(errno) => return Err(failed("look at the peers' sockets")(errno)),
-        };
+        let count = self.poller.look(EpollTimeout::ZERO)?;
         for place in std::mem::take(&mut self.blocked) {
             self.send(place)?;
         }
         let mut arrived = 0;
-        for event in &events[..count] {
-            arrived += self.hear(event.data() as usize, asking)?;
+        for number in 0..count {
+            arrived += self.hear(self.poller.reported(number).0, asking)?;
         }
         Ok(arrived)
     }
@@ -134,8 +125,4 @@ impl fanin::Askers for Askers {
 
 fn broken(error: std::io::Error) -> BenchError {
     BenchError::io("ask a raw listener")(error)
-}
-
-fn failed(operation: &'static str) -> impl FnOnce(Errno) -> BenchError {
-    move |errno| BenchError::io(operation)(errno.into())
 }

@@ -1,21 +1,18 @@
 //! Many bare connections to one thread that answers requests: the work of a fan-in without anything around it. Both sides
 //! poll an epoll set.
 
-mod answers;
 mod askers;
 
-use super::NAME;
+use super::channel::NAME;
 use crate::error::BenchError;
 use crate::open_files;
 use crate::peer::{Peer, PeerJob, PeerProgram};
-use crate::systems::fanin::FanIn;
-use crate::systems::sockets;
+use crate::system::System;
+use crate::systems::{fanin, sockets};
 use askers::Askers;
 
-pub(in crate::systems) use answers::serve;
-
 /// A listener whose peers all want small tensors.
-pub(in crate::systems) fn start(job: &PeerJob, program: &PeerProgram) -> Result<FanIn<Askers>, BenchError> {
+pub(in crate::systems) fn start(job: &PeerJob, program: &PeerProgram) -> Result<System, BenchError> {
     let plan = &job.plan;
     open_files::allow_for("--peers", plan.peers, 1)?;
     let mut peer = Peer::start(program, job)?;
@@ -25,5 +22,5 @@ pub(in crate::systems) fn start(job: &PeerJob, program: &PeerProgram) -> Result<
     let congestion = sockets::congestion(&connections[0])?;
     let askers = Askers::new(connections, plan)?;
     peer.rest()?;
-    Ok(FanIn::new(NAME, plan.peers, congestion, None, askers, peer))
+    Ok(fanin::system(NAME, plan.peers, congestion, None, askers, peer))
 }

@@ -12,21 +12,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use sealane_transport::shm::{SharedMemory, ShmError};
 
-use super::ring::RingMemory;
+use super::ring::{Apart, RingMemory};
 use crate::error::BenchError;
-
-/// A word that shares no pair of cache lines with another: the processor fetches lines in pairs.
-#[derive(Debug, Default)]
-#[repr(C, align(128))]
-pub(super) struct Apart<T>(T);
-
-impl<T> Deref for Apart<T> {
-    type Target = T;
-
-    fn deref(&self) -> &T {
-        &self.0
-    }
-}
 
 /// What lies in the shared memory, which is zero at first.
 #[derive(Debug)]

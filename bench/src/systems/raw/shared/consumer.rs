@@ -10,8 +10,8 @@ use super::futex;
 use super::ring::{Descriptor, Reader, Writer};
 use crate::limits::STALL_LIMIT;
 use crate::plan::Plan;
-use crate::sample::{Sample, record_round_trip, round_trip_histogram};
-use crate::stopwatch::{RoundClock, Tally};
+use crate::sample::Sample;
+use crate::stopwatch::{RoundTrips, Tally};
 use crate::systems::gap::pass;
 use crate::systems::raw::channel::Patience;
 
@@ -31,8 +31,7 @@ pub(super) struct Consumer {
 impl Consumer {
     /// One question at a time, each answered by the other process.
     pub(super) fn round_trips(&mut self, board: &Board, plan: &Plan, length: Duration) -> io::Result<Sample> {
-        let mut histogram = round_trip_histogram();
-        let clock = RoundClock::start(Instant::now(), length);
+        let mut trips = RoundTrips::start(Instant::now(), length);
         loop {
             if let Some(idle) = plan.idle() {
                 pass(idle, plan.polling);
@@ -43,12 +42,8 @@ impl Consumer {
             } else {
                 self.ask_asleep(board)?;
             }
-            let answered = Instant::now();
-            if clock.counts(asked) {
-                record_round_trip(&mut histogram, answered - asked);
-                if clock.is_over(answered) {
-                    return Ok(Sample::round_trips(histogram));
-                }
+            if trips.completed(asked, Instant::now()) {
+                return Ok(trips.sample());
             }
         }
     }

@@ -20,67 +20,48 @@ use crate::error::BenchError;
 use crate::peer::{Peer, PeerJob, PeerProgram, announce};
 use crate::plan::{Bench, Plan};
 use crate::sample::Sample;
-use crate::system::System;
-use crate::systems::raw::{NAME, explained};
+use crate::system::{Rounds, System};
+use crate::systems::raw::channel::{NAME, explained};
 
 use board::SharedBoard;
 use consumer::Consumer;
 use producer::Producer;
 
-/// Shared memory, the producer in a process of its own.
-pub(in crate::systems) struct OverShm {
+/// Shared memory between two processes.
+struct OverShm {
     plan: Plan,
     board: SharedBoard,
     consumer: Consumer,
-    peer: Peer,
 }
 
-impl OverShm {
-    pub(in crate::systems) fn start(job: &PeerJob, program: &PeerProgram) -> Result<Self, BenchError> {
-        let (board, descriptor) = SharedBoard::create()?;
-        let job = PeerJob { meeting_place: Some(board::path_of(&descriptor)), ..job.clone() };
-        let mut peer = Peer::start(program, &job)?;
-        peer.rest()?;
-        Ok(Self { plan: job.plan, board, consumer: Consumer::default(), peer })
-    }
+/// Shared memory, the producer in a process of its own.
+pub(in crate::systems) fn start(job: &PeerJob, program: &PeerProgram) -> Result<System, BenchError> {
+    let (board, descriptor) = SharedBoard::create()?;
+    let job = PeerJob { meeting_place: Some(board::path_of(&descriptor)), ..job.clone() };
+    let mut peer = Peer::start(program, &job)?;
+    peer.rest()?;
+    let plan = job.plan;
+    let variant = match plan.bench {
+        Bench::Latency if plan.polling => "polling, descriptor echo".to_owned(),
+        Bench::Latency => "sleeping, futex".to_owned(),
+        Bench::Rate => "polling, one-way ring".to_owned(),
+        Bench::Bandwidth => format!("memcpy, {} buffers", plan.window),
+        none => none.is_measured_elsewhere(),
+    };
+    let rounds = OverShm { plan, board, consumer: Consumer::default() };
+    Ok(System::new(NAME, variant, rounds).with_peer(peer))
 }
 
-impl System for OverShm {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
-    fn variant(&self) -> String {
-        match self.plan.bench {
-            Bench::Latency if self.plan.polling => "polling, descriptor echo".to_owned(),
-            Bench::Latency => "sleeping, futex".to_owned(),
-            Bench::Rate => "polling, one-way ring".to_owned(),
-            Bench::Bandwidth => format!("memcpy, {} buffers", self.plan.window),
-            none => none.is_measured_elsewhere(),
-        }
-    }
-
-    fn congestion(&self) -> Option<&str> {
-        None
-    }
-
-    fn resume(&mut self) -> Result<(), BenchError> {
-        self.peer.resume()
-    }
-
+impl Rounds for OverShm {
     fn round(&mut self, length: Duration) -> Result<Sample, BenchError> {
-        let Self { plan, board, consumer, peer } = self;
+        let Self { plan, board, consumer } = self;
         let sample = match plan.bench {
             Bench::Latency => consumer.round_trips(board, plan, length),
             Bench::Rate => consumer.pumped(board, plan, length),
             Bench::Bandwidth => consumer.copied(board, plan, length),
             none => none.is_measured_elsewhere(),
         };
-        sample.map_err(|failure| peer.blame(explained(failure)))
-    }
-
-    fn rest(&mut self) -> Result<(), BenchError> {
-        self.peer.rest()
+        sample.map_err(explained)
     }
 }
 

@@ -1,10 +1,22 @@
 //! The bare ring: descriptors of one cache line, each with a word that says when it is written, and nothing else. One
 //! writer, one reader, each with its position to itself; they trust each other.
 
+use std::ops::Deref;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-use super::board::Apart;
+/// A word that shares no pair of cache lines with another: the processor fetches lines in pairs.
+#[derive(Debug, Default)]
+#[repr(C, align(128))]
+pub(super) struct Apart<T>(T);
+
+impl<T> Deref for Apart<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
 
 /// Descriptors that a ring holds: as many slots as a ring of the shm link has.
 pub(super) const SLOTS: usize = 1024;

@@ -13,7 +13,9 @@ use sealane_transport::shm::attach::{
 };
 use sealane_transport::shm::{ClientBell, DaemonEnd, Doorbell, SharedMemory, segment_bytes};
 
-use super::super::{Links, PS, WORKER, engine, listen, map};
+use super::super::arena::step_bytes;
+use super::super::engine::{self, Links};
+use super::super::names::{PS, WORKER, map};
 use crate::error::BenchError;
 use crate::limits::{IDLE_US_MAX, SIZE_BYTES_MAX, STALL_LIMIT};
 use crate::peer::{PeerJob, announce};
@@ -29,12 +31,12 @@ pub(in super::super) const AREA_BYTES: u64 = 1 << 20;
 
 /// The engine's process.
 pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
-    let (network, port) = listen(&job.plan)?;
+    let (network, port) = engine::listener(&job.plan)?;
     let links = Links { listener: network, verbs: None, keys: None };
-    let engine = engine(&job.plan, map(port, port), &[PS, WORKER], links, REQUEST_TIMEOUT)?;
+    let engine = engine::start_pair(&job.plan, map(port, port), &[PS, WORKER], links, REQUEST_TIMEOUT)?;
     let clients = attach::listen(job.meeting_place()?).map_err(failed)?;
     announce(0)?;
-    let area_bytes = if job.plan.bench == Bench::Fuse { super::steps::room_bytes(&job.plan) } else { AREA_BYTES };
+    let area_bytes = if job.plan.bench == Bench::Fuse { step_bytes(&job.plan.step) } else { AREA_BYTES };
     let _attached = [admit_next(&engine, &clients, area_bytes)?, admit_next(&engine, &clients, area_bytes)?];
     loop {
         // The process ends with its standard input or its parent.
@@ -56,9 +58,9 @@ pub(in super::super) fn admit_next(
     };
     let wish = loop {
         ready(&socket, PollFlags::POLLIN)?;
-        match attach::read_request(&socket).map_err(refused)? {
+        match attach::read_request(&socket).map_err(failed)? {
             Some(Request::Attach(wish)) => break wish,
-            Some(request) => return Err(refused(RequestError::Malformed(format!("{request:?} is not to attach")))),
+            Some(request) => return Err(failed(RequestError::Malformed(format!("{request:?} is not to attach")))),
             None => {}
         }
     };
@@ -100,14 +102,10 @@ fn admit(engine: &Engine, wish: Attach, socket: &Arc<OwnedFd>, area_bytes: u64) 
 fn ready(socket: &OwnedFd, what: PollFlags) -> Result<(), BenchError> {
     match poll(&mut [PollFd::new(socket.as_fd(), what)], PollTimeout::NONE) {
         Ok(_) | Err(nix::errno::Errno::EINTR) => Ok(()),
-        Err(errno) => Err(BenchError::io("wait for a client")(errno.into())),
+        Err(errno) => Err(BenchError::io("wait for a client")(errno)),
     }
 }
 
 fn failed(error: impl std::fmt::Display) -> BenchError {
-    BenchError::Sealane { operation: "let a client in", reason: error.to_string() }
-}
-
-fn refused(error: RequestError) -> BenchError {
-    failed(error)
+    BenchError::sealane("let a client in")(error)
 }

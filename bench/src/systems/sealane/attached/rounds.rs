@@ -17,19 +17,16 @@ use ::sealane::{Buffer, DType, Error, Receiving, RecvOptions, Sending, Task, Ten
 use bytes::Bytes;
 use sealane_transport::shm::limits::INLINE_BYTES_MAX;
 
-use super::super::consumer::key_of;
-use super::{NAME, PS, WORKER};
+use super::super::arena::{SLACK_BYTES, block_bytes};
+use super::super::names::{NAME, PS, WORKER, key_of};
 use crate::limits::FILL;
 use crate::plan::{Bench, Fuse, Plan};
-use crate::sample::{Sample, record_round_trip, round_trip_histogram};
-use crate::stopwatch::{RoundClock, Tally};
+use crate::sample::Sample;
+use crate::stopwatch::{RoundTrips, Tally};
 use crate::systems::gap::pass;
 
 /// Batches of a window: while one is waited for, the daemon works on the others.
 const BATCHES: usize = 4;
-
-/// The parts of an arena that are not whole tensors: blocks that are cut for small ones, and the books' rounding.
-const ARENA_SLACK_BYTES: usize = 2 << 20;
 
 /// Tensors up to this size travel in the ring, and are in no arena on either side.
 fn is_in_ring(plan: &Plan) -> bool {
@@ -39,11 +36,10 @@ fn is_in_ring(plan: &Plan) -> bool {
 /// The size of each client's arena: room for the window's tensors.
 pub(super) fn arena_bytes(plan: &Plan) -> u64 {
     if is_in_ring(plan) {
-        return ARENA_SLACK_BYTES as u64;
+        return SLACK_BYTES as u64;
     }
-    // A small block has a power of two; a large one is found where a little more than it needs is free.
-    let block = plan.size_bytes.next_power_of_two().min(plan.size_bytes + 64 * 1024);
-    (block * plan.window + block / 4 + ARENA_SLACK_BYTES) as u64
+    let block = block_bytes(plan.size_bytes);
+    (block * plan.window + block / 4 + SLACK_BYTES) as u64
 }
 
 /// One of the tensors that are in flight at once.
@@ -119,8 +115,7 @@ impl Clients {
     pub(super) fn round_trips(&mut self, plan: &Plan, length: Duration) -> Result<Sample, Error> {
         let Self { ps, worker, meta, slots, step } = self;
         let slot = &mut slots[0];
-        let mut histogram = round_trip_histogram();
-        let clock = RoundClock::start(Instant::now(), length);
+        let mut trips = RoundTrips::start(Instant::now(), length);
         loop {
             let options = slot.options();
             let receiving = worker.recv_with(PS, *step, &slot.key, options);
@@ -135,11 +130,8 @@ impl Clients {
             sending.wait()?;
             slot.received(tensor, plan)?;
             *step += 1;
-            if clock.counts(asked) {
-                record_round_trip(&mut histogram, answered - asked);
-                if clock.is_over(answered) {
-                    return Ok(Sample::round_trips(histogram));
-                }
+            if trips.completed(asked, answered) {
+                return Ok(trips.sample());
             }
         }
     }
@@ -219,14 +211,14 @@ mod tests {
     fn small_tensors_need_no_arena() {
         let plan = Plan::new(Bench::Rate);
         assert!(is_in_ring(&plan));
-        assert_eq!(arena_bytes(&plan), ARENA_SLACK_BYTES as u64);
+        assert_eq!(arena_bytes(&plan), SLACK_BYTES as u64);
     }
 
     #[test]
     fn an_arena_has_room_for_the_window() {
         for (size_bytes, window) in [(INLINE_BYTES_MAX + 1, 65_536), (65_537, 7), (4 << 20, 8), (1 << 30, 1)] {
             let plan = Plan { size_bytes, window, ..Plan::new(Bench::Bandwidth) };
-            assert!(arena_bytes(&plan) as usize >= size_bytes * window + ARENA_SLACK_BYTES, "{size_bytes}");
+            assert!(arena_bytes(&plan) as usize >= size_bytes * window + SLACK_BYTES, "{size_bytes}");
         }
     }
 }

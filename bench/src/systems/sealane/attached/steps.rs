@@ -9,22 +9,11 @@ use std::time::{Duration, Instant};
 use ::sealane::{DType, Error, Keys, Plan as PullPlan, Receiving, RecvOptions, Sending, Task, Tensor, TensorMeta};
 use bytes::Bytes;
 
-use super::super::consumer::key_of;
-use super::{PS, WORKER};
+use super::super::names::{PS, WORKER, key_of};
 use crate::limits::FILL;
 use crate::plan::{Fuse, Plan};
 use crate::sample::Sample;
 use crate::step_tally::StepTally;
-
-/// The books' rounding, a tensor.
-const SLACK_BYTES: usize = 4096;
-
-/// Room for all tensors of a step, on either side.
-pub(super) fn room_bytes(plan: &Plan) -> u64 {
-    // A small block has a power of two; a large one is found where a little more than it needs is free.
-    let block = |bytes: &usize| bytes.next_power_of_two().min(bytes + 64 * 1024) + SLACK_BYTES;
-    plan.step.iter().map(block).sum::<usize>() as u64 + (2 << 20)
-}
 
 /// Both clients, and the tensors of a step.
 pub(super) struct Steps {

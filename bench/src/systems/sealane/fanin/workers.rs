@@ -2,49 +2,32 @@
 //! around it. All sockets are in one epoll set, which is polled and never waited for. Bounded by the plan's peers and
 //! window.
 
-use std::convert::Infallible;
 use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::Instant;
 
-use nix::errno::Errno;
-use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
-use sealane_fusion::{Buffer, Error, Keys, Tray};
-use sealane_transport::session::{Ask, Event, PullAsk, ReceiveMemory, Roster, Session};
-use sealane_transport::tcp::TcpLink;
-use sealane_transport::{Handle, Link, SessionLimits};
+use nix::sys::epoll::{EpollFlags, EpollTimeout};
+use sealane_fusion::{Buffer, Keys, Tray};
+use sealane_transport::session::{Ask, Event, PullAsk};
+use sealane_transport::{Handle, SessionLimits};
 
-use super::super::consumer::key_of;
-use super::super::{NAME, PATIENCE};
-use super::BEGIN;
+use super::super::engine::PATIENCE;
+use super::super::names::{NAME, key_of};
+use super::super::wire::{THE_ONE, Wire, broken};
+use super::answers::BEGIN;
 use crate::error::BenchError;
 use crate::plan::{Fuse, Plan};
 use crate::systems::fanin::{Askers, drain};
-
-/// Sockets that one look at the epoll set reports.
-const EVENTS: usize = 512;
+use crate::systems::poller::Poller;
 
 /// Bytes read from one socket at a time, so that all workers get their turns.
 const READ_BYTES: usize = 64 << 10;
 
-/// What the greetings agree on for a session's first link.
-const FIRST_EPOCH: u32 = 1;
-
-/// The ps among the tasks of its engine's greeting, and a worker among those of its own.
-const THE_ONE: u16 = 0;
-
-/// Every tensor goes to memory that came with its request.
-struct NoMemory;
-
-impl ReceiveMemory for NoMemory {
-    fn allocate(&self, _consumer: u16, len: usize) -> Result<Buffer, Error> {
-        Err(Error::InvalidArgument { reason: format!("{len} bytes came without a request's memory").into() })
-    }
-}
+/// The ps among the tasks of its engine's greeting.
+const THE_PS: u32 = 0;
 
 struct Worker {
-    session: Session<usize, Infallible>,
-    link: TcpLink,
+    wire: Wire,
     /// The next step of each of its requests.
     steps: Vec<i64>,
     /// Its plan, where it has one.
@@ -53,8 +36,8 @@ struct Worker {
     is_blocked: bool,
 }
 
-pub(in crate::systems) struct Workers {
-    epoll: Epoll,
+pub(super) struct Workers {
+    poller: Poller,
     workers: Vec<Worker>,
     keys: Vec<String>,
     size_bytes: usize,
@@ -66,27 +49,22 @@ pub(in crate::systems) struct Workers {
 impl Workers {
     /// Takes over sockets that have greeted, each with what was read behind its welcome.
     pub(super) fn new(sockets: impl Iterator<Item = (TcpStream, Vec<u8>)>, plan: &Plan) -> Result<Self, BenchError> {
-        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(failed("make an epoll set"))?;
+        let poller = Poller::new()?;
         let limits = SessionLimits { window: plan.window, ..SessionLimits::default() };
-        let now = Instant::now();
         let keys = match plan.fuse {
             Fuse::Plan => Some(Arc::new(Keys::new((0..plan.window).map(key_of)).map_err(broken)?)),
             _ => None,
         };
         let mut workers = Vec::new();
-        for (place, (socket, read_ahead)) in sockets.enumerate() {
-            epoll
-                .add(&socket, EpollEvent::new(EpollFlags::EPOLLIN, place as u64))
-                .map_err(failed("watch a worker's socket"))?;
-            let mut session = Session::new(NAME, 1, limits.clone());
-            session.attach(now, FIRST_EPOCH, Roster { numbers: vec![u32::from(THE_ONE)] }, limits.tensor_bytes_max);
-            let link = TcpLink::new(socket.into(), &read_ahead);
-            let named = keys.as_ref().map(|keys| session.add_set(THE_ONE, u32::from(THE_ONE), keys.clone()));
+        for (place, socket) in sockets.enumerate() {
+            let mut wire = Wire::new(socket, 1, &limits);
+            poller.watch(wire.socket(), place, EpollFlags::EPOLLIN)?;
+            let named = keys.as_ref().map(|keys| wire.session.add_set(THE_ONE, THE_PS, keys.clone()));
             let set = named.transpose().map_err(broken)?;
-            workers.push(Worker { session, link, steps: vec![0; plan.window], set, arrived: 0, is_blocked: false });
+            workers.push(Worker { wire, steps: vec![0; plan.window], set, arrived: 0, is_blocked: false });
         }
         let keys = (0..plan.window).map(key_of).collect();
-        Ok(Self { epoll, workers, keys, size_bytes: plan.size_bytes, in_flight: 0, blocked: Vec::new() })
+        Ok(Self { poller, workers, keys, size_bytes: plan.size_bytes, in_flight: 0, blocked: Vec::new() })
     }
 
     /// Lets every worker ask for the tensor that makes the ps serve it; one that has a plan needs not.
@@ -107,10 +85,8 @@ impl Workers {
     fn hear(&mut self, place: usize, now: Instant, asking: bool) -> Result<u64, BenchError> {
         let worker = &mut self.workers[place];
         let before = worker.arrived;
-        let mut inbound = worker.session.inbound(now, &NoMemory);
-        worker.link.receive(&mut inbound, READ_BYTES).map_err(broken)?;
-        worker.session.heard(now);
-        while let Some(event) = self.workers[place].session.poll_event() {
+        worker.wire.receive(now, READ_BYTES)?;
+        while let Some(event) = self.workers[place].wire.session.poll_event() {
             match event {
                 Event::Answered { waiter: lane, answer } => {
                     let arrived = answer.map_err(|unanswered| broken(unanswered.error))?;
@@ -143,11 +119,11 @@ impl Workers {
 
     /// Pulls a worker's plan; what comes last is what is looked at.
     fn pull(&mut self, place: usize, now: Instant, tray: Tray) -> Result<(), BenchError> {
-        let Worker { session, set, .. } = &mut self.workers[place];
+        let Worker { wire, set, .. } = &mut self.workers[place];
         let (waiter, min_version, deadline) = (tray.len() - 1, 0, now + PATIENCE);
         self.in_flight += tray.len();
         let set = set.expect("the workers of plans have one");
-        let pulled = session.pull(now, PullAsk { set, min_version, deadline, tray, waiter });
+        let pulled = wire.session.pull(now, PullAsk { set, min_version, deadline, tray, waiter });
         pulled.map(drop).map_err(|(error, ..)| broken(error))
     }
 
@@ -171,7 +147,7 @@ impl Workers {
     ) -> Result<(), BenchError> {
         let ask = Ask {
             consumer: THE_ONE,
-            producer: u32::from(THE_ONE),
+            producer: THE_PS,
             step,
             key,
             deadline: now + PATIENCE,
@@ -179,21 +155,16 @@ impl Workers {
             waiter: lane,
         };
         self.in_flight += 1;
-        let asked = self.workers[place].session.request(now, ask);
+        let asked = self.workers[place].wire.session.request(now, ask);
         asked.map(drop).map_err(|(unanswered, _)| broken(unanswered.error))
     }
 
     /// Writes what a worker has to say, as far as its socket takes it.
     fn send(&mut self, place: usize, now: Instant) -> Result<(), BenchError> {
-        let Worker { session, link, is_blocked, .. } = &mut self.workers[place];
-        while !*is_blocked && session.has_output() {
-            session.fill(now, false);
-            link.transmit(session.outbox(), usize::MAX, false).map_err(broken)?;
-            session.collect_written();
-            if !session.outbox().is_empty() {
-                *is_blocked = true;
-                self.blocked.push(place);
-            }
+        let Worker { wire, is_blocked, .. } = &mut self.workers[place];
+        if !*is_blocked && !wire.transmit(now, false)? {
+            *is_blocked = true;
+            self.blocked.push(place);
         }
         Ok(())
     }
@@ -217,19 +188,14 @@ impl Askers for Workers {
     }
 
     fn turn(&mut self, now: Instant, asking: bool) -> Result<u64, BenchError> {
-        let mut events = [EpollEvent::empty(); EVENTS];
-        let count = match self.epoll.wait(&mut events, EpollTimeout::ZERO) {
-            Ok(count) => count,
-            Err(Errno::EINTR) => 0,
-            Err(errno) => return Err(failed("look at the workers' sockets")(errno)),
-        };
+        let count = self.poller.look(EpollTimeout::ZERO)?;
         for place in std::mem::take(&mut self.blocked) {
             self.workers[place].is_blocked = false;
             self.send(place, now)?;
         }
         let mut arrived = 0;
-        for event in &events[..count] {
-            arrived += self.hear(event.data() as usize, now, asking)?;
+        for number in 0..count {
+            arrived += self.hear(self.poller.reported(number).0, now, asking)?;
         }
         Ok(arrived)
     }
@@ -241,12 +207,4 @@ impl Askers for Workers {
     fn take_arrived(&mut self) -> Vec<u64> {
         self.workers.iter_mut().map(|worker| std::mem::take(&mut worker.arrived)).collect()
     }
-}
-
-fn broken(reason: impl ToString) -> BenchError {
-    BenchError::Sealane { operation: "serve its workers", reason: reason.to_string() }
-}
-
-fn failed(operation: &'static str) -> impl FnOnce(Errno) -> BenchError {
-    move |errno| BenchError::io(operation)(errno.into())
 }

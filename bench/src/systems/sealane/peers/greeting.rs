@@ -3,7 +3,7 @@
 use sealane_transport::lane::lane;
 use sealane_transport::wire::{Frame, FrameWriter, Greeting, Hello, parse};
 
-use super::super::PS;
+use super::super::names::PS;
 use crate::systems::crowd::Manners;
 
 /// Peer number 0 has this port in its transport address, at which nobody listens: peers call, and are not called. All

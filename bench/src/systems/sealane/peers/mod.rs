@@ -11,15 +11,15 @@ use std::time::{Duration, Instant};
 
 use ::sealane::{Attach, Task};
 
-use super::NAME;
+use super::names::NAME;
 use crate::error::BenchError;
 use crate::limits::{CONNECT_LIMIT, WARM_UP_MAX, WARM_UP_SHARE};
 use crate::open_files;
 use crate::peer::{Peer, PeerJob, PeerProgram};
 use crate::plan::{Link, Plan};
-use crate::process::Process;
+use crate::process::{Growth, Process};
 use crate::sample::{Metric, Sample};
-use crate::system::System;
+use crate::system::{Rounds, System};
 use crate::systems::crowd::Crowd;
 use crate::systems::meeting::Meeting;
 
@@ -28,11 +28,6 @@ pub(in crate::systems) use host::serve;
 
 /// Bytes of an idle client's arena, none of which is ever touched.
 const ARENA_BYTES: u64 = 1 << 20;
-
-/// Open files of a peer, on either side: its socket; of a client also its doorbell, and what it sleeps on.
-fn open_files_each(link: Link) -> usize {
-    if link == Link::Shm { 3 } else { 1 }
-}
 
 enum Peers {
     Greeted(Crowd<Workers>),
@@ -50,30 +45,31 @@ impl Peers {
 }
 
 /// An engine whose peers want nothing.
-pub(in crate::systems) struct Idle {
-    plan: Plan,
+struct Idle {
     /// Before the engine's process, which they say goodbye to.
     peers: Peers,
-    congestion: Option<String>,
     engine: Process,
-    /// Resident memory of the engine's process before the first peer came.
-    alone_bytes: u64,
+    growth: Growth,
+    /// It is never stopped: the engine would find its peers silent when it goes on. Nothing else is measured in turn with
+    /// it, see [`Plan::check`].
     peer: Peer,
 }
 
-impl Idle {
-    pub(in crate::systems) fn start(job: &PeerJob, program: &PeerProgram) -> Result<Self, BenchError> {
-        let plan = job.plan.clone();
-        open_files::allow_for("--peers", plan.peers, open_files_each(plan.link))?;
-        let meeting = Meeting::arrange()?;
-        let job = PeerJob { meeting_place: Some(meeting.socket()), ..job.clone() };
-        let mut peer = Peer::start(program, &job)?;
-        let engine = Process::new(peer.process_id())?;
-        let alone_bytes = engine.resident_bytes()?;
-        let (peers, congestion) = connect(&plan, peer.ready().port, &meeting).map_err(|failure| peer.blame(failure))?;
-        Ok(Self { plan, peers, congestion, engine, alone_bytes, peer })
-    }
+/// An engine in a process of its own, and its peers.
+pub(in crate::systems) fn idle(job: &PeerJob, program: &PeerProgram) -> Result<System, BenchError> {
+    let plan = job.plan.clone();
+    open_files::allow_for("--peers", plan.peers, host::open_files_each(plan.link))?;
+    let meeting = Meeting::arrange()?;
+    let job = PeerJob { meeting_place: Some(meeting.socket()), ..job.clone() };
+    let mut peer = Peer::start(program, &job)?;
+    let (engine, growth) = (Process::new(peer.process_id())?, Growth::of(peer.process_id())?);
+    let (peers, congestion) = connect(&plan, peer.ready().port, &meeting).map_err(|failure| peer.blame(failure))?;
+    let waiting = if plan.polling { "polling" } else { "parking" };
+    let variant = format!("{waiting}, {} peers", peers.count());
+    Ok(System::new(NAME, variant, Idle { peers, engine, growth, peer }).with_congestion(congestion))
+}
 
+impl Idle {
     /// Lets time pass, in which the peers only answer pings.
     fn pass(&mut self, length: Duration) -> Result<(), BenchError> {
         match &mut self.peers {
@@ -92,8 +88,7 @@ fn connect(plan: &Plan, port: u16, meeting: &Meeting) -> Result<(Peers, Option<S
             let client = Attach::new(&greeting::task(peer)).socket(meeting.socket());
             client.arena_bytes(ARENA_BYTES).timeout(CONNECT_LIMIT).attach()
         };
-        let failed = |error: ::sealane::Error| BenchError::Sealane { operation: "attach", reason: error.to_string() };
-        let clients = (0..plan.peers).map(attach).collect::<Result<_, _>>().map_err(failed)?;
+        let clients = (0..plan.peers).map(attach).collect::<Result<_, _>>().map_err(BenchError::sealane("attach"))?;
         return Ok((Peers::Attached(clients), None));
     }
     let (crowd, _) = Crowd::call(NAME, Workers, 0, plan.peers, port, plan.congestion.as_deref())?;
@@ -101,39 +96,15 @@ fn connect(plan: &Plan, port: u16, meeting: &Meeting) -> Result<(Peers, Option<S
     Ok((Peers::Greeted(crowd), Some(congestion)))
 }
 
-impl System for Idle {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
-    fn variant(&self) -> String {
-        let waiting = if self.plan.polling { "polling" } else { "parking" };
-        format!("{waiting}, {} peers", self.peers.count())
-    }
-
-    fn congestion(&self) -> Option<&str> {
-        self.congestion.as_deref()
-    }
-
-    /// The engine is never stopped: it would find its peers silent when it goes on. Nothing else is measured in turn
-    /// with it, see [`Plan::check`].
-    fn resume(&mut self) -> Result<(), BenchError> {
-        self.peer.resume()
-    }
-
+impl Rounds for Idle {
     fn round(&mut self, length: Duration) -> Result<Sample, BenchError> {
         self.pass(length.mul_f64(WARM_UP_SHARE).min(WARM_UP_MAX))?;
         let (began, spent_before) = (Instant::now(), self.engine.cpu_time()?);
         self.pass(length)?;
         let (took, spent) = (began.elapsed(), self.engine.cpu_time()?.saturating_sub(spent_before));
         let cpu_percent = 100.0 * spent.as_secs_f64() / took.as_secs_f64();
-        let grown_bytes = self.engine.resident_bytes()? as f64 - self.alone_bytes as f64;
-        let bytes_per_peer = grown_bytes / self.peers.count() as f64;
+        let bytes_per_peer = self.growth.bytes_each(self.peers.count())?;
         let figures = vec![(Metric::CpuPercent, cpu_percent), (Metric::ResidentBytesPerPeer, bytes_per_peer)];
         Ok(Sample { figures, ..Sample::default() })
-    }
-
-    fn rest(&mut self) -> Result<(), BenchError> {
-        Ok(())
     }
 }

@@ -4,7 +4,6 @@
 use sealane_fusion::Buffer;
 use sealane_runtime::{Slab, SlabSettings};
 
-use super::broken;
 use crate::error::BenchError;
 use crate::plan::Registration;
 
@@ -20,8 +19,8 @@ pub(super) fn destination(registration: Registration, bytes: usize) -> Result<Bu
         Registration::Static => Ok(Buffer::from_vec(vec![0; bytes])),
         Registration::Dynamic => {
             let settings = SlabSettings { name: "receive", bytes: slab_bytes(bytes), populate: true };
-            let slab = Slab::new(settings).map_err(broken)?;
-            slab.allocate(bytes).map_err(broken)
+            let slab = Slab::new(settings).map_err(BenchError::sealane("train"))?;
+            slab.allocate(bytes).map_err(BenchError::sealane("train"))
         }
     }
 }

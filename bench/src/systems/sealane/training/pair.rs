@@ -6,36 +6,21 @@ use std::os::fd::BorrowedFd;
 use std::rc::Rc;
 use std::time::Instant;
 
-use sealane_fusion::{Buffer, Error, Tray};
-use sealane_transport::session::{Ask, Event, PullAsk, PushAsk, ReceiveMemory, Roster, Session};
-use sealane_transport::tcp::TcpLink;
-use sealane_transport::{Handle, Link, Payload, SessionLimits};
+use sealane_fusion::{Buffer, Tray};
+use sealane_transport::session::{Ask, Event, PullAsk, PushAsk};
+use sealane_transport::{Handle, Payload, SessionLimits};
 
-use super::super::{NAME, PATIENCE};
+use super::super::engine::PATIENCE;
+use super::super::names::{NAME, QUEUE};
+use super::super::wire::{THE_ONE, Wire};
 use super::memory::{Copies, destination};
 use super::share::Share;
-use super::{QUEUE, broken};
 use crate::error::BenchError;
 use crate::limits::FILL;
 use crate::plan::{Fuse, Variant};
 
-/// What the greetings agree on for a session's first link.
-const FIRST_EPOCH: u32 = 1;
-
-/// The worker among the tasks of its greeting.
-const THE_ONE: u16 = 0;
-
 /// Bytes read from a socket at a time, so that all get their turns.
 const READ_BYTES: usize = 256 << 10;
-
-/// Every tensor goes to memory that came with its request.
-struct NoMemory;
-
-impl ReceiveMemory for NoMemory {
-    fn allocate(&self, _consumer: u16, len: usize) -> Result<Buffer, Error> {
-        Err(Error::InvalidArgument { reason: format!("{len} bytes came without a request's memory").into() })
-    }
-}
 
 /// What has come to an end on a pair since it was last asked.
 #[derive(Clone, Copy, Debug, Default)]
@@ -56,8 +41,7 @@ enum Places {
 
 /// See the module.
 pub(super) struct Pair {
-    session: Session<usize, ()>,
-    link: TcpLink,
+    wire: Wire,
     /// The ps among the tasks of its engine's greeting.
     ps: u32,
     share: Rc<Share>,
@@ -77,36 +61,36 @@ pub(super) struct Pair {
 impl Pair {
     /// Takes over a socket that has greeted the `ps`th of so many, with what was read behind its welcome.
     pub(super) fn new(
-        (socket, read_ahead): (TcpStream, Vec<u8>),
+        socket: (TcpStream, Vec<u8>),
         (ps, count): (usize, usize),
         share: Rc<Share>,
         variant: Variant,
     ) -> Result<Self, BenchError> {
         let queued_requests_max = share.pulled.len().max(share.gradients.len()) + 1;
         let limits = SessionLimits { window: variant.request_buffers, queued_requests_max, ..SessionLimits::default() };
-        let mut session = Session::new(NAME, 1, limits.clone());
-        let (ps, roster) = (ps as u32, Roster { numbers: (0..count as u32).collect() });
-        session.attach(Instant::now(), FIRST_EPOCH, roster, limits.tensor_bytes_max);
-        let stream = session.stream(THE_ONE, ps, QUEUE).map_err(broken)?;
+        let (mut wire, ps) = (Wire::new(socket, count as u32, &limits), ps as u32);
+        let stream = wire.session.stream(THE_ONE, ps, QUEUE).map_err(BenchError::sealane("train"))?;
         let places = if variant.fuse == Fuse::Plan {
-            Places::Planned { set: session.add_set(THE_ONE, ps, share.keys.clone()).map_err(broken)?, tray: None }
+            Places::Planned {
+                set: wire.session.add_set(THE_ONE, ps, share.keys.clone()).map_err(BenchError::sealane("train"))?,
+                tray: None,
+            }
         } else {
             Places::Single(share.pulled.iter().map(|_| None).collect())
         };
         let copies = variant.copies.then(|| Copies::new(&share.pulled));
-        let link = TcpLink::new(socket.into(), &read_ahead);
         let (to_pull, next_push, pushing, is_blocked) = (0, 0, 0, false);
-        Ok(Self { session, link, ps, share, variant, places, copies, stream, to_pull, next_push, pushing, is_blocked })
+        Ok(Self { wire, ps, share, variant, places, copies, stream, to_pull, next_push, pushing, is_blocked })
     }
 
     /// The socket, to be watched.
     pub(super) fn socket(&self) -> BorrowedFd<'_> {
-        self.link.descriptor().expect("a TCP link has a socket")
+        self.wire.socket()
     }
 
     /// Messages that have moved so far, both ways.
     pub(super) fn messages(&self) -> u64 {
-        self.session.sent().messages + self.session.received().messages
+        self.wire.session.sent().messages + self.wire.session.received().messages
     }
 
     /// Asks for all tensors of a step; true if there are none.
@@ -129,7 +113,7 @@ impl Pair {
                 }
             };
             let ask = PullAsk { set: *set, min_version, deadline: now + PATIENCE, tray, waiter: 0 };
-            self.session.pull(now, ask).map_err(|(error, ..)| broken(error))?;
+            self.wire.session.pull(now, ask).map_err(|(error, ..)| BenchError::sealane("train")(error))?;
             return Ok(false);
         }
         for (number, key) in share.keys.iter().enumerate() {
@@ -148,10 +132,10 @@ impl Pair {
                 waiter: number,
             };
             let asked = match self.variant.fuse {
-                Fuse::Receive | Fuse::ReceiveWaitAll => self.session.request_fused(now, ask),
-                _ => self.session.request(now, ask),
+                Fuse::Receive | Fuse::ReceiveWaitAll => self.wire.session.request_fused(now, ask),
+                _ => self.wire.session.request(now, ask),
             };
-            asked.map_err(|(unanswered, _)| broken(unanswered.error))?;
+            asked.map_err(|(unanswered, _)| BenchError::sealane("train")(unanswered.error))?;
         }
         Ok(false)
     }
@@ -176,7 +160,7 @@ impl Pair {
             };
             let deadline = now + PATIENCE;
             let push = PushAsk { stream: self.stream, meta: meta.clone(), payload, deadline, deposit: () };
-            self.session.push(now, push).map_err(|(error, ())| broken(error))?;
+            self.wire.session.push(now, push).map_err(|(error, ())| BenchError::sealane("train")(error))?;
             self.next_push += 1;
             self.pushing += 1;
         }
@@ -185,14 +169,12 @@ impl Pair {
 
     /// Reads once, and says what has come to an end.
     pub(super) fn hear(&mut self, now: Instant) -> Result<Ended, BenchError> {
-        let mut inbound = self.session.inbound(now, &NoMemory);
-        self.link.receive(&mut inbound, READ_BYTES).map_err(broken)?;
-        self.session.heard(now);
+        self.wire.receive(now, READ_BYTES)?;
         let mut ended = Ended::default();
-        while let Some(event) = self.session.poll_event() {
+        while let Some(event) = self.wire.session.poll_event() {
             match event {
                 Event::Answered { waiter: number, answer } => {
-                    let arrived = answer.map_err(|unanswered| broken(unanswered.error))?;
+                    let arrived = answer.map_err(|unanswered| BenchError::sealane("train")(unanswered.error))?;
                     self.arrived(number, &arrived.buffer)?;
                     if let (Places::Single(places), true) = (&mut self.places, self.variant.keeps_memory()) {
                         places[number] = Some(arrived.buffer);
@@ -201,7 +183,7 @@ impl Pair {
                 }
                 Event::Pulled { tray, .. } => {
                     for number in 0..tray.len() {
-                        self.arrived(number, tray.get(number).map_err(broken)?.bytes())?;
+                        self.arrived(number, tray.get(number).map_err(BenchError::sealane("train"))?.bytes())?;
                     }
                     if let (Places::Planned { tray: place, .. }, true) = (&mut self.places, self.variant.keeps_memory())
                     {
@@ -210,12 +192,16 @@ impl Pair {
                     ended.pull = self.to_pull == 0;
                 }
                 Event::PushEnded { count, outcome, .. } => {
-                    outcome.map_err(broken)?;
+                    outcome.map_err(BenchError::sealane("train"))?;
                     self.pushing -= count as usize;
                     self.push_more(now)?;
                     ended.push = self.pushing == 0;
                 }
-                other => return Err(broken(format!("it said {other:?} to a worker that only pulls and pushes"))),
+                other => {
+                    return Err(BenchError::sealane("train")(format!(
+                        "it said {other:?} to a worker that only pulls and pushes"
+                    )));
+                }
             }
         }
         Ok(ended)
@@ -239,16 +225,8 @@ impl Pair {
 
     /// Writes what there is to say, as far as the socket takes it; true if that has changed whether it does.
     pub(super) fn send(&mut self, now: Instant) -> Result<bool, BenchError> {
-        let was_blocked = std::mem::take(&mut self.is_blocked);
-        while self.session.has_output() {
-            self.session.fill(now, self.variant.fuse == Fuse::Off);
-            self.link.transmit(self.session.outbox(), usize::MAX, false).map_err(broken)?;
-            self.session.collect_written();
-            if !self.session.outbox().is_empty() {
-                self.is_blocked = true;
-                break;
-            }
-        }
+        let was_blocked = self.is_blocked;
+        self.is_blocked = !self.wire.transmit(now, self.variant.fuse == Fuse::Off)?;
         Ok(was_blocked != self.is_blocked)
     }
 }

@@ -2,25 +2,22 @@
 //! have come as all workers push in a step; for workers that receive, every one finds the tensors of its next steps
 //! deposited. Bounded by the plan's workers and tensors.
 
-use std::collections::VecDeque;
+use std::net::TcpListener;
 use std::rc::Rc;
 use std::thread;
 
-use bytes::Bytes;
-use sealane_fusion::{
-    AcceptOptions, Acceptor, DType, Engine, EngineSettings, Error, Fuse as EngineFuse, LocalEngine, LocalPair,
-    LocalSending, LocalTask, Tensor, TensorMeta, Verbs,
-};
+use sealane_fusion::{AcceptOptions, Acceptor, Engine, EngineSettings, Error, LocalEngine, LocalPair, LocalTask};
 use sealane_transport::shm::attach;
+use sealane_transport::verbs::Verbs;
 
 use super::super::attached::admit_next;
-use super::super::consumer::key_of;
+use super::super::engine::{self, PATIENCE, listener, on_shard};
+use super::super::names::{QUEUE, ps_task};
+use super::super::parameters::{AHEAD, Parameter, deposit_ahead, publish, told};
 use super::super::peers::greeting;
-use super::super::peers::host;
-use super::super::producer::{AHEAD, is_the_end};
 use super::super::{memory, over_verbs};
+use super::room;
 use super::versions::Versions;
-use super::{QUEUE, clients, ps_task};
 use crate::error::BenchError;
 use crate::limits::FILL;
 use crate::open_files;
@@ -40,15 +37,15 @@ const SLAB_BYTES_MAX: usize = 3 << 30;
 pub(super) const REGISTERED_BYTES: usize = 4 << 20;
 
 /// Serves workers until the process ends.
-pub(in crate::systems::sealane) fn serve(job: &PeerJob) -> Result<(), BenchError> {
+pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
     let plan = &job.plan;
     let training = training::of(plan);
     let _engine_and_clients = if plan.link == Link::Shm {
-        open_files::allow_for("--workers", training.size.workers, clients::OPEN_FILES)?;
+        open_files::allow_for("--workers", training.size.workers, room::OPEN_FILES)?;
         let engine = host_clients(plan)?;
-        let door = attach::listen(job.meeting_place()?).map_err(failed)?;
+        let door = attach::listen(job.meeting_place()?).map_err(BenchError::sealane("listen for clients"))?;
         announce(0)?;
-        let area_bytes = clients::area_bytes(plan);
+        let area_bytes = room::area_bytes(plan);
         let admitted = (0..training.size.workers).map(|_| admit_next(&engine, &door, area_bytes));
         (admitted.collect::<Result<Vec<_>, _>>()?, engine)
     } else {
@@ -66,23 +63,20 @@ pub(in crate::systems::sealane) fn serve(job: &PeerJob) -> Result<(), BenchError
 /// Parameter servers that workers reach over the network, each at an address of its own, with their ports.
 pub(super) fn host_peers(plan: &Plan, verbs: Option<Verbs>) -> Result<(Engine, Vec<u16>), BenchError> {
     let training = training::of(plan);
-    let listening = (0..training.size.ps).map(|_| host::listener(plan)).collect::<Result<Vec<_>, _>>()?;
+    let listening = (0..training.size.ps).map(|_| listener(plan)).collect::<Result<Vec<_>, _>>()?;
     let (listeners, ports): (Vec<_>, Vec<_>) = listening.into_iter().unzip();
     let tasks: Vec<String> = (0..training.size.ps).map(ps_task).collect();
-    let engine = host::start(plan, map(training, &ports), &tasks, listeners, verbs)?;
-    start(&engine, plan)?;
+    let engine = start_engine(plan, &map(training, &ports), &tasks, listeners, verbs)?;
     Ok((engine, ports))
 }
 
 /// Parameter servers in an engine that serves the workers too: all are tasks of one host.
 fn host_clients(plan: &Plan) -> Result<Engine, BenchError> {
     let Size { workers, ps } = training::of(plan).size;
-    let (listener, port) = host::listener(plan)?;
+    let (listener, port) = listener(plan)?;
     let tasks: Vec<String> = (0..ps).map(ps_task).chain((0..workers).map(greeting::task)).collect();
-    let map = tasks.iter().map(|task| format!("{task}=127.0.0.1:{port}\n")).collect();
-    let engine = host::start(plan, map, &tasks, vec![listener], None)?;
-    start(&engine, plan)?;
-    Ok(engine)
+    let map: String = tasks.iter().map(|task| format!("{task}=127.0.0.1:{port}\n")).collect();
+    start_engine(plan, &map, &tasks, vec![listener], None)
 }
 
 /// Where the parameter servers with these ports are, and the workers.
@@ -91,8 +85,25 @@ pub(super) fn map(training: &Training, ports: &[u16]) -> String {
     greeting::map(tasks.iter().map(String::as_str).zip(ports.iter().copied()), training.size.workers)
 }
 
+/// An engine with the parameter servers on its shard.
+fn start_engine(
+    plan: &Plan,
+    map: &str,
+    tasks: &[String],
+    listeners: Vec<TcpListener>,
+    verbs: Option<Verbs>,
+) -> Result<Engine, BenchError> {
+    let mut settings = engine::settings(plan, map, tasks, listeners, verbs)?;
+    engine::let_rest(&mut settings);
+    settings.request_timeout = PATIENCE;
+    make_room(&mut settings, plan, training::of(plan));
+    let engine = engine::start(settings)?;
+    start(&engine, plan)?;
+    Ok(engine)
+}
+
 /// Settings with room for all workers at once.
-pub(in crate::systems::sealane) fn make_room(settings: &mut EngineSettings, plan: &Plan, training: &Training) {
+fn make_room(settings: &mut EngineSettings, plan: &Plan, training: &Training) {
     let pairs = training.pairs();
     settings.links_max = settings.links_max.max(2 * pairs);
     // All of them call one ps at once, and from one host.
@@ -100,7 +111,7 @@ pub(in crate::systems::sealane) fn make_room(settings: &mut EngineSettings, plan
     settings.greetings_per_host_max = settings.greetings_per_host_max.max(training.size.workers);
     let deposited = AHEAD * training.size.workers * plan.step.len();
     settings.deposited_tensors_max = settings.deposited_tensors_max.max(2 * deposited);
-    settings.fuse = if plan.fuse == Fuse::Off { EngineFuse::Off } else { EngineFuse::Turn };
+    settings.fuse = engine::fuse(plan);
     // A gradient has memory from its first byte on, so each worker's largest at each ps may be there in part.
     let largest = |share: Vec<usize>| share.into_iter().map(|tensor| training.push[tensor]).max().unwrap_or_default();
     let largest: usize = spread(&training.push, training.size.ps).into_iter().map(largest).sum();
@@ -125,70 +136,40 @@ pub(in crate::systems::sealane) fn make_room(settings: &mut EngineSettings, plan
 /// Starts every ps on the shard; they run until the engine stops.
 fn start(engine: &Engine, plan: &Plan) -> Result<(), BenchError> {
     let plan = plan.clone();
-    let started = engine.on_shard(0, async move |shard| {
+    on_shard(engine, "start its parameter servers", async move |shard| {
         let training = training::of(&plan);
         let pulled = spread(&plan.step, training.size.ps);
         let pushed = spread(&training.push, training.size.ps);
         for (number, (pulled, pushed)) in pulled.into_iter().zip(pushed).enumerate() {
             start_one(&shard, &plan, number, &pulled, pushed.len())?;
         }
-        Ok::<(), Error>(())
-    });
-    started.wait().map_err(failed)?.map_err(failed)
-}
-
-fn failed(reason: impl ToString) -> BenchError {
-    BenchError::Sealane { operation: "start its parameter servers", reason: reason.to_string() }
+        Ok(())
+    })
 }
 
 fn start_one(shard: &LocalEngine, plan: &Plan, number: usize, pulled: &[usize], pushed: usize) -> Result<(), Error> {
     let training = training::of(plan);
-    let parameter = |&tensor: &usize| {
-        let bytes = plan.step[tensor];
-        let meta = TensorMeta::new(DType::U8, &[bytes as u64])?;
-        Ok(Parameter { key: key_of(tensor), meta, bytes: memory::filled(shard, plan, bytes)? })
-    };
-    let task = shard.task(&ps_task(number))?;
+    let parameter = |&tensor: &usize| Parameter::kept(tensor, memory::filled(shard, plan, plan.step[tensor])?);
+    let (task, ended) = (shard.task(&ps_task(number))?, format!("{} no longer serves", ps_task(number)));
     let parameters: Rc<[Parameter]> = pulled.iter().map(parameter).collect::<Result<_, Error>>()?;
     let gradients = pushed * training.size.workers;
     let server = Rc::new(Server { task, parameters, versions: Versions::default(), gradients });
     if plan.fuse == Fuse::Plan {
-        server.publish(0)?;
+        publish(&server.task, 0, &server.parameters)?;
     } else {
         // Without gradients no version follows the first.
         let waits = training.mode == Mode::Sync && gradients > 0;
         for worker in 0..training.size.workers {
             let pair = server.task.pair(&greeting::task(worker))?;
-            drop(shard.shard().spawn(told(number, deposit(server.clone(), pair, waits))));
+            drop(shard.shard().spawn(told(ended.clone(), deposit(server.clone(), pair, waits))));
         }
     }
     // Room for all that the workers push in a step, so that what is measured is how it comes, not how it waits.
     let options = AcceptOptions { tensors_max: gradients.max(1), ..AcceptOptions::default() };
     let acceptor = server.task.acceptor(QUEUE, options);
     let publishes = plan.fuse == Fuse::Plan;
-    drop(shard.shard().spawn(told(number, accept(server, acceptor, publishes))));
+    drop(shard.shard().spawn(told(ended, accept(server, acceptor, publishes))));
     Ok(())
-}
-
-/// Says why a ps ended, unless its engine stops: that is how every run ends.
-async fn told(number: usize, task: impl Future<Output = Result<(), Error>>) {
-    if let Err(error) = task.await
-        && !is_the_end(&error)
-    {
-        eprintln!("{} no longer serves: {error}", ps_task(number));
-    }
-}
-
-struct Parameter {
-    key: String,
-    meta: TensorMeta,
-    bytes: Bytes,
-}
-
-impl Parameter {
-    fn tensor(&self) -> Result<Tensor, Error> {
-        Tensor::new(self.meta.clone(), self.bytes.clone())
-    }
 }
 
 /// One ps.
@@ -200,39 +181,14 @@ struct Server {
     gradients: usize,
 }
 
-impl Server {
-    fn publish(&self, version: i64) -> Result<(), Error> {
-        let tensors = self.parameters.iter().map(Parameter::tensor).collect::<Result<Vec<_>, Error>>()?;
-        self.task.publish_many(version, self.parameters.iter().map(|parameter| parameter.key.as_str()).zip(tensors))
-    }
-
-    /// Deposits a step's tensors for a worker. The future ends when the last of them was released: the others are then
-    /// about to be. `None` if there are none.
-    fn deposit(&self, pair: &LocalPair, step: i64) -> Result<Option<LocalSending>, Error> {
-        let mut last = None;
-        for parameter in self.parameters.iter() {
-            last = Some(pair.send(step, &parameter.key, parameter.tensor()?));
-        }
-        Ok(last)
-    }
-}
-
 /// Serves one worker that receives: its next tensors are there before it asks, unless everybody's gradients are waited for.
 async fn deposit(server: Rc<Server>, pair: LocalPair, waits: bool) -> Result<(), Error> {
-    let mut deposited = VecDeque::new();
-    for step in 0.. {
+    let ready = async |step| {
         if waits {
             server.versions.reached(step).await;
         }
-        let Some(last) = server.deposit(&pair, step)? else { return Ok(()) };
-        deposited.push_back(last);
-        if deposited.len() == AHEAD
-            && let Some(first) = deposited.pop_front()
-        {
-            first.await?;
-        }
-    }
-    Ok(())
+    };
+    deposit_ahead(&pair, &server.parameters, ready).await
 }
 
 /// Takes gradients; when as many have come as all workers push in a step, there is a new version.
@@ -251,7 +207,7 @@ async fn accept(server: Rc<Server>, acceptor: Acceptor, publishes: bool) -> Resu
             taken -= server.gradients;
             let version = server.versions.advance();
             if publishes {
-                server.publish(version)?;
+                publish(&server.task, version, &server.parameters)?;
             }
         }
     }

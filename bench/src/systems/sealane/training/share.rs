@@ -6,8 +6,7 @@ use bytes::Bytes;
 use sealane_fusion::{DType, Keys, TensorMeta};
 use sealane_transport::Meta;
 
-use super::super::consumer::key_of;
-use super::broken;
+use super::super::names::key_of;
 use crate::error::BenchError;
 use crate::limits::FILL;
 use crate::plan::{Plan, spread};
@@ -30,11 +29,13 @@ pub(super) fn shares(plan: &Plan) -> Result<Vec<Share>, BenchError> {
     let one = |(pulled, pushed): (Vec<usize>, Vec<usize>)| {
         let gradient = |number: &usize| {
             let bytes = training.push[*number];
-            let meta = TensorMeta::new(DType::U8, &[bytes as u64]).map_err(broken)?;
+            let meta = TensorMeta::new(DType::U8, &[bytes as u64]).map_err(BenchError::sealane("train"))?;
             Ok((meta.into_wire(), Bytes::from(vec![FILL; bytes])))
         };
         Ok(Share {
-            keys: Arc::new(Keys::new(pulled.iter().map(|number| key_of(*number))).map_err(broken)?),
+            keys: Arc::new(
+                Keys::new(pulled.iter().map(|number| key_of(*number))).map_err(BenchError::sealane("train"))?,
+            ),
             pulled: pulled.iter().map(|number| plan.step[*number]).collect(),
             gradients: pushed.iter().map(gradient).collect::<Result<_, BenchError>>()?,
         })

@@ -5,24 +5,18 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use nix::errno::Errno;
-use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use nix::sys::epoll::{EpollFlags, EpollTimeout};
 
-use super::super::NAME;
+use super::super::names::NAME;
 use super::super::peers::greeting::Silent;
 use super::pair::Pair;
-use super::{broken_by, share};
+use super::share;
 use crate::error::BenchError;
 use crate::limits::STALL_LIMIT;
 use crate::plan::{Fuse, Mode, Plan, Training};
 use crate::systems::crowd::Crowd;
+use crate::systems::poller::{Poller, at_most};
 use crate::systems::training::{self, Moved, StepLog, Trainees};
-
-/// Sockets that one look at the epoll set reports.
-const EVENTS: usize = 512;
-
-/// An epoll set waits for whole milliseconds: one more than are left, so that the time is over when it wakes.
-const COMPUTED_SOON: Duration = Duration::from_millis(1);
 
 struct Worker {
     /// Its steps so far: the number of the next.
@@ -35,8 +29,8 @@ struct Worker {
 }
 
 /// See the module.
-pub(in crate::systems) struct Workers {
-    epoll: Epoll,
+pub(super) struct Workers {
+    poller: Poller,
     training: Training,
     workers: Vec<Worker>,
     /// Of worker 0 with every ps, of worker 1, and so on.
@@ -50,7 +44,7 @@ pub(in crate::systems) struct Workers {
 impl Workers {
     /// Takes over sockets that have greeted: those of all workers with one ps, and with the next.
     pub(super) fn new(connected: Vec<Crowd<Silent>>, plan: &Plan) -> Result<Self, BenchError> {
-        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(broken_by("make an epoll set"))?;
+        let poller = Poller::new()?;
         let training = training::of(plan).clone();
         let shares: Vec<_> = share::shares(plan)?.into_iter().map(Rc::new).collect();
         let mut sockets: Vec<_> = connected.into_iter().map(Crowd::into_sockets).collect();
@@ -59,15 +53,14 @@ impl Workers {
             for (ps, (sockets, share)) in sockets.iter_mut().zip(&shares).enumerate() {
                 let socket = sockets.next().expect("every worker was welcomed by every ps");
                 let pair = Pair::new(socket, (ps, training.size.ps), share.clone(), training.variants[0])?;
-                let event = EpollEvent::new(EpollFlags::EPOLLIN, pairs.len() as u64);
-                epoll.add(pair.socket(), event).map_err(broken_by("watch a worker's socket"))?;
+                poller.watch(pair.socket(), pairs.len(), EpollFlags::EPOLLIN)?;
                 pairs.push(pair);
             }
         }
         let began = Instant::now();
         let worker = |_| Worker { step: 0, steps_left: 0, began, to_pull: 0, to_push: 0 };
         let workers = (0..training.size.workers).map(worker).collect();
-        Ok(Self { epoll, training, workers, pairs, computing: VecDeque::new(), busy: 0 })
+        Ok(Self { poller, training, workers, pairs, computing: VecDeque::new(), busy: 0 })
     }
 
     /// The places of a worker's pairs.
@@ -148,18 +141,12 @@ impl Workers {
             return Ok(());
         }
         let flags = if pair.is_blocked { EpollFlags::EPOLLIN | EpollFlags::EPOLLOUT } else { EpollFlags::EPOLLIN };
-        let mut event = EpollEvent::new(flags, place as u64);
-        self.epoll.modify(pair.socket(), &mut event).map_err(broken_by("watch a worker's socket"))
+        self.poller.watch_for(pair.socket(), place, flags)
     }
 
     /// One look at all sockets; true if any had something.
     fn turn(&mut self, log: &mut StepLog) -> Result<bool, BenchError> {
-        let mut events = [EpollEvent::empty(); EVENTS];
-        let count = match self.epoll.wait(&mut events, self.patience()) {
-            Ok(count) => count,
-            Err(Errno::EINTR) => 0,
-            Err(errno) => return Err(broken_by("look at the workers' sockets")(errno)),
-        };
+        let count = self.poller.look(self.patience())?;
         let now = Instant::now();
         while let Some(&(until, worker)) = self.computing.front()
             && until <= now
@@ -167,11 +154,11 @@ impl Workers {
             self.computing.pop_front();
             self.push_all(worker, now, log)?;
         }
-        for event in &events[..count] {
-            let place = event.data() as usize;
+        for number in 0..count {
+            let (place, ready) = self.poller.reported(number);
             let now = Instant::now();
             // An end of the connection is heard as well: it would be reported for ever.
-            if event.events() != EpollFlags::EPOLLOUT {
+            if ready != EpollFlags::EPOLLOUT {
                 let ended = self.pairs[place].hear(now)?;
                 if ended.pull {
                     self.pulled(place, now, log)?;
@@ -191,9 +178,7 @@ impl Workers {
             return EpollTimeout::ZERO;
         }
         let until = self.computing.front().map(|(until, _)| until.saturating_duration_since(Instant::now()));
-        // Rounded up: what is a little late costs less than looking again and again.
-        let wait = until.map_or(STALL_LIMIT, |left| left + COMPUTED_SOON);
-        EpollTimeout::from(u16::try_from(wait.as_millis()).unwrap_or(u16::MAX))
+        at_most(until.unwrap_or(STALL_LIMIT))
     }
 }
 

@@ -87,27 +87,23 @@ impl Prober<'_> {
         };
         let impostor = certificate.and_then(|certificate| {
             let task = map.tasks_at(address).find(|task| !certificate.speaks_for(task))?;
-            Some(format!("its certificate ({}) does not speak for task {task}", certificate.names()))
+            Some(format!("its certificate ({}) does not cover task {task}", certificate.names()))
         });
-        let times = format!("{} to connect, {} to greet", shown(connected_in), shown(greeted_in));
+        let times = format!("{} to connect, {} for the handshake", shown(connected_in), shown(greeted_in));
         let (shards, tasks) = (counted(welcome.shards.into(), "shard"), counted(welcome.tasks.len(), "task"));
         let says = format!("{link}, wire version {VERSION_MAX}, {shards}, {tasks}; {times}");
         let finding = if let Some(impostor) = impostor {
             Finding::fails(
                 NAME,
                 impostor,
-                advice("make its certificate with the task's name (sealane keys tls --help)"),
+                advice("create its certificate with the task's name (sealane keys tls --help)"),
             )
         } else if self.requires_verbs && !is_ours && !both_have_verbs {
             let says = "verbs are required (transport.require), and it offers none";
             Finding::fails(NAME, says, advice("run `sealane check` there: it says what is missing"))
         } else if let Some(task) = first_missing(&welcome, map.tasks_at(address)) {
-            let says = format!("{says}: it does not serve task {task}, which the map has there");
-            Finding::better(
-                NAME,
-                says,
-                advice("give its daemon this map, which it takes by itself when the file is replaced"),
-            )
+            let says = format!("{says}: it does not serve task {task}, which the map lists there");
+            Finding::better(NAME, says, advice("give its daemon this map; it reloads the file when it is replaced"))
         } else {
             Finding::ok(NAME, says)
         };
@@ -129,15 +125,15 @@ impl Prober<'_> {
         let reach = || format!("nc -vz {} {port}", bare(host));
         let finding = match unanswered {
             Unanswered::NoAddress => {
-                let says = format!("the name {host} was not found within {LOOK_UP_TIME:?}");
+                let says = format!("the name {host} was not resolved within {LOOK_UP_TIME:?}");
                 Finding::fails(NAME, says, format!("getent hosts {host}"))
             }
             Unanswered::Late { had_connection: false } => {
                 Finding::fails(NAME, format!("no connection within {within:?}"), reach())
             }
             Unanswered::Late { had_connection: true } => {
-                let says = format!("it accepted the call and did not answer within {within:?}");
-                Finding::fails(NAME, says, advice("look at its daemon: it is stopped, or another program has its port"))
+                let says = format!("it accepted the connection but did not answer within {within:?}");
+                Finding::fails(NAME, says, advice("check its daemon: it is stopped, or another program uses its port"))
             }
             Unanswered::Failed(DialError::Link(LinkError::Io { refused: true, .. })) if self.ours.has(address) => {
                 Finding::better(NAME, "this host's own: no daemon listens there", "sealane daemon")
@@ -157,19 +153,19 @@ fn refused(address: &TransportAddress, error: DialError, reach: impl Fn() -> Str
     let finding = match &error {
         DialError::Link(LinkError::Io { refused: true, .. }) => Finding::fails(
             NAME,
-            "nobody listens there (connection refused)",
+            "nothing listens there (connection refused)",
             advice("start `sealane daemon` there, with this map"),
         ),
         DialError::Link(LinkError::Protocol(WireError::Version { .. })) => {
             Finding::fails(NAME, error.to_string(), advice("install the same version of sealane on both hosts"))
         }
         DialError::Link(LinkError::Protocol(_)) => {
-            Finding::fails(NAME, error.to_string(), advice("correct the map: another program has that port"))
+            Finding::fails(NAME, error.to_string(), advice("correct the map: another program uses that port"))
         }
         DialError::Unauthenticated(_) => Finding::fails(NAME, error.to_string(), secrets()),
         // It does not know the probe, and so found no address in it.
         DialError::Rejected(reject) if reject.code == RejectCode::Refused => {
-            let finding = Finding::ok(NAME, "an older version, which tells a probe nothing else");
+            let finding = Finding::ok(NAME, "an older version, which does not answer probes");
             return Probe { reachable: true, wire_version: Some(VERSION_MAX), ..Probe::of(address, finding) };
         }
         DialError::Rejected(reject) => match reject.code {

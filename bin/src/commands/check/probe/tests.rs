@@ -86,7 +86,7 @@ fn a_peer_that_answers_is_described() {
 fn a_peer_that_lacks_a_task_or_verbs_is_told_of() {
     let probe = probe_with(Greeting::Welcome(welcome(&["ps0:2222"])), |_| {});
     assert_eq!(probe.verdict, Verdict::CouldBeBetter);
-    assert!(probe.says.ends_with("it does not serve task ps1:2222, which the map has there"), "{}", probe.says);
+    assert!(probe.says.ends_with("it does not serve task ps1:2222, which the map lists there"), "{}", probe.says);
     let plain = Hello { features: 0, ..welcome(&["ps0:2222", "ps1:2222"]) };
     let probe = probe_with(Greeting::Welcome(plain), |prober| {
         (prober.has_verbs, prober.requires_verbs) = (true, true);
@@ -161,7 +161,7 @@ fn a_probe_shows_the_secret_or_the_certificate_and_looks_at_the_peers() {
     assert_eq!(probe_shown(certified(&["ps0:2222", "ps1:2222"]), ours()).verdict, Verdict::Ok);
     let impostor = probe_shown(certified(&["ps0:2222"]), ours());
     assert_eq!((impostor.reachable, impostor.verdict), (true, Verdict::WillNotWork));
-    assert!(impostor.says.ends_with("does not speak for task ps1:2222"), "{}", impostor.says);
+    assert!(impostor.says.ends_with("does not cover task ps1:2222"), "{}", impostor.says);
 }
 
 #[test]
@@ -195,7 +195,7 @@ fn nobody_there_is_said_and_our_own_may_start_later() {
     let probe = prober(&Ours::default(), LONG).probe(&map).remove(0);
     assert_eq!(
         (probe.verdict, probe.says.as_str()),
-        (Verdict::WillNotWork, "nobody listens there (connection refused)")
+        (Verdict::WillNotWork, "nothing listens there (connection refused)")
     );
     let ours = Ours::new(map.addresses().cloned(), "a test says so");
     let probe = prober(&ours, LONG).probe(&map).remove(0);
@@ -220,7 +220,7 @@ fn silent_peers_are_given_up_all_at_once() {
     assert_eq!(probes.len(), silent.len());
     for probe in &probes {
         assert_eq!(probe.verdict, Verdict::WillNotWork);
-        assert!(probe.says.starts_with("it accepted the call and did not answer within 20ms"), "{}", probe.says);
+        assert!(probe.says.starts_with("it accepted the connection but did not answer within 20ms"), "{}", probe.says);
     }
 }
 

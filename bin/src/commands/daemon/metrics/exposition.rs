@@ -7,9 +7,11 @@ use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
+use sealane_transport::LinkKind;
 
 use super::families::{Family, Kind, OF_CLIENTS, OF_PEERS, OF_SHARDS, OF_TRAFFIC};
 use crate::figures::{Figures, Histogram, State};
+use crate::links::KINDS;
 
 /// The media type of [`exposition`].
 pub(super) const MEDIA_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -39,6 +41,7 @@ impl Collector for Shown {
         daemon(figures, &mut encoder)?;
         let shards = figures.shards.iter().map(|shard| (vec![("shard", shard.shard.to_string())], shard));
         families(OF_SHARDS, &shards.collect::<Vec<_>>(), &mut encoder)?;
+        links(figures, &mut encoder)?;
         durations(figures, &mut encoder)?;
         paths(figures, &mut encoder)?;
         let peers = figures.shards.iter().flat_map(|shard| {
@@ -74,7 +77,7 @@ fn daemon(figures: &Figures, encoder: &mut DescriptorEncoder<'_>) -> Result<(), 
         .encode_info(&[("version", figures.version.as_str()), ("executor", figures.executor.as_str())])?;
     let mut gauge =
         |name, help, value: f64| encoder.encode_descriptor(name, help, None, MetricType::Gauge)?.encode_gauge(&value);
-    gauge("uptime_seconds", "How long the daemon has served", figures.uptime_ms as f64 / 1e3)?;
+    gauge("uptime_seconds", "Seconds since the daemon began to serve", figures.uptime_ms as f64 / 1e3)?;
     gauge("draining", "1 while the daemon drains", f64::from(figures.state == State::Draining))?;
     gauge("tasks", "Tasks that the daemon serves", figures.tasks.len() as f64)?;
     let clients = figures.shards.first().map_or(0, |shard| shard.clients.len());
@@ -126,6 +129,36 @@ fn sample(kind: Kind, value: u64, mut metric: MetricEncoder<'_>) -> Result<(), f
     }
 }
 
+/// Links by their kind, and what each kind counts of its own.
+fn links(figures: &Figures, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+    let mut links = encoder.encode_descriptor("links", "Open links to peers", None, MetricType::Gauge)?;
+    for shard in &figures.shards {
+        let mut sample = |kind: LinkKind, count: u64| {
+            let labels = [("shard", shard.shard.to_string()), ("link", kind.name().to_owned())];
+            links.encode_family(&labels)?.encode_gauge(&(count as f64))
+        };
+        let others = KINDS.iter().map(|(kind, _)| shard.counters.links_of(*kind)).sum();
+        sample(LinkKind::TCP, shard.counters.links.saturating_sub(others))?;
+        KINDS.iter().try_for_each(|(kind, _)| sample(*kind, shard.counters.links_of(*kind)))?;
+    }
+    for (kind, of_kind) in KINDS {
+        for figure in *of_kind {
+            let Some(name) = figure.metric else { continue };
+            let (of, kind_of_metric) = match figure.grows {
+                true => (Kind::Counter, MetricType::Counter),
+                false => (Kind::Gauge, MetricType::Gauge),
+            };
+            let name = format!("{}_{name}", kind.name());
+            let mut metric = encoder.encode_descriptor(&name, without_stop(figure.help), None, kind_of_metric)?;
+            for shard in &figures.shards {
+                let labels = [("shard", shard.shard.to_string())];
+                sample(of, shard.counters.figure(*kind, figure), metric.encode_family(&labels)?)?;
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Turns, and calls by their kind and way.
 fn durations(figures: &Figures, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
     let help = "Duration of turns that had work to do";
@@ -164,7 +197,7 @@ fn histogram(of: &Histogram, mut metric: MetricEncoder<'_>) -> Result<(), fmt::E
 
 /// The path to each peer, and why it was chosen.
 fn paths(figures: &Figures, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-    let help = "Which path the bytes to a peer's shard take, and why";
+    let help = "Path to a peer's shard, and the reason for it";
     let mut path = encoder.encode_descriptor("peer_path_info", help, None, MetricType::Gauge)?;
     for shard in &figures.shards {
         for peer in &shard.peers {

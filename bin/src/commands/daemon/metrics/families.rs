@@ -43,7 +43,7 @@ use Kind::{Counter, CounterOfTime, Gauge, GaugeOfTime};
 #[rustfmt::skip]
 pub(super) const OF_SHARDS: &[Family<Shard>] = &[
     family(Counter, "shard_turns", "Turns of the shard's reactor.", &[(None, |shard| shard.load.turns)]),
-    family(GaugeOfTime, "shard_turn_longest_seconds", "The longest turn since the start.", &[(None, |shard| shard.load.longest_turn_ns)]),
+    family(GaugeOfTime, "shard_turn_longest_seconds", "Longest turn since startup.", &[(None, |shard| shard.load.longest_turn_ns)]),
     family(CounterOfTime, "shard_time_seconds", "How the shard's thread spent its time; the current period is counted when it ends.", &[
         (Some(("state", "busy")), |shard| shard.load.busy_ns),
         (Some(("state", "idle")), |shard| shard.load.idle_ns),
@@ -59,14 +59,10 @@ pub(super) const OF_SHARDS: &[Family<Shard>] = &[
         (SENT, |shard| shard.counters.bytes_sent),
         (RECEIVED, |shard| shard.counters.bytes_received),
     ]),
-    family(Counter, "messages_sent", "Frames sent to peers, releases and notes included.", &[(None, |shard| shard.counters.messages_sent)]),
+    family(Counter, "messages_sent", "Frames sent to peers, control frames included.", &[(None, |shard| shard.counters.messages_sent)]),
     family(Counter, "writes", "Writes to links.", &[(None, |shard| shard.counters.writes)]),
-    family(Gauge, "links", "Open links to peers.", &[
-        (Some(("link", "tcp")), |shard| shard.counters.links.saturating_sub(shard.counters.links_verbs)),
-        (Some(("link", "verbs")), |shard| shard.counters.links_verbs),
-    ]),
     family(Counter, "links_lost", "Links that were lost.", &[(None, |shard| shard.counters.links_lost)]),
-    family(Counter, "sessions_reset", "Sessions that were given up, or whose peer restarted.", &[(None, |shard| shard.counters.sessions_reset)]),
+    family(Counter, "sessions_reset", "Sessions that were dropped, or whose peer restarted.", &[(None, |shard| shard.counters.sessions_reset)]),
     family(Gauge, "slab_used_bytes", "Slab memory in use.", &[
         (SEND_POOL, |shard| shard.counters.slab_send_bytes),
         (RECEIVE_POOL, |shard| shard.counters.slab_receive_bytes),
@@ -83,18 +79,6 @@ pub(super) const OF_SHARDS: &[Family<Shard>] = &[
         (Some(("reason", "turned_away")), |shard| shard.counters.callers.turned_away),
     ]),
     family(Counter, "clients_failed", "Clients disconnected because serving them panicked.", &[(None, |shard| shard.counters.clients_failed)]),
-    family(Counter, "verbs_links_begun", "RDMA links opened.", &[(None, |shard| shard.counters.verbs.links_begun)]),
-    family(Counter, "verbs_links_failed", "RDMA links that failed with an error of the device or of the peer's queue pair.", &[(None, |shard| shard.counters.verbs.links_failed)]),
-    family(Counter, "verbs_links_refused", "Links that fell back from RDMA to TCP.", &[(None, |shard| shard.counters.verbs.links_refused)]),
-    family(Counter, "verbs_registrations", "Memory registrations for one transfer.", &[(None, |shard| shard.counters.verbs.registrations)]),
-    family(Counter, "verbs_payloads_streamed", "Payloads that were copied because their memory was not registered.", &[(None, |shard| shard.counters.verbs.payloads_streamed)]),
-    family(Counter, "verbs_placed_bytes", "Bytes that peers wrote into this host's memory, or that were read from theirs.", &[(None, |shard| shard.counters.verbs.bytes_placed)]),
-    family(Gauge, "verbs_regions", "Registered memory regions.", &[(None, |shard| shard.counters.verbs.regions)]),
-    family(Gauge, "verbs_receives_promised", "Receive buffers promised to peers.", &[(None, |shard| shard.counters.verbs.receives_promised)]),
-    family(Gauge, "verbs_works", "Work requests not yet completed.", &[(None, |shard| shard.counters.verbs.works)]),
-    family(Gauge, "verbs_draining", "Queue pairs of closed links that may still hold receive buffers.", &[(None, |shard| shard.counters.verbs.draining)]),
-    family(Counter, "verbs_undrained", "Queue pairs destroyed before the device confirmed that they held no receive buffer.", &[(None, |shard| shard.counters.verbs.undrained)]),
-    family(Gauge, "verbs_send_buffers", "Message send buffers in use.", &[(None, |shard| shard.counters.verbs.send_buffers)]),
 ];
 
 fn size_of_pool(shard: &Shard, pool: &str) -> u64 {
@@ -107,7 +91,7 @@ pub(super) const OF_PEERS: &[Family<Peer>] = &[
         (SENT, |peer| peer.counters.bytes_sent),
         (RECEIVED, |peer| peer.counters.bytes_received),
     ]),
-    family(Counter, "peer_tensors", "Tensors over these links; one that was sent again on another link counts again.", &[
+    family(Counter, "peer_tensors", "Tensors over these links; one that is sent again on a new link counts again.", &[
         (SENT, |peer| peer.counters.tensors_sent),
         (RECEIVED, |peer| peer.counters.tensors_received),
     ]),
@@ -140,7 +124,7 @@ pub(super) const OF_CLIENTS: &[Family<Client>] = &[
 
 #[rustfmt::skip]
 pub(super) const OF_TRAFFIC: &[Family<Traffic>] = &[
-    family(Counter, "client_peer_tensors", "Tensors between a client of this host and one other task that went by Sealane.", &[
+    family(Counter, "client_peer_tensors", "Tensors between a client of this host and one other task that were carried by Sealane.", &[
         (SENT, |traffic| traffic.counters.tensors_sent),
         (RECEIVED, |traffic| traffic.counters.tensors_received),
     ]),
@@ -148,7 +132,7 @@ pub(super) const OF_TRAFFIC: &[Family<Traffic>] = &[
         (SENT, |traffic| traffic.counters.bytes_sent),
         (RECEIVED, |traffic| traffic.counters.bytes_received),
     ]),
-    family(Counter, "client_peer_elsewhere_tensors", "Tensors between them that went by another transport, as the client says.", &[
+    family(Counter, "client_peer_elsewhere_tensors", "Tensors between them that were carried by another transport, as reported by the client.", &[
         (SENT, |traffic| traffic.counters.elsewhere_tensors_sent),
         (RECEIVED, |traffic| traffic.counters.elsewhere_tensors_received),
     ]),

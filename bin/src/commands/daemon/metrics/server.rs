@@ -64,7 +64,7 @@ async fn accept(listener: tokio::net::TcpListener, instruments: Instruments) {
         let socket = match listener.accept().await {
             Ok((socket, _)) => socket,
             Err(error) => {
-                tracing::debug!(%error, "a reader of metrics cannot be accepted");
+                tracing::debug!(%error, "a metrics connection cannot be accepted");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
                 continue;
             }
@@ -81,7 +81,7 @@ async fn accept(listener: tokio::net::TcpListener, instruments: Instruments) {
                 .max_buf_size(HEAD_BYTES_MAX)
                 .serve_connection(TokioIo::new(socket), answer);
             if let Ok(Err(error)) = tokio::time::timeout(CONNECTION_TIME, connection).await {
-                tracing::debug!(%error, "a reader of metrics went away");
+                tracing::debug!(%error, "a metrics connection was lost");
             }
             drop(place);
         });
@@ -91,7 +91,7 @@ async fn accept(listener: tokio::net::TcpListener, instruments: Instruments) {
 /// What a request gets.
 fn answer(method: &Method, path: &str, instruments: &Instruments) -> Response<Full<Bytes>> {
     if !matches!(*method, Method::GET | Method::HEAD) {
-        let mut answer = page(StatusCode::METHOD_NOT_ALLOWED, TEXT, "only GET and HEAD are answered here\n".into());
+        let mut answer = page(StatusCode::METHOD_NOT_ALLOWED, TEXT, "only GET and HEAD are supported\n".into());
         answer.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
         return answer;
     }

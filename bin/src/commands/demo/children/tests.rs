@@ -50,7 +50,7 @@ fn a_failure_is_told_unless_another_task_died_of_itself() {
 #[test]
 fn what_no_task_says_is_a_failure() {
     let garbled = ask(&["echo hello; cat > /dev/null"]).unwrap_err();
-    assert_eq!(garbled, "task0 failed in step 3: it reported what no task says: hello");
+    assert_eq!(garbled, "task0 failed in step 3: it wrote an invalid report: hello");
     let mut children = start(&[&format!("{FILLED}echo '\"Filled\"'; {WAIT}"), WAIT]);
     let order = Order::Fill { step: 3 };
     assert_eq!(children.ask(0..1, &order).unwrap(), [Report::Filled]);
@@ -60,7 +60,7 @@ fn what_no_task_says_is_a_failure() {
 
 #[test]
 fn finishing_waits_for_a_good_end() {
-    assert_eq!(start(&["read order", "read order"]).finish().unwrap(), None);
+    start(&["read order", "read order"]).finish().unwrap();
     let failure = start(&["read order", "read order; exit 3"]).finish().unwrap_err().to_string();
     assert!(failure.contains("task1") && failure.ends_with("exit status: 3"), "{failure}");
 }
@@ -114,25 +114,9 @@ fn a_daemon_is_waited_for_and_stopped_after_the_tasks() {
         assert_eq!(finished.is_ok(), well);
         if let Err(failure) = finished {
             assert!(failure.to_string().starts_with("daemon (process "), "{failure}");
-            assert!(failure.to_string().ends_with("exit status: 3; it said last: a line of the log"), "{failure}");
+            assert!(failure.to_string().ends_with("exit status: 3; its last output: a line of the log"), "{failure}");
         }
     }
-}
-
-#[test]
-fn the_links_of_daemons_are_those_that_stood_before_the_first_ended() {
-    let mut children = start(&["read order"]);
-    for links in ["2 verbs, 1 tcp", "0 verbs, 0 tcp"] {
-        let bye = format!("bye() {{ echo '{FAREWELL}{links}' >&2; exit 0; }}; trap bye TERM");
-        start_daemon(&mut children, &format!("{bye}; {}", serving(&format!("{UNTIL_STOPPED}; bye")))).unwrap();
-    }
-    assert_eq!(children.finish().unwrap(), Some(Links { tcp: 1, verbs: 2 }));
-
-    // One that drains unasked ends, which is what is told.
-    let mut children = start(&[WAIT]);
-    start_daemon(&mut children, &serving(&format!("echo '{FAREWELL}1 verbs, 0 tcp' >&2; exit 2"))).unwrap();
-    let failure = children.ask(0..1, &Order::Fill { step: 3 }).unwrap_err().to_string();
-    assert!(failure.ends_with("exit status: 2; it said last: a line of the log"), "{failure}");
 }
 
 #[test]
@@ -141,14 +125,14 @@ fn a_daemon_that_ends_is_named_with_its_last_words() {
     let failure = start_daemon(&mut children, "for i in 1 2 3; do echo error: $i >&2; done; exit 1").unwrap_err();
     let failure = failure.to_string();
     let expected = "ended while it started, before its work was done: exit status: 1; \
-                    it said last: error: 1 | error: 2 | error: 3";
+                    its last output: error: 1 | error: 2 | error: 3";
     assert!(failure.starts_with("daemon (process ") && failure.ends_with(expected), "{failure}");
     drop(children);
 
     let mut children = start(&[WAIT]);
     start_daemon(&mut children, &serving("exit 2")).unwrap();
     let failure = children.ask(0..1, &Order::Fill { step: 3 }).unwrap_err().to_string();
-    assert!(failure.ends_with("exit status: 2; it said last: a line of the log"), "{failure}");
+    assert!(failure.ends_with("exit status: 2; its last output: a line of the log"), "{failure}");
 }
 
 #[test]

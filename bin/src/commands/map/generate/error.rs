@@ -38,7 +38,7 @@ pub(super) enum GenerateError {
     #[error("{origin}={text:?} cannot be read; write numbers of tasks as Slurm does, as in 2(x3),1")]
     TaskCounts { origin: &'static str, text: String },
     /// Numbers of tasks that do not fit the hosts.
-    #[error("{origin}={text:?} counts tasks for {counted} hosts, and there are {hosts}; give one number for each")]
+    #[error("{origin}={text:?} gives tasks for {counted} hosts, but there are {hosts}; give one number for each")]
     CountsDiffer { origin: &'static str, text: String, counted: usize, hosts: usize },
     /// A line of a hostfile that cannot be read.
     #[error("{file}:{line}: {problem}; write a host and its tasks, as in `node1 slots=2`, `node1:2` or `node1`")]
@@ -47,7 +47,7 @@ pub(super) enum GenerateError {
     #[error("--ps {text:?} is not a number of tasks; write how many of the tasks are ps")]
     PsCount { text: String },
     /// More parameter servers than tasks.
-    #[error("--ps {ps} is more than the {tasks} tasks that there are; write at most so many")]
+    #[error("--ps {ps} is more than the number of tasks ({tasks}); write at most that many")]
     TooManyPs { ps: usize, tasks: usize },
     /// A StatefulSet that cannot be read.
     #[error("{flag} {text:?} cannot be read; write a StatefulSet's name and replicas, as in ps:2")]
@@ -62,15 +62,15 @@ pub(super) enum GenerateError {
     #[error("{origin} names no task; write at least one")]
     NoTasks { origin: String },
     /// More tasks than a map may have.
-    #[error("there are more than {ENTRIES_MAX} tasks; give at most so many")]
+    #[error("there are more than {ENTRIES_MAX} tasks; give at most that many")]
     TooManyTasks,
     /// Two tasks at one address.
-    #[error("{first} and {second} are both at {address}; give every task an address of its own")]
+    #[error("{first} and {second} are both at {address}; give every task its own address")]
     Twice { first: String, second: String, address: TransportAddress },
     /// More tasks on a host than ports.
-    #[error("the ports of {host} end at 65535, which is too few for {tasks} tasks from port {port}; begin lower")]
+    #[error("{host} has too few ports for {tasks} tasks from port {port} upwards; start lower")]
     PortsEnd { host: String, tasks: usize, port: u16 },
     /// A task's own port would be the transport's.
-    #[error("{address} is the transport address and that of {task} too; choose another --port")]
+    #[error("{address} is both the transport address and the address of {task}; choose another --port")]
     PortTaken { address: TransportAddress, task: String },
 }

@@ -68,7 +68,7 @@ fn host(line: &str) -> Result<(Host, usize), String> {
     // `slots = 2` is the same as `slots=2`.
     let settings = words.collect::<Vec<_>>().join(" ").replace(" =", "=").replace("= ", "=");
     for setting in settings.split_whitespace() {
-        let (key, value) = setting.split_once('=').ok_or_else(|| format!("{setting:?} is no setting of a host"))?;
+        let (key, value) = setting.split_once('=').ok_or_else(|| format!("{setting:?} is not a setting of a host"))?;
         let key = key.to_ascii_lowercase();
         if COUNT_KEYS.contains(&key.as_str()) {
             let number = number(value)?;
@@ -76,7 +76,7 @@ fn host(line: &str) -> Result<(Host, usize), String> {
                 return Err("the tasks of the host are given twice".to_owned());
             }
         } else if !OTHER_KEYS.contains(&key.as_str()) {
-            return Err(format!("{key:?} is no setting of a host"));
+            return Err(format!("{key:?} is not a setting of a host"));
         }
     }
     Ok((host, count.unwrap_or(1)))
@@ -135,8 +135,8 @@ mod tests {
             ("a:0", "a host has 0 tasks"),
             ("a:", "\"\" is not a number of tasks"),
             ("a:2 slots=2", "given twice"),
-            ("a slot=2", "\"slot\" is no setting of a host"),
-            ("a 2", "\"2\" is no setting of a host"),
+            ("a slot=2", "\"slot\" is not a setting of a host"),
+            ("a 2", "\"2\" is not a setting of a host"),
             ("+n0 slots=2", "\"+n0\" is not a host name"),
             ("::1", "is not a host name"),
             ("a slots=99999999999999999999", "is not a number of tasks"),

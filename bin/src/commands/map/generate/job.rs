@@ -155,22 +155,16 @@ mod tests {
         let text = job.map("", Ports { first: 7000, is_each: true }).unwrap();
         assert!(text.contains("a:2223=a:7001 ") && text.contains("b:2222=b:7000 "), "{text}");
         let error = job.map("", Ports { first: u16::MAX, is_each: true }).unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "the ports of a end at 65535, which is too few for 2 tasks from port 65535; begin lower"
-        );
+        assert_eq!(error.to_string(), "a has too few ports for 2 tasks from port 65535 upwards; start lower");
     }
 
     #[test]
     fn what_does_not_fit_is_refused() {
         let place = |list: &[(&str, usize)], ps, port| Job::place(&hosts(list), ps, port).unwrap_err().to_string();
-        assert_eq!(
-            place(&[("a", 2)], 3, 2222),
-            "--ps 3 is more than the 2 tasks that there are; write at most so many"
-        );
-        assert!(place(&[("a", 2)], 0, u16::MAX).starts_with("the ports of a end at 65535"));
+        assert_eq!(place(&[("a", 2)], 3, 2222), "--ps 3 is more than the number of tasks (2); write at most that many");
+        assert!(place(&[("a", 2)], 0, u16::MAX).starts_with("a has too few ports for 2 tasks"));
         assert!(place(&[("a", usize::MAX), ("b", 1)], 0, 1).starts_with("there are more than 65536 tasks"));
-        assert!(place(&[("a", ENTRIES_MAX)], 0, 1).starts_with("the ports of a end"));
+        assert!(place(&[("a", ENTRIES_MAX)], 0, 1).starts_with("a has too few ports"));
     }
 
     #[test]
@@ -180,10 +174,10 @@ mod tests {
             job.add(role, 0, task, String::new).unwrap();
         }
         let twice = job.map("", DAEMON).unwrap_err().to_string();
-        assert_eq!(twice, "chief 0 and worker 0 are both at a:2222; give every task an address of its own");
+        assert_eq!(twice, "chief 0 and worker 0 are both at a:2222; give every task its own address");
         let job = Job::place(&hosts(&[("a", 2)]), 0, 6999).unwrap();
         let taken = job.map("", DAEMON).unwrap_err().to_string();
-        assert_eq!(taken, "a:7000 is the transport address and that of worker 1 too; choose another --port");
+        assert_eq!(taken, "a:7000 is both the transport address and the address of worker 1; choose another --port");
     }
 
     #[test]

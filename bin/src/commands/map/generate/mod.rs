@@ -31,8 +31,8 @@ const PORT: u16 = 7000;
 /// Generate an endpoint map from a job description
 ///
 /// The left side of a line is a task's gRPC address, the right side the same host with the transport's port: all tasks of a
-/// host share it, because one daemon serves them. The same input gives the same map on every host. Flags win over
-/// variables. docs/endpoint_map.md has an example of each source.
+/// host share it, because one daemon serves them. The same input gives the same map on every host. Flags override variables.
+/// docs/endpoint_map.md has an example of each source.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:
   sealane map generate --from tf-config --out .endpoint_map
@@ -40,7 +40,7 @@ const PORT: u16 = 7000;
   sealane map generate --from hostfile --hostfile hosts --ps 1
   sealane map generate --from statefulset --ps ps:2 --worker worker:4 --service train --namespace ml")]
 pub struct Args {
-    /// What describes the job
+    /// Source of the job description
     #[arg(long, value_name = "SOURCE")]
     from: Source,
 
@@ -64,17 +64,17 @@ pub struct Args {
     #[arg(long, value_name = "LIST")]
     nodelist: Option<String>,
 
-    /// slurm: tasks of each host, instead of SLURM_TASKS_PER_NODE or SLURM_NTASKS_PER_NODE, as in `2(x3),1`; one number
-    /// counts for every host
+    /// slurm: tasks per host, instead of SLURM_TASKS_PER_NODE or SLURM_NTASKS_PER_NODE, as in `2(x3),1`; one number applies to
+    /// every host
     #[arg(long, value_name = "COUNTS")]
     tasks_per_node: Option<String>,
 
-    /// hostfile: the file, as Open MPI, MPICH or DeepSpeed read it
+    /// hostfile: the file, in the format of Open MPI, MPICH or DeepSpeed
     #[arg(long, value_name = "FILE")]
     hostfile: Option<PathBuf>,
 
-    /// slurm, hostfile: how many tasks are ps, the first ones of the first hosts; statefulset: NAME:REPLICAS of the
-    /// parameter servers, repeatable
+    /// slurm, hostfile: number of ps, which are the first tasks; statefulset: NAME:REPLICAS of the parameter servers,
+    /// repeatable
     #[arg(long, value_name = "N or NAME:REPLICAS")]
     ps: Vec<String>,
 
@@ -82,33 +82,33 @@ pub struct Args {
     #[arg(long, value_name = "NAME:REPLICAS")]
     worker: Vec<String>,
 
-    /// statefulset: the headless service that names the pods
+    /// statefulset: the headless service that gives the pods their DNS names
     #[arg(long, value_name = "NAME")]
     service: Option<String>,
 
-    /// statefulset: the namespace, instead of POD_NAMESPACE or that of the pod in which this runs
+    /// statefulset: the namespace [default: POD_NAMESPACE, or that of the pod in which this runs]
     #[arg(long, value_name = "NAME")]
     namespace: Option<String>,
 
-    /// statefulset: the cluster's domain, instead of that of the pod in which this runs, or else cluster.local
+    /// statefulset: the cluster's domain [default: that of the pod in which this runs, or cluster.local]
     #[arg(long, value_name = "DOMAIN")]
     cluster_domain: Option<String>,
 
-    /// slurm, hostfile, statefulset: the gRPC port of a host's first task; its others count up [default: 2222]
+    /// slurm, hostfile, statefulset: the gRPC port of a host's first task; the others count up from it [default: 2222]
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     task_port: Option<u16>,
 }
 
-/// What describes a job.
+/// A source of a job description.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Source {
     /// TensorFlow's variable TF_CONFIG: every task of its cluster, under its own address
     TfConfig,
-    /// Slurm's variables: so many tasks of each host, numbered host by host
+    /// Slurm's variables: the number of tasks per host, numbered host by host
     Slurm,
     /// A file of hosts and their slots
     Hostfile,
-    /// StatefulSets of Kubernetes: a task a pod, under the pod's DNS name
+    /// StatefulSets of Kubernetes: one task per pod, under the pod's DNS name
     Statefulset,
 }
 

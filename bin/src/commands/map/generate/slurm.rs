@@ -127,7 +127,7 @@ mod tests {
         }
         assert_eq!(
             counted("a,b", "2(x3),1").unwrap_err(),
-            "SLURM_TASKS_PER_NODE=\"2(x3),1\" counts tasks for 4 hosts, and there are 2; give one number for each"
+            "SLURM_TASKS_PER_NODE=\"2(x3),1\" gives tasks for 4 hosts, but there are 2; give one number for each"
         );
         assert_eq!(
             counted("a[1", "1").unwrap_err(),

@@ -30,7 +30,7 @@ pub(super) fn generate(args: &Args, context: &Context) -> Result<String, Failure
     let (job, is_sparse) = job(&text, &origin).map_err(Failure::input)?;
     let mut made_by = args.made_by();
     if is_sparse {
-        made_by += "# The cluster was sparse: these are the tasks that one process knows, not all of the job.\n";
+        made_by += "# The cluster was sparse: these are the tasks that one process knows, not all tasks of the job.\n";
     }
     job.map(&made_by, args.ports()).map_err(Failure::input)
 }

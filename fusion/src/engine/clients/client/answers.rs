@@ -1,4 +1,4 @@
-//! The answering half of a client: outcomes become records in its completion ring, as far as that has room.
+//! The answering half of a client: outcomes become records in its completion ring, as room permits.
 
 use std::sync::Arc;
 use std::time::Instant;

@@ -1,6 +1,6 @@
-//! The plans of one client on one shard: what it pulls together, and what it has been told of the places of its tensors.
+//! The plans of one client on one shard: the keys it pulls together, and what it has been told about where its tensors are.
 //!
-//! A plan's pull buffer lies in the client's receive area and stays with the plan between its pulls. Bounded by
+//! A plan's pull buffer is in the client's receive area and stays with the plan between pulls. Bounded by
 //! `PLANS_MAX`, `PLAN_KEYS_MAX` and `PLAN_KEY_BYTES_MAX`; one pull of a plan at a time.
 
 use std::sync::Arc;
@@ -106,10 +106,13 @@ impl Plans {
         let expected = keys as usize;
         if self.open.len() >= PLANS_MAX || expected > SET_KEYS_MAX || self.keys + expected > PLAN_KEYS_MAX {
             let (plans, all) = (self.open.len(), self.keys);
-            return Err(Misconduct(format!("plan {plan} of {keys} keys is too much beside {plans} of {all} keys")));
+            return Err(Misconduct(format!(
+                "plan {plan} of {keys} keys is over a limit: {plans} plans of {all} keys \
+                 are open"
+            )));
         }
         if self.open.contains_key(&plan) {
-            return Err(Misconduct(format!("plan {plan} is open already")));
+            return Err(Misconduct(format!("plan {plan} is already open")));
         }
         let seat = Seat {
             peer,
@@ -134,7 +137,7 @@ impl Plans {
 
     fn name<'k>(&mut self, plan: u32, keys: impl Iterator<Item = &'k str>) -> Result<(), Misconduct> {
         let seat = self.open.get_mut(&plan).ok_or_else(|| not_open(plan))?;
-        let too_many = || Misconduct(format!("plan {plan} has more keys than it was to have"));
+        let too_many = || Misconduct(format!("plan {plan} has more keys than announced"));
         let Naming::Partly(expected, names) = &mut seat.naming else { return Err(too_many()) };
         for key in keys {
             seat.key_bytes += key.len();
@@ -171,13 +174,13 @@ impl Client {
             return Err(Misconduct(format!("plan {plan} is pulled before its keys are known")));
         };
         if seat.state != State::Idle {
-            return Err(Misconduct(format!("plan {plan} is being pulled already")));
+            return Err(Misconduct(format!("plan {plan} is already being pulled")));
         }
         let (keys, peer) = (keys.clone(), seat.peer);
         self.plans.pulls = self.plans.pulls.wrapping_add(1);
         let asked = Pull { call, serial: self.plans.pulls };
         if self.plans.pulling.insert(call, (plan, asked)).is_some() {
-            return Err(Misconduct(format!("call {call} is under way already")));
+            return Err(Misconduct(format!("call {call} is already in flight")));
         }
         let pair = self.pair(node, peer)?.and_then(|pair| self.check_calls(pair));
         self.under_way += 1;
@@ -398,10 +401,10 @@ mod tests {
     fn plans_that_are_too_much_or_too_little_are_refused() {
         let mut plans = Plans::default();
         plans.open(1, 0, 1).unwrap();
-        assert!(plans.open(1, 0, 1).is_err_and(|misconduct| misconduct.0.contains("open already")));
+        assert!(plans.open(1, 0, 1).is_err_and(|misconduct| misconduct.0.contains("already open")));
         assert!(add(&mut plans, 1, &["a", "b"]).is_err_and(|misconduct| misconduct.0.contains("more keys")));
         assert!(add(&mut plans, 9, &["a"]).is_err_and(|misconduct| misconduct.0.contains("not open")));
-        assert!(plans.open(2, 0, u32::MAX).is_err_and(|misconduct| misconduct.0.contains("too much")));
+        assert!(plans.open(2, 0, u32::MAX).is_err_and(|misconduct| misconduct.0.contains("is over a limit")));
         let most = SET_KEYS_MAX as u32;
         let opened = (2..100).take_while(|plan| plans.open(*plan, 0, most).is_ok()).count();
         assert!(opened * SET_KEYS_MAX <= PLAN_KEYS_MAX && opened > 1);

@@ -1,5 +1,5 @@
-//! What one client publishes on one shard: tensors that are seen together are gathered until the last is there. Bounded by
-//! `PUBLISHED_TOGETHER_MAX`, and by the calls that a client may have in flight.
+//! Publications of one client on one shard: tensors that must become visible together are collected until the last has arrived.
+//! Bounded by `PUBLISHED_TOGETHER_MAX`, and by the calls that a client may have in flight.
 
 use sealane_transport::shm::PayloadAt;
 use sealane_transport::{Error, Tensor};

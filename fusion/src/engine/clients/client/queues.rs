@@ -1,8 +1,8 @@
-//! The queues that one client accepts from on one shard, and what it pushes into those of others.
+//! The queues that one client accepts from on one shard, and its pushes into queues of others.
 //!
-//! The node fills a queue; what is in it is handed to the client as far as that has given credit, so that one which does
-//! not take anything holds its pushers back. Bounded by `QUEUES_MAX`, `QUEUED_TENSORS_MAX`, a share of the receive area for
-//! each queue, and the credit.
+//! The node fills a queue; its tensors are passed to the client as its credit allows, so a client that takes nothing applies
+//! back-pressure to its pushers. Bounded by `QUEUES_MAX`, `QUEUED_TENSORS_MAX`, a share of the receive area for each queue, and
+//! the credit.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -132,8 +132,7 @@ impl Queues {
         }
         let queues = self.open.len() + self.left.len();
         if queues >= QUEUES_MAX && !self.left.contains_key(name) {
-            let reason =
-                format!("{queues} queues are open or have tensors that nobody accepted, at most {QUEUES_MAX} may");
+            let reason = format!("{queues} queues are open or have unaccepted tensors, at most {QUEUES_MAX} may");
             return Err(Error::full("client queues", reason));
         }
         Ok(())
@@ -141,7 +140,7 @@ impl Queues {
 
     pub(super) fn grant(&mut self, queue: u32, tensors: u32, bytes: u64) -> Result<(), Misconduct> {
         let granted = self.get(queue)?.credit.grant(tensors, bytes);
-        granted.ok_or_else(|| Misconduct(format!("queue {queue} is given more credit than there may be")))
+        granted.ok_or_else(|| Misconduct(format!("queue {queue} is given more credit than allowed")))
     }
 
     pub(super) fn close(&mut self, node: &mut Node, task: u16, queue: u32) -> Result<(), Misconduct> {
@@ -183,7 +182,7 @@ impl Client {
             return Err(Misconduct(format!("queue {queue} is one more than {QUEUES_MAX}")));
         }
         if self.queues.open.contains_key(&queue) {
-            return Err(Misconduct(format!("queue {queue} is open already")));
+            return Err(Misconduct(format!("queue {queue} is already open")));
         }
         let bytes_max = bytes_max.min(self.area.len() / QUEUE_AREA_SHARE);
         let mut seat = Seat::new(name, tensors_max as usize, bytes_max);

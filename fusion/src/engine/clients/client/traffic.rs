@@ -1,5 +1,5 @@
-//! What a client moves, by the other task: counted by the shard, and what the client says of other transports. Bounded by
-//! [`PEERS_SHOWN_MAX`]; what is beyond counts as others'.
+//! Traffic of a client, by peer task: counted by the shard, or reported by the client for other transports. Bounded by
+//! [`PEERS_SHOWN_MAX`]; further peers are counted together.
 
 use std::cell::Cell;
 use std::collections::HashMap;

@@ -4,9 +4,9 @@
 
     server = tf.distribute.Server(cluster, job_name="ps", task_index=0, protocol="grpc+sealane")
 
-Importing this registers the protocol, and ``grpc++`` for scripts of DeepRec; nothing else changes. A task goes by its
-``host:port`` in the cluster. Tensors between tasks that the daemons' endpoint map names go through Sealane; all others,
-and all else that tasks say to each other, through gRPC. With ``SEALANE_TF=off`` in the environment, all of it does.
+Importing this registers the protocol, and ``grpc++`` for DeepRec scripts; nothing else changes. A task's name is its
+``host:port`` in the cluster. Tensors between tasks in the daemons' endpoint map use Sealane; all other traffic uses
+gRPC. With ``SEALANE_TF=off`` in the environment, everything uses gRPC.
 """
 
 import ctypes as _ctypes
@@ -48,7 +48,7 @@ _free.restype = None
 
 
 def report() -> dict[str, _Any]:
-    """Which way the tensors of this process' servers went so far.
+    """The transports that the tensors of this process's servers have used so far.
 
     ``report()["servers"]`` has an entry for each server: its ``task`` (``host:port``), its ``name``, whether it is
     ``attached`` to a daemon, and ``pairs`` with the tasks of its cluster. A pair has the ``peer``'s name and its

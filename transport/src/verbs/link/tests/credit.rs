@@ -17,7 +17,7 @@ fn messages_past_all_credit_end_the_link() {
         stage.say_with(0, &[]);
     }
     let error = stage.error();
-    assert!(error.to_string().contains("past all credit"), "{error}");
+    assert!(error.to_string().contains("beyond all credit"), "{error}");
     stage.check();
 }
 
@@ -49,7 +49,7 @@ fn a_peer_that_asks_and_never_reads_is_not_answered_without_end() {
     stage.check();
 }
 
-/// A session that takes nothing in, because too much waits to leave, hears of credit: else it would wait for ever.
+/// A session that takes nothing in, because too much waits to leave, hears of credit: else it would wait forever.
 #[test]
 fn credit_is_heard_by_a_side_that_does_not_listen() {
     let name = Handle::from_bits(1 << 32 | 9);

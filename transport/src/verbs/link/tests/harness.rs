@@ -12,12 +12,13 @@ use crate::error::{Code, LinkError};
 use crate::limits::SessionLimits;
 use crate::link::Link;
 use crate::payload::Payload;
+use crate::provider::Told;
 use crate::session::{Ask, Event, Roster, Session};
 use crate::verbs::device::Endpoint;
 use crate::verbs::fake::{Counters, Fabric, FakeSettings, Fault, Verb};
 use crate::verbs::limits::MESSAGE_BYTES;
 use crate::verbs::link::{Connected, VerbsLink};
-use crate::verbs::port::{Port, Told};
+use crate::verbs::port::Port;
 use crate::verbs::settings::{Registration, Transfer, VerbsSettings};
 
 /// Turns without an end after which a test counts as stuck.

@@ -10,9 +10,10 @@ use rand::{Rng, SeedableRng};
 use super::harness::{Into, Manner, NAMES, Side, check_port, links};
 use crate::arena::Handle;
 use crate::link::Link;
+use crate::provider::Told;
 use crate::session::Roster;
 use crate::verbs::fake::Fabric;
-use crate::verbs::port::{Port, Told};
+use crate::verbs::port::Port;
 use crate::verbs::settings::Transfer;
 
 const SIZES: [usize; 6] = [0, 100, 8192, 9000, 70_000, 1_100_000];

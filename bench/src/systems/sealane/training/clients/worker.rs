@@ -11,9 +11,8 @@ use ::sealane::{
 };
 use bytes::Bytes;
 
-use super::super::super::consumer::key_of;
+use super::super::super::names::{QUEUE, key_of, ps_task};
 use super::super::memory::Copies;
-use super::super::{QUEUE, ps_task};
 use crate::limits::FILL;
 use crate::plan::{Fuse, Mode, Plan, Training, Variant, spread};
 use crate::systems::training;

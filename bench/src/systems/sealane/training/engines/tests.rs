@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use sealane_transport::verbs::fake::{Fabric, FakeSettings, RequestKind};
 
 use super::*;
-use crate::plan::{Bench, Link, Mode, Registration, Size, Training, Transfer, Variant};
+use crate::plan::{Bench, Fuse, Link, Mode, Registration, Size, Training, Transfer, Variant};
 
 const WORKERS: usize = 3;
 
@@ -27,7 +27,7 @@ fn train(plan: &Plan, steps: u64) -> (Vec<worker::Times>, Moved, Fabric) {
     let (ps, ports) = servers::host_peers(plan, Some(verbs.clone())).expect("they start");
     let map = servers::map(training::of(plan), &ports);
     let mut engines = Engines::start(plan, &map, &verbs, opened).expect("they start");
-    assert_eq!(engines.device().expect("it is known").name, "fake0");
+    assert_eq!(engines.opened.get().expect("it is known").name, "fake0");
     engines.make_steps(1).expect("a first step");
     engines.rest();
     engines.resume();

@@ -7,12 +7,13 @@ use bytes::Bytes;
 use futures_util::future::try_join_all;
 use sealane_fusion::{DType, Engine, Error, LocalEngine, LocalPair, LocalSending, Tensor, TensorMeta};
 
-use super::super::super::consumer::Lane;
+use super::super::super::engine::on_shard;
+use super::super::super::lane::Lane;
 use super::super::super::memory;
+use super::super::super::names::{QUEUE, ps_task};
 use super::super::super::peers::greeting;
 use super::super::super::steps::Way;
 use super::super::memory::Copies;
-use super::super::{QUEUE, ps_task};
 use crate::error::BenchError;
 use crate::limits::FILL;
 use crate::plan::{Fuse, Mode, Plan, Variant, spread};
@@ -42,14 +43,12 @@ impl Worker {
     /// The worker of that number, with memory on its engine's shard.
     pub(super) fn new(engine: &Engine, plan: &Plan, number: usize) -> Result<Self, BenchError> {
         let plan = plan.clone();
-        let job = engine.on_shard(0, async move |shard| {
+        on_shard(engine, "find memory for a worker's tensors", async move |shard| {
             let training = training::of(&plan);
             let shares = spread(&plan.step, training.size.ps).into_iter().zip(spread(&training.push, training.size.ps));
             let sides = shares.map(|(pulled, pushed)| Side::new(&shard, &plan, &pulled, &pushed));
             Ok(Self { name: greeting::task(number), step: 0, sides: sides.collect::<Result<_, Error>>()? })
-        });
-        let failed = |reason: String| BenchError::Sealane { operation: "find memory for a worker's tensors", reason };
-        job.wait().map_err(|error| failed(error.to_string()))?.map_err(|error: Error| failed(error.to_string()))
+        })
     }
 
     /// Makes so many steps, one after the other.

@@ -1,0 +1,97 @@
+//! The tensors of a ps, which it publishes or sends again and again. On its shard.
+
+use std::collections::VecDeque;
+use std::fmt::Display;
+
+use bytes::Bytes;
+use sealane_fusion::{Code, DType, Error, LocalEngine, LocalPair, LocalSending, LocalTask, Tensor, TensorMeta};
+
+use super::names::key_of;
+
+/// Steps whose tensors are deposited ahead: the one that is asked for and the next.
+pub(super) const AHEAD: usize = 2;
+
+/// A tensor of a ps.
+pub(super) struct Parameter {
+    key: String,
+    meta: TensorMeta,
+    memory: Memory,
+}
+
+/// Where a tensor's bytes come from.
+enum Memory {
+    /// The shard's slab, anew for each tensor.
+    Slab(LocalEngine, usize),
+    Kept(Bytes),
+}
+
+impl Parameter {
+    /// The parameter of that number, which is sent without a copy from memory that stays.
+    pub(super) fn kept(number: usize, bytes: Bytes) -> Result<Self, Error> {
+        let meta = TensorMeta::new(DType::U8, &[bytes.len() as u64])?;
+        Ok(Self { key: key_of(number), meta, memory: Memory::Kept(bytes) })
+    }
+
+    /// The parameter of that number, whose tensors are made anew.
+    pub(super) fn made_anew(number: usize, shard: &LocalEngine, size_bytes: usize) -> Result<Self, Error> {
+        let meta = TensorMeta::new(DType::U8, &[size_bytes as u64])?;
+        Ok(Self { key: key_of(number), meta, memory: Memory::Slab(shard.clone(), size_bytes) })
+    }
+
+    pub(super) fn tensor(&self) -> Result<Tensor, Error> {
+        match &self.memory {
+            Memory::Slab(shard, size_bytes) => Tensor::new(self.meta.clone(), shard.allocate(*size_bytes)?),
+            Memory::Kept(bytes) => Tensor::new(self.meta.clone(), bytes.clone()),
+        }
+    }
+
+    /// Deposits the tensor of a step.
+    pub(super) fn send(&self, pair: &LocalPair, step: i64) -> Result<LocalSending, Error> {
+        Ok(pair.send(step, &self.key, self.tensor()?))
+    }
+}
+
+/// Publishes a version of all of them.
+pub(super) fn publish(ps: &LocalTask, version: i64, parameters: &[Parameter]) -> Result<(), Error> {
+    let tensors = parameters.iter().map(Parameter::tensor).collect::<Result<Vec<_>, Error>>()?;
+    ps.publish_many(version, parameters.iter().map(|parameter| parameter.key.as_str()).zip(tensors))
+}
+
+/// Deposits a step's tensors. The future ends when the last of them was released: the others are then about to be. `None`
+/// if there are none.
+pub(super) fn deposit(pair: &LocalPair, step: i64, parameters: &[Parameter]) -> Result<Option<LocalSending>, Error> {
+    let mut last = None;
+    for parameter in parameters {
+        last = Some(parameter.send(pair, step)?);
+    }
+    Ok(last)
+}
+
+/// Deposits the tensors of step after step, `AHEAD` of them, each when `ready` lets it.
+pub(super) async fn deposit_ahead(
+    pair: &LocalPair,
+    parameters: &[Parameter],
+    ready: impl AsyncFn(i64),
+) -> Result<(), Error> {
+    let mut deposited = VecDeque::with_capacity(AHEAD);
+    for step in 0.. {
+        ready(step).await;
+        let Some(last) = deposit(pair, step, parameters)? else { return Ok(()) };
+        deposited.push_back(last);
+        if deposited.len() == AHEAD
+            && let Some(first) = deposited.pop_front()
+        {
+            first.await?;
+        }
+    }
+    Ok(())
+}
+
+/// Runs a task of a ps until it ends, and says what that means and why, unless the engine stops: that is how every run ends.
+pub(super) async fn told(meaning: impl Display, task: impl Future<Output = Result<(), Error>>) {
+    if let Err(error) = task.await
+        && !matches!(error.code(), Code::Aborted | Code::Unavailable)
+    {
+        eprintln!("{meaning}: {error}");
+    }
+}

@@ -155,6 +155,7 @@ pub fn total(engine: &Engine) -> Counters {
         total.links += shard.links;
         for (total, shard) in total.kinds.iter_mut().zip(&shard.kinds) {
             total.links += shard.links;
+            total.figures.iter_mut().zip(shard.figures).for_each(|(total, figure)| *total += figure);
         }
         total.links_lost += shard.links_lost;
         total.deposits += shard.deposits;

@@ -1,6 +1,11 @@
 //! Clusters on virtual time: a fixed set of seeds, each a different cluster, weather and work. `cargo xtask sim` runs more.
 
-use sealane_tests::simulation::{TRACE_LINES, simulate};
+use std::time::Duration;
+
+use sealane_tests::delayed::DelayedLink;
+use sealane_tests::simulation::{Join, TRACE_LINES, simulate, simulate_over};
+use sealane_transport::Link;
+use sealane_transport::loopback::loopback;
 
 /// Seeds that the suite runs.
 const SEEDS: u64 = 160;
@@ -38,4 +43,21 @@ fn a_seed_replays_exactly() {
         let (first, second) = (simulate(seed, TRACE_LINES), simulate(seed, TRACE_LINES));
         assert_eq!(first.unwrap(), second.unwrap(), "seed {seed}");
     }
+}
+
+#[test]
+fn promises_hold_over_a_link_that_delays() {
+    let join: Join = |clock| {
+        let delayed = |link| Box::new(DelayedLink::new(Box::new(link), Duration::from_micros(300), clock.clone()));
+        let (one, other) = loopback();
+        [delayed(one) as Box<dyn Link>, delayed(other)]
+    };
+    let mut delivered = 0;
+    for seed in 0..SEEDS / 4 {
+        match simulate_over(join, seed, TRACE_LINES) {
+            Ok(report) => delivered += report.delivered,
+            Err(violation) => panic!("{violation}"),
+        }
+    }
+    assert!(delivered > 10 * SEEDS as usize);
 }

@@ -1,5 +1,6 @@
 //! Running engines: real shards, real sockets on loopback, ports that the system picks.
 
+mod delayed;
 mod dropped;
 mod exchange;
 mod figures;

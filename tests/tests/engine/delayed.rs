@@ -1,0 +1,69 @@
+//! Engines that reach each other over a kind of link that they know nothing of.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use sealane_fusion::{Code, Engine};
+use sealane_tests::delayed::{Delayed, KIND};
+
+use crate::fixture::{assert_empty, bytes, engines, task, tensor, total, until};
+
+const DELAY: Duration = Duration::from_millis(2);
+
+fn two() -> [Engine; 2] {
+    let two = engines(2, |_, settings| settings.links = vec![Arc::new(Delayed { delay: DELAY })]);
+    two.try_into().ok().expect("two")
+}
+
+#[test]
+fn every_size_arrives_whole_and_late() {
+    let [ps, worker] = two();
+    let (ps_task, worker_task) = (ps.task(&task(0)).unwrap(), worker.task(&task(1)).unwrap());
+    for (step, len) in [0, 1, 64, 8192, 8193, 65_537, 3_000_001].into_iter().enumerate() {
+        let sending = ps_task.send(&task(1), step as i64, "w", tensor(len, 7));
+        let asked = Instant::now();
+        assert!(worker_task.recv(&task(0), step as i64, "w").wait().unwrap().bytes() == bytes(len, 7));
+        assert!(asked.elapsed() >= 2 * DELAY, "{len} bytes arrived before the request and they could");
+        sending.wait().unwrap();
+    }
+    assert_empty(&ps);
+    assert_empty(&worker);
+}
+
+#[test]
+fn counters_show_the_kind_by_its_name() {
+    let [ps, worker] = two();
+    let receiving = worker.task(&task(1)).unwrap().recv(&task(0), 1, "w");
+    ps.task(&task(0)).unwrap().send(&task(1), 1, "w", tensor(100, 1)).wait().unwrap();
+    receiving.wait().unwrap();
+    for engine in [&ps, &worker] {
+        let kind = total(engine).kinds[0];
+        assert_eq!((kind.links, kind.figures[0]), (1, 1));
+        let paths: Vec<_> = engine.figures().iter().flat_map(|shard| &shard.peers).map(|peer| peer.path.link).collect();
+        assert_eq!(paths, [Some(KIND)]);
+    }
+}
+
+#[test]
+fn many_tensors_both_ways_and_a_peer_that_goes() {
+    let [one, other] = two();
+    let (one_task, other_task) = (one.task(&task(0)).unwrap(), other.task(&task(1)).unwrap());
+    let keys: Vec<_> = (0..50).map(|at| format!("layer{at}")).collect();
+    let sent: Vec<_> = keys
+        .iter()
+        .flat_map(|key| {
+            [one_task.send(&task(1), 1, key, tensor(9000, 1)), other_task.send(&task(0), 1, key, tensor(64, 2))]
+        })
+        .collect();
+    for key in &keys {
+        assert_eq!(other_task.recv(&task(0), 1, key).wait().unwrap().bytes(), bytes(9000, 1));
+        assert_eq!(one_task.recv(&task(1), 1, key).wait().unwrap().bytes(), bytes(64, 2));
+    }
+    sent.into_iter().for_each(|sending| sending.wait().unwrap());
+    assert_empty(&one);
+    let asked = one_task.recv(&task(1), 2, "never sent");
+    until(&other, "the request arrives", |counters| counters.parked == 1);
+    other.stop().unwrap();
+    assert_eq!(asked.wait().unwrap_err().error.code(), Code::Unavailable);
+    assert_eq!(total(&one).kinds[0].links, 0);
+}

@@ -13,7 +13,7 @@ use crate::{
     guard::{Outcome, check},
 };
 
-/// Value of sealane_text's bytes: the text is NUL-terminated. Stands in cbindgen.toml, too, which has no word for it.
+/// Value of sealane_text's bytes: the text is NUL-terminated. Repeated in cbindgen.toml, which cannot refer to it.
 /// cbindgen:ignore
 pub const SEALANE_NUL_TERMINATED: usize = usize::MAX;
 

@@ -50,7 +50,7 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
-    /// Whoever calls does not wait for a daemon either: one that is gone is attached to in the background.
+    /// Calls do not wait for a daemon either: if it is gone, the client attaches again in the background.
     pub(crate) fn attaches_in_background(&self) -> bool {
         self.backlog.is_some() && self.restart_timeout.is_zero()
     }

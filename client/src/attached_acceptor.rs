@@ -42,7 +42,7 @@ impl Drop for Watched {
 impl AttachedAcceptor {
     pub(crate) fn new(attachment: &Arc<Attachment>, name: &str, options: AcceptOptions) -> Self {
         let number = attachment.enter_acceptor(name, options);
-        // Whoever accepts hears why it could not be opened.
+        // Callers that accept are told why it could not be opened.
         let _ = attachment.open_queue(number);
         Self { attachment: attachment.clone(), number, name: name.into() }
     }

@@ -89,7 +89,7 @@ class Receiving:
 
 
 class Stream:
-    """One direction is a queue, which gRPC reads; the other an iterator that whoever receives reads."""
+    """One direction is a queue, which gRPC reads; the other an iterator that the receiver reads."""
 
     def __init__(self):
         self.outgoing, self.arrived = queue.SimpleQueue(), threading.Event()

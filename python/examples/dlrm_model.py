@@ -50,7 +50,7 @@ class Clicks:
         self.appeal = random.standard_normal((TABLES, ROWS)) * 0.5
 
     def batch(self, step):
-        """Dense features, a row of each table, and clicks: the same for whoever asks for this step."""
+        """Dense features, a row of each table, and clicks: the same for every caller that asks for this step."""
         random = np.random.default_rng([self.seed, step])
         dense = random.standard_normal((BATCH, DENSE_FEATURES)).astype(np.float32)
         # Few rows are popular and most are rare, as users and items are.

@@ -25,7 +25,7 @@ pub(crate) struct Acceptor {
     /// Which is not closed by being dropped before its acceptors.
     task: Py<Task>,
     queue: Box<str>,
-    /// `None` once it is closed. Whoever waits has it for reading, [`SIGNALS_EVERY`] at most.
+    /// `None` once it is closed. A waiting thread holds it for reading, for [`SIGNALS_EVERY`] at most.
     open: RwLock<Option<sealane::Acceptor>>,
     idle_spin: Duration,
     made: Generation,
@@ -135,7 +135,7 @@ impl Acceptor {
         PyList::new(py, taken)
     }
 
-    /// Closes the queue; pushes wait for the next acceptor, which has first what was taken and not accepted. Whoever waits for a
+    /// Closes the queue; pushes wait for the next acceptor, which first gets what was taken and not accepted. Threads that wait for a
     /// tensor is told; an iteration ends. May be called twice.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         self.made.check(self.task.get().name()).or_raise(py)?;

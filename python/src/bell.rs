@@ -94,7 +94,7 @@ impl Bell {
     /// The tickets since the last call.
     fn tickets(&self) -> Vec<u64> {
         let mut ready = self.0.ready.lock().unwrap_or_else(PoisonError::into_inner);
-        // Under the lock, so that whoever rings next finds the descriptor at rest.
+        // Under the lock, so that the next ring finds the descriptor at rest.
         let _ = self.0.rung.read();
         mem::take(&mut ready)
     }

@@ -161,7 +161,7 @@ impl<C: UnderWay> Call<C> {
             matches!(*state, CallState::UnderWay(..)).then(|| std::mem::replace(&mut *state, CallState::Cancelled))
         });
         if given_up.is_some() {
-            // Whoever waits for it hears of it.
+            // Those who wait for it are told.
             self.wakeups.clone().wake();
         }
         given_up.is_some()

@@ -97,7 +97,7 @@ pub(crate) fn borrow(object: &Bound<'_, PyAny>) -> PyResult<Borrowed> {
     }
     let capsule = ask(object)?;
     // SAFETY: a capsule of that name holds that structure, as DLPack's protocol says, until it is dropped or renamed by
-    // whoever takes it, which nobody does who was not given this capsule.
+    // its consumer, which must have been given this capsule.
     let (tensor, flags) = unsafe {
         if let Ok(managed) = capsule.pointer_checked(Some(VERSIONED)) {
             let managed = managed.cast::<Versioned>().as_ptr();
@@ -232,7 +232,7 @@ fn capsule<'py, M: Managed>(tensor: &Bound<'py, Tensor>, flags: u64) -> PyResult
     };
     let managed = M::new(described, ptr::null_mut(), flags);
     let export = Box::into_raw(Box::new(Export { managed, shape, strides, _tensor: tensor.clone().unbind() }));
-    // SAFETY: the box was just made, and is given up to the capsule, or to whoever takes the structure from it: one of
+    // SAFETY: the box was just made, and is owned by the capsule, or by the consumer that takes the structure from it: one of
     // them calls `free`. `managed` is its first member, so that it has the box's address.
     unsafe {
         let described = (*export).managed.tensor();
@@ -249,7 +249,7 @@ fn capsule<'py, M: Managed>(tensor: &Bound<'py, Tensor>, flags: u64) -> PyResult
 /// The structure's deleter, on any thread.
 unsafe extern "C" fn free<M>(managed: *mut M) {
     if !managed.is_null() {
-        // SAFETY: it is the first member of the box that `capsule` made, and whoever took it calls this once. A
+        // SAFETY: it is the first member of the box that `capsule` made, and its consumer calls this once. A
         // reference to a Python object may be dropped without the interpreter's lock.
         unsafe { drop(Box::from_raw(managed.cast::<Export<M>>())) };
     }

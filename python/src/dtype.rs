@@ -54,7 +54,7 @@ pub(crate) fn numpy_place(dtype: DType) -> Option<usize> {
 /// The type of one element in a buffer, from the `struct` module's format and the element's size.
 ///
 /// # Errors
-/// What stands in the way.
+/// The reason.
 pub(crate) fn of_format(format: &str, itemsize: usize) -> Result<DType, String> {
     let (order, kind) = match format.as_bytes() {
         [order @ (b'@' | b'=' | b'<' | b'>' | b'!'), kind @ ..] => (*order, kind),

@@ -18,7 +18,7 @@ use crate::{
 
 /// A tensor's memory, as it arrived or as ``Task.empty`` gave it.
 ///
-/// Arrays that sealane hands out have one as their base, and keep it. On its own it stands for what numpy does not have:
+/// Arrays that sealane hands out have one as their base, and keep it. On its own it represents what numpy does not have:
 /// bfloat16 and the 8-bit floats, or TensorFlow's dead tensors. Give it to ``torch.from_dlpack``, ``jax.dlpack.from_dlpack``,
 /// ``memoryview``, or, with ``ml_dtypes`` installed, call ``numpy()``.
 #[pyclass(frozen, module = "sealane")]

@@ -9,7 +9,7 @@ pub enum RuntimeError {
     /// The io_uring executor cannot be used here.
     #[error("io_uring cannot be used: {reason}; or leave runtime.executor at auto, which then uses epoll")]
     IoUring {
-        /// What stands in the way, and what to do about it.
+        /// The reason, and what to do about it.
         reason: String,
     },
     /// A system call failed.

@@ -239,7 +239,7 @@ impl Mailbox {
         self.sleep.awake();
     }
 
-    /// Takes no more jobs and drops those that wait, so that whoever waits for one learns of it.
+    /// Takes no more jobs and drops those that wait, so that those who wait for one are told.
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::Release);
         fence(Ordering::SeqCst);

@@ -1,5 +1,5 @@
 //! Tasks of a shard: spawned, woken from any thread, and, when the shard stops, dropped on their own. Not bounded
-//! here: whoever spawns for each request bounds the requests.
+//! here: a caller that spawns for each request must bound the requests.
 //!
 //! A task sees a waker of ours, never the executor's. A wake-up from another thread would otherwise wait until the
 //! executor next looks at its rings, which a shard that spins gives it no occasion for; so it goes through the

@@ -23,7 +23,7 @@ pub struct VolatileSlice<'a>(libc::iovec, PhantomData<&'a [u8]>);
 #[repr(transparent)]
 pub struct VolatileSliceMut<'a>(libc::iovec, PhantomData<&'a mut [u8]>);
 
-// SAFETY: an address and a length; whoever made it promised that the bytes can be read from any thread.
+// SAFETY: an address and a length; its maker promised that the bytes can be read from any thread.
 unsafe impl Send for VolatileSlice<'_> {}
 
 impl<'a> VolatileSlice<'a> {

@@ -94,7 +94,7 @@ pub enum Error {
     Aborted {
         /// The step.
         step: i64,
-        /// The reason given by whoever aborted it.
+        /// The reason given for the abort.
         reason: Box<str>,
     },
     /// A named limit was reached; try again later or raise the setting.

@@ -182,7 +182,7 @@ impl Recorder {
     }
 }
 
-/// Something has happened to a call, for whoever listens. Where nobody does, this is a look at a pointer: what tells is kept out
+/// Something has happened to a call, for listeners. If there are none, this is a look at a pointer: what tells is kept out
 /// of the caller's code.
 #[inline]
 pub fn tell(recorder: Option<&Recorder>, call: Handle, moment: impl FnOnce() -> Moment) {

@@ -71,7 +71,7 @@ impl Transfers {
     /// If there is no room for it.
     pub(crate) fn begin(&mut self, owner: Owner, payload: Payload) -> u16 {
         let is_free = |number: &u16| self.under_way.iter().all(|transfer| transfer.number != *number);
-        let number = (1..=TRANSFERS_MAX as u16).find(is_free).expect("whoever begins a transfer has seen room");
+        let number = (1..=TRANSFERS_MAX as u16).find(is_free).expect("a transfer begins only if there is room");
         self.under_way.push(Transfer { number, owner, payload, staged: 0 });
         number
     }

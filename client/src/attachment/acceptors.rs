@@ -150,7 +150,7 @@ impl Inbox {
         windows
     }
 
-    /// Something is there, or the daemon has refused it: whoever watches it may look.
+    /// Something is there, or the daemon has refused it: wakes those who watch it.
     fn tell(&mut self, calls: &mut Calls, after: &mut Aftermath) {
         self.watches.drain(..).for_each(|watch| calls.noticed(watch, after));
     }
@@ -282,7 +282,7 @@ impl Attachment {
     /// # Errors
     /// ResourceExhausted if there are too many queues, Unavailable if there is no daemon.
     pub(crate) fn open_queue(&self, number: u32) -> Result<(), Error> {
-        // Whoever accepts waits for a restart.
+        // Callers that accept wait for a restart.
         self.up(Tick::now(), Some(Duration::ZERO))?.open_queue(number)
     }
 
@@ -430,7 +430,7 @@ impl Held<'_> {
         told
     }
 
-    /// Closes a queue with the shards where it is open, if the link that it is open with stands.
+    /// Closes a queue with the shards where it is open, if the link that it was opened on is up.
     fn close_queue(&mut self, number: u32, closing: Closing) {
         let State { line: Line::Up(link), acceptors, .. } = &mut **self else { return };
         if link.serial != closing.serial || closing.windows.is_empty() {

@@ -318,7 +318,7 @@ impl Held<'_> {
         Some(look)
     }
 
-    /// Notes whether whoever starts a call has to look first: see [`Attachment::room_for`].
+    /// Notes whether a new call has to look first: see [`Attachment::room_for`].
     pub(super) fn note(&self) {
         let crowded = !self.takes_calls() || self.has_backlog();
         self.attachment.crowded.store(crowded, Ordering::Relaxed);

@@ -489,7 +489,7 @@ impl Calls {
         let index = call & INDEX_MASK;
         let slot = &mut self.slots[index as usize];
         if slot.daemon == Daemon::Done && slot.caller == Caller::Gone {
-            debug_assert!(slot.tensor.is_none(), "whoever has the slot next would find it");
+            debug_assert!(slot.tensor.is_none(), "the slot's next call would find it");
             slot.generation = (slot.generation + 1) & (u32::MAX >> CALL_INDEX_BITS);
             self.vacant.push(index);
         }

@@ -94,7 +94,7 @@ impl Held<'_> {
         }
     }
 
-    /// How a call ended, by the table's `take`. Whoever leaves with an outcome sees to it that those who are parked are not
+    /// How a call ended, by the table's `take`. A caller that leaves with an outcome makes sure that parked callers are not
     /// left without a listener.
     #[inline]
     pub(super) fn take<T>(&mut self, call: u32, take: Take<T>) -> Option<T> {

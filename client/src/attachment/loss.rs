@@ -20,8 +20,8 @@ use crate::{
 };
 
 impl Attachment {
-    /// The state with a link that stands, as far as this side knows, and takes new calls; attaches again where it was lost.
-    /// After a drain the daemon is waited for, not longer than the `timeout` of whoever calls.
+    /// The state with a link that is up, as far as this side knows, and takes new calls; attaches again if it was lost.
+    /// After a drain the daemon is waited for, no longer than the caller's `timeout`.
     ///
     /// # Errors
     /// InvalidArgument in a forked child, Unavailable if there is no daemon.
@@ -66,7 +66,7 @@ impl Attachment {
         }
     }
 
-    /// Has the driver attach again, unless a link stands after all.
+    /// Has the driver attach again, unless a link is up after all.
     fn wake_who_attaches(&self) -> Result<Held<'_>, Error> {
         let mut held = self.lock();
         held.listen_to_draining();

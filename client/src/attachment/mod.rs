@@ -263,7 +263,7 @@ impl Freed for Attachment {
         if !many && !self.asleep.load(Ordering::SeqCst) {
             return;
         }
-        // Whoever drops a tensor may hold the lock. Then the blocks wait for the next look.
+        // A thread that drops a tensor may hold the lock. Then the blocks wait for the next look.
         if let Some(mut held) = self.try_lock() {
             held.chores();
         }

@@ -304,7 +304,7 @@ impl Attachment {
         if arena.span_of(tensor.bytes()).is_some() {
             return Ok((tensor, true));
         }
-        // Whoever is first there has the room first.
+        // First come, first served.
         let room = if is_behind { None } else { self.room_in_arena(len)? };
         let Some(mut copy) = room else { return Ok((tensor, false)) };
         copy.copy_from_slice(tensor.bytes());
@@ -510,7 +510,7 @@ impl Held<'_> {
         }
     }
 
-    /// Submits to the link that stands now, and waits for room where there is none.
+    /// Submits to the current link, and waits for room if there is none.
     #[inline]
     pub(super) fn submit<T>(
         &mut self,

@@ -21,7 +21,7 @@ const GRAIN: u64 = 64;
 
 /// Who tells the daemon of blocks that are free again.
 pub(crate) trait Freed: Send + Sync {
-    /// Blocks have piled up (`many`), or one was added to the pile. Called from whoever drops a tensor, wherever that is.
+    /// Blocks have piled up (`many`), or one was added to the pile. Called on whichever thread drops a tensor.
     fn freed(&self, many: bool);
 }
 

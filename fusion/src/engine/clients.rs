@@ -109,10 +109,7 @@ impl Engine {
         if let Some(Seat { pid, .. }) = attached.seats.get(&task) {
             return Err(Error::unavailable(
                 &task,
-                format!(
-                    "process {pid} is already attached as this task; only one \
-                     process may be"
-                ),
+                format!("process {pid} is already attached as this task; only one process may be"),
             ));
         }
         attached.leaving.retain(|socket| socket.strong_count() > 0);
@@ -148,7 +145,7 @@ impl Engine {
     }
 
     /// Lets a client go, or notices that it has gone: its calls end, its tensors that nobody has asked for are freed,
-    /// whoever waits for it is told `reason`. Does nothing if it has been dismissed before.
+    /// those who wait for it are told `reason`. Does nothing if it has been dismissed before.
     ///
     /// Not for code on a shard: it waits until the shards have heard of it.
     pub fn dismiss(&self, id: ClientId, reason: &str) {

@@ -13,7 +13,7 @@ use crate::limits::ACCEPT_PAUSE;
 /// See the module. Its owner watches the socket as [`Listener::mind`] says.
 pub(super) struct Listener {
     socket: Socket,
-    /// The transport address that it stands for, by its place among the engine's.
+    /// The transport address that it listens for, by its place among the engine's.
     pub(super) via: u16,
     /// The socket is watched: not while there is no room for callers, and not in a pause.
     watched: bool,

@@ -104,7 +104,7 @@ struct Filler {
     is_told: AtomicBool,
 }
 
-/// A queue on its way to a shard. Where that has stopped it does not arrive, and whoever accepts must hear so.
+/// A queue on its way to a shard. If that has stopped, it does not arrive, and the acceptor must be told.
 struct Opening(Option<Arc<AcceptQueue>>);
 
 impl Opening {

@@ -201,7 +201,7 @@ impl Task {
     }
 }
 
-/// Leaves the ticket of a recv that waits for whoever may give it up.
+/// Leaves the ticket of a waiting recv where the caller can cancel it.
 fn write_on(tag: &NameTag, ticket: Option<Ticket>) {
     if let Some(ticket) = ticket {
         let _ = tag.set(Name::Recv(ticket));

@@ -214,7 +214,7 @@ impl Node {
     }
 
     /// Nobody accepts from `shared` any more: pushers wait for the next who does. What is in it, and is not taken out by
-    /// whoever has it, is the next one's too.
+    /// its owner is the next one's, too.
     pub fn close_queue(&mut self, task: u16, name: &str, shared: &Arc<AcceptQueue>) {
         self.pushes.close_queue(task, name, shared, &mut self.context);
     }

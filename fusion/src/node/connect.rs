@@ -258,7 +258,7 @@ impl Node {
         self.context.reschedule(handle);
     }
 
-    /// The link is gone. What stands is asked again on the next one, which is called for at once if this side asks, or after a
+    /// The link is gone. Open requests are sent again on the next one, which is dialed at once if this side asks, or after a
     /// wait if this one never opened: then it is as if the call had failed.
     pub(super) fn lose(&mut self, now: Instant, handle: Handle, error: &LinkError) {
         let had_opened = self.context.peers.had_opened(handle);

@@ -251,7 +251,7 @@ impl Node {
             self.settle_events(handle);
             self.context.peers.mark_dirty(handle);
         }
-        // Whoever keeps their books may have lost them.
+        // Their owner may have lost track of them.
         self.pulls.close_plans_of(local, &mut self.context);
         self.pushes.close_queues_of(local, &mut self.context);
         // What these have left as well.

@@ -56,7 +56,7 @@ impl Outcomes {
         match waiter {
             RecvWaiter::Channel(sender) => !sender.is_closed(),
             RecvWaiter::Batch { batch, .. } => self.batches.listens(*batch),
-            // Whoever gives up one of these takes it out of the session as well.
+            // Cancelling one of these takes it out of the session as well.
             RecvWaiter::Cell(_) | RecvWaiter::Client(_) | RecvWaiter::Pull(_) => true,
         }
     }

@@ -98,8 +98,7 @@ impl Node {
             self.drop_link(now, handle, &LinkError::Closed);
             self.give_up(
                 handle,
-                "it restarted with a different number of cores, and its outstanding requests are \
-                 lost",
+                "it restarted with a different number of cores, and its outstanding requests are lost",
             );
             let mut peer = self.context.peers.remove(handle).expect("just selected");
             misplaced.take(&mut peer, handle, |_, _| true);

@@ -1,6 +1,6 @@
 //! Steps that were aborted: remembered, so that a send or recv that comes late hears of it too.
 //!
-//! Bounded by [`ENDED_STEPS_MAX`] records and by [`ENDED_REASON_BYTES`] of text each. When that is reached, whoever has more than
+//! Bounded by [`ENDED_STEPS_MAX`] records and by [`ENDED_REASON_BYTES`] of text each. When that is reached, the task that has more than
 //! an equal share loses the oldest of its own: nobody makes this side forget what another has aborted within its share.
 
 use std::collections::VecDeque;
@@ -172,7 +172,7 @@ mod tests {
         assert_eq!(ended.count, ENDED_STEPS_MAX);
         assert!((0..100).all(|step| ended.has(Scope::Pair(3), step)));
         assert!(!ended.has(LOUD, 0) && ended.has(LOUD, 2 * ENDED_STEPS_MAX as i64 - 1), "the oldest goes first");
-        // Whoever has less gets room from the one that has most, up to an equal share.
+        // A task that has less gets room from the one that has most, up to an equal share.
         for step in 0..ENDED_STEPS_MAX as i64 {
             ended.insert(Scope::Task(2), step, &reason);
         }

@@ -376,7 +376,7 @@ impl<S> Table<S> {
         if let State::Wanted(_) = entry.state {
             return Err(asked_twice(at));
         }
-        // Whatever stands in for the state while it is taken apart is overwritten on the next line.
+        // The placeholder for the state is overwritten on the next line.
         let nobody = State::Wanted(Parked::Local(handle));
         let State::Pending { tensor, sender, deadline } = std::mem::replace(&mut entry.state, nobody) else {
             unreachable!("lent entries are not in the index")

@@ -41,7 +41,7 @@ class Peer {
   std::string Address() const;
   void SetAddress(const std::string& address);
 
-  // How tensors go, for whoever asks; logs it if it has changed.
+  // How tensors go; logs it if it has changed.
   void SetRoute(const std::string& own, absl::string_view route, absl::string_view why);
   // "sealane", "grpc", or "settling" before the first tensor; and why.
   std::pair<std::string, std::string> Route() const;

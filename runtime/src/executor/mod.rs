@@ -165,7 +165,7 @@ impl Wait {
     }
 }
 
-/// Gives way once: to everything that can run, whoever calls it.
+/// Gives way once: to everything that can run, from any task.
 pub(crate) async fn yield_now() {
     let mut has_yielded = false;
     poll_fn(|context| {

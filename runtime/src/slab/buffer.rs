@@ -199,7 +199,7 @@ impl Drop for Buffer {
     }
 }
 
-/// Why a buffer is not looked at. It is a fault of the program, never of whoever lent the memory.
+/// Why a buffer is not looked at. It is a fault of the program, never of the memory's owner.
 const FOREIGN: &str = "memory that others write at any time is no slice";
 
 /// # Panics
@@ -320,7 +320,7 @@ mod tests {
         let kept = unsafe { Buffer::lent(start, 100, 8, book.clone()) };
         assert_eq!(kept[99], 5);
         assert_eq!(kept.into_token().unwrap(), 8);
-        assert_eq!(*book.0.lock().unwrap(), [7], "whoever takes the token owes the memory");
+        assert_eq!(*book.0.lock().unwrap(), [7], "taking the token means owing the memory");
         assert!(Buffer::from_vec(vec![1]).into_token().is_err());
         assert_eq!(memory[99], 5);
     }

@@ -2,7 +2,7 @@
 //!
 //! No reference count is touched on the way out or back. The owner counts its blocks without atomics; when it
 //! leaves, it closes the return stack and hands the number of blocks still out to a counter that the remaining
-//! frees count down. Whoever brings that counter to zero frees the memory.
+//! frees count down. The thread that brings that counter to zero frees the memory.
 #![allow(unsafe_code)]
 
 use std::{

@@ -78,7 +78,7 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours and whoever drops the region has seen the last buffer go.
+        // SAFETY: the mapping is ours, and the region is dropped after its last buffer.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.bytes) };
     }
 }

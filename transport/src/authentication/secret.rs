@@ -180,7 +180,7 @@ mod tests {
             let answer = called.answer(&caller.proof(&call()), &call());
             answer.is_some_and(|answer| caller.is_answer(&answer, &call()))
         };
-        // The steps of a change: whoever is a step ahead or behind talks with the others, both ways.
+        // The steps of a change: a host that is one step ahead or behind can talk with the others, both ways.
         let steps = [of(&[old]), of(&[old, new]), of(&[new, old]), of(&[new])];
         for (at, one) in steps.iter().enumerate() {
             for (other_at, other) in steps.iter().enumerate() {

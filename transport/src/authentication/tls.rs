@@ -131,7 +131,7 @@ impl Identity {
         Self { caller: Arc::new(caller), called: Arc::new(called), ..*self }
     }
 
-    /// The same of a side that gives so many tickets for sessions to whoever calls, each in a record of its own.
+    /// The same of a side that gives so many tickets for sessions to each caller, each in a record of its own.
     #[cfg(test)]
     pub(crate) fn with_tickets(&self, tickets: usize) -> Self {
         /// With its header, its nonce and its session's number of 32 bytes each.

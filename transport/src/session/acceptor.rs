@@ -129,7 +129,7 @@ impl Stream {
         self.refused.push_back(Refused { number, code, reason });
     }
 
-    /// The credit of a push that came to no queue: whoever gives credit hears nothing of it.
+    /// The credit of a push that came to no queue: the code that grants credit is not told.
     fn credit_again(&mut self, bytes: usize) {
         self.granted_messages += 1;
         self.granted_bytes += bytes as u64;

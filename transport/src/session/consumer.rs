@@ -72,7 +72,7 @@ struct Wanted<W> {
 }
 
 /// Why a request has its waiter.
-const STANDS: &str = "a waiter goes with its request";
+const HAS_WAITER: &str = "a waiter goes with its request";
 
 /// Keys kept for reuse, so that a request allocates nothing: at most this many.
 const SPARE_KEYS: usize = 4096;
@@ -278,7 +278,7 @@ impl<W> Consumer<W> {
         common.map(|(timeout_ms, consumer, _)| (timeout_ms, consumer, place))
     }
 
-    /// All that stands is asked again, in the order of its slots; what the peer does not serve ends.
+    /// All open requests are sent again, in slot order; those that the peer does not serve end.
     pub(super) fn resume<D>(&mut self, roster: &Roster, peer: &str, events: &mut VecDeque<Event<W, D>>) {
         let strangers = self.wanted.select(|wanted| roster.place_of(wanted.producer).is_none());
         for handle in strangers {
@@ -521,7 +521,7 @@ impl<W> Consumer<W> {
         }
         buffer.truncate(payload.len());
         buffer.volatile_mut().copy_from(payload);
-        let finished = self.finish(id, payload.len()).expect("a request that has a place stands");
+        let finished = self.finish(id, payload.len()).expect("a request that has a place is open");
         let is_taken = deliver(finished, meta, buffer, sink, events);
         self.releases.push(token, is_taken);
         Ok(())

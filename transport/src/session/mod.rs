@@ -429,7 +429,7 @@ impl<W, D: PartialEq> Session<W, D> {
     }
 
     /// The peer is the same process, but does not remember this session: every tensor handed to it and not released goes
-    /// back, and every request that stands will be asked as if for the first time.
+    /// back, and every open request will be sent as if for the first time.
     pub fn start_anew(&mut self) {
         debug_assert!(self.attached.is_none(), "detach comes first");
         self.consumer.forget_asking();
@@ -592,7 +592,7 @@ impl<W, D: PartialEq> Session<W, D> {
     }
 
     /// Ends `step` for `task` (its index in this side's task list) at the peer too. A peer that reads so little that a queue
-    /// of such words stands full is not told: its requests end by their deadlines.
+    /// of such messages is full is not told: its requests end by their deadlines.
     pub fn abort(&mut self, step: i64, task: u16, reason: &str) {
         if self.attached.is_some() && !self.control.is_full() {
             self.control.push(Control::Abort { step, task, reason: reason.into() });

@@ -126,7 +126,7 @@ pub(super) struct Pusher<D> {
     /// Those whose next push leaves in chunks, while too many do: the others pass them.
     held_back: VecDeque<Handle>,
     /// Streams that have ended and that the peer knew. It is told again on the next link, since a link may take with it what
-    /// was said last: of those that it was told on the link that stands, [`TOLD_AGAIN_MAX`].
+    /// was said last: of those that it was told on the current link, [`TOLD_AGAIN_MAX`].
     closed: VecDeque<Handle>,
     linked: bool,
     /// Pushes of all streams.
@@ -322,7 +322,7 @@ impl<D: PartialEq> Pusher<D> {
         }
     }
 
-    /// A link stands: the peer is told of streams that have ended, and of those that have something to push.
+    /// A link is up: the peer is told of streams that have ended, and of those that have something to push.
     pub(super) fn resume<W>(
         &mut self,
         roster: &Roster,

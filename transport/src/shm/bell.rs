@@ -88,7 +88,7 @@ impl ClientBell {
         let _ = shutdown(self.0.as_raw_fd(), Shutdown::Both);
     }
 
-    /// Has whoever watches the socket here find it closed, and the client go on waiting for the end of the conversation: that
+    /// Lets the watcher of the socket here find it closed, while the client goes on waiting for the end of the conversation: that
     /// comes with the last handle of the socket.
     pub fn take_leave(&self) {
         // One that is closed already needs no leave.
@@ -97,7 +97,7 @@ impl ClientBell {
 
     /// Wakes the client.
     pub fn ring(&self) {
-        // A full socket has rung before, and a closed one is noticed by whoever watches it.
+        // A full socket has rung before, and a closed one is noticed by its watcher.
         let _ = send(self.0.as_raw_fd(), &[1], MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL);
     }
 }

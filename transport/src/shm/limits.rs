@@ -73,7 +73,7 @@ pub const SHARDS_MAX: usize = 1024;
 pub const MEMORY_BYTES_MAX: u64 = 1 << 42;
 
 /// An arena up to this size is there as a whole from the start (about 20 ms), so that no tensor waits for its pages. The
-/// pages of a larger one come when they are first written: making them would hold up whoever attaches next.
+/// pages of a larger one come when they are first written: making them would delay the next client that attaches.
 pub const ARENA_POPULATED_BYTES_MAX: u64 = 64 << 20;
 
 /// Most figures of a daemon that are read, in bytes of JSON: some 1,000 a peer and shard, for a hundred thousand of them.

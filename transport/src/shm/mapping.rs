@@ -33,7 +33,7 @@ use super::{
 /// Sizes and places of shared memory are multiples of this.
 pub(super) const PAGE: u64 = 4096;
 
-/// Nobody may make the memory smaller (whoever touched what is gone would be killed), or larger, or change the seals.
+/// Nobody may make the memory smaller (touching what is gone kills the process), or larger, or change the seals.
 const SEALS: SealFlag = SealFlag::F_SEAL_SHRINK.union(SealFlag::F_SEAL_GROW).union(SealFlag::F_SEAL_SEAL);
 
 /// `MFD_NOEXEC_SEAL` of Linux 6.3, which the libraries do not name yet: the file can never be executed.
@@ -159,7 +159,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours, and whoever refers into it shares ownership of it.
+        // SAFETY: the mapping is ours, and everything that refers into it shares ownership of it.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.bytes as usize) };
     }
 }

@@ -105,7 +105,7 @@ impl<M: RingMemory> Writer<M> {
                 word.store(*value, Ordering::Relaxed);
             }
         }
-        // COMMIT: Release here, Acquire in `pop`, so that whoever sees the commit word sees the content.
+        // COMMIT: Release here, Acquire in `pop`, so that a reader that sees the commit word sees the content.
         self.memory.slot(self.tail)[0].store(commit_word::<M>(self.tail, record), Ordering::Release);
         self.tail += slots;
         Ok(())

@@ -27,7 +27,7 @@ pub enum PayloadAt<'a> {
 pub enum Submission<'a> {
     /// Names a peer before its first use. Numbers count up from 0 in each segment.
     Peer {
-        /// The number that stands for it from now on.
+        /// Its number from now on.
         number: u16,
         /// The task's name.
         name: &'a str,

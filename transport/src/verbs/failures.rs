@@ -39,8 +39,8 @@ impl Failures {
         }
     }
 
-    /// Why a link to `peer` that stands is not to be given up for verbs now. The pause is doubled with each failure: what a new
-    /// link may try costs one that stands a resumption.
+    /// Why an open link to `peer` is not to be closed for verbs now. The pause is doubled with each failure: what a new
+    /// link may try costs an open one a resumption.
     pub(super) fn why_not_again(&mut self, peer: &str, now: Instant, retry_after: Duration) -> Option<String> {
         let in_a_row = self.0.get(peer).map_or(0, |record| record.in_a_row);
         self.why_not(peer, now, retry_after * (1 << in_a_row.saturating_sub(FAILURES_MAX).min(DOUBLINGS_MAX)))
@@ -79,7 +79,7 @@ mod tests {
         assert_eq!(failures.why_not("a:1", now + pause, pause), None);
         failures.note("a:1", now + pause, "again");
         assert!(failures.why_not("a:1", now + pause, pause).is_some());
-        // A link that stands is not given up so soon again.
+        // An open link is not closed again so soon.
         assert_eq!(failures.why_not("a:1", now + 2 * pause, pause), None);
         assert!(failures.why_not_again("a:1", now + 2 * pause, pause).is_some());
         assert_eq!(failures.why_not_again("a:1", now + 3 * pause, pause), None);

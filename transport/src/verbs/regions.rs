@@ -34,7 +34,7 @@ struct Standing {
     owner: Box<dyn Any>,
 }
 
-/// Where its registration stands.
+/// The state of its registration.
 enum Is {
     /// To be registered when it is first used.
     Unused,

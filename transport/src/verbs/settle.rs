@@ -83,7 +83,7 @@ impl Said {
         [record.as_bytes(), reason.as_bytes()].concat()
     }
 
-    /// What stands at the front of `bytes` and its length; `None` if it is not all there.
+    /// The message at the front of `bytes` and its length; `None` if it is incomplete.
     pub(super) fn parse(bytes: &[u8]) -> Result<Option<(Said, usize)>, WireError> {
         let Ok((record, rest)) = Record::ref_from_prefix(bytes) else { return Ok(None) };
         let reason_bytes = record.reason_bytes.get() as usize;

@@ -294,7 +294,7 @@ pub(super) fn reason(bytes: &[u8]) -> Result<&str, WireError> {
     text("reason", bytes)
 }
 
-/// Appends frames to a byte vector. Lengths over the limits are refused by whoever made the values
+/// Appends frames to a byte vector. Lengths over the limits are refused by the code that made the values
 /// ([`crate::session`]), so nothing here can fail; reasons are cut to their limit.
 pub struct FrameWriter<'a>(pub &'a mut Vec<u8>);
 

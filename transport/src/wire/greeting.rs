@@ -96,7 +96,7 @@ pub struct Hello {
 pub enum RejectCode {
     /// No common version.
     Version = 1,
-    /// Both sides called at once, and the other call stands.
+    /// Both sides called at once, and the other call is kept.
     Crossed = 2,
     /// A limit of the called side is reached.
     Full = 3,

@@ -186,7 +186,7 @@ pub struct PullFailure<'a> {
 }
 
 impl PullFailure<'_> {
-    /// Stands for all tensors of a pull that have not come.
+    /// Represents all tensors of a pull that have not come.
     pub const ALL: u32 = u32::MAX;
 }
 

@@ -37,7 +37,7 @@ impl Portion {
         peer: Credentials,
         socket: &Arc<OwnedFd>,
     ) -> Result<(ClientEnds, Welcoming), ShmError> {
-        // An empty arena would be no memory at all: whoever only receives has a page of it.
+        // An empty arena would be no memory at all: a client that only receives has one page.
         let arena_bytes = wish.arena_bytes.max(1).next_multiple_of(PAGE_BYTES);
         let area_bytes = self.area_bytes.next_multiple_of(PAGE_BYTES);
         let (arena, arena_fd) =

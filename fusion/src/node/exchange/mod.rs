@@ -138,14 +138,14 @@ impl Exchange {
 
     /// A request has gone to another session than its ticket says.
     pub(super) fn moved(&mut self, from: Ticket, to: Ticket) {
-        debug_assert_ne!(from, to, "whoever gives the request up would look for it for ever");
+        debug_assert_ne!(from, to, "cancelling the request would never find it");
         self.moved.insert(from, to);
     }
 
     /// Forgets where requests went that have ended since: what is kept is bounded by the requests that stand.
     pub(super) fn forget_ended_moves(&mut self, peers: &Peers) {
         let moved = &self.moved;
-        let stands = |ticket: &Ticket| match *ticket {
+        let is_open = |ticket: &Ticket| match *ticket {
             Ticket::Peer { session, request } => peers.session(session).is_some_and(|with| with.is_waiting(request)),
             Ticket::Local(_) => false,
         };
@@ -153,7 +153,7 @@ impl Exchange {
             while let Some(next) = moved.get(&ticket) {
                 ticket = *next;
             }
-            !stands(&ticket)
+            !is_open(&ticket)
         };
         let ended: Vec<_> = moved.keys().copied().filter(|ticket| ended(*ticket)).collect();
         for ticket in ended {
@@ -359,7 +359,7 @@ impl Exchange {
         self.ended.check_invariants();
         context.reporter.outcomes.batches.check_invariants();
         for (ticket, to) in &self.moved {
-            assert_ne!(ticket, to, "whoever gives the request up would look for it for ever");
+            assert_ne!(ticket, to, "cancelling the request would never find it");
         }
     }
 }

@@ -208,7 +208,7 @@ impl Peers {
     pub(super) fn remove(&mut self, handle: Handle) -> Option<Peer> {
         let peer = self.arena.remove(handle)?;
         debug_assert!(peer.link.is_none(), "the link would be counted for ever");
-        debug_assert!(!peer.session.has_events(), "whoever waits for these events would wait for ever");
+        debug_assert!(!peer.session.has_events(), "those who wait for these events would wait for ever");
         self.sessions.retain(|_, session| *session != handle);
         Some(peer)
     }

@@ -10,7 +10,7 @@ use super::PeerSession;
 use crate::limits::{REDIAL_WAIT_MAX, REDIAL_WAIT_MIN};
 use crate::metrics::{PeerCounters, PeerMetrics, Way};
 
-/// Where the connection stands while there is no link, or that there is one.
+/// The state of the connection while there is no link, or that there is one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::node) enum Connection {
     /// Nothing wants one.

@@ -125,7 +125,7 @@ impl LocalPull {
         self.copy.is_some() || self.ready.iter().any(|(_, count)| *count > 0)
     }
 
-    /// Panics unless a pull that stands in the queue of those that copy says so, and one that has to copy stands there.
+    /// Panics unless a pull in the queue of those that copy says so, and one that has to copy is in it.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(super) fn check_invariants(&self, places: usize) {
         assert_eq!(places, usize::from(self.queued), "a pull would be copied out of its turn, or never");

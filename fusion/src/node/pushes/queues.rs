@@ -112,7 +112,7 @@ impl Pushes {
     }
 
     /// Nobody accepts from `shared` any more: pushers wait for the next who does. What is in it, and is not taken out by
-    /// whoever has it, is the next one's too.
+    /// its owner is the next one's, too.
     pub(in crate::node) fn close_queue(
         &mut self,
         task: u16,
@@ -182,7 +182,7 @@ impl Pushes {
 
     /// There is room in a queue: waiting pushers are served in turn.
     fn replenish(&mut self, handle: Handle, context: &mut Context) {
-        // Whoever is served here must ask again: the next tensor says so only if its stream is looked up.
+        // A stream that is served here must ask again: the next tensor says so only if its stream is looked up.
         self.last_stream = None;
         self.fill_locally(handle, context);
         let Some(queue) = self.queues.get_mut(handle) else { return };

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use sealane_runtime::Buffer;
 
-use super::{Ask, QUEUE_SLACK, STANDS, State, Wanted, not_served};
+use super::{Ask, HAS_WAITER, QUEUE_SLACK, State, Wanted, not_served};
 use crate::arena::Handle;
 use crate::error::Error;
 use crate::limits::KEY_BYTES_MAX;
@@ -82,7 +82,7 @@ impl<W, D: PartialEq> Session<W, D> {
                 let reason =
                     format!("{} requests to {} are already waiting", self.limits.queued_requests_max, self.peer);
                 let error = Error::full("fusion.queued_requests_max", reason);
-                Err((Unanswered { error, destination: wanted.destination }, wanted.waiter.expect(STANDS)))
+                Err((Unanswered { error, destination: wanted.destination }, wanted.waiter.expect(HAS_WAITER)))
             }
         }
     }
@@ -154,7 +154,7 @@ impl<W, D: PartialEq> Session<W, D> {
                 key: &key,
                 deadline: wanted.deadline,
                 destination: wanted.destination,
-                waiter: wanted.waiter.expect(STANDS),
+                waiter: wanted.waiter.expect(HAS_WAITER),
             };
             each(handle, ask, wanted.fused);
         }

@@ -145,7 +145,7 @@ unsafe impl Device for FakeDevice {
     }
 
     fn begin_deregister(&mut self, region: u32) {
-        // Whoever uses it from now on is found out.
+        // Any use from now on is detected.
         let bytes = self.fabric.lock().deregister(self.context, region);
         self.begin(bytes, Begun::Deregister(region));
     }

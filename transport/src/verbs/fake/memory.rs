@@ -17,7 +17,7 @@ impl Memory {
     /// `None` if it is empty or passes the end of the address space.
     ///
     /// # Safety
-    /// The bytes stay mapped while this lives. Whoever has parts of it copied keeps to what
+    /// The bytes stay mapped while this lives. Code that has parts of it copied keeps to what
     /// [`Device::post`](crate::verbs::device::Device::post) demands of them.
     pub(super) unsafe fn new(address: u64, bytes: u64) -> Option<Self> {
         let end = address.checked_add(bytes)?;

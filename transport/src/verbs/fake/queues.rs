@@ -50,7 +50,7 @@ impl CompletionQueue {
         }
         self.entries.push_back(Entry { completion, frees });
         if std::mem::take(&mut self.is_armed) {
-            // Cannot fail: the count is far from its end, since whoever arms takes it back.
+            // Cannot fail: the count is far from its end, since arming takes it back.
             let _ = self.bell.write(1);
         }
         true

@@ -88,12 +88,12 @@ pub struct GidSummary {
 }
 
 impl GidSummary {
-    /// The IPv4 address that it stands for.
+    /// The IPv4 address that it represents.
     pub fn ipv4(&self) -> Option<Ipv4Addr> {
         Ipv6Addr::from(self.gid).to_ipv4_mapped()
     }
 
-    /// The address that it stands for.
+    /// The address that it represents.
     fn address(&self) -> IpAddr {
         Ipv6Addr::from(self.gid).to_canonical()
     }

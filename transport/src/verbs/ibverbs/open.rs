@@ -80,7 +80,7 @@ impl IbDevice {
             work_bytes_max: choice.message_bytes_max,
             send_depth,
             receive_depth,
-            // The queue may be larger than what was asked for; whoever counts on more than that would not notice on others.
+            // The queue may be larger than what was asked for; code that relies on more than that would fail on others.
             completion_depth: completion_depth.min(completions.depth()),
             chosen: choice.sentence,
         };

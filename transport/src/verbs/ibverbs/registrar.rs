@@ -109,7 +109,7 @@ fn work(domain: &DomainPointer, jobs: &Receiver<Job>, done: &Sender<Done>, closi
             Job::Register { .. } if closing.load(Ordering::Relaxed) => continue,
             Job::Register { ticket, address, bytes, access } => {
                 let address = ptr::with_exposed_provenance_mut(address as usize);
-                // SAFETY: the domain outlives this thread; whoever gave the job answers for the memory.
+                // SAFETY: the domain outlives this thread; the job's owner keeps the memory valid.
                 let region = unsafe { MemoryRegion::register_in(domain.0, address, bytes, access) };
                 Done::Registered { ticket, bytes, region: region.map(Moved) }
             }

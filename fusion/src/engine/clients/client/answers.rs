@@ -69,7 +69,7 @@ impl Client {
             ClientOutcome::Sent(Ok(())) if lends => return self.lent_to_peers.push(call),
             ClientOutcome::Sent(Ok(())) => return self.sent.push(call),
             ClientOutcome::Returned => return self.returned.push(call),
-            // Whoever is told how a send ended has its memory back: the payload went before the outcome came. A push may
+            // A caller that is told how a send ended has its memory back: the payload went before the outcome came. A push may
             // still be on its way when its time is over.
             ClientOutcome::Sent(Err(error)) => Answer::Failed { call, error, memory_back: !lends },
             ClientOutcome::Received(outcome) => {

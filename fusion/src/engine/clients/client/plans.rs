@@ -107,8 +107,7 @@ impl Plans {
         if self.open.len() >= PLANS_MAX || expected > SET_KEYS_MAX || self.keys + expected > PLAN_KEYS_MAX {
             let (plans, all) = (self.open.len(), self.keys);
             return Err(Misconduct(format!(
-                "plan {plan} of {keys} keys is over a limit: {plans} plans of {all} keys \
-                 are open"
+                "plan {plan} of {keys} keys is over a limit: {plans} plans of {all} keys are open"
             )));
         }
         if self.open.contains_key(&plan) {

@@ -227,6 +227,18 @@ mod kind {
     pub(super) const GRANT: u8 = 17;
     pub(super) const CLOSE_QUEUE: u8 = 18;
     pub(super) const ELSEWHERE: u8 = 19;
+
+    /// The flags that records of a kind may have.
+    #[inline]
+    pub(super) fn flags(kind: u8) -> u8 {
+        match kind {
+            SEND | PUSH => super::FLAG_ARENA,
+            RECV => super::FLAG_ARENA | super::FLAG_FUSED,
+            PUBLISH => super::FLAG_ARENA | super::FLAG_MORE,
+            ELSEWHERE => super::FLAG_OTHERS,
+            _ => 0,
+        }
+    }
 }
 
 /// Of a send, a push or a publication: its bytes are in the arena. Of a recv: it has a destination.
@@ -374,14 +386,7 @@ impl<'a> Submission<'a> {
     #[inline]
     pub fn decode(record: &'a Record) -> Result<Self, Malformed> {
         let flags = record.flags;
-        let known = match record.kind {
-            kind::SEND | kind::PUSH => FLAG_ARENA,
-            kind::RECV => FLAG_ARENA | FLAG_FUSED,
-            kind::PUBLISH => FLAG_ARENA | FLAG_MORE,
-            kind::ELSEWHERE => FLAG_OTHERS,
-            _ => 0,
-        };
-        if flags & !known != 0 {
+        if flags & !kind::flags(record.kind) != 0 {
             return Err(Malformed { what: "an unknown flag" });
         }
         let (submission, sections) = match record.kind {

@@ -185,7 +185,9 @@ impl DelayedLink {
         let due: usize = self.due.iter().take_while(|&&(due, _)| due <= now).map(|&(_, count)| count).sum();
         let mut total = 0;
         while total < due && total < budget {
-            let ready = &self.held.make_contiguous()[..due - total];
+            // Whole frames may exceed the budget, by one.
+            let room = (budget - total).max(FRAME_HEADER_BYTES + FRAME_BODY_BYTES_MAX);
+            let ready = &self.held.make_contiguous()[..room.min(due - total)];
             let count = match self.landing.take() {
                 Some(mut landing) => {
                     let count = landing.take(ready);

@@ -57,7 +57,7 @@ pub use engine::{
 pub use limits::LINK_KINDS_MAX;
 pub use node::{CallerCounters, Counters, Fuse, KindCounters};
 pub use queue::{AcceptOptions, AcceptQueue, Accepted, AcceptingMany};
-pub use sealane_runtime::Buffer;
+pub use sealane_runtime::{Buffer, DeviceError, DeviceMemory, MemoryKind, VolatileSlice, VolatileSliceMut};
 pub use sealane_transport::authentication::{Authentication, TlsFiles};
 pub use sealane_transport::endpoint_map::EndpointMap;
 pub use sealane_transport::tensor::{DType, Element, Shape, Tensor, TensorMeta, TypeCode};

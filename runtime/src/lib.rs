@@ -37,6 +37,8 @@ mod counter;
 #[cfg(shards)]
 mod cpus;
 #[cfg(not(loom))]
+mod device_memory;
+#[cfg(not(loom))]
 mod error;
 #[cfg(shards)]
 mod executor;
@@ -81,6 +83,7 @@ pub use self::handshake::SleepFlag;
 #[cfg(not(loom))]
 pub use self::{
     counter::{Counter, Gauge},
+    device_memory::{DeviceError, DeviceMemory, HostCopy, MemoryKind},
     error::RuntimeError,
     histogram::{Histogram, HistogramSnapshot},
     polling::Polling,

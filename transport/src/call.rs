@@ -12,7 +12,8 @@ use crate::tensor::Tensor;
 pub struct RecvOptions {
     /// How long to wait; default the engine's `request_timeout`, `Duration::MAX` for no limit.
     pub timeout: Option<Duration>,
-    /// Memory for the tensor; default the receive slab. It is returned in the tensor or in the error.
+    /// Memory for the tensor; default the receive slab. It is returned in the tensor or in the error. An embedded engine takes
+    /// a [device's](Buffer::on_device) too.
     pub destination: Option<Buffer>,
 }
 

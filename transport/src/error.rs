@@ -2,6 +2,8 @@
 
 use std::{fmt, time::Duration};
 
+use sealane_runtime::DeviceError;
+
 /// gRPC's canonical codes that Sealane answers with; the number is the one on the wire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
@@ -161,6 +163,13 @@ impl Error {
     /// A peer that cannot be used.
     pub fn unavailable(peer: &str, reason: impl Into<Box<str>>) -> Self {
         Error::Unavailable { peer: peer.into(), reason: reason.into() }
+    }
+}
+
+/// A copy to or from a device's memory has failed: that ends one call, and no link.
+impl From<DeviceError> for Error {
+    fn from(error: DeviceError) -> Error {
+        Error::unavailable("device memory", error.to_string())
     }
 }
 

@@ -17,6 +17,8 @@ pub mod chains;
 pub mod endpoint_map;
 #[cfg(not(loom))]
 pub mod error;
+#[cfg(all(any(test, feature = "fake"), not(loom)))]
+pub mod fake_device;
 #[cfg(all(feature = "network", not(loom)))]
 pub mod fault;
 #[cfg(not(loom))]

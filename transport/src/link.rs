@@ -7,7 +7,7 @@
 use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
-use sealane_runtime::{Buffer, VolatileSliceMut};
+use sealane_runtime::{Buffer, MemoryKind, VolatileSliceMut};
 
 use crate::arena::Handle;
 use crate::error::LinkError;
@@ -46,11 +46,14 @@ pub struct Traits {
     pub aside: bool,
     /// The link reports itself when it can take more; its descriptor must not be watched for writing.
     pub tells_of_room: bool,
+    /// Payloads outside the stream of frames may be in the memory of a device, and so may their destinations: the link reads and
+    /// writes it itself. For any other link, a session copies them through host memory.
+    pub moves_device: bool,
 }
 
 impl Traits {
     /// One byte stream, whose descriptor reports all readiness.
-    pub const STREAM: Traits = Traits { open: true, aside: false, tells_of_room: false };
+    pub const STREAM: Traits = Traits { open: true, aside: false, tells_of_room: false, moves_device: false };
 }
 
 /// One shard's connection to one peer shard.
@@ -170,6 +173,8 @@ pub(crate) enum LandingOf {
 pub(crate) enum Place {
     /// Into memory: the consumer's own or the slab's.
     Buffer(Buffer),
+    /// Into host memory first, since the consumer's own is a device's, which the link cannot write.
+    Bounce(Buffer),
     /// Nowhere: it is no longer wanted, or there is no room. It goes back to the producer.
     Nowhere,
 }
@@ -195,8 +200,15 @@ impl Landing {
             (LandingOf::Push { number: one }, LandingOf::Push { number: other }) => one == other,
             _ => false,
         };
-        let both_keep = matches!((&self.place, &other.place), (Place::Buffer(_), Place::Buffer(_)));
-        is_same && both_keep && self.request == other.request
+        is_same && self.memory().is_some() && other.memory().is_some() && self.request == other.request
+    }
+
+    /// What kind of memory it goes into; `None` if it is to be discarded.
+    pub fn memory(&self) -> Option<MemoryKind> {
+        match &self.place {
+            Place::Buffer(buffer) | Place::Bounce(buffer) => Some(buffer.memory()),
+            Place::Nowhere => None,
+        }
     }
 
     /// Bytes that are still to come before the next frame.
@@ -210,9 +222,12 @@ impl Landing {
     }
 
     /// The memory for the next bytes; `None` if they are to be discarded.
+    ///
+    /// # Panics
+    /// If it is a device's, which only a link gets that [says that it moves such](Traits::moves_device).
     pub fn target(&mut self) -> Option<VolatileSliceMut<'_>> {
         match &mut self.place {
-            Place::Buffer(buffer) => Some(buffer.volatile_mut().range(self.filled..self.end)),
+            Place::Buffer(buffer) | Place::Bounce(buffer) => Some(buffer.volatile_mut().range(self.filled..self.end)),
             Place::Nowhere => None,
         }
     }
@@ -229,7 +244,9 @@ impl Landing {
     /// Copies from the front of `bytes`; how many were taken.
     pub fn take(&mut self, bytes: &[u8]) -> usize {
         let count = bytes.len().min(self.missing());
-        if let Some(target) = self.target() {
+        if count > 0
+            && let Some(target) = self.target()
+        {
             target.range(0..count).copy_from(&bytes[..count]);
         }
         self.advance(count);

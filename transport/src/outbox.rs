@@ -4,12 +4,14 @@
 //! the session waits for the link. Payloads of more than a chunk are interleaved, a chunk at a time.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
-use sealane_runtime::{Buffer, VolatileSlice};
+use sealane_runtime::{Buffer, DeviceError, HostCopy, MemoryKind, Slab, VolatileSlice};
 
 use crate::arena::Handle;
+use crate::error::Error;
 use crate::limits::{CHUNK_BYTES, INLINE_PAYLOAD_BYTES, OUTBOX_PAYLOADS, OUTBOX_STAGED_BYTES};
-use crate::link::Landing;
+use crate::link::{Landing, Traits};
 use crate::payload::Payload;
 use crate::transfers::Transfers;
 use crate::wire::{Chunk, FrameWriter};
@@ -42,6 +44,9 @@ pub struct Outbox {
     transfers: Transfers,
     /// Large payloads travel beside the frames: none leaves in chunks, and places for answers are announced.
     aside: bool,
+    /// The link reads and writes the memory of devices.
+    moves_device: bool,
+    copies: HostCopies,
     announced: Vec<Announcement>,
     revoked: Vec<Revocation>,
     returned: Vec<(Owner, Payload)>,
@@ -49,6 +54,32 @@ pub struct Outbox {
     tensors: u64,
     staged_max: usize,
     payloads_max: usize,
+}
+
+/// Copies in host memory of payloads in a device's. The slab bounds them.
+#[derive(Default)]
+struct HostCopies {
+    /// Where they are made; without it, only small ones are.
+    slab: Option<Slab>,
+    /// Each copy has a clone of it.
+    counted: Arc<()>,
+    /// As many copies were there when there was no room for one more; it is tried again when they are fewer.
+    awaited: Option<usize>,
+}
+
+impl HostCopies {
+    fn count(&self) -> usize {
+        Arc::strong_count(&self.counted) - 1
+    }
+}
+
+/// Why a link cannot read a payload.
+#[derive(Debug)]
+pub(crate) enum Unreadable {
+    /// There is no room now for a copy in host memory, and there may be when one that stands is dropped.
+    Waits,
+    /// The copy cannot be made.
+    Fails(Error),
 }
 
 /// The place where the answer to a request is to go: said before the request. Made by sessions alone, which keep the memory.
@@ -60,8 +91,8 @@ pub(crate) struct Announcement {
     pub(crate) address: u64,
     /// Its length.
     pub(crate) bytes: usize,
-    /// See [`Payload::is_foreign`].
-    pub(crate) is_foreign: bool,
+    /// What kind of memory it is in.
+    pub(crate) memory: MemoryKind,
 }
 
 /// An announced place that no answer may reach any more.
@@ -137,6 +168,8 @@ impl Outbox {
             payload_bytes: 0,
             transfers: Transfers::new(chunk_bytes),
             aside: false,
+            moves_device: false,
+            copies: HostCopies::default(),
             announced: Vec::new(),
             revoked: Vec::new(),
             returned: Vec::new(),
@@ -194,9 +227,65 @@ impl Outbox {
         self.tensors += tensors;
     }
 
-    /// Whether large payloads travel beside the frames; as the link is that takes them.
-    pub fn set_aside(&mut self, aside: bool) {
-        self.aside = aside;
+    /// The link is such a one that takes what is put in here from now on.
+    pub fn set_traits(&mut self, traits: Traits) {
+        self.aside = traits.aside;
+        self.moves_device = traits.moves_device;
+    }
+
+    /// Where payloads in the memory of a device are copied for links that cannot read it. Without it, large ones are refused.
+    pub fn set_copy_slab(&mut self, slab: Slab) {
+        self.copies.slab = Some(slab);
+    }
+
+    /// True if payloads of so many bytes go from and to the memory of a device as they are. What is in a frame never does.
+    #[inline]
+    pub fn moves_device(&self, bytes: usize) -> bool {
+        self.moves_device && self.aside && bytes > INLINE_PAYLOAD_BYTES
+    }
+
+    /// True while nothing of a device's can leave, before others of this outbox have dropped their copies.
+    #[inline]
+    pub fn awaits_copies(&self) -> bool {
+        self.copies.awaited.is_some_and(|awaited| self.copies.count() >= awaited)
+    }
+
+    /// Makes sure that the link can read a payload before it is put in here: one in the memory of a device that it cannot read
+    /// gets a copy in host memory, until the session drops that.
+    #[inline]
+    pub(crate) fn make_readable(&mut self, payload: &mut Payload) -> Result<(), Unreadable> {
+        if payload.host_bytes().is_some() || self.moves_device(payload.len()) {
+            return Ok(());
+        }
+        self.copy_to_host(payload)
+    }
+
+    /// Copies a payload in the memory of a device. An asynchronous copy would begin here, and [wait](Unreadable::Waits) until
+    /// it has completed.
+    #[cold]
+    pub(crate) fn copy_to_host(&mut self, payload: &mut Payload) -> Result<(), Unreadable> {
+        let len = payload.len();
+        let copies = &mut self.copies;
+        let mut buffer = match &copies.slab {
+            // It goes into a frame, and is dropped with it.
+            _ if len <= INLINE_PAYLOAD_BYTES => Buffer::of_len(len),
+            Some(slab) => match slab.allocate(len) {
+                Ok(buffer) => buffer,
+                Err(_) if copies.count() > 0 && len <= slab.capacity_bytes() => {
+                    copies.awaited = Some(copies.count());
+                    return Err(Unreadable::Waits);
+                }
+                Err(full) => return Err(Unreadable::Fails(Error::full("runtime.slab_send_bytes", full.to_string()))),
+            },
+            None => {
+                let reason = format!("there is none to copy {len} bytes of a device's memory through");
+                return Err(Unreadable::Fails(Error::full("runtime.slab_send_bytes", reason)));
+            }
+        };
+        copies.awaited = None;
+        payload.read(0, buffer.volatile_mut()).map_err(|error: DeviceError| Unreadable::Fails(error.into()))?;
+        payload.set_host_copy(HostCopy { buffer, counted: copies.counted.clone() });
+        Ok(())
     }
 
     /// True if places for answers are to be announced.
@@ -253,10 +342,11 @@ impl Outbox {
     }
 
     #[inline]
-    fn append(&mut self, owner: Owner, request: Handle, payload: Payload) -> Option<Payload> {
+    fn append(&mut self, owner: Owner, request: Handle, mut payload: Payload) -> Option<Payload> {
         if payload.len() <= INLINE_PAYLOAD_BYTES {
             payload.volatile().append_to(&mut self.staged);
             self.lengthen(payload.len());
+            payload.drop_host_copy();
             return Some(payload);
         }
         self.payloads += 1;
@@ -426,7 +516,7 @@ impl Outbox {
         self.staged.clear();
         self.head = 0;
         (self.payloads, self.payload_bytes) = (0, 0);
-        self.aside = false;
+        (self.aside, self.moves_device, self.copies.awaited) = (false, false, None);
         self.announced.clear();
     }
 }

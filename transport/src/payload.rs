@@ -1,16 +1,18 @@
 //! A tensor's bytes in transit: owned by their holder, returned when the link is done with them.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use sealane_runtime::{Buffer, VolatileSlice};
+use sealane_runtime::{Buffer, DeviceError, DeviceMemory, HostCopy, MemoryKind, VolatileSlice, VolatileSliceMut};
 
 /// Metadata of a tensor as the transport carries it: opaque bytes, not allocated up to rank 4.
 pub type Meta = smallvec::SmallVec<[u8; 48]>;
 
 /// Bytes to send: a slab or heap buffer that this tensor alone owns, or memory shared with other tensors.
 ///
-/// Moves into a link and comes back from it; never copied on the way, except where small bytes are staged.
+/// Moves into a link and comes back from it; never copied on the way, except where small bytes are staged, and where the
+/// [memory](Self::memory) is a device's that the link cannot read.
 #[derive(Debug)]
 pub enum Payload {
     /// Owned by this tensor: a slab block or a heap vector.
@@ -25,10 +27,47 @@ impl Payload {
     /// Length in bytes.
     #[inline]
     pub fn len(&self) -> usize {
-        self.volatile().len()
+        match self {
+            Payload::Owned(buffer) => buffer.len(),
+            Payload::Shared(buffer) => buffer.len(),
+            Payload::Bytes(bytes) => bytes.len(),
+        }
     }
 
-    /// The bytes, wherever they lie.
+    /// What kind of memory the bytes are in.
+    #[inline]
+    pub fn memory(&self) -> MemoryKind {
+        match self {
+            Payload::Owned(buffer) => buffer.memory(),
+            Payload::Shared(buffer) => buffer.memory(),
+            Payload::Bytes(_) => MemoryKind::Host,
+        }
+    }
+
+    /// The device's memory that the bytes are in, if they are.
+    #[inline]
+    pub fn device(&self) -> Option<&Arc<dyn DeviceMemory>> {
+        match self {
+            Payload::Owned(buffer) => buffer.device(),
+            Payload::Shared(buffer) => buffer.device(),
+            Payload::Bytes(_) => None,
+        }
+    }
+
+    /// The bytes, wherever in host memory they lie; `None` if they are in a device's alone.
+    #[inline]
+    pub fn host_bytes(&self) -> Option<VolatileSlice<'_>> {
+        match self {
+            Payload::Owned(buffer) => buffer.host_bytes(),
+            Payload::Shared(buffer) => buffer.host_bytes(),
+            Payload::Bytes(bytes) => Some((&**bytes).into()),
+        }
+    }
+
+    /// [`host_bytes`](Self::host_bytes), where they are known to be there.
+    ///
+    /// # Panics
+    /// If they are not.
     #[inline]
     pub fn volatile(&self) -> VolatileSlice<'_> {
         match self {
@@ -38,12 +77,63 @@ impl Payload {
         }
     }
 
-    /// True if others may write to the bytes at any time: then they are no slice.
-    pub fn is_foreign(&self) -> bool {
+    /// Copies the bytes from offset `from` on into all of `to`, whatever memory they are in.
+    ///
+    /// # Errors
+    /// The device could not.
+    ///
+    /// # Panics
+    /// If they are not all there.
+    pub fn read(&self, from: usize, mut to: VolatileSliceMut<'_>) -> Result<(), DeviceError> {
         match self {
-            Payload::Owned(buffer) => buffer.is_foreign(),
-            Payload::Shared(buffer) => buffer.is_foreign(),
-            Payload::Bytes(_) => false,
+            Payload::Owned(buffer) => buffer.read(from, to),
+            Payload::Shared(buffer) => buffer.read(from, to),
+            Payload::Bytes(bytes) => {
+                to.copy_from(&bytes[from..from + to.len()]);
+                Ok(())
+            }
+        }
+    }
+
+    /// Copies some of the bytes to the same place in `target`, whatever memory each is in; from a device to a device through the
+    /// host.
+    ///
+    /// # Errors
+    /// A device could not.
+    ///
+    /// # Panics
+    /// If they are not all there, or there is no room for them.
+    #[inline]
+    pub fn copy_to(&self, target: &mut Buffer, range: Range<usize>) -> Result<(), DeviceError> {
+        match (self.host_bytes(), target.device()) {
+            (Some(bytes), _) => target.write(range.start, bytes.range(range)),
+            (None, None) => self.read(range.start, target.volatile_mut().range(range)),
+            (None, Some(_)) => {
+                let mut bounce = vec![0; range.len()];
+                self.read(range.start, (&mut bounce).into())?;
+                target.write(range.start, (&bounce).into())
+            }
+        }
+    }
+
+    /// Keeps a copy of a device's bytes with them, to be read in their place until it is
+    /// [dropped](Self::drop_host_copy).
+    ///
+    /// # Panics
+    /// If the bytes are not a device's.
+    pub(crate) fn set_host_copy(&mut self, copy: HostCopy) {
+        if let Payload::Shared(buffer) = self {
+            *self = Payload::Owned(buffer.duplicate());
+        }
+        let Payload::Owned(buffer) = self else { panic!("only a device's bytes have a copy") };
+        buffer.set_host_copy(copy);
+    }
+
+    /// Drops the copy in host memory, if there is one: the bytes are the device's again.
+    #[inline]
+    pub(crate) fn drop_host_copy(&mut self) {
+        if let Payload::Owned(buffer) = self {
+            buffer.drop_host_copy();
         }
     }
 
@@ -55,10 +145,10 @@ impl Payload {
         }
     }
 
-    /// The same bytes once more, without a copy where they are shared.
+    /// The same bytes once more, without a copy where they are shared or a device's.
     pub fn share(&self) -> Payload {
         match self {
-            Payload::Owned(buffer) => Payload::Owned(Buffer::copy_of_volatile(buffer.volatile())),
+            Payload::Owned(buffer) => Payload::Owned(buffer.duplicate()),
             Payload::Shared(buffer) => Payload::Shared(buffer.clone()),
             Payload::Bytes(bytes) => Payload::Bytes(bytes.clone()),
         }
@@ -71,7 +161,7 @@ impl Payload {
 }
 
 /// # Panics
-/// If the bytes [are foreign](Payload::is_foreign).
+/// If the bytes are not in the [host's own memory](MemoryKind::Host).
 impl AsRef<[u8]> for Payload {
     fn as_ref(&self) -> &[u8] {
         match self {

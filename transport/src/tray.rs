@@ -117,7 +117,7 @@ pub struct Stored<'a> {
     pub meta: &'a [u8],
     /// Another number whenever the metadata or the payload's length is another. Never 0.
     pub stamp: u64,
-    /// Its bytes: shared where they are more than travel with a frame.
+    /// Its bytes: shared where they are more than travel with a frame, else in host memory.
     pub payload: &'a Payload,
 }
 
@@ -270,8 +270,13 @@ impl Tray {
         }
         let Holding::Tensor(tensor) = &mut item.holding else { return false };
         let Some(memory) = tensor.buffer_mut() else { return false };
-        memory.volatile_mut().copy_from(bytes);
+        debug_assert_eq!(memory.len(), bytes.len(), "a stamp stands for one length");
+        let written = memory.write(0, bytes);
         item.version = version;
+        if let Err(error) = written {
+            self.fail(index, error.into());
+            return true;
+        }
         self.missing -= usize::from(matches!(item.state, State::Missing));
         item.state = State::Here;
         true
@@ -287,15 +292,21 @@ impl Tray {
         allocate: impl FnOnce(usize) -> Result<Buffer, Error>,
     ) {
         match self.lend(index, known.len, allocate) {
-            Ok(mut memory) => {
-                memory.volatile_mut().copy_from(bytes);
-                self.give_back(index, known, version, memory);
-            }
+            Ok(mut memory) => match memory.write(0, bytes) {
+                Ok(()) => self.give_back(index, known, version, memory),
+                Err(error) => self.fail_with(index, memory, error.into()),
+            },
             Err(full) => self.fail(index, full),
         }
     }
 
-    /// Memory of exactly `len` bytes for a tensor, out of its place or new; to be [filled](Self::fill).
+    /// One will not come; this is the memory that was [lent](Self::lend) for it.
+    pub fn fail_with(&mut self, index: usize, memory: Buffer, error: Error) {
+        self.take_back(index, memory);
+        self.fail(index, error);
+    }
+
+    /// Memory of exactly `len` bytes for a tensor, out of its place or new; to be [filled](Self::fill). It may be a device's.
     ///
     /// # Errors
     /// Those of `allocate`.
@@ -318,7 +329,37 @@ impl Tray {
         }
     }
 
+    /// The same for a link. Unless it moves a device's memory, such a place stays as it is, and is written when the new memory
+    /// [comes back](Self::land).
+    #[cfg(feature = "network")]
+    pub(crate) fn lend_for(
+        &mut self,
+        index: usize,
+        len: usize,
+        moves_device: bool,
+        allocate: impl FnOnce(usize) -> Result<Buffer, Error>,
+    ) -> Result<Buffer, Error> {
+        match self.device_at(index, len) {
+            Some(_) if !moves_device => allocate(len),
+            _ => self.lend(index, len, allocate),
+        }
+    }
+
+    /// The memory of a device in a place, if it is there and has room for `len` bytes.
+    #[cfg(feature = "network")]
+    fn device_at(&mut self, index: usize, len: usize) -> Option<&mut Buffer> {
+        let held = match &mut self.items[index].holding {
+            Holding::Memory(memory) => Some(memory),
+            Holding::Tensor(tensor) if tensor.len() == len => tensor.buffer_mut(),
+            _ => None,
+        };
+        held.filter(|memory| memory.device().is_some() && memory.len() >= len)
+    }
+
     /// Takes a tensor in from a store, by copy.
+    ///
+    /// # Panics
+    /// If it is in the memory of a device, which has the memory [lent](Self::lend) to copy it.
     #[inline]
     pub fn copy_in(
         &mut self,
@@ -345,8 +386,26 @@ impl Tray {
         self.give_back(index, &Known { stamp, meta, len }, version, memory);
     }
 
+    /// Takes memory back that was [lent to a link](Self::lend_for), filled: what came for a device's memory is copied there.
+    #[cfg(feature = "network")]
+    pub(crate) fn land(&mut self, index: usize, known: &Known, version: i64, memory: Buffer) {
+        if memory.device().is_none()
+            && let Some(place) = self.device_at(index, known.len)
+        {
+            return match place.write(0, memory.volatile()) {
+                Ok(()) => {
+                    let unused = |_| unreachable!("there is memory of a device");
+                    let place = self.lend(index, known.len, unused).expect("just looked at");
+                    self.give_back(index, known, version, place);
+                }
+                Err(error) => self.fail(index, error.into()),
+            };
+        }
+        self.give_back(index, known, version, memory);
+    }
+
     /// Takes memory back that was lent, filled.
-    pub(crate) fn give_back(&mut self, index: usize, known: &Known, version: i64, memory: Buffer) {
+    fn give_back(&mut self, index: usize, known: &Known, version: i64, memory: Buffer) {
         let item = &mut self.items[index];
         item.holding = Holding::Tensor(Tensor::from_parts(known.meta.clone(), memory));
         (item.stamp, item.version) = (known.stamp, version);
@@ -354,11 +413,12 @@ impl Tray {
         item.state = State::Here;
     }
 
-    /// Takes memory back that was lent and not filled.
-    #[cfg(feature = "network")]
+    /// Takes memory back that was lent and not filled. A place that kept a device's memory has no use for it.
     pub(crate) fn take_back(&mut self, index: usize, memory: Buffer) {
         let item = &mut self.items[index];
-        (item.stamp, item.holding) = (0, Holding::Memory(memory));
+        if matches!(item.holding, Holding::Nothing) {
+            (item.stamp, item.holding) = (0, Holding::Memory(memory));
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use sealane_runtime::Buffer;
+use sealane_runtime::{Buffer, MemoryKind};
 use sealane_transport::{
     Code, Error, Payload, RecvOptions, SendOptions, Tensor, TensorMeta, Unreceived,
     shm::{
@@ -282,7 +282,8 @@ impl Attachment {
     /// Sees to it that a tensor is small, or lies in the arena; false if it is to wait for room there.
     #[inline]
     fn place(&self, tensor: &mut Option<Tensor>, timeout: Option<Duration>) -> Result<bool, Error> {
-        match tensor.take_if(|tensor| !is_small(tensor)) {
+        match tensor.take_if(|tensor| !is_small(tensor) || is_on_device(tensor.memory())) {
+            Some(tensor) if is_on_device(tensor.memory()) => Err(on_device()),
             Some(large) => {
                 let (placed, is_placed) = self.place_large(large, timeout)?;
                 *tensor = Some(placed);
@@ -323,6 +324,9 @@ impl Attachment {
     #[inline]
     fn destination(&self, destination: Option<Buffer>, timeout: Option<Duration>) -> Result<Memory, Unreceived> {
         let Some(destination) = destination else { return Ok(Memory::Nothing) };
+        if is_on_device(destination.memory()) {
+            return Err(unreceived(on_device(), Some(destination)));
+        }
         match self.landing(&destination, timeout) {
             Ok(None) => Ok(Memory::Destination(destination)),
             Ok(Some(landing)) => Ok(Memory::Substitute(Box::new(Substitute { landing, destination }))),
@@ -606,7 +610,15 @@ pub(super) fn table_full() -> Error {
 
 #[inline]
 pub(super) fn is_small(tensor: &Tensor) -> bool {
-    tensor.bytes().len() <= INLINE_BYTES_MAX
+    tensor.len() <= INLINE_BYTES_MAX
+}
+
+fn is_on_device(memory: MemoryKind) -> bool {
+    matches!(memory, MemoryKind::Device(_))
+}
+
+fn on_device() -> Error {
+    Error::Unimplemented { reason: "an attached client's tensors are in host memory: copy this one there first".into() }
 }
 
 /// A recv that ended before it began.

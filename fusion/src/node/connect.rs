@@ -45,12 +45,13 @@ impl Node {
     }
 
     fn session_with(&mut self, key: SessionKey, lane: u32) -> Result<Handle, Error> {
-        let Context { pairs, peers, settings, reporter, .. } = &mut self.context;
+        let Context { pairs, peers, settings, reporter, memory, .. } = &mut self.context;
         if let Some(session) = peers.find(&key) {
             return Ok(session);
         }
         let tasks = pairs.tasks().len() as u16;
-        let peer = peers.make(&key, lane, (tasks, &settings.session, reporter.recorder.as_ref()));
+        let mut peer = peers.make(&key, lane, (tasks, &settings.session, reporter.recorder.as_ref()));
+        peer.session.set_copy_slab(memory.send_slab().clone());
         if peers.is_full() {
             self.forget_idle_peer();
         }

@@ -3,7 +3,7 @@
 
 use std::rc::Rc;
 
-use sealane_runtime::{Buffer, Slab};
+use sealane_runtime::{Buffer, MemoryKind, Slab};
 use sealane_transport::session::ReceiveMemory;
 use sealane_transport::{Error, Payload};
 
@@ -61,9 +61,10 @@ impl Memory {
         self.pools.get(usize::from(task))?.as_deref()
     }
 
-    /// True if a tensor of another local task may change hands as it is. Memory that another process can write may not.
+    /// True if a tensor of another local task may change hands as it is. Memory that another process can write may not; nor may a
+    /// device's, which a task gets only if it brings it, wherever its peer runs.
     pub(super) fn takes_as_is(&self, task: u16, payload: &Payload) -> bool {
-        !payload.is_foreign() && self.pool(task).is_none_or(|pool| payload.len() <= pool.inline_bytes())
+        payload.memory() == MemoryKind::Host && self.pool(task).is_none_or(|pool| payload.len() <= pool.inline_bytes())
     }
 }
 

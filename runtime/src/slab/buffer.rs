@@ -12,6 +12,7 @@ use super::{
     extents::Block,
     home::{self, Home},
 };
+use crate::device_memory::{DeviceError, DeviceMemory, HostCopy, MemoryKind, OnDevice};
 use crate::volatile::{VolatileSlice, VolatileSliceMut};
 
 /// Who lends memory that is no slab's, and hears when it is no longer used.
@@ -25,7 +26,8 @@ pub trait Lender: Send + Sync {
 ///
 /// A buffer from a [`Slab`](super::Slab) is 64-byte aligned and exactly as long as was asked for; one made by
 /// [`from_vec`](Self::from_vec) lies on the heap; a few bytes lie in the buffer itself, and move with it, if it was made by
-/// [`copy_of`](Self::copy_of). The default is empty and owns nothing.
+/// [`copy_of`](Self::copy_of). The default is empty and owns nothing. One made by [`on_device`](Self::on_device) is in the
+/// memory of a device: it is copied by [`read`](Self::read) and [`write`](Self::write), and is no slice.
 pub struct Buffer(Storage);
 
 const OWN_WORDS: usize = Buffer::OWN_BYTES / 8;
@@ -35,6 +37,7 @@ enum Storage {
     Lent { start: NonNull<u8>, len: usize, token: u64, lender: Arc<dyn Lender>, is_foreign: bool },
     Heap(Vec<u8>),
     Own { len: u8, words: [u64; OWN_WORDS] },
+    Device(OnDevice),
 }
 
 // SAFETY: a buffer is the only one to access its bytes, and `give_back` may be called from any thread.
@@ -103,6 +106,12 @@ impl Buffer {
         Self(Storage::Lent { start, len, token, lender, is_foreign: true })
     }
 
+    /// A buffer over all of a device's memory. It is the only one to write there.
+    pub fn on_device(memory: Arc<dyn DeviceMemory>) -> Self {
+        let len = memory.size();
+        Self(Storage::Device(OnDevice { memory, len, copy: None }))
+    }
+
     /// Length in bytes.
     #[inline]
     pub fn len(&self) -> usize {
@@ -110,6 +119,7 @@ impl Buffer {
             Storage::Slab { len, .. } | Storage::Lent { len, .. } => *len,
             Storage::Heap(bytes) => bytes.len(),
             Storage::Own { len, .. } => usize::from(*len),
+            Storage::Device(device) => device.len,
         }
     }
 
@@ -119,29 +129,119 @@ impl Buffer {
         self.len() == 0
     }
 
-    /// True if others may write to it at any time: then it is no slice.
+    /// What kind of memory the bytes are in. Those of a device are in the host's as long as they have a
+    /// [copy](Self::set_host_copy) there.
     #[inline]
-    pub fn is_foreign(&self) -> bool {
-        matches!(self.0, Storage::Lent { is_foreign: true, .. })
+    pub fn memory(&self) -> MemoryKind {
+        match &self.0 {
+            Storage::Lent { is_foreign: true, .. } => MemoryKind::Foreign,
+            Storage::Device(OnDevice { memory, copy: None, .. }) => MemoryKind::Device(memory.name()),
+            _ => MemoryKind::Host,
+        }
     }
 
-    /// The bytes, wherever they lie.
+    /// The device's memory that it is in, if it is.
+    #[inline]
+    pub fn device(&self) -> Option<&Arc<dyn DeviceMemory>> {
+        match &self.0 {
+            Storage::Device(device) => Some(&device.memory),
+            _ => None,
+        }
+    }
+
+    /// The bytes, wherever in host memory they lie; `None` if they are in a device's alone.
+    #[inline]
+    pub fn host_bytes(&self) -> Option<VolatileSlice<'_>> {
+        match &self.0 {
+            Storage::Device(OnDevice { copy: None, .. }) => None,
+            _ => Some(self.volatile()),
+        }
+    }
+
+    /// [`host_bytes`](Self::host_bytes), where they are known to be there.
+    ///
+    /// # Panics
+    /// If they are not.
     #[inline]
     pub fn volatile(&self) -> VolatileSlice<'_> {
         match &self.0 {
             // SAFETY: as `lent` and `foreign` ask of their callers.
             Storage::Lent { start, len, .. } => unsafe { VolatileSlice::new(start.as_ptr(), *len) },
+            Storage::Device(device) => device.copy.as_ref().expect(DEVICE).buffer.volatile(),
             _ => (&**self).into(),
         }
     }
 
-    /// The bytes to be written, wherever they lie.
+    /// The bytes to be written, wherever in host memory they lie.
+    ///
+    /// # Panics
+    /// If they are in a device's.
     #[inline]
     pub fn volatile_mut(&mut self) -> VolatileSliceMut<'_> {
         match &mut self.0 {
             // SAFETY: as `lent` and `foreign` ask of their callers, and `self` is borrowed mutably.
             Storage::Lent { start, len, .. } => unsafe { VolatileSliceMut::new(start.as_ptr(), *len) },
             _ => (&mut **self).into(),
+        }
+    }
+
+    /// Copies the bytes from offset `from` on into all of `to`, whatever memory they are in.
+    ///
+    /// # Errors
+    /// The device could not.
+    ///
+    /// # Panics
+    /// If they are not all there.
+    pub fn read(&self, from: usize, mut to: VolatileSliceMut<'_>) -> Result<(), DeviceError> {
+        if let Storage::Device(device) = &self.0 {
+            return device.read(from, to);
+        }
+        let end = from + to.len();
+        to.copy_from(self.volatile().range(from..end));
+        Ok(())
+    }
+
+    /// Copies `bytes` to offset `to`, whatever memory that is in.
+    ///
+    /// # Errors
+    /// The device could not.
+    ///
+    /// # Panics
+    /// If there is no room for all of them.
+    #[inline]
+    pub fn write(&mut self, to: usize, bytes: VolatileSlice<'_>) -> Result<(), DeviceError> {
+        if let Storage::Device(device) = &mut self.0 {
+            return device.write(to, bytes);
+        }
+        self.volatile_mut().range(to..to + bytes.len()).copy_from(bytes);
+        Ok(())
+    }
+
+    /// A copy on the heap or in the buffer itself; or, of a device's memory, another handle to the same.
+    pub fn duplicate(&self) -> Buffer {
+        match &self.0 {
+            Storage::Device(OnDevice { memory, len, .. }) => {
+                Self(Storage::Device(OnDevice { memory: memory.clone(), len: *len, copy: None }))
+            }
+            _ => Self::copy_of_volatile(self.volatile()),
+        }
+    }
+
+    /// Keeps a copy of a device's bytes with it, to be read in their place until it is [dropped](Self::drop_host_copy).
+    ///
+    /// # Panics
+    /// If the buffer is not a device's, or the copy has another length.
+    pub fn set_host_copy(&mut self, copy: HostCopy) {
+        let Storage::Device(device) = &mut self.0 else { panic!("only a device's memory is read by a copy") };
+        assert_eq!(copy.buffer.len(), device.len, "a copy has the length of what is copied");
+        device.copy = Some(Box::new(copy));
+    }
+
+    /// Drops the copy in host memory, if there is one: the bytes are the device's again.
+    #[inline]
+    pub fn drop_host_copy(&mut self) {
+        if let Storage::Device(device) = &mut self.0 {
+            device.copy = None;
         }
     }
 
@@ -174,7 +274,7 @@ impl Buffer {
     pub fn into_vec(mut self) -> Result<Vec<u8>, Self> {
         match &mut self.0 {
             Storage::Heap(bytes) => Ok(std::mem::take(bytes)),
-            Storage::Slab { .. } | Storage::Lent { .. } | Storage::Own { .. } => Err(self),
+            Storage::Slab { .. } | Storage::Lent { .. } | Storage::Own { .. } | Storage::Device(_) => Err(self),
         }
     }
 
@@ -184,6 +284,7 @@ impl Buffer {
             Storage::Heap(bytes) => bytes.truncate(len),
             Storage::Slab { len: now, .. } | Storage::Lent { len: now, .. } => *now = len.min(*now),
             Storage::Own { len: now, .. } => *now = len.min(usize::from(*now)) as u8,
+            Storage::Device(device) => (device.len, device.copy) = (len.min(device.len), None),
         }
     }
 }
@@ -194,16 +295,17 @@ impl Drop for Buffer {
             // SAFETY: the block went to this buffer alone, which nobody can use any more.
             Storage::Slab { block, home, .. } => unsafe { home::give_back(*home, *block) },
             Storage::Lent { token, lender, .. } => lender.give_back(*token),
-            Storage::Heap(_) | Storage::Own { .. } => {}
+            Storage::Heap(_) | Storage::Own { .. } | Storage::Device(_) => {}
         }
     }
 }
 
 /// Why a buffer is not looked at. It is a fault of the program, never of the memory's owner.
 const FOREIGN: &str = "memory that others write at any time is no slice";
+const DEVICE: &str = "memory of a device is copied before its bytes are used";
 
 /// # Panics
-/// If the buffer [is foreign](Buffer::is_foreign).
+/// If the buffer is not in the [host's own memory](MemoryKind::Host).
 impl Deref for Buffer {
     type Target = [u8];
 
@@ -223,12 +325,13 @@ impl Deref for Buffer {
             Storage::Own { len, words } => unsafe {
                 std::slice::from_raw_parts(words.as_ptr().cast::<u8>(), usize::from(*len))
             },
+            Storage::Device(_) => panic!("{DEVICE}"),
         }
     }
 }
 
 /// # Panics
-/// If the buffer [is foreign](Buffer::is_foreign).
+/// If the buffer is not in the [host's own memory](MemoryKind::Host).
 impl DerefMut for Buffer {
     #[inline]
     fn deref_mut(&mut self) -> &mut [u8] {
@@ -245,6 +348,7 @@ impl DerefMut for Buffer {
             Storage::Own { len, words } => unsafe {
                 std::slice::from_raw_parts_mut(words.as_mut_ptr().cast::<u8>(), usize::from(*len))
             },
+            Storage::Device(_) => panic!("{DEVICE}"),
         }
     }
 }
@@ -268,6 +372,7 @@ impl fmt::Debug for Buffer {
             Storage::Lent { .. } => "lent",
             Storage::Heap(_) => "heap",
             Storage::Own { .. } => "own",
+            Storage::Device(_) => "device",
         };
         write!(f, "Buffer({} bytes, {place})", self.len())
     }
@@ -326,6 +431,58 @@ mod tests {
     }
 
     #[test]
+    fn device_memory_is_copied_and_is_no_slice() {
+        struct Cells(Mutex<Vec<u8>>);
+        impl DeviceMemory for Cells {
+            fn name(&self) -> &'static str {
+                "cells"
+            }
+
+            fn size(&self) -> usize {
+                self.0.lock().unwrap().len()
+            }
+
+            fn copy_to_host(&self, from: usize, mut to: VolatileSliceMut<'_>) -> Result<(), DeviceError> {
+                to.copy_from(&self.0.lock().unwrap()[from..from + to.len()]);
+                Ok(())
+            }
+
+            fn copy_from_host(&self, to: usize, bytes: VolatileSlice<'_>) -> Result<(), DeviceError> {
+                let mut cells = self.0.lock().unwrap();
+                VolatileSliceMut::from(&mut cells[to..to + bytes.len()]).copy_from(bytes);
+                Ok(())
+            }
+        }
+
+        let cells = Arc::new(Cells(Mutex::new(vec![1; 100])));
+        let mut buffer = Buffer::on_device(cells.clone());
+        assert_eq!((buffer.len(), buffer.memory()), (100, MemoryKind::Device("cells")));
+        buffer.truncate(50);
+        buffer.write(48, (&[7, 8]).into()).unwrap();
+        assert_eq!(cells.0.lock().unwrap()[48..51], [7, 8, 1]);
+        let mut read = [0; 3];
+        buffer.read(47, (&mut read).into()).unwrap();
+        assert_eq!(read, [1, 7, 8]);
+        let fails =
+            |what: &mut dyn FnMut() -> usize| std::panic::catch_unwind(std::panic::AssertUnwindSafe(what)).is_err();
+        assert!(fails(&mut || buffer.iter().len()) && fails(&mut || buffer.iter_mut().len()));
+        assert!(fails(&mut || buffer.volatile().len()) && fails(&mut || buffer.volatile_mut().len()));
+        assert!(fails(&mut || buffer.write(49, (&[1, 2]).into()).map_or(0, |()| 0)), "it was shortened");
+        assert!(fails(&mut || buffer.read(48, (&mut [0; 3]).into()).map_or(0, |()| 0)));
+
+        let counted = Arc::new(());
+        let copy = HostCopy { buffer: Buffer::copy_of(&[5; 50]), counted: counted.clone() };
+        buffer.set_host_copy(copy);
+        assert_eq!((buffer.volatile().to_vec(), buffer.memory()), (vec![5; 50], MemoryKind::Host));
+        assert!(buffer.duplicate().host_bytes().is_none(), "another handle to the device's memory");
+        assert_eq!(Arc::strong_count(&counted), 2);
+        buffer.drop_host_copy();
+        assert_eq!((buffer.memory(), Arc::strong_count(&counted)), (MemoryKind::Device("cells"), 1));
+        drop(buffer);
+        assert_eq!(Arc::strong_count(&cells), 1, "the device's memory is its owner's again");
+    }
+
+    #[test]
     fn foreign_memory_is_copied_and_is_no_slice() {
         struct Nobody;
         impl Lender for Nobody {
@@ -339,7 +496,7 @@ mod tests {
         foreign.volatile_mut().range(1..3).copy_from(&[2, 3]);
         foreign.truncate(4);
         assert_eq!(foreign.volatile().to_vec(), [1, 2, 3, 1]);
-        assert!(foreign.is_foreign() && foreign.len() == 4);
+        assert!(foreign.memory() == MemoryKind::Foreign && foreign.len() == 4);
         let look =
             |look: &mut dyn FnMut() -> usize| std::panic::catch_unwind(std::panic::AssertUnwindSafe(look)).is_err();
         assert!(look(&mut || foreign.iter().len()), "a slice of it would promise that it stays as it is");

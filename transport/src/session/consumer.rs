@@ -193,11 +193,12 @@ impl<W> Consumer<W> {
             let wanted = self.wanted.get_mut(request).expect("just looked at");
             if let Some(destination) = &mut wanted.destination
                 && destination.len() > INLINE_PAYLOAD_BYTES
+                && destination.device().is_none()
             {
                 wanted.announced = true;
                 let (address, bytes) = (destination.volatile_mut().as_mut_ptr() as u64, destination.len());
-                let is_foreign = destination.is_foreign();
-                outbox.announce(Announcement { request, address, bytes, is_foreign });
+                let memory = destination.memory();
+                outbox.announce(Announcement { request, address, bytes, memory });
             }
         }
     }
@@ -406,11 +407,12 @@ impl<W> Consumer<W> {
     pub(super) fn land<D>(
         &mut self,
         response: &Response<'_>,
+        moves_device: bool,
         memory: &dyn ReceiveMemory,
         events: &mut VecDeque<Event<W, D>>,
     ) -> Result<Landing, WireError> {
         self.check_flood(response.id)?;
-        let place = self.place(response, memory, events);
+        let place = self.place(response, moves_device, memory, events);
         let what = (LandingOf::Response, Meta::from_slice(response.meta));
         let bytes = (response.payload_bytes, response.transfer);
         Ok(Landing::new((response.id, response.token), what, place, bytes))
@@ -427,6 +429,7 @@ impl<W> Consumer<W> {
     fn place<D>(
         &mut self,
         response: &Response<'_>,
+        moves_device: bool,
         memory: &dyn ReceiveMemory,
         events: &mut VecDeque<Event<W, D>>,
     ) -> Place {
@@ -437,6 +440,14 @@ impl<W> Consumer<W> {
             Error::full("transport.tensor_bytes_max", format!("the tensor has {bytes} bytes, the limit is {limit}"))
         } else {
             match wanted.destination.take_if(|destination| destination.len() as u64 >= bytes) {
+                // The destination stays with its request, to be written when all has come.
+                Some(destination) if destination.device().is_some() && !moves_device => {
+                    wanted.destination = Some(destination);
+                    match memory.allocate(wanted.consumer, bytes as usize) {
+                        Ok(buffer) => return Place::Bounce(buffer),
+                        Err(full) => full,
+                    }
+                }
                 Some(destination) => return Place::Buffer(destination),
                 None if let Some(destination) = &wanted.destination => {
                     let room = destination.len();
@@ -479,16 +490,44 @@ impl<W> Consumer<W> {
         if announces && self.is_open(&landing) {
             return self.hold(landing);
         }
-        let finished = match landing.place {
-            Place::Buffer(_) => self.finish(landing.request, landing.total),
-            Place::Nowhere => None,
+        let is_taken = match landing.place {
+            Place::Buffer(mut buffer) => self.finish(landing.request, landing.total).is_some_and(|finished| {
+                buffer.truncate(landing.total);
+                deliver(finished, &landing.meta, buffer, sink, events)
+            }),
+            Place::Bounce(bounce) => self.land_on_device(landing.request, &landing.meta, &bounce, sink, events),
+            Place::Nowhere => false,
         };
-        let mut is_taken = false;
-        if let (Some(finished), Place::Buffer(mut buffer)) = (finished, landing.place) {
-            buffer.truncate(landing.total);
-            is_taken = deliver(finished, &landing.meta, buffer, sink, events);
-        }
         self.releases.push(landing.token, is_taken);
+    }
+
+    /// A tensor is all there, in host memory: it is copied to the device's that its request brought, and its waiter told. False if
+    /// it is not taken: nobody waits, or the copy has failed, which the waiter hears.
+    ///
+    /// An asynchronous copy would begin here, and both memories, waiter and token would wait for its completion, which is to be
+    /// polled with the session's other events.
+    #[cold]
+    fn land_on_device<D>(
+        &mut self,
+        id: Handle,
+        meta: &[u8],
+        bounce: &Buffer,
+        sink: &mut Option<&mut dyn Sink<W, D>>,
+        events: &mut VecDeque<Event<W, D>>,
+    ) -> bool {
+        let Some(destination) = self.wanted.get_mut(id).and_then(|wanted| wanted.destination.as_mut()) else {
+            return false;
+        };
+        if let Err(error) = destination.write(0, bounce.volatile()) {
+            self.end(id, error.into(), events);
+            return false;
+        }
+        let destination = self.wanted.get_mut(id).and_then(|wanted| wanted.destination.take());
+        let (Some(mut destination), Some(finished)) = (destination, self.finish(id, bounce.len())) else {
+            unreachable!("just looked at")
+        };
+        destination.truncate(bounce.len());
+        deliver(finished, meta, destination, sink, events)
     }
 
     /// Takes in a tensor that came whole, with its frame.
@@ -507,9 +546,18 @@ impl<W> Consumer<W> {
         let SmallResponse { id, token, meta, payload } = *small;
         self.check_flood(id)?;
         let response = Response { id, token, payload_bytes: payload.len() as u64, transfer: 0, meta };
-        let Place::Buffer(mut buffer) = self.place(&response, memory, events) else {
-            self.releases.push(token, false);
-            return Ok(());
+        let mut buffer = match self.place(&response, false, memory, events) {
+            Place::Buffer(buffer) => buffer,
+            Place::Bounce(mut bounce) => {
+                bounce.volatile_mut().copy_from(payload);
+                let is_taken = self.land_on_device(id, meta, &bounce, sink, events);
+                self.releases.push(token, is_taken);
+                return Ok(());
+            }
+            Place::Nowhere => {
+                self.releases.push(token, false);
+                return Ok(());
+            }
         };
         if announces && self.wanted.get(id).is_some_and(|wanted| wanted.announced) {
             let bytes = (payload.len() as u64, 0);

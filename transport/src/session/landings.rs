@@ -4,7 +4,7 @@
 
 use crate::arena::Handle;
 use crate::limits::TRANSFERS_MAX;
-use crate::link::{Landing, LandingOf, Place};
+use crate::link::{Landing, LandingOf};
 use crate::wire::{Chunk, WireError};
 
 #[derive(Default)]
@@ -24,7 +24,7 @@ struct Traveller {
 impl Traveller {
     /// `None` for one that is only thrown away, which harms nobody however often it comes.
     fn of(landing: &Landing) -> Option<Traveller> {
-        let Place::Buffer(_) = landing.place else { return None };
+        landing.memory()?;
         let number = match landing.of {
             LandingOf::Response | LandingOf::GivenUp => 0,
             LandingOf::Part { index, .. } => u64::from(index),

@@ -44,7 +44,7 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use sealane_runtime::Buffer;
+use sealane_runtime::{Buffer, Slab};
 
 use crate::arena::Handle;
 use crate::error::{Code, Error, LinkError};
@@ -493,6 +493,11 @@ impl<W, D: PartialEq> Session<W, D> {
         self.came
     }
 
+    /// Where tensors in the memory of a device are copied for links that cannot read it.
+    pub fn set_copy_slab(&mut self, slab: Slab) {
+        self.outbox.set_copy_slab(slab);
+    }
+
     /// What the link is to write.
     pub fn outbox(&mut self) -> &mut Outbox {
         &mut self.outbox
@@ -518,9 +523,10 @@ impl<W, D: PartialEq> Session<W, D> {
     /// request most often follows it and both leave in one write.
     pub fn is_urgent(&self) -> bool {
         let asks = self.going_away.is_none() && (self.consumer.can_ask() || self.puller.can_ask());
-        let answers = self.producer.has_answers() || self.server.has_parts() || self.acceptor.has_news();
-        let asks = asks || (self.going_away.is_none() && self.pusher.has_output());
-        self.attached.is_some() && (!self.control.is_empty() || self.outbox.has_chunks() || answers || asks)
+        let (outbox, producer, server) = (&self.outbox, &self.producer, &self.server);
+        let answers = producer.has_answers(outbox) || server.has_parts(outbox) || self.acceptor.has_news();
+        let asks = asks || (self.going_away.is_none() && self.pusher.has_output(outbox));
+        self.attached.is_some() && (!self.control.is_empty() || outbox.has_chunks() || answers || asks)
     }
 
     /// True if anything waits to leave.
@@ -575,7 +581,8 @@ impl<W, D: PartialEq> Session<W, D> {
         if self.parts_first && self.server.stage(store, &mut self.outbox) {
             return true;
         }
-        self.producer.stage_answers(&mut self.outbox, one_message) || self.server.stage(store, &mut self.outbox)
+        self.producer.stage_answers(&mut self.outbox, one_message, &mut self.events)
+            || self.server.stage(store, &mut self.outbox)
     }
 
     /// Stages what this side asks.
@@ -586,7 +593,7 @@ impl<W, D: PartialEq> Session<W, D> {
             return true;
         }
         self.going_away.is_none()
-            && (self.pusher.stage(&attached.roster, &mut self.outbox, one_message)
+            && (self.pusher.stage(&attached.roster, &mut self.outbox, one_message, &mut self.events)
                 || self.puller.stage(now, &attached.roster, &mut self.outbox)
                 || self.consumer.stage_requests(now, &attached.roster, &mut self.outbox, one_message))
     }

@@ -11,12 +11,12 @@ use super::{Event, Session, Sink, failure_of};
 use crate::arena::{Arena, Handle};
 use crate::error::Error;
 use crate::limits::{GROUP_BYTES, INLINE_PAYLOAD_BYTES, RELEASE_ACK_EVERY, SessionLimits};
-use crate::outbox::{Outbox, Owner};
+use crate::outbox::{Outbox, Owner, Unreadable};
 use crate::payload::Meta;
 use crate::payload::Payload;
 use crate::trace::{self, Moment, Recorder};
 use crate::transfers::leaves_in_chunks;
-use crate::wire::{RESPONSE_ENTRY_BYTES, Response};
+use crate::wire::{Failure, RESPONSE_ENTRY_BYTES, Response};
 
 struct Served<D> {
     /// The peer's id of the request.
@@ -98,13 +98,19 @@ impl<D> Producer<D> {
         self.served.len()
     }
 
-    /// True if there is an answer that the peer has credit for.
-    pub(super) fn has_answers(&self) -> bool {
+    /// True if there is an answer that the peer has credit for, and that does not wait for memory.
+    pub(super) fn has_answers(&self, outbox: &Outbox) -> bool {
         let may_leave = |queue: &VecDeque<Handle>, flight: &Flight| {
             let Some(&next) = queue.front() else { return false };
             flight.has_room(self.length_of(next).map_or(0, |(_, payload_bytes)| payload_bytes))
+                && !(outbox.awaits_copies() && self.is_on_device(next))
         };
         may_leave(&self.to_answer, &self.in_flight) || may_leave(&self.to_answer_in_chunks, &self.in_flight_in_chunks)
+    }
+
+    fn is_on_device(&self, token: Handle) -> bool {
+        let payload = self.served.get(token).and_then(|served| served.payload.as_ref());
+        payload.is_some_and(|payload| payload.host_bytes().is_none())
     }
 
     /// Queues an answer of so many bytes.
@@ -145,8 +151,30 @@ impl<D> Producer<D> {
         true
     }
 
+    /// Makes sure that the link can read the tensor that is to leave next; `None` if it has to wait for that. False if it cannot be
+    /// read, which its request hears: it goes back.
+    #[inline]
+    fn make_readable<W>(
+        &mut self,
+        token: Handle,
+        outbox: &mut Outbox,
+        events: &mut VecDeque<Event<W, D>>,
+    ) -> Option<bool> {
+        let payload = self.served.get_mut(token).and_then(|served| served.payload.as_mut()).expect("just looked at");
+        match outbox.make_readable(payload) {
+            Ok(()) => Some(true),
+            Err(Unreadable::Waits) => None,
+            Err(Unreadable::Fails(error)) => {
+                let (id, (code, reason)) = (self.served.get(token)?.request, failure_of(&error));
+                outbox.stage(|writer| writer.failure(&Failure { id, code, reason: &reason }));
+                self.settle(token, false, events);
+                Some(false)
+            }
+        }
+    }
+
     /// Begins to hand out the next tensor that leaves in chunks; false if there is none, or too many are on their way.
-    fn begin_transfer(&mut self, outbox: &mut Outbox) -> bool {
+    fn begin_transfer<W>(&mut self, outbox: &mut Outbox, events: &mut VecDeque<Event<W, D>>) -> bool {
         while let Some(&token) = self.to_answer_in_chunks.front() {
             let Some((_, payload_bytes)) = self.length_of(token) else {
                 self.to_answer_in_chunks.pop_front();
@@ -155,9 +183,12 @@ impl<D> Producer<D> {
             if !outbox.has_room_for_answer() || !self.in_flight_in_chunks.has_room(payload_bytes) {
                 return false;
             }
+            let Some(is_readable) = self.make_readable(token, outbox, events) else { return false };
             self.to_answer_in_chunks.pop_front();
-            self.in_flight_in_chunks.bytes += payload_bytes;
-            self.post(token, outbox);
+            if is_readable {
+                self.in_flight_in_chunks.bytes += payload_bytes;
+                self.post(token, outbox);
+            }
             return true;
         }
         false
@@ -187,11 +218,16 @@ impl<D> Producer<D> {
     /// Stages the next answers: one large tensor, or small ones that share a frame; with `alone`, never more than one.
     /// False if there is none.
     #[inline]
-    pub(super) fn stage_answers(&mut self, outbox: &mut Outbox, alone: bool) -> bool {
-        if !self.to_answer_in_chunks.is_empty() && self.begin_transfer(outbox) {
+    pub(super) fn stage_answers<W>(
+        &mut self,
+        outbox: &mut Outbox,
+        alone: bool,
+        events: &mut VecDeque<Event<W, D>>,
+    ) -> bool {
+        if !self.to_answer_in_chunks.is_empty() && self.begin_transfer(outbox, events) {
             return true;
         }
-        let mut bytes = 0;
+        let (mut bytes, mut failed) = (0, false);
         while bytes < GROUP_BYTES
             && (self.group.is_empty() || !alone)
             && let Some(&token) = self.to_answer.front()
@@ -207,7 +243,12 @@ impl<D> Producer<D> {
             if !self.in_flight.has_room(payload_bytes) {
                 break;
             }
+            let Some(is_readable) = self.make_readable(token, outbox, events) else { break };
             self.to_answer.pop_front();
+            if !is_readable {
+                failed = true;
+                continue;
+            }
             self.in_flight.bytes += payload_bytes;
             self.served.get_mut(token).expect("just looked at").in_flight = true;
             bytes += length;
@@ -217,7 +258,7 @@ impl<D> Producer<D> {
             }
         }
         match self.group[..] {
-            [] => return false,
+            [] => return failed,
             [token] => self.post(token, outbox),
             _ => {
                 self.tell_on_the_wire(&self.group);
@@ -225,9 +266,10 @@ impl<D> Producer<D> {
                 outbox.stage(|writer| {
                     let mut frame = writer.responses();
                     for &token in &self.group {
-                        let served = self.served.get(token).expect("just looked at");
-                        let payload = served.payload.as_ref().expect("just looked at").volatile();
-                        frame.push(served.request, token, &served.meta, payload);
+                        let served = self.served.get_mut(token).expect("just looked at");
+                        let payload = served.payload.as_mut().expect("just looked at");
+                        frame.push(served.request, token, &served.meta, payload.volatile());
+                        payload.drop_host_copy();
                     }
                     frame.end();
                 })
@@ -247,7 +289,8 @@ impl<D> Producer<D> {
 
     /// A payload that the link is done with comes home.
     #[inline]
-    pub(super) fn written<W>(&mut self, token: Handle, payload: Payload, events: &mut VecDeque<Event<W, D>>) {
+    pub(super) fn written<W>(&mut self, token: Handle, mut payload: Payload, events: &mut VecDeque<Event<W, D>>) {
+        payload.drop_host_copy();
         let Some(served) = self.served.get_mut(token) else { return };
         served.payload = Some(payload);
         if let Some(taken) = served.settled {

@@ -284,6 +284,7 @@ impl<W> Puller<W> {
     pub(super) fn land<D>(
         &mut self,
         part: &Part,
+        moves_device: bool,
         memory: &dyn ReceiveMemory,
         events: &mut VecDeque<Event<W, D>>,
     ) -> Result<Landing, WireError> {
@@ -301,7 +302,8 @@ impl<W> Puller<W> {
             let (bytes, limit) = (part.payload_bytes, self.tensor_bytes_max);
             Error::full("transport.tensor_bytes_max", format!("the tensor has {bytes} bytes, the limit is {limit}"))
         } else {
-            match pull.tray.lend(index, known.len, |len| memory.allocate_to_stay(set.consumer, len)) {
+            let allocate = |len| memory.allocate_to_stay(set.consumer, len);
+            match pull.tray.lend_for(index, known.len, moves_device, allocate) {
                 Ok(memory) => {
                     let (index, version, known) = (part.index, part.version, known.clone());
                     return Ok(landing(LandingOf::Part { index, version, known }, Place::Buffer(memory)));
@@ -326,7 +328,7 @@ impl<W> Puller<W> {
         events: &mut VecDeque<Event<W, D>>,
     ) {
         let Some(pull) = self.pulls.get_mut(id) else { return };
-        pull.tray.give_back(index as usize, known, version, memory);
+        pull.tray.land(index as usize, known, version, memory);
         if pull.tray.is_complete() {
             self.finish(id, events);
         }

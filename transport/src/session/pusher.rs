@@ -14,7 +14,7 @@ use super::{Event, Roster, Session};
 use crate::arena::{Arena, Handle};
 use crate::error::{Code, Error, Operation};
 use crate::limits::{INLINE_PAYLOAD_BYTES, KEY_BYTES_MAX, STREAMS_MAX, SessionLimits};
-use crate::outbox::{Outbox, Owner};
+use crate::outbox::{Outbox, Owner, Unreadable};
 use crate::payload::Meta;
 use crate::payload::Payload;
 use crate::wire::{Push, PushFailure, PushGrant, PushOpen, WireError};
@@ -101,8 +101,12 @@ impl<D> Stream<D> {
         let out = self.entries.iter().take(self.tried).rposition(|entry| entry.payload.is_none());
         self.tried = out.map_or(0, |last| last + 1);
         let (tried, before, mut index) = (self.tried, self.entries.len(), 0);
-        self.entries.retain(|entry| {
+        self.entries.retain_mut(|entry| {
             index += 1;
+            if index > tried {
+                // Its next copy may fail: its number is another's then.
+                entry.payload.iter_mut().for_each(Payload::drop_host_copy);
+            }
             index <= tried || entry.deposit.is_some()
         });
         before - self.entries.len()
@@ -125,6 +129,8 @@ pub(super) struct Pusher<D> {
     to_send: VecDeque<Handle>,
     /// Those whose next push leaves in chunks, while too many do: the others pass them.
     held_back: VecDeque<Handle>,
+    /// Those whose next push is in the memory of a device, and waits for memory to be copied to.
+    starved: VecDeque<Handle>,
     /// Streams that have ended and that the peer knew. It is told again on the next link, since a link may take with it what
     /// was said last: of those that it was told on the current link, [`TOLD_AGAIN_MAX`].
     closed: VecDeque<Handle>,
@@ -155,6 +161,7 @@ impl<D: PartialEq> Pusher<D> {
             names: HashMap::new(),
             to_send: VecDeque::new(),
             held_back: VecDeque::new(),
+            starved: VecDeque::new(),
             closed: VecDeque::new(),
             linked: false,
             pushes: 0,
@@ -167,8 +174,9 @@ impl<D: PartialEq> Pusher<D> {
         self.pushes
     }
 
-    pub(super) fn has_output(&self) -> bool {
-        !self.to_send.is_empty() || !self.held_back.is_empty()
+    pub(super) fn has_output(&self, outbox: &Outbox) -> bool {
+        let is_fed = !self.starved.is_empty() && !outbox.awaits_copies();
+        !self.to_send.is_empty() || !self.held_back.is_empty() || is_fed
     }
 
     pub(super) fn next_deadline(&self) -> Option<Instant> {
@@ -186,10 +194,19 @@ impl<D: PartialEq> Pusher<D> {
     }
 
     /// Stages the next frame of pushes; false if none may leave.
-    pub(super) fn stage(&mut self, roster: &Roster, outbox: &mut Outbox, alone: bool) -> bool {
+    pub(super) fn stage<W>(
+        &mut self,
+        roster: &Roster,
+        outbox: &mut Outbox,
+        alone: bool,
+        events: Ends<'_, W, D>,
+    ) -> bool {
         if !self.held_back.is_empty() && outbox.has_room_for_push() {
             self.to_send.extend(self.held_back.pop_front());
             self.to_send.rotate_right(1);
+        }
+        if !self.starved.is_empty() && !outbox.awaits_copies() {
+            self.to_send.append(&mut self.starved);
         }
         while let Some(&handle) = self.to_send.front() {
             let stream = self.streams.get_mut(handle).expect("streams in the queue stand");
@@ -202,7 +219,21 @@ impl<D: PartialEq> Pusher<D> {
                     self.held_back.push_back(handle);
                     continue;
                 }
-                stream.stage(handle, to, outbox, alone);
+                match stream.stage(handle, to, outbox, alone) {
+                    Ok(()) => {}
+                    Err(Unreadable::Waits) => {
+                        self.to_send.pop_front();
+                        self.starved.push_back(handle);
+                        continue;
+                    }
+                    Err(Unreadable::Fails(error)) => {
+                        self.pushes -= 1;
+                        if let Some(deposit) = stream.drop_next().deposit {
+                            events.push_back(Event::PushEnded { deposit, count: 1, outcome: Err(error) });
+                        }
+                        continue;
+                    }
+                }
                 // The next stream's turn.
                 self.to_send.rotate_left(1);
                 return true;
@@ -316,6 +347,7 @@ impl<D: PartialEq> Pusher<D> {
         self.linked = false;
         self.to_send.clear();
         self.held_back.clear();
+        self.starved.clear();
         for (_, stream) in self.streams.iter_mut() {
             (stream.told, stream.queued, stream.sent, stream.bytes_sent) = (false, false, 0, 0);
             (stream.overtaken, stream.paused) = (None, false);
@@ -398,6 +430,7 @@ impl<D: PartialEq> Pusher<D> {
             self.names.remove(&(stream.from, stream.to, stream.queue));
             self.to_send.retain(|queued| *queued != handle);
             self.held_back.retain(|queued| *queued != handle);
+            self.starved.retain(|queued| *queued != handle);
             if stream.known {
                 self.closed.push_back(handle);
                 if self.linked {
@@ -455,14 +488,16 @@ impl<D: PartialEq> Pusher<D> {
 }
 
 impl<D> Stream<D> {
-    /// Stages the stream's next frame.
-    fn stage(&mut self, handle: Handle, to: u16, outbox: &mut Outbox, alone: bool) {
+    /// Stages the stream's next frame, unless the link cannot read the push that is next.
+    fn stage(&mut self, handle: Handle, to: u16, outbox: &mut Outbox, alone: bool) -> Result<(), Unreadable> {
         if !self.told {
             (self.told, self.known) = (true, true);
             let open = PushOpen { stream: handle, first: self.first, from: self.from, to, queue: &self.queue };
-            return outbox.stage(|writer| writer.push_open(&open));
+            outbox.stage(|writer| writer.push_open(&open));
+            return Ok(());
         }
         let number = self.first + self.sent as u64;
+        self.make_readable(outbox)?;
         let entry = &mut self.entries[self.sent];
         if entry.bytes as usize > INLINE_PAYLOAD_BYTES {
             let (payload_bytes, meta) = (entry.bytes, &entry.meta);
@@ -472,7 +507,7 @@ impl<D> Stream<D> {
                 writer.push(&Push { stream: handle, number, payload_bytes, transfer, meta });
             });
             self.count_sent();
-            return;
+            return Ok(());
         }
         let before = self.sent;
         outbox.stage(|writer| {
@@ -480,7 +515,7 @@ impl<D> Stream<D> {
             let mut first = true;
             while self.may_send() {
                 let entry = &self.entries[self.sent];
-                let payload = entry.payload.as_ref().expect("small payloads stay").volatile();
+                let Some(payload) = entry.payload.as_ref().expect("small payloads stay").host_bytes() else { break };
                 let fits = payload.len() <= INLINE_PAYLOAD_BYTES && !group.is_full(entry.meta.len() + payload.len());
                 if !first && (alone || !fits) {
                     break;
@@ -492,6 +527,26 @@ impl<D> Stream<D> {
             group.end();
         });
         outbox.count_small((self.sent - before) as u64);
+        Ok(())
+    }
+
+    /// Makes sure that any link can read the next push. What is read in place of a device's memory stays until the push has ended:
+    /// when the push leaves again, on another link, no copy can fail that leaves a gap in the numbers.
+    #[inline]
+    fn make_readable(&mut self, outbox: &mut Outbox) -> Result<(), Unreadable> {
+        let payload = self.entries[self.sent].payload.as_mut().expect("it is sent once a link, and comes back between");
+        if payload.host_bytes().is_some() {
+            return Ok(());
+        }
+        debug_assert_eq!(self.sent, self.tried, "a copy was dropped too early");
+        outbox.copy_to_host(payload)
+    }
+
+    /// Takes out the push that is next, which has never left.
+    #[cold]
+    fn drop_next(&mut self) -> Entry<D> {
+        debug_assert_eq!(self.sent, self.tried, "the peer would wait for its number");
+        self.entries.remove(self.sent).expect("it is next")
     }
 
     fn count_sent(&mut self) {

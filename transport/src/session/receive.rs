@@ -219,7 +219,8 @@ impl<W, D: PartialEq> Inbound<'_, W, D> {
     #[inline]
     fn land(&mut self, response: &Response<'_>) -> Result<Landing, WireError> {
         let session = &mut *self.session;
-        session.consumer.land(response, self.memory, &mut session.events)
+        let moves_device = session.outbox.moves_device(response.payload_bytes as usize);
+        session.consumer.land(response, moves_device, self.memory, &mut session.events)
     }
 
     fn released(&mut self, release: &Release<'_>) -> Result<(), WireError> {
@@ -262,7 +263,8 @@ impl<W, D: PartialEq> Receiver for Inbound<'_, W, D> {
                 Frame::Pull(PullFrame::Part(part)) => {
                     let session = &mut *self.session;
                     session.landings.check(part.transfer, part.payload_bytes)?;
-                    session.puller.land(&part, self.memory, &mut session.events)?
+                    let moves_device = session.outbox.moves_device(part.payload_bytes as usize);
+                    session.puller.land(&part, moves_device, self.memory, &mut session.events)?
                 }
                 Frame::Chunk(chunk) => self.session.landings.resume(chunk)?,
                 Frame::Responses(responses) => {
@@ -309,7 +311,9 @@ impl<W, D: PartialEq> Receiver for Inbound<'_, W, D> {
             (LandingOf::Push { number }, Place::Buffer(memory)) => {
                 session.push_landed(landing.request, number, (&landing.meta, memory), &mut self.sink);
             }
-            (LandingOf::Part { .. } | LandingOf::Push { .. }, Place::Nowhere) | (LandingOf::GivenUp, _) => {}
+            // A pull buffer keeps its device's memory itself, and pushes come into the host's.
+            (LandingOf::Part { .. } | LandingOf::Push { .. }, Place::Nowhere | Place::Bounce(_))
+            | (LandingOf::GivenUp, _) => {}
             (of @ LandingOf::Response, place) => {
                 let (landing, announces) = (Landing { of, place, ..landing }, session.outbox.announces());
                 session.consumer.landed(landing, announces, &mut self.sink, &mut session.events);

@@ -13,7 +13,7 @@ use super::{Event, Session, failure_of};
 use crate::arena::{Arena, Handle};
 use crate::error::Error;
 use crate::limits::{INLINE_PAYLOAD_BYTES, SETS_MAX, SessionLimits};
-use crate::outbox::{Outbox, Owner};
+use crate::outbox::{Outbox, Owner, Unreadable};
 use crate::tray::Stored;
 use crate::wire::{KeySet, Part, Pull, PullFailure, WireError};
 
@@ -110,6 +110,8 @@ pub(super) struct Server {
     to_serve: VecDeque<Handle>,
     /// Those whose next tensor leaves in chunks, while too many do: the others pass them.
     held_back: VecDeque<Handle>,
+    /// Those whose next tensor is in the memory of a device, and waits for memory to be copied to.
+    starved: VecDeque<Handle>,
     /// Found missing since the owner last took them down.
     waits: Vec<Wait>,
 }
@@ -124,12 +126,14 @@ impl Server {
             ids: HashMap::new(),
             to_serve: VecDeque::new(),
             held_back: VecDeque::new(),
+            starved: VecDeque::new(),
             waits: Vec::new(),
         }
     }
 
-    pub(super) fn has_parts(&self) -> bool {
-        !self.to_serve.is_empty() || !self.held_back.is_empty()
+    pub(super) fn has_parts(&self, outbox: &Outbox) -> bool {
+        let is_fed = !self.starved.is_empty() && !outbox.awaits_copies();
+        !self.to_serve.is_empty() || !self.held_back.is_empty() || is_fed
     }
 
     /// Takes keys of a set in; all of them, once it is whole.
@@ -207,6 +211,7 @@ impl Server {
     pub(super) fn suspend(&mut self) -> Vec<u32> {
         self.to_serve.clear();
         self.held_back.clear();
+        self.starved.clear();
         self.ids.clear();
         self.waits.clear();
         self.share.give_all_back();
@@ -282,6 +287,9 @@ impl Server {
             self.to_serve.extend(self.held_back.pop_front());
             self.to_serve.rotate_right(1);
         }
+        if !self.starved.is_empty() && !outbox.awaits_copies() {
+            self.to_serve.append(&mut self.starved);
+        }
         while let Some(&handle) = self.to_serve.front() {
             let Some(serving) = self.pulls.get_mut(handle) else {
                 self.to_serve.pop_front();
@@ -312,6 +320,11 @@ impl Server {
                     self.held_back.push_back(handle);
                     continue;
                 }
+                Staging::Starved => {
+                    self.to_serve.pop_front();
+                    self.starved.push_back(handle);
+                    continue;
+                }
                 Staging::Done => {}
             }
             self.to_serve.pop_front();
@@ -336,6 +349,8 @@ enum Staging {
     Staged,
     /// Its next tensor leaves in chunks, and too many do.
     HeldBack,
+    /// There is no memory now to copy its next tensor from a device.
+    Starved,
     /// All that is there has left.
     Done,
 }
@@ -380,8 +395,18 @@ impl Serving {
                 if outbox.is_overtaken(stored.payload.len()) && !outbox.has_room_for_answer() {
                     return Staging::HeldBack;
                 }
-                let (id, version, payload) = (self.id, stored.version, stored.payload.share());
+                let (id, version, mut payload) = (self.id, stored.version, stored.payload.share());
                 let (payload_bytes, index) = (payload.len() as u64, at as u32);
+                match outbox.make_readable(&mut payload) {
+                    Ok(()) => {}
+                    Err(Unreadable::Waits) => return Staging::Starved,
+                    Err(Unreadable::Fails(error)) => {
+                        (*first, *count) = (*first + 1, *count - 1);
+                        let (code, reason) = failure_of(&error);
+                        outbox.stage(|writer| writer.pull_failure(&PullFailure { id, code, index, reason: &reason }));
+                        return Staging::Staged;
+                    }
+                }
                 outbox.post((Owner::Nobody, Handle::NONE), payload, |writer, transfer| {
                     writer.part(&Part { id, version, payload_bytes, transfer, index });
                 });
@@ -414,12 +439,12 @@ fn stage_small<S: Store + ?Sized>(
         parts.push(stored.payload.volatile());
         for (&slot, &told) in slots[range.clone()].iter().zip(&told[range]).skip(1) {
             let Some(next) = store.look(slot) else { break };
-            let bytes = next.payload.volatile();
-            let fits = bytes.len() <= INLINE_PAYLOAD_BYTES && !parts.is_full(bytes.len());
+            let bytes = next.payload.len();
+            let fits = bytes <= INLINE_PAYLOAD_BYTES && !parts.is_full(bytes);
             if next.version != version || next.stamp != told || !fits {
                 break;
             }
-            parts.push(bytes);
+            parts.push(next.payload.volatile());
         }
         count = parts.count();
         parts.end();

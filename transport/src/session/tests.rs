@@ -4,6 +4,7 @@ mod alive;
 mod answering;
 mod asking;
 mod chunks;
+mod device;
 mod hostile;
 mod passing;
 mod resuming;

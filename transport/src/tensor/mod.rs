@@ -8,7 +8,7 @@ mod strings;
 use std::sync::Arc;
 
 use crate::{Error, Payload};
-use sealane_runtime::Buffer;
+use sealane_runtime::{Buffer, MemoryKind};
 use zerocopy::IntoBytes;
 
 pub use dtype::{DType, TypeCode};
@@ -25,8 +25,8 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// A tensor of `data` with type and shape `meta`. Takes anything that owns bytes: a [`Buffer`], a `Vec<u8>`, or
-    /// `bytes::Bytes` for memory that many sends share without a copy.
+    /// A tensor of `data` with type and shape `meta`. Takes anything that owns bytes: a [`Buffer`], also one in a
+    /// [device's memory](Buffer::on_device), a `Vec<u8>`, or `bytes::Bytes` for memory that many sends share without a copy.
     ///
     /// # Errors
     /// InvalidArgument if the number of bytes does not match type and shape.
@@ -96,18 +96,24 @@ impl Tensor {
         self.data.is_empty()
     }
 
+    /// What kind of memory the bytes are in. Those of a received tensor are in the host's, wherever they came from, unless the
+    /// recv or the pull brought a device's.
+    pub fn memory(&self) -> MemoryKind {
+        self.data.memory()
+    }
+
     /// The bytes.
     ///
     /// # Panics
-    /// If they are in memory that others may write to, which only the engine uses.
+    /// If they are in a device's [memory](Self::memory), or in memory that others may write to, which only the engine uses.
     pub fn bytes(&self) -> &[u8] {
         self.data.as_ref()
     }
 
-    /// The bytes, to be written over; `None` if the memory is shared.
+    /// The bytes, to be written over; `None` if the memory is shared, or a device's.
     #[inline]
     pub fn bytes_mut(&mut self) -> Option<&mut [u8]> {
-        self.buffer_mut().map(|buffer| &mut **buffer)
+        self.buffer_mut().filter(|buffer| buffer.device().is_none()).map(|buffer| &mut **buffer)
     }
 
     #[inline]
@@ -121,10 +127,13 @@ impl Tensor {
     /// The elements, in place.
     ///
     /// # Errors
-    /// InvalidArgument if the tensor has a different type, or its memory is not aligned for it (slab memory is).
+    /// InvalidArgument if the tensor has a different type, or its memory is a device's or not aligned for it (slab memory is).
     pub fn elements<T: Element>(&self) -> Result<&[T], Error> {
         if self.dtype() != T::DTYPE {
             return Err(Error::invalid(format!("the tensor is {}, not {}", self.dtype(), T::DTYPE)));
+        }
+        if let MemoryKind::Device(name) = self.memory() {
+            return Err(Error::invalid(format!("the bytes are in memory of a {name} device: copy them first")));
         }
         T::slice_of(self.bytes())
             .ok_or_else(|| Error::invalid(format!("the bytes are not aligned for {}: copy them first", T::DTYPE)))
@@ -152,13 +161,11 @@ impl Tensor {
         (self.meta, self.data)
     }
 
-    /// The memory, for reuse, such as by the next recv. Shared memory is copied.
+    /// The memory, for reuse, such as by the next recv. Shared memory is copied, unless it is a device's.
     pub fn into_buffer(self) -> Buffer {
         match self.data {
             Payload::Owned(buffer) => buffer,
-            Payload::Shared(buffer) => {
-                Arc::try_unwrap(buffer).unwrap_or_else(|shared| Buffer::copy_of_volatile(shared.volatile()))
-            }
+            Payload::Shared(buffer) => Arc::try_unwrap(buffer).unwrap_or_else(|shared| shared.duplicate()),
             Payload::Bytes(bytes) => Buffer::from_vec(bytes.into()),
         }
     }

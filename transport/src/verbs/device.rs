@@ -9,14 +9,7 @@
 use std::fmt;
 use std::os::fd::BorrowedFd;
 
-/// What kind of memory is registered. Device memory (by dma-buf, or by peer memory) is to join the host's here, and
-/// changes nothing else: a link sees regions, keys and addresses only.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum MemoryKind {
-    /// Pages of this process.
-    Host,
-}
+pub use sealane_runtime::MemoryKind;
 
 /// Memory that the device may read and write, by its two keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -365,10 +358,11 @@ pub unsafe trait Device {
     /// The port has none that fits; the attributes are as before.
     fn refresh(&mut self) -> Result<(), VerbsError>;
 
-    /// Registers memory.
+    /// Registers memory. That of devices (by dma-buf, or by peer memory) would change nothing else: a link sees regions, keys and
+    /// addresses only.
     ///
     /// # Errors
-    /// The system's word; for want of lockable memory it says so with the remedy.
+    /// The system's word; for want of lockable memory it says so with the remedy. Memory of a kind that it does not register.
     ///
     /// # Safety
     /// The bytes stay mapped until the region is deregistered.

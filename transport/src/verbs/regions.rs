@@ -14,8 +14,7 @@ use super::settings::Registration;
 pub(super) struct Lending {
     pub(super) access: Access,
     pub(super) registration: Registration,
-    /// A client may write it.
-    pub(super) is_foreign: bool,
+    pub(super) memory: MemoryKind,
 }
 
 /// A region that someone uses; to be given back with [`Regions::release`].
@@ -177,7 +176,7 @@ impl Regions {
         &mut self,
         device: &mut dyn Device,
         (start, bytes): (u64, usize),
-        Lending { access, registration, is_foreign }: Lending,
+        Lending { access, registration, memory }: Lending,
     ) -> Result<Use, VerbsError> {
         let wait = |reason| Err(VerbsError::new("registration of a client's memory", reason));
         if registration == Registration::Static {
@@ -206,12 +205,12 @@ impl Regions {
                 known.is = Is::Begun(ticket);
                 return wait("it begins");
             }
-            if is_foreign {
+            if memory == MemoryKind::Foreign {
                 return wait("its client has gone");
             }
         }
         // SAFETY: as the caller promises.
-        let region = unsafe { device.register(MemoryKind::Host, start, bytes, access) }?;
+        let region = unsafe { device.register(memory, start, bytes, access) }?;
         self.passing_made += 1;
         self.passing.push(Passing { region, uses: 1, owner: None });
         Ok(Use { region })

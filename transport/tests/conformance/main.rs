@@ -72,6 +72,15 @@ mod closing {
     });
 }
 
+mod devices {
+    conforms!(
+        loopback, tcp, narrow_tcp, tls, narrow_tls, slow_loopback, slow_tcp, slow_tls, verbs_write, verbs_read,
+        verbs_write_dynamic, verbs_read_dynamic, verbs_write_without_windows, verbs_read_without_windows,
+        tiny_verbs_write, tiny_verbs_read, slow_verbs_write, slow_verbs_read: run {
+        device_memory_is_copied_at_each_end,
+    });
+}
+
 mod sessions {
     conforms!(
         verbs_write, verbs_read, verbs_write_dynamic, verbs_read_dynamic, verbs_write_without_windows,

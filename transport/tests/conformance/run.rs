@@ -1,7 +1,8 @@
 //! Two sessions that ask each other over links that come and go: chosen by a seed, checked at every step.
 //!
 //! Every tensor asked for arrives once and identical, or its waiter hears why not; every tensor lent comes home once,
-//! taken exactly if it arrived. Time is virtual.
+//! taken exactly if it arrived; from whatever memory and into whatever memory, a device's included, whose copies fail now and
+//! then. Time is virtual.
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -9,8 +10,9 @@ use std::time::{Duration, Instant};
 
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
-use sealane_runtime::{Buffer, Slab, SlabSettings};
+use sealane_runtime::{Buffer, MemoryKind, Slab, SlabSettings};
 use sealane_transport::error::{Code, Error};
+use sealane_transport::fake_device::{Copies, FakeDevice, bytes_of};
 use sealane_transport::session::{Ask, Asked, Event, Roster, Session};
 use sealane_transport::{Handle, Link, Meta, Payload, SessionLimits};
 
@@ -27,6 +29,8 @@ const LAST_STEPS: usize = 200_000;
 /// Sizes on both sides of the copied ones and of what a read takes.
 const SIZES: [usize; 10] = [0, 1, 64, 1000, 8191, 8192, 8193, 65_537, 200_000, 700_000];
 const RECEIVE_BUDGET: usize = 256 * 1024;
+/// How long a request waits that is to have its tensor.
+const FOREVER: Duration = Duration::from_millis(1 << 30);
 
 pub fn sessions_settle_everything(make: Make) {
     for seed in 0..SEEDS {
@@ -37,6 +41,50 @@ pub fn sessions_settle_everything(make: Make) {
             resume_unwind(panic);
         }
     }
+}
+
+/// Memory that a tensor comes from or goes into.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Memory {
+    Own,
+    Foreign,
+    Device,
+}
+
+/// Tensors of every size move from and into the memory of a device, with one copy at each end that is there; and a copy that
+/// fails ends its request and nothing else.
+pub fn device_memory_is_copied_at_each_end(make: Make) {
+    let mut run = Run::new(make, 0);
+    let ways = [(Memory::Device, None), (Memory::Device, Some(Memory::Own)), (Memory::Foreign, Some(Memory::Device))];
+    for (source, destination) in ways.into_iter().chain([(Memory::Device, Some(Memory::Device))]) {
+        for (number, length) in SIZES.into_iter().enumerate() {
+            let (before, side) = (run.device.copies(), number % 2);
+            let bytes = run.memory_of(source, contents(run.sides[side].asked.len() as u32, length));
+            let into = destination.map(|kind| run.memory_of(kind, vec![0; length + 1]));
+            run.ask_for(side, (bytes, Manner::Answers), into, FOREVER);
+            run.settle();
+            assert_eq!(run.sides[side].asked.last(), Some(&Fate::Arrived), "{length} bytes {source:?} {destination:?}");
+            let (out, into) = (u64::from(source == Memory::Device), u64::from(destination == Some(Memory::Device)));
+            // What is in the device is read once more to be compared.
+            let wanted = Copies { to_host: before.to_host + out + into, from_host: before.from_host + into };
+            assert_eq!(run.device.copies(), wanted, "{length} bytes {source:?} {destination:?}");
+        }
+    }
+    for (number, length) in SIZES.into_iter().enumerate() {
+        for passing in 0..2 {
+            // A copy to the host fails, or the one from there that follows.
+            let side = number % 2;
+            let bytes = run.memory_of(Memory::Device, contents(run.sides[side].asked.len() as u32, length));
+            let into = run.memory_of(Memory::Device, vec![0; length]);
+            run.device.fail_after(passing, 1);
+            run.ask_for(side, (bytes, Manner::Answers), Some(into), FOREVER);
+            run.settle();
+            assert_eq!(run.sides[side].asked.last(), Some(&Fate::Ended(Code::Unavailable)), "{length} bytes");
+        }
+    }
+    assert_eq!(run.epoch, 1, "no link was lost");
+    run.copies_fail = true;
+    run.check();
 }
 
 /// What a key's producer does when asked for it: the same however often it is asked.
@@ -66,6 +114,10 @@ enum Fate {
 struct Side {
     session: Session<u32, u32>,
     slab: Slab,
+    /// Where tensors in the memory of a device are copied to be sent.
+    copies: Slab,
+    /// Where each tensor that this side has asked for is to be.
+    wanted_in: Vec<MemoryKind>,
     /// What this side has asked for, by number; the key is the number's text.
     asked: Vec<Fate>,
     /// What the other side may ask for.
@@ -81,6 +133,9 @@ struct Run {
     links: Option<crate::ends::Ends>,
     sides: [Side; 2],
     epoch: u32,
+    device: FakeDevice,
+    /// Copies of the device fail now and then.
+    copies_fail: bool,
 }
 
 fn contents(number: u32, length: usize) -> Vec<u8> {
@@ -89,9 +144,13 @@ fn contents(number: u32, length: usize) -> Vec<u8> {
 
 impl Side {
     fn new(limits: SessionLimits) -> Self {
-        let slab = Slab::new(SlabSettings { name: "receive", bytes: 8 << 20, populate: false }).unwrap();
-        let session = Session::new("the other", 1, limits);
-        Self { session, slab, asked: Vec::new(), kept: HashMap::new(), parked: Vec::new(), answered: 0 }
+        let slab = |name, bytes| Slab::new(SlabSettings { name, bytes, populate: false }).unwrap();
+        // So little room to send from that some have to wait for it.
+        let (slab, copies) = (slab("receive", 16 << 20), slab("send", 2 << 20));
+        let mut session = Session::new("the other", 1, limits);
+        session.set_copy_slab(copies.clone());
+        let (wanted_in, asked, kept, parked) = (Vec::new(), Vec::new(), HashMap::new(), Vec::new());
+        Self { session, slab, copies, wanted_in, asked, kept, parked, answered: 0 }
     }
 
     fn lose(&mut self, link: &mut dyn Link) {
@@ -103,7 +162,7 @@ impl Side {
     /// Writes, then reads; false if the link is dead.
     fn turn(&mut self, now: Instant, link: &mut dyn Link, one_message: bool, moved: &mut usize) -> bool {
         let traits = link.traits();
-        self.session.outbox().set_aside(traits.aside);
+        self.session.outbox().set_traits(traits);
         if traits.open {
             self.session.fill(now, one_message);
         }
@@ -136,10 +195,9 @@ impl Side {
                         Ok(arrived) => {
                             let length = arrived.buffer.len();
                             assert_eq!(arrived.meta[..], (length as u64).to_le_bytes());
-                            assert!(
-                                arrived.buffer.volatile().to_vec() == contents(waiter, length),
-                                "tensor {waiter} is not identical"
-                            );
+                            assert_eq!(arrived.buffer.memory(), self.wanted_in[waiter as usize]);
+                            let is_identical = bytes_of(&arrived.buffer) == contents(waiter, length);
+                            assert!(is_identical, "tensor {waiter} is not identical");
                             Fate::Arrived
                         }
                         Err(unanswered) => Fate::Ended(unanswered.error.code()),
@@ -195,12 +253,23 @@ impl Run {
             ..SessionLimits::default()
         };
         let sides = [Side::new(limits()), Side::new(limits())];
-        Self { make, random, now: Instant::now(), links: None, sides, epoch: 0 }
+        let device = FakeDevice::default();
+        Self { make, random, now: Instant::now(), links: None, sides, epoch: 0, device, copies_fail: false }
     }
 
-    /// A process's own memory, or a client's.
+    /// A process's own memory, a client's, or a device's.
     fn memory(&mut self, bytes: Vec<u8>) -> Buffer {
-        if self.random.random_bool(0.5) { Buffer::from_vec(bytes) } else { foreign(bytes) }
+        let kinds = [Memory::Own, Memory::Own, Memory::Foreign, Memory::Device];
+        let kind = kinds[self.random.random_range(0..kinds.len())];
+        self.memory_of(kind, bytes)
+    }
+
+    fn memory_of(&self, kind: Memory, bytes: Vec<u8>) -> Buffer {
+        match kind {
+            Memory::Own => Buffer::from_vec(bytes),
+            Memory::Foreign => foreign(bytes),
+            Memory::Device => self.device.with(&bytes),
+        }
     }
 
     fn ask(&mut self, side: usize, patience: Duration) {
@@ -211,11 +280,20 @@ impl Run {
             _ => Manner::Refuses,
         };
         let number = self.sides[side].asked.len() as u32;
-        let payload = self.memory(contents(number, length)).into();
-        self.sides[1 - side].kept.insert(number, Kept { manner, at_home: Some(payload), taken: false });
+        let bytes = self.memory(contents(number, length));
         let room = length + self.random.random_range(0..2);
         let brings = self.random.random_bool(0.5);
         let destination = brings.then(|| self.memory(vec![0; room]));
+        self.ask_for(side, (bytes, manner), destination, patience);
+    }
+
+    fn ask_for(&mut self, side: usize, (bytes, manner): (Buffer, Manner), into: Option<Buffer>, patience: Duration) {
+        let number = self.sides[side].asked.len() as u32;
+        let kept = Kept { manner, at_home: Some(bytes.into()), taken: false };
+        self.sides[1 - side].kept.insert(number, kept);
+        let wanted_in = into.as_ref().map_or(MemoryKind::Host, Buffer::memory);
+        self.sides[side].wanted_in.push(wanted_in);
+        let destination = into;
         let (deadline, key) = (self.now + patience, number.to_string());
         let ask = Ask { consumer: 0, producer: 0, step: 1, key: &key, deadline, destination, waiter: number };
         let handle = self.sides[side].session.request(self.now, ask).expect("few enough");
@@ -248,6 +326,7 @@ impl Run {
         self.links = Some((self.make)(seed));
         for (number, side) in self.sides.iter_mut().enumerate() {
             register(number, &side.slab);
+            register(number, &side.copies);
             side.session.attach(self.now, self.epoch, Roster { numbers: vec![0] }, u64::MAX);
         }
     }
@@ -275,7 +354,7 @@ impl Run {
         let side = self.random.random_range(0..2);
         match self.random.random_range(0..100) {
             0..40 => {
-                let patience = Duration::from_millis(if self.random.random_bool(0.1) { 30 } else { 1 << 30 });
+                let patience = if self.random.random_bool(0.1) { Duration::from_millis(30) } else { FOREVER };
                 self.ask(side, patience);
             }
             40..44 => self.cancel_one(side),
@@ -298,10 +377,20 @@ impl Run {
 
     /// Runs, then lets everything end over links without faults, then looks at what is left.
     fn finish(mut self) {
+        if self.random.random_bool(0.5) {
+            self.copies_fail = true;
+            self.device.fail_each(self.random.random_range(10..50));
+        }
         for _ in 0..STEPS {
             self.step();
         }
         self.lose_links();
+        self.settle();
+        self.check();
+    }
+
+    /// Lets everything end over links without faults.
+    fn settle(&mut self) {
         let mut steps = 0;
         while self.sides.iter().any(|side| side.session.requests() + side.session.unreleased() > 0) {
             steps += 1;
@@ -320,7 +409,6 @@ impl Run {
                 wait(&[(&**one, writing(first)), (&**other, writing(second))]);
             }
         }
-        self.check();
     }
 
     fn standing(&self) -> String {
@@ -333,18 +421,27 @@ impl Run {
         for (index, side) in self.sides.iter().enumerate() {
             let other = &self.sides[1 - index];
             assert_eq!(side.slab.in_use_bytes(), 0, "every block of the receive slab came back");
+            assert_eq!(side.copies.in_use_bytes(), 0, "every copy of a device's memory was dropped");
             for (number, fate) in side.asked.iter().enumerate() {
                 let kept = &other.kept[&(number as u32)];
                 assert!(kept.at_home.is_some(), "tensor {number} came home");
                 assert_eq!(kept.taken, *fate == Fate::Arrived, "tensor {number}: {fate:?}");
                 let refused = *fate == Fate::Ended(Code::InvalidArgument);
                 assert!(!refused || kept.manner == Manner::Refuses, "tensor {number} was refused");
-                let ended = matches!(fate, Fate::Ended(Code::InvalidArgument | Code::DeadlineExceeded));
+                let mut ended = matches!(fate, Fate::Ended(Code::InvalidArgument | Code::DeadlineExceeded));
+                let of_device = |kind| matches!(kind, MemoryKind::Device(_));
+                let source = kept.at_home.as_ref().map_or(MemoryKind::Host, Payload::memory);
+                if self.copies_fail && (of_device(source) || of_device(side.wanted_in[number])) {
+                    ended |= *fate == Fate::Ended(Code::Unavailable);
+                }
                 assert!(ended || matches!(fate, Fate::Arrived | Fate::Cancelled), "tensor {number}: {fate:?}");
             }
             let arrived = side.asked.iter().filter(|fate| **fate == Fate::Arrived).count();
             assert!(arrived * 3 > side.asked.len(), "{arrived} of {} tensors arrived", side.asked.len());
             assert!(other.answered >= arrived);
         }
+        let at_home = self.sides.iter().flat_map(|side| side.kept.values()).filter_map(|kept| kept.at_home.as_ref());
+        let on_device: usize = at_home.filter(|payload| payload.device().is_some()).map(Payload::len).sum();
+        assert_eq!(self.device.in_use_bytes(), on_device, "every destination was given back or dropped");
     }
 }

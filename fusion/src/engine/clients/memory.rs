@@ -290,7 +290,7 @@ mod tests {
         let arena = ClientArena::new(memory);
         let span = Span { offset: 8, len: 100 };
         let buffers = [arena.payload(1, span).unwrap(), arena.destination(2, span).unwrap(), whole(&area()).unwrap()];
-        assert!(buffers.iter().all(Buffer::is_foreign));
+        assert!(buffers.iter().all(|buffer| buffer.memory() == sealane_runtime::MemoryKind::Foreign));
         // Named twice, it is copied onto itself.
         let [from, mut to, _] = buffers;
         to.volatile_mut().copy_from(from.volatile());

@@ -1,13 +1,13 @@
 //! Recvs whose producer is a task of this very node: no session, no link, one copy at most.
 //!
 //! A tensor goes from the producer's memory into the consumer's: its own destination, or memory that its pool gives out.
-//! Small ones, and tensors of an engine in the consumer's process, change hands without a copy. Large copies are made a
-//! batch a turn, so that they do not hold up the shard. Bounded by `fusion.queued_requests_max` a task.
+//! Small ones, and tensors of an engine in the consumer's process, change hands without a copy. Large copies, and those from or
+//! to a device, are made a batch a turn, so that they do not hold up the shard. Bounded by `fusion.queued_requests_max` a task.
 
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use sealane_runtime::Buffer;
+use sealane_runtime::{Buffer, DeviceError};
 use sealane_transport::limits::KEY_BYTES_MAX;
 use sealane_transport::session::ReceiveMemory;
 use sealane_transport::trace::Moment;
@@ -48,13 +48,15 @@ struct Copy {
     from: (TensorMeta, Payload),
     pending: Handle,
     to: Buffer,
+    /// The recv brought that memory.
+    is_brought: bool,
     filled: usize,
 }
 
 /// Where a tensor goes.
 enum Place {
     /// Into this memory.
-    Memory(Buffer),
+    Memory { to: Buffer, is_brought: bool },
     /// To the consumer as it is.
     AsItIs,
 }
@@ -174,8 +176,9 @@ impl Exchange {
             Some(Waiting::Tensor(payload)) => {
                 let (len, consumer) = (payload.len(), context.pairs[recv.pair].local);
                 let limit = context.settings.session.tensor_bytes_max;
+                let of_device = is_of_device(payload, recv.destination.as_ref());
                 let place = place(&context.memory, limit, consumer, recv.destination.take(), payload);
-                self.take_here(now, recv, (at, slot), (place, len), context)
+                self.take_here(now, recv, (at, slot), (place, len, of_device), context)
             }
             Some(Waiting::Request(_)) => {
                 let (error, destination) = (asked_twice(at), recv.destination);
@@ -197,27 +200,36 @@ impl Exchange {
         }
     }
 
-    /// The tensor of so many bytes is there: it is handed over, or begins to be copied.
+    /// The tensor of so many bytes is there: it is handed over, or begins to be copied; surely if a device copies it.
     #[inline]
     fn take_here(
         &mut self,
         now: Instant,
         recv: RecvRequest<'_>,
         (at, slot): (MatchKey<'_>, Slot),
-        (place, len): (Result<Place, Unreceived>, usize),
+        (place, len, of_device): (Result<Place, Unreceived>, usize, bool),
         context: &mut Context,
     ) -> Option<Ticket> {
         let RecvRequest { pair, step, key, deadline, waiter, .. } = recv;
         let consumer = context.pairs[pair].local;
         match place {
-            Ok(Place::Memory(to)) if len > COPY_AT_ONCE_BYTES && !self.local.is_full_for(consumer) => {
+            Ok(Place::Memory { to, is_brought })
+                if of_device || (len > COPY_AT_ONCE_BYTES && !self.local.is_full_for(consumer)) =>
+            {
                 let (since, entry) = (now, NOWHERE);
                 let wanted = Wanted { pair, consumer, step, since, deadline, entry, destination: None, waiter };
-                let handle = self.local.enter(wanted).ok().expect("there is room");
+                let handle = match self.local.enter(wanted) {
+                    Ok(handle) => handle,
+                    Err(Wanted { waiter, .. }) => {
+                        let (error, destination) = (too_many(context), is_brought.then_some(to));
+                        context.reporter.finish_recv(waiter, Err(Unreceived { error, destination }));
+                        return None;
+                    }
+                };
                 let found = self.table.want(at, Parked::Local(handle));
                 let Ok(Found::Tensor(from, pending)) = found else { unreachable!("just looked at") };
                 let producer = context.pairs[at.pair].local;
-                self.local.begin(producer, Copy { wanted: handle, from, pending, to, filled: 0 });
+                self.local.begin(producer, Copy { wanted: handle, from, pending, to, is_brought, filled: 0 });
                 return Some(Ticket::Local(handle));
             }
             Ok(place) => {
@@ -251,9 +263,7 @@ impl Exchange {
                 Some(Ticket::Local(handle))
             }
             Err(Wanted { destination, waiter, .. }) => {
-                let limit = context.settings.session.queued_requests_max;
-                let reason = format!("{limit} requests to tasks of this engine are already waiting");
-                let error = Error::full("fusion.queued_requests_max", reason);
+                let error = too_many(context);
                 context.reporter.finish_recv(waiter, Err(Unreceived { error, destination }));
                 None
             }
@@ -276,7 +286,7 @@ impl Exchange {
             self.fail_here(handle, unheard(), &mut context.reporter);
             return Some(tensor);
         }
-        if tensor.1.len() > COPY_AT_ONCE_BYTES {
+        if tensor.1.len() > COPY_AT_ONCE_BYTES || is_of_device(&tensor.1, wanted.destination.as_ref()) {
             return Some(tensor);
         }
         let limit = context.settings.session.tensor_bytes_max;
@@ -310,11 +320,11 @@ impl Exchange {
         };
         let limit = context.settings.session.tensor_bytes_max;
         match place(&context.memory, limit, wanted.consumer, wanted.destination.take(), &tensor.1) {
-            Ok(Place::Memory(to)) => {
+            Ok(Place::Memory { to, is_brought }) => {
                 // It keeps its name, by which it can be given up while it is copied.
                 let pairs = &context.pairs;
                 let producer = pairs[wanted.pair].mirror.map_or(0, |pair| pairs[pair].local);
-                self.local.begin(producer, Copy { wanted: handle, from: tensor, pending, to, filled: 0 });
+                self.local.begin(producer, Copy { wanted: handle, from: tensor, pending, to, is_brought, filled: 0 });
             }
             Ok(Place::AsItIs) => {
                 let Wanted { waiter, since, step, entry, .. } = self.local.remove(handle).expect("just looked at");
@@ -363,12 +373,22 @@ impl Exchange {
                 self.fail_here(copy.wanted, unheard(), &mut context.reporter);
                 self.settled(copy.pending, copy.from, false, context);
             } else {
-                budget -= copy.advance(budget.min(COPY_BATCH_BYTES));
-                if copy.is_complete() {
-                    let wanted = self.local.remove(copy.wanted).expect("just looked at");
-                    self.copied(wanted, copy, context);
-                } else {
-                    queue.push_front(copy);
+                let advanced = copy.advance(budget.min(COPY_BATCH_BYTES));
+                budget -= advanced.as_ref().unwrap_or(&0);
+                match advanced {
+                    Ok(_) if !copy.is_complete() => queue.push_front(copy),
+                    Ok(_) => {
+                        let wanted = self.local.remove(copy.wanted).expect("just looked at");
+                        self.copied(wanted, copy, context);
+                    }
+                    Err(error) => {
+                        let waiter = self.local.remove(copy.wanted).expect("just looked at").waiter;
+                        let Copy { from, pending, to, is_brought, .. } = copy;
+                        // First back with it, as where there is no place for it.
+                        self.settled(pending, from, false, context);
+                        let (error, destination) = (error.into(), is_brought.then_some(to));
+                        context.reporter.finish_recv(waiter, Err(Unreceived { error, destination }));
+                    }
                 }
             }
             if !queue.is_empty() {
@@ -452,7 +472,7 @@ fn hand_over(
     let bytes = payload.len();
     let payload = match place {
         Place::AsItIs => payload,
-        Place::Memory(mut to) => {
+        Place::Memory { mut to, .. } => {
             debug_assert!(to.len() >= bytes, "the tensor would be cut off");
             to.truncate(bytes);
             to.volatile_mut().copy_from(payload.volatile());
@@ -469,15 +489,27 @@ fn hand_over(
 
 impl Copy {
     /// Copies up to `budget` bytes on; how many.
-    fn advance(&mut self, budget: usize) -> usize {
-        let copied = copy_in_pieces(&mut self.to, self.from.1.volatile(), self.filled, budget);
+    fn advance(&mut self, budget: usize) -> Result<usize, DeviceError> {
+        let copied = copy_in_pieces(&mut self.to, &self.from.1, self.filled, budget)?;
         self.filled += copied;
-        copied
+        Ok(copied)
     }
 
     fn is_complete(&self) -> bool {
         self.filled == self.from.1.len()
     }
+}
+
+/// Why a task has no more recvs.
+fn too_many(context: &Context) -> Error {
+    let limit = context.settings.session.queued_requests_max;
+    Error::full("fusion.queued_requests_max", format!("{limit} requests to tasks of this engine are already waiting"))
+}
+
+/// True if a device copies a tensor where it goes, which takes its time and may fail.
+#[inline]
+fn is_of_device(payload: &Payload, destination: Option<&Buffer>) -> bool {
+    payload.device().is_some() || destination.is_some_and(|to| to.device().is_some())
 }
 
 /// Where a tensor goes, or why it does not.
@@ -500,12 +532,18 @@ fn place(
             Err(Unreceived { error: Error::invalid(reason), destination: Some(destination) })
         }
         // A client that sends to itself may name one place twice.
-        Some(destination) if destination.volatile().overlaps(payload.volatile()) => {
+        Some(destination) if overlap(&destination, payload) => {
             let error = Error::invalid("the destination overlaps the tensor that is to be copied there");
             Err(Unreceived { error, destination: Some(destination) })
         }
-        Some(destination) => Ok(Place::Memory(destination)),
+        Some(to) => Ok(Place::Memory { to, is_brought: true }),
         None if memory.takes_as_is(consumer, payload) => Ok(Place::AsItIs),
-        None => Ok(Place::Memory(memory.allocate(consumer, len)?)),
+        None => Ok(Place::Memory { to: memory.allocate(consumer, len)?, is_brought: false }),
     }
+}
+
+/// True if the two have bytes of the host's memory in common.
+fn overlap(destination: &Buffer, payload: &Payload) -> bool {
+    let both = destination.host_bytes().zip(payload.host_bytes());
+    both.is_some_and(|(to, from)| to.overlaps(from))
 }

@@ -141,7 +141,7 @@ fn write_to(
 ) {
     let one_message = fuse == Fuse::Off;
     let Some(link) = &mut peer.link else { return };
-    peer.session.outbox().set_aside(traits.aside);
+    peer.session.outbox().set_traits(traits);
     loop {
         let filled = traits.open && peer.session.fill_from(store, now, one_message);
         // With a write a message, a last call tells the link that nothing follows. A link that settles, or that moves

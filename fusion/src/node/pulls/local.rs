@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-use sealane_runtime::Buffer;
+use sealane_runtime::{Buffer, DeviceError};
 use sealane_transport::session::{ReceiveMemory, Store, Wait};
 use sealane_transport::trace::Moment;
 use sealane_transport::tray::Stored;
@@ -72,11 +72,15 @@ impl LocalPull {
         let mut copied = 0;
         while copied < budget {
             if let Some(copy) = &mut self.copy {
-                copied += copy.advance(budget - copied);
-                if copy.filled == copy.from.len() {
+                let advanced = copy.advance(budget - copied);
+                if advanced.is_err() || copy.filled == copy.from.len() {
                     let PartCopy { index, version, stamp, meta, to, .. } = self.copy.take().expect("just looked at");
-                    self.tray.fill(index, stamp, meta, version, to);
+                    match &advanced {
+                        Ok(_) => self.tray.fill(index, stamp, meta, version, to),
+                        Err(error) => self.tray.fail_with(index, to, error.clone().into()),
+                    }
                 }
+                copied += advanced.unwrap_or(0);
                 continue;
             }
             let Some((first, count)) = self.ready.front_mut() else { break };
@@ -103,7 +107,7 @@ impl LocalPull {
         debug_assert!(self.copy.is_none(), "the tensor that is half copied would be forgotten");
         let (bytes, consumer) = (published.payload.len(), self.consumer);
         let allocate = |len| memory.allocate_to_stay(consumer, len);
-        if bytes <= COPY_AT_ONCE_BYTES {
+        if bytes <= COPY_AT_ONCE_BYTES && published.payload.host_bytes().is_some() {
             self.tray.copy_in(index, published, allocate);
             reporter.count_received(bytes);
             return bytes;
@@ -291,9 +295,9 @@ impl Pulls {
 
 impl PartCopy {
     /// Copies up to `budget` bytes on; how many.
-    fn advance(&mut self, budget: usize) -> usize {
-        let copied = copy_in_pieces(&mut self.to, self.from.volatile(), self.filled, budget);
+    fn advance(&mut self, budget: usize) -> Result<usize, DeviceError> {
+        let copied = copy_in_pieces(&mut self.to, &self.from, self.filled, budget)?;
         self.filled += copied;
-        copied
+        Ok(copied)
     }
 }

@@ -7,7 +7,7 @@
 use std::hash::BuildHasher;
 
 use hashbrown::{DefaultHashBuilder, HashTable};
-use sealane_runtime::Buffer;
+use sealane_runtime::{Buffer, DeviceError};
 use sealane_transport::limits::INLINE_PAYLOAD_BYTES;
 use sealane_transport::session::{Store, Wait};
 use sealane_transport::tray::Stored;
@@ -196,7 +196,8 @@ impl PublishedStore {
     /// Puts a tensor in the store in place of the one before, and moves those who waited for it into `ready`.
     ///
     /// # Errors
-    /// InvalidArgument if a newer version lies there, ResourceExhausted if `fusion.published_tensors_max` are.
+    /// InvalidArgument if a newer version lies there, ResourceExhausted if `fusion.published_tensors_max` are, Unavailable if it is in
+    /// the memory of a device that does not copy it.
     pub(super) fn publish(
         &mut self,
         task: u16,
@@ -212,12 +213,12 @@ impl PublishedStore {
                 Err(Error::full("fusion.published_tensors_max", reason))
             }
         };
+        let (meta, payload) = tensor.into_parts();
+        let payload = to_read_often(payload)?;
         let slot = self.slot(task, key, full)?;
         if self.slots[slot as usize].is_none() {
             full(self)?;
         }
-        let (meta, payload) = tensor.into_parts();
-        let payload = to_read_often(payload);
         let place = &mut self.slots[slot as usize];
         let stamp = match place {
             Some(before) if before.version > version => {
@@ -311,13 +312,17 @@ impl PublishedStore {
     }
 }
 
-/// Small payloads are read where they lie, and copied there if they are someone else's; large ones are shared with every
-/// link that sends them.
-fn to_read_often(payload: Payload) -> Payload {
+/// Small payloads are read where they lie, and copied there if they are someone else's or a device's; large ones are shared with
+/// every link that sends them.
+fn to_read_often(payload: Payload) -> Result<Payload, DeviceError> {
     match payload {
-        payload if payload.len() > INLINE_PAYLOAD_BYTES => payload.into_shared(),
-        payload if payload.len() <= Buffer::OWN_BYTES => Buffer::copy_of_volatile(payload.volatile()).into(),
-        payload => payload,
+        payload if payload.len() > INLINE_PAYLOAD_BYTES => Ok(payload.into_shared()),
+        payload if payload.len() <= Buffer::OWN_BYTES || payload.host_bytes().is_none() => {
+            let mut copy = Buffer::of_len(payload.len());
+            payload.copy_to(&mut copy, 0..payload.len())?;
+            Ok(copy.into())
+        }
+        payload => Ok(payload),
     }
 }
 

@@ -136,6 +136,6 @@ fn moved_into(task: u16, tensor: Tensor, memory: &Memory) -> Result<Tensor, Erro
         return Ok(tensor);
     }
     let mut place = memory.allocate(task, tensor.len())?;
-    place.volatile_mut().copy_from(tensor.payload().volatile());
+    tensor.payload().copy_to(&mut place, 0..tensor.len())?;
     Ok(Tensor::from_parts(tensor.meta().clone(), place))
 }

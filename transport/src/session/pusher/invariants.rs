@@ -9,7 +9,8 @@ impl<D: PartialEq> Pusher<D> {
         let mut pushes = 0;
         for (handle, stream) in self.streams.iter() {
             stream.check().map_err(|what| format!("stream {handle:?} into '{}': {what}", stream.queue))?;
-            let places = self.to_send.iter().chain(&self.held_back).filter(|&&queued| queued == handle).count();
+            let lists = self.to_send.iter().chain(&self.held_back).chain(&self.starved);
+            let places = lists.filter(|&&queued| queued == handle).count();
             if places != usize::from(stream.queued) {
                 return Err(format!(
                     "stream {handle:?} waits {places} times to leave, its flag says {}",

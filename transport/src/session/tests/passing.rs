@@ -13,17 +13,17 @@ use crate::tray::Stored;
 use crate::tray::{Keys, Tray};
 
 /// Two sessions that pull and push, and what lies in the store of the one that is pulled from.
-struct Both {
-    here: Session<u32, u32>,
-    there: Session<u32, u32>,
-    store: Vec<Entry>,
-    slab: Slab,
-    now: Instant,
+pub(super) struct Both {
+    pub(super) here: Session<u32, u32>,
+    pub(super) there: Session<u32, u32>,
+    pub(super) store: Vec<Entry>,
+    pub(super) slab: Slab,
+    pub(super) now: Instant,
     landing: Option<Landing>,
     input: Vec<u8>,
 }
 
-struct Entry {
+pub(super) struct Entry {
     version: i64,
     stamp: u64,
     meta: TensorMeta,
@@ -31,9 +31,13 @@ struct Entry {
 }
 
 impl Entry {
-    fn new(version: i64, stamp: u64, length: usize) -> Self {
-        let meta = TensorMeta::new(DType::U8, &[length as u64]).unwrap();
-        Self { version, stamp, meta, payload: Payload::from(pattern(length)).into_shared() }
+    pub(super) fn new(version: i64, stamp: u64, length: usize) -> Self {
+        Self::of(version, stamp, Payload::from(pattern(length)).into_shared())
+    }
+
+    pub(super) fn of(version: i64, stamp: u64, payload: Payload) -> Self {
+        let meta = TensorMeta::new(DType::U8, &[payload.len() as u64]).unwrap();
+        Self { version, stamp, meta, payload }
     }
 }
 
@@ -45,7 +49,7 @@ impl Store for Vec<Entry> {
 }
 
 impl Both {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let session = || {
             let mut session = Session::new("10.0.0.2:7000", 1, limits());
             session.attach(Instant::now(), 1, Roster { numbers: vec![PEER_TASK] }, u64::MAX);
@@ -57,7 +61,7 @@ impl Both {
     }
 
     /// This side speaks, the other hears all of it.
-    fn forth(&mut self) {
+    pub(super) fn forth(&mut self) {
         loop {
             self.here.fill(self.now, false);
             let bytes = written(&mut self.here);
@@ -69,14 +73,14 @@ impl Both {
     }
 
     /// One write of this side, heard there.
-    fn forth_once(&mut self) {
+    pub(super) fn forth_once(&mut self) {
         self.here.fill(self.now, false);
         let bytes = written(&mut self.here);
         hear(&mut self.there, (&mut self.input, &mut self.landing), &self.slab, self.now, &bytes);
     }
 
     /// The link dies within what this side says, and another takes its place.
-    fn new_link(&mut self) {
+    pub(super) fn new_link(&mut self) {
         self.here.detach(None);
         self.there.detach(self.landing.take());
         self.input.clear();
@@ -86,7 +90,7 @@ impl Both {
     }
 
     /// The other side finds the sets that were named to it; the stream that was opened, if one was.
-    fn open_and_find(&mut self) -> Option<Handle> {
+    pub(super) fn open_and_find(&mut self) -> Option<Handle> {
         let mut stream = None;
         let mut others = VecDeque::new();
         while let Some(event) = self.there.poll_event() {
@@ -104,7 +108,7 @@ impl Both {
     }
 
     /// One write of the other side, heard here.
-    fn back_once(&mut self) -> bool {
+    pub(super) fn back_once(&mut self) -> bool {
         self.there.fill_from(&self.store, self.now, false);
         let bytes = written(&mut self.there);
         let mut input = (Vec::new(), None);
@@ -119,7 +123,7 @@ impl Both {
         self.there.set_found(named.set, named.serial, (0..named.keys.len() as u32).collect()).unwrap();
     }
 
-    fn pulled(&mut self) -> Option<(u32, Tray)> {
+    pub(super) fn pulled(&mut self) -> Option<(u32, Tray)> {
         match self.here.poll_event()? {
             Told::Pulled { waiter, tray } => Some((waiter, tray)),
             other => panic!("not a pull: {other:?}"),

@@ -112,7 +112,9 @@ unsafe impl Device for FakeDevice {
         bytes: usize,
         access: Access,
     ) -> Result<Region, VerbsError> {
-        let MemoryKind::Host = kind;
+        if let MemoryKind::Device(name) = kind {
+            return Err(VerbsError::new("registration", format!("memory of a {name} device is not supported")));
+        }
         std::thread::sleep(self.time_of(bytes as u64));
         let mut network = self.fabric.lock();
         network.admit(self.context, Verb::Register)?;

@@ -127,7 +127,9 @@ unsafe impl Device for IbDevice {
         bytes: usize,
         access: Access,
     ) -> Result<Region, VerbsError> {
-        let MemoryKind::Host = kind;
+        if let MemoryKind::Device(name) = kind {
+            return Err(VerbsError::new("registration", format!("memory of a {name} device is not supported")));
+        }
         let access = memory::access_flags(access, self.attributes.has_windows);
         // SAFETY: the caller keeps the bytes mapped; the fields' order drops regions before the domain.
         let region = unsafe { MemoryRegion::register(&self.domain, address, bytes, access) }

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use super::places::Places;
 use super::queue::Then;
 use super::tools::Tools;
-use crate::link::{Landing, LandingOf, Place};
+use crate::link::{Landing, LandingOf};
 use crate::verbs::device::{Grant, Piece, Remote, Work};
 use crate::verbs::limits::{PIECE_BYTES, PIECES_AHEAD_BYTES, TRANSFERS_MAX};
 use crate::verbs::message::{Answer, BadMessage, How, Part};
@@ -89,10 +89,9 @@ impl Incoming {
             landed.push(landing);
             return Err(BadMessage::new("length of a payload", bytes));
         }
-        let Place::Buffer(buffer) = &landing.place else {
+        let Some(memory) = landing.memory() else {
             return self.begin_unwanted(tools, (number, how), landing, landed);
         };
-        let is_foreign = buffer.is_foreign();
         let mut place = landing.target().expect("it has a buffer");
         let (address, length) = (place.as_mut_ptr() as u64, place.len());
         // However it comes, the place that was announced for it is closed when it has come.
@@ -126,7 +125,7 @@ impl Incoming {
             return Ok(());
         }
         // SAFETY: the landing keeps the memory, and stays here until the use is released.
-        let used = unsafe { tools.lend(address, length, is_foreign) };
+        let used = unsafe { tools.lend(address, length, memory) };
         let (used, step) = match (used, how) {
             (Err(error), _) => {
                 tracing::debug!(%error, bytes, "a payload comes by copy");

@@ -311,7 +311,7 @@ impl Link for VerbsLink {
     }
 
     fn traits(&self) -> Traits {
-        Traits { open: true, aside: true, tells_of_room: true }
+        Traits { aside: true, tells_of_room: true, ..Traits::STREAM }
     }
 
     fn adopt(&mut self, name: Handle) {

@@ -83,7 +83,7 @@ impl Outgoing {
         let Aside { owner, request, payload } = aside;
         let (address, bytes) = (payload.volatile().as_ptr() as u64, payload.len());
         // SAFETY: the payload keeps the memory, and stays here until the use is released.
-        let used = unsafe { tools.lend(address, bytes, payload.is_foreign()) };
+        let used = unsafe { tools.lend(address, bytes, payload.memory()) };
         let streamed = (None, How::Streamed, Step::Streaming { sent: 0, offered: None });
         let (used, how, step) = match used {
             Err(error) => {

@@ -3,7 +3,7 @@
 
 use super::ToSay;
 use super::queue::{Queue, Then};
-use crate::verbs::device::{Grant, VerbsError, Work};
+use crate::verbs::device::{Grant, MemoryKind, VerbsError, Work};
 use crate::verbs::message::Part;
 use crate::verbs::port::State;
 use crate::verbs::regions::{Lending, Use};
@@ -40,9 +40,9 @@ impl Tools<'_> {
     ///
     /// # Safety
     /// The memory stays mapped until the use is released.
-    pub(super) unsafe fn lend(&mut self, address: u64, bytes: usize, is_foreign: bool) -> Result<Use, VerbsError> {
+    pub(super) unsafe fn lend(&mut self, address: u64, bytes: usize, memory: MemoryKind) -> Result<Use, VerbsError> {
         let (access, registration) = (self.state.access(), self.state.settings.registration);
-        let how = Lending { access, registration, is_foreign };
+        let how = Lending { access, registration, memory };
         // SAFETY: as the caller promises.
         unsafe { self.state.regions.lend(&mut *self.state.device, (address, bytes), how) }
     }

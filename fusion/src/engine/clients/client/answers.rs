@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use sealane_runtime::Buffer;
+use sealane_runtime::{Buffer, MemoryKind};
 use sealane_transport::shm::limits::{INLINE_BYTES_MAX, NUMBERS_PER_RECORD};
 use sealane_transport::shm::{Completion, PushError, ReceivedAt, Record};
 use sealane_transport::{Error, Handle, Payload, RecvOutcome, Tensor, Unreceived};
@@ -119,7 +119,7 @@ impl Client {
                 return Some(ReceivedAt::Area { span, token });
             }
         }
-        let travels = tensor.len() <= INLINE_BYTES_MAX && !tensor.payload().is_foreign();
+        let travels = tensor.len() <= INLINE_BYTES_MAX && tensor.memory() == MemoryKind::Host;
         travels.then(|| ReceivedAt::Inline(tensor.bytes()))
     }
 

@@ -171,7 +171,7 @@ impl Side {
 
     pub(super) fn transmit(&mut self, now: Instant) -> Result<(), LinkError> {
         let Some(link) = &mut self.link else { return Ok(()) };
-        self.session.outbox().set_aside(link.traits().aside);
+        self.session.outbox().set_traits(link.traits());
         self.session.fill(now, false);
         let sent = link.transmit(self.session.outbox(), usize::MAX, false);
         self.session.collect_written();

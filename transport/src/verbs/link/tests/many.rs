@@ -30,7 +30,7 @@ impl End {
     }
 
     fn turn(&mut self, now: Instant, slab: &Slab) {
-        self.session.outbox().set_aside(true);
+        self.session.outbox().set_traits(self.link.traits());
         self.session.fill(now, false);
         self.link.transmit(self.session.outbox(), usize::MAX, false).expect("a healthy link");
         self.session.collect_written();

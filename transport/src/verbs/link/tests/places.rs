@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::harness::{Fate, Into, LARGE, Manner, Pair};
 use crate::error::Code;
+use crate::link::Link;
 use crate::verbs::fake::RequestKind;
 use crate::verbs::limits::WINDOWS_MAX;
 
@@ -61,7 +62,7 @@ fn a_request_given_up_before_the_link_has_told_of_its_place_keeps_its_memory_too
         pair.sides[1].parks = true;
         let (request, address) = pair.sides[0].ask(pair.now, 1, LARGE, Into::Slab);
         let (side, now) = (&mut pair.sides[0], pair.now);
-        side.session.outbox().set_aside(true);
+        side.session.outbox().set_traits(side.link.as_ref().expect("it stands").traits());
         side.session.fill(now, false);
         side.session.cancel(request).expect("it stands");
         pair.turn(0).expect("a healthy link");

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::harness::{Fate, Into, LARGE, Manner, NAMES, Pair};
 use crate::shm::SharedMemory;
+use crate::verbs::device::MemoryKind;
 use crate::verbs::regions::Lending;
 
 /// A client's arena, of which no page is touched.
@@ -25,7 +26,7 @@ fn use_some(pair: &Pair, memory: &SharedMemory) -> bool {
     let state = &mut *pair.sides[0].port.state();
     let (access, registration) = (state.access(), state.settings.registration);
     let range = (memory.base().as_ptr() as u64 + 4096, LARGE);
-    let how = Lending { access, registration, is_foreign: true };
+    let how = Lending { access, registration, memory: MemoryKind::Foreign };
     // SAFETY: the memory stays mapped until the end of the test, and the use is released at once.
     #[allow(unsafe_code)]
     let used = unsafe { state.regions.lend(&mut *state.device, range, how) };

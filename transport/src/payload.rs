@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use sealane_runtime::{Buffer, DeviceError, DeviceMemory, HostCopy, MemoryKind, VolatileSlice, VolatileSliceMut};
+use sealane_runtime::{Buffer, DeviceError, DeviceMemory, MemoryKind, VolatileSlice, VolatileSliceMut};
 
 /// Metadata of a tensor as the transport carries it: opaque bytes, not allocated up to rank 4.
 pub type Meta = smallvec::SmallVec<[u8; 48]>;
@@ -121,7 +121,8 @@ impl Payload {
     ///
     /// # Panics
     /// If the bytes are not a device's.
-    pub(crate) fn set_host_copy(&mut self, copy: HostCopy) {
+    #[cfg(feature = "network")]
+    pub(crate) fn set_host_copy(&mut self, copy: sealane_runtime::HostCopy) {
         if let Payload::Shared(buffer) = self {
             *self = Payload::Owned(buffer.duplicate());
         }
@@ -130,6 +131,7 @@ impl Payload {
     }
 
     /// Drops the copy in host memory, if there is one: the bytes are the device's again.
+    #[cfg(feature = "network")]
     #[inline]
     pub(crate) fn drop_host_copy(&mut self) {
         if let Payload::Owned(buffer) = self {

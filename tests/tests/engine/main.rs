@@ -1,6 +1,7 @@
 //! Running engines: real shards, real sockets on loopback, ports that the system picks.
 
 mod delayed;
+mod device;
 mod dropped;
 mod exchange;
 mod figures;

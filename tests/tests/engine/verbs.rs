@@ -54,6 +54,15 @@ fn may_use_verbs(settings: &mut EngineSettings, fabric: &Fabric, index: usize, v
     settings.links = vec![Arc::new(Verbs { is_required: false, ..verbs })];
 }
 
+/// Two engines joined by verbs; `tweak` changes the settings of each.
+pub(crate) fn two_with(tweak: impl Fn(usize, &mut EngineSettings)) -> Vec<Engine> {
+    let fabric = Fabric::new(1);
+    engines(2, |index, settings| {
+        use_verbs(settings, &fabric, index, &VerbsSettings::default());
+        tweak(index, settings);
+    })
+}
+
 /// Two engines joined by verbs, and their fabric.
 fn two(verbs_settings: &VerbsSettings) -> (Engine, Engine, Fabric) {
     let fabric = Fabric::new(1);

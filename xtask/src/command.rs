@@ -1,7 +1,10 @@
 //! Commands of the system that a chore runs: each is waited for, and one that fails is named with its words.
 
 use std::env;
+use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
+
+use crate::Outcome;
 
 /// Cargo.
 pub(crate) fn cargo() -> Command {
@@ -10,10 +13,21 @@ pub(crate) fn cargo() -> Command {
     cargo
 }
 
+/// Becomes a command, which shows its outcome itself.
+///
+/// # Errors
+/// It cannot be run.
+pub(crate) fn hand_over(command: &mut Command) -> Outcome {
+    forget_own_package(command);
+    // Returns only when it has failed.
+    let error = command.exec();
+    Err(format!("cannot run {}: {error}", command.get_program().display()))
+}
+
 /// Has a command not know of which package this program is, which `cargo run` told it in variables. Build scripts of
 /// dependencies (ring's) look at these, so that a cargo that is started here would build them anew, and the next one that is not
 /// once more.
-pub(crate) fn forget_own_package(command: &mut Command) {
+fn forget_own_package(command: &mut Command) {
     let told = ["CARGO_PKG_", "CARGO_MANIFEST_"];
     for (name, _) in env::vars_os() {
         if told.iter().any(|start| name.as_encoded_bytes().starts_with(start.as_bytes())) {

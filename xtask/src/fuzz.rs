@@ -1,12 +1,9 @@
 //! `cargo xtask fuzz`: the fuzz targets of `tests/` under libFuzzer, which finds inputs by what they reach.
 
-mod build;
 mod hunt;
-mod merge;
 mod places;
 
 use std::path::PathBuf;
-use std::process::ExitCode;
 use std::sync::Mutex;
 use std::thread;
 use std::time::Duration;
@@ -14,7 +11,8 @@ use std::time::Duration;
 use clap::Args;
 use sealane_tests::fuzz::{TARGETS, Target, target};
 
-use hunt::{Hunt, Report, Until};
+use crate::Outcome;
+use hunt::{Hunt, Until};
 use places::Places;
 
 #[derive(Args)]
@@ -46,55 +44,47 @@ pub(crate) struct Fuzz {
 }
 
 impl Fuzz {
-    pub(crate) fn run(&self) -> ExitCode {
-        self.outcome().unwrap_or_else(|error| {
-            eprintln!("error: {error}");
-            ExitCode::FAILURE
-        })
-    }
-
-    fn outcome(&self) -> Result<ExitCode, String> {
+    pub(crate) fn run(&self) -> Outcome {
         let targets = chosen(&self.targets)?;
         if self.list {
             targets.iter().for_each(|target| println!("{:15} {}", target.name, target.reads));
-            return Ok(ExitCode::SUCCESS);
+            return Ok(true);
         }
-        let places = Places { program: build::build()?, folder: build::folder() };
+        let places = Places::build()?;
         if let Some(input) = &self.input {
             let [target] = targets[..] else { return Err("an input is for one target: name it".to_owned()) };
-            let passes = hunt::passes(&places, target, input)?;
-            return Ok(if passes { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+            return hunt::passes(&places, target, input);
         }
         if self.merge {
             for target in targets {
-                println!("{:15} {}", target.name, merge::merge(&places, target)?);
+                println!("{:15} {}", target.name, hunt::merge(&places, target)?);
             }
-            return Ok(ExitCode::SUCCESS);
+            return Ok(true);
         }
-        let whole = Report::sum(&self.hunt(&places, &targets)?);
-        println!("{:15} {whole}", "all");
-        Ok(if whole.findings.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        let found = self.hunt(&places, &targets)?;
+        println!("{} targets, {found} inputs found that break a promise", targets.len());
+        Ok(found == 0)
     }
 
-    /// Runs the targets, `jobs` at a time, and prints what came of each.
-    fn hunt(&self, places: &Places, targets: &[&'static Target]) -> Result<Vec<Report>, String> {
+    /// Runs the targets, `jobs` at a time, and prints what came of each; how much was found.
+    fn hunt(&self, places: &Places, targets: &[&'static Target]) -> Result<usize, String> {
         let until = self.seconds.map_or(Until::Runs(self.runs), |seconds| Until::After(Duration::from_secs(seconds)));
         let next = Mutex::new(targets.iter());
-        let reports = Mutex::new(Vec::new());
-        let work = || -> Result<(), String> {
+        let work = || -> Result<usize, String> {
+            let mut count = 0;
             loop {
                 // The guard must not live while the target runs.
-                let Some(target) = next.lock().expect("nobody panics with it").next() else { return Ok(()) };
-                let report = Hunt { places, target, until }.run()?;
-                println!("{:15} {report}", target.name);
-                reports.lock().expect("nobody panics with it").push(report);
+                let Some(target) = next.lock().expect("nobody panics with it").next() else { return Ok(count) };
+                let (status, found) = Hunt { places, target, until }.run()?;
+                println!("{:15} {status}", target.name);
+                found.iter().for_each(|input| println!("{:15} found: {}", target.name, input.display()));
+                count += found.len();
             }
         };
         thread::scope(|scope| {
             let workers: Vec<_> = (0..self.jobs.max(1)).map(|_| scope.spawn(work)).collect();
-            workers.into_iter().try_for_each(|worker| worker.join().expect("a worker returns its error"))
-        })?;
-        Ok(reports.into_inner().expect("nobody panics with it"))
+            workers.into_iter().map(|worker| worker.join().expect("a worker returns its error")).sum()
+        })
     }
 }
 

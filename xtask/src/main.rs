@@ -7,7 +7,6 @@ mod chaos;
 mod command;
 mod docs;
 mod fuzz;
-mod generated;
 mod hosts;
 mod licences;
 mod package;
@@ -62,11 +61,14 @@ enum Chore {
     Wheels(wheels::Wheels),
 }
 
+/// Whether all is well, or why a chore could not be done.
+type Outcome = Result<bool, String>;
+
 fn main() -> ExitCode {
-    match Arguments::parse().chore {
+    let outcome = match Arguments::parse().chore {
         Chore::Sim(sim) => sim.run(),
         Chore::Fuzz(fuzz) => fuzz.run(),
-        Chore::RdmaLab(lab) => lab.run(),
+        Chore::RdmaLab(lab) => return shown(lab.run()),
         Chore::Chaos(chaos) => chaos.run(),
         Chore::Soak(soak) => soak.run(),
         Chore::Traffic { role } => role.run(),
@@ -77,5 +79,13 @@ fn main() -> ExitCode {
         Chore::Pages(pages) => pages.run(),
         Chore::Deb(deb) => deb.run(),
         Chore::Wheels(wheels) => wheels.run(),
-    }
+    };
+    shown(outcome.map(|is_well| ExitCode::from(u8::from(!is_well))))
+}
+
+fn shown(outcome: Result<ExitCode, String>) -> ExitCode {
+    outcome.unwrap_or_else(|error| {
+        eprintln!("error: {error}");
+        ExitCode::FAILURE
+    })
 }

@@ -51,14 +51,7 @@ struct Row {
 }
 
 impl RdmaLab {
-    pub(crate) fn run(&self) -> ExitCode {
-        self.boot().unwrap_or_else(|error| {
-            eprintln!("error: {error}");
-            ExitCode::FAILURE
-        })
-    }
-
-    fn boot(&self) -> Result<ExitCode, String> {
+    pub(crate) fn run(&self) -> Result<ExitCode, String> {
         let steps = chosen(&self.only)?;
         let programs = self.with.iter().map(|path| program(path)).collect::<Result<_, _>>()?;
         let lab = workspace().join("target/rdma-lab");

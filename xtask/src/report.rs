@@ -1,11 +1,12 @@
 //! `cargo xtask report`: has `bench/report` (Python) measure, and write the report and the README's figures of what was kept.
 
-use std::process::{Command, ExitCode};
+use std::process::Command;
 
 use clap::Args;
 
+use crate::Outcome;
 use crate::build::workspace;
-use crate::command::forget_own_package;
+use crate::command::hand_over;
 
 #[derive(Args)]
 #[command(disable_help_flag = true)]
@@ -16,16 +17,8 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    pub(crate) fn run(&self) -> ExitCode {
-        let mut python = Command::new("python3");
-        forget_own_package(&mut python);
-        match python.arg(workspace().join("bench/report")).args(&self.arguments).status() {
-            Ok(status) if status.success() => ExitCode::SUCCESS,
-            Ok(status) => ExitCode::from(u8::try_from(status.code().unwrap_or(1)).unwrap_or(1)),
-            Err(error) => {
-                eprintln!("error: the report is made by Python 3.11 or newer, and python3 cannot be run: {error}");
-                ExitCode::FAILURE
-            }
-        }
+    /// By Python 3.11 or newer.
+    pub(crate) fn run(&self) -> Outcome {
+        hand_over(Command::new("python3").arg(workspace().join("bench/report")).args(&self.arguments))
     }
 }

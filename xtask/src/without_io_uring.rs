@@ -2,14 +2,14 @@
 //! default seccomp profile of containers forbids it: what runs on shards then runs on the executor that does without.
 
 use std::ffi::OsString;
-use std::os::unix::process::CommandExt;
-use std::process::{Command, ExitCode};
+use std::process::Command;
 
 use clap::Args;
 use nix::libc;
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, apply_filter};
 
-use crate::command::forget_own_package;
+use crate::Outcome;
+use crate::command::hand_over;
 
 #[derive(Args)]
 #[command(after_help = "Example:\n  cargo xtask without-io-uring -- cargo test -p sealane-fusion")]
@@ -20,18 +20,11 @@ pub(crate) struct WithoutIoUring {
 }
 
 impl WithoutIoUring {
-    pub(crate) fn run(&self) -> ExitCode {
+    pub(crate) fn run(&self) -> Outcome {
         let (program, arguments) = self.command.split_first().expect("clap demands it");
-        let mut command = Command::new(program);
+        forbid().map_err(|error| format!("cannot forbid io_uring: {error}"))?;
         // It may be cargo.
-        forget_own_package(&mut command);
-        let error = match forbid() {
-            // Returns only when it has failed.
-            Ok(()) => format!("cannot run {}: {}", program.display(), command.args(arguments).exec()),
-            Err(error) => format!("cannot forbid io_uring: {error}"),
-        };
-        eprintln!("error: {error}");
-        ExitCode::FAILURE
+        hand_over(Command::new(program).args(arguments))
     }
 }
 
@@ -68,6 +61,6 @@ mod tests {
     #[test]
     fn a_command_that_cannot_be_run_is_an_error() {
         let there = std::thread::spawn(|| WithoutIoUring { command: vec!["/no/such/program".into()] }.run());
-        assert_eq!(there.join().unwrap(), ExitCode::FAILURE);
+        assert!(there.join().unwrap().unwrap_err().contains("cannot run /no/such/program"));
     }
 }

@@ -69,7 +69,7 @@ impl Deed {
             Deed::Leave(task) => order(hosts, task, Order::Finish { at_us: 0 }),
             Deed::DrainDaemon(_) => self.signal(hosts, Signal::SIGTERM),
             Deed::StopDaemon(_) | Deed::StopTask(_) => self.signal(hosts, Signal::SIGSTOP),
-            Deed::Cut(host, cut) => hosts.network.cut(host, cut)?,
+            Deed::Cut(host, cut) => hosts.network.set(host, cut, true)?,
             Deed::Burst { task, bytes, count } => order(hosts, task, Order::Burst { bytes, count }),
             Deed::Deafen { task, millis } => order(hosts, task, Order::Deaf { millis }),
         }
@@ -80,7 +80,7 @@ impl Deed {
         match self {
             Deed::KillDaemon(host) | Deed::DrainDaemon(host) => hosts.start_daemon(host),
             Deed::KillTask(task) | Deed::Leave(task) => hosts.start_task(task),
-            Deed::Cut(host, cut) => hosts.network.heal(host, cut),
+            Deed::Cut(host, cut) => hosts.network.set(host, cut, false),
             Deed::StopDaemon(_) | Deed::StopTask(_) => {
                 self.signal(hosts, Signal::SIGCONT);
                 Ok(())

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use super::deeds::{Deed, Victim};
-use crate::hosts::{Layout, Patience};
+use crate::hosts::{Patience, host_of, is_embedded};
 
 /// How long the traces of a deed are seen after it was undone: calls are repeated up to a second apart, a new process
 /// attaches, and what piled up is worked off.
@@ -28,15 +28,14 @@ impl Done {
 }
 
 pub(crate) struct History {
-    pub(crate) layout: Layout,
     pub(crate) patience: Patience,
     pub(crate) start: u64,
     pub(crate) done: Vec<Done>,
 }
 
 impl History {
-    pub(crate) fn new(layout: Layout, patience: Patience, start: u64) -> History {
-        History { layout, patience, start, done: Vec::new() }
+    pub(crate) fn new(patience: Patience, start: u64) -> History {
+        History { patience, start, done: Vec::new() }
     }
 
     pub(crate) fn begin(&mut self, index: usize, deed: Deed, began: u64) {
@@ -55,19 +54,19 @@ impl History {
     }
 
     /// Whether a deed reaches a task: it, its daemon, its cable, or the pools that it shares with others of its host.
-    pub(crate) fn reaches(&self, deed: Deed, task: usize) -> bool {
-        let (layout, host) = (self.layout, self.layout.host_of(task));
+    pub(crate) fn reaches(deed: Deed, task: usize) -> bool {
+        let host = host_of(task);
         match (deed, deed.victim()) {
-            (_, Victim::Daemon(other)) => other == host && !layout.is_embedded(task),
+            (_, Victim::Daemon(other)) => other == host && !is_embedded(task),
             (_, Victim::Cable(other)) => other == host,
-            (Deed::Burst { .. }, Victim::Task(other)) => layout.host_of(other) == host,
+            (Deed::Burst { .. }, Victim::Task(other)) => host_of(other) == host,
             (_, Victim::Task(other)) => other == task,
         }
     }
 
     /// The deeds that reached one of these tasks, and could be felt in that time.
     pub(crate) fn felt<'a>(&'a self, tasks: &'a [usize], from: u64, until: u64) -> impl Iterator<Item = &'a Done> {
-        let reaches = |deed, tasks: &[usize]| tasks.iter().any(|&task| self.reaches(deed, task));
+        let reaches = |deed, tasks: &[usize]| tasks.iter().any(|&task| History::reaches(deed, task));
         self.done.iter().filter(move |done| done.touches(from, until) && reaches(done.deed, tasks))
     }
 
@@ -99,10 +98,10 @@ pub(crate) fn micros(time: Duration) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hosts::Cut;
+    use crate::hosts::{Cut, TASKS};
 
     fn history(deeds: &[(Deed, u64, u64)]) -> History {
-        let mut history = History::new(Layout { hosts: 2, attached_per_host: 2 }, Patience::Short, 0);
+        let mut history = History::new(Patience::Short, 0);
         for (index, &(deed, began, ended)) in deeds.iter().enumerate() {
             history.begin(index, deed, began);
             history.end(index, ended);
@@ -112,10 +111,9 @@ mod tests {
 
     #[test]
     fn a_deed_reaches_those_who_depend_on_its_victim() {
-        let history = history(&[]);
-        let reached = |deed| (0..5).filter(|&task| history.reaches(deed, task)).collect::<Vec<_>>();
+        let reached = |deed| (0..TASKS).filter(|&task| History::reaches(deed, task)).collect::<Vec<_>>();
         assert_eq!(reached(Deed::KillDaemon(0)), [0, 1]);
-        assert_eq!(reached(Deed::Cut(0, Cut::Pulled)), [0, 1, 4]);
+        assert_eq!(reached(Deed::Cut(0, Cut::Pulled)), [0, 1, 6]);
         assert_eq!(reached(Deed::StopTask(2)), [2]);
         assert_eq!(reached(Deed::Burst { task: 2, bytes: 1, count: 1 }), [2, 3]);
     }

@@ -7,22 +7,19 @@ pub(crate) mod schedule;
 pub(crate) mod table;
 pub(crate) mod verdict;
 
-use std::fs;
-use std::path::Path;
-use std::process::ExitCode;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use tempfile::TempDir;
 
-use crate::hosts::{Hosts, Interrupts, Layout, Manner, Patience, Shown};
+use crate::Outcome;
+use crate::hosts::{HOSTS, Hosts, Manner, Patience, Shown, TASKS};
 use crate::traffic::{Order, now_us};
 use history::{History, SETTLE, micros};
 use schedule::Planned;
 use verdict::books::Books;
 use verdict::{Verdict, judge};
-
-/// Three hosts, so that there is somebody to notice what two do to each other; two tasks on each, so that some share a daemon.
-pub(crate) const LAYOUT: Layout = Layout { hosts: 3, attached_per_host: 2 };
 
 /// How long nothing is harmed at first, while the daemons and tasks start.
 const WARM_UP: Duration = Duration::from_secs(2);
@@ -56,23 +53,9 @@ pub(crate) struct Chaos {
 }
 
 impl Chaos {
-    pub(crate) fn run(&self) -> ExitCode {
-        match self.run_seeds() {
-            Ok(true) => ExitCode::SUCCESS,
-            Ok(false) => ExitCode::FAILURE,
-            Err(error) => {
-                eprintln!("error: {error}");
-                ExitCode::FAILURE
-            }
-        }
-    }
-
-    fn run_seeds(&self) -> Result<bool, String> {
-        let interrupts = Interrupts::take()?;
+    pub(crate) fn run(&self) -> Outcome {
         for seed in self.seed..self.seed.saturating_add(self.seeds) {
-            let folder = std::env::temp_dir().join(format!("sealane-chaos-{}", std::process::id()));
-            let passed = self.run_seed(seed, &folder, &interrupts);
-            tidy_up(&folder, &format!("seed-{seed}"), self.keep || passed != Ok(true));
+            let passed = in_folder("chaos", self.keep, |folder| self.run_seed(seed, folder));
             if passed != Ok(true) {
                 println!("again with: cargo xtask chaos --seconds {} --seed {seed}", self.seconds);
                 return passed;
@@ -81,49 +64,49 @@ impl Chaos {
         Ok(true)
     }
 
-    fn run_seed(&self, seed: u64, folder: &Path, interrupts: &Interrupts) -> Result<bool, String> {
+    fn run_seed(&self, seed: u64, folder: &TempDir) -> Outcome {
         let start = Instant::now();
         let span = Duration::from_secs(self.seconds);
-        let plan = schedule::schedule(seed, span, LAYOUT);
+        let plan = schedule::schedule(seed, span);
         let patience = if seed.is_multiple_of(2) { Patience::Long } else { Patience::Short };
         let shown = [Shown::Tls, Shown::Secret, Shown::Nothing][(seed / 2 % 3) as usize];
-        let mut hosts = Hosts::start(LAYOUT, Manner { patience, shown }, folder)?;
-        let (count, tasks) = (LAYOUT.hosts, LAYOUT.tasks());
+        let mut hosts = Hosts::start(Manner { patience, shown }, folder.path())?;
+        let deeds = plan.len();
         println!(
-            "seed {seed}: {count} hosts, {tasks} tasks, {} deeds, patience is {patience:?}, peers show {shown:?}",
-            plan.len()
+            "seed {seed}: {HOSTS} hosts, {TASKS} tasks, {deeds} deeds, patience is {patience:?}, peers show {shown:?}"
         );
-        interrupts.sleep(WARM_UP)?;
-        let history = carry_out(&plan, span, &mut hosts, interrupts)?;
-        interrupts.sleep(SETTLE + CALM)?;
+        thread::sleep(WARM_UP);
+        let history = carry_out(&plan, span, &mut hosts)?;
+        thread::sleep(SETTLE + CALM);
         let (books, verdict) = conclude(hosts, &history)?;
-        let passed = verdict.violations.is_empty();
-        print!("{}", table::table(&books, &history, &verdict));
-        show(&verdict);
-        let (took, result) = (start.elapsed().as_secs_f64(), if passed { "passed" } else { "FAILED" });
-        println!("seed {seed} {result} in {took:.0} s");
-        Ok(passed)
+        Ok(show(&format!("seed {seed}"), start, &books, &history, &verdict, ""))
     }
+}
+
+/// Runs in a folder for sockets, logs and ledgers, which is kept where that is wanted or the run does not pass.
+pub(crate) fn in_folder(name: &str, keep: bool, run: impl FnOnce(&TempDir) -> Outcome) -> Outcome {
+    let folder = tempfile::Builder::new().prefix(&format!("sealane-{name}-")).tempdir();
+    let folder = folder.map_err(|error| format!("no folder can be made for logs: {error}"))?;
+    let passed = run(&folder);
+    if keep || passed != Ok(true) {
+        println!("logs and ledgers: {}", folder.keep().display());
+    }
+    passed
 }
 
 /// Does what the plan says for so long, and notes when it was done.
 ///
 /// # Errors
-/// It cannot be done, or a signal came.
-pub(crate) fn carry_out(
-    plan: &[Planned],
-    span: Duration,
-    hosts: &mut Hosts,
-    interrupts: &Interrupts,
-) -> Result<History, String> {
+/// It cannot be done.
+pub(crate) fn carry_out(plan: &[Planned], span: Duration, hosts: &mut Hosts) -> Result<History, String> {
     let (start, start_us) = (Instant::now(), now_us());
-    let mut history = History::new(LAYOUT, hosts.patience(), start_us);
+    let mut history = History::new(hosts.patience(), start_us);
     let begins = plan.iter().enumerate().map(|(index, planned)| (planned.at, index, true));
     let ends = plan.iter().enumerate().map(|(index, planned)| (planned.at + planned.lasts, index, false));
     let mut moments: Vec<_> = begins.chain(ends).collect();
     moments.sort_unstable();
     for (at, index, begins) in moments {
-        interrupts.sleep_until(start + at)?;
+        thread::sleep((start + at).saturating_duration_since(Instant::now()));
         let Planned { deed, lasts, .. } = plan[index];
         let now = || start.elapsed().as_secs_f64();
         if begins {
@@ -136,7 +119,7 @@ pub(crate) fn carry_out(
             println!("{:8.3} s    over: {deed}", now());
         }
     }
-    interrupts.sleep_until(start + span)?;
+    thread::sleep((start + span).saturating_duration_since(Instant::now()));
     Ok(history)
 }
 
@@ -149,7 +132,7 @@ pub(crate) fn conclude(mut hosts: Hosts, history: &History) -> Result<(Books, Ve
     let at_us = now_us() + micros(FINISH_NOTICE);
     let fallen = hosts.fallen();
     let finished = hosts.finish(Order::Finish { at_us });
-    let lives: Vec<u32> = (0..LAYOUT.tasks()).map(|task| hosts.lives(task)).collect();
+    let lives: Vec<u32> = (0..TASKS).map(|task| hosts.lives(task)).collect();
     let books = Books::read(&lives, |task, life| hosts.ledger(task, life))?;
     drop(hosts);
     let mut verdict = judge(&books, history);
@@ -157,24 +140,24 @@ pub(crate) fn conclude(mut hosts: Hosts, history: &History) -> Result<(Books, Ve
     Ok((books, verdict))
 }
 
-/// Keeps logs and ledgers of a run that failed, for whoever wants to know why, or removes them.
-pub(crate) fn tidy_up(folder: &Path, label: &str, keep: bool) {
-    if !keep {
-        let _ = fs::remove_dir_all(folder);
-        return;
-    }
-    let kept = folder.with_extension(label);
-    let _ = fs::remove_dir_all(&kept);
-    let kept = if fs::rename(folder, &kept).is_ok() { &kept } else { folder };
-    println!("logs and ledgers: {}", kept.display());
-}
-
-/// Prints what was violated.
-pub(crate) fn show(verdict: &Verdict) {
+/// Prints what a run came to, with what else is to be said of it; whether it passed.
+pub(crate) fn show(
+    name: &str,
+    start: Instant,
+    books: &Books,
+    history: &History,
+    verdict: &Verdict,
+    more: &str,
+) -> bool {
+    print!("{}{more}", table::table(books, history, verdict));
     for violation in verdict.violations.iter().take(SHOWN) {
         println!("VIOLATION: {violation}");
     }
     if verdict.violations.len() > SHOWN {
         println!("and {} more", verdict.violations.len() - SHOWN);
     }
+    let passed = verdict.violations.is_empty();
+    let (took, result) = (start.elapsed().as_secs_f64(), if passed { "passed" } else { "FAILED" });
+    println!("{name} {result} in {took:.0} s");
+    passed
 }

@@ -9,7 +9,7 @@ use rand::{Rng, SeedableRng};
 
 use super::deeds::Deed;
 use super::history::SETTLE;
-use crate::hosts::{Cut, Layout};
+use crate::hosts::{Cut, HOSTS, TASKS};
 
 /// Between the beginnings of two deeds.
 const GAP_MS: Range<u64> = 100..1500;
@@ -59,14 +59,14 @@ pub(crate) struct Planned {
 }
 
 /// All deeds of a run, in the order of their beginnings; all are over by the end of `span`.
-pub(crate) fn schedule(seed: u64, span: Duration, layout: Layout) -> Vec<Planned> {
+pub(crate) fn schedule(seed: u64, span: Duration) -> Vec<Planned> {
     let mut random = SmallRng::seed_from_u64(seed);
     let mut free_at = HashMap::new();
     let (mut plan, mut at) = (Vec::new(), Duration::ZERO);
     while at < span {
         if random.random_ratio(1, LONELY) {
             let all_free = free_at.values().copied().fold(at, Duration::max);
-            let planned = lonely(&mut random, layout, all_free + LONELY_GAP);
+            let planned = lonely(&mut random, all_free + LONELY_GAP);
             let over = planned.at + planned.lasts;
             if over <= span {
                 free_at.insert(planned.deed.victim(), over);
@@ -76,7 +76,7 @@ pub(crate) fn schedule(seed: u64, span: Duration, layout: Layout) -> Vec<Planned
             }
         }
         for _ in 0..TRIES {
-            let (deed, lasts) = draw(&mut random, layout);
+            let (deed, lasts) = draw(&mut random);
             let free = free_at.get(&deed.victim()).is_none_or(|free_at| *free_at <= at);
             if free && at + lasts <= span {
                 free_at.insert(deed.victim(), at + lasts);
@@ -90,8 +90,8 @@ pub(crate) fn schedule(seed: u64, span: Duration, layout: Layout) -> Vec<Planned
 }
 
 /// A deed whose effect is measured.
-fn lonely(random: &mut SmallRng, layout: Layout, at: Duration) -> Planned {
-    let (host, task) = (random.random_range(0..layout.hosts), random.random_range(0..layout.tasks()));
+fn lonely(random: &mut SmallRng, at: Duration) -> Planned {
+    let (host, task) = (random.random_range(0..HOSTS), random.random_range(0..TASKS));
     let cuts = [Cut::Silent, Cut::Pulled, Cut::OneWay].map(|cut| Deed::Cut(host, cut));
     let kills = [Deed::KillDaemon(host), Deed::KillTask(task)];
     let deeds = [&cuts[..], &kills].concat();
@@ -99,8 +99,8 @@ fn lonely(random: &mut SmallRng, layout: Layout, at: Duration) -> Planned {
     Planned { at, lasts, deed: deeds[random.random_range(0..deeds.len())] }
 }
 
-fn draw(random: &mut SmallRng, layout: Layout) -> (Deed, Duration) {
-    let (host, task) = (random.random_range(0..layout.hosts), random.random_range(0..layout.tasks()));
+fn draw(random: &mut SmallRng) -> (Deed, Duration) {
+    let (host, task) = (random.random_range(0..HOSTS), random.random_range(0..TASKS));
     let (deed, millis) = match random.random_range(0..20) {
         0..2 => (Deed::KillDaemon(host), random.random_range(ABSENCE_MS)),
         2 => (Deed::DrainDaemon(host), random.random_range(DRAIN_MS)),
@@ -124,19 +124,17 @@ fn draw(random: &mut SmallRng, layout: Layout) -> (Deed, Duration) {
 mod tests {
     use super::*;
 
-    const LAYOUT: Layout = Layout { hosts: 3, attached_per_host: 2 };
-
     #[test]
     fn a_seed_is_a_schedule() {
         let minute = Duration::from_secs(60);
-        assert_eq!(schedule(7, minute, LAYOUT), schedule(7, minute, LAYOUT));
-        assert_ne!(schedule(7, minute, LAYOUT), schedule(8, minute, LAYOUT));
+        assert_eq!(schedule(7, minute), schedule(7, minute));
+        assert_ne!(schedule(7, minute), schedule(8, minute));
     }
 
     #[test]
     fn nobody_suffers_two_deeds_at_a_time_and_all_end() {
         let span = Duration::from_secs(600);
-        let plan = schedule(1, span, LAYOUT);
+        let plan = schedule(1, span);
         assert!(plan.len() > 150, "{}", plan.len());
         for (index, one) in plan.iter().enumerate() {
             assert!(one.at + one.lasts <= span);
@@ -149,7 +147,7 @@ mod tests {
 
     #[test]
     fn every_kind_of_deed_is_done() {
-        let plan = schedule(1, Duration::from_secs(600), LAYOUT);
+        let plan = schedule(1, Duration::from_secs(600));
         let kinds: std::collections::HashSet<_> =
             plan.iter().map(|planned| std::mem::discriminant(&planned.deed)).collect();
         assert_eq!(kinds.len(), 8);

@@ -18,16 +18,16 @@ const PLACE: &str = "target/site";
 ///
 /// # Errors
 /// Links that lead nowhere; mdbook is missing or failed.
-pub(super) fn build(root: &Path) -> Result<PathBuf, Vec<String>> {
+pub(super) fn build(root: &Path) -> Result<PathBuf, String> {
     let problems = problems(root)?;
     if !problems.is_empty() {
-        return Err(problems);
+        return Err(problems.join("\nerror: "));
     }
     let (stage, site) = (root.join(PLACE).join("pages"), root.join(PLACE).join("html"));
     if let Err(error) = fs::remove_dir_all(root.join(PLACE))
         && error.kind() != ErrorKind::NotFound
     {
-        return Err(vec![format!("{PLACE}: {error}")]);
+        return Err(format!("{PLACE}: {error}"));
     }
     let pages = listed(root)?;
     let mut files: BTreeSet<String> = pages.iter().cloned().collect();
@@ -35,33 +35,33 @@ pub(super) fn build(root: &Path) -> Result<PathBuf, Vec<String>> {
         files.extend(links(page, &read(root, page)?).into_iter().map(|link| link.file));
     }
     for file in &files {
-        put(&stage.join(file), &fs::read(root.join(file)).map_err(|error| vec![format!("{file}: {error}")])?)?;
+        put(&stage.join(file), &fs::read(root.join(file)).map_err(|error| format!("{file}: {error}"))?)?;
     }
     put(&stage.join("SUMMARY.md"), summary_at_the_root(&read(root, SUMMARY)?).as_bytes())?;
     put(&stage.join("book.toml"), read(root, BOOK)?.as_bytes())?;
     let built = Command::new("mdbook").arg("build").arg(&stage).arg("--dest-dir").arg(&site).status();
     match built {
         Ok(status) if status.success() => Ok(site.join("index.html")),
-        Ok(status) => Err(vec![format!("mdbook build {}: {status}", stage.display())]),
+        Ok(status) => Err(format!("mdbook build {}: {status}", stage.display())),
         Err(error) if error.kind() == ErrorKind::NotFound => {
-            Err(vec!["mdbook is not installed; run `cargo install --locked mdbook`".to_owned()])
+            Err("mdbook is not installed; run `cargo install --locked mdbook`".to_owned())
         }
-        Err(error) => Err(vec![format!("mdbook cannot be run: {error}")]),
+        Err(error) => Err(format!("mdbook cannot be run: {error}")),
     }
 }
 
 /// Links that would lead nowhere in the repository or in the site, and pages that the index lacks.
-pub(super) fn problems(root: &Path) -> Result<Vec<String>, Vec<String>> {
+pub(super) fn problems(root: &Path) -> Result<Vec<String>, String> {
     let pages = listed(root)?;
     let mut problems = Vec::new();
-    let entries = fs::read_dir(root.join("docs")).map_err(|error| vec![format!("docs: {error}")])?;
+    let entries = fs::read_dir(root.join("docs")).map_err(|error| format!("docs: {error}"))?;
     let names = entries.flatten().map(|entry| format!("docs/{}", entry.file_name().to_string_lossy()));
     let is_forgotten = |name: &String| name.ends_with(".md") && name != SUMMARY && !pages.contains(name);
     problems.extend(names.filter(is_forgotten).map(|name| format!("{SUMMARY} does not list {name}")));
     for page in &pages {
         for Link { file, heading } in links(page, &read(root, page)?) {
             let is_page = pages.contains(&file);
-            let has_heading = |heading: &String| Ok::<_, Vec<String>>(headings(&read(root, &file)?).contains(heading));
+            let has_heading = |heading: &String| Ok::<_, String>(headings(&read(root, &file)?).contains(heading));
             if !root.join(&file).is_file() {
                 problems.push(format!("{page} links to {file}, which is no file"));
             } else if file.ends_with(".md") && !is_page {
@@ -85,7 +85,7 @@ struct Link {
 }
 
 /// The pages of the site.
-fn listed(root: &Path) -> Result<Vec<String>, Vec<String>> {
+fn listed(root: &Path) -> Result<Vec<String>, String> {
     Ok(links(SUMMARY, &read(root, SUMMARY)?).into_iter().map(|link| link.file).collect())
 }
 
@@ -146,14 +146,14 @@ fn prose(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-fn read(root: &Path, file: &str) -> Result<String, Vec<String>> {
-    fs::read_to_string(root.join(file)).map_err(|error| vec![format!("{file}: {error}")])
+fn read(root: &Path, file: &str) -> Result<String, String> {
+    fs::read_to_string(root.join(file)).map_err(|error| format!("{file}: {error}"))
 }
 
-fn put(path: &Path, bytes: &[u8]) -> Result<(), Vec<String>> {
+fn put(path: &Path, bytes: &[u8]) -> Result<(), String> {
     let folder = path.parent().unwrap_or(path);
     let written = fs::create_dir_all(folder).and_then(|()| fs::write(path, bytes));
-    written.map_err(|error| vec![format!("{}: {error}", path.display())])
+    written.map_err(|error| format!("{}: {error}", path.display()))
 }
 
 /// The anchor that a heading gets.

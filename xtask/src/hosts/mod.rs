@@ -1,12 +1,9 @@
 //! Hosts made of network namespaces: each with an address on a bridge of their own, one `sealane daemon`, and the tasks that
-//! it serves, every one a process. The main thread starts, harms and ends them; nothing of it outlives the chore, whose
-//! process number is in every name.
+//! it serves, every one a process. The main thread starts, harms and ends them; nothing of it outlives the chore.
 
-mod daemon;
-mod interrupts;
-mod keys;
 mod network;
 mod process;
+mod settings;
 
 use std::ffi::OsString;
 use std::fs;
@@ -14,13 +11,9 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use serde::{Deserialize, Serialize};
-
-pub(crate) use daemon::{CONNECT_TIMEOUT, HEARTBEAT, PEER_TIMEOUT, Patience};
-pub(crate) use interrupts::Interrupts;
-pub(crate) use keys::Shown;
 pub(crate) use network::{Cut, Network};
 pub(crate) use process::Process;
+pub(crate) use settings::{CONNECT_TIMEOUT, HEARTBEAT, Manner, PEER_TIMEOUT, Patience, Shown};
 
 use crate::build::{Build, build};
 use crate::traffic::{self, Order, Role};
@@ -35,71 +28,47 @@ const PORT: u16 = 7000;
 /// How long processes that were told to finish may take: the longest deadline of their calls, and some.
 const FINISH_WITHIN: Duration = Duration::from_secs(30);
 
-/// What stands where. Tasks are numbered over all hosts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Layout {
-    pub(crate) hosts: usize,
-    /// Tasks that each host's daemon serves.
-    pub(crate) attached_per_host: usize,
+/// Three hosts, so that there is somebody to notice what two do to each other.
+pub(crate) const HOSTS: usize = 3;
+
+/// Tasks that each host's daemon serves: two, so that some share a daemon.
+const ATTACHED_PER_HOST: usize = 2;
+
+/// All tasks, numbered over all hosts: those of the daemons, and one at last that has its engine in its own process, beside the
+/// first daemon.
+pub(crate) const TASKS: usize = HOSTS * ATTACHED_PER_HOST + 1;
+
+pub(crate) fn is_embedded(task: usize) -> bool {
+    task + 1 == TASKS
 }
 
-impl Layout {
-    /// All tasks: those of the daemons, and one at last that has its engine in its own process, beside the first daemon.
-    pub(crate) fn tasks(self) -> usize {
-        self.hosts * self.attached_per_host + 1
-    }
-
-    pub(crate) fn host_of(self, task: usize) -> usize {
-        if self.is_embedded(task) { 0 } else { task / self.attached_per_host }
-    }
-
-    pub(crate) fn is_embedded(self, task: usize) -> bool {
-        task + 1 == self.tasks()
-    }
-
-    fn endpoint_map(self) -> String {
-        let line = |task| format!("{}={}\n", traffic::name(task), self.address(task));
-        (0..self.tasks()).map(line).collect()
-    }
-
-    /// Where the engine of a task is reached.
-    fn address(self, task: usize) -> SocketAddr {
-        let port = PORT + u16::from(self.is_embedded(task));
-        (network::address(self.host_of(task)), port).into()
-    }
+pub(crate) fn host_of(task: usize) -> usize {
+    if is_embedded(task) { 0 } else { task / ATTACHED_PER_HOST }
 }
 
-/// How all hosts of a run behave.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Manner {
-    pub(crate) patience: Patience,
-    pub(crate) shown: Shown,
+/// Where the engine of a task is reached.
+fn address(task: usize) -> SocketAddr {
+    (network::address(host_of(task)), PORT + u16::from(is_embedded(task))).into()
 }
 
-impl Manner {
-    /// The settings of a daemon at that address, or of an engine, in a run whose files are in `folder`.
-    pub(crate) fn settings(self, folder: &Path, address: SocketAddr) -> Vec<(&'static str, String)> {
-        let mut settings = daemon::settings(self.patience);
-        settings.extend(keys::settings(self.shown, folder, address));
-        settings
-    }
+fn endpoint_map() -> String {
+    (0..TASKS).map(|task| format!("{}={}\n", traffic::name(task), address(task))).collect()
 }
 
-struct Task {
+/// A daemon or a task: its process, if it has one, and how many it has had.
+#[derive(Default)]
+struct Slot {
     process: Option<Process>,
-    /// Its processes so far: the present one's number is one less.
     lives: u32,
 }
 
 /// See the module. Dropped, it ends everything.
 pub(crate) struct Hosts {
-    layout: Layout,
     manner: Manner,
     program: PathBuf,
     folder: PathBuf,
-    daemons: Vec<Option<Process>>,
-    daemon_lives: Vec<u32>,
-    tasks: Vec<Task>,
+    daemons: Vec<Slot>,
+    tasks: Vec<Slot>,
     // Last: a namespace is free when nobody is in it.
     pub(crate) network: Network,
 }
@@ -109,64 +78,68 @@ impl Hosts {
     ///
     /// # Errors
     /// The program does not build, or this is not root on a kernel with network namespaces.
-    pub(crate) fn start(layout: Layout, manner: Manner, folder: &Path) -> Result<Hosts, String> {
+    pub(crate) fn start(manner: Manner, folder: &Path) -> Result<Hosts, String> {
         let program = build(&SEALANE)?;
         let failed = |error| format!("{}: {error}", folder.display());
         fs::create_dir_all(folder).map_err(failed)?;
-        fs::write(folder.join("endpoint_map"), layout.endpoint_map()).map_err(failed)?;
-        keys::make(&program, folder)?;
-        let network = Network::new(layout.hosts)?;
+        fs::write(folder.join("endpoint_map"), endpoint_map()).map_err(failed)?;
+        settings::make_keys(&program, folder)?;
+        let network = Network::new(HOSTS)?;
         let mut hosts = Hosts {
-            layout,
             manner,
             program,
             folder: folder.to_path_buf(),
-            daemons: (0..layout.hosts).map(|_| None).collect(),
-            daemon_lives: vec![0; layout.hosts],
-            tasks: (0..layout.tasks()).map(|_| Task { process: None, lives: 0 }).collect(),
+            daemons: (0..HOSTS).map(|_| Slot::default()).collect(),
+            tasks: (0..TASKS).map(|_| Slot::default()).collect(),
             network,
         };
-        (0..layout.hosts).try_for_each(|host| hosts.start_daemon(host))?;
-        (0..layout.tasks()).try_for_each(|task| hosts.start_task(task))?;
+        (0..HOSTS).try_for_each(|host| hosts.start_daemon(host))?;
+        (0..TASKS).try_for_each(|task| hosts.start_task(task))?;
         Ok(hosts)
     }
 
     /// Starts the daemon of a host that has none.
     pub(crate) fn start_daemon(&mut self, host: usize) -> Result<(), String> {
-        let tasks = (0..self.layout.tasks())
-            .filter(|&task| self.layout.host_of(task) == host && !self.layout.is_embedded(task))
-            .map(traffic::name);
-        let settings = self.manner.settings(&self.folder, (network::address(host), PORT).into());
-        let arguments = daemon::arguments(&self.map(), &self.socket(host), tasks, settings);
-        let log = self.folder.join(format!("daemon{host}.{}.log", self.daemon_lives[host]));
-        self.daemon_lives[host] += 1;
-        let namespace = self.network.namespace(host);
+        let mut arguments: Vec<OsString> = ["daemon", "--metrics", "off"].map(OsString::from).into();
+        let mut flag = |name: &str, value: OsString| arguments.extend([name.into(), value]);
+        flag("--endpoint-map", self.map().into());
+        flag("--socket", self.socket(host).into());
+        for task in 0..TASKS {
+            if host_of(task) == host && !is_embedded(task) {
+                flag("--task", traffic::name(task).into());
+            }
+        }
+        for (name, value) in self.manner.settings(&self.folder, (network::address(host), PORT).into()) {
+            flag("--set", format!("{name}={value}").into());
+        }
+        let slot = &mut self.daemons[host];
+        let log = self.folder.join(format!("daemon{host}.{}.log", slot.lives));
+        slot.lives += 1;
         // One that still drains holds the lock of its socket.
-        self.daemons[host] = None;
-        self.daemons[host] = Some(Process::start(&namespace, &self.program, &arguments, &log)?);
+        slot.process = None;
+        slot.process = Some(Process::start(&network::namespace(host), &self.program, &arguments, &log)?);
         Ok(())
     }
 
     /// Starts a process of a task that has none.
     pub(crate) fn start_task(&mut self, task: usize) -> Result<(), String> {
         let life = self.tasks[task].lives;
-        self.tasks[task].lives += 1;
-        let host = self.layout.host_of(task);
-        let is_embedded = self.layout.is_embedded(task);
+        let host = host_of(task);
+        let is_embedded = is_embedded(task);
         let role = Role {
             task,
-            tasks: self.layout.tasks(),
+            tasks: TASKS,
             life,
             manner: self.manner,
-            address: self.layout.address(task),
+            address: address(task),
             ledger: self.ledger(task, life),
             socket: (!is_embedded).then(|| self.socket(host)),
             map: is_embedded.then(|| self.map()),
         };
         let own = std::env::current_exe().map_err(|error| format!("this program has no path: {error}"))?;
         let log = self.folder.join(format!("task{task}.{life}.log"));
-        let namespace = self.network.namespace(host);
-        self.tasks[task].process = Some(Process::start(&namespace, &own, &role.arguments(), &log)?);
+        let process = Process::start(&network::namespace(host), &own, &role.arguments(), &log)?;
+        self.tasks[task] = Slot { process: Some(process), lives: life + 1 };
         Ok(())
     }
 
@@ -193,7 +166,7 @@ impl Hosts {
     }
 
     pub(crate) fn daemon(&mut self, host: usize) -> Option<&mut Process> {
-        self.daemons[host].as_mut()
+        self.daemons[host].process.as_mut()
     }
 
     pub(crate) fn task(&mut self, task: usize) -> Option<&mut Process> {
@@ -201,7 +174,7 @@ impl Hosts {
     }
 
     pub(crate) fn kill_daemon(&mut self, host: usize) {
-        self.daemons[host] = None;
+        self.daemons[host].process = None;
     }
 
     pub(crate) fn kill_task(&mut self, task: usize) {
@@ -210,10 +183,11 @@ impl Hosts {
 
     /// A process that ended although nobody had it ended.
     pub(crate) fn fallen(&mut self) -> Option<String> {
-        let daemons = self.daemons.iter_mut().enumerate().map(|(host, slot)| (format!("daemon{host}"), slot));
-        let tasks = self.tasks.iter_mut().enumerate().map(|(task, slot)| (format!("task{task}"), &mut slot.process));
-        daemons.chain(tasks).find_map(|(name, slot)| {
-            let ended = slot.as_mut()?.ended()?;
+        let name = |what: &'static str| move |(number, slot)| (format!("{what}{number}"), slot);
+        let daemons = self.daemons.iter_mut().enumerate().map(name("daemon"));
+        let tasks = self.tasks.iter_mut().enumerate().map(name("task"));
+        daemons.chain(tasks).find_map(|(name, slot): (String, &mut Slot)| {
+            let ended = slot.process.as_mut()?.ended()?;
             Some(format!("{name} ended by itself: {ended}; its log is {name}.*.log"))
         })
     }
@@ -240,21 +214,15 @@ impl Hosts {
     }
 }
 
-/// A flag with its value.
-fn flag(name: &str, value: impl Into<OsString>) -> [OsString; 2] {
-    [name.into(), value.into()]
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn every_task_has_a_host_and_a_line_in_the_map() {
-        let layout = Layout { hosts: 2, attached_per_host: 2 };
-        assert_eq!((0..layout.tasks()).map(|task| layout.host_of(task)).collect::<Vec<_>>(), [0, 0, 1, 1, 0]);
-        let map = layout.endpoint_map();
-        assert_eq!(map.lines().count(), 5);
+        assert_eq!((0..TASKS).map(host_of).collect::<Vec<_>>(), [0, 0, 1, 1, 2, 2, 0]);
+        let map = endpoint_map();
+        assert_eq!(map.lines().count(), 7);
         assert!(map.ends_with(":7001\n") && map.starts_with("task0:2222="), "{map}");
     }
 }

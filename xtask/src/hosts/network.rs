@@ -1,18 +1,20 @@
 //! The network between hosts: a namespace for each, whose one cable (a veth pair) ends at a bridge in a namespace of its
-//! own. No address of it can be seen from outside, and two runs do not meet. Bounded by one subnet: 200 hosts.
+//! own. Neither address nor name of it can be seen from outside: two runs do not meet, and nothing outlives the chore, however that
+//! ends. Bounded by one subnet: 200 hosts.
 
 use std::fs;
 use std::net::Ipv4Addr;
-use std::path::Path;
 use std::process::Command;
+
+use nix::sched::{CloneFlags, unshare};
 
 use crate::command::run;
 
 /// Where `ip netns` keeps its namespaces.
 const NAMESPACES: &str = "/run/netns";
 
-/// How the names of ours begin; the process of the chore follows.
-const PREFIX: &str = "sealane-";
+/// The namespace of the bridge.
+const SWITCH: &str = "switch";
 
 /// The end of a cable in its host.
 const WIRE: &str = "wire";
@@ -45,35 +47,33 @@ fn hardware(host: usize) -> String {
 
 /// See the module. Dropped, the namespaces go.
 pub(crate) struct Network {
-    process: u32,
     hosts: usize,
 }
 
 impl Network {
-    /// Makes the namespaces and joins them, and removes those of runs that were killed.
+    /// Makes the namespaces and joins them. For the main thread: what it starts from now on sees names of its own.
     ///
     /// # Errors
     /// `ip` is missing, this is not root, or the kernel has no namespaces, veth or bridges.
     pub(crate) fn new(hosts: usize) -> Result<Network, String> {
-        sweep();
-        let network = Network { process: std::process::id(), hosts };
-        network.lay().map_err(|error| format!("{error}\nnetwork namespaces need root, and `ip` of iproute2"))?;
+        let network = Network { hosts };
+        let laid = hide_names().and_then(|()| network.lay());
+        laid.map_err(|error| format!("{error}\nnetwork namespaces need root, and `ip` of iproute2"))?;
         Ok(network)
     }
 
     fn lay(&self) -> Result<(), String> {
-        let switch = self.switch();
-        ip(&format!("netns add {switch}"))?;
-        ip(&format!("-n {switch} link add bridge type bridge"))?;
-        ip(&format!("-n {switch} link set bridge up"))?;
-        ip(&format!("-n {switch} link add {NOWHERE} type veth peer name void"))?;
-        ip(&format!("-n {switch} link set {NOWHERE} master bridge up"))?;
+        ip(&format!("netns add {SWITCH}"))?;
+        ip(&format!("-n {SWITCH} link add bridge type bridge"))?;
+        ip(&format!("-n {SWITCH} link set bridge up"))?;
+        ip(&format!("-n {SWITCH} link add {NOWHERE} type veth peer name void"))?;
+        ip(&format!("-n {SWITCH} link set {NOWHERE} master bridge up"))?;
         for host in 0..self.hosts {
-            let (namespace, port, hardware) = (self.namespace(host), port(host), hardware(host));
+            let (namespace, port, hardware) = (namespace(host), port(host), hardware(host));
             ip(&format!("netns add {namespace}"))?;
-            let other_end = format!("type veth peer name {port} netns {switch}");
+            let other_end = format!("type veth peer name {port} netns {SWITCH}");
             ip(&format!("-n {namespace} link add {WIRE} address {hardware} {other_end}"))?;
-            ip(&format!("-n {switch} link set {port} master bridge up"))?;
+            ip(&format!("-n {SWITCH} link set {port} master bridge up"))?;
             ip(&format!("-n {namespace} addr add {}/24 dev {WIRE}", address(host)))?;
             ip(&format!("-n {namespace} link set lo up"))?;
             ip(&format!("-n {namespace} link set {WIRE} up"))?;
@@ -81,62 +81,49 @@ impl Network {
         Ok(())
     }
 
-    /// The namespace of a host.
-    pub(crate) fn namespace(&self, host: usize) -> String {
-        format!("{PREFIX}{}-host{host}", self.process)
-    }
-
-    fn switch(&self) -> String {
-        format!("{PREFIX}{}-switch", self.process)
-    }
-
-    /// Makes a host's cable fail.
-    pub(crate) fn cut(&self, host: usize, cut: Cut) -> Result<(), String> {
-        let (switch, namespace, port) = (self.switch(), self.namespace(host), port(host));
+    /// Makes a host's cable fail, or puts it right.
+    pub(crate) fn set(&self, host: usize, cut: Cut, fails: bool) -> Result<(), String> {
+        let (namespace, port, hardware) = (namespace(host), port(host), hardware(host));
+        let choose = |failed, healed| if fails { failed } else { healed };
         match cut {
-            Cut::Pulled => ip(&format!("-n {namespace} link set {WIRE} down")),
-            Cut::Silent => ip(&format!("-n {switch} link set {port} nomaster")),
-            // The bridge is told that the host is elsewhere.
-            Cut::OneWay => self.misplace("replace", host),
+            Cut::Pulled => ip(&format!("-n {namespace} link set {WIRE} {}", choose("down", "up"))),
+            Cut::Silent => ip(&format!("-n {SWITCH} link set {port} {}", choose("nomaster", "master bridge"))),
+            Cut::OneWay => {
+                // The bridge is told that the host is elsewhere. Sticky: it does not learn better from what the host sends.
+                let (change, place) = (choose("replace", "del"), format!("dev {NOWHERE} master static sticky"));
+                words("bridge", &format!("-n {SWITCH} fdb {change} {hardware} {place}"))
+            }
             Cut::Throttled(megabits) => {
-                let bucket = format!("root tbf rate {megabits}mbit burst 64kb latency 100ms");
-                words("tc", &format!("-n {namespace} qdisc add dev {WIRE} {bucket}"))?;
-                words("tc", &format!("-n {switch} qdisc add dev {port} {bucket}"))
+                let bucket = format!("tbf rate {megabits}mbit burst 64kb latency 100ms");
+                let (change, bucket) = (choose("add", "del"), choose(bucket.as_str(), ""));
+                words("tc", &format!("-n {namespace} qdisc {change} dev {WIRE} root {bucket}"))?;
+                words("tc", &format!("-n {SWITCH} qdisc {change} dev {port} root {bucket}"))
             }
         }
-    }
-
-    /// Puts a host's cable right.
-    pub(crate) fn heal(&self, host: usize, cut: Cut) -> Result<(), String> {
-        let (switch, namespace, port) = (self.switch(), self.namespace(host), port(host));
-        match cut {
-            Cut::Pulled => ip(&format!("-n {namespace} link set {WIRE} up")),
-            Cut::Silent => ip(&format!("-n {switch} link set {port} master bridge")),
-            Cut::OneWay => self.misplace("del", host),
-            Cut::Throttled(_) => {
-                words("tc", &format!("-n {namespace} qdisc del dev {WIRE} root"))?;
-                words("tc", &format!("-n {switch} qdisc del dev {port} root"))
-            }
-        }
-    }
-
-    /// Changes what the bridge believes of where a host is.
-    fn misplace(&self, change: &str, host: usize) -> Result<(), String> {
-        let (switch, hardware) = (self.switch(), hardware(host));
-        // Sticky: it does not learn better from what the host sends.
-        words("bridge", &format!("-n {switch} fdb {change} {hardware} dev {NOWHERE} master static sticky"))
     }
 }
 
 impl Drop for Network {
     fn drop(&mut self) {
-        let names = (0..self.hosts).map(|host| self.namespace(host)).chain([self.switch()]);
-        for name in names.filter(|name| Path::new(NAMESPACES).join(name).exists()) {
-            if let Err(error) = ip(&format!("netns del {name}")) {
-                eprintln!("{error}");
-            }
+        for name in (0..self.hosts).map(namespace).chain([SWITCH.to_owned()]) {
+            // What is still there goes with this process.
+            let _ = ip(&format!("netns del {name}"));
         }
     }
+}
+
+/// Lets the names of namespaces, which are mounts, be seen by this thread and what it starts alone: they go with those.
+fn hide_names() -> Result<(), String> {
+    let failed = |error: &dyn std::fmt::Display| format!("{NAMESPACES}: {error}");
+    fs::create_dir_all(NAMESPACES).map_err(|error| failed(&error))?;
+    unshare(CloneFlags::CLONE_NEWNS).map_err(|error| failed(&error))?;
+    words("mount", "--make-rprivate /")?;
+    words("mount", &format!("-t tmpfs namespaces {NAMESPACES}"))
+}
+
+/// The namespace of a host.
+pub(crate) fn namespace(host: usize) -> String {
+    format!("host{host}")
 }
 
 /// The bridge's end of a host's cable.
@@ -153,32 +140,28 @@ fn words(program: &str, arguments: &str) -> Result<(), String> {
     run(Command::new(program).args(arguments.split_whitespace()))
 }
 
-/// Removes the namespaces of runs that are gone. Their processes went with them.
-fn sweep() {
-    let Ok(entries) = fs::read_dir(NAMESPACES) else { return };
-    for name in entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()) {
-        if owner(&name).is_some_and(|owner| !Path::new("/proc").join(owner.to_string()).exists()) {
-            // Another run may be sweeping as well.
-            let _ = ip(&format!("netns del {name}"));
-        }
-    }
-}
-
-/// The process that a namespace is named after.
-fn owner(namespace: &str) -> Option<u32> {
-    namespace.strip_prefix(PREFIX)?.split_once('-')?.0.parse().ok()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::command::output;
 
+    /// As root; another user is told what is missing.
     #[test]
-    fn a_namespace_tells_whose_it_is() {
-        let network = Network { process: 4711, hosts: 0 };
-        assert_eq!(owner(&network.namespace(2)), Some(4711));
-        assert_eq!(owner(&network.switch()), Some(4711));
-        assert_eq!(owner("sealane-x-host0"), None);
-        assert_eq!(owner("cni-1"), None);
+    fn a_network_is_seen_by_nobody_else() {
+        let names = || fs::read_dir(NAMESPACES).map_or(0, |entries| entries.count());
+        let before = names();
+        let laid = std::thread::spawn(|| {
+            let network = Network::new(2)?;
+            let state = || output(Command::new("ip").args(["-n", "host1", "link", "show", WIRE]));
+            network.set(1, Cut::Pulled, true)?;
+            let pulled = state()?;
+            network.set(1, Cut::Pulled, false)?;
+            Ok::<_, String>((pulled, state()?))
+        });
+        match laid.join().unwrap() {
+            Ok((pulled, healed)) => assert!(!pulled.contains(",UP") && healed.contains(",UP"), "{pulled}{healed}"),
+            Err(error) => assert!(error.contains("network namespaces need root"), "{error}"),
+        }
+        assert_eq!(names(), before);
     }
 }

@@ -44,6 +44,18 @@ const fn step(name: &'static str, within_s: u64, judge: Judge, run: &'static str
     Step { name, within_s, judge, run }
 }
 
+/// Measures large tensors.
+macro_rules! bandwidth {
+    ($name:literal, $flags:literal) => {
+        step(
+            $name,
+            120,
+            bandwidth,
+            concat!("sealane bench bandwidth --link verbs --size 1MiB --rounds 3 --json - ", $flags),
+        )
+    };
+}
+
 /// Every step. Each runs in the same boot, and all that it leaves running is killed when it ends. Tests use the guest's device
 /// where `SEALANE_TEST_RDMA` is set; those are skipped that ask of a device in memory what a real one does not do. Should the test
 /// that takes the port down have failed, the steps after it need it nevertheless.
@@ -89,36 +101,11 @@ pub(crate) const STEPS: &[Step] = &[
         latency,
         "sealane bench latency --link verbs --size 64 --rounds 3 --baseline raw --json -",
     ),
-    step(
-        "bench_write",
-        120,
-        bandwidth,
-        "sealane bench bandwidth --link verbs --size 1MiB --rounds 3 --transfer write --baseline raw --json -",
-    ),
-    step(
-        "bench_read",
-        120,
-        bandwidth,
-        "sealane bench bandwidth --link verbs --size 1MiB --rounds 3 --transfer read --json -",
-    ),
-    step(
-        "bench_dynamic",
-        120,
-        bandwidth,
-        "sealane bench bandwidth --link verbs --size 1MiB --rounds 3 --registration dynamic --json -",
-    ),
-    step(
-        "bench_window_1",
-        120,
-        bandwidth,
-        "sealane bench bandwidth --link verbs --size 1MiB --rounds 3 --window 1 --json -",
-    ),
-    step(
-        "bench_window_40",
-        120,
-        bandwidth,
-        "sealane bench bandwidth --link verbs --size 1MiB --rounds 3 --window 40 --json -",
-    ),
+    bandwidth!("bench_write", "--transfer write --baseline raw"),
+    bandwidth!("bench_read", "--transfer read"),
+    bandwidth!("bench_dynamic", "--registration dynamic"),
+    bandwidth!("bench_window_1", "--window 1"),
+    bandwidth!("bench_window_40", "--window 40"),
     // The parameter-server experiment. Some 16 MB move in a step of all workers, at tens of MB/s.
     step(
         "bench_ps",

@@ -1,20 +1,12 @@
-//! What the watched processes hold, seen from outside: resident memory, descriptors, threads, mappings of shared memory; and
-//! what the engine in a task tells of itself. A thread of its own looks once a second.
+//! What the watched processes hold, seen from outside after each round: resident memory, descriptors, threads, mappings of shared
+//! memory; and what the engine in a task tells of itself.
 
 use std::fmt::Write;
 use std::fs;
-use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::{self, JoinHandle};
-use std::time::Duration;
 
 use super::Report;
 use crate::chaos::verdict::books::Books;
 use crate::traffic::ledger::Holdings;
-use crate::traffic::now_us;
-
-/// Between two looks.
-const INTERVAL: Duration = Duration::from_secs(1);
 
 /// Own memory that may be more: the allocator keeps what is free between blocks that are not, and tables of calls, peers and
 /// keys keep the size of their greatest peak, which comes sooner or later. A leak of 16 bytes a call would be as much after ten
@@ -24,10 +16,12 @@ const ANON_KIB: u64 = 6 * 1024;
 /// Descriptors that may be more: connections to a daemon that was just started are made as they are needed, up to two a shard.
 const DESCRIPTORS: u64 = 4;
 
+/// A figure's name, the figure, and how much more it may be in the end.
+type Figure<Of> = (&'static str, fn(&Of) -> u64, Option<u64>);
+
 /// What a process holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Sample {
-    at: u64,
     /// Memory of its own.
     anon_kib: u64,
     /// Memory that it shares with others, as far as it has touched it. It grows up to what arenas and areas were given.
@@ -38,78 +32,54 @@ struct Sample {
     mappings: u64,
 }
 
-/// One process's samples.
+/// One process's samples; `None` where it was not there.
 struct Track {
     name: String,
     process: u32,
-    samples: Vec<Sample>,
+    samples: Vec<Option<Sample>>,
 }
 
 /// See the module.
-pub(super) struct Samples {
-    tracks: Arc<Mutex<Vec<Track>>>,
-    stop: Sender<()>,
-    thread: Option<JoinHandle<()>>,
-}
+pub(super) struct Samples(Vec<Track>);
 
 impl Samples {
-    /// Watches these processes from now on.
-    pub(super) fn begin(processes: Vec<(String, u32)>) -> Samples {
+    /// Of these processes.
+    pub(super) fn of(processes: Vec<(String, u32)>) -> Samples {
         let track = |(name, process)| Track { name, process, samples: Vec::new() };
-        let tracks = Arc::new(Mutex::new(processes.into_iter().map(track).collect::<Vec<_>>()));
-        let (stop, stopped) = channel();
-        let shared = tracks.clone();
-        let thread = thread::spawn(move || {
-            loop {
-                for track in shared.lock().unwrap_or_else(PoisonError::into_inner).iter_mut() {
-                    track.samples.extend(look(track.process));
-                }
-                if stopped.recv_timeout(INTERVAL) != Err(RecvTimeoutError::Timeout) {
-                    return;
-                }
-            }
-        });
-        Samples { tracks, stop, thread: Some(thread) }
+        Samples(processes.into_iter().map(track).collect())
     }
 
-    /// The present memory of each, for a line of progress.
+    /// Looks at all of them.
+    pub(super) fn look(&mut self) {
+        self.0.iter_mut().for_each(|track| track.samples.push(look(track.process)));
+    }
+
+    /// The memory of each when last looked at, for a line of progress.
     pub(super) fn line(&self) -> String {
-        let tracks = self.tracks.lock().unwrap_or_else(PoisonError::into_inner);
-        let own = |track: &Track| track.samples.last().map_or(0, |sample| sample.anon_kib);
-        tracks.iter().map(|track| format!("{} {} KiB", track.name, own(track))).collect::<Vec<_>>().join(", ")
+        let own = |track: &Track| track.samples.last().copied().flatten().map_or(0, |sample| sample.anon_kib);
+        self.0.iter().map(|track| format!("{} {} KiB", track.name, own(track))).collect::<Vec<_>>().join(", ")
     }
 
-    /// Ends the watch.
-    pub(super) fn end(mut self) -> Samples {
-        let _ = self.stop.send(());
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-        self
-    }
-
-    /// Compares what was held at two times.
-    pub(super) fn report(&self, began: u64, ended: u64) -> Report {
+    /// Compares what was held at the first look and at the last.
+    pub(super) fn report(&self) -> Report {
         let mut report = Report { text: String::from("\nheld: at first, most, in the end\n"), violations: Vec::new() };
-        for track in self.tracks.lock().unwrap_or_else(PoisonError::into_inner).iter() {
-            let at = |time| track.samples.iter().rev().find(|sample| sample.at <= time).copied();
-            let (Some(first), Some(last)) = (at(began), at(ended)) else {
-                report.violations.push(format!("{} was not there all the time", track.name));
+        for Track { name, samples, .. } in &self.0 {
+            let there: Option<Vec<Sample>> = samples.iter().copied().collect();
+            let Some(there) = there.filter(|there| !there.is_empty()) else {
+                report.violations.push(format!("{name} was not there all the time"));
                 continue;
             };
-            let of = |figure: fn(&Sample) -> u64| {
-                let most = track.samples.iter().map(figure).max().unwrap_or(0);
-                [figure(&first), most, figure(&last)]
-            };
-            let rows = [
-                ("own memory, KiB", of(|sample| sample.anon_kib), Some(ANON_KIB)),
-                ("shared memory, KiB", of(|sample| sample.shared_kib), None),
-                ("descriptors", of(|sample| sample.descriptors), Some(DESCRIPTORS)),
-                ("threads", of(|sample| sample.threads), Some(0)),
-                ("shared mappings", of(|sample| sample.mappings), Some(0)),
+            let figures: [Figure<Sample>; 5] = [
+                ("own memory, KiB", |sample| sample.anon_kib, Some(ANON_KIB)),
+                ("shared memory, KiB", |sample| sample.shared_kib, None),
+                ("descriptors", |sample| sample.descriptors, Some(DESCRIPTORS)),
+                ("threads", |sample| sample.threads, Some(0)),
+                ("shared mappings", |sample| sample.mappings, Some(0)),
             ];
-            for (what, figures, more) in rows {
-                report.compare(&track.name, what, figures, more);
+            for (what, figure, more) in figures {
+                let most = there.iter().map(figure).max().unwrap_or(0);
+                let (first, last) = (figure(&there[0]), figure(&there[there.len() - 1]));
+                report.compare(name, what, [first, most, last], more);
             }
         }
         report
@@ -134,7 +104,6 @@ fn look(process: u32) -> Option<Sample> {
         line.split_whitespace().next()?.parse().ok()
     };
     Some(Sample {
-        at: now_us(),
         anon_kib: field("RssAnon")?,
         shared_kib: field("RssShmem")?,
         descriptors: fs::read_dir(format!("/proc/{process}/fd")).ok()?.count() as u64,
@@ -143,9 +112,6 @@ fn look(process: u32) -> Option<Sample> {
     })
 }
 
-/// A figure's name, the figure, and how much more it may be in the end.
-type Figure = (&'static str, fn(&Holdings) -> u64, u64);
-
 /// Compares what the engines that tell it held at two times.
 pub(super) fn held(books: &Books, began: u64, ended: u64) -> Report {
     let mut report = Report { text: String::new(), violations: Vec::new() };
@@ -153,17 +119,17 @@ pub(super) fn held(books: &Books, began: u64, ended: u64) -> Report {
         let at = |time| life.holdings.iter().rev().find(|(at, _)| *at <= time).map(|(_, holdings)| *holdings);
         let (first, last) = (at(began).unwrap_or_default(), at(ended).unwrap_or_default());
         let name = format!("task{}", life.task);
-        let rows: [Figure; 5] = [
-            ("slabs in use, B", |holds| holds.slab_bytes, 0),
-            ("deposits", |holds| holds.deposits, 0),
+        let rows: [Figure<Holdings>; 5] = [
+            ("slabs in use, B", |holds| holds.slab_bytes, Some(0)),
+            ("deposits", |holds| holds.deposits, Some(0)),
             // One of each peer stands all the time; which of them have asked again after the last trouble varies.
-            ("parked requests", |holds| holds.parked, life.task as u64),
-            ("published tensors", |holds| holds.published, 0),
-            ("links", |holds| holds.links, 4),
+            ("parked requests", |holds| holds.parked, Some(life.task as u64)),
+            ("published tensors", |holds| holds.published, Some(0)),
+            ("links", |holds| holds.links, Some(4)),
         ];
         for (what, figure, more) in rows {
             let most = life.holdings.iter().map(|(_, holdings)| figure(holdings)).max().unwrap_or(0);
-            report.compare(&name, what, [figure(&first), most, figure(&last)], Some(more));
+            report.compare(&name, what, [figure(&first), most, figure(&last)], more);
         }
     }
     report
@@ -180,23 +146,27 @@ mod tests {
         assert_eq!(look(u32::MAX), None);
     }
 
-    fn samples(anon_kib: &[u64]) -> Samples {
-        let sample = |(at, &anon_kib): (usize, &u64)| Sample { at: at as u64, anon_kib, ..Sample::default() };
-        let samples = anon_kib.iter().enumerate().map(sample).collect();
-        let track = Track { name: "daemon0".into(), process: 0, samples };
-        Samples { tracks: Arc::new(Mutex::new(vec![track])), stop: channel().0, thread: None }
+    fn report(anon_kib: &[Option<u64>]) -> Report {
+        let sample = |anon_kib| Sample { anon_kib, ..Sample::default() };
+        let samples = anon_kib.iter().map(|anon_kib| anon_kib.map(sample)).collect();
+        Samples(vec![Track { name: "daemon0".into(), process: 0, samples }]).report()
     }
 
     #[test]
     fn a_peak_is_no_leak() {
-        let report = samples(&[0, 1000, 900_000, 1000 + ANON_KIB]).report(1, 3);
+        let report = report(&[Some(1000), Some(900_000), Some(1000 + ANON_KIB)]);
         assert!(report.violations.is_empty(), "{:?}", report.violations);
         assert!(report.text.contains("1000    900000      7144"), "{}", report.text);
     }
 
     #[test]
     fn more_in_the_end_than_at_first_is_a_leak() {
-        assert_eq!(samples(&[0, 1000, 1001 + ANON_KIB]).report(1, 2).violations.len(), 1);
-        assert_eq!(samples(&[]).report(1, 2).violations.len(), 1);
+        assert_eq!(report(&[Some(1000), Some(1001 + ANON_KIB)]).violations.len(), 1);
+    }
+
+    #[test]
+    fn whoever_is_watched_is_there_all_the_time() {
+        assert!(report(&[]).violations[0].contains("was not there"));
+        assert!(report(&[Some(1000), None, Some(1000)]).violations[0].contains("was not there"));
     }
 }

@@ -83,6 +83,12 @@ pub(crate) enum Outcome {
     Wrong(String),
 }
 
+impl From<Result<(), Error>> for Outcome {
+    fn from(ended: Result<(), Error>) -> Outcome {
+        ended.map_or_else(|error| Outcome::failed(&error), |()| Outcome::Ok)
+    }
+}
+
 impl Outcome {
     pub(crate) fn failed(error: &Error) -> Outcome {
         Outcome::Failed { code: format!("{:?}", error.code()), reason: error.to_string() }
@@ -158,8 +164,8 @@ impl Ledger {
         call
     }
 
-    pub(super) fn end(&self, call: u64, outcome: Outcome) {
-        self.write(&Line::End { call, at: now_us(), outcome });
+    pub(super) fn end(&self, call: u64, outcome: impl Into<Outcome>) {
+        self.write(&Line::End { call, at: now_us(), outcome: outcome.into() });
     }
 
     pub(super) fn attached(&self) {

@@ -12,8 +12,7 @@ use futures_util::stream::FuturesUnordered;
 use sealane::{Buffer, RecvOptions, RecvOutcome, SendOptions, Sending};
 
 use super::ledger::{Line, Outcome, What, now_us};
-use super::parcel::{Parcel, TICK_US, mix, parcels};
-use super::tensors::{Kind, Label, read};
+use super::tensors::{Kind, Label, Parcel, TICK_US, mix, parcels, read};
 use super::{Actor, name};
 
 /// Calls in flight at once, each direction: a tick that finds more begins none.
@@ -56,7 +55,7 @@ fn send_one(actor: &Actor, to: usize, tick: u64, parcel: Parcel) -> impl Future<
             Ok(sending) => sending.await,
             Err(error) => Err(error),
         };
-        actor.ledger.end(call, outcome.map_or_else(|error| Outcome::failed(&error), |()| Outcome::Ok));
+        actor.ledger.end(call, outcome);
     }
 }
 
@@ -134,12 +133,12 @@ pub(super) fn burst(actor: &Actor, bytes: usize, count: usize) {
         let key = format!("burst {began} {number}");
         match label.tensor(&actor.task, bytes) {
             Ok(tensor) => sendings.push((call, actor.task.send_with(&name(to), NEVER, &key, tensor, options))),
-            Err(error) => actor.ledger.end(call, Outcome::failed(&error)),
+            Err(error) => actor.ledger.end(call, Err(error)),
         }
     }
     let (calls, sendings): (Vec<u64>, Vec<Sending>) = sendings.into_iter().unzip();
     for (call, outcome) in calls.into_iter().zip(Sending::wait_all(sendings)) {
-        actor.ledger.end(call, outcome.map_or_else(|error| Outcome::failed(&error), |()| Outcome::Ok));
+        actor.ledger.end(call, outcome);
     }
 }
 

@@ -3,32 +3,32 @@
 //! called and what it was told. Nobody agrees on anything: what two tasks exchange, and when, follows from their numbers and
 //! the clock, so that one which was killed or stopped meets the others again by itself.
 
-mod embedded;
 pub(crate) mod ledger;
 mod meet;
 mod orders;
-mod parcel;
 mod publish;
 mod push;
 mod tensors;
 
 use std::ffi::OsString;
 use std::net::SocketAddr;
-use std::path::PathBuf;
-use std::process::ExitCode;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use sealane::{Attach, Error, Task};
+use sealane::{Attach, EndpointMap, Engine, Error, Task};
+use sealane_cli::engine_settings::engine_settings;
+use sealane_cli::settings::Settings;
 use serde::{Deserialize, Serialize};
 
 pub(crate) use ledger::now_us;
 pub(crate) use orders::Order;
-pub(crate) use parcel::TIMEOUT_MAX;
+pub(crate) use tensors::TIMEOUT_MAX;
 
+use crate::Outcome;
 use crate::hosts::Manner;
-use ledger::Ledger;
+use ledger::{Holdings, Ledger, Line};
 use orders::Orders;
 
 /// The role's name on the command line.
@@ -42,6 +42,9 @@ pub(crate) const ATTACH_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How soon memory is free after the last call: peers release what they got in batches.
 const FREE_WITHIN: Duration = Duration::from_secs(5);
+
+/// Between two looks at what an engine in this process holds.
+const SAMPLE_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Between two attempts to attach.
 const ATTACH_AGAIN: Duration = Duration::from_millis(50);
@@ -89,20 +92,10 @@ impl Role {
         [ROLE.into(), serde_json::to_string(self).expect("a role is plain data").into()]
     }
 
-    pub(crate) fn run(&self) -> ExitCode {
-        match self.play() {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(error) => {
-                eprintln!("error: {error}");
-                ExitCode::FAILURE
-            }
-        }
-    }
-
-    fn play(&self) -> Result<(), String> {
+    pub(crate) fn run(&self) -> Outcome {
         let ledger = Ledger::create(&self.ledger).map_err(|error| format!("{}: {error}", self.ledger.display()))?;
         let orders = Orders::default();
-        let engine = self.map.as_deref().map(|map| embedded::start(map, self)).transpose()?;
+        let engine = self.map.as_deref().map(|map| self.start_engine(map)).transpose()?;
         let task = match (&engine, &self.socket) {
             (Some(engine), _) => engine.task(&name(self.task)).map(Task::from).map_err(|error| error.to_string())?,
             (None, Some(socket)) => self.attach(socket),
@@ -121,13 +114,23 @@ impl Role {
             }
             scope.spawn(|| push::accept(actor));
             if let Some(engine) = &engine {
-                scope.spawn(move || embedded::sample(actor, engine));
+                scope.spawn(move || sample(actor, engine));
             }
             actor.orders.obey(|bytes, count| {
                 scope.spawn(move || meet::burst(actor, bytes, count));
             });
         });
-        if engine.is_none() { actor.arena_is_free() } else { Ok(()) }
+        if engine.is_none() { actor.arena_is_free() } else { Ok(true) }
+    }
+
+    /// Starts an engine in this process: the task needs no daemon.
+    fn start_engine(&self, map: &Path) -> Result<Engine, String> {
+        let told = |error: &dyn std::fmt::Display| error.to_string();
+        let folder = map.parent().ok_or("the endpoint map is in no folder")?;
+        let map = EndpointMap::load(map).map_err(|error| told(&error))?;
+        let settings = Settings::of(self.manner.settings(folder, self.address)).map_err(|error| told(&error))?;
+        let settings = engine_settings(&settings, map, &[&name(self.task)]).map_err(|error| told(&error))?;
+        Engine::start(settings).map_err(|error| told(&error))
     }
 
     /// Attaches, sooner or later: the former process may not have been missed yet, or the daemon not be there.
@@ -145,6 +148,22 @@ impl Role {
     }
 }
 
+/// Notes what an engine in this process holds, until all is over.
+fn sample(actor: &Actor, engine: &Engine) {
+    while !actor.orders.is_over(now_us()) {
+        thread::sleep(SAMPLE_INTERVAL);
+        let Ok(shards) = engine.counters() else { continue };
+        let total = shards.iter().fold(Holdings::default(), |total, shard| Holdings {
+            slab_bytes: total.slab_bytes + shard.slab_send_bytes + shard.slab_receive_bytes,
+            deposits: total.deposits + shard.deposits,
+            parked: total.parked + shard.parked,
+            published: total.published + shard.published,
+            links: total.links + shard.links,
+        });
+        actor.ledger.write(&Line::Holds { at: now_us(), holdings: total });
+    }
+}
+
 /// What all threads of a task share.
 struct Actor {
     task: Task,
@@ -157,12 +176,12 @@ struct Actor {
 
 impl Actor {
     /// When all calls have ended, no tensor of this process is in anybody's hands.
-    fn arena_is_free(&self) -> Result<(), String> {
+    fn arena_is_free(&self) -> Outcome {
         let until = Instant::now() + FREE_WITHIN;
         loop {
             let free = publish::withdraw(self).and_then(|()| self.task.alloc(ARENA_BYTES as usize));
             match free {
-                Ok(_) => return Ok(()),
+                Ok(_) => return Ok(true),
                 Err(error) if Instant::now() > until => return Err(format!("all is over, and yet: {error}")),
                 Err(_) => thread::sleep(ATTACH_AGAIN),
             }

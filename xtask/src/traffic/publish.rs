@@ -38,7 +38,7 @@ pub(super) fn publish(actor: &Actor) {
         // A daemon that says nothing keeps it for a second; nothing else does.
         let call = actor.ledger.begin(What::Publish { version: version as i64 }, Duration::ZERO);
         let outcome = tensors(actor, version).and_then(|all| actor.task.publish_many(version as i64, all).wait());
-        actor.ledger.end(call, outcome.map_or_else(|error| Outcome::failed(&error), |()| Outcome::Ok));
+        actor.ledger.end(call, outcome);
         version = (version + 1).max(now_us() / VERSION_US);
     }
 }

@@ -7,8 +7,7 @@ use std::time::Duration;
 use sealane::{AcceptOptions, Accepted, SendOptions, Sending};
 
 use super::ledger::{Line, Outcome, What, now_us};
-use super::parcel::mix;
-use super::tensors::{HEAD_BYTES, Kind, Label, read};
+use super::tensors::{HEAD_BYTES, Kind, Label, mix, read};
 use super::{Actor, name, number};
 
 /// Every task accepts from one queue.
@@ -50,7 +49,7 @@ pub(super) fn push(actor: &Actor, to: usize) {
     let mut under_way: VecDeque<(u64, Sending)> = VecDeque::new();
     let end_first = |under_way: &mut VecDeque<(u64, Sending)>| {
         let Some((call, sending)) = under_way.pop_front() else { return };
-        actor.ledger.end(call, sending.wait().map_or_else(|error| Outcome::failed(&error), |()| Outcome::Ok));
+        actor.ledger.end(call, sending.wait());
     };
     let mut number = 0;
     while !actor.orders.is_over(now_us()) {
@@ -65,7 +64,7 @@ pub(super) fn push(actor: &Actor, to: usize) {
         let options = SendOptions { timeout: Some(PUSH_TIMEOUT) };
         match label.tensor(&actor.task, bytes) {
             Ok(tensor) => under_way.push_back((call, actor.task.push_with(&name(to), QUEUE, tensor, options))),
-            Err(error) => actor.ledger.end(call, Outcome::failed(&error)),
+            Err(error) => actor.ledger.end(call, Err(error)),
         }
         number += 1;
         if under_way.len() >= UNDER_WAY {

@@ -2,13 +2,13 @@
 //!
 //! - **Every call ends**, by its deadline and a bound, unless its process was killed; with an outcome, or an error of a kind
 //!   that what was done explains. (`times`)
-//! - **Sends and recvs** (`meetings`): a recv gets the bytes of the very send, and no send is received twice, whatever
+//! - **Sends and recvs** (`calls::meetings`): a recv gets the bytes of the very send, and no send is received twice, whatever
 //!   happens. A send that ended well was received, unless the receiving process or its daemon was killed or stood still
 //!   meanwhile: what lay in the ring of a process that is gone, or came for a call that was given up, is lost with it.
 //!   A send that failed was not received, unless something was done to one of the two: then nobody can know.
-//! - **Pulls** (`pulls`) bring whole versions that were published, at least the one that was asked for, and never an older one
+//! - **Pulls** (`calls::pulls`) bring whole versions that were published, at least the one that was asked for, and never an older one
 //!   than before.
-//! - **Pushes** (`pushes`) are accepted in their order, each once. One that ended well was accepted, unless the acceptor
+//! - **Pushes** (`calls::pushes`) are accepted in their order, each once. One that ended well was accepted, unless the acceptor
 //!   or its daemon was killed afterwards: its queue is theirs.
 //! - **Where nothing is done, nothing fails**: calls between tasks to whom nothing was done for a while all go well, so
 //!   everything has healed.
@@ -16,9 +16,7 @@
 //!   settings say, and a cable that is put right carries tensors again within a second.
 
 pub(crate) mod books;
-mod meetings;
-mod pulls;
-mod pushes;
+mod calls;
 mod times;
 
 use std::collections::BTreeMap;
@@ -28,6 +26,7 @@ use sealane::Code;
 use self::books::{Books, Call};
 use super::deeds::Deed;
 use super::history::{Done, History, micros};
+use crate::hosts::TASKS;
 use crate::traffic::TIMEOUT_MAX;
 use crate::traffic::ledger::{Outcome, What};
 
@@ -54,9 +53,9 @@ pub(crate) fn judge(books: &Books, history: &History) -> Verdict {
     let mut verdict = Verdict::default();
     times::judge(books, history, &mut verdict);
     kinds(books, history, &mut verdict);
-    meetings::judge(books, history, &mut verdict);
-    pulls::judge(books, history, &mut verdict);
-    pushes::judge(books, history, &mut verdict);
+    calls::meetings(books, history, &mut verdict);
+    calls::pulls(books, history, &mut verdict);
+    calls::pushes(books, history, &mut verdict);
     verdict
 }
 
@@ -81,7 +80,7 @@ fn kinds(books: &Books, history: &History, verdict: &mut Verdict) {
 /// is meant for one that is gone fills it, until its deadline.
 fn unprovoked(call: &Call, peers: &[usize], history: &History) -> Option<String> {
     let outcome = call.outcome().filter(|outcome| matches!(outcome, Outcome::Failed { .. }))?;
-    let everybody: Vec<usize> = (0..history.layout.tasks()).collect();
+    let everybody: Vec<usize> = (0..TASKS).collect();
     let (concerned, from) = match outcome.is_failed_with(Code::ResourceExhausted) {
         true => (&everybody[..], call.began.saturating_sub(micros(TIMEOUT_MAX))),
         false => (peers, call.began),

@@ -2,16 +2,15 @@
 
 use super::books::{Books, Life};
 use super::*;
-use crate::chaos::LAYOUT;
 use crate::chaos::deeds::Deed;
-use crate::hosts::{Cut, Patience};
+use crate::hosts::{Cut, Patience, TASKS};
 use crate::traffic::ledger::Line;
 
 const SECOND: u64 = 1_000_000;
 
 /// What was done, in seconds.
 fn history(deeds: &[(Deed, u64, u64)]) -> History {
-    let mut history = History::new(LAYOUT, Patience::Short, 0);
+    let mut history = History::new(Patience::Short, 0);
     for (index, &(deed, began, ended)) in deeds.iter().enumerate() {
         history.begin(index, deed, began * SECOND);
         history.end(index, ended * SECOND);
@@ -157,7 +156,7 @@ fn a_call_ends_late_or_never() {
     let late = until(28 * SECOND, 0, RECV, failed(Code::DeadlineExceeded));
     fails("after its deadline", &[(RECEIVER, 0, false, &late)], &[(Deed::StopDaemon(1), 19, 28)]);
     passes(&[(RECEIVER, 0, false, &late)], &[(Deed::StopTask(RECEIVER), 22, 27)]);
-    let embedded = LAYOUT.tasks() - 1;
+    let embedded = TASKS - 1;
     let lent = until(30 * SECOND, 0, SEND, failed(Code::DeadlineExceeded));
     let deaf = [(Deed::Cut(1, Cut::Throttled(1)), 19, 29)];
     for task in [embedded, 0] {

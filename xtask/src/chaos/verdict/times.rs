@@ -6,7 +6,7 @@ use super::Verdict;
 use super::books::{Books, Call, Life};
 use crate::chaos::deeds::{Deed, Victim};
 use crate::chaos::history::{Done, History, micros, overlap};
-use crate::hosts::{CONNECT_TIMEOUT, Cut, HEARTBEAT, PEER_TIMEOUT, Patience};
+use crate::hosts::{CONNECT_TIMEOUT, Cut, HEARTBEAT, HOSTS, PEER_TIMEOUT, Patience, TASKS, host_of};
 use crate::traffic::ATTACH_TIMEOUT;
 use crate::traffic::ledger::{Outcome, What};
 
@@ -55,14 +55,14 @@ fn deadline(call: &Call, life: &Life, history: &History, verdict: &mut Verdict) 
 /// How soon what passes between a host and the others shows that its cable is back.
 fn returned(host: usize, cut: &Done, books: &Books, history: &History, verdict: &mut Verdict) {
     let allowed = micros(RECONNECT + BUSY);
-    let on = |host| (0..history.layout.tasks()).filter(move |&task| history.layout.host_of(task) == host);
-    for other in (0..history.layout.hosts).filter(|&other| other != host) {
+    let on = |host| (0..TASKS).filter(move |&task| host_of(task) == host);
+    for other in (0..HOSTS).filter(|&other| other != host) {
         let both: Vec<usize> = on(host).chain(on(other)).collect();
         let others = history.felt(&both, cut.ended, cut.ended + allowed).filter(|done| done.began != cut.began);
         if others.count() > 0 {
             continue;
         }
-        let first = books.calls().filter_map(|call| passed(call, cut.ended, host, other, history)).min();
+        let first = books.calls().filter_map(|call| passed(call, cut.ended, host, other)).min();
         let took = first.map(|first| first - cut.ended);
         if took.is_none_or(|took| took > allowed) {
             let when = took.map_or("never".into(), |took| format!("{:.3} s later", took as f64 / 1e6));
@@ -75,14 +75,14 @@ fn returned(host: usize, cut: &Done, books: &Books, history: &History, verdict: 
 }
 
 /// When a call showed that tensors pass between two hosts, after that time.
-fn passed(call: &Call, after: u64, one: usize, two: usize, history: &History) -> Option<u64> {
+fn passed(call: &Call, after: u64, one: usize, two: usize) -> Option<u64> {
     let peer = match (&call.what, call.outcome()?) {
         (What::Recv { from, .. }, Outcome::Got { .. }) => *from,
         (What::Pull { from, .. }, Outcome::Pulled(_)) => *from,
         (What::Push { to, .. } | What::Send { to, .. }, Outcome::Ok) => *to,
         _ => return None,
     };
-    let hosts = (history.layout.host_of(call.task), history.layout.host_of(peer));
+    let hosts = (host_of(call.task), host_of(peer));
     let at = call.over();
     (at > after && (hosts == (one, two) || hosts == (two, one))).then_some(at)
 }
@@ -104,7 +104,7 @@ fn told(done: &Done, books: &Books, history: &History, verdict: &mut Verdict) {
     }
     let lost = |task: usize| match done.deed.victim() {
         Victim::Task(victim) => task == victim,
-        _ => history.reaches(done.deed, task),
+        _ => History::reaches(done.deed, task),
     };
     let waits = |call: &&Call| matches!(call.what, What::Stand { from } if lost(from) && !lost(call.task));
     for call in books.calls().filter(waits) {

@@ -2,11 +2,16 @@
 //! description of its arguments, `cargo xtask deb` has `deploy/debian/pack` pack them with the program, the libraries of C and
 //! what lies in `deploy/`.
 
-mod pages;
-
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::process::Command;
 
+use clap::CommandFactory;
+use clap_complete::{Shell, generate_to};
+use sealane_cli::cli::Cli;
+
+use crate::Outcome;
 use crate::build::{Build, build, build_library, workspace};
 use crate::command::output;
 
@@ -19,9 +24,10 @@ pub(crate) struct Pages {
 }
 
 impl Pages {
-    pub(crate) fn run(&self) -> ExitCode {
-        let written = write_pages(&self.out);
-        told(written.map(|()| format!("manual pages and completions are in {}\n", self.out.display())))
+    pub(crate) fn run(&self) -> Outcome {
+        write_pages(&self.out)?;
+        println!("manual pages and completions are in {}", self.out.display());
+        Ok(true)
     }
 }
 
@@ -42,9 +48,10 @@ pub(crate) struct Deb {
 }
 
 impl Deb {
-    pub(crate) fn run(&self) -> ExitCode {
-        let built = self.built.clone().map_or_else(|| self.build(), Ok);
-        told(built.and_then(|built| pack(&built, &self.out)))
+    pub(crate) fn run(&self) -> Outcome {
+        let built = self.built.clone().map_or_else(|| self.build(), Ok)?;
+        print!("{}", pack(&built, &self.out)?);
+        Ok(true)
     }
 
     /// Builds program and libraries; the folder where cargo has put all of them.
@@ -64,33 +71,40 @@ fn pack(built: &Path, out: &Path) -> Result<String, String> {
     output(pack.arg(built).arg(pages.path()).arg(env!("CARGO_PKG_VERSION")).arg(out))
 }
 
+/// Writes `man1/*.1` and a completion for each shell into `folder`, which is made. All are made from the program's own description of
+/// its arguments, so that they cannot drift.
 fn write_pages(folder: &Path) -> Result<(), String> {
-    pages::write(folder).map_err(|error| format!("{}: {error}", folder.display()))
+    write(folder).map_err(|error| format!("{}: {error}", folder.display()))
 }
 
-fn told(outcome: Result<String, String>) -> ExitCode {
-    match outcome {
-        Ok(done) => {
-            print!("{done}");
-            ExitCode::SUCCESS
-        }
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::FAILURE
-        }
+fn write(folder: &Path) -> io::Result<()> {
+    let manual = folder.join("man1");
+    fs::create_dir_all(&manual)?;
+    clap_mangen::generate_to(Cli::command(), &manual)?;
+    for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
+        generate_to(shell, &mut shown(&Cli::command()), "sealane", folder)?;
     }
+    Ok(())
+}
+
+/// A command without what is hidden, which the shells would offer too.
+fn shown(command: &clap::Command) -> clap::Command {
+    // The library wants names that live for ever, and this chore does not live long.
+    let for_ever = |text: &str| -> &'static str { text.to_owned().leak() };
+    let arguments = command.get_arguments().filter(|argument| !argument.is_hide_set()).cloned();
+    let below = command.get_subcommands().filter(|below| !below.is_hide_set()).map(shown);
+    let made = clap::Command::new(for_ever(command.get_name())).args(arguments).subcommands(below);
+    made.about(command.get_about().cloned().unwrap_or_default()).version(command.get_version().map(for_ever))
 }
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
-
     use super::*;
     use crate::command::run;
 
     #[test]
     fn the_changelog_is_of_this_version() {
-        let changelog = include_str!("../../../deploy/debian/changelog");
+        let changelog = include_str!("../../deploy/debian/changelog");
         let begin = format!("sealane ({}) ", env!("CARGO_PKG_VERSION"));
         assert!(changelog.starts_with(&begin), "{changelog}");
     }
@@ -141,5 +155,29 @@ mod tests {
         let filled = fs::read_to_string(found.trim()).unwrap();
         assert!(filled.starts_with("prefix=/usr\nlibdir=/usr/lib/") && !filled.contains('@'), "{filled}");
         assert!(filled.contains(&format!("Version: {version}\n")), "{filled}");
+    }
+
+    #[test]
+    fn every_command_has_a_page_and_hidden_ones_have_none() {
+        let folder = tempfile::tempdir().unwrap();
+        write(folder.path()).unwrap();
+        for name in ["sealane", "sealane-daemon", "sealane-map-lint", "sealane-bench-latency"] {
+            let page = fs::read_to_string(folder.path().join("man1").join(format!("{name}.1"))).unwrap();
+            assert!(page.contains(".SH NAME") && page.contains("sealane"), "{page}");
+        }
+        for hidden in ["sealane-bench-peer", "sealane-demo-task", "sealane-help"] {
+            assert!(!folder.path().join("man1").join(format!("{hidden}.1")).exists(), "{hidden}");
+        }
+    }
+
+    #[test]
+    fn completions_know_the_commands_that_are_shown() {
+        let folder = tempfile::tempdir().unwrap();
+        write(folder.path()).unwrap();
+        for file in ["sealane.bash", "_sealane", "sealane.fish"] {
+            let text = fs::read_to_string(folder.path().join(file)).unwrap();
+            assert!(text.contains("daemon") && text.contains("endpoint-map"), "{file}");
+            assert!(!text.contains("demo-task") && !text.contains("listener-on-stdin"), "{file}");
+        }
     }
 }

@@ -6,13 +6,12 @@ mod places;
 use std::path::PathBuf;
 use std::sync::Mutex;
 use std::thread;
-use std::time::Duration;
 
 use clap::Args;
 use sealane_tests::fuzz::{TARGETS, Target, target};
 
 use crate::Outcome;
-use hunt::{Hunt, Until};
+use hunt::Hunt;
 use places::Places;
 
 #[derive(Args)]
@@ -68,14 +67,14 @@ impl Fuzz {
 
     /// Runs the targets, `jobs` at a time, and prints what came of each; how much was found.
     fn hunt(&self, places: &Places, targets: &[&'static Target]) -> Result<usize, String> {
-        let until = self.seconds.map_or(Until::Runs(self.runs), |seconds| Until::After(Duration::from_secs(seconds)));
+        let (runs, seconds) = (self.runs, self.seconds);
         let next = Mutex::new(targets.iter());
         let work = || -> Result<usize, String> {
             let mut count = 0;
             loop {
                 // The guard must not live while the target runs.
                 let Some(target) = next.lock().expect("nobody panics with it").next() else { return Ok(count) };
-                let (status, found) = Hunt { places, target, until }.run()?;
+                let (status, found) = Hunt { places, target, runs, seconds }.run()?;
                 println!("{:15} {status}", target.name);
                 found.iter().for_each(|input| println!("{:15} found: {}", target.name, input.display()));
                 count += found.len();

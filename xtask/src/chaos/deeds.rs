@@ -64,14 +64,14 @@ impl Deed {
 
     pub(crate) fn begin(self, hosts: &mut Hosts) -> Result<(), String> {
         match self {
-            Deed::KillDaemon(host) => hosts.kill_daemon(host),
-            Deed::KillTask(task) => hosts.kill_task(task),
-            Deed::Leave(task) => order(hosts, task, Order::Finish { at_us: 0 }),
+            Deed::KillDaemon(host) => hosts.daemons[host].process = None,
+            Deed::KillTask(task) => hosts.tasks[task].process = None,
+            Deed::Leave(task) => hosts.tasks[task].order(Order::Finish { at_us: 0 }),
             Deed::DrainDaemon(_) => self.signal(hosts, Signal::SIGTERM),
             Deed::StopDaemon(_) | Deed::StopTask(_) => self.signal(hosts, Signal::SIGSTOP),
             Deed::Cut(host, cut) => hosts.network.set(host, cut, true)?,
-            Deed::Burst { task, bytes, count } => order(hosts, task, Order::Burst { bytes, count }),
-            Deed::Deafen { task, millis } => order(hosts, task, Order::Deaf { millis }),
+            Deed::Burst { task, bytes, count } => hosts.tasks[task].order(Order::Burst { bytes, count }),
+            Deed::Deafen { task, millis } => hosts.tasks[task].order(Order::Deaf { millis }),
         }
         Ok(())
     }
@@ -91,19 +91,13 @@ impl Deed {
 
     fn signal(self, hosts: &mut Hosts, signal: Signal) {
         let process = match self.victim() {
-            Victim::Daemon(host) => hosts.daemon(host),
-            Victim::Task(task) => hosts.task(task),
-            Victim::Cable(_) => None,
+            Victim::Daemon(host) => &hosts.daemons[host].process,
+            Victim::Task(task) => &hosts.tasks[task].process,
+            Victim::Cable(_) => &None,
         };
         if let Some(process) = process {
             process.signal(signal);
         }
-    }
-}
-
-fn order(hosts: &mut Hosts, task: usize, order: Order) {
-    if let Some(process) = hosts.task(task) {
-        process.order(order);
     }
 }
 

@@ -14,7 +14,7 @@ use clap::Args;
 use tempfile::TempDir;
 
 use crate::Outcome;
-use crate::hosts::{HOSTS, Hosts, Manner, Patience, Shown, TASKS};
+use crate::hosts::{HOSTS, Hosts, Manner, Patience, Shown, TASKS, ledger};
 use crate::traffic::{Order, now_us};
 use history::{History, SETTLE, micros};
 use schedule::Planned;
@@ -100,7 +100,7 @@ pub(crate) fn in_folder(name: &str, keep: bool, run: impl FnOnce(&TempDir) -> Ou
 /// It cannot be done.
 pub(crate) fn carry_out(plan: &[Planned], span: Duration, hosts: &mut Hosts) -> Result<History, String> {
     let (start, start_us) = (Instant::now(), now_us());
-    let mut history = History::new(hosts.patience(), start_us);
+    let mut history = History::new(hosts.manner.patience, start_us);
     let begins = plan.iter().enumerate().map(|(index, planned)| (planned.at, index, true));
     let ends = plan.iter().enumerate().map(|(index, planned)| (planned.at + planned.lasts, index, false));
     let mut moments: Vec<_> = begins.chain(ends).collect();
@@ -132,8 +132,8 @@ pub(crate) fn conclude(mut hosts: Hosts, history: &History) -> Result<(Books, Ve
     let at_us = now_us() + micros(FINISH_NOTICE);
     let fallen = hosts.fallen();
     let finished = hosts.finish(Order::Finish { at_us });
-    let lives: Vec<u32> = (0..TASKS).map(|task| hosts.lives(task)).collect();
-    let books = Books::read(&lives, |task, life| hosts.ledger(task, life))?;
+    let lives: Vec<u32> = hosts.tasks.iter().map(|task| task.lives).collect();
+    let books = Books::read(&lives, |task, life| ledger(&hosts.folder, task, life))?;
     drop(hosts);
     let mut verdict = judge(&books, history);
     verdict.violations.extend(fallen.into_iter().chain(finished.err()));

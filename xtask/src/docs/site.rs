@@ -32,7 +32,7 @@ pub(super) fn build(root: &Path) -> Result<PathBuf, String> {
     let pages = listed(root)?;
     let mut files: BTreeSet<String> = pages.iter().cloned().collect();
     for page in &pages {
-        files.extend(links(page, &read(root, page)?).into_iter().map(|link| link.file));
+        files.extend(links(page, &read(root, page)?).into_iter().map(|(file, _)| file));
     }
     for file in &files {
         put(&stage.join(file), &fs::read(root.join(file)).map_err(|error| format!("{file}: {error}"))?)?;
@@ -59,7 +59,7 @@ pub(super) fn problems(root: &Path) -> Result<Vec<String>, String> {
     let is_forgotten = |name: &String| name.ends_with(".md") && name != SUMMARY && !pages.contains(name);
     problems.extend(names.filter(is_forgotten).map(|name| format!("{SUMMARY} does not list {name}")));
     for page in &pages {
-        for Link { file, heading } in links(page, &read(root, page)?) {
+        for (file, heading) in links(page, &read(root, page)?) {
             let is_page = pages.contains(&file);
             let has_heading = |heading: &String| Ok::<_, String>(headings(&read(root, &file)?).contains(heading));
             if !root.join(&file).is_file() {
@@ -78,21 +78,17 @@ pub(super) fn problems(root: &Path) -> Result<Vec<String>, String> {
 }
 
 /// Where a relative link leads: a file, from the repository's root, and a heading in it.
-#[derive(Debug, PartialEq)]
-struct Link {
-    file: String,
-    heading: Option<String>,
-}
+type Link = (String, Option<String>);
 
 /// The pages of the site.
 fn listed(root: &Path) -> Result<Vec<String>, String> {
-    Ok(links(SUMMARY, &read(root, SUMMARY)?).into_iter().map(|link| link.file).collect())
+    Ok(links(SUMMARY, &read(root, SUMMARY)?).into_iter().map(|(file, _)| file).collect())
 }
 
 /// The index with its links as they are from the repository's root.
 fn summary_at_the_root(summary: &str) -> String {
     let line = |line: &str| match (line.rsplit_once('('), links(SUMMARY, line).pop()) {
-        (Some((before, _)), Some(link)) => format!("{before}({})\n", link.file),
+        (Some((before, _)), Some((file, _))) => format!("{before}({file})\n"),
         _ => format!("{line}\n"),
     };
     summary.lines().map(line).collect()
@@ -112,7 +108,7 @@ fn links(page: &str, text: &str) -> Vec<Link> {
                 None => (target, None),
             };
             let file = if file.is_empty() { page.to_owned() } else { beside(page, file) };
-            links.push(Link { file, heading });
+            links.push((file, heading));
         }
     }
     links
@@ -171,11 +167,10 @@ mod tests {
     fn links_are_found_where_they_lead() {
         let text =
             "[a](b.md) and [c](../d.rs), [web](https://x.org/) [here](#top)\n```\n[no](code.md)\n```\n[e](../x/y.md#z)";
-        let found: Vec<_> = links("docs/page.md", text).into_iter().map(|link| (link.file, link.heading)).collect();
         let heading = |text: &str| Some(text.to_owned());
         let expected =
             [("docs/b.md", None), ("d.rs", None), ("docs/page.md", heading("top")), ("x/y.md", heading("z"))];
-        assert_eq!(found, expected.map(|(file, heading)| (file.to_owned(), heading)));
+        assert_eq!(links("docs/page.md", text), expected.map(|(file, heading)| (file.to_owned(), heading)));
     }
 
     #[test]

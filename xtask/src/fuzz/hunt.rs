@@ -30,19 +30,12 @@ const SLOW_PREFIX: &str = "slow-unit-";
 const INPUTS_MAX: usize = 150;
 const BYTES_MAX: usize = 64 * 1024;
 
-/// When a target has run for long enough.
-#[derive(Clone, Copy)]
-pub(super) enum Until {
-    /// So many inputs were tried.
-    Runs(u64),
-    /// So much time has passed.
-    After(Duration),
-}
-
 pub(super) struct Hunt<'a> {
     pub(super) places: &'a Places,
     pub(super) target: &'static Target,
-    pub(super) until: Until,
+    /// Inputs to try, unless there is a number of seconds instead.
+    pub(super) runs: u64,
+    pub(super) seconds: Option<u64>,
 }
 
 impl Hunt<'_> {
@@ -51,10 +44,10 @@ impl Hunt<'_> {
     pub(super) fn run(&self) -> Result<(String, Vec<PathBuf>), String> {
         let (start, mut runs) = (Instant::now(), 0);
         loop {
-            let left = match self.until {
-                Until::Runs(all) => format!("-runs={}", all.saturating_sub(runs)),
-                Until::After(time) => {
-                    format!("-max_total_time={}", time.saturating_sub(start.elapsed()).as_secs().max(1))
+            let left = match self.seconds {
+                None => format!("-runs={}", self.runs.saturating_sub(runs)),
+                Some(seconds) => {
+                    format!("-max_total_time={}", seconds.saturating_sub(start.elapsed().as_secs()).max(1))
                 }
             };
             let mut status = String::new();

@@ -47,7 +47,7 @@ pub(crate) fn host_of(task: usize) -> usize {
 }
 
 /// Where the engine of a task is reached.
-fn address(task: usize) -> SocketAddr {
+pub(crate) fn address(task: usize) -> SocketAddr {
     (network::address(host_of(task)), PORT + u16::from(is_embedded(task))).into()
 }
 
@@ -57,18 +57,42 @@ fn endpoint_map() -> String {
 
 /// A daemon or a task: its process, if it has one, and how many it has had.
 #[derive(Default)]
-struct Slot {
-    process: Option<Process>,
-    lives: u32,
+pub(crate) struct Slot {
+    pub(crate) process: Option<Process>,
+    pub(crate) lives: u32,
+}
+
+impl Slot {
+    /// Gives its process an order, if it has one.
+    pub(crate) fn order(&mut self, order: Order) {
+        if let Some(process) = &mut self.process {
+            process.order(order);
+        }
+    }
+}
+
+/// Where a process of a task writes what it does, in the folder of its run.
+pub(crate) fn ledger(folder: &Path, task: usize, life: u32) -> PathBuf {
+    folder.join(format!("task{task}.{life}.ledger"))
+}
+
+/// Where the daemon of a host is reached.
+pub(crate) fn socket(folder: &Path, host: usize) -> PathBuf {
+    folder.join(format!("host{host}.sock"))
+}
+
+/// The map of all tasks.
+pub(crate) fn map(folder: &Path) -> PathBuf {
+    folder.join("endpoint_map")
 }
 
 /// See the module. Dropped, it ends everything.
 pub(crate) struct Hosts {
-    manner: Manner,
+    pub(crate) manner: Manner,
+    pub(crate) folder: PathBuf,
     program: PathBuf,
-    folder: PathBuf,
-    daemons: Vec<Slot>,
-    tasks: Vec<Slot>,
+    pub(crate) daemons: Vec<Slot>,
+    pub(crate) tasks: Vec<Slot>,
     // Last: a namespace is free when nobody is in it.
     pub(crate) network: Network,
 }
@@ -82,7 +106,7 @@ impl Hosts {
         let program = build(&SEALANE)?;
         let failed = |error| format!("{}: {error}", folder.display());
         fs::create_dir_all(folder).map_err(failed)?;
-        fs::write(folder.join("endpoint_map"), endpoint_map()).map_err(failed)?;
+        fs::write(map(folder), endpoint_map()).map_err(failed)?;
         settings::make_keys(&program, folder)?;
         let network = Network::new(HOSTS)?;
         let mut hosts = Hosts {
@@ -102,8 +126,8 @@ impl Hosts {
     pub(crate) fn start_daemon(&mut self, host: usize) -> Result<(), String> {
         let mut arguments: Vec<OsString> = ["daemon", "--metrics", "off"].map(OsString::from).into();
         let mut flag = |name: &str, value: OsString| arguments.extend([name.into(), value]);
-        flag("--endpoint-map", self.map().into());
-        flag("--socket", self.socket(host).into());
+        flag("--endpoint-map", map(&self.folder).into());
+        flag("--socket", socket(&self.folder, host).into());
         for task in 0..TASKS {
             if host_of(task) == host && !is_embedded(task) {
                 flag("--task", traffic::name(task).into());
@@ -124,61 +148,12 @@ impl Hosts {
     /// Starts a process of a task that has none.
     pub(crate) fn start_task(&mut self, task: usize) -> Result<(), String> {
         let life = self.tasks[task].lives;
-        let host = host_of(task);
-        let is_embedded = is_embedded(task);
-        let role = Role {
-            task,
-            tasks: TASKS,
-            life,
-            manner: self.manner,
-            address: address(task),
-            ledger: self.ledger(task, life),
-            socket: (!is_embedded).then(|| self.socket(host)),
-            map: is_embedded.then(|| self.map()),
-        };
+        let role = Role { task, life, manner: self.manner, folder: self.folder.clone() };
         let own = std::env::current_exe().map_err(|error| format!("this program has no path: {error}"))?;
         let log = self.folder.join(format!("task{task}.{life}.log"));
-        let process = Process::start(&network::namespace(host), &own, &role.arguments(), &log)?;
+        let process = Process::start(&network::namespace(host_of(task)), &own, &role.arguments(), &log)?;
         self.tasks[task] = Slot { process: Some(process), lives: life + 1 };
         Ok(())
-    }
-
-    fn socket(&self, host: usize) -> PathBuf {
-        self.folder.join(format!("host{host}.sock"))
-    }
-
-    fn map(&self) -> PathBuf {
-        self.folder.join("endpoint_map")
-    }
-
-    /// Where a process of a task writes what it does.
-    pub(crate) fn ledger(&self, task: usize, life: u32) -> PathBuf {
-        self.folder.join(format!("task{task}.{life}.ledger"))
-    }
-
-    pub(crate) fn patience(&self) -> Patience {
-        self.manner.patience
-    }
-
-    /// How many processes a task has had.
-    pub(crate) fn lives(&self, task: usize) -> u32 {
-        self.tasks[task].lives
-    }
-
-    pub(crate) fn daemon(&mut self, host: usize) -> Option<&mut Process> {
-        self.daemons[host].process.as_mut()
-    }
-
-    pub(crate) fn task(&mut self, task: usize) -> Option<&mut Process> {
-        self.tasks[task].process.as_mut()
-    }
-
-    pub(crate) fn kill_daemon(&mut self, host: usize) {
-        self.daemons[host].process = None;
-    }
-
-    pub(crate) fn kill_task(&mut self, task: usize) {
-        self.tasks[task].process = None;
     }
 
     /// A process that ended although nobody had it ended.
@@ -197,9 +172,7 @@ impl Hosts {
     /// # Errors
     /// One does not end, or fails.
     pub(crate) fn finish(&mut self, order: Order) -> Result<(), String> {
-        for task in self.tasks.iter_mut().filter_map(|task| task.process.as_mut()) {
-            task.order(order);
-        }
+        self.tasks.iter_mut().for_each(|task| task.order(order));
         let until = Instant::now() + FINISH_WITHIN;
         for (number, task) in self.tasks.iter_mut().enumerate() {
             let Some(mut process) = task.process.take() else { continue };

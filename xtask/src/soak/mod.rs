@@ -15,7 +15,7 @@ use crate::Outcome;
 use crate::chaos::deeds::Deed;
 use crate::chaos::schedule::Planned;
 use crate::chaos::{carry_out, conclude, in_folder, show};
-use crate::hosts::{Cut, Hosts, Manner, Patience, Shown, TASKS};
+use crate::hosts::{Cut, Hosts, Manner, Patience, Shown};
 use crate::traffic::{Order, now_us};
 use samples::Samples;
 use wakes::Prober;
@@ -63,7 +63,7 @@ impl Soak {
         let mut hosts = Hosts::start(manner, folder.path())?;
         let prober = Prober::start()?;
         thread::sleep(WARM_UP);
-        let mut samples = Samples::of(watched(&mut hosts));
+        let mut samples = Samples::of(watched(&hosts));
         // The first round fills what is filled once: receive areas, connections, pools of the allocator.
         let rounds = (self.seconds / ROUND.as_secs()).max(2);
         let mut history = carry_out(&round(0), ROUND, &mut hosts)?;
@@ -94,25 +94,17 @@ struct Report {
 }
 
 /// The names and numbers of the processes that are watched.
-fn watched(hosts: &mut Hosts) -> Vec<(String, u32)> {
-    let mut all = Vec::new();
-    for host in WATCHED_DAEMONS {
-        all.extend(hosts.daemon(host).map(|daemon| (format!("daemon{host}"), daemon.id())));
-    }
-    for task in WATCHED_TASKS {
-        all.extend(hosts.task(task).map(|process| (format!("task{task}"), process.id())));
-    }
-    all
+fn watched(hosts: &Hosts) -> Vec<(String, u32)> {
+    let daemons = WATCHED_DAEMONS.map(|host| (format!("daemon{host}"), &hosts.daemons[host]));
+    let tasks = WATCHED_TASKS.map(|task| (format!("task{task}"), &hosts.tasks[task]));
+    daemons.into_iter().chain(tasks).filter_map(|(name, slot)| Some((name, slot.process.as_ref()?.id()))).collect()
 }
 
 /// Lets everything come to an end, and tells when it had.
 fn rest(hosts: &mut Hosts) -> u64 {
     println!("all rest for {} s", REST.as_secs());
-    for task in 0..TASKS {
-        if let Some(process) = hosts.task(task) {
-            process.order(Order::Rest { millis: REST.as_millis() as u64 });
-        }
-    }
+    let order = Order::Rest { millis: REST.as_millis() as u64 };
+    hosts.tasks.iter_mut().for_each(|task| task.order(order));
     // Not to the very end: what comes next must not have begun.
     thread::sleep(REST - Duration::from_secs(1));
     now_us()

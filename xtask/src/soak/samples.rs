@@ -69,29 +69,33 @@ impl Samples {
                 report.violations.push(format!("{name} was not there all the time"));
                 continue;
             };
-            let figures: [Figure<Sample>; 5] = [
-                ("own memory, KiB", |sample| sample.anon_kib, Some(ANON_KIB)),
-                ("shared memory, KiB", |sample| sample.shared_kib, None),
-                ("descriptors", |sample| sample.descriptors, Some(DESCRIPTORS)),
-                ("threads", |sample| sample.threads, Some(0)),
-                ("shared mappings", |sample| sample.mappings, Some(0)),
-            ];
-            for (what, figure, more) in figures {
-                let most = there.iter().map(figure).max().unwrap_or(0);
-                let (first, last) = (figure(&there[0]), figure(&there[there.len() - 1]));
-                report.compare(name, what, [first, most, last], more);
-            }
+            let (first, last) = (there[0], there[there.len() - 1]);
+            report.compare(
+                name,
+                [first, last],
+                &there,
+                &[
+                    ("own memory, KiB", |sample| sample.anon_kib, Some(ANON_KIB)),
+                    ("shared memory, KiB", |sample| sample.shared_kib, None),
+                    ("descriptors", |sample| sample.descriptors, Some(DESCRIPTORS)),
+                    ("threads", |sample| sample.threads, Some(0)),
+                    ("shared mappings", |sample| sample.mappings, Some(0)),
+                ],
+            );
         }
         report
     }
 }
 
 impl Report {
-    /// Adds a figure of somebody's: the first, the most and the last, which may be so much more than the first.
-    fn compare(&mut self, name: &str, what: &str, [first, most, last]: [u64; 3], more: Option<u64>) {
-        let _ = writeln!(self.text, "  {name:8}  {what:20}  {first:8}  {most:8}  {last:8}");
-        if more.is_some_and(|more| last > first + more) {
-            self.violations.push(format!("{name} holds more than it did, {what}: {first}, then {last}"));
+    /// Adds somebody's figures: the first, the most of all and the last, which may be so much more than the first.
+    fn compare<Of>(&mut self, name: &str, [first, last]: [Of; 2], all: &[Of], figures: &[Figure<Of>]) {
+        for (what, figure, more) in figures {
+            let (most, first, last) = (all.iter().map(figure).max().unwrap_or(0), figure(&first), figure(&last));
+            let _ = writeln!(self.text, "  {name:8}  {what:20}  {first:8}  {most:8}  {last:8}");
+            if more.is_some_and(|more| last > first + more) {
+                self.violations.push(format!("{name} holds more than it did, {what}: {first}, then {last}"));
+            }
         }
     }
 }
@@ -118,19 +122,20 @@ pub(super) fn held(books: &Books, began: u64, ended: u64) -> Report {
     for life in books.lives.iter().filter(|life| !life.holdings.is_empty()) {
         let at = |time| life.holdings.iter().rev().find(|(at, _)| *at <= time).map(|(_, holdings)| *holdings);
         let (first, last) = (at(began).unwrap_or_default(), at(ended).unwrap_or_default());
-        let name = format!("task{}", life.task);
-        let rows: [Figure<Holdings>; 5] = [
-            ("slabs in use, B", |holds| holds.slab_bytes, Some(0)),
-            ("deposits", |holds| holds.deposits, Some(0)),
-            // One of each peer stands all the time; which of them have asked again after the last trouble varies.
-            ("parked requests", |holds| holds.parked, Some(life.task as u64)),
-            ("published tensors", |holds| holds.published, Some(0)),
-            ("links", |holds| holds.links, Some(4)),
-        ];
-        for (what, figure, more) in rows {
-            let most = life.holdings.iter().map(|(_, holdings)| figure(holdings)).max().unwrap_or(0);
-            report.compare(&name, what, [figure(&first), most, figure(&last)], more);
-        }
+        let all: Vec<Holdings> = life.holdings.iter().map(|(_, holdings)| *holdings).collect();
+        report.compare(
+            &format!("task{}", life.task),
+            [first, last],
+            &all,
+            &[
+                ("slabs in use, B", |holds| holds.slab_bytes, Some(0)),
+                ("deposits", |holds| holds.deposits, Some(0)),
+                // One of each peer stands all the time; which of them have asked again after the last trouble varies.
+                ("parked requests", |holds| holds.parked, Some(life.task as u64)),
+                ("published tensors", |holds| holds.published, Some(0)),
+                ("links", |holds| holds.links, Some(4)),
+            ],
+        );
     }
     report
 }

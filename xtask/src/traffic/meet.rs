@@ -14,6 +14,7 @@ use sealane::{Buffer, RecvOptions, RecvOutcome, SendOptions, Sending};
 use super::ledger::{Line, Outcome, What, now_us};
 use super::tensors::{Kind, Label, Parcel, TICK_US, mix, parcels, read};
 use super::{Actor, name};
+use crate::hosts::TASKS;
 
 /// Calls in flight at once, each direction: a tick that finds more begins none.
 const UNDER_WAY_MAX: usize = 400;
@@ -62,7 +63,7 @@ fn send_one(actor: &Actor, to: usize, tick: u64, parcel: Parcel) -> impl Future<
 /// Asks for each tick's tensors, and has a recv stand with every peer.
 pub(super) fn receive(actor: &Actor) {
     let mut standing = FuturesUnordered::new();
-    let mut stood = vec![None; actor.tasks];
+    let mut stood = vec![None; TASKS];
     let mut calls = FuturesUnordered::new();
     each_tick(actor, &mut calls, |calls, tick| {
         for peer in actor.peers() {
@@ -123,7 +124,7 @@ fn received(outcome: RecvOutcome, label: Label, bytes: usize) -> Outcome {
 
 /// Sends many tensors that nobody asks for, all at once.
 pub(super) fn burst(actor: &Actor, bytes: usize, count: usize) {
-    let to = (actor.me + 1) % actor.tasks;
+    let to = (actor.me + 1) % TASKS;
     let began = now_us();
     let mut sendings: Vec<(u64, Sending)> = Vec::new();
     for number in 0..count {

@@ -11,8 +11,7 @@ mod push;
 mod tensors;
 
 use std::ffi::OsString;
-use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -27,7 +26,7 @@ pub(crate) use orders::Order;
 pub(crate) use tensors::TIMEOUT_MAX;
 
 use crate::Outcome;
-use crate::hosts::Manner;
+use crate::hosts::{self, Manner, TASKS, host_of, is_embedded};
 use ledger::{Holdings, Ledger, Line};
 use orders::Orders;
 
@@ -63,18 +62,11 @@ fn number(name: &str) -> Option<usize> {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Role {
     pub(crate) task: usize,
-    /// How many tasks there are.
-    pub(crate) tasks: usize,
     /// How many processes this task has had before.
     pub(crate) life: u32,
     pub(crate) manner: Manner,
-    /// Where its engine is reached.
-    pub(crate) address: SocketAddr,
-    pub(crate) ledger: PathBuf,
-    /// Attach there.
-    pub(crate) socket: Option<PathBuf>,
-    /// Or have an engine in this process.
-    pub(crate) map: Option<PathBuf>,
+    /// Where the files of the run are.
+    pub(crate) folder: PathBuf,
 }
 
 /// How the chore hands it over.
@@ -93,17 +85,17 @@ impl Role {
     }
 
     pub(crate) fn run(&self) -> Outcome {
-        let ledger = Ledger::create(&self.ledger).map_err(|error| format!("{}: {error}", self.ledger.display()))?;
+        let ledger = hosts::ledger(&self.folder, self.task, self.life);
+        let ledger = Ledger::create(&ledger).map_err(|error| format!("{}: {error}", ledger.display()))?;
         let orders = Orders::default();
-        let engine = self.map.as_deref().map(|map| self.start_engine(map)).transpose()?;
-        let task = match (&engine, &self.socket) {
-            (Some(engine), _) => engine.task(&name(self.task)).map(Task::from).map_err(|error| error.to_string())?,
-            (None, Some(socket)) => self.attach(socket),
-            (None, None) => return Err("neither a socket nor a map".into()),
+        let engine = if is_embedded(self.task) { Some(self.start_engine()?) } else { None };
+        let task = match &engine {
+            Some(engine) => engine.task(&name(self.task)).map(Task::from).map_err(|error| error.to_string())?,
+            None => self.attach(),
         };
         ledger.attached();
-        let actor = &Actor { task, me: self.task, tasks: self.tasks, life: self.life, ledger, orders };
-        let publishers = [1, 3].map(|distance| (self.task + distance) % self.tasks);
+        let actor = &Actor { task, me: self.task, life: self.life, ledger, orders };
+        let publishers = [1, 3].map(|distance| (self.task + distance) % TASKS);
         thread::scope(|scope| {
             scope.spawn(|| meet::send(actor));
             scope.spawn(|| meet::receive(actor));
@@ -124,19 +116,20 @@ impl Role {
     }
 
     /// Starts an engine in this process: the task needs no daemon.
-    fn start_engine(&self, map: &Path) -> Result<Engine, String> {
+    fn start_engine(&self) -> Result<Engine, String> {
         let told = |error: &dyn std::fmt::Display| error.to_string();
-        let folder = map.parent().ok_or("the endpoint map is in no folder")?;
-        let map = EndpointMap::load(map).map_err(|error| told(&error))?;
-        let settings = Settings::of(self.manner.settings(folder, self.address)).map_err(|error| told(&error))?;
+        let map = EndpointMap::load(hosts::map(&self.folder)).map_err(|error| told(&error))?;
+        let settings = Settings::of(self.manner.settings(&self.folder, hosts::address(self.task)))
+            .map_err(|error| told(&error))?;
         let settings = engine_settings(&settings, map, &[&name(self.task)]).map_err(|error| told(&error))?;
         Engine::start(settings).map_err(|error| told(&error))
     }
 
     /// Attaches, sooner or later: the former process may not have been missed yet, or the daemon not be there.
-    fn attach(&self, socket: &PathBuf) -> Task {
+    fn attach(&self) -> Task {
+        let socket = hosts::socket(&self.folder, host_of(self.task));
         let attach = || -> Result<Task, Error> {
-            Attach::new(&name(self.task)).socket(socket).arena_bytes(ARENA_BYTES).timeout(ATTACH_TIMEOUT).attach()
+            Attach::new(&name(self.task)).socket(&socket).arena_bytes(ARENA_BYTES).timeout(ATTACH_TIMEOUT).attach()
         };
         loop {
             match attach() {
@@ -168,7 +161,6 @@ fn sample(actor: &Actor, engine: &Engine) {
 struct Actor {
     task: Task,
     me: usize,
-    tasks: usize,
     life: u32,
     ledger: Ledger,
     orders: Orders,
@@ -189,7 +181,7 @@ impl Actor {
     }
 
     fn peers(&self) -> impl Iterator<Item = usize> {
-        (0..self.tasks).filter(|&peer| peer != self.me)
+        (0..TASKS).filter(|&peer| peer != self.me)
     }
 }
 

@@ -30,23 +30,12 @@ use crate::hosts::TASKS;
 use crate::traffic::TIMEOUT_MAX;
 use crate::traffic::ledger::{Outcome, What};
 
-/// How long each of some things took, in microseconds.
-pub(crate) type Durations = Vec<u64>;
-
 /// What a run came to.
 #[derive(Default)]
 pub(crate) struct Verdict {
     pub(crate) violations: Vec<String>,
-    /// From a cable's return to the first tensor over it.
-    pub(crate) reconnected: Durations,
-    /// From the end of a daemon to what its peers' waiters were told.
-    pub(crate) closed_told: Durations,
-    /// The same of a client that was killed.
-    pub(crate) client_told: Durations,
-    /// From a silence's beginning.
-    pub(crate) silent_told: Durations,
-    /// After the deadline, of the calls that ended then.
-    pub(crate) late: Durations,
+    /// How long what was measured took, in microseconds.
+    pub(crate) times: BTreeMap<&'static str, Vec<u64>>,
 }
 
 pub(crate) fn judge(books: &Books, history: &History) -> Verdict {

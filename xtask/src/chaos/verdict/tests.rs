@@ -1,6 +1,7 @@
 //! Each promise, broken by a ledger that was written for it.
 
 use super::books::{Books, Life};
+use super::times::{CLOSED_TOLD, RECONNECTED, SILENT_TOLD};
 use super::*;
 use crate::chaos::deeds::Deed;
 use crate::hosts::{Cut, Patience, TASKS};
@@ -233,7 +234,7 @@ fn a_cable_that_is_back_carries_tensors() {
         judge(&books(&ledgers), &history(&[cut]))
     };
     let good = ledgers(15_700_000, 15_100_000);
-    assert_eq!((good.violations, good.reconnected), (vec![], vec![700_000, 100_000]));
+    assert_eq!((good.violations, &good.times[RECONNECTED]), (vec![], &vec![700_000, 100_000]));
     let bad = ledgers(15_700_000, 18_000_000);
     assert!(
         bad.violations.len() == 1 && bad.violations[0].contains("host1 and host2 met again"),
@@ -251,10 +252,10 @@ fn whoever_waits_is_told_of_a_loss() {
     let killed = [(Deed::KillDaemon(1), 10, 12)];
     let soon = stood(10_050_000, Code::Unavailable);
     let verdict = judge(&books(&[(0, 0, false, &soon)]), &history(&killed));
-    assert_eq!((verdict.violations, verdict.closed_told), (vec![], vec![50_000]));
+    assert_eq!((verdict.violations, &verdict.times[CLOSED_TOLD]), (vec![], &vec![50_000]));
     fails("heard", &[(0, 0, false, &stood(12_000_000, Code::Unavailable))], &killed);
     fails("heard", &[(0, 0, false, &stood(10_050_000, Code::DeadlineExceeded))], &killed);
     let silent = [(Deed::Cut(1, Cut::Silent), 10, 16)];
     let told = judge(&books(&[(0, 0, false, &stood(13_100_000, Code::Unavailable))]), &history(&silent));
-    assert_eq!(told.silent_told, vec![3_100_000]);
+    assert_eq!(told.times[SILENT_TOLD], [3_100_000]);
 }

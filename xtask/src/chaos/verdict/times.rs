@@ -20,6 +20,13 @@ const BUSY: Duration = Duration::from_millis(1500);
 /// How soon a cable that was put right carries tensors again.
 const RECONNECT: Duration = Duration::from_secs(1);
 
+/// What is measured.
+pub(super) const RECONNECTED: &str = "a cable is back until the first tensor";
+pub(super) const CLOSED_TOLD: &str = "a daemon is killed until its peers' waiters are told";
+const CLIENT_TOLD: &str = "a client is killed until those are told";
+pub(super) const SILENT_TOLD: &str = "a peer is silent until those are told";
+const LATE: &str = "calls that ended after their deadline: how much";
+
 pub(super) fn judge(books: &Books, history: &History, verdict: &mut Verdict) {
     for life in &books.lives {
         life.calls.iter().for_each(|call| deadline(call, life, history, verdict));
@@ -45,7 +52,7 @@ fn deadline(call: &Call, life: &Life, history: &History, verdict: &mut Verdict) 
     let late = at.saturating_sub(call.until).saturating_sub(excused);
     // A publication has no deadline, and an accept that ends at its own has just found nothing.
     if late > 0 && !matches!(call.what, What::Publish { .. } | What::Accept) {
-        verdict.late.push(late);
+        verdict.times.entry(LATE).or_default().push(late);
     }
     if late > micros(GRACE + ATTACH_TIMEOUT + BUSY) {
         verdict.violations.push(format!("ended {:.3} s after its deadline {call}", late as f64 / 1e6));
@@ -70,7 +77,7 @@ fn returned(host: usize, cut: &Done, books: &Books, history: &History, verdict: 
             let what = format!("the cable was back at {back:.3} s, host{host} and host{other} met again {when}");
             verdict.violations.push(what);
         }
-        verdict.reconnected.extend(took);
+        verdict.times.entry(RECONNECTED).or_default().extend(took);
     }
 }
 
@@ -90,10 +97,10 @@ fn passed(call: &Call, after: u64, one: usize, two: usize) -> Option<u64> {
 /// How soon those who waited for a peer heard of its loss.
 fn told(done: &Done, books: &Books, history: &History, verdict: &mut Verdict) {
     let (bound, measured) = match done.deed {
-        Deed::KillDaemon(_) => (HEARTBEAT, &mut verdict.closed_told),
-        Deed::KillTask(_) => (HEARTBEAT, &mut verdict.client_told),
+        Deed::KillDaemon(_) => (HEARTBEAT, CLOSED_TOLD),
+        Deed::KillTask(_) => (HEARTBEAT, CLIENT_TOLD),
         Deed::Cut(_, Cut::Silent | Cut::OneWay) | Deed::StopDaemon(_) if history.patience == Patience::Short => {
-            (PEER_TIMEOUT + HEARTBEAT + CONNECT_TIMEOUT, &mut verdict.silent_told)
+            (PEER_TIMEOUT + HEARTBEAT + CONNECT_TIMEOUT, SILENT_TOLD)
         }
         _ => return,
     };
@@ -123,6 +130,6 @@ fn told(done: &Done, books: &Books, history: &History, verdict: &mut Verdict) {
                 .violations
                 .push(format!("heard {seconds:.3} s after '{what}', at most {allowed} us are allowed {call}"));
         }
-        measured.push(took);
+        verdict.times.entry(measured).or_default().push(took);
     }
 }

@@ -17,7 +17,7 @@ pub(crate) fn workspace() -> PathBuf {
 #[derive(PartialEq)]
 pub(crate) struct Build {
     pub(crate) package: &'static str,
-    /// As cargo calls it: `bin`, `example`, `test`, or `lib` for the library's unit tests.
+    /// As cargo calls it: `bin`, `example` or `test`.
     pub(crate) kind: &'static str,
     pub(crate) target: &'static str,
     /// Optimised as users get it: takes minutes to build, so only what is measured.
@@ -33,12 +33,10 @@ pub(crate) struct Build {
 pub(crate) fn build(build: &Build) -> Result<PathBuf, String> {
     let Build { package, kind, target, release, verbs } = build;
     let mut cargo = cargo();
-    let is_test = matches!(*kind, "lib" | "test");
-    cargo.args(if is_test { &["test", "--no-run"][..] } else { &["build"] });
+    cargo.args(if *kind == "test" { &["test", "--no-run"][..] } else { &["build"] });
     cargo.args(["--package", package]).args(release.then_some("--release"));
     cargo.args(verbs.then_some(["--features", "verbs"]).into_iter().flatten());
-    // A package has but one library, which is not chosen by name.
-    cargo.arg(format!("--{kind}")).args((*kind != "lib").then_some(target));
+    cargo.arg(format!("--{kind}")).arg(target);
     cargo.arg("--message-format=json-render-diagnostics").current_dir(workspace());
     let messages = messages(&mut cargo).map_err(|error| format!("{target} of {package} does not build: {error}"))?;
     executable(&messages, build).ok_or_else(|| format!("cargo built no {kind} {target} of {package}"))

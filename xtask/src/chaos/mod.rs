@@ -87,9 +87,11 @@ impl Chaos {
 pub(crate) fn in_folder(name: &str, keep: bool, run: impl FnOnce(&TempDir) -> Outcome) -> Outcome {
     let folder = tempfile::Builder::new().prefix(&format!("sealane-{name}-")).tempdir();
     let folder = folder.map_err(|error| format!("no folder can be made for logs: {error}"))?;
+    println!("logs and ledgers: {}", folder.path().display());
     let passed = run(&folder);
     if keep || passed != Ok(true) {
-        println!("logs and ledgers: {}", folder.keep().display());
+        // Dropped, it would be removed.
+        let _ = folder.keep();
     }
     passed
 }

@@ -30,7 +30,7 @@ const NAMES: [&str; 2] = ["asks:1", "answers:1"];
 /// See the module.
 pub(super) struct Prober {
     stopped: Arc<AtomicBool>,
-    thread: JoinHandle<Result<Vec<Probe>, String>>,
+    thread: JoinHandle<Report>,
 }
 
 /// One request.
@@ -50,18 +50,16 @@ impl Prober {
         let engines = engines()?;
         let stopped = Arc::new(AtomicBool::new(false));
         let told = stopped.clone();
-        let thread = thread::spawn(move || probe_until(&engines, &told));
+        let failed = |error| Report { text: String::new(), violations: vec![format!("a probe failed: {error}")] };
+        let thread = thread::spawn(move || probe_until(&engines, &told).map_or_else(failed, report));
         Ok(Prober { stopped, thread })
     }
 
     /// Ends it and tells what came of it.
     pub(super) fn stop(self) -> Report {
         self.stopped.store(true, Ordering::Relaxed);
-        match self.thread.join() {
-            Ok(Ok(probes)) => report(probes),
-            Ok(Err(error)) => Report { text: String::new(), violations: vec![format!("a probe failed: {error}")] },
-            Err(_) => Report { text: String::new(), violations: vec!["the prober panicked".into()] },
-        }
+        let panicked = |_| Report { text: String::new(), violations: vec!["the prober panicked".into()] };
+        self.thread.join().unwrap_or_else(panicked)
     }
 }
 

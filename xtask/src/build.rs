@@ -34,7 +34,9 @@ pub(crate) fn build(build: &Build) -> Result<PathBuf, String> {
     let Build { package, kind, target, release, verbs } = build;
     let mut cargo = cargo();
     cargo.args(if *kind == "test" { &["test", "--no-run"][..] } else { &["build"] });
-    cargo.args(["--package", package]).args(release.then_some("--release"));
+    // With the features of the whole workspace where it can be, which a build of that has made already.
+    let selection = if *release || *verbs { &["--package", package][..] } else { &["--workspace"] };
+    cargo.args(selection).args(release.then_some("--release"));
     cargo.args(verbs.then_some(["--features", "verbs"]).into_iter().flatten());
     cargo.arg(format!("--{kind}")).arg(target);
     cargo.arg("--message-format=json-render-diagnostics").current_dir(workspace());

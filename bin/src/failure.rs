@@ -2,11 +2,10 @@
 
 use std::fmt;
 use std::io::Write;
+use std::path::Path;
 use std::process::ExitCode;
 
 use sealane_transport::endpoint_map::EndpointMapError;
-
-use crate::settings::SettingsError;
 
 /// Why a command did not do its work: one sentence that says what was wrong, where, and what to do.
 #[derive(Debug)]
@@ -31,6 +30,11 @@ impl Failure {
         Failure { code: INPUT, message: message.to_string() }
     }
 
+    /// Something is wrong with a file, or with what it says: exit code 2.
+    pub fn file(path: &Path, problem: impl fmt::Display) -> Failure {
+        Failure::input(format!("{}: {problem}", path.display()))
+    }
+
     /// Writes the sentence to standard error and gives the exit code.
     pub fn report(&self) -> ExitCode {
         // With standard error gone, the exit code is all that can still be said.
@@ -46,12 +50,6 @@ impl fmt::Display for Failure {
 }
 
 impl std::error::Error for Failure {}
-
-impl From<SettingsError> for Failure {
-    fn from(error: SettingsError) -> Failure {
-        Failure::input(error)
-    }
-}
 
 impl From<EndpointMapError> for Failure {
     fn from(error: EndpointMapError) -> Failure {

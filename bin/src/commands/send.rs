@@ -6,7 +6,7 @@ use sealane::{Code, Error, SendOptions, Sending, Task};
 
 use super::transfer::{Ends, Side};
 use crate::arena_size::arena_bytes;
-use crate::files::{self, FileError, NamedTensor};
+use crate::files::{self, NamedTensor};
 use crate::{Context, Failure};
 
 /// Send the tensors of an .npy or .safetensors file to a task
@@ -58,11 +58,5 @@ fn failure(error: &Error, ends: &Ends) -> Failure {
              or wait longer with --timeout-s"
         )),
         _ => Failure::work(error),
-    }
-}
-
-impl From<FileError> for Failure {
-    fn from(error: FileError) -> Failure {
-        Failure::input(error)
     }
 }

@@ -2,14 +2,15 @@
 //! claims is checked before it is used.
 
 mod npy;
-mod npy_header;
 mod safetensors;
 
 use std::fs::File;
 use std::io::{self, BufWriter, Read, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use sealane_fusion::{DType, Tensor};
+
+use crate::Failure;
 
 /// Largest file that is read: it has to fit into memory, and a larger one is hardly a file of tensors.
 const FILE_BYTES_MAX: u64 = 1 << 40;
@@ -29,64 +30,6 @@ pub enum Format {
     Safetensors,
 }
 
-/// Why a tensor file cannot be read or written, in one sentence.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum FileError {
-    /// The extension is of no format that is known.
-    #[error("{}: the name ends in neither .npy nor .safetensors; give it the extension of its format", .path.display())]
-    Format {
-        /// The file.
-        path: PathBuf,
-    },
-    /// The file cannot be read.
-    #[error("{}: cannot be read ({error}); name a readable file", .path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// What the system says.
-        error: io::Error,
-    },
-    /// The file does not fit into memory.
-    #[error("{}: {bytes} bytes do not fit into memory (at most {FILE_BYTES_MAX} are read); split the file", .path.display())]
-    TooLarge {
-        /// The file.
-        path: PathBuf,
-        /// Its size.
-        bytes: u64,
-    },
-    /// The file cannot be written.
-    #[error("{}: cannot be written ({error}); name a file in a directory that exists and has free space", .path.display())]
-    Write {
-        /// The file.
-        path: PathBuf,
-        /// What the system says.
-        error: io::Error,
-    },
-    /// What the file holds is not what its format says, or cannot be sent.
-    #[error("{}: {problem}", .path.display())]
-    Contents {
-        /// The file.
-        path: PathBuf,
-        /// Where, what, and what to do.
-        problem: String,
-    },
-    /// The format cannot hold the tensor.
-    #[error("{}: {format} cannot hold {key}, which is {what}; {remedy}", .path.display())]
-    Unfit {
-        /// The file.
-        path: PathBuf,
-        /// The format's name.
-        format: &'static str,
-        /// The tensor.
-        key: String,
-        /// What it is.
-        what: String,
-        /// What to do.
-        remedy: &'static str,
-    },
-}
-
 /// A tensor and its key.
 pub type NamedTensor = (String, Tensor);
 
@@ -95,11 +38,14 @@ impl Format {
     ///
     /// # Errors
     /// Its extension is of no format that is known.
-    pub fn of(path: &Path) -> Result<Format, FileError> {
+    pub fn of(path: &Path) -> Result<Format, Failure> {
         match path.extension().and_then(|extension| extension.to_str()) {
             Some("npy") => Ok(Format::Npy),
             Some("safetensors") => Ok(Format::Safetensors),
-            _ => Err(FileError::Format { path: path.to_owned() }),
+            _ => {
+                let problem = "the name ends in neither .npy nor .safetensors; give it the extension of its format";
+                Err(Failure::file(path, problem))
+            }
         }
     }
 }
@@ -109,7 +55,7 @@ impl Format {
 ///
 /// # Errors
 /// The file cannot be read, is not of its format, or holds what cannot be sent.
-pub fn read(path: &Path, key: Option<&str>) -> Result<Vec<NamedTensor>, FileError> {
+pub fn read(path: &Path, key: Option<&str>) -> Result<Vec<NamedTensor>, Failure> {
     Format::of(path)?;
     decode(path, read_bytes(path)?, key)
 }
@@ -118,7 +64,7 @@ pub fn read(path: &Path, key: Option<&str>) -> Result<Vec<NamedTensor>, FileErro
 ///
 /// # Errors
 /// As [`read`], but for those of reading.
-pub fn decode(path: &Path, bytes: Vec<u8>, key: Option<&str>) -> Result<Vec<NamedTensor>, FileError> {
+pub fn decode(path: &Path, bytes: Vec<u8>, key: Option<&str>) -> Result<Vec<NamedTensor>, Failure> {
     let tensors = match Format::of(path)? {
         Format::Npy => {
             let stem = || path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned());
@@ -127,7 +73,7 @@ pub fn decode(path: &Path, bytes: Vec<u8>, key: Option<&str>) -> Result<Vec<Name
         }
         Format::Safetensors => safetensors::decode(bytes, key),
     };
-    tensors.map_err(|problem| FileError::Contents { path: path.to_owned(), problem })
+    tensors.map_err(|problem| Failure::file(path, problem))
 }
 
 /// Writes tensors to a file that is there as a whole or not at all. An `.npy` file takes the first and has no place
@@ -138,9 +84,12 @@ pub fn decode(path: &Path, bytes: Vec<u8>, key: Option<&str>) -> Result<Vec<Name
 ///
 /// # Panics
 /// There is no tensor.
-pub fn write(path: &Path, tensors: &[NamedTensor]) -> Result<(), FileError> {
+pub fn write(path: &Path, tensors: &[NamedTensor]) -> Result<(), Failure> {
     let (header, order) = layout(path, tensors)?;
-    replace(path, parts(&header, &order, tensors)).map_err(|error| FileError::Write { path: path.to_owned(), error })
+    replace(path, parts(&header, &order, tensors)).map_err(|error| {
+        let remedy = "name a file in a directory that exists and has free space";
+        Failure::file(path, format!("cannot be written ({error}); {remedy}"))
+    })
 }
 
 /// The bytes of the file that [`write()`] makes.
@@ -150,17 +99,17 @@ pub fn write(path: &Path, tensors: &[NamedTensor]) -> Result<(), FileError> {
 ///
 /// # Panics
 /// There is no tensor.
-pub fn encode(path: &Path, tensors: &[NamedTensor]) -> Result<Vec<u8>, FileError> {
+pub fn encode(path: &Path, tensors: &[NamedTensor]) -> Result<Vec<u8>, Failure> {
     let (header, order) = layout(path, tensors)?;
     Ok(parts(&header, &order, tensors).collect::<Vec<_>>().concat())
 }
 
-fn layout(path: &Path, tensors: &[NamedTensor]) -> Result<Layout, FileError> {
+fn layout(path: &Path, tensors: &[NamedTensor]) -> Result<Layout, Failure> {
     let layout = match Format::of(path)? {
         Format::Npy => npy::header(&tensors[0]),
         Format::Safetensors => safetensors::header(tensors),
     };
-    layout.map_err(|unfit| unfit.at(path))
+    layout.map_err(|problem| Failure::file(path, problem))
 }
 
 fn parts<'a>(header: &'a [u8], order: &'a [usize], tensors: &'a [NamedTensor]) -> impl Iterator<Item = &'a [u8]> {
@@ -170,24 +119,10 @@ fn parts<'a>(header: &'a [u8], order: &'a [usize], tensors: &'a [NamedTensor]) -
 /// The start of a file, and which tensors' bytes follow it in which order.
 type Layout = (Vec<u8>, Vec<usize>);
 
-/// A tensor that a format cannot hold.
-struct Unfit {
-    format: &'static str,
-    key: String,
-    what: String,
-    remedy: &'static str,
-}
-
-impl Unfit {
-    fn new(format: &'static str, (key, tensor): &NamedTensor, remedy: &'static str) -> Unfit {
-        let what = if tensor.meta().is_dead() { "dead".to_owned() } else { format!("{:?}", tensor.meta()) };
-        Unfit { format, key: key.clone(), what, remedy }
-    }
-
-    fn at(self, path: &Path) -> FileError {
-        let Unfit { format, key, what, remedy } = self;
-        FileError::Unfit { path: path.to_owned(), format, key, what, remedy }
-    }
+/// A format cannot hold a tensor.
+fn unfit(format: &str, (key, tensor): &NamedTensor, remedy: &str) -> String {
+    let what = if tensor.meta().is_dead() { "dead".to_owned() } else { format!("{:?}", tensor.meta()) };
+    format!("{format} cannot hold {key}, which is {what}; {remedy}")
 }
 
 /// The type of a tensor of plain numbers; `None` for strings and dead tensors, which no file format has.
@@ -196,11 +131,16 @@ fn plain_dtype(tensor: &Tensor) -> Option<DType> {
     (!meta.is_strings() && !meta.is_dead()).then(|| meta.dtype())
 }
 
-fn read_bytes(path: &Path) -> Result<Vec<u8>, FileError> {
-    let failed = |error| FileError::Read { path: path.to_owned(), error };
+fn read_bytes(path: &Path) -> Result<Vec<u8>, Failure> {
+    let failed = |error: io::Error| Failure::file(path, format!("cannot be read ({error}); name a readable file"));
     let file = File::open(path).map_err(failed)?;
     let bytes = file.metadata().map_err(failed)?.len();
-    let too_large = || FileError::TooLarge { path: path.to_owned(), bytes };
+    let too_large = || {
+        Failure::file(
+            path,
+            format!("{bytes} bytes do not fit into memory (at most {FILE_BYTES_MAX} are read); split the file"),
+        )
+    };
     if bytes > FILE_BYTES_MAX {
         return Err(too_large());
     }
@@ -209,6 +149,20 @@ fn read_bytes(path: &Path) -> Result<Vec<u8>, FileError> {
     // A file that grows while it is read is read as long as it was.
     file.take(bytes).read_to_end(&mut read).map_err(failed)?;
     Ok(read)
+}
+
+/// The text of a file of at most so many bytes.
+///
+/// # Errors
+/// The file cannot be read, is larger, or is not UTF-8.
+pub(crate) fn read_text(path: &Path, bytes_max: u64) -> io::Result<String> {
+    let mut text = String::new();
+    // One byte more than the limit tells "too large" from "exactly full".
+    File::open(path)?.take(bytes_max + 1).read_to_string(&mut text)?;
+    match text.len() as u64 > bytes_max {
+        true => Err(io::Error::other(format!("it is larger than {bytes_max} bytes"))),
+        false => Ok(text),
+    }
 }
 
 /// Where a file is.
@@ -276,17 +230,17 @@ mod tests {
     fn files_that_cannot_be_used_are_named() {
         let directory = tempfile::tempdir().unwrap();
         let path = |name: &str| directory.path().join(name);
-        let error = read(&path("none.npy"), None).unwrap_err();
-        assert!(matches!(error, FileError::Read { .. }), "{error}");
+        let error = read(&path("none.npy"), None).unwrap_err().to_string();
+        assert!(error.contains("none.npy: cannot be read ("), "{error}");
         std::fs::write(path("short.npy"), b"x").unwrap();
         let error = read(&path("short.npy"), None).unwrap_err().to_string();
         assert!(error.starts_with(path("short.npy").to_str().unwrap()), "{error}");
-        let error = write(&path("none/w.npy"), &[("w".to_owned(), tensor(&[]))]).unwrap_err();
-        assert!(matches!(error, FileError::Write { .. }), "{error}");
+        let error = write(&path("none/w.npy"), &[("w".to_owned(), tensor(&[]))]).unwrap_err().to_string();
+        assert!(error.contains("none/w.npy: cannot be written ("), "{error}");
         File::create(path("large.npy")).unwrap().set_len(FILE_BYTES_MAX + 1).ok();
         if path("large.npy").metadata().unwrap().len() > FILE_BYTES_MAX {
-            let error = read(&path("large.npy"), None).unwrap_err();
-            assert!(matches!(error, FileError::TooLarge { .. }), "{error}");
+            let error = read(&path("large.npy"), None).unwrap_err().to_string();
+            assert!(error.contains("bytes do not fit into memory"), "{error}");
         }
     }
 

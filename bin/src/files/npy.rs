@@ -1,29 +1,121 @@
-//! `.npy` files: numpy's format for one array. Pure code over bytes.
+//! `.npy` files: numpy's format for one array, whose header is a Python dictionary of three entries (NEP 1). Pure code over bytes.
 
 use bytes::Bytes;
 use sealane_fusion::{DType, Tensor, TensorMeta, TypeCode};
+use serde::Deserialize;
+use serde_json::Value as Json;
 
-use super::npy_header::Header;
-use super::{Layout, NamedTensor, Unfit, plain_dtype};
+use super::{Layout, NamedTensor, plain_dtype, unfit};
+
+/// What a file begins with, before its version.
+const MAGIC: &[u8] = b"\x93NUMPY";
+/// Longest header that is read; one of 254 dimensions has some 5,000 bytes.
+const HEADER_BYTES_MAX: usize = 64 * 1024;
+/// The tensor's bytes begin at a multiple of this.
+const ALIGNMENT: usize = 64;
+/// Magic, version and the header's length, in version 1.0.
+const PREFIX_BYTES: usize = 10;
+
+/// What a header says.
+#[derive(Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Header {
+    /// numpy's name of the type, as in `<f4`; a list for records.
+    descr: Json,
+    /// The first dimension varies fastest.
+    fortran_order: bool,
+    /// The dimensions.
+    shape: Vec<u64>,
+}
+
+impl Header {
+    /// Reads the header of a file; also, where the tensor's bytes begin.
+    fn decode(file: &[u8]) -> Result<(Header, usize), String> {
+        let truncated = || "the file ends within its header; copy it again".to_owned();
+        if !file.starts_with(MAGIC) {
+            return Err("byte 0: this is not a numpy file; save it with numpy.save".to_owned());
+        }
+        let (version, rest) = file[MAGIC.len()..].split_first_chunk::<2>().ok_or_else(truncated)?;
+        let (length, rest) = match version {
+            [1, 0] => {
+                let (length, rest) = rest.split_first_chunk().ok_or_else(truncated)?;
+                (usize::from(u16::from_le_bytes(*length)), rest)
+            }
+            [2 | 3, 0] => {
+                let (length, rest) = rest.split_first_chunk().ok_or_else(truncated)?;
+                (u32::from_le_bytes(*length) as usize, rest)
+            }
+            [major, minor] => {
+                return Err(format!("byte 6: format version {major}.{minor} is unknown; 1.0, 2.0 and 3.0 are read"));
+            }
+        };
+        if length > HEADER_BYTES_MAX {
+            return Err(format!("byte 8: the header has {length} bytes; at most {HEADER_BYTES_MAX} are read"));
+        }
+        let text = String::from_utf8_lossy(rest.get(..length).ok_or_else(truncated)?);
+        let header = serde_json::from_str(&json_of_python(&text))
+            .map_err(|error| format!("the header's dictionary cannot be read ({error}); save the array again"))?;
+        Ok((header, file.len() - rest.len() + length))
+    }
+
+    /// The start of a file of version 1.0, up to where the tensor's bytes begin.
+    fn encode(&self) -> Vec<u8> {
+        let Header { descr, fortran_order, shape } = self;
+        let order = if *fortran_order { "True" } else { "False" };
+        let mut shape = shape.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+        if self.shape.len() == 1 {
+            // Else it would be a number in parentheses.
+            shape.push(',');
+        }
+        let descr = descr.as_str().unwrap_or_default();
+        let mut text = format!("{{'descr': '{descr}', 'fortran_order': {order}, 'shape': ({shape}), }}");
+        let unpadded = PREFIX_BYTES + text.len() + 1;
+        text.extend(std::iter::repeat_n(' ', unpadded.next_multiple_of(ALIGNMENT) - unpadded));
+        text.push('\n');
+        let length = u16::try_from(text.len()).expect("254 dimensions of 20 digits are no 64 KiB");
+        [MAGIC, &[1, 0], &length.to_le_bytes(), text.as_bytes()].concat()
+    }
+}
+
+/// What numpy writes of Python is JSON but for its quotes, tuples, booleans, and commas behind the last of several. The parser
+/// of JSON bounds what an untrusted header could do.
+fn json_of_python(text: &str) -> String {
+    let mut json = String::with_capacity(text.len());
+    for character in text.replace("True", "true").replace("False", "false").chars() {
+        match character {
+            '\'' => json.push('"'),
+            '(' => json.push('['),
+            ')' | ']' | '}' => {
+                json.truncate(json.trim_end().trim_end_matches(',').len());
+                json.push(if character == '}' { '}' } else { ']' });
+            }
+            other => json.push(other),
+        }
+    }
+    json
+}
 
 /// Reads a whole file, whose memory the tensor keeps.
 pub(super) fn decode(file: Vec<u8>) -> Result<Tensor, String> {
-    let (header, start) = Header::decode(&file)?;
-    let dtype = dtype_of(&header.descr)?;
-    if header.fortran_order && header.shape.len() > 1 {
+    let (Header { descr, fortran_order, shape }, start) = Header::decode(&file)?;
+    let dtype = match &descr {
+        Json::Array(_) => return Err("the elements are records; save each field as an array of its own".to_owned()),
+        descr => dtype_of(descr.as_str().unwrap_or_default())?,
+    };
+    if fortran_order && shape.len() > 1 {
         return Err("the array is in Fortran order; save numpy.ascontiguousarray of it".to_owned());
     }
-    let meta = TensorMeta::new(dtype, &header.shape).map_err(|error| format!("invalid shape: {error}"))?;
+    let meta = TensorMeta::new(dtype, &shape).map_err(|error| format!("invalid shape: {error}"))?;
     Tensor::new(meta, Bytes::from(file).slice(start..))
         .map_err(|error| format!("byte {start}: {error}; copy or save it again"))
 }
 
 /// The start of a file that holds the tensor.
-pub(super) fn header(named: &NamedTensor) -> Result<Layout, Unfit> {
+pub(super) fn header(named: &NamedTensor) -> Result<Layout, String> {
     let tensor = &named.1;
     let descr = plain_dtype(tensor).and_then(descr_of);
-    let descr = descr.ok_or_else(|| Unfit::new("an .npy file", named, "numpy has no such type"))?;
-    let header = Header { descr, fortran_order: false, shape: tensor.shape().to_vec() };
+    let descr = descr.ok_or_else(|| unfit("an .npy file", named, "numpy has no such type"))?;
+    let header = Header { descr: descr.into(), fortran_order: false, shape: tensor.shape().to_vec() };
     Ok((header.encode(), vec![0]))
 }
 
@@ -77,8 +169,63 @@ mod tests {
     }
 
     fn file(descr: &str, fortran_order: bool, shape: &[u64], data: &[u8]) -> Vec<u8> {
-        let header = Header { descr: descr.to_owned(), fortran_order, shape: shape.to_vec() };
+        let header = Header { descr: descr.into(), fortran_order, shape: shape.to_vec() };
         [header.encode().as_slice(), data].concat()
+    }
+
+    /// A file of version 1.0 with that header and nothing else.
+    fn of_text(text: &str) -> Vec<u8> {
+        [MAGIC, &[1, 0], &(text.len() as u16).to_le_bytes(), text.as_bytes()].concat()
+    }
+
+    #[test]
+    fn headers_come_back_and_leave_the_bytes_aligned() {
+        for shape in [vec![], vec![0], vec![7], vec![2, 3], vec![u64::MAX; 254]] {
+            let header = Header { descr: "<f4".into(), fortran_order: false, shape };
+            let bytes = header.encode();
+            assert_eq!(bytes.len() % ALIGNMENT, 0);
+            assert_eq!(Header::decode(&bytes), Ok((header, bytes.len())));
+        }
+    }
+
+    #[test]
+    fn what_other_programs_write_is_read() {
+        let expected = Header { descr: "|b1".into(), fortran_order: true, shape: vec![2, 3] };
+        let text = "{\"shape\": (2,3,), \"fortran_order\": True, \"descr\": \"|b1\"}  \n";
+        assert_eq!(Header::decode(&of_text(text)).unwrap().0, expected);
+        let mut second = of_text(text);
+        second.splice(6..10, [3, 0].into_iter().chain((text.len() as u32).to_le_bytes()));
+        assert_eq!(Header::decode(&second), Ok((expected, second.len())));
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_header_is_said() {
+        let problem = |file: &[u8]| decode(file.to_vec()).unwrap_err();
+        assert!(problem(b"PK").starts_with("byte 0: "));
+        assert!(problem(b"\x93NUMPY\x01").starts_with("the file ends within its header"));
+        assert!(problem(b"\x93NUMPY\x04\x00").starts_with("byte 6: format version 4.0 is unknown"));
+        assert!(problem(b"\x93NUMPY\x02\x00\xff\xff\xff\xff").starts_with("byte 8: the header has 4294967295 bytes"));
+        assert!(problem(b"\x93NUMPY\x01\x00\x09\x00{").starts_with("the file ends within its header"));
+        for (text, says) in [
+            ("{'x': 1}", "unknown field `x`"),
+            ("{'descr': '<f4'", "EOF while parsing an object"),
+            ("{'fortran_order': 1}", "invalid type: integer `1`, expected a boolean"),
+            ("{'shape': (-1,)}", "invalid value: integer `-1`, expected u64"),
+            ("{'shape': (18446744073709551616,)}", "expected u64"),
+            ("{'shape': (1,)}", "missing field `descr`"),
+            ("{'descr': ''}", "missing field `fortran_order`"),
+            ("{'descr': '', 'fortran_order': True}", "missing field `shape`"),
+            ("{} {}", "trailing characters"),
+            (&"(".repeat(60_000), "recursion limit exceeded"),
+        ] {
+            let problem = problem(&of_text(text));
+            assert!(
+                problem.starts_with("the header's dictionary cannot be read (") && problem.contains(says),
+                "{problem}"
+            );
+        }
+        let records = of_text("{'descr': [('a', '<f4')], 'fortran_order': False, 'shape': (1,), }");
+        assert!(problem(&records).starts_with("the elements are records; "));
     }
 
     #[test]
@@ -156,6 +303,12 @@ mod tests {
             let end = (at + bytes.len()).min(damaged.len());
             damaged[at..end].copy_from_slice(&bytes[..end - at]);
             let _ = decode(damaged);
+        }
+
+        #[test]
+        fn any_header_is_checked_without_panic(text in r"[\{\}\(\)':,a-z0-9 ]{0,80}") {
+            let _ = decode(of_text(&text));
+            let _ = decode(of_text(&format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({text})}}")));
         }
     }
 }

@@ -6,7 +6,7 @@ use safetensors::{SafeTensorError, SafeTensors};
 use sealane_fusion::{DType, Tensor, TensorMeta, TypeCode};
 use sealane_transport::limits::KEY_BYTES_MAX;
 
-use super::{Layout, NamedTensor, Unfit, plain_dtype};
+use super::{Layout, NamedTensor, plain_dtype, unfit};
 
 /// The header's own length, at the start of a file.
 const LENGTH_BYTES: usize = 8;
@@ -54,11 +54,11 @@ fn tensor(key: &str, info: &TensorInfo, data: &Bytes) -> Result<Tensor, String> 
 
 /// The header of a file that holds all tensors, and the order in which their bytes follow: large elements first, so
 /// that each begins at a multiple of its element.
-pub(super) fn header(tensors: &[NamedTensor]) -> Result<Layout, Unfit> {
+pub(super) fn header(tensors: &[NamedTensor]) -> Result<Layout, String> {
     const FORMAT: &str = "a .safetensors file";
     let mut entries = Vec::with_capacity(tensors.len());
     for (index, named) in tensors.iter().enumerate() {
-        let unfit = |remedy| Unfit::new(FORMAT, named, remedy);
+        let unfit = |remedy| unfit(FORMAT, named, remedy);
         if named.0 == METADATA_KEY {
             return Err(unfit("the name means something else there"));
         }
@@ -77,8 +77,7 @@ pub(super) fn header(tensors: &[NamedTensor]) -> Result<Layout, Unfit> {
     let infos = entries.into_iter().map(|(index, info)| (tensors[index].0.clone(), info)).collect();
     let metadata = Metadata::new(None, infos);
     // The tensors' sizes were checked when they were made; what is left are bits that fill no byte.
-    let metadata =
-        metadata.map_err(|_| Unfit::new(FORMAT, &tensors[0], "elements that fill no byte stay within one"))?;
+    let metadata = metadata.map_err(|_| unfit(FORMAT, &tensors[0], "elements that fill no byte stay within one"))?;
     let mut text = serde_json::to_vec(&metadata).expect("names and numbers are JSON");
     text.resize(text.len().next_multiple_of(ALIGNMENT), b' ');
     Ok(([&(text.len() as u64).to_le_bytes(), text.as_slice()].concat(), order))
@@ -197,11 +196,15 @@ mod tests {
 
     #[test]
     fn what_the_format_cannot_hold_is_refused() {
-        let what = |named: NamedTensor| header(&[named]).err().unwrap().remedy;
-        assert_eq!(what(named("a", DType::C128, &[], vec![0; 16])), "the format has no such type");
-        assert_eq!(what(named(METADATA_KEY, DType::U8, &[1], vec![0])), "the name means something else there");
-        let odd = named("a", DType::scalar(TypeCode::Float4E2m1fn, 4), &[3], vec![0; 2]);
-        assert_eq!(what(odd), "elements that fill no byte stay within one");
+        let odd = DType::scalar(TypeCode::Float4E2m1fn, 4);
+        for (tensor, remedy) in [
+            (named("a", DType::C128, &[], vec![0; 16]), "the format has no such type"),
+            (named(METADATA_KEY, DType::U8, &[1], vec![0]), "the name means something else there"),
+            (named("a", odd, &[3], vec![0; 2]), "elements that fill no byte stay within one"),
+        ] {
+            let error = header(&[tensor]).err().unwrap();
+            assert!(error.ends_with(&format!("; {remedy}")), "{error}");
+        }
     }
 
     proptest! {

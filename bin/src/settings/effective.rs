@@ -6,7 +6,8 @@ use super::file::{self, FileValue};
 use super::table::{self, DefaultValue, Setting, TABLE, Variables};
 use super::typed::Typed;
 use super::value::Value;
-use super::{Environment, Given, Role, SettingsError, Source, Sourced};
+use super::{Environment, Given, Role, Source, Sourced};
+use crate::Failure;
 
 /// What the settings are read from.
 #[derive(Clone, Copy, Debug)]
@@ -66,7 +67,7 @@ pub(super) struct Effective {
 
 impl Effective {
     /// `file` is what the settings file gives.
-    pub(super) fn of(sources: &Sources<'_>, role: Role, file: Vec<FileValue>) -> Result<Effective, SettingsError> {
+    pub(super) fn of(sources: &Sources<'_>, role: Role, file: Vec<FileValue>) -> Result<Effective, Failure> {
         let mut entries: Vec<Entry> = TABLE.iter().map(default).collect();
         // From the weakest source to the strongest, so that the last one to write wins; an
         // unreadable value is an error even where a stronger source would hide it.
@@ -77,11 +78,7 @@ impl Effective {
             variable(entry, sources.environment, role)?;
         }
         for given in sources.overrides {
-            let (index, _) = table::find(&given.name).ok_or_else(|| SettingsError::UnknownName {
-                place: given.flag.to_owned(),
-                name: given.name.clone(),
-                near: file::near(&given.name),
-            })?;
+            let (index, _) = table::find(&given.name).ok_or_else(|| file::unknown_name(given.flag, &given.name))?;
             set(&mut entries[index], Source::Flag(given.flag), &given.text)?;
         }
         Ok(Effective { entries })
@@ -113,6 +110,11 @@ impl Effective {
         Given { name: setting.name, source: source.clone(), text }
     }
 
+    /// Two values contradict each other.
+    pub(super) fn contradiction(&self, one: &str, other: &str, fix: &str) -> Failure {
+        Failure::input(format!("{} conflicts with {}; {fix}", self.given(one), self.given(other)))
+    }
+
     /// A value as a typed one.
     ///
     /// # Panics
@@ -139,7 +141,7 @@ fn default(setting: &'static Setting) -> Entry {
     }
 }
 
-fn variable(entry: &mut Entry, environment: &Environment, role: Role) -> Result<(), SettingsError> {
+fn variable(entry: &mut Entry, environment: &Environment, role: Role) -> Result<(), Failure> {
     let variables = entry.setting.variables;
     let Some(name) = variables.for_role(role) else {
         return Ok(());
@@ -155,7 +157,7 @@ fn variable(entry: &mut Entry, environment: &Environment, role: Role) -> Result<
     Ok(())
 }
 
-fn set(entry: &mut Entry, source: Source, text: &str) -> Result<(), SettingsError> {
+fn set(entry: &mut Entry, source: Source, text: &str) -> Result<(), Failure> {
     let setting = entry.setting;
     match setting.kind.read(text) {
         Some(value) => {
@@ -163,9 +165,9 @@ fn set(entry: &mut Entry, source: Source, text: &str) -> Result<(), SettingsErro
             entry.source = source;
             Ok(())
         }
-        None => Err(SettingsError::Unreadable {
-            given: Given { name: setting.name, source, text: text.to_owned() },
-            accepted: setting.kind,
-        }),
+        None => {
+            let given = Given { name: setting.name, source, text: text.to_owned() };
+            Err(Failure::input(format!("{given} cannot be read; write {}", setting.kind)))
+        }
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 
-use super::SettingsError;
+use crate::Failure;
 
 /// Environment variables by name.
 #[derive(Clone, Debug, Default)]
@@ -22,14 +22,12 @@ impl Environment {
     /// # Errors
     ///
     /// The value is not UTF-8.
-    pub fn get(&self, name: &str) -> Result<Option<&str>, SettingsError> {
-        let Some(value) = self.variables.get(OsStr::new(name)) else {
-            return Ok(None);
-        };
-        match value.to_str() {
-            Some(text) => Ok(Some(text)),
-            None => Err(SettingsError::NotUtf8 { variable: name.to_owned(), value: value.clone() }),
-        }
+    pub fn get(&self, name: &str) -> Result<Option<&str>, Failure> {
+        let Some(value) = self.variables.get(OsStr::new(name)) else { return Ok(None) };
+        value
+            .to_str()
+            .map(Some)
+            .ok_or_else(|| Failure::input(format!("{name}={value:?} is not UTF-8; set it again in UTF-8, or unset it")))
     }
 }
 

@@ -1,7 +1,7 @@
 //! Reads `sealane.toml` into named texts with their lines. Bounded by `FILE_BYTES_MAX`.
 
-use std::fs::File;
-use std::io::{self, Read};
+use std::fmt::Display;
+use std::io;
 use std::ops::Range;
 use std::path::Path;
 
@@ -10,8 +10,9 @@ use toml::de::{DeTable, DeValue};
 
 use super::table::{self, TABLE};
 use super::value::Kind;
-use super::{SettingsError, Source, Sources};
-use crate::nearest;
+use super::{Source, Sources};
+use crate::files::read_text;
+use crate::{Failure, nearest};
 
 /// Name of the settings file that is looked for in the working directory.
 pub const FILE_NAME: &str = "sealane.toml";
@@ -30,33 +31,26 @@ pub(super) struct FileValue {
 }
 
 /// Reads the file that `sources` name or, where they name none, the one in their directory if it is there.
-pub(super) fn find(sources: &Sources<'_>) -> Result<Vec<FileValue>, SettingsError> {
+pub(super) fn find(sources: &Sources<'_>) -> Result<Vec<FileValue>, Failure> {
     match sources.config {
-        Some(path) => read(path)?
-            .ok_or_else(|| SettingsError::File { path: path.to_owned(), error: io::ErrorKind::NotFound.into() }),
-        None => Ok(read(&sources.working_directory.join(FILE_NAME))?.unwrap_or_default()),
+        Some(path) => read(path, true),
+        None => read(&sources.working_directory.join(FILE_NAME), false),
     }
 }
 
-/// Reads the file at `path`; `None` if there is none.
-fn read(path: &Path) -> Result<Option<Vec<FileValue>>, SettingsError> {
-    let fail = |error| SettingsError::File { path: path.to_owned(), error };
-    let file = match File::open(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        file => file.map_err(fail)?,
-    };
-    let mut text = String::new();
-    // One byte more than the limit tells "too large" from "exactly full".
-    let mut file = file.take(FILE_BYTES_MAX + 1);
-    file.read_to_string(&mut text).map_err(fail)?;
-    if text.len() as u64 > FILE_BYTES_MAX {
-        let problem = format!("it is larger than {FILE_BYTES_MAX} bytes");
-        return Err(fail(io::Error::other(problem)));
+/// Reads the file at `path`, which gives nothing if it is not there and need not be.
+fn read(path: &Path, must_be_there: bool) -> Result<Vec<FileValue>, Failure> {
+    match read_text(path, FILE_BYTES_MAX) {
+        Ok(text) => parse(&text, path),
+        Err(error) if error.kind() == io::ErrorKind::NotFound && !must_be_there => Ok(Vec::new()),
+        Err(error) => {
+            let remedy = "make it a readable text file, or name another with --config";
+            Err(Failure::file(path, format!("cannot be read ({error}); {remedy}")))
+        }
     }
-    parse(&text, path).map(Some)
 }
 
-pub(super) fn parse(text: &str, path: &Path) -> Result<Vec<FileValue>, SettingsError> {
+pub(super) fn parse(text: &str, path: &Path) -> Result<Vec<FileValue>, Failure> {
     let document = Document { text, path };
     let root = DeTable::parse(text).map_err(|error| document.syntax(&error))?;
     let mut values = Vec::new();
@@ -71,7 +65,7 @@ struct Document<'a> {
 
 impl Document<'_> {
     /// Collects the values of `table`, whose full name is `section`, and of the tables in it.
-    fn collect(&self, section: &str, table: &DeTable<'_>, values: &mut Vec<FileValue>) -> Result<(), SettingsError> {
+    fn collect(&self, section: &str, table: &DeTable<'_>, values: &mut Vec<FileValue>) -> Result<(), Failure> {
         // The parser sorts by name; errors are to come in the order of the lines.
         let mut entries: Vec<_> = table.iter().collect();
         entries.sort_by_key(|(key, _)| key.span().start);
@@ -90,23 +84,17 @@ impl Document<'_> {
                     self.collect(&name, inner, values)?;
                 }
                 (None, other) if is_section(&name) => {
-                    return Err(SettingsError::Shape {
-                        place: self.place(&key.span()),
-                        found: format!("a TOML {}", other.type_str()),
-                        accepted: format!("its settings below a line [{name}]"),
-                        name,
-                    });
+                    let accepted = format!("its settings below a line [{name}]");
+                    return Err(self.misshapen(&key.span(), &name, other, &accepted));
                 }
-                (None, _) => {
-                    return Err(SettingsError::UnknownName { place: self.place(&key.span()), near: near(&name), name });
-                }
+                (None, _) => return Err(unknown_name(self.source(&key.span()), &name)),
             }
         }
         Ok(())
     }
 
     /// The text of a value, as the same setting would be written in a variable.
-    fn scalar(&self, name: &str, kind: &Kind, value: &Spanned<DeValue<'_>>) -> Result<String, SettingsError> {
+    fn scalar(&self, name: &str, kind: &Kind, value: &Spanned<DeValue<'_>>) -> Result<String, Failure> {
         let words = matches!(kind, Kind::Text | Kind::Path);
         match value.get_ref() {
             DeValue::String(text) => Ok(text.to_string()),
@@ -115,32 +103,28 @@ impl Document<'_> {
                 let number = i64::from_str_radix(integer.as_str(), integer.radix());
                 Ok(number.map_or_else(|_| integer.to_string(), |number| number.to_string()))
             }
-            other => Err(SettingsError::Shape {
-                place: self.place(&value.span()),
-                name: name.to_owned(),
-                found: format!("a TOML {}", other.type_str()),
-                accepted: if words { format!("{kind} in quotes") } else { kind.to_string() },
-            }),
+            other => {
+                let accepted = if words { format!("{kind} in quotes") } else { kind.to_string() };
+                Err(self.misshapen(&value.span(), name, other, &accepted))
+            }
         }
+    }
+
+    /// A bare value stands where a section is needed, or the reverse.
+    fn misshapen(&self, span: &Range<usize>, name: &str, found: &DeValue<'_>, accepted: &str) -> Failure {
+        let (place, found) = (self.source(span), found.type_str());
+        Failure::input(format!("{place}: {name} is a TOML {found}; write {accepted}"))
     }
 
     fn source(&self, span: &Range<usize>) -> Source {
         Source::File { path: self.path.to_owned(), line: self.line_and_column(span.start).0 }
     }
 
-    fn place(&self, span: &Range<usize>) -> String {
-        self.source(span).to_string()
-    }
-
-    fn syntax(&self, error: &toml::de::Error) -> SettingsError {
+    fn syntax(&self, error: &toml::de::Error) -> Failure {
         let (line, column) = self.line_and_column(error.span().map_or(0, |span| span.start));
-        SettingsError::Syntax {
-            path: self.path.to_owned(),
-            line,
-            column,
-            // The parser's message may go over several lines; errors are one sentence.
-            message: error.message().lines().collect::<Vec<_>>().join(", "),
-        }
+        // The parser's message may go over several lines; errors are one sentence.
+        let message = error.message().lines().collect::<Vec<_>>().join(", ");
+        Failure::input(format!("{}:{line}:{column}: {message}; correct it as TOML", self.path.display()))
     }
 
     /// Both counted from 1; the column in characters.
@@ -160,9 +144,18 @@ fn is_section(name: &str) -> bool {
     })
 }
 
+/// No setting has the name that is written there.
+pub(super) fn unknown_name(place: impl Display, name: &str) -> Failure {
+    let advice = match &near(name)[..] {
+        [] => "`sealane check` lists them all".to_owned(),
+        near => format!("did you mean {}?", near.join(" or ")),
+    };
+    Failure::input(format!("{place}: there is no setting {name}; {advice}"))
+}
+
 /// The settings that an unknown name may have meant: the same key in another section, else a key
 /// like it in its own section.
-pub(super) fn near(name: &str) -> Vec<&'static str> {
+fn near(name: &str) -> Vec<&'static str> {
     let (section, key) = name.rsplit_once('.').unwrap_or(("", name));
     let split = |name: &'static str| name.rsplit_once('.').unwrap_or(("", name));
     let names = || TABLE.iter().map(|setting| setting.name);
@@ -280,16 +273,11 @@ mod tests {
     #[test]
     fn a_file_that_cannot_be_read_is_an_error() {
         let directory = tempfile::tempdir().unwrap();
-        assert!(read(&directory.path().join("none")).unwrap().is_none());
-        let Err(error) = read(directory.path()) else {
-            panic!("a directory is accepted");
-        };
-        assert!(error.to_string().contains("cannot be read ("), "{error}");
+        assert!(read(&directory.path().join("none"), false).unwrap().is_empty());
+        let error = |path: &Path| read(path, false).err().unwrap().to_string();
+        assert!(error(directory.path()).contains("cannot be read ("));
         let path = directory.path().join(FILE_NAME);
-        File::create(&path).unwrap().set_len(FILE_BYTES_MAX + 1).unwrap();
-        let Err(error) = read(&path) else {
-            panic!("too large a file is accepted");
-        };
-        assert!(error.to_string().contains("larger than"), "{error}");
+        std::fs::File::create(&path).unwrap().set_len(FILE_BYTES_MAX + 1).unwrap();
+        assert!(error(&path).contains("larger than"));
     }
 }

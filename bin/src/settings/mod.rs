@@ -6,11 +6,9 @@
 
 mod effective;
 mod environment;
-mod error;
 mod file;
 mod limits;
 pub mod markdown;
-mod places;
 mod role;
 mod sections;
 mod security;
@@ -21,18 +19,18 @@ mod value;
 
 pub use effective::{Entry, Override, Sources};
 pub use environment::Environment;
-pub use error::{Given, SettingsError};
 pub use file::FILE_NAME;
 pub use limits::{SHARDS_DEFAULT_MAX, SHARDS_MAX};
 pub use role::{Role, TF_CONFIG, TfConfig};
 pub use sections::{Daemon, Fusion, Require, Runtime, Tcp, Transport, Verbs};
 pub use security::{Peers, Security};
-pub use source::{Source, Sourced};
+pub use source::{Given, Source, Sourced};
 pub use table::{DefaultValue, Setting, TABLE, Variables};
 pub use value::{Kind, MetricsAddress, Value};
 
 use std::path::Path;
 
+use crate::Failure;
 use effective::Effective;
 use file::FileValue;
 
@@ -70,7 +68,7 @@ impl Settings {
     ///
     /// The first value that cannot be read, name that no setting has, or pair of values that
     /// contradict each other.
-    pub fn load(sources: &Sources<'_>) -> Result<Settings, SettingsError> {
+    pub fn load(sources: &Sources<'_>) -> Result<Settings, Failure> {
         Settings::read(sources, || file::find(sources))
     }
 
@@ -79,7 +77,7 @@ impl Settings {
     /// # Errors
     ///
     /// As [`Settings::load`].
-    pub fn load_text(text: &str, sources: &Sources<'_>) -> Result<Settings, SettingsError> {
+    pub fn load_text(text: &str, sources: &Sources<'_>) -> Result<Settings, Failure> {
         Settings::read(sources, || file::parse(text, &sources.working_directory.join(FILE_NAME)))
     }
 
@@ -88,9 +86,7 @@ impl Settings {
     /// # Errors
     ///
     /// As [`Settings::load`].
-    pub fn of<N: Into<String>, V: Into<String>>(
-        given: impl IntoIterator<Item = (N, V)>,
-    ) -> Result<Settings, SettingsError> {
+    pub fn of<N: Into<String>, V: Into<String>>(given: impl IntoIterator<Item = (N, V)>) -> Result<Settings, Failure> {
         let overrides: Vec<_> = given.into_iter().map(|(name, value)| Override::new("--set", name, value)).collect();
         let sources = Sources {
             environment: &Environment::default(),
@@ -104,8 +100,8 @@ impl Settings {
 
     fn read(
         sources: &Sources<'_>,
-        file: impl FnOnce() -> Result<Vec<FileValue>, SettingsError>,
-    ) -> Result<Settings, SettingsError> {
+        file: impl FnOnce() -> Result<Vec<FileValue>, Failure>,
+    ) -> Result<Settings, Failure> {
         let tf_config = TfConfig::read(sources.environment)?;
         let role = role(sources.role, &tf_config);
         let effective = Effective::of(sources, role.value, file()?)?;

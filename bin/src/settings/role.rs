@@ -5,7 +5,8 @@ use std::str::FromStr;
 
 use serde_json::Value as Json;
 
-use super::{Environment, SettingsError};
+use super::Environment;
+use crate::Failure;
 
 /// The variable in which TensorFlow tells a process the cluster and its task.
 pub const TF_CONFIG: &str = "TF_CONFIG";
@@ -75,10 +76,14 @@ impl TfConfig {
     /// # Errors
     ///
     /// It is not JSON, or its task is not one of its cluster.
-    pub fn read(environment: &Environment) -> Result<TfConfig, SettingsError> {
+    pub fn read(environment: &Environment) -> Result<TfConfig, Failure> {
         match environment.get(TF_CONFIG)?.map(str::trim) {
             None | Some("") => Ok(TfConfig::default()),
-            Some(text) => parse(text).map_err(|problem| SettingsError::TfConfig { problem }),
+            Some(text) => parse(text).map_err(|problem| {
+                Failure::input(format!(
+                    "TF_CONFIG cannot be read ({problem}); write TensorFlow's JSON there, or unset it"
+                ))
+            }),
         }
     }
 }

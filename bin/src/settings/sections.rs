@@ -1,7 +1,7 @@
 //! The typed settings, a struct for each section of `sealane.toml`. `table.rs` says what each setting means, what it accepts and
 //! what it is by default.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use sealane_fusion::Fuse;
@@ -12,7 +12,8 @@ use sealane_transport::verbs::{Registration, Transfer};
 use super::effective::Effective;
 use super::limits::SHARDS_DEFAULT_MAX;
 use super::value::MetricsAddress;
-use super::{Environment, Given, SettingsError, Sourced, places};
+use super::{Environment, Given, Sourced};
+use crate::Failure;
 
 /// A section: each field with its type and the setting that it is read from. Those in parentheses are worked out before.
 macro_rules! section {
@@ -93,9 +94,12 @@ impl Require {
     ///
     /// # Errors
     /// Verbs are required, and the build has none.
-    pub(super) fn possible(self, verbs_built_in: bool, given: impl FnOnce() -> Given) -> Result<Self, SettingsError> {
+    pub(super) fn possible(self, verbs_built_in: bool, given: impl FnOnce() -> Given) -> Result<Self, Failure> {
         match self {
-            Require::Verbs if !verbs_built_in => Err(SettingsError::NoVerbs { given: given() }),
+            Require::Verbs if !verbs_built_in => Err(Failure::input(format!(
+                "{} asks for RDMA verbs, and this build has none; build it with `--features verbs`, or write auto or tcp",
+                given()
+            ))),
             _ => Ok(self),
         }
     }
@@ -106,14 +110,11 @@ impl Transport {
     ///
     /// # Errors
     /// Settings contradict each other, or verbs are required and the build has none.
-    pub(super) fn checked(from: &Effective, verbs_built_in: bool) -> Result<Transport, SettingsError> {
+    pub(super) fn checked(from: &Effective, verbs_built_in: bool) -> Result<Transport, Failure> {
         let transport = Transport::of(from, endpoint_map_file(from));
         if transport.peer_timeout.value <= transport.heartbeat.value {
-            return Err(SettingsError::Contradiction {
-                first: Box::new(from.given("transport.peer_timeout_ms")),
-                second: Box::new(from.given("transport.heartbeat_ms")),
-                fix: "make the peer timeout longer than the heartbeat, for example three times",
-            });
+            let fix = "make the peer timeout longer than the heartbeat, for example three times";
+            return Err(from.contradiction("transport.peer_timeout_ms", "transport.heartbeat_ms", fix));
         }
         transport.require.value.possible(verbs_built_in, || from.given("transport.require"))?;
         Ok(transport)
@@ -182,9 +183,12 @@ section! {
 
 impl Daemon {
     /// The section, whose socket has its place in the environment where nothing gives one.
-    pub(super) fn placed(from: &Effective, environment: &Environment) -> Result<Daemon, SettingsError> {
+    pub(super) fn placed(from: &Effective, environment: &Environment) -> Result<Daemon, Failure> {
         let Sourced { value, source }: Sourced<Option<PathBuf>> = from.get("daemon.socket");
-        let value = value.map_or_else(|| places::socket(environment), Ok)?;
+        let value = match value {
+            Some(socket) => socket,
+            None => sealane::socket_in(environment.get("XDG_RUNTIME_DIR")?.map(Path::new)),
+        };
         Ok(Daemon::of(from, Sourced { value, source }))
     }
 }
@@ -214,10 +218,13 @@ impl Verbs {
     ///
     /// # Errors
     /// It has a port without a device.
-    pub(super) fn checked(from: &Effective) -> Result<Verbs, SettingsError> {
+    pub(super) fn checked(from: &Effective) -> Result<Verbs, Failure> {
         let verbs = Verbs::of(from);
         match (&verbs.device.value, verbs.port.value) {
-            (None, Some(_)) => Err(SettingsError::PortWithoutDevice { given: from.given("verbs.port") }),
+            (None, Some(_)) => {
+                let given = from.given("verbs.port");
+                Err(Failure::input(format!("{given} names a port without a device; set RDMA_DEVICE too")))
+            }
             _ => Ok(verbs),
         }
     }

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use sealane_transport::authentication::TlsFiles;
 
 use super::effective::Effective;
-use super::{Require, SettingsError, Sourced};
+use super::{Require, Sourced};
+use crate::Failure;
 
 /// `[security]`
 #[derive(Clone, Debug)]
@@ -46,7 +47,7 @@ impl Security {
         matches!(self.peers, Peers::Tls(_)) && !self.plaintext_rdma.value
     }
 
-    pub(super) fn of(from: &Effective) -> Result<Security, SettingsError> {
+    pub(super) fn of(from: &Effective) -> Result<Security, Failure> {
         const FILES: [&str; 3] = ["security.tls_certificate", "security.tls_key", "security.tls_authorities"];
         let secret: Sourced<Option<PathBuf>> = from.get("security.secret_file");
         let files: [Sourced<Option<PathBuf>>; 3] = FILES.map(|name| from.get(name));
@@ -58,35 +59,29 @@ impl Security {
                 Peers::Tls(TlsFiles { certificate, key, authorities })
             }
             (Some(_), Some(given), _) => {
-                return Err(SettingsError::Contradiction {
-                    first: Box::new(from.given("security.secret_file")),
-                    second: Box::new(from.given(FILES[given])),
-                    fix: "give a shared secret or TLS's files, not both",
-                });
+                let fix = "give a shared secret or TLS's files, not both";
+                return Err(from.contradiction("security.secret_file", FILES[given], fix));
             }
             (None, Some(given), files) => {
                 let missing = files.iter().position(Option::is_none).expect("not all three are there");
-                return Err(SettingsError::TlsIncomplete { given: from.given(FILES[given]), missing: FILES[missing] });
+                let (given, missing) = (from.given(FILES[given]), FILES[missing]);
+                return Err(Failure::input(format!(
+                    "{given} asks for TLS, which needs {missing} too; set it, or unset the others"
+                )));
             }
         };
         let insecure: Sourced<bool> = from.get("security.insecure");
         if insecure.value && peers != Peers::Anyone {
             let shown = given.map_or("security.secret_file", |given| FILES[given]);
-            return Err(SettingsError::Contradiction {
-                first: Box::new(from.given("security.insecure")),
-                second: Box::new(from.given(shown)),
-                fix: "omit security.insecure: authentication is configured",
-            });
+            let fix = "omit security.insecure: authentication is configured";
+            return Err(from.contradiction("security.insecure", shown, fix));
         }
         let security = Security { peers, insecure, plaintext_rdma: from.get("security.plaintext_rdma") };
         let require: Sourced<Require> = from.get("transport.require");
         if require.value == Require::Verbs && security.rules_out_verbs() {
-            return Err(SettingsError::Contradiction {
-                first: Box::new(from.given("transport.require")),
-                second: Box::new(from.given("security.tls_certificate")),
-                fix: "RDMA encrypts nothing: set security.plaintext_rdma = true to let tensors travel in plain text, or \
-                      transport.require = tcp",
-            });
+            let fix = "RDMA encrypts nothing: set security.plaintext_rdma = true to let tensors travel in plain text, or \
+                       transport.require = tcp";
+            return Err(from.contradiction("transport.require", "security.tls_certificate", fix));
         }
         Ok(security)
     }

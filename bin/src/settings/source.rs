@@ -3,6 +3,29 @@
 use std::fmt;
 use std::path::PathBuf;
 
+/// A value as it was given: enough to find it again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Given {
+    /// The setting.
+    pub name: &'static str,
+    /// What gave the value.
+    pub source: Source,
+    /// The value as it was written.
+    pub text: String,
+}
+
+impl fmt::Display for Given {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Given { name, source, text } = self;
+        match source {
+            Source::Default => write!(out, "{name} = {text} (the default)"),
+            Source::File { .. } => write!(out, "{source}: {name} = {text}"),
+            Source::Variable(variable) => write!(out, "{variable}={text:?} (which sets {name})"),
+            Source::Flag(flag) => write!(out, "{flag} {name}={text}"),
+        }
+    }
+}
+
 /// A value and where it came from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sourced<T> {

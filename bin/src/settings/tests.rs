@@ -41,7 +41,7 @@ impl Case {
     }
 
     /// Also gives the path of the settings file.
-    fn load(self) -> (Result<Settings, SettingsError>, PathBuf) {
+    fn load(self) -> (Result<Settings, Failure>, PathBuf) {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join(FILE_NAME);
         if let Some(text) = self.toml {

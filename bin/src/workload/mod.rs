@@ -4,14 +4,15 @@
 mod tensor_spec;
 
 use std::collections::HashSet;
-use std::fs::File;
-use std::io::{self, Read};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde::Deserialize;
 
 use tensor_spec::TensorEntry;
 pub use tensor_spec::TensorSpec;
+
+use crate::Failure;
+use crate::files::read_text;
 
 /// Largest workload file: ten times the file of a model with 65,536 tensors.
 const FILE_BYTES_MAX: u64 = 64 << 20;
@@ -38,48 +39,6 @@ pub struct Workload {
     pub push: Vec<TensorSpec>,
 }
 
-/// Why a workload cannot be used, in one sentence.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum WorkloadError {
-    /// Neither the name of a workload nor a file.
-    #[error("there is no workload {name}; name {}, or a file that ends in .json", built_in_names())]
-    Unknown {
-        /// What was named.
-        name: String,
-    },
-    /// The file cannot be read.
-    #[error("{}: cannot be read ({error}); name a JSON file that describes tensors", .path.display())]
-    File {
-        /// The file.
-        path: PathBuf,
-        /// What the system says.
-        error: io::Error,
-    },
-    /// The file is larger than any workload needs.
-    #[error("{}: has more than {FILE_BYTES_MAX} bytes; describe at most {TENSORS_MAX} tensors each way", .path.display())]
-    TooLarge {
-        /// The file.
-        path: PathBuf,
-    },
-    /// The text is not JSON, or a field is of the wrong type.
-    #[error("{place}: {error}; write an object with a list \"tensors\", or with lists \"pull\" and \"push\"")]
-    Syntax {
-        /// The file, or the workload's name.
-        place: String,
-        /// What the JSON parser says, with line and column.
-        error: serde_json::Error,
-    },
-    /// The tensors cannot be moved as they are described.
-    #[error("{place}: {problem}")]
-    Tensors {
-        /// The file, or the workload's name.
-        place: String,
-        /// Which tensor, what is wrong with it, and what is accepted.
-        problem: String,
-    },
-}
-
 /// The text of a workload file. Fields that nobody here needs may stand beside these.
 #[derive(Deserialize)]
 struct WorkloadFile {
@@ -95,32 +54,32 @@ impl Workload {
     ///
     /// # Errors
     /// There is no such workload, or its file cannot be read.
-    pub fn text(name: &str) -> Result<String, WorkloadError> {
+    pub fn text(name: &str) -> Result<String, Failure> {
         if let Some((_, text)) = BUILT_IN.iter().find(|(built_in, _)| *built_in == name) {
             return Ok((*text).to_owned());
         }
         let path = Path::new(name);
         if path.extension().is_none_or(|extension| extension != "json") {
-            return Err(WorkloadError::Unknown { name: name.to_owned() });
+            let known = BUILT_IN.map(|(name, _)| name).join(", ");
+            return Err(Failure::input(format!(
+                "there is no workload {name}; name {known}, or a file that ends in .json"
+            )));
         }
-        let failed = |error| WorkloadError::File { path: path.to_owned(), error };
-        let mut text = String::new();
-        let file = File::open(path).map_err(failed)?;
-        file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text).map_err(failed)?;
-        if text.len() as u64 > FILE_BYTES_MAX {
-            return Err(WorkloadError::TooLarge { path: path.to_owned() });
-        }
-        Ok(text)
+        read_text(path, FILE_BYTES_MAX).map_err(|error| {
+            let remedy = format!("name a JSON file that describes at most {TENSORS_MAX} tensors each way");
+            Failure::file(path, format!("cannot be read ({error}); {remedy}"))
+        })
     }
 
     /// Reads a workload; `place` is the file's or the workload's name, for errors.
     ///
     /// # Errors
     /// The text is not JSON, or its tensors cannot be moved as they are described.
-    pub fn parse(text: &str, place: &str) -> Result<Workload, WorkloadError> {
-        let file: WorkloadFile =
-            serde_json::from_str(text).map_err(|error| WorkloadError::Syntax { place: place.to_owned(), error })?;
-        let wrong = |problem: String| WorkloadError::Tensors { place: place.to_owned(), problem };
+    pub fn parse(text: &str, place: &str) -> Result<Workload, Failure> {
+        let wrong = |problem: String| Failure::input(format!("{place}: {problem}"));
+        let file: WorkloadFile = serde_json::from_str(text).map_err(|error| {
+            wrong(format!("{error}; write an object with a list \"tensors\", or with lists \"pull\" and \"push\""))
+        })?;
         let dtype = file.dtype.as_deref();
         let read = |list: &'static str, entries: Vec<TensorEntry>| specs(list, entries, dtype).map_err(wrong);
         let (pull, push) = match (file.tensors, file.pull, file.push) {
@@ -160,10 +119,6 @@ fn specs(list: &str, entries: Vec<TensorEntry>, dtype: Option<&str>) -> Result<V
         Some(twice) => Err(format!("\"{list}\" has two tensors named {}; name each once", twice.name())),
         None => Ok(specs),
     }
-}
-
-fn built_in_names() -> String {
-    BUILT_IN.map(|(name, _)| name).join(", ")
 }
 
 #[cfg(test)]
@@ -225,9 +180,9 @@ mod tests {
     fn a_file_that_is_too_large_is_not_read_whole() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("large.json");
-        File::create(&path).unwrap().set_len(FILE_BYTES_MAX + 1).unwrap();
-        let error = Workload::text(path.to_str().unwrap()).unwrap_err();
-        assert!(matches!(error, WorkloadError::TooLarge { .. }), "{error}");
+        std::fs::File::create(&path).unwrap().set_len(FILE_BYTES_MAX + 1).unwrap();
+        let error = Workload::text(path.to_str().unwrap()).unwrap_err().to_string();
+        assert!(error.contains("cannot be read (it is larger than 67108864 bytes); "), "{error}");
     }
 
     proptest! {

@@ -39,7 +39,7 @@ use self::share::Share;
 use crate::arena_size::arena_bytes;
 use crate::output_file::{self, OutputFile};
 use crate::settings::VERBS_BUILT_IN;
-use crate::workload::{Workload, WorkloadError};
+use crate::workload::Workload;
 use crate::{Context, Failure, host_memory};
 
 /// Most tasks of one part: more would only wait for this machine's CPUs.
@@ -266,11 +266,5 @@ fn check_memory(workload: &Workload, workers: usize, needed: u64) -> Result<(), 
             shown_bytes(available)
         ))),
         _ => Ok(()),
-    }
-}
-
-impl From<WorkloadError> for Failure {
-    fn from(error: WorkloadError) -> Failure {
-        Failure::input(error)
     }
 }

@@ -2,13 +2,11 @@
 //! read it, or with a plain host a line. Pure but for reading the file; bounded by `SOURCE_BYTES_MAX`.
 
 use std::collections::HashMap;
-use std::path::Path;
 
 use sealane_transport::endpoint_map::Host;
 
-use super::error::GenerateError;
 use super::job::Job;
-use super::{Args, read};
+use super::{Args, no_tasks, read};
 use crate::Failure;
 
 /// What says how many tasks a host has: Open MPI takes all of these for the same.
@@ -18,18 +16,14 @@ const OTHER_KEYS: [&str; 7] = ["max_slots", "max-slots", "maxslots", "username",
 
 /// Makes the map.
 pub(super) fn generate(args: &Args) -> Result<String, Failure> {
-    let text = || -> Result<String, GenerateError> {
-        let needed = GenerateError::NoFlag { source_name: args.from.name(), flag: "--hostfile FILE" };
-        let path: &Path = args.hostfile.as_deref().ok_or(needed)?;
-        let hosts = hosts(&read(path)?, &path.display().to_string())?;
-        Job::place(&hosts, args.ps_count()?, args.first_task_port())?.map(&args.made_by(), args.ports())
-    };
-    text().map_err(Failure::input)
+    let path = args.hostfile.as_deref().ok_or_else(|| args.needs("--hostfile FILE"))?;
+    let hosts = hosts(&read(path)?, &path.display().to_string())?;
+    Job::place(&hosts, args.ps_count()?, args.first_task_port())?.map(&args.made_by(), args.ports())
 }
 
 /// The hosts with the number of tasks of each, in the order in which they are first named. A host that is named again has
 /// so many more, as MPI counts.
-fn hosts(text: &str, file: &str) -> Result<Vec<(Host, usize)>, GenerateError> {
+fn hosts(text: &str, file: &str) -> Result<Vec<(Host, usize)>, Failure> {
     let mut hosts: Vec<(Host, usize)> = Vec::new();
     let mut places: HashMap<Host, usize> = HashMap::new();
     for (number, line) in (1..).zip(text.lines()) {
@@ -37,7 +31,11 @@ fn hosts(text: &str, file: &str) -> Result<Vec<(Host, usize)>, GenerateError> {
         if line.is_empty() {
             continue;
         }
-        let wrong = |problem| GenerateError::HostLine { file: file.to_owned(), line: number, problem };
+        let wrong = |problem: String| {
+            Failure::input(format!(
+                "{file}:{number}: {problem}; write a host and its tasks, as in `node1 slots=2`, `node1:2` or `node1`"
+            ))
+        };
         let (host, count) = host(line).map_err(wrong)?;
         match places.get(&host) {
             Some(&place) => hosts[place].1 = hosts[place].1.saturating_add(count),
@@ -47,10 +45,7 @@ fn hosts(text: &str, file: &str) -> Result<Vec<(Host, usize)>, GenerateError> {
             }
         }
     }
-    if hosts.is_empty() {
-        return Err(GenerateError::NoTasks { origin: file.to_owned() });
-    }
-    Ok(hosts)
+    if hosts.is_empty() { Err(no_tasks(file)) } else { Ok(hosts) }
 }
 
 /// One line without its comment.

@@ -3,10 +3,9 @@
 use std::collections::HashMap;
 use std::fmt::Write;
 
-use sealane_transport::endpoint_map::{ENTRIES_MAX, Host, TaskName, TransportAddress};
+use sealane_transport::endpoint_map::{AddressProblem, ENTRIES_MAX, Host, TaskName, TransportAddress};
 
-use super::error::GenerateError;
-use crate::counted;
+use crate::{Failure, counted};
 
 /// One task of a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,11 +41,11 @@ impl Job {
         index: u64,
         task: &str,
         place: impl FnOnce() -> String,
-    ) -> Result<(), GenerateError> {
+    ) -> Result<(), Failure> {
         if self.members.len() == ENTRIES_MAX {
-            return Err(GenerateError::TooManyTasks);
+            return Err(too_many_tasks());
         }
-        let wrong = |problem| GenerateError::Address { place: place(), problem };
+        let wrong = |problem: AddressProblem| Failure::input(format!("{}: {problem}", place()));
         let address: TransportAddress = task.parse().map_err(wrong)?;
         let task = task.parse().expect("every address is a task's name");
         self.members.push(Member { role: role.to_owned(), index, task, address });
@@ -55,19 +54,20 @@ impl Job {
 
     /// Adds the tasks of many hosts, host by host, which is how Slurm and MPI number them by default: the first `ps` are
     /// parameter servers, all others workers. Their ports count up from `port` on each host.
-    pub(super) fn place(hosts: &[(Host, usize)], ps: usize, port: u16) -> Result<Job, GenerateError> {
+    pub(super) fn place(hosts: &[(Host, usize)], ps: usize, port: u16) -> Result<Job, Failure> {
         let total = hosts.iter().fold(0, |sum: usize, (_, tasks)| sum.saturating_add(*tasks));
         if total > ENTRIES_MAX {
-            return Err(GenerateError::TooManyTasks);
+            return Err(too_many_tasks());
         }
         if ps > total {
-            return Err(GenerateError::TooManyPs { ps, tasks: total });
+            return Err(Failure::input(format!(
+                "--ps {ps} is more than the number of tasks ({total}); write at most that many"
+            )));
         }
         let mut job = Job::default();
         for (host, tasks) in hosts {
             for local in 0..*tasks {
-                let ends = || GenerateError::PortsEnd { host: host.to_string(), tasks: *tasks, port };
-                let port = u16::try_from(local).ok().and_then(|local| port.checked_add(local)).ok_or_else(ends)?;
+                let port = port_after(host, port, local, *tasks)?;
                 let rank = job.members.len();
                 let (role, index) = if rank < ps { ("ps", rank) } else { ("worker", rank - ps) };
                 job.add(role, index as u64, &format!("{host}:{port}"), || host.to_string())?;
@@ -77,12 +77,14 @@ impl Job {
     }
 
     /// The text of the map; `made_by` says what made it, in lines that are comments already.
-    pub(super) fn map(&self, made_by: &str, ports: Ports) -> Result<String, GenerateError> {
+    pub(super) fn map(&self, made_by: &str, ports: Ports) -> Result<String, Failure> {
         let mut at: HashMap<&TransportAddress, &Member> = HashMap::new();
         for member in &self.members {
             if let Some(first) = at.insert(&member.address, member) {
-                let address = member.address.clone();
-                return Err(GenerateError::Twice { first: first.shown(), second: member.shown(), address });
+                let (first, second, address) = (first.shown(), member.shown(), &member.address);
+                return Err(Failure::input(format!(
+                    "{first} and {second} are both at {address}; give every task its own address"
+                )));
             }
         }
         let mut of_host: HashMap<&Host, usize> = HashMap::new();
@@ -90,10 +92,14 @@ impl Job {
         for member in &self.members {
             let host = &member.address.host;
             let before = of_host.entry(host).or_default();
-            let address = TransportAddress { host: host.clone(), port: ports.of(host, *before)? };
+            let port = if ports.is_each { port_after(host, ports.first, *before, *before + 1)? } else { ports.first };
+            let address = TransportAddress { host: host.clone(), port };
             *before += 1;
             if let Some(taken) = at.get(&address) {
-                return Err(GenerateError::PortTaken { address, task: taken.shown() });
+                let task = taken.shown();
+                return Err(Failure::input(format!(
+                    "{address} is both the transport address and the address of {task}; choose another --port"
+                )));
             }
             writeln!(lines, "{}={address}  # {}", member.task, member.shown()).expect("a String takes all");
         }
@@ -107,16 +113,16 @@ impl Job {
     }
 }
 
-impl Ports {
-    /// The transport's port for a task that comes after so many others of its host.
-    fn of(self, host: &Host, before: usize) -> Result<u16, GenerateError> {
-        let Ports { first, is_each } = self;
-        if !is_each {
-            return Ok(first);
-        }
-        let port = u16::try_from(before).ok().and_then(|before| first.checked_add(before));
-        port.ok_or_else(|| GenerateError::PortsEnd { host: host.to_string(), tasks: before + 1, port: first })
-    }
+/// The port that comes so many after the first, of a host with that many tasks.
+fn port_after(host: &Host, first: u16, before: usize, tasks: usize) -> Result<u16, Failure> {
+    u16::try_from(before).ok().and_then(|before| first.checked_add(before)).ok_or_else(|| {
+        Failure::input(format!("{host} has too few ports for {tasks} tasks from port {first} upwards; start lower"))
+    })
+}
+
+/// More tasks than a map may have.
+pub(super) fn too_many_tasks() -> Failure {
+    Failure::input(format!("there are more than {ENTRIES_MAX} tasks; give at most that many"))
 }
 
 impl Member {

@@ -1,7 +1,6 @@
 //! `sealane map generate`: writes the endpoint map of a job that a framework or a scheduler has described already. The same
 //! input always gives the same map, so every host may make its own. Bounded by [`SOURCE_BYTES_MAX`] and `ENTRIES_MAX`.
 
-mod error;
 mod host_list;
 mod hostfile;
 mod job;
@@ -9,15 +8,13 @@ mod slurm;
 mod statefulset;
 mod tf_config;
 
-use std::fs::File;
-use std::io::Read;
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
 
-use self::error::GenerateError;
 use self::job::Ports;
-use crate::files::replace;
+use crate::files::{read_text, replace};
 use crate::{Context, Failure};
 
 /// Most bytes that are read of a file that describes a job: as many as an endpoint map may have.
@@ -129,7 +126,7 @@ impl Source {
 ///
 /// The source is missing, cannot be read or contradicts itself, or the file cannot be written.
 pub(super) fn run(args: &Args, context: &Context) -> Result<(), Failure> {
-    args.refuse_unused().map_err(Failure::input)?;
+    args.refuse_unused()?;
     let text = match args.from {
         Source::TfConfig => tf_config::generate(args, context)?,
         Source::Slurm => slurm::generate(args, context)?,
@@ -149,7 +146,7 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<(), Failure> {
 
 impl Args {
     /// A flag that the source does not read would be an answer to a question that nobody asked.
-    fn refuse_unused(&self) -> Result<(), GenerateError> {
+    fn refuse_unused(&self) -> Result<(), Failure> {
         use Source::{Hostfile, Slurm, Statefulset, TfConfig};
         let flags: [(&'static str, bool, &[Source]); 10] = [
             ("--tf-config", self.tf_config.is_some(), &[TfConfig]),
@@ -163,11 +160,17 @@ impl Args {
             ("--cluster-domain", self.cluster_domain.is_some(), &[Statefulset]),
             ("--task-port", self.task_port.is_some(), &[Slurm, Hostfile, Statefulset]),
         ];
-        let source_name = self.from.name();
         match flags.iter().find(|(_, is_given, readers)| *is_given && !readers.contains(&self.from)) {
-            Some((flag, ..)) => Err(GenerateError::FlagUnused { source_name, flag }),
+            Some((flag, ..)) => {
+                Err(Failure::input(format!("--from {} does not read {flag}; leave it out", self.from.name())))
+            }
             None => Ok(()),
         }
+    }
+
+    /// A flag that the source needs is not there.
+    fn needs(&self, flag: &str) -> Failure {
+        Failure::input(format!("--from {} needs {flag}; add it", self.from.name()))
     }
 
     fn ports(&self) -> Ports {
@@ -184,24 +187,29 @@ impl Args {
     }
 
     /// How many tasks are ps, where the flag is a number.
-    fn ps_count(&self) -> Result<usize, GenerateError> {
-        match &self.ps[..] {
-            [] => Ok(0),
-            [text] => text.parse().map_err(|_| GenerateError::PsCount { text: text.clone() }),
-            all => Err(GenerateError::PsCount { text: all.join(" --ps ") }),
-        }
+    fn ps_count(&self) -> Result<usize, Failure> {
+        let text = match &self.ps[..] {
+            [] => return Ok(0),
+            all => all.join(" --ps "),
+        };
+        text.parse().map_err(|_| {
+            Failure::input(format!("--ps {text:?} is not a number of tasks; write how many of the tasks are ps"))
+        })
     }
 }
 
 /// The text of a file that is small enough.
-fn read(path: &Path) -> Result<String, GenerateError> {
-    let failed = |error| GenerateError::File { path: path.to_owned(), error };
-    let mut text = String::new();
-    // One byte more than the limit tells "too large" from "exactly full".
-    let file = File::open(path).map_err(failed)?;
-    file.take(SOURCE_BYTES_MAX + 1).read_to_string(&mut text).map_err(failed)?;
-    if text.len() as u64 > SOURCE_BYTES_MAX {
-        return Err(GenerateError::FileTooLarge { path: path.to_owned() });
-    }
-    Ok(text)
+fn read(path: &Path) -> Result<String, Failure> {
+    read_text(path, SOURCE_BYTES_MAX)
+        .map_err(|error| Failure::file(path, format!("cannot be read ({error}); name a readable text file")))
+}
+
+/// What the source reads is not there.
+fn not_set(variable: &str, setter: &str, flag: &str) -> Failure {
+    Failure::input(format!("{variable} is not set; run this where {setter} sets it, or give {flag}"))
+}
+
+/// What the source reads lists no tasks.
+fn no_tasks(origin: impl Display) -> Failure {
+    Failure::input(format!("{origin} names no task; write at least one"))
 }

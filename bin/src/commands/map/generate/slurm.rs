@@ -2,10 +2,9 @@
 
 use sealane_transport::endpoint_map::Host;
 
-use super::Args;
-use super::error::GenerateError;
 use super::host_list::{HOSTS_MAX, expand};
 use super::job::Job;
+use super::{Args, not_set};
 use crate::settings::Environment;
 use crate::{Context, Failure};
 
@@ -19,11 +18,8 @@ pub(super) fn generate(args: &Args, context: &Context) -> Result<String, Failure
     let environment = context.environment();
     let list = given(args.nodelist.as_deref(), "--nodelist", NODELIST, environment)?;
     let counts = given(args.tasks_per_node.as_deref(), "--tasks-per-node", TASKS, environment)?;
-    let text = || -> Result<String, GenerateError> {
-        let hosts = hosts(list, counts)?;
-        Job::place(&hosts, args.ps_count()?, args.first_task_port())?.map(&args.made_by(), args.ports())
-    };
-    text().map_err(Failure::input)
+    let hosts = hosts(list, counts)?;
+    Job::place(&hosts, args.ps_count()?, args.first_task_port())?.map(&args.made_by(), args.ports())
 }
 
 /// A text, and what gave it.
@@ -43,12 +39,14 @@ fn given<'a>(
             return Ok((variable, text));
         }
     }
-    Err(Failure::input(GenerateError::NotSet { variable: variables[0], setter: "Slurm", flag: flag_name }))
+    Err(not_set(variables[0], "Slurm", flag_name))
 }
 
 /// The hosts with the number of tasks of each.
-fn hosts((origin, list): Given<'_>, counts: Given<'_>) -> Result<Vec<(Host, usize)>, GenerateError> {
-    let wrong = |problem| GenerateError::HostList { origin, text: list.to_owned(), problem };
+fn hosts((origin, list): Given<'_>, counts: Given<'_>) -> Result<Vec<(Host, usize)>, Failure> {
+    let wrong = |problem: String| {
+        Failure::input(format!("{origin}={list:?}: {problem}; write hosts as Slurm does, as in node[01-03,07],login1"))
+    };
     let names = expand(list).map_err(wrong)?;
     let counts = task_counts(counts, names.len())?;
     let mut hosts: Vec<(Host, usize)> = Vec::new();
@@ -61,8 +59,10 @@ fn hosts((origin, list): Given<'_>, counts: Given<'_>) -> Result<Vec<(Host, usiz
 
 /// `2(x3),1`: how many tasks each host has. One number without `(x` counts for every host, as in
 /// SLURM_NTASKS_PER_NODE.
-fn task_counts((origin, text): Given<'_>, hosts: usize) -> Result<Vec<usize>, GenerateError> {
-    let wrong = || GenerateError::TaskCounts { origin, text: text.to_owned() };
+fn task_counts((origin, text): Given<'_>, hosts: usize) -> Result<Vec<usize>, Failure> {
+    let wrong = || {
+        Failure::input(format!("{origin}={text:?} cannot be read; write numbers of tasks as Slurm does, as in 2(x3),1"))
+    };
     if let Some(count) = number(text.trim()) {
         return Ok(vec![count; hosts]);
     }
@@ -82,7 +82,9 @@ fn task_counts((origin, text): Given<'_>, hosts: usize) -> Result<Vec<usize>, Ge
     }
     if counts.len() != hosts {
         let counted = counts.len();
-        return Err(GenerateError::CountsDiffer { origin, text: text.to_owned(), counted, hosts });
+        return Err(Failure::input(format!(
+            "{origin}={text:?} gives tasks for {counted} hosts, but there are {hosts}; give one number for each"
+        )));
     }
     Ok(counts)
 }

@@ -6,8 +6,7 @@ use std::path::Path;
 
 use sealane_transport::endpoint_map::ENTRIES_MAX;
 
-use super::error::GenerateError;
-use super::job::Job;
+use super::job::{Job, too_many_tasks};
 use super::{Args, read};
 use crate::{Context, Failure};
 
@@ -25,18 +24,17 @@ const LABEL_BYTES_MAX: usize = 63;
 /// Makes the map; `root` is where the files of this host are.
 pub(super) fn generate(args: &Args, context: &Context, root: &Path) -> Result<String, Failure> {
     let variable = context.environment().get(NAMESPACE_VARIABLE)?.map(str::to_owned);
-    let text = || job(args, variable, root)?.map(&args.made_by(), args.ports());
-    text().map_err(Failure::input)
+    job(args, variable, root)?.map(&args.made_by(), args.ports())
 }
 
-fn job(args: &Args, namespace_variable: Option<String>, root: &Path) -> Result<Job, GenerateError> {
-    let needs = |flag| GenerateError::NoFlag { source_name: args.from.name(), flag };
-    let service = label("--service", args.service.clone().ok_or_else(|| needs("--service NAME"))?)?;
+fn job(args: &Args, namespace_variable: Option<String>, root: &Path) -> Result<Job, Failure> {
+    let service = label("--service", args.service.clone().ok_or_else(|| args.needs("--service NAME"))?)?;
     let namespace = match (&args.namespace, namespace_variable.filter(|text| !text.is_empty())) {
         (Some(flag), _) => label("--namespace", flag.clone())?,
         (None, Some(variable)) => label(NAMESPACE_VARIABLE, variable)?,
         (None, None) => {
-            let of_pod = read(&root.join(NAMESPACE_FILE)).map_err(|_| GenerateError::NoNamespace)?;
+            let of_pod = read(&root.join(NAMESPACE_FILE))
+                .map_err(|_| Failure::input("there is no namespace; give --namespace, or run this in a pod"))?;
             label(NAMESPACE_FILE, of_pod.trim().to_owned())?
         }
     };
@@ -48,7 +46,7 @@ fn job(args: &Args, namespace_variable: Option<String>, root: &Path) -> Result<J
         label("--cluster-domain", part.to_owned())?;
     }
     if args.ps.is_empty() && args.worker.is_empty() {
-        return Err(needs("--ps NAME:REPLICAS or --worker NAME:REPLICAS"));
+        return Err(args.needs("--ps NAME:REPLICAS or --worker NAME:REPLICAS"));
     }
     let port = args.first_task_port();
     let mut job = Job::default();
@@ -68,27 +66,31 @@ fn job(args: &Args, namespace_variable: Option<String>, root: &Path) -> Result<J
 }
 
 /// `ps:2`: a StatefulSet's name and how many pods it has.
-fn replicas<'a>(flag: &'static str, text: &'a str) -> Result<(&'a str, usize), GenerateError> {
-    let wrong = || GenerateError::Replicas { flag, text: text.to_owned() };
+fn replicas<'a>(flag: &str, text: &'a str) -> Result<(&'a str, usize), Failure> {
+    let wrong = || {
+        Failure::input(format!("{flag} {text:?} cannot be read; write a StatefulSet's name and replicas, as in ps:2"))
+    };
     let (name, replicas) = text.split_once(':').ok_or_else(wrong)?;
     let is_number = replicas.bytes().all(|byte| byte.is_ascii_digit());
     let replicas: usize = is_number.then(|| replicas.parse().ok()).flatten().ok_or_else(wrong)?;
     match replicas {
         0 => Err(wrong()),
         1..=ENTRIES_MAX => Ok((name, replicas)),
-        _ => Err(GenerateError::TooManyTasks),
+        _ => Err(too_many_tasks()),
     }
 }
 
 /// A name as Kubernetes has it, which is a part of a DNS name.
-fn label(origin: &'static str, text: String) -> Result<String, GenerateError> {
+fn label(origin: &str, text: String) -> Result<String, Failure> {
     let is_end = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
     let bytes = text.as_bytes();
     let ends = [bytes.first(), bytes.last()].iter().all(|byte| byte.is_some_and(is_end));
     let all = bytes.iter().all(|byte| is_end(byte) || *byte == b'-');
     match ends && all && text.len() <= LABEL_BYTES_MAX {
         true => Ok(text),
-        false => Err(GenerateError::ObjectName { origin, text }),
+        false => Err(Failure::input(format!(
+            "{origin} {text:?} is not a name in Kubernetes; write at most 63 of a-z, 0-9 and `-`, not `-` at an end"
+        ))),
     }
 }
 

@@ -5,9 +5,8 @@ use std::collections::BTreeMap;
 
 use serde_json::Value as Json;
 
-use super::error::GenerateError;
 use super::job::Job;
-use super::{Args, read};
+use super::{Args, no_tasks, not_set, read};
 use crate::settings::TF_CONFIG;
 use crate::{Context, Failure};
 
@@ -17,27 +16,27 @@ const CLUSTERS: [&str; 2] = ["cluster", "sparseCluster"];
 /// Makes the map.
 pub(super) fn generate(args: &Args, context: &Context) -> Result<String, Failure> {
     let (origin, text) = match &args.tf_config {
-        Some(path) => (path.display().to_string(), Some(read(path).map_err(Failure::input)?)),
+        Some(path) => (path.display().to_string(), Some(read(path)?)),
         None => (TF_CONFIG.to_owned(), context.environment().get(TF_CONFIG)?.map(str::to_owned)),
     };
-    let text = text.filter(|text| !text.trim().is_empty()).ok_or_else(|| {
-        Failure::input(GenerateError::NotSet {
-            variable: TF_CONFIG,
-            setter: "TensorFlow's launcher",
-            flag: "--tf-config FILE",
-        })
-    })?;
-    let (job, is_sparse) = job(&text, &origin).map_err(Failure::input)?;
+    let text = text
+        .filter(|text| !text.trim().is_empty())
+        .ok_or_else(|| not_set(TF_CONFIG, "TensorFlow's launcher", "--tf-config FILE"))?;
+    let (job, is_sparse) = job(&text, &origin)?;
     let mut made_by = args.made_by();
     if is_sparse {
         made_by += "# The cluster was sparse: these are the tasks that one process knows, not all tasks of the job.\n";
     }
-    job.map(&made_by, args.ports()).map_err(Failure::input)
+    job.map(&made_by, args.ports())
 }
 
 /// The tasks, by job and index; true if the cluster says itself that there are more.
-fn job(text: &str, origin: &str) -> Result<(Job, bool), GenerateError> {
-    let wrong = |problem: String| GenerateError::TfConfig { origin: origin.to_owned(), problem };
+fn job(text: &str, origin: &str) -> Result<(Job, bool), Failure> {
+    let wrong = |problem: String| {
+        Failure::input(format!(
+            "{origin}: {problem}; write TensorFlow's JSON there, as in {{\"cluster\":{{\"ps\":[\"host:2222\"]}}}}"
+        ))
+    };
     let config: Json = serde_json::from_str(text).map_err(|error| wrong(format!("it is not JSON ({error})")))?;
     let mut tasks: BTreeMap<(&str, u64), &str> = BTreeMap::new();
     let clusters = CLUSTERS.map(|name| (name, &config[name]));
@@ -74,10 +73,7 @@ fn job(text: &str, origin: &str) -> Result<(Job, bool), GenerateError> {
     for ((role, index), address) in tasks {
         job.add(role, index, address, || format!("{origin}: {role} {index}, {address:?}"))?;
     }
-    if job.len() == 0 {
-        return Err(GenerateError::NoTasks { origin: origin.to_owned() });
-    }
-    Ok((job, !config[CLUSTERS[1]].is_null()))
+    if job.len() == 0 { Err(no_tasks(origin)) } else { Ok((job, !config[CLUSTERS[1]].is_null())) }
 }
 
 /// The addresses of a job with their indexes, in either form.

@@ -13,7 +13,7 @@ use sealane_transport::tcp::TcpSettings;
 use sealane_transport::verbs::{PLAINTEXT_REFUSED, Verbs, VerbsSettings};
 
 use crate::settings::{self, Peers, Require, Runtime, Settings, Source, Transport, VERBS_BUILT_IN};
-use crate::{Failure, rdma_devices};
+use crate::{Failure, host};
 
 /// Shards of an engine that serves one short piece of work and for which nothing gives a number: there is one pair
 /// of tasks to serve, or hardly more.
@@ -137,7 +137,7 @@ struct Here {
 
 impl Here {
     fn look() -> Here {
-        Here { verbs_built_in: VERBS_BUILT_IN, has_device: rdma_devices::are_there() }
+        Here { verbs_built_in: VERBS_BUILT_IN, has_device: host::has_rdma_device() }
     }
 }
 

@@ -8,7 +8,7 @@ use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 use sealane_fusion::EngineSettings;
 use sealane_transport::provider::LinkProvider;
 
-use crate::{Failure, rdma_devices};
+use crate::{Failure, host};
 
 /// Where the kernel says which capabilities this process has.
 const STATUS: &str = "/proc/self/status";
@@ -53,7 +53,7 @@ impl LockLimit {
 /// The limit is too low, and verbs are required.
 pub(crate) fn check(settings: &EngineSettings) -> Result<(), Failure> {
     // Without a device nothing is registered; where one is required, the engine says that it is missing.
-    if rdma_devices::are_there() { check_against(settings, LockLimit::look()) } else { Ok(()) }
+    if host::has_rdma_device() { check_against(settings, LockLimit::look()) } else { Ok(()) }
 }
 
 fn check_against(settings: &EngineSettings, limit: LockLimit) -> Result<(), Failure> {

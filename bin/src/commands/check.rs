@@ -18,10 +18,10 @@ mod topology;
 mod verbs;
 mod verdict;
 
-use std::net::{IpAddr, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr};
 
 use sealane_transport::endpoint_map::{EndpointMap, EndpointMapError, Severity, TransportAddress, lint};
-use sealane_transport::tcp::TcpSettings;
+use sealane_transport::tcp::{TcpSettings, resolve};
 
 use self::cards::{Card, Kind};
 use self::cpus::Cpus;
@@ -42,7 +42,6 @@ use crate::commands::map::unknown_task;
 use crate::engine_settings::{authentication, link_wanted, verbs_settings};
 use crate::flags::SettingsFlags;
 use crate::local_host::{LocalHost, interfaces_of};
-use crate::rdma_devices::DEVICES;
 use crate::settings::{Require, Runtime, Settings, Source, VERBS_BUILT_IN};
 use crate::{Context, Failure};
 
@@ -185,7 +184,7 @@ impl Scene<'_> {
             sockets: Sockets::look(&kernel),
             memory_lock: MemoryLock::look(registered(settings, shards)),
             io_uring: IoUring::look(&settings.runtime.executor),
-            rdma: Device::look(DEVICES),
+            rdma: Device::look(&kernel),
             verbs,
             security: Security::look(settings, ours.addresses()),
             tcp: Tcp::look(&kernel, settings.tcp.wanted_congestion()),
@@ -232,7 +231,7 @@ impl Scene<'_> {
         findings.push(cards::finding(&report.cards, &report.topology, &free, shards));
         findings.extend(report.memory.findings());
         findings.push(report.memory_lock.finding(require == Require::Verbs));
-        findings.push(io_uring(&report.io_uring));
+        findings.push(report.io_uring.finding());
         findings.push(report.tcp.finding(wanted, nix::unistd::geteuid().is_root()));
         findings.extend(report.sockets.findings(traffic));
         findings.push(rdma::finding(&report.rdma));
@@ -304,9 +303,7 @@ impl Scene<'_> {
 
 /// What a transport address of this host resolves to.
 fn ips_of(address: &TransportAddress) -> Vec<IpAddr> {
-    let host = address.host.to_string();
-    let host = host.trim_start_matches('[').trim_end_matches(']');
-    (host, address.port).to_socket_addrs().into_iter().flatten().map(|found| found.ip()).collect()
+    resolve(address).unwrap_or_default().iter().map(SocketAddr::ip).collect()
 }
 
 /// What the lint says; nothing of a file that cannot be read, which has an error of its own.
@@ -319,22 +316,4 @@ fn remarks(settings: &Settings) -> Vec<Remark> {
         says: diagnostic.problem.to_string(),
     };
     lint(&text).into_iter().map(remark).collect()
-}
-
-/// What is to be said of io_uring: its reasons end with what to do.
-fn io_uring(found: &IoUring) -> Finding {
-    const NAME: &str = "io_uring";
-    let (says, remedy) = found.reason.split_once("; ").unwrap_or((&found.reason, "check the kernel log (dmesg)"));
-    let because = &found.because;
-    match &found.executor {
-        None => {
-            let says = format!("not available: {says}; shards do not start, since {because}");
-            Finding::fails(NAME, says, advice("set runtime.executor to auto"))
-        }
-        Some(_) if found.available => Finding::ok(NAME, found.to_string()),
-        Some(executor) => {
-            let says = format!("not available: {says}; shards run on {executor}, since {because}");
-            Finding::better(NAME, says, advice(remedy))
-        }
-    }
 }

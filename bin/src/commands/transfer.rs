@@ -16,6 +16,7 @@ use super::daemon::socket_override;
 use crate::commands::map::unknown_task;
 use crate::engine_settings::short_lived_engine_settings;
 use crate::flags::SettingsFlags;
+use crate::progress::write_line;
 use crate::settings::{Settings, Source};
 use crate::{Context, Failure, locked_memory};
 
@@ -89,13 +90,13 @@ impl Ends {
         };
         let reason = match self.choose(task, arena_bytes, &settings)? {
             Way::Daemon(attached, daemon) => {
-                carrier::tell(&format!("through {daemon}"));
+                write_line(&format!("through {daemon}"));
                 return Ok(Carrier::daemon(attached, daemon, settings.transport.tensor_bytes_max.value));
             }
             Way::Engine { reason } => reason,
         };
         let engine = self.start_engine(task, side, &settings)?;
-        carrier::tell(&format!("{reason}: engine in this process"));
+        write_line(&format!("{reason}: engine in this process"));
         let task = engine.task(task).map_err(Failure::work)?;
         Ok(Carrier::engine(task, engine, settings.transport.tensor_bytes_max.value))
     }

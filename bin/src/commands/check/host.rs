@@ -49,9 +49,7 @@ impl MemoryLock {
         let problem = needed.as_ref().and_then(|needed| limit.problem(needed.bytes));
         MemoryLock { soft_bytes, hard_bytes, error, lifted: limit.is_lifted, needed, problem }
     }
-}
 
-impl MemoryLock {
     /// What is to be said of it; too low a limit is the end where verbs are required.
     pub(super) fn finding(&self, requires_verbs: bool) -> Finding {
         const NAME: &str = "memory lock";
@@ -108,9 +106,7 @@ impl Tcp {
             congestion_available,
         }
     }
-}
 
-impl Tcp {
     /// What is to be said of them, for a process that has privilege or has not.
     pub(super) fn finding(&self, wanted: Option<&str>, is_privileged: bool) -> Finding {
         const NAME: &str = "congestion";

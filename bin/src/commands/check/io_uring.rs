@@ -1,22 +1,21 @@
 //! Which executor shards would run on here: io_uring's where the kernel lets this process have it, or epoll's.
 
-use std::fmt;
-
 use sealane_runtime::{ExecutorChoice, ExecutorKind, RuntimeError, try_io_uring};
 use serde::Serialize;
 
+use super::verdict::{Finding, advice};
 use crate::settings::Sourced;
 
 /// Whether this process can use io_uring, and what shards run on.
 #[derive(Debug, Serialize)]
 pub(super) struct IoUring {
-    pub(super) available: bool,
+    available: bool,
     /// What makes it so, and what to do about it.
-    pub(super) reason: String,
+    reason: String,
     /// What shards run on; none if they do not start.
-    pub(super) executor: Option<String>,
+    executor: Option<String>,
     /// What of the settings decides that.
-    pub(super) because: String,
+    because: String,
 }
 
 impl IoUring {
@@ -42,15 +41,24 @@ impl IoUring {
         let because = format!("runtime.executor is {word} ({})", choice.source);
         IoUring { available, reason, executor: executor.map(|kind| kind.to_string()), because }
     }
-}
 
-impl fmt::Display for IoUring {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+    /// What is to be said of it: the reasons end with what to do.
+    pub(super) fn finding(&self) -> Finding {
+        const NAME: &str = "io_uring";
         let IoUring { available, reason, executor, because } = self;
-        let word = if *available { "available" } else { "not available" };
+        let (says, remedy) = reason.split_once("; ").unwrap_or((reason, "check the kernel log (dmesg)"));
         match executor {
-            Some(executor) => write!(out, "{word}: {reason}; shards run on {executor}, since {because}"),
-            None => write!(out, "{word}: {reason}; shards do not start, since {because}: set it to auto"),
+            None => {
+                let says = format!("not available: {says}; shards do not start, since {because}");
+                Finding::fails(NAME, says, advice("set runtime.executor to auto"))
+            }
+            Some(executor) if *available => {
+                Finding::ok(NAME, format!("available: {reason}; shards run on {executor}, since {because}"))
+            }
+            Some(executor) => {
+                let says = format!("not available: {says}; shards run on {executor}, since {because}");
+                Finding::better(NAME, says, advice(remedy))
+            }
         }
     }
 }
@@ -67,7 +75,7 @@ mod tests {
             let outcome = if is_there { Ok(()) } else { Err(RuntimeError::IoUring { reason }) };
             let look = IoUring::of(outcome, &Sourced { value: choice, source: Source::Flag("--set") });
             assert_eq!(look.available, is_there);
-            (look.executor.clone().unwrap_or_default(), look.to_string())
+            (look.executor.clone().unwrap_or_default(), look.finding().says)
         };
         for (choice, is_there, executor, says) in [
             (ExecutorChoice::Auto, true, "io_uring", "available: a ring was created; shards run on io_uring, since"),

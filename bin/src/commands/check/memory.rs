@@ -44,7 +44,7 @@ impl Memory {
         let mut huge_pages: Vec<Pool> = kernel.names(HUGE_POOLS).into_iter().filter_map(pool).collect();
         huge_pages.sort_by_key(|pool| pool.page_bytes);
         Memory {
-            available_bytes: crate::host_memory::available_in(&meminfo),
+            available_bytes: crate::host::available_in(&meminfo),
             slabs_bytes,
             transparent_huge_pages: kernel.chosen(TRANSPARENT),
             huge_pages,

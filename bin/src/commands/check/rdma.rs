@@ -1,13 +1,13 @@
 //! The RDMA devices of this host with their ports and GIDs, as sysfs shows them. Bounded by
 //! `GIDS_MAX` for each port.
 
-use std::fs;
-use std::path::{Path, PathBuf};
-
 use serde::Serialize;
 
+use super::kernel::Kernel;
 use super::verdict::{Finding, advice};
 
+/// Where the kernel lists RDMA devices.
+const DEVICES: &str = "sys/class/infiniband";
 /// Most GIDs that are looked at: the table of a port with many VLANs, not all that hardware has.
 const GIDS_MAX: usize = 256;
 
@@ -41,12 +41,10 @@ pub(super) struct Gid {
 }
 
 impl Device {
-    /// The devices below `root`, by name; none where there is no such directory.
-    pub(super) fn look(root: impl AsRef<Path>) -> Vec<Device> {
-        let device = |path: PathBuf| Device { name: name(&path), ports: ports(&path.join("ports")) };
-        let mut devices: Vec<_> = children(root.as_ref()).map(device).collect();
-        devices.sort_by(|a, b| a.name.cmp(&b.name));
-        devices
+    /// The devices, by name; none where the kernel has no directory of them.
+    pub(super) fn look(kernel: &Kernel) -> Vec<Device> {
+        let device = |name: String| Device { ports: ports(kernel, &format!("{DEVICES}/{name}/ports")), name };
+        kernel.names(DEVICES).into_iter().map(device).collect()
     }
 }
 
@@ -75,73 +73,51 @@ pub(super) fn finding(devices: &[Device]) -> Finding {
     Finding::better(NAME, format!("{says}: no port is active"), remedy)
 }
 
-fn ports(directory: &Path) -> Vec<Port> {
-    let port = |path: PathBuf| {
+fn ports(kernel: &Kernel, directory: &str) -> Vec<Port> {
+    let port = |name: String| {
+        let text = |file: &str| kernel.text(format!("{directory}/{name}/{file}")).unwrap_or_default();
         // sysfs writes "4: ACTIVE".
-        let state = text(&path.join("state"));
+        let state = text("state");
         let state = state.split_once(": ").map_or(state.as_str(), |(_, word)| word);
+        let gid = |index: usize| {
+            let gid = text(&format!("gids/{index}"));
+            let used = gid.bytes().any(|byte| byte != b'0' && byte != b':');
+            let (kind, network_device) = (format!("gid_attrs/types/{index}"), format!("gid_attrs/ndevs/{index}"));
+            used.then(|| Gid { index, gid, kind: text(&kind), network_device: text(&network_device) })
+        };
+        let gids = kernel.names(format!("{directory}/{name}/gids")).len().min(GIDS_MAX);
         Some(Port {
-            number: name(&path).parse().ok()?,
+            number: name.parse().ok()?,
             state: state.to_owned(),
-            link_layer: text(&path.join("link_layer")),
-            gids: gids(&path),
+            link_layer: text("link_layer"),
+            gids: (0..gids).filter_map(gid).collect(),
         })
     };
-    let mut ports: Vec<_> = children(directory).filter_map(port).collect();
+    let mut ports: Vec<_> = kernel.names(directory).into_iter().filter_map(port).collect();
     ports.sort_by_key(|port| port.number);
     ports
 }
 
-fn gids(port: &Path) -> Vec<Gid> {
-    let gid = |index: usize| {
-        let at = |directory: &str| text(&port.join(directory).join(index.to_string()));
-        let gid = at("gids");
-        let used = gid.bytes().any(|byte| byte != b'0' && byte != b':');
-        used.then(|| Gid { index, gid, kind: at("gid_attrs/types"), network_device: at("gid_attrs/ndevs") })
-    };
-    let count = children(&port.join("gids")).take(GIDS_MAX).count();
-    (0..count).filter_map(gid).collect()
-}
-
-fn children(directory: &Path) -> impl Iterator<Item = PathBuf> {
-    let entries = fs::read_dir(directory).ok().into_iter().flatten();
-    entries.filter_map(|entry| Some(entry.ok()?.path()))
-}
-
-fn name(path: &Path) -> String {
-    let name = path.file_name().unwrap_or_default();
-    name.to_string_lossy().into_owned()
-}
-
-/// A sysfs attribute without its line end; empty where the kernel has nothing to say.
-fn text(path: &Path) -> String {
-    let text = fs::read_to_string(path).unwrap_or_default();
-    text.trim().to_owned()
-}
-
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
+    use super::super::kernel::laid_out;
     use super::super::verdict::Remedy;
     use super::*;
 
     #[test]
     fn reads_devices_ports_and_used_gids() {
-        let root = tempfile::tempdir().unwrap();
-        let port = root.path().join("mlx5_0/ports/1");
-        for (file, text) in [
-            ("state", "4: ACTIVE\n"),
-            ("link_layer", "Ethernet\n"),
-            ("gids/0", "fe80:0000:0000:0000:0000:0000:0000:0001\n"),
-            ("gids/1", "0000:0000:0000:0000:0000:0000:0000:0000\n"),
-            ("gid_attrs/types/0", "RoCE v2\n"),
-            ("gid_attrs/ndevs/0", "eth0\n"),
-        ] {
-            let path = port.join(file);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, text).unwrap();
-        }
-        fs::create_dir_all(root.path().join("a0/ports/x")).unwrap();
-        let devices = Device::look(root.path());
+        let (root, kernel) = laid_out(&[
+            ("sys/class/infiniband/mlx5_0/ports/1/state", "4: ACTIVE"),
+            ("sys/class/infiniband/mlx5_0/ports/1/link_layer", "Ethernet"),
+            ("sys/class/infiniband/mlx5_0/ports/1/gids/0", "fe80:0000:0000:0000:0000:0000:0000:0001"),
+            ("sys/class/infiniband/mlx5_0/ports/1/gids/1", "0000:0000:0000:0000:0000:0000:0000:0000"),
+            ("sys/class/infiniband/mlx5_0/ports/1/gid_attrs/types/0", "RoCE v2"),
+            ("sys/class/infiniband/mlx5_0/ports/1/gid_attrs/ndevs/0", "eth0"),
+            ("sys/class/infiniband/a0/ports/x/state", "4: ACTIVE"),
+        ]);
+        let devices = Device::look(&kernel);
         assert_eq!(devices.len(), 2);
         assert_eq!((devices[0].name.as_str(), devices[0].ports.len()), ("a0", 0));
         let port = &devices[1].ports[0];
@@ -155,18 +131,19 @@ mod tests {
         let says = "mlx5_0 port 1: ACTIVE, Ethernet, 1 GIDs";
         assert_eq!(finding(&devices), Finding::ok("RDMA devices", says));
 
-        fs::write(root.path().join("mlx5_0/ports/1/state"), "1: DOWN\n").unwrap();
-        let down = finding(&Device::look(root.path()));
+        let port = root.path().join("sys/class/infiniband/mlx5_0/ports/1");
+        fs::write(port.join("state"), "1: DOWN\n").unwrap();
+        let down = finding(&Device::look(&kernel));
         assert_eq!(down.remedy.as_ref().map(Remedy::text), Some("sudo ip link set eth0 up"));
-        fs::remove_file(root.path().join("mlx5_0/ports/1/gids/0")).unwrap();
-        let down = finding(&Device::look(root.path()));
+        fs::remove_file(port.join("gids/0")).unwrap();
+        let down = finding(&Device::look(&kernel));
         assert!(down.remedy.unwrap().text().starts_with("start the subnet manager"));
     }
 
     #[test]
     fn a_host_without_rdma_has_no_devices() {
-        let root = tempfile::tempdir().unwrap();
-        assert_eq!(Device::look(root.path().join("none")), []);
+        let (_directory, kernel) = laid_out(&[]);
+        assert_eq!(Device::look(&kernel), []);
         assert_eq!(finding(&[]).says, "none");
     }
 }

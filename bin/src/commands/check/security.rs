@@ -1,9 +1,8 @@
 //! Who may talk to the tasks of this host, and whether a daemon would start so.
 
-use std::net::ToSocketAddrs;
-
 use serde::Serialize;
 
+use super::ips_of;
 use super::verdict::{Finding, advice};
 use crate::engine_settings::authentication;
 use crate::figures::days_left;
@@ -62,9 +61,7 @@ fn name(peers: &Peers) -> &'static str {
 
 /// True if other hosts reach the address; one that cannot be looked up is reached by nobody.
 fn is_exposed(address: &TransportAddress) -> bool {
-    let (host, port) = (address.host.to_string(), address.port);
-    let host = host.trim_start_matches('[').trim_end_matches(']');
-    (host, port).to_socket_addrs().is_ok_and(|mut found| found.any(|found| !found.ip().to_canonical().is_loopback()))
+    ips_of(address).iter().any(|ip| !ip.to_canonical().is_loopback())
 }
 
 impl Security {

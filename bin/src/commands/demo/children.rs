@@ -1,6 +1,7 @@
 //! The demo's tasks and daemons as their parent sees them. A task is a child process that takes orders and reports; a
 //! daemon serves until it is told to stop. One thread for each reads what it says. None outlives this: standard inputs of
-//! tasks close, daemons get a signal, and who does not end then is killed.
+//! tasks close, daemons get a signal, and who does not end then is killed. Signals that end a demo are events here: the tasks,
+//! which a terminal interrupts as well, leave them to the parent.
 
 use std::collections::VecDeque;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -9,14 +10,13 @@ use std::process::{ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::{Signal, kill};
+use nix::sys::signal::{SigSet, Signal, kill};
 use nix::unistd::Pid;
 
-use super::interrupts;
-use super::progress;
 use super::protocol::{Order, Report};
 use crate::Failure;
 use crate::commands::daemon::ANNOUNCEMENT;
+use crate::progress::write_line;
 
 /// How long a task may take for one order: longer than its own requests wait, so that it can say what went wrong.
 const ORDER_TIME: Duration = Duration::from_secs(120);
@@ -27,11 +27,11 @@ const ROOT_CAUSE_TIME: Duration = Duration::from_millis(500);
 const END_TIME: Duration = Duration::from_secs(5);
 /// Lines of a daemon that are kept, to be shown should it end: an error and what led to it.
 const LAST_WORDS_MAX: usize = 3;
+/// What ends a program in good order: a terminal's interrupt, a terminal that goes away, and a plain `kill`.
+const ENDING: [Signal; 3] = [Signal::SIGINT, Signal::SIGHUP, Signal::SIGTERM];
 
 enum Event {
     Report(usize, Report),
-    /// Something else was on standard output.
-    Garbled(usize, String),
     /// What it says ended, and so the process; the last lines, where they were not for reports.
     Closed(usize, VecDeque<String>),
     Signal(Signal),
@@ -66,7 +66,7 @@ impl Children {
     /// A process cannot be started; those that were are ended.
     pub(super) fn start(names: &[String], mut command: impl FnMut() -> Command) -> Result<Children, Failure> {
         let (sender, events) = mpsc::channel();
-        interrupts::become_events(sender.clone(), Event::Signal)?;
+        take_signals(sender.clone())?;
         let mut children = Children {
             children: Vec::new(),
             tasks: names.len(),
@@ -217,7 +217,6 @@ impl Children {
             Event::Signal(signal) => {
                 Failure::work(format!("{signal} was received {}; the demo has stopped its tasks", self.doing))
             }
-            Event::Garbled(index, line) => self.failed(index, &format!("it wrote an invalid report: {line}")),
             Event::Report(index, Report::Failed { reason }) => {
                 let deadline = Instant::now() + ROOT_CAUSE_TIME;
                 while let Ok(event) = self.next(deadline) {
@@ -245,14 +244,9 @@ impl Children {
             Ok(status) => format!("before its work was done: {status}"),
             Err(error) => format!("for an unknown reason ({error})"),
         };
-        let said = match last_words.len() {
-            0 => String::new(),
-            _ => {
-                format!(
-                    "; its last output: {}",
-                    last_words.iter().map(|line| line.trim()).collect::<Vec<_>>().join(" | ")
-                )
-            }
+        let said = match &last_words.iter().map(|line| line.trim()).collect::<Vec<_>>()[..] {
+            [] => String::new(),
+            lines => format!("; its last output: {}", lines.join(" | ")),
         };
         Failure::work(format!("{name} (process {}) ended {}, {how}{said}", process.id(), self.doing))
     }
@@ -288,11 +282,8 @@ fn spawn(name: &str, command: &mut Command) -> Result<std::process::Child, Failu
 
 fn read_reports(index: usize, reports: impl Read, events: &Sender<Event>) {
     for line in BufReader::new(reports).lines().map_while(Result::ok) {
-        let event = match serde_json::from_str(&line) {
-            Ok(report) => Event::Report(index, report),
-            Err(_) => Event::Garbled(index, line),
-        };
-        if events.send(event).is_err() {
+        let garbled = |_| Report::Failed { reason: format!("it wrote an invalid report: {line}") };
+        if events.send(Event::Report(index, serde_json::from_str(&line).unwrap_or_else(garbled))).is_err() {
             return;
         }
     }
@@ -309,7 +300,7 @@ fn listen_to_daemon(index: usize, words: impl Read, show: bool, events: &Sender<
             continue;
         }
         if show {
-            progress::write_line(&line);
+            write_line(&line);
         }
         if last_words.len() == LAST_WORDS_MAX {
             last_words.pop_front();
@@ -317,6 +308,24 @@ fn listen_to_daemon(index: usize, words: impl Read, show: bool, events: &Sender<
         last_words.push_back(line);
     }
     let _ = events.send(Event::Closed(index, last_words));
+}
+
+/// From now on, signals that end a program become events. Threads and processes that are started later inherit that
+/// they do not see them.
+///
+/// # Errors
+/// The kernel refuses.
+fn take_signals(events: Sender<Event>) -> Result<(), Failure> {
+    let ending: SigSet = ENDING.into_iter().collect();
+    ending.thread_block().map_err(|error| Failure::work(format!("signals cannot be set up ({error})")))?;
+    std::thread::spawn(move || {
+        while let Ok(signal) = ending.wait() {
+            if events.send(Event::Signal(signal)).is_err() {
+                return;
+            }
+        }
+    });
+    Ok(())
 }
 
 #[cfg(test)]

@@ -1,28 +1,70 @@
-//! The demo's daemons: `sealane daemon` of this very program, each with a transport address that the demo has bound for it
-//! and a socket in the demo's directory. What they serve, and with which settings.
+//! Where the demo's engines are, and so the way of a tensor: in the tasks, or in daemons. Those are `sealane daemon` of this very
+//! program, each with a transport address that the demo has bound for it and a socket in the demo's directory.
 
 use std::ffi::OsString;
-use std::fs;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use nix::sched::{CpuSet, sched_getaffinity};
-use nix::unistd::Pid;
-
 use super::protocol::{Job, Part};
-use super::setup::Setup;
 use super::task::{REQUEST_TIMEOUT, SLAB_BYTES};
 use crate::Failure;
-use crate::settings::{Settings, Source};
+use crate::settings::{Require, Settings, Source};
 
 /// One CPU of so many is for each daemon's shards: with two daemons, half of them are left to the tasks.
 const CPUS_PER_SHARD: usize = 4;
 
 /// How long a daemon of a demo that has failed waits for calls in progress, all of which have lost their tasks.
 const DRAIN_TIMEOUT_MS: u64 = 500;
+
+/// Where the engines are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Setup {
+    /// In every task's process.
+    Embedded,
+    /// In two daemons: one for all ps, one for all workers.
+    TwoDaemons,
+    /// In one daemon for all tasks.
+    OneDaemon,
+}
+
+impl Setup {
+    /// `daemons` or `embedded`.
+    pub(super) fn mode(self) -> &'static str {
+        match self {
+            Setup::Embedded => "embedded",
+            Setup::TwoDaemons | Setup::OneDaemon => "daemons",
+        }
+    }
+
+    /// What carries a tensor from the one part's side to the other's; `network` is what joins two engines.
+    pub(super) fn link(self, network: &'static str) -> &'static str {
+        match self {
+            Setup::Embedded | Setup::TwoDaemons => network,
+            Setup::OneDaemon => "shm",
+        }
+    }
+
+    /// The way of every tensor, process by process.
+    pub(super) fn path(self, network: &str) -> String {
+        match self {
+            Setup::Embedded => format!("task --{network}--> task"),
+            Setup::TwoDaemons => format!("task --shm--> daemon --{network}--> daemon --shm--> task"),
+            Setup::OneDaemon => "task --shm--> daemon --shm--> task".to_owned(),
+        }
+    }
+}
+
+/// What will join two engines, as far as the settings say.
+pub(super) fn expected_network(require: Require, verbs_built_in: bool) -> &'static str {
+    match require {
+        Require::Verbs => "verbs",
+        Require::Auto if verbs_built_in => "verbs or tcp",
+        Require::Auto | Require::Tcp => "tcp",
+    }
+}
 
 /// A daemon that is to be started.
 pub(super) struct Daemon<'a> {
@@ -124,21 +166,6 @@ pub(super) fn settings_of_demo(
     ours.flat_map(|(name, value, _)| ["--set".to_owned(), format!("{name}={value}")]).collect()
 }
 
-/// The CPUs that threads of a process are pinned to.
-pub(super) fn pinned_cpus(process: u32) -> Vec<usize> {
-    let threads = fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
-    let threads = threads.filter_map(|thread| thread.file_name().to_str()?.parse().ok());
-    let affinities: Vec<CpuSet> = threads.filter_map(|thread| sched_getaffinity(Pid::from_raw(thread)).ok()).collect();
-    let cpus_of = |set: &CpuSet| (0..CpuSet::count()).filter(|cpu| set.is_set(*cpu) == Ok(true)).collect::<Vec<_>>();
-    let all: Vec<Vec<usize>> = affinities.iter().map(cpus_of).collect();
-    // The main thread may use all that there are: one CPU is no choice where there is but one.
-    let choice = all.iter().map(Vec::len).max().unwrap_or(0) > 1;
-    let mut pinned: Vec<usize> = all.into_iter().filter(|cpus| choice && cpus.len() == 1).flatten().collect();
-    pinned.sort_unstable();
-    pinned.dedup();
-    pinned
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -191,7 +218,18 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_is_not_there_is_pinned_nowhere() {
-        assert!(pinned_cpus(0).is_empty());
+    fn only_a_build_with_verbs_leaves_the_network_open() {
+        assert_eq!(expected_network(Require::Auto, true), "verbs or tcp");
+        assert_eq!(expected_network(Require::Auto, false), "tcp");
+        assert_eq!(expected_network(Require::Tcp, true), "tcp");
+        assert_eq!(expected_network(Require::Verbs, true), "verbs");
+    }
+
+    #[test]
+    fn the_network_joins_engines_and_nothing_else() {
+        assert_eq!(Setup::Embedded.path("verbs"), "task --verbs--> task");
+        assert_eq!(Setup::TwoDaemons.path("tcp"), "task --shm--> daemon --tcp--> daemon --shm--> task");
+        assert_eq!(Setup::OneDaemon.path("tcp"), "task --shm--> daemon --shm--> task");
+        assert_eq!([Setup::Embedded, Setup::OneDaemon].map(|setup| setup.link("verbs")), ["verbs", "shm"]);
     }
 }

@@ -5,12 +5,13 @@ use std::time::Duration;
 use hdrhistogram::Histogram;
 
 use super::protocol::Fetched;
-use super::timeline::Timeline;
 
 /// Longest latency that is distinguished, in ns: no request of the demo waits for longer.
 const LATENCY_NS_MAX: u64 = 120_000_000_000;
 /// Digits of a latency that are kept.
 const LATENCY_DIGITS: u8 = 3;
+/// Most points in the course of time: as many as a wide plot can show.
+const POINTS_MAX: u64 = 256;
 
 /// What moved in one direction, and how long that took.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -67,6 +68,15 @@ impl Traffic {
     }
 }
 
+/// Some steps, one after another.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Point {
+    /// When the last of them was done, since the first step that counts began.
+    pub(super) ended: Duration,
+    pub(super) steps: u64,
+    pub(super) traffic: Traffic,
+}
+
 /// All figures of a demo.
 #[derive(Debug)]
 pub(super) struct Figures {
@@ -79,7 +89,10 @@ pub(super) struct Figures {
     pub(super) tensors_verified: u64,
     pub(super) bytes_verified: u64,
     pub(super) steps: u64,
-    pub(super) timeline: Timeline,
+    /// What moved in the course of time.
+    pub(super) points: Vec<Point>,
+    /// Steps of each point but the last.
+    pub(super) steps_a_point: u64,
 }
 
 impl Figures {
@@ -93,7 +106,8 @@ impl Figures {
             tensors_verified: 0,
             bytes_verified: 0,
             steps: 0,
-            timeline: Timeline::new(steps),
+            points: Vec::new(),
+            steps_a_point: steps.div_ceil(POINTS_MAX).max(1),
         }
     }
 
@@ -116,7 +130,12 @@ impl Figures {
         });
         self.workers.iter_mut().zip(step).for_each(|(sum, worker)| sum.add(worker));
         self.total.add(all);
-        self.timeline.add(ended, all);
+        if self.points.last().is_none_or(|last| last.steps == self.steps_a_point) {
+            self.points.push(Point::default());
+        }
+        let point = self.points.last_mut().expect("there is one by now");
+        point.traffic.add(all);
+        (point.ended, point.steps) = (ended, point.steps + 1);
         self.steps += 1;
         all
     }
@@ -156,13 +175,32 @@ mod tests {
         assert_eq!(figures.workers[0].push, Flow { tensors: 2, bytes: 30, time: ms(2) });
         assert_eq!(figures.workers[1].push.time, ms(5));
         figures.add_step(&pulled, &pushed, ms(19));
-        assert_eq!(figures.timeline.points().iter().map(|point| point.ended).collect::<Vec<_>>(), [ms(9), ms(19)]);
+        assert_eq!(figures.points.iter().map(|point| point.ended).collect::<Vec<_>>(), [ms(9), ms(19)]);
         assert_eq!((figures.total.tensors(), figures.total.bytes(), figures.steps), (16, 1320, 2));
         assert_eq!(figures.total.step_ms(2), 11.0);
         assert_eq!(figures.latencies.len(), 8);
         figures.add_verified(3, 30);
         figures.add_verified(4, 40);
         assert_eq!((figures.tensors_verified, figures.bytes_verified), (7, 70));
+    }
+
+    #[test]
+    fn no_step_is_lost_and_the_points_stay_few() {
+        let time = Duration::from_millis(1);
+        let steps = 3 * POINTS_MAX + 1;
+        let mut figures = Figures::new(1, steps);
+        for step in 1..=steps {
+            figures.add_step(&[vec![fetched(0, 1_000_000, 1)]], &[vec![]], time * step as u32);
+            assert_eq!(figures.points.iter().map(|point| point.steps).sum::<u64>(), step);
+        }
+        assert!(figures.points.len() as u64 <= POINTS_MAX);
+        assert_eq!(figures.steps_a_point, 4);
+        let (last, others) = figures.points.split_last().unwrap();
+        assert!(others.iter().all(|point| point.steps == 4 && point.traffic.pull.tensors == 4));
+        assert!(others.windows(2).all(|pair| pair[1].ended - pair[0].ended == time * 4));
+        assert_eq!((last.steps, last.ended), (1, time * steps as u32));
+        assert_eq!(others[0].traffic.pull.gigabytes_per_s(), 1.0);
+        assert_eq!(Figures::new(1, POINTS_MAX).steps_a_point, 1);
     }
 
     #[test]

@@ -2,23 +2,18 @@
 //! real model's tensors back and forth on this machine, and every byte is verified. This process starts all of them, tells
 //! the tasks what to do step by step, and adds up what they measured; it moves nothing itself.
 
-mod bars;
 mod children;
 mod daemons;
 mod figures;
-mod interrupts;
 mod mover;
 mod outcome;
 mod page;
 mod pattern;
 mod peers;
 mod play;
-mod progress;
 mod protocol;
-mod setup;
 mod share;
 mod task;
-mod timeline;
 
 use std::fs;
 use std::path::PathBuf;
@@ -30,17 +25,18 @@ use sealane_runtime::allowed_cpus;
 
 pub use self::task::{TaskArgs, run_task};
 
-use self::daemons::{may_spin, settings_of_demo};
+use self::daemons::{Setup, expected_network, may_spin, settings_of_demo};
+use self::figures::Figures;
 use self::outcome::{Outcome, Parameters, shown_bytes};
-use self::play::{Play, Played};
+use self::play::Play;
 use self::protocol::{Job, Part, task_name};
-use self::setup::{Setup, expected_network};
 use self::share::Share;
 use crate::arena_size::arena_bytes;
+use crate::links::Links;
 use crate::output_file::{self, OutputFile};
 use crate::settings::VERBS_BUILT_IN;
 use crate::workload::Workload;
-use crate::{Context, Failure, host_memory};
+use crate::{Context, Failure, host};
 
 /// Most tasks of one part: more would only wait for this machine's CPUs.
 const TASKS_MAX: u64 = 64;
@@ -160,24 +156,15 @@ pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
     let (start, made) = (Instant::now(), SystemTime::now());
     let report_file = OutputFile::named("--report", args.report.as_ref())?;
     let trace_file = OutputFile::named("--trace", args.trace.as_ref())?;
-    let demo = Demo::plan(args, context)?;
-    let mut played = Played::new(&demo.parameters);
-    let ended = Play { demo: &demo, args, context }.play(&mut played);
-    let Played { figures, pinned, links, peers, trace } = played;
-    let allowed = allowed_cpus().map_err(Failure::work)?;
-    let machine = Machine { pinned, ..Machine::look(&allowed, None)? };
-    let parameters = demo.parameters;
-    let seconds = start.elapsed().as_secs_f64();
-    let network = links.kind().unwrap_or(demo.network);
-    let Demo { workload, setup, .. } = demo;
-    let outcome = Outcome { workload, setup, network, links, peers, parameters, machine, figures, seconds };
+    let (demo, mut outcome) = Demo::plan(args, context)?;
+    let played = Play { demo: &demo, args, context }.play(&mut outcome);
+    outcome.seconds = start.elapsed().as_secs_f64();
     if let Some(file) = report_file {
-        let written = file.write(&outcome.to_page(ended.as_ref().err(), made).to_html());
+        let written = file.write(&outcome.to_page(played.as_ref().err(), made).to_html());
         // Why the demo failed is more than that its report did as well.
-        ended.as_ref().map_or_else(|_| Ok(()), |()| written)?;
+        played.as_ref().map_or_else(|_| Ok(()), |_| written)?;
     }
-    ended?;
-    if let Some((file, trace)) = trace_file.zip(trace) {
+    if let Some((file, trace)) = trace_file.zip(played?) {
         file.write(&trace)?;
     }
     output_file::report(context, args.json.as_deref(), &outcome.to_json(), &outcome.to_text())
@@ -185,13 +172,9 @@ pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
 
 /// A demo that can be played: all arguments are read and checked.
 struct Demo {
-    workload: String,
     setup: Setup,
-    /// What will join two engines, as far as that is known before.
-    network: &'static str,
     /// Whether the processes have a CPU each, so that one may spin.
     spin: bool,
-    parameters: Parameters,
     /// One for each task: first the ps, then the workers.
     jobs: Vec<Job>,
     /// For each part, what its daemon is told beyond the settings of the demo itself.
@@ -199,7 +182,8 @@ struct Demo {
 }
 
 impl Demo {
-    fn plan(args: &Args, context: &Context) -> Result<Demo, Failure> {
+    /// Also gives its outcome, of which nothing is known yet.
+    fn plan(args: &Args, context: &Context) -> Result<(Demo, Outcome), Failure> {
         let (workers, ps) = (args.workers as usize, args.ps as usize);
         let setup = args.setup()?;
         let text = Workload::text(&args.workload)?;
@@ -209,7 +193,8 @@ impl Demo {
         let [of_ps, of_workers] =
             [Part::Ps, Part::Worker].map(|part| task::settings(part, &args.config, &set, context));
         let (of_ps, of_workers) = (of_ps?, of_workers?);
-        let cpus = allowed_cpus().map_err(Failure::work)?.len();
+        let allowed = allowed_cpus().map_err(Failure::work)?;
+        let cpus = allowed.len();
         let (pin, spin) = (cpus >= workers + ps, may_spin(setup, workers + ps, cpus));
         let parts = [(Part::Ps, ps), (Part::Worker, workers)];
         let jobs = parts.into_iter().flat_map(|(part, count)| (0..count).map(move |index| (part, index)));
@@ -243,8 +228,18 @@ impl Demo {
             congestion: of_workers.tcp.wanted_congestion().map_or_else(kernels, str::to_owned),
         };
         let settings = [(Part::Ps, of_daemon(&of_ps)), (Part::Worker, of_daemon(&of_workers))];
-        let network = expected_network(of_workers.transport.require.value, VERBS_BUILT_IN);
-        Ok(Demo { workload: workload.name, setup, network, spin, parameters, jobs, settings })
+        let outcome = Outcome {
+            workload: workload.name,
+            setup,
+            network: expected_network(of_workers.transport.require.value, VERBS_BUILT_IN),
+            links: Links::default(),
+            peers: Vec::new(),
+            figures: Figures::new(workers, args.steps),
+            parameters,
+            machine: Machine::look(&allowed, None)?,
+            seconds: 0.0,
+        };
+        Ok((Demo { setup, spin, jobs, settings }, outcome))
     }
 }
 
@@ -258,7 +253,7 @@ fn memory_bytes(setup: Setup, job: &Job, workload: &Workload) -> u64 {
 }
 
 fn check_memory(workload: &Workload, workers: usize, needed: u64) -> Result<(), Failure> {
-    match host_memory::available_bytes() {
+    match host::available_bytes() {
         Some(available) if needed > available => Err(Failure::input(format!(
             "{} with {workers} workers needs {} of memory and {} are free; use fewer workers or a smaller workload",
             workload.name,

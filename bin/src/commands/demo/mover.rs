@@ -5,10 +5,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use sealane::{Attach, Engine, EngineSettings, Receiving, Sending, Task};
-use sealane_fusion::{Buffer, Error, RecvOutcome, Tensor};
+use sealane::{Attach, Engine, EngineSettings, Sending, Task};
+use sealane_fusion::{Buffer, Error, Tensor};
 
-use super::peers::EngineLinks;
 use crate::Failure;
 use crate::figures::Shard;
 
@@ -31,6 +30,7 @@ pub(super) struct With<T> {
 }
 
 /// What came from a peer.
+#[derive(Default)]
 pub(super) struct Arrived {
     /// In the order in which they were wanted.
     pub(super) tensors: Vec<Tensor>,
@@ -85,32 +85,31 @@ impl Mover {
 
     /// Receives tensors from all peers at once into their memory, a window of requests to each.
     pub(super) fn fetch(&mut self, step: i64, wanted: Vec<With<Wanted>>) -> Result<Vec<Arrived>, Error> {
-        let mut flows: Vec<Flow> = wanted.into_iter().map(Flow::new).collect();
-        let mut flying = VecDeque::new();
+        let (start, task) = (Instant::now(), &self.task);
+        let mut waiting: Vec<_> = wanted.into_iter().map(|with| (with.peer, with.tensors.into_iter())).collect();
+        let peers = waiting.len();
+        let mut arrived: Vec<Arrived> = waiting.iter().map(|_| Arrived::default()).collect();
+        let mut ask_next = |number: usize| {
+            let (peer, wanted): &mut (String, std::vec::IntoIter<Wanted>) = &mut waiting[number];
+            let Wanted { key, destination } = wanted.next()?;
+            Some((number, Instant::now(), task.recv_into(peer, step, &key, destination)))
+        };
         // In turn, so that none waits for all requests to another.
-        for _ in 0..self.window {
-            for (number, flow) in flows.iter_mut().enumerate() {
-                flying.extend(flow.ask_next(&self.task, step, number));
-            }
-        }
+        let mut in_flight: VecDeque<_> = (0..self.window).flat_map(|_| 0..peers).filter_map(&mut ask_next).collect();
         // Answers come in the order of the requests, or nearly so.
-        while let Some(Flight { flow: number, index, asked, receiving }) = flying.pop_front() {
-            let flow = &mut flows[number];
-            flow.landed(index, asked, receiving.wait())?;
-            flying.extend(flow.ask_next(&self.task, step, number));
+        while let Some((number, asked, receiving)) = in_flight.pop_front() {
+            let from = &mut arrived[number];
+            from.tensors.push(receiving.wait()?);
+            from.latencies.push(asked.elapsed());
+            from.elapsed = start.elapsed();
+            in_flight.extend(ask_next(number));
         }
-        Ok(flows.into_iter().map(Flow::finish).collect())
+        Ok(arrived)
     }
 
-    /// The CPUs that shards in this process are pinned to.
-    pub(super) fn cpus(&self) -> Vec<usize> {
-        self.engine.iter().flat_map(Engine::cpus).flatten().collect()
-    }
-
-    /// The links of an engine in this process to others.
-    pub(super) fn links(&self) -> EngineLinks {
-        let shards = self.engine.iter().flat_map(Engine::figures);
-        EngineLinks::of(self.task.name(), shards.map(Shard::from).collect())
+    /// What the shards of an engine in this process show.
+    pub(super) fn shards(&self) -> Vec<Shard> {
+        self.engine.iter().flat_map(Engine::figures).map(Shard::from).collect()
     }
 
     /// Ends it in good order.
@@ -119,55 +118,5 @@ impl Mover {
         self.settle()?;
         let stopped = self.engine.map_or(Ok(()), |engine| engine.stop());
         stopped.map_err(|error| Error::unavailable("this engine", error.to_string()))
-    }
-}
-
-/// A request that was made.
-struct Flight {
-    flow: usize,
-    index: usize,
-    asked: Instant,
-    receiving: Receiving,
-}
-
-/// What comes from one peer.
-struct Flow {
-    peer: String,
-    waiting: std::iter::Enumerate<std::vec::IntoIter<Wanted>>,
-    tensors: Vec<Option<Tensor>>,
-    latencies: Vec<Duration>,
-    start: Instant,
-    last_arrival: Instant,
-}
-
-impl Flow {
-    fn new(With { peer, tensors: wanted }: With<Wanted>) -> Flow {
-        let now = Instant::now();
-        Flow {
-            peer,
-            tensors: wanted.iter().map(|_| None).collect(),
-            latencies: Vec::with_capacity(wanted.len()),
-            waiting: wanted.into_iter().enumerate(),
-            start: now,
-            last_arrival: now,
-        }
-    }
-
-    fn ask_next(&mut self, task: &Task, step: i64, flow: usize) -> Option<Flight> {
-        let (index, Wanted { key, destination }) = self.waiting.next()?;
-        let asked = Instant::now();
-        Some(Flight { flow, index, asked, receiving: task.recv_into(&self.peer, step, &key, destination) })
-    }
-
-    fn landed(&mut self, index: usize, asked: Instant, outcome: RecvOutcome) -> Result<(), Error> {
-        self.tensors[index] = Some(outcome?);
-        self.last_arrival = Instant::now();
-        self.latencies.push(self.last_arrival - asked);
-        Ok(())
-    }
-
-    fn finish(self) -> Arrived {
-        let tensors = self.tensors.into_iter().map(|tensor| tensor.expect("every recv has ended")).collect();
-        Arrived { tensors, latencies: self.latencies, elapsed: self.last_arrival - self.start }
     }
 }

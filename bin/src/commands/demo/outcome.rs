@@ -2,24 +2,29 @@
 
 use std::fmt::Write;
 
+use hdrhistogram::Histogram;
 use sealane_bench::{Column, Machine, Table};
 use serde::Serialize;
 
-use super::bars;
+use super::daemons::Setup;
 use super::figures::{Figures, Traffic};
 use super::peers::PeerLink;
 use super::protocol::{Part, task_name};
-use super::setup::Setup;
 use crate::links::Links;
 
 /// Names the JSON's fields and their meaning; another number means other fields.
 const SCHEMA: &str = "sealane-demo/1";
 
+/// Longest bar, in characters.
+const BAR_WIDTH: u64 = 40;
+/// Nanoseconds of the first bucket's end; each bucket ends at twice the one before.
+const FIRST_END_NS: u64 = 1_000;
+
 /// A demo that is done, with all that its reader must know.
 pub(super) struct Outcome {
     pub(super) workload: String,
     pub(super) setup: Setup,
-    /// What joined two engines.
+    /// What joins two engines, as far as that is known.
     pub(super) network: &'static str,
     /// Links between engines at the end.
     pub(super) links: Links,
@@ -140,7 +145,7 @@ impl Outcome {
         );
         text.push_str(&self.tasks().to_text());
         text.push_str("\ntime from the request of a pull to its arrival\n");
-        text.push_str(&bars::draw(&figures.latencies));
+        text.push_str(&bars(&figures.latencies));
         let (tensors, bytes) = (figures.tensors_verified, shown_bytes(figures.bytes_verified));
         writeln!(text, "\nevery byte of {tensors} tensors verified ({bytes}); {seconds:.1} s in all")
             .expect("a string takes everything");
@@ -188,6 +193,63 @@ pub(super) fn shown_bytes(bytes: u64) -> String {
         Some((unit, name)) => format!("{:.2} {name}", bytes as f64 / unit),
         None => format!("{bytes} B"),
     }
+}
+
+/// Draws a histogram of nanoseconds; nothing where it is empty.
+fn bars(histogram: &Histogram<u64>) -> String {
+    let buckets = buckets(histogram);
+    let most = buckets.iter().map(|bucket| bucket.count).max().unwrap_or(0);
+    let mut text = String::new();
+    for Bucket { start_ns, end_ns, count } in &buckets {
+        // A bucket that is not empty has a bar that can be seen.
+        let width = (count * BAR_WIDTH / most).max(u64::from(*count > 0)) as usize;
+        let (start, end) = (shown(*start_ns), shown(*end_ns));
+        writeln!(text, "  {start:>8} - {end:>8}  {:<40}  {count}", "█".repeat(width)).expect("a string takes all");
+    }
+    if !buckets.is_empty() {
+        let at = |quantile| shown(histogram.value_at_quantile(quantile));
+        let (p50, p90, p99, max) = (at(0.5), at(0.9), at(0.99), shown(histogram.max()));
+        writeln!(text, "  p50 {p50}, p90 {p90}, p99 {p99}, max {max}").expect("a string takes all");
+    }
+    text
+}
+
+struct Bucket {
+    start_ns: u64,
+    end_ns: u64,
+    count: u64,
+}
+
+/// From the first bucket that is not empty to the last.
+fn buckets(histogram: &Histogram<u64>) -> Vec<Bucket> {
+    let (mut start_ns, mut end_ns) = (0, FIRST_END_NS);
+    let mut buckets = Vec::new();
+    let mut below = 0;
+    while below < histogram.len() {
+        let up_to_end = histogram.count_between(0, end_ns - 1);
+        let count = up_to_end.saturating_sub(below);
+        if count > 0 || !buckets.is_empty() {
+            buckets.push(Bucket { start_ns, end_ns, count });
+        }
+        below = below.max(up_to_end);
+        (start_ns, end_ns) = (end_ns, end_ns * 2);
+    }
+    buckets
+}
+
+/// A time with three digits and its unit.
+fn shown(nanoseconds: u64) -> String {
+    let (value, unit) = match nanoseconds as f64 {
+        ns if ns < 1e6 => (ns / 1e3, "µs"),
+        ns if ns < 1e9 => (ns / 1e6, "ms"),
+        ns => (ns / 1e9, "s"),
+    };
+    let digits = match value {
+        value if value < 10.0 => 2,
+        value if value < 100.0 => 1,
+        _ => 0,
+    };
+    format!("{value:.digits$} {unit}")
 }
 
 #[cfg(test)]
@@ -269,6 +331,46 @@ pub(super) mod tests {
             [(0, "0 B"), (999, "999 B"), (1_000, "1.00 kB"), (102_334_368, "102.33 MB"), (1 << 40, "1099.51 GB")];
         for (bytes, expected) in cases {
             assert_eq!(shown_bytes(bytes), expected);
+        }
+    }
+
+    fn histogram(values: &[u64]) -> Histogram<u64> {
+        let mut histogram = Histogram::new_with_bounds(1, 120_000_000_000, 3).unwrap();
+        values.iter().for_each(|value| histogram.record(*value).unwrap());
+        histogram
+    }
+
+    #[test]
+    fn buckets_double_and_none_is_lost() {
+        let values = [1_500, 1_600, 3_000, 3_999, 17_000, 60_000_000_000];
+        let buckets = buckets(&histogram(&values));
+        assert_eq!((buckets[0].start_ns, buckets[0].end_ns, buckets[0].count), (1_000, 2_000, 2));
+        assert_eq!(buckets.iter().map(|bucket| bucket.count).sum::<u64>(), values.len() as u64);
+        assert!(buckets.windows(2).all(|pair| pair[0].end_ns == pair[1].start_ns));
+    }
+
+    #[test]
+    fn the_fullest_bucket_has_the_longest_bar_and_every_value_a_bar() {
+        let mut values = vec![1_500; 1000];
+        values.extend([3_000, 20_000]);
+        let text = bars(&histogram(&values));
+        let lengths: Vec<_> = text.lines().map(|line| line.matches('█').count()).collect();
+        assert_eq!(lengths, [40, 1, 0, 0, 1, 0], "{text}");
+        assert!(text.contains("p50 1.50 µs, p90 1.50 µs, p99 1.50 µs, max 20.0 µs"), "{text}");
+        assert_eq!(bars(&histogram(&[])), "");
+    }
+
+    #[test]
+    fn times_have_their_unit() {
+        let cases = [
+            (1, "0.00 µs"),
+            (9_990, "9.99 µs"),
+            (123_400, "123 µs"),
+            (1_234_000, "1.23 ms"),
+            (2_000_000_000, "2.00 s"),
+        ];
+        for (nanoseconds, expected) in cases {
+            assert_eq!(shown(nanoseconds), expected);
         }
     }
 }

@@ -4,11 +4,10 @@ use std::time::SystemTime;
 
 use sealane_bench::{Column, Highlight, Line, Page, Picture, Section, Table};
 
-use super::figures::{Flow, Traffic};
+use super::daemons::Setup;
+use super::figures::{Flow, Point, Traffic};
 use super::outcome::{Outcome, shown_bytes};
 use super::peers::{PeerLink, fusion_ratio};
-use super::setup::Setup;
-use super::timeline::Point;
 use crate::{Failure, command_line};
 
 impl Outcome {
@@ -89,8 +88,7 @@ impl Outcome {
     }
 
     fn throughput(&self) -> Section {
-        let timeline = &self.figures.timeline;
-        let mean = match timeline.steps_a_point() {
+        let mean = match self.figures.steps_a_point {
             1 => "Each point is a step.".to_owned(),
             steps => format!("Each point is the mean of {steps} steps."),
         };
@@ -100,7 +98,7 @@ impl Outcome {
         );
         let line = |series, name: &str, of: fn(&Traffic) -> Flow| {
             let point = |point: &Point| (point.ended.as_secs_f64(), of(&point.traffic).gigabytes_per_s());
-            let parts = vec![timeline.points().iter().map(point).collect()];
+            let parts = vec![self.figures.points.iter().map(point).collect()];
             Line { name: name.to_owned(), series, is_dashed: false, parts }
         };
         let lines = vec![line(0, "pull", |traffic| traffic.pull), line(1, "push", |traffic| traffic.push)];

@@ -1,27 +1,11 @@
 //! The links between the engines of a demo as each engine tells of them: of which kind, why, and what they carried.
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
-use crate::figures::{Peer, Shard};
-use crate::links::Links;
-
-/// What an engine tells of its links.
-#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct EngineLinks {
-    pub(super) count: Links,
-    pub(super) peers: Vec<PeerLink>,
-}
-
-impl EngineLinks {
-    /// Those of an engine, a task's or a daemon's, of which these are the shards.
-    pub(super) fn of(engine: &str, shards: Vec<Shard>) -> EngineLinks {
-        let count = Links::of(shards.iter().map(|shard| &shard.counters));
-        EngineLinks { count, peers: PeerLink::of_engine(engine, shards.into_iter().flat_map(|shard| shard.peers)) }
-    }
-}
+use crate::figures::Peer;
 
 /// An engine's link to another engine.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct PeerLink {
     /// The engine that tells: a task, or a daemon.
     pub(super) engine: String,
@@ -53,24 +37,22 @@ impl PeerLink {
     }
 
     /// Those of all shards of an engine, one for each peer and kind.
-    fn of_engine(engine: &str, peers: impl Iterator<Item = Peer>) -> Vec<PeerLink> {
+    pub(super) fn of_engine(engine: &str, peers: impl Iterator<Item = Peer>) -> Vec<PeerLink> {
         let mut links: Vec<PeerLink> = Vec::new();
         for link in peers.map(|peer| PeerLink::of(engine, peer)) {
-            let is_of_same = |known: &&mut PeerLink| {
+            let is_same = |known: &&mut PeerLink| {
                 (&known.peer, &known.link, &known.reason) == (&link.peer, &link.link, &link.reason)
             };
-            match links.iter_mut().find(is_of_same) {
-                Some(known) => known.add(&link),
+            match links.iter_mut().find(is_same) {
+                Some(known) => {
+                    known.tensors += link.tensors;
+                    known.messages += link.messages;
+                    known.writes += link.writes;
+                }
                 None => links.push(link),
             }
         }
         links
-    }
-
-    fn add(&mut self, other: &PeerLink) {
-        self.tensors += other.tensors;
-        self.messages += other.messages;
-        self.writes += other.writes;
     }
 }
 

@@ -10,49 +10,27 @@ use std::time::Instant;
 use sealane_transport::endpoint_map;
 
 use super::children::Children;
-use super::daemons::{Daemon, pinned_cpus};
+use super::daemons::{Daemon, Setup};
 use super::figures::{Figures, Traffic};
-use super::outcome::Parameters;
-use super::peers::{EngineLinks, PeerLink};
-use super::progress::Progress;
+use super::outcome::Outcome;
+use super::peers::PeerLink;
 use super::protocol::{Fetched, Job, Order, Part, Report};
-use super::setup::Setup;
 use super::{Args, Demo, WARMUP_STEPS};
 use crate::commands::stat;
+use crate::figures::Shard;
 use crate::links::Links;
+use crate::progress::{Bar, write_line};
 use crate::trace;
 use crate::{Context, Failure};
+
+/// Lines of a whole demo where there is no bar, at most.
+const LINES_MAX: u64 = 5;
 
 /// A demo and what it was asked for with.
 pub(super) struct Play<'a> {
     pub(super) demo: &'a Demo,
     pub(super) args: &'a Args,
     pub(super) context: &'a Context,
-}
-
-/// What was found out, up to the end or to what went wrong.
-pub(super) struct Played {
-    pub(super) figures: Figures,
-    /// The CPUs that shards were pinned to.
-    pub(super) pinned: Vec<usize>,
-    /// The links between engines that stood at the end.
-    pub(super) links: Links,
-    /// The same one by one, as each engine tells.
-    pub(super) peers: Vec<PeerLink>,
-    /// What the daemons traced, if that was asked for.
-    pub(super) trace: Option<String>,
-}
-
-impl Played {
-    pub(super) fn new(parameters: &Parameters) -> Played {
-        Played {
-            figures: Figures::new(parameters.workers, parameters.steps),
-            pinned: Vec::new(),
-            links: Links::default(),
-            peers: Vec::new(),
-            trace: None,
-        }
-    }
 }
 
 /// An engine of the demo.
@@ -66,12 +44,11 @@ struct Engine {
 }
 
 impl Play<'_> {
-    /// Starts the tasks, plays all steps, and ends the tasks.
+    /// Starts the tasks, plays all steps, and ends the tasks. Gives what the daemons traced, if that was asked for.
     ///
     /// # Errors
-    /// A task or a daemon failed, or a signal came; `played` has what was found out until then.
-    pub(super) fn play(&self, played: &mut Played) -> Result<(), Failure> {
-        let parameters = &self.demo.parameters;
+    /// A task or a daemon failed, or a signal came; `outcome` has what was found out until then.
+    pub(super) fn play(&self, outcome: &mut Outcome) -> Result<Option<String>, Failure> {
         let directory = tempfile::Builder::new().prefix("sealane-demo-").tempdir().map_err(|error| {
             Failure::work(format!("no temporary directory can be created ({error}); set TMPDIR to one with free space"))
         })?;
@@ -83,59 +60,64 @@ impl Play<'_> {
             command.arg("demo-task").args(self.settings_given());
             command
         })?;
-        let progress = Progress::on_stderr(parameters.steps);
-        let (pinned, engines) = match self.demo.setup {
-            Setup::Embedded => self.start_engines(&mut children, directory.path(), &progress)?,
+        let (setup, steps) = (self.demo.setup, outcome.parameters.steps);
+        let bar = Bar::on_stderr(steps, "{bar:32} step {pos}/{len} {msg}");
+        let engines = match setup {
+            Setup::Embedded => self.start_engines(&mut children, directory.path(), &bar)?,
             Setup::TwoDaemons | Setup::OneDaemon => {
-                self.start_daemons(&mut children, &program, directory.path(), &progress)?
+                self.start_daemons(&mut children, &program, directory.path(), &bar)?
             }
         };
-        played.pinned = pinned;
-        progress.say(&format!("a tensor's way: {}", self.demo.setup.path(self.demo.network)));
+        let shards = self.shards(&mut children, &engines)?;
+        outcome.machine.pinned = shards.iter().flatten().filter_map(|shard| shard.cpu).collect();
+        bar.say(&format!("a tensor's way: {}", setup.path(outcome.network)));
         let mut began = Instant::now();
-        for number in 0..WARMUP_STEPS + parameters.steps {
+        for number in 0..WARMUP_STEPS + steps {
             children.set_doing(format!("in step {number}"));
             if number == WARMUP_STEPS {
                 began = Instant::now();
             }
-            let step = self.step(&mut children, &mut played.figures, number, began)?;
+            let step = self.step(&mut children, &mut outcome.figures, number, began)?;
             if number >= WARMUP_STEPS {
-                progress.stepped(number + 1 - WARMUP_STEPS, &step);
+                stepped(&bar, number + 1 - WARMUP_STEPS, steps, &step);
             }
         }
         children.set_doing("at the end".to_owned());
-        (played.links, played.peers) = self.links_of_engines(&mut children, &engines)?;
+        let shards = self.shards(&mut children, &engines)?;
+        self.tell_links(outcome, &engines, shards);
         children.finish()?;
         // Whole, now that the daemons have ended.
-        if self.args.trace.is_some() {
-            played.trace = Some(trace::of_all_in(directory.path())?);
+        self.args.trace.as_ref().map(|_| trace::of_all_in(directory.path())).transpose()
+    }
+
+    /// What the shards of each engine show.
+    fn shards(&self, children: &mut Children, engines: &[Engine]) -> Result<Vec<Vec<Shard>>, Failure> {
+        if self.demo.setup != Setup::Embedded {
+            let sockets = engines.iter().filter_map(|engine| engine.socket.as_ref());
+            return sockets.map(|socket| Ok(stat::look(socket)?.shards)).collect();
         }
-        Ok(())
+        let shards = |report| match report {
+            Report::Shards(shards) => Ok(shards),
+            other => Err(astray(&other)),
+        };
+        children.ask(self.all(), &Order::ShowShards)?.into_iter().map(shards).collect()
     }
 
     /// How many links there are between engines, and each as either of its ends tells of it, by the names of both.
-    fn links_of_engines(&self, children: &mut Children, engines: &[Engine]) -> Result<(Links, Vec<PeerLink>), Failure> {
-        let mut told = Vec::new();
-        for Engine { name, socket, .. } in engines {
-            let Some(socket) = socket else { continue };
-            told.push(EngineLinks::of(name, stat::look(socket)?.shards));
-        }
-        if self.demo.setup == Setup::Embedded {
-            for report in children.ask(self.all(), &Order::ShowLinks)? {
-                let Report::Links(links) = report else { return Err(astray(&report)) };
-                told.push(links);
-            }
-        }
+    fn tell_links(&self, outcome: &mut Outcome, engines: &[Engine], shards: Vec<Vec<Shard>>) {
         // Every link has a ps at one of its ends, and the engines of those come first.
-        let of_ps = if self.demo.setup == Setup::Embedded { self.demo.parameters.ps } else { 1 };
-        let links = told[..of_ps].iter().map(|engine| engine.count).sum();
-        let mut peers: Vec<PeerLink> = told.into_iter().flat_map(|engine| engine.peers).collect();
-        for link in &mut peers {
+        let of_ps = if self.demo.setup == Setup::Embedded { outcome.parameters.ps } else { 1 };
+        outcome.links = Links::of(shards[..of_ps].iter().flatten().map(|shard| &shard.counters));
+        outcome.network = outcome.links.kind().unwrap_or(outcome.network);
+        for (engine, shards) in engines.iter().zip(shards) {
+            let peers = shards.into_iter().flat_map(|shard| shard.peers);
+            outcome.peers.extend(PeerLink::of_engine(&engine.name, peers));
+        }
+        for link in &mut outcome.peers {
             if let Some(peer) = engines.iter().find(|engine| engine.address == link.peer) {
                 link.peer.clone_from(&peer.name);
             }
         }
-        Ok((links, peers))
     }
 
     /// The flags for settings, for processes that read the same.
@@ -145,28 +127,20 @@ impl Play<'_> {
     }
 
     /// Every task takes a port of its own and says which, and the map that results goes to all.
-    fn start_engines(
-        &self,
-        children: &mut Children,
-        directory: &Path,
-        progress: &Progress,
-    ) -> Result<(Vec<usize>, Vec<Engine>), Failure> {
+    fn start_engines(&self, children: &mut Children, directory: &Path, bar: &Bar) -> Result<Vec<Engine>, Failure> {
         let begin: Vec<_> = self.demo.jobs.iter().cloned().map(Order::Begin).collect();
         let (mut map, mut engines) = (String::new(), Vec::new());
         for (index, report) in children.ask_each(&begin)?.into_iter().enumerate() {
             let Report::Listening { address } = report else { return Err(astray(&report)) };
             let task = self.demo.jobs[index].task();
-            progress.say(&format!("{task} listens on {address} (process {})", children.process_id(index)));
+            bar.say(&format!("{task} listens on {address} (process {})", children.process_id(index)));
             map.push_str(&format!("{task}={address}\n"));
             engines.push(Engine { name: task, address: address.to_string(), socket: None });
         }
         let endpoint_map = write_map(directory, &map)?;
-        let mut pinned = Vec::new();
-        for report in children.ask(self.all(), &Order::Start { endpoint_map })? {
-            let Report::Ready { cpus } = report else { return Err(astray(&report)) };
-            pinned.extend(cpus);
-        }
-        Ok((pinned, engines))
+        let reports = children.ask(self.all(), &Order::Start { endpoint_map })?;
+        must_be_ready(&reports)?;
+        Ok(engines)
     }
 
     /// The tasks of a daemon share its transport address; each attaches at its socket.
@@ -175,8 +149,8 @@ impl Play<'_> {
         children: &mut Children,
         program: &Path,
         directory: &Path,
-        progress: &Progress,
-    ) -> Result<(Vec<usize>, Vec<Engine>), Failure> {
+        bar: &Bar,
+    ) -> Result<Vec<Engine>, Failure> {
         let daemons = Daemon::all(self.demo.setup, &self.demo.jobs, directory)?;
         let spin = self.demo.spin;
         let mut map = String::new();
@@ -187,7 +161,7 @@ impl Play<'_> {
             attach.extend(daemon.jobs.iter().map(order));
         }
         let endpoint_map = write_map(directory, &map)?;
-        let (mut pinned, mut engines) = (Vec::new(), Vec::new());
+        let mut engines = Vec::new();
         for daemon in daemons {
             let name = daemon.name;
             let (address, socket) = (daemon.address.to_string(), Some(daemon.socket.clone()));
@@ -198,15 +172,13 @@ impl Play<'_> {
             let trace = self.args.trace.as_ref().map(|_| directory.join(name).with_extension(trace::EXTENSION));
             let command = daemon.command(program, &endpoint_map, &settings, trace.as_deref());
             let process = children.start_daemon(name, command, self.context.log_is_wanted())?;
-            progress.say(&format!("{name} {serves} (process {process})"));
-            pinned.extend(pinned_cpus(process));
+            bar.say(&format!("{name} {serves} (process {process})"));
         }
-        for (index, report) in children.ask_each(&attach)?.into_iter().enumerate() {
-            let Report::Ready { .. } = report else { return Err(astray(&report)) };
-            let task = self.demo.jobs[index].task();
-            progress.say(&format!("{task} is attached (process {})", children.process_id(index)));
+        must_be_ready(&children.ask_each(&attach)?)?;
+        for (index, job) in self.demo.jobs.iter().enumerate() {
+            bar.say(&format!("{} is attached (process {})", job.task(), children.process_id(index)));
         }
-        Ok((pinned, engines))
+        Ok(engines)
     }
 
     fn settings_of_daemon(&self, part: Part) -> Vec<OsString> {
@@ -224,10 +196,10 @@ impl Play<'_> {
         began: Instant,
     ) -> Result<Traffic, Failure> {
         let step = number as i64;
-        let (ps, workers) = (0..self.demo.parameters.ps, self.demo.parameters.ps..self.demo.jobs.len());
+        let of_ps = self.demo.jobs.partition_point(|job| job.part == Part::Ps);
         children.ask(self.all(), &Order::Fill { step })?;
-        let pulled = fetched(children.ask(workers, &Order::Fetch { step })?)?;
-        let pushed = fetched(children.ask(ps, &Order::Fetch { step })?)?;
+        let pulled = fetched(children.ask(of_ps..self.demo.jobs.len(), &Order::Fetch { step })?)?;
+        let pushed = fetched(children.ask(0..of_ps, &Order::Fetch { step })?)?;
         for report in children.ask(self.all(), &Order::Verify { step })? {
             let Report::Verified { tensors, bytes } = report else { return Err(astray(&report)) };
             figures.add_verified(tensors, bytes);
@@ -243,12 +215,30 @@ impl Play<'_> {
     }
 }
 
+/// Shows that step `number` of `steps`, counted from 1, moved `traffic`. Drawn between steps, so that it costs no transfer
+/// anything.
+fn stepped(bar: &Bar, number: u64, steps: u64, traffic: &Traffic) {
+    let (pull, push) = (traffic.pull.gigabytes_per_s(), traffic.push.gigabytes_per_s());
+    let rates = format!("pull {pull:.2} GB/s, push {push:.2} GB/s");
+    if !bar.at(number, &rates) && is_told(number, steps) {
+        write_line(&format!("step {number} of {steps}: {rates}"));
+    }
+}
+
+fn is_told(number: u64, steps: u64) -> bool {
+    number.is_multiple_of(steps.div_ceil(LINES_MAX)) || number == steps
+}
+
 fn write_map(directory: &Path, map: &str) -> Result<PathBuf, Failure> {
     let file = directory.join(endpoint_map::FILE_NAME);
     match fs::write(&file, map) {
         Ok(()) => Ok(file),
         Err(error) => Err(Failure::work(format!("{} cannot be written ({error})", file.display()))),
     }
+}
+
+fn must_be_ready(reports: &[Report]) -> Result<(), Failure> {
+    reports.iter().find(|report| **report != Report::Ready).map_or(Ok(()), |other| Err(astray(other)))
 }
 
 fn fetched(reports: Vec<Report>) -> Result<Vec<Vec<Fetched>>, Failure> {
@@ -262,4 +252,18 @@ fn fetched(reports: Vec<Report>) -> Result<Vec<Vec<Fetched>>, Failure> {
 /// A task of this very program answered another order than it was given.
 fn astray(report: &Report) -> Failure {
     Failure::work(format!("a task reported {report:?} when something else was expected; run the demo again"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_few_steps_are_told_and_always_the_last() {
+        let told = |steps| (1..=steps).filter(|number| is_told(*number, steps)).collect::<Vec<_>>();
+        assert_eq!(told(1), [1]);
+        assert_eq!(told(3), [1, 2, 3]);
+        assert_eq!(told(20), [4, 8, 12, 16, 20]);
+        assert_eq!(told(21), [5, 10, 15, 20, 21]);
+    }
 }

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use super::peers::EngineLinks;
+use crate::figures::Shard;
 use crate::settings::Role;
 
 /// What a task is for.
@@ -75,22 +75,19 @@ pub(super) enum Order {
     Fetch { step: i64 },
     /// Compare every byte that was received; answered by `Verified`.
     Verify { step: i64 },
-    /// Tell of the links of the task's own engine; answered by `Links`.
-    ShowLinks,
+    /// Show the shards of the task's own engine; answered by `Shards`.
+    ShowShards,
     /// Stop the engine or detach, and end.
     Finish,
 }
 
 /// What a task has done, or a daemon.
-#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub(super) enum Report {
     Listening {
         address: SocketAddr,
     },
-    Ready {
-        /// The CPUs that shards in its process are pinned to.
-        cpus: Vec<usize>,
-    },
+    Ready,
     /// Only of a daemon, which does not write this but its announcement: clients can attach.
     Serving,
     Filled,
@@ -99,7 +96,7 @@ pub(super) enum Report {
         tensors: u64,
         bytes: u64,
     },
-    Links(EngineLinks),
+    Shards(Vec<Shard>),
     /// It cannot go on, and why.
     Failed {
         reason: String,

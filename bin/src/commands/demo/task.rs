@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, Receiver};
 use std::time::Duration;
 
+use nix::sys::signal::{SigSet, Signal};
 use sealane::{Attach, Polling};
 use sealane_fusion::{EndpointMap, EngineSettings};
 use sealane_runtime::Pin;
 
-use super::interrupts;
 use super::mover::Mover;
 use super::protocol::{Fetched, Job, Order, Part, Report};
 use super::share::Share;
@@ -47,7 +47,7 @@ pub struct TaskArgs {
 ///
 /// Standard output cannot be written. Whatever else goes wrong is reported to the parent, which ends this process.
 pub fn run_task(args: &TaskArgs, context: &Context) -> Result<(), Failure> {
-    interrupts::leave_to_parent()?;
+    leave_signals_to_parent()?;
     let orders = read_orders();
     if let Err(reason) = serve(&orders, args, context) {
         report(&Report::Failed { reason })?;
@@ -55,6 +55,19 @@ pub fn run_task(args: &TaskArgs, context: &Context) -> Result<(), Failure> {
         while orders.recv().is_ok() {}
     }
     Ok(())
+}
+
+/// In a task: only what is sent to it alone ends it.
+///
+/// # Errors
+/// The kernel refuses.
+fn leave_signals_to_parent() -> Result<(), Failure> {
+    let of_terminal: SigSet = [Signal::SIGINT, Signal::SIGHUP].into_iter().collect();
+    let of_kill: SigSet = [Signal::SIGTERM].into_iter().collect();
+    of_terminal
+        .thread_block()
+        .and_then(|()| of_kill.thread_unblock())
+        .map_err(|error| Failure::work(format!("signals cannot be set up ({error})")))
 }
 
 /// Reads orders on a thread of its own, so that the end of standard input ends the process whatever it waits for.
@@ -82,52 +95,37 @@ fn report(report: &Report) -> Result<(), Failure> {
 }
 
 fn serve(orders: &Receiver<Result<Order, String>>, args: &TaskArgs, context: &Context) -> Result<(), String> {
-    let mut state = None;
+    let next = || orders.recv().map_err(|_| "the orders ended".to_owned())?;
+    let report = |answer| report(&answer).map_err(|failure| failure.to_string());
+    let too_early = |order: Order| Err(format!("told to {order:?} before it had started"));
+    let mut player = match next()? {
+        Order::Begin(job) => {
+            let listener = TcpListener::bind("127.0.0.1:0");
+            let listener = listener.map_err(|error| format!("no port is available on 127.0.0.1 ({error})"))?;
+            report(Report::Listening { address: listener.local_addr().map_err(|error| error.to_string())? })?;
+            match next()? {
+                Order::Start { endpoint_map } => embed(&job, listener, &endpoint_map, args, context)
+                    .and_then(|mover| Player::new(&job, mover))
+                    .map_err(|failure| failure.to_string())?,
+                order => return too_early(order),
+            }
+        }
+        Order::Attach { job, socket, spin } => attach(&job, &socket, spin, args, context)
+            .and_then(|mover| Player::new(&job, mover))
+            .map_err(|failure| failure.to_string())?,
+        order => return too_early(order),
+    };
+    report(Report::Ready)?;
     loop {
-        let order = orders.recv().map_err(|_| "the orders ended".to_owned())??;
-        let answer = match (order, &mut state) {
-            (Order::Begin(job), state) => {
-                let listener = TcpListener::bind("127.0.0.1:0");
-                let listener = listener.map_err(|error| format!("no port is available on 127.0.0.1 ({error})"))?;
-                let address = listener.local_addr().map_err(|error| error.to_string())?;
-                *state = Some(State::Listening { job, listener });
-                Report::Listening { address }
-            }
-            (Order::Start { endpoint_map }, state) => {
-                let Some(State::Listening { job, listener }) = state.take() else {
-                    return Err("told to start before it had a port".to_owned());
-                };
-                let embedded = embed(&job, listener, &endpoint_map, args, context);
-                start(state, &job, embedded.map_err(|failure| failure.to_string())?)?
-            }
-            (Order::Attach { job, socket, spin }, state) => {
-                let attached = attach(&job, &socket, spin, args, context);
-                start(state, &job, attached.map_err(|failure| failure.to_string())?)?
-            }
-            (Order::Fill { step }, Some(State::Running(player))) => player.fill(step)?,
-            (Order::Fetch { step }, Some(State::Running(player))) => player.fetch(step)?,
-            (Order::Verify { step }, Some(State::Running(player))) => player.verify(step)?,
-            (Order::ShowLinks, Some(State::Running(player))) => Report::Links(player.mover.links()),
-            (Order::Finish, Some(State::Running(_))) => {
-                let Some(State::Running(player)) = state.take() else { unreachable!("looked at just now") };
-                return player.mover.finish().map_err(|error| error.to_string());
-            }
-            (order, _) => return Err(format!("told to {order:?} before it had started")),
-        };
-        report(&answer).map_err(|failure| failure.to_string())?;
+        report(match next()? {
+            Order::Fill { step } => player.fill(step)?,
+            Order::Fetch { step } => player.fetch(step)?,
+            Order::Verify { step } => player.verify(step)?,
+            Order::ShowShards => Report::Shards(player.mover.shards()),
+            Order::Finish => return player.mover.finish().map_err(|error| error.to_string()),
+            order => return Err(format!("told to {order:?} after it had started")),
+        })?;
     }
-}
-
-enum State {
-    Listening { job: Job, listener: TcpListener },
-    Running(Player),
-}
-
-fn start(state: &mut Option<State>, job: &Job, mover: Mover) -> Result<Report, String> {
-    let player = Player::new(job, mover).map_err(|failure| failure.to_string())?;
-    let cpus = player.mover.cpus();
-    *state = Some(State::Running(player));
-    Ok(Report::Ready { cpus })
 }
 
 /// An engine in this process.

@@ -1,7 +1,6 @@
 //! What carries the tensors of one transfer: the host's daemon, or an engine in this process. One task either way.
 
 use std::fmt;
-use std::io::Write;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -12,7 +11,7 @@ use sealane::{Attach, Buffer, Code, Error, RecvOptions, Task, Tensor};
 use sealane_fusion::Engine;
 use sealane_transport::shm::attach::credentials;
 
-use crate::{Failure, host_memory};
+use crate::{Failure, host};
 
 /// How long a daemon may take to see that this process has hung up, and so may attach anew.
 const REATTACH_TIME: Duration = Duration::from_secs(5);
@@ -62,12 +61,6 @@ fn listener(path: &Path) -> Result<i32, Errno> {
     credentials(&socket).map(|listener| listener.pid).map_err(|_| Errno::ENOTCONN)
 }
 
-/// Says on standard error what this command does.
-pub(super) fn tell(line: &str) {
-    // With standard error gone, there is nobody to read it.
-    let _ = writeln!(std::io::stderr(), "{line}");
-}
-
 /// A task of this process, and what carries its tensors.
 pub(in crate::commands) struct Carrier {
     /// `None` once it could not be attached anew.
@@ -103,7 +96,7 @@ impl Carrier {
     /// # Errors
     /// As a recv's; or there is not enough memory.
     pub(in crate::commands) fn recv_large(&mut self, wanted: &Wanted<'_>) -> Result<Tensor, Error> {
-        let available = host_memory::available_bytes().unwrap_or(u64::MAX);
+        let available = host::available_bytes().unwrap_or(u64::MAX);
         let room_max = usize::try_from(available.min(self.tensor_bytes_max)).unwrap_or(usize::MAX);
         match &self.through {
             Through::Engine(_) => recv_into_heap(self.task(), wanted, room_max),

@@ -1,8 +1,9 @@
-//! Calls many peers at once from one thread, each with the transport's own greeting. Bounded by [`CALLS_MAX`] connections, and
-//! for each address of a peer by the time that is given.
+//! Calls many peers at once, with the transport's own greeting. Bounded by [`CALLS_MAX`] threads, and for each address of a peer
+//! by the time that is given.
 
-use std::collections::VecDeque;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -13,7 +14,7 @@ use sealane_transport::tcp::{Dial, DialError, Progress, TcpSettings};
 use sealane_transport::wire::Hello;
 
 /// Calls in progress at once: a map of thousands of hosts, all of which are silent, takes some seconds for each so many; and
-/// the descriptors are fewer than any limit of a process.
+/// the threads and descriptors are fewer than any limit of a process.
 const CALLS_MAX: usize = 256;
 
 /// How to call.
@@ -56,130 +57,83 @@ pub(super) enum Unanswered {
     Failed(DialError),
 }
 
-/// A call in flight.
-struct Calling {
-    callee: usize,
-    /// `None` only while it is polled.
-    dial: Option<Dial>,
-    more: VecDeque<SocketAddr>,
-    begun: Instant,
-    connected: Option<Instant>,
-}
-
 /// Calls everyone, and gives the answers in the same order. `told` hears how many calls are over.
 pub(super) fn call_all(
     callees: &[Callee<'_>],
     manner: &Manner<'_>,
     mut told: impl FnMut(usize),
 ) -> Vec<Result<Answered, Unanswered>> {
-    let mut answers: Vec<Option<Result<Answered, Unanswered>>> = callees.iter().map(|_| None).collect();
-    let mut waiting: VecDeque<usize> = (0..callees.len()).collect();
-    let mut calls: Vec<Calling> = Vec::new();
-    let mut over = 0;
-    while over < callees.len() {
-        while calls.len() < CALLS_MAX
-            && let Some(callee) = waiting.pop_front()
-        {
-            let found = callees[callee].found.iter().copied().collect();
-            match begin(callee, callees, found, manner, Unanswered::NoAddress) {
-                Ok(call) => calls.push(call),
-                Err(failed) => answers[callee] = Some(Err(failed)),
-            }
+    let next = AtomicUsize::new(0);
+    let call_next = || {
+        let index = next.fetch_add(1, Ordering::Relaxed);
+        callees.get(index).map(|callee| (index, call(callee, manner)))
+    };
+    let mut answers: Vec<_> = callees.iter().map(|_| None).collect();
+    std::thread::scope(|scope| {
+        let (tell, answered) = channel();
+        for _ in 0..callees.len().min(CALLS_MAX) {
+            let tell = tell.clone();
+            scope.spawn(move || std::iter::from_fn(call_next).try_for_each(|answer| tell.send(answer)));
         }
-        wait(&calls, manner.patience);
-        let mut going_on = Vec::new();
-        for call in calls.drain(..) {
-            let callee = call.callee;
-            match step(call, callees, manner) {
-                Step::GoesOn(call) => going_on.push(call),
-                Step::Over(answer) => answers[callee] = Some(answer),
-            }
-        }
-        calls = going_on;
-        let so_far = answers.iter().filter(|answer| answer.is_some()).count();
-        if so_far > over {
-            over = so_far;
+        drop(tell);
+        for (over, (index, answer)) in (1..).zip(answered) {
+            answers[index] = Some(answer);
             told(over);
         }
-    }
+    });
     answers.into_iter().map(|answer| answer.expect("every call is over")).collect()
 }
 
-/// Calls the next address that lets itself be called; `failed` is what the former came to.
-fn begin(
-    callee: usize,
-    callees: &[Callee<'_>],
-    mut more: VecDeque<SocketAddr>,
-    manner: &Manner<'_>,
-    mut failed: Unanswered,
-) -> Result<Calling, Unanswered> {
-    while let Some(address) = more.pop_front() {
-        let begun = Instant::now();
-        let called = (callees[callee].address, Hello::probe());
-        match Dial::start(address, called, manner.tcp, manner.authentication) {
-            Ok(dial) => return Ok(Calling { callee, dial: Some(dial), more, begun, connected: None }),
-            Err(error) => failed = Unanswered::Failed(error.into()),
+/// Calls the addresses of a peer in turn.
+fn call(callee: &Callee<'_>, manner: &Manner<'_>) -> Result<Answered, Unanswered> {
+    let mut failed = Unanswered::NoAddress;
+    for address in &callee.found {
+        match call_at(*address, callee.address, manner) {
+            // Another address of the same peer may be the right one; who says no has been found.
+            Err(
+                error @ (Unanswered::Late { .. }
+                | Unanswered::Failed(DialError::Link(LinkError::Io { .. } | LinkError::Closed))),
+            ) => failed = error,
+            answer => return answer,
         }
     }
     Err(failed)
 }
 
-/// Waits until one of the calls may go on, or is late.
-fn wait(calls: &[Calling], patience: Duration) {
-    let dials = calls.iter().filter_map(|call| call.dial.as_ref());
-    let mut descriptors: Vec<PollFd<'_>> = dials
-        .map(|dial| {
-            let writable = if dial.wants_write() { PollFlags::POLLOUT } else { PollFlags::empty() };
-            PollFd::new(dial.descriptor(), PollFlags::POLLIN | writable)
-        })
-        .collect();
-    if descriptors.is_empty() {
-        return;
+fn call_at(at: SocketAddr, called: &TransportAddress, manner: &Manner<'_>) -> Result<Answered, Unanswered> {
+    let begun = Instant::now();
+    let mut dial = Dial::start(at, (called, Hello::probe()), manner.tcp, manner.authentication)
+        .map_err(|error| Unanswered::Failed(error.into()))?;
+    let mut connected = None;
+    loop {
+        wait(&dial, manner.patience.saturating_sub(begun.elapsed()));
+        match dial.poll().map_err(Unanswered::Failed)? {
+            Progress::Pending(pending) => {
+                dial = pending;
+                if begun.elapsed() >= manner.patience {
+                    return Err(Unanswered::Late { had_connection: dial.is_connected() });
+                }
+                connected = connected.or_else(|| dial.is_connected().then(Instant::now));
+            }
+            Progress::Done(dialed) => {
+                let now = Instant::now();
+                let connected = connected.unwrap_or(now);
+                return Ok(Answered {
+                    welcome: dialed.welcome,
+                    certificate: dialed.certificate,
+                    connected_in: connected - begun,
+                    greeted_in: now - connected,
+                });
+            }
+        }
     }
-    let now = Instant::now();
-    let first = calls.iter().map(|call| (call.begun + patience).saturating_duration_since(now)).min();
+}
+
+/// Waits until a call may go on, or is late.
+fn wait(dial: &Dial, left: Duration) {
+    let writable = if dial.wants_write() { PollFlags::POLLOUT } else { PollFlags::empty() };
     // A millisecond more, so that what is late is found to be late.
-    let timeout = first.unwrap_or_default() + Duration::from_millis(1);
-    // Interrupted or not: whoever may go on does.
-    let _ = poll(&mut descriptors, PollTimeout::try_from(timeout).unwrap_or(PollTimeout::MAX));
-}
-
-enum Step {
-    GoesOn(Calling),
-    Over(Result<Answered, Unanswered>),
-}
-
-fn step(mut call: Calling, callees: &[Callee<'_>], manner: &Manner<'_>) -> Step {
-    let dial = call.dial.take().expect("polled by nobody else");
-    let had_connection = dial.is_connected();
-    let failed = match dial.poll() {
-        Ok(Progress::Pending(dial)) => {
-            if !had_connection && dial.is_connected() {
-                call.connected = Some(Instant::now());
-            }
-            let is_late = call.begun.elapsed() >= manner.patience;
-            if !is_late {
-                call.dial = Some(dial);
-                return Step::GoesOn(call);
-            }
-            Unanswered::Late { had_connection: dial.is_connected() }
-        }
-        Ok(Progress::Done(dialed)) => {
-            let now = Instant::now();
-            let connected = call.connected.unwrap_or(now);
-            return Step::Over(Ok(Answered {
-                welcome: dialed.welcome,
-                certificate: dialed.certificate,
-                connected_in: connected - call.begun,
-                greeted_in: now - connected,
-            }));
-        }
-        // Another address of the same peer may be the right one; who says no has been found.
-        Err(error @ DialError::Link(LinkError::Io { .. } | LinkError::Closed)) => Unanswered::Failed(error),
-        Err(error) => return Step::Over(Err(Unanswered::Failed(error))),
-    };
-    match begin(call.callee, callees, call.more, manner, failed) {
-        Ok(call) => Step::GoesOn(call),
-        Err(failed) => Step::Over(Err(failed)),
-    }
+    let timeout = PollTimeout::try_from(left + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX);
+    // Interrupted or not: a call that may go on does.
+    let _ = poll(&mut [PollFd::new(dial.descriptor(), PollFlags::POLLIN | writable)], timeout);
 }

@@ -2,7 +2,6 @@
 //! how far away. A call is a greeting that begins no session, so a running job does not notice it.
 
 mod calls;
-mod progress;
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -17,11 +16,11 @@ use sealane_transport::wire::{FEATURE_VERBS, Hello, RejectCode, VERSION_MAX, Wir
 use serde::Serialize;
 
 use self::calls::{Answered, Callee, Manner, Unanswered, call_all};
-use self::progress::Bar;
 use super::paths::Ours;
 use super::verdict::{Finding, Remedy, Verdict, advice};
 use crate::counted;
 use crate::local_host::{LOOK_UP_TIME, look_up};
+use crate::progress::Bar;
 
 /// What came of calling one transport address.
 #[derive(Debug, PartialEq, Serialize)]
@@ -66,8 +65,10 @@ impl Prober<'_> {
         let callees: Vec<Callee<'_>> =
             addresses.iter().zip(found).map(|(&address, found)| Callee { address, found }).collect();
         let manner = Manner { tcp: &self.tcp, authentication: &self.authentication, patience: self.patience };
-        let bar = Bar::on_stderr(callees.len());
-        let answers = call_all(&callees, &manner, |over| bar.at(over));
+        let bar = Bar::on_stderr(callees.len() as u64, "{bar:32} {pos} of {len} peers");
+        let answers = call_all(&callees, &manner, |over| {
+            bar.at(over as u64, "");
+        });
         let each = addresses.iter().zip(answers);
         each.map(|(address, answer)| match answer {
             Ok(answered) => self.answered(address, answered, map),
@@ -150,38 +151,31 @@ const NAME: &str = "peer";
 /// A peer that could be called and did not welcome the probe.
 fn refused(address: &TransportAddress, error: DialError, reach: impl Fn() -> String) -> Probe {
     let secrets = || advice("give both hosts the same secret, or certificates of one authority (sealane keys --help)");
-    let finding = match &error {
-        DialError::Link(LinkError::Io { refused: true, .. }) => Finding::fails(
-            NAME,
-            "nothing listens there (connection refused)",
-            advice("start `sealane daemon` there, with this map"),
-        ),
-        DialError::Link(LinkError::Protocol(WireError::Version { .. })) => {
-            Finding::fails(NAME, error.to_string(), advice("install the same version of sealane on both hosts"))
+    let version = || advice("install the same version of sealane on both hosts");
+    let remedy = match &error {
+        DialError::Link(LinkError::Io { refused: true, .. }) => {
+            let remedy = advice("start `sealane daemon` there, with this map");
+            return Probe::of(address, Finding::fails(NAME, "nothing listens there (connection refused)", remedy));
         }
-        DialError::Link(LinkError::Protocol(_)) => {
-            Finding::fails(NAME, error.to_string(), advice("correct the map: another program uses that port"))
-        }
-        DialError::Unauthenticated(_) => Finding::fails(NAME, error.to_string(), secrets()),
-        // It does not know the probe, and so found no address in it.
-        DialError::Rejected(reject) if reject.code == RejectCode::Refused => {
-            let finding = Finding::ok(NAME, "an older version, which does not answer probes");
-            return Probe { reachable: true, wire_version: Some(VERSION_MAX), ..Probe::of(address, finding) };
-        }
+        DialError::Link(LinkError::Protocol(WireError::Version { .. })) => version(),
+        DialError::Link(LinkError::Protocol(_)) => advice("correct the map: another program uses that port"),
+        DialError::Link(_) => reach().into(),
+        DialError::Unauthenticated(_) => secrets(),
         DialError::Rejected(reject) => match reject.code {
-            RejectCode::Unauthenticated => Finding::fails(NAME, error.to_string(), secrets()),
-            RejectCode::Version => {
-                Finding::fails(NAME, error.to_string(), advice("install the same version of sealane on both hosts"))
+            // It does not know the probe, and so found no address in it.
+            RejectCode::Refused => {
+                let finding = Finding::ok(NAME, "an older version, which does not answer probes");
+                return Probe { reachable: true, wire_version: Some(VERSION_MAX), ..Probe::of(address, finding) };
             }
-            _ => Finding::better(
-                NAME,
-                error.to_string(),
-                advice("run `sealane stat` there: it shows which limit is reached"),
-            ),
+            RejectCode::Unauthenticated => secrets(),
+            RejectCode::Version => version(),
+            _ => {
+                let remedy = advice("run `sealane stat` there: it shows which limit is reached");
+                return Probe::of(address, Finding::better(NAME, error.to_string(), remedy));
+            }
         },
-        DialError::Link(_) => Finding::fails(NAME, error.to_string(), reach()),
     };
-    Probe::of(address, finding)
+    Probe::of(address, Finding::fails(NAME, error.to_string(), remedy))
 }
 
 impl Probe {

@@ -1,9 +1,12 @@
-//! How much memory this host has left, as the kernel estimates it.
+//! What the kernel says of this host: the memory that is left, by its own estimate, and whether there are RDMA devices.
 
 use std::fs;
+use std::path::Path;
 
-/// Where the kernel says so.
+/// Where the kernel says what memory there is.
 const MEMINFO: &str = "/proc/meminfo";
+/// Where the kernel lists RDMA devices.
+const RDMA_DEVICES: &str = "/sys/class/infiniband";
 
 /// Bytes that programs may still use without swapping; `None` where the kernel does not tell.
 pub(crate) fn available_bytes() -> Option<u64> {
@@ -17,6 +20,15 @@ pub(crate) fn available_in(meminfo: &str) -> Option<u64> {
     kibibytes.checked_mul(1024)
 }
 
+/// True if there is an RDMA device, whatever its state; none is opened.
+pub(crate) fn has_rdma_device() -> bool {
+    has_entry(Path::new(RDMA_DEVICES))
+}
+
+fn has_entry(directory: &Path) -> bool {
+    fs::read_dir(directory).is_ok_and(|mut devices| devices.next().is_some())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -28,5 +40,16 @@ mod tests {
             assert_eq!(available_in(text), None, "{text}");
         }
         assert!(available_bytes().is_some_and(|bytes| bytes > 0));
+    }
+
+    #[test]
+    fn a_directory_that_is_missing_or_empty_has_no_device() {
+        let directory = tempfile::tempdir().unwrap();
+        let devices = directory.path().join("infiniband");
+        assert!(!has_entry(&devices));
+        fs::create_dir(&devices).unwrap();
+        assert!(!has_entry(&devices));
+        fs::create_dir(devices.join("rxe0")).unwrap();
+        assert!(has_entry(&devices));
     }
 }
